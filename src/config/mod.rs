@@ -1,0 +1,3 @@
+//! TOML text -> checked configuration.
+pub mod types;
+pub use types::*;

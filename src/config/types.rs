@@ -1,0 +1,317 @@
+//! The checked configuration: what the rest of the program sees of `supervisor.toml`.
+//!
+//! Everything here is complete and consistent: defaults filled in, units read, names resolved,
+//! relative paths made absolute. Must not know TOML, spans or files.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::model::{PoolName, words};
+
+/// The whole configuration.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// The file that it came from; `None` for the embedded default.
+    pub file: Option<PathBuf>,
+    /// `[supervisor]`.
+    pub supervisor: Supervisor,
+    /// `[pool.NAME]`, in the order of the file.
+    pub pools: Vec<Pool>,
+    /// `[sandbox.NAME]`, `standard` included.
+    pub sandboxes: BTreeMap<String, Sandbox>,
+    /// `[policy.NAME]` files; the names of the built-in ones are not in it.
+    pub policies: BTreeMap<String, PathBuf>,
+}
+
+/// `[supervisor]`.
+#[derive(Debug, Clone)]
+pub struct Supervisor {
+    /// Where the journal, homes and copies live; `None`: `$STATE_DIRECTORY`, else
+    /// `$XDG_STATE_HOME/marshal`, else `~/.local/state/marshal`, resolved at the command line.
+    pub state_dir: Option<PathBuf>,
+    /// The address of `/metrics`, `/healthz`, `/readyz`; always a loopback address.
+    pub listen: std::net::SocketAddr,
+    /// How logs look.
+    pub log: LogFormat,
+    /// The most children at the same time, 1 to 4096.
+    pub max_children: u16,
+}
+
+words!(
+    /// How logs look.
+    LogFormat {
+        /// Human on a terminal, else JSON.
+        Auto = "auto",
+        /// For people.
+        Human = "human",
+        /// One JSON object a line.
+        Json = "json",
+    }
+);
+
+words!(
+    /// How a child is started.
+    Launcher {
+        /// In namespaces made by this binary.
+        Unshare = "unshare",
+        /// As a plain process, with nothing around it.
+        None = "none",
+    }
+);
+
+words!(
+    /// What a child reaches.
+    Network {
+        /// Its own loopback only.
+        None = "none",
+        /// The host's network: a weakness, shown as such.
+        Host = "host",
+    }
+);
+
+words!(
+    /// How a child sees its workspace.
+    WorkspaceMode {
+        /// Each task works in its own copy.
+        Copy = "copy",
+        /// The directory itself, read-only.
+        Ro = "ro",
+        /// The directory itself.
+        Rw = "rw",
+    }
+);
+
+words!(
+    /// What restarts a slot's child.
+    RestartKind {
+        /// Every end.
+        Permanent = "permanent",
+        /// Every end that nobody asked for.
+        Transient = "transient",
+        /// Nothing.
+        Temporary = "temporary",
+    }
+);
+
+words!(
+    /// What becomes of a task whose child died in its turn.
+    OnCrash {
+        /// It ends `lost`.
+        Report = "report",
+        /// It is sent again in a fresh session, as often as `attempts` says.
+        Retry = "retry",
+    }
+);
+
+words!(
+    /// What becomes of an ask that nobody answers.
+    OnTimeout {
+        /// It is denied.
+        Deny = "deny",
+        /// It is denied and its turn interrupted.
+        DenyTurn = "deny_turn",
+    }
+);
+
+words!(
+    /// What stands between an agent and the host.
+    Guard {
+        /// Only the policy: needs an agent that asks for everything.
+        Policy = "policy",
+        /// Policy and sandbox.
+        PolicyAndSandbox = "policy+sandbox",
+        /// Only the sandbox.
+        Sandbox = "sandbox",
+    }
+);
+
+words!(
+    /// What a tool call that ran without a request, and that the policy denies, brings about.
+    OnUnaskedDeny {
+        /// It is recorded.
+        Report = "report",
+        /// The turn is interrupted.
+        Interrupt = "interrupt",
+        /// The child is stopped.
+        Stop = "stop",
+    }
+);
+
+words!(
+    /// What an agent asks permission for, as its preset says with evidence.
+    AsksFor {
+        /// Everything.
+        All = "all",
+        /// Some calls.
+        Some = "some",
+        /// Nothing.
+        Never = "never",
+    }
+);
+
+words!(
+    /// Which protocol an agent speaks.
+    DialectName {
+        /// ScaiFlux serve mode, protocol 1.
+        Scaiflux = "scaiflux",
+    }
+);
+
+words!(
+    /// How `/proc` looks inside.
+    ProcMode {
+        /// Only processes (`subset=pid`).
+        Pid = "pid",
+        /// The whole procfs of the own pid namespace, with its dangerous files masked.
+        Masked = "masked",
+    }
+);
+
+/// `[pool.NAME]`.
+#[derive(Debug, Clone)]
+pub struct Pool {
+    /// Its name.
+    pub name: PoolName,
+    /// Its number of slots, from 1.
+    pub size: u16,
+    /// The agent: program and arguments. `marshal` as first word is this very binary.
+    /// Placeholders (`{session}`, `{workspace}`, `{model}`, `{mode}`) are still in it.
+    pub command: Vec<String>,
+    /// The protocol it speaks.
+    pub dialect: DialectName,
+    /// What the agent asks for, by its preset or by the pool's own word.
+    pub asks: AsksFor,
+    /// Which fields of a tool call hold command, path and directory: the extractor's TOML text
+    /// (`policy::extract` reads it).
+    pub extractor: String,
+    /// How it is started.
+    pub launcher: Launcher,
+    /// The name of its sandbox profile (a key of [`Config::sandboxes`]).
+    pub sandbox: String,
+    /// What it reaches.
+    pub network: Network,
+    /// The name of its policy: a built-in one (`developer`) or a key of [`Config::policies`].
+    pub policy: String,
+    /// Its workspace.
+    pub workspace: Workspace,
+    /// Files that fill a new home: path inside the home -> file on the host.
+    pub home_files: BTreeMap<String, PathBuf>,
+    /// How many sendings of a task's prompt may be made, from 1.
+    pub attempts: u32,
+    /// An argv that must exit 0 after a completed turn; empty: none.
+    pub check: Vec<String>,
+    /// The child's environment.
+    pub env: Env,
+    /// Restarts.
+    pub restart: Restart,
+    /// Deadlines.
+    pub timeouts: Timeouts,
+    /// The stop ladder's waits.
+    pub stop: StopWaits,
+    /// Asks.
+    pub ask: AskConfig,
+    /// What stands between agent and host.
+    pub guard: Guard,
+    /// The pool's policy lacks `builtin:guard`, and the configuration says that this is meant.
+    pub guard_off: bool,
+    /// What a denied unasked call brings about.
+    pub on_unasked_deny: OnUnaskedDeny,
+}
+
+/// `workspace = { path, mode }`.
+#[derive(Debug, Clone)]
+pub struct Workspace {
+    /// The directory, absolute.
+    pub path: PathBuf,
+    /// How the child sees it.
+    pub mode: WorkspaceMode,
+}
+
+/// `env = { pass, set, path_add }`.
+#[derive(Debug, Clone, Default)]
+pub struct Env {
+    /// Names passed from the supervisor's environment, if set there.
+    pub pass: Vec<String>,
+    /// Values set.
+    pub set: BTreeMap<String, String>,
+    /// Directories put before the child's PATH.
+    pub path_add: Vec<PathBuf>,
+}
+
+/// `restart = { … }`.
+#[derive(Debug, Clone)]
+pub struct Restart {
+    /// Which ends restart.
+    pub kind: RestartKind,
+    /// Failures in the window before the slot parks; 0: the first failure parks.
+    pub budget: u32,
+    /// The window.
+    pub window: Duration,
+    /// The first backoff's upper bound.
+    pub base: Duration,
+    /// The largest backoff's upper bound.
+    pub max: Duration,
+    /// A child that lived this long resets the backoff.
+    pub reset_after: Duration,
+    /// What becomes of the task.
+    pub on_crash: OnCrash,
+    /// Exit codes that park the slot instead of restarting it.
+    pub never_codes: Vec<i32>,
+}
+
+/// `timeouts = { … }`. `None` is `"none"`.
+#[derive(Debug, Clone)]
+pub struct Timeouts {
+    /// From spawn to ready.
+    pub handshake: Option<Duration>,
+    /// A whole turn.
+    pub turn: Option<Duration>,
+    /// No byte, no open tool call, no open ask for this long in a turn.
+    pub silence: Option<Duration>,
+    /// From a cancel to the stop ladder.
+    pub cancel: Duration,
+}
+
+/// `stop = { … }`: how long each step of the ladder waits for the child's end.
+#[derive(Debug, Clone, Copy)]
+pub struct StopWaits {
+    /// After the dialect's goodbye.
+    pub goodbye: Duration,
+    /// After its stdin was closed.
+    pub eof: Duration,
+    /// After SIGINT.
+    pub int: Duration,
+    /// After SIGTERM.
+    pub term: Duration,
+}
+
+/// `ask = { … }`.
+#[derive(Debug, Clone, Copy)]
+pub struct AskConfig {
+    /// How long an ask waits for a person.
+    pub timeout: Duration,
+    /// What follows.
+    pub on_timeout: OnTimeout,
+}
+
+/// `[sandbox.NAME]`.
+#[derive(Debug, Clone)]
+pub struct Sandbox {
+    /// Directories of the host seen read-only at the same path, `/usr` included.
+    pub ro_bind: Vec<PathBuf>,
+    /// Names below `/etc` seen read-only.
+    pub etc: Vec<String>,
+    /// The home's size limit, in bytes (measured, while quotas do not exist).
+    pub home_bytes: u64,
+    /// The size of `/tmp`, and of `/dev/shm`, in bytes.
+    pub tmp_bytes: u64,
+    /// Inodes of `/tmp`.
+    pub tmp_inodes: u64,
+    /// How `/proc` looks.
+    pub proc_mode: ProcMode,
+    /// RLIMIT_NOFILE.
+    pub nofile: u64,
+    /// RLIMIT_FSIZE, in bytes.
+    pub fsize: u64,
+}

@@ -1,0 +1,140 @@
+//! Agent protocols, each as a state machine without IO and without a clock of its own.
+//!
+//! Floor 2. Owns what each protocol says on the wire and in which order. Must not know processes,
+//! files, tokio, or the time of day: `now` is a parameter, bytes go in, [`Effect`]s come out.
+//!
+//! A dialect writes strictly what its protocol lists and reads leniently: an unknown field is
+//! ignored, an unknown variant becomes [`Event::Unknown`], never a crash.
+
+use std::time::Instant;
+
+use crate::model::{AgentInfo, Answer, Ask, AskKey, Event, Foreign};
+
+/// How a session begins in a new channel.
+#[derive(Debug, Clone, Default)]
+pub struct Opening {
+    /// The workspace as the agent sees it (`/workspace` in a sandbox).
+    pub workspace: String,
+}
+
+/// What comes from the child.
+#[derive(Debug, Clone, Copy)]
+pub enum Input<'a> {
+    /// One line, without its newline.
+    Frame(&'a [u8]),
+    /// The child closed its stdout.
+    Eof,
+}
+
+/// What the supervisor wants.
+#[derive(Debug, Clone)]
+pub enum Command {
+    /// Start a turn.
+    Prompt {
+        /// The user's text.
+        text: Foreign,
+    },
+    /// Run a slash command, where the protocol has them.
+    Slash {
+        /// The name, without its slash.
+        command: String,
+        /// The rest of the line.
+        args: String,
+    },
+    /// End the running turn. A second one is harmless.
+    Cancel,
+    /// Answer an ask.
+    Answer {
+        /// Which one.
+        key: AskKey,
+        /// What to say.
+        answer: Answer,
+    },
+    /// Say goodbye: the first step of the stop ladder. The dialect may also ask for its stdin to
+    /// be closed.
+    Goodbye,
+}
+
+/// Why a command was not carried out.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// The handshake is not complete.
+    #[error("the agent is not ready")]
+    NotReady,
+    /// A turn runs already.
+    #[error("a turn is running")]
+    Busy,
+    /// No ask of that key is open.
+    #[error("no open permission request has this id")]
+    UnknownAsk,
+    /// The protocol has no such command.
+    #[error("the protocol has no such command")]
+    Unsupported,
+    /// The channel has failed or is closing.
+    #[error("the channel is closed")]
+    Closed,
+}
+
+/// Why a channel cannot go on.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    /// The agent speaks another version: a fault of the configuration, never retried.
+    #[error("the agent speaks protocol version {theirs}, this supervisor speaks version {ours}")]
+    Version {
+        /// What the agent said, shown safely; `none` if it said nothing.
+        theirs: String,
+        /// What we speak.
+        ours: &'static str,
+    },
+    /// The agent broke its protocol.
+    #[error("{0}")]
+    Protocol(String),
+}
+
+/// What a dialect wants done, in order.
+#[derive(Debug)]
+pub enum Effect {
+    /// Something happened.
+    Event(Event),
+    /// The handshake is complete: prompts may be sent.
+    Ready(AgentInfo),
+    /// The agent asks for permission.
+    Ask(Ask),
+    /// The agent withdrew a request: it must not be answered any more.
+    Withdrawn(AskKey),
+    /// Write these bytes, newline included, to the child's stdin.
+    Write(Vec<u8>),
+    /// Close the child's stdin after what was written.
+    CloseInput,
+    /// The agent will exit, and that is wanted.
+    ExitWanted,
+    /// The agent began a new session of its own; the old one cannot be resumed by its id.
+    SessionCleared,
+    /// The channel cannot go on; nothing more may be sent to it.
+    Fault(Fault),
+}
+
+/// Effects in the order in which they must be carried out.
+pub type Effects = Vec<Effect>;
+
+/// One agent protocol. No IO, no clock of its own.
+pub trait Dialect: Send {
+    /// The channel is open: says what must be said first, if anything.
+    fn open(&mut self, opening: &Opening, now: Instant, out: &mut Effects);
+
+    /// Something came from the child.
+    fn input(&mut self, input: Input<'_>, now: Instant, out: &mut Effects);
+
+    /// The supervisor wants something.
+    ///
+    /// # Errors
+    /// [`Refused`] if the protocol's state does not allow it; nothing was written then.
+    fn command(&mut self, command: Command, now: Instant, out: &mut Effects)
+    -> Result<(), Refused>;
+
+    /// When [`Dialect::tick`] must be called next, if at all.
+    fn deadline(&self) -> Option<Instant>;
+
+    /// A deadline passed.
+    fn tick(&mut self, now: Instant, out: &mut Effects);
+}

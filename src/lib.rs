@@ -1,0 +1,9 @@
+//! `marshal`: runs many AI agents on one host, each in its own sandbox, judges what they ask for
+//! by policy, restarts what crashes, and remembers everything that happened.
+//!
+//! The floors, the words and the two walks stand in `ARCHITECTURE.md`.
+
+pub mod config;
+pub mod dialect;
+pub mod limits;
+pub mod model;

@@ -1,0 +1,93 @@
+//! A permission request and its verdict.
+
+use serde_json::value::RawValue;
+
+use super::{AskId, Foreign, words};
+
+words!(
+    /// What the policy, or a person, says of a request. Ordered by severity.
+    Decision {
+        /// It may run.
+        Allow = "allow",
+        /// A person must say.
+        Ask = "ask",
+        /// It must not run.
+        Deny = "deny",
+    }
+);
+
+words!(
+    /// Who decided, as `marshal_permission_requests_total{decided_by}` counts it.
+    DecidedBy {
+        /// A rule of the policy matched.
+        Policy = "policy",
+        /// No rule matched; the policy's default.
+        Default = "default",
+        /// A person.
+        Human = "human",
+        /// Nobody answered in time, or nobody can be asked.
+        Timeout = "timeout",
+        /// The request could not be judged: malformed, or the engine failed.
+        Error = "error",
+        /// The turn, the child or the supervisor ended first.
+        Gone = "gone",
+    }
+);
+
+/// The agent's own name for a request: what an answer must carry back. Unique in its channel.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct AskKey(pub String);
+
+/// What an agent says of its own request. May only raise severity, never lower it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Claimed {
+    /// The mode that the agent says it runs in.
+    pub active_mode: Option<Foreign>,
+    /// The mode that the agent says the call needs.
+    pub required_mode: Option<Foreign>,
+    /// Why it asks, in its own words.
+    pub reason: Option<Foreign>,
+    /// The call's title for people.
+    pub title: Option<Foreign>,
+    /// The call's kind, as the agent labels it.
+    pub kind: Option<Foreign>,
+}
+
+/// One permission request, as the dialect read it.
+#[derive(Debug, Clone)]
+pub struct Ask {
+    /// What the answer must carry.
+    pub key: AskKey,
+    /// The tool call that it belongs to, where the protocol says so.
+    pub tool_id: Option<Foreign>,
+    /// The tool's name, as the agent calls it.
+    pub tool: Foreign,
+    /// The tool's input: JSON exactly as it came, `null` if none came.
+    pub input: Box<RawValue>,
+    /// What the agent claims beside it.
+    pub claimed: Claimed,
+}
+
+/// The end of an ask. Durable before it is sent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Verdict {
+    /// The ask that it ends.
+    pub ask: AskId,
+    /// `Allow` or `Deny`; never `Ask`.
+    pub decision: Decision,
+    /// Who decided.
+    pub by: DecidedBy,
+    /// The rules that decided, most severe first; empty where none matched.
+    pub rules: Vec<String>,
+    /// Advice for the model, in our words.
+    pub reason: String,
+}
+
+/// What goes back to the agent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answer {
+    /// Run it, exactly as asked.
+    Allow,
+    /// Do not run it; the text is for the model.
+    Deny(String),
+}

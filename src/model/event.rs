@@ -1,0 +1,328 @@
+//! What happens in a session, as everybody from the dialect to the journal tells it.
+
+use std::time::Duration;
+
+use serde_json::value::RawValue;
+
+use super::{Ask, AskId, ExitClass, ExitStatus, Foreign, TaskId, TurnOutcome, Verdict, words};
+use super::{Decision, EventId};
+
+words!(
+    /// The kinds of events. `word` is the journal's `kind` column; [`EventKind::metric`] is the
+    /// coarser label of `marshal_events_total`.
+    EventKind {
+        /// [`Event::PromptAccepted`]
+        PromptAccepted = "prompt_accepted",
+        /// [`Event::ChildStarted`]
+        ChildStarted = "child_started",
+        /// [`Event::Ready`]
+        Ready = "ready",
+        /// [`Event::TurnStarted`]
+        TurnStarted = "turn_started",
+        /// [`Event::Text`]
+        Text = "text",
+        /// [`Event::Thought`]
+        Thought = "thought",
+        /// [`Event::ToolStart`]
+        ToolStart = "tool_start",
+        /// [`Event::ToolResult`]
+        ToolResult = "tool_result",
+        /// [`Event::Asked`]
+        Asked = "asked",
+        /// [`Event::Decided`]
+        Decided = "decided",
+        /// [`Event::Unasked`]
+        Unasked = "unasked",
+        /// [`Event::Usage`]
+        Usage = "usage",
+        /// [`Event::FileUpdated`]
+        FileUpdated = "file_updated",
+        /// [`Event::StateChanged`]
+        StateChanged = "state_changed",
+        /// [`Event::SlashResult`]
+        SlashResult = "slash_result",
+        /// [`Event::AgentError`]
+        AgentError = "agent_error",
+        /// [`Event::TurnEnded`]
+        TurnEnded = "turn_ended",
+        /// [`Event::Unknown`]
+        Unknown = "unknown",
+        /// [`Event::BadLine`]
+        BadLine = "bad_line",
+        /// [`Event::ChildExited`]
+        ChildExited = "child_exited",
+        /// [`Event::CheckEnded`]
+        CheckEnded = "check_ended",
+    }
+);
+
+impl EventKind {
+    /// The label value of `marshal_events_total{kind}`.
+    #[must_use]
+    pub const fn metric(self) -> &'static str {
+        match self {
+            Self::Text | Self::Thought => "text_delta",
+            Self::ToolStart => "tool_start",
+            Self::ToolResult => "tool_result",
+            Self::Asked => "permission_request",
+            Self::Usage => "usage",
+            Self::TurnEnded => "turn_end",
+            _ => "other",
+        }
+    }
+
+    /// Every value that [`Self::metric`] can give.
+    pub const METRIC_WORDS: &'static [&'static str] = &[
+        "text_delta",
+        "tool_start",
+        "tool_result",
+        "permission_request",
+        "usage",
+        "turn_end",
+        "other",
+    ];
+}
+
+words!(
+    /// Where an agent says an error came from.
+    Origin {
+        /// The agent itself.
+        Local = "local",
+        /// Its model.
+        Remote = "remote",
+        /// It does not say, or says a word that we do not know.
+        Unknown = "unknown",
+    }
+);
+
+/// What an agent says of itself when it is ready.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct AgentInfo {
+    /// The protocol's version, as a text (`1`).
+    pub protocol: String,
+    /// The agent's own version.
+    pub version: Option<Foreign>,
+    /// The agent's own session id, to resume it.
+    pub session: Option<Foreign>,
+    /// Its model.
+    pub model: Option<Foreign>,
+    /// Its permission mode.
+    pub mode: Option<Foreign>,
+    /// The names of its tools.
+    pub tools: Vec<Foreign>,
+    /// The size of its context window, in tokens.
+    pub context_window: Option<u64>,
+}
+
+/// Tokens, as the agent reports them; 0 where it does not.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Tokens read by the model.
+    pub input: u64,
+    /// Tokens written by the model.
+    pub output: u64,
+}
+
+/// One thing that happened in a session.
+#[derive(Debug, Clone)]
+pub enum Event {
+    /// A prompt was taken in; it is durable before it is sent.
+    PromptAccepted {
+        /// The task that it belongs to.
+        task: Option<TaskId>,
+        /// Which sending of the task's prompt, from 1.
+        attempt: u32,
+        /// The prompt.
+        text: Foreign,
+    },
+    /// A process was started for the session.
+    ChildStarted {
+        /// The host's process id of the child, or of its sandbox's outer process.
+        pid: u32,
+        /// `none`, `unshare`.
+        launcher: &'static str,
+    },
+    /// The handshake is complete.
+    Ready(AgentInfo),
+    /// The agent began a turn.
+    TurnStarted {
+        /// The agent's own name of the turn, where it gives one.
+        turn: Option<Foreign>,
+    },
+    /// A piece of the answer; adjacent pieces may have been merged.
+    Text {
+        /// The piece.
+        delta: Foreign,
+    },
+    /// A piece of the model's reasoning.
+    Thought {
+        /// The piece.
+        delta: Foreign,
+    },
+    /// The model called a tool. Does not mean that the tool ran.
+    ToolStart {
+        /// The call's id.
+        id: Foreign,
+        /// The tool's name.
+        name: Foreign,
+        /// Its input, as it came.
+        input: Box<RawValue>,
+    },
+    /// A tool call ended.
+    ToolResult {
+        /// The call's id.
+        id: Foreign,
+        /// What the tool said.
+        output: Foreign,
+        /// Whether the agent calls it an error.
+        is_error: bool,
+        /// How long it took, as the agent says.
+        took: Option<Duration>,
+    },
+    /// The agent asked for permission.
+    Asked {
+        /// Our id of the ask.
+        id: AskId,
+        /// What it asked.
+        ask: Ask,
+    },
+    /// An ask ended; durable before the answer is sent.
+    Decided(Verdict),
+    /// A tool call ran without a request; judged afterwards.
+    Unasked {
+        /// The call's id.
+        id: Foreign,
+        /// The tool's name.
+        tool: Foreign,
+        /// What the policy would have said.
+        decision: Decision,
+        /// The rules that say so.
+        rules: Vec<String>,
+    },
+    /// Tokens used so far, as the agent reports them.
+    Usage(Usage),
+    /// A file changed, as the agent reports it.
+    FileUpdated {
+        /// The tool that did it.
+        tool: Foreign,
+        /// The path, as the agent names it.
+        path: Foreign,
+    },
+    /// The agent's model, mode or context changed.
+    StateChanged {
+        /// Its model now.
+        model: Option<Foreign>,
+        /// Its mode now.
+        mode: Option<Foreign>,
+        /// How full its context is, in percent.
+        context_pct: Option<f64>,
+        /// The size of its context window now, in tokens.
+        context_window: Option<u64>,
+    },
+    /// A slash command finished.
+    SlashResult {
+        /// The command.
+        command: Foreign,
+        /// Its text.
+        text: Foreign,
+        /// Its data, as it came.
+        data: Option<Box<RawValue>>,
+        /// The agent began a new session.
+        clear_session: bool,
+        /// The agent will exit, as the command asked.
+        exit: bool,
+    },
+    /// The agent reported an error.
+    AgentError {
+        /// Its code.
+        code: Foreign,
+        /// Its message.
+        message: Foreign,
+        /// Where it came from.
+        origin: Origin,
+    },
+    /// The turn ended.
+    TurnEnded {
+        /// How.
+        outcome: TurnOutcome,
+        /// The agent's own word, where it gave one.
+        stop_reason: Option<Foreign>,
+        /// Tokens of the turn.
+        usage: Usage,
+        /// Why, in our words, where the agent did not end it.
+        detail: Option<String>,
+    },
+    /// A message that the dialect does not know; kept and counted.
+    Unknown {
+        /// Its tag.
+        tag: Foreign,
+        /// The message, as it came.
+        raw: Box<RawValue>,
+    },
+    /// A line that is no message. What becomes of it stands in `ARCHITECTURE.md`.
+    BadLine {
+        /// `too_long`, `bad_utf8`, `bad_json`, `not_object`, `bad_shape`, …
+        reason: &'static str,
+        /// The line's first bytes.
+        head: Foreign,
+    },
+    /// The session's process ended.
+    ChildExited {
+        /// The class.
+        class: ExitClass,
+        /// What the kernel said, where a process ran.
+        status: Option<ExitStatus>,
+        /// Why, in our words.
+        detail: String,
+        /// The last lines of its stderr, at most 50.
+        stderr: Vec<Foreign>,
+    },
+    /// The task's check ended.
+    CheckEnded {
+        /// What the kernel said, where the check ran.
+        status: Option<ExitStatus>,
+        /// The tail of what it printed, or why it did not run.
+        output: Foreign,
+    },
+}
+
+impl Event {
+    /// Its kind.
+    #[must_use]
+    pub const fn kind(&self) -> EventKind {
+        match self {
+            Self::PromptAccepted { .. } => EventKind::PromptAccepted,
+            Self::ChildStarted { .. } => EventKind::ChildStarted,
+            Self::Ready(_) => EventKind::Ready,
+            Self::TurnStarted { .. } => EventKind::TurnStarted,
+            Self::Text { .. } => EventKind::Text,
+            Self::Thought { .. } => EventKind::Thought,
+            Self::ToolStart { .. } => EventKind::ToolStart,
+            Self::ToolResult { .. } => EventKind::ToolResult,
+            Self::Asked { .. } => EventKind::Asked,
+            Self::Decided(_) => EventKind::Decided,
+            Self::Unasked { .. } => EventKind::Unasked,
+            Self::Usage(_) => EventKind::Usage,
+            Self::FileUpdated { .. } => EventKind::FileUpdated,
+            Self::StateChanged { .. } => EventKind::StateChanged,
+            Self::SlashResult { .. } => EventKind::SlashResult,
+            Self::AgentError { .. } => EventKind::AgentError,
+            Self::TurnEnded { .. } => EventKind::TurnEnded,
+            Self::Unknown { .. } => EventKind::Unknown,
+            Self::BadLine { .. } => EventKind::BadLine,
+            Self::ChildExited { .. } => EventKind::ChildExited,
+            Self::CheckEnded { .. } => EventKind::CheckEnded,
+        }
+    }
+}
+
+/// An event with its place in the session's stream.
+#[derive(Debug, Clone)]
+pub struct Stamped {
+    /// Its address.
+    pub id: EventId,
+    /// When it was stamped: microseconds since the Unix epoch.
+    pub at_us: i64,
+    /// What happened.
+    pub event: Event,
+}

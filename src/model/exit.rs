@@ -1,0 +1,66 @@
+//! How a child ends.
+
+use super::words;
+
+words!(
+    /// The class of a child's end, as `marshal_child_exits_total{reason}` counts it.
+    ExitClass {
+        /// It never ran: no process, no walls, or no such program.
+        SpawnFailed = "spawn_failed",
+        /// It did not complete its handshake in time.
+        HandshakeTimeout = "handshake_timeout",
+        /// It speaks a version that we do not speak.
+        VersionRefused = "version_refused",
+        /// It broke its protocol.
+        ProtocolFault = "protocol_fault",
+        /// It exited by itself.
+        Exited = "exited",
+        /// A signal that we did not send ended it.
+        Signalled = "signalled",
+        /// The kernel killed it for memory.
+        OutOfMemory = "out_of_memory",
+        /// It was stopped because nobody needed it.
+        IdleUnload = "idle_unload",
+        /// We stopped it, as wanted.
+        Stopped = "stopped",
+        /// It wrote more than a session may journal.
+        JournalQuota = "journal_quota",
+    }
+);
+
+impl ExitClass {
+    /// Whether somebody asked for this end, so that it is no failure of its slot.
+    #[must_use]
+    pub const fn is_wanted(self) -> bool {
+        matches!(self, Self::Stopped | Self::IdleUnload)
+    }
+}
+
+/// What the kernel said of a process that ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExitStatus {
+    /// It called exit with this code, 0 to 255.
+    Code(i32),
+    /// This signal ended it.
+    Signal(i32),
+}
+
+impl ExitStatus {
+    /// The code as a shell tells it: 128 plus the signal when one ended the process.
+    #[must_use]
+    pub const fn shell_code(self) -> i32 {
+        match self {
+            Self::Code(code) => code,
+            Self::Signal(signal) => 128 + signal,
+        }
+    }
+}
+
+impl std::fmt::Display for ExitStatus {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Code(code) => write!(f, "exit code {code}"),
+            Self::Signal(signal) => write!(f, "signal {signal}"),
+        }
+    }
+}

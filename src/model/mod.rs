@@ -1,0 +1,55 @@
+//! Words that everybody speaks: ids, events, asks, turns, exits, tasks, foreign text.
+//!
+//! Floor 0. Owns the vocabulary of the program (one spelling for metrics, JSON, tables and the
+//! database) and must know nothing of IO, clocks, protocols or serialisation formats.
+
+pub mod ask;
+pub mod event;
+pub mod exit;
+pub mod foreign;
+pub mod ids;
+pub mod slot;
+pub mod task;
+pub mod turn;
+
+pub use ask::{Answer, Ask, AskKey, Claimed, DecidedBy, Decision, Verdict};
+pub use event::{AgentInfo, Event, EventKind, Origin, Stamped, Usage};
+pub use exit::{ExitClass, ExitStatus};
+pub use foreign::Foreign;
+pub use ids::{AskId, EventId, IdError, PoolName, RunId, SessionId, SlotId, TaskId};
+pub use slot::SlotState;
+pub use task::{TaskOutcome, TaskSpec};
+pub use turn::TurnOutcome;
+
+/// Declares a closed set of words: the enum, its words for machines and the list of all of them.
+macro_rules! words {
+    ($(#[$meta:meta])* $name:ident { $($(#[$vmeta:meta])* $variant:ident = $word:literal),+ $(,)? }) => {
+        $(#[$meta])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum $name { $($(#[$vmeta])* $variant),+ }
+
+        impl $name {
+            /// Every member, in the order of declaration.
+            pub const ALL: &'static [Self] = &[$(Self::$variant),+];
+
+            /// The word that metrics, JSON, tables and the database use.
+            #[must_use]
+            pub const fn word(self) -> &'static str {
+                match self { $(Self::$variant => $word),+ }
+            }
+
+            /// The member that `word` names, if any does.
+            #[must_use]
+            pub fn from_word(word: &str) -> Option<Self> {
+                match word { $($word => Some(Self::$variant),)+ _ => None }
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.pad(self.word())
+            }
+        }
+    };
+}
+pub(crate) use words;
