@@ -1,0 +1,151 @@
+//! What the fleet tells those who watch it: notices while it works, a report for each task.
+//!
+//! Plain data. Must not know who watches. An event, a verdict and a task's end are told only
+//! once they are durable; a slot's state is told as it changes.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::model::{
+    Foreign, PoolName, RunId, SessionId, SlotId, SlotState, Stamped, TaskId, TaskOutcome, Usage,
+};
+
+/// One thing that a watcher may want to show.
+#[derive(Debug, Clone)]
+pub enum Notice {
+    /// A task was taken in; durable.
+    Queued {
+        /// Its run.
+        run: RunId,
+        /// Its id.
+        task: TaskId,
+        /// Its pool.
+        pool: PoolName,
+    },
+    /// A task was given to a slot.
+    Assigned {
+        /// Its run.
+        run: RunId,
+        /// Its id.
+        task: TaskId,
+        /// Where.
+        slot: SlotId,
+        /// The session made for it.
+        session: SessionId,
+        /// Which sending, from 1.
+        attempt: u32,
+    },
+    /// A durable event of a session.
+    Event {
+        /// Where it happened.
+        slot: SlotId,
+        /// The session.
+        session: SessionId,
+        /// The task that runs in it.
+        task: Option<TaskId>,
+        /// The event with its id.
+        stamped: Arc<Stamped>,
+    },
+    /// A slot's state changed.
+    Slot {
+        /// Which.
+        slot: SlotId,
+        /// Its state now.
+        state: SlotState,
+        /// Why, in our words: the reason of a backoff or of parking.
+        note: Option<String>,
+    },
+    /// A task ended; durable.
+    Ended(Arc<TaskReport>),
+}
+
+/// The end of a task: one row of the table, one line of the results.
+#[derive(Debug, Clone)]
+pub struct TaskReport {
+    /// Its run.
+    pub run: RunId,
+    /// Its id.
+    pub task: TaskId,
+    /// Its pool.
+    pub pool: PoolName,
+    /// The slot that worked it last; `None` if none did.
+    pub slot: Option<SlotId>,
+    /// The session of its last attempt.
+    pub session: Option<SessionId>,
+    /// How it ended.
+    pub outcome: TaskOutcome,
+    /// Sendings made.
+    pub attempts: u32,
+    /// Requests allowed, over all attempts.
+    pub allowed: u32,
+    /// Requests denied, over all attempts.
+    pub denied: u32,
+    /// Requests that the policy wanted a person to answer (denied in the end where nobody could
+    /// be asked, and then counted in `denied` too).
+    pub asked: u32,
+    /// Tool calls that ran without a request, and that the policy would have denied.
+    pub unasked_denied: u32,
+    /// The rules that denied, without repetition, in order of appearance.
+    pub denied_by: Vec<String>,
+    /// Tokens, as the agent reports them, over all attempts.
+    pub usage: Usage,
+    /// From its first assignment until its end.
+    pub took: Duration,
+    /// Changed files of the last attempt, relative to the workspace.
+    pub changes: Vec<FileChange>,
+    /// Whether `changes` was cut at its bound.
+    pub changes_cut: bool,
+    /// The task's own copy of the workspace, on the host, where there is one.
+    pub copy: Option<PathBuf>,
+    /// Failures of its slot's children while it was worked: each one delayed the slot by backoff.
+    pub restarts: u32,
+    /// The sum of those delays.
+    pub backoff: Duration,
+    /// Why it did not end well, in our words; may hold foreign text.
+    pub detail: Option<Foreign>,
+    /// The last piece of the agent's answer, at most 4 KiB.
+    pub answer: Foreign,
+}
+
+/// One changed file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileChange {
+    /// Its path, relative to the workspace.
+    pub path: Foreign,
+    /// `added`, `modified` or `deleted`.
+    pub kind: ChangeKind,
+}
+
+crate::model::words!(
+    /// How a file changed.
+    ChangeKind {
+        /// It is new.
+        Added = "added",
+        /// Its content, mode or type changed.
+        Modified = "modified",
+        /// It is gone.
+        Deleted = "deleted",
+    }
+);
+
+/// One slot, as it is now.
+#[derive(Debug, Clone)]
+pub struct SlotView {
+    /// Which.
+    pub slot: SlotId,
+    /// Its state.
+    pub state: SlotState,
+    /// The process of its child.
+    pub pid: Option<u32>,
+    /// The task that it works.
+    pub task: Option<TaskId>,
+    /// Why it is parked or backing off.
+    pub note: Option<String>,
+    /// When its child was started: seconds since the Unix epoch.
+    pub started_at: Option<f64>,
+    /// Whether its child has passed its handshake.
+    pub up: bool,
+    /// Exit code of its last child, 128 plus the signal when one ended it.
+    pub last_exit_code: Option<i32>,
+}
