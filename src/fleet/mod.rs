@@ -1,0 +1,379 @@
+//! The fleet: pools of slots, their sessions and channels, and the tasks that they work.
+//!
+//! Floor 4. Owns the actors. An actor owns a decision; a plain task owns a descriptor or a
+//! process. No actor awaits IO, a turn or a person inside a handler.
+//!
+//! Actors: one [`pool::Pool`] a pool; one [`session::Session`] an attempt at a task; one
+//! [`channel::Channel`] a child. Plain tasks of a Channel: stdout pump, stdin pump, stderr ring,
+//! keeper. Mailboxes are unbounded, so what a child writes enters them only against
+//! [`credit::Credits`]; all else is a bounded number of messages a task or a turn.
+
+mod channel;
+mod credit;
+mod notice;
+mod pool;
+mod session;
+mod setup;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use ractor::{Actor, ActorRef};
+use tokio::sync::{broadcast, mpsc, oneshot};
+use tokio::task::JoinHandle;
+
+pub use channel::stderr::LogTail;
+pub use notice::{ChangeKind, FileChange, Notice, SlotView, TaskReport};
+pub use setup::Setup;
+
+use crate::config::Config;
+use crate::journal::{Commit, Committed, Refusal, TaskRow, Write};
+use crate::limits::POOL_QUEUE;
+use crate::model::{PoolName, RunId, SlotId, SlotState, TaskSpec};
+use pool::{ActiveTask, Pool, PoolArgs, PoolMsg};
+use setup::{PoolShared, Shared, SlotTable, now_us};
+
+/// Why a fleet did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The policy that a pool names was not given.
+    #[error("pool {pool}: policy {policy:?} is not loaded")]
+    NoPolicy {
+        /// The pool.
+        pool: PoolName,
+        /// Its policy's name.
+        policy: String,
+    },
+    /// The extractor of a pool was not given.
+    #[error("pool {0}: no extractor is loaded")]
+    NoExtractor(PoolName),
+    /// A sandbox profile that a pool names does not exist.
+    #[error("pool {pool}: sandbox profile {profile:?} does not exist")]
+    NoSandbox {
+        /// The pool.
+        pool: PoolName,
+        /// The profile's name.
+        profile: String,
+    },
+    /// An actor could not be started.
+    #[error("an actor could not be started: {0}")]
+    Actor(String),
+}
+
+/// Why tasks were not taken in.
+#[derive(Debug, thiserror::Error)]
+pub enum SubmitError {
+    /// A task names a pool that does not exist, or none where there are several.
+    #[error("task {task}: {why}")]
+    Pool {
+        /// The task's id.
+        task: String,
+        /// What is wrong and what to do.
+        why: String,
+    },
+    /// The queue would be longer than it may.
+    #[error("more than {POOL_QUEUE} tasks at once: submit fewer")]
+    TooMany,
+    /// The journal takes nothing new.
+    #[error("{0}")]
+    Journal(Refusal),
+    /// The journal could not take them: a run twice under the same id, or its end.
+    #[error("the tasks were not journalled: {0}")]
+    Rejected(String),
+    /// The fleet is stopping.
+    #[error("the fleet is stopping")]
+    Stopping,
+}
+
+/// No such slot.
+#[derive(Debug, thiserror::Error)]
+#[error("there is no slot {0}")]
+pub struct NoSuchSlot(pub SlotId);
+
+/// How children are stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stop {
+    /// By the stop ladder.
+    Graceful,
+    /// By a kill of their whole trees.
+    Now,
+}
+
+/// Whether the fleet can work.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Readiness {
+    /// It can.
+    Ready,
+    /// It cannot, and why.
+    NotReady(Vec<String>),
+}
+
+struct PoolEntry {
+    actor: ActorRef<PoolMsg>,
+    shared: Arc<PoolShared>,
+}
+
+struct Inner {
+    shared: Arc<Shared>,
+    pools: BTreeMap<PoolName, PoolEntry>,
+    ended: tokio::sync::Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// The running fleet. Clones are the same fleet.
+#[derive(Clone)]
+pub struct FleetHandle(Arc<Inner>);
+
+impl FleetHandle {
+    /// Starts the pools. No child is started before a task needs one.
+    ///
+    /// # Errors
+    /// [`StartError`] if the parts do not fit together.
+    pub async fn start(setup: Setup) -> Result<Self, StartError> {
+        let parts = pools(&setup)?;
+        let views = parts.iter().flat_map(|pool| slot_views(pool));
+        let slots = SlotTable::new(views);
+        let shared = Arc::new(Shared::new(setup, slots));
+        let mut pools = BTreeMap::new();
+        let mut ended = Vec::new();
+        for pool in parts {
+            pool.meters.started(&pool.config);
+            let args = PoolArgs {
+                shared: Arc::clone(&shared),
+                pool: Arc::clone(&pool),
+            };
+            let (actor, end) = Pool::spawn(None, Pool, args)
+                .await
+                .map_err(|error| StartError::Actor(error.to_string()))?;
+            ended.push(end);
+            let name = pool.config.name.clone();
+            pools.insert(name, PoolEntry { actor, shared: pool });
+        }
+        Ok(Self(Arc::new(Inner {
+            shared,
+            pools,
+            ended: tokio::sync::Mutex::new(ended),
+        })))
+    }
+
+    /// Takes tasks in; returns when they are durable. Each of them will be reported once.
+    ///
+    /// # Errors
+    /// [`SubmitError`]; none of the tasks was taken in then.
+    pub async fn submit(
+        &self,
+        run: RunId,
+        command: &'static str,
+        tasks: Vec<TaskSpec>,
+    ) -> Result<mpsc::Receiver<Arc<TaskReport>>, SubmitError> {
+        if tasks.len() > POOL_QUEUE {
+            return Err(SubmitError::TooMany);
+        }
+        let (tell, reports) = mpsc::channel(tasks.len().max(1));
+        let mut writes = vec![Write::RunBegun {
+            run: run.clone(),
+            command,
+            at_us: now_us(),
+        }];
+        let mut by_pool: BTreeMap<PoolName, Vec<ActiveTask>> = BTreeMap::new();
+        let mut queued = Vec::with_capacity(tasks.len());
+        for spec in tasks {
+            let entry = self.pool_of(&spec)?;
+            let name = entry.shared.config.name.clone();
+            writes.push(Write::TaskQueued(TaskRow {
+                run: run.clone(),
+                spec: spec.clone(),
+                pool: name.clone(),
+                at_us: now_us(),
+            }));
+            queued.push((spec.id.clone(), name.clone()));
+            let attempts = spec.attempts.unwrap_or(entry.shared.config.attempts);
+            let task = ActiveTask::new(run.clone(), spec, attempts, tell.clone());
+            by_pool.entry(name).or_default().push(task);
+        }
+        self.make_durable(writes).await?;
+        for (task, pool) in queued {
+            let run = run.clone();
+            self.0.shared.tell(Notice::Queued { run, task, pool });
+        }
+        for (pool, tasks) in by_pool {
+            if let Some(entry) = self.0.pools.get(&pool) {
+                entry
+                    .actor
+                    .send_message(PoolMsg::Submit(tasks))
+                    .map_err(|_| SubmitError::Stopping)?;
+            }
+        }
+        Ok(reports)
+    }
+
+    async fn make_durable(&self, writes: Vec<Write>) -> Result<(), SubmitError> {
+        let (done, durable) = oneshot::channel();
+        let commit = Commit::of(writes).then(move |result| {
+            let _ = done.send(result);
+        });
+        let submitted = self.0.shared.journal.submit(commit);
+        submitted.map_err(|refused| SubmitError::Journal(refused.reason))?;
+        match durable.await {
+            Ok(Committed::Durable { .. }) => Ok(()),
+            Ok(Committed::Rejected(why)) => Err(SubmitError::Rejected(why.to_string())),
+            Err(_) => Err(SubmitError::Stopping),
+        }
+    }
+
+    fn pool_of(&self, spec: &TaskSpec) -> Result<&PoolEntry, SubmitError> {
+        let bad = |why: String| SubmitError::Pool {
+            task: spec.id.to_string(),
+            why,
+        };
+        let names = || {
+            let names: Vec<_> = self.0.pools.keys().map(PoolName::as_str).collect();
+            names.join(", ")
+        };
+        match &spec.pool {
+            Some(name) => self
+                .0
+                .pools
+                .get(name)
+                .ok_or_else(|| bad(format!("there is no pool {name}; there are: {}", names()))),
+            None if self.0.pools.len() == 1 => {
+                let only = self.0.pools.values().next();
+                only.ok_or_else(|| bad("there is no pool".to_owned()))
+            }
+            None => Err(bad(format!(
+                "there are several pools, say which one works it: {}",
+                names()
+            ))),
+        }
+    }
+
+    /// Everything that happens from now on. A watcher that lags is told so by the channel.
+    #[must_use]
+    pub fn watch(&self) -> broadcast::Receiver<Notice> {
+        self.0.shared.watchers.subscribe()
+    }
+
+    /// The slots, as they are now.
+    #[must_use]
+    pub fn slots(&self) -> Vec<SlotView> {
+        self.0.shared.slots.views()
+    }
+
+    /// The configuration that the fleet runs with.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.0.shared.config
+    }
+
+    /// The stderr of a slot's children: the last lines, and what follows.
+    #[must_use]
+    pub fn logs(&self, slot: &SlotId) -> Option<LogTail> {
+        self.0.shared.slots.log(slot).map(channel::stderr::StderrLog::follow)
+    }
+
+    /// Ends a slot's child, if one runs, and unparks the slot; returns when the child and its
+    /// whole tree are gone.
+    ///
+    /// # Errors
+    /// [`NoSuchSlot`].
+    pub async fn restart(&self, slot: SlotId) -> Result<(), NoSuchSlot> {
+        let known = self.0.pools.get(&slot.pool);
+        let Some(entry) = known.filter(|entry| slot.index < entry.shared.config.size) else {
+            return Err(NoSuchSlot(slot));
+        };
+        let (done, gone) = oneshot::channel();
+        let index = slot.index;
+        if entry.actor.send_message(PoolMsg::Restart { index, done }).is_ok() {
+            let _ = gone.await;
+        }
+        Ok(())
+    }
+
+    /// Whether the journal takes new work and every pool has a slot that is not parked.
+    #[must_use]
+    pub fn readiness(&self) -> Readiness {
+        let mut reasons = Vec::new();
+        let health = self.0.shared.journal.health().borrow().clone();
+        if let Some(why) = health.reason() {
+            reasons.push(format!("the journal is not writable: {why}"));
+        }
+        let slots = self.slots();
+        for name in self.0.pools.keys() {
+            let mut own = slots.iter().filter(|view| view.slot.pool == *name);
+            if own.all(|view| view.state == SlotState::Parked) {
+                reasons.push(format!("every slot of pool {name} is parked"));
+            }
+        }
+        if reasons.is_empty() {
+            Readiness::Ready
+        } else {
+            Readiness::NotReady(reasons)
+        }
+    }
+
+    /// Starts no new task and cancels running turns. Every task is still reported.
+    pub fn cancel_all(&self) {
+        for entry in self.0.pools.values() {
+            let _ = entry.actor.send_message(PoolMsg::CancelAll);
+        }
+    }
+
+    /// Stops every child and ends the fleet; returns when nothing of it is left.
+    pub async fn stop(&self, how: Stop) {
+        let now = how == Stop::Now;
+        for entry in self.0.pools.values() {
+            let _ = entry.actor.send_message(PoolMsg::Stop { now });
+        }
+        let mut ended = self.0.ended.lock().await;
+        for end in ended.drain(..) {
+            let _ = end.await;
+        }
+    }
+}
+
+/// Puts together what each pool's sessions share.
+fn pools(setup: &Setup) -> Result<Vec<Arc<PoolShared>>, StartError> {
+    let mut first_slot = 0;
+    let mut pools = Vec::with_capacity(setup.config.pools.len());
+    for config in &setup.config.pools {
+        let pool = || config.name.clone();
+        let policy = setup.policies.get(&config.policy);
+        let sandbox = setup.config.sandboxes.get(&config.sandbox);
+        let extractor = setup.extractors.get(config.name.as_str());
+        let shared = PoolShared {
+            policy: policy.cloned().ok_or_else(|| StartError::NoPolicy {
+                pool: pool(),
+                policy: config.policy.clone(),
+            })?,
+            sandbox: sandbox.cloned().ok_or_else(|| StartError::NoSandbox {
+                pool: pool(),
+                profile: config.sandbox.clone(),
+            })?,
+            extractor: extractor
+                .cloned()
+                .ok_or_else(|| StartError::NoExtractor(pool()))?,
+            meters: crate::telemetry::PoolMeters::new(&config.name),
+            config: config.clone(),
+            first_slot,
+        };
+        first_slot += config.size;
+        pools.push(Arc::new(shared));
+    }
+    Ok(pools)
+}
+
+fn slot_views(pool: &PoolShared) -> Vec<SlotView> {
+    let view = |index| SlotView {
+        slot: SlotId {
+            pool: pool.config.name.clone(),
+            index,
+        },
+        state: SlotState::Unloaded,
+        pid: None,
+        task: None,
+        note: None,
+        started_at: None,
+        up: false,
+        last_exit_code: None,
+    };
+    (0..pool.config.size).map(view).collect()
+}
