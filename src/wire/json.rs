@@ -255,7 +255,9 @@ mod tests {
 
     #[test]
     fn a_line_is_written_compact_and_in_order() {
-        let line = Line::typed("prompt").text("text", "a\"\\\n\u{1}\u{2028}é").end();
+        let line = Line::typed("prompt")
+            .text("text", "a\"\\\n\u{1}\u{2028}é")
+            .end();
         assert_eq!(
             String::from_utf8_lossy(&line),
             "{\"type\":\"prompt\",\"text\":\"a\\\"\\\\\\n\\u0001\\u2028é\"}\n"

@@ -250,7 +250,10 @@ mod tests {
             }
             most = most.max(lines.held_bytes());
         }
-        assert_eq!((errors, lines.has_failed(), lines.held_bytes()), (1, true, 0));
+        assert_eq!(
+            (errors, lines.has_failed(), lines.held_bytes()),
+            (1, true, 0)
+        );
         assert!(most <= cap + chunk.len(), "{most}");
         assert_eq!(lines.finish(), None);
     }
