@@ -1,6 +1,7 @@
 //! Any bytes: no panic, and the promises that hold for all of them.
 
 use std::collections::HashSet;
+use std::fmt::Write as _;
 
 use marshal::dialect::{Command, Effect, merge_text};
 use marshal::model::{Answer, AskKey, Event};
@@ -67,7 +68,7 @@ fn line() -> impl Strategy<Value = String> {
     (tag, prop::collection::vec((name, value), 0..5)).prop_map(|(tag, members)| {
         let mut line = format!("{{\"type\":\"{tag}\"");
         for (name, value) in members {
-            line.push_str(&format!(",\"{name}\":{value}"));
+            write!(line, ",\"{name}\":{value}").unwrap();
         }
         line + "}\n"
     })

@@ -151,7 +151,7 @@ fn describe(effect: &Effect) -> String {
                 ("required", &ask.claimed.required_mode),
                 ("reason", &ask.claimed.reason),
             ];
-            let mut out = format!("ask {} {} {}", ask.key.0, text(&ask.tool), ask.input);
+            let mut out = format!("ask {} {} {}", id(&ask.key), text(&ask.tool), ask.input);
             for (name, value) in claims {
                 if let Some(value) = value {
                     write!(out, " {name}={}", text(value)).unwrap();
@@ -159,7 +159,7 @@ fn describe(effect: &Effect) -> String {
             }
             out
         }
-        Effect::Withdrawn(key) => format!("withdrawn {}", key.0),
+        Effect::Withdrawn(key) => format!("withdrawn {}", id(key)),
         Effect::CloseInput => "close input".to_owned(),
         Effect::ExitWanted => "exit wanted".to_owned(),
         Effect::SessionCleared => "session cleared".to_owned(),
@@ -233,6 +233,10 @@ fn describe_event(event: &Event) -> String {
         ),
         other => format!("{other:?}"),
     }
+}
+
+fn id(key: &AskKey) -> String {
+    Foreign::from(key.0.as_str()).show(120)
 }
 
 fn text(foreign: &Foreign) -> String {
