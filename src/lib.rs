@@ -5,5 +5,7 @@
 
 pub mod config;
 pub mod dialect;
+pub mod lifecycle;
 pub mod limits;
 pub mod model;
+pub mod wire;

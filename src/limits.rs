@@ -118,3 +118,29 @@ pub const PARSED_FACTOR: usize = 4;
 
 /// What one frame costs beside its bytes: the event's enum, its stamp, the queue's place.
 pub const FRAME_OVERHEAD_BYTES: usize = 1024;
+
+/// Bytes kept of a line that is no message, to show what it was.
+pub const BAD_LINE_HEAD_BYTES: usize = 256;
+
+/// Lines of one channel that are no messages, before the channel is faulted. A few lines of noise
+/// are a library's warning; more are another program.
+pub const BAD_LINES: u32 = 100;
+
+/// The most bytes of text that adjacent pieces of an answer are merged into.
+pub const MERGED_TEXT_BYTES: usize = 64 << 10;
+
+/// The longest request or turn id that an agent may use, in bytes: ids are kept, lines are not.
+pub const FOREIGN_ID_BYTES: usize = 1024;
+
+/// Permission requests of one channel that are open in its dialect. Far above what a session lets
+/// wait ([`ASKS_PER_SESSION`]); beyond it the dialect denies by itself.
+pub const OPEN_ASKS: usize = 64;
+
+/// Request ids that a channel remembers, to deny one that comes again.
+pub const REMEMBERED_ASKS: usize = 4096;
+
+/// Tools that are kept of an agent's greeting.
+pub const READY_TOOLS: usize = 1024;
+
+/// Changed files that are kept of one turn's end: a line of 8 MiB could name a million.
+pub const TURN_MUTATIONS: usize = 10_000;
