@@ -5,5 +5,7 @@
 
 pub mod config;
 pub mod dialect;
+pub mod journal;
 pub mod limits;
 pub mod model;
+pub mod telemetry;
