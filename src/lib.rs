@@ -5,7 +5,9 @@
 
 pub mod config;
 pub mod dialect;
+pub mod journal;
 pub mod lifecycle;
 pub mod limits;
 pub mod model;
+pub mod telemetry;
 pub mod wire;

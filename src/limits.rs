@@ -38,6 +38,37 @@ pub const JOURNAL_BATCH: usize = 4096;
 /// How long the journal's writer waits for a locked database before it says that it is stalled.
 pub const JOURNAL_BUSY: Duration = Duration::from_millis(250);
 
+/// How long opening the journal waits for another process that holds its database.
+pub const JOURNAL_OPEN: Duration = Duration::from_secs(5);
+
+/// Free space, in bytes, below which the journal takes no new work.
+pub const JOURNAL_FREE_BYTES: u64 = 1 << 30;
+
+/// Free space, in percent of the file system, below which the journal takes no new work.
+pub const JOURNAL_FREE_PERCENT: u64 = 5;
+
+/// How often the journal looks at the free space and at its file.
+pub const JOURNAL_LOOK: Duration = Duration::from_secs(1);
+
+/// Pages of the write-ahead log before they are copied back into the database: 16 MiB, so that
+/// a flood pays for one copy every few thousand commits instead of every hundred.
+pub const JOURNAL_WAL_PAGES: u32 = 4096;
+
+/// What is left of the write-ahead log's file after it was copied back, in bytes.
+pub const JOURNAL_WAL_KEPT_BYTES: u64 = 64 << 20;
+
+/// Databases up to this size, in bytes, are read through at start to find damage early.
+pub const JOURNAL_CHECKED_BYTES: u64 = 64 << 20;
+
+/// What one session may journal, in bytes, before it is stopped.
+pub const SESSION_JOURNAL_BYTES: u64 = 256 << 20;
+
+/// How long a slot's failures are kept: longer than every restart window that makes sense.
+pub const SLOT_FAILURES_KEPT: Duration = Duration::from_secs(30 * 24 * 3600);
+
+/// How often the audit chain's head goes to the log.
+pub const AUDIT_HEAD_EVERY: Duration = Duration::from_secs(3600);
+
 /// How long a client's lines may wait for the control socket, and their size in bytes.
 pub const CONTROL_LINE_BYTES: usize = 16 << 20;
 
