@@ -9,5 +9,6 @@ pub mod journal;
 pub mod lifecycle;
 pub mod limits;
 pub mod model;
+pub mod sandbox;
 pub mod telemetry;
 pub mod wire;

@@ -113,6 +113,26 @@ pub const SWEEP_EVERY: Duration = Duration::from_secs(3600);
 pub const MEASURE_EVERY: Duration = Duration::from_secs(10);
 /// The size limit of a session's home, in bytes.
 pub const HOME_BYTES: u64 = 4 << 30;
+/// The largest file that `home_files` may name, in bytes: settings and credentials, not data.
+pub const HOME_FILE_BYTES: u64 = 64 << 20;
+/// Levels of directories in a copy. Two descriptors a level are open while it is made.
+pub const COPY_DEPTH: usize = 100;
+/// Bytes of the list of a copy's files: 200,000 paths of 320 bytes.
+pub const COPY_LIST_BYTES: usize = 64 << 20;
+/// Entries that one walk over a tree looks at before it is cut.
+pub const WALK_ENTRIES: u64 = 1_000_000;
+/// Levels that one walk goes down before it is cut.
+pub const WALK_DEPTH: usize = 16_384;
+/// How long one walk over a tree may take before it is cut.
+pub const WALK_TIME: Duration = Duration::from_secs(20);
+/// Bytes of paths that one manifest of a workspace holds before it is cut.
+pub const MANIFEST_BYTES: usize = 64 << 20;
+/// The longest path in a manifest, in bytes: Linux' PATH_MAX.
+pub const MANIFEST_PATH_BYTES: usize = 4096;
+/// Changed files that a result names; further ones are only counted.
+pub const CHANGES_LISTED: usize = 1000;
+/// How long a supervisor waits while another one takes its block of uids.
+pub const UIDS_WAIT: Duration = Duration::from_secs(5);
 
 /// Open HTTP connections, and the bytes of one request's head.
 pub const HTTP_CONNECTIONS: usize = 256;
