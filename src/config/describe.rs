@@ -89,6 +89,10 @@ impl Pool {
             OnCrash::Report => "a crashed task is reported",
             OnCrash::Retry => "a crashed task is sent again",
         };
+        let guard = match (self.launcher, self.guard) {
+            (Launcher::None, Guard::PolicyAndSandbox) => "policy (there is no sandbox)",
+            (_, guard) => guard.word(),
+        };
         let weak = self.weaknesses();
         let weak = if weak.is_empty() {
             "none known".to_owned()
@@ -112,7 +116,7 @@ impl Pool {
                 }
             ),
             format!("  walls    {walls}"),
-            format!("  policy   {}, guard {}", self.policy, self.guard),
+            format!("  policy   {}, guard {guard}", self.policy),
             format!(
                 "  work in  {}, mode {}",
                 foreign::show(&self.workspace.path.to_string_lossy(), WIDTH),

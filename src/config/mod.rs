@@ -188,28 +188,7 @@ fn legible<'b>(bytes: &'b [u8], origin: &Origin) -> Result<&'b str, ConfigErrors
         let help = Some("save it as UTF-8 without a byte order mark");
         return refuse(source, 0, "the file begins with a byte order mark", help);
     }
-    if let Some(at) = deep_key(source) {
-        return refuse(source, at, "a key has too many dots", None);
-    }
     Ok(source)
-}
-
-/// Dots of one line, above what any key of the format has: the parser nests a table for each, and
-/// tables nested without bound would exhaust the stack.
-const DOTS: usize = 200;
-
-/// Where a line begins that could hold a key of too many parts.
-fn deep_key(source: &str) -> Option<usize> {
-    let mut at = 0;
-    for line in source.split('\n') {
-        let key_end = line.find(['=', '#', ']']).unwrap_or(line.len());
-        let key = line.get(..key_end).unwrap_or(line);
-        if key.bytes().filter(|b| *b == b'.').count() > DOTS {
-            return Some(at);
-        }
-        at += line.len() + 1;
-    }
-    None
 }
 
 fn syntax(text: &Text, source: &str, error: &toml::de::Error) -> ConfigError {
@@ -245,7 +224,8 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
         .iter()
         .filter_map(|(name, item)| pool::read(name, item, &context))
         .collect();
-    if table.named().is_empty() {
+    let is_table = root.item("pool").is_none_or(|item| item.is_table());
+    if is_table && table.named().is_empty() {
         let help = "write [pool.NAME] with a command: a pool's name is yours to choose";
         let message = "the file has no pool";
         ledger.fault(&table.place, message, Some(help.to_owned()));

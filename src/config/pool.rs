@@ -389,7 +389,8 @@ fn program_is_inside(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Cont
     let Some(profile) = context.sandboxes.get(&pool.sandbox) else {
         return;
     };
-    if command::is_path(program) && !command::is_inside(Path::new(program), &profile.ro_bind) {
+    let bare = !command::is_path(program) || program.contains(['{', '}']);
+    if !bare && !command::is_inside(Path::new(program), &profile.ro_bind) {
         let message = format!(
             "the program {} is not visible in the sandbox",
             quoted(program)

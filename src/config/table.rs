@@ -326,6 +326,11 @@ impl<'a> Item<'a> {
         self.value
     }
 
+    /// Whether it is a table at all.
+    pub(super) fn is_table(&self) -> bool {
+        matches!(self.value, DeValue::Table(_))
+    }
+
     /// The table.
     pub(super) fn section(&self) -> Option<Section<'a>> {
         let DeValue::Table(table) = self.value else {
