@@ -1,0 +1,6 @@
+//! The command line: what people type, and what they are shown.
+//!
+//! Floor 6. Must not decide anything about agents, tasks or walls.
+
+pub mod config_file;
+pub mod diagnostic;
