@@ -3,6 +3,7 @@
 //!
 //! The floors, the words and the two walks stand in `ARCHITECTURE.md`.
 
+pub mod cli;
 pub mod config;
 pub mod dialect;
 pub mod limits;
