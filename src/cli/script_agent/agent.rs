@@ -8,10 +8,9 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use super::ledger::Ledger;
-use super::messages::{self, Claim, Decision, Details, ErrorCode, Inbound, Malformed, Outbound};
-use super::pipes::{Inbox, Line, Outbox};
-use super::script::Call;
-use crate::limits::LINE_BYTES;
+use super::messages::{Claim, Details, Outbound};
+use super::pipes::{Inbox, Outbox};
+use super::step::Call;
 use crate::model::Foreign;
 
 /// The context window that the agent claims, in tokens.
@@ -19,9 +18,6 @@ pub(super) const CONTEXT_WINDOW: u64 = 200_000;
 
 /// The output cap that the agent claims, in tokens.
 const MAX_TOKENS: u64 = 8192;
-
-/// What the model is told when the controller gives no reason.
-const DENIED: &str = "denied by remote controller";
 
 /// What the model is told when the controller is gone.
 const DISCONNECTED: &str = "controller disconnected before responding";
@@ -79,9 +75,9 @@ pub(super) struct Turn {
 
 /// The one request that is open, and its answer.
 #[derive(Debug)]
-struct OpenAsk {
-    id: String,
-    answer: Option<Permission>,
+pub(super) struct OpenAsk {
+    pub(super) id: String,
+    pub(super) answer: Option<Permission>,
 }
 
 /// What does not change while the agent runs.
@@ -110,7 +106,7 @@ pub(super) struct Agent {
     pub(super) accepted: Option<String>,
     pub(super) closing: Closing,
     pub(super) ignores_cancel: bool,
-    open: Option<OpenAsk>,
+    pub(super) open: Option<OpenAsk>,
     turns: u64,
     calls: u64,
     asks: u64,
@@ -303,123 +299,5 @@ impl Agent {
         );
         // A log that nobody reads must not end the agent.
         drop(io::stderr().write_all(line.as_bytes()));
-    }
-
-    fn hear(&mut self, line: Line) -> Result<(), Halt> {
-        let message = match line {
-            Line::Whole(bytes) => messages::read(&bytes),
-            Line::TooLong => Err(Malformed::TooLong(LINE_BYTES)),
-        };
-        match message {
-            Ok(Inbound::Prompt { text }) => self.hear_prompt(text),
-            Ok(Inbound::Slash { command, args }) => {
-                self.ledger
-                    .enter("slash", || json!({"command": command, "args": args}))?;
-                self.slash(&command, &args)
-            }
-            Ok(Inbound::Interrupt {}) => {
-                self.ledger.enter("interrupt", || json!({}))?;
-                self.cancel("interrupt");
-                Ok(())
-            }
-            Ok(Inbound::PermissionResponse {
-                request_id,
-                decision,
-                reason,
-            }) => self.hear_answer(&request_id, decision, reason),
-            Ok(Inbound::Shutdown {}) => {
-                self.ledger.enter("shutdown", || json!({}))?;
-                self.goodbye("shutdown");
-                Ok(())
-            }
-            Err(malformed) => {
-                let message = malformed.to_string();
-                self.ledger
-                    .enter("malformed", || json!({"message": message}))?;
-                self.complain(ErrorCode::InvalidMessage, &message)
-            }
-        }
-    }
-
-    fn hear_prompt(&mut self, text: String) -> Result<(), Halt> {
-        let busy = self.turn.is_some() || self.accepted.is_some();
-        self.ledger
-            .enter("prompt", || json!({"text": text, "accepted": !busy}))?;
-        if busy {
-            return self.complain(
-                ErrorCode::TurnInFlight,
-                "a turn is already in flight; the prompt was rejected",
-            );
-        }
-        self.accepted = Some(text);
-        Ok(())
-    }
-
-    fn hear_answer(
-        &mut self,
-        request_id: &str,
-        decision: Decision,
-        reason: Option<String>,
-    ) -> Result<(), Halt> {
-        let answer = match decision {
-            Decision::Allow => Permission::Allowed,
-            Decision::Deny => Permission::Denied(
-                reason
-                    .filter(|reason| !reason.is_empty())
-                    .unwrap_or_else(|| DENIED.to_owned()),
-            ),
-        };
-        match &mut self.open {
-            Some(open) if open.id == request_id && open.answer.is_none() => {
-                open.answer = Some(answer);
-                Ok(())
-            }
-            _ => self.complain(
-                ErrorCode::UnknownRequest,
-                &format!(
-                    "no permission request `{}` is open",
-                    Foreign::new(request_id).show(60)
-                ),
-            ),
-        }
-    }
-
-    fn hear_end(&mut self) -> Result<(), Halt> {
-        if self.closing == Closing::No {
-            self.ledger.enter("eof", || json!({}))?;
-            self.closing = Closing::Eof;
-            self.log(format_args!("stdin ended"));
-        }
-        Ok(())
-    }
-
-    /// Ends the session: the running turn is cancelled first.
-    pub(super) fn goodbye(&mut self, why: &str) {
-        if self.ignores_cancel {
-            self.log(format_args!("ignored: {why}"));
-            return;
-        }
-        self.cancel(why);
-        self.closing = Closing::Goodbye;
-    }
-
-    fn cancel(&mut self, why: &str) {
-        if self.ignores_cancel {
-            self.log(format_args!("ignored: {why}"));
-        } else if let Some(turn) = &mut self.turn {
-            turn.cancelled = true;
-            self.log(format_args!("turn cancelled: {why}"));
-        }
-    }
-
-    fn complain(&mut self, code: ErrorCode, message: &str) -> Result<(), Halt> {
-        self.log(format_args!("{message}"));
-        self.out.send(&Outbound::Error {
-            code,
-            message,
-            origin: "local",
-            turn_id: self.turn.as_ref().map(|turn| turn.id.as_str()),
-        })?;
-        Ok(())
     }
 }

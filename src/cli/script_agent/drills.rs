@@ -14,7 +14,7 @@ use rustix::process::{Resource, Rlimit, Signal, getpid, kill_process, setrlimit}
 
 use super::agent::{Agent, Halt, Permission};
 use super::messages::Outbound;
-use super::script::{Call, Crash, Drill, Hang, Pipes};
+use super::step::{Call, Crash, Drill, Hang, Pipes};
 use super::tools::ToolEnd;
 use crate::limits::AGENT_WRITE_BYTES;
 

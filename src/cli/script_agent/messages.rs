@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::script::Call;
+use super::step::Call;
 
 /// What the controller says.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]

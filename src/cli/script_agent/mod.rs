@@ -7,11 +7,14 @@
 mod agent;
 mod bash;
 mod drills;
+mod hearing;
 mod ledger;
 mod messages;
+mod operands;
 mod pipes;
 mod script;
 mod slash;
+mod step;
 mod tools;
 mod turn;
 

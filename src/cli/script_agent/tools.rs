@@ -12,7 +12,7 @@ use regex::Regex;
 
 use super::agent::{Agent, Halt};
 use super::bash;
-use super::script::Call;
+use super::step::Call;
 use crate::limits::{
     AGENT_OUTPUT_BYTES, AGENT_SEARCH_DEPTH, AGENT_SEARCH_FILE_BYTES, AGENT_SEARCH_FILES,
 };

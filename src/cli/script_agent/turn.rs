@@ -8,7 +8,8 @@ use serde_json::json;
 
 use super::agent::{Agent, Halt, Permission, Turn};
 use super::messages::{Outbound, StopReason};
-use super::script::{self, Call, Step};
+use super::script;
+use super::step::{Call, Step};
 use super::tools::{self, ToolEnd};
 
 /// Whether the controller is asked before a tool runs.
