@@ -157,6 +157,28 @@ pub const UIDS_WAIT: Duration = Duration::from_secs(5);
 /// Open HTTP connections, and the bytes of one request's head.
 pub const HTTP_CONNECTIONS: usize = 256;
 
+/// Bytes of one tool's output that the script agent reports.
+pub const AGENT_OUTPUT_BYTES: usize = 64 << 10;
+
+/// How long the script agent lets one command run.
+pub const AGENT_TOOL_TIME: Duration = Duration::from_secs(600);
+
+/// The longest pause that a script may ask for.
+pub const AGENT_SLEEP: Duration = Duration::from_secs(24 * 3600);
+
+/// Files that one `search` step looks into, and how deep it goes.
+pub const AGENT_SEARCH_FILES: usize = 20_000;
+/// How deep one `search` step goes, in directories.
+pub const AGENT_SEARCH_DEPTH: usize = 64;
+/// The largest file that a `search` step looks into, in bytes.
+pub const AGENT_SEARCH_FILE_BYTES: u64 = 4 << 20;
+
+/// Permission requests of one `ask` step: each keeps one latency sample.
+pub const AGENT_ASKS: u64 = 1_000_000;
+
+/// Bytes that the script agent puts into one write when it batches lines: a pipe's size.
+pub const AGENT_WRITE_BYTES: usize = 64 << 10;
+
 /// How long a shutdown waits for the journal.
 pub const JOURNAL_CLOSE: Duration = Duration::from_secs(10);
 

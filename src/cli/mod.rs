@@ -4,3 +4,8 @@
 
 pub mod config_file;
 pub mod diagnostic;
+//! What a person types: the commands of the binary.
+//!
+//! Floor 6.
+
+pub mod script_agent;
