@@ -7,3 +7,5 @@ pub mod config;
 pub mod dialect;
 pub mod limits;
 pub mod model;
+pub mod sandbox;
+pub mod wire;
