@@ -188,6 +188,19 @@ pub const SHIM_START: Duration = Duration::from_secs(20);
 /// The largest message on the shim's control socket, in bytes.
 pub const SHIM_MESSAGE_BYTES: usize = 1 << 20;
 
+/// How long a helper has to kill and reap everything after it was told to, before it is sent
+/// SIGTERM, which means the same.
+pub const KILL_ORDERED: Duration = Duration::from_millis(500);
+
+/// How long a helper has after that SIGTERM before it is killed itself.
+pub const KILL_HELPER: Duration = Duration::from_secs(2);
+
+/// How long a helper tries to kill what an agent left before it reports it as left.
+pub const SWEEP_PROCESSES: Duration = Duration::from_secs(10);
+
+/// Orders (signals, ladder steps) that wait for a child's keeper; a kill needs no place.
+pub const KEEPER_QUEUE: usize = 8;
+
 /// Concurrent spawns of the whole fleet: more only wait for each other's page tables.
 pub const SPAWNS_AT_ONCE: usize = 4;
 

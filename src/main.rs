@@ -21,4 +21,13 @@ fn main() -> ExitCode {
     match Line::parse().command {
         Command::ScriptAgent(args) => marshal::cli::script_agent::run(args),
     }
+//! The binary.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    if let Some(code) = marshal::sandbox::shim_main() {
+        return code;
+    }
+    ExitCode::SUCCESS
 }

@@ -5,3 +5,8 @@
 
 pub mod json;
 pub mod ndjson;
+//! Bytes in, bytes out: the encodings of every stream that the program reads or writes.
+//!
+//! Floor 1. Must know no IO, no process and no clock.
+
+pub mod shim;
