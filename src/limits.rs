@@ -72,6 +72,16 @@ pub const AUDIT_HEAD_EVERY: Duration = Duration::from_secs(3600);
 /// How long a client's lines may wait for the control socket, and their size in bytes.
 pub const CONTROL_LINE_BYTES: usize = 16 << 20;
 
+/// Clients of the control socket at the same time; one more is told to come again.
+pub const CONTROL_CONNECTIONS: usize = 64;
+
+/// How long a client of the control socket may take for one request, and how long it may leave
+/// what it is told unread, before it is dropped.
+pub const CONTROL_WAIT: Duration = Duration::from_secs(30);
+
+/// Runs that are over and can still be watched by a client of the daemon.
+pub const CONTROL_RUNS_KEPT: usize = 8;
+
 /// Live events that a subscriber may lag behind before it is told so.
 pub const BROADCAST_EVENTS: usize = 4096;
 
@@ -91,6 +101,15 @@ pub const POOL_QUEUE: usize = 100_000;
 pub const TASK_FILE_BYTES: usize = 64 << 20;
 /// Bytes of one prompt.
 pub const PROMPT_BYTES: usize = 1 << 20;
+/// Sendings that one task may ask for.
+pub const TASK_ATTEMPTS: u32 = 100;
+/// Words in the argv of one task's check.
+pub const CHECK_WORDS: usize = 256;
+/// Errors of task files that are listed one by one.
+pub const TASK_ERRORS: usize = 100;
+
+/// How long the command line waits, after everything was killed, for the last reports.
+pub const KILLED_WAIT: Duration = Duration::from_secs(5);
 
 /// Open permission requests of one session before the next is denied.
 pub const ASKS_PER_SESSION: usize = 4;
@@ -154,8 +173,19 @@ pub const CHANGES_LISTED: usize = 1000;
 /// How long a supervisor waits while another one takes its block of uids.
 pub const UIDS_WAIT: Duration = Duration::from_secs(5);
 
-/// Open HTTP connections, and the bytes of one request's head.
+/// Open HTTP connections; further ones wait to be accepted.
 pub const HTTP_CONNECTIONS: usize = 256;
+/// Bytes of one HTTP request's head.
+pub const HTTP_HEAD_BYTES: usize = 16 << 10;
+/// Bytes of one HTTP request's body: no page takes one, so this only says what is read over.
+pub const HTTP_BODY_BYTES: u64 = 64 << 10;
+/// How long a client may take for a request's head, and stay idle between two requests. Longer
+/// than the usual scrape interval of 15 s, so that a scraper keeps its connection.
+pub const HTTP_HEAD_WAIT: Duration = Duration::from_secs(30);
+/// How long one HTTP connection may live, so that a client that reads nothing holds no place.
+pub const HTTP_CONNECTION_LIFE: Duration = Duration::from_secs(300);
+/// How long a shutdown waits for open HTTP requests.
+pub const HTTP_DRAIN: Duration = Duration::from_secs(2);
 
 /// Bytes of one tool's output that the script agent reports.
 pub const AGENT_OUTPUT_BYTES: usize = 64 << 10;

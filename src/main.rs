@@ -1,4 +1,4 @@
-//! The binary: reads its arguments and calls the command.
+//! The binary: helper dispatch first, then the command line.
 
 use std::process::ExitCode;
 
@@ -18,16 +18,11 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    match Line::parse().command {
-        Command::ScriptAgent(args) => marshal::cli::script_agent::run(args),
-    }
-//! The binary.
-
-use std::process::ExitCode;
-
-fn main() -> ExitCode {
+    // Before any thread, argument or setting: a helper has one thread and no time.
     if let Some(code) = marshal::sandbox::shim_main() {
         return code;
     }
-    ExitCode::SUCCESS
+    match Line::parse().command {
+        Command::ScriptAgent(args) => marshal::cli::script_agent::run(args),
+    }
 }

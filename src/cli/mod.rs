@@ -1,11 +1,8 @@
-//! The command line: what people type, and what they are shown.
+//! The command line: what a person types, and what they see.
 //!
-//! Floor 6. Must not decide anything about agents, tasks or walls.
+//! Floor 6. Owns arguments, progress, tables, exit codes and signals. Must not decide anything
+//! about agents.
 
 pub mod config_file;
 pub mod diagnostic;
-//! What a person types: the commands of the binary.
-//!
-//! Floor 6.
-
 pub mod script_agent;

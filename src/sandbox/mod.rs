@@ -1,10 +1,3 @@
-//! What stands between an agent and the host.
-//!
-//! Floor 3.
-
-pub mod state_dir;
-pub mod uids;
-pub mod workspace;
 //! The walls around an agent: what they are (`plan`, pure) and how they are put up (the shim).
 //!
 //! A profile is data; [`plan`] turns it into a [`ShimPlan`]; the shim, which is this binary started
@@ -34,8 +27,11 @@ mod outer;
 mod plan;
 mod privilege;
 mod root;
+pub mod state_dir;
 mod trees;
+pub mod uids;
 mod warden;
+pub mod workspace;
 
 pub use plan::{PlanError, Tree, WallsRequest, limits_of, plan, probe_request};
 pub use shim::{Ids, ShimPlan};

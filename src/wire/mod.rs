@@ -1,12 +1,8 @@
-//! Bytes in, bytes out: framing and the JSON of the wire.
+//! Bytes in, bytes out: framing, the JSON of the wire, the messages of the sandbox's helpers.
 //!
-//! Floor 1. Owns how lines are cut out of a byte stream and what makes a line a message at all.
-//! Must not know any protocol, process or clock.
+//! Floor 1. Owns the encodings of every stream that the program reads or writes. Must not know any
+//! protocol of an agent, any process, or a clock; does no IO.
 
 pub mod json;
 pub mod ndjson;
-//! Bytes in, bytes out: the encodings of every stream that the program reads or writes.
-//!
-//! Floor 1. Must know no IO, no process and no clock.
-
 pub mod shim;

@@ -1,0 +1,103 @@
+//! Lines over a stream socket, with a bound on their length and on every wait.
+//!
+//! Must not know what is in a line.
+
+use std::io;
+use std::time::Duration;
+
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::net::UnixStream;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::time::{Instant, timeout, timeout_at};
+
+/// Why a line did not come, or did not go.
+#[derive(Debug, thiserror::Error)]
+pub enum LineError {
+    /// The line is longer than the bound.
+    #[error("the line is longer than {0} bytes")]
+    TooLong(usize),
+    /// It took longer than the bound.
+    #[error("the other end took longer than {} s", .0.as_secs_f32())]
+    TooSlow(Duration),
+    /// The other end closed in the middle of a line, or the system failed.
+    #[error("the connection failed: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// One connection, line by line.
+#[derive(Debug)]
+pub struct Lines {
+    read: BufReader<OwnedReadHalf>,
+    write: OwnedWriteHalf,
+    /// Bytes of one line that is read.
+    bound: usize,
+    /// For one line that is written.
+    wait: Duration,
+}
+
+impl Lines {
+    /// Lines over `stream`: at most `bound` bytes each when read, at most `wait` to write one.
+    #[must_use]
+    pub fn new(stream: UnixStream, bound: usize, wait: Duration) -> Self {
+        let (read, write) = stream.into_split();
+        Self {
+            read: BufReader::with_capacity(16 << 10, read),
+            write,
+            bound,
+            wait,
+        }
+    }
+
+    /// The next line, without its newline; `None` at the end. Within `within`, if that is given.
+    /// Not cancel-safe: what was read of a line is lost.
+    ///
+    /// # Errors
+    /// [`LineError`]; the connection is of no use then.
+    pub async fn next(&mut self, within: Option<Duration>) -> Result<Option<Vec<u8>>, LineError> {
+        let deadline = within.map(|within| (Instant::now() + within, within));
+        let mut line = Vec::new();
+        loop {
+            let chunk = match deadline {
+                None => self.read.fill_buf().await?,
+                Some((at, within)) => timeout_at(at, self.read.fill_buf())
+                    .await
+                    .map_err(|_| LineError::TooSlow(within))??,
+            };
+            if chunk.is_empty() {
+                return if line.is_empty() {
+                    Ok(None)
+                } else {
+                    Err(LineError::Io(io::ErrorKind::UnexpectedEof.into()))
+                };
+            }
+            let end = memchr::memchr(b'\n', chunk);
+            let taken = end.unwrap_or(chunk.len());
+            if line.len() + taken > self.bound {
+                return Err(LineError::TooLong(self.bound));
+            }
+            line.extend_from_slice(&chunk[..taken]);
+            self.read.consume(taken + usize::from(end.is_some()));
+            if end.is_some() {
+                return Ok(Some(line));
+            }
+        }
+    }
+
+    /// Writes one line and its newline.
+    ///
+    /// # Errors
+    /// [`LineError`]; the connection is of no use then.
+    pub async fn send(&mut self, mut line: String) -> Result<(), LineError> {
+        line.push('\n');
+        timeout(self.wait, self.write.write_all(line.as_bytes()))
+            .await
+            .map_err(|_| LineError::TooSlow(self.wait))??;
+        Ok(())
+    }
+
+    /// Returns when the other end has closed or says something: then the answer is `true`, and
+    /// what it says is the next line. Cancel-safe.
+    pub async fn speaks(&mut self) -> bool {
+        matches!(self.read.fill_buf().await, Ok(chunk) if !chunk.is_empty())
+    }
+}

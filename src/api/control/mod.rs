@@ -1,0 +1,185 @@
+//! The control socket: one JSON request a line, from the supervisor's user or root.
+//!
+//! Owns connections, their bounds and the runs that came over the socket. Must not know HTTP or
+//! the command line. A client that is slow lags behind its stream; one that does not read at all
+//! is dropped; neither slows the fleet.
+
+mod lines;
+pub mod socket;
+mod talk;
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::net::UnixStream;
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::request::{Code, Failure, Role};
+use super::service::Fleet;
+use super::watch::Ledger;
+use crate::limits;
+use crate::model::RunId;
+
+pub use lines::{LineError, Lines};
+pub use socket::{BindError, Listener, bind, connect};
+
+/// The bounds of one server; [`Bounds::default`] is what the program uses.
+#[derive(Debug, Clone, Copy)]
+pub struct Bounds {
+    /// Clients at the same time.
+    pub connections: usize,
+    /// Bytes of one request.
+    pub line: usize,
+    /// For one request, and for a client to read what it is told.
+    pub wait: Duration,
+    /// For open conversations at the end.
+    pub drain: Duration,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Self {
+            connections: limits::CONTROL_CONNECTIONS,
+            line: limits::CONTROL_LINE_BYTES,
+            wait: limits::CONTROL_WAIT,
+            drain: limits::HTTP_DRAIN,
+        }
+    }
+}
+
+/// What every conversation needs.
+#[derive(Debug, Clone)]
+pub(super) struct Desk<F> {
+    fleet: F,
+    role: Role,
+    bounds: Bounds,
+    runs: Arc<Runs>,
+    stop: CancellationToken,
+}
+
+/// Serves the socket until `stop`, then ends open conversations and removes the socket.
+pub async fn serve<F: Fleet>(
+    listener: Listener,
+    fleet: F,
+    role: Role,
+    bounds: Bounds,
+    stop: CancellationToken,
+) {
+    let desk = Desk {
+        fleet,
+        role,
+        bounds,
+        runs: Arc::new(Runs::default()),
+        stop: stop.clone(),
+    };
+    let places = Arc::new(Semaphore::new(bounds.connections));
+    let open = TaskTracker::new();
+    let kill = CancellationToken::new();
+    loop {
+        let accepted = tokio::select! {
+            () = stop.cancelled() => break,
+            accepted = listener.unix.accept() => accepted,
+        };
+        let stream = match accepted {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a control connection");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        if let Err(failure) = is_permitted(&stream) {
+            talk::dismiss(&stream, failure);
+            continue;
+        }
+        let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
+            let message = format!("{} clients are connected; try again", bounds.connections);
+            talk::dismiss(&stream, Failure::new(Code::Busy, message));
+            continue;
+        };
+        let (desk, kill) = (desk.clone(), kill.clone());
+        open.spawn(async move {
+            tokio::select! {
+                () = talk::converse(stream, desk) => {}
+                () = kill.cancelled() => {}
+            }
+            drop(place);
+        });
+    }
+    drop(listener);
+    open.close();
+    if tokio::time::timeout(bounds.drain, open.wait())
+        .await
+        .is_err()
+    {
+        kill.cancel();
+        open.wait().await;
+    }
+}
+
+/// Only the supervisor's user and root: whoever writes here starts processes as that user.
+fn is_permitted(stream: &UnixStream) -> Result<(), Failure> {
+    let owner = rustix::process::geteuid().as_raw();
+    match stream.peer_cred() {
+        Ok(peer) if peer.uid() == owner || peer.uid() == 0 => Ok(()),
+        Ok(peer) => Err(Failure::new(
+            Code::NotPermitted,
+            format!(
+                "uid {} may not control this supervisor, which runs as uid {owner}",
+                peer.uid()
+            ),
+        )),
+        Err(_) => Err(Failure::new(
+            Code::NotPermitted,
+            "the kernel does not say who you are",
+        )),
+    }
+}
+
+/// The runs that came over the socket: those that are worked, and the last few that are over.
+#[derive(Debug, Default)]
+pub(super) struct Runs(Mutex<RunsInner>);
+
+#[derive(Debug, Default)]
+struct RunsInner {
+    ledgers: HashMap<RunId, Arc<Ledger>>,
+    /// Oldest first.
+    order: VecDeque<RunId>,
+}
+
+impl Runs {
+    fn lock(&self) -> std::sync::MutexGuard<'_, RunsInner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn get(&self, run: &RunId) -> Option<Arc<Ledger>> {
+        self.lock().ledgers.get(run).cloned()
+    }
+
+    /// Keeps a run, and forgets the oldest ones that are over beyond the bound. Runs that are
+    /// worked are bounded by the fleet's queues.
+    fn keep(&self, ledger: &Arc<Ledger>) {
+        let mut inner = self.lock();
+        let inner = &mut *inner;
+        let over = inner.ledgers.values().filter(|l| l.is_closed()).count();
+        let mut surplus = over.saturating_sub(limits::CONTROL_RUNS_KEPT - 1);
+        inner.order.retain(|run| {
+            let goes = surplus > 0 && inner.ledgers.get(run).is_none_or(|l| l.is_closed());
+            if goes {
+                surplus -= 1;
+                inner.ledgers.remove(run);
+            }
+            !goes
+        });
+        inner.order.push_back(ledger.run().clone());
+        inner
+            .ledgers
+            .insert(ledger.run().clone(), Arc::clone(ledger));
+    }
+}
+
+#[cfg(test)]
+mod tests;

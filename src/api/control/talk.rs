@@ -1,0 +1,242 @@
+//! One client's conversation: requests, replies, streams.
+//!
+//! Must not know how clients are counted or let in.
+
+use std::sync::Arc;
+
+use tokio::net::UnixStream;
+use tokio::sync::broadcast::error::RecvError;
+
+use super::lines::{LineError, Lines};
+use super::{Desk, Fleet};
+use crate::api::request::{self, Code, Failure, Reply, Request, Role};
+use crate::api::service::Refusal;
+use crate::api::view;
+use crate::api::watch::{Item, Ledger, RunStream};
+use crate::model::{RunId, SlotId, TaskSpec};
+
+/// Tells a client why it is sent away, as far as its socket takes it at once.
+pub(super) fn dismiss(stream: &UnixStream, failure: Failure) {
+    let mut line = request::write_reply(&Reply::Failed(failure));
+    line.push('\n');
+    let _ = stream.try_write(line.as_bytes());
+}
+
+/// Talks until the client leaves, breaks a bound, or the supervisor stops.
+pub(super) async fn converse<F: Fleet>(stream: UnixStream, desk: Desk<F>) {
+    let mut lines = Lines::new(stream, desk.bounds.line, desk.bounds.wait);
+    loop {
+        let asked = tokio::select! {
+            asked = lines.next(Some(desk.bounds.wait)) => asked,
+            () = desk.stop.cancelled() => {
+                let _ = reply(&mut lines, Reply::Failed(stopping())).await;
+                return;
+            }
+        };
+        let line = match asked {
+            Ok(Some(line)) => line,
+            Ok(None) | Err(LineError::Io(_)) => return,
+            Err(error) => {
+                let code = match error {
+                    LineError::TooLong(_) => Code::TooLong,
+                    _ => Code::TooSlow,
+                };
+                let message = format!("{error}; the connection ends");
+                let _ = reply(&mut lines, Reply::Failed(Failure::new(code, message))).await;
+                return;
+            }
+        };
+        let answered = match request::read(&line) {
+            Ok(request) => answer(&mut lines, &desk, request).await,
+            Err(failure) => reply(&mut lines, Reply::Failed(failure)).await,
+        };
+        if let Err(error) = answered {
+            tracing::debug!(%error, "a control client was dropped");
+            return;
+        }
+    }
+}
+
+fn stopping() -> Failure {
+    Failure::new(Code::Stopping, "the supervisor ends")
+}
+
+async fn reply(lines: &mut Lines, reply: Reply) -> Result<(), LineError> {
+    lines.send(request::write_reply(&reply)).await
+}
+
+async fn answer<F: Fleet>(
+    lines: &mut Lines,
+    desk: &Desk<F>,
+    request: Request,
+) -> Result<(), LineError> {
+    match request {
+        Request::Hello => {
+            let hello = Reply::Hello {
+                role: desk.role,
+                pid: std::process::id(),
+            };
+            reply(lines, hello).await
+        }
+        Request::Submit { tasks, watch } => submit(lines, desk, tasks, watch).await,
+        Request::Watch { run } => match desk.runs.get(&run) {
+            None => reply(lines, Reply::Failed(no_such_run(&run))).await,
+            Some(ledger) => {
+                let stream = RunStream::new(desk.fleet.watch(), ledger);
+                let accepted = stream.total();
+                reply(lines, Reply::Watching { accepted }).await?;
+                relay(lines, desk, stream).await
+            }
+        },
+        Request::Cancel { run } => {
+            if desk.runs.get(&run).is_none() {
+                return reply(lines, Reply::Failed(no_such_run(&run))).await;
+            }
+            desk.fleet.cancel(&run);
+            reply(lines, Reply::Done).await
+        }
+        Request::Logs { slot, follow } => logs(lines, desk, &slot, follow).await,
+        Request::Restart { slot } => {
+            let restarted = match desk.fleet.restart(slot).await {
+                Ok(()) => Reply::Done,
+                Err(error) => Reply::Failed(Failure::new(Code::NoSuchSlot, error.to_string())),
+            };
+            reply(lines, restarted).await
+        }
+    }
+}
+
+fn no_such_run(run: &RunId) -> Failure {
+    Failure::new(
+        Code::NoSuchRun,
+        format!("there is no run {run} here, or it ended before many others"),
+    )
+}
+
+async fn submit<F: Fleet>(
+    lines: &mut Lines,
+    desk: &Desk<F>,
+    tasks: Vec<TaskSpec>,
+    watch: bool,
+) -> Result<(), LineError> {
+    if desk.role == Role::Run {
+        let failure = Failure::new(
+            Code::NoDaemon,
+            "this supervisor works its own list of tasks; wait for its end, or start `marshal up`",
+        );
+        return reply(lines, Reply::Failed(failure)).await;
+    }
+    // Before the tasks, so that nothing of them is missed.
+    let notices = desk.fleet.watch();
+    let accepted = tasks.len();
+    let ledger = match take_in(desk, tasks).await {
+        Ok(ledger) => ledger,
+        Err(failure) => return reply(lines, Reply::Failed(failure)).await,
+    };
+    let run = ledger.run().clone();
+    reply(lines, Reply::Submitted { run, accepted }).await?;
+    if watch {
+        relay(lines, desk, RunStream::new(notices, ledger)).await?;
+    }
+    Ok(())
+}
+
+async fn take_in<F: Fleet>(desk: &Desk<F>, tasks: Vec<TaskSpec>) -> Result<Arc<Ledger>, Failure> {
+    let broken = || Failure::new(Code::Refused, "the fleet lost the run's reports");
+    let run = RunId::new(&uuid::Uuid::now_v7().to_string()).map_err(|_| broken())?;
+    let total = tasks.len();
+    let taken = desk.fleet.submit(run.clone(), tasks).await;
+    taken.map_err(|refusal| match refusal {
+        Refusal::Tasks(message) => Failure::new(Code::BadTasks, message),
+        Refusal::Fleet(message) => Failure::new(Code::Refused, message),
+    })?;
+    let reports = desk.fleet.reports(&run).ok_or_else(broken)?;
+    let ledger = Ledger::collect(run, total, reports);
+    desk.runs.keep(&ledger);
+    Ok(ledger)
+}
+
+/// Passes a run's stream on. Ends with the run, the client or the supervisor.
+async fn relay<F: Fleet>(
+    lines: &mut Lines,
+    desk: &Desk<F>,
+    mut stream: RunStream,
+) -> Result<(), LineError> {
+    let mut listens = true;
+    loop {
+        let item = tokio::select! {
+            item = stream.next() => item,
+            speaks = lines.speaks(), if listens => {
+                if !speaks {
+                    return Err(LineError::Io(std::io::ErrorKind::ConnectionAborted.into()));
+                }
+                // A further request: it is read when this one is done.
+                listens = false;
+                continue;
+            }
+            () = desk.stop.cancelled() => return end(lines, desk, stream).await,
+        };
+        let line = view::item(&item);
+        lines.send(line).await?;
+        if matches!(item, Item::Complete) {
+            return Ok(());
+        }
+    }
+}
+
+/// The supervisor ends: what is there already is still told.
+async fn end<F: Fleet>(
+    lines: &mut Lines,
+    desk: &Desk<F>,
+    mut stream: RunStream,
+) -> Result<(), LineError> {
+    while let Ok(item) = tokio::time::timeout(desk.bounds.drain / 4, stream.next()).await {
+        lines.send(view::item(&item)).await?;
+        if matches!(item, Item::Complete) {
+            return Ok(());
+        }
+    }
+    reply(lines, Reply::Failed(stopping())).await
+}
+
+async fn logs<F: Fleet>(
+    lines: &mut Lines,
+    desk: &Desk<F>,
+    slot: &SlotId,
+    follow: bool,
+) -> Result<(), LineError> {
+    let Some(mut tail) = desk.fleet.logs(slot) else {
+        let message = desk.fleet.no_such_slot(slot).to_string();
+        return reply(
+            lines,
+            Reply::Failed(Failure::new(Code::NoSuchSlot, message)),
+        )
+        .await;
+    };
+    reply(lines, Reply::Done).await?;
+    for line in &tail.backlog {
+        lines.send(view::log_line(line)).await?;
+    }
+    let mut listens = true;
+    while follow {
+        let line = tokio::select! {
+            line = tail.live.recv() => line,
+            speaks = lines.speaks(), if listens => {
+                if !speaks {
+                    return Err(LineError::Io(std::io::ErrorKind::ConnectionAborted.into()));
+                }
+                listens = false;
+                continue;
+            }
+            () = desk.stop.cancelled() => break,
+        };
+        match line {
+            Ok(line) => lines.send(view::log_line(&line)).await?,
+            Err(RecvError::Lagged(missed)) => {
+                lines.send(view::item(&Item::Lagged(missed))).await?;
+            }
+            Err(RecvError::Closed) => break,
+        }
+    }
+    lines.send(view::item(&Item::Complete)).await
+}

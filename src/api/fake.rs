@@ -1,0 +1,456 @@
+//! A small fleet for the tests of the doors and of the command line: no processes, real channels.
+//!
+//! A task's prompt says what becomes of it: `done`, `deny`, `hang` (until it is cancelled),
+//! `flood N` (N events, then done).
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::sync::{broadcast, mpsc};
+use tokio_util::sync::CancellationToken;
+
+use super::service::{Fleet, NoSuchSlot, Refusal};
+use crate::fleet::{
+    ChangeKind, FileChange, LogTail, Notice, Readiness, SlotView, Stop, TaskReport,
+};
+use crate::model::{
+    AskId, DecidedBy, Decision, Event, EventId, Foreign, PoolName, RunId, SessionId, SlotId,
+    SlotState, Stamped, TaskId, TaskOutcome, TaskSpec, Usage, Verdict,
+};
+
+#[derive(Clone)]
+pub(crate) struct FakeFleet(Arc<Inner>);
+
+struct Inner {
+    notices: broadcast::Sender<Notice>,
+    log: broadcast::Sender<Foreign>,
+    reports: Mutex<HashMap<RunId, mpsc::Receiver<Arc<TaskReport>>>>,
+    runs: Mutex<HashMap<RunId, CancellationToken>>,
+    pub(crate) restarts: AtomicUsize,
+    pub(crate) stops: Mutex<Vec<Stop>>,
+    /// Tasks that hang do not even end when they are cancelled, only when killed.
+    pub(crate) stubborn: AtomicBool,
+    killed: CancellationToken,
+}
+
+pub(crate) fn slot(index: u16) -> SlotId {
+    SlotId {
+        pool: PoolName::new("demo").expect("name"),
+        index,
+    }
+}
+
+pub(crate) fn spec(id: &str, prompt: &str) -> TaskSpec {
+    TaskSpec {
+        id: TaskId::new(id).expect("id"),
+        prompt: prompt.into(),
+        pool: None,
+        workspace: None,
+        attempts: None,
+        check: None,
+    }
+}
+
+/// A report with nothing in it but its task's end.
+pub(crate) fn report(run: &RunId, task: &TaskId, outcome: TaskOutcome) -> TaskReport {
+    TaskReport {
+        run: run.clone(),
+        task: task.clone(),
+        pool: PoolName::new("demo").expect("name"),
+        slot: Some(slot(0)),
+        session: SessionId::new("s-0").ok(),
+        outcome,
+        attempts: 1,
+        allowed: 0,
+        denied: 0,
+        asked: 0,
+        unasked_denied: 0,
+        denied_by: Vec::new(),
+        usage: Usage::default(),
+        took: Duration::from_millis(1200),
+        changes: Vec::new(),
+        changes_cut: false,
+        copy: None,
+        restarts: 0,
+        backoff: Duration::ZERO,
+        detail: None,
+        answer: Foreign::default(),
+    }
+}
+
+pub(crate) fn event(slot: &SlotId, session: &SessionId, task: &TaskId, event: Event) -> Notice {
+    Notice::Event {
+        slot: slot.clone(),
+        session: session.clone(),
+        task: Some(task.clone()),
+        stamped: Arc::new(Stamped {
+            id: EventId { epoch: 1, seq: 1 },
+            at_us: 1_700_000_000_000_000,
+            event,
+        }),
+    }
+}
+
+/// A report and notices with `evil` in every field that text can reach.
+pub(crate) fn hostile(evil: &str) -> (TaskReport, Vec<Notice>) {
+    let run = RunId::new("r").expect("id");
+    let task = TaskId::new("t").expect("id");
+    let session = SessionId::new("s").expect("id");
+    let text = || Foreign::new(evil);
+    let raw =
+        || serde_json::value::to_raw_value(&serde_json::json!({ "command": evil })).expect("JSON");
+    let mut full = report(&run, &task, TaskOutcome::Failed);
+    full.denied = 1;
+    full.denied_by = vec![evil.to_owned()];
+    full.changes = vec![FileChange {
+        path: text(),
+        kind: ChangeKind::Added,
+    }];
+    full.copy = Some(format!("/tmp/{evil}").into());
+    full.detail = Some(text());
+    full.answer = text();
+    full.restarts = 1;
+    let verdict = Verdict {
+        ask: AskId::new("a").expect("id"),
+        decision: Decision::Deny,
+        by: DecidedBy::Policy,
+        rules: vec![evil.to_owned()],
+        reason: evil.to_owned(),
+    };
+    let ask = crate::model::Ask {
+        key: crate::model::AskKey(evil.to_owned()),
+        tool_id: Some(text()),
+        tool: text(),
+        input: raw(),
+        claimed: crate::model::Claimed {
+            active_mode: Some(text()),
+            required_mode: Some(text()),
+            reason: Some(text()),
+            title: Some(text()),
+            kind: Some(text()),
+        },
+    };
+    let events = vec![
+        Event::PromptAccepted {
+            task: Some(task.clone()),
+            attempt: 1,
+            text: text(),
+        },
+        Event::Ready(crate::model::AgentInfo {
+            protocol: evil.to_owned(),
+            version: Some(text()),
+            session: Some(text()),
+            model: Some(text()),
+            mode: Some(text()),
+            tools: vec![text()],
+            context_window: None,
+        }),
+        Event::TurnStarted { turn: Some(text()) },
+        Event::Text { delta: text() },
+        Event::Thought { delta: text() },
+        Event::ToolStart {
+            id: text(),
+            name: text(),
+            input: raw(),
+        },
+        Event::ToolResult {
+            id: text(),
+            output: text(),
+            is_error: true,
+            took: None,
+        },
+        Event::Asked {
+            id: AskId::new("a").expect("id"),
+            ask,
+        },
+        Event::Decided(verdict),
+        Event::Unasked {
+            id: text(),
+            tool: text(),
+            decision: Decision::Deny,
+            rules: vec![evil.to_owned()],
+        },
+        Event::FileUpdated {
+            tool: text(),
+            path: text(),
+        },
+        Event::StateChanged {
+            model: Some(text()),
+            mode: Some(text()),
+            context_pct: None,
+            context_window: None,
+        },
+        Event::SlashResult {
+            command: text(),
+            text: text(),
+            data: Some(raw()),
+            clear_session: false,
+            exit: false,
+        },
+        Event::AgentError {
+            code: text(),
+            message: text(),
+            origin: crate::model::Origin::Local,
+        },
+        Event::TurnEnded {
+            outcome: crate::model::TurnOutcome::Failed,
+            stop_reason: Some(text()),
+            usage: Usage::default(),
+            detail: Some(evil.to_owned()),
+        },
+        Event::Unknown {
+            tag: text(),
+            raw: raw(),
+        },
+        Event::BadLine {
+            reason: "bad_json",
+            head: text(),
+        },
+        Event::ChildExited {
+            class: crate::model::ExitClass::Exited,
+            status: None,
+            detail: evil.to_owned(),
+            stderr: vec![text()],
+        },
+        Event::CheckEnded {
+            status: None,
+            output: text(),
+        },
+    ];
+    let mut notices = vec![
+        Notice::Queued {
+            run: run.clone(),
+            task: task.clone(),
+            pool: PoolName::new("demo").expect("name"),
+        },
+        Notice::Assigned {
+            run,
+            task: task.clone(),
+            slot: slot(0),
+            session: session.clone(),
+            attempt: 1,
+        },
+        Notice::Slot {
+            slot: slot(0),
+            state: SlotState::Parked,
+            note: Some(evil.to_owned()),
+        },
+    ];
+    let at = slot(0);
+    notices.extend(events.into_iter().map(|e| event(&at, &session, &task, e)));
+    (full, notices)
+}
+
+/// Sequences that would act on a terminal or mislead its reader.
+pub(crate) const EVIL: &[&str] = &[
+    "\u{1b}]0;title\u{7}",
+    "\u{1b}]52;c;cm0gLXJm\u{7}",
+    "\u{1b}]8;;http://x\u{1b}\\link",
+    "\u{1b}[2J\u{1b}[1;1H",
+    "\u{9b}31m\u{9d}0;x\u{9c}",
+    "a\r\nb\tc\u{8}\u{7f}\u{0}",
+    "\u{202e}txt.exe\u{2066}\u{200b}\u{feff}\u{2028}\u{e0041}",
+];
+
+impl FakeFleet {
+    pub(crate) fn new() -> Self {
+        Self(Arc::new(Inner {
+            notices: broadcast::Sender::new(64),
+            log: broadcast::Sender::new(8),
+            reports: Mutex::default(),
+            runs: Mutex::default(),
+            restarts: AtomicUsize::new(0),
+            stops: Mutex::default(),
+            stubborn: AtomicBool::new(false),
+            killed: CancellationToken::new(),
+        }))
+    }
+
+    pub(crate) fn be_stubborn(&self) {
+        self.0.stubborn.store(true, Ordering::SeqCst);
+    }
+
+    pub(crate) fn tell(&self, notice: Notice) {
+        let _ = self.0.notices.send(notice);
+    }
+
+    pub(crate) fn print(&self, line: &str) {
+        let _ = self.0.log.send(line.into());
+    }
+
+    pub(crate) fn restarts(&self) -> usize {
+        self.0.restarts.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn stops(&self) -> Vec<Stop> {
+        self.0.stops.lock().expect("lock").clone()
+    }
+
+    async fn work(
+        self,
+        run: RunId,
+        tasks: Vec<TaskSpec>,
+        reports: mpsc::Sender<Arc<TaskReport>>,
+        cancelled: CancellationToken,
+    ) {
+        for (index, task) in tasks.into_iter().enumerate() {
+            let at = slot(u16::try_from(index % 4).expect("small"));
+            let session = SessionId::new(&format!("s-{run}-{index}")).expect("id");
+            let skipped = cancelled.is_cancelled();
+            let mut report = report(&run, &task.id, TaskOutcome::Skipped);
+            if !skipped {
+                self.tell(Notice::Assigned {
+                    run: run.clone(),
+                    task: task.id.clone(),
+                    slot: at.clone(),
+                    session: session.clone(),
+                    attempt: 1,
+                });
+                report.slot = Some(at.clone());
+                report.session = Some(session.clone());
+                self.turn(&task, &at, &session, &cancelled, &mut report)
+                    .await;
+            }
+            let report = Arc::new(report);
+            let _ = reports.send(Arc::clone(&report)).await;
+            self.tell(Notice::Ended(report));
+        }
+    }
+
+    async fn turn(
+        &self,
+        task: &TaskSpec,
+        at: &SlotId,
+        session: &SessionId,
+        cancelled: &CancellationToken,
+        report: &mut TaskReport,
+    ) {
+        report.outcome = TaskOutcome::Done;
+        match task.prompt.raw().split_once(' ') {
+            Some(("flood", number)) => {
+                for _ in 0..number.parse().expect("number") {
+                    let delta = Event::Text { delta: "x".into() };
+                    self.tell(event(at, session, &task.id, delta));
+                }
+            }
+            _ if task.prompt.raw() == "deny" => {
+                let verdict = Verdict {
+                    ask: AskId::new("a").expect("id"),
+                    decision: Decision::Deny,
+                    by: DecidedBy::Policy,
+                    rules: vec!["developer:network".to_owned()],
+                    reason: "no network".to_owned(),
+                };
+                self.tell(event(at, session, &task.id, Event::Decided(verdict)));
+                report.outcome = TaskOutcome::Denied;
+                report.denied = 1;
+                report.denied_by = vec!["developer:network".to_owned()];
+            }
+            _ if task.prompt.raw() == "hang" => {
+                if self.0.stubborn.load(Ordering::SeqCst) {
+                    self.0.killed.cancelled().await;
+                    report.outcome = TaskOutcome::Lost;
+                } else {
+                    cancelled.cancelled().await;
+                    report.outcome = TaskOutcome::Cancelled;
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Fleet for FakeFleet {
+    async fn submit(&self, run: RunId, tasks: Vec<TaskSpec>) -> Result<(), Refusal> {
+        if tasks.iter().any(|task| task.prompt.raw() == "refuse") {
+            return Err(Refusal::Fleet("the journal is read-only".to_owned()));
+        }
+        if tasks.iter().any(|task| task.pool.is_some()) {
+            return Err(Refusal::Tasks("there is no such pool".to_owned()));
+        }
+        let (sender, receiver) = mpsc::channel(tasks.len().max(1));
+        let cancelled = CancellationToken::new();
+        let inner = &self.0;
+        inner
+            .reports
+            .lock()
+            .expect("lock")
+            .insert(run.clone(), receiver);
+        let mut runs = inner.runs.lock().expect("lock");
+        runs.insert(run.clone(), cancelled.clone());
+        for task in &tasks {
+            self.tell(Notice::Queued {
+                run: run.clone(),
+                task: task.id.clone(),
+                pool: PoolName::new("demo").expect("name"),
+            });
+        }
+        tokio::spawn(self.clone().work(run, tasks, sender, cancelled));
+        Ok(())
+    }
+
+    fn reports(&self, run: &RunId) -> Option<mpsc::Receiver<Arc<TaskReport>>> {
+        self.0.reports.lock().expect("lock").remove(run)
+    }
+
+    fn watch(&self) -> broadcast::Receiver<Notice> {
+        self.0.notices.subscribe()
+    }
+
+    fn slots(&self) -> Vec<SlotView> {
+        (0..4)
+            .map(|index| SlotView {
+                slot: slot(index),
+                state: SlotState::Unloaded,
+                pid: None,
+                task: None,
+                note: None,
+                started_at: None,
+                up: false,
+                last_exit_code: None,
+            })
+            .collect()
+    }
+
+    async fn restart(&self, slot: SlotId) -> Result<(), NoSuchSlot> {
+        if slot.index >= 4 {
+            return Err(self.no_such_slot(&slot));
+        }
+        self.0.restarts.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn logs(&self, slot: &SlotId) -> Option<LogTail> {
+        (slot.index < 4).then(|| LogTail {
+            backlog: vec!["first".into(), "second\u{1b}[2J".into()],
+            live: self.0.log.subscribe(),
+        })
+    }
+
+    fn readiness(&self) -> Readiness {
+        Readiness::Ready
+    }
+
+    fn cancel(&self, run: &RunId) {
+        if let Some(cancelled) = self.0.runs.lock().expect("lock").get(run) {
+            cancelled.cancel();
+        }
+    }
+
+    fn cancel_all(&self) {
+        for cancelled in self.0.runs.lock().expect("lock").values() {
+            cancelled.cancel();
+        }
+    }
+
+    async fn stop(&self, how: Stop) {
+        self.0.stops.lock().expect("lock").push(how);
+        if how == Stop::Now {
+            self.0.killed.cancel();
+        } else if self.0.stubborn.load(Ordering::SeqCst) {
+            self.0.killed.cancelled().await;
+        }
+    }
+}

@@ -1,0 +1,18 @@
+//! The doors of the supervisor: HTTP on a loopback address and the control socket.
+//!
+//! Floor 5. Owns what clients see on the wire, and how much of the program one client can hold.
+//! Must not know the command line. A slow or silent client never slows the fleet: it lags, is
+//! told so, and is dropped in the end.
+
+pub mod control;
+pub mod http;
+pub mod request;
+pub mod service;
+pub mod task_rules;
+pub mod view;
+pub mod watch;
+
+pub use service::{Fleet, NoSuchSlot, Refusal};
+
+#[cfg(test)]
+pub(crate) mod fake;

@@ -1,0 +1,82 @@
+//! What a task may ask for, wherever it comes from: a file, an argument, the control socket.
+//!
+//! Owns the rules beside those of ids. Each function says what is wrong and what to do, in a
+//! fragment that follows the key's name. Must not know where the task was written.
+
+use std::path::Path;
+
+use crate::limits;
+
+/// A prompt has something in it and is at most [`limits::PROMPT_BYTES`] long.
+///
+/// # Errors
+/// What is wrong.
+pub fn prompt(text: &str) -> Result<(), String> {
+    if text.trim().is_empty() {
+        return Err("is empty; say what the agent shall do".to_owned());
+    }
+    if text.len() > limits::PROMPT_BYTES {
+        return Err(format!(
+            "has {} bytes; at most {} fit, put the rest into a file of the workspace",
+            text.len(),
+            limits::PROMPT_BYTES
+        ));
+    }
+    Ok(())
+}
+
+/// Attempts: 1 to [`limits::TASK_ATTEMPTS`].
+///
+/// # Errors
+/// What is wrong.
+pub fn attempts(number: u64) -> Result<u32, String> {
+    u32::try_from(number)
+        .ok()
+        .filter(|n| (1..=limits::TASK_ATTEMPTS).contains(n))
+        .ok_or_else(|| {
+            format!(
+                "is {number}; give a number from 1 to {}",
+                limits::TASK_ATTEMPTS
+            )
+        })
+}
+
+/// A check is an argv: at least a program, no NUL, at most [`limits::CHECK_WORDS`] words.
+///
+/// # Errors
+/// What is wrong.
+pub fn check(argv: &[String]) -> Result<(), String> {
+    match argv.first() {
+        None => return Err("is empty; give a program and its arguments, or leave it out".into()),
+        Some(program) if program.is_empty() => {
+            return Err("has no program as its first word".to_owned());
+        }
+        Some(_) => {}
+    }
+    if argv.len() > limits::CHECK_WORDS {
+        return Err(format!(
+            "has {} words; at most {} fit, put them into a script",
+            argv.len(),
+            limits::CHECK_WORDS
+        ));
+    }
+    if argv.iter().any(|word| word.contains('\0')) {
+        return Err("holds a NUL character, which no argument can".to_owned());
+    }
+    Ok(())
+}
+
+/// A workspace is an absolute path without NUL. Whether it exists is seen when it is used.
+///
+/// # Errors
+/// What is wrong.
+pub fn workspace(path: &Path) -> Result<(), String> {
+    use std::os::unix::ffi::OsStrExt as _;
+    if path.as_os_str().as_bytes().contains(&0) {
+        return Err("holds a NUL character, which no path can".to_owned());
+    }
+    if !path.is_absolute() {
+        return Err("is not an absolute path".to_owned());
+    }
+    Ok(())
+}

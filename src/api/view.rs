@@ -1,0 +1,435 @@
+//! Notices and reports as JSON: the lines of `--json`, of the control socket's streams and of
+//! `--results`.
+//!
+//! Owns their form, version 1, written and read. Must not know who reads them. Reading is strict
+//! about what it needs and lenient about what it does not know.
+
+use std::borrow::Cow;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use super::watch::Item;
+use crate::fleet::{ChangeKind, FileChange, Notice, TaskReport};
+use crate::journal::codec;
+use crate::model::{
+    EventId, Foreign, PoolName, RunId, SessionId, SlotId, SlotState, Stamped, TaskId, TaskOutcome,
+    Usage,
+};
+
+/// The version of every line here.
+pub const VERSION: u32 = 1;
+
+/// Why a line cannot be read: another version wrote it, or it was damaged on the way.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ViewError {
+    /// It is no JSON object of a known type.
+    #[error("the line is not what was expected: {0}")]
+    Shape(String),
+    /// A word or an id in it is none.
+    #[error("{text:?} is no {what}")]
+    Word {
+        /// What was expected.
+        what: &'static str,
+        /// What is there.
+        text: String,
+    },
+}
+
+/// One line of a stream.
+#[derive(Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum Line<'a> {
+    Queued {
+        run: Cow<'a, str>,
+        task: Cow<'a, str>,
+        pool: Cow<'a, str>,
+    },
+    Assigned {
+        run: Cow<'a, str>,
+        task: Cow<'a, str>,
+        slot: String,
+        session: Cow<'a, str>,
+        attempt: u32,
+    },
+    Slot {
+        slot: String,
+        state: Cow<'a, str>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        note: Option<Cow<'a, str>>,
+    },
+    Ended {
+        report: ReportLine<'a>,
+    },
+    Log {
+        text: Cow<'a, str>,
+    },
+    Lagged {
+        missed: u64,
+    },
+    Complete,
+}
+
+/// A session's event; apart from [`Line`], because a tagged enum cannot read raw JSON.
+#[derive(Serialize, Deserialize)]
+struct EventLine<'a> {
+    #[serde(rename = "type")]
+    kind_of_line: Cow<'a, str>,
+    slot: String,
+    session: Cow<'a, str>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    task: Option<Cow<'a, str>>,
+    id: String,
+    at_us: i64,
+    v: u32,
+    kind: Cow<'a, str>,
+    body: Cow<'a, RawValue>,
+}
+
+/// Only what says how to read the rest.
+#[derive(Deserialize)]
+struct Tag<'a> {
+    #[serde(rename = "type", borrow)]
+    kind_of_line: Cow<'a, str>,
+}
+
+/// A report: a line of `--results` and the end of a task in a stream.
+#[derive(Serialize, Deserialize)]
+struct ReportLine<'a> {
+    id: Cow<'a, str>,
+    run: Cow<'a, str>,
+    pool: Cow<'a, str>,
+    slot: Option<String>,
+    session: Option<Cow<'a, str>>,
+    outcome: Cow<'a, str>,
+    attempts: u32,
+    requests: Requests,
+    unasked_denied: u32,
+    denied_by: Cow<'a, [String]>,
+    tokens: Tokens,
+    duration_ms: u64,
+    changes: Vec<ChangeLine<'a>>,
+    changes_cut: bool,
+    workspace: Option<Cow<'a, str>>,
+    restarts: u32,
+    backoff_ms: u64,
+    detail: Option<Cow<'a, str>>,
+    answer: Cow<'a, str>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Requests {
+    allowed: u32,
+    denied: u32,
+    asked: u32,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Tokens {
+    input: u64,
+    output: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct ChangeLine<'a> {
+    path: Cow<'a, str>,
+    kind: Cow<'a, str>,
+}
+
+/// One item of a run's stream as one JSON object without a newline. For a terminal, pass it
+/// through [`crate::model::foreign::json_for_terminal`].
+#[must_use]
+pub fn item(item: &Item) -> String {
+    match item {
+        Item::Notice(shown) => notice(shown),
+        Item::Ended(ended) => write(&Line::Ended {
+            report: report_line(ended),
+        }),
+        Item::Lagged(missed) => write(&Line::Lagged { missed: *missed }),
+        Item::Complete => write(&Line::Complete),
+    }
+}
+
+fn notice(notice: &Notice) -> String {
+    match notice {
+        Notice::Queued { run, task, pool } => write(&Line::Queued {
+            run: Cow::Borrowed(run.as_str()),
+            task: Cow::Borrowed(task.as_str()),
+            pool: Cow::Borrowed(pool.as_str()),
+        }),
+        Notice::Assigned {
+            run,
+            task,
+            slot,
+            session,
+            attempt,
+        } => write(&Line::Assigned {
+            run: Cow::Borrowed(run.as_str()),
+            task: Cow::Borrowed(task.as_str()),
+            slot: slot.to_string(),
+            session: Cow::Borrowed(session.as_str()),
+            attempt: *attempt,
+        }),
+        Notice::Event {
+            slot,
+            session,
+            task,
+            stamped,
+        } => event(slot, session, task.as_ref(), stamped),
+        Notice::Slot { slot, state, note } => write(&Line::Slot {
+            slot: slot.to_string(),
+            state: Cow::Borrowed(state.word()),
+            note: note.as_deref().map(Cow::Borrowed),
+        }),
+        Notice::Ended(ended) => write(&Line::Ended {
+            report: report_line(ended),
+        }),
+    }
+}
+
+fn event(slot: &SlotId, session: &SessionId, task: Option<&TaskId>, stamped: &Stamped) -> String {
+    let mut body = Vec::new();
+    codec::encode_into(&stamped.event, &mut body);
+    let body = String::from_utf8(body).unwrap_or_default();
+    let Ok(body) = RawValue::from_string(body) else {
+        return String::new();
+    };
+    write(&EventLine {
+        kind_of_line: Cow::Borrowed("event"),
+        slot: slot.to_string(),
+        session: Cow::Borrowed(session.as_str()),
+        task: task.map(|task| Cow::Borrowed(task.as_str())),
+        id: stamped.id.to_string(),
+        at_us: stamped.at_us,
+        v: codec::VERSION,
+        kind: Cow::Borrowed(stamped.event.kind().word()),
+        body: Cow::Owned(body),
+    })
+}
+
+/// One line of a child's stderr as one JSON object without a newline.
+#[must_use]
+pub fn log_line(text: &Foreign) -> String {
+    write(&Line::Log {
+        text: Cow::Borrowed(text.raw()),
+    })
+}
+
+/// What a slot's log gives.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LogItem {
+    /// One line.
+    Line(Foreign),
+    /// So many lines were lost, because this reader was slow.
+    Lagged(u64),
+    /// Nothing follows.
+    Complete,
+}
+
+/// Reads a line of a slot's log back.
+///
+/// # Errors
+/// [`ViewError`] if it is no such line.
+pub fn read_log(line: &str) -> Result<LogItem, ViewError> {
+    match serde_json::from_str(line).map_err(shape)? {
+        Line::Log { text } => Ok(LogItem::Line(Foreign::new(text))),
+        Line::Lagged { missed } => Ok(LogItem::Lagged(missed)),
+        Line::Complete => Ok(LogItem::Complete),
+        _ => Err(ViewError::Shape("it belongs to another stream".to_owned())),
+    }
+}
+
+/// One report as one JSON object without a newline.
+#[must_use]
+pub fn report(report: &TaskReport) -> String {
+    write(&report_line(report))
+}
+
+/// These structs have no map with keys that are no strings, and no fallible part: what serde could
+/// complain about does not occur.
+fn write(value: &impl Serialize) -> String {
+    serde_json::to_string(value).unwrap_or_default()
+}
+
+fn report_line(report: &TaskReport) -> ReportLine<'_> {
+    ReportLine {
+        id: Cow::Borrowed(report.task.as_str()),
+        run: Cow::Borrowed(report.run.as_str()),
+        pool: Cow::Borrowed(report.pool.as_str()),
+        slot: report.slot.as_ref().map(ToString::to_string),
+        session: report.session.as_ref().map(|s| Cow::Borrowed(s.as_str())),
+        outcome: Cow::Borrowed(report.outcome.word()),
+        attempts: report.attempts,
+        requests: Requests {
+            allowed: report.allowed,
+            denied: report.denied,
+            asked: report.asked,
+        },
+        unasked_denied: report.unasked_denied,
+        denied_by: Cow::Borrowed(&report.denied_by),
+        tokens: Tokens {
+            input: report.usage.input,
+            output: report.usage.output,
+        },
+        duration_ms: millis(report.took),
+        changes: report.changes.iter().map(change_line).collect(),
+        changes_cut: report.changes_cut,
+        workspace: report.copy.as_ref().map(|copy| copy.to_string_lossy()),
+        restarts: report.restarts,
+        backoff_ms: millis(report.backoff),
+        detail: report.detail.as_ref().map(|d| Cow::Borrowed(d.raw())),
+        answer: Cow::Borrowed(report.answer.raw()),
+    }
+}
+
+fn change_line(change: &FileChange) -> ChangeLine<'_> {
+    ChangeLine {
+        path: Cow::Borrowed(change.path.raw()),
+        kind: Cow::Borrowed(change.kind.word()),
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Reads a line of a stream back. `None` is a line of a kind that this program does not know.
+///
+/// # Errors
+/// [`ViewError`] if it is damaged.
+pub fn read_item(line: &str) -> Result<Option<Item>, ViewError> {
+    let tag: Tag<'_> = serde_json::from_str(line).map_err(shape)?;
+    match tag.kind_of_line.as_ref() {
+        "event" => read_event(line),
+        "queued" | "assigned" | "slot" | "ended" | "lagged" | "complete" => {
+            let line: Line<'_> = serde_json::from_str(line).map_err(shape)?;
+            read_line(line).map(Some)
+        }
+        _ => Ok(None),
+    }
+}
+
+fn read_line(line: Line<'_>) -> Result<Item, ViewError> {
+    Ok(match line {
+        Line::Queued { run, task, pool } => Item::Notice(Notice::Queued {
+            run: id("run", &run, RunId::new)?,
+            task: id("task", &task, TaskId::new)?,
+            pool: id("pool", &pool, PoolName::new)?,
+        }),
+        Line::Assigned {
+            run,
+            task,
+            slot,
+            session,
+            attempt,
+        } => Item::Notice(Notice::Assigned {
+            run: id("run", &run, RunId::new)?,
+            task: id("task", &task, TaskId::new)?,
+            slot: id("slot", &slot, SlotId::parse)?,
+            session: id("session", &session, SessionId::new)?,
+            attempt,
+        }),
+        Line::Slot { slot, state, note } => Item::Notice(Notice::Slot {
+            slot: id("slot", &slot, SlotId::parse)?,
+            state: word("slot state", &state, SlotState::from_word)?,
+            note: note.map(Cow::into_owned),
+        }),
+        Line::Ended { report } => Item::Ended(Arc::new(read_report(report)?)),
+        Line::Log { .. } => {
+            return Err(ViewError::Shape("it belongs to another stream".to_owned()));
+        }
+        Line::Lagged { missed } => Item::Lagged(missed),
+        Line::Complete => Item::Complete,
+    })
+}
+
+/// An event that this program does not know, or cannot read, is left out: it is only shown.
+fn read_event(line: &str) -> Result<Option<Item>, ViewError> {
+    let line: EventLine<'_> = serde_json::from_str(line).map_err(shape)?;
+    let Ok(event) = codec::decode(&line.kind, line.v, line.body.get()) else {
+        return Ok(None);
+    };
+    let task = line.task.map(|task| id("task", &task, TaskId::new));
+    Ok(Some(Item::Notice(Notice::Event {
+        slot: id("slot", &line.slot, SlotId::parse)?,
+        session: id("session", &line.session, SessionId::new)?,
+        task: task.transpose()?,
+        stamped: Arc::new(Stamped {
+            id: id("event id", &line.id, EventId::parse)?,
+            at_us: line.at_us,
+            event,
+        }),
+    })))
+}
+
+fn read_report(line: ReportLine<'_>) -> Result<TaskReport, ViewError> {
+    let slot = line.slot.map(|slot| id("slot", &slot, SlotId::parse));
+    let session = line.session.map(|s| id("session", &s, SessionId::new));
+    let changes = line.changes.into_iter().map(|change| {
+        Ok(FileChange {
+            kind: word("kind of change", &change.kind, ChangeKind::from_word)?,
+            path: Foreign::new(change.path),
+        })
+    });
+    Ok(TaskReport {
+        run: id("run", &line.run, RunId::new)?,
+        task: id("task", &line.id, TaskId::new)?,
+        pool: id("pool", &line.pool, PoolName::new)?,
+        slot: slot.transpose()?,
+        session: session.transpose()?,
+        outcome: word("outcome", &line.outcome, TaskOutcome::from_word)?,
+        attempts: line.attempts,
+        allowed: line.requests.allowed,
+        denied: line.requests.denied,
+        asked: line.requests.asked,
+        unasked_denied: line.unasked_denied,
+        denied_by: line.denied_by.into_owned(),
+        usage: Usage {
+            input: line.tokens.input,
+            output: line.tokens.output,
+        },
+        took: Duration::from_millis(line.duration_ms),
+        changes: changes.collect::<Result<_, ViewError>>()?,
+        changes_cut: line.changes_cut,
+        copy: line.workspace.map(|path| PathBuf::from(path.into_owned())),
+        restarts: line.restarts,
+        backoff: Duration::from_millis(line.backoff_ms),
+        detail: line.detail.map(Foreign::new),
+        answer: Foreign::new(line.answer),
+    })
+}
+
+/// The message may quote what is in the line, which a child may have written.
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "the signature that map_err calls"
+)]
+fn shape(error: serde_json::Error) -> ViewError {
+    ViewError::Shape(crate::model::foreign::show(&error.to_string(), 200))
+}
+
+fn id<T, E>(
+    what: &'static str,
+    text: &str,
+    read: impl FnOnce(&str) -> Result<T, E>,
+) -> Result<T, ViewError> {
+    read(text).map_err(|_| not_a(what, text))
+}
+
+fn word<T>(
+    what: &'static str,
+    text: &str,
+    read: impl FnOnce(&str) -> Option<T>,
+) -> Result<T, ViewError> {
+    read(text).ok_or_else(|| not_a(what, text))
+}
+
+fn not_a(what: &'static str, text: &str) -> ViewError {
+    ViewError::Word {
+        what,
+        text: crate::model::foreign::show(text, 100),
+    }
+}

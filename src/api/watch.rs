@@ -1,0 +1,257 @@
+//! One run's stream: notices as they happen, and every report exactly once.
+//!
+//! Live notices may be lost by a slow watcher; reports may not. A [`Ledger`] keeps a run's reports
+//! from the fleet's reliable channel, and a [`RunStream`] joins both: order from the notices,
+//! completeness from the ledger. Must not know who watches, or how it is told.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::{broadcast, mpsc, watch};
+
+use crate::fleet::{Notice, TaskReport};
+use crate::limits;
+use crate::model::{RunId, SessionId, SlotId, TaskId};
+
+/// The reports of one run, kept until nobody needs them. Bounded by the run's tasks.
+#[derive(Debug)]
+pub struct Ledger {
+    run: RunId,
+    total: usize,
+    reports: Mutex<Vec<Arc<TaskReport>>>,
+    state: watch::Sender<LedgerState>,
+}
+
+/// How far a run is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum LedgerState {
+    /// Reports may still come.
+    Open,
+    /// No report will come any more.
+    Closed,
+}
+
+impl Ledger {
+    /// Keeps the reports of `run`, which has `total` tasks, from `reports` until that closes.
+    /// Must be called inside a runtime.
+    #[must_use]
+    pub fn collect(
+        run: RunId,
+        total: usize,
+        reports: mpsc::Receiver<Arc<TaskReport>>,
+    ) -> Arc<Self> {
+        let ledger = Arc::new(Self {
+            run,
+            total,
+            reports: Mutex::new(Vec::with_capacity(total.min(4096))),
+            state: watch::Sender::new(LedgerState::Open),
+        });
+        tokio::spawn(Arc::clone(&ledger).fill(reports));
+        ledger
+    }
+
+    async fn fill(self: Arc<Self>, mut incoming: mpsc::Receiver<Arc<TaskReport>>) {
+        let mut ended = 0;
+        while ended < self.total {
+            let Some(report) = incoming.recv().await else {
+                break;
+            };
+            self.lock().push(report);
+            ended += 1;
+        }
+        self.state.send_replace(LedgerState::Closed);
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Arc<TaskReport>>> {
+        self.reports.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The run.
+    pub fn run(&self) -> &RunId {
+        &self.run
+    }
+
+    /// How many tasks the run has.
+    pub fn total(&self) -> usize {
+        self.total
+    }
+
+    /// Whether no report will come any more.
+    pub fn is_closed(&self) -> bool {
+        *self.state.borrow() == LedgerState::Closed
+    }
+
+    /// Reports from the `from`th on, in the order in which their tasks ended.
+    fn since(&self, from: usize) -> Vec<Arc<TaskReport>> {
+        self.lock().iter().skip(from).cloned().collect()
+    }
+}
+
+/// What a run's stream gives.
+#[derive(Debug, Clone)]
+pub enum Item {
+    /// Something happened; never a task's end.
+    Notice(Notice),
+    /// A task of the run ended; each exactly once.
+    Ended(Arc<TaskReport>),
+    /// So many notices were lost, because this watcher was slow. No report is lost.
+    Lagged(u64),
+    /// No report will come any more; nothing follows.
+    Complete,
+}
+
+/// One watcher's place in one run.
+#[derive(Debug)]
+pub struct RunStream {
+    notices: Option<broadcast::Receiver<Notice>>,
+    ledger: Arc<Ledger>,
+    state: watch::Receiver<LedgerState>,
+    filter: Filter,
+    /// Reports that were given already.
+    given: HashSet<TaskId>,
+    /// How much of the ledger was looked through.
+    cursor: usize,
+    /// Notices looked at since the run was complete.
+    drained: usize,
+    /// Reports that must come next.
+    due: VecDeque<Arc<TaskReport>>,
+}
+
+impl RunStream {
+    /// Joins notices, subscribed before the run was submitted, with the run's ledger.
+    #[must_use]
+    pub fn new(notices: broadcast::Receiver<Notice>, ledger: Arc<Ledger>) -> Self {
+        Self {
+            filter: Filter::new(ledger.run().clone()),
+            state: ledger.state.subscribe(),
+            notices: Some(notices),
+            ledger,
+            given: HashSet::new(),
+            cursor: 0,
+            drained: 0,
+            due: VecDeque::new(),
+        }
+    }
+
+    /// How many tasks the run has.
+    pub fn total(&self) -> usize {
+        self.ledger.total()
+    }
+
+    /// What comes next. After [`Item::Complete`] it is `Complete` for ever. Cancel-safe.
+    pub async fn next(&mut self) -> Item {
+        loop {
+            if let Some(report) = self.due.pop_front() {
+                if self.given.insert(report.task.clone()) {
+                    return Item::Ended(report);
+                }
+                continue;
+            }
+            let Some(notices) = self.notices.as_mut() else {
+                if self.ledger.is_closed() {
+                    self.settle();
+                    if self.due.is_empty() {
+                        return Item::Complete;
+                    }
+                } else {
+                    // Nothing is live any more; only the ledger can end this wait.
+                    let _ = self.state.wait_for(|s| *s == LedgerState::Closed).await;
+                }
+                continue;
+            };
+            let received = if self.ledger.is_closed() {
+                // The rest of the notices belongs before the end, as far as it is there. Other
+                // runs may add to it faster than it is read, so it has an end.
+                self.drained += 1;
+                if self.drained > limits::BROADCAST_EVENTS {
+                    self.notices = None;
+                    continue;
+                }
+                match notices.try_recv() {
+                    Ok(notice) => Ok(notice),
+                    Err(broadcast::error::TryRecvError::Lagged(n)) => {
+                        Err(broadcast::error::RecvError::Lagged(n))
+                    }
+                    Err(_) => Err(broadcast::error::RecvError::Closed),
+                }
+            } else {
+                tokio::select! {
+                    received = notices.recv() => received,
+                    _ = self.state.wait_for(|s| *s == LedgerState::Closed) => continue,
+                }
+            };
+            match received {
+                Ok(Notice::Ended(report)) => {
+                    if report.run == *self.ledger.run() {
+                        self.filter.forget(&report);
+                        self.due.push_back(report);
+                    }
+                }
+                Ok(notice) => {
+                    if self.filter.admits(&notice) {
+                        return Item::Notice(notice);
+                    }
+                }
+                Err(broadcast::error::RecvError::Lagged(missed)) => {
+                    self.settle();
+                    return Item::Lagged(missed);
+                }
+                Err(broadcast::error::RecvError::Closed) => self.notices = None,
+            }
+        }
+    }
+
+    /// Makes every report due that the ledger has and that was not looked at.
+    fn settle(&mut self) {
+        let new = self.ledger.since(self.cursor);
+        self.cursor += new.len();
+        self.due
+            .extend(new.into_iter().filter(|r| !self.given.contains(&r.task)));
+    }
+}
+
+/// Which notices concern a run, beside those of other runs in the same fleet.
+#[derive(Debug)]
+struct Filter {
+    run: RunId,
+    /// Sessions that work a task of the run, by slot: a slot works one at a time.
+    working: HashMap<SlotId, SessionId>,
+}
+
+impl Filter {
+    fn new(run: RunId) -> Self {
+        Self {
+            run,
+            working: HashMap::new(),
+        }
+    }
+
+    /// Whether the notice is shown. The states of all slots are: they say why a task waits.
+    fn admits(&mut self, notice: &Notice) -> bool {
+        match notice {
+            Notice::Queued { run, .. } => *run == self.run,
+            Notice::Assigned {
+                run, slot, session, ..
+            } => {
+                if *run == self.run {
+                    self.working.insert(slot.clone(), session.clone());
+                    true
+                } else {
+                    self.working.remove(slot);
+                    false
+                }
+            }
+            Notice::Event { slot, session, .. } => self.working.get(slot) == Some(session),
+            Notice::Slot { .. } => true,
+            Notice::Ended(report) => report.run == self.run,
+        }
+    }
+
+    fn forget(&mut self, report: &TaskReport) {
+        if let Some(slot) = &report.slot
+            && self.working.get(slot) == report.session.as_ref()
+        {
+            self.working.remove(slot);
+        }
+    }
+}
