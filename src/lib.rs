@@ -3,11 +3,10 @@
 //!
 //! The floors, the words and the two walks stand in `ARCHITECTURE.md`.
 
-pub mod api;
-pub mod cli;
+
+
 pub mod config;
 pub mod dialect;
-pub mod fleet;
 pub mod journal;
 pub mod lifecycle;
 pub mod limits;

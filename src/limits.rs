@@ -280,3 +280,23 @@ pub const READY_TOOLS: usize = 1024;
 
 /// Changed files that are kept of one turn's end: a line of 8 MiB could name a million.
 pub const TURN_MUTATIONS: usize = 10_000;
+
+/// Commits of one session that are under way to the disk at the same time; what comes meanwhile
+/// goes with the next one.
+pub const SESSION_COMMITS: usize = 4;
+
+/// Tool calls, and requests before their calls, that a turn keeps to match them.
+pub const OPEN_CALLS: usize = 1024;
+
+/// Bytes of an agent's answer kept for a task's report.
+pub const ANSWER_BYTES: usize = 4 << 10;
+
+/// How long a check may run.
+pub const CHECK_TIMEOUT: Duration = Duration::from_secs(3600);
+/// Bytes kept of what a check prints.
+pub const CHECK_OUTPUT_BYTES: usize = 64 << 10;
+
+/// How long git may take to list a workspace's files.
+pub const GIT_LIST_TIMEOUT: Duration = Duration::from_secs(60);
+/// Bytes of that list.
+pub const GIT_LIST_BYTES: usize = 64 << 20;
