@@ -331,3 +331,14 @@ fn goodbye_is_said_once_and_ends_what_is_open() {
            refused prompt q: the channel is closed"#,
     );
 }
+
+#[test]
+fn depth_is_no_danger() {
+    for member in ["input", "name", "turn_id", "more"] {
+        let deep = format!("{}{}", "[".repeat(1 << 18), "]".repeat(1 << 18));
+        let told = run(&format!(
+            r#"{TURN}< {{"type":"tool_start","{member}":{deep},"tool_id":"c"}}"#
+        ));
+        assert!(told.contains("turn started"), "{}", told.len());
+    }
+}
