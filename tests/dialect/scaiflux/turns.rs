@@ -6,7 +6,7 @@ use marshal::dialect::Command;
 use marshal::limits;
 
 #[test]
-fn the_three_lines_of_the_seeds_example_are_written_byte_for_byte() {
+fn the_three_lines_of_the_documented_example_are_written_byte_for_byte() {
     let mut talk = Conversation::new();
     talk.chunk(b"{\"type\":\"ready\",\"protocol\":1}\n");
     let prompt = Command::Prompt {
