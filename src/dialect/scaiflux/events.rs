@@ -258,7 +258,7 @@ impl Scaiflux {
     }
 }
 
-/// How a turn ended, by the agent's word. Seed 000 names `end_turn` and `interrupted`; the others
+/// How a turn ended, by the agent's word. The protocol's page names `end_turn` and `interrupted`; the others
 /// are those of its `--max-tokens` and `--max-iterations`, and of ACP.
 fn outcome(stop_reason: Option<&str>) -> TurnOutcome {
     match stop_reason {

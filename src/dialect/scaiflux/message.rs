@@ -1,9 +1,10 @@
 //! ScaiFlux's messages, typed: what an agent may say, and the five things that we may.
 //!
-//! Must not know in which order they come. Source: seed 000, "Outbound" and "Inbound". Reading is
+//! Must not know in which order they come. Source: "Serve mode protocol", sections
+//! "Inbound" and "Outbound". Reading is
 //! lenient: members that we do not need may be absent, `null` or unknown, and where a list's shape
 //! is not documented (`tools`, `mutations`) what is not understood is left out. Writing is exact:
-//! the listed members, in the order of the seed's example, and nothing else.
+//! the listed members, in the order of that page's example, and nothing else.
 
 use std::borrow::Cow;
 use std::fmt;

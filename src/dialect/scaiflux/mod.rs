@@ -1,9 +1,10 @@
-//! ScaiFlux serve mode, protocol 1 (seed 000), from the controller's side.
+//! ScaiFlux serve mode, protocol 1, from the controller's side. Source: its page "Serve mode
+//! protocol", revision 4 of 2026-05-18.
 //!
 //! Owns the order of the conversation: the version gate, one turn at a time, which requests are
 //! open. Must not know how a message looks (`message`), or what becomes of an event.
 //!
-//! What the seed leaves open is decided so:
+//! What that page leaves open is decided so:
 //!
 //! - An `error` that names the running turn ends it `failed`; so does one that names no turn while
 //!   a prompt has no `turn_started` yet (the prompt was rejected). Any other is only reported. A

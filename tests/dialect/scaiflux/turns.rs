@@ -6,7 +6,7 @@ use marshal::dialect::Command;
 use marshal::limits;
 
 #[test]
-fn the_three_lines_of_the_seeds_example_are_written_byte_for_byte() {
+fn the_three_lines_of_the_documented_example_are_written_byte_for_byte() {
     let mut talk = Conversation::new();
     talk.chunk(b"{\"type\":\"ready\",\"protocol\":1}\n");
     let prompt = Command::Prompt {
@@ -330,4 +330,15 @@ fn goodbye_is_said_once_and_ends_what_is_open() {
            refused cancel: the channel is closed
            refused prompt q: the channel is closed"#,
     );
+}
+
+#[test]
+fn depth_is_no_danger() {
+    for member in ["input", "name", "turn_id", "more"] {
+        let deep = format!("{}{}", "[".repeat(1 << 18), "]".repeat(1 << 18));
+        let told = run(&format!(
+            r#"{TURN}< {{"type":"tool_start","{member}":{deep},"tool_id":"c"}}"#
+        ));
+        assert!(told.contains("turn started"), "{}", told.len());
+    }
 }
