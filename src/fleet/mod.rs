@@ -30,6 +30,10 @@ use crate::config::Config;
 use crate::journal::{Commit, Committed, Refusal, TaskRow, Write};
 use crate::limits::POOL_QUEUE;
 use crate::model::{PoolName, RunId, SlotId, SlotState, TaskSpec};
+use crate::telemetry::PoolMeters;
+use crate::telemetry::event::child::SlotStateChanged;
+use crate::telemetry::event::task::TaskQueued;
+use crate::telemetry::exporter::initialise_pool;
 use pool::{ActiveTask, Pool, PoolArgs, PoolMsg};
 use setup::{PoolShared, Shared, SlotTable, now_us};
 
@@ -136,7 +140,18 @@ impl FleetHandle {
         let mut pools = BTreeMap::new();
         let mut ended = Vec::new();
         for pool in parts {
-            pool.meters.started(&pool.config);
+            initialise_pool(&pool.config.name, pool.config.size);
+            for index in 0..pool.config.size {
+                SlotStateChanged {
+                    slot: &SlotId {
+                        pool: pool.config.name.clone(),
+                        index,
+                    },
+                    from: None,
+                    to: Some(SlotState::Unloaded),
+                }
+                .emit();
+            }
             let args = PoolArgs {
                 shared: Arc::clone(&shared),
                 pool: Arc::clone(&pool),
@@ -193,6 +208,11 @@ impl FleetHandle {
         self.make_durable(writes).await?;
         for (task, pool) in queued {
             let run = run.clone();
+            TaskQueued {
+                pool: &pool,
+                task: &task,
+            }
+            .emit();
             self.0.shared.tell(Notice::Queued { run, task, pool });
         }
         for (pool, tasks) in by_pool {
@@ -351,7 +371,7 @@ fn pools(setup: &Setup) -> Result<Vec<Arc<PoolShared>>, StartError> {
             extractor: extractor
                 .cloned()
                 .ok_or_else(|| StartError::NoExtractor(pool()))?,
-            meters: crate::telemetry::PoolMeters::new(&config.name),
+            meters: PoolMeters::new(&config.name),
             config: config.clone(),
             first_slot,
         };

@@ -19,7 +19,7 @@ use crate::model::SlotId;
 use crate::policy::Policy;
 use crate::policy::extract::Extractor;
 use crate::sandbox::state_dir::StateDir;
-use crate::sandbox::uids::Block;
+use crate::sandbox::uids::HeldBlock;
 use crate::telemetry::PoolMeters;
 
 /// What a fleet is started with.
@@ -38,7 +38,7 @@ pub struct Setup {
     /// The permanent spawner.
     pub spawner: Spawner,
     /// The host uids of the slots, where the supervisor is root.
-    pub uids: Option<Block>,
+    pub uids: Option<HeldBlock>,
     /// This very binary, as a path on the host: what `marshal` as a first word means.
     pub marshal: PathBuf,
     /// The environment that `env.pass` takes from.
@@ -52,7 +52,7 @@ pub(crate) struct Shared {
     pub(crate) state: Arc<StateDir>,
     pub(crate) journal: Journal,
     pub(crate) spawner: Spawner,
-    pub(crate) uids: Option<Block>,
+    pub(crate) uids: Option<HeldBlock>,
     pub(crate) marshal: PathBuf,
     pub(crate) environment: BTreeMap<String, String>,
     /// At most so many processes are being started at the same time.

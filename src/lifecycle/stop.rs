@@ -58,6 +58,13 @@ impl Ladder {
         }
     }
 
+    /// Starts at a later step, for a child that needs no goodbye; harmless where the ladder runs.
+    pub const fn begin_at(&mut self, step: Step, now: Instant) {
+        if let Place::Idle = self.place {
+            self.place = Place::Due(step, now);
+        }
+    }
+
     /// Goes straight to the kill, from wherever the ladder stands.
     pub const fn force(&mut self, now: Instant) {
         match self.place {

@@ -2,8 +2,9 @@
 //!
 //! Pure. Must not know the restart decision.
 
-use crate::launch::{Ended, SpawnError};
+use crate::launch::{Ended, SpawnError, Stage, WallsFailure};
 use crate::model::{ExitClass, ExitStatus, Foreign};
+use crate::telemetry::sets::SpawnResult;
 
 /// Why a child had to end, in the supervisor's eyes.
 #[derive(Debug)]
@@ -41,9 +42,9 @@ pub(crate) struct ChannelEnd {
     /// The last lines of its stderr.
     pub(crate) stderr: Vec<Foreign>,
     /// `ok`, `exec_failed`, `sandbox_failed`, …: the label of the spawn counter.
-    pub(crate) spawn_result: &'static str,
+    pub(crate) spawn_result: SpawnResult,
     /// The stage at which the walls failed, where they did.
-    pub(crate) walls_stage: Option<&'static str>,
+    pub(crate) walls_stage: Option<Stage>,
 }
 
 impl ChannelEnd {
@@ -55,7 +56,7 @@ impl ChannelEnd {
             was_ready: true,
             detail: format!("internal error: {why}"),
             stderr: Vec::new(),
-            spawn_result: "ok",
+            spawn_result: SpawnResult::Ok,
             walls_stage: None,
         }
     }
@@ -68,43 +69,44 @@ impl ChannelEnd {
             was_ready: false,
             detail: why.to_owned(),
             stderr: Vec::new(),
-            spawn_result: "sandbox_failed",
-            walls_stage: Some("plan"),
+            spawn_result: SpawnResult::SandboxFailed,
+            walls_stage: Some(Stage::Mount),
         }
     }
 }
 
 /// Makes one class of what was wanted and what the kernel said.
 pub(crate) fn conclude(
-    ended: &Ended,
+    ended: Option<&Ended>,
     cause: Option<Cause>,
     was_ready: bool,
     stderr: Vec<Foreign>,
 ) -> ChannelEnd {
     let mut end = ChannelEnd {
         class: ExitClass::Exited,
-        status: ended.status,
+        status: ended.and_then(|ended| ended.status),
         was_ready,
         detail: String::new(),
         stderr,
-        spawn_result: "ok",
+        spawn_result: SpawnResult::Ok,
         walls_stage: None,
     };
     match cause {
         Some(Cause::Spawn(error)) => {
             end.class = ExitClass::SpawnFailed;
-            end.spawn_result = error.metric_result();
+            end.spawn_result =
+                SpawnResult::from_word(error.metric_result()).unwrap_or(SpawnResult::ForkFailed);
             end.walls_stage = error.stage();
             end.detail = error.to_string();
         }
         Some(Cause::HandshakeTimeout) => {
             end.class = ExitClass::HandshakeTimeout;
-            end.spawn_result = "handshake_timeout";
+            end.spawn_result = SpawnResult::HandshakeTimeout;
             end.detail = "the agent did not become ready in time".to_owned();
         }
         Some(Cause::Version { theirs, ours }) => {
             end.class = ExitClass::VersionRefused;
-            end.spawn_result = "handshake_failed";
+            end.spawn_result = SpawnResult::HandshakeFailed;
             end.detail = format!(
                 "the agent speaks protocol version {theirs}, this supervisor speaks version {ours}"
             );
@@ -112,7 +114,7 @@ pub(crate) fn conclude(
         Some(Cause::Protocol(why)) => {
             end.class = ExitClass::ProtocolFault;
             if !was_ready {
-                end.spawn_result = "handshake_failed";
+                end.spawn_result = SpawnResult::HandshakeFailed;
             }
             end.detail = why;
         }
@@ -120,13 +122,20 @@ pub(crate) fn conclude(
             end.class = ExitClass::Stopped;
             end.detail = "stopped".to_owned();
         }
-        cause @ (Some(Cause::Mute) | None) => by_status(&mut end, cause.is_some()),
+        cause @ (Some(Cause::Mute) | None) => {
+            by_status(&mut end, cause.is_some(), ended.and_then(|e| e.walls_failed.as_ref()));
+        }
     }
     end
 }
 
-fn by_status(end: &mut ChannelEnd, mute: bool) {
-    if mute {
+fn by_status(end: &mut ChannelEnd, mute: bool, walls: Option<&WallsFailure>) {
+    if let Some(failure) = walls {
+        // The warden was lost, and everything inside with it: not the agent's own end.
+        end.class = ExitClass::Signalled;
+        end.walls_stage = Some(failure.stage);
+        end.detail = format!("the sandbox was lost: {failure}");
+    } else if mute {
         end.class = ExitClass::ProtocolFault;
         end.detail = "the agent closed its stdout and went on running".to_owned();
     } else {
@@ -142,7 +151,7 @@ fn by_status(end: &mut ChannelEnd, mute: bool) {
         };
     }
     if !end.was_ready {
-        end.spawn_result = "handshake_failed";
+        end.spawn_result = SpawnResult::HandshakeFailed;
     }
     if let Some(hint) = hint(&end.stderr) {
         end.detail = format!("{}; {hint}", end.detail);
@@ -206,24 +215,27 @@ mod tests {
     fn ended(status: ExitStatus) -> Ended {
         Ended {
             status: Some(status),
-            ..Ended::never_ran()
+            walls_failed: None,
+            forced: false,
+            survivors_killed: 0,
+            survivors_left: 0,
         }
     }
 
     #[test]
     fn an_end_that_nobody_asked_for_is_told_by_its_status() {
-        let end = conclude(&ended(ExitStatus::Signal(9)), None, true, Vec::new());
+        let end = conclude(Some(&ended(ExitStatus::Signal(9))), None, true, Vec::new());
         assert_eq!(end.class, ExitClass::Signalled);
-        let end = conclude(&ended(ExitStatus::Code(0)), None, false, Vec::new());
+        let end = conclude(Some(&ended(ExitStatus::Code(0))), None, false, Vec::new());
         assert_eq!(end.class, ExitClass::Exited);
         assert!(end.detail.contains("before it was ready"), "{}", end.detail);
-        assert_eq!(end.spawn_result, "handshake_failed");
+        assert_eq!(end.spawn_result, SpawnResult::HandshakeFailed);
     }
 
     #[test]
     fn a_wanted_end_is_wanted_whatever_the_status() {
         for status in [ExitStatus::Code(3), ExitStatus::Signal(15)] {
-            let end = conclude(&ended(status), Some(Cause::Wanted), true, Vec::new());
+            let end = conclude(Some(&ended(status)), Some(Cause::Wanted), true, Vec::new());
             assert_eq!(end.class, ExitClass::Stopped);
         }
     }
@@ -231,7 +243,7 @@ mod tests {
     #[test]
     fn a_well_known_cause_gets_its_hint() {
         let stderr = vec![Foreign::from("x: error while loading shared libraries: libx.so")];
-        let end = conclude(&ended(ExitStatus::Code(127)), None, false, stderr);
+        let end = conclude(Some(&ended(ExitStatus::Code(127))), None, false, stderr);
         assert!(end.detail.contains("ro_bind"), "{}", end.detail);
     }
 }

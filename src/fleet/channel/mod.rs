@@ -24,10 +24,13 @@ use super::credit::{Credits, Hold};
 use super::session::{Item, SessionMsg};
 use super::setup::{PoolShared, Shared};
 use crate::dialect::{self, Command, Dialect, Effect, Fault, Input, Opening};
-use crate::launch::{Ended, KeeperHandle, LaunchPlan, Launched, Signal, SpawnError};
-use crate::lifecycle::silence::{Expiry, Watch};
-use crate::lifecycle::stop::{Ladder, Rung};
-use crate::model::{Event, SlotId};
+use crate::launch::{self, Ended, KeeperHandle, LaunchPlan, Launched, SpawnError};
+use crate::lifecycle::stop::{Ladder, Step};
+use crate::lifecycle::watch::{Expired, Watch};
+use crate::model::{Event, EventKind, SessionId, SlotId};
+use crate::telemetry::event::child::{ChildExited, ChildHung, ChildSpawned, ProtocolError, SandboxFailed};
+use crate::telemetry::sets::{Hang, LineFault, SpawnResult, Stream};
+use crate::wire::ndjson::LineError;
 
 /// What a Channel hears.
 #[derive(Debug)]
@@ -53,7 +56,7 @@ pub(crate) enum ChannelMsg {
     /// The child's stdin cannot be written any more.
     StdinFailed(String),
     /// The keeper saw the process, and its whole tree, end.
-    Ended(Ended),
+    Ended(Option<Ended>),
     /// The session wants something of the agent.
     Command(Command),
     /// End the child by the stop ladder.
@@ -70,6 +73,7 @@ pub(crate) struct ChannelArgs {
     pub(crate) shared: Arc<Shared>,
     pub(crate) pool: Arc<PoolShared>,
     pub(crate) slot: SlotId,
+    pub(crate) session_id: SessionId,
     pub(crate) plan: LaunchPlan,
     pub(crate) opening: Opening,
 }
@@ -83,6 +87,8 @@ pub(crate) struct ChannelState {
     shared: Arc<Shared>,
     pool: Arc<PoolShared>,
     slot: SlotId,
+    session_id: SessionId,
+    began: Instant,
     opening: Opening,
     dialect: Box<dyn Dialect>,
     credits: Credits,
@@ -95,7 +101,8 @@ pub(crate) struct ChannelState {
     /// Why the child must end; the first cause holds.
     cause: Option<Cause>,
     stream_end: Option<StreamEnd>,
-    ended: Option<Ended>,
+    /// Set when the process is gone; `None` inside where nobody could say how.
+    ended: Option<Option<Ended>>,
     told_end: bool,
     timer: Option<(Instant, JoinHandle<()>)>,
 }
@@ -111,16 +118,18 @@ impl Actor for Channel {
         args: ChannelArgs,
     ) -> Result<ChannelState, ActorProcessingErr> {
         let now = Instant::now();
-        let timeouts = &args.pool.config.timeouts;
+        let timeouts = args.pool.config.timeouts.clone();
         let state = ChannelState {
             dialect: dialect::build(args.pool.config.dialect),
             credits: Credits::new(),
-            watch: Watch::new(timeouts, now),
+            watch: Watch::spawned(timeouts, now),
             ladder: Ladder::new(args.pool.config.stop),
             session: args.session,
             shared: args.shared,
             pool: args.pool,
             slot: args.slot,
+            session_id: args.session_id,
+            began: now,
             opening: args.opening,
             stdin: None,
             keeper: None,
@@ -159,10 +168,8 @@ impl Actor for Channel {
             ChannelMsg::Alive => state.watch.byte(now),
             ChannelMsg::StreamEnd(end) => state.stream_ended(end, now),
             ChannelMsg::Written { queued } => {
-                state
-                    .pool
-                    .meters
-                    .stdin_written(now.saturating_duration_since(queued));
+                let took = now.saturating_duration_since(queued);
+                state.pool.meters.stdin_written(took);
             }
             ChannelMsg::StdinFailed(why) => {
                 tracing::debug!(slot = %state.slot, why, "the child's stdin is closed");
@@ -170,6 +177,7 @@ impl Actor for Channel {
             }
             ChannelMsg::Ended(ended) => {
                 state.ended = Some(ended);
+                state.ladder.exited();
                 // Whoever held the pipe is dead: what is in it is all there will be.
                 state.stdin = None;
             }
@@ -210,7 +218,7 @@ impl ChannelState {
         log.clear();
         let meters = self.pool.meters.clone();
         tokio::spawn(stderr::run(launched.stderr, log, move |bytes| {
-            meters.stderr_bytes(bytes);
+            meters.bytes(Stream::Stderr, bytes as u64);
         }));
         tokio::spawn(stdout::run(
             launched.stdout,
@@ -219,9 +227,23 @@ impl ChannelState {
         ));
         self.stdin = Some(Stdin::start(launched.stdin, myself.clone()));
         let to = myself.clone();
-        self.keeper = Some(launched.process.keep(move |ended| {
+        let (keeper, ended) = launch::keep(launched.process, self.pool.config.stop);
+        self.keeper = Some(keeper);
+        tokio::spawn(async move {
+            let ended = ended.await.ok();
             let _ = to.send_message(ChannelMsg::Ended(ended));
-        }));
+        });
+        for note in &launched.notes {
+            tracing::warn!(slot = %self.slot, note, "sandbox");
+        }
+        ChildSpawned {
+            slot: &self.slot,
+            session: &self.session_id,
+            result: SpawnResult::Ok,
+            pid: Some(launched.pid),
+            took: now.saturating_duration_since(self.began),
+        }
+        .emit();
         self.send(vec![Item::Started { pid: launched.pid }], None);
         let mut effects = Vec::new();
         self.dialect.open(&self.opening, now, &mut effects);
@@ -229,32 +251,60 @@ impl ChannelState {
     }
 
     fn not_launched(&mut self, error: SpawnError) {
+        ChildSpawned {
+            slot: &self.slot,
+            session: &self.session_id,
+            result: SpawnResult::from_word(error.metric_result())
+                .unwrap_or(SpawnResult::ForkFailed),
+            pid: None,
+            took: self.began.elapsed(),
+        }
+        .emit();
+        if let Some(stage) = error.stage() {
+            SandboxFailed {
+                slot: &self.slot,
+                stage,
+                detail: &error.to_string(),
+            }
+            .emit();
+        }
         self.cause = Some(Cause::Spawn(error));
         self.stream_end = Some(StreamEnd::Eof);
-        self.ended = Some(Ended::never_ran());
+        self.ended = Some(None);
     }
 
     fn frames(&mut self, batch: &[Bytes], hold: Hold, now: Instant) {
-        self.watch.byte(now);
-        self.pool.meters.frames(batch);
+        self.watch.bytes(now);
+        let mut bytes = 0;
+        for frame in batch {
+            bytes += frame.len() as u64 + 1;
+            self.pool.meters.line(frame.len());
+        }
+        self.pool.meters.bytes(Stream::Stdout, bytes);
         let mut effects = Vec::with_capacity(batch.len());
         for frame in batch {
             self.dialect.input(Input::Frame(frame), now, &mut effects);
         }
+        self.count(&effects);
         dialect::merge_text(&mut effects);
         self.carry_out(effects, Some(hold), now);
+        self.pool.meters.processed(now.elapsed());
     }
 
     fn stream_ended(&mut self, end: StreamEnd, now: Instant) {
         let mut effects = Vec::new();
-        self.dialect.input(Input::Eof, now, &mut effects);
+        let input = match &end {
+            StreamEnd::TooLong(LineError::TooLong { head, .. }) => Input::TooLong(head),
+            StreamEnd::Eof | StreamEnd::Failed(_) => Input::Eof,
+        };
+        self.dialect.input(input, now, &mut effects);
         self.carry_out(effects, None, now);
         match &end {
             StreamEnd::Eof => {
-                // Most often it has just ended. If it lives on without a voice, the next rung
+                // Most often it has just ended. If it lives on without a voice, the next step
                 // of the ladder says so.
                 if self.ended.is_none() {
-                    self.ladder.begin_at(Rung::Eof, now);
+                    self.ladder.begin_at(Step::CloseStdin, now);
                 }
             }
             StreamEnd::TooLong(error) => self.fault(Cause::Protocol(error.to_string()), now),
@@ -268,8 +318,8 @@ impl ChannelState {
     fn command(&mut self, command: Command, now: Instant) {
         let is_prompt = matches!(command, Command::Prompt { .. });
         match &command {
-            Command::Prompt { .. } => self.watch.turn_begun(now),
-            Command::Cancel => self.watch.cancelled(now),
+            Command::Prompt { .. } => self.watch.turn_began(now),
+            Command::Cancel => self.watch.cancel_sent(now),
             Command::Answer { .. } => self.watch.ask_closed(now),
             Command::Slash { .. } | Command::Goodbye => {}
         }
@@ -290,6 +340,29 @@ impl ChannelState {
         }
     }
 
+    /// Counts what came, before adjacent pieces are merged.
+    fn count(&self, effects: &[Effect]) {
+        for effect in effects {
+            match effect {
+                Effect::Event(event) => {
+                    self.pool.meters.event(event.kind());
+                    if let Event::BadLine { reason, head } = event {
+                        ProtocolError {
+                            slot: &self.slot,
+                            session: &self.session_id,
+                            reason: LineFault::from_word(reason).unwrap_or(LineFault::BadShape),
+                            head,
+                        }
+                        .emit(&self.pool.meters);
+                    }
+                }
+                Effect::Ask(_) => self.pool.meters.event(EventKind::Asked),
+                Effect::Ready(_) => self.pool.meters.event(EventKind::Ready),
+                _ => {}
+            }
+        }
+    }
+
     /// Does what the dialect wants, in its order, and hands the rest to the session.
     fn carry_out(&mut self, effects: Vec<Effect>, hold: Option<Hold>, now: Instant) {
         let mut items = Vec::with_capacity(effects.len());
@@ -301,11 +374,11 @@ impl ChannelState {
                 }
                 Effect::Ready(info) => {
                     self.ready = true;
-                    self.watch.ready(now);
+                    self.watch.ready();
                     items.push(Item::Ready(info));
                 }
                 Effect::Ask(ask) => {
-                    self.watch.ask_opened(now);
+                    self.watch.ask_opened();
                     items.push(Item::Ask(ask));
                 }
                 Effect::Withdrawn(key) => {
@@ -335,25 +408,41 @@ impl ChannelState {
 
     fn note(&mut self, event: &Event, now: Instant) {
         match event {
-            Event::ToolStart { .. } => self.watch.tool_opened(now),
+            Event::ToolStart { .. } => self.watch.tool_opened(),
             Event::ToolResult { .. } => self.watch.tool_closed(now),
-            Event::TurnEnded { .. } => self.watch.turn_ended(now),
+            Event::TurnEnded { .. } => self.watch.turn_ended(),
             _ => {}
         }
     }
 
     fn write(&mut self, bytes: Vec<u8>, now: Instant) {
         let Some(stdin) = &self.stdin else { return };
+        self.pool.meters.stdin_queued();
         // Everything that a turn still needs is urgent; a prompt is only sent to an idle agent,
         // whose queue is empty.
         match stdin.write_urgent(bytes, now) {
             Ok(()) => {}
-            Err(NoPlace::Closed) => self.stdin = None,
+            Err(NoPlace::Closed) => {
+                self.pool.meters.stdin_dropped();
+                self.stdin = None;
+            }
             Err(NoPlace::Full) => {
+                self.pool.meters.stdin_dropped();
+                self.hung(Hang::StdinBlocked, now);
                 let why = "the child does not read its stdin".to_owned();
                 self.fault(Cause::Protocol(why), now);
             }
         }
+    }
+
+    fn hung(&self, kind: Hang, now: Instant) {
+        ChildHung {
+            slot: &self.slot,
+            session: &self.session_id,
+            kind,
+            after: now.saturating_duration_since(self.began),
+        }
+        .emit();
     }
 
     fn close_stdin(&mut self) {
@@ -367,7 +456,7 @@ impl ChannelState {
     fn fault(&mut self, cause: Cause, now: Instant) {
         if self.ended.is_none() {
             self.cause.get_or_insert(cause);
-            self.ladder.begin_at(Rung::Eof, now);
+            self.ladder.begin_at(Step::CloseStdin, now);
         }
     }
 
@@ -383,33 +472,34 @@ impl ChannelState {
         }
         if let Some(expiry) = self.watch.expired(now) {
             match expiry {
-                Expiry::Handshake => self.fault(Cause::HandshakeTimeout, now),
-                Expiry::Cancel => {
+                Expired::Handshake => self.fault(Cause::HandshakeTimeout, now),
+                Expired::Cancel => {
+                    self.hung(Hang::NoReply, now);
                     self.cause.get_or_insert(Cause::Wanted);
                     self.ladder.begin(now);
                 }
-                Expiry::Silence | Expiry::Turn => self.send(vec![Item::Expired(expiry)], None),
+                Expired::Silence | Expired::Turn => self.send(vec![Item::Expired(expiry)], None),
             }
         }
-        while let Some(rung) = self.ladder.step(now) {
-            self.climb(rung, now);
+        while let Some(step) = self.ladder.poll(now) {
+            self.climb(step, now);
         }
     }
 
-    fn climb(&mut self, rung: Rung, now: Instant) {
-        if self.stream_end.is_some() && matches!(rung, Rung::Int | Rung::Term | Rung::Kill) {
+    fn climb(&mut self, step: Step, now: Instant) {
+        if self.stream_end.is_some() && matches!(step, Step::Int | Step::Term | Step::Kill) {
             self.cause.get_or_insert(Cause::Mute);
         }
-        match rung {
-            Rung::Goodbye => {
+        match step {
+            Step::Goodbye => {
                 let mut effects = Vec::new();
                 let _ = self.dialect.command(Command::Goodbye, now, &mut effects);
                 self.carry_out(effects, None, now);
             }
-            Rung::Eof => self.close_stdin(),
-            Rung::Int => self.signal(Signal::Int),
-            Rung::Term => self.signal(Signal::Term),
-            Rung::Kill => {
+            Step::CloseStdin => self.close_stdin(),
+            Step::Int => self.signal(launch::Step::Int),
+            Step::Term => self.signal(launch::Step::Term),
+            Step::Kill => {
                 if let Some(keeper) = &self.keeper {
                     keeper.kill();
                 }
@@ -417,7 +507,7 @@ impl ChannelState {
         }
     }
 
-    fn signal(&self, signal: Signal) {
+    fn signal(&self, signal: launch::Step) {
         if let Some(keeper) = &self.keeper {
             keeper.signal(signal);
         }
@@ -432,11 +522,33 @@ impl ChannelState {
             self.told_end = true;
             let tail = self.shared.slots.log(&self.slot).map(stderr::StderrLog::tail);
             let end = end::conclude(
-                ended,
+                ended.as_ref(),
                 self.cause.take(),
                 self.ready,
                 tail.unwrap_or_default(),
             );
+            if matches!(
+                end.spawn_result,
+                SpawnResult::HandshakeFailed | SpawnResult::HandshakeTimeout
+            ) {
+                ChildSpawned {
+                    slot: &self.slot,
+                    session: &self.session_id,
+                    result: end.spawn_result,
+                    pid: None,
+                    took: self.began.elapsed(),
+                }
+                .emit();
+            }
+            ChildExited {
+                slot: &self.slot,
+                session: &self.session_id,
+                class: end.class,
+                status: end.status,
+                detail: &end.detail,
+                stderr: if end.class.is_wanted() { &[] } else { &end.stderr },
+            }
+            .emit();
             let _ = self.session.send_message(SessionMsg::ChannelEnded(Box::new(end)));
         }
         true

@@ -21,9 +21,14 @@ use super::session::{Attempt, Session, SessionArgs, SessionMsg, Work};
 use super::setup::{PoolShared, Shared, now_us};
 use crate::config::OnCrash;
 use crate::journal::{Commit, TaskChange, Write};
-use crate::lifecycle::restart::Next;
-use crate::lifecycle::state::Change;
-use crate::model::{ExitClass, ExitStatus, SessionId, SlotState, TaskOutcome, TurnOutcome};
+use crate::lifecycle::restart::{self, Next};
+use crate::lifecycle::state::SlotEvent;
+use crate::model::{
+    ExitClass, ExitStatus, Foreign, SessionId, SlotState, TaskOutcome, TurnOutcome,
+};
+use crate::telemetry::event::child::{ChildReady, ChildRestarted, SlotParked, SlotStateChanged};
+use crate::telemetry::event::task::{EndedFrom, PoolSampled, TaskEnded, TaskQueued, TaskStarted};
+use crate::telemetry::sets::RestartCause;
 
 /// What a Pool hears.
 #[derive(Debug)]
@@ -37,7 +42,7 @@ pub(crate) enum PoolMsg {
         /// Which session says so: a late word of an earlier one is no news.
         session: SessionId,
         /// What happened.
-        change: Change,
+        change: SlotEvent,
         /// The process, where one was started.
         pid: Option<u32>,
     },
@@ -170,7 +175,7 @@ impl PoolState {
     }
 
     /// Moves a slot by the table, and shows it.
-    fn change(&mut self, index: u16, change: Change, note: Option<String>) {
+    fn change(&mut self, index: u16, change: SlotEvent, note: Option<String>) {
         let Some(slot) = self.slots.get_mut(usize::from(index)) else {
             return;
         };
@@ -179,8 +184,13 @@ impl PoolState {
             return;
         }
         let (id, state) = (slot.id.clone(), slot.state);
-        self.pool.meters.slot_moved(from, state);
-        let (note_shown, started) = (note.clone(), change == Change::Spawned);
+        SlotStateChanged {
+            slot: &id,
+            from: Some(from),
+            to: Some(state),
+        }
+        .emit();
+        let (note_shown, started) = (note.clone(), change == SlotEvent::Spawned);
         self.shared.slots.change(&id, |view| {
             view.state = state;
             view.note = note_shown;
@@ -203,7 +213,7 @@ impl PoolState {
         &mut self,
         index: u16,
         session: &SessionId,
-        change: Change,
+        change: SlotEvent,
         pid: Option<u32>,
     ) {
         let Some(slot) = self.slot(index) else { return };
@@ -212,18 +222,24 @@ impl PoolState {
             return;
         }
         match change {
-            Change::Spawned => slot.spawned_at = Some(Instant::now()),
-            Change::Ready => {
-                if let Some(asked) = slot.asked_at {
-                    let took = asked.elapsed();
-                    self.pool.meters.child_ready(took);
+            SlotEvent::Spawned => slot.spawned_at = Some(Instant::now()),
+            SlotEvent::Ready => {
+                let downtime = slot.down_since.take().map(|at| at.elapsed());
+                ChildReady {
+                    slot: &slot.id,
+                    session,
+                    protocol: "",
+                    version: None,
+                    took: slot.asked_at.map_or(Duration::ZERO, |at| at.elapsed()),
+                    downtime,
                 }
+                .emit();
             }
             _ => {}
         }
         if let Some(slot) = self.slot(index) {
             let id = slot.id.clone();
-            if change == Change::Spawned || change == Change::ChildEnded {
+            if change == SlotEvent::Spawned || change == SlotEvent::ChildEnded {
                 self.shared.slots.change(&id, |view| view.pid = pid);
             }
         }
@@ -251,7 +267,13 @@ impl PoolState {
                 }
             }
         }
-        self.pool.meters.queue(self.queue.len());
+        let oldest = self.queue.front().map_or(Duration::ZERO, |task| task.queued.elapsed());
+        PoolSampled {
+            pool: &self.pool.config.name,
+            oldest_task: oldest,
+            oldest_ask: Duration::ZERO,
+        }
+        .emit();
     }
 
     fn assign(&mut self, index: u16) {
@@ -261,11 +283,15 @@ impl PoolState {
         let slot = &mut self.slots[usize::from(index)];
         let session = fresh_session_id();
         let now = Instant::now();
-        if task.first_assigned.is_none() {
-            task.first_assigned = Some(now);
-            self.pool.meters.queue_wait(task.queued.elapsed());
-        }
+        task.first_assigned.get_or_insert(now);
         let attempt = task.sent + 1;
+        TaskStarted {
+            slot: &slot.id,
+            task: &task.spec.id,
+            attempt,
+            waited: task.queued.elapsed(),
+        }
+        .emit();
         let work = Work {
             slot: slot.id.clone(),
             session: session.clone(),
@@ -310,7 +336,7 @@ impl PoolState {
                     session,
                     task,
                 });
-                self.change(index, Change::StartBegun, None);
+                self.change(index, SlotEvent::StartBegun, None);
             }
             Err(error) => {
                 tracing::error!(slot = %slot_id, %error, "a session could not be started");
@@ -369,29 +395,28 @@ impl PoolState {
             slot.history.turn_completed();
         }
         let Some(end) = &attempt.end else {
-            self.change(index, Change::Rested, None);
+            self.change(index, SlotEvent::GoneToRest, None);
             return None;
         };
-        self.pool.meters.child_spawned(end.spawn_result, end.walls_stage);
-        self.pool.meters.child_exited(end.class);
         let by_hand = slot.restarted.is_some();
         let lived = slot.spawned_at.take().map_or(Duration::ZERO, |at| now - at);
         if end.class.is_wanted() || by_hand || self.stopping || self.cancelled {
             if by_hand {
-                self.pool.meters.child_restarted("manual", Duration::ZERO);
+                self.restarted(index, RestartCause::Manual, Duration::ZERO);
             }
-            self.change(index, Change::Rested, None);
+            self.change(index, SlotEvent::GoneToRest, None);
             return None;
         }
-        let next = slot.history.decide(
-            end.class,
-            end.status,
-            end.was_ready,
+        slot.down_since.get_or_insert(now);
+        let failure = restart::End {
+            class: end.class,
+            status: end.status,
+            was_ready: end.was_ready,
             lived,
-            &restart,
-            now,
-            rand::random::<f64>(),
-        );
+            detail: end.detail.clone(),
+        };
+        let random = rand::random::<f64>();
+        let next = restart::decide(&mut slot.history, &failure, &restart, now, random);
         self.submit(Write::SlotFailure {
             slot: self.slots[usize::from(index)].id.clone(),
             class: end.class,
@@ -402,31 +427,45 @@ impl PoolState {
             Next::Start { after } => {
                 task.restarts += 1;
                 task.backoff += after;
-                self.pool.meters.child_restarted(cause(end.class), after);
+                self.restarted(index, cause(end.class), after);
                 self.back_off(index, after, &end.detail);
                 None
             }
             Next::Park { reason } => {
-                let reason = format!("{reason}: {}", end.detail);
-                tracing::error!(slot = %self.slots[usize::from(index)].id, reason, "slot parked");
-                self.change(index, Change::Parked, Some(reason.clone()));
-                let open = self.slots.iter().all(|slot| slot.state == SlotState::Parked);
-                self.pool.meters.circuit(open);
+                SlotParked {
+                    slot: &self.slots[usize::from(index)].id,
+                    class: end.class,
+                    reason: &reason,
+                }
+                .emit();
+                self.change(index, SlotEvent::Parked, Some(reason.clone()));
                 Some(reason)
             }
             Next::Rest => {
-                self.change(index, Change::Rested, None);
+                self.change(index, SlotEvent::GoneToRest, None);
                 None
             }
         }
+    }
+
+    fn restarted(&self, index: u16, cause: RestartCause, delay: Duration) {
+        let slot = &self.slots[usize::from(index)];
+        let spent = slot.history.ages(Instant::now()).count();
+        let budget = self.pool.config.restart.budget;
+        ChildRestarted {
+            slot: &slot.id,
+            cause,
+            delay,
+            budget_left: budget.saturating_sub(u32::try_from(spent).unwrap_or(u32::MAX)),
+        }
+        .emit();
     }
 
     fn back_off(&mut self, index: u16, after: Duration, why: &str) {
         let slot = &mut self.slots[usize::from(index)];
         slot.round += 1;
         let round = slot.round;
-        tracing::warn!(slot = %slot.id, why, delay_ms = after.as_millis(), "backing off");
-        self.change(index, Change::BackoffBegun, Some(why.to_owned()));
+        self.change(index, SlotEvent::GoneToBackoff, Some(why.to_owned()));
         let to = self.myself.clone();
         tokio::spawn(async move {
             tokio::time::sleep(after).await;
@@ -436,7 +475,7 @@ impl PoolState {
 
     fn backoff_over(&mut self, index: u16, round: u64) {
         if self.slot(index).is_some_and(|slot| slot.round == round) {
-            self.change(index, Change::BackoffOver, None);
+            self.change(index, SlotEvent::BackoffOver, None);
         }
     }
 
@@ -470,17 +509,40 @@ impl PoolState {
                 at_us: now_us(),
                 change: TaskChange::Requeued,
             });
+            TaskQueued {
+                pool: &self.pool.config.name,
+                task: &task.spec.id,
+            }
+            .emit();
             self.queue.push_front(task);
         }
     }
 
+    /// Ends a task that waits in the queue.
     fn end_unbegun(&self, task: ActiveTask, outcome: TaskOutcome, why: &str) {
-        self.end(task, outcome, Some(why.to_owned()));
+        self.end_from(task, outcome, Some(why.to_owned()), EndedFrom::Queue);
+    }
+
+    fn end(&self, task: ActiveTask, outcome: TaskOutcome, why: Option<String>) {
+        self.end_from(task, outcome, why, EndedFrom::Slot);
     }
 
     /// A task's end is told only when it is durable.
-    fn end(&self, task: ActiveTask, outcome: TaskOutcome, why: Option<String>) {
-        self.pool.meters.task_ended(outcome);
+    fn end_from(
+        &self,
+        task: ActiveTask,
+        outcome: TaskOutcome,
+        why: Option<String>,
+        from: EndedFrom,
+    ) {
+        TaskEnded {
+            pool: &self.pool.config.name,
+            task: &task.spec.id,
+            outcome,
+            detail: &Foreign::new(why.clone().unwrap_or_default()).show(300),
+            from,
+        }
+        .emit();
         let (report, tell) = task.into_report(&self.pool.config.name, outcome, why);
         let report = Arc::new(report);
         let shared = Arc::clone(&self.shared);
@@ -517,9 +579,8 @@ impl PoolState {
         let id = slot.id.clone();
         if was_parked {
             self.submit(Write::SlotForgiven { slot: id });
-            self.pool.meters.circuit(false);
         }
-        self.change(index, Change::Unparked, None);
+        self.change(index, SlotEvent::Unparked, None);
         let _ = done.send(());
     }
 
@@ -550,12 +611,13 @@ impl PoolState {
 }
 
 /// The label of `marshal_child_restarts_total{cause}`.
-const fn cause(class: ExitClass) -> &'static str {
+const fn cause(class: ExitClass) -> RestartCause {
     match class {
-        ExitClass::OutOfMemory => "oom",
-        ExitClass::HandshakeTimeout => "hang",
-        ExitClass::ProtocolFault | ExitClass::VersionRefused => "protocol",
-        _ => "crash",
+        ExitClass::OutOfMemory => RestartCause::Oom,
+        ExitClass::HandshakeTimeout => RestartCause::Hang,
+        ExitClass::ProtocolFault | ExitClass::VersionRefused => RestartCause::Protocol,
+        ExitClass::SpawnFailed => RestartCause::Spawn,
+        _ => RestartCause::Crash,
     }
 }
 

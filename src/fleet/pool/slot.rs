@@ -9,7 +9,7 @@ use super::ActiveTask;
 use crate::config::Pool as PoolConfig;
 use crate::fleet::session::SessionMsg;
 use crate::lifecycle::restart::History;
-use crate::lifecycle::state::{self, Change};
+use crate::lifecycle::state::{self, SlotEvent};
 use crate::model::{SessionId, SlotId, SlotState};
 
 /// What a slot works on.
@@ -33,6 +33,8 @@ pub(crate) struct Slot {
     pub(super) asked_at: Option<Instant>,
     /// When the current child was started.
     pub(super) spawned_at: Option<Instant>,
+    /// Since when it has had no ready child, after a failure.
+    pub(super) down_since: Option<Instant>,
     /// Somebody asked for a restart and waits for the old child's end.
     pub(super) restarted: Option<oneshot::Sender<()>>,
 }
@@ -50,12 +52,13 @@ impl Slot {
             round: 0,
             asked_at: None,
             spawned_at: None,
+            down_since: None,
             restarted: None,
         }
     }
 
     /// Moves by the table; `false` if the table has no such move.
-    pub(super) fn apply(&mut self, change: Change) -> bool {
+    pub(super) fn apply(&mut self, change: SlotEvent) -> bool {
         if let Some(next) = state::next(self.state, change) {
             let moved = next != self.state;
             self.state = next;

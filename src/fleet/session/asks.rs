@@ -10,6 +10,7 @@ use serde_json::value::RawValue;
 
 use super::outbox::Outbox;
 use super::prepare::Prepared;
+use super::work::Work;
 use crate::config::OnTimeout;
 use crate::fleet::setup::PoolShared;
 use crate::journal::{Judged, Write};
@@ -18,6 +19,9 @@ use crate::model::{
     Answer, Ask, AskId, AskKey, Claimed, DecidedBy, Decision, Event, Foreign, Verdict,
 };
 use crate::policy::{Judgement, Request};
+use crate::telemetry::event::permission::{PermissionRequested, PolicyEvaluated};
+use crate::telemetry::event::turn::UnaskedJudged;
+use crate::telemetry::sets::{EvaluationError, ToolClass};
 
 /// One tool call, as the agent announced it.
 #[derive(Debug)]
@@ -84,10 +88,12 @@ impl Asks {
         });
     }
 
-    /// A call's result came: gives the call if it ran without a request.
-    pub(crate) fn tool_ended(&mut self, id: &Foreign) -> Option<Call> {
-        let at = self.calls.iter().position(|call| call.id == *id)?;
-        self.calls.remove(at).filter(|call| !call.asked)
+    /// A call's result came: gives the tool's name, and the call if it ran without a request.
+    pub(crate) fn tool_ended(&mut self, id: &Foreign) -> (Option<Foreign>, Option<Call>) {
+        let at = self.calls.iter().position(|call| call.id == *id);
+        let call = at.and_then(|at| self.calls.remove(at));
+        let name = call.as_ref().map(|call| call.name.clone());
+        (name, call.filter(|call| !call.asked))
     }
 
     /// The turn is over: gives the calls that ran without a request and brought no result.
@@ -124,6 +130,7 @@ pub(crate) struct Decided {
     /// What the policy said, before "nobody can be asked" made it a deny.
     pub(crate) policy: Decision,
     pub(crate) verdict: Verdict,
+    pub(crate) class: ToolClass,
     judged: Judged,
 }
 
@@ -154,6 +161,7 @@ impl Decided {
 pub(crate) fn decide(
     pool: &PoolShared,
     prepared: Option<&Prepared>,
+    work: &Work,
     ask: &Ask,
     asks: &mut Asks,
 ) -> Decided {
@@ -169,7 +177,12 @@ pub(crate) fn decide(
         judge(pool, prepared, &ask.tool, &ask.input, &ask.claimed)
     };
     let took = began.elapsed();
-    let class = pool.extractor.tool_class(ask.tool.raw());
+    let class = class(pool, Some(&ask.tool));
+    PolicyEvaluated {
+        took,
+        error: (judgement.by == DecidedBy::Error).then_some(EvaluationError::Malformed),
+    }
+    .emit();
     let policy = judgement.decision;
     let mut verdict = Verdict {
         ask: fresh_ask_id(),
@@ -191,11 +204,17 @@ pub(crate) fn decide(
     } else {
         asks.interrupt = false;
     }
-    pool.meters
-        .permission(class, verdict.decision, verdict.by, took);
+    PermissionRequested {
+        slot: &work.slot,
+        session: &work.session,
+        ask: &verdict.ask,
+        tool: &ask.tool,
+    }
+    .emit();
     Decided {
         policy,
         verdict,
+        class,
         judged: Judged {
             policy: pool.policy.name().to_owned(),
             policy_sha256: pool.policy.sha256().to_owned(),
@@ -206,9 +225,21 @@ pub(crate) fn decide(
 }
 
 /// Judges a call that ran without a request.
-pub(crate) fn judge_unasked(pool: &PoolShared, prepared: Option<&Prepared>, call: &Call) -> Event {
+pub(crate) fn judge_unasked(
+    pool: &PoolShared,
+    prepared: Option<&Prepared>,
+    work: &Work,
+    call: &Call,
+) -> Event {
     let judgement = judge(pool, prepared, &call.name, &call.input, &Claimed::default());
-    pool.meters.unasked(judgement.decision);
+    UnaskedJudged {
+        slot: &work.slot,
+        session: &work.session,
+        tool_class: class(pool, Some(&call.name)),
+        verdict: judgement.decision,
+        rules: &judgement.rules,
+    }
+    .emit();
     Event::Unasked {
         id: call.id.clone(),
         tool: call.name.clone(),
@@ -232,6 +263,12 @@ fn judge(
     };
     let request: Request = pool.extractor.extract(tool.raw(), input);
     pool.policy.decide(&request, claimed, &prepared.place())
+}
+
+/// The kind of tool that a name stands for.
+pub(crate) fn class(pool: &PoolShared, tool: Option<&Foreign>) -> ToolClass {
+    let word = tool.map(|tool| pool.extractor.tool_class(tool.raw()));
+    word.and_then(ToolClass::from_word).unwrap_or(ToolClass::Unknown)
 }
 
 fn refused(why: &str) -> Judgement {

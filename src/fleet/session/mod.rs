@@ -12,7 +12,7 @@ mod tally;
 mod work;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 
@@ -30,9 +30,12 @@ use super::setup::{PoolShared, Shared, now_us};
 use crate::config::OnUnaskedDeny;
 use crate::dialect::Command;
 use crate::journal::{SessionRow, Write};
-use crate::lifecycle::silence::Expiry;
-use crate::lifecycle::state::Change;
+use crate::lifecycle::watch::Expired;
+use crate::lifecycle::state::SlotEvent;
 use crate::model::{AgentInfo, Answer, Ask, AskKey, Event, TurnOutcome, Usage};
+use crate::telemetry::event::permission::PermissionDecided;
+use crate::telemetry::event::turn::{TokensUsed, ToolCallEnded, TurnEnded, TurnFirstEvent};
+use crate::telemetry::sets::ToolOutcome;
 
 /// What a Channel reports, in the order in which it happened.
 #[derive(Debug)]
@@ -55,7 +58,7 @@ pub(crate) enum Item {
     /// The agent began a new session of its own.
     Cleared,
     /// The turn was silent, or is over its time.
-    Expired(Expiry),
+    Expired(Expired),
 }
 
 /// What a Session hears.
@@ -267,7 +270,7 @@ impl SessionState {
         self.outbox.flush(&self.myself);
     }
 
-    fn tell_pool(&self, change: Change, pid: Option<u32>) {
+    fn tell_pool(&self, change: SlotEvent, pid: Option<u32>) {
         let _ = self.pool_ref.send_message(PoolMsg::Slot {
             index: self.work.slot.index,
             session: self.work.session.clone(),
@@ -300,6 +303,7 @@ impl SessionState {
             shared: Arc::clone(&self.shared),
             pool: Arc::clone(&self.pool),
             slot: self.work.slot.clone(),
+            session_id: self.work.session.clone(),
             plan,
             opening: prepared.opening.clone(),
         };
@@ -316,7 +320,7 @@ impl SessionState {
     fn item(&mut self, item: Item) {
         match item {
             Item::Started { pid } => {
-                self.tell_pool(Change::Spawned, Some(pid));
+                self.tell_pool(SlotEvent::Spawned, Some(pid));
                 self.outbox.event(Event::ChildStarted {
                     pid,
                     launcher: self.pool.config.launcher.word(),
@@ -327,7 +331,7 @@ impl SessionState {
                 self.begun = true;
                 self.turn_began = Some(Instant::now());
                 self.phase = Phase::Turn;
-                self.tell_pool(Change::PromptSent, None);
+                self.tell_pool(SlotEvent::PromptSent, None);
             }
             Item::Event(event) => self.event(event),
             Item::Ask(ask) => self.ask(ask),
@@ -335,9 +339,9 @@ impl SessionState {
             Item::Cleared => {
                 tracing::info!(session = %self.work.session, "the agent began a new session of its own");
             }
-            Item::Expired(expiry) => {
-                let why = match expiry {
-                    Expiry::Silence => "nothing came from the agent for longer than timeouts.silence",
+            Item::Expired(expired) => {
+                let why = match expired {
+                    Expired::Silence => "nothing came from the agent for longer than timeouts.silence",
                     _ => "the turn took longer than timeouts.turn",
                 };
                 self.interrupt(TurnOutcome::TimedOut, why.to_owned());
@@ -346,7 +350,7 @@ impl SessionState {
     }
 
     fn ready(&mut self, info: AgentInfo) {
-        self.tell_pool(Change::Ready, None);
+        self.tell_pool(SlotEvent::Ready, None);
         self.outbox.event(Event::Ready(info));
         if self.ending.is_some() {
             self.phase = Phase::Ending;
@@ -364,7 +368,11 @@ impl SessionState {
 
     fn event(&mut self, event: Event) {
         if let (Some(began), false) = (self.turn_began, self.tally.has_output()) {
-            self.pool.meters.first_event(began.elapsed());
+            TurnFirstEvent {
+                slot: &self.work.slot,
+                after: began.elapsed(),
+            }
+            .emit();
         }
         self.tally.event(&event);
         match event {
@@ -380,8 +388,20 @@ impl SessionState {
                 self.asks.tool_started(&event);
                 self.outbox.event(event);
             }
-            Event::ToolResult { ref id, .. } => {
-                let unasked = self.asks.tool_ended(id);
+            Event::ToolResult {
+                ref id,
+                is_error,
+                took,
+                ..
+            } => {
+                let (name, unasked) = self.asks.tool_ended(id);
+                ToolCallEnded {
+                    slot: &self.work.slot,
+                    tool_class: asks::class(&self.pool, name.as_ref()),
+                    outcome: if is_error { ToolOutcome::Error } else { ToolOutcome::Ok },
+                    took,
+                }
+                .emit();
                 self.outbox.event(event);
                 if let Some(call) = unasked {
                     self.unasked(call);
@@ -409,13 +429,13 @@ impl SessionState {
         self.turn = Some(outcome);
         self.turn_detail.clone_from(&detail);
         self.phase = Phase::Ending;
-        self.tell_pool(Change::TurnEnded, None);
-        if let Some(began) = self.turn_began {
-            self.pool
-                .meters
-                .turn_ended(outcome, began.elapsed(), self.tally.tool_calls());
+        self.tell_pool(SlotEvent::TurnEnded, None);
+        self.count_turn(outcome);
+        TokensUsed {
+            slot: &self.work.slot,
+            used: usage,
         }
-        self.pool.meters.tokens(usage);
+        .emit();
         self.outbox.event(Event::TurnEnded {
             outcome,
             stop_reason,
@@ -425,20 +445,34 @@ impl SessionState {
         self.outbox.after(After::TurnEnded);
     }
 
+    fn count_turn(&self, outcome: TurnOutcome) {
+        TurnEnded {
+            slot: &self.work.slot,
+            session: &self.work.session,
+            outcome,
+            took: self.turn_began.map_or(Duration::ZERO, |began| began.elapsed()),
+            tool_calls: self.tally.tool_calls(),
+        }
+        .emit();
+    }
+
     fn ask(&mut self, ask: Ask) {
-        let decided = asks::decide(&self.pool, self.prepared.as_ref(), &ask, &mut self.asks);
+        let prepared = self.prepared.as_ref();
+        let decided = asks::decide(&self.pool, prepared, &self.work, &ask, &mut self.asks);
         self.tally.decided(&decided);
         decided.record(&ask, &mut self.outbox);
-        let answer = decided.answer();
         self.outbox.after(After::Answer {
             key: ask.key,
-            answer,
+            answer: decided.answer(),
+            asked: Instant::now(),
+            verdict: decided.verdict,
+            class: decided.class,
         });
     }
 
     /// A tool call that ran without a request is judged by the same rules, afterwards.
     fn unasked(&mut self, call: asks::Call) {
-        let event = asks::judge_unasked(&self.pool, self.prepared.as_ref(), &call);
+        let event = asks::judge_unasked(&self.pool, self.prepared.as_ref(), &self.work, &call);
         let denied = self.tally.unasked(&event);
         self.outbox.event(event);
         if !denied {
@@ -466,7 +500,24 @@ impl SessionState {
                     self.stop(false);
                 }
             }
-            After::Answer { key, answer } => {
+            After::Answer {
+                key,
+                answer,
+                asked,
+                verdict,
+                class,
+            } => {
+                PermissionDecided {
+                    slot: &self.work.slot,
+                    session: &self.work.session,
+                    ask: &verdict.ask,
+                    tool_class: class,
+                    decision: verdict.decision,
+                    by: verdict.by,
+                    rules: &verdict.rules,
+                    took: asked.elapsed(),
+                }
+                .emit();
                 if self.asks.answered(&key) {
                     let deny_turn = matches!(answer, Answer::Deny(_)) && self.asks.must_interrupt();
                     self.command(Command::Answer { key, answer });
@@ -495,7 +546,7 @@ impl SessionState {
         self.ending.get_or_insert((outcome, why));
         match self.phase {
             Phase::Turn => {
-                self.tell_pool(Change::CancelSent, None);
+                self.tell_pool(SlotEvent::CancelSent, None);
                 self.command(Command::Cancel);
             }
             Phase::Opening | Phase::Prompting => self.stop(false),
@@ -507,7 +558,7 @@ impl SessionState {
         if self.end.is_some() {
             return;
         }
-        self.tell_pool(Change::StopBegun, None);
+        self.tell_pool(SlotEvent::StopBegun, None);
         if let Some(channel) = &self.channel {
             let message = if now { ChannelMsg::Kill } else { ChannelMsg::Stop };
             let _ = channel.send_message(message);
@@ -526,11 +577,7 @@ impl SessionState {
                 .take()
                 .unwrap_or_else(|| (TurnOutcome::Lost, end.detail.clone()));
             self.turn = Some(outcome);
-            if let Some(began) = self.turn_began {
-                self.pool
-                    .meters
-                    .turn_ended(outcome, began.elapsed(), self.tally.tool_calls());
-            }
+            self.count_turn(outcome);
             self.outbox.event(Event::TurnEnded {
                 outcome,
                 stop_reason: None,
@@ -546,7 +593,6 @@ impl SessionState {
             detail: end.detail.clone(),
             stderr: if end.class.is_wanted() { Vec::new() } else { end.stderr.clone() },
         });
-        self.tell_pool(Change::ChildEnded, None);
         self.outbox.after(After::ChildEnded);
         self.end = Some(end);
         self.channel = None;

@@ -5,7 +5,7 @@
 //! that it holds, and goes with the next one. Must not know what an event means.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ractor::ActorRef;
 
@@ -15,7 +15,8 @@ use crate::fleet::notice::Notice;
 use crate::fleet::setup::{Shared, now_us};
 use crate::journal::{Commit, Committed, Write};
 use crate::limits::SESSION_COMMITS;
-use crate::model::{Answer, AskKey, Event, EventId, SessionId, SlotId, Stamped, TaskId};
+use crate::model::{Answer, AskKey, Event, EventId, SessionId, SlotId, Stamped, TaskId, Verdict};
+use crate::telemetry::sets::ToolClass;
 
 /// What waits for a commit to be durable.
 #[derive(Debug)]
@@ -28,6 +29,12 @@ pub(crate) enum After {
         key: AskKey,
         /// What to say.
         answer: Answer,
+        /// When the request was read.
+        asked: Instant,
+        /// The verdict behind it.
+        verdict: Verdict,
+        /// The kind of tool.
+        class: ToolClass,
     },
     /// The turn's end is known for good.
     TurnEnded,

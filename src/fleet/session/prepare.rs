@@ -3,6 +3,7 @@
 //! File work runs where blocking is allowed; git runs inside walls, on a read-only mount, because
 //! a repository can name programs. Must not start the agent itself.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -10,11 +11,12 @@ use super::work::Work;
 use crate::config::{Launcher, WorkspaceMode};
 use crate::dialect::Opening;
 use crate::fleet::setup::{PoolShared, Shared};
-use crate::launch::{self, LaunchPlan, SpawnError, Walls};
+use crate::launch::{self, LaunchPlan, RunError, Walls};
 use crate::limits::{GIT_LIST_BYTES, GIT_LIST_TIMEOUT};
 use crate::model::{SessionId, SlotId};
 use crate::policy::Place;
-use crate::sandbox::{self, WallsRequest, WorkspaceMount};
+use crate::wire::shim::Access;
+use crate::sandbox::{self, Tree, WallsRequest};
 use crate::sandbox::workspace::{
     CopyError, GitDir, HomeError, Listing, Manifest, Owner, Root, TreeError, TreeLinks, copy, home,
     list,
@@ -58,7 +60,7 @@ pub(crate) enum PrepareError {
     },
     /// The walls around git failed: the agent's would too.
     #[error("{0}")]
-    GitWalls(SpawnError),
+    GitWalls(RunError),
     /// The home could not be made.
     #[error("{0}")]
     Home(#[from] HomeError),
@@ -139,7 +141,7 @@ impl Prepared {
         shared: &Shared,
         pool: &PoolShared,
         argv: Vec<String>,
-    ) -> Result<LaunchPlan, sandbox::PlanError> {
+    ) -> Result<LaunchPlan, PrepareError> {
         let writable = pool.config.workspace.mode != WorkspaceMode::Ro;
         launch_plan(shared, pool, &self.space, argv, Vec::new(), writable)
     }
@@ -160,11 +162,11 @@ pub(crate) async fn prepare(
     let home = {
         let (shared, pool) = (Arc::clone(shared), Arc::clone(pool));
         let session = order.session.clone();
-        blocking(move || home::make(&shared.state, &session, &pool.config.home_files, owner)).await??
+        blocking(move || home::prepare(&shared.state, &session, owner, &pool.config.home_files)).await??
     };
     let mut space = Space {
         slot: order.slot.clone(),
-        home: home.path().to_owned(),
+        home: home.path.clone(),
         workspace: source.clone(),
         workspace_inside: WORKSPACE_INSIDE.to_owned(),
         home_inside: HOME_INSIDE.to_owned(),
@@ -181,13 +183,9 @@ pub(crate) async fn prepare(
         source,
     };
     let root = Root::open(&space.workspace).map_err(bad)?;
-    let links = TreeLinks::open(
-        &space.workspace_inside,
-        &space.workspace,
-        &space.home_inside,
-        &space.home,
-    )
-    .map_err(bad)?;
+    let links = TreeLinks::new()
+        .with(space.workspace_inside.clone(), Root::open(&space.workspace).map_err(bad)?)
+        .with(space.home_inside.clone(), Root::open(&space.home).map_err(bad)?);
     let (root, before) = blocking(move || {
         let before = (mode != WorkspaceMode::Ro).then(|| Manifest::record(&root)).transpose();
         before.map(|before| (root, before))
@@ -223,7 +221,7 @@ fn owner(shared: &Shared, pool: &PoolShared, slot: &SlotId) -> Option<Owner> {
     if pool.config.launcher == Launcher::None {
         return None;
     }
-    let uid = shared.uids.as_ref()?.uid(pool.first_slot + slot.index)?;
+    let uid = shared.uids.as_ref()?.block().uid(u32::from(pool.first_slot + slot.index))?;
     Some(Owner { uid, gid: uid })
 }
 
@@ -309,7 +307,7 @@ fn launch_plan(
     mut argv: Vec<String>,
     more_env: Vec<(String, String)>,
     writable: bool,
-) -> Result<LaunchPlan, sandbox::PlanError> {
+) -> Result<LaunchPlan, PrepareError> {
     let walled = pool.config.launcher == Launcher::Unshare;
     if argv.first().is_some_and(|word| word == "marshal") {
         argv[0] = if walled {
@@ -325,12 +323,10 @@ fn launch_plan(
             profile: &pool.sandbox,
             network: pool.config.network,
             ids: ids(shared, pool, &space.slot),
-            home: &space.home,
-            workspace: WorkspaceMount {
-                path: &space.workspace,
-                writable,
-            },
+            home: Some(tree(&space.home, true)?),
+            workspace: Some(tree(&space.workspace, writable)?),
             hostname: pool.config.name.as_str(),
+            extra_ro: Vec::new(),
         })?))
     } else {
         Walls::None
@@ -339,12 +335,26 @@ fn launch_plan(
         argv,
         env,
         cwd: space.workspace_inside.clone(),
+        limits: sandbox::limits_of(&pool.sandbox),
         walls,
     })
 }
 
+/// A directory of the host for inside, with its owner on disk.
+fn tree(path: &Path, writable: bool) -> Result<Tree, PrepareError> {
+    let meta = std::fs::metadata(path).map_err(|source| PrepareError::Workspace {
+        path: path.to_owned(),
+        source: TreeError::at_path("examine", path, source),
+    })?;
+    Ok(Tree {
+        path: path.to_owned(),
+        owner: (meta.uid(), meta.gid()),
+        access: if writable { Access::Rw } else { Access::Ro },
+    })
+}
+
 fn ids(shared: &Shared, pool: &PoolShared, slot: &SlotId) -> sandbox::Ids {
-    let uid = shared.uids.as_ref().and_then(|block| block.uid(pool.first_slot + slot.index));
+    let uid = shared.uids.as_ref().and_then(|block| block.block().uid(u32::from(pool.first_slot + slot.index)));
     match uid {
         Some(slot_uid) => sandbox::Ids::Root { slot_uid },
         None => sandbox::Ids::Own {

@@ -187,8 +187,13 @@ pub(crate) async fn survey(prepared: Option<Prepared>, shared: Arc<Shared>) -> S
             None => Changes::default(),
         };
         // A session of one task cannot be resumed once the task is over.
-        if let Err(error) = workspace::removal::remove_tree(shared.state.homes(), prepared.session.as_str()) {
+        if let Err(error) = workspace::home::remove(&shared.state, &prepared.session) {
             tracing::warn!(%error, "a home could not be removed");
+        }
+        if prepared.copy.is_some()
+            && let Err(error) = workspace::copy::mark_ended(&shared.state, &prepared.session)
+        {
+            tracing::warn!(%error, "a copy was not marked as ended");
         }
         Survey {
             cut: changes.cut,
