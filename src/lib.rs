@@ -5,6 +5,7 @@
 
 pub mod config;
 pub mod dialect;
+pub mod launch;
 pub mod limits;
 pub mod model;
 pub mod sandbox;
