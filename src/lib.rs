@@ -3,11 +3,13 @@
 //!
 //! The floors, the words and the two walks stand in `ARCHITECTURE.md`.
 
-
-
+pub mod api;
+pub mod cli;
 pub mod config;
 pub mod dialect;
+pub mod fleet;
 pub mod journal;
+pub mod launch;
 pub mod lifecycle;
 pub mod limits;
 pub mod model;
