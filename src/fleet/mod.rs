@@ -232,7 +232,7 @@ impl FleetHandle {
             let _ = done.send(result);
         });
         let submitted = self.0.shared.journal.submit(commit);
-        submitted.map_err(|refused| SubmitError::Journal(refused.reason))?;
+        submitted.map_err(|refused| SubmitError::Journal(refused))?;
         match durable.await {
             Ok(Committed::Durable { .. }) => Ok(()),
             Ok(Committed::Rejected(why)) => Err(SubmitError::Rejected(why.to_string())),

@@ -34,6 +34,22 @@ words!(
     }
 );
 
+words!(
+    /// What kind of tool a call is for, as metrics label it.
+    ToolClass {
+        /// It runs a command text.
+        Shell = "shell",
+        /// It reads files.
+        Read = "read",
+        /// It writes a file.
+        Write = "write",
+        /// It fetches a URL.
+        Fetch = "fetch",
+        /// Anything else.
+        Unknown = "unknown",
+    }
+);
+
 /// The agent's own name for a request: what an answer must carry back. Unique in its channel.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct AskKey(pub String);

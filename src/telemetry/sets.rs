@@ -99,19 +99,7 @@ words!(
     }
 );
 
-words!(
-    /// What kind of thing a tool does, as the agent's extractor says.
-    ToolClass {
-        /// Runs a command.
-        Shell = "shell",
-        /// Reads, lists or searches.
-        Read = "read",
-        /// Writes.
-        Write = "write",
-        /// Nobody knows.
-        Unknown = "unknown",
-    }
-);
+pub use crate::model::ToolClass;
 
 words!(
     /// How a tool call ended.
@@ -141,23 +129,7 @@ words!(
     }
 );
 
-words!(
-    /// Where building the walls failed.
-    SandboxStage {
-        /// The namespaces and the id maps.
-        Userns = "userns",
-        /// The root, the workspace, the home, `/proc`.
-        Mount = "mount",
-        /// The network.
-        Net = "net",
-        /// Limits, capabilities, descriptors, ids.
-        Limits = "limits",
-        /// The agent's program.
-        Exec = "exec",
-        /// The shim did not report, or not what it should.
-        Report = "report",
-    }
-);
+pub use crate::model::WallStage as SandboxStage;
 
 words!(
     /// Why a policy could not be evaluated; such a request is denied.

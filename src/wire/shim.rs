@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::limits;
-use crate::model::{ExitStatus, words};
+use crate::model::ExitStatus;
 
 /// The version of these messages; both ends must have the same.
 pub const VERSION: u32 = 1;
@@ -29,33 +29,7 @@ pub const MARKER: &str = "MARSHAL_MARKER";
 /// The user inside the walls, and its group: `agent`.
 pub const AGENT_ID: u32 = 1000;
 
-words!(
-    /// Where a set-up failed, as `marshal_sandbox_failures_total{stage}` counts it.
-    Stage {
-        /// The helper itself: its control socket, its version, its parent.
-        Shim = "shim",
-        /// Taking the slot's uid.
-        Uid = "uid",
-        /// Making the namespaces and mapping the user.
-        Userns = "userns",
-        /// Mapping the owner of a directory to the user inside.
-        Idmap = "idmap",
-        /// Opening or placing a directory, and the root around it.
-        Mount = "mount",
-        /// `/proc`.
-        Proc = "proc",
-        /// The loopback of the own network.
-        Net = "net",
-        /// The host name.
-        Uts = "uts",
-        /// Resource limits.
-        Rlimit = "rlimit",
-        /// Capabilities and no_new_privs.
-        Caps = "caps",
-        /// Starting the agent's program.
-        Exec = "exec",
-    }
-);
+pub use crate::model::WallStage as Stage;
 
 impl Serialize for Stage {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {

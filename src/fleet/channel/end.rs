@@ -2,9 +2,8 @@
 //!
 //! Pure. Must not know the restart decision.
 
-use crate::launch::{Ended, SpawnError, Stage, WallsFailure};
+use crate::launch::{Ended, SpawnError, WallsFailure};
 use crate::model::{ExitClass, ExitStatus, Foreign};
-use crate::telemetry::sets::SpawnResult;
 
 /// Why a child had to end, in the supervisor's eyes.
 #[derive(Debug)]
@@ -41,10 +40,6 @@ pub(crate) struct ChannelEnd {
     pub(crate) detail: String,
     /// The last lines of its stderr.
     pub(crate) stderr: Vec<Foreign>,
-    /// `ok`, `exec_failed`, `sandbox_failed`, …: the label of the spawn counter.
-    pub(crate) spawn_result: SpawnResult,
-    /// The stage at which the walls failed, where they did.
-    pub(crate) walls_stage: Option<Stage>,
 }
 
 impl ChannelEnd {
@@ -56,8 +51,6 @@ impl ChannelEnd {
             was_ready: true,
             detail: format!("internal error: {why}"),
             stderr: Vec::new(),
-            spawn_result: SpawnResult::Ok,
-            walls_stage: None,
         }
     }
 
@@ -69,8 +62,6 @@ impl ChannelEnd {
             was_ready: false,
             detail: why.to_owned(),
             stderr: Vec::new(),
-            spawn_result: SpawnResult::SandboxFailed,
-            walls_stage: Some(Stage::Mount),
         }
     }
 }
@@ -88,34 +79,24 @@ pub(crate) fn conclude(
         was_ready,
         detail: String::new(),
         stderr,
-        spawn_result: SpawnResult::Ok,
-        walls_stage: None,
     };
     match cause {
         Some(Cause::Spawn(error)) => {
             end.class = ExitClass::SpawnFailed;
-            end.spawn_result =
-                SpawnResult::from_word(error.metric_result()).unwrap_or(SpawnResult::ForkFailed);
-            end.walls_stage = error.stage();
             end.detail = error.to_string();
         }
         Some(Cause::HandshakeTimeout) => {
             end.class = ExitClass::HandshakeTimeout;
-            end.spawn_result = SpawnResult::HandshakeTimeout;
             end.detail = "the agent did not become ready in time".to_owned();
         }
         Some(Cause::Version { theirs, ours }) => {
             end.class = ExitClass::VersionRefused;
-            end.spawn_result = SpawnResult::HandshakeFailed;
             end.detail = format!(
                 "the agent speaks protocol version {theirs}, this supervisor speaks version {ours}"
             );
         }
         Some(Cause::Protocol(why)) => {
             end.class = ExitClass::ProtocolFault;
-            if !was_ready {
-                end.spawn_result = SpawnResult::HandshakeFailed;
-            }
             end.detail = why;
         }
         Some(Cause::Wanted) => {
@@ -133,7 +114,6 @@ fn by_status(end: &mut ChannelEnd, mute: bool, walls: Option<&WallsFailure>) {
     if let Some(failure) = walls {
         // The warden was lost, and everything inside with it: not the agent's own end.
         end.class = ExitClass::Signalled;
-        end.walls_stage = Some(failure.stage);
         end.detail = format!("the sandbox was lost: {failure}");
     } else if mute {
         end.class = ExitClass::ProtocolFault;
@@ -149,9 +129,6 @@ fn by_status(end: &mut ChannelEnd, mute: bool, walls: Option<&WallsFailure>) {
         } else {
             format!("the agent ended before it was ready: {how}")
         };
-    }
-    if !end.was_ready {
-        end.spawn_result = SpawnResult::HandshakeFailed;
     }
     if let Some(hint) = hint(&end.stderr) {
         end.detail = format!("{}; {hint}", end.detail);
@@ -229,7 +206,6 @@ mod tests {
         let end = conclude(Some(&ended(ExitStatus::Code(0))), None, false, Vec::new());
         assert_eq!(end.class, ExitClass::Exited);
         assert!(end.detail.contains("before it was ready"), "{}", end.detail);
-        assert_eq!(end.spawn_result, SpawnResult::HandshakeFailed);
     }
 
     #[test]

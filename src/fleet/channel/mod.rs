@@ -165,7 +165,7 @@ impl Actor for Channel {
                 Err(error) => state.not_launched(error),
             },
             ChannelMsg::Frames { batch, hold } => state.frames(&batch, hold, now),
-            ChannelMsg::Alive => state.watch.byte(now),
+            ChannelMsg::Alive => state.watch.bytes(now),
             ChannelMsg::StreamEnd(end) => state.stream_ended(end, now),
             ChannelMsg::Written { queued } => {
                 let took = now.saturating_duration_since(queued);
@@ -527,19 +527,6 @@ impl ChannelState {
                 self.ready,
                 tail.unwrap_or_default(),
             );
-            if matches!(
-                end.spawn_result,
-                SpawnResult::HandshakeFailed | SpawnResult::HandshakeTimeout
-            ) {
-                ChildSpawned {
-                    slot: &self.slot,
-                    session: &self.session_id,
-                    result: end.spawn_result,
-                    pid: None,
-                    took: self.began.elapsed(),
-                }
-                .emit();
-            }
             ChildExited {
                 slot: &self.slot,
                 session: &self.session_id,

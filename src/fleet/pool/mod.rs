@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ractor::{Actor, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent};
+use ractor::{Actor, ActorId, ActorProcessingErr, ActorRef, ActorRuntime, SupervisionEvent};
 use tokio::sync::oneshot;
 
 pub(crate) use slot::Slot;
@@ -239,7 +239,7 @@ impl PoolState {
         }
         if let Some(slot) = self.slot(index) {
             let id = slot.id.clone();
-            if change == SlotEvent::Spawned || change == SlotEvent::ChildEnded {
+            if change == SlotEvent::Spawned {
                 self.shared.slots.change(&id, |view| view.pid = pid);
             }
         }
@@ -310,7 +310,8 @@ impl PoolState {
         };
         slot.asked_at = Some(now);
         let slot_id = slot.id.clone();
-        match Session::spawn_linked_instant(None, Session, args, self.myself.get_cell()) {
+        let cell = self.myself.get_cell();
+        match ActorRuntime::spawn_linked_instant(None, Session, args, cell) {
             Ok((actor, _)) => {
                 self.shared.tell(Notice::Assigned {
                     run: task.run.clone(),
@@ -347,7 +348,7 @@ impl PoolState {
 
     fn submit(&self, write: Write) {
         if let Err(refused) = self.shared.journal.submit(Commit::of(vec![write])) {
-            tracing::error!(reason = %refused.reason, "a row was not journalled");
+            tracing::error!(%refused, "a row was not journalled");
         }
     }
 
@@ -562,7 +563,7 @@ impl PoolState {
             let _ = tell.try_send(report);
         });
         if let Err(refused) = self.shared.journal.submit(commit) {
-            tracing::error!(reason = %refused.reason, "a task's end was not journalled");
+            tracing::error!(%refused, "a task's end was not journalled");
         }
     }
 

@@ -18,7 +18,7 @@ use crate::limits::{ASK_INPUT_BYTES, ASKS_PER_SESSION, OPEN_CALLS};
 use crate::model::{
     Answer, Ask, AskId, AskKey, Claimed, DecidedBy, Decision, Event, Foreign, Verdict,
 };
-use crate::policy::{Judgement, Request};
+use crate::policy::{Facts, Judgement, Request};
 use crate::telemetry::event::permission::{PermissionRequested, PolicyEvaluated};
 use crate::telemetry::event::turn::UnaskedJudged;
 use crate::telemetry::sets::{EvaluationError, ToolClass};
@@ -218,7 +218,7 @@ pub(crate) fn decide(
         judged: Judged {
             policy: pool.policy.name().to_owned(),
             policy_sha256: pool.policy.sha256().to_owned(),
-            facts: judgement.facts,
+            facts: facts_json(&judgement.facts),
             eval_us: u64::try_from(took.as_micros()).unwrap_or(u64::MAX),
         },
     }
@@ -267,8 +267,7 @@ fn judge(
 
 /// The kind of tool that a name stands for.
 pub(crate) fn class(pool: &PoolShared, tool: Option<&Foreign>) -> ToolClass {
-    let word = tool.map(|tool| pool.extractor.tool_class(tool.raw()));
-    word.and_then(ToolClass::from_word).unwrap_or(ToolClass::Unknown)
+    tool.map_or(ToolClass::Unknown, |tool| pool.extractor.tool_class(tool.raw()))
 }
 
 fn refused(why: &str) -> Judgement {
@@ -277,13 +276,30 @@ fn refused(why: &str) -> Judgement {
         by: DecidedBy::Error,
         rules: Vec::new(),
         reason: why.to_owned(),
-        facts: "{}".to_owned(),
+        facts: Facts::default(),
     }
 }
 
 fn fresh_ask_id() -> AskId {
     let id = uuid::Uuid::now_v7().to_string();
     AskId::new(&id).unwrap_or_else(|_| unreachable!("a UUID is a safe token"))
+}
+
+/// What the rules saw, for the audit record.
+fn facts_json(facts: &Facts) -> String {
+    let parts: Vec<_> = facts
+        .parts
+        .iter()
+        .map(|part| {
+            let words: Vec<_> = part.words.iter().map(Foreign::raw).collect();
+            serde_json::json!({
+                "words": words,
+                "decision": part.decision.word(),
+                "rules": part.rules,
+            })
+        })
+        .collect();
+    serde_json::json!({"parts": parts, "not_plain": facts.not_plain}).to_string()
 }
 
 /// The input with its object keys sorted and its white space gone, so that the announcement and

@@ -14,7 +14,7 @@ mod work;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
+use ractor::{Actor, ActorProcessingErr, ActorRef, ActorRuntime, SupervisionEvent};
 
 pub(crate) use prepare::{PrepareError, Prepared};
 pub(crate) use tally::Tally;
@@ -308,7 +308,8 @@ impl SessionState {
             opening: prepared.opening.clone(),
         };
         self.prepared = Some(prepared);
-        match Channel::spawn_linked_instant(None, Channel, args, self.myself.get_cell()) {
+        let cell = self.myself.get_cell();
+        match ActorRuntime::spawn_linked_instant(None, Channel, args, cell) {
             Ok((channel, _)) => self.channel = Some(channel),
             Err(error) => {
                 self.end = Some(ChannelEnd::internal(&error.to_string()));

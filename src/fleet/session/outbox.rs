@@ -155,7 +155,7 @@ impl Outbox {
         match self.shared.journal.submit(commit) {
             Ok(()) => self.under_way += 1,
             Err(refused) => {
-                tracing::warn!(session = %self.session, reason = %refused.reason, "the journal takes nothing now");
+                tracing::warn!(session = %self.session, %refused, "the journal takes nothing now");
                 self.retrying = true;
                 let to = myself.clone();
                 tokio::spawn(async move {
@@ -172,7 +172,7 @@ impl Outbox {
             return;
         };
         if let Err(refused) = self.shared.journal.submit(commit.then(move |r| tell(&r))) {
-            tracing::error!(session = %self.session, reason = %refused.reason, "the session's end was not journalled");
+            tracing::error!(session = %self.session, %refused, "the session's end was not journalled");
         }
     }
 

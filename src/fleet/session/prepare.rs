@@ -254,7 +254,8 @@ async fn copy_of(
     let permit = shared.copying.acquire().await;
     let made = {
         let (shared, session) = (Arc::clone(shared), order.session.clone());
-        blocking(move || copy::make(&shared.state, &session, &root, &listing, owner)).await?
+        let bounds = copy::Bounds::default();
+        blocking(move || copy::make(&shared.state, &session, &root, &listing, owner, bounds)).await?
     };
     drop(permit);
     let copied = made.map_err(|error| PrepareError::Copy {
