@@ -4,3 +4,4 @@
 
 pub mod config_file;
 pub mod diagnostic;
+pub mod state_dir;
