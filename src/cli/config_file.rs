@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
 
-use crate::config::{Config, ConfigErrors, DEFAULT, Origin};
+use crate::config::{Config, ConfigErrors, DEFAULT, Origin, Pool};
 use crate::limits;
 use crate::model::foreign;
 
@@ -56,7 +56,7 @@ pub struct Loaded {
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// The file cannot be opened or read.
-    #[error("cannot read {}: {error}", shown(.path))]
+    #[error("cannot read {}: {}", shown(.path), why(.error))]
     Read {
         /// The file.
         path: PathBuf,
@@ -101,6 +101,13 @@ pub enum Untrusted {
 
 fn shown(path: &Path) -> String {
     foreign::show(&path.to_string_lossy(), 200)
+}
+
+/// The system's words without their number.
+fn why(error: &std::io::Error) -> String {
+    let words = error.to_string();
+    let plain = words.split(" (os error").next().unwrap_or(&words);
+    plain.to_lowercase()
 }
 
 /// The configuration: the file `named` with `--config`, else `./supervisor.toml`, else the one
@@ -185,22 +192,40 @@ pub fn open_trusted(path: &Path) -> Result<File, OpenError> {
         return Err(Untrusted::NotAFile(path.to_owned()).into());
     }
     let caller = Caller::current();
-    caller.check(path, &metadata, has_acl(&file))?;
+    caller.check(path, &Rights::of(&file)?)?;
     let mut dirs = vec![fs::canonicalize(path.parent().unwrap_or(Path::new("/")))?];
     let real = fs::canonicalize(path)?;
     dirs.extend(real.parent().map(Path::to_owned));
     dirs.dedup();
     for dir in dirs {
         let open = File::open(&dir)?;
-        caller.check(&dir, &open.metadata()?, has_acl(&open))?;
+        caller.check(&dir, &Rights::of(&open)?)?;
     }
     Ok(file)
 }
 
-/// Whether an access control list may give rights that the mode bits do not show.
-fn has_acl(file: &File) -> bool {
-    let mut none = [0_u8; 0];
-    rustix::fs::fgetxattr(file, "system.posix_acl_access", &mut none[..]).is_ok()
+/// Who may write an open file or directory.
+#[derive(Debug, Clone, Copy)]
+struct Rights {
+    owner: u32,
+    mode: u32,
+    /// Its group is the owner alone, and no access control list gives rights that the mode bits
+    /// do not show.
+    private_group: bool,
+}
+
+impl Rights {
+    fn of(file: &File) -> std::io::Result<Self> {
+        let metadata = file.metadata()?;
+        let mut none = [0_u8; 0];
+        let acl = rustix::fs::fgetxattr(file, "system.posix_acl_access", &mut none[..]).is_ok();
+        let owner = metadata.uid();
+        Ok(Self {
+            owner,
+            mode: metadata.mode() & 0o7777,
+            private_group: !acl && is_private_group(metadata.gid(), owner),
+        })
+    }
 }
 
 /// Who asks for the configuration.
@@ -215,8 +240,8 @@ impl Caller {
         }
     }
 
-    fn check(&self, path: &Path, metadata: &fs::Metadata, acl: bool) -> Result<(), Untrusted> {
-        let (owner, mode) = (metadata.uid(), metadata.mode() & 0o7777);
+    fn check(&self, path: &Path, rights: &Rights) -> Result<(), Untrusted> {
+        let Rights { owner, mode, .. } = *rights;
         if owner != 0 && owner != self.uid {
             return Err(Untrusted::Owner {
                 path: path.to_owned(),
@@ -226,7 +251,7 @@ impl Caller {
         }
         let who = if mode & 0o002 != 0 {
             "everybody"
-        } else if mode & 0o020 != 0 && (acl || !is_private_group(metadata.gid(), owner)) {
+        } else if mode & 0o020 != 0 && !rights.private_group {
             "a group"
         } else {
             return Ok(());
@@ -271,67 +296,24 @@ fn is_private(groups: &str, users: &str, gid: u32, owner: u32) -> bool {
 /// its name says.
 fn check_files(config: &Config, origin: &Origin) -> Result<(), ConfigErrors> {
     let mut faults = Vec::new();
-    let mut fault = |key: String, message: String, help: Option<&str>| {
-        faults.push((key, message, help.map(str::to_owned)));
-    };
-    let found = origin.file.is_some() && !origin.named;
-    let outside = |real: &Path| found && !real.starts_with(&origin.dir);
-    let trust = Some("name the file with --config if you trust it");
     for pool in &config.pools {
-        let key = |key: &str| format!("pool.{}.{key}", pool.name);
-        let workspace = &pool.workspace.path;
-        match fs::canonicalize(workspace) {
-            Ok(real) if !real.is_dir() => {
-                let message = format!("{} is not a directory", shown(workspace));
-                fault(key("workspace.path"), message, None);
-            }
-            Ok(real) if outside(&real) => {
-                let message = format!(
-                    "the workspace is really {}, and a supervisor.toml that was found may not use a workspace outside its own directory",
-                    shown(&real)
-                );
-                fault(key("workspace.path"), message, trust);
-            }
-            Ok(_) => {}
-            Err(error) => {
-                let message = format!("no workspace at {}: {error}", shown(workspace));
-                fault(key("workspace.path"), message, None);
-            }
-        }
-        for (inside, source) in &pool.home_files {
-            let key = key(&format!("home_files.{inside}"));
-            match fs::canonicalize(source) {
-                Ok(real) if !real.is_file() => {
-                    fault(key, format!("{} is not a file", shown(source)), None);
-                }
-                Ok(real) if outside(&real) => {
-                    let message = format!(
-                        "the file is really {}, outside of this configuration's directory",
-                        shown(&real)
-                    );
-                    fault(key, message, trust);
-                }
-                Ok(_) => {}
-                Err(error) => fault(key, format!("no file at {}: {error}", shown(source)), None),
-            }
-        }
+        check_pool(pool, origin, &mut faults);
     }
     for (name, profile) in &config.sandboxes {
         for bind in &profile.ro_bind {
             if let Err(error) = fs::metadata(bind) {
-                let message = format!("nothing to bind at {}: {error}", shown(bind));
-                fault(format!("sandbox.{name}.ro_bind"), message, None);
+                let message = format!("nothing to bind at {}: {}", shown(bind), why(&error));
+                faults.push((format!("sandbox.{name}.ro_bind"), message, None));
             }
         }
     }
     for (name, file) in &config.policies {
         if let Err(error) = open_trusted(file) {
-            let key = format!("policy.{name}.file");
             let message = match error {
-                OpenError::Read(error) => format!("cannot read {}: {error}", shown(file)),
+                OpenError::Read(error) => format!("cannot read {}: {}", shown(file), why(&error)),
                 OpenError::Untrusted(error) => error.to_string(),
             };
-            fault(key, message, None);
+            faults.push((format!("policy.{name}.file"), message, None));
         }
     }
     if faults.is_empty() {
@@ -341,6 +323,58 @@ fn check_files(config: &Config, origin: &Origin) -> Result<(), ConfigErrors> {
     }
 }
 
+/// A fault found after the check: key, message, help.
+type Fault = (String, String, Option<String>);
+
+fn check_pool(pool: &Pool, origin: &Origin, faults: &mut Vec<Fault>) {
+    let found = origin.file.is_some() && !origin.named;
+    let outside = |real: &Path| found && !real.starts_with(&origin.dir);
+    let trust = Some("name the file with --config if you trust it");
+    let mut fault = |key: &str, message: String, help: Option<&str>| {
+        let key = format!("pool.{}.{key}", pool.name);
+        faults.push((key, message, help.map(str::to_owned)));
+    };
+    let workspace = &pool.workspace.path;
+    match fs::canonicalize(workspace) {
+        Ok(real) if !real.is_dir() => {
+            let message = format!("{} is not a directory", shown(workspace));
+            fault("workspace.path", message, None);
+        }
+        Ok(real) if outside(&real) => {
+            let message = format!(
+                "the workspace is really {}, and a supervisor.toml that was found may not use a workspace outside its own directory",
+                shown(&real)
+            );
+            fault("workspace.path", message, trust);
+        }
+        Ok(_) => {}
+        Err(error) => {
+            let message = format!("no workspace at {}: {}", shown(workspace), why(&error));
+            fault("workspace.path", message, None);
+        }
+    }
+    for (inside, source) in &pool.home_files {
+        let key = format!("home_files.{inside}");
+        match fs::canonicalize(source) {
+            Ok(real) if !real.is_file() => {
+                fault(&key, format!("{} is not a file", shown(source)), None);
+            }
+            Ok(real) if outside(&real) => {
+                let message = format!(
+                    "the file is really {}, outside of this configuration's directory",
+                    shown(&real)
+                );
+                fault(&key, message, trust);
+            }
+            Ok(_) => {}
+            Err(error) => fault(
+                &key,
+                format!("no file at {}: {}", shown(source), why(&error)),
+                None,
+            ),
+        }
+    }
+}
+
 #[cfg(test)]
-#[path = "config_file_tests.rs"]
 mod tests;

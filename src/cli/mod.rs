@@ -6,3 +6,4 @@
 pub mod config_file;
 pub mod diagnostic;
 pub mod script_agent;
+pub mod state_dir;

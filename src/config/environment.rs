@@ -48,7 +48,7 @@ pub(super) fn read(section: &Section<'_>, found: bool) -> Env {
     let mut env = Env::default();
     for name in section.texts("pass").map_or(Vec::new(), |list| list.value) {
         check_name(section, &name.place, &name.value);
-        if found && SECRETIVE.iter().any(|part| name.value.contains(part)) {
+        if found && is_secretive(&name.value) {
             let message = format!(
                 "{} looks like a secret, and a supervisor.toml that was found may not pass secrets",
                 quoted(&name.value)
@@ -95,6 +95,12 @@ pub(super) fn read(section: &Section<'_>, found: bool) -> Env {
     }
     section.close(&[], &[]);
     env
+}
+
+/// Whether a variable's name says that it holds a secret.
+fn is_secretive(name: &str) -> bool {
+    let name = name.to_ascii_uppercase().replace("AUTHOR", "");
+    SECRETIVE.iter().any(|part| name.contains(part))
 }
 
 fn check_name(section: &Section<'_>, place: &Place, name: &str) {

@@ -57,14 +57,17 @@ pub struct ConfigErrors {
 
 impl ConfigErrors {
     /// Sorts the faults, drops repetitions and keeps at most [`limits::CONFIG_ERRORS`].
-    pub(super) fn new(file: String, text: Arc<str>, mut errors: Vec<ConfigError>) -> Self {
+    fn new(text: Text, mut errors: Vec<ConfigError>) -> Self {
         errors.sort_by(|a, b| (a.span.start, &a.key).cmp(&(b.span.start, &b.key)));
         errors.dedup();
         let left_out = errors.len().saturating_sub(limits::CONFIG_ERRORS);
         errors.truncate(limits::CONFIG_ERRORS);
+        for error in &mut errors {
+            (error.line, error.column) = text.place(error.span.start);
+        }
         Self {
-            file,
-            text,
+            file: text.file,
+            text: text.source,
             errors,
             left_out,
         }
@@ -122,18 +125,17 @@ impl Text {
 
     /// A fault at `span`; `key` and `message` may hold the file's own words, which are escaped.
     pub(super) fn error(
-        &self,
         key: &str,
         span: Range<usize>,
         message: &str,
         help: Option<String>,
     ) -> ConfigError {
-        let (line, column) = self.place(span.start);
         ConfigError {
             key: foreign::show(key, 200),
             span,
-            line,
-            column,
+            // Found only for the faults that are shown: a line may be long.
+            line: 0,
+            column: 0,
             message: foreign::show(message, 600),
             help: help.map(|help| foreign::show(&help, 600)),
         }
@@ -141,7 +143,7 @@ impl Text {
 
     /// The faults, as the answer to whoever asked for a configuration.
     pub(super) fn refuse(self, errors: Vec<ConfigError>) -> ConfigErrors {
-        ConfigErrors::new(self.file, self.source, errors)
+        ConfigErrors::new(self, errors)
     }
 }
 
@@ -164,7 +166,7 @@ impl Places {
     pub fn refuse(&self, faults: Vec<(String, String, Option<String>)>) -> ConfigErrors {
         let errors = faults.into_iter().map(|(key, message, help)| {
             let span = self.span(&key);
-            self.text.error(&key, span, &message, help)
+            Text::error(&key, span, &message, help)
         });
         self.text.clone().refuse(errors.collect())
     }

@@ -112,7 +112,7 @@ impl Config {
         // as good as any.
         let whole = errors.iter().all(|error| error.message() == DUPLICATE);
         for error in errors {
-            ledger.faults(vec![syntax(&ledger.text, source, &error)]);
+            ledger.faults(vec![syntax(source, &error)]);
         }
         let config = whole.then(|| read(&Section::root(&ledger, tree.get_ref()), origin));
         let faulty = ledger.is_faulty();
@@ -157,7 +157,7 @@ const DUPLICATE: &str = "duplicate key";
 fn legible<'b>(bytes: &'b [u8], origin: &Origin) -> Result<&'b str, ConfigErrors> {
     let refuse = |source: &str, at: usize, message: &str, help: Option<&str>| {
         let text = Text::new(origin.shown(), Arc::from(source));
-        let error = text.error("", at..at, message, help.map(str::to_owned));
+        let error = Text::error("", at..at, message, help.map(str::to_owned));
         Err(text.refuse(vec![error]))
     };
     if bytes.len() > limits::CONFIG_BYTES {
@@ -191,15 +191,15 @@ fn legible<'b>(bytes: &'b [u8], origin: &Origin) -> Result<&'b str, ConfigErrors
     Ok(source)
 }
 
-fn syntax(text: &Text, source: &str, error: &toml::de::Error) -> ConfigError {
+fn syntax(source: &str, error: &toml::de::Error) -> ConfigError {
     let span = error.span().unwrap_or(source.len()..source.len());
     let message = error.message();
     if message == DUPLICATE {
         let key = source.get(span.clone()).unwrap_or_default();
         let message = format!("the key {} is there twice", quoted(key));
-        return text.error("", span, &message, None);
+        return Text::error("", span, &message, None);
     }
-    text.error("", span, message, None)
+    Text::error("", span, message, None)
 }
 
 /// Reads the whole tree. What is faulty has its default; the ledger knows.

@@ -260,8 +260,8 @@ fn policy(section: &Section<'_>, context: &Context<'_>) -> String {
     else {
         return POLICIES.first().copied().unwrap_or_default().to_owned();
     };
-    let named = context.policy_names.iter().map(String::as_str);
-    let names: Vec<_> = POLICIES.iter().copied().chain(named).collect();
+    let own = context.policy_names.iter().map(String::as_str);
+    let names: Vec<_> = POLICIES.iter().copied().chain(own).collect();
     if !names.contains(&found.value.as_str()) {
         let expected = format!("{} or the name of a [policy.NAME]", one_of(&names));
         item.unknown_word(&found.value, &names, LATER_POLICIES, &expected);
@@ -285,7 +285,9 @@ fn home_files(section: &Section<'_>, context: &Context<'_>) -> BTreeMap<String, 
         if context.found && !path.starts_with(context.dir) {
             let message =
                 "a supervisor.toml that was found may take files only from its own directory";
-            section.ledger.fault(&source.place, message, trust());
+            section
+                .ledger
+                .fault(&source.place, message, Some(TRUST.to_owned()));
         }
         files.insert(inside, path);
     }
@@ -304,9 +306,8 @@ fn check(section: &Section<'_>) -> Vec<String> {
     words.into_iter().map(|word| word.value).collect()
 }
 
-fn trust() -> Option<String> {
-    Some("name the file with --config if you trust it".to_owned())
-}
+/// How a file may do what one that was found may not.
+const TRUST: &str = "name the file with --config if you trust it";
 
 /// What the keys of one pool must agree on.
 fn agree(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Context<'_>) {
@@ -368,7 +369,7 @@ fn agree(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Context<'_>) {
 fn restrict(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Context<'_>) {
     let refuse = |place: &Place, what: &str| {
         let message = format!("a supervisor.toml that was found may not use {what}");
-        ledger.fault(place, message, trust());
+        ledger.fault(place, message, Some(TRUST.to_owned()));
     };
     if pool.launcher == Launcher::None {
         refuse(&blame.launcher, "launcher = \"none\"");

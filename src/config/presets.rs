@@ -70,7 +70,7 @@ fn read(name: &str, source: &str) -> Result<Preset, ConfigErrors> {
     let (tree, errors) = DeTable::parse_recoverable(source);
     for error in errors {
         let span = error.span().unwrap_or(0..0);
-        let error = ledger.text.error("", span, error.message(), None);
+        let error = Text::error("", span, error.message(), None);
         ledger.faults(vec![error]);
     }
     let root = Section::root(&ledger, tree.get_ref());

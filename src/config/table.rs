@@ -39,9 +39,7 @@ impl Ledger {
     /// Notes a fault.
     pub(super) fn fault(&self, place: &Place, message: impl Display, help: Option<String>) {
         let span = place.span.clone();
-        let error = self
-            .text
-            .error(&place.key, span, &message.to_string(), help);
+        let error = Text::error(&place.key, span, &message.to_string(), help);
         self.faults.borrow_mut().push(error);
     }
 
@@ -210,14 +208,11 @@ impl<'a> Section<'a> {
         self.item(name)?.boolean()
     }
 
-    pub(super) fn integer<N: TryFrom<i128> + Display>(
+    pub(super) fn integer<N: TryFrom<i128> + Display + PartialOrd>(
         &self,
         name: &'static str,
         bounds: RangeInclusive<N>,
-    ) -> Option<Found<N>>
-    where
-        N: PartialOrd,
-    {
+    ) -> Option<Found<N>> {
         self.item(name)?.integer(&bounds)
     }
 
@@ -239,7 +234,7 @@ impl<'a> Section<'a> {
         if matches!(item.value, DeValue::String(text) if text == "none") {
             return Some(item.found(None));
         }
-        let found = item.duration(&bounds, " or \"none\"")?;
+        let found = item.duration(&bounds, ", or \"none\"")?;
         Some(item.found(Some(found.value)))
     }
 

@@ -2,7 +2,10 @@
 
 mod accepted;
 mod documented;
+// One case a line.
+#[rustfmt::skip]
 mod refused;
+#[rustfmt::skip]
 mod refused_pool;
 
 use std::path::PathBuf;
@@ -34,9 +37,8 @@ fn shown(errors: &ConfigErrors) -> String {
 
 /// The text has exactly one fault, and its line holds every one of `expect`, divided by `…`.
 fn refused_by(origin: &Origin, text: &str, expect: &str) {
-    let errors = match Config::parse(text, origin) {
-        Ok(_) => panic!("accepted, expected {expect:?}:\n{text}"),
-        Err(errors) => errors,
+    let Err(errors) = Config::parse(text, origin) else {
+        panic!("accepted, expected {expect:?}:\n{text}");
     };
     let shown = shown(&errors);
     assert_eq!(errors.errors.len(), 1, "{text}\n{shown}");

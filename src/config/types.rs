@@ -182,7 +182,8 @@ pub struct Pool {
     /// Its number of slots, from 1.
     pub size: u16,
     /// The agent: program and arguments. `marshal` as first word is this very binary.
-    /// Placeholders (`{session}`, `{workspace}`, `{model}`, `{mode}`) are still in it.
+    /// Placeholders (`{session}`, `{workspace}`, `{model}`, `{mode}`) are still in it:
+    /// [`Pool::argv`] fills them.
     pub command: Vec<String>,
     /// The protocol it speaks.
     pub dialect: DialectName,

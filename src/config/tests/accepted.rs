@@ -83,10 +83,8 @@ fn tables_may_be_written_in_every_way_that_toml_has() {
 #[test]
 fn pools_keep_the_order_of_the_file() {
     let names = ["zeta", "alpha", "mid"];
-    let text: String = names
-        .iter()
-        .map(|name| format!("[pool.{name}]\nagent = \"script\"\n"))
-        .collect();
+    let pools = names.map(|name| format!("[pool.{name}]\nagent = \"script\"\n"));
+    let text = pools.concat();
     let config = accepted_by(&named(), &text);
     let read: Vec<_> = config.pools.iter().map(|pool| pool.name.as_str()).collect();
     assert_eq!(read, names);
@@ -299,7 +297,7 @@ fn a_found_file_may_use_its_own_directory() {
     let config = accepted_by(
         &found(),
         &script(
-            "workspace = { path = \"src\" }\nhome_files = { x = \"x\" }\nenv = { pass = [\"LANG\"] }",
+            "workspace = { path = \"src\" }\nhome_files = { x = \"x\" }\nenv = { pass = [\"LANG\", \"GIT_AUTHOR_NAME\"] }",
         ),
     );
     assert_eq!(
