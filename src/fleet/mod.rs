@@ -191,13 +191,14 @@ impl FleetHandle {
         }];
         let mut by_pool: BTreeMap<PoolName, Vec<ActiveTask>> = BTreeMap::new();
         let mut queued = Vec::with_capacity(tasks.len());
-        for spec in tasks {
+        for (place, spec) in tasks.into_iter().enumerate() {
             let entry = self.pool_of(&spec)?;
             let name = entry.shared.config.name.clone();
             writes.push(Write::TaskQueued(TaskRow {
                 run: run.clone(),
                 spec: spec.clone(),
                 pool: name.clone(),
+                place: u32::try_from(place).unwrap_or(u32::MAX),
                 at_us: now_us(),
             }));
             queued.push((spec.id.clone(), name.clone()));

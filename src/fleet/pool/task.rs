@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 use crate::fleet::notice::{FileChange, TaskReport};
 use crate::fleet::session::{Attempt, Tally, outcome};
 use crate::model::{
-    Foreign, PoolName, RunId, SessionId, SlotId, TaskOutcome, TaskSpec, TurnOutcome,
+    Foreign, PoolName, RunId, SessionId, SlotId, TaskOutcome, TaskSpec,
 };
 
 /// A task that is not over.

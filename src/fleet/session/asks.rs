@@ -198,9 +198,8 @@ pub(crate) fn decide(
             "{}; a person would have to allow this and nobody can be asked here: do it another way or go on without it",
             verdict.reason
         );
-        let on_timeout = pool.policy.on_timeout().unwrap_or(OnTimeout::Deny);
         asks.interrupt = pool.config.ask.on_timeout == OnTimeout::DenyTurn
-            || on_timeout == OnTimeout::DenyTurn;
+            || pool.policy.denies_turn_on_timeout();
     } else {
         asks.interrupt = false;
     }

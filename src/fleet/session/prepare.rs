@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::work::Work;
-use crate::config::{Launcher, WorkspaceMode};
+use crate::config::{Fill, Launcher, OWN_PROGRAM, WorkspaceMode};
 use crate::dialect::Opening;
 use crate::fleet::setup::{PoolShared, Shared};
 use crate::launch::{self, LaunchPlan, RunError, Walls};
@@ -192,15 +192,10 @@ pub(crate) async fn prepare(
     })
     .await?
     .map_err(bad)?;
-    let argv = pool
-        .config
-        .command
-        .iter()
-        .map(|word| {
-            word.replace("{workspace}", &space.workspace_inside)
-                .replace("{session}", order.session.as_str())
-        })
-        .collect();
+    let argv = pool.config.argv(Fill {
+        session: order.session.as_str(),
+        workspace: &space.workspace_inside,
+    });
     let plan = launch_plan(shared, pool, &space, argv, Vec::new(), mode != WorkspaceMode::Ro)?;
     Ok(Prepared {
         session: order.session,
@@ -310,7 +305,7 @@ fn launch_plan(
     writable: bool,
 ) -> Result<LaunchPlan, PrepareError> {
     let walled = pool.config.launcher == Launcher::Unshare;
-    if argv.first().is_some_and(|word| word == "marshal") {
+    if argv.first().is_some_and(|word| word == OWN_PROGRAM) {
         argv[0] = if walled {
             MARSHAL_INSIDE.to_owned()
         } else {

@@ -3,7 +3,6 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::prepare::Prepared;
 use super::tally::Tally;
@@ -13,7 +12,7 @@ use crate::fleet::setup::{PoolShared, Shared};
 use crate::launch::{self, Finished};
 use crate::limits::{CHECK_OUTPUT_BYTES, CHECK_TIMEOUT};
 use crate::model::{
-    Event, ExitClass, ExitStatus, Foreign, RunId, SessionId, SlotId, TaskId, TurnOutcome,
+    Event, ExitStatus, Foreign, RunId, SessionId, SlotId, TaskId, TurnOutcome,
 };
 use crate::sandbox::workspace::{self, Changes};
 
