@@ -39,8 +39,7 @@ macro_rules! covered {
 const COVERED_COUNT: usize = 19;
 
 /// Reads one ask's covered columns.
-pub(super) const SELECT_COVERED: &str =
-    concat!("SELECT ", covered!(), " FROM asks WHERE id = ?1");
+pub(super) const SELECT_COVERED: &str = concat!("SELECT ", covered!(), " FROM asks WHERE id = ?1");
 
 const SELECT_CHAIN: &str = concat!(
     "SELECT link, prev_hash, hash, input, input_sha256, ",

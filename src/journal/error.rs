@@ -16,7 +16,9 @@ pub enum OpenError {
         source: std::io::Error,
     },
     /// The directory or a file of the journal is open to others.
-    #[error("{path} has mode {mode:04o}: others could read or change the journal; run `chmod {wanted:o} {path}`")]
+    #[error(
+        "{path} has mode {mode:04o}: others could read or change the journal; run `chmod {wanted:o} {path}`"
+    )]
     Loose {
         /// Which.
         path: PathBuf,
@@ -36,7 +38,9 @@ pub enum OpenError {
         own: u32,
     },
     /// A newer program wrote the database.
-    #[error("{path} has schema version {found}, this marshal knows {known}: use the newer marshal, or move the file away")]
+    #[error(
+        "{path} has schema version {found}, this marshal knows {known}: use the newer marshal, or move the file away"
+    )]
     Newer {
         /// The database.
         path: PathBuf,
@@ -52,7 +56,9 @@ pub enum OpenError {
         path: PathBuf,
     },
     /// The database is damaged.
-    #[error("{path} is damaged ({detail}): restore it from a backup, or move it away to start anew")]
+    #[error(
+        "{path} is damaged ({detail}): restore it from a backup, or move it away to start anew"
+    )]
     Corrupt {
         /// The database.
         path: PathBuf,
@@ -60,7 +66,9 @@ pub enum OpenError {
         detail: String,
     },
     /// Another process holds the database.
-    #[error("{path} is locked by another process ({detail}): end it, for example an open sqlite3 transaction")]
+    #[error(
+        "{path} is locked by another process ({detail}): end it, for example an open sqlite3 transaction"
+    )]
     Locked {
         /// The database.
         path: PathBuf,

@@ -91,11 +91,10 @@ impl Journal {
         let (open, recovered) = recovery::plan(&conn, epoch, at_us).map_err(named)?;
         let mut store = store::Store::new(conn, epoch).map_err(named)?;
         store.commit_all(open).map_err(named)?;
-        let watchman =
-            writer::Watchman::new(&file).map_err(|source| OpenError::Directory {
-                path: file.clone(),
-                source,
-            })?;
+        let watchman = writer::Watchman::new(&file).map_err(|source| OpenError::Directory {
+            path: file.clone(),
+            source,
+        })?;
         let queue = Arc::new(queue::Queue::new(limits::JOURNAL_QUEUE));
         let head = Arc::new(Mutex::new(store.head().clone()));
         let shortage = space(&file).ok().and_then(Space::shortage);

@@ -370,9 +370,10 @@ impl Reader {
             "SELECT at_us, class FROM slot_failures \
              WHERE pool = ?1 AND slot = ?2 AND at_us >= ?3 ORDER BY at_us",
         )?;
-        let rows = statement.query_map(params![slot.pool.as_str(), slot.index, since_us], |row| {
-            Ok((row.get::<_, i64>(0)?, row.get::<_, String>(1)?))
-        })?;
+        let rows = statement
+            .query_map(params![slot.pool.as_str(), slot.index, since_us], |row| {
+                Ok((row.get::<_, i64>(0)?, row.get::<_, String>(1)?))
+            })?;
         rows.map(|row| {
             let (at_us, word) = row?;
             let class = ExitClass::from_word(&word).ok_or(ReadError::Word {

@@ -41,8 +41,8 @@ pub(super) fn plan(
     let mut found = Recovered::default();
     let mut commits = Vec::new();
     let before = i64::try_from(epoch).unwrap_or(i64::MAX);
-    let mut open = conn
-        .prepare("SELECT session FROM sessions WHERE ended_at_us IS NULL AND epoch < ?1")?;
+    let mut open =
+        conn.prepare("SELECT session FROM sessions WHERE ended_at_us IS NULL AND epoch < ?1")?;
     let sessions = open
         .query_map([before], |row| row.get::<_, String>(0))?
         .collect::<Result<Vec<_>, _>>()?;

@@ -97,7 +97,8 @@ pub(super) fn connect(file: &Path, busy: Duration) -> rusqlite::Result<Connectio
 
 fn configure(conn: &Connection) -> rusqlite::Result<()> {
     conn.set_prepared_statement_cache_capacity(64);
-    let mode: String = conn.pragma_update_and_check(None, "journal_mode", "wal", |row| row.get(0))?;
+    let mode: String =
+        conn.pragma_update_and_check(None, "journal_mode", "wal", |row| row.get(0))?;
     if mode != "wal" {
         // The one reason that SQLite gives no error for: a file system without shared memory.
         return Err(rusqlite::Error::InvalidParameterName(format!(

@@ -32,9 +32,9 @@ enum Fault {
 impl From<rusqlite::Error> for Fault {
     fn from(error: rusqlite::Error) -> Self {
         match error.sqlite_error_code() {
-            Some(
-                ErrorCode::ConstraintViolation | ErrorCode::TooBig | ErrorCode::TypeMismatch,
-            ) => Self::Violation(Violation::Row(error.to_string())),
+            Some(ErrorCode::ConstraintViolation | ErrorCode::TooBig | ErrorCode::TypeMismatch) => {
+                Self::Violation(Violation::Row(error.to_string()))
+            }
             _ => Self::Database(error),
         }
     }
@@ -345,7 +345,11 @@ impl Writer<'_> {
 
     /// The last seq of a session, as this batch leaves it so far.
     fn last_of(&mut self, session: &SessionId) -> Result<u64, Fault> {
-        let known = self.staged.last.get(session).or_else(|| self.last.get(session));
+        let known = self
+            .staged
+            .last
+            .get(session)
+            .or_else(|| self.last.get(session));
         if let Some(last) = known {
             return Ok(*last);
         }

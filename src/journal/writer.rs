@@ -82,10 +82,7 @@ impl Writer {
     pub(super) fn run(mut self) {
         let finish = Finish(Arc::clone(&self.queue));
         while self.look() {
-            match self
-                .queue
-                .take(limits::JOURNAL_BATCH, limits::JOURNAL_LOOK)
-            {
+            match self.queue.take(limits::JOURNAL_BATCH, limits::JOURNAL_LOOK) {
                 Taken::Batch(commits) => {
                     if !self.write(commits) {
                         break;

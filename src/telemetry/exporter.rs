@@ -58,8 +58,8 @@ impl Exporter {
         let mut builder = PrometheusBuilder::new();
         for metric in CATALOGUE {
             if let Kind::Histogram(buckets) = metric.kind {
-                builder =
-                    builder.set_buckets_for_metric(Matcher::Full(metric.name.to_owned()), buckets)?;
+                builder = builder
+                    .set_buckets_for_metric(Matcher::Full(metric.name.to_owned()), buckets)?;
             }
         }
         let recorder = builder.build_recorder();
@@ -114,7 +114,11 @@ pub fn describe_all() {
 pub fn initialise() {
     let _ = JournalMeters::new();
     for metric in CATALOGUE {
-        if metric.labels.iter().all(|l| matches!(l.values, Values::Words(_))) {
+        if metric
+            .labels
+            .iter()
+            .all(|l| matches!(l.values, Values::Words(_)))
+        {
             touch_all(metric, None);
         }
     }
@@ -124,7 +128,11 @@ pub fn initialise() {
 pub fn initialise_pool(pool: &PoolName, slots: u16) {
     let _ = PoolMeters::new(pool);
     for metric in CATALOGUE {
-        if metric.labels.iter().any(|l| matches!(l.values, Values::Pools)) {
+        if metric
+            .labels
+            .iter()
+            .any(|l| matches!(l.values, Values::Pools))
+        {
             touch_all(metric, Some(pool.as_str()));
         }
     }

@@ -47,7 +47,13 @@ where
         .with_target(false);
     match form {
         Form::Json => registry
-            .with(layer.json().flatten_event(true).with_current_span(true).with_span_list(false))
+            .with(
+                layer
+                    .json()
+                    .flatten_event(true)
+                    .with_current_span(true)
+                    .with_span_list(false),
+            )
             .try_init()?,
         Form::Coloured => registry.with(layer.with_ansi(true)).try_init()?,
         Form::Plain => registry.with(layer.with_ansi(false)).try_init()?,

@@ -14,8 +14,8 @@ use serde_json::value::RawValue;
 use crate::model::{EventId, EventKind, SessionId, Stamped};
 
 pub use decode::decode;
-pub(in crate::journal) use encode::{claimed_json, spec_json};
 pub use encode::encode_into;
+pub(in crate::journal) use encode::{claimed_json, spec_json};
 
 /// The version that [`encode_into`] writes. Grows when a reader of this version could
 /// misunderstand a body; a new optional field does not count.

@@ -54,7 +54,11 @@ impl TaskPanicked<'_> {
     /// Logs and counts.
     pub fn emit(self) {
         counter(&names::TASK_PANICS, &[]).increment(1);
-        tracing::error!(task = self.task, failure = self.failure, "background task panicked");
+        tracing::error!(
+            task = self.task,
+            failure = self.failure,
+            "background task panicked"
+        );
     }
 }
 
