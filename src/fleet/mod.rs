@@ -10,7 +10,7 @@
 
 mod channel;
 mod credit;
-mod notice;
+pub mod notice;
 mod pool;
 mod session;
 mod setup;
@@ -233,7 +233,7 @@ impl FleetHandle {
             let _ = done.send(result);
         });
         let submitted = self.0.shared.journal.submit(commit);
-        submitted.map_err(|refused| SubmitError::Journal(refused))?;
+        submitted.map_err(|refused| SubmitError::Journal(refused.reason))?;
         match durable.await {
             Ok(Committed::Durable { .. }) => Ok(()),
             Ok(Committed::Rejected(why)) => Err(SubmitError::Rejected(why.to_string())),
@@ -331,10 +331,21 @@ impl FleetHandle {
         }
     }
 
-    /// Starts no new task and cancels running turns. Every task is still reported.
+    /// Starts no further task of this run and cancels its running turns. Every task is still
+    /// reported.
+    pub fn cancel(&self, run: &RunId) {
+        self.send_cancel(Some(run));
+    }
+
+    /// Starts no new task of any run any more and cancels running turns. Every task is still
+    /// reported.
     pub fn cancel_all(&self) {
+        self.send_cancel(None);
+    }
+
+    fn send_cancel(&self, run: Option<&RunId>) {
         for entry in self.0.pools.values() {
-            let _ = entry.actor.send_message(PoolMsg::CancelAll);
+            let _ = entry.actor.send_message(PoolMsg::Cancel(run.cloned()));
         }
     }
 

@@ -3,8 +3,9 @@
 //! Must not know SQLite.
 
 use std::any::Any;
+use std::sync::Arc;
 
-use super::error::Violation;
+use super::error::{Refusal, Violation};
 use crate::model::{
     AskId, ExitClass, PoolName, RunId, SessionId, SlotId, Stamped, TaskId, TaskOutcome, TaskSpec,
 };
@@ -45,6 +46,15 @@ impl Commit {
         self
     }
 
+    /// How many rows it has: each event is one.
+    pub(super) fn rows(&self) -> usize {
+        let of = |write: &Write| match write {
+            Write::Events { events, .. } => events.len(),
+            _ => 1,
+        };
+        self.writes.iter().map(of).sum()
+    }
+
     /// Whether it begins work that did not exist before.
     pub(super) fn is_new_work(&self) -> bool {
         self.writes
@@ -56,6 +66,25 @@ impl Commit {
 impl std::fmt::Debug for Commit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Commit({} writes)", self.writes.len())
+    }
+}
+
+/// A commit that was not accepted, given back as it was.
+#[derive(Debug, thiserror::Error)]
+#[error("{reason}")]
+pub struct Refused {
+    /// Nothing of it was written; `done` was not called and `hold` is still in it.
+    pub commit: Box<Commit>,
+    /// Why.
+    pub reason: Refusal,
+}
+
+impl Refused {
+    pub(super) fn new(commit: Commit, reason: Refusal) -> Self {
+        Self {
+            commit: Box::new(commit),
+            reason,
+        }
     }
 }
 
@@ -74,13 +103,14 @@ pub enum Committed {
 /// One row, or one change of a row. Times are microseconds since the Unix epoch.
 #[derive(Debug, Clone)]
 pub enum Write {
-    /// An event. `Asked` also makes the ask's row, `Decided` ends it and links it into the audit
-    /// chain.
-    Event {
-        /// Its session, begun before or in the same commit.
+    /// Events of one session, in order. `Asked` also makes the ask's row, `Decided` ends it and
+    /// links it into the audit chain.
+    Events {
+        /// Their session, begun before or in the same commit.
         session: SessionId,
-        /// The event; its seq is the session's last + 1.
-        stamped: Stamped,
+        /// The events, shared with those who are told of them; the first one's seq is the
+        /// session's last + 1.
+        events: Arc<Vec<Stamped>>,
     },
     /// A session begins.
     SessionBegun(SessionRow),

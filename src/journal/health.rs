@@ -35,6 +35,17 @@ impl Health {
         matches!(self, Self::Ok)
     }
 
+    /// Why new work may not begin.
+    #[must_use]
+    pub fn reason(&self) -> Option<&str> {
+        match self {
+            Self::Ok => None,
+            Self::Stalled { reason } | Self::ReadOnly { reason } | Self::Corrupt { reason } => {
+                Some(reason)
+            }
+        }
+    }
+
     /// Whether the disk is the trouble: asks are denied and children held.
     #[must_use]
     pub const fn is_read_only(&self) -> bool {

@@ -31,7 +31,7 @@ use crate::limits;
 use crate::telemetry::event::journal::JournalMeters;
 
 pub use audit::Head;
-pub use commit::{Commit, Committed, Judged, SessionRow, TaskChange, TaskRow, Write};
+pub use commit::{Commit, Committed, Judged, Refused, SessionRow, TaskChange, TaskRow, Write};
 pub use error::{OpenError, ReadError, Refusal, Violation};
 pub use health::{Health, Space};
 pub use reader::{Failures, Reader, StoredAsk, StoredEvent, StoredRun, StoredSession, StoredTask};
@@ -51,6 +51,12 @@ struct Inner {
     epoch: u64,
     file: PathBuf,
     recovered: Recovered,
+}
+
+impl std::fmt::Debug for Journal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Journal({}, epoch {})", self.0.file.display(), self.0.epoch)
+    }
 }
 
 impl Drop for Inner {
@@ -137,11 +143,11 @@ impl Journal {
     /// it.
     ///
     /// # Errors
-    /// [`Refusal`]; then `done` is never called and `hold` is dropped. `ReadOnly` only meets
-    /// commits that begin new work (`RunBegun`, `TaskQueued`).
-    pub fn submit(&self, commit: Commit) -> Result<(), Refusal> {
+    /// [`Refused`], with the commit in it. `ReadOnly` only meets commits that begin new work
+    /// (`RunBegun`, `TaskQueued`).
+    pub fn submit(&self, commit: Commit) -> Result<(), Refused> {
         if commit.is_new_work() && self.0.health.borrow().is_read_only() {
-            return Err(Refusal::ReadOnly);
+            return Err(Refused::new(commit, Refusal::ReadOnly));
         }
         self.0.queue.push(commit)
     }

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::commit::Commit;
+use super::commit::{Commit, Refused};
 use super::error::Refusal;
 
 /// What the writer gets.
@@ -59,15 +59,15 @@ impl Queue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn push(&self, commit: Commit) -> Result<(), Refusal> {
+    pub(super) fn push(&self, commit: Commit) -> Result<(), Refused> {
         let mut state = self.lock();
         if state.closing || state.finished {
-            return Err(Refusal::Closed);
+            return Err(Refused::new(commit, Refusal::Closed));
         }
         if state.waiting.len() >= self.bound {
-            return Err(Refusal::Full);
+            return Err(Refused::new(commit, Refusal::Full));
         }
-        state.writes += commit.writes.len();
+        state.writes += commit.rows();
         let was_empty = state.waiting.is_empty();
         state.waiting.push_back(commit);
         drop(state);
@@ -98,10 +98,10 @@ impl Queue {
         let mut batch = Vec::new();
         let mut writes = 0;
         while let Some(next) = state.waiting.front() {
-            if !batch.is_empty() && writes + next.writes.len() > most {
+            if !batch.is_empty() && writes + next.rows() > most {
                 break;
             }
-            writes += next.writes.len();
+            writes += next.rows();
             batch.extend(state.waiting.pop_front());
         }
         state.writes -= writes;
@@ -207,7 +207,7 @@ mod tests {
         let queue = Queue::new(2);
         assert_eq!(queue.push(commit(1)), Ok(()));
         assert_eq!(queue.push(commit(1)), Ok(()));
-        assert_eq!(queue.push(commit(1)), Err(Refusal::Full));
+        assert_eq!(queue.push(commit(1)).map_err(|r| r.reason), Err(Refusal::Full));
         assert_eq!(queue.backlog(), 2);
     }
 
@@ -229,6 +229,6 @@ mod tests {
         assert!(matches!(queue.take(6, Duration::ZERO), Taken::Idle));
         queue.close();
         assert!(matches!(queue.take(6, Duration::ZERO), Taken::Closed));
-        assert_eq!(queue.push(commit(1)), Err(Refusal::Closed));
+        assert_eq!(queue.push(commit(1)).map_err(|r| r.reason), Err(Refusal::Closed));
     }
 }

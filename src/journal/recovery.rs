@@ -5,6 +5,8 @@
 //! seq, and their rows their end: the ask is denied because
 //! everybody is gone, the turn and its task are lost, a task that never began is skipped.
 
+use std::sync::Arc;
+
 use rusqlite::Connection;
 
 use super::commit::{Commit, TaskChange, Write};
@@ -92,13 +94,13 @@ fn end_session(
     let mut writes = Vec::new();
     let mut event = |event| {
         seq += 1;
-        writes.push(Write::Event {
+        writes.push(Write::Events {
             session: session.clone(),
-            stamped: Stamped {
+            events: Arc::new(vec![Stamped {
                 id: EventId { epoch, seq },
                 at_us,
                 event,
-            },
+            }]),
         });
     };
     let mut open = conn.prepare_cached(

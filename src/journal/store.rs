@@ -258,7 +258,12 @@ struct Writer<'a> {
 impl Writer<'_> {
     fn write(&mut self, write: &Write) -> Result<(), Fault> {
         match write {
-            Write::Event { session, stamped } => self.event(session, stamped),
+            Write::Events { session, events } => {
+                for stamped in events.iter() {
+                    self.event(session, stamped)?;
+                }
+                Ok(())
+            }
             Write::SessionBegun(row) => self.session_begun(row),
             Write::SessionEnded {
                 session,
@@ -586,7 +591,7 @@ fn signed(number: u64) -> i64 {
 /// Whether a commit has an event of a session that lost its order.
 fn broken_in(commit: &Commit, broken: &HashSet<SessionId>) -> Option<Violation> {
     commit.writes.iter().find_map(|write| match write {
-        Write::Event { session, .. } if broken.contains(session) => {
+        Write::Events { session, .. } if broken.contains(session) => {
             Some(Violation::Broken(session.clone()))
         }
         _ => None,

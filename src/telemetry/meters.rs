@@ -41,6 +41,12 @@ pub fn histogram(metric: &Metric, values: &[&str]) -> Histogram {
     metrics::with_recorder(|recorder| recorder.register_histogram(&key, &METADATA))
 }
 
+impl std::fmt::Debug for PoolMeters {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("PoolMeters")
+    }
+}
+
 /// What a pool's pumps touch for every line. Clones share the series.
 #[derive(Clone)]
 pub struct PoolMeters {

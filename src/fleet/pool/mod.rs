@@ -24,7 +24,7 @@ use crate::journal::{Commit, TaskChange, Write};
 use crate::lifecycle::restart::{self, Next};
 use crate::lifecycle::state::SlotEvent;
 use crate::model::{
-    ExitClass, ExitStatus, Foreign, SessionId, SlotState, TaskOutcome, TurnOutcome,
+    ExitClass, ExitStatus, Foreign, RunId, SessionId, SlotState, TaskOutcome, TurnOutcome,
 };
 use crate::telemetry::event::child::{ChildReady, ChildRestarted, SlotParked, SlotStateChanged};
 use crate::telemetry::event::task::{EndedFrom, PoolSampled, TaskEnded, TaskQueued, TaskStarted};
@@ -62,8 +62,8 @@ pub(crate) enum PoolMsg {
         /// Told when the old child, and its whole tree, are gone.
         done: oneshot::Sender<()>,
     },
-    /// Start no new task, cancel running turns.
-    CancelAll,
+    /// Start no new task, cancel running turns: of one run, or of all and for good.
+    Cancel(Option<RunId>),
     /// End every child, then the pool.
     Stop {
         /// Without the ladder.
@@ -135,7 +135,7 @@ impl Actor for Pool {
             PoolMsg::AttemptEnded(attempt) => state.attempt_ended(*attempt),
             PoolMsg::BackoffOver { index, round } => state.backoff_over(index, round),
             PoolMsg::Restart { index, done } => state.restart(index, done),
-            PoolMsg::CancelAll => state.cancel_all(),
+            PoolMsg::Cancel(run) => state.cancel(run.as_ref()),
             PoolMsg::Stop { now } => state.stop(now),
         }
         state.settle();
@@ -249,9 +249,8 @@ impl PoolState {
     /// Gives waiting tasks to free slots; ends what nobody will work.
     fn settle(&mut self) {
         if self.cancelled || self.stopping {
-            let why = "the run was cancelled before the task began";
             while let Some(task) = self.queue.pop_front() {
-                self.end_unbegun(task, TaskOutcome::Skipped, why);
+                self.end_unbegun(task, TaskOutcome::Skipped, CANCELLED);
             }
         } else if self.slots.iter().all(|slot| slot.state == SlotState::Parked) {
             while let Some(task) = self.queue.pop_front() {
@@ -348,7 +347,7 @@ impl PoolState {
 
     fn submit(&self, write: Write) {
         if let Err(refused) = self.shared.journal.submit(Commit::of(vec![write])) {
-            tracing::error!(%refused, "a row was not journalled");
+            tracing::error!(reason = %refused.reason, "a row was not journalled");
         }
     }
 
@@ -481,8 +480,9 @@ impl PoolState {
     }
 
     fn what_of_the_task(&mut self, task: ActiveTask, attempt: &Attempt, parked: Option<String>) {
-        let more = task.sent < task.attempts;
-        let again = match task::verdict(attempt, self.cancelled || self.stopping) {
+        let closing = self.cancelled || self.stopping || task.cancelled;
+        let more = task.sent < task.attempts && !closing;
+        let again = match task::verdict(attempt, closing) {
             task::After::Ended(outcome, why) => return self.end(task, outcome, why),
             task::After::Unbegun => match parked {
                 // Nobody else should suffer what parked this slot: the task ends with its reason.
@@ -563,7 +563,7 @@ impl PoolState {
             let _ = tell.try_send(report);
         });
         if let Err(refused) = self.shared.journal.submit(commit) {
-            tracing::error!(%refused, "a task's end was not journalled");
+            tracing::error!(reason = %refused.reason, "a task's end was not journalled");
         }
     }
 
@@ -585,10 +585,20 @@ impl PoolState {
         let _ = done.send(());
     }
 
-    fn cancel_all(&mut self) {
-        self.cancelled = true;
-        for work in self.slots.iter().filter_map(|slot| slot.work.as_ref()) {
-            let _ = work.actor.send_message(SessionMsg::Cancel);
+    fn cancel(&mut self, run: Option<&RunId>) {
+        self.cancelled |= run.is_none();
+        let meant = |task: &ActiveTask| run.is_none_or(|run| task.run == *run);
+        for work in self.slots.iter_mut().filter_map(|slot| slot.work.as_mut()) {
+            if meant(&work.task) {
+                work.task.cancelled = true;
+                let _ = work.actor.send_message(SessionMsg::Cancel);
+            }
+        }
+        let waiting = std::mem::take(&mut self.queue);
+        let (ended, stay): (VecDeque<_>, VecDeque<_>) = waiting.into_iter().partition(meant);
+        self.queue = stay;
+        for task in ended {
+            self.end_unbegun(task, TaskOutcome::Skipped, CANCELLED);
         }
     }
 
@@ -610,6 +620,9 @@ impl PoolState {
         }
     }
 }
+
+/// Why a task that waited will never begin.
+const CANCELLED: &str = "the run was cancelled before the task began";
 
 /// The label of `marshal_child_restarts_total{cause}`.
 const fn cause(class: ExitClass) -> RestartCause {

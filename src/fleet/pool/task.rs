@@ -23,6 +23,8 @@ pub(crate) struct ActiveTask {
     pub(crate) tell: mpsc::Sender<Arc<TaskReport>>,
     pub(crate) queued: Instant,
     pub(crate) first_assigned: Option<Instant>,
+    /// Its run was cancelled: it is not sent again.
+    pub(crate) cancelled: bool,
     /// Sendings made.
     pub(crate) sent: u32,
     pub(crate) restarts: u32,
@@ -48,6 +50,7 @@ impl ActiveTask {
             tell,
             queued: Instant::now(),
             first_assigned: None,
+            cancelled: false,
             sent: 0,
             restarts: 0,
             backoff: Duration::ZERO,

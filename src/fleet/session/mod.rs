@@ -77,6 +77,8 @@ pub(crate) enum SessionMsg {
     ChannelEnded(Box<ChannelEnd>),
     /// A commit is durable.
     Durable(Vec<After>),
+    /// The journal left a commit out: a fault of this program, and the end of the session.
+    Rejected(String),
     /// The journal refused a commit: look again.
     Flush,
     /// The check ended.
@@ -229,6 +231,11 @@ impl Actor for Session {
                 for step in after {
                     state.durable(step);
                 }
+            }
+            SessionMsg::Rejected(why) => {
+                tracing::error!(session = %state.work.session, why, "the journal rejected a commit");
+                state.outbox.committed();
+                state.stop(true);
             }
             SessionMsg::Flush => state.outbox.retried(),
             SessionMsg::Checked(check) => state.checked(*check),

@@ -58,6 +58,8 @@ pub(crate) struct Outbox {
     after: Vec<After>,
     under_way: usize,
     retrying: bool,
+    /// A commit that the journal refused; goes before everything else.
+    refused: Option<Box<Commit>>,
 }
 
 impl Outbox {
@@ -79,6 +81,7 @@ impl Outbox {
             after: Vec::new(),
             under_way: 0,
             retrying: false,
+            refused: None,
         }
     }
 
@@ -139,23 +142,18 @@ impl Outbox {
         if self.under_way >= SESSION_COMMITS || self.retrying {
             return;
         }
-        let Some((commit, tell)) = self.take() else {
-            return;
+        let commit = match self.refused.take() {
+            Some(commit) => *commit,
+            None => match self.next(myself) {
+                Some(commit) => commit,
+                None => return,
+            },
         };
-        let to = myself.clone();
-        let after = std::mem::take(&mut self.after);
-        let commit = commit.then(move |result| {
-            tell(&result);
-            if let Committed::Rejected(why) = result {
-                tracing::error!(%why, "the journal rejected a commit");
-                return;
-            }
-            let _ = to.send_message(SessionMsg::Durable(after));
-        });
         match self.shared.journal.submit(commit) {
             Ok(()) => self.under_way += 1,
             Err(refused) => {
-                tracing::warn!(session = %self.session, %refused, "the journal takes nothing now");
+                tracing::warn!(session = %self.session, reason = %refused.reason, "the journal takes nothing now");
+                self.refused = Some(refused.commit);
                 self.retrying = true;
                 let to = myself.clone();
                 tokio::spawn(async move {
@@ -168,12 +166,28 @@ impl Outbox {
 
     /// Hands over what is left, with nobody to come back to.
     pub(crate) fn flush_last(&mut self) {
-        let Some((commit, tell)) = self.take() else {
-            return;
-        };
-        if let Err(refused) = self.shared.journal.submit(commit.then(move |r| tell(&r))) {
-            tracing::error!(session = %self.session, %refused, "the session's end was not journalled");
+        let before = self.refused.take().map(|commit| *commit);
+        let last = self.take().map(|(commit, tell)| commit.then(move |result| tell(&result)));
+        for commit in before.into_iter().chain(last) {
+            if let Err(refused) = self.shared.journal.submit(commit) {
+                tracing::error!(session = %self.session, reason = %refused.reason, "the session's end was not journalled");
+            }
         }
+    }
+
+    /// The next commit, which comes back to the session when it is durable.
+    fn next(&mut self, myself: &ActorRef<SessionMsg>) -> Option<Commit> {
+        let (commit, tell) = self.take()?;
+        let after = std::mem::take(&mut self.after);
+        let to = myself.clone();
+        Some(commit.then(move |result| {
+            tell(&result);
+            let message = match result {
+                Committed::Durable { .. } => SessionMsg::Durable(after),
+                Committed::Rejected(why) => SessionMsg::Rejected(why.to_string()),
+            };
+            let _ = to.send_message(message);
+        }))
     }
 
     /// Makes one commit of everything that waits, and what tells the watchers once it is durable.
