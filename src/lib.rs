@@ -7,3 +7,4 @@ pub mod config;
 pub mod dialect;
 pub mod limits;
 pub mod model;
+pub mod policy;

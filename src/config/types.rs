@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use crate::model::OnTimeout;
 use crate::model::{PoolName, words};
 
 /// The whole configuration.
@@ -101,16 +102,6 @@ words!(
         Report = "report",
         /// It is sent again in a fresh session, as often as `attempts` says.
         Retry = "retry",
-    }
-);
-
-words!(
-    /// What becomes of an ask that nobody answers.
-    OnTimeout {
-        /// It is denied.
-        Deny = "deny",
-        /// It is denied and its turn interrupted.
-        DenyTurn = "deny_turn",
     }
 );
 

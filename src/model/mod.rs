@@ -12,7 +12,7 @@ pub mod slot;
 pub mod task;
 pub mod turn;
 
-pub use ask::{Answer, Ask, AskKey, Claimed, DecidedBy, Decision, Verdict};
+pub use ask::{Answer, Ask, AskKey, Claimed, DecidedBy, Decision, OnTimeout, Verdict};
 pub use event::{AgentInfo, Event, EventKind, Origin, Stamped, Usage};
 pub use exit::{ExitClass, ExitStatus};
 pub use foreign::Foreign;
