@@ -16,3 +16,4 @@ pub mod model;
 pub mod sandbox;
 pub mod telemetry;
 pub mod wire;
+pub mod policy;

@@ -300,3 +300,24 @@ pub const CHECK_OUTPUT_BYTES: usize = 64 << 10;
 pub const GIT_LIST_TIMEOUT: Duration = Duration::from_secs(60);
 /// Bytes of that list.
 pub const GIT_LIST_BYTES: usize = 64 << 20;
+/// Simple commands of one request that the policy looks at; what follows makes it at least an
+/// ask. A policy's own `limits.max_commands` is far below.
+pub const POLICY_COMMANDS: usize = 4096;
+
+/// How deep substitutions and scripts inside scripts are followed.
+pub const POLICY_DEPTH: usize = 24;
+
+/// Questions about files (is this component a link?) that one decision may ask.
+pub const POLICY_LOOKUPS: usize = 8192;
+
+/// Symbolic links that one path may go through: the kernel's own bound (path_resolution(7)).
+pub const POLICY_LINKS: usize = 40;
+
+/// Directories that a command line may be in, as far as `cd` that may fail leaves it open.
+pub const POLICY_CWDS: usize = 4;
+
+/// Rules of one policy, those of the policies that it extends included.
+pub const POLICY_RULES: usize = 10_000;
+
+/// Files that a policy may extend, directly and through each other.
+pub const POLICY_EXTENDS: usize = 8;

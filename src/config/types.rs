@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::error::Places;
+pub use crate::model::OnTimeout;
 use crate::model::{PoolName, words};
 
 /// The whole configuration.
@@ -107,16 +108,6 @@ words!(
         Report = "report",
         /// It is sent again in a fresh session, as often as `attempts` says.
         Retry = "retry",
-    }
-);
-
-words!(
-    /// What becomes of an ask that nobody answers.
-    OnTimeout {
-        /// It is denied.
-        Deny = "deny",
-        /// It is denied and its turn interrupted.
-        DenyTurn = "deny_turn",
     }
 );
 

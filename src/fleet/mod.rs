@@ -24,7 +24,7 @@ use tokio::task::JoinHandle;
 
 pub use channel::stderr::LogTail;
 pub use notice::{ChangeKind, FileChange, Notice, SlotView, TaskReport};
-pub use setup::Setup;
+pub use setup::{LoadedPolicy, Setup};
 
 use crate::config::Config;
 use crate::journal::{Commit, Committed, Refusal, TaskRow, Write};
@@ -369,13 +369,15 @@ fn pools(setup: &Setup) -> Result<Vec<Arc<PoolShared>>, StartError> {
     for config in &setup.config.pools {
         let pool = || config.name.clone();
         let policy = setup.policies.get(&config.policy);
+        let policy = policy.ok_or_else(|| StartError::NoPolicy {
+            pool: pool(),
+            policy: config.policy.clone(),
+        })?;
         let sandbox = setup.config.sandboxes.get(&config.sandbox);
         let extractor = setup.extractors.get(config.name.as_str());
         let shared = PoolShared {
-            policy: policy.cloned().ok_or_else(|| StartError::NoPolicy {
-                pool: pool(),
-                policy: config.policy.clone(),
-            })?,
+            policy: Arc::clone(&policy.policy),
+            policy_sha256: policy.sha256.clone(),
             sandbox: sandbox.cloned().ok_or_else(|| StartError::NoSandbox {
                 pool: pool(),
                 profile: config.sandbox.clone(),

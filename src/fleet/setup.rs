@@ -28,7 +28,7 @@ pub struct Setup {
     /// The checked configuration.
     pub config: Arc<Config>,
     /// The policy of each pool, by the name that the pool uses.
-    pub policies: BTreeMap<String, Arc<Policy>>,
+    pub policies: BTreeMap<String, LoadedPolicy>,
     /// The extractor of each pool, by the pool's name.
     pub extractors: BTreeMap<String, Arc<Extractor>>,
     /// The state directory, locked.
@@ -43,6 +43,15 @@ pub struct Setup {
     pub marshal: PathBuf,
     /// The environment that `env.pass` takes from.
     pub environment: BTreeMap<String, String>,
+}
+
+/// A policy with the digest of its text.
+#[derive(Debug, Clone)]
+pub struct LoadedPolicy {
+    /// The policy.
+    pub policy: Arc<Policy>,
+    /// SHA-256 of its text and of what it extends, hexadecimal.
+    pub sha256: String,
 }
 
 /// What every actor shares.
@@ -92,6 +101,7 @@ pub(crate) struct PoolShared {
     pub(crate) config: PoolConfig,
     pub(crate) sandbox: Sandbox,
     pub(crate) policy: Arc<Policy>,
+    pub(crate) policy_sha256: String,
     pub(crate) extractor: Arc<Extractor>,
     pub(crate) meters: PoolMeters,
     /// The number of the pool's first slot in the fleet: slot `i` uses uid `first_slot + i`.

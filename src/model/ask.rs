@@ -50,6 +50,16 @@ words!(
     }
 );
 
+words!(
+    /// What becomes of an ask that nobody answers. Ordered by severity.
+    OnTimeout {
+        /// It is denied.
+        Deny = "deny",
+        /// It is denied and its turn interrupted.
+        DenyTurn = "deny_turn",
+    }
+);
+
 /// The agent's own name for a request: what an answer must carry back. Unique in its channel.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct AskKey(pub String);

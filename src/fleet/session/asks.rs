@@ -11,12 +11,11 @@ use serde_json::value::RawValue;
 use super::outbox::Outbox;
 use super::prepare::Prepared;
 use super::work::Work;
-use crate::config::OnTimeout;
 use crate::fleet::setup::PoolShared;
 use crate::journal::{Judged, Write};
 use crate::limits::{ASK_INPUT_BYTES, ASKS_PER_SESSION, OPEN_CALLS};
 use crate::model::{
-    Answer, Ask, AskId, AskKey, Claimed, DecidedBy, Decision, Event, Foreign, Verdict,
+    Answer, Ask, AskId, AskKey, Claimed, DecidedBy, Decision, Event, Foreign, OnTimeout, Verdict,
 };
 use crate::policy::{Facts, Judgement, Request};
 use crate::telemetry::event::permission::{PermissionRequested, PolicyEvaluated};
@@ -170,9 +169,9 @@ pub(crate) fn decide(
     let twice = !asks.open.insert(ask.key.clone());
     asks.note_request(ask);
     let judgement = if twice {
-        refused("the same request id was used twice")
+        Judgement::refused("twice", "the same request id was used twice")
     } else if crowded {
-        refused("too many requests are open at the same time")
+        Judgement::refused("max_pending", "too many requests are open at the same time")
     } else {
         judge(pool, prepared, &ask.tool, &ask.input, &ask.claimed)
     };
@@ -199,7 +198,7 @@ pub(crate) fn decide(
             verdict.reason
         );
         asks.interrupt = pool.config.ask.on_timeout == OnTimeout::DenyTurn
-            || pool.policy.denies_turn_on_timeout();
+            || pool.policy.on_timeout() == Some(OnTimeout::DenyTurn);
     } else {
         asks.interrupt = false;
     }
@@ -216,7 +215,7 @@ pub(crate) fn decide(
         class,
         judged: Judged {
             policy: pool.policy.name().to_owned(),
-            policy_sha256: pool.policy.sha256().to_owned(),
+            policy_sha256: pool.policy_sha256.clone(),
             facts: facts_json(&judgement.facts),
             eval_us: u64::try_from(took.as_micros()).unwrap_or(u64::MAX),
         },
@@ -255,10 +254,10 @@ fn judge(
     claimed: &Claimed,
 ) -> Judgement {
     if input.get().len() > ASK_INPUT_BYTES {
-        return refused("too_large: the request's input is larger than can be judged");
+        return Judgement::refused("too_large", "the request's input is larger than can be judged");
     }
     let Some(prepared) = prepared else {
-        return refused("no_workspace: the session has no workspace to judge paths by");
+        return Judgement::refused("no_workspace", "there is no workspace to judge paths by");
     };
     let request: Request = pool.extractor.extract(tool.raw(), input);
     pool.policy.decide(&request, claimed, &prepared.place())
@@ -266,17 +265,7 @@ fn judge(
 
 /// The kind of tool that a name stands for.
 pub(crate) fn class(pool: &PoolShared, tool: Option<&Foreign>) -> ToolClass {
-    tool.map_or(ToolClass::Unknown, |tool| pool.extractor.tool_class(tool.raw()))
-}
-
-fn refused(why: &str) -> Judgement {
-    Judgement {
-        decision: Decision::Deny,
-        by: DecidedBy::Error,
-        rules: Vec::new(),
-        reason: why.to_owned(),
-        facts: Facts::default(),
-    }
+    tool.map_or(ToolClass::Unknown, |tool| pool.extractor.class(tool.raw()))
 }
 
 fn fresh_ask_id() -> AskId {
