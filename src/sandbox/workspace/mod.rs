@@ -12,6 +12,7 @@ pub mod list;
 pub mod manifest;
 pub mod removal;
 pub mod resolve;
+mod resolver;
 pub mod size;
 pub mod sweep;
 pub mod tree;

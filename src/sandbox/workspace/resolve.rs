@@ -6,20 +6,26 @@
 use std::ffi::CString;
 use std::io;
 
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 
-use super::tree::{Kind, Root, hold_at, meta_of};
+use super::tree::{Kind, Root, for_each_entry, hold_at, meta_at, meta_of, reopen};
 
 /// Components of one path. More cannot stand in a path that a system call takes.
 const COMPONENTS: usize = 2048;
+
+/// Entries of one directory that are looked at for links.
+const ENTRIES: usize = 10_000;
 
 /// What stands at a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Link {
     /// A link, with its target as it stands there: relative, or absolute as seen inside.
     Target(Vec<u8>),
-    /// Something, but no link.
-    NotLink,
+    /// A directory.
+    Directory,
+    /// Something else, but no link.
+    Other,
     /// Nothing.
     Missing,
     /// Nobody can say.
@@ -75,17 +81,59 @@ impl TreeLinks {
     /// directories: a caller that resolves a path asks for each of its prefixes in turn.
     #[must_use]
     pub fn read_link(&self, path: &[u8]) -> Link {
+        match self.find(path) {
+            Ok((root, parts)) => look(root, parts.into_iter()),
+            Err(unresolved) => Link::Unresolved(unresolved),
+        }
+    }
+
+    /// The names of the links directly in the directory `path`, of which no component is a link.
+    /// A directory that is missing has none; `None`: they cannot be listed, or are too many.
+    #[must_use]
+    pub fn links_in(&self, path: &[u8]) -> Option<Vec<Vec<u8>>> {
+        let (root, parts) = self.find(path).ok()?;
+        let mut dir = hold_at(root, c".").ok()?;
+        for part in parts {
+            let name = CString::new(part).ok()?;
+            dir = match hold_at(&dir, &name) {
+                Ok(held) => held,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Some(Vec::new()),
+                Err(_) => return None,
+            };
+            if meta_of(&dir).ok()?.kind != Kind::Dir {
+                return None;
+            }
+        }
+        let dir = reopen(&dir, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC).ok()?;
+        let mut links = Vec::new();
+        let mut entries = 0_usize;
+        for_each_entry(&dir, |name| {
+            entries += 1;
+            if entries > ENTRIES {
+                return Err(io::ErrorKind::QuotaExceeded.into());
+            }
+            if meta_at(&dir, name)?.kind == Kind::Link {
+                links.push(name.to_bytes().to_vec());
+            }
+            Ok(())
+        })
+        .ok()?;
+        Some(links)
+    }
+
+    /// The tree that a path is in, and the path's components below its root.
+    fn find<'p>(&self, path: &'p [u8]) -> Result<(&Root, Vec<&'p [u8]>), Unresolved> {
         let Some(rest) = path.strip_prefix(b"/") else {
-            return Link::Unresolved(Unresolved::NotPlain);
+            return Err(Unresolved::NotPlain);
         };
         let plain = |part: &[u8]| !matches!(part, b"" | b"." | b"..") && !part.contains(&0);
         let mut parts = rest.split(|&byte| byte == b'/');
         if !parts.clone().all(plain) || parts.clone().count() > COMPONENTS {
-            return Link::Unresolved(Unresolved::NotPlain);
+            return Err(Unresolved::NotPlain);
         }
         let Some((inside, root)) = self.trees.iter().find(|(inside, _)| covers(inside, path))
         else {
-            return Link::Unresolved(Unresolved::Outside);
+            return Err(Unresolved::Outside);
         };
         let depth = inside
             .split(|&byte| byte == b'/')
@@ -94,7 +142,7 @@ impl TreeLinks {
         for _ in 0..depth {
             parts.next();
         }
-        look(root, parts)
+        Ok((root, parts.collect()))
     }
 }
 
@@ -132,10 +180,11 @@ fn look<'a>(root: &Root, parts: impl Iterator<Item = &'a [u8]>) -> Link {
                     Err(errno) => unresolved(&errno.into()),
                 };
             }
-            (_, false) => return Link::NotLink,
+            (Kind::Dir, false) => return Link::Directory,
+            (_, false) => return Link::Other,
         }
     }
-    Link::NotLink
+    Link::Directory
 }
 
 fn unresolved(error: &io::Error) -> Link {
@@ -175,13 +224,13 @@ mod tests {
         let check = |path: &str, expect: Link| {
             assert_eq!(links.read_link(path.as_bytes()), expect, "{path}");
         };
-        check("/workspace", Link::NotLink);
-        check("/workspace/src", Link::NotLink);
-        check("/workspace/src/file", Link::NotLink);
+        check("/workspace", Link::Directory);
+        check("/workspace/src", Link::Directory);
+        check("/workspace/src/file", Link::Other);
         check("/workspace/etc", target("/etc"));
         check("/workspace/src/up", target("../.."));
         check("/workspace/magic", target("/proc/self/root"));
-        check("/home/agent", Link::NotLink);
+        check("/home/agent", Link::Directory);
         check("/home/agent/back", target("/workspace/src"));
         check("/workspace/new", Link::Missing);
         check("/workspace/new/deeper", Link::Missing);
