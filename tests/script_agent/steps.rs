@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::controller::{Agent, of, result, shape, text};
 
 #[test]
-fn ready_has_every_field_of_the_seed_in_its_order() {
+fn ready_has_every_field_of_the_protocol_in_its_order() {
     let mut agent = Agent::spawn(&[
         "--resume",
         "abc",
@@ -28,7 +28,7 @@ fn ready_has_every_field_of_the_seed_in_its_order() {
 }
 
 #[test]
-fn a_turn_has_the_shape_of_the_seeds_example() {
+fn a_turn_has_the_shape_of_the_protocols_example() {
     let mut agent = Agent::new(&["--permission-mode", "prompt"]);
     fs::write(agent.path().join("a.py"), "x = 1\n").unwrap();
     let turn = agent.turn("list");

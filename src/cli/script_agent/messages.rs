@@ -1,6 +1,6 @@
 //! The messages of ScaiFlux's serve mode, protocol version 1, as the agent's side sees them.
 //!
-//! Source: seed `000_64d3b6d3b4082975`. Strict both ways, as that protocol's `extra="forbid"`
+//! Source: ScaiFlux, "Serve mode protocol", revision 4. Strict both ways, as its `extra="forbid"`
 //! demands: a message with a field that is not listed is malformed. Must not know where lines
 //! come from.
 
@@ -149,7 +149,7 @@ pub(super) enum StopReason {
     Interrupted,
 }
 
-/// What went wrong. The seed gives no list: these words are ours.
+/// What went wrong. The protocol lists none: these words are ours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum ErrorCode {
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn the_seeds_controller_lines_are_read() {
+    fn the_protocols_controller_lines_are_read() {
         assert_eq!(
             read(br#"{"type":"prompt","text":"list the python files"}"#).unwrap(),
             Inbound::Prompt {
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_written_as_the_seed_shows_them() {
+    fn lines_are_written_as_the_protocol_shows_them() {
         assert_eq!(
             write(&Outbound::TurnStarted { turn_id: "abc123" }),
             r#"{"type":"turn_started","turn_id":"abc123"}"#

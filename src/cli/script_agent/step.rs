@@ -62,7 +62,7 @@ impl Call {
         }
     }
 
-    /// The permission mode that the tool needs, in the seed's words.
+    /// The permission mode that the tool needs, in the protocol's words.
     pub(super) const fn required_mode(&self) -> &'static str {
         match self {
             Self::ReadFile { .. } | Self::ListDir { .. } | Self::GrepSearch { .. } => "read-only",

@@ -80,7 +80,7 @@ fn read_file(path: &str) -> Result<ToolEnd, String> {
     let total = metadata.len().max(bytes.len() as u64);
     Ok(ToolEnd::success(
         bounded(&bytes, total),
-        format!("{path} has {total} bytes."),
+        format!("`{path}` has {total} bytes."),
     ))
 }
 
@@ -107,7 +107,7 @@ fn list_dir(path: &str) -> Result<ToolEnd, String> {
     }
     Ok(ToolEnd::success(
         bounded(listing.as_bytes(), listing.len() as u64),
-        format!("{path} has {} entries.", names.len()),
+        format!("`{path}` has {} entries.", names.len()),
     ))
 }
 
@@ -161,7 +161,7 @@ fn grep_search(agent: &mut Agent, pattern: &str, path: &str) -> Result<ToolEnd, 
     let total = hits.len() as u64;
     Ok(ToolEnd::success(
         bounded(hits.as_bytes(), total),
-        format!("{pattern} is on {found} lines."),
+        format!("`{pattern}` is on {found} lines."),
     ))
 }
 

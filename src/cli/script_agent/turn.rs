@@ -205,11 +205,11 @@ impl Agent {
 /// What the agent says before it uses a tool.
 fn intention(call: &Call) -> String {
     match call {
-        Call::ReadFile { path } => format!("I'll read {path}.\n"),
-        Call::WriteFile { path, .. } => format!("I'll write {path}.\n"),
-        Call::ListDir { path } => format!("I'll list {path}.\n"),
-        Call::GrepSearch { pattern, .. } => format!("I'll search for {pattern}.\n"),
-        Call::Bash { command } => format!("I'll run {command}.\n"),
+        Call::ReadFile { path } => format!("I'll read `{path}`.\n"),
+        Call::WriteFile { path, .. } => format!("I'll write `{path}`.\n"),
+        Call::ListDir { path } => format!("I'll list `{path}`.\n"),
+        Call::GrepSearch { pattern, .. } => format!("I'll search for `{pattern}`.\n"),
+        Call::Bash { command } => format!("I'll run `{command}`.\n"),
     }
 }
 
