@@ -25,8 +25,8 @@ use super::{LaunchPlan, SpawnError, Walls};
 use crate::limits;
 use crate::wire::shim::{self, ARG0_LEASH, ARG0_OUTER, MARKER, Program, Report, Start, VERSION};
 
-/// Starts children. Cheap to clone; when the last one is dropped the thread ends, and with it, by
-/// their parent-death signal, every child that is left.
+/// Starts children. Cheap to clone. Every [`Process`] holds one too, so that the thread lives as
+/// long as any child: its end would be the end of them, by their parent-death signal.
 #[derive(Debug, Clone)]
 pub struct Spawner {
     jobs: mpsc::Sender<Job>,
@@ -61,11 +61,15 @@ pub struct Process {
     pub(super) marker: String,
     /// Whether a pid namespace is around the agent, which ends with the helper.
     pub(super) has_namespace: bool,
+    /// Keeps the thread.
+    _thread: mpsc::Sender<Job>,
 }
 
+#[derive(Debug)]
 struct Job {
     plan: LaunchPlan,
     reply: oneshot::Sender<Result<Launched, SpawnError>>,
+    thread: mpsc::Sender<Job>,
 }
 
 impl Spawner {
@@ -87,9 +91,9 @@ impl Spawner {
         let (jobs, mut queue) = mpsc::channel::<Job>(limits::SPAWNS_AT_ONCE);
         thread::Builder::new().name("spawner".to_owned()).spawn(move || {
             let _inside = runtime.enter();
-            while let Some(Job { plan, reply }) = queue.blocking_recv() {
+            while let Some(Job { plan, reply, thread }) = queue.blocking_recv() {
                 // A caller who left in between drops what was started, which ends it.
-                let _ = reply.send(fork(&executable, &plan));
+                let _ = reply.send(fork(&executable, &plan, thread));
             }
         })?;
         Ok(Self { jobs, places: Arc::new(Semaphore::new(limits::SPAWNS_AT_ONCE)) })
@@ -103,7 +107,8 @@ impl Spawner {
         check(&plan)?;
         let _place = self.places.acquire().await.map_err(|_| SpawnError::Closed)?;
         let (reply, answer) = oneshot::channel();
-        self.jobs.send(Job { plan, reply }).await.map_err(|_| SpawnError::Closed)?;
+        let job = Job { plan, reply, thread: self.jobs.clone() };
+        self.jobs.send(job).await.map_err(|_| SpawnError::Closed)?;
         let mut launched = answer.await.map_err(|_| SpawnError::Closed)??;
         let process = &mut launched.process;
         let report = tokio::time::timeout(limits::SHIM_START, process.control.next())
@@ -149,7 +154,11 @@ fn check(plan: &LaunchPlan) -> Result<(), SpawnError> {
 }
 
 /// Starts a child's helper and tells it what to do; on the spawner thread only.
-fn fork(executable: &Path, plan: &LaunchPlan) -> Result<Launched, SpawnError> {
+fn fork(
+    executable: &Path,
+    plan: &LaunchPlan,
+    thread: mpsc::Sender<Job>,
+) -> Result<Launched, SpawnError> {
     let marker = uuid::Uuid::new_v4().simple().to_string();
     let mut env = plan.env.clone();
     env.retain(|(name, _)| name != MARKER);
@@ -169,7 +178,7 @@ fn fork(executable: &Path, plan: &LaunchPlan) -> Result<Launched, SpawnError> {
         },
         walls,
     })?;
-    start_helper(executable, arg0, &marker, &message).map_err(SpawnError::Fork)
+    start_helper(executable, arg0, &marker, &message, thread).map_err(SpawnError::Fork)
 }
 
 fn start_helper(
@@ -177,6 +186,7 @@ fn start_helper(
     arg0: &str,
     marker: &str,
     message: &[u8],
+    thread: mpsc::Sender<Job>,
 ) -> io::Result<Launched> {
     let (agent_stdin, stdin) = pipe_with(PipeFlags::CLOEXEC)?;
     let (stdout, agent_stdout) = pipe_with(PipeFlags::CLOEXEC)?;
@@ -214,6 +224,7 @@ fn start_helper(
             control: Control::new(ours)?,
             marker: marker.to_owned(),
             has_namespace: arg0 == ARG0_OUTER,
+            _thread: thread,
         },
     })
 }

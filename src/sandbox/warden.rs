@@ -109,7 +109,7 @@ impl Warden {
     /// Reports that the agent runs, then watches it to its end. `ready` is called when a SIGTERM
     /// no longer ends this process but is the order to kill everything.
     pub(super) fn watch(mut self, notes: Vec<String>, ready: impl FnOnce() -> Step) -> ExitCode {
-        let Ok(mut signals) = blocked() else { return ExitCode::FAILURE };
+        let Ok(mut signals) = blocked(self.scope) else { return ExitCode::FAILURE };
         let started = Report::Started { version: VERSION, notes };
         let mut news = News { kill: ready().is_err(), alone: false };
         // A failure to tell is the supervisor's end, which the loop sees as such.
@@ -224,17 +224,17 @@ impl Warden {
 }
 
 /// Blocks the signals that the loop reads instead. Only after the agent was started: it would
-/// inherit the mask.
-fn blocked() -> Step<SignalFd> {
+/// inherit the mask. Pid 1 reads SIGCHLD alone: the kernel drops what an agent sends its pid 1, but
+/// not what is blocked there.
+fn blocked(scope: Scope) -> Step<SignalFd> {
     let mut mask = SigSet::empty();
-    for signal in [
-        NixSignal::SIGCHLD,
-        NixSignal::SIGTERM,
-        NixSignal::SIGINT,
-        NixSignal::SIGHUP,
-        NixSignal::SIGQUIT,
-    ] {
-        mask.add(signal);
+    mask.add(NixSignal::SIGCHLD);
+    if scope == Scope::Descendants {
+        for signal in
+            [NixSignal::SIGTERM, NixSignal::SIGINT, NixSignal::SIGHUP, NixSignal::SIGQUIT]
+        {
+            mask.add(signal);
+        }
     }
     mask.thread_block().at(Stage::Shim, "block signals")?;
     SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)

@@ -405,6 +405,10 @@ impl Failure {
             (Stage::Mount, Some(ENOENT)) => {
                 Some("it does not exist on this host: correct the sandbox profile or the path")
             }
+            (Stage::Mount, Some(EPERM)) => Some(
+                "mounting is denied here: see the seccomp profile and the capabilities of the \
+                 container around marshal",
+            ),
             (Stage::Mount, Some(EACCES)) => Some("the user that runs marshal cannot reach it"),
             (Stage::Exec, Some(ENOENT)) => Some(
                 "inside the sandbox only /usr and the profile's ro_bind directories are visible; \
