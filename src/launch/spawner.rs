@@ -89,14 +89,24 @@ impl Spawner {
     pub fn with_executable(executable: PathBuf) -> io::Result<Self> {
         let runtime = Handle::try_current().map_err(io::Error::other)?;
         let (jobs, mut queue) = mpsc::channel::<Job>(limits::SPAWNS_AT_ONCE);
-        thread::Builder::new().name("spawner".to_owned()).spawn(move || {
-            let _inside = runtime.enter();
-            while let Some(Job { plan, reply, thread }) = queue.blocking_recv() {
-                // A caller who left in between drops what was started, which ends it.
-                let _ = reply.send(fork(&executable, &plan, thread));
-            }
-        })?;
-        Ok(Self { jobs, places: Arc::new(Semaphore::new(limits::SPAWNS_AT_ONCE)) })
+        thread::Builder::new()
+            .name("spawner".to_owned())
+            .spawn(move || {
+                let _inside = runtime.enter();
+                while let Some(Job {
+                    plan,
+                    reply,
+                    thread,
+                }) = queue.blocking_recv()
+                {
+                    // A caller who left in between drops what was started, which ends it.
+                    let _ = reply.send(fork(&executable, &plan, thread));
+                }
+            })?;
+        Ok(Self {
+            jobs,
+            places: Arc::new(Semaphore::new(limits::SPAWNS_AT_ONCE)),
+        })
     }
 
     /// Starts a child and waits until its agent runs. Dropping the future ends what was begun.
@@ -105,9 +115,17 @@ impl Spawner {
     /// Every error means that nothing runs.
     pub async fn spawn(&self, plan: LaunchPlan) -> Result<Launched, SpawnError> {
         check(&plan)?;
-        let _place = self.places.acquire().await.map_err(|_| SpawnError::Closed)?;
+        let _place = self
+            .places
+            .acquire()
+            .await
+            .map_err(|_| SpawnError::Closed)?;
         let (reply, answer) = oneshot::channel();
-        let job = Job { plan, reply, thread: self.jobs.clone() };
+        let job = Job {
+            plan,
+            reply,
+            thread: self.jobs.clone(),
+        };
         self.jobs.send(job).await.map_err(|_| SpawnError::Closed)?;
         let mut launched = answer.await.map_err(|_| SpawnError::Closed)??;
         let process = &mut launched.process;
@@ -115,7 +133,10 @@ impl Spawner {
             .await
             .map_err(|_| SpawnError::TimedOut)?;
         match report {
-            Ok(Some(Report::Started { version: VERSION, notes })) => {
+            Ok(Some(Report::Started {
+                version: VERSION,
+                notes,
+            })) => {
                 launched.notes = notes;
                 Ok(launched)
             }
@@ -139,17 +160,18 @@ async fn end_of(process: &mut Process) -> String {
 /// What no exec takes.
 fn check(plan: &LaunchPlan) -> Result<(), SpawnError> {
     let is_bad = |text: &String| text.contains('\0');
-    let what = if plan.argv.first().is_none_or(String::is_empty) || plan.argv.iter().any(is_bad) {
-        "an argument"
-    } else if plan.env.iter().any(|(name, value)| {
-        name.is_empty() || name.contains('=') || is_bad(name) || is_bad(value)
-    }) {
-        "an environment variable"
-    } else if plan.cwd.is_empty() || is_bad(&plan.cwd) {
-        "the working directory"
-    } else {
-        return Ok(());
-    };
+    let what =
+        if plan.argv.first().is_none_or(String::is_empty) || plan.argv.iter().any(is_bad) {
+            "an argument"
+        } else if plan.env.iter().any(|(name, value)| {
+            name.is_empty() || name.contains('=') || is_bad(name) || is_bad(value)
+        }) {
+            "an environment variable"
+        } else if plan.cwd.is_empty() || is_bad(&plan.cwd) {
+            "the working directory"
+        } else {
+            return Ok(());
+        };
     Err(SpawnError::Unspeakable { what })
 }
 
@@ -206,7 +228,11 @@ fn start_helper(
     drop(command);
     // A helper reads at once; one that does not must not hold up all other children's starts.
     ours.set_write_timeout(Some(limits::KILL_HELPER))?;
-    let sent = [agent_stdin.as_fd(), agent_stdout.as_fd(), agent_stderr.as_fd()];
+    let sent = [
+        agent_stdin.as_fd(),
+        agent_stdout.as_fd(),
+        agent_stderr.as_fd(),
+    ];
     // Where it is told that it ended before it read, its own report says why.
     match control::send_start(&ours, message, &sent) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => return Err(error),
@@ -237,9 +263,15 @@ mod tests {
     fn plan(argv: &[&str], env: &[(&str, &str)], cwd: &str) -> LaunchPlan {
         LaunchPlan {
             argv: argv.iter().map(|&word| word.to_owned()).collect(),
-            env: env.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect(),
+            env: env
+                .iter()
+                .map(|&(name, value)| (name.to_owned(), value.to_owned()))
+                .collect(),
             cwd: cwd.to_owned(),
-            limits: Limits { nofile: 1024, fsize: 1 << 30 },
+            limits: Limits {
+                nofile: 1024,
+                fsize: 1 << 30,
+            },
             walls: Walls::None,
         }
     }
@@ -256,7 +288,10 @@ mod tests {
             plan(&["a"], &[], ""),
         ] {
             let refused = check(&bad);
-            assert!(matches!(refused, Err(SpawnError::Unspeakable { .. })), "{bad:?}");
+            assert!(
+                matches!(refused, Err(SpawnError::Unspeakable { .. })),
+                "{bad:?}"
+            );
         }
         assert!(check(&plan(&["a", ""], &[("A", "")], "/")).is_ok());
     }

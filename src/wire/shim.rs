@@ -422,7 +422,8 @@ impl Failure {
     /// What the kernel said, in its words.
     #[must_use]
     pub fn reason(&self) -> Option<String> {
-        self.errno.map(|errno| std::io::Error::from_raw_os_error(errno).to_string())
+        self.errno
+            .map(|errno| std::io::Error::from_raw_os_error(errno).to_string())
     }
 }
 
@@ -498,9 +499,13 @@ pub fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T, FrameError> {
 /// # Errors
 /// When what stands there is no such message.
 pub fn take<T: DeserializeOwned>(buffer: &mut Vec<u8>) -> Result<Option<T>, FrameError> {
-    let Some(header) = buffer.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
+    let Some(header) = buffer.first_chunk::<HEADER_BYTES>() else {
+        return Ok(None);
+    };
     let end = HEADER_BYTES + body_bytes(*header)?;
-    let Some(frame) = buffer.get(HEADER_BYTES..end) else { return Ok(None) };
+    let Some(frame) = buffer.get(HEADER_BYTES..end) else {
+        return Ok(None);
+    };
     let message = decode(frame)?;
     buffer.drain(..end);
     Ok(Some(message))
@@ -522,11 +527,21 @@ mod tests {
     #[test]
     fn a_message_cut_at_every_byte_is_read_once_and_whole() {
         let reports = [
-            Report::Started { version: VERSION, notes: vec!["a note".to_owned()] },
+            Report::Started {
+                version: VERSION,
+                notes: vec!["a note".to_owned()],
+            },
             Report::Failed(failure()),
-            Report::Ended { end: End::Signal(9), killed: 3, left: 0 },
+            Report::Ended {
+                end: End::Signal(9),
+                killed: 3,
+                left: 0,
+            },
         ];
-        let bytes: Vec<u8> = reports.iter().flat_map(|report| encode(report).unwrap()).collect();
+        let bytes: Vec<u8> = reports
+            .iter()
+            .flat_map(|report| encode(report).unwrap())
+            .collect();
         for cut in 0..=bytes.len() {
             let mut buffer = Vec::new();
             let mut seen = Vec::new();
@@ -557,7 +572,10 @@ mod tests {
     #[test]
     fn a_length_beyond_the_bound_is_refused_before_anything_is_read() {
         let mut buffer = u32::MAX.to_le_bytes().to_vec();
-        assert!(matches!(take::<Report>(&mut buffer), Err(FrameError::TooLong(_))));
+        assert!(matches!(
+            take::<Report>(&mut buffer),
+            Err(FrameError::TooLong(_))
+        ));
         let long = "x".repeat(limits::SHIM_MESSAGE_BYTES);
         assert!(matches!(encode(&long), Err(FrameError::TooLong(_))));
     }

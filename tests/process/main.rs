@@ -15,13 +15,20 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
 #[path = "../support/children.rs"]
 #[allow(dead_code, reason = "shared with other test binaries")]
 mod children;
-use children::{Place, alive, below, is_alive, is_root, plain, profile, run, spawner, until, walled};
+use children::{
+    Place, alive, below, is_alive, is_root, plain, profile, run, spawner, until, walled,
+};
 
 /// Everything must be gone after this long, the kill of the supervisor included.
 const GONE: Duration = Duration::from_secs(2);
 
 fn waits(each: Duration) -> StopWaits {
-    StopWaits { goodbye: each, eof: each, int: each, term: each }
+    StopWaits {
+        goodbye: each,
+        eof: each,
+        int: each,
+        term: each,
+    }
 }
 
 /// The same script without walls and in them.
@@ -41,12 +48,18 @@ fn orphan(token: &str) -> String {
 
 async fn first_line(launched: &mut Launched) -> String {
     let mut line = String::new();
-    tokio::io::BufReader::new(&mut launched.stdout).read_line(&mut line).await.unwrap();
+    tokio::io::BufReader::new(&mut launched.stdout)
+        .read_line(&mut line)
+        .await
+        .unwrap();
     line
 }
 
 async fn ended(ended: tokio::sync::oneshot::Receiver<Ended>) -> Ended {
-    tokio::time::timeout(Duration::from_secs(10), ended).await.unwrap().unwrap()
+    tokio::time::timeout(Duration::from_secs(10), ended)
+        .await
+        .unwrap()
+        .unwrap()
 }
 
 #[test]
@@ -86,7 +99,10 @@ async fn what_is_written_to_the_agent_comes_back_and_its_end_of_input_is_its_end
         assert_eq!(stderr, "gone\n");
         let end = ended(end).await;
         assert_eq!(end.status, Some(ExitStatus::Code(3)));
-        assert_eq!((end.forced, end.survivors_killed, end.survivors_left), (false, 0, 0));
+        assert_eq!(
+            (end.forced, end.survivors_killed, end.survivors_left),
+            (false, 0, 0)
+        );
         assert_eq!(end.walls_failed, None);
     }
 }
@@ -104,9 +120,19 @@ async fn environment_directory_and_limits_are_exactly_those_of_the_plan() {
     let finished = run(plan).await.unwrap();
     drop(open);
     let seen = String::from_utf8(finished.stdout).unwrap();
-    let lines: Vec<&str> = seen.lines().filter(|line| !line.starts_with("MARSHAL_MARKER=")).collect();
-    let expected =
-        ["PATH=/usr/bin:/bin", "PWD=/usr/bin", "ZED=a b=c", "/usr/bin", "512", "0", "0 1 2 "];
+    let lines: Vec<&str> = seen
+        .lines()
+        .filter(|line| !line.starts_with("MARSHAL_MARKER="))
+        .collect();
+    let expected = [
+        "PATH=/usr/bin:/bin",
+        "PWD=/usr/bin",
+        "ZED=a b=c",
+        "/usr/bin",
+        "512",
+        "0",
+        "0 1 2 ",
+    ];
     assert_eq!(lines, expected, "{seen}");
 }
 
@@ -118,9 +144,11 @@ async fn a_missing_program_or_directory_is_named() {
     path.argv = vec!["/no/such/program".to_owned()];
     let mut cwd = plain("true");
     cwd.cwd = "/no/such/directory".to_owned();
-    for (plan, named) in
-        [(program, "no-such-program"), (path, "/no/such/program"), (cwd, "/no/such/directory")]
-    {
+    for (plan, named) in [
+        (program, "no-such-program"),
+        (path, "/no/such/program"),
+        (cwd, "/no/such/directory"),
+    ] {
         let failed = spawner().spawn(plan).await.unwrap_err();
         assert!(matches!(failed, SpawnError::Exec(_)), "{failed}");
         assert_eq!(failed.metric_result(), "exec_failed");
@@ -171,7 +199,10 @@ async fn a_forced_stop_leaves_nothing_however_busy_it_is() {
         keeper.kill();
         let end = ended(end).await;
         assert!(begin.elapsed() < GONE, "{:?}", begin.elapsed());
-        assert_eq!((end.status, end.forced), (Some(ExitStatus::Signal(9)), true));
+        assert_eq!(
+            (end.status, end.forced),
+            (Some(ExitStatus::Signal(9)), true)
+        );
         assert_eq!((alive(&token), alive(&launched.marker)), (vec![], vec![]));
         assert!(!is_alive(launched.pid));
     }
@@ -181,12 +212,20 @@ async fn a_forced_stop_leaves_nothing_however_busy_it_is() {
 async fn dropping_the_handle_or_the_process_is_a_forced_stop() {
     let place = Place::new();
     let token = token();
-    let script = format!("trap '' INT TERM HUP; {}; echo up; sleep 1000", orphan(&token));
+    let script = format!(
+        "trap '' INT TERM HUP; {}; echo up; sleep 1000",
+        orphan(&token)
+    );
     for with_keeper in [true, false] {
         for plan in both(&place, &script) {
             let mut launched = spawner().spawn(plan).await.unwrap();
             assert_eq!(first_line(&mut launched).await, "up\n");
-            let Launched { process, marker, pid, .. } = launched;
+            let Launched {
+                process,
+                marker,
+                pid,
+                ..
+            } = launched;
             if with_keeper {
                 drop(launch::keep(process, waits(GONE)).0);
             } else {
@@ -223,7 +262,10 @@ async fn the_ladder_goes_from_int_over_term_to_kill() {
         ("trap '' INT; trap 'exit 5' TERM", ExitStatus::Code(5), 1),
         ("trap '' INT TERM", ExitStatus::Signal(9), 2),
     ] {
-        for plan in both(&place, &format!("{trap}; echo up; while :; do sleep 0.02; done")) {
+        for plan in both(
+            &place,
+            &format!("{trap}; echo up; while :; do sleep 0.02; done"),
+        ) {
             let mut launched = spawner().spawn(plan).await.unwrap();
             assert_eq!(first_line(&mut launched).await, "up\n");
             let (keeper, end) = launch::keep(launched.process, waits(wait));
@@ -232,8 +274,16 @@ async fn the_ladder_goes_from_int_over_term_to_kill() {
             let end = ended(end).await;
             assert_eq!(end.status, Some(expected), "{trap}");
             assert_eq!(end.forced, at_least == 2);
-            assert!(begin.elapsed() >= wait * at_least, "{trap}: {:?}", begin.elapsed());
-            assert!(begin.elapsed() < wait * at_least + GONE, "{trap}: {:?}", begin.elapsed());
+            assert!(
+                begin.elapsed() >= wait * at_least,
+                "{trap}: {:?}",
+                begin.elapsed()
+            );
+            assert!(
+                begin.elapsed() < wait * at_least + GONE,
+                "{trap}: {:?}",
+                begin.elapsed()
+            );
         }
     }
 }
@@ -241,7 +291,10 @@ async fn the_ladder_goes_from_int_over_term_to_kill() {
 #[tokio::test]
 async fn one_signal_is_only_that_signal() {
     let place = Place::new();
-    for plan in both(&place, "trap 'echo int' INT; echo up; while :; do sleep 0.02; done") {
+    for plan in both(
+        &place,
+        "trap 'echo int' INT; echo up; while :; do sleep 0.02; done",
+    ) {
         let mut launched = spawner().spawn(plan).await.unwrap();
         let mut lines = tokio::io::BufReader::new(launched.stdout).lines();
         assert_eq!(lines.next_line().await.unwrap().unwrap(), "up");
@@ -258,7 +311,10 @@ async fn one_signal_is_only_that_signal() {
 async fn a_helper_killed_from_outside_is_told_apart_and_leaves_nothing() {
     let place = Place::new();
     let token = token();
-    for plan in both(&place, &format!("sh -c 'sleep 1000; : {token}' & echo up; wait")) {
+    for plan in both(
+        &place,
+        &format!("sh -c 'sleep 1000; : {token}' & echo up; wait"),
+    ) {
         let mut launched = spawner().spawn(plan).await.unwrap();
         assert_eq!(first_line(&mut launched).await, "up\n");
         let (_keeper, end) = launch::keep(launched.process, waits(GONE));
@@ -267,7 +323,11 @@ async fn a_helper_killed_from_outside_is_told_apart_and_leaves_nothing() {
         rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
         let end = ended(end).await;
         assert_eq!(end.status, None);
-        assert_eq!(end.walls_failed.as_ref().unwrap().stage, Stage::Shim, "{end:?}");
+        assert_eq!(
+            end.walls_failed.as_ref().unwrap().stage,
+            Stage::Shim,
+            "{end:?}"
+        );
         until(GONE, "all are gone", || {
             alive(&token).is_empty() && alive(&launched.marker).is_empty()
         })
@@ -280,12 +340,19 @@ async fn a_run_is_bounded_in_time_and_in_what_is_kept() {
     let place = Place::new();
     let limit = Duration::from_millis(400);
     for plan in both(&place, "echo begin; sleep 1000") {
-        let failed = launch::run_to_end(&spawner(), plan, limit, 100).await.unwrap_err();
+        let failed = launch::run_to_end(&spawner(), plan, limit, 100)
+            .await
+            .unwrap_err();
         assert!(matches!(failed, RunError::TimedOut { .. }), "{failed}");
     }
     for plan in both(&place, "head -c 3000000 /dev/zero; echo e >&2; exit 1") {
-        let finished = launch::run_to_end(&spawner(), plan, GONE * 5, 100).await.unwrap();
-        assert_eq!((finished.stdout.len(), finished.stderr.as_slice()), (100, &b"e\n"[..]));
+        let finished = launch::run_to_end(&spawner(), plan, GONE * 5, 100)
+            .await
+            .unwrap();
+        assert_eq!(
+            (finished.stdout.len(), finished.stderr.as_slice()),
+            (100, &b"e\n"[..])
+        );
         assert!(finished.is_cut);
         assert_eq!(finished.status, ExitStatus::Code(1));
     }
@@ -333,7 +400,10 @@ async fn nothing_outlives_a_killed_supervisor() {
             .spawn()
             .unwrap();
         let mut lines = BufReader::new(supervisor.stdout.take().unwrap()).lines();
-        assert!(lines.any(|line| line.unwrap().contains("all children are up")), "{walls}");
+        assert!(
+            lines.any(|line| line.unwrap().contains("all children are up")),
+            "{walls}"
+        );
         let tree = below(supervisor.id());
         let helpers = if walls == "none" { 1 } else { 2 };
         // Per child: helpers, the busy shell, the orphan's shell and its sleep.
@@ -359,17 +429,23 @@ async fn nothing_outlives_a_supervisor_killed_while_it_starts_children() {
     let own = place.path("marshal-of-this-test");
     std::fs::copy(children::marshal(), &own).unwrap();
     let helpers = || -> Vec<u32> {
-        let runs_own = |pid: &u32| {
-            std::fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == own)
-        };
-        children::processes().into_iter().filter(runs_own).filter(|pid| is_alive(*pid)).collect()
+        let runs_own =
+            |pid: &u32| std::fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == own);
+        children::processes()
+            .into_iter()
+            .filter(runs_own)
+            .filter(|pid| is_alive(*pid))
+            .collect()
     };
     for round in 0..24_u64 {
         let token = token();
         let mut supervisor = Command::new(std::env::current_exe().unwrap())
             .args(["--ignored", "--exact", "act_as_supervisor", "--nocapture"])
             .env("TEST_TOKEN", &token)
-            .env("TEST_WALLS", if round % 2 == 0 { "none" } else { "unshare" })
+            .env(
+                "TEST_WALLS",
+                if round % 2 == 0 { "none" } else { "unshare" },
+            )
             .env("MARSHAL_UNDER_TEST", &own)
             .stdout(Stdio::null())
             .spawn()
@@ -392,8 +468,12 @@ async fn act_as_supervisor() {
     let orphan = orphan(&format!("orphan-{token}"));
     let script = format!("{orphan}; sleep 0.3; echo up; while :; do :; done");
     let place = Place::new();
-    let [plain, walled] = both(&place, &script);
-    let plan = if std::env::var("TEST_WALLS").unwrap() == "none" { plain } else { walled };
+    let [bare, inside] = both(&place, &script);
+    let plan = if std::env::var("TEST_WALLS").unwrap() == "none" {
+        bare
+    } else {
+        inside
+    };
     let spawner = spawner();
     let mut all = Vec::new();
     for _ in 0..8 {

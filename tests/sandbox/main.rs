@@ -26,7 +26,9 @@ fn all_of_this_holds_for_an_ordinary_user() {
 async fn the_probe_passes_here() {
     let profile = profile();
     let walls = sandbox::plan(&sandbox::probe_request(&profile, ids())).unwrap();
-    launch::probe(&spawner(), walls, sandbox::limits_of(&profile)).await.unwrap();
+    launch::probe(&spawner(), walls, sandbox::limits_of(&profile))
+        .await
+        .unwrap();
 }
 
 #[tokio::test]
@@ -38,19 +40,27 @@ async fn the_agent_is_user_1000_without_any_power() {
     )
     .await;
     let zero = "0000000000000000";
-    let caps: String =
-        ["Inh", "Prm", "Eff", "Bnd", "Amb"].map(|set| format!("Cap{set}: {zero}\n")).concat();
+    let caps: String = ["Inh", "Prm", "Eff", "Bnd", "Amb"]
+        .map(|set| format!("Cap{set}: {zero}\n"))
+        .concat();
     assert_eq!(seen, format!("1000\n1000\nagent\n{caps}NoNewPrivs: 1\n"));
 }
 
 #[tokio::test]
 async fn no_capability_comes_back_by_a_namespace_of_its_own() {
     let (place, profile) = (Place::new(), profile());
-    let tried = run(walled(&place.request(&profile), "unshare -U true")).await.unwrap();
+    let tried = run(walled(&place.request(&profile), "unshare -U true"))
+        .await
+        .unwrap();
     assert_eq!(tried.status, ExitStatus::Code(1));
     let said = String::from_utf8_lossy(&tried.stderr).into_owned();
-    assert!(said.contains("unshare failed: No space left on device"), "{said}");
-    let tried = run(walled(&place.request(&profile), "mount -t tmpfs none /tmp")).await.unwrap();
+    assert!(
+        said.contains("unshare failed: No space left on device"),
+        "{said}"
+    );
+    let tried = run(walled(&place.request(&profile), "mount -t tmpfs none /tmp"))
+        .await
+        .unwrap();
     assert_ne!(tried.status, ExitStatus::Code(0));
 }
 
@@ -70,9 +80,18 @@ async fn only_its_own_descriptors_processes_and_environment_are_there() {
     let seen = String::from_utf8(finished.stdout).unwrap();
     let lines: Vec<&str> = seen.lines().collect();
     assert_eq!(lines[..2], ["0 1 2 ", "1 2"], "{seen}");
-    let (names, mut rest): (Vec<&str>, Vec<&str>) =
-        (lines[2..].iter().map(|line| line.split('=').next().unwrap()).collect(), Vec::new());
-    rest.extend(names.iter().filter(|name| !["PATH", "MARSHAL_MARKER"].contains(*name)));
+    let (names, mut rest): (Vec<&str>, Vec<&str>) = (
+        lines[2..]
+            .iter()
+            .map(|line| line.split('=').next().unwrap())
+            .collect(),
+        Vec::new(),
+    );
+    rest.extend(
+        names
+            .iter()
+            .filter(|name| !["PATH", "MARSHAL_MARKER"].contains(*name)),
+    );
     assert!(rest.is_empty(), "{seen}");
 }
 
@@ -88,8 +107,10 @@ async fn pid_1_shows_nothing_of_itself() {
 #[tokio::test]
 async fn helpers_carry_no_variable_but_the_marker() {
     let (place, profile) = (Place::new(), profile());
-    let launched =
-        spawner().spawn(walled(&place.request(&profile), "echo up; cat")).await.unwrap();
+    let launched = spawner()
+        .spawn(walled(&place.request(&profile), "echo up; cat"))
+        .await
+        .unwrap();
     let helpers = [vec![launched.pid], children::below(launched.pid)].concat();
     // Outer helper, pid 1, shell, and cat if it is there already.
     assert!(helpers.len() >= 3, "{helpers:?}");
@@ -106,18 +127,38 @@ async fn helpers_carry_no_variable_but_the_marker() {
     for pid in helpers {
         let uid = fs::metadata(format!("/proc/{pid}/task")).map(|found| found.uid());
         let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-        let kernel_uid = status.lines().find_map(|line| line.strip_prefix("Uid:\t")).unwrap();
+        let kernel_uid = status
+            .lines()
+            .find_map(|line| line.strip_prefix("Uid:\t"))
+            .unwrap();
         let expected = ids().outside().0.to_string();
-        assert!(kernel_uid.split('\t').all(|uid| uid == expected), "{kernel_uid} {uid:?}");
+        assert!(
+            kernel_uid.split('\t').all(|uid| uid == expected),
+            "{kernel_uid} {uid:?}"
+        );
     }
 }
 
 #[tokio::test]
 async fn the_root_is_small_and_read_only() {
     let (place, profile) = (Place::new(), profile());
-    let seen = says(&place.request(&profile), "cd /; echo *; ls -a /root /sys /var 2>&1; true").await;
+    let seen = says(
+        &place.request(&profile),
+        "cd /; echo *; ls -a /root /sys /var 2>&1; true",
+    )
+    .await;
     let entries: Vec<&str> = seen.lines().next().unwrap().split(' ').collect();
-    for expected in ["bin", "dev", "etc", "home", "proc", "run", "tmp", "usr", "workspace"] {
+    for expected in [
+        "bin",
+        "dev",
+        "etc",
+        "home",
+        "proc",
+        "run",
+        "tmp",
+        "usr",
+        "workspace",
+    ] {
         assert!(entries.contains(&expected), "{expected} in {seen}");
     }
     for hidden in ["root", "sys", "var", "boot", "srv", "mnt", "opt", "work"] {
@@ -130,7 +171,10 @@ async fn the_root_is_small_and_read_only() {
                   mknod /tmp/null c 1 3 2>/dev/null && echo made a device; \
                   ls /etc/shadow /etc/no-such-name 2>/dev/null; head -c 3 /dev/zero | od -An -tx1; \
                   echo x > /dev/null && echo done";
-    assert_eq!(says(&place.request(&profile), script).await, " 00 00 00\ndone\n");
+    assert_eq!(
+        says(&place.request(&profile), script).await,
+        " 00 00 00\ndone\n"
+    );
 }
 
 #[tokio::test]
@@ -150,7 +194,10 @@ async fn every_mount_is_nosuid_and_only_four_places_are_writable() {
         }
     }
     writable.sort_unstable();
-    assert_eq!(writable, ["/dev/shm", "/home/agent", "/proc", "/tmp", "/workspace"]);
+    assert_eq!(
+        writable,
+        ["/dev/shm", "/home/agent", "/proc", "/tmp", "/workspace"]
+    );
 }
 
 #[tokio::test]
@@ -160,24 +207,39 @@ async fn home_and_workspace_are_the_hosts_directories_and_tmp_is_private() {
                   stat -c %u:%g /home/agent/h w /tmp/t /home/agent /workspace; \
                   stat -c %a /tmp; hostname 2>/dev/null || cat /etc/hostname";
     let seen = says(&place.request(&profile), script).await;
-    assert_eq!(seen, format!("/workspace\n{}1777\ntest-0\n", "1000:1000\n".repeat(5)));
+    assert_eq!(
+        seen,
+        format!("/workspace\n{}1777\ntest-0\n", "1000:1000\n".repeat(5))
+    );
     for (file, text) in [("home/h", "a\n"), ("workspace/w", "b\n")] {
         assert_eq!(fs::read_to_string(place.path(file)).unwrap(), text);
         let found = fs::metadata(place.path(file)).unwrap();
         assert_eq!((found.uid(), found.gid()), ids().outside());
     }
     assert!(!std::path::Path::new("/tmp/t").exists());
-    assert_eq!(says(&place.request(&profile), "ls -A /tmp /dev/shm").await, "/dev/shm:\n\n/tmp:\n");
+    assert_eq!(
+        says(&place.request(&profile), "ls -A /tmp /dev/shm").await,
+        "/dev/shm:\n\n/tmp:\n"
+    );
 }
 
 #[tokio::test]
 async fn tmp_is_bounded_in_bytes_and_in_files() {
-    let (place, profile) = (Place::new(), config::Sandbox { fsize: 1 << 30, ..profile() });
+    let (place, profile) = (
+        Place::new(),
+        config::Sandbox {
+            fsize: 1 << 30,
+            ..profile()
+        },
+    );
     let script = "head -c 30000000 /dev/zero > /tmp/big 2>/dev/null || echo full; rm /tmp/big; \
                   i=0; while touch /tmp/$i; do i=$((i+1)); done 2>/dev/null; \
                   [ $i -gt 50 ] && [ $i -lt 100 ] && echo $i files | tr -d 0-9";
     let finished = run(walled(&place.request(&profile), script)).await.unwrap();
-    assert_eq!(String::from_utf8(finished.stdout).unwrap(), "full\n files\n");
+    assert_eq!(
+        String::from_utf8(finished.stdout).unwrap(),
+        "full\n files\n"
+    );
 }
 
 #[tokio::test]
@@ -209,11 +271,17 @@ async fn without_a_network_there_is_a_loopback_and_it_is_up() {
 #[tokio::test]
 async fn the_hosts_network_is_the_hosts() {
     let (place, profile) = (Place::new(), profile());
-    let request = WallsRequest { network: Network::Host, ..place.request(&profile) };
+    let request = WallsRequest {
+        network: Network::Host,
+        ..place.request(&profile)
+    };
     let own = fs::read_link("/proc/self/ns/net").unwrap();
     let ns = "readlink /proc/self/ns/net";
     assert_eq!(says(&request, ns).await.trim_end(), own.to_str().unwrap());
-    let other = WallsRequest { network: Network::None, ..request };
+    let other = WallsRequest {
+        network: Network::None,
+        ..request
+    };
     assert_ne!(says(&other, ns).await.trim_end(), own.to_str().unwrap());
 }
 
@@ -236,7 +304,10 @@ async fn proc_has_only_processes_or_is_masked() {
     let pid_only = profile();
     let script = "cd /proc; ls -d sys meminfo kcore sysrq-trigger 2>/dev/null; echo -";
     assert_eq!(says(&place.request(&pid_only), script).await, "-\n");
-    let masked = config::Sandbox { proc_mode: ProcMode::Masked, ..profile() };
+    let masked = config::Sandbox {
+        proc_mode: ProcMode::Masked,
+        ..profile()
+    };
     let script = "cd /proc; head -c 8 meminfo; echo; \
                   for f in kcore keys timer_list sysrq-trigger; do \
                   [ -e $f ] && [ -n \"$(head -c 1 $f 2>/dev/null)\" ] && echo read $f; done; \
@@ -267,11 +338,19 @@ async fn root_needs_no_way_to_its_binary_for_the_slots_user() {
     fs::copy(children::marshal(), &hidden).unwrap();
     fs::set_permissions(&hidden, fs::Permissions::from_mode(0o755)).unwrap();
     let spawner = Spawner::with_executable(hidden).unwrap();
-    let plan = walled(&place.request(&profile), "/run/marshal/marshal --help; echo $?");
+    let plan = walled(
+        &place.request(&profile),
+        "/run/marshal/marshal --help; echo $?",
+    );
     let limit = std::time::Duration::from_secs(20);
-    let finished = launch::run_to_end(&spawner, plan, limit, 1 << 16).await.unwrap();
+    let finished = launch::run_to_end(&spawner, plan, limit, 1 << 16)
+        .await
+        .unwrap();
     let seen = String::from_utf8(finished.stdout).unwrap();
-    assert!(!seen.ends_with("126\n") && !seen.ends_with("127\n"), "{seen}");
+    assert!(
+        !seen.ends_with("126\n") && !seen.ends_with("127\n"),
+        "{seen}"
+    );
 }
 
 fn shared<'a>(
@@ -287,7 +366,11 @@ fn shared<'a>(
     give(&path, owner);
     give(&path.join("private"), owner);
     WallsRequest {
-        workspace: Some(Tree { path, owner, access }),
+        workspace: Some(Tree {
+            path,
+            owner,
+            access,
+        }),
         ..place.request(profile)
     }
 }
@@ -295,7 +378,11 @@ fn shared<'a>(
 #[tokio::test]
 async fn a_read_only_workspace_shows_its_owners_files_and_takes_nothing() {
     let profile = profile();
-    let owners = if is_root() { vec![(0, 0), (54_000, 54_001)] } else { vec![ids().outside()] };
+    let owners = if is_root() {
+        vec![(0, 0), (54_000, 54_001)]
+    } else {
+        vec![ids().outside()]
+    };
     for owner in owners {
         let place = Place::new();
         let request = shared(&place, &profile, owner, Access::Ro);
@@ -315,7 +402,11 @@ async fn a_read_only_workspace_shows_its_owners_files_and_takes_nothing() {
 #[tokio::test]
 async fn writes_to_a_shared_workspace_are_its_owners() {
     let (place, profile) = (Place::new(), profile());
-    let owner = if is_root() { (54_000, 54_001) } else { ids().outside() };
+    let owner = if is_root() {
+        (54_000, 54_001)
+    } else {
+        ids().outside()
+    };
     let request = shared(&place, &profile, owner, Access::Rw);
     let script = "echo more >> private; echo y > new; mkdir d; stat -c %u:%g new d; \
                   chown 0 new 2>/dev/null && echo chowned; true";
@@ -324,7 +415,10 @@ async fn writes_to_a_shared_workspace_are_its_owners() {
         let found = fs::metadata(place.path("shared").join(name)).unwrap();
         assert_eq!((found.uid(), found.gid()), owner, "{name}");
     }
-    assert_eq!(fs::read_to_string(place.path("shared/private")).unwrap(), "text\nmore\n");
+    assert_eq!(
+        fs::read_to_string(place.path("shared/private")).unwrap(),
+        "text\nmore\n"
+    );
 }
 
 #[tokio::test]
@@ -335,14 +429,27 @@ async fn a_file_system_without_id_maps_is_said_or_refused() {
     // sysfs has none.
     let (place, profile) = (Place::new(), profile());
     let tree = |owner, access| {
-        let workspace = Tree { path: "/sys/kernel".into(), owner, access };
-        WallsRequest { workspace: Some(workspace), ..place.request(&profile) }
+        let workspace = Tree {
+            path: "/sys/kernel".into(),
+            owner,
+            access,
+        };
+        WallsRequest {
+            workspace: Some(workspace),
+            ..place.request(&profile)
+        }
     };
     let spawner = spawner();
-    let plain = spawner.spawn(walled(&tree((0, 0), Access::Ro), "cat")).await.unwrap();
+    let plain = spawner
+        .spawn(walled(&tree((0, 0), Access::Ro), "cat"))
+        .await
+        .unwrap();
     assert_eq!(plain.notes.len(), 1);
     assert!(plain.notes[0].contains("/sys/kernel"), "{:?}", plain.notes);
-    let refused = spawner.spawn(walled(&tree((5, 5), Access::Rw), "cat")).await.unwrap_err();
+    let refused = spawner
+        .spawn(walled(&tree((5, 5), Access::Rw), "cat"))
+        .await
+        .unwrap_err();
     assert_eq!(refused.stage(), Some(Stage::Idmap));
     assert!(refused.to_string().contains("copy"), "{refused}");
 }
@@ -357,7 +464,10 @@ async fn without_user_namespaces_the_start_fails_and_says_so() {
     );
     let mut command = std::process::Command::new("setpriv");
     if is_root() {
-        let ids = [format!("--reuid={}", children::USER), format!("--regid={}", children::USER)];
+        let ids = [
+            format!("--reuid={}", children::USER),
+            format!("--regid={}", children::USER),
+        ];
         command.args(ids).arg("--clear-groups");
     }
     let dir = tempfile::tempdir_in("/tmp").unwrap();
@@ -365,13 +475,22 @@ async fn without_user_namespaces_the_start_fails_and_says_so() {
     let exe = dir.path().join("marshal");
     fs::copy(children::marshal(), &exe).unwrap();
     let output = command
-        .args(["unshare", "-U", "--map-user=1000", "--map-group=1000", "--keep-caps"])
+        .args([
+            "unshare",
+            "-U",
+            "--map-user=1000",
+            "--map-group=1000",
+            "--keep-caps",
+        ])
         .args(["sh", "-c", &script])
         .env("MARSHAL_UNDER_TEST", &exe)
         .output()
         .unwrap();
     let out = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && out.contains("1 passed"), "{output:?}");
+    assert!(
+        output.status.success() && out.contains("1 passed"),
+        "{output:?}"
+    );
 }
 
 #[tokio::test]
@@ -379,21 +498,38 @@ async fn without_user_namespaces_the_start_fails_and_says_so() {
 async fn no_walls_can_be_had() {
     let profile = profile();
     let walls = sandbox::plan(&sandbox::probe_request(&profile, ids())).unwrap();
-    let failed =
-        launch::probe(&spawner(), walls, sandbox::limits_of(&profile)).await.unwrap_err();
-    let RunError::Spawn(failed) = failed else { panic!("{failed}") };
+    let failed = launch::probe(&spawner(), walls, sandbox::limits_of(&profile))
+        .await
+        .unwrap_err();
+    let RunError::Spawn(failed) = failed else {
+        panic!("{failed}")
+    };
     assert_eq!(failed.stage(), Some(Stage::Userns), "{failed}");
-    assert!(failed.to_string().contains("user.max_user_namespaces"), "{failed}");
+    assert!(
+        failed.to_string().contains("user.max_user_namespaces"),
+        "{failed}"
+    );
 }
 
 #[tokio::test]
 async fn only_the_etc_files_that_were_named_are_there() {
     let (place, profile) = (Place::new(), profile());
-    let seen = says(&place.request(&profile), "ls /etc; getent passwd agent; getent hosts localhost").await;
+    let seen = says(
+        &place.request(&profile),
+        "ls /etc; getent passwd agent; getent hosts localhost",
+    )
+    .await;
     let lines: Vec<&str> = seen.lines().collect();
     let allowed = [
-        "alternatives", "group", "hostname", "hosts", "ld.so.cache", "localtime",
-        "nsswitch.conf", "passwd", "ssl",
+        "alternatives",
+        "group",
+        "hostname",
+        "hosts",
+        "ld.so.cache",
+        "localtime",
+        "nsswitch.conf",
+        "passwd",
+        "ssl",
     ];
     let (names, rest) = lines.split_at(lines.len() - 2);
     assert!(names.iter().all(|name| allowed.contains(name)), "{seen}");
@@ -404,13 +540,21 @@ async fn only_the_etc_files_that_were_named_are_there() {
 #[tokio::test]
 async fn a_missing_directory_is_a_failed_wall_that_is_named() {
     let place = Place::new();
-    let profile =
-        config::Sandbox { ro_bind: vec!["/usr".into(), "/no/such/tools".into()], ..profile() };
-    let failed = spawner().spawn(walled(&place.request(&profile), "true")).await.unwrap_err();
+    let profile = config::Sandbox {
+        ro_bind: vec!["/usr".into(), "/no/such/tools".into()],
+        ..profile()
+    };
+    let failed = spawner()
+        .spawn(walled(&place.request(&profile), "true"))
+        .await
+        .unwrap_err();
     assert_eq!(failed.metric_result(), "sandbox_failed");
     assert_eq!(failed.stage(), Some(Stage::Mount));
     let text = failed.to_string();
-    assert!(text.contains("/no/such/tools") && text.contains("No such file"), "{text}");
+    assert!(
+        text.contains("/no/such/tools") && text.contains("No such file"),
+        "{text}"
+    );
 }
 
 #[tokio::test]
@@ -421,7 +565,10 @@ async fn a_missing_program_is_not_a_failed_wall() {
         plan.argv = vec![program.to_owned()];
         let failed = spawner().spawn(plan).await.unwrap_err();
         assert!(matches!(failed, SpawnError::Exec(_)), "{failed}");
-        assert_eq!((failed.metric_result(), failed.stage()), ("exec_failed", None));
+        assert_eq!(
+            (failed.metric_result(), failed.stage()),
+            ("exec_failed", None)
+        );
         assert!(failed.to_string().contains(program), "{failed}");
     }
 }
@@ -434,17 +581,25 @@ async fn a_program_without_a_slash_is_found_inside_by_path() {
     plan.env = vec![("PATH".to_owned(), "/nowhere:/usr/bin".to_owned())];
     let finished = run(plan).await.unwrap();
     let seen = String::from_utf8(finished.stdout).unwrap();
-    assert!(seen.lines().any(|line| line == "PATH=/nowhere:/usr/bin"), "{seen}");
+    assert!(
+        seen.lines().any(|line| line == "PATH=/nowhere:/usr/bin"),
+        "{seen}"
+    );
 }
 
 #[tokio::test]
 async fn walls_for_somebody_else_are_refused() {
     let profile = profile();
-    let wrong = sandbox::Ids::Own { uid: 12_345, gid: 12_345 };
+    let wrong = sandbox::Ids::Own {
+        uid: 12_345,
+        gid: 12_345,
+    };
     let walls = sandbox::plan(&sandbox::probe_request(&profile, wrong)).unwrap();
     let limits = sandbox::limits_of(&profile);
     let failed = launch::probe(&spawner(), walls, limits).await.unwrap_err();
-    let RunError::Spawn(failed) = failed else { panic!("{failed}") };
+    let RunError::Spawn(failed) = failed else {
+        panic!("{failed}")
+    };
     assert_eq!(failed.stage(), Some(Stage::Uid), "{failed}");
 }
 
@@ -455,8 +610,14 @@ async fn a_mount_point_that_a_link_leads_away_from_is_refused() {
     if !fs::symlink_metadata("/bin").unwrap().is_symlink() {
         return;
     }
-    let profile = config::Sandbox { ro_bind: vec!["/usr".into(), "/bin/sh".into()], ..profile() };
-    let failed = spawner().spawn(walled(&place.request(&profile), "true")).await.unwrap_err();
+    let profile = config::Sandbox {
+        ro_bind: vec!["/usr".into(), "/bin/sh".into()],
+        ..profile()
+    };
+    let failed = spawner()
+        .spawn(walled(&place.request(&profile), "true"))
+        .await
+        .unwrap_err();
     assert_eq!(failed.stage(), Some(Stage::Mount), "{failed}");
     assert!(failed.to_string().contains("symbolic link"), "{failed}");
 }
@@ -483,7 +644,10 @@ async fn a_directory_with_mounts_below_it_is_sealed_as_a_whole() {
         .output()
         .unwrap();
     let out = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && out.contains("1 passed"), "{output:?}");
+    assert!(
+        output.status.success() && out.contains("1 passed"),
+        "{output:?}"
+    );
 }
 
 #[tokio::test]
@@ -491,21 +655,33 @@ async fn a_directory_with_mounts_below_it_is_sealed_as_a_whole() {
 async fn mounts_below_are_sealed() {
     let tools = std::env::var("TEST_TOOLS").unwrap();
     let place = Place::new();
-    let profile = config::Sandbox { ro_bind: vec!["/usr".into(), tools.clone().into()], ..profile() };
+    let profile = config::Sandbox {
+        ro_bind: vec!["/usr".into(), tools.clone().into()],
+        ..profile()
+    };
     let script = format!(
         "ls '{tools}/a b'; touch '{tools}/a b/new' 2>&1 | grep -o 'Read-only'; \
          grep -c 'a.040b ro,nosuid,nodev,noexec,noatime' /proc/self/mountinfo"
     );
-    assert_eq!(says(&place.request(&profile), &script).await, "file\nRead-only\n1\n");
+    assert_eq!(
+        says(&place.request(&profile), &script).await,
+        "file\nRead-only\n1\n"
+    );
 }
 
 #[tokio::test]
 async fn nothing_of_a_failed_start_is_left() {
     let place = Place::new();
-    let profile = config::Sandbox { ro_bind: vec!["/usr".into(), "/no/such".into()], ..profile() };
+    let profile = config::Sandbox {
+        ro_bind: vec!["/usr".into(), "/no/such".into()],
+        ..profile()
+    };
     let own = std::process::id();
     for _ in 0..5 {
-        spawner().spawn(walled(&place.request(&profile), "true")).await.unwrap_err();
+        spawner()
+            .spawn(walled(&place.request(&profile), "true"))
+            .await
+            .unwrap_err();
     }
     let limit = std::time::Duration::from_secs(5);
     children::until(limit, "helpers have gone", || {

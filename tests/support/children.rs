@@ -41,14 +41,21 @@ pub(crate) fn ids() -> Ids {
         Ids::Root { slot_uid: SLOT_UID }
     } else {
         let (uid, gid) = (rustix::process::getuid(), rustix::process::getgid());
-        Ids::Own { uid: uid.as_raw(), gid: gid.as_raw() }
+        Ids::Own {
+            uid: uid.as_raw(),
+            gid: gid.as_raw(),
+        }
     }
 }
 
 pub(crate) fn profile() -> config::Sandbox {
     config::Sandbox {
         ro_bind: vec!["/usr".into()],
-        etc: vec!["ssl".to_owned(), "localtime".to_owned(), "no-such-name".to_owned()],
+        etc: vec![
+            "ssl".to_owned(),
+            "localtime".to_owned(),
+            "no-such-name".to_owned(),
+        ],
         home_bytes: 1 << 30,
         tmp_bytes: 16 << 20,
         tmp_inodes: 100,
@@ -65,7 +72,9 @@ pub(crate) struct Place {
 
 impl Place {
     pub(crate) fn new() -> Self {
-        let place = Self { dir: tempfile::tempdir().unwrap() };
+        let place = Self {
+            dir: tempfile::tempdir().unwrap(),
+        };
         for name in ["home", "workspace"] {
             let path = place.path(name);
             fs::create_dir(&path).unwrap();
@@ -130,7 +139,11 @@ pub(crate) async fn run(plan: LaunchPlan) -> Result<Finished, RunError> {
 /// What a script says in walls, which must be nothing on stderr.
 pub(crate) async fn says(request: &WallsRequest<'_>, script: &str) -> String {
     let finished = run(walled(request, script)).await.unwrap();
-    assert_eq!(String::from_utf8_lossy(&finished.stderr), "", "stderr of {script}");
+    assert_eq!(
+        String::from_utf8_lossy(&finished.stderr),
+        "",
+        "stderr of {script}"
+    );
     String::from_utf8(finished.stdout).unwrap()
 }
 
@@ -138,14 +151,14 @@ pub(crate) async fn says(request: &WallsRequest<'_>, script: &str) -> String {
 pub(crate) fn alive(token: &str) -> Vec<u32> {
     let has = |path: String| {
         fs::read(path).is_ok_and(|bytes| {
-            bytes.windows(token.len().max(1)).any(|part| part == token.as_bytes())
+            bytes
+                .windows(token.len().max(1))
+                .any(|part| part == token.as_bytes())
         })
     };
     processes()
         .into_iter()
-        .filter(|pid| {
-            has(format!("/proc/{pid}/environ")) || has(format!("/proc/{pid}/cmdline"))
-        })
+        .filter(|pid| has(format!("/proc/{pid}/environ")) || has(format!("/proc/{pid}/cmdline")))
         .filter(|pid| is_alive(*pid))
         .collect()
 }
@@ -172,8 +185,10 @@ pub(crate) fn is_alive(pid: u32) -> bool {
 
 /// All processes below one.
 pub(crate) fn below(ancestor: u32) -> Vec<u32> {
-    let parents: Vec<(u32, u32)> =
-        processes().into_iter().filter_map(|pid| Some((pid, stat(pid)?.1))).collect();
+    let parents: Vec<(u32, u32)> = processes()
+        .into_iter()
+        .filter_map(|pid| Some((pid, stat(pid)?.1)))
+        .collect();
     let mut found = Vec::new();
     let mut open = vec![ancestor];
     while let Some(parent) = open.pop() {
@@ -201,7 +216,10 @@ pub(crate) fn again_as_ordinary_user(this: &str) {
         return;
     }
     // Neither the tests' own directory nor the build's need be open to that user.
-    let dir = tempfile::Builder::new().prefix("user").tempdir_in("/tmp").unwrap();
+    let dir = tempfile::Builder::new()
+        .prefix("user")
+        .tempdir_in("/tmp")
+        .unwrap();
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let copy = |from: &Path, name: &str| {
         let to = dir.path().join(name);
@@ -226,8 +244,13 @@ pub(crate) fn again_as_ordinary_user(this: &str) {
         .current_dir("/")
         .output()
         .unwrap();
-    let (out, err) =
-        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "as an ordinary user:\n{out}\n{err}");
+    let (out, err) = (
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+    );
+    assert!(
+        output.status.success(),
+        "as an ordinary user:\n{out}\n{err}"
+    );
     assert!(!out.contains("running 0 tests"), "{out}");
 }
