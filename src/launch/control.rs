@@ -20,15 +20,18 @@ pub(super) fn send_start(
     message: &[u8],
     descriptors: &[BorrowedFd<'_>],
 ) -> io::Result<()> {
-    let mut space = vec![
-        MaybeUninit::uninit();
-        SendAncillaryMessage::ScmRights(descriptors).size()
-    ];
+    let mut space =
+        vec![MaybeUninit::uninit(); SendAncillaryMessage::ScmRights(descriptors).size()];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
         return Err(io::Error::other("too many descriptors for one message"));
     }
-    let sent = sendmsg(socket, &[IoSlice::new(message)], &mut control, SendFlags::NOSIGNAL)?;
+    let sent = sendmsg(
+        socket,
+        &[IoSlice::new(message)],
+        &mut control,
+        SendFlags::NOSIGNAL,
+    )?;
     socket.write_all(&message[sent..])
 }
 
@@ -44,7 +47,10 @@ impl Control {
     /// Takes the socket over. Needs a runtime around it.
     pub(super) fn new(stream: StdStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
-        Ok(Self { stream: UnixStream::from_std(stream)?, buffer: Vec::new() })
+        Ok(Self {
+            stream: UnixStream::from_std(stream)?,
+            buffer: Vec::new(),
+        })
     }
 
     /// The next report, or `None` when there will be none. Nothing is lost if this is dropped.
@@ -66,7 +72,11 @@ impl Control {
     /// Sends an order, or says that it cannot be sent now: orders are few and small, so a socket
     /// that has no room for one belongs to a helper that does not read.
     pub(super) fn order(&self, order: Order) -> bool {
-        let Ok(bytes) = shim::encode(&order) else { return false };
-        self.stream.try_write(&bytes).is_ok_and(|wrote| wrote == bytes.len())
+        let Ok(bytes) = shim::encode(&order) else {
+            return false;
+        };
+        self.stream
+            .try_write(&bytes)
+            .is_ok_and(|wrote| wrote == bytes.len())
     }
 }

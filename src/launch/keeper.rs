@@ -12,8 +12,8 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::survivors;
 use super::spawner::Process;
+use super::survivors;
 use crate::config::StopWaits;
 use crate::limits;
 use crate::model::{ExitStatus, words};
@@ -68,12 +68,26 @@ pub fn start(process: Process, waits: StopWaits) -> (KeeperHandle, oneshot::Rece
     let (orders, asked) = mpsc::channel(limits::KEEPER_QUEUE);
     let (done, ended) = oneshot::channel();
     let kill = CancellationToken::new();
-    let keeper = Keeper { process, waits, asked, kill: kill.clone(), ladder: None, forced: false };
+    let keeper = Keeper {
+        process,
+        waits,
+        asked,
+        kill: kill.clone(),
+        ladder: None,
+        forced: false,
+    };
     tokio::spawn(async move {
         // Nobody may be left who wants to know.
         let _ = done.send(keeper.run().await);
     });
-    (KeeperHandle { orders, _guard: kill.clone().drop_guard(), kill }, ended)
+    (
+        KeeperHandle {
+            orders,
+            _guard: kill.clone().drop_guard(),
+            kill,
+        },
+        ended,
+    )
 }
 
 impl KeeperHandle {
@@ -158,7 +172,10 @@ impl Keeper {
             Step::Term => self.waits.term,
             Step::Kill => Duration::ZERO,
         };
-        self.ladder = Some(Rung { step, until: Instant::now() + wait });
+        self.ladder = Some(Rung {
+            step,
+            until: Instant::now() + wait,
+        });
         self.send(step);
     }
 
@@ -183,9 +200,10 @@ impl Keeper {
         {
             return report.ok().flatten();
         }
-        for (signal, wait) in
-            [(Signal::TERM, limits::KILL_HELPER), (Signal::KILL, limits::SWEEP_PROCESSES)]
-        {
+        for (signal, wait) in [
+            (Signal::TERM, limits::KILL_HELPER),
+            (Signal::KILL, limits::SWEEP_PROCESSES),
+        ] {
             self.signal_helper(signal);
             if let Ok(report) = tokio::time::timeout(wait, self.process.control.next()).await {
                 return report.ok().flatten();
@@ -196,7 +214,11 @@ impl Keeper {
 
     /// The helper is reaped by this task only, so the number is its own as long as it has one.
     fn signal_helper(&self, signal: Signal) {
-        let pid = self.process.helper.id().and_then(|pid| i32::try_from(pid).ok());
+        let pid = self
+            .process
+            .helper
+            .id()
+            .and_then(|pid| i32::try_from(pid).ok());
         if let Some(pid) = pid.and_then(Pid::from_raw) {
             let _ = rustix::process::kill_process(pid, signal);
         }

@@ -65,7 +65,12 @@ pub async fn run_to_end(
     let launched = spawner.spawn(plan).await?;
     drop(launched.stdin);
     let none = Duration::ZERO;
-    let waits = StopWaits { goodbye: none, eof: none, int: none, term: none };
+    let waits = StopWaits {
+        goodbye: none,
+        eof: none,
+        int: none,
+        term: none,
+    };
     let (keeper, ended) = keeper::start(launched.process, waits);
     let (mut stdout, mut stderr) = (Kept::new(cap), Kept::new(cap));
     let mut is_late = false;
@@ -101,14 +106,23 @@ pub async fn run_to_end(
         ended
     };
     match ended {
-        Ok(_) if is_late => Err(RunError::TimedOut { program, after: timeout }),
-        Ok(Ended { status: Some(status), .. }) => Ok(Finished {
+        Ok(_) if is_late => Err(RunError::TimedOut {
+            program,
+            after: timeout,
+        }),
+        Ok(Ended {
+            status: Some(status),
+            ..
+        }) => Ok(Finished {
             status,
             is_cut: stdout.is_cut || stderr.is_cut,
             stdout: stdout.bytes,
             stderr: stderr.bytes,
         }),
-        Ok(Ended { walls_failed: Some(failure), .. }) => Err(RunError::Lost(failure)),
+        Ok(Ended {
+            walls_failed: Some(failure),
+            ..
+        }) => Err(RunError::Lost(failure)),
         Ok(_) | Err(_) => Err(RunError::Lost(Failure {
             stage: Stage::Shim,
             what: "the child's keeper ended without a word".to_owned(),
@@ -130,7 +144,9 @@ pub async fn probe(spawner: &Spawner, walls: ShimPlan, limits: Limits) -> Result
         limits,
         walls: Walls::Shim(Box::new(walls)),
     };
-    run_to_end(spawner, plan, limits::SHIM_START, 0).await.map(drop)
+    run_to_end(spawner, plan, limits::SHIM_START, 0)
+        .await
+        .map(drop)
 }
 
 /// What is kept of a stream.
@@ -142,7 +158,11 @@ struct Kept {
 
 impl Kept {
     const fn new(cap: usize) -> Self {
-        Self { bytes: Vec::new(), cap, is_cut: false }
+        Self {
+            bytes: Vec::new(),
+            cap,
+            is_cut: false,
+        }
     }
 
     /// Reads to the end, past the cap too: a full pipe would hold the program up.

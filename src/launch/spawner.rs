@@ -25,8 +25,8 @@ use super::{LaunchPlan, SpawnError, Walls};
 use crate::limits;
 use crate::wire::shim::{self, ARG0_LEASH, ARG0_OUTER, MARKER, Program, Report, Start, VERSION};
 
-/// Starts children. Cheap to clone; when the last one is dropped the thread ends, and with it, by
-/// their parent-death signal, every child that is left.
+/// Starts children. Cheap to clone. Every [`Process`] holds one too, so that the thread lives as
+/// long as any child: its end would be the end of them, by their parent-death signal.
 #[derive(Debug, Clone)]
 pub struct Spawner {
     jobs: mpsc::Sender<Job>,
@@ -61,11 +61,15 @@ pub struct Process {
     pub(super) marker: String,
     /// Whether a pid namespace is around the agent, which ends with the helper.
     pub(super) has_namespace: bool,
+    /// Keeps the thread.
+    _thread: mpsc::Sender<Job>,
 }
 
+#[derive(Debug)]
 struct Job {
     plan: LaunchPlan,
     reply: oneshot::Sender<Result<Launched, SpawnError>>,
+    thread: mpsc::Sender<Job>,
 }
 
 impl Spawner {
@@ -85,14 +89,24 @@ impl Spawner {
     pub fn with_executable(executable: PathBuf) -> io::Result<Self> {
         let runtime = Handle::try_current().map_err(io::Error::other)?;
         let (jobs, mut queue) = mpsc::channel::<Job>(limits::SPAWNS_AT_ONCE);
-        thread::Builder::new().name("spawner".to_owned()).spawn(move || {
-            let _inside = runtime.enter();
-            while let Some(Job { plan, reply }) = queue.blocking_recv() {
-                // A caller who left in between drops what was started, which ends it.
-                let _ = reply.send(fork(&executable, &plan));
-            }
-        })?;
-        Ok(Self { jobs, places: Arc::new(Semaphore::new(limits::SPAWNS_AT_ONCE)) })
+        thread::Builder::new()
+            .name("spawner".to_owned())
+            .spawn(move || {
+                let _inside = runtime.enter();
+                while let Some(Job {
+                    plan,
+                    reply,
+                    thread,
+                }) = queue.blocking_recv()
+                {
+                    // A caller who left in between drops what was started, which ends it.
+                    let _ = reply.send(fork(&executable, &plan, thread));
+                }
+            })?;
+        Ok(Self {
+            jobs,
+            places: Arc::new(Semaphore::new(limits::SPAWNS_AT_ONCE)),
+        })
     }
 
     /// Starts a child and waits until its agent runs. Dropping the future ends what was begun.
@@ -101,16 +115,28 @@ impl Spawner {
     /// Every error means that nothing runs.
     pub async fn spawn(&self, plan: LaunchPlan) -> Result<Launched, SpawnError> {
         check(&plan)?;
-        let _place = self.places.acquire().await.map_err(|_| SpawnError::Closed)?;
+        let _place = self
+            .places
+            .acquire()
+            .await
+            .map_err(|_| SpawnError::Closed)?;
         let (reply, answer) = oneshot::channel();
-        self.jobs.send(Job { plan, reply }).await.map_err(|_| SpawnError::Closed)?;
+        let job = Job {
+            plan,
+            reply,
+            thread: self.jobs.clone(),
+        };
+        self.jobs.send(job).await.map_err(|_| SpawnError::Closed)?;
         let mut launched = answer.await.map_err(|_| SpawnError::Closed)??;
         let process = &mut launched.process;
         let report = tokio::time::timeout(limits::SHIM_START, process.control.next())
             .await
             .map_err(|_| SpawnError::TimedOut)?;
         match report {
-            Ok(Some(Report::Started { version: VERSION, notes })) => {
+            Ok(Some(Report::Started {
+                version: VERSION,
+                notes,
+            })) => {
                 launched.notes = notes;
                 Ok(launched)
             }
@@ -134,22 +160,27 @@ async fn end_of(process: &mut Process) -> String {
 /// What no exec takes.
 fn check(plan: &LaunchPlan) -> Result<(), SpawnError> {
     let is_bad = |text: &String| text.contains('\0');
-    let what = if plan.argv.first().is_none_or(String::is_empty) || plan.argv.iter().any(is_bad) {
-        "an argument"
-    } else if plan.env.iter().any(|(name, value)| {
-        name.is_empty() || name.contains('=') || is_bad(name) || is_bad(value)
-    }) {
-        "an environment variable"
-    } else if plan.cwd.is_empty() || is_bad(&plan.cwd) {
-        "the working directory"
-    } else {
-        return Ok(());
-    };
+    let what =
+        if plan.argv.first().is_none_or(String::is_empty) || plan.argv.iter().any(is_bad) {
+            "an argument"
+        } else if plan.env.iter().any(|(name, value)| {
+            name.is_empty() || name.contains('=') || is_bad(name) || is_bad(value)
+        }) {
+            "an environment variable"
+        } else if plan.cwd.is_empty() || is_bad(&plan.cwd) {
+            "the working directory"
+        } else {
+            return Ok(());
+        };
     Err(SpawnError::Unspeakable { what })
 }
 
 /// Starts a child's helper and tells it what to do; on the spawner thread only.
-fn fork(executable: &Path, plan: &LaunchPlan) -> Result<Launched, SpawnError> {
+fn fork(
+    executable: &Path,
+    plan: &LaunchPlan,
+    thread: mpsc::Sender<Job>,
+) -> Result<Launched, SpawnError> {
     let marker = uuid::Uuid::new_v4().simple().to_string();
     let mut env = plan.env.clone();
     env.retain(|(name, _)| name != MARKER);
@@ -169,7 +200,7 @@ fn fork(executable: &Path, plan: &LaunchPlan) -> Result<Launched, SpawnError> {
         },
         walls,
     })?;
-    start_helper(executable, arg0, &marker, &message).map_err(SpawnError::Fork)
+    start_helper(executable, arg0, &marker, &message, thread).map_err(SpawnError::Fork)
 }
 
 fn start_helper(
@@ -177,6 +208,7 @@ fn start_helper(
     arg0: &str,
     marker: &str,
     message: &[u8],
+    thread: mpsc::Sender<Job>,
 ) -> io::Result<Launched> {
     let (agent_stdin, stdin) = pipe_with(PipeFlags::CLOEXEC)?;
     let (stdout, agent_stdout) = pipe_with(PipeFlags::CLOEXEC)?;
@@ -196,7 +228,11 @@ fn start_helper(
     drop(command);
     // A helper reads at once; one that does not must not hold up all other children's starts.
     ours.set_write_timeout(Some(limits::KILL_HELPER))?;
-    let sent = [agent_stdin.as_fd(), agent_stdout.as_fd(), agent_stderr.as_fd()];
+    let sent = [
+        agent_stdin.as_fd(),
+        agent_stdout.as_fd(),
+        agent_stderr.as_fd(),
+    ];
     // Where it is told that it ended before it read, its own report says why.
     match control::send_start(&ours, message, &sent) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => return Err(error),
@@ -214,6 +250,7 @@ fn start_helper(
             control: Control::new(ours)?,
             marker: marker.to_owned(),
             has_namespace: arg0 == ARG0_OUTER,
+            _thread: thread,
         },
     })
 }
@@ -226,9 +263,15 @@ mod tests {
     fn plan(argv: &[&str], env: &[(&str, &str)], cwd: &str) -> LaunchPlan {
         LaunchPlan {
             argv: argv.iter().map(|&word| word.to_owned()).collect(),
-            env: env.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect(),
+            env: env
+                .iter()
+                .map(|&(name, value)| (name.to_owned(), value.to_owned()))
+                .collect(),
             cwd: cwd.to_owned(),
-            limits: Limits { nofile: 1024, fsize: 1 << 30 },
+            limits: Limits {
+                nofile: 1024,
+                fsize: 1 << 30,
+            },
             walls: Walls::None,
         }
     }
@@ -245,7 +288,10 @@ mod tests {
             plan(&["a"], &[], ""),
         ] {
             let refused = check(&bad);
-            assert!(matches!(refused, Err(SpawnError::Unspeakable { .. })), "{bad:?}");
+            assert!(
+                matches!(refused, Err(SpawnError::Unspeakable { .. })),
+                "{bad:?}"
+            );
         }
         assert!(check(&plan(&["a", ""], &[("A", "")], "/")).is_ok());
     }

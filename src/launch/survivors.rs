@@ -41,7 +41,9 @@ fn kill_round(wanted: &[u8]) -> u32 {
             continue;
         }
         // Pinned first, then asked again, so that a number given anew is never hit.
-        let Ok(pinned) = pidfd_open(pid, PidfdFlags::empty()) else { continue };
+        let Ok(pinned) = pidfd_open(pid, PidfdFlags::empty()) else {
+            continue;
+        };
         if is_marked(pid, wanted) && pidfd_send_signal(&pinned, Signal::KILL).is_ok() {
             killed += 1;
         }
@@ -51,6 +53,9 @@ fn kill_round(wanted: &[u8]) -> u32 {
 
 fn is_marked(pid: Pid, wanted: &[u8]) -> bool {
     // Unreadable or gone: not ours. A zombie's environment is empty.
-    fs::read(format!("/proc/{pid}/environ"))
-        .is_ok_and(|environment| environment.split(|byte| *byte == 0).any(|line| line == wanted))
+    fs::read(format!("/proc/{pid}/environ")).is_ok_and(|environment| {
+        environment
+            .split(|byte| *byte == 0)
+            .any(|line| line == wanted)
+    })
 }

@@ -39,15 +39,18 @@ pub(super) fn send<T: Serialize>(
     let bytes = shim::encode(message).map_err(io::Error::other)?;
     let mut sent = 0;
     if !descriptors.is_empty() {
-        let mut space = vec![
-            MaybeUninit::uninit();
-            SendAncillaryMessage::ScmRights(descriptors).size()
-        ];
+        let mut space =
+            vec![MaybeUninit::uninit(); SendAncillaryMessage::ScmRights(descriptors).size()];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
             return Err(io::Error::other("too many descriptors for one message"));
         }
-        sent = sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)?;
+        sent = sendmsg(
+            socket,
+            &[IoSlice::new(&bytes)],
+            &mut control,
+            SendFlags::NOSIGNAL,
+        )?;
     }
     socket.write_all(&bytes[sent..])
 }

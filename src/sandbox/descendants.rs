@@ -15,8 +15,12 @@ pub(super) fn kill() -> usize {
     for (pid, seen) in find() {
         // The descriptor pins the process; only then is it asked again who it is, so that a
         // number that was given anew is never hit.
-        let Some(raw) = Pid::from_raw(pid) else { continue };
-        let Ok(pinned) = pidfd_open(raw, PidfdFlags::empty()) else { continue };
+        let Some(raw) = Pid::from_raw(pid) else {
+            continue;
+        };
+        let Ok(pinned) = pidfd_open(raw, PidfdFlags::empty()) else {
+            continue;
+        };
         let same = stat(pid).is_some_and(|now| now.parent == seen.parent);
         // Zombies too: where only the first thread has ended, the process looks like one.
         if same && pidfd_send_signal(&pinned, Signal::KILL).is_ok() && !seen.is_zombie {
@@ -37,7 +41,10 @@ struct Stat {
 fn find() -> Vec<(i32, Stat)> {
     let mut children: HashMap<i32, Vec<(i32, Stat)>> = HashMap::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let pid = entry.file_name().to_str().and_then(|name| name.parse().ok());
+        let pid = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse().ok());
         if let Some(pid) = pid
             && let Some(stat) = stat(pid)
         {
@@ -60,7 +67,12 @@ fn stat(pid: i32) -> Option<Stat> {
     let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
     // The name may hold anything, brackets and blanks included, but its bracket is the last one.
     let after_name = stat.iter().rposition(|byte| *byte == b')')? + 1;
-    let mut fields = std::str::from_utf8(stat.get(after_name..)?).ok()?.split_ascii_whitespace();
+    let mut fields = std::str::from_utf8(stat.get(after_name..)?)
+        .ok()?
+        .split_ascii_whitespace();
     let is_zombie = matches!(fields.next()?, "Z" | "X" | "x");
-    Some(Stat { parent: fields.next()?.parse().ok()?, is_zombie })
+    Some(Stat {
+        parent: fields.next()?.parse().ok()?,
+        is_zombie,
+    })
 }

@@ -11,7 +11,12 @@ pub(super) type Step<T = ()> = Result<T, Failure>;
 
 /// A failure that no system call reported.
 pub(super) fn failure(stage: Stage, what: impl Into<String>) -> Failure {
-    Failure { stage, what: what.into(), path: None, errno: None }
+    Failure {
+        stage,
+        what: what.into(),
+        path: None,
+        errno: None,
+    }
 }
 
 /// Says where an error happened.
@@ -32,7 +37,12 @@ impl<T, E: Into<std::io::Error>> At<T> for Result<T, E> {
                 Some(_) => what.to_owned(),
                 None => format!("{what}: {error}"),
             };
-            Failure { stage, what, path: None, errno }
+            Failure {
+                stage,
+                what,
+                path: None,
+                errno,
+            }
         })
     }
 

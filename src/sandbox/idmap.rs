@@ -35,19 +35,29 @@ fn namespace(map: IdMap, outside: (u32, u32)) -> Step<File> {
     let namespace = read_namespace(&mut holder, map, outside);
     // The end of its stdin ends it; the namespace lives on in the descriptor.
     drop(holder.stdin.take());
-    holder.wait().at(Stage::Idmap, "wait for the holder of an id map")?;
+    holder
+        .wait()
+        .at(Stage::Idmap, "wait for the holder of an id map")?;
     namespace
 }
 
 fn read_namespace(holder: &mut Child, map: IdMap, outside: (u32, u32)) -> Step<File> {
     let mut ready = [0];
-    let read = holder.stdout.as_mut().map(|stdout| stdout.read_exact(&mut ready));
+    let read = holder
+        .stdout
+        .as_mut()
+        .map(|stdout| stdout.read_exact(&mut ready));
     if !matches!(read, Some(Ok(()))) {
-        return Err(failure(Stage::Idmap, "the holder of an id map could not make a namespace"));
+        return Err(failure(
+            Stage::Idmap,
+            "the holder of an id map could not make a namespace",
+        ));
     }
     let directory = format!("/proc/{}", holder.id());
-    for (file, inside, outside) in [("uid_map", map.uid, outside.0), ("gid_map", map.gid, outside.1)]
-    {
+    for (file, inside, outside) in [
+        ("uid_map", map.uid, outside.0),
+        ("gid_map", map.gid, outside.1),
+    ] {
         let path = format!("{directory}/{file}");
         fs::write(&path, format!("{inside} {outside} 1\n")).on(Stage::Idmap, "write", &path)?;
     }
@@ -66,5 +76,9 @@ pub(super) fn hold() -> ExitCode {
         io::stdin().read_to_end(&mut Vec::new())?;
         Ok(())
     };
-    if held().is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if held().is_ok() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
 }

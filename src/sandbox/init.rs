@@ -21,12 +21,17 @@ pub(super) fn main() -> ExitCode {
     if privilege::close_inherited().is_err() {
         return ExitCode::FAILURE;
     }
-    let Ok(control) = control::from_stdin() else { return ExitCode::FAILURE };
+    let Ok(control) = control::from_stdin() else {
+        return ExitCode::FAILURE;
+    };
     match prepare() {
-        Ok((agent, link, notes)) => {
-            Warden { agent, control, link: Some(link), scope: Scope::Namespace }
-                .watch(notes, || Ok(()))
+        Ok((agent, link, notes)) => Warden {
+            agent,
+            control,
+            link: Some(link),
+            scope: Scope::Namespace,
         }
+        .watch(notes, || Ok(())),
         Err(failure) => {
             let _ = control::send(&control, &Report::Failed(failure), &[]);
             ExitCode::FAILURE
@@ -37,7 +42,10 @@ pub(super) fn main() -> ExitCode {
 fn prepare() -> Step<(Pid, UnixStream, Vec<String>)> {
     // What is killed at the end is everybody: be sure that this means only the own namespace.
     if getpid() != Pid::INIT {
-        return Err(failure(Stage::Shim, "this helper is started by the sandbox only"));
+        return Err(failure(
+            Stage::Shim,
+            "this helper is started by the sandbox only",
+        ));
     }
     // The outer helper is outside this pid namespace and cannot be asked for by its number. If it
     // ended before this, the link has ended too, and the warden sees that.

@@ -20,16 +20,21 @@ pub(super) fn main() -> ExitCode {
     if privilege::close_inherited().is_err() {
         return ExitCode::FAILURE;
     }
-    let Ok(control) = control::from_stdin() else { return ExitCode::FAILURE };
+    let Ok(control) = control::from_stdin() else {
+        return ExitCode::FAILURE;
+    };
     match prepare(&control) {
         // A death signal that came before the warden can catch it would leave the agent behind;
         // until then the end of the control socket says the same.
-        Ok((agent, parent)) => {
-            Warden { agent, control, link: None, scope: Scope::Descendants }.watch(
-                Vec::new(),
-                || privilege::die_with_parent(Signal::TERM, Some(parent)),
-            )
+        Ok((agent, parent)) => Warden {
+            agent,
+            control,
+            link: None,
+            scope: Scope::Descendants,
         }
+        .watch(Vec::new(), || {
+            privilege::die_with_parent(Signal::TERM, Some(parent))
+        }),
         Err(failure) => {
             let _ = control::send(&control, &Report::Failed(failure), &[]);
             ExitCode::FAILURE

@@ -26,8 +26,13 @@ pub(super) fn up() -> Step {
         None, // NETLINK_ROUTE is protocol 0.
     )
     .at(Stage::Net, "open a netlink socket")?;
-    rustix::net::sendto(&socket, &request(), SendFlags::empty(), &SocketAddrNetlink::new(0, 0))
-        .at(Stage::Net, "set the loopback up")?;
+    rustix::net::sendto(
+        &socket,
+        &request(),
+        SendFlags::empty(),
+        &SocketAddrNetlink::new(0, 0),
+    )
+    .at(Stage::Net, "set the loopback up")?;
     let mut reply = [0_u8; 256];
     let (got, _) = rustix::net::recv(&socket, &mut reply, RecvFlags::empty())
         .at(Stage::Net, "set the loopback up")?;

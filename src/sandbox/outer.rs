@@ -29,7 +29,9 @@ pub(super) fn main() -> ExitCode {
     if privilege::close_inherited().is_err() {
         return ExitCode::FAILURE;
     }
-    let Ok(control) = control::from_stdin() else { return ExitCode::FAILURE };
+    let Ok(control) = control::from_stdin() else {
+        return ExitCode::FAILURE;
+    };
     match prepare(&control) {
         Ok((init, link)) => {
             // Pid 1 reports from here on; two ends held would hide its death.
@@ -92,7 +94,10 @@ fn prepare(control: &UnixStream) -> Step<(Child, UnixStream)> {
 
 /// Without root nobody's ids are changed: the caller's are mapped.
 fn check_own(uid: u32, gid: u32) -> Step {
-    let real = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+    let real = (
+        rustix::process::getuid().as_raw(),
+        rustix::process::getgid().as_raw(),
+    );
     if (uid, gid) == real && uid != 0 {
         Ok(())
     } else {
@@ -135,7 +140,10 @@ fn make_namespaces(plan: &ShimPlan) -> Step {
 /// Starts pid 1: the first process started after the pid namespace was made.
 fn spawn_init(control: &UnixStream) -> Step<(Child, UnixStream)> {
     let (ours, theirs) = UnixStream::pair().at(Stage::Shim, "make the link")?;
-    let control = control.as_fd().try_clone_to_owned().at(Stage::Shim, "copy the control socket")?;
+    let control = control
+        .as_fd()
+        .try_clone_to_owned()
+        .at(Stage::Shim, "copy the control socket")?;
     let marker = std::env::var_os(MARKER).unwrap_or_default();
     let init = Command::new("/proc/self/exe")
         .arg0(ARG0_INIT)
@@ -145,17 +153,32 @@ fn spawn_init(control: &UnixStream) -> Step<(Child, UnixStream)> {
         .stdout(Stdio::from(OwnedFd::from(theirs)))
         .stderr(Stdio::null())
         .spawn()
-        .on(Stage::Shim, "start pid 1 of the sandbox from", "/proc/self/exe")?;
+        .on(
+            Stage::Shim,
+            "start pid 1 of the sandbox from",
+            "/proc/self/exe",
+        )?;
     Ok((init, ours))
 }
 
 /// Sends pid 1 the plan, the agent's pipes and the trees, and lets go of them.
 fn hand_over(link: &UnixStream, start: Start, stdio: &[OwnedFd], trees: Trees) -> Step {
-    let Trees { opened, descriptors, notes } = trees;
-    let sent: Vec<BorrowedFd<'_>> =
-        stdio.iter().chain(&descriptors).map(AsFd::as_fd).collect();
-    control::send(link, &Enter { start, opened, notes }, &sent)
-        .at(Stage::Shim, "hand the plan to pid 1")
+    let Trees {
+        opened,
+        descriptors,
+        notes,
+    } = trees;
+    let sent: Vec<BorrowedFd<'_>> = stdio.iter().chain(&descriptors).map(AsFd::as_fd).collect();
+    control::send(
+        link,
+        &Enter {
+            start,
+            opened,
+            notes,
+        },
+        &sent,
+    )
+    .at(Stage::Shim, "hand the plan to pid 1")
 }
 
 /// Waits for pid 1. SIGTERM is the order to kill it; its end is everybody's end, and the kernel

@@ -7,9 +7,7 @@
 use std::path::{Component, Path, PathBuf};
 
 use crate::config::{self, ProcMode};
-use crate::wire::shim::{
-    AGENT_ID, Access, IdMap, Ids, Limits, Mount, Net, ShimPlan, Source,
-};
+use crate::wire::shim::{AGENT_ID, Access, IdMap, Ids, Limits, Mount, Net, ShimPlan, Source};
 
 /// Where the session's home is inside.
 const HOME: &str = "/home/agent";
@@ -27,7 +25,14 @@ const ETC_ALWAYS: [&str; 2] = ["alternatives", "ld.so.cache"];
 /// Below `/etc` with the host's network.
 const ETC_HOST_NETWORK: [&str; 2] = ["hosts", "resolv.conf"];
 /// Names below `/etc` that are made here or must never be seen.
-const ETC_REFUSED: [&str; 6] = ["passwd", "group", "shadow", "gshadow", "sudoers", "sudoers.d"];
+const ETC_REFUSED: [&str; 6] = [
+    "passwd",
+    "group",
+    "shadow",
+    "gshadow",
+    "sudoers",
+    "sudoers.d",
+];
 /// Inodes of `/dev/shm`, and of a home or workspace in memory.
 const MEMORY_INODES: u64 = 4096;
 /// Bytes of a host name, sethostname(2).
@@ -108,7 +113,10 @@ pub enum PlanError {
 /// The resource limits of a profile.
 #[must_use]
 pub const fn limits_of(profile: &config::Sandbox) -> Limits {
-    Limits { nofile: profile.nofile, fsize: profile.fsize }
+    Limits {
+        nofile: profile.nofile,
+        fsize: profile.fsize,
+    }
 }
 
 /// Walls for trying out whether walls can be had: everything of the profile, but home and
@@ -184,17 +192,28 @@ fn programs(profile: &config::Sandbox, mounts: &mut Vec<Mount>) -> Result<(), Pl
         let text = absolute(path)?;
         let near = |own: &&&str| path.starts_with(own) || Path::new(own).starts_with(path);
         if let Some(own) = OWN_PLACES.iter().find(near) {
-            return Err(PlanError::Collides { path: path.clone(), own });
+            return Err(PlanError::Collides {
+                path: path.clone(),
+                own,
+            });
         }
         if path == Path::new("/tmp") {
-            return Err(PlanError::Collides { path: path.clone(), own: "/tmp" });
+            return Err(PlanError::Collides {
+                path: path.clone(),
+                own: "/tmp",
+            });
         }
         bound.push(text);
     }
     bound.sort();
     bound.dedup();
-    for path in MIRRORED.iter().filter(|path| !bound.iter().any(|bound| bound == *path)) {
-        mounts.push(Mount::Mirror { path: (*path).to_owned() });
+    for path in MIRRORED
+        .iter()
+        .filter(|path| !bound.iter().any(|bound| bound == *path))
+    {
+        mounts.push(Mount::Mirror {
+            path: (*path).to_owned(),
+        });
     }
     for path in bound {
         mounts.push(read_only(Source::Path(path.clone()), &path, false));
@@ -219,7 +238,10 @@ fn devices(profile: &config::Sandbox, mounts: &mut Vec<Mount>) {
         ("stdout", "/proc/self/fd/1"),
         ("stderr", "/proc/self/fd/2"),
     ] {
-        mounts.push(Mount::Link { target: format!("/dev/{name}"), to: to.to_owned() });
+        mounts.push(Mount::Link {
+            target: format!("/dev/{name}"),
+            to: to.to_owned(),
+        });
     }
     mounts.push(Mount::Tmpfs {
         target: "/dev/shm".to_owned(),
@@ -233,9 +255,11 @@ fn devices(profile: &config::Sandbox, mounts: &mut Vec<Mount>) {
 fn proc(mode: ProcMode) -> Mount {
     let below = |names: &[&str]| names.iter().map(|name| format!("/proc/{name}")).collect();
     match mode {
-        ProcMode::Pid => {
-            Mount::Proc { pid_only: true, covered: Vec::new(), read_only: Vec::new() }
-        }
+        ProcMode::Pid => Mount::Proc {
+            pid_only: true,
+            covered: Vec::new(),
+            read_only: Vec::new(),
+        },
         ProcMode::Masked => Mount::Proc {
             pid_only: false,
             covered: below(&[
@@ -267,9 +291,12 @@ fn etc(request: &WallsRequest<'_>, mounts: &mut Vec<Mount>) -> Result<(), PlanEr
     for name in &request.profile.etc {
         let path = Path::new(name);
         let first = path.components().next();
-        let is_plain = path.components().all(|part| matches!(part, Component::Normal(_)));
-        let is_refused =
-            ETC_REFUSED.iter().any(|refused| first == Some(Component::Normal(refused.as_ref())));
+        let is_plain = path
+            .components()
+            .all(|part| matches!(part, Component::Normal(_)));
+        let is_refused = ETC_REFUSED
+            .iter()
+            .any(|refused| first == Some(Component::Normal(refused.as_ref())));
         if name.is_empty() || !is_plain || is_refused {
             return Err(PlanError::Etc(name.clone()));
         }
@@ -289,13 +316,25 @@ fn etc(request: &WallsRequest<'_>, mounts: &mut Vec<Mount>) -> Result<(), PlanEr
                  nobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n"
             ),
         ),
-        ("group", format!("root:x:0:\nagent:x:{id}:\nnogroup:x:65534:\n")),
-        ("hosts", format!("127.0.0.1 localhost {host}\n::1 localhost {host}\n")),
+        (
+            "group",
+            format!("root:x:0:\nagent:x:{id}:\nnogroup:x:65534:\n"),
+        ),
+        (
+            "hosts",
+            format!("127.0.0.1 localhost {host}\n::1 localhost {host}\n"),
+        ),
         ("hostname", format!("{host}\n")),
-        ("nsswitch.conf", "passwd: files\ngroup: files\nhosts: files dns\n".to_owned()),
+        (
+            "nsswitch.conf",
+            "passwd: files\ngroup: files\nhosts: files dns\n".to_owned(),
+        ),
     ] {
         if !shown.contains(&name) {
-            mounts.push(Mount::File { target: format!("/etc/{name}"), text });
+            mounts.push(Mount::File {
+                target: format!("/etc/{name}"),
+                text,
+            });
         }
     }
     for name in shown {
@@ -306,7 +345,13 @@ fn etc(request: &WallsRequest<'_>, mounts: &mut Vec<Mount>) -> Result<(), PlanEr
 }
 
 fn read_only(source: Source, target: &str, optional: bool) -> Mount {
-    Mount::Tree { source, target: target.to_owned(), access: Access::Ro, optional, idmap: None }
+    Mount::Tree {
+        source,
+        target: target.to_owned(),
+        access: Access::Ro,
+        optional,
+        idmap: None,
+    }
 }
 
 /// A tree whose owner is the agent inside. As root that takes an id map, except where the owner is
@@ -314,16 +359,24 @@ fn read_only(source: Source, target: &str, optional: bool) -> Mount {
 fn own_tree(tree: &Tree, target: &str, ids: Ids) -> Result<Mount, PlanError> {
     let path = absolute(&tree.path)?;
     if tree.access == Access::Device {
-        return Err(PlanError::Device { path: tree.path.clone() });
+        return Err(PlanError::Device {
+            path: tree.path.clone(),
+        });
     }
     let (uid, gid) = tree.owner;
     let idmap = match ids {
         Ids::Own { .. } => None,
         Ids::Root { .. } if tree.owner == ids.outside() => None,
         Ids::Root { .. } if tree.access == Access::Rw && (uid == 0 || gid == 0) => {
-            return Err(PlanError::RootOwned { path: tree.path.clone() });
+            return Err(PlanError::RootOwned {
+                path: tree.path.clone(),
+            });
         }
-        Ids::Root { .. } => Some(IdMap { uid, gid, or_plain: tree.access == Access::Ro }),
+        Ids::Root { .. } => Some(IdMap {
+            uid,
+            gid,
+            or_plain: tree.access == Access::Ro,
+        }),
     };
     Ok(Mount::Tree {
         source: Source::Path(path),
@@ -341,7 +394,9 @@ fn absolute(path: &Path) -> Result<String, PlanError> {
     if !is_plain {
         return Err(PlanError::NotAbsolute(path.to_owned()));
     }
-    let text = path.to_str().ok_or_else(|| PlanError::NotUtf8(path.to_owned()))?;
+    let text = path
+        .to_str()
+        .ok_or_else(|| PlanError::NotUtf8(path.to_owned()))?;
     Ok(match text.trim_end_matches('/') {
         "" => "/".to_owned(),
         trimmed => trimmed.to_owned(),
@@ -349,126 +404,4 @@ fn absolute(path: &Path) -> Result<String, PlanError> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::config::{Network, Sandbox};
-
-    fn profile() -> Sandbox {
-        Sandbox {
-            ro_bind: vec!["/usr".into(), "/opt/tools".into()],
-            etc: vec!["ssl".to_owned(), "localtime".to_owned()],
-            home_bytes: 4 << 30,
-            tmp_bytes: 256 << 20,
-            tmp_inodes: 16384,
-            proc_mode: ProcMode::Pid,
-            nofile: 1024,
-            fsize: 1 << 30,
-        }
-    }
-
-    fn request(profile: &Sandbox) -> WallsRequest<'_> {
-        let tree = |path: &str| Tree {
-            path: path.into(),
-            owner: (100_007, 100_007),
-            access: Access::Rw,
-        };
-        WallsRequest {
-            home: Some(tree("/state/homes/s1")),
-            workspace: Some(tree("/state/copies/t1")),
-            hostname: "demo/3",
-            ..probe_request(profile, Ids::Root { slot_uid: 100_007 })
-        }
-    }
-
-    #[test]
-    fn the_walls_of_a_copy_as_root() {
-        insta::assert_json_snapshot!(plan(&request(&profile())).unwrap());
-    }
-
-    #[test]
-    fn the_walls_of_an_ordinary_user_with_the_hosts_network_and_the_whole_proc() {
-        let profile = Sandbox { proc_mode: ProcMode::Masked, ..profile() };
-        let request = WallsRequest {
-            ids: Ids::Own { uid: 1001, gid: 1002 },
-            network: Network::Host,
-            ..request(&profile)
-        };
-        insta::assert_json_snapshot!(plan(&request).unwrap());
-    }
-
-    fn workspace_map(owner: (u32, u32), access: Access, ids: Ids) -> Result<Option<IdMap>, PlanError> {
-        let profile = profile();
-        let workspace = Tree { path: "/w".into(), owner, access };
-        let request = WallsRequest { ids, workspace: Some(workspace), home: None, ..request(&profile) };
-        let plan = plan(&request)?;
-        Ok(plan.mounts.iter().find_map(|mount| match mount {
-            Mount::Tree { target, idmap, .. } if target == WORKSPACE => *idmap,
-            _ => None,
-        }))
-    }
-
-    #[test]
-    fn as_root_the_owner_becomes_the_agent_and_only_a_read_only_tree_may_go_without() {
-        let root = Ids::Root { slot_uid: 100_007 };
-        let map = |or_plain, uid, gid| Ok(Some(IdMap { uid, gid, or_plain }));
-        assert_eq!(workspace_map((1001, 1002), Access::Rw, root), map(false, 1001, 1002));
-        assert_eq!(workspace_map((1001, 1002), Access::Ro, root), map(true, 1001, 1002));
-        assert_eq!(workspace_map((0, 0), Access::Ro, root), map(true, 0, 0));
-        assert_eq!(workspace_map((100_007, 100_007), Access::Rw, root), Ok(None));
-        let own = Ids::Own { uid: 1001, gid: 1001 };
-        assert_eq!(workspace_map((0, 0), Access::Rw, own), Ok(None));
-    }
-
-    #[test]
-    fn no_map_writes_as_root_or_its_group() {
-        let root = Ids::Root { slot_uid: 100_007 };
-        for owner in [(0, 0), (0, 1002), (1001, 0)] {
-            let refused = workspace_map(owner, Access::Rw, root);
-            assert_eq!(refused, Err(PlanError::RootOwned { path: "/w".into() }), "{owner:?}");
-        }
-    }
-
-    #[test]
-    fn an_agent_is_never_root() {
-        let profile = profile();
-        for ids in [
-            Ids::Root { slot_uid: 0 },
-            Ids::Own { uid: 0, gid: 1000 },
-            Ids::Own { uid: 1000, gid: 0 },
-        ] {
-            let request = WallsRequest { ids, ..request(&profile) };
-            assert_eq!(plan(&request), Err(PlanError::RootAgent));
-        }
-    }
-
-    #[test]
-    fn a_profile_cannot_bind_over_what_is_the_sandboxes_own() {
-        for path in [
-            "/", "/etc", "/etc/ssl", "/proc", "/proc/sys", "/dev", "/home", "/home/agent",
-            "/home/agent/x", "/workspace", "/run", "/run/marshal", "/tmp",
-        ] {
-            let profile = Sandbox { ro_bind: vec![path.into()], ..profile() };
-            let refused = plan(&request(&profile));
-            assert!(matches!(refused, Err(PlanError::Collides { .. })), "{path}: {refused:?}");
-        }
-        for path in ["usr", "/usr/../etc", "", "./usr"] {
-            let profile = Sandbox { ro_bind: vec![path.into()], ..profile() };
-            let refused = plan(&request(&profile));
-            assert!(matches!(refused, Err(PlanError::NotAbsolute(_))), "{path}: {refused:?}");
-        }
-        for path in ["/usr", "/home/someone/tools", "/homework", "/tmp/tools", "/bin", "/nix/"] {
-            let profile = Sandbox { ro_bind: vec![path.into()], ..profile() };
-            assert!(plan(&request(&profile)).is_ok(), "{path}");
-        }
-    }
-
-    #[test]
-    fn secrets_and_made_files_of_etc_cannot_be_asked_for() {
-        for name in ["", "passwd", "shadow", "shadow/", "../root", "/etc/ssl", "ssl/../shadow", "."] {
-            let profile = Sandbox { etc: vec![name.to_owned()], ..profile() };
-            assert_eq!(plan(&request(&profile)), Err(PlanError::Etc(name.to_owned())), "{name}");
-        }
-        let profile = Sandbox { etc: vec!["ssl/certs".to_owned()], ..profile() };
-        assert!(plan(&request(&profile)).is_ok());
-    }
-}
+mod tests;

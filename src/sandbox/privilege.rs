@@ -17,7 +17,10 @@ pub(super) fn close_inherited() -> Step {
     let entries = fs::read_dir("/proc/self/fd").on(Stage::Shim, "list", "/proc/self/fd")?;
     for entry in entries {
         let entry = entry.on(Stage::Shim, "list", "/proc/self/fd")?;
-        if let Some(number) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok())
+        if let Some(number) = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse::<i32>().ok())
             && number > 2
         {
             inherited.push(number);
@@ -39,7 +42,10 @@ pub(super) fn die_with_parent(signal: Signal, pid: Option<u32>) -> Step {
         .at(Stage::Shim, "ask for the parent's death signal")?;
     let parent = getppid().map(|pid| pid.as_raw_nonzero().get().unsigned_abs());
     if pid.is_some() && parent != pid {
-        return Err(failure(Stage::Shim, "the supervisor ended before its helper began"));
+        return Err(failure(
+            Stage::Shim,
+            "the supervisor ended before its helper began",
+        ));
     }
     Ok(())
 }
@@ -58,11 +64,15 @@ pub(super) fn no_new_privileges() -> Step {
 /// Becomes this user for good, with no group beside its own.
 pub(super) fn become_user(uid: u32, gid: u32) -> Step {
     if uid == 0 || gid == 0 {
-        return Err(failure(Stage::Uid, "an agent must not be uid or gid 0 of the host"));
+        return Err(failure(
+            Stage::Uid,
+            "an agent must not be uid or gid 0 of the host",
+        ));
     }
     let (user, group) = (Uid::from_raw(uid), Gid::from_raw(gid));
     rustix::thread::set_thread_groups(&[]).at(Stage::Uid, "drop the supplementary groups")?;
-    rustix::thread::set_thread_res_gid(group, group, group).at(Stage::Uid, "take the slot's gid")?;
+    rustix::thread::set_thread_res_gid(group, group, group)
+        .at(Stage::Uid, "take the slot's gid")?;
     rustix::thread::set_thread_res_uid(user, user, user).at(Stage::Uid, "take the slot's uid")
 }
 
@@ -109,14 +119,20 @@ pub(super) fn empty_bounding_set() -> Step {
 
 /// Sets the limits, or the hard limit at hand where that is lower.
 pub(super) fn limit(limits: Limits) -> Step {
-    let wanted =
-        [(Resource::Nofile, limits.nofile), (Resource::Fsize, limits.fsize), (Resource::Core, 0)];
+    let wanted = [
+        (Resource::Nofile, limits.nofile),
+        (Resource::Fsize, limits.fsize),
+        (Resource::Core, 0),
+    ];
     for (resource, wanted) in wanted {
         let hard = rustix::process::getrlimit(resource).maximum;
         let value = hard.map_or(wanted, |hard| hard.min(wanted));
         rustix::process::setrlimit(
             resource,
-            Rlimit { current: Some(value), maximum: Some(value) },
+            Rlimit {
+                current: Some(value),
+                maximum: Some(value),
+            },
         )
         .at(Stage::Rlimit, &format!("set {resource:?} to {value}"))?;
     }

@@ -31,14 +31,19 @@ const NOSYMFOLLOW: MountFlags = MountFlags::from_bits_retain(256);
 /// Builds the plan's file system and makes it this process's root; `trees` holds one descriptor
 /// for each [`Opened::Tree`].
 pub(super) fn build(mounts: &[Mount], opened: &[Opened], trees: Vec<OwnedFd>) -> Step {
-    rustix::mount::mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
-        .on(Stage::Mount, "make private", "/")?;
+    rustix::mount::mount_change(
+        "/",
+        MountPropagationFlags::PRIVATE | MountPropagationFlags::REC,
+    )
+    .on(Stage::Mount, "make private", "/")?;
     let mut root = Root::new()?;
     let mut trees = trees.into_iter();
     for (mount, opened) in mounts.iter().zip(opened) {
         let tree = match opened {
             Opened::Tree { .. } => Some(
-                trees.next().ok_or_else(|| failure(Stage::Shim, "a tree did not arrive"))?,
+                trees
+                    .next()
+                    .ok_or_else(|| failure(Stage::Shim, "a tree did not arrive"))?,
             ),
             Opened::Nothing | Opened::Link { .. } => None,
         };
@@ -62,7 +67,11 @@ impl Root {
     fn new() -> Step<Self> {
         let fd = tmpfs(ROOT_BYTES, ROOT_INODES, 0o755)?;
         // Any directory will do to hang it up: whatever it hides was opened before.
-        let place = if Path::new("/tmp").is_dir() { "/tmp" } else { "/usr" };
+        let place = if Path::new("/tmp").is_dir() {
+            "/tmp"
+        } else {
+            "/usr"
+        };
         rustix::mount::move_mount(&fd, "", CWD, place, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
             .on(Stage::Mount, "mount the new root on", place)?;
         let mut root = Self {
@@ -95,14 +104,32 @@ impl Root {
             }
             (Mount::Mirror { path }, Opened::Link { to }, None) => self.link(path, to),
             (Mount::Tree { .. } | Mount::Mirror { .. }, Opened::Nothing, None) => Ok(()),
-            (Mount::Tmpfs { target, bytes, inodes, mode }, ..) => {
+            (
+                Mount::Tmpfs {
+                    target,
+                    bytes,
+                    inodes,
+                    mode,
+                },
+                ..,
+            ) => {
                 let memory = tmpfs(*bytes, *inodes, *mode)?;
-                self.place(&memory, target, true, MountFlags::NOSUID | MountFlags::NODEV)?;
+                self.place(
+                    &memory,
+                    target,
+                    true,
+                    MountFlags::NOSUID | MountFlags::NODEV,
+                )?;
                 self.own(Some(memory.as_fd()), target)
             }
-            (Mount::Proc { pid_only, covered, read_only }, ..) => {
-                self.proc(*pid_only, covered, read_only)
-            }
+            (
+                Mount::Proc {
+                    pid_only,
+                    covered,
+                    read_only,
+                },
+                ..,
+            ) => self.proc(*pid_only, covered, read_only),
             (Mount::Dir { target }, ..) => self.point(target, true).map(drop),
             (Mount::File { target, text }, ..) => self.file(target, text),
             (Mount::Link { target, to }, ..) => self.link(target, to),
@@ -119,33 +146,51 @@ impl Root {
 
     fn proc(&mut self, pid_only: bool, covered: &[String], read_only: &[String]) -> Step {
         let at = |what| move |result: Result<(), Errno>| result.on(Stage::Proc, what, "/proc");
-        let context = rustix::mount::fsopen("proc", FsOpenFlags::FSOPEN_CLOEXEC)
-            .on(Stage::Proc, "mount", "/proc")?;
+        let context = rustix::mount::fsopen("proc", FsOpenFlags::FSOPEN_CLOEXEC).on(
+            Stage::Proc,
+            "mount",
+            "/proc",
+        )?;
         if pid_only {
-            at("restrict")(rustix::mount::fsconfig_set_string(&context, "subset", "pid"))?;
+            at("restrict")(rustix::mount::fsconfig_set_string(
+                &context, "subset", "pid",
+            ))?;
         }
         at("mount")(rustix::mount::fsconfig_create(&context))?;
         let flags = MountAttrFlags::MOUNT_ATTR_NOSUID
             | MountAttrFlags::MOUNT_ATTR_NODEV
             | MountAttrFlags::MOUNT_ATTR_NOEXEC;
-        let proc = rustix::mount::fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, flags)
-            .on(Stage::Proc, "mount", "/proc")?;
+        let proc = rustix::mount::fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, flags).on(
+            Stage::Proc,
+            "mount",
+            "/proc",
+        )?;
         let hard = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
         self.place(&proc, "/proc", true, hard)?;
         let clone = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
         for path in covered {
-            let Some((point, is_dir)) = self.existing(path)? else { continue };
+            let Some((point, is_dir)) = self.existing(path)? else {
+                continue;
+            };
             let cover = if is_dir {
                 tmpfs(0, 1, 0o555)?
             } else {
-                rustix::mount::open_tree(CWD, "/dev/null", clone)
-                    .on(Stage::Proc, "open", "/dev/null")?
+                rustix::mount::open_tree(CWD, "/dev/null", clone).on(
+                    Stage::Proc,
+                    "open",
+                    "/dev/null",
+                )?
             };
             move_onto(&cover, &point).on(Stage::Proc, "cover", path)?;
-            self.seals.push((path.clone(), hard.difference(MountFlags::NODEV) | MountFlags::RDONLY));
+            self.seals.push((
+                path.clone(),
+                hard.difference(MountFlags::NODEV) | MountFlags::RDONLY,
+            ));
         }
         for path in read_only {
-            let Some((point, _)) = self.existing(path)? else { continue };
+            let Some((point, _)) = self.existing(path)? else {
+                continue;
+            };
             let again = rustix::mount::open_tree(
                 &point,
                 "",
@@ -161,8 +206,11 @@ impl Root {
     fn file(&self, target: &str, text: &str) -> Step {
         let (dir, name) = self.parent(target)?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(&dir, name, flags, Mode::from_raw_mode(0o644))
-            .on(Stage::Mount, "make", target)?;
+        let file = rustix::fs::openat(&dir, name, flags, Mode::from_raw_mode(0o644)).on(
+            Stage::Mount,
+            "make",
+            target,
+        )?;
         let mut rest = text.as_bytes();
         while !rest.is_empty() {
             let wrote = rustix::io::write(&file, rest).on(Stage::Mount, "write", target)?;
@@ -211,7 +259,10 @@ impl Root {
         if !self.own_devices.contains(&found.st_dev) {
             return Err(Failure {
                 path: Some(target.to_owned()),
-                ..failure(Stage::Mount, "a directory of the host lacks the mount point")
+                ..failure(
+                    Stage::Mount,
+                    "a directory of the host lacks the mount point",
+                )
             });
         }
         if is_dir {
@@ -240,7 +291,8 @@ impl Root {
     fn enter(&self) -> Step {
         rustix::process::fchdir(&self.fd).at(Stage::Mount, "enter the new root")?;
         rustix::process::pivot_root(".", ".").at(Stage::Mount, "change the root")?;
-        rustix::mount::unmount(".", UnmountFlags::DETACH).at(Stage::Mount, "let the old root go")?;
+        rustix::mount::unmount(".", UnmountFlags::DETACH)
+            .at(Stage::Mount, "let the old root go")?;
         rustix::process::chdir("/").at(Stage::Mount, "enter the new root")?;
         let propagation = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
         rustix::mount::mount_change("/", propagation).on(Stage::Mount, "make private", "/")
@@ -258,8 +310,11 @@ impl Root {
                 .max_by_key(|(path, _)| path.len())
                 .map_or(MountFlags::RDONLY, |(_, flags)| *flags);
             if !has.contains(wanted) {
-                rustix::mount::mount_remount(&*target, MountFlags::BIND | has | wanted, "")
-                    .on(Stage::Mount, "seal", OsStr::from_bytes(&target))?;
+                rustix::mount::mount_remount(&*target, MountFlags::BIND | has | wanted, "").on(
+                    Stage::Mount,
+                    "seal",
+                    OsStr::from_bytes(&target),
+                )?;
             }
         }
         Ok(())
@@ -268,9 +323,13 @@ impl Root {
 
 const fn seal_of(access: Access) -> MountFlags {
     match access {
-        Access::Ro => MountFlags::RDONLY.union(MountFlags::NOSUID).union(MountFlags::NODEV),
+        Access::Ro => MountFlags::RDONLY
+            .union(MountFlags::NOSUID)
+            .union(MountFlags::NODEV),
         Access::Rw => MountFlags::NOSUID.union(MountFlags::NODEV),
-        Access::Device => MountFlags::RDONLY.union(MountFlags::NOSUID).union(MountFlags::NOEXEC),
+        Access::Device => MountFlags::RDONLY
+            .union(MountFlags::NOSUID)
+            .union(MountFlags::NOEXEC),
     }
 }
 
@@ -309,7 +368,9 @@ fn mounted(table: &[u8]) -> Vec<(Vec<u8>, MountFlags)> {
     let mut found: Vec<(Vec<u8>, MountFlags)> = Vec::new();
     for line in table.split(|byte| *byte == b'\n') {
         let mut fields = line.split(|byte| *byte == b' ');
-        let (Some(point), Some(options)) = (fields.nth(4), fields.next()) else { continue };
+        let (Some(point), Some(options)) = (fields.nth(4), fields.next()) else {
+            continue;
+        };
         let point = unescape(point);
         found.retain(|(other, _)| *other != point);
         found.push((point, flags(options)));

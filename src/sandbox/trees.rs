@@ -27,10 +27,19 @@ pub(super) struct Trees {
 
 /// Opens every tree of the plan.
 pub(super) fn open(plan: &ShimPlan) -> Step<Trees> {
-    let mut trees = Trees { opened: Vec::new(), descriptors: Vec::new(), notes: Vec::new() };
+    let mut trees = Trees {
+        opened: Vec::new(),
+        descriptors: Vec::new(),
+        notes: Vec::new(),
+    };
     for mount in &plan.mounts {
         let opened = match mount {
-            Mount::Tree { source, optional, idmap, .. } => {
+            Mount::Tree {
+                source,
+                optional,
+                idmap,
+                ..
+            } => {
                 let path = path_of(source, plan.ids)?;
                 trees.tree(&path, *optional, *idmap, plan.ids)?
             }
@@ -41,7 +50,10 @@ pub(super) fn open(plan: &ShimPlan) -> Step<Trees> {
     }
     // Three places are the agent's own pipes.
     if trees.descriptors.len() + 3 > control::DESCRIPTORS {
-        return Err(failure(Stage::Mount, "more than 250 directories and files are to be seen"));
+        return Err(failure(
+            Stage::Mount,
+            "more than 250 directories and files are to be seen",
+        ));
     }
     Ok(trees)
 }
@@ -55,10 +67,12 @@ fn path_of(source: &Source, ids: Ids) -> Step<String> {
         (Source::OwnBinary, Ids::Root { .. }) => Ok(EXE.to_owned()),
         (Source::OwnBinary, Ids::Own { .. }) => {
             let path = fs::read_link(EXE).on(Stage::Mount, "read", EXE)?;
-            path.into_os_string().into_string().map_err(|path| crate::wire::shim::Failure {
-                path: Some(path.to_string_lossy().into_owned()),
-                ..failure(Stage::Mount, "the path of this binary is not UTF-8:")
-            })
+            path.into_os_string()
+                .into_string()
+                .map_err(|path| crate::wire::shim::Failure {
+                    path: Some(path.to_string_lossy().into_owned()),
+                    ..failure(Stage::Mount, "the path of this binary is not UTF-8:")
+                })
         }
     }
 }
@@ -90,14 +104,18 @@ impl Trees {
         }
         let kind = rustix::fs::fstat(&tree).on(Stage::Mount, "inspect", path)?;
         self.descriptors.push(tree);
-        Ok(Opened::Tree { is_dir: FileType::from_raw_mode(kind.st_mode).is_dir() })
+        Ok(Opened::Tree {
+            is_dir: FileType::from_raw_mode(kind.st_mode).is_dir(),
+        })
     }
 
     fn mirror(&mut self, path: &str, ids: Ids) -> Step<Opened> {
         match fs::symlink_metadata(path) {
             Ok(found) if found.is_symlink() => {
                 let to = fs::read_link(path).on(Stage::Mount, "read", path)?;
-                Ok(Opened::Link { to: to.to_string_lossy().into_owned() })
+                Ok(Opened::Link {
+                    to: to.to_string_lossy().into_owned(),
+                })
             }
             Ok(_) => self.tree(path, true, None, ids),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(Opened::Nothing),

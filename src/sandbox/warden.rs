@@ -39,7 +39,7 @@ pub(super) enum Scope {
 }
 
 /// Starts the agent in a process group of its own, with these as stdin, stdout and stderr.
-pub(super) fn start(program: &Program, stdio: [OwnedFd; 3]) -> Step<Pid> {
+pub(super) fn start(program: &Program, pipes: [OwnedFd; 3]) -> Step<Pid> {
     let named = program.argv.first().map_or("", String::as_str);
     let fail = |errno| Failure {
         stage: Stage::Exec,
@@ -47,8 +47,9 @@ pub(super) fn start(program: &Program, stdio: [OwnedFd; 3]) -> Step<Pid> {
         path: Some(named.to_owned()),
         errno: Some(errno),
     };
-    let found = find(named, program).ok_or_else(|| fail(rustix::io::Errno::NOENT.raw_os_error()))?;
-    let [stdin, stdout, stderr] = stdio;
+    let found =
+        find(named, program).ok_or_else(|| fail(rustix::io::Errno::NOENT.raw_os_error()))?;
+    let [stdin, stdout, stderr] = pipes;
     // A path with a slash and no pre_exec: std takes posix_spawn. The command is dropped at the
     // end, so that nobody here holds the agent's pipes open.
     let child = Command::new(found)
@@ -109,9 +110,17 @@ impl Warden {
     /// Reports that the agent runs, then watches it to its end. `ready` is called when a SIGTERM
     /// no longer ends this process but is the order to kill everything.
     pub(super) fn watch(mut self, notes: Vec<String>, ready: impl FnOnce() -> Step) -> ExitCode {
-        let Ok(mut signals) = blocked() else { return ExitCode::FAILURE };
-        let started = Report::Started { version: VERSION, notes };
-        let mut news = News { kill: ready().is_err(), alone: false };
+        let Ok(mut signals) = blocked(self.scope) else {
+            return ExitCode::FAILURE;
+        };
+        let started = Report::Started {
+            version: VERSION,
+            notes,
+        };
+        let mut news = News {
+            kill: ready().is_err(),
+            alone: false,
+        };
         // A failure to tell is the supervisor's end, which the loop sees as such.
         let _ = control::send(&self.control, &started, &[]);
         let mut end = None;
@@ -142,7 +151,10 @@ impl Warden {
         }
         // Interrupted or not: the flags say what there is.
         let _ = poll(&mut waits, None);
-        let has_news: Vec<bool> = waits.iter().map(|wait| !wait.revents().is_empty()).collect();
+        let has_news: Vec<bool> = waits
+            .iter()
+            .map(|wait| !wait.revents().is_empty())
+            .collect();
         drop(waits);
         if has_news.first() == Some(&true) {
             let term = NixSignal::SIGTERM as u32;
@@ -155,7 +167,12 @@ impl Warden {
                 Ok((Order::Interrupt, _)) => self.signal(Signal::INT),
                 Ok((Order::Terminate, _)) => self.signal(Signal::TERM),
                 Ok((Order::Kill, _)) => news.kill = true,
-                Err(_) => news = News { kill: true, alone: true },
+                Err(_) => {
+                    news = News {
+                        kill: true,
+                        alone: true,
+                    }
+                }
             }
         }
         if has_news.get(2) == Some(&true) {
@@ -205,7 +222,10 @@ impl Warden {
             if Instant::now() >= deadline {
                 return (killed, alive.max(1));
             }
-            let step = Timespec { tv_sec: 0, tv_nsec: i64::from(ROUND.subsec_nanos()) };
+            let step = Timespec {
+                tv_sec: 0,
+                tv_nsec: i64::from(ROUND.subsec_nanos()),
+            };
             let _ = poll(&mut [PollFd::new(signals, PollFlags::IN)], Some(&step));
             while let Ok(Some(_)) = signals.read_signal() {}
             killed += self.reap(end).0;
@@ -224,17 +244,20 @@ impl Warden {
 }
 
 /// Blocks the signals that the loop reads instead. Only after the agent was started: it would
-/// inherit the mask.
-fn blocked() -> Step<SignalFd> {
+/// inherit the mask. Pid 1 reads SIGCHLD alone: the kernel drops what an agent sends its pid 1, but
+/// not what is blocked there.
+fn blocked(scope: Scope) -> Step<SignalFd> {
     let mut mask = SigSet::empty();
-    for signal in [
-        NixSignal::SIGCHLD,
-        NixSignal::SIGTERM,
-        NixSignal::SIGINT,
-        NixSignal::SIGHUP,
-        NixSignal::SIGQUIT,
-    ] {
-        mask.add(signal);
+    mask.add(NixSignal::SIGCHLD);
+    if scope == Scope::Descendants {
+        for signal in [
+            NixSignal::SIGTERM,
+            NixSignal::SIGINT,
+            NixSignal::SIGHUP,
+            NixSignal::SIGQUIT,
+        ] {
+            mask.add(signal);
+        }
     }
     mask.thread_block().at(Stage::Shim, "block signals")?;
     SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)

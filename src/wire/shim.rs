@@ -379,6 +379,10 @@ impl Failure {
             (Stage::Mount, Some(ENOENT)) => {
                 Some("it does not exist on this host: correct the sandbox profile or the path")
             }
+            (Stage::Mount, Some(EPERM)) => Some(
+                "mounting is denied here: see the seccomp profile and the capabilities of the \
+                 container around marshal",
+            ),
             (Stage::Mount, Some(EACCES)) => Some("the user that runs marshal cannot reach it"),
             (Stage::Exec, Some(ENOENT)) => Some(
                 "inside the sandbox only /usr and the profile's ro_bind directories are visible; \
@@ -392,7 +396,8 @@ impl Failure {
     /// What the kernel said, in its words.
     #[must_use]
     pub fn reason(&self) -> Option<String> {
-        self.errno.map(|errno| std::io::Error::from_raw_os_error(errno).to_string())
+        self.errno
+            .map(|errno| std::io::Error::from_raw_os_error(errno).to_string())
     }
 }
 
@@ -468,76 +473,17 @@ pub fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T, FrameError> {
 /// # Errors
 /// When what stands there is no such message.
 pub fn take<T: DeserializeOwned>(buffer: &mut Vec<u8>) -> Result<Option<T>, FrameError> {
-    let Some(header) = buffer.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
+    let Some(header) = buffer.first_chunk::<HEADER_BYTES>() else {
+        return Ok(None);
+    };
     let end = HEADER_BYTES + body_bytes(*header)?;
-    let Some(frame) = buffer.get(HEADER_BYTES..end) else { return Ok(None) };
+    let Some(frame) = buffer.get(HEADER_BYTES..end) else {
+        return Ok(None);
+    };
     let message = decode(frame)?;
     buffer.drain(..end);
     Ok(Some(message))
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn failure() -> Failure {
-        Failure {
-            stage: Stage::Mount,
-            what: "open".to_owned(),
-            path: Some("/opt/tools".to_owned()),
-            errno: Some(2),
-        }
-    }
-
-    #[test]
-    fn a_message_cut_at_every_byte_is_read_once_and_whole() {
-        let reports = [
-            Report::Started { version: VERSION, notes: vec!["a note".to_owned()] },
-            Report::Failed(failure()),
-            Report::Ended { end: End::Signal(9), killed: 3, left: 0 },
-        ];
-        let bytes: Vec<u8> = reports.iter().flat_map(|report| encode(report).unwrap()).collect();
-        for cut in 0..=bytes.len() {
-            let mut buffer = Vec::new();
-            let mut seen = Vec::new();
-            for part in [&bytes[..cut], &bytes[cut..]] {
-                buffer.extend_from_slice(part);
-                while let Some(report) = take::<Report>(&mut buffer).unwrap() {
-                    seen.push(report);
-                }
-            }
-            assert_eq!(seen, reports, "cut at {cut}");
-            assert!(buffer.is_empty());
-        }
-    }
-
-    #[test]
-    fn an_unknown_field_stage_or_word_is_refused() {
-        for text in [
-            r#"{"failed":{"stage":"mount","what":"open","path":null,"errno":null,"more":1}}"#,
-            r#"{"failed":{"stage":"roof","what":"open","path":null,"errno":null}}"#,
-            r#"{"ended":{"end":{"code":0},"killed":0,"left":0,"x":0}}"#,
-            r#"{"finished":{}}"#,
-            "",
-        ] {
-            assert!(decode::<Report>(text.as_bytes()).is_err(), "{text}");
-        }
-    }
-
-    #[test]
-    fn a_length_beyond_the_bound_is_refused_before_anything_is_read() {
-        let mut buffer = u32::MAX.to_le_bytes().to_vec();
-        assert!(matches!(take::<Report>(&mut buffer), Err(FrameError::TooLong(_))));
-        let long = "x".repeat(limits::SHIM_MESSAGE_BYTES);
-        assert!(matches!(encode(&long), Err(FrameError::TooLong(_))));
-    }
-
-    #[test]
-    fn a_failure_says_stage_thing_reason_and_what_to_do() {
-        assert_eq!(
-            failure().to_string(),
-            "mount: open \"/opt/tools\": No such file or directory (os error 2) (it does not exist \
-             on this host: correct the sandbox profile or the path)"
-        );
-    }
-}
+mod tests;
