@@ -345,21 +345,27 @@ mod tests {
     #[test]
     fn supervisors_of_different_sizes_never_share_an_id() {
         let (_dir, sources) = sources("marshal:700000:100\n");
-        let (a, held_a) = first(&sources, 64).unwrap();
-        let (b, held_b) = first(&sources, 10).unwrap();
-        let (c, _held_c) = first(&sources, 20).unwrap();
-        assert_eq!((a, b, c), (700_000, 700_064, 700_074));
+        let (large, held_large) = first(&sources, 64).unwrap();
+        let (small, held_small) = first(&sources, 10).unwrap();
+        let (third, _held_third) = first(&sources, 20).unwrap();
+        assert_eq!((large, small, third), (700_000, 700_064, 700_074));
         let error = first(&sources, 10).expect_err("6 are left");
         assert!(
             matches!(error, UidError::NoFreeBlock { held: 3, .. }),
             "{error}"
         );
-        drop(held_b);
+        drop(held_small);
         assert_eq!(first(&sources, 8).unwrap().0, 700_064, "into the gap");
-        drop(held_a);
-        let (d, _held_d) = first(&sources, 40).unwrap();
-        let (e, _held_e) = first(&sources, 30).unwrap();
-        assert_eq!((d, e), (700_000, 700_040));
+        drop(held_large);
+        let (forty, _held_forty) = first(&sources, 40).unwrap();
+        assert_eq!(forty, 700_000);
+        let error = first(&sources, 30).expect_err("74 to 94 are held, 24 before them free");
+        assert!(matches!(error, UidError::NoFreeBlock { .. }), "{error}");
+        assert_eq!(
+            first(&sources, 24).unwrap().0,
+            700_040,
+            "after one that shrank"
+        );
         let mode = std::fs::metadata(&sources.held).unwrap().mode();
         assert_eq!(mode & 0o7777, 0o700);
     }

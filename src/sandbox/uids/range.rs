@@ -379,8 +379,8 @@ mod tests {
         );
         check(&accounts("a:1:2147483646\n"), Err("no ids are free above"));
         check(
-            &accounts("a:2147400000:50000\n"),
-            Ok("2147450880-2147483647"),
+            &accounts("a:2147400000:10000\n"),
+            Ok("2147418112-2147483647"),
         );
         let mut known = accounts("");
         known.group.push_str("far:x:1500000000:\n");

@@ -178,9 +178,7 @@ fn fill(
     if git == GitDir::Dir {
         copier.copy_git()?;
     }
-    let mut copied = copier.copied;
-    copied.path = target.path().to_owned();
-    Ok(copied)
+    Ok(copier.copied)
 }
 
 /// A directory that is being copied: both sides, and what the new one gets in the end.

@@ -81,10 +81,10 @@ pub(crate) fn as_ordinary_user(test: &str, body: impl FnOnce()) {
         .current_dir("/")
         .output()
         .expect("setpriv runs");
-    let text = String::from_utf8_lossy(&output.stdout);
+    let report = String::from_utf8_lossy(&output.stdout);
     assert!(
-        output.status.success() && text.contains("1 passed"),
-        "as an ordinary user:\n{text}\n{}",
+        output.status.success() && report.contains("1 passed"),
+        "as an ordinary user:\n{report}\n{}",
         String::from_utf8_lossy(&output.stderr)
     );
 }

@@ -214,7 +214,7 @@ pub fn open_own_dir_at(dir: impl AsFd, name: &CStr) -> io::Result<OwnedFd> {
         let mode = Mode::from_raw_mode(u32::from(meta.mode & 0o777 | 0o700));
         rustix::fs::chmod(proc_path(held.as_fd()), mode)?;
     }
-    reopen(&held, READ_DIR)
+    open_dir_at(&held, c".")
 }
 
 fn proc_path(fd: BorrowedFd<'_>) -> String {

@@ -374,6 +374,15 @@ fn an_ordinary_user_copies_what_they_may_read() {
     });
 }
 
+/// Ends the other thread, also when this one fails.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Names flip between what is wanted and what is forbidden while they are copied, many times.
 #[test]
 fn nothing_from_outside_comes_in_while_the_source_is_changing() {
@@ -401,6 +410,7 @@ fn nothing_from_outside_comes_in_while_the_source_is_changing() {
         .collect();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let _stop_at_end = Stop(&stop);
         scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
                 for n in 0..40 {
@@ -426,7 +436,6 @@ fn nothing_from_outside_comes_in_while_the_source_is_changing() {
             differing += copied.missing + copied.special;
             discard(&place.state, &SessionId::new(&name).unwrap()).unwrap();
         }
-        stop.store(true, Ordering::Relaxed);
         assert!(differing > 0, "the swaps were never met");
     });
 }
