@@ -12,7 +12,9 @@ use super::codec;
 use super::commit::{Commit, Committed, SessionRow, TaskChange, TaskRow, Write};
 use super::error::Violation;
 use crate::limits;
-use crate::model::{Ask, AskId, Event, RunId, SessionId, SlotId, Stamped, TaskId, Verdict};
+use crate::model::{
+    Ask, AskId, Event, ExitClass, RunId, SessionId, SlotId, Stamped, TaskId, Verdict,
+};
 
 /// Why a batch is not durable.
 #[derive(Debug)]
@@ -275,7 +277,7 @@ impl Writer<'_> {
             } => {
                 self.execute(
                     "UPDATE sessions SET ended_at_us = ?2, class = ?3 WHERE session = ?1",
-                    params![session.as_str(), at_us, class.map(|class| class.word())],
+                    params![session.as_str(), at_us, class.map(ExitClass::word)],
                 )?
                 .one_or(|| Violation::NoSession(session.clone()))?;
                 self.staged.ended.push(session.clone());

@@ -5,6 +5,7 @@ mod crash;
 mod faults;
 mod opening;
 mod order;
+mod pace;
 
 use std::path::Path;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};

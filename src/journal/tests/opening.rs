@@ -138,3 +138,16 @@ fn a_missing_parent_is_named() {
         "state directory /nonexistent/a/b",
     );
 }
+
+#[test]
+fn a_commit_waits_for_the_disk() {
+    let dir = tempdir();
+    open(dir.path()).close(LONG).expect("flushed");
+    let conn = schema::connect(&dir.path().join(FILE), LONG).expect("connection");
+    let pragma = |name| conn.pragma_query_value(None, name, |row| row.get::<_, String>(0));
+    assert_eq!(pragma("journal_mode").expect("mode"), "wal");
+    let synchronous: i64 = conn
+        .pragma_query_value(None, "synchronous", |row| row.get(0))
+        .expect("level");
+    assert_eq!(synchronous, 2, "FULL");
+}

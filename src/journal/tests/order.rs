@@ -208,7 +208,7 @@ fn a_commit_is_whole_or_not_there_at_all() {
 }
 
 #[test]
-fn runs_tasks_sessions_and_failures_read_back() {
+fn runs_tasks_and_sessions_read_back() {
     let dir = tempdir();
     let journal = open(dir.path());
     let run = RunId::new("r").expect("id");
@@ -259,17 +259,6 @@ fn runs_tasks_sessions_and_failures_read_back() {
             },
         ],
     ));
-    for at_us in [10, 20] {
-        let (slot, class) = (slot(3), ExitClass::Exited);
-        let detail = "exit code 1".to_owned();
-        let failure = Write::SlotFailure {
-            slot,
-            class,
-            at_us,
-            detail,
-        };
-        assert_durable(&commit(&journal, vec![failure]));
-    }
     let reader = journal.reader().expect("reader");
     let tasks = reader.tasks(&run).expect("tasks");
     assert_eq!(
@@ -294,6 +283,24 @@ fn runs_tasks_sessions_and_failures_read_back() {
     assert_eq!(sessions[0].task.as_deref(), Some("t1"));
     let runs = reader.runs().expect("runs");
     assert_eq!((runs[0].code, runs[0].ended_at_us), (Some(1), Some(7)));
+}
+
+#[test]
+fn the_failures_of_a_slot_count_until_they_are_forgiven() {
+    let dir = tempdir();
+    let journal = open(dir.path());
+    for at_us in [10, 20] {
+        let (slot, class) = (slot(3), ExitClass::Exited);
+        let detail = "exit code 1".to_owned();
+        let failure = Write::SlotFailure {
+            slot,
+            class,
+            at_us,
+            detail,
+        };
+        assert_durable(&commit(&journal, vec![failure]));
+    }
+    let reader = journal.reader().expect("reader");
     let failures = |since| reader.failures(&slot(3), since).expect("failures");
     assert_eq!(
         failures(0),
