@@ -12,7 +12,7 @@ pub mod task_rules;
 pub mod view;
 pub mod watch;
 
-pub use service::{Fleet, NoSuchSlot, Refusal};
+pub use service::{Fleet, Refusal};
 
 #[cfg(test)]
-pub(crate) mod fake;
+pub(crate) mod testing;

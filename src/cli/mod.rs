@@ -1,1 +1,13 @@
-//! stub
+//! The command line: what a person types, and what they read.
+//!
+//! Floor 6. Owns arguments, progress, tables, result files, exit codes and signals. Foreign text
+//! reaches an output only through `model::foreign`.
+
+pub mod exit;
+pub mod signals;
+pub mod streams;
+pub mod tasks;
+
+pub use exit::Exit;
+pub use signals::{Signal, Signals};
+pub use streams::Streams;

@@ -36,16 +36,16 @@ pub enum Notice {
         /// Which sending, from 1.
         attempt: u32,
     },
-    /// A durable event of a session.
-    Event {
+    /// Durable events of a session, in order.
+    Events {
         /// Where it happened.
         slot: SlotId,
         /// The session.
         session: SessionId,
         /// The task that runs in it.
         task: Option<TaskId>,
-        /// The event with its id.
-        stamped: Arc<Stamped>,
+        /// The events with their ids.
+        events: Arc<Vec<Stamped>>,
     },
     /// A slot's state changed.
     Slot {
