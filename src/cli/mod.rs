@@ -3,9 +3,14 @@
 //! Floor 6. Owns arguments, progress, tables, result files, exit codes and signals. Foreign text
 //! reaches an output only through `model::foreign`.
 
+pub mod board;
+pub mod control_client;
 pub mod exit;
+pub mod progress;
+pub mod results;
 pub mod signals;
 pub mod streams;
+pub mod table;
 pub mod tasks;
 
 pub use exit::Exit;

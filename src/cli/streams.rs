@@ -47,6 +47,12 @@ impl Output {
         self.is_terminal
     }
 
+    /// Whether nobody reads it any more.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.broken
+    }
+
     /// Writes a text that is safe to show, as it is.
     pub fn text(&mut self, text: &str) {
         if self.broken {
