@@ -141,6 +141,11 @@ impl RunStream {
         }
     }
 
+    /// The run.
+    pub fn run(&self) -> &RunId {
+        self.ledger.run()
+    }
+
     /// How many tasks the run has.
     pub fn total(&self) -> usize {
         self.ledger.total()

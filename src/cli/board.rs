@@ -60,6 +60,8 @@ pub struct Change {
     pub slot: Option<SlotId>,
     /// Whether the total is another now.
     pub total: bool,
+    /// Whether the lines need a person, and so must stay on the screen.
+    pub alarm: bool,
 }
 
 impl Board {
@@ -172,7 +174,7 @@ impl Board {
         Change {
             lines: if known { Vec::new() } else { vec![text] },
             slot: Some(slot.clone()),
-            total: false,
+            ..Change::default()
         }
     }
 
@@ -191,6 +193,7 @@ impl Board {
             lines: if tells { vec![text] } else { Vec::new() },
             slot: Some(slot.clone()),
             total: false,
+            alarm: state == SlotState::Parked,
         }
     }
 
@@ -289,6 +292,7 @@ impl Board {
             lines: vec![text],
             slot: report.slot.clone(),
             total: true,
+            alarm: false,
         }
     }
 }

@@ -50,7 +50,7 @@ impl Write for ScreenWriter {
 
 enum How {
     Bars(Bars),
-    Lines(Output),
+    Lines,
     Nothing,
 }
 
@@ -69,13 +69,13 @@ impl std::fmt::Debug for Progress {
 }
 
 impl Progress {
-    /// Plain lines on `err`; with `screen`, bars there; nothing if `verbosity` is quiet.
+    /// Plain lines on standard error; with `screen`, bars there; nothing if `verbosity` is quiet.
     #[must_use]
-    pub fn new(total: usize, verbosity: Verbosity, screen: Option<&Screen>, err: Output) -> Self {
+    pub fn new(total: usize, verbosity: Verbosity, screen: Option<&Screen>) -> Self {
         let how = match (verbosity, screen) {
             (Verbosity::Quiet, _) => How::Nothing,
             (_, Some(screen)) => How::Bars(Bars::new(screen, total)),
-            (_, None) => How::Lines(err),
+            (_, None) => How::Lines,
         };
         Self {
             board: Board::new(total, verbosity),
@@ -84,23 +84,23 @@ impl Progress {
     }
 
     /// Shows one item.
-    pub fn item(&mut self, item: &Item) {
+    pub fn item(&mut self, item: &Item, err: &mut Output) {
         if matches!(self.how, How::Nothing) {
             return;
         }
         let change = self.board.take(item);
         match &mut self.how {
             How::Bars(bars) => bars.show(&self.board, &change),
-            How::Lines(err) => change.lines.iter().for_each(|line| err.line(line)),
+            How::Lines => change.lines.iter().for_each(|line| err.line(line)),
             How::Nothing => {}
         }
     }
 
-    /// Shows a sentence of our own, even when quiet lines are wanted elsewhere.
-    pub fn note(&mut self, text: &str) {
+    /// Shows a sentence of our own.
+    pub fn note(&mut self, text: &str, err: &mut Output) {
         match &mut self.how {
             How::Bars(bars) => bars.above(text),
-            How::Lines(err) => err.line(text),
+            How::Lines => err.line(text),
             How::Nothing => {}
         }
     }
@@ -151,8 +151,8 @@ impl Bars {
             self.total.set_message(board.total_line());
         }
         // A task's way is seen in its slot's line; what needs a person must stay on the screen.
-        for line in change.lines.iter().filter(|line| line.contains(": parked")) {
-            self.above(line);
+        if change.alarm {
+            change.lines.iter().for_each(|line| self.above(line));
         }
     }
 
@@ -202,15 +202,15 @@ mod tests {
 
     #[test]
     fn piped_progress_is_plain_lines_and_quiet_is_none() {
-        let (streams, _, err) = Streams::captured(false);
-        let mut progress = Progress::new(1, Verbosity::Normal, None, streams.err);
-        progress.item(&ended());
-        progress.note("cancelling");
+        let (mut streams, _, err) = Streams::captured(false);
+        let mut progress = Progress::new(1, Verbosity::Normal, None);
+        progress.item(&ended(), &mut streams.err);
+        progress.note("cancelling", &mut streams.err);
         progress.finish();
         assert_eq!(err.text(), "a: done in 1.2s\ncancelling\n");
-        let (streams, _, err) = Streams::captured(false);
-        let mut progress = Progress::new(1, Verbosity::Quiet, None, streams.err);
-        progress.item(&ended());
+        let (mut streams, _, err) = Streams::captured(false);
+        let mut progress = Progress::new(1, Verbosity::Quiet, None);
+        progress.item(&ended(), &mut streams.err);
         progress.finish();
         assert_eq!(err.text(), "");
     }
