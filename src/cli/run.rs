@@ -91,7 +91,11 @@ pub(super) async fn stop<F: Fleet>(fleet: &F, signals: &mut Signals) -> Option<S
             signal = signals.next() => signal,
         };
         if signal != Signal::Hangup {
-            kill(fleet).await;
+            // Both go on: the first call may hold what the second one waits for.
+            tokio::select! {
+                () = &mut stopping => {}
+                () = kill(fleet) => {}
+            }
             return Some(signal);
         }
     }
