@@ -38,6 +38,37 @@ pub const JOURNAL_BATCH: usize = 4096;
 /// How long the journal's writer waits for a locked database before it says that it is stalled.
 pub const JOURNAL_BUSY: Duration = Duration::from_millis(250);
 
+/// How long opening the journal waits for another process that holds its database.
+pub const JOURNAL_OPEN: Duration = Duration::from_secs(5);
+
+/// Free space, in bytes, below which the journal takes no new work.
+pub const JOURNAL_FREE_BYTES: u64 = 1 << 30;
+
+/// Free space, in percent of the file system, below which the journal takes no new work.
+pub const JOURNAL_FREE_PERCENT: u64 = 5;
+
+/// How often the journal looks at the free space and at its file.
+pub const JOURNAL_LOOK: Duration = Duration::from_secs(1);
+
+/// Pages of the write-ahead log before they are copied back into the database: 16 MiB, so that
+/// a flood pays for one copy every few thousand commits instead of every hundred.
+pub const JOURNAL_WAL_PAGES: u32 = 4096;
+
+/// What is left of the write-ahead log's file after it was copied back, in bytes.
+pub const JOURNAL_WAL_KEPT_BYTES: u64 = 64 << 20;
+
+/// Databases up to this size, in bytes, are read through at start to find damage early.
+pub const JOURNAL_CHECKED_BYTES: u64 = 64 << 20;
+
+/// What one session may journal, in bytes, before it is stopped.
+pub const SESSION_JOURNAL_BYTES: u64 = 256 << 20;
+
+/// How long a slot's failures are kept: longer than every restart window that makes sense.
+pub const SLOT_FAILURES_KEPT: Duration = Duration::from_secs(30 * 24 * 3600);
+
+/// How often the audit chain's head goes to the log.
+pub const AUDIT_HEAD_EVERY: Duration = Duration::from_secs(3600);
+
 /// How long a client's lines may wait for the control socket, and their size in bytes.
 pub const CONTROL_LINE_BYTES: usize = 16 << 20;
 
@@ -90,6 +121,26 @@ pub const ASKS_PER_SESSION: usize = 4;
 /// Bytes of an ask's input that are stored and judged; a larger one is denied.
 pub const ASK_INPUT_BYTES: usize = 64 << 10;
 
+/// Bytes of a configuration file.
+pub const CONFIG_BYTES: usize = 1 << 20;
+/// Faults of one configuration file that are shown; the rest are counted.
+pub const CONFIG_ERRORS: usize = 50;
+/// The longest duration in the configuration: added to any time of day, it overflows nothing.
+pub const CONFIG_DURATION: Duration = Duration::from_secs(30 * 24 * 3600);
+/// The longest wait of one step of the stop ladder: a shutdown must end.
+pub const STOP_WAIT: Duration = Duration::from_secs(3600);
+/// The most children of one supervisor at the same time (`max_children`).
+pub const MAX_CHILDREN: u16 = 4096;
+/// How often one task's prompt may be sent.
+pub const ATTEMPTS: u32 = 100;
+/// Failures that a restart budget may allow in its window.
+pub const RESTART_BUDGET: u32 = 100_000;
+/// Words of one list in the configuration, and bytes of one of its texts (what Linux takes as one
+/// argument or environment string, MAX_ARG_STRLEN, less its end).
+pub const CONFIG_LIST: usize = 1024;
+/// Bytes of one text in the configuration.
+pub const CONFIG_TEXT_BYTES: usize = (128 << 10) - 1;
+
 /// Slots in one pool.
 pub const POOL_SLOTS: u16 = 2048;
 
@@ -105,6 +156,26 @@ pub const SWEEP_EVERY: Duration = Duration::from_secs(3600);
 pub const MEASURE_EVERY: Duration = Duration::from_secs(10);
 /// The size limit of a session's home, in bytes.
 pub const HOME_BYTES: u64 = 4 << 30;
+/// The largest file that `home_files` may name, in bytes: settings and credentials, not data.
+pub const HOME_FILE_BYTES: u64 = 64 << 20;
+/// Levels of directories in a copy. Two descriptors a level are open while it is made.
+pub const COPY_DEPTH: usize = 100;
+/// Bytes of the list of a copy's files: 200,000 paths of 320 bytes.
+pub const COPY_LIST_BYTES: usize = 64 << 20;
+/// Entries that one walk over a tree looks at before it is cut.
+pub const WALK_ENTRIES: u64 = 1_000_000;
+/// Levels that one walk goes down before it is cut.
+pub const WALK_DEPTH: usize = 16_384;
+/// How long one walk over a tree may take before it is cut.
+pub const WALK_TIME: Duration = Duration::from_secs(20);
+/// Bytes of paths that one manifest of a workspace holds before it is cut.
+pub const MANIFEST_BYTES: usize = 64 << 20;
+/// The longest path in a manifest, in bytes: Linux' PATH_MAX.
+pub const MANIFEST_PATH_BYTES: usize = 4096;
+/// Changed files that a result names; further ones are only counted.
+pub const CHANGES_LISTED: usize = 1000;
+/// How long a supervisor waits while another one takes its block of uids.
+pub const UIDS_WAIT: Duration = Duration::from_secs(5);
 
 /// Open HTTP connections; further ones wait to be accepted.
 pub const HTTP_CONNECTIONS: usize = 256;
@@ -120,6 +191,28 @@ pub const HTTP_CONNECTION_LIFE: Duration = Duration::from_secs(300);
 /// How long a shutdown waits for open HTTP requests.
 pub const HTTP_DRAIN: Duration = Duration::from_secs(2);
 
+/// Bytes of one tool's output that the script agent reports.
+pub const AGENT_OUTPUT_BYTES: usize = 64 << 10;
+
+/// How long the script agent lets one command run.
+pub const AGENT_TOOL_TIME: Duration = Duration::from_secs(600);
+
+/// The longest pause that a script may ask for.
+pub const AGENT_SLEEP: Duration = Duration::from_secs(24 * 3600);
+
+/// Files that one `search` step looks into, and how deep it goes.
+pub const AGENT_SEARCH_FILES: usize = 20_000;
+/// How deep one `search` step goes, in directories.
+pub const AGENT_SEARCH_DEPTH: usize = 64;
+/// The largest file that a `search` step looks into, in bytes.
+pub const AGENT_SEARCH_FILE_BYTES: u64 = 4 << 20;
+
+/// Permission requests of one `ask` step: each keeps one latency sample.
+pub const AGENT_ASKS: u64 = 1_000_000;
+
+/// Bytes that the script agent puts into one write when it batches lines: a pipe's size.
+pub const AGENT_WRITE_BYTES: usize = 64 << 10;
+
 /// How long a shutdown waits for the journal.
 pub const JOURNAL_CLOSE: Duration = Duration::from_secs(10);
 
@@ -128,6 +221,19 @@ pub const SHIM_START: Duration = Duration::from_secs(20);
 
 /// The largest message on the shim's control socket, in bytes.
 pub const SHIM_MESSAGE_BYTES: usize = 1 << 20;
+
+/// How long a helper has to kill and reap everything after it was told to, before it is sent
+/// SIGTERM, which means the same.
+pub const KILL_ORDERED: Duration = Duration::from_millis(500);
+
+/// How long a helper has after that SIGTERM before it is killed itself.
+pub const KILL_HELPER: Duration = Duration::from_secs(2);
+
+/// How long a helper tries to kill what an agent left before it reports it as left.
+pub const SWEEP_PROCESSES: Duration = Duration::from_secs(10);
+
+/// Orders (signals, ladder steps) that wait for a child's keeper; a kill needs no place.
+pub const KEEPER_QUEUE: usize = 8;
 
 /// Concurrent spawns of the whole fleet: more only wait for each other's page tables.
 pub const SPAWNS_AT_ONCE: usize = 4;
@@ -152,3 +258,70 @@ pub const PARSED_FACTOR: usize = 4;
 
 /// What one frame costs beside its bytes: the event's enum, its stamp, the queue's place.
 pub const FRAME_OVERHEAD_BYTES: usize = 1024;
+
+/// Bytes kept of a line that is no message, to show what it was.
+pub const BAD_LINE_HEAD_BYTES: usize = 256;
+
+/// Lines of one channel that are no messages, before the channel is faulted. A few lines of noise
+/// are a library's warning; more are another program.
+pub const BAD_LINES: u32 = 100;
+
+/// The most bytes of text that adjacent pieces of an answer are merged into.
+pub const MERGED_TEXT_BYTES: usize = 64 << 10;
+
+/// The longest request or turn id that an agent may use, in bytes: ids are kept, lines are not.
+pub const FOREIGN_ID_BYTES: usize = 1024;
+
+/// Permission requests of one channel that are open in its dialect. Far above what a session lets
+/// wait ([`ASKS_PER_SESSION`]); beyond it the dialect denies by itself.
+pub const OPEN_ASKS: usize = 64;
+
+/// Request ids that a channel remembers, to deny one that comes again.
+pub const REMEMBERED_ASKS: usize = 4096;
+
+/// Tools that are kept of an agent's greeting.
+pub const READY_TOOLS: usize = 1024;
+
+/// Changed files that are kept of one turn's end: a line of 8 MiB could name a million.
+pub const TURN_MUTATIONS: usize = 10_000;
+
+/// Commits of one session that are under way to the disk at the same time; what comes meanwhile
+/// goes with the next one.
+pub const SESSION_COMMITS: usize = 4;
+
+/// Tool calls, and requests before their calls, that a turn keeps to match them.
+pub const OPEN_CALLS: usize = 1024;
+
+/// Bytes of an agent's answer kept for a task's report.
+pub const ANSWER_BYTES: usize = 4 << 10;
+
+/// How long a check may run.
+pub const CHECK_TIMEOUT: Duration = Duration::from_secs(3600);
+/// Bytes kept of what a check prints.
+pub const CHECK_OUTPUT_BYTES: usize = 64 << 10;
+
+/// How long git may take to list a workspace's files.
+pub const GIT_LIST_TIMEOUT: Duration = Duration::from_secs(60);
+/// Bytes of that list.
+pub const GIT_LIST_BYTES: usize = 64 << 20;
+/// Simple commands of one request that the policy looks at; what follows makes it at least an
+/// ask. A policy's own `limits.max_commands` is far below.
+pub const POLICY_COMMANDS: usize = 4096;
+
+/// How deep substitutions and scripts inside scripts are followed.
+pub const POLICY_DEPTH: usize = 24;
+
+/// Questions about files (is this component a link?) that one decision may ask.
+pub const POLICY_LOOKUPS: usize = 8192;
+
+/// Symbolic links that one path may go through: the kernel's own bound (path_resolution(7)).
+pub const POLICY_LINKS: usize = 40;
+
+/// Directories that a command line may be in, as far as `cd` that may fail leaves it open.
+pub const POLICY_CWDS: usize = 4;
+
+/// Rules of one policy, those of the policies that it extends included.
+pub const POLICY_RULES: usize = 10_000;
+
+/// Files that a policy may extend, directly and through each other.
+pub const POLICY_EXTENDS: usize = 8;

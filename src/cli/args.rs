@@ -10,6 +10,7 @@ use clap::{ArgAction, Parser, Subcommand};
 
 use super::board::Verbosity;
 use super::exit::Exit;
+use super::script_agent;
 use crate::model::SlotId;
 
 /// Runs many AI agents on one host, each in its own sandbox, judged by policy
@@ -71,11 +72,7 @@ pub enum Command {
         command: ConfigCommand,
     },
     /// Be the script agent: a deterministic agent that works a prompt as a small script
-    ScriptAgent {
-        /// Its own arguments
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        arguments: Vec<OsString>,
-    },
+    ScriptAgent(script_agent::Args),
 }
 
 /// `config …`

@@ -43,7 +43,6 @@ struct SlotLine {
 /// The state of one run.
 #[derive(Debug)]
 pub struct Board {
-    total: usize,
     ended: usize,
     outcomes: BTreeMap<TaskOutcome, usize>,
     slots: BTreeMap<SlotId, SlotLine>,
@@ -65,11 +64,10 @@ pub struct Change {
 }
 
 impl Board {
-    /// A run of `total` tasks.
+    /// A run that has not begun.
     #[must_use]
-    pub fn new(total: usize, verbosity: Verbosity) -> Self {
+    pub fn new(verbosity: Verbosity) -> Self {
         Self {
-            total,
             ended: 0,
             outcomes: BTreeMap::new(),
             slots: BTreeMap::new(),

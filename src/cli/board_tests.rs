@@ -95,7 +95,7 @@ fn a_run_is_told_by_its_meaningful_changes() {
         Item::Ended(Arc::new(skipped)),
         Item::Complete,
     ];
-    let mut board = Board::new(3, Verbosity::Normal);
+    let mut board = Board::new(Verbosity::Normal);
     let expect = [
         "a: given to demo/0",
         "a: denied bash by net, guard:x",
@@ -111,7 +111,7 @@ fn a_run_is_told_by_its_meaningful_changes() {
     assert_eq!(told(&mut board, &items), expect);
     assert_eq!(board.ended(), 3);
     assert_eq!(board.total_line(), "1 done, 1 denied, 1 skipped");
-    let mut verbose = Board::new(3, Verbosity::Verbose);
+    let mut verbose = Board::new(Verbosity::Verbose);
     let more = told(&mut verbose, &items);
     assert!(
         more.contains(&"a: allowed read_file by read".to_owned()),
@@ -121,7 +121,7 @@ fn a_run_is_told_by_its_meaningful_changes() {
 
 #[test]
 fn a_slots_line_says_what_it_does() {
-    let mut board = Board::new(1, Verbosity::Normal);
+    let mut board = Board::new(Verbosity::Normal);
     board.take(&assigned("a", 0, 1));
     board.take(&Item::Notice(Notice::Slot {
         slot: slot(0),
@@ -155,7 +155,7 @@ fn nothing_that_acts_on_a_terminal_is_told() {
     for evil in EVIL {
         for verbosity in [Verbosity::Normal, Verbosity::Verbose] {
             let (report, notices) = hostile(evil);
-            let mut board = Board::new(1, verbosity);
+            let mut board = Board::new(verbosity);
             let ends = [Item::Ended(Arc::new(report))];
             let items = notices.into_iter().map(Item::Notice).chain(ends);
             let mut lines = 0;

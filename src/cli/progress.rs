@@ -78,7 +78,7 @@ impl Progress {
             (_, None) => How::Lines,
         };
         Self {
-            board: Board::new(total, verbosity),
+            board: Board::new(verbosity),
             how,
         }
     }
@@ -226,7 +226,7 @@ mod tests {
             bars.bar_of(&crate::api::testing::slot(index));
         }
         assert_eq!(bars.slots.len(), SLOT_LINES);
-        let mut board = Board::new(3, Verbosity::Normal);
+        let mut board = Board::new(Verbosity::Normal);
         for notice in hostile("\u{1b}[2J").1 {
             let change = board.take(&Item::Notice(notice));
             bars.show(&board, &change);

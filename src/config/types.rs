@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::error::Places;
+pub use crate::model::OnTimeout;
 use crate::model::{PoolName, words};
 
 /// The whole configuration.
@@ -22,6 +24,11 @@ pub struct Config {
     pub sandboxes: BTreeMap<String, Sandbox>,
     /// `[policy.NAME]` files; the names of the built-in ones are not in it.
     pub policies: BTreeMap<String, PathBuf>,
+    /// What its reader should know before it is used: promises that a choice narrows, keys that
+    /// have no effect as things stand. Safe to show.
+    pub notes: Vec<String>,
+    /// Where each key stands in the file, for faults that are found later.
+    pub places: Places,
 }
 
 /// `[supervisor]`.
@@ -105,16 +112,6 @@ words!(
 );
 
 words!(
-    /// What becomes of an ask that nobody answers.
-    OnTimeout {
-        /// It is denied.
-        Deny = "deny",
-        /// It is denied and its turn interrupted.
-        DenyTurn = "deny_turn",
-    }
-);
-
-words!(
     /// What stands between an agent and the host.
     Guard {
         /// Only the policy: needs an agent that asks for everything.
@@ -176,18 +173,25 @@ pub struct Pool {
     /// Its number of slots, from 1.
     pub size: u16,
     /// The agent: program and arguments. `marshal` as first word is this very binary.
-    /// Placeholders (`{session}`, `{workspace}`, `{model}`, `{mode}`) are still in it.
+    /// Placeholders (`{session}`, `{workspace}`, `{model}`, `{mode}`) are still in it:
+    /// [`Pool::argv`] fills them.
     pub command: Vec<String>,
     /// The protocol it speaks.
     pub dialect: DialectName,
+    /// The preset's name, or `custom`.
+    pub agent: String,
+    /// What takes the place of `{model}` in the command.
+    pub model: Option<String>,
+    /// What takes the place of `{mode}` in the command.
+    pub mode: Option<String>,
     /// What the agent asks for, by its preset or by the pool's own word.
     pub asks: AsksFor,
-    /// Which fields of a tool call hold command, path and directory: the extractor's TOML text
-    /// (`policy::extract` reads it).
-    pub extractor: String,
+    /// Which fields of a tool call hold command, path and directory.
+    pub extractor: Extractor,
     /// How it is started.
     pub launcher: Launcher,
-    /// The name of its sandbox profile (a key of [`Config::sandboxes`]).
+    /// The name of its sandbox profile (a key of [`Config::sandboxes`]). With [`Launcher::None`]
+    /// there are no walls, and only the profile's limits apply.
     pub sandbox: String,
     /// What it reaches.
     pub network: Network,
@@ -217,6 +221,15 @@ pub struct Pool {
     pub guard_off: bool,
     /// What a denied unasked call brings about.
     pub on_unasked_deny: OnUnaskedDeny,
+}
+
+/// The table that says which field of a tool call holds what (`policy::extract` reads it).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Extractor {
+    /// A built-in table, by its name.
+    BuiltIn(String),
+    /// The pool's own table, as TOML text (the content of `[pool.NAME.extractor]`).
+    Inline(String),
 }
 
 /// `workspace = { path, mode }`.

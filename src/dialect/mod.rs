@@ -6,8 +6,12 @@
 //! A dialect writes strictly what its protocol lists and reads leniently: an unknown field is
 //! ignored, an unknown variant becomes [`Event::Unknown`], never a crash.
 
+pub mod scaiflux;
+
 use std::time::Instant;
 
+use crate::config::DialectName;
+use crate::limits;
 use crate::model::{AgentInfo, Answer, Ask, AskKey, Event, Foreign};
 
 /// How a session begins in a new channel.
@@ -22,6 +26,9 @@ pub struct Opening {
 pub enum Input<'a> {
     /// One line, without its newline.
     Frame(&'a [u8]),
+    /// A line was longer than [`limits::LINE_BYTES`]; these are its first bytes. Nothing can come
+    /// after it.
+    TooLong(&'a [u8]),
     /// The child closed its stdout.
     Eof,
 }
@@ -137,4 +144,95 @@ pub trait Dialect: Send {
 
     /// A deadline passed.
     fn tick(&mut self, now: Instant, out: &mut Effects);
+}
+
+/// Every `reason` of an [`Event::BadLine`], for metrics that start at 0.
+pub const BAD_LINE_REASONS: &[&str] = &[
+    "too_long",
+    "bad_utf8",
+    "bad_json",
+    "not_object",
+    "no_type",
+    "bad_shape",
+    "out_of_state",
+    "duplicate_id",
+    "too_many_asks",
+];
+
+/// The dialect of that name, for one channel.
+#[must_use]
+pub fn build(name: DialectName) -> Box<dyn Dialect> {
+    match name {
+        DialectName::Scaiflux => Box::new(scaiflux::Scaiflux::default()),
+    }
+}
+
+/// Merges adjacent pieces of text, and of thought, up to [`limits::MERGED_TEXT_BYTES`] each, so
+/// that a streamed answer does not cost one row a word. The order of everything else stays.
+pub fn merge_text(effects: &mut Effects) {
+    effects.dedup_by(|next, kept| match (next, kept) {
+        (
+            Effect::Event(Event::Text { delta: next }),
+            Effect::Event(Event::Text { delta: kept }),
+        )
+        | (
+            Effect::Event(Event::Thought { delta: next }),
+            Effect::Event(Event::Thought { delta: kept }),
+        ) => append(kept, next),
+        _ => false,
+    });
+}
+
+/// Appends a piece where there is room; says whether it did.
+fn append(kept: &mut Foreign, next: &Foreign) -> bool {
+    let fits = kept.len() + next.len() <= limits::MERGED_TEXT_BYTES;
+    if fits {
+        let mut text = std::mem::take(kept).into_raw();
+        text.push_str(next.raw());
+        *kept = Foreign::new(text);
+    }
+    fits
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(delta: &str) -> Effect {
+        Effect::Event(Event::Text {
+            delta: delta.into(),
+        })
+    }
+
+    fn thought(delta: &str) -> Effect {
+        Effect::Event(Event::Thought {
+            delta: delta.into(),
+        })
+    }
+
+    fn texts(mut effects: Effects) -> Vec<String> {
+        merge_text(&mut effects);
+        let shown = |effect: &Effect| match effect {
+            Effect::Event(Event::Text { delta }) => delta.raw().to_owned(),
+            Effect::Event(Event::Thought { delta }) => format!("({})", delta.raw()),
+            other => format!("{other:?}"),
+        };
+        effects.iter().map(shown).collect()
+    }
+
+    #[test]
+    fn adjacent_text_is_merged_and_nothing_else_moves() {
+        let effects = vec![text("a"), text("b"), Effect::CloseInput, text("c")];
+        assert_eq!(texts(effects), ["ab", "CloseInput", "c"]);
+        let effects = vec![text("a"), thought("b"), thought("c"), text("d")];
+        assert_eq!(texts(effects), ["a", "(bc)", "d"]);
+    }
+
+    #[test]
+    fn merged_text_has_a_bound() {
+        let piece = "x".repeat(limits::MERGED_TEXT_BYTES / 2);
+        let effects = vec![text(&piece), text(&piece), text("y"), text("z")];
+        let lengths: Vec<_> = texts(effects).iter().map(String::len).collect();
+        assert_eq!(lengths, [limits::MERGED_TEXT_BYTES, 2]);
+    }
 }

@@ -1,56 +1,89 @@
-//! The fleet: stub of this branch, replaced at the merge by the real one.
+//! The fleet: pools of slots, their sessions and channels, and the tasks that they work.
+//!
+//! Floor 4. Owns the actors. An actor owns a decision; a plain task owns a descriptor or a
+//! process. No actor awaits IO, a turn or a person inside a handler.
+//!
+//! Actors: one [`pool::Pool`] a pool; one [`session::Session`] an attempt at a task; one
+//! [`channel::Channel`] a child. Plain tasks of a Channel: stdout pump, stdin pump, stderr ring,
+//! keeper. Mailboxes are unbounded, so what a child writes enters them only against
+//! [`credit::Credits`]; all else is a bounded number of messages a task or a turn.
 
+mod channel;
+mod credit;
 pub mod notice;
+mod pool;
+mod session;
+mod setup;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use tokio::sync::{broadcast, mpsc};
+use ractor::{Actor, ActorRef};
+use tokio::sync::{broadcast, mpsc, oneshot};
+use tokio::task::JoinHandle;
 
+pub use channel::stderr::LogTail;
 pub use notice::{ChangeKind, FileChange, Notice, SlotView, TaskReport};
+pub use setup::{LoadedPolicy, Setup};
 
-use crate::model::{Foreign, RunId, SlotId, TaskSpec};
+use crate::config::Config;
+use crate::journal::{Commit, Committed, Refusal, TaskRow, Write};
+use crate::limits::POOL_QUEUE;
+use crate::model::{PoolName, RunId, SlotId, SlotState, TaskSpec};
+use crate::telemetry::PoolMeters;
+use crate::telemetry::event::child::SlotStateChanged;
+use crate::telemetry::event::task::TaskQueued;
+use crate::telemetry::exporter::initialise_pool;
+use pool::{ActiveTask, Pool, PoolArgs, PoolMsg};
+use setup::{PoolShared, Shared, SlotTable, now_us};
 
-/// The stderr of a slot's child: what is kept, and what comes.
-#[derive(Debug)]
-pub struct LogTail {
-    /// The last lines, oldest first.
-    pub backlog: Vec<Foreign>,
-    /// Lines as they come.
-    pub live: broadcast::Receiver<Foreign>,
-}
-
-/// Whether the fleet can take work.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Readiness {
-    /// It can.
-    Ready,
-    /// It cannot, for these reasons.
-    NotReady(Vec<String>),
-}
-
-/// How the fleet is stopped.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stop {
-    /// By the stop ladder.
-    Graceful,
-    /// By the kill at once.
-    Now,
+/// Why a fleet did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The policy that a pool names was not given.
+    #[error("pool {pool}: policy {policy:?} is not loaded")]
+    NoPolicy {
+        /// The pool.
+        pool: PoolName,
+        /// Its policy's name.
+        policy: String,
+    },
+    /// The extractor of a pool was not given.
+    #[error("pool {0}: no extractor is loaded")]
+    NoExtractor(PoolName),
+    /// A sandbox profile that a pool names does not exist.
+    #[error("pool {pool}: sandbox profile {profile:?} does not exist")]
+    NoSandbox {
+        /// The pool.
+        pool: PoolName,
+        /// The profile's name.
+        profile: String,
+    },
+    /// An actor could not be started.
+    #[error("an actor could not be started: {0}")]
+    Actor(String),
 }
 
 /// Why tasks were not taken in.
 #[derive(Debug, thiserror::Error)]
 pub enum SubmitError {
-    /// A task names a pool that does not exist.
+    /// A task names a pool that does not exist, or none where there are several.
     #[error("task {task}: {why}")]
     Pool {
-        /// The task.
+        /// The task's id.
         task: String,
-        /// Why.
+        /// What is wrong and what to do.
         why: String,
     },
-    /// Too many.
-    #[error("more than that at once")]
+    /// The queue would be longer than it may.
+    #[error("more than {POOL_QUEUE} tasks at once: submit fewer")]
     TooMany,
+    /// The journal takes nothing new.
+    #[error("{0}")]
+    Journal(Refusal),
+    /// The journal could not take them: a run twice under the same id, or its end.
+    #[error("the tasks were not journalled: {0}")]
+    Rejected(String),
     /// The fleet is stopping.
     #[error("the fleet is stopping")]
     Stopping,
@@ -61,45 +94,334 @@ pub enum SubmitError {
 #[error("there is no slot {0}")]
 pub struct NoSuchSlot(pub SlotId);
 
-/// The running fleet.
-#[derive(Clone, Debug)]
-pub struct FleetHandle;
+/// How children are stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stop {
+    /// By the stop ladder.
+    Graceful,
+    /// By a kill of their whole trees.
+    Now,
+}
 
-#[expect(clippy::unused_async, reason = "stub")]
+/// Whether the fleet can work.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Readiness {
+    /// It can.
+    Ready,
+    /// It cannot, and why.
+    NotReady(Vec<String>),
+}
+
+struct PoolEntry {
+    actor: ActorRef<PoolMsg>,
+    shared: Arc<PoolShared>,
+}
+
+struct Inner {
+    shared: Arc<Shared>,
+    pools: BTreeMap<PoolName, PoolEntry>,
+    ended: tokio::sync::Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// The running fleet. Clones are the same fleet.
+#[derive(Clone)]
+pub struct FleetHandle(Arc<Inner>);
+
 impl FleetHandle {
-    /// Takes tasks in.
+    /// Starts the pools. No child is started before a task needs one.
+    ///
+    /// # Errors
+    /// [`StartError`] if the parts do not fit together.
+    pub async fn start(setup: Setup) -> Result<Self, StartError> {
+        let parts = pools(&setup)?;
+        let views = parts.iter().flat_map(|pool| slot_views(pool));
+        let slots = SlotTable::new(views);
+        let shared = Arc::new(Shared::new(setup, slots));
+        let mut pools = BTreeMap::new();
+        let mut ended = Vec::new();
+        for pool in parts {
+            initialise_pool(&pool.config.name, pool.config.size);
+            for index in 0..pool.config.size {
+                SlotStateChanged {
+                    slot: &SlotId {
+                        pool: pool.config.name.clone(),
+                        index,
+                    },
+                    from: None,
+                    to: Some(SlotState::Unloaded),
+                }
+                .emit();
+            }
+            let args = PoolArgs {
+                shared: Arc::clone(&shared),
+                pool: Arc::clone(&pool),
+            };
+            let (actor, end) = Pool::spawn(None, Pool, args)
+                .await
+                .map_err(|error| StartError::Actor(error.to_string()))?;
+            ended.push(end);
+            let name = pool.config.name.clone();
+            pools.insert(
+                name,
+                PoolEntry {
+                    actor,
+                    shared: pool,
+                },
+            );
+        }
+        Ok(Self(Arc::new(Inner {
+            shared,
+            pools,
+            ended: tokio::sync::Mutex::new(ended),
+        })))
+    }
+
+    /// Takes tasks in; returns when they are durable. Each of them will be reported once.
+    ///
+    /// # Errors
+    /// [`SubmitError`]; none of the tasks was taken in then.
     pub async fn submit(
         &self,
-        _run: RunId,
-        _command: &'static str,
-        _tasks: Vec<TaskSpec>,
+        run: RunId,
+        command: &'static str,
+        tasks: Vec<TaskSpec>,
     ) -> Result<mpsc::Receiver<Arc<TaskReport>>, SubmitError> {
-        Err(SubmitError::Stopping)
+        if tasks.len() > POOL_QUEUE {
+            return Err(SubmitError::TooMany);
+        }
+        let (tell, reports) = mpsc::channel(tasks.len().max(1));
+        let mut writes = vec![Write::RunBegun {
+            run: run.clone(),
+            command,
+            at_us: now_us(),
+        }];
+        let mut by_pool: BTreeMap<PoolName, Vec<ActiveTask>> = BTreeMap::new();
+        let mut queued = Vec::with_capacity(tasks.len());
+        for (place, spec) in tasks.into_iter().enumerate() {
+            let entry = self.pool_of(&spec)?;
+            let name = entry.shared.config.name.clone();
+            writes.push(Write::TaskQueued(TaskRow {
+                run: run.clone(),
+                spec: spec.clone(),
+                pool: name.clone(),
+                place: u32::try_from(place).unwrap_or(u32::MAX),
+                at_us: now_us(),
+            }));
+            queued.push((spec.id.clone(), name.clone()));
+            let attempts = spec.attempts.unwrap_or(entry.shared.config.attempts);
+            let task = ActiveTask::new(run.clone(), spec, attempts, tell.clone());
+            by_pool.entry(name).or_default().push(task);
+        }
+        self.make_durable(writes).await?;
+        for (task, pool) in queued {
+            let run = run.clone();
+            TaskQueued {
+                pool: &pool,
+                task: &task,
+            }
+            .emit();
+            self.0.shared.tell(Notice::Queued { run, task, pool });
+        }
+        for (pool, tasks) in by_pool {
+            if let Some(entry) = self.0.pools.get(&pool) {
+                entry
+                    .actor
+                    .send_message(PoolMsg::Submit(tasks))
+                    .map_err(|_| SubmitError::Stopping)?;
+            }
+        }
+        Ok(reports)
     }
-    /// Notices.
+
+    async fn make_durable(&self, writes: Vec<Write>) -> Result<(), SubmitError> {
+        let (done, durable) = oneshot::channel();
+        let commit = Commit::of(writes).then(move |result| {
+            let _ = done.send(result);
+        });
+        let submitted = self.0.shared.journal.submit(commit);
+        submitted.map_err(|refused| SubmitError::Journal(refused.reason))?;
+        match durable.await {
+            Ok(Committed::Durable { .. }) => Ok(()),
+            Ok(Committed::Rejected(why)) => Err(SubmitError::Rejected(why.to_string())),
+            Err(_) => Err(SubmitError::Stopping),
+        }
+    }
+
+    fn pool_of(&self, spec: &TaskSpec) -> Result<&PoolEntry, SubmitError> {
+        let bad = |why: String| SubmitError::Pool {
+            task: spec.id.to_string(),
+            why,
+        };
+        let names = || {
+            let names: Vec<_> = self.0.pools.keys().map(PoolName::as_str).collect();
+            names.join(", ")
+        };
+        match &spec.pool {
+            Some(name) => self
+                .0
+                .pools
+                .get(name)
+                .ok_or_else(|| bad(format!("there is no pool {name}; there are: {}", names()))),
+            None if self.0.pools.len() == 1 => {
+                let only = self.0.pools.values().next();
+                only.ok_or_else(|| bad("there is no pool".to_owned()))
+            }
+            None => Err(bad(format!(
+                "there are several pools, say which one works it: {}",
+                names()
+            ))),
+        }
+    }
+
+    /// Everything that happens from now on. A watcher that lags is told so by the channel.
+    #[must_use]
     pub fn watch(&self) -> broadcast::Receiver<Notice> {
-        broadcast::channel(1).1
+        self.0.shared.watchers.subscribe()
     }
-    /// Slots.
+
+    /// The slots, as they are now.
+    #[must_use]
     pub fn slots(&self) -> Vec<SlotView> {
-        Vec::new()
+        self.0.shared.slots.views()
     }
-    /// Logs.
-    pub fn logs(&self, _slot: &SlotId) -> Option<LogTail> {
-        None
+
+    /// The configuration that the fleet runs with.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.0.shared.config
     }
-    /// Restart.
+
+    /// The stderr of a slot's children: the last lines, and what follows.
+    #[must_use]
+    pub fn logs(&self, slot: &SlotId) -> Option<LogTail> {
+        self.0
+            .shared
+            .slots
+            .log(slot)
+            .map(channel::stderr::StderrLog::follow)
+    }
+
+    /// Ends a slot's child, if one runs, and unparks the slot; returns when the child and its
+    /// whole tree are gone.
+    ///
+    /// # Errors
+    /// [`NoSuchSlot`].
     pub async fn restart(&self, slot: SlotId) -> Result<(), NoSuchSlot> {
-        Err(NoSuchSlot(slot))
+        let known = self.0.pools.get(&slot.pool);
+        let Some(entry) = known.filter(|entry| slot.index < entry.shared.config.size) else {
+            return Err(NoSuchSlot(slot));
+        };
+        let (done, gone) = oneshot::channel();
+        let index = slot.index;
+        if entry
+            .actor
+            .send_message(PoolMsg::Restart { index, done })
+            .is_ok()
+        {
+            let _ = gone.await;
+        }
+        Ok(())
     }
-    /// Readiness.
+
+    /// Whether the journal takes new work and every pool has a slot that is not parked.
+    #[must_use]
     pub fn readiness(&self) -> Readiness {
-        Readiness::Ready
+        let mut reasons = Vec::new();
+        let health = self.0.shared.journal.health().borrow().clone();
+        if let Some(why) = health.reason() {
+            reasons.push(format!("the journal is not writable: {why}"));
+        }
+        let slots = self.slots();
+        for name in self.0.pools.keys() {
+            let mut own = slots.iter().filter(|view| view.slot.pool == *name);
+            if own.all(|view| view.state == SlotState::Parked) {
+                reasons.push(format!("every slot of pool {name} is parked"));
+            }
+        }
+        if reasons.is_empty() {
+            Readiness::Ready
+        } else {
+            Readiness::NotReady(reasons)
+        }
     }
-    /// Cancels a run.
-    pub fn cancel(&self, _run: &RunId) {}
-    /// Cancels all.
-    pub fn cancel_all(&self) {}
-    /// Stops.
-    pub async fn stop(&self, _how: Stop) {}
+
+    /// Starts no further task of this run and cancels its running turns. Every task is still
+    /// reported.
+    pub fn cancel(&self, run: &RunId) {
+        self.send_cancel(Some(run));
+    }
+
+    /// Starts no new task of any run any more and cancels running turns. Every task is still
+    /// reported.
+    pub fn cancel_all(&self) {
+        self.send_cancel(None);
+    }
+
+    fn send_cancel(&self, run: Option<&RunId>) {
+        for entry in self.0.pools.values() {
+            let _ = entry.actor.send_message(PoolMsg::Cancel(run.cloned()));
+        }
+    }
+
+    /// Stops every child and ends the fleet; returns when nothing of it is left.
+    pub async fn stop(&self, how: Stop) {
+        let now = how == Stop::Now;
+        for entry in self.0.pools.values() {
+            let _ = entry.actor.send_message(PoolMsg::Stop { now });
+        }
+        let mut ended = self.0.ended.lock().await;
+        for end in ended.drain(..) {
+            let _ = end.await;
+        }
+    }
+}
+
+/// Puts together what each pool's sessions share.
+fn pools(setup: &Setup) -> Result<Vec<Arc<PoolShared>>, StartError> {
+    let mut first_slot = 0;
+    let mut pools = Vec::with_capacity(setup.config.pools.len());
+    for config in &setup.config.pools {
+        let pool = || config.name.clone();
+        let policy = setup.policies.get(&config.policy);
+        let policy = policy.ok_or_else(|| StartError::NoPolicy {
+            pool: pool(),
+            policy: config.policy.clone(),
+        })?;
+        let sandbox = setup.config.sandboxes.get(&config.sandbox);
+        let extractor = setup.extractors.get(config.name.as_str());
+        let shared = PoolShared {
+            policy: Arc::clone(&policy.policy),
+            policy_sha256: policy.sha256.clone(),
+            sandbox: sandbox.cloned().ok_or_else(|| StartError::NoSandbox {
+                pool: pool(),
+                profile: config.sandbox.clone(),
+            })?,
+            extractor: extractor
+                .cloned()
+                .ok_or_else(|| StartError::NoExtractor(pool()))?,
+            meters: PoolMeters::new(&config.name),
+            config: config.clone(),
+            first_slot,
+        };
+        first_slot += config.size;
+        pools.push(Arc::new(shared));
+    }
+    Ok(pools)
+}
+
+fn slot_views(pool: &PoolShared) -> Vec<SlotView> {
+    let view = |index| SlotView {
+        slot: SlotId {
+            pool: pool.config.name.clone(),
+            index,
+        },
+        state: SlotState::Unloaded,
+        pid: None,
+        task: None,
+        note: None,
+        started_at: None,
+        up: false,
+        last_exit_code: None,
+    };
+    (0..pool.config.size).map(view).collect()
 }

@@ -34,6 +34,32 @@ words!(
     }
 );
 
+words!(
+    /// What kind of tool a call is for, as metrics label it.
+    ToolClass {
+        /// It runs a command text.
+        Shell = "shell",
+        /// It reads files.
+        Read = "read",
+        /// It writes a file.
+        Write = "write",
+        /// It fetches a URL.
+        Fetch = "fetch",
+        /// Anything else.
+        Unknown = "unknown",
+    }
+);
+
+words!(
+    /// What becomes of an ask that nobody answers. Ordered by severity.
+    OnTimeout {
+        /// It is denied.
+        Deny = "deny",
+        /// It is denied and its turn interrupted.
+        DenyTurn = "deny_turn",
+    }
+);
+
 /// The agent's own name for a request: what an answer must carry back. Unique in its channel.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct AskKey(pub String);

@@ -28,6 +28,35 @@ words!(
     }
 );
 
+words!(
+    /// Where the set-up of a child's walls failed, as `marshal_sandbox_failures_total{stage}`
+    /// counts it.
+    WallStage {
+        /// The helper itself: its control socket, its version, its parent.
+        Shim = "shim",
+        /// Taking the slot's uid.
+        Uid = "uid",
+        /// Making the namespaces and mapping the user.
+        Userns = "userns",
+        /// Mapping the owner of a directory to the user inside.
+        Idmap = "idmap",
+        /// Opening or placing a directory, and the root around it.
+        Mount = "mount",
+        /// `/proc`.
+        Proc = "proc",
+        /// The loopback of the own network.
+        Net = "net",
+        /// The host name.
+        Uts = "uts",
+        /// Resource limits.
+        Rlimit = "rlimit",
+        /// Capabilities and no_new_privs.
+        Caps = "caps",
+        /// Starting the agent's program.
+        Exec = "exec",
+    }
+);
+
 impl ExitClass {
     /// Whether somebody asked for this end, so that it is no failure of its slot.
     #[must_use]

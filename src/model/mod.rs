@@ -12,9 +12,9 @@ pub mod slot;
 pub mod task;
 pub mod turn;
 
-pub use ask::{Answer, Ask, AskKey, Claimed, DecidedBy, Decision, Verdict};
+pub use ask::{Answer, Ask, AskKey, Claimed, DecidedBy, Decision, OnTimeout, ToolClass, Verdict};
 pub use event::{AgentInfo, Event, EventKind, Origin, Stamped, Usage};
-pub use exit::{ExitClass, ExitStatus};
+pub use exit::{ExitClass, ExitStatus, WallStage};
 pub use foreign::Foreign;
 pub use ids::{AskId, EventId, IdError, PoolName, RunId, SessionId, SlotId, TaskId};
 pub use slot::SlotState;

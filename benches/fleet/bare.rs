@@ -1,0 +1,155 @@
+//! The yardstick for what flows: one thread a child, blocking reads, typed parsing, nothing else.
+
+use std::io::{Read, Write};
+use std::process::{Child, ChildStdin, ChildStdout};
+use std::sync::{Arc, Barrier};
+use std::thread;
+use std::time::Instant;
+
+use crate::figures::{Cost, Figures, Latency};
+use crate::load::{Load, piped};
+use crate::wire::{self, Seen};
+use crate::{Failure, Side, bare_tasks};
+
+/// How much is read at once.
+const READ_BYTES: usize = 64 << 10;
+
+/// Stack of a reader, in bytes.
+const STACK_BYTES: usize = 256 << 10;
+
+/// Readers that do nothing else.
+pub(crate) struct Bare;
+
+impl Side for Bare {
+    fn name(&self) -> &'static str {
+        "bare"
+    }
+
+    fn run(&mut self, load: &Load) -> Result<Figures, Failure> {
+        match load.prompt() {
+            Some(prompt) => flow(load, &prompt),
+            None => bare_tasks::run(load),
+        }
+    }
+}
+
+/// A child and its reader's state. Killed when dropped.
+struct Reader {
+    child: Child,
+    stdin: ChildStdin,
+    stdout: ChildStdout,
+    buffer: Vec<u8>,
+    filled: usize,
+}
+
+/// What a reader saw.
+#[derive(Default)]
+struct Tally {
+    events: u64,
+    latency: Latency,
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        // It may have ended already.
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+fn flow(load: &Load, prompt: &str) -> Result<Figures, Failure> {
+    let spawning = Instant::now();
+    let mut readers = Vec::with_capacity(load.children());
+    for _ in 0..load.children() {
+        readers.push(Reader::spawn(load)?);
+    }
+    for reader in &mut readers {
+        reader.until(|seen| matches!(seen, Seen::Ready), &mut Tally::default())?;
+    }
+    let spawn_s = spawning.elapsed().as_secs_f64();
+
+    let start = Arc::new(Barrier::new(readers.len() + 1));
+    let line = wire::prompt(prompt);
+    let mut threads = Vec::with_capacity(readers.len());
+    for mut reader in readers {
+        let (start, line) = (Arc::clone(&start), line.clone());
+        threads.push(thread::Builder::new().stack_size(STACK_BYTES).spawn(
+            move || -> Result<Tally, Failure> {
+                start.wait();
+                let mut tally = Tally::default();
+                reader.stdin.write_all(line.as_bytes())?;
+                reader.until(|seen| matches!(seen, Seen::TurnEnd), &mut tally)?;
+                Ok(tally)
+            },
+        )?);
+    }
+    let cost = Cost::begin();
+    start.wait();
+    let mut whole = Tally::default();
+    for thread in threads {
+        let tally = thread.join().map_err(|_| "a reader panicked")??;
+        whole.events += tally.events;
+        whole.latency.merge(tally.latency);
+    }
+    let mut figures = Figures::default();
+    cost.note(&mut figures, whole.events);
+    figures.note("spawn_s", spawn_s);
+    if whole.latency.count() > 0 {
+        figures.note_latency("ask", &whole.latency);
+    }
+    Ok(figures)
+}
+
+impl Reader {
+    fn spawn(load: &Load) -> Result<Self, Failure> {
+        let mut child = piped(&load.command()).spawn()?;
+        let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err("a child without pipes".into());
+        };
+        Ok(Self {
+            child,
+            stdin,
+            stdout,
+            buffer: vec![0; READ_BYTES],
+            filled: 0,
+        })
+    }
+
+    /// Reads, counts and answers until a message is the `last`.
+    fn until(
+        &mut self,
+        last: impl Fn(&Seen<'_>) -> bool,
+        tally: &mut Tally,
+    ) -> Result<(), Failure> {
+        loop {
+            if self.filled == self.buffer.len() {
+                self.buffer.resize(self.filled * 2, 0);
+            }
+            let read = self.stdout.read(&mut self.buffer[self.filled..])?;
+            if read == 0 {
+                return Err("a child ended in the middle".into());
+            }
+            self.filled += read;
+            let mut ended = false;
+            let mut at = 0;
+            for newline in memchr::memchr_iter(b'\n', &self.buffer[..self.filled]) {
+                let seen = wire::parse(&self.buffer[at..newline])?;
+                at = newline + 1;
+                tally.events += 1;
+                match &seen {
+                    Seen::Request(id) => self.stdin.write_all(wire::allow(id).as_bytes())?,
+                    Seen::Text(text) if text.starts_with("asks ") => {
+                        tally.latency.add_report(text)?;
+                    }
+                    _ => {}
+                }
+                ended |= last(&seen);
+            }
+            self.buffer.copy_within(at..self.filled, 0);
+            self.filled -= at;
+            if ended {
+                return Ok(());
+            }
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! The loads, and the children that carry them.
+
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use clap::Subcommand;
+use serde_json::{Value, json};
+
+/// What to do with the children.
+#[derive(Debug, Clone, Subcommand)]
+pub(crate) enum Load {
+    /// Every child writes as fast as it can
+    Flood {
+        /// How many children
+        #[arg(long, default_value_t = 1)]
+        children: usize,
+        /// Lines of each child
+        #[arg(long, default_value_t = 1_000_000)]
+        lines: u64,
+        /// Bytes of each line, newline included
+        #[arg(long, default_value_t = 100)]
+        size: usize,
+        /// Lines in one write; as many as fit into 64 KiB if not given
+        #[arg(long)]
+        batch: Option<usize>,
+    },
+    /// Every child asks for permission, one request after the other
+    Ask {
+        /// How many children
+        #[arg(long, default_value_t = 1)]
+        children: usize,
+        /// Requests of each child
+        #[arg(long, default_value_t = 2000)]
+        asks: u64,
+        /// Microseconds that a child waits before each request
+        #[arg(long, default_value_t = 0)]
+        think_us: u64,
+    },
+    /// Children that wait
+    Idle {
+        /// How many children
+        #[arg(long, default_value_t = 100)]
+        children: usize,
+        /// How long they are watched
+        #[arg(long, default_value_t = 5)]
+        seconds: u64,
+    },
+    /// Children that are killed and replaced
+    Kill {
+        /// How many children
+        #[arg(long, default_value_t = 10)]
+        children: usize,
+        /// How many are killed, one after the other
+        #[arg(long, default_value_t = 20)]
+        kills: usize,
+    },
+}
+
+impl Load {
+    /// How many children it needs.
+    pub(crate) fn children(&self) -> usize {
+        match self {
+            Self::Flood { children, .. }
+            | Self::Ask { children, .. }
+            | Self::Idle { children, .. }
+            | Self::Kill { children, .. } => *children,
+        }
+    }
+
+    /// The script for each child, if it gets one.
+    pub(crate) fn prompt(&self) -> Option<String> {
+        match self {
+            Self::Flood {
+                lines, size, batch, ..
+            } => {
+                let batch = batch.map(|batch| format!(" {batch}")).unwrap_or_default();
+                Some(format!("flood {lines} {size}{batch}"))
+            }
+            Self::Ask { asks, .. } => Some(format!("ask {asks}")),
+            Self::Idle { .. } | Self::Kill { .. } => None,
+        }
+    }
+
+    /// A child's command line.
+    pub(crate) fn command(&self) -> Vec<String> {
+        let think_us = match self {
+            Self::Ask { think_us, .. } => *think_us,
+            _ => 0,
+        };
+        vec![
+            env!("CARGO_BIN_EXE_marshal").to_owned(),
+            "script-agent".to_owned(),
+            "--loader".to_owned(),
+            format!("--think-us={think_us}"),
+        ]
+    }
+
+    /// How long the children are watched, where nothing else ends the run.
+    pub(crate) fn watch(&self) -> Duration {
+        match self {
+            Self::Idle { seconds, .. } => Duration::from_secs(*seconds),
+            _ => Duration::ZERO,
+        }
+    }
+
+    /// For the output.
+    pub(crate) fn shown(&self) -> Value {
+        match self {
+            Self::Flood {
+                children,
+                lines,
+                size,
+                batch,
+            } => {
+                json!({"flood": {"children": children, "lines": lines, "size": size, "batch": batch}})
+            }
+            Self::Ask {
+                children,
+                asks,
+                think_us,
+            } => json!({"ask": {"children": children, "asks": asks, "think_us": think_us}}),
+            Self::Idle { children, seconds } => {
+                json!({"idle": {"children": children, "seconds": seconds}})
+            }
+            Self::Kill { children, kills } => {
+                json!({"kill": {"children": children, "kills": kills}})
+            }
+        }
+    }
+}
+
+/// A child with pipes, not started.
+pub(crate) fn piped(command: &[String]) -> Command {
+    let mut child = Command::new(&command[0]);
+    child
+        .args(&command[1..])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null());
+    child
+}

@@ -1,0 +1,168 @@
+//! The load bench: the same load on several ways to supervise it, in one run, by turns.
+//!
+//! Prints one JSON line a run and one with the ratios. Gates nothing.
+
+mod bare;
+mod bare_tasks;
+mod figures;
+mod load;
+mod wire;
+
+use std::io::{self, Write};
+use std::process::{Command, ExitCode, Stdio};
+
+use clap::Parser;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use serde_json::{Value, json};
+
+use figures::{Figures, median};
+use load::Load;
+
+/// Why a run failed.
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// A way to supervise children.
+trait Side {
+    /// Its name in the output.
+    fn name(&self) -> &'static str;
+
+    /// Starts the load's children, puts the load on them, and measures. Nothing of it is left
+    /// when this returns.
+    fn run(&mut self, load: &Load) -> Result<Figures, Failure>;
+}
+
+/// Puts a load on a fleet and measures what supervising it costs
+#[derive(Debug, Parser)]
+#[command(name = "fleet")]
+struct Line {
+    #[command(subcommand)]
+    load: Load,
+    /// What to compare with
+    #[arg(long, global = true, value_enum, default_value = "bare")]
+    baseline: Baseline,
+    /// How often each side runs
+    #[arg(long, global = true, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// Runs one side once and prints its figures: each run is a process of its own, so that none
+    /// inherits the memory of another
+    #[arg(long, global = true, hide = true)]
+    only: Option<String>,
+    /// What cargo adds
+    #[arg(long, global = true, hide = true)]
+    bench: bool,
+}
+
+/// The yardsticks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Baseline {
+    /// A reader that does nothing else.
+    Bare,
+    /// No yardstick.
+    None,
+}
+
+fn main() -> ExitCode {
+    // Started together with other targets, without a load: nothing to do.
+    if std::env::args().skip(1).all(|arg| arg == "--bench") {
+        drop(writeln!(
+            io::stderr(),
+            "fleet: say which load; --help lists them"
+        ));
+        return ExitCode::SUCCESS;
+    }
+    let line = Line::parse();
+    match run(&line) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            drop(writeln!(io::stderr(), "fleet: {failure}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The sides of this run, the yardstick first.
+fn sides(baseline: Baseline) -> Vec<Box<dyn Side>> {
+    match baseline {
+        Baseline::Bare => vec![Box::new(bare::Bare)],
+        Baseline::None => Vec::new(),
+    }
+}
+
+fn run(line: &Line) -> Result<(), Failure> {
+    let mut sides = sides(line.baseline);
+    if sides.is_empty() {
+        return Err("there is no side to run; use --baseline bare".into());
+    }
+    raise_descriptors()?;
+    if let Some(only) = &line.only {
+        let mut named = sides.iter_mut().filter(|side| side.name() == only);
+        let side = named.next().ok_or("there is no such side")?;
+        return print(&side.run(&line.load)?.shown());
+    }
+    let mut seen: Vec<Vec<Figures>> = sides.iter().map(|_| Vec::new()).collect();
+    for round in 1..=line.rounds {
+        for (side, seen) in sides.iter().zip(&mut seen) {
+            let figures = alone(side.name())?;
+            print(&json!({
+                "side": side.name(),
+                "round": round,
+                "load": line.load.shown(),
+                "figures": figures.shown(),
+            }))?;
+            seen.push(figures);
+        }
+    }
+    let Some((yardstick, candidates)) = seen.split_first() else {
+        return Ok(());
+    };
+    for (side, candidate) in sides.iter().skip(1).zip(candidates) {
+        print(&json!({
+            "ratio": format!("{}/{}", side.name(), sides[0].name()),
+            "load": line.load.shown(),
+            "medians": ratios(candidate, yardstick),
+        }))?;
+    }
+    Ok(())
+}
+
+/// Runs one side once, in a process of its own.
+fn alone(side: &str) -> Result<Figures, Failure> {
+    let output = Command::new(std::env::current_exe()?)
+        .args(std::env::args_os().skip(1))
+        .args(["--only", side])
+        .stderr(Stdio::inherit())
+        .output()?;
+    if !output.status.success() {
+        return Err(format!("{side}: {}", output.status).into());
+    }
+    Figures::read(&output.stdout)
+}
+
+/// The ratio of each figure that both sides have, median by median.
+fn ratios(candidate: &[Figures], yardstick: &[Figures]) -> Value {
+    let names = candidate.first().map(Figures::names).unwrap_or_default();
+    let ratio = |name: &str| {
+        let candidate = median(candidate, name)?;
+        let yardstick = median(yardstick, name).filter(|figure| *figure > 0.0)?;
+        Some((name.to_owned(), json!(candidate / yardstick)))
+    };
+    Value::Object(names.into_iter().filter_map(ratio).collect())
+}
+
+/// Allows as many open descriptors as may be had: each child needs a few.
+fn raise_descriptors() -> Result<(), Failure> {
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: limit.maximum,
+            maximum: limit.maximum,
+        },
+    )?;
+    Ok(())
+}
+
+fn print(line: &Value) -> Result<(), Failure> {
+    writeln!(io::stdout().lock(), "{line}")?;
+    Ok(())
+}

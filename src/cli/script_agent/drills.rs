@@ -1,0 +1,321 @@
+//! Faults on demand, and load.
+//!
+//! Each is a step of the script, so that a test of the supervisor is a prompt. Must not know how
+//! a supervisor reacts.
+
+use std::fmt::Write as _;
+use std::io;
+use std::os::fd::AsFd;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Resource, Rlimit, Signal, getpid, kill_process, setrlimit};
+
+use super::agent::{Agent, Halt, Permission};
+use super::messages::Outbound;
+use super::step::{Call, Crash, Drill, Hang, Pipes};
+use super::tools::ToolEnd;
+use crate::limits::AGENT_WRITE_BYTES;
+
+/// What flooded lines say, over and over.
+const FILLER: &[u8] = b"All work and no play makes a dull agent. ";
+
+/// How long an orphan lives, in seconds: longer than any test, shorter than for ever.
+const ORPHAN_SECONDS: &str = "3600";
+
+/// Starts a process that has left its session, its group and its parent, and that ignores every
+/// polite signal. `$0` and the environment carry the marker; its output goes to this shell's
+/// stderr, so that this shell's stdout ends with it.
+const ORPHAN_SCRIPT: &str = "trap '' HUP INT TERM; \
+    setsid sh -c 'sleep \"$1\"; :' \"$0\" \"$1\" >&2 & echo $!";
+
+/// Lines that are no messages, one of each kind.
+const GARBAGE: [&[u8]; 5] = [
+    b"this is not JSON\n",
+    b"\xff\xfe\x80 this is not UTF-8\n",
+    b"{\"type\":\"text_delta\",\"turn_id\n",
+    b"[1,2,3]\n",
+    b"{\"type\":\"no_such_message\",\"turn_id\":\"t-0\"}\n",
+];
+
+impl Agent {
+    /// Carries a drill out.
+    pub(super) fn drill(&mut self, drill: &Drill) -> Result<(), Halt> {
+        match drill {
+            Drill::Crash(how) => crash(*how),
+            Drill::Exit(code) => Err(Halt::Exit(*code)),
+            Drill::Hang(how) => hang(*how),
+            Drill::Flood {
+                lines,
+                line_bytes,
+                batch,
+            } => self.flood(*lines, *line_bytes, *batch),
+            Drill::Garbage { lines } => {
+                for line in GARBAGE.iter().cycle().zip(0..*lines).map(|(line, _)| line) {
+                    self.out.write(line)?;
+                    self.attend()?;
+                    if self.cancelled() {
+                        break;
+                    }
+                }
+                Ok(())
+            }
+            Drill::HugeLine { bytes } => self.huge_line(*bytes),
+            Drill::Slow => {
+                self.out.slow = true;
+                Ok(())
+            }
+            Drill::IgnoreCancel => {
+                self.ignores_cancel = true;
+                Ok(())
+            }
+            Drill::SpawnOrphan { marker, pipes } => {
+                let marker = marker.as_ref().unwrap_or(&self.session).clone();
+                let said = match spawn_orphan(&marker, *pipes) {
+                    Ok(pid) => format!("Left process {pid} behind, marked {marker}.\n"),
+                    Err(error) => format!("Could not leave a process behind: {error}.\n"),
+                };
+                self.text(&said)
+            }
+            Drill::Ask { count, path } => self.ask_load(*count, path),
+        }
+    }
+
+    /// Writes `lines` text deltas of `line_bytes` each, newline included.
+    fn flood(&mut self, lines: u64, line_bytes: usize, batch: Option<usize>) -> Result<(), Halt> {
+        let line = self.filled_line(line_bytes)?;
+        let fits = (AGENT_WRITE_BYTES / line.len()).max(1);
+        let batch = batch.unwrap_or(if self.settings.loader { fits } else { 1 });
+        // Built once: in the loop there is nothing but the write.
+        let chunk = line.repeat(batch.min(fits));
+        let listen_every = (fits / batch.min(fits)).max(1);
+        let mut left = lines;
+        let mut writes = 0_usize;
+        while left > 0 && !self.cancelled() {
+            let now = usize::try_from(left).unwrap_or(usize::MAX);
+            let bytes = &chunk[..chunk.len().min(now.saturating_mul(line.len()))];
+            self.out.write(bytes)?;
+            left -= (bytes.len() / line.len()) as u64;
+            writes += 1;
+            if writes.is_multiple_of(listen_every) {
+                self.attend()?;
+            }
+        }
+        if let Some(turn) = &mut self.turn {
+            turn.written_chars += (lines - left) * line_bytes as u64;
+        }
+        Ok(())
+    }
+
+    /// A text delta whose line has `line_bytes`, newline included, or as few as are possible.
+    fn filled_line(&self, line_bytes: usize) -> Result<Vec<u8>, Halt> {
+        let (mut head, tail) = self.delta_frame()?;
+        let room = line_bytes.saturating_sub(head.len() + tail.len());
+        head.extend(FILLER.iter().cycle().take(room.max(1)));
+        head.extend(tail);
+        Ok(head)
+    }
+
+    /// One text delta's line before and after its text.
+    fn delta_frame(&self) -> Result<(Vec<u8>, Vec<u8>), Halt> {
+        let mut head = serde_json::to_vec(&Outbound::TextDelta {
+            turn_id: self.turn_id(),
+            delta: "",
+        })
+        .map_err(io::Error::from)?;
+        let tail = head.split_off(head.len() - 2);
+        Ok((head, [tail, vec![b'\n']].concat()))
+    }
+
+    /// Writes one text delta whose line has `bytes` before its newline.
+    fn huge_line(&mut self, bytes: u64) -> Result<(), Halt> {
+        let (head, tail) = self.delta_frame()?;
+        let frame = (head.len() + tail.len() - 1) as u64;
+        let mut left = bytes.saturating_sub(frame).max(1);
+        self.out.write(&head)?;
+        let chunk = vec![b'x'; AGENT_WRITE_BYTES];
+        while left > 0 {
+            let now = usize::try_from(left).map_or(chunk.len(), |left| left.min(chunk.len()));
+            self.out.write(&chunk[..now])?;
+            left -= now as u64;
+        }
+        self.out.write(&tail)?;
+        if let Some(turn) = &mut self.turn {
+            turn.written_chars += bytes;
+        }
+        Ok(())
+    }
+
+    /// Asks `count` times for the same file, one after the other, and says how long answers took,
+    /// measured here: from before the write to after the answer was read.
+    fn ask_load(&mut self, count: u64, path: &str) -> Result<(), Halt> {
+        let call = Call::ReadFile {
+            path: path.to_owned(),
+        };
+        let mut latency = Latency::default();
+        for _ in 0..count {
+            if !self.settings.think.is_zero() {
+                self.out.flush()?;
+                self.pause(self.settings.think)?;
+            }
+            if self.cancelled() {
+                break;
+            }
+            let tool_id = self.next_call();
+            self.queue_tool_start(&tool_id, &call)?;
+            self.queue_ask(&call)?;
+            let asked = Instant::now();
+            let permission = self.answer()?;
+            let took = asked.elapsed();
+            let end = match permission {
+                Permission::Allowed => {
+                    latency.allowed += 1;
+                    ToolEnd::success(String::new(), String::new())
+                }
+                Permission::Denied(reason) => {
+                    latency.denied += 1;
+                    ToolEnd::error(reason)
+                }
+                Permission::Cancelled => ToolEnd::interrupted(),
+            };
+            latency.samples.push(took);
+            // Leaves with the next request, as one write.
+            self.queue_tool_result(&tool_id, &end, Instant::now())?;
+        }
+        self.out.flush()?;
+        let report = latency.report();
+        self.ledger
+            .enter("ask", || serde_json::json!({"report": report}))?;
+        self.text(&report)
+    }
+}
+
+/// How long answers took.
+#[derive(Debug, Default)]
+struct Latency {
+    samples: Vec<Duration>,
+    allowed: u64,
+    denied: u64,
+}
+
+impl Latency {
+    /// Words and numbers in pairs, for people and for the load bench: percentiles in
+    /// microseconds, then a histogram of `floor in nanoseconds:count`, 3 % apart.
+    fn report(&mut self) -> String {
+        self.samples.sort_unstable();
+        let mut report = format!(
+            "asks {} allowed {} denied {}",
+            self.samples.len(),
+            self.allowed,
+            self.denied
+        );
+        for (name, permille) in [("p50", 500), ("p90", 900), ("p99", 990), ("max", 1000)] {
+            let at = (self.samples.len() * permille).div_ceil(1000).max(1) - 1;
+            let took = self.samples.get(at).copied().unwrap_or_default();
+            // Writing to a string cannot fail.
+            let _ = write!(report, " {name}_us {:.1}", took.as_secs_f64() * 1e6);
+        }
+        report.push_str(" hist_ns ");
+        let mut comma = "";
+        let mut samples = self.samples.iter().map(|took| floor(*took)).peekable();
+        while let Some(edge) = samples.next() {
+            let mut count = 1;
+            while samples.next_if_eq(&edge).is_some() {
+                count += 1;
+            }
+            let _ = write!(report, "{comma}{edge}:{count}");
+            comma = ",";
+        }
+        report.push('\n');
+        report
+    }
+}
+
+/// A duration's nanoseconds with all but the six highest bits cleared.
+fn floor(took: Duration) -> u64 {
+    let ns = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+    let dropped = (u64::BITS - ns.leading_zeros()).saturating_sub(6);
+    ns >> dropped << dropped
+}
+
+fn crash(how: Crash) -> ! {
+    // No core file: it would be a changed file of the workspace.
+    let none = Rlimit {
+        current: Some(0),
+        maximum: Some(0),
+    };
+    let _ = setrlimit(Resource::Core, none);
+    if how == Crash::Kill {
+        // As the first process of a namespace it would be ignored; then it aborts.
+        let _ = kill_process(getpid(), Signal::KILL);
+    }
+    std::process::abort()
+}
+
+fn hang(how: Hang) -> ! {
+    if how == Hang::Stopped {
+        let _ = kill_process(getpid(), Signal::STOP);
+    }
+    loop {
+        thread::sleep(Duration::from_secs(3600));
+    }
+}
+
+/// Leaves a process behind and says its id, as this process sees it.
+fn spawn_orphan(marker: &str, pipes: Pipes) -> io::Result<String> {
+    let held = match pipes {
+        Pipes::Dropped => Stdio::null(),
+        Pipes::Held => io::stdout().as_fd().try_clone_to_owned()?.into(),
+    };
+    let output = Command::new("sh")
+        .args(["-c", ORPHAN_SCRIPT, marker, ORPHAN_SECONDS])
+        .env("SCRIPT_AGENT_ORPHAN", marker)
+        .stdin(Stdio::null())
+        .stderr(held)
+        .output()?;
+    let pid = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    if pid.is_empty() {
+        return Err(io::Error::other(format!("sh: {}", output.status)));
+    }
+    Ok(pid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_has_percentiles_and_a_histogram_that_adds_up() {
+        let mut latency = Latency {
+            samples: (1..=1000).map(Duration::from_micros).rev().collect(),
+            allowed: 999,
+            denied: 1,
+        };
+        let report = latency.report();
+        assert!(
+            report.starts_with(
+                "asks 1000 allowed 999 denied 1 p50_us 500.0 p90_us 900.0 p99_us 990.0 max_us 1000.0 hist_ns "
+            ),
+            "{report}"
+        );
+        let histogram = report.trim_end().rsplit_once(' ').unwrap().1;
+        let counted: u64 = histogram
+            .split(',')
+            .map(|bucket| bucket.split_once(':').unwrap().1.parse::<u64>().unwrap())
+            .sum();
+        assert_eq!(counted, 1000);
+        assert!(Latency::default().report().contains("p50_us 0.0"));
+    }
+
+    #[test]
+    fn buckets_are_three_percent_apart() {
+        for ns in [1_u64, 63, 64, 7_123, 1_000_000, u64::MAX >> 1] {
+            let edge = floor(Duration::from_nanos(ns));
+            assert!(
+                edge <= ns && (ns - edge) as f64 <= ns as f64 / 32.0,
+                "{ns} {edge}"
+            );
+        }
+    }
+}

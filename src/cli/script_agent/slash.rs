@@ -1,0 +1,167 @@
+//! Slash commands: no turns, answered at once with `slash_result`.
+//!
+//! Must not know prompts or tools.
+
+use serde_json::{Value, json};
+
+use super::agent::{Agent, CONTEXT_WINDOW, Halt};
+use super::messages::Outbound;
+
+/// Every command with what it does, in the order of `/help` and of the documentation.
+pub(super) const COMMANDS: &[(&str, &str)] = &[
+    ("/model [NAME]", "shows or sets the model"),
+    ("/mode [MODE]", "shows or sets the permission mode"),
+    ("/context", "shows how full the context is"),
+    ("/clear", "begins a new session"),
+    ("/exit", "ends the agent"),
+    ("/help", "lists these commands"),
+];
+
+/// The permission modes that exist.
+pub(super) const MODES: [&str; 4] = [
+    "prompt",
+    "read-only",
+    "workspace-write",
+    "danger-full-access",
+];
+
+/// What a command gives.
+#[derive(Debug, Default)]
+struct Outcome {
+    text: String,
+    data: Option<Value>,
+    clear_session: bool,
+    exit: bool,
+}
+
+impl Outcome {
+    fn said(text: impl Into<String>, data: Option<Value>) -> Self {
+        Self {
+            text: text.into(),
+            data,
+            ..Self::default()
+        }
+    }
+}
+
+impl Agent {
+    /// Runs one command.
+    pub(super) fn slash(&mut self, command: &str, args: &str) -> Result<(), Halt> {
+        self.log(format_args!("/{command} {args}"));
+        let args = args.trim();
+        let outcome = match command {
+            "model" => self.slash_model(args),
+            "mode" => self.slash_mode(args),
+            "context" => self.slash_context(),
+            "clear" => self.slash_clear(),
+            "exit" => Outcome {
+                exit: true,
+                ..Outcome::said("Goodbye.", None)
+            },
+            "help" => Outcome::said(help(), None),
+            _ => Outcome::said(
+                format!("There is no command /{command}; /help lists them."),
+                None,
+            ),
+        };
+        self.out.send(&Outbound::SlashResult {
+            command,
+            text: &outcome.text,
+            data: outcome.data,
+            clear_session: outcome.clear_session,
+            exit: outcome.exit,
+        })?;
+        if outcome.exit {
+            self.goodbye("/exit");
+        }
+        Ok(())
+    }
+
+    fn slash_model(&mut self, args: &str) -> Outcome {
+        if !args.is_empty() {
+            args.clone_into(&mut self.model);
+        }
+        Outcome::said(
+            format!("Model: {}", self.model),
+            Some(json!({"model": self.model})),
+        )
+    }
+
+    fn slash_mode(&mut self, args: &str) -> Outcome {
+        if !args.is_empty() {
+            if !MODES.contains(&args) {
+                return Outcome::said(
+                    format!("There is no mode {args}; there are {}.", MODES.join(", ")),
+                    None,
+                );
+            }
+            args.clone_into(&mut self.mode);
+        }
+        Outcome::said(
+            format!("Mode: {}", self.mode),
+            Some(json!({"mode": self.mode})),
+        )
+    }
+
+    fn slash_context(&mut self) -> Outcome {
+        let pct = self.context_pct();
+        Outcome::said(
+            format!(
+                "Context: {} of {CONTEXT_WINDOW} tokens, {pct} %",
+                self.context
+            ),
+            Some(json!({
+                "context_tokens": self.context,
+                "context_window": CONTEXT_WINDOW,
+                "context_pct": pct,
+            })),
+        )
+    }
+
+    fn slash_clear(&mut self) -> Outcome {
+        if self.turn.is_some() {
+            return Outcome::said("A turn is in flight; interrupt it first.", None);
+        }
+        self.session = uuid::Uuid::new_v4().to_string();
+        self.context = 0;
+        Outcome {
+            clear_session: true,
+            ..Outcome::said(
+                "A new session begins.",
+                Some(json!({"session_id": self.session})),
+            )
+        }
+    }
+
+    /// How full the context is, in whole percent.
+    pub(super) fn context_pct(&self) -> u64 {
+        (self.context * 100 / CONTEXT_WINDOW).min(100)
+    }
+}
+
+fn help() -> String {
+    COMMANDS
+        .iter()
+        .flat_map(|(usage, does)| [usage, "  ", does, "\n"])
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_documentation_lists_every_slash_command_and_no_other() {
+        let page = include_str!("../../../docs/script-agent.md");
+        let rows: Vec<&str> = page
+            .lines()
+            .filter_map(|line| {
+                line.strip_prefix("| `/")?
+                    .split_once('`')
+                    .map(|(usage, _)| usage)
+            })
+            .collect();
+        let commands: Vec<&str> = COMMANDS.iter().map(|(usage, _)| &usage[1..]).collect();
+        assert_eq!(rows, commands);
+    }
+}

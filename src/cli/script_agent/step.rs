@@ -1,0 +1,130 @@
+//! What a script can ask for: steps, tool calls, drills.
+//!
+//! Owns the tools' names and the field names of their inputs. Must not know how a script is
+//! written or how a step is carried out.
+
+use std::time::Duration;
+
+/// One step of a script.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Use a tool, after asking.
+    Tool(Call),
+    /// Use bash without asking.
+    Unasked(Call),
+    /// Answer with a text.
+    Say(String),
+    /// Think aloud.
+    Think(String),
+    /// Pause.
+    Sleep(Duration),
+    /// Misbehave, or make load.
+    Drill(Drill),
+}
+
+/// A tool call: its input, in the field names that the supervisor's extractor reads.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[serde(untagged)]
+pub(super) enum Call {
+    ReadFile {
+        path: String,
+    },
+    WriteFile {
+        path: String,
+        content: String,
+    },
+    Bash {
+        command: String,
+    },
+    GrepSearch {
+        pattern: String,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        path: Option<String>,
+    },
+    ListDir {
+        path: String,
+    },
+}
+
+impl Call {
+    /// Every tool's name, as `ready` lists them.
+    pub(super) const TOOLS: [&'static str; 5] =
+        ["read_file", "write_file", "list_dir", "grep_search", "bash"];
+
+    /// The tool's name on the wire.
+    pub(super) const fn tool(&self) -> &'static str {
+        match self {
+            Self::ReadFile { .. } => "read_file",
+            Self::WriteFile { .. } => "write_file",
+            Self::ListDir { .. } => "list_dir",
+            Self::GrepSearch { .. } => "grep_search",
+            Self::Bash { .. } => "bash",
+        }
+    }
+
+    /// The permission mode that the tool needs, in the protocol's words.
+    pub(super) const fn required_mode(&self) -> &'static str {
+        match self {
+            Self::ReadFile { .. } | Self::ListDir { .. } | Self::GrepSearch { .. } => "read-only",
+            Self::WriteFile { .. } => "workspace-write",
+            Self::Bash { .. } => "danger-full-access",
+        }
+    }
+}
+
+/// How the agent ends when told to crash.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Crash {
+    /// SIGABRT, as a failed assertion would.
+    Abort,
+    /// SIGKILL, as the kernel would.
+    Kill,
+}
+
+/// How the agent hangs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Hang {
+    /// Asleep: signals still end it.
+    Asleep,
+    /// Stopped by SIGSTOP: only SIGKILL ends it.
+    Stopped,
+}
+
+/// What a grandchild keeps of the agent's pipes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Pipes {
+    /// Nothing.
+    Dropped,
+    /// Stdout and stderr, so that the supervisor sees no end of file.
+    Held,
+}
+
+/// Faults and load.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Drill {
+    Crash(Crash),
+    Exit(u8),
+    Hang(Hang),
+    Flood {
+        lines: u64,
+        line_bytes: usize,
+        /// Lines in one write; `None`: one, or as many as fit in loader mode.
+        batch: Option<usize>,
+    },
+    Garbage {
+        lines: u64,
+    },
+    HugeLine {
+        bytes: u64,
+    },
+    Slow,
+    IgnoreCancel,
+    SpawnOrphan {
+        marker: Option<String>,
+        pipes: Pipes,
+    },
+    Ask {
+        count: u64,
+        path: String,
+    },
+}

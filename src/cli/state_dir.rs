@@ -1,0 +1,163 @@
+//! Where the state lives: the configured directory, or the place that the environment names.
+//!
+//! Must not know what is in it. The directory is named here, and made by whoever locks it.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::config::{Config, ConfigErrors};
+use crate::model::foreign;
+
+/// Why there is no state directory. Each is exit code 2.
+#[derive(Debug, thiserror::Error)]
+pub enum StateDirError {
+    /// Neither the configuration nor the environment names one.
+    #[error(
+        "no place for the state: set supervisor.state_dir, or one of $STATE_DIRECTORY, $XDG_STATE_HOME, $HOME to an absolute path"
+    )]
+    Nowhere,
+    /// It lies in a workspace, where an agent could reach it.
+    #[error(transparent)]
+    InWorkspace(#[from] Box<ConfigErrors>),
+}
+
+/// The state directory, absolute; it need not exist. `env` reads the environment.
+///
+/// # Errors
+/// There is none, or it lies, with links followed, in a pool's workspace.
+pub fn find(
+    config: &Config,
+    env: impl Fn(&str) -> Option<OsString>,
+) -> Result<PathBuf, StateDirError> {
+    let dir = match &config.supervisor.state_dir {
+        Some(dir) => dir.clone(),
+        None => from_environment(env).ok_or(StateDirError::Nowhere)?,
+    };
+    let real = real(&dir);
+    for pool in &config.pools {
+        let workspace = self::real(&pool.workspace.path);
+        if !real.starts_with(&workspace) {
+            continue;
+        }
+        let shown = |path: &Path| foreign::show(&path.to_string_lossy(), 200);
+        let message = format!(
+            "the state directory {} lies in the workspace {} of pool {}",
+            shown(&real),
+            shown(&workspace),
+            pool.name
+        );
+        let help = "set supervisor.state_dir to a directory outside of every workspace";
+        let key = if config.supervisor.state_dir.is_some() {
+            "supervisor.state_dir".to_owned()
+        } else {
+            format!("pool.{}.workspace.path", pool.name)
+        };
+        let errors = config
+            .places
+            .refuse(vec![(key, message, Some(help.to_owned()))]);
+        return Err(Box::new(errors).into());
+    }
+    Ok(dir)
+}
+
+fn from_environment(env: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    let absolute = |name: &str| {
+        env(name)
+            .map(PathBuf::from)
+            .filter(|path| path.is_absolute())
+    };
+    // systemd joins several directories by colons; the first is the service's own.
+    let service = env("STATE_DIRECTORY").and_then(|dirs| {
+        let first = dirs.to_str()?.split(':').next()?.to_owned();
+        Some(PathBuf::from(first)).filter(|path| path.is_absolute())
+    });
+    service
+        .or_else(|| absolute("XDG_STATE_HOME").map(|dir| dir.join("marshal")))
+        .or_else(|| absolute("HOME").map(|dir| dir.join(".local/state/marshal")))
+}
+
+/// The path with the links of its existing part followed.
+fn real(path: &Path) -> PathBuf {
+    for existing in path.ancestors() {
+        if let Ok(real) = fs::canonicalize(existing) {
+            let rest = path.strip_prefix(existing).unwrap_or(Path::new(""));
+            return real.join(rest);
+        }
+    }
+    path.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+    use crate::config::Origin;
+
+    fn config(dir: &Path, keys: &str) -> Config {
+        let text = format!("{keys}\n[pool.demo]\nagent = \"script\"\nworkspace.path = \"work\"\n");
+        let origin = Origin {
+            file: Some(dir.join("supervisor.toml")),
+            dir: dir.to_owned(),
+            named: true,
+        };
+        Config::parse(&text, &origin).expect("good")
+    }
+
+    fn env<'e>(pairs: &'e [(&str, &str)]) -> impl Fn(&str) -> Option<OsString> + 'e {
+        |name| {
+            let pair = pairs.iter().find(|(key, _)| *key == name)?;
+            Some(OsString::from(pair.1))
+        }
+    }
+
+    #[test]
+    fn the_configuration_goes_before_the_environment_and_the_service_before_the_user() {
+        let here = Path::new("/srv/none");
+        let check = |keys: &str, pairs: &[(&str, &str)], expect: Option<&str>| {
+            let found = find(&config(here, keys), env(pairs)).ok();
+            assert_eq!(found.as_deref(), expect.map(Path::new), "{keys} {pairs:?}");
+        };
+        let all = [
+            ("STATE_DIRECTORY", "/s:/t"),
+            ("XDG_STATE_HOME", "/x"),
+            ("HOME", "/h"),
+        ];
+        check(
+            "[supervisor]\nstate_dir = \"st\"",
+            &all,
+            Some("/srv/none/st"),
+        );
+        check("[supervisor]\nstate_dir = \"\"", &all, Some("/s"));
+        check("", &all, Some("/s"));
+        check("", &all[1..], Some("/x/marshal"));
+        check("", &all[2..], Some("/h/.local/state/marshal"));
+        check("", &[], None);
+        check("", &[("HOME", "relative"), ("XDG_STATE_HOME", "")], None);
+    }
+
+    #[test]
+    fn a_state_directory_in_a_workspace_is_refused_behind_links_too() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let dir = fs::canonicalize(dir.path()).expect("real");
+        fs::create_dir_all(dir.join("work")).expect("made");
+        symlink(dir.join("work"), dir.join("link")).expect("link");
+        let refused = |keys: &str, home: &Path| {
+            let home = home.to_str().expect("text").to_owned();
+            find(&config(&dir, keys), env(&[("HOME", &home)])).map_err(|error| error.to_string())
+        };
+        let shown = refused("", &dir.join("work")).expect_err("in the workspace");
+        assert!(
+            shown.contains("pool.demo.workspace.path: the state directory"),
+            "{shown}"
+        );
+        let shown = refused("[supervisor]\nstate_dir = \"link/x/y\"", &dir).expect_err("link");
+        assert!(
+            shown.contains(":2:13: supervisor.state_dir: the state directory"),
+            "{shown}"
+        );
+        assert!(refused("", &dir).is_ok());
+        assert!(refused("[supervisor]\nstate_dir = \"worker\"", &dir).is_ok());
+    }
+}

@@ -1,0 +1,275 @@
+//! Which agent a pool runs: its command or preset, what it speaks, what it asks for, and how its
+//! tool calls are read.
+//!
+//! Must not know pools' other keys, or what an extractor's table means.
+
+use std::path::Path;
+
+use toml::de::{DeTable, DeValue};
+
+use super::command::{self, PLACEHOLDERS, Piece};
+use super::error::quoted;
+use super::nearest::nearest;
+use super::paths;
+use super::presets::{self, Preset};
+use super::table::{Found, Place, Section, one_of, word};
+use super::types::{AsksFor, DialectName, Extractor};
+
+word!(AsksFor, DialectName);
+
+/// Dialects of the format that this version has not.
+const LATER_DIALECTS: &[&str] = &["acp", "loaf", "skillpilot", "claude", "codex"];
+
+/// The agent's name when no preset names it.
+const CUSTOM: &str = "custom";
+
+/// The agent of a pool.
+#[derive(Debug)]
+pub(super) struct Agent {
+    pub(super) name: String,
+    pub(super) command: Vec<String>,
+    /// Where its program stands, if the file names it.
+    pub(super) program: Option<Place>,
+    pub(super) model: Option<String>,
+    pub(super) mode: Option<String>,
+    pub(super) dialect: DialectName,
+    pub(super) asks: AsksFor,
+    pub(super) extractor: Extractor,
+}
+
+/// Reads the keys of a pool that are about its agent.
+pub(super) fn read(pool: &Section<'_>, dir: &Path) -> Agent {
+    let ledger = pool.ledger;
+    let (named, item) = (pool.item("agent"), pool.item("command"));
+    let preset = named.as_ref().and_then(|_| preset(pool));
+    let given = item.as_ref().and_then(|_| given(pool, dir));
+    match (&named, &item) {
+        (Some(agent), Some(_)) => {
+            let message = "a pool has an agent or a command, not both";
+            let help = "an agent's command is built in; leave out agent to give your own";
+            ledger.fault(&agent.place, message, Some(help.to_owned()));
+        }
+        (None, None) => {
+            let message = "the pool needs a command, or an agent that is built in";
+            let help = "for example: command = [\"marshal\", \"script-agent\", \"--dialect\", \"scaiflux\"]";
+            ledger.fault(&pool.place, message, Some(help.to_owned()));
+        }
+        _ => {}
+    }
+    let model = filling(pool, "model");
+    let mode = filling(pool, "mode");
+    let dialect = dialect(pool);
+    let asks = pool.word("asks", &[]).map(|found| found.value);
+    let own_extractor = extractor(pool);
+    let program = given.as_ref().and_then(|words| words.first());
+    let program = program.map(|word| word.place.clone());
+    let words: Vec<String> = match (&preset, given) {
+        (Some(preset), _) => {
+            let added = model.iter().flat_map(|_| preset.model_args.iter());
+            preset.command.iter().chain(added).cloned().collect()
+        }
+        (None, Some(given)) => given.into_iter().map(|word| word.value).collect(),
+        (None, None) => Vec::new(),
+    };
+    if !words.is_empty() {
+        let place = item
+            .or(named)
+            .map_or_else(|| pool.place.clone(), |item| item.place);
+        filled(pool, &words, &place, "model", model.as_ref());
+        filled(pool, &words, &place, "mode", mode.as_ref());
+    }
+    let script = command::is_script_agent(&words);
+    let inferred = if script { AsksFor::All } else { AsksFor::Some };
+    let name = match (pool.text("agent"), script) {
+        (Some(name), _) => name.value,
+        (None, true) => "script".to_owned(),
+        (None, false) => CUSTOM.to_owned(),
+    };
+    Agent {
+        name,
+        command: words,
+        program,
+        model: model.map(|found| found.value),
+        mode: mode.map(|found| found.value),
+        dialect: dialect
+            .or(preset.as_ref().map(|preset| preset.dialect))
+            .unwrap_or(DialectName::Scaiflux),
+        asks: asks
+            .or(preset.as_ref().map(|preset| preset.asks))
+            .unwrap_or(inferred),
+        extractor: own_extractor
+            .or_else(|| preset.map(|preset| Extractor::BuiltIn(preset.extractor)))
+            .unwrap_or_else(|| Extractor::BuiltIn("scaiflux".to_owned())),
+    }
+}
+
+fn preset(pool: &Section<'_>) -> Option<Preset> {
+    let item = pool.item("agent")?;
+    let name = item.text()?;
+    match presets::preset(&name.value) {
+        Some(Ok(preset)) => Some(preset),
+        Some(Err(errors)) => {
+            pool.ledger.fault(&name.place, errors, None);
+            None
+        }
+        None => {
+            let names = presets::names();
+            item.unknown_word(&name.value, &names, presets::LATER, &one_of(&names));
+            None
+        }
+    }
+}
+
+/// The command as the file gives it, checked word by word.
+fn given(pool: &Section<'_>, dir: &Path) -> Option<Vec<Found<String>>> {
+    let mut words = pool.texts("command")?;
+    let ledger = pool.ledger;
+    let Some(program) = words.value.first_mut() else {
+        let message = "expected a program and its arguments, found an empty array";
+        ledger.fault(&words.place, message, None);
+        return None;
+    };
+    if program.value.trim().is_empty() {
+        ledger.fault(&program.place, "the program's name is empty", None);
+    } else if program.value.contains(['{', '}']) {
+        let message = "the program must be named in full: placeholders are for its arguments";
+        ledger.fault(&program.place, message, None);
+    } else if program.value.contains(char::is_whitespace) {
+        let message = format!(
+            "the program {} has a blank in its name: each argument is a string of its own",
+            quoted(&program.value)
+        );
+        ledger.fault(&program.place, message, None);
+    } else if command::is_path(&program.value) {
+        let path = paths::absolute(dir, &program.value);
+        program.value = path.to_string_lossy().into_owned();
+    }
+    for word in &words.value {
+        check_placeholders(pool, word);
+    }
+    Some(words.value)
+}
+
+/// Refuses what looks like a misspelt placeholder. Other words in braces stand for themselves.
+fn check_placeholders(pool: &Section<'_>, word: &Found<String>) {
+    for piece in command::pieces(&word.value) {
+        let Piece::Braced(name, _) = piece else {
+            continue;
+        };
+        let known = PLACEHOLDERS.contains(&name);
+        if let (false, Some(near)) = (known, nearest(name, PLACEHOLDERS.iter().copied())) {
+            let message = format!("unknown placeholder {{{name}}}");
+            let help = Some(format!("did you mean {{{near}}}?"));
+            pool.ledger.fault(&word.place, message, help);
+        }
+    }
+}
+
+/// `model` and `mode`: they become arguments, so they must not look like flags or paths upwards.
+fn filling(pool: &Section<'_>, key: &'static str) -> Option<Found<String>> {
+    let found = pool.text(key)?;
+    let safe = found.value.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && found.value.len() <= 128
+        && found
+            .value
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b"._:/@+-".contains(&b));
+    if safe {
+        return Some(found);
+    }
+    let message = format!(
+        "expected [A-Za-z0-9][A-Za-z0-9._:/@+-]{{0,127}}, found {}",
+        quoted(&found.value)
+    );
+    pool.ledger.fault(&found.place, message, None);
+    None
+}
+
+/// A value needs its placeholder and a placeholder its value.
+fn filled(
+    pool: &Section<'_>,
+    words: &[String],
+    command: &Place,
+    key: &'static str,
+    value: Option<&Found<String>>,
+) {
+    let used = words.iter().any(|word| {
+        let pieces = command::pieces(word);
+        pieces
+            .iter()
+            .any(|piece| matches!(piece, Piece::Braced(name, _) if *name == key))
+    });
+    match value {
+        Some(found) if !used => {
+            let message = format!("{key} is set, but the command has no {{{key}}}");
+            pool.ledger.fault(&found.place, message, None);
+        }
+        None if used && pool.item(key).is_none() => {
+            let message = format!("the command has {{{key}}}, but the pool sets no {key}");
+            pool.ledger.fault(command, message, None);
+        }
+        _ => {}
+    }
+}
+
+fn dialect(pool: &Section<'_>) -> Option<DialectName> {
+    let item = pool.item("dialect")?;
+    if matches!(item.value(), DeValue::Table(_)) {
+        let message = "custom dialects are not supported by this version: expected \"scaiflux\"";
+        pool.ledger.fault(&item.place, message, None);
+        return None;
+    }
+    item.word(LATER_DIALECTS).map(|found| found.value)
+}
+
+fn extractor(pool: &Section<'_>) -> Option<Extractor> {
+    let item = pool.item("extractor")?;
+    let DeValue::Table(table) = item.value() else {
+        let name = item.text()?;
+        if presets::EXTRACTORS.contains(&name.value.as_str()) {
+            return Some(Extractor::BuiltIn(name.value));
+        }
+        let known = presets::EXTRACTORS;
+        let expected = format!("{} or a table of its own", one_of(known));
+        item.unknown_word(&name.value, known, &[], &expected);
+        return None;
+    };
+    match toml::to_string(&plain(table)) {
+        Ok(text) => Some(Extractor::Inline(text)),
+        Err(error) => {
+            pool.ledger.fault(&item.place, error, None);
+            None
+        }
+    }
+}
+
+/// The table without its places.
+fn plain(table: &DeTable<'_>) -> toml::Table {
+    table
+        .iter()
+        .map(|(key, value)| (key.get_ref().to_string(), plain_value(value.get_ref())))
+        .collect()
+}
+
+fn plain_value(value: &DeValue<'_>) -> toml::Value {
+    use toml::Value;
+    match value {
+        DeValue::String(text) => Value::String(text.to_string()),
+        // What does not fit keeps its text, which no reader of an extractor accepts.
+        DeValue::Integer(integer) => i64::from_str_radix(integer.as_str(), integer.radix())
+            .map_or_else(|_| Value::String(integer.to_string()), Value::Integer),
+        DeValue::Float(float) => float
+            .as_str()
+            .parse()
+            .map_or_else(|_| Value::String(float.to_string()), Value::Float),
+        DeValue::Boolean(value) => Value::Boolean(*value),
+        DeValue::Datetime(datetime) => Value::Datetime(*datetime),
+        DeValue::Array(array) => Value::Array(
+            array
+                .iter()
+                .map(|item| plain_value(item.get_ref()))
+                .collect(),
+        ),
+        DeValue::Table(table) => Value::Table(plain(table)),
+    }
+}

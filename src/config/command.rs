@@ -1,0 +1,156 @@
+//! A pool's command line: its program, its placeholders, and what fills them.
+//!
+//! Must not know TOML or processes.
+
+use std::path::Path;
+
+use super::types::Pool;
+
+/// The placeholders that a command may hold.
+pub(super) const PLACEHOLDERS: &[&str] = &["session", "workspace", "model", "mode"];
+
+/// What fills the placeholders of one child's command.
+#[derive(Debug, Clone, Copy)]
+pub struct Fill<'a> {
+    /// The session's id.
+    pub session: &'a str,
+    /// The workspace as the child sees it.
+    pub workspace: &'a str,
+}
+
+impl Pool {
+    /// The command with its placeholders filled. Every word stays one word: what fills a
+    /// placeholder is never split, and what it holds is never read as a placeholder.
+    #[must_use]
+    pub fn argv(&self, fill: Fill<'_>) -> Vec<String> {
+        let words = self.command.iter();
+        words.map(|word| self.fill(word, fill)).collect()
+    }
+
+    /// Whether the command's program is this very binary.
+    #[must_use]
+    pub fn is_own_program(&self) -> bool {
+        self.command.first().is_some_and(|word| word == OWN_PROGRAM)
+    }
+
+    fn fill(&self, word: &str, fill: Fill<'_>) -> String {
+        let mut out = String::with_capacity(word.len());
+        for piece in pieces(word) {
+            match piece {
+                Piece::Plain(text) => out.push_str(text),
+                Piece::Braced(name, text) => out.push_str(match name {
+                    "session" => fill.session,
+                    "workspace" => fill.workspace,
+                    "model" => self.model.as_deref().unwrap_or_default(),
+                    "mode" => self.mode.as_deref().unwrap_or_default(),
+                    _ => text,
+                }),
+            }
+        }
+        out
+    }
+}
+
+/// The first word of a command that means this very binary.
+pub const OWN_PROGRAM: &str = "marshal";
+
+/// Whether the command is the built-in script agent.
+pub(super) fn is_script_agent(command: &[String]) -> bool {
+    matches!(command, [program, verb, ..] if program == OWN_PROGRAM && verb == "script-agent")
+}
+
+/// A part of one word of a command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Piece<'w> {
+    /// Text that stands for itself.
+    Plain(&'w str),
+    /// `{name}`: the name, and the whole with its braces.
+    Braced(&'w str, &'w str),
+}
+
+/// Splits a word at what looks like a placeholder: `{name}`, lower-case letters and `_`. `${name}`
+/// is a shell's own and stands for itself.
+pub(super) fn pieces(word: &str) -> Vec<Piece<'_>> {
+    let mut pieces = Vec::new();
+    let mut rest = word;
+    let mut from = 0;
+    while let Some(open) = rest[from..].find('{').map(|at| from + at) {
+        let inside = &rest[open + 1..];
+        let name_len = inside
+            .bytes()
+            .take_while(|b| b.is_ascii_lowercase() || *b == b'_')
+            .count();
+        let closed = inside.as_bytes().get(name_len) == Some(&b'}');
+        if name_len == 0 || !closed || rest[..open].ends_with('$') {
+            from = open + 1;
+            continue;
+        }
+        let end = open + name_len + 2;
+        if open > 0 {
+            pieces.push(Piece::Plain(&rest[..open]));
+        }
+        pieces.push(Piece::Braced(&inside[..name_len], &rest[open..end]));
+        rest = &rest[end..];
+        from = 0;
+    }
+    if !rest.is_empty() {
+        pieces.push(Piece::Plain(rest));
+    }
+    pieces
+}
+
+/// Whether a program is named by its path, not looked for in PATH.
+pub(super) fn is_path(program: &str) -> bool {
+    program.contains('/')
+}
+
+/// Directories that every sandbox has and that hold something, whatever its profile binds: a
+/// program below them may exist inside.
+const INSIDE: &[&str] = &[
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib64",
+    "/workspace",
+    "/home/agent",
+    "/run/marshal",
+];
+
+/// Whether a program's path can exist inside a sandbox with these binds.
+pub(super) fn is_inside(program: &Path, ro_bind: &[std::path::PathBuf]) -> bool {
+    INSIDE.iter().any(|dir| program.starts_with(dir))
+        || ro_bind.iter().any(|dir| program.starts_with(dir))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_falls_into_plain_text_and_placeholders() {
+        use Piece::{Braced, Plain};
+        let check = |word: &str, expect: &[Piece<'_>]| assert_eq!(pieces(word), expect, "{word}");
+        check("", &[]);
+        check("plain", &[Plain("plain")]);
+        check("{model}", &[Braced("model", "{model}")]);
+        check(
+            "--w={workspace}/x",
+            &[
+                Plain("--w="),
+                Braced("workspace", "{workspace}"),
+                Plain("/x"),
+            ],
+        );
+        check("{a}{b}", &[Braced("a", "{a}"), Braced("b", "{b}")]);
+        check("${x}", &[Plain("${x}")]);
+        check("{\"a\":1}", &[Plain("{\"a\":1}")]);
+        check("{}", &[Plain("{}")]);
+        check("{{mode}", &[Plain("{"), Braced("mode", "{mode}")]);
+        check("{mode", &[Plain("{mode")]);
+        check(
+            "é{mode}é",
+            &[Plain("é"), Braced("mode", "{mode}"), Plain("é")],
+        );
+    }
+}

@@ -1,0 +1,165 @@
+//! A checked configuration in a few lines for people: what runs, behind which walls, and where
+//! those are weak.
+//!
+//! Must not know terminals. Everything here is safe to show.
+
+use super::types::{AsksFor, Config, Guard, Launcher, Network, OnCrash, Pool};
+use super::units::{show_duration, show_size};
+use crate::model::foreign;
+
+/// How wide a text of the file may be in a line.
+const WIDTH: usize = 100;
+
+impl Config {
+    /// The configuration as lines: file, fleet, then each pool with its walls and weaknesses.
+    #[must_use]
+    pub fn describe(&self) -> Vec<String> {
+        let supervisor = &self.supervisor;
+        let path = |path: &std::path::Path| foreign::show(&path.to_string_lossy(), WIDTH);
+        let mut lines = vec![
+            match &self.file {
+                Some(file) => format!("file       {}", path(file)),
+                None => "file       none: the built-in configuration".to_owned(),
+            },
+            match &supervisor.state_dir {
+                Some(dir) => format!("state      {}", path(dir)),
+                None => "state      the default place".to_owned(),
+            },
+            format!("listen     {}", supervisor.listen),
+            format!(
+                "children   {} in {} of at most {}",
+                self.pools
+                    .iter()
+                    .map(|pool| u32::from(pool.size))
+                    .sum::<u32>(),
+                plural(self.pools.len(), "pool"),
+                supervisor.max_children
+            ),
+        ];
+        for pool in &self.pools {
+            lines.extend(pool.describe(self));
+        }
+        for note in &self.notes {
+            lines.push(format!("note       {note}"));
+        }
+        lines
+    }
+}
+
+impl Pool {
+    /// Where this pool's walls are weak, one phrase each; empty: nowhere that the configuration
+    /// knows of.
+    #[must_use]
+    pub fn weaknesses(&self) -> Vec<String> {
+        let mut weak = Vec::new();
+        if self.launcher == Launcher::None {
+            weak.push("launcher none: no sandbox".to_owned());
+        }
+        if self.network == Network::Host {
+            weak.push("network host: reaches whatever this host reaches".to_owned());
+        }
+        match self.asks {
+            AsksFor::All => {}
+            AsksFor::Some => weak.push("the agent does not ask for every tool call".to_owned()),
+            AsksFor::Never => weak.push("the agent never asks".to_owned()),
+        }
+        if self.guard == Guard::Sandbox {
+            weak.push("guard sandbox: only the walls, no policy".to_owned());
+        }
+        if self.guard_off {
+            weak.push("guard off: the policy lacks the built-in guard".to_owned());
+        }
+        weak
+    }
+
+    fn describe(&self, config: &Config) -> Vec<String> {
+        let command = foreign::show(&self.command.join(" "), WIDTH);
+        let walls = match (self.launcher, config.sandboxes.get(&self.sandbox)) {
+            (Launcher::Unshare, Some(profile)) => format!(
+                "unshare, sandbox {}, network {}, home {}, /tmp {}",
+                self.sandbox,
+                self.network,
+                show_size(profile.home_bytes),
+                show_size(profile.tmp_bytes)
+            ),
+            (launcher, _) => format!("launcher {launcher}, network {}", self.network),
+        };
+        let restart = &self.restart;
+        let crash = match restart.on_crash {
+            OnCrash::Report => "a crashed task is reported",
+            OnCrash::Retry => "a crashed task is sent again",
+        };
+        let guard = match (self.launcher, self.guard) {
+            (Launcher::None, Guard::PolicyAndSandbox) => "policy (there is no sandbox)",
+            (_, guard) => guard.word(),
+        };
+        let weak = self.weaknesses();
+        let weak = if weak.is_empty() {
+            "none known".to_owned()
+        } else {
+            weak.join("; ")
+        };
+        vec![
+            format!(
+                "pool {:<5} {}: {command}",
+                self.name,
+                plural(usize::from(self.size), "slot")
+            ),
+            format!(
+                "  agent    {}, speaks {}, asks for {}",
+                self.agent,
+                self.dialect,
+                match self.asks {
+                    AsksFor::All => "everything",
+                    AsksFor::Some => "some tool calls",
+                    AsksFor::Never => "nothing",
+                }
+            ),
+            format!("  walls    {walls}"),
+            format!("  policy   {}, guard {guard}", self.policy),
+            format!(
+                "  work in  {}, mode {}",
+                foreign::show(&self.workspace.path.to_string_lossy(), WIDTH),
+                self.workspace.mode
+            ),
+            format!(
+                "  restart  {}, parked after {} in {}; {crash}, {}",
+                restart.kind,
+                plural(restart.budget as usize, "failure"),
+                show_duration(restart.window),
+                plural(self.attempts as usize, "attempt")
+            ),
+            format!("  weak     {weak}"),
+        ]
+    }
+}
+
+fn plural(number: usize, word: &str) -> String {
+    let s = if number == 1 { "" } else { "s" };
+    format!("{number} {word}{s}")
+}
+
+/// What a reader should know before the configuration is used.
+pub(super) fn notes(config: &Config) -> Vec<String> {
+    let mut notes = Vec::new();
+    for pool in &config.pools {
+        let name = &pool.name;
+        if pool.launcher == Launcher::None {
+            notes.push(format!(
+                "pool {name}: with launcher \"none\" every stop ends all of a child's processes, but after a kill -9 of the supervisor only the direct child is sure to end"
+            ));
+        }
+        if pool.asks != AsksFor::All {
+            notes.push(format!(
+                "pool {name}: what the agent does without asking is judged afterwards, not before"
+            ));
+        }
+        if pool.attempts > 1 && pool.restart.on_crash == OnCrash::Report && pool.check.is_empty() {
+            notes.push(format!(
+                "pool {name}: attempts = {} has no effect without on_crash = \"retry\" or a check",
+                pool.attempts
+            ));
+        }
+    }
+    notes
+}

@@ -1,0 +1,127 @@
+//! `env = { pass, set, path_add }`: what a child's environment holds.
+//!
+//! Must not know the supervisor's own environment.
+
+use std::path::{Component, Path, PathBuf};
+
+use super::error::quoted;
+use super::table::{Place, Section};
+use super::types::Env;
+
+/// Names that the supervisor gives every child itself, with what to do instead.
+const OWN: &[(&str, &str)] = &[
+    ("TERM", "TERM is never passed: no child has a terminal"),
+    (
+        "PATH",
+        "PATH is made for the child: add directories with path_add",
+    ),
+    ("HOME", "HOME is the session's own home"),
+    ("USER", "USER is set for the child"),
+    ("LOGNAME", "LOGNAME is set for the child"),
+    ("PWD", "PWD is the workspace"),
+    ("OLDPWD", "OLDPWD says nothing to a new child"),
+    ("TMPDIR", "TMPDIR is the child's own /tmp"),
+];
+
+/// Beginnings of names that the supervisor uses itself.
+const OWN_PREFIXES: &[&str] = &[
+    "MARSHAL_",
+    "GIT_CONFIG_COUNT",
+    "GIT_CONFIG_KEY_",
+    "GIT_CONFIG_VALUE_",
+];
+
+/// Parts of names that usually hold a secret.
+const SECRETIVE: &[&str] = &[
+    "KEY",
+    "TOKEN",
+    "SECRET",
+    "PASSW",
+    "CREDENTIAL",
+    "AUTH",
+    "COOKIE",
+    "SESSION",
+];
+
+/// Reads the table. `found`: the file was found, not named, so it may not reach for secrets.
+pub(super) fn read(section: &Section<'_>, found: bool) -> Env {
+    let mut env = Env::default();
+    for name in section.texts("pass").map_or(Vec::new(), |list| list.value) {
+        check_name(section, &name.place, &name.value);
+        if found && is_secretive(&name.value) {
+            let message = format!(
+                "{} looks like a secret, and a supervisor.toml that was found may not pass secrets",
+                quoted(&name.value)
+            );
+            let help = Some("name the file with --config if you trust it".to_owned());
+            section.ledger.fault(&name.place, message, help);
+        }
+        if env.pass.contains(&name.value) {
+            let message = format!("{} is in the list twice", quoted(&name.value));
+            section.ledger.fault(&name.place, message, None);
+        }
+        env.pass.push(name.value);
+    }
+    for (name, item) in section.section("set").named() {
+        check_name(section, &item.place, &name);
+        if env.pass.contains(&name) {
+            let message = format!("{} is in pass as well as in set", quoted(&name));
+            section.ledger.fault(&item.place, message, None);
+        }
+        let Some(value) = item.text() else { continue };
+        if value.value.starts_with("env:") || value.value.starts_with("file:") {
+            let message = "secrets (\"env:NAME\", \"file:PATH\") are not supported by this version";
+            section.ledger.fault(&value.place, message, None);
+        }
+        env.set.insert(name, value.value);
+    }
+    for dir in section
+        .texts("path_add")
+        .map_or(Vec::new(), |list| list.value)
+    {
+        let path = Path::new(&dir.value);
+        let plain = path
+            .components()
+            .all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
+        if path.is_absolute() && plain && !dir.value.contains(':') {
+            env.path_add.push(PathBuf::from(&dir.value));
+            continue;
+        }
+        let message = format!(
+            "expected an absolute directory as the child sees it, without \":\" and \"..\", found {}",
+            quoted(&dir.value)
+        );
+        section.ledger.fault(&dir.place, message, None);
+    }
+    section.close(&[], &[]);
+    env
+}
+
+/// Whether a variable's name says that it holds a secret.
+fn is_secretive(name: &str) -> bool {
+    let name = name.to_ascii_uppercase().replace("AUTHOR", "");
+    SECRETIVE.iter().any(|part| name.contains(part))
+}
+
+fn check_name(section: &Section<'_>, place: &Place, name: &str) {
+    let own = OWN.iter().find(|(own, _)| *own == name);
+    let message = if let Some((_, message)) = own {
+        (*message).to_owned()
+    } else if OWN_PREFIXES.iter().any(|prefix| name.starts_with(prefix)) {
+        format!("{} is set by the supervisor itself", quoted(name))
+    } else if !is_name(name) {
+        format!(
+            "expected the name of a variable, [A-Za-z_][A-Za-z0-9_]{{0,127}}, found {}",
+            quoted(name)
+        )
+    } else {
+        return;
+    };
+    section.ledger.fault(place, message, None);
+}
+
+fn is_name(name: &str) -> bool {
+    (1..=128).contains(&name.len())
+        && !name.starts_with(|c: char| c.is_ascii_digit())
+        && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
+}

@@ -1,0 +1,405 @@
+//! `[pool.NAME]`: one pool, read key by key and then checked as a whole.
+//!
+//! Must not know other pools.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use toml::de::DeValue;
+
+use super::agent::{self, Agent};
+use super::command;
+use super::environment;
+use super::error::quoted;
+use super::paths;
+use super::sandbox;
+use super::table::{Found, Item, Ledger, Place, Section, one_of, word};
+use super::types::{
+    AsksFor, Guard, Launcher, Network, OnCrash, OnUnaskedDeny, Pool, Sandbox, Workspace,
+    WorkspaceMode,
+};
+use super::waits;
+use crate::limits;
+use crate::model::PoolName;
+
+word!(Launcher, Network, WorkspaceMode, Guard, OnUnaskedDeny);
+
+/// Policies that are built in.
+pub(super) const POLICIES: &[&str] = &["developer"];
+
+/// Built-in policies of the format that this version has not.
+pub(super) const LATER_POLICIES: &[&str] = &["ci", "reviewer"];
+
+/// Keys of the format that do nothing in this version.
+const LATER_KEYS: &[&str] = &[
+    "resume_args",
+    "mcp_servers",
+    "tell_denials",
+    "hooks",
+    "delegates",
+];
+
+/// Keys that a reader may look for beside their table.
+const ELSEWHERE: &[(&str, &str)] = &[
+    ("path", "workspace.path"),
+    ("kind", "restart.kind"),
+    ("budget", "restart.budget"),
+    ("window", "restart.window"),
+    ("on_crash", "restart.on_crash"),
+    ("never_codes", "restart.never_codes"),
+    ("handshake", "timeouts.handshake"),
+    ("turn", "timeouts.turn"),
+    ("silence", "timeouts.silence"),
+    ("cancel", "timeouts.cancel"),
+    ("timeout", "timeouts.turn or ask.timeout"),
+    ("on_timeout", "ask.on_timeout"),
+    ("pass", "env.pass"),
+    ("set", "env.set"),
+    ("path_add", "env.path_add"),
+    ("slots", "size"),
+    ("args", "command"),
+];
+
+/// What the rest of the file says that a pool may name.
+pub(super) struct Context<'a> {
+    /// The directory that relative paths are relative to.
+    pub(super) dir: &'a Path,
+    /// The file was found, not named: it may not weaken the walls.
+    pub(super) found: bool,
+    /// The profiles.
+    pub(super) sandboxes: &'a BTreeMap<String, Sandbox>,
+    /// Names of all profiles that the file has, faulty ones too.
+    pub(super) sandbox_names: Vec<String>,
+    /// Names of all policies that the file has, faulty ones too.
+    pub(super) policy_names: Vec<String>,
+}
+
+/// A pool and where its size stands.
+pub(super) struct Draft {
+    pub(super) pool: Pool,
+    pub(super) size: Place,
+    pub(super) workspace: Place,
+}
+
+/// Where the keys stand that a check of the whole pool may blame.
+struct Blame {
+    program: Option<Place>,
+    launcher: Place,
+    on_crash: Option<Place>,
+    network: Option<Place>,
+    guard: Option<Place>,
+    guard_off: Option<Place>,
+    mode: Place,
+    path: Place,
+    attempts_faulty: bool,
+}
+
+/// Reads one pool. `None` if it has no name that could be used.
+pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option<Draft> {
+    let section = item.section()?;
+    let ledger = section.ledger;
+    let pool_name = match PoolName::new(name) {
+        Ok(name) => name,
+        Err(error) => {
+            ledger.fault(&section.place, error, None);
+            return None;
+        }
+    };
+    let size = section.integer("size", 1..=limits::POOL_SLOTS);
+    let agent = agent::read(&section, context.dir);
+    let launcher = section.word("launcher", &["bwrap", "container", "ssh", "pty"]);
+    let network = section.word("network", &["routes", "proxy"]);
+    let guard = section.word("guard", &[]);
+    let guard_off = section.boolean("guard_off");
+    let attempts = section.integer("attempts", 1..=limits::ATTEMPTS);
+    let (workspace, path, mode) = workspace(&section, context.dir);
+    let (restart, on_crash) = waits::restart(&section.section("restart"));
+    let blame = Blame {
+        program: agent.program.clone(),
+        launcher: place(launcher.as_ref(), &section.place),
+        on_crash,
+        network: network.as_ref().map(|found| found.place.clone()),
+        guard: guard.as_ref().map(|found| found.place.clone()),
+        guard_off: guard_off.as_ref().map(|found| found.place.clone()),
+        mode,
+        path: path.clone(),
+        attempts_faulty: attempts.is_none() && section.item("attempts").is_some(),
+    };
+    let launcher = value(launcher, Launcher::Unshare);
+    let open = match launcher {
+        Launcher::Unshare => Network::None,
+        Launcher::None => Network::Host,
+    };
+    session(&section);
+    let size_place = place(size.as_ref(), &section.place);
+    let Agent { name, .. } = &agent;
+    let pool = Pool {
+        name: pool_name,
+        size: value(size, 1),
+        agent: name.clone(),
+        command: agent.command,
+        dialect: agent.dialect,
+        model: agent.model,
+        mode: agent.mode,
+        asks: agent.asks,
+        extractor: agent.extractor,
+        launcher,
+        sandbox: profile(&section, launcher, context),
+        network: value(network, open),
+        policy: policy(&section, context),
+        workspace,
+        home_files: home_files(&section, context),
+        attempts: value(attempts, 1),
+        check: check(&section),
+        env: environment::read(&section.section("env"), context.found),
+        restart,
+        timeouts: waits::timeouts(&section.section("timeouts")),
+        stop: waits::stop(&section.section("stop")),
+        ask: waits::ask(&section.section("ask")),
+        guard: value(guard, Guard::PolicyAndSandbox),
+        guard_off: value(guard_off, false),
+        on_unasked_deny: value(section.word("on_unasked_deny", &[]), OnUnaskedDeny::Report),
+    };
+    section.close(LATER_KEYS, ELSEWHERE);
+    agree(ledger, &pool, &blame, context);
+    Some(Draft {
+        pool,
+        size: size_place,
+        workspace: path,
+    })
+}
+
+fn value<T>(found: Option<Found<T>>, default: T) -> T {
+    found.map_or(default, |found| found.value)
+}
+
+fn place<T>(found: Option<&Found<T>>, above: &Place) -> Place {
+    found.map_or(above, |found| &found.place).clone()
+}
+
+/// The workspace, and where its path and its mode stand.
+fn workspace(section: &Section<'_>, dir: &Path) -> (Workspace, Place, Place) {
+    let item = section.item("workspace");
+    if let Some(item) = &item
+        && matches!(item.value(), DeValue::String(_))
+    {
+        let message = "expected a table such as { path = \".\", mode = \"copy\" }, found a string";
+        section.ledger.fault(&item.place, message, None);
+    }
+    let is_table = item.is_none_or(|item| !matches!(item.value(), DeValue::String(_)));
+    let (path, mode) = if is_table {
+        let table = section.section("workspace");
+        let read = (
+            table.text("path"),
+            table.word("mode", &["overlay", "worktree"]),
+        );
+        table.close(&[], &[]);
+        read
+    } else {
+        (None, None)
+    };
+    let text = path.as_ref().map_or(".", |found| found.value.as_str());
+    if let (Some(fault), Some(found)) = (paths::fault(text), &path) {
+        section.ledger.fault(&found.place, fault, None);
+    }
+    let workspace = Workspace {
+        path: paths::absolute(dir, text),
+        mode: mode
+            .as_ref()
+            .map_or(WorkspaceMode::Copy, |found| found.value),
+    };
+    let places = (
+        place(path.as_ref(), &section.place),
+        place(mode.as_ref(), &section.place),
+    );
+    (workspace, places.0, places.1)
+}
+
+/// `session`: the only value so far is the default.
+fn session(section: &Section<'_>) {
+    let Some(item) = section.item("session") else {
+        return;
+    };
+    if let Some(found) = item.text()
+        && found.value != "task"
+    {
+        item.unknown_word(&found.value, &["task"], &["slot"], "\"task\"");
+    }
+}
+
+/// The name of the profile, which must exist.
+fn profile(section: &Section<'_>, launcher: Launcher, context: &Context<'_>) -> String {
+    let standard = sandbox::STANDARD.to_owned();
+    let Some(item) = section.item("sandbox") else {
+        return standard;
+    };
+    let Some(found) = item.text() else {
+        return standard;
+    };
+    if launcher == Launcher::None {
+        let message = "with launcher = \"none\" there is no sandbox: remove this key";
+        section.ledger.fault(&found.place, message, None);
+        return standard;
+    }
+    if !context.sandboxes.contains_key(&found.value)
+        && !context.sandbox_names.contains(&found.value)
+        || sandbox::LATER.contains(&found.value.as_str())
+    {
+        let names: Vec<_> = context.sandboxes.keys().map(String::as_str).collect();
+        let expected = format!("{} or the name of a [sandbox.NAME]", one_of(&names));
+        item.unknown_word(&found.value, &names, sandbox::LATER, &expected);
+    }
+    found.value
+}
+
+/// The name of the policy, which must exist.
+fn policy(section: &Section<'_>, context: &Context<'_>) -> String {
+    let Some((item, found)) = section
+        .item("policy")
+        .and_then(|item| item.text().map(|found| (item, found)))
+    else {
+        return POLICIES.first().copied().unwrap_or_default().to_owned();
+    };
+    let own = context.policy_names.iter().map(String::as_str);
+    let names: Vec<_> = POLICIES.iter().copied().chain(own).collect();
+    if !names.contains(&found.value.as_str()) {
+        let expected = format!("{} or the name of a [policy.NAME]", one_of(&names));
+        item.unknown_word(&found.value, &names, LATER_POLICIES, &expected);
+    }
+    found.value
+}
+
+/// Files for a new home: where they lie in it, and where they come from.
+fn home_files(section: &Section<'_>, context: &Context<'_>) -> BTreeMap<String, PathBuf> {
+    let mut files = BTreeMap::new();
+    for (inside, item) in section.section("home_files").named() {
+        if let Some(fault) = paths::inside_fault(&inside) {
+            let message = format!("{fault}, found {}", quoted(&inside));
+            section.ledger.fault(&item.place, message, None);
+        }
+        let Some(source) = item.text() else { continue };
+        if let Some(fault) = paths::fault(&source.value) {
+            section.ledger.fault(&source.place, fault, None);
+        }
+        let path = paths::absolute(context.dir, &source.value);
+        if context.found && !path.starts_with(context.dir) {
+            let message =
+                "a supervisor.toml that was found may take files only from its own directory";
+            section
+                .ledger
+                .fault(&source.place, message, Some(TRUST.to_owned()));
+        }
+        files.insert(inside, path);
+    }
+    files
+}
+
+fn check(section: &Section<'_>) -> Vec<String> {
+    let words = section.texts("check").map_or(Vec::new(), |list| list.value);
+    if let Some(program) = words.first()
+        && program.value.trim().is_empty()
+    {
+        section
+            .ledger
+            .fault(&program.place, "the program's name is empty", None);
+    }
+    words.into_iter().map(|word| word.value).collect()
+}
+
+/// How a file may do what one that was found may not.
+const TRUST: &str = "name the file with --config if you trust it";
+
+/// What the keys of one pool must agree on.
+fn agree(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Context<'_>) {
+    let none = pool.launcher == Launcher::None;
+    let host = pool.network == Network::Host;
+    if let Some(place) = &blame.on_crash
+        && pool.restart.on_crash == OnCrash::Retry
+        && pool.attempts == 1
+        && !blame.attempts_faulty
+    {
+        let message = "on_crash = \"retry\" needs attempts of at least 2: the first sending is one";
+        ledger.fault(place, message, Some("set attempts = 2".to_owned()));
+    }
+    if let Some(place) = &blame.guard {
+        if pool.guard == Guard::Policy && pool.asks != AsksFor::All {
+            let message = format!(
+                "guard = \"policy\" needs an agent that asks for everything, and this one asks for {}",
+                pool.asks
+            );
+            let help = Some("use \"policy+sandbox\"".to_owned());
+            ledger.fault(place, message, help);
+        }
+        if pool.guard == Guard::Sandbox && none {
+            let message = "guard = \"sandbox\" with launcher = \"none\" would be no guard at all";
+            ledger.fault(place, message, None);
+        }
+    }
+    if let Some(place) = &blame.guard_off
+        && pool.guard_off
+        && POLICIES.contains(&pool.policy.as_str())
+    {
+        let message = format!(
+            "the built-in policy {} has the guard: guard_off is for policies that lack it",
+            quoted(&pool.policy)
+        );
+        ledger.fault(place, message, None);
+    }
+    if none
+        && !host
+        && let Some(place) = &blame.network
+    {
+        let message = "with launcher = \"none\" a child has the host's network: remove this key";
+        ledger.fault(place, message, None);
+    }
+    if none && pool.workspace.mode == WorkspaceMode::Ro {
+        let message = "mode = \"ro\" needs a sandbox: with launcher = \"none\" nothing keeps a child from writing";
+        let help = Some("use mode \"copy\"".to_owned());
+        ledger.fault(&blame.mode, message, help);
+    }
+    if context.found {
+        restrict(ledger, pool, blame, context);
+    }
+    if !none {
+        program_is_inside(ledger, pool, blame, context);
+    }
+}
+
+/// What a file that was found, not named, may not do.
+fn restrict(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Context<'_>) {
+    let refuse = |place: &Place, what: &str| {
+        let message = format!("a supervisor.toml that was found may not use {what}");
+        ledger.fault(place, message, Some(TRUST.to_owned()));
+    };
+    if pool.launcher == Launcher::None {
+        refuse(&blame.launcher, "launcher = \"none\"");
+    }
+    if let (Network::Host, Some(place)) = (pool.network, &blame.network) {
+        refuse(place, "network = \"host\"");
+    }
+    if !pool.workspace.path.starts_with(context.dir) {
+        refuse(&blame.path, "a workspace outside its own directory");
+    }
+}
+
+/// A program that no sandbox of this profile can see would fail at every start.
+fn program_is_inside(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Context<'_>) {
+    let (Some(place), Some(program)) = (&blame.program, pool.command.first()) else {
+        return;
+    };
+    let Some(profile) = context.sandboxes.get(&pool.sandbox) else {
+        return;
+    };
+    let bare = !command::is_path(program) || program.contains(['{', '}']);
+    if !bare && !command::is_inside(Path::new(program), &profile.ro_bind) {
+        let message = format!(
+            "the program {} is not visible in the sandbox",
+            quoted(program)
+        );
+        let help = format!(
+            "add its directory to ro_bind of [sandbox.{}]; the workspace is /workspace inside",
+            pool.sandbox
+        );
+        ledger.fault(place, message, Some(help));
+    }
+}

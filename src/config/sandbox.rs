@@ -1,0 +1,208 @@
+//! `[sandbox.NAME]`: the profiles, with `standard` built in.
+//!
+//! Must not know pools or how walls are built.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use super::error::quoted;
+use super::paths;
+use super::table::{Found, Section, word};
+use super::types::{ProcMode, Sandbox};
+use crate::limits;
+
+word!(ProcMode);
+
+/// The built-in profile that may be changed key by key.
+pub(super) const STANDARD: &str = "standard";
+
+/// Built-in profiles of the format that this version has not.
+pub(super) const LATER: &[&str] = &["strict"];
+
+/// Keys of the format that do nothing in this version.
+const LATER_KEYS: &[&str] = &[
+    "on_missing",
+    "allow_degrade",
+    "uid_range",
+    "landlock_min_abi",
+    "seccomp",
+];
+
+/// Places that the sandbox makes itself: nothing of the host can be bound over them.
+const OWN_PLACES: &[&str] = &[
+    "/dev",
+    "/proc",
+    "/sys",
+    "/workspace",
+    "/run/marshal",
+    "/home/agent",
+];
+
+/// Places that the sandbox makes itself, with room for binds below them.
+const OWN_PARENTS: &[&str] = &["/", "/tmp", "/run", "/home"];
+
+/// Files of `/etc` that no profile shows, or that the sandbox writes itself.
+const ETC_REFUSED: &[&str] = &[
+    "passwd",
+    "group",
+    "hosts",
+    "hostname",
+    "resolv.conf",
+    "shadow",
+    "shadow-",
+    "gshadow",
+    "gshadow-",
+    "sudoers",
+    "sudoers.d",
+    "machine-id",
+    "krb5.keytab",
+    "ssh",
+];
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+const TIB: u64 = 1 << 40;
+
+/// The profile `standard` as it is built in.
+pub(super) fn standard() -> Sandbox {
+    let etc = [
+        "alternatives",
+        "ld.so.cache",
+        "localtime",
+        "nsswitch.conf",
+        "ssl",
+    ];
+    Sandbox {
+        ro_bind: vec![PathBuf::from("/usr")],
+        etc: etc.map(str::to_owned).to_vec(),
+        home_bytes: limits::HOME_BYTES,
+        tmp_bytes: 256 * MIB,
+        tmp_inodes: 16_384,
+        proc_mode: ProcMode::Pid,
+        nofile: 1024,
+        fsize: GIB,
+    }
+}
+
+/// Reads the table `sandbox`.
+pub(super) fn read_all(section: &Section<'_>, dir: &Path) -> BTreeMap<String, Sandbox> {
+    let mut profiles = BTreeMap::from([(STANDARD.to_owned(), standard())]);
+    for (name, item) in section.named() {
+        let place = &item.place;
+        if LATER.contains(&name.as_str()) {
+            let message = format!(
+                "the profile {} is not supported by this version: its layers do not exist yet",
+                quoted(&name)
+            );
+            let help = Some("use standard, or a profile of your own".to_owned());
+            section.ledger.fault(place, message, help);
+            continue;
+        }
+        if !is_name(&name) {
+            let message = format!("the profile name {} must match {NAME}", quoted(&name));
+            section.ledger.fault(place, message, None);
+            continue;
+        }
+        if let Some(table) = item.section() {
+            profiles.insert(name, read(&table, dir));
+        }
+    }
+    profiles
+}
+
+/// The form of names that the file gives to profiles and policies.
+pub(super) const NAME: &str = "[a-z0-9][a-z0-9-]{0,31}";
+
+/// Whether a name has the form [`NAME`].
+pub(super) fn is_name(name: &str) -> bool {
+    crate::model::PoolName::new(name).is_ok()
+}
+
+fn read(section: &Section<'_>, dir: &Path) -> Sandbox {
+    let base = standard();
+    let home = section.section("home");
+    let home_bytes = home.size("size", MIB..=TIB);
+    home.close(&["inodes"], &[]);
+    let tmp = section.section("tmp");
+    let tmp_bytes = tmp.size("size", 64 * KIB..=64 * GIB);
+    let tmp_inodes = tmp.integer("inodes", 64..=10_000_000_u64);
+    tmp.close(&[], &[]);
+    let limit = section.section("limits");
+    let nofile = limit.integer("nofile", 16..=1_048_576_u64);
+    let fsize = limit.size("fsize", 64 * KIB..=TIB);
+    limit.close(
+        &["pids", "memory", "swap", "cpu", "backend", "nproc", "core"],
+        &[],
+    );
+    let profile = Sandbox {
+        ro_bind: ro_bind(section, dir).unwrap_or(base.ro_bind),
+        etc: etc(section).unwrap_or(base.etc),
+        home_bytes: value(home_bytes, base.home_bytes),
+        tmp_bytes: value(tmp_bytes, base.tmp_bytes),
+        tmp_inodes: value(tmp_inodes, base.tmp_inodes),
+        proc_mode: value(section.word("proc", &[]), base.proc_mode),
+        nofile: value(nofile, base.nofile),
+        fsize: value(fsize, base.fsize),
+    };
+    let elsewhere = [("nofile", "limits.nofile"), ("fsize", "limits.fsize")];
+    section.close(LATER_KEYS, &elsewhere);
+    profile
+}
+
+fn value<T>(found: Option<Found<T>>, default: T) -> T {
+    found.map_or(default, |found| found.value)
+}
+
+/// `/usr` and what the profile adds.
+fn ro_bind(section: &Section<'_>, dir: &Path) -> Option<Vec<PathBuf>> {
+    let mut binds = vec![PathBuf::from("/usr")];
+    for found in section.texts("ro_bind")?.value {
+        let path = paths::absolute(dir, &found.value);
+        let own = |place: &&&str| path.starts_with(place);
+        let message = if let Some(fault) = paths::fault(&found.value) {
+            fault.to_owned()
+        } else if let Some(place) = OWN_PLACES.iter().find(own) {
+            format!("the sandbox has its own {place}: nothing of the host can be bound there")
+        } else if OWN_PARENTS.iter().any(|parent| path == Path::new(parent)) {
+            format!(
+                "{} cannot be bound as a whole: name what is needed below it",
+                path.display()
+            )
+        } else if path.starts_with("/etc") {
+            "files of /etc are named by the key etc".to_owned()
+        } else {
+            if !binds.contains(&path) {
+                binds.push(path);
+            }
+            continue;
+        };
+        section.ledger.fault(&found.place, message, None);
+    }
+    Some(binds)
+}
+
+fn etc(section: &Section<'_>) -> Option<Vec<String>> {
+    let mut names: Vec<String> = Vec::new();
+    for found in section.texts("etc")?.value {
+        let name = found.value.as_str();
+        let first = name.split('/').next().unwrap_or(name);
+        let message = if name.starts_with("/etc/") {
+            format!(
+                "expected a name below /etc, such as \"ssl\", found {}",
+                quoted(name)
+            )
+        } else if let Some(fault) = paths::inside_fault(name) {
+            fault.replace("the home", "/etc")
+        } else if ETC_REFUSED.contains(&first) || name.starts_with("ssl/private") {
+            format!("/etc/{} is never shown as the host has it", quoted(name))
+        } else {
+            if !names.iter().any(|known| known == name) {
+                names.push(name.to_owned());
+            }
+            continue;
+        };
+        section.ledger.fault(&found.place, message, None);
+    }
+    Some(names)
+}

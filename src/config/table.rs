@@ -1,0 +1,505 @@
+//! Reads values out of the parsed TOML tree: each with its type, its bounds and its place, and
+//! notes every fault instead of stopping at the first.
+//!
+//! Must not know what any key means.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
+use std::ops::{Range, RangeInclusive};
+use std::time::Duration;
+
+use toml::Spanned;
+use toml::de::{DeString, DeTable, DeValue};
+
+use super::error::{ConfigError, Text, quoted};
+use super::nearest::nearest;
+use super::units;
+use crate::limits;
+
+/// What is learned while one file is read.
+pub(super) struct Ledger {
+    /// The file.
+    pub(super) text: Text,
+    faults: RefCell<Vec<ConfigError>>,
+    places: RefCell<BTreeMap<String, Range<usize>>>,
+    asked: RefCell<BTreeSet<String>>,
+}
+
+impl Ledger {
+    pub(super) fn new(text: Text) -> Self {
+        Self {
+            text,
+            faults: RefCell::default(),
+            places: RefCell::default(),
+            asked: RefCell::default(),
+        }
+    }
+
+    /// Notes a fault.
+    pub(super) fn fault(&self, place: &Place, message: impl Display, help: Option<String>) {
+        let span = place.span.clone();
+        let error = Text::error(&place.key, span, &message.to_string(), help);
+        self.faults.borrow_mut().push(error);
+    }
+
+    /// Notes faults that were made elsewhere.
+    pub(super) fn faults(&self, errors: Vec<ConfigError>) {
+        self.faults.borrow_mut().extend(errors);
+    }
+
+    /// Whether any fault was noted.
+    pub(super) fn is_faulty(&self) -> bool {
+        !self.faults.borrow().is_empty()
+    }
+
+    /// Every key that was looked for, with `NAME` for names that the file chooses.
+    #[cfg(test)]
+    pub(super) fn asked(&self) -> BTreeSet<String> {
+        self.asked.borrow().clone()
+    }
+
+    /// The text, the faults, and where each key stands.
+    pub(super) fn close(self) -> (Text, Vec<ConfigError>, BTreeMap<String, Range<usize>>) {
+        let (faults, places) = (self.faults.into_inner(), self.places.into_inner());
+        (self.text, faults, places)
+    }
+}
+
+/// A key and where its value stands.
+#[derive(Debug, Clone)]
+pub(super) struct Place {
+    /// The dotted path.
+    pub(super) key: String,
+    /// Bytes of the text.
+    pub(super) span: Range<usize>,
+}
+
+/// A value and its place.
+#[derive(Debug, Clone)]
+pub(super) struct Found<T> {
+    pub(super) value: T,
+    pub(super) place: Place,
+}
+
+/// A closed set of words that a key may have as its value.
+pub(super) trait Word: Copy + 'static {
+    /// Every member.
+    const MEMBERS: &'static [Self];
+    /// The member as it is written.
+    fn written(self) -> &'static str;
+}
+
+/// Makes [`Word`]s of enums declared by `words!`.
+macro_rules! word {
+    ($($name:ty),+ $(,)?) => {
+        $(impl $crate::config::table::Word for $name {
+            const MEMBERS: &'static [Self] = Self::ALL;
+            fn written(self) -> &'static str { self.word() }
+        })+
+    };
+}
+pub(super) use word;
+
+/// A table, or the place where one could be: keys of an absent table are all absent.
+pub(super) struct Section<'a> {
+    pub(super) ledger: &'a Ledger,
+    table: Option<&'a DeTable<'a>>,
+    /// The table's header or braces.
+    pub(super) place: Place,
+    /// The path with `NAME` for chosen names.
+    generic: String,
+    known: RefCell<Vec<&'static str>>,
+}
+
+/// One entry of a table.
+#[derive(Clone)]
+pub(super) struct Item<'a> {
+    ledger: &'a Ledger,
+    pub(super) place: Place,
+    generic: String,
+    value: &'a DeValue<'a>,
+}
+
+impl<'a> Section<'a> {
+    /// The whole file.
+    pub(super) fn root(ledger: &'a Ledger, table: &'a DeTable<'a>) -> Self {
+        Self {
+            ledger,
+            table: Some(table),
+            place: Place {
+                key: String::new(),
+                span: 0..0,
+            },
+            generic: String::new(),
+            known: RefCell::default(),
+        }
+    }
+
+    fn entry(
+        &self,
+        generic: &str,
+        (key, value): (&'a Spanned<DeString<'a>>, &'a Spanned<DeValue<'a>>),
+    ) -> Item<'a> {
+        let place = Place {
+            key: join(&self.place.key, key.get_ref()),
+            // Tables made by dotted keys have no span of their own.
+            span: if value.span().is_empty() {
+                key.span()
+            } else {
+                value.span()
+            },
+        };
+        let mut places = self.ledger.places.borrow_mut();
+        places.insert(place.key.clone(), place.span.clone());
+        Item {
+            ledger: self.ledger,
+            place,
+            generic: join(&self.generic, generic),
+            value: value.get_ref(),
+        }
+    }
+
+    /// The entry of that name.
+    pub(super) fn item(&self, name: &'static str) -> Option<Item<'a>> {
+        let mut known = self.known.borrow_mut();
+        if !known.contains(&name) {
+            known.push(name);
+        }
+        drop(known);
+        let mut asked = self.ledger.asked.borrow_mut();
+        asked.insert(join(&self.generic, name));
+        drop(asked);
+        let found = self.table?.get_key_value(name)?;
+        Some(self.entry(name, found))
+    }
+
+    /// Every entry of a table whose keys the file chooses, in the order of the file.
+    pub(super) fn named(&self) -> Vec<(String, Item<'a>)> {
+        let mut entries: Vec<_> = self.table.into_iter().flat_map(DeTable::iter).collect();
+        entries.sort_by_key(|(key, _)| key.span().start);
+        entries
+            .into_iter()
+            .map(|entry| (entry.0.get_ref().to_string(), self.entry("NAME", entry)))
+            .collect()
+    }
+
+    /// A sub-table; an absent one is empty.
+    pub(super) fn section(&self, name: &'static str) -> Section<'a> {
+        self.item(name)
+            .and_then(|item| item.section())
+            .unwrap_or_else(|| Section {
+                ledger: self.ledger,
+                table: None,
+                place: Place {
+                    key: join(&self.place.key, name),
+                    span: self.place.span.clone(),
+                },
+                generic: join(&self.generic, name),
+                known: RefCell::default(),
+            })
+    }
+
+    pub(super) fn text(&self, name: &'static str) -> Option<Found<String>> {
+        self.item(name)?.text()
+    }
+
+    pub(super) fn boolean(&self, name: &'static str) -> Option<Found<bool>> {
+        self.item(name)?.boolean()
+    }
+
+    pub(super) fn integer<N: TryFrom<i128> + Display + PartialOrd>(
+        &self,
+        name: &'static str,
+        bounds: RangeInclusive<N>,
+    ) -> Option<Found<N>> {
+        self.item(name)?.integer(&bounds)
+    }
+
+    pub(super) fn duration(
+        &self,
+        name: &'static str,
+        bounds: RangeInclusive<Duration>,
+    ) -> Option<Found<Duration>> {
+        self.item(name)?.duration(&bounds, "")
+    }
+
+    /// A duration, or `"none"`.
+    pub(super) fn duration_or_none(
+        &self,
+        name: &'static str,
+        bounds: RangeInclusive<Duration>,
+    ) -> Option<Found<Option<Duration>>> {
+        let item = self.item(name)?;
+        if matches!(item.value, DeValue::String(text) if text == "none") {
+            return Some(item.found(None));
+        }
+        let found = item.duration(&bounds, ", or \"none\"")?;
+        Some(item.found(Some(found.value)))
+    }
+
+    pub(super) fn size(
+        &self,
+        name: &'static str,
+        bounds: RangeInclusive<u64>,
+    ) -> Option<Found<u64>> {
+        self.item(name)?.size(&bounds)
+    }
+
+    /// A word of a closed set; `later` are words that the format has and this version has not.
+    pub(super) fn word<W: Word>(&self, name: &'static str, later: &[&str]) -> Option<Found<W>> {
+        self.item(name)?.word(later)
+    }
+
+    pub(super) fn texts(&self, name: &'static str) -> Option<Found<Vec<Found<String>>>> {
+        self.item(name)?.texts()
+    }
+
+    /// Refuses every entry that nobody asked for. `later` are keys that the format has and this
+    /// version has not; `elsewhere` are keys that belong into another table, with their place.
+    pub(super) fn close(&self, later: &[&str], elsewhere: &[(&str, &str)]) {
+        let known = self.known.borrow();
+        for (key, value) in self.table.into_iter().flat_map(DeTable::iter) {
+            let name: &str = key.get_ref();
+            if known.contains(&name) {
+                continue;
+            }
+            let mut place = self.entry("NAME", (key, value)).place;
+            if !key.span().is_empty() {
+                place.span = key.span();
+            }
+            if later.contains(&name) {
+                let message = format!("the key {} is not supported by this version", quoted(name));
+                self.ledger.fault(&place, message, None);
+                continue;
+            }
+            let moved = elsewhere.iter().find(|(from, _)| *from == name);
+            let near = nearest(name, known.iter().copied());
+            let help = match (moved, near) {
+                (Some((_, to)), _) => format!("did you mean {to}?"),
+                (None, Some(near)) => format!("did you mean {near}?"),
+                (None, None) => format!("known here: {}", known.join(", ")),
+            };
+            let message = format!("unknown key {}", quoted(name));
+            self.ledger.fault(&place, message, Some(help));
+        }
+    }
+}
+
+impl<'a> Item<'a> {
+    fn found<T>(&self, value: T) -> Found<T> {
+        Found {
+            value,
+            place: self.place.clone(),
+        }
+    }
+
+    /// Notes that the value is not what was expected.
+    fn wrong<T>(&self, expected: &str) -> Option<T> {
+        let found = match self.value {
+            DeValue::String(text) => quoted(text),
+            DeValue::Integer(_) => format!("the integer {}", self.written()),
+            DeValue::Float(_) => format!("the float {}", self.written()),
+            DeValue::Boolean(_) => format!("the boolean {}", self.written()),
+            DeValue::Datetime(_) => "a date or time".to_owned(),
+            DeValue::Array(_) => "an array".to_owned(),
+            DeValue::Table(_) => "a table".to_owned(),
+        };
+        let message = format!("expected {expected}, found {found}");
+        self.ledger.fault(&self.place, message, None);
+        None
+    }
+
+    /// The value as the file has it.
+    fn written(&self) -> &str {
+        let source = &self.ledger.text.source;
+        source.get(self.place.span.clone()).unwrap_or("")
+    }
+
+    /// The value itself, for what has a form of its own.
+    pub(super) fn value(&self) -> &'a DeValue<'a> {
+        self.value
+    }
+
+    /// Whether it is a table at all.
+    pub(super) fn is_table(&self) -> bool {
+        matches!(self.value, DeValue::Table(_))
+    }
+
+    /// The table.
+    pub(super) fn section(&self) -> Option<Section<'a>> {
+        let DeValue::Table(table) = self.value else {
+            return self.wrong("a table");
+        };
+        Some(Section {
+            ledger: self.ledger,
+            table: Some(table),
+            place: self.place.clone(),
+            generic: self.generic.clone(),
+            known: RefCell::default(),
+        })
+    }
+
+    /// A string that can be an argument, a path or an environment value.
+    pub(super) fn text(&self) -> Option<Found<String>> {
+        let DeValue::String(text) = self.value else {
+            return self.wrong("a string");
+        };
+        if text.contains('\0') {
+            let message = "a NUL character cannot be part of an argument, path or value";
+            self.ledger.fault(&self.place, message, None);
+            return None;
+        }
+        if text.len() > limits::CONFIG_TEXT_BYTES {
+            let most = limits::CONFIG_TEXT_BYTES;
+            let message = format!("the text has {} bytes, at most {most} can be", text.len());
+            self.ledger.fault(&self.place, message, None);
+            return None;
+        }
+        Some(self.found(text.to_string()))
+    }
+
+    fn boolean(&self) -> Option<Found<bool>> {
+        match self.value {
+            DeValue::Boolean(value) => Some(self.found(*value)),
+            _ => self.wrong("true or false"),
+        }
+    }
+
+    pub(super) fn integer<N: TryFrom<i128> + Display + PartialOrd>(
+        &self,
+        bounds: &RangeInclusive<N>,
+    ) -> Option<Found<N>> {
+        let expected = format!("an integer from {} to {}", bounds.start(), bounds.end());
+        let DeValue::Integer(integer) = self.value else {
+            return self.wrong(&expected);
+        };
+        i128::from_str_radix(integer.as_str(), integer.radix())
+            .ok()
+            .and_then(|value| N::try_from(value).ok())
+            .filter(|value| bounds.contains(value))
+            .map(|value| self.found(value))
+            .or_else(|| self.wrong(&expected))
+    }
+
+    fn duration(&self, bounds: &RangeInclusive<Duration>, or: &str) -> Option<Found<Duration>> {
+        let DeValue::String(text) = self.value else {
+            return self.wrong(&format!("{}{or}", units::DURATION));
+        };
+        match units::duration(text) {
+            Ok(value) if bounds.contains(&value) => Some(self.found(value)),
+            Ok(_) => {
+                let (least, most) = (
+                    units::show_duration(*bounds.start()),
+                    units::show_duration(*bounds.end()),
+                );
+                self.wrong(&format!("a duration from {least} to {most}{or}"))
+            }
+            Err(message) => {
+                let message = format!("{message}{or}, found {}", quoted(text));
+                self.ledger.fault(&self.place, message, None);
+                None
+            }
+        }
+    }
+
+    fn size(&self, bounds: &RangeInclusive<u64>) -> Option<Found<u64>> {
+        let DeValue::String(text) = self.value else {
+            return self.wrong(units::SIZE);
+        };
+        match units::size(text) {
+            Ok(value) if bounds.contains(&value) => Some(self.found(value)),
+            Ok(_) => {
+                let (least, most) = (
+                    units::show_size(*bounds.start()),
+                    units::show_size(*bounds.end()),
+                );
+                self.wrong(&format!("a size from {least} to {most}"))
+            }
+            Err(message) => {
+                let message = format!("{message}, found {}", quoted(text));
+                self.ledger.fault(&self.place, message, None);
+                None
+            }
+        }
+    }
+
+    /// A word of a closed set.
+    pub(super) fn word<W: Word>(&self, later: &[&str]) -> Option<Found<W>> {
+        let words: Vec<_> = W::MEMBERS.iter().map(|member| member.written()).collect();
+        let expected = one_of(&words);
+        let DeValue::String(text) = self.value else {
+            return self.wrong(&expected);
+        };
+        let member = W::MEMBERS.iter().find(|member| member.written() == text);
+        if let Some(member) = member {
+            return Some(self.found(*member));
+        }
+        self.unknown_word(text, &words, later, &expected);
+        None
+    }
+
+    /// Notes a word outside of its set: one that comes later, a slip, or something else.
+    pub(super) fn unknown_word(&self, word: &str, words: &[&str], later: &[&str], expected: &str) {
+        if later.contains(&word) {
+            let message = format!(
+                "{} is not supported by this version: expected {expected}",
+                quoted(word)
+            );
+            self.ledger.fault(&self.place, message, None);
+            return;
+        }
+        let message = format!("expected {expected}, found {}", quoted(word));
+        let help = nearest(word, words.iter().copied()).map(|near| format!("did you mean {near}?"));
+        self.ledger.fault(&self.place, message, help);
+    }
+
+    /// An array of strings. What is no string in it is noted and left out.
+    pub(super) fn texts(&self) -> Option<Found<Vec<Found<String>>>> {
+        let items = self.items("an array of strings")?;
+        Some(self.found(items.iter().filter_map(Item::text).collect()))
+    }
+
+    /// The elements of an array.
+    pub(super) fn items(&self, expected: &str) -> Option<Vec<Item<'a>>> {
+        let DeValue::Array(array) = self.value else {
+            return self.wrong(expected);
+        };
+        if array.len() > limits::CONFIG_LIST {
+            let (has, most) = (array.len(), limits::CONFIG_LIST);
+            let message = format!("the array has {has} elements, at most {most} can be");
+            self.ledger.fault(&self.place, message, None);
+            return None;
+        }
+        let item = |(at, value): (usize, &'a Spanned<DeValue<'a>>)| Item {
+            ledger: self.ledger,
+            place: Place {
+                key: format!("{}[{at}]", self.place.key),
+                span: value.span(),
+            },
+            generic: self.generic.clone(),
+            value: value.get_ref(),
+        };
+        Some(array.iter().enumerate().map(item).collect())
+    }
+}
+
+/// `"a", "b" or "c"`.
+pub(super) fn one_of(words: &[&str]) -> String {
+    match words {
+        [] => "nothing".to_owned(),
+        [only] => format!("\"{only}\""),
+        [first @ .., last] => {
+            let first: Vec<_> = first.iter().map(|word| format!("\"{word}\"")).collect();
+            format!("{} or \"{last}\"", first.join(", "))
+        }
+    }
+}
+
+fn join(path: &str, key: &str) -> String {
+    if path.is_empty() {
+        key.to_owned()
+    } else {
+        format!("{path}.{key}")
+    }
+}

@@ -1,0 +1,88 @@
+//! What the configuration accepts, what it refuses and in which words.
+
+mod accepted;
+mod documented;
+// One case a line.
+#[rustfmt::skip]
+mod refused;
+#[rustfmt::skip]
+mod refused_pool;
+
+use std::path::PathBuf;
+
+use super::{Config, ConfigErrors, DEFAULT, Origin};
+
+/// A file named with `--config` in `/etc/marshal`.
+fn named() -> Origin {
+    Origin {
+        file: Some(PathBuf::from("/etc/marshal/supervisor.toml")),
+        dir: PathBuf::from("/etc/marshal"),
+        named: true,
+    }
+}
+
+/// A file that was found in `/home/me/project`.
+fn found() -> Origin {
+    Origin {
+        file: Some(PathBuf::from("/home/me/project/supervisor.toml")),
+        dir: PathBuf::from("/home/me/project"),
+        named: false,
+    }
+}
+
+fn shown(errors: &ConfigErrors) -> String {
+    let lines: Vec<_> = errors.errors.iter().map(ToString::to_string).collect();
+    lines.join("\n")
+}
+
+/// The text has exactly one fault, and its line holds every one of `expect`, divided by `…`.
+fn refused_by(origin: &Origin, text: &str, expect: &str) {
+    let Err(errors) = Config::parse(text, origin) else {
+        panic!("accepted, expected {expect:?}:\n{text}");
+    };
+    let shown = shown(&errors);
+    assert_eq!(errors.errors.len(), 1, "{text}\n{shown}");
+    for part in expect.split('…') {
+        assert!(
+            shown.contains(part),
+            "{text}\nexpected {part:?} in\n{shown}"
+        );
+    }
+}
+
+fn accepted_by(origin: &Origin, text: &str) -> Config {
+    Config::parse(text, origin).unwrap_or_else(|errors| panic!("{text}\n{}", shown(&errors)))
+}
+
+/// A file with one pool that has a command and `keys`.
+fn pool(keys: &str) -> String {
+    format!("[pool.demo]\ncommand = [\"agent\"]\n{keys}\n")
+}
+
+/// A file with one pool of the script agent and `keys`.
+fn script(keys: &str) -> String {
+    format!("[pool.demo]\nagent = \"script\"\n{keys}\n")
+}
+
+/// A file with one good pool after `text`.
+fn file(text: &str) -> String {
+    format!("{text}\n[pool.demo]\nagent = \"script\"\n")
+}
+
+/// The one pool of a good file.
+fn only(config: &Config) -> &super::Pool {
+    config.only_pool().expect("one pool")
+}
+
+#[test]
+fn the_built_in_configuration_is_good_wherever_it_is_used() {
+    for origin in [
+        Origin::built_in(PathBuf::from("/home/me/project")),
+        found(),
+        named(),
+    ] {
+        let config = accepted_by(&origin, DEFAULT);
+        assert_eq!(config.notes, Vec::<String>::new());
+        assert_eq!(only(&config).size, 4);
+    }
+}

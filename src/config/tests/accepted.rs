@@ -1,0 +1,361 @@
+//! What good files mean.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::{accepted_by, file, found, named, only, pool, script};
+use crate::config::{
+    AsksFor, Extractor, Fill, Guard, Launcher, LogFormat, Network, OnCrash, OnTimeout, Origin,
+    Pool, RestartKind, WorkspaceMode,
+};
+
+/// The pool of a good file with these keys.
+fn read(keys: &str) -> Pool {
+    only(&accepted_by(&named(), &pool(keys))).clone()
+}
+
+#[test]
+fn a_pool_of_two_lines_has_every_default() {
+    let config = accepted_by(&named(), &script(""));
+    let pool = only(&config);
+    assert_eq!(pool.name.as_str(), "demo");
+    assert_eq!(pool.size, 1);
+    assert_eq!(pool.launcher, Launcher::Unshare);
+    assert_eq!(pool.network, Network::None);
+    assert_eq!(pool.sandbox, "standard");
+    assert_eq!(pool.policy, "developer");
+    assert_eq!(pool.guard, Guard::PolicyAndSandbox);
+    assert_eq!(pool.workspace.path, Path::new("/etc/marshal"));
+    assert_eq!(pool.workspace.mode, WorkspaceMode::Copy);
+    assert_eq!(pool.attempts, 1);
+    assert_eq!(pool.timeouts.handshake, Some(Duration::from_secs(60)));
+    assert_eq!(pool.timeouts.turn, None);
+    assert_eq!(pool.timeouts.silence, Some(Duration::from_secs(600)));
+    assert_eq!(pool.timeouts.cancel, Duration::from_secs(15));
+    assert_eq!(pool.restart.kind, RestartKind::Transient);
+    assert_eq!(pool.restart.budget, 5);
+    assert_eq!(pool.restart.window, Duration::from_secs(300));
+    assert_eq!(pool.stop.eof, Duration::from_secs(6));
+    assert_eq!(pool.ask.timeout, Duration::from_secs(900));
+    assert_eq!(config.supervisor.max_children, 64);
+    assert_eq!(config.supervisor.log, LogFormat::Auto);
+    assert_eq!(config.supervisor.state_dir, None);
+    assert_eq!(config.supervisor.listen.to_string(), "127.0.0.1:7117");
+    assert!(config.sandboxes.contains_key("standard"));
+}
+
+#[test]
+fn values_are_read_as_they_are_written() {
+    let pool = read(
+        "size = 0x10\nattempts = 2\n\
+         restart = { kind = \"permanent\", budget = 100, base = \"20ms\", max = \"20ms\", on_crash = \"retry\", never_codes = [3, 2, 3] }\n\
+         timeouts = { handshake = \"none\", turn = \"1h\", silence = \"none\", cancel = \"1ms\" }\n\
+         stop = { goodbye = \"0s\", term = \"1h\" }\n\
+         ask = { timeout = \"30d\", on_timeout = \"deny_turn\" }\n",
+    );
+    assert_eq!(pool.size, 16);
+    assert_eq!(pool.restart.kind, RestartKind::Permanent);
+    assert_eq!(pool.restart.base, Duration::from_millis(20));
+    assert_eq!(pool.restart.on_crash, OnCrash::Retry);
+    assert_eq!(pool.restart.never_codes, [2, 3]);
+    assert_eq!(pool.timeouts.handshake, None);
+    assert_eq!(pool.timeouts.turn, Some(Duration::from_secs(3600)));
+    assert_eq!(pool.timeouts.silence, None);
+    assert_eq!(pool.stop.goodbye, Duration::ZERO);
+    assert_eq!(pool.ask.on_timeout, OnTimeout::DenyTurn);
+    assert_eq!(pool.ask.timeout, Duration::from_secs(30 * 24 * 3600));
+}
+
+#[test]
+fn tables_may_be_written_in_every_way_that_toml_has() {
+    let inline = read("restart = { budget = 7 }");
+    let header = accepted_by(&named(), &pool("[pool.demo.restart]\nbudget = 7"));
+    let dotted = read("restart.budget = 7");
+    let root = accepted_by(
+        &named(),
+        "pool.demo.command = [\"agent\"]\npool.demo.restart.budget = 7\n",
+    );
+    for pool in [&inline, only(&header), &dotted, only(&root)] {
+        assert_eq!(pool.restart.budget, 7);
+    }
+}
+
+#[test]
+fn pools_keep_the_order_of_the_file() {
+    let names = ["zeta", "alpha", "mid"];
+    let pools = names.map(|name| format!("[pool.{name}]\nagent = \"script\"\n"));
+    let text = pools.concat();
+    let config = accepted_by(&named(), &text);
+    let read: Vec<_> = config.pools.iter().map(|pool| pool.name.as_str()).collect();
+    assert_eq!(read, names);
+    assert!(config.only_pool().is_none());
+    assert!(config.pool("mid").is_some());
+    assert!(config.pool("other").is_none());
+}
+
+#[test]
+fn relative_paths_are_relative_to_the_file() {
+    let text = format!(
+        "[supervisor]\nstate_dir = \"../state\"\n[policy.own]\nfile = \"rules/own.toml\"\n[sandbox.own]\nro_bind = [\"tools\"]\n{}",
+        pool(
+            "workspace = { path = \"../work/./x\" }\nhome_files = { \".config/a\" = \"a\" }\npolicy = \"own\"\nsandbox = \"own\"\nguard_off = true"
+        )
+    );
+    // `/etc/marshal/tools` lies below /etc, so this file lies elsewhere.
+    let origin = Origin {
+        file: Some(PathBuf::from("/srv/m/supervisor.toml")),
+        dir: PathBuf::from("/srv/m"),
+        named: true,
+    };
+    let config = accepted_by(&origin, &text);
+    let pool = only(&config);
+    assert_eq!(
+        config.supervisor.state_dir.as_deref(),
+        Some(Path::new("/srv/state"))
+    );
+    assert_eq!(config.policies["own"], Path::new("/srv/m/rules/own.toml"));
+    assert_eq!(pool.workspace.path, Path::new("/srv/work/x"));
+    assert_eq!(pool.home_files[".config/a"], Path::new("/srv/m/a"));
+    assert_eq!(
+        config.sandboxes["own"].ro_bind,
+        [PathBuf::from("/usr"), PathBuf::from("/srv/m/tools")]
+    );
+    assert!(pool.guard_off);
+    assert!(
+        config
+            .workspace_around(Path::new("/srv/work/x/y"))
+            .is_some()
+    );
+    assert!(config.workspace_around(Path::new("/srv/work")).is_none());
+}
+
+#[test]
+fn the_standard_profile_is_changed_key_by_key() {
+    let config = accepted_by(
+        &named(),
+        &file(
+            "[sandbox.standard]\nhome = { size = \"8G\" }\nlimits = { nofile = 4096 }\n[sandbox.own]\nproc = \"masked\"\nro_bind = [\"/usr\", \"/opt/x\", \"/opt/x\", \"/tmp/x\"]\netc = []",
+        ),
+    );
+    let standard = &config.sandboxes["standard"];
+    assert_eq!(standard.home_bytes, 8 << 30);
+    assert_eq!(standard.nofile, 4096);
+    assert_eq!(standard.tmp_bytes, 256 << 20);
+    let own = &config.sandboxes["own"];
+    assert_eq!(own.home_bytes, 4 << 30);
+    assert_eq!(own.ro_bind.len(), 3);
+    assert!(own.etc.is_empty());
+}
+
+#[test]
+fn what_an_agent_asks_for_follows_from_its_preset_or_command() {
+    let asks = |text: &str| {
+        let config = accepted_by(&named(), &format!("[pool.demo]\n{text}\n"));
+        let pool = only(&config);
+        (pool.asks, pool.agent.clone())
+    };
+    let is = |asks: AsksFor, name: &str| (asks, name.to_owned());
+    assert_eq!(asks("agent = \"script\""), is(AsksFor::All, "script"));
+    assert_eq!(asks("agent = \"scaiflux\""), is(AsksFor::Some, "scaiflux"));
+    assert_eq!(
+        asks("command = [\"marshal\", \"script-agent\", \"--protocol\", \"2\"]"),
+        is(AsksFor::All, "script")
+    );
+    assert_eq!(
+        asks("command = [\"marshal\", \"run\"]"),
+        is(AsksFor::Some, "custom")
+    );
+    assert_eq!(
+        asks("command = [\"/usr/bin/marshal\", \"script-agent\"]"),
+        is(AsksFor::Some, "custom")
+    );
+    assert_eq!(
+        asks("command = [\"x\"]\nasks = \"all\"\nguard = \"policy\""),
+        is(AsksFor::All, "custom")
+    );
+    assert_eq!(
+        asks("command = [\"x\"]\nasks = \"never\""),
+        is(AsksFor::Never, "custom")
+    );
+}
+
+#[test]
+fn a_placeholder_is_filled_and_never_split() {
+    let fill = Fill {
+        session: "s-1",
+        workspace: "/work space/{model}",
+    };
+    let argv = |text: &str| {
+        let config = accepted_by(&named(), &format!("[pool.demo]\n{text}\n"));
+        only(&config).argv(fill)
+    };
+    assert_eq!(
+        argv("agent = \"scaiflux\"\nmodel = \"lab/noodle-1\""),
+        [
+            "scaiflux",
+            "serve",
+            "--workspace",
+            "/work space/{model}",
+            "--permission-mode",
+            "prompt",
+            "--model",
+            "lab/noodle-1"
+        ]
+    );
+    assert_eq!(argv("agent = \"scaiflux\"").len(), 6);
+    assert_eq!(
+        argv(
+            "command = [\"a\", \"--in={workspace}:{session}\", \"{mode}\", \"${session}\", \"{other_thing}\", \"{\\\"a\\\":1}\"]\nmode = \"plan\""
+        ),
+        [
+            "a",
+            "--in=/work space/{model}:s-1",
+            "plan",
+            "${session}",
+            "{other_thing}",
+            "{\"a\":1}"
+        ]
+    );
+}
+
+#[test]
+fn an_extractor_is_a_name_or_a_table_of_its_own() {
+    assert_eq!(
+        read("").extractor,
+        Extractor::BuiltIn("scaiflux".to_owned())
+    );
+    assert_eq!(
+        read("extractor = \"scaiflux\"").extractor,
+        Extractor::BuiltIn("scaiflux".to_owned())
+    );
+    let own = read(
+        "[pool.demo.extractor.tool.exec]\nclass = \"shell\"\ncommand = \"cmd\"\nlist = [\"a\", 1, true, 1.5]",
+    );
+    let Extractor::Inline(text) = own.extractor else {
+        panic!("inline");
+    };
+    let table: toml::Table = text.parse().expect("TOML");
+    assert_eq!(table["tool"]["exec"]["class"].as_str(), Some("shell"));
+    assert_eq!(table["tool"]["exec"]["command"].as_str(), Some("cmd"));
+    assert_eq!(
+        table["tool"]["exec"]["list"].as_array().map(Vec::len),
+        Some(4)
+    );
+}
+
+#[test]
+fn programs_of_bound_directories_and_of_the_workspace_are_inside() {
+    let bound = "[sandbox.standard]\nro_bind = [\"/opt/agent\"]\n[pool.demo]\ncommand = [\"/opt/agent/run\"]\n";
+    accepted_by(&named(), bound);
+    for program in [
+        "/usr/bin/x",
+        "/bin/sh",
+        "/workspace/run.sh",
+        "/home/agent/x",
+        "x",
+    ] {
+        accepted_by(
+            &named(),
+            &format!("[pool.demo]\ncommand = [\"{program}\"]\n"),
+        );
+    }
+    // Without walls every program can be seen.
+    accepted_by(
+        &named(),
+        "[pool.demo]\ncommand = [\"/opt/x\"]\nlauncher = \"none\"\n",
+    );
+}
+
+#[test]
+fn without_walls_the_configuration_says_what_is_lost() {
+    let config = accepted_by(&named(), &script("launcher = \"none\""));
+    let pool = only(&config);
+    assert_eq!(pool.network, Network::Host);
+    assert_eq!(config.notes.len(), 1);
+    assert!(config.notes[0].contains("every stop"), "{:?}", config.notes);
+    assert!(
+        config.notes[0].contains("direct child"),
+        "{:?}",
+        config.notes
+    );
+    assert_eq!(pool.weaknesses().len(), 2, "{:?}", pool.weaknesses());
+}
+
+#[test]
+fn what_has_no_effect_is_noted() {
+    let notes = |keys: &str| accepted_by(&named(), &script(keys)).notes.join("\n");
+    assert!(notes("attempts = 3").contains("attempts = 3 has no effect"));
+    assert_eq!(notes("attempts = 3\ncheck = [\"true\"]"), "");
+    assert_eq!(
+        notes("attempts = 3\nrestart = { on_crash = \"retry\" }"),
+        ""
+    );
+}
+
+#[test]
+fn a_found_file_may_use_its_own_directory() {
+    let config = accepted_by(
+        &found(),
+        &script(
+            "workspace = { path = \"src\" }\nhome_files = { x = \"x\" }\nenv = { pass = [\"LANG\", \"GIT_AUTHOR_NAME\"] }",
+        ),
+    );
+    assert_eq!(
+        only(&config).workspace.path,
+        Path::new("/home/me/project/src")
+    );
+}
+
+#[test]
+fn port_zero_and_the_other_loopback_are_addresses() {
+    for listen in ["127.0.0.1:0", "[::1]:7117", "127.8.8.8:1"] {
+        let config = accepted_by(
+            &named(),
+            &file(&format!("[supervisor]\nlisten = \"{listen}\"")),
+        );
+        assert_eq!(config.supervisor.listen.to_string(), listen);
+    }
+}
+
+#[test]
+fn a_later_fault_points_at_its_line() {
+    let text = script("workspace = { path = \"/none\" }");
+    let config = accepted_by(&named(), &text);
+    let fault = |key: &str| {
+        let errors = config
+            .places
+            .refuse(vec![(key.to_owned(), "gone".to_owned(), None)]);
+        errors.to_string()
+    };
+    let file = "/etc/marshal/supervisor.toml";
+    assert_eq!(
+        fault("pool.demo.workspace.path"),
+        format!("{file}:3:22: pool.demo.workspace.path: gone")
+    );
+    assert_eq!(
+        fault("pool.demo.workspace.mode"),
+        format!("{file}:3:13: pool.demo.workspace.mode: gone")
+    );
+    assert_eq!(
+        fault("pool.demo.check[0]"),
+        format!("{file}:1:1: pool.demo.check[0]: gone")
+    );
+    assert_eq!(
+        fault("sandbox.standard"),
+        format!("{file}:1:1: sandbox.standard: gone")
+    );
+}
+
+#[test]
+fn a_configuration_is_described_in_a_few_lines() {
+    let config = accepted_by(
+        &Origin::built_in(PathBuf::from("/home/me/project")),
+        crate::config::DEFAULT,
+    );
+    insta::assert_snapshot!(config.describe().join("\n"));
+    let weak = accepted_by(
+        &named(),
+        "[pool.demo]\nagent = \"scaiflux\"\nnetwork = \"host\"\nguard = \"sandbox\"\n[pool.bare]\ncommand = [\"x\", \"\\u001b[2J\"]\nlauncher = \"none\"\n",
+    );
+    insta::assert_snapshot!(weak.describe().join("\n"));
+}

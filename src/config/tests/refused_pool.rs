@@ -1,0 +1,282 @@
+//! Faults of pools.
+
+use super::{found, named, pool, refused_by, script};
+use crate::config::Config;
+
+/// The one fault of a pool with a command and these keys.
+fn check(keys: &str, expect: &str) {
+    refused_by(&named(), &pool(keys), expect);
+}
+
+/// The one fault of a whole file.
+fn whole(text: &str, expect: &str) {
+    refused_by(&named(), text, expect);
+}
+
+#[test]
+fn pools_have_plain_names() {
+    for name in ["Demo", "de_mo", "-x", "\"a b\"", "\"\"", "\"a/b\"", "é", "\"é\""] {
+        let text = format!("[pool.{name}]\nagent = \"script\"\n");
+        assert!(Config::parse(&text, &named()).is_err(), "{name}");
+    }
+    let long = "x".repeat(33);
+    whole(&format!("[pool.{long}]\nagent = \"script\"\n"), "must match [a-z0-9][a-z0-9-]{0,31}");
+    whole("[pool.\"\\u001b[31m\"]\nagent = \"script\"\n", "must match");
+    whole("pool.demo = 4\n", "pool.demo: expected a table, found the integer 4");
+    whole("[[pool.demo]]\nagent = \"script\"\n", "pool.demo: expected a table, found an array");
+}
+
+#[test]
+fn a_pool_has_a_size() {
+    check("size = 0", "3:8: pool.demo.size: expected an integer from 1 to 2048, found the integer 0");
+    check("size = 2049", "found the integer 2049");
+    check("size = -4", "found the integer -4");
+    check("size = \"4\"", "expected an integer from 1 to 2048, found \"4\"");
+    check("size = 4.0", "found the float 4.0");
+    check("size = [4]", "found an array");
+    check("size = { x = 4 }", "found a table");
+    check("size = 2026-01-01", "found a date or time");
+    check("szie = 4", "3:1: pool.demo.szie: unknown key \"szie\"…did you mean size?");
+    check("slots = 4", "did you mean size?");
+}
+
+#[test]
+fn a_pool_has_a_command_or_an_agent() {
+    whole("[pool.demo]\nsize = 1\n", "1:1: pool.demo: the pool needs a command, or an agent");
+    whole("[pool.demo]\ncommand = []\n", "2:11: pool.demo.command: expected a program and its arguments, found an empty array");
+    whole("[pool.demo]\ncommand = \"agent serve\"\n", "expected an array of strings, found \"agent serve\"");
+    whole("[pool.demo]\ncommand = [\"\"]\n", "pool.demo.command[0]: the program's name is empty");
+    whole("[pool.demo]\ncommand = [\"agent serve\"]\n", "has a blank in its name");
+    whole("[pool.demo]\ncommand = [\"agent\", 4]\n", "2:21: pool.demo.command[1]: expected a string, found the integer 4");
+    whole("[pool.demo]\ncommand = [\"{workspace}/agent\"]\n", "the program must be named in full");
+    whole("[pool.demo]\ncommand = [\"a\", \"b\\u0000\"]\n", "a NUL character");
+    whole("[pool.demo]\ncommand = [\"/opt/agent/run\"]\n", "the program \"/opt/agent/run\" is not visible in the sandbox…add its directory to ro_bind of [sandbox.standard]");
+    whole("[pool.demo]\ncommand = [\"./agent\"]\n", "the program \"/etc/marshal/agent\" is not visible");
+    whole("[pool.demo]\ncommand = [\"/usr/../opt/agent\"]\n", "the program \"/opt/agent\" is not visible");
+    whole("[pool.demo]\nagent = \"scaiflx\"\n", "pool.demo.agent: expected \"scaiflux\" or \"script\", found \"scaiflx\"…did you mean scaiflux?");
+    whole("[pool.demo]\nagent = 4\n", "pool.demo.agent: expected a string");
+    whole("[pool.demo]\nagent = \"xyzzy\"\n", "expected \"scaiflux\" or \"script\", found \"xyzzy\"");
+    for later in ["claude", "codex", "gemini", "opencode", "hermes", "loaf", "skillpilot"] {
+        whole(&format!("[pool.demo]\nagent = \"{later}\"\n"), "is not supported by this version");
+    }
+    check("agent = \"script\"", "pool.demo.agent: a pool has an agent or a command, not both");
+    let long = "x".repeat(200_000);
+    whole(&format!("[pool.demo]\ncommand = [\"a\", \"{long}\"]\n"), "has 200000 bytes, at most 131071 can be");
+    let many = "\"x\",".repeat(1025);
+    whole(&format!("[pool.demo]\ncommand = [{many}]\n"), "the array has 1025 elements, at most 1024 can be");
+}
+
+#[test]
+fn placeholders_and_their_values_belong_together() {
+    let command = |words: &str, keys: &str, expect: &str| {
+        whole(&format!("[pool.demo]\ncommand = [\"agent\", {words}]\n{keys}\n"), expect);
+    };
+    command("\"{sesion}\"", "", "pool.demo.command[1]: unknown placeholder {sesion}…did you mean {session}?");
+    command("\"--w={workspce}\"", "", "did you mean {workspace}?");
+    command("\"{model}\"", "", "the command has {model}, but the pool sets no model");
+    command("\"{mode}\"", "", "the command has {mode}, but the pool sets no mode");
+    command("\"x\"", "model = \"m\"", "pool.demo.model: model is set, but the command has no {model}");
+    command("\"x\"", "mode = \"m\"", "mode is set, but the command has no {mode}");
+    for bad in ["", "--resume", "a b", ".x", "a\\u001b", "é"] {
+        command("\"{model}\"", &format!("model = \"{bad}\""), "pool.demo.model: expected [A-Za-z0-9]");
+    }
+    whole("[pool.demo]\nagent = \"scaiflux\"\nmode = \"m\"\n", "the command has no {mode}");
+    whole("[pool.demo]\nagent = \"script\"\nmodel = \"m\"\n", "the command has no {model}");
+}
+
+#[test]
+fn closed_sets_of_words_name_their_members() {
+    let set = |key: &str, members: &str, slip: (&str, &str), later: &[&str]| {
+        let (slip, meant) = slip;
+        check(&format!("{key} = \"xyzzy\""), &format!("pool.demo.{key}: expected {members}, found \"xyzzy\""));
+        check(&format!("{key} = \"{slip}\""), &format!("did you mean {meant}?"));
+        check(&format!("{key} = 4"), &format!("expected {members}, found the integer 4"));
+        for later in later {
+            check(&format!("{key} = \"{later}\""), &format!("\"{later}\" is not supported by this version: expected {members}"));
+        }
+    };
+    set("launcher", "\"unshare\" or \"none\"", ("unshre", "unshare"), &["bwrap", "container", "ssh", "pty"]);
+    set("network", "\"none\" or \"host\"", ("hots", "host"), &["routes", "proxy"]);
+    set("guard", "\"policy\", \"policy+sandbox\" or \"sandbox\"", ("sandbx", "sandbox"), &[]);
+    set("on_unasked_deny", "\"report\", \"interrupt\" or \"stop\"", ("interupt", "interrupt"), &[]);
+    set("asks", "\"all\", \"some\" or \"never\"", ("nevr", "never"), &[]);
+    set("dialect", "\"scaiflux\"", ("scaifluks", "scaiflux"), &["acp", "loaf", "skillpilot", "claude", "codex"]);
+    check("dialect = { custom = \"d.toml\" }", "custom dialects are not supported by this version");
+    check("session = \"slot\"", "\"slot\" is not supported by this version: expected \"task\"");
+    check("session = \"tsk\"", "did you mean task?");
+    check("session = 1", "pool.demo.session: expected a string");
+    check("extractor = \"codex\"", "expected \"scaiflux\" or a table of its own");
+    check("extractor = 4", "expected a string");
+    check("guard_off = \"yes\"", "expected true or false, found \"yes\"");
+    check("guard_off = 1", "expected true or false, found the integer 1");
+}
+
+#[test]
+fn keys_that_do_nothing_yet_are_not_accepted() {
+    for later in ["resume_args = []", "mcp_servers = []", "tell_denials = \"never\"", "hooks = []", "delegates = {}"] {
+        check(later, "is not supported by this version");
+    }
+    for later in ["control = \"30s\"", "keepalive = \"30s\"", "idle = \"10m\""] {
+        check(&format!("timeouts = {{ {later} }}"), "is not supported by this version");
+    }
+    check("ask = { when_waiting = \"hold\" }", "\"when_waiting\" is not supported by this version");
+    check("workspace = { path = \".\", mode = \"overlay\" }", "\"overlay\" is not supported by this version");
+    check("workspace = { path = \".\", mode = \"worktree\" }", "\"worktree\" is not supported by this version");
+    check("restart = { on_crash = \"resume\" }", "\"resume\" is not supported by this version");
+    check("sandbox = \"strict\"", "\"strict\" is not supported by this version");
+    check("policy = \"ci\"", "\"ci\" is not supported by this version");
+    check("policy = \"reviewer\"", "\"reviewer\" is not supported by this version");
+    check("env = { set = { K = \"env:KEY\" } }", "pool.demo.env.set.K: secrets");
+    check("env = { set = { K = \"file:/x\" } }", "are not supported by this version");
+}
+
+#[test]
+fn names_must_lead_somewhere() {
+    check("sandbox = \"standart\"", "pool.demo.sandbox: expected \"standard\" or the name of a [sandbox.NAME], found \"standart\"…did you mean standard?");
+    check("sandbox = 4", "pool.demo.sandbox: expected a string");
+    check("policy = \"develper\"", "did you mean developer?");
+    check("policy = \"\"", "expected \"developer\" or the name of a [policy.NAME]");
+    check("policy = [\"developer\"]", "expected a string, found an array");
+    let own = "[policy.own]\nfile = \"p.toml\"\n";
+    whole(&format!("{own}{}", pool("policy = \"owm\"")), "expected \"developer\" or \"own\" or the name of a [policy.NAME], found \"owm\"…did you mean own?");
+    // A faulty profile is one fault, not one more for every pool that names it.
+    whole(&format!("[sandbox.own]\nproc = 1\n{}", pool("sandbox = \"own\"")), "sandbox.own.proc");
+}
+
+#[test]
+fn workspaces_are_checked() {
+    check("workspace = \"/srv\"", "pool.demo.workspace: expected a table such as { path = \".\", mode = \"copy\" }");
+    check("workspace = 4", "expected a table");
+    check("workspace = { path = \"\" }", "pool.demo.workspace.path: a path must not be empty");
+    check("workspace = { path = \"~\" }", "\"~\" is not expanded");
+    check("workspace = { path = \"${HOME}\" }", "variables are not expanded");
+    check("workspace = { path = 4 }", "expected a string");
+    check("workspace = { mode = \"cpoy\" }", "did you mean copy?");
+    check("workspace = { pth = \".\" }", "did you mean path?");
+    check("path = \".\"", "did you mean workspace.path?");
+    check("home_files = { \"/x\" = \"x\" }", "without a leading \"/\"");
+    check("home_files = { \"../x\" = \"x\" }", "without \".\" and \"..\"");
+    check("home_files = { \"x/\" = \"x\" }", "without a trailing");
+    check("home_files = { \"\" = \"x\" }", "must not be empty");
+    check("home_files = { x = \"\" }", "must not be empty");
+    check("home_files = { x = 4 }", "pool.demo.home_files.x: expected a string");
+    check("home_files = [\"x\"]", "expected a table");
+}
+
+#[test]
+fn the_environment_is_checked() {
+    let env = |keys: &str, expect: &str| check(&format!("env = {{ {keys} }}"), expect);
+    env("pass = [\"TERM\"]", "pool.demo.env.pass[0]: TERM is never passed");
+    env("set = { TERM = \"xterm\" }", "pool.demo.env.set.TERM: TERM is never passed");
+    env("pass = [\"PATH\"]", "add directories with path_add");
+    env("set = { PATH = \"/x\" }", "add directories with path_add");
+    for own in ["HOME", "USER", "LOGNAME", "PWD", "TMPDIR"] {
+        env(&format!("pass = [\"{own}\"]"), own);
+        env(&format!("set = {{ {own} = \"x\" }}"), own);
+    }
+    for own in ["MARSHAL_SLOT", "GIT_CONFIG_COUNT", "GIT_CONFIG_KEY_0", "GIT_CONFIG_VALUE_0"] {
+        env(&format!("set = {{ {own} = \"x\" }}"), "is set by the supervisor itself");
+    }
+    for bad in ["", "1X", "A-B", "A=B", "A B", "É", "A\\nB"] {
+        env(&format!("pass = [\"{bad}\"]"), "expected the name of a variable");
+        env(&format!("set = {{ \"{bad}\" = \"x\" }}"), "expected the name of a variable");
+    }
+    let long = "X".repeat(129);
+    env(&format!("pass = [\"{long}\"]"), "expected the name of a variable");
+    env("pass = [\"LANG\", \"LANG\"]", "\"LANG\" is in the list twice");
+    env("pass = [\"LANG\"], set = { LANG = \"C\" }", "in pass as well as in set");
+    env("pass = \"LANG\"", "expected an array of strings");
+    env("set = [\"LANG=C\"]", "expected a table");
+    env("set = { X = 1 }", "pool.demo.env.set.X: expected a string, found the integer 1");
+    env("set = { X = \"a\\u0000\" }", "a NUL character");
+    for bad in ["bin", "./bin", "/a:/b", "/a/../b", "", "~/bin"] {
+        env(&format!("path_add = [\"{bad}\"]"), "expected an absolute directory as the child sees it");
+    }
+    env("pas = []", "did you mean pass?");
+    check("pass = []", "did you mean env.pass?");
+}
+
+#[test]
+fn durations_are_checked() {
+    let all = [
+        ("restart", "window"),
+        ("restart", "base"),
+        ("restart", "max"),
+        ("restart", "reset_after"),
+        ("timeouts", "handshake"),
+        ("timeouts", "turn"),
+        ("timeouts", "silence"),
+        ("timeouts", "cancel"),
+        ("stop", "goodbye"),
+        ("stop", "eof"),
+        ("stop", "int"),
+        ("stop", "term"),
+        ("ask", "timeout"),
+    ];
+    for (table, key) in all {
+        let refused = |value: &str, expect: &str| {
+            check(&format!("{table} = {{ {key} = {value} }}"), &format!("pool.demo.{table}.{key}: …{expect}"));
+        };
+        refused("5", "expected a duration such as");
+        refused("\"5\"", "a duration needs a unit");
+        refused("\"\"", "expected a duration");
+        refused("\"5 s\"", "expected a duration such as");
+        refused("\"-5s\"", "expected a duration such as");
+        refused("\"1.5s\"", "expected a duration such as");
+        refused("\"forever\"", "expected a duration such as");
+        refused("\"31d\"", "a duration is at most 30d");
+        refused("\"99999999999999999999s\"", "expected a duration");
+        refused("\"18446744073709551615d\"", "a duration is at most 30d");
+        refused("true", "found the boolean true");
+    }
+    for (table, key) in &all[..8] {
+        check(&format!("{table} = {{ {key} = \"0s\" }}"), "expected a duration from 1ms to 30d");
+    }
+    for key in ["goodbye", "eof", "int", "term"] {
+        check(&format!("stop = {{ {key} = \"2h\" }}"), "expected a duration from 0s to 1h");
+    }
+    for (table, key) in [("timeouts", "cancel"), ("restart", "window"), ("ask", "timeout"), ("stop", "eof")] {
+        check(&format!("{table} = {{ {key} = \"none\" }}"), "expected a duration such as");
+    }
+    for key in ["handshake", "turn", "silence"] {
+        check(&format!("timeouts = {{ {key} = \"never\" }}"), "or \"none\", found \"never\"");
+        check(&format!("{key} = \"1s\""), &format!("did you mean timeouts.{key}?"));
+    }
+}
+
+#[test]
+fn restarts_are_checked() {
+    check("restart = { kind = \"always\" }", "expected \"permanent\", \"transient\" or \"temporary\", found \"always\"");
+    check("restart = { budget = -1 }", "expected an integer from 0 to 100000");
+    check("restart = { budget = 100001 }", "expected an integer from 0 to 100000");
+    check("restart = { base = \"2m\" }", "pool.demo.restart.base: the largest backoff (1m) is shorter than the first (2m)");
+    check("restart = { max = \"500ms\" }", "pool.demo.restart.max: the largest backoff (500ms) is shorter");
+    check("restart = { never_codes = [256] }", "expected an integer from 0 to 255, found the integer 256");
+    check("restart = { never_codes = [-1] }", "pool.demo.restart.never_codes[0]");
+    check("restart = { never_codes = [\"1\"] }", "expected an integer from 0 to 255, found \"1\"");
+    check("restart = { never_codes = 1 }", "expected an array of exit codes");
+    check("restart = { on_crash = \"retri\" }", "did you mean retry?");
+    check("restart = { bugdet = 1 }", "did you mean budget?");
+    check("budget = 5", "did you mean restart.budget?");
+    check("ask = { on_timeout = \"allow\" }", "expected \"deny\" or \"deny_turn\", found \"allow\"");
+    check("attempts = 0", "expected an integer from 1 to 100");
+    check("attempts = 101", "expected an integer from 1 to 100");
+    check("check = \"make test\"", "expected an array of strings");
+    check("check = [\"\"]", "the program's name is empty");
+}
+
+#[test]
+fn keys_must_agree_with_each_other() {
+    check("restart = { on_crash = \"retry\" }", "3:24: pool.demo.restart.on_crash: on_crash = \"retry\" needs attempts of at least 2…set attempts = 2");
+    check("attempts = 1\nrestart = { on_crash = \"retry\" }", "needs attempts of at least 2");
+    check("attempts = 0\nrestart = { on_crash = \"retry\" }", "expected an integer from 1 to 100");
+    check("guard = \"policy\"", "needs an agent that asks for everything, and this one asks for some");
+    check("guard = \"policy\"\nasks = \"never\"", "asks for never");
+    check("guard = \"sandbox\"\nlauncher = \"none\"", "no guard at all");
+    check("guard_off = true", "the built-in policy \"developer\" has the guard");
+    check("launcher = \"none\"\nsandbox = \"standard\"", "there is no sandbox: remove this key");
+    check("launcher = \"none\"\nnetwork = \"none\"", "a child has the host's network");
+    check("launcher = \"none\"\nworkspace = { path = \".\", mode = \"ro\" }", "mode = \"ro\" needs a sandbox");
+    refused_by(&found(), &script("launcher = \"none\""), "may not use launcher = \"none\"");
+    whole("[pool.demo]\nagent = \"scaiflux\"\nguard = \"policy\"\n", "asks for some");
+}

@@ -1,0 +1,105 @@
+//! `restart`, `timeouts`, `stop` and `ask`: everything of a pool that is counted in time.
+//!
+//! Must not know a clock.
+
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use super::table::{Found, Item, Place, Section, word};
+use super::types::{AskConfig, OnCrash, OnTimeout, Restart, RestartKind, StopWaits, Timeouts};
+use super::units::show_duration;
+use crate::limits;
+
+word!(RestartKind, OnCrash, OnTimeout);
+
+/// Any time that is one: the shortest is what a timer can tell apart.
+const ANY: RangeInclusive<Duration> = Duration::from_millis(1)..=limits::CONFIG_DURATION;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn value<T>(found: Option<Found<T>>, default: T) -> T {
+    found.map_or(default, |found| found.value)
+}
+
+/// Reads `restart`; also says where `on_crash` stands, if the file has it.
+pub(super) fn restart(section: &Section<'_>) -> (Restart, Option<Place>) {
+    let base = section.duration("base", ANY);
+    let max = section.duration("max", ANY);
+    let on_crash = section.word("on_crash", &["resume"]);
+    let place = on_crash.as_ref().map(|found| found.place.clone());
+    let never_codes = section.item("never_codes").map_or(Vec::new(), |item| {
+        let items = item.items("an array of exit codes").unwrap_or_default();
+        let codes = items
+            .iter()
+            .filter_map(|item: &Item<'_>| item.integer(&(0..=255)));
+        let mut codes: Vec<i32> = codes.map(|found| found.value).collect();
+        codes.sort_unstable();
+        codes.dedup();
+        codes
+    });
+    let blame = max
+        .as_ref()
+        .or(base.as_ref())
+        .map(|found| found.place.clone());
+    let restart = Restart {
+        kind: value(section.word("kind", &[]), RestartKind::Transient),
+        budget: value(section.integer("budget", 0..=limits::RESTART_BUDGET), 5),
+        window: value(section.duration("window", ANY), 300 * SECOND),
+        base: value(base, SECOND),
+        max: value(max, 60 * SECOND),
+        reset_after: value(section.duration("reset_after", ANY), 60 * SECOND),
+        on_crash: value(on_crash, OnCrash::Report),
+        never_codes,
+    };
+    if let Some(blame) = blame
+        && restart.max < restart.base
+    {
+        let (base, max) = (show_duration(restart.base), show_duration(restart.max));
+        let message = format!("the largest backoff ({max}) is shorter than the first ({base})");
+        let help = Some("make max at least as long as base".to_owned());
+        section.ledger.fault(&blame, message, help);
+    }
+    section.close(&[], &[]);
+    (restart, place)
+}
+
+/// Reads `timeouts`.
+pub(super) fn timeouts(section: &Section<'_>) -> Timeouts {
+    let timeouts = Timeouts {
+        handshake: value(
+            section.duration_or_none("handshake", ANY),
+            Some(60 * SECOND),
+        ),
+        turn: value(section.duration_or_none("turn", ANY), None),
+        silence: value(section.duration_or_none("silence", ANY), Some(600 * SECOND)),
+        cancel: value(section.duration("cancel", ANY), 15 * SECOND),
+    };
+    section.close(&["control", "keepalive", "idle"], &[]);
+    timeouts
+}
+
+/// Reads `stop`.
+pub(super) fn stop(section: &Section<'_>) -> StopWaits {
+    let wait = |name, seconds: u32| {
+        let found = section.duration(name, Duration::ZERO..=limits::STOP_WAIT);
+        value(found, seconds * SECOND)
+    };
+    let stop = StopWaits {
+        goodbye: wait("goodbye", 2),
+        eof: wait("eof", 6),
+        int: wait("int", 2),
+        term: wait("term", 5),
+    };
+    section.close(&[], &[]);
+    stop
+}
+
+/// Reads `ask`.
+pub(super) fn ask(section: &Section<'_>) -> AskConfig {
+    let ask = AskConfig {
+        timeout: value(section.duration("timeout", ANY), 900 * SECOND),
+        on_timeout: value(section.word("on_timeout", &[]), OnTimeout::Deny),
+    };
+    section.close(&["when_waiting"], &[]);
+    ask
+}

@@ -1,0 +1,300 @@
+//! What each of the agent's messages brings about.
+//!
+//! Owns the reading of events against the state of the channel; the state itself, and what is
+//! written, stand in the parent module.
+
+use super::asks::Clash;
+use super::message::{
+    self, ErrorMessage, Message, PermissionRequest, Ready, SlashResult, StateChanged, TextDelta,
+    ToolResult, ToolStart, TurnComplete, TurnId, TurnStarted,
+};
+use super::{End, PROTOCOL, Phase, Scaiflux, Turn, bad_line};
+use crate::dialect::{Effect, Effects, Fault};
+use crate::limits;
+use crate::model::{AgentInfo, Ask, Claimed, Event, Foreign, Origin, TurnOutcome, Usage};
+
+/// The reason of a line that came when it could not.
+const OUT_OF_STATE: &str = "out_of_state";
+
+impl Scaiflux {
+    pub(super) fn message(&mut self, message: Message<'_>, line: &[u8], out: &mut Effects) {
+        match message {
+            Message::Ready(ready) => self.ready(&ready, out),
+            early if self.phase == Phase::Handshaking => self.early(early, out),
+            Message::TurnStarted(started) => self.turn_started(started, line, out),
+            Message::TextDelta(text) => self.text_delta(text, line, out),
+            Message::ToolStart(start) => self.tool_start(start, line, out),
+            Message::ToolResult(result) => self.tool_result(result, line, out),
+            Message::PermissionRequest(request) => self.permission_request(request, line, out),
+            Message::TurnComplete(complete) => self.turn_complete(complete, line, out),
+            Message::SlashResult(result) => self.slash_result(result, line, out),
+            Message::StateChanged(state) => out.push(Effect::Event(changed(state))),
+            Message::Error(error) => self.error(error, out),
+            Message::Unknown(tag, raw) => out.push(Effect::Event(Event::Unknown {
+                tag,
+                raw: raw.to_owned(),
+            })),
+        }
+    }
+
+    /// The version gate: only the integer 1 passes, before anything is written.
+    fn ready(&mut self, ready: &Ready<'_>, out: &mut Effects) {
+        if self.phase != Phase::Handshaking {
+            return self.fault("the agent said ready twice".to_owned(), out);
+        }
+        let theirs = ready.protocol.map_or("none", |raw| raw.get());
+        if theirs != PROTOCOL {
+            let theirs = Foreign::from(theirs).show(40);
+            let ours = PROTOCOL;
+            return self.refuse(Fault::Version { theirs, ours }, out);
+        }
+        self.phase = Phase::Ready;
+        out.push(Effect::Ready(AgentInfo {
+            protocol: PROTOCOL.to_owned(),
+            version: ready.version(),
+            session: ready.session_id(),
+            model: ready.model(),
+            mode: ready.mode(),
+            tools: ready.tools(),
+            context_window: ready.context_window(),
+        }));
+    }
+
+    /// An event before `ready`: a fault, but what an error says is worth showing.
+    fn early(&mut self, message: Message<'_>, out: &mut Effects) {
+        if let Message::Error(error) = message {
+            let (event, said) = reported(error);
+            out.push(Effect::Event(event));
+            self.fault(format!("{said}, before it was ready"), out);
+        } else {
+            self.fault(
+                "the agent sent an event before it was ready".to_owned(),
+                out,
+            );
+        }
+    }
+
+    /// Whether an event that names this turn belongs to the one that runs. An event that names
+    /// none does, if one runs.
+    fn is_current(&self, id: &TurnId<'_>) -> bool {
+        match (&self.turn, id.0.as_deref()) {
+            (Turn::None, _) => false,
+            (Turn::Running(Some(ours)), Some(theirs)) => ours == theirs,
+            (Turn::Sent, Some(theirs)) => self.last.id.as_deref() != Some(theirs),
+            (Turn::Running(_) | Turn::Sent, _) => true,
+        }
+    }
+
+    fn turn_started(&mut self, started: TurnStarted<'_>, line: &[u8], out: &mut Effects) {
+        if self.turn != Turn::Sent {
+            return bad_line(OUT_OF_STATE, line, out);
+        }
+        let id = started.turn_id.0.map(std::borrow::Cow::into_owned);
+        out.push(Effect::Event(Event::TurnStarted {
+            turn: id.clone().map(Foreign::new),
+        }));
+        self.turn = Turn::Running(id);
+        if self.cancelling && !self.leaving {
+            out.push(Effect::Write(message::interrupt()));
+        }
+    }
+
+    fn text_delta(&self, text: TextDelta<'_>, line: &[u8], out: &mut Effects) {
+        if !self.is_current(&text.turn_id) {
+            return bad_line(OUT_OF_STATE, line, out);
+        }
+        out.push(Effect::Event(Event::Text {
+            delta: text.delta.into(),
+        }));
+    }
+
+    fn tool_start(&self, start: ToolStart<'_>, line: &[u8], out: &mut Effects) {
+        if !self.is_current(&start.turn_id) {
+            bad_line(OUT_OF_STATE, line, out);
+        }
+        out.push(Effect::Event(Event::ToolStart {
+            id: start.tool_id.unwrap_or_default().into(),
+            name: start.name.into(),
+            input: message::owned(start.input),
+        }));
+    }
+
+    fn tool_result(&self, result: ToolResult<'_>, line: &[u8], out: &mut Effects) {
+        if !self.is_current(&result.turn_id) {
+            bad_line(OUT_OF_STATE, line, out);
+        }
+        let took = result.took();
+        out.push(Effect::Event(Event::ToolResult {
+            id: result.tool_id.unwrap_or_default().into(),
+            output: result.output.unwrap_or_default().into(),
+            is_error: result.is_error.unwrap_or(false),
+            took,
+        }));
+    }
+
+    fn permission_request(
+        &mut self,
+        request: PermissionRequest<'_>,
+        line: &[u8],
+        out: &mut Effects,
+    ) {
+        let id = request.request_id.0.as_ref();
+        if self.is_winding_down() {
+            return bad_line(OUT_OF_STATE, line, out);
+        }
+        if self.turn == Turn::None && !self.slash {
+            bad_line(OUT_OF_STATE, line, out);
+            return self.deny_at_once(id, "no turn is running", out);
+        }
+        let key = match self.asks.open(id) {
+            Ok(key) => key,
+            Err(clash) => {
+                let (reason, said) = match clash {
+                    Clash::Duplicate => ("duplicate_id", "this request id was used before"),
+                    Clash::TooMany => ("too_many_asks", "too many permission requests are open"),
+                    Clash::LongId => ("bad_shape", "the request id is too long"),
+                };
+                bad_line(reason, line, out);
+                return self.deny_at_once(id, said, out);
+            }
+        };
+        let details = request.details.unwrap_or_default();
+        out.push(Effect::Ask(Ask {
+            key,
+            tool_id: None,
+            tool: request.tool.into(),
+            input: message::owned(details.tool_input),
+            claimed: Claimed {
+                active_mode: request.active_mode.map(Foreign::new),
+                required_mode: request.required_mode.map(Foreign::new),
+                reason: details.reason.map(Foreign::new),
+                title: None,
+                kind: None,
+            },
+        }));
+    }
+
+    fn turn_complete(&mut self, complete: TurnComplete<'_>, line: &[u8], out: &mut Effects) {
+        let current = self.is_current(&complete.turn_id);
+        let late = self.turn == Turn::None
+            && std::mem::take(&mut self.last.by_error)
+            && (complete.turn_id.0.is_none()
+                || complete.turn_id.0.as_deref() == self.last.id.as_deref());
+        if !current && !late {
+            return bad_line(OUT_OF_STATE, line, out);
+        }
+        let (mutations, beyond) = complete.mutations();
+        out.extend(
+            mutations
+                .into_iter()
+                .map(|(tool, path)| Effect::Event(Event::FileUpdated { tool, path })),
+        );
+        if !current {
+            return;
+        }
+        let most = limits::TURN_MUTATIONS;
+        let end = End {
+            turn: complete.turn_id.0.map(std::borrow::Cow::into_owned),
+            outcome: outcome(complete.stop_reason.as_deref()),
+            stop_reason: complete.stop_reason.map(Foreign::new),
+            usage: Usage {
+                input: complete.input_tokens.0,
+                output: complete.output_tokens.0,
+            },
+            detail: (beyond > 0).then(|| {
+                format!("of the changed files the first {most} are listed, {beyond} are not")
+            }),
+        };
+        self.end_turn(end, out);
+    }
+
+    fn slash_result(&mut self, result: SlashResult<'_>, line: &[u8], out: &mut Effects) {
+        // One that nobody asked for must not make an exit look wanted.
+        if !std::mem::take(&mut self.slash) {
+            return bad_line(OUT_OF_STATE, line, out);
+        }
+        if self.turn == Turn::None {
+            self.withdraw(out);
+        }
+        let state = result.changed();
+        let clear_session = result.clear_session.unwrap_or(false);
+        let exit = result.exit.unwrap_or(false);
+        out.push(Effect::Event(Event::SlashResult {
+            command: result.command.unwrap_or_default().into(),
+            text: result.text.unwrap_or_default().into(),
+            data: result.data.map(ToOwned::to_owned),
+            clear_session,
+            exit,
+        }));
+        out.extend(state.map(|state| Effect::Event(changed(state))));
+        if clear_session {
+            out.push(Effect::SessionCleared);
+        }
+        if exit {
+            out.push(Effect::ExitWanted);
+        }
+    }
+
+    fn error(&mut self, error: ErrorMessage<'_>, out: &mut Effects) {
+        let ends = match (&self.turn, &error.turn_id.0) {
+            (Turn::None, _) | (Turn::Running(_), None) => false,
+            (Turn::Sent, None) => true,
+            (_, Some(_)) => self.is_current(&error.turn_id),
+        };
+        if self.turn == Turn::None && error.turn_id.0.is_none() {
+            self.slash = false;
+        }
+        let turn = error.turn_id.0.as_deref().map(str::to_owned);
+        let (event, said) = reported(error);
+        out.push(Effect::Event(event));
+        if ends {
+            let end = End {
+                turn,
+                ..End::failed(said)
+            };
+            self.end_turn(end, out);
+            self.last.by_error = true;
+        }
+    }
+}
+
+/// How a turn ended, by the agent's word. The protocol's page names `end_turn` and `interrupted`; the others
+/// are those of its `--max-tokens` and `--max-iterations`, and of ACP.
+fn outcome(stop_reason: Option<&str>) -> TurnOutcome {
+    match stop_reason {
+        Some("interrupted" | "cancelled") => TurnOutcome::Cancelled,
+        Some("max_tokens" | "max_turn_requests" | "max_iterations") => TurnOutcome::Limited,
+        Some("refusal") => TurnOutcome::Refused,
+        Some("error") => TurnOutcome::Failed,
+        Some(_) | None => TurnOutcome::Completed,
+    }
+}
+
+fn changed(state: StateChanged) -> Event {
+    Event::StateChanged {
+        model: state.model.map(Foreign::new),
+        mode: state.mode.map(Foreign::new),
+        context_pct: state.context_pct,
+        context_window: state.context_window.map(|count| count.0),
+    }
+}
+
+/// An error as an event, and as a sentence of ours.
+fn reported(error: ErrorMessage<'_>) -> (Event, String) {
+    let code = Foreign::new(error.code.unwrap_or_default());
+    let message = Foreign::new(error.message.unwrap_or_default());
+    let said = format!(
+        "the agent reported error {}: {}",
+        code.show(80),
+        message.show(300)
+    );
+    let event = Event::AgentError {
+        code,
+        message,
+        origin: error
+            .origin
+            .and_then(|word| Origin::from_word(&word))
+            .unwrap_or(Origin::Unknown),
+    };
+    (event, said)
+}

@@ -1,0 +1,419 @@
+//! ScaiFlux's messages, typed: what an agent may say, and the five things that we may.
+//!
+//! Must not know in which order they come. Source: "Serve mode protocol", sections
+//! "Inbound" and "Outbound". Reading is
+//! lenient: members that we do not need may be absent, `null` or unknown, and where a list's shape
+//! is not documented (`tools`, `mutations`) what is not understood is left out. Writing is exact:
+//! the listed members, in the order of that page's example, and nothing else.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde::de::{Deserializer, Error, IgnoredAny, SeqAccess, Visitor};
+use serde_json::value::RawValue;
+
+use crate::limits;
+use crate::model::{Answer, Foreign};
+use crate::wire::json::{self, BadFrame, Line, Text};
+
+/// What an agent says.
+#[derive(Debug)]
+pub(super) enum Message<'a> {
+    Ready(Ready<'a>),
+    TurnStarted(TurnStarted<'a>),
+    TextDelta(TextDelta<'a>),
+    ToolStart(ToolStart<'a>),
+    ToolResult(ToolResult<'a>),
+    PermissionRequest(PermissionRequest<'a>),
+    TurnComplete(TurnComplete<'a>),
+    SlashResult(SlashResult<'a>),
+    StateChanged(StateChanged),
+    Error(ErrorMessage<'a>),
+    /// A tag that the protocol, as we know it, does not have.
+    Unknown(Foreign, &'a RawValue),
+}
+
+/// `ready`, everything but its version as lenient as can be: the version decides first.
+#[derive(Debug, Deserialize)]
+pub(super) struct Ready<'a> {
+    #[serde(rename = "type")]
+    _type: IgnoredAny,
+    #[serde(borrow)]
+    pub(super) protocol: Option<&'a RawValue>,
+    #[serde(borrow)]
+    version: Option<&'a RawValue>,
+    #[serde(borrow)]
+    session_id: Option<&'a RawValue>,
+    #[serde(borrow)]
+    model: Option<&'a RawValue>,
+    #[serde(borrow)]
+    mode: Option<&'a RawValue>,
+    #[serde(borrow)]
+    tools: Option<&'a RawValue>,
+    #[serde(borrow)]
+    context_window: Option<&'a RawValue>,
+}
+
+impl Ready<'_> {
+    pub(super) fn version(&self) -> Option<Foreign> {
+        string(self.version)
+    }
+
+    pub(super) fn session_id(&self) -> Option<Foreign> {
+        string(self.session_id)
+    }
+
+    pub(super) fn model(&self) -> Option<Foreign> {
+        string(self.model)
+    }
+
+    pub(super) fn mode(&self) -> Option<Foreign> {
+        string(self.mode)
+    }
+
+    pub(super) fn context_window(&self) -> Option<u64> {
+        parse::<Count>(self.context_window?).map(|count| count.0)
+    }
+
+    /// The tools' names, given as strings or as objects with a `name`; at most
+    /// [`limits::READY_TOOLS`].
+    pub(super) fn tools(&self) -> Vec<Foreign> {
+        #[derive(Deserialize)]
+        struct Named {
+            name: String,
+        }
+        let tools = self
+            .tools
+            .and_then(parse::<Front<'_, { limits::READY_TOOLS }>>)
+            .unwrap_or_default();
+        let name = |tool: &RawValue| {
+            string(Some(tool)).or_else(|| parse::<Named>(tool).map(|named| named.name.into()))
+        };
+        tools.items.into_iter().filter_map(name).collect()
+    }
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct TurnStarted<'a> {
+    #[serde(rename = "type")]
+    _type: IgnoredAny,
+    #[serde(borrow, default)]
+    pub(super) turn_id: TurnId<'a>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct TextDelta<'a> {
+    #[serde(rename = "type")]
+    _type: IgnoredAny,
+    #[serde(borrow, default)]
+    pub(super) turn_id: TurnId<'a>,
+    pub(super) delta: String,
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct ToolStart<'a> {
+    #[serde(rename = "type")]
+    _type: IgnoredAny,
+    #[serde(borrow, default)]
+    pub(super) turn_id: TurnId<'a>,
+    pub(super) tool_id: Option<String>,
+    pub(super) name: String,
+    #[serde(borrow)]
+    pub(super) input: Option<&'a RawValue>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct ToolResult<'a> {
+    #[serde(rename = "type")]
+    _type: IgnoredAny,
+    #[serde(borrow, default)]
+    pub(super) turn_id: TurnId<'a>,
+    pub(super) tool_id: Option<String>,
+    pub(super) output: Option<String>,
+    pub(super) is_error: Option<bool>,
+    duration_s: Option<f64>,
+}
+
+impl ToolResult<'_> {
+    /// How long the call took; `None` if the agent does not say, or says nonsense.
+    pub(super) fn took(&self) -> Option<Duration> {
+        Duration::try_from_secs_f64(self.duration_s?).ok()
+    }
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct PermissionRequest<'a> {
+    #[serde(rename = "type")]
+    _type: IgnoredAny,
+    #[serde(borrow)]
+    pub(super) request_id: Text<'a>,
+    pub(super) tool: String,
+    pub(super) active_mode: Option<String>,
+    pub(super) required_mode: Option<String>,
+    #[serde(borrow)]
+    pub(super) details: Option<Details<'a>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct Details<'a> {
+    #[serde(borrow)]
+    pub(super) tool_input: Option<&'a RawValue>,
+    pub(super) reason: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct TurnComplete<'a> {
+    #[serde(rename = "type")]
+    _type: IgnoredAny,
+    #[serde(borrow, default)]
+    pub(super) turn_id: TurnId<'a>,
+    pub(super) stop_reason: Option<String>,
+    #[serde(default)]
+    pub(super) input_tokens: Count,
+    #[serde(default)]
+    pub(super) output_tokens: Count,
+    #[serde(borrow)]
+    mutations: Option<&'a RawValue>,
+}
+
+impl TurnComplete<'_> {
+    /// The changed files as (tool, target), at most [`limits::TURN_MUTATIONS`], and how many were
+    /// left out beyond that.
+    pub(super) fn mutations(&self) -> (Vec<(Foreign, Foreign)>, usize) {
+        let list = self
+            .mutations
+            .and_then(parse::<Front<'_, { limits::TURN_MUTATIONS }>>)
+            .unwrap_or_default();
+        let pair = |item: &RawValue| {
+            let pair = parse::<Front<'_, 2>>(item)?.items;
+            match pair.as_slice() {
+                [tool, target] => Some((string(Some(tool))?, string(Some(target))?)),
+                _ => None,
+            }
+        };
+        (
+            list.items.into_iter().filter_map(pair).collect(),
+            list.beyond,
+        )
+    }
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct SlashResult<'a> {
+    #[serde(rename = "type")]
+    _type: IgnoredAny,
+    pub(super) command: Option<String>,
+    pub(super) text: Option<String>,
+    #[serde(borrow)]
+    pub(super) data: Option<&'a RawValue>,
+    pub(super) clear_session: Option<bool>,
+    pub(super) exit: Option<bool>,
+}
+
+impl SlashResult<'_> {
+    /// What the command changed, as `data` tells it.
+    pub(super) fn changed(&self) -> Option<StateChanged> {
+        parse::<StateChanged>(self.data?).filter(|state| !state.is_empty())
+    }
+}
+
+/// `state_changed`, and the state in a `slash_result`'s `data`. `gadgets` is not read: its shape
+/// is not documented.
+#[derive(Debug, Deserialize)]
+pub(super) struct StateChanged {
+    pub(super) model: Option<String>,
+    pub(super) mode: Option<String>,
+    pub(super) context_pct: Option<f64>,
+    pub(super) context_window: Option<Count>,
+}
+
+impl StateChanged {
+    fn is_empty(&self) -> bool {
+        self.model.is_none()
+            && self.mode.is_none()
+            && self.context_pct.is_none()
+            && self.context_window.is_none()
+    }
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct ErrorMessage<'a> {
+    #[serde(rename = "type")]
+    _type: IgnoredAny,
+    pub(super) code: Option<String>,
+    pub(super) message: Option<String>,
+    pub(super) origin: Option<String>,
+    #[serde(borrow, default)]
+    pub(super) turn_id: TurnId<'a>,
+}
+
+/// Reads the message of that tag.
+///
+/// # Errors
+/// [`BadFrame::Json`] or [`BadFrame::Shape`].
+pub(super) fn read<'a>(tag: &str, object: &'a str) -> Result<Message<'a>, BadFrame> {
+    fn typed<'a, T: Deserialize<'a>>(object: &'a str) -> Result<T, BadFrame> {
+        Ok(serde_json::from_str(object)?)
+    }
+    Ok(match tag {
+        "text_delta" => Message::TextDelta(typed(object)?),
+        "tool_start" => Message::ToolStart(typed(object)?),
+        "tool_result" => Message::ToolResult(typed(object)?),
+        "permission_request" => Message::PermissionRequest(typed(object)?),
+        "turn_started" => Message::TurnStarted(typed(object)?),
+        "turn_complete" => Message::TurnComplete(typed(object)?),
+        "state_changed" => Message::StateChanged(typed(object)?),
+        "slash_result" => Message::SlashResult(typed(object)?),
+        "error" => Message::Error(typed(object)?),
+        "ready" => Message::Ready(typed(object)?),
+        _ => Message::Unknown(tag.into(), typed(object)?),
+    })
+}
+
+/// The id of a permission request whose shape is bad otherwise, so that it can be denied.
+pub(super) fn request_id(object: &str) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Id {
+        request_id: String,
+    }
+    serde_json::from_str::<Id>(object)
+        .ok()
+        .map(|id| id.request_id)
+}
+
+/// Writes `prompt`.
+pub(super) fn prompt(text: &Foreign) -> Vec<u8> {
+    Line::typed("prompt").text("text", text.raw()).end()
+}
+
+/// Writes `slash`.
+pub(super) fn slash(command: &str, args: &str) -> Vec<u8> {
+    Line::typed("slash")
+        .text("command", command)
+        .text("args", args)
+        .end()
+}
+
+/// Writes `interrupt`.
+pub(super) fn interrupt() -> Vec<u8> {
+    Line::typed("interrupt").end()
+}
+
+/// Writes `permission_response`; an empty reason is left out.
+pub(super) fn permission_response(request_id: &str, answer: &Answer) -> Vec<u8> {
+    let line = Line::typed("permission_response").text("request_id", request_id);
+    match answer {
+        Answer::Allow => line.text("decision", "allow"),
+        Answer::Deny(reason) if reason.is_empty() => line.text("decision", "deny"),
+        Answer::Deny(reason) => line.text("decision", "deny").text("reason", reason),
+    }
+    .end()
+}
+
+/// Writes `shutdown`.
+pub(super) fn shutdown() -> Vec<u8> {
+    Line::typed("shutdown").end()
+}
+
+/// A turn's id, where the agent gives one that can be kept: anything else is no id.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub(super) struct TurnId<'a>(pub(super) Option<Cow<'a, str>>);
+
+impl<'de: 'a, 'a> Deserialize<'de> for TurnId<'a> {
+    fn deserialize<D: Deserializer<'de>>(reader: D) -> Result<Self, D::Error> {
+        let id = Option::<Text<'a>>::deserialize(reader)?.map(|text| text.0);
+        Ok(Self(id.filter(|id| id.len() <= limits::FOREIGN_ID_BYTES)))
+    }
+}
+
+/// A number of things: any JSON number, negative ones as 0, fractions cut; `null` is 0.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Count(pub(super) u64);
+
+impl<'de> Deserialize<'de> for Count {
+    fn deserialize<D: Deserializer<'de>>(reader: D) -> Result<Self, D::Error> {
+        struct Number;
+        impl Visitor<'_> for Number {
+            type Value = u64;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a number")
+            }
+
+            fn visit_u64<E: Error>(self, n: u64) -> Result<u64, E> {
+                Ok(n)
+            }
+
+            fn visit_i64<E: Error>(self, n: i64) -> Result<u64, E> {
+                Ok(u64::try_from(n).unwrap_or(0))
+            }
+
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "a float cast saturates, which is what is wanted of nonsense"
+            )]
+            fn visit_f64<E: Error>(self, n: f64) -> Result<u64, E> {
+                Ok(n as u64)
+            }
+
+            fn visit_unit<E: Error>(self) -> Result<u64, E> {
+                Ok(0)
+            }
+        }
+        reader.deserialize_any(Number).map(Self)
+    }
+}
+
+/// The first `N` items of a list, so that a long one does not cost a multiple of its bytes.
+#[derive(Debug, Default)]
+struct Front<'a, const N: usize> {
+    items: Vec<&'a RawValue>,
+    /// How many more there are.
+    beyond: usize,
+}
+
+impl<'de: 'a, 'a, const N: usize> Deserialize<'de> for Front<'a, N> {
+    fn deserialize<D: Deserializer<'de>>(reader: D) -> Result<Self, D::Error> {
+        struct Items<const N: usize>;
+        impl<'de, const N: usize> Visitor<'de> for Items<N> {
+            type Value = Front<'de, N>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+                let mut front = Front::default();
+                while front.items.len() < N {
+                    match list.next_element()? {
+                        Some(item) => front.items.push(item),
+                        None => return Ok(front),
+                    }
+                }
+                while list.next_element::<IgnoredAny>()?.is_some() {
+                    front.beyond += 1;
+                }
+                Ok(front)
+            }
+        }
+        reader.deserialize_seq(Items::<N>)
+    }
+}
+
+/// A raw value of that type; `None` if it has another.
+fn parse<'a, T: Deserialize<'a>>(raw: &'a RawValue) -> Option<T> {
+    serde_json::from_str(raw.get()).ok()
+}
+
+/// A raw value that is a string.
+fn string(raw: Option<&RawValue>) -> Option<Foreign> {
+    parse::<String>(raw?).map(Foreign::new)
+}
+
+/// A raw value to be passed on; `null` if there is none.
+pub(super) fn owned(raw: Option<&RawValue>) -> Box<RawValue> {
+    raw.map_or_else(json::null, ToOwned::to_owned)
+}

@@ -1,0 +1,238 @@
+//! How a channel ended: what was wanted and what the kernel said, made into one class.
+//!
+//! Pure. Must not know the restart decision.
+
+use crate::launch::{Ended, SpawnError, WallsFailure};
+use crate::model::{ExitClass, ExitStatus, Foreign};
+
+/// Why a child had to end, in the supervisor's eyes.
+#[derive(Debug)]
+pub(crate) enum Cause {
+    /// Somebody asked for it.
+    Wanted,
+    /// It never ran.
+    Spawn(SpawnError),
+    /// It did not become ready in time.
+    HandshakeTimeout,
+    /// It speaks another version.
+    Version {
+        /// What it said.
+        theirs: String,
+        /// What we speak.
+        ours: &'static str,
+    },
+    /// It broke its protocol.
+    Protocol(String),
+    /// It closed its stdout and lived on.
+    Mute,
+}
+
+/// The end of a channel.
+#[derive(Debug)]
+pub(crate) struct ChannelEnd {
+    /// The class.
+    pub(crate) class: ExitClass,
+    /// What the kernel said.
+    pub(crate) status: Option<ExitStatus>,
+    /// Whether it had completed its handshake.
+    pub(crate) was_ready: bool,
+    /// Why, in our words; foreign text in it is already shown safely.
+    pub(crate) detail: String,
+    /// The last lines of its stderr.
+    pub(crate) stderr: Vec<Foreign>,
+}
+
+impl ChannelEnd {
+    /// The end of a channel whose own code failed.
+    pub(crate) fn internal(why: &str) -> Self {
+        Self {
+            class: ExitClass::ProtocolFault,
+            status: None,
+            was_ready: true,
+            detail: format!("internal error: {why}"),
+            stderr: Vec::new(),
+        }
+    }
+
+    /// The end of a channel that never came to be: its walls could not be planned.
+    pub(crate) fn not_planned(why: &str) -> Self {
+        Self {
+            class: ExitClass::SpawnFailed,
+            status: None,
+            was_ready: false,
+            detail: why.to_owned(),
+            stderr: Vec::new(),
+        }
+    }
+}
+
+/// Makes one class of what was wanted and what the kernel said.
+pub(crate) fn conclude(
+    ended: Option<&Ended>,
+    cause: Option<Cause>,
+    was_ready: bool,
+    stderr: Vec<Foreign>,
+) -> ChannelEnd {
+    let mut end = ChannelEnd {
+        class: ExitClass::Exited,
+        status: ended.and_then(|ended| ended.status),
+        was_ready,
+        detail: String::new(),
+        stderr,
+    };
+    match cause {
+        Some(Cause::Spawn(error)) => {
+            end.class = ExitClass::SpawnFailed;
+            end.detail = error.to_string();
+        }
+        Some(Cause::HandshakeTimeout) => {
+            end.class = ExitClass::HandshakeTimeout;
+            end.detail = "the agent did not become ready in time".to_owned();
+        }
+        Some(Cause::Version { theirs, ours }) => {
+            end.class = ExitClass::VersionRefused;
+            end.detail = format!(
+                "the agent speaks protocol version {theirs}, this supervisor speaks version {ours}"
+            );
+        }
+        Some(Cause::Protocol(why)) => {
+            end.class = ExitClass::ProtocolFault;
+            end.detail = why;
+        }
+        Some(Cause::Wanted) => {
+            end.class = ExitClass::Stopped;
+            end.detail = "stopped".to_owned();
+        }
+        cause @ (Some(Cause::Mute) | None) => {
+            by_status(
+                &mut end,
+                cause.is_some(),
+                ended.and_then(|e| e.walls_failed.as_ref()),
+            );
+        }
+    }
+    end
+}
+
+fn by_status(end: &mut ChannelEnd, mute: bool, walls: Option<&WallsFailure>) {
+    if let Some(failure) = walls {
+        // The warden was lost, and everything inside with it: not the agent's own end.
+        end.class = ExitClass::Signalled;
+        end.detail = format!("the sandbox was lost: {failure}");
+    } else if mute {
+        end.class = ExitClass::ProtocolFault;
+        end.detail = "the agent closed its stdout and went on running".to_owned();
+    } else {
+        end.class = match end.status {
+            Some(ExitStatus::Signal(_)) => ExitClass::Signalled,
+            _ => ExitClass::Exited,
+        };
+        let how = end
+            .status
+            .map_or_else(|| "unknown status".to_owned(), |s| s.to_string());
+        end.detail = if end.was_ready {
+            format!("the agent ended by itself: {how}")
+        } else {
+            format!("the agent ended before it was ready: {how}")
+        };
+    }
+    if let Some(hint) = hint(&end.stderr) {
+        end.detail = format!("{}; {hint}", end.detail);
+    }
+}
+
+/// Well-known causes of an early end, told from the tail of stderr.
+fn hint(stderr: &[Foreign]) -> Option<&'static str> {
+    const HINTS: &[(&[&str], &str)] = &[
+        (
+            &["GLIBC_", "not found (required by"],
+            "the program needs another C library than the one inside: bind the directory that it was built for with ro_bind",
+        ),
+        (
+            &["error while loading shared libraries"],
+            "a shared library is missing inside: add its directory to the profile's ro_bind",
+        ),
+        (
+            &["Cannot find module", "MODULE_NOT_FOUND"],
+            "a Node module is missing inside: bind the package's directory with ro_bind",
+        ),
+        (
+            &["ModuleNotFoundError", "No module named"],
+            "a Python module is missing inside: bind the environment's directory with ro_bind",
+        ),
+        (
+            &["EROFS", "Read-only file system"],
+            "it writes outside its workspace and home: point it to $HOME",
+        ),
+        (
+            &["ENOSPC", "No space left on device"],
+            "a size limit inside was reached: raise tmp.size or clean up",
+        ),
+        (
+            &["Too many open files", "EMFILE"],
+            "raise the profile's limits.nofile",
+        ),
+        (
+            &[
+                "Could not resolve host",
+                "EAI_AGAIN",
+                "ENOTFOUND",
+                "Name or service not known",
+            ],
+            "it has no network: the pool says network = \"none\"",
+        ),
+        (
+            &["API key", "api_key", "Unauthorized", "401"],
+            "it may lack a credential: none is passed into the sandbox unless env.set gives it",
+        ),
+    ];
+    let matches = |words: &[&str]| {
+        let mut lines = stderr.iter();
+        lines.any(|line| words.iter().any(|word| line.raw().contains(word)))
+    };
+    HINTS
+        .iter()
+        .find(|(words, _)| matches(words))
+        .map(|(_, hint)| *hint)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ended(status: ExitStatus) -> Ended {
+        Ended {
+            status: Some(status),
+            walls_failed: None,
+            forced: false,
+            survivors_killed: 0,
+            survivors_left: 0,
+        }
+    }
+
+    #[test]
+    fn an_end_that_nobody_asked_for_is_told_by_its_status() {
+        let end = conclude(Some(&ended(ExitStatus::Signal(9))), None, true, Vec::new());
+        assert_eq!(end.class, ExitClass::Signalled);
+        let end = conclude(Some(&ended(ExitStatus::Code(0))), None, false, Vec::new());
+        assert_eq!(end.class, ExitClass::Exited);
+        assert!(end.detail.contains("before it was ready"), "{}", end.detail);
+    }
+
+    #[test]
+    fn a_wanted_end_is_wanted_whatever_the_status() {
+        for status in [ExitStatus::Code(3), ExitStatus::Signal(15)] {
+            let end = conclude(Some(&ended(status)), Some(Cause::Wanted), true, Vec::new());
+            assert_eq!(end.class, ExitClass::Stopped);
+        }
+    }
+
+    #[test]
+    fn a_well_known_cause_gets_its_hint() {
+        let stderr = vec![Foreign::from(
+            "x: error while loading shared libraries: libx.so",
+        )];
+        let end = conclude(Some(&ended(ExitStatus::Code(127))), None, false, stderr);
+        assert!(end.detail.contains("ro_bind"), "{}", end.detail);
+    }
+}

@@ -1,0 +1,104 @@
+//! The stdout pump: a plain task that owns one child's stdout.
+//!
+//! Reads, cuts into frames, takes credits, hands batches to the Channel; tells the end of the
+//! stream in-band, after everything that was read. Must not know what a frame means.
+
+use bytes::{Bytes, BytesMut};
+use ractor::ActorRef;
+use tokio::io::AsyncReadExt;
+use tokio::net::unix::pipe;
+
+use super::ChannelMsg;
+use crate::fleet::credit::Credits;
+use crate::limits::{CREDIT_FRAMES, READ_BUDGET_BYTES, READ_CHUNK_BYTES};
+use crate::wire::ndjson::{LineError, Lines};
+
+/// How the stream ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum StreamEnd {
+    /// The child, and everybody else who held the pipe, closed it.
+    Eof,
+    /// A line was longer than the cap: nothing after it can be trusted.
+    TooLong(LineError),
+    /// The pipe could not be read.
+    Failed(String),
+}
+
+/// Runs until the stream ends or nobody listens.
+pub(crate) async fn run(mut stdout: pipe::Receiver, credits: Credits, to: ActorRef<ChannelMsg>) {
+    let end = pump(&mut stdout, &credits, &to).await;
+    if let Some(end) = end {
+        let _ = to.send_message(ChannelMsg::StreamEnd(end));
+    }
+}
+
+/// `None`: the Channel is gone.
+async fn pump(
+    stdout: &mut pipe::Receiver,
+    credits: &Credits,
+    to: &ActorRef<ChannelMsg>,
+) -> Option<StreamEnd> {
+    let mut lines = Lines::default();
+    let mut since_yield = 0;
+    loop {
+        // No buffer stands by for an idle child.
+        if let Err(error) = stdout.readable().await {
+            return Some(StreamEnd::Failed(error.to_string()));
+        }
+        let mut chunk = BytesMut::with_capacity(READ_CHUNK_BYTES);
+        let read = match stdout.read_buf(&mut chunk).await {
+            Ok(read) => read,
+            Err(error) => return Some(StreamEnd::Failed(error.to_string())),
+        };
+        if read == 0 {
+            let mut frames = Vec::new();
+            if let Some(last) = lines.finish() {
+                frames.push(last);
+            }
+            send(frames, 0, credits, to).await?;
+            return Some(StreamEnd::Eof);
+        }
+        lines.push(chunk.freeze());
+        let mut frames = Vec::new();
+        for line in lines.by_ref() {
+            match line {
+                Ok(frame) => frames.push(frame),
+                Err(error) => {
+                    send(frames, read, credits, to).await?;
+                    return Some(StreamEnd::TooLong(error));
+                }
+            }
+        }
+        send(frames, read, credits, to).await?;
+        since_yield += read;
+        if since_yield >= READ_BUDGET_BYTES {
+            since_yield = 0;
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+/// Hands the frames over, in batches that fit the credits. `None`: nobody takes them.
+async fn send(
+    frames: Vec<Bytes>,
+    read: usize,
+    credits: &Credits,
+    to: &ActorRef<ChannelMsg>,
+) -> Option<()> {
+    if frames.is_empty() {
+        // The middle of a long line, still a sign of life. Bounded by the line cap, not by credits.
+        if read > 0 {
+            to.send_message(ChannelMsg::Alive).ok()?;
+        }
+        return Some(());
+    }
+    let mut frames = frames;
+    while !frames.is_empty() {
+        let rest = frames.split_off(frames.len().min(CREDIT_FRAMES / 2));
+        let batch = std::mem::replace(&mut frames, rest);
+        let bytes = batch.iter().map(Bytes::len).sum();
+        let hold = credits.take(batch.len(), bytes).await?;
+        to.send_message(ChannelMsg::Frames { batch, hold }).ok()?;
+    }
+    Some(())
+}

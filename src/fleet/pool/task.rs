@@ -1,0 +1,145 @@
+//! A task on its way through the pool: what it asked for, what its attempts added up to.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc;
+
+use crate::fleet::notice::{FileChange, TaskReport};
+use crate::fleet::session::{Attempt, Tally, outcome};
+use crate::model::{Foreign, PoolName, RunId, SessionId, SlotId, TaskOutcome, TaskSpec};
+
+/// A task that is not over.
+#[derive(Debug)]
+pub(crate) struct ActiveTask {
+    pub(crate) run: RunId,
+    pub(crate) spec: TaskSpec,
+    /// How many sendings may be made.
+    pub(crate) attempts: u32,
+    /// Who waits for its report; has a place for every task of the run.
+    pub(crate) tell: mpsc::Sender<Arc<TaskReport>>,
+    pub(crate) queued: Instant,
+    pub(crate) first_assigned: Option<Instant>,
+    /// Its run was cancelled: it is not sent again.
+    pub(crate) cancelled: bool,
+    /// Sendings made.
+    pub(crate) sent: u32,
+    pub(crate) restarts: u32,
+    pub(crate) backoff: Duration,
+    tally: Tally,
+    last: Option<(SlotId, SessionId)>,
+    changes: Vec<FileChange>,
+    changes_cut: bool,
+    copy: Option<PathBuf>,
+}
+
+impl ActiveTask {
+    pub(crate) fn new(
+        run: RunId,
+        spec: TaskSpec,
+        attempts: u32,
+        tell: mpsc::Sender<Arc<TaskReport>>,
+    ) -> Self {
+        Self {
+            run,
+            spec,
+            attempts,
+            tell,
+            queued: Instant::now(),
+            first_assigned: None,
+            cancelled: false,
+            sent: 0,
+            restarts: 0,
+            backoff: Duration::ZERO,
+            tally: Tally::default(),
+            last: None,
+            changes: Vec::new(),
+            changes_cut: false,
+            copy: None,
+        }
+    }
+
+    /// Adds what an attempt brought.
+    pub(super) fn take_in(&mut self, slot: &SlotId, attempt: &Attempt) {
+        self.tally.add(attempt.tally.clone());
+        self.last = Some((slot.clone(), attempt.session.clone()));
+        self.changes.clone_from(&attempt.survey.changes);
+        self.changes_cut = attempt.survey.cut;
+        self.copy.clone_from(&attempt.survey.copy);
+    }
+
+    /// Ends it. Also gives the way to tell who waits.
+    pub(super) fn into_report(
+        self,
+        pool: &PoolName,
+        outcome: TaskOutcome,
+        why: Option<String>,
+    ) -> (TaskReport, mpsc::Sender<Arc<TaskReport>>) {
+        let (slot, session) = self.last.unzip();
+        let report = TaskReport {
+            run: self.run,
+            task: self.spec.id,
+            pool: pool.clone(),
+            slot,
+            session,
+            outcome,
+            attempts: self.sent,
+            allowed: self.tally.allowed,
+            denied: self.tally.denied,
+            asked: self.tally.asked,
+            unasked_denied: self.tally.unasked_denied,
+            answer: self.tally.answer(),
+            usage: self.tally.usage,
+            denied_by: self.tally.denied_by,
+            took: self
+                .first_assigned
+                .map_or(Duration::ZERO, |since| since.elapsed()),
+            changes: self.changes,
+            changes_cut: self.changes_cut,
+            copy: self.copy,
+            restarts: self.restarts,
+            backoff: self.backoff,
+            detail: why.map(Foreign::new),
+        };
+        (report, self.tell)
+    }
+}
+
+/// What an attempt means for its task.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum After {
+    /// It is over.
+    Ended(TaskOutcome, Option<String>),
+    /// The prompt was never written: the task goes back to the head of its queue.
+    Unbegun,
+    /// The child died in the turn.
+    Lost(String),
+    /// The turn completed and the check did not pass.
+    CheckFailed(String),
+}
+
+/// Pure. `closing`: no new task starts any more.
+pub(super) fn verdict(attempt: &Attempt, closing: bool) -> After {
+    if let Some(why) = &attempt.failure
+        && attempt.end.is_none()
+    {
+        return After::Ended(TaskOutcome::Failed, Some(why.clone()));
+    }
+    let Some(turn) = attempt.turn.filter(|_| attempt.begun) else {
+        let why = || Some("the run was cancelled before the task began".to_owned());
+        return if closing || attempt.cancelled {
+            After::Ended(TaskOutcome::Skipped, why())
+        } else {
+            After::Unbegun
+        };
+    };
+    let check_passed = attempt.check.as_ref().map(|check| check.passed());
+    let found = outcome::of_turn(turn, &attempt.tally, check_passed, attempt.cancelled);
+    match found {
+        TaskOutcome::Lost => After::Lost(attempt.detail()),
+        TaskOutcome::Failed if check_passed == Some(false) => After::CheckFailed(attempt.detail()),
+        TaskOutcome::Done => After::Ended(found, None),
+        _ => After::Ended(found, Some(attempt.detail()).filter(|why| !why.is_empty())),
+    }
+}

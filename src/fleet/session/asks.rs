@@ -1,0 +1,301 @@
+//! The answer to every ask, and the tool calls that ran without one.
+//!
+//! Deciding is pure but for the resolver's look at links; every failure on this way is a deny
+//! with a reason. Must not send anything: an answer waits until its verdict is durable.
+
+use std::collections::{HashSet, VecDeque};
+use std::time::Instant;
+
+use serde_json::value::RawValue;
+
+use super::outbox::Outbox;
+use super::prepare::Prepared;
+use super::work::Work;
+use crate::fleet::setup::PoolShared;
+use crate::journal::{Judged, Write};
+use crate::limits::{ASK_INPUT_BYTES, ASKS_PER_SESSION, OPEN_CALLS};
+use crate::model::{
+    Answer, Ask, AskId, AskKey, Claimed, DecidedBy, Decision, Event, Foreign, OnTimeout, Verdict,
+};
+use crate::policy::{Facts, Judgement, Request};
+use crate::telemetry::event::permission::{PermissionRequested, PolicyEvaluated};
+use crate::telemetry::event::turn::UnaskedJudged;
+use crate::telemetry::sets::{EvaluationError, ToolClass};
+
+/// One tool call, as the agent announced it.
+#[derive(Debug)]
+pub(crate) struct Call {
+    id: Foreign,
+    name: Foreign,
+    input: Box<RawValue>,
+    canonical: String,
+    asked: bool,
+}
+
+/// The open asks and tool calls of a turn.
+#[derive(Debug, Default)]
+pub(crate) struct Asks {
+    /// Asked, decided, not yet answered.
+    open: HashSet<AskKey>,
+    calls: VecDeque<Call>,
+    /// Requests that came before their call: tool and canonical input.
+    requests: VecDeque<(Foreign, String)>,
+    interrupt: bool,
+}
+
+impl Asks {
+    /// Whether the answer is still wanted.
+    pub(crate) fn answered(&mut self, key: &AskKey) -> bool {
+        self.open.remove(key)
+    }
+
+    /// The agent does not wait for the answer any more.
+    pub(crate) fn withdrawn(&mut self, key: &AskKey) {
+        self.open.remove(key);
+    }
+
+    /// The child is gone: nothing can be answered.
+    pub(crate) fn gone(&mut self) {
+        self.open.clear();
+    }
+
+    /// Whether the denial that is being answered must also end the turn.
+    pub(crate) const fn must_interrupt(&self) -> bool {
+        self.interrupt
+    }
+
+    /// Notes a tool call; a request that came before it makes it an asked one.
+    pub(crate) fn tool_started(&mut self, event: &Event) {
+        let Event::ToolStart { id, name, input } = event else {
+            return;
+        };
+        let canonical = canonical(input);
+        let before = self
+            .requests
+            .iter()
+            .position(|(tool, wanted)| tool == name && *wanted == canonical);
+        let asked = before.is_some_and(|at| self.requests.remove(at).is_some());
+        if self.calls.len() >= OPEN_CALLS {
+            self.calls.pop_front();
+        }
+        self.calls.push_back(Call {
+            id: id.clone(),
+            name: name.clone(),
+            input: input.clone(),
+            canonical,
+            asked,
+        });
+    }
+
+    /// A call's result came: gives the tool's name, and the call if it ran without a request.
+    pub(crate) fn tool_ended(&mut self, id: &Foreign) -> (Option<Foreign>, Option<Call>) {
+        let at = self.calls.iter().position(|call| call.id == *id);
+        let call = at.and_then(|at| self.calls.remove(at));
+        let name = call.as_ref().map(|call| call.name.clone());
+        (name, call.filter(|call| !call.asked))
+    }
+
+    /// The turn is over: gives the calls that ran without a request and brought no result.
+    pub(crate) fn turn_ended(&mut self) -> Vec<Call> {
+        self.requests.clear();
+        self.calls.drain(..).filter(|call| !call.asked).collect()
+    }
+
+    /// Joins a request with its call: by the tool's id, else by tool and canonical input, the
+    /// oldest first.
+    fn note_request(&mut self, ask: &Ask) {
+        let canonical = canonical(&ask.input);
+        let of_id = |call: &&mut Call| ask.tool_id.as_ref() == Some(&call.id);
+        if let Some(call) = self.calls.iter_mut().find(of_id) {
+            call.asked = true;
+            return;
+        }
+        let same =
+            |call: &&mut Call| !call.asked && call.name == ask.tool && call.canonical == canonical;
+        if let Some(call) = self.calls.iter_mut().find(same) {
+            call.asked = true;
+            return;
+        }
+        if self.requests.len() >= OPEN_CALLS {
+            self.requests.pop_front();
+        }
+        self.requests.push_back((ask.tool.clone(), canonical));
+    }
+}
+
+/// A decided ask.
+pub(crate) struct Decided {
+    /// What the policy said, before "nobody can be asked" made it a deny.
+    pub(crate) policy: Decision,
+    pub(crate) verdict: Verdict,
+    pub(crate) class: ToolClass,
+    judged: Judged,
+}
+
+impl Decided {
+    /// The ask's record: the request, how it was judged, the verdict; in this order.
+    pub(crate) fn record(&self, ask: &Ask, outbox: &mut Outbox) {
+        outbox.event(Event::Asked {
+            id: self.verdict.ask.clone(),
+            ask: ask.clone(),
+        });
+        outbox.write(Write::AskJudged {
+            ask: self.verdict.ask.clone(),
+            judged: self.judged.clone(),
+        });
+        outbox.event(Event::Decided(self.verdict.clone()));
+    }
+
+    /// What goes back to the agent.
+    pub(crate) fn answer(&self) -> Answer {
+        match self.verdict.decision {
+            Decision::Allow => Answer::Allow,
+            Decision::Ask | Decision::Deny => Answer::Deny(self.verdict.reason.clone()),
+        }
+    }
+}
+
+/// Decides an ask by policy; where the policy wants a person, there is none to ask.
+pub(crate) fn decide(
+    pool: &PoolShared,
+    prepared: Option<&Prepared>,
+    work: &Work,
+    ask: &Ask,
+    asks: &mut Asks,
+) -> Decided {
+    let began = Instant::now();
+    let crowded = asks.open.len() >= ASKS_PER_SESSION;
+    let twice = !asks.open.insert(ask.key.clone());
+    asks.note_request(ask);
+    let judgement = if twice {
+        Judgement::refused("twice", "the same request id was used twice")
+    } else if crowded {
+        Judgement::refused("max_pending", "too many requests are open at the same time")
+    } else {
+        judge(pool, prepared, &ask.tool, &ask.input, &ask.claimed)
+    };
+    let took = began.elapsed();
+    let class = class(pool, Some(&ask.tool));
+    PolicyEvaluated {
+        took,
+        error: (judgement.by == DecidedBy::Error).then_some(EvaluationError::Malformed),
+    }
+    .emit();
+    let policy = judgement.decision;
+    let mut verdict = Verdict {
+        ask: fresh_ask_id(),
+        decision: judgement.decision,
+        by: judgement.by,
+        rules: judgement.rules,
+        reason: judgement.reason,
+    };
+    if verdict.decision == Decision::Ask {
+        verdict.decision = Decision::Deny;
+        verdict.by = DecidedBy::Timeout;
+        verdict.reason = format!(
+            "{}; a person would have to allow this and nobody can be asked here: do it another way or go on without it",
+            verdict.reason
+        );
+        asks.interrupt = pool.config.ask.on_timeout == OnTimeout::DenyTurn
+            || pool.policy.on_timeout() == Some(OnTimeout::DenyTurn);
+    } else {
+        asks.interrupt = false;
+    }
+    PermissionRequested {
+        slot: &work.slot,
+        session: &work.session,
+        ask: &verdict.ask,
+        tool: &ask.tool,
+    }
+    .emit();
+    Decided {
+        policy,
+        verdict,
+        class,
+        judged: Judged {
+            policy: pool.policy.name().to_owned(),
+            policy_sha256: pool.policy_sha256.clone(),
+            facts: facts_json(&judgement.facts),
+            eval_us: u64::try_from(took.as_micros()).unwrap_or(u64::MAX),
+        },
+    }
+}
+
+/// Judges a call that ran without a request.
+pub(crate) fn judge_unasked(
+    pool: &PoolShared,
+    prepared: Option<&Prepared>,
+    work: &Work,
+    call: &Call,
+) -> Event {
+    let judgement = judge(pool, prepared, &call.name, &call.input, &Claimed::default());
+    UnaskedJudged {
+        slot: &work.slot,
+        session: &work.session,
+        tool_class: class(pool, Some(&call.name)),
+        verdict: judgement.decision,
+        rules: &judgement.rules,
+    }
+    .emit();
+    Event::Unasked {
+        id: call.id.clone(),
+        tool: call.name.clone(),
+        decision: judgement.decision,
+        rules: judgement.rules,
+    }
+}
+
+fn judge(
+    pool: &PoolShared,
+    prepared: Option<&Prepared>,
+    tool: &Foreign,
+    input: &RawValue,
+    claimed: &Claimed,
+) -> Judgement {
+    if input.get().len() > ASK_INPUT_BYTES {
+        return Judgement::refused(
+            "too_large",
+            "the request's input is larger than can be judged",
+        );
+    }
+    let Some(prepared) = prepared else {
+        return Judgement::refused("no_workspace", "there is no workspace to judge paths by");
+    };
+    let request: Request = pool.extractor.extract(tool.raw(), input);
+    pool.policy.decide(&request, claimed, &prepared.place())
+}
+
+/// The kind of tool that a name stands for.
+pub(crate) fn class(pool: &PoolShared, tool: Option<&Foreign>) -> ToolClass {
+    tool.map_or(ToolClass::Unknown, |tool| pool.extractor.class(tool.raw()))
+}
+
+fn fresh_ask_id() -> AskId {
+    let id = uuid::Uuid::now_v7().to_string();
+    AskId::new(&id).unwrap_or_else(|_| unreachable!("a UUID is a safe token"))
+}
+
+/// What the rules saw, for the audit record.
+fn facts_json(facts: &Facts) -> String {
+    let parts: Vec<_> = facts
+        .parts
+        .iter()
+        .map(|part| {
+            let words: Vec<_> = part.words.iter().map(Foreign::raw).collect();
+            serde_json::json!({
+                "words": words,
+                "decision": part.decision.word(),
+                "rules": part.rules,
+            })
+        })
+        .collect();
+    serde_json::json!({"parts": parts, "not_plain": facts.not_plain}).to_string()
+}
+
+/// The input with its object keys sorted and its white space gone, so that the announcement and
+/// the request of one call compare equal.
+fn canonical(input: &RawValue) -> String {
+    // `Value` keeps object keys sorted.
+    let value: Result<serde_json::Value, _> = serde_json::from_str(input.get());
+    value.map_or_else(|_| input.get().to_owned(), |value| value.to_string())
+}

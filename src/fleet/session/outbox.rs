@@ -1,0 +1,231 @@
+//! The way from a session to the disk: stamps events, groups them into commits, says when they
+//! are durable.
+//!
+//! A few commits at a time are under way; what comes meanwhile waits here, bounded by the credits
+//! that it holds, and goes with the next one. Must not know what an event means.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ractor::ActorRef;
+
+use super::SessionMsg;
+use crate::fleet::credit::Hold;
+use crate::fleet::notice::Notice;
+use crate::fleet::setup::{Shared, now_us};
+use crate::journal::{Commit, Committed, Write};
+use crate::limits::SESSION_COMMITS;
+use crate::model::{Answer, AskKey, Event, EventId, SessionId, SlotId, Stamped, TaskId, Verdict};
+use crate::telemetry::sets::ToolClass;
+
+/// What waits for a commit to be durable.
+#[derive(Debug)]
+pub(crate) enum After {
+    /// The prompt may be sent.
+    Prompt,
+    /// The answer may be sent.
+    Answer {
+        /// To which request.
+        key: AskKey,
+        /// What to say.
+        answer: Answer,
+        /// When the request was read.
+        asked: Instant,
+        /// The verdict behind it.
+        verdict: Verdict,
+        /// The kind of tool.
+        class: ToolClass,
+    },
+    /// The turn's end is known for good.
+    TurnEnded,
+    /// The child's end is.
+    ChildEnded,
+}
+
+/// How long to wait before asking a journal again that refused.
+const AGAIN: Duration = Duration::from_millis(100);
+
+/// What waits to be written.
+pub(crate) struct Outbox {
+    shared: Arc<Shared>,
+    slot: SlotId,
+    session: SessionId,
+    task: Option<TaskId>,
+    next_seq: u64,
+    writes: Vec<Write>,
+    events: Vec<Stamped>,
+    holds: Vec<Hold>,
+    after: Vec<After>,
+    under_way: usize,
+    retrying: bool,
+    /// A commit that the journal refused; goes before everything else.
+    refused: Option<Box<Commit>>,
+}
+
+impl Outbox {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        slot: SlotId,
+        session: SessionId,
+        task: Option<TaskId>,
+    ) -> Self {
+        Self {
+            shared,
+            slot,
+            session,
+            task,
+            next_seq: 1,
+            writes: Vec::new(),
+            events: Vec::new(),
+            holds: Vec::new(),
+            after: Vec::new(),
+            under_way: 0,
+            retrying: false,
+            refused: None,
+        }
+    }
+
+    /// Stamps an event and queues it.
+    pub(crate) fn event(&mut self, event: Event) {
+        let stamped = Stamped {
+            id: EventId {
+                epoch: self.shared.journal.epoch(),
+                seq: self.next_seq,
+            },
+            at_us: now_us(),
+            event,
+        };
+        self.next_seq += 1;
+        self.events.push(stamped);
+    }
+
+    /// Queues a row that is no event.
+    pub(crate) fn write(&mut self, write: Write) {
+        // Rows keep their place among the events: what was stamped before goes before.
+        self.seal_events();
+        self.writes.push(write);
+    }
+
+    /// Does `step` when everything queued so far is durable.
+    pub(crate) fn after(&mut self, step: After) {
+        self.after.push(step);
+    }
+
+    /// Gives the credits back when everything queued so far is durable.
+    pub(crate) fn hold(&mut self, hold: Option<Hold>) {
+        self.holds.extend(hold);
+    }
+
+    /// A commit of this session is durable.
+    pub(crate) fn committed(&mut self) {
+        self.under_way = self.under_way.saturating_sub(1);
+    }
+
+    /// The wait after a refusal is over.
+    pub(crate) fn retried(&mut self) {
+        self.retrying = false;
+    }
+
+    fn seal_events(&mut self) {
+        if self.events.is_empty() {
+            return;
+        }
+        let events = Arc::new(std::mem::take(&mut self.events));
+        self.writes.push(Write::Events {
+            session: self.session.clone(),
+            events,
+        });
+    }
+
+    /// Hands what waits to the journal, if not too much is under way.
+    pub(crate) fn flush(&mut self, myself: &ActorRef<SessionMsg>) {
+        if self.under_way >= SESSION_COMMITS || self.retrying {
+            return;
+        }
+        let commit = match self.refused.take() {
+            Some(commit) => *commit,
+            None => match self.next(myself) {
+                Some(commit) => commit,
+                None => return,
+            },
+        };
+        match self.shared.journal.submit(commit) {
+            Ok(()) => self.under_way += 1,
+            Err(refused) => {
+                tracing::warn!(session = %self.session, reason = %refused.reason, "the journal takes nothing now");
+                self.refused = Some(refused.commit);
+                self.retrying = true;
+                let to = myself.clone();
+                tokio::spawn(async move {
+                    tokio::time::sleep(AGAIN).await;
+                    let _ = to.send_message(SessionMsg::Flush);
+                });
+            }
+        }
+    }
+
+    /// Hands over what is left, with nobody to come back to.
+    pub(crate) fn flush_last(&mut self) {
+        let before = self.refused.take().map(|commit| *commit);
+        let last = self
+            .take()
+            .map(|(commit, tell)| commit.then(move |result| tell(&result)));
+        for commit in before.into_iter().chain(last) {
+            if let Err(refused) = self.shared.journal.submit(commit) {
+                tracing::error!(session = %self.session, reason = %refused.reason, "the session's end was not journalled");
+            }
+        }
+    }
+
+    /// The next commit, which comes back to the session when it is durable.
+    fn next(&mut self, myself: &ActorRef<SessionMsg>) -> Option<Commit> {
+        let (commit, tell) = self.take()?;
+        let after = std::mem::take(&mut self.after);
+        let to = myself.clone();
+        Some(commit.then(move |result| {
+            tell(&result);
+            let message = match result {
+                Committed::Durable { .. } => SessionMsg::Durable(after),
+                Committed::Rejected(why) => SessionMsg::Rejected(why.to_string()),
+            };
+            let _ = to.send_message(message);
+        }))
+    }
+
+    /// Makes one commit of everything that waits, and what tells the watchers once it is durable.
+    fn take(&mut self) -> Option<(Commit, impl FnOnce(&Committed) + Send + use<>)> {
+        self.seal_events();
+        if self.writes.is_empty() && self.after.is_empty() {
+            // Frames that brought no event: their credits have nothing to wait for.
+            if self.under_way == 0 {
+                self.holds.clear();
+            }
+            return None;
+        }
+        let writes = std::mem::take(&mut self.writes);
+        let told: Vec<_> = writes
+            .iter()
+            .filter_map(|write| match write {
+                Write::Events { events, .. } => Some(Arc::clone(events)),
+                _ => None,
+            })
+            .collect();
+        let commit = Commit::of(writes).holding(std::mem::take(&mut self.holds));
+        let (shared, slot) = (Arc::clone(&self.shared), self.slot.clone());
+        let (session, task) = (self.session.clone(), self.task.clone());
+        let tell = move |result: &Committed| {
+            if !matches!(result, Committed::Durable { .. }) {
+                return;
+            }
+            for events in told {
+                shared.tell(Notice::Events {
+                    slot: slot.clone(),
+                    session: session.clone(),
+                    task: task.clone(),
+                    events,
+                });
+            }
+        };
+        Some((commit, tell))
+    }
+}

@@ -1,0 +1,421 @@
+//! Home, workspace and launch plan of a session: everything that must exist before its child.
+//!
+//! File work runs where blocking is allowed; git runs inside walls, on a read-only mount, because
+//! a repository can name programs. Must not start the agent itself.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::work::Work;
+use crate::config::{Fill, Launcher, OWN_PROGRAM, WorkspaceMode};
+use crate::dialect::Opening;
+use crate::fleet::setup::{PoolShared, Shared};
+use crate::launch::{self, LaunchPlan, RunError, Walls};
+use crate::limits::{GIT_LIST_BYTES, GIT_LIST_TIMEOUT};
+use crate::model::{SessionId, SlotId};
+use crate::policy::Place;
+use crate::sandbox::workspace::{
+    CopyError, GitDir, HomeError, Listing, Manifest, Owner, Root, TreeError, TreeLinks, copy, home,
+    list,
+};
+use crate::sandbox::{self, Tree, WallsRequest};
+use crate::wire::shim::Access;
+
+/// Where the agent finds its workspace inside walls.
+const WORKSPACE_INSIDE: &str = "/workspace";
+/// Where it finds its home there.
+const HOME_INSIDE: &str = "/home/agent";
+/// Where it finds this very binary there.
+const MARSHAL_INSIDE: &str = "/run/marshal/marshal";
+/// Its PATH, unless the configuration says more.
+const PATH_INSIDE: &str = "/usr/local/bin:/usr/bin:/bin";
+
+/// Why a session could not be prepared.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PrepareError {
+    /// The workspace cannot be read.
+    #[error("workspace {path}: {source}")]
+    Workspace {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        source: TreeError,
+    },
+    /// It cannot be copied.
+    #[error("workspace {path}: {source}")]
+    Copy {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        source: CopyError,
+    },
+    /// Git could not list its files.
+    #[error("workspace {path}: git could not list its files: {why}")]
+    Git {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        why: String,
+    },
+    /// The walls around git failed: the agent's would too.
+    #[error("{0}")]
+    GitWalls(RunError),
+    /// The home could not be made.
+    #[error("{0}")]
+    Home(#[from] HomeError),
+    /// The walls cannot be planned.
+    #[error("{0}")]
+    Plan(#[from] sandbox::PlanError),
+    /// The program that prepares was stopped.
+    #[error("the preparation was interrupted")]
+    Interrupted,
+}
+
+impl PrepareError {
+    /// Whether the slot is at fault, so that its next child would fare no better.
+    pub(crate) const fn is_of_the_slot(&self) -> bool {
+        matches!(self, Self::GitWalls(_) | Self::Home(_) | Self::Plan(_))
+    }
+}
+
+/// What to prepare.
+#[derive(Debug)]
+pub(crate) struct Order {
+    slot: SlotId,
+    session: SessionId,
+    workspace: Option<PathBuf>,
+}
+
+impl Order {
+    pub(crate) fn of(work: &Work) -> Self {
+        Self {
+            slot: work.slot.clone(),
+            session: work.session.clone(),
+            workspace: work.workspace.clone(),
+        }
+    }
+}
+
+/// A prepared session.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    pub(crate) session: SessionId,
+    /// What starts the agent; taken once.
+    pub(crate) plan: Option<LaunchPlan>,
+    pub(crate) opening: Opening,
+    /// The workspace on the host.
+    pub(crate) root: Root,
+    /// How it looked before, where it can change.
+    pub(crate) before: Option<Manifest>,
+    /// The task's own copy.
+    pub(crate) copy: Option<PathBuf>,
+    links: TreeLinks,
+    space: Space,
+}
+
+/// The session's directories, outside and inside.
+#[derive(Debug, Clone)]
+struct Space {
+    slot: SlotId,
+    home: PathBuf,
+    workspace: PathBuf,
+    workspace_inside: String,
+    home_inside: String,
+}
+
+impl Prepared {
+    /// What the policy judges paths by.
+    pub(crate) fn place(&self) -> Place<'_> {
+        Place {
+            workspace: &self.space.workspace_inside,
+            home: &self.space.home_inside,
+            cwd: Some(&self.space.workspace_inside),
+            resolver: &self.links,
+        }
+    }
+
+    /// A plan for another program in the same walls.
+    pub(crate) fn plan_for(
+        &self,
+        shared: &Shared,
+        pool: &PoolShared,
+        argv: Vec<String>,
+    ) -> Result<LaunchPlan, PrepareError> {
+        let writable = pool.config.workspace.mode != WorkspaceMode::Ro;
+        launch_plan(shared, pool, &self.space, argv, Vec::new(), writable)
+    }
+}
+
+/// Makes everything ready.
+pub(crate) async fn prepare(
+    shared: &Arc<Shared>,
+    pool: &Arc<PoolShared>,
+    order: Order,
+) -> Result<Prepared, PrepareError> {
+    let source = order
+        .workspace
+        .clone()
+        .unwrap_or_else(|| pool.config.workspace.path.clone());
+    let owner = owner(shared, pool, &order.slot);
+    let mode = pool.config.workspace.mode;
+    let home = {
+        let (shared, pool) = (Arc::clone(shared), Arc::clone(pool));
+        let session = order.session.clone();
+        blocking(move || home::prepare(&shared.state, &session, owner, &pool.config.home_files))
+            .await??
+    };
+    let mut space = Space {
+        slot: order.slot.clone(),
+        home: home.path.clone(),
+        workspace: source.clone(),
+        workspace_inside: WORKSPACE_INSIDE.to_owned(),
+        home_inside: HOME_INSIDE.to_owned(),
+    };
+    if mode == WorkspaceMode::Copy {
+        space.workspace = copy_of(shared, pool, &order, &source, &space, owner).await?;
+    }
+    if pool.config.launcher == Launcher::None {
+        space.workspace_inside = space.workspace.to_string_lossy().into_owned();
+        space.home_inside = space.home.to_string_lossy().into_owned();
+    }
+    let bad = |source| PrepareError::Workspace {
+        path: space.workspace.clone(),
+        source,
+    };
+    let root = Root::open(&space.workspace).map_err(bad)?;
+    let links = TreeLinks::new()
+        .with(
+            space.workspace_inside.clone(),
+            Root::open(&space.workspace).map_err(bad)?,
+        )
+        .with(
+            space.home_inside.clone(),
+            Root::open(&space.home).map_err(bad)?,
+        );
+    let (root, before) = blocking(move || {
+        let before = (mode != WorkspaceMode::Ro)
+            .then(|| Manifest::record(&root))
+            .transpose();
+        before.map(|before| (root, before))
+    })
+    .await?
+    .map_err(bad)?;
+    let argv = pool.config.argv(Fill {
+        session: order.session.as_str(),
+        workspace: &space.workspace_inside,
+    });
+    let plan = launch_plan(
+        shared,
+        pool,
+        &space,
+        argv,
+        Vec::new(),
+        mode != WorkspaceMode::Ro,
+    )?;
+    Ok(Prepared {
+        session: order.session,
+        plan: Some(plan),
+        opening: Opening {
+            workspace: space.workspace_inside.clone(),
+        },
+        root,
+        before,
+        copy: (mode == WorkspaceMode::Copy).then(|| space.workspace.clone()),
+        links,
+        space,
+    })
+}
+
+/// Whom the session's directories belong to on disk: as root, the slot's uid; else ourselves.
+fn owner(shared: &Shared, pool: &PoolShared, slot: &SlotId) -> Option<Owner> {
+    if pool.config.launcher == Launcher::None {
+        return None;
+    }
+    let uid = shared
+        .uids
+        .as_ref()?
+        .block()
+        .uid(u32::from(pool.first_slot + slot.index))?;
+    Some(Owner { uid, gid: uid })
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, PrepareError> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|_| PrepareError::Interrupted)
+}
+
+/// The task's own copy of the workspace.
+async fn copy_of(
+    shared: &Arc<Shared>,
+    pool: &Arc<PoolShared>,
+    order: &Order,
+    source: &Path,
+    space: &Space,
+    owner: Option<Owner>,
+) -> Result<PathBuf, PrepareError> {
+    let unreadable = |error| PrepareError::Workspace {
+        path: source.to_owned(),
+        source: error,
+    };
+    let root = Root::open(source).map_err(unreadable)?;
+    let listing = match list::git_dir(&root).map_err(unreadable)? {
+        GitDir::Dir => Listing::Git(git_list(shared, pool, source, space).await?),
+        _ => Listing::Everything,
+    };
+    let permit = shared.copying.acquire().await;
+    let made = {
+        let (shared, session) = (Arc::clone(shared), order.session.clone());
+        let bounds = copy::Bounds::default();
+        blocking(move || copy::make(&shared.state, &session, &root, &listing, owner, bounds))
+            .await?
+    };
+    drop(permit);
+    let copied = made.map_err(|error| PrepareError::Copy {
+        path: source.to_owned(),
+        source: error,
+    })?;
+    Ok(copied.path)
+}
+
+/// What git tracks or would track, asked inside the walls on a read-only mount.
+async fn git_list(
+    shared: &Arc<Shared>,
+    pool: &Arc<PoolShared>,
+    source: &Path,
+    space: &Space,
+) -> Result<list::FileList, PrepareError> {
+    let bad = |why: String| PrepareError::Git {
+        path: source.to_owned(),
+        why,
+    };
+    let inside = match pool.config.launcher {
+        Launcher::Unshare => WORKSPACE_INSIDE.to_owned(),
+        Launcher::None => source.to_string_lossy().into_owned(),
+    };
+    let space = Space {
+        workspace: source.to_owned(),
+        workspace_inside: inside.clone(),
+        ..space.clone()
+    };
+    let git = list::ls_files(&inside);
+    let plan = launch_plan(shared, pool, &space, git.argv, git.env, false)?;
+    let permit = shared.spawning.acquire().await;
+    let run = launch::run_to_end(&shared.spawner, plan, GIT_LIST_TIMEOUT, GIT_LIST_BYTES);
+    let finished = run.await.map_err(PrepareError::GitWalls)?;
+    drop(permit);
+    if finished.status.shell_code() != 0 {
+        let said = String::from_utf8_lossy(&finished.stderr).into_owned();
+        let said = crate::model::foreign::show(said.trim(), 300);
+        return Err(bad(format!("{}: {said}", finished.status)));
+    }
+    list::FileList::parse(&finished.stdout, crate::limits::COPY_FILES)
+        .map_err(|error| bad(error.to_string()))
+}
+
+/// The plan that starts `argv` for a session of this pool.
+fn launch_plan(
+    shared: &Shared,
+    pool: &PoolShared,
+    space: &Space,
+    mut argv: Vec<String>,
+    more_env: Vec<(String, String)>,
+    writable: bool,
+) -> Result<LaunchPlan, PrepareError> {
+    let walled = pool.config.launcher == Launcher::Unshare;
+    if argv.first().is_some_and(|word| word == OWN_PROGRAM) {
+        argv[0] = if walled {
+            MARSHAL_INSIDE.to_owned()
+        } else {
+            shared.marshal.to_string_lossy().into_owned()
+        };
+    }
+    let mut env = environment(shared, pool, space);
+    env.extend(more_env);
+    let walls = if walled {
+        Walls::Shim(Box::new(sandbox::plan(&WallsRequest {
+            profile: &pool.sandbox,
+            network: pool.config.network,
+            ids: ids(shared, pool, &space.slot),
+            home: Some(tree(&space.home, true)?),
+            workspace: Some(tree(&space.workspace, writable)?),
+            hostname: pool.config.name.as_str(),
+            extra_ro: Vec::new(),
+        })?))
+    } else {
+        Walls::None
+    };
+    Ok(LaunchPlan {
+        argv,
+        env,
+        cwd: space.workspace_inside.clone(),
+        limits: sandbox::limits_of(&pool.sandbox),
+        walls,
+    })
+}
+
+/// A directory of the host for inside, with its owner on disk.
+fn tree(path: &Path, writable: bool) -> Result<Tree, PrepareError> {
+    let meta = std::fs::metadata(path).map_err(|source| PrepareError::Workspace {
+        path: path.to_owned(),
+        source: TreeError::at_path("examine", path, source),
+    })?;
+    Ok(Tree {
+        path: path.to_owned(),
+        owner: (meta.uid(), meta.gid()),
+        access: if writable { Access::Rw } else { Access::Ro },
+    })
+}
+
+fn ids(shared: &Shared, pool: &PoolShared, slot: &SlotId) -> sandbox::Ids {
+    let uid = shared
+        .uids
+        .as_ref()
+        .and_then(|block| block.block().uid(u32::from(pool.first_slot + slot.index)));
+    match uid {
+        Some(slot_uid) => sandbox::Ids::Root { slot_uid },
+        None => sandbox::Ids::Own {
+            uid: rustix::process::geteuid().as_raw(),
+            gid: rustix::process::getegid().as_raw(),
+        },
+    }
+}
+
+/// The child's whole environment.
+fn environment(shared: &Shared, pool: &PoolShared, space: &Space) -> Vec<(String, String)> {
+    let config = &pool.config.env;
+    let mut path = String::new();
+    for directory in &config.path_add {
+        path.push_str(&directory.to_string_lossy());
+        path.push(':');
+    }
+    match (pool.config.launcher, shared.environment.get("PATH")) {
+        (Launcher::None, Some(own)) => path.push_str(own),
+        _ => path.push_str(PATH_INSIDE),
+    }
+    let fixed = [
+        ("HOME", space.home_inside.clone()),
+        ("PATH", path),
+        ("USER", "agent".to_owned()),
+        ("LOGNAME", "agent".to_owned()),
+        ("SHELL", "/bin/sh".to_owned()),
+        // The workspace's owner inside is the agent, or is shown as such; git must believe it.
+        ("GIT_CONFIG_COUNT", "1".to_owned()),
+        ("GIT_CONFIG_KEY_0", "safe.directory".to_owned()),
+        ("GIT_CONFIG_VALUE_0", space.workspace_inside.clone()),
+    ];
+    let mut env: std::collections::BTreeMap<String, String> = fixed
+        .into_iter()
+        .map(|(name, value)| (name.to_owned(), value))
+        .collect();
+    for name in &config.pass {
+        if let Some(value) = shared.environment.get(name) {
+            env.insert(name.clone(), value.clone());
+        }
+    }
+    env.extend(config.set.clone());
+    env.into_iter().collect()
+}

@@ -1,0 +1,222 @@
+//! What a session is given to do and what it brings back: work in, an attempt out; between them
+//! the check, and a look at what changed.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::prepare::Prepared;
+use super::tally::Tally;
+use crate::fleet::channel::ChannelEnd;
+use crate::fleet::notice::{ChangeKind, FileChange};
+use crate::fleet::setup::{PoolShared, Shared};
+use crate::launch::{self, Finished};
+use crate::limits::{CHECK_OUTPUT_BYTES, CHECK_TIMEOUT};
+use crate::model::{Event, ExitStatus, Foreign, RunId, SessionId, SlotId, TaskId, TurnOutcome};
+use crate::sandbox::workspace::{self, Changes};
+
+/// One attempt at a task.
+#[derive(Debug, Clone)]
+pub(crate) struct Work {
+    pub(crate) slot: SlotId,
+    pub(crate) session: SessionId,
+    pub(crate) run: RunId,
+    pub(crate) task: TaskId,
+    /// Which sending, from 1.
+    pub(crate) attempt: u32,
+    pub(crate) prompt: Foreign,
+    /// Instead of the pool's workspace path.
+    pub(crate) workspace: Option<PathBuf>,
+    /// Instead of the pool's check.
+    pub(crate) check: Option<Vec<String>>,
+}
+
+/// What an attempt brought.
+#[derive(Debug)]
+pub(crate) struct Attempt {
+    /// The slot's number.
+    pub(crate) index: u16,
+    pub(crate) session: SessionId,
+    /// The prompt was written.
+    pub(crate) begun: bool,
+    pub(crate) turn: Option<TurnOutcome>,
+    /// Why the turn did not end well.
+    pub(crate) turn_detail: Option<String>,
+    /// How the child ended, where one was to run.
+    pub(crate) end: Option<ChannelEnd>,
+    pub(crate) check: Option<CheckResult>,
+    pub(crate) tally: Tally,
+    pub(crate) survey: Survey,
+    /// We were asked to end it.
+    pub(crate) cancelled: bool,
+    /// Why it could not even begin, where that is the task's fault and not the slot's.
+    pub(crate) failure: Option<String>,
+}
+
+impl Attempt {
+    /// The attempt of a session that ended without a word.
+    pub(crate) fn internal(index: u16, session: SessionId, why: &str) -> Self {
+        Self {
+            index,
+            session,
+            begun: true,
+            turn: Some(TurnOutcome::Lost),
+            turn_detail: Some(why.to_owned()),
+            end: Some(ChannelEnd::internal(why)),
+            check: None,
+            tally: Tally::default(),
+            survey: Survey::default(),
+            cancelled: false,
+            failure: None,
+        }
+    }
+
+    /// Why it did not end well; empty if there is nothing to say.
+    pub(crate) fn detail(&self) -> String {
+        if let Some(check) = self.check.as_ref().filter(|check| !check.passed()) {
+            return check.describe();
+        }
+        let turn = self.turn_detail.clone();
+        let end = || {
+            let end = self.end.as_ref().filter(|end| !end.class.is_wanted());
+            end.map(|end| end.detail.clone())
+        };
+        turn.or_else(end).unwrap_or_default()
+    }
+}
+
+/// How a check ended.
+#[derive(Debug)]
+pub(crate) enum CheckResult {
+    /// It ran.
+    Ran {
+        /// What the kernel said.
+        status: ExitStatus,
+        /// The end of what it printed.
+        output: Foreign,
+    },
+    /// It could not run, or not to its end.
+    Not(String),
+}
+
+impl CheckResult {
+    pub(crate) fn passed(&self) -> bool {
+        matches!(
+            self,
+            Self::Ran {
+                status: ExitStatus::Code(0),
+                ..
+            }
+        )
+    }
+
+    pub(crate) fn event(&self) -> Event {
+        match self {
+            Self::Ran { status, output } => Event::CheckEnded {
+                status: Some(*status),
+                output: output.clone(),
+            },
+            Self::Not(why) => Event::CheckEnded {
+                status: None,
+                output: Foreign::new(why.clone()),
+            },
+        }
+    }
+
+    fn describe(&self) -> String {
+        match self {
+            Self::Ran { status, output } => {
+                let said = output.raw().trim_end();
+                let last = said.rsplit('\n').next().unwrap_or_default();
+                format!(
+                    "the check ended with {status}: {}",
+                    Foreign::from(last).show(200)
+                )
+            }
+            Self::Not(why) => format!("the check did not run: {why}"),
+        }
+    }
+}
+
+/// Runs the check in the same walls as the agent.
+pub(crate) fn check(
+    shared: Arc<Shared>,
+    pool: Arc<PoolShared>,
+    prepared: Option<&Prepared>,
+    argv: Vec<String>,
+) -> impl Future<Output = CheckResult> + Send + use<> {
+    let plan = prepared.map(|prepared| prepared.plan_for(&shared, &pool, argv));
+    async move {
+        let plan = match plan {
+            Some(Ok(plan)) => plan,
+            Some(Err(why)) => return CheckResult::Not(why.to_string()),
+            None => return CheckResult::Not("the session has no workspace".to_owned()),
+        };
+        let run = launch::run_to_end(&shared.spawner, plan, CHECK_TIMEOUT, CHECK_OUTPUT_BYTES);
+        match run.await {
+            Ok(finished) => CheckResult::Ran {
+                output: said(&finished),
+                status: finished.status,
+            },
+            Err(why) => CheckResult::Not(why.to_string()),
+        }
+    }
+}
+
+fn said(finished: &Finished) -> Foreign {
+    let mut text = String::from_utf8_lossy(&finished.stdout).into_owned();
+    text.push_str(&String::from_utf8_lossy(&finished.stderr));
+    Foreign::new(text)
+}
+
+/// What changed in the workspace.
+#[derive(Debug, Default)]
+pub(crate) struct Survey {
+    pub(crate) changes: Vec<FileChange>,
+    pub(crate) cut: bool,
+    pub(crate) copy: Option<PathBuf>,
+}
+
+/// Looks at the workspace after the child is gone, and lets the session's home go.
+pub(crate) async fn survey(prepared: Option<Prepared>, shared: Arc<Shared>) -> Survey {
+    let Some(prepared) = prepared else {
+        return Survey::default();
+    };
+    let work = move || {
+        let changes = match &prepared.before {
+            Some(before) => before.changes(&prepared.root).unwrap_or_else(|error| {
+                tracing::warn!(%error, "the workspace could not be compared");
+                Changes {
+                    cut: true,
+                    ..Changes::default()
+                }
+            }),
+            None => Changes::default(),
+        };
+        // A session of one task cannot be resumed once the task is over.
+        if let Err(error) = workspace::home::remove(&shared.state, &prepared.session) {
+            tracing::warn!(%error, "a home could not be removed");
+        }
+        if prepared.copy.is_some()
+            && let Err(error) = workspace::copy::mark_ended(&shared.state, &prepared.session)
+        {
+            tracing::warn!(%error, "a copy was not marked as ended");
+        }
+        Survey {
+            cut: changes.cut,
+            changes: changes.list.into_iter().map(change).collect(),
+            copy: prepared.copy,
+        }
+    };
+    tokio::task::spawn_blocking(work).await.unwrap_or_default()
+}
+
+fn change(change: workspace::Change) -> FileChange {
+    FileChange {
+        path: change.path,
+        kind: match change.kind {
+            workspace::ChangeKind::Added => ChangeKind::Added,
+            workspace::ChangeKind::Modified => ChangeKind::Modified,
+            workspace::ChangeKind::Deleted => ChangeKind::Deleted,
+        },
+    }
+}

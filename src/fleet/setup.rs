@@ -1,0 +1,170 @@
+//! What the fleet is made of, and what every actor shares.
+//!
+//! Plain data and handles, built once at start. Must not decide anything.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use tokio::sync::{Semaphore, broadcast};
+
+use super::channel::stderr::StderrLog;
+use super::notice::{Notice, SlotView};
+use crate::config::{Config, Pool as PoolConfig, Sandbox};
+use crate::journal::Journal;
+use crate::launch::Spawner;
+use crate::limits::{BROADCAST_EVENTS, COPIES_AT_ONCE, SPAWNS_AT_ONCE};
+use crate::model::SlotId;
+use crate::policy::Policy;
+use crate::policy::extract::Extractor;
+use crate::sandbox::state_dir::StateDir;
+use crate::sandbox::uids::HeldBlock;
+use crate::telemetry::PoolMeters;
+
+/// What a fleet is started with.
+#[derive(Debug)]
+pub struct Setup {
+    /// The checked configuration.
+    pub config: Arc<Config>,
+    /// The policy of each pool, by the name that the pool uses.
+    pub policies: BTreeMap<String, LoadedPolicy>,
+    /// The extractor of each pool, by the pool's name.
+    pub extractors: BTreeMap<String, Arc<Extractor>>,
+    /// The state directory, locked.
+    pub state: Arc<StateDir>,
+    /// The journal, open.
+    pub journal: Journal,
+    /// The permanent spawner.
+    pub spawner: Spawner,
+    /// The host uids of the slots, where the supervisor is root.
+    pub uids: Option<HeldBlock>,
+    /// This very binary, as a path on the host: what `marshal` as a first word means.
+    pub marshal: PathBuf,
+    /// The environment that `env.pass` takes from.
+    pub environment: BTreeMap<String, String>,
+}
+
+/// A policy with the digest of its text.
+#[derive(Debug, Clone)]
+pub struct LoadedPolicy {
+    /// The policy.
+    pub policy: Arc<Policy>,
+    /// SHA-256 of its text and of what it extends, hexadecimal.
+    pub sha256: String,
+}
+
+/// What every actor shares.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) config: Arc<Config>,
+    pub(crate) state: Arc<StateDir>,
+    pub(crate) journal: Journal,
+    pub(crate) spawner: Spawner,
+    pub(crate) uids: Option<HeldBlock>,
+    pub(crate) marshal: PathBuf,
+    pub(crate) environment: BTreeMap<String, String>,
+    /// At most so many processes are being started at the same time.
+    pub(crate) spawning: Semaphore,
+    /// At most so many workspaces are being copied at the same time.
+    pub(crate) copying: Semaphore,
+    pub(crate) watchers: broadcast::Sender<Notice>,
+    pub(crate) slots: SlotTable,
+}
+
+impl Shared {
+    pub(crate) fn new(setup: Setup, slots: SlotTable) -> Self {
+        Self {
+            config: setup.config,
+            state: setup.state,
+            journal: setup.journal,
+            spawner: setup.spawner,
+            uids: setup.uids,
+            marshal: setup.marshal,
+            environment: setup.environment,
+            spawning: Semaphore::new(SPAWNS_AT_ONCE),
+            copying: Semaphore::new(COPIES_AT_ONCE),
+            watchers: broadcast::channel(BROADCAST_EVENTS).0,
+            slots,
+        }
+    }
+
+    /// Tells everybody who watches. Nobody watching is no error.
+    pub(crate) fn tell(&self, notice: Notice) {
+        let _ = self.watchers.send(notice);
+    }
+}
+
+/// What the sessions of one pool share.
+#[derive(Debug)]
+pub(crate) struct PoolShared {
+    pub(crate) config: PoolConfig,
+    pub(crate) sandbox: Sandbox,
+    pub(crate) policy: Arc<Policy>,
+    pub(crate) policy_sha256: String,
+    pub(crate) extractor: Arc<Extractor>,
+    pub(crate) meters: PoolMeters,
+    /// The number of the pool's first slot in the fleet: slot `i` uses uid `first_slot + i`.
+    pub(crate) first_slot: u16,
+}
+
+/// One slot's entry: how it looks now, and its log.
+#[derive(Debug)]
+struct SlotEntry {
+    view: Mutex<SlotView>,
+    log: StderrLog,
+}
+
+/// The slots as others see them: written by their Pool, read by API, progress and metrics.
+#[derive(Debug, Clone)]
+pub(crate) struct SlotTable(Arc<BTreeMap<SlotId, SlotEntry>>);
+
+impl SlotTable {
+    pub(crate) fn new(slots: impl Iterator<Item = SlotView>) -> Self {
+        let entries = slots.map(|view| {
+            let entry = SlotEntry {
+                log: StderrLog::new(),
+                view: Mutex::new(view),
+            };
+            let slot = entry
+                .view
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .slot
+                .clone();
+            (slot, entry)
+        });
+        Self(Arc::new(entries.collect()))
+    }
+
+    pub(crate) fn change(&self, slot: &SlotId, change: impl FnOnce(&mut SlotView)) {
+        if let Some(entry) = self.0.get(slot) {
+            change(&mut entry.view.lock().unwrap_or_else(PoisonError::into_inner));
+        }
+    }
+
+    pub(crate) fn views(&self) -> Vec<SlotView> {
+        let views = self.0.values();
+        views
+            .map(|entry| {
+                entry
+                    .view
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .clone()
+            })
+            .collect()
+    }
+
+    pub(crate) fn log(&self, slot: &SlotId) -> Option<&StderrLog> {
+        self.0.get(slot).map(|entry| &entry.log)
+    }
+}
+
+/// Microseconds since the Unix epoch: the time that stamps carry.
+pub(crate) fn now_us() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| {
+        i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
+    })
+}

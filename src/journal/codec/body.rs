@@ -1,0 +1,262 @@
+//! The persisted bodies of version 1, one struct a kind: both what is written and what is read.
+//!
+//! A field may be added if it is optional (`default`, and absent when it says nothing). A field
+//! that changes its meaning or leaves needs a new version and its own structs.
+
+use std::borrow::Cow;
+
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use crate::model::{ExitStatus, Foreign};
+
+pub(super) type Text<'a> = Cow<'a, str>;
+pub(super) type Maybe<'a> = Option<Cow<'a, str>>;
+pub(super) type Raw<'a> = Cow<'a, RawValue>;
+
+/// A foreign text as it is written.
+pub(super) fn text(foreign: &Foreign) -> Text<'_> {
+    Cow::Borrowed(foreign.raw())
+}
+
+/// A foreign text that may be missing, as it is written.
+pub(super) fn maybe(foreign: Option<&Foreign>) -> Maybe<'_> {
+    foreign.map(text)
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "the signature that serde's skip_serializing_if calls"
+)]
+fn is_false(value: &bool) -> bool {
+    !*value
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct PromptAccepted<'a> {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) task: Maybe<'a>,
+    pub(super) attempt: u32,
+    pub(super) text: Text<'a>,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct ChildStarted<'a> {
+    pub(super) pid: u32,
+    pub(super) launcher: Text<'a>,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct Ready<'a> {
+    pub(super) protocol: Text<'a>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) version: Maybe<'a>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) session: Maybe<'a>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) model: Maybe<'a>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) mode: Maybe<'a>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) tools: Vec<Text<'a>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) context_window: Option<u64>,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct TurnStarted<'a> {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) turn: Maybe<'a>,
+}
+
+/// Text and Thought.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Delta<'a> {
+    pub(super) delta: Text<'a>,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct ToolStart<'a> {
+    pub(super) id: Text<'a>,
+    pub(super) name: Text<'a>,
+    pub(super) input: Raw<'a>,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct ToolResult<'a> {
+    pub(super) id: Text<'a>,
+    pub(super) output: Text<'a>,
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub(super) is_error: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) took_us: Option<u64>,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct Claimed<'a> {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) active_mode: Maybe<'a>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) required_mode: Maybe<'a>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) reason: Maybe<'a>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) title: Maybe<'a>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) kind: Maybe<'a>,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct Asked<'a> {
+    pub(super) id: Text<'a>,
+    pub(super) key: Text<'a>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) tool_id: Maybe<'a>,
+    pub(super) tool: Text<'a>,
+    /// `null` where the input was longer than `limits::ASK_INPUT_BYTES`: then `input_bytes` says
+    /// how long, and the ask's row has its digest.
+    pub(super) input: Raw<'a>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) input_bytes: Option<u64>,
+    pub(super) claimed: Claimed<'a>,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct Decided<'a> {
+    pub(super) ask: Text<'a>,
+    pub(super) decision: Text<'a>,
+    pub(super) by: Text<'a>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) rules: Vec<Text<'a>>,
+    pub(super) reason: Text<'a>,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct Unasked<'a> {
+    pub(super) id: Text<'a>,
+    pub(super) tool: Text<'a>,
+    pub(super) decision: Text<'a>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) rules: Vec<Text<'a>>,
+}
+
+#[derive(Serialize, Deserialize, Clone, Copy)]
+pub(super) struct Usage {
+    pub(super) input: u64,
+    pub(super) output: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct FileUpdated<'a> {
+    pub(super) tool: Text<'a>,
+    pub(super) path: Text<'a>,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct StateChanged<'a> {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) model: Maybe<'a>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) mode: Maybe<'a>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) context_pct: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) context_window: Option<u64>,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct SlashResult<'a> {
+    pub(super) command: Text<'a>,
+    pub(super) text: Text<'a>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) data: Option<Raw<'a>>,
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub(super) clear_session: bool,
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub(super) exit: bool,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct AgentError<'a> {
+    pub(super) code: Text<'a>,
+    pub(super) message: Text<'a>,
+    pub(super) origin: Text<'a>,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct TurnEnded<'a> {
+    pub(super) outcome: Text<'a>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) stop_reason: Maybe<'a>,
+    pub(super) usage: Usage,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) detail: Maybe<'a>,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct Unknown<'a> {
+    pub(super) tag: Text<'a>,
+    pub(super) raw: Raw<'a>,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct BadLine<'a> {
+    pub(super) reason: Text<'a>,
+    pub(super) head: Text<'a>,
+}
+
+/// `{"code":1}` or `{"signal":9}`.
+#[derive(Serialize, Deserialize, Clone, Copy)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Status {
+    Code(i32),
+    Signal(i32),
+}
+
+impl From<ExitStatus> for Status {
+    fn from(status: ExitStatus) -> Self {
+        match status {
+            ExitStatus::Code(code) => Self::Code(code),
+            ExitStatus::Signal(signal) => Self::Signal(signal),
+        }
+    }
+}
+
+impl From<Status> for ExitStatus {
+    fn from(status: Status) -> Self {
+        match status {
+            Status::Code(code) => Self::Code(code),
+            Status::Signal(signal) => Self::Signal(signal),
+        }
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct ChildExited<'a> {
+    pub(super) class: Text<'a>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) status: Option<Status>,
+    pub(super) detail: Text<'a>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) stderr: Vec<Text<'a>>,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct CheckEnded<'a> {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) status: Option<Status>,
+    pub(super) output: Text<'a>,
+}
+
+/// What a task asks for beside its prompt. Not an event: the `spec` column of a task.
+#[derive(Serialize)]
+pub(super) struct Spec<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) pool: Maybe<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) workspace: Maybe<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) attempts: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) check: Option<Vec<Text<'a>>>,
+}

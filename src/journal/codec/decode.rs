@@ -1,0 +1,309 @@
+//! Bodies -> events.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::{CodecError, VERSION, body};
+use crate::model::{
+    AgentInfo, Ask, AskId, AskKey, Claimed, DecidedBy, Decision, Event, EventKind, ExitClass,
+    Foreign, Origin, TaskId, TurnOutcome, Usage, Verdict,
+};
+
+/// The words that [`Event::ChildStarted`] and [`Event::BadLine`] carry as static texts. A word
+/// that is not here reads back as `other`.
+const STATIC_WORDS: &[&str] = &[
+    "unshare",
+    "none",
+    "too_long",
+    "bad_utf8",
+    "bad_json",
+    "not_object",
+    "bad_shape",
+    "unknown_type",
+    "unknown_id",
+    "out_of_state",
+    "version",
+];
+
+/// Reads an event back.
+///
+/// # Errors
+/// [`CodecError`] if a newer program wrote it or the body is damaged.
+pub fn decode(kind: &str, version: u32, body: &str) -> Result<Event, CodecError> {
+    let kind = EventKind::from_word(kind).ok_or_else(|| CodecError::Kind(kind.to_owned()))?;
+    if version > VERSION {
+        return Err(CodecError::Version(version));
+    }
+    let reader = Reader { kind, body };
+    match kind {
+        EventKind::Text => reader.read(|b: body::Delta<'_>| Event::Text {
+            delta: own(b.delta),
+        }),
+        EventKind::Thought => reader.read(|b: body::Delta<'_>| Event::Thought {
+            delta: own(b.delta),
+        }),
+        EventKind::PromptAccepted
+        | EventKind::ChildStarted
+        | EventKind::Ready
+        | EventKind::TurnStarted
+        | EventKind::TurnEnded
+        | EventKind::ChildExited
+        | EventKind::CheckEnded => course(&reader),
+        EventKind::ToolStart
+        | EventKind::ToolResult
+        | EventKind::Asked
+        | EventKind::Decided
+        | EventKind::Unasked
+        | EventKind::FileUpdated => tools(&reader),
+        EventKind::Usage
+        | EventKind::StateChanged
+        | EventKind::SlashResult
+        | EventKind::AgentError
+        | EventKind::Unknown
+        | EventKind::BadLine => reports(&reader),
+    }
+}
+
+/// One body and what it should be.
+struct Reader<'a> {
+    kind: EventKind,
+    body: &'a str,
+}
+
+impl<'a> Reader<'a> {
+    fn parse<B: Deserialize<'a>>(&self) -> Result<B, CodecError> {
+        serde_json::from_str(self.body).map_err(|source| CodecError::Body {
+            kind: self.kind,
+            source,
+        })
+    }
+
+    fn read<B: Deserialize<'a>>(&self, make: impl FnOnce(B) -> Event) -> Result<Event, CodecError> {
+        self.parse().map(make)
+    }
+
+    /// A word or an id that must be one.
+    fn word<T>(
+        &self,
+        what: &'static str,
+        text: &str,
+        read: impl FnOnce(&str) -> Option<T>,
+    ) -> Result<T, CodecError> {
+        read(text).ok_or_else(|| CodecError::Word {
+            kind: self.kind,
+            what,
+            text: text.to_owned(),
+        })
+    }
+
+    fn ask_id(&self, text: &str) -> Result<AskId, CodecError> {
+        self.word("ask id", text, |text| AskId::new(text).ok())
+    }
+}
+
+fn course(reader: &Reader<'_>) -> Result<Event, CodecError> {
+    Ok(match reader.kind {
+        EventKind::PromptAccepted => {
+            let b: body::PromptAccepted<'_> = reader.parse()?;
+            Event::PromptAccepted {
+                task: match b.task {
+                    Some(task) => {
+                        Some(reader.word("task id", &task, |text| TaskId::new(text).ok())?)
+                    }
+                    None => None,
+                },
+                attempt: b.attempt,
+                text: own(b.text),
+            }
+        }
+        EventKind::ChildStarted => {
+            let b: body::ChildStarted<'_> = reader.parse()?;
+            Event::ChildStarted {
+                pid: b.pid,
+                launcher: static_word(&b.launcher),
+            }
+        }
+        EventKind::Ready => {
+            let b: body::Ready<'_> = reader.parse()?;
+            Event::Ready(AgentInfo {
+                protocol: b.protocol.into_owned(),
+                version: b.version.map(own),
+                session: b.session.map(own),
+                model: b.model.map(own),
+                mode: b.mode.map(own),
+                tools: b.tools.into_iter().map(own).collect(),
+                context_window: b.context_window,
+            })
+        }
+        EventKind::TurnStarted => {
+            let b: body::TurnStarted<'_> = reader.parse()?;
+            Event::TurnStarted {
+                turn: b.turn.map(own),
+            }
+        }
+        EventKind::ChildExited => {
+            let b: body::ChildExited<'_> = reader.parse()?;
+            Event::ChildExited {
+                class: reader.word("exit class", &b.class, ExitClass::from_word)?,
+                status: b.status.map(Into::into),
+                detail: b.detail.into_owned(),
+                stderr: b.stderr.into_iter().map(own).collect(),
+            }
+        }
+        EventKind::CheckEnded => {
+            let b: body::CheckEnded<'_> = reader.parse()?;
+            Event::CheckEnded {
+                status: b.status.map(Into::into),
+                output: own(b.output),
+            }
+        }
+        _ => {
+            let b: body::TurnEnded<'_> = reader.parse()?;
+            Event::TurnEnded {
+                outcome: reader.word("turn outcome", &b.outcome, TurnOutcome::from_word)?,
+                stop_reason: b.stop_reason.map(own),
+                usage: usage(b.usage),
+                detail: b.detail.map(Cow::into_owned),
+            }
+        }
+    })
+}
+
+fn tools(reader: &Reader<'_>) -> Result<Event, CodecError> {
+    Ok(match reader.kind {
+        EventKind::ToolStart => {
+            let b: body::ToolStart<'_> = reader.parse()?;
+            Event::ToolStart {
+                id: own(b.id),
+                name: own(b.name),
+                input: b.input.into_owned(),
+            }
+        }
+        EventKind::ToolResult => {
+            let b: body::ToolResult<'_> = reader.parse()?;
+            Event::ToolResult {
+                id: own(b.id),
+                output: own(b.output),
+                is_error: b.is_error,
+                took: b.took_us.map(Duration::from_micros),
+            }
+        }
+        EventKind::Asked => {
+            let b: body::Asked<'_> = reader.parse()?;
+            Event::Asked {
+                id: reader.ask_id(&b.id)?,
+                ask: Ask {
+                    key: AskKey(b.key.into_owned()),
+                    tool_id: b.tool_id.map(own),
+                    tool: own(b.tool),
+                    input: b.input.into_owned(),
+                    claimed: claimed(b.claimed),
+                },
+            }
+        }
+        EventKind::Decided => {
+            let b: body::Decided<'_> = reader.parse()?;
+            Event::Decided(Verdict {
+                ask: reader.ask_id(&b.ask)?,
+                decision: reader.word("decision", &b.decision, Decision::from_word)?,
+                by: reader.word("decider", &b.by, DecidedBy::from_word)?,
+                rules: b.rules.into_iter().map(Cow::into_owned).collect(),
+                reason: b.reason.into_owned(),
+            })
+        }
+        EventKind::Unasked => {
+            let b: body::Unasked<'_> = reader.parse()?;
+            Event::Unasked {
+                id: own(b.id),
+                tool: own(b.tool),
+                decision: reader.word("decision", &b.decision, Decision::from_word)?,
+                rules: b.rules.into_iter().map(Cow::into_owned).collect(),
+            }
+        }
+        _ => {
+            let b: body::FileUpdated<'_> = reader.parse()?;
+            Event::FileUpdated {
+                tool: own(b.tool),
+                path: own(b.path),
+            }
+        }
+    })
+}
+
+fn reports(reader: &Reader<'_>) -> Result<Event, CodecError> {
+    Ok(match reader.kind {
+        EventKind::Usage => Event::Usage(usage(reader.parse()?)),
+        EventKind::StateChanged => {
+            let b: body::StateChanged<'_> = reader.parse()?;
+            Event::StateChanged {
+                model: b.model.map(own),
+                mode: b.mode.map(own),
+                context_pct: b.context_pct,
+                context_window: b.context_window,
+            }
+        }
+        EventKind::SlashResult => {
+            let b: body::SlashResult<'_> = reader.parse()?;
+            Event::SlashResult {
+                command: own(b.command),
+                text: own(b.text),
+                data: b.data.map(Cow::into_owned),
+                clear_session: b.clear_session,
+                exit: b.exit,
+            }
+        }
+        EventKind::AgentError => {
+            let b: body::AgentError<'_> = reader.parse()?;
+            Event::AgentError {
+                code: own(b.code),
+                message: own(b.message),
+                origin: reader.word("origin", &b.origin, Origin::from_word)?,
+            }
+        }
+        EventKind::Unknown => {
+            let b: body::Unknown<'_> = reader.parse()?;
+            Event::Unknown {
+                tag: own(b.tag),
+                raw: b.raw.into_owned(),
+            }
+        }
+        _ => {
+            let b: body::BadLine<'_> = reader.parse()?;
+            Event::BadLine {
+                reason: static_word(&b.reason),
+                head: own(b.head),
+            }
+        }
+    })
+}
+
+fn claimed(b: body::Claimed<'_>) -> Claimed {
+    Claimed {
+        active_mode: b.active_mode.map(own),
+        required_mode: b.required_mode.map(own),
+        reason: b.reason.map(own),
+        title: b.title.map(own),
+        kind: b.kind.map(own),
+    }
+}
+
+fn usage(b: body::Usage) -> Usage {
+    Usage {
+        input: b.input,
+        output: b.output,
+    }
+}
+
+fn own(text: Cow<'_, str>) -> Foreign {
+    Foreign::new(text)
+}
+
+fn static_word(text: &str) -> &'static str {
+    STATIC_WORDS
+        .iter()
+        .copied()
+        .find(|word| *word == text)
+        .unwrap_or("other")
+}

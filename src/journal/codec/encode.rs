@@ -1,0 +1,314 @@
+//! Events -> bodies of version 1.
+
+use std::borrow::Cow;
+
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+use super::body::{self, maybe, text};
+use crate::limits;
+use crate::model::{Ask, Claimed, Event, TaskSpec, Usage};
+
+/// Appends the event's body, one JSON object, to `out`.
+pub fn encode_into(event: &Event, out: &mut Vec<u8>) {
+    match event {
+        Event::Text { delta } | Event::Thought { delta } => {
+            put(out, &body::Delta { delta: text(delta) });
+        }
+        Event::PromptAccepted { .. }
+        | Event::ChildStarted { .. }
+        | Event::Ready(_)
+        | Event::TurnStarted { .. }
+        | Event::TurnEnded { .. }
+        | Event::ChildExited { .. }
+        | Event::CheckEnded { .. } => course(event, out),
+        Event::ToolStart { .. }
+        | Event::ToolResult { .. }
+        | Event::Asked { .. }
+        | Event::Decided(_)
+        | Event::Unasked { .. }
+        | Event::FileUpdated { .. } => tools(event, out),
+        Event::Usage(_)
+        | Event::StateChanged { .. }
+        | Event::SlashResult { .. }
+        | Event::AgentError { .. }
+        | Event::Unknown { .. }
+        | Event::BadLine { .. } => reports(event, out),
+    }
+}
+
+/// What the agent claims beside an ask, as the ask's row keeps it.
+pub(in crate::journal) fn claimed_json(claimed: &Claimed) -> String {
+    let mut out = Vec::new();
+    put(&mut out, &claims(claimed));
+    String::from_utf8(out).unwrap_or_default()
+}
+
+/// A task's own wishes, as the task's row keeps them beside its prompt.
+pub(in crate::journal) fn spec_json(spec: &TaskSpec) -> String {
+    let mut out = Vec::new();
+    put(
+        &mut out,
+        &body::Spec {
+            pool: spec.pool.as_ref().map(|pool| Cow::Borrowed(pool.as_str())),
+            workspace: spec.workspace.as_ref().map(|path| path.to_string_lossy()),
+            attempts: spec.attempts,
+            check: spec
+                .check
+                .as_ref()
+                .map(|argv| argv.iter().map(Into::into).collect()),
+        },
+    );
+    String::from_utf8(out).unwrap_or_default()
+}
+
+/// The course of a session: prompts, children, turns.
+fn course(event: &Event, out: &mut Vec<u8>) {
+    match event {
+        Event::PromptAccepted {
+            task,
+            attempt,
+            text: prompt,
+        } => put(
+            out,
+            &body::PromptAccepted {
+                task: task.as_ref().map(|task| Cow::Borrowed(task.as_str())),
+                attempt: *attempt,
+                text: text(prompt),
+            },
+        ),
+        Event::ChildStarted { pid, launcher } => put(
+            out,
+            &body::ChildStarted {
+                pid: *pid,
+                launcher: Cow::Borrowed(launcher),
+            },
+        ),
+        Event::Ready(info) => put(
+            out,
+            &body::Ready {
+                protocol: Cow::Borrowed(&info.protocol),
+                version: maybe(info.version.as_ref()),
+                session: maybe(info.session.as_ref()),
+                model: maybe(info.model.as_ref()),
+                mode: maybe(info.mode.as_ref()),
+                tools: info.tools.iter().map(text).collect(),
+                context_window: info.context_window,
+            },
+        ),
+        Event::TurnStarted { turn } => put(
+            out,
+            &body::TurnStarted {
+                turn: maybe(turn.as_ref()),
+            },
+        ),
+        Event::TurnEnded {
+            outcome,
+            stop_reason,
+            usage: used,
+            detail,
+        } => put(
+            out,
+            &body::TurnEnded {
+                outcome: Cow::Borrowed(outcome.word()),
+                stop_reason: maybe(stop_reason.as_ref()),
+                usage: usage(*used),
+                detail: detail.as_deref().map(Cow::Borrowed),
+            },
+        ),
+        Event::ChildExited {
+            class,
+            status,
+            detail,
+            stderr,
+        } => put(
+            out,
+            &body::ChildExited {
+                class: Cow::Borrowed(class.word()),
+                status: status.map(Into::into),
+                detail: Cow::Borrowed(detail),
+                stderr: stderr.iter().map(text).collect(),
+            },
+        ),
+        Event::CheckEnded { status, output } => put(
+            out,
+            &body::CheckEnded {
+                status: status.map(Into::into),
+                output: text(output),
+            },
+        ),
+        _ => {}
+    }
+}
+
+/// Tools, asks and what they did.
+fn tools(event: &Event, out: &mut Vec<u8>) {
+    match event {
+        Event::ToolStart { id, name, input } => put(
+            out,
+            &body::ToolStart {
+                id: text(id),
+                name: text(name),
+                input: Cow::Borrowed(&**input),
+            },
+        ),
+        Event::ToolResult {
+            id,
+            output,
+            is_error,
+            took,
+        } => put(
+            out,
+            &body::ToolResult {
+                id: text(id),
+                output: text(output),
+                is_error: *is_error,
+                took_us: took.map(|took| u64::try_from(took.as_micros()).unwrap_or(u64::MAX)),
+            },
+        ),
+        Event::Asked { id, ask } => asked(id.as_str(), ask, out),
+        Event::Decided(verdict) => put(
+            out,
+            &body::Decided {
+                ask: Cow::Borrowed(verdict.ask.as_str()),
+                decision: Cow::Borrowed(verdict.decision.word()),
+                by: Cow::Borrowed(verdict.by.word()),
+                rules: verdict.rules.iter().map(Into::into).collect(),
+                reason: Cow::Borrowed(&verdict.reason),
+            },
+        ),
+        Event::Unasked {
+            id,
+            tool,
+            decision,
+            rules,
+        } => put(
+            out,
+            &body::Unasked {
+                id: text(id),
+                tool: text(tool),
+                decision: Cow::Borrowed(decision.word()),
+                rules: rules.iter().map(Into::into).collect(),
+            },
+        ),
+        Event::FileUpdated { tool, path } => put(
+            out,
+            &body::FileUpdated {
+                tool: text(tool),
+                path: text(path),
+            },
+        ),
+        _ => {}
+    }
+}
+
+/// What an agent reports beside its work, and what is no message at all.
+fn reports(event: &Event, out: &mut Vec<u8>) {
+    match event {
+        Event::Usage(used) => put(out, &usage(*used)),
+        Event::StateChanged {
+            model,
+            mode,
+            context_pct,
+            context_window,
+        } => put(
+            out,
+            &body::StateChanged {
+                model: maybe(model.as_ref()),
+                mode: maybe(mode.as_ref()),
+                context_pct: *context_pct,
+                context_window: *context_window,
+            },
+        ),
+        Event::SlashResult {
+            command,
+            text: said,
+            data,
+            clear_session,
+            exit,
+        } => put(
+            out,
+            &body::SlashResult {
+                command: text(command),
+                text: text(said),
+                data: data.as_deref().map(Cow::Borrowed),
+                clear_session: *clear_session,
+                exit: *exit,
+            },
+        ),
+        Event::AgentError {
+            code,
+            message,
+            origin,
+        } => put(
+            out,
+            &body::AgentError {
+                code: text(code),
+                message: text(message),
+                origin: Cow::Borrowed(origin.word()),
+            },
+        ),
+        Event::Unknown { tag, raw } => put(
+            out,
+            &body::Unknown {
+                tag: text(tag),
+                raw: Cow::Borrowed(&**raw),
+            },
+        ),
+        Event::BadLine { reason, head } => put(
+            out,
+            &body::BadLine {
+                reason: Cow::Borrowed(reason),
+                head: text(head),
+            },
+        ),
+        _ => {}
+    }
+}
+
+fn asked(id: &str, ask: &Ask, out: &mut Vec<u8>) {
+    let bytes = ask.input.get().len();
+    let stored: Cow<'_, RawValue> = if bytes > limits::ASK_INPUT_BYTES {
+        Cow::Owned(RawValue::NULL.to_owned())
+    } else {
+        Cow::Borrowed(&*ask.input)
+    };
+    put(
+        out,
+        &body::Asked {
+            id: Cow::Borrowed(id),
+            key: Cow::Borrowed(&ask.key.0),
+            tool_id: maybe(ask.tool_id.as_ref()),
+            tool: text(&ask.tool),
+            input: stored,
+            input_bytes: (bytes > limits::ASK_INPUT_BYTES).then_some(bytes as u64),
+            claimed: claims(&ask.claimed),
+        },
+    );
+}
+
+fn claims(claimed: &Claimed) -> body::Claimed<'_> {
+    body::Claimed {
+        active_mode: maybe(claimed.active_mode.as_ref()),
+        required_mode: maybe(claimed.required_mode.as_ref()),
+        reason: maybe(claimed.reason.as_ref()),
+        title: maybe(claimed.title.as_ref()),
+        kind: maybe(claimed.kind.as_ref()),
+    }
+}
+
+fn usage(used: Usage) -> body::Usage {
+    body::Usage {
+        input: used.input,
+        output: used.output,
+    }
+}
+
+/// Appends `body` as JSON. Bodies are structs of strings and numbers and `out` is memory, so
+/// this cannot fail; if it did, the half body is taken back and a reader finds it damaged.
+fn put<T: Serialize>(out: &mut Vec<u8>, body: &T) {
+    let before = out.len();
+    if serde_json::to_writer(&mut *out, body).is_err() {
+        out.truncate(before);
+    }
+}

@@ -1,0 +1,346 @@
+use std::collections::HashSet;
+use std::time::Duration;
+
+use super::*;
+use crate::limits;
+use crate::model::{
+    AgentInfo, Ask, AskId, AskKey, Claimed, DecidedBy, Decision, Event, ExitClass, ExitStatus,
+    Foreign, Origin, TaskId, TurnOutcome, Usage, Verdict,
+};
+
+/// One line of the golden file: a kind, a version, a body, separated by tabs.
+const GOLDEN_1: &str = include_str!("../golden/v1.tsv");
+
+fn raw(text: &str) -> Box<RawValue> {
+    RawValue::from_string(text.to_owned()).expect("JSON")
+}
+
+fn encoded(event: &Event) -> String {
+    let mut out = Vec::new();
+    encode_into(event, &mut out);
+    String::from_utf8(out).expect("UTF-8")
+}
+
+fn foreign(text: &str) -> Foreign {
+    Foreign::new(text)
+}
+
+fn ask() -> Event {
+    Event::Asked {
+        id: AskId::new("a-1").expect("id"),
+        ask: Ask {
+            key: AskKey("req \"7\"".to_owned()),
+            tool_id: Some(foreign("t1")),
+            tool: foreign("bash"),
+            input: raw(r#"{"command": "ls  -l", "n": 1.50}"#),
+            claimed: Claimed {
+                active_mode: Some(foreign("prompt")),
+                reason: Some(foreign("because")),
+                ..Claimed::default()
+            },
+        },
+    }
+}
+
+/// Every variant, with every optional field once there and once not.
+fn every_event() -> Vec<Event> {
+    let mut events = course();
+    events.extend(tools());
+    events.extend(reports());
+    events
+}
+
+fn course() -> Vec<Event> {
+    vec![
+        Event::PromptAccepted {
+            task: Some(TaskId::new("t.1").expect("id")),
+            attempt: 2,
+            text: foreign("do it\n\u{1b}[31m \u{202e}漢"),
+        },
+        Event::PromptAccepted {
+            task: None,
+            attempt: 1,
+            text: foreign(""),
+        },
+        Event::ChildStarted {
+            pid: 4_000_000,
+            launcher: "unshare",
+        },
+        Event::ChildStarted {
+            pid: 1,
+            launcher: "none",
+        },
+        Event::Ready(AgentInfo {
+            protocol: "1".to_owned(),
+            version: Some(foreign("0.3")),
+            session: Some(foreign("abc")),
+            model: Some(foreign("m")),
+            mode: Some(foreign("prompt")),
+            tools: vec![foreign("bash"), foreign("read_file")],
+            context_window: Some(u64::MAX),
+        }),
+        Event::Ready(AgentInfo {
+            protocol: "1".to_owned(),
+            ..AgentInfo::default()
+        }),
+        Event::TurnStarted {
+            turn: Some(foreign("turn-1")),
+        },
+        Event::TurnStarted { turn: None },
+        Event::TurnEnded {
+            outcome: TurnOutcome::Completed,
+            stop_reason: Some(foreign("end_turn")),
+            usage: Usage {
+                input: 3,
+                output: 4,
+            },
+            detail: None,
+        },
+        Event::TurnEnded {
+            outcome: TurnOutcome::Lost,
+            stop_reason: None,
+            usage: Usage::default(),
+            detail: Some("the child is gone".to_owned()),
+        },
+        Event::ChildExited {
+            class: ExitClass::Signalled,
+            status: Some(ExitStatus::Signal(9)),
+            detail: "killed".to_owned(),
+            stderr: vec![foreign("oh\u{7}"), foreign("")],
+        },
+        Event::ChildExited {
+            class: ExitClass::SpawnFailed,
+            status: None,
+            detail: "no such program".to_owned(),
+            stderr: Vec::new(),
+        },
+        Event::CheckEnded {
+            status: Some(ExitStatus::Code(1)),
+            output: foreign("FAIL"),
+        },
+        Event::CheckEnded {
+            status: None,
+            output: foreign(""),
+        },
+    ]
+}
+
+fn tools() -> Vec<Event> {
+    vec![
+        Event::ToolStart {
+            id: foreign("t1"),
+            name: foreign("bash"),
+            input: raw(r#"{"command":"ls","big":123456789012345678901234567890}"#),
+        },
+        Event::ToolResult {
+            id: foreign("t1"),
+            output: foreign("a\u{0}b"),
+            is_error: true,
+            took: Some(Duration::from_micros(1_500)),
+        },
+        Event::ToolResult {
+            id: foreign("t2"),
+            output: foreign(""),
+            is_error: false,
+            took: None,
+        },
+        ask(),
+        Event::Decided(Verdict {
+            ask: AskId::new("a-1").expect("id"),
+            decision: Decision::Deny,
+            by: DecidedBy::Policy,
+            rules: vec!["guard/secrets".to_owned(), "p1/3".to_owned()],
+            reason: "secrets are not for agents".to_owned(),
+        }),
+        Event::Decided(Verdict {
+            ask: AskId::new("a-2").expect("id"),
+            decision: Decision::Allow,
+            by: DecidedBy::Default,
+            rules: Vec::new(),
+            reason: String::new(),
+        }),
+        Event::Unasked {
+            id: foreign("t3"),
+            tool: foreign("bash"),
+            decision: Decision::Ask,
+            rules: vec!["p1/4".to_owned()],
+        },
+        Event::Unasked {
+            id: foreign("t4"),
+            tool: foreign("bash"),
+            decision: Decision::Allow,
+            rules: Vec::new(),
+        },
+        Event::FileUpdated {
+            tool: foreign("write_file"),
+            path: foreign("notes.txt"),
+        },
+    ]
+}
+
+fn reports() -> Vec<Event> {
+    vec![
+        Event::Text {
+            delta: foreign("hello \"world\"\n"),
+        },
+        Event::Thought {
+            delta: foreign("hm"),
+        },
+        Event::Usage(Usage {
+            input: 10,
+            output: 0,
+        }),
+        Event::StateChanged {
+            model: Some(foreign("m2")),
+            mode: Some(foreign("plan")),
+            context_pct: Some(12.5),
+            context_window: Some(200_000),
+        },
+        Event::StateChanged {
+            model: None,
+            mode: None,
+            context_pct: None,
+            context_window: None,
+        },
+        Event::SlashResult {
+            command: foreign("model"),
+            text: foreign("ok"),
+            data: Some(raw(r#"{"model" : "m2"}"#)),
+            clear_session: true,
+            exit: true,
+        },
+        Event::SlashResult {
+            command: foreign("help"),
+            text: foreign(""),
+            data: None,
+            clear_session: false,
+            exit: false,
+        },
+        Event::AgentError {
+            code: foreign("rate_limit"),
+            message: foreign("slow down"),
+            origin: Origin::Remote,
+        },
+        Event::Unknown {
+            tag: foreign("new_thing"),
+            raw: raw(r#"{"type":"new_thing"}"#),
+        },
+        Event::BadLine {
+            reason: "bad_json",
+            head: foreign("{oops"),
+        },
+    ]
+}
+
+#[test]
+fn every_event_reads_back_as_it_was() {
+    let events = every_event();
+    let kinds: HashSet<EventKind> = events.iter().map(Event::kind).collect();
+    assert_eq!(
+        kinds.len(),
+        EventKind::ALL.len(),
+        "every variant is in the list"
+    );
+    for event in events {
+        let body = encoded(&event);
+        let back = decode(event.kind().word(), VERSION, &body).expect("readable");
+        assert_eq!(format!("{back:?}"), format!("{event:?}"), "{body}");
+        assert_eq!(encoded(&back), body);
+    }
+}
+
+#[test]
+fn raw_json_is_kept_byte_for_byte() {
+    let Event::Asked { ask, .. } = decode("asked", VERSION, &encoded(&ask())).expect("readable")
+    else {
+        panic!("another variant")
+    };
+    assert_eq!(ask.input.get(), r#"{"command": "ls  -l", "n": 1.50}"#);
+}
+
+/// What version 1 wrote stays readable and is still written so. A line may be added when a kind
+/// is; none may change.
+#[test]
+fn the_golden_file_of_version_1_is_read_and_written_byte_for_byte() {
+    let mut kinds = HashSet::new();
+    for line in GOLDEN_1.lines() {
+        let mut cells = line.splitn(3, '\t');
+        let (kind, version, body) = (
+            cells.next().expect("kind"),
+            cells.next().expect("version").parse().expect("number"),
+            cells.next().expect("body"),
+        );
+        let event = decode(kind, version, body).unwrap_or_else(|e| panic!("{line}: {e}"));
+        assert_eq!(event.kind().word(), kind);
+        assert_eq!(encoded(&event), body);
+        kinds.insert(event.kind());
+    }
+    let missing: Vec<_> = EventKind::ALL
+        .iter()
+        .filter(|k| !kinds.contains(k))
+        .collect();
+    assert!(
+        missing.is_empty(),
+        "add a line to the golden file: {missing:?}"
+    );
+    let written: Vec<String> = every_event()
+        .iter()
+        .map(|event| format!("{}\t{VERSION}\t{}", event.kind(), encoded(event)))
+        .collect();
+    assert_eq!(GOLDEN_1.lines().collect::<Vec<_>>(), written);
+}
+
+#[test]
+fn an_unknown_field_of_a_newer_writer_is_ignored() {
+    let event = decode("text", 1, r#"{"delta":"x","colour":"red"}"#).expect("readable");
+    assert_eq!(encoded(&event), r#"{"delta":"x"}"#);
+}
+
+#[test]
+fn what_cannot_be_understood_is_named() {
+    let check = |kind: &str, version, body: &str, expect: &str| {
+        let error = decode(kind, version, body)
+            .expect_err("unreadable")
+            .to_string();
+        assert!(error.contains(expect), "{error} lacks {expect}");
+    };
+    check("holo", 1, "{}", "event kind \"holo\" is unknown");
+    check("text", 2, "{}", "version 2 is newer");
+    check("text", 1, "{}", "body of a text event is damaged");
+    check("text", 1, "nonsense", "body of a text event is damaged");
+    check(
+        "turn_ended",
+        1,
+        r#"{"outcome":"great","usage":{"input":0,"output":0}}"#,
+        "\"great\" is no turn outcome",
+    );
+}
+
+#[test]
+fn the_input_of_an_ask_beyond_its_limit_is_left_out_and_its_length_told() {
+    let Event::Asked { id, mut ask } = ask() else {
+        panic!("another variant")
+    };
+    ask.input = raw(&format!("\"{}\"", "x".repeat(limits::ASK_INPUT_BYTES)));
+    let body = encoded(&Event::Asked { id, ask });
+    assert!(body.len() < 1000, "{} bytes", body.len());
+    assert!(body.contains(&format!("\"input_bytes\":{}", limits::ASK_INPUT_BYTES + 2)));
+    assert!(body.contains("\"input\":null"));
+}
+
+#[test]
+fn a_line_is_one_json_object_with_the_body_inside() {
+    let session = SessionId::new("s-1").expect("id");
+    let stamped = Stamped {
+        id: EventId { epoch: 3, seq: 117 },
+        at_us: 42,
+        event: Event::Text {
+            delta: foreign("a\nb"),
+        },
+    };
+    let line = to_json(&stamped, &session);
+    assert_eq!(
+        line,
+        r#"{"v":1,"session":"s-1","id":"3-117","at_us":42,"kind":"text","body":{"delta":"a\nb"}}"#
+    );
+}

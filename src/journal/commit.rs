@@ -1,0 +1,248 @@
+//! What callers hand to the journal: commits, their writes and what comes back.
+//!
+//! Must not know SQLite.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use super::error::{Refusal, Violation};
+use crate::model::{
+    AskId, ExitClass, PoolName, RunId, SessionId, SlotId, Stamped, TaskId, TaskOutcome, TaskSpec,
+};
+
+/// Rows that become durable together or not at all.
+#[derive(Default)]
+pub struct Commit {
+    /// The rows, in order.
+    pub writes: Vec<Write>,
+    /// Dropped when the rows are durable (credits, permits), or when they never will be.
+    pub hold: Option<Box<dyn Any + Send>>,
+    /// Called on the writer's thread when the rows are durable or were left out, in the order of
+    /// submission. Must be short and must not block. Dropped uncalled if the journal ends first.
+    pub done: Option<Box<dyn FnOnce(Committed) + Send>>,
+}
+
+impl Commit {
+    /// A commit of these rows that tells nobody.
+    #[must_use]
+    pub fn of(writes: Vec<Write>) -> Self {
+        Self {
+            writes,
+            ..Self::default()
+        }
+    }
+
+    /// Keeps `hold` until the rows are durable.
+    #[must_use]
+    pub fn holding(mut self, hold: impl Any + Send) -> Self {
+        self.hold = Some(Box::new(hold));
+        self
+    }
+
+    /// Calls `done` when the rows are durable.
+    #[must_use]
+    pub fn then(mut self, done: impl FnOnce(Committed) + Send + 'static) -> Self {
+        self.done = Some(Box::new(done));
+        self
+    }
+
+    /// How many rows it has: each event is one.
+    pub(super) fn rows(&self) -> usize {
+        let of = |write: &Write| match write {
+            Write::Events { events, .. } => events.len(),
+            _ => 1,
+        };
+        self.writes.iter().map(of).sum()
+    }
+
+    /// Whether it begins work that did not exist before.
+    pub(super) fn is_new_work(&self) -> bool {
+        self.writes
+            .iter()
+            .any(|write| matches!(write, Write::RunBegun { .. } | Write::TaskQueued(_)))
+    }
+}
+
+impl std::fmt::Debug for Commit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Commit({} writes)", self.writes.len())
+    }
+}
+
+/// A commit that was not accepted, given back as it was.
+#[derive(Debug, thiserror::Error)]
+#[error("{reason}")]
+pub struct Refused {
+    /// Nothing of it was written; `done` was not called and `hold` is still in it.
+    pub commit: Box<Commit>,
+    /// Why.
+    pub reason: Refusal,
+}
+
+impl Refused {
+    pub(super) fn new(commit: Commit, reason: Refusal) -> Self {
+        Self {
+            commit: Box::new(commit),
+            reason,
+        }
+    }
+}
+
+/// What became of a commit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Committed {
+    /// On the disk.
+    Durable {
+        /// Bytes of the event bodies in it, for the session's quota.
+        bytes: u64,
+    },
+    /// Left out, as a whole: a fault of this program.
+    Rejected(Violation),
+}
+
+/// One row, or one change of a row. Times are microseconds since the Unix epoch.
+#[derive(Debug, Clone)]
+pub enum Write {
+    /// Events of one session, in order. `Asked` also makes the ask's row, `Decided` ends it and
+    /// links it into the audit chain.
+    Events {
+        /// Their session, begun before or in the same commit.
+        session: SessionId,
+        /// The events, shared with those who are told of them; the first one's seq is the
+        /// session's last + 1.
+        events: Arc<Vec<Stamped>>,
+    },
+    /// A session begins.
+    SessionBegun(SessionRow),
+    /// A session ends for good.
+    SessionEnded {
+        /// Which.
+        session: SessionId,
+        /// When.
+        at_us: i64,
+        /// How its last child ended, if it had one.
+        class: Option<ExitClass>,
+    },
+    /// How an open ask was judged; part of its audit record. Comes before the `Decided` event.
+    AskJudged {
+        /// Which.
+        ask: AskId,
+        /// By what.
+        judged: Judged,
+    },
+    /// A run, or the life of a daemon, begins.
+    RunBegun {
+        /// Its id.
+        run: RunId,
+        /// `run` or `up`.
+        command: &'static str,
+        /// When.
+        at_us: i64,
+    },
+    /// It ends.
+    RunEnded {
+        /// Its id.
+        run: RunId,
+        /// When.
+        at_us: i64,
+        /// Its exit code.
+        code: u8,
+    },
+    /// A task waits for a slot.
+    TaskQueued(TaskRow),
+    /// A task changed.
+    TaskUpdated {
+        /// Its run.
+        run: RunId,
+        /// Its id in the run.
+        task: TaskId,
+        /// When.
+        at_us: i64,
+        /// How.
+        change: TaskChange,
+    },
+    /// An end that nobody asked for: spends the slot's restart budget.
+    SlotFailure {
+        /// Whose.
+        slot: SlotId,
+        /// Its class.
+        class: ExitClass,
+        /// When.
+        at_us: i64,
+        /// Why, in our words.
+        detail: String,
+    },
+    /// A person unparked the slot: its failures no longer count.
+    SlotForgiven {
+        /// Whose.
+        slot: SlotId,
+    },
+}
+
+/// A session as it begins.
+#[derive(Debug, Clone)]
+pub struct SessionRow {
+    /// Its id.
+    pub session: SessionId,
+    /// Where it runs.
+    pub slot: SlotId,
+    /// The run and the task that it works, if one; with `session = "slot"` there is none.
+    pub task: Option<(RunId, TaskId)>,
+    /// Which attempt of the task, from 1.
+    pub attempt: u32,
+    /// When.
+    pub at_us: i64,
+}
+
+/// A task as it is queued.
+#[derive(Debug, Clone)]
+pub struct TaskRow {
+    /// Its run.
+    pub run: RunId,
+    /// Its place in the run, from 0.
+    pub place: u32,
+    /// What the user asked for.
+    pub spec: TaskSpec,
+    /// The pool that works it.
+    pub pool: PoolName,
+    /// When.
+    pub at_us: i64,
+}
+
+/// A change of a task.
+#[derive(Debug, Clone)]
+pub enum TaskChange {
+    /// A slot works it.
+    Begun {
+        /// Which sending, from 1.
+        attempt: u32,
+        /// Where.
+        slot: SlotId,
+        /// In which session.
+        session: SessionId,
+    },
+    /// It waits again.
+    Requeued,
+    /// It ended.
+    Ended {
+        /// How.
+        outcome: TaskOutcome,
+        /// Why, in our words.
+        detail: String,
+        /// Its line of `--results`, a JSON object; empty if there is none.
+        result: String,
+    },
+}
+
+/// How an ask was judged: what the audit record says beside the verdict.
+#[derive(Debug, Clone, Default)]
+pub struct Judged {
+    /// The policy's name.
+    pub policy: String,
+    /// The digest of its text, hexadecimal.
+    pub policy_sha256: String,
+    /// The facts that the rules saw, as JSON.
+    pub facts: String,
+    /// How long the evaluation took, in microseconds.
+    pub eval_us: u64,
+}

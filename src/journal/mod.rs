@@ -1,0 +1,226 @@
+//! The SQLite store: events, asks with their verdicts, tasks, runs, slot failures.
+//!
+//! Floor 3. Owns everything that must survive the process, and the promise that a commit is
+//! reported durable only when it is (WAL, synchronous FULL). Must not know children, protocols
+//! or actors: callers hand over [`Commit`]s without waiting, one thread writes them in groups and
+//! tells each caller, in the order of submission.
+//!
+//! A failed write loses nothing: the batch is kept and retried, [`Journal::health`] says so, and
+//! callers are held by their credits, which drop only when a commit is durable. Only damage ends
+//! the journal; whoever sees [`Health::Corrupt`] must end the process.
+
+mod audit;
+pub mod codec;
+mod commit;
+mod error;
+mod health;
+mod queue;
+mod reader;
+mod recovery;
+mod schema;
+mod store;
+mod writer;
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tokio::sync::watch;
+
+use crate::limits;
+use crate::telemetry::event::journal::JournalMeters;
+
+pub use audit::Head;
+pub use commit::{Commit, Committed, Judged, Refused, SessionRow, TaskChange, TaskRow, Write};
+pub use error::{OpenError, ReadError, Refusal, Violation};
+pub use health::{Health, Space};
+pub use reader::{Failures, Reader, StoredAsk, StoredEvent, StoredRun, StoredSession, StoredTask};
+pub use recovery::Recovered;
+pub use schema::{FILE, VERSION as SCHEMA_VERSION};
+pub use writer::SpaceProbe;
+
+/// The front of the journal; clones share it. When the last clone is dropped, the writer
+/// finishes what waits and ends.
+#[derive(Clone)]
+pub struct Journal(Arc<Inner>);
+
+struct Inner {
+    queue: Arc<queue::Queue>,
+    health: watch::Receiver<Health>,
+    head: Arc<Mutex<Head>>,
+    epoch: u64,
+    file: PathBuf,
+    recovered: Recovered,
+}
+
+impl std::fmt::Debug for Journal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "Journal({}, epoch {})",
+            self.0.file.display(),
+            self.0.epoch
+        )
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.queue.close();
+    }
+}
+
+/// What a close left behind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{writes} journal rows could not be made durable in time")]
+pub struct NotFlushed {
+    /// Rows that were accepted and are not durable.
+    pub writes: usize,
+}
+
+impl Journal {
+    /// Opens the journal in a state directory, which is made (0700) if it is missing, gives the
+    /// process a new epoch and ends what former epochs left open.
+    ///
+    /// The caller holds the directory's lock: one supervisor a state directory.
+    ///
+    /// # Errors
+    /// [`OpenError`]
+    pub fn open(dir: &Path) -> Result<Self, OpenError> {
+        Self::open_with(dir, Box::new(Space::of))
+    }
+
+    /// [`Self::open`] with another way to ask for free space.
+    ///
+    /// # Errors
+    /// [`OpenError`]
+    pub fn open_with(dir: &Path, space: SpaceProbe) -> Result<Self, OpenError> {
+        let file = schema::prepare(dir)?;
+        let at_us = now_us();
+        let (conn, epoch) = schema::open(&file, at_us)?;
+        let named = |source| schema::named(&file, source);
+        let (open, recovered) = recovery::plan(&conn, epoch, at_us).map_err(named)?;
+        let mut store = store::Store::new(conn, epoch).map_err(named)?;
+        store.commit_all(open).map_err(named)?;
+        let watchman = writer::Watchman::new(&file).map_err(|source| OpenError::Directory {
+            path: file.clone(),
+            source,
+        })?;
+        let queue = Arc::new(queue::Queue::new(limits::JOURNAL_QUEUE));
+        let head = Arc::new(Mutex::new(store.head().clone()));
+        let shortage = space(&file).ok().and_then(Space::shortage);
+        let (health, receiver) = watch::channel(match shortage {
+            Some(reason) => Health::ReadOnly { reason },
+            None => Health::Ok,
+        });
+        let writer = writer::Writer {
+            store,
+            queue: Arc::clone(&queue),
+            health,
+            head: Arc::clone(&head),
+            meters: JournalMeters::new(),
+            file: file.clone(),
+            space,
+            watchman,
+        };
+        std::thread::Builder::new()
+            .name("journal".to_owned())
+            .spawn(move || writer.run())
+            .map_err(OpenError::Thread)?;
+        Ok(Self(Arc::new(Inner {
+            queue,
+            health: receiver,
+            head,
+            epoch,
+            file,
+            recovered,
+        })))
+    }
+
+    /// This start of the supervisor: larger than that of every start before it.
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.0.epoch
+    }
+
+    /// Hands over a commit without waiting. What is accepted becomes durable, in the order of
+    /// submission, however long the disk refuses; only damage or the end of the process prevents
+    /// it.
+    ///
+    /// # Errors
+    /// [`Refused`], with the commit in it. `ReadOnly` only meets commits that begin new work
+    /// (`RunBegun`, `TaskQueued`).
+    pub fn submit(&self, commit: Commit) -> Result<(), Refused> {
+        if commit.is_new_work() && self.0.health.borrow().is_read_only() {
+            return Err(Refused::new(commit, Refusal::ReadOnly));
+        }
+        self.0.queue.push(commit)
+    }
+
+    /// How the journal is, now and at every change.
+    #[must_use]
+    pub fn health(&self) -> watch::Receiver<Health> {
+        self.0.health.clone()
+    }
+
+    /// Rows accepted and not yet durable.
+    #[must_use]
+    pub fn backlog(&self) -> usize {
+        self.0.queue.backlog()
+    }
+
+    /// The end of the audit chain, as far as it is durable.
+    #[must_use]
+    pub fn audit_head(&self) -> Head {
+        self.0
+            .head
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// What opening found left open by former epochs, and ended.
+    #[must_use]
+    pub fn recovered(&self) -> Recovered {
+        self.0.recovered
+    }
+
+    /// A reader with a connection of its own.
+    ///
+    /// # Errors
+    /// [`OpenError`]
+    pub fn reader(&self) -> Result<Reader, OpenError> {
+        Reader::of_file(&self.0.file)
+    }
+
+    /// The database's path.
+    #[must_use]
+    pub fn file(&self) -> &Path {
+        &self.0.file
+    }
+
+    /// Takes nothing more in, waits until everything is durable and the database is closed.
+    /// Blocks the thread, at most for `timeout`.
+    ///
+    /// # Errors
+    /// [`NotFlushed`] if something was left; it is then given up.
+    pub fn close(&self, timeout: Duration) -> Result<(), NotFlushed> {
+        self.0.queue.close();
+        self.0
+            .queue
+            .wait_end(timeout)
+            .map_err(|writes| NotFlushed { writes })
+    }
+}
+
+/// Microseconds since the Unix epoch.
+fn now_us() -> i64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .ok()
+        .and_then(|since| i64::try_from(since.as_micros()).ok())
+        .unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,79 @@
+//! Why a child did not start.
+
+use std::time::Duration;
+
+use crate::limits;
+use crate::wire::shim::{Failure, Stage};
+
+/// Why a child did not start. Nothing of it runs.
+#[derive(Debug, thiserror::Error)]
+pub enum SpawnError {
+    /// What is to be started cannot be said to a kernel.
+    #[error("{what} of the command has a NUL byte or is empty")]
+    Unspeakable {
+        /// Argument, variable or directory.
+        what: &'static str,
+    },
+    /// The plan does not fit into a message.
+    #[error("the command and its walls are too large: {0}")]
+    TooLarge(#[from] crate::wire::shim::FrameError),
+    /// The kernel gave no process, pipe or socket.
+    #[error("the child's helper cannot be started: {0}")]
+    Fork(#[source] std::io::Error),
+    /// The walls stand, but the program does not run.
+    #[error("{0}")]
+    Exec(Failure),
+    /// A wall does not stand. This is never the agent's doing.
+    #[error("the sandbox cannot be built: {0}")]
+    Walls(Failure),
+    /// The helper ended without a word.
+    #[error("the child's helper ended before the agent started ({0})")]
+    HelperLost(String),
+    /// The helper took too long.
+    #[error("the child's helper gave no sign for {limit:?}", limit = limits::SHIM_START)]
+    TimedOut,
+    /// The spawner thread is gone: the program is ending.
+    #[error("no children are started any more")]
+    Closed,
+}
+
+impl SpawnError {
+    /// The word for `marshal_child_spawns_total{result}`.
+    #[must_use]
+    pub const fn metric_result(&self) -> &'static str {
+        match self {
+            Self::Fork(_) | Self::Closed => "fork_failed",
+            Self::Exec(_) | Self::Unspeakable { .. } | Self::TooLarge(_) => "exec_failed",
+            Self::Walls(_) | Self::HelperLost(_) | Self::TimedOut => "sandbox_failed",
+        }
+    }
+
+    /// The word for `marshal_sandbox_failures_total{stage}`, if a wall failed.
+    #[must_use]
+    pub const fn stage(&self) -> Option<Stage> {
+        match self {
+            Self::Walls(failure) => Some(failure.stage),
+            Self::HelperLost(_) | Self::TimedOut => Some(Stage::Shim),
+            Self::Exec(_)
+            | Self::Fork(_)
+            | Self::Closed
+            | Self::Unspeakable { .. }
+            | Self::TooLarge(_) => None,
+        }
+    }
+
+    /// How long a start may take before it is [`SpawnError::TimedOut`].
+    #[must_use]
+    pub const fn deadline() -> Duration {
+        limits::SHIM_START
+    }
+}
+
+impl From<Failure> for SpawnError {
+    fn from(failure: Failure) -> Self {
+        match failure.stage {
+            Stage::Exec => Self::Exec(failure),
+            _ => Self::Walls(failure),
+        }
+    }
+}

@@ -1,0 +1,282 @@
+//! The keeper: a plain task that owns one process until everything of it is gone.
+//!
+//! It is told by orders, by a kill (which needs no place in a queue), and by the drop of its
+//! handle, which is a kill too: an actor that panics leaves nothing running. It reports once, at
+//! the very end. Must not know why a child is stopped: goodbye and closing stdin, the first two
+//! steps of the ladder, are its channel's.
+
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::spawner::Process;
+use super::survivors;
+use crate::config::StopWaits;
+use crate::limits;
+use crate::model::{ExitStatus, words};
+use crate::wire::shim::{Failure, Order, Report, Stage};
+
+words!(
+    /// A step of the stop ladder that needs only the process.
+    Step {
+        /// SIGINT to the agent's process group, then its wait, then the next.
+        Int = "int",
+        /// SIGTERM to the agent's process group, then its wait, then the next.
+        Term = "term",
+        /// SIGKILL to everything.
+        Kill = "kill",
+    }
+);
+
+/// How a child ended. Nothing of it is left, except what `survivors_left` counts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ended {
+    /// How the agent ended; `None` when its helper was lost before it could say.
+    pub status: Option<ExitStatus>,
+    /// The helper was lost: killed from outside, or out of memory. This is not the agent's end.
+    pub walls_failed: Option<Failure>,
+    /// Whether it was told to kill.
+    pub forced: bool,
+    /// Processes beside the agent that were alive at its end and were killed.
+    pub survivors_killed: u32,
+    /// Processes that could not be killed: they belong to another user or hang in the kernel.
+    pub survivors_left: u32,
+}
+
+/// The way to a keeper. When it is dropped everything of the child is killed.
+#[derive(Debug)]
+pub struct KeeperHandle {
+    orders: mpsc::Sender<Asked>,
+    kill: CancellationToken,
+    _guard: DropGuard,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Asked {
+    /// One signal, nothing after it.
+    Signal(Step),
+    /// The ladder from here.
+    From(Step),
+}
+
+/// Starts the keeper of a process. The receiver gets the one report; `waits` are those of the
+/// ladder.
+pub fn start(process: Process, waits: StopWaits) -> (KeeperHandle, oneshot::Receiver<Ended>) {
+    let (orders, asked) = mpsc::channel(limits::KEEPER_QUEUE);
+    let (done, ended) = oneshot::channel();
+    let kill = CancellationToken::new();
+    let keeper = Keeper {
+        process,
+        waits,
+        asked,
+        kill: kill.clone(),
+        ladder: None,
+        forced: false,
+    };
+    tokio::spawn(async move {
+        // Nobody may be left who wants to know.
+        let _ = done.send(keeper.run().await);
+    });
+    (
+        KeeperHandle {
+            orders,
+            _guard: kill.clone().drop_guard(),
+            kill,
+        },
+        ended,
+    )
+}
+
+impl KeeperHandle {
+    /// Kills everything now.
+    pub fn kill(&self) {
+        self.kill.cancel();
+    }
+
+    /// Goes down the stop ladder from a step, each step with its wait, to the end. From a lower
+    /// step than the one it is at, it stays there.
+    pub fn stop_from(&self, step: Step) {
+        self.ask(step, Asked::From(step));
+    }
+
+    /// Sends one signal and leaves it at that.
+    pub fn signal(&self, step: Step) {
+        self.ask(step, Asked::Signal(step));
+    }
+
+    fn ask(&self, step: Step, asked: Asked) {
+        // A queue full of signals that were not yet sent needs no further one, but a ladder must
+        // never be lost: then it is the last step.
+        if step == Step::Kill
+            || (self.orders.try_send(asked).is_err() && matches!(asked, Asked::From(_)))
+        {
+            self.kill();
+        }
+    }
+}
+
+/// Where the ladder is, and until when it waits there.
+#[derive(Debug, Clone, Copy)]
+struct Rung {
+    step: Step,
+    until: Instant,
+}
+
+struct Keeper {
+    process: Process,
+    waits: StopWaits,
+    asked: mpsc::Receiver<Asked>,
+    kill: CancellationToken,
+    ladder: Option<Rung>,
+    forced: bool,
+}
+
+impl Keeper {
+    async fn run(mut self) -> Ended {
+        let report = loop {
+            let until = self.ladder.map(|rung| rung.until);
+            tokio::select! {
+                report = self.process.control.next() => break report.ok().flatten(),
+                () = self.kill.cancelled() => break self.kill_all().await,
+                Some(asked) = self.asked.recv() => self.obey(asked),
+                () = sleep_until(until), if until.is_some() => self.next_rung(),
+            }
+        };
+        self.finish(report).await
+    }
+
+    fn obey(&mut self, asked: Asked) {
+        match asked {
+            Asked::Signal(step) => self.send(step),
+            Asked::From(step) => {
+                if self.ladder.is_none_or(|rung| rung.step < step) {
+                    self.step_on(step);
+                }
+            }
+        }
+    }
+
+    fn next_rung(&mut self) {
+        match self.ladder.map(|rung| rung.step) {
+            Some(Step::Int) => self.step_on(Step::Term),
+            _ => self.step_on(Step::Kill),
+        }
+    }
+
+    fn step_on(&mut self, step: Step) {
+        let wait = match step {
+            Step::Int => self.waits.int,
+            Step::Term => self.waits.term,
+            Step::Kill => Duration::ZERO,
+        };
+        self.ladder = Some(Rung {
+            step,
+            until: Instant::now() + wait,
+        });
+        self.send(step);
+    }
+
+    fn send(&self, step: Step) {
+        let sent = match step {
+            Step::Int => self.process.control.order(Order::Interrupt),
+            Step::Term => self.process.control.order(Order::Terminate),
+            Step::Kill => false,
+        };
+        if !sent {
+            self.kill.cancel();
+        }
+    }
+
+    /// Has the helper kill everything, and waits for its report; a helper that does not hear is
+    /// sent SIGTERM, which means the same, and then killed itself.
+    async fn kill_all(&mut self) -> Option<Report> {
+        self.forced = true;
+        if self.process.control.order(Order::Kill)
+            && let Ok(report) =
+                tokio::time::timeout(limits::KILL_ORDERED, self.process.control.next()).await
+        {
+            return report.ok().flatten();
+        }
+        for (signal, wait) in [
+            (Signal::TERM, limits::KILL_HELPER),
+            (Signal::KILL, limits::SWEEP_PROCESSES),
+        ] {
+            self.signal_helper(signal);
+            if let Ok(report) = tokio::time::timeout(wait, self.process.control.next()).await {
+                return report.ok().flatten();
+            }
+        }
+        None
+    }
+
+    /// The helper is reaped by this task only, so the number is its own as long as it has one.
+    fn signal_helper(&self, signal: Signal) {
+        let pid = self
+            .process
+            .helper
+            .id()
+            .and_then(|pid| i32::try_from(pid).ok());
+        if let Some(pid) = pid.and_then(Pid::from_raw) {
+            let _ = rustix::process::kill_process(pid, signal);
+        }
+    }
+
+    /// Waits for the helper's end, which comes after that of all others, and sums up.
+    async fn finish(mut self, report: Option<Report>) -> Ended {
+        let (status, mut killed, left) = match report {
+            Some(Report::Ended { end, killed, left }) => (Some(end.into()), killed, left),
+            _ => (None, 0, 0),
+        };
+        if status.is_none() {
+            // It was lost, or broke its protocol; what is left of it has no further use.
+            self.signal_helper(Signal::TERM);
+        }
+        let mut how = None;
+        for signal in [None, Some(Signal::TERM), Some(Signal::KILL)] {
+            if let Some(signal) = signal {
+                self.signal_helper(signal);
+            }
+            let wait = tokio::time::timeout(limits::KILL_HELPER, self.process.helper.wait());
+            if let Ok(ended) = wait.await {
+                how = Some(ended);
+                break;
+            }
+        }
+        if status.is_none() && !self.process.has_namespace {
+            let marker = self.process.marker.clone();
+            let swept = tokio::task::spawn_blocking(move || survivors::kill_marked(&marker));
+            killed += swept.await.unwrap_or(0);
+        }
+        let lost = || Failure {
+            stage: Stage::Shim,
+            what: match how {
+                Some(Ok(status)) => format!("the child's helper was lost ({status})"),
+                Some(Err(error)) => format!("the child's helper was lost ({error})"),
+                None => "the child's helper hangs".to_owned(),
+            },
+            path: None,
+            errno: None,
+        };
+        // Killed on order, without a report: the pid namespace, or the sweep, ended the agent.
+        let status = match status {
+            None if self.forced => Some(ExitStatus::Signal(Signal::KILL.as_raw())),
+            status => status,
+        };
+        Ended {
+            walls_failed: status.is_none().then(lost),
+            status,
+            forced: self.forced,
+            survivors_killed: killed,
+            survivors_left: left,
+        }
+    }
+}
+
+async fn sleep_until(until: Option<Instant>) {
+    if let Some(until) = until {
+        tokio::time::sleep_until(until).await;
+    }
+}

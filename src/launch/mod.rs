@@ -1,0 +1,51 @@
+//! Starts children, owns them, stops them, and leaves nothing of them.
+//!
+//! ```text
+//! async caller -- job (bounded queue) --> spawner thread: pipes, control socket, posix_spawn
+//!              <-- Launched ------------- after the helper reported that the agent runs
+//! keeper task: owns the process and its control socket until everything of it is gone
+//! ```
+//!
+//! Every child has a helper between itself and the supervisor: the sandbox's shim, or the leash
+//! where there are no walls. The helper kills and reaps what an agent leaves, and does so by itself
+//! when its control socket ends; so nothing here needs a clean-up that could be skipped, and
+//! whoever drops a process has ended it. Must not know protocols, and not what walls are made of.
+
+mod control;
+mod error;
+mod keeper;
+mod once;
+mod spawner;
+mod survivors;
+
+pub use crate::wire::shim::{Failure as WallsFailure, Limits, ShimPlan, Stage};
+pub use error::SpawnError;
+pub use keeper::{Ended, KeeperHandle, Step, start as keep};
+pub use once::{Finished, RunError, probe, run_to_end};
+pub use spawner::{Launched, Process, Spawner};
+
+/// What to start.
+#[derive(Debug, Clone)]
+pub struct LaunchPlan {
+    /// Program and arguments. A program without a slash is looked up in the PATH of `env`, inside
+    /// the walls.
+    pub argv: Vec<String>,
+    /// The whole environment; beside it stands only `MARSHAL_MARKER`.
+    pub env: Vec<(String, String)>,
+    /// The working directory: a path of the host without walls, else one inside.
+    pub cwd: String,
+    /// Resource limits.
+    pub limits: Limits,
+    /// What stands around it.
+    pub walls: Walls,
+}
+
+/// What stands around an agent. Cgroups, which are entered from outside between the spawn and the
+/// helper's first message, and containers have their place here.
+#[derive(Debug, Clone)]
+pub enum Walls {
+    /// Nothing: a plain process on a leash.
+    None,
+    /// The namespaces of the sandbox.
+    Shim(Box<ShimPlan>),
+}

@@ -1,0 +1,298 @@
+//! The one thread that starts every child.
+//!
+//! One thread, and a permanent one, because the kernel sends a parent-death signal when the
+//! *thread* that started a process ends (prctl(2)); and a thread of its own, so that no spawn
+//! holds up a runtime. Never a `pre_exec` hook: it would make every spawn copy the page tables.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream as StdStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::thread;
+
+use rustix::pipe::{PipeFlags, pipe_with};
+use tokio::net::unix::pipe;
+use tokio::process::Child;
+use tokio::runtime::Handle;
+use tokio::sync::{Semaphore, mpsc, oneshot};
+
+use super::control::{self, Control};
+use super::{LaunchPlan, SpawnError, Walls};
+use crate::limits;
+use crate::wire::shim::{self, ARG0_LEASH, ARG0_OUTER, MARKER, Program, Report, Start, VERSION};
+
+/// Starts children. Cheap to clone. Every [`Process`] holds one too, so that the thread lives as
+/// long as any child: its end would be the end of them, by their parent-death signal.
+#[derive(Debug, Clone)]
+pub struct Spawner {
+    jobs: mpsc::Sender<Job>,
+    places: Arc<Semaphore>,
+}
+
+/// A child that runs.
+#[derive(Debug)]
+pub struct Launched {
+    /// The agent's stdin.
+    pub stdin: pipe::Sender,
+    /// The agent's stdout.
+    pub stdout: pipe::Receiver,
+    /// The agent's stderr.
+    pub stderr: pipe::Receiver,
+    /// The helper's pid: the process that the supervisor owns, above the agent.
+    pub pid: u32,
+    /// The value of `MARSHAL_MARKER` in the environment of every process of this child.
+    pub marker: String,
+    /// What an operator should know, a sentence each.
+    pub notes: Vec<String>,
+    /// The process, for its keeper. Dropped, it is the order to end everything.
+    pub process: Process,
+}
+
+/// A child's helper and its control socket. When it is dropped the control socket ends, and the
+/// helper kills everything and goes.
+#[derive(Debug)]
+pub struct Process {
+    pub(super) helper: Child,
+    pub(super) control: Control,
+    pub(super) marker: String,
+    /// Whether a pid namespace is around the agent, which ends with the helper.
+    pub(super) has_namespace: bool,
+    /// Keeps the thread.
+    _thread: mpsc::Sender<Job>,
+}
+
+#[derive(Debug)]
+struct Job {
+    plan: LaunchPlan,
+    reply: oneshot::Sender<Result<Launched, SpawnError>>,
+    thread: mpsc::Sender<Job>,
+}
+
+impl Spawner {
+    /// Starts the thread; children's helpers are this very binary. Must be called inside a runtime
+    /// with IO, which also reaps the helpers.
+    ///
+    /// # Errors
+    /// When there can be no thread.
+    pub fn start() -> io::Result<Self> {
+        Self::with_executable(PathBuf::from("/proc/self/exe"))
+    }
+
+    /// The same with another `marshal` as helper: for tests, whose own binary is none.
+    ///
+    /// # Errors
+    /// When there can be no thread, or no runtime is around.
+    pub fn with_executable(executable: PathBuf) -> io::Result<Self> {
+        let runtime = Handle::try_current().map_err(io::Error::other)?;
+        let (jobs, mut queue) = mpsc::channel::<Job>(limits::SPAWNS_AT_ONCE);
+        thread::Builder::new()
+            .name("spawner".to_owned())
+            .spawn(move || {
+                let _inside = runtime.enter();
+                while let Some(Job {
+                    plan,
+                    reply,
+                    thread,
+                }) = queue.blocking_recv()
+                {
+                    // A caller who left in between drops what was started, which ends it.
+                    let _ = reply.send(fork(&executable, &plan, thread));
+                }
+            })?;
+        Ok(Self {
+            jobs,
+            places: Arc::new(Semaphore::new(limits::SPAWNS_AT_ONCE)),
+        })
+    }
+
+    /// Starts a child and waits until its agent runs. Dropping the future ends what was begun.
+    ///
+    /// # Errors
+    /// Every error means that nothing runs.
+    pub async fn spawn(&self, plan: LaunchPlan) -> Result<Launched, SpawnError> {
+        check(&plan)?;
+        let _place = self
+            .places
+            .acquire()
+            .await
+            .map_err(|_| SpawnError::Closed)?;
+        let (reply, answer) = oneshot::channel();
+        let job = Job {
+            plan,
+            reply,
+            thread: self.jobs.clone(),
+        };
+        self.jobs.send(job).await.map_err(|_| SpawnError::Closed)?;
+        let mut launched = answer.await.map_err(|_| SpawnError::Closed)??;
+        let process = &mut launched.process;
+        let report = tokio::time::timeout(limits::SHIM_START, process.control.next())
+            .await
+            .map_err(|_| SpawnError::TimedOut)?;
+        match report {
+            Ok(Some(Report::Started {
+                version: VERSION,
+                notes,
+            })) => {
+                launched.notes = notes;
+                Ok(launched)
+            }
+            Ok(Some(Report::Failed(failure))) => Err(failure.into()),
+            Ok(Some(other)) => Err(SpawnError::HelperLost(format!("it said {other:?}"))),
+            Ok(None) => Err(SpawnError::HelperLost(end_of(process).await)),
+            Err(error) => Err(SpawnError::HelperLost(error.to_string())),
+        }
+    }
+}
+
+/// How a helper that said nothing ended.
+async fn end_of(process: &mut Process) -> String {
+    match tokio::time::timeout(limits::KILL_HELPER, process.helper.wait()).await {
+        Ok(Ok(status)) => status.to_string(),
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => "it hangs".to_owned(),
+    }
+}
+
+/// What no exec takes.
+fn check(plan: &LaunchPlan) -> Result<(), SpawnError> {
+    let is_bad = |text: &String| text.contains('\0');
+    let what =
+        if plan.argv.first().is_none_or(String::is_empty) || plan.argv.iter().any(is_bad) {
+            "an argument"
+        } else if plan.env.iter().any(|(name, value)| {
+            name.is_empty() || name.contains('=') || is_bad(name) || is_bad(value)
+        }) {
+            "an environment variable"
+        } else if plan.cwd.is_empty() || is_bad(&plan.cwd) {
+            "the working directory"
+        } else {
+            return Ok(());
+        };
+    Err(SpawnError::Unspeakable { what })
+}
+
+/// Starts a child's helper and tells it what to do; on the spawner thread only.
+fn fork(
+    executable: &Path,
+    plan: &LaunchPlan,
+    thread: mpsc::Sender<Job>,
+) -> Result<Launched, SpawnError> {
+    let marker = uuid::Uuid::new_v4().simple().to_string();
+    let mut env = plan.env.clone();
+    env.retain(|(name, _)| name != MARKER);
+    env.push((MARKER.to_owned(), marker.clone()));
+    let (arg0, walls) = match &plan.walls {
+        Walls::None => (ARG0_LEASH, None),
+        Walls::Shim(walls) => (ARG0_OUTER, Some((**walls).clone())),
+    };
+    let message = shim::encode(&Start {
+        version: VERSION,
+        parent: std::process::id(),
+        program: Program {
+            argv: plan.argv.clone(),
+            env,
+            cwd: plan.cwd.clone(),
+            limits: plan.limits,
+        },
+        walls,
+    })?;
+    start_helper(executable, arg0, &marker, &message, thread).map_err(SpawnError::Fork)
+}
+
+fn start_helper(
+    executable: &Path,
+    arg0: &str,
+    marker: &str,
+    message: &[u8],
+    thread: mpsc::Sender<Job>,
+) -> io::Result<Launched> {
+    let (agent_stdin, stdin) = pipe_with(PipeFlags::CLOEXEC)?;
+    let (stdout, agent_stdout) = pipe_with(PipeFlags::CLOEXEC)?;
+    let (stderr, agent_stderr) = pipe_with(PipeFlags::CLOEXEC)?;
+    let (ours, theirs) = StdStream::pair()?;
+    let mut command = Command::new(executable);
+    command
+        .arg0(OsString::from(arg0))
+        .env_clear()
+        .env(MARKER, marker)
+        .stdin(Stdio::from(OwnedFd::from(theirs)))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    let mut command = tokio::process::Command::from(command);
+    let helper = command.spawn()?;
+    // Its end of the socket, so that the helper's death ends ours.
+    drop(command);
+    // A helper reads at once; one that does not must not hold up all other children's starts.
+    ours.set_write_timeout(Some(limits::KILL_HELPER))?;
+    let sent = [
+        agent_stdin.as_fd(),
+        agent_stdout.as_fd(),
+        agent_stderr.as_fd(),
+    ];
+    // Where it is told that it ended before it read, its own report says why.
+    match control::send_start(&ours, message, &sent) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => return Err(error),
+        _ => {}
+    }
+    Ok(Launched {
+        stdin: pipe::Sender::from_owned_fd(stdin)?,
+        stdout: pipe::Receiver::from_owned_fd(stdout)?,
+        stderr: pipe::Receiver::from_owned_fd(stderr)?,
+        pid: helper.id().unwrap_or(0),
+        marker: marker.to_owned(),
+        notes: Vec::new(),
+        process: Process {
+            helper,
+            control: Control::new(ours)?,
+            marker: marker.to_owned(),
+            has_namespace: arg0 == ARG0_OUTER,
+            _thread: thread,
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::shim::Limits;
+
+    fn plan(argv: &[&str], env: &[(&str, &str)], cwd: &str) -> LaunchPlan {
+        LaunchPlan {
+            argv: argv.iter().map(|&word| word.to_owned()).collect(),
+            env: env
+                .iter()
+                .map(|&(name, value)| (name.to_owned(), value.to_owned()))
+                .collect(),
+            cwd: cwd.to_owned(),
+            limits: Limits {
+                nofile: 1024,
+                fsize: 1 << 30,
+            },
+            walls: Walls::None,
+        }
+    }
+
+    #[test]
+    fn what_no_exec_takes_is_refused_before_anything_starts() {
+        for bad in [
+            plan(&[], &[], "/"),
+            plan(&[""], &[], "/"),
+            plan(&["a\0b"], &[], "/"),
+            plan(&["a"], &[("", "x")], "/"),
+            plan(&["a"], &[("A=B", "x")], "/"),
+            plan(&["a"], &[("A", "x\0")], "/"),
+            plan(&["a"], &[], ""),
+        ] {
+            let refused = check(&bad);
+            assert!(
+                matches!(refused, Err(SpawnError::Unspeakable { .. })),
+                "{bad:?}"
+            );
+        }
+        assert!(check(&plan(&["a", ""], &[("A", "")], "/")).is_ok());
+    }
+}

@@ -1,0 +1,321 @@
+//! The deadlines of one child: handshake, silence, turn, cancel.
+//!
+//! Owns what counts as a sign of life. Must not know what follows when a deadline passes.
+//!
+//! Silence is: no byte, no open tool call and no open ask for that long, in a turn. A tool that
+//! runs for hours and a person who thinks for hours are not silent.
+
+use std::time::Instant;
+
+use crate::config::Timeouts;
+
+/// Which deadline passed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Expired {
+    /// The handshake is not complete: the child is stopped.
+    Handshake,
+    /// The turn is silent: it is cancelled and `timed_out`.
+    Silence,
+    /// The turn takes too long: it is cancelled and `timed_out`.
+    Turn,
+    /// The turn was cancelled and did not end: the child is stopped.
+    Cancel,
+}
+
+/// What the child is doing.
+#[derive(Debug, Clone, Copy)]
+enum Doing {
+    /// Its handshake, since then.
+    Handshake { since: Instant },
+    /// Nothing that has a deadline.
+    Nothing,
+    /// A turn.
+    Turn {
+        since: Instant,
+        /// The last sign of life.
+        alive: Instant,
+    },
+    /// The end of a turn, asked for then.
+    Cancelling { since: Instant },
+}
+
+/// Watches one child. Tell it what happens, sleep until its deadline, ask what expired.
+#[derive(Debug, Clone)]
+pub struct Watch {
+    timeouts: Timeouts,
+    doing: Doing,
+    open_tools: u32,
+    open_asks: u32,
+}
+
+impl Watch {
+    /// A child that was spawned now.
+    #[must_use]
+    pub const fn spawned(timeouts: Timeouts, now: Instant) -> Self {
+        Self {
+            timeouts,
+            doing: Doing::Handshake { since: now },
+            open_tools: 0,
+            open_asks: 0,
+        }
+    }
+
+    /// The handshake is complete.
+    pub const fn ready(&mut self) {
+        if let Doing::Handshake { .. } = self.doing {
+            self.doing = Doing::Nothing;
+        }
+    }
+
+    /// A prompt was written.
+    pub const fn turn_began(&mut self, now: Instant) {
+        self.open_tools = 0;
+        self.open_asks = 0;
+        self.doing = Doing::Turn {
+            since: now,
+            alive: now,
+        };
+    }
+
+    /// The turn ended, or the child is being stopped: nothing has a deadline here any more.
+    pub const fn turn_ended(&mut self) {
+        self.open_tools = 0;
+        self.open_asks = 0;
+        self.doing = Doing::Nothing;
+    }
+
+    /// Bytes came from the child's stdout.
+    pub const fn bytes(&mut self, now: Instant) {
+        if let Doing::Turn { alive, .. } = &mut self.doing {
+            *alive = now;
+        }
+    }
+
+    /// A tool call began.
+    pub const fn tool_opened(&mut self) {
+        self.open_tools = self.open_tools.saturating_add(1);
+    }
+
+    /// A tool call ended.
+    pub const fn tool_closed(&mut self, now: Instant) {
+        self.open_tools = self.open_tools.saturating_sub(1);
+        self.bytes(now);
+    }
+
+    /// The child asked for permission.
+    pub const fn ask_opened(&mut self) {
+        self.open_asks = self.open_asks.saturating_add(1);
+    }
+
+    /// An ask was answered, or withdrawn.
+    pub const fn ask_closed(&mut self, now: Instant) {
+        self.open_asks = self.open_asks.saturating_sub(1);
+        self.bytes(now);
+    }
+
+    /// The turn was asked to end. A second time does not give it more time.
+    pub const fn cancel_sent(&mut self, now: Instant) {
+        if let Doing::Turn { .. } = self.doing {
+            self.doing = Doing::Cancelling { since: now };
+        }
+    }
+
+    /// When something expires next, as things are now.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Instant> {
+        self.next().map(|(at, _)| at)
+    }
+
+    /// What has expired by `now`. Says so again until something else is told.
+    #[must_use]
+    pub fn expired(&self, now: Instant) -> Option<Expired> {
+        self.next()
+            .and_then(|(at, what)| (at <= now).then_some(what))
+    }
+
+    /// The earliest deadline. One beyond what the clock can tell is none.
+    fn next(&self) -> Option<(Instant, Expired)> {
+        let at = |since: Instant, timeout: Option<std::time::Duration>, what| {
+            Some((since.checked_add(timeout?)?, what))
+        };
+        match self.doing {
+            Doing::Nothing => None,
+            Doing::Handshake { since } => at(since, self.timeouts.handshake, Expired::Handshake),
+            Doing::Cancelling { since } => at(since, Some(self.timeouts.cancel), Expired::Cancel),
+            Doing::Turn { since, alive } => {
+                let turn = at(since, self.timeouts.turn, Expired::Turn);
+                let quiet = self.open_tools == 0 && self.open_asks == 0;
+                let silence = self.timeouts.silence.filter(|_| quiet);
+                let silence = at(alive, silence, Expired::Silence);
+                turn.into_iter().chain(silence).min_by_key(|(at, _)| *at)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    /// What is told to a watch, and the second at which it is.
+    type Note = (u64, fn(&mut Watch, Instant));
+
+    fn timeouts(turn: Option<u64>, silence: Option<u64>) -> Timeouts {
+        Timeouts {
+            handshake: Some(Duration::from_secs(60)),
+            turn: turn.map(Duration::from_secs),
+            silence: silence.map(Duration::from_secs),
+            cancel: Duration::from_secs(15),
+        }
+    }
+
+    /// The second at which something expires after all of that, and what.
+    #[track_caller]
+    fn check(timeouts: Timeouts, notes: &[Note], expect: Option<(u64, Expired)>) {
+        let start = Instant::now();
+        let at = |second| start + Duration::from_secs(second);
+        let mut watch = Watch::spawned(timeouts, start);
+        for (second, note) in notes {
+            note(&mut watch, at(*second));
+        }
+        let deadline = watch.deadline();
+        assert_eq!(deadline, expect.map(|(second, _)| at(second)));
+        if let Some((second, what)) = expect {
+            assert_eq!(watch.expired(at(second)), Some(what));
+            let before = at(second)
+                .checked_sub(Duration::from_nanos(1))
+                .unwrap_or(start);
+            assert_eq!(watch.expired(before), None);
+        }
+        let never = start + Duration::from_secs(1 << 30);
+        assert_eq!(watch.expired(never), expect.map(|(_, what)| what));
+    }
+
+    const READY: Note = (5, |watch, _| watch.ready());
+    const PROMPT: Note = (10, Watch::turn_began);
+
+    #[test]
+    fn a_handshake_has_its_time_whatever_is_printed() {
+        let quiet = timeouts(None, Some(10));
+        check(quiet.clone(), &[], Some((60, Expired::Handshake)));
+        check(
+            quiet.clone(),
+            &[(50, Watch::bytes)],
+            Some((60, Expired::Handshake)),
+        );
+        check(quiet, &[READY], None);
+    }
+
+    #[test]
+    fn nothing_expires_between_turns() {
+        let all = timeouts(Some(100), Some(10));
+        check(all.clone(), &[READY, (6, Watch::bytes)], None);
+        check(
+            all,
+            &[READY, PROMPT, (11, |watch, _| watch.turn_ended())],
+            None,
+        );
+    }
+
+    #[test]
+    fn silence_counts_from_the_last_byte() {
+        let all = timeouts(None, Some(10));
+        check(all.clone(), &[READY, PROMPT], Some((20, Expired::Silence)));
+        check(
+            all,
+            &[READY, PROMPT, (17, Watch::bytes)],
+            Some((27, Expired::Silence)),
+        );
+        check(timeouts(None, None), &[READY, PROMPT], None);
+    }
+
+    #[test]
+    fn an_open_tool_call_or_ask_is_not_silent() {
+        let all = timeouts(None, Some(10));
+        let tool: Note = (11, |watch, _| watch.tool_opened());
+        let ask: Note = (12, |watch, _| watch.ask_opened());
+        check(all.clone(), &[READY, PROMPT, tool], None);
+        check(all.clone(), &[READY, PROMPT, ask], None);
+        check(
+            all.clone(),
+            &[READY, PROMPT, tool, ask, (90, Watch::tool_closed)],
+            None,
+        );
+        check(
+            all.clone(),
+            &[
+                READY,
+                PROMPT,
+                tool,
+                ask,
+                (90, Watch::tool_closed),
+                (95, Watch::ask_closed),
+            ],
+            Some((105, Expired::Silence)),
+        );
+        check(
+            all.clone(),
+            &[
+                READY,
+                PROMPT,
+                (11, Watch::tool_closed),
+                (12, |watch, _| watch.tool_opened()),
+            ],
+            None,
+        );
+        check(
+            all,
+            &[
+                READY,
+                PROMPT,
+                tool,
+                (20, |watch, _| watch.turn_ended()),
+                (30, Watch::turn_began),
+            ],
+            Some((40, Expired::Silence)),
+        );
+    }
+
+    #[test]
+    fn a_turn_may_have_a_time_of_its_own() {
+        let tool: Note = (11, |watch, _| watch.tool_opened());
+        let all = timeouts(Some(100), Some(30));
+        check(all.clone(), &[READY, PROMPT], Some((40, Expired::Silence)));
+        check(
+            all.clone(),
+            &[READY, PROMPT, tool],
+            Some((110, Expired::Turn)),
+        );
+        check(
+            all,
+            &[READY, PROMPT, (90, Watch::bytes)],
+            Some((110, Expired::Turn)),
+        );
+    }
+
+    #[test]
+    fn a_cancelled_turn_has_only_the_cancels_deadline() {
+        let all = timeouts(Some(20), Some(10));
+        let cancel: Note = (12, Watch::cancel_sent);
+        check(
+            all.clone(),
+            &[READY, PROMPT, cancel],
+            Some((27, Expired::Cancel)),
+        );
+        check(
+            all.clone(),
+            &[
+                READY,
+                PROMPT,
+                cancel,
+                (20, Watch::cancel_sent),
+                (21, Watch::bytes),
+            ],
+            Some((27, Expired::Cancel)),
+        );
+        check(all.clone(), &[READY, cancel], None);
+        check(all, &[cancel], Some((60, Expired::Handshake)));
+    }
+}

@@ -1,0 +1,322 @@
+//! The arguments of one command, taken apart: flags in every spelling, operands, and every text
+//! that may be a path.
+//!
+//! Owns the spelling of flags: clusters (`-rf`), attached values (`-ofile`), `=`, abbreviations
+//! of long flags, what follows `--`. In doubt a word is both: a flag for conditions that forbid
+//! it, and a path for conditions on paths. Must not know rules or the file system.
+
+use super::command::Word;
+use super::grammar::Grammar;
+
+/// One use of a flag.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Use<'w> {
+    pub flag: Flag<'w>,
+    /// It stands behind a `--` that may or may not end the flags.
+    pub doubtful: bool,
+}
+
+/// A flag, without its value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Flag<'w> {
+    /// One letter of a cluster.
+    Short(char),
+    /// `--name`, as it was written.
+    Long(&'w str),
+    /// The whole word of a cluster, for flags such as `-exec` and `-vv`.
+    Whole(&'w str),
+}
+
+/// A text that may be a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Candidate<'w> {
+    /// The word that it stands in.
+    pub word: &'w Word,
+    /// Its place in the command.
+    pub index: usize,
+    /// Where it begins in the word: 0 is the whole word.
+    pub from: usize,
+    /// Only a guess: counts for what is forbidden, not for what is permitted.
+    pub guess: bool,
+}
+
+impl<'w> Candidate<'w> {
+    pub(super) fn text(&self) -> &'w str {
+        self.word.text.get(self.from..).unwrap_or_default()
+    }
+}
+
+/// Arguments, taken apart once.
+#[derive(Debug, Default)]
+pub(super) struct Arguments<'w> {
+    pub uses: Vec<Use<'w>>,
+    /// Words that are neither flags nor their values.
+    pub operands: usize,
+    pub candidates: Vec<Candidate<'w>>,
+    /// Every word that begins with `-`, for conditions that name all permitted ones.
+    pub flag_words: Vec<&'w Word>,
+    /// Every word.
+    pub words: &'w [Word],
+}
+
+/// Takes apart `words[start..]`.
+pub(super) fn parse<'w>(
+    grammar: Option<&'static Grammar>,
+    words: &'w [Word],
+    start: usize,
+) -> Arguments<'w> {
+    let start = start.min(words.len());
+    let mut parser = Parser {
+        grammar,
+        out: Arguments {
+            words: &words[start..],
+            ..Arguments::default()
+        },
+        ended: false,
+        value_of: None,
+        first_operand: None,
+    };
+    for (index, word) in words.iter().enumerate().skip(start) {
+        parser.word(index, word);
+    }
+    parser.finish()
+}
+
+struct Parser<'w> {
+    grammar: Option<&'static Grammar>,
+    out: Arguments<'w>,
+    /// A `--` has been seen.
+    ended: bool,
+    /// The next word is a flag's value; `true`: it is text.
+    value_of: Option<bool>,
+    /// The place of the first operand among the candidates.
+    first_operand: Option<usize>,
+}
+
+impl<'w> Parser<'w> {
+    fn word(&mut self, index: usize, word: &'w Word) {
+        let text = word.text.as_str();
+        if let Some(is_text) = self.value_of.take() {
+            if !is_text {
+                self.candidate(word, index, 0, false);
+            }
+            return;
+        }
+        if text == "--" && !word.live() && !self.ended {
+            self.ended = true;
+            return;
+        }
+        let dashed = text.len() > 1 && text.starts_with('-') && word.live_from != Some(0);
+        if dashed && !(self.ended && self.grammar.is_some_and(|g| g.dashes)) {
+            self.flag(index, word);
+            if !self.ended {
+                return;
+            }
+        }
+        self.operand(index, word);
+    }
+
+    fn operand(&mut self, index: usize, word: &'w Word) {
+        self.out.operands += 1;
+        if self.first_operand.is_none() {
+            self.first_operand = Some(self.out.candidates.len());
+        }
+        self.candidate(word, index, 0, false);
+        let colon = self.grammar.is_some_and(|g| g.colon_paths);
+        if let Some(at) = word.text.find('=') {
+            self.candidate(word, index, at + 1, true);
+        }
+        if let Some(at) = word.text.rfind(':').filter(|_| colon) {
+            self.candidate(word, index, at + 1, true);
+        }
+    }
+
+    fn candidate(&mut self, word: &'w Word, index: usize, from: usize, guess: bool) {
+        self.out.candidates.push(Candidate {
+            word,
+            index,
+            from,
+            guess,
+        });
+    }
+
+    fn used(&mut self, flag: Flag<'w>) {
+        let doubtful = self.ended;
+        self.out.uses.push(Use { flag, doubtful });
+    }
+
+    fn flag(&mut self, index: usize, word: &'w Word) {
+        let doubtful = self.ended;
+        if !doubtful {
+            self.out.flag_words.push(word);
+        }
+        let text = word.text.as_str();
+        if text.starts_with("--") {
+            self.long(index, word);
+            return;
+        }
+        self.used(Flag::Whole(text));
+        if self.grammar.is_some_and(|g| g.words) {
+            return;
+        }
+        for (at, letter) in text.char_indices().skip(1) {
+            let after = at + letter.len_utf8();
+            self.used(Flag::Short(letter));
+            let Some(grammar) = self.grammar else {
+                continue;
+            };
+            let optional = grammar.short_optional.contains(letter);
+            if !optional && !grammar.short_values.contains(letter) {
+                continue;
+            }
+            let is_text = grammar
+                .text_flags
+                .iter()
+                .any(|f| f.len() == 2 && f.ends_with(letter));
+            if after < text.len() {
+                if !is_text && !optional {
+                    self.candidate(word, index, after, false);
+                }
+            } else if !optional && !doubtful {
+                self.value_of = Some(is_text);
+            }
+            return;
+        }
+        // A value may be attached to any letter: what looks like a path counts as one.
+        if text.contains(['/', '~', '.']) {
+            self.candidate(word, index, 2, true);
+            let letters = text.find(['/', '~', '.']).unwrap_or(2);
+            self.candidate(word, index, letters, false);
+        }
+    }
+
+    fn long(&mut self, index: usize, word: &'w Word) {
+        let text = word.text.as_str();
+        let (name, value) = match text.find('=') {
+            Some(at) => (&text[..at], Some(at + 1)),
+            None => (word.fixed(), None),
+        };
+        self.used(Flag::Long(name));
+        let is_text = self.grammar.is_some_and(|g| g.text_flags.contains(&name));
+        match value {
+            Some(from) if !is_text => self.candidate(word, index, from, false),
+            // Not for abbreviations: `--binary` is a flag of its own beside `--binary-files`.
+            None if !self.ended && self.grammar.is_some_and(|g| g.long_values.contains(&name)) => {
+                self.value_of = Some(is_text);
+            }
+            _ => {}
+        }
+    }
+
+    fn finish(mut self) -> Arguments<'w> {
+        let pattern = self.grammar.and_then(|g| g.pattern_unless);
+        if let (Some(given), Some(first)) = (pattern, self.first_operand) {
+            let elsewhere = given
+                .iter()
+                .any(|flag| self.out.uses.iter().any(|u| matches(u.flag, flag)));
+            if !elsewhere {
+                let Candidate { word, index, .. } = self.out.candidates[first];
+                // A computed word may become a pattern and files.
+                if !word.glob && !word.live() {
+                    self.out.candidates.retain(|c| c.index != index);
+                }
+            }
+        }
+        self.out
+    }
+}
+
+/// Whether `written` is `flag` or an abbreviation of it, as getopt_long(3) and git accept.
+fn abbreviates(written: &str, flag: &str) -> bool {
+    written.len() > 2 && flag.starts_with(written)
+}
+
+/// Whether a use is the flag that a condition names: `-o`, `--output` or a whole word.
+pub(super) fn matches(used: Flag<'_>, condition: &str) -> bool {
+    match used {
+        Flag::Long(name) => condition.starts_with("--") && abbreviates(name, condition),
+        Flag::Short(letter) => {
+            let mut rest = condition.chars().skip(1);
+            rest.next() == Some(letter) && rest.next().is_none()
+        }
+        Flag::Whole(word) => word == condition,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::grammar;
+
+    fn words(text: &str) -> Vec<Word> {
+        text.split(' ').map(Word::literal).collect()
+    }
+
+    #[track_caller]
+    fn has(command: &str, flag: &str, expect: bool) {
+        let words = words(command);
+        let parsed = parse(grammar::of(&words[0].text), &words, 1);
+        let got = parsed.uses.iter().any(|u| matches(u.flag, flag));
+        assert_eq!(got, expect, "{command} has {flag}");
+    }
+
+    #[track_caller]
+    fn paths(command: &str, expect: &[&str]) {
+        let words = words(command);
+        let parsed = parse(grammar::of(&words[0].text), &words, 1);
+        let got: Vec<_> = parsed
+            .candidates
+            .iter()
+            .filter(|c| !c.guess)
+            .map(Candidate::text)
+            .collect();
+        assert_eq!(got, expect, "{command}");
+    }
+
+    #[test]
+    fn a_flag_is_found_in_every_spelling() {
+        has("sort -uo out names", "-o", true);
+        has("sort -oout names", "-o", true);
+        has("sort -k1o names", "-o", false);
+        has("sort -t o names", "-o", false);
+        has("sort --outp=x names", "--output", true);
+        has("sort --output x", "--output", true);
+        has("sort --reverse", "--output", false);
+        has("rm -r -f x", "-f", true);
+        has("rm -- -rf", "-r", false);
+        has("sort -k -- -o x", "-o", true);
+        has("git --ou x", "--output", true);
+        has("rg -tz x", "-z", false);
+        has("rg -nz x", "-z", true);
+        has("unknown -abc", "-c", true);
+        has("find . -okdir x", "-o", false);
+        has("sed -i.bak s/e/f/ x", "-e", false);
+    }
+
+    #[test]
+    fn a_flag_behind_untrusted_dashes_is_doubtful() {
+        let words = words("git -- --output=x");
+        let parsed = parse(grammar::of("git"), &words, 1);
+        assert!(parsed.uses.iter().any(|u| u.doubtful));
+        assert_eq!(parsed.operands, 1);
+    }
+
+    #[test]
+    fn every_text_that_may_be_a_path_is_a_candidate() {
+        paths("cat a -- -b", &["a", "-b"]);
+        paths("grep -rn pattern dir", &["dir"]);
+        paths("grep -e pattern dir", &["dir"]);
+        paths("grep -rf list dir", &["list", "dir"]);
+        paths("grep --fil list dir", &["list", "dir"]);
+        paths("grep --binary x .env", &[".env"]);
+        paths("grep -A 3 pattern dir", &["3", "dir"]);
+        paths("rg --files dir", &["dir"]);
+        paths("sed -i /x/d file", &["file"]);
+        paths("sort -T/tmp x", &["/tmp", "x"]);
+        paths("ls --x=/etc", &["/etc"]);
+        paths("unknown -f/etc/passwd", &["/etc/passwd"]);
+        paths("unknown -f../x", &["../x"]);
+        paths("find . -newer /etc/passwd", &[".", "/etc/passwd"]);
+        paths("uniq -f 1 names", &["1", "names"]);
+    }
+}

@@ -1,0 +1,230 @@
+//! The directories that each command of a line may run in.
+//!
+//! Owns the following of `cd` through `&&`, `||`, `;` and pipes: which directories are possible
+//! when a command begins, given that a `cd` before it may have failed or never run. Must not
+//! know rules.
+
+use super::command::{Command, Join, Word};
+use super::fact::Cwd;
+use super::path::{Walker, lexical};
+use crate::limits;
+
+/// Possible directories; `None`: anything is possible.
+type Set = Option<Vec<Cwd>>;
+
+/// Follows the directory along a command line.
+pub(super) struct Track<'w, 'a> {
+    walker: &'w Walker<'a>,
+    /// When the and-or list so far has succeeded.
+    ok: Set,
+    /// When it has failed.
+    failed: Set,
+}
+
+/// The directory that a request begins in; empty: unknown.
+pub(super) fn start(walker: &Walker<'_>, path: Option<&str>) -> Vec<Cwd> {
+    let cwd = path.map(|path| {
+        let walked = walker.walk("/", path);
+        Cwd {
+            logical: lexical("/", path),
+            physical: walked.path,
+            left: walked.left,
+        }
+    });
+    cwd.into_iter().collect()
+}
+
+impl<'w, 'a> Track<'w, 'a> {
+    pub(super) fn new(walker: &'w Walker<'a>, path: Option<&str>) -> Self {
+        Self {
+            walker,
+            ok: path.map(|_| start(walker, path)),
+            failed: Some(Vec::new()),
+        }
+    }
+
+    /// The directories that `command` may run in; empty: unknown. `piped` says that it is one
+    /// stage of several, and so in a shell of its own.
+    pub(super) fn enter(&mut self, command: &Command, piped: bool) -> Vec<Cwd> {
+        let from = match command.join {
+            Join::Then => {
+                self.ok = union(self.ok.take(), self.failed.take());
+                self.failed = Some(Vec::new());
+                self.ok.clone()
+            }
+            Join::Or => self.failed.clone(),
+            Join::And | Join::Pipe => self.ok.clone(),
+        };
+        // A command that can never run is judged as if it could.
+        let from = match from {
+            Some(set) if set.is_empty() => union(self.ok.clone(), self.failed.clone()),
+            other => other,
+        };
+        let (done, undone) = match command.words.first() {
+            Some(word) if !piped && word.text == "cd" => self.cd(&from, &command.words[1..]),
+            Some(word) if !piped && moves(word) => (None, None),
+            _ => (from.clone(), from.clone()),
+        };
+        match command.join {
+            Join::Or => {
+                self.ok = union(self.ok.take(), done);
+                self.failed = undone;
+            }
+            Join::And => {
+                self.ok = done;
+                self.failed = union(self.failed.take(), undone);
+            }
+            Join::Then | Join::Pipe => {
+                self.ok = done;
+                self.failed = undone;
+            }
+        }
+        from.unwrap_or_default()
+    }
+
+    /// Where `cd` leads if it succeeds, and where the shell stays if it fails.
+    fn cd(&self, from: &Set, arguments: &[Word]) -> (Set, Set) {
+        let mut operands = arguments
+            .iter()
+            .filter(|w| !matches!(w.text.as_str(), "-P" | "-L" | "--"));
+        let target = match (operands.next(), operands.next()) {
+            (Some(word), None) if !word.live() && !word.glob && !word.text.starts_with('-') => word,
+            _ => return (None, None),
+        };
+        let text = if target.tilde {
+            format!("{}{}", self.walker.place.home, &target.text[1..])
+        } else {
+            target.text.clone()
+        };
+        let Some(from) = from else {
+            return (None, None);
+        };
+        let mut done = Vec::new();
+        let mut certain = true;
+        for cwd in from {
+            // By default bash goes up by name, with -P or as a last resort by the real tree.
+            let logical = lexical(&cwd.logical, &text);
+            let by_name = self.walker.walk("/", &logical);
+            let real = self.walker.walk(&cwd.physical, &text);
+            certain &= by_name.directory && real.directory;
+            let real = Cwd {
+                logical: real.path.clone(),
+                left: real.left || cwd.left && !text.starts_with('/'),
+                physical: real.path,
+            };
+            let by_name = Cwd {
+                logical,
+                physical: by_name.path,
+                left: by_name.left,
+            };
+            if by_name.physical != real.physical || by_name.left != real.left {
+                done.push(real);
+            }
+            done.push(by_name);
+        }
+        let stays = if certain { Vec::new() } else { from.clone() };
+        (union(Some(done), Some(Vec::new())), Some(stays))
+    }
+}
+
+/// Programs that move the shell in ways that are not followed.
+fn moves(word: &Word) -> bool {
+    word.live()
+        || matches!(
+            word.text.as_str(),
+            "pushd" | "popd" | "source" | "." | "eval" | "builtin" | "command"
+        )
+}
+
+fn union(a: Set, b: Set) -> Set {
+    let (mut all, more) = (a?, b?);
+    for cwd in more {
+        if !all.contains(&cwd) {
+            all.push(cwd);
+        }
+    }
+    all.dedup();
+    (all.len() <= limits::POLICY_CWDS).then_some(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::path::{Look, Place, Resolver};
+    use crate::policy::strict;
+
+    /// `src` and `a/b` are directories, `deep -> a/b`; nothing else exists.
+    struct Tree;
+
+    impl Resolver for Tree {
+        fn look(&self, path: &str) -> Look {
+            match path {
+                "/w/src" | "/w/a" | "/w/a/b" => Look::Directory,
+                "/w/deep" => Look::Link("a/b".to_owned()),
+                _ => Look::Missing,
+            }
+        }
+
+        fn links(&self, _: &str) -> Option<Vec<String>> {
+            None
+        }
+    }
+
+    /// The directories in which the last command may run, sorted.
+    #[track_caller]
+    fn check(text: &str, expect: &[&str]) {
+        let walker = Walker::new(Place {
+            workspace: "/w",
+            home: "/h",
+            cwd: Some("/w"),
+            resolver: &Tree,
+        });
+        let commands = strict::read(text).expect("plain");
+        let mut track = Track::new(&walker, Some("/w"));
+        let mut last = Vec::new();
+        for (i, command) in commands.iter().enumerate() {
+            let next = commands.get(i + 1).is_some_and(|c| c.join == Join::Pipe);
+            last = track.enter(command, next || command.join == Join::Pipe);
+        }
+        let mut got: Vec<_> = last.iter().map(|c| c.physical.as_str()).collect();
+        got.sort_unstable();
+        assert_eq!(got, expect, "{text}");
+    }
+
+    #[test]
+    fn a_directory_is_followed_as_far_as_it_is_certain() {
+        check("ls", &["/w"]);
+        check("cd src && ls", &["/w/src"]);
+        check("cd src; ls", &["/w/src"]);
+        check("cd src && ls && cd .. && pwd", &["/w"]);
+        check("cd new && ls", &["/w/new"]);
+        check("cd new; ls", &["/w", "/w/new"]);
+        check("cd new || ls", &["/w"]);
+        check("false && cd src; ls", &["/w", "/w/src"]);
+        check("true || cd src && ls", &["/w", "/w/src"]);
+        check("cd src | ls", &["/w"]);
+        check("cd src | ls; ls", &["/w"]);
+        check("cd ~ && ls", &["/h"]);
+        check("cd /etc && ls", &["/etc"]);
+    }
+
+    #[test]
+    fn going_up_from_a_link_has_two_answers() {
+        check("cd deep && cd .. && ls", &["/w", "/w/a"]);
+        check("cd deep/.. && ls", &["/w", "/w/a"]);
+    }
+
+    #[test]
+    fn what_is_not_followed_makes_the_directory_unknown() {
+        for text in [
+            "cd - && ls",
+            "cd && ls",
+            "cd a b && ls",
+            "pushd src && ls",
+            "cd -e src && ls",
+        ] {
+            check(text, &[]);
+        }
+        check("cd a; cd x1; cd x2; cd x3; ls", &[]);
+    }
+}

@@ -1,0 +1,149 @@
+//! A policy file as it is written: its keys and nothing else.
+//!
+//! Owns the names of keys. An unknown key is an error that names it, because a condition that is
+//! silently ignored widens a rule. Must not know what conditions mean.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::Deserialize;
+use serde::de::{Deserializer, Error, SeqAccess, Visitor};
+
+/// The whole file.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Document {
+    pub schema: u32,
+    pub name: String,
+    #[serde(default)]
+    pub extends: Vec<String>,
+    pub default: Option<String>,
+    pub unknown_tool: Option<String>,
+    pub ask_as: Option<String>,
+    #[serde(default)]
+    pub limits: LimitsText,
+    #[serde(default)]
+    pub paths: BTreeMap<String, Vec<String>>,
+    #[serde(default)]
+    pub shell: ShellText,
+    #[serde(default)]
+    pub ask: AskText,
+    #[serde(default, rename = "rule")]
+    pub rules: Vec<RuleText>,
+}
+
+/// `[limits]`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct LimitsText {
+    pub max_bytes: Option<usize>,
+    pub max_commands: Option<usize>,
+}
+
+/// `[shell]`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ShellText {
+    pub dynamic: Option<String>,
+    pub env_allow: Option<Vec<String>>,
+    pub transparent: Option<Vec<String>>,
+    pub glob_programs: Option<Vec<String>>,
+    pub trusted_dirs: Option<Vec<String>>,
+    #[serde(default)]
+    pub redirect: RedirectText,
+}
+
+/// `[shell] redirect`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RedirectText {
+    pub dev_null: Option<String>,
+    pub fd_dup: Option<String>,
+    pub read: Option<String>,
+    pub write_inside: Option<String>,
+    pub write_outside: Option<String>,
+    pub write_protected: Option<String>,
+}
+
+/// `[ask]`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct AskText {
+    pub timeout_s: Option<u64>,
+    pub on_timeout: Option<String>,
+}
+
+/// `[[rule]]`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RuleText {
+    pub id: String,
+    pub decision: String,
+    pub tool: OneOrMore,
+    pub argv: Option<Vec<OneOrMore>>,
+    pub exact: Option<Vec<String>>,
+    pub globals: Option<Vec<String>>,
+    pub paths: Option<String>,
+    pub path: Option<String>,
+    pub any_path: Option<String>,
+    pub not_flags: Option<Vec<String>>,
+    pub any_flags: Option<Vec<String>>,
+    pub all_flags: Option<Vec<OneOrMore>>,
+    pub only_flags: Option<Vec<String>>,
+    pub not_words: Option<Vec<String>>,
+    pub any_word: Option<String>,
+    pub min_operands: Option<usize>,
+    pub max_operands: Option<usize>,
+    pub operands_need: Option<String>,
+    pub unless: Option<UnlessText>,
+    pub url: Option<OneOrMore>,
+    pub reason: Option<String>,
+    #[serde(default, rename = "match")]
+    pub matches: Vec<String>,
+    #[serde(default)]
+    pub not_match: Vec<String>,
+}
+
+/// `unless = { paths = "scratch" }`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct UnlessText {
+    pub paths: Option<String>,
+}
+
+/// A string, or a list of alternatives.
+#[derive(Debug, Default, Clone)]
+pub(super) struct OneOrMore(pub Vec<String>);
+
+impl<'de> Deserialize<'de> for OneOrMore {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Words;
+
+        impl<'de> Visitor<'de> for Words {
+            type Value = OneOrMore;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string or a list of strings")
+            }
+
+            fn visit_str<E: Error>(self, word: &str) -> Result<OneOrMore, E> {
+                Ok(OneOrMore(vec![word.to_owned()]))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<OneOrMore, A::Error> {
+                let mut words = Vec::new();
+                while let Some(word) = seq.next_element::<String>()? {
+                    words.push(word);
+                }
+                if words.is_empty() {
+                    return Err(A::Error::custom(
+                        "an empty list of alternatives matches nothing",
+                    ));
+                }
+                Ok(OneOrMore(words))
+            }
+        }
+
+        deserializer.deserialize_any(Words)
+    }
+}

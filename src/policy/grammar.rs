@@ -1,0 +1,277 @@
+//! What is known of single programs: which flags take a value, which operand is a pattern, what
+//! may stand before a subcommand.
+//!
+//! Owns facts about programs, from their manual pages, for those that policies name most. A
+//! program that is not here is read with suspicion: every word counts as a possible path and
+//! every letter behind `-` as a possible flag. Must not know rules.
+
+/// How a program reads its arguments.
+#[derive(Debug)]
+pub(super) struct Grammar {
+    /// Letters of short flags that need a value, attached or as the next word.
+    pub short_values: &'static str,
+    /// Letters of short flags whose attached rest is their value; they never take the next word.
+    pub short_optional: &'static str,
+    /// Long flags that need a value: after `=` or as the next word.
+    pub long_values: &'static [&'static str],
+    /// Flags of any kind whose value is text, never a path.
+    pub text_flags: &'static [&'static str],
+    /// The first operand is a pattern or a script, unless one of these flags gives it.
+    pub pattern_unless: Option<&'static [&'static str]>,
+    /// `--` ends the flags for certain: no flag can swallow it.
+    pub dashes: bool,
+    /// Its first operand is a subcommand.
+    pub subcommand: bool,
+    /// Flags before the subcommand that take the next word as value.
+    pub global_values: &'static [&'static str],
+    /// Its words that begin with `-` are no clusters of letters (`find -name`).
+    pub words: bool,
+    /// A word `REV:PATH` names a path behind its colon.
+    pub colon_paths: bool,
+}
+
+const PLAIN: Grammar = Grammar {
+    short_values: "",
+    short_optional: "",
+    long_values: &[],
+    text_flags: &[],
+    pattern_unless: None,
+    dashes: false,
+    subcommand: false,
+    global_values: &[],
+    words: false,
+    colon_paths: false,
+};
+
+const LS: Grammar = Grammar {
+    short_values: "ITw",
+    long_values: &[
+        "--ignore",
+        "--tabsize",
+        "--width",
+        "--block-size",
+        "--sort",
+        "--time",
+    ],
+    ..PLAIN
+};
+const HEAD: Grammar = Grammar {
+    short_values: "cns",
+    long_values: &["--lines", "--bytes", "--pid", "--sleep-interval"],
+    ..PLAIN
+};
+const GREP: Grammar = Grammar {
+    short_values: "ABCDdefm",
+    long_values: &[
+        "--regexp",
+        "--file",
+        "--max-count",
+        "--after-context",
+        "--before-context",
+        "--context",
+        "--include",
+        "--exclude",
+        "--exclude-dir",
+        "--exclude-from",
+        "--label",
+        "--devices",
+        "--directories",
+        "--binary-files",
+    ],
+    text_flags: &["-e", "--regexp", "--exclude", "--exclude-dir", "--label"],
+    pattern_unless: Some(&["-e", "-f", "--regexp", "--file"]),
+    ..PLAIN
+};
+const RG: Grammar = Grammar {
+    short_values: "ABCETMdefgjmrt",
+    long_values: &[
+        "--regexp",
+        "--file",
+        "--glob",
+        "--iglob",
+        "--type",
+        "--type-not",
+        "--max-count",
+        "--after-context",
+        "--before-context",
+        "--context",
+        "--replace",
+        "--max-depth",
+        "--threads",
+        "--sort",
+        "--sortr",
+        "--max-columns",
+        "--color",
+        "--colors",
+        "--encoding",
+        "--ignore-file",
+        "--pre",
+        "--pre-glob",
+        "--hostname-bin",
+    ],
+    text_flags: &["-e", "--regexp", "-r", "--replace"],
+    pattern_unless: Some(&["-e", "-f", "--regexp", "--file", "--files", "--type-list"]),
+    ..PLAIN
+};
+const DIFF: Grammar = Grammar {
+    short_values: "CUIxXFDLSW",
+    long_values: &[
+        "--label",
+        "--exclude",
+        "--ignore-matching-lines",
+        "--exclude-from",
+    ],
+    text_flags: &["-L", "--label", "-I", "--ignore-matching-lines"],
+    ..PLAIN
+};
+const SORT: Grammar = Grammar {
+    short_values: "koStT",
+    long_values: &[
+        "--key",
+        "--output",
+        "--buffer-size",
+        "--field-separator",
+        "--temporary-directory",
+        "--batch-size",
+        "--compress-program",
+        "--files0-from",
+        "--parallel",
+        "--random-source",
+    ],
+    text_flags: &["-t", "--field-separator"],
+    ..PLAIN
+};
+const UNIQ: Grammar = Grammar {
+    short_values: "fsw",
+    long_values: &["--skip-fields", "--skip-chars", "--check-chars"],
+    ..PLAIN
+};
+const SED: Grammar = Grammar {
+    short_values: "efl",
+    short_optional: "i",
+    long_values: &["--expression", "--file", "--line-length"],
+    text_flags: &["-e", "--expression"],
+    pattern_unless: Some(&["-e", "-f", "--expression", "--file"]),
+    ..PLAIN
+};
+const FIND: Grammar = Grammar {
+    words: true,
+    ..PLAIN
+};
+const GIT: Grammar = Grammar {
+    text_flags: &[
+        "--grep",
+        "--author",
+        "--committer",
+        "--since",
+        "--until",
+        "--after",
+        "--before",
+        "--format",
+        "--pretty",
+        "--date",
+        "--message",
+    ],
+    subcommand: true,
+    global_values: &[
+        "-C",
+        "-c",
+        "--git-dir",
+        "--work-tree",
+        "--namespace",
+        "--exec-path",
+        "--super-prefix",
+        "--config-env",
+        "--attr-source",
+        "--list-cmds",
+    ],
+    colon_paths: true,
+    ..PLAIN
+};
+const CARGO: Grammar = Grammar {
+    short_values: "pjFZC",
+    long_values: &[
+        "--package",
+        "--features",
+        "--target",
+        "--jobs",
+        "--profile",
+        "--manifest-path",
+        "--target-dir",
+        "--config",
+        "--format-version",
+        "--message-format",
+        "--color",
+        "--bin",
+        "--test",
+        "--example",
+        "--bench",
+        "--exclude",
+    ],
+    dashes: true,
+    subcommand: true,
+    global_values: &["--config", "-C", "-Z", "--color", "--manifest-path"],
+    ..PLAIN
+};
+const NPM: Grammar = Grammar {
+    dashes: true,
+    subcommand: true,
+    global_values: &[
+        "--prefix",
+        "-C",
+        "--registry",
+        "--workspace",
+        "-w",
+        "--userconfig",
+        "--cache",
+        "--loglevel",
+    ],
+    ..PLAIN
+};
+const RM: Grammar = Grammar {
+    dashes: true,
+    ..PLAIN
+};
+const COPY: Grammar = Grammar {
+    short_values: "tSgmo",
+    long_values: &[
+        "--target-directory",
+        "--suffix",
+        "--mode",
+        "--owner",
+        "--group",
+        "--reference",
+    ],
+    ..PLAIN
+};
+const TOUCH: Grammar = Grammar {
+    short_values: "drts",
+    long_values: &["--date", "--reference", "--time", "--size"],
+    text_flags: &["-d", "--date"],
+    ..PLAIN
+};
+
+/// The grammar of a program, by its name without a directory.
+pub(super) fn of(program: &str) -> Option<&'static Grammar> {
+    Some(match program {
+        "cat" | "wc" | "cd" | "echo" | "pwd" | "true" | "false" | "tee" | "chmod" | "chown" => {
+            &PLAIN
+        }
+        "ls" => &LS,
+        "head" | "tail" => &HEAD,
+        "grep" | "egrep" | "fgrep" => &GREP,
+        "rg" => &RG,
+        "diff" => &DIFF,
+        "sort" => &SORT,
+        "uniq" => &UNIQ,
+        "sed" | "gsed" => &SED,
+        "find" => &FIND,
+        "git" => &GIT,
+        "cargo" => &CARGO,
+        "npm" | "pnpm" | "yarn" => &NPM,
+        "rm" | "rmdir" => &RM,
+        "cp" | "mv" | "ln" | "install" | "mkdir" => &COPY,
+        "touch" | "truncate" => &TOUCH,
+        _ => return None,
+    })
+}

@@ -1,0 +1,165 @@
+//! Judges what agents ask for: allow, ask a person, deny.
+//!
+//! Floor 1, pure: reads no file (a [`Resolver`] answers questions about links), knows no
+//! protocol (an [`extract::Extractor`] turns a tool call into a [`Request`]) and no clock.
+//!
+//! A command text goes through two readers. The strict one recognises unambiguous bash; only
+//! what it accepts can be allowed by a rule. The tolerant one finds commands wherever they hide;
+//! rules that deny or ask see all of them. Rules never see the raw text, and the most severe
+//! verdict wins: deny, then ask, then allow, whatever the order of rules.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use crate::model::{Claimed, DecidedBy, Decision, OnTimeout};
+
+mod arguments;
+mod command;
+mod compile;
+mod cwd;
+mod document;
+mod error;
+mod examples;
+pub mod extract;
+mod fact;
+mod grammar;
+mod index;
+mod judge;
+mod load;
+mod path;
+mod request;
+mod rule;
+mod scan;
+mod sets;
+mod shell;
+mod strict;
+mod url;
+mod wrap;
+
+pub use error::LoadError;
+pub use load::Find;
+pub use path::{Look, NoLinks, Place, Resolver};
+pub use request::{Facts, Judgement, Part, Request, Target, ToolClass};
+pub use sets::PatternError;
+
+/// The policies that come with the program. `guard` is only for `extends`.
+const BUILTIN: &[(&str, &str)] = &[
+    ("developer", include_str!("builtin/developer.toml")),
+    ("guard", include_str!("builtin/guard.toml")),
+];
+
+/// The text of a policy that comes with the program.
+pub fn builtin_text(name: &str) -> Option<&'static str> {
+    BUILTIN
+        .iter()
+        .find(|(n, _)| *n == name)
+        .map(|(_, text)| *text)
+}
+
+fn builtin_names() -> String {
+    let names: Vec<_> = BUILTIN
+        .iter()
+        .map(|(name, _)| format!("`builtin:{name}`"))
+        .collect();
+    names.join(", ")
+}
+
+/// A loaded policy. Immutable; shared behind an `Arc`.
+#[derive(Debug)]
+pub struct Policy {
+    name: String,
+    default: Decision,
+    unknown_tool: Decision,
+    ask_as: Decision,
+    max_bytes: usize,
+    max_commands: usize,
+    ask_timeout: Option<Duration>,
+    on_timeout: Option<OnTimeout>,
+    has_guard: bool,
+    shell: load::Shell,
+    secrets: usize,
+    protected: usize,
+    sets: Vec<sets::PathSet>,
+    rules: Vec<rule::Rule>,
+    index: index::Index,
+}
+
+impl Policy {
+    /// The policy that comes with the program under this name, if there is one. `guard` has no
+    /// default and is no policy by itself.
+    pub fn builtin(name: &str) -> Option<Self> {
+        let none = |name: &str| {
+            Err(format!(
+                "there is no file `{name}` beside a built-in policy"
+            ))
+        };
+        Self::load(builtin_text(name)?, name, &none).ok()
+    }
+
+    /// Reads and checks a policy: keys, values, patterns, the rules' own examples. `name` is what
+    /// errors call it; `find` gives the texts of files that it extends, by the name in
+    /// `extends` (a relative path without `..`). A policy is loaded whole or not at all.
+    pub fn load(text: &str, name: &str, find: &Find<'_>) -> Result<Self, LoadError> {
+        load::load(text, name, find)
+    }
+
+    /// Its own `name`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether it extends `builtin:guard`, directly or not.
+    pub fn has_guard(&self) -> bool {
+        self.has_guard
+    }
+
+    /// How long it lets an ask wait, if it says so.
+    pub fn ask_timeout(&self) -> Option<Duration> {
+        self.ask_timeout
+    }
+
+    /// What follows when nobody answers, if it says so.
+    pub fn on_timeout(&self) -> Option<OnTimeout> {
+        self.on_timeout
+    }
+
+    /// The number of its rules, those of extended policies included.
+    pub fn rules(&self) -> usize {
+        self.rules.len()
+    }
+
+    /// The ids of its rules, those of extended policies first.
+    pub fn rule_ids(&self) -> impl Iterator<Item = &str> {
+        self.rules.iter().map(|rule| &*rule.id)
+    }
+
+    /// Judges a request. Never fails: what cannot be judged is denied. What the agent claims can
+    /// only raise the severity.
+    pub fn decide(&self, request: &Request, claimed: &Claimed, at: &Place<'_>) -> Judgement {
+        // A bug in a reader must not become an answer, nor end the caller.
+        catch_unwind(AssertUnwindSafe(|| {
+            judge::judge(self, request, claimed, at)
+        }))
+        .unwrap_or_else(|_| {
+            judge::error(
+                "engine_error",
+                "the policy engine failed on this request; it is denied",
+            )
+        })
+    }
+}
+
+impl Judgement {
+    /// The judgement of a request that never reached the rules: a deny with a name
+    /// (`too_large`, `no_workspace`) and a reason.
+    pub fn refused(name: &str, reason: &str) -> Self {
+        judge::error(name, reason)
+    }
+}
+
+impl DecidedBy {
+    /// Who decided, for a judgement made by rules or by their absence.
+    const fn of(named: bool) -> Self {
+        if named { Self::Policy } else { Self::Default }
+    }
+}

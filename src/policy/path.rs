@@ -1,0 +1,343 @@
+//! Where a path leads: walked component by component, through links, below workspace and home.
+//!
+//! Owns the walking: joining with the current directory, `.` and `..`, the targets of links
+//! (which are paths inside the sandbox), the bounds. What a component is comes from a
+//! [`Resolver`]; this module reads no file itself.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+
+use crate::limits;
+
+/// The longest path that the kernel takes (limits.h).
+const PATH_MAX: usize = 4096;
+
+/// What stands at a path, its last component not followed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Look {
+    /// A directory.
+    Directory,
+    /// Anything else that is no symbolic link.
+    File,
+    /// A symbolic link, with its target as readlink(2) gives it.
+    Link(String),
+    /// Nothing.
+    Missing,
+    /// It cannot be told: counts as outside of everything.
+    Unresolved,
+}
+
+/// Answers what single components are. In production each question is one `fstatat` without
+/// following, and a `readlinkat`, below an `O_PATH` descriptor of the workspace or the home.
+pub trait Resolver {
+    /// What stands at `path`: an absolute path inside the sandbox, below the workspace or the
+    /// home, without `.`, `..` or doubled slashes, of whose parents none is a link. The last
+    /// component is not followed.
+    fn look(&self, path: &str) -> Look;
+
+    /// The names of the symbolic links directly in the directory `path` (a path as for
+    /// [`Resolver::look`], or a root itself). `None` if they cannot be listed, or are more than the caller
+    /// wants to read; patterns in that directory are then not allowed by a rule. A missing
+    /// directory has none.
+    fn links(&self, path: &str) -> Option<Vec<String>>;
+}
+
+/// A file system without links, for checking policies and requests away from any workspace.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NoLinks;
+
+impl Resolver for NoLinks {
+    fn look(&self, _: &str) -> Look {
+        Look::Missing
+    }
+
+    fn links(&self, _: &str) -> Option<Vec<String>> {
+        Some(Vec::new())
+    }
+}
+
+/// Where a request is made. All paths are those that the agent sees, absolute and canonical.
+#[derive(Clone, Copy)]
+pub struct Place<'a> {
+    /// The root of the workspace (`/workspace`).
+    pub workspace: &'a str,
+    /// The home directory (`/home/agent`).
+    pub home: &'a str,
+    /// The directory that a command starts in; `None`: not known, and then no rule allows a
+    /// relative path.
+    pub cwd: Option<&'a str>,
+    /// Answers what components are.
+    pub resolver: &'a dyn Resolver,
+}
+
+/// Where a walk ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Walked {
+    /// The path after links, absolute.
+    pub path: String,
+    /// It left workspace and home (or their parents), or could not be followed.
+    pub left: bool,
+    /// What stands there, if it was looked at.
+    pub directory: bool,
+}
+
+/// Walks paths for one decision and remembers what it saw.
+pub(super) struct Walker<'a> {
+    pub place: Place<'a>,
+    seen: RefCell<HashMap<String, Look>>,
+    left: Cell<usize>,
+}
+
+impl<'a> Walker<'a> {
+    pub(super) fn new(place: Place<'a>) -> Self {
+        Self {
+            place,
+            seen: RefCell::default(),
+            left: Cell::new(limits::POLICY_LOOKUPS),
+        }
+    }
+
+    fn look(&self, path: &str) -> Look {
+        if let Some(seen) = self.seen.borrow().get(path) {
+            return seen.clone();
+        }
+        let Some(left) = self.left.get().checked_sub(1) else {
+            return Look::Unresolved;
+        };
+        self.left.set(left);
+        let look = self.place.resolver.look(path);
+        self.seen.borrow_mut().insert(path.to_owned(), look.clone());
+        look
+    }
+
+    /// Whether a path is the workspace or below it.
+    pub(super) fn inside(&self, path: &str) -> bool {
+        is_below(path, self.place.workspace)
+    }
+
+    fn root_of(&self, path: &str) -> Position {
+        let roots = [self.place.workspace, self.place.home];
+        if roots.contains(&path) || roots.iter().any(|root| is_below(root, path)) {
+            Position::Above
+        } else if roots.iter().any(|root| is_below(path, root)) {
+            Position::Below
+        } else {
+            Position::Elsewhere
+        }
+    }
+
+    /// The names of links in a directory that a walk has reached.
+    pub(super) fn links(&self, directory: &str) -> Option<Vec<String>> {
+        let left = self.left.get().checked_sub(1)?;
+        self.left.set(left);
+        self.place.resolver.links(directory)
+    }
+
+    /// Follows `path` from the directory `base`, which is absolute and already walked.
+    pub(super) fn walk(&self, base: &str, path: &str) -> Walked {
+        let mut at = if path.starts_with('/') {
+            String::new()
+        } else {
+            trimmed(base).to_owned()
+        };
+        let mut out = Walked {
+            path: String::new(),
+            left: path.len() > PATH_MAX
+                || !at.is_empty() && self.root_of(&at) == Position::Elsewhere,
+            directory: true,
+        };
+        let mut todo: Vec<String> = Vec::new();
+        push_components(&mut todo, path);
+        let mut links = 0;
+        // The length of `at` beyond which nothing exists.
+        let mut missing: Option<usize> = None;
+        while let Some(component) = todo.pop() {
+            if component == ".." {
+                at.truncate(at.rfind('/').unwrap_or(0));
+                missing = missing.filter(|&length| at.len() > length);
+                out.directory = missing.is_none();
+                continue;
+            }
+            let parent = at.len();
+            at.push('/');
+            at.push_str(&component);
+            match self.root_of(&at) {
+                Position::Above => {}
+                Position::Elsewhere => {
+                    out.left = true;
+                    out.directory = false;
+                }
+                Position::Below if missing.is_some() || out.left => out.directory = false,
+                Position::Below => match self.look(&at) {
+                    Look::Directory => out.directory = true,
+                    Look::File | Look::Missing => {
+                        missing = Some(parent);
+                        out.directory = false;
+                    }
+                    Look::Unresolved => {
+                        out.left = true;
+                        out.directory = false;
+                    }
+                    Look::Link(target) => {
+                        links += 1;
+                        at.truncate(if target.starts_with('/') { 0 } else { parent });
+                        if links > limits::POLICY_LINKS || target.is_empty() {
+                            out.left = true;
+                        } else {
+                            push_components(&mut todo, &target);
+                        }
+                    }
+                },
+            }
+        }
+        out.path = if at.is_empty() { "/".to_owned() } else { at };
+        out
+    }
+}
+
+#[derive(PartialEq, Eq)]
+enum Position {
+    /// A root, or a directory above one: exists and is no link.
+    Above,
+    /// Below a root.
+    Below,
+    /// Neither.
+    Elsewhere,
+}
+
+/// Puts a path's components on the stack, the first one on top.
+fn push_components(todo: &mut Vec<String>, path: &str) {
+    let parts = path.split('/').rev().filter(|c| !matches!(*c, "" | "."));
+    todo.extend(parts.map(str::to_owned));
+}
+
+fn trimmed(path: &str) -> &str {
+    path.trim_end_matches('/')
+}
+
+/// Whether `path` is `root` or below it.
+pub(super) fn is_below(path: &str, root: &str) -> bool {
+    let root = trimmed(root);
+    path.strip_prefix(root)
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+/// The path as it is written, joined with `base`, without looking at links.
+pub(super) fn lexical(base: &str, path: &str) -> String {
+    let mut at = if path.starts_with('/') {
+        String::new()
+    } else {
+        trimmed(base).to_owned()
+    };
+    for component in path.split('/') {
+        match component {
+            "" | "." => {}
+            ".." => at.truncate(at.rfind('/').unwrap_or(0)),
+            name => {
+                at.push('/');
+                at.push_str(name);
+            }
+        }
+    }
+    if at.is_empty() { "/".to_owned() } else { at }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `src` and `a/b/c` are directories, `in -> src`, `out -> /etc`, `deep -> a/b/c`,
+    /// `loop -> loop`, `back -> ../..`, `abs -> /workspace/src`.
+    struct Tree;
+
+    impl Resolver for Tree {
+        fn look(&self, path: &str) -> Look {
+            match path {
+                "/workspace/src" | "/workspace/a" | "/workspace/a/b" | "/workspace/a/b/c" => {
+                    Look::Directory
+                }
+                "/workspace/in" => Look::Link("src".to_owned()),
+                "/workspace/out" => Look::Link("/etc".to_owned()),
+                "/workspace/abs" => Look::Link("/workspace/src".to_owned()),
+                "/workspace/deep" => Look::Link("a/b/c/".to_owned()),
+                "/workspace/loop" => Look::Link("loop".to_owned()),
+                "/workspace/src/back" => Look::Link("../..".to_owned()),
+                "/workspace/file" => Look::File,
+                "/workspace/sick" => Look::Unresolved,
+                _ => Look::Missing,
+            }
+        }
+
+        fn links(&self, _: &str) -> Option<Vec<String>> {
+            None
+        }
+    }
+
+    #[track_caller]
+    fn check(path: &str, expect: &str, left: bool) {
+        let walker = Walker::new(Place {
+            workspace: "/workspace",
+            home: "/home/agent",
+            cwd: None,
+            resolver: &Tree,
+        });
+        let walked = walker.walk("/workspace", path);
+        assert_eq!(
+            (walked.path.as_str(), walked.left),
+            (expect, left),
+            "{path}"
+        );
+    }
+
+    #[test]
+    fn a_path_is_followed_as_the_kernel_follows_it() {
+        check("src/x", "/workspace/src/x", false);
+        check("./src/../y", "/workspace/y", false);
+        check("", "/workspace", false);
+        check("in/main.rs", "/workspace/src/main.rs", false);
+        check("abs/main.rs", "/workspace/src/main.rs", false);
+        check("out/passwd", "/etc/passwd", true);
+        check("deep/../x", "/workspace/a/b/x", false);
+        check("src/back/x", "/x", true);
+        check("src/back/workspace/x", "/workspace/x", false);
+        check("new/../out/x", "/etc/x", true);
+        check("file/../out/x", "/etc/x", true);
+        check("new/deeper/../../in/x", "/workspace/src/x", false);
+        check("/workspace-evil/x", "/workspace-evil/x", true);
+        check("../workspace/src", "/workspace/src", false);
+        check("/home/agent/.ssh", "/home/agent/.ssh", false);
+        check("/home", "/home", false);
+        check("//etc///passwd", "/etc/passwd", true);
+    }
+
+    #[test]
+    fn what_cannot_be_followed_has_left() {
+        check("loop/x", "/workspace/x", true);
+        check("sick/x", "/workspace/sick/x", true);
+        check("/tmp/../workspace/src", "/workspace/src", true);
+    }
+
+    #[test]
+    fn questions_are_bounded() {
+        struct Endless;
+        impl Resolver for Endless {
+            fn look(&self, _: &str) -> Look {
+                Look::Directory
+            }
+            fn links(&self, _: &str) -> Option<Vec<String>> {
+                None
+            }
+        }
+        let walker = Walker::new(Place {
+            workspace: "/w",
+            home: "/h",
+            cwd: None,
+            resolver: &Endless,
+        });
+        assert!(
+            walker
+                .walk("/w", &"a/".repeat(limits::POLICY_LOOKUPS + 1))
+                .left
+        );
+    }
+}

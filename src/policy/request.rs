@@ -1,0 +1,92 @@
+//! What is judged, and the judgement.
+//!
+//! Owns the request's closed shape, whatever protocol it came by, and what is shown of a
+//! decision. Must not know how either is made.
+
+use crate::model::{DecidedBy, Decision, Foreign};
+
+pub use crate::model::ToolClass;
+
+/// A tool call, reduced to what can be judged.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Request {
+    /// A command text for `bash -c`.
+    Shell {
+        /// The text, exactly as it will run.
+        command: String,
+        /// The directory that the call itself names, if it does.
+        cwd: Option<String>,
+    },
+    /// Files and directories to read.
+    Read {
+        /// What is read; the worst of them counts.
+        targets: Vec<Target>,
+    },
+    /// A file to write.
+    Write {
+        /// Its path, as the call has it.
+        path: String,
+    },
+    /// A URL to fetch.
+    Fetch {
+        /// The URL, as the call has it.
+        url: String,
+    },
+    /// A tool that no table knows.
+    Unknown {
+        /// Its name.
+        tool: Foreign,
+    },
+    /// The input cannot be judged; always denied.
+    Malformed {
+        /// What is wrong, in our words.
+        why: String,
+    },
+}
+
+/// One thing that is read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Target {
+    /// A path, as the call has it.
+    Path(String),
+    /// The root of the workspace.
+    Workspace,
+    /// It may lead anywhere: a pattern that goes up behind a wildcard.
+    Anywhere(String),
+}
+
+/// What the policy says of one request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Judgement {
+    /// The decision. `Ask` is for a person.
+    pub decision: Decision,
+    /// What decided: ids of rules, or names of settings (`shell.redirect.write_outside`,
+    /// `limits.max_bytes`). Empty: the policy's default.
+    pub rules: Vec<String>,
+    /// Advice for the model, on one line, with every foreign character escaped.
+    pub reason: String,
+    /// `Policy`, `Default` or `Error`.
+    pub by: DecidedBy,
+    /// What was seen, for people.
+    pub facts: Facts,
+}
+
+/// What the engine saw of a request.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Facts {
+    /// The parts of the request: simple commands of a shell text, files of a read.
+    pub parts: Vec<Part>,
+    /// Why a shell text is not plain, so that no rule could allow it.
+    pub not_plain: Option<String>,
+}
+
+/// One part of a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Part {
+    /// Its words: the arguments of a command, or a path.
+    pub words: Vec<Foreign>,
+    /// What the policy says of it.
+    pub decision: Decision,
+    /// What applied to it, allowing rules included.
+    pub rules: Vec<String>,
+}

@@ -1,0 +1,364 @@
+//! Judges a command text: which commands are in it, which rules apply to each.
+//!
+//! Owns the use of both readers, the look behind wrappers, assignments and redirects. Must not
+//! know how a rule's conditions are met, nor how parts become one judgement.
+
+use std::cell::Cell;
+
+use super::Policy;
+use super::command::{Command, Direction, Join, Redirect, Word, base_name};
+use super::cwd::Track;
+use super::fact::{Cwd, Whereabouts};
+use super::judge::{Hit, Outcome, PartOutcome};
+use super::load::ReadRule;
+use super::path::Walker;
+use super::rule::{Area, Facts, View};
+use super::{scan, strict, wrap};
+use crate::limits;
+use crate::model::foreign::show;
+use crate::model::{Decision, Foreign};
+
+/// Words that are compared with rules, in one decision, wrappers and scripts inside scripts
+/// included. An ordinary request of 64 KiB stays far below; a text made to be slow does not.
+const WORK: usize = 200_000;
+
+/// Everything about a command text.
+pub(super) fn outcome(
+    policy: &Policy,
+    text: &str,
+    cwd: Option<&str>,
+    walker: &Walker<'_>,
+) -> Outcome {
+    let sets = policy.path_sets();
+    let bench = Bench {
+        policy,
+        facts: Facts {
+            walker,
+            sets: &sets,
+        },
+        work: Cell::new(WORK),
+    };
+    bench.text(text, cwd)
+}
+
+struct Bench<'p, 'f, 'a> {
+    policy: &'p Policy,
+    facts: Facts<'f, 'a>,
+    work: Cell<usize>,
+}
+
+/// What a text was read as.
+struct Reading {
+    commands: Vec<Command>,
+    texts: Vec<String>,
+    plain: bool,
+}
+
+impl Bench<'_, '_, '_> {
+    fn text(&self, text: &str, cwd: Option<&str>) -> Outcome {
+        let mut out = Outcome::default();
+        let reading = self.read(text, &mut out);
+        let walker = self.facts.walker;
+        // A directory that the call names is relative to the one that the session is in.
+        let start = match (cwd, walker.place.cwd) {
+            (Some(named), _) if named.starts_with('/') => Some(named.to_owned()),
+            (Some(named), Some(base)) => Some(format!("{base}/{named}")),
+            (Some(_), None) => None,
+            (None, base) => base.map(str::to_owned),
+        };
+        let mut track = Track::new(walker, start.as_deref());
+        for (i, command) in reading.commands.iter().enumerate() {
+            let next = reading.commands.get(i + 1);
+            let piped = command.join == Join::Pipe || next.is_some_and(|c| c.join == Join::Pipe);
+            let bases = track.enter(command, piped);
+            let part = self.part(command, &reading, &bases);
+            out.parts.push(part);
+        }
+        if self.work.get() == 0 {
+            limit(
+                &mut out,
+                "limits.work",
+                "the command line is too entangled to be looked through",
+            );
+        }
+        out
+    }
+
+    fn read(&self, text: &str, out: &mut Outcome) -> Reading {
+        if text.len() > self.policy.max_bytes {
+            limit(
+                out,
+                "limits.max_bytes",
+                "the command line is longer than the policy reads",
+            );
+        }
+        let reading = match strict::read(text) {
+            Ok(commands) => Reading {
+                commands,
+                texts: Vec::new(),
+                plain: true,
+            },
+            Err(not_plain) => {
+                let scan = scan::scan(text);
+                let near = text.get(not_plain.at..).unwrap_or_default();
+                out.not_plain = Some(format!("{} at `{}`", not_plain.what, show(near, 16)));
+                if not_plain.hidden {
+                    limit(
+                        out,
+                        "limits.characters",
+                        "a control or invisible character is in the command line",
+                    );
+                }
+                if let Some(why) = scan.broken {
+                    limit(out, "limits.syntax", &format!("the command line has {why}"));
+                }
+                Reading {
+                    commands: scan.commands,
+                    texts: scan.texts,
+                    plain: false,
+                }
+            }
+        };
+        if reading.commands.len() > self.policy.max_commands {
+            limit(
+                out,
+                "limits.max_commands",
+                "the command line has more commands than the policy reads",
+            );
+        }
+        reading
+    }
+
+    /// One simple command, with everything behind it.
+    fn part(&self, command: &Command, reading: &Reading, bases: &[Cwd]) -> PartOutcome {
+        let mut part = PartOutcome {
+            words: command
+                .words
+                .iter()
+                .map(|w| Foreign::new(w.text.as_str()))
+                .collect(),
+            unallowed: true,
+            ..PartOutcome::default()
+        };
+        self.forbidden(command, &reading.texts, bases, &mut part, 0);
+        let redirects = self.redirects(&command.redirects, bases, &mut part);
+        if reading.plain && redirects && self.assigned(command) {
+            self.allowed(command, bases, &mut part);
+        }
+        part
+    }
+
+    /// Everything that rules deny or ask, in the command and behind it.
+    fn forbidden(
+        &self,
+        command: &Command,
+        texts: &[String],
+        bases: &[Cwd],
+        part: &mut PartOutcome,
+        depth: usize,
+    ) {
+        let behind = wrap::behind(command, texts);
+        let outer = View::new(&command.words, &command.redirects, bases);
+        self.against(&outer, true, part);
+        let last = behind.commands.len();
+        for (i, range) in behind.commands.into_iter().enumerate() {
+            let view = View::new(&command.words[range], &[], bases);
+            // The outer command has every word already; a long chain is not read over and over.
+            self.against(&view, i < 8 || i + 1 == last, part);
+        }
+        for script in behind.scripts {
+            if depth >= limits::POLICY_DEPTH || !self.spend(script.len() / 8) {
+                self.work.set(0);
+                return;
+            }
+            let scan = scan::scan(&script);
+            for inner in &scan.commands {
+                self.forbidden(inner, &scan.texts, bases, part, depth + 1);
+                self.redirects(&inner.redirects, bases, part);
+            }
+        }
+    }
+
+    /// Takes from the decision's budget of work; `false`: it is spent.
+    fn spend(&self, words: usize) -> bool {
+        let left = self.work.get().saturating_sub(words + 1);
+        self.work.set(left);
+        left > 0
+    }
+
+    fn against(&self, view: &View<'_>, with_common: bool, part: &mut PartOutcome) {
+        let index = &self.policy.index;
+        let program = view.program();
+        let mut places = program.map_or(&[][..], |name| index.program(name)).to_vec();
+        if with_common {
+            places.extend(index.any_program());
+        }
+        places.retain(|&place| self.policy.rules[place].decision != Decision::Allow);
+        if !places.is_empty() && !self.spend(view.words.len()) {
+            return;
+        }
+        for place in places {
+            let rule = &self.policy.rules[place];
+            if rule.applies(view, &self.facts) {
+                part.add(Hit::rule(rule));
+            }
+        }
+        if let Some(decision) = self.policy.shell.dynamic
+            && self.computed(view)
+        {
+            let why = "the shell computes which program runs; write its name";
+            part.add(Hit::setting(decision, "shell.dynamic", why));
+        }
+    }
+
+    /// Whether the program, or the subcommand of one that rules know, is not known before it runs.
+    fn computed(&self, view: &View<'_>) -> bool {
+        let live = |word: &Word| word.live() || word.glob;
+        match (view.words.first(), view.program()) {
+            (Some(first), None) => live(first),
+            (Some(_), Some("git" | "eval")) => {
+                view.words.get(view.subcommand()).is_some_and(Word::live)
+            }
+            (Some(_), Some(name)) if wrap::SHELLS.contains(&name) => view
+                .words
+                .iter()
+                .skip_while(|w| !w.text.starts_with("-c"))
+                .any(Word::live),
+            _ => false,
+        }
+    }
+
+    /// Rules that allow the command, its transparent wrappers stripped.
+    fn allowed(&self, command: &Command, bases: &[Cwd], part: &mut PartOutcome) {
+        let shell = &self.policy.shell;
+        if command.timed && !shell.transparent.iter().any(|t| t == "time") {
+            return;
+        }
+        let words = wrap::transparent(&command.words, &shell.transparent, |name| {
+            self.trusted(name)
+        });
+        let Some(name) = words
+            .first()
+            .filter(|w| !w.tilde)
+            .and_then(|w| self.trusted(&w.text))
+        else {
+            return;
+        };
+        if words.iter().any(|w| w.glob) && !shell.glob_programs.contains(&name) {
+            return;
+        }
+        let view = View::new(words, &command.redirects, bases);
+        for &place in self.policy.index.program(&name) {
+            let rule = &self.policy.rules[place];
+            if rule.decision == Decision::Allow && rule.applies(&view, &self.facts) {
+                part.add(Hit::rule(rule));
+                part.unallowed = false;
+            }
+        }
+    }
+
+    /// The name that a rule which allows may compare: with a directory only from trusted ones.
+    fn trusted(&self, program: &str) -> Option<String> {
+        let name = base_name(program);
+        let directory = program.strip_suffix(name)?;
+        let trusted = directory.is_empty()
+            || self
+                .policy
+                .shell
+                .trusted_dirs
+                .iter()
+                .any(|dir| directory.strip_suffix('/') == Some(dir.trim_end_matches('/')));
+        trusted.then(|| name.to_owned())
+    }
+
+    fn assigned(&self, command: &Command) -> bool {
+        command
+            .assignments
+            .iter()
+            .all(|a| self.policy.shell.env_allow.contains(&a.name) && !a.value.live())
+    }
+
+    /// What redirects need; `false`: none of them is denied or asked, but one is not allowed.
+    fn redirects(&self, redirects: &[Redirect], bases: &[Cwd], part: &mut PartOutcome) -> bool {
+        let mut allowed = true;
+        for redirect in redirects {
+            let settings = &self.policy.shell.redirect;
+            let (decision, key) = match redirect.direction {
+                Direction::Duplicate => (settings.fd_dup, "fd_dup"),
+                Direction::Write => self.written(redirect, bases),
+                Direction::Read => match self.readable(redirect, bases) {
+                    Some(found) => found,
+                    None => {
+                        allowed = false;
+                        continue;
+                    }
+                },
+            };
+            if decision != Decision::Allow {
+                let id = format!("shell.redirect.{key}");
+                let target = show(&redirect.target.text, 60);
+                part.add(Hit::setting(
+                    decision,
+                    &id,
+                    &format!("a redirect opens `{target}`"),
+                ));
+            }
+        }
+        allowed
+    }
+
+    fn written(&self, redirect: &Redirect, bases: &[Cwd]) -> (Decision, &'static str) {
+        let settings = &self.policy.shell.redirect;
+        let facts = &self.facts;
+        let redirects = std::slice::from_ref(redirect);
+        let view = View::new(&[], redirects, bases);
+        let mut worst = (Decision::Allow, "dev_null");
+        for path in view.targets(facts.walker) {
+            let guarded = facts
+                .sets
+                .touches(path, Area::Set(self.policy.protected), facts.walker)
+                || facts.sets.secret(path, facts.walker);
+            let found = match path.whereabouts {
+                Whereabouts::Null => (settings.dev_null, "dev_null"),
+                _ if guarded => (settings.write_protected, "write_protected"),
+                Whereabouts::Outside => (settings.write_outside, "write_outside"),
+                Whereabouts::Inside | Whereabouts::Dynamic => {
+                    (settings.write_inside, "write_inside")
+                }
+            };
+            if found.0 > worst.0 {
+                worst = found;
+            }
+        }
+        worst
+    }
+
+    /// `None`: the default counts.
+    fn readable(&self, redirect: &Redirect, bases: &[Cwd]) -> Option<(Decision, &'static str)> {
+        let settings = &self.policy.shell.redirect;
+        let facts = &self.facts;
+        let redirects = std::slice::from_ref(redirect);
+        let view = View::new(&[], redirects, bases);
+        let paths = view.targets(facts.walker);
+        if paths.iter().all(|p| p.whereabouts == Whereabouts::Null) {
+            return Some((settings.dev_null, "dev_null"));
+        }
+        let decision = match settings.read {
+            ReadRule::Allow => Decision::Allow,
+            ReadRule::Ask => Decision::Ask,
+            ReadRule::Deny => Decision::Deny,
+            ReadRule::Paths => {
+                let inside = |p| facts.sets.holds(p, Area::Inside, facts.walker);
+                return paths
+                    .iter()
+                    .all(inside)
+                    .then_some((Decision::Allow, "read"));
+            }
+        };
+        Some((decision, "read"))
+    }
+}
+
+fn limit(out: &mut Outcome, id: &str, why: &str) {
+    out.hits.push(Hit::setting(Decision::Ask, id, why));
+}

@@ -1,0 +1,615 @@
+//! The strict reader: recognises unambiguous bash and nothing else.
+//!
+//! Only what it accepts can be allowed by a rule, so it may be wrong in one direction only: what
+//! it accepts must have exactly the words that bash would run (a fuzz test compares them). It
+//! must not guess, expand or recover; the tolerant reader beside it does.
+
+use super::command::{Assignment, Command, Direction, Join, RESERVED, Redirect, Word, is_name};
+use crate::model::foreign::is_unsafe;
+
+/// Why a text is not plain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct NotPlain {
+    /// What was met, as a noun.
+    pub what: &'static str,
+    /// Where, in bytes.
+    pub at: usize,
+    /// No agreed reading exists at all: at least a person must look, whatever the default is.
+    pub hidden: bool,
+}
+
+/// Reads a plain command line. An empty or comment-only text gives no commands.
+pub(super) fn read(text: &str) -> Result<Vec<Command>, NotPlain> {
+    if let Some((at, _)) = text.char_indices().find(|&(_, c)| is_hidden(c)) {
+        return Err(NotPlain {
+            what: "a control or invisible character",
+            at,
+            hidden: true,
+        });
+    }
+    let mut reader = Reader {
+        text: text.as_bytes(),
+        at: 0,
+        done: Vec::new(),
+        current: Command::default(),
+        wanted: false,
+    };
+    reader.run()?;
+    Ok(reader.done)
+}
+
+/// Characters that a reviewer cannot see or that shells read differently: everything that
+/// [`is_unsafe`] names except tab and newline, and every blank that is not ASCII.
+pub(super) fn is_hidden(c: char) -> bool {
+    match c {
+        '\n' | '\t' | ' ' => false,
+        c if c.is_ascii_graphic() => false,
+        c => is_unsafe(c) || c.is_whitespace(),
+    }
+}
+
+struct Reader<'t> {
+    text: &'t [u8],
+    at: usize,
+    done: Vec<Command>,
+    current: Command,
+    /// `&&`, `||` or `|` stands before, so a command must follow.
+    wanted: bool,
+}
+
+impl Reader<'_> {
+    fn run(&mut self) -> Result<(), NotPlain> {
+        loop {
+            match self.peek(0) {
+                None => return self.end(),
+                Some(b' ' | b'\t') => self.at += 1,
+                Some(b'\n') => {
+                    self.at += 1;
+                    if !self.current.is_empty() {
+                        self.close(Join::Then)?;
+                    }
+                }
+                Some(b'#') => self.comment(),
+                Some(b';') => {
+                    if matches!(self.peek(1), Some(b';' | b'&')) {
+                        return Err(self.not("a case terminator"));
+                    }
+                    self.at += 1;
+                    self.close(Join::Then)?;
+                }
+                Some(b'&') => match self.peek(1) {
+                    Some(b'&') => {
+                        self.at += 2;
+                        self.close(Join::And)?;
+                    }
+                    Some(b'>') => self.redirect()?,
+                    _ => return Err(self.not("a background job")),
+                },
+                Some(b'|') => match self.peek(1) {
+                    Some(b'|') => {
+                        self.at += 2;
+                        self.close(Join::Or)?;
+                    }
+                    Some(b'&') => return Err(self.not("`|&`")),
+                    _ => {
+                        self.at += 1;
+                        self.close(Join::Pipe)?;
+                    }
+                },
+                Some(b'<' | b'>') => self.redirect()?,
+                Some(b'\\') if self.peek(1) == Some(b'\n') => self.continuation()?,
+                Some(_) => self.next_word()?,
+            }
+        }
+    }
+
+    fn peek(&self, ahead: usize) -> Option<u8> {
+        self.text.get(self.at + ahead).copied()
+    }
+
+    fn not(&self, what: &'static str) -> NotPlain {
+        NotPlain {
+            what,
+            at: self.at,
+            hidden: false,
+        }
+    }
+
+    fn comment(&mut self) {
+        while self.peek(0).is_some_and(|b| b != b'\n') {
+            self.at += 1;
+        }
+    }
+
+    /// `\`+newline between two words of a command, blank before it: the shell drops both.
+    /// Anywhere else it can glue words together unseen.
+    fn continuation(&mut self) -> Result<(), NotPlain> {
+        let after_blank = self.at > 0 && matches!(self.text[self.at - 1], b' ' | b'\t');
+        if !after_blank || self.current.words.is_empty() {
+            return Err(self.not("a line continuation"));
+        }
+        self.at += 2;
+        Ok(())
+    }
+
+    /// Ends the command being read; the next one follows by `next`.
+    fn close(&mut self, next: Join) -> Result<(), NotPlain> {
+        if self.current.is_empty() {
+            return Err(self.not("an operator without a command"));
+        }
+        if self.current.timed && self.current.words.is_empty() {
+            return Err(self.not("`time` without a command"));
+        }
+        let command = std::mem::take(&mut self.current);
+        self.done.push(command);
+        self.current.join = next;
+        self.wanted = next != Join::Then;
+        Ok(())
+    }
+
+    fn end(&mut self) -> Result<(), NotPlain> {
+        if self.current.is_empty() {
+            if self.wanted {
+                return Err(self.not("an operator without a command"));
+            }
+            return Ok(());
+        }
+        self.close(Join::Then)
+    }
+
+    fn next_word(&mut self) -> Result<(), NotPlain> {
+        let start = self.at;
+        let (word, equals) = self.word()?;
+        let digits = !word.quoted && word.text.bytes().all(|b| b.is_ascii_digit());
+        if digits && matches!(self.peek(0), Some(b'<' | b'>')) {
+            if word.text.len() > 2 {
+                return Err(self.not("a large descriptor number"));
+            }
+            return self.redirect();
+        }
+        if !self.current.words.is_empty() {
+            self.current.words.push(word);
+            return Ok(());
+        }
+        let fail = |what| NotPlain {
+            what,
+            at: start,
+            hidden: false,
+        };
+        if let Some(equals) = equals {
+            let (name, value) = word.text.split_at(equals);
+            if word.glob {
+                return Err(fail("a pattern in an assignment"));
+            }
+            self.current.assignments.push(Assignment {
+                name: name.to_owned(),
+                value: Word {
+                    text: value[1..].to_owned(),
+                    quoted: word.quoted,
+                    ..Word::default()
+                },
+            });
+            return Ok(());
+        }
+        if !word.quoted && word.text == "time" {
+            let first = self.current.assignments.is_empty()
+                && self.current.redirects.is_empty()
+                && self.current.join != Join::Pipe;
+            if self.current.timed || !first || !self.time_is_simple() {
+                return Err(fail("an unusual `time`"));
+            }
+            self.current.timed = true;
+            return Ok(());
+        }
+        if !word.quoted && RESERVED.contains(&word.text.as_str()) {
+            return Err(fail("a reserved word"));
+        }
+        if word.glob || word.tilde && word.text == "~" {
+            return Err(fail("a program name that the shell computes"));
+        }
+        if word.text.is_empty() || word.text.contains('=') || word.text.starts_with(['%', '!']) {
+            return Err(fail("an unusual program name"));
+        }
+        self.current.words.push(word);
+        Ok(())
+    }
+
+    /// Whether `time`, just read, is followed by a plain word on the same line: its own option
+    /// and other forms are left to a person.
+    fn time_is_simple(&self) -> bool {
+        let rest = self.text.get(self.at..).unwrap_or_default();
+        let blank = rest
+            .iter()
+            .take_while(|b| matches!(b, b' ' | b'\t'))
+            .count();
+        blank > 0
+            && rest
+                .get(blank)
+                .is_some_and(|&b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'/' | b'.'))
+    }
+
+    /// Reads one word. The second value is the place of an unquoted `=` after an unquoted name:
+    /// where a command is expected, that makes it an assignment.
+    fn word(&mut self) -> Result<(Word, Option<usize>), NotPlain> {
+        let mut text = Vec::new();
+        let mut word = Word::default();
+        let mut equals = None;
+        while let Some(byte) = self.peek(0) {
+            match byte {
+                b' ' | b'\t' | b'\n' | b';' | b'&' | b'|' | b'<' | b'>' => break,
+                b'\'' => {
+                    word.quoted = true;
+                    self.single_quoted(&mut text)?;
+                    continue;
+                }
+                b'"' => {
+                    word.quoted = true;
+                    self.double_quoted(&mut text)?;
+                    continue;
+                }
+                b'\\' => {
+                    match self.peek(1) {
+                        None => return Err(self.not("a trailing backslash")),
+                        Some(b'\n') => return Err(self.not("a line continuation")),
+                        Some(next) => text.push(next),
+                    }
+                    word.quoted = true;
+                    self.at += 2;
+                    continue;
+                }
+                b'~' => self.tilde(&text, &mut word)?,
+                b'*' | b'?' | b'[' => word.glob = true,
+                b'=' => {
+                    if equals.is_none() && !word.quoted && is_ascii_name(&text) {
+                        equals = Some(text.len());
+                    }
+                }
+                b'$' => return Err(self.not("an expansion")),
+                b'`' => return Err(self.not("a command substitution")),
+                b'(' | b')' => return Err(self.not("a parenthesis")),
+                b'{' | b'}' => return Err(self.not("a brace")),
+                b'_' | b'-' | b'.' | b'/' | b',' | b':' | b'@' | b'%' | b'+' | b'^' | b'!'
+                | b'#' | b']' => {}
+                b if b.is_ascii_alphanumeric() || !b.is_ascii() => {}
+                _ => return Err(self.not("an unusual character")),
+            }
+            text.push(byte);
+            self.at += 1;
+        }
+        word.text = String::from_utf8(text).map_err(|_| self.not("a broken character"))?;
+        Ok((word, equals))
+    }
+
+    /// An unquoted `~`. At a word's start it is the home directory if `/` or the word's end
+    /// follows; after `=` or `:` bash may expand it even in an argument; elsewhere it is itself.
+    fn tilde(&self, text: &[u8], word: &mut Word) -> Result<(), NotPlain> {
+        if text.is_empty() && !word.quoted {
+            let ends = match self.peek(1) {
+                None => true,
+                Some(b) => matches!(
+                    b,
+                    b'/' | b' ' | b'\t' | b'\n' | b';' | b'&' | b'|' | b'<' | b'>'
+                ),
+            };
+            if !ends {
+                return Err(self.not("another user's home"));
+            }
+            word.tilde = true;
+            return Ok(());
+        }
+        let before = self.at.checked_sub(1).and_then(|i| self.text.get(i));
+        if text.is_empty()
+            || matches!(text.last(), Some(b'=' | b':'))
+            || !before.is_some_and(|&b| {
+                b.is_ascii_alphanumeric()
+                    || matches!(b, b'.' | b'_' | b'-' | b'/' | b']' | b'^' | b'@')
+            })
+        {
+            return Err(self.not("a tilde that the shell may expand"));
+        }
+        Ok(())
+    }
+
+    fn single_quoted(&mut self, text: &mut Vec<u8>) -> Result<(), NotPlain> {
+        let start = self.at + 1;
+        let Some(length) = self.text[start..].iter().position(|&b| b == b'\'') else {
+            return Err(self.not("an unterminated quote"));
+        };
+        text.extend_from_slice(&self.text[start..start + length]);
+        self.at = start + length + 1;
+        Ok(())
+    }
+
+    fn double_quoted(&mut self, text: &mut Vec<u8>) -> Result<(), NotPlain> {
+        self.at += 1;
+        loop {
+            match self.peek(0) {
+                None => return Err(self.not("an unterminated quote")),
+                Some(b'"') => {
+                    self.at += 1;
+                    return Ok(());
+                }
+                Some(b'$') => return Err(self.not("an expansion")),
+                Some(b'`') => return Err(self.not("a command substitution")),
+                Some(b'\\') => match self.peek(1) {
+                    None => return Err(self.not("an unterminated quote")),
+                    Some(b'\n') => return Err(self.not("a line continuation")),
+                    Some(next @ (b'$' | b'`' | b'"' | b'\\')) => {
+                        text.push(next);
+                        self.at += 2;
+                    }
+                    Some(_) => {
+                        text.push(b'\\');
+                        self.at += 1;
+                    }
+                },
+                Some(byte) => {
+                    text.push(byte);
+                    self.at += 1;
+                }
+            }
+        }
+    }
+
+    /// A redirect; a descriptor's number before it has been read already.
+    fn redirect(&mut self) -> Result<(), NotPlain> {
+        let rest = &self.text[self.at..];
+        let (length, direction, both) = match rest {
+            [b'&', b'>', b'>', ..] => (3, Direction::Write, true),
+            [b'&', b'>', ..] => (2, Direction::Write, true),
+            [b'>', b'&', ..] => (2, Direction::Duplicate, false),
+            [b'>', b'(', ..] | [b'<', b'(', ..] => {
+                return Err(self.not("a process substitution"));
+            }
+            [b'>', b'>' | b'|', ..] => (2, Direction::Write, false),
+            [b'>', ..] => (1, Direction::Write, false),
+            [b'<', b'<', ..] => return Err(self.not("a here-document")),
+            [b'<', b'>' | b'&', ..] => return Err(self.not("an unusual redirect")),
+            _ => (1, Direction::Read, false),
+        };
+        self.at += length;
+        if direction == Direction::Duplicate && self.duplicate()? {
+            return Ok(());
+        }
+        if both && self.peek(0) == Some(b'&') {
+            return Err(self.not("an unusual redirect"));
+        }
+        while matches!(self.peek(0), Some(b' ' | b'\t')) {
+            self.at += 1;
+        }
+        if self.peek(0) == Some(b'#') {
+            return Err(self.not("a redirect without a target"));
+        }
+        let (target, _) = self.word()?;
+        if target.text.is_empty() || target.glob {
+            return Err(self.not("an unusual redirect"));
+        }
+        let direction = match direction {
+            Direction::Duplicate => Direction::Write, // `>&file`
+            other => other,
+        };
+        self.current.redirects.push(Redirect { direction, target });
+        Ok(())
+    }
+
+    /// `>&` followed by a descriptor's number; `false` if a file's name follows.
+    fn duplicate(&mut self) -> Result<bool, NotPlain> {
+        let rest = &self.text[self.at..];
+        let digits = rest.iter().take_while(|b| b.is_ascii_digit()).count();
+        let ends = match rest.get(digits) {
+            None => true,
+            Some(b) => matches!(b, b' ' | b'\t' | b'\n' | b';' | b'&' | b'|'),
+        };
+        match (digits, ends) {
+            (1 | 2, true) => {
+                let text = String::from_utf8_lossy(&rest[..digits]).into_owned();
+                self.at += digits;
+                self.current.redirects.push(Redirect {
+                    direction: Direction::Duplicate,
+                    target: Word {
+                        text,
+                        ..Word::default()
+                    },
+                });
+                Ok(true)
+            }
+            (0, _) if rest.first() != Some(&b'-') => Ok(false),
+            _ => Err(self.not("an unusual redirect")),
+        }
+    }
+}
+
+fn is_ascii_name(text: &[u8]) -> bool {
+    std::str::from_utf8(text).is_ok_and(is_name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The words of each command, or `None` if the text is not plain.
+    fn words(text: &str) -> Option<Vec<Vec<String>>> {
+        let commands = read(text).ok()?;
+        Some(
+            commands
+                .iter()
+                .map(|c| c.words.iter().map(|w| w.text.clone()).collect())
+                .collect(),
+        )
+    }
+
+    #[track_caller]
+    fn plain(text: &str, expect: &[&[&str]]) {
+        let got = words(text).unwrap_or_else(|| panic!("{text:?} is not plain: {:?}", read(text)));
+        assert_eq!(got, expect, "{text:?}");
+    }
+
+    #[track_caller]
+    fn not_plain(text: &str) {
+        assert!(words(text).is_none(), "{text:?} gives {:?}", read(text));
+    }
+
+    #[test]
+    fn literal_words_quotes_and_operators_are_plain() {
+        plain("ls -la src", &[&["ls", "-la", "src"]]);
+        plain("git  status;pwd", &[&["git", "status"], &["pwd"]]);
+        plain("a&&b||c|d\ne", &[&["a"], &["b"], &["c"], &["d"], &["e"]]);
+        plain("a &&\n b |\n\n c", &[&["a"], &["b"], &["c"]]);
+        plain("r\\m -rf\"\" '' x", &[&["rm", "-rf", "", "x"]]);
+        plain(
+            "echo 'a;b' \"c|d\" \"e\\\"\\$\\x\"",
+            &[&["echo", "a;b", "c|d", "e\"$\\x"]],
+        );
+        plain("# note\nls # more\n", &[&["ls"]]);
+        plain("echo a#b ''#c", &[&["echo", "a#b", "#c"]]);
+        plain("git show HEAD~2:x", &[&["git", "show", "HEAD~2:x"]]);
+        plain("cat ~/x ~", &[&["cat", "~/x", "~"]]);
+        plain(
+            "find . \\( ! -name x \\)",
+            &[&["find", ".", "(", "!", "-name", "x", ")"]],
+        );
+        plain(
+            "cargo test \\\n  --release",
+            &[&["cargo", "test", "--release"]],
+        );
+        plain("time ls", &[&["ls"]]);
+        plain("", &[]);
+    }
+
+    #[test]
+    fn redirects_are_facts_of_their_command() {
+        let commands = read("cargo build 2>&1 >/dev/null <in &>>all >&both 3> x").expect("plain");
+        let facts: Vec<_> = commands[0]
+            .redirects
+            .iter()
+            .map(|r| (r.direction, r.target.text.as_str()))
+            .collect();
+        assert_eq!(
+            facts,
+            [
+                (Direction::Duplicate, "1"),
+                (Direction::Write, "/dev/null"),
+                (Direction::Read, "in"),
+                (Direction::Write, "all"),
+                (Direction::Write, "both"),
+                (Direction::Write, "x"),
+            ]
+        );
+        assert_eq!(commands[0].words.len(), 2);
+    }
+
+    #[test]
+    fn prefixed_assignments_are_kept_apart_from_words() {
+        let commands = read("CI=1 TZ='a b' ls X=1").expect("plain");
+        assert_eq!(commands[0].assignments.len(), 2);
+        assert_eq!(commands[0].assignments[1].value.text, "a b");
+        assert_eq!(commands[0].words.len(), 2);
+        let timed = read("time LD_PRELOAD=x ls").expect("plain");
+        assert!(timed[0].timed && timed[0].assignments.len() == 1);
+    }
+
+    #[test]
+    fn what_bash_computes_is_not_plain() {
+        for text in [
+            "cat $x",
+            "echo \"$x\"",
+            "echo `id`",
+            "echo \"`id`\"",
+            "ls $'a'",
+            "ls $\"a\"",
+            "echo $[1]",
+            "cat {a,b}",
+            "(ls)",
+            "{ ls; }",
+            "cat <(ls)",
+            "cat <<E\nE",
+            "cat <<<x",
+            "f() { ls; }",
+            "ls & pwd",
+            "ls &",
+            "ls |& wc",
+            "! ls",
+            "[[ a ]]",
+            "]] a",
+            "coproc ls",
+            "if ls; then pwd; fi",
+            "while ls; do pwd; done",
+            "ls ~root",
+            "ls ~+",
+            "ls ~\"/x\"",
+            "ls \"\"~/x",
+            "x y=~",
+            "x y=~/a",
+            "x a:~",
+            "x \\=~",
+            "x '='~/a",
+            "%1",
+            "* a",
+            "ls*",
+            "case a in esac",
+            "time",
+            "time -p ls",
+            "ls | time wc",
+            "a= time ls",
+            "time time ls",
+            "A[0]=1 ls",
+            "A+=1 ls",
+            "\"A\"=1 ls",
+            "A=~ ls",
+        ] {
+            not_plain(text);
+        }
+    }
+
+    #[test]
+    fn what_is_incomplete_or_glued_is_not_plain() {
+        for text in [
+            "ls &&",
+            "ls |",
+            "&& ls",
+            "; ls",
+            "ls;;",
+            "ls; ;",
+            "ls\n&& pwd",
+            "ls >",
+            "ls > ",
+            ";>",
+            "ls >\nx",
+            "echo \"a",
+            "echo 'a",
+            "ls \\",
+            "git sta\\\ntus",
+            "A\\\n=1 ls",
+            "\\\nls",
+            "ls a\\\n",
+            "\"a\\\nb\"",
+            "ls > #x",
+            "ls <>x",
+            "ls 3<&0",
+            "ls 2>&-",
+            "ls >&1-",
+            "ls 100>x",
+            "ls > *",
+            "ls {fd}>x",
+        ] {
+            not_plain(text);
+        }
+    }
+
+    #[test]
+    fn characters_that_nobody_sees_are_not_plain_and_say_so() {
+        for text in [
+            "git status\rrm -rf /",
+            "ls\u{200b}",
+            "echo \u{202e}txt",
+            "ls\u{a0}-l",
+            "echo '\u{7}'",
+            "ls\u{3000}x",
+            "ls \u{2028}x",
+            "ls \u{feff}",
+        ] {
+            assert!(read(text).is_err_and(|e| e.hidden), "{text:?}");
+        }
+        plain("cat café", &[&["cat", "café"]]);
+    }
+}

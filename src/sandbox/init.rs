@@ -1,0 +1,80 @@
+//! Pid 1 of the sandbox: builds the file system inside, gives up everything, puts the agent in
+//! front of itself and watches it.
+//!
+//! Its stdin is the control socket, its stdout the link to the outer helper. It wears all walls
+//! before it starts the agent, so that no further helper is needed and an error of the agent's
+//! start is known here.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::process::ExitCode;
+
+use rustix::process::{DumpableBehavior, Pid, Signal, getpid};
+
+use super::fail::{At, Step, failure};
+use super::warden::{Scope, Warden};
+use super::{control, privilege, root, warden};
+use crate::wire::shim::{Enter, Report, Stage, VERSION};
+
+/// Runs as pid 1 of the sandbox.
+pub(super) fn main() -> ExitCode {
+    if privilege::close_inherited().is_err() {
+        return ExitCode::FAILURE;
+    }
+    let Ok(control) = control::from_stdin() else {
+        return ExitCode::FAILURE;
+    };
+    match prepare() {
+        Ok((agent, link, notes)) => Warden {
+            agent,
+            control,
+            link: Some(link),
+            scope: Scope::Namespace,
+        }
+        .watch(notes, || Ok(())),
+        Err(failure) => {
+            let _ = control::send(&control, &Report::Failed(failure), &[]);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn prepare() -> Step<(Pid, UnixStream, Vec<String>)> {
+    // What is killed at the end is everybody: be sure that this means only the own namespace.
+    if getpid() != Pid::INIT {
+        return Err(failure(
+            Stage::Shim,
+            "this helper is started by the sandbox only",
+        ));
+    }
+    // The outer helper is outside this pid namespace and cannot be asked for by its number. If it
+    // ended before this, the link has ended too, and the warden sees that.
+    privilege::die_with_parent(Signal::KILL, None)?;
+    // The agent will have the same uid as this process, which holds the control socket.
+    privilege::set_dumpable(DumpableBehavior::NotDumpable)?;
+    let link = control::from_stdout().at(Stage::Shim, "take the link")?;
+    warden::silence()?;
+    let _ = rustix::thread::set_name(c"marshal-init");
+    let (enter, mut descriptors): (Enter, _) =
+        control::receive(&link).at(Stage::Shim, "read the plan")?;
+    let (Some(plan), VERSION) = (&enter.start.walls, enter.start.version) else {
+        return Err(failure(Stage::Shim, "the plan is none for a sandbox"));
+    };
+    let trees = descriptors.split_off(3.min(descriptors.len()));
+    let stdio: [OwnedFd; 3] = descriptors
+        .try_into()
+        .map_err(|_| failure(Stage::Shim, "the agent's pipes did not arrive"))?;
+
+    rustix::process::setsid().at(Stage::Shim, "begin a session")?;
+    rustix::process::umask(rustix::fs::Mode::empty());
+    root::build(&plan.mounts, &enter.opened, trees)?;
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
+    let program = &enter.start.program;
+    rustix::process::chdir(&*program.cwd).on(Stage::Mount, "enter", &program.cwd)?;
+    privilege::limit(program.limits)?;
+    privilege::empty_bounding_set()?;
+    privilege::drop_capabilities()?;
+    // Landlock, then seccomp, have their place here.
+    let agent = warden::start(program, stdio)?;
+    Ok((agent, link, enter.notes))
+}

@@ -1,0 +1,68 @@
+//! The leash: the helper of an agent that has no walls.
+//!
+//! It stays the agent's parent and is a subreaper, so that whatever the agent leaves behind, even
+//! what forked twice and called setsid, is below it and dies with the agent, at any stop, and when
+//! the supervisor itself is killed. It builds no wall: the agent is a plain process of the caller.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::process::ExitCode;
+
+use rustix::process::{Pid, Signal, getpid};
+
+use super::fail::{At, Step, failure};
+use super::warden::{Scope, Warden};
+use super::{control, privilege, warden};
+use crate::wire::shim::{Failure, Report, Stage, Start, VERSION};
+
+/// Runs as the leash. Its stdin is the control socket.
+pub(super) fn main() -> ExitCode {
+    if privilege::close_inherited().is_err() {
+        return ExitCode::FAILURE;
+    }
+    let Ok(control) = control::from_stdin() else {
+        return ExitCode::FAILURE;
+    };
+    match prepare(&control) {
+        // A death signal that came before the warden can catch it would leave the agent behind;
+        // until then the end of the control socket says the same.
+        Ok((agent, parent)) => Warden {
+            agent,
+            control,
+            link: None,
+            scope: Scope::Descendants,
+        }
+        .watch(Vec::new(), || {
+            privilege::die_with_parent(Signal::TERM, Some(parent))
+        }),
+        Err(failure) => {
+            let _ = control::send(&control, &Report::Failed(failure), &[]);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn prepare(control: &UnixStream) -> Step<(Pid, u32)> {
+    warden::silence()?;
+    let _ = rustix::thread::set_name(c"marshal-leash");
+    let (start, descriptors): (Start, _) =
+        control::receive(control).at(Stage::Shim, "read the plan")?;
+    if start.version != VERSION || start.walls.is_some() {
+        return Err(failure(Stage::Shim, "the plan is none for a leash"));
+    }
+    let stdio: [OwnedFd; 3] = descriptors
+        .try_into()
+        .map_err(|_| failure(Stage::Shim, "the agent's pipes did not arrive"))?;
+    rustix::process::setsid().at(Stage::Shim, "begin a session")?;
+    rustix::process::set_child_subreaper(Some(getpid())).at(Stage::Shim, "become a subreaper")?;
+    let program = &start.program;
+    rustix::process::chdir(&*program.cwd).map_err(|errno| Failure {
+        stage: Stage::Exec,
+        what: "enter the working directory".to_owned(),
+        path: Some(program.cwd.clone()),
+        errno: Some(errno.raw_os_error()),
+    })?;
+    privilege::limit(program.limits)?;
+    let agent = warden::start(program, stdio)?;
+    Ok((agent, start.parent))
+}

@@ -1,0 +1,86 @@
+//! Sets the loopback of a new network namespace up: one netlink message (rtnetlink(7)).
+
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+
+use super::fail::{At, Step, failure};
+use crate::wire::shim::{Failure, Stage};
+
+/// RTM_NEWLINK.
+const NEWLINK: u16 = 16;
+/// NLMSG_ERROR, the type of an acknowledgement.
+const ERROR: u16 = 2;
+/// NLM_F_REQUEST | NLM_F_ACK.
+const REQUEST_ACK: u16 = 0x1 | 0x4;
+/// IFF_UP.
+const UP: u32 = 1;
+/// The loopback is the first interface of every network namespace.
+const LOOPBACK_INDEX: i32 = 1;
+
+/// Sets interface 1 up. Needs NET_ADMIN over the network namespace.
+pub(super) fn up() -> Step {
+    let socket = rustix::net::socket_with(
+        AddressFamily::NETLINK,
+        SocketType::RAW,
+        SocketFlags::CLOEXEC,
+        None, // NETLINK_ROUTE is protocol 0.
+    )
+    .at(Stage::Net, "open a netlink socket")?;
+    rustix::net::sendto(
+        &socket,
+        &request(),
+        SendFlags::empty(),
+        &SocketAddrNetlink::new(0, 0),
+    )
+    .at(Stage::Net, "set the loopback up")?;
+    let mut reply = [0_u8; 256];
+    let (got, _) = rustix::net::recv(&socket, &mut reply, RecvFlags::empty())
+        .at(Stage::Net, "set the loopback up")?;
+    match refusal(&reply[..got]) {
+        Some(0) => Ok(()),
+        Some(errno) => Err(Failure {
+            errno: Some(errno),
+            ..failure(Stage::Net, "set the loopback up")
+        }),
+        None => Err(failure(Stage::Net, "netlink gave no acknowledgement")),
+    }
+}
+
+/// `struct nlmsghdr` and `struct ifinfomsg`.
+fn request() -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(32);
+    bytes.extend_from_slice(&32_u32.to_ne_bytes());
+    bytes.extend_from_slice(&NEWLINK.to_ne_bytes());
+    bytes.extend_from_slice(&REQUEST_ACK.to_ne_bytes());
+    bytes.extend_from_slice(&1_u32.to_ne_bytes());
+    bytes.extend_from_slice(&0_u32.to_ne_bytes());
+    bytes.extend_from_slice(&[0; 4]);
+    bytes.extend_from_slice(&LOOPBACK_INDEX.to_ne_bytes());
+    bytes.extend_from_slice(&UP.to_ne_bytes());
+    bytes.extend_from_slice(&UP.to_ne_bytes());
+    bytes
+}
+
+/// The errno in an acknowledgement, 0 for success.
+fn refusal(reply: &[u8]) -> Option<i32> {
+    let kind = u16::from_ne_bytes(*reply.get(4..)?.first_chunk()?);
+    let code = i32::from_ne_bytes(*reply.get(16..)?.first_chunk()?);
+    (kind == ERROR).then_some(code.saturating_neg())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reply_is_read_only_if_it_is_an_acknowledgement() {
+        assert_eq!(request().len(), 32);
+        let mut reply = vec![0_u8; 20];
+        assert_eq!(refusal(&reply), None);
+        reply[4..6].copy_from_slice(&ERROR.to_ne_bytes());
+        assert_eq!(refusal(&reply), Some(0));
+        reply[16..20].copy_from_slice(&(-1_i32).to_ne_bytes());
+        assert_eq!(refusal(&reply), Some(1));
+        assert_eq!(refusal(&reply[..18]), None);
+    }
+}

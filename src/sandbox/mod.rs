@@ -1,0 +1,51 @@
+//! The walls around an agent: what they are (`plan`, pure) and how they are put up (the shim).
+//!
+//! A profile is data; [`plan`] turns it into a [`ShimPlan`]; the shim, which is this binary started
+//! again as a process of one thread, executes it in order and becomes the agent's warden:
+//!
+//! ```text
+//! supervisor -- control socket --> outer helper -- link --> pid 1 of the sandbox --> agent
+//!                                  (outer.rs)               (init.rs, warden.rs)
+//! supervisor -- control socket --> leash --> agent          (leash.rs; no walls)
+//! ```
+//!
+//! What is missing on the host is an error that names it, never a weaker wall. Must not know how a
+//! helper is started nor what becomes of its reports: that is `launch`.
+
+use std::process::ExitCode;
+
+use crate::wire::shim;
+
+mod control;
+mod descendants;
+mod fail;
+mod idmap;
+mod init;
+mod leash;
+mod loopback;
+mod outer;
+mod plan;
+mod privilege;
+mod root;
+pub mod state_dir;
+mod trees;
+pub mod uids;
+mod warden;
+pub mod workspace;
+
+pub use plan::{PlanError, Tree, WallsRequest, limits_of, plan, probe_request};
+pub use shim::{Ids, ShimPlan};
+
+/// Runs as a helper, if this process was started as one: the first statement of `main`, before any
+/// thread, argument or setting. `None` means that this is the program itself.
+#[must_use]
+pub fn shim_main() -> Option<ExitCode> {
+    let name = std::env::args_os().next()?;
+    Some(match name.to_str()? {
+        shim::ARG0_OUTER => outer::main(),
+        shim::ARG0_INIT => init::main(),
+        shim::ARG0_IDMAP => idmap::hold(),
+        shim::ARG0_LEASH => leash::main(),
+        _ => return None,
+    })
+}

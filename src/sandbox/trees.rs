@@ -1,0 +1,125 @@
+//! Opens what the walls will show of the host, while the host can still be seen.
+//!
+//! Done by the outer helper: as root before it gives up root, so that the agent's user needs no way
+//! to a directory by its path; as an ordinary user after the namespaces are made, because only
+//! there it may. Must not know where a tree goes.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{CWD, FileType};
+use rustix::mount::OpenTreeFlags;
+
+use super::fail::{At, Step, failure};
+use super::{control, idmap};
+use crate::wire::shim::{IdMap, Ids, Mount, Opened, ShimPlan, Source, Stage};
+
+/// What was opened.
+pub(super) struct Trees {
+    /// One entry for each mount of the plan.
+    pub(super) opened: Vec<Opened>,
+    /// One descriptor for each [`Opened::Tree`].
+    pub(super) descriptors: Vec<OwnedFd>,
+    /// What an operator should know.
+    pub(super) notes: Vec<String>,
+}
+
+/// Opens every tree of the plan.
+pub(super) fn open(plan: &ShimPlan) -> Step<Trees> {
+    let mut trees = Trees {
+        opened: Vec::new(),
+        descriptors: Vec::new(),
+        notes: Vec::new(),
+    };
+    for mount in &plan.mounts {
+        let opened = match mount {
+            Mount::Tree {
+                source,
+                optional,
+                idmap,
+                ..
+            } => {
+                let path = path_of(source, plan.ids)?;
+                trees.tree(&path, *optional, *idmap, plan.ids)?
+            }
+            Mount::Mirror { path } => trees.mirror(path, plan.ids)?,
+            _ => Opened::Nothing,
+        };
+        trees.opened.push(opened);
+    }
+    // Three places are the agent's own pipes.
+    if trees.descriptors.len() + 3 > control::DESCRIPTORS {
+        return Err(failure(
+            Stage::Mount,
+            "more than 250 directories and files are to be seen",
+        ));
+    }
+    Ok(trees)
+}
+
+fn path_of(source: &Source, ids: Ids) -> Step<String> {
+    const EXE: &str = "/proc/self/exe";
+    match (source, ids) {
+        (Source::Path(path), _) => Ok(path.clone()),
+        // Before the namespaces are made the link itself leads there, even below a directory that
+        // nobody else can enter, or after the file was replaced.
+        (Source::OwnBinary, Ids::Root { .. }) => Ok(EXE.to_owned()),
+        (Source::OwnBinary, Ids::Own { .. }) => {
+            let path = fs::read_link(EXE).on(Stage::Mount, "read", EXE)?;
+            path.into_os_string()
+                .into_string()
+                .map_err(|path| crate::wire::shim::Failure {
+                    path: Some(path.to_string_lossy().into_owned()),
+                    ..failure(Stage::Mount, "the path of this binary is not UTF-8:")
+                })
+        }
+    }
+}
+
+impl Trees {
+    fn tree(&mut self, path: &str, optional: bool, map: Option<IdMap>, ids: Ids) -> Step<Opened> {
+        let flags = OpenTreeFlags::OPEN_TREE_CLONE
+            | OpenTreeFlags::OPEN_TREE_CLOEXEC
+            | OpenTreeFlags::AT_RECURSIVE;
+        let tree = match rustix::mount::open_tree(CWD, path, flags) {
+            Err(rustix::io::Errno::NOENT) if optional => return Ok(Opened::Nothing),
+            opened => opened.on(Stage::Mount, "open", path)?,
+        };
+        if let Some(map) = map {
+            match idmap::apply(&tree, map, ids.outside()) {
+                Ok(()) => {}
+                Err(refused) if map.or_plain => self.notes.push(format!(
+                    "{path:?} is shown with the owners it has on disk: its file system cannot be \
+                     mounted with an id map ({})",
+                    refused.reason().unwrap_or(refused.what)
+                )),
+                Err(refused) => {
+                    return Err(crate::wire::shim::Failure {
+                        path: Some(refused.path.unwrap_or_else(|| path.to_owned())),
+                        ..refused
+                    });
+                }
+            }
+        }
+        let kind = rustix::fs::fstat(&tree).on(Stage::Mount, "inspect", path)?;
+        self.descriptors.push(tree);
+        Ok(Opened::Tree {
+            is_dir: FileType::from_raw_mode(kind.st_mode).is_dir(),
+        })
+    }
+
+    fn mirror(&mut self, path: &str, ids: Ids) -> Step<Opened> {
+        match fs::symlink_metadata(path) {
+            Ok(found) if found.is_symlink() => {
+                let to = fs::read_link(path).on(Stage::Mount, "read", path)?;
+                Ok(Opened::Link {
+                    to: to.to_string_lossy().into_owned(),
+                })
+            }
+            Ok(_) => self.tree(path, true, None, ids),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(Opened::Nothing),
+            Err(error) => Err(error).on(Stage::Mount, "inspect", path),
+        }
+    }
+}

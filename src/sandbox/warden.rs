@@ -1,0 +1,278 @@
+//! Starts the agent, watches it, passes signals on, and leaves nothing of it: what pid 1 of the
+//! sandbox and the leash have in common.
+//!
+//! One thread, one loop over three descriptors: SIGCHLD and its like, the control socket, and, in
+//! the sandbox, the link to the outer helper. When the agent has ended, or the order comes, or the
+//! supervisor is gone, everything below is killed and reaped *before* that is reported. Must not
+//! know how the walls were built.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{SigSet, Signal as NixSignal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Access, access};
+use rustix::process::{Pid, Signal, WaitOptions};
+
+use super::fail::{At, Step};
+use super::{control, descendants};
+use crate::limits;
+use crate::wire::shim::{End, Failure, Order, Program, Report, Stage, VERSION};
+
+/// Where a program without a slash is looked for when its environment has no PATH.
+const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
+
+/// How long a round of killing waits before the next.
+const ROUND: Duration = Duration::from_millis(20);
+
+/// What is killed with the agent.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Scope {
+    /// Everybody in the pid namespace whose pid 1 this process is.
+    Namespace,
+    /// Every process below this one, which is a subreaper.
+    Descendants,
+}
+
+/// Starts the agent in a process group of its own, with these as stdin, stdout and stderr.
+pub(super) fn start(program: &Program, pipes: [OwnedFd; 3]) -> Step<Pid> {
+    let named = program.argv.first().map_or("", String::as_str);
+    let fail = |errno| Failure {
+        stage: Stage::Exec,
+        what: "start".to_owned(),
+        path: Some(named.to_owned()),
+        errno: Some(errno),
+    };
+    let found =
+        find(named, program).ok_or_else(|| fail(rustix::io::Errno::NOENT.raw_os_error()))?;
+    let [stdin, stdout, stderr] = pipes;
+    // A path with a slash and no pre_exec: std takes posix_spawn. The command is dropped at the
+    // end, so that nobody here holds the agent's pipes open.
+    let child = Command::new(found)
+        .arg0(named)
+        .args(program.argv.iter().skip(1))
+        .env_clear()
+        .envs(program.env.iter().map(|(name, value)| (name, value)))
+        .stdin(Stdio::from(stdin))
+        .stdout(Stdio::from(stdout))
+        .stderr(Stdio::from(stderr))
+        .process_group(0)
+        .spawn()
+        .on(Stage::Exec, "start", named)?;
+    i32::try_from(child.id())
+        .ok()
+        .and_then(Pid::from_raw)
+        .ok_or_else(|| fail(rustix::io::Errno::SRCH.raw_os_error()))
+}
+
+/// The program's path: itself if it has a slash, else the first executable in PATH.
+fn find(named: &str, program: &Program) -> Option<String> {
+    if named.contains('/') {
+        return Some(named.to_owned());
+    }
+    let path = program.env.iter().rev().find(|(name, _)| name == "PATH");
+    path.map_or(DEFAULT_PATH, |(_, value)| value)
+        .split(':')
+        .filter(|directory| directory.starts_with('/') && !named.is_empty())
+        .map(|directory| format!("{}/{named}", directory.trim_end_matches('/')))
+        .find(|path| {
+            access(path, Access::EXEC_OK).is_ok()
+                && std::fs::metadata(path).is_ok_and(|found| found.is_file())
+        })
+}
+
+/// Watches until everything has ended, and reports it.
+pub(super) struct Warden {
+    /// The agent, which is also its process group.
+    pub(super) agent: Pid,
+    /// To the supervisor.
+    pub(super) control: UnixStream,
+    /// To the outer helper, if there is one: its end is the order to go.
+    pub(super) link: Option<UnixStream>,
+    /// What is killed with the agent.
+    pub(super) scope: Scope,
+}
+
+/// What one round of waiting brought.
+#[derive(Default)]
+struct News {
+    /// Kill everything.
+    kill: bool,
+    /// Nobody is left who could be told.
+    alone: bool,
+}
+
+impl Warden {
+    /// Reports that the agent runs, then watches it to its end. `ready` is called when a SIGTERM
+    /// no longer ends this process but is the order to kill everything.
+    pub(super) fn watch(mut self, notes: Vec<String>, ready: impl FnOnce() -> Step) -> ExitCode {
+        let Ok(mut signals) = blocked(self.scope) else {
+            return ExitCode::FAILURE;
+        };
+        let started = Report::Started {
+            version: VERSION,
+            notes,
+        };
+        let mut news = News {
+            kill: ready().is_err(),
+            alone: false,
+        };
+        // A failure to tell is the supervisor's end, which the loop sees as such.
+        let _ = control::send(&self.control, &started, &[]);
+        let mut end = None;
+        loop {
+            self.reap(&mut end);
+            if end.is_some() || news.kill {
+                break;
+            }
+            news = self.wait(&mut signals);
+        }
+        let (killed, left) = self.sweep(&mut end, &signals);
+        if !news.alone {
+            let end = end.unwrap_or(End::Signal(Signal::KILL.as_raw()));
+            let _ = control::send(&self.control, &Report::Ended { end, killed, left }, &[]);
+        }
+        ExitCode::SUCCESS
+    }
+
+    /// Waits for something to happen, and sees to signals that are to be passed on.
+    fn wait(&mut self, signals: &mut SignalFd) -> News {
+        let mut news = News::default();
+        let mut waits = vec![
+            PollFd::new(&*signals, PollFlags::IN),
+            PollFd::new(&self.control, PollFlags::IN),
+        ];
+        if let Some(link) = &self.link {
+            waits.push(PollFd::new(link, PollFlags::IN));
+        }
+        // Interrupted or not: the flags say what there is.
+        let _ = poll(&mut waits, None);
+        let has_news: Vec<bool> = waits
+            .iter()
+            .map(|wait| !wait.revents().is_empty())
+            .collect();
+        drop(waits);
+        if has_news.first() == Some(&true) {
+            let term = NixSignal::SIGTERM as u32;
+            while let Ok(Some(signal)) = signals.read_signal() {
+                news.kill |= signal.ssi_signo == term;
+            }
+        }
+        if has_news.get(1) == Some(&true) {
+            match control::receive::<Order>(&self.control) {
+                Ok((Order::Interrupt, _)) => self.signal(Signal::INT),
+                Ok((Order::Terminate, _)) => self.signal(Signal::TERM),
+                Ok((Order::Kill, _)) => news.kill = true,
+                Err(_) => {
+                    news = News {
+                        kill: true,
+                        alone: true,
+                    }
+                }
+            }
+        }
+        if has_news.get(2) == Some(&true) {
+            news.kill = true;
+        }
+        news
+    }
+
+    /// The agent is not reaped yet, or this would not be called: the number is still its own.
+    fn signal(&self, signal: Signal) {
+        if rustix::process::kill_process_group(self.agent, signal).is_err() {
+            let _ = rustix::process::kill_process(self.agent, signal);
+        }
+    }
+
+    /// Reaps whoever has ended; how many were others than the agent, and whether nobody is left.
+    fn reap(&self, end: &mut Option<End>) -> (u32, bool) {
+        let mut others = 0;
+        loop {
+            match rustix::process::wait(WaitOptions::NOHANG) {
+                Ok(Some((pid, status))) if pid == self.agent => {
+                    *end = match (status.exit_status(), status.terminating_signal()) {
+                        (Some(code), _) => Some(End::Code(code)),
+                        (None, Some(signal)) => Some(End::Signal(signal)),
+                        (None, None) => *end,
+                    };
+                }
+                Ok(Some(_)) => others += 1,
+                Ok(None) => return (others, false),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(_) => return (others, true),
+            }
+        }
+    }
+
+    /// Kills and reaps until nobody is left: how many were killed, how many could not be.
+    fn sweep(&self, end: &mut Option<End>, signals: &SignalFd) -> (u32, u32) {
+        let deadline = Instant::now() + limits::SWEEP_PROCESSES;
+        let mut killed = 0;
+        loop {
+            // Nobody below this process: everybody who lost a parent would be its child.
+            let (_, done) = self.reap(end);
+            if done {
+                return (killed, 0);
+            }
+            let alive = self.kill_all();
+            if Instant::now() >= deadline {
+                return (killed, alive.max(1));
+            }
+            let step = Timespec {
+                tv_sec: 0,
+                tv_nsec: i64::from(ROUND.subsec_nanos()),
+            };
+            let _ = poll(&mut [PollFd::new(signals, PollFlags::IN)], Some(&step));
+            while let Ok(Some(_)) = signals.read_signal() {}
+            killed += self.reap(end).0;
+        }
+    }
+
+    fn kill_all(&self) -> u32 {
+        match self.scope {
+            Scope::Namespace => {
+                let everybody = nix::unistd::Pid::from_raw(-1);
+                u32::from(nix::sys::signal::kill(everybody, NixSignal::SIGKILL).is_ok())
+            }
+            Scope::Descendants => u32::try_from(descendants::kill()).unwrap_or(u32::MAX),
+        }
+    }
+}
+
+/// Blocks the signals that the loop reads instead. Only after the agent was started: it would
+/// inherit the mask. Pid 1 reads SIGCHLD alone: the kernel drops what an agent sends its pid 1, but
+/// not what is blocked there.
+fn blocked(scope: Scope) -> Step<SignalFd> {
+    let mut mask = SigSet::empty();
+    mask.add(NixSignal::SIGCHLD);
+    if scope == Scope::Descendants {
+        for signal in [
+            NixSignal::SIGTERM,
+            NixSignal::SIGINT,
+            NixSignal::SIGHUP,
+            NixSignal::SIGQUIT,
+        ] {
+            mask.add(signal);
+        }
+    }
+    mask.thread_block().at(Stage::Shim, "block signals")?;
+    SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
+        .at(Stage::Shim, "read signals")
+}
+
+/// Lets go of stdin, stdout and stderr.
+pub(super) fn silence() -> Step {
+    let null = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/null")
+        .on(Stage::Shim, "open", "/dev/null")?;
+    let null = null.as_fd();
+    rustix::stdio::dup2_stdin(null).at(Stage::Shim, "let go of stdin")?;
+    rustix::stdio::dup2_stdout(null).at(Stage::Shim, "let go of stdout")?;
+    rustix::stdio::dup2_stderr(null).at(Stage::Shim, "let go of stderr")
+}

@@ -1,0 +1,77 @@
+//! The directories that a session works in: its copy of the workspace, its home, what changed in
+//! them, how large they are, and when they go.
+//!
+//! Every tree here may have been written by an agent, and may be changing while it is read. So
+//! nothing is opened by a path below a tree: everything starts at one descriptor of its root and
+//! goes down one name at a time without following a link ([`tree`]). Synchronous; callers run it
+//! where blocking is allowed. Must not know sessions' states, protocols or policy.
+
+pub mod copy;
+pub mod home;
+pub mod list;
+pub mod manifest;
+pub mod removal;
+pub mod resolve;
+mod resolver;
+pub mod size;
+pub mod sweep;
+pub mod tree;
+
+pub use copy::{Copied, CopyError, Listing};
+pub use home::{Home, HomeError};
+pub use list::{FileList, GitDir};
+pub use manifest::{Change, ChangeKind, Changes, Manifest};
+pub use resolve::{Link, TreeLinks};
+pub use size::{Size, measure};
+pub use sweep::{Swept, sweep};
+pub use tree::{Root, TreeError};
+
+use crate::model::Foreign;
+
+/// Who owns a tree on disk: an id of the supervisor's range, the same number for both. Only a
+/// supervisor that runs as root gives trees away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Owner {
+    /// The user id on the host.
+    pub uid: u32,
+    /// The group id on the host.
+    pub gid: u32,
+}
+
+/// A file name or path as a text, without loss: bytes that are no UTF-8 become `\xNN`, and a
+/// backslash becomes two.
+#[must_use]
+pub fn foreign_path(bytes: &[u8]) -> Foreign {
+    use std::fmt::Write as _;
+    let mut out = String::with_capacity(bytes.len());
+    for chunk in bytes.utf8_chunks() {
+        for c in chunk.valid().chars() {
+            if c == '\\' {
+                out.push('\\');
+            }
+            out.push(c);
+        }
+        for byte in chunk.invalid() {
+            let _ = write!(out, "\\x{byte:02x}");
+        }
+    }
+    Foreign::new(out)
+}
+
+#[cfg(test)]
+pub(crate) mod testing;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_file_name_has_one_text_and_no_two_share_it() {
+        let check = |name: &[u8], text: &str| assert_eq!(foreign_path(name).raw(), text);
+        check(b"src/main.rs", "src/main.rs");
+        check("é\n\u{1b}".as_bytes(), "é\n\u{1b}");
+        check(b"a\xffb", "a\\xffb");
+        check(b"a\\xffb", "a\\\\xffb");
+        check(b"\xe2\x82", "\\xe2\\x82");
+    }
+}

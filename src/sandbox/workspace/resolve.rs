@@ -1,0 +1,301 @@
+//! Reads the links of a workspace and a home by their paths inside the sandbox.
+//!
+//! Owns the IO of path resolution: one component, one answer, below the roots that it was given
+//! and nowhere else. What a link means, and whether a path may be used, is decided elsewhere.
+
+use std::ffi::CString;
+use std::io;
+
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+
+use super::tree::{Kind, Root, for_each_entry, hold_at, meta_at, meta_of, reopen};
+
+/// Components of one path. More cannot stand in a path that a system call takes.
+const COMPONENTS: usize = 2048;
+
+/// Entries of one directory that are looked at for links.
+const ENTRIES: usize = 10_000;
+
+/// What stands at a path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Link {
+    /// A link, with its target as it stands there: relative, or absolute as seen inside.
+    Target(Vec<u8>),
+    /// A directory.
+    Directory,
+    /// Something else, but no link.
+    Other,
+    /// Nothing.
+    Missing,
+    /// Nobody can say.
+    Unresolved(Unresolved),
+}
+
+/// Why a path is not resolved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Unresolved {
+    /// It is not below any of the roots.
+    #[error("it is outside workspace and home")]
+    Outside,
+    /// It is not absolute, or has an empty, `.` or `..` component, or too many.
+    #[error("it is no plain absolute path")]
+    NotPlain,
+    /// A component before the last is a link, or no directory.
+    #[error("a component before its last is no directory")]
+    Through,
+    /// The system did not let us look.
+    #[error("it could not be examined")]
+    Failed,
+}
+
+/// Trees of the host, by the paths that they have inside.
+#[derive(Debug, Default)]
+pub struct TreeLinks {
+    trees: Vec<(Vec<u8>, Root)>,
+}
+
+impl TreeLinks {
+    /// Nothing is resolved.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a tree of the host that is seen at `inside` (`/workspace`, `/home/agent`; without a
+    /// sandbox its own path).
+    #[must_use]
+    pub fn with(mut self, inside: impl Into<Vec<u8>>, root: Root) -> Self {
+        let mut inside = inside.into();
+        while inside.len() > 1 && inside.last() == Some(&b'/') {
+            inside.pop();
+        }
+        self.trees.push((inside, root));
+        // The longest first: a tree inside another hides what it covers.
+        self.trees
+            .sort_by_key(|(inside, _)| std::cmp::Reverse(inside.len()));
+        self
+    }
+
+    /// What stands at an absolute path as seen inside, whose components before the last are
+    /// directories: a caller that resolves a path asks for each of its prefixes in turn.
+    #[must_use]
+    pub fn read_link(&self, path: &[u8]) -> Link {
+        match self.find(path) {
+            Ok((root, parts)) => look(root, parts.into_iter()),
+            Err(unresolved) => Link::Unresolved(unresolved),
+        }
+    }
+
+    /// The names of the links directly in the directory `path`, of which no component is a link.
+    /// A directory that is missing has none; `None`: they cannot be listed, or are too many.
+    #[must_use]
+    pub fn links_in(&self, path: &[u8]) -> Option<Vec<Vec<u8>>> {
+        let (root, parts) = self.find(path).ok()?;
+        let mut dir = hold_at(root, c".").ok()?;
+        for part in parts {
+            let name = CString::new(part).ok()?;
+            dir = match hold_at(&dir, &name) {
+                Ok(held) => held,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Some(Vec::new()),
+                Err(_) => return None,
+            };
+            if meta_of(&dir).ok()?.kind != Kind::Dir {
+                return None;
+            }
+        }
+        let dir = reopen(&dir, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC).ok()?;
+        let mut links = Vec::new();
+        let mut entries = 0_usize;
+        for_each_entry(&dir, |name| {
+            entries += 1;
+            if entries > ENTRIES {
+                return Err(io::ErrorKind::QuotaExceeded.into());
+            }
+            if meta_at(&dir, name)?.kind == Kind::Link {
+                links.push(name.to_bytes().to_vec());
+            }
+            Ok(())
+        })
+        .ok()?;
+        Some(links)
+    }
+
+    /// The tree that a path is in, and the path's components below its root.
+    fn find<'p>(&self, path: &'p [u8]) -> Result<(&Root, Vec<&'p [u8]>), Unresolved> {
+        let Some(rest) = path.strip_prefix(b"/") else {
+            return Err(Unresolved::NotPlain);
+        };
+        let plain = |part: &[u8]| !matches!(part, b"" | b"." | b"..") && !part.contains(&0);
+        let mut parts = rest.split(|&byte| byte == b'/');
+        if !parts.clone().all(plain) || parts.clone().count() > COMPONENTS {
+            return Err(Unresolved::NotPlain);
+        }
+        let Some((inside, root)) = self.trees.iter().find(|(inside, _)| covers(inside, path))
+        else {
+            return Err(Unresolved::Outside);
+        };
+        let depth = inside
+            .split(|&byte| byte == b'/')
+            .filter(|p| !p.is_empty())
+            .count();
+        for _ in 0..depth {
+            parts.next();
+        }
+        Ok((root, parts.collect()))
+    }
+}
+
+fn covers(inside: &[u8], path: &[u8]) -> bool {
+    inside == b"/"
+        || path
+            .strip_prefix(inside)
+            .is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
+}
+
+fn look<'a>(root: &Root, parts: impl Iterator<Item = &'a [u8]>) -> Link {
+    let mut parts = parts.peekable();
+    let mut dir = match hold_at(root, c".") {
+        Ok(dir) => dir,
+        Err(error) => return unresolved(&error),
+    };
+    while let Some(part) = parts.next() {
+        let Ok(name) = CString::new(part) else {
+            return Link::Unresolved(Unresolved::NotPlain);
+        };
+        let held = match hold_at(&dir, &name) {
+            Ok(held) => held,
+            Err(error) => return unresolved(&error),
+        };
+        let kind = match meta_of(&held) {
+            Ok(meta) => meta.kind,
+            Err(error) => return unresolved(&error),
+        };
+        match (kind, parts.peek().is_some()) {
+            (Kind::Dir, true) => dir = held,
+            (_, true) => return Link::Unresolved(Unresolved::Through),
+            (Kind::Link, false) => {
+                return match rustix::fs::readlinkat(&held, c"", Vec::new()) {
+                    Ok(target) => Link::Target(target.into_bytes()),
+                    Err(errno) => unresolved(&errno.into()),
+                };
+            }
+            (Kind::Dir, false) => return Link::Directory,
+            (_, false) => return Link::Other,
+        }
+    }
+    Link::Directory
+}
+
+fn unresolved(error: &io::Error) -> Link {
+    match Errno::from_io_error(error) {
+        Some(Errno::NOENT) => Link::Missing,
+        Some(Errno::NOTDIR | Errno::LOOP) => Link::Unresolved(Unresolved::Through),
+        _ => Link::Unresolved(Unresolved::Failed),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::super::testing::{as_ordinary_user, scratch};
+    use super::Unresolved::{Failed, NotPlain, Outside, Through};
+    use super::*;
+
+    fn target(text: &str) -> Link {
+        Link::Target(text.into())
+    }
+
+    #[test]
+    fn links_are_read_below_the_roots_and_never_followed() {
+        let dir = scratch();
+        let at = |name: &str| dir.path().join(name);
+        std::fs::create_dir_all(at("ws/src")).unwrap();
+        std::fs::create_dir_all(at("home")).unwrap();
+        std::fs::write(at("ws/src/file"), "x").unwrap();
+        symlink("/etc", at("ws/etc")).unwrap();
+        symlink("../..", at("ws/src/up")).unwrap();
+        symlink("/workspace/src", at("home/back")).unwrap();
+        symlink("/proc/self/root", at("ws/magic")).unwrap();
+        let links = TreeLinks::new()
+            .with("/workspace", Root::open(&at("ws")).unwrap())
+            .with("/home/agent/", Root::open(&at("home")).unwrap());
+        let check = |path: &str, expect: Link| {
+            assert_eq!(links.read_link(path.as_bytes()), expect, "{path}");
+        };
+        check("/workspace", Link::Directory);
+        check("/workspace/src", Link::Directory);
+        check("/workspace/src/file", Link::Other);
+        check("/workspace/etc", target("/etc"));
+        check("/workspace/src/up", target("../.."));
+        check("/workspace/magic", target("/proc/self/root"));
+        check("/home/agent", Link::Directory);
+        check("/home/agent/back", target("/workspace/src"));
+        check("/workspace/new", Link::Missing);
+        check("/workspace/new/deeper", Link::Missing);
+        check("/workspace/etc/shadow", Link::Unresolved(Through));
+        check("/workspace/magic/etc", Link::Unresolved(Through));
+        check("/workspace/src/file/x", Link::Unresolved(Through));
+        for outside in [
+            "/etc/shadow",
+            "/home",
+            "/home/agents",
+            "/workspaces/a",
+            "/tmp/x",
+        ] {
+            check(outside, Link::Unresolved(Outside));
+        }
+        for odd in [
+            "",
+            "x",
+            "/",
+            "//workspace",
+            "/workspace/",
+            "/workspace/../etc",
+            "/workspace/.",
+        ] {
+            check(odd, Link::Unresolved(NotPlain));
+        }
+        check("/workspace/a\0b", Link::Unresolved(NotPlain));
+        check(
+            &format!("/workspace/{}", "x".repeat(300)),
+            Link::Unresolved(Failed),
+        );
+        check(
+            &format!("/workspace/{}x", "d/".repeat(5000)),
+            Link::Unresolved(NotPlain),
+        );
+    }
+
+    #[test]
+    fn without_a_sandbox_a_tree_has_its_own_path_and_an_inner_one_hides() {
+        let dir = scratch();
+        std::fs::create_dir_all(dir.path().join("a/b")).unwrap();
+        std::fs::create_dir_all(dir.path().join("other")).unwrap();
+        symlink("x", dir.path().join("a/b/link")).unwrap();
+        symlink("y", dir.path().join("other/link")).unwrap();
+        let inside = |name: &str| dir.path().join(name).into_os_string().into_encoded_bytes();
+        let outer = TreeLinks::new().with(inside(""), Root::open(dir.path()).unwrap());
+        assert_eq!(outer.read_link(&inside("a/b/link")), target("x"));
+        let both = outer.with(
+            inside("a/b"),
+            Root::open(&dir.path().join("other")).unwrap(),
+        );
+        assert_eq!(both.read_link(&inside("a/b/link")), target("y"));
+    }
+
+    #[test]
+    fn what_may_not_be_examined_is_unresolved() {
+        as_ordinary_user("what_may_not_be_examined_is_unresolved", || {
+            use std::os::unix::fs::PermissionsExt as _;
+            let dir = scratch();
+            let closed = dir.path().join("closed");
+            std::fs::create_dir(&closed).unwrap();
+            std::fs::set_permissions(&closed, std::fs::Permissions::from_mode(0o000)).unwrap();
+            let links = TreeLinks::new().with("/workspace", Root::open(dir.path()).unwrap());
+            let got = links.read_link(b"/workspace/closed/x");
+            assert_eq!(got, Link::Unresolved(Unresolved::Failed));
+        });
+    }
+}

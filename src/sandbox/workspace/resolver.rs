@@ -1,0 +1,27 @@
+//! Answers the policy's questions about paths from the trees that a session really has.
+//!
+//! Only translates: the IO stands in [`super::resolve`], the walk in the policy.
+
+use super::resolve::{Link, TreeLinks};
+use crate::policy::{Look, Resolver};
+
+impl Resolver for TreeLinks {
+    fn look(&self, path: &str) -> Look {
+        match self.read_link(path.as_bytes()) {
+            Link::Target(target) => String::from_utf8(target).map_or(Look::Unresolved, Look::Link),
+            Link::Directory => Look::Directory,
+            Link::Other => Look::File,
+            Link::Missing => Look::Missing,
+            Link::Unresolved(_) => Look::Unresolved,
+        }
+    }
+
+    fn links(&self, path: &str) -> Option<Vec<String>> {
+        let names = self.links_in(path.as_bytes())?;
+        // A name that is no text cannot be compared with what a pattern matches.
+        names
+            .into_iter()
+            .map(|name| String::from_utf8(name).ok())
+            .collect()
+    }
+}

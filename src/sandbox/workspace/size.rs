@@ -1,0 +1,86 @@
+//! How large a tree is: what stands in for a quota while there is none.
+
+use std::collections::HashSet;
+
+use super::tree::{Bounds, Cut, Kind, Root, Step, TreeError, walk};
+
+/// The size of a tree on disk.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Size {
+    /// Bytes that its files and directories take on disk: a hole takes none, and a file with
+    /// several names counts once.
+    pub bytes: u64,
+    /// Entries below the root, of every kind.
+    pub files: u64,
+    /// Directories that could not be read for lack of rights; what is in them is not in `bytes`.
+    pub unreadable: u64,
+    /// Why not everything was measured, if so. A tree beyond the bounds of a walk counts as too
+    /// large; one that was changed meanwhile ([`Cut::Moved`]) is measured again next time.
+    pub cut: Option<Cut>,
+}
+
+/// Measures everything below `root`, within [`Bounds::default`].
+pub fn measure(root: &Root) -> Result<Size, TreeError> {
+    measure_within(root, Bounds::default())
+}
+
+fn measure_within(root: &Root, bounds: Bounds) -> Result<Size, TreeError> {
+    let mut bytes = 0_u64;
+    // Bounded by the entries of the walk.
+    let mut seen = HashSet::new();
+    let walked = walk(root, bounds, &mut |entry| {
+        let meta = entry.meta;
+        if meta.kind == Kind::Dir || meta.links < 2 || seen.insert(meta.id) {
+            bytes = bytes.saturating_add(meta.disk_bytes);
+        }
+        Step::Enter
+    })
+    .map_err(|error| TreeError::at_path("measure", root.path(), error))?;
+    Ok(Size {
+        bytes,
+        files: walked.entries,
+        unreadable: walked.unreadable,
+        cut: walked.cut,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::scratch;
+    use super::*;
+
+    #[test]
+    fn a_size_counts_what_is_on_disk_once_and_follows_no_link() {
+        let dir = scratch();
+        let root = Root::open(dir.path()).unwrap();
+        assert_eq!(measure(&root).unwrap(), Size::default());
+        std::fs::write(dir.path().join("a"), vec![1; 1 << 20]).unwrap();
+        std::fs::hard_link(dir.path().join("a"), dir.path().join("b")).unwrap();
+        std::os::unix::fs::symlink("/usr", dir.path().join("c")).unwrap();
+        let sparse = std::fs::File::create(dir.path().join("d")).unwrap();
+        sparse.set_len(1 << 40).unwrap();
+        let size = measure(&root).unwrap();
+        assert_eq!((size.files, size.cut), (4, None));
+        assert!((1 << 20..2 << 20).contains(&size.bytes), "{size:?}");
+    }
+
+    #[test]
+    fn a_tree_beyond_the_bounds_says_so() {
+        let dir = scratch();
+        for n in 0..20 {
+            std::fs::create_dir_all(dir.path().join(format!("{n}/x/y"))).unwrap();
+        }
+        let root = Root::open(dir.path()).unwrap();
+        let cut = |bounds| measure_within(&root, bounds).unwrap().cut;
+        let bounds = Bounds::default();
+        assert_eq!(cut(bounds), None);
+        assert_eq!(
+            cut(Bounds {
+                entries: 59,
+                ..bounds
+            }),
+            Some(Cut::Entries)
+        );
+        assert_eq!(cut(Bounds { depth: 1, ..bounds }), Some(Cut::Depth));
+    }
+}

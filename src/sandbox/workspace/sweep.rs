@@ -1,0 +1,308 @@
+//! What goes when: copies some time after their task, homes with their session, leftovers of a
+//! supervisor that was killed.
+//!
+//! What is kept is decided by names and by files that only the supervisor can touch, never by
+//! times of a tree that an agent wrote. A tree that goes is renamed first, so that nobody takes
+//! half of one for a whole. Must not know sessions: the caller says which there are.
+
+use std::os::fd::AsFd;
+use std::time::{Duration, SystemTime};
+
+use rustix::fs::RenameFlags;
+use rustix::io::Errno;
+
+use super::copy::{PART, ended_marker, mark_ended};
+use super::removal::remove_tree;
+use super::tree::{Root, TreeError, for_each_entry, open_dir_at};
+use crate::model::SessionId;
+use crate::sandbox::state_dir::{StateDir, free_locals};
+
+/// Names of trees that are being removed begin so.
+const TRASH: &str = ".trash-";
+
+/// When a sweep runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum When {
+    /// At the start, before anything else works in the state directory: what was half made or
+    /// half removed goes too.
+    Start,
+    /// While sessions work.
+    Hourly,
+}
+
+/// What a sweep asks about a session. A session is known before its home or copy is made.
+pub trait Sessions {
+    /// It may be resumed, so that its home is needed.
+    fn exists(&self, session: &SessionId) -> bool;
+    /// It works now, so that its copy is needed.
+    fn works(&self, session: &SessionId) -> bool;
+}
+
+/// What a sweep did.
+#[derive(Debug, Default)]
+pub struct Swept {
+    /// Copies removed.
+    pub copies: u64,
+    /// Homes removed.
+    pub homes: u64,
+    /// Half made, half removed, or of an old `--local` run: removed.
+    pub leftovers: u64,
+    /// What could not be removed; the sweep went on.
+    pub failed: Vec<TreeError>,
+}
+
+/// Removes copies whose task ended more than `kept` ago, homes of sessions that do not exist, and
+/// directories of `--local` runs that began more than `kept` ago and ended. A copy without a
+/// marker, whose session does not work, lost its supervisor: its time begins now.
+pub fn sweep(
+    state: &StateDir,
+    when: When,
+    now: SystemTime,
+    kept: Duration,
+    sessions: &dyn Sessions,
+) -> Swept {
+    let mut swept = Swept::default();
+    // A clock that was set back makes things younger, never older.
+    let is_old = |then: SystemTime| now.duration_since(then).is_ok_and(|age| age > kept);
+    if when == When::Start {
+        for root in [state.copies(), state.homes()] {
+            swept.leftovers(root);
+        }
+        swept.locals(state, &is_old);
+    }
+    swept.copies(state, &is_old, sessions);
+    for session in sessions_in(state.homes(), &mut swept.failed) {
+        if !sessions.exists(&session) && !sessions.works(&session) {
+            let done = discard(state.homes(), session.as_str());
+            count(done, &mut swept.homes, &mut swept.failed);
+        }
+    }
+    swept
+}
+
+impl Swept {
+    fn leftovers(&mut self, root: &Root) {
+        for name in names(root, &mut self.failed) {
+            if name.starts_with(PART) || name.starts_with(TRASH) {
+                count(
+                    remove_tree(root, &name),
+                    &mut self.leftovers,
+                    &mut self.failed,
+                );
+            }
+        }
+    }
+
+    fn locals(&mut self, state: &StateDir, is_old: &dyn Fn(SystemTime) -> bool) {
+        let path = state.path().join("local");
+        let opened = Root::open_at(state.root(), "local", path);
+        let (Ok(locals), Ok(root)) = (free_locals(state), opened) else {
+            return;
+        };
+        for (name, began) in locals {
+            if is_old(began) {
+                count(
+                    remove_tree(&root, &name),
+                    &mut self.leftovers,
+                    &mut self.failed,
+                );
+            }
+        }
+    }
+
+    fn copies(
+        &mut self,
+        state: &StateDir,
+        is_old: &dyn Fn(SystemTime) -> bool,
+        sessions: &dyn Sessions,
+    ) {
+        for session in sessions_in(state.copies(), &mut self.failed) {
+            if sessions.works(&session) {
+                continue;
+            }
+            let marker = ended_marker(session.as_str());
+            let ended = state.copies().path().join(&marker).symlink_metadata();
+            match ended.and_then(|meta| meta.modified()) {
+                Ok(ended) if is_old(ended) => {
+                    let done = discard(state.copies(), session.as_str())
+                        .and_then(|()| remove_tree(state.copies(), &marker));
+                    count(done, &mut self.copies, &mut self.failed);
+                }
+                Ok(_) => {}
+                Err(_) => self.failed.extend(mark_ended(state, &session).err()),
+            }
+        }
+    }
+}
+
+fn count(done: Result<(), TreeError>, counter: &mut u64, failed: &mut Vec<TreeError>) {
+    match done {
+        Ok(()) => *counter += 1,
+        Err(error) => failed.push(error),
+    }
+}
+
+/// Removes the tree of a name that others may still look for: under another name.
+pub(super) fn discard(root: &Root, name: &str) -> Result<(), TreeError> {
+    let trash = format!("{TRASH}{name}");
+    remove_tree(root, &trash)?;
+    let dir = root.as_fd();
+    match rustix::fs::renameat_with(dir, name, dir, &*trash, RenameFlags::NOREPLACE) {
+        Ok(()) => remove_tree(root, &trash),
+        Err(Errno::NOENT) => Ok(()),
+        Err(errno) => Err(TreeError::at("remove", name.as_bytes(), errno)),
+    }
+}
+
+fn names(root: &Root, failed: &mut Vec<TreeError>) -> Vec<String> {
+    let mut names = Vec::new();
+    let listed = open_dir_at(root, c".").and_then(|dir| {
+        for_each_entry(&dir, |name| {
+            // Names that are no UTF-8 were not given by us.
+            names.extend(name.to_str().ok().map(str::to_owned));
+            Ok(())
+        })
+    });
+    if let Err(error) = listed {
+        failed.push(TreeError::at_path("list", root.path(), error));
+    }
+    names
+}
+
+fn sessions_in(root: &Root, failed: &mut Vec<TreeError>) -> Vec<SessionId> {
+    let names = names(root, failed);
+    let ids = names.iter().filter_map(|name| SessionId::new(name).ok());
+    ids.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    use super::super::copy;
+    use super::super::testing::scratch;
+    use super::*;
+    use crate::limits::COPY_KEPT;
+    use crate::model::RunId;
+
+    #[derive(Default)]
+    struct Known {
+        existing: &'static [&'static str],
+        working: &'static [&'static str],
+    }
+
+    impl Sessions for Known {
+        fn exists(&self, session: &SessionId) -> bool {
+            self.existing.contains(&session.as_str())
+        }
+        fn works(&self, session: &SessionId) -> bool {
+            self.working.contains(&session.as_str())
+        }
+    }
+
+    fn names_in(path: &Path) -> BTreeSet<String> {
+        let entries = std::fs::read_dir(path).unwrap();
+        let name = |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name();
+        entries
+            .map(|entry| name(entry).into_string().unwrap())
+            .collect()
+    }
+
+    fn set(names: &[&str]) -> BTreeSet<String> {
+        names.iter().map(|&name| name.to_owned()).collect()
+    }
+
+    fn tree(path: &Path) {
+        std::fs::create_dir_all(path.join("sub")).unwrap();
+        std::fs::write(path.join("sub/file"), "x").unwrap();
+    }
+
+    #[test]
+    fn a_copy_goes_a_week_after_its_task_whatever_time_its_agent_gave_it() {
+        let dir = scratch();
+        let state = StateDir::open(&dir.path().join("state"), &[]).unwrap();
+        let copies = state.copies().path().to_owned();
+        for name in ["ended", "working", "orphan"] {
+            tree(&copies.join(name));
+        }
+        let far = SystemTime::now() + Duration::from_secs(1 << 31);
+        std::fs::File::open(copies.join("ended"))
+            .unwrap()
+            .set_modified(far)
+            .unwrap();
+        mark_ended(&state, &SessionId::new("ended").unwrap()).unwrap();
+        let known = Known {
+            existing: &["ended", "working", "orphan"],
+            working: &["working"],
+        };
+        let now = SystemTime::now();
+        let at = |now| sweep(&state, When::Hourly, now, COPY_KEPT, &known);
+        let all = set(&["ended", "ended,ended", "working", "orphan", "orphan,ended"]);
+        assert_eq!(at(now).copies, 0);
+        assert_eq!(names_in(&copies), all, "the orphan's time has begun");
+        assert_eq!(
+            at(now - COPY_KEPT * 2).copies,
+            0,
+            "a clock set back removes nothing"
+        );
+        assert_eq!(at(now + COPY_KEPT - Duration::from_secs(60)).copies, 0);
+        let swept = at(now + COPY_KEPT + Duration::from_secs(60));
+        assert_eq!((swept.copies, swept.failed.len()), (2, 0));
+        assert_eq!(names_in(&copies), set(&["working"]));
+    }
+
+    #[test]
+    fn homes_go_with_their_session() {
+        let dir = scratch();
+        let state = StateDir::open(&dir.path().join("state"), &[]).unwrap();
+        let homes = state.homes().path().to_owned();
+        for name in ["kept", "starting", "gone", ".part-x", ".trash-y"] {
+            tree(&homes.join(name));
+        }
+        let known = Known {
+            existing: &["kept"],
+            working: &["starting"],
+        };
+        let swept = sweep(&state, When::Hourly, SystemTime::now(), COPY_KEPT, &known);
+        assert_eq!((swept.homes, swept.leftovers), (1, 0));
+        let all = set(&["kept", "starting", ".part-x", ".trash-y"]);
+        assert_eq!(
+            names_in(&homes),
+            all,
+            "others may be at work on the last two"
+        );
+        let swept = sweep(&state, When::Start, SystemTime::now(), COPY_KEPT, &known);
+        assert_eq!((swept.homes, swept.leftovers), (0, 2));
+        assert_eq!(names_in(&homes), set(&["kept", "starting"]));
+    }
+
+    #[test]
+    fn local_runs_are_kept_while_they_run_and_a_week_after_their_start() {
+        let dir = scratch();
+        let path = dir.path().join("state");
+        let state = StateDir::open(&path, &[]).unwrap();
+        let run = |name| StateDir::open_local(&path, &RunId::new(name).unwrap(), &[]).unwrap();
+        drop(run("ended"));
+        let running = run("running");
+        let at = |now| sweep(&state, When::Start, now, COPY_KEPT, &Known::default()).leftovers;
+        let now = SystemTime::now();
+        assert_eq!(at(now), 0);
+        assert_eq!(at(now + COPY_KEPT * 2), 1);
+        assert_eq!(names_in(&path.join("local")), set(&["running"]));
+        drop(running);
+    }
+
+    #[test]
+    fn a_discarded_copy_is_gone_with_its_marker() {
+        let dir = scratch();
+        let state = StateDir::open(&dir.path().join("state"), &[]).unwrap();
+        let session = SessionId::new("s").unwrap();
+        tree(&copy::path(&state, &session));
+        mark_ended(&state, &session).unwrap();
+        mark_ended(&state, &session).expect("twice is fine");
+        copy::discard(&state, &session).unwrap();
+        copy::discard(&state, &session).expect("twice is fine");
+        assert_eq!(names_in(state.copies().path()), set(&[]));
+    }
+}

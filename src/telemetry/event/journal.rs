@@ -1,0 +1,142 @@
+//! The journal: commits, failures, the audit chain's head.
+
+use std::time::Duration;
+
+use metrics::{Counter, Gauge, Histogram};
+
+use crate::model::words;
+use crate::telemetry::meters::{counter, gauge, histogram};
+use crate::telemetry::names;
+
+words!(
+    /// Why the journal could not write, or left something out.
+    JournalError {
+        /// A write failed.
+        Write = "write",
+        /// A sync failed.
+        Sync = "sync",
+        /// The disk is full, or nearly.
+        Full = "full",
+        /// Another process holds the database.
+        Busy = "busy",
+        /// The database is damaged or gone.
+        Corrupt = "corrupt",
+        /// A commit broke the order of its session, or another rule of the rows.
+        Rejected = "rejected",
+    }
+);
+
+/// The journal's handles; every batch touches them.
+#[derive(Clone)]
+pub struct JournalMeters {
+    events: Counter,
+    bytes: Counter,
+    commit: Histogram,
+    batch: Histogram,
+    backlog: Gauge,
+    size: Gauge,
+    errors: Vec<Counter>,
+}
+
+impl Default for JournalMeters {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl JournalMeters {
+    /// Makes the handles, with the recorder of the calling thread.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            events: counter(&names::JOURNAL_EVENTS, &[]),
+            bytes: counter(&names::JOURNAL_BYTES, &[]),
+            commit: histogram(&names::JOURNAL_FSYNC, &[]),
+            batch: histogram(&names::JOURNAL_BATCH, &[]),
+            backlog: gauge(&names::JOURNAL_BACKLOG, &[]),
+            size: gauge(&names::JOURNAL_SIZE, &[]),
+            errors: JournalError::ALL
+                .iter()
+                .map(|error| counter(&names::JOURNAL_ERRORS, &[error.word()]))
+                .collect(),
+        }
+    }
+
+    /// A batch is durable. Not logged: there are thousands a second.
+    pub fn committed(&self, events: u64, bytes: u64, took: Duration) {
+        self.events.increment(events);
+        self.bytes.increment(bytes);
+        self.commit.record(took);
+        self.batch.record(events as f64);
+    }
+
+    /// Rows that wait.
+    pub fn backlog(&self, rows: usize) {
+        self.backlog.set(rows as f64);
+    }
+
+    /// The files' size.
+    pub fn size(&self, bytes: u64) {
+        self.size.set(bytes as f64);
+    }
+
+    /// One more failure.
+    pub fn error(&self, error: JournalError) {
+        if let Some(counter) = self.errors.get(error as usize) {
+            counter.increment(1);
+        }
+    }
+}
+
+/// The journal began to fail, or left a commit out. Counted by [`JournalMeters::error`], which
+/// also counts every retry.
+#[derive(Debug)]
+pub struct JournalFailed<'a> {
+    /// Why.
+    pub reason: JournalError,
+    /// What was said, and what it means.
+    pub detail: &'a str,
+}
+
+impl JournalFailed<'_> {
+    /// Logs.
+    pub fn emit(self) {
+        if self.reason == JournalError::Busy {
+            tracing::warn!(reason = %self.reason, detail = self.detail, "journal stalled: what was accepted is kept and retried");
+        } else {
+            tracing::error!(reason = %self.reason, detail = self.detail, "journal failed");
+        }
+    }
+}
+
+/// The journal writes again; nothing was lost.
+#[derive(Debug)]
+pub struct JournalRecovered {
+    /// After how long.
+    pub after: Duration,
+    /// How many rows waited.
+    pub kept: usize,
+}
+
+impl JournalRecovered {
+    /// Logs.
+    pub fn emit(self) {
+        tracing::info!(after = ?self.after, kept = self.kept, "journal writes again");
+    }
+}
+
+/// The end of the audit chain: only what is told outside the chain shows a cut or a rewrite.
+#[derive(Debug)]
+pub struct AuditHead<'a> {
+    /// How many records there are.
+    pub link: u64,
+    /// The last one's hash.
+    pub hash: &'a str,
+}
+
+impl AuditHead<'_> {
+    /// Logs.
+    pub fn emit(self) {
+        tracing::info!(link = self.link, hash = self.hash, "audit head");
+    }
+}

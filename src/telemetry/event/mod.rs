@@ -1,0 +1,13 @@
+//! One struct per event; `emit` makes its log line and its metrics, so that they cannot drift.
+//!
+//! What happens for every line of a child is not here but in [`super::meters`], without logs.
+
+pub mod child;
+pub mod journal;
+pub mod permission;
+pub mod process;
+pub mod task;
+pub mod turn;
+
+/// Columns that a foreign text may take in a log line.
+const WIDTH: usize = 300;

@@ -1,0 +1,493 @@
+use std::time::Duration;
+
+use super::*;
+use crate::limits;
+use crate::model::{AskId, EventKind, ExitClass, ExitStatus, SessionId, SlotId, SlotState};
+use crate::model::{Foreign, TaskId, TaskOutcome, TurnOutcome, Usage};
+use crate::telemetry::event::{child, permission, process, task, turn};
+use crate::telemetry::sets::{
+    ActorKind, EvaluationError, Hang, LineFault, QueueRefusal, RestartCause, SandboxStage,
+    SpawnResult, Stream, ToolClass, ToolOutcome,
+};
+
+const BUILD: Build = Build {
+    version: "1.2.3",
+    revision: "abc",
+    rustc: "1.90.0",
+};
+
+fn pool() -> PoolName {
+    PoolName::new("demo").expect("name")
+}
+
+/// Runs `emit` against a recorder of its own, with the pool `demo` of two slots, and gives the
+/// page.
+fn page_after(emit: impl FnOnce()) -> String {
+    let (recorder, exporter) = Exporter::build(BUILD).expect("recorder");
+    metrics::with_local_recorder(&recorder, || {
+        describe_all();
+        initialise();
+        initialise_pool(&pool(), 2);
+        emit();
+    });
+    let slots = [
+        SlotId {
+            pool: pool(),
+            index: 0,
+        },
+        SlotId {
+            pool: pool(),
+            index: 1,
+        },
+    ];
+    let samples = [
+        SlotSample {
+            slot: &slots[0],
+            agent: "we\"ird\\agent",
+            protocol: "scaiflux",
+            up: true,
+            start_time_seconds: Some(1.5e9),
+            last_exit_code: None,
+        },
+        SlotSample {
+            slot: &slots[1],
+            agent: "script-agent",
+            protocol: "scaiflux",
+            up: false,
+            start_time_seconds: None,
+            last_exit_code: Some(137),
+        },
+    ];
+    exporter.upkeep();
+    exporter.render(Some(&ProcessStats::default()), &samples)
+}
+
+/// The value of one series, as the page writes it.
+fn value(page: &str, series: &str) -> Option<f64> {
+    page.lines().find_map(|line| {
+        line.strip_prefix(series)
+            .and_then(|rest| rest.strip_prefix(' '))
+            .and_then(|number| number.parse().ok())
+    })
+}
+
+fn check(page: &str, series: &str, expect: f64) {
+    let got = value(page, series);
+    assert!(
+        got.is_some_and(|got| (got - expect).abs() < 1e-9),
+        "{series}: {got:?}, not {expect}"
+    );
+}
+
+#[test]
+fn every_series_of_a_pool_is_there_at_zero_before_anything_happens() {
+    let page = page_after(|| {});
+    for class in ExitClass::ALL {
+        check(
+            &page,
+            &format!("marshal_child_exits_total{{pool=\"demo\",reason=\"{class}\"}}"),
+            0.0,
+        );
+    }
+    for outcome in TaskOutcome::ALL {
+        check(
+            &page,
+            &format!("marshal_tasks_total{{pool=\"demo\",outcome=\"{outcome}\"}}"),
+            0.0,
+        );
+    }
+    check(
+        &page,
+        "marshal_permission_requests_total{pool=\"demo\",tool_class=\"shell\",decision=\"deny\",decided_by=\"timeout\"}",
+        0.0,
+    );
+    assert!(
+        !page.contains("decision=\"allow\",decided_by=\"timeout\""),
+        "time never allows"
+    );
+    check(&page, "marshal_pool_slots_desired{pool=\"demo\"}", 2.0);
+    check(&page, "marshal_journal_errors_total{reason=\"full\"}", 0.0);
+}
+
+#[test]
+fn every_metric_of_the_catalogue_is_on_the_page_with_help_and_type() {
+    let page = page_after(|| {
+        process::ScrapeServed {
+            took: Duration::from_millis(1),
+        }
+        .emit();
+    });
+    for metric in CATALOGUE {
+        let name = metric.name;
+        assert!(
+            page.contains(&format!("# HELP {name} {}\n", metric.help)),
+            "no help of {name}"
+        );
+        assert!(
+            page.contains(&format!("# TYPE {name} {}\n", metric.kind.word())),
+            "{name} is no {}",
+            metric.kind.word()
+        );
+    }
+}
+
+#[test]
+fn nothing_on_the_page_is_missing_from_the_catalogue() {
+    let page = page_after(emit_everything);
+    for line in page.lines().filter(|line| line.starts_with("# TYPE ")) {
+        let mut words = line.split(' ').skip(2);
+        let (name, kind) = (words.next().unwrap_or(""), words.next().unwrap_or(""));
+        let metric = CATALOGUE.iter().find(|metric| metric.name == name);
+        assert_eq!(metric.map(|m| m.kind.word()), Some(kind), "{line}");
+    }
+    assert!(!page.contains("quantile="), "a histogram without buckets");
+}
+
+#[test]
+fn a_pool_makes_no_more_series_when_it_works_than_when_it_was_born() {
+    let series = |page: &str| {
+        let mut names: Vec<String> = page
+            .lines()
+            .filter(|line| !line.starts_with('#') && !line.is_empty())
+            .filter_map(|line| line.rsplit_once(' ').map(|(name, _)| name.to_owned()))
+            .collect();
+        names.sort();
+        names
+    };
+    let (born, worked) = (page_after(|| {}), page_after(emit_everything));
+    assert_eq!(series(&born), series(&worked));
+}
+
+/// Every event once.
+fn emit_everything() {
+    let slot = SlotId {
+        pool: pool(),
+        index: 0,
+    };
+    let session = SessionId::new("s-1").expect("id");
+    let ask = AskId::new("a-1").expect("id");
+    let task = TaskId::new("t-1").expect("id");
+    let took = Duration::from_millis(3);
+    let foreign = Foreign::new("text\u{1b}[31m");
+    let (slot, session, ask, task) = (&slot, &session, &ask, &task);
+    emit_child(slot, session, &foreign, took);
+    let pool = &slot.pool;
+    turn::TurnFirstEvent { slot, after: took }.emit();
+    turn::TurnEnded {
+        slot,
+        session,
+        outcome: TurnOutcome::Completed,
+        took,
+        tool_calls: 3,
+    }
+    .emit();
+    turn::ToolCallEnded {
+        slot,
+        tool_class: ToolClass::Shell,
+        outcome: ToolOutcome::Ok,
+        took: Some(took),
+    }
+    .emit();
+    turn::UnaskedJudged {
+        slot,
+        session,
+        tool_class: ToolClass::Shell,
+        verdict: Decision::Deny,
+        rules: &[],
+    }
+    .emit();
+    turn::TokensUsed {
+        slot,
+        used: Usage {
+            input: 7,
+            output: 2,
+        },
+    }
+    .emit();
+    permission::PermissionRequested {
+        slot,
+        session,
+        ask,
+        tool: &foreign,
+    }
+    .emit();
+    permission::PermissionDecided {
+        slot,
+        session,
+        ask,
+        tool_class: ToolClass::Shell,
+        decision: Decision::Deny,
+        by: DecidedBy::Policy,
+        rules: &[],
+        took,
+    }
+    .emit();
+    permission::PolicyEvaluated {
+        took,
+        error: Some(EvaluationError::TooLarge),
+    }
+    .emit();
+    task::TaskQueued { pool, task }.emit();
+    task::TaskStarted {
+        slot,
+        task,
+        attempt: 1,
+        waited: took,
+    }
+    .emit();
+    task::TaskQueued { pool, task }.emit();
+    task::TaskEnded {
+        pool,
+        task,
+        outcome: TaskOutcome::Skipped,
+        detail: "",
+        from: task::EndedFrom::Queue,
+    }
+    .emit();
+    task::QueueRejected {
+        pool,
+        task,
+        reason: QueueRefusal::Full,
+    }
+    .emit();
+    task::PoolSampled {
+        pool,
+        oldest_task: took,
+        oldest_ask: took,
+    }
+    .emit();
+    process::ActorStarted {
+        kind: ActorKind::Session,
+    }
+    .emit();
+    process::ActorEnded {
+        kind: ActorKind::Session,
+        failure: Some("x"),
+    }
+    .emit();
+    process::TaskPanicked {
+        task: "pump",
+        failure: "x",
+    }
+    .emit();
+    process::ScrapeServed { took }.emit();
+}
+
+fn emit_child(slot: &SlotId, session: &SessionId, foreign: &Foreign, took: Duration) {
+    for result in [SpawnResult::Ok, SpawnResult::SandboxFailed] {
+        child::ChildSpawned {
+            slot,
+            session,
+            result,
+            pid: Some(1),
+            took,
+        }
+        .emit();
+    }
+    child::SandboxFailed {
+        slot,
+        stage: SandboxStage::Mount,
+        detail: "x",
+    }
+    .emit();
+    child::ChildReady {
+        slot,
+        session,
+        protocol: "1",
+        version: Some(foreign),
+        took,
+        downtime: Some(took),
+    }
+    .emit();
+    child::ChildExited {
+        slot,
+        session,
+        class: ExitClass::Signalled,
+        status: Some(ExitStatus::Signal(9)),
+        detail: "x",
+        stderr: std::slice::from_ref(foreign),
+    }
+    .emit();
+    child::ChildRestarted {
+        slot,
+        cause: RestartCause::Crash,
+        delay: took,
+        budget_left: 4,
+    }
+    .emit();
+    child::ChildHung {
+        slot,
+        session,
+        kind: Hang::NoOutput,
+        after: took,
+    }
+    .emit();
+    child::SlotStateChanged {
+        slot,
+        from: None,
+        to: Some(SlotState::Starting),
+    }
+    .emit();
+    child::SlotStateChanged {
+        slot,
+        from: Some(SlotState::Starting),
+        to: Some(SlotState::Parked),
+    }
+    .emit();
+    child::SlotParked {
+        slot,
+        class: ExitClass::VersionRefused,
+        reason: "x",
+    }
+    .emit();
+    let meters = PoolMeters::new(&slot.pool);
+    child::ProtocolError {
+        slot,
+        session,
+        reason: LineFault::BadJson,
+        head: foreign,
+    }
+    .emit(&meters);
+    meters.event(EventKind::Text);
+    meters.event(EventKind::BadLine);
+    meters.bytes(Stream::Stderr, 5);
+    meters.line(limits::LINE_BYTES);
+    meters.processed(took);
+    meters.stdin_queued();
+    meters.stdin_written(took);
+}
+
+#[test]
+fn events_arrive_in_the_series_that_they_name() {
+    let page = page_after(emit_everything);
+    for (series, expect) in [
+        (
+            "marshal_child_spawns_total{pool=\"demo\",result=\"ok\"}",
+            1.0,
+        ),
+        (
+            "marshal_child_spawns_total{pool=\"demo\",result=\"sandbox_failed\"}",
+            1.0,
+        ),
+        (
+            "marshal_child_spawn_duration_seconds_count{pool=\"demo\"}",
+            1.0,
+        ),
+        (
+            "marshal_child_exits_total{pool=\"demo\",reason=\"signalled\"}",
+            1.0,
+        ),
+        (
+            "marshal_child_restarts_total{pool=\"demo\",cause=\"crash\"}",
+            1.0,
+        ),
+        (
+            "marshal_child_hangs_total{pool=\"demo\",kind=\"no_output\"}",
+            1.0,
+        ),
+        (
+            "marshal_sandbox_failures_total{pool=\"demo\",stage=\"mount\"}",
+            1.0,
+        ),
+        ("marshal_pool_slots{pool=\"demo\",state=\"starting\"}", 0.0),
+        ("marshal_pool_slots{pool=\"demo\",state=\"parked\"}", 1.0),
+        (
+            "marshal_events_total{pool=\"demo\",kind=\"text_delta\"}",
+            1.0,
+        ),
+        ("marshal_events_total{pool=\"demo\",kind=\"other\"}", 1.0),
+        (
+            "marshal_event_bytes_total{pool=\"demo\",stream=\"stderr\"}",
+            5.0,
+        ),
+        (
+            "marshal_event_size_bytes_bucket{pool=\"demo\",le=\"1048576\"}",
+            0.0,
+        ),
+        (
+            "marshal_event_size_bytes_bucket{pool=\"demo\",le=\"8388608\"}",
+            1.0,
+        ),
+        (
+            "marshal_protocol_errors_total{pool=\"demo\",reason=\"bad_json\"}",
+            1.0,
+        ),
+        ("marshal_stdin_queue_messages{pool=\"demo\"}", 0.0),
+        (
+            "marshal_turns_total{pool=\"demo\",outcome=\"completed\"}",
+            1.0,
+        ),
+        ("marshal_turn_tool_calls_sum{pool=\"demo\"}", 3.0),
+        (
+            "marshal_tool_calls_total{pool=\"demo\",tool_class=\"shell\",outcome=\"ok\"}",
+            1.0,
+        ),
+        (
+            "marshal_tool_calls_unasked_total{pool=\"demo\",verdict=\"deny\"}",
+            1.0,
+        ),
+        ("marshal_tokens_total{pool=\"demo\",type=\"input\"}", 7.0),
+        ("marshal_permission_pending{pool=\"demo\"}", 0.0),
+        (
+            "marshal_permission_requests_total{pool=\"demo\",tool_class=\"shell\",decision=\"deny\",decided_by=\"policy\"}",
+            1.0,
+        ),
+        (
+            "marshal_policy_evaluation_errors_total{reason=\"too_large\"}",
+            1.0,
+        ),
+        ("marshal_queue_tasks{pool=\"demo\"}", 0.0),
+        ("marshal_queue_wait_seconds_count{pool=\"demo\"}", 1.0),
+        (
+            "marshal_queue_rejected_total{pool=\"demo\",reason=\"full\"}",
+            1.0,
+        ),
+        (
+            "marshal_tasks_total{pool=\"demo\",outcome=\"skipped\"}",
+            1.0,
+        ),
+        ("marshal_actors{kind=\"session\"}", 0.0),
+        ("marshal_actor_panics_total{kind=\"session\"}", 1.0),
+        ("marshal_task_panics_total", 1.0),
+        ("marshal_slot_up{pool=\"demo\",slot=\"0\"}", 1.0),
+        ("marshal_slot_up{pool=\"demo\",slot=\"1\"}", 0.0),
+        (
+            "marshal_slot_start_time_seconds{pool=\"demo\",slot=\"0\"}",
+            1.5e9,
+        ),
+        (
+            "marshal_slot_last_exit_code{pool=\"demo\",slot=\"1\"}",
+            137.0,
+        ),
+        (
+            "marshal_slot_info{pool=\"demo\",slot=\"0\",agent=\"we\\\"ird\\\\agent\",protocol=\"scaiflux\"}",
+            1.0,
+        ),
+        (
+            "marshal_build_info{version=\"1.2.3\",revision=\"abc\",rustc=\"1.90.0\"}",
+            1.0,
+        ),
+    ] {
+        check(&page, series, expect);
+    }
+    assert_eq!(
+        value(
+            &page,
+            "marshal_slot_start_time_seconds{pool=\"demo\",slot=\"1\"}"
+        ),
+        None
+    );
+}
+
+#[test]
+fn the_page_counts_its_own_series() {
+    let (_recorder, exporter) = Exporter::build(BUILD).expect("recorder");
+    let first = exporter.render(None, &[]);
+    let lines = first
+        .lines()
+        .filter(|l| !l.is_empty() && !l.starts_with('#'))
+        .count();
+    let second = exporter.render(None, &[]);
+    check(&first, "marshal_metric_series", 0.0);
+    check(&second, "marshal_metric_series", lines as f64);
+}

@@ -1,0 +1,246 @@
+//! The closed sets that label values come from, where `model` does not have them already.
+
+use crate::model::{DecidedBy, Decision, EventKind, ExitClass, SlotState, TaskOutcome};
+use crate::model::{TurnOutcome, words};
+
+words!(
+    /// What became of the start of a process; whether it then completed its handshake is told by
+    /// its exit.
+    SpawnResult {
+        /// The process exists and runs the agent's program.
+        Ok = "ok",
+        /// The program could not be executed.
+        ExecFailed = "exec_failed",
+        /// The kernel gave no process.
+        ForkFailed = "fork_failed",
+        /// The walls could not be built.
+        SandboxFailed = "sandbox_failed",
+        /// Its workspace or home could not be made.
+        WorkspaceFailed = "workspace_failed",
+    }
+);
+
+words!(
+    /// Why a slot's child is replaced.
+    RestartCause {
+        /// It exited, or a signal ended it.
+        Crash = "crash",
+        /// The kernel killed it for memory.
+        Oom = "oom",
+        /// It was silent, or its handshake did not end.
+        Hang = "hang",
+        /// It broke its protocol.
+        Protocol = "protocol",
+        /// It could not be started.
+        Spawn = "spawn",
+        /// A person asked for it.
+        Manual = "manual",
+    }
+);
+
+impl RestartCause {
+    /// The cause of a restart after an end of this class.
+    #[must_use]
+    pub const fn of(class: ExitClass) -> Self {
+        match class {
+            ExitClass::SpawnFailed => Self::Spawn,
+            ExitClass::HandshakeTimeout => Self::Hang,
+            ExitClass::VersionRefused | ExitClass::ProtocolFault => Self::Protocol,
+            ExitClass::OutOfMemory => Self::Oom,
+            ExitClass::Exited | ExitClass::Signalled | ExitClass::JournalQuota => Self::Crash,
+            ExitClass::IdleUnload | ExitClass::Stopped => Self::Manual,
+        }
+    }
+}
+
+words!(
+    /// How a child was judged hung.
+    Hang {
+        /// No byte, no open tool call, no open ask for the pool's `silence`.
+        NoOutput = "no_output",
+        /// No end of the turn after a cancel.
+        NoReply = "no_reply",
+        /// It does not read its stdin.
+        StdinBlocked = "stdin_blocked",
+    }
+);
+
+words!(
+    /// Why a line from a child was no good.
+    LineFault {
+        /// No JSON.
+        BadJson = "bad_json",
+        /// No UTF-8.
+        BadUtf8 = "bad_utf8",
+        /// JSON, but no object.
+        NotObject = "not_object",
+        /// A known message with fields that do not fit.
+        BadShape = "bad_shape",
+        /// A message that the dialect does not know.
+        UnknownType = "unknown_type",
+        /// Longer than `limits::LINE_BYTES`.
+        TooLong = "too_long",
+        /// A message that may not come now.
+        OutOfState = "out_of_state",
+        /// A message about a call or an ask that does not exist.
+        UnknownId = "unknown_id",
+        /// A version that we do not speak.
+        Version = "version",
+    }
+);
+
+words!(
+    /// A child's output.
+    Stream {
+        /// The protocol.
+        Stdout = "stdout",
+        /// What it says beside it.
+        Stderr = "stderr",
+    }
+);
+
+pub use crate::model::ToolClass;
+
+words!(
+    /// How a tool call ended.
+    ToolOutcome {
+        /// It says so.
+        Ok = "ok",
+        /// It failed.
+        Error = "error",
+        /// Its request was denied.
+        Denied = "denied",
+        /// Its turn ended first.
+        Cancelled = "cancelled",
+    }
+);
+
+words!(
+    /// Why a task was not taken into a queue.
+    QueueRefusal {
+        /// As many wait as may.
+        Full = "full",
+        /// The supervisor is ending.
+        Draining = "draining",
+        /// The journal takes nothing new.
+        ReadOnly = "read_only",
+        /// Every slot of the pool is parked.
+        Parked = "parked",
+    }
+);
+
+pub use crate::model::WallStage as SandboxStage;
+
+words!(
+    /// Why a policy could not be evaluated; such a request is denied.
+    EvaluationError {
+        /// The request has not the shape that the extractor knows.
+        Malformed = "malformed",
+        /// The input is longer than may be judged.
+        TooLarge = "too_large",
+        /// The engine failed.
+        Engine = "engine",
+    }
+);
+
+words!(
+    /// The kinds of tokens that agents report.
+    TokenType {
+        /// Read by the model.
+        Input = "input",
+        /// Written by the model.
+        Output = "output",
+    }
+);
+
+words!(
+    /// The actors.
+    ActorKind {
+        /// The root.
+        Fleet = "fleet",
+        /// A pool.
+        Pool = "pool",
+        /// A session.
+        Session = "session",
+        /// A channel.
+        Channel = "channel",
+        /// The open asks.
+        Approvals = "approvals",
+    }
+);
+
+/// The values of one label of a closed set.
+pub type Words = fn() -> Vec<&'static str>;
+
+/// Declares functions that list a set's words.
+macro_rules! lists {
+    ($($(#[$meta:meta])* $function:ident = $set:ty;)+) => {$(
+        $(#[$meta])*
+        #[must_use]
+        pub fn $function() -> Vec<&'static str> {
+            <$set>::ALL.iter().map(|word| word.word()).collect()
+        }
+    )+};
+}
+
+lists!(
+    /// [`SpawnResult`]
+    spawn_results = SpawnResult;
+    /// [`RestartCause`]
+    restart_causes = RestartCause;
+    /// [`Hang`]
+    hangs = Hang;
+    /// [`LineFault`]
+    line_faults = LineFault;
+    /// [`Stream`]
+    streams = Stream;
+    /// [`ToolClass`]
+    tool_classes = ToolClass;
+    /// [`ToolOutcome`]
+    tool_outcomes = ToolOutcome;
+    /// [`QueueRefusal`]
+    queue_refusals = QueueRefusal;
+    /// [`SandboxStage`]
+    sandbox_stages = SandboxStage;
+    /// [`EvaluationError`]
+    evaluation_errors = EvaluationError;
+    /// [`TokenType`]
+    token_types = TokenType;
+    /// [`ActorKind`]
+    actor_kinds = ActorKind;
+    /// [`super::event::journal::JournalError`]
+    journal_errors = super::event::journal::JournalError;
+    /// [`SlotState`]
+    slot_states = SlotState;
+    /// [`ExitClass`]
+    exit_classes = ExitClass;
+    /// [`TurnOutcome`]
+    turn_outcomes = TurnOutcome;
+    /// [`TaskOutcome`]
+    task_outcomes = TaskOutcome;
+    /// [`Decision`]
+    decisions = Decision;
+    /// [`DecidedBy`]
+    deciders = DecidedBy;
+);
+
+/// The kinds that `marshal_events_total` tells apart.
+#[must_use]
+pub fn event_kinds() -> Vec<&'static str> {
+    EventKind::METRIC_WORDS.to_vec()
+}
+
+/// The verdicts that an ask can end with.
+#[must_use]
+pub fn verdicts() -> Vec<&'static str> {
+    vec![Decision::Allow.word(), Decision::Deny.word()]
+}
+
+/// Whether this decider can reach this verdict: time, errors and a gone child only deny.
+#[must_use]
+pub fn can_decide(by: DecidedBy, decision: Decision) -> bool {
+    match by {
+        DecidedBy::Policy | DecidedBy::Default | DecidedBy::Human => decision != Decision::Ask,
+        DecidedBy::Timeout | DecidedBy::Error | DecidedBy::Gone => decision == Decision::Deny,
+    }
+}

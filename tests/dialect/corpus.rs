@@ -1,0 +1,207 @@
+//! Whole conversations, which must not depend on how their bytes are cut.
+//!
+//! A transcript is a list of JSON lines: `{"dir":"a2c","msg":…}` is a message of the agent, with
+//! `raw` instead of `msg` for a line that is none; `{"dir":"c2a","msg":…}` is what we must write
+//! then, byte for byte; `{"dir":"eof"}` is the end of the agent's stdout. `note` says what it is.
+
+use std::fs;
+use std::path::PathBuf;
+
+use marshal::dialect::{Command, Effect, merge_text};
+use marshal::model::foreign::is_unsafe;
+use marshal::model::{Answer, AskKey, Event};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::script::Conversation;
+
+/// One line of a transcript.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Line {
+    dir: String,
+    msg: Option<Box<RawValue>>,
+    raw: Option<String>,
+    #[serde(rename = "note")]
+    _note: Option<String>,
+}
+
+/// What happens between two commands of ours.
+enum Part {
+    FromAgent(Vec<u8>),
+    ToAgent(String),
+    Eof,
+}
+
+struct Transcript {
+    name: String,
+    parts: Vec<Part>,
+}
+
+fn transcripts() -> Vec<Transcript> {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/corpus/scaiflux");
+    let mut files: Vec<_> = fs::read_dir(root)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|ext| ext == "jsonl"))
+        .collect();
+    files.sort();
+    assert!(files.len() >= 7, "the corpus is incomplete: {files:?}");
+    files.into_iter().map(|file| read(&file)).collect()
+}
+
+fn read(file: &std::path::Path) -> Transcript {
+    let mut parts = Vec::new();
+    let from_agent = |parts: &mut Vec<Part>, line: &str| {
+        let line = format!("{line}\n").into_bytes();
+        match parts.last_mut() {
+            Some(Part::FromAgent(bytes)) => bytes.extend(line),
+            _ => parts.push(Part::FromAgent(line)),
+        }
+    };
+    for text in fs::read_to_string(file).unwrap().lines() {
+        let line: Line = serde_json::from_str(text).expect(text);
+        match (line.dir.as_str(), line.msg, line.raw) {
+            ("a2c", Some(msg), None) => from_agent(&mut parts, msg.get()),
+            ("a2c", None, Some(raw)) => from_agent(&mut parts, &raw),
+            ("c2a", Some(msg), None) => parts.push(Part::ToAgent(msg.get().to_owned())),
+            ("eof", None, None) => parts.push(Part::Eof),
+            ("note", None, None) => {}
+            _ => panic!("{text} is no line of a transcript"),
+        }
+    }
+    Transcript {
+        name: file.file_stem().unwrap().to_str().unwrap().to_owned(),
+        parts,
+    }
+}
+
+/// The command that makes the dialect write this message.
+fn command(msg: &str) -> Command {
+    let said: serde_json::Value = serde_json::from_str(msg).unwrap();
+    let text = |name: &str| said[name].as_str().unwrap_or_default().to_owned();
+    match said["type"].as_str().unwrap() {
+        "prompt" => Command::Prompt {
+            text: text("text").into(),
+        },
+        "slash" => Command::Slash {
+            command: text("command"),
+            args: text("args"),
+        },
+        "interrupt" => Command::Cancel,
+        "shutdown" => Command::Goodbye,
+        "permission_response" => Command::Answer {
+            key: AskKey(text("request_id")),
+            answer: match said["decision"].as_str().unwrap() {
+                "allow" => Answer::Allow,
+                _ => Answer::Deny(text("reason")),
+            },
+        },
+        other => panic!("{other:?} is no message of ours"),
+    }
+}
+
+/// Plays a transcript; `cut` says how long the next chunk may be.
+fn play(transcript: &Transcript, mut cut: impl FnMut() -> usize) -> Conversation {
+    let mut talk = Conversation::new();
+    for part in &transcript.parts {
+        match part {
+            Part::FromAgent(bytes) => {
+                let mut rest = bytes.as_slice();
+                while !rest.is_empty() {
+                    let (chunk, more) = rest.split_at(cut().clamp(1, rest.len()));
+                    talk.chunk(chunk);
+                    rest = more;
+                }
+            }
+            Part::ToAgent(msg) => {
+                let written = talk.command(command(msg)).expect(msg);
+                assert_eq!(written, format!("{msg}\n"), "{}", transcript.name);
+            }
+            Part::Eof => talk.eof(),
+        }
+    }
+    talk
+}
+
+#[test]
+fn the_corpus_gives_the_events_written_down() {
+    for transcript in transcripts() {
+        let told = play(&transcript, || usize::MAX).told();
+        insta::assert_snapshot!(transcript.name.clone(), told);
+    }
+}
+
+#[test]
+fn the_events_are_the_same_split_at_every_byte() {
+    for transcript in transcripts() {
+        let whole = play(&transcript, || usize::MAX).told();
+        assert_eq!(play(&transcript, || 1).told(), whole, "{}", transcript.name);
+        let longest = transcript.parts.iter().map(|part| match part {
+            Part::FromAgent(bytes) => bytes.len(),
+            Part::ToAgent(_) | Part::Eof => 0,
+        });
+        for at in 1..longest.max().unwrap_or(0) {
+            let mut pieces = [at, usize::MAX].into_iter().cycle();
+            let split = play(&transcript, || pieces.next().unwrap()).told();
+            assert_eq!(split, whole, "{} split at {at}", transcript.name);
+        }
+    }
+}
+
+#[test]
+fn the_events_are_the_same_in_random_chunks() {
+    for transcript in transcripts() {
+        let whole = play(&transcript, || usize::MAX).told();
+        for seed in 0..200 {
+            let mut random = StdRng::seed_from_u64(seed);
+            let most = random.random_range(1..400);
+            let chunked = play(&transcript, || random.random_range(1..=most)).told();
+            assert_eq!(chunked, whole, "{} with seed {seed}", transcript.name);
+        }
+    }
+}
+
+#[test]
+fn merging_keeps_every_character_of_the_answer() {
+    let answer = |effects: &[Effect]| -> String {
+        let deltas = effects.iter().filter_map(|effect| match effect {
+            Effect::Event(Event::Text { delta }) => Some(delta.raw()),
+            _ => None,
+        });
+        deltas.collect()
+    };
+    for transcript in transcripts() {
+        let mut talk = play(&transcript, || usize::MAX);
+        let before = answer(&talk.effects);
+        merge_text(&mut talk.effects);
+        assert_eq!(answer(&talk.effects), before, "{}", transcript.name);
+        let neighbours = talk.effects.windows(2).filter(|pair| {
+            pair.iter()
+                .all(|effect| matches!(effect, Effect::Event(Event::Text { .. })))
+        });
+        assert_eq!(neighbours.count(), 0, "{}", transcript.name);
+    }
+}
+
+#[test]
+fn sentences_of_ours_never_carry_an_unsafe_character() {
+    let mut sentences = 0;
+    for transcript in transcripts() {
+        for effect in play(&transcript, || usize::MAX).effects {
+            let said = match effect {
+                Effect::Fault(fault) => fault.to_string(),
+                Effect::Event(Event::TurnEnded {
+                    detail: Some(detail),
+                    ..
+                }) => detail,
+                _ => continue,
+            };
+            sentences += 1;
+            assert!(!said.chars().any(is_unsafe), "{said:?}");
+        }
+    }
+    assert!(sentences >= 3, "the corpus has nothing to look at");
+}

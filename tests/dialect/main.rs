@@ -1,0 +1,12 @@
+//! The dialects from outside: what each line of an agent brings about, and what we write.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test panics where it fails; clippy sees only functions marked as tests"
+)]
+
+mod corpus;
+mod fuzz;
+mod scaiflux;
+mod script;

@@ -1,0 +1,248 @@
+//! Runs a dialect against written-down input and tells what came of it, one effect a line.
+
+use std::fmt::Write as _;
+use std::time::Instant;
+
+use marshal::config::DialectName;
+use marshal::dialect::{Command, Dialect, Effect, Effects, Input, Opening, build};
+use marshal::model::{Answer, AskKey, Event, Foreign};
+use marshal::wire::ndjson::{LineError, Lines};
+
+/// A dialect, its framing, and everything that came out of it so far.
+pub(crate) struct Conversation {
+    dialect: Box<dyn Dialect>,
+    lines: Lines,
+    now: Instant,
+    pub(crate) effects: Effects,
+}
+
+impl Conversation {
+    pub(crate) fn new() -> Self {
+        let mut talk = Self {
+            dialect: build(DialectName::Scaiflux),
+            lines: Lines::default(),
+            now: Instant::now(),
+            effects: Effects::new(),
+        };
+        talk.dialect
+            .open(&Opening::default(), talk.now, &mut talk.effects);
+        talk
+    }
+
+    /// Bytes from the child's stdout.
+    pub(crate) fn chunk(&mut self, bytes: &[u8]) {
+        self.lines.push(bytes.to_vec());
+        for line in self.lines.by_ref() {
+            let input = match &line {
+                Ok(line) => Input::Frame(line),
+                Err(LineError::TooLong { head, .. }) => Input::TooLong(head),
+            };
+            self.dialect.input(input, self.now, &mut self.effects);
+        }
+    }
+
+    /// The end of the child's stdout.
+    pub(crate) fn eof(&mut self) {
+        if let Some(last) = self.lines.finish() {
+            self.dialect
+                .input(Input::Frame(&last), self.now, &mut self.effects);
+        }
+        self.dialect.input(Input::Eof, self.now, &mut self.effects);
+    }
+
+    /// A command; gives what it wrote, or the refusal.
+    pub(crate) fn command(&mut self, command: Command) -> Result<String, String> {
+        let before = self.effects.len();
+        self.dialect
+            .command(command, self.now, &mut self.effects)
+            .map_err(|refused| refused.to_string())?;
+        let written = self.effects[before..].iter().filter_map(|e| match e {
+            Effect::Write(bytes) => Some(String::from_utf8(bytes.clone()).unwrap()),
+            _ => None,
+        });
+        Ok(written.collect())
+    }
+
+    /// What came out so far, one effect a line.
+    pub(crate) fn told(&self) -> String {
+        let mut out = String::new();
+        for effect in &self.effects {
+            writeln!(out, "{}", describe(effect)).unwrap();
+        }
+        out
+    }
+}
+
+/// The lines of a script: `< LINE` is the agent's, `> WORD ARGS` is ours.
+pub(crate) fn run(script: &str) -> String {
+    let mut talk = Conversation::new();
+    let mut refusals = String::new();
+    for line in script.lines().map(str::trim).filter(|l| !l.is_empty()) {
+        match line.split_at(2) {
+            ("< ", "EOF") => talk.eof(),
+            ("< ", "READY") => talk.chunk(b"{\"type\":\"ready\",\"protocol\":1}\n"),
+            ("< ", said) => talk.chunk(format!("{said}\n").as_bytes()),
+            ("> ", wanted) => {
+                if let Err(refused) = talk.command(command(wanted)) {
+                    writeln!(refusals, "refused {wanted}: {refused}").unwrap();
+                }
+            }
+            _ => panic!("{line:?} is no line of a script"),
+        }
+    }
+    talk.told() + &refusals
+}
+
+fn command(wanted: &str) -> Command {
+    let (word, rest) = wanted.split_once(' ').unwrap_or((wanted, ""));
+    let answer = |answer| {
+        let key = rest.split(' ').next().unwrap();
+        Command::Answer {
+            key: AskKey(key.to_owned()),
+            answer,
+        }
+    };
+    let (first, more) = rest.split_once(' ').unwrap_or((rest, ""));
+    match word {
+        "prompt" => Command::Prompt { text: rest.into() },
+        "slash" => Command::Slash {
+            command: first.to_owned(),
+            args: more.to_owned(),
+        },
+        "cancel" => Command::Cancel,
+        "goodbye" => Command::Goodbye,
+        "allow" => answer(Answer::Allow),
+        "deny" => answer(Answer::Deny(more.to_owned())),
+        _ => panic!("{word:?} is no command"),
+    }
+}
+
+fn describe(effect: &Effect) -> String {
+    match effect {
+        Effect::Write(bytes) => {
+            let text = std::str::from_utf8(bytes).unwrap();
+            format!("write {}", text.strip_suffix('\n').unwrap())
+        }
+        Effect::Event(event) => describe_event(event),
+        Effect::Ready(info) => {
+            let mut out = format!("ready protocol={}", info.protocol);
+            let tools: Vec<_> = info.tools.iter().map(text).collect();
+            for (name, value) in [
+                ("version", &info.version),
+                ("session", &info.session),
+                ("model", &info.model),
+                ("mode", &info.mode),
+            ] {
+                if let Some(value) = value {
+                    write!(out, " {name}={}", text(value)).unwrap();
+                }
+            }
+            if !tools.is_empty() {
+                write!(out, " tools={}", tools.join(",")).unwrap();
+            }
+            if let Some(window) = info.context_window {
+                write!(out, " context_window={window}").unwrap();
+            }
+            out
+        }
+        Effect::Ask(ask) => {
+            let claims = [
+                ("active", &ask.claimed.active_mode),
+                ("required", &ask.claimed.required_mode),
+                ("reason", &ask.claimed.reason),
+            ];
+            let mut out = format!("ask {} {} {}", id(&ask.key), text(&ask.tool), ask.input);
+            for (name, value) in claims {
+                if let Some(value) = value {
+                    write!(out, " {name}={}", text(value)).unwrap();
+                }
+            }
+            out
+        }
+        Effect::Withdrawn(key) => format!("withdrawn {}", id(key)),
+        Effect::CloseInput => "close input".to_owned(),
+        Effect::ExitWanted => "exit wanted".to_owned(),
+        Effect::SessionCleared => "session cleared".to_owned(),
+        Effect::Fault(fault) => format!("fault {fault}"),
+    }
+}
+
+fn describe_event(event: &Event) -> String {
+    match event {
+        Event::TurnStarted { turn } => format!("turn started {}", optional(turn.as_ref())),
+        Event::Text { delta } => format!("text {}", text(delta)),
+        Event::ToolStart { id, name, input } => {
+            format!("tool {} {} {input}", text(id), text(name))
+        }
+        Event::ToolResult {
+            id,
+            output,
+            is_error,
+            took,
+        } => format!(
+            "result {} {} error={is_error} took={took:?}",
+            text(id),
+            text(output)
+        ),
+        Event::FileUpdated { tool, path } => format!("file {} {}", text(tool), text(path)),
+        Event::TurnEnded {
+            outcome,
+            stop_reason,
+            usage,
+            detail,
+        } => {
+            let mut out = format!(
+                "turn ended {outcome} {} tokens={}/{}",
+                optional(stop_reason.as_ref()),
+                usage.input,
+                usage.output
+            );
+            if let Some(detail) = detail {
+                write!(out, " ({detail})").unwrap();
+            }
+            out
+        }
+        Event::AgentError {
+            code,
+            message,
+            origin,
+        } => format!("error {} {} {origin}", text(code), text(message)),
+        Event::BadLine { reason, head } => format!("bad {reason} {}", head.show(60)),
+        Event::Unknown { tag, raw } => format!("unknown {} {raw}", text(tag)),
+        Event::StateChanged {
+            model,
+            mode,
+            context_pct,
+            context_window,
+        } => format!(
+            "state model={} mode={} pct={context_pct:?} window={context_window:?}",
+            optional(model.as_ref()),
+            optional(mode.as_ref())
+        ),
+        Event::SlashResult {
+            command,
+            text: said,
+            data,
+            clear_session,
+            exit,
+        } => format!(
+            "slash {} {} data={} clear={clear_session} exit={exit}",
+            text(command),
+            text(said),
+            data.as_ref().map_or("-", |raw| raw.get())
+        ),
+        other => format!("{other:?}"),
+    }
+}
+
+fn id(key: &AskKey) -> String {
+    Foreign::from(key.0.as_str()).show(120)
+}
+
+fn text(foreign: &Foreign) -> String {
+    format!("'{}'", foreign.show(120))
+}
+
+fn optional(foreign: Option<&Foreign>) -> String {
+    foreign.map_or_else(|| "-".to_owned(), text)
+}

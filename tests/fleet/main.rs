@@ -1,0 +1,12 @@
+//! The whole program, from its command line to its database: real children in real namespaces.
+//!
+//! Needs root for most of it, because a root supervisor's walls differ; what an ordinary user sees
+//! is run under an unprivileged uid from here.
+
+mod crashes;
+mod drill;
+mod escapes;
+mod first_run;
+mod stall;
+mod survivors;
+mod versions;

@@ -1,0 +1,187 @@
+//! A journal that stalls, and a child that floods.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use crate::drill::{Drill, eventually, metric};
+
+const POOLS: &str = r#"
+[pool.demo]
+size      = 4
+command   = ["marshal", "script-agent", "--dialect", "scaiflux", "--ledger", "ledger.txt"]
+launcher  = "unshare"
+policy    = "developer"
+workspace = { path = "project", mode = "copy" }
+stop      = { goodbye = "300ms", eof = "300ms", int = "300ms", term = "300ms" }
+timeouts  = { cancel = "500ms" }
+env       = { set = { DRILL = "MARK" } }
+"#;
+
+fn rss_bytes(pid: u32) -> u64 {
+    let text = fs::read_to_string(format!("/proc/{pid}/statm")).expect("statm");
+    let pages: u64 = text
+        .split(' ')
+        .nth(1)
+        .and_then(|n| n.parse().ok())
+        .expect("rss");
+    pages * 4096
+}
+
+/// The fixed part of the bound: the program itself, its runtime and SQLite's page cache.
+const PROGRAM_BYTES: u64 = 96 << 20;
+
+#[test]
+fn a_flood_on_a_stalled_journal_is_held_back_and_goes_on_afterwards() {
+    let drill = Drill::new(POOLS);
+    let mut running = drill.start(&[
+        "--json",
+        "run",
+        "--results",
+        "results.jsonl",
+        "sleep 1s\nflood 400000",
+        "sleep 1s\nread README.md",
+        "sleep 1s\nflood 400000",
+        "sleep 1s\nwrite late.txt x",
+    ]);
+    let turn_started = || {
+        let turns = drill.database().query_row(
+            "SELECT count(*) FROM events WHERE kind = 'turn_started'",
+            [],
+            |row| row.get::<_, i64>(0),
+        );
+        turns.unwrap_or(0)
+    };
+    eventually(Duration::from_secs(20), "four turns run", || {
+        drill.state().join("journal.db").exists() && turn_started() == 4
+    });
+    // Another process holds the database.
+    let blocker = drill.database();
+    blocker.execute_batch("BEGIN IMMEDIATE").expect("lock");
+    std::thread::sleep(Duration::from_millis(700));
+    let shown = drill.log("stdout.log").len();
+    let durable = turn_started();
+    let bound = PROGRAM_BYTES + 4 * marshal::limits::session_bytes() as u64;
+    let until = Instant::now() + Duration::from_secs(4);
+    while Instant::now() < until {
+        let rss = rss_bytes(running.pid());
+        assert!(rss < bound, "{rss} bytes, the bound is {bound}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(
+        drill.log("stdout.log").len(),
+        shown,
+        "nothing is shown that is not durable"
+    );
+    assert_eq!(turn_started(), durable);
+    let ledgers = || -> String {
+        let copies = fs::read_dir(drill.state().join("copies")).expect("copies");
+        copies
+            .flatten()
+            .filter_map(|copy| fs::read_to_string(copy.path().join("ledger.txt")).ok())
+            .collect()
+    };
+    assert!(
+        !drill
+            .state()
+            .join("copies")
+            .read_dir()
+            .expect("copies")
+            .flatten()
+            .any(|copy| { copy.path().join("late.txt").exists() }),
+        "no answer is sent before its verdict is durable: {}",
+        ledgers()
+    );
+    assert_eq!(
+        drill.get("/readyz").0,
+        503,
+        "a stalled journal is not ready"
+    );
+    blocker.execute_batch("ROLLBACK").expect("unlock");
+    drop(blocker);
+    let code = running.wait(Duration::from_secs(120));
+    assert_eq!(code, Some(0), "{}", drill.log("stderr.log"));
+    let results = drill.results("results.jsonl");
+    assert!(
+        results.iter().all(|result| result["outcome"] == "done"),
+        "{results:?}"
+    );
+    drill.assert_dense();
+}
+
+#[test]
+fn a_cancel_on_a_stalled_journal_reaches_the_child_within_a_second() {
+    let drill = Drill::new(POOLS);
+    let mut running = drill.start(&["run", "sleep 1s\nflood 100000000", "sleep 600s"]);
+    eventually(Duration::from_secs(20), "agents run", || {
+        drill.agents().len() >= 2
+    });
+    std::thread::sleep(Duration::from_millis(1500));
+    let blocker = drill.database();
+    blocker.execute_batch("BEGIN IMMEDIATE").expect("lock");
+    std::thread::sleep(Duration::from_millis(500));
+    let since = Instant::now();
+    running.signal("TERM");
+    // The sleeping agent reads its interrupt and the ladder ends the flooding one.
+    eventually(
+        Duration::from_secs(1),
+        "the cancel or the ladder arrives",
+        || {
+            let stderr = drill.log("stderr.log");
+            stderr.contains("interrupt") || drill.agents().len() < 2
+        },
+    );
+    assert!(since.elapsed() < Duration::from_secs(1));
+    eventually(Duration::from_secs(5), "no agent is left", || {
+        drill.agents().is_empty()
+    });
+    blocker.execute_batch("ROLLBACK").expect("unlock");
+    drop(blocker);
+    assert_eq!(running.wait(Duration::from_secs(30)), Some(1));
+    drill.assert_dense();
+}
+
+#[test]
+fn beside_a_flood_all_other_asks_are_answered() {
+    let drill = Drill::new(POOLS);
+    let reads = vec!["read README.md"; 40].join("\n");
+    let ran = drill.run(&[
+        "run",
+        "--results",
+        "results.jsonl",
+        "flood 2000000",
+        &reads,
+        &reads,
+        &reads,
+    ]);
+    assert_eq!(ran.code, Some(0), "{}", ran.all());
+    let results = drill.results("results.jsonl");
+    let allowed: i64 = results
+        .iter()
+        .filter_map(|result| result["requests"]["allowed"].as_i64())
+        .sum();
+    assert_eq!(allowed, 120, "{results:?}");
+    drill.assert_dense();
+}
+
+#[test]
+fn health_and_metrics_are_served_while_a_run_works() {
+    let drill = Drill::new(POOLS);
+    let mut running = drill.start(&["run", "sleep 2s", "read README.md"]);
+    let mut page = String::new();
+    eventually(
+        Duration::from_secs(10),
+        "an allowed request is counted",
+        || {
+            page = drill.get("/metrics").1;
+            let series = r#"marshal_permission_requests_total{pool="demo",tool_class="read",decision="allow",decided_by="policy"}"#;
+            metric(&page, series) == Some(1.0)
+        },
+    );
+    assert_eq!(drill.get("/healthz").0, 200);
+    assert_eq!(drill.get("/readyz").0, 200);
+    assert_eq!(drill.get("/nothing").0, 404);
+    let series = page.lines().filter(|line| !line.starts_with('#')).count();
+    assert!(series < 2000, "{series} series");
+    assert!(!page.contains("session"), "no unbounded label");
+    assert_eq!(running.wait(Duration::from_secs(20)), Some(0));
+}

@@ -1,0 +1,124 @@
+//! Nothing outlives its supervisor: eight busy children, each with an orphaned grandchild.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use crate::drill::{Drill, Running, descendants, eventually, is_alive};
+
+const POOL: &str = r#"
+[pool.demo]
+size      = 8
+command   = ["marshal", "script-agent", "--dialect", "scaiflux"]
+launcher  = "unshare"
+policy    = "developer"
+workspace = { path = "project", mode = "copy" }
+stop      = { goodbye = "200ms", eof = "200ms", int = "200ms", term = "200ms" }
+timeouts  = { cancel = "500ms" }
+env       = { set = { DRILL = "MARK" } }
+"#;
+
+/// A supervisor whose eight agents are busy, each with an orphan that left its session.
+fn busy(drill: &Drill) -> (Running, BTreeSet<u32>) {
+    let script = "spawn-orphan\nsleep 600s";
+    let mut args = vec!["run"];
+    args.extend([script; 8]);
+    let running = drill.start(&args);
+    // An agent and its orphan in each of eight sandboxes.
+    eventually(
+        Duration::from_secs(30),
+        "eight agents and eight orphans",
+        || drill.agents().len() >= 16,
+    );
+    let mut all = descendants(running.pid());
+    all.extend(drill.agents());
+    assert!(all.len() >= 32, "helpers included: {all:?}");
+    (running, all)
+}
+
+fn gone(all: &BTreeSet<u32>, drill: &Drill, since: Instant, most: Duration) {
+    loop {
+        let left: Vec<_> = all.iter().filter(|pid| is_alive(**pid)).collect();
+        let agents = drill.agents();
+        if left.is_empty() && agents.is_empty() {
+            return;
+        }
+        assert!(
+            since.elapsed() < most,
+            "left after {most:?}: {left:?}, agents {agents:?}"
+        );
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_killed_supervisor_leaves_nothing() {
+    for drill in [Drill::new(POOL), Drill::of_nobody(POOL)] {
+        let (mut running, all) = busy(&drill);
+        let since = Instant::now();
+        running.child.kill().expect("kill -9");
+        let _ = running.child.wait();
+        gone(&all, &drill, since, Duration::from_secs(2));
+    }
+}
+
+#[test]
+fn ctrl_c_and_term_leave_nothing_and_write_results() {
+    for signal in ["INT", "TERM"] {
+        let drill = Drill::new(POOL);
+        let (mut running, all) = busy(&drill);
+        running.signal(signal);
+        let code = running.wait(Duration::from_secs(20));
+        assert_eq!(code, Some(1), "{signal}: {}", drill.log("stderr.log"));
+        gone(&all, &drill, Instant::now(), Duration::from_secs(2));
+        let table = drill.log("stdout.log");
+        assert_eq!(table.matches("cancelled").count() >= 8, true, "{table}");
+    }
+}
+
+#[test]
+fn a_second_signal_kills() {
+    let drill = Drill::new(&POOL.replace("500ms", "60s"));
+    let (mut running, all) = busy(&drill);
+    running.signal("INT");
+    std::thread::sleep(Duration::from_millis(300));
+    running.signal("INT");
+    let code = running.wait(Duration::from_secs(5));
+    assert!(matches!(code, Some(130 | 1)), "{code:?}");
+    gone(&all, &drill, Instant::now(), Duration::from_secs(2));
+}
+
+#[test]
+fn a_restarted_slot_leaves_nothing_of_its_old_child() {
+    let drill = Drill::new(POOL);
+    let (running, _) = busy(&drill);
+    let before = drill.agents();
+    let ran = drill.run(&["restart", "demo/3"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.all());
+    eventually(
+        Duration::from_secs(2),
+        "one agent and its orphan are gone",
+        || before.difference(&drill.agents()).count() == 2,
+    );
+    let ran = drill.run(&["restart", "demo/99"]);
+    assert_eq!(ran.code, Some(2), "no such slot: {}", ran.all());
+    drop(running);
+}
+
+/// Without walls the promise is smaller: every stop, and the direct child on `kill -9`.
+#[test]
+fn without_walls_a_stop_leaves_nothing() {
+    let pool = POOL
+        .replace("\"unshare\"", "\"none\"")
+        .replace("size      = 8", "size      = 2");
+    let drill = Drill::new(&pool);
+    let script = "spawn-orphan\nsleep 600s";
+    let mut running = drill.start(&["run", script, script]);
+    eventually(Duration::from_secs(30), "two agents, two orphans", || {
+        drill.agents().len() >= 4
+    });
+    running.signal("TERM");
+    assert_eq!(running.wait(Duration::from_secs(20)), Some(1));
+    eventually(Duration::from_secs(2), "nothing is left", || {
+        drill.agents().is_empty()
+    });
+}

@@ -1,0 +1,100 @@
+//! Agents that speak another version: refused, parked, and never prompted.
+
+use std::fs;
+
+use crate::drill::Drill;
+
+fn pools(claim: &str) -> String {
+    format!(
+        r#"
+[pool.odd]
+size      = 1
+command   = ["marshal", "script-agent", "--dialect", "scaiflux", "--protocol", "{claim}", "--ledger", "ledger.txt"]
+launcher  = "unshare"
+policy    = "developer"
+workspace = {{ path = "project", mode = "copy" }}
+
+[pool.good]
+size      = 1
+command   = ["marshal", "script-agent", "--dialect", "scaiflux", "--ledger", "ledger.txt"]
+launcher  = "unshare"
+policy    = "developer"
+workspace = {{ path = "project", mode = "copy" }}
+"#
+    )
+}
+
+fn check(claim: &str, shown: &str) {
+    let drill = Drill::new(&pools(claim));
+    let tasks = [("odd", "o1"), ("odd", "o2"), ("good", "g1"), ("good", "g2")];
+    let lines: Vec<_> = tasks
+        .iter()
+        .map(|(pool, id)| {
+            serde_json::json!({"id": id, "prompt": "read README.md", "pool": pool}).to_string()
+        })
+        .collect();
+    fs::write(drill.path("tasks.jsonl"), lines.join("\n")).expect("tasks");
+    let ran = drill.run(&["run", "--results", "results.jsonl", "tasks.jsonl"]);
+    assert_eq!(ran.code, Some(1), "{}", ran.all());
+    let results = drill.results("results.jsonl");
+    let of = |id: &str| {
+        let found = results.iter().find(|result| result["id"] == id);
+        found
+            .unwrap_or_else(|| panic!("{id} is missing: {}", ran.all()))
+            .clone()
+    };
+    for good in ["g1", "g2"] {
+        assert_eq!(of(good)["outcome"], "done", "{}", ran.all());
+    }
+    let (first, second) = (of("o1"), of("o2"));
+    assert_eq!(first["outcome"], "failed", "{}", ran.all());
+    assert_eq!(second["outcome"], "skipped", "{}", ran.all());
+    let detail = first["detail"].as_str().expect("a detail");
+    assert!(detail.contains(shown), "their version: {detail}");
+    assert!(detail.contains("version 1"), "our version: {detail}");
+    assert_eq!(first["attempts"], 0, "no prompt was sent");
+
+    // The child's own account: nothing reached it. (The copies are kept; the good ones show that
+    // the ledger would have said so.)
+    let ledger = |result: &serde_json::Value| {
+        let copy = result["workspace"].as_str().expect("a copy");
+        fs::read_to_string(format!("{copy}/ledger.txt")).unwrap_or_default()
+    };
+    assert!(ledger(&of("g1")).contains("read README.md"));
+    assert_eq!(ledger(&first), "", "the refused child got no prompt");
+    let starts: i64 = drill
+        .database()
+        .query_row(
+            "SELECT count(*) FROM events JOIN sessions ON events.session = sessions.id
+             WHERE kind = 'child_started' AND sessions.pool = 'odd'",
+            [],
+            |row| row.get(0),
+        )
+        .expect("events");
+    assert_eq!(starts, 1, "a refused version is not retried");
+}
+
+#[test]
+fn version_zero_is_refused() {
+    check("0", "0");
+}
+
+#[test]
+fn version_two_is_refused() {
+    check("2", "2");
+}
+
+#[test]
+fn version_999_is_refused() {
+    check("999", "999");
+}
+
+#[test]
+fn a_text_is_refused() {
+    check("one", "one");
+}
+
+#[test]
+fn no_version_is_refused() {
+    check("none", "none");
+}

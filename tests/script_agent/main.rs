@@ -1,0 +1,13 @@
+//! The script agent as its controller sees it: the real binary over real pipes.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test fails by panicking"
+)]
+
+mod controller;
+mod drills;
+mod load;
+mod manners;
+mod steps;

@@ -1,0 +1,256 @@
+//! What the tests of real children share: plans, places on disk, and a look at what is left.
+//!
+//! Every test also runs as an ordinary user: [`again_as_ordinary_user`] runs the whole test binary
+//! once more without root.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use marshal::config::{self, ProcMode};
+use marshal::launch::{Finished, LaunchPlan, RunError, Spawner, Walls, run_to_end};
+use marshal::sandbox::{self, Ids, Tree, WallsRequest};
+use marshal::wire::shim::Access;
+
+/// The uid of a slot in the tests; nobody's on this host.
+pub(crate) const SLOT_UID: u32 = 2_000_100;
+/// The ordinary user of the tests.
+pub(crate) const USER: u32 = 54_321;
+/// Where the binary under test is, when not where cargo put it.
+const EXE: &str = "MARSHAL_UNDER_TEST";
+
+/// The binary under test.
+pub(crate) fn marshal() -> PathBuf {
+    std::env::var_os(EXE).map_or_else(|| env!("CARGO_BIN_EXE_marshal").into(), PathBuf::from)
+}
+
+pub(crate) fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// A spawner whose helpers are the binary under test.
+pub(crate) fn spawner() -> Spawner {
+    Spawner::with_executable(marshal()).unwrap()
+}
+
+/// Who agents are.
+pub(crate) fn ids() -> Ids {
+    if is_root() {
+        Ids::Root { slot_uid: SLOT_UID }
+    } else {
+        let (uid, gid) = (rustix::process::getuid(), rustix::process::getgid());
+        Ids::Own {
+            uid: uid.as_raw(),
+            gid: gid.as_raw(),
+        }
+    }
+}
+
+pub(crate) fn profile() -> config::Sandbox {
+    config::Sandbox {
+        ro_bind: vec!["/usr".into()],
+        etc: vec![
+            "ssl".to_owned(),
+            "localtime".to_owned(),
+            "no-such-name".to_owned(),
+        ],
+        home_bytes: 1 << 30,
+        tmp_bytes: 16 << 20,
+        tmp_inodes: 100,
+        proc_mode: ProcMode::Pid,
+        nofile: 512,
+        fsize: 1 << 20,
+    }
+}
+
+/// A home and a workspace in a directory that nobody else can enter.
+pub(crate) struct Place {
+    dir: tempfile::TempDir,
+}
+
+impl Place {
+    pub(crate) fn new() -> Self {
+        let place = Self {
+            dir: tempfile::tempdir().unwrap(),
+        };
+        for name in ["home", "workspace"] {
+            let path = place.path(name);
+            fs::create_dir(&path).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).unwrap();
+            give(&path, ids().outside());
+        }
+        place
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// A walls request with this home and workspace.
+    pub(crate) fn request<'a>(&self, profile: &'a config::Sandbox) -> WallsRequest<'a> {
+        let tree = |name| Tree {
+            path: self.path(name),
+            owner: ids().outside(),
+            access: Access::Rw,
+        };
+        WallsRequest {
+            home: Some(tree("home")),
+            workspace: Some(tree("workspace")),
+            hostname: "test-0",
+            ..sandbox::probe_request(profile, ids())
+        }
+    }
+}
+
+/// Gives a file away, if that can be.
+pub(crate) fn give(path: &Path, owner: (u32, u32)) {
+    if is_root() {
+        chown(path, Some(owner.0), Some(owner.1)).unwrap();
+    }
+}
+
+/// `sh -c` without walls.
+pub(crate) fn plain(script: &str) -> LaunchPlan {
+    LaunchPlan {
+        argv: ["/bin/sh", "-c", script].map(str::to_owned).to_vec(),
+        env: vec![("PATH".to_owned(), "/usr/bin:/bin".to_owned())],
+        cwd: "/".to_owned(),
+        limits: sandbox::limits_of(&profile()),
+        walls: Walls::None,
+    }
+}
+
+/// `sh -c` in walls.
+pub(crate) fn walled(request: &WallsRequest<'_>, script: &str) -> LaunchPlan {
+    LaunchPlan {
+        cwd: "/workspace".to_owned(),
+        walls: Walls::Shim(Box::new(sandbox::plan(request).unwrap())),
+        ..plain(script)
+    }
+}
+
+/// Runs a plan to its end.
+pub(crate) async fn run(plan: LaunchPlan) -> Result<Finished, RunError> {
+    run_to_end(&spawner(), plan, Duration::from_secs(30), 1 << 20).await
+}
+
+/// What a script says in walls, which must be nothing on stderr.
+pub(crate) async fn says(request: &WallsRequest<'_>, script: &str) -> String {
+    let finished = run(walled(request, script)).await.unwrap();
+    assert_eq!(
+        String::from_utf8_lossy(&finished.stderr),
+        "",
+        "stderr of {script}"
+    );
+    String::from_utf8(finished.stdout).unwrap()
+}
+
+/// The processes, zombies aside, in whose arguments or environment `token` is.
+pub(crate) fn alive(token: &str) -> Vec<u32> {
+    let has = |path: String| {
+        fs::read(path).is_ok_and(|bytes| {
+            bytes
+                .windows(token.len().max(1))
+                .any(|part| part == token.as_bytes())
+        })
+    };
+    processes()
+        .into_iter()
+        .filter(|pid| has(format!("/proc/{pid}/environ")) || has(format!("/proc/{pid}/cmdline")))
+        .filter(|pid| is_alive(*pid))
+        .collect()
+}
+
+pub(crate) fn processes() -> Vec<u32> {
+    fs::read_dir("/proc")
+        .unwrap()
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .collect()
+}
+
+/// State and parent of a process.
+pub(crate) fn stat(pid: u32) -> Option<(String, u32)> {
+    let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
+    let stat = String::from_utf8_lossy(&stat).into_owned();
+    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
+    Some((fields.next()?.to_owned(), fields.next()?.parse().ok()?))
+}
+
+pub(crate) fn is_alive(pid: u32) -> bool {
+    stat(pid).is_some_and(|(state, _)| !matches!(state.as_str(), "Z" | "X"))
+}
+
+/// All processes below one.
+pub(crate) fn below(ancestor: u32) -> Vec<u32> {
+    let parents: Vec<(u32, u32)> = processes()
+        .into_iter()
+        .filter_map(|pid| Some((pid, stat(pid)?.1)))
+        .collect();
+    let mut found = Vec::new();
+    let mut open = vec![ancestor];
+    while let Some(parent) = open.pop() {
+        for (child, _) in parents.iter().filter(|(_, of)| *of == parent) {
+            found.push(*child);
+            open.push(*child);
+        }
+    }
+    found
+}
+
+/// Waits until `done`, or fails after `limit`.
+pub(crate) async fn until(limit: Duration, what: &str, mut done: impl FnMut() -> bool) -> Duration {
+    let begin = Instant::now();
+    while !done() {
+        assert!(begin.elapsed() < limit, "after {limit:?} still not: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    begin.elapsed()
+}
+
+/// Runs all tests of this binary once more without root; `this` is the caller, which is left out.
+pub(crate) fn again_as_ordinary_user(this: &str) {
+    if !is_root() {
+        return;
+    }
+    // Neither the tests' own directory nor the build's need be open to that user.
+    let dir = tempfile::Builder::new()
+        .prefix("user")
+        .tempdir_in("/tmp")
+        .unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let copy = |from: &Path, name: &str| {
+        let to = dir.path().join(name);
+        fs::copy(from, &to).unwrap();
+        fs::set_permissions(&to, fs::Permissions::from_mode(0o755)).unwrap();
+        to
+    };
+    let tests = copy(&std::env::current_exe().unwrap(), "tests");
+    let marshal = copy(&marshal(), "marshal");
+    let tmp = dir.path().join("tmp");
+    fs::create_dir(&tmp).unwrap();
+    give(&tmp, (USER, USER));
+    let output = Command::new("setpriv")
+        .args([&format!("--reuid={USER}"), &format!("--regid={USER}")])
+        .arg("--clear-groups")
+        .arg(&tests)
+        .args(["--skip", this])
+        .env_clear()
+        .env("PATH", "/usr/bin:/bin")
+        .env("TMPDIR", &tmp)
+        .env(EXE, &marshal)
+        .current_dir("/")
+        .output()
+        .unwrap();
+    let (out, err) = (
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+    );
+    assert!(
+        output.status.success(),
+        "as an ordinary user:\n{out}\n{err}"
+    );
+    assert!(!out.contains("running 0 tests"), "{out}");
+}
