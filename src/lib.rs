@@ -13,7 +13,7 @@ pub mod launch;
 pub mod lifecycle;
 pub mod limits;
 pub mod model;
+pub mod policy;
 pub mod sandbox;
 pub mod telemetry;
 pub mod wire;
-pub mod policy;

@@ -72,6 +72,10 @@ pub const AUDIT_HEAD_EVERY: Duration = Duration::from_secs(3600);
 /// How long a client's lines may wait for the control socket, and their size in bytes.
 pub const CONTROL_LINE_BYTES: usize = 16 << 20;
 
+/// The longest line that a client of the control socket takes, in bytes: an event of
+/// [`LINE_BYTES`] in JSON, where a control byte takes six.
+pub const CONTROL_TOLD_BYTES: usize = 6 * LINE_BYTES + (1 << 20);
+
 /// Clients of the control socket at the same time; one more is told to come again.
 pub const CONTROL_CONNECTIONS: usize = 64;
 

@@ -61,7 +61,10 @@ impl Source {
     /// The lines of the program itself: without comments and without the `tests` module, which
     /// stands at a file's end.
     fn program(&self) -> impl Iterator<Item = (usize, &str)> {
-        let end = self.text.find("#[cfg(test)]\nmod tests {").unwrap_or(self.text.len());
+        let end = self
+            .text
+            .find("#[cfg(test)]\nmod tests {")
+            .unwrap_or(self.text.len());
         let lines = self.text[..end].lines().enumerate();
         lines
             .map(|(at, line)| (at + 1, line.split("//").next().unwrap_or_default()))
@@ -106,7 +109,10 @@ fn sources() -> Vec<Source> {
 }
 
 fn floor(room: &str) -> Option<u8> {
-    FLOORS.iter().find(|(name, _)| *name == room).map(|(_, floor)| *floor)
+    FLOORS
+        .iter()
+        .find(|(name, _)| *name == room)
+        .map(|(_, floor)| *floor)
 }
 
 fn assert_none(broken: &[String], rule: &str) {
@@ -145,7 +151,11 @@ fn a_file_uses_only_lower_floors_and_its_own_folder() {
             }
         }
     }
-    assert!(sources.len() > 50, "the walk found only {} files", sources.len());
+    assert!(
+        sources.len() > 50,
+        "the walk found only {} files",
+        sources.len()
+    );
     assert_none(&broken, "floors");
 }
 
@@ -208,8 +218,15 @@ fn every_file_says_what_it_owns_and_stays_small() {
 fn modules_are_named_by_nouns_of_the_field() {
     let mut broken = Vec::new();
     for source in sources() {
-        let name = source.path.file_stem().unwrap_or_default().to_string_lossy();
-        if matches!(&*name, "utils" | "util" | "manager" | "helper" | "helpers" | "common" | "misc") {
+        let name = source
+            .path
+            .file_stem()
+            .unwrap_or_default()
+            .to_string_lossy();
+        if matches!(
+            &*name,
+            "utils" | "util" | "manager" | "helper" | "helpers" | "common" | "misc"
+        ) {
             broken.push(source.path.display().to_string());
         }
     }
@@ -224,7 +241,12 @@ fn no_queue_is_unbounded_and_nothing_panics_by_plan() {
             continue;
         }
         for (line, text) in source.program() {
-            for word in ["unbounded_channel", "todo!", "unimplemented!", "mpsc::channel()"] {
+            for word in [
+                "unbounded_channel",
+                "todo!",
+                "unimplemented!",
+                "mpsc::channel()",
+            ] {
                 if text.contains(word) {
                     broken.push(format!("{}:{line}: {word}", source.path.display()));
                 }
@@ -244,7 +266,9 @@ fn metrics_and_documents_use_the_words_of_the_model() {
         .filter_map(|line| Some((line.split('`').nth(1)?, line)))
         .collect();
     let check = |metric: &str, words: Vec<&str>| {
-        let row = rows.get(metric).unwrap_or_else(|| panic!("{metric} is not documented"));
+        let row = rows
+            .get(metric)
+            .unwrap_or_else(|| panic!("{metric} is not documented"));
         let list = row
             .rsplit_once('(')
             .and_then(|(_, rest)| rest.split_once(')'))
@@ -271,7 +295,10 @@ fn metrics_and_documents_use_the_words_of_the_model() {
         "marshal_child_exits_total",
         words(ExitClass::ALL.iter().map(|w| w.word()).collect()),
     );
-    check("marshal_events_total", words(EventKind::METRIC_WORDS.to_vec()));
+    check(
+        "marshal_events_total",
+        words(EventKind::METRIC_WORDS.to_vec()),
+    );
 }
 
 #[test]

@@ -6,13 +6,14 @@
 
 pub mod control;
 pub mod http;
+pub mod process_stats;
 pub mod request;
 pub mod service;
 pub mod task_rules;
 pub mod view;
 pub mod watch;
 
-pub use service::{Fleet, NoSuchSlot, Refusal};
+pub use service::{Fleet, Refusal};
 
 #[cfg(test)]
-pub(crate) mod fake;
+pub(crate) mod testing;

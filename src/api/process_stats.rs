@@ -38,7 +38,9 @@ pub fn read() -> io::Result<ProcessStats> {
         .and_then(|text| text.parse().ok())
         .ok_or_else(|| odd("statm"))?;
     // The directory that is being read is itself one descriptor.
-    let open = std::fs::read_dir("/proc/self/fd")?.count().saturating_sub(1);
+    let open = std::fs::read_dir("/proc/self/fd")?
+        .count()
+        .saturating_sub(1);
     Ok(ProcessStats {
         cpu_seconds: (user + system) / ticks,
         resident_bytes: pages.saturating_mul(page_size() as u64),

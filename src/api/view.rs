@@ -139,8 +139,9 @@ struct ChangeLine<'a> {
     kind: Cow<'a, str>,
 }
 
-/// One item of a run's stream as one JSON object without a newline. For a terminal, pass it
-/// through [`crate::model::foreign::json_for_terminal`].
+/// One item of a run's stream as JSON: one object a line, without the last newline. Only events
+/// can be more than one line: each has its own. For a terminal, pass it through
+/// [`crate::model::foreign::json_for_terminal`].
 #[must_use]
 pub fn item(item: &Item) -> String {
     match item {
@@ -173,12 +174,17 @@ fn notice(notice: &Notice) -> String {
             session: Cow::Borrowed(session.as_str()),
             attempt: *attempt,
         }),
-        Notice::Event {
+        Notice::Events {
             slot,
             session,
             task,
-            stamped,
-        } => event(slot, session, task.as_ref(), stamped),
+            events,
+        } => {
+            let lines = events
+                .iter()
+                .map(|stamped| event(slot, session, task.as_ref(), stamped));
+            lines.collect::<Vec<_>>().join("\n")
+        }
         Notice::Slot { slot, state, note } => write(&Line::Slot {
             slot: slot.to_string(),
             state: Cow::Borrowed(state.word()),
@@ -353,15 +359,15 @@ fn read_event(line: &str) -> Result<Option<Item>, ViewError> {
         return Ok(None);
     };
     let task = line.task.map(|task| id("task", &task, TaskId::new));
-    Ok(Some(Item::Notice(Notice::Event {
+    Ok(Some(Item::Notice(Notice::Events {
         slot: id("slot", &line.slot, SlotId::parse)?,
         session: id("session", &line.session, SessionId::new)?,
         task: task.transpose()?,
-        stamped: Arc::new(Stamped {
+        events: Arc::new(vec![Stamped {
             id: id("event id", &line.id, EventId::parse)?,
             at_us: line.at_us,
             event,
-        }),
+        }]),
     })))
 }
 

@@ -11,7 +11,15 @@ use tokio::sync::{broadcast, mpsc, watch};
 
 use crate::fleet::{Notice, TaskReport};
 use crate::limits;
-use crate::model::{RunId, SessionId, SlotId, TaskId};
+use crate::model::{IdError, RunId, SessionId, SlotId, TaskId};
+
+/// A new run's id: unique, and later ones sort after earlier ones.
+///
+/// # Errors
+/// None in fact: a UUID is always a safe token.
+pub fn new_run() -> Result<RunId, IdError> {
+    RunId::new(&uuid::Uuid::now_v7().to_string())
+}
 
 /// The reports of one run, kept until nobody needs them. Bounded by the run's tasks.
 #[derive(Debug)]
@@ -133,6 +141,11 @@ impl RunStream {
         }
     }
 
+    /// The run.
+    pub fn run(&self) -> &RunId {
+        self.ledger.run()
+    }
+
     /// How many tasks the run has.
     pub fn total(&self) -> usize {
         self.ledger.total()
@@ -241,7 +254,7 @@ impl Filter {
                     false
                 }
             }
-            Notice::Event { slot, session, .. } => self.working.get(slot) == Some(session),
+            Notice::Events { slot, session, .. } => self.working.get(slot) == Some(session),
             Notice::Slot { .. } => true,
             Notice::Ended(report) => report.run == self.run,
         }

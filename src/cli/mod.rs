@@ -1,9 +1,26 @@
 //! The command line: what a person types, and what they see.
 //!
-//! Floor 6. Owns arguments, progress, tables, exit codes and signals. Must not decide anything
-//! about agents.
+//! Floor 6. Owns arguments, progress, tables, result files, exit codes and signals. Must not
+//! decide anything about agents. Foreign text reaches an output only through `model::foreign`.
 
+pub mod args;
+pub mod board;
 pub mod config_file;
+pub mod control_client;
 pub mod diagnostic;
+pub mod doors;
+pub mod exit;
+pub mod progress;
+pub mod results;
+pub mod run;
 pub mod script_agent;
+pub mod signals;
 pub mod state_dir;
+pub mod streams;
+pub mod table;
+pub mod tasks;
+pub mod up;
+
+pub use exit::Exit;
+pub use signals::{Signal, Signals};
+pub use streams::Streams;

@@ -69,11 +69,8 @@ mod tests {
         let credits = Credits::new();
         let hold = credits.take(1, CREDIT_BYTES * 10).await;
         assert!(hold.is_some());
-        let waiting = tokio::time::timeout(
-            std::time::Duration::from_millis(20),
-            credits.take(1, 1),
-        )
-        .await;
+        let waiting =
+            tokio::time::timeout(std::time::Duration::from_millis(20), credits.take(1, 1)).await;
         assert!(waiting.is_err(), "a second batch must wait");
         drop(hold);
         assert!(credits.take(1, 1).await.is_some());

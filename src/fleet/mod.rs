@@ -167,7 +167,13 @@ impl FleetHandle {
                 .map_err(|error| StartError::Actor(error.to_string()))?;
             ended.push(end);
             let name = pool.config.name.clone();
-            pools.insert(name, PoolEntry { actor, shared: pool });
+            pools.insert(
+                name,
+                PoolEntry {
+                    actor,
+                    shared: pool,
+                },
+            );
         }
         Ok(Self(Arc::new(Inner {
             shared,
@@ -300,7 +306,11 @@ impl FleetHandle {
     /// The stderr of a slot's children: the last lines, and what follows.
     #[must_use]
     pub fn logs(&self, slot: &SlotId) -> Option<LogTail> {
-        self.0.shared.slots.log(slot).map(channel::stderr::StderrLog::follow)
+        self.0
+            .shared
+            .slots
+            .log(slot)
+            .map(channel::stderr::StderrLog::follow)
     }
 
     /// Ends a slot's child, if one runs, and unparks the slot; returns when the child and its
@@ -315,7 +325,11 @@ impl FleetHandle {
         };
         let (done, gone) = oneshot::channel();
         let index = slot.index;
-        if entry.actor.send_message(PoolMsg::Restart { index, done }).is_ok() {
+        if entry
+            .actor
+            .send_message(PoolMsg::Restart { index, done })
+            .is_ok()
+        {
             let _ = gone.await;
         }
         Ok(())

@@ -55,7 +55,12 @@ struct Inner {
 
 impl std::fmt::Debug for Journal {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Journal({}, epoch {})", self.0.file.display(), self.0.epoch)
+        write!(
+            f,
+            "Journal({}, epoch {})",
+            self.0.file.display(),
+            self.0.epoch
+        )
     }
 }
 

@@ -207,7 +207,10 @@ mod tests {
         let queue = Queue::new(2);
         assert_eq!(queue.push(commit(1)), Ok(()));
         assert_eq!(queue.push(commit(1)), Ok(()));
-        assert_eq!(queue.push(commit(1)).map_err(|r| r.reason), Err(Refusal::Full));
+        assert_eq!(
+            queue.push(commit(1)).map_err(|r| r.reason),
+            Err(Refusal::Full)
+        );
         assert_eq!(queue.backlog(), 2);
     }
 
@@ -229,6 +232,9 @@ mod tests {
         assert!(matches!(queue.take(6, Duration::ZERO), Taken::Idle));
         queue.close();
         assert!(matches!(queue.take(6, Duration::ZERO), Taken::Closed));
-        assert_eq!(queue.push(commit(1)).map_err(|r| r.reason), Err(Refusal::Closed));
+        assert_eq!(
+            queue.push(commit(1)).map_err(|r| r.reason),
+            Err(Refusal::Closed)
+        );
     }
 }

@@ -12,9 +12,7 @@ pub mod slot;
 pub mod task;
 pub mod turn;
 
-pub use ask::{
-    Answer, Ask, AskKey, Claimed, DecidedBy, Decision, OnTimeout, ToolClass, Verdict,
-};
+pub use ask::{Answer, Ask, AskKey, Claimed, DecidedBy, Decision, OnTimeout, ToolClass, Verdict};
 pub use event::{AgentInfo, Event, EventKind, Origin, Stamped, Usage};
 pub use exit::{ExitClass, ExitStatus, WallStage};
 pub use foreign::Foreign;

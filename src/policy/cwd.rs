@@ -216,7 +216,13 @@ mod tests {
 
     #[test]
     fn what_is_not_followed_makes_the_directory_unknown() {
-        for text in ["cd - && ls", "cd && ls", "cd a b && ls", "pushd src && ls", "cd -e src && ls"] {
+        for text in [
+            "cd - && ls",
+            "cd && ls",
+            "cd a b && ls",
+            "pushd src && ls",
+            "cd -e src && ls",
+        ] {
             check(text, &[]);
         }
         check("cd a; cd x1; cd x2; cd x3; ls", &[]);

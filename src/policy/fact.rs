@@ -42,7 +42,10 @@ impl PathFact {
     pub(super) fn in_set(&self, set: &PathSet, walker: &Walker<'_>) -> bool {
         set.has(&self.leads, &walker.place, Reach::Wide)
             || self.written != self.leads && set.has(&self.written, &walker.place, Reach::Wide)
-            || self.links.iter().any(|path| set.has(path, &walker.place, Reach::Wide))
+            || self
+                .links
+                .iter()
+                .any(|path| set.has(path, &walker.place, Reach::Wide))
             || self.pattern.as_ref().is_some_and(|p| set.may_become(p))
     }
 }
@@ -77,10 +80,26 @@ pub(super) fn facts(
     };
     if text.starts_with('/') || bases.is_empty() {
         let known = text.starts_with('/');
-        out.push(fact(walker, walker.place.workspace, false, known, word, from, text));
+        out.push(fact(
+            walker,
+            walker.place.workspace,
+            false,
+            known,
+            word,
+            from,
+            text,
+        ));
     } else {
         for base in bases {
-            out.push(fact(walker, &base.physical, base.left, true, word, from, text));
+            out.push(fact(
+                walker,
+                &base.physical,
+                base.left,
+                true,
+                word,
+                from,
+                text,
+            ));
         }
     }
 }
@@ -123,7 +142,13 @@ fn fact(
 }
 
 /// A path whose end the shell computes: surely outside only if its literal directory is.
-fn live(walker: &Walker<'_>, base: &str, word: &Word, from: usize, whole: Whereabouts) -> Whereabouts {
+fn live(
+    walker: &Walker<'_>,
+    base: &str,
+    word: &Word,
+    from: usize,
+    whole: Whereabouts,
+) -> Whereabouts {
     let fixed = word.fixed().get(from..).unwrap_or_default();
     let Some(slash) = fixed.rfind('/') else {
         return Whereabouts::Dynamic;

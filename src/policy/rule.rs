@@ -186,8 +186,17 @@ impl<'c> View<'c> {
             here += 1;
             if takes {
                 let mut paths = Vec::new();
-                fact::facts(facts.walker, self.bases, self.words.get(here)?, 0, &mut paths);
-                if !paths.iter().all(|p| facts.sets.holds(p, Area::Inside, facts.walker)) {
+                fact::facts(
+                    facts.walker,
+                    self.bases,
+                    self.words.get(here)?,
+                    0,
+                    &mut paths,
+                );
+                if !paths
+                    .iter()
+                    .all(|p| facts.sets.holds(p, Area::Inside, facts.walker))
+                {
                     return None;
                 }
                 here += 1;
@@ -238,7 +247,13 @@ impl<'c> View<'c> {
                     paths.push(PathFact::unknown());
                     continue;
                 }
-                fact::facts(facts.walker, bases, candidate.word, candidate.from, &mut paths);
+                fact::facts(
+                    facts.walker,
+                    bases,
+                    candidate.word,
+                    candidate.from,
+                    &mut paths,
+                );
                 for path in &mut paths[first..] {
                     path.guess = candidate.guess;
                 }
@@ -293,10 +308,9 @@ impl Rule {
     fn is_exactly(&self, view: &View<'_>) -> bool {
         self.exact.iter().any(|whole| {
             whole.len() == view.words.len()
-                && whole
-                    .iter()
-                    .zip(view.words)
-                    .all(|(want, word)| !word.live() && !word.glob && !word.tilde && *want == word.text)
+                && whole.iter().zip(view.words).all(|(want, word)| {
+                    !word.live() && !word.glob && !word.tilde && *want == word.text
+                })
         })
     }
 
@@ -325,14 +339,23 @@ impl Rule {
                 .any(|u| arguments::matches(u.flag, flag))
         };
         let forbidden = self.not_flags.iter().any(|flag| used(flag))
-            || arguments.words.iter().any(|w| self.not_words.contains(&w.text));
+            || arguments
+                .words
+                .iter()
+                .any(|w| self.not_words.contains(&w.text));
         if forbidden {
             return false;
         }
         let flags = (self.any_flags.is_empty() || self.any_flags.iter().any(|flag| used(flag)))
-            && self.all_flags.iter().all(|group| group.iter().any(|flag| used(flag)))
+            && self
+                .all_flags
+                .iter()
+                .all(|group| group.iter().any(|flag| used(flag)))
             && self.only_flags.as_ref().is_none_or(|only| {
-                arguments.flag_words.iter().all(|word| is_among(&word.text, only))
+                arguments
+                    .flag_words
+                    .iter()
+                    .all(|word| is_among(&word.text, only))
             });
         let operands = arguments.operands;
         let has = |flag: &str| arguments.words.iter().any(|w| w.text == flag);
@@ -341,12 +364,20 @@ impl Rule {
             && self.max_operands.is_none_or(|most| operands <= most)
             && (operands == 0 || self.operands_need.as_ref().is_none_or(|flag| has(flag)))
             && self.any_word.as_ref().is_none_or(|regex| {
-                arguments.words.iter().any(|word| regex.is_match(&word.text))
+                arguments
+                    .words
+                    .iter()
+                    .any(|word| regex.is_match(&word.text))
             })
     }
 
     fn paths_fit(&self, taken: &Taken<'_>, view: &View<'_>, facts: &Facts<'_, '_>) -> bool {
-        let holds = |area: Area| taken.paths.iter().all(|p| facts.sets.holds(p, area, facts.walker));
+        let holds = |area: Area| {
+            taken
+                .paths
+                .iter()
+                .all(|p| facts.sets.holds(p, area, facts.walker))
+        };
         if self.paths.is_some_and(|area| !holds(area)) {
             return false;
         }
@@ -373,10 +404,11 @@ fn is_among(word: &str, flags: &[String]) -> bool {
         return true;
     }
     !word.starts_with("--")
-        && word
-            .chars()
-            .skip(1)
-            .all(|c| flags.iter().any(|f| f.len() == 1 + c.len_utf8() && f.ends_with(c)))
+        && word.chars().skip(1).all(|c| {
+            flags
+                .iter()
+                .any(|f| f.len() == 1 + c.len_utf8() && f.ends_with(c))
+        })
 }
 
 impl PathFact {

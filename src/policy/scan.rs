@@ -4,9 +4,7 @@
 //! deny or ask. Nothing that only this reader understands is ever allowed by a rule, so it may
 //! guess; it must not fail, recurse without bound, or read a byte more than a few times.
 
-use super::command::{
-    Assignment, Command, Direction, Join, RESERVED, Redirect, Word, is_name,
-};
+use super::command::{Assignment, Command, Direction, Join, RESERVED, Redirect, Word, is_name};
 use crate::limits;
 
 mod expand;
@@ -413,8 +411,8 @@ impl Scanner<'_> {
             return; // a process substitution as target: the next round finds its commands
         }
         let target = self.target();
-        let number = !target.text.is_empty()
-            && target.text.bytes().all(|b| b.is_ascii_digit() || b == b'-');
+        let number =
+            !target.text.is_empty() && target.text.bytes().all(|b| b.is_ascii_digit() || b == b'-');
         let direction = match direction {
             Direction::Duplicate if number || !writes => Direction::Duplicate,
             Direction::Duplicate => Direction::Write,

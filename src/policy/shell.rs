@@ -23,7 +23,12 @@ use crate::model::{Decision, Foreign};
 const WORK: usize = 200_000;
 
 /// Everything about a command text.
-pub(super) fn outcome(policy: &Policy, text: &str, cwd: Option<&str>, walker: &Walker<'_>) -> Outcome {
+pub(super) fn outcome(
+    policy: &Policy,
+    text: &str,
+    cwd: Option<&str>,
+    walker: &Walker<'_>,
+) -> Outcome {
     let sets = policy.path_sets();
     let bench = Bench {
         policy,
@@ -70,14 +75,22 @@ impl Bench<'_, '_, '_> {
             out.parts.push(part);
         }
         if self.work.get() == 0 {
-            limit(&mut out, "limits.work", "the command line is too entangled to be looked through");
+            limit(
+                &mut out,
+                "limits.work",
+                "the command line is too entangled to be looked through",
+            );
         }
         out
     }
 
     fn read(&self, text: &str, out: &mut Outcome) -> Reading {
         if text.len() > self.policy.max_bytes {
-            limit(out, "limits.max_bytes", "the command line is longer than the policy reads");
+            limit(
+                out,
+                "limits.max_bytes",
+                "the command line is longer than the policy reads",
+            );
         }
         let reading = match strict::read(text) {
             Ok(commands) => Reading {
@@ -90,7 +103,11 @@ impl Bench<'_, '_, '_> {
                 let near = text.get(not_plain.at..).unwrap_or_default();
                 out.not_plain = Some(format!("{} at `{}`", not_plain.what, show(near, 16)));
                 if not_plain.hidden {
-                    limit(out, "limits.characters", "a control or invisible character is in the command line");
+                    limit(
+                        out,
+                        "limits.characters",
+                        "a control or invisible character is in the command line",
+                    );
                 }
                 if let Some(why) = scan.broken {
                     limit(out, "limits.syntax", &format!("the command line has {why}"));
@@ -103,7 +120,11 @@ impl Bench<'_, '_, '_> {
             }
         };
         if reading.commands.len() > self.policy.max_commands {
-            limit(out, "limits.max_commands", "the command line has more commands than the policy reads");
+            limit(
+                out,
+                "limits.max_commands",
+                "the command line has more commands than the policy reads",
+            );
         }
         reading
     }
@@ -111,7 +132,11 @@ impl Bench<'_, '_, '_> {
     /// One simple command, with everything behind it.
     fn part(&self, command: &Command, reading: &Reading, bases: &[Cwd]) -> PartOutcome {
         let mut part = PartOutcome {
-            words: command.words.iter().map(|w| Foreign::new(w.text.as_str())).collect(),
+            words: command
+                .words
+                .iter()
+                .map(|w| Foreign::new(w.text.as_str()))
+                .collect(),
             unallowed: true,
             ..PartOutcome::default()
         };
@@ -191,10 +216,14 @@ impl Bench<'_, '_, '_> {
         let live = |word: &Word| word.live() || word.glob;
         match (view.words.first(), view.program()) {
             (Some(first), None) => live(first),
-            (Some(_), Some("git" | "eval")) => view.words.get(view.subcommand()).is_some_and(Word::live),
-            (Some(_), Some(name)) if wrap::SHELLS.contains(&name) => {
-                view.words.iter().skip_while(|w| !w.text.starts_with("-c")).any(Word::live)
+            (Some(_), Some("git" | "eval")) => {
+                view.words.get(view.subcommand()).is_some_and(Word::live)
             }
+            (Some(_), Some(name)) if wrap::SHELLS.contains(&name) => view
+                .words
+                .iter()
+                .skip_while(|w| !w.text.starts_with("-c"))
+                .any(Word::live),
             _ => false,
         }
     }
@@ -205,8 +234,14 @@ impl Bench<'_, '_, '_> {
         if command.timed && !shell.transparent.iter().any(|t| t == "time") {
             return;
         }
-        let words = wrap::transparent(&command.words, &shell.transparent, |name| self.trusted(name));
-        let Some(name) = words.first().filter(|w| !w.tilde).and_then(|w| self.trusted(&w.text)) else {
+        let words = wrap::transparent(&command.words, &shell.transparent, |name| {
+            self.trusted(name)
+        });
+        let Some(name) = words
+            .first()
+            .filter(|w| !w.tilde)
+            .and_then(|w| self.trusted(&w.text))
+        else {
             return;
         };
         if words.iter().any(|w| w.glob) && !shell.glob_programs.contains(&name) {
@@ -262,7 +297,11 @@ impl Bench<'_, '_, '_> {
             if decision != Decision::Allow {
                 let id = format!("shell.redirect.{key}");
                 let target = show(&redirect.target.text, 60);
-                part.add(Hit::setting(decision, &id, &format!("a redirect opens `{target}`")));
+                part.add(Hit::setting(
+                    decision,
+                    &id,
+                    &format!("a redirect opens `{target}`"),
+                ));
             }
         }
         allowed
@@ -275,13 +314,17 @@ impl Bench<'_, '_, '_> {
         let view = View::new(&[], redirects, bases);
         let mut worst = (Decision::Allow, "dev_null");
         for path in view.targets(facts.walker) {
-            let guarded = facts.sets.touches(path, Area::Set(self.policy.protected), facts.walker)
+            let guarded = facts
+                .sets
+                .touches(path, Area::Set(self.policy.protected), facts.walker)
                 || facts.sets.secret(path, facts.walker);
             let found = match path.whereabouts {
                 Whereabouts::Null => (settings.dev_null, "dev_null"),
                 _ if guarded => (settings.write_protected, "write_protected"),
                 Whereabouts::Outside => (settings.write_outside, "write_outside"),
-                Whereabouts::Inside | Whereabouts::Dynamic => (settings.write_inside, "write_inside"),
+                Whereabouts::Inside | Whereabouts::Dynamic => {
+                    (settings.write_inside, "write_inside")
+                }
             };
             if found.0 > worst.0 {
                 worst = found;
@@ -306,7 +349,10 @@ impl Bench<'_, '_, '_> {
             ReadRule::Deny => Decision::Deny,
             ReadRule::Paths => {
                 let inside = |p| facts.sets.holds(p, Area::Inside, facts.walker);
-                return paths.iter().all(inside).then_some((Decision::Allow, "read"));
+                return paths
+                    .iter()
+                    .all(inside)
+                    .then_some((Decision::Allow, "read"));
             }
         };
         Some((decision, "read"))
@@ -316,4 +362,3 @@ impl Bench<'_, '_, '_> {
 fn limit(out: &mut Outcome, id: &str, why: &str) {
     out.hits.push(Hit::setting(Decision::Ask, id, why));
 }
-

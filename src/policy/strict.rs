@@ -4,9 +4,7 @@
 //! it accepts must have exactly the words that bash would run (a fuzz test compares them). It
 //! must not guess, expand or recover; the tolerant reader beside it does.
 
-use super::command::{
-    Assignment, Command, Direction, Join, RESERVED, Redirect, Word, is_name,
-};
+use super::command::{Assignment, Command, Direction, Join, RESERVED, Redirect, Word, is_name};
 use crate::model::foreign::is_unsafe;
 
 /// Why a text is not plain.
@@ -220,7 +218,10 @@ impl Reader<'_> {
     /// and other forms are left to a person.
     fn time_is_simple(&self) -> bool {
         let rest = self.text.get(self.at..).unwrap_or_default();
-        let blank = rest.iter().take_while(|b| matches!(b, b' ' | b'\t')).count();
+        let blank = rest
+            .iter()
+            .take_while(|b| matches!(b, b' ' | b'\t'))
+            .count();
         blank > 0
             && rest
                 .get(blank)
@@ -299,7 +300,10 @@ impl Reader<'_> {
         let before = self.at.checked_sub(1).and_then(|i| self.text.get(i));
         if text.is_empty()
             || matches!(text.last(), Some(b'=' | b':'))
-            || !before.is_some_and(|&b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-' | b'/' | b']' | b'^' | b'@'))
+            || !before.is_some_and(|&b| {
+                b.is_ascii_alphanumeric()
+                    || matches!(b, b'.' | b'_' | b'-' | b'/' | b']' | b'^' | b'@')
+            })
         {
             return Err(self.not("a tilde that the shell may expand"));
         }
@@ -452,13 +456,22 @@ mod tests {
         plain("a&&b||c|d\ne", &[&["a"], &["b"], &["c"], &["d"], &["e"]]);
         plain("a &&\n b |\n\n c", &[&["a"], &["b"], &["c"]]);
         plain("r\\m -rf\"\" '' x", &[&["rm", "-rf", "", "x"]]);
-        plain("echo 'a;b' \"c|d\" \"e\\\"\\$\\x\"", &[&["echo", "a;b", "c|d", "e\"$\\x"]]);
+        plain(
+            "echo 'a;b' \"c|d\" \"e\\\"\\$\\x\"",
+            &[&["echo", "a;b", "c|d", "e\"$\\x"]],
+        );
         plain("# note\nls # more\n", &[&["ls"]]);
         plain("echo a#b ''#c", &[&["echo", "a#b", "#c"]]);
         plain("git show HEAD~2:x", &[&["git", "show", "HEAD~2:x"]]);
         plain("cat ~/x ~", &[&["cat", "~/x", "~"]]);
-        plain("find . \\( ! -name x \\)", &[&["find", ".", "(", "!", "-name", "x", ")"]]);
-        plain("cargo test \\\n  --release", &[&["cargo", "test", "--release"]]);
+        plain(
+            "find . \\( ! -name x \\)",
+            &[&["find", ".", "(", "!", "-name", "x", ")"]],
+        );
+        plain(
+            "cargo test \\\n  --release",
+            &[&["cargo", "test", "--release"]],
+        );
         plain("time ls", &[&["ls"]]);
         plain("", &[]);
     }
@@ -498,12 +511,51 @@ mod tests {
     #[test]
     fn what_bash_computes_is_not_plain() {
         for text in [
-            "cat $x", "echo \"$x\"", "echo `id`", "echo \"`id`\"", "ls $'a'", "ls $\"a\"", "echo $[1]",
-            "cat {a,b}", "(ls)", "{ ls; }", "cat <(ls)", "cat <<E\nE", "cat <<<x", "f() { ls; }",
-            "ls & pwd", "ls &", "ls |& wc", "! ls", "[[ a ]]", "]] a", "coproc ls", "if ls; then pwd; fi",
-            "while ls; do pwd; done", "ls ~root", "ls ~+", "ls ~\"/x\"", "ls \"\"~/x", "x y=~", "x y=~/a",
-            "x a:~", "x \\=~", "x '='~/a", "%1", "* a", "ls*", "case a in esac", "time", "time -p ls",
-            "ls | time wc", "a= time ls", "time time ls", "A[0]=1 ls", "A+=1 ls", "\"A\"=1 ls", "A=~ ls",
+            "cat $x",
+            "echo \"$x\"",
+            "echo `id`",
+            "echo \"`id`\"",
+            "ls $'a'",
+            "ls $\"a\"",
+            "echo $[1]",
+            "cat {a,b}",
+            "(ls)",
+            "{ ls; }",
+            "cat <(ls)",
+            "cat <<E\nE",
+            "cat <<<x",
+            "f() { ls; }",
+            "ls & pwd",
+            "ls &",
+            "ls |& wc",
+            "! ls",
+            "[[ a ]]",
+            "]] a",
+            "coproc ls",
+            "if ls; then pwd; fi",
+            "while ls; do pwd; done",
+            "ls ~root",
+            "ls ~+",
+            "ls ~\"/x\"",
+            "ls \"\"~/x",
+            "x y=~",
+            "x y=~/a",
+            "x a:~",
+            "x \\=~",
+            "x '='~/a",
+            "%1",
+            "* a",
+            "ls*",
+            "case a in esac",
+            "time",
+            "time -p ls",
+            "ls | time wc",
+            "a= time ls",
+            "time time ls",
+            "A[0]=1 ls",
+            "A+=1 ls",
+            "\"A\"=1 ls",
+            "A=~ ls",
         ] {
             not_plain(text);
         }
@@ -512,9 +564,33 @@ mod tests {
     #[test]
     fn what_is_incomplete_or_glued_is_not_plain() {
         for text in [
-            "ls &&", "ls |", "&& ls", "; ls", "ls;;", "ls; ;", "ls\n&& pwd", "ls >", "ls > ", ";>", "ls >\nx",
-            "echo \"a", "echo 'a", "ls \\", "git sta\\\ntus", "A\\\n=1 ls", "\\\nls", "ls a\\\n", "\"a\\\nb\"",
-            "ls > #x", "ls <>x", "ls 3<&0", "ls 2>&-", "ls >&1-", "ls 100>x", "ls > *", "ls {fd}>x",
+            "ls &&",
+            "ls |",
+            "&& ls",
+            "; ls",
+            "ls;;",
+            "ls; ;",
+            "ls\n&& pwd",
+            "ls >",
+            "ls > ",
+            ";>",
+            "ls >\nx",
+            "echo \"a",
+            "echo 'a",
+            "ls \\",
+            "git sta\\\ntus",
+            "A\\\n=1 ls",
+            "\\\nls",
+            "ls a\\\n",
+            "\"a\\\nb\"",
+            "ls > #x",
+            "ls <>x",
+            "ls 3<&0",
+            "ls 2>&-",
+            "ls >&1-",
+            "ls 100>x",
+            "ls > *",
+            "ls {fd}>x",
         ] {
             not_plain(text);
         }
@@ -523,8 +599,14 @@ mod tests {
     #[test]
     fn characters_that_nobody_sees_are_not_plain_and_say_so() {
         for text in [
-            "git status\rrm -rf /", "ls\u{200b}", "echo \u{202e}txt", "ls\u{a0}-l", "echo '\u{7}'", "ls\u{3000}x",
-            "ls \u{2028}x", "ls \u{feff}",
+            "git status\rrm -rf /",
+            "ls\u{200b}",
+            "echo \u{202e}txt",
+            "ls\u{a0}-l",
+            "echo '\u{7}'",
+            "ls\u{3000}x",
+            "ls \u{2028}x",
+            "ls \u{feff}",
         ] {
             assert!(read(text).is_err_and(|e| e.hidden), "{text:?}");
         }

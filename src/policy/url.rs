@@ -166,23 +166,52 @@ mod tests {
         check("https://docs.rs/**", "http://docs.rs/", false);
         check("https://docs.rs/**", "https://docs.rs:8443/", false);
         check("https://docs.rs/**", "https://docs.rs@evil.example/", false);
-        check("https://docs.rs/**", "https://docs.rs\\@evil.example/", false);
+        check(
+            "https://docs.rs/**",
+            "https://docs.rs\\@evil.example/",
+            false,
+        );
         check("https://docs.rs/**", "docs.rs/x", false);
         check("https://docs.rs/**", "https://docs.rs\u{0}/x", false);
         check("https://*.a.example/**", "https://b.a.example/x", true);
         check("https://*.a.example/**", "https://a.example/x", false);
         check("https://*.a.example/**", "https://ba.example/x", false);
-        check("https://h.example/repos/acme/**", "https://h.example/repos/acme/x", true);
-        check("https://h.example/repos/acme/**", "https://h.example/repos/acme2/x", false);
-        check("https://h.example/repos/acme/**", "https://h.example/repos/acme/../evil", false);
-        check("https://h.example/repos/acme/**", "https://h.example/repos/acme/%2e%2e/evil", false);
-        check("https://h.example/repos/acme/**", "https://h.example/repos/acme/%2fevil", false);
+        check(
+            "https://h.example/repos/acme/**",
+            "https://h.example/repos/acme/x",
+            true,
+        );
+        check(
+            "https://h.example/repos/acme/**",
+            "https://h.example/repos/acme2/x",
+            false,
+        );
+        check(
+            "https://h.example/repos/acme/**",
+            "https://h.example/repos/acme/../evil",
+            false,
+        );
+        check(
+            "https://h.example/repos/acme/**",
+            "https://h.example/repos/acme/%2e%2e/evil",
+            false,
+        );
+        check(
+            "https://h.example/repos/acme/**",
+            "https://h.example/repos/acme/%2fevil",
+            false,
+        );
         check("https://h.example/x", "https://h.example/x/y", false);
     }
 
     #[test]
     fn a_pattern_that_promises_more_than_it_holds_is_refused() {
-        for pattern in ["https://h*.example/**", "docs.rs", "https://x/*/y", "ftp://x/**"] {
+        for pattern in [
+            "https://h*.example/**",
+            "docs.rs",
+            "https://x/*/y",
+            "ftp://x/**",
+        ] {
             assert!(UrlPattern::parse(pattern).is_err(), "{pattern}");
         }
     }

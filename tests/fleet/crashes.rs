@@ -66,9 +66,16 @@ fn with_report_the_crashed_are_lost_and_all_others_done() {
     assert_eq!(counts.get("lost"), Some(&8), "{}", ran.all());
     for result in results.iter().filter(|result| result["outcome"] == "lost") {
         assert_eq!(result["attempts"], 1, "{result}");
-        assert_eq!(result["restarts"], 1, "the crash delayed its slot: {result}");
+        assert_eq!(
+            result["restarts"], 1,
+            "the crash delayed its slot: {result}"
+        );
     }
-    assert!(ran.stdout.contains("restarts"), "the table shows them: {}", ran.all());
+    assert!(
+        ran.stdout.contains("restarts"),
+        "the table shows them: {}",
+        ran.all()
+    );
     // A session a task, and none has a gap.
     assert_eq!(drill.assert_dense(), 40);
 }
@@ -90,7 +97,11 @@ fn with_retry_the_crashed_are_sent_again_in_a_fresh_copy() {
     assert_eq!(drill.assert_dense(), 48);
     let database = drill.database();
     let copies: i64 = database
-        .query_row("SELECT count(*) FROM sessions WHERE attempt = 2", [], |row| row.get(0))
+        .query_row(
+            "SELECT count(*) FROM sessions WHERE attempt = 2",
+            [],
+            |row| row.get(0),
+        )
         .expect("sessions");
     assert_eq!(copies, 8);
     let first_words: i64 = database
@@ -103,7 +114,6 @@ fn with_retry_the_crashed_are_sent_again_in_a_fresh_copy() {
     assert_eq!(first_words, 48);
 }
 
-
 #[test]
 fn restarts_and_backoff_show_in_metrics() {
     let drill = Drill::new(&pool("report", 1));
@@ -112,15 +122,24 @@ fn restarts_and_backoff_show_in_metrics() {
     let mut page = String::new();
     eventually(Duration::from_secs(10), "three restarts", || {
         page = drill.get("/metrics").1;
-        metric(&page, r#"marshal_child_restarts_total{pool="demo",cause="crash"}"#) == Some(3.0)
+        metric(
+            &page,
+            r#"marshal_child_restarts_total{pool="demo",cause="crash"}"#,
+        ) == Some(3.0)
     });
     assert_eq!(
-        metric(&page, r#"marshal_child_exits_total{pool="demo",reason="signalled"}"#),
+        metric(
+            &page,
+            r#"marshal_child_exits_total{pool="demo",reason="signalled"}"#
+        ),
         Some(3.0),
         "{page}"
     );
     assert_eq!(
-        metric(&page, r#"marshal_child_restart_delay_seconds_count{pool="demo"}"#),
+        metric(
+            &page,
+            r#"marshal_child_restart_delay_seconds_count{pool="demo"}"#
+        ),
         Some(3.0)
     );
     assert_eq!(
@@ -132,10 +151,21 @@ fn restarts_and_backoff_show_in_metrics() {
 
 #[test]
 fn a_spent_budget_parks_the_slot_and_the_run_still_ends() {
-    let pool = pool("report", 1).replace("budget = 100", "budget = 2").replace("size      = 4", "size      = 1");
+    let pool = pool("report", 1)
+        .replace("budget = 100", "budget = 2")
+        .replace("size      = 4", "size      = 1");
     let drill = Drill::new(&pool);
     let script = "crash";
-    let ran = drill.run(&["run", "--results", "results.jsonl", script, script, script, script, script]);
+    let ran = drill.run(&[
+        "run",
+        "--results",
+        "results.jsonl",
+        script,
+        script,
+        script,
+        script,
+        script,
+    ]);
     assert_eq!(ran.code, Some(1), "{}", ran.all());
     let counts = by_outcome(&drill.results("results.jsonl"));
     assert_eq!(counts.get("lost"), Some(&3), "{}", ran.all());
@@ -150,14 +180,25 @@ fn a_second_attempt_starts_from_the_original() {
     let script = "list .\nwrite was-here.txt x\ncrash";
     let ran = drill.run(&["run", "--results", "results.jsonl", script]);
     assert_eq!(ran.code, Some(1), "{}", ran.all());
-    assert_eq!(drill.results("results.jsonl")[0]["attempts"], 2, "{}", ran.all());
+    assert_eq!(
+        drill.results("results.jsonl")[0]["attempts"],
+        2,
+        "{}",
+        ran.all()
+    );
     let database = drill.database();
     let listed = |more: &str| -> i64 {
         let query = format!(
             "SELECT count(*) FROM events WHERE kind = 'tool_result' AND body LIKE '%README.md%'{more}"
         );
-        database.query_row(&query, [], |row| row.get(0)).expect("events")
+        database
+            .query_row(&query, [], |row| row.get(0))
+            .expect("events")
     };
     assert_eq!(listed(""), 2, "both attempts listed their copy");
-    assert_eq!(listed(" AND body LIKE '%was-here%'"), 0, "and neither saw the other's file");
+    assert_eq!(
+        listed(" AND body LIKE '%was-here%'"),
+        0,
+        "and neither saw the other's file"
+    );
 }

@@ -177,7 +177,8 @@ impl Drill {
 
     /// The database, read with SQLite itself.
     pub(crate) fn database(&self) -> rusqlite::Connection {
-        let connection = rusqlite::Connection::open(self.state().join("journal.db")).expect("journal.db");
+        let connection =
+            rusqlite::Connection::open(self.state().join("journal.db")).expect("journal.db");
         connection
             .busy_timeout(Duration::from_secs(5))
             .expect("busy timeout");
@@ -248,7 +249,10 @@ impl Running {
             if let Some(status) = self.child.try_wait().expect("wait") {
                 return status.code();
             }
-            assert!(Instant::now() < end, "the supervisor did not end in {most:?}");
+            assert!(
+                Instant::now() < end,
+                "the supervisor did not end in {most:?}"
+            );
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -293,7 +297,9 @@ pub(crate) fn is_alive(pid: u32) -> bool {
     let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else {
         return false;
     };
-    let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+    let state = stat
+        .rsplit_once(") ")
+        .and_then(|(_, rest)| rest.chars().next());
     !matches!(state, None | Some('Z' | 'X'))
 }
 

@@ -84,7 +84,11 @@ fn table_progress_and_logs_are_clean() {
     ] {
         let ran = drill.run(&args);
         assert_eq!(ran.code, Some(1), "{}", ran.all());
-        assert!(ran.stdout.contains("failed") || ran.stdout.contains("denied"), "{}", ran.all());
+        assert!(
+            ran.stdout.contains("failed") || ran.stdout.contains("denied"),
+            "{}",
+            ran.all()
+        );
         assert_clean("stdout", &ran.stdout);
         assert_clean("stderr", &ran.stderr);
     }
@@ -129,5 +133,8 @@ fn followed_logs_are_clean() {
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
     drop(running);
-    assert!(seen.contains("title"), "the line is there, escaped: {seen:?}");
+    assert!(
+        seen.contains("title"),
+        "the line is there, escaped: {seen:?}"
+    );
 }

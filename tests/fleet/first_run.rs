@@ -21,19 +21,29 @@ fn fresh(uid: Option<u32>) -> tempfile::TempDir {
         .tempdir()
         .expect("a directory");
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    fs::copy(root.join("supervisor.toml"), dir.path().join("supervisor.toml")).expect("toml");
+    fs::copy(
+        root.join("supervisor.toml"),
+        dir.path().join("supervisor.toml"),
+    )
+    .expect("toml");
     fs::copy(root.join("README.md"), dir.path().join("README.md")).expect("README");
     fs::create_dir(dir.path().join("src")).expect("src");
     fs::write(dir.path().join("src/main.rs"), "fn main() {}\n").expect("main.rs");
     let git = |args: &[&str]| {
-        let status = Command::new("git").args(args).current_dir(dir.path()).status();
+        let status = Command::new("git")
+            .args(args)
+            .current_dir(dir.path())
+            .status();
         assert!(status.expect("git").success());
     };
     git(&["init", "-q"]);
     git(&["add", "-A"]);
     if let Some(uid) = uid {
         let owner = format!("{uid}:{uid}");
-        let status = Command::new("chown").args(["-R", &owner]).arg(dir.path()).status();
+        let status = Command::new("chown")
+            .args(["-R", &owner])
+            .arg(dir.path())
+            .status();
         assert!(status.expect("chown").success());
     }
     dir
@@ -79,7 +89,10 @@ fn first_command(uid: Option<u32>) {
     assert!(stdout.contains("denied by net"), "the rule is named: {all}");
     assert!(stdout.contains("notes.txt"), "{all}");
     assert!(took < Duration::from_secs(10), "{took:?}");
-    assert!(!dir.path().join("notes.txt").exists(), "the copy was written, not the original");
+    assert!(
+        !dir.path().join("notes.txt").exists(),
+        "the copy was written, not the original"
+    );
     let results = fs::read_to_string(dir.path().join("results.jsonl")).expect("results");
     let copy = results
         .lines()
@@ -112,7 +125,9 @@ fn three_are_done_and_the_download_is_denied_as_an_ordinary_user() {
 fn a_run_leaves_no_process_behind() {
     for drill in [Drill::new(POOL), Drill::of_nobody(POOL)] {
         let mut running = drill.start(&["run", "sleep 300ms", "sleep 300ms", "run sleep 0.3"]);
-        eventually(Duration::from_secs(10), "agents run", || !drill.agents().is_empty());
+        eventually(Duration::from_secs(10), "agents run", || {
+            !drill.agents().is_empty()
+        });
         let seen = descendants(running.pid());
         assert!(!seen.is_empty());
         let code = running.wait(Duration::from_secs(20));

@@ -7,6 +7,6 @@ mod crashes;
 mod drill;
 mod escapes;
 mod first_run;
-mod survivors;
 mod stall;
+mod survivors;
 mod versions;

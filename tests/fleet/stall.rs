@@ -19,7 +19,11 @@ env       = { set = { DRILL = "MARK" } }
 
 fn rss_bytes(pid: u32) -> u64 {
     let text = fs::read_to_string(format!("/proc/{pid}/statm")).expect("statm");
-    let pages: u64 = text.split(' ').nth(1).and_then(|n| n.parse().ok()).expect("rss");
+    let pages: u64 = text
+        .split(' ')
+        .nth(1)
+        .and_then(|n| n.parse().ok())
+        .expect("rss");
     pages * 4096
 }
 
@@ -40,11 +44,11 @@ fn a_flood_on_a_stalled_journal_is_held_back_and_goes_on_afterwards() {
         "sleep 1s\nwrite late.txt x",
     ]);
     let turn_started = || {
-        let turns = drill
-            .database()
-            .query_row("SELECT count(*) FROM events WHERE kind = 'turn_started'", [], |row| {
-                row.get::<_, i64>(0)
-            });
+        let turns = drill.database().query_row(
+            "SELECT count(*) FROM events WHERE kind = 'turn_started'",
+            [],
+            |row| row.get::<_, i64>(0),
+        );
         turns.unwrap_or(0)
     };
     eventually(Duration::from_secs(20), "four turns run", || {
@@ -63,7 +67,11 @@ fn a_flood_on_a_stalled_journal_is_held_back_and_goes_on_afterwards() {
         assert!(rss < bound, "{rss} bytes, the bound is {bound}");
         std::thread::sleep(Duration::from_millis(50));
     }
-    assert_eq!(drill.log("stdout.log").len(), shown, "nothing is shown that is not durable");
+    assert_eq!(
+        drill.log("stdout.log").len(),
+        shown,
+        "nothing is shown that is not durable"
+    );
     assert_eq!(turn_started(), durable);
     let ledgers = || -> String {
         let copies = fs::read_dir(drill.state().join("copies")).expect("copies");
@@ -73,19 +81,30 @@ fn a_flood_on_a_stalled_journal_is_held_back_and_goes_on_afterwards() {
             .collect()
     };
     assert!(
-        !drill.state().join("copies").read_dir().expect("copies").flatten().any(|copy| {
-            copy.path().join("late.txt").exists()
-        }),
+        !drill
+            .state()
+            .join("copies")
+            .read_dir()
+            .expect("copies")
+            .flatten()
+            .any(|copy| { copy.path().join("late.txt").exists() }),
         "no answer is sent before its verdict is durable: {}",
         ledgers()
     );
-    assert_eq!(drill.get("/readyz").0, 503, "a stalled journal is not ready");
+    assert_eq!(
+        drill.get("/readyz").0,
+        503,
+        "a stalled journal is not ready"
+    );
     blocker.execute_batch("ROLLBACK").expect("unlock");
     drop(blocker);
     let code = running.wait(Duration::from_secs(120));
     assert_eq!(code, Some(0), "{}", drill.log("stderr.log"));
     let results = drill.results("results.jsonl");
-    assert!(results.iter().all(|result| result["outcome"] == "done"), "{results:?}");
+    assert!(
+        results.iter().all(|result| result["outcome"] == "done"),
+        "{results:?}"
+    );
     drill.assert_dense();
 }
 
@@ -93,7 +112,9 @@ fn a_flood_on_a_stalled_journal_is_held_back_and_goes_on_afterwards() {
 fn a_cancel_on_a_stalled_journal_reaches_the_child_within_a_second() {
     let drill = Drill::new(POOLS);
     let mut running = drill.start(&["run", "sleep 1s\nflood 100000000", "sleep 600s"]);
-    eventually(Duration::from_secs(20), "agents run", || drill.agents().len() >= 2);
+    eventually(Duration::from_secs(20), "agents run", || {
+        drill.agents().len() >= 2
+    });
     std::thread::sleep(Duration::from_millis(1500));
     let blocker = drill.database();
     blocker.execute_batch("BEGIN IMMEDIATE").expect("lock");
@@ -101,12 +122,18 @@ fn a_cancel_on_a_stalled_journal_reaches_the_child_within_a_second() {
     let since = Instant::now();
     running.signal("TERM");
     // The sleeping agent reads its interrupt and the ladder ends the flooding one.
-    eventually(Duration::from_secs(1), "the cancel or the ladder arrives", || {
-        let stderr = drill.log("stderr.log");
-        stderr.contains("interrupt") || drill.agents().len() < 2
-    });
+    eventually(
+        Duration::from_secs(1),
+        "the cancel or the ladder arrives",
+        || {
+            let stderr = drill.log("stderr.log");
+            stderr.contains("interrupt") || drill.agents().len() < 2
+        },
+    );
     assert!(since.elapsed() < Duration::from_secs(1));
-    eventually(Duration::from_secs(5), "no agent is left", || drill.agents().is_empty());
+    eventually(Duration::from_secs(5), "no agent is left", || {
+        drill.agents().is_empty()
+    });
     blocker.execute_batch("ROLLBACK").expect("unlock");
     drop(blocker);
     assert_eq!(running.wait(Duration::from_secs(30)), Some(1));
@@ -141,11 +168,15 @@ fn health_and_metrics_are_served_while_a_run_works() {
     let drill = Drill::new(POOLS);
     let mut running = drill.start(&["run", "sleep 2s", "read README.md"]);
     let mut page = String::new();
-    eventually(Duration::from_secs(10), "an allowed request is counted", || {
-        page = drill.get("/metrics").1;
-        let series = r#"marshal_permission_requests_total{pool="demo",tool_class="read",decision="allow",decided_by="policy"}"#;
-        metric(&page, series) == Some(1.0)
-    });
+    eventually(
+        Duration::from_secs(10),
+        "an allowed request is counted",
+        || {
+            page = drill.get("/metrics").1;
+            let series = r#"marshal_permission_requests_total{pool="demo",tool_class="read",decision="allow",decided_by="policy"}"#;
+            metric(&page, series) == Some(1.0)
+        },
+    );
     assert_eq!(drill.get("/healthz").0, 200);
     assert_eq!(drill.get("/readyz").0, 200);
     assert_eq!(drill.get("/nothing").0, 404);

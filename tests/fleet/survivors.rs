@@ -24,9 +24,11 @@ fn busy(drill: &Drill) -> (Running, BTreeSet<u32>) {
     args.extend([script; 8]);
     let running = drill.start(&args);
     // An agent and its orphan in each of eight sandboxes.
-    eventually(Duration::from_secs(30), "eight agents and eight orphans", || {
-        drill.agents().len() >= 16
-    });
+    eventually(
+        Duration::from_secs(30),
+        "eight agents and eight orphans",
+        || drill.agents().len() >= 16,
+    );
     let mut all = descendants(running.pid());
     all.extend(drill.agents());
     assert!(all.len() >= 32, "helpers included: {all:?}");
@@ -40,7 +42,10 @@ fn gone(all: &BTreeSet<u32>, drill: &Drill, since: Instant, most: Duration) {
         if left.is_empty() && agents.is_empty() {
             return;
         }
-        assert!(since.elapsed() < most, "left after {most:?}: {left:?}, agents {agents:?}");
+        assert!(
+            since.elapsed() < most,
+            "left after {most:?}: {left:?}, agents {agents:?}"
+        );
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -89,9 +94,11 @@ fn a_restarted_slot_leaves_nothing_of_its_old_child() {
     let before = drill.agents();
     let ran = drill.run(&["restart", "demo/3"]);
     assert_eq!(ran.code, Some(0), "{}", ran.all());
-    eventually(Duration::from_secs(2), "one agent and its orphan are gone", || {
-        before.difference(&drill.agents()).count() == 2
-    });
+    eventually(
+        Duration::from_secs(2),
+        "one agent and its orphan are gone",
+        || before.difference(&drill.agents()).count() == 2,
+    );
     let ran = drill.run(&["restart", "demo/99"]);
     assert_eq!(ran.code, Some(2), "no such slot: {}", ran.all());
     drop(running);
@@ -111,5 +118,7 @@ fn without_walls_a_stop_leaves_nothing() {
     });
     running.signal("TERM");
     assert_eq!(running.wait(Duration::from_secs(20)), Some(1));
-    eventually(Duration::from_secs(2), "nothing is left", || drill.agents().is_empty());
+    eventually(Duration::from_secs(2), "nothing is left", || {
+        drill.agents().is_empty()
+    });
 }

@@ -39,7 +39,9 @@ fn check(claim: &str, shown: &str) {
     let results = drill.results("results.jsonl");
     let of = |id: &str| {
         let found = results.iter().find(|result| result["id"] == id);
-        found.unwrap_or_else(|| panic!("{id} is missing: {}", ran.all())).clone()
+        found
+            .unwrap_or_else(|| panic!("{id} is missing: {}", ran.all()))
+            .clone()
     };
     for good in ["g1", "g2"] {
         assert_eq!(of(good)["outcome"], "done", "{}", ran.all());

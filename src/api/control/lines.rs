@@ -29,6 +29,8 @@ pub enum LineError {
 pub struct Lines {
     read: BufReader<OwnedReadHalf>,
     write: OwnedWriteHalf,
+    /// What was read of the next line.
+    partial: Vec<u8>,
     /// Bytes of one line that is read.
     bound: usize,
     /// For one line that is written.
@@ -43,19 +45,19 @@ impl Lines {
         Self {
             read: BufReader::with_capacity(16 << 10, read),
             write,
+            partial: Vec::new(),
             bound,
             wait,
         }
     }
 
     /// The next line, without its newline; `None` at the end. Within `within`, if that is given.
-    /// Not cancel-safe: what was read of a line is lost.
+    /// Cancel-safe: what was read of a line is kept.
     ///
     /// # Errors
     /// [`LineError`]; the connection is of no use then.
     pub async fn next(&mut self, within: Option<Duration>) -> Result<Option<Vec<u8>>, LineError> {
         let deadline = within.map(|within| (Instant::now() + within, within));
-        let mut line = Vec::new();
         loop {
             let chunk = match deadline {
                 None => self.read.fill_buf().await?,
@@ -64,7 +66,7 @@ impl Lines {
                     .map_err(|_| LineError::TooSlow(within))??,
             };
             if chunk.is_empty() {
-                return if line.is_empty() {
+                return if self.partial.is_empty() {
                     Ok(None)
                 } else {
                     Err(LineError::Io(io::ErrorKind::UnexpectedEof.into()))
@@ -72,13 +74,13 @@ impl Lines {
             }
             let end = memchr::memchr(b'\n', chunk);
             let taken = end.unwrap_or(chunk.len());
-            if line.len() + taken > self.bound {
+            if self.partial.len() + taken > self.bound {
                 return Err(LineError::TooLong(self.bound));
             }
-            line.extend_from_slice(&chunk[..taken]);
+            self.partial.extend_from_slice(&chunk[..taken]);
             self.read.consume(taken + usize::from(end.is_some()));
             if end.is_some() {
-                return Ok(Some(line));
+                return Ok(Some(std::mem::take(&mut self.partial)));
             }
         }
     }

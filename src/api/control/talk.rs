@@ -12,7 +12,7 @@ use super::{Desk, Fleet};
 use crate::api::request::{self, Code, Failure, Reply, Request, Role};
 use crate::api::service::Refusal;
 use crate::api::view;
-use crate::api::watch::{Item, Ledger, RunStream};
+use crate::api::watch::{Item, Ledger, RunStream, new_run};
 use crate::model::{RunId, SlotId, TaskSpec};
 
 /// Tells a client why it is sent away, as far as its socket takes it at once.
@@ -97,9 +97,10 @@ async fn answer<F: Fleet>(
         }
         Request::Logs { slot, follow } => logs(lines, desk, &slot, follow).await,
         Request::Restart { slot } => {
-            let restarted = match desk.fleet.restart(slot).await {
-                Ok(()) => Reply::Done,
-                Err(error) => Reply::Failed(Failure::new(Code::NoSuchSlot, error.to_string())),
+            let restarted = if desk.fleet.restart(slot.clone()).await {
+                Reply::Done
+            } else {
+                Reply::Failed(no_such_slot(desk, &slot))
             };
             reply(lines, restarted).await
         }
@@ -111,6 +112,19 @@ fn no_such_run(run: &RunId) -> Failure {
         Code::NoSuchRun,
         format!("there is no run {run} here, or it ended before many others"),
     )
+}
+
+fn no_such_slot<F: Fleet>(desk: &Desk<F>, slot: &SlotId) -> Failure {
+    /// More names would hide the message.
+    const NAMED: usize = 8;
+    let slots = desk.fleet.slots();
+    let names = slots.iter().take(NAMED).map(|view| view.slot.to_string());
+    let mut there = names.collect::<Vec<_>>().join(", ");
+    if slots.len() > NAMED {
+        there.push_str(&format!(", and {} more", slots.len() - NAMED));
+    }
+    let message = format!("there is no slot {slot}; the slots are {there}");
+    Failure::new(Code::NoSuchSlot, message)
 }
 
 async fn submit<F: Fleet>(
@@ -142,15 +156,13 @@ async fn submit<F: Fleet>(
 }
 
 async fn take_in<F: Fleet>(desk: &Desk<F>, tasks: Vec<TaskSpec>) -> Result<Arc<Ledger>, Failure> {
-    let broken = || Failure::new(Code::Refused, "the fleet lost the run's reports");
-    let run = RunId::new(&uuid::Uuid::now_v7().to_string()).map_err(|_| broken())?;
+    let run = new_run().map_err(|error| Failure::new(Code::Refused, error.to_string()))?;
     let total = tasks.len();
-    let taken = desk.fleet.submit(run.clone(), tasks).await;
-    taken.map_err(|refusal| match refusal {
+    let taken = desk.fleet.submit(run.clone(), "up", tasks).await;
+    let reports = taken.map_err(|refusal| match refusal {
         Refusal::Tasks(message) => Failure::new(Code::BadTasks, message),
         Refusal::Fleet(message) => Failure::new(Code::Refused, message),
     })?;
-    let reports = desk.fleet.reports(&run).ok_or_else(broken)?;
     let ledger = Ledger::collect(run, total, reports);
     desk.runs.keep(&ledger);
     Ok(ledger)
@@ -206,12 +218,8 @@ async fn logs<F: Fleet>(
     follow: bool,
 ) -> Result<(), LineError> {
     let Some(mut tail) = desk.fleet.logs(slot) else {
-        let message = desk.fleet.no_such_slot(slot).to_string();
-        return reply(
-            lines,
-            Reply::Failed(Failure::new(Code::NoSuchSlot, message)),
-        )
-        .await;
+        let failure = no_such_slot(desk, slot);
+        return reply(lines, Reply::Failed(failure)).await;
     };
     reply(lines, Reply::Done).await?;
     for line in &tail.backlog {

@@ -6,8 +6,8 @@ use std::path::Path;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::*;
-use crate::api::fake::{FakeFleet, spec};
 use crate::api::request::{self, Reply, Request};
+use crate::api::testing::{FakeFleet, spec};
 use crate::api::view;
 use crate::api::watch::Item;
 use crate::fleet::Notice;
@@ -167,7 +167,7 @@ async fn a_submitted_run_is_streamed_from_its_first_notice_to_its_last() {
     assert!(
         items
             .iter()
-            .any(|item| matches!(item, Item::Notice(Notice::Event { .. })))
+            .any(|item| matches!(item, Item::Notice(Notice::Events { .. })))
     );
     // The same connection goes on, and the run can still be looked at.
     let watch = request::write(&Request::Watch { run }).expect("written");
@@ -198,7 +198,7 @@ async fn a_watcher_sees_its_own_run_only() {
     assert_eq!(ended(&own), [("a".to_owned(), TaskOutcome::Cancelled)]);
     let foreign = own.iter().any(|item| match item {
         Item::Notice(Notice::Queued { run: r, .. } | Notice::Assigned { run: r, .. }) => *r != run,
-        Item::Notice(Notice::Event { .. }) => true,
+        Item::Notice(Notice::Events { .. }) => true,
         _ => false,
     });
     assert!(!foreign, "{own:?}");
@@ -227,7 +227,7 @@ async fn a_client_that_reads_nothing_is_dropped_and_slows_nobody() {
     for _ in 0..50 {
         for _ in 0..2000 {
             server.fleet.tell(Notice::Slot {
-                slot: crate::api::fake::slot(0),
+                slot: crate::api::testing::slot(0),
                 state: crate::model::SlotState::Busy,
                 note: Some("x".repeat(1000)),
             });

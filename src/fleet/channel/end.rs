@@ -104,7 +104,11 @@ pub(crate) fn conclude(
             end.detail = "stopped".to_owned();
         }
         cause @ (Some(Cause::Mute) | None) => {
-            by_status(&mut end, cause.is_some(), ended.and_then(|e| e.walls_failed.as_ref()));
+            by_status(
+                &mut end,
+                cause.is_some(),
+                ended.and_then(|e| e.walls_failed.as_ref()),
+            );
         }
     }
     end
@@ -123,7 +127,9 @@ fn by_status(end: &mut ChannelEnd, mute: bool, walls: Option<&WallsFailure>) {
             Some(ExitStatus::Signal(_)) => ExitClass::Signalled,
             _ => ExitClass::Exited,
         };
-        let how = end.status.map_or_else(|| "unknown status".to_owned(), |s| s.to_string());
+        let how = end
+            .status
+            .map_or_else(|| "unknown status".to_owned(), |s| s.to_string());
         end.detail = if end.was_ready {
             format!("the agent ended by itself: {how}")
         } else {
@@ -167,7 +173,12 @@ fn hint(stderr: &[Foreign]) -> Option<&'static str> {
             "raise the profile's limits.nofile",
         ),
         (
-            &["Could not resolve host", "EAI_AGAIN", "ENOTFOUND", "Name or service not known"],
+            &[
+                "Could not resolve host",
+                "EAI_AGAIN",
+                "ENOTFOUND",
+                "Name or service not known",
+            ],
             "it has no network: the pool says network = \"none\"",
         ),
         (
@@ -218,7 +229,9 @@ mod tests {
 
     #[test]
     fn a_well_known_cause_gets_its_hint() {
-        let stderr = vec![Foreign::from("x: error while loading shared libraries: libx.so")];
+        let stderr = vec![Foreign::from(
+            "x: error while loading shared libraries: libx.so",
+        )];
         let end = conclude(Some(&ended(ExitStatus::Code(127))), None, false, stderr);
         assert!(end.detail.contains("ro_bind"), "{}", end.detail);
     }

@@ -28,7 +28,9 @@ use crate::launch::{self, Ended, KeeperHandle, LaunchPlan, Launched, SpawnError}
 use crate::lifecycle::stop::{Ladder, Step};
 use crate::lifecycle::watch::{Expired, Watch};
 use crate::model::{Event, EventKind, SessionId, SlotId};
-use crate::telemetry::event::child::{ChildExited, ChildHung, ChildSpawned, ProtocolError, SandboxFailed};
+use crate::telemetry::event::child::{
+    ChildExited, ChildHung, ChildSpawned, ProtocolError, SandboxFailed,
+};
 use crate::telemetry::sets::{Hang, LineFault, SpawnResult, Stream};
 use crate::wire::ndjson::LineError;
 
@@ -309,7 +311,10 @@ impl ChannelState {
             }
             StreamEnd::TooLong(error) => self.fault(Cause::Protocol(error.to_string()), now),
             StreamEnd::Failed(why) => {
-                self.fault(Cause::Protocol(format!("stdout cannot be read: {why}")), now);
+                self.fault(
+                    Cause::Protocol(format!("stdout cannot be read: {why}")),
+                    now,
+                );
             }
         }
         self.stream_end = Some(end);
@@ -334,7 +339,10 @@ impl ChannelState {
             Err(refused) => {
                 tracing::debug!(slot = %self.slot, %refused, "a command was refused");
                 if is_prompt {
-                    self.fault(Cause::Protocol(format!("the prompt was refused: {refused}")), now);
+                    self.fault(
+                        Cause::Protocol(format!("the prompt was refused: {refused}")),
+                        now,
+                    );
                 }
             }
         }
@@ -520,7 +528,11 @@ impl ChannelState {
         };
         if !self.told_end {
             self.told_end = true;
-            let tail = self.shared.slots.log(&self.slot).map(stderr::StderrLog::tail);
+            let tail = self
+                .shared
+                .slots
+                .log(&self.slot)
+                .map(stderr::StderrLog::tail);
             let end = end::conclude(
                 ended.as_ref(),
                 self.cause.take(),
@@ -533,10 +545,16 @@ impl ChannelState {
                 class: end.class,
                 status: end.status,
                 detail: &end.detail,
-                stderr: if end.class.is_wanted() { &[] } else { &end.stderr },
+                stderr: if end.class.is_wanted() {
+                    &[]
+                } else {
+                    &end.stderr
+                },
             }
             .emit();
-            let _ = self.session.send_message(SessionMsg::ChannelEnded(Box::new(end)));
+            let _ = self
+                .session
+                .send_message(SessionMsg::ChannelEnded(Box::new(end)));
         }
         true
     }

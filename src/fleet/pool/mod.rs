@@ -209,13 +209,7 @@ impl PoolState {
         });
     }
 
-    fn slot_moved(
-        &mut self,
-        index: u16,
-        session: &SessionId,
-        change: SlotEvent,
-        pid: Option<u32>,
-    ) {
+    fn slot_moved(&mut self, index: u16, session: &SessionId, change: SlotEvent, pid: Option<u32>) {
         let Some(slot) = self.slot(index) else { return };
         let current = slot.work.as_ref().map(|work| &work.session);
         if current != Some(session) {
@@ -252,9 +246,17 @@ impl PoolState {
             while let Some(task) = self.queue.pop_front() {
                 self.end_unbegun(task, TaskOutcome::Skipped, CANCELLED);
             }
-        } else if self.slots.iter().all(|slot| slot.state == SlotState::Parked) {
+        } else if self
+            .slots
+            .iter()
+            .all(|slot| slot.state == SlotState::Parked)
+        {
             while let Some(task) = self.queue.pop_front() {
-                self.end_unbegun(task, TaskOutcome::Skipped, "every slot of the pool is parked");
+                self.end_unbegun(
+                    task,
+                    TaskOutcome::Skipped,
+                    "every slot of the pool is parked",
+                );
             }
         } else {
             for index in 0..self.pool.config.size {
@@ -266,7 +268,10 @@ impl PoolState {
                 }
             }
         }
-        let oldest = self.queue.front().map_or(Duration::ZERO, |task| task.queued.elapsed());
+        let oldest = self
+            .queue
+            .front()
+            .map_or(Duration::ZERO, |task| task.queued.elapsed());
         PoolSampled {
             pool: &self.pool.config.name,
             oldest_task: oldest,
@@ -557,7 +562,10 @@ impl PoolState {
             at_us: now_us(),
             change: TaskChange::Ended {
                 outcome,
-                detail: report.detail.as_ref().map_or_else(String::new, |d| d.raw().to_owned()),
+                detail: report
+                    .detail
+                    .as_ref()
+                    .map_or_else(String::new, |d| d.raw().to_owned()),
                 result: String::new(),
             },
         };

@@ -8,9 +8,7 @@ use tokio::sync::mpsc;
 
 use crate::fleet::notice::{FileChange, TaskReport};
 use crate::fleet::session::{Attempt, Tally, outcome};
-use crate::model::{
-    Foreign, PoolName, RunId, SessionId, SlotId, TaskOutcome, TaskSpec,
-};
+use crate::model::{Foreign, PoolName, RunId, SessionId, SlotId, TaskOutcome, TaskSpec};
 
 /// A task that is not over.
 #[derive(Debug)]
@@ -140,9 +138,7 @@ pub(super) fn verdict(attempt: &Attempt, closing: bool) -> After {
     let found = outcome::of_turn(turn, &attempt.tally, check_passed, attempt.cancelled);
     match found {
         TaskOutcome::Lost => After::Lost(attempt.detail()),
-        TaskOutcome::Failed if check_passed == Some(false) => {
-            After::CheckFailed(attempt.detail())
-        }
+        TaskOutcome::Failed if check_passed == Some(false) => After::CheckFailed(attempt.detail()),
         TaskOutcome::Done => After::Ended(found, None),
         _ => After::Ended(found, Some(attempt.detail()).filter(|why| !why.is_empty())),
     }

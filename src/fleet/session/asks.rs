@@ -110,9 +110,8 @@ impl Asks {
             call.asked = true;
             return;
         }
-        let same = |call: &&mut Call| {
-            !call.asked && call.name == ask.tool && call.canonical == canonical
-        };
+        let same =
+            |call: &&mut Call| !call.asked && call.name == ask.tool && call.canonical == canonical;
         if let Some(call) = self.calls.iter_mut().find(same) {
             call.asked = true;
             return;
@@ -254,7 +253,10 @@ fn judge(
     claimed: &Claimed,
 ) -> Judgement {
     if input.get().len() > ASK_INPUT_BYTES {
-        return Judgement::refused("too_large", "the request's input is larger than can be judged");
+        return Judgement::refused(
+            "too_large",
+            "the request's input is larger than can be judged",
+        );
     }
     let Some(prepared) = prepared else {
         return Judgement::refused("no_workspace", "there is no workspace to judge paths by");

@@ -30,8 +30,8 @@ use super::setup::{PoolShared, Shared, now_us};
 use crate::config::OnUnaskedDeny;
 use crate::dialect::Command;
 use crate::journal::{SessionRow, Write};
-use crate::lifecycle::watch::Expired;
 use crate::lifecycle::state::SlotEvent;
+use crate::lifecycle::watch::Expired;
 use crate::model::{AgentInfo, Answer, Ask, AskKey, Event, TurnOutcome, Usage};
 use crate::telemetry::event::permission::PermissionDecided;
 use crate::telemetry::event::turn::{TokensUsed, ToolCallEnded, TurnEnded, TurnFirstEvent};
@@ -349,7 +349,9 @@ impl SessionState {
             }
             Item::Expired(expired) => {
                 let why = match expired {
-                    Expired::Silence => "nothing came from the agent for longer than timeouts.silence",
+                    Expired::Silence => {
+                        "nothing came from the agent for longer than timeouts.silence"
+                    }
                     _ => "the turn took longer than timeouts.turn",
                 };
                 self.interrupt(TurnOutcome::TimedOut, why.to_owned());
@@ -406,7 +408,11 @@ impl SessionState {
                 ToolCallEnded {
                     slot: &self.work.slot,
                     tool_class: asks::class(&self.pool, name.as_ref()),
-                    outcome: if is_error { ToolOutcome::Error } else { ToolOutcome::Ok },
+                    outcome: if is_error {
+                        ToolOutcome::Error
+                    } else {
+                        ToolOutcome::Ok
+                    },
                     took,
                 }
                 .emit();
@@ -458,7 +464,9 @@ impl SessionState {
             slot: &self.work.slot,
             session: &self.work.session,
             outcome,
-            took: self.turn_began.map_or(Duration::ZERO, |began| began.elapsed()),
+            took: self
+                .turn_began
+                .map_or(Duration::ZERO, |began| began.elapsed()),
             tool_calls: self.tally.tool_calls(),
         }
         .emit();
@@ -568,7 +576,11 @@ impl SessionState {
         }
         self.tell_pool(SlotEvent::StopBegun, None);
         if let Some(channel) = &self.channel {
-            let message = if now { ChannelMsg::Kill } else { ChannelMsg::Stop };
+            let message = if now {
+                ChannelMsg::Kill
+            } else {
+                ChannelMsg::Stop
+            };
             let _ = channel.send_message(message);
         } else {
             self.cancelled = true;
@@ -599,7 +611,11 @@ impl SessionState {
             class: end.class,
             status: end.status,
             detail: end.detail.clone(),
-            stderr: if end.class.is_wanted() { Vec::new() } else { end.stderr.clone() },
+            stderr: if end.class.is_wanted() {
+                Vec::new()
+            } else {
+                end.stderr.clone()
+            },
         });
         self.outbox.after(After::ChildEnded);
         self.end = Some(end);

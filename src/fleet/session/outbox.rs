@@ -167,7 +167,9 @@ impl Outbox {
     /// Hands over what is left, with nobody to come back to.
     pub(crate) fn flush_last(&mut self) {
         let before = self.refused.take().map(|commit| *commit);
-        let last = self.take().map(|(commit, tell)| commit.then(move |result| tell(&result)));
+        let last = self
+            .take()
+            .map(|(commit, tell)| commit.then(move |result| tell(&result)));
         for commit in before.into_iter().chain(last) {
             if let Err(refused) = self.shared.journal.submit(commit) {
                 tracing::error!(session = %self.session, reason = %refused.reason, "the session's end was not journalled");

@@ -31,14 +31,23 @@ pub(crate) fn of_turn(
 mod tests {
     use super::*;
 
-    fn check(turn: TurnOutcome, (allowed, denied): (u32, u32), passed: Option<bool>, cancelled: bool, expect: TaskOutcome) {
+    fn check(
+        turn: TurnOutcome,
+        (allowed, denied): (u32, u32),
+        passed: Option<bool>,
+        cancelled: bool,
+        expect: TaskOutcome,
+    ) {
         let tally = Tally {
             allowed,
             denied,
             ..Tally::default()
         };
         let got = of_turn(turn, &tally, passed, cancelled);
-        assert_eq!(got, expect, "{turn} {allowed}+{denied} {passed:?} {cancelled}");
+        assert_eq!(
+            got, expect,
+            "{turn} {allowed}+{denied} {passed:?} {cancelled}"
+        );
     }
 
     #[test]

@@ -15,12 +15,12 @@ use crate::launch::{self, LaunchPlan, RunError, Walls};
 use crate::limits::{GIT_LIST_BYTES, GIT_LIST_TIMEOUT};
 use crate::model::{SessionId, SlotId};
 use crate::policy::Place;
-use crate::wire::shim::Access;
-use crate::sandbox::{self, Tree, WallsRequest};
 use crate::sandbox::workspace::{
     CopyError, GitDir, HomeError, Listing, Manifest, Owner, Root, TreeError, TreeLinks, copy, home,
     list,
 };
+use crate::sandbox::{self, Tree, WallsRequest};
+use crate::wire::shim::Access;
 
 /// Where the agent finds its workspace inside walls.
 const WORKSPACE_INSIDE: &str = "/workspace";
@@ -162,7 +162,8 @@ pub(crate) async fn prepare(
     let home = {
         let (shared, pool) = (Arc::clone(shared), Arc::clone(pool));
         let session = order.session.clone();
-        blocking(move || home::prepare(&shared.state, &session, owner, &pool.config.home_files)).await??
+        blocking(move || home::prepare(&shared.state, &session, owner, &pool.config.home_files))
+            .await??
     };
     let mut space = Space {
         slot: order.slot.clone(),
@@ -184,10 +185,18 @@ pub(crate) async fn prepare(
     };
     let root = Root::open(&space.workspace).map_err(bad)?;
     let links = TreeLinks::new()
-        .with(space.workspace_inside.clone(), Root::open(&space.workspace).map_err(bad)?)
-        .with(space.home_inside.clone(), Root::open(&space.home).map_err(bad)?);
+        .with(
+            space.workspace_inside.clone(),
+            Root::open(&space.workspace).map_err(bad)?,
+        )
+        .with(
+            space.home_inside.clone(),
+            Root::open(&space.home).map_err(bad)?,
+        );
     let (root, before) = blocking(move || {
-        let before = (mode != WorkspaceMode::Ro).then(|| Manifest::record(&root)).transpose();
+        let before = (mode != WorkspaceMode::Ro)
+            .then(|| Manifest::record(&root))
+            .transpose();
         before.map(|before| (root, before))
     })
     .await?
@@ -196,7 +205,14 @@ pub(crate) async fn prepare(
         session: order.session.as_str(),
         workspace: &space.workspace_inside,
     });
-    let plan = launch_plan(shared, pool, &space, argv, Vec::new(), mode != WorkspaceMode::Ro)?;
+    let plan = launch_plan(
+        shared,
+        pool,
+        &space,
+        argv,
+        Vec::new(),
+        mode != WorkspaceMode::Ro,
+    )?;
     Ok(Prepared {
         session: order.session,
         plan: Some(plan),
@@ -216,7 +232,11 @@ fn owner(shared: &Shared, pool: &PoolShared, slot: &SlotId) -> Option<Owner> {
     if pool.config.launcher == Launcher::None {
         return None;
     }
-    let uid = shared.uids.as_ref()?.block().uid(u32::from(pool.first_slot + slot.index))?;
+    let uid = shared
+        .uids
+        .as_ref()?
+        .block()
+        .uid(u32::from(pool.first_slot + slot.index))?;
     Some(Owner { uid, gid: uid })
 }
 
@@ -250,7 +270,8 @@ async fn copy_of(
     let made = {
         let (shared, session) = (Arc::clone(shared), order.session.clone());
         let bounds = copy::Bounds::default();
-        blocking(move || copy::make(&shared.state, &session, &root, &listing, owner, bounds)).await?
+        blocking(move || copy::make(&shared.state, &session, &root, &listing, owner, bounds))
+            .await?
     };
     drop(permit);
     let copied = made.map_err(|error| PrepareError::Copy {
@@ -350,7 +371,10 @@ fn tree(path: &Path, writable: bool) -> Result<Tree, PrepareError> {
 }
 
 fn ids(shared: &Shared, pool: &PoolShared, slot: &SlotId) -> sandbox::Ids {
-    let uid = shared.uids.as_ref().and_then(|block| block.block().uid(u32::from(pool.first_slot + slot.index)));
+    let uid = shared
+        .uids
+        .as_ref()
+        .and_then(|block| block.block().uid(u32::from(pool.first_slot + slot.index)));
     match uid {
         Some(slot_uid) => sandbox::Ids::Root { slot_uid },
         None => sandbox::Ids::Own {

@@ -75,7 +75,13 @@ impl Tally {
 
     /// Whether the call was one that the policy denies.
     pub(crate) fn unasked(&mut self, event: &Event) -> bool {
-        let denied = matches!(event, Event::Unasked { decision: Decision::Deny, .. });
+        let denied = matches!(
+            event,
+            Event::Unasked {
+                decision: Decision::Deny,
+                ..
+            }
+        );
         if denied {
             self.unasked_denied += 1;
         }

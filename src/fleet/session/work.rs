@@ -11,9 +11,7 @@ use crate::fleet::notice::{ChangeKind, FileChange};
 use crate::fleet::setup::{PoolShared, Shared};
 use crate::launch::{self, Finished};
 use crate::limits::{CHECK_OUTPUT_BYTES, CHECK_TIMEOUT};
-use crate::model::{
-    Event, ExitStatus, Foreign, RunId, SessionId, SlotId, TaskId, TurnOutcome,
-};
+use crate::model::{Event, ExitStatus, Foreign, RunId, SessionId, SlotId, TaskId, TurnOutcome};
 use crate::sandbox::workspace::{self, Changes};
 
 /// One attempt at a task.
@@ -102,7 +100,13 @@ pub(crate) enum CheckResult {
 
 impl CheckResult {
     pub(crate) fn passed(&self) -> bool {
-        matches!(self, Self::Ran { status: ExitStatus::Code(0), .. })
+        matches!(
+            self,
+            Self::Ran {
+                status: ExitStatus::Code(0),
+                ..
+            }
+        )
     }
 
     pub(crate) fn event(&self) -> Event {
@@ -123,7 +127,10 @@ impl CheckResult {
             Self::Ran { status, output } => {
                 let said = output.raw().trim_end();
                 let last = said.rsplit('\n').next().unwrap_or_default();
-                format!("the check ended with {status}: {}", Foreign::from(last).show(200))
+                format!(
+                    "the check ended with {status}: {}",
+                    Foreign::from(last).show(200)
+                )
             }
             Self::Not(why) => format!("the check did not run: {why}"),
         }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::sync::{broadcast, mpsc};
 use tokio_util::sync::CancellationToken;
 
-use super::service::{Fleet, NoSuchSlot, Refusal};
+use super::service::{Fleet, Refusal, Reports};
 use crate::fleet::{
     ChangeKind, FileChange, LogTail, Notice, Readiness, SlotView, Stop, TaskReport,
 };
@@ -26,7 +26,6 @@ pub(crate) struct FakeFleet(Arc<Inner>);
 struct Inner {
     notices: broadcast::Sender<Notice>,
     log: broadcast::Sender<Foreign>,
-    reports: Mutex<HashMap<RunId, mpsc::Receiver<Arc<TaskReport>>>>,
     runs: Mutex<HashMap<RunId, CancellationToken>>,
     pub(crate) restarts: AtomicUsize,
     pub(crate) stops: Mutex<Vec<Stop>>,
@@ -81,15 +80,15 @@ pub(crate) fn report(run: &RunId, task: &TaskId, outcome: TaskOutcome) -> TaskRe
 }
 
 pub(crate) fn event(slot: &SlotId, session: &SessionId, task: &TaskId, event: Event) -> Notice {
-    Notice::Event {
+    Notice::Events {
         slot: slot.clone(),
         session: session.clone(),
         task: Some(task.clone()),
-        stamped: Arc::new(Stamped {
+        events: Arc::new(vec![Stamped {
             id: EventId { epoch: 1, seq: 1 },
             at_us: 1_700_000_000_000_000,
             event,
-        }),
+        }]),
     }
 }
 
@@ -259,7 +258,6 @@ impl FakeFleet {
         Self(Arc::new(Inner {
             notices: broadcast::Sender::new(64),
             log: broadcast::Sender::new(8),
-            reports: Mutex::default(),
             runs: Mutex::default(),
             restarts: AtomicUsize::new(0),
             stops: Mutex::default(),
@@ -363,7 +361,12 @@ impl FakeFleet {
 }
 
 impl Fleet for FakeFleet {
-    async fn submit(&self, run: RunId, tasks: Vec<TaskSpec>) -> Result<(), Refusal> {
+    async fn submit(
+        &self,
+        run: RunId,
+        _command: &'static str,
+        tasks: Vec<TaskSpec>,
+    ) -> Result<Reports, Refusal> {
         if tasks.iter().any(|task| task.prompt.raw() == "refuse") {
             return Err(Refusal::Fleet("the journal is read-only".to_owned()));
         }
@@ -373,11 +376,6 @@ impl Fleet for FakeFleet {
         let (sender, receiver) = mpsc::channel(tasks.len().max(1));
         let cancelled = CancellationToken::new();
         let inner = &self.0;
-        inner
-            .reports
-            .lock()
-            .expect("lock")
-            .insert(run.clone(), receiver);
         let mut runs = inner.runs.lock().expect("lock");
         runs.insert(run.clone(), cancelled.clone());
         for task in &tasks {
@@ -388,11 +386,7 @@ impl Fleet for FakeFleet {
             });
         }
         tokio::spawn(self.clone().work(run, tasks, sender, cancelled));
-        Ok(())
-    }
-
-    fn reports(&self, run: &RunId) -> Option<mpsc::Receiver<Arc<TaskReport>>> {
-        self.0.reports.lock().expect("lock").remove(run)
+        Ok(receiver)
     }
 
     fn watch(&self) -> broadcast::Receiver<Notice> {
@@ -414,12 +408,12 @@ impl Fleet for FakeFleet {
             .collect()
     }
 
-    async fn restart(&self, slot: SlotId) -> Result<(), NoSuchSlot> {
-        if slot.index >= 4 {
-            return Err(self.no_such_slot(&slot));
-        }
-        self.0.restarts.fetch_add(1, Ordering::SeqCst);
-        Ok(())
+    async fn restart(&self, slot: SlotId) -> bool {
+        let there = slot.index < 4;
+        self.0
+            .restarts
+            .fetch_add(usize::from(there), Ordering::SeqCst);
+        there
     }
 
     fn logs(&self, slot: &SlotId) -> Option<LogTail> {

@@ -1,0 +1,187 @@
+//! What a person may type.
+//!
+//! Owns the shape of the command line; only what does something is here. Must not know what the
+//! commands do.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{ArgAction, Parser, Subcommand};
+
+use super::board::Verbosity;
+use super::exit::Exit;
+use super::script_agent;
+use crate::model::SlotId;
+
+/// Runs many AI agents on one host, each in its own sandbox, judged by policy
+#[derive(Debug, Parser)]
+#[command(
+    name = "marshal",
+    version,
+    max_term_width = 100,
+    disable_help_subcommand = true
+)]
+pub struct Cli {
+    /// The configuration; else ./supervisor.toml, else the built-in one
+    #[arg(long, global = true, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
+    /// One JSON object a line on standard output, and nothing else there
+    #[arg(long, global = true)]
+    pub json: bool,
+
+    /// Tell no progress
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    pub quiet: bool,
+
+    /// Tell more
+    #[arg(short, long, global = true, action = ArgAction::Count)]
+    pub verbose: u8,
+
+    /// What to do
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Work a list of tasks with a fleet in this process, and show what became of them
+    Run(RunArgs),
+    /// Run the daemon: the same fleet with /metrics, /healthz, /readyz and a control socket
+    Up,
+    /// Show what a slot's child writes to its standard error
+    Logs {
+        /// The slot, for example demo/0
+        #[arg(value_parser = SlotId::parse)]
+        slot: SlotId,
+        /// Go on as lines come
+        #[arg(short, long)]
+        follow: bool,
+    },
+    /// End a slot's child and unpark the slot; its next task starts a new one
+    Restart {
+        /// The slot, for example demo/0
+        #[arg(value_parser = SlotId::parse)]
+        slot: SlotId,
+    },
+    /// Look at the configuration
+    Config {
+        /// What to do with it
+        #[command(subcommand)]
+        command: ConfigCommand,
+    },
+    /// Be the script agent: a deterministic agent that works a prompt as a small script
+    ScriptAgent(script_agent::Args),
+}
+
+/// `config …`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Subcommand)]
+pub enum ConfigCommand {
+    /// Read the whole configuration and say what is wrong with it
+    Check,
+}
+
+/// `run …`
+#[derive(Debug, clap::Args)]
+pub struct RunArgs {
+    /// Prompts, task files (an existing FILE.jsonl) or - for tasks from standard input
+    ///
+    /// A task is one JSON object a line: {"id", "prompt", "pool", "workspace", "attempts",
+    /// "check"}, of which "prompt" is needed.
+    #[arg(required = true, value_name = "TASK | FILE.jsonl | -")]
+    pub tasks: Vec<OsString>,
+
+    /// Write what became of each task, as JSON Lines
+    #[arg(long, value_name = "FILE")]
+    pub results: Option<PathBuf>,
+
+    /// Work here even if a daemon holds the state directory, in a state directory of its own
+    #[arg(long)]
+    pub local: bool,
+}
+
+impl Cli {
+    /// How much progress is told.
+    #[must_use]
+    pub fn verbosity(&self) -> Verbosity {
+        match (self.quiet, self.verbose) {
+            (true, _) => Verbosity::Quiet,
+            (false, 0) => Verbosity::Normal,
+            (false, _) => Verbosity::Verbose,
+        }
+    }
+}
+
+/// Reads the arguments, the program's name first. Help and errors are printed.
+///
+/// # Errors
+/// [`Exit::Usage`] if they are wrong, [`Exit::Done`] after help or version.
+pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Cli, Exit> {
+    Cli::try_parse_from(arguments).map_err(|error| {
+        // Where nobody reads, nothing can be said.
+        let _ = error.print();
+        if error.use_stderr() {
+            Exit::Usage
+        } else {
+            Exit::Done
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(line: &str) -> Result<Cli, clap::error::ErrorKind> {
+        let words = std::iter::once("marshal").chain(line.split_whitespace());
+        Cli::try_parse_from(words).map_err(|error| error.kind())
+    }
+
+    #[test]
+    fn the_definition_is_consistent() {
+        use clap::CommandFactory as _;
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn commands_and_options_are_read_in_any_order() {
+        let cli = parsed("run a - --results out.jsonl --json -q").expect("read");
+        assert!(cli.json && cli.verbosity() == Verbosity::Quiet);
+        let Command::Run(run) = cli.command else {
+            panic!("run");
+        };
+        assert_eq!(run.tasks, ["a", "-"]);
+        assert_eq!(run.results, Some("out.jsonl".into()));
+        let cli = parsed("--config x.toml -v logs demo/0 -f").expect("read");
+        assert_eq!(cli.config, Some("x.toml".into()));
+        assert_eq!(cli.verbosity(), Verbosity::Verbose);
+        assert!(matches!(cli.command, Command::Logs { follow: true, .. }));
+        assert!(matches!(parsed("up").expect("read").command, Command::Up));
+        let cli = parsed("config check").expect("read");
+        let command = ConfigCommand::Check;
+        assert!(matches!(cli.command, Command::Config { command: c } if c == command));
+        assert!(parsed("run --local -- -x").is_ok());
+    }
+
+    #[test]
+    fn what_does_nothing_is_refused() {
+        for line in [
+            "",
+            "run",
+            "run --ask a",
+            "run --continue",
+            "logs",
+            "logs demo",
+            "restart demo/x",
+            "config",
+            "config show",
+            "-q -v up",
+            "ls",
+        ] {
+            assert!(parsed(line).is_err(), "{line}");
+        }
+        let words = |text: &str| text.split(' ').map(OsString::from).collect::<Vec<_>>();
+        assert_eq!(parse(words("marshal fly")).err(), Some(Exit::Usage));
+    }
+}

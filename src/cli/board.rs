@@ -1,0 +1,342 @@
+//! What a run looks like at this moment: one line a slot, the total, and what is worth a line.
+//!
+//! Pure: items in, texts out. Every text here is safe to show. Must not know terminals.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use crate::api::watch::Item;
+use crate::fleet::{Notice, TaskReport};
+use crate::limits;
+use crate::model::foreign::show;
+use crate::model::{
+    AskId, DecidedBy, Decision, Event, SlotId, SlotState, TaskId, TaskOutcome, Verdict,
+};
+
+/// Columns of a foreign word inside a line.
+const WORD: usize = 60;
+/// Columns of a foreign sentence inside a line.
+const SENTENCE: usize = 240;
+
+/// How much is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Verbosity {
+    /// Nothing.
+    Quiet,
+    /// What matters.
+    Normal,
+    /// Allowed requests, tool calls and states too.
+    Verbose,
+}
+
+/// One slot's line.
+#[derive(Debug, Clone)]
+struct SlotLine {
+    state: SlotState,
+    task: Option<TaskId>,
+    doing: String,
+    /// Open asks with the tools that they are about.
+    asks: Vec<(AskId, String)>,
+}
+
+/// The state of one run.
+#[derive(Debug)]
+pub struct Board {
+    ended: usize,
+    outcomes: BTreeMap<TaskOutcome, usize>,
+    slots: BTreeMap<SlotId, SlotLine>,
+    attempts: HashMap<TaskId, u32>,
+    verbosity: Verbosity,
+}
+
+/// What an item changed.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Change {
+    /// Lines worth telling, in order.
+    pub lines: Vec<String>,
+    /// The slot whose line is another now.
+    pub slot: Option<SlotId>,
+    /// Whether the total is another now.
+    pub total: bool,
+    /// Whether the lines need a person, and so must stay on the screen.
+    pub alarm: bool,
+}
+
+impl Board {
+    /// A run that has not begun.
+    #[must_use]
+    pub fn new(verbosity: Verbosity) -> Self {
+        Self {
+            ended: 0,
+            outcomes: BTreeMap::new(),
+            slots: BTreeMap::new(),
+            attempts: HashMap::new(),
+            verbosity,
+        }
+    }
+
+    /// Tasks that have ended.
+    #[must_use]
+    pub fn ended(&self) -> usize {
+        self.ended
+    }
+
+    /// The slots that were heard of, in order.
+    pub fn slots(&self) -> impl Iterator<Item = &SlotId> {
+        self.slots.keys()
+    }
+
+    /// One slot's line: slot, state, task, what it does.
+    #[must_use]
+    pub fn slot_line(&self, slot: &SlotId) -> String {
+        let Some(line) = self.slots.get(slot) else {
+            return String::new();
+        };
+        let task = line.task.as_ref().map_or("-", TaskId::as_str);
+        let text = format!("{slot:<8}  {:<11}  {}  {}", line.state, task, line.doing);
+        text.trim_end().to_owned()
+    }
+
+    /// The total in words: `2 done, 1 denied`.
+    #[must_use]
+    pub fn total_line(&self) -> String {
+        let mut text = String::new();
+        for (outcome, count) in &self.outcomes {
+            let gap = if text.is_empty() { "" } else { ", " };
+            let _ = write!(text, "{gap}{count} {outcome}");
+        }
+        text
+    }
+
+    /// Takes one item in.
+    pub fn take(&mut self, item: &Item) -> Change {
+        match item {
+            Item::Notice(notice) => self.notice(notice),
+            Item::Ended(report) => self.end(report),
+            Item::Lagged(missed) => Change {
+                lines: vec![format!(
+                    "{missed} notices are not shown: they came too fast"
+                )],
+                ..Change::default()
+            },
+            Item::Complete => Change::default(),
+        }
+    }
+
+    fn notice(&mut self, notice: &Notice) -> Change {
+        match notice {
+            Notice::Queued { .. } => Change::default(),
+            Notice::Assigned {
+                task,
+                slot,
+                attempt,
+                ..
+            } => self.assigned(task, slot, *attempt),
+            Notice::Slot { slot, state, note } => self.moved(slot, *state, note.as_deref()),
+            Notice::Events { slot, events, .. } => {
+                let mut change = Change::default();
+                for stamped in events.iter() {
+                    if self.event(slot, &stamped.event, &mut change.lines) {
+                        change.slot = Some(slot.clone());
+                    }
+                }
+                change
+            }
+            Notice::Ended(report) => self.end(report),
+        }
+    }
+
+    fn line_of(&mut self, slot: &SlotId) -> &mut SlotLine {
+        self.slots.entry(slot.clone()).or_insert_with(|| SlotLine {
+            state: SlotState::Unloaded,
+            task: None,
+            doing: String::new(),
+            asks: Vec::new(),
+        })
+    }
+
+    fn assigned(&mut self, task: &TaskId, slot: &SlotId, attempt: u32) -> Change {
+        let line = self.line_of(slot);
+        line.task = Some(task.clone());
+        line.doing.clear();
+        line.asks.clear();
+        let text = if attempt > 1 {
+            format!("{task}: sent again to {slot}, attempt {attempt}")
+        } else {
+            format!("{task}: given to {slot}")
+        };
+        // A task whose child ended before its prompt was written is given again as the same
+        // attempt: that is told once.
+        let known = self.attempts.insert(task.clone(), attempt) == Some(attempt);
+        Change {
+            lines: if known { Vec::new() } else { vec![text] },
+            slot: Some(slot.clone()),
+            ..Change::default()
+        }
+    }
+
+    fn moved(&mut self, slot: &SlotId, state: SlotState, note: Option<&str>) -> Change {
+        let verbose = self.verbosity >= Verbosity::Verbose;
+        let line = self.line_of(slot);
+        line.state = state;
+        let note = note.map(|note| show(note, SENTENCE));
+        line.doing = note.clone().unwrap_or_default();
+        let tells = matches!(state, SlotState::Parked | SlotState::BackingOff) || verbose;
+        let text = match note {
+            Some(note) => format!("{slot}: {}: {note}", human(state)),
+            None => format!("{slot}: {}", human(state)),
+        };
+        Change {
+            lines: if tells { vec![text] } else { Vec::new() },
+            slot: Some(slot.clone()),
+            total: false,
+            alarm: state == SlotState::Parked,
+        }
+    }
+
+    /// Whether the slot's line is another now.
+    fn event(&mut self, slot: &SlotId, event: &Event, lines: &mut Vec<String>) -> bool {
+        let verbose = self.verbosity >= Verbosity::Verbose;
+        let line = self.line_of(slot);
+        let who = || match &line.task {
+            Some(task) => task.to_string(),
+            None => slot.to_string(),
+        };
+        let doing = match event {
+            Event::Text { .. } => "answers".to_owned(),
+            Event::Thought { .. } => "thinks".to_owned(),
+            Event::ToolStart { name, .. } => {
+                let name = name.show(WORD);
+                if verbose {
+                    lines.push(format!("{}: calls {name}", who()));
+                }
+                name
+            }
+            Event::Asked { id, ask } => {
+                let tool = ask.tool.show(WORD);
+                let doing = format!("asks for {tool}");
+                if line.asks.len() < limits::ASKS_PER_SESSION {
+                    line.asks.push((id.clone(), tool));
+                }
+                doing
+            }
+            Event::Decided(verdict) => {
+                let place = line.asks.iter().position(|(id, _)| *id == verdict.ask);
+                let tool = place.map(|place| line.asks.remove(place).1);
+                let tool = tool.unwrap_or_else(|| "a request".to_owned());
+                let text = verdict_line(verdict, &tool);
+                let who = line
+                    .task
+                    .as_ref()
+                    .map_or_else(|| slot.to_string(), ToString::to_string);
+                if verdict.decision != Decision::Allow || verbose {
+                    lines.push(format!("{who}: {text}"));
+                }
+                text
+            }
+            Event::Unasked {
+                tool,
+                decision: Decision::Deny,
+                rules,
+                ..
+            } => {
+                let (tool, rules) = (tool.show(WORD), named(rules));
+                lines.push(format!(
+                    "{}: {tool} ran without asking, against {rules}",
+                    who()
+                ));
+                return false;
+            }
+            Event::AgentError { code, message, .. } if verbose => {
+                let (code, message) = (code.show(WORD), message.show(SENTENCE));
+                lines.push(format!("{}: error {code}: {message}", who()));
+                return false;
+            }
+            Event::ChildExited { class, detail, .. } if !class.is_wanted() || verbose => {
+                let detail = show(detail, SENTENCE);
+                lines.push(format!("{}: child ended ({class}): {detail}", who()));
+                return false;
+            }
+            _ => return false,
+        };
+        let changed = line.doing != doing;
+        line.doing = doing;
+        changed
+    }
+
+    fn end(&mut self, report: &TaskReport) -> Change {
+        self.ended += 1;
+        *self.outcomes.entry(report.outcome).or_default() += 1;
+        self.attempts.remove(&report.task);
+        if let Some(slot) = &report.slot {
+            let line = self.line_of(slot);
+            if line.task.as_ref() == Some(&report.task) {
+                line.task = None;
+                line.doing.clear();
+                line.asks.clear();
+            }
+        }
+        let mut text = format!("{}: {}", report.task, report.outcome);
+        if report.slot.is_some() {
+            let _ = write!(text, " in {}", span(report.took));
+        }
+        if report.outcome != TaskOutcome::Done
+            && let Some(detail) = &report.detail
+        {
+            let _ = write!(text, ": {}", detail.show(SENTENCE));
+        }
+        Change {
+            lines: vec![text],
+            slot: report.slot.clone(),
+            total: true,
+            alarm: false,
+        }
+    }
+}
+
+fn verdict_line(verdict: &Verdict, tool: &str) -> String {
+    let word = match verdict.decision {
+        Decision::Allow => "allowed",
+        Decision::Ask => "not answered",
+        Decision::Deny => "denied",
+    };
+    let reason = show(&verdict.reason, SENTENCE);
+    match (verdict.rules.is_empty(), verdict.by, reason.is_empty()) {
+        (false, _, _) => format!("{word} {tool} by {}", named(&verdict.rules)),
+        (true, DecidedBy::Default, _) => format!("{word} {tool} by the policy's default"),
+        (true, _, false) => format!("{word} {tool}: {reason}"),
+        (true, by, true) => format!("{word} {tool} ({by})"),
+    }
+}
+
+/// Rules by name, for a line.
+fn named(rules: &[String]) -> String {
+    let names: Vec<String> = rules.iter().map(|rule| show(rule, WORD)).collect();
+    if names.is_empty() {
+        "the policy".to_owned()
+    } else {
+        show(&names.join(", "), SENTENCE)
+    }
+}
+
+/// A state for a sentence: `backing off`.
+fn human(state: SlotState) -> String {
+    state.word().replace('_', " ")
+}
+
+/// A duration for people: `0.3s`, `12.0s`, `3m05s`, `2h07m`.
+#[must_use]
+pub fn span(duration: Duration) -> String {
+    let tenths = duration.as_millis().saturating_add(50) / 100;
+    let seconds = tenths / 10;
+    match seconds {
+        0..60 => format!("{seconds}.{}s", tenths % 10),
+        60..3600 => format!("{}m{:02}s", seconds / 60, seconds % 60),
+        _ => format!("{}h{:02}m", seconds / 3600, seconds / 60 % 60),
+    }
+}
+
+#[cfg(test)]
+#[path = "board_tests.rs"]
+mod tests;

@@ -1,0 +1,272 @@
+//! The other end of the control socket: handing tasks over, logs, restarts.
+//!
+//! Must not know what the answers are shown as. A connection carries one conversation; a further
+//! one is made to cancel a run that streams.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::exit::Exit;
+use super::streams::Streams;
+use crate::api::control::{LineError, Lines, connect};
+use crate::api::request::{self, Code, Failure, Reply, Request, Role};
+use crate::api::view::{self, LogItem};
+use crate::api::watch::Item;
+use crate::limits;
+use crate::model::{Foreign, RunId, SlotId, TaskSpec};
+
+/// Why a supervisor could not be asked, or did not do what it was asked for.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// Nobody answers.
+    #[error("no supervisor answers at {}: {source}; start one with `marshal up`, or check the state directory", .path.display())]
+    NobodyThere {
+        /// The state directory.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// The socket may not be used.
+    #[error("the supervisor at {} belongs to somebody else; become its user or root", .0.display())]
+    NotPermitted(PathBuf),
+    /// It said no.
+    #[error("{0}")]
+    Refused(Failure),
+    /// It went away, or does not speak as expected.
+    #[error("the supervisor broke off: {0}; see its log")]
+    Lost(String),
+    /// The tasks do not fit into one request.
+    #[error("the tasks take {0} bytes as one request, and at most {max} fit; hand fewer over, or use --local", max = limits::CONTROL_LINE_BYTES)]
+    TooLong(usize),
+}
+
+impl ClientError {
+    /// How the program ends because of it.
+    #[must_use]
+    pub fn exit(&self) -> Exit {
+        match self {
+            Self::NobodyThere { .. } | Self::Lost(_) => Exit::NoDaemon,
+            Self::NotPermitted(_) => Exit::NotPermitted,
+            Self::TooLong(_) => Exit::Usage,
+            Self::Refused(failure) => match failure.code {
+                Code::NotPermitted => Exit::NotPermitted,
+                Code::BadTasks | Code::NoSuchSlot | Code::NoSuchRun => Exit::Usage,
+                Code::Busy | Code::Stopping | Code::NoDaemon => Exit::NoDaemon,
+                Code::Refused => Exit::CannotStart,
+                Code::BadJson
+                | Code::BadRequest
+                | Code::BadVersion
+                | Code::TooLong
+                | Code::TooSlow => Exit::Failures,
+            },
+        }
+    }
+}
+
+impl From<LineError> for ClientError {
+    fn from(error: LineError) -> Self {
+        Self::Lost(error.to_string())
+    }
+}
+
+/// A connection to the supervisor of a state directory.
+#[derive(Debug)]
+pub struct Client {
+    lines: Lines,
+    state_dir: PathBuf,
+}
+
+impl Client {
+    /// Connects.
+    ///
+    /// # Errors
+    /// [`ClientError::NobodyThere`], [`ClientError::NotPermitted`].
+    pub async fn connect(state_dir: &Path) -> Result<Self, ClientError> {
+        let stream = connect(state_dir).await.map_err(|source| {
+            let path = state_dir.to_owned();
+            if source.kind() == io::ErrorKind::PermissionDenied {
+                ClientError::NotPermitted(path)
+            } else {
+                ClientError::NobodyThere { path, source }
+            }
+        })?;
+        Ok(Self {
+            lines: Lines::new(stream, limits::CONTROL_TOLD_BYTES, limits::CONTROL_WAIT),
+            state_dir: state_dir.to_owned(),
+        })
+    }
+
+    async fn line(&mut self) -> Result<String, ClientError> {
+        match self.lines.next(None).await? {
+            Some(line) => String::from_utf8(line)
+                .map_err(|_| ClientError::Lost("a line is not UTF-8".to_owned())),
+            None => Err(ClientError::Lost("it closed the connection".to_owned())),
+        }
+    }
+
+    async fn ask(&mut self, request: &Request) -> Result<Reply, ClientError> {
+        let line = request::write(request).map_err(ClientError::Refused)?;
+        if line.len() > limits::CONTROL_LINE_BYTES {
+            return Err(ClientError::TooLong(line.len()));
+        }
+        // A supervisor that sends us away closes at once, and its reason is worth more than the
+        // failed write.
+        let sent = self.lines.send(line).await;
+        match (self.line().await, sent) {
+            (Ok(line), _) => match request::read_reply(&line) {
+                Some(Reply::Failed(failure)) => Err(ClientError::Refused(failure)),
+                Some(reply) => Ok(reply),
+                None => Err(ClientError::Lost("its answer is not known".to_owned())),
+            },
+            (Err(_), Err(error)) => Err(error.into()),
+            (Err(error), Ok(())) => Err(error),
+        }
+    }
+
+    /// What kind of supervisor it is, and its process.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn hello(&mut self) -> Result<(Role, u32), ClientError> {
+        match self.ask(&Request::Hello).await? {
+            Reply::Hello { role, pid } => Ok((role, pid)),
+            _ => Err(unexpected()),
+        }
+    }
+
+    /// Hands tasks over and begins to watch them; [`Client::next`] tells the rest.
+    ///
+    /// # Errors
+    /// [`ClientError`]; nothing was taken in then.
+    pub async fn submit(&mut self, tasks: Vec<TaskSpec>) -> Result<RunId, ClientError> {
+        let request = Request::Submit { tasks, watch: true };
+        match self.ask(&request).await? {
+            Reply::Submitted { run, .. } => Ok(run),
+            _ => Err(unexpected()),
+        }
+    }
+
+    /// The next item of the run's stream, with the line that it came as. `None` is a line that
+    /// this program does not know; it still has its text.
+    ///
+    /// # Errors
+    /// [`ClientError`]; nothing more comes then.
+    pub async fn next(&mut self) -> Result<(Option<Item>, String), ClientError> {
+        let line = self.line().await?;
+        match view::read_item(&line) {
+            Ok(item) => Ok((item, line)),
+            Err(error) => match request::read_reply(&line) {
+                Some(Reply::Failed(failure)) => Err(ClientError::Refused(failure)),
+                _ => Err(ClientError::Lost(error.to_string())),
+            },
+        }
+    }
+
+    /// Cancels a run, over a connection of its own.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn cancel(state_dir: &Path, run: RunId) -> Result<(), ClientError> {
+        let mut client = Self::connect(state_dir).await?;
+        client.ask(&Request::Cancel { run }).await.map(drop)
+    }
+
+    /// The state directory that it is connected to.
+    pub fn state_dir(&self) -> &Path {
+        &self.state_dir
+    }
+}
+
+fn unexpected() -> ClientError {
+    ClientError::Lost("it answered something else".to_owned())
+}
+
+/// The daemon of a state directory, if one answers there. A supervisor that only works its own
+/// list is none.
+///
+/// # Errors
+/// [`ClientError`] if somebody is there and cannot be talked to.
+pub async fn daemon(state_dir: &Path) -> Result<Option<Client>, ClientError> {
+    let mut client = match Client::connect(state_dir).await {
+        Ok(client) => client,
+        Err(ClientError::NobodyThere { .. }) => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    match client.hello().await? {
+        (Role::Daemon, _) => Ok(Some(client)),
+        (Role::Run, _) => Ok(None),
+    }
+}
+
+/// `marshal restart SLOT`.
+pub async fn restart(state_dir: &Path, slot: SlotId, streams: &mut Streams) -> Exit {
+    let asked = async {
+        let mut client = Client::connect(state_dir).await?;
+        client.ask(&Request::Restart { slot: slot.clone() }).await
+    };
+    match asked.await {
+        Ok(_) => {
+            streams.err.line(&format!("{slot}: restarted"));
+            Exit::Done
+        }
+        Err(error) => complain(&error, streams),
+    }
+}
+
+/// `marshal logs SLOT [-f]`: the child's stderr, line by line, shown safely; with `json` as it is
+/// told. Ends with the log, the supervisor, or the program.
+pub async fn logs(
+    state_dir: &Path,
+    slot: SlotId,
+    follow: bool,
+    json: bool,
+    streams: &mut Streams,
+) -> Exit {
+    let asked = async {
+        let mut client = Client::connect(state_dir).await?;
+        client.ask(&Request::Logs { slot, follow }).await?;
+        Ok(client)
+    };
+    let mut client = match asked.await {
+        Ok(client) => client,
+        Err(error) => return complain(&error, streams),
+    };
+    loop {
+        let line = match client.line().await {
+            Ok(line) => line,
+            Err(error) => return complain(&error, streams),
+        };
+        let item = match view::read_log(&line) {
+            Ok(item) => item,
+            Err(error) => return complain(&ClientError::Lost(error.to_string()), streams),
+        };
+        match item {
+            LogItem::Complete => return Exit::Done,
+            _ if json => streams.out.json(&line),
+            LogItem::Line(text) => streams.out.line(&show_line(&text)),
+            LogItem::Lagged(missed) => {
+                let note = format!("{missed} lines are not shown: they came too fast");
+                streams.err.line(&note);
+            }
+        }
+        if streams.out.is_closed() {
+            return Exit::Done;
+        }
+    }
+}
+
+/// A log line is at most [`limits::STDERR_LINE_BYTES`] long; escaped it can be longer.
+fn show_line(text: &Foreign) -> String {
+    text.show(limits::STDERR_LINE_BYTES * "\\u{10ffff}".len())
+}
+
+/// Says an error; its text is safe to show.
+pub(crate) fn complain(error: &ClientError, streams: &mut Streams) -> Exit {
+    streams.err.line(&format!("error: {error}"));
+    error.exit()
+}
+
+#[cfg(test)]
+#[path = "control_client_tests.rs"]
+mod tests;

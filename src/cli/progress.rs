@@ -1,0 +1,239 @@
+//! Progress on standard error: live bars on a terminal, plain lines elsewhere, or nothing.
+//!
+//! Owns the screen's lower lines while a run is shown. Must not know what is worth telling: the
+//! [`Board`] says so.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use super::board::{Board, Change, Verbosity};
+use super::streams::Output;
+use crate::api::watch::Item;
+use crate::model::SlotId;
+
+/// Slots that get a line; more would push the total off most screens.
+const SLOT_LINES: usize = 20;
+
+/// The lower part of a terminal, where bars stand. Clones are the same screen.
+#[derive(Debug, Clone)]
+pub struct Screen(MultiProgress);
+
+impl Screen {
+    /// Standard error's terminal.
+    #[must_use]
+    pub fn stderr() -> Self {
+        Self(MultiProgress::with_draw_target(ProgressDrawTarget::stderr()))
+    }
+
+    /// A writer for logs that keeps out of the bars' way.
+    #[must_use]
+    pub fn writer(&self) -> ScreenWriter {
+        ScreenWriter(self.0.clone())
+    }
+}
+
+/// Writes whole log lines above the bars.
+#[derive(Debug)]
+pub struct ScreenWriter(MultiProgress);
+
+impl Write for ScreenWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.suspend(|| io::stderr().write(bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().flush()
+    }
+}
+
+enum How {
+    Bars(Bars),
+    Lines,
+    Nothing,
+}
+
+/// The progress of one run.
+pub struct Progress {
+    board: Board,
+    how: How,
+}
+
+impl std::fmt::Debug for Progress {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Progress")
+            .field("board", &self.board)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Progress {
+    /// Plain lines on standard error; with `screen`, bars there; nothing if `verbosity` is quiet.
+    #[must_use]
+    pub fn new(total: usize, verbosity: Verbosity, screen: Option<&Screen>) -> Self {
+        let how = match (verbosity, screen) {
+            (Verbosity::Quiet, _) => How::Nothing,
+            (_, Some(screen)) => How::Bars(Bars::new(screen, total)),
+            (_, None) => How::Lines,
+        };
+        Self {
+            board: Board::new(verbosity),
+            how,
+        }
+    }
+
+    /// Shows one item.
+    pub fn item(&mut self, item: &Item, err: &mut Output) {
+        if matches!(self.how, How::Nothing) {
+            return;
+        }
+        let change = self.board.take(item);
+        match &mut self.how {
+            How::Bars(bars) => bars.show(&self.board, &change),
+            How::Lines => change.lines.iter().for_each(|line| err.line(line)),
+            How::Nothing => {}
+        }
+    }
+
+    /// Shows a sentence of our own.
+    pub fn note(&mut self, text: &str, err: &mut Output) {
+        match &mut self.how {
+            How::Bars(bars) => bars.above(text),
+            How::Lines => err.line(text),
+            How::Nothing => {}
+        }
+    }
+
+    /// Takes the bars away.
+    pub fn finish(&mut self) {
+        if let How::Bars(bars) = &mut self.how {
+            bars.clear();
+        }
+    }
+}
+
+/// One line a slot and a total bar.
+struct Bars {
+    screen: MultiProgress,
+    slots: BTreeMap<SlotId, ProgressBar>,
+    total: ProgressBar,
+}
+
+impl Bars {
+    fn new(screen: &Screen, total: usize) -> Self {
+        let total = screen
+            .0
+            .add(ProgressBar::new(u64::try_from(total).unwrap_or(u64::MAX)));
+        // A template that indicatif does not take would only look different.
+        if let Ok(style) = ProgressStyle::with_template("[{bar:30}] {pos}/{len}  {elapsed}  {msg}")
+        {
+            total.set_style(style.progress_chars("#>-"));
+        }
+        total.tick();
+        Self {
+            screen: screen.0.clone(),
+            slots: BTreeMap::new(),
+            total,
+        }
+    }
+
+    fn show(&mut self, board: &Board, change: &Change) {
+        if let Some(slot) = &change.slot {
+            let line = board.slot_line(slot);
+            if let Some(bar) = self.bar_of(slot) {
+                bar.set_message(line);
+            }
+        }
+        if change.total {
+            let ended = u64::try_from(board.ended()).unwrap_or(u64::MAX);
+            self.total.set_position(ended);
+            self.total.set_message(board.total_line());
+        }
+        // A task's way is seen in its slot's line; what needs a person must stay on the screen.
+        if change.alarm {
+            change.lines.iter().for_each(|line| self.above(line));
+        }
+    }
+
+    /// The slot's line, in the order of the slots; `None` beyond the bound.
+    fn bar_of(&mut self, slot: &SlotId) -> Option<&ProgressBar> {
+        if !self.slots.contains_key(slot) {
+            if self.slots.len() >= SLOT_LINES {
+                return None;
+            }
+            let place = self.slots.range(..slot.clone()).count();
+            let bar = self.screen.insert(place, ProgressBar::no_length());
+            if let Ok(style) = ProgressStyle::with_template("{wide_msg}") {
+                bar.set_style(style);
+            }
+            self.slots.insert(slot.clone(), bar);
+        }
+        self.slots.get(slot)
+    }
+
+    fn above(&self, text: &str) {
+        let _ = self.screen.println(text);
+    }
+
+    fn clear(&mut self) {
+        for bar in self.slots.values() {
+            bar.finish_and_clear();
+        }
+        self.total.finish_and_clear();
+        let _ = self.screen.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::api::testing::{hostile, report};
+    use crate::cli::Streams;
+    use crate::model::{RunId, TaskId, TaskOutcome};
+
+    fn ended() -> Item {
+        let run = RunId::new("r").expect("id");
+        let task = TaskId::new("a").expect("id");
+        Item::Ended(Arc::new(report(&run, &task, TaskOutcome::Done)))
+    }
+
+    #[test]
+    fn piped_progress_is_plain_lines_and_quiet_is_none() {
+        let (mut streams, _, err) = Streams::captured(false);
+        let mut progress = Progress::new(1, Verbosity::Normal, None);
+        progress.item(&ended(), &mut streams.err);
+        progress.note("cancelling", &mut streams.err);
+        progress.finish();
+        assert_eq!(err.text(), "a: done in 1.2s\ncancelling\n");
+        let (mut streams, _, err) = Streams::captured(false);
+        let mut progress = Progress::new(1, Verbosity::Quiet, None);
+        progress.item(&ended(), &mut streams.err);
+        progress.finish();
+        assert_eq!(err.text(), "");
+    }
+
+    #[test]
+    fn bars_stand_in_the_order_of_their_slots_and_are_bounded() {
+        let hidden = MultiProgress::with_draw_target(ProgressDrawTarget::hidden());
+        let mut bars = Bars::new(&Screen(hidden), 3);
+        for index in [3_u16, 0, 2, 1] {
+            assert!(bars.bar_of(&crate::api::testing::slot(index)).is_some());
+        }
+        for index in 4..50 {
+            bars.bar_of(&crate::api::testing::slot(index));
+        }
+        assert_eq!(bars.slots.len(), SLOT_LINES);
+        let mut board = Board::new(Verbosity::Normal);
+        for notice in hostile("\u{1b}[2J").1 {
+            let change = board.take(&Item::Notice(notice));
+            bars.show(&board, &change);
+        }
+        for bar in bars.slots.values() {
+            assert!(!bar.message().chars().any(crate::model::foreign::is_unsafe));
+        }
+        bars.clear();
+    }
+}

@@ -1,0 +1,373 @@
+//! `run`: hands tasks to a fleet, in this process or in a daemon, and shows what becomes of them.
+//!
+//! Owns the order of things: results file before the work, watching before the tasks, reports
+//! before the table; and what the first and the second signal do. Must not know how a fleet is
+//! started.
+//!
+//! What is shown is written by a task of its own, so that a terminal or pipe that takes nothing
+//! delays no signal.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use super::board::Verbosity;
+use super::control_client::{Client, ClientError, complain};
+use super::exit::Exit;
+use super::progress::{Progress, Screen};
+use super::results::{Results, ResultsError};
+use super::signals::{Signal, Signals};
+use super::streams::Streams;
+use super::table;
+use crate::api::watch::{Item, Ledger, RunStream, new_run};
+use crate::api::{Fleet, Refusal, view};
+use crate::fleet::{Stop, TaskReport};
+use crate::limits;
+use crate::model::{RunId, TaskId, TaskOutcome, TaskSpec};
+
+/// What is to be done, and how it is to be shown.
+#[derive(Debug)]
+pub struct Order {
+    /// The tasks, checked, at least one.
+    pub tasks: Vec<TaskSpec>,
+    /// Where results go beside the table.
+    pub results: Option<Results>,
+    /// Everything as JSON Lines on standard output, instead of progress and table.
+    pub json: bool,
+    /// How much progress is told.
+    pub verbosity: Verbosity,
+    /// The terminal for live bars; none: plain lines.
+    pub screen: Option<Screen>,
+}
+
+/// Works the tasks with a fleet of this process, and stops the fleet.
+pub async fn here<F: Fleet>(
+    fleet: F,
+    order: Order,
+    mut streams: Streams,
+    signals: &mut Signals,
+) -> Exit {
+    let taken = take_in(&fleet, &order.tasks).await;
+    let exit = match taken {
+        Ok(stream) => {
+            let run = stream.run().clone();
+            let show = Show::new(order, streams, &run);
+            let reins = Here(fleet.clone(), run);
+            work(Source::Here(stream), show, &reins, signals).await
+        }
+        Err(refusal) => {
+            streams.err.line(&format!("error: {refusal}"));
+            match refusal {
+                Refusal::Tasks(_) => Exit::Usage,
+                Refusal::Fleet(_) => Exit::CannotStart,
+            }
+        }
+    };
+    match exit {
+        Exit::Interrupted | Exit::Terminated => exit,
+        exit => stop(&fleet, signals).await.map_or(exit, Signal::exit),
+    }
+}
+
+async fn take_in<F: Fleet>(fleet: &F, tasks: &[TaskSpec]) -> Result<RunStream, Refusal> {
+    // Before the tasks, so that nothing of them is missed.
+    let notices = fleet.watch();
+    let run = new_run().map_err(|error| Refusal::Fleet(error.to_string()))?;
+    let reports = fleet.submit(run.clone(), "run", tasks.to_vec()).await?;
+    let ledger = Ledger::collect(run, tasks.len(), reports);
+    Ok(RunStream::new(notices, ledger))
+}
+
+/// Stops the fleet by the ladder, or at once when a signal comes: then that signal is returned.
+pub(super) async fn stop<F: Fleet>(fleet: &F, signals: &mut Signals) -> Option<Signal> {
+    let mut stopping = std::pin::pin!(fleet.stop(Stop::Graceful));
+    loop {
+        let signal = tokio::select! {
+            () = &mut stopping => return None,
+            signal = signals.next() => signal,
+        };
+        if signal != Signal::Hangup {
+            // Both go on: the first call may hold what the second one waits for.
+            tokio::select! {
+                () = &mut stopping => {}
+                () = kill(fleet) => {}
+            }
+            return Some(signal);
+        }
+    }
+}
+
+async fn kill<F: Fleet>(fleet: &F) {
+    if timeout(limits::KILLED_WAIT, fleet.stop(Stop::Now))
+        .await
+        .is_err()
+    {
+        tracing::error!("the children were killed, and not all of them are reaped");
+    }
+}
+
+/// Hands the tasks to a daemon and shows its run as if it were here.
+pub async fn there(
+    mut client: Client,
+    order: Order,
+    mut streams: Streams,
+    signals: &mut Signals,
+) -> Exit {
+    let run = match client.submit(order.tasks.clone()).await {
+        Ok(run) => run,
+        Err(error) => return complain(&error, &mut streams),
+    };
+    let reins = There(client.state_dir().to_owned(), run.clone());
+    let show = Show::new(order, streams, &run);
+    work(Source::There(Box::new(client)), show, &reins, signals).await
+}
+
+/// Where a run's items come from.
+enum Source {
+    Here(RunStream),
+    There(Box<Client>),
+}
+
+/// How a run is stopped.
+trait Reins {
+    /// Begins the cancel; waits for nothing.
+    fn cancel(&self, say: &mpsc::Sender<String>);
+
+    /// Ends everything at once. `false` if there is nothing that this process could end.
+    async fn kill(&self) -> bool;
+}
+
+/// The run is worked by this fleet.
+struct Here<F>(F, RunId);
+
+impl<F: Fleet> Reins for Here<F> {
+    fn cancel(&self, _: &mpsc::Sender<String>) {
+        self.0.cancel(&self.1);
+    }
+
+    async fn kill(&self) -> bool {
+        kill(&self.0).await;
+        true
+    }
+}
+
+/// The run is worked by the daemon of this state directory.
+struct There(PathBuf, RunId);
+
+impl Reins for There {
+    fn cancel(&self, say: &mpsc::Sender<String>) {
+        let (state_dir, run, say) = (self.0.clone(), self.1.clone(), say.clone());
+        tokio::spawn(async move {
+            if let Err(error) = Client::cancel(&state_dir, run).await {
+                let _ = say.try_send(format!("the daemon does not cancel: {error}"));
+            }
+        });
+    }
+
+    async fn kill(&self) -> bool {
+        false
+    }
+}
+
+/// Shows the run until its end, and obeys signals.
+async fn work(source: Source, show: Show, reins: &impl Reins, signals: &mut Signals) -> Exit {
+    /// Sentences that wait to be shown; more would say nothing new.
+    const SENTENCES: usize = 8;
+    let (say, said) = mpsc::channel(SENTENCES);
+    let mut following = tokio::spawn(follow(source, show, said));
+    let mut first = None;
+    loop {
+        let signal = tokio::select! {
+            ended = &mut following => {
+                let exit = settled(ended);
+                return match (exit, first) {
+                    (Exit::Done, Some(_)) => Exit::Failures,
+                    (exit, _) => exit,
+                };
+            }
+            signal = signals.next() => signal,
+        };
+        match (signal, first) {
+            // `run` goes on without its terminal.
+            (Signal::Hangup, _) => {}
+            (signal, None) => {
+                first = Some(signal);
+                let note = "cancelling; the results follow; a second signal kills";
+                let _ = say.try_send(note.to_owned());
+                reins.cancel(&say);
+            }
+            (signal, Some(_)) => {
+                let _ = say.try_send("killing".to_owned());
+                if reins.kill().await {
+                    // What the kill ended is reported; the results keep it.
+                    let _ = timeout(limits::KILLED_WAIT, &mut following).await;
+                }
+                following.abort();
+                return signal.exit();
+            }
+        }
+    }
+}
+
+/// The task's exit; its panic is ours.
+fn settled(ended: Result<Exit, tokio::task::JoinError>) -> Exit {
+    match ended {
+        Ok(exit) => exit,
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            Err(_) => Exit::Failures,
+        },
+    }
+}
+
+async fn follow(mut source: Source, mut show: Show, mut said: mpsc::Receiver<String>) -> Exit {
+    loop {
+        let next = async {
+            match &mut source {
+                Source::Here(stream) => Ok((Some(stream.next().await), None)),
+                Source::There(client) => {
+                    let (item, line) = client.next().await?;
+                    Ok::<_, ClientError>((item, Some(line)))
+                }
+            }
+        };
+        let told = tokio::select! {
+            told = next => told,
+            Some(note) = said.recv() => {
+                show.note(&note);
+                continue;
+            }
+        };
+        let (item, line) = match told {
+            Ok(told) => told,
+            Err(error) => return show.broken(&error),
+        };
+        let complete = matches!(item, Some(Item::Complete));
+        show.item(item.as_ref(), line);
+        if complete {
+            return show.finish();
+        }
+    }
+}
+
+/// Everything that a person, a program and the results file are told.
+struct Show {
+    streams: Streams,
+    progress: Progress,
+    json: bool,
+    results: Option<Results>,
+    results_failed: bool,
+    /// The tasks, in their order.
+    tasks: Vec<TaskId>,
+    reports: HashMap<TaskId, Arc<TaskReport>>,
+    begun: Instant,
+}
+
+impl Show {
+    fn new(order: Order, mut streams: Streams, run: &RunId) -> Self {
+        let total = order.tasks.len();
+        let verbosity = if order.json {
+            Verbosity::Quiet
+        } else {
+            order.verbosity
+        };
+        if order.json {
+            let begun = serde_json::json!({
+                "type": "run", "v": view::VERSION, "run": run.as_str(), "tasks": total,
+            });
+            streams.out.json(&begun.to_string());
+        }
+        let mut show = Self {
+            progress: Progress::new(total, verbosity, order.screen.as_ref()),
+            streams,
+            json: order.json,
+            results: order.results,
+            results_failed: false,
+            tasks: order.tasks.into_iter().map(|task| task.id).collect(),
+            reports: HashMap::new(),
+            begun: Instant::now(),
+        };
+        let emptied = show.results.as_mut().map_or(Ok(()), Results::begin);
+        show.keep(emptied);
+        show
+    }
+
+    /// After a failure nothing more is written: a gap would look like a task without an end.
+    fn keep(&mut self, written: Result<(), ResultsError>) {
+        if let Err(error) = written {
+            self.results = None;
+            self.results_failed = true;
+            self.progress.finish();
+            self.streams.err.line(&format!("error: {error}"));
+        }
+    }
+
+    fn note(&mut self, text: &str) {
+        self.progress.note(text, &mut self.streams.err);
+    }
+
+    /// `line` is the item as a daemon told it; `None` is an item that this program does not know.
+    fn item(&mut self, item: Option<&Item>, line: Option<String>) {
+        if self.json {
+            let text = line.or_else(|| item.map(view::item)).unwrap_or_default();
+            text.lines().for_each(|line| self.streams.out.json(line));
+        }
+        let Some(item) = item else { return };
+        self.progress.item(item, &mut self.streams.err);
+        if let Item::Ended(report) = item {
+            let written = self.results.as_mut().map(|results| results.write(report));
+            self.keep(written.unwrap_or(Ok(())));
+            self.reports.insert(report.task.clone(), Arc::clone(report));
+        }
+    }
+
+    /// The daemon went away: what is known is shown.
+    fn broken(mut self, error: &ClientError) -> Exit {
+        self.summary();
+        complain(error, &mut self.streams)
+    }
+
+    fn finish(mut self) -> Exit {
+        self.summary();
+        let missing = self.missing();
+        if missing > 0 {
+            let text = format!("error: {missing} tasks ended without a report; see the log");
+            self.streams.err.line(&text);
+        }
+        let done = |report: &Arc<TaskReport>| report.outcome == TaskOutcome::Done;
+        if missing == 0 && !self.results_failed && self.reports.values().all(done) {
+            Exit::Done
+        } else {
+            Exit::Failures
+        }
+    }
+
+    fn missing(&self) -> usize {
+        self.tasks.len().saturating_sub(self.reports.len())
+    }
+
+    fn summary(&mut self) {
+        self.progress.finish();
+        let synced = self.results.as_ref().map_or(Ok(()), Results::finish);
+        self.keep(synced);
+        if self.json {
+            return;
+        }
+        let rows = self.tasks.iter().filter_map(|task| self.reports.get(task));
+        let style = table::Style {
+            width: self.streams.width,
+            coloured: self.streams.coloured,
+        };
+        let took: Duration = self.begun.elapsed();
+        let text = table::render(rows.map(Arc::as_ref), self.missing(), took, style);
+        self.streams.out.text(&text);
+    }
+}
+
+#[cfg(test)]
+#[path = "run_tests.rs"]
+mod tests;

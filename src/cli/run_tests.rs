@@ -1,0 +1,369 @@
+//! `run` from its tasks to its exit code, with a small fleet, here and through a daemon.
+
+use tokio_util::sync::CancellationToken;
+
+use super::*;
+use crate::api::control;
+use crate::api::request::Role;
+use crate::api::testing::{EVIL, FakeFleet, hostile, spec};
+use crate::cli::control_client::daemon;
+use crate::cli::streams::Captured;
+use crate::model::foreign::is_unsafe;
+
+struct Told {
+    exit: Exit,
+    out: String,
+    err: String,
+    results: String,
+}
+
+impl Told {
+    fn outcomes(&self) -> Vec<(String, String)> {
+        let lines = self.results.lines().map(|line| {
+            let value: serde_json::Value = serde_json::from_str(line).expect("JSON");
+            let word = |key: &str| value[key].as_str().expect("text").to_owned();
+            (word("id"), word("outcome"))
+        });
+        lines.collect()
+    }
+}
+
+struct Setting {
+    fleet: FakeFleet,
+    json: bool,
+    dir: tempfile::TempDir,
+    signals: mpsc::Sender<Signal>,
+    incoming: Option<mpsc::Receiver<Signal>>,
+}
+
+impl Setting {
+    fn new() -> Self {
+        let (signals, incoming) = mpsc::channel(8);
+        Self {
+            fleet: FakeFleet::new(),
+            json: false,
+            dir: tempfile::tempdir().expect("directory"),
+            signals,
+            incoming: Some(incoming),
+        }
+    }
+
+    fn order(&self, tasks: Vec<TaskSpec>) -> Order {
+        Order {
+            tasks,
+            results: Some(Results::open(&self.dir.path().join("out.jsonl")).expect("opened")),
+            json: self.json,
+            verbosity: Verbosity::Normal,
+            screen: None,
+        }
+    }
+
+    fn told(&self, exit: Exit, out: &Captured, err: &Captured) -> Told {
+        Told {
+            exit,
+            out: out.text(),
+            err: err.text(),
+            results: std::fs::read_to_string(self.dir.path().join("out.jsonl")).expect("read"),
+        }
+    }
+
+    async fn here(&mut self, tasks: Vec<TaskSpec>) -> Told {
+        let (streams, out, err) = Streams::captured(false);
+        let mut signals = Signals::from_channel(self.incoming.take().expect("once"));
+        let exit = here(self.fleet.clone(), self.order(tasks), streams, &mut signals).await;
+        self.told(exit, &out, &err)
+    }
+
+    async fn there(&mut self, tasks: Vec<TaskSpec>) -> Told {
+        let stop = CancellationToken::new();
+        let listener = control::bind(self.dir.path()).expect("bound");
+        let bounds = control::Bounds::default();
+        let fleet = self.fleet.clone();
+        let serving = control::serve(listener, fleet, Role::Daemon, bounds, stop.clone());
+        let serving = tokio::spawn(serving);
+        let client = daemon(self.dir.path())
+            .await
+            .expect("asked")
+            .expect("there");
+        let (streams, out, err) = Streams::captured(false);
+        let mut signals = Signals::from_channel(self.incoming.take().expect("once"));
+        let exit = there(client, self.order(tasks), streams, &mut signals).await;
+        stop.cancel();
+        serving.await.expect("no panic");
+        self.told(exit, &out, &err)
+    }
+}
+
+fn three() -> Vec<TaskSpec> {
+    vec![spec("a", "done"), spec("b", "deny"), spec("c", "done")]
+}
+
+fn check_three(told: &Told) {
+    assert_eq!(told.exit, Exit::Failures);
+    assert!(told.out.contains("\nb     demo/1  denied "), "{}", told.out);
+    assert!(
+        told.out.contains("2 of 3 done, 1 denied in "),
+        "{}",
+        told.out
+    );
+    assert!(
+        told.out.contains("b: denied by developer:network\n"),
+        "{}",
+        told.out
+    );
+    for line in [
+        "a: given to demo/0",
+        "a: done in",
+        "b: denied a request by developer:network",
+    ] {
+        assert!(told.err.contains(line), "{}", told.err);
+    }
+    let outcome = |id: &str, word: &str| (id.to_owned(), word.to_owned());
+    let expect = [
+        outcome("a", "done"),
+        outcome("b", "denied"),
+        outcome("c", "done"),
+    ];
+    assert_eq!(told.outcomes(), expect);
+}
+
+#[tokio::test]
+async fn a_run_here_and_a_run_in_a_daemon_look_the_same() {
+    let here = Setting::new().here(three()).await;
+    check_three(&here);
+    let there = Setting::new().there(three()).await;
+    check_three(&there);
+}
+
+#[tokio::test]
+async fn only_a_run_whose_tasks_are_all_done_is_done() {
+    let mut setting = Setting::new();
+    let told = setting
+        .here(vec![spec("a", "done"), spec("b", "done")])
+        .await;
+    assert_eq!(told.exit, Exit::Done);
+    assert_eq!(
+        setting.fleet.stops(),
+        [Stop::Graceful],
+        "the fleet is stopped"
+    );
+}
+
+#[tokio::test]
+async fn json_is_one_object_a_line_and_nothing_else() {
+    for there in [false, true] {
+        let mut setting = Setting::new();
+        setting.json = true;
+        let told = if there {
+            setting.there(three()).await
+        } else {
+            setting.here(three()).await
+        };
+        assert_eq!(told.err, "", "nothing beside");
+        let kinds: Vec<String> = told
+            .out
+            .lines()
+            .map(|line| {
+                let value: serde_json::Value = serde_json::from_str(line).expect(line);
+                value["type"].as_str().expect("a type").to_owned()
+            })
+            .collect();
+        assert_eq!(kinds.first().map(String::as_str), Some("run"));
+        assert_eq!(kinds.last().map(String::as_str), Some("complete"));
+        let count = |kind: &str| kinds.iter().filter(|k| *k == kind).count();
+        assert_eq!(
+            (count("queued"), count("assigned"), count("ended")),
+            (3, 3, 3),
+            "{kinds:?}"
+        );
+        assert_eq!(count("event"), 1);
+        let ended = told
+            .out
+            .lines()
+            .find(|line| line.contains("\"ended\""))
+            .expect("one");
+        let value: serde_json::Value = serde_json::from_str(ended).expect("JSON");
+        assert_eq!(value["report"]["id"], "a");
+    }
+}
+
+#[tokio::test]
+async fn a_flood_loses_notices_and_no_report() {
+    let tasks = vec![
+        spec("a", "flood 20000"),
+        spec("b", "flood 20000"),
+        spec("c", "deny"),
+    ];
+    let told = Setting::new().here(tasks).await;
+    assert!(told.err.contains("notices are not shown"), "{}", told.err);
+    assert_eq!(told.outcomes().len(), 3);
+    assert!(told.out.contains("2 of 3 done, 1 denied"), "{}", told.out);
+}
+
+async fn with_signals(setting: &mut Setting, there: bool, send: &[Signal]) -> Told {
+    let tasks = vec![spec("a", "done"), spec("b", "hang"), spec("c", "done")];
+    let signals = setting.signals.clone();
+    let send = send.to_vec();
+    let sending = async move {
+        for signal in send {
+            tokio::time::sleep(Duration::from_millis(150)).await;
+            signals.send(signal).await.expect("sent");
+        }
+    };
+    let working = async {
+        if there {
+            setting.there(tasks).await
+        } else {
+            setting.here(tasks).await
+        }
+    };
+    tokio::join!(working, sending).0
+}
+
+#[tokio::test]
+async fn the_first_signal_cancels_and_the_results_are_whole() {
+    for there in [false, true] {
+        let mut setting = Setting::new();
+        let signals = [Signal::Hangup, Signal::Interrupt];
+        let told = with_signals(&mut setting, there, &signals).await;
+        assert_eq!(told.exit, Exit::Failures, "{}", told.err);
+        let words: Vec<String> = told.outcomes().into_iter().map(|(_, word)| word).collect();
+        assert_eq!(words, ["done", "cancelled", "skipped"]);
+        assert!(told.err.contains("cancelling"), "{}", told.err);
+        assert!(told.out.contains("1 of 3 done"), "{}", told.out);
+    }
+}
+
+#[tokio::test]
+async fn the_second_signal_kills() {
+    let mut setting = Setting::new();
+    setting.fleet.be_stubborn();
+    let told = with_signals(&mut setting, false, &[Signal::Interrupt, Signal::Terminate]).await;
+    assert_eq!(told.exit, Exit::Terminated);
+    assert_eq!(setting.fleet.stops(), [Stop::Now]);
+    let words: Vec<String> = told.outcomes().into_iter().map(|(_, word)| word).collect();
+    assert_eq!(
+        words,
+        ["done", "lost", "skipped"],
+        "what was killed is reported"
+    );
+
+    let mut setting = Setting::new();
+    setting.fleet.be_stubborn();
+    let told = with_signals(&mut setting, true, &[Signal::Terminate, Signal::Interrupt]).await;
+    assert_eq!(told.exit, Exit::Interrupted);
+    assert!(setting.fleet.stops().is_empty(), "the daemon's fleet lives");
+    assert_eq!(told.outcomes().len(), 1);
+}
+
+#[tokio::test]
+async fn a_refusal_has_its_exit_code_and_leaves_old_results() {
+    let mut setting = Setting::new();
+    std::fs::write(setting.dir.path().join("out.jsonl"), "{}\n").expect("written");
+    let told = setting.here(vec![spec("a", "refuse")]).await;
+    assert_eq!(told.exit, Exit::CannotStart);
+    assert_eq!(told.err, "error: the journal is read-only\n");
+    assert_eq!(told.results, "{}\n");
+    let mut pooled = spec("a", "done");
+    pooled.pool = crate::model::PoolName::new("none").ok();
+    assert_eq!(
+        Setting::new().here(vec![pooled.clone()]).await.exit,
+        Exit::Usage
+    );
+    assert_eq!(Setting::new().there(vec![pooled]).await.exit, Exit::Usage);
+}
+
+#[tokio::test]
+async fn results_that_cannot_be_written_are_a_failure() {
+    let mut setting = Setting::new();
+    let mut order = setting.order(vec![spec("a", "done")]);
+    order.results = Some(Results::open(std::path::Path::new("/dev/full")).expect("opened"));
+    let (streams, out, err) = Streams::captured(false);
+    let mut signals = Signals::from_channel(setting.incoming.take().expect("once"));
+    let exit = here(setting.fleet.clone(), order, streams, &mut signals).await;
+    assert_eq!(exit, Exit::Failures);
+    assert!(
+        err.text()
+            .contains("the results in /dev/full are not complete"),
+        "{}",
+        err.text()
+    );
+    assert!(out.text().contains("1 of 1 done"));
+}
+
+#[tokio::test]
+async fn a_daemon_that_goes_away_leaves_what_is_known() {
+    let setting = Setting::new();
+    let stop = CancellationToken::new();
+    let listener = control::bind(setting.dir.path()).expect("bound");
+    let bounds = control::Bounds::default();
+    let fleet = setting.fleet.clone();
+    tokio::spawn(control::serve(
+        listener,
+        fleet,
+        Role::Daemon,
+        bounds,
+        stop.clone(),
+    ));
+    let client = daemon(setting.dir.path())
+        .await
+        .expect("asked")
+        .expect("there");
+    let (streams, out, err) = Streams::captured(false);
+    let mut signals = Signals::from_channel(mpsc::channel(1).1);
+    let tasks = vec![spec("a", "done"), spec("b", "hang")];
+    let order = setting.order(tasks);
+    let gone = async {
+        tokio::time::sleep(Duration::from_millis(150)).await;
+        stop.cancel();
+    };
+    let (exit, ()) = tokio::join!(there(client, order, streams, &mut signals), gone);
+    assert_eq!(exit, Exit::NoDaemon);
+    assert!(
+        out.text().contains("1 of 2 done, 1 without a result"),
+        "{}",
+        out.text()
+    );
+    assert!(
+        err.text().contains("error: the supervisor ends"),
+        "{}",
+        err.text()
+    );
+}
+
+#[test]
+fn nothing_that_acts_on_a_terminal_is_shown_from_any_field() {
+    let mut shown = 0;
+    for (evil, json) in EVIL.iter().flat_map(|evil| [(evil, false), (evil, true)]) {
+        let setting = Setting {
+            json,
+            ..Setting::new()
+        };
+        let (streams, out, err) = Streams::captured(true);
+        let (report, notices) = hostile(evil);
+        let mut order = setting.order(vec![spec("t", "x")]);
+        order.verbosity = Verbosity::Verbose;
+        let mut show = Show::new(order, streams, &report.run);
+        for notice in notices {
+            show.item(Some(&Item::Notice(notice)), None);
+        }
+        show.item(Some(&Item::Ended(Arc::new(report))), None);
+        show.item(Some(&Item::Complete), None);
+        assert_eq!(show.finish(), Exit::Failures);
+        let told = setting.told(Exit::Failures, &out, &err);
+        for text in [&told.out, &told.err, &told.results] {
+            let acts = text.chars().find(|c| *c != '\n' && is_unsafe(*c));
+            assert_eq!(acts, None, "{text:?}");
+            shown += text.lines().count();
+        }
+        if json {
+            // The same document: nothing was lost by the escapes.
+            let kept = told.out.lines().any(|line| {
+                let value: serde_json::Value = serde_json::from_str(line).expect(line);
+                value["body"]["delta"] == **evil
+            });
+            assert!(kept, "{}", told.out);
+        }
+    }
+    assert!(shown > 200, "the test shows something: {shown}");
+}

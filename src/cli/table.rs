@@ -1,0 +1,295 @@
+//! The table at the end of a run, its summary, and what is to be said of the tasks that failed.
+//!
+//! Pure: reports in, one text out; the same reports give the same text. Must not know terminals:
+//! the width and whether colours are wanted are given.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use unicode_width::UnicodeWidthStr;
+
+use super::board::span;
+use crate::fleet::{ChangeKind, TaskReport};
+use crate::model::TaskOutcome;
+use crate::model::foreign::show;
+
+/// Columns of a task's id.
+const TASK: usize = 32;
+/// Columns of a slot's name.
+const SLOT: usize = 20;
+/// Columns that the changed files get at least.
+const CHANGED: usize = 12;
+/// Files that are named in a row: the width cuts them anyway.
+const NAMED: usize = 20;
+/// Tasks that are explained below the table.
+const EXPLAINED: usize = 20;
+/// Columns of an explanation.
+const SENTENCE: usize = 600;
+
+/// How the table is drawn.
+#[derive(Debug, Clone, Copy)]
+pub struct Style {
+    /// Columns.
+    pub width: usize,
+    /// Whether outcomes have colours.
+    pub coloured: bool,
+}
+
+/// One cell: its text, and whether it stands at the right of its column.
+struct Cell {
+    text: String,
+    right: bool,
+}
+
+fn left(text: impl Into<String>) -> Cell {
+    Cell {
+        text: text.into(),
+        right: false,
+    }
+}
+
+fn right(text: impl ToString) -> Cell {
+    Cell {
+        text: text.to_string(),
+        right: true,
+    }
+}
+
+/// The whole text: table, summary, explanations. `rows` are in the order of the run's tasks;
+/// `missing` is how many tasks have no report; `took` is the run's time.
+#[must_use]
+pub fn render<'a>(
+    rows: impl Iterator<Item = &'a TaskReport> + Clone,
+    missing: usize,
+    took: Duration,
+    style: Style,
+) -> String {
+    let mut text = grid(rows.clone(), style);
+    text.push('\n');
+    summary(&mut text, rows.clone(), missing, took);
+    explain(&mut text, rows, style);
+    text
+}
+
+fn grid<'a>(rows: impl Iterator<Item = &'a TaskReport> + Clone, style: Style) -> String {
+    let with_restarts = rows.clone().any(|row| row.restarts > 0);
+    let mut lines: Vec<(Vec<Cell>, Option<TaskOutcome>)> = vec![(header(with_restarts), None)];
+    lines.extend(rows.map(|row| (cells(row, with_restarts), Some(row.outcome))));
+    let columns = lines[0].0.len();
+    let widest = |column: usize| {
+        let widths = lines.iter().map(|(cells, _)| cells[column].text.width());
+        widths.max().unwrap_or(0)
+    };
+    let mut widths: Vec<usize> = (0..columns).map(widest).collect();
+    let gaps = 2 * (columns - 1);
+    let fixed: usize = widths[..columns - 1].iter().sum::<usize>() + gaps;
+    let last = &mut widths[columns - 1];
+    *last = (*last).min(style.width.saturating_sub(fixed).max(CHANGED));
+    let mut text = String::new();
+    for (cells, outcome) in &lines {
+        let mut line = String::new();
+        for (column, (cell, width)) in cells.iter().zip(&widths).enumerate() {
+            let shown = show(&cell.text, *width);
+            let gap = " ".repeat(width.saturating_sub(shown.width()));
+            if column > 0 {
+                line.push_str("  ");
+            }
+            if cell.right {
+                line.push_str(&gap);
+            }
+            line.push_str(&shown);
+            if !cell.right {
+                line.push_str(&gap);
+            }
+        }
+        let line = show(line.trim_end(), style.width);
+        let line = match outcome {
+            Some(outcome) if style.coloured => paint(&line, *outcome, &cells[2].text),
+            _ => line,
+        };
+        text.push_str(&line);
+        text.push('\n');
+    }
+    text
+}
+
+fn header(with_restarts: bool) -> Vec<Cell> {
+    let mut cells = vec![
+        left("task"),
+        left("slot"),
+        left("outcome"),
+        right("allowed"),
+        right("denied"),
+        right("asked"),
+        right("tokens"),
+        right("time"),
+    ];
+    if with_restarts {
+        cells.push(right("restarts"));
+        cells.push(right("backoff"));
+    }
+    cells.push(left("changed"));
+    cells
+}
+
+fn cells(row: &TaskReport, with_restarts: bool) -> Vec<Cell> {
+    let slot = row.slot.as_ref().map(ToString::to_string);
+    let mut cells = vec![
+        left(show(row.task.as_str(), TASK)),
+        left(show(slot.as_deref().unwrap_or("-"), SLOT)),
+        left(row.outcome.word()),
+        right(row.allowed),
+        right(row.denied),
+        right(row.asked),
+        right(row.usage.input.saturating_add(row.usage.output)),
+        right(if slot.is_some() {
+            span(row.took)
+        } else {
+            "-".to_owned()
+        }),
+    ];
+    if with_restarts {
+        cells.push(right(row.restarts));
+        cells.push(right(if row.restarts > 0 {
+            span(row.backoff)
+        } else {
+            "-".to_owned()
+        }));
+    }
+    cells.push(left(changed(row)));
+    cells
+}
+
+/// `+added ~modified -deleted`, as far as it is worth naming them.
+fn changed(row: &TaskReport) -> String {
+    if row.changes.is_empty() {
+        return "-".to_owned();
+    }
+    let mut text = String::new();
+    for change in row.changes.iter().take(NAMED) {
+        let mark = match change.kind {
+            ChangeKind::Added => '+',
+            ChangeKind::Modified => '~',
+            ChangeKind::Deleted => '-',
+        };
+        let gap = if text.is_empty() { "" } else { " " };
+        let _ = write!(text, "{gap}{mark}{}", change.path.show(200));
+    }
+    if row.changes.len() > NAMED || row.changes_cut {
+        text.push_str(" …");
+    }
+    text
+}
+
+/// Colours the outcome's word; the line is laid out and cut already.
+fn paint(line: &str, outcome: TaskOutcome, word: &str) -> String {
+    let colour = match outcome {
+        TaskOutcome::Done => "32",
+        TaskOutcome::Denied | TaskOutcome::Refused | TaskOutcome::Cancelled => "33",
+        TaskOutcome::Skipped => "2",
+        TaskOutcome::Failed | TaskOutcome::TimedOut | TaskOutcome::Lost => "31",
+    };
+    // The word is looked for from the third column on: an id may be called "done".
+    let mut from = 0;
+    for _ in 0..2 {
+        let Some(gap) = line[from..].find("  ") else {
+            return line.to_owned();
+        };
+        from += gap;
+        from += line[from..].len() - line[from..].trim_start().len();
+    }
+    match line[from..].strip_prefix(word) {
+        Some(rest) => format!("{}\u{1b}[{colour}m{word}\u{1b}[0m{rest}", &line[..from]),
+        None => line.to_owned(),
+    }
+}
+
+fn summary<'a>(
+    text: &mut String,
+    rows: impl Iterator<Item = &'a TaskReport>,
+    missing: usize,
+    took: Duration,
+) {
+    let mut outcomes: BTreeMap<TaskOutcome, usize> = BTreeMap::new();
+    let mut total = missing;
+    for row in rows {
+        total += 1;
+        *outcomes.entry(row.outcome).or_default() += 1;
+    }
+    let done = outcomes.remove(&TaskOutcome::Done).unwrap_or(0);
+    let _ = write!(text, "{done} of {total} done");
+    for (outcome, count) in outcomes {
+        let _ = write!(text, ", {count} {outcome}");
+    }
+    if missing > 0 {
+        let _ = write!(text, ", {missing} without a result");
+    }
+    let _ = writeln!(text, " in {}", span(took));
+}
+
+/// What went wrong, and where the changed files are.
+fn explain<'a>(
+    text: &mut String,
+    rows: impl Iterator<Item = &'a TaskReport> + Clone,
+    style: Style,
+) {
+    let notable = rows.filter_map(|row| Some((row, explanation(row)?)));
+    let mut more = 0;
+    for (place, (row, explanation)) in notable.enumerate() {
+        if place < EXPLAINED {
+            let id = show(row.task.as_str(), TASK);
+            let _ = writeln!(
+                text,
+                "{id}: {}",
+                show(&explanation, SENTENCE.max(style.width))
+            );
+        } else {
+            more += 1;
+        }
+    }
+    if more > 0 {
+        let _ = writeln!(text, "and {more} more; --results FILE has all of them");
+    }
+}
+
+fn explanation(row: &TaskReport) -> Option<String> {
+    let mut parts = Vec::new();
+    if row.outcome != TaskOutcome::Done {
+        let mut part = row.outcome.word().replace('_', " ");
+        if !row.denied_by.is_empty() {
+            let rules: Vec<String> = row.denied_by.iter().map(|rule| show(rule, 80)).collect();
+            let _ = write!(part, " by {}", rules.join(", "));
+        }
+        if let Some(detail) = &row.detail {
+            let _ = write!(part, ": {}", detail.show(SENTENCE));
+        }
+        if row.attempts > 1 {
+            let _ = write!(part, " (attempt {})", row.attempts);
+        }
+        parts.push(part);
+    } else if row.denied > 0 {
+        let rules: Vec<String> = row.denied_by.iter().map(|rule| show(rule, 80)).collect();
+        let by = if rules.is_empty() {
+            String::new()
+        } else {
+            format!(" by {}", rules.join(", "))
+        };
+        parts.push(format!("done, with {} denied{by}", row.denied));
+    }
+    if row.unasked_denied > 0 {
+        parts.push(format!(
+            "{} tool calls ran without asking, against the policy",
+            row.unasked_denied
+        ));
+    }
+    if let (Some(copy), false) = (&row.copy, row.changes.is_empty()) {
+        let copy = show(&copy.to_string_lossy(), SENTENCE);
+        parts.push(format!("changed files are in {copy}"));
+    }
+    (!parts.is_empty()).then(|| parts.join("; "))
+}
+
+#[cfg(test)]
+#[path = "table_tests.rs"]
+mod tests;

@@ -1,0 +1,198 @@
+//! The table as people see it.
+
+use super::*;
+use crate::api::testing::{EVIL, hostile, report, slot};
+use crate::fleet::FileChange;
+use crate::model::foreign::is_unsafe;
+use crate::model::{RunId, TaskId, Usage};
+
+const PIPE: Style = Style {
+    width: 120,
+    coloured: false,
+};
+
+fn row(id: &str, outcome: TaskOutcome) -> TaskReport {
+    let run = RunId::new("r").expect("id");
+    report(&run, &TaskId::new(id).expect("id"), outcome)
+}
+
+fn change(path: &str, kind: ChangeKind) -> FileChange {
+    FileChange {
+        path: path.into(),
+        kind,
+    }
+}
+
+fn four() -> Vec<TaskReport> {
+    let mut rows = vec![
+        row("task-1", TaskOutcome::Done),
+        row("task-2", TaskOutcome::Done),
+        row("task-3", TaskOutcome::Done),
+        row("task-4", TaskOutcome::Denied),
+    ];
+    for (index, row) in rows.iter_mut().enumerate() {
+        row.slot = Some(slot(u16::try_from(index).expect("small")));
+        row.took = Duration::from_millis(300);
+        row.allowed = 1;
+        row.usage = Usage {
+            input: 20,
+            output: 8,
+        };
+    }
+    rows[2].changes = vec![change("notes.txt", ChangeKind::Added)];
+    rows[2].copy = Some("/var/lib/marshal/copies/x".into());
+    rows[3].allowed = 0;
+    rows[3].denied = 1;
+    rows[3].denied_by = vec!["net".to_owned()];
+    rows
+}
+
+fn check(rows: &[TaskReport], style: Style, expect: &str) {
+    let got = render(rows.iter(), 0, Duration::from_millis(420), style);
+    assert_eq!(got.trim(), expect.trim(), "\n{got}");
+}
+
+#[test]
+fn a_first_run_looks_like_the_readme() {
+    check(
+        &four(),
+        PIPE,
+        "
+task    slot    outcome  allowed  denied  asked  tokens  time  changed
+task-1  demo/0  done           1       0      0      28  0.3s  -
+task-2  demo/1  done           1       0      0      28  0.3s  -
+task-3  demo/2  done           1       0      0      28  0.3s  +notes.txt
+task-4  demo/3  denied         0       1      0      28  0.3s  -
+
+3 of 4 done, 1 denied in 0.4s
+task-3: changed files are in /var/lib/marshal/copies/x
+task-4: denied by net
+",
+    );
+}
+
+#[test]
+fn restarts_and_attempts_show_where_there_were_any() {
+    let mut rows = vec![
+        row("a", TaskOutcome::Done),
+        row("b", TaskOutcome::Lost),
+        row("c", TaskOutcome::Skipped),
+    ];
+    rows[0].restarts = 2;
+    rows[0].backoff = Duration::from_millis(1540);
+    rows[0].attempts = 2;
+    rows[1].attempts = 2;
+    rows[1].detail = Some("the child ended: signal 9".into());
+    rows[2].slot = None;
+    rows[2].detail = Some("every slot of pool demo is parked".into());
+    check(
+        &rows,
+        PIPE,
+        "
+task  slot    outcome  allowed  denied  asked  tokens  time  restarts  backoff  changed
+a     demo/0  done           0       0      0       0  1.2s         2     1.5s  -
+b     demo/0  lost           0       0      0       0  1.2s         0        -  -
+c     -       skipped        0       0      0       0     -         0        -  -
+
+1 of 3 done, 1 lost, 1 skipped in 0.4s
+b: lost: the child ended: signal 9 (attempt 2)
+c: skipped: every slot of pool demo is parked
+",
+    );
+}
+
+#[test]
+fn every_line_fits_its_width() {
+    let mut rows = four();
+    rows[0].task = TaskId::new(&"x".repeat(128)).expect("id");
+    rows[1].changes = (0..50)
+        .map(|n| {
+            change(
+                &format!("src/a/very/long/path/{n}/mod.rs"),
+                ChangeKind::Modified,
+            )
+        })
+        .collect();
+    rows[1].changes_cut = true;
+    for width in [40, 80, 120, 200] {
+        let style = Style {
+            width,
+            coloured: false,
+        };
+        let text = grid(rows.iter(), style);
+        for line in text.lines() {
+            assert!(line.width() <= width, "{width}: {line}");
+        }
+        assert_eq!(text.lines().count(), 5);
+    }
+    let style = Style {
+        width: 90,
+        coloured: false,
+    };
+    let text = grid(four().iter(), style);
+    assert!(text.contains("+notes.txt"), "{text}");
+}
+
+#[test]
+fn colours_are_on_the_outcome_only_and_only_when_wanted() {
+    let mut rows = four();
+    rows[0].task = TaskId::new("done").expect("id");
+    let coloured = Style {
+        width: 120,
+        coloured: true,
+    };
+    let text = render(rows.iter(), 0, Duration::ZERO, coloured);
+    assert!(
+        text.contains("done    demo/0  \u{1b}[32mdone\u{1b}[0m   "),
+        "{text}"
+    );
+    assert!(text.contains("\u{1b}[33mdenied\u{1b}[0m "), "{text}");
+    let bare = text
+        .replace("\u{1b}[32m", "")
+        .replace("\u{1b}[33m", "")
+        .replace("\u{1b}[0m", "");
+    assert_eq!(bare, render(rows.iter(), 0, Duration::ZERO, PIPE));
+}
+
+#[test]
+fn denials_beside_success_and_unasked_calls_are_said() {
+    let mut rows = vec![row("a", TaskOutcome::Done), row("b", TaskOutcome::Done)];
+    rows[0].denied = 2;
+    rows[0].denied_by = vec!["net".to_owned(), "guard:git".to_owned()];
+    rows[1].unasked_denied = 3;
+    let text = render(rows.iter(), 1, Duration::ZERO, PIPE);
+    assert!(
+        text.contains("2 of 3 done, 1 without a result in 0.0s"),
+        "{text}"
+    );
+    assert!(
+        text.contains("a: done, with 2 denied by net, guard:git\n"),
+        "{text}"
+    );
+    assert!(
+        text.contains("b: 3 tool calls ran without asking"),
+        "{text}"
+    );
+}
+
+#[test]
+fn many_failures_are_cut_with_their_number() {
+    let rows: Vec<_> = (0..50)
+        .map(|n| row(&format!("t{n}"), TaskOutcome::Failed))
+        .collect();
+    let text = render(rows.iter(), 0, Duration::ZERO, PIPE);
+    assert!(
+        text.ends_with("and 30 more; --results FILE has all of them\n"),
+        "{text}"
+    );
+}
+
+#[test]
+fn nothing_that_acts_on_a_terminal_is_in_a_table() {
+    for evil in EVIL {
+        let (hostile, _) = hostile(evil);
+        let text = render([&hostile].into_iter(), 0, Duration::ZERO, PIPE);
+        assert!(!text.chars().any(|c| c != '\n' && is_unsafe(c)), "{text:?}");
+        assert_eq!(text.lines().count(), 5, "{text}");
+    }
+}

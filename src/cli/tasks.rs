@@ -1,0 +1,486 @@
+//! The tasks of a run: prompts, task files and standard input -> checked tasks.
+//!
+//! A task file is JSON Lines, one task a line:
+//! `{"id","prompt","pool","workspace","attempts","check"}`, of which `prompt` is needed. Owns how
+//! it is read and what is said about every error in it. Must not know the fleet.
+
+use std::collections::HashSet;
+use std::ffi::OsString;
+use std::fmt;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+use serde_json::Value;
+
+use crate::api::task_rules;
+use crate::limits;
+use crate::model::foreign::show;
+use crate::model::{Foreign, PoolName, TaskId, TaskSpec};
+
+/// The keys of a task.
+const KEYS: &[&str] = &["id", "prompt", "pool", "workspace", "attempts", "check"];
+
+/// One thing that is wrong with the tasks. Its text is safe to show.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    /// `FILE:LINE`, `FILE`, or what was given.
+    pub place: String,
+    /// The key.
+    pub key: Option<String>,
+    /// What is wrong and what to do.
+    pub message: String,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: ", self.place)?;
+        if let Some(key) = &self.key {
+            write!(f, "key `{key}` ")?;
+        }
+        f.write_str(&self.message)
+    }
+}
+
+/// Everything that is wrong with the tasks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TasksError {
+    /// The first ones, at most [`limits::TASK_ERRORS`].
+    pub problems: Vec<Problem>,
+    /// How many there are beyond.
+    pub more: usize,
+}
+
+impl fmt::Display for TasksError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (place, problem) in self.problems.iter().enumerate() {
+            if place > 0 {
+                f.write_str("\n")?;
+            }
+            problem.fmt(f)?;
+        }
+        if self.more > 0 {
+            write!(f, "\nand {} more", self.more)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for TasksError {}
+
+/// What the tasks are checked against.
+pub struct Surroundings<'a> {
+    /// The pools of the configuration, in its order.
+    pub pools: &'a [PoolName],
+    /// The directory that paths of arguments and of standard input are relative to; absolute.
+    pub directory: &'a Path,
+    /// Standard input.
+    pub stdin: &'a mut dyn Read,
+}
+
+impl fmt::Debug for Surroundings<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Surroundings").finish_non_exhaustive()
+    }
+}
+
+/// The tasks that were read, and what a person should know about how.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Tasks {
+    /// At least one.
+    pub specs: Vec<TaskSpec>,
+    /// Remarks, safe to show.
+    pub notes: Vec<String>,
+}
+
+/// Reads the arguments of `run`: one that names an existing `.jsonl` file is a task file, `-` is
+/// standard input, anything else a prompt.
+///
+/// # Errors
+/// [`TasksError`] with everything that is wrong.
+pub fn read(arguments: &[OsString], around: Surroundings<'_>) -> Result<Tasks, TasksError> {
+    let mut reader = Reader {
+        pools: around.pools,
+        found: Vec::new(),
+        problems: Vec::new(),
+        notes: Vec::new(),
+        more: 0,
+    };
+    let mut stdin = Some(around.stdin);
+    for argument in arguments {
+        let path = around.directory.join(argument);
+        let names_file = Path::new(argument).extension() == Some("jsonl".as_ref());
+        if argument == "-" {
+            match stdin.take() {
+                Some(stdin) => reader.lines("standard input", stdin, around.directory),
+                None => reader.problem("-", None, "is given twice; there is one standard input"),
+            }
+        } else if names_file && path.is_file() {
+            reader.file(&path, &argument.to_string_lossy());
+        } else if let Some(prompt) = argument.to_str() {
+            if names_file && !prompt.contains(char::is_whitespace) {
+                let shown = show(prompt, 100);
+                let note = format!("there is no file {shown}, so it is taken as a prompt");
+                reader.notes.push(note);
+            }
+            reader.prompt(prompt);
+        } else {
+            let shown = show(&argument.to_string_lossy(), 60);
+            reader.problem(&shown, None, "is not UTF-8, as a prompt must be");
+        }
+    }
+    reader.finish()
+}
+
+/// A task whose id may still have to be made.
+struct Found {
+    place: String,
+    id: Option<TaskId>,
+    spec: Unnamed,
+}
+
+/// Everything of a task but its id.
+struct Unnamed {
+    prompt: Foreign,
+    pool: Option<PoolName>,
+    workspace: Option<PathBuf>,
+    attempts: Option<u32>,
+    check: Option<Vec<String>>,
+}
+
+struct Reader<'a> {
+    pools: &'a [PoolName],
+    found: Vec<Found>,
+    problems: Vec<Problem>,
+    notes: Vec<String>,
+    more: usize,
+}
+
+impl Reader<'_> {
+    fn problem(&mut self, place: &str, key: Option<&str>, message: impl Into<String>) {
+        if self.problems.len() >= limits::TASK_ERRORS {
+            self.more += 1;
+            return;
+        }
+        self.problems.push(Problem {
+            place: place.to_owned(),
+            key: key.map(|key| show(key, 40)),
+            message: message.into(),
+        });
+    }
+
+    fn prompt(&mut self, prompt: &str) {
+        let place = format!("prompt \"{}\"", show(prompt, 40));
+        if let Err(message) = task_rules::prompt(prompt) {
+            self.problem(&place, None, message);
+            return;
+        }
+        let spec = Unnamed {
+            prompt: prompt.into(),
+            pool: None,
+            workspace: None,
+            attempts: None,
+            check: None,
+        };
+        self.take(place, None, spec);
+    }
+
+    fn file(&mut self, path: &Path, name: &str) {
+        let name = show(name, 100);
+        match std::fs::File::open(path) {
+            Ok(mut file) => {
+                let base = path.parent().unwrap_or(path).to_owned();
+                self.lines(&name, &mut file, &base);
+            }
+            Err(error) => self.problem(&name, None, format!("cannot be read: {error}")),
+        }
+    }
+
+    fn lines(&mut self, name: &str, from: &mut dyn Read, base: &Path) {
+        let mut bytes = Vec::new();
+        let bound = u64::try_from(limits::TASK_FILE_BYTES).unwrap_or(u64::MAX);
+        if let Err(error) = from.take(bound + 1).read_to_end(&mut bytes) {
+            self.problem(name, None, format!("cannot be read: {error}"));
+            return;
+        }
+        if bytes.len() > limits::TASK_FILE_BYTES {
+            let message = format!("is longer than {} bytes; split it", limits::TASK_FILE_BYTES);
+            self.problem(name, None, message);
+            return;
+        }
+        let before = self.found.len() + self.problems.len() + self.more;
+        let text = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes);
+        for (index, line) in text.split(|byte| *byte == b'\n').enumerate() {
+            if !line.trim_ascii().is_empty() {
+                self.line(&format!("{name}:{}", index + 1), line, base);
+            }
+        }
+        if self.found.len() + self.problems.len() + self.more == before {
+            self.problem(
+                name,
+                None,
+                "has no task in it; write one JSON object a line",
+            );
+        }
+    }
+
+    fn line(&mut self, place: &str, line: &[u8], base: &Path) {
+        let Ok(text) = std::str::from_utf8(line) else {
+            self.problem(place, None, "the line is not UTF-8");
+            return;
+        };
+        if !text.trim_start().starts_with('{') {
+            let message = "the line is no JSON object; write {\"prompt\": \"…\"}";
+            self.problem(place, None, message);
+            return;
+        }
+        match serde_json::from_str::<Pairs>(text) {
+            Ok(pairs) => self.object(place, pairs.0, base),
+            Err(error) => {
+                let message = format!(
+                    "the line is no JSON object: {}",
+                    show(&error.to_string(), 160)
+                );
+                self.problem(place, None, message);
+            }
+        }
+    }
+
+    fn object(&mut self, place: &str, pairs: Vec<(String, Value)>, base: &Path) {
+        let known_before = self.problems.len() + self.more;
+        let mut id = None;
+        let mut prompt = None;
+        let mut spec = Unnamed {
+            prompt: Foreign::default(),
+            pool: None,
+            workspace: None,
+            attempts: None,
+            check: None,
+        };
+        let mut seen = HashSet::new();
+        for (key, value) in pairs {
+            if !seen.insert(key.clone()) {
+                self.problem(place, Some(&key), "is given twice");
+                continue;
+            }
+            let read = match key.as_str() {
+                "id" => read_id(&value).map(|read| id = Some(read)),
+                "prompt" => read_prompt(value).map(|read| prompt = Some(read)),
+                "pool" => self.read_pool(&value).map(|read| spec.pool = read),
+                "workspace" => read_workspace(&value, base).map(|read| spec.workspace = read),
+                "attempts" => read_attempts(&value).map(|read| spec.attempts = read),
+                "check" => read_check(&value).map(|read| spec.check = read),
+                _ => Err(format!("is unknown; the keys are {}", KEYS.join(", "))),
+            };
+            if let Err(message) = read {
+                self.problem(place, Some(&key), message);
+            }
+        }
+        if !seen.contains("prompt") {
+            self.problem(place, Some("prompt"), "is missing");
+        }
+        if self.problems.len() + self.more > known_before {
+            return;
+        }
+        spec.prompt = prompt.unwrap_or_default();
+        self.take(place.to_owned(), id, spec);
+    }
+
+    fn read_pool(&self, value: &Value) -> Result<Option<PoolName>, String> {
+        let Value::String(name) = value else {
+            return optional(value, "a pool's name");
+        };
+        let known = self.pools.iter().find(|pool| pool.as_str() == name);
+        known.cloned().map(Some).ok_or_else(|| {
+            format!(
+                "names no pool: \"{}\"; {}",
+                show(name, 40),
+                pools_there(self.pools)
+            )
+        })
+    }
+
+    fn take(&mut self, place: String, id: Option<TaskId>, spec: Unnamed) {
+        if spec.pool.is_none() && self.pools.len() != 1 {
+            let message = format!("is needed; {}", pools_there(self.pools));
+            self.problem(&place, Some("pool"), message);
+            return;
+        }
+        self.found.push(Found { place, id, spec });
+    }
+
+    fn finish(mut self) -> Result<Tasks, TasksError> {
+        let mut ids: HashSet<TaskId> = HashSet::new();
+        let mut twice = Vec::new();
+        for found in &self.found {
+            if let Some(id) = &found.id
+                && !ids.insert(id.clone())
+            {
+                twice.push((found.place.clone(), id.clone()));
+            }
+        }
+        for (place, id) in twice {
+            self.problem(&place, Some("id"), format!("is used twice: {id}"));
+        }
+        if self.found.len() > limits::POOL_QUEUE {
+            let message = format!(
+                "{} are too many; at most {} fit into one run",
+                self.found.len(),
+                limits::POOL_QUEUE
+            );
+            self.problem("tasks", None, message);
+        }
+        if self.found.is_empty() && self.problems.is_empty() {
+            self.problem(
+                "tasks",
+                None,
+                "there are none; give a prompt or a task file",
+            );
+        }
+        if !self.problems.is_empty() {
+            return Err(TasksError {
+                problems: self.problems,
+                more: self.more,
+            });
+        }
+        let specs = name_all(self.found, &ids);
+        Ok(Tasks {
+            specs,
+            notes: self.notes,
+        })
+    }
+}
+
+/// Gives ids to the tasks that have none: `task-1` and on, in their order, around the given ones.
+fn name_all(found: Vec<Found>, given: &HashSet<TaskId>) -> Vec<TaskSpec> {
+    let mut number = 0_usize;
+    let mut next = || loop {
+        number += 1;
+        match TaskId::new(&format!("task-{number}")) {
+            Ok(id) if !given.contains(&id) => return id,
+            _ => {}
+        }
+    };
+    let specs = found.into_iter().map(|found| TaskSpec {
+        id: found.id.unwrap_or_else(&mut next),
+        prompt: found.spec.prompt,
+        pool: found.spec.pool,
+        workspace: found.spec.workspace,
+        attempts: found.spec.attempts,
+        check: found.spec.check,
+    });
+    specs.collect()
+}
+
+fn pools_there(pools: &[PoolName]) -> String {
+    let names: Vec<&str> = pools.iter().map(PoolName::as_str).collect();
+    format!("the pools are {}", names.join(", "))
+}
+
+/// A value of the wrong kind: `null` is the same as nothing.
+fn optional<T>(value: &Value, wanted: &str) -> Result<Option<T>, String> {
+    if value.is_null() {
+        Ok(None)
+    } else {
+        Err(format!("is {}; give {wanted}", kind(value)))
+    }
+}
+
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "true or false",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "an array",
+        Value::Object(_) => "an object",
+    }
+}
+
+fn read_id(value: &Value) -> Result<TaskId, String> {
+    let Value::String(text) = value else {
+        return Err(format!("is {}; give a string", kind(value)));
+    };
+    TaskId::new(text).map_err(|_| {
+        format!(
+            "is \"{}\"; give letters, digits, '.', '_' and '-', at most 128, beginning with a letter or digit, and not \"latest\"",
+            show(text, 40)
+        )
+    })
+}
+
+fn read_prompt(value: Value) -> Result<Foreign, String> {
+    let Value::String(text) = value else {
+        return Err(format!("is {}; give a string", kind(&value)));
+    };
+    task_rules::prompt(&text)?;
+    Ok(Foreign::new(text))
+}
+
+fn read_workspace(value: &Value, base: &Path) -> Result<Option<PathBuf>, String> {
+    let Value::String(text) = value else {
+        return optional(value, "a directory");
+    };
+    if text.is_empty() {
+        return Err("is empty; give a directory".to_owned());
+    }
+    let path = base.join(text);
+    task_rules::workspace(&path)?;
+    if path.is_dir() {
+        Ok(Some(path))
+    } else {
+        let shown = show(&path.to_string_lossy(), 200);
+        Err(format!("is no directory: {shown}"))
+    }
+}
+
+fn read_attempts(value: &Value) -> Result<Option<u32>, String> {
+    match value.as_u64() {
+        Some(number) => task_rules::attempts(number).map(Some),
+        None => optional(value, "a whole number from 1"),
+    }
+}
+
+fn read_check(value: &Value) -> Result<Option<Vec<String>>, String> {
+    let Value::Array(words) = value else {
+        return optional(value, "an array of strings: the program and its arguments");
+    };
+    let argv: Option<Vec<String>> = words
+        .iter()
+        .map(|word| word.as_str().map(str::to_owned))
+        .collect();
+    let argv = argv.ok_or("holds something that is no string")?;
+    task_rules::check(&argv)?;
+    Ok(Some(argv))
+}
+
+/// An object with its keys as they stand, so that one given twice is seen.
+struct Pairs(Vec<(String, Value)>);
+
+impl<'de> Deserialize<'de> for Pairs {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Collect;
+
+        impl<'de> Visitor<'de> for Collect {
+            type Value = Pairs;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Pairs, A::Error> {
+                let mut pairs = Vec::new();
+                while let Some(pair) = map.next_entry()? {
+                    pairs.push(pair);
+                }
+                Ok(Pairs(pairs))
+            }
+        }
+
+        deserializer.deserialize_map(Collect)
+    }
+}
+
+#[cfg(test)]
+#[path = "tasks_tests.rs"]
+mod tests;

@@ -1,0 +1,149 @@
+//! `up`: the daemon. It serves its doors until a signal ends it.
+//!
+//! Must not know how a fleet is started, or what comes through the doors.
+
+use super::doors::Doors;
+use super::exit::Exit;
+use super::run;
+use super::signals::{Signal, Signals};
+use super::streams::Output;
+use crate::api::Fleet;
+
+/// Serves until the first SIGINT or SIGTERM, then stops the fleet by the ladder; a second one
+/// kills. The doors stay open until the children are gone, so that the end can be watched.
+pub async fn serve<F: Fleet>(
+    fleet: F,
+    doors: Doors,
+    err: &mut Output,
+    signals: &mut Signals,
+) -> Exit {
+    loop {
+        match signals.next().await {
+            Signal::Hangup => {
+                tracing::warn!("SIGHUP: reloading is not supported yet, the configuration stays");
+                err.line("SIGHUP: reloading is not supported yet; restart to use a changed file");
+            }
+            Signal::Interrupt | Signal::Terminate => break,
+        }
+    }
+    err.line("stopping; a second signal kills");
+    fleet.cancel_all();
+    let second = run::stop(&fleet, signals).await;
+    doors.close().await;
+    second.map_or(Exit::Done, Signal::exit)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use tokio::sync::mpsc;
+
+    use super::*;
+    use crate::api::control;
+    use crate::api::request::Role;
+    use crate::api::testing::{FakeFleet, spec};
+    use crate::cli::control_client::{Client, daemon};
+    use crate::cli::doors::listen;
+    use crate::cli::streams::{Captured, Streams};
+    use crate::fleet::Stop;
+
+    struct Daemon {
+        dir: tempfile::TempDir,
+        fleet: FakeFleet,
+        signals: mpsc::Sender<Signal>,
+        done: tokio::task::JoinHandle<Exit>,
+        err: Captured,
+    }
+
+    async fn daemon_of(fleet: FakeFleet) -> Daemon {
+        let dir = tempfile::tempdir().expect("directory");
+        let (mut streams, _, err) = Streams::captured(false);
+        let any = "127.0.0.1:0".parse().expect("address");
+        let http = listen(any, Role::Daemon, &mut streams.err).await;
+        let control = control::bind(dir.path()).expect("bound");
+        let metrics = Arc::new(|| "up 1\n".to_owned());
+        let http = http.expect("bound");
+        let doors = Doors::open(&fleet, Role::Daemon, http, control, metrics);
+        let (sender, receiver) = mpsc::channel(4);
+        let serving = fleet.clone();
+        let done = tokio::spawn(async move {
+            let mut signals = Signals::from_channel(receiver);
+            serve(serving, doors, &mut streams.err, &mut signals).await
+        });
+        Daemon {
+            dir,
+            fleet,
+            signals: sender,
+            done,
+            err,
+        }
+    }
+
+    #[tokio::test]
+    async fn the_first_signal_stops_and_the_second_kills() {
+        let gentle = daemon_of(FakeFleet::new()).await;
+        gentle.signals.send(Signal::Hangup).await.expect("sent");
+        gentle.signals.send(Signal::Terminate).await.expect("sent");
+        assert_eq!(gentle.done.await.expect("ends"), Exit::Done);
+        assert_eq!(gentle.fleet.stops(), [Stop::Graceful]);
+        let told = gentle.err.text();
+        assert!(told.contains("listening on http://127.0.0.1:"), "{told}");
+        assert!(
+            told.contains("SIGHUP: reloading is not supported yet"),
+            "{told}"
+        );
+        assert!(matches!(daemon(gentle.dir.path()).await, Ok(None)));
+
+        let stubborn = FakeFleet::new();
+        stubborn.be_stubborn();
+        let held = daemon_of(stubborn).await;
+        held.signals.send(Signal::Terminate).await.expect("sent");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert!(!held.done.is_finished());
+        held.signals.send(Signal::Interrupt).await.expect("sent");
+        assert_eq!(held.done.await.expect("ends"), Exit::Interrupted);
+        assert_eq!(held.fleet.stops(), [Stop::Graceful, Stop::Now]);
+    }
+
+    #[tokio::test]
+    async fn clients_are_told_the_end_of_their_run() {
+        let daemon = daemon_of(FakeFleet::new()).await;
+        let mut client = Client::connect(daemon.dir.path()).await.expect("connected");
+        client
+            .submit(vec![spec("a", "hang")])
+            .await
+            .expect("taken in");
+        daemon.signals.send(Signal::Interrupt).await.expect("sent");
+        let mut ended = 0;
+        while let Ok((item, _)) = client.next().await {
+            match item {
+                Some(crate::api::watch::Item::Ended(_)) => ended += 1,
+                Some(crate::api::watch::Item::Complete) => break,
+                _ => {}
+            }
+        }
+        assert_eq!(ended, 1);
+        assert_eq!(daemon.done.await.expect("ends"), Exit::Done);
+    }
+
+    #[tokio::test]
+    async fn a_taken_address_is_a_note_for_run_and_the_end_for_up() {
+        let (mut streams, _, err) = Streams::captured(false);
+        let any = "127.0.0.1:0".parse().expect("address");
+        let first = listen(any, Role::Run, &mut streams.err).await;
+        let taken = first.expect("bound").expect("there").addr();
+        let holder = std::net::TcpListener::bind(taken).expect("bound");
+        let taken = holder.local_addr().expect("address");
+        assert!(matches!(
+            listen(taken, Role::Run, &mut streams.err).await,
+            Ok(None)
+        ));
+        let ended = listen(taken, Role::Daemon, &mut streams.err).await;
+        assert_eq!(ended.expect_err("ends"), Exit::CannotStart);
+        let told = err.text();
+        assert!(told.contains("note: cannot listen on 127.0.0.1:"), "{told}");
+        assert!(told.contains("going on without /metrics"), "{told}");
+    }
+}
