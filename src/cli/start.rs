@@ -143,6 +143,16 @@ pub fn take_state(config: &Config, path: &Path, local: bool) -> Result<StateDir,
     StateDir::open_local(path, &run, &workspaces)
 }
 
+/// Checks what the configuration names: policies and extractors.
+///
+/// # Errors
+/// Everything that is wrong with them.
+pub fn check(config: &Config) -> Result<(), Box<ConfigErrors>> {
+    policies(config)?;
+    extractors(config)?;
+    Ok(())
+}
+
 /// Starts the fleet.
 ///
 /// # Errors
