@@ -5,6 +5,7 @@
 
 pub mod args;
 pub mod board;
+pub mod command;
 pub mod config_file;
 pub mod control_client;
 pub mod diagnostic;
@@ -15,6 +16,7 @@ pub mod results;
 pub mod run;
 pub mod script_agent;
 pub mod signals;
+pub mod start;
 pub mod state_dir;
 pub mod streams;
 pub mod table;

@@ -29,7 +29,7 @@ pub use setup::{LoadedPolicy, Setup};
 use crate::config::Config;
 use crate::journal::{Commit, Committed, Refusal, TaskRow, Write};
 use crate::limits::POOL_QUEUE;
-use crate::model::{PoolName, RunId, SlotId, SlotState, TaskSpec};
+use crate::model::{PoolName, RunId, SessionId, SlotId, SlotState, TaskSpec};
 use crate::telemetry::PoolMeters;
 use crate::telemetry::event::child::SlotStateChanged;
 use crate::telemetry::event::task::TaskQueued;
@@ -126,6 +126,12 @@ struct Inner {
 /// The running fleet. Clones are the same fleet.
 #[derive(Clone)]
 pub struct FleetHandle(Arc<Inner>);
+
+impl std::fmt::Debug for FleetHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.0.pools.keys()).finish()
+    }
+}
 
 impl FleetHandle {
     /// Starts the pools. No child is started before a task needs one.
@@ -285,6 +291,12 @@ impl FleetHandle {
         self.0.shared.slots.views()
     }
 
+    /// Whether a session is being worked on now.
+    #[must_use]
+    pub fn works(&self, session: &SessionId) -> bool {
+        self.0.shared.slots.works(session)
+    }
+
     /// The configuration that the fleet runs with.
     #[must_use]
     pub fn config(&self) -> &Config {
@@ -418,6 +430,7 @@ fn slot_views(pool: &PoolShared) -> Vec<SlotView> {
         state: SlotState::Unloaded,
         pid: None,
         task: None,
+        session: None,
         note: None,
         started_at: None,
         up: false,

@@ -140,6 +140,8 @@ pub struct SlotView {
     pub pid: Option<u32>,
     /// The task that it works.
     pub task: Option<TaskId>,
+    /// The session that works it.
+    pub session: Option<SessionId>,
     /// Why it is parked or backing off.
     pub note: Option<String>,
     /// When its child was started: seconds since the Unix epoch.

@@ -15,7 +15,7 @@ use crate::config::{Config, Pool as PoolConfig, Sandbox};
 use crate::journal::Journal;
 use crate::launch::Spawner;
 use crate::limits::{BROADCAST_EVENTS, COPIES_AT_ONCE, SPAWNS_AT_ONCE};
-use crate::model::SlotId;
+use crate::model::{SessionId, SlotId};
 use crate::policy::Policy;
 use crate::policy::extract::Extractor;
 use crate::sandbox::state_dir::StateDir;
@@ -154,6 +154,13 @@ impl SlotTable {
                     .clone()
             })
             .collect()
+    }
+
+    pub(crate) fn works(&self, session: &SessionId) -> bool {
+        self.0.values().any(|entry| {
+            let view = entry.view.lock().unwrap_or_else(PoisonError::into_inner);
+            view.session.as_ref() == Some(session)
+        })
     }
 
     pub(crate) fn log(&self, slot: &SlotId) -> Option<&StderrLog> {

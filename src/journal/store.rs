@@ -12,7 +12,9 @@ use super::codec;
 use super::commit::{Commit, Committed, SessionRow, TaskChange, TaskRow, Write};
 use super::error::Violation;
 use crate::limits;
-use crate::model::{Ask, AskId, Event, RunId, SessionId, SlotId, Stamped, TaskId, Verdict};
+use crate::model::{
+    Ask, AskId, Event, ExitClass, RunId, SessionId, SlotId, Stamped, TaskId, Verdict,
+};
 
 /// Why a batch is not durable.
 #[derive(Debug)]
@@ -66,14 +68,6 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    pub(super) fn new(commit: Commit) -> Self {
-        Self {
-            commit,
-            left: None,
-            bytes: 0,
-        }
-    }
-
     pub(super) fn outcome(&self) -> Committed {
         match &self.left {
             None => Committed::Durable { bytes: self.bytes },
@@ -128,6 +122,16 @@ impl Store {
         self.conn = conn;
     }
 
+    /// A batch of these commits, without what belongs to sessions that lost their order.
+    pub(super) fn batch(&self, commits: Vec<Commit>) -> Vec<Entry> {
+        let entry = |commit| Entry {
+            left: broken_in(&commit, &self.broken),
+            commit,
+            bytes: 0,
+        };
+        commits.into_iter().map(entry).collect()
+    }
+
     /// Makes the batch durable, in one transaction, except for entries that are left out.
     pub(super) fn commit(&mut self, batch: &mut [Entry]) -> Result<Written, Failure> {
         self.conn
@@ -156,7 +160,7 @@ impl Store {
             Err(failure) => {
                 self.roll_back();
                 if let Failure::Left(index, violation) = &failure {
-                    self.leave_out(&mut batch[*index], violation.clone());
+                    self.leave_out(batch, *index, violation);
                 }
                 Err(failure)
             }
@@ -165,7 +169,7 @@ impl Store {
 
     /// Makes these commits durable, leaving out what the rows do not allow.
     pub(super) fn commit_all(&mut self, commits: Vec<Commit>) -> rusqlite::Result<()> {
-        let mut batch: Vec<Entry> = commits.into_iter().map(Entry::new).collect();
+        let mut batch = self.batch(commits);
         while !batch.is_empty() {
             match self.commit(&mut batch) {
                 Ok(_) => break,
@@ -196,11 +200,20 @@ impl Store {
         }
     }
 
-    fn leave_out(&mut self, entry: &mut Entry, violation: Violation) {
-        if let Violation::Gap { session, .. } = &violation {
+    /// Leaves an entry out, and with a gap everything of its session that comes after it: what
+    /// came before the gap is in order and stays.
+    fn leave_out(&mut self, batch: &mut [Entry], index: usize, violation: &Violation) {
+        if let Violation::Gap { session, .. } = violation {
             self.broken.insert(session.clone());
+            for later in batch.iter_mut().skip(index + 1) {
+                if later.left.is_none() {
+                    later.left = broken_in(&later.commit, &self.broken);
+                }
+            }
         }
-        entry.left = Some(violation);
+        if let Some(entry) = batch.get_mut(index) {
+            entry.left = Some(violation.clone());
+        }
     }
 
     fn write_batch(&mut self, batch: &mut [Entry], staged: &mut Staged) -> Result<(), Failure> {
@@ -218,9 +231,6 @@ impl Store {
             body: &mut body,
         };
         for (index, entry) in batch.iter_mut().enumerate() {
-            if !self.broken.is_empty() && entry.left.is_none() {
-                entry.left = broken_in(&entry.commit, &self.broken);
-            }
             if entry.left.is_some() {
                 continue;
             }
@@ -272,7 +282,7 @@ impl Writer<'_> {
             } => {
                 self.execute(
                     "UPDATE sessions SET ended_at_us = ?2, class = ?3 WHERE session = ?1",
-                    params![session.as_str(), at_us, class.map(|class| class.word())],
+                    params![session.as_str(), at_us, class.map(ExitClass::word)],
                 )?
                 .one_or(|| Violation::NoSession(session.clone()))?;
                 self.staged.ended.push(session.clone());
@@ -590,6 +600,9 @@ fn signed(number: u64) -> i64 {
 
 /// Whether a commit has an event of a session that lost its order.
 fn broken_in(commit: &Commit, broken: &HashSet<SessionId>) -> Option<Violation> {
+    if broken.is_empty() {
+        return None;
+    }
     commit.writes.iter().find_map(|write| match write {
         Write::Events { session, .. } if broken.contains(session) => {
             Some(Violation::Broken(session.clone()))

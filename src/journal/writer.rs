@@ -103,7 +103,7 @@ impl Writer {
 
     /// Makes a batch durable, however long it takes. Gives `false` if the thread must end.
     fn write(&mut self, commits: Vec<super::Commit>) -> bool {
-        let mut batch: Vec<Entry> = commits.into_iter().map(Entry::new).collect();
+        let mut batch = self.store.batch(commits);
         let mut failing_since: Option<Instant> = None;
         let written = loop {
             self.meters.backlog(self.queue.backlog());

@@ -18,6 +18,12 @@ use crate::model::foreign::show;
 /// The table for agents that speak ScaiFlux, the script agent included.
 pub const SCAIFLUX: &str = include_str!("builtin/extract-scaiflux.toml");
 
+/// The table that comes with the program under this name.
+#[must_use]
+pub fn builtin_text(name: &str) -> Option<&'static str> {
+    (name == "scaiflux").then_some(SCAIFLUX)
+}
+
 /// Turns tool calls into requests.
 #[derive(Debug, Clone)]
 pub struct Extractor {

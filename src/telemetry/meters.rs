@@ -21,21 +21,18 @@ fn key(metric: &Metric, values: &[&str]) -> Key {
 }
 
 /// A counter's handle.
-#[must_use]
 pub fn counter(metric: &Metric, values: &[&str]) -> Counter {
     let key = key(metric, values);
     metrics::with_recorder(|recorder| recorder.register_counter(&key, &METADATA))
 }
 
 /// A gauge's handle.
-#[must_use]
 pub fn gauge(metric: &Metric, values: &[&str]) -> Gauge {
     let key = key(metric, values);
     metrics::with_recorder(|recorder| recorder.register_gauge(&key, &METADATA))
 }
 
 /// A histogram's handle.
-#[must_use]
 pub fn histogram(metric: &Metric, values: &[&str]) -> Histogram {
     let key = key(metric, values);
     metrics::with_recorder(|recorder| recorder.register_histogram(&key, &METADATA))

@@ -286,6 +286,9 @@ impl PoolState {
         };
         let slot = &mut self.slots[usize::from(index)];
         let session = fresh_session_id();
+        // Known before its home and copy are made, so that no sweep takes them for leftovers.
+        let working = Some(session.clone());
+        self.shared.slots.change(&slot.id, |view| view.session = working);
         let now = Instant::now();
         task.first_assigned.get_or_insert(now);
         let attempt = task.sent + 1;
@@ -374,6 +377,7 @@ impl PoolState {
         let code = attempt.end.as_ref().and_then(|end| end.status);
         self.shared.slots.change(&slot_id, |view| {
             view.task = None;
+            view.session = None;
             view.pid = None;
             view.last_exit_code = code.map(ExitStatus::shell_code).or(view.last_exit_code);
         });

@@ -275,7 +275,7 @@ mod tests {
         );
         let content = std::fs::read_to_string(home.path.join(".agent/auth.json")).unwrap();
         assert_eq!(content, "refreshed", "what the agent wrote is kept");
-        deep_tree(&home.path, 3000);
+        deep_tree(&home.path, 200);
         remove(&state, &session).unwrap();
         assert!(!home.path.exists());
         remove(&state, &session).expect("none there is fine");

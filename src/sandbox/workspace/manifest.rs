@@ -294,7 +294,7 @@ mod tests {
             words(&changes),
             ["added a\n\u{1b}]0;x\u{7}\\xff", "added fifo"]
         );
-        deep_tree(dir.path(), 5000);
+        deep_tree(dir.path(), 2100);
         let changes = before.changes(&root).unwrap();
         assert!(changes.cut, "paths beyond PATH_MAX are not listed");
         assert_eq!(changes.total, 2);
@@ -320,11 +320,11 @@ mod tests {
     }
 
     #[test]
-    fn a_hundred_thousand_changes_are_counted_and_a_thousand_named() {
+    fn twenty_thousand_changes_are_counted_and_a_thousand_named() {
         let dir = scratch();
         let root = Root::open(dir.path()).unwrap();
         let before = Manifest::record(&root).unwrap();
-        for outer in 0..100 {
+        for outer in 0..20 {
             let sub = dir.path().join(outer.to_string());
             std::fs::create_dir(&sub).unwrap();
             let first = sub.join("0");
@@ -334,7 +334,7 @@ mod tests {
             }
         }
         let changes = before.changes(&root).unwrap();
-        assert_eq!(changes.total, 100_000);
+        assert_eq!(changes.total, 20_000);
         assert_eq!(changes.list.len(), limits::CHANGES_LISTED);
         assert!(changes.cut);
     }

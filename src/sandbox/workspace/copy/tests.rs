@@ -274,7 +274,7 @@ fn a_copy_beyond_a_bound_fails_with_a_hint_and_leaves_nothing() {
         check(&listing, 1 << 20, 5);
     }
     let sparse = std::fs::File::create(place.at("d/sparse")).unwrap();
-    sparse.set_len(1 << 45).unwrap();
+    sparse.set_len(1 << 43).unwrap();
     check(&Listing::Everything, 1 << 30, 1000);
     std::fs::remove_file(place.at("d/sparse")).unwrap();
     let exact = Bounds {
@@ -287,9 +287,9 @@ fn a_copy_beyond_a_bound_fails_with_a_hint_and_leaves_nothing() {
 }
 
 #[test]
-fn a_tree_of_five_thousand_levels_is_refused() {
+fn a_tree_with_too_many_levels_is_refused() {
     let place = Place::new();
-    deep_tree(&place.at(""), 5000);
+    deep_tree(&place.at(""), 300);
     let error = place
         .make("s", &Listing::Everything, Bounds::default())
         .expect_err("too deep");
@@ -392,7 +392,7 @@ fn nothing_from_outside_comes_in_while_the_source_is_changing() {
     for name in ["f", "g"] {
         std::fs::write(secret.join(name), "SECRET").unwrap();
     }
-    for n in 0..40 {
+    for n in 0..20 {
         place.write(&format!("d/{n}/f"), "mine");
         place.write(&format!("d/{n}/g"), "mine");
     }
@@ -405,7 +405,7 @@ fn nothing_from_outside_comes_in_while_the_source_is_changing() {
     symlink(secret.join("f"), &file_link).unwrap();
     let fifo = place.dir.path().join("fifo");
     mknod(&fifo, rustix::fs::FileType::Fifo, 0).unwrap();
-    let list: Vec<u8> = (0..40)
+    let list: Vec<u8> = (0..20)
         .flat_map(|n| format!("d/{n}/f\0d/{n}/g\0").into_bytes())
         .collect();
     let stop = AtomicBool::new(false);
@@ -413,7 +413,7 @@ fn nothing_from_outside_comes_in_while_the_source_is_changing() {
         let _stop_at_end = Stop(&stop);
         scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
-                for n in 0..40 {
+                for n in 0..20 {
                     let (dir, f) = (place.at(&format!("d/{n}")), place.at(&format!("d/{n}/f")));
                     for (a, b) in [(&f, &file_link), (&f, &fifo), (&dir, &dir_link)] {
                         swap(a, b);
@@ -423,7 +423,7 @@ fn nothing_from_outside_comes_in_while_the_source_is_changing() {
             }
         });
         let mut differing = 0;
-        for round in 0..60 {
+        for round in 0..24 {
             let name = format!("r{round}");
             let copied = if round % 2 == 0 {
                 place.everything(&name)

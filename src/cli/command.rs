@@ -1,0 +1,366 @@
+//! What each command does, in order: the wiring behind the arguments.
+//!
+//! Must not know how anything is done: configuration, fleet, doors and progress stand beside it.
+
+use std::ffi::OsString;
+use std::io::IsTerminal as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use super::args::{self, Cli, Command, RunArgs};
+use super::board::Verbosity;
+use super::config_file::{self, LoadError, Loaded};
+use super::control_client::{self, complain};
+use super::diagnostic::{self, Look};
+use super::doors::{self, Doors};
+use super::exit::Exit;
+use super::progress::Screen;
+use super::results::Results;
+use super::run::{self, Order};
+use super::signals::Signals;
+use super::start::{self, Failure};
+use super::state_dir::{self, StateDirError};
+use super::streams::Streams;
+use super::tasks::{self, Surroundings};
+use super::{script_agent, up};
+use crate::api::control;
+use crate::api::request::Role;
+use crate::config::{Config, ConfigErrors, LogFormat};
+use crate::model::PoolName;
+use crate::sandbox::state_dir::StateError;
+use crate::telemetry::log::{self, Form};
+
+/// Runs the program.
+#[must_use]
+pub fn main() -> ExitCode {
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    if let Err(why) = refuse_privilege() {
+        let mut streams = Streams::standard(true);
+        streams.err.line(&format!("error: {why}"));
+        return Exit::NotPermitted.into();
+    }
+    let cli = match args::parse(arguments) {
+        Ok(cli) => cli,
+        Err(exit) => return exit.into(),
+    };
+    // An agent is one of many: it starts without a runtime.
+    if let Command::ScriptAgent(args) = cli.command {
+        return script_agent::run(args);
+    }
+    let no_colour = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let streams = Streams::standard(no_colour);
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    match runtime {
+        Ok(runtime) => {
+            let exit = runtime.block_on(dispatch(cli, streams));
+            // A thread that blocks in a system call must not hold the program's end.
+            runtime.shutdown_background();
+            exit.into()
+        }
+        Err(error) => {
+            let mut streams = Streams::standard(no_colour);
+            streams.err.line(&format!("error: no runtime: {error}"));
+            Exit::CannotStart.into()
+        }
+    }
+}
+
+/// A set-uid or capability-raised program would let its caller start children as somebody else.
+fn refuse_privilege() -> Result<(), String> {
+    use rustix::process::{getegid, geteuid, getgid, getuid};
+    if getuid() != geteuid() || getgid() != getegid() {
+        return Err("this program refuses to run set-uid or set-gid".to_owned());
+    }
+    // The attribute that setcap(8) writes.
+    let mut nothing: [u8; 0] = [];
+    match rustix::fs::getxattr("/proc/self/exe", "security.capability", &mut nothing) {
+        Ok(0) | Err(_) => Ok(()),
+        Ok(_) => Err("this program refuses to run with file capabilities".to_owned()),
+    }
+}
+
+async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
+    let Ok(directory) = std::env::current_dir() else {
+        streams.err.line("error: the current directory cannot be read");
+        return Exit::Usage;
+    };
+    let loaded = match config_file::load(cli.config.as_deref(), &directory) {
+        Ok(loaded) => loaded,
+        Err(error) => return faulty(&error, cli.json, &mut streams),
+    };
+    match &cli.command {
+        Command::Config { .. } => check(&loaded, cli.json, &mut streams),
+        Command::Run(args) => run(&cli, args, loaded, &directory, streams).await,
+        Command::Up => daemon(&cli, loaded, streams).await,
+        Command::Logs { slot, follow } => match find_state(&loaded.config, &mut streams) {
+            Ok(state) => {
+                let slot = slot.clone();
+                control_client::logs(&state, slot, *follow, cli.json, &mut streams).await
+            }
+            Err(exit) => exit,
+        },
+        Command::Restart { slot } => match find_state(&loaded.config, &mut streams) {
+            Ok(state) => control_client::restart(&state, slot.clone(), &mut streams).await,
+            Err(exit) => exit,
+        },
+        Command::ScriptAgent(_) => Exit::Usage, // taken before the runtime
+    }
+}
+
+fn faulty(error: &LoadError, json: bool, streams: &mut Streams) -> Exit {
+    match error {
+        LoadError::Faulty(errors) => show(errors, json, streams),
+        other => streams.err.line(&format!("error: {other}")),
+    }
+    Exit::Usage
+}
+
+fn show(errors: &ConfigErrors, json: bool, streams: &mut Streams) {
+    if json {
+        for object in diagnostic::json(errors) {
+            streams.out.json(&object.to_string());
+        }
+        return;
+    }
+    let look = Look {
+        colour: streams.err.is_terminal() && streams.coloured,
+        width: streams.width,
+    };
+    streams.err.text(&diagnostic::render(errors, look));
+}
+
+/// `config check`.
+fn check(loaded: &Loaded, json: bool, streams: &mut Streams) -> Exit {
+    let found = start::check(&loaded.config);
+    if let Err(errors) = found {
+        show(&errors, json, streams);
+        return Exit::Usage;
+    }
+    if let Err(error) = find_state(&loaded.config, streams) {
+        return error;
+    }
+    if json {
+        let lines = loaded.config.describe();
+        let document = serde_json::json!({"ok": true, "source": loaded.source.to_string(), "describe": lines});
+        streams.out.json(&document.to_string());
+        return Exit::Done;
+    }
+    streams.out.line(&start::in_use(&loaded.source));
+    for line in loaded.config.describe() {
+        streams.out.line(&line);
+    }
+    Exit::Done
+}
+
+fn find_state(config: &Config, streams: &mut Streams) -> Result<PathBuf, Exit> {
+    state_dir::find(config, |name| std::env::var_os(name)).map_err(|error| {
+        match &error {
+            StateDirError::InWorkspace(errors) => show(errors, false, streams),
+            other @ StateDirError::Nowhere => streams.err.line(&format!("error: {other}")),
+        }
+        Exit::Usage
+    })
+}
+
+/// Logs go to standard error, beside the progress: only trouble, unless more is asked for.
+fn start_log(cli: &Cli, config: &Config, screen: Option<&Screen>, is_daemon: bool) {
+    let is_terminal = std::io::stderr().is_terminal();
+    let form = match config.supervisor.log {
+        LogFormat::Json => Form::Json,
+        LogFormat::Auto if !is_terminal && is_daemon => Form::Json,
+        LogFormat::Human | LogFormat::Auto if is_terminal => Form::Coloured,
+        LogFormat::Human | LogFormat::Auto => Form::Plain,
+    };
+    let filter = match (is_daemon, cli.quiet, cli.verbose) {
+        (_, true, _) => "error",
+        (true, _, 0) | (false, _, 1) => "info",
+        (true, _, 1) | (false, _, 2) => "debug",
+        (false, _, 0) => "warn",
+        _ => "trace",
+    };
+    let filter = format!("warn,marshal={filter}");
+    let started = match screen {
+        Some(screen) => {
+            let screen = screen.clone();
+            log::init(form, &filter, move || screen.writer())
+        }
+        None => log::init(form, &filter, std::io::stderr),
+    };
+    if let Err(error) = started {
+        tracing::warn!(%error, "no log");
+    }
+}
+
+/// What `run` and `up` say first.
+fn announce(loaded: &Loaded, streams: &mut Streams) {
+    streams.err.line(&start::in_use(&loaded.source));
+    for note in &loaded.config.notes {
+        streams.err.line(&format!("note: {note}"));
+    }
+}
+
+async fn run(
+    cli: &Cli,
+    args: &RunArgs,
+    loaded: Loaded,
+    directory: &Path,
+    mut streams: Streams,
+) -> Exit {
+    let pools: Vec<PoolName> = loaded.config.pools.iter().map(|pool| pool.name.clone()).collect();
+    let around = Surroundings {
+        pools: &pools,
+        directory,
+        stdin: &mut std::io::stdin(),
+    };
+    let tasks = match tasks::read(&args.tasks, around) {
+        Ok(tasks) => tasks,
+        Err(error) => {
+            streams.err.line(&format!("error: {error}"));
+            return Exit::Usage;
+        }
+    };
+    let state = match find_state(&loaded.config, &mut streams) {
+        Ok(state) => state,
+        Err(exit) => return exit,
+    };
+    let results = match args.results.as_deref().map(Results::open).transpose() {
+        Ok(results) => results,
+        Err(error) => {
+            streams.err.line(&format!("error: {error}"));
+            return Exit::Usage;
+        }
+    };
+    let Ok(mut signals) = Signals::install() else {
+        streams.err.line("error: signals cannot be handled");
+        return Exit::CannotStart;
+    };
+    let wants_screen = streams.err.is_terminal() && !cli.json && !cli.quiet;
+    let screen = wants_screen.then(Screen::stderr);
+    start_log(cli, &loaded.config, screen.as_ref(), false);
+    if !cli.quiet {
+        announce(&loaded, &mut streams);
+        for note in &tasks.notes {
+            streams.err.line(&format!("note: {note}"));
+        }
+    }
+    let order = Order {
+        tasks: tasks.specs,
+        results,
+        json: cli.json,
+        verbosity: if cli.json { Verbosity::Quiet } else { cli.verbosity() },
+        screen,
+    };
+    if !args.local {
+        match control_client::daemon(&state).await {
+            Ok(Some(client)) => return run::there(client, order, streams, &mut signals).await,
+            Ok(None) => {}
+            Err(error) => return complain(&error, &mut streams),
+        }
+    }
+    run_here(loaded.config, &state, args.local, order, streams, &mut signals).await
+}
+
+async fn run_here(
+    config: Config,
+    state: &Path,
+    local: bool,
+    order: Order,
+    mut streams: Streams,
+    signals: &mut Signals,
+) -> Exit {
+    let listen = config.supervisor.listen;
+    let started = match begin(config, state, local, &mut streams).await {
+        Ok(started) => started,
+        Err(exit) => return exit,
+    };
+    let http = doors::listen(listen, Role::Run, &mut streams.err).await;
+    let control = control::bind(started.state.path());
+    let (http, control) = match (http, control) {
+        (Ok(http), Ok(control)) => (http, control),
+        (Err(exit), _) => return exit,
+        (_, Err(error)) => {
+            streams.err.line(&format!("error: {error}"));
+            return Exit::CannotStart;
+        }
+    };
+    let metrics = started.metrics.clone();
+    let doors = Doors::open(&started.fleet, Role::Run, http, control, metrics);
+    let exit = run::here(started.fleet.clone(), order, streams, signals).await;
+    doors.close().await;
+    finish(started, exit).await
+}
+
+async fn daemon(cli: &Cli, loaded: Loaded, mut streams: Streams) -> Exit {
+    let state = match find_state(&loaded.config, &mut streams) {
+        Ok(state) => state,
+        Err(exit) => return exit,
+    };
+    let Ok(mut signals) = Signals::install() else {
+        streams.err.line("error: signals cannot be handled");
+        return Exit::CannotStart;
+    };
+    start_log(cli, &loaded.config, None, true);
+    announce(&loaded, &mut streams);
+    let listen = loaded.config.supervisor.listen;
+    // Before anything is started: a taken address must leave nothing behind.
+    let http = match doors::listen(listen, Role::Daemon, &mut streams.err).await {
+        Ok(http) => http,
+        Err(exit) => return exit,
+    };
+    let started = match begin(loaded.config, &state, false, &mut streams).await {
+        Ok(started) => started,
+        Err(exit) => return exit,
+    };
+    let control = match control::bind(started.state.path()) {
+        Ok(control) => control,
+        Err(error) => {
+            streams.err.line(&format!("error: {error}"));
+            return Exit::CannotStart;
+        }
+    };
+    let metrics = started.metrics.clone();
+    let doors = Doors::open(&started.fleet, Role::Daemon, http, control, metrics);
+    let exit = up::serve(started.fleet.clone(), doors, &mut streams.err, &mut signals).await;
+    finish(started, exit).await
+}
+
+/// Takes the state directory and starts the fleet; says why not.
+async fn begin(
+    config: Config,
+    state: &Path,
+    local: bool,
+    streams: &mut Streams,
+) -> Result<start::Started, Exit> {
+    let taken = start::take_state(&config, state, local);
+    let taken = match taken {
+        Ok(taken) => taken,
+        Err(error) => {
+            streams.err.line(&format!("error: {error}"));
+            if matches!(error, StateError::Held { .. }) {
+                streams.err.line("  or add --local to work beside it, in a state directory of its own");
+            }
+            return Err(Exit::CannotStart);
+        }
+    };
+    match start::start(config, taken).await {
+        Ok(started) => Ok(started),
+        Err(failure) => {
+            match &failure {
+                Failure::Config(errors) => show(errors, false, streams),
+                other => streams.err.line(&format!("error: {other}")),
+            }
+            Err(failure.exit())
+        }
+    }
+}
+
+/// The journal is closed last: everything before may still write to it.
+async fn finish(started: start::Started, exit: Exit) -> Exit {
+    match started.close().await {
+        Ok(()) => exit,
+        Err(why) => {
+            tracing::error!(why, "the journal was not closed cleanly");
+            if exit == Exit::Done { Exit::Failures } else { exit }
+        }
+    }
+}

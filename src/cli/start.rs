@@ -1,0 +1,455 @@
+//! From a checked configuration to a running fleet: the wiring, in the order in which it can fail.
+//!
+//! Owns what "could not start" means (no child was ever spawned). Must not know what is then done
+//! with the fleet.
+
+use std::collections::BTreeMap;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use sha2::{Digest as _, Sha256};
+
+use super::config_file::{self, Source};
+use super::exit::Exit;
+use crate::api::http::Render;
+use crate::api::process_stats;
+use crate::config::{Config, ConfigErrors, Extractor as ExtractorRef, Launcher};
+use crate::fleet::{FleetHandle, LoadedPolicy, Setup, StartError};
+use crate::journal::{Health, Journal, OpenError};
+use crate::launch::{self, RunError, Spawner};
+use crate::limits;
+use crate::model::{RunId, SessionId};
+use crate::policy::Policy;
+use crate::policy::extract::Extractor;
+use crate::sandbox::state_dir::{StateDir, StateError};
+use crate::sandbox::uids::{self, HeldBlock, Sources, UidError};
+use crate::sandbox::workspace::sweep::{self, Sessions, When};
+use crate::sandbox::{self, Ids, PlanError};
+use crate::telemetry::{Build, Exporter, InstallError, SlotSample};
+
+/// How often histograms are folded and the journal's health is looked at.
+const UPKEEP: Duration = Duration::from_secs(5);
+
+/// Why there is no fleet.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// The configuration cannot be used: a policy or an extractor that it names is faulty.
+    #[error(transparent)]
+    Config(#[from] Box<ConfigErrors>),
+    /// The state directory cannot be had.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// The journal cannot be opened.
+    #[error(transparent)]
+    Journal(#[from] OpenError),
+    /// There are no user ids for the slots.
+    #[error(transparent)]
+    Uids(#[from] UidError),
+    /// The spawner thread cannot be started.
+    #[error("the spawner cannot be started: {0}")]
+    Spawner(#[source] std::io::Error),
+    /// The walls cannot be built on this host.
+    #[error("sandbox {profile}: {error}\n  hint: {}", wall_hint())]
+    Walls {
+        /// The profile.
+        profile: String,
+        /// Why.
+        error: RunError,
+    },
+    /// The walls cannot be planned.
+    #[error("sandbox {profile}: {error}")]
+    Plan {
+        /// The profile.
+        profile: String,
+        /// Why.
+        error: PlanError,
+    },
+    /// The metrics recorder cannot be installed.
+    #[error(transparent)]
+    Metrics(#[from] InstallError),
+    /// The parts do not fit together.
+    #[error(transparent)]
+    Fleet(#[from] StartError),
+}
+
+const fn wall_hint() -> &'static str {
+    "unprivileged user namespaces may be switched off (sysctl user.max_user_namespaces, \
+     kernel.unprivileged_userns_clone, an AppArmor profile); without them only \
+     launcher = \"none\" works, which has no walls"
+}
+
+impl Failure {
+    /// What the program ends with.
+    #[must_use]
+    pub const fn exit(&self) -> Exit {
+        match self {
+            Self::Config(_) => Exit::Usage,
+            _ => Exit::CannotStart,
+        }
+    }
+}
+
+/// A running fleet and what goes with it.
+pub struct Started {
+    /// The fleet.
+    pub fleet: FleetHandle,
+    /// Its journal, to be closed last.
+    pub journal: Journal,
+    /// Its state directory, held.
+    pub state: Arc<StateDir>,
+    /// Renders the page of `/metrics`.
+    pub metrics: Render,
+}
+
+impl std::fmt::Debug for Started {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Started({:?})", self.fleet)
+    }
+}
+
+impl Started {
+    /// Makes everything durable. Says what could not be.
+    ///
+    /// # Errors
+    /// The rows that the disk did not take in time.
+    pub async fn close(self) -> Result<(), String> {
+        let journal = self.journal;
+        let closing = tokio::task::spawn_blocking(move || journal.close(limits::JOURNAL_CLOSE));
+        match closing.await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(left)) => Err(left.to_string()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+}
+
+/// Takes the state directory: the supervisor's own, or one of this run below it.
+///
+/// # Errors
+/// [`StateError`]; who holds it is named.
+pub fn take_state(config: &Config, path: &Path, local: bool) -> Result<StateDir, StateError> {
+    let workspaces: Vec<PathBuf> = config
+        .pools
+        .iter()
+        .map(|pool| pool.workspace.path.clone())
+        .collect();
+    if !local {
+        return StateDir::open(path, &workspaces);
+    }
+    let id = uuid::Uuid::now_v7().to_string();
+    let run = RunId::new(&id).unwrap_or_else(|_| unreachable!("a UUID is a safe token"));
+    StateDir::open_local(path, &run, &workspaces)
+}
+
+/// Checks what the configuration names: policies and extractors.
+///
+/// # Errors
+/// Everything that is wrong with them.
+pub fn check(config: &Config) -> Result<(), Box<ConfigErrors>> {
+    policies(config)?;
+    extractors(config)?;
+    Ok(())
+}
+
+/// Starts the fleet.
+///
+/// # Errors
+/// [`Failure`]; nothing runs then.
+pub async fn start(config: Config, state: StateDir) -> Result<Started, Failure> {
+    let policies = policies(&config)?;
+    let extractors = extractors(&config)?;
+    raise_descriptor_limit();
+    let journal = Journal::open(state.path())?;
+    let spawner = Spawner::start().map_err(Failure::Spawner)?;
+    let config = Arc::new(config);
+    let is_walled = config.pools.iter().any(|pool| pool.launcher == Launcher::Unshare);
+    let uids = if is_walled && rustix::process::geteuid().is_root() {
+        let count = u32::from(config.supervisor.max_children);
+        Some(uids::take(&Sources::host(), count)?)
+    } else {
+        None
+    };
+    probe(&config, &spawner, uids.as_ref()).await?;
+    let exporter = Exporter::install(BUILD)?;
+    let state = Arc::new(state);
+    sweep_copies(&state, When::Start, Working(None)).await;
+    let setup = Setup {
+        config: Arc::clone(&config),
+        policies,
+        extractors,
+        state: Arc::clone(&state),
+        journal: journal.clone(),
+        spawner,
+        uids,
+        marshal: std::env::current_exe().unwrap_or_else(|_| PathBuf::from("/proc/self/exe")),
+        environment: std::env::vars_os()
+            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+            .collect(),
+    };
+    let fleet = FleetHandle::start(setup).await?;
+    let exporter = Arc::new(exporter);
+    tokio::spawn(keep_house(
+        Arc::clone(&exporter),
+        journal.clone(),
+        Arc::clone(&state),
+        fleet.clone(),
+    ));
+    Ok(Started {
+        metrics: page(exporter, fleet.clone()),
+        fleet,
+        journal,
+        state,
+    })
+}
+
+/// What the build was.
+const BUILD: Build = Build {
+    version: env!("CARGO_PKG_VERSION"),
+    revision: match option_env!("MARSHAL_REVISION") {
+        Some(revision) => revision,
+        None => "unknown",
+    },
+    rustc: match option_env!("MARSHAL_RUSTC") {
+        Some(rustc) => rustc,
+        None => "unknown",
+    },
+};
+
+/// Reads every policy that a pool names.
+fn policies(config: &Config) -> Result<BTreeMap<String, LoadedPolicy>, Box<ConfigErrors>> {
+    let mut loaded = BTreeMap::new();
+    let mut faults = Vec::new();
+    for pool in &config.pools {
+        if loaded.contains_key(&pool.policy) {
+            continue;
+        }
+        let key = format!("pool.{}.policy", pool.name);
+        match policy(config, &pool.policy) {
+            Ok(policy) if policy.policy.has_guard() || pool.guard_off => {
+                loaded.insert(pool.policy.clone(), policy);
+            }
+            Ok(_) => faults.push((
+                key,
+                format!("policy {:?} does not extend builtin:guard", pool.policy),
+                Some(
+                    "add extends = [\"builtin:guard\"] to it, or guard_off = true to the pool"
+                        .to_owned(),
+                ),
+            )),
+            Err(why) => faults.push((key, why, None)),
+        }
+    }
+    if faults.is_empty() {
+        Ok(loaded)
+    } else {
+        Err(Box::new(config.places.refuse(faults)))
+    }
+}
+
+fn policy(config: &Config, name: &str) -> Result<LoadedPolicy, String> {
+    let mut digest = Sha256::new();
+    let policy = if let Some(path) = config.policies.get(name) {
+        let text = read_policy(path)?;
+        digest.update(text.as_bytes());
+        let directory = path.parent().unwrap_or(Path::new("/"));
+        let find = |file: &str| read_policy(&directory.join(file));
+        Policy::load(&text, name, &find).map_err(|error| error.to_string())?
+    } else {
+        digest.update(crate::policy::builtin_text(name).unwrap_or_default().as_bytes());
+        Policy::builtin(name).ok_or_else(|| format!("there is no built-in policy {name:?}"))?
+    };
+    let sha256 = digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok(LoadedPolicy {
+        policy: Arc::new(policy),
+        sha256,
+    })
+}
+
+/// A policy is code: it is trusted like the configuration.
+fn read_policy(path: &Path) -> Result<String, String> {
+    let file = config_file::open_trusted(path).map_err(|error| error.to_string())?;
+    let mut text = String::new();
+    let bound = limits::CONFIG_BYTES as u64;
+    let read = file.take(bound + 1).read_to_string(&mut text);
+    let shown = crate::model::foreign::show(&path.to_string_lossy(), 300);
+    let read = read.map_err(|error| format!("{shown}: {error}"))?;
+    if read as u64 > bound {
+        return Err(format!("{shown}: larger than {bound} bytes"));
+    }
+    Ok(text)
+}
+
+fn extractors(config: &Config) -> Result<BTreeMap<String, Arc<Extractor>>, Box<ConfigErrors>> {
+    let mut parsed = BTreeMap::new();
+    let mut faults = Vec::new();
+    for pool in &config.pools {
+        let text = match &pool.extractor {
+            ExtractorRef::BuiltIn(name) => crate::policy::extract::builtin_text(name),
+            ExtractorRef::Inline(text) => Some(text.as_str()),
+        };
+        let key = format!("pool.{}.extractor", pool.name);
+        match text.map(Extractor::parse) {
+            Some(Ok(extractor)) => {
+                parsed.insert(pool.name.to_string(), Arc::new(extractor));
+            }
+            Some(Err(error)) => faults.push((key, error.to_string(), None)),
+            None => faults.push((key, "there is no such built-in extractor".to_owned(), None)),
+        }
+    }
+    if faults.is_empty() {
+        Ok(parsed)
+    } else {
+        Err(Box::new(config.places.refuse(faults)))
+    }
+}
+
+/// Four descriptors a child: take all that may be had. Children get the profile's own limit.
+fn raise_descriptor_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        maximum: limit.maximum,
+    };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        tracing::warn!(%error, "the limit of open files stays as it is");
+    }
+}
+
+/// Tries the walls of every profile once, so that a host that cannot build them says so before
+/// any task is taken.
+async fn probe(
+    config: &Config,
+    spawner: &Spawner,
+    uids: Option<&HeldBlock>,
+) -> Result<(), Failure> {
+    let ids = match uids.and_then(|held| held.block().uid(0)) {
+        Some(slot_uid) => Ids::Root { slot_uid },
+        None => Ids::Own {
+            uid: rustix::process::geteuid().as_raw(),
+            gid: rustix::process::getegid().as_raw(),
+        },
+    };
+    let mut probed = Vec::new();
+    for pool in &config.pools {
+        if pool.launcher != Launcher::Unshare || probed.contains(&&pool.sandbox) {
+            continue;
+        }
+        let Some(profile) = config.sandboxes.get(&pool.sandbox) else {
+            continue;
+        };
+        let walls = sandbox::plan(&sandbox::probe_request(profile, ids));
+        let walls = walls.map_err(|error| Failure::Plan {
+            profile: pool.sandbox.clone(),
+            error,
+        })?;
+        let tried = launch::probe(spawner, walls, sandbox::limits_of(profile)).await;
+        tried.map_err(|error| Failure::Walls {
+            profile: pool.sandbox.clone(),
+            error,
+        })?;
+        probed.push(&pool.sandbox);
+    }
+    Ok(())
+}
+
+/// The page of `/metrics`.
+fn page(exporter: Arc<Exporter>, fleet: FleetHandle) -> Render {
+    Arc::new(move || {
+        let began = std::time::Instant::now();
+        let process = process_stats::read()
+            .inspect_err(|error| tracing::debug!(%error, "no figures of this process"))
+            .ok();
+        let slots = fleet.slots();
+        let config = fleet.config();
+        let samples: Vec<_> = slots
+            .iter()
+            .map(|view| {
+                let pool = config.pool(view.slot.pool.as_str());
+                SlotSample {
+                    slot: &view.slot,
+                    agent: pool.map_or("", |pool| pool.agent.as_str()),
+                    protocol: pool.map_or("", |pool| pool.dialect.word()),
+                    up: view.up,
+                    start_time_seconds: view.started_at,
+                    last_exit_code: view.last_exit_code,
+                }
+            })
+            .collect();
+        let page = exporter.render(process.as_ref(), &samples);
+        crate::telemetry::event::process::ScrapeServed {
+            took: began.elapsed(),
+        }
+        .emit();
+        page
+    })
+}
+
+/// What must be done from time to time, as long as the process lives.
+async fn keep_house(
+    exporter: Arc<Exporter>,
+    journal: Journal,
+    state: Arc<StateDir>,
+    fleet: FleetHandle,
+) {
+    let mut upkeep = tokio::time::interval(UPKEEP);
+    let mut sweeping = tokio::time::interval(limits::SWEEP_EVERY);
+    sweeping.reset();
+    let mut health = journal.health();
+    loop {
+        tokio::select! {
+            _ = upkeep.tick() => exporter.upkeep(),
+            _ = sweeping.tick() => sweep_copies(&state, When::Hourly, Working(Some(fleet.clone()))).await,
+            changed = health.changed() => {
+                let now = health.borrow_and_update().clone();
+                if let Health::Corrupt { reason } = &now {
+                    // Nothing can be remembered any more, so nothing may go on: the children die
+                    // with this process.
+                    tracing::error!(reason, "the journal is damaged; ending");
+                    std::process::exit(i32::from(Exit::Failures.code()));
+                }
+                if changed.is_err() {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// What a sweep must leave alone: with a session a task, nothing but the sessions that work now.
+struct Working(Option<FleetHandle>);
+
+impl Sessions for Working {
+    fn exists(&self, _: &SessionId) -> bool {
+        false
+    }
+
+    fn works(&self, session: &SessionId) -> bool {
+        self.0.as_ref().is_some_and(|fleet| fleet.works(session))
+    }
+}
+
+async fn sweep_copies(state: &Arc<StateDir>, when: When, working: Working) {
+    let state = Arc::clone(state);
+    let swept = tokio::task::spawn_blocking(move || {
+        sweep::sweep(&state, when, SystemTime::now(), limits::COPY_KEPT, &working)
+    })
+    .await;
+    match swept {
+        Ok(swept) => {
+            for error in &swept.failed {
+                tracing::warn!(%error, "a leftover could not be removed");
+            }
+            tracing::debug!(copies = swept.copies, homes = swept.homes, "swept");
+        }
+        Err(error) => tracing::warn!(%error, "a sweep failed"),
+    }
+}
+
+/// The line that says which configuration is in use.
+#[must_use]
+pub fn in_use(source: &Source) -> String {
+    format!("using {source}")
+}

@@ -1,0 +1,266 @@
+use super::*;
+use crate::model::TurnOutcome;
+
+/// A session with `count` asks, every one decided in the commit in which it was asked.
+fn asks(journal: &Journal, id: &SessionId, count: u64) {
+    let epoch = journal.epoch();
+    assert_durable(&commit(journal, vec![begun(id)]));
+    for number in 0..count {
+        let name = format!("{id}-{number}");
+        let committed = commit(
+            journal,
+            vec![
+                event(
+                    id,
+                    epoch,
+                    2 * number + 1,
+                    asked(&name, r#"{"command":"ls"}"#),
+                ),
+                Write::AskJudged {
+                    ask: AskId::new(&name).expect("id"),
+                    judged: Judged {
+                        policy: "developer".to_owned(),
+                        policy_sha256: "00".to_owned(),
+                        facts: r#"{"argv":["ls"]}"#.to_owned(),
+                        eval_us: 7,
+                    },
+                },
+                event(id, epoch, 2 * number + 2, decided(&name, Decision::Allow)),
+            ],
+        );
+        assert_durable(&committed);
+    }
+}
+
+#[test]
+fn every_verdict_is_a_link_of_the_chain_over_sessions_and_starts() {
+    let dir = tempdir();
+    for (start, name) in ["a", "b"].into_iter().enumerate() {
+        let journal = open(dir.path());
+        asks(&journal, &session(name), 3);
+        let head = journal.audit_head();
+        assert_eq!(head.link, 3 * (start as u64 + 1));
+        let verified = journal.reader().expect("reader").verify_audit();
+        assert_eq!(verified.expect("whole"), head);
+        journal.close(LONG).expect("flushed");
+    }
+    let reader = Reader::open(dir.path()).expect("reader");
+    let stored = reader.asks(&session("b")).expect("asks");
+    assert_eq!(stored.len(), 3);
+    assert_eq!(stored[0].link, Some(4));
+    assert_eq!((stored[0].asked_seq, stored[0].decided_seq), (1, Some(2)));
+    assert_eq!(stored[0].decision.as_deref(), Some("allow"));
+    assert_eq!(stored[0].policy.as_deref(), Some("developer"));
+    assert_eq!(stored[0].rules.as_deref(), Some(r#"["p1/1"]"#));
+    assert_eq!(stored[0].input.as_deref(), Some(r#"{"command":"ls"}"#));
+    assert_eq!(
+        stored[0].input_sha256,
+        super::super::audit::sha256_hex(br#"{"command":"ls"}"#)
+    );
+}
+
+#[test]
+fn every_later_change_of_a_record_breaks_the_chain() {
+    let changes = [
+        (
+            "UPDATE asks SET decision = 'deny' WHERE link = 2",
+            "audit record 2",
+        ),
+        (
+            "UPDATE asks SET reason = reason || ' ' WHERE link = 1",
+            "audit record 1",
+        ),
+        (
+            "UPDATE asks SET input = '{}' WHERE link = 3",
+            "audit record 3",
+        ),
+        (
+            "UPDATE asks SET facts = NULL WHERE link = 3",
+            "audit record 3",
+        ),
+        (
+            "UPDATE asks SET hash = prev_hash WHERE link = 1",
+            "audit record 1",
+        ),
+        ("DELETE FROM asks WHERE link = 2", "audit record 3"),
+        (
+            "UPDATE asks SET decided_at_us = decided_at_us + 1 WHERE link = 2",
+            "audit record 2",
+        ),
+    ];
+    for (change, expect) in changes {
+        let dir = tempdir();
+        let journal = open(dir.path());
+        asks(&journal, &session("s"), 3);
+        journal.close(LONG).expect("flushed");
+        rusqlite::Connection::open(dir.path().join(FILE))
+            .and_then(|conn| conn.execute_batch(change))
+            .expect("changed");
+        let reader = Reader::open(dir.path()).expect("reader");
+        let error = reader.verify_audit().expect_err(change).to_string();
+        assert!(error.contains(expect), "{change}: {error}");
+    }
+}
+
+#[test]
+fn a_cut_tail_shows_only_beside_the_head_that_was_told() {
+    let dir = tempdir();
+    let journal = open(dir.path());
+    asks(&journal, &session("s"), 3);
+    let head = journal.audit_head();
+    journal.close(LONG).expect("flushed");
+    rusqlite::Connection::open(dir.path().join(FILE))
+        .and_then(|conn| conn.execute_batch("DELETE FROM asks WHERE link = 3"))
+        .expect("cut");
+    let reader = Reader::open(dir.path()).expect("reader");
+    let found = reader.verify_audit().expect("a shorter chain is whole");
+    assert_eq!(found.link, 2);
+    assert_ne!(found, head);
+}
+
+#[test]
+fn a_second_verdict_is_refused() {
+    let dir = tempdir();
+    let journal = open(dir.path());
+    let id = session("s");
+    asks(&journal, &id, 1);
+    let again = event(&id, journal.epoch(), 3, decided("s-0", Decision::Deny));
+    assert_eq!(
+        commit(&journal, vec![again]),
+        Committed::Rejected(Violation::NoAsk(AskId::new("s-0").expect("id")))
+    );
+}
+
+#[test]
+fn an_input_beyond_its_limit_is_kept_as_its_digest_only() {
+    let dir = tempdir();
+    let journal = open(dir.path());
+    let id = session("s");
+    let input = format!("\"{}\"", "x".repeat(limits::ASK_INPUT_BYTES));
+    let epoch = journal.epoch();
+    assert_durable(&commit(
+        &journal,
+        vec![
+            begun(&id),
+            event(&id, epoch, 1, asked("a", &input)),
+            event(&id, epoch, 2, decided("a", Decision::Deny)),
+        ],
+    ));
+    let reader = journal.reader().expect("reader");
+    let stored = &reader.asks(&id).expect("asks")[0];
+    assert_eq!(stored.input, None);
+    assert_eq!(
+        stored.input_sha256,
+        super::super::audit::sha256_hex(input.as_bytes())
+    );
+    assert_eq!(reader.verify_audit().expect("whole").link, 1);
+}
+
+/// What the hash covers, computed from the description in `schema.sql` alone.
+#[test]
+fn the_hash_is_what_the_schema_says() {
+    let dir = tempdir();
+    let journal = open(dir.path());
+    asks(&journal, &session("s"), 1);
+    let head = journal.audit_head();
+    let conn = rusqlite::Connection::open(dir.path().join(FILE)).expect("connection");
+    let json: String = conn
+        .query_row(
+            "SELECT json_array(link, prev_hash, id, session, asked_seq, decided_seq, request_key, \
+             tool_id, tool, input_sha256, claimed, asked_at_us, policy, policy_sha256, facts, \
+             eval_us, decision, decided_by, rules, reason, decided_at_us) FROM asks",
+            [],
+            |row| row.get(0),
+        )
+        .expect("row");
+    assert_eq!(super::super::audit::sha256_hex(json.as_bytes()), head.hash);
+}
+
+#[test]
+fn a_start_ends_what_the_start_before_it_left_open() {
+    let dir = tempdir();
+    let journal = open(dir.path());
+    let (id, quiet, run) = (session("s"), session("quiet"), RunId::new("r").expect("id"));
+    let prompt = Event::PromptAccepted {
+        task: None,
+        attempt: 1,
+        text: Foreign::new("x"),
+    };
+    let running = Write::TaskUpdated {
+        run: run.clone(),
+        task: TaskId::new("t1").expect("id"),
+        at_us: 1,
+        change: TaskChange::Begun {
+            attempt: 1,
+            slot: slot(0),
+            session: id.clone(),
+        },
+    };
+    assert_durable(&commit(
+        &journal,
+        vec![
+            Write::RunBegun {
+                run: run.clone(),
+                command: "run",
+                at_us: 1,
+            },
+            task(&run, "t1", 0),
+            task(&run, "t2", 1),
+            begun(&id),
+            begun(&quiet),
+            running,
+            event(&id, 1, 1, prompt),
+            event(&id, 1, 2, asked("open", "{}")),
+        ],
+    ));
+    journal.close(LONG).expect("flushed");
+
+    let journal = open(dir.path());
+    assert_eq!(
+        journal.recovered(),
+        Recovered {
+            sessions: 2,
+            turns: 1,
+            asks: 1,
+            tasks_lost: 1,
+            tasks_skipped: 1
+        }
+    );
+    let reader = journal.reader().expect("reader");
+    assert_dense(&reader, &id, 4);
+    let events = reader.events(&id, 2, 10).expect("events");
+    let Event::Decided(verdict) = events[0].decode().expect("event").event else {
+        panic!("{:?}", events[0])
+    };
+    assert_eq!(
+        (verdict.decision, verdict.by),
+        (Decision::Deny, DecidedBy::Gone)
+    );
+    let Event::TurnEnded { outcome, .. } = events[1].decode().expect("event").event else {
+        panic!("{:?}", events[1])
+    };
+    assert_eq!(outcome, TurnOutcome::Lost);
+    assert_eq!(events[1].id, EventId { epoch: 2, seq: 4 });
+    assert_dense(&reader, &quiet, 0);
+    assert!(
+        reader
+            .sessions()
+            .expect("sessions")
+            .iter()
+            .all(|s| s.ended_at_us.is_some())
+    );
+    let outcomes: Vec<Option<String>> = reader
+        .tasks(&run)
+        .expect("tasks")
+        .into_iter()
+        .map(|t| t.outcome)
+        .collect();
+    assert_eq!(
+        outcomes,
+        [Some("lost".to_owned()), Some("skipped".to_owned())]
+    );
+    assert_eq!(reader.verify_audit().expect("whole"), journal.audit_head());
+    assert_eq!(journal.audit_head().link, 1);
+    journal.close(LONG).expect("flushed");
+    assert_eq!(open(dir.path()).recovered(), Recovered::default());
+}

@@ -1,0 +1,164 @@
+//! The journal with a real SQLite on a real disk.
+
+mod audit;
+mod crash;
+mod faults;
+mod opening;
+mod order;
+mod pace;
+
+use std::path::Path;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::{Duration, Instant};
+
+use serde_json::value::RawValue;
+
+use super::*;
+use crate::model::{
+    Ask, AskId, AskKey, Claimed, DecidedBy, Decision, Event, EventId, Foreign, PoolName, RunId,
+    SessionId, SlotId, Stamped, TaskId, TaskSpec, Verdict,
+};
+
+/// Long enough for a busy machine; a test that waits this long has failed.
+const LONG: Duration = Duration::from_secs(30);
+
+/// As much room as anybody wants.
+pub(super) fn roomy() -> SpaceProbe {
+    Box::new(|_| {
+        Ok(Space {
+            free: u64::MAX,
+            total: u64::MAX,
+        })
+    })
+}
+
+fn tempdir() -> tempfile::TempDir {
+    tempfile::Builder::new()
+        .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o700))
+        .tempdir()
+        .expect("dir")
+}
+
+fn open(dir: &Path) -> Journal {
+    Journal::open_with(dir, roomy()).expect("journal")
+}
+
+fn session(name: &str) -> SessionId {
+    SessionId::new(name).expect("id")
+}
+
+fn slot(index: u16) -> SlotId {
+    SlotId {
+        pool: PoolName::new("demo").expect("name"),
+        index,
+    }
+}
+
+fn begun(session: &SessionId) -> Write {
+    Write::SessionBegun(SessionRow {
+        session: session.clone(),
+        slot: slot(0),
+        task: None,
+        attempt: 1,
+        at_us: 1,
+    })
+}
+
+fn event(session: &SessionId, epoch: u64, seq: u64, event: Event) -> Write {
+    Write::Event {
+        session: session.clone(),
+        stamped: Stamped {
+            id: EventId { epoch, seq },
+            at_us: i64::try_from(seq).expect("small"),
+            event,
+        },
+    }
+}
+
+fn text(session: &SessionId, epoch: u64, seq: u64) -> Write {
+    let delta = Foreign::new(format!("piece {seq}"));
+    event(session, epoch, seq, Event::Text { delta })
+}
+
+fn asked(ask: &str, input: &str) -> Event {
+    Event::Asked {
+        id: AskId::new(ask).expect("id"),
+        ask: Ask {
+            key: AskKey(format!("key-{ask}")),
+            tool_id: None,
+            tool: Foreign::new("bash"),
+            input: RawValue::from_string(input.to_owned()).expect("JSON"),
+            claimed: Claimed::default(),
+        },
+    }
+}
+
+fn decided(ask: &str, decision: Decision) -> Event {
+    Event::Decided(Verdict {
+        ask: AskId::new(ask).expect("id"),
+        decision,
+        by: DecidedBy::Policy,
+        rules: vec!["p1/1".to_owned()],
+        reason: "so says rule 1".to_owned(),
+    })
+}
+
+fn task(run: &RunId, id: &str, place: u32) -> Write {
+    Write::TaskQueued(TaskRow {
+        run: run.clone(),
+        place,
+        spec: TaskSpec {
+            id: TaskId::new(id).expect("id"),
+            prompt: Foreign::new("read README.md"),
+            pool: None,
+            workspace: Some("/tmp/x".into()),
+            attempts: Some(2),
+            check: None,
+        },
+        pool: PoolName::new("demo").expect("name"),
+        at_us: 1,
+    })
+}
+
+/// A channel for what `done` callbacks say.
+fn told<T>() -> (SyncSender<T>, Receiver<T>) {
+    sync_channel(1 << 20)
+}
+
+/// Submits and waits for the commit's end.
+fn commit(journal: &Journal, writes: Vec<Write>) -> Committed {
+    let (tx, rx) = told();
+    journal
+        .submit(Commit::of(writes).then(move |committed| {
+            let _ = tx.send(committed);
+        }))
+        .expect("accepted");
+    rx.recv_timeout(LONG).expect("an end")
+}
+
+fn assert_durable(committed: &Committed) {
+    assert!(
+        matches!(committed, Committed::Durable { .. }),
+        "{committed:?}"
+    );
+}
+
+/// Waits until the health is as wanted.
+fn wait_health(journal: &Journal, wanted: impl Fn(&Health) -> bool) -> Health {
+    let health = journal.health();
+    let until = Instant::now() + LONG;
+    loop {
+        let now = health.borrow().clone();
+        if wanted(&now) {
+            return now;
+        }
+        assert!(Instant::now() < until, "health stays {now:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn assert_dense(reader: &Reader, session: &SessionId, last: u64) {
+    let events = reader.events(session, 0, u32::MAX).expect("events");
+    let seqs: Vec<u64> = events.iter().map(|event| event.id.seq).collect();
+    assert_eq!(seqs, (1..=last).collect::<Vec<_>>(), "{session}");
+}
