@@ -192,14 +192,13 @@ async fn connection(stream: TcpStream, router: Router, bounds: Bounds, stop: Can
         () = stop.cancelled() => None,
         () = tokio::time::sleep(bounds.life) => None,
     };
-    let ended = match ended {
-        Some(ended) => ended,
-        None => {
-            served.as_mut().graceful_shutdown();
-            match tokio::time::timeout(bounds.drain, served).await {
-                Ok(ended) => ended,
-                Err(_) => return,
-            }
+    let ended = if let Some(ended) = ended {
+        ended
+    } else {
+        served.as_mut().graceful_shutdown();
+        match tokio::time::timeout(bounds.drain, served).await {
+            Ok(ended) => ended,
+            Err(_) => return,
         }
     };
     if let Err(error) = ended {

@@ -399,6 +399,7 @@ impl Fleet for FakeFleet {
                 slot: slot(index),
                 state: SlotState::Unloaded,
                 pid: None,
+                session: None,
                 task: None,
                 note: None,
                 started_at: None,

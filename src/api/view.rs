@@ -62,7 +62,7 @@ enum Line<'a> {
         note: Option<Cow<'a, str>>,
     },
     Ended {
-        report: ReportLine<'a>,
+        report: Box<ReportLine<'a>>,
     },
     Log {
         text: Cow<'a, str>,
@@ -147,7 +147,7 @@ pub fn item(item: &Item) -> String {
     match item {
         Item::Notice(shown) => notice(shown),
         Item::Ended(ended) => write(&Line::Ended {
-            report: report_line(ended),
+            report: Box::new(report_line(ended)),
         }),
         Item::Lagged(missed) => write(&Line::Lagged { missed: *missed }),
         Item::Complete => write(&Line::Complete),
@@ -191,7 +191,7 @@ fn notice(notice: &Notice) -> String {
             note: note.as_deref().map(Cow::Borrowed),
         }),
         Notice::Ended(ended) => write(&Line::Ended {
-            report: report_line(ended),
+            report: Box::new(report_line(ended)),
         }),
     }
 }
@@ -343,7 +343,7 @@ fn read_line(line: Line<'_>) -> Result<Item, ViewError> {
             state: word("slot state", &state, SlotState::from_word)?,
             note: note.map(Cow::into_owned),
         }),
-        Line::Ended { report } => Item::Ended(Arc::new(read_report(report)?)),
+        Line::Ended { report } => Item::Ended(Arc::new(read_report(*report)?)),
         Line::Log { .. } => {
             return Err(ViewError::Shape("it belongs to another stream".to_owned()));
         }
@@ -437,5 +437,66 @@ fn not_a(what: &'static str, text: &str) -> ViewError {
     ViewError::Word {
         what,
         text: crate::model::foreign::show(text, 100),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::testing::{EVIL, hostile};
+
+    #[test]
+    fn every_item_is_read_back_as_it_was_written() {
+        for evil in EVIL.iter().chain(&["plain", ""]) {
+            let (report, notices) = hostile(evil);
+            let mut full = report.clone();
+            full.slot = None;
+            full.session = None;
+            full.detail = None;
+            full.copy = None;
+            full.changes_cut = true;
+            let items = notices.into_iter().map(Item::Notice).chain([
+                Item::Ended(Arc::new(report)),
+                Item::Ended(Arc::new(full)),
+                Item::Lagged(7),
+                Item::Complete,
+            ]);
+            for written in items {
+                let line = item(&written);
+                assert_eq!(line.lines().count(), 1, "{line}");
+                let read = read_item(&line).expect(&line).expect("known");
+                assert_eq!(item(&read), line);
+            }
+            let log = log_line(&Foreign::new(*evil));
+            assert_eq!(read_log(&log), Ok(LogItem::Line(Foreign::new(*evil))));
+        }
+    }
+
+    #[test]
+    fn lines_of_a_later_version_are_left_out_and_damaged_ones_are_errors() {
+        for unknown in [
+            "{\"type\":\"later\",\"x\":1}",
+            "{\"type\":\"event\",\"slot\":\"demo/0\",\"session\":\"s\",\"id\":\"1-1\",\"at_us\":0,\"v\":99,\"kind\":\"text\",\"body\":{}}",
+            "{\"type\":\"event\",\"slot\":\"demo/0\",\"session\":\"s\",\"id\":\"1-1\",\"at_us\":0,\"v\":1,\"kind\":\"later\",\"body\":{}}",
+        ] {
+            assert!(matches!(read_item(unknown), Ok(None)), "{unknown}");
+        }
+        let more = "{\"type\":\"lagged\",\"missed\":2,\"later\":true}";
+        assert!(matches!(read_item(more), Ok(Some(Item::Lagged(2)))));
+        for damaged in [
+            "",
+            "x",
+            "{}",
+            "{\"type\":\"lagged\"}",
+            "{\"type\":\"slot\",\"slot\":\"demo\",\"state\":\"busy\"}",
+            "{\"type\":\"slot\",\"slot\":\"demo/0\",\"state\":\"\\u001b[2J\"}",
+            "{\"type\":\"ended\",\"report\":{}}",
+        ] {
+            let error = read_item(damaged).expect_err(damaged).to_string();
+            assert!(
+                !error.chars().any(crate::model::foreign::is_unsafe),
+                "{error:?}"
+            );
+        }
     }
 }

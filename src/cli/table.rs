@@ -60,22 +60,26 @@ fn right(text: impl ToString) -> Cell {
 /// `missing` is how many tasks have no report; `took` is the run's time.
 #[must_use]
 pub fn render<'a>(
-    rows: impl Iterator<Item = &'a TaskReport> + Clone,
+    rows: impl Iterator<Item = &'a TaskReport>,
     missing: usize,
     took: Duration,
     style: Style,
 ) -> String {
-    let mut text = grid(rows.clone(), style);
+    let rows: Vec<&TaskReport> = rows.collect();
+    let mut text = grid(&rows, style);
     text.push('\n');
-    summary(&mut text, rows.clone(), missing, took);
-    explain(&mut text, rows, style);
+    summary(&mut text, &rows, missing, took);
+    explain(&mut text, &rows, style);
     text
 }
 
-fn grid<'a>(rows: impl Iterator<Item = &'a TaskReport> + Clone, style: Style) -> String {
-    let with_restarts = rows.clone().any(|row| row.restarts > 0);
+fn grid(rows: &[&TaskReport], style: Style) -> String {
+    let with_restarts = rows.iter().any(|row| row.restarts > 0);
     let mut lines: Vec<(Vec<Cell>, Option<TaskOutcome>)> = vec![(header(with_restarts), None)];
-    lines.extend(rows.map(|row| (cells(row, with_restarts), Some(row.outcome))));
+    lines.extend(
+        rows.iter()
+            .map(|row| (cells(row, with_restarts), Some(row.outcome))),
+    );
     let columns = lines[0].0.len();
     let widest = |column: usize| {
         let widths = lines.iter().map(|(cells, _)| cells[column].text.width());
@@ -205,12 +209,7 @@ fn paint(line: &str, outcome: TaskOutcome, word: &str) -> String {
     }
 }
 
-fn summary<'a>(
-    text: &mut String,
-    rows: impl Iterator<Item = &'a TaskReport>,
-    missing: usize,
-    took: Duration,
-) {
+fn summary(text: &mut String, rows: &[&TaskReport], missing: usize, took: Duration) {
     let mut outcomes: BTreeMap<TaskOutcome, usize> = BTreeMap::new();
     let mut total = missing;
     for row in rows {
@@ -229,12 +228,8 @@ fn summary<'a>(
 }
 
 /// What went wrong, and where the changed files are.
-fn explain<'a>(
-    text: &mut String,
-    rows: impl Iterator<Item = &'a TaskReport> + Clone,
-    style: Style,
-) {
-    let notable = rows.filter_map(|row| Some((row, explanation(row)?)));
+fn explain(text: &mut String, rows: &[&TaskReport], style: Style) {
+    let notable = rows.iter().filter_map(|row| Some((row, explanation(row)?)));
     let mut more = 0;
     for (place, (row, explanation)) in notable.enumerate() {
         if place < EXPLAINED {

@@ -119,7 +119,7 @@ fn every_line_fits_its_width() {
             width,
             coloured: false,
         };
-        let text = grid(rows.iter(), style);
+        let text = grid(&rows.iter().collect::<Vec<_>>(), style);
         for line in text.lines() {
             assert!(line.width() <= width, "{width}: {line}");
         }
@@ -129,7 +129,7 @@ fn every_line_fits_its_width() {
         width: 90,
         coloured: false,
     };
-    let text = grid(four().iter(), style);
+    let text = grid(&four().iter().collect::<Vec<_>>(), style);
     assert!(text.contains("+notes.txt"), "{text}");
 }
 

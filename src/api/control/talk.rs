@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use tokio::net::UnixStream;
-use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::broadcast::{self, error::RecvError};
 
 use super::lines::{LineError, Lines};
 use super::{Desk, Fleet};
@@ -13,7 +13,7 @@ use crate::api::request::{self, Code, Failure, Reply, Request, Role};
 use crate::api::service::Refusal;
 use crate::api::view;
 use crate::api::watch::{Item, Ledger, RunStream, new_run};
-use crate::model::{RunId, SlotId, TaskSpec};
+use crate::model::{Foreign, RunId, SlotId, TaskSpec};
 
 /// Tells a client why it is sent away, as far as its socket takes it at once.
 pub(super) fn dismiss(stream: &UnixStream, failure: Failure) {
@@ -121,7 +121,7 @@ fn no_such_slot<F: Fleet>(desk: &Desk<F>, slot: &SlotId) -> Failure {
     let names = slots.iter().take(NAMED).map(|view| view.slot.to_string());
     let mut there = names.collect::<Vec<_>>().join(", ");
     if slots.len() > NAMED {
-        there.push_str(&format!(", and {} more", slots.len() - NAMED));
+        there.push_str(", …");
     }
     let message = format!("there is no slot {slot}; the slots are {there}");
     Failure::new(Code::NoSuchSlot, message)
@@ -225,10 +225,22 @@ async fn logs<F: Fleet>(
     for line in &tail.backlog {
         lines.send(view::log_line(line)).await?;
     }
+    if follow {
+        relay_log(lines, desk, &mut tail.live).await?;
+    }
+    lines.send(view::item(&Item::Complete)).await
+}
+
+/// Passes a slot's lines on. Ends with the slot, the client or the supervisor.
+async fn relay_log<F: Fleet>(
+    lines: &mut Lines,
+    desk: &Desk<F>,
+    live: &mut broadcast::Receiver<Foreign>,
+) -> Result<(), LineError> {
     let mut listens = true;
-    while follow {
+    loop {
         let line = tokio::select! {
-            line = tail.live.recv() => line,
+            line = live.recv() => line,
             speaks = lines.speaks(), if listens => {
                 if !speaks {
                     return Err(LineError::Io(std::io::ErrorKind::ConnectionAborted.into()));
@@ -236,15 +248,14 @@ async fn logs<F: Fleet>(
                 listens = false;
                 continue;
             }
-            () = desk.stop.cancelled() => break,
+            () = desk.stop.cancelled() => return Ok(()),
         };
         match line {
             Ok(line) => lines.send(view::log_line(&line)).await?,
             Err(RecvError::Lagged(missed)) => {
                 lines.send(view::item(&Item::Lagged(missed))).await?;
             }
-            Err(RecvError::Closed) => break,
+            Err(RecvError::Closed) => return Ok(()),
         }
     }
-    lines.send(view::item(&Item::Complete)).await
 }
