@@ -67,7 +67,7 @@ fn check(claim: &str, shown: &str) {
     let starts: i64 = drill
         .database()
         .query_row(
-            "SELECT count(*) FROM events JOIN sessions ON events.session = sessions.id
+            "SELECT count(*) FROM events JOIN sessions ON events.session = sessions.session
              WHERE kind = 'child_started' AND sessions.pool = 'odd'",
             [],
             |row| row.get(0),
