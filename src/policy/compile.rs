@@ -25,26 +25,39 @@ pub(super) fn rule(
     if !named {
         return Err("`id` must be letters, digits, `-` and `_`".to_owned());
     }
-    let decision = Decision::from_word(&text.decision)
-        .ok_or_else(|| format!("`decision` is `{}`, expected `allow`, `ask` or `deny`", text.decision))?;
+    let decision = Decision::from_word(&text.decision).ok_or_else(|| {
+        format!(
+            "`decision` is `{}`, expected `allow`, `ask` or `deny`",
+            text.decision
+        )
+    })?;
     let tools = tools(&text.tool)?;
     check_conditions(&text, &tools)?;
-    if decision == Decision::Allow && tools.contains(&ToolClass::Shell) && text.argv.is_none() && text.exact.is_none() {
+    if decision == Decision::Allow
+        && tools.contains(&ToolClass::Shell)
+        && text.argv.is_none()
+        && text.exact.is_none()
+    {
         return Err("a rule that allows `shell` needs `argv` or `exact`".to_owned());
     }
     let area = |key: &str, word: Option<&String>| -> Result<Option<Area>, String> {
-        word.map(|word| area(word, sets).ok_or_else(|| format!("`{key}` names `{word}`, which is no set of paths")))
-            .transpose()
+        word.map(|word| {
+            area(word, sets)
+                .ok_or_else(|| format!("`{key}` names `{word}`, which is no set of paths"))
+        })
+        .transpose()
     };
     let paths = area("paths", text.paths.as_ref())?;
     let path = area("path", text.path.as_ref())?;
-    let any_word = text
-        .any_word
-        .as_deref()
-        .map(|word| regex::Regex::new(word).map_err(|_| format!("`any_word`: `{word}` is no regular expression")));
+    let any_word = text.any_word.as_deref().map(|word| {
+        regex::Regex::new(word)
+            .map_err(|_| format!("`any_word`: `{word}` is no regular expression"))
+    });
     let mut url = Vec::new();
     for pattern in text.url.map(|u| u.0).unwrap_or_default() {
-        url.push(UrlPattern::parse(&pattern).map_err(|why| format!("`url`: `{pattern}` has {why}"))?);
+        url.push(
+            UrlPattern::parse(&pattern).map_err(|why| format!("`url`: `{pattern}` has {why}"))?,
+        );
     }
     let all_flags: Vec<Vec<String>> = text
         .all_flags
@@ -80,7 +93,10 @@ pub(super) fn rule(
                 .operands_need
                 .map(|flag| flags("operands_need", std::slice::from_ref(&flag)).map(|()| flag))
                 .transpose()?,
-            unless: area("unless.paths", text.unless.as_ref().and_then(|u| u.paths.as_ref()))?,
+            unless: area(
+                "unless.paths",
+                text.unless.as_ref().and_then(|u| u.paths.as_ref()),
+            )?,
             url,
         },
         tools,
@@ -91,9 +107,9 @@ fn tools(text: &OneOrMore) -> Result<Vec<ToolClass>, String> {
     text.0
         .iter()
         .map(|word| match ToolClass::from_word(word) {
-            None | Some(ToolClass::Unknown) => {
-                Err(format!("`tool` is `{word}`, expected `shell`, `read`, `write` or `fetch`"))
-            }
+            None | Some(ToolClass::Unknown) => Err(format!(
+                "`tool` is `{word}`, expected `shell`, `read`, `write` or `fetch`"
+            )),
             Some(class) => Ok(class),
         })
         .collect()
@@ -152,7 +168,10 @@ fn area(word: &str, sets: &HashMap<String, usize>) -> Option<Area> {
 
 fn tokens(argv: Option<Vec<OneOrMore>>) -> Result<Vec<Vec<String>>, String> {
     let tokens: Vec<Vec<String>> = argv.unwrap_or_default().into_iter().map(|t| t.0).collect();
-    if tokens.first().is_some_and(|names| names.iter().any(|n| n.is_empty() || n.contains('/'))) {
+    if tokens
+        .first()
+        .is_some_and(|names| names.iter().any(|n| n.is_empty() || n.contains('/')))
+    {
         return Err("`argv` begins with a program's name, without a directory".to_owned());
     }
     Ok(tokens)
@@ -161,7 +180,8 @@ fn tokens(argv: Option<Vec<OneOrMore>>) -> Result<Vec<Vec<String>>, String> {
 fn exact(texts: Option<Vec<String>>) -> Result<Vec<Vec<String>>, String> {
     let mut out = Vec::new();
     for text in texts.unwrap_or_default() {
-        let commands = strict::read(&text).map_err(|e| format!("`exact`: `{text}` has {}", e.what))?;
+        let commands =
+            strict::read(&text).map_err(|e| format!("`exact`: `{text}` has {}", e.what))?;
         match commands.as_slice() {
             [one] if one.assignments.is_empty() && one.redirects.is_empty() && !one.timed => {
                 out.push(one.words.iter().map(|w| w.text.clone()).collect());
@@ -179,8 +199,13 @@ fn checked(key: &str, list: Option<Vec<String>>) -> Result<Vec<String>, String> 
 }
 
 fn flags(key: &str, list: &[String]) -> Result<(), String> {
-    match list.iter().find(|flag| flag.len() < 2 || !flag.starts_with('-')) {
-        Some(flag) => Err(format!("`{key}`: `{flag}` is no flag, it must begin with `-`")),
+    match list
+        .iter()
+        .find(|flag| flag.len() < 2 || !flag.starts_with('-'))
+    {
+        Some(flag) => Err(format!(
+            "`{key}`: `{flag}` is no flag, it must begin with `-`"
+        )),
         None => Ok(()),
     }
 }

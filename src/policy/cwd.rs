@@ -24,11 +24,11 @@ pub(super) struct Track<'w, 'a> {
 /// The directory that a request begins in; empty: unknown.
 pub(super) fn start(walker: &Walker<'_>, path: Option<&str>) -> Vec<Cwd> {
     let cwd = path.map(|path| {
-        let walked = walker.walk("/", path);
+        let end = walker.walk("/", path);
         Cwd {
             logical: lexical("/", path),
-            physical: walked.path,
-            left: walked.left,
+            physical: end.path,
+            left: end.left,
         }
     });
     cwd.into_iter().collect()
@@ -216,7 +216,13 @@ mod tests {
 
     #[test]
     fn what_is_not_followed_makes_the_directory_unknown() {
-        for text in ["cd - && ls", "cd && ls", "cd a b && ls", "pushd src && ls", "cd -e src && ls"] {
+        for text in [
+            "cd - && ls",
+            "cd && ls",
+            "cd a b && ls",
+            "pushd src && ls",
+            "cd -e src && ls",
+        ] {
             check(text, &[]);
         }
         check("cd a; cd x1; cd x2; cd x3; ls", &[]);

@@ -136,7 +136,9 @@ impl<'de> Deserialize<'de> for OneOrMore {
                     words.push(word);
                 }
                 if words.is_empty() {
-                    return Err(A::Error::custom("an empty list of alternatives matches nothing"));
+                    return Err(A::Error::custom(
+                        "an empty list of alternatives matches nothing",
+                    ));
                 }
                 Ok(OneOrMore(words))
             }

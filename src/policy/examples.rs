@@ -12,7 +12,10 @@ use crate::model::{Claimed, Decision};
 pub(super) type Examples = (String, Vec<String>, Vec<String>);
 
 /// Checks every rule's examples; `checks` are in the order of the policy's rules.
-pub(super) fn check(policy: &Policy, checks: &[(Examples, Vec<ToolClass>)]) -> Result<(), LoadError> {
+pub(super) fn check(
+    policy: &Policy,
+    checks: &[(Examples, Vec<ToolClass>)],
+) -> Result<(), LoadError> {
     for (place, ((layer, matches, not_match), tools)) in checks.iter().enumerate() {
         let rule = &policy.rules[place];
         let wrong = |key: &'static str, example: &String, does: &'static str| LoadError::Example {

@@ -71,10 +71,21 @@ struct ToolText {
 
 #[derive(Debug, Clone)]
 enum Tool {
-    Shell { command: String, cwd: Option<String> },
-    Read { path: String, optional: bool, pattern: Option<String> },
-    Write { path: String },
-    Fetch { url: String },
+    Shell {
+        command: String,
+        cwd: Option<String>,
+    },
+    Read {
+        path: String,
+        optional: bool,
+        pattern: Option<String>,
+    },
+    Write {
+        path: String,
+    },
+    Fetch {
+        url: String,
+    },
 }
 
 impl Extractor {
@@ -124,11 +135,16 @@ impl Extractor {
             Ok(fields) => fields,
             Err(error) => {
                 // The message may repeat the input: one line, nothing that acts.
-                let why = format!("its input is no plain JSON object: {}", show(&error.to_string(), 120));
+                let why = format!(
+                    "its input is no plain JSON object: {}",
+                    show(&error.to_string(), 120)
+                );
                 return Request::Malformed { why };
             }
         };
-        entry.request(&fields).unwrap_or_else(|why| Request::Malformed { why })
+        entry
+            .request(&fields)
+            .unwrap_or_else(|why| Request::Malformed { why })
     }
 }
 
@@ -136,15 +152,34 @@ fn tool(text: ToolText) -> Result<Tool, String> {
     let needs = |key: &str| format!("`{key}` is missing, expected the name of the field");
     let class = ToolClass::from_word(&text.class);
     let spare = [
-        ("command", text.command.is_some(), class == Some(ToolClass::Shell)),
+        (
+            "command",
+            text.command.is_some(),
+            class == Some(ToolClass::Shell),
+        ),
         ("cwd", text.cwd.is_some(), class == Some(ToolClass::Shell)),
-        ("path", text.path.is_some(), matches!(class, Some(ToolClass::Read | ToolClass::Write))),
-        ("path_optional", text.path_optional, class == Some(ToolClass::Read)),
-        ("pattern", text.pattern.is_some(), class == Some(ToolClass::Read)),
+        (
+            "path",
+            text.path.is_some(),
+            matches!(class, Some(ToolClass::Read | ToolClass::Write)),
+        ),
+        (
+            "path_optional",
+            text.path_optional,
+            class == Some(ToolClass::Read),
+        ),
+        (
+            "pattern",
+            text.pattern.is_some(),
+            class == Some(ToolClass::Read),
+        ),
         ("url", text.url.is_some(), class == Some(ToolClass::Fetch)),
     ];
     if let Some((key, ..)) = spare.iter().find(|(_, given, fits)| *given && !*fits) {
-        return Err(format!("`{key}` does nothing for the class `{}`", text.class));
+        return Err(format!(
+            "`{key}` does nothing for the class `{}`",
+            text.class
+        ));
     }
     match class {
         Some(ToolClass::Shell) => Ok(Tool::Shell {
@@ -162,9 +197,10 @@ fn tool(text: ToolText) -> Result<Tool, String> {
         Some(ToolClass::Fetch) => Ok(Tool::Fetch {
             url: text.url.ok_or_else(|| needs("url"))?,
         }),
-        Some(ToolClass::Unknown) | None => {
-            Err(format!("`class` is `{}`, expected `shell`, `read`, `write` or `fetch`", text.class))
-        }
+        Some(ToolClass::Unknown) | None => Err(format!(
+            "`class` is `{}`, expected `shell`, `read`, `write` or `fetch`",
+            text.class
+        )),
     }
 }
 
@@ -178,8 +214,16 @@ impl Tool {
                     None => None,
                 },
             }),
-            Self::Read { path, optional, pattern } => {
-                let named = if *optional { fields.optional(path)? } else { Some(fields.required(path)?) };
+            Self::Read {
+                path,
+                optional,
+                pattern,
+            } => {
+                let named = if *optional {
+                    fields.optional(path)?
+                } else {
+                    Some(fields.required(path)?)
+                };
                 let mut targets = Vec::new();
                 if let Some(key) = pattern {
                     let pattern = fields.required(key)?;
@@ -201,7 +245,9 @@ impl Tool {
 /// What a search pattern reads: the directory before its first wildcard, or anything if it goes
 /// up behind one.
 fn leading(path: Option<&str>, pattern: &str) -> Target {
-    let magic = pattern.find(['*', '?', '[', '{', '(', '!', '\\']).unwrap_or(pattern.len());
+    let magic = pattern
+        .find(['*', '?', '[', '{', '(', '!', '\\'])
+        .unwrap_or(pattern.len());
     let (fixed, rest) = pattern.split_at(magic);
     let joined = |tail: &str| match path {
         Some(path) if !tail.starts_with(['/', '~']) => format!("{path}/{tail}"),
@@ -231,14 +277,17 @@ enum Field {
 
 impl Fields {
     fn required(&self, key: &str) -> Result<String, String> {
-        self.optional(key)?.ok_or_else(|| format!("`{key}` is missing"))
+        self.optional(key)?
+            .ok_or_else(|| format!("`{key}` is missing"))
     }
 
     fn optional(&self, key: &str) -> Result<Option<String>, String> {
         match self.0.get(key) {
             None | Some(Field::Null) => Ok(None),
             Some(Field::Other) => Err(format!("`{key}` is no string")),
-            Some(Field::Text(text)) if text.contains('\0') => Err(format!("`{key}` has a NUL in it")),
+            Some(Field::Text(text)) if text.contains('\0') => {
+                Err(format!("`{key}` has a NUL in it"))
+            }
             Some(Field::Text(text)) if text.trim().is_empty() => Err(format!("`{key}` is blank")),
             Some(Field::Text(text)) => Ok(Some(text.clone())),
         }
@@ -329,7 +378,9 @@ mod tests {
 
     fn extract(tool: &str, json: &str) -> Request {
         let input = RawValue::from_string(json.to_owned()).expect("valid JSON");
-        Extractor::parse(SCAIFLUX).expect("the table").extract(tool, &input)
+        Extractor::parse(SCAIFLUX)
+            .expect("the table")
+            .extract(tool, &input)
     }
 
     #[track_caller]
@@ -358,25 +409,58 @@ mod tests {
         );
         assert_eq!(
             extract("write_file", r#"{"path":"a","content":"b"}"#),
-            Request::Write { path: "a".to_owned() }
+            Request::Write {
+                path: "a".to_owned()
+            }
         );
         reads("read_file", r#"{"path":"a"}"#, &[path("a")]);
         reads("list_dir", r#"{"path":"a"}"#, &[path("a")]);
         reads("list_dir", "{}", &[Target::Workspace]);
-        reads("grep_search", r#"{"pattern":"/etc","path":null}"#, &[Target::Workspace]);
-        assert!(matches!(extract("format_disk", "{}"), Request::Unknown { .. }));
+        reads(
+            "grep_search",
+            r#"{"pattern":"/etc","path":null}"#,
+            &[Target::Workspace],
+        );
+        assert!(matches!(
+            extract("format_disk", "{}"),
+            Request::Unknown { .. }
+        ));
     }
 
     #[test]
     fn a_search_pattern_reads_its_leading_directory() {
-        reads("glob_search", r#"{"pattern":"**/*.py"}"#, &[Target::Workspace, Target::Workspace]);
-        reads("glob_search", r#"{"pattern":"/etc/*"}"#, &[path("/etc/"), Target::Workspace]);
-        reads("glob_search", r#"{"pattern":"../x/*","path":"src"}"#, &[path("src/../x/"), path("src")]);
-        reads("glob_search", r#"{"pattern":".env"}"#, &[path(".env"), Target::Workspace]);
+        reads(
+            "glob_search",
+            r#"{"pattern":"**/*.py"}"#,
+            &[Target::Workspace, Target::Workspace],
+        );
+        reads(
+            "glob_search",
+            r#"{"pattern":"/etc/*"}"#,
+            &[path("/etc/"), Target::Workspace],
+        );
+        reads(
+            "glob_search",
+            r#"{"pattern":"../x/*","path":"src"}"#,
+            &[path("src/../x/"), path("src")],
+        );
+        reads(
+            "glob_search",
+            r#"{"pattern":".env"}"#,
+            &[path(".env"), Target::Workspace],
+        );
         let anywhere = Target::Anywhere("*/../../x".to_owned());
-        reads("glob_search", r#"{"pattern":"*/../../x"}"#, &[anywhere, Target::Workspace]);
+        reads(
+            "glob_search",
+            r#"{"pattern":"*/../../x"}"#,
+            &[anywhere, Target::Workspace],
+        );
         let braces = Target::Anywhere("{a,../../etc}/x".to_owned());
-        reads("glob_search", r#"{"pattern":"{a,../../etc}/x"}"#, &[braces, Target::Workspace]);
+        reads(
+            "glob_search",
+            r#"{"pattern":"{a,../../etc}/x"}"#,
+            &[braces, Target::Workspace],
+        );
     }
 
     #[test]
@@ -398,7 +482,10 @@ mod tests {
             ("write_file", r#"{"path":null}"#),
             ("glob_search", r#"{"path":"a"}"#),
         ] {
-            assert!(matches!(extract(tool, json), Request::Malformed { .. }), "{tool} {json}");
+            assert!(
+                matches!(extract(tool, json), Request::Malformed { .. }),
+                "{tool} {json}"
+            );
         }
     }
 

@@ -7,6 +7,10 @@
 
 /// How a program reads its arguments.
 #[derive(Debug)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is an independent fact of a manual page"
+)]
 pub(super) struct Grammar {
     /// Letters of short flags that need a value, attached or as the next word.
     pub short_values: &'static str,
@@ -45,7 +49,14 @@ const PLAIN: Grammar = Grammar {
 
 const LS: Grammar = Grammar {
     short_values: "ITw",
-    long_values: &["--ignore", "--tabsize", "--width", "--block-size", "--sort", "--time"],
+    long_values: &[
+        "--ignore",
+        "--tabsize",
+        "--width",
+        "--block-size",
+        "--sort",
+        "--time",
+    ],
     ..PLAIN
 };
 const HEAD: Grammar = Grammar {
@@ -56,9 +67,20 @@ const HEAD: Grammar = Grammar {
 const GREP: Grammar = Grammar {
     short_values: "ABCDdefm",
     long_values: &[
-        "--regexp", "--file", "--max-count", "--after-context", "--before-context", "--context",
-        "--include", "--exclude", "--exclude-dir", "--exclude-from", "--label", "--devices",
-        "--directories", "--binary-files",
+        "--regexp",
+        "--file",
+        "--max-count",
+        "--after-context",
+        "--before-context",
+        "--context",
+        "--include",
+        "--exclude",
+        "--exclude-dir",
+        "--exclude-from",
+        "--label",
+        "--devices",
+        "--directories",
+        "--binary-files",
     ],
     text_flags: &["-e", "--regexp", "--exclude", "--exclude-dir", "--label"],
     pattern_unless: Some(&["-e", "-f", "--regexp", "--file"]),
@@ -67,10 +89,29 @@ const GREP: Grammar = Grammar {
 const RG: Grammar = Grammar {
     short_values: "ABCETMdefgjmrt",
     long_values: &[
-        "--regexp", "--file", "--glob", "--iglob", "--type", "--type-not", "--max-count",
-        "--after-context", "--before-context", "--context", "--replace", "--max-depth",
-        "--threads", "--sort", "--sortr", "--max-columns", "--color", "--colors", "--encoding",
-        "--ignore-file", "--pre", "--pre-glob", "--hostname-bin",
+        "--regexp",
+        "--file",
+        "--glob",
+        "--iglob",
+        "--type",
+        "--type-not",
+        "--max-count",
+        "--after-context",
+        "--before-context",
+        "--context",
+        "--replace",
+        "--max-depth",
+        "--threads",
+        "--sort",
+        "--sortr",
+        "--max-columns",
+        "--color",
+        "--colors",
+        "--encoding",
+        "--ignore-file",
+        "--pre",
+        "--pre-glob",
+        "--hostname-bin",
     ],
     text_flags: &["-e", "--regexp", "-r", "--replace"],
     pattern_unless: Some(&["-e", "-f", "--regexp", "--file", "--files", "--type-list"]),
@@ -78,15 +119,28 @@ const RG: Grammar = Grammar {
 };
 const DIFF: Grammar = Grammar {
     short_values: "CUIxXFDLSW",
-    long_values: &["--label", "--exclude", "--ignore-matching-lines", "--exclude-from"],
+    long_values: &[
+        "--label",
+        "--exclude",
+        "--ignore-matching-lines",
+        "--exclude-from",
+    ],
     text_flags: &["-L", "--label", "-I", "--ignore-matching-lines"],
     ..PLAIN
 };
 const SORT: Grammar = Grammar {
     short_values: "koStT",
     long_values: &[
-        "--key", "--output", "--buffer-size", "--field-separator", "--temporary-directory",
-        "--batch-size", "--compress-program", "--files0-from", "--parallel", "--random-source",
+        "--key",
+        "--output",
+        "--buffer-size",
+        "--field-separator",
+        "--temporary-directory",
+        "--batch-size",
+        "--compress-program",
+        "--files0-from",
+        "--parallel",
+        "--random-source",
     ],
     text_flags: &["-t", "--field-separator"],
     ..PLAIN
@@ -104,16 +158,36 @@ const SED: Grammar = Grammar {
     pattern_unless: Some(&["-e", "-f", "--expression", "--file"]),
     ..PLAIN
 };
-const FIND: Grammar = Grammar { words: true, ..PLAIN };
+const FIND: Grammar = Grammar {
+    words: true,
+    ..PLAIN
+};
 const GIT: Grammar = Grammar {
     text_flags: &[
-        "--grep", "--author", "--committer", "--since", "--until", "--after", "--before", "--format",
-        "--pretty", "--date", "--message",
+        "--grep",
+        "--author",
+        "--committer",
+        "--since",
+        "--until",
+        "--after",
+        "--before",
+        "--format",
+        "--pretty",
+        "--date",
+        "--message",
     ],
     subcommand: true,
     global_values: &[
-        "-C", "-c", "--git-dir", "--work-tree", "--namespace", "--exec-path", "--super-prefix",
-        "--config-env", "--attr-source", "--list-cmds",
+        "-C",
+        "-c",
+        "--git-dir",
+        "--work-tree",
+        "--namespace",
+        "--exec-path",
+        "--super-prefix",
+        "--config-env",
+        "--attr-source",
+        "--list-cmds",
     ],
     colon_paths: true,
     ..PLAIN
@@ -121,9 +195,22 @@ const GIT: Grammar = Grammar {
 const CARGO: Grammar = Grammar {
     short_values: "pjFZC",
     long_values: &[
-        "--package", "--features", "--target", "--jobs", "--profile", "--manifest-path",
-        "--target-dir", "--config", "--format-version", "--message-format", "--color", "--bin",
-        "--test", "--example", "--bench", "--exclude",
+        "--package",
+        "--features",
+        "--target",
+        "--jobs",
+        "--profile",
+        "--manifest-path",
+        "--target-dir",
+        "--config",
+        "--format-version",
+        "--message-format",
+        "--color",
+        "--bin",
+        "--test",
+        "--example",
+        "--bench",
+        "--exclude",
     ],
     dashes: true,
     subcommand: true,
@@ -134,14 +221,31 @@ const NPM: Grammar = Grammar {
     dashes: true,
     subcommand: true,
     global_values: &[
-        "--prefix", "-C", "--registry", "--workspace", "-w", "--userconfig", "--cache", "--loglevel",
+        "--prefix",
+        "-C",
+        "--registry",
+        "--workspace",
+        "-w",
+        "--userconfig",
+        "--cache",
+        "--loglevel",
     ],
     ..PLAIN
 };
-const RM: Grammar = Grammar { dashes: true, ..PLAIN };
+const RM: Grammar = Grammar {
+    dashes: true,
+    ..PLAIN
+};
 const COPY: Grammar = Grammar {
     short_values: "tSgmo",
-    long_values: &["--target-directory", "--suffix", "--mode", "--owner", "--group", "--reference"],
+    long_values: &[
+        "--target-directory",
+        "--suffix",
+        "--mode",
+        "--owner",
+        "--group",
+        "--reference",
+    ],
     ..PLAIN
 };
 const TOUCH: Grammar = Grammar {
@@ -154,7 +258,9 @@ const TOUCH: Grammar = Grammar {
 /// The grammar of a program, by its name without a directory.
 pub(super) fn of(program: &str) -> Option<&'static Grammar> {
     Some(match program {
-        "cat" | "wc" | "cd" | "echo" | "pwd" | "true" | "false" | "tee" | "chmod" | "chown" => &PLAIN,
+        "cat" | "wc" | "cd" | "echo" | "pwd" | "true" | "false" | "tee" | "chmod" | "chown" => {
+            &PLAIN
+        }
         "ls" => &LS,
         "head" | "tail" => &HEAD,
         "grep" | "egrep" | "fgrep" => &GREP,

@@ -6,13 +6,13 @@
 use std::sync::Arc;
 
 use super::command::Word;
-use super::fact::{self, PathFact, Whereabouts};
+use super::fact::{self, PathFact};
 use super::path::{Place, Walker};
 use super::request::{Facts, Judgement, Part, Request, Target, ToolClass};
-use super::rule::{Area, Rule, Sets};
+use super::rule::{Rule, Sets};
 use super::url::Url;
 use super::{Policy, cwd, shell};
-use crate::model::foreign::show;
+use crate::model::foreign::{is_unsafe, show};
 use crate::model::{Claimed, DecidedBy, Decision, Foreign};
 
 /// Something that applied: a rule, or a setting.
@@ -68,7 +68,11 @@ impl PartOutcome {
 
     fn decision(&self, default: Decision) -> Decision {
         let hits = self.hits.iter().map(|h| h.decision).max();
-        let floor = if self.unallowed { default } else { Decision::Allow };
+        let floor = if self.unallowed {
+            default
+        } else {
+            Decision::Allow
+        };
         hits.map_or(floor, |worst| worst.max(floor))
     }
 }
@@ -79,7 +83,12 @@ const SHOWN_WORDS: usize = 64;
 const SHOWN_COLUMNS: usize = 80;
 const SHOWN_RULES: usize = 16;
 
-pub(super) fn judge(policy: &Policy, request: &Request, claimed: &Claimed, at: &Place<'_>) -> Judgement {
+pub(super) fn judge(
+    policy: &Policy,
+    request: &Request,
+    claimed: &Claimed,
+    at: &Place<'_>,
+) -> Judgement {
     let walker = Walker::new(*at);
     let mut outcome = match request {
         Request::Malformed { why } => {
@@ -87,14 +96,23 @@ pub(super) fn judge(policy: &Policy, request: &Request, claimed: &Claimed, at: &
             return error("malformed", &format!("the request cannot be judged: {why}"));
         }
         _ if !at.workspace.starts_with('/') => {
-            return error("no_workspace", "the workspace is not known, so nothing can be judged");
+            return error(
+                "no_workspace",
+                "the workspace is not known, so nothing can be judged",
+            );
         }
         Request::Shell { command, .. } if command.trim().is_empty() => {
-            return error("malformed", "the request cannot be judged: the command is blank");
+            return error(
+                "malformed",
+                "the request cannot be judged: the command is blank",
+            );
         }
         Request::Shell { command, cwd } => shell::outcome(policy, command, cwd.as_deref(), &walker),
         Request::Read { targets } if targets.is_empty() => {
-            return error("malformed", "the request cannot be judged: it names no path");
+            return error(
+                "malformed",
+                "the request cannot be judged: it names no path",
+            );
         }
         Request::Read { targets } => Outcome {
             parts: targets.iter().map(|t| read(policy, t, &walker)).collect(),
@@ -123,12 +141,19 @@ pub(super) fn judge(policy: &Policy, request: &Request, claimed: &Claimed, at: &
 
 fn unknown(policy: &Policy, tool: &Foreign) -> Hit {
     let tool = tool.show(SHOWN_COLUMNS);
-    Hit::setting(policy.unknown_tool, "unknown_tool", &format!("no table says what the tool {tool} does"))
+    Hit::setting(
+        policy.unknown_tool,
+        "unknown_tool",
+        &format!("no table says what the tool {tool} does"),
+    )
 }
 
 /// What the agent says of its own request may only raise the severity.
 fn claims(claimed: &Claimed, outcome: &mut Outcome) {
-    let required = claimed.required_mode.as_ref().map(|m| m.raw().trim().to_lowercase());
+    let required = claimed
+        .required_mode
+        .as_ref()
+        .map(|m| m.raw().trim().to_lowercase());
     if required.as_deref() == Some("danger-full-access") {
         outcome.hits.push(Hit::setting(
             Decision::Ask,
@@ -158,6 +183,10 @@ fn file(policy: &Policy, tool: ToolClass, path: &str, walker: &Walker<'_>) -> Pa
         unallowed: true,
         ..PartOutcome::default()
     };
+    if path.chars().any(is_unsafe) {
+        let why = "a control or invisible character is in the path";
+        part.add(Hit::setting(Decision::Ask, "limits.characters", why));
+    }
     let word = Word {
         text: path.to_owned(),
         tilde: path == "~" || path.starts_with("~/"),
@@ -181,9 +210,7 @@ fn file_fits(rule: &Rule, sets: &Sets<'_>, paths: &[PathFact], walker: &Walker<'
     match rule.paths {
         None => true,
         Some(area) if rule.decision == Decision::Allow => {
-            // `/dev/null` is harmless as an operand, not as a tool's file.
-            let null = |p: &PathFact| p.whereabouts == Whereabouts::Null && area == Area::Inside;
-            paths.iter().all(|p| sets.holds(p, area, walker) && !null(p))
+            paths.iter().all(|p| sets.holds(p, area, walker))
         }
         Some(area) => paths.iter().any(|p| sets.touches(p, area, walker)),
     }
@@ -216,11 +243,21 @@ fn fetch(policy: &Policy, text: &str) -> PartOutcome {
 
 /// The worst of everything, and why.
 fn conclude(policy: &Policy, outcome: Outcome) -> Judgement {
-    let parts = outcome.parts.iter().map(|p| p.decision(policy.default)).max();
+    let parts = outcome
+        .parts
+        .iter()
+        .map(|p| p.decision(policy.default))
+        .max();
     let floor = outcome.hits.iter().map(|h| h.decision).max();
-    let worst = parts.unwrap_or(policy.default).max(floor.unwrap_or(Decision::Allow));
+    let worst = parts
+        .unwrap_or(policy.default)
+        .max(floor.unwrap_or(Decision::Allow));
     let mut deciding: Vec<&Hit> = Vec::new();
-    let all = outcome.parts.iter().flat_map(|p| &p.hits).chain(&outcome.hits);
+    let all = outcome
+        .parts
+        .iter()
+        .flat_map(|p| &p.hits)
+        .chain(&outcome.hits);
     for hit in all.filter(|h| h.decision == worst) {
         if deciding.len() < SHOWN_RULES && !deciding.iter().any(|h| h.id == hit.id) {
             deciding.push(hit);
@@ -262,10 +299,16 @@ fn reason(
             (Decision::Allow, _) => format!("allowed by rule {}", first.id),
             (Decision::Deny, _) => match said {
                 Some(said) => format!("denied by rule {}: {said}", first.id),
-                None => format!("denied by rule {}; do not try other ways to the same end", first.id),
+                None => format!(
+                    "denied by rule {}; do not try other ways to the same end",
+                    first.id
+                ),
             },
             (Decision::Ask, Decision::Deny) => {
-                format!("denied: rule {} wants a person, and the policy has none", first.id)
+                format!(
+                    "denied: rule {} wants a person, and the policy has none",
+                    first.id
+                )
             }
             (Decision::Ask, _) => match said {
                 Some(said) => format!("rule {} wants a person: {said}", first.id),
@@ -277,12 +320,19 @@ fn reason(
     let what = unallowed.map_or_else(
         || "this".to_owned(),
         |part| {
-            let words: Vec<_> = part.words.iter().take(SHOWN_WORDS).map(Foreign::raw).collect();
+            let words: Vec<_> = part
+                .words
+                .iter()
+                .take(SHOWN_WORDS)
+                .map(Foreign::raw)
+                .collect();
             show(&words.join(" "), SHOWN_COLUMNS)
         },
     );
     let why = match &outcome.not_plain {
-        Some(why) => format!("; the command line is not plain: {why}; write simple commands with literal words"),
+        Some(why) => format!(
+            "; the command line is not plain: {why}; write simple commands with literal words"
+        ),
         None => String::new(),
     };
     match decision {
@@ -298,7 +348,12 @@ fn facts(policy: &Policy, outcome: Outcome) -> Facts {
         words: part.words,
     };
     Facts {
-        parts: outcome.parts.into_iter().take(SHOWN_PARTS).map(part).collect(),
+        parts: outcome
+            .parts
+            .into_iter()
+            .take(SHOWN_PARTS)
+            .map(part)
+            .collect(),
         not_plain: outcome.not_plain,
     }
 }

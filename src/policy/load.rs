@@ -12,9 +12,9 @@ use super::document::{Document, RedirectText};
 use super::error::LoadError;
 use super::sets::PathSet;
 use super::{Policy, compile, examples};
-use crate::model::OnTimeout;
 use crate::limits;
 use crate::model::Decision;
+use crate::model::OnTimeout;
 
 /// What a redirect from a file needs. Ordered by severity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -120,14 +120,20 @@ fn gather(
         }
         let owned;
         let text = if let Some(builtin) = base.strip_prefix(BUILTIN) {
-            super::builtin_text(builtin)
-                .ok_or_else(|| fail(format!("there is none, there are {}", super::builtin_names())))?
+            super::builtin_text(builtin).ok_or_else(|| {
+                fail(format!(
+                    "there is none, there are {}",
+                    super::builtin_names()
+                ))
+            })?
         } else {
             let stays = !base.is_empty()
                 && !base.starts_with('/')
                 && base.split('/').all(|part| !matches!(part, "" | "." | ".."));
             if !stays {
-                return Err(fail("it must be a file below the policy's directory".to_owned()));
+                return Err(fail(
+                    "it must be a file below the policy's directory".to_owned(),
+                ));
             }
             owned = find(base).map_err(fail)?;
             &owned
@@ -143,14 +149,17 @@ fn gather(
 }
 
 fn build(mut layers: Vec<Layer>) -> Result<Policy, LoadError> {
-    let own = layers.last().map(|l| (l.name.clone(), l.document.name.clone()));
+    let own = layers
+        .last()
+        .map(|l| (l.name.clone(), l.document.name.clone()));
     let (own, title) = own.unwrap_or_default();
     let missing = |key: &'static str| LoadError::Missing {
         policy: own.clone(),
         key,
         expected: "\"allow\", \"ask\" or \"deny\"",
     };
-    let default = of_last(&layers, "default", |d| d.default.as_deref())?.ok_or_else(|| missing("default"))?;
+    let default =
+        of_last(&layers, "default", |d| d.default.as_deref())?.ok_or_else(|| missing("default"))?;
     let unknown_tool =
         of_last(&layers, "unknown_tool", |d| d.unknown_tool.as_deref())?.unwrap_or(Decision::Ask);
     let ask_as = of_last(&layers, "ask_as", |d| d.ask_as.as_deref())?.unwrap_or(Decision::Ask);
@@ -187,12 +196,19 @@ fn build(mut layers: Vec<Layer>) -> Result<Policy, LoadError> {
                 what,
             };
             if policy.rules.len() >= limits::POLICY_RULES {
-                return Err(fail(format!("there are more than {} rules", limits::POLICY_RULES)));
+                return Err(fail(format!(
+                    "there are more than {} rules",
+                    limits::POLICY_RULES
+                )));
             }
             if policy.rules.iter().any(|r| *r.id == *id) {
                 return Err(fail("the `id` is used twice".to_owned()));
             }
-            let examples = (layer.name.clone(), text.matches.clone(), text.not_match.clone());
+            let examples = (
+                layer.name.clone(),
+                text.matches.clone(),
+                text.not_match.clone(),
+            );
             let (rule, tools) = compile::rule(text, &names).map_err(fail)?;
             policy.index.add(policy.rules.len(), &rule, &tools);
             policy.rules.push(rule);
@@ -267,18 +283,29 @@ fn last_list(layers: &[Layer], get: impl Fn(&Document) -> Option<&Vec<String>>) 
 fn shell(layers: &[Layer]) -> Result<Shell, LoadError> {
     let transparent = last_list(layers, |d| d.shell.transparent.as_ref());
     let own = layers.last().map(|l| l.name.as_str()).unwrap_or_default();
-    if let Some(unknown) = transparent.iter().find(|w| !super::wrap::TRANSPARENT.contains(&w.as_str())) {
+    if let Some(unknown) = transparent
+        .iter()
+        .find(|w| !super::wrap::TRANSPARENT.contains(&w.as_str()))
+    {
         let expected = super::wrap::TRANSPARENT.join(", ");
         return Err(value(own, "shell.transparent", unknown, &expected));
     }
     let set = |key: &str, get: fn(&RedirectText) -> Option<&str>, usual: Decision| {
         let key = format!("shell.redirect.{key}");
-        let found = most_severe(layers, &key, Decision::from_word, |d| get(&d.shell.redirect))?;
+        let found = most_severe(layers, &key, Decision::from_word, |d| {
+            get(&d.shell.redirect)
+        })?;
         Ok::<_, LoadError>(found.unwrap_or(usual))
     };
-    let write_outside = set("write_outside", |r| r.write_outside.as_deref(), Decision::Deny)?;
+    let write_outside = set(
+        "write_outside",
+        |r| r.write_outside.as_deref(),
+        Decision::Deny,
+    )?;
     Ok(Shell {
-        dynamic: most_severe(layers, "shell.dynamic", Decision::from_word, |d| d.shell.dynamic.as_deref())?,
+        dynamic: most_severe(layers, "shell.dynamic", Decision::from_word, |d| {
+            d.shell.dynamic.as_deref()
+        })?,
         env_allow: last_list(layers, |d| d.shell.env_allow.as_ref()),
         transparent,
         glob_programs: last_list(layers, |d| d.shell.glob_programs.as_ref()),
@@ -292,7 +319,11 @@ fn shell(layers: &[Layer]) -> Result<Shell, LoadError> {
             .unwrap_or(ReadRule::Paths),
             write_inside: set("write_inside", |r| r.write_inside.as_deref(), Decision::Ask)?,
             write_outside,
-            write_protected: set("write_protected", |r| r.write_protected.as_deref(), write_outside)?,
+            write_protected: set(
+                "write_protected",
+                |r| r.write_protected.as_deref(),
+                write_outside,
+            )?,
         },
     })
 }
@@ -303,14 +334,20 @@ fn ask(layers: &[Layer]) -> Result<(Option<Duration>, Option<OnTimeout>), LoadEr
     for layer in layers {
         if let Some(seconds) = layer.document.ask.timeout_s {
             if seconds == 0 {
-                return Err(value(&layer.name, "ask.timeout_s", "0", "a number of seconds from 1"));
+                return Err(value(
+                    &layer.name,
+                    "ask.timeout_s",
+                    "0",
+                    "a number of seconds from 1",
+                ));
             }
             let wait = Duration::from_secs(seconds);
             timeout = Some(timeout.map_or(wait, |other: Duration| other.min(wait)));
         }
         if let Some(word) = &layer.document.ask.on_timeout {
-            let read = OnTimeout::from_word(word)
-                .ok_or_else(|| value(&layer.name, "ask.on_timeout", word, "`deny` or `deny_turn`"))?;
+            let read = OnTimeout::from_word(word).ok_or_else(|| {
+                value(&layer.name, "ask.on_timeout", word, "`deny` or `deny_turn`")
+            })?;
             then = then.max(Some(read));
         }
     }
@@ -327,14 +364,22 @@ fn compile_sets(layers: &[Layer]) -> Result<(Vec<PathSet>, Names), LoadError> {
     for layer in layers {
         for (name, patterns) in &layer.document.paths {
             if matches!(name.as_str(), "inside" | "outside" | "dynamic") {
-                return Err(value(&layer.name, "paths", name, "a name that is not built in"));
+                return Err(value(
+                    &layer.name,
+                    "paths",
+                    name,
+                    "a name that is not built in",
+                ));
             }
             PathSet::compile(patterns, false).map_err(|source| LoadError::Pattern {
                 policy: layer.name.clone(),
                 set: name.clone(),
                 source,
             })?;
-            joined.entry(name).or_default().extend(patterns.iter().cloned());
+            joined
+                .entry(name)
+                .or_default()
+                .extend(patterns.iter().cloned());
         }
     }
     let mut names = Names::new();

@@ -50,11 +50,17 @@ const BUILTIN: &[(&str, &str)] = &[
 
 /// The text of a policy that comes with the program.
 pub fn builtin_text(name: &str) -> Option<&'static str> {
-    BUILTIN.iter().find(|(n, _)| *n == name).map(|(_, text)| *text)
+    BUILTIN
+        .iter()
+        .find(|(n, _)| *n == name)
+        .map(|(_, text)| *text)
 }
 
 fn builtin_names() -> String {
-    let names: Vec<_> = BUILTIN.iter().map(|(name, _)| format!("`builtin:{name}`")).collect();
+    let names: Vec<_> = BUILTIN
+        .iter()
+        .map(|(name, _)| format!("`builtin:{name}`"))
+        .collect();
     names.join(", ")
 }
 
@@ -82,7 +88,11 @@ impl Policy {
     /// The policy that comes with the program under this name, if there is one. `guard` has no
     /// default and is no policy by itself.
     pub fn builtin(name: &str) -> Option<Self> {
-        let none = |name: &str| Err(format!("there is no file `{name}` beside a built-in policy"));
+        let none = |name: &str| {
+            Err(format!(
+                "there is no file `{name}` beside a built-in policy"
+            ))
+        };
         Self::load(builtin_text(name)?, name, &none).ok()
     }
 
@@ -127,8 +137,15 @@ impl Policy {
     /// only raise the severity.
     pub fn decide(&self, request: &Request, claimed: &Claimed, at: &Place<'_>) -> Judgement {
         // A bug in a reader must not become an answer, nor end the caller.
-        catch_unwind(AssertUnwindSafe(|| judge::judge(self, request, claimed, at)))
-            .unwrap_or_else(|_| judge::error("engine_error", "the policy engine failed on this request; it is denied"))
+        catch_unwind(AssertUnwindSafe(|| {
+            judge::judge(self, request, claimed, at)
+        }))
+        .unwrap_or_else(|_| {
+            judge::error(
+                "engine_error",
+                "the policy engine failed on this request; it is denied",
+            )
+        })
     }
 }
 

@@ -135,7 +135,11 @@ impl<'a> Walker<'a> {
 
     /// Follows `path` from the directory `base`, which is absolute and already walked.
     pub(super) fn walk(&self, base: &str, path: &str) -> Walked {
-        let mut at = if path.starts_with('/') { String::new() } else { trimmed(base).to_owned() };
+        let mut at = if path.starts_with('/') {
+            String::new()
+        } else {
+            trimmed(base).to_owned()
+        };
         let mut out = Walked {
             path: String::new(),
             left: path.len() > PATH_MAX
@@ -220,7 +224,11 @@ pub(super) fn is_below(path: &str, root: &str) -> bool {
 
 /// The path as it is written, joined with `base`, without looking at links.
 pub(super) fn lexical(base: &str, path: &str) -> String {
-    let mut at = if path.starts_with('/') { String::new() } else { trimmed(base).to_owned() };
+    let mut at = if path.starts_with('/') {
+        String::new()
+    } else {
+        trimmed(base).to_owned()
+    };
     for component in path.split('/') {
         match component {
             "" | "." => {}
@@ -245,7 +253,9 @@ mod tests {
     impl Resolver for Tree {
         fn look(&self, path: &str) -> Look {
             match path {
-                "/workspace/src" | "/workspace/a" | "/workspace/a/b" | "/workspace/a/b/c" => Look::Directory,
+                "/workspace/src" | "/workspace/a" | "/workspace/a/b" | "/workspace/a/b/c" => {
+                    Look::Directory
+                }
                 "/workspace/in" => Look::Link("src".to_owned()),
                 "/workspace/out" => Look::Link("/etc".to_owned()),
                 "/workspace/abs" => Look::Link("/workspace/src".to_owned()),
@@ -271,8 +281,8 @@ mod tests {
             cwd: None,
             resolver: &Tree,
         });
-        let walked = walker.walk("/workspace", path);
-        assert_eq!((walked.path.as_str(), walked.left), (expect, left), "{path}");
+        let end = walker.walk("/workspace", path);
+        assert_eq!((end.path.as_str(), end.left), (expect, left), "{path}");
     }
 
     #[test]
@@ -320,6 +330,10 @@ mod tests {
             cwd: None,
             resolver: &Endless,
         });
-        assert!(walker.walk("/w", &"a/".repeat(limits::POLICY_LOOKUPS + 1)).left);
+        assert!(
+            walker
+                .walk("/w", &"a/".repeat(limits::POLICY_LOOKUPS + 1))
+                .left
+        );
     }
 }

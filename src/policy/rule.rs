@@ -79,7 +79,7 @@ impl Sets<'_> {
             Area::Inside => fact.whereabouts == Whereabouts::Inside,
             Area::Outside => matches!(fact.whereabouts, Whereabouts::Outside | Whereabouts::Null),
             Area::Dynamic => fact.whereabouts == Whereabouts::Dynamic,
-            Area::Set(set) => fact.in_set(&self.all[set], walker),
+            Area::Set(set) => fact.in_set(self.all, set, walker),
         }
     }
 
@@ -89,10 +89,7 @@ impl Sets<'_> {
             return !self.secret(fact, walker);
         }
         match area {
-            Area::Inside => {
-                matches!(fact.whereabouts, Whereabouts::Inside | Whereabouts::Null)
-                    && !self.secret(fact, walker)
-            }
+            Area::Inside => fact.whereabouts == Whereabouts::Inside && !self.secret(fact, walker),
             Area::Outside => fact.whereabouts == Whereabouts::Outside,
             Area::Dynamic => fact.whereabouts == Whereabouts::Dynamic,
             Area::Set(set) => {
@@ -104,7 +101,7 @@ impl Sets<'_> {
     }
 
     pub(super) fn secret(&self, fact: &PathFact, walker: &Walker<'_>) -> bool {
-        fact.in_set(&self.all[self.secrets], walker)
+        fact.in_set(self.all, self.secrets, walker)
     }
 }
 
@@ -124,7 +121,7 @@ pub(super) struct View<'c> {
 struct Taken<'c> {
     start: usize,
     arguments: Arguments<'c>,
-    paths: Vec<PathFact>,
+    paths: OnceCell<Vec<PathFact>>,
 }
 
 impl<'c> View<'c> {
@@ -177,7 +174,7 @@ impl<'c> View<'c> {
         let mut here = 1;
         while here < at {
             let word = &self.words[here];
-            if !rule.globals.iter().any(|g| *g == word.text) {
+            if !rule.globals.contains(&word.text) {
                 return None;
             }
             let takes = self
@@ -186,8 +183,17 @@ impl<'c> View<'c> {
             here += 1;
             if takes {
                 let mut paths = Vec::new();
-                fact::facts(facts.walker, self.bases, self.words.get(here)?, 0, &mut paths);
-                if !paths.iter().all(|p| facts.sets.holds(p, Area::Inside, facts.walker)) {
+                fact::facts(
+                    facts.walker,
+                    self.bases,
+                    self.words.get(here)?,
+                    0,
+                    &mut paths,
+                );
+                if !paths
+                    .iter()
+                    .all(|p| facts.sets.holds(p, Area::Inside, facts.walker))
+                {
                     return None;
                 }
                 here += 1;
@@ -220,34 +226,38 @@ impl<'c> View<'c> {
         })
     }
 
-    fn taken(&self, start: usize, facts: &Facts<'_, '_>) -> &Taken<'c> {
+    fn taken(&self, start: usize) -> &Taken<'c> {
         let cell = if start == 1 { &self.whole } else { &self.inner };
-        cell.get_or_init(|| {
-            let arguments = arguments::parse(self.grammar, self.words, start);
+        cell.get_or_init(|| Taken {
+            start,
+            arguments: arguments::parse(self.grammar, self.words, start),
+            paths: OnceCell::new(),
+        })
+    }
+
+    /// The facts of the paths among arguments; the dearest thing that a condition can ask for.
+    fn paths<'t>(&self, taken: &'t Taken<'c>, walker: &Walker<'_>) -> &'t [PathFact] {
+        taken.paths.get_or_init(|| {
             let subcommand = self.subcommand();
             let mut paths = Vec::new();
-            for candidate in &arguments.candidates {
-                let bases = if candidate.index > subcommand {
-                    self.inner_bases(facts.walker)
-                } else {
-                    self.bases
-                };
-                let first = paths.len();
-                // `cd -` and the like: a dash is no path.
+            for candidate in &taken.arguments.candidates {
+                // `cd -` is no path: the shell knows where it leads.
                 if candidate.text() == "-" && self.program() == Some("cd") {
                     paths.push(PathFact::unknown());
                     continue;
                 }
-                fact::facts(facts.walker, bases, candidate.word, candidate.from, &mut paths);
+                let bases = if candidate.index > subcommand {
+                    self.inner_bases(walker)
+                } else {
+                    self.bases
+                };
+                let first = paths.len();
+                fact::facts(walker, bases, candidate.word, candidate.from, &mut paths);
                 for path in &mut paths[first..] {
                     path.guess = candidate.guess;
                 }
             }
-            Taken {
-                start,
-                arguments,
-                paths,
-            }
+            paths
         })
     }
 
@@ -281,22 +291,41 @@ impl Rule {
         let Some(start) = self.begins(view, facts) else {
             return false;
         };
+        if !self.looks_at_words() && !self.looks_at_paths() {
+            return true;
+        }
         let fresh;
-        let mut taken = view.taken(start, facts);
+        let mut taken = view.taken(start);
         if taken.start != start {
             fresh = View::new(view.words, view.redirects, view.bases);
-            taken = fresh.taken(start, facts);
+            taken = fresh.taken(start);
         }
-        self.words_fit(&taken.arguments) && self.paths_fit(taken, view, facts)
+        (!self.looks_at_words() || self.words_fit(&taken.arguments))
+            && (!self.looks_at_paths() || self.paths_fit(taken, view, facts))
+    }
+
+    fn looks_at_words(&self) -> bool {
+        !self.not_flags.is_empty()
+            || !self.any_flags.is_empty()
+            || !self.all_flags.is_empty()
+            || self.only_flags.is_some()
+            || !self.not_words.is_empty()
+            || self.any_word.is_some()
+            || self.min_operands.is_some()
+            || self.max_operands.is_some()
+            || self.operands_need.is_some()
+    }
+
+    fn looks_at_paths(&self) -> bool {
+        self.paths.is_some() || self.any_path.is_some() || self.unless.is_some()
     }
 
     fn is_exactly(&self, view: &View<'_>) -> bool {
         self.exact.iter().any(|whole| {
             whole.len() == view.words.len()
-                && whole
-                    .iter()
-                    .zip(view.words)
-                    .all(|(want, word)| !word.live() && !word.glob && !word.tilde && *want == word.text)
+                && whole.iter().zip(view.words).all(|(want, word)| {
+                    !word.live() && !word.glob && !word.tilde && *want == word.text
+                })
         })
     }
 
@@ -325,14 +354,23 @@ impl Rule {
                 .any(|u| arguments::matches(u.flag, flag))
         };
         let forbidden = self.not_flags.iter().any(|flag| used(flag))
-            || arguments.words.iter().any(|w| self.not_words.contains(&w.text));
+            || arguments
+                .words
+                .iter()
+                .any(|w| self.not_words.contains(&w.text));
         if forbidden {
             return false;
         }
         let flags = (self.any_flags.is_empty() || self.any_flags.iter().any(|flag| used(flag)))
-            && self.all_flags.iter().all(|group| group.iter().any(|flag| used(flag)))
+            && self
+                .all_flags
+                .iter()
+                .all(|group| group.iter().any(|flag| used(flag)))
             && self.only_flags.as_ref().is_none_or(|only| {
-                arguments.flag_words.iter().all(|word| is_among(&word.text, only))
+                arguments
+                    .flag_words
+                    .iter()
+                    .all(|word| is_among(&word.text, only))
             });
         let operands = arguments.operands;
         let has = |flag: &str| arguments.words.iter().any(|w| w.text == flag);
@@ -341,12 +379,20 @@ impl Rule {
             && self.max_operands.is_none_or(|most| operands <= most)
             && (operands == 0 || self.operands_need.as_ref().is_none_or(|flag| has(flag)))
             && self.any_word.as_ref().is_none_or(|regex| {
-                arguments.words.iter().any(|word| regex.is_match(&word.text))
+                arguments
+                    .words
+                    .iter()
+                    .any(|word| regex.is_match(&word.text))
             })
     }
 
-    fn paths_fit(&self, taken: &Taken<'_>, view: &View<'_>, facts: &Facts<'_, '_>) -> bool {
-        let holds = |area: Area| taken.paths.iter().all(|p| facts.sets.holds(p, area, facts.walker));
+    fn paths_fit<'c>(&self, taken: &Taken<'c>, view: &View<'c>, facts: &Facts<'_, '_>) -> bool {
+        let paths = view.paths(taken, facts.walker);
+        let holds = |area: Area| {
+            paths
+                .iter()
+                .all(|p| facts.sets.holds(p, area, facts.walker))
+        };
         if self.paths.is_some_and(|area| !holds(area)) {
             return false;
         }
@@ -354,14 +400,14 @@ impl Rule {
             let touches = |path: &PathFact| facts.sets.touches(path, area, facts.walker);
             // A rule for every program also sees what redirects open.
             let everywhere = self.argv.is_empty();
-            let hit = taken.paths.iter().any(touches)
+            let hit = paths.iter().any(touches)
                 || everywhere && view.targets(facts.walker).iter().any(touches);
             if !hit {
                 return false;
             }
         }
         match self.unless {
-            Some(area) => taken.paths.is_empty() || !holds(area),
+            Some(area) => paths.is_empty() || !holds(area),
             None => true,
         }
     }
@@ -373,10 +419,11 @@ fn is_among(word: &str, flags: &[String]) -> bool {
         return true;
     }
     !word.starts_with("--")
-        && word
-            .chars()
-            .skip(1)
-            .all(|c| flags.iter().any(|f| f.len() == 1 + c.len_utf8() && f.ends_with(c)))
+        && word.chars().skip(1).all(|c| {
+            flags
+                .iter()
+                .any(|f| f.len() == 1 + c.len_utf8() && f.ends_with(c))
+        })
 }
 
 impl PathFact {
@@ -388,6 +435,7 @@ impl PathFact {
             pattern: None,
             links: Vec::new(),
             guess: false,
+            known: std::cell::Cell::new((0, 0)),
         }
     }
 }

@@ -4,9 +4,7 @@
 //! deny or ask. Nothing that only this reader understands is ever allowed by a rule, so it may
 //! guess; it must not fail, recurse without bound, or read a byte more than a few times.
 
-use super::command::{
-    Assignment, Command, Direction, Join, RESERVED, Redirect, Word, is_name,
-};
+use super::command::{Assignment, Command, Direction, Join, RESERVED, Redirect, Word, is_name};
 use crate::limits;
 
 mod expand;
@@ -189,7 +187,7 @@ impl Scanner<'_> {
             return expand::push(&mut list.current.words, word);
         }
         if let Some(equals) = equals {
-            return self.assignment(list, word, equals);
+            return self.assignment(list, &word, equals);
         }
         if !word.quoted && !word.live() && RESERVED.contains(&word.text.as_str()) {
             return self.reserved(list, word);
@@ -200,7 +198,7 @@ impl Scanner<'_> {
         expand::push(&mut list.current.words, word);
     }
 
-    fn assignment(&mut self, list: &mut List, word: Word, equals: usize) {
+    fn assignment(&mut self, list: &mut List, word: &Word, equals: usize) {
         let append = word.text[..equals].ends_with('+');
         let name = word.text[..equals - usize::from(append)].to_owned();
         let value = Word {
@@ -399,8 +397,8 @@ impl Scanner<'_> {
             }
             [b'<', b'<', ..] => return self.heredoc(list),
             [b'&', b'>', b'>', ..] => (3, Direction::Write),
-            [b'&', b'>', ..] | [b'>', b'>' | b'|', ..] | [b'<', b'>', ..] => (2, Direction::Write),
-            [b'>', b'&', ..] | [b'<', b'&', ..] => (2, Direction::Duplicate),
+            [b'&' | b'<', b'>', ..] | [b'>', b'>' | b'|', ..] => (2, Direction::Write),
+            [b'>' | b'<', b'&', ..] => (2, Direction::Duplicate),
             [b'>', ..] => (1, Direction::Write),
             _ => (1, Direction::Read),
         };
@@ -413,8 +411,8 @@ impl Scanner<'_> {
             return; // a process substitution as target: the next round finds its commands
         }
         let target = self.target();
-        let number = !target.text.is_empty()
-            && target.text.bytes().all(|b| b.is_ascii_digit() || b == b'-');
+        let number =
+            !target.text.is_empty() && target.text.bytes().all(|b| b.is_ascii_digit() || b == b'-');
         let direction = match direction {
             Direction::Duplicate if number || !writes => Direction::Duplicate,
             Direction::Duplicate => Direction::Write,

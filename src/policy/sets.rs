@@ -76,11 +76,13 @@ impl PathSet {
         };
         let under = |set: &GlobSet, root: &str| {
             !set.is_empty()
-                && relative(path, root).is_some_and(|rest| set.is_match_candidate(&Candidate::new(rest)))
+                && relative(path, root)
+                    .is_some_and(|rest| set.is_match_candidate(&Candidate::new(rest)))
         };
         under(&globs.workspace, workspace)
             || under(&globs.home, home)
-            || !globs.anywhere.is_empty() && globs.anywhere.is_match_candidate(&Candidate::new(path))
+            || !globs.anywhere.is_empty()
+                && globs.anywhere.is_match_candidate(&Candidate::new(path))
     }
 
     /// Whether a name with `*`, `?` or `[…]` in it may become one of the set's names. A pattern
@@ -94,12 +96,20 @@ impl PathSet {
 
 fn relative<'p>(path: &'p str, root: &str) -> Option<&'p str> {
     let rest = path.strip_prefix(root.trim_end_matches('/'))?;
-    if rest.is_empty() { Some("") } else { rest.strip_prefix('/') }
+    if rest.is_empty() {
+        Some("")
+    } else {
+        rest.strip_prefix('/')
+    }
 }
 
 impl Globs {
     fn compile(patterns: &[String], folded: bool, reach: Reach) -> Result<Self, PatternError> {
-        let mut sets = [GlobSetBuilder::new(), GlobSetBuilder::new(), GlobSetBuilder::new()];
+        let mut sets = [
+            GlobSetBuilder::new(),
+            GlobSetBuilder::new(),
+            GlobSetBuilder::new(),
+        ];
         for pattern in patterns {
             let (which, rest) = if let Some(rest) = pattern.strip_prefix("@/") {
                 (0, rest)
@@ -115,7 +125,11 @@ impl Globs {
                 forms.extend(rest.strip_suffix("/**"));
             }
             for form in forms {
-                let text = if folded { form.to_lowercase() } else { form.to_owned() };
+                let text = if folded {
+                    form.to_lowercase()
+                } else {
+                    form.to_owned()
+                };
                 let glob = GlobBuilder::new(&text).literal_separator(true).build();
                 sets[which].add(glob.map_err(|e| PatternError::Syntax {
                     pattern: pattern.clone(),

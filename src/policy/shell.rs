@@ -23,7 +23,12 @@ use crate::model::{Decision, Foreign};
 const WORK: usize = 200_000;
 
 /// Everything about a command text.
-pub(super) fn outcome(policy: &Policy, text: &str, cwd: Option<&str>, walker: &Walker<'_>) -> Outcome {
+pub(super) fn outcome(
+    policy: &Policy,
+    text: &str,
+    cwd: Option<&str>,
+    walker: &Walker<'_>,
+) -> Outcome {
     let sets = policy.path_sets();
     let bench = Bench {
         policy,
@@ -70,14 +75,22 @@ impl Bench<'_, '_, '_> {
             out.parts.push(part);
         }
         if self.work.get() == 0 {
-            limit(&mut out, "limits.work", "the command line is too entangled to be looked through");
+            limit(
+                &mut out,
+                "limits.work",
+                "the command line is too entangled to be looked through",
+            );
         }
         out
     }
 
     fn read(&self, text: &str, out: &mut Outcome) -> Reading {
         if text.len() > self.policy.max_bytes {
-            limit(out, "limits.max_bytes", "the command line is longer than the policy reads");
+            limit(
+                out,
+                "limits.max_bytes",
+                "the command line is longer than the policy reads",
+            );
         }
         let reading = match strict::read(text) {
             Ok(commands) => Reading {
@@ -90,7 +103,11 @@ impl Bench<'_, '_, '_> {
                 let near = text.get(not_plain.at..).unwrap_or_default();
                 out.not_plain = Some(format!("{} at `{}`", not_plain.what, show(near, 16)));
                 if not_plain.hidden {
-                    limit(out, "limits.characters", "a control or invisible character is in the command line");
+                    limit(
+                        out,
+                        "limits.characters",
+                        "a control or invisible character is in the command line",
+                    );
                 }
                 if let Some(why) = scan.broken {
                     limit(out, "limits.syntax", &format!("the command line has {why}"));
@@ -103,7 +120,11 @@ impl Bench<'_, '_, '_> {
             }
         };
         if reading.commands.len() > self.policy.max_commands {
-            limit(out, "limits.max_commands", "the command line has more commands than the policy reads");
+            limit(
+                out,
+                "limits.max_commands",
+                "the command line has more commands than the policy reads",
+            );
         }
         reading
     }
@@ -111,7 +132,11 @@ impl Bench<'_, '_, '_> {
     /// One simple command, with everything behind it.
     fn part(&self, command: &Command, reading: &Reading, bases: &[Cwd]) -> PartOutcome {
         let mut part = PartOutcome {
-            words: command.words.iter().map(|w| Foreign::new(w.text.as_str())).collect(),
+            words: command
+                .words
+                .iter()
+                .map(|w| Foreign::new(w.text.as_str()))
+                .collect(),
             unallowed: true,
             ..PartOutcome::default()
         };
@@ -139,7 +164,7 @@ impl Bench<'_, '_, '_> {
         for (i, range) in behind.commands.into_iter().enumerate() {
             let view = View::new(&command.words[range], &[], bases);
             // The outer command has every word already; a long chain is not read over and over.
-            self.against(&view, i < 8 || i + 1 == last, part);
+            self.against(&view, i + 1 == last, part);
         }
         for script in behind.scripts {
             if depth >= limits::POLICY_DEPTH || !self.spend(script.len() / 8) {
@@ -179,23 +204,10 @@ impl Bench<'_, '_, '_> {
             }
         }
         if let Some(decision) = self.policy.shell.dynamic
-            && self.computed(view)
+            && computed(view)
         {
             let why = "the shell computes which program runs; write its name";
             part.add(Hit::setting(decision, "shell.dynamic", why));
-        }
-    }
-
-    /// Whether the program, or the subcommand of one that rules know, is not known before it runs.
-    fn computed(&self, view: &View<'_>) -> bool {
-        let live = |word: &Word| word.live() || word.glob;
-        match (view.words.first(), view.program()) {
-            (Some(first), None) => live(first),
-            (Some(_), Some("git" | "eval")) => view.words.get(view.subcommand()).is_some_and(Word::live),
-            (Some(_), Some(name)) if wrap::SHELLS.contains(&name) => {
-                view.words.iter().skip_while(|w| !w.text.starts_with("-c")).any(Word::live)
-            }
-            _ => false,
         }
     }
 
@@ -205,8 +217,14 @@ impl Bench<'_, '_, '_> {
         if command.timed && !shell.transparent.iter().any(|t| t == "time") {
             return;
         }
-        let words = wrap::transparent(&command.words, &shell.transparent, |name| self.trusted(name));
-        let Some(name) = words.first().filter(|w| !w.tilde).and_then(|w| self.trusted(&w.text)) else {
+        let words = wrap::transparent(&command.words, &shell.transparent, |name| {
+            self.trusted(name)
+        });
+        let Some(name) = words
+            .first()
+            .filter(|w| !w.tilde)
+            .and_then(|w| self.trusted(&w.text))
+        else {
             return;
         };
         if words.iter().any(|w| w.glob) && !shell.glob_programs.contains(&name) {
@@ -251,18 +269,22 @@ impl Bench<'_, '_, '_> {
             let (decision, key) = match redirect.direction {
                 Direction::Duplicate => (settings.fd_dup, "fd_dup"),
                 Direction::Write => self.written(redirect, bases),
-                Direction::Read => match self.readable(redirect, bases) {
-                    Some(found) => found,
-                    None => {
+                Direction::Read => {
+                    let Some(found) = self.readable(redirect, bases) else {
                         allowed = false;
                         continue;
-                    }
-                },
+                    };
+                    found
+                }
             };
             if decision != Decision::Allow {
                 let id = format!("shell.redirect.{key}");
                 let target = show(&redirect.target.text, 60);
-                part.add(Hit::setting(decision, &id, &format!("a redirect opens `{target}`")));
+                part.add(Hit::setting(
+                    decision,
+                    &id,
+                    &format!("a redirect opens `{target}`"),
+                ));
             }
         }
         allowed
@@ -275,13 +297,17 @@ impl Bench<'_, '_, '_> {
         let view = View::new(&[], redirects, bases);
         let mut worst = (Decision::Allow, "dev_null");
         for path in view.targets(facts.walker) {
-            let guarded = facts.sets.touches(path, Area::Set(self.policy.protected), facts.walker)
+            let guarded = facts
+                .sets
+                .touches(path, Area::Set(self.policy.protected), facts.walker)
                 || facts.sets.secret(path, facts.walker);
             let found = match path.whereabouts {
                 Whereabouts::Null => (settings.dev_null, "dev_null"),
                 _ if guarded => (settings.write_protected, "write_protected"),
                 Whereabouts::Outside => (settings.write_outside, "write_outside"),
-                Whereabouts::Inside | Whereabouts::Dynamic => (settings.write_inside, "write_inside"),
+                Whereabouts::Inside | Whereabouts::Dynamic => {
+                    (settings.write_inside, "write_inside")
+                }
             };
             if found.0 > worst.0 {
                 worst = found;
@@ -306,14 +332,32 @@ impl Bench<'_, '_, '_> {
             ReadRule::Deny => Decision::Deny,
             ReadRule::Paths => {
                 let inside = |p| facts.sets.holds(p, Area::Inside, facts.walker);
-                return paths.iter().all(inside).then_some((Decision::Allow, "read"));
+                return paths
+                    .iter()
+                    .all(inside)
+                    .then_some((Decision::Allow, "read"));
             }
         };
         Some((decision, "read"))
     }
 }
 
+/// Whether the program, the subcommand of one that rules know, or the script of a shell is not
+/// known before it runs.
+fn computed(view: &View<'_>) -> bool {
+    let scripted = |name: &str| {
+        let mut words = view.words.iter();
+        wrap::SHELLS.contains(&name)
+            && words.any(|w| w.text.starts_with('-') && w.text.ends_with('c'))
+            && words.next().is_some_and(Word::live)
+    };
+    match view.program() {
+        None => !view.words.is_empty(),
+        Some("git" | "eval") => view.words.get(view.subcommand()).is_some_and(Word::live),
+        Some(name) => scripted(name),
+    }
+}
+
 fn limit(out: &mut Outcome, id: &str, why: &str) {
     out.hits.push(Hit::setting(Decision::Ask, id, why));
 }
-

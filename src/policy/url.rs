@@ -4,6 +4,8 @@
 //! control characters, a host that is not ASCII) is no URL here and matches nothing. Must not
 //! know rules, and fetches nothing.
 
+use std::fmt::Write as _;
+
 /// A URL, taken apart. Query and fragment are dropped: no condition names them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Url {
@@ -82,7 +84,9 @@ fn normalised(path: &str) -> Result<String, &'static str> {
         match value {
             0..=0x20 | 0x7f | b'\\' | b'/' | b'%' => return Err("an escape that hides the path"),
             b if b.is_ascii_graphic() => text.push(char::from(b)),
-            b => text.push_str(&format!("%{b:02X}")),
+            b => {
+                let _ = write!(text, "%{b:02X}");
+            }
         }
     }
     let mut parts: Vec<&str> = Vec::new();
@@ -166,23 +170,52 @@ mod tests {
         check("https://docs.rs/**", "http://docs.rs/", false);
         check("https://docs.rs/**", "https://docs.rs:8443/", false);
         check("https://docs.rs/**", "https://docs.rs@evil.example/", false);
-        check("https://docs.rs/**", "https://docs.rs\\@evil.example/", false);
+        check(
+            "https://docs.rs/**",
+            "https://docs.rs\\@evil.example/",
+            false,
+        );
         check("https://docs.rs/**", "docs.rs/x", false);
         check("https://docs.rs/**", "https://docs.rs\u{0}/x", false);
         check("https://*.a.example/**", "https://b.a.example/x", true);
         check("https://*.a.example/**", "https://a.example/x", false);
         check("https://*.a.example/**", "https://ba.example/x", false);
-        check("https://h.example/repos/acme/**", "https://h.example/repos/acme/x", true);
-        check("https://h.example/repos/acme/**", "https://h.example/repos/acme2/x", false);
-        check("https://h.example/repos/acme/**", "https://h.example/repos/acme/../evil", false);
-        check("https://h.example/repos/acme/**", "https://h.example/repos/acme/%2e%2e/evil", false);
-        check("https://h.example/repos/acme/**", "https://h.example/repos/acme/%2fevil", false);
+        check(
+            "https://h.example/repos/acme/**",
+            "https://h.example/repos/acme/x",
+            true,
+        );
+        check(
+            "https://h.example/repos/acme/**",
+            "https://h.example/repos/acme2/x",
+            false,
+        );
+        check(
+            "https://h.example/repos/acme/**",
+            "https://h.example/repos/acme/../evil",
+            false,
+        );
+        check(
+            "https://h.example/repos/acme/**",
+            "https://h.example/repos/acme/%2e%2e/evil",
+            false,
+        );
+        check(
+            "https://h.example/repos/acme/**",
+            "https://h.example/repos/acme/%2fevil",
+            false,
+        );
         check("https://h.example/x", "https://h.example/x/y", false);
     }
 
     #[test]
     fn a_pattern_that_promises_more_than_it_holds_is_refused() {
-        for pattern in ["https://h*.example/**", "docs.rs", "https://x/*/y", "ftp://x/**"] {
+        for pattern in [
+            "https://h*.example/**",
+            "docs.rs",
+            "https://x/*/y",
+            "ftp://x/**",
+        ] {
             assert!(UrlPattern::parse(pattern).is_err(), "{pattern}");
         }
     }

@@ -31,16 +31,21 @@ const BARE: Wrapper = Wrapper {
 
 /// The wrapper of that name. Options are those of the manual pages of coreutils, util-linux,
 /// findutils, sudo, and bash(1).
+#[expect(clippy::too_many_lines, reason = "a table")]
 fn wrapper(name: &str) -> Option<Wrapper> {
     Some(match name {
-        "nohup" | "setsid" | "builtin" | "busybox" | "toybox" | "pkexec" | "unbuffer" | "catchsegv"
-        | "unshare" | "proot" | "fakeroot" | "torsocks" | "proxychains" | "setarch" => Wrapper {
+        "nohup" | "setsid" | "builtin" | "busybox" | "toybox" | "pkexec" | "unbuffer"
+        | "catchsegv" | "unshare" | "proot" | "fakeroot" | "torsocks" | "proxychains"
+        | "setarch" => Wrapper {
             values: "u",
             long: &["--user"],
             ..BARE
         },
         "command" => BARE,
-        "exec" => Wrapper { values: "a", ..BARE },
+        "exec" => Wrapper {
+            values: "a",
+            ..BARE
+        },
         "env" => Wrapper {
             values: "uC",
             long: &["--unset", "--chdir"],
@@ -50,7 +55,14 @@ fn wrapper(name: &str) -> Option<Wrapper> {
         },
         "sudo" | "doas" | "run0" => Wrapper {
             values: "ugUhpCDRTrtc",
-            long: &["--user", "--group", "--host", "--prompt", "--chdir", "--other-user"],
+            long: &[
+                "--user",
+                "--group",
+                "--host",
+                "--prompt",
+                "--chdir",
+                "--other-user",
+            ],
             assigns: true,
             ..BARE
         },
@@ -88,7 +100,14 @@ fn wrapper(name: &str) -> Option<Wrapper> {
         },
         "xargs" | "parallel" => Wrapper {
             values: "IiLlnPsadEeJRjS",
-            long: &["--arg-file", "--delimiter", "--max-args", "--max-procs", "--max-lines", "--max-chars"],
+            long: &[
+                "--arg-file",
+                "--delimiter",
+                "--max-args",
+                "--max-procs",
+                "--max-lines",
+                "--max-chars",
+            ],
             ..BARE
         },
         "strace" | "ltrace" | "gdb" | "valgrind" | "perf" => Wrapper {
@@ -168,7 +187,9 @@ impl Wrapper {
                     break;
                 }
             } else if let Some(name) = text.strip_prefix("--") {
-                let (name, value) = name.split_once('=').map_or((name, None), |(n, v)| (n, Some(v)));
+                let (name, value) = name
+                    .split_once('=')
+                    .map_or((name, None), |(n, v)| (n, Some(v)));
                 let long_script = match name {
                     "command" | "split-string" => self.script.is_some(),
                     _ => false,
@@ -213,7 +234,9 @@ impl Wrapper {
 }
 
 fn assigns(word: &Word) -> bool {
-    word.text.split_once('=').is_some_and(|(name, _)| is_name(name))
+    word.text
+        .split_once('=')
+        .is_some_and(|(name, _)| is_name(name))
 }
 
 fn join(words: &[Word]) -> String {
@@ -235,7 +258,10 @@ fn find(words: &[Word], offset: usize, open: &mut Vec<std::ops::Range<usize>>) {
     let mut at = 1;
     while at < words.len() {
         at += 1;
-        if matches!(words[at - 1].text.as_str(), "-exec" | "-execdir" | "-ok" | "-okdir") {
+        if matches!(
+            words[at - 1].text.as_str(),
+            "-exec" | "-execdir" | "-ok" | "-okdir"
+        ) {
             let length = words[at..]
                 .iter()
                 .position(|w| matches!(w.text.as_str(), ";" | "+"))
@@ -271,7 +297,8 @@ fn shell(words: &[Word], stdin: &[usize], texts: &[String], out: &mut Behind) {
     if wants_script {
         out.scripts.extend(words.get(at).map(|w| w.text.clone()));
     } else if at >= words.len() || words.iter().any(|w| w.text == "-s") {
-        out.scripts.extend(stdin.iter().filter_map(|&place| texts.get(place)).cloned());
+        out.scripts
+            .extend(stdin.iter().filter_map(|&place| texts.get(place)).cloned());
     }
 }
 
@@ -325,7 +352,9 @@ fn nice(words: &[Word]) -> Option<usize> {
     match words.get(1)?.text.as_str() {
         "-n" => Some(3),
         text if text.starts_with('-') => {
-            let number = text.strip_prefix("--adjustment=").or(text.strip_prefix("-n"));
+            let number = text
+                .strip_prefix("--adjustment=")
+                .or(text.strip_prefix("-n"));
             let number = number.unwrap_or(&text[1..]);
             number.parse::<i8>().is_ok().then_some(2)
         }
@@ -355,16 +384,54 @@ mod tests {
     #[test]
     fn the_command_behind_a_wrapper_is_found() {
         for text in [
-            "env rm x", "env -i A=1 rm x", "env -u A -C /tmp rm x", "sudo -u root rm x", "sudo -E A=1 rm x",
-            "nice -n 5 rm x", "nice -5 rm x", "nohup rm x", "timeout -k 5 10 rm x", "timeout --signal=9 5s rm x",
-            "xargs -0 -n 1 rm x", "xargs -I{} rm x", "setsid -f rm x", "stdbuf -oL rm x", "ionice -c3 rm x",
-            "command rm x", "command -p rm x", "exec -a y rm x", "builtin rm x", "env sudo nice rm x", "busybox rm x",
-            "find . -exec rm x \\;", "find . -name a -execdir rm x +", "find . -exec ls \\; -exec env rm x \\;",
-            "find . -exec env rm x \\; -exec ls \\;", "sh -c 'rm x'", "bash -lc 'rm x'", "bash -e -o pipefail -c 'rm x'",
-            "/bin/sh -c 'rm x'", "eval rm x", "eval 'rm x'", "watch -n 5 rm x", "watch 'rm x'", "env -S 'rm x'",
-            "env --split-string='rm x'", "su -c 'rm x'", "su root -c 'rm x'", "trap 'rm x' EXIT", "bash <<<'rm x'",
-            "flock lock rm x", "flock lock -c 'rm x'", "env bash -c 'rm x'", "find . -exec sh -c 'rm x' \\;",
-            "chroot / rm x", "/usr/bin/env rm x", "\\env rm x", "\\time -o f rm x", "bash -s <<<'rm x'",
+            "env rm x",
+            "env -i A=1 rm x",
+            "env -u A -C /tmp rm x",
+            "sudo -u root rm x",
+            "sudo -E A=1 rm x",
+            "nice -n 5 rm x",
+            "nice -5 rm x",
+            "nohup rm x",
+            "timeout -k 5 10 rm x",
+            "timeout --signal=9 5s rm x",
+            "xargs -0 -n 1 rm x",
+            "xargs -I{} rm x",
+            "setsid -f rm x",
+            "stdbuf -oL rm x",
+            "ionice -c3 rm x",
+            "command rm x",
+            "command -p rm x",
+            "exec -a y rm x",
+            "builtin rm x",
+            "env sudo nice rm x",
+            "busybox rm x",
+            "find . -exec rm x \\;",
+            "find . -name a -execdir rm x +",
+            "find . -exec ls \\; -exec env rm x \\;",
+            "find . -exec env rm x \\; -exec ls \\;",
+            "sh -c 'rm x'",
+            "bash -lc 'rm x'",
+            "bash -e -o pipefail -c 'rm x'",
+            "/bin/sh -c 'rm x'",
+            "eval rm x",
+            "eval 'rm x'",
+            "watch -n 5 rm x",
+            "watch 'rm x'",
+            "env -S 'rm x'",
+            "env --split-string='rm x'",
+            "su -c 'rm x'",
+            "su root -c 'rm x'",
+            "trap 'rm x' EXIT",
+            "bash <<<'rm x'",
+            "flock lock rm x",
+            "flock lock -c 'rm x'",
+            "env bash -c 'rm x'",
+            "find . -exec sh -c 'rm x' \\;",
+            "chroot / rm x",
+            "/usr/bin/env rm x",
+            "\\env rm x",
+            "\\time -o f rm x",
+            "bash -s <<<'rm x'",
         ] {
             inner(text, "rm x");
         }

@@ -32,12 +32,106 @@ done
 "#;
 
 const PIECES: &[&str] = &[
-    "git", "a", "b2", "-x", "--y=z", "x=y", "A=1", "CI=", " ", " ", " ", " ", "  ", "\t", "\n", "&&", "||", ";",
-    "|", "&", "'", "\"", "\\", "'a b'", "\"c d\"", "\\ ", "\\\n", " \\\n ", "#", " # c", "~", "~/b", "=~", ":~",
-    "%", "%1", "]]", "[[", "[", "]", "{", "}", "{a,b}", "{}", "!", "! ", "time ", "time", "coproc ", "then", "if",
-    "in", "esac", "$", "$x", "$[", "`", "(", ")", "*", "?", "^", "@", "+", ",", ".", "2>&1", ">/dev/null",
-    "</dev/null", "&>/dev/null", " 2>", ">", "<", ">&", "1", "20", "é", "\u{a0}", "\u{200b}", "\r", "\u{7}", "''",
-    "\"\"", "'\n'", "\\$", "\\~", "\\=", "\\#", "x:", "=", "a#b", "HEAD~2", "\"\\\\\"", "\"\\x\"", "\"\\$\"", "!a",
+    "git",
+    "a",
+    "b2",
+    "-x",
+    "--y=z",
+    "x=y",
+    "A=1",
+    "CI=",
+    " ",
+    " ",
+    " ",
+    " ",
+    "  ",
+    "\t",
+    "\n",
+    "&&",
+    "||",
+    ";",
+    "|",
+    "&",
+    "'",
+    "\"",
+    "\\",
+    "'a b'",
+    "\"c d\"",
+    "\\ ",
+    "\\\n",
+    " \\\n ",
+    "#",
+    " # c",
+    "~",
+    "~/b",
+    "=~",
+    ":~",
+    "%",
+    "%1",
+    "]]",
+    "[[",
+    "[",
+    "]",
+    "{",
+    "}",
+    "{a,b}",
+    "{}",
+    "@{u}",
+    "^{}",
+    "^{tree}",
+    "time -p ",
+    "!",
+    "! ",
+    "time ",
+    "time",
+    "coproc ",
+    "then",
+    "if",
+    "in",
+    "esac",
+    "$",
+    "$x",
+    "$[",
+    "`",
+    "(",
+    ")",
+    "*",
+    "?",
+    "^",
+    "@",
+    "+",
+    ",",
+    ".",
+    "2>&1",
+    ">/dev/null",
+    "</dev/null",
+    "&>/dev/null",
+    " 2>",
+    ">",
+    "<",
+    ">&",
+    "1",
+    "20",
+    "é",
+    "\u{a0}",
+    "\u{200b}",
+    "\r",
+    "\u{7}",
+    "''",
+    "\"\"",
+    "'\n'",
+    "\\$",
+    "\\~",
+    "\\=",
+    "\\#",
+    "x:",
+    "=",
+    "a#b",
+    "HEAD~2",
+    "\"\\\\\"",
+    "\"\\x\"",
+    "\"\\$\"",
+    "!a",
 ];
 
 struct Random(u64);
@@ -73,15 +167,28 @@ fn plain(policy: &Policy, text: &str) -> Option<Vec<Vec<String>>> {
         resolver: &NoLinks,
     };
     let command = text.to_owned();
-    let judged = policy.decide(&Request::Shell { command, cwd: None }, &Claimed::default(), &at);
+    let judged = policy.decide(
+        &Request::Shell { command, cwd: None },
+        &Claimed::default(),
+        &at,
+    );
     let parts = judged.facts.parts;
     if judged.facts.not_plain.is_some() || parts.is_empty() {
         return None;
     }
     let words = |part: marshal::policy::Part| {
-        part.words.into_iter().map(marshal::model::Foreign::into_raw).collect()
+        part.words
+            .into_iter()
+            .map(marshal::model::Foreign::into_raw)
+            .collect()
     };
-    Some(parts.into_iter().map(words).filter(|w: &Vec<String>| !w.is_empty()).collect())
+    Some(
+        parts
+            .into_iter()
+            .map(words)
+            .filter(|w: &Vec<String>| !w.is_empty())
+            .collect(),
+    )
 }
 
 /// Texts that may be run: they open no file beside `/dev/null` outside an empty directory, and
@@ -91,7 +198,9 @@ fn runnable(text: &str, commands: &[Vec<String>]) -> bool {
     let mut rest = text.to_owned();
     for end in ["", " ", "\t", "\n", ";", "&", "|", "<", ">"] {
         rest = match end {
-            "" => rest.strip_suffix("/dev/null").map_or(rest.clone(), str::to_owned),
+            "" => rest
+                .strip_suffix("/dev/null")
+                .map_or(rest.clone(), str::to_owned),
             end => rest.replace(&format!("/dev/null{end}"), end),
         };
     }
@@ -132,7 +241,10 @@ fn bash(texts: &[String]) -> Vec<Vec<Vec<String>>> {
             continue;
         }
         assert_eq!(kind, "C", "the report is broken");
-        let count: usize = fields.next().and_then(|n| n.parse().ok()).expect("a number");
+        let count: usize = fields
+            .next()
+            .and_then(|n| n.parse().ok())
+            .expect("a number");
         let words = fields.by_ref().take(count).map(home).collect();
         out.last_mut().expect("a text").push(words);
     }
@@ -157,7 +269,10 @@ fn counted(commands: &[Vec<String>]) -> BTreeMap<&Vec<String>, usize> {
 #[test]
 fn what_is_called_plain_runs_exactly_as_it_was_read() {
     let number = |name: &str, usual: u64| {
-        std::env::var(name).ok().and_then(|n| n.parse().ok()).unwrap_or(usual)
+        std::env::var(name)
+            .ok()
+            .and_then(|n| n.parse().ok())
+            .unwrap_or(usual)
     };
     let goal = usize::try_from(number("MARSHAL_FUZZ", 2_000)).expect("a number");
     let seed = number("MARSHAL_FUZZ_SEED", 0x6d61_7273_6861_6c21);
@@ -184,7 +299,9 @@ fn what_is_called_plain_runs_exactly_as_it_was_read() {
         // A redirect that cannot be opened and `||` leave commands out; nothing may come in.
         let partial = text.contains(['<', '>']) || text.contains("||");
         let fits = if partial {
-            ran_words.iter().all(|(words, n)| read_words.get(words).is_some_and(|m| n <= m))
+            ran_words
+                .iter()
+                .all(|(words, n)| read_words.get(words).is_some_and(|m| n <= m))
         } else {
             compared += 1;
             read_words == ran_words
@@ -193,7 +310,14 @@ fn what_is_called_plain_runs_exactly_as_it_was_read() {
             differences.push(format!("{text:?}\n  read {read:?}\n  ran  {ran:?}"));
         }
     }
-    assert!(compared > goal / 2, "only {compared} texts were compared word for word");
+    assert!(
+        compared > goal / 2,
+        "only {compared} texts were compared word for word"
+    );
     differences.truncate(20);
-    assert!(differences.is_empty(), "differences:\n{}", differences.join("\n"));
+    assert!(
+        differences.is_empty(),
+        "differences:\n{}",
+        differences.join("\n")
+    );
 }

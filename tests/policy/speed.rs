@@ -50,7 +50,10 @@ fn the_number_of_rules_does_not_slow_a_decision() {
     let few = fastest(&with_rules(0), &request);
     let many = fastest(&with_rules(1_000), &request);
     println!("{few:?} with few rules, {many:?} with 1,000 more");
-    assert!(many < few * 4 + Duration::from_micros(200), "{few:?} grew to {many:?}");
+    assert!(
+        many < few * 4 + Duration::from_micros(200),
+        "{few:?} grew to {many:?}"
+    );
 }
 
 #[test]
@@ -58,9 +61,38 @@ fn no_text_makes_the_engine_slow() {
     let policy = with_rules(0);
     let whole = 64 << 10;
     for unit in [
-        "a ", "env ", "sudo ", "a;", "a|", "\"$(", "$((", "`", "'", "a/", "../", "~/ ", "*/", "eval '", "sh -c \"",
-        "find . -exec ", "xargs ", "cd a;", "cd a||", "watch ", "<<a ", "{a,b}", "x=", "-rf ", "\\\n", "rm -rf * ",
-        "cat .e* ", "/etc/../", "bash -s <<E\n", "su -c ", "env -S ", "nice nice -n ",
+        "a ",
+        "env ",
+        "sudo ",
+        "a;",
+        "a|",
+        "\"$(",
+        "$((",
+        "`",
+        "'",
+        "a/",
+        "../",
+        "~/ ",
+        "*/",
+        "eval '",
+        "sh -c \"",
+        "find . -exec ",
+        "xargs ",
+        "cd a;",
+        "cd a||",
+        "watch ",
+        "<<a ",
+        "{a,b}",
+        "x=",
+        "-rf ",
+        "\\\n",
+        "rm -rf * ",
+        "cat .e* ",
+        "/etc/../",
+        "bash -s <<E\n",
+        "su -c ",
+        "env -S ",
+        "nice nice -n ",
     ] {
         let text = unit.repeat(whole / unit.len());
         let start = Instant::now();

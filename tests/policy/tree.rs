@@ -33,8 +33,12 @@ impl Tree {
     fn real(&self, path: &str) -> Option<PathBuf> {
         let below = |root: &str, name: &str| {
             let rest = path.strip_prefix(root)?;
-            (rest.is_empty() || rest.starts_with('/'))
-                .then(|| self.root.path().join(name).join(rest.trim_start_matches('/')))
+            (rest.is_empty() || rest.starts_with('/')).then(|| {
+                self.root
+                    .path()
+                    .join(name)
+                    .join(rest.trim_start_matches('/'))
+            })
         };
         below(WORKSPACE, "workspace").or_else(|| below(HOME, "home"))
     }

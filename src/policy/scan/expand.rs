@@ -37,7 +37,10 @@ impl Scanner<'_> {
                     return;
                 }
                 self.at += 2;
-                while self.peek(0).is_some_and(|b| b.is_ascii_alphanumeric() || b == b'_') {
+                while self
+                    .peek(0)
+                    .is_some_and(|b| b.is_ascii_alphanumeric() || b == b'_')
+                {
                     self.at += 1;
                 }
             }
