@@ -18,9 +18,8 @@ use crate::limits;
 use crate::model::foreign::show;
 use crate::model::{Decision, Foreign};
 
-/// Words that are compared with rules, in one decision, wrappers and scripts inside scripts
-/// included. An ordinary request of 64 KiB stays far below; a text made to be slow does not.
-const WORK: usize = 200_000;
+/// Words behind wrappers and in scripts inside scripts that one decision looks at. An ordinary request of 64 KiB stays far below; a text made to be slow does not.
+const WORK: usize = 100_000;
 
 /// Everything about a command text.
 pub(super) fn outcome(
@@ -159,15 +158,24 @@ impl Bench<'_, '_, '_> {
     ) {
         let behind = wrap::behind(command, texts);
         let outer = View::new(&command.words, &command.redirects, bases);
-        self.against(&outer, true, part);
+        // What stands in the text itself is always judged; the budget is for what is behind.
+        if depth == 0 || self.spend(command.words.len()) {
+            self.against(&outer, true, part);
+        }
         let last = behind.commands.len();
+        if behind.cut {
+            self.work.set(0);
+        }
         for (i, range) in behind.commands.into_iter().enumerate() {
             let view = View::new(&command.words[range], &[], bases);
             // The outer command has every word already; a long chain is not read over and over.
-            self.against(&view, i + 1 == last, part);
+            let innermost = i + 1 == last;
+            if self.spend(view.words.len()) || innermost {
+                self.against(&view, innermost, part);
+            }
         }
         for script in behind.scripts {
-            if depth >= limits::POLICY_DEPTH || !self.spend(script.len() / 8) {
+            if depth >= limits::POLICY_DEPTH || !self.spend(script.len() / 2) {
                 self.work.set(0);
                 return;
             }
@@ -194,9 +202,6 @@ impl Bench<'_, '_, '_> {
             places.extend(index.any_program());
         }
         places.retain(|&place| self.policy.rules[place].decision != Decision::Allow);
-        if !places.is_empty() && !self.spend(view.words.len()) {
-            return;
-        }
         for place in places {
             let rule = &self.policy.rules[place];
             if rule.applies(view, &self.facts) {

@@ -98,7 +98,8 @@ fn no_text_makes_the_engine_slow() {
         let start = Instant::now();
         policy.decide(&shell(text), &Claimed::default(), &place());
         let took = start.elapsed();
-        assert!(took < Duration::from_secs(3), "{unit:?} took {took:?}");
+        // Linear work takes a fraction of a second, quadratic work of this size minutes.
+        assert!(took < Duration::from_secs(10), "{unit:?} took {took:?}");
     }
 }
 
