@@ -18,7 +18,8 @@ use crate::limits;
 use crate::model::foreign::show;
 use crate::model::{Decision, Foreign};
 
-/// Words behind wrappers and in scripts inside scripts that one decision looks at. An ordinary request of 64 KiB stays far below; a text made to be slow does not.
+/// Words behind wrappers and in scripts inside scripts that one decision looks at. An ordinary
+/// request stays far below; a text made to be slow does not.
 const WORK: usize = 100_000;
 
 /// Everything about a command text.
