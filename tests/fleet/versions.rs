@@ -62,8 +62,14 @@ fn check(claim: &str, shown: &str) {
     };
     assert!(ledger(&of("g1")).contains("read README.md"));
     let refused = ledger(&first);
-    assert!(refused.contains("\"start\""), "the refused child wrote its ledger: {refused}");
-    assert!(!refused.contains("\"prompt\""), "the refused child got no prompt: {refused}");
+    assert!(
+        refused.contains("\"start\""),
+        "the refused child wrote its ledger: {refused}"
+    );
+    assert!(
+        !refused.contains("\"prompt\""),
+        "the refused child got no prompt: {refused}"
+    );
     let starts: i64 = drill
         .database()
         .query_row(
