@@ -117,8 +117,7 @@ impl ChannelState {
 
     /// Tells the session that the channel is over, once both the process and its output are.
     pub(super) fn tell_end(&mut self) -> bool {
-        let (Some(Gone(ended)), Some(_), true) =
-            (&self.ended, &self.stream_end, self.stderr_ended)
+        let (Some(Gone(ended)), Some(_), true) = (&self.ended, &self.stream_end, self.stderr_ended)
         else {
             return false;
         };

@@ -177,4 +177,3 @@ impl Actor for Channel {
         Ok(()) // It has no children that are actors.
     }
 }
-

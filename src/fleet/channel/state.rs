@@ -63,7 +63,12 @@ pub(crate) struct ChannelState {
 }
 
 impl ChannelState {
-    pub(super) fn launched(&mut self, launched: Launched, myself: &ActorRef<ChannelMsg>, now: Instant) {
+    pub(super) fn launched(
+        &mut self,
+        launched: Launched,
+        myself: &ActorRef<ChannelMsg>,
+        now: Instant,
+    ) {
         let log = self.shared.slots.log(&self.slot);
         let log = log.cloned().unwrap_or_else(stderr::StderrLog::new);
         log.clear();
@@ -75,7 +80,11 @@ impl ChannelState {
             let _ = to.send_message(ChannelMsg::StderrEnd);
         });
         let credits = self.credits.clone();
-        self.pump = Some(stdout::Pump::start(launched.stdout, credits, myself.clone()));
+        self.pump = Some(stdout::Pump::start(
+            launched.stdout,
+            credits,
+            myself.clone(),
+        ));
         self.stdin = Some(Stdin::start(launched.stdin, myself.clone()));
         let to = myself.clone();
         let (keeper, ended) = launch::keep(launched.process, self.pool.config.stop);

@@ -122,11 +122,7 @@ async fn pump(stdout: &mut pipe::Receiver, out: &Out) -> Option<StreamEnd> {
 }
 
 /// Hands the frames over, in batches that fit the credits. `None`: nobody takes them.
-async fn send(
-    frames: Vec<Bytes>,
-    read: usize,
-    out: &Out,
-) -> Option<()> {
+async fn send(frames: Vec<Bytes>, read: usize, out: &Out) -> Option<()> {
     if frames.is_empty() {
         // The middle of a long line, still a sign of life. Bounded by the line cap, not by credits.
         if read > 0 {
