@@ -93,7 +93,10 @@ pub(crate) fn event(slot: &SlotId, session: &SessionId, task: &TaskId, event: Ev
 }
 
 /// One event of every kind, with `evil` in every field that text can reach.
-#[expect(clippy::too_many_lines, reason = "a list with one entry a kind of event")]
+#[expect(
+    clippy::too_many_lines,
+    reason = "a list with one entry a kind of event"
+)]
 fn hostile_events(evil: &str, task: &TaskId) -> Vec<Event> {
     let text = || Foreign::new(evil);
     let raw =
