@@ -7,6 +7,7 @@
 pub mod control;
 pub mod http;
 pub mod process_stats;
+pub mod reply;
 pub mod request;
 pub mod service;
 pub mod task_rules;

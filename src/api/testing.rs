@@ -1,7 +1,7 @@
 //! A small fleet for the tests of the doors and of the command line: no processes, real channels.
 //!
 //! A task's prompt says what becomes of it: `done`, `deny`, `hang` (until it is cancelled),
-//! `flood N` (N events, then done).
+//! `flood N` (N events, then done), `stall` (it is never taken in).
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -92,25 +92,15 @@ pub(crate) fn event(slot: &SlotId, session: &SessionId, task: &TaskId, event: Ev
     }
 }
 
-/// A report and notices with `evil` in every field that text can reach.
-pub(crate) fn hostile(evil: &str) -> (TaskReport, Vec<Notice>) {
-    let run = RunId::new("r").expect("id");
-    let task = TaskId::new("t").expect("id");
-    let session = SessionId::new("s").expect("id");
+/// One event of every kind, with `evil` in every field that text can reach.
+#[expect(
+    clippy::too_many_lines,
+    reason = "a list with one entry a kind of event"
+)]
+fn hostile_events(evil: &str, task: &TaskId) -> Vec<Event> {
     let text = || Foreign::new(evil);
     let raw =
         || serde_json::value::to_raw_value(&serde_json::json!({ "command": evil })).expect("JSON");
-    let mut full = report(&run, &task, TaskOutcome::Failed);
-    full.denied = 1;
-    full.denied_by = vec![evil.to_owned()];
-    full.changes = vec![FileChange {
-        path: text(),
-        kind: ChangeKind::Added,
-    }];
-    full.copy = Some(format!("/tmp/{evil}").into());
-    full.detail = Some(text());
-    full.answer = text();
-    full.restarts = 1;
     let verdict = Verdict {
         ask: AskId::new("a").expect("id"),
         decision: Decision::Deny,
@@ -131,7 +121,7 @@ pub(crate) fn hostile(evil: &str) -> (TaskReport, Vec<Notice>) {
             kind: Some(text()),
         },
     };
-    let events = vec![
+    vec![
         Event::PromptAccepted {
             task: Some(task.clone()),
             attempt: 1,
@@ -217,7 +207,26 @@ pub(crate) fn hostile(evil: &str) -> (TaskReport, Vec<Notice>) {
             status: None,
             output: text(),
         },
-    ];
+    ]
+}
+
+/// A report and notices with `evil` in every field that text can reach.
+pub(crate) fn hostile(evil: &str) -> (TaskReport, Vec<Notice>) {
+    let run = RunId::new("r").expect("id");
+    let task = TaskId::new("t").expect("id");
+    let session = SessionId::new("s").expect("id");
+    let text = || Foreign::new(evil);
+    let mut full = report(&run, &task, TaskOutcome::Failed);
+    full.denied = 1;
+    full.denied_by = vec![evil.to_owned()];
+    full.changes = vec![FileChange {
+        path: text(),
+        kind: ChangeKind::Added,
+    }];
+    full.copy = Some(format!("/tmp/{evil}").into());
+    full.detail = Some(text());
+    full.answer = text();
+    full.restarts = 1;
     let mut notices = vec![
         Notice::Queued {
             run: run.clone(),
@@ -238,6 +247,7 @@ pub(crate) fn hostile(evil: &str) -> (TaskReport, Vec<Notice>) {
         },
     ];
     let at = slot(0);
+    let events = hostile_events(evil, &task);
     notices.extend(events.into_iter().map(|e| event(&at, &session, &task, e)));
     (full, notices)
 }
@@ -369,6 +379,9 @@ impl Fleet for FakeFleet {
     ) -> Result<Reports, Refusal> {
         if tasks.iter().any(|task| task.prompt.raw() == "refuse") {
             return Err(Refusal::Fleet("the journal is read-only".to_owned()));
+        }
+        if tasks.iter().any(|task| task.prompt.raw() == "stall") {
+            std::future::pending::<()>().await;
         }
         if tasks.iter().any(|task| task.pool.is_some()) {
             return Err(Refusal::Tasks("there is no such pool".to_owned()));

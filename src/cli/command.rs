@@ -24,7 +24,7 @@ use super::streams::Streams;
 use super::tasks::{self, Surroundings};
 use super::{script_agent, up};
 use crate::api::control;
-use crate::api::request::Role;
+use crate::api::reply::Role;
 use crate::config::{Config, ConfigErrors, LogFormat};
 use crate::model::PoolName;
 use crate::sandbox::state_dir::StateError;
@@ -307,9 +307,11 @@ async fn run_here(
     };
     let metrics = started.metrics.clone();
     let doors = Doors::open(&started.fleet, Role::Run, http, control, metrics);
-    let exit = run::here(started.fleet.clone(), order, streams, signals).await;
+    let journal = started.journal.clone();
+    let ended = |run, exit| start::run_ended(&journal, run, exit);
+    let exit = run::here(started.fleet.clone(), order, streams, signals, ended).await;
     doors.close().await;
-    finish(started, exit).await
+    finish(started, exit, signals).await
 }
 
 async fn daemon(cli: &Cli, loaded: Loaded, mut streams: Streams) -> Exit {
@@ -343,7 +345,7 @@ async fn daemon(cli: &Cli, loaded: Loaded, mut streams: Streams) -> Exit {
     let metrics = started.metrics.clone();
     let doors = Doors::open(&started.fleet, Role::Daemon, http, control, metrics);
     let exit = up::serve(started.fleet.clone(), doors, &mut streams.err, &mut signals).await;
-    finish(started, exit).await
+    finish(started, exit, &mut signals).await
 }
 
 /// Takes the state directory and starts the fleet; says why not.
@@ -379,10 +381,16 @@ async fn begin(
 }
 
 /// The journal is closed last: everything before may still write to it.
-async fn finish(started: start::Started, exit: Exit) -> Exit {
-    match started.close().await {
-        Ok(()) => exit,
-        Err(why) => {
+///
+/// A signal ends the wait for a disk that takes nothing; the next start says what was lost by it.
+async fn finish(started: start::Started, exit: Exit, signals: &mut Signals) -> Exit {
+    match run::unless_signalled(started.close(), signals).await {
+        Err(signal) => {
+            tracing::error!("the end of the journal's writing was not waited for");
+            signal.exit()
+        }
+        Ok(Ok(())) => exit,
+        Ok(Err(why)) => {
             tracing::error!(why, "the journal was not closed cleanly");
             if exit == Exit::Done {
                 Exit::Failures

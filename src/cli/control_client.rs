@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use super::exit::Exit;
 use super::streams::Streams;
 use crate::api::control::{LineError, Lines, connect};
-use crate::api::request::{self, Code, Failure, Reply, Request, Role};
+use crate::api::reply::{self, Reply, Role};
+use crate::api::request::{self, Code, Failure, Request};
 use crate::api::view::{self, LogItem};
 use crate::api::watch::Item;
 use crate::limits;
@@ -114,7 +115,7 @@ impl Client {
         // failed write.
         let sent = self.lines.send(line).await;
         match (self.line().await, sent) {
-            (Ok(line), _) => match request::read_reply(&line) {
+            (Ok(line), _) => match reply::read_reply(&line) {
                 Some(Reply::Failed(failure)) => Err(ClientError::Refused(failure)),
                 Some(reply) => Ok(reply),
                 None => Err(ClientError::Lost("its answer is not known".to_owned())),
@@ -156,7 +157,7 @@ impl Client {
         let line = self.line().await?;
         match view::read_item(&line) {
             Ok(item) => Ok((item, line)),
-            Err(error) => match request::read_reply(&line) {
+            Err(error) => match reply::read_reply(&line) {
                 Some(Reply::Failed(failure)) => Err(ClientError::Refused(failure)),
                 _ => Err(ClientError::Lost(error.to_string())),
             },

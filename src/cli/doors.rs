@@ -13,7 +13,7 @@ use super::streams::Output;
 use crate::api::Fleet;
 use crate::api::control;
 use crate::api::http::{self, Pages, Render};
-use crate::api::request::Role;
+use crate::api::reply::Role;
 
 /// Listens on the configured address. A port of 0 is the system's choice, which is printed. If
 /// the address cannot be had, `run` says so and goes on without it, and `up` cannot start.

@@ -11,6 +11,7 @@ pub mod control_client;
 pub mod diagnostic;
 pub mod doors;
 pub mod exit;
+mod policies;
 pub mod progress;
 pub mod results;
 pub mod run;

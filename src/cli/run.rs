@@ -44,32 +44,62 @@ pub struct Order {
     pub screen: Option<Screen>,
 }
 
-/// Works the tasks with a fleet of this process, and stops the fleet.
+/// Works the tasks with a fleet of this process, and stops the fleet. `ended` is told the run and
+/// what the program ends with, once both are known.
 pub async fn here<F: Fleet>(
     fleet: F,
     order: Order,
     mut streams: Streams,
     signals: &mut Signals,
+    ended: impl FnOnce(RunId, Exit),
 ) -> Exit {
-    let taken = take_in(&fleet, &order.tasks).await;
+    let taken = unless_signalled(take_in(&fleet, &order.tasks), signals).await;
+    let mut begun = None;
     let exit = match taken {
-        Ok(stream) => {
+        Ok(Ok(stream)) => {
             let run = stream.run().clone();
+            begun = Some(run.clone());
             let show = Show::new(order, streams, &run);
             let reins = Here(fleet.clone(), run);
             work(Source::Here(stream), show, &reins, signals).await
         }
-        Err(refusal) => {
+        Ok(Err(refusal)) => {
             streams.err.line(&format!("error: {refusal}"));
             match refusal {
                 Refusal::Tasks(_) => Exit::Usage,
                 Refusal::Fleet(_) => Exit::CannotStart,
             }
         }
+        Err(_) => {
+            let text = "error: interrupted before the tasks were taken in; none of them was begun";
+            streams.err.line(text);
+            Exit::Failures
+        }
     };
-    match exit {
+    let exit = match exit {
         Exit::Interrupted | Exit::Terminated => exit,
         exit => stop(&fleet, signals).await.map_or(exit, Signal::exit),
+    };
+    if let Some(run) = begun {
+        ended(run, exit);
+    }
+    exit
+}
+
+/// Waits for the work, or gives it up at the first signal: what it waits for may never come.
+pub(super) async fn unless_signalled<T>(
+    work: impl Future<Output = T>,
+    signals: &mut Signals,
+) -> Result<T, Signal> {
+    let mut work = std::pin::pin!(work);
+    loop {
+        tokio::select! {
+            done = &mut work => return Ok(done),
+            signal = signals.next() => match signal {
+                Signal::Hangup => {}
+                signal => return Err(signal),
+            },
+        }
     }
 }
 
@@ -117,9 +147,15 @@ pub async fn there(
     mut streams: Streams,
     signals: &mut Signals,
 ) -> Exit {
-    let run = match client.submit(order.tasks.clone()).await {
-        Ok(run) => run,
-        Err(error) => return complain(&error, &mut streams),
+    let submitted = unless_signalled(client.submit(order.tasks.clone()), signals).await;
+    let run = match submitted {
+        Ok(Ok(run)) => run,
+        Ok(Err(error)) => return complain(&error, &mut streams),
+        Err(_) => {
+            let text = "error: interrupted before the daemon answered; it may work the tasks";
+            streams.err.line(text);
+            return Exit::Failures;
+        }
     };
     let reins = There(client.state_dir().to_owned(), run.clone());
     let show = Show::new(order, streams, &run);

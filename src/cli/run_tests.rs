@@ -4,7 +4,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::*;
 use crate::api::control;
-use crate::api::request::Role;
+use crate::api::reply::Role;
 use crate::api::testing::{EVIL, FakeFleet, hostile, spec};
 use crate::cli::control_client::daemon;
 use crate::cli::streams::Captured;
@@ -70,7 +70,19 @@ impl Setting {
     async fn here(&mut self, tasks: Vec<TaskSpec>) -> Told {
         let (streams, out, err) = Streams::captured(false);
         let mut signals = Signals::from_channel(self.incoming.take().expect("once"));
-        let exit = here(self.fleet.clone(), self.order(tasks), streams, &mut signals).await;
+        let mut told = None;
+        let ended = |run, exit| told = Some((run, exit));
+        let exit = here(
+            self.fleet.clone(),
+            self.order(tasks),
+            streams,
+            &mut signals,
+            ended,
+        )
+        .await;
+        if let Some((_, code)) = told {
+            assert_eq!(code, exit, "the journal and the shell hear the same");
+        }
         self.told(exit, &out, &err)
     }
 
@@ -280,7 +292,8 @@ async fn results_that_cannot_be_written_are_a_failure() {
     order.results = Some(Results::open(std::path::Path::new("/dev/full")).expect("opened"));
     let (streams, out, err) = Streams::captured(false);
     let mut signals = Signals::from_channel(setting.incoming.take().expect("once"));
-    let exit = here(setting.fleet.clone(), order, streams, &mut signals).await;
+    let ended = |_, _| {};
+    let exit = here(setting.fleet.clone(), order, streams, &mut signals, ended).await;
     assert_eq!(exit, Exit::Failures);
     assert!(
         err.text()
@@ -366,4 +379,33 @@ fn nothing_that_acts_on_a_terminal_is_shown_from_any_field() {
         }
     }
     assert!(shown > 200, "the test shows something: {shown}");
+}
+
+#[tokio::test]
+async fn a_signal_ends_the_wait_for_tasks_that_are_not_taken_in() {
+    for there in [false, true] {
+        let mut setting = Setting::new();
+        setting.fleet.be_stubborn();
+        let tasks = vec![spec("a", "stall")];
+        let signals = setting.signals.clone();
+        let send = async move {
+            for signal in [Signal::Hangup, Signal::Interrupt] {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                signals.send(signal).await.expect("sent");
+            }
+        };
+        let working = async {
+            let most = Duration::from_secs(10);
+            if there {
+                timeout(most, setting.there(tasks)).await
+            } else {
+                timeout(most, setting.here(tasks)).await
+            }
+        };
+        let (told, ()) = tokio::join!(working, send);
+        let told = told.expect("ends at the signal");
+        assert_eq!(told.exit, Exit::Failures);
+        assert!(told.err.contains("interrupted before"), "{}", told.err);
+        assert_eq!(told.out, "");
+    }
 }

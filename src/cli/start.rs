@@ -3,26 +3,21 @@
 //! Owns what "could not start" means (no child was ever spawned). Must not know what is then done
 //! with the fleet.
 
-use std::collections::BTreeMap;
-use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use sha2::{Digest as _, Sha256};
-
-use super::config_file::{self, Source};
+use super::config_file::Source;
 use super::exit::Exit;
+use super::policies::{extractors, policies};
 use crate::api::http::Render;
 use crate::api::process_stats;
-use crate::config::{Config, ConfigErrors, Extractor as ExtractorRef, Launcher};
-use crate::fleet::{FleetHandle, LoadedPolicy, Setup, StartError};
-use crate::journal::{Health, Journal, OpenError};
+use crate::config::{Config, ConfigErrors, Launcher};
+use crate::fleet::{FleetHandle, Setup, StartError};
+use crate::journal::{Commit, Health, Journal, OpenError, Write};
 use crate::launch::{self, RunError, Spawner};
 use crate::limits;
 use crate::model::{RunId, SessionId};
-use crate::policy::Policy;
-use crate::policy::extract::Extractor;
 use crate::sandbox::state_dir::{StateDir, StateError};
 use crate::sandbox::uids::{self, HeldBlock, Sources, UidError};
 use crate::sandbox::workspace::sweep::{self, Sessions, When};
@@ -125,6 +120,19 @@ impl Started {
     }
 }
 
+/// Writes down how a run ended. It is durable once the journal is closed.
+pub fn run_ended(journal: &Journal, run: RunId, exit: Exit) {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    let at_us = now.map_or(0, |since| {
+        i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
+    });
+    let code = exit.code();
+    let ended = Write::RunEnded { run, at_us, code };
+    if let Err(refused) = journal.submit(Commit::of(vec![ended])) {
+        tracing::warn!(%refused, "the run's end is not in the journal");
+    }
+}
+
 /// Takes the state directory: the supervisor's own, or one of this run below it.
 ///
 /// # Errors
@@ -219,106 +227,6 @@ const BUILD: Build = Build {
         None => "unknown",
     },
 };
-
-/// Reads every policy that a pool names.
-fn policies(config: &Config) -> Result<BTreeMap<String, LoadedPolicy>, Box<ConfigErrors>> {
-    let mut loaded = BTreeMap::new();
-    let mut faults = Vec::new();
-    for pool in &config.pools {
-        if loaded.contains_key(&pool.policy) {
-            continue;
-        }
-        let key = format!("pool.{}.policy", pool.name);
-        match policy(config, &pool.policy) {
-            Ok(policy) if policy.policy.has_guard() || pool.guard_off => {
-                loaded.insert(pool.policy.clone(), policy);
-            }
-            Ok(_) => faults.push((
-                key,
-                format!("policy {:?} does not extend builtin:guard", pool.policy),
-                Some(
-                    "add extends = [\"builtin:guard\"] to it, or guard_off = true to the pool"
-                        .to_owned(),
-                ),
-            )),
-            Err(why) => faults.push((key, why, None)),
-        }
-    }
-    if faults.is_empty() {
-        Ok(loaded)
-    } else {
-        Err(Box::new(config.places.refuse(faults)))
-    }
-}
-
-fn policy(config: &Config, name: &str) -> Result<LoadedPolicy, String> {
-    let mut digest = Sha256::new();
-    let policy = if let Some(path) = config.policies.get(name) {
-        let text = read_policy(path)?;
-        digest.update(text.as_bytes());
-        let directory = path.parent().unwrap_or(Path::new("/"));
-        let find = |file: &str| read_policy(&directory.join(file));
-        Policy::load(&text, name, &find).map_err(|error| error.to_string())?
-    } else {
-        digest.update(
-            crate::policy::builtin_text(name)
-                .unwrap_or_default()
-                .as_bytes(),
-        );
-        Policy::builtin(name).ok_or_else(|| format!("there is no built-in policy {name:?}"))?
-    };
-    let sha256 = hexadecimal(&digest.finalize());
-    Ok(LoadedPolicy {
-        policy: Arc::new(policy),
-        sha256,
-    })
-}
-
-fn hexadecimal(bytes: &[u8]) -> String {
-    use std::fmt::Write as _;
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
-}
-
-/// A policy is code: it is trusted like the configuration.
-fn read_policy(path: &Path) -> Result<String, String> {
-    let file = config_file::open_trusted(path).map_err(|error| error.to_string())?;
-    let mut text = String::new();
-    let bound = limits::CONFIG_BYTES as u64;
-    let read = file.take(bound + 1).read_to_string(&mut text);
-    let shown = crate::model::foreign::show(&path.to_string_lossy(), 300);
-    let read = read.map_err(|error| format!("{shown}: {error}"))?;
-    if read as u64 > bound {
-        return Err(format!("{shown}: larger than {bound} bytes"));
-    }
-    Ok(text)
-}
-
-fn extractors(config: &Config) -> Result<BTreeMap<String, Arc<Extractor>>, Box<ConfigErrors>> {
-    let mut parsed = BTreeMap::new();
-    let mut faults = Vec::new();
-    for pool in &config.pools {
-        let text = match &pool.extractor {
-            ExtractorRef::BuiltIn(name) => crate::policy::extract::builtin_text(name),
-            ExtractorRef::Inline(text) => Some(text.as_str()),
-        };
-        let key = format!("pool.{}.extractor", pool.name);
-        match text.map(Extractor::parse) {
-            Some(Ok(extractor)) => {
-                parsed.insert(pool.name.to_string(), Arc::new(extractor));
-            }
-            Some(Err(error)) => faults.push((key, error.to_string(), None)),
-            None => faults.push((key, "there is no such built-in extractor".to_owned(), None)),
-        }
-    }
-    if faults.is_empty() {
-        Ok(parsed)
-    } else {
-        Err(Box::new(config.places.refuse(faults)))
-    }
-}
 
 /// Four descriptors a child: take all that may be had. Children get the profile's own limit.
 fn raise_descriptor_limit() {

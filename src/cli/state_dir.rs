@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use crate::config::{Config, ConfigErrors};
 use crate::model::foreign;
+use crate::sandbox::state_dir::default_path;
 
 /// Why there is no state directory. Each is exit code 2.
 #[derive(Debug, thiserror::Error)]
@@ -32,7 +33,7 @@ pub fn find(
 ) -> Result<PathBuf, StateDirError> {
     let dir = match &config.supervisor.state_dir {
         Some(dir) => dir.clone(),
-        None => from_environment(env).ok_or(StateDirError::Nowhere)?,
+        None => default_path(env).map_err(|_| StateDirError::Nowhere)?,
     };
     let real = real(&dir);
     for pool in &config.pools {
@@ -59,22 +60,6 @@ pub fn find(
         return Err(Box::new(errors).into());
     }
     Ok(dir)
-}
-
-fn from_environment(env: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
-    let absolute = |name: &str| {
-        env(name)
-            .map(PathBuf::from)
-            .filter(|path| path.is_absolute())
-    };
-    // systemd joins several directories by colons; the first is the service's own.
-    let service = env("STATE_DIRECTORY").and_then(|dirs| {
-        let first = dirs.to_str()?.split(':').next()?.to_owned();
-        Some(PathBuf::from(first)).filter(|path| path.is_absolute())
-    });
-    service
-        .or_else(|| absolute("XDG_STATE_HOME").map(|dir| dir.join("marshal")))
-        .or_else(|| absolute("HOME").map(|dir| dir.join(".local/state/marshal")))
 }
 
 /// The path with the links of its existing part followed.

@@ -49,9 +49,9 @@ fn left(text: impl Into<String>) -> Cell {
     }
 }
 
-fn right(text: impl ToString) -> Cell {
+fn right(text: impl Into<String>) -> Cell {
     Cell {
-        text: text.to_string(),
+        text: text.into(),
         right: true,
     }
 }
@@ -143,10 +143,10 @@ fn cells(row: &TaskReport, with_restarts: bool) -> Vec<Cell> {
         left(show(row.task.as_str(), TASK)),
         left(show(slot.as_deref().unwrap_or("-"), SLOT)),
         left(row.outcome.word()),
-        right(row.allowed),
-        right(row.denied),
-        right(row.asked),
-        right(row.usage.input.saturating_add(row.usage.output)),
+        right(row.allowed.to_string()),
+        right(row.denied.to_string()),
+        right(row.asked.to_string()),
+        right(row.usage.input.saturating_add(row.usage.output).to_string()),
         right(if slot.is_some() {
             span(row.took)
         } else {
@@ -154,7 +154,7 @@ fn cells(row: &TaskReport, with_restarts: bool) -> Vec<Cell> {
         }),
     ];
     if with_restarts {
-        cells.push(right(row.restarts));
+        cells.push(right(row.restarts.to_string()));
         cells.push(right(if row.restarts > 0 {
             span(row.backoff)
         } else {

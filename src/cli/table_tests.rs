@@ -156,7 +156,7 @@ fn colours_are_on_the_outcome_only_and_only_when_wanted() {
 
 #[test]
 fn denials_beside_success_and_unasked_calls_are_said() {
-    let mut rows = vec![row("a", TaskOutcome::Done), row("b", TaskOutcome::Done)];
+    let mut rows = [row("a", TaskOutcome::Done), row("b", TaskOutcome::Done)];
     rows[0].denied = 2;
     rows[0].denied_by = vec!["net".to_owned(), "guard:git".to_owned()];
     rows[1].unasked_denied = 3;

@@ -37,7 +37,7 @@ mod tests {
 
     use super::*;
     use crate::api::control;
-    use crate::api::request::Role;
+    use crate::api::reply::Role;
     use crate::api::testing::{FakeFleet, spec};
     use crate::cli::control_client::{Client, daemon};
     use crate::cli::doors::listen;

@@ -64,7 +64,7 @@ impl Pool {
             AsksFor::Never => weak.push("the agent never asks".to_owned()),
         }
         if self.guard == Guard::Sandbox {
-            weak.push("guard sandbox: only the walls, no policy".to_owned());
+            weak.push("guard sandbox: the policy answers what the agent asks, but only the walls are counted on".to_owned());
         }
         if self.guard_off {
             weak.push("guard off: the policy lacks the built-in guard".to_owned());

@@ -17,6 +17,7 @@ mod health;
 mod queue;
 mod reader;
 mod recovery;
+mod rows;
 mod schema;
 mod store;
 mod writer;

@@ -15,9 +15,9 @@ fn root() -> PathBuf {
 fn run(program: &str, arguments: &[&str], at: &Path) -> Output {
     let mut command = Command::new(program);
     command.args(arguments).current_dir(at);
-    command.output().unwrap_or_else(|error| {
-        panic!("{program} is needed ({error}); `tests/run` installs it as root")
-    })
+    command
+        .output()
+        .unwrap_or_else(|error| panic!("{program} is needed ({error}); `tests/run` provides it"))
 }
 
 fn assert_ok(output: &Output, what: &str) {

@@ -17,7 +17,8 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::request::{Code, Failure, Role};
+use super::reply::Role;
+use super::request::{Code, Failure};
 use super::service::Fleet;
 use super::watch::Ledger;
 use crate::limits;

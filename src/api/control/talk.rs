@@ -9,7 +9,8 @@ use tokio::sync::broadcast::{self, error::RecvError};
 
 use super::lines::{LineError, Lines};
 use super::{Desk, Fleet};
-use crate::api::request::{self, Code, Failure, Reply, Request, Role};
+use crate::api::reply::{self, Reply, Role};
+use crate::api::request::{self, Code, Failure, Request};
 use crate::api::service::Refusal;
 use crate::api::view;
 use crate::api::watch::{Item, Ledger, RunStream, new_run};
@@ -17,7 +18,7 @@ use crate::model::{Foreign, RunId, SlotId, TaskSpec};
 
 /// Tells a client why it is sent away, as far as its socket takes it at once.
 pub(super) fn dismiss(stream: &UnixStream, failure: Failure) {
-    let mut line = request::write_reply(&Reply::Failed(failure));
+    let mut line = reply::write_reply(&Reply::Failed(failure));
     line.push('\n');
     let _ = stream.try_write(line.as_bytes());
 }
@@ -62,7 +63,7 @@ fn stopping() -> Failure {
 }
 
 async fn reply(lines: &mut Lines, reply: Reply) -> Result<(), LineError> {
-    lines.send(request::write_reply(&reply)).await
+    lines.send(reply::write_reply(&reply)).await
 }
 
 async fn answer<F: Fleet>(

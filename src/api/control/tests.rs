@@ -6,7 +6,8 @@ use std::path::Path;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::*;
-use crate::api::request::{self, Reply, Request};
+use crate::api::reply::{self, Reply};
+use crate::api::request::{self, Request};
 use crate::api::testing::{FakeFleet, spec};
 use crate::api::view;
 use crate::api::watch::Item;
@@ -55,7 +56,7 @@ async fn line(lines: &mut Lines) -> Option<String> {
 
 async fn ask(lines: &mut Lines, request: &str) -> Reply {
     lines.send(request.to_owned()).await.expect("sent");
-    request::read_reply(&line(lines).await.expect("a reply")).expect("a known reply")
+    reply::read_reply(&line(lines).await.expect("a reply")).expect("a known reply")
 }
 
 fn code(reply: &Reply) -> Code {
@@ -110,7 +111,7 @@ async fn the_socket_is_for_its_owner_and_goes_with_its_server() {
     server.done.await.expect("no panic");
     assert!(!path.exists());
     assert_eq!(
-        code(&request::read_reply(&line(&mut one).await.expect("told")).expect("reply")),
+        code(&reply::read_reply(&line(&mut one).await.expect("told")).expect("reply")),
         Code::Stopping
     );
     let gone = connect(server.dir.path()).await.expect_err("gone");
@@ -136,8 +137,8 @@ async fn a_long_state_directory_has_a_socket_too() {
     let long = dir.path().join("x".repeat(120)).join("y".repeat(120));
     std::fs::create_dir_all(&long).expect("made");
     let listener = bind(&long).expect("bound");
-    let (_near, _far) = tokio::join!(connect(&long), listener.unix.accept());
-    assert!(_near.is_ok() && _far.is_ok());
+    let (near, far) = tokio::join!(connect(&long), listener.unix.accept());
+    assert!(near.is_ok() && far.is_ok());
 }
 
 #[tokio::test]
@@ -273,7 +274,7 @@ async fn bad_requests_are_answered_and_bounds_end_the_connection() {
     let mut silent = client(server.dir.path()).await;
     let told = line(&mut silent).await.expect("told");
     assert_eq!(
-        code(&request::read_reply(&told).expect("reply")),
+        code(&reply::read_reply(&told).expect("reply")),
         Code::TooSlow
     );
     assert_eq!(line(&mut silent).await, None);
@@ -288,10 +289,7 @@ async fn one_client_too_many_is_told_to_come_again() {
     ask(&mut second, "{\"v\":1,\"op\":\"hello\"}").await;
     let mut third = client(server.dir.path()).await;
     let told = line(&mut third).await.expect("told");
-    assert_eq!(
-        code(&request::read_reply(&told).expect("reply")),
-        Code::Busy
-    );
+    assert_eq!(code(&reply::read_reply(&told).expect("reply")), Code::Busy);
 }
 
 #[tokio::test]
@@ -355,7 +353,7 @@ async fn garbage_in_any_order_never_ends_the_server() {
         stream.read_to_end(&mut answer).await.expect("read");
         let answer = String::from_utf8(answer).expect("text");
         for line in answer.lines() {
-            assert!(request::read_reply(line).is_some(), "{line}");
+            assert!(reply::read_reply(line).is_some(), "{line}");
         }
         drop(stream);
         // Places are given back a little later than the connection closes.

@@ -52,7 +52,7 @@ fn events_a_second_and_cpu_an_event() {
             }
         }
         journal.close(LONG).expect("flushed");
-        let (took, used) = (started.elapsed(), cpu() - cpu_before);
+        let (took, used) = (started.elapsed(), cpu().saturating_sub(cpu_before));
         let events = (batches * size) as f64;
         println!(
             "{size} events a commit, {in_flight} commits in flight: {:.0} events/s, {:.2} us CPU an event",

@@ -1,0 +1,161 @@
+//! Replies of the control socket, version 1: one JSON object a line.
+//!
+//! Owns their form, for both ends. Must not know sockets. A reply is read leniently: a later
+//! supervisor may say more than this program knows.
+
+use serde::{Deserialize, Serialize};
+
+use super::request::{Code, Failure, VERSION};
+use crate::model::RunId;
+use crate::model::foreign::show;
+
+crate::model::words!(
+    /// What kind of supervisor answers.
+    Role {
+        /// It takes tasks from everybody who may connect.
+        Daemon = "daemon",
+        /// It works its own list and then ends.
+        Run = "run",
+    }
+);
+
+/// What a supervisor answers to a request, before a stream if there is one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Reply {
+    /// To [`Request::Hello`](super::request::Request::Hello).
+    Hello {
+        /// What kind of supervisor it is.
+        role: Role,
+        /// Its process.
+        pid: u32,
+    },
+    /// To [`Request::Submit`](super::request::Request::Submit): durable now.
+    Submitted {
+        /// The run that was made.
+        run: RunId,
+        /// How many tasks it has.
+        accepted: usize,
+    },
+    /// To [`Request::Watch`](super::request::Request::Watch).
+    Watching {
+        /// How many tasks the run has.
+        accepted: usize,
+    },
+    /// To [`Request::Cancel`](super::request::Request::Cancel), [`Request::Logs`](super::request::Request::Logs) and [`Request::Restart`](super::request::Request::Restart).
+    Done,
+    /// It could not be done.
+    Failed(Failure),
+}
+
+/// A reply as it is written.
+#[derive(Serialize, Deserialize)]
+struct ReplyLine {
+    v: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    ok: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    role: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pid: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    run: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    accepted: Option<usize>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    error: Option<ErrorLine>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct ErrorLine {
+    code: String,
+    message: String,
+}
+
+/// Writes one reply, without its newline.
+#[must_use]
+pub fn write_reply(reply: &Reply) -> String {
+    let mut line = ReplyLine {
+        v: VERSION,
+        ok: None,
+        role: None,
+        pid: None,
+        run: None,
+        accepted: None,
+        error: None,
+    };
+    match reply {
+        Reply::Hello { role, pid } => {
+            line.ok = Some("hello".to_owned());
+            line.role = Some(role.to_string());
+            line.pid = Some(*pid);
+        }
+        Reply::Submitted { run, accepted } => {
+            line.ok = Some("submitted".to_owned());
+            line.run = Some(run.to_string());
+            line.accepted = Some(*accepted);
+        }
+        Reply::Watching { accepted } => {
+            line.ok = Some("watching".to_owned());
+            line.accepted = Some(*accepted);
+        }
+        Reply::Done => line.ok = Some("done".to_owned()),
+        Reply::Failed(failure) => {
+            line.error = Some(ErrorLine {
+                code: failure.code.to_string(),
+                message: failure.message.clone(),
+            });
+        }
+    }
+    serde_json::to_string(&line).unwrap_or_default()
+}
+
+/// Reads one reply. `None` if it is none that this program knows.
+#[must_use]
+pub fn read_reply(line: &str) -> Option<Reply> {
+    let line: ReplyLine = serde_json::from_str(line).ok()?;
+    if let Some(error) = line.error {
+        return Some(Reply::Failed(Failure {
+            // A code of a later version is still an error.
+            code: Code::from_word(&error.code).unwrap_or(Code::Refused),
+            message: show(&error.message, 1000),
+        }));
+    }
+    Some(match line.ok?.as_str() {
+        "hello" => Reply::Hello {
+            role: Role::from_word(&line.role?)?,
+            pid: line.pid?,
+        },
+        "submitted" => Reply::Submitted {
+            run: RunId::new(&line.run?).ok()?,
+            accepted: line.accepted?,
+        },
+        "watching" => Reply::Watching {
+            accepted: line.accepted?,
+        },
+        "done" => Reply::Done,
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn replies_survive_a_round_trip() {
+        let run = RunId::new("r-1").expect("id");
+        for reply in [
+            Reply::Hello {
+                role: Role::Daemon,
+                pid: 7,
+            },
+            Reply::Submitted { run, accepted: 3 },
+            Reply::Watching { accepted: 3 },
+            Reply::Done,
+            Reply::Failed(Failure::new(Code::Busy, "come again")),
+        ] {
+            let line = write_reply(&reply);
+            assert_eq!(read_reply(&line), Some(reply), "{line}");
+        }
+    }
+}
