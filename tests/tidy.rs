@@ -31,7 +31,7 @@ const FLOORS: &[(&str, u8)] = &[
 /// What floors 0 to 2 must not name: IO, processes, an async runtime, a clock.
 const NOT_BELOW_3: &[&str] = &[
     "tokio",
-    "ractor",
+    "ractor::",
     "nix::",
     "rustix",
     "std::fs",

@@ -1,3 +1,5 @@
+//! Every event survives the way to the disk and back; files of earlier versions stay readable.
+
 use std::collections::HashSet;
 use std::time::Duration;
 

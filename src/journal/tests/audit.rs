@@ -1,3 +1,5 @@
+//! The audit chain: what it links, and what it finds out.
+
 use super::*;
 use crate::model::TurnOutcome;
 

@@ -1,3 +1,5 @@
+//! A writer that is killed: what was acknowledged is there.
+
 use std::io::{BufRead, BufReader, Write as _};
 use std::process::{Command, Stdio};
 

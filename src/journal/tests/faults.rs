@@ -1,3 +1,5 @@
+//! Locked, full and damaged disks.
+
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

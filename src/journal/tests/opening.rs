@@ -1,3 +1,5 @@
+//! Opening: versions, modes, epochs.
+
 use std::os::unix::fs::PermissionsExt;
 
 use super::*;

@@ -1,3 +1,5 @@
+//! Order, grouping and isolation of commits.
+
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,3 +1,5 @@
+//! The page: every series is there from the start, and every event lands in its own.
+
 use std::time::Duration;
 
 use super::*;
