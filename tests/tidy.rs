@@ -2,6 +2,8 @@
 //!
 //! Reads the source as text; each rule names the file and the line that breaks it.
 
+#![allow(clippy::expect_used, reason = "a test that cannot go on fails")]
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -163,7 +165,7 @@ fn a_file_uses_only_lower_floors_and_its_own_folder() {
 fn floors_below_three_name_no_io_and_no_clock() {
     let mut broken = Vec::new();
     for source in sources() {
-        if source.is_test() || !floor(&source.room).is_some_and(|floor| floor < 3) {
+        if source.is_test() || floor(&source.room).is_none_or(|floor| floor >= 3) {
             continue;
         }
         for (line, text) in source.program() {
@@ -325,7 +327,8 @@ fn the_architecture_names_files_that_exist() {
     let mut broken = Vec::new();
     let mut named = 0;
     for piece in text.split('`').skip(1).step_by(2) {
-        let is_file = piece.ends_with(".rs") || piece.ends_with('/');
+        let is_rust = Path::new(piece).extension().is_some_and(|end| end == "rs");
+        let is_file = is_rust || piece.ends_with('/');
         if !is_file || piece.contains(char::is_whitespace) || piece.contains('*') {
             continue;
         }

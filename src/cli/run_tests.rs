@@ -385,7 +385,6 @@ fn nothing_that_acts_on_a_terminal_is_shown_from_any_field() {
 async fn a_signal_ends_the_wait_for_tasks_that_are_not_taken_in() {
     for there in [false, true] {
         let mut setting = Setting::new();
-        setting.fleet.be_stubborn();
         let tasks = vec![spec("a", "stall")];
         let signals = setting.signals.clone();
         let send = async move {
@@ -408,4 +407,23 @@ async fn a_signal_ends_the_wait_for_tasks_that_are_not_taken_in() {
         assert!(told.err.contains("interrupted before"), "{}", told.err);
         assert_eq!(told.out, "");
     }
+}
+
+#[tokio::test]
+async fn a_second_signal_ends_a_run_whose_tasks_were_never_taken_in() {
+    let mut setting = Setting::new();
+    setting.fleet.be_stubborn();
+    let signals = setting.signals.clone();
+    let send = async move {
+        for signal in [Signal::Interrupt, Signal::Terminate] {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            signals.send(signal).await.expect("sent");
+        }
+    };
+    let working = timeout(
+        Duration::from_secs(10),
+        setting.here(vec![spec("a", "stall")]),
+    );
+    let (told, ()) = tokio::join!(working, send);
+    assert_eq!(told.expect("ends").exit, Exit::Terminated);
 }

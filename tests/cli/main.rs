@@ -2,7 +2,9 @@
 //!
 //! Pools run without walls, so that all of it works as any user; walls have their own tests.
 
-#[expect(
+#![allow(clippy::expect_used, reason = "a test that cannot go on fails")]
+
+#[allow(
     dead_code,
     reason = "shared with the tests of the whole fleet, which use all of it"
 )]

@@ -5,6 +5,8 @@ mod bash;
 #[cfg(test)]
 mod corpus;
 #[cfg(test)]
+mod documented;
+#[cfg(test)]
 mod load;
 #[cfg(test)]
 mod mutation;

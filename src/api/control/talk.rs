@@ -144,7 +144,12 @@ async fn submit<F: Fleet>(
     // Before the tasks, so that nothing of them is missed.
     let notices = desk.fleet.watch();
     let accepted = tasks.len();
-    let ledger = match take_in(desk, tasks).await {
+    // A disk that takes nothing must not hold the supervisor's end.
+    let taken = tokio::select! {
+        taken = take_in(desk, tasks) => taken,
+        () = desk.stop.cancelled() => Err(stopping()),
+    };
+    let ledger = match taken {
         Ok(ledger) => ledger,
         Err(failure) => return reply(lines, Reply::Failed(failure)).await,
     };
