@@ -1,3 +1,5 @@
+//! Bodies survive a round trip, and those of earlier versions stay readable.
+
 use std::collections::HashSet;
 use std::time::Duration;
 

@@ -1,3 +1,5 @@
+//! The chain of verdicts, and what of it shows a change.
+
 use super::*;
 use crate::model::TurnOutcome;
 

@@ -1,3 +1,5 @@
+//! What was told to be durable is there after a kill of the process.
+
 use std::io::{BufRead, BufReader, Write as _};
 use std::process::{Command, Stdio};
 

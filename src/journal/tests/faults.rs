@@ -1,3 +1,5 @@
+//! A full or failing disk loses nothing, and is told.
+
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

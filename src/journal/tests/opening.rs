@@ -1,3 +1,5 @@
+//! Which files the journal opens, and which it refuses.
+
 use std::os::unix::fs::PermissionsExt;
 
 use super::*;

@@ -1,3 +1,5 @@
+//! The dense order of sessions, and what becomes of commits that break it.
+
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,3 +1,5 @@
+//! The page of metrics as a scraper reads it.
+
 use std::time::Duration;
 
 use super::*;
