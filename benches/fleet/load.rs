@@ -4,7 +4,30 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use clap::Subcommand;
+use marshal::config::Launcher;
 use serde_json::{Value, json};
+
+/// How the children are supervised, where a side leaves a choice.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct Manner {
+    /// What stands around each child of the supervisor: none or unshare
+    #[arg(long, global = true, default_value = "none", value_parser = launcher)]
+    pub(crate) launcher: Launcher,
+    /// How many watch everything that happens
+    #[arg(long, global = true, default_value_t = 1)]
+    pub(crate) subscribers: usize,
+}
+
+impl Manner {
+    /// For the output.
+    pub(crate) fn shown(&self) -> Value {
+        json!({"launcher": self.launcher.word(), "subscribers": self.subscribers})
+    }
+}
+
+fn launcher(word: &str) -> Result<Launcher, String> {
+    Launcher::from_word(word).ok_or_else(|| "there are none and unshare".to_owned())
+}
 
 /// What to do with the children.
 #[derive(Debug, Clone, Subcommand)]

@@ -2,9 +2,12 @@
 //!
 //! Prints one JSON line a run and one with the ratios. Gates nothing.
 
+mod agents;
 mod bare;
 mod bare_tasks;
 mod figures;
+mod full;
+mod house;
 mod load;
 mod wire;
 
@@ -13,10 +16,10 @@ use std::process::{Command, ExitCode, Stdio};
 
 use clap::Parser;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use figures::{Figures, median};
-use load::Load;
+use load::{Load, Manner};
 
 /// Why a run failed.
 type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -37,6 +40,8 @@ trait Side {
 struct Line {
     #[command(subcommand)]
     load: Load,
+    #[command(flatten)]
+    manner: Manner,
     /// What to compare with
     #[arg(long, global = true, value_enum, default_value = "bare")]
     baseline: Baseline,
@@ -80,19 +85,17 @@ fn main() -> ExitCode {
     }
 }
 
-/// The sides of this run, the yardstick first.
-fn sides(baseline: Baseline) -> Vec<Box<dyn Side>> {
-    match baseline {
-        Baseline::Bare => vec![Box::new(bare::Bare)],
-        Baseline::None => Vec::new(),
+/// The sides of this run; the first is the yardstick, if there is one.
+fn sides(line: &Line) -> Vec<Box<dyn Side>> {
+    let candidate: Box<dyn Side> = Box::new(full::Full(line.manner.clone()));
+    match line.baseline {
+        Baseline::Bare => vec![Box::new(bare::Bare), candidate],
+        Baseline::None => vec![candidate],
     }
 }
 
 fn run(line: &Line) -> Result<(), Failure> {
-    let mut sides = sides(line.baseline);
-    if sides.is_empty() {
-        return Err("there is no side to run; use --baseline bare".into());
-    }
+    let mut sides = sides(line);
     raise_descriptors()?;
     if let Some(only) = &line.only {
         let mut named = sides.iter_mut().filter(|side| side.name() == only);
@@ -107,6 +110,7 @@ fn run(line: &Line) -> Result<(), Failure> {
                 "side": side.name(),
                 "round": round,
                 "load": line.load.shown(),
+                "manner": line.manner.shown(),
                 "figures": figures.shown(),
             }))?;
             seen.push(figures);
@@ -119,6 +123,7 @@ fn run(line: &Line) -> Result<(), Failure> {
         print(&json!({
             "ratio": format!("{}/{}", side.name(), sides[0].name()),
             "load": line.load.shown(),
+            "manner": line.manner.shown(),
             "medians": ratios(candidate, yardstick),
         }))?;
     }
@@ -146,7 +151,19 @@ fn ratios(candidate: &[Figures], yardstick: &[Figures]) -> Value {
         let yardstick = median(yardstick, name).filter(|figure| *figure > 0.0)?;
         Some((name.to_owned(), json!(candidate / yardstick)))
     };
-    Value::Object(names.into_iter().filter_map(ratio).collect())
+    let mut ratios: Map<_, _> = names.into_iter().filter_map(ratio).collect();
+    if let Some(over) = over_floor(candidate, yardstick) {
+        ratios.insert("ask_p50_over_round_trip_and_sync".to_owned(), json!(over));
+    }
+    Value::Object(ratios)
+}
+
+/// A request whose verdict is on the disk first cannot be faster than a bare round trip and one
+/// write with a sync: how much slower it is.
+fn over_floor(candidate: &[Figures], yardstick: &[Figures]) -> Option<f64> {
+    let ask = median(candidate, "ask_p50_us")?;
+    let floor = median(yardstick, "ask_p50_us")? + median(candidate, "sync_p50_us")?;
+    Some(ask / floor)
 }
 
 /// Allows as many open descriptors as may be had: each child needs a few.

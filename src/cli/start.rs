@@ -285,6 +285,7 @@ fn page(exporter: Arc<Exporter>, fleet: FleetHandle) -> Render {
         let process = process_stats::read()
             .inspect_err(|error| tracing::debug!(%error, "no figures of this process"))
             .ok();
+        fleet.sample();
         let slots = fleet.slots();
         let config = fleet.config();
         let samples: Vec<_> = slots

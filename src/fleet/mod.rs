@@ -16,7 +16,8 @@ mod session;
 mod setup;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex};
 
 use ractor::{Actor, ActorRef};
 use tokio::sync::{broadcast, mpsc, oneshot};
@@ -32,8 +33,9 @@ use crate::limits::POOL_QUEUE;
 use crate::model::{PoolName, RunId, SessionId, SlotId, SlotState, TaskSpec};
 use crate::telemetry::PoolMeters;
 use crate::telemetry::event::child::SlotStateChanged;
-use crate::telemetry::event::task::TaskQueued;
+use crate::telemetry::event::task::{QueueRejected, TaskQueued};
 use crate::telemetry::exporter::initialise_pool;
+use crate::telemetry::sets::QueueRefusal;
 use pool::{ActiveTask, Pool, PoolArgs, PoolMsg};
 use setup::{PoolShared, Shared, SlotTable, now_us};
 
@@ -76,7 +78,7 @@ pub enum SubmitError {
         why: String,
     },
     /// The queue would be longer than it may.
-    #[error("more than {POOL_QUEUE} tasks at once: submit fewer")]
+    #[error("more than {POOL_QUEUE} tasks of one pool at the same time: submit fewer, or wait")]
     TooMany,
     /// The journal takes nothing new.
     #[error("{0}")]
@@ -218,7 +220,13 @@ impl FleetHandle {
             let task = ActiveTask::new(run.clone(), spec, attempts, tell.clone());
             by_pool.entry(name).or_default().push(task);
         }
-        self.make_durable(writes).await?;
+        self.make_room(&by_pool)?;
+        if let Err(error) = self.make_durable(writes).await {
+            for (pool, tasks) in &by_pool {
+                self.left(pool, tasks.len());
+            }
+            return Err(error);
+        }
         for (task, pool) in queued {
             let run = run.clone();
             TaskQueued {
@@ -237,6 +245,44 @@ impl FleetHandle {
             }
         }
         Ok(reports)
+    }
+
+    /// Takes places in the queues of all pools, or in none.
+    fn make_room(&self, by_pool: &BTreeMap<PoolName, Vec<ActiveTask>>) -> Result<(), SubmitError> {
+        let mut taken = Vec::new();
+        for (pool, tasks) in by_pool {
+            let entry = self.0.pools.get(pool);
+            if entry.is_some_and(|entry| entry.shared.takes(tasks.len())) {
+                taken.push((pool, tasks.len()));
+                continue;
+            }
+            for (pool, count) in taken {
+                self.left(pool, count);
+            }
+            if let Some(first) = tasks.first() {
+                QueueRejected {
+                    pool,
+                    task: &first.spec.id,
+                    reason: QueueRefusal::Full,
+                }
+                .emit();
+            }
+            return Err(SubmitError::TooMany);
+        }
+        Ok(())
+    }
+
+    fn left(&self, pool: &PoolName, count: usize) {
+        if let Some(entry) = self.0.pools.get(pool) {
+            entry.shared.left(count);
+        }
+    }
+
+    /// Brings the gauges up to date that only change with time.
+    pub fn sample(&self) {
+        for entry in self.0.pools.values() {
+            entry.shared.sample();
+        }
     }
 
     async fn make_durable(&self, writes: Vec<Write>) -> Result<(), SubmitError> {
@@ -413,6 +459,8 @@ fn pools(setup: &Setup) -> Result<Vec<Arc<PoolShared>>, StartError> {
                 .ok_or_else(|| StartError::NoExtractor(pool()))?,
             meters: PoolMeters::new(&config.name),
             config: config.clone(),
+            tasks: AtomicUsize::new(0),
+            oldest: Mutex::new(None),
             first_slot,
         };
         first_slot += config.size;

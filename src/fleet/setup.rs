@@ -4,8 +4,9 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tokio::sync::{Semaphore, broadcast};
 
@@ -14,13 +15,14 @@ use super::notice::{Notice, SlotView};
 use crate::config::{Config, Pool as PoolConfig, Sandbox};
 use crate::journal::Journal;
 use crate::launch::Spawner;
-use crate::limits::{BROADCAST_EVENTS, COPIES_AT_ONCE, SPAWNS_AT_ONCE};
+use crate::limits::{BROADCAST_EVENTS, COPIES_AT_ONCE, POOL_QUEUE, SPAWNS_AT_ONCE};
 use crate::model::{SessionId, SlotId};
 use crate::policy::Policy;
 use crate::policy::extract::Extractor;
 use crate::sandbox::state_dir::StateDir;
 use crate::sandbox::uids::HeldBlock;
 use crate::telemetry::PoolMeters;
+use crate::telemetry::event::task::PoolSampled;
 
 /// What a fleet is started with.
 #[derive(Debug)]
@@ -104,8 +106,43 @@ pub(crate) struct PoolShared {
     pub(crate) policy_sha256: String,
     pub(crate) extractor: Arc<Extractor>,
     pub(crate) meters: PoolMeters,
+    /// Tasks that were taken in and are not over.
+    pub(crate) tasks: AtomicUsize,
+    /// Since when the first of the waiting tasks waits.
+    pub(crate) oldest: Mutex<Option<Instant>>,
     /// The number of the pool's first slot in the fleet: slot `i` uses uid `first_slot + i`.
     pub(crate) first_slot: u16,
+}
+
+impl PoolShared {
+    /// Makes room for more tasks; `false` if there is none.
+    pub(crate) fn takes(&self, count: usize) -> bool {
+        let add = |now: usize| now.checked_add(count).filter(|sum| *sum <= POOL_QUEUE);
+        let relaxed = Ordering::Relaxed;
+        self.tasks.fetch_update(relaxed, relaxed, add).is_ok()
+    }
+
+    /// So many tasks are over.
+    pub(crate) fn left(&self, count: usize) {
+        self.tasks.fetch_sub(count, Ordering::Relaxed);
+    }
+
+    /// Notes since when the first waiting task waits.
+    pub(crate) fn waits_since(&self, since: Option<Instant>) {
+        *self.oldest.lock().unwrap_or_else(PoisonError::into_inner) = since;
+    }
+
+    /// Shows how long the first waiting task has waited.
+    pub(crate) fn sample(&self) {
+        let since = *self.oldest.lock().unwrap_or_else(PoisonError::into_inner);
+        PoolSampled {
+            pool: &self.config.name,
+            oldest_task: since.map_or(Duration::ZERO, |since| since.elapsed()),
+            // Every request is decided at once: none waits for a person.
+            oldest_ask: Duration::ZERO,
+        }
+        .emit();
+    }
 }
 
 /// One slot's entry: how it looks now, and its log.

@@ -7,6 +7,7 @@ mod crashes;
 mod drill;
 mod escapes;
 mod first_run;
+mod orders;
 mod stall;
 mod survivors;
 mod versions;

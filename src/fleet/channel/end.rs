@@ -23,8 +23,8 @@ pub(crate) enum Cause {
     },
     /// It broke its protocol.
     Protocol(String),
-    /// It closed its stdout and lived on.
-    Mute,
+    /// It closed this pipe and lived on.
+    Mute(&'static str),
 }
 
 /// The end of a channel.
@@ -80,6 +80,7 @@ pub(crate) fn conclude(
         detail: String::new(),
         stderr,
     };
+    let walls = ended.and_then(|ended| ended.walls_failed.as_ref());
     match cause {
         Some(Cause::Spawn(error)) => {
             end.class = ExitClass::SpawnFailed;
@@ -103,25 +104,20 @@ pub(crate) fn conclude(
             end.class = ExitClass::Stopped;
             end.detail = "stopped".to_owned();
         }
-        cause @ (Some(Cause::Mute) | None) => {
-            by_status(
-                &mut end,
-                cause.is_some(),
-                ended.and_then(|e| e.walls_failed.as_ref()),
-            );
-        }
+        Some(Cause::Mute(pipe)) => by_status(&mut end, Some(pipe), walls),
+        None => by_status(&mut end, None, walls),
     }
     end
 }
 
-fn by_status(end: &mut ChannelEnd, mute: bool, walls: Option<&WallsFailure>) {
+fn by_status(end: &mut ChannelEnd, mute: Option<&str>, walls: Option<&WallsFailure>) {
     if let Some(failure) = walls {
         // The warden was lost, and everything inside with it: not the agent's own end.
         end.class = ExitClass::Signalled;
         end.detail = format!("the sandbox was lost: {failure}");
-    } else if mute {
+    } else if let Some(pipe) = mute {
         end.class = ExitClass::ProtocolFault;
-        end.detail = "the agent closed its stdout and went on running".to_owned();
+        end.detail = format!("the agent closed its {pipe} and went on running");
     } else {
         end.class = match end.status {
             Some(ExitStatus::Signal(_)) => ExitClass::Signalled,

@@ -3,10 +3,14 @@
 //! Reads, cuts into frames, takes credits, hands batches to the Channel; tells the end of the
 //! stream in-band, after everything that was read. Must not know what a frame means.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use bytes::{Bytes, BytesMut};
 use ractor::ActorRef;
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
+use tokio::task::AbortHandle;
 
 use super::ChannelMsg;
 use crate::fleet::credit::Credits;
@@ -24,20 +28,59 @@ pub(crate) enum StreamEnd {
     Failed(String),
 }
 
-/// Runs until the stream ends or nobody listens.
-pub(crate) async fn run(mut stdout: pipe::Receiver, credits: Credits, to: ActorRef<ChannelMsg>) {
-    let end = pump(&mut stdout, &credits, &to).await;
-    if let Some(end) = end {
-        let _ = to.send_message(ChannelMsg::StreamEnd(end));
+/// The running pump; dropping it ends it.
+#[derive(Debug)]
+pub(crate) struct Pump {
+    task: AbortHandle,
+    waits: Arc<AtomicBool>,
+}
+
+impl Pump {
+    /// Starts reading; ends with the stream, or when nobody listens.
+    pub(crate) fn start(
+        mut stdout: pipe::Receiver,
+        credits: Credits,
+        to: ActorRef<ChannelMsg>,
+    ) -> Self {
+        let waits = Arc::new(AtomicBool::new(false));
+        let flag = Arc::clone(&waits);
+        let task = tokio::spawn(async move {
+            let out = Out {
+                credits,
+                to,
+                waits: flag,
+            };
+            if let Some(end) = pump(&mut stdout, &out).await {
+                let _ = out.to.send_message(ChannelMsg::StreamEnd(end));
+            }
+        });
+        Self {
+            task: task.abort_handle(),
+            waits,
+        }
+    }
+
+    /// Whether it has read something and waits for credits to hand it over.
+    pub(crate) fn waits(&self) -> bool {
+        self.waits.load(Ordering::Relaxed)
     }
 }
 
+impl Drop for Pump {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Where the pump hands its batches.
+struct Out {
+    credits: Credits,
+    to: ActorRef<ChannelMsg>,
+    waits: Arc<AtomicBool>,
+}
+
 /// `None`: the Channel is gone.
-async fn pump(
-    stdout: &mut pipe::Receiver,
-    credits: &Credits,
-    to: &ActorRef<ChannelMsg>,
-) -> Option<StreamEnd> {
+async fn pump(stdout: &mut pipe::Receiver, out: &Out) -> Option<StreamEnd> {
     let mut lines = Lines::default();
     let mut since_yield = 0;
     loop {
@@ -55,7 +98,7 @@ async fn pump(
             if let Some(last) = lines.finish() {
                 frames.push(last);
             }
-            send(frames, 0, credits, to).await?;
+            send(frames, 0, out).await?;
             return Some(StreamEnd::Eof);
         }
         lines.push(chunk.freeze());
@@ -64,12 +107,12 @@ async fn pump(
             match line {
                 Ok(frame) => frames.push(frame),
                 Err(error) => {
-                    send(frames, read, credits, to).await?;
+                    send(frames, read, out).await?;
                     return Some(StreamEnd::TooLong(error));
                 }
             }
         }
-        send(frames, read, credits, to).await?;
+        send(frames, read, out).await?;
         since_yield += read;
         if since_yield >= READ_BUDGET_BYTES {
             since_yield = 0;
@@ -79,16 +122,11 @@ async fn pump(
 }
 
 /// Hands the frames over, in batches that fit the credits. `None`: nobody takes them.
-async fn send(
-    frames: Vec<Bytes>,
-    read: usize,
-    credits: &Credits,
-    to: &ActorRef<ChannelMsg>,
-) -> Option<()> {
+async fn send(frames: Vec<Bytes>, read: usize, out: &Out) -> Option<()> {
     if frames.is_empty() {
         // The middle of a long line, still a sign of life. Bounded by the line cap, not by credits.
         if read > 0 {
-            to.send_message(ChannelMsg::Alive).ok()?;
+            out.to.send_message(ChannelMsg::Alive).ok()?;
         }
         return Some(());
     }
@@ -97,8 +135,12 @@ async fn send(
         let rest = frames.split_off(frames.len().min(CREDIT_FRAMES / 2));
         let batch = std::mem::replace(&mut frames, rest);
         let bytes = batch.iter().map(Bytes::len).sum();
-        let hold = credits.take(batch.len(), bytes).await?;
-        to.send_message(ChannelMsg::Frames { batch, hold }).ok()?;
+        out.waits.store(true, Ordering::Relaxed);
+        let hold = out.credits.take(batch.len(), bytes).await?;
+        out.waits.store(false, Ordering::Relaxed);
+        out.to
+            .send_message(ChannelMsg::Frames { batch, hold })
+            .ok()?;
     }
     Some(())
 }

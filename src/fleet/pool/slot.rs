@@ -29,14 +29,12 @@ pub(crate) struct Slot {
     pub(super) work: Option<Occupied>,
     /// Counts backoffs, so that the end of an outdated one is told from the current one's.
     pub(super) round: u64,
-    /// When a child was last asked for.
-    pub(super) asked_at: Option<Instant>,
     /// When the current child was started.
     pub(super) spawned_at: Option<Instant>,
     /// Since when it has had no ready child, after a failure.
     pub(super) down_since: Option<Instant>,
     /// Somebody asked for a restart and waits for the old child's end.
-    pub(super) restarted: Option<oneshot::Sender<()>>,
+    pub(super) restarted: Vec<oneshot::Sender<()>>,
 }
 
 impl Slot {
@@ -50,10 +48,9 @@ impl Slot {
             history: History::default(),
             work: None,
             round: 0,
-            asked_at: None,
             spawned_at: None,
             down_since: None,
-            restarted: None,
+            restarted: Vec::new(),
         }
     }
 

@@ -7,6 +7,7 @@ use std::collections::{HashSet, VecDeque};
 use std::time::Instant;
 
 use serde_json::value::RawValue;
+use sha2::{Digest as _, Sha256};
 
 use super::outbox::Outbox;
 use super::prepare::Prepared;
@@ -27,10 +28,14 @@ use crate::telemetry::sets::{EvaluationError, ToolClass};
 pub(crate) struct Call {
     id: Foreign,
     name: Foreign,
-    input: Box<RawValue>,
-    canonical: String,
+    /// Its input; `None` if it is larger than can be judged.
+    input: Option<Box<RawValue>>,
+    digest: Digest,
     asked: bool,
 }
+
+/// SHA-256 of the canonical input: what an announcement and a request are compared by.
+type Digest = [u8; 32];
 
 /// The open asks and tool calls of a turn.
 #[derive(Debug, Default)]
@@ -39,8 +44,7 @@ pub(crate) struct Asks {
     open: HashSet<AskKey>,
     calls: VecDeque<Call>,
     /// Requests that came before their call: tool and canonical input.
-    requests: VecDeque<(Foreign, String)>,
-    interrupt: bool,
+    requests: VecDeque<(Foreign, Digest)>,
 }
 
 impl Asks {
@@ -59,32 +63,31 @@ impl Asks {
         self.open.clear();
     }
 
-    /// Whether the denial that is being answered must also end the turn.
-    pub(crate) const fn must_interrupt(&self) -> bool {
-        self.interrupt
-    }
-
-    /// Notes a tool call; a request that came before it makes it an asked one.
-    pub(crate) fn tool_started(&mut self, event: &Event) {
+    /// Notes a tool call; a request that came before it makes it an asked one. Gives the oldest
+    /// call back if there are too many: it must be judged now, as nothing will be known of it.
+    pub(crate) fn tool_started(&mut self, event: &Event) -> Option<Call> {
         let Event::ToolStart { id, name, input } = event else {
-            return;
+            return None;
         };
-        let canonical = canonical(input);
+        let digest = digest(input);
         let before = self
             .requests
             .iter()
-            .position(|(tool, wanted)| tool == name && *wanted == canonical);
+            .position(|(tool, wanted)| tool == name && *wanted == digest);
         let asked = before.is_some_and(|at| self.requests.remove(at).is_some());
-        if self.calls.len() >= OPEN_CALLS {
-            self.calls.pop_front();
-        }
+        let evicted = if self.calls.len() >= OPEN_CALLS {
+            self.calls.pop_front()
+        } else {
+            None
+        };
         self.calls.push_back(Call {
             id: id.clone(),
             name: name.clone(),
-            input: input.clone(),
-            canonical,
+            input: (input.get().len() <= ASK_INPUT_BYTES).then(|| input.clone()),
+            digest,
             asked,
         });
+        evicted.filter(|call| !call.asked)
     }
 
     /// A call's result came: gives the tool's name, and the call if it ran without a request.
@@ -104,14 +107,13 @@ impl Asks {
     /// Joins a request with its call: by the tool's id, else by tool and canonical input, the
     /// oldest first.
     fn note_request(&mut self, ask: &Ask) {
-        let canonical = canonical(&ask.input);
+        let digest = digest(&ask.input);
         let of_id = |call: &&mut Call| ask.tool_id.as_ref() == Some(&call.id);
         if let Some(call) = self.calls.iter_mut().find(of_id) {
             call.asked = true;
             return;
         }
-        let same =
-            |call: &&mut Call| !call.asked && call.name == ask.tool && call.canonical == canonical;
+        let same = |call: &&mut Call| !call.asked && call.name == ask.tool && call.digest == digest;
         if let Some(call) = self.calls.iter_mut().find(same) {
             call.asked = true;
             return;
@@ -119,7 +121,7 @@ impl Asks {
         if self.requests.len() >= OPEN_CALLS {
             self.requests.pop_front();
         }
-        self.requests.push_back((ask.tool.clone(), canonical));
+        self.requests.push_back((ask.tool.clone(), digest));
     }
 }
 
@@ -129,6 +131,8 @@ pub(crate) struct Decided {
     pub(crate) policy: Decision,
     pub(crate) verdict: Verdict,
     pub(crate) class: ToolClass,
+    /// The denial must also end the turn.
+    pub(crate) deny_turn: bool,
     judged: Judged,
 }
 
@@ -162,6 +166,7 @@ pub(crate) fn decide(
     work: &Work,
     ask: &Ask,
     asks: &mut Asks,
+    is_read_only: bool,
 ) -> Decided {
     let began = Instant::now();
     let crowded = asks.open.len() >= ASKS_PER_SESSION;
@@ -169,6 +174,11 @@ pub(crate) fn decide(
     asks.note_request(ask);
     let judgement = if twice {
         Judgement::refused("twice", "the same request id was used twice")
+    } else if is_read_only {
+        Judgement::refused(
+            "journal",
+            "the journal is read-only: nothing can be allowed",
+        )
     } else if crowded {
         Judgement::refused("max_pending", "too many requests are open at the same time")
     } else {
@@ -189,6 +199,7 @@ pub(crate) fn decide(
         rules: judgement.rules,
         reason: judgement.reason,
     };
+    let mut deny_turn = false;
     if verdict.decision == Decision::Ask {
         verdict.decision = Decision::Deny;
         verdict.by = DecidedBy::Timeout;
@@ -196,10 +207,8 @@ pub(crate) fn decide(
             "{}; a person would have to allow this and nobody can be asked here: do it another way or go on without it",
             verdict.reason
         );
-        asks.interrupt = pool.config.ask.on_timeout == OnTimeout::DenyTurn
+        deny_turn = pool.config.ask.on_timeout == OnTimeout::DenyTurn
             || pool.policy.on_timeout() == Some(OnTimeout::DenyTurn);
-    } else {
-        asks.interrupt = false;
     }
     PermissionRequested {
         slot: &work.slot,
@@ -212,6 +221,7 @@ pub(crate) fn decide(
         policy,
         verdict,
         class,
+        deny_turn,
         judged: Judged {
             policy: pool.policy.name().to_owned(),
             policy_sha256: pool.policy_sha256.clone(),
@@ -228,7 +238,10 @@ pub(crate) fn judge_unasked(
     work: &Work,
     call: &Call,
 ) -> Event {
-    let judgement = judge(pool, prepared, &call.name, &call.input, &Claimed::default());
+    let judgement = match &call.input {
+        Some(input) => judge(pool, prepared, &call.name, input, &Claimed::default()),
+        None => too_large(),
+    };
     UnaskedJudged {
         slot: &work.slot,
         session: &work.session,
@@ -253,10 +266,7 @@ fn judge(
     claimed: &Claimed,
 ) -> Judgement {
     if input.get().len() > ASK_INPUT_BYTES {
-        return Judgement::refused(
-            "too_large",
-            "the request's input is larger than can be judged",
-        );
+        return too_large();
     }
     let Some(prepared) = prepared else {
         return Judgement::refused("no_workspace", "there is no workspace to judge paths by");
@@ -268,6 +278,10 @@ fn judge(
 /// The kind of tool that a name stands for.
 pub(crate) fn class(pool: &PoolShared, tool: Option<&Foreign>) -> ToolClass {
     tool.map_or(ToolClass::Unknown, |tool| pool.extractor.class(tool.raw()))
+}
+
+fn too_large() -> Judgement {
+    Judgement::refused("too_large", "the input is larger than can be judged")
 }
 
 fn fresh_ask_id() -> AskId {
@@ -292,10 +306,11 @@ fn facts_json(facts: &Facts) -> String {
     serde_json::json!({"parts": parts, "not_plain": facts.not_plain}).to_string()
 }
 
-/// The input with its object keys sorted and its white space gone, so that the announcement and
-/// the request of one call compare equal.
-fn canonical(input: &RawValue) -> String {
+/// The digest of the input with its object keys sorted and its white space gone, so that the
+/// announcement and the request of one call compare equal.
+fn digest(input: &RawValue) -> Digest {
     // `Value` keeps object keys sorted.
     let value: Result<serde_json::Value, _> = serde_json::from_str(input.get());
-    value.map_or_else(|_| input.get().to_owned(), |value| value.to_string())
+    let canonical = value.map_or_else(|_| input.get().to_owned(), |value| value.to_string());
+    Sha256::digest(canonical.as_bytes()).into()
 }

@@ -33,6 +33,8 @@ pub(crate) enum After {
         asked: Instant,
         /// The verdict behind it.
         verdict: Verdict,
+        /// The denial must also end the turn.
+        deny_turn: bool,
         /// The kind of tool.
         class: ToolClass,
     },

@@ -15,6 +15,9 @@ pub(crate) fn of_turn(
     let only_denied = tally.denied > 0 && tally.allowed == 0;
     match turn {
         TurnOutcome::Completed if only_denied => TaskOutcome::Denied,
+        TurnOutcome::Completed if check_passed == Some(false) && cancelled => {
+            TaskOutcome::Cancelled
+        }
         TurnOutcome::Completed if check_passed == Some(false) => TaskOutcome::Failed,
         TurnOutcome::Completed => TaskOutcome::Done,
         TurnOutcome::Limited | TurnOutcome::Refused => TaskOutcome::Refused,
@@ -59,6 +62,7 @@ mod tests {
         check(O::Completed, (0, 1), None, false, T::Denied);
         check(O::Completed, (1, 0), Some(true), false, T::Done);
         check(O::Completed, (1, 0), Some(false), false, T::Failed);
+        check(O::Completed, (1, 0), Some(false), true, T::Cancelled);
         check(O::Completed, (0, 1), Some(true), false, T::Denied);
         check(O::Limited, (1, 0), None, false, T::Refused);
         check(O::Refused, (1, 0), None, false, T::Refused);

@@ -11,7 +11,7 @@ use super::work::Work;
 use crate::config::{Fill, Launcher, OWN_PROGRAM, WorkspaceMode};
 use crate::dialect::Opening;
 use crate::fleet::setup::{PoolShared, Shared};
-use crate::launch::{self, LaunchPlan, RunError, Walls};
+use crate::launch::{self, LaunchPlan, RunError, SpawnError, Walls};
 use crate::limits::{GIT_LIST_BYTES, GIT_LIST_TIMEOUT};
 use crate::model::{SessionId, SlotId};
 use crate::policy::Place;
@@ -19,7 +19,7 @@ use crate::sandbox::workspace::{
     CopyError, GitDir, HomeError, Listing, Manifest, Owner, Root, TreeError, TreeLinks, copy, home,
     list,
 };
-use crate::sandbox::{self, Tree, WallsRequest};
+use crate::sandbox::{self, PlanError, Tree, WallsRequest};
 use crate::wire::shim::Access;
 
 /// Where the agent finds its workspace inside walls.
@@ -73,9 +73,20 @@ pub(crate) enum PrepareError {
 }
 
 impl PrepareError {
-    /// Whether the slot is at fault, so that its next child would fare no better.
+    /// Whether the slot is at fault, so that another task's child would fare no better. What only
+    /// this task's workspace brings about is the task's own.
     pub(crate) const fn is_of_the_slot(&self) -> bool {
-        matches!(self, Self::GitWalls(_) | Self::Home(_) | Self::Plan(_))
+        match self {
+            Self::GitWalls(error) => matches!(error, RunError::Spawn(_)),
+            Self::Home(_) => true,
+            Self::Plan(error) => !matches!(
+                error,
+                PlanError::RootOwned { .. } | PlanError::NotUtf8(_) | PlanError::NotAbsolute(_)
+            ),
+            Self::Workspace { .. } | Self::Copy { .. } | Self::Git { .. } | Self::Interrupted => {
+                false
+            }
+        }
     }
 }
 
@@ -268,7 +279,9 @@ async fn copy_of(
     };
     let root = Root::open(source).map_err(unreadable)?;
     let listing = match list::git_dir(&root).map_err(unreadable)? {
-        GitDir::Dir => Listing::Git(git_list(shared, pool, source, space).await?),
+        GitDir::Dir => git_list(shared, pool, source, space)
+            .await?
+            .map_or(Listing::Everything, Listing::Git),
         _ => Listing::Everything,
     };
     let permit = shared.copying.acquire().await;
@@ -286,13 +299,14 @@ async fn copy_of(
     Ok(copied.path)
 }
 
-/// What git tracks or would track, asked inside the walls on a read-only mount.
+/// What git tracks or would track, asked inside the walls on a read-only mount; `None` where there
+/// is no git.
 async fn git_list(
     shared: &Arc<Shared>,
     pool: &Arc<PoolShared>,
     source: &Path,
     space: &Space,
-) -> Result<list::FileList, PrepareError> {
+) -> Result<Option<list::FileList>, PrepareError> {
     let bad = |why: String| PrepareError::Git {
         path: source.to_owned(),
         why,
@@ -310,14 +324,20 @@ async fn git_list(
     let plan = launch_plan(shared, pool, &space, git.argv, git.env, false)?;
     let permit = shared.spawning.acquire().await;
     let run = launch::run_to_end(&shared.spawner, plan, GIT_LIST_TIMEOUT, GIT_LIST_BYTES);
-    let finished = run.await.map_err(PrepareError::GitWalls)?;
+    let finished = run.await;
     drop(permit);
+    if let Err(RunError::Spawn(SpawnError::Exec(failure))) = &finished {
+        tracing::warn!(%failure, "git cannot be run: everything is copied, ignored files too");
+        return Ok(None);
+    }
+    let finished = finished.map_err(PrepareError::GitWalls)?;
     if finished.status.shell_code() != 0 {
         let said = String::from_utf8_lossy(&finished.stderr).into_owned();
         let said = crate::model::foreign::show(said.trim(), 300);
         return Err(bad(format!("{}: {said}", finished.status)));
     }
     list::FileList::parse(&finished.stdout, crate::limits::COPY_FILES)
+        .map(Some)
         .map_err(|error| bad(error.to_string()))
 }
 

@@ -40,7 +40,7 @@ impl Tally {
             }
             Event::ToolStart { .. } => {
                 self.output = true;
-                self.tool_calls += 1;
+                self.tool_calls = self.tool_calls.saturating_add(1);
             }
             Event::Usage(usage) | Event::TurnEnded { usage, .. } => {
                 self.usage = Usage {
@@ -97,12 +97,12 @@ impl Tally {
 
     /// Adds the sums of another attempt of the same task; the later answer stays.
     pub(crate) fn add(&mut self, later: Self) {
-        self.allowed += later.allowed;
-        self.denied += later.denied;
-        self.asked += later.asked;
-        self.unasked_denied += later.unasked_denied;
-        self.usage.input += later.usage.input;
-        self.usage.output += later.usage.output;
+        self.allowed = self.allowed.saturating_add(later.allowed);
+        self.denied = self.denied.saturating_add(later.denied);
+        self.asked = self.asked.saturating_add(later.asked);
+        self.unasked_denied = self.unasked_denied.saturating_add(later.unasked_denied);
+        self.usage.input = self.usage.input.saturating_add(later.usage.input);
+        self.usage.output = self.usage.output.saturating_add(later.usage.output);
         for rule in &later.denied_by {
             self.name_rule(rule);
         }
@@ -111,14 +111,22 @@ impl Tally {
 
     /// The end of the answer.
     pub(crate) fn answer(&self) -> Foreign {
-        Foreign::new(self.answer.clone())
+        let mut answer = self.answer.clone();
+        cut_front(&mut answer, ANSWER_BYTES);
+        Foreign::new(answer)
     }
 }
 
 /// Cuts a text from the front, at a character's border.
 fn keep_tail(text: &mut String, most: usize) {
     // Twice the bound before cutting: a text that grows by a few bytes is not moved each time.
-    if text.len() <= 2 * most {
+    if text.len() > 2 * most {
+        cut_front(text, most);
+    }
+}
+
+fn cut_front(text: &mut String, most: usize) {
+    if text.len() <= most {
         return;
     }
     let mut from = text.len() - most;

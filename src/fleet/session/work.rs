@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::prepare::Prepared;
 use super::tally::Tally;
@@ -28,6 +29,10 @@ pub(crate) struct Work {
     pub(crate) workspace: Option<PathBuf>,
     /// Instead of the pool's check.
     pub(crate) check: Option<Vec<String>>,
+    /// When the slot was given the task.
+    pub(crate) asked: Instant,
+    /// Since when the slot has had no ready child, after a failure.
+    pub(crate) down_since: Option<Instant>,
 }
 
 /// What an attempt brought.
@@ -140,11 +145,11 @@ impl CheckResult {
 /// Runs the check in the same walls as the agent.
 pub(crate) fn check(
     shared: Arc<Shared>,
-    pool: Arc<PoolShared>,
+    pool: &PoolShared,
     prepared: Option<&Prepared>,
     argv: Vec<String>,
 ) -> impl Future<Output = CheckResult> + Send + use<> {
-    let plan = prepared.map(|prepared| prepared.plan_for(&shared, &pool, argv));
+    let plan = prepared.map(|prepared| prepared.plan_for(&shared, pool, argv));
     async move {
         let plan = match plan {
             Some(Ok(plan)) => plan,
@@ -177,11 +182,19 @@ pub(crate) struct Survey {
 }
 
 /// Looks at the workspace after the child is gone, and lets the session's home go.
-pub(crate) async fn survey(prepared: Option<Prepared>, shared: Arc<Shared>) -> Survey {
-    let Some(prepared) = prepared else {
-        return Survey::default();
-    };
+pub(crate) async fn survey(
+    session: SessionId,
+    prepared: Option<Prepared>,
+    shared: Arc<Shared>,
+) -> Survey {
     let work = move || {
+        // A session of one task cannot be resumed once the task is over.
+        if let Err(error) = workspace::home::remove(&shared.state, &session) {
+            tracing::warn!(%error, "a home could not be removed");
+        }
+        let Some(prepared) = prepared else {
+            return Survey::default();
+        };
         let changes = match &prepared.before {
             Some(before) => before.changes(&prepared.root).unwrap_or_else(|error| {
                 tracing::warn!(%error, "the workspace could not be compared");
@@ -192,10 +205,6 @@ pub(crate) async fn survey(prepared: Option<Prepared>, shared: Arc<Shared>) -> S
             }),
             None => Changes::default(),
         };
-        // A session of one task cannot be resumed once the task is over.
-        if let Err(error) = workspace::home::remove(&shared.state, &prepared.session) {
-            tracing::warn!(%error, "a home could not be removed");
-        }
         if prepared.copy.is_some()
             && let Err(error) = workspace::copy::mark_ended(&shared.state, &prepared.session)
         {

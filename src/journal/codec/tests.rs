@@ -1,4 +1,4 @@
-//! Bodies survive a round trip, and those of earlier versions stay readable.
+//! Every event survives the way to the disk and back; files of earlier versions stay readable.
 
 use std::collections::HashSet;
 use std::time::Duration;

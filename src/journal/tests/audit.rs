@@ -1,4 +1,4 @@
-//! The chain of verdicts, and what of it shows a change.
+//! The audit chain: what it links, and what it finds out.
 
 use super::*;
 use crate::model::TurnOutcome;

@@ -1,4 +1,4 @@
-//! What was told to be durable is there after a kill of the process.
+//! A writer that is killed: what was acknowledged is there.
 
 use std::io::{BufRead, BufReader, Write as _};
 use std::process::{Command, Stdio};

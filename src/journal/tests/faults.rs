@@ -1,4 +1,4 @@
-//! A full or failing disk loses nothing, and is told.
+//! Locked, full and damaged disks.
 
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Which files the journal opens, and which it refuses.
+//! Opening: versions, modes, epochs.
 
 use std::os::unix::fs::PermissionsExt;
 

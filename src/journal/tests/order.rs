@@ -1,4 +1,4 @@
-//! The dense order of sessions, and what becomes of commits that break it.
+//! Order, grouping and isolation of commits.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! The page of metrics as a scraper reads it.
+//! The page: every series is there from the start, and every event lands in its own.
 
 use std::time::Duration;
 

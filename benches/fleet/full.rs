@@ -1,0 +1,225 @@
+//! The candidate: the supervisor itself, in this process, everything on.
+//!
+//! Children start with their tasks, so a load begins when all of them work: for what flows they
+//! are stopped in front of their load and go together.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use marshal::fleet::{Notice, TaskReport};
+use marshal::model::{Event, SlotId, SlotState, TaskOutcome};
+use rustix::process::{Signal, kill_process};
+use tokio::sync::{broadcast, mpsc};
+
+use crate::figures::{Cost, Figures, Latency, descriptors, resident_bytes};
+use crate::house::{Heard, House, PATIENCE};
+use crate::load::{Load, Manner};
+use crate::{Failure, Side, agents};
+
+/// What each agent sleeps in front of its load: time to be stopped in.
+const LEAD: Duration = Duration::from_secs(1);
+
+/// How long the fleet is left alone before it is measured.
+const SETTLE: Duration = Duration::from_millis(500);
+
+/// A step that ends with the run.
+const FOR_EVER: &str = "sleep 24h";
+
+/// How many writes with a sync are measured, and their size: one page of a write-ahead log.
+const SYNCS: u32 = 300;
+const SYNC_BYTES: usize = 4096;
+
+/// Lines of the protocol that an ask takes: the call, the request, the result.
+const LINES_PER_ASK: u64 = 3;
+
+/// The supervisor with everything on.
+pub(crate) struct Full(pub(crate) Manner);
+
+impl Side for Full {
+    fn name(&self) -> &'static str {
+        "marshal"
+    }
+
+    fn run(&mut self, load: &Load) -> Result<Figures, Failure> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .enable_all()
+            .build()?;
+        let manner = &self.0;
+        runtime.block_on(async {
+            match load {
+                Load::Kill { kills, .. } => kill(load, manner, *kills).await,
+                Load::Idle { .. } => idle(load, manner).await,
+                Load::Flood { lines, .. } => flow(load, manner, *lines).await,
+                Load::Ask { asks, .. } => flow(load, manner, asks * LINES_PER_ASK).await,
+            }
+        })
+    }
+}
+
+async fn flow(load: &Load, manner: &Manner, lines: u64) -> Result<Figures, Failure> {
+    let house = House::open(load, manner).await?;
+    let prompt = load.prompt().ok_or("a load without a script")?;
+    let script = format!("sleep {}s\n{prompt}", LEAD.as_secs());
+    let spawning = Instant::now();
+    let mut reports = house.submit(load.children(), &script).await?;
+    let agents = house.all_held().await?;
+    let spawn_s = spawning.elapsed().as_secs_f64();
+    tokio::time::sleep(LEAD + SETTLE).await;
+
+    let cost = Cost::begin();
+    agents.go()?;
+    let mut latency = Latency::default();
+    for _ in 0..load.children() {
+        let report = next(&mut reports).await?;
+        if report.outcome != TaskOutcome::Done {
+            return Err(format!("a task ended {:?}: {:?}", report.outcome, report.detail).into());
+        }
+        if let Load::Ask { asks, .. } = load {
+            if u64::from(report.allowed) != *asks {
+                return Err(format!("{} of {asks} asks were allowed", report.allowed).into());
+            }
+            latency.add_report(report.answer.raw())?;
+        }
+    }
+    let mut figures = Figures::default();
+    cost.note(&mut figures, lines * load.children() as u64);
+    figures.note("spawn_s", spawn_s);
+    if let Load::Ask { .. } = load {
+        figures.note_latency("ask", &latency);
+        figures.note_latency("sync", &syncs(house.dir.path())?);
+    }
+    note_heard(&mut figures, &house.close().await?);
+    Ok(figures)
+}
+
+async fn idle(load: &Load, manner: &Manner) -> Result<Figures, Failure> {
+    let house = House::open(load, manner).await?;
+    let (memory, open) = (resident_bytes()?, descriptors()?);
+    let children = load.children() as f64;
+    let spawning = Instant::now();
+    let _reports = house.submit(load.children(), FOR_EVER).await?;
+    house.all_busy(|_| Ok(())).await?;
+    let spawn_s = spawning.elapsed().as_secs_f64();
+    tokio::time::sleep(SETTLE).await;
+    let mut figures = Figures::default();
+    let cost = Cost::begin();
+    tokio::time::sleep(load.watch()).await;
+    cost.note(&mut figures, 0);
+    let resident = resident_bytes()?;
+    figures.note("spawn_s", spawn_s);
+    figures.note("rss_bytes", resident);
+    figures.note("rss_bytes_per_child", (resident - memory) / children);
+    figures.note("descriptors_per_child", (descriptors()? - open) / children);
+    let helpers = house.fleet.slots();
+    let shares = helpers
+        .iter()
+        .filter_map(|view| view.pid)
+        .map(agents::proportional_bytes);
+    let helpers: f64 = shares.sum::<Result<f64, Failure>>()?;
+    figures.note("helper_pss_bytes_per_child", helpers / children);
+    house.scrape();
+    figures.note("scrape_us", house.scrape().as_secs_f64() * 1e6);
+    house.close().await?;
+    Ok(figures)
+}
+
+async fn kill(load: &Load, manner: &Manner, kills: usize) -> Result<Figures, Failure> {
+    let house = House::open(load, manner).await?;
+    let mut notices = house.fleet.watch();
+    // One waits for each child that is killed.
+    let _reports = house.submit(load.children() + kills, FOR_EVER).await?;
+    house.all_busy(|_| Ok(())).await?;
+    tokio::time::sleep(SETTLE).await;
+    let slots = house.fleet.slots();
+    let (mut exit, mut again) = (Latency::default(), Latency::default());
+    let cost = Cost::begin();
+    for kill in 0..kills {
+        let slot = &slots[kill % slots.len()].slot;
+        let agent = agents::behind(working(&house, slot).await?)?;
+        // What happened before is of no interest.
+        notices = notices.resubscribe();
+        let killed = Instant::now();
+        kill_process(agent, Signal::KILL)?;
+        wait_for(&mut notices, slot, is_exit).await?;
+        exit.add(killed.elapsed());
+        wait_for(&mut notices, slot, is_ready).await?;
+        again.add(killed.elapsed());
+    }
+    let mut figures = Figures::default();
+    cost.note(&mut figures, kills as u64);
+    figures.note_latency("exit_known", &exit);
+    figures.note_latency("ready_again", &again);
+    house.close().await?;
+    Ok(figures)
+}
+
+async fn next(reports: &mut mpsc::Receiver<Arc<TaskReport>>) -> Result<Arc<TaskReport>, Failure> {
+    let report = tokio::time::timeout(PATIENCE, reports.recv()).await?;
+    Ok(report.ok_or("the fleet is gone")?)
+}
+
+/// The helper of a slot that works.
+async fn working(house: &House, slot: &SlotId) -> Result<u32, Failure> {
+    let since = Instant::now();
+    while since.elapsed() < PATIENCE {
+        let slots = house.fleet.slots();
+        let view = slots.iter().find(|view| view.slot == *slot);
+        if let Some((SlotState::Busy, Some(pid))) = view.map(|view| (view.state, view.pid)) {
+            return Ok(pid);
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    Err("a slot does not work".into())
+}
+
+async fn wait_for(
+    notices: &mut broadcast::Receiver<Notice>,
+    slot: &SlotId,
+    wanted: fn(&Notice, &SlotId) -> bool,
+) -> Result<(), Failure> {
+    while !wanted(
+        &tokio::time::timeout(PATIENCE, notices.recv()).await??,
+        slot,
+    ) {}
+    Ok(())
+}
+
+/// The child's end is on the disk.
+fn is_exit(notice: &Notice, of: &SlotId) -> bool {
+    let Notice::Events { slot, events, .. } = notice else {
+        return false;
+    };
+    let mut events = events.iter();
+    slot == of && events.any(|stamped| matches!(stamped.event, Event::ChildExited { .. }))
+}
+
+fn is_ready(notice: &Notice, of: &SlotId) -> bool {
+    matches!(notice, Notice::Slot { slot, state: SlotState::Ready, .. } if slot == of)
+}
+
+/// What a write and its sync cost where the journal is.
+fn syncs(dir: &Path) -> Result<Latency, Failure> {
+    let mut file = OpenOptions::new()
+        .append(true)
+        .create(true)
+        .open(dir.join("sync"))?;
+    let page = [0x5a; SYNC_BYTES];
+    let mut latency = Latency::default();
+    for _ in 0..SYNCS {
+        let began = Instant::now();
+        file.write_all(&page)?;
+        file.sync_data()?;
+        latency.add(began.elapsed());
+    }
+    Ok(latency)
+}
+
+fn note_heard(figures: &mut Figures, heard: &[Heard]) {
+    let delivered: u64 = heard.iter().map(|heard| heard.events).sum();
+    let missed: u64 = heard.iter().map(|heard| heard.missed).sum();
+    figures.note("delivered_events", delivered as f64);
+    figures.note("missed_notices", missed as f64);
+}

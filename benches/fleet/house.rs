@@ -1,0 +1,262 @@
+//! A whole supervisor in this process, everything on: journal on the disk, policy, metrics,
+//! subscribers. Put together as the command line does it, in a directory of its own.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use marshal::config::{Config, Extractor as ExtractorRef, Launcher, Origin};
+use marshal::fleet::{FleetHandle, LoadedPolicy, Notice, Setup, SlotView, Stop, TaskReport};
+use marshal::journal::Journal;
+use marshal::launch::Spawner;
+use marshal::model::{Foreign, RunId, SlotState, TaskId, TaskSpec};
+use marshal::policy::Policy;
+use marshal::policy::extract::{self, Extractor};
+use marshal::sandbox::state_dir::StateDir;
+use marshal::sandbox::uids::{self, Sources};
+use marshal::telemetry::{Build, Exporter, SlotSample};
+use tempfile::TempDir;
+use tokio::sync::{broadcast, mpsc};
+use tokio::task::JoinHandle;
+
+use crate::Failure;
+use crate::agents::Agents;
+use crate::load::{Load, Manner};
+
+/// How long one thing may take before the run has failed.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+
+/// How often slots are looked at while children start.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// The fleet's only pool.
+const POOL: &str = "bench";
+
+/// A supervisor.
+pub(crate) struct House {
+    pub(crate) fleet: FleetHandle,
+    /// On the same disk as the journal.
+    pub(crate) dir: TempDir,
+    journal: Journal,
+    exporter: Exporter,
+    upkeep: JoinHandle<()>,
+    subscribers: Vec<JoinHandle<Heard>>,
+}
+
+/// What a subscriber got.
+#[derive(Debug, Default)]
+pub(crate) struct Heard {
+    pub(crate) events: u64,
+    /// Notices that it was too slow for.
+    pub(crate) missed: u64,
+}
+
+impl House {
+    /// Starts a supervisor that has a slot for every child of the load.
+    pub(crate) async fn open(load: &Load, manner: &Manner) -> Result<Self, Failure> {
+        // Not below /tmp, which may be memory: a sync must cost what a disk costs.
+        let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"))?;
+        let workspace = dir.path().join("workspace");
+        std::fs::create_dir(&workspace)?;
+        let config = Arc::new(configuration(load, manner, dir.path().to_owned())?);
+        let state = StateDir::open(&dir.path().join("state"), &[workspace])?;
+        let exporter = Exporter::install(Build {
+            version: "bench",
+            revision: "unknown",
+            rustc: "unknown",
+        })?;
+        let journal = Journal::open(state.path())?;
+        let is_walled = manner.launcher == Launcher::Unshare;
+        let uids = if is_walled && rustix::process::geteuid().is_root() {
+            let count = u32::from(config.supervisor.max_children);
+            Some(uids::take(&Sources::host(), count)?)
+        } else {
+            None
+        };
+        let marshal = PathBuf::from(env!("CARGO_BIN_EXE_marshal"));
+        let fleet = FleetHandle::start(Setup {
+            policies: policies(&config)?,
+            extractors: extractors(&config)?,
+            config,
+            state: Arc::new(state),
+            journal: journal.clone(),
+            spawner: Spawner::with_executable(marshal.clone())?,
+            uids,
+            marshal,
+            environment: std::env::vars().collect(),
+        })
+        .await?;
+        let subscribers = (0..manner.subscribers)
+            .map(|_| tokio::spawn(listen(fleet.watch())))
+            .collect();
+        let upkeep = tokio::spawn({
+            let exporter = exporter.clone();
+            async move {
+                let mut every = tokio::time::interval(Duration::from_secs(5));
+                loop {
+                    every.tick().await;
+                    exporter.upkeep();
+                }
+            }
+        });
+        Ok(Self {
+            fleet,
+            dir,
+            journal,
+            exporter,
+            upkeep,
+            subscribers,
+        })
+    }
+
+    /// Hands in `count` tasks with the same script.
+    pub(crate) async fn submit(
+        &self,
+        count: usize,
+        script: &str,
+    ) -> Result<mpsc::Receiver<Arc<TaskReport>>, Failure> {
+        let task = |number| -> Result<TaskSpec, Failure> {
+            Ok(TaskSpec {
+                id: TaskId::new(&format!("t{number}"))?,
+                prompt: Foreign::from(script),
+                pool: None,
+                workspace: None,
+                attempts: None,
+                check: None,
+            })
+        };
+        let tasks = (1..=count).map(task).collect::<Result<_, _>>()?;
+        let run = RunId::new(POOL)?;
+        Ok(self.fleet.submit(run, POOL, tasks).await?)
+    }
+
+    /// Waits until every slot works at its task. Agents found working are handed to `found`.
+    pub(crate) async fn all_busy(
+        &self,
+        mut found: impl FnMut(&SlotView) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let since = Instant::now();
+        let mut known = BTreeMap::new();
+        loop {
+            let slots = self.fleet.slots();
+            for view in &slots {
+                if view.state == SlotState::Parked {
+                    return Err(format!("{} is parked: {:?}", view.slot, view.note).into());
+                }
+                if view.state == SlotState::Busy && !known.contains_key(&view.slot) {
+                    found(view)?;
+                    known.insert(view.slot.clone(), ());
+                }
+            }
+            if known.len() == slots.len() {
+                return Ok(());
+            }
+            if since.elapsed() > PATIENCE {
+                return Err(format!("{} of {} slots work", known.len(), slots.len()).into());
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// The agent processes of all slots, stopped as soon as each of them works.
+    pub(crate) async fn all_held(&self) -> Result<Agents, Failure> {
+        let mut agents = Agents::default();
+        self.all_busy(|view| agents.hold(view.pid.ok_or("a child without a pid")?))
+            .await?;
+        Ok(agents)
+    }
+
+    /// How long the page of metrics takes.
+    pub(crate) fn scrape(&self) -> Duration {
+        let began = Instant::now();
+        let slots = self.fleet.slots();
+        let samples: Vec<_> = slots
+            .iter()
+            .map(|view| SlotSample {
+                slot: &view.slot,
+                agent: "marshal",
+                protocol: "scaiflux",
+                up: view.up,
+                start_time_seconds: view.started_at,
+                last_exit_code: view.last_exit_code,
+            })
+            .collect();
+        std::hint::black_box(self.exporter.render(None, &samples));
+        began.elapsed()
+    }
+
+    /// Ends everything; says what the subscribers got.
+    pub(crate) async fn close(self) -> Result<Vec<Heard>, Failure> {
+        self.fleet.stop(Stop::Now).await;
+        self.upkeep.abort();
+        drop(self.fleet);
+        let mut heard = Vec::new();
+        for subscriber in self.subscribers {
+            heard.push(tokio::time::timeout(PATIENCE, subscriber).await??);
+        }
+        let journal = self.journal;
+        tokio::task::spawn_blocking(move || journal.close(PATIENCE)).await??;
+        self.dir.close()?;
+        Ok(heard)
+    }
+}
+
+/// Takes every notice and looks into it, until the fleet is gone.
+async fn listen(mut notices: broadcast::Receiver<Notice>) -> Heard {
+    let mut heard = Heard::default();
+    loop {
+        match notices.recv().await {
+            Ok(Notice::Events { events, .. }) => heard.events += events.len() as u64,
+            Ok(_) => {}
+            Err(broadcast::error::RecvError::Lagged(missed)) => heard.missed += missed,
+            Err(broadcast::error::RecvError::Closed) => return heard,
+        }
+    }
+}
+
+fn configuration(load: &Load, manner: &Manner, dir: PathBuf) -> Result<Config, Failure> {
+    let mut command = load.command();
+    "marshal".clone_into(&mut command[0]);
+    let text = format!(
+        "[supervisor]\nmax_children = {children}\n\
+         [pool.{POOL}]\nsize = {children}\ncommand = {command:?}\ndialect = \"scaiflux\"\n\
+         launcher = \"{launcher}\"\npolicy = \"developer\"\n\
+         workspace = {{ path = \"workspace\", mode = \"copy\" }}\n\
+         restart = {{ budget = 100000, base = \"1ms\", max = \"1ms\" }}\n\
+         timeouts = {{ handshake = \"10m\", silence = \"none\" }}\n",
+        children = load.children(),
+        launcher = manner.launcher.word(),
+    );
+    let origin = Origin {
+        file: None,
+        dir,
+        named: true,
+    };
+    Ok(Config::parse(&text, &origin)?)
+}
+
+fn policies(config: &Config) -> Result<BTreeMap<String, LoadedPolicy>, Failure> {
+    let load = |name: &String| -> Result<_, Failure> {
+        let policy = Policy::builtin(name).ok_or("there is no such policy")?;
+        let loaded = LoadedPolicy {
+            policy: Arc::new(policy),
+            sha256: "0".repeat(64),
+        };
+        Ok((name.clone(), loaded))
+    };
+    config.pools.iter().map(|pool| load(&pool.policy)).collect()
+}
+
+fn extractors(config: &Config) -> Result<BTreeMap<String, Arc<Extractor>>, Failure> {
+    let mut parsed = BTreeMap::new();
+    for pool in &config.pools {
+        let text = match &pool.extractor {
+            ExtractorRef::BuiltIn(name) => extract::builtin_text(name),
+            ExtractorRef::Inline(text) => Some(text.as_str()),
+        };
+        let extractor = Extractor::parse(text.ok_or("there is no such extractor")?)?;
+        parsed.insert(pool.name.to_string(), Arc::new(extractor));
+    }
+    Ok(parsed)
+}

@@ -1,0 +1,391 @@
+//! What a Channel does with what comes: output through the dialect to the session, commands
+//! through the dialect to the child.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use ractor::ActorRef;
+use tokio::task::JoinHandle;
+
+use super::deadlines::Drain;
+use super::stdin::{NoPlace, Stdin};
+use super::stdout::StreamEnd;
+use super::{Cause, ChannelMsg, stderr, stdout};
+use crate::dialect::{self, Command, Dialect, Effect, Fault, Input, Opening};
+use crate::fleet::credit::{Credits, Hold};
+use crate::fleet::session::{Item, SessionMsg};
+use crate::fleet::setup::{PoolShared, Shared};
+use crate::launch::{self, Ended, KeeperHandle, Launched, SpawnError};
+use crate::lifecycle::stop::{Ladder, Step};
+use crate::lifecycle::watch::Watch;
+use crate::model::{Event, EventKind, SessionId, SlotId};
+use crate::telemetry::event::child::{ChildHung, ChildSpawned, ProtocolError, SandboxFailed};
+use crate::telemetry::sets::{Hang, LineFault, SpawnResult, Stream};
+use crate::wire::ndjson::LineError;
+
+/// The process is gone: how, where anybody could say.
+#[derive(Debug)]
+pub(super) struct Gone(pub(super) Option<Ended>);
+
+/// Its state.
+pub(crate) struct ChannelState {
+    pub(super) session: ActorRef<SessionMsg>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) pool: Arc<PoolShared>,
+    pub(super) slot: SlotId,
+    pub(super) session_id: SessionId,
+    pub(super) began: Instant,
+    pub(super) opening: Opening,
+    pub(super) dialect: Box<dyn Dialect>,
+    pub(super) credits: Credits,
+    pub(super) stdin: Option<Stdin>,
+    /// Dropping it kills the whole tree, so that a panic here leaves nothing behind.
+    pub(super) keeper: Option<KeeperHandle>,
+    pub(super) watch: Watch,
+    pub(super) ladder: Ladder,
+    pub(super) ready: bool,
+    /// Why the child must end; the first cause holds.
+    pub(super) cause: Option<Cause>,
+    pub(super) stream_end: Option<StreamEnd>,
+    /// Set when the process is gone.
+    pub(super) ended: Option<Gone>,
+    /// When what is left in the pipes of a process that is gone must have been read.
+    pub(super) drain: Option<Drain>,
+    pub(super) stderr_ended: bool,
+    pub(super) pump: Option<stdout::Pump>,
+    /// A prompt is on its way to the pipe.
+    pub(super) prompting: bool,
+    /// Which pipe the child closed while it went on running.
+    pub(super) broken: Option<&'static str>,
+    pub(super) told_end: bool,
+    pub(super) timer: Option<(Instant, JoinHandle<()>)>,
+}
+
+impl ChannelState {
+    pub(super) fn launched(
+        &mut self,
+        launched: Launched,
+        myself: &ActorRef<ChannelMsg>,
+        now: Instant,
+    ) {
+        let log = self.shared.slots.log(&self.slot);
+        let log = log.cloned().unwrap_or_else(stderr::StderrLog::new);
+        log.clear();
+        let meters = self.pool.meters.clone();
+        let to = myself.clone();
+        tokio::spawn(async move {
+            let count = move |bytes: usize| meters.bytes(Stream::Stderr, bytes as u64);
+            stderr::run(launched.stderr, log, count).await;
+            let _ = to.send_message(ChannelMsg::StderrEnd);
+        });
+        let credits = self.credits.clone();
+        self.pump = Some(stdout::Pump::start(
+            launched.stdout,
+            credits,
+            myself.clone(),
+        ));
+        self.stdin = Some(Stdin::start(launched.stdin, myself.clone()));
+        let to = myself.clone();
+        let (keeper, ended) = launch::keep(launched.process, self.pool.config.stop);
+        self.keeper = Some(keeper);
+        tokio::spawn(async move {
+            let ended = ended.await.ok();
+            let _ = to.send_message(ChannelMsg::Ended(ended));
+        });
+        for note in &launched.notes {
+            tracing::warn!(slot = %self.slot, note, "sandbox");
+        }
+        ChildSpawned {
+            slot: &self.slot,
+            session: &self.session_id,
+            result: SpawnResult::Ok,
+            pid: Some(launched.pid),
+            took: now.saturating_duration_since(self.began),
+        }
+        .emit();
+        self.send(vec![Item::Started { pid: launched.pid }], None);
+        // The handshake's time begins with the process, not with its place in the queue.
+        self.watch = Watch::spawned(self.pool.config.timeouts.clone(), now);
+        if self.ladder.has_begun() {
+            // Whoever stopped it did so before it existed: it has nothing to say goodbye to.
+            self.watch.turn_ended();
+            self.ladder.force(now);
+            if let Some(keeper) = &self.keeper {
+                keeper.kill();
+            }
+            return;
+        }
+        let mut effects = Vec::new();
+        self.dialect.open(&self.opening, now, &mut effects);
+        self.carry_out(effects, None, now);
+    }
+
+    pub(super) fn not_launched(&mut self, error: SpawnError) {
+        ChildSpawned {
+            slot: &self.slot,
+            session: &self.session_id,
+            result: SpawnResult::from_word(error.metric_result())
+                .unwrap_or(SpawnResult::ForkFailed),
+            pid: None,
+            took: self.began.elapsed(),
+        }
+        .emit();
+        if let Some(stage) = error.stage() {
+            SandboxFailed {
+                slot: &self.slot,
+                stage,
+                detail: &error.to_string(),
+            }
+            .emit();
+        }
+        self.cause = Some(Cause::Spawn(error));
+        self.stream_end = Some(StreamEnd::Eof);
+        self.stderr_ended = true;
+        self.ended = Some(Gone(None));
+    }
+
+    pub(super) fn frames(&mut self, batch: &[Bytes], hold: Hold, now: Instant) {
+        self.watch.bytes(now);
+        let mut bytes = 0;
+        for frame in batch {
+            bytes += frame.len() as u64 + 1;
+            self.pool.meters.line(frame.len());
+        }
+        self.pool.meters.bytes(Stream::Stdout, bytes);
+        let mut effects = Vec::with_capacity(batch.len());
+        for frame in batch {
+            self.dialect.input(Input::Frame(frame), now, &mut effects);
+        }
+        self.count(&effects);
+        dialect::merge_text(&mut effects);
+        self.carry_out(effects, Some(hold), now);
+        self.pool.meters.processed(now.elapsed());
+    }
+
+    pub(super) fn stream_ended(&mut self, end: StreamEnd, now: Instant) {
+        let mut effects = Vec::new();
+        let input = match &end {
+            StreamEnd::TooLong(LineError::TooLong { head, .. }) => Input::TooLong(head),
+            StreamEnd::Eof | StreamEnd::Failed(_) => Input::Eof,
+        };
+        self.dialect.input(input, now, &mut effects);
+        self.carry_out(effects, None, now);
+        match &end {
+            StreamEnd::Eof => {
+                // Most often it has just ended. If it lives on without a voice, the next step
+                // of the ladder says so.
+                self.lost_a_pipe("stdout", now);
+            }
+            StreamEnd::TooLong(error) => self.fault(Cause::Protocol(error.to_string()), now),
+            StreamEnd::Failed(why) => {
+                self.fault(
+                    Cause::Protocol(format!("stdout cannot be read: {why}")),
+                    now,
+                );
+            }
+        }
+        self.stream_end = Some(end);
+    }
+
+    /// The child closed one of its pipes. Most often it has just ended; if it lives on, the ladder
+    /// ends it, and then that is why.
+    fn lost_a_pipe(&mut self, which: &'static str, now: Instant) {
+        if self.ended.is_none() {
+            self.broken.get_or_insert(which);
+            self.watch.turn_ended();
+            self.ladder.begin_at(Step::CloseStdin, now);
+        }
+    }
+
+    pub(super) fn stdin_failed(&mut self, why: &str, now: Instant) {
+        tracing::debug!(slot = %self.slot, why, "the child's stdin is closed");
+        self.stdin = None;
+        self.lost_a_pipe("stdin", now);
+    }
+
+    /// The prompt is in the child's pipe: from here on its task has begun.
+    pub(super) fn prompt_written(&mut self) {
+        if std::mem::take(&mut self.prompting) {
+            self.send(vec![Item::PromptSent], None);
+        }
+    }
+
+    pub(super) fn process_ended(&mut self, ended: Option<Ended>, now: Instant) {
+        self.ended = Some(Gone(ended));
+        self.ladder.exited();
+        self.watch.turn_ended();
+        // Whoever held the pipe is dead: what is in it is all there will be.
+        self.stdin = None;
+        self.drain = Some(Drain::new(now));
+    }
+
+    pub(super) fn stop(&mut self, now: Instant) {
+        self.cause.get_or_insert(Cause::Wanted);
+        self.watch.turn_ended();
+        self.ladder.begin(now);
+    }
+
+    pub(super) fn kill(&mut self, now: Instant) {
+        self.cause.get_or_insert(Cause::Wanted);
+        self.watch.turn_ended();
+        self.ladder.force(now);
+    }
+
+    pub(super) fn command(&mut self, command: Command, now: Instant) {
+        let is_prompt = matches!(command, Command::Prompt { .. });
+        match &command {
+            Command::Prompt { .. } => self.watch.turn_began(now),
+            Command::Cancel => self.watch.cancel_sent(now),
+            Command::Answer { .. } => self.watch.ask_closed(now),
+            Command::Slash { .. } | Command::Goodbye => {}
+        }
+        let mut effects = Vec::new();
+        match self.dialect.command(command, now, &mut effects) {
+            Ok(()) => {
+                self.prompting |= is_prompt;
+                self.carry_out(effects, None, now);
+            }
+            Err(refused) => {
+                tracing::debug!(slot = %self.slot, %refused, "a command was refused");
+                if is_prompt {
+                    self.fault(
+                        Cause::Protocol(format!("the prompt was refused: {refused}")),
+                        now,
+                    );
+                }
+            }
+        }
+    }
+
+    /// Counts what came, before adjacent pieces are merged.
+    pub(super) fn count(&self, effects: &[Effect]) {
+        for effect in effects {
+            match effect {
+                Effect::Event(event) => {
+                    self.pool.meters.event(event.kind());
+                    if let Event::BadLine { reason, head } = event {
+                        ProtocolError {
+                            slot: &self.slot,
+                            session: &self.session_id,
+                            reason: LineFault::from_word(reason).unwrap_or(LineFault::BadShape),
+                            head,
+                        }
+                        .emit(&self.pool.meters);
+                    }
+                }
+                Effect::Ask(_) => self.pool.meters.event(EventKind::Asked),
+                Effect::Ready(_) => self.pool.meters.event(EventKind::Ready),
+                _ => {}
+            }
+        }
+    }
+
+    /// Does what the dialect wants, in its order, and hands the rest to the session.
+    pub(super) fn carry_out(&mut self, effects: Vec<Effect>, hold: Option<Hold>, now: Instant) {
+        let mut items = Vec::with_capacity(effects.len());
+        for effect in effects {
+            match effect {
+                Effect::Event(event) => {
+                    // An answer may overtake the word that its prompt was written.
+                    if matches!(event, Event::TurnStarted { .. } | Event::TurnEnded { .. })
+                        && std::mem::take(&mut self.prompting)
+                    {
+                        items.push(Item::PromptSent);
+                    }
+                    self.note(&event, now);
+                    items.push(Item::Event(event));
+                }
+                Effect::Ready(info) => {
+                    self.ready = true;
+                    self.watch.ready();
+                    items.push(Item::Ready(info));
+                }
+                Effect::Ask(ask) => {
+                    self.watch.ask_opened();
+                    items.push(Item::Ask(ask));
+                }
+                Effect::Withdrawn(key) => {
+                    self.watch.ask_closed(now);
+                    items.push(Item::Withdrawn(key));
+                }
+                Effect::Write(bytes) => self.write(bytes, now),
+                Effect::CloseInput => self.close_stdin(),
+                Effect::ExitWanted => {
+                    self.cause.get_or_insert(Cause::Wanted);
+                }
+                Effect::SessionCleared => items.push(Item::Cleared),
+                Effect::Fault(Fault::Version { theirs, ours }) => {
+                    self.fault(Cause::Version { theirs, ours }, now);
+                    break;
+                }
+                Effect::Fault(Fault::Protocol(why)) => {
+                    self.fault(Cause::Protocol(why), now);
+                    break;
+                }
+            }
+        }
+        if !items.is_empty() || hold.is_some() {
+            self.send(items, hold);
+        }
+    }
+
+    pub(super) fn note(&mut self, event: &Event, now: Instant) {
+        match event {
+            Event::ToolStart { .. } => self.watch.tool_opened(),
+            Event::ToolResult { .. } => self.watch.tool_closed(now),
+            Event::TurnEnded { .. } => self.watch.turn_ended(),
+            _ => {}
+        }
+    }
+
+    pub(super) fn write(&mut self, bytes: Vec<u8>, now: Instant) {
+        let Some(stdin) = &self.stdin else { return };
+        self.pool.meters.stdin_queued();
+        // A prompt is only sent to an idle agent, whose queue is empty; all else is an answer, a
+        // cancel or a goodbye, of which a turn has a bounded number.
+        match stdin.write(bytes, now) {
+            Ok(()) => {}
+            Err(NoPlace::Closed) => {
+                self.pool.meters.stdin_dropped();
+                self.stdin = None;
+            }
+            Err(NoPlace::Full) => {
+                self.pool.meters.stdin_dropped();
+                self.hung(Hang::StdinBlocked, now);
+                let why = "the child does not read its stdin".to_owned();
+                self.fault(Cause::Protocol(why), now);
+            }
+        }
+    }
+
+    pub(super) fn hung(&self, kind: Hang, now: Instant) {
+        ChildHung {
+            slot: &self.slot,
+            session: &self.session_id,
+            kind,
+            after: now.saturating_duration_since(self.began),
+        }
+        .emit();
+    }
+
+    pub(super) fn close_stdin(&mut self) {
+        if let Some(stdin) = self.stdin.take() {
+            // A full queue means that the child does not read: dropping the sender closes the
+            // pipe after what is queued all the same.
+            let _ = stdin.close();
+        }
+    }
+
+    pub(super) fn fault(&mut self, cause: Cause, now: Instant) {
+        if self.ended.is_none() {
+            self.cause.get_or_insert(cause);
+            self.watch.turn_ended();
+            self.ladder.begin_at(Step::CloseStdin, now);
+        }
+    }
+
+    pub(super) fn send(&self, items: Vec<Item>, hold: Option<Hold>) {
+        let _ = self.session.send_message(SessionMsg::Batch { items, hold });
+    }
+}

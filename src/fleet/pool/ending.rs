@@ -1,0 +1,294 @@
+//! What becomes of a slot and of a task when an attempt is over.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::PoolMsg;
+use super::state::PoolState;
+use super::task::{self, ActiveTask};
+use crate::config::OnCrash;
+use crate::fleet::notice::Notice;
+use crate::fleet::session::Attempt;
+use crate::fleet::setup::now_us;
+use crate::journal::{Commit, Refusal, TaskChange, Write};
+use crate::lifecycle::restart::{self, Next};
+use crate::lifecycle::state::SlotEvent;
+use crate::model::{ExitClass, ExitStatus, Foreign, TaskOutcome, TurnOutcome};
+use crate::telemetry::event::child::{ChildRestarted, SlotParked};
+use crate::telemetry::event::task::{EndedFrom, TaskEnded, TaskQueued};
+use crate::telemetry::sets::RestartCause;
+
+impl PoolState {
+    /// A session is over: what of its slot, and what of its task?
+    pub(super) fn attempt_ended(&mut self, attempt: &Attempt) {
+        let index = attempt.index;
+        let Some(slot) = self.slot(index) else { return };
+        if slot.work.as_ref().map(|work| &work.session) != Some(&attempt.session) {
+            return;
+        }
+        let Some(occupied) = slot.work.take() else {
+            return;
+        };
+        let mut task = occupied.task;
+        if attempt.begun {
+            task.sent += 1;
+        }
+        let slot_id = slot.id.clone();
+        let code = attempt.end.as_ref().and_then(|end| end.status);
+        self.shared.slots.change(&slot_id, |view| {
+            view.task = None;
+            view.session = None;
+            view.pid = None;
+            view.last_exit_code = code.map(ExitStatus::shell_code).or(view.last_exit_code);
+        });
+        let parked = self.child_ended(index, attempt, &mut task);
+        task.take_in(&slot_id, attempt);
+        self.what_of_the_task(task, attempt, parked);
+        let waiting = self
+            .slot(index)
+            .map(|slot| std::mem::take(&mut slot.restarted));
+        for done in waiting.into_iter().flatten() {
+            let _ = done.send(());
+        }
+    }
+
+    /// Restart decision. Gives the reason if the slot parks.
+    pub(super) fn child_ended(
+        &mut self,
+        index: u16,
+        attempt: &Attempt,
+        task: &mut ActiveTask,
+    ) -> Option<String> {
+        let now = Instant::now();
+        let restart = self.pool.config.restart.clone();
+        let slot = &mut self.slots[usize::from(index)];
+        if attempt.turn == Some(TurnOutcome::Completed) {
+            slot.history.turn_completed();
+        }
+        let Some(end) = &attempt.end else {
+            self.change(index, SlotEvent::GoneToRest, None);
+            return None;
+        };
+        let by_hand = !slot.restarted.is_empty();
+        let lived = slot.spawned_at.take().map_or(Duration::ZERO, |at| now - at);
+        if end.class.is_wanted() || by_hand || self.stopping || self.cancelled {
+            if by_hand {
+                self.restarted(index, RestartCause::Manual, Duration::ZERO);
+            }
+            self.change(index, SlotEvent::GoneToRest, None);
+            return None;
+        }
+        slot.down_since.get_or_insert(now);
+        let failure = restart::End {
+            class: end.class,
+            status: end.status,
+            was_ready: end.was_ready,
+            lived,
+            detail: end.detail.clone(),
+        };
+        let random = rand::random::<f64>();
+        let next = restart::decide(&mut slot.history, &failure, &restart, now, random);
+        self.submit(Write::SlotFailure {
+            slot: self.slots[usize::from(index)].id.clone(),
+            class: end.class,
+            at_us: now_us(),
+            detail: end.detail.clone(),
+        });
+        match next {
+            Next::Start { after } => {
+                task.restarts += 1;
+                task.backoff += after;
+                self.restarted(index, cause(end.class), after);
+                self.back_off(index, after, &end.detail);
+                None
+            }
+            Next::Park { reason } => {
+                SlotParked {
+                    slot: &self.slots[usize::from(index)].id,
+                    class: end.class,
+                    reason: &reason,
+                }
+                .emit();
+                self.change(index, SlotEvent::Parked, Some(reason.clone()));
+                Some(reason)
+            }
+            Next::Rest => {
+                self.change(index, SlotEvent::GoneToRest, None);
+                None
+            }
+        }
+    }
+
+    pub(super) fn restarted(&self, index: u16, cause: RestartCause, delay: Duration) {
+        let slot = &self.slots[usize::from(index)];
+        let spent = slot.history.ages(Instant::now()).count();
+        let budget = self.pool.config.restart.budget;
+        ChildRestarted {
+            slot: &slot.id,
+            cause,
+            delay,
+            budget_left: budget.saturating_sub(u32::try_from(spent).unwrap_or(u32::MAX)),
+        }
+        .emit();
+    }
+
+    pub(super) fn back_off(&mut self, index: u16, after: Duration, why: &str) {
+        let slot = &mut self.slots[usize::from(index)];
+        slot.round += 1;
+        let round = slot.round;
+        self.change(index, SlotEvent::GoneToBackoff, Some(why.to_owned()));
+        let to = self.myself.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(after).await;
+            let _ = to.send_message(PoolMsg::BackoffOver { index, round });
+        });
+    }
+
+    pub(super) fn backoff_over(&mut self, index: u16, round: u64) {
+        if self.slot(index).is_some_and(|slot| slot.round == round) {
+            self.change(index, SlotEvent::BackoffOver, None);
+        }
+    }
+
+    pub(super) fn what_of_the_task(
+        &mut self,
+        task: ActiveTask,
+        attempt: &Attempt,
+        parked: Option<String>,
+    ) {
+        let closing = self.cancelled || self.stopping || task.cancelled;
+        let more = task.sent < task.attempts && !closing;
+        let again = match task::verdict(attempt, closing) {
+            task::After::Ended(outcome, why) => return self.end_one(task, outcome, why),
+            task::After::Unbegun => match parked {
+                // Nobody else should suffer what parked this slot: the task ends with its reason.
+                Some(reason) => return self.end_one(task, TaskOutcome::Failed, Some(reason)),
+                None => true,
+            },
+            task::After::Lost(why) => {
+                let retry = self.pool.config.restart.on_crash == OnCrash::Retry && more;
+                if !retry {
+                    return self.end_one(task, TaskOutcome::Lost, Some(why));
+                }
+                true
+            }
+            task::After::CheckFailed(why) => {
+                if !more {
+                    return self.end_one(task, TaskOutcome::Failed, Some(why));
+                }
+                true
+            }
+        };
+        if again {
+            self.submit(Write::TaskUpdated {
+                run: task.run.clone(),
+                task: task.spec.id.clone(),
+                at_us: now_us(),
+                change: TaskChange::Requeued,
+            });
+            TaskQueued {
+                pool: &self.pool.config.name,
+                task: &task.spec.id,
+            }
+            .emit();
+            let mut task = task;
+            task.queued = Instant::now();
+            self.queue.push_front(task);
+        }
+    }
+
+    fn end_one(&self, task: ActiveTask, outcome: TaskOutcome, why: Option<String>) {
+        self.end(vec![(task, outcome, why)], EndedFrom::Slot);
+    }
+
+    /// Ends tasks, in one commit: their ends are told only when they are durable.
+    pub(super) fn end(&self, tasks: Vec<Ending>, from: EndedFrom) {
+        if tasks.is_empty() {
+            return;
+        }
+        self.pool.left(tasks.len());
+        let mut writes = Vec::with_capacity(tasks.len());
+        let mut told = Vec::with_capacity(tasks.len());
+        for (task, outcome, why) in tasks {
+            TaskEnded {
+                pool: &self.pool.config.name,
+                task: &task.spec.id,
+                outcome,
+                detail: &Foreign::new(why.clone().unwrap_or_default()).show(300),
+                from,
+            }
+            .emit();
+            let (report, tell) = task.into_report(&self.pool.config.name, outcome, why);
+            let detail = report.detail.as_ref().map(|detail| detail.raw().to_owned());
+            writes.push(Write::TaskUpdated {
+                run: report.run.clone(),
+                task: report.task.clone(),
+                at_us: now_us(),
+                change: TaskChange::Ended {
+                    outcome,
+                    detail: detail.unwrap_or_default(),
+                    result: String::new(),
+                },
+            });
+            told.push((Arc::new(report), tell));
+        }
+        let shared = Arc::clone(&self.shared);
+        let commit = Commit::of(writes).then(move |_| {
+            for (report, tell) in told {
+                shared.tell(Notice::Ended(Arc::clone(&report)));
+                // Its channel has a place for every task of its run.
+                let _ = tell.try_send(report);
+            }
+        });
+        self.hand_over(commit);
+    }
+
+    pub(super) fn submit(&self, write: Write) {
+        self.hand_over(Commit::of(vec![write]));
+    }
+
+    /// Gives a commit to the journal; one that is refused is offered again until it is taken.
+    fn hand_over(&self, commit: Commit) {
+        let Err(refused) = self.shared.journal.submit(commit) else {
+            return;
+        };
+        let journal = self.shared.journal.clone();
+        tokio::spawn(async move {
+            let mut refused = refused;
+            while refused.reason != Refusal::Closed {
+                tokio::time::sleep(AGAIN).await;
+                match journal.submit(*refused.commit) {
+                    Ok(()) => return,
+                    Err(again) => refused = again,
+                }
+            }
+            tracing::error!("rows were not journalled: the journal is closed");
+        });
+    }
+}
+
+/// A task at its end: how, and why.
+pub(super) type Ending = (ActiveTask, TaskOutcome, Option<String>);
+
+/// The end of a task that waits: `skipped` if it never began, else what its last attempt was.
+pub(super) fn unbegun(task: ActiveTask, why: &str) -> Ending {
+    let outcome = match task.sent {
+        0 => TaskOutcome::Skipped,
+        _ => TaskOutcome::Lost,
+    };
+    (task, outcome, Some(why.to_owned()))
+}
+
+/// How long to wait before offering a refused commit again.
+const AGAIN: Duration = Duration::from_millis(100);
+
+/// The label of `marshal_child_restarts_total{cause}`.
+const fn cause(class: ExitClass) -> RestartCause {
+    match class {
+        ExitClass::OutOfMemory => RestartCause::Oom,
+        ExitClass::HandshakeTimeout => RestartCause::Hang,
+        ExitClass::ProtocolFault | ExitClass::VersionRefused => RestartCause::Protocol,
+        ExitClass::SpawnFailed => RestartCause::Spawn,
+        _ => RestartCause::Crash,
+    }
+}

@@ -1,0 +1,273 @@
+//! What a pool knows, and how tasks meet slots.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use ractor::{ActorId, ActorRef, ActorRuntime};
+use tokio::sync::oneshot;
+
+use super::ending::unbegun;
+use super::slot::{Occupied, Slot};
+use super::{ActiveTask, PoolMsg};
+use crate::fleet::notice::Notice;
+use crate::fleet::session::{Attempt, Session, SessionArgs, SessionMsg, Work};
+use crate::fleet::setup::{PoolShared, Shared, now_us};
+use crate::journal::Write;
+use crate::lifecycle::state::SlotEvent;
+use crate::model::{RunId, SessionId, SlotState, TaskOutcome};
+use crate::telemetry::event::child::SlotStateChanged;
+use crate::telemetry::event::task::{EndedFrom, TaskStarted};
+
+/// Its state.
+pub(crate) struct PoolState {
+    pub(super) myself: ActorRef<PoolMsg>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) pool: Arc<PoolShared>,
+    pub(super) slots: Vec<Slot>,
+    pub(super) queue: VecDeque<ActiveTask>,
+    /// No new task starts.
+    pub(super) cancelled: bool,
+    /// Nothing starts, and the pool ends with its last session.
+    pub(super) stopping: bool,
+}
+
+impl PoolState {
+    /// Ends every waiting task.
+    fn end_waiting(&mut self, why: &str) {
+        let ended = self
+            .queue
+            .drain(..)
+            .map(|task| unbegun(task, why))
+            .collect();
+        self.end(ended, EndedFrom::Queue);
+    }
+
+    pub(super) fn slot(&mut self, index: u16) -> Option<&mut Slot> {
+        self.slots.get_mut(usize::from(index))
+    }
+
+    /// Moves a slot by the table, and shows it.
+    pub(super) fn change(&mut self, index: u16, change: SlotEvent, note: Option<String>) {
+        let Some(slot) = self.slots.get_mut(usize::from(index)) else {
+            return;
+        };
+        let from = slot.state;
+        if !slot.apply(change) {
+            return;
+        }
+        let (id, state) = (slot.id.clone(), slot.state);
+        SlotStateChanged {
+            slot: &id,
+            from: Some(from),
+            to: Some(state),
+        }
+        .emit();
+        let (note_shown, started) = (note.clone(), change == SlotEvent::Spawned);
+        self.shared.slots.change(&id, |view| {
+            view.state = state;
+            view.note = note_shown;
+            view.up = matches!(
+                state,
+                SlotState::Ready | SlotState::Busy | SlotState::Cancelling
+            );
+            if started {
+                view.started_at = Some(now_us() as f64 / 1e6);
+            }
+        });
+        self.shared.tell(Notice::Slot {
+            slot: id,
+            state,
+            note,
+        });
+    }
+
+    pub(super) fn slot_moved(
+        &mut self,
+        index: u16,
+        session: &SessionId,
+        change: SlotEvent,
+        pid: Option<u32>,
+    ) {
+        let Some(slot) = self.slot(index) else { return };
+        let current = slot.work.as_ref().map(|work| &work.session);
+        if current != Some(session) {
+            return;
+        }
+        match change {
+            SlotEvent::Spawned => slot.spawned_at = Some(Instant::now()),
+            SlotEvent::Ready => {
+                slot.down_since = None;
+            }
+            _ => {}
+        }
+        if let Some(slot) = self.slot(index) {
+            let id = slot.id.clone();
+            if change == SlotEvent::Spawned {
+                self.shared.slots.change(&id, |view| view.pid = pid);
+            }
+        }
+        self.change(index, change, None);
+    }
+
+    /// Gives waiting tasks to free slots; ends what nobody will work.
+    pub(super) fn settle(&mut self) {
+        let is_parked = |slot: &Slot| slot.state == SlotState::Parked;
+        if self.cancelled || self.stopping {
+            self.end_waiting(CANCELLED);
+        } else if self.slots.iter().all(is_parked) {
+            self.end_waiting("every slot of the pool is parked");
+        } else {
+            for index in 0..self.pool.config.size {
+                if self.queue.is_empty() {
+                    break;
+                }
+                if self.slots[usize::from(index)].is_idle() {
+                    self.assign(index);
+                }
+            }
+        }
+        let oldest = self.queue.front().map(|task| task.queued);
+        self.pool.waits_since(oldest);
+    }
+
+    pub(super) fn assign(&mut self, index: u16) {
+        let Some(mut task) = self.queue.pop_front() else {
+            return;
+        };
+        let slot = &mut self.slots[usize::from(index)];
+        let session = fresh_session_id();
+        // Known before its home and copy are made, so that no sweep takes them for leftovers.
+        let working = Some(session.clone());
+        self.shared
+            .slots
+            .change(&slot.id, |view| view.session = working);
+        let now = Instant::now();
+        task.first_assigned.get_or_insert(now);
+        let attempt = task.sent + 1;
+        let work = Work {
+            slot: slot.id.clone(),
+            session: session.clone(),
+            run: task.run.clone(),
+            task: task.spec.id.clone(),
+            attempt,
+            prompt: task.spec.prompt.clone(),
+            workspace: task.spec.workspace.clone(),
+            check: task.spec.check.clone(),
+            asked: now,
+            down_since: slot.down_since,
+        };
+        let args = SessionArgs {
+            pool_ref: self.myself.clone(),
+            shared: Arc::clone(&self.shared),
+            pool: Arc::clone(&self.pool),
+            work,
+        };
+        let slot_id = slot.id.clone();
+        let cell = self.myself.get_cell();
+        match ActorRuntime::spawn_linked_instant(None, Session, args, cell) {
+            Ok((actor, _)) => {
+                self.shared.tell(Notice::Assigned {
+                    run: task.run.clone(),
+                    task: task.spec.id.clone(),
+                    slot: slot_id.clone(),
+                    session: session.clone(),
+                    attempt,
+                });
+                TaskStarted {
+                    slot: &slot_id,
+                    task: &task.spec.id,
+                    attempt,
+                    waited: task.queued.elapsed(),
+                }
+                .emit();
+                let id = Some(task.spec.id.clone());
+                self.shared.slots.change(&slot_id, |view| view.task = id);
+                self.slots[usize::from(index)].work = Some(Occupied {
+                    actor,
+                    session,
+                    task,
+                });
+                self.change(index, SlotEvent::StartBegun, None);
+            }
+            Err(error) => {
+                tracing::error!(slot = %slot_id, %error, "a session could not be started");
+                self.shared
+                    .slots
+                    .change(&slot_id, |view| view.session = None);
+                let why = "a session could not be started".to_owned();
+                self.end(
+                    vec![(task, TaskOutcome::Failed, Some(why))],
+                    EndedFrom::Queue,
+                );
+            }
+        }
+    }
+
+    pub(super) fn restart(&mut self, index: u16, done: oneshot::Sender<()>) {
+        let Some(slot) = self.slot(index) else { return };
+        let had_failures = slot.history.ages(Instant::now()).next().is_some();
+        slot.history.forgive();
+        slot.round += 1;
+        let (id, state) = (slot.id.clone(), slot.state);
+        if let Some(work) = &slot.work {
+            let _ = work.actor.send_message(SessionMsg::Stop { now: false });
+            slot.restarted.push(done);
+        } else {
+            let change = match state {
+                SlotState::BackingOff => SlotEvent::BackoffOver,
+                _ => SlotEvent::Unparked,
+            };
+            self.change(index, change, None);
+            let _ = done.send(());
+        }
+        if had_failures {
+            self.submit(Write::SlotForgiven { slot: id });
+        }
+    }
+
+    pub(super) fn cancel(&mut self, run: Option<&RunId>) {
+        self.cancelled |= run.is_none();
+        let meant = |task: &ActiveTask| run.is_none_or(|run| task.run == *run);
+        for work in self.slots.iter_mut().filter_map(|slot| slot.work.as_mut()) {
+            if meant(&work.task) {
+                work.task.cancelled = true;
+                let _ = work.actor.send_message(SessionMsg::Cancel);
+            }
+        }
+        let waiting = std::mem::take(&mut self.queue);
+        let (ended, stay): (VecDeque<_>, VecDeque<_>) = waiting.into_iter().partition(meant);
+        self.queue = stay;
+        let ended = ended
+            .into_iter()
+            .map(|task| unbegun(task, CANCELLED))
+            .collect();
+        self.end(ended, EndedFrom::Queue);
+    }
+
+    pub(super) fn stop(&mut self, now: bool) {
+        self.stopping = true;
+        for work in self.slots.iter().filter_map(|slot| slot.work.as_ref()) {
+            let _ = work.actor.send_message(SessionMsg::Stop { now });
+        }
+    }
+
+    /// A session ended without a word: its task is lost, its children die with its keeper.
+    pub(super) fn session_gone(&mut self, who: ActorId, why: &str) {
+        let gone = self.slots.iter().find_map(|slot| {
+            let work = slot.work.as_ref()?;
+            (work.actor.get_id() == who).then(|| (slot.id.index, work.session.clone()))
+        });
+        if let Some((index, session)) = gone {
+            self.attempt_ended(&Attempt::internal(index, session, why));
+        }
+    }
+}
+
+/// Why a task that waited will never begin.
+const CANCELLED: &str = "the run was cancelled before the task began";
+
+fn fresh_session_id() -> SessionId {
+    let id = uuid::Uuid::now_v7().to_string();
+    SessionId::new(&id).unwrap_or_else(|_| unreachable!("a UUID is a safe token"))
+}

@@ -1,0 +1,233 @@
+//! How a session ends: stopping its child, the check, a look at the workspace, the report.
+
+use std::sync::Arc;
+
+use super::outbox::After;
+use super::state::{Phase, SessionState};
+use super::{Attempt, CheckResult, SessionMsg, work};
+use crate::dialect::Command;
+use crate::fleet::channel::{ChannelEnd, ChannelMsg};
+use crate::fleet::pool::PoolMsg;
+use crate::fleet::setup::now_us;
+use crate::journal::Write;
+use crate::lifecycle::state::SlotEvent;
+use crate::model::{Event, TurnOutcome, Usage};
+
+impl SessionState {
+    /// Does what a message says; `true` if the session is over.
+    pub(super) fn take(&mut self, message: SessionMsg) -> bool {
+        match message {
+            SessionMsg::Prepared(prepared) => self.prepared(*prepared),
+            SessionMsg::Batch { items, hold } => {
+                for item in items {
+                    self.item(item);
+                }
+                self.outbox.hold(hold);
+            }
+            SessionMsg::ChannelEnded(end) => self.channel_ended(*end),
+            SessionMsg::Durable(after) => {
+                self.outbox.committed();
+                for step in after {
+                    self.durable(step);
+                }
+            }
+            SessionMsg::Rejected(why) => self.rejected(why),
+            SessionMsg::Flush => self.outbox.retried(),
+            SessionMsg::Checked(check) => self.checked(*check),
+            SessionMsg::Surveyed(survey) => {
+                self.report(*survey);
+                return true;
+            }
+            SessionMsg::TooLarge(why) => self.too_large(why),
+            SessionMsg::Cancel => {
+                self.cancelled = true;
+                self.interrupt(TurnOutcome::Cancelled, "the run was cancelled".to_owned());
+                self.end_check("the run was cancelled");
+            }
+            SessionMsg::Stop { now } => {
+                self.stopped = true;
+                self.stop(now);
+                self.end_check("it was stopped");
+            }
+        }
+        false
+    }
+
+    /// The journal left a commit out, so it will leave out every later one: nothing of this
+    /// session can be remembered any more, and nothing it waits for will come.
+    fn rejected(&mut self, why: String) {
+        tracing::error!(why, "the journal rejected a commit");
+        self.outbox.committed();
+        if std::mem::replace(&mut self.broken, true) {
+            return;
+        }
+        self.failure = Some(format!("internal error: {why}"));
+        match self.phase {
+            Phase::Checking | Phase::Surveying => {}
+            _ if self.end.is_some() || self.channel.is_none() => self.survey(),
+            _ => self.stop(true),
+        }
+    }
+
+    /// Ends a running check.
+    fn end_check(&mut self, why: &str) {
+        if self.phase == Phase::Checking
+            && let Some(checking) = self.checking.take()
+        {
+            // Dropping the run kills what it started.
+            checking.abort();
+            self.checked(CheckResult::Not(why.to_owned()));
+        }
+    }
+
+    /// Home or copy is larger than it may be: the child is stopped, its turn failed.
+    pub(super) fn too_large(&mut self, why: String) {
+        if self.end.is_some() {
+            return;
+        }
+        tracing::warn!(session = %self.work.session, why, "size limit");
+        if self.turn.is_none() {
+            self.ending.get_or_insert((TurnOutcome::Failed, why));
+        }
+        self.stop(false);
+    }
+
+    /// Ends the running turn for a reason of ours.
+    pub(super) fn interrupt(&mut self, outcome: TurnOutcome, why: String) {
+        if self.turn.is_some() || self.end.is_some() {
+            return;
+        }
+        self.ending.get_or_insert((outcome, why));
+        match self.phase {
+            Phase::Turn => {
+                self.tell_pool(SlotEvent::CancelSent, None);
+                self.command(Command::Cancel);
+            }
+            Phase::Opening | Phase::Prompting => self.stop(false),
+            _ => {}
+        }
+    }
+
+    pub(super) fn stop(&mut self, now: bool) {
+        if self.end.is_some() {
+            return;
+        }
+        if let Some(channel) = &self.channel {
+            self.tell_pool(SlotEvent::StopBegun, None);
+            let message = if now {
+                ChannelMsg::Kill
+            } else {
+                ChannelMsg::Stop
+            };
+            let _ = channel.send_message(message);
+        }
+    }
+
+    pub(super) fn channel_ended(&mut self, end: ChannelEnd) {
+        if self.end.is_some() {
+            return;
+        }
+        if self.begun && self.turn.is_none() {
+            for call in self.asks.turn_ended() {
+                self.unasked(&call);
+            }
+            let (outcome, why) = self
+                .ending
+                .take()
+                .unwrap_or_else(|| (TurnOutcome::Lost, end.detail.clone()));
+            self.turn = Some(outcome);
+            self.count_turn(outcome);
+            self.outbox.event(Event::TurnEnded {
+                outcome,
+                stop_reason: None,
+                usage: Usage::default(),
+                detail: Some(why.clone()),
+            });
+            self.turn_detail = Some(why);
+        }
+        self.asks.gone();
+        self.outbox.event(Event::ChildExited {
+            class: end.class,
+            status: end.status,
+            detail: end.detail.clone(),
+            stderr: if end.class.is_wanted() {
+                Vec::new()
+            } else {
+                end.stderr.clone()
+            },
+        });
+        self.outbox.after(After::ChildEnded);
+        self.end = Some(end);
+        self.channel = None;
+        if self.broken {
+            self.survey();
+        }
+    }
+
+    /// The child's end is durable: what is left is the check and a look at the workspace.
+    pub(super) fn after_child(&mut self) {
+        let argv = self.work.check.as_ref().unwrap_or(&self.pool.config.check);
+        let ends = self.cancelled || self.stopped || argv.is_empty();
+        if ends || self.turn != Some(TurnOutcome::Completed) {
+            return self.survey();
+        }
+        self.phase = Phase::Checking;
+        let to = self.myself.clone();
+        let run = work::check(
+            Arc::clone(&self.shared),
+            &self.pool,
+            self.prepared.as_ref(),
+            argv.clone(),
+        );
+        let checking = tokio::spawn(async move {
+            let _ = to.send_message(SessionMsg::Checked(Box::new(run.await)));
+        });
+        self.checking = Some(checking.abort_handle());
+    }
+
+    pub(super) fn checked(&mut self, check: CheckResult) {
+        if self.phase != Phase::Checking {
+            return;
+        }
+        self.outbox.event(check.event());
+        self.check = Some(check);
+        self.survey();
+    }
+
+    pub(super) fn survey(&mut self) {
+        self.phase = Phase::Surveying;
+        let to = self.myself.clone();
+        let session = self.work.session.clone();
+        let survey = work::survey(session, self.prepared.take(), Arc::clone(&self.shared));
+        tokio::spawn(async move {
+            let _ = to.send_message(SessionMsg::Surveyed(Box::new(survey.await)));
+        });
+    }
+
+    pub(super) fn report(&mut self, survey: work::Survey) {
+        self.outbox.write(Write::SessionEnded {
+            session: self.work.session.clone(),
+            at_us: now_us(),
+            class: self.end.as_ref().map(|end| end.class),
+        });
+        if !self.broken {
+            self.outbox.flush_last();
+        }
+        let attempt = Attempt {
+            index: self.work.slot.index,
+            session: self.work.session.clone(),
+            begun: self.begun,
+            turn: self.turn,
+            turn_detail: self.turn_detail.take(),
+            end: self.end.take(),
+            check: self.check.take(),
+            tally: std::mem::take(&mut self.tally),
+            survey,
+            cancelled: self.cancelled,
+            failure: self.failure.take(),
+        };
+        let _ = self
+            .pool_ref
+            .send_message(PoolMsg::AttemptEnded(Box::new(attempt)));
+    }
+}

@@ -1,0 +1,411 @@
+//! What a session knows, and what it does while its child lives: the turn, its asks, its calls.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ractor::{ActorRef, ActorRuntime};
+use tokio::task::AbortHandle;
+
+use super::asks::{self, Asks};
+use super::outbox::{After, Outbox};
+use super::{CheckResult, Item, PrepareError, Prepared, SessionMsg, Tally, Work, measure};
+use crate::config::OnUnaskedDeny;
+use crate::dialect::Command;
+use crate::fleet::channel::{Channel, ChannelArgs, ChannelEnd, ChannelMsg};
+use crate::fleet::pool::PoolMsg;
+use crate::fleet::setup::{PoolShared, Shared, now_us};
+use crate::journal::{TaskChange, Write};
+use crate::lifecycle::state::SlotEvent;
+use crate::lifecycle::watch::Expired;
+use crate::model::{AgentInfo, Ask, Event, Foreign, TurnOutcome, Usage};
+use crate::telemetry::event::child::ChildReady;
+use crate::telemetry::event::permission::PermissionDecided;
+use crate::telemetry::event::turn::{TokensUsed, ToolCallEnded, TurnEnded, TurnFirstEvent};
+use crate::telemetry::sets::ToolOutcome;
+
+/// Where the session stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// Home and workspace are being made.
+    Preparing,
+    /// The child starts and shakes hands.
+    Opening,
+    /// The prompt waits to be durable.
+    Prompting,
+    /// The turn runs.
+    Turn,
+    /// The turn is over; its end waits to be durable, then the child is stopped.
+    Ending,
+    /// The child is gone; the check runs.
+    Checking,
+    /// The workspace is being looked over.
+    Surveying,
+}
+
+/// Its state.
+pub(crate) struct SessionState {
+    pub(super) myself: ActorRef<SessionMsg>,
+    pub(super) pool_ref: ActorRef<PoolMsg>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) pool: Arc<PoolShared>,
+    pub(super) work: Work,
+    pub(super) phase: Phase,
+    pub(super) prepared: Option<Prepared>,
+    pub(super) channel: Option<ActorRef<ChannelMsg>>,
+    pub(super) outbox: Outbox,
+    pub(super) asks: Asks,
+    pub(super) tally: Tally,
+    pub(super) turn: Option<TurnOutcome>,
+    pub(super) turn_detail: Option<String>,
+    pub(super) turn_began: Option<Instant>,
+    /// Why the turn must end, if not by itself; the first reason holds.
+    pub(super) ending: Option<(TurnOutcome, String)>,
+    pub(super) end: Option<ChannelEnd>,
+    pub(super) check: Option<CheckResult>,
+    /// Ends the measuring of home and copy.
+    pub(super) measuring: Option<AbortHandle>,
+    /// Ends the check.
+    pub(super) checking: Option<AbortHandle>,
+    /// The journal takes nothing more of this session.
+    pub(super) broken: bool,
+    /// Somebody stopped the child, but not the task.
+    pub(super) stopped: bool,
+    /// Set once the prompt went out.
+    pub(super) begun: bool,
+    pub(super) cancelled: bool,
+    pub(super) failure: Option<String>,
+}
+
+impl Drop for SessionState {
+    fn drop(&mut self) {
+        if let Some(measuring) = &self.measuring {
+            measuring.abort();
+        }
+    }
+}
+
+impl SessionState {
+    pub(super) fn flush(&mut self) {
+        if !self.broken {
+            self.outbox.flush(&self.myself);
+        }
+    }
+
+    pub(super) fn tell_pool(&self, change: SlotEvent, pid: Option<u32>) {
+        let _ = self.pool_ref.send_message(PoolMsg::Slot {
+            index: self.work.slot.index,
+            session: self.work.session.clone(),
+            change,
+            pid,
+        });
+    }
+
+    pub(super) fn prepared(&mut self, prepared: Result<Prepared, PrepareError>) {
+        let mut prepared = match prepared {
+            Ok(prepared) if !(self.cancelled || self.stopped || self.broken) => prepared,
+            Ok(prepared) => {
+                self.prepared = Some(prepared);
+                return self.survey();
+            }
+            Err(error) => {
+                if error.is_of_the_slot() {
+                    self.end = Some(ChannelEnd::not_planned(&error.to_string()));
+                }
+                self.failure = Some(error.to_string());
+                return self.survey();
+            }
+        };
+        let Some(plan) = prepared.plan.take() else {
+            return self.survey();
+        };
+        self.phase = Phase::Opening;
+        let args = ChannelArgs {
+            session: self.myself.clone(),
+            shared: Arc::clone(&self.shared),
+            pool: Arc::clone(&self.pool),
+            slot: self.work.slot.clone(),
+            session_id: self.work.session.clone(),
+            plan,
+            opening: prepared.opening.clone(),
+        };
+        let measuring = tokio::spawn(measure::watch(
+            measure::Measured::of(&prepared, &self.pool),
+            self.myself.clone(),
+        ));
+        self.measuring = Some(measuring.abort_handle());
+        self.prepared = Some(prepared);
+        let cell = self.myself.get_cell();
+        match ActorRuntime::spawn_linked_instant(None, Channel, args, cell) {
+            Ok((channel, _)) => self.channel = Some(channel),
+            Err(error) => {
+                self.end = Some(ChannelEnd::internal(&error.to_string()));
+                self.survey();
+            }
+        }
+    }
+
+    pub(super) fn item(&mut self, item: Item) {
+        match item {
+            Item::Started { pid } => {
+                self.tell_pool(SlotEvent::Spawned, Some(pid));
+                self.outbox.event(Event::ChildStarted {
+                    pid,
+                    launcher: self.pool.config.launcher.word(),
+                });
+            }
+            Item::Ready(info) => self.ready(info),
+            Item::PromptSent => {
+                self.begun = true;
+                self.turn_began = Some(Instant::now());
+                self.phase = Phase::Turn;
+                self.tell_pool(SlotEvent::PromptSent, None);
+            }
+            Item::Event(event) => self.event(event),
+            Item::Ask(ask) => self.ask(ask),
+            Item::Withdrawn(key) => self.asks.withdrawn(&key),
+            Item::Cleared => {
+                tracing::info!(session = %self.work.session, "the agent began a new session of its own");
+            }
+            Item::Expired(expired) => {
+                let why = match expired {
+                    Expired::Silence => {
+                        "nothing came from the agent for longer than timeouts.silence"
+                    }
+                    _ => "the turn took longer than timeouts.turn",
+                };
+                self.interrupt(TurnOutcome::TimedOut, why.to_owned());
+            }
+        }
+    }
+
+    pub(super) fn ready(&mut self, info: AgentInfo) {
+        ChildReady {
+            slot: &self.work.slot,
+            session: &self.work.session,
+            protocol: &info.protocol,
+            version: info.version.as_ref(),
+            took: self.work.asked.elapsed(),
+            downtime: self.work.down_since.map(|at| at.elapsed()),
+        }
+        .emit();
+        self.tell_pool(SlotEvent::Ready, None);
+        self.outbox.event(Event::Ready(info));
+        if self.ending.is_some() {
+            self.phase = Phase::Ending;
+            return self.stop(false);
+        }
+        self.phase = Phase::Prompting;
+        self.outbox.write(Write::TaskUpdated {
+            run: self.work.run.clone(),
+            task: self.work.task.clone(),
+            at_us: now_us(),
+            change: TaskChange::Begun {
+                attempt: self.work.attempt,
+                slot: self.work.slot.clone(),
+                session: self.work.session.clone(),
+            },
+        });
+        self.outbox.event(Event::PromptAccepted {
+            task: Some(self.work.task.clone()),
+            attempt: self.work.attempt,
+            text: self.work.prompt.clone(),
+        });
+        // An accepted prompt is durable before it is sent.
+        self.outbox.after(After::Prompt);
+    }
+
+    pub(super) fn event(&mut self, event: Event) {
+        let was_silent = !self.tally.has_output();
+        self.tally.event(&event);
+        if let Some(began) = self.turn_began
+            && was_silent
+            && self.tally.has_output()
+        {
+            TurnFirstEvent {
+                slot: &self.work.slot,
+                after: began.elapsed(),
+            }
+            .emit();
+        }
+        match event {
+            Event::TurnEnded {
+                outcome,
+                stop_reason,
+                usage,
+                detail,
+            } => {
+                self.turn_ended(outcome, stop_reason.clone(), usage, detail);
+            }
+            Event::ToolStart { .. } => {
+                let evicted = self.asks.tool_started(&event);
+                self.outbox.event(event);
+                if let Some(call) = evicted {
+                    self.unasked(&call);
+                }
+            }
+            Event::ToolResult {
+                ref id,
+                is_error,
+                took,
+                ..
+            } => {
+                let (name, unasked) = self.asks.tool_ended(id);
+                ToolCallEnded {
+                    slot: &self.work.slot,
+                    tool_class: asks::class(&self.pool, name.as_ref()),
+                    outcome: if is_error {
+                        ToolOutcome::Error
+                    } else {
+                        ToolOutcome::Ok
+                    },
+                    took,
+                }
+                .emit();
+                self.outbox.event(event);
+                if let Some(call) = unasked {
+                    self.unasked(&call);
+                }
+            }
+            event => self.outbox.event(event),
+        }
+    }
+
+    pub(super) fn turn_ended(
+        &mut self,
+        outcome: TurnOutcome,
+        stop_reason: Option<Foreign>,
+        usage: Usage,
+        detail: Option<String>,
+    ) {
+        for call in self.asks.turn_ended() {
+            self.unasked(&call);
+        }
+        // What we asked for decides, unless the agent had finished all the same.
+        let (outcome, detail) = match (outcome, self.ending.take()) {
+            (TurnOutcome::Completed, Some((TurnOutcome::Failed, why))) => {
+                (TurnOutcome::Failed, Some(why))
+            }
+            (TurnOutcome::Completed, _) | (_, None) => (outcome, detail),
+            (_, Some((wanted, why))) => (wanted, Some(why)),
+        };
+        self.turn = Some(outcome);
+        self.turn_detail.clone_from(&detail);
+        self.phase = Phase::Ending;
+        self.tell_pool(SlotEvent::TurnEnded, None);
+        self.count_turn(outcome);
+        TokensUsed {
+            slot: &self.work.slot,
+            used: usage,
+        }
+        .emit();
+        self.outbox.event(Event::TurnEnded {
+            outcome,
+            stop_reason,
+            usage,
+            detail,
+        });
+        self.outbox.after(After::TurnEnded);
+        if self.cancelled {
+            // Nobody waits for this child any more: it need not outlive a stalled journal.
+            self.stop(false);
+        }
+    }
+
+    pub(super) fn count_turn(&self, outcome: TurnOutcome) {
+        TurnEnded {
+            slot: &self.work.slot,
+            session: &self.work.session,
+            outcome,
+            took: self
+                .turn_began
+                .map_or(Duration::ZERO, |began| began.elapsed()),
+            tool_calls: self.tally.tool_calls(),
+        }
+        .emit();
+    }
+
+    pub(super) fn ask(&mut self, ask: Ask) {
+        let prepared = self.prepared.as_ref();
+        let is_read_only = self.shared.journal.health().borrow().is_read_only();
+        let asks = &mut self.asks;
+        let decided = asks::decide(&self.pool, prepared, &self.work, &ask, asks, is_read_only);
+        self.tally.decided(&decided);
+        decided.record(&ask, &mut self.outbox);
+        self.outbox.after(After::Answer {
+            key: ask.key,
+            answer: decided.answer(),
+            asked: Instant::now(),
+            deny_turn: decided.deny_turn,
+            verdict: decided.verdict,
+            class: decided.class,
+        });
+    }
+
+    /// A tool call that ran without a request is judged by the same rules, afterwards.
+    pub(super) fn unasked(&mut self, call: &asks::Call) {
+        let event = asks::judge_unasked(&self.pool, self.prepared.as_ref(), &self.work, call);
+        let denied = self.tally.unasked(&event);
+        self.outbox.event(event);
+        if !denied {
+            return;
+        }
+        let why = "a tool call that the policy denies ran without a request".to_owned();
+        match self.pool.config.on_unasked_deny {
+            OnUnaskedDeny::Report => {}
+            OnUnaskedDeny::Interrupt => self.interrupt(TurnOutcome::Failed, why),
+            OnUnaskedDeny::Stop => {
+                self.ending.get_or_insert((TurnOutcome::Failed, why));
+                self.stop(false);
+            }
+        }
+    }
+
+    /// What had to be durable first.
+    pub(super) fn durable(&mut self, step: After) {
+        match step {
+            After::Prompt => {
+                if self.ending.is_none() {
+                    let text = self.work.prompt.clone();
+                    self.command(Command::Prompt { text });
+                } else {
+                    self.stop(false);
+                }
+            }
+            After::Answer {
+                key,
+                answer,
+                asked,
+                deny_turn,
+                verdict,
+                class,
+            } => {
+                PermissionDecided {
+                    slot: &self.work.slot,
+                    session: &self.work.session,
+                    ask: &verdict.ask,
+                    tool_class: class,
+                    decision: verdict.decision,
+                    by: verdict.by,
+                    rules: &verdict.rules,
+                    took: asked.elapsed(),
+                }
+                .emit();
+                if self.asks.answered(&key) {
+                    self.command(Command::Answer { key, answer });
+                    if deny_turn {
+                        let why = "a person had to be asked, and nobody can be".to_owned();
+                        self.interrupt(TurnOutcome::Cancelled, why);
+                    }
+                }
+            }
+            After::TurnEnded => self.stop(false),
+            After::ChildEnded => self.after_child(),
+        }
+    }
+
+    pub(super) fn command(&self, command: Command) {
+        if let Some(channel) = &self.channel {
+            let _ = channel.send_message(ChannelMsg::Command(command));
+        }
+    }
+}
