@@ -65,6 +65,18 @@ fn systemd_takes_the_unit_without_a_remark() {
 }
 
 #[test]
+fn the_unit_keeps_the_state_closed_and_shared_locks_in_place() {
+    let unit = unit();
+    let has = |wanted: &str| unit.lines().any(|line| line == wanted);
+    assert!(has("StateDirectory=marshal") && has("StateDirectoryMode=0700"));
+    // Blocks of user ids are locked below /run/marshal, by other supervisors of this host, too.
+    let cleans = unit
+        .lines()
+        .any(|line| line.starts_with("RuntimeDirectory="));
+    assert!(!cleans || has("RuntimeDirectoryPreserve=yes"));
+}
+
+#[test]
 fn the_units_command_is_one_that_the_program_takes() {
     let unit = unit();
     let start = unit
