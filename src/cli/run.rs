@@ -276,10 +276,7 @@ impl Show {
             order.verbosity
         };
         if order.json {
-            let begun = serde_json::json!({
-                "type": "run", "v": view::VERSION, "run": run.as_str(), "tasks": total,
-            });
-            streams.out.json(&begun.to_string());
+            streams.out.json(&view::begun(run, total));
         }
         let mut show = Self {
             progress: Progress::new(total, verbosity, order.screen.as_ref()),
