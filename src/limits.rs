@@ -22,11 +22,9 @@ pub const CREDIT_FRAMES: usize = 4096;
 /// takes at most this many credits, so that a line longer than the credits can pass alone.
 pub const CREDIT_BYTES: usize = 2 << 20;
 
-/// Messages that wait for a child's stdin, answers and stops excluded.
-pub const STDIN_QUEUE: usize = 32;
-
-/// Places in the stdin queue kept for answers, cancels and goodbyes.
-pub const STDIN_RESERVED: usize = 32;
+/// Messages that wait for a child's stdin: a prompt, the answers to its open asks
+/// ([`OPEN_ASKS`]), a cancel and a goodbye fit.
+pub const STDIN_QUEUE: usize = 2 * OPEN_ASKS;
 
 /// Commits that wait for the journal's writer. Every session has at most [`CREDIT_FRAMES`] frames
 /// under way, handed over in chunks; the rest are the program's own rows.

@@ -426,9 +426,9 @@ impl ChannelState {
     fn write(&mut self, bytes: Vec<u8>, now: Instant) {
         let Some(stdin) = &self.stdin else { return };
         self.pool.meters.stdin_queued();
-        // Everything that a turn still needs is urgent; a prompt is only sent to an idle agent,
-        // whose queue is empty.
-        match stdin.write_urgent(bytes, now) {
+        // A prompt is only sent to an idle agent, whose queue is empty; all else is an answer, a
+        // cancel or a goodbye, of which a turn has a bounded number.
+        match stdin.write(bytes, now) {
             Ok(()) => {}
             Err(NoPlace::Closed) => {
                 self.pool.meters.stdin_dropped();

@@ -17,7 +17,7 @@ const FOLLOW_LINES: usize = 1024;
 
 /// A slot's log: the last lines of its children's stderr, and a way to follow.
 #[derive(Debug, Clone)]
-pub struct StderrLog {
+pub(crate) struct StderrLog {
     tail: Arc<Mutex<VecDeque<Foreign>>>,
     live: broadcast::Sender<Foreign>,
 }
@@ -40,8 +40,7 @@ impl StderrLog {
     }
 
     /// The tail, and everything after it without a gap.
-    #[must_use]
-    pub fn follow(&self) -> LogTail {
+    pub(crate) fn follow(&self) -> LogTail {
         let tail = self.tail.lock().unwrap_or_else(PoisonError::into_inner);
         LogTail {
             backlog: tail.iter().cloned().collect(),

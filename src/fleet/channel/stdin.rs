@@ -1,7 +1,8 @@
 //! The stdin pump: a plain task that owns one child's stdin.
 //!
-//! Takes messages from a bounded queue in which places are kept for answers and stops, writes
-//! each whole, and closes the pipe when told. Must not know what a message means.
+//! Takes messages from a bounded queue, writes each whole, and closes the pipe when told. Must not
+//! know what a message means. While a child does not read, the queue fills with what one turn can
+//! bring: answers to its open asks, a cancel, a goodbye; more than that is a fault of the child.
 
 use std::time::Instant;
 
@@ -11,7 +12,7 @@ use tokio::net::unix::pipe;
 use tokio::sync::mpsc;
 
 use super::ChannelMsg;
-use crate::limits::{STDIN_QUEUE, STDIN_RESERVED};
+use crate::limits::STDIN_QUEUE;
 
 /// Why a message did not get a place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,21 +39,13 @@ pub(crate) struct Stdin {
 impl Stdin {
     /// Starts the pump.
     pub(crate) fn start(pipe: pipe::Sender, to: ActorRef<ChannelMsg>) -> Self {
-        let (queue, items) = mpsc::channel(STDIN_QUEUE + STDIN_RESERVED + 1);
+        let (queue, items) = mpsc::channel(STDIN_QUEUE);
         tokio::spawn(run(pipe, items, to));
         Self { queue }
     }
 
-    /// Queues a prompt or another message that may wait; leaves the reserved places alone.
+    /// Queues a message.
     pub(crate) fn write(&self, bytes: Vec<u8>, now: Instant) -> Result<(), NoPlace> {
-        if self.queue.capacity() <= STDIN_RESERVED + 1 {
-            return Err(NoPlace::Full);
-        }
-        self.write_urgent(bytes, now)
-    }
-
-    /// Queues an answer, a cancel or a goodbye.
-    pub(crate) fn write_urgent(&self, bytes: Vec<u8>, now: Instant) -> Result<(), NoPlace> {
         self.put(Item::Bytes { bytes, at: now })
     }
 

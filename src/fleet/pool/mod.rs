@@ -64,6 +64,13 @@ pub(crate) enum PoolMsg {
     },
     /// Start no new task, cancel running turns: of one run, or of all and for good.
     Cancel(Option<RunId>),
+    /// A session's actor is gone, with or without a report.
+    SessionGone {
+        /// Which actor.
+        who: ActorId,
+        /// Why, if it failed.
+        why: String,
+    },
     /// End every child, then the pool.
     Stop {
         /// Without the ladder.
@@ -137,6 +144,7 @@ impl Actor for Pool {
             PoolMsg::Restart { index, done } => state.restart(index, done),
             PoolMsg::Cancel(run) => state.cancel(run.as_ref()),
             PoolMsg::Stop { now } => state.stop(now),
+            PoolMsg::SessionGone { who, why } => state.session_gone(who, &why),
         }
         state.settle();
         if state.stopping && state.slots.iter().all(Slot::is_free) {
@@ -151,20 +159,21 @@ impl Actor for Pool {
         event: SupervisionEvent,
         state: &mut PoolState,
     ) -> Result<(), ActorProcessingErr> {
-        match event {
+        // The end of an actor overtakes its last messages: look only after those.
+        let (who, why) = match event {
             SupervisionEvent::ActorFailed(who, error) => {
                 tracing::error!(pool = %state.pool.config.name, %error, "a session failed");
-                state.session_gone(who.get_id(), &error.to_string());
+                (who, error.to_string())
             }
             SupervisionEvent::ActorTerminated(who, _, _) => {
-                state.session_gone(who.get_id(), "the session ended without a report");
+                (who, "the session ended without a report".to_owned())
             }
-            _ => {}
-        }
-        state.settle();
-        if state.stopping && state.slots.iter().all(Slot::is_free) {
-            myself.stop(None);
-        }
+            _ => return Ok(()),
+        };
+        let _ = myself.send_message(PoolMsg::SessionGone {
+            who: who.get_id(),
+            why,
+        });
         Ok(())
     }
 }

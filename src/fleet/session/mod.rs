@@ -588,6 +588,9 @@ impl SessionState {
     }
 
     fn channel_ended(&mut self, end: ChannelEnd) {
+        if self.end.is_some() {
+            return;
+        }
         if self.begun && self.turn.is_none() {
             for call in self.asks.turn_ended() {
                 self.unasked(call);

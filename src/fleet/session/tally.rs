@@ -16,8 +16,8 @@ pub(crate) struct Tally {
     pub(crate) denied_by: Vec<String>,
     pub(crate) usage: Usage,
     pub(crate) answer: String,
-    tool_calls: u32,
-    output: bool,
+    pub(super) tool_calls: u32,
+    pub(super) output: bool,
 }
 
 impl Tally {

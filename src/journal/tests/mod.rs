@@ -7,6 +7,7 @@ mod opening;
 mod order;
 mod pace;
 
+use std::sync::Arc;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
@@ -65,13 +66,13 @@ fn begun(session: &SessionId) -> Write {
 }
 
 fn event(session: &SessionId, epoch: u64, seq: u64, event: Event) -> Write {
-    Write::Event {
+    Write::Events {
         session: session.clone(),
-        stamped: Stamped {
+        events: Arc::new(vec![Stamped {
             id: EventId { epoch, seq },
             at_us: i64::try_from(seq).expect("small"),
             event,
-        },
+        }]),
     }
 }
 

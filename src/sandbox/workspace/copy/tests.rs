@@ -3,11 +3,13 @@
 use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use super::super::testing::{Scratch, as_ordinary_user, deep_tree, is_root, scratch};
-use super::super::tree::{Bounds as WalkBounds, Step, walk};
+use super::super::tree::{Bounds as WalkBounds, Kind, Step, walk};
+use super::copier::SMALL_BYTES;
 use super::*;
 
 struct Place {
