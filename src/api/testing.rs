@@ -98,8 +98,6 @@ pub(crate) fn hostile(evil: &str) -> (TaskReport, Vec<Notice>) {
     let task = TaskId::new("t").expect("id");
     let session = SessionId::new("s").expect("id");
     let text = || Foreign::new(evil);
-    let raw =
-        || serde_json::value::to_raw_value(&serde_json::json!({ "command": evil })).expect("JSON");
     let mut full = report(&run, &task, TaskOutcome::Failed);
     full.denied = 1;
     full.denied_by = vec![evil.to_owned()];
@@ -111,6 +109,36 @@ pub(crate) fn hostile(evil: &str) -> (TaskReport, Vec<Notice>) {
     full.detail = Some(text());
     full.answer = text();
     full.restarts = 1;
+    let mut notices = vec![
+        Notice::Queued {
+            run: run.clone(),
+            task: task.clone(),
+            pool: PoolName::new("demo").expect("name"),
+        },
+        Notice::Assigned {
+            run,
+            task: task.clone(),
+            slot: slot(0),
+            session: session.clone(),
+            attempt: 1,
+        },
+        Notice::Slot {
+            slot: slot(0),
+            state: SlotState::Parked,
+            note: Some(evil.to_owned()),
+        },
+    ];
+    let at = slot(0);
+    let events = tools(evil).into_iter().chain(course(evil, &task));
+    notices.extend(events.map(|e| event(&at, &session, &task, e)));
+    (full, notices)
+}
+
+/// Events of tools and asks with `evil` in every field.
+fn tools(evil: &str) -> Vec<Event> {
+    let text = || Foreign::new(evil);
+    let raw =
+        || serde_json::value::to_raw_value(&serde_json::json!({ "command": evil })).expect("JSON");
     let verdict = Verdict {
         ask: AskId::new("a").expect("id"),
         decision: Decision::Deny,
@@ -131,24 +159,7 @@ pub(crate) fn hostile(evil: &str) -> (TaskReport, Vec<Notice>) {
             kind: Some(text()),
         },
     };
-    let events = vec![
-        Event::PromptAccepted {
-            task: Some(task.clone()),
-            attempt: 1,
-            text: text(),
-        },
-        Event::Ready(crate::model::AgentInfo {
-            protocol: evil.to_owned(),
-            version: Some(text()),
-            session: Some(text()),
-            model: Some(text()),
-            mode: Some(text()),
-            tools: vec![text()],
-            context_window: None,
-        }),
-        Event::TurnStarted { turn: Some(text()) },
-        Event::Text { delta: text() },
-        Event::Thought { delta: text() },
+    vec![
         Event::ToolStart {
             id: text(),
             name: text(),
@@ -175,18 +186,46 @@ pub(crate) fn hostile(evil: &str) -> (TaskReport, Vec<Notice>) {
             tool: text(),
             path: text(),
         },
-        Event::StateChanged {
-            model: Some(text()),
-            mode: Some(text()),
-            context_pct: None,
-            context_window: None,
-        },
         Event::SlashResult {
             command: text(),
             text: text(),
             data: Some(raw()),
             clear_session: false,
             exit: false,
+        },
+        Event::Unknown {
+            tag: text(),
+            raw: raw(),
+        },
+    ]
+}
+
+/// Events of a session's course with `evil` in every field.
+fn course(evil: &str, task: &TaskId) -> Vec<Event> {
+    let text = || Foreign::new(evil);
+    vec![
+        Event::PromptAccepted {
+            task: Some(task.clone()),
+            attempt: 1,
+            text: text(),
+        },
+        Event::Ready(crate::model::AgentInfo {
+            protocol: evil.to_owned(),
+            version: Some(text()),
+            session: Some(text()),
+            model: Some(text()),
+            mode: Some(text()),
+            tools: vec![text()],
+            context_window: None,
+        }),
+        Event::TurnStarted { turn: Some(text()) },
+        Event::Text { delta: text() },
+        Event::Thought { delta: text() },
+        Event::StateChanged {
+            model: Some(text()),
+            mode: Some(text()),
+            context_pct: None,
+            context_window: None,
         },
         Event::AgentError {
             code: text(),
@@ -198,10 +237,6 @@ pub(crate) fn hostile(evil: &str) -> (TaskReport, Vec<Notice>) {
             stop_reason: Some(text()),
             usage: Usage::default(),
             detail: Some(evil.to_owned()),
-        },
-        Event::Unknown {
-            tag: text(),
-            raw: raw(),
         },
         Event::BadLine {
             reason: "bad_json",
@@ -217,29 +252,7 @@ pub(crate) fn hostile(evil: &str) -> (TaskReport, Vec<Notice>) {
             status: None,
             output: text(),
         },
-    ];
-    let mut notices = vec![
-        Notice::Queued {
-            run: run.clone(),
-            task: task.clone(),
-            pool: PoolName::new("demo").expect("name"),
-        },
-        Notice::Assigned {
-            run,
-            task: task.clone(),
-            slot: slot(0),
-            session: session.clone(),
-            attempt: 1,
-        },
-        Notice::Slot {
-            slot: slot(0),
-            state: SlotState::Parked,
-            note: Some(evil.to_owned()),
-        },
-    ];
-    let at = slot(0);
-    notices.extend(events.into_iter().map(|e| event(&at, &session, &task, e)));
-    (full, notices)
+    ]
 }
 
 /// Sequences that would act on a terminal or mislead its reader.

@@ -355,12 +355,13 @@ impl Show {
             return;
         }
         let rows = self.tasks.iter().filter_map(|task| self.reports.get(task));
+        let rows: Vec<&TaskReport> = rows.map(Arc::as_ref).collect();
         let style = table::Style {
             width: self.streams.width,
             coloured: self.streams.coloured,
         };
         let took: Duration = self.begun.elapsed();
-        let text = table::render(rows.map(Arc::as_ref), self.missing(), took, style);
+        let text = table::render(&rows, self.missing(), took, style);
         self.streams.out.text(&text);
     }
 }

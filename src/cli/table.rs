@@ -49,9 +49,9 @@ fn left(text: impl Into<String>) -> Cell {
     }
 }
 
-fn right(text: impl ToString) -> Cell {
+fn right(text: impl Into<String>) -> Cell {
     Cell {
-        text: text.to_string(),
+        text: text.into(),
         right: true,
     }
 }
@@ -59,17 +59,11 @@ fn right(text: impl ToString) -> Cell {
 /// The whole text: table, summary, explanations. `rows` are in the order of the run's tasks;
 /// `missing` is how many tasks have no report; `took` is the run's time.
 #[must_use]
-pub fn render<'a>(
-    rows: impl Iterator<Item = &'a TaskReport>,
-    missing: usize,
-    took: Duration,
-    style: Style,
-) -> String {
-    let rows: Vec<&TaskReport> = rows.collect();
-    let mut text = grid(&rows, style);
+pub fn render(rows: &[&TaskReport], missing: usize, took: Duration, style: Style) -> String {
+    let mut text = grid(rows, style);
     text.push('\n');
-    summary(&mut text, &rows, missing, took);
-    explain(&mut text, &rows, style);
+    summary(&mut text, rows, missing, took);
+    explain(&mut text, rows, style);
     text
 }
 
@@ -139,14 +133,15 @@ fn header(with_restarts: bool) -> Vec<Cell> {
 
 fn cells(row: &TaskReport, with_restarts: bool) -> Vec<Cell> {
     let slot = row.slot.as_ref().map(ToString::to_string);
+    let tokens = row.usage.input.saturating_add(row.usage.output);
     let mut cells = vec![
         left(show(row.task.as_str(), TASK)),
         left(show(slot.as_deref().unwrap_or("-"), SLOT)),
         left(row.outcome.word()),
-        right(row.allowed),
-        right(row.denied),
-        right(row.asked),
-        right(row.usage.input.saturating_add(row.usage.output)),
+        right(row.allowed.to_string()),
+        right(row.denied.to_string()),
+        right(row.asked.to_string()),
+        right(tokens.to_string()),
         right(if slot.is_some() {
             span(row.took)
         } else {
@@ -154,7 +149,7 @@ fn cells(row: &TaskReport, with_restarts: bool) -> Vec<Cell> {
         }),
     ];
     if with_restarts {
-        cells.push(right(row.restarts));
+        cells.push(right(row.restarts.to_string()));
         cells.push(right(if row.restarts > 0 {
             span(row.backoff)
         } else {

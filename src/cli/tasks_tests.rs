@@ -1,5 +1,7 @@
 //! Task files, prompts and everything that can be wrong with them.
 
+use std::os::unix::ffi::OsStringExt as _;
+
 use super::*;
 
 fn pools(names: &[&str]) -> Vec<PoolName> {
@@ -48,105 +50,108 @@ fn check(contents: &str, expect: &[&str]) {
     assert_eq!(error.problems.len(), expect.len(), "{contents}: {text}");
 }
 
+/// A bad line, and what is said about it.
+const BAD: &[(&str, &str)] = &[
+    ("nonsense", "t.jsonl:2: the line is no JSON object; write"),
+    ("[1]", "t.jsonl:2: the line is no JSON object"),
+    ("{\"prompt\"", "t.jsonl:2: the line is no JSON object: EOF"),
+    (
+        "{\"prompt\":\"p\",\"pool\":\"demo\"} x",
+        "trailing characters",
+    ),
+    ("{\"pool\":\"demo\"}", "t.jsonl:2: key `prompt` is missing"),
+    ("{\"prompt\":1}", "key `prompt` is a number; give a string"),
+    ("{\"prompt\":\" \\n\"}", "key `prompt` is empty"),
+    (
+        "{\"prompt\":\"p\"}",
+        "key `pool` is needed; the pools are demo, other",
+    ),
+    (
+        "{\"prompt\":\"p\",\"pool\":\"x\\u001b\"}",
+        "names no pool: \"x\\u{1b}\"; the pools are demo, other",
+    ),
+    (
+        "{\"prompt\":\"p\",\"pool\":3}",
+        "key `pool` is a number; give a pool's name",
+    ),
+    (
+        "{\"prompt\":\"p\",\"pool\":\"demo\",\"promt\":1}",
+        "key `promt` is unknown; the keys are id, prompt",
+    ),
+    (
+        "{\"prompt\":\"p\",\"pool\":\"demo\",\"\\u001b[2J\":1}",
+        "key `\\u{1b}[2J` is unknown",
+    ),
+    (
+        "{\"prompt\":\"p\",\"pool\":\"demo\",\"prompt\":\"q\"}",
+        "key `prompt` is given twice",
+    ),
+    (
+        "{\"prompt\":\"p\",\"pool\":\"demo\",\"id\":\"a b\"}",
+        "key `id` is \"a b\"; give letters",
+    ),
+    (
+        "{\"prompt\":\"p\",\"pool\":\"demo\",\"id\":\"latest\"}",
+        "key `id` is \"latest\"",
+    ),
+    (
+        "{\"prompt\":\"p\",\"pool\":\"demo\",\"id\":null}",
+        "key `id` is null; give a string",
+    ),
+    (
+        "{\"prompt\":\"p\",\"pool\":\"demo\",\"attempts\":0}",
+        "key `attempts` is 0; give a number from 1",
+    ),
+    (
+        "{\"prompt\":\"p\",\"pool\":\"demo\",\"attempts\":101}",
+        "key `attempts` is 101",
+    ),
+    (
+        "{\"prompt\":\"p\",\"pool\":\"demo\",\"attempts\":1.5}",
+        "key `attempts` is a number; give a whole number",
+    ),
+    (
+        "{\"prompt\":\"p\",\"pool\":\"demo\",\"attempts\":-1}",
+        "key `attempts` is a number; give a whole number",
+    ),
+    (
+        "{\"prompt\":\"p\",\"pool\":\"demo\",\"check\":\"make\"}",
+        "key `check` is a string; give an array",
+    ),
+    (
+        "{\"prompt\":\"p\",\"pool\":\"demo\",\"check\":[]}",
+        "key `check` is empty",
+    ),
+    (
+        "{\"prompt\":\"p\",\"pool\":\"demo\",\"check\":[\"\"]}",
+        "key `check` has no program",
+    ),
+    (
+        "{\"prompt\":\"p\",\"pool\":\"demo\",\"check\":[\"a\",1]}",
+        "key `check` holds something that is no string",
+    ),
+    (
+        "{\"prompt\":\"p\",\"pool\":\"demo\",\"check\":[\"a\\u0000\"]}",
+        "NUL",
+    ),
+    (
+        "{\"prompt\":\"p\",\"pool\":\"demo\",\"workspace\":\"none\"}",
+        "key `workspace` is no directory: /",
+    ),
+    (
+        "{\"prompt\":\"p\",\"pool\":\"demo\",\"workspace\":\"\"}",
+        "key `workspace` is empty",
+    ),
+    (
+        "{\"prompt\":\"p\",\"pool\":\"demo\",\"workspace\":true}",
+        "key `workspace` is true or false",
+    ),
+];
+
 #[test]
 fn every_error_names_its_line_and_its_key() {
     let good = "{\"prompt\":\"p\",\"pool\":\"demo\"}";
-    for (line, expect) in [
-        ("nonsense", "t.jsonl:2: the line is no JSON object; write"),
-        ("[1]", "t.jsonl:2: the line is no JSON object"),
-        ("{\"prompt\"", "t.jsonl:2: the line is no JSON object: EOF"),
-        (
-            "{\"prompt\":\"p\",\"pool\":\"demo\"} x",
-            "trailing characters",
-        ),
-        ("{\"pool\":\"demo\"}", "t.jsonl:2: key `prompt` is missing"),
-        ("{\"prompt\":1}", "key `prompt` is a number; give a string"),
-        ("{\"prompt\":\" \\n\"}", "key `prompt` is empty"),
-        (
-            "{\"prompt\":\"p\"}",
-            "key `pool` is needed; the pools are demo, other",
-        ),
-        (
-            "{\"prompt\":\"p\",\"pool\":\"x\\u001b\"}",
-            "names no pool: \"x\\u{1b}\"; the pools are demo, other",
-        ),
-        (
-            "{\"prompt\":\"p\",\"pool\":3}",
-            "key `pool` is a number; give a pool's name",
-        ),
-        (
-            "{\"prompt\":\"p\",\"pool\":\"demo\",\"promt\":1}",
-            "key `promt` is unknown; the keys are id, prompt",
-        ),
-        (
-            "{\"prompt\":\"p\",\"pool\":\"demo\",\"\\u001b[2J\":1}",
-            "key `\\u{1b}[2J` is unknown",
-        ),
-        (
-            "{\"prompt\":\"p\",\"pool\":\"demo\",\"prompt\":\"q\"}",
-            "key `prompt` is given twice",
-        ),
-        (
-            "{\"prompt\":\"p\",\"pool\":\"demo\",\"id\":\"a b\"}",
-            "key `id` is \"a b\"; give letters",
-        ),
-        (
-            "{\"prompt\":\"p\",\"pool\":\"demo\",\"id\":\"latest\"}",
-            "key `id` is \"latest\"",
-        ),
-        (
-            "{\"prompt\":\"p\",\"pool\":\"demo\",\"id\":null}",
-            "key `id` is null; give a string",
-        ),
-        (
-            "{\"prompt\":\"p\",\"pool\":\"demo\",\"attempts\":0}",
-            "key `attempts` is 0; give a number from 1",
-        ),
-        (
-            "{\"prompt\":\"p\",\"pool\":\"demo\",\"attempts\":101}",
-            "key `attempts` is 101",
-        ),
-        (
-            "{\"prompt\":\"p\",\"pool\":\"demo\",\"attempts\":1.5}",
-            "key `attempts` is a number; give a whole number",
-        ),
-        (
-            "{\"prompt\":\"p\",\"pool\":\"demo\",\"attempts\":-1}",
-            "key `attempts` is a number; give a whole number",
-        ),
-        (
-            "{\"prompt\":\"p\",\"pool\":\"demo\",\"check\":\"make\"}",
-            "key `check` is a string; give an array",
-        ),
-        (
-            "{\"prompt\":\"p\",\"pool\":\"demo\",\"check\":[]}",
-            "key `check` is empty",
-        ),
-        (
-            "{\"prompt\":\"p\",\"pool\":\"demo\",\"check\":[\"\"]}",
-            "key `check` has no program",
-        ),
-        (
-            "{\"prompt\":\"p\",\"pool\":\"demo\",\"check\":[\"a\",1]}",
-            "key `check` holds something that is no string",
-        ),
-        (
-            "{\"prompt\":\"p\",\"pool\":\"demo\",\"check\":[\"a\\u0000\"]}",
-            "NUL",
-        ),
-        (
-            "{\"prompt\":\"p\",\"pool\":\"demo\",\"workspace\":\"none\"}",
-            "key `workspace` is no directory: /",
-        ),
-        (
-            "{\"prompt\":\"p\",\"pool\":\"demo\",\"workspace\":\"\"}",
-            "key `workspace` is empty",
-        ),
-        (
-            "{\"prompt\":\"p\",\"pool\":\"demo\",\"workspace\":true}",
-            "key `workspace` is true or false",
-        ),
-    ] {
+    for (line, expect) in BAD {
         check(&format!("{good}\n{line}\n{good}\n"), &[expect]);
     }
     check("\n\n", &["t.jsonl: has no task in it"]);
@@ -252,7 +257,6 @@ fn no_tasks_and_bad_arguments_are_errors() {
         error.to_string().contains("standard input: has no task"),
         "{error}"
     );
-    use std::os::unix::ffi::OsStringExt as _;
     let around = Surroundings {
         pools: &pools(&["demo"]),
         directory: Path::new("/"),

@@ -1,6 +1,8 @@
 //! The files of `deploy/` are what their programs take: systemd's and Prometheus's own checkers
 //! read them, and the names in them are names that the program has.
 
+#![expect(clippy::expect_used, reason = "a test that cannot go on ends")]
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -136,8 +136,8 @@ async fn a_long_state_directory_has_a_socket_too() {
     let long = dir.path().join("x".repeat(120)).join("y".repeat(120));
     std::fs::create_dir_all(&long).expect("made");
     let listener = bind(&long).expect("bound");
-    let (_near, _far) = tokio::join!(connect(&long), listener.unix.accept());
-    assert!(_near.is_ok() && _far.is_ok());
+    let (near, far) = tokio::join!(connect(&long), listener.unix.accept());
+    assert!(near.is_ok() && far.is_ok());
 }
 
 #[tokio::test]
