@@ -49,7 +49,9 @@ pub fn main() -> ExitCode {
     }
     let no_colour = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let streams = Streams::standard(no_colour);
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build();
     match runtime {
         Ok(runtime) => {
             let exit = runtime.block_on(dispatch(cli, streams));
@@ -81,7 +83,9 @@ fn refuse_privilege() -> Result<(), String> {
 
 async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
     let Ok(directory) = std::env::current_dir() else {
-        streams.err.line("error: the current directory cannot be read");
+        streams
+            .err
+            .line("error: the current directory cannot be read");
         return Exit::Usage;
     };
     let loaded = match config_file::load(cli.config.as_deref(), &directory) {
@@ -141,7 +145,8 @@ fn check(loaded: &Loaded, json: bool, streams: &mut Streams) -> Exit {
     }
     if json {
         let lines = loaded.config.describe();
-        let document = serde_json::json!({"ok": true, "source": loaded.source.to_string(), "describe": lines});
+        let document =
+            serde_json::json!({"ok": true, "source": loaded.source.to_string(), "describe": lines});
         streams.out.json(&document.to_string());
         return Exit::Done;
     }
@@ -206,7 +211,12 @@ async fn run(
     directory: &Path,
     mut streams: Streams,
 ) -> Exit {
-    let pools: Vec<PoolName> = loaded.config.pools.iter().map(|pool| pool.name.clone()).collect();
+    let pools: Vec<PoolName> = loaded
+        .config
+        .pools
+        .iter()
+        .map(|pool| pool.name.clone())
+        .collect();
     let around = Surroundings {
         pools: &pools,
         directory,
@@ -247,7 +257,11 @@ async fn run(
         tasks: tasks.specs,
         results,
         json: cli.json,
-        verbosity: if cli.json { Verbosity::Quiet } else { cli.verbosity() },
+        verbosity: if cli.json {
+            Verbosity::Quiet
+        } else {
+            cli.verbosity()
+        },
         screen,
     };
     if !args.local {
@@ -257,7 +271,15 @@ async fn run(
             Err(error) => return complain(&error, &mut streams),
         }
     }
-    run_here(loaded.config, &state, args.local, order, streams, &mut signals).await
+    run_here(
+        loaded.config,
+        &state,
+        args.local,
+        order,
+        streams,
+        &mut signals,
+    )
+    .await
 }
 
 async fn run_here(
@@ -337,7 +359,9 @@ async fn begin(
         Err(error) => {
             streams.err.line(&format!("error: {error}"));
             if matches!(error, StateError::Held { .. }) {
-                streams.err.line("  or add --local to work beside it, in a state directory of its own");
+                streams
+                    .err
+                    .line("  or add --local to work beside it, in a state directory of its own");
             }
             return Err(Exit::CannotStart);
         }
@@ -360,7 +384,11 @@ async fn finish(started: start::Started, exit: Exit) -> Exit {
         Ok(()) => exit,
         Err(why) => {
             tracing::error!(why, "the journal was not closed cleanly");
-            if exit == Exit::Done { Exit::Failures } else { exit }
+            if exit == Exit::Done {
+                Exit::Failures
+            } else {
+                exit
+            }
         }
     }
 }

@@ -164,7 +164,10 @@ pub async fn start(config: Config, state: StateDir) -> Result<Started, Failure> 
     let journal = Journal::open(state.path())?;
     let spawner = Spawner::start().map_err(Failure::Spawner)?;
     let config = Arc::new(config);
-    let is_walled = config.pools.iter().any(|pool| pool.launcher == Launcher::Unshare);
+    let is_walled = config
+        .pools
+        .iter()
+        .any(|pool| pool.launcher == Launcher::Unshare);
     let uids = if is_walled && rustix::process::geteuid().is_root() {
         let count = u32::from(config.supervisor.max_children);
         Some(uids::take(&Sources::host(), count)?)
@@ -257,10 +260,18 @@ fn policy(config: &Config, name: &str) -> Result<LoadedPolicy, String> {
         let find = |file: &str| read_policy(&directory.join(file));
         Policy::load(&text, name, &find).map_err(|error| error.to_string())?
     } else {
-        digest.update(crate::policy::builtin_text(name).unwrap_or_default().as_bytes());
+        digest.update(
+            crate::policy::builtin_text(name)
+                .unwrap_or_default()
+                .as_bytes(),
+        );
         Policy::builtin(name).ok_or_else(|| format!("there is no built-in policy {name:?}"))?
     };
-    let sha256 = digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    let sha256 = digest
+        .finalize()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
     Ok(LoadedPolicy {
         policy: Arc::new(policy),
         sha256,

@@ -24,11 +24,11 @@ pub(super) struct Track<'w, 'a> {
 /// The directory that a request begins in; empty: unknown.
 pub(super) fn start(walker: &Walker<'_>, path: Option<&str>) -> Vec<Cwd> {
     let cwd = path.map(|path| {
-        let walked = walker.walk("/", path);
+        let end = walker.walk("/", path);
         Cwd {
             logical: lexical("/", path),
-            physical: walked.path,
-            left: walked.left,
+            physical: end.path,
+            left: end.left,
         }
     });
     cwd.into_iter().collect()

@@ -3,6 +3,8 @@
 //!
 //! Owns the reading of a word as a path: `~/`, patterns, live parts. Must not know rules.
 
+use std::cell::Cell;
+
 use super::command::Word;
 use super::path::{Walker, lexical};
 use super::sets::{PathSet, Reach, could_match};
@@ -22,6 +24,8 @@ pub(super) struct PathFact {
     pub links: Vec<String>,
     /// Only a guess: may forbid, never needed to permit.
     pub guess: bool,
+    /// Answers about sets, which several rules ask for: `(asked, yes)`, one bit a set.
+    pub known: Cell<(u64, u64)>,
 }
 
 /// Where a path leads, as far as it is known.
@@ -31,7 +35,7 @@ pub(super) enum Whereabouts {
     Inside,
     /// Not in the workspace.
     Outside,
-    /// `/dev/null`: outside, and harmless to read.
+    /// `/dev/null`: outside, and harmless as the target of a redirect.
     Null,
     /// Not known before it runs.
     Dynamic,
@@ -39,7 +43,22 @@ pub(super) enum Whereabouts {
 
 impl PathFact {
     /// Whether it belongs to a set, by where it leads or by how it is written.
-    pub(super) fn in_set(&self, set: &PathSet, walker: &Walker<'_>) -> bool {
+    pub(super) fn in_set(&self, sets: &[PathSet], place: usize, walker: &Walker<'_>) -> bool {
+        let bit = u32::try_from(place)
+            .ok()
+            .and_then(|n| 1_u64.checked_shl(n))
+            .unwrap_or(0);
+        let (asked, yes) = self.known.get();
+        if asked & bit != 0 {
+            return yes & bit != 0;
+        }
+        let is = self.is_in(&sets[place], walker);
+        self.known
+            .set((asked | bit, yes | if is { bit } else { 0 }));
+        is
+    }
+
+    fn is_in(&self, set: &PathSet, walker: &Walker<'_>) -> bool {
         set.has(&self.leads, &walker.place, Reach::Wide)
             || self.written != self.leads && set.has(&self.written, &walker.place, Reach::Wide)
             || self
@@ -113,20 +132,21 @@ fn fact(
     from: usize,
     text: &str,
 ) -> PathFact {
-    let walked = walker.walk(base, text);
+    let end = walker.walk(base, text);
     let written = lexical(base, text);
-    let left = walked.left || base_left && !text.starts_with('/');
+    let left = end.left || base_left && !text.starts_with('/');
     let mut fact = PathFact {
-        whereabouts: if left || !walker.inside(&walked.path) {
+        whereabouts: if left || !walker.inside(&end.path) {
             Whereabouts::Outside
         } else {
             Whereabouts::Inside
         },
         written,
-        leads: walked.path,
+        leads: end.path,
         pattern: None,
         links: Vec::new(),
         guess: false,
+        known: Cell::new((0, 0)),
     };
     if fact.written == "/dev/null" {
         fact.whereabouts = Whereabouts::Null;
@@ -158,10 +178,10 @@ fn live(
     } else {
         fixed[..=slash].to_owned()
     };
-    let walked = walker.walk(base, &directory);
-    let outside = walked.left || !walker.inside(&walked.path);
+    let end = walker.walk(base, &directory);
+    let outside = end.left || !walker.inside(&end.path);
     // `/$x` and `../$x` may lead back; a directory that is no parent of the workspace does not.
-    let parent = super::path::is_below(walker.place.workspace, &walked.path);
+    let parent = super::path::is_below(walker.place.workspace, &end.path);
     if outside && !parent && whole == Whereabouts::Outside {
         Whereabouts::Outside
     } else {
@@ -194,10 +214,10 @@ fn pattern(walker: &Walker<'_>, base: &str, text: &str, fact: &mut PathFact) {
         return;
     };
     for link in links.iter().filter(|link| could_match(name, link)) {
-        let walked = walker.walk(&parent.path, link);
-        if walked.left || !walker.inside(&walked.path) {
+        let end = walker.walk(&parent.path, link);
+        if end.left || !walker.inside(&end.path) {
             fact.whereabouts = Whereabouts::Outside;
         }
-        fact.links.push(walked.path);
+        fact.links.push(end.path);
     }
 }

@@ -7,6 +7,10 @@
 
 /// How a program reads its arguments.
 #[derive(Debug)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is an independent fact of a manual page"
+)]
 pub(super) struct Grammar {
     /// Letters of short flags that need a value, attached or as the next word.
     pub short_values: &'static str,

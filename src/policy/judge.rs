@@ -6,13 +6,13 @@
 use std::sync::Arc;
 
 use super::command::Word;
-use super::fact::{self, PathFact, Whereabouts};
+use super::fact::{self, PathFact};
 use super::path::{Place, Walker};
 use super::request::{Facts, Judgement, Part, Request, Target, ToolClass};
-use super::rule::{Area, Rule, Sets};
+use super::rule::{Rule, Sets};
 use super::url::Url;
 use super::{Policy, cwd, shell};
-use crate::model::foreign::show;
+use crate::model::foreign::{is_unsafe, show};
 use crate::model::{Claimed, DecidedBy, Decision, Foreign};
 
 /// Something that applied: a rule, or a setting.
@@ -183,6 +183,10 @@ fn file(policy: &Policy, tool: ToolClass, path: &str, walker: &Walker<'_>) -> Pa
         unallowed: true,
         ..PartOutcome::default()
     };
+    if path.chars().any(is_unsafe) {
+        let why = "a control or invisible character is in the path";
+        part.add(Hit::setting(Decision::Ask, "limits.characters", why));
+    }
     let word = Word {
         text: path.to_owned(),
         tilde: path == "~" || path.starts_with("~/"),
@@ -206,11 +210,7 @@ fn file_fits(rule: &Rule, sets: &Sets<'_>, paths: &[PathFact], walker: &Walker<'
     match rule.paths {
         None => true,
         Some(area) if rule.decision == Decision::Allow => {
-            // `/dev/null` is harmless as an operand, not as a tool's file.
-            let null = |p: &PathFact| p.whereabouts == Whereabouts::Null && area == Area::Inside;
-            paths
-                .iter()
-                .all(|p| sets.holds(p, area, walker) && !null(p))
+            paths.iter().all(|p| sets.holds(p, area, walker))
         }
         Some(area) => paths.iter().any(|p| sets.touches(p, area, walker)),
     }

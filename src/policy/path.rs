@@ -281,12 +281,8 @@ mod tests {
             cwd: None,
             resolver: &Tree,
         });
-        let walked = walker.walk("/workspace", path);
-        assert_eq!(
-            (walked.path.as_str(), walked.left),
-            (expect, left),
-            "{path}"
-        );
+        let end = walker.walk("/workspace", path);
+        assert_eq!((end.path.as_str(), end.left), (expect, left), "{path}");
     }
 
     #[test]

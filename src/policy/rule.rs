@@ -79,7 +79,7 @@ impl Sets<'_> {
             Area::Inside => fact.whereabouts == Whereabouts::Inside,
             Area::Outside => matches!(fact.whereabouts, Whereabouts::Outside | Whereabouts::Null),
             Area::Dynamic => fact.whereabouts == Whereabouts::Dynamic,
-            Area::Set(set) => fact.in_set(&self.all[set], walker),
+            Area::Set(set) => fact.in_set(self.all, set, walker),
         }
     }
 
@@ -89,10 +89,7 @@ impl Sets<'_> {
             return !self.secret(fact, walker);
         }
         match area {
-            Area::Inside => {
-                matches!(fact.whereabouts, Whereabouts::Inside | Whereabouts::Null)
-                    && !self.secret(fact, walker)
-            }
+            Area::Inside => fact.whereabouts == Whereabouts::Inside && !self.secret(fact, walker),
             Area::Outside => fact.whereabouts == Whereabouts::Outside,
             Area::Dynamic => fact.whereabouts == Whereabouts::Dynamic,
             Area::Set(set) => {
@@ -104,7 +101,7 @@ impl Sets<'_> {
     }
 
     pub(super) fn secret(&self, fact: &PathFact, walker: &Walker<'_>) -> bool {
-        fact.in_set(&self.all[self.secrets], walker)
+        fact.in_set(self.all, self.secrets, walker)
     }
 }
 
@@ -124,7 +121,7 @@ pub(super) struct View<'c> {
 struct Taken<'c> {
     start: usize,
     arguments: Arguments<'c>,
-    paths: Vec<PathFact>,
+    paths: OnceCell<Vec<PathFact>>,
 }
 
 impl<'c> View<'c> {
@@ -177,7 +174,7 @@ impl<'c> View<'c> {
         let mut here = 1;
         while here < at {
             let word = &self.words[here];
-            if !rule.globals.iter().any(|g| *g == word.text) {
+            if !rule.globals.contains(&word.text) {
                 return None;
             }
             let takes = self
@@ -229,40 +226,38 @@ impl<'c> View<'c> {
         })
     }
 
-    fn taken(&self, start: usize, facts: &Facts<'_, '_>) -> &Taken<'c> {
+    fn taken(&self, start: usize) -> &Taken<'c> {
         let cell = if start == 1 { &self.whole } else { &self.inner };
-        cell.get_or_init(|| {
-            let arguments = arguments::parse(self.grammar, self.words, start);
+        cell.get_or_init(|| Taken {
+            start,
+            arguments: arguments::parse(self.grammar, self.words, start),
+            paths: OnceCell::new(),
+        })
+    }
+
+    /// The facts of the paths among arguments; the dearest thing that a condition can ask for.
+    fn paths<'t>(&self, taken: &'t Taken<'c>, walker: &Walker<'_>) -> &'t [PathFact] {
+        taken.paths.get_or_init(|| {
             let subcommand = self.subcommand();
             let mut paths = Vec::new();
-            for candidate in &arguments.candidates {
-                let bases = if candidate.index > subcommand {
-                    self.inner_bases(facts.walker)
-                } else {
-                    self.bases
-                };
-                let first = paths.len();
-                // `cd -` and the like: a dash is no path.
+            for candidate in &taken.arguments.candidates {
+                // `cd -` is no path: the shell knows where it leads.
                 if candidate.text() == "-" && self.program() == Some("cd") {
                     paths.push(PathFact::unknown());
                     continue;
                 }
-                fact::facts(
-                    facts.walker,
-                    bases,
-                    candidate.word,
-                    candidate.from,
-                    &mut paths,
-                );
+                let bases = if candidate.index > subcommand {
+                    self.inner_bases(walker)
+                } else {
+                    self.bases
+                };
+                let first = paths.len();
+                fact::facts(walker, bases, candidate.word, candidate.from, &mut paths);
                 for path in &mut paths[first..] {
                     path.guess = candidate.guess;
                 }
             }
-            Taken {
-                start,
-                arguments,
-                paths,
-            }
+            paths
         })
     }
 
@@ -296,13 +291,33 @@ impl Rule {
         let Some(start) = self.begins(view, facts) else {
             return false;
         };
+        if !self.looks_at_words() && !self.looks_at_paths() {
+            return true;
+        }
         let fresh;
-        let mut taken = view.taken(start, facts);
+        let mut taken = view.taken(start);
         if taken.start != start {
             fresh = View::new(view.words, view.redirects, view.bases);
-            taken = fresh.taken(start, facts);
+            taken = fresh.taken(start);
         }
-        self.words_fit(&taken.arguments) && self.paths_fit(taken, view, facts)
+        (!self.looks_at_words() || self.words_fit(&taken.arguments))
+            && (!self.looks_at_paths() || self.paths_fit(taken, view, facts))
+    }
+
+    fn looks_at_words(&self) -> bool {
+        !self.not_flags.is_empty()
+            || !self.any_flags.is_empty()
+            || !self.all_flags.is_empty()
+            || self.only_flags.is_some()
+            || !self.not_words.is_empty()
+            || self.any_word.is_some()
+            || self.min_operands.is_some()
+            || self.max_operands.is_some()
+            || self.operands_need.is_some()
+    }
+
+    fn looks_at_paths(&self) -> bool {
+        self.paths.is_some() || self.any_path.is_some() || self.unless.is_some()
     }
 
     fn is_exactly(&self, view: &View<'_>) -> bool {
@@ -371,10 +386,10 @@ impl Rule {
             })
     }
 
-    fn paths_fit(&self, taken: &Taken<'_>, view: &View<'_>, facts: &Facts<'_, '_>) -> bool {
+    fn paths_fit<'c>(&self, taken: &Taken<'c>, view: &View<'c>, facts: &Facts<'_, '_>) -> bool {
+        let paths = view.paths(taken, facts.walker);
         let holds = |area: Area| {
-            taken
-                .paths
+            paths
                 .iter()
                 .all(|p| facts.sets.holds(p, area, facts.walker))
         };
@@ -385,14 +400,14 @@ impl Rule {
             let touches = |path: &PathFact| facts.sets.touches(path, area, facts.walker);
             // A rule for every program also sees what redirects open.
             let everywhere = self.argv.is_empty();
-            let hit = taken.paths.iter().any(touches)
+            let hit = paths.iter().any(touches)
                 || everywhere && view.targets(facts.walker).iter().any(touches);
             if !hit {
                 return false;
             }
         }
         match self.unless {
-            Some(area) => taken.paths.is_empty() || !holds(area),
+            Some(area) => paths.is_empty() || !holds(area),
             None => true,
         }
     }
@@ -420,6 +435,7 @@ impl PathFact {
             pattern: None,
             links: Vec::new(),
             guess: false,
+            known: std::cell::Cell::new((0, 0)),
         }
     }
 }

@@ -187,7 +187,7 @@ impl Scanner<'_> {
             return expand::push(&mut list.current.words, word);
         }
         if let Some(equals) = equals {
-            return self.assignment(list, word, equals);
+            return self.assignment(list, &word, equals);
         }
         if !word.quoted && !word.live() && RESERVED.contains(&word.text.as_str()) {
             return self.reserved(list, word);
@@ -198,7 +198,7 @@ impl Scanner<'_> {
         expand::push(&mut list.current.words, word);
     }
 
-    fn assignment(&mut self, list: &mut List, word: Word, equals: usize) {
+    fn assignment(&mut self, list: &mut List, word: &Word, equals: usize) {
         let append = word.text[..equals].ends_with('+');
         let name = word.text[..equals - usize::from(append)].to_owned();
         let value = Word {
@@ -397,8 +397,8 @@ impl Scanner<'_> {
             }
             [b'<', b'<', ..] => return self.heredoc(list),
             [b'&', b'>', b'>', ..] => (3, Direction::Write),
-            [b'&', b'>', ..] | [b'>', b'>' | b'|', ..] | [b'<', b'>', ..] => (2, Direction::Write),
-            [b'>', b'&', ..] | [b'<', b'&', ..] => (2, Direction::Duplicate),
+            [b'&' | b'<', b'>', ..] | [b'>', b'>' | b'|', ..] => (2, Direction::Write),
+            [b'>' | b'<', b'&', ..] => (2, Direction::Duplicate),
             [b'>', ..] => (1, Direction::Write),
             _ => (1, Direction::Read),
         };

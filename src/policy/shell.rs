@@ -18,9 +18,9 @@ use crate::limits;
 use crate::model::foreign::show;
 use crate::model::{Decision, Foreign};
 
-/// Words that are compared with rules, in one decision, wrappers and scripts inside scripts
-/// included. An ordinary request of 64 KiB stays far below; a text made to be slow does not.
-const WORK: usize = 200_000;
+/// Words behind wrappers and in scripts inside scripts that one decision looks at. An ordinary
+/// request stays far below; a text made to be slow does not.
+const WORK: usize = 100_000;
 
 /// Everything about a command text.
 pub(super) fn outcome(
@@ -159,15 +159,24 @@ impl Bench<'_, '_, '_> {
     ) {
         let behind = wrap::behind(command, texts);
         let outer = View::new(&command.words, &command.redirects, bases);
-        self.against(&outer, true, part);
+        // What stands in the text itself is always judged; the budget is for what is behind.
+        if depth == 0 || self.spend(command.words.len()) {
+            self.against(&outer, true, part);
+        }
         let last = behind.commands.len();
+        if behind.cut {
+            self.work.set(0);
+        }
         for (i, range) in behind.commands.into_iter().enumerate() {
             let view = View::new(&command.words[range], &[], bases);
             // The outer command has every word already; a long chain is not read over and over.
-            self.against(&view, i < 8 || i + 1 == last, part);
+            let innermost = i + 1 == last;
+            if self.spend(view.words.len()) || innermost {
+                self.against(&view, innermost, part);
+            }
         }
         for script in behind.scripts {
-            if depth >= limits::POLICY_DEPTH || !self.spend(script.len() / 8) {
+            if depth >= limits::POLICY_DEPTH || !self.spend(script.len() / 2) {
                 self.work.set(0);
                 return;
             }
@@ -194,9 +203,6 @@ impl Bench<'_, '_, '_> {
             places.extend(index.any_program());
         }
         places.retain(|&place| self.policy.rules[place].decision != Decision::Allow);
-        if !places.is_empty() && !self.spend(view.words.len()) {
-            return;
-        }
         for place in places {
             let rule = &self.policy.rules[place];
             if rule.applies(view, &self.facts) {
@@ -204,27 +210,10 @@ impl Bench<'_, '_, '_> {
             }
         }
         if let Some(decision) = self.policy.shell.dynamic
-            && self.computed(view)
+            && computed(view)
         {
             let why = "the shell computes which program runs; write its name";
             part.add(Hit::setting(decision, "shell.dynamic", why));
-        }
-    }
-
-    /// Whether the program, or the subcommand of one that rules know, is not known before it runs.
-    fn computed(&self, view: &View<'_>) -> bool {
-        let live = |word: &Word| word.live() || word.glob;
-        match (view.words.first(), view.program()) {
-            (Some(first), None) => live(first),
-            (Some(_), Some("git" | "eval")) => {
-                view.words.get(view.subcommand()).is_some_and(Word::live)
-            }
-            (Some(_), Some(name)) if wrap::SHELLS.contains(&name) => view
-                .words
-                .iter()
-                .skip_while(|w| !w.text.starts_with("-c"))
-                .any(Word::live),
-            _ => false,
         }
     }
 
@@ -286,13 +275,13 @@ impl Bench<'_, '_, '_> {
             let (decision, key) = match redirect.direction {
                 Direction::Duplicate => (settings.fd_dup, "fd_dup"),
                 Direction::Write => self.written(redirect, bases),
-                Direction::Read => match self.readable(redirect, bases) {
-                    Some(found) => found,
-                    None => {
+                Direction::Read => {
+                    let Some(found) = self.readable(redirect, bases) else {
                         allowed = false;
                         continue;
-                    }
-                },
+                    };
+                    found
+                }
             };
             if decision != Decision::Allow {
                 let id = format!("shell.redirect.{key}");
@@ -356,6 +345,22 @@ impl Bench<'_, '_, '_> {
             }
         };
         Some((decision, "read"))
+    }
+}
+
+/// Whether the program, the subcommand of one that rules know, or the script of a shell is not
+/// known before it runs.
+fn computed(view: &View<'_>) -> bool {
+    let scripted = |name: &str| {
+        let mut words = view.words.iter();
+        wrap::SHELLS.contains(&name)
+            && words.any(|w| w.text.starts_with('-') && w.text.ends_with('c'))
+            && words.next().is_some_and(Word::live)
+    };
+    match view.program() {
+        None => !view.words.is_empty(),
+        Some("git" | "eval") => view.words.get(view.subcommand()).is_some_and(Word::live),
+        Some(name) => scripted(name),
     }
 }
 

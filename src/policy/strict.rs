@@ -7,6 +7,9 @@
 use super::command::{Assignment, Command, Direction, Join, RESERVED, Redirect, Word, is_name};
 use crate::model::foreign::is_unsafe;
 
+#[cfg(test)]
+mod tests;
+
 /// Why a text is not plain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct NotPlain {
@@ -214,9 +217,13 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Whether `time`, just read, is followed by a plain word on the same line: its own option
-    /// and other forms are left to a person.
-    fn time_is_simple(&self) -> bool {
+    /// Whether `time`, just read, is followed by a plain word on the same line, `-p` between
+    /// them or not (it is read past). Other forms are left to a person.
+    fn time_is_simple(&mut self) -> bool {
+        let rest = self.text.get(self.at..).unwrap_or_default();
+        if rest.starts_with(b" -p ") {
+            self.at += 3;
+        }
         let rest = self.text.get(self.at..).unwrap_or_default();
         let blank = rest
             .iter()
@@ -267,6 +274,10 @@ impl Reader<'_> {
                 b'$' => return Err(self.not("an expansion")),
                 b'`' => return Err(self.not("a command substitution")),
                 b'(' | b')' => return Err(self.not("a parenthesis")),
+                b'{' if matches!(text.last(), Some(b'@' | b'^')) => {
+                    self.revision(&mut text)?;
+                    continue;
+                }
                 b'{' | b'}' => return Err(self.not("a brace")),
                 b'_' | b'-' | b'.' | b'/' | b',' | b':' | b'@' | b'%' | b'+' | b'^' | b'!'
                 | b'#' | b']' => {}
@@ -278,6 +289,22 @@ impl Reader<'_> {
         }
         word.text = String::from_utf8(text).map_err(|_| self.not("a broken character"))?;
         Ok((word, equals))
+    }
+
+    /// `{…}` of a revision such as `HEAD^{tree}` and `stash@{0}`: without `,` and `..` the shell
+    /// leaves it as it is.
+    fn revision(&mut self, text: &mut Vec<u8>) -> Result<(), NotPlain> {
+        let rest = &self.text[self.at + 1..];
+        let length = rest
+            .iter()
+            .take_while(|b| b.is_ascii_alphanumeric())
+            .count();
+        if rest.get(length) != Some(&b'}') {
+            return Err(self.not("a brace"));
+        }
+        text.extend_from_slice(&self.text[self.at..self.at + length + 2]);
+        self.at += length + 2;
+        Ok(())
     }
 
     /// An unquoted `~`. At a word's start it is the home directory if `/` or the word's end
@@ -358,7 +385,7 @@ impl Reader<'_> {
             [b'&', b'>', b'>', ..] => (3, Direction::Write, true),
             [b'&', b'>', ..] => (2, Direction::Write, true),
             [b'>', b'&', ..] => (2, Direction::Duplicate, false),
-            [b'>', b'(', ..] | [b'<', b'(', ..] => {
+            [b'>' | b'<', b'(', ..] => {
                 return Err(self.not("a process substitution"));
             }
             [b'>', b'>' | b'|', ..] => (2, Direction::Write, false),
@@ -421,195 +448,4 @@ impl Reader<'_> {
 
 fn is_ascii_name(text: &[u8]) -> bool {
     std::str::from_utf8(text).is_ok_and(is_name)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The words of each command, or `None` if the text is not plain.
-    fn words(text: &str) -> Option<Vec<Vec<String>>> {
-        let commands = read(text).ok()?;
-        Some(
-            commands
-                .iter()
-                .map(|c| c.words.iter().map(|w| w.text.clone()).collect())
-                .collect(),
-        )
-    }
-
-    #[track_caller]
-    fn plain(text: &str, expect: &[&[&str]]) {
-        let got = words(text).unwrap_or_else(|| panic!("{text:?} is not plain: {:?}", read(text)));
-        assert_eq!(got, expect, "{text:?}");
-    }
-
-    #[track_caller]
-    fn not_plain(text: &str) {
-        assert!(words(text).is_none(), "{text:?} gives {:?}", read(text));
-    }
-
-    #[test]
-    fn literal_words_quotes_and_operators_are_plain() {
-        plain("ls -la src", &[&["ls", "-la", "src"]]);
-        plain("git  status;pwd", &[&["git", "status"], &["pwd"]]);
-        plain("a&&b||c|d\ne", &[&["a"], &["b"], &["c"], &["d"], &["e"]]);
-        plain("a &&\n b |\n\n c", &[&["a"], &["b"], &["c"]]);
-        plain("r\\m -rf\"\" '' x", &[&["rm", "-rf", "", "x"]]);
-        plain(
-            "echo 'a;b' \"c|d\" \"e\\\"\\$\\x\"",
-            &[&["echo", "a;b", "c|d", "e\"$\\x"]],
-        );
-        plain("# note\nls # more\n", &[&["ls"]]);
-        plain("echo a#b ''#c", &[&["echo", "a#b", "#c"]]);
-        plain("git show HEAD~2:x", &[&["git", "show", "HEAD~2:x"]]);
-        plain("cat ~/x ~", &[&["cat", "~/x", "~"]]);
-        plain(
-            "find . \\( ! -name x \\)",
-            &[&["find", ".", "(", "!", "-name", "x", ")"]],
-        );
-        plain(
-            "cargo test \\\n  --release",
-            &[&["cargo", "test", "--release"]],
-        );
-        plain("time ls", &[&["ls"]]);
-        plain("", &[]);
-    }
-
-    #[test]
-    fn redirects_are_facts_of_their_command() {
-        let commands = read("cargo build 2>&1 >/dev/null <in &>>all >&both 3> x").expect("plain");
-        let facts: Vec<_> = commands[0]
-            .redirects
-            .iter()
-            .map(|r| (r.direction, r.target.text.as_str()))
-            .collect();
-        assert_eq!(
-            facts,
-            [
-                (Direction::Duplicate, "1"),
-                (Direction::Write, "/dev/null"),
-                (Direction::Read, "in"),
-                (Direction::Write, "all"),
-                (Direction::Write, "both"),
-                (Direction::Write, "x"),
-            ]
-        );
-        assert_eq!(commands[0].words.len(), 2);
-    }
-
-    #[test]
-    fn prefixed_assignments_are_kept_apart_from_words() {
-        let commands = read("CI=1 TZ='a b' ls X=1").expect("plain");
-        assert_eq!(commands[0].assignments.len(), 2);
-        assert_eq!(commands[0].assignments[1].value.text, "a b");
-        assert_eq!(commands[0].words.len(), 2);
-        let timed = read("time LD_PRELOAD=x ls").expect("plain");
-        assert!(timed[0].timed && timed[0].assignments.len() == 1);
-    }
-
-    #[test]
-    fn what_bash_computes_is_not_plain() {
-        for text in [
-            "cat $x",
-            "echo \"$x\"",
-            "echo `id`",
-            "echo \"`id`\"",
-            "ls $'a'",
-            "ls $\"a\"",
-            "echo $[1]",
-            "cat {a,b}",
-            "(ls)",
-            "{ ls; }",
-            "cat <(ls)",
-            "cat <<E\nE",
-            "cat <<<x",
-            "f() { ls; }",
-            "ls & pwd",
-            "ls &",
-            "ls |& wc",
-            "! ls",
-            "[[ a ]]",
-            "]] a",
-            "coproc ls",
-            "if ls; then pwd; fi",
-            "while ls; do pwd; done",
-            "ls ~root",
-            "ls ~+",
-            "ls ~\"/x\"",
-            "ls \"\"~/x",
-            "x y=~",
-            "x y=~/a",
-            "x a:~",
-            "x \\=~",
-            "x '='~/a",
-            "%1",
-            "* a",
-            "ls*",
-            "case a in esac",
-            "time",
-            "time -p ls",
-            "ls | time wc",
-            "a= time ls",
-            "time time ls",
-            "A[0]=1 ls",
-            "A+=1 ls",
-            "\"A\"=1 ls",
-            "A=~ ls",
-        ] {
-            not_plain(text);
-        }
-    }
-
-    #[test]
-    fn what_is_incomplete_or_glued_is_not_plain() {
-        for text in [
-            "ls &&",
-            "ls |",
-            "&& ls",
-            "; ls",
-            "ls;;",
-            "ls; ;",
-            "ls\n&& pwd",
-            "ls >",
-            "ls > ",
-            ";>",
-            "ls >\nx",
-            "echo \"a",
-            "echo 'a",
-            "ls \\",
-            "git sta\\\ntus",
-            "A\\\n=1 ls",
-            "\\\nls",
-            "ls a\\\n",
-            "\"a\\\nb\"",
-            "ls > #x",
-            "ls <>x",
-            "ls 3<&0",
-            "ls 2>&-",
-            "ls >&1-",
-            "ls 100>x",
-            "ls > *",
-            "ls {fd}>x",
-        ] {
-            not_plain(text);
-        }
-    }
-
-    #[test]
-    fn characters_that_nobody_sees_are_not_plain_and_say_so() {
-        for text in [
-            "git status\rrm -rf /",
-            "ls\u{200b}",
-            "echo \u{202e}txt",
-            "ls\u{a0}-l",
-            "echo '\u{7}'",
-            "ls\u{3000}x",
-            "ls \u{2028}x",
-            "ls \u{feff}",
-        ] {
-            assert!(read(text).is_err_and(|e| e.hidden), "{text:?}");
-        }
-        plain("cat café", &[&["cat", "café"]]);
-    }
 }

@@ -4,6 +4,8 @@
 //! control characters, a host that is not ASCII) is no URL here and matches nothing. Must not
 //! know rules, and fetches nothing.
 
+use std::fmt::Write as _;
+
 /// A URL, taken apart. Query and fragment are dropped: no condition names them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Url {
@@ -82,7 +84,9 @@ fn normalised(path: &str) -> Result<String, &'static str> {
         match value {
             0..=0x20 | 0x7f | b'\\' | b'/' | b'%' => return Err("an escape that hides the path"),
             b if b.is_ascii_graphic() => text.push(char::from(b)),
-            b => text.push_str(&format!("%{b:02X}")),
+            b => {
+                let _ = write!(text, "%{b:02X}");
+            }
         }
     }
     let mut parts: Vec<&str> = Vec::new();

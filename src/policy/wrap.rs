@@ -31,6 +31,7 @@ const BARE: Wrapper = Wrapper {
 
 /// The wrapper of that name. Options are those of the manual pages of coreutils, util-linux,
 /// findutils, sudo, and bash(1).
+#[expect(clippy::too_many_lines, reason = "a table")]
 fn wrapper(name: &str) -> Option<Wrapper> {
     Some(match name {
         "nohup" | "setsid" | "builtin" | "busybox" | "toybox" | "pkexec" | "unbuffer"
@@ -139,7 +140,12 @@ pub(super) struct Behind {
     pub commands: Vec<std::ops::Range<usize>>,
     /// Scripts, still to be read.
     pub scripts: Vec<String>,
+    /// There was more than [`CHAIN`] of it.
+    pub cut: bool,
 }
+
+/// How many wrappers around each other are looked through: each may read the rest of the line.
+const CHAIN: usize = 256;
 
 /// Looks behind a command, through as many wrappers as there are. `texts` are what
 /// [`Command::stdin`] points into.
@@ -150,6 +156,10 @@ pub(super) fn behind(command: &Command, texts: &[String]) -> Behind {
     let whole = 0..words.len();
     let mut open = vec![whole.clone()];
     while let Some(range) = open.pop() {
+        if out.commands.len() >= CHAIN {
+            out.cut = true;
+            break;
+        }
         let here = &words[range.clone()];
         if range != whole {
             out.commands.push(range.clone());

@@ -61,11 +61,19 @@ fn check(claim: &str, shown: &str) {
         fs::read_to_string(format!("{copy}/ledger.txt")).unwrap_or_default()
     };
     assert!(ledger(&of("g1")).contains("read README.md"));
-    assert_eq!(ledger(&first), "", "the refused child got no prompt");
+    let refused = ledger(&first);
+    assert!(
+        refused.contains("\"start\""),
+        "the refused child wrote its ledger: {refused}"
+    );
+    assert!(
+        !refused.contains("\"prompt\""),
+        "the refused child got no prompt: {refused}"
+    );
     let starts: i64 = drill
         .database()
         .query_row(
-            "SELECT count(*) FROM events JOIN sessions ON events.session = sessions.id
+            "SELECT count(*) FROM events JOIN sessions ON events.session = sessions.session
              WHERE kind = 'child_started' AND sessions.pool = 'odd'",
             [],
             |row| row.get(0),

@@ -297,7 +297,9 @@ impl PoolState {
         let session = fresh_session_id();
         // Known before its home and copy are made, so that no sweep takes them for leftovers.
         let working = Some(session.clone());
-        self.shared.slots.change(&slot.id, |view| view.session = working);
+        self.shared
+            .slots
+            .change(&slot.id, |view| view.session = working);
         let now = Instant::now();
         task.first_assigned.get_or_insert(now);
         let attempt = task.sent + 1;

@@ -84,7 +84,9 @@ fn a_close_that_is_out_of_time_says_what_it_left() {
         Err(NotFlushed { writes: 2 })
     );
     assert_eq!(
-        journal.submit(Commit::of(vec![text(&id, journal.epoch(), 3)])).map_err(|refused| refused.reason),
+        journal
+            .submit(Commit::of(vec![text(&id, journal.epoch(), 3)]))
+            .map_err(|refused| refused.reason),
         Err(Refusal::Closed)
     );
     drop(lock);
@@ -118,12 +120,16 @@ fn too_little_room_refuses_new_work_and_lets_running_work_end() {
     let health = wait_health(&journal, Health::is_read_only);
     assert!(health.to_string().contains("1023 MiB free"), "{health}");
     assert_eq!(
-        journal.submit(Commit::of(vec![task(&run, "t", 0)])).map_err(|refused| refused.reason),
+        journal
+            .submit(Commit::of(vec![task(&run, "t", 0)]))
+            .map_err(|refused| refused.reason),
         Err(Refusal::ReadOnly)
     );
     let other = RunId::new("r2").expect("id");
     assert_eq!(
-        journal.submit(Commit::of(begin(&other))).map_err(|refused| refused.reason),
+        journal
+            .submit(Commit::of(begin(&other)))
+            .map_err(|refused| refused.reason),
         Err(Refusal::ReadOnly)
     );
     assert_durable(&commit(&journal, vec![text(&id, journal.epoch(), 1)]));
@@ -246,11 +252,13 @@ fn inside_a_small_file_system() {
     let health = wait_health(&journal, Health::is_read_only);
     println!("full: {health}");
     assert_eq!(
-        journal.submit(Commit::of(vec![task(
-            &RunId::new("r").expect("id"),
-            "t",
-            0
-        )])).map_err(|refused| refused.reason),
+        journal
+            .submit(Commit::of(vec![task(
+                &RunId::new("r").expect("id"),
+                "t",
+                0
+            )]))
+            .map_err(|refused| refused.reason),
         Err(Refusal::ReadOnly)
     );
     std::thread::sleep(2 * limits::JOURNAL_BUSY);

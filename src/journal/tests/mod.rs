@@ -7,8 +7,8 @@ mod opening;
 mod order;
 mod pace;
 
-use std::sync::Arc;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 

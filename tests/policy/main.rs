@@ -1,0 +1,14 @@
+//! The policy engine against labelled requests, real bash, and its own mutations.
+
+#[cfg(test)]
+mod bash;
+#[cfg(test)]
+mod corpus;
+#[cfg(test)]
+mod load;
+#[cfg(test)]
+mod mutation;
+#[cfg(test)]
+mod speed;
+#[cfg(test)]
+mod tree;

@@ -1,0 +1,89 @@
+//! A real directory with real links, seen through paths inside a sandbox.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use marshal::policy::{Look, Place, Resolver};
+
+pub(crate) const WORKSPACE: &str = "/repo/proj";
+pub(crate) const HOME: &str = "/home/agent";
+
+/// `link_out -> /etc`, `link_in -> /repo/proj/src`, and a few directories.
+pub(crate) struct Tree {
+    root: tempfile::TempDir,
+}
+
+impl Tree {
+    pub(crate) fn new() -> Self {
+        let root = tempfile::tempdir().expect("a directory");
+        let workspace = root.path().join("workspace");
+        for directory in ["src", "docs", "crates/core/src", ".git"] {
+            fs::create_dir_all(workspace.join(directory)).expect("a directory");
+        }
+        fs::create_dir_all(root.path().join("home/.ssh")).expect("a directory");
+        fs::write(workspace.join(".env"), "x").expect("a file");
+        symlink("/etc", workspace.join("link_out")).expect("a link");
+        symlink(format!("{WORKSPACE}/src"), workspace.join("link_in")).expect("a link");
+        symlink("../../.env", workspace.join("crates/core/settings")).expect("a link");
+        symlink("crates/core", workspace.join("link_deep")).expect("a link");
+        Self { root }
+    }
+
+    fn real(&self, path: &str) -> Option<PathBuf> {
+        let below = |root: &str, name: &str| {
+            let rest = path.strip_prefix(root)?;
+            (rest.is_empty() || rest.starts_with('/')).then(|| {
+                self.root
+                    .path()
+                    .join(name)
+                    .join(rest.trim_start_matches('/'))
+            })
+        };
+        below(WORKSPACE, "workspace").or_else(|| below(HOME, "home"))
+    }
+
+    pub(crate) fn place(&self) -> Place<'_> {
+        Place {
+            workspace: WORKSPACE,
+            home: HOME,
+            cwd: Some(WORKSPACE),
+            resolver: self,
+        }
+    }
+}
+
+fn look(path: &Path) -> Look {
+    match fs::symlink_metadata(path) {
+        Ok(meta) if meta.is_symlink() => fs::read_link(path)
+            .ok()
+            .and_then(|target| target.into_os_string().into_string().ok())
+            .map_or(Look::Unresolved, Look::Link),
+        Ok(meta) if meta.is_dir() => Look::Directory,
+        Ok(_) => Look::File,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Look::Missing,
+        Err(_) => Look::Unresolved,
+    }
+}
+
+impl Resolver for Tree {
+    fn look(&self, path: &str) -> Look {
+        self.real(path).map_or(Look::Unresolved, |real| look(&real))
+    }
+
+    fn links(&self, path: &str) -> Option<Vec<String>> {
+        let entries = match fs::read_dir(self.real(path)?) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Some(Vec::new()),
+            Err(_) => return None,
+        };
+        let mut names = Vec::new();
+        for entry in entries {
+            let entry = entry.ok()?;
+            if entry.file_type().ok()?.is_symlink() {
+                names.push(entry.file_name().into_string().ok()?);
+            }
+        }
+        Some(names)
+    }
+}
