@@ -267,14 +267,18 @@ fn policy(config: &Config, name: &str) -> Result<LoadedPolicy, String> {
         );
         Policy::builtin(name).ok_or_else(|| format!("there is no built-in policy {name:?}"))?
     };
-    let sha256 = digest
-        .finalize()
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
+    let sha256 = hexadecimal(&digest.finalize());
     Ok(LoadedPolicy {
         policy: Arc::new(policy),
         sha256,
+    })
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    use std::fmt::Write as _;
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
     })
 }
 

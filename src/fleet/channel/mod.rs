@@ -83,6 +83,10 @@ pub(crate) struct ChannelArgs {
 /// One incarnation of a child.
 pub(crate) struct Channel;
 
+/// The process is gone: how, where anybody could say.
+#[derive(Debug)]
+struct Gone(Option<Ended>);
+
 /// Its state.
 pub(crate) struct ChannelState {
     session: ActorRef<SessionMsg>,
@@ -103,8 +107,8 @@ pub(crate) struct ChannelState {
     /// Why the child must end; the first cause holds.
     cause: Option<Cause>,
     stream_end: Option<StreamEnd>,
-    /// Set when the process is gone; `None` inside where nobody could say how.
-    ended: Option<Option<Ended>>,
+    /// Set when the process is gone.
+    ended: Option<Gone>,
     told_end: bool,
     timer: Option<(Instant, JoinHandle<()>)>,
 }
@@ -178,7 +182,7 @@ impl Actor for Channel {
                 state.stdin = None;
             }
             ChannelMsg::Ended(ended) => {
-                state.ended = Some(ended);
+                state.ended = Some(Gone(ended));
                 state.ladder.exited();
                 // Whoever held the pipe is dead: what is in it is all there will be.
                 state.stdin = None;
@@ -272,7 +276,7 @@ impl ChannelState {
         }
         self.cause = Some(Cause::Spawn(error));
         self.stream_end = Some(StreamEnd::Eof);
-        self.ended = Some(None);
+        self.ended = Some(Gone(None));
     }
 
     fn frames(&mut self, batch: &[Bytes], hold: Hold, now: Instant) {
@@ -523,7 +527,7 @@ impl ChannelState {
 
     /// Tells the session that the channel is over, once both the process and its output are.
     fn tell_end(&mut self) -> bool {
-        let (Some(ended), Some(_)) = (&self.ended, &self.stream_end) else {
+        let (Some(Gone(ended)), Some(_)) = (&self.ended, &self.stream_end) else {
             return false;
         };
         if !self.told_end {

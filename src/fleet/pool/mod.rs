@@ -139,7 +139,7 @@ impl Actor for Pool {
                 change,
                 pid,
             } => state.slot_moved(index, &session, change, pid),
-            PoolMsg::AttemptEnded(attempt) => state.attempt_ended(*attempt),
+            PoolMsg::AttemptEnded(attempt) => state.attempt_ended(&attempt),
             PoolMsg::BackoffOver { index, round } => state.backoff_over(index, round),
             PoolMsg::Restart { index, done } => state.restart(index, done),
             PoolMsg::Cancel(run) => state.cancel(run.as_ref()),
@@ -371,7 +371,7 @@ impl PoolState {
     }
 
     /// A session is over: what of its slot, and what of its task?
-    fn attempt_ended(&mut self, attempt: Attempt) {
+    fn attempt_ended(&mut self, attempt: &Attempt) {
         let index = attempt.index;
         let Some(slot) = self.slot(index) else { return };
         if slot.work.as_ref().map(|work| &work.session) != Some(&attempt.session) {
@@ -392,9 +392,9 @@ impl PoolState {
             view.pid = None;
             view.last_exit_code = code.map(ExitStatus::shell_code).or(view.last_exit_code);
         });
-        let parked = self.child_ended(index, &attempt, &mut task);
-        task.take_in(&slot_id, &attempt);
-        self.what_of_the_task(task, &attempt, parked);
+        let parked = self.child_ended(index, attempt, &mut task);
+        task.take_in(&slot_id, attempt);
+        self.what_of_the_task(task, attempt, parked);
         let done = self.slot(index).and_then(|slot| slot.restarted.take());
         if let Some(done) = done {
             let _ = done.send(());
@@ -639,7 +639,7 @@ impl PoolState {
             (work.actor.get_id() == who).then(|| (slot.id.index, work.session.clone()))
         });
         if let Some((index, session)) = gone {
-            self.attempt_ended(Attempt::internal(index, session, why));
+            self.attempt_ended(&Attempt::internal(index, session, why));
         }
     }
 }

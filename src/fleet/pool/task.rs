@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
 use crate::fleet::notice::{FileChange, TaskReport};
-use crate::fleet::session::{Attempt, Tally, outcome};
+use crate::fleet::session::{Attempt, CheckResult, Tally, outcome};
 use crate::model::{Foreign, PoolName, RunId, SessionId, SlotId, TaskOutcome, TaskSpec};
 
 /// A task that is not over.
@@ -134,7 +134,7 @@ pub(super) fn verdict(attempt: &Attempt, closing: bool) -> After {
             After::Unbegun
         };
     };
-    let check_passed = attempt.check.as_ref().map(|check| check.passed());
+    let check_passed = attempt.check.as_ref().map(CheckResult::passed);
     let found = outcome::of_turn(turn, &attempt.tally, check_passed, attempt.cancelled);
     match found {
         TaskOutcome::Lost => After::Lost(attempt.detail()),

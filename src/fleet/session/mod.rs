@@ -5,6 +5,7 @@
 //! it is. Must not know how a child is started or stopped, nor which task comes next.
 
 mod asks;
+mod measure;
 mod outbox;
 pub(crate) mod outcome;
 mod prepare;
@@ -15,6 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ractor::{Actor, ActorProcessingErr, ActorRef, ActorRuntime, SupervisionEvent};
+use tokio::task::AbortHandle;
 
 pub(crate) use prepare::{PrepareError, Prepared};
 pub(crate) use tally::Tally;
@@ -85,6 +87,8 @@ pub(crate) enum SessionMsg {
     Checked(Box<CheckResult>),
     /// What changed in the workspace is known.
     Surveyed(Box<work::Survey>),
+    /// Home or copy is larger than it may be.
+    TooLarge(String),
     /// End the running turn, and with it the task.
     Cancel,
     /// End the session's child: `true` at once, `false` by the stop ladder.
@@ -144,6 +148,8 @@ pub(crate) struct SessionState {
     ending: Option<(TurnOutcome, String)>,
     end: Option<ChannelEnd>,
     check: Option<CheckResult>,
+    /// Ends the measuring of home and copy.
+    measuring: Option<AbortHandle>,
     /// Set once the prompt went out.
     begun: bool,
     cancelled: bool,
@@ -184,6 +190,7 @@ impl Actor for Session {
             ending: None,
             end: None,
             check: None,
+            measuring: None,
             begun: false,
             cancelled: false,
             failure: None,
@@ -243,6 +250,7 @@ impl Actor for Session {
                 state.report(*survey);
                 myself.stop(None);
             }
+            SessionMsg::TooLarge(why) => state.too_large(why),
             SessionMsg::Cancel => {
                 state.cancelled = true;
                 state.interrupt(TurnOutcome::Cancelled, "the run was cancelled".to_owned());
@@ -269,6 +277,14 @@ impl Actor for Session {
             let _ = myself.send_message(SessionMsg::ChannelEnded(Box::new(end)));
         }
         Ok(())
+    }
+}
+
+impl Drop for SessionState {
+    fn drop(&mut self) {
+        if let Some(measuring) = &self.measuring {
+            measuring.abort();
+        }
     }
 }
 
@@ -314,6 +330,11 @@ impl SessionState {
             plan,
             opening: prepared.opening.clone(),
         };
+        let measuring = tokio::spawn(measure::watch(
+            measure::Measured::of(&prepared, &self.pool),
+            self.myself.clone(),
+        ));
+        self.measuring = Some(measuring.abort_handle());
         self.prepared = Some(prepared);
         let cell = self.myself.get_cell();
         match ActorRuntime::spawn_linked_instant(None, Channel, args, cell) {
@@ -457,6 +478,10 @@ impl SessionState {
             detail,
         });
         self.outbox.after(After::TurnEnded);
+        if self.cancelled {
+            // Nobody waits for this child any more: it need not outlive a stalled journal.
+            self.stop(false);
+        }
     }
 
     fn count_turn(&self, outcome: TurnOutcome) {
@@ -552,6 +577,18 @@ impl SessionState {
         if let Some(channel) = &self.channel {
             let _ = channel.send_message(ChannelMsg::Command(command));
         }
+    }
+
+    /// Home or copy is larger than it may be: the child is stopped, its turn failed.
+    fn too_large(&mut self, why: String) {
+        if self.end.is_some() {
+            return;
+        }
+        tracing::warn!(session = %self.work.session, why, "size limit");
+        if self.turn.is_none() {
+            self.ending.get_or_insert((TurnOutcome::Failed, why));
+        }
+        self.stop(false);
     }
 
     /// Ends the running turn for a reason of ours.

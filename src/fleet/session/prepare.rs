@@ -125,6 +125,11 @@ struct Space {
 }
 
 impl Prepared {
+    /// The session's home on the host.
+    pub(crate) fn home(&self) -> &Path {
+        &self.space.home
+    }
+
     /// What the policy judges paths by.
     pub(crate) fn place(&self) -> Place<'_> {
         Place {
