@@ -43,6 +43,11 @@ pub enum ViewError {
 #[derive(Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 enum Line<'a> {
+    Run {
+        v: u32,
+        run: Cow<'a, str>,
+        tasks: usize,
+    },
     Queued {
         run: Cow<'a, str>,
         task: Cow<'a, str>,
@@ -216,6 +221,16 @@ fn event(slot: &SlotId, session: &SessionId, task: Option<&TaskId>, stamped: &St
     })
 }
 
+/// The first line of `--json`: the version of all that follow, and the run.
+#[must_use]
+pub fn begun(run: &RunId, tasks: usize) -> String {
+    write(&Line::Run {
+        v: VERSION,
+        run: Cow::Borrowed(run.as_str()),
+        tasks,
+    })
+}
+
 /// One line of a child's stderr as one JSON object without a newline.
 #[must_use]
 pub fn log_line(text: &Foreign) -> String {
@@ -344,7 +359,7 @@ fn read_line(line: Line<'_>) -> Result<Item, ViewError> {
             note: note.map(Cow::into_owned),
         }),
         Line::Ended { report } => Item::Ended(Arc::new(read_report(*report)?)),
-        Line::Log { .. } => {
+        Line::Run { .. } | Line::Log { .. } => {
             return Err(ViewError::Shape("it belongs to another stream".to_owned()));
         }
         Line::Lagged { missed } => Item::Lagged(missed),

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
+use std::time::Duration;
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -130,7 +131,8 @@ impl Bars {
         {
             total.set_style(style.progress_chars("#>-"));
         }
-        total.tick();
+        // The time goes on while nothing happens.
+        total.enable_steady_tick(Duration::from_secs(1));
         Self {
             screen: screen.0.clone(),
             slots: BTreeMap::new(),

@@ -312,10 +312,7 @@ impl Show {
             order.verbosity
         };
         if order.json {
-            let begun = serde_json::json!({
-                "type": "run", "v": view::VERSION, "run": run.as_str(), "tasks": total,
-            });
-            streams.out.json(&begun.to_string());
+            streams.out.json(&view::begun(run, total));
         }
         let mut show = Self {
             progress: Progress::new(total, verbosity, order.screen.as_ref()),
@@ -394,12 +391,13 @@ impl Show {
             return;
         }
         let rows = self.tasks.iter().filter_map(|task| self.reports.get(task));
+        let rows: Vec<&TaskReport> = rows.map(Arc::as_ref).collect();
         let style = table::Style {
             width: self.streams.width,
             coloured: self.streams.coloured,
         };
         let took: Duration = self.begun.elapsed();
-        let text = table::render(rows.map(Arc::as_ref), self.missing(), took, style);
+        let text = table::render(&rows, self.missing(), took, style);
         self.streams.out.text(&text);
     }
 }

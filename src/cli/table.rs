@@ -59,17 +59,11 @@ fn right(text: impl Into<String>) -> Cell {
 /// The whole text: table, summary, explanations. `rows` are in the order of the run's tasks;
 /// `missing` is how many tasks have no report; `took` is the run's time.
 #[must_use]
-pub fn render<'a>(
-    rows: impl Iterator<Item = &'a TaskReport>,
-    missing: usize,
-    took: Duration,
-    style: Style,
-) -> String {
-    let rows: Vec<&TaskReport> = rows.collect();
-    let mut text = grid(&rows, style);
+pub fn render(rows: &[&TaskReport], missing: usize, took: Duration, style: Style) -> String {
+    let mut text = grid(rows, style);
     text.push('\n');
-    summary(&mut text, &rows, missing, took);
-    explain(&mut text, &rows, style);
+    summary(&mut text, rows, missing, took);
+    explain(&mut text, rows, style);
     text
 }
 
@@ -139,6 +133,7 @@ fn header(with_restarts: bool) -> Vec<Cell> {
 
 fn cells(row: &TaskReport, with_restarts: bool) -> Vec<Cell> {
     let slot = row.slot.as_ref().map(ToString::to_string);
+    let tokens = row.usage.input.saturating_add(row.usage.output);
     let mut cells = vec![
         left(show(row.task.as_str(), TASK)),
         left(show(slot.as_deref().unwrap_or("-"), SLOT)),
@@ -146,7 +141,7 @@ fn cells(row: &TaskReport, with_restarts: bool) -> Vec<Cell> {
         right(row.allowed.to_string()),
         right(row.denied.to_string()),
         right(row.asked.to_string()),
-        right(row.usage.input.saturating_add(row.usage.output).to_string()),
+        right(tokens.to_string()),
         right(if slot.is_some() {
             span(row.took)
         } else {

@@ -47,8 +47,12 @@ fn four() -> Vec<TaskReport> {
     rows
 }
 
+fn all(rows: &[TaskReport]) -> Vec<&TaskReport> {
+    rows.iter().collect()
+}
+
 fn check(rows: &[TaskReport], style: Style, expect: &str) {
-    let got = render(rows.iter(), 0, Duration::from_millis(420), style);
+    let got = render(&all(rows), 0, Duration::from_millis(420), style);
     assert_eq!(got.trim(), expect.trim(), "\n{got}");
 }
 
@@ -119,7 +123,7 @@ fn every_line_fits_its_width() {
             width,
             coloured: false,
         };
-        let text = grid(&rows.iter().collect::<Vec<_>>(), style);
+        let text = grid(&all(&rows), style);
         for line in text.lines() {
             assert!(line.width() <= width, "{width}: {line}");
         }
@@ -129,7 +133,7 @@ fn every_line_fits_its_width() {
         width: 90,
         coloured: false,
     };
-    let text = grid(&four().iter().collect::<Vec<_>>(), style);
+    let text = grid(&all(&four()), style);
     assert!(text.contains("+notes.txt"), "{text}");
 }
 
@@ -141,7 +145,7 @@ fn colours_are_on_the_outcome_only_and_only_when_wanted() {
         width: 120,
         coloured: true,
     };
-    let text = render(rows.iter(), 0, Duration::ZERO, coloured);
+    let text = render(&all(&rows), 0, Duration::ZERO, coloured);
     assert!(
         text.contains("done    demo/0  \u{1b}[32mdone\u{1b}[0m   "),
         "{text}"
@@ -151,7 +155,7 @@ fn colours_are_on_the_outcome_only_and_only_when_wanted() {
         .replace("\u{1b}[32m", "")
         .replace("\u{1b}[33m", "")
         .replace("\u{1b}[0m", "");
-    assert_eq!(bare, render(rows.iter(), 0, Duration::ZERO, PIPE));
+    assert_eq!(bare, render(&all(&rows), 0, Duration::ZERO, PIPE));
 }
 
 #[test]
@@ -160,7 +164,7 @@ fn denials_beside_success_and_unasked_calls_are_said() {
     rows[0].denied = 2;
     rows[0].denied_by = vec!["net".to_owned(), "guard:git".to_owned()];
     rows[1].unasked_denied = 3;
-    let text = render(rows.iter(), 1, Duration::ZERO, PIPE);
+    let text = render(&all(&rows), 1, Duration::ZERO, PIPE);
     assert!(
         text.contains("2 of 3 done, 1 without a result in 0.0s"),
         "{text}"
@@ -180,7 +184,7 @@ fn many_failures_are_cut_with_their_number() {
     let rows: Vec<_> = (0..50)
         .map(|n| row(&format!("t{n}"), TaskOutcome::Failed))
         .collect();
-    let text = render(rows.iter(), 0, Duration::ZERO, PIPE);
+    let text = render(&all(&rows), 0, Duration::ZERO, PIPE);
     assert!(
         text.ends_with("and 30 more; --results FILE has all of them\n"),
         "{text}"
@@ -191,7 +195,7 @@ fn many_failures_are_cut_with_their_number() {
 fn nothing_that_acts_on_a_terminal_is_in_a_table() {
     for evil in EVIL {
         let (hostile, _) = hostile(evil);
-        let text = render([&hostile].into_iter(), 0, Duration::ZERO, PIPE);
+        let text = render(&[&hostile], 0, Duration::ZERO, PIPE);
         assert!(!text.chars().any(|c| c != '\n' && is_unsafe(c)), "{text:?}");
         assert_eq!(text.lines().count(), 5, "{text}");
     }

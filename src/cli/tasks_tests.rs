@@ -1,5 +1,7 @@
 //! Task files, prompts and everything that can be wrong with them.
 
+use std::os::unix::ffi::OsStringExt as _;
+
 use super::*;
 
 fn pools(names: &[&str]) -> Vec<PoolName> {
@@ -48,8 +50,8 @@ fn check(contents: &str, expect: &[&str]) {
     assert_eq!(error.problems.len(), expect.len(), "{contents}: {text}");
 }
 
-/// A faulty line, and what is said of it.
-const FAULTS: &[(&str, &str)] = &[
+/// A bad line, and what is said about it.
+const BAD: &[(&str, &str)] = &[
     ("nonsense", "t.jsonl:2: the line is no JSON object; write"),
     ("[1]", "t.jsonl:2: the line is no JSON object"),
     ("{\"prompt\"", "t.jsonl:2: the line is no JSON object: EOF"),
@@ -149,7 +151,7 @@ const FAULTS: &[(&str, &str)] = &[
 #[test]
 fn every_error_names_its_line_and_its_key() {
     let good = "{\"prompt\":\"p\",\"pool\":\"demo\"}";
-    for (line, expect) in FAULTS {
+    for (line, expect) in BAD {
         check(&format!("{good}\n{line}\n{good}\n"), &[expect]);
     }
     check("\n\n", &["t.jsonl: has no task in it"]);
@@ -244,7 +246,6 @@ fn what_names_no_file_is_a_prompt() {
 
 #[test]
 fn no_tasks_and_bad_arguments_are_errors() {
-    use std::os::unix::ffi::OsStringExt as _;
     let error = from_arguments(&[], "").expect_err("none");
     assert!(error.to_string().contains("there are none"), "{error}");
     let error = from_arguments(&["  "], "").expect_err("empty");

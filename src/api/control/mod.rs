@@ -12,7 +12,6 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::net::UnixStream;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -79,6 +78,7 @@ pub async fn serve<F: Fleet>(
     let places = Arc::new(Semaphore::new(bounds.connections));
     let open = TaskTracker::new();
     let kill = CancellationToken::new();
+    let owner = rustix::process::geteuid().as_raw();
     loop {
         let accepted = tokio::select! {
             () = stop.cancelled() => break,
@@ -92,7 +92,8 @@ pub async fn serve<F: Fleet>(
                 continue;
             }
         };
-        if let Err(failure) = is_permitted(&stream) {
+        let peer = stream.peer_cred().ok().map(|peer| peer.uid());
+        if let Err(failure) = is_permitted(peer, owner) {
             talk::dismiss(&stream, failure);
             continue;
         }
@@ -122,22 +123,16 @@ pub async fn serve<F: Fleet>(
 }
 
 /// Only the supervisor's user and root: whoever writes here starts processes as that user.
-fn is_permitted(stream: &UnixStream) -> Result<(), Failure> {
-    let owner = rustix::process::geteuid().as_raw();
-    match stream.peer_cred() {
-        Ok(peer) if peer.uid() == owner || peer.uid() == 0 => Ok(()),
-        Ok(peer) => Err(Failure::new(
-            Code::NotPermitted,
-            format!(
-                "uid {} may not control this supervisor, which runs as uid {owner}",
-                peer.uid()
-            ),
-        )),
-        Err(_) => Err(Failure::new(
-            Code::NotPermitted,
-            "the kernel does not say who you are",
-        )),
-    }
+/// `peer` is the client's uid, where the kernel says it.
+fn is_permitted(peer: Option<u32>, owner: u32) -> Result<(), Failure> {
+    let message = match peer {
+        Some(uid) if uid == owner || uid == 0 => return Ok(()),
+        Some(uid) => {
+            format!("uid {uid} may not control this supervisor, which runs as uid {owner}")
+        }
+        None => "the kernel does not say who you are".to_owned(),
+    };
+    Err(Failure::new(Code::NotPermitted, message))
 }
 
 /// The runs that came over the socket: those that are worked, and the last few that are over.

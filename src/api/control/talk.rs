@@ -245,8 +245,8 @@ async fn relay_log<F: Fleet>(
 ) -> Result<(), LineError> {
     let mut listens = true;
     loop {
-        let line = tokio::select! {
-            line = live.recv() => line,
+        let heard = tokio::select! {
+            heard = live.recv() => heard,
             speaks = lines.speaks(), if listens => {
                 if !speaks {
                     return Err(LineError::Io(std::io::ErrorKind::ConnectionAborted.into()));
@@ -256,8 +256,8 @@ async fn relay_log<F: Fleet>(
             }
             () = desk.stop.cancelled() => return Ok(()),
         };
-        match line {
-            Ok(line) => lines.send(view::log_line(&line)).await?,
+        match heard {
+            Ok(text) => lines.send(view::log_line(&text)).await?,
             Err(RecvError::Lagged(missed)) => {
                 lines.send(view::item(&Item::Lagged(missed))).await?;
             }

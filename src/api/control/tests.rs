@@ -365,3 +365,20 @@ async fn garbage_in_any_order_never_ends_the_server() {
         Reply::Hello { .. }
     ));
 }
+
+#[test]
+fn only_the_supervisors_user_and_root_may_talk() {
+    for (peer, owner, may) in [
+        (Some(0), 0, true),
+        (Some(1000), 0, false),
+        (Some(0), 1000, true),
+        (Some(1000), 1000, true),
+        (Some(1001), 1000, false),
+        (None, 0, false),
+    ] {
+        let permitted = is_permitted(peer, owner);
+        assert_eq!(permitted.is_ok(), may, "{peer:?} at {owner}");
+        let code = permitted.err().map(|failure| failure.code);
+        assert!(code.is_none_or(|code| code == Code::NotPermitted));
+    }
+}
