@@ -53,7 +53,8 @@ fn search(pid: u32, deep: usize) -> Option<u32> {
         .filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok())
         .flat_map(|children| {
             let pids = children.split_ascii_whitespace();
-            pids.filter_map(|pid| pid.parse().ok()).collect::<Vec<u32>>()
+            pids.filter_map(|pid| pid.parse().ok())
+                .collect::<Vec<u32>>()
         })
         .find_map(|child| search(child, deep))
 }

@@ -142,6 +142,13 @@ pub fn take_state(config: &Config, path: &Path, local: bool) -> Result<StateDir,
         .pools
         .iter()
         .map(|pool| pool.workspace.path.clone())
+        // What every agent of a profile sees must not show the state either.
+        .chain(
+            config
+                .sandboxes
+                .values()
+                .flat_map(|profile| profile.ro_bind.clone()),
+        )
         .collect();
     if !local {
         return StateDir::open(path, &workspaces);

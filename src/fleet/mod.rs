@@ -16,6 +16,7 @@ mod session;
 mod setup;
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
 
@@ -27,7 +28,7 @@ pub use channel::stderr::LogTail;
 pub use notice::{ChangeKind, FileChange, Notice, SlotView, TaskReport};
 pub use setup::{LoadedPolicy, Setup};
 
-use crate::config::Config;
+use crate::config::{Config, WorkspaceMode};
 use crate::journal::{Commit, Committed, Refusal, TaskRow, Write};
 use crate::limits::POOL_QUEUE;
 use crate::model::{PoolName, RunId, SessionId, SlotId, SlotState, TaskSpec};
@@ -205,8 +206,11 @@ impl FleetHandle {
         }];
         let mut by_pool: BTreeMap<PoolName, Vec<ActiveTask>> = BTreeMap::new();
         let mut queued = Vec::with_capacity(tasks.len());
-        for (place, spec) in tasks.into_iter().enumerate() {
+        for (place, mut spec) in tasks.into_iter().enumerate() {
             let entry = self.pool_of(&spec)?;
+            if let Some(path) = spec.workspace.take() {
+                spec.workspace = Some(self.resolve(&spec, path).await?);
+            }
             let name = entry.shared.config.name.clone();
             writes.push(Write::TaskQueued(TaskRow {
                 run: run.clone(),
@@ -245,6 +249,35 @@ impl FleetHandle {
             }
         }
         Ok(reports)
+    }
+
+    /// Resolves a task's own workspace now, before an agent works: later no link is followed. In a
+    /// workspace that agents write, none is followed at all.
+    async fn resolve(&self, spec: &TaskSpec, path: PathBuf) -> Result<PathBuf, SubmitError> {
+        let bad = |why: String| SubmitError::Pool {
+            task: spec.id.to_string(),
+            why,
+        };
+        let shown = crate::model::foreign::show(&path.to_string_lossy(), 300);
+        let written = |path: &Path| {
+            let mut pools = self.0.pools.values();
+            pools.any(|entry| {
+                entry.shared.config.workspace.mode == WorkspaceMode::Rw
+                    && path.starts_with(&entry.shared.workspace)
+            })
+        };
+        let is_written = written(&path);
+        let asked = path.clone();
+        let resolved = tokio::task::spawn_blocking(move || std::fs::canonicalize(asked)).await;
+        let resolved = resolved
+            .map_err(|_| SubmitError::Stopping)?
+            .map_err(|error| bad(format!("workspace {shown}: {error}")))?;
+        if is_written && resolved != path {
+            return Err(bad(format!(
+                "workspace {shown} leads through a link, or `..`, in a directory that agents write: name it directly"
+            )));
+        }
+        Ok(resolved)
     }
 
     /// Takes places in the queues of all pools, or in none.
@@ -459,6 +492,9 @@ fn pools(setup: &Setup) -> Result<Vec<Arc<PoolShared>>, StartError> {
                 .ok_or_else(|| StartError::NoExtractor(pool()))?,
             meters: PoolMeters::new(&config.name),
             config: config.clone(),
+            // One that is missing is an error where it is used.
+            workspace: std::fs::canonicalize(&config.workspace.path)
+                .unwrap_or_else(|_| config.workspace.path.clone()),
             tasks: AtomicUsize::new(0),
             oldest: Mutex::new(None),
             first_slot,

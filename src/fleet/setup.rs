@@ -106,6 +106,9 @@ pub(crate) struct PoolShared {
     pub(crate) policy_sha256: String,
     pub(crate) extractor: Arc<Extractor>,
     pub(crate) meters: PoolMeters,
+    /// The pool's workspace, its links resolved at the start: an agent that can write it, or
+    /// something above it, does not choose what a later task sees.
+    pub(crate) workspace: PathBuf,
     /// Tasks that were taken in and are not over.
     pub(crate) tasks: AtomicUsize,
     /// Since when the first of the waiting tasks waits.

@@ -62,6 +62,13 @@ fn prepare(control: &UnixStream) -> Step<(Child, UnixStream)> {
 
     let opened_as_root = match plan.ids {
         Ids::Root { slot_uid } => {
+            // Trees opened among the host's own mounts are peers of them where those are shared:
+            // what is then mounted inside a tree would be mounted on the host too.
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS)
+                .at(Stage::Mount, "leave the host's mounts")?;
+            let private = rustix::mount::MountPropagationFlags::PRIVATE
+                | rustix::mount::MountPropagationFlags::REC;
+            rustix::mount::mount_change("/", private).on(Stage::Mount, "make private", "/")?;
             let trees = trees::open(plan)?;
             privilege::become_user(slot_uid, slot_uid)?;
             stay_with_supervisor()?;

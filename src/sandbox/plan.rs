@@ -66,6 +66,8 @@ pub struct Tree {
     pub owner: (u32, u32),
     /// Whether it can be written. A copy is `Rw`.
     pub access: Access,
+    /// Its device and inode, if somebody else could put another directory in its place.
+    pub identity: Option<(u64, u64)>,
 }
 
 /// Walls that cannot be.
@@ -230,6 +232,7 @@ fn devices(profile: &config::Sandbox, mounts: &mut Vec<Mount>) {
             access: Access::Device,
             optional: false,
             idmap: None,
+            expect: None,
         });
     }
     for (name, to) in [
@@ -351,6 +354,7 @@ fn read_only(source: Source, target: &str, optional: bool) -> Mount {
         access: Access::Ro,
         optional,
         idmap: None,
+        expect: None,
     }
 }
 
@@ -384,6 +388,7 @@ fn own_tree(tree: &Tree, target: &str, ids: Ids) -> Result<Mount, PlanError> {
         access: tree.access,
         optional: false,
         idmap,
+        expect: tree.identity,
     })
 }
 

@@ -48,6 +48,17 @@ pub enum StateError {
         /// The workspace.
         workspace: PathBuf,
     },
+    /// A workspace lies in it.
+    #[error(
+        "the workspace {} is inside the state directory {}: agents could see each other's homes; \
+         use a directory elsewhere", show(.workspace), show(.path)
+    )]
+    AroundWorkspace {
+        /// The state directory.
+        path: PathBuf,
+        /// The workspace.
+        workspace: PathBuf,
+    },
     /// It, or a directory or link on the way to it, belongs to somebody else.
     #[error("{} belongs to uid {uid}, not to root or uid {caller}; {}", show(.path), .role.advice())]
     Foreign {
@@ -231,12 +242,20 @@ impl StateDir {
         &self.copies
     }
 
-    /// Refuses a workspace that this state directory is inside of, or is.
+    /// Refuses a workspace that this state directory is inside of, or is, or contains.
     ///
     /// # Errors
-    /// [`StateError::InsideWorkspace`]; [`StateError::Io`] if the workspace cannot be examined.
+    /// [`StateError::InsideWorkspace`], [`StateError::AroundWorkspace`]; [`StateError::Io`] if the workspace cannot be examined.
     pub fn check_workspace(&self, workspace: &Path) -> Result<(), StateError> {
-        refuse_inside(&self.path, workspace)
+        refuse_inside(&self.path, workspace)?;
+        // The other way round an agent would see the homes and copies of others.
+        match refuse_inside(workspace, &self.path) {
+            Err(StateError::InsideWorkspace { .. }) => Err(StateError::AroundWorkspace {
+                path: self.path.clone(),
+                workspace: workspace.to_owned(),
+            }),
+            other => other,
+        }
     }
 }
 

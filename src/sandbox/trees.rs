@@ -38,10 +38,16 @@ pub(super) fn open(plan: &ShimPlan) -> Step<Trees> {
                 source,
                 optional,
                 idmap,
+                expect,
                 ..
             } => {
                 let path = path_of(source, plan.ids)?;
-                trees.tree(&path, *optional, *idmap, plan.ids)?
+                let wanted = Wanted {
+                    optional: *optional,
+                    map: *idmap,
+                    identity: *expect,
+                };
+                trees.tree(&path, wanted, plan.ids)?
             }
             Mount::Mirror { path } => trees.mirror(path, plan.ids)?,
             _ => Opened::Nothing,
@@ -77,16 +83,35 @@ fn path_of(source: &Source, ids: Ids) -> Step<String> {
     }
 }
 
+/// What is known of a tree before it is opened.
+#[derive(Debug, Clone, Copy, Default)]
+struct Wanted {
+    optional: bool,
+    map: Option<IdMap>,
+    /// Device and inode.
+    identity: Option<(u64, u64)>,
+}
+
 impl Trees {
-    fn tree(&mut self, path: &str, optional: bool, map: Option<IdMap>, ids: Ids) -> Step<Opened> {
+    fn tree(&mut self, path: &str, wanted: Wanted, ids: Ids) -> Step<Opened> {
         let flags = OpenTreeFlags::OPEN_TREE_CLONE
             | OpenTreeFlags::OPEN_TREE_CLOEXEC
             | OpenTreeFlags::AT_RECURSIVE;
         let tree = match rustix::mount::open_tree(CWD, path, flags) {
-            Err(rustix::io::Errno::NOENT) if optional => return Ok(Opened::Nothing),
+            Err(rustix::io::Errno::NOENT) if wanted.optional => return Ok(Opened::Nothing),
             opened => opened.on(Stage::Mount, "open", path)?,
         };
-        if let Some(map) = map {
+        let kind = rustix::fs::fstat(&tree).on(Stage::Mount, "inspect", path)?;
+        if wanted
+            .identity
+            .is_some_and(|it| it != (kind.st_dev, kind.st_ino))
+        {
+            return Err(crate::wire::shim::Failure {
+                path: Some(path.to_owned()),
+                ..failure(Stage::Mount, "another directory stands at the place of")
+            });
+        }
+        if let Some(map) = wanted.map {
             match idmap::apply(&tree, map, ids.outside()) {
                 Ok(()) => {}
                 Err(refused) if map.or_plain => self.notes.push(format!(
@@ -102,7 +127,6 @@ impl Trees {
                 }
             }
         }
-        let kind = rustix::fs::fstat(&tree).on(Stage::Mount, "inspect", path)?;
         self.descriptors.push(tree);
         Ok(Opened::Tree {
             is_dir: FileType::from_raw_mode(kind.st_mode).is_dir(),
@@ -117,7 +141,13 @@ impl Trees {
                     to: to.to_string_lossy().into_owned(),
                 })
             }
-            Ok(_) => self.tree(path, true, None, ids),
+            Ok(_) => {
+                let wanted = Wanted {
+                    optional: true,
+                    ..Wanted::default()
+                };
+                self.tree(path, wanted, ids)
+            }
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(Opened::Nothing),
             Err(error) => Err(error).on(Stage::Mount, "inspect", path),
         }

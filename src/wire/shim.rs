@@ -164,6 +164,9 @@ pub enum Mount {
         optional: bool,
         /// Its owner on disk, who becomes the user inside.
         idmap: Option<IdMap>,
+        /// Device and inode that were looked at when the walls were planned: another directory at
+        /// the same path is not what was meant.
+        expect: Option<(u64, u64)>,
     },
     /// The same as on the host: a symbolic link as that link, a directory read-only, nothing as
     /// nothing.

@@ -15,6 +15,7 @@ fn shared<'a>(
     profile: &'a config::Sandbox,
     owner: (u32, u32),
     access: Access,
+    identity: None,
 ) -> WallsRequest<'a> {
     let path = place.path("shared");
     fs::create_dir(&path).unwrap();

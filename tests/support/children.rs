@@ -94,6 +94,7 @@ impl Place {
             path: self.path(name),
             owner: ids().outside(),
             access: Access::Rw,
+            identity: None,
         };
         WallsRequest {
             home: Some(tree("home")),

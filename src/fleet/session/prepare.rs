@@ -3,18 +3,18 @@
 //! File work runs where blocking is allowed; git runs inside walls, on a read-only mount, because
 //! a repository can name programs. Must not start the agent itself.
 
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::work::Work;
-use crate::config::{Fill, Launcher, OWN_PROGRAM, WorkspaceMode};
+use crate::config::{Fill, Launcher, Network, OWN_PROGRAM, WorkspaceMode};
 use crate::dialect::Opening;
 use crate::fleet::setup::{PoolShared, Shared};
 use crate::launch::{self, LaunchPlan, RunError, SpawnError, Walls};
 use crate::limits::{GIT_LIST_BYTES, GIT_LIST_TIMEOUT};
 use crate::model::{SessionId, SlotId};
 use crate::policy::Place;
+use crate::sandbox::state_dir::StateError;
 use crate::sandbox::workspace::{
     CopyError, GitDir, HomeError, Listing, Manifest, Owner, Root, TreeError, TreeLinks, copy, home,
     list,
@@ -42,6 +42,9 @@ pub(crate) enum PrepareError {
         /// Why.
         source: TreeError,
     },
+    /// It would let the agent at the state directory.
+    #[error("{0}")]
+    State(#[from] StateError),
     /// It cannot be copied.
     #[error("workspace {path}: {source}")]
     Copy {
@@ -83,9 +86,11 @@ impl PrepareError {
                 error,
                 PlanError::RootOwned { .. } | PlanError::NotUtf8(_) | PlanError::NotAbsolute(_)
             ),
-            Self::Workspace { .. } | Self::Copy { .. } | Self::Git { .. } | Self::Interrupted => {
-                false
-            }
+            Self::Workspace { .. }
+            | Self::State(_)
+            | Self::Copy { .. }
+            | Self::Git { .. }
+            | Self::Interrupted => false,
         }
     }
 }
@@ -159,7 +164,7 @@ impl Prepared {
         argv: Vec<String>,
     ) -> Result<LaunchPlan, PrepareError> {
         let writable = pool.config.workspace.mode != WorkspaceMode::Ro;
-        launch_plan(shared, pool, &self.space, argv, Vec::new(), writable)
+        launch_plan(shared, pool, &self.space, argv, &For::Agent { writable })
     }
 }
 
@@ -172,7 +177,11 @@ pub(crate) async fn prepare(
     let source = order
         .workspace
         .clone()
-        .unwrap_or_else(|| pool.config.workspace.path.clone());
+        .unwrap_or_else(|| pool.workspace.clone());
+    {
+        let (shared, source) = (Arc::clone(shared), source.clone());
+        blocking(move || shared.state.check_workspace(&source)).await??;
+    }
     let owner = owner(shared, pool, &order.slot);
     let mode = pool.config.workspace.mode;
     let home = {
@@ -199,11 +208,11 @@ pub(crate) async fn prepare(
         path: space.workspace.clone(),
         source,
     };
-    let root = Root::open(&space.workspace).map_err(bad)?;
+    let root = Root::open_resolved(&space.workspace).map_err(bad)?;
     let links = TreeLinks::new()
         .with(
             space.workspace_inside.clone(),
-            Root::open(&space.workspace).map_err(bad)?,
+            Root::open_resolved(&space.workspace).map_err(bad)?,
         )
         .with(
             space.home_inside.clone(),
@@ -221,14 +230,8 @@ pub(crate) async fn prepare(
         session: order.session.as_str(),
         workspace: &space.workspace_inside,
     });
-    let plan = launch_plan(
-        shared,
-        pool,
-        &space,
-        argv,
-        Vec::new(),
-        mode != WorkspaceMode::Ro,
-    )?;
+    let writable = mode != WorkspaceMode::Ro;
+    let plan = launch_plan(shared, pool, &space, argv, &For::Agent { writable })?;
     Ok(Prepared {
         session: order.session,
         plan: Some(plan),
@@ -277,7 +280,7 @@ async fn copy_of(
         path: source.to_owned(),
         source: error,
     };
-    let root = Root::open(source).map_err(unreadable)?;
+    let root = Root::open_resolved(source).map_err(unreadable)?;
     let listing = match list::git_dir(&root).map_err(unreadable)? {
         GitDir::Dir => git_list(shared, pool, source, space)
             .await?
@@ -321,7 +324,7 @@ async fn git_list(
         ..space.clone()
     };
     let git = list::ls_files(&inside);
-    let plan = launch_plan(shared, pool, &space, git.argv, git.env, false)?;
+    let plan = launch_plan(shared, pool, &space, git.argv, &For::Git { env: git.env })?;
     let permit = shared.spawning.acquire().await;
     let run = launch::run_to_end(&shared.spawner, plan, GIT_LIST_TIMEOUT, GIT_LIST_BYTES);
     let finished = run.await;
@@ -341,14 +344,33 @@ async fn git_list(
         .map_err(|error| bad(error.to_string()))
 }
 
+/// What walls are for.
+enum For {
+    /// The agent, or its check.
+    Agent {
+        /// Whether the workspace can be written.
+        writable: bool,
+    },
+    /// Git, which interprets what stands in a repository: it gets nothing of the agent's.
+    Git {
+        /// Its whole environment, PATH excluded.
+        env: Vec<(String, String)>,
+    },
+}
+
+impl For {
+    const fn is_writable(&self) -> bool {
+        matches!(self, Self::Agent { writable: true })
+    }
+}
+
 /// The plan that starts `argv` for a session of this pool.
 fn launch_plan(
     shared: &Shared,
     pool: &PoolShared,
     space: &Space,
     mut argv: Vec<String>,
-    more_env: Vec<(String, String)>,
-    writable: bool,
+    what: &For,
 ) -> Result<LaunchPlan, PrepareError> {
     let walled = pool.config.launcher == Launcher::Unshare;
     if argv.first().is_some_and(|word| word == OWN_PROGRAM) {
@@ -358,15 +380,27 @@ fn launch_plan(
             shared.marshal.to_string_lossy().into_owned()
         };
     }
-    let mut env = environment(shared, pool, space);
-    env.extend(more_env);
+    let env = match what {
+        For::Agent { .. } => environment(shared, pool, space),
+        For::Git { env } => {
+            let path = [("PATH".to_owned(), PATH_INSIDE.to_owned())];
+            env.iter().cloned().chain(path).collect()
+        }
+    };
     let walls = if walled {
         Walls::Shim(Box::new(sandbox::plan(&WallsRequest {
             profile: &pool.sandbox,
-            network: pool.config.network,
+            network: match what {
+                For::Agent { .. } => pool.config.network,
+                For::Git { .. } => Network::None,
+            },
             ids: ids(shared, pool, &space.slot),
-            home: Some(tree(&space.home, true)?),
-            workspace: Some(tree(&space.workspace, writable)?),
+            home: match what {
+                For::Agent { .. } => Some(tree(&space.home, true)?),
+                // The repository must not learn what the agent's home was filled with.
+                For::Git { .. } => None,
+            },
+            workspace: Some(tree(&space.workspace, what.is_writable())?),
             hostname: pool.config.name.as_str(),
             extra_ro: Vec::new(),
         })?))
@@ -384,14 +418,18 @@ fn launch_plan(
 
 /// A directory of the host for inside, with its owner on disk.
 fn tree(path: &Path, writable: bool) -> Result<Tree, PrepareError> {
-    let meta = std::fs::metadata(path).map_err(|source| PrepareError::Workspace {
+    let bad = |source| PrepareError::Workspace {
         path: path.to_owned(),
-        source: TreeError::at_path("examine", path, source),
-    })?;
+        source,
+    };
+    let root = Root::open_resolved(path).map_err(bad)?;
+    let stat = rustix::fs::fstat(&root)
+        .map_err(|errno| bad(TreeError::at_path("examine", path, errno)))?;
     Ok(Tree {
         path: path.to_owned(),
-        owner: (meta.uid(), meta.gid()),
+        owner: (stat.st_uid, stat.st_gid),
         access: if writable { Access::Rw } else { Access::Ro },
+        identity: Some((stat.st_dev, stat.st_ino)),
     })
 }
 

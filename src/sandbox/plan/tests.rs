@@ -21,6 +21,7 @@ fn request(profile: &Sandbox) -> WallsRequest<'_> {
         path: path.into(),
         owner: (100_007, 100_007),
         access: Access::Rw,
+        identity: None,
     };
     WallsRequest {
         home: Some(tree("/state/homes/s1")),
@@ -58,6 +59,7 @@ fn workspace_map(owner: (u32, u32), access: Access, ids: Ids) -> Result<Option<I
         path: "/w".into(),
         owner,
         access,
+        identity: None,
     };
     let request = WallsRequest {
         ids,

@@ -76,6 +76,9 @@ pub fn ls_files(inside: &str) -> GitCommand {
         ("GIT_CONFIG_NOSYSTEM", "1"),
         ("GIT_OPTIONAL_LOCKS", "0"),
         ("GIT_TERMINAL_PROMPT", "0"),
+        // A repository can name a program that fetches what it lacks: nothing is fetched.
+        ("GIT_NO_LAZY_FETCH", "1"),
+        ("GIT_ALLOW_PROTOCOL", ":"),
         ("LC_ALL", "C"),
     ];
     GitCommand {

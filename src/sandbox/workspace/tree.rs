@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, SeekFrom, StatxFlags};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, ResolveFlags, SeekFrom, StatxFlags};
 use rustix::io::Errno;
 
 use super::foreign_path;
@@ -77,6 +77,19 @@ impl Root {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = rustix::fs::open(path, flags, Mode::empty())
             .map_err(|errno| TreeError::at_path("open the directory", path, errno))?;
+        Ok(Self {
+            fd,
+            path: path.to_owned(),
+        })
+    }
+
+    /// Opens a directory of the host by a path that was resolved before, and that has no link in
+    /// it any more: one that is there now was put there by somebody else.
+    pub fn open_resolved(path: &Path) -> Result<Self, TreeError> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        let fd = rustix::fs::openat2(rustix::fs::CWD, path, flags, Mode::empty(), resolve)
+            .map_err(|errno| TreeError::at_path("open, without following a link,", path, errno))?;
         Ok(Self {
             fd,
             path: path.to_owned(),
