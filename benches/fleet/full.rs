@@ -19,8 +19,12 @@ use crate::house::{Heard, House, PATIENCE};
 use crate::load::{Load, Manner};
 use crate::{Failure, Side, agents};
 
-/// What each agent sleeps in front of its load: time to be stopped in.
-const LEAD: Duration = Duration::from_secs(1);
+/// What each agent sleeps in front of its load: time to be stopped in. When it goes on it sleeps
+/// what was left of it, which is nearly all.
+const LEAD: Duration = Duration::from_millis(500);
+
+/// The most that is gone of an agent's sleep when it is stopped.
+const HELD_AFTER: Duration = Duration::from_millis(10);
 
 /// How long the fleet is left alone before it is measured.
 const SETTLE: Duration = Duration::from_millis(500);
@@ -62,15 +66,16 @@ impl Side for Full {
 async fn flow(load: &Load, manner: &Manner, lines: u64) -> Result<Figures, Failure> {
     let house = House::open(load, manner).await?;
     let prompt = load.prompt().ok_or("a load without a script")?;
-    let script = format!("sleep {}s\n{prompt}", LEAD.as_secs());
+    let script = format!("sleep {}ms\n{prompt}", LEAD.as_millis());
     let spawning = Instant::now();
     let mut reports = house.submit(load.children(), &script).await?;
     let agents = house.all_held().await?;
     let spawn_s = spawning.elapsed().as_secs_f64();
-    tokio::time::sleep(LEAD + SETTLE).await;
+    tokio::time::sleep(SETTLE).await;
 
-    let cost = Cost::begin();
     agents.go()?;
+    tokio::time::sleep(LEAD - HELD_AFTER).await;
+    let cost = Cost::begin();
     let mut latency = Latency::default();
     for _ in 0..load.children() {
         let report = next(&mut reports).await?;
