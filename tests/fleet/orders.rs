@@ -276,3 +276,101 @@ fn a_stopped_journal_is_no_reason_to_ignore_a_signal() {
     assert!(matches!(code, Some(1 | 3 | 130)), "{code:?}");
     drop(blocker);
 }
+
+/// A repository can name programs that git runs; listing its files must run none of them.
+#[test]
+fn a_hostile_repository_runs_nothing_before_the_agent() {
+    for launcher in ["unshare", "none"] {
+        let drill = Drill::new(&pool(COPY).replace("\"unshare\"", &format!("{launcher:?}")));
+        let project = drill.workspace();
+        let witness = drill.path("witness");
+        let program = drill.path("program.sh");
+        fs::write(
+            &program,
+            format!(
+                "#!/bin/sh\nid > {}\nid > /tmp/witness-$PPID\n",
+                witness.display()
+            ),
+        )
+        .expect("program");
+        let git = |args: &[&str]| {
+            let mut git = Command::new("git");
+            git.args(["-c", "user.name=x", "-c", "user.email=x@x"])
+                .args(args);
+            let output = git.current_dir(&project).output().expect("git");
+            assert!(output.status.success(), "{args:?}: {output:?}");
+            String::from_utf8_lossy(&output.stdout).trim().to_owned()
+        };
+        let chmod = Command::new("chmod").arg("755").arg(&program).status();
+        assert!(chmod.expect("chmod").success());
+        git(&["init", "-q"]);
+        git(&["add", "-A"]);
+        git(&["commit", "-q", "-m", "x"]);
+        git(&[
+            "sparse-checkout",
+            "set",
+            "--cone",
+            "--sparse-index",
+            "nothing",
+        ]);
+        let tree = git(&["rev-parse", "HEAD:src"]);
+        fs::remove_file(project.join(format!(".git/objects/{}/{}", &tree[..2], &tree[2..])))
+            .expect("an object");
+        git(&["config", "extensions.partialClone", "origin"]);
+        git(&["config", "core.repositoryformatversion", "1"]);
+        git(&[
+            "config",
+            "remote.origin.url",
+            &format!("ext::{}", program.display()),
+        ]);
+        git(&["config", "remote.origin.promisor", "true"]);
+        git(&["config", "protocol.ext.allow", "always"]);
+        git(&["config", "core.fsmonitor", &program.display().to_string()]);
+        let (_, _, all) = outcomes(&drill, &["say hello"]);
+        assert!(!witness.exists(), "{launcher}: {all}");
+    }
+}
+
+/// What an agent leaves in a directory that it may write does not choose a later task's walls.
+#[test]
+fn a_link_that_an_agent_left_is_not_followed() {
+    let drill = Drill::new(&pool("workspace = { path = \"project\", mode = \"rw\" }"));
+    let victim = drill.path("victim");
+    fs::create_dir(&victim).expect("victim");
+    fs::create_dir(drill.workspace().join("sub")).expect("sub");
+    let owner = format!("{NOBODY}:{NOBODY}");
+    let chown = Command::new("chown")
+        .args(["-R", &owner])
+        .arg(drill.workspace())
+        .arg(&victim)
+        .status();
+    assert!(chown.expect("chown").success());
+    // As an agent would: the directory becomes a link.
+    fs::rename(
+        drill.workspace().join("sub"),
+        drill.workspace().join("sub2"),
+    )
+    .expect("moved");
+    std::os::unix::fs::symlink(&victim, drill.workspace().join("sub")).expect("a link");
+    let task = serde_json::json!({"prompt": "write planted x", "workspace": drill.workspace().join("sub")});
+    fs::write(drill.path("tasks.jsonl"), task.to_string()).expect("tasks");
+    let ran = drill.run(&["run", "tasks.jsonl"]);
+    assert_eq!(ran.code, Some(2), "{}", ran.all());
+    assert!(ran.stderr.contains("link"), "{}", ran.all());
+    assert!(!victim.join("planted").exists());
+}
+
+#[test]
+fn the_state_directory_is_no_workspace() {
+    let drill = Drill::new(&pool(COPY));
+    let (_, code, all) = outcomes(&drill, &["say hello"]);
+    assert_eq!(code, Some(0), "{all}");
+    for path in [drill.state(), drill.state().join("homes"), drill.path(".")] {
+        let task = serde_json::json!({"prompt": "list .", "workspace": path});
+        fs::write(drill.path("tasks.jsonl"), task.to_string()).expect("tasks");
+        let ran = drill.run(&["run", "--results", "results.jsonl", "tasks.jsonl"]);
+        assert_eq!(ran.code, Some(1), "{}", ran.all());
+        let detail = drill.results("results.jsonl")[0]["detail"].to_string();
+        assert!(detail.contains("state directory"), "{path:?}: {detail}");
+    }
+}

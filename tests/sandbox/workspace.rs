@@ -15,7 +15,6 @@ fn shared<'a>(
     profile: &'a config::Sandbox,
     owner: (u32, u32),
     access: Access,
-    identity: None,
 ) -> WallsRequest<'a> {
     let path = place.path("shared");
     fs::create_dir(&path).unwrap();
@@ -28,6 +27,7 @@ fn shared<'a>(
             path,
             owner,
             access,
+            identity: None,
         }),
         ..place.request(profile)
     }
@@ -91,6 +91,7 @@ async fn a_file_system_without_id_maps_is_said_or_refused() {
             path: "/sys/kernel".into(),
             owner,
             access,
+            identity: None,
         };
         WallsRequest {
             workspace: Some(workspace),
@@ -110,4 +111,60 @@ async fn a_file_system_without_id_maps_is_said_or_refused() {
         .unwrap_err();
     assert_eq!(refused.stage(), Some(Stage::Idmap));
     assert!(refused.to_string().contains("copy"), "{refused}");
+}
+
+#[tokio::test]
+async fn another_directory_at_the_planned_path_is_refused() {
+    let (place, profile) = (Place::new(), profile());
+    let mut request = shared(&place, &profile, ids().outside(), Access::Rw);
+    if let Some(tree) = &mut request.workspace {
+        let meta = fs::metadata(&tree.path).unwrap();
+        tree.identity = Some((meta.dev(), meta.ino()));
+    }
+    assert_eq!(says(&request, "cat private").await, "text");
+    fs::rename(place.path("shared"), place.path("moved")).unwrap();
+    std::os::unix::fs::symlink(place.path("moved"), place.path("shared")).unwrap();
+    // The link leads to the same directory: it is the directory that counts.
+    assert_eq!(says(&request, "cat private").await, "text");
+    fs::remove_file(place.path("shared")).unwrap();
+    fs::create_dir(place.path("shared")).unwrap();
+    let failed = spawner().spawn(walled(&request, "true")).await.unwrap_err();
+    assert!(failed.to_string().contains("another directory"), "{failed}");
+}
+
+/// A host whose mounts are shared, as systemd's are, must not collect mounts from sandboxes.
+#[tokio::test]
+async fn binds_inside_binds_leave_no_mount_on_the_host() {
+    if !is_root() {
+        return; // Only root's trees are opened among the host's own mounts.
+    }
+    let script = format!(
+        "cat /proc/self/mountinfo | wc -l; '{}' --ignored --exact \
+         workspace::nested_binds --nocapture >/dev/null || exit 7; \
+         cat /proc/self/mountinfo | wc -l",
+        std::env::current_exe().unwrap().display(),
+    );
+    let output = std::process::Command::new("unshare")
+        .args(["-m", "--propagation", "shared", "sh", "-c", &script])
+        .output()
+        .unwrap();
+    let out = String::from_utf8_lossy(&output.stdout);
+    let counts: Vec<&str> = out.lines().collect();
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(counts.len(), 2, "{out}");
+    assert_eq!(counts[0], counts[1], "mounts before and after");
+}
+
+#[tokio::test]
+#[ignore = "a part of binds_inside_binds_leave_no_mount_on_the_host"]
+async fn nested_binds() {
+    let place = Place::new();
+    let mut profile = profile();
+    fs::create_dir_all(place.path("outer/inner")).unwrap();
+    profile.ro_bind.push(place.path("outer"));
+    profile.ro_bind.push(place.path("outer/inner"));
+    for _ in 0..3 {
+        let request = place.request(&profile);
+        assert_eq!(says(&request, "echo here").await, "here");
+    }
 }
