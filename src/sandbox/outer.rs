@@ -62,6 +62,7 @@ fn prepare(control: &UnixStream) -> Step<(Child, UnixStream)> {
 
     let opened_as_root = match plan.ids {
         Ids::Root { slot_uid } => {
+            let binary = trees::own_binary()?;
             // Trees opened among the host's own mounts are peers of them where those are shared:
             // what is then mounted inside a tree would be mounted on the host too.
             nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS)
@@ -69,7 +70,7 @@ fn prepare(control: &UnixStream) -> Step<(Child, UnixStream)> {
             let private = rustix::mount::MountPropagationFlags::PRIVATE
                 | rustix::mount::MountPropagationFlags::REC;
             rustix::mount::mount_change("/", private).on(Stage::Mount, "make private", "/")?;
-            let trees = trees::open(plan)?;
+            let trees = trees::open(plan, Some(binary))?;
             privilege::become_user(slot_uid, slot_uid)?;
             stay_with_supervisor()?;
             Some(trees)
@@ -84,7 +85,7 @@ fn prepare(control: &UnixStream) -> Step<(Child, UnixStream)> {
     stay_with_supervisor()?;
     let trees = match opened_as_root {
         Some(trees) => trees,
-        None => trees::open(plan)?,
+        None => trees::open(plan, None)?,
     };
     privilege::set_dumpable(DumpableBehavior::NotDumpable)?;
     if plan.network == Net::Loopback {

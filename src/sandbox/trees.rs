@@ -25,8 +25,19 @@ pub(super) struct Trees {
     pub(super) notes: Vec<String>,
 }
 
-/// Opens every tree of the plan.
-pub(super) fn open(plan: &ShimPlan) -> Step<Trees> {
+/// The binary that runs here, opened by the link of its process. That link leads into the mounts
+/// that the process was started in, so it must be opened before they are left.
+pub(super) fn own_binary() -> Step<OwnedFd> {
+    const EXE: &str = "/proc/self/exe";
+    rustix::mount::open_tree(CWD, EXE, FLAGS).on(Stage::Mount, "open", EXE)
+}
+
+const FLAGS: OpenTreeFlags = OpenTreeFlags::OPEN_TREE_CLONE
+    .union(OpenTreeFlags::OPEN_TREE_CLOEXEC)
+    .union(OpenTreeFlags::AT_RECURSIVE);
+
+/// Opens every tree of the plan. `binary` is this program, if it is open already.
+pub(super) fn open(plan: &ShimPlan, mut binary: Option<OwnedFd>) -> Step<Trees> {
     let mut trees = Trees {
         opened: Vec::new(),
         descriptors: Vec::new(),
@@ -41,6 +52,13 @@ pub(super) fn open(plan: &ShimPlan) -> Step<Trees> {
                 expect,
                 ..
             } => {
+                if *source == Source::OwnBinary
+                    && let Some(tree) = binary.take()
+                {
+                    trees.descriptors.push(tree);
+                    trees.opened.push(Opened::Tree { is_dir: false });
+                    continue;
+                }
                 let path = path_of(source, plan.ids)?;
                 let wanted = Wanted {
                     optional: *optional,
@@ -94,10 +112,7 @@ struct Wanted {
 
 impl Trees {
     fn tree(&mut self, path: &str, wanted: Wanted, ids: Ids) -> Step<Opened> {
-        let flags = OpenTreeFlags::OPEN_TREE_CLONE
-            | OpenTreeFlags::OPEN_TREE_CLOEXEC
-            | OpenTreeFlags::AT_RECURSIVE;
-        let tree = match rustix::mount::open_tree(CWD, path, flags) {
+        let tree = match rustix::mount::open_tree(CWD, path, FLAGS) {
             Err(rustix::io::Errno::NOENT) if wanted.optional => return Ok(Opened::Nothing),
             opened => opened.on(Stage::Mount, "open", path)?,
         };
