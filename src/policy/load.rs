@@ -384,7 +384,10 @@ fn compile_sets(layers: &[Layer]) -> Result<(Vec<PathSet>, Names), LoadError> {
     }
     let mut names = Names::new();
     let mut sets = Vec::new();
-    for (name, patterns) in joined {
+    for (name, mut patterns) in joined {
+        // A policy may repeat what it extends; every pattern costs time with every path.
+        patterns.sort_unstable();
+        patterns.dedup();
         let folded = name == "protected";
         let set = PathSet::compile(&patterns, folded).map_err(|source| LoadError::Pattern {
             policy: layers.last().map(|l| l.name.clone()).unwrap_or_default(),

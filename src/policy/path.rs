@@ -4,6 +4,7 @@
 //! (which are paths inside the sandbox), the bounds. What a component is comes from a
 //! [`Resolver`]; this module reads no file itself.
 
+use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 
@@ -146,8 +147,7 @@ impl<'a> Walker<'a> {
                 || !at.is_empty() && self.root_of(&at) == Position::Elsewhere,
             directory: true,
         };
-        let mut todo: Vec<String> = Vec::new();
-        push_components(&mut todo, path);
+        let mut todo: Vec<Cow<'_, str>> = components(path).map(Cow::Borrowed).collect();
         let mut links = 0;
         // The length of `at` beyond which nothing exists.
         let mut missing: Option<usize> = None;
@@ -184,7 +184,7 @@ impl<'a> Walker<'a> {
                         if links > limits::POLICY_LINKS || target.is_empty() {
                             out.left = true;
                         } else {
-                            push_components(&mut todo, &target);
+                            todo.extend(components(&target).map(|c| Cow::Owned(c.to_owned())));
                         }
                     }
                 },
@@ -205,10 +205,9 @@ enum Position {
     Elsewhere,
 }
 
-/// Puts a path's components on the stack, the first one on top.
-fn push_components(todo: &mut Vec<String>, path: &str) {
-    let parts = path.split('/').rev().filter(|c| !matches!(*c, "" | "."));
-    todo.extend(parts.map(str::to_owned));
+/// A path's components, the last one first.
+fn components(path: &str) -> impl Iterator<Item = &str> {
+    path.split('/').rev().filter(|c| !matches!(*c, "" | "."))
 }
 
 fn trimmed(path: &str) -> &str {

@@ -140,16 +140,19 @@ impl Bench<'_, '_, '_> {
             unallowed: true,
             ..PartOutcome::default()
         };
-        self.forbidden(command, &reading.texts, bases, &mut part, 0);
+        let view = View::new(&command.words, &command.redirects, bases);
+        self.against(&view, true, &mut part);
+        self.behind(command, &reading.texts, bases, &mut part, 0);
         let redirects = self.redirects(&command.redirects, bases, &mut part);
         if reading.plain && redirects && self.assigned(command) {
-            self.allowed(command, bases, &mut part);
+            self.allowed(command, &view, &mut part);
         }
         part
     }
 
-    /// Everything that rules deny or ask, in the command and behind it.
-    fn forbidden(
+    /// Everything that rules deny or ask behind a command. What stands in the text itself is
+    /// always judged; the budget is for what is behind.
+    fn behind(
         &self,
         command: &Command,
         texts: &[String],
@@ -158,11 +161,6 @@ impl Bench<'_, '_, '_> {
         depth: usize,
     ) {
         let behind = wrap::behind(command, texts);
-        let outer = View::new(&command.words, &command.redirects, bases);
-        // What stands in the text itself is always judged; the budget is for what is behind.
-        if depth == 0 || self.spend(command.words.len()) {
-            self.against(&outer, true, part);
-        }
         let last = behind.commands.len();
         if behind.cut {
             self.work.set(0);
@@ -182,7 +180,11 @@ impl Bench<'_, '_, '_> {
             }
             let scan = scan::scan(&script);
             for inner in &scan.commands {
-                self.forbidden(inner, &scan.texts, bases, part, depth + 1);
+                if self.spend(inner.words.len()) {
+                    let view = View::new(&inner.words, &inner.redirects, bases);
+                    self.against(&view, true, part);
+                }
+                self.behind(inner, &scan.texts, bases, part, depth + 1);
                 self.redirects(&inner.redirects, bases, part);
             }
         }
@@ -218,7 +220,7 @@ impl Bench<'_, '_, '_> {
     }
 
     /// Rules that allow the command, its transparent wrappers stripped.
-    fn allowed(&self, command: &Command, bases: &[Cwd], part: &mut PartOutcome) {
+    fn allowed<'c>(&self, command: &'c Command, outer: &View<'c>, part: &mut PartOutcome) {
         let shell = &self.policy.shell;
         if command.timed && !shell.transparent.iter().any(|t| t == "time") {
             return;
@@ -236,10 +238,16 @@ impl Bench<'_, '_, '_> {
         if words.iter().any(|w| w.glob) && !shell.glob_programs.contains(&name) {
             return;
         }
-        let view = View::new(words, &command.redirects, bases);
+        // Without a wrapper the facts that the other rules have asked for are these.
+        let inner = View::new(words, outer.redirects, outer.bases);
+        let view = if words.len() == outer.words.len() {
+            outer
+        } else {
+            &inner
+        };
         for &place in self.policy.index.program(&name) {
             let rule = &self.policy.rules[place];
-            if rule.decision == Decision::Allow && rule.applies(&view, &self.facts) {
+            if rule.decision == Decision::Allow && rule.applies(view, &self.facts) {
                 part.add(Hit::rule(rule));
                 part.unallowed = false;
             }
