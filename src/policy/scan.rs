@@ -410,6 +410,10 @@ impl Scanner<'_> {
         if matches!(self.peek(0), Some(b'<' | b'>')) && self.peek(1) == Some(b'(') {
             return; // a process substitution as target: the next round finds its commands
         }
+        if direction == Direction::Duplicate && self.peek(0) == Some(b'-') {
+            self.at += 1; // `>& -x` closes the descriptor, and `x` is an argument
+            return;
+        }
         let target = self.target();
         let number =
             !target.text.is_empty() && target.text.bytes().all(|b| b.is_ascii_digit() || b == b'-');

@@ -404,6 +404,10 @@ impl Reader<'_> {
         while matches!(self.peek(0), Some(b' ' | b'\t')) {
             self.at += 1;
         }
+        // After `>&` and blanks bash still takes a `-` alone, and what follows it is an argument.
+        if direction == Direction::Duplicate && self.peek(0) == Some(b'-') {
+            return Err(self.not("an unusual redirect"));
+        }
         if self.peek(0) == Some(b'#') {
             return Err(self.not("a redirect without a target"));
         }

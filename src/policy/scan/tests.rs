@@ -74,6 +74,8 @@ fn commands_are_found_wherever_they_hide() {
         "[[ a < b ]] && rm x",
         "ls #'\nrm x\n#'",
         "echo 'a\\' ; rm x",
+        ">& -rm x",
+        "2>&-rm x",
         "> f rm x",
         "2>f rm x",
         "x=$(rm x)",
