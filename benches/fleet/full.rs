@@ -74,7 +74,7 @@ async fn flow(load: &Load, manner: &Manner, lines: u64) -> Result<Figures, Failu
     tokio::time::sleep(SETTLE).await;
 
     agents.go()?;
-    tokio::time::sleep(LEAD - HELD_AFTER).await;
+    tokio::time::sleep(LEAD.saturating_sub(HELD_AFTER)).await;
     let cost = Cost::begin();
     let mut latency = Latency::default();
     for _ in 0..load.children() {

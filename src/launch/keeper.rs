@@ -5,6 +5,7 @@
 //! the very end. Must not know why a child is stopped: goodbye and closing stdin, the first two
 //! steps of the ladder, are its channel's.
 
+use std::os::unix::process::ExitStatusExt as _;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal};
@@ -235,8 +236,10 @@ impl Keeper {
             self.signal_helper(Signal::TERM);
         }
         let mut how = None;
+        let mut killed_by_us = status.is_none();
         for signal in [None, Some(Signal::TERM), Some(Signal::KILL)] {
             if let Some(signal) = signal {
+                killed_by_us = true;
                 self.signal_helper(signal);
             }
             let wait = tokio::time::timeout(limits::KILL_HELPER, self.process.helper.wait());
@@ -245,6 +248,13 @@ impl Keeper {
                 break;
             }
         }
+        // Somebody else killed the helper, and it or its pid 1 still told of the agent's end by the
+        // same blow: that end is no word of the agent's.
+        let by_signal = |ended: &std::io::Result<std::process::ExitStatus>| {
+            ended.as_ref().is_ok_and(|status| status.signal().is_some())
+        };
+        let was_killed = !killed_by_us && !self.forced && how.as_ref().is_some_and(by_signal);
+        let status = if was_killed { None } else { status };
         if status.is_none() && !self.process.has_namespace {
             let marker = self.process.marker.clone();
             let swept = tokio::task::spawn_blocking(move || survivors::kill_marked(&marker));

@@ -30,7 +30,7 @@ pub(crate) struct Ran {
 }
 
 impl Ran {
-    fn of(output: Output, took: Duration) -> Self {
+    fn of(output: &Output, took: Duration) -> Self {
         Self {
             code: output.status.code(),
             stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
@@ -133,7 +133,7 @@ impl Drill {
     pub(crate) fn run(&self, args: &[&str]) -> Ran {
         let began = Instant::now();
         let output = self.command(args).output().expect("marshal starts");
-        Ran::of(output, began.elapsed())
+        Ran::of(&output, began.elapsed())
     }
 
     /// Starts and goes on; stdout and stderr go to files, which [`Drill::log`] reads.

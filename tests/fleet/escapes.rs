@@ -1,5 +1,7 @@
 //! Control bytes, terminal escapes and bidi characters from a child appear in no output.
 
+use std::fmt::Write as _;
+
 use marshal::model::foreign::is_unsafe;
 
 use crate::drill::Drill;
@@ -58,7 +60,7 @@ stop      = { goodbye = "2s", eof = "1s", int = "1s", term = "1s" }
     while let Some(at) = rest.find("\\U{") {
         text.push_str(&rest[..at]);
         let (digits, after) = rest[at + 3..].split_once('}').expect("closed");
-        text.push_str(&format!("\\U{digits:0>8}"));
+        let _ = write!(text, "\\U{digits:0>8}");
         rest = after;
     }
     text.push_str(rest);

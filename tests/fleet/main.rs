@@ -3,6 +3,8 @@
 //! Needs root for most of it, because a root supervisor's walls differ; what an ordinary user sees
 //! is run under an unprivileged uid from here.
 
+#![allow(clippy::expect_used, reason = "a test ends with its first failure")]
+
 mod crashes;
 mod drill;
 mod escapes;

@@ -31,7 +31,7 @@ impl SessionState {
                     self.durable(step);
                 }
             }
-            SessionMsg::Rejected(why) => self.rejected(why),
+            SessionMsg::Rejected(why) => self.rejected(&why),
             SessionMsg::Flush => self.outbox.retried(),
             SessionMsg::Checked(check) => self.checked(*check),
             SessionMsg::Surveyed(survey) => {
@@ -55,7 +55,7 @@ impl SessionState {
 
     /// The journal left a commit out, so it will leave out every later one: nothing of this
     /// session can be remembered any more, and nothing it waits for will come.
-    fn rejected(&mut self, why: String) {
+    fn rejected(&mut self, why: &str) {
         tracing::error!(why, "the journal rejected a commit");
         self.outbox.committed();
         if std::mem::replace(&mut self.broken, true) {
