@@ -1,7 +1,7 @@
 //! A whole supervisor in this process, everything on: journal on the disk, policy, metrics,
 //! subscribers. Put together as the command line does it, in a directory of its own.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -137,16 +137,16 @@ impl House {
         mut found: impl FnMut(&SlotView) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
         let since = Instant::now();
-        let mut known = BTreeMap::new();
+        let mut known = BTreeSet::new();
         loop {
             let slots = self.fleet.slots();
             for view in &slots {
                 if view.state == SlotState::Parked {
                     return Err(format!("{} is parked: {:?}", view.slot, view.note).into());
                 }
-                if view.state == SlotState::Busy && !known.contains_key(&view.slot) {
+                if view.state == SlotState::Busy && !known.contains(&view.slot) {
                     found(view)?;
-                    known.insert(view.slot.clone(), ());
+                    known.insert(view.slot.clone());
                 }
             }
             if known.len() == slots.len() {

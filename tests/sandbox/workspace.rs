@@ -121,11 +121,11 @@ async fn another_directory_at_the_planned_path_is_refused() {
         let meta = fs::metadata(&tree.path).unwrap();
         tree.identity = Some((meta.dev(), meta.ino()));
     }
-    assert_eq!(says(&request, "cat private").await, "text");
+    assert_eq!(says(&request, "cat private").await, "text\n");
     fs::rename(place.path("shared"), place.path("moved")).unwrap();
     std::os::unix::fs::symlink(place.path("moved"), place.path("shared")).unwrap();
     // The link leads to the same directory: it is the directory that counts.
-    assert_eq!(says(&request, "cat private").await, "text");
+    assert_eq!(says(&request, "cat private").await, "text\n");
     fs::remove_file(place.path("shared")).unwrap();
     fs::create_dir(place.path("shared")).unwrap();
     let failed = spawner().spawn(walled(&request, "true")).await.unwrap_err();
@@ -165,6 +165,6 @@ async fn nested_binds() {
     profile.ro_bind.push(place.path("outer/inner"));
     for _ in 0..3 {
         let request = place.request(&profile);
-        assert_eq!(says(&request, "echo here").await, "here");
+        assert_eq!(says(&request, "echo here").await, "here\n");
     }
 }
