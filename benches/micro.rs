@@ -10,9 +10,7 @@ use divan::{Bencher, black_box_drop};
 use marshal::config::DialectName;
 use marshal::dialect::{self, Command, Effects, Input};
 use marshal::journal::{Commit, Journal, SessionRow, Write};
-use marshal::model::{
-    Claimed, Event, EventId, Foreign, PoolName, SessionId, SlotId, Stamped,
-};
+use marshal::model::{Claimed, Event, EventId, Foreign, PoolName, SessionId, SlotId, Stamped};
 use marshal::policy::extract::{self, Extractor};
 use marshal::policy::{NoLinks, Place, Policy};
 use marshal::wire::ndjson::Lines;
