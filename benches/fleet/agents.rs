@@ -2,6 +2,7 @@
 //! ancestors, so that a signal meets the agent and nothing else.
 
 use std::fs;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -26,9 +27,14 @@ impl Agents {
         Ok(())
     }
 
-    /// Lets all of them run.
-    pub(crate) fn go(&self) -> Result<(), Failure> {
-        for agent in &self.0 {
+    /// Lets all of them run, each so much later than the first.
+    pub(crate) async fn go(&self, later: impl Fn(usize) -> Duration) -> Result<(), Failure> {
+        let began = Instant::now();
+        for (number, agent) in self.0.iter().enumerate() {
+            let wait = later(number).saturating_sub(began.elapsed());
+            if !wait.is_zero() {
+                tokio::time::sleep(wait).await;
+            }
             kill_process(*agent, Signal::CONT)?;
         }
         Ok(())

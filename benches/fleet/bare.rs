@@ -71,11 +71,13 @@ fn flow(load: &Load, prompt: &str) -> Result<Figures, Failure> {
     let start = Arc::new(Barrier::new(readers.len() + 1));
     let line = wire::prompt(prompt);
     let mut threads = Vec::with_capacity(readers.len());
-    for mut reader in readers {
+    for (child, mut reader) in readers.into_iter().enumerate() {
+        let later = load.later(child);
         let (start, line) = (Arc::clone(&start), line.clone());
         threads.push(thread::Builder::new().stack_size(STACK_BYTES).spawn(
             move || -> Result<Tally, Failure> {
                 start.wait();
+                thread::sleep(later);
                 let mut tally = Tally::default();
                 reader.stdin.write_all(line.as_bytes())?;
                 reader.until(|seen| matches!(seen, Seen::TurnEnd), &mut tally)?;

@@ -73,9 +73,15 @@ async fn flow(load: &Load, manner: &Manner, lines: u64) -> Result<Figures, Failu
     let spawn_s = spawning.elapsed().as_secs_f64();
     tokio::time::sleep(SETTLE).await;
 
-    agents.go()?;
-    tokio::time::sleep(LEAD.saturating_sub(HELD_AFTER)).await;
-    let cost = Cost::begin();
+    let cost = if let Load::Ask { .. } = load {
+        let cost = Cost::begin();
+        agents.go(|child| load.later(child)).await?;
+        cost
+    } else {
+        agents.go(|_| Duration::ZERO).await?;
+        tokio::time::sleep(LEAD.saturating_sub(HELD_AFTER)).await;
+        Cost::begin()
+    };
     let mut latency = Latency::default();
     for _ in 0..load.children() {
         let report = next(&mut reports).await?;

@@ -118,6 +118,18 @@ impl Load {
         ]
     }
 
+    /// How much later than the first a child begins, so that children that think as long as each
+    /// other do not all ask at the same moment.
+    pub(crate) fn later(&self, child: usize) -> Duration {
+        let Self::Ask {
+            children, think_us, ..
+        } = self
+        else {
+            return Duration::ZERO;
+        };
+        Duration::from_micros(*think_us).mul_f64(child as f64 / (*children).max(1) as f64)
+    }
+
     /// How long the children are watched, where nothing else ends the run.
     pub(crate) fn watch(&self) -> Duration {
         match self {

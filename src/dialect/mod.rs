@@ -170,7 +170,25 @@ pub fn build(name: DialectName) -> Box<dyn Dialect> {
 /// Merges adjacent pieces of text, and of thought, up to [`limits::MERGED_TEXT_BYTES`] each, so
 /// that a streamed answer does not cost one row a word. The order of everything else stays.
 pub fn merge_text(effects: &mut Effects) {
-    effects.dedup_by(|next, kept| match (next, kept) {
+    effects.dedup_by(|next, kept| merge(kept, next));
+}
+
+/// Puts what one frame brought behind what came before it, merged like [`merge_text`]. A piece of
+/// text is dropped while it is still in the cache, and a batch of a thousand pieces needs no room
+/// for a thousand effects.
+pub fn take_merged(effects: &mut Effects, fresh: &mut Effects) {
+    for next in fresh.drain(..) {
+        let merged = effects.last_mut().is_some_and(|kept| merge(kept, &next));
+        if !merged {
+            effects.push(next);
+        }
+    }
+}
+
+/// Merges the next effect into the one before it, if both are pieces of the same; says whether it
+/// did.
+fn merge(kept: &mut Effect, next: &Effect) -> bool {
+    match (next, kept) {
         (
             Effect::Event(Event::Text { delta: next }),
             Effect::Event(Event::Text { delta: kept }),
@@ -180,7 +198,7 @@ pub fn merge_text(effects: &mut Effects) {
             Effect::Event(Event::Thought { delta: kept }),
         ) => append(kept, next),
         _ => false,
-    });
+    }
 }
 
 /// Appends a piece where there is room; says whether it did.
@@ -226,6 +244,27 @@ mod tests {
         assert_eq!(texts(effects), ["ab", "CloseInput", "c"]);
         let effects = vec![text("a"), thought("b"), thought("c"), text("d")];
         assert_eq!(texts(effects), ["a", "(bc)", "d"]);
+    }
+
+    #[test]
+    fn what_is_taken_frame_by_frame_merges_like_the_whole() {
+        let frames = || {
+            [
+                vec![text("a")],
+                vec![text("b"), Effect::CloseInput],
+                vec![],
+                vec![thought("c")],
+                vec![thought("d"), text("e")],
+                vec![text("f")],
+            ]
+        };
+        let mut taken = Effects::new();
+        for mut frame in frames() {
+            take_merged(&mut taken, &mut frame);
+        }
+        let whole = texts(frames().into_iter().flatten().collect());
+        assert_eq!(whole, ["ab", "CloseInput", "(cd)", "ef"]);
+        assert_eq!(texts(taken), whole);
     }
 
     #[test]

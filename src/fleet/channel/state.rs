@@ -153,12 +153,19 @@ impl ChannelState {
             self.pool.meters.line(frame.len());
         }
         self.pool.meters.bytes(Stream::Stdout, bytes);
-        let mut effects = Vec::with_capacity(batch.len());
+        let mut effects = Vec::new();
+        let mut fresh = Vec::new();
+        let mut texts = 0;
         for frame in batch {
-            self.dialect.input(Input::Frame(frame), now, &mut effects);
+            self.dialect.input(Input::Frame(frame), now, &mut fresh);
+            if let [Effect::Event(Event::Text { .. })] = &fresh[..] {
+                texts += 1;
+            } else {
+                self.count(&fresh);
+            }
+            dialect::take_merged(&mut effects, &mut fresh);
         }
-        self.count(&effects);
-        dialect::merge_text(&mut effects);
+        self.pool.meters.events_of(EventKind::Text, texts);
         self.carry_out(effects, Some(hold), now);
         self.pool.meters.processed(now.elapsed());
     }
