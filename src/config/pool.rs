@@ -51,7 +51,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("turn", "timeouts.turn"),
     ("silence", "timeouts.silence"),
     ("cancel", "timeouts.cancel"),
-    ("timeout", "timeouts.turn or ask.timeout"),
+    ("timeout", "timeouts.turn"),
     ("on_timeout", "ask.on_timeout"),
     ("pass", "env.pass"),
     ("set", "env.set"),

@@ -302,9 +302,7 @@ pub struct StopWaits {
 /// `ask = { … }`.
 #[derive(Debug, Clone, Copy)]
 pub struct AskConfig {
-    /// How long an ask waits for a person.
-    pub timeout: Duration,
-    /// What follows.
+    /// What follows when nobody answers: at once, while nobody can be asked.
     pub on_timeout: OnTimeout,
 }
 

@@ -36,7 +36,6 @@ fn a_pool_of_two_lines_has_every_default() {
     assert_eq!(pool.restart.budget, 5);
     assert_eq!(pool.restart.window, Duration::from_secs(300));
     assert_eq!(pool.stop.eof, Duration::from_secs(6));
-    assert_eq!(pool.ask.timeout, Duration::from_secs(900));
     assert_eq!(config.supervisor.max_children, 64);
     assert_eq!(config.supervisor.log, LogFormat::Auto);
     assert_eq!(config.supervisor.state_dir, None);
@@ -51,7 +50,7 @@ fn values_are_read_as_they_are_written() {
          restart = { kind = \"permanent\", budget = 100, base = \"20ms\", max = \"20ms\", on_crash = \"retry\", never_codes = [3, 2, 3] }\n\
          timeouts = { handshake = \"none\", turn = \"1h\", silence = \"none\", cancel = \"1ms\" }\n\
          stop = { goodbye = \"0s\", term = \"1h\" }\n\
-         ask = { timeout = \"30d\", on_timeout = \"deny_turn\" }\n",
+         ask = { on_timeout = \"deny_turn\" }\n",
     );
     assert_eq!(pool.size, 16);
     assert_eq!(pool.restart.kind, RestartKind::Permanent);
@@ -63,7 +62,6 @@ fn values_are_read_as_they_are_written() {
     assert_eq!(pool.timeouts.silence, None);
     assert_eq!(pool.stop.goodbye, Duration::ZERO);
     assert_eq!(pool.ask.on_timeout, OnTimeout::DenyTurn);
-    assert_eq!(pool.ask.timeout, Duration::from_secs(30 * 24 * 3600));
 }
 
 #[test]

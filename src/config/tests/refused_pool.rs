@@ -119,6 +119,7 @@ fn keys_that_do_nothing_yet_are_not_accepted() {
     for later in ["control = \"30s\"", "keepalive = \"30s\"", "idle = \"10m\""] {
         check(&format!("timeouts = {{ {later} }}"), "is not supported by this version");
     }
+    check("ask = { timeout = \"15m\" }", "\"timeout\" is not supported by this version");
     check("ask = { when_waiting = \"hold\" }", "\"when_waiting\" is not supported by this version");
     check("workspace = { path = \".\", mode = \"overlay\" }", "\"overlay\" is not supported by this version");
     check("workspace = { path = \".\", mode = \"worktree\" }", "\"worktree\" is not supported by this version");
@@ -211,7 +212,6 @@ fn durations_are_checked() {
         ("stop", "eof"),
         ("stop", "int"),
         ("stop", "term"),
-        ("ask", "timeout"),
     ];
     for (table, key) in all {
         let refused = |value: &str, expect: &str| {
@@ -235,7 +235,7 @@ fn durations_are_checked() {
     for key in ["goodbye", "eof", "int", "term"] {
         check(&format!("stop = {{ {key} = \"2h\" }}"), "expected a duration from 0s to 1h");
     }
-    for (table, key) in [("timeouts", "cancel"), ("restart", "window"), ("ask", "timeout"), ("stop", "eof")] {
+    for (table, key) in [("timeouts", "cancel"), ("restart", "window"), ("stop", "eof")] {
         check(&format!("{table} = {{ {key} = \"none\" }}"), "expected a duration such as");
     }
     for key in ["handshake", "turn", "silence"] {
