@@ -24,8 +24,9 @@ use crate::sandbox::workspace::sweep::{self, Sessions, When};
 use crate::sandbox::{self, Ids, PlanError};
 use crate::telemetry::{Build, Exporter, InstallError, SlotSample};
 
-/// How often histograms are folded and the journal's health is looked at.
-const UPKEEP: Duration = Duration::from_secs(5);
+/// How often histograms are folded: until then the recorder keeps every observation, and a flood
+/// makes a million a second.
+const UPKEEP: Duration = Duration::from_millis(500);
 
 /// Why there is no fleet.
 #[derive(Debug, thiserror::Error)]
