@@ -1,7 +1,7 @@
 //! A small fleet for the tests of the doors and of the command line: no processes, real channels.
 //!
 //! A task's prompt says what becomes of it: `done`, `deny`, `hang` (until it is cancelled),
-//! `flood N` (N events, then done).
+//! `flood N` (N events, then done), `stall` (it is never taken in).
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -92,6 +92,124 @@ pub(crate) fn event(slot: &SlotId, session: &SessionId, task: &TaskId, event: Ev
     }
 }
 
+/// One event of every kind, with `evil` in every field that text can reach.
+#[expect(
+    clippy::too_many_lines,
+    reason = "a list with one entry a kind of event"
+)]
+fn hostile_events(evil: &str, task: &TaskId) -> Vec<Event> {
+    let text = || Foreign::new(evil);
+    let raw =
+        || serde_json::value::to_raw_value(&serde_json::json!({ "command": evil })).expect("JSON");
+    let verdict = Verdict {
+        ask: AskId::new("a").expect("id"),
+        decision: Decision::Deny,
+        by: DecidedBy::Policy,
+        rules: vec![evil.to_owned()],
+        reason: evil.to_owned(),
+    };
+    let ask = crate::model::Ask {
+        key: crate::model::AskKey(evil.to_owned()),
+        tool_id: Some(text()),
+        tool: text(),
+        input: raw(),
+        claimed: crate::model::Claimed {
+            active_mode: Some(text()),
+            required_mode: Some(text()),
+            reason: Some(text()),
+            title: Some(text()),
+            kind: Some(text()),
+        },
+    };
+    vec![
+        Event::PromptAccepted {
+            task: Some(task.clone()),
+            attempt: 1,
+            text: text(),
+        },
+        Event::Ready(crate::model::AgentInfo {
+            protocol: evil.to_owned(),
+            version: Some(text()),
+            session: Some(text()),
+            model: Some(text()),
+            mode: Some(text()),
+            tools: vec![text()],
+            context_window: None,
+        }),
+        Event::TurnStarted { turn: Some(text()) },
+        Event::Text { delta: text() },
+        Event::Thought { delta: text() },
+        Event::ToolStart {
+            id: text(),
+            name: text(),
+            input: raw(),
+        },
+        Event::ToolResult {
+            id: text(),
+            output: text(),
+            is_error: true,
+            took: None,
+        },
+        Event::Asked {
+            id: AskId::new("a").expect("id"),
+            ask,
+        },
+        Event::Decided(verdict),
+        Event::Unasked {
+            id: text(),
+            tool: text(),
+            decision: Decision::Deny,
+            rules: vec![evil.to_owned()],
+        },
+        Event::FileUpdated {
+            tool: text(),
+            path: text(),
+        },
+        Event::StateChanged {
+            model: Some(text()),
+            mode: Some(text()),
+            context_pct: None,
+            context_window: None,
+        },
+        Event::SlashResult {
+            command: text(),
+            text: text(),
+            data: Some(raw()),
+            clear_session: false,
+            exit: false,
+        },
+        Event::AgentError {
+            code: text(),
+            message: text(),
+            origin: crate::model::Origin::Local,
+        },
+        Event::TurnEnded {
+            outcome: crate::model::TurnOutcome::Failed,
+            stop_reason: Some(text()),
+            usage: Usage::default(),
+            detail: Some(evil.to_owned()),
+        },
+        Event::Unknown {
+            tag: text(),
+            raw: raw(),
+        },
+        Event::BadLine {
+            reason: "bad_json",
+            head: text(),
+        },
+        Event::ChildExited {
+            class: crate::model::ExitClass::Exited,
+            status: None,
+            detail: evil.to_owned(),
+            stderr: vec![text()],
+        },
+        Event::CheckEnded {
+            status: None,
+            output: text(),
+        },
+    ]
+}
+
 /// A report and notices with `evil` in every field that text can reach.
 pub(crate) fn hostile(evil: &str) -> (TaskReport, Vec<Notice>) {
     let run = RunId::new("r").expect("id");
@@ -129,130 +247,9 @@ pub(crate) fn hostile(evil: &str) -> (TaskReport, Vec<Notice>) {
         },
     ];
     let at = slot(0);
-    let events = tools(evil).into_iter().chain(course(evil, &task));
-    notices.extend(events.map(|e| event(&at, &session, &task, e)));
+    let events = hostile_events(evil, &task);
+    notices.extend(events.into_iter().map(|e| event(&at, &session, &task, e)));
     (full, notices)
-}
-
-/// Events of tools and asks with `evil` in every field.
-fn tools(evil: &str) -> Vec<Event> {
-    let text = || Foreign::new(evil);
-    let raw =
-        || serde_json::value::to_raw_value(&serde_json::json!({ "command": evil })).expect("JSON");
-    let verdict = Verdict {
-        ask: AskId::new("a").expect("id"),
-        decision: Decision::Deny,
-        by: DecidedBy::Policy,
-        rules: vec![evil.to_owned()],
-        reason: evil.to_owned(),
-    };
-    let ask = crate::model::Ask {
-        key: crate::model::AskKey(evil.to_owned()),
-        tool_id: Some(text()),
-        tool: text(),
-        input: raw(),
-        claimed: crate::model::Claimed {
-            active_mode: Some(text()),
-            required_mode: Some(text()),
-            reason: Some(text()),
-            title: Some(text()),
-            kind: Some(text()),
-        },
-    };
-    vec![
-        Event::ToolStart {
-            id: text(),
-            name: text(),
-            input: raw(),
-        },
-        Event::ToolResult {
-            id: text(),
-            output: text(),
-            is_error: true,
-            took: None,
-        },
-        Event::Asked {
-            id: AskId::new("a").expect("id"),
-            ask,
-        },
-        Event::Decided(verdict),
-        Event::Unasked {
-            id: text(),
-            tool: text(),
-            decision: Decision::Deny,
-            rules: vec![evil.to_owned()],
-        },
-        Event::FileUpdated {
-            tool: text(),
-            path: text(),
-        },
-        Event::SlashResult {
-            command: text(),
-            text: text(),
-            data: Some(raw()),
-            clear_session: false,
-            exit: false,
-        },
-        Event::Unknown {
-            tag: text(),
-            raw: raw(),
-        },
-    ]
-}
-
-/// Events of a session's course with `evil` in every field.
-fn course(evil: &str, task: &TaskId) -> Vec<Event> {
-    let text = || Foreign::new(evil);
-    vec![
-        Event::PromptAccepted {
-            task: Some(task.clone()),
-            attempt: 1,
-            text: text(),
-        },
-        Event::Ready(crate::model::AgentInfo {
-            protocol: evil.to_owned(),
-            version: Some(text()),
-            session: Some(text()),
-            model: Some(text()),
-            mode: Some(text()),
-            tools: vec![text()],
-            context_window: None,
-        }),
-        Event::TurnStarted { turn: Some(text()) },
-        Event::Text { delta: text() },
-        Event::Thought { delta: text() },
-        Event::StateChanged {
-            model: Some(text()),
-            mode: Some(text()),
-            context_pct: None,
-            context_window: None,
-        },
-        Event::AgentError {
-            code: text(),
-            message: text(),
-            origin: crate::model::Origin::Local,
-        },
-        Event::TurnEnded {
-            outcome: crate::model::TurnOutcome::Failed,
-            stop_reason: Some(text()),
-            usage: Usage::default(),
-            detail: Some(evil.to_owned()),
-        },
-        Event::BadLine {
-            reason: "bad_json",
-            head: text(),
-        },
-        Event::ChildExited {
-            class: crate::model::ExitClass::Exited,
-            status: None,
-            detail: evil.to_owned(),
-            stderr: vec![text()],
-        },
-        Event::CheckEnded {
-            status: None,
-            output: text(),
-        },
-    ]
 }
 
 /// Sequences that would act on a terminal or mislead its reader.
@@ -382,6 +379,9 @@ impl Fleet for FakeFleet {
     ) -> Result<Reports, Refusal> {
         if tasks.iter().any(|task| task.prompt.raw() == "refuse") {
             return Err(Refusal::Fleet("the journal is read-only".to_owned()));
+        }
+        if tasks.iter().any(|task| task.prompt.raw() == "stall") {
+            std::future::pending::<()>().await;
         }
         if tasks.iter().any(|task| task.pool.is_some()) {
             return Err(Refusal::Tasks("there is no such pool".to_owned()));

@@ -1,7 +1,7 @@
 //! The files of `deploy/` are what their programs take: systemd's and Prometheus's own checkers
 //! read them, and the names in them are names that the program has.
 
-#![expect(clippy::expect_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::expect_used, reason = "a test that cannot go on fails")]
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -17,9 +17,9 @@ fn root() -> PathBuf {
 fn run(program: &str, arguments: &[&str], at: &Path) -> Output {
     let mut command = Command::new(program);
     command.args(arguments).current_dir(at);
-    command.output().unwrap_or_else(|error| {
-        panic!("{program} is needed ({error}); `tests/run` installs it as root")
-    })
+    command
+        .output()
+        .unwrap_or_else(|error| panic!("{program} is needed ({error}); `tests/run` provides it"))
 }
 
 fn assert_ok(output: &Output, what: &str) {
@@ -62,6 +62,18 @@ fn systemd_takes_the_unit_without_a_remark() {
     // The check can fail: a misspelt key is remarked.
     let wrong = verify(&unit().replace("KillMode=mixed", "KilMode=mixed"));
     assert!(String::from_utf8_lossy(&wrong.stderr).contains("KilMode"));
+}
+
+#[test]
+fn the_unit_keeps_the_state_closed_and_shared_locks_in_place() {
+    let unit = unit();
+    let has = |wanted: &str| unit.lines().any(|line| line == wanted);
+    assert!(has("StateDirectory=marshal") && has("StateDirectoryMode=0700"));
+    // Blocks of user ids are locked below /run/marshal, by other supervisors of this host, too.
+    let cleans = unit
+        .lines()
+        .any(|line| line.starts_with("RuntimeDirectory="));
+    assert!(!cleans || has("RuntimeDirectoryPreserve=yes"));
 }
 
 #[test]
