@@ -1,4 +1,4 @@
-//! Requests and replies of the control socket, version 1: one JSON object a line.
+//! Requests of the control socket, version 1: one JSON object a line.
 //!
 //! Owns their form, for both ends. Must not know sockets. A request is read strictly, so that a
 //! misspelt key is an error and not a surprise.
@@ -102,44 +102,6 @@ impl Failure {
             message: message.into(),
         }
     }
-}
-
-crate::model::words!(
-    /// What kind of supervisor answers.
-    Role {
-        /// It takes tasks from everybody who may connect.
-        Daemon = "daemon",
-        /// It works its own list and then ends.
-        Run = "run",
-    }
-);
-
-/// What a supervisor answers to a request, before a stream if there is one.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Reply {
-    /// To [`Request::Hello`].
-    Hello {
-        /// What kind of supervisor it is.
-        role: Role,
-        /// Its process.
-        pid: u32,
-    },
-    /// To [`Request::Submit`]: durable now.
-    Submitted {
-        /// The run that was made.
-        run: RunId,
-        /// How many tasks it has.
-        accepted: usize,
-    },
-    /// To [`Request::Watch`].
-    Watching {
-        /// How many tasks the run has.
-        accepted: usize,
-    },
-    /// To [`Request::Cancel`], [`Request::Logs`] and [`Request::Restart`].
-    Done,
-    /// It could not be done.
-    Failed(Failure),
 }
 
 /// A request as it is written.
@@ -403,96 +365,123 @@ fn task_line(task: &TaskSpec) -> TaskLine {
     }
 }
 
-/// A reply as it is written.
-#[derive(Serialize, Deserialize)]
-struct ReplyLine {
-    v: u32,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    ok: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    role: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pid: Option<u32>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    run: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    accepted: Option<usize>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    error: Option<ErrorLine>,
-}
-
-#[derive(Serialize, Deserialize)]
-struct ErrorLine {
-    code: String,
-    message: String,
-}
-
-/// Writes one reply, without its newline.
-#[must_use]
-pub fn write_reply(reply: &Reply) -> String {
-    let mut line = ReplyLine {
-        v: VERSION,
-        ok: None,
-        role: None,
-        pid: None,
-        run: None,
-        accepted: None,
-        error: None,
-    };
-    match reply {
-        Reply::Hello { role, pid } => {
-            line.ok = Some("hello".to_owned());
-            line.role = Some(role.to_string());
-            line.pid = Some(*pid);
-        }
-        Reply::Submitted { run, accepted } => {
-            line.ok = Some("submitted".to_owned());
-            line.run = Some(run.to_string());
-            line.accepted = Some(*accepted);
-        }
-        Reply::Watching { accepted } => {
-            line.ok = Some("watching".to_owned());
-            line.accepted = Some(*accepted);
-        }
-        Reply::Done => line.ok = Some("done".to_owned()),
-        Reply::Failed(failure) => {
-            line.error = Some(ErrorLine {
-                code: failure.code.to_string(),
-                message: failure.message.clone(),
-            });
-        }
-    }
-    serde_json::to_string(&line).unwrap_or_default()
-}
-
-/// Reads one reply. `None` if it is none that this program knows.
-#[must_use]
-pub fn read_reply(line: &str) -> Option<Reply> {
-    let line: ReplyLine = serde_json::from_str(line).ok()?;
-    if let Some(error) = line.error {
-        return Some(Reply::Failed(Failure {
-            // A code of a later version is still an error.
-            code: Code::from_word(&error.code).unwrap_or(Code::Refused),
-            message: show(&error.message, 1000),
-        }));
-    }
-    Some(match line.ok?.as_str() {
-        "hello" => Reply::Hello {
-            role: Role::from_word(&line.role?)?,
-            pid: line.pid?,
-        },
-        "submitted" => Reply::Submitted {
-            run: RunId::new(&line.run?).ok()?,
-            accepted: line.accepted?,
-        },
-        "watching" => Reply::Watching {
-            accepted: line.accepted?,
-        },
-        "done" => Reply::Done,
-        _ => return None,
-    })
-}
-
 #[cfg(test)]
-#[path = "request_tests.rs"]
-mod tests;
+mod tests {
+    use super::*;
+
+    fn check(line: &str, code: Code, part: &str) {
+        let failure = read(line.as_bytes()).expect_err(line);
+        assert_eq!(failure.code, code, "{line}: {failure}");
+        assert!(failure.message.contains(part), "{line}: {failure}");
+        assert!(
+            !failure
+                .message
+                .chars()
+                .any(crate::model::foreign::is_unsafe)
+        );
+    }
+
+    #[test]
+    fn what_is_no_request_is_told_so() {
+        check("", Code::BadJson, "one object a line");
+        check("{", Code::BadJson, "one object a line");
+        check("[1,\"hello\"]", Code::BadJson, "begin with {");
+        check("\"x\u{1b}[2J\"", Code::BadJson, "one object a line");
+        check("{}", Code::BadVersion, "speaks version 1");
+        check(
+            "{\"v\":2,\"op\":\"new\",\"x\":1}",
+            Code::BadVersion,
+            "speaks version 1",
+        );
+        check("{\"v\":1}", Code::BadRequest, "op");
+        check("{\"v\":1,\"op\":\"fly\\u001b\"}", Code::BadRequest, "no op");
+        check(
+            "{\"v\":1,\"op\":\"hello\",\"x\":1}",
+            Code::BadRequest,
+            "unknown field",
+        );
+        check(
+            "{\"v\":1,\"op\":\"hello\",\"run\":\"a\"}",
+            Code::BadRequest,
+            "\"run\"",
+        );
+        check(
+            "{\"v\":1,\"op\":\"watch\"}",
+            Code::BadRequest,
+            "\"run\" is missing",
+        );
+        check(
+            "{\"v\":1,\"op\":\"watch\",\"run\":\"../x\"}",
+            Code::BadRequest,
+            "must match",
+        );
+        check(
+            "{\"v\":1,\"op\":\"logs\",\"slot\":\"demo\"}",
+            Code::BadRequest,
+            "POOL/NUMBER",
+        );
+        check(
+            "{\"v\":1,\"op\":\"submit\",\"tasks\":[]}",
+            Code::BadTasks,
+            "no task",
+        );
+        let task = |rest: &str| {
+            format!("{{\"v\":1,\"op\":\"submit\",\"tasks\":[{{\"id\":\"a\",{rest}}}]}}")
+        };
+        check(&task("\"x\":1"), Code::BadRequest, "unknown field");
+        check(&task("\"prompt\":\" \""), Code::BadTasks, "is empty");
+        check(
+            &task("\"prompt\":\"p\",\"pool\":\"A\""),
+            Code::BadTasks,
+            "pool name",
+        );
+        check(
+            &task("\"prompt\":\"p\",\"attempts\":0"),
+            Code::BadTasks,
+            "from 1",
+        );
+        check(
+            &task("\"prompt\":\"p\",\"workspace\":\"x\""),
+            Code::BadTasks,
+            "absolute",
+        );
+        check(
+            &task("\"prompt\":\"p\",\"check\":[]"),
+            Code::BadTasks,
+            "is empty",
+        );
+        let twice = "{\"v\":1,\"op\":\"submit\",\"tasks\":[{\"id\":\"a\",\"prompt\":\"p\"},{\"id\":\"a\",\"prompt\":\"p\"}]}";
+        check(twice, Code::BadTasks, "twice");
+    }
+
+    #[test]
+    fn requests_survive_a_round_trip() {
+        let run = RunId::new("r-1").expect("id");
+        let slot = SlotId::parse("demo/3").expect("slot");
+        let task = TaskSpec {
+            id: TaskId::new("a").expect("id"),
+            prompt: "say \u{1b} hi\n".into(),
+            pool: PoolName::new("demo").ok(),
+            workspace: Some("/srv".into()),
+            attempts: Some(2),
+            check: Some(vec!["true".to_owned()]),
+        };
+        for request in [
+            Request::Hello,
+            Request::Submit {
+                tasks: vec![task],
+                watch: true,
+            },
+            Request::Watch { run: run.clone() },
+            Request::Cancel { run: run.clone() },
+            Request::Logs {
+                slot: slot.clone(),
+                follow: true,
+            },
+            Request::Restart { slot },
+        ] {
+            let line = write(&request).expect("written");
+            assert_eq!(read(line.as_bytes()), Ok(request), "{line}");
+        }
+    }
+}
