@@ -148,7 +148,8 @@ fn fact(
         guess: false,
         known: Cell::new((0, 0)),
     };
-    if fact.written == "/dev/null" {
+    // `x/../dev/null` is another file where `x` is a link.
+    if fact.written == "/dev/null" && fact.leads == fact.written && !text.contains("..") {
         fact.whereabouts = Whereabouts::Null;
     }
     if !known {

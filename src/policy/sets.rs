@@ -162,8 +162,8 @@ fn sample(pattern: &str) -> Option<String> {
     (!name.is_empty() && name != "x" && !name.contains(['?', '[', '{'])).then_some(name)
 }
 
-/// Whether a shell's pattern could match a name. `[…]` counts as any one character, so that the
-/// answer errs towards yes; a leading dot must be matched by a dot, as in bash.
+/// Whether a shell's pattern could match a name. From the first `[` to the last `]` counts as any
+/// text, because where a class ends is subtle (`[]a]`, `[[:x:]]`): the answer errs towards yes; a leading dot must be matched by a dot, as in bash.
 pub(super) fn could_match(pattern: &str, name: &str) -> bool {
     if name.starts_with('.') && !pattern.starts_with('.') {
         return false;
@@ -174,14 +174,13 @@ pub(super) fn could_match(pattern: &str, name: &str) -> bool {
         tokens.push(match c {
             '*' => Token::Any,
             '?' => Token::One,
-            '[' if chars.as_str().contains(']') => {
-                for inside in chars.by_ref() {
-                    if inside == ']' {
-                        break;
-                    }
+            '[' => match chars.as_str().rfind(']') {
+                Some(last) => {
+                    chars = chars.as_str()[last + 1..].chars();
+                    Token::Any
                 }
-                Token::One
-            }
+                None => Token::Is('['),
+            },
             c => Token::Is(c),
         });
     }
@@ -260,6 +259,22 @@ mod tests {
         for pattern in ["*", "*.md", "*.rs", "*env", "?env", "src*", "*.*x"] {
             assert!(!secrets.may_become(pattern), "{pattern}");
         }
+    }
+
+    #[test]
+    fn a_class_hides_no_name_however_it_is_spelled() {
+        for pattern in [
+            "[[:lower:]]ink",
+            "[]l]ink",
+            "[!]a]ink",
+            "[^]]ink",
+            "l[i]n[k]",
+            "[l-]ink",
+        ] {
+            assert!(could_match(pattern, "link"), "{pattern}");
+        }
+        assert!(could_match("[]link", "[]link") && could_match("[link", "[link"));
+        assert!(!could_match("[ab].rs", "link") && !could_match("[link", "link"));
     }
 
     #[test]
