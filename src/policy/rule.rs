@@ -262,9 +262,23 @@ impl<'c> View<'c> {
                     self.bases
                 };
                 let first = paths.len();
-                fact::facts(walker, bases, candidate.word, candidate.from, &mut paths);
+                let spec;
+                let word = if candidate.spec && !candidate.word.glob {
+                    spec = Word {
+                        glob: true,
+                        ..candidate.word.clone()
+                    };
+                    &spec
+                } else {
+                    candidate.word
+                };
+                fact::facts(walker, bases, word, candidate.from, &mut paths);
                 for path in &mut paths[first..] {
                     path.guess = candidate.guess;
+                    path.spec = candidate.spec;
+                }
+                if candidate.unknown {
+                    paths.push(PathFact::unknown());
                 }
             }
             paths
@@ -455,6 +469,7 @@ impl PathFact {
             pattern: None,
             links: Vec::new(),
             guess: false,
+            spec: false,
             known: std::cell::Cell::new((0, 0)),
         }
     }
