@@ -38,6 +38,10 @@ pub(super) struct Candidate<'w> {
     pub from: usize,
     /// Only a guess: counts for what is forbidden, not for what is permitted.
     pub guess: bool,
+    /// The program itself reads wildcards in it, quoted or not.
+    pub spec: bool,
+    /// What it names cannot be told.
+    pub unknown: bool,
 }
 
 impl<'w> Candidate<'w> {
@@ -121,8 +125,12 @@ impl<'w> Parser<'w> {
         if self.first_operand.is_none() {
             self.first_operand = Some(self.out.candidates.len());
         }
-        self.candidate(word, index, 0, false);
         let colon = self.grammar.is_some_and(|g| g.colon_paths);
+        if colon {
+            self.pathspec(word, index);
+        } else {
+            self.candidate(word, index, 0, false);
+        }
         if let Some(at) = word.text.find('=') {
             self.candidate(word, index, at + 1, true);
         }
@@ -131,12 +139,41 @@ impl<'w> Parser<'w> {
         }
     }
 
+    /// An operand of git: a revision, or a pathspec whose wildcards git reads itself and which
+    /// magic may precede (gitglossary(7)).
+    fn pathspec(&mut self, word: &'w Word, index: usize) {
+        let text = word.text.as_str();
+        let mut from = 0;
+        let mut unknown = false;
+        if let Some(long) = text.strip_prefix(":(") {
+            let end = long.find(')').unwrap_or(long.len());
+            let plain = |name: &str| matches!(name, "top" | "exclude" | "literal" | "glob");
+            unknown = !long[..end].split(',').all(plain);
+            from = (end + 3).min(text.len());
+        } else if text.starts_with([':']) {
+            let short = text[1..].trim_start_matches(['/', '!', '^']);
+            if short.len() + 1 < text.len() {
+                from = text.len() - short.strip_prefix(':').unwrap_or(short).len();
+            }
+        }
+        self.out.candidates.push(Candidate {
+            word,
+            index,
+            from,
+            guess: false,
+            spec: true,
+            unknown,
+        });
+    }
+
     fn candidate(&mut self, word: &'w Word, index: usize, from: usize, guess: bool) {
         self.out.candidates.push(Candidate {
             word,
             index,
             from,
             guess,
+            spec: false,
+            unknown: false,
         });
     }
 
@@ -181,6 +218,11 @@ impl<'w> Parser<'w> {
                 self.value_of = Some(is_text);
             }
             return;
+        }
+        // git takes values of many letters only attached.
+        if self.grammar.is_some_and(|g| g.colon_paths) && text.is_char_boundary(2) && text.len() > 2
+        {
+            self.candidate(word, index, 2, false);
         }
         // A value may be attached to any letter: what looks like a path counts as one.
         if text.contains(['/', '~', '.']) {

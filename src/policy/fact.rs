@@ -24,6 +24,8 @@ pub(super) struct PathFact {
     pub links: Vec<String>,
     /// Only a guess: may forbid, never needed to permit.
     pub guess: bool,
+    /// The pattern is git's: `*` also matches a leading dot and `/`.
+    pub spec: bool,
     /// Answers about sets, which several rules ask for: `(asked, yes)`, one bit a set.
     pub known: Cell<(u64, u64)>,
 }
@@ -65,7 +67,10 @@ impl PathFact {
                 .links
                 .iter()
                 .any(|path| set.has(path, &walker.place, Reach::Wide))
-            || self.pattern.as_ref().is_some_and(|p| set.may_become(p))
+            || self
+                .pattern
+                .as_ref()
+                .is_some_and(|p| set.may_become(p, self.spec))
     }
 }
 
@@ -146,9 +151,11 @@ fn fact(
         pattern: None,
         links: Vec::new(),
         guess: false,
+        spec: false,
         known: Cell::new((0, 0)),
     };
-    if fact.written == "/dev/null" {
+    // `x/../dev/null` is another file where `x` is a link.
+    if fact.written == "/dev/null" && fact.leads == fact.written && !text.contains("..") {
         fact.whereabouts = Whereabouts::Null;
     }
     if !known {

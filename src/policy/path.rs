@@ -65,7 +65,7 @@ pub struct Place<'a> {
     /// The home directory (`/home/agent`).
     pub home: &'a str,
     /// The directory that a command starts in; `None`: not known, and then no rule allows a
-    /// relative path.
+    /// command or a relative path.
     pub cwd: Option<&'a str>,
     /// Answers what components are.
     pub resolver: &'a dyn Resolver,

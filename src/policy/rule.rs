@@ -171,6 +171,7 @@ impl<'c> View<'c> {
         if !rule.permits() {
             return Some(at);
         }
+        let mut bases = self.bases.to_vec();
         let mut here = 1;
         while here < at {
             let word = &self.words[here];
@@ -183,18 +184,17 @@ impl<'c> View<'c> {
             here += 1;
             if takes {
                 let mut paths = Vec::new();
-                fact::facts(
-                    facts.walker,
-                    self.bases,
-                    self.words.get(here)?,
-                    0,
-                    &mut paths,
-                );
+                let value = self.words.get(here)?;
+                fact::facts(facts.walker, &bases, value, 0, &mut paths);
                 if !paths
                     .iter()
                     .all(|p| facts.sets.holds(p, Area::Inside, facts.walker))
                 {
                     return None;
+                }
+                // A second `-C` is relative to the first.
+                if word.text == "-C" {
+                    bases = moved(paths);
                 }
                 here += 1;
             }
@@ -213,17 +213,27 @@ impl<'c> View<'c> {
             for pair in before.windows(2).filter(|pair| pair[0].text == "-C") {
                 let mut paths = Vec::new();
                 fact::facts(walker, &bases, &pair[1], 0, &mut paths);
-                bases = paths
-                    .into_iter()
-                    .map(|path| Cwd {
-                        logical: path.leads.clone(),
-                        physical: path.leads,
-                        left: path.whereabouts != Whereabouts::Inside,
-                    })
-                    .collect();
+                bases = moved(paths);
             }
             bases
         })
+    }
+
+    /// Whether it surely runs inside and in no secret directory: what names no path reads the
+    /// current one.
+    pub(super) fn runs_inside(&self, facts: &Facts<'_, '_>) -> bool {
+        let inside = |bases: &[Cwd]| {
+            !bases.is_empty()
+                && bases.iter().all(|base| {
+                    let place = &facts.walker.place;
+                    let secrets = &facts.sets.all[facts.sets.secrets];
+                    !base.left
+                        && facts.walker.inside(&base.physical)
+                        && !secrets.has(&base.physical, place, Reach::Wide)
+                        && !secrets.has(&base.logical, place, Reach::Wide)
+                })
+        };
+        inside(self.bases) && inside(self.inner_bases(facts.walker))
     }
 
     fn taken(&self, start: usize) -> &Taken<'c> {
@@ -252,9 +262,23 @@ impl<'c> View<'c> {
                     self.bases
                 };
                 let first = paths.len();
-                fact::facts(walker, bases, candidate.word, candidate.from, &mut paths);
+                let spec;
+                let word = if candidate.spec && !candidate.word.glob {
+                    spec = Word {
+                        glob: true,
+                        ..candidate.word.clone()
+                    };
+                    &spec
+                } else {
+                    candidate.word
+                };
+                fact::facts(walker, bases, word, candidate.from, &mut paths);
                 for path in &mut paths[first..] {
                     path.guess = candidate.guess;
+                    path.spec = candidate.spec;
+                }
+                if candidate.unknown {
+                    paths.push(PathFact::unknown());
                 }
             }
             paths
@@ -413,6 +437,16 @@ impl Rule {
     }
 }
 
+/// The directories that a program has moved to.
+fn moved(paths: Vec<PathFact>) -> Vec<Cwd> {
+    let to = |path: PathFact| Cwd {
+        logical: path.leads.clone(),
+        physical: path.leads,
+        left: path.whereabouts != Whereabouts::Inside,
+    };
+    paths.into_iter().map(to).collect()
+}
+
 /// Whether a word is one of the flags, or a cluster of short ones among them.
 fn is_among(word: &str, flags: &[String]) -> bool {
     if flags.iter().any(|f| f == word) {
@@ -435,6 +469,7 @@ impl PathFact {
             pattern: None,
             links: Vec::new(),
             guess: false,
+            spec: false,
             known: std::cell::Cell::new((0, 0)),
         }
     }

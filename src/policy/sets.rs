@@ -87,12 +87,21 @@ impl PathSet {
 
     /// Whether a name with `*`, `?` or `[…]` in it may become one of the set's names. A pattern
     /// without a letter of its own (`*`) is not held to stand for them: it is as wide as a
-    /// search of the whole directory.
-    pub(super) fn may_become(&self, pattern: &str) -> bool {
-        pattern.bytes().any(|b| b.is_ascii_alphanumeric())
-            && self.samples.iter().any(|name| could_match(pattern, name))
+    /// search of the whole directory. `crosses`: its `*` also matches a leading dot and `/`.
+    pub(super) fn may_become(&self, pattern: &str, crosses: bool) -> bool {
+        let fits = |pattern: &str| {
+            pattern.bytes().any(|b| b.is_ascii_alphanumeric())
+                && self.samples.iter().any(|name| {
+                    could_match(pattern, name) || crosses && matches_text(pattern, name)
+                })
+        };
+        let stars = pattern.match_indices(['*', '?', '[']);
+        fits(pattern) || crosses && stars.take(CROSSINGS).any(|(at, _)| fits(&pattern[at..]))
     }
 }
+
+/// Places in a pattern of git where a `/` may be matched, which are looked at.
+const CROSSINGS: usize = 16;
 
 fn relative<'p>(path: &'p str, root: &str) -> Option<&'p str> {
     let rest = path.strip_prefix(root.trim_end_matches('/'))?;
@@ -162,26 +171,29 @@ fn sample(pattern: &str) -> Option<String> {
     (!name.is_empty() && name != "x" && !name.contains(['?', '[', '{'])).then_some(name)
 }
 
-/// Whether a shell's pattern could match a name. `[…]` counts as any one character, so that the
-/// answer errs towards yes; a leading dot must be matched by a dot, as in bash.
+/// Whether a shell's pattern could match a name. From the first `[` to the last `]` counts as any
+/// text, because where a class ends is subtle (`[]a]`, `[[:x:]]`): the answer errs towards yes; a leading dot must be matched by a dot, as in bash.
 pub(super) fn could_match(pattern: &str, name: &str) -> bool {
     if name.starts_with('.') && !pattern.starts_with('.') {
         return false;
     }
+    matches_text(pattern, name)
+}
+
+fn matches_text(pattern: &str, name: &str) -> bool {
     let mut tokens = Vec::new();
     let mut chars = pattern.chars();
     while let Some(c) = chars.next() {
         tokens.push(match c {
             '*' => Token::Any,
             '?' => Token::One,
-            '[' if chars.as_str().contains(']') => {
-                for inside in chars.by_ref() {
-                    if inside == ']' {
-                        break;
-                    }
+            '[' => match chars.as_str().rfind(']') {
+                Some(last) => {
+                    chars = chars.as_str()[last + 1..].chars();
+                    Token::Any
                 }
-                Token::One
-            }
+                None => Token::Is('['),
+            },
             c => Token::Is(c),
         });
     }
@@ -255,11 +267,27 @@ mod tests {
     fn a_shell_pattern_may_become_a_secret() {
         let secrets = set(&["**/.env", "**/*.pem", "**/id_rsa*"], false);
         for pattern in [".e*", ".en?", ".en[v]", "*.p*", "id_*", "i?_rsa"] {
-            assert!(secrets.may_become(pattern), "{pattern}");
+            assert!(secrets.may_become(pattern, false), "{pattern}");
         }
         for pattern in ["*", "*.md", "*.rs", "*env", "?env", "src*", "*.*x"] {
-            assert!(!secrets.may_become(pattern), "{pattern}");
+            assert!(!secrets.may_become(pattern, false), "{pattern}");
         }
+    }
+
+    #[test]
+    fn a_class_hides_no_name_however_it_is_spelled() {
+        for pattern in [
+            "[[:lower:]]ink",
+            "[]l]ink",
+            "[!]a]ink",
+            "[^]]ink",
+            "l[i]n[k]",
+            "[l-]ink",
+        ] {
+            assert!(could_match(pattern, "link"), "{pattern}");
+        }
+        assert!(could_match("[]link", "[]link") && could_match("[link", "[link"));
+        assert!(!could_match("[ab].rs", "link") && !could_match("[link", "link"));
     }
 
     #[test]

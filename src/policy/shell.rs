@@ -7,7 +7,7 @@ use std::cell::Cell;
 
 use super::Policy;
 use super::command::{Command, Direction, Join, Redirect, Word, base_name};
-use super::cwd::Track;
+use super::cwd::{self, Track};
 use super::fact::{Cwd, Whereabouts};
 use super::judge::{Hit, Outcome, PartOutcome};
 use super::load::ReadRule;
@@ -61,11 +61,17 @@ impl Bench<'_, '_, '_> {
         let walker = self.facts.walker;
         // A directory that the call names is relative to the one that the session is in.
         let start = match (cwd, walker.place.cwd) {
+            (Some(named), _) if is_home(named) => {
+                Some(format!("{}{}", walker.place.home, &named[1..]))
+            }
             (Some(named), _) if named.starts_with('/') => Some(named.to_owned()),
             (Some(named), Some(base)) => Some(format!("{base}/{named}")),
             (Some(_), None) => None,
             (None, base) => base.map(str::to_owned),
         };
+        if let Some(named) = cwd {
+            self.moved(named, &mut out);
+        }
         let mut track = Track::new(walker, start.as_deref());
         for (i, command) in reading.commands.iter().enumerate() {
             let next = reading.commands.get(i + 1);
@@ -82,6 +88,21 @@ impl Bench<'_, '_, '_> {
             );
         }
         out
+    }
+
+    /// A directory that the call names is denied as the operand of a `cd` would be.
+    fn moved(&self, named: &str, out: &mut Outcome) {
+        let word = |text: &str| Word {
+            text: text.to_owned(),
+            tilde: is_home(text),
+            ..Word::default()
+        };
+        let words = [word("cd"), word("--"), word(named)];
+        let walker = self.facts.walker;
+        let bases = cwd::start(walker, walker.place.cwd);
+        let mut part = PartOutcome::default();
+        self.against(&View::new(&words, &[], &bases), true, &mut part);
+        out.hits.extend(part.hits);
     }
 
     fn read(&self, text: &str, out: &mut Outcome) -> Reading {
@@ -245,6 +266,9 @@ impl Bench<'_, '_, '_> {
         } else {
             &inner
         };
+        if !view.runs_inside(&self.facts) {
+            return;
+        }
         for &place in self.policy.index.program(&name) {
             let rule = &self.policy.rules[place];
             if rule.decision == Decision::Allow && rule.applies(view, &self.facts) {
@@ -370,6 +394,10 @@ fn computed(view: &View<'_>) -> bool {
         Some("git" | "eval") => view.words.get(view.subcommand()).is_some_and(Word::live),
         Some(name) => scripted(name),
     }
+}
+
+fn is_home(path: &str) -> bool {
+    path == "~" || path.starts_with("~/")
 }
 
 fn limit(out: &mut Outcome, id: &str, why: &str) {

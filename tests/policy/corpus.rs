@@ -38,7 +38,10 @@ fn request(tool: &str, input: &Value) -> Request {
         text.filter(|t| !t.trim().is_empty()).map(str::to_owned)
     };
     match tool {
-        "shell" => field("command").map(|command| Request::Shell { command, cwd: None }),
+        "shell" => field("command").map(|command| Request::Shell {
+            command,
+            cwd: field("cwd"),
+        }),
         "read" => field("path").map(|p| Request::Read {
             targets: vec![Target::Path(p)],
         }),
