@@ -265,6 +265,12 @@ impl Drop for Running {
     }
 }
 
+/// A count of a stress test: ten times as high with `tests/run --long`.
+pub(crate) fn count(short: usize) -> usize {
+    let is_long = std::env::var_os("MARSHAL_TEST_LONG").is_some_and(|value| value == "1");
+    if is_long { 10 * short } else { short }
+}
+
 /// Waits until `check` holds.
 pub(crate) fn eventually(most: Duration, what: &str, mut check: impl FnMut() -> bool) {
     let end = Instant::now() + most;

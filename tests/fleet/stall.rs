@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use crate::drill::{Drill, eventually, metric};
+use crate::drill::{Drill, count, eventually, metric};
 
 const POOLS: &str = r#"
 [pool.demo]
@@ -42,14 +42,15 @@ const PROGRAM_BYTES: u64 = 96 << 20;
 #[test]
 fn a_flood_on_a_stalled_journal_is_held_back_and_goes_on_afterwards() {
     let drill = Drill::new(POOLS);
+    let flood = format!("sleep 1s\nflood {}", count(100_000));
     let mut running = drill.start(&[
         "--json",
         "run",
         "--results",
         "results.jsonl",
-        "sleep 1s\nflood 100000",
+        &flood,
         "sleep 1s\nread README.md",
-        "sleep 1s\nflood 100000",
+        &flood,
         "sleep 1s\nwrite late.txt x",
     ]);
     let turn_started = || {
@@ -100,7 +101,7 @@ fn a_flood_on_a_stalled_journal_is_held_back_and_goes_on_afterwards() {
     );
     blocker.execute_batch("ROLLBACK").expect("unlock");
     drop(blocker);
-    let code = running.wait(Duration::from_secs(120));
+    let code = running.wait(Duration::from_secs(60 * count(2) as u64));
     assert_eq!(code, Some(0), "{}", drill.log("stderr.log"));
     let results = drill.results("results.jsonl");
     assert!(
@@ -144,11 +145,12 @@ fn a_cancel_on_a_stalled_journal_reaches_the_child_within_a_second() {
 fn beside_a_flood_all_other_asks_are_answered() {
     let drill = Drill::new(POOLS);
     let reads = vec!["read README.md"; 40].join("\n");
+    let flood = format!("flood {}", count(300_000));
     let ran = drill.run(&[
         "run",
         "--results",
         "results.jsonl",
-        "flood 300000",
+        &flood,
         &reads,
         &reads,
         &reads,
