@@ -283,8 +283,12 @@ fn what_is_called_plain_runs_exactly_as_it_was_read() {
     let mut read = Vec::new();
     while texts.len() < goal {
         let text = random.text();
+        // Bash's printf writes at every newline, so two stages of a pipe would write into each
+        // other's reports.
+        let would_mix = text.contains('|') && text.contains('\n');
         if let Some(commands) = plain(&policy, &text)
             && runnable(&text, &commands)
+            && !would_mix
         {
             texts.push(text);
             read.push(commands);
