@@ -6,7 +6,8 @@
 use std::time::Duration;
 
 /// The longest line read from a child, in bytes, newline excluded. A longer one is a protocol
-/// fault: 50 MiB is what the Python ACP SDK accepts, far above any line seen from a real agent.
+/// fault: far above any line seen from a real agent (about 11 KB), and small enough that every slot
+/// may hold two.
 pub const LINE_BYTES: usize = 8 << 20;
 
 /// How much is read from one child before the others get their turn, in bytes.
@@ -26,8 +27,8 @@ pub const CREDIT_BYTES: usize = 2 << 20;
 /// ([`OPEN_ASKS`]), a cancel and a goodbye fit.
 pub const STDIN_QUEUE: usize = 2 * OPEN_ASKS;
 
-/// Commits that wait for the journal's writer. Every session has at most [`CREDIT_FRAMES`] frames
-/// under way, handed over in chunks; the rest are the program's own rows.
+/// Commits that wait for the journal's writer. Every session has at most [`SESSION_COMMITS`] under
+/// way; the rest are the program's own rows.
 pub const JOURNAL_QUEUE: usize = 64 << 10;
 
 /// The most events in one database transaction.
@@ -57,9 +58,6 @@ pub const JOURNAL_WAL_KEPT_BYTES: u64 = 64 << 20;
 
 /// Databases up to this size, in bytes, are read through at start to find damage early.
 pub const JOURNAL_CHECKED_BYTES: u64 = 64 << 20;
-
-/// What one session may journal, in bytes, before it is stopped.
-pub const SESSION_JOURNAL_BYTES: u64 = 256 << 20;
 
 /// How long a slot's failures are kept: longer than every restart window that makes sense.
 pub const SLOT_FAILURES_KEPT: Duration = Duration::from_secs(30 * 24 * 3600);
@@ -92,9 +90,6 @@ pub const STDERR_LINES: usize = 50;
 
 /// Bytes kept of one stderr line.
 pub const STDERR_LINE_BYTES: usize = 4 << 10;
-
-/// Prompts that wait in one session's queue.
-pub const SESSION_QUEUE: usize = 16;
 
 /// Tasks that wait in one pool's queue.
 pub const POOL_QUEUE: usize = 100_000;
