@@ -28,6 +28,7 @@ const CUSTOM: &str = "custom";
 pub(super) struct Agent {
     pub(super) name: String,
     pub(super) command: Vec<String>,
+    pub(super) resume_args: Vec<String>,
     /// Where its program stands, if the file names it.
     pub(super) program: Option<Place>,
     pub(super) model: Option<String>,
@@ -60,6 +61,7 @@ pub(super) fn read(pool: &Section<'_>, dir: &Path) -> Agent {
     let mode = filling(pool, "mode");
     let dialect = dialect(pool);
     let asks = pool.word("asks", &[]).map(|found| found.value);
+    let resume_args = resume_args(pool);
     let own_extractor = extractor(pool);
     let program = given.as_ref().and_then(|words| words.first());
     let program = program.map(|word| word.place.clone());
@@ -88,6 +90,9 @@ pub(super) fn read(pool: &Section<'_>, dir: &Path) -> Agent {
     Agent {
         name,
         command: words,
+        resume_args: resume_args
+            .or_else(|| preset.as_ref().map(|preset| preset.resume_args.clone()))
+            .unwrap_or_default(),
         program,
         model: model.map(|found| found.value),
         mode: mode.map(|found| found.value),
@@ -148,6 +153,25 @@ fn given(pool: &Section<'_>, dir: &Path) -> Option<Vec<Found<String>>> {
         check_placeholders(pool, word);
     }
     Some(words.value)
+}
+
+/// What the command gets to load a session again: useless without the session's id.
+fn resume_args(pool: &Section<'_>) -> Option<Vec<String>> {
+    let words = pool.texts("resume_args")?;
+    for word in &words.value {
+        check_placeholders(pool, word);
+    }
+    let names_session = words.value.iter().any(|word| {
+        let mut pieces = command::pieces(&word.value).into_iter();
+        pieces.any(|piece| matches!(piece, Piece::Braced("session", _)))
+    });
+    if !words.value.is_empty() && !names_session {
+        let message = "one of resume_args must hold {session}, the agent's own id of the session";
+        let help = "for example: resume_args = [\"--resume\", \"{session}\"]";
+        pool.ledger
+            .fault(&words.place, message, Some(help.to_owned()));
+    }
+    Some(words.value.into_iter().map(|word| word.value).collect())
 }
 
 /// Refuses what looks like a misspelt placeholder. Other words in braces stand for themselves.

@@ -27,6 +27,18 @@ impl Pool {
         words.map(|word| self.fill(word, fill)).collect()
     }
 
+    /// The command that loads an earlier session again: [`Pool::argv`] and the pool's
+    /// `resume_args`, in which `{session}` is the agent's own id of that session.
+    #[must_use]
+    pub fn resume_argv(&self, fill: Fill<'_>, agent_session: &str) -> Vec<String> {
+        let theirs = Fill {
+            session: agent_session,
+            ..fill
+        };
+        let added = self.resume_args.iter().map(|word| self.fill(word, theirs));
+        self.argv(fill).into_iter().chain(added).collect()
+    }
+
     /// Whether the command's program is this very binary.
     #[must_use]
     pub fn is_own_program(&self) -> bool {

@@ -87,6 +87,7 @@ impl Pool {
         let restart = &self.restart;
         let crash = match restart.on_crash {
             OnCrash::Report => "a crashed task is reported",
+            OnCrash::Resume => "a crashed session is loaded again for the next task",
             OnCrash::Retry => "a crashed task is sent again",
         };
         let guard = match (self.launcher, self.guard) {

@@ -15,14 +15,21 @@ use super::paths;
 use super::sandbox;
 use super::table::{Found, Item, Ledger, Place, Section, one_of, word};
 use super::types::{
-    AsksFor, Guard, Launcher, Network, OnCrash, OnUnaskedDeny, Pool, Sandbox, Workspace,
-    WorkspaceMode,
+    AsksFor, Guard, Launcher, Network, OnCrash, OnUnaskedDeny, Pool, Sandbox, SessionScope,
+    Workspace, WorkspaceMode,
 };
 use super::waits;
 use crate::limits;
 use crate::model::PoolName;
 
-word!(Launcher, Network, WorkspaceMode, Guard, OnUnaskedDeny);
+word!(
+    Launcher,
+    Network,
+    WorkspaceMode,
+    SessionScope,
+    Guard,
+    OnUnaskedDeny
+);
 
 /// Policies that are built in.
 pub(super) const POLICIES: &[&str] = &["developer"];
@@ -31,13 +38,7 @@ pub(super) const POLICIES: &[&str] = &["developer"];
 pub(super) const LATER_POLICIES: &[&str] = &["ci", "reviewer"];
 
 /// Keys of the format that do nothing in this version.
-const LATER_KEYS: &[&str] = &[
-    "resume_args",
-    "mcp_servers",
-    "tell_denials",
-    "hooks",
-    "delegates",
-];
+const LATER_KEYS: &[&str] = &["mcp_servers", "tell_denials", "hooks", "delegates"];
 
 /// Keys that a reader may look for beside their table.
 const ELSEWHERE: &[(&str, &str)] = &[
@@ -130,7 +131,6 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         Launcher::Unshare => Network::None,
         Launcher::None => Network::Host,
     };
-    session(&section);
     let size_place = place(size.as_ref(), &section.place);
     let Agent { name, .. } = &agent;
     let pool = Pool {
@@ -138,6 +138,8 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         size: value(size, 1),
         agent: name.clone(),
         command: agent.command,
+        resume_args: agent.resume_args,
+        session: value(section.word("session", &[]), SessionScope::Task),
         dialect: agent.dialect,
         model: agent.model,
         mode: agent.mode,
@@ -213,18 +215,6 @@ fn workspace(section: &Section<'_>, dir: &Path) -> (Workspace, Place, Place) {
         place(mode.as_ref(), &section.place),
     );
     (workspace, places.0, places.1)
-}
-
-/// `session`: the only value so far is the default.
-fn session(section: &Section<'_>) {
-    let Some(item) = section.item("session") else {
-        return;
-    };
-    if let Some(found) = item.text()
-        && found.value != "task"
-    {
-        item.unknown_word(&found.value, &["task"], &["slot"], "\"task\"");
-    }
 }
 
 /// The name of the profile, which must exist.
@@ -320,6 +310,22 @@ fn agree(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Context<'_>) {
     {
         let message = "on_crash = \"retry\" needs attempts of at least 2: the first sending is one";
         ledger.fault(place, message, Some("set attempts = 2".to_owned()));
+    }
+    if let Some(place) = &blame.on_crash
+        && pool.restart.on_crash == OnCrash::Resume
+    {
+        if pool.session == SessionScope::Task {
+            let message = "on_crash = \"resume\" needs session = \"slot\": the session of a task ends with it";
+            ledger.fault(place, message, Some("set session = \"slot\"".to_owned()));
+        }
+        if pool.dialect.resumes_by_argument() && pool.resume_args.is_empty() {
+            let message = format!(
+                "on_crash = \"resume\" needs resume_args: {} has no message that loads a session",
+                pool.dialect
+            );
+            let help = "for example: resume_args = [\"--resume\", \"{session}\"]";
+            ledger.fault(place, message, Some(help.to_owned()));
+        }
     }
     if let Some(place) = &blame.guard {
         if pool.guard == Guard::Policy && pool.asks != AsksFor::All {

@@ -40,6 +40,8 @@ pub(super) struct Preset {
     pub(super) command: Vec<String>,
     /// Arguments added when the pool names a model.
     pub(super) model_args: Vec<String>,
+    /// Arguments added to load an earlier session again.
+    pub(super) resume_args: Vec<String>,
     /// What it speaks.
     pub(super) dialect: DialectName,
     /// What it asks for.
@@ -81,6 +83,7 @@ fn read(name: &str, source: &str) -> Result<Preset, ConfigErrors> {
         Some(Preset {
             command: words(root.texts("command"))?,
             model_args: words(root.texts("model_args"))?,
+            resume_args: words(root.texts("resume_args"))?,
             dialect: root.word("dialect", &[])?.value,
             asks: root.word("asks", &[])?.value,
             evidence: root.text("evidence")?.value,

@@ -106,8 +106,21 @@ words!(
     OnCrash {
         /// It ends `lost`.
         Report = "report",
+        /// It ends `lost`, and the slot's session is loaded again in a new child, for the slot's
+        /// next task.
+        Resume = "resume",
         /// It is sent again in a fresh session, as often as `attempts` says.
         Retry = "retry",
+    }
+);
+
+words!(
+    /// How long a session lasts.
+    SessionScope {
+        /// One task.
+        Task = "task",
+        /// The slot keeps one session and gives it task after task.
+        Slot = "slot",
     }
 );
 
@@ -155,6 +168,16 @@ words!(
     }
 );
 
+impl DialectName {
+    /// Whether a session is loaded again by an argument of the command, not by a message.
+    #[must_use]
+    pub const fn resumes_by_argument(self) -> bool {
+        match self {
+            Self::Scaiflux => true,
+        }
+    }
+}
+
 words!(
     /// How `/proc` looks inside.
     ProcMode {
@@ -176,6 +199,11 @@ pub struct Pool {
     /// Placeholders (`{session}`, `{workspace}`, `{model}`, `{mode}`) are still in it:
     /// [`Pool::argv`] fills them.
     pub command: Vec<String>,
+    /// What is added to the command to load an earlier session again; `{session}` in it is the
+    /// agent's own id of that session. Empty where the protocol loads sessions itself, or cannot.
+    pub resume_args: Vec<String>,
+    /// How long a session lasts.
+    pub session: SessionScope,
     /// The protocol it speaks.
     pub dialect: DialectName,
     /// The preset's name, or `custom`.

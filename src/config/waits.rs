@@ -25,7 +25,7 @@ fn value<T>(found: Option<Found<T>>, default: T) -> T {
 pub(super) fn restart(section: &Section<'_>) -> (Restart, Option<Place>) {
     let base = section.duration("base", ANY);
     let max = section.duration("max", ANY);
-    let on_crash = section.word("on_crash", &["resume"]);
+    let on_crash = section.word("on_crash", &[]);
     let place = on_crash.as_ref().map(|found| found.place.clone());
     let never_codes = section.item("never_codes").map_or(Vec::new(), |item| {
         let items = item.items("an array of exit codes").unwrap_or_default();

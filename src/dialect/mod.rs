@@ -19,6 +19,9 @@ use crate::model::{AgentInfo, Answer, Ask, AskKey, Event, Foreign};
 pub struct Opening {
     /// The workspace as the agent sees it (`/workspace` in a sandbox).
     pub workspace: String,
+    /// The agent's own id of an earlier session, which this channel goes on with. What the agent
+    /// replays of it is not reported again.
+    pub resume: Option<Foreign>,
 }
 
 /// What comes from the child.
@@ -96,6 +99,9 @@ pub enum Fault {
     /// The agent broke its protocol.
     #[error("{0}")]
     Protocol(String),
+    /// The agent cannot load the session that it was to go on with.
+    #[error("the agent cannot load its session again: {0}")]
+    NotResumed(String),
 }
 
 /// What a dialect wants done, in order.

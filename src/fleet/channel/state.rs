@@ -326,6 +326,10 @@ impl ChannelState {
                     self.fault(Cause::Version { theirs, ours }, now);
                     break;
                 }
+                Effect::Fault(fault @ Fault::NotResumed(_)) => {
+                    self.fault(Cause::Protocol(fault.to_string()), now);
+                    break;
+                }
                 Effect::Fault(Fault::Protocol(why)) => {
                     self.fault(Cause::Protocol(why), now);
                     break;

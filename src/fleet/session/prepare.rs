@@ -237,6 +237,7 @@ pub(crate) async fn prepare(
         plan: Some(plan),
         opening: Opening {
             workspace: space.workspace_inside.clone(),
+            resume: None,
         },
         root,
         before,
