@@ -8,7 +8,9 @@
 //! keeper. Mailboxes are unbounded, so what a child writes enters them only against
 //! [`credit::Credits`]; all else is a bounded number of messages a task or a turn.
 
+mod ambient;
 mod channel;
+mod clock;
 mod credit;
 pub mod notice;
 mod pool;
@@ -24,7 +26,10 @@ use ractor::{Actor, ActorRef};
 use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
+pub use ambient::Ambient;
 pub use channel::stderr::LogTail;
+#[doc(hidden)]
+pub use clock::simulate_stamps;
 pub use notice::{ChangeKind, FileChange, Notice, SlotView, TaskReport};
 pub use setup::{LoadedPolicy, Setup};
 
@@ -37,8 +42,9 @@ use crate::telemetry::event::child::SlotStateChanged;
 use crate::telemetry::event::task::{QueueRejected, TaskQueued};
 use crate::telemetry::exporter::initialise_pool;
 use crate::telemetry::sets::QueueRefusal;
+use clock::now_us;
 use pool::{ActiveTask, Pool, PoolArgs, PoolMsg};
-use setup::{PoolShared, Shared, SlotTable, now_us};
+use setup::{PoolShared, Shared, SlotTable};
 
 /// Why a fleet did not start.
 #[derive(Debug, thiserror::Error)]
@@ -268,7 +274,8 @@ impl FleetHandle {
         };
         let is_written = written(&path);
         let asked = path.clone();
-        let resolved = tokio::task::spawn_blocking(move || std::fs::canonicalize(asked)).await;
+        let ambient = &self.0.shared.ambient;
+        let resolved = ambient.blocking(move || std::fs::canonicalize(asked)).await;
         let resolved = resolved
             .map_err(|_| SubmitError::Stopping)?
             .map_err(|error| bad(format!("workspace {shown}: {error}")))?;
@@ -491,6 +498,7 @@ fn pools(setup: &Setup) -> Result<Vec<Arc<PoolShared>>, StartError> {
                 .cloned()
                 .ok_or_else(|| StartError::NoExtractor(pool()))?,
             meters: PoolMeters::new(&config.name),
+            ambient: setup.ambient.clone(),
             config: config.clone(),
             // One that is missing is an error where it is used.
             workspace: std::fs::canonicalize(&config.workspace.path)

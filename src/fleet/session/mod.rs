@@ -27,9 +27,10 @@ use outbox::{After, Outbox};
 use state::{Phase, SessionState};
 
 use super::channel::ChannelEnd;
+use super::clock::now_us;
 use super::credit::Hold;
 use super::pool::PoolMsg;
-use super::setup::{PoolShared, Shared, now_us};
+use super::setup::{PoolShared, Shared};
 use crate::journal::{SessionRow, Write};
 use crate::lifecycle::watch::Expired;
 use crate::model::{AgentInfo, Ask, AskKey, Event};

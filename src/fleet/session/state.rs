@@ -12,8 +12,9 @@ use super::{CheckResult, Item, PrepareError, Prepared, SessionMsg, Tally, Work, 
 use crate::config::OnUnaskedDeny;
 use crate::dialect::Command;
 use crate::fleet::channel::{Channel, ChannelArgs, ChannelEnd, ChannelMsg};
+use crate::fleet::clock::{self, now_us};
 use crate::fleet::pool::PoolMsg;
-use crate::fleet::setup::{PoolShared, Shared, now_us};
+use crate::fleet::setup::{PoolShared, Shared};
 use crate::journal::{TaskChange, Write};
 use crate::lifecycle::state::SlotEvent;
 use crate::lifecycle::watch::Expired;
@@ -130,6 +131,7 @@ impl SessionState {
         };
         let measuring = tokio::spawn(measure::watch(
             measure::Measured::of(&prepared, &self.pool),
+            self.pool.ambient.clone(),
             self.myself.clone(),
         ));
         self.measuring = Some(measuring.abort_handle());
@@ -156,7 +158,7 @@ impl SessionState {
             Item::Ready(info) => self.ready(info),
             Item::PromptSent => {
                 self.begun = true;
-                self.turn_began = Some(Instant::now());
+                self.turn_began = Some(clock::now());
                 self.phase = Phase::Turn;
                 self.tell_pool(SlotEvent::PromptSent, None);
             }
@@ -184,8 +186,8 @@ impl SessionState {
             session: &self.work.session,
             protocol: &info.protocol,
             version: info.version.as_ref(),
-            took: self.work.asked.elapsed(),
-            downtime: self.work.down_since.map(|at| at.elapsed()),
+            took: clock::since(self.work.asked),
+            downtime: self.work.down_since.map(clock::since),
         }
         .emit();
         self.tell_pool(SlotEvent::Ready, None);
@@ -223,7 +225,7 @@ impl SessionState {
         {
             TurnFirstEvent {
                 slot: &self.work.slot,
-                after: began.elapsed(),
+                after: clock::since(began),
             }
             .emit();
         }
@@ -316,9 +318,7 @@ impl SessionState {
             slot: &self.work.slot,
             session: &self.work.session,
             outcome,
-            took: self
-                .turn_began
-                .map_or(Duration::ZERO, |began| began.elapsed()),
+            took: self.turn_began.map_or(Duration::ZERO, clock::since),
             tool_calls: self.tally.tool_calls(),
         }
         .emit();
@@ -334,7 +334,7 @@ impl SessionState {
         self.outbox.after(After::Answer {
             key: ask.key,
             answer: decided.answer(),
-            asked: Instant::now(),
+            asked: clock::now(),
             deny_turn: decided.deny_turn,
             verdict: decided.verdict,
             class: decided.class,
@@ -387,7 +387,7 @@ impl SessionState {
                     decision: verdict.decision,
                     by: verdict.by,
                     rules: &verdict.rules,
-                    took: asked.elapsed(),
+                    took: clock::since(asked),
                 }
                 .emit();
                 if self.asks.answered(&key) {

@@ -10,7 +10,7 @@ use super::tally::Tally;
 use crate::fleet::channel::ChannelEnd;
 use crate::fleet::notice::{ChangeKind, FileChange};
 use crate::fleet::setup::{PoolShared, Shared};
-use crate::launch::{self, Finished};
+use crate::launch::Finished;
 use crate::limits::{CHECK_OUTPUT_BYTES, CHECK_TIMEOUT};
 use crate::model::{Event, ExitStatus, Foreign, RunId, SessionId, SlotId, TaskId, TurnOutcome};
 use crate::sandbox::workspace::{self, Changes};
@@ -156,7 +156,9 @@ pub(crate) fn check(
             Some(Err(why)) => return CheckResult::Not(why.to_string()),
             None => return CheckResult::Not("the session has no workspace".to_owned()),
         };
-        let run = launch::run_to_end(&shared.spawner, plan, CHECK_TIMEOUT, CHECK_OUTPUT_BYTES);
+        let run = shared
+            .host
+            .run_to_end(plan, CHECK_TIMEOUT, CHECK_OUTPUT_BYTES);
         match run.await {
             Ok(finished) => CheckResult::Ran {
                 output: said(&finished),
@@ -187,6 +189,7 @@ pub(crate) async fn survey(
     prepared: Option<Prepared>,
     shared: Arc<Shared>,
 ) -> Survey {
+    let ambient = shared.ambient.clone();
     let work = move || {
         // A session of one task cannot be resumed once the task is over.
         if let Err(error) = workspace::home::remove(&shared.state, &session) {
@@ -216,7 +219,7 @@ pub(crate) async fn survey(
             copy: prepared.copy,
         }
     };
-    tokio::task::spawn_blocking(work).await.unwrap_or_default()
+    ambient.blocking(work).await.unwrap_or_default()
 }
 
 fn change(change: workspace::Change) -> FileChange {
