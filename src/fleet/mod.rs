@@ -8,7 +8,9 @@
 //! keeper. Mailboxes are unbounded, so what a child writes enters them only against
 //! [`credit::Credits`]; all else is a bounded number of messages a task or a turn.
 
+mod ambient;
 mod channel;
+mod clock;
 mod credit;
 pub mod notice;
 mod pool;
@@ -25,7 +27,10 @@ use ractor::{Actor, ActorRef};
 use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
+pub use ambient::Ambient;
 pub use channel::stderr::LogTail;
+#[doc(hidden)]
+pub use clock::simulate_stamps;
 pub use notice::{ChangeKind, FileChange, Notice, SlotView, TaskReport};
 pub use setup::{GoOn, LoadedPolicy, Setup};
 
@@ -38,8 +43,9 @@ use crate::telemetry::event::child::SlotStateChanged;
 use crate::telemetry::event::task::{QueueRejected, TaskQueued};
 use crate::telemetry::exporter::initialise_pool;
 use crate::telemetry::sets::QueueRefusal;
+use clock::now_us;
 use pool::{ActiveTask, Pool, PoolArgs, PoolMsg};
-use setup::{PoolShared, Shared, SlotTable, now_us};
+use setup::{PoolShared, Shared, SlotTable};
 
 /// Why a fleet did not start.
 #[derive(Debug, thiserror::Error)]
@@ -146,7 +152,7 @@ impl FleetHandle {
         let parts = pools(&setup)?;
         let views = parts.iter().flat_map(|pool| slot_views(pool));
         let slots = SlotTable::new(views);
-        let mut stored = resume::take_up(&setup.journal, &setup.config, &setup.go_on).await;
+        let mut stored = resume::take_up(&setup).await;
         for (pool, sessions) in &stored {
             for (index, of) in sessions {
                 let slot = SlotId {
@@ -286,7 +292,8 @@ impl FleetHandle {
         };
         let is_written = written(&path);
         let asked = path.clone();
-        let resolved = tokio::task::spawn_blocking(move || std::fs::canonicalize(asked)).await;
+        let ambient = &self.0.shared.ambient;
+        let resolved = ambient.blocking(move || std::fs::canonicalize(asked)).await;
         let resolved = resolved
             .map_err(|_| SubmitError::Stopping)?
             .map_err(|error| bad(format!("workspace {shown}: {error}")))?;
@@ -509,6 +516,7 @@ fn pools(setup: &Setup) -> Result<Vec<Arc<PoolShared>>, StartError> {
                 .cloned()
                 .ok_or_else(|| StartError::NoExtractor(pool()))?,
             meters: PoolMeters::new(&config.name),
+            ambient: setup.ambient.clone(),
             config: config.clone(),
             // One that is missing is an error where it is used.
             workspace: std::fs::canonicalize(&config.workspace.path)
