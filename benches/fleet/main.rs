@@ -9,6 +9,7 @@ mod figures;
 mod full;
 mod house;
 mod load;
+mod peer;
 mod wire;
 
 use std::io::{self, Write};
@@ -27,7 +28,7 @@ type Failure = Box<dyn std::error::Error + Send + Sync>;
 /// A way to supervise children.
 trait Side {
     /// Its name in the output.
-    fn name(&self) -> &'static str;
+    fn name(&self) -> &str;
 
     /// Starts the load's children, puts the load on them, and measures. Nothing of it is left
     /// when this returns.
@@ -45,6 +46,9 @@ struct Line {
     /// What to compare with
     #[arg(long, global = true, value_enum, default_value = "bare")]
     baseline: Baseline,
+    /// Another client to compare with, as NAME=PROGRAM (see benches/README.md); may be repeated
+    #[arg(long = "peer", global = true, value_parser = peer::read)]
+    peers: Vec<peer::Peer>,
     /// How often each side runs
     #[arg(long, global = true, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
@@ -87,11 +91,16 @@ fn main() -> ExitCode {
 
 /// The sides of this run; the first is the yardstick, if there is one.
 fn sides(line: &Line) -> Vec<Box<dyn Side>> {
-    let candidate: Box<dyn Side> = Box::new(full::Full(line.manner.clone()));
-    match line.baseline {
-        Baseline::Bare => vec![Box::new(bare::Bare), candidate],
-        Baseline::None => vec![candidate],
+    let manner = || line.manner.clone();
+    let mut sides: Vec<Box<dyn Side>> = Vec::new();
+    if line.baseline == Baseline::Bare {
+        sides.push(Box::new(bare::Bare(manner())));
     }
+    sides.push(Box::new(full::Full(manner())));
+    for peer in &line.peers {
+        sides.push(Box::new(peer::Driven(peer.clone(), manner())));
+    }
+    sides
 }
 
 fn run(line: &Line) -> Result<(), Failure> {
@@ -116,16 +125,21 @@ fn run(line: &Line) -> Result<(), Failure> {
             seen.push(figures);
         }
     }
-    let Some((yardstick, candidates)) = seen.split_first() else {
-        return Ok(());
-    };
-    for (side, candidate) in sides.iter().skip(1).zip(candidates) {
-        print(&json!({
-            "ratio": format!("{}/{}", side.name(), sides[0].name()),
-            "load": line.load.shown(),
-            "manner": line.manner.shown(),
-            "medians": ratios(candidate, yardstick),
-        }))?;
+    let find = |name: &str| sides.iter().position(|side| side.name() == name);
+    let (bare, candidate) = (find(bare::NAME), find(full::NAME));
+    for at in 0..sides.len() {
+        // Everybody against the yardstick, and we against everybody else.
+        let against_bare = bare.filter(|bare| *bare != at).map(|bare| (at, bare));
+        let is_peer = Some(at) != bare && Some(at) != candidate;
+        let against_peer = candidate.filter(|_| is_peer).map(|ours| (ours, at));
+        for (of, to) in against_bare.into_iter().chain(against_peer) {
+            print(&json!({
+                "ratio": format!("{}/{}", sides[of].name(), sides[to].name()),
+                "load": line.load.shown(),
+                "manner": line.manner.shown(),
+                "medians": ratios(&seen[of], &seen[to]),
+            }))?;
+        }
     }
     Ok(())
 }
