@@ -17,6 +17,7 @@ mod health;
 mod queue;
 mod reader;
 mod recovery;
+mod retention;
 mod rows;
 mod schema;
 mod store;
@@ -37,6 +38,7 @@ pub use error::{OpenError, ReadError, Refusal, Violation};
 pub use health::{Health, Space};
 pub use reader::{Failures, Reader, StoredAsk, StoredEvent, StoredRun, StoredSession, StoredTask};
 pub use recovery::Recovered;
+pub use retention::Keeping;
 pub use schema::{FILE, VERSION as SCHEMA_VERSION};
 pub use writer::SpaceProbe;
 
@@ -71,6 +73,24 @@ impl Drop for Inner {
     }
 }
 
+/// What the journal keeps, and when it takes nothing new.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rules {
+    /// What is kept; `None`: everything, for ever.
+    pub keeping: Option<Keeping>,
+    /// Free space, in bytes, below which nothing new is taken in.
+    pub min_free: u64,
+}
+
+impl Default for Rules {
+    fn default() -> Self {
+        Self {
+            keeping: None,
+            min_free: limits::JOURNAL_FREE_BYTES,
+        }
+    }
+}
+
 /// What a close left behind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{writes} journal rows could not be made durable in time")]
@@ -96,6 +116,14 @@ impl Journal {
     /// # Errors
     /// [`OpenError`]
     pub fn open_with(dir: &Path, space: SpaceProbe) -> Result<Self, OpenError> {
+        Self::open_under(dir, Rules::default(), space)
+    }
+
+    /// [`Self::open_with`] with rules of its own.
+    ///
+    /// # Errors
+    /// [`OpenError`]
+    pub fn open_under(dir: &Path, rules: Rules, space: SpaceProbe) -> Result<Self, OpenError> {
         let file = schema::prepare(dir)?;
         let at_us = now_us();
         let (conn, epoch) = schema::open(&file, at_us)?;
@@ -109,7 +137,8 @@ impl Journal {
         })?;
         let queue = Arc::new(queue::Queue::new(limits::JOURNAL_QUEUE));
         let head = Arc::new(Mutex::new(store.head().clone()));
-        let shortage = space(&file).ok().and_then(Space::shortage);
+        let room = space(&file).ok();
+        let shortage = room.and_then(|space| space.shortage(rules.min_free));
         let (health, receiver) = watch::channel(match shortage {
             Some(reason) => Health::ReadOnly { reason },
             None => Health::Ok,
@@ -123,6 +152,8 @@ impl Journal {
             file: file.clone(),
             space,
             watchman,
+            retention: retention::Retention::new(rules.keeping, epoch),
+            min_free: rules.min_free,
         };
         std::thread::Builder::new()
             .name("journal".to_owned())

@@ -74,7 +74,12 @@ pub(crate) enum SessionMsg {
     /// The Channel is over.
     ChannelEnded(Box<ChannelEnd>),
     /// A commit is durable.
-    Durable(Vec<After>),
+    Durable {
+        /// What waited for it.
+        after: Vec<After>,
+        /// Bytes of the events in it.
+        bytes: u64,
+    },
     /// The journal left a commit out: a fault of this program, and the end of the session.
     Rejected(String),
     /// The journal refused a commit: look again.
@@ -142,6 +147,7 @@ impl Actor for Session {
             measuring: None,
             checking: None,
             broken: false,
+            over_quota: false,
             stopped: false,
             begun: false,
             cancelled: false,

@@ -59,6 +59,8 @@ pub(crate) struct Outbox {
     holds: Vec<Hold>,
     after: Vec<After>,
     under_way: usize,
+    /// Bytes of event bodies that this session has on the disk.
+    journalled: u64,
     retrying: bool,
     /// A commit that the journal refused; goes before everything else.
     refused: Option<Box<Commit>>,
@@ -82,6 +84,7 @@ impl Outbox {
             holds: Vec::new(),
             after: Vec::new(),
             under_way: 0,
+            journalled: 0,
             retrying: false,
             refused: None,
         }
@@ -118,9 +121,15 @@ impl Outbox {
         self.holds.extend(hold);
     }
 
-    /// A commit of this session is durable.
+    /// A commit of this session is over.
     pub(crate) fn committed(&mut self) {
         self.under_way = self.under_way.saturating_sub(1);
+    }
+
+    /// So many bytes more are on the disk. Gives `true` when it is more than a session may have.
+    pub(crate) fn grew(&mut self, bytes: u64) -> bool {
+        self.journalled = self.journalled.saturating_add(bytes);
+        self.journalled > self.shared.config.supervisor.journal.session_max
     }
 
     /// The wait after a refusal is over.
@@ -187,7 +196,7 @@ impl Outbox {
         Some(commit.then(move |result| {
             tell(&result);
             let message = match result {
-                Committed::Durable { .. } => SessionMsg::Durable(after),
+                Committed::Durable { bytes } => SessionMsg::Durable { after, bytes },
                 Committed::Rejected(why) => SessionMsg::Rejected(why.to_string()),
             };
             let _ = to.send_message(message);
