@@ -11,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::{Semaphore, broadcast};
 
 use super::channel::stderr::StderrLog;
-use super::notice::{Notice, SlotView};
+use super::notice::{Notice, Pinned, SlotView};
 use crate::config::{Config, Pool as PoolConfig, Sandbox};
 use crate::journal::Journal;
 use crate::launch::Spawner;
@@ -71,6 +71,8 @@ pub(crate) struct Shared {
     /// At most so many workspaces are being copied at the same time.
     pub(crate) copying: Semaphore,
     pub(crate) watchers: broadcast::Sender<Notice>,
+    /// What the notices to watchers hold.
+    pub(crate) pinned: Pinned,
     pub(crate) slots: SlotTable,
 }
 
@@ -87,6 +89,7 @@ impl Shared {
             spawning: Semaphore::new(SPAWNS_AT_ONCE),
             copying: Semaphore::new(COPIES_AT_ONCE),
             watchers: broadcast::channel(BROADCAST_EVENTS).0,
+            pinned: Pinned::default(),
             slots,
         }
     }

@@ -36,7 +36,9 @@ pub use audit::Head;
 pub use commit::{Commit, Committed, Judged, Refused, SessionRow, TaskChange, TaskRow, Write};
 pub use error::{OpenError, ReadError, Refusal, Violation};
 pub use health::{Health, Space};
-pub use reader::{Failures, Reader, StoredAsk, StoredEvent, StoredRun, StoredSession, StoredTask};
+pub use reader::{
+    Failures, Reader, RunSession, StoredAsk, StoredEvent, StoredRun, StoredSession, StoredTask,
+};
 pub use recovery::Recovered;
 pub use retention::Keeping;
 pub use schema::{FILE, VERSION as SCHEMA_VERSION};

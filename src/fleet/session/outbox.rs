@@ -225,15 +225,39 @@ impl Outbox {
         let (shared, slot) = (Arc::clone(&self.shared), self.slot.clone());
         let (session, task) = (self.session.clone(), self.task.clone());
         let tell = move |result: &Committed| {
-            if !matches!(result, Committed::Durable { .. }) {
+            let Committed::Durable { bytes } = *result else {
+                return;
+            };
+            if told.is_empty() || shared.watchers.receiver_count() == 0 {
                 return;
             }
+            let count: usize = told.iter().map(|events| events.len()).sum();
+            let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+            let held = bytes.saturating_add(count * size_of::<Stamped>());
+            let pin = shared.pinned.take(held);
             for events in told {
-                shared.tell(Notice::Events {
-                    slot: slot.clone(),
-                    session: session.clone(),
-                    task: task.clone(),
-                    events,
+                let (slot, session, task) = (slot.clone(), session.clone(), task.clone());
+                let ends = events.first().zip(events.last());
+                let Some((first, last)) = ends.map(|(a, b)| (a.id.seq, b.id.seq)) else {
+                    continue;
+                };
+                shared.tell(if pin.is_some() {
+                    let pin = pin.clone();
+                    Notice::Events {
+                        slot,
+                        session,
+                        task,
+                        events,
+                        pin,
+                    }
+                } else {
+                    Notice::Passed {
+                        slot,
+                        session,
+                        task,
+                        first,
+                        last,
+                    }
                 });
             }
         };
