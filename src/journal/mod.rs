@@ -14,12 +14,14 @@ pub mod codec;
 mod commit;
 mod error;
 mod health;
+mod kept;
 mod queue;
 mod reader;
 mod recovery;
 mod retention;
 mod rows;
 mod schema;
+mod stepper;
 mod store;
 mod writer;
 
@@ -36,12 +38,15 @@ pub use audit::Head;
 pub use commit::{Commit, Committed, Judged, Refused, SessionRow, TaskChange, TaskRow, Write};
 pub use error::{OpenError, ReadError, Refusal, Violation};
 pub use health::{Health, Space};
+pub use kept::KeptSession;
 pub use reader::{
     Failures, Reader, RunSession, StoredAsk, StoredEvent, StoredRun, StoredSession, StoredTask,
 };
 pub use recovery::Recovered;
 pub use retention::Keeping;
 pub use schema::{FILE, VERSION as SCHEMA_VERSION};
+#[doc(hidden)]
+pub use stepper::{Step, Stepper};
 pub use writer::SpaceProbe;
 
 /// The front of the journal; clones share it. When the last clone is dropped, the writer
@@ -126,8 +131,37 @@ impl Journal {
     /// # Errors
     /// [`OpenError`]
     pub fn open_under(dir: &Path, rules: Rules, space: SpaceProbe) -> Result<Self, OpenError> {
+        let (journal, writer) = Self::prepare(dir, rules, space, now_us())?;
+        std::thread::Builder::new()
+            .name("journal".to_owned())
+            .spawn(move || writer.run())
+            .map_err(OpenError::Thread)?;
+        Ok(journal)
+    }
+
+    /// [`Self::open_with`] without the thread, for simulations: nothing becomes durable unless
+    /// the [`Stepper`] makes a step. `at_us` is the time of this start.
+    ///
+    /// # Errors
+    /// [`OpenError`]
+    #[doc(hidden)]
+    pub fn open_stepped(
+        dir: &Path,
+        space: SpaceProbe,
+        at_us: i64,
+    ) -> Result<(Self, Stepper), OpenError> {
+        let (journal, writer) = Self::prepare(dir, Rules::default(), space, at_us)?;
+        Ok((journal, Stepper::new(writer)))
+    }
+
+    /// Opens the database, ends what former epochs left open, and puts the parts together.
+    fn prepare(
+        dir: &Path,
+        rules: Rules,
+        space: SpaceProbe,
+        at_us: i64,
+    ) -> Result<(Self, writer::Writer), OpenError> {
         let file = schema::prepare(dir)?;
-        let at_us = now_us();
         let (conn, epoch) = schema::open(&file, at_us)?;
         let named = |source| schema::named(&file, source);
         let (open, recovered) = recovery::plan(&conn, epoch, at_us).map_err(named)?;
@@ -157,18 +191,15 @@ impl Journal {
             retention: retention::Retention::new(rules.keeping, epoch),
             min_free: rules.min_free,
         };
-        std::thread::Builder::new()
-            .name("journal".to_owned())
-            .spawn(move || writer.run())
-            .map_err(OpenError::Thread)?;
-        Ok(Self(Arc::new(Inner {
+        let journal = Self(Arc::new(Inner {
             queue,
             health: receiver,
             head,
             epoch,
             file,
             recovered,
-        })))
+        }));
+        Ok((journal, writer))
     }
 
     /// This start of the supervisor: larger than that of every start before it.

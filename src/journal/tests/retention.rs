@@ -27,7 +27,8 @@ fn of_run(session: &SessionId, run: &RunId, task: &str) -> Write {
     Write::SessionBegun(SessionRow {
         session: session.clone(),
         slot: slot(0),
-        task: Some((run.clone(), TaskId::new(task).expect("id"))),
+        run: Some(run.clone()),
+        task: Some(TaskId::new(task).expect("id")),
         attempt: 1,
         at_us: 1,
     })
