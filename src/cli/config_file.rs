@@ -99,12 +99,12 @@ pub enum Untrusted {
     },
 }
 
-fn shown(path: &Path) -> String {
+pub(super) fn shown(path: &Path) -> String {
     foreign::show(&path.to_string_lossy(), 200)
 }
 
 /// The system's words without their number.
-fn why(error: &std::io::Error) -> String {
+pub(super) fn why(error: &std::io::Error) -> String {
     let words = error.to_string();
     let plain = words.split(" (os error").next().unwrap_or(&words);
     plain.to_lowercase()
