@@ -24,6 +24,7 @@ pub mod state_dir;
 pub mod streams;
 pub mod table;
 pub mod tasks;
+pub mod trust;
 pub mod up;
 
 pub use exit::Exit;

@@ -8,7 +8,7 @@ use std::io::Read as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-use super::config_file::{OpenError, open_trusted, shown, why};
+use super::trust::{OpenError, open_trusted, shown, why};
 use crate::config::{Config, ConfigErrors, SecretSource};
 use crate::limits;
 

@@ -260,7 +260,7 @@ impl<'a> Section<'a> {
     }
 
     pub(super) fn texts(&self, name: &'static str) -> Option<Found<Vec<Found<String>>>> {
-        self.item(name)?.texts(Form::Text)
+        self.item(name)?.texts(&Form::Text)
     }
 
     /// Strings that whoever reads them checks; `pattern` is what the schema says of each.
@@ -269,7 +269,7 @@ impl<'a> Section<'a> {
         name: &'static str,
         pattern: &'static str,
     ) -> Option<Found<Vec<Found<String>>>> {
-        self.item(name)?.texts(Form::Like(pattern))
+        self.item(name)?.texts(&Form::Like(pattern))
     }
 
     /// Refuses every entry that nobody asked for. `later` are keys that the format has and this
@@ -510,7 +510,7 @@ impl<'a> Item<'a> {
     }
 
     /// An array of strings. What is no string in it is noted and left out.
-    fn texts(&self, form: Form) -> Option<Found<Vec<Found<String>>>> {
+    fn texts(&self, form: &Form) -> Option<Found<Vec<Found<String>>>> {
         let items = self.items("an array of strings")?;
         let texts = items.iter().filter_map(|item| item.text_as(form.clone()));
         Some(self.found(texts.collect()))

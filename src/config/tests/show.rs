@@ -58,18 +58,20 @@ class = "shell"
 file = "own.toml"
 "#;
 
+/// Every path of the tree, with NAME for chosen names.
+fn walk(path: &str, value: &toml::Value, shown: &mut BTreeSet<String>) {
+    shown.insert(path.to_owned());
+    for (name, value) in value.as_table().into_iter().flatten() {
+        let generic = if path.contains('.') { name } else { "NAME" };
+        let generic = if path == "supervisor" { name } else { generic };
+        walk(&format!("{path}.{generic}"), value, shown);
+    }
+}
+
 #[test]
 fn every_key_is_shown() {
     let tree = accepted_by(&named(), EVERYTHING).effective().tree();
     let mut shown = BTreeSet::new();
-    fn walk(path: &str, value: &toml::Value, shown: &mut BTreeSet<String>) {
-        shown.insert(path.to_owned());
-        for (name, value) in value.as_table().into_iter().flatten() {
-            let generic = if path.contains('.') { name } else { "NAME" };
-            let generic = if path == "supervisor" { name } else { generic };
-            walk(&format!("{path}.{generic}"), value, shown);
-        }
-    }
     for (name, value) in &tree {
         walk(name, value, &mut shown);
     }
