@@ -179,6 +179,9 @@ pub const CONFIG_LIST: usize = 1024;
 /// Bytes of one text in the configuration.
 pub const CONFIG_TEXT_BYTES: usize = (128 << 10) - 1;
 
+/// Bytes of one secret of a child's environment, well below what Linux takes as one string.
+pub const SECRET_BYTES: usize = 64 << 10;
+
 /// Slots in one pool.
 pub const POOL_SLOTS: u16 = 2048;
 
