@@ -16,7 +16,7 @@ use crate::api::http::Render;
 use crate::api::process_stats;
 use crate::config::{Config, ConfigErrors, Launcher};
 use crate::fleet::{Ambient, FleetHandle, GoOn, Setup, StartError};
-use crate::journal::{Commit, Health, Journal, OpenError, Write};
+use crate::journal::{Commit, Health, Journal, Keeping, OpenError, Rules, Space, Write};
 use crate::launch::{self, RunError, Spawner};
 use crate::limits;
 use crate::model::{RunId, SessionId};
@@ -172,6 +172,18 @@ pub fn check(config: &Config) -> Result<(), Box<ConfigErrors>> {
     Ok(())
 }
 
+fn open_journal(config: &Config, state: &Path) -> Result<Journal, OpenError> {
+    let wanted = config.supervisor.journal;
+    let rules = Rules {
+        keeping: Some(Keeping {
+            age: wanted.keep,
+            bytes: wanted.max_size,
+        }),
+        min_free: wanted.min_free,
+    };
+    Journal::open_under(state, rules, Box::new(Space::of))
+}
+
 /// Starts the fleet.
 ///
 /// # Errors
@@ -181,7 +193,7 @@ pub async fn start(mut config: Config, state: StateDir, go_on: GoOn) -> Result<S
     let policies = policies(&config)?;
     let extractors = extractors(&config)?;
     raise_descriptor_limit();
-    let journal = Journal::open(state.path())?;
+    let journal = open_journal(&config, state.path())?;
     let spawner = Spawner::start().map_err(Failure::Spawner)?;
     let config = Arc::new(config);
     let is_walled = config

@@ -270,21 +270,20 @@ fn supervisor(section: &Section<'_>, dir: &Path) -> Supervisor {
         .and_then(|item| listen(&item, section.ledger));
     let log = section.word("log", &[]);
     let max_children = section.integer("max_children", 1..=limits::MAX_CHILDREN);
+    let journal = waits::journal(&section.section("journal"));
     section.close(
+        &["instance", "tokens", "approvers"],
         &[
-            "instance",
-            "tokens",
-            "approvers",
-            "journal_quota",
-            "retention",
+            ("journal_quota", "journal.session_max"),
+            ("retention", "journal.keep"),
         ],
-        &[],
     );
     Supervisor {
         state_dir: state_dir.map(|found| paths::absolute(dir, &found.value)),
         listen: listen.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 7117))),
         log: log.map_or(LogFormat::Auto, |found| found.value),
         max_children: max_children.map_or(64, |found| found.value),
+        journal,
     }
 }
 

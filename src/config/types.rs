@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::error::Places;
+use crate::limits;
 pub use crate::model::OnTimeout;
 use crate::model::{PoolName, words};
 
@@ -45,6 +46,32 @@ pub struct Supervisor {
     pub log: LogFormat,
     /// The most children at the same time, 1 to 4096.
     pub max_children: u16,
+    /// How much of the past is kept.
+    pub journal: JournalRules,
+}
+
+/// `[supervisor.journal]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct JournalRules {
+    /// How long a session is kept after its end; `None`: for ever.
+    pub keep: Option<Duration>,
+    /// The database's size, in bytes, beyond which the oldest sessions go before their time.
+    pub max_size: u64,
+    /// What one session may journal, in bytes of event bodies.
+    pub session_max: u64,
+    /// Free space, in bytes, below which nothing new is taken in.
+    pub min_free: u64,
+}
+
+impl Default for JournalRules {
+    fn default() -> Self {
+        Self {
+            keep: Some(limits::JOURNAL_KEPT),
+            max_size: limits::JOURNAL_BYTES,
+            session_max: limits::SESSION_JOURNAL_BYTES,
+            min_free: limits::JOURNAL_FREE_BYTES,
+        }
+    }
 }
 
 words!(

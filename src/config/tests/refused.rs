@@ -162,7 +162,11 @@ fn the_supervisor_table_is_checked() {
     check("state_dir = \"/etc/marshal\"", "the workspace holds the state directory");
     check("state_dir = \"../marshal/x\"", "the workspace holds the state directory");
     check("statedir = \"/x\"", "did you mean state_dir?");
-    check("retention = \"7d\"", "\"retention\" is not supported by this version");
+    check("retention = \"7d\"", "did you mean journal.keep?");
+    check("journal.keep = \"31d\"", "supervisor.journal.keep: a duration is at most 30d");
+    check("journal.keep = \"0s\"", "expected a duration from 1s to 30d, or \"none\"");
+    check("journal.max_size = \"4K\"", "expected a size from 1M to 1024T");
+    check("journal = { size = \"1G\" }", "supervisor.journal.size: unknown key");
 }
 
 #[test]
