@@ -11,6 +11,8 @@
 #[path = "../fleet/drill.rs"]
 mod drill;
 
+mod configuration;
+
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
