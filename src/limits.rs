@@ -282,8 +282,8 @@ pub const KEPT_CALLS_BYTES: usize = 1 << 20;
 /// only the path, so that a large edit can still be judged.
 pub const DIFF_BYTES: usize = 8 << 10;
 
-/// Paths (differences, locations) that one ACP tool call may name before it cannot be judged.
-pub const CALL_PATHS: usize = 1024;
+/// Paths that one tool call may name before it cannot be judged.
+pub const CALL_PATHS: usize = 256;
 
 /// Options that are read of one ACP permission request.
 pub const ASK_OPTIONS: usize = 64;

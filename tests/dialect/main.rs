@@ -6,6 +6,7 @@
     reason = "a test panics where it fails; clippy sees only functions marked as tests"
 )]
 
+mod acp;
 mod corpus;
 mod fuzz;
 mod scaiflux;

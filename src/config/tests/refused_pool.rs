@@ -100,7 +100,7 @@ fn closed_sets_of_words_name_their_members() {
     set("guard", "\"policy\", \"policy+sandbox\" or \"sandbox\"", ("sandbx", "sandbox"), &[]);
     set("on_unasked_deny", "\"report\", \"interrupt\" or \"stop\"", ("interupt", "interrupt"), &[]);
     set("asks", "\"all\", \"some\" or \"never\"", ("nevr", "never"), &[]);
-    set("dialect", "\"scaiflux\"", ("scaifluks", "scaiflux"), &["loaf", "skillpilot", "claude", "codex"]);
+    set("dialect", "\"acp\" or \"scaiflux\"", ("scaifluks", "scaiflux"), &["loaf", "skillpilot", "claude", "codex"]);
     check("dialect = { custom = \"d.toml\" }", "custom dialects are not supported by this version");
     check("session = \"slot\"", "\"slot\" is not supported by this version: expected \"task\"");
     check("session = \"tsk\"", "did you mean task?");

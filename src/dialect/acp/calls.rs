@@ -174,9 +174,15 @@ impl Call {
         }
         let lacks_some = self.oversize;
         let members = [
-            ("rawInput", raw_input.or(self.raw_input.as_deref()).map(RawValue::get)),
+            (
+                "rawInput",
+                raw_input.or(self.raw_input.as_deref()).map(RawValue::get),
+            ),
             ("content", new_diffs.as_deref().or(self.diffs.as_deref())),
-            ("locations", locations.or(self.locations.as_deref()).map(RawValue::get)),
+            (
+                "locations",
+                locations.or(self.locations.as_deref()).map(RawValue::get),
+            ),
         ];
         let input = if lacks_some {
             // No object: what cannot be seen whole cannot be judged, and is denied.
@@ -189,7 +195,10 @@ impl Call {
         let told = hasher.finish();
         let changed = std::mem::replace(&mut self.told, told) != told;
         let fits = |raw: &RawValue| raw.get().len() <= limits::ASK_INPUT_BYTES;
-        for (new, kept) in [(raw_input, &mut self.raw_input), (locations, &mut self.locations)] {
+        for (new, kept) in [
+            (raw_input, &mut self.raw_input),
+            (locations, &mut self.locations),
+        ] {
             let Some(new) = new else { continue };
             self.oversize |= !fits(new);
             *kept = fits(new).then(|| new.to_owned());
@@ -255,7 +264,10 @@ impl Calls {
         &mut self,
         fields: &CallFields<'_>,
     ) -> Result<(&mut Call, Known), Unreadable> {
-        let place = self.kept.iter().position(|call| call.id == fields.tool_call_id);
+        let place = self
+            .kept
+            .iter()
+            .position(|call| call.id == fields.tool_call_id);
         // The call moves to the end: the ones that nobody speaks of go first.
         let mut call = match place.and_then(|at| self.kept.remove(at)) {
             Some(call) => {
@@ -319,10 +331,15 @@ mod tests {
         assert_eq!(bare.input.get(), whole);
         assert_eq!(bare.name.raw(), "edit");
         assert!(!bare.changed);
-        let empty = r#"{"toolCallId":"c","rawInput":{ },"locations":[ ],"content":[],"title":null}"#;
+        let empty =
+            r#"{"toolCallId":"c","rawInput":{ },"locations":[ ],"content":[],"title":null}"#;
         assert_eq!(known(&mut calls, empty).input.get(), whole);
         let own = known(&mut calls, r#"{"toolCallId":"c","rawInput":{"path":"b"}}"#);
-        assert!(own.input.get().starts_with(r#"{"rawInput":{"path":"b"},"content""#));
+        assert!(
+            own.input
+                .get()
+                .starts_with(r#"{"rawInput":{"path":"b"},"content""#)
+        );
         assert!(own.changed);
     }
 
@@ -339,7 +356,10 @@ mod tests {
             r#"{{"toolCallId":"c","content":[{{"type":"diff","path":"a","newText":"{long}"}}]}}"#
         );
         let known = known(&mut Calls::default(), &json);
-        assert_eq!(known.input.get(), r#"{"content":[{"type":"diff","path":"a"}]}"#);
+        assert_eq!(
+            known.input.get(),
+            r#"{"content":[{"type":"diff","path":"a"}]}"#
+        );
     }
 
     #[test]
@@ -361,7 +381,10 @@ mod tests {
         }
         assert_eq!(calls.kept.len(), limits::KEPT_CALLS);
         for n in 0..3 * limits::KEPT_CALLS {
-            known(&mut calls, &format!(r#"{{"toolCallId":"b{n}","rawInput":["{half}"]}}"#));
+            known(
+                &mut calls,
+                &format!(r#"{{"toolCallId":"b{n}","rawInput":["{half}"]}}"#),
+            );
             assert!(calls.bytes <= limits::KEPT_CALLS_BYTES);
         }
         let sum: usize = calls.kept.iter().map(Call::bytes).sum();
@@ -372,7 +395,12 @@ mod tests {
 
     #[test]
     fn content_of_a_shape_that_we_do_not_know_is_unreadable() {
-        for content in ["7", "{}", "[7]", r#"[{"type":"diff","path":"a","path":"b"}]"#] {
+        for content in [
+            "7",
+            "{}",
+            "[7]",
+            r#"[{"type":"diff","path":"a","path":"b"}]"#,
+        ] {
             let json = format!(r#"{{"toolCallId":"c","content":{content}}}"#);
             let raw = RawValue::from_string(json).expect("JSON");
             let fields = CallFields::read(&raw).expect("a call");

@@ -93,7 +93,10 @@ impl ErrorReply {
             serde_json::from_str::<String>(raw.get()).unwrap_or_else(|_| raw.get().to_owned())
         };
         Self {
-            code: shape.code.map(|code| code.get().to_owned()).unwrap_or_default(),
+            code: shape
+                .code
+                .map(|code| code.get().to_owned())
+                .unwrap_or_default(),
             message: shape.message.map(text).unwrap_or_default(),
             data: shape.data.map(|data| data.get().to_owned()),
         }
@@ -115,9 +118,7 @@ struct Envelope<'a> {
     error: Option<&'a RawValue>,
 }
 
-fn present<'de: 'a, 'a, D: Deserializer<'de>>(
-    reader: D,
-) -> Result<Option<&'a RawValue>, D::Error> {
+fn present<'de: 'a, 'a, D: Deserializer<'de>>(reader: D) -> Result<Option<&'a RawValue>, D::Error> {
     <&RawValue>::deserialize(reader).map(Some)
 }
 
@@ -176,7 +177,10 @@ mod tests {
         assert_eq!(id(r#"{"id":"1","method":"m"}"#), "\"1\"");
         assert_eq!(id(r#"{"id":"\u0031","method":"m"}"#), "\"1\"");
         assert_eq!(id(r#"{"id":-7,"method":"m"}"#), "-7");
-        assert_eq!(id(r#"{"id":18446744073709551615,"method":"m"}"#), u64::MAX.to_string());
+        assert_eq!(
+            id(r#"{"id":18446744073709551615,"method":"m"}"#),
+            u64::MAX.to_string()
+        );
     }
 
     #[test]
@@ -193,17 +197,33 @@ mod tests {
     #[test]
     fn a_reply_has_a_result_or_an_error_and_perhaps_an_id() {
         let reply = |line: &str| match read(line) {
-            Ok(Message::Reply { id, outcome }) => {
-                (id, outcome.map(|raw| raw.get().to_owned()).map_err(|e| e.code))
-            }
+            Ok(Message::Reply { id, outcome }) => (
+                id,
+                outcome.map(|raw| raw.get().to_owned()).map_err(|e| e.code),
+            ),
             other => panic!("{line}: {other:?}"),
         };
-        assert_eq!(reply(r#"{"id":3,"result":null}"#), (Some(3), Ok("null".into())));
+        assert_eq!(
+            reply(r#"{"id":3,"result":null}"#),
+            (Some(3), Ok("null".into()))
+        );
         assert_eq!(reply(r#"{"id":"3","result":{}}"#), (None, Ok("{}".into())));
-        assert_eq!(reply(r#"{"error":{"code":-32700}}"#), (None, Err("-32700".into())));
-        assert_eq!(reply(r#"{"id":null,"error":"x"}"#), (None, Err(String::new())));
-        assert_eq!(reply(r#"{"id":1,"error":null,"result":1}"#), (Some(1), Ok("1".into())));
+        assert_eq!(
+            reply(r#"{"error":{"code":-32700}}"#),
+            (None, Err("-32700".into()))
+        );
+        assert_eq!(
+            reply(r#"{"id":null,"error":"x"}"#),
+            (None, Err(String::new()))
+        );
+        assert_eq!(
+            reply(r#"{"id":1,"error":null,"result":1}"#),
+            (Some(1), Ok("1".into()))
+        );
         assert!(matches!(read("{}"), Err(BadFrame::Shape)));
-        assert!(matches!(read(r#"{"id":1,"id":1,"result":1}"#), Err(BadFrame::Shape)));
+        assert!(matches!(
+            read(r#"{"id":1,"id":1,"result":1}"#),
+            Err(BadFrame::Shape)
+        ));
     }
 }

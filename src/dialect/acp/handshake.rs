@@ -80,7 +80,11 @@ impl Acp {
                     return self.list(Some(&cursor), out);
                 }
                 Some((false, next)) => {
-                    let all = if next.is_some() { "the first pages of " } else { "" };
+                    let all = if next.is_some() {
+                        "the first pages of "
+                    } else {
+                        ""
+                    };
                     format!("{all}its list of sessions lacks {}", wanted.show(80))
                 }
             },

@@ -62,7 +62,10 @@ impl Initialized<'_> {
         }
         let can = |raw: Option<&RawValue>| raw.is_some_and(|raw| raw.get() != "false");
         let agent: Agent<'_> = self.agent_capabilities.and_then(parse).unwrap_or_default();
-        let session: Session<'_> = agent.session_capabilities.and_then(parse).unwrap_or_default();
+        let session: Session<'_> = agent
+            .session_capabilities
+            .and_then(parse)
+            .unwrap_or_default();
         Capabilities {
             load: agent.load_session.is_some_and(|raw| raw.get() == "true"),
             list: can(session.list),
@@ -128,8 +131,9 @@ pub(super) fn listed(result: &RawValue, wanted: &Foreign) -> Option<(bool, Optio
         session_id: Text<'a>,
     }
     let page: Page<'_> = parse(result)?;
-    let is_wanted =
-        |item: &&RawValue| parse::<Session<'_>>(item).is_some_and(|s| s.session_id.0 == wanted.raw());
+    let is_wanted = |item: &&RawValue| {
+        parse::<Session<'_>>(item).is_some_and(|s| s.session_id.0 == wanted.raw())
+    };
     let found = page.sessions.items.iter().any(is_wanted);
     Some((found, page.next_cursor))
 }
@@ -308,7 +312,9 @@ impl PermissionParams<'_> {
         let choices: Vec<_> = choices.collect();
         let first = |wanted: &str| {
             let (_, id) = choices.iter().find(|(kind, _)| kind == wanted)?;
-            let other = choices.iter().any(|(kind, same)| same == id && kind != wanted);
+            let other = choices
+                .iter()
+                .any(|(kind, same)| same == id && kind != wanted);
             (!other).then(|| id.clone())
         };
         Options {

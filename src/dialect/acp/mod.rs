@@ -238,20 +238,18 @@ impl Acp {
     /// The turn's end.
     fn prompted(&mut self, outcome: Result<&RawValue, ErrorReply>, out: &mut Effects) {
         let end = match outcome {
-            Ok(result) => {
-                match serde_json::from_str::<message::Prompted<'_>>(result.get()) {
-                    Ok(prompted) => {
-                        let stop_reason = prompted.stop_reason();
-                        Event::TurnEnded {
-                            outcome: message::outcome(stop_reason.as_ref().map(Foreign::raw)),
-                            stop_reason,
-                            usage: prompted.usage(),
-                            detail: None,
-                        }
+            Ok(result) => match serde_json::from_str::<message::Prompted<'_>>(result.get()) {
+                Ok(prompted) => {
+                    let stop_reason = prompted.stop_reason();
+                    Event::TurnEnded {
+                        outcome: message::outcome(stop_reason.as_ref().map(Foreign::raw)),
+                        stop_reason,
+                        usage: prompted.usage(),
+                        detail: None,
                     }
-                    Err(_) => self.failed("the end of the turn cannot be read".to_owned()),
                 }
-            }
+                Err(_) => self.failed("the end of the turn cannot be read".to_owned()),
+            },
             Err(error) => {
                 let said = reported(&error);
                 out.push(Effect::Event(Event::AgentError {
