@@ -203,6 +203,16 @@ pub const AGENT_SEARCH_FILE_BYTES: u64 = 4 << 20;
 /// Permission requests of one `ask` step: each keeps one latency sample.
 pub const AGENT_ASKS: u64 = 1_000_000;
 
+/// Sessions that a script agent has open, and that it looks through for a list: more is a client
+/// that never stops opening.
+pub const AGENT_SESSIONS: usize = 1024;
+
+/// The largest file of a session that a script agent takes up again, in bytes.
+pub const AGENT_SESSION_BYTES: u64 = 64 << 20;
+
+/// Sessions on one page of a script agent's list.
+pub const AGENT_SESSION_PAGE: usize = 50;
+
 /// Bytes that the script agent puts into one write when it batches lines: a pipe's size.
 pub const AGENT_WRITE_BYTES: usize = 64 << 10;
 

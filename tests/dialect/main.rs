@@ -9,5 +9,6 @@
 mod acp;
 mod corpus;
 mod fuzz;
+mod fuzz_acp;
 mod scaiflux;
 mod script;
