@@ -10,7 +10,7 @@ mod requests;
 mod sessions;
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::value::RawValue;
 
@@ -168,7 +168,12 @@ fn described<'a>(
 ) -> ToolCall<'a> {
     let at = call.path().map(|path| messages::Location {
         // Absolute, as the protocol demands; an absolute path stays what it is.
-        path: workspace.join(path).to_string_lossy().into_owned(),
+        path: workspace
+            .join(path)
+            .components()
+            .collect::<PathBuf>()
+            .to_string_lossy()
+            .into_owned(),
     });
     ToolCall {
         name: Some(call.tool()),
