@@ -8,10 +8,13 @@
 //! keeper. Mailboxes are unbounded, so what a child writes enters them only against
 //! [`credit::Credits`]; all else is a bounded number of messages a task or a turn.
 
+mod ambient;
 mod channel;
+mod clock;
 mod credit;
 pub mod notice;
 mod pool;
+mod resume;
 mod session;
 mod setup;
 
@@ -24,11 +27,14 @@ use ractor::{Actor, ActorRef};
 use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
+pub use ambient::Ambient;
 pub use channel::stderr::LogTail;
+#[doc(hidden)]
+pub use clock::simulate_stamps;
 pub use notice::{ChangeKind, FileChange, Notice, SlotView, TaskReport};
-pub use setup::{LoadedPolicy, Setup};
+pub use setup::{GoOn, LoadedPolicy, Setup};
 
-use crate::config::{Config, WorkspaceMode};
+use crate::config::{Config, SessionScope, WorkspaceMode};
 use crate::journal::{Commit, Committed, Refusal, TaskRow, Write};
 use crate::limits::POOL_QUEUE;
 use crate::model::{PoolName, RunId, SessionId, SlotId, SlotState, TaskSpec};
@@ -37,8 +43,9 @@ use crate::telemetry::event::child::SlotStateChanged;
 use crate::telemetry::event::task::{QueueRejected, TaskQueued};
 use crate::telemetry::exporter::initialise_pool;
 use crate::telemetry::sets::QueueRefusal;
+use clock::now_us;
 use pool::{ActiveTask, Pool, PoolArgs, PoolMsg};
-use setup::{PoolShared, Shared, SlotTable, now_us};
+use setup::{PoolShared, Shared, SlotTable};
 
 /// Why a fleet did not start.
 #[derive(Debug, thiserror::Error)]
@@ -145,6 +152,16 @@ impl FleetHandle {
         let parts = pools(&setup)?;
         let views = parts.iter().flat_map(|pool| slot_views(pool));
         let slots = SlotTable::new(views);
+        let mut stored = resume::take_up(&setup).await;
+        for (pool, sessions) in &stored {
+            for (index, of) in sessions {
+                let slot = SlotId {
+                    pool: pool.clone(),
+                    index: *index,
+                };
+                slots.change(&slot, |view| view.session = Some(of.session.clone()));
+            }
+        }
         let shared = Arc::new(Shared::new(setup, slots));
         let mut pools = BTreeMap::new();
         let mut ended = Vec::new();
@@ -164,6 +181,7 @@ impl FleetHandle {
             let args = PoolArgs {
                 shared: Arc::clone(&shared),
                 pool: Arc::clone(&pool),
+                stored: stored.remove(&pool.config.name).unwrap_or_default(),
             };
             let (actor, end) = Pool::spawn(None, Pool, args)
                 .await
@@ -208,6 +226,12 @@ impl FleetHandle {
         let mut queued = Vec::with_capacity(tasks.len());
         for (place, mut spec) in tasks.into_iter().enumerate() {
             let entry = self.pool_of(&spec)?;
+            if spec.workspace.is_some() && entry.shared.config.session == SessionScope::Slot {
+                return Err(SubmitError::Pool {
+                    task: spec.id.to_string(),
+                    why: "a task of a pool with session = \"slot\" works in the session's workspace: leave out its own".to_owned(),
+                });
+            }
             if let Some(path) = spec.workspace.take() {
                 spec.workspace = Some(self.resolve(&spec, path).await?);
             }
@@ -268,7 +292,8 @@ impl FleetHandle {
         };
         let is_written = written(&path);
         let asked = path.clone();
-        let resolved = tokio::task::spawn_blocking(move || std::fs::canonicalize(asked)).await;
+        let ambient = &self.0.shared.ambient;
+        let resolved = ambient.blocking(move || std::fs::canonicalize(asked)).await;
         let resolved = resolved
             .map_err(|_| SubmitError::Stopping)?
             .map_err(|error| bad(format!("workspace {shown}: {error}")))?;
@@ -491,6 +516,7 @@ fn pools(setup: &Setup) -> Result<Vec<Arc<PoolShared>>, StartError> {
                 .cloned()
                 .ok_or_else(|| StartError::NoExtractor(pool()))?,
             meters: PoolMeters::new(&config.name),
+            ambient: setup.ambient.clone(),
             config: config.clone(),
             // One that is missing is an error where it is used.
             workspace: std::fs::canonicalize(&config.workspace.path)

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 
+use crate::fleet::clock;
 use crate::fleet::notice::{FileChange, TaskReport};
 use crate::fleet::session::{Attempt, CheckResult, Tally, outcome};
 use crate::model::{Foreign, PoolName, RunId, SessionId, SlotId, TaskOutcome, TaskSpec};
@@ -46,7 +47,7 @@ impl ActiveTask {
             spec,
             attempts,
             tell,
-            queued: Instant::now(),
+            queued: clock::now(),
             first_assigned: None,
             cancelled: false,
             sent: 0,
@@ -92,9 +93,7 @@ impl ActiveTask {
             answer: self.tally.answer(),
             usage: self.tally.usage,
             denied_by: self.tally.denied_by,
-            took: self
-                .first_assigned
-                .map_or(Duration::ZERO, |since| since.elapsed()),
+            took: self.first_assigned.map_or(Duration::ZERO, clock::since),
             changes: self.changes,
             changes_cut: self.changes_cut,
             copy: self.copy,

@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 use ractor::ActorRef;
 
 use super::SessionMsg;
+use crate::fleet::clock::now_us;
 use crate::fleet::credit::Hold;
 use crate::fleet::notice::Notice;
-use crate::fleet::setup::{Shared, now_us};
+use crate::fleet::setup::Shared;
 use crate::journal::{Commit, Committed, Write};
 use crate::limits::SESSION_COMMITS;
 use crate::model::{Answer, AskKey, Event, EventId, SessionId, SlotId, Stamped, TaskId, Verdict};
@@ -85,6 +86,16 @@ impl Outbox {
             retrying: false,
             refused: None,
         }
+    }
+
+    /// Goes on with a stream that ends at this seq.
+    pub(crate) const fn go_on_after(&mut self, last_seq: u64) {
+        self.next_seq = last_seq + 1;
+    }
+
+    /// What follows belongs to this task.
+    pub(crate) fn is_for(&mut self, task: TaskId) {
+        self.task = Some(task);
     }
 
     /// Stamps an event and queues it.

@@ -8,11 +8,11 @@ use std::sync::Arc;
 
 use super::work::Work;
 use crate::config::{Fill, Launcher, Network, OWN_PROGRAM, WorkspaceMode};
-use crate::dialect::Opening;
+use crate::fleet::ambient::Ambient;
 use crate::fleet::setup::{PoolShared, Shared};
-use crate::launch::{self, LaunchPlan, RunError, SpawnError, Walls};
+use crate::launch::{LaunchPlan, RunError, SpawnError, Walls};
 use crate::limits::{GIT_LIST_BYTES, GIT_LIST_TIMEOUT};
-use crate::model::{SessionId, SlotId};
+use crate::model::{Foreign, SessionId, SlotId};
 use crate::policy::Place;
 use crate::sandbox::state_dir::StateError;
 use crate::sandbox::workspace::{
@@ -101,14 +101,17 @@ pub(crate) struct Order {
     slot: SlotId,
     session: SessionId,
     workspace: Option<PathBuf>,
+    /// The session has its copy already.
+    has_copy: bool,
 }
 
 impl Order {
-    pub(crate) fn of(work: &Work) -> Self {
+    pub(crate) fn of(work: &Work, has_copy: bool) -> Self {
         Self {
             slot: work.slot.clone(),
             session: work.session.clone(),
             workspace: work.workspace.clone(),
+            has_copy,
         }
     }
 }
@@ -117,12 +120,7 @@ impl Order {
 #[derive(Debug)]
 pub(crate) struct Prepared {
     pub(crate) session: SessionId,
-    /// What starts the agent; taken once.
-    pub(crate) plan: Option<LaunchPlan>,
-    pub(crate) opening: Opening,
-    /// The workspace on the host.
-    pub(crate) root: Root,
-    /// How it looked before, where it can change.
+    /// How the workspace looked before, where it can change.
     pub(crate) before: Option<Manifest>,
     /// The task's own copy.
     pub(crate) copy: Option<PathBuf>,
@@ -156,6 +154,37 @@ impl Prepared {
         }
     }
 
+    /// The workspace as the agent sees it.
+    pub(crate) fn workspace_inside(&self) -> &str {
+        &self.space.workspace_inside
+    }
+
+    /// The workspace on the host.
+    pub(crate) fn root(&self) -> Result<Root, TreeError> {
+        Root::open_resolved(&self.space.workspace)
+    }
+
+    /// The plan that starts the agent: for a new session, or to go on with one of its own by its
+    /// id, where its command says which.
+    pub(crate) fn agent_plan(
+        &self,
+        shared: &Shared,
+        pool: &PoolShared,
+        resume: Option<&Foreign>,
+    ) -> Result<LaunchPlan, PrepareError> {
+        let fill = Fill {
+            session: self.session.as_str(),
+            workspace: &self.space.workspace_inside,
+        };
+        let argv = match resume {
+            Some(id) if pool.config.dialect.resumes_by_argument() => {
+                pool.config.resume_argv(fill, id.raw())
+            }
+            _ => pool.config.argv(fill),
+        };
+        self.plan_for(shared, pool, argv)
+    }
+
     /// A plan for another program in the same walls.
     pub(crate) fn plan_for(
         &self,
@@ -174,21 +203,24 @@ pub(crate) async fn prepare(
     pool: &Arc<PoolShared>,
     order: Order,
 ) -> Result<Prepared, PrepareError> {
+    let ambient = &shared.ambient;
     let source = order
         .workspace
         .clone()
         .unwrap_or_else(|| pool.workspace.clone());
     {
         let (shared, source) = (Arc::clone(shared), source.clone());
-        blocking(move || shared.state.check_workspace(&source)).await??;
+        blocking(ambient, move || shared.state.check_workspace(&source)).await??;
     }
     let owner = owner(shared, pool, &order.slot);
     let mode = pool.config.workspace.mode;
     let home = {
         let (shared, pool) = (Arc::clone(shared), Arc::clone(pool));
         let session = order.session.clone();
-        blocking(move || home::prepare(&shared.state, &session, owner, &pool.config.home_files))
-            .await??
+        blocking(ambient, move || {
+            home::prepare(&shared.state, &session, owner, &pool.config.home_files)
+        })
+        .await??
     };
     let mut space = Space {
         slot: order.slot.clone(),
@@ -197,7 +229,9 @@ pub(crate) async fn prepare(
         workspace_inside: WORKSPACE_INSIDE.to_owned(),
         home_inside: HOME_INSIDE.to_owned(),
     };
-    if mode == WorkspaceMode::Copy {
+    if mode == WorkspaceMode::Copy && order.has_copy {
+        space.workspace = copy::path(&shared.state, &order.session);
+    } else if mode == WorkspaceMode::Copy {
         space.workspace = copy_of(shared, pool, &order, &source, &space, owner).await?;
     }
     if pool.config.launcher == Launcher::None {
@@ -218,28 +252,15 @@ pub(crate) async fn prepare(
             space.home_inside.clone(),
             Root::open(&space.home).map_err(bad)?,
         );
-    let (root, before) = blocking(move || {
-        let before = (mode != WorkspaceMode::Ro)
+    let before = blocking(ambient, move || {
+        (mode != WorkspaceMode::Ro)
             .then(|| Manifest::record(&root))
-            .transpose();
-        before.map(|before| (root, before))
+            .transpose()
     })
     .await?
     .map_err(bad)?;
-    let argv = pool.config.argv(Fill {
-        session: order.session.as_str(),
-        workspace: &space.workspace_inside,
-    });
-    let writable = mode != WorkspaceMode::Ro;
-    let plan = launch_plan(shared, pool, &space, argv, &For::Agent { writable })?;
     Ok(Prepared {
         session: order.session,
-        plan: Some(plan),
-        opening: Opening {
-            workspace: space.workspace_inside.clone(),
-            resume: None,
-        },
-        root,
         before,
         copy: (mode == WorkspaceMode::Copy).then(|| space.workspace.clone()),
         links,
@@ -261,11 +282,11 @@ fn owner(shared: &Shared, pool: &PoolShared, slot: &SlotId) -> Option<Owner> {
 }
 
 async fn blocking<T: Send + 'static>(
+    ambient: &Ambient,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, PrepareError> {
-    tokio::task::spawn_blocking(work)
-        .await
-        .map_err(|_| PrepareError::Interrupted)
+    let done = ambient.blocking(work).await;
+    done.map_err(|_| PrepareError::Interrupted)
 }
 
 /// The task's own copy of the workspace.
@@ -288,12 +309,15 @@ async fn copy_of(
             .map_or(Listing::Everything, Listing::Git),
         _ => Listing::Everything,
     };
+    let ambient = &shared.ambient;
     let permit = shared.copying.acquire().await;
     let made = {
         let (shared, session) = (Arc::clone(shared), order.session.clone());
         let bounds = copy::Bounds::default();
-        blocking(move || copy::make(&shared.state, &session, &root, &listing, owner, bounds))
-            .await?
+        blocking(ambient, move || {
+            copy::make(&shared.state, &session, &root, &listing, owner, bounds)
+        })
+        .await?
     };
     drop(permit);
     let copied = made.map_err(|error| PrepareError::Copy {
@@ -327,7 +351,9 @@ async fn git_list(
     let git = list::ls_files(&inside);
     let plan = launch_plan(shared, pool, &space, git.argv, &For::Git { env: git.env })?;
     let permit = shared.spawning.acquire().await;
-    let run = launch::run_to_end(&shared.spawner, plan, GIT_LIST_TIMEOUT, GIT_LIST_BYTES);
+    let run = shared
+        .host
+        .run_to_end(plan, GIT_LIST_TIMEOUT, GIT_LIST_BYTES);
     let finished = run.await;
     drop(permit);
     if let Err(RunError::Spawn(SpawnError::Exec(failure))) = &finished {

@@ -9,11 +9,12 @@ use tokio::task::AbortHandle;
 use super::asks::{self, Asks};
 use super::outbox::{After, Outbox};
 use super::{CheckResult, Item, PrepareError, Prepared, SessionMsg, Tally, Work, measure};
-use crate::config::OnUnaskedDeny;
-use crate::dialect::Command;
+use crate::config::{OnUnaskedDeny, SessionScope};
+use crate::dialect::{Command, Opening};
 use crate::fleet::channel::{Channel, ChannelArgs, ChannelEnd, ChannelMsg};
+use crate::fleet::clock::{self, now_us};
 use crate::fleet::pool::PoolMsg;
-use crate::fleet::setup::{PoolShared, Shared, now_us};
+use crate::fleet::setup::{PoolShared, Shared};
 use crate::journal::{TaskChange, Write};
 use crate::lifecycle::state::SlotEvent;
 use crate::lifecycle::watch::Expired;
@@ -40,6 +41,10 @@ pub(super) enum Phase {
     Checking,
     /// The workspace is being looked over.
     Surveying,
+    /// Between tasks, with or without a child.
+    Idle,
+    /// Nothing more comes: the child is being stopped, then what is left is settled.
+    Closing,
 }
 
 /// Its state.
@@ -48,7 +53,25 @@ pub(crate) struct SessionState {
     pub(super) pool_ref: ActorRef<PoolMsg>,
     pub(super) shared: Arc<Shared>,
     pub(super) pool: Arc<PoolShared>,
+    /// The task that it works, or worked last.
     pub(super) work: Work,
+    pub(super) scope: SessionScope,
+    /// The agent's own id of the session.
+    pub(super) agent_session: Option<Foreign>,
+    /// An earlier start of the supervisor began it.
+    pub(super) was_stored: bool,
+    /// The child was started to load the session again.
+    pub(super) loading: bool,
+    /// Children in a row that ended before they had loaded it.
+    pub(super) loads_failed: u8,
+    /// The agent has not said that it cannot load it.
+    pub(super) loadable: bool,
+    /// `work` is not over.
+    pub(super) has_task: bool,
+    /// The task's prompt is journalled.
+    pub(super) accepted: bool,
+    /// Nothing more comes; whether it ends for good.
+    pub(super) closing: Option<bool>,
     pub(super) phase: Phase,
     pub(super) prepared: Option<Prepared>,
     pub(super) channel: Option<ActorRef<ChannelMsg>>,
@@ -101,7 +124,7 @@ impl SessionState {
     }
 
     pub(super) fn prepared(&mut self, prepared: Result<Prepared, PrepareError>) {
-        let mut prepared = match prepared {
+        let prepared = match prepared {
             Ok(prepared) if !(self.cancelled || self.stopped || self.broken) => prepared,
             Ok(prepared) => {
                 self.prepared = Some(prepared);
@@ -115,10 +138,38 @@ impl SessionState {
                 return self.survey();
             }
         };
-        let Some(plan) = prepared.plan.take() else {
+        self.prepared = Some(prepared);
+        self.open();
+    }
+
+    /// Starts a child: for a new session, or to load this one again.
+    pub(super) fn open(&mut self) {
+        let Some(prepared) = &self.prepared else {
             return self.survey();
         };
+        let resume = self.agent_session.clone();
+        let plan = prepared.agent_plan(&self.shared, &self.pool, resume.as_ref());
+        let plan = match plan {
+            Ok(plan) => plan,
+            Err(error) => {
+                if error.is_of_the_slot() {
+                    self.end = Some(ChannelEnd::not_planned(&error.to_string()));
+                }
+                self.failure = Some(error.to_string());
+                return self.survey();
+            }
+        };
+        let measured = measure::Measured::of(prepared, &self.pool);
+        let measuring = tokio::spawn(measure::watch(
+            measured,
+            self.pool.ambient.clone(),
+            self.myself.clone(),
+        ));
+        if let Some(before) = self.measuring.replace(measuring.abort_handle()) {
+            before.abort();
+        }
         self.phase = Phase::Opening;
+        self.loading = resume.is_some();
         let args = ChannelArgs {
             session: self.myself.clone(),
             shared: Arc::clone(&self.shared),
@@ -126,14 +177,11 @@ impl SessionState {
             slot: self.work.slot.clone(),
             session_id: self.work.session.clone(),
             plan,
-            opening: prepared.opening.clone(),
+            opening: Opening {
+                workspace: prepared.workspace_inside().to_owned(),
+                resume,
+            },
         };
-        let measuring = tokio::spawn(measure::watch(
-            measure::Measured::of(&prepared, &self.pool),
-            self.myself.clone(),
-        ));
-        self.measuring = Some(measuring.abort_handle());
-        self.prepared = Some(prepared);
         let cell = self.myself.get_cell();
         match ActorRuntime::spawn_linked_instant(None, Channel, args, cell) {
             Ok((channel, _)) => self.channel = Some(channel),
@@ -156,7 +204,7 @@ impl SessionState {
             Item::Ready(info) => self.ready(info),
             Item::PromptSent => {
                 self.begun = true;
-                self.turn_began = Some(Instant::now());
+                self.turn_began = Some(clock::now());
                 self.phase = Phase::Turn;
                 self.tell_pool(SlotEvent::PromptSent, None);
             }
@@ -165,6 +213,9 @@ impl SessionState {
             Item::Withdrawn(key) => self.asks.withdrawn(&key),
             Item::Cleared => {
                 tracing::info!(session = %self.work.session, "the agent began a new session of its own");
+                // Its new id comes with no message: what it does from here on cannot be loaded.
+                self.agent_session = None;
+                self.loadable = false;
             }
             Item::Expired(expired) => {
                 let why = match expired {
@@ -184,17 +235,28 @@ impl SessionState {
             session: &self.work.session,
             protocol: &info.protocol,
             version: info.version.as_ref(),
-            took: self.work.asked.elapsed(),
-            downtime: self.work.down_since.map(|at| at.elapsed()),
+            took: clock::since(self.work.asked),
+            downtime: self.work.down_since.map(clock::since),
         }
         .emit();
         self.tell_pool(SlotEvent::Ready, None);
+        self.knows_agent_session(&info);
         self.outbox.event(Event::Ready(info));
+        if !self.has_task {
+            self.phase = Phase::Idle;
+            return;
+        }
         if self.ending.is_some() {
             self.phase = Phase::Ending;
             return self.stop(false);
         }
+        self.accept();
+    }
+
+    /// Takes the task's prompt in.
+    pub(super) fn accept(&mut self) {
         self.phase = Phase::Prompting;
+        self.accepted = true;
         self.outbox.write(Write::TaskUpdated {
             run: self.work.run.clone(),
             task: self.work.task.clone(),
@@ -223,7 +285,7 @@ impl SessionState {
         {
             TurnFirstEvent {
                 slot: &self.work.slot,
-                after: began.elapsed(),
+                after: clock::since(began),
             }
             .emit();
         }
@@ -305,7 +367,7 @@ impl SessionState {
             detail,
         });
         self.outbox.after(After::TurnEnded);
-        if self.cancelled {
+        if self.cancelled && self.scope == SessionScope::Task {
             // Nobody waits for this child any more: it need not outlive a stalled journal.
             self.stop(false);
         }
@@ -316,9 +378,7 @@ impl SessionState {
             slot: &self.work.slot,
             session: &self.work.session,
             outcome,
-            took: self
-                .turn_began
-                .map_or(Duration::ZERO, |began| began.elapsed()),
+            took: self.turn_began.map_or(Duration::ZERO, clock::since),
             tool_calls: self.tally.tool_calls(),
         }
         .emit();
@@ -334,7 +394,7 @@ impl SessionState {
         self.outbox.after(After::Answer {
             key: ask.key,
             answer: decided.answer(),
-            asked: Instant::now(),
+            asked: clock::now(),
             deny_turn: decided.deny_turn,
             verdict: decided.verdict,
             class: decided.class,
@@ -387,7 +447,7 @@ impl SessionState {
                     decision: verdict.decision,
                     by: verdict.by,
                     rules: &verdict.rules,
-                    took: asked.elapsed(),
+                    took: clock::since(asked),
                 }
                 .emit();
                 if self.asks.answered(&key) {
@@ -398,6 +458,7 @@ impl SessionState {
                     }
                 }
             }
+            After::TurnEnded if self.scope == SessionScope::Slot => self.after_turn(),
             After::TurnEnded => self.stop(false),
             After::ChildEnded => self.after_child(),
         }
