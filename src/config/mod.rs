@@ -33,7 +33,7 @@ use toml::de::DeTable;
 pub use command::{Fill, OWN_PROGRAM};
 pub use error::{ConfigError, ConfigErrors, Places};
 pub use types::*;
-pub use units::{show_duration, show_size};
+pub use units::{duration as read_duration, show_duration, show_size};
 
 use crate::limits;
 use crate::model::foreign;
