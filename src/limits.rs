@@ -127,6 +127,9 @@ pub const NOTICE_BYTES: usize = 1024;
 /// read alone.
 pub const CATCH_UP_BYTES: usize = 1 << 20;
 
+/// Tool calls that are listed of one session.
+pub const TOOLS_SHOWN: usize = 10_000;
+
 /// Events in one such reading.
 pub const CATCH_UP_EVENTS: u32 = 1024;
 
