@@ -11,12 +11,13 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::{Semaphore, broadcast};
 
 use super::channel::stderr::StderrLog;
+use super::memory::Parked;
 use super::notice::{Notice, SlotView};
 use crate::config::{Config, Pool as PoolConfig, Sandbox};
 use crate::journal::Journal;
 use crate::launch::Spawner;
 use crate::limits::{BROADCAST_EVENTS, COPIES_AT_ONCE, POOL_QUEUE, SPAWNS_AT_ONCE};
-use crate::model::{SessionId, SlotId};
+use crate::model::{PoolName, SessionId, SlotId};
 use crate::policy::Policy;
 use crate::policy::extract::Extractor;
 use crate::sandbox::state_dir::StateDir;
@@ -37,6 +38,8 @@ pub struct Setup {
     pub state: Arc<StateDir>,
     /// The journal, open.
     pub journal: Journal,
+    /// What becomes of slots that an earlier start parked.
+    pub parked: Parked,
     /// The permanent spawner.
     pub spawner: Spawner,
     /// The host uids of the slots, where the supervisor is root.
@@ -194,6 +197,11 @@ impl SlotTable {
                     .clone()
             })
             .collect()
+    }
+
+    pub(crate) fn of_pool(&self, pool: &PoolName) -> Vec<SlotView> {
+        let views = self.views().into_iter();
+        views.filter(|view| view.slot.pool == *pool).collect()
     }
 
     pub(crate) fn works(&self, session: &SessionId) -> bool {

@@ -20,6 +20,7 @@ mod recovery;
 mod rows;
 mod schema;
 mod store;
+mod unfinished;
 mod writer;
 
 use std::path::{Path, PathBuf};
@@ -37,6 +38,7 @@ pub use error::{OpenError, ReadError, Refusal, Violation};
 pub use health::{Health, Space};
 pub use reader::{Failures, Reader, StoredAsk, StoredEvent, StoredRun, StoredSession, StoredTask};
 pub use recovery::Recovered;
+pub use unfinished::StoredPark;
 pub use schema::{FILE, VERSION as SCHEMA_VERSION};
 pub use writer::SpaceProbe;
 
@@ -81,7 +83,8 @@ pub struct NotFlushed {
 
 impl Journal {
     /// Opens the journal in a state directory, which is made (0700) if it is missing, gives the
-    /// process a new epoch and ends what former epochs left open.
+    /// process a new epoch and writes down what became of the turns, asks and sessions that former
+    /// epochs left open. Tasks and the sessions of slots stay as they are.
     ///
     /// The caller holds the directory's lock: one supervisor a state directory.
     ///
@@ -180,7 +183,7 @@ impl Journal {
             .clone()
     }
 
-    /// What opening found left open by former epochs, and ended.
+    /// What opening found left open by former epochs.
     #[must_use]
     pub fn recovered(&self) -> Recovered {
         self.0.recovered

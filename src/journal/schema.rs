@@ -14,13 +14,15 @@ use rusqlite::{Connection, ErrorCode, OpenFlags};
 use super::error::OpenError;
 use crate::limits;
 
-/// The schema that this program writes.
-pub const VERSION: i64 = 1;
+/// The schema that this program writes: the number of [`STEPS`].
+pub const VERSION: i64 = 2;
 
 /// `mrsh` in ASCII.
 const APPLICATION_ID: i64 = 0x6d72_7368;
 
-const SCHEMA: &str = include_str!("schema.sql");
+/// What makes each version of the one before; a new file takes all of them, so that a new file and
+/// one that grew are the same.
+const STEPS: [&str; 2] = [include_str!("schema.sql"), include_str!("schema_2.sql")];
 
 /// The database's name in the state directory.
 pub const FILE: &str = "journal.db";
@@ -141,8 +143,11 @@ pub(super) fn open(file: &Path, at_us: i64) -> Result<(Connection, u64), OpenErr
     let found: i64 = tx
         .pragma_query_value(None, "user_version", |row| row.get(0))
         .map_err(named)?;
-    if found == 0 {
-        tx.execute_batch(SCHEMA).map_err(named)?;
+    if found < VERSION {
+        let done = usize::try_from(found).unwrap_or(0);
+        for step in STEPS.iter().skip(done) {
+            tx.execute_batch(step).map_err(named)?;
+        }
         tx.pragma_update(None, "application_id", APPLICATION_ID)
             .map_err(named)?;
         tx.pragma_update(None, "user_version", VERSION)

@@ -1,4 +1,5 @@
--- The journal, version 1. Open it with: sqlite3 -readonly journal.db
+-- The journal, version 1; schema_2.sql and later steps change it. A file tells its version:
+-- PRAGMA user_version. Open it with: sqlite3 -readonly journal.db
 -- Times are microseconds since the Unix epoch: datetime(at_us / 1000000, 'unixepoch').
 
 -- One row for every start of the supervisor.

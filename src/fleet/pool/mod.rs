@@ -17,8 +17,9 @@ use tokio::sync::oneshot;
 
 use slot::Slot;
 use state::PoolState;
-pub(crate) use task::ActiveTask;
+pub(crate) use task::{ActiveTask, OpenTasks, Past};
 
+use super::memory::SlotMemory;
 use super::session::Attempt;
 use super::setup::{PoolShared, Shared};
 use crate::lifecycle::state::SlotEvent;
@@ -76,6 +77,8 @@ pub(crate) enum PoolMsg {
 pub(crate) struct PoolArgs {
     pub(crate) shared: Arc<Shared>,
     pub(crate) pool: Arc<PoolShared>,
+    /// What its slots remember, in their order.
+    pub(crate) memory: Vec<SlotMemory>,
 }
 
 /// N slots and a queue.
@@ -91,9 +94,14 @@ impl Actor for Pool {
         myself: ActorRef<PoolMsg>,
         args: PoolArgs,
     ) -> Result<PoolState, ActorProcessingErr> {
-        let PoolArgs { shared, pool } = args;
+        let PoolArgs {
+            shared,
+            pool,
+            memory,
+        } = args;
+        let mut memory = memory.into_iter();
         let slots = (0..pool.config.size)
-            .map(|index| Slot::new(&pool.config, index))
+            .map(|index| Slot::new(&pool.config, index, memory.next().unwrap_or_default()))
             .collect();
         Ok(PoolState {
             myself,
