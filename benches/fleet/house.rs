@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use marshal::config::{Config, Extractor as ExtractorRef, Launcher, Origin};
-use marshal::fleet::{FleetHandle, LoadedPolicy, Notice, Setup, SlotView, Stop, TaskReport};
+use marshal::fleet::{FleetHandle, GoOn, LoadedPolicy, Notice, Setup, SlotView, Stop, TaskReport};
 use marshal::journal::Journal;
 use marshal::launch::Spawner;
 use marshal::model::{Foreign, RunId, SlotState, TaskId, TaskSpec};
@@ -76,6 +76,7 @@ impl House {
         };
         let marshal = PathBuf::from(env!("CARGO_BIN_EXE_marshal"));
         let fleet = FleetHandle::start(Setup {
+            go_on: GoOn::Nothing,
             policies: policies(&config)?,
             extractors: extractors(&config)?,
             config,

@@ -1,23 +1,15 @@
 //! What slots remember over a start of the supervisor: their failures, and that they are parked.
 //!
-//! Reads it from the journal before the pools start. Must not decide what follows on a failure.
+//! Reads it from the journal before the pools start, and decides which parks still hold. Must not
+//! decide what follows on a failure.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::setup::now_us;
+use super::setup::{GoOn, now_us};
 use crate::config::Pool as PoolConfig;
 use crate::journal::{Commit, Journal, OpenError, ReadError, StoredPark, Write};
 use crate::model::{PoolName, SlotId};
-
-/// What a start does with slots that an earlier one parked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Parked {
-    /// They stay parked, with their reason, until somebody restarts them.
-    Stay,
-    /// Each is tried once more: its failures still count, so the next one may park it again.
-    TryAgain,
-}
 
 /// Why the journal did not say what the slots remember.
 #[derive(Debug, thiserror::Error)]
@@ -43,7 +35,7 @@ pub(crate) struct SlotMemory {
 pub(super) fn recall(
     journal: &Journal,
     pools: &[PoolConfig],
-    parked: Parked,
+    go_on: &GoOn,
 ) -> Result<BTreeMap<PoolName, Vec<SlotMemory>>, MemoryError> {
     let reader = journal.reader()?;
     let mut parks: BTreeMap<SlotId, StoredPark> = BTreeMap::new();
@@ -69,7 +61,7 @@ pub(super) fn recall(
                 ages: ages.collect(),
                 parked: parks
                     .remove(&slot)
-                    .and_then(|park| still_parked(journal, park, parked)),
+                    .and_then(|park| still_parked(journal, park, go_on)),
             });
         }
         all.insert(pool.name.clone(), slots);
@@ -77,20 +69,18 @@ pub(super) fn recall(
     Ok(all)
 }
 
-/// The reason, if the slot stays parked.
-fn still_parked(journal: &Journal, park: StoredPark, parked: Parked) -> Option<String> {
-    match parked {
-        Parked::Stay => {
-            tracing::warn!(slot = %park.slot, reason = park.reason, "the slot stays parked");
-            Some(park.reason)
-        }
-        Parked::TryAgain => {
-            tracing::info!(slot = %park.slot, reason = park.reason, "a parked slot is tried again");
-            let again = Write::SlotUnparked { slot: park.slot };
-            if let Err(refused) = journal.submit(Commit::of(vec![again])) {
-                tracing::warn!(%refused, "the slot is tried again by this start only");
-            }
-            None
-        }
+/// The reason, if the slot stays parked. Work that goes on finds the slots as they were. A new run
+/// tries each parked slot once more, because somebody who types it may have mended what was broken
+/// and has no daemon to tell so; the failures still count, so the next one may park the slot again.
+fn still_parked(journal: &Journal, park: StoredPark, go_on: &GoOn) -> Option<String> {
+    if *go_on != GoOn::Nothing {
+        tracing::warn!(slot = %park.slot, reason = park.reason, "the slot stays parked");
+        return Some(park.reason);
     }
+    tracing::info!(slot = %park.slot, reason = park.reason, "a parked slot is tried again");
+    let again = Write::SlotUnparked { slot: park.slot };
+    if let Err(refused) = journal.submit(Commit::of(vec![again])) {
+        tracing::warn!(%refused, "the slot is tried again by this start only");
+    }
+    None
 }

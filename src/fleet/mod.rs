@@ -14,6 +14,7 @@ mod memory;
 pub mod notice;
 mod pool;
 mod report;
+mod resume;
 mod session;
 mod setup;
 
@@ -27,12 +28,12 @@ use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 pub use channel::stderr::LogTail;
-pub use memory::{MemoryError, Parked};
+pub use memory::MemoryError;
 pub use notice::{ChangeKind, FileChange, Notice, SlotView, TaskReport};
 pub use report::ReportError;
-pub use setup::{LoadedPolicy, Setup};
+pub use setup::{GoOn, LoadedPolicy, Setup};
 
-use crate::config::{Config, WorkspaceMode};
+use crate::config::{Config, SessionScope, WorkspaceMode};
 use crate::journal::{Commit, Committed, Refusal, TaskRow, Write};
 use crate::limits::POOL_QUEUE;
 use crate::model::{PoolName, RunId, SessionId, SlotId, SlotState, TaskSpec};
@@ -151,10 +152,20 @@ impl FleetHandle {
     /// [`StartError`] if the parts do not fit together.
     pub async fn start(setup: Setup) -> Result<Self, StartError> {
         let parts = pools(&setup)?;
-        let mut memories = memory::recall(&setup.journal, &setup.config.pools, setup.parked)?;
+        let mut memories = memory::recall(&setup.journal, &setup.config.pools, &setup.go_on)?;
         let memory_of = |pool: &PoolShared| memories.get(&pool.config.name);
         let views = parts.iter().flat_map(|pool| slot_views(pool, memory_of(pool)));
         let slots = SlotTable::new(views);
+        let mut stored = resume::take_up(&setup.journal, &setup.config, &setup.go_on).await;
+        for (pool, sessions) in &stored {
+            for (index, of) in sessions {
+                let slot = SlotId {
+                    pool: pool.clone(),
+                    index: *index,
+                };
+                slots.change(&slot, |view| view.session = Some(of.session.clone()));
+            }
+        }
         let shared = Arc::new(Shared::new(setup, slots));
         let mut pools = BTreeMap::new();
         let mut ended = Vec::new();
@@ -172,6 +183,7 @@ impl FleetHandle {
                 memory: memories.remove(&pool.config.name).unwrap_or_default(),
                 shared: Arc::clone(&shared),
                 pool: Arc::clone(&pool),
+                stored: stored.remove(&pool.config.name).unwrap_or_default(),
             };
             let (actor, end) = Pool::spawn(None, Pool, args)
                 .await
@@ -217,6 +229,12 @@ impl FleetHandle {
         let mut queued = Vec::with_capacity(tasks.len());
         for (place, mut spec) in tasks.into_iter().enumerate() {
             let entry = self.pool_of(&spec)?;
+            if spec.workspace.is_some() && entry.shared.config.session == SessionScope::Slot {
+                return Err(SubmitError::Pool {
+                    task: spec.id.to_string(),
+                    why: "a task of a pool with session = \"slot\" works in the session's workspace: leave out its own".to_owned(),
+                });
+            }
             if let Some(path) = spec.workspace.take() {
                 spec.workspace = Some(self.resolve(&spec, path).await?);
             }

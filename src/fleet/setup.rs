@@ -11,13 +11,12 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::{Semaphore, broadcast};
 
 use super::channel::stderr::StderrLog;
-use super::memory::Parked;
 use super::notice::{Notice, SlotView};
 use crate::config::{Config, Pool as PoolConfig, Sandbox};
 use crate::journal::Journal;
 use crate::launch::Spawner;
 use crate::limits::{BROADCAST_EVENTS, COPIES_AT_ONCE, POOL_QUEUE, SPAWNS_AT_ONCE};
-use crate::model::{PoolName, SessionId, SlotId};
+use crate::model::{PoolName, RunId, SessionId, SlotId};
 use crate::policy::Policy;
 use crate::policy::extract::Extractor;
 use crate::sandbox::state_dir::StateDir;
@@ -38,8 +37,6 @@ pub struct Setup {
     pub state: Arc<StateDir>,
     /// The journal, open.
     pub journal: Journal,
-    /// What becomes of slots that an earlier start parked.
-    pub parked: Parked,
     /// The permanent spawner.
     pub spawner: Spawner,
     /// The host uids of the slots, where the supervisor is root.
@@ -48,6 +45,21 @@ pub struct Setup {
     pub marshal: PathBuf,
     /// The environment that `env.pass` takes from.
     pub environment: BTreeMap<String, String>,
+    /// Which sessions of earlier starts its slots go on with.
+    pub go_on: GoOn,
+}
+
+/// What a fleet goes on with of what earlier starts of the supervisor left: which sessions, where a
+/// pool says `session = "slot"` and `on_crash = "resume"`, and whether parked slots stay parked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum GoOn {
+    /// No session, and its own ones end with it; parked slots are tried again. For one new run.
+    Nothing,
+    /// The sessions of one run, which it finishes; they end with it. Parked slots stay parked.
+    Run(RunId),
+    /// All sessions that belong to no run, or to one that is not over; its own sessions are left to
+    /// the next start. Parked slots stay parked.
+    All,
 }
 
 /// A policy with the digest of its text.
@@ -69,6 +81,8 @@ pub(crate) struct Shared {
     pub(crate) uids: Option<HeldBlock>,
     pub(crate) marshal: PathBuf,
     pub(crate) environment: BTreeMap<String, String>,
+    /// Sessions of slots are left to the next start.
+    pub(crate) sessions_outlive: bool,
     /// At most so many processes are being started at the same time.
     pub(crate) spawning: Semaphore,
     /// At most so many workspaces are being copied at the same time.
@@ -87,6 +101,7 @@ impl Shared {
             uids: setup.uids,
             marshal: setup.marshal,
             environment: setup.environment,
+            sessions_outlive: setup.go_on == GoOn::All,
             spawning: Semaphore::new(SPAWNS_AT_ONCE),
             copying: Semaphore::new(COPIES_AT_ONCE),
             watchers: broadcast::channel(BROADCAST_EVENTS).0,

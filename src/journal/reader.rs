@@ -16,7 +16,7 @@ use crate::model::{Event, EventId, ExitClass, RunId, SessionId, SlotId, Stamped}
 
 /// A connection for reading. May be sent to another thread, not shared.
 pub struct Reader {
-    pub(super) conn: Connection,
+    conn: Connection,
 }
 
 /// A row of `events`.
@@ -218,6 +218,11 @@ impl Reader {
             source,
         })?;
         Self::of_file(&dir.join(schema::FILE))
+    }
+
+    /// The connection.
+    pub(super) const fn conn(&self) -> &Connection {
+        &self.conn
     }
 
     pub(super) fn of_file(file: &Path) -> Result<Self, OpenError> {

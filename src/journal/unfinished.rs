@@ -1,5 +1,5 @@
-//! Reading what the starts before left to do: runs that can be continued, sessions that may be gone
-//! on with, slots that stay parked.
+//! Reading what the starts before left to do: runs that can be continued, what their tasks had come
+//! to, slots that stay parked.
 //!
 //! Only reads. Must not decide what becomes of any of it.
 
@@ -31,7 +31,7 @@ impl Reader {
         let query = "SELECT run, epoch, command, begun_at_us, ended_at_us, code FROM runs \
                      WHERE run = ?1";
         let found = self
-            .conn
+            .conn()
             .prepare_cached(query)?
             .query_row([run.as_str()], StoredRun::of)
             .optional()?;
@@ -44,7 +44,7 @@ impl Reader {
     /// # Errors
     /// [`ReadError::Database`]
     pub fn unfinished(&self) -> Result<Vec<StoredRun>, ReadError> {
-        let mut statement = self.conn.prepare_cached(
+        let mut statement = self.conn().prepare_cached(
             "SELECT run, epoch, command, begun_at_us, ended_at_us, code FROM runs \
              WHERE ended_at_us IS NULL OR run IN (SELECT run FROM tasks WHERE state <> 'ended') \
              ORDER BY begun_at_us, run",
@@ -58,7 +58,7 @@ impl Reader {
     /// # Errors
     /// [`ReadError::Database`]
     pub fn sessions_of(&self, run: &RunId, task: &TaskId) -> Result<Vec<StoredSession>, ReadError> {
-        let mut statement = self.conn.prepare_cached(
+        let mut statement = self.conn().prepare_cached(
             "SELECT session, epoch, pool, slot, run, task, attempt, begun_at_us, ended_at_us, \
              class FROM sessions WHERE run = ?1 AND task = ?2 ORDER BY begun_at_us, session",
         )?;
@@ -67,27 +67,12 @@ impl Reader {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// Sessions of slots that have no end: each may be gone on with, or be ended, by whoever has
-    /// its slot now. Its stream goes on at [`Reader::last_seq`] + 1.
-    ///
-    /// # Errors
-    /// [`ReadError::Database`]
-    pub fn open_sessions(&self) -> Result<Vec<StoredSession>, ReadError> {
-        let mut statement = self.conn.prepare_cached(
-            "SELECT session, epoch, pool, slot, run, task, attempt, begun_at_us, ended_at_us, \
-             class FROM sessions WHERE ended_at_us IS NULL AND task IS NULL \
-             ORDER BY begun_at_us, session",
-        )?;
-        let rows = statement.query_map([], StoredSession::of)?;
-        Ok(rows.collect::<Result<_, _>>()?)
-    }
-
     /// Slots that stay parked.
     ///
     /// # Errors
     /// [`ReadError`]
     pub fn parks(&self) -> Result<Vec<StoredPark>, ReadError> {
-        let mut statement = self.conn.prepare_cached(
+        let mut statement = self.conn().prepare_cached(
             "SELECT pool, slot, at_us, class, reason FROM slot_parks ORDER BY pool, slot",
         )?;
         let rows = statement.query_map([], |row| {

@@ -4,6 +4,7 @@
 //! attempt ended. Must not know protocols, processes or permission requests.
 
 mod ending;
+mod keeping;
 mod slot;
 mod state;
 mod task;
@@ -15,12 +16,13 @@ use std::collections::VecDeque;
 use ractor::{Actor, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::sync::oneshot;
 
-use slot::Slot;
+use slot::{Kept, Slot};
 use state::PoolState;
 pub(crate) use task::{ActiveTask, OpenTasks, Past};
 
+use super::channel::ChannelEnd;
 use super::memory::SlotMemory;
-use super::session::Attempt;
+use super::session::{Attempt, Stays, StoredSession};
 use super::setup::{PoolShared, Shared};
 use crate::lifecycle::state::SlotEvent;
 use crate::model::{RunId, SessionId};
@@ -43,6 +45,24 @@ pub(crate) enum PoolMsg {
     },
     /// A session is over.
     AttemptEnded(Box<Attempt>),
+    /// A session between tasks lost its child.
+    ChildGone {
+        /// Which slot.
+        index: u16,
+        /// Which session.
+        session: SessionId,
+        /// How the child ended.
+        end: Box<ChannelEnd>,
+        /// Whether the session could go on.
+        stays: Stays,
+    },
+    /// A session between tasks is closed.
+    SessionClosed {
+        /// Which slot.
+        index: u16,
+        /// Which session.
+        session: SessionId,
+    },
     /// A slot's backoff is over.
     BackoffOver {
         /// Which slot.
@@ -79,6 +99,8 @@ pub(crate) struct PoolArgs {
     pub(crate) pool: Arc<PoolShared>,
     /// What its slots remember, in their order.
     pub(crate) memory: Vec<SlotMemory>,
+    /// Sessions that an earlier start of the supervisor left to its slots.
+    pub(crate) stored: Vec<(u16, StoredSession)>,
 }
 
 /// N slots and a queue.
@@ -98,11 +120,17 @@ impl Actor for Pool {
             shared,
             pool,
             memory,
+            stored,
         } = args;
         let mut memory = memory.into_iter();
-        let slots = (0..pool.config.size)
+        let mut slots: Vec<Slot> = (0..pool.config.size)
             .map(|index| Slot::new(&pool.config, index, memory.next().unwrap_or_default()))
             .collect();
+        for (index, session) in stored {
+            if let Some(slot) = slots.get_mut(usize::from(index)) {
+                slot.kept = Some(Kept::Stored(session));
+            }
+        }
         Ok(PoolState {
             myself,
             shared,
@@ -129,6 +157,13 @@ impl Actor for Pool {
                 pid,
             } => state.slot_moved(index, &session, change, pid),
             PoolMsg::AttemptEnded(attempt) => state.attempt_ended(&attempt),
+            PoolMsg::ChildGone {
+                index,
+                session,
+                end,
+                stays,
+            } => state.child_gone(index, &session, &end, stays),
+            PoolMsg::SessionClosed { index, session } => state.session_closed(index, &session),
             PoolMsg::BackoffOver { index, round } => state.backoff_over(index, round),
             PoolMsg::Restart { index, done } => state.restart(index, done),
             PoolMsg::Cancel(run) => state.cancel(run.as_ref()),

@@ -1,7 +1,6 @@
 //! The audit chain: what it links, and what it finds out.
 
 use super::*;
-use crate::model::TurnOutcome;
 
 /// A session with `count` asks, every one decided in the commit in which it was asked.
 fn asks(journal: &Journal, id: &SessionId, count: u64) {

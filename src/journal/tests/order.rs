@@ -163,7 +163,7 @@ fn what_names_a_row_that_is_not_there_is_refused() {
             run: run.clone(),
             task: TaskId::new("t").expect("id"),
             at_us: 1,
-            change: TaskChange::Requeued,
+            change: TaskChange::Requeued { attempts: 1 },
         }],
         "task t of run r was never queued",
     );
@@ -235,7 +235,8 @@ fn runs_tasks_and_sessions_read_back() {
             Write::SessionBegun(SessionRow {
                 session: id.clone(),
                 slot: slot(3),
-                task: Some((run.clone(), t1.clone())),
+                run: Some(run.clone()),
+                task: Some(t1.clone()),
                 attempt: 2,
                 at_us: 4,
             }),

@@ -64,7 +64,8 @@ fn of_task(session: &SessionId, task: &str) -> Write {
     Write::SessionBegun(SessionRow {
         session: session.clone(),
         slot: slot(0),
-        task: Some((run_id(), TaskId::new(task).expect("id"))),
+        run: Some(run_id()),
+        task: Some(TaskId::new(task).expect("id")),
         attempt: 1,
         at_us: 1,
     })
@@ -127,9 +128,9 @@ fn a_start_writes_down_what_is_a_fact_and_leaves_tasks_to_whoever_continues_the_
     assert_eq!(journal.audit_head().link, 1);
 
     // The slot's session is open, and its stream goes on where it ended.
-    let left = reader.open_sessions().expect("sessions");
+    let left = reader.kept_sessions().expect("sessions");
     assert_eq!(left.len(), 1);
-    assert_eq!(left[0].session, "of-a-slot");
+    assert_eq!((&left[0].session, left[0].last_seq), (&of_slot, 2));
     assert_dense(&reader, &of_slot, 2);
     assert_durable(&commit(&journal, vec![text(&of_slot, 2, 3)]));
     let of_t1 = reader.sessions_of(&run_id(), &TaskId::new("t1").expect("id"));
