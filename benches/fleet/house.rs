@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use marshal::config::{Config, Extractor as ExtractorRef, Launcher, Origin};
-use marshal::fleet::{FleetHandle, GoOn, LoadedPolicy, Notice, Setup, SlotView, Stop, TaskReport};
+use marshal::fleet::{
+    Ambient, FleetHandle, GoOn, LoadedPolicy, Notice, Setup, SlotView, Stop, TaskReport,
+};
 use marshal::journal::Journal;
 use marshal::launch::Spawner;
 use marshal::model::{Foreign, RunId, SlotState, TaskId, TaskSpec};
@@ -82,7 +84,8 @@ impl House {
             config,
             state: Arc::new(state),
             journal: journal.clone(),
-            spawner: Spawner::with_executable(marshal.clone())?,
+            host: Arc::new(Spawner::with_executable(marshal.clone())?),
+            ambient: Ambient::default(),
             uids,
             marshal,
             environment: std::env::vars().collect(),

@@ -14,7 +14,7 @@ use super::policies::{extractors, policies};
 use crate::api::http::Render;
 use crate::api::process_stats;
 use crate::config::{Config, ConfigErrors, Launcher};
-use crate::fleet::{FleetHandle, GoOn, Setup, StartError};
+use crate::fleet::{Ambient, FleetHandle, GoOn, Setup, StartError};
 use crate::journal::{Commit, Health, Journal, OpenError, Write};
 use crate::launch::{self, RunError, Spawner};
 use crate::limits;
@@ -201,7 +201,8 @@ pub async fn start(config: Config, state: StateDir, go_on: GoOn) -> Result<Start
         extractors,
         state: Arc::clone(&state),
         journal: journal.clone(),
-        spawner,
+        host: Arc::new(spawner),
+        ambient: Ambient::default(),
         uids,
         marshal: std::env::current_exe().unwrap_or_else(|_| PathBuf::from("/proc/self/exe")),
         environment: std::env::vars_os()

@@ -6,7 +6,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::setup::{GoOn, now_us};
+use super::clock::now_us;
+use super::setup::GoOn;
 use crate::config::Pool as PoolConfig;
 use crate::journal::{Commit, Journal, OpenError, ReadError, StoredPark, Write};
 use crate::model::{PoolName, SlotId};

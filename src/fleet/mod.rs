@@ -8,10 +8,14 @@
 //! keeper. Mailboxes are unbounded, so what a child writes enters them only against
 //! [`credit::Credits`]; all else is a bounded number of messages a task or a turn.
 
+mod ambient;
 mod channel;
+mod clock;
+mod continuing;
 mod credit;
 mod memory;
 pub mod notice;
+mod past;
 mod pool;
 mod report;
 mod resume;
@@ -27,7 +31,11 @@ use ractor::{Actor, ActorRef};
 use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
+pub use ambient::Ambient;
 pub use channel::stderr::LogTail;
+pub use continuing::{TakeUpError, TakenUp};
+#[doc(hidden)]
+pub use clock::simulate_stamps;
 pub use memory::MemoryError;
 pub use notice::{ChangeKind, FileChange, Notice, SlotView, TaskReport};
 pub use report::ReportError;
@@ -42,9 +50,10 @@ use crate::telemetry::event::child::SlotStateChanged;
 use crate::telemetry::event::task::{QueueRejected, TaskQueued};
 use crate::telemetry::exporter::initialise_pool;
 use crate::telemetry::sets::QueueRefusal;
+use clock::now_us;
 use memory::SlotMemory;
 use pool::{ActiveTask, OpenTasks, Pool, PoolArgs, PoolMsg};
-use setup::{PoolShared, Shared, SlotTable, now_us};
+use setup::{PoolShared, Shared, SlotTable};
 
 /// Why a fleet did not start.
 #[derive(Debug, thiserror::Error)]
@@ -156,7 +165,7 @@ impl FleetHandle {
         let memory_of = |pool: &PoolShared| memories.get(&pool.config.name);
         let views = parts.iter().flat_map(|pool| slot_views(pool, memory_of(pool)));
         let slots = SlotTable::new(views);
-        let mut stored = resume::take_up(&setup.journal, &setup.config, &setup.go_on).await;
+        let mut stored = resume::take_up(&setup).await;
         for (pool, sessions) in &stored {
             for (index, of) in sessions {
                 let slot = SlotId {
@@ -296,7 +305,8 @@ impl FleetHandle {
         };
         let is_written = written(&path);
         let asked = path.clone();
-        let resolved = tokio::task::spawn_blocking(move || std::fs::canonicalize(asked)).await;
+        let ambient = &self.0.shared.ambient;
+        let resolved = ambient.blocking(move || std::fs::canonicalize(asked)).await;
         let resolved = resolved
             .map_err(|_| SubmitError::Stopping)?
             .map_err(|error| bad(format!("workspace {shown}: {error}")))?;
@@ -519,6 +529,7 @@ fn pools(setup: &Setup) -> Result<Vec<Arc<PoolShared>>, StartError> {
                 .cloned()
                 .ok_or_else(|| StartError::NoExtractor(pool()))?,
             meters: PoolMeters::new(&config.name),
+            ambient: setup.ambient.clone(),
             config: config.clone(),
             // One that is missing is an error where it is used.
             workspace: std::fs::canonicalize(&config.workspace.path)

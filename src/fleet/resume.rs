@@ -4,8 +4,9 @@
 
 use std::collections::BTreeMap;
 
+use super::clock::now_us;
 use super::session::StoredSession;
-use super::setup::{GoOn, now_us};
+use super::setup::{GoOn, Setup};
 use crate::config::{Config, OnCrash, Pool, SessionScope};
 use crate::journal::{Commit, Journal, KeptSession, Write};
 use crate::model::{PoolName, SlotId, ids};
@@ -15,9 +16,15 @@ pub(super) type Stored = BTreeMap<PoolName, Vec<(u16, StoredSession)>>;
 
 /// Chooses, and ends for good what nobody will go on with. A journal that cannot be read gives
 /// none: then new sessions begin.
-pub(super) async fn take_up(journal: &Journal, config: &Config, go_on: &GoOn) -> Stored {
+pub(super) async fn take_up(setup: &Setup) -> Stored {
+    let Setup {
+        journal,
+        config,
+        go_on,
+        ..
+    } = setup;
     let reading = journal.clone();
-    let read = tokio::task::spawn_blocking(move || {
+    let read = setup.ambient.blocking(move || {
         let reader = reading.reader().map_err(|error| error.to_string())?;
         reader.kept_sessions().map_err(|error| error.to_string())
     });

@@ -6,15 +6,17 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use tokio::sync::{Semaphore, broadcast};
 
+use super::ambient::Ambient;
 use super::channel::stderr::StderrLog;
+use super::clock;
 use super::notice::{Notice, SlotView};
 use crate::config::{Config, Pool as PoolConfig, Sandbox};
 use crate::journal::Journal;
-use crate::launch::Spawner;
+use crate::launch::Host;
 use crate::limits::{BROADCAST_EVENTS, COPIES_AT_ONCE, POOL_QUEUE, SPAWNS_AT_ONCE};
 use crate::model::{PoolName, RunId, SessionId, SlotId};
 use crate::policy::Policy;
@@ -37,8 +39,10 @@ pub struct Setup {
     pub state: Arc<StateDir>,
     /// The journal, open.
     pub journal: Journal,
-    /// The permanent spawner.
-    pub spawner: Spawner,
+    /// Where children run: the permanent spawner.
+    pub host: Arc<dyn Host>,
+    /// Chance and threads; its default is what a supervisor takes.
+    pub ambient: Ambient,
     /// The host uids of the slots, where the supervisor is root.
     pub uids: Option<HeldBlock>,
     /// This very binary, as a path on the host: what `marshal` as a first word means.
@@ -77,7 +81,8 @@ pub(crate) struct Shared {
     pub(crate) config: Arc<Config>,
     pub(crate) state: Arc<StateDir>,
     pub(crate) journal: Journal,
-    pub(crate) spawner: Spawner,
+    pub(crate) host: Arc<dyn Host>,
+    pub(crate) ambient: Ambient,
     pub(crate) uids: Option<HeldBlock>,
     pub(crate) marshal: PathBuf,
     pub(crate) environment: BTreeMap<String, String>,
@@ -97,7 +102,8 @@ impl Shared {
             config: setup.config,
             state: setup.state,
             journal: setup.journal,
-            spawner: setup.spawner,
+            host: setup.host,
+            ambient: setup.ambient,
             uids: setup.uids,
             marshal: setup.marshal,
             environment: setup.environment,
@@ -124,6 +130,7 @@ pub(crate) struct PoolShared {
     pub(crate) policy_sha256: String,
     pub(crate) extractor: Arc<Extractor>,
     pub(crate) meters: PoolMeters,
+    pub(crate) ambient: Ambient,
     /// The pool's workspace, its links resolved at the start: an agent that can write it, or
     /// something above it, does not choose what a later task sees.
     pub(crate) workspace: PathBuf,
@@ -158,7 +165,7 @@ impl PoolShared {
         let since = *self.oldest.lock().unwrap_or_else(PoisonError::into_inner);
         PoolSampled {
             pool: &self.config.name,
-            oldest_task: since.map_or(Duration::ZERO, |since| since.elapsed()),
+            oldest_task: since.map_or(Duration::ZERO, clock::since),
             // Every request is decided at once: none waits for a person.
             oldest_ask: Duration::ZERO,
         }
@@ -229,12 +236,4 @@ impl SlotTable {
     pub(crate) fn log(&self, slot: &SlotId) -> Option<&StderrLog> {
         self.0.get(slot).map(|entry| &entry.log)
     }
-}
-
-/// Microseconds since the Unix epoch: the time that stamps carry.
-pub(crate) fn now_us() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0, |since| {
-        i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
-    })
 }

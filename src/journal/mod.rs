@@ -20,6 +20,7 @@ mod reader;
 mod recovery;
 mod rows;
 mod schema;
+mod stepper;
 mod store;
 mod unfinished;
 mod writer;
@@ -42,6 +43,8 @@ pub use reader::{Failures, Reader, StoredAsk, StoredEvent, StoredRun, StoredSess
 pub use recovery::Recovered;
 pub use unfinished::StoredPark;
 pub use schema::{FILE, VERSION as SCHEMA_VERSION};
+#[doc(hidden)]
+pub use stepper::{Step, Stepper};
 pub use writer::SpaceProbe;
 
 /// The front of the journal; clones share it. When the last clone is dropped, the writer
@@ -101,8 +104,36 @@ impl Journal {
     /// # Errors
     /// [`OpenError`]
     pub fn open_with(dir: &Path, space: SpaceProbe) -> Result<Self, OpenError> {
+        let (journal, writer) = Self::prepare(dir, space, now_us())?;
+        std::thread::Builder::new()
+            .name("journal".to_owned())
+            .spawn(move || writer.run())
+            .map_err(OpenError::Thread)?;
+        Ok(journal)
+    }
+
+    /// [`Self::open_with`] without the thread, for simulations: nothing becomes durable unless
+    /// the [`Stepper`] makes a step. `at_us` is the time of this start.
+    ///
+    /// # Errors
+    /// [`OpenError`]
+    #[doc(hidden)]
+    pub fn open_stepped(
+        dir: &Path,
+        space: SpaceProbe,
+        at_us: i64,
+    ) -> Result<(Self, Stepper), OpenError> {
+        let (journal, writer) = Self::prepare(dir, space, at_us)?;
+        Ok((journal, Stepper::new(writer)))
+    }
+
+    /// Opens the database, ends what former epochs left open, and puts the parts together.
+    fn prepare(
+        dir: &Path,
+        space: SpaceProbe,
+        at_us: i64,
+    ) -> Result<(Self, writer::Writer), OpenError> {
         let file = schema::prepare(dir)?;
-        let at_us = now_us();
         let (conn, epoch) = schema::open(&file, at_us)?;
         let named = |source| schema::named(&file, source);
         let (open, recovered) = recovery::plan(&conn, epoch, at_us).map_err(named)?;
@@ -129,18 +160,15 @@ impl Journal {
             space,
             watchman,
         };
-        std::thread::Builder::new()
-            .name("journal".to_owned())
-            .spawn(move || writer.run())
-            .map_err(OpenError::Thread)?;
-        Ok(Self(Arc::new(Inner {
+        let journal = Self(Arc::new(Inner {
             queue,
             health: receiver,
             head,
             epoch,
             file,
             recovered,
-        })))
+        }));
+        Ok((journal, writer))
     }
 
     /// This start of the supervisor: larger than that of every start before it.

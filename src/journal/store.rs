@@ -84,6 +84,11 @@ impl Store {
         self.conn = conn;
     }
 
+    /// Its connection, for what a simulated disk does to it.
+    pub(super) const fn connection(&self) -> &Connection {
+        &self.conn
+    }
+
     /// A batch of these commits, without what belongs to sessions that lost their order.
     pub(super) fn batch(&self, commits: Vec<Commit>) -> Vec<Entry> {
         let entry = |commit| Entry {

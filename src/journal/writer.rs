@@ -16,7 +16,7 @@ use super::audit::Head;
 use super::health::{Health, Space};
 use super::queue::{Queue, Taken};
 use super::schema;
-use super::store::{Entry, Failure, Store, Written};
+use super::store::{Entry, Failure, Store};
 use crate::limits;
 use crate::telemetry::event::journal::{
     AuditHead, JournalError, JournalFailed, JournalMeters, JournalRecovered,
@@ -27,13 +27,28 @@ pub type SpaceProbe = Box<dyn Fn(&Path) -> std::io::Result<Space> + Send>;
 
 /// What a failure of SQLite means for us.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Trouble {
+pub(super) enum Trouble {
     /// Another process holds the lock: only time helps.
     Locked,
     /// The disk refuses.
     Disk(JournalError),
     /// The database is damaged.
     Corrupt,
+}
+
+/// Commits that become durable together, and since when they do not.
+pub(super) struct Batch {
+    pub(super) entries: Vec<Entry>,
+    failing_since: Option<Instant>,
+}
+
+impl Batch {
+    pub(super) fn of(store: &Store, commits: Vec<super::Commit>) -> Self {
+        Self {
+            entries: store.batch(commits),
+            failing_since: None,
+        }
+    }
 }
 
 pub(super) struct Writer {
@@ -103,11 +118,21 @@ impl Writer {
 
     /// Makes a batch durable, however long it takes. Gives `false` if the thread must end.
     fn write(&mut self, commits: Vec<super::Commit>) -> bool {
-        let mut batch = self.store.batch(commits);
-        let mut failing_since: Option<Instant> = None;
+        let mut batch = Batch::of(&self.store, commits);
+        while let Err(trouble) = self.try_write(&mut batch) {
+            if trouble == Trouble::Corrupt || !self.wait_and_retry(trouble) {
+                return false;
+            }
+        }
+        self.finish_batch(batch.entries);
+        true
+    }
+
+    /// Tries once to make a batch durable. What breaks the order is left out of it.
+    pub(super) fn try_write(&mut self, batch: &mut Batch) -> Result<(), Trouble> {
         let written = loop {
             self.meters.backlog(self.queue.backlog());
-            match self.store.commit(&mut batch) {
+            match self.store.commit(&mut batch.entries) {
                 Ok(written) => break written,
                 Err(Failure::Left(_, violation)) => {
                     self.meters.error(JournalError::Rejected);
@@ -119,16 +144,14 @@ impl Writer {
                 }
                 Err(Failure::Database(error)) => {
                     let trouble = classify(&error);
-                    let first = failing_since.is_none();
-                    failing_since.get_or_insert_with(Instant::now);
+                    let first = batch.failing_since.is_none();
+                    batch.failing_since.get_or_insert_with(Instant::now);
                     self.fail(trouble, &error, first);
-                    if trouble == Trouble::Corrupt || !self.wait_and_retry(trouble) {
-                        return false;
-                    }
+                    return Err(trouble);
                 }
             }
         };
-        if let Some(since) = failing_since {
+        if let Some(since) = batch.failing_since {
             JournalRecovered {
                 after: since.elapsed(),
                 kept: self.queue.backlog(),
@@ -136,15 +159,15 @@ impl Writer {
             .emit();
         }
         self.publish(None);
-        self.finish_batch(batch, written);
-        true
-    }
-
-    fn finish_batch(&mut self, batch: Vec<Entry>, written: Written) {
-        *self.head.lock().unwrap_or_else(PoisonError::into_inner) = self.store.head().clone();
-        self.queue.done();
         self.meters
             .committed(written.events, written.bytes, written.commit_took);
+        Ok(())
+    }
+
+    /// Tells everybody whose commit is in a batch that is durable.
+    pub(super) fn finish_batch(&mut self, batch: Vec<Entry>) {
+        *self.head.lock().unwrap_or_else(PoisonError::into_inner) = self.store.head().clone();
+        self.queue.done();
         self.meters.backlog(self.queue.backlog());
         for mut entry in batch {
             let outcome = entry.outcome();
@@ -199,9 +222,14 @@ impl Writer {
         self.look()
     }
 
+    /// Forgets when it looked, so that the next look is not put off.
+    pub(super) fn look_again(&mut self) {
+        self.watchman.looked = None;
+    }
+
     /// Looks at the room and the file, at most once in [`limits::JOURNAL_LOOK`]. Gives `false` if
     /// the file is gone.
-    fn look(&mut self) -> bool {
+    pub(super) fn look(&mut self) -> bool {
         let due = |last: Option<Instant>, every| last.is_none_or(|last| last.elapsed() >= every);
         if !due(self.watchman.looked, limits::JOURNAL_LOOK) {
             return true;

@@ -91,7 +91,55 @@ pub fn start(process: Process, waits: StopWaits) -> (KeeperHandle, oneshot::Rece
     )
 }
 
+/// What a keeper is told, for whoever stands in for one.
+#[doc(hidden)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ordered {
+    /// One signal, nothing after it.
+    Signal(Step),
+    /// The ladder from here.
+    From(Step),
+    /// Kill everything: it was said, or the handle is gone.
+    Kill,
+}
+
+/// The other end of a handle that has no keeper of ours.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct Orders {
+    asked: mpsc::Receiver<Asked>,
+    kill: CancellationToken,
+}
+
+impl Orders {
+    /// The next order; a kill goes first, and comes for ever.
+    pub async fn next(&mut self) -> Ordered {
+        tokio::select! {
+            biased;
+            () = self.kill.cancelled() => Ordered::Kill,
+            Some(asked) = self.asked.recv() => match asked {
+                Asked::Signal(step) => Ordered::Signal(step),
+                Asked::From(step) => Ordered::From(step),
+            },
+        }
+    }
+}
+
 impl KeeperHandle {
+    /// A handle whose orders go to whoever holds the other end: for hosts that are simulated.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_orders() -> (Self, Orders) {
+        let (orders, asked) = mpsc::channel(limits::KEEPER_QUEUE);
+        let kill = CancellationToken::new();
+        let handle = Self {
+            orders,
+            _guard: kill.clone().drop_guard(),
+            kill: kill.clone(),
+        };
+        (handle, Orders { asked, kill })
+    }
+
     /// Kills everything now.
     pub fn kill(&self) {
         self.kill.cancel();

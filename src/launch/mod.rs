@@ -13,6 +13,7 @@
 
 mod control;
 mod error;
+mod host;
 mod keeper;
 mod once;
 mod spawner;
@@ -20,7 +21,8 @@ mod survivors;
 
 pub use crate::wire::shim::{Failure as WallsFailure, Limits, ShimPlan, Stage};
 pub use error::SpawnError;
-pub use keeper::{Ended, KeeperHandle, Step, start as keep};
+pub use host::{Awaited, Child, Host};
+pub use keeper::{Ended, KeeperHandle, Ordered, Orders, Step, start as keep};
 pub use once::{Finished, RunError, probe, run_to_end};
 pub use spawner::{Launched, Process, Spawner};
 

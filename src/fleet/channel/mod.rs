@@ -21,11 +21,12 @@ pub(crate) use end::{Cause, ChannelEnd};
 use state::ChannelState;
 use stdout::StreamEnd;
 
+use super::clock;
 use super::credit::{Credits, Hold};
 use super::session::SessionMsg;
 use super::setup::{PoolShared, Shared};
 use crate::dialect::{self, Command, Opening};
-use crate::launch::{Ended, LaunchPlan, Launched, SpawnError};
+use crate::launch::{Child, Ended, LaunchPlan, SpawnError};
 use crate::lifecycle::stop::Ladder;
 use crate::lifecycle::watch::Watch;
 use crate::model::{SessionId, SlotId};
@@ -34,7 +35,7 @@ use crate::model::{SessionId, SlotId};
 #[derive(Debug)]
 pub(crate) enum ChannelMsg {
     /// The spawner answered.
-    Spawned(Box<Result<Launched, SpawnError>>),
+    Spawned(Box<Result<Child, SpawnError>>),
     /// Whole lines, and the credits that they hold.
     Frames {
         /// The lines, without newlines.
@@ -91,7 +92,7 @@ impl Actor for Channel {
         myself: ActorRef<ChannelMsg>,
         args: ChannelArgs,
     ) -> Result<ChannelState, ActorProcessingErr> {
-        let now = Instant::now();
+        let now = clock::now();
         let timeouts = args.pool.config.timeouts.clone();
         let state = ChannelState {
             dialect: dialect::build(args.pool.config.dialect),
@@ -120,13 +121,13 @@ impl Actor for Channel {
             timer: None,
         };
         let shared = Arc::clone(&state.shared);
-        let plan = args.plan;
+        let (plan, waits) = (args.plan, state.pool.config.stop);
         tokio::spawn(async move {
             let permit = shared.spawning.acquire().await;
-            let launched = shared.spawner.spawn(plan).await;
+            let started = shared.host.start(plan, waits).await;
             drop(permit);
-            // If nobody takes it any more, dropping what was launched kills it.
-            let _ = myself.send_message(ChannelMsg::Spawned(Box::new(launched)));
+            // If nobody takes it any more, dropping the child kills it.
+            let _ = myself.send_message(ChannelMsg::Spawned(Box::new(started)));
         });
         Ok(state)
     }
@@ -137,10 +138,10 @@ impl Actor for Channel {
         message: ChannelMsg,
         state: &mut ChannelState,
     ) -> Result<(), ActorProcessingErr> {
-        let now = Instant::now();
+        let now = clock::now();
         match message {
-            ChannelMsg::Spawned(launched) => match *launched {
-                Ok(launched) => state.launched(launched, &myself, now),
+            ChannelMsg::Spawned(started) => match *started {
+                Ok(child) => state.launched(child, &myself, now),
                 Err(error) => state.not_launched(error),
             },
             ChannelMsg::Frames { batch, hold } => state.frames(&batch, hold, now),

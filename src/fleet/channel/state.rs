@@ -13,10 +13,11 @@ use super::stdin::{NoPlace, Stdin};
 use super::stdout::StreamEnd;
 use super::{Cause, ChannelMsg, stderr, stdout};
 use crate::dialect::{self, Command, Dialect, Effect, Fault, Input, Opening};
+use crate::fleet::clock;
 use crate::fleet::credit::{Credits, Hold};
 use crate::fleet::session::{Item, SessionMsg};
 use crate::fleet::setup::{PoolShared, Shared};
-use crate::launch::{self, Ended, KeeperHandle, Launched, SpawnError};
+use crate::launch::{Child, Ended, KeeperHandle, SpawnError};
 use crate::lifecycle::stop::{Ladder, Step};
 use crate::lifecycle::watch::Watch;
 use crate::model::{Event, EventKind, SessionId, SlotId};
@@ -63,12 +64,7 @@ pub(crate) struct ChannelState {
 }
 
 impl ChannelState {
-    pub(super) fn launched(
-        &mut self,
-        launched: Launched,
-        myself: &ActorRef<ChannelMsg>,
-        now: Instant,
-    ) {
+    pub(super) fn launched(&mut self, child: Child, myself: &ActorRef<ChannelMsg>, now: Instant) {
         let log = self.shared.slots.log(&self.slot);
         let log = log.cloned().unwrap_or_else(stderr::StderrLog::new);
         log.clear();
@@ -76,35 +72,31 @@ impl ChannelState {
         let to = myself.clone();
         tokio::spawn(async move {
             let count = move |bytes: usize| meters.bytes(Stream::Stderr, bytes as u64);
-            stderr::run(launched.stderr, log, count).await;
+            stderr::run(child.stderr, log, count).await;
             let _ = to.send_message(ChannelMsg::StderrEnd);
         });
         let credits = self.credits.clone();
-        self.pump = Some(stdout::Pump::start(
-            launched.stdout,
-            credits,
-            myself.clone(),
-        ));
-        self.stdin = Some(Stdin::start(launched.stdin, myself.clone()));
+        self.pump = Some(stdout::Pump::start(child.stdout, credits, myself.clone()));
+        self.stdin = Some(Stdin::start(child.stdin, myself.clone()));
         let to = myself.clone();
-        let (keeper, ended) = launch::keep(launched.process, self.pool.config.stop);
-        self.keeper = Some(keeper);
+        let ended = child.ended;
+        self.keeper = Some(child.keeper);
         tokio::spawn(async move {
             let ended = ended.await.ok();
             let _ = to.send_message(ChannelMsg::Ended(ended));
         });
-        for note in &launched.notes {
+        for note in &child.notes {
             tracing::warn!(slot = %self.slot, note, "sandbox");
         }
         ChildSpawned {
             slot: &self.slot,
             session: &self.session_id,
             result: SpawnResult::Ok,
-            pid: Some(launched.pid),
+            pid: Some(child.pid),
             took: now.saturating_duration_since(self.began),
         }
         .emit();
-        self.send(vec![Item::Started { pid: launched.pid }], None);
+        self.send(vec![Item::Started { pid: child.pid }], None);
         // The handshake's time begins with the process, not with its place in the queue.
         self.watch = Watch::spawned(self.pool.config.timeouts.clone(), now);
         if self.ladder.has_begun() {
@@ -128,7 +120,7 @@ impl ChannelState {
             result: SpawnResult::from_word(error.metric_result())
                 .unwrap_or(SpawnResult::ForkFailed),
             pid: None,
-            took: self.began.elapsed(),
+            took: clock::since(self.began),
         }
         .emit();
         if let Some(stage) = error.stage() {
@@ -167,7 +159,7 @@ impl ChannelState {
         }
         self.pool.meters.events_of(EventKind::Text, texts);
         self.carry_out(effects, Some(hold), now);
-        self.pool.meters.processed(now.elapsed());
+        self.pool.meters.processed(clock::since(now));
     }
 
     pub(super) fn stream_ended(&mut self, end: StreamEnd, now: Instant) {

@@ -1,7 +1,7 @@
 //! What becomes of a slot and of a task when an attempt is over.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::PoolMsg;
 use super::slot::Kept;
@@ -9,9 +9,9 @@ use super::state::PoolState;
 use super::task::{self, ActiveTask};
 use crate::config::OnCrash;
 use crate::fleet::channel::ChannelEnd;
+use crate::fleet::clock::{self, now_us};
 use crate::fleet::notice::Notice;
 use crate::fleet::session::Attempt;
-use crate::fleet::setup::now_us;
 use crate::journal::{Commit, Refusal, TaskChange, Write};
 use crate::lifecycle::restart::{self, Next};
 use crate::lifecycle::state::SlotEvent;
@@ -92,7 +92,7 @@ impl PoolState {
 
     /// Restart decision.
     pub(super) fn child_ended(&mut self, index: u16, end: &ChannelEnd) -> Follows {
-        let now = Instant::now();
+        let now = clock::now();
         let restart = self.pool.config.restart.clone();
         let slot = &mut self.slots[usize::from(index)];
         let by_hand = !slot.restarted.is_empty();
@@ -112,7 +112,7 @@ impl PoolState {
             lived,
             detail: end.detail.clone(),
         };
-        let random = rand::random::<f64>();
+        let random = self.shared.ambient.fraction();
         let next = restart::decide(&mut slot.history, &failure, &restart, now, random);
         self.submit(Write::SlotFailure {
             slot: self.slots[usize::from(index)].id.clone(),
@@ -157,7 +157,7 @@ impl PoolState {
 
     pub(super) fn restarted(&self, index: u16, cause: RestartCause, delay: Duration) {
         let slot = &self.slots[usize::from(index)];
-        let spent = slot.history.ages(Instant::now()).count();
+        let spent = slot.history.ages(clock::now()).count();
         let budget = self.pool.config.restart.budget;
         ChildRestarted {
             slot: &slot.id,
@@ -237,7 +237,7 @@ impl PoolState {
         }
         .emit();
         let mut task = task;
-        task.queued = Instant::now();
+        task.queued = clock::now();
         self.queue.push_front(task);
         again
     }

@@ -7,6 +7,7 @@ use tokio::sync::oneshot;
 
 use super::ActiveTask;
 use crate::config::Pool as PoolConfig;
+use crate::fleet::clock;
 use crate::fleet::memory::SlotMemory;
 use crate::fleet::session::{SessionMsg, StoredSession};
 use crate::lifecycle::restart::History;
@@ -67,7 +68,7 @@ impl Slot {
                 Some(_) => SlotState::Parked,
                 None => SlotState::Unloaded,
             },
-            history: History::restored(Instant::now(), memory.ages),
+            history: History::restored(clock::now(), memory.ages),
             work: None,
             kept: None,
             round: 0,

@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
 
 use ractor::{ActorId, ActorRef};
 use tokio::sync::oneshot;
@@ -10,9 +9,10 @@ use tokio::sync::oneshot;
 use super::ending::unbegun;
 use super::slot::{Kept, Occupied, Slot};
 use super::{ActiveTask, PoolMsg};
+use crate::fleet::clock::{self, now_us};
 use crate::fleet::notice::Notice;
 use crate::fleet::session::{Attempt, SessionMsg, Work};
-use crate::fleet::setup::{PoolShared, Shared, now_us};
+use crate::fleet::setup::{PoolShared, Shared};
 use crate::journal::Write;
 use crate::lifecycle;
 use crate::lifecycle::state::SlotEvent;
@@ -95,7 +95,7 @@ impl PoolState {
             return;
         }
         match change {
-            SlotEvent::Spawned => slot.spawned_at = Some(Instant::now()),
+            SlotEvent::Spawned => slot.spawned_at = Some(clock::now()),
             SlotEvent::Ready => {
                 slot.down_since = None;
             }
@@ -140,14 +140,14 @@ impl PoolState {
         let session = match &kept {
             Some(Kept::Waiting { session, .. } | Kept::Closing { session, .. }) => session.clone(),
             Some(Kept::Stored(stored)) => stored.session.clone(),
-            None => fresh_session_id(),
+            None => fresh_session_id(&self.shared),
         };
         // Known before its home and copy are made, so that no sweep takes them for leftovers.
         let working = Some(session.clone());
         self.shared
             .slots
             .change(&slot.id, |view| view.session = working);
-        let now = Instant::now();
+        let now = clock::now();
         task.first_assigned.get_or_insert(now);
         let attempt = task.sent + 1;
         let work = Work {
@@ -176,7 +176,7 @@ impl PoolState {
                     slot: &slot_id,
                     task: &task.spec.id,
                     attempt,
-                    waited: task.queued.elapsed(),
+                    waited: clock::since(task.queued),
                 }
                 .emit();
                 let id = Some(task.spec.id.clone());
@@ -207,7 +207,7 @@ impl PoolState {
     pub(super) fn restart(&mut self, index: u16, done: oneshot::Sender<()>) {
         let Some(slot) = self.slot(index) else { return };
         let is_remembered = slot.state == SlotState::Parked
-            || slot.history.ages(Instant::now()).next().is_some();
+            || slot.history.ages(clock::now()).next().is_some();
         slot.history.forgive();
         slot.round += 1;
         let (id, state) = (slot.id.clone(), slot.state);
@@ -277,7 +277,7 @@ impl PoolState {
 /// Why a task that waited will never begin.
 const CANCELLED: &str = "the run was cancelled before the task began";
 
-fn fresh_session_id() -> SessionId {
-    let id = uuid::Uuid::now_v7().to_string();
+fn fresh_session_id(shared: &Shared) -> SessionId {
+    let id = shared.ambient.id().to_string();
     SessionId::new(&id).unwrap_or_else(|_| unreachable!("a UUID is a safe token"))
 }

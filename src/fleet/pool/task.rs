@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 
+use crate::fleet::clock;
 use crate::fleet::notice::{FileChange, TaskReport};
 use crate::fleet::session::{Attempt, CheckResult, Tally, outcome};
 use crate::model::{Foreign, PoolName, RunId, SessionId, SlotId, TaskOutcome, TaskSpec};
@@ -51,7 +52,7 @@ impl ActiveTask {
             attempts,
             tell,
             open,
-            queued: Instant::now(),
+            queued: clock::now(),
             first_assigned: None,
             cancelled: false,
             sent: 0,
@@ -108,9 +109,7 @@ impl ActiveTask {
             answer: self.tally.answer(),
             usage: self.tally.usage,
             denied_by: self.tally.denied_by,
-            took: self
-                .first_assigned
-                .map_or(Duration::ZERO, |since| since.elapsed()),
+            took: self.first_assigned.map_or(Duration::ZERO, clock::since),
             changes: self.changes,
             changes_cut: self.changes_cut,
             copy: self.copy,

@@ -4,7 +4,6 @@
 //! with a reason. Must not send anything: an answer waits until its verdict is durable.
 
 use std::collections::{HashSet, VecDeque};
-use std::time::Instant;
 
 use serde_json::value::RawValue;
 use sha2::{Digest as _, Sha256};
@@ -12,6 +11,7 @@ use sha2::{Digest as _, Sha256};
 use super::outbox::Outbox;
 use super::prepare::Prepared;
 use super::work::Work;
+use crate::fleet::clock;
 use crate::fleet::setup::PoolShared;
 use crate::journal::{Judged, Write};
 use crate::limits::{ASK_INPUT_BYTES, ASKS_PER_SESSION, OPEN_CALLS};
@@ -168,7 +168,7 @@ pub(crate) fn decide(
     asks: &mut Asks,
     is_read_only: bool,
 ) -> Decided {
-    let began = Instant::now();
+    let began = clock::now();
     let crowded = asks.open.len() >= ASKS_PER_SESSION;
     let twice = !asks.open.insert(ask.key.clone());
     asks.note_request(ask);
@@ -184,7 +184,7 @@ pub(crate) fn decide(
     } else {
         judge(pool, prepared, &ask.tool, &ask.input, &ask.claimed)
     };
-    let took = began.elapsed();
+    let took = clock::since(began);
     let class = class(pool, Some(&ask.tool));
     PolicyEvaluated {
         took,
@@ -193,7 +193,7 @@ pub(crate) fn decide(
     .emit();
     let policy = judgement.decision;
     let mut verdict = Verdict {
-        ask: fresh_ask_id(),
+        ask: fresh_ask_id(pool),
         decision: judgement.decision,
         by: judgement.by,
         rules: judgement.rules,
@@ -284,8 +284,8 @@ fn too_large() -> Judgement {
     Judgement::refused("too_large", "the input is larger than can be judged")
 }
 
-fn fresh_ask_id() -> AskId {
-    let id = uuid::Uuid::now_v7().to_string();
+fn fresh_ask_id(pool: &PoolShared) -> AskId {
+    let id = pool.ambient.id().to_string();
     AskId::new(&id).unwrap_or_else(|_| unreachable!("a UUID is a safe token"))
 }
 

@@ -9,6 +9,7 @@ use ractor::ActorRef;
 
 use super::SessionMsg;
 use super::prepare::Prepared;
+use crate::fleet::ambient::Ambient;
 use crate::fleet::setup::PoolShared;
 use crate::limits::{COPY_BYTES, COPY_FILES, MEASURE_EVERY};
 use crate::sandbox::workspace::{Root, measure};
@@ -70,11 +71,11 @@ impl Measured {
 }
 
 /// Runs until a limit is passed or the session is over.
-pub(super) async fn watch(measured: Measured, to: ActorRef<SessionMsg>) {
+pub(super) async fn watch(measured: Measured, ambient: Ambient, to: ActorRef<SessionMsg>) {
     let mut measured = measured;
     loop {
         tokio::time::sleep(MEASURE_EVERY).await;
-        let look = tokio::task::spawn_blocking(move || {
+        let look = ambient.blocking(move || {
             let passed = measured.passed();
             (measured, passed)
         });

@@ -10,8 +10,8 @@ use super::work::{self, Stays};
 use super::{SessionMsg, Tally, Work};
 use crate::config::{OnCrash, SessionScope, WorkspaceMode};
 use crate::fleet::channel::{ChannelEnd, ChannelMsg};
+use crate::fleet::clock::now_us;
 use crate::fleet::pool::PoolMsg;
-use crate::fleet::setup::now_us;
 use crate::journal::{SessionRow, Write};
 use crate::lifecycle::state::SlotEvent;
 use crate::model::{AgentInfo, ids};
@@ -105,8 +105,9 @@ impl SessionState {
                 .map_err(|error| error.to_string()),
             None => Ok(None),
         };
+        let ambient = self.shared.ambient.clone();
         tokio::spawn(async move {
-            let before = tokio::task::spawn_blocking(record).await;
+            let before = ambient.blocking(record).await;
             let before = before.unwrap_or_else(|_| Err("the preparation was interrupted".into()));
             let _ = to.send_message(SessionMsg::Recorded(before));
         });
@@ -186,8 +187,9 @@ impl SessionState {
         let to = self.myself.clone();
         tokio::spawn(async move {
             if for_good {
+                let ambient = shared.ambient.clone();
                 let work = move || work::farewell(&shared, &session, has_copy);
-                let _ = tokio::task::spawn_blocking(work).await;
+                let _ = ambient.blocking(work).await;
             }
             let _ = to.send_message(SessionMsg::Settled);
         });

@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 use ractor::ActorRef;
 
 use super::SessionMsg;
+use crate::fleet::clock::now_us;
 use crate::fleet::credit::Hold;
 use crate::fleet::notice::Notice;
-use crate::fleet::setup::{Shared, now_us};
+use crate::fleet::setup::Shared;
 use crate::journal::{Commit, Committed, Write};
 use crate::limits::SESSION_COMMITS;
 use crate::model::{Answer, AskKey, Event, EventId, SessionId, SlotId, Stamped, TaskId, Verdict};

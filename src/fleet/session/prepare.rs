@@ -8,8 +8,9 @@ use std::sync::Arc;
 
 use super::work::Work;
 use crate::config::{Fill, Launcher, Network, OWN_PROGRAM, WorkspaceMode};
+use crate::fleet::ambient::Ambient;
 use crate::fleet::setup::{PoolShared, Shared};
-use crate::launch::{self, LaunchPlan, RunError, SpawnError, Walls};
+use crate::launch::{LaunchPlan, RunError, SpawnError, Walls};
 use crate::limits::{GIT_LIST_BYTES, GIT_LIST_TIMEOUT};
 use crate::model::{Foreign, SessionId, SlotId};
 use crate::policy::Place;
@@ -202,21 +203,24 @@ pub(crate) async fn prepare(
     pool: &Arc<PoolShared>,
     order: Order,
 ) -> Result<Prepared, PrepareError> {
+    let ambient = &shared.ambient;
     let source = order
         .workspace
         .clone()
         .unwrap_or_else(|| pool.workspace.clone());
     {
         let (shared, source) = (Arc::clone(shared), source.clone());
-        blocking(move || shared.state.check_workspace(&source)).await??;
+        blocking(ambient, move || shared.state.check_workspace(&source)).await??;
     }
     let owner = owner(shared, pool, &order.slot);
     let mode = pool.config.workspace.mode;
     let home = {
         let (shared, pool) = (Arc::clone(shared), Arc::clone(pool));
         let session = order.session.clone();
-        blocking(move || home::prepare(&shared.state, &session, owner, &pool.config.home_files))
-            .await??
+        blocking(ambient, move || {
+            home::prepare(&shared.state, &session, owner, &pool.config.home_files)
+        })
+        .await??
     };
     let mut space = Space {
         slot: order.slot.clone(),
@@ -248,7 +252,7 @@ pub(crate) async fn prepare(
             space.home_inside.clone(),
             Root::open(&space.home).map_err(bad)?,
         );
-    let before = blocking(move || {
+    let before = blocking(ambient, move || {
         (mode != WorkspaceMode::Ro)
             .then(|| Manifest::record(&root))
             .transpose()
@@ -278,11 +282,11 @@ fn owner(shared: &Shared, pool: &PoolShared, slot: &SlotId) -> Option<Owner> {
 }
 
 async fn blocking<T: Send + 'static>(
+    ambient: &Ambient,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, PrepareError> {
-    tokio::task::spawn_blocking(work)
-        .await
-        .map_err(|_| PrepareError::Interrupted)
+    let done = ambient.blocking(work).await;
+    done.map_err(|_| PrepareError::Interrupted)
 }
 
 /// The task's own copy of the workspace.
@@ -305,12 +309,15 @@ async fn copy_of(
             .map_or(Listing::Everything, Listing::Git),
         _ => Listing::Everything,
     };
+    let ambient = &shared.ambient;
     let permit = shared.copying.acquire().await;
     let made = {
         let (shared, session) = (Arc::clone(shared), order.session.clone());
         let bounds = copy::Bounds::default();
-        blocking(move || copy::make(&shared.state, &session, &root, &listing, owner, bounds))
-            .await?
+        blocking(ambient, move || {
+            copy::make(&shared.state, &session, &root, &listing, owner, bounds)
+        })
+        .await?
     };
     drop(permit);
     let copied = made.map_err(|error| PrepareError::Copy {
@@ -344,7 +351,9 @@ async fn git_list(
     let git = list::ls_files(&inside);
     let plan = launch_plan(shared, pool, &space, git.argv, &For::Git { env: git.env })?;
     let permit = shared.spawning.acquire().await;
-    let run = launch::run_to_end(&shared.spawner, plan, GIT_LIST_TIMEOUT, GIT_LIST_BYTES);
+    let run = shared
+        .host
+        .run_to_end(plan, GIT_LIST_TIMEOUT, GIT_LIST_BYTES);
     let finished = run.await;
     drop(permit);
     if let Err(RunError::Spawn(SpawnError::Exec(failure))) = &finished {

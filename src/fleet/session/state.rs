@@ -12,8 +12,9 @@ use super::{CheckResult, Item, PrepareError, Prepared, SessionMsg, Tally, Work, 
 use crate::config::{OnUnaskedDeny, SessionScope};
 use crate::dialect::{Command, Opening};
 use crate::fleet::channel::{Channel, ChannelArgs, ChannelEnd, ChannelMsg};
+use crate::fleet::clock::{self, now_us};
 use crate::fleet::pool::PoolMsg;
-use crate::fleet::setup::{PoolShared, Shared, now_us};
+use crate::fleet::setup::{PoolShared, Shared};
 use crate::journal::{TaskChange, Write};
 use crate::lifecycle::state::SlotEvent;
 use crate::lifecycle::watch::Expired;
@@ -159,7 +160,11 @@ impl SessionState {
             }
         };
         let measured = measure::Measured::of(prepared, &self.pool);
-        let measuring = tokio::spawn(measure::watch(measured, self.myself.clone()));
+        let measuring = tokio::spawn(measure::watch(
+            measured,
+            self.pool.ambient.clone(),
+            self.myself.clone(),
+        ));
         if let Some(before) = self.measuring.replace(measuring.abort_handle()) {
             before.abort();
         }
@@ -199,7 +204,7 @@ impl SessionState {
             Item::Ready(info) => self.ready(info),
             Item::PromptSent => {
                 self.begun = true;
-                self.turn_began = Some(Instant::now());
+                self.turn_began = Some(clock::now());
                 self.phase = Phase::Turn;
                 self.tell_pool(SlotEvent::PromptSent, None);
             }
@@ -230,8 +235,8 @@ impl SessionState {
             session: &self.work.session,
             protocol: &info.protocol,
             version: info.version.as_ref(),
-            took: self.work.asked.elapsed(),
-            downtime: self.work.down_since.map(|at| at.elapsed()),
+            took: clock::since(self.work.asked),
+            downtime: self.work.down_since.map(clock::since),
         }
         .emit();
         self.tell_pool(SlotEvent::Ready, None);
@@ -280,7 +285,7 @@ impl SessionState {
         {
             TurnFirstEvent {
                 slot: &self.work.slot,
-                after: began.elapsed(),
+                after: clock::since(began),
             }
             .emit();
         }
@@ -373,9 +378,7 @@ impl SessionState {
             slot: &self.work.slot,
             session: &self.work.session,
             outcome,
-            took: self
-                .turn_began
-                .map_or(Duration::ZERO, |began| began.elapsed()),
+            took: self.turn_began.map_or(Duration::ZERO, clock::since),
             tool_calls: self.tally.tool_calls(),
         }
         .emit();
@@ -391,7 +394,7 @@ impl SessionState {
         self.outbox.after(After::Answer {
             key: ask.key,
             answer: decided.answer(),
-            asked: Instant::now(),
+            asked: clock::now(),
             deny_turn: decided.deny_turn,
             verdict: decided.verdict,
             class: decided.class,
@@ -444,7 +447,7 @@ impl SessionState {
                     decision: verdict.decision,
                     by: verdict.by,
                     rules: &verdict.rules,
-                    took: asked.elapsed(),
+                    took: clock::since(asked),
                 }
                 .emit();
                 if self.asks.answered(&key) {

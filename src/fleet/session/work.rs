@@ -10,7 +10,7 @@ use super::tally::Tally;
 use crate::fleet::channel::ChannelEnd;
 use crate::fleet::notice::{ChangeKind, FileChange};
 use crate::fleet::setup::{PoolShared, Shared};
-use crate::launch::{self, Finished};
+use crate::launch::Finished;
 use crate::limits::{CHECK_OUTPUT_BYTES, CHECK_TIMEOUT};
 use crate::model::{Event, ExitStatus, Foreign, RunId, SessionId, SlotId, TaskId, TurnOutcome};
 use crate::sandbox::workspace::{self, Changes, Manifest, Root, TreeError};
@@ -139,7 +139,15 @@ impl CheckResult {
         }
     }
 
-    fn describe(&self) -> String {
+    /// From its event.
+    pub(crate) fn of(status: Option<ExitStatus>, output: Foreign) -> Self {
+        match status {
+            Some(status) => Self::Ran { status, output },
+            None => Self::Not(output.raw().to_owned()),
+        }
+    }
+
+    pub(crate) fn describe(&self) -> String {
         match self {
             Self::Ran { status, output } => {
                 let said = output.raw().trim_end();
@@ -168,7 +176,9 @@ pub(crate) fn check(
             Some(Err(why)) => return CheckResult::Not(why.to_string()),
             None => return CheckResult::Not("the session has no workspace".to_owned()),
         };
-        let run = launch::run_to_end(&shared.spawner, plan, CHECK_TIMEOUT, CHECK_OUTPUT_BYTES);
+        let run = shared
+            .host
+            .run_to_end(plan, CHECK_TIMEOUT, CHECK_OUTPUT_BYTES);
         match run.await {
             Ok(finished) => CheckResult::Ran {
                 output: said(&finished),
@@ -207,6 +217,7 @@ pub(crate) fn survey(
             prepared.copy.clone(),
         )
     });
+    let ambient = shared.ambient.clone();
     let work = move || {
         let found = match seen {
             Some((root, before, copy)) => Survey {
@@ -220,7 +231,7 @@ pub(crate) fn survey(
         }
         found
     };
-    async move { tokio::task::spawn_blocking(work).await.unwrap_or_default() }
+    async move { ambient.blocking(work).await.unwrap_or_default() }
 }
 
 fn compare(root: Result<Root, TreeError>, before: Option<Manifest>) -> Survey {

@@ -1,0 +1,85 @@
+//! Where children run: what a fleet needs of a machine, and that machine itself.
+//!
+//! One trait, so that a simulation can stand in for processes: it hands out the same pipes, a
+//! keeper's handle and the word of the child's end. Must not know what a child is for.
+
+use std::pin::Pin;
+use std::time::Duration;
+
+use tokio::net::unix::pipe;
+use tokio::sync::oneshot;
+
+use super::keeper::{self, Ended, KeeperHandle};
+use super::once::{self, Finished, RunError};
+use super::{LaunchPlan, SpawnError, Spawner};
+use crate::config::StopWaits;
+
+/// A child that runs and has its keeper. Dropping the handle kills everything of it.
+#[derive(Debug)]
+pub struct Child {
+    /// Its process, as far as the supervisor sees it.
+    pub pid: u32,
+    /// Its stdin.
+    pub stdin: pipe::Sender,
+    /// Its stdout.
+    pub stdout: pipe::Receiver,
+    /// Its stderr.
+    pub stderr: pipe::Receiver,
+    /// The way to its end.
+    pub keeper: KeeperHandle,
+    /// Gets its end, once nothing of it is left.
+    pub ended: oneshot::Receiver<Ended>,
+    /// What an operator should know, a sentence each.
+    pub notes: Vec<String>,
+}
+
+/// What takes its time, on the heap.
+pub type Awaited<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// A machine that children run on.
+pub trait Host: std::fmt::Debug + Send + Sync {
+    /// Starts a child, its keeper included; returns when its program runs. `waits` are those of
+    /// the ladder. Dropping the future ends what was begun.
+    ///
+    /// # Errors
+    /// [`SpawnError`]: nothing runs then.
+    fn start(&self, plan: LaunchPlan, waits: StopWaits) -> Awaited<'_, Result<Child, SpawnError>>;
+
+    /// Runs a program to its end: see [`once::run_to_end`].
+    ///
+    /// # Errors
+    /// See [`RunError`].
+    fn run_to_end(
+        &self,
+        plan: LaunchPlan,
+        timeout: Duration,
+        cap: usize,
+    ) -> Awaited<'_, Result<Finished, RunError>>;
+}
+
+impl Host for Spawner {
+    fn start(&self, plan: LaunchPlan, waits: StopWaits) -> Awaited<'_, Result<Child, SpawnError>> {
+        Box::pin(async move {
+            let launched = self.spawn(plan).await?;
+            let (keeper, ended) = keeper::start(launched.process, waits);
+            Ok(Child {
+                pid: launched.pid,
+                stdin: launched.stdin,
+                stdout: launched.stdout,
+                stderr: launched.stderr,
+                keeper,
+                ended,
+                notes: launched.notes,
+            })
+        })
+    }
+
+    fn run_to_end(
+        &self,
+        plan: LaunchPlan,
+        timeout: Duration,
+        cap: usize,
+    ) -> Awaited<'_, Result<Finished, RunError>> {
+        Box::pin(once::run_to_end(self, plan, timeout, cap))
+    }
+}
