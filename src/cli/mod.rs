@@ -7,6 +7,7 @@ pub mod args;
 pub mod board;
 pub mod command;
 pub mod config_file;
+pub mod continuing;
 pub mod control_client;
 pub mod diagnostic;
 pub mod doors;

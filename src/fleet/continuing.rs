@@ -20,9 +20,7 @@ use super::{FleetHandle, PoolEntry, SubmitError};
 use crate::config::OnCrash;
 use crate::journal::codec;
 use crate::journal::{StoredTask, TaskChange, Write};
-use crate::model::{
-    Foreign, PoolName, RunId, SlotId, TaskId, TaskOutcome, TaskSpec, TurnOutcome,
-};
+use crate::model::{Foreign, PoolName, RunId, SlotId, TaskId, TaskOutcome, TaskSpec, TurnOutcome};
 use crate::telemetry::event::task::{EndedFrom, TaskEnded, TaskQueued};
 
 /// Why a task in flight is lost, if its stream does not say.
@@ -105,7 +103,11 @@ impl FleetHandle {
     /// [`TakeUpError`]; nothing was changed then.
     pub async fn take_up(&self, run: RunId) -> Result<TakenUp, TakeUpError> {
         let shared = &self.0.shared;
-        let (journal, state, wanted) = (shared.journal.clone(), Arc::clone(&shared.state), run.clone());
+        let (journal, state, wanted) = (
+            shared.journal.clone(),
+            Arc::clone(&shared.state),
+            run.clone(),
+        );
         let epoch = journal.epoch();
         let reading = move || past::find(&journal, &state, &wanted);
         let read = shared.ambient.blocking(reading).await;
@@ -333,7 +335,12 @@ fn fate(
     last: Option<&Attempted>,
 ) -> Fate {
     if row.state != RUNNING {
-        let gone = || format!("there is no pool {} in the configuration any more", row.pool);
+        let gone = || {
+            format!(
+                "there is no pool {} in the configuration any more",
+                row.pool
+            )
+        };
         return match entry {
             Some(_) => Fate::Waits,
             None => Fate::Over(TaskOutcome::Failed, Some(gone())),

@@ -33,9 +33,9 @@ use tokio::task::JoinHandle;
 
 pub use ambient::Ambient;
 pub use channel::stderr::LogTail;
-pub use continuing::{TakeUpError, TakenUp};
 #[doc(hidden)]
 pub use clock::simulate_stamps;
+pub use continuing::{TakeUpError, TakenUp};
 pub use memory::MemoryError;
 pub use notice::{ChangeKind, FileChange, Notice, SlotView, TaskReport};
 pub use report::ReportError;
@@ -163,7 +163,9 @@ impl FleetHandle {
         let parts = pools(&setup)?;
         let mut memories = memory::recall(&setup.journal, &setup.config.pools, &setup.go_on)?;
         let memory_of = |pool: &PoolShared| memories.get(&pool.config.name);
-        let views = parts.iter().flat_map(|pool| slot_views(pool, memory_of(pool)));
+        let views = parts
+            .iter()
+            .flat_map(|pool| slot_views(pool, memory_of(pool)));
         let slots = SlotTable::new(views);
         let mut stored = resume::take_up(&setup).await;
         for (pool, sessions) in &stored {

@@ -7,8 +7,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::notice::{ChangeKind, FileChange, TaskReport};
-use crate::journal::codec::{Change, CodecError, Report, Requests, Tokens, read_report, write_report};
 use crate::journal::StoredTask;
+use crate::journal::codec::{
+    Change, CodecError, Report, Requests, Tokens, read_report, write_report,
+};
 use crate::model::{
     Foreign, PoolName, RunId, SessionId, SlotId, TaskId, TaskOutcome, Usage, foreign,
 };
@@ -101,7 +103,9 @@ impl TaskReport {
             took: Duration::from_millis(stored.duration_ms),
             changes: changes.collect::<Result<_, ReportError>>()?,
             changes_cut: stored.changes_cut,
-            copy: stored.workspace.map(|path| PathBuf::from(path.into_owned())),
+            copy: stored
+                .workspace
+                .map(|path| PathBuf::from(path.into_owned())),
             restarts: stored.restarts,
             backoff: Duration::from_millis(stored.backoff_ms),
             detail: stored.detail.map(Foreign::new),
@@ -119,7 +123,10 @@ impl TaskReport {
             return Self::restored(read_report(result)?);
         }
         let pool = id("pool", &row.pool, PoolName::new)?;
-        let session = row.session.as_ref().map(|s| id("session", s, SessionId::new));
+        let session = row
+            .session
+            .as_ref()
+            .map(|s| id("session", s, SessionId::new));
         let outcome = row.outcome.as_deref().unwrap_or_default();
         let took = row.begun_at_us.zip(row.ended_at_us);
         let took = took.map_or(0, |(from, to)| to.saturating_sub(from));
@@ -146,7 +153,11 @@ impl TaskReport {
             copy: None,
             restarts: 0,
             backoff: Duration::ZERO,
-            detail: row.detail.clone().filter(|d| !d.is_empty()).map(Foreign::new),
+            detail: row
+                .detail
+                .clone()
+                .filter(|d| !d.is_empty())
+                .map(Foreign::new),
             answer: Foreign::default(),
         })
     }

@@ -41,10 +41,10 @@ pub use health::{Health, Space};
 pub use kept::KeptSession;
 pub use reader::{Failures, Reader, StoredAsk, StoredEvent, StoredRun, StoredSession, StoredTask};
 pub use recovery::Recovered;
-pub use unfinished::StoredPark;
 pub use schema::{FILE, VERSION as SCHEMA_VERSION};
 #[doc(hidden)]
 pub use stepper::{Step, Stepper};
+pub use unfinished::StoredPark;
 pub use writer::SpaceProbe;
 
 /// The front of the journal; clones share it. When the last clone is dropped, the writer

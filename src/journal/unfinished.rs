@@ -62,8 +62,7 @@ impl Reader {
             "SELECT session, epoch, pool, slot, run, task, attempt, begun_at_us, ended_at_us, \
              class FROM sessions WHERE run = ?1 AND task = ?2 ORDER BY begun_at_us, session",
         )?;
-        let rows =
-            statement.query_map(params![run.as_str(), task.as_str()], StoredSession::of)?;
+        let rows = statement.query_map(params![run.as_str(), task.as_str()], StoredSession::of)?;
         Ok(rows.collect::<Result<_, _>>()?)
     }
 

@@ -229,7 +229,9 @@ impl PoolState {
             run: task.run.clone(),
             task: task.spec.id.clone(),
             at_us: now_us(),
-            change: TaskChange::Requeued { attempts: task.sent },
+            change: TaskChange::Requeued {
+                attempts: task.sent,
+            },
         });
         TaskQueued {
             pool: &self.pool.config.name,

@@ -206,8 +206,8 @@ impl PoolState {
 
     pub(super) fn restart(&mut self, index: u16, done: oneshot::Sender<()>) {
         let Some(slot) = self.slot(index) else { return };
-        let is_remembered = slot.state == SlotState::Parked
-            || slot.history.ages(clock::now()).next().is_some();
+        let is_remembered =
+            slot.state == SlotState::Parked || slot.history.ages(clock::now()).next().is_some();
         slot.history.forgive();
         slot.round += 1;
         let (id, state) = (slot.id.clone(), slot.state);

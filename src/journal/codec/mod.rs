@@ -16,8 +16,8 @@ use crate::model::{EventId, EventKind, SessionId, Stamped};
 
 pub use decode::{decode, read_spec};
 pub use encode::encode_into;
-pub use report::{Change, Report, Requests, Tokens, read_report, write_report};
 pub(in crate::journal) use encode::{claimed_json, spec_json};
+pub use report::{Change, Report, Requests, Tokens, read_report, write_report};
 
 /// The version that [`encode_into`] writes. Grows when a reader of this version could
 /// misunderstand a body; a new optional field does not count.

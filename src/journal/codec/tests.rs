@@ -369,8 +369,14 @@ fn what_a_task_asks_for_is_read_back() {
         let read = read_spec(spec.id.as_str(), &spec.prompt, &text).expect(&text);
         assert_eq!(read, spec);
     }
-    for (id, text) in [("t", "x"), ("../t", "{}"), ("t", r#"{"pool":"Not A Pool"}"#)] {
-        let error = read_spec(id, &foreign(""), text).expect_err(text).to_string();
+    for (id, text) in [
+        ("t", "x"),
+        ("../t", "{}"),
+        ("t", r#"{"pool":"Not A Pool"}"#),
+    ] {
+        let error = read_spec(id, &foreign(""), text)
+            .expect_err(text)
+            .to_string();
         assert!(error.starts_with("what task "), "{error}");
     }
 }

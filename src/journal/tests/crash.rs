@@ -85,6 +85,6 @@ fn kill_minus_nine_loses_nothing_that_was_acknowledged() {
             );
             assert_dense(&reader, &id, last);
         }
-        assert_eq!(journal.recovered().kept, SESSIONS);
+        assert_eq!(journal.recovered().sessions, SESSIONS);
     }
 }

@@ -88,7 +88,14 @@ fn a_start_writes_down_what_is_a_fact_and_leaves_tasks_to_whoever_continues_the_
             task(&run_id(), "t1", 0),
             task(&run_id(), "t2", 1),
             of_task(&id, "t1"),
-            begun(&of_slot),
+            Write::SessionBegun(SessionRow {
+                session: of_slot.clone(),
+                slot: slot(0),
+                run: Some(run_id()),
+                task: None,
+                attempt: 1,
+                at_us: 1,
+            }),
             running("t1", &id),
             event(&id, 1, 1, prompt()),
             event(&id, 1, 2, asked("open", "{}")),
@@ -157,7 +164,11 @@ fn a_run_is_unfinished_until_it_and_all_of_its_tasks_have_ended() {
     assert_eq!(unfinished(&reader), [""; 0]);
     assert_durable(&commit(
         &journal,
-        vec![run_begun(), task(&run_id(), "a", 0), task(&run_id(), "b", 1)],
+        vec![
+            run_begun(),
+            task(&run_id(), "a", 0),
+            task(&run_id(), "b", 1),
+        ],
     ));
     assert_eq!(unfinished(&reader), ["r"]);
     let over = |code| Write::RunEnded {
