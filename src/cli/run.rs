@@ -130,7 +130,7 @@ async fn take_in<F: Fleet>(fleet: &F, job: &Job) -> Result<RunStream, Refusal> {
         }
         Job::Continue { run, .. } => take_up(fleet, run.clone()).await?,
     };
-    Ok(RunStream::new(notices, ledger))
+    Ok(RunStream::new(notices, ledger, fleet.history()))
 }
 
 /// Goes on with a run, and keeps its reports.

@@ -42,7 +42,7 @@ pub use report::ReportError;
 pub use setup::{GoOn, LoadedPolicy, Setup};
 
 use crate::config::{Config, SessionScope, WorkspaceMode};
-use crate::journal::{Commit, Committed, Refusal, TaskRow, Write};
+use crate::journal::{Commit, Committed, Journal, Refusal, TaskRow, Write};
 use crate::limits::POOL_QUEUE;
 use crate::model::{PoolName, RunId, SessionId, SlotId, SlotState, TaskSpec};
 use crate::telemetry::PoolMeters;
@@ -402,6 +402,12 @@ impl FleetHandle {
     #[must_use]
     pub fn watch(&self) -> broadcast::Receiver<Notice> {
         self.0.shared.watchers.subscribe()
+    }
+
+    /// The journal that everything durable is in.
+    #[must_use]
+    pub fn journal(&self) -> &Journal {
+        &self.0.shared.journal
     }
 
     /// The slots, as they are now.

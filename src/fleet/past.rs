@@ -86,7 +86,7 @@ fn attempts(
 ) -> Result<Vec<Attempted>, PastError> {
     let task = TaskId::new(&row.id)?;
     let mut names: Vec<String> = reader
-        .sessions_of(run, &task)?
+        .sessions_of_task(run, &task)?
         .into_iter()
         .map(|of| of.session)
         .collect();

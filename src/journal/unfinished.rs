@@ -57,7 +57,11 @@ impl Reader {
     ///
     /// # Errors
     /// [`ReadError::Database`]
-    pub fn sessions_of(&self, run: &RunId, task: &TaskId) -> Result<Vec<StoredSession>, ReadError> {
+    pub fn sessions_of_task(
+        &self,
+        run: &RunId,
+        task: &TaskId,
+    ) -> Result<Vec<StoredSession>, ReadError> {
         let mut statement = self.conn().prepare_cached(
             "SELECT session, epoch, pool, slot, run, task, attempt, begun_at_us, ended_at_us, \
              class FROM sessions WHERE run = ?1 AND task = ?2 ORDER BY begun_at_us, session",
