@@ -10,6 +10,7 @@ mod drill;
 mod escapes;
 mod first_run;
 mod orders;
+mod real_agents;
 mod slots;
 mod stall;
 mod survivors;
