@@ -9,9 +9,10 @@ use std::path::PathBuf;
 use clap::{ArgAction, Parser, Subcommand};
 
 use super::board::Verbosity;
+use super::events::EventsArgs;
 use super::exit::Exit;
 use super::script_agent;
-use crate::model::SlotId;
+use crate::model::{SessionId, SlotId};
 
 /// Runs many AI agents on one host, each in its own sandbox, judged by policy
 #[derive(Debug, Parser)]
@@ -64,6 +65,14 @@ pub enum Command {
         /// The slot, for example demo/0
         #[arg(value_parser = SlotId::parse)]
         slot: SlotId,
+    },
+    /// Show what happened, from an event or a time on; reads the journal, beside whatever runs
+    Events(EventsArgs),
+    /// Show one session: its task, requests with their verdicts, tool calls, exit
+    Show {
+        /// The session, as `events` and results name it
+        #[arg(value_parser = |text: &str| SessionId::new(text))]
+        session: SessionId,
     },
     /// Look at the configuration
     Config {

@@ -13,10 +13,12 @@ use super::config_file::{self, LoadError, Loaded};
 use super::control_client::{self, complain};
 use super::diagnostic::{self, Look};
 use super::doors::{self, Doors};
+use super::events;
 use super::exit::Exit;
 use super::progress::Screen;
 use super::results::Results;
 use super::run::{self, Order};
+use super::show as session;
 use super::signals::Signals;
 use super::start::{self, Failure};
 use super::state_dir::{self, StateDirError};
@@ -119,6 +121,14 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
         },
         Command::Restart { slot } => match find_state(&loaded.config, &mut streams) {
             Ok(state) => control_client::restart(&state, slot.clone(), &mut streams).await,
+            Err(exit) => exit,
+        },
+        Command::Events(args) => match find_state(&loaded.config, &mut streams) {
+            Ok(state) => events::events(&state, args, cli.json, &mut streams),
+            Err(exit) => exit,
+        },
+        Command::Show { session: name } => match find_state(&loaded.config, &mut streams) {
+            Ok(state) => session::show(&state, name, cli.json, &mut streams),
             Err(exit) => exit,
         },
         Command::ScriptAgent(_) => Exit::Usage, // taken before the runtime

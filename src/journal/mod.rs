@@ -15,6 +15,7 @@ mod commit;
 mod error;
 mod health;
 mod kept;
+mod lookup;
 mod queue;
 mod reader;
 mod recovery;

@@ -344,20 +344,7 @@ impl Reader {
             "SELECT session, epoch, pool, slot, run, task, attempt, begun_at_us, ended_at_us, \
              class FROM sessions ORDER BY begun_at_us, session",
         )?;
-        let rows = statement.query_map([], |row| {
-            Ok(StoredSession {
-                session: row.get(0)?,
-                epoch: number(row, 1)?,
-                pool: row.get(2)?,
-                slot: row.get(3)?,
-                run: row.get(4)?,
-                task: row.get(5)?,
-                attempt: row.get(6)?,
-                begun_at_us: row.get(7)?,
-                ended_at_us: row.get(8)?,
-                class: row.get(9)?,
-            })
-        })?;
+        let rows = statement.query_map([], stored_session)?;
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
@@ -393,24 +380,7 @@ impl Reader {
              queued_at_us, begun_at_us, ended_at_us, result FROM tasks WHERE run = ?1 \
              ORDER BY place",
         )?;
-        let rows = statement.query_map([run.as_str()], |row| {
-            Ok(StoredTask {
-                id: row.get(0)?,
-                pool: row.get(1)?,
-                prompt: row.get::<_, String>(2)?.into(),
-                spec: row.get(3)?,
-                state: row.get(4)?,
-                outcome: row.get(5)?,
-                detail: row.get(6)?,
-                attempts: row.get(7)?,
-                slot: row.get(8)?,
-                session: row.get(9)?,
-                queued_at_us: row.get(10)?,
-                begun_at_us: row.get(11)?,
-                ended_at_us: row.get(12)?,
-                result: row.get(13)?,
-            })
-        })?;
+        let rows = statement.query_map([run.as_str()], stored_task)?;
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
@@ -477,6 +447,40 @@ impl Reader {
     pub fn verify_audit(&self) -> Result<Head, ReadError> {
         audit::verify(&self.conn)
     }
+}
+
+pub(super) fn stored_session(row: &Row<'_>) -> rusqlite::Result<StoredSession> {
+    Ok(StoredSession {
+        session: row.get(0)?,
+        epoch: number(row, 1)?,
+        pool: row.get(2)?,
+        slot: row.get(3)?,
+        run: row.get(4)?,
+        task: row.get(5)?,
+        attempt: row.get(6)?,
+        begun_at_us: row.get(7)?,
+        ended_at_us: row.get(8)?,
+        class: row.get(9)?,
+    })
+}
+
+pub(super) fn stored_task(row: &Row<'_>) -> rusqlite::Result<StoredTask> {
+    Ok(StoredTask {
+        id: row.get(0)?,
+        pool: row.get(1)?,
+        prompt: row.get::<_, String>(2)?.into(),
+        spec: row.get(3)?,
+        state: row.get(4)?,
+        outcome: row.get(5)?,
+        detail: row.get(6)?,
+        attempts: row.get(7)?,
+        slot: row.get(8)?,
+        session: row.get(9)?,
+        queued_at_us: row.get(10)?,
+        begun_at_us: row.get(11)?,
+        ended_at_us: row.get(12)?,
+        result: row.get(13)?,
+    })
 }
 
 fn stored_event(row: &Row<'_>) -> rusqlite::Result<StoredEvent> {
