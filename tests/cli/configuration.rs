@@ -96,7 +96,11 @@ fn what_is_shown_is_read_again_as_the_same_and_hides_its_secrets() {
     let shown = drill.run(&["config", "show"]);
     exits(&shown, 0, &["supervisor.toml"]);
     let first = shown.stderr.lines().next().unwrap_or_default();
-    assert!(first.starts_with("using configuration: /"), "{}", shown.all());
+    assert!(
+        first.starts_with("using configuration: /"),
+        "{}",
+        shown.all()
+    );
     assert!(
         shown.stdout.contains("env.set.TOKEN = \"‹secret›\"\n"),
         "{}",
