@@ -62,6 +62,14 @@ fn says(event: &Event) -> String {
         Event::ToolStart { id, name, input } => {
             format!("{} {} {}", id.raw(), name.raw(), input.get())
         }
+        Event::ToolUpdate {
+            id, title, status, ..
+        } => format!(
+            "{} {} {}",
+            id.raw(),
+            or(status.as_ref()),
+            or(title.as_ref())
+        ),
         Event::ToolResult {
             id,
             output,
@@ -84,6 +92,15 @@ fn says(event: &Event) -> String {
             tool.raw(),
             rules.join(", ")
         ),
+        Event::Plan { entries } => {
+            let steps = entries.iter().map(|entry| entry.content.raw());
+            steps.collect::<Vec<_>>().join("; ")
+        }
+        Event::ContextUsed { used, size, cost } => {
+            let cost = cost.as_ref();
+            let cost = cost.map(|cost| format!(", {} {}", cost.amount, cost.currency.raw()));
+            format!("{used} of {size} tokens{}", cost.unwrap_or_default())
+        }
         Event::Usage(usage) => format!("{} in, {} out", usage.input, usage.output),
         Event::FileUpdated { tool, path } => format!("{} by {}", path.raw(), tool.raw()),
         Event::StateChanged { model, mode, .. } => {

@@ -154,6 +154,12 @@ fn supervisor(supervisor: &Supervisor) -> Shown {
         max_children,
         journal,
     } = supervisor;
+    let JournalRules {
+        keep,
+        max_size,
+        session_max,
+        min_free,
+    } = journal;
     let mut table = Shown::new(&["supervisor"]);
     table.put(
         "state_dir",
@@ -162,12 +168,6 @@ fn supervisor(supervisor: &Supervisor) -> Shown {
     table.put("listen", listen.to_string());
     table.put("log", log.word());
     table.put("max_children", i64::from(*max_children));
-    let JournalRules {
-        keep,
-        max_size,
-        session_max,
-        min_free,
-    } = journal;
     table.put("journal.keep", or_none(*keep));
     table.put("journal.max_size", show_size(*max_size));
     table.put("journal.session_max", show_size(*session_max));
