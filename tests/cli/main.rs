@@ -10,6 +10,7 @@
 )]
 #[path = "../fleet/drill.rs"]
 mod drill;
+mod past;
 
 use std::fs;
 use std::path::Path;
