@@ -182,6 +182,9 @@ pub const CONFIG_LIST: usize = 1024;
 /// Bytes of one text in the configuration.
 pub const CONFIG_TEXT_BYTES: usize = (128 << 10) - 1;
 
+/// Bytes of one secret of a child's environment, well below what Linux takes as one string.
+pub const SECRET_BYTES: usize = 64 << 10;
+
 /// Slots in one pool.
 pub const POOL_SLOTS: u16 = 2048;
 
@@ -250,6 +253,16 @@ pub const AGENT_SEARCH_FILE_BYTES: u64 = 4 << 20;
 
 /// Permission requests of one `ask` step: each keeps one latency sample.
 pub const AGENT_ASKS: u64 = 1_000_000;
+
+/// Sessions that a script agent has open, and that it looks through for a list: more is a client
+/// that never stops opening.
+pub const AGENT_SESSIONS: usize = 1024;
+
+/// The largest file of a session that a script agent takes up again, in bytes.
+pub const AGENT_SESSION_BYTES: u64 = 64 << 20;
+
+/// Sessions on one page of a script agent's list.
+pub const AGENT_SESSION_PAGE: usize = 50;
 
 /// Bytes that the script agent puts into one write when it batches lines: a pipe's size.
 pub const AGENT_WRITE_BYTES: usize = 64 << 10;
@@ -339,6 +352,31 @@ pub const OPEN_ASKS: usize = 64;
 
 /// Request ids that a channel remembers, to deny one that comes again.
 pub const REMEMBERED_ASKS: usize = 4096;
+
+/// Tool calls that an ACP channel remembers, to join a request that has only an id with its call.
+pub const KEPT_CALLS: usize = 256;
+
+/// Bytes of the inputs of the calls that an ACP channel remembers; the oldest go first.
+pub const KEPT_CALLS_BYTES: usize = 1 << 20;
+
+/// Bytes of one difference in an ACP tool call that are kept with its path; a longer one keeps
+/// only the path, so that a large edit can still be judged.
+pub const DIFF_BYTES: usize = 8 << 10;
+
+/// Paths that one tool call may name before it cannot be judged.
+pub const CALL_PATHS: usize = 256;
+
+/// Options that are read of one ACP permission request.
+pub const ASK_OPTIONS: usize = 64;
+
+/// Steps that are kept of an agent's plan.
+pub const PLAN_ENTRIES: usize = 256;
+
+/// Pages of an ACP agent's sessions that are asked for, to find the one to load again.
+pub const SESSION_PAGES: u32 = 64;
+
+/// Sessions that are read of one such page.
+pub const SESSIONS_PER_PAGE: usize = 4096;
 
 /// Tools that are kept of an agent's greeting.
 pub const READY_TOOLS: usize = 1024;

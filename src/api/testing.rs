@@ -147,6 +147,28 @@ fn hostile_events(evil: &str, task: &TaskId) -> Vec<Event> {
             name: text(),
             input: raw(),
         },
+        Event::ToolUpdate {
+            id: text(),
+            name: Some(text()),
+            title: Some(text()),
+            status: Some(text()),
+            input: Some(raw()),
+        },
+        Event::Plan {
+            entries: vec![crate::model::PlanEntry {
+                content: text(),
+                priority: Some(text()),
+                status: Some(text()),
+            }],
+        },
+        Event::ContextUsed {
+            used: 1,
+            size: 2,
+            cost: Some(crate::model::Cost {
+                amount: 0.5,
+                currency: text(),
+            }),
+        },
         Event::ToolResult {
             id: text(),
             output: text(),

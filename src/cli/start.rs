@@ -11,6 +11,7 @@ use std::time::{Duration, SystemTime};
 use super::config_file::Source;
 use super::exit::Exit;
 use super::policies::{extractors, policies};
+use super::secrets;
 use crate::api::http::Render;
 use crate::api::process_stats;
 use crate::config::{Config, ConfigErrors, Launcher};
@@ -160,11 +161,12 @@ pub fn take_state(config: &Config, path: &Path, local: bool) -> Result<StateDir,
     StateDir::open_local(path, &run, &workspaces)
 }
 
-/// Checks what the configuration names: policies and extractors.
+/// Checks what the configuration names: secrets, policies and extractors.
 ///
 /// # Errors
 /// Everything that is wrong with them.
 pub fn check(config: &Config) -> Result<(), Box<ConfigErrors>> {
+    secrets::read(&mut config.clone(), |name| std::env::var_os(name))?;
     policies(config)?;
     extractors(config)?;
     Ok(())
@@ -186,7 +188,8 @@ fn open_journal(config: &Config, state: &Path) -> Result<Journal, OpenError> {
 ///
 /// # Errors
 /// [`Failure`]; nothing runs then.
-pub async fn start(config: Config, state: StateDir, go_on: GoOn) -> Result<Started, Failure> {
+pub async fn start(mut config: Config, state: StateDir, go_on: GoOn) -> Result<Started, Failure> {
+    secrets::read(&mut config, |name| std::env::var_os(name))?;
     let policies = policies(&config)?;
     let extractors = extractors(&config)?;
     raise_descriptor_limit();

@@ -4,7 +4,9 @@
 //! relative paths made absolute. Must not know TOML, spans or files.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::error::Places;
@@ -190,6 +192,8 @@ words!(
 words!(
     /// Which protocol an agent speaks.
     DialectName {
+        /// Agent Client Protocol, version 1.
+        Acp = "acp",
         /// ScaiFlux serve mode, protocol 1.
         Scaiflux = "scaiflux",
     }
@@ -200,6 +204,7 @@ impl DialectName {
     #[must_use]
     pub const fn resumes_by_argument(self) -> bool {
         match self {
+            Self::Acp => false,
             Self::Scaiflux => true,
         }
     }
@@ -303,8 +308,70 @@ pub struct Env {
     pub pass: Vec<String>,
     /// Values set.
     pub set: BTreeMap<String, String>,
+    /// Values set that stand elsewhere, never in the file.
+    pub secrets: BTreeMap<String, Secret>,
     /// Directories put before the child's PATH.
     pub path_add: Vec<PathBuf>,
+}
+
+/// Where a secret stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SecretSource {
+    /// `env:NAME`: a variable of the supervisor's own environment.
+    Variable(String),
+    /// `file:PATH`: the content of a file, absolute.
+    File(PathBuf),
+}
+
+impl SecretSource {
+    /// How the file names this kind of source.
+    #[must_use]
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Self::Variable(_) => "env:",
+            Self::File(_) => "file:",
+        }
+    }
+}
+
+/// A value that is shown to nobody.
+#[derive(Clone)]
+pub struct Secret {
+    /// Where it stands.
+    pub source: SecretSource,
+    value: Option<Arc<str>>,
+}
+
+impl Secret {
+    /// A secret that was not read yet.
+    #[must_use]
+    pub const fn new(source: SecretSource) -> Self {
+        Self {
+            source,
+            value: None,
+        }
+    }
+
+    /// The same with its value, as whoever reads the environment and files found it.
+    #[must_use]
+    pub fn read(self, value: &str) -> Self {
+        Self {
+            value: Some(Arc::from(value)),
+            ..self
+        }
+    }
+
+    /// The value, for the child's environment and nothing else; `None`: it was not read yet.
+    #[must_use]
+    pub fn expose(&self) -> Option<&str> {
+        self.value.as_deref()
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Secret({:?})", self.source)
+    }
 }
 
 /// `restart = { … }`.

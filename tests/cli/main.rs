@@ -12,6 +12,8 @@
 mod drill;
 mod past;
 
+mod configuration;
+
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};

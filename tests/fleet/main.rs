@@ -11,6 +11,7 @@ mod escapes;
 mod first_run;
 mod full_disk;
 mod orders;
+mod slots;
 mod stall;
 mod stress;
 mod survivors;

@@ -6,8 +6,14 @@
     reason = "a test fails by panicking"
 )]
 
+mod acp;
+mod acp_load;
+mod acp_sessions;
+mod client;
 mod controller;
 mod drills;
+mod ledgers;
 mod load;
 mod manners;
+mod memory;
 mod steps;

@@ -259,6 +259,8 @@ fn a_file_that_was_found_may_not_weaken_the_walls() {
     check(&pool("workspace = { path = \"/home/me/project2\" }"), "may not use a workspace outside its own directory");
     check(&pool("home_files = { x = \"/home/me/.netrc\" }"), "may take files only from its own directory");
     check(&pool("env = { pass = [\"AWS_SECRET_ACCESS_KEY\"] }"), "looks like a secret");
+    check(&pool("env = { set = { K = \"env:HOME\" } }"), "3:21: pool.demo.env.set.K: a supervisor.toml that was found may not use secrets, found \"env:\"…--config");
+    check(&pool("env = { set = { K = \"file:key\" } }"), "may not use secrets, found \"file:\"");
     check(&pool("env = { pass = [\"GITHUB_TOKEN\"] }"), "looks like a secret");
     check(&pool("env = { pass = [\"ssh_auth_sock\"] }"), "looks like a secret");
 }

@@ -307,6 +307,10 @@ impl SessionState {
                     self.unasked(&call);
                 }
             }
+            Event::ToolUpdate { .. } => {
+                self.asks.tool_updated(&event);
+                self.outbox.event(event);
+            }
             Event::ToolResult {
                 ref id,
                 is_error,

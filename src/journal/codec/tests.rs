@@ -6,8 +6,8 @@ use std::time::Duration;
 use super::*;
 use crate::limits;
 use crate::model::{
-    AgentInfo, Ask, AskId, AskKey, Claimed, DecidedBy, Decision, Event, ExitClass, ExitStatus,
-    Foreign, Origin, TaskId, TurnOutcome, Usage, Verdict,
+    AgentInfo, Ask, AskId, AskKey, Claimed, Cost, DecidedBy, Decision, Event, ExitClass,
+    ExitStatus, Foreign, Origin, PlanEntry, TaskId, TurnOutcome, Usage, Verdict,
 };
 
 /// One line of the golden file: a kind, a version, a body, separated by tabs.
@@ -49,6 +49,7 @@ fn every_event() -> Vec<Event> {
     let mut events = course();
     events.extend(tools());
     events.extend(reports());
+    events.extend(progress());
     events
 }
 
@@ -230,6 +231,53 @@ fn reports() -> Vec<Event> {
         Event::BadLine {
             reason: "bad_json",
             head: foreign("{oops"),
+        },
+    ]
+}
+
+/// What agents tell of calls and plans under way.
+fn progress() -> Vec<Event> {
+    vec![
+        Event::ToolUpdate {
+            id: foreign("t5"),
+            name: Some(foreign("execute")),
+            title: Some(foreign("list files")),
+            status: Some(foreign("in_progress")),
+            input: Some(raw(r#"{"rawInput":{"command":"ls"}}"#)),
+        },
+        Event::ToolUpdate {
+            id: foreign("t6"),
+            name: None,
+            title: None,
+            status: None,
+            input: None,
+        },
+        Event::Plan {
+            entries: vec![
+                PlanEntry {
+                    content: foreign("look"),
+                    priority: Some(foreign("high")),
+                    status: Some(foreign("pending")),
+                },
+                PlanEntry {
+                    content: foreign(""),
+                    priority: None,
+                    status: None,
+                },
+            ],
+        },
+        Event::ContextUsed {
+            used: 10,
+            size: 200_000,
+            cost: Some(Cost {
+                amount: 0.00021,
+                currency: foreign("USD"),
+            }),
+        },
+        Event::ContextUsed {
+            used: 0,
+            size: 0,
+            cost: None,
         },
     ]
 }
