@@ -62,6 +62,14 @@ fn says(event: &Event) -> String {
         Event::ToolStart { id, name, input } => {
             format!("{} {} {}", id.raw(), name.raw(), input.get())
         }
+        Event::ToolUpdate {
+            id, title, status, ..
+        } => {
+            let (title, status) = (or(title.as_ref()), or(status.as_ref()));
+            format!("{} {status} {title}", id.raw())
+        }
+        Event::Plan { entries } => format!("{} steps", entries.len()),
+        Event::ContextUsed { used, size, .. } => format!("{used} of {size} tokens"),
         Event::ToolResult {
             id,
             output,

@@ -13,8 +13,8 @@ use toml::{Table, Value};
 use super::environment::{self, HIDDEN};
 use super::presets;
 use super::types::{
-    AskConfig, Config, Env, Extractor, Launcher, Pool, Restart, Sandbox, StopWaits, Supervisor,
-    Timeouts, Workspace,
+    AskConfig, Config, Env, Extractor, JournalRules, Launcher, Pool, Restart, Sandbox, StopWaits,
+    Supervisor, Timeouts, Workspace,
 };
 use super::units::{show_duration, show_size};
 use crate::model::foreign;
@@ -152,7 +152,14 @@ fn supervisor(supervisor: &Supervisor) -> Shown {
         listen,
         log,
         max_children,
+        journal,
     } = supervisor;
+    let JournalRules {
+        keep,
+        max_size,
+        session_max,
+        min_free,
+    } = journal;
     let mut table = Shown::new(&["supervisor"]);
     table.put(
         "state_dir",
@@ -161,6 +168,11 @@ fn supervisor(supervisor: &Supervisor) -> Shown {
     table.put("listen", listen.to_string());
     table.put("log", log.word());
     table.put("max_children", i64::from(*max_children));
+    let keep = keep.map_or_else(|| "none".to_owned(), show_duration);
+    table.put("journal.keep", keep);
+    table.put("journal.max_size", show_size(*max_size));
+    table.put("journal.session_max", show_size(*session_max));
+    table.put("journal.min_free", show_size(*min_free));
     table
 }
 
