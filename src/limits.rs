@@ -113,6 +113,9 @@ pub const CONTROL_WAIT: Duration = Duration::from_secs(30);
 /// Runs that are over and can still be watched by a client of the daemon.
 pub const CONTROL_RUNS_KEPT: usize = 8;
 
+/// How long a daemon waits for room in the queues before it offers an unfinished run again.
+pub const TAKE_UP_AGAIN: Duration = Duration::from_secs(1);
+
 /// Live events that a subscriber may lag behind before it is told so.
 pub const BROADCAST_EVENTS: usize = 4096;
 

@@ -64,12 +64,12 @@ fn says(event: &Event) -> String {
         }
         Event::ToolUpdate {
             id, title, status, ..
-        } => {
-            let (title, status) = (or(title.as_ref()), or(status.as_ref()));
-            format!("{} {status} {title}", id.raw())
-        }
-        Event::Plan { entries } => format!("{} steps", entries.len()),
-        Event::ContextUsed { used, size, .. } => format!("{used} of {size} tokens"),
+        } => format!(
+            "{} {} {}",
+            id.raw(),
+            or(status.as_ref()),
+            or(title.as_ref())
+        ),
         Event::ToolResult {
             id,
             output,
@@ -92,6 +92,15 @@ fn says(event: &Event) -> String {
             tool.raw(),
             rules.join(", ")
         ),
+        Event::Plan { entries } => {
+            let steps = entries.iter().map(|entry| entry.content.raw());
+            steps.collect::<Vec<_>>().join("; ")
+        }
+        Event::ContextUsed { used, size, cost } => {
+            let cost = cost.as_ref();
+            let cost = cost.map(|cost| format!(", {} {}", cost.amount, cost.currency.raw()));
+            format!("{used} of {size} tokens{}", cost.unwrap_or_default())
+        }
         Event::Usage(usage) => format!("{} in, {} out", usage.input, usage.output),
         Event::FileUpdated { tool, path } => format!("{} by {}", path.raw(), tool.raw()),
         Event::StateChanged { model, mode, .. } => {

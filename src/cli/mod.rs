@@ -8,6 +8,7 @@ pub mod board;
 pub mod command;
 mod config_command;
 pub mod config_file;
+pub mod continuing;
 pub mod control_client;
 pub mod diagnostic;
 pub mod doors;

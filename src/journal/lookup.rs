@@ -5,7 +5,7 @@
 use rusqlite::{OptionalExtension, params};
 
 use super::error::ReadError;
-use super::reader::{Reader, StoredSession, StoredTask, stored_session, stored_task};
+use super::reader::{Reader, StoredSession, StoredTask, stored_task};
 use crate::model::{EventId, RunId, SessionId, TaskId};
 
 const SESSION: &str = "SELECT session, epoch, pool, slot, run, task, attempt, begun_at_us, \
@@ -20,7 +20,7 @@ impl Reader {
         Ok(self
             .conn()
             .prepare_cached(&format!("{SESSION} WHERE session = ?1"))?
-            .query_row([session.as_str()], stored_session)
+            .query_row([session.as_str()], StoredSession::of)
             .optional()?)
     }
 
@@ -34,7 +34,7 @@ impl Reader {
             "{SESSION} WHERE ended_at_us IS NULL OR ended_at_us >= ?1 \
              ORDER BY begun_at_us, session"
         ))?;
-        let rows = statement.query_map([at_us], stored_session)?;
+        let rows = statement.query_map([at_us], StoredSession::of)?;
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
@@ -46,7 +46,7 @@ impl Reader {
         let mut statement = self.conn().prepare_cached(&format!(
             "{SESSION} WHERE run = ?1 AND task = ?2 ORDER BY begun_at_us, session"
         ))?;
-        let rows = statement.query_map([run.as_str(), task.as_str()], stored_session)?;
+        let rows = statement.query_map([run.as_str(), task.as_str()], StoredSession::of)?;
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
