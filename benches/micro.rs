@@ -108,6 +108,7 @@ fn commit_events(bencher: Bencher, batch: u64) {
     let mut writes = vec![Write::SessionBegun(SessionRow {
         session: session.clone(),
         slot,
+        run: None,
         task: None,
         attempt: 1,
         at_us: 0,

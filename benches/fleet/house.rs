@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use marshal::config::{Config, Extractor as ExtractorRef, Launcher, Origin};
 use marshal::fleet::{
-    Ambient, FleetHandle, LoadedPolicy, Notice, Setup, SlotView, Stop, TaskReport,
+    Ambient, FleetHandle, GoOn, LoadedPolicy, Notice, Setup, SlotView, Stop, TaskReport,
 };
 use marshal::journal::Journal;
 use marshal::launch::Spawner;
@@ -78,6 +78,7 @@ impl House {
         };
         let marshal = PathBuf::from(env!("CARGO_BIN_EXE_marshal"));
         let fleet = FleetHandle::start(Setup {
+            go_on: GoOn::Nothing,
             policies: policies(&config)?,
             extractors: extractors(&config)?,
             config,

@@ -26,6 +26,7 @@ use super::{script_agent, up};
 use crate::api::control;
 use crate::api::reply::Role;
 use crate::config::{Config, ConfigErrors, LogFormat};
+use crate::fleet::GoOn;
 use crate::model::PoolName;
 use crate::sandbox::state_dir::StateError;
 use crate::telemetry::log::{self, Form};
@@ -291,7 +292,7 @@ async fn run_here(
     signals: &mut Signals,
 ) -> Exit {
     let listen = config.supervisor.listen;
-    let started = match begin(config, state, local, &mut streams).await {
+    let started = match begin(config, state, local, GoOn::Nothing, &mut streams).await {
         Ok(started) => started,
         Err(exit) => return exit,
     };
@@ -331,7 +332,7 @@ async fn daemon(cli: &Cli, loaded: Loaded, mut streams: Streams) -> Exit {
         Ok(http) => http,
         Err(exit) => return exit,
     };
-    let started = match begin(loaded.config, &state, false, &mut streams).await {
+    let started = match begin(loaded.config, &state, false, GoOn::All, &mut streams).await {
         Ok(started) => started,
         Err(exit) => return exit,
     };
@@ -353,6 +354,7 @@ async fn begin(
     config: Config,
     state: &Path,
     local: bool,
+    go_on: GoOn,
     streams: &mut Streams,
 ) -> Result<start::Started, Exit> {
     let taken = start::take_state(&config, state, local);
@@ -368,7 +370,7 @@ async fn begin(
             return Err(Exit::CannotStart);
         }
     };
-    match start::start(config, taken).await {
+    match start::start(config, taken, go_on).await {
         Ok(started) => Ok(started),
         Err(failure) => {
             match &failure {

@@ -3,6 +3,7 @@
 //! Owns what "could not start" means (no child was ever spawned). Must not know what is then done
 //! with the fleet.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -13,7 +14,7 @@ use super::policies::{extractors, policies};
 use crate::api::http::Render;
 use crate::api::process_stats;
 use crate::config::{Config, ConfigErrors, Launcher};
-use crate::fleet::{Ambient, FleetHandle, Setup, StartError};
+use crate::fleet::{Ambient, FleetHandle, GoOn, Setup, StartError};
 use crate::journal::{Commit, Health, Journal, OpenError, Write};
 use crate::launch::{self, RunError, Spawner};
 use crate::limits;
@@ -173,7 +174,7 @@ pub fn check(config: &Config) -> Result<(), Box<ConfigErrors>> {
 ///
 /// # Errors
 /// [`Failure`]; nothing runs then.
-pub async fn start(config: Config, state: StateDir) -> Result<Started, Failure> {
+pub async fn start(config: Config, state: StateDir, go_on: GoOn) -> Result<Started, Failure> {
     let policies = policies(&config)?;
     let extractors = extractors(&config)?;
     raise_descriptor_limit();
@@ -193,7 +194,7 @@ pub async fn start(config: Config, state: StateDir) -> Result<Started, Failure> 
     probe(&config, &spawner, uids.as_ref()).await?;
     let exporter = Exporter::install(BUILD)?;
     let state = Arc::new(state);
-    sweep_copies(&state, When::Start, Working(None)).await;
+    sweep_copies(&state, When::Start, Working::of(&journal, None)).await;
     let setup = Setup {
         config: Arc::clone(&config),
         policies,
@@ -207,6 +208,7 @@ pub async fn start(config: Config, state: StateDir) -> Result<Started, Failure> 
         environment: std::env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
             .collect(),
+        go_on,
     };
     let fleet = FleetHandle::start(setup).await?;
     let exporter = Arc::new(exporter);
@@ -334,7 +336,7 @@ async fn keep_house(
     loop {
         tokio::select! {
             _ = upkeep.tick() => exporter.upkeep(),
-            _ = sweeping.tick() => sweep_copies(&state, When::Hourly, Working(Some(fleet.clone()))).await,
+            _ = sweeping.tick() => sweep_copies(&state, When::Hourly, Working::of(&journal, Some(fleet.clone()))).await,
             changed = health.changed() => {
                 let now = health.borrow_and_update().clone();
                 if let Health::Corrupt { reason } = &now {
@@ -351,22 +353,51 @@ async fn keep_house(
     }
 }
 
-/// What a sweep must leave alone: with a session a task, nothing but the sessions that work now.
-struct Working(Option<FleetHandle>);
+/// What a sweep must leave alone: the sessions that work now, and those that a slot may go on
+/// with.
+struct Working {
+    journal: Journal,
+    fleet: Option<FleetHandle>,
+    /// `None`: they cannot be told, so every session may be one.
+    kept: Option<HashSet<SessionId>>,
+}
 
-impl Sessions for Working {
-    fn exists(&self, _: &SessionId) -> bool {
-        false
+impl Working {
+    fn of(journal: &Journal, fleet: Option<FleetHandle>) -> Self {
+        Self {
+            journal: journal.clone(),
+            fleet,
+            kept: None,
+        }
     }
 
-    fn works(&self, session: &SessionId) -> bool {
-        self.0.as_ref().is_some_and(|fleet| fleet.works(session))
+    /// Reads which sessions are kept. Blocks.
+    fn look(&mut self) {
+        let kept = self.journal.reader().map_err(|error| error.to_string());
+        let kept = kept.and_then(|reader| reader.kept_sessions().map_err(|e| e.to_string()));
+        match kept {
+            Ok(kept) => self.kept = Some(kept.into_iter().map(|of| of.session).collect()),
+            Err(why) => tracing::warn!(why, "nothing is swept: the kept sessions are not known"),
+        }
     }
 }
 
-async fn sweep_copies(state: &Arc<StateDir>, when: When, working: Working) {
+impl Sessions for Working {
+    fn exists(&self, session: &SessionId) -> bool {
+        let kept = self.kept.as_ref();
+        kept.is_none_or(|kept| kept.contains(session))
+    }
+
+    fn works(&self, session: &SessionId) -> bool {
+        let fleet = self.fleet.as_ref();
+        fleet.is_some_and(|fleet| fleet.works(session)) || self.exists(session)
+    }
+}
+
+async fn sweep_copies(state: &Arc<StateDir>, when: When, mut working: Working) {
     let state = Arc::clone(state);
     let swept = tokio::task::spawn_blocking(move || {
+        working.look();
         sweep::sweep(&state, when, SystemTime::now(), limits::COPY_KEPT, &working)
     })
     .await;

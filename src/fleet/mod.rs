@@ -14,6 +14,7 @@ mod clock;
 mod credit;
 pub mod notice;
 mod pool;
+mod resume;
 mod session;
 mod setup;
 
@@ -31,9 +32,9 @@ pub use channel::stderr::LogTail;
 #[doc(hidden)]
 pub use clock::simulate_stamps;
 pub use notice::{ChangeKind, FileChange, Notice, SlotView, TaskReport};
-pub use setup::{LoadedPolicy, Setup};
+pub use setup::{GoOn, LoadedPolicy, Setup};
 
-use crate::config::{Config, WorkspaceMode};
+use crate::config::{Config, SessionScope, WorkspaceMode};
 use crate::journal::{Commit, Committed, Refusal, TaskRow, Write};
 use crate::limits::POOL_QUEUE;
 use crate::model::{PoolName, RunId, SessionId, SlotId, SlotState, TaskSpec};
@@ -151,6 +152,17 @@ impl FleetHandle {
         let parts = pools(&setup)?;
         let views = parts.iter().flat_map(|pool| slot_views(pool));
         let slots = SlotTable::new(views);
+        let mut stored =
+            resume::take_up(&setup.journal, &setup.config, &setup.go_on, &setup.ambient).await;
+        for (pool, sessions) in &stored {
+            for (index, of) in sessions {
+                let slot = SlotId {
+                    pool: pool.clone(),
+                    index: *index,
+                };
+                slots.change(&slot, |view| view.session = Some(of.session.clone()));
+            }
+        }
         let shared = Arc::new(Shared::new(setup, slots));
         let mut pools = BTreeMap::new();
         let mut ended = Vec::new();
@@ -170,6 +182,7 @@ impl FleetHandle {
             let args = PoolArgs {
                 shared: Arc::clone(&shared),
                 pool: Arc::clone(&pool),
+                stored: stored.remove(&pool.config.name).unwrap_or_default(),
             };
             let (actor, end) = Pool::spawn(None, Pool, args)
                 .await
@@ -214,6 +227,12 @@ impl FleetHandle {
         let mut queued = Vec::with_capacity(tasks.len());
         for (place, mut spec) in tasks.into_iter().enumerate() {
             let entry = self.pool_of(&spec)?;
+            if spec.workspace.is_some() && entry.shared.config.session == SessionScope::Slot {
+                return Err(SubmitError::Pool {
+                    task: spec.id.to_string(),
+                    why: "a task of a pool with session = \"slot\" works in the session's workspace: leave out its own".to_owned(),
+                });
+            }
             if let Some(path) = spec.workspace.take() {
                 spec.workspace = Some(self.resolve(&spec, path).await?);
             }

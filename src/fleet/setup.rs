@@ -18,7 +18,7 @@ use crate::config::{Config, Pool as PoolConfig, Sandbox};
 use crate::journal::Journal;
 use crate::launch::Host;
 use crate::limits::{BROADCAST_EVENTS, COPIES_AT_ONCE, POOL_QUEUE, SPAWNS_AT_ONCE};
-use crate::model::{SessionId, SlotId};
+use crate::model::{RunId, SessionId, SlotId};
 use crate::policy::Policy;
 use crate::policy::extract::Extractor;
 use crate::sandbox::state_dir::StateDir;
@@ -49,6 +49,21 @@ pub struct Setup {
     pub marshal: PathBuf,
     /// The environment that `env.pass` takes from.
     pub environment: BTreeMap<String, String>,
+    /// Which sessions of earlier starts its slots go on with.
+    pub go_on: GoOn,
+}
+
+/// Which sessions of earlier starts of the supervisor a fleet goes on with, where a pool says
+/// `session = "slot"` and `on_crash = "resume"`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum GoOn {
+    /// None; its own sessions end with it. For the work of one run.
+    Nothing,
+    /// Those of one run, which it finishes; they end with it.
+    Run(RunId),
+    /// All that belong to no run, or to one that is not over; its own sessions are left to the
+    /// next start.
+    All,
 }
 
 /// A policy with the digest of its text.
@@ -71,6 +86,8 @@ pub(crate) struct Shared {
     pub(crate) uids: Option<HeldBlock>,
     pub(crate) marshal: PathBuf,
     pub(crate) environment: BTreeMap<String, String>,
+    /// Sessions of slots are left to the next start.
+    pub(crate) sessions_outlive: bool,
     /// At most so many processes are being started at the same time.
     pub(crate) spawning: Semaphore,
     /// At most so many workspaces are being copied at the same time.
@@ -90,6 +107,7 @@ impl Shared {
             uids: setup.uids,
             marshal: setup.marshal,
             environment: setup.environment,
+            sessions_outlive: setup.go_on == GoOn::All,
             spawning: Semaphore::new(SPAWNS_AT_ONCE),
             copying: Semaphore::new(COPIES_AT_ONCE),
             watchers: broadcast::channel(BROADCAST_EVENTS).0,

@@ -186,8 +186,10 @@ pub struct SessionRow {
     pub session: SessionId,
     /// Where it runs.
     pub slot: SlotId,
-    /// The run and the task that it works, if one; with `session = "slot"` there is none.
-    pub task: Option<(RunId, TaskId)>,
+    /// The run that it belongs to; `None` for a session that outlives its runs.
+    pub run: Option<RunId>,
+    /// The task that it works; with `session = "slot"` there is none.
+    pub task: Option<TaskId>,
     /// Which attempt of the task, from 1.
     pub attempt: u32,
     /// When.

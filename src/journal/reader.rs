@@ -188,6 +188,11 @@ impl Reader {
         Self::of_file(&dir.join(schema::FILE))
     }
 
+    /// The connection.
+    pub(super) const fn conn(&self) -> &Connection {
+        &self.conn
+    }
+
     pub(super) fn of_file(file: &Path) -> Result<Self, OpenError> {
         let named = |source| schema::named(file, source);
         let conn = schema::connect_reader(file, limits::JOURNAL_OPEN).map_err(named)?;

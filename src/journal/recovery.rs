@@ -43,18 +43,21 @@ pub(super) fn plan(
     let mut found = Recovered::default();
     let mut commits = Vec::new();
     let before = i64::try_from(epoch).unwrap_or(i64::MAX);
-    let mut open =
-        conn.prepare("SELECT session FROM sessions WHERE ended_at_us IS NULL AND epoch < ?1")?;
+    let mut open = conn.prepare(
+        "SELECT session, task IS NULL FROM sessions WHERE ended_at_us IS NULL AND epoch < ?1",
+    )?;
     let sessions = open
-        .query_map([before], |row| row.get::<_, String>(0))?
+        .query_map([before], |row| Ok((row.get::<_, String>(0)?, row.get(1)?)))?
         .collect::<Result<Vec<_>, _>>()?;
-    for name in sessions {
+    for (name, of_slot) in sessions {
         // Only ids that passed this check were ever written.
         let Ok(session) = SessionId::new(&name) else {
             continue;
         };
         found.sessions += 1;
-        commits.push(end_session(conn, &session, epoch, at_us, &mut found)?);
+        commits.push(end_session(
+            conn, &session, of_slot, epoch, at_us, &mut found,
+        )?);
     }
     let mut open = conn.prepare(
         "SELECT run, id, state FROM tasks JOIN runs USING (run) \
@@ -76,6 +79,7 @@ pub(super) fn plan(
 fn end_session(
     conn: &Connection,
     session: &SessionId,
+    of_slot: bool,
     epoch: u64,
     at_us: i64,
     found: &mut Recovered,
@@ -128,11 +132,14 @@ fn end_session(
             detail: Some(LOST.to_owned()),
         });
     }
-    writes.push(Write::SessionEnded {
-        session: session.clone(),
-        at_us,
-        class: None,
-    });
+    // One of a slot may be loaded again: whoever starts decides that.
+    if !of_slot {
+        writes.push(Write::SessionEnded {
+            session: session.clone(),
+            at_us,
+            class: None,
+        });
+    }
     Ok(Commit::of(writes))
 }
 

@@ -286,10 +286,6 @@ impl Writer<'_> {
     }
 
     fn session_begun(&mut self, row: &SessionRow) -> Result<(), Fault> {
-        let (run, task) = match &row.task {
-            Some((run, task)) => (Some(run.as_str()), Some(task.as_str())),
-            None => (None, None),
-        };
         self.execute(
             "INSERT INTO sessions (session, epoch, pool, slot, run, task, attempt, begun_at_us) \
              VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
@@ -298,8 +294,8 @@ impl Writer<'_> {
                 signed(self.epoch),
                 row.slot.pool.as_str(),
                 row.slot.index,
-                run,
-                task,
+                row.run.as_ref().map(RunId::as_str),
+                row.task.as_ref().map(TaskId::as_str),
                 row.attempt,
                 row.at_us
             ],

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::{accepted_by, file, found, named, only, pool, script};
 use crate::config::{
     AsksFor, Extractor, Fill, Guard, Launcher, LogFormat, Network, OnCrash, OnTimeout, Origin,
-    Pool, RestartKind, WorkspaceMode,
+    Pool, RestartKind, SessionScope, WorkspaceMode,
 };
 
 /// The pool of a good file with these keys.
@@ -62,6 +62,36 @@ fn values_are_read_as_they_are_written() {
     assert_eq!(pool.timeouts.silence, None);
     assert_eq!(pool.stop.goodbye, Duration::ZERO);
     assert_eq!(pool.ask.on_timeout, OnTimeout::DenyTurn);
+}
+
+#[test]
+fn a_slot_may_keep_its_session_and_load_it_again() {
+    let resume = "session = \"slot\"\nrestart = { on_crash = \"resume\" }";
+    let config = accepted_by(&named(), &script(resume));
+    let built_in = only(&config);
+    assert_eq!(built_in.session, SessionScope::Slot);
+    assert_eq!(built_in.restart.on_crash, OnCrash::Resume);
+    let own = read(&format!(
+        "{resume}\nresume_args = [\"-r={{session}}\", \"{{workspace}}\"]"
+    ));
+    let fill = Fill {
+        session: "ours",
+        workspace: "/workspace",
+    };
+    assert_eq!(own.argv(fill), ["agent"]);
+    assert_eq!(
+        own.resume_argv(fill, "theirs"),
+        ["agent", "-r=theirs", "/workspace"]
+    );
+    let retry = read("session = \"slot\"\nattempts = 2\nrestart = { on_crash = \"retry\" }");
+    assert_eq!(retry.restart.on_crash, OnCrash::Retry);
+    assert!(read("").resume_args.is_empty());
+    assert!(read("resume_args = []").resume_args.is_empty());
+    for kind in ["permanent", "transient", "temporary"] {
+        read(&format!(
+            "session = \"slot\"\nrestart = {{ kind = \"{kind}\" }}"
+        ));
+    }
 }
 
 #[test]

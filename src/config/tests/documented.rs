@@ -65,6 +65,7 @@ const BARE: &str = "pool.demo.command = [\"agent\"]\n";
 const SAMPLES: &[(&str, &str)] = &[
     ("pool.NAME.agent", "\"scaiflux\""),
     ("pool.NAME.command", "[\"agent\"]"),
+    ("pool.NAME.resume_args", "[\"--resume\", \"{session}\"]"),
     ("pool.NAME.model", "\"lab/model-1\""),
     ("pool.NAME.mode", "\"plan\""),
     ("pool.NAME.asks", "\"some\""),
@@ -114,7 +115,6 @@ fn every_documented_type_is_the_one_that_is_expected() {
                 expected.starts_with("a duration such") && expected.ends_with(", or \"none\"")
             }
             "a size" => expected.starts_with("a size such"),
-            "\"task\"" => expected == "a string",
             kind => kind == expected,
         };
         assert!(

@@ -102,9 +102,7 @@ fn closed_sets_of_words_name_their_members() {
     set("asks", "\"all\", \"some\" or \"never\"", ("nevr", "never"), &[]);
     set("dialect", "\"scaiflux\"", ("scaifluks", "scaiflux"), &["acp", "loaf", "skillpilot", "claude", "codex"]);
     check("dialect = { custom = \"d.toml\" }", "custom dialects are not supported by this version");
-    check("session = \"slot\"", "\"slot\" is not supported by this version: expected \"task\"");
-    check("session = \"tsk\"", "did you mean task?");
-    check("session = 1", "pool.demo.session: expected a string");
+    set("session", "\"task\" or \"slot\"", ("tsk", "task"), &[]);
     check("extractor = \"codex\"", "expected \"scaiflux\" or a table of its own");
     check("extractor = 4", "expected a string");
     check("guard_off = \"yes\"", "expected true or false, found \"yes\"");
@@ -113,7 +111,7 @@ fn closed_sets_of_words_name_their_members() {
 
 #[test]
 fn keys_that_do_nothing_yet_are_not_accepted() {
-    for later in ["resume_args = []", "mcp_servers = []", "tell_denials = \"never\"", "hooks = []", "delegates = {}"] {
+    for later in ["mcp_servers = []", "tell_denials = \"never\"", "hooks = []", "delegates = {}"] {
         check(later, "is not supported by this version");
     }
     for later in ["control = \"30s\"", "keepalive = \"30s\"", "idle = \"10m\""] {
@@ -123,12 +121,31 @@ fn keys_that_do_nothing_yet_are_not_accepted() {
     check("ask = { when_waiting = \"hold\" }", "\"when_waiting\" is not supported by this version");
     check("workspace = { path = \".\", mode = \"overlay\" }", "\"overlay\" is not supported by this version");
     check("workspace = { path = \".\", mode = \"worktree\" }", "\"worktree\" is not supported by this version");
-    check("restart = { on_crash = \"resume\" }", "\"resume\" is not supported by this version");
     check("sandbox = \"strict\"", "\"strict\" is not supported by this version");
     check("policy = \"ci\"", "\"ci\" is not supported by this version");
     check("policy = \"reviewer\"", "\"reviewer\" is not supported by this version");
     check("env = { set = { K = \"env:KEY\" } }", "pool.demo.env.set.K: secrets");
     check("env = { set = { K = \"file:/x\" } }", "are not supported by this version");
+}
+
+#[test]
+fn a_session_is_resumed_only_where_it_can_be() {
+    let resume = "restart = { on_crash = \"resume\" }";
+    let args = "resume_args = [\"--resume\", \"{session}\"]";
+    check(&format!("{resume}\n{args}"), "3:24: pool.demo.restart.on_crash: on_crash = \"resume\" needs session = \"slot\"…set session = \"slot\"");
+    check(&format!("{resume}\n{args}\nsession = \"task\""), "needs session = \"slot\"");
+    refused_by(&named(), &script(resume), "needs session = \"slot\"");
+    check(&format!("{resume}\nsession = \"slot\""), "needs resume_args: scaiflux has no message that loads a session…for example");
+    check(&format!("{resume}\nsession = \"slot\"\nresume_args = []"), "needs resume_args");
+    refused_by(&named(), &script(&format!("{resume}\nsession = \"slot\"\nresume_args = []")), "needs resume_args");
+    check("resume_args = [\"--resume\"]", "3:15: pool.demo.resume_args: one of resume_args must hold {session}…for example");
+    check("resume_args = [\"--resume\", \"${session}\"]", "must hold {session}");
+    check("resume_args = [\"--resume\", \"{workspace}\"]", "must hold {session}");
+    check("resume_args = [\"{session}\", \"{sesion}\"]", "pool.demo.resume_args[1]: unknown placeholder {sesion}…did you mean {session}?");
+    check("resume_args = \"--resume {session}\"", "expected an array of strings");
+    check("resume_args = [4]", "expected a string");
+    // Each attempt is made in a fresh session, whatever the slot keeps.
+    check("session = \"slot\"\nrestart = { on_crash = \"retry\" }", "needs attempts of at least 2");
 }
 
 #[test]

@@ -23,6 +23,8 @@ pub(crate) enum Cause {
     },
     /// It broke its protocol.
     Protocol(String),
+    /// It cannot load the session that it was to go on with.
+    NotResumed(String),
     /// It closed this pipe and lived on.
     Mute(&'static str),
 }
@@ -36,6 +38,8 @@ pub(crate) struct ChannelEnd {
     pub(crate) status: Option<ExitStatus>,
     /// Whether it had completed its handshake.
     pub(crate) was_ready: bool,
+    /// The agent says that it cannot load its session again.
+    pub(crate) not_resumed: bool,
     /// Why, in our words; foreign text in it is already shown safely.
     pub(crate) detail: String,
     /// The last lines of its stderr.
@@ -49,6 +53,7 @@ impl ChannelEnd {
             class: ExitClass::ProtocolFault,
             status: None,
             was_ready: true,
+            not_resumed: false,
             detail: format!("internal error: {why}"),
             stderr: Vec::new(),
         }
@@ -60,6 +65,7 @@ impl ChannelEnd {
             class: ExitClass::SpawnFailed,
             status: None,
             was_ready: false,
+            not_resumed: false,
             detail: why.to_owned(),
             stderr: Vec::new(),
         }
@@ -77,6 +83,7 @@ pub(crate) fn conclude(
         class: ExitClass::Exited,
         status: ended.and_then(|ended| ended.status),
         was_ready,
+        not_resumed: matches!(cause, Some(Cause::NotResumed(_))),
         detail: String::new(),
         stderr,
     };
@@ -96,7 +103,7 @@ pub(crate) fn conclude(
                 "the agent speaks protocol version {theirs}, this supervisor speaks version {ours}"
             );
         }
-        Some(Cause::Protocol(why)) => {
+        Some(Cause::Protocol(why) | Cause::NotResumed(why)) => {
             end.class = ExitClass::ProtocolFault;
             end.detail = why;
         }

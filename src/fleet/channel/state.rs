@@ -319,7 +319,7 @@ impl ChannelState {
                     break;
                 }
                 Effect::Fault(fault @ Fault::NotResumed(_)) => {
-                    self.fault(Cause::Protocol(fault.to_string()), now);
+                    self.fault(Cause::NotResumed(fault.to_string()), now);
                     break;
                 }
                 Effect::Fault(Fault::Protocol(why)) => {

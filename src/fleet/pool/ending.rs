@@ -4,9 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::PoolMsg;
+use super::slot::Kept;
 use super::state::PoolState;
 use super::task::{self, ActiveTask};
 use crate::config::OnCrash;
+use crate::fleet::channel::ChannelEnd;
 use crate::fleet::clock::{self, now_us};
 use crate::fleet::notice::Notice;
 use crate::fleet::session::Attempt;
@@ -35,40 +37,64 @@ impl PoolState {
         }
         let slot_id = slot.id.clone();
         let code = attempt.end.as_ref().and_then(|end| end.status);
+        let stays = attempt.stays;
         self.shared.slots.change(&slot_id, |view| {
             view.task = None;
-            view.session = None;
-            view.pid = None;
+            // A session that waits still needs its home and copy.
+            if stays.is_none() {
+                view.session = None;
+            }
+            if stays.is_none_or(|stays| !stays.has_child) {
+                view.pid = None;
+            }
             view.last_exit_code = code.map(ExitStatus::shell_code).or(view.last_exit_code);
         });
-        let parked = self.child_ended(index, attempt, &mut task);
+        if attempt.stays.is_some() {
+            self.slots[usize::from(index)].kept = Some(Kept::Waiting {
+                actor: occupied.actor,
+                session: attempt.session.clone(),
+            });
+        }
+        if attempt.turn == Some(TurnOutcome::Completed) {
+            self.slots[usize::from(index)].history.turn_completed();
+        }
+        let has_child = attempt.stays.is_some_and(|stays| stays.has_child);
+        let follows = match &attempt.end {
+            Some(end) => self.child_ended(index, end),
+            None if has_child => Follows::default(),
+            None => {
+                self.change(index, SlotEvent::GoneToRest, None);
+                Follows::default()
+            }
+        };
         task.take_in(&slot_id, attempt);
-        self.what_of_the_task(task, attempt, parked);
+        if let Some(after) = follows.backoff {
+            task.restarts += 1;
+            task.backoff += after;
+        }
+        let is_sent_again = self.what_of_the_task(task, attempt, follows.parked);
+        if let Some(stays) = attempt.stays {
+            self.what_of_the_session(index, stays, attempt.end.is_some(), is_sent_again);
+        }
+        self.old_child_is_gone(index, has_child);
+    }
+
+    /// Tells who waits for the old child's end.
+    pub(super) fn old_child_is_gone(&mut self, index: u16, has_child: bool) {
         let waiting = self
             .slot(index)
+            .filter(|_| !has_child)
             .map(|slot| std::mem::take(&mut slot.restarted));
         for done in waiting.into_iter().flatten() {
             let _ = done.send(());
         }
     }
 
-    /// Restart decision. Gives the reason if the slot parks.
-    pub(super) fn child_ended(
-        &mut self,
-        index: u16,
-        attempt: &Attempt,
-        task: &mut ActiveTask,
-    ) -> Option<String> {
+    /// Restart decision.
+    pub(super) fn child_ended(&mut self, index: u16, end: &ChannelEnd) -> Follows {
         let now = clock::now();
         let restart = self.pool.config.restart.clone();
         let slot = &mut self.slots[usize::from(index)];
-        if attempt.turn == Some(TurnOutcome::Completed) {
-            slot.history.turn_completed();
-        }
-        let Some(end) = &attempt.end else {
-            self.change(index, SlotEvent::GoneToRest, None);
-            return None;
-        };
         let by_hand = !slot.restarted.is_empty();
         let lived = slot.spawned_at.take().map_or(Duration::ZERO, |at| now - at);
         if end.class.is_wanted() || by_hand || self.stopping || self.cancelled {
@@ -76,7 +102,7 @@ impl PoolState {
                 self.restarted(index, RestartCause::Manual, Duration::ZERO);
             }
             self.change(index, SlotEvent::GoneToRest, None);
-            return None;
+            return Follows::default();
         }
         slot.down_since.get_or_insert(now);
         let failure = restart::End {
@@ -96,11 +122,12 @@ impl PoolState {
         });
         match next {
             Next::Start { after } => {
-                task.restarts += 1;
-                task.backoff += after;
                 self.restarted(index, cause(end.class), after);
                 self.back_off(index, after, &end.detail);
-                None
+                Follows {
+                    backoff: Some(after),
+                    parked: None,
+                }
             }
             Next::Park { reason } => {
                 SlotParked {
@@ -110,11 +137,14 @@ impl PoolState {
                 }
                 .emit();
                 self.change(index, SlotEvent::Parked, Some(reason.clone()));
-                Some(reason)
+                Follows {
+                    backoff: None,
+                    parked: Some(reason),
+                }
             }
             Next::Rest => {
                 self.change(index, SlotEvent::GoneToRest, None);
-                None
+                Follows::default()
             }
         }
     }
@@ -147,54 +177,63 @@ impl PoolState {
     pub(super) fn backoff_over(&mut self, index: u16, round: u64) {
         if self.slot(index).is_some_and(|slot| slot.round == round) {
             self.change(index, SlotEvent::BackoffOver, None);
+            self.load_at_once(index);
         }
     }
 
+    /// Ends the task or puts it back; `true` if it is to be sent again, in a fresh session.
     pub(super) fn what_of_the_task(
         &mut self,
         task: ActiveTask,
         attempt: &Attempt,
         parked: Option<String>,
-    ) {
+    ) -> bool {
         let closing = self.cancelled || self.stopping || task.cancelled;
         let more = task.sent < task.attempts && !closing;
         let again = match task::verdict(attempt, closing) {
-            task::After::Ended(outcome, why) => return self.end_one(task, outcome, why),
+            task::After::Ended(outcome, why) => {
+                self.end_one(task, outcome, why);
+                return false;
+            }
             task::After::Unbegun => match parked {
                 // Nobody else should suffer what parked this slot: the task ends with its reason.
-                Some(reason) => return self.end_one(task, TaskOutcome::Failed, Some(reason)),
-                None => true,
+                Some(reason) => {
+                    self.end_one(task, TaskOutcome::Failed, Some(reason));
+                    return false;
+                }
+                None => false,
             },
             task::After::Lost(why) => {
                 let retry = self.pool.config.restart.on_crash == OnCrash::Retry && more;
                 if !retry {
-                    return self.end_one(task, TaskOutcome::Lost, Some(why));
+                    self.end_one(task, TaskOutcome::Lost, Some(why));
+                    return false;
                 }
                 true
             }
             task::After::CheckFailed(why) => {
                 if !more {
-                    return self.end_one(task, TaskOutcome::Failed, Some(why));
+                    self.end_one(task, TaskOutcome::Failed, Some(why));
+                    return false;
                 }
                 true
             }
         };
-        if again {
-            self.submit(Write::TaskUpdated {
-                run: task.run.clone(),
-                task: task.spec.id.clone(),
-                at_us: now_us(),
-                change: TaskChange::Requeued,
-            });
-            TaskQueued {
-                pool: &self.pool.config.name,
-                task: &task.spec.id,
-            }
-            .emit();
-            let mut task = task;
-            task.queued = clock::now();
-            self.queue.push_front(task);
+        self.submit(Write::TaskUpdated {
+            run: task.run.clone(),
+            task: task.spec.id.clone(),
+            at_us: now_us(),
+            change: TaskChange::Requeued,
+        });
+        TaskQueued {
+            pool: &self.pool.config.name,
+            task: &task.spec.id,
         }
+        .emit();
+        let mut task = task;
+        task.queued = clock::now();
+        self.queue.push_front(task);
+        again
     }
 
     fn end_one(&self, task: ActiveTask, outcome: TaskOutcome, why: Option<String>) {
@@ -265,6 +304,15 @@ impl PoolState {
             tracing::error!("rows were not journalled: the journal is closed");
         });
     }
+}
+
+/// What follows on a child's end.
+#[derive(Debug, Default)]
+pub(super) struct Follows {
+    /// The slot's next child waits for so long.
+    pub(super) backoff: Option<Duration>,
+    /// A person must look, and why.
+    pub(super) parked: Option<String>,
 }
 
 /// A task at its end: how, and why.

@@ -4,6 +4,7 @@
 //! attempt ended. Must not know protocols, processes or permission requests.
 
 mod ending;
+mod keeping;
 mod slot;
 mod state;
 mod task;
@@ -15,11 +16,12 @@ use std::collections::VecDeque;
 use ractor::{Actor, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::sync::oneshot;
 
-use slot::Slot;
+use slot::{Kept, Slot};
 use state::PoolState;
 pub(crate) use task::ActiveTask;
 
-use super::session::Attempt;
+use super::channel::ChannelEnd;
+use super::session::{Attempt, Stays, StoredSession};
 use super::setup::{PoolShared, Shared};
 use crate::lifecycle::state::SlotEvent;
 use crate::model::{RunId, SessionId};
@@ -42,6 +44,24 @@ pub(crate) enum PoolMsg {
     },
     /// A session is over.
     AttemptEnded(Box<Attempt>),
+    /// A session between tasks lost its child.
+    ChildGone {
+        /// Which slot.
+        index: u16,
+        /// Which session.
+        session: SessionId,
+        /// How the child ended.
+        end: Box<ChannelEnd>,
+        /// Whether the session could go on.
+        stays: Stays,
+    },
+    /// A session between tasks is closed.
+    SessionClosed {
+        /// Which slot.
+        index: u16,
+        /// Which session.
+        session: SessionId,
+    },
     /// A slot's backoff is over.
     BackoffOver {
         /// Which slot.
@@ -76,6 +96,8 @@ pub(crate) enum PoolMsg {
 pub(crate) struct PoolArgs {
     pub(crate) shared: Arc<Shared>,
     pub(crate) pool: Arc<PoolShared>,
+    /// Sessions that an earlier start of the supervisor left to its slots.
+    pub(crate) stored: Vec<(u16, StoredSession)>,
 }
 
 /// N slots and a queue.
@@ -91,10 +113,19 @@ impl Actor for Pool {
         myself: ActorRef<PoolMsg>,
         args: PoolArgs,
     ) -> Result<PoolState, ActorProcessingErr> {
-        let PoolArgs { shared, pool } = args;
-        let slots = (0..pool.config.size)
+        let PoolArgs {
+            shared,
+            pool,
+            stored,
+        } = args;
+        let mut slots: Vec<Slot> = (0..pool.config.size)
             .map(|index| Slot::new(&pool.config, index))
             .collect();
+        for (index, session) in stored {
+            if let Some(slot) = slots.get_mut(usize::from(index)) {
+                slot.kept = Some(Kept::Stored(session));
+            }
+        }
         Ok(PoolState {
             myself,
             shared,
@@ -121,6 +152,13 @@ impl Actor for Pool {
                 pid,
             } => state.slot_moved(index, &session, change, pid),
             PoolMsg::AttemptEnded(attempt) => state.attempt_ended(&attempt),
+            PoolMsg::ChildGone {
+                index,
+                session,
+                end,
+                stays,
+            } => state.child_gone(index, &session, &end, stays),
+            PoolMsg::SessionClosed { index, session } => state.session_closed(index, &session),
             PoolMsg::BackoffOver { index, round } => state.backoff_over(index, round),
             PoolMsg::Restart { index, done } => state.restart(index, done),
             PoolMsg::Cancel(run) => state.cancel(run.as_ref()),

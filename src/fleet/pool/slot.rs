@@ -7,7 +7,7 @@ use tokio::sync::oneshot;
 
 use super::ActiveTask;
 use crate::config::Pool as PoolConfig;
-use crate::fleet::session::SessionMsg;
+use crate::fleet::session::{SessionMsg, StoredSession};
 use crate::lifecycle::restart::History;
 use crate::lifecycle::state::{self, SlotEvent};
 use crate::model::{SessionId, SlotId, SlotState};
@@ -20,6 +20,23 @@ pub(super) struct Occupied {
     pub(super) task: ActiveTask,
 }
 
+/// A slot's session between tasks, with `session = "slot"`.
+#[derive(Debug)]
+pub(super) enum Kept {
+    /// It waits, with or without a child.
+    Waiting {
+        actor: ActorRef<SessionMsg>,
+        session: SessionId,
+    },
+    /// It is being closed: the slot is not free before that is done.
+    Closing {
+        actor: ActorRef<SessionMsg>,
+        session: SessionId,
+    },
+    /// An earlier start of the supervisor left it; nothing of it runs.
+    Stored(StoredSession),
+}
+
 /// A fixed place in the pool.
 #[derive(Debug)]
 pub(crate) struct Slot {
@@ -27,6 +44,7 @@ pub(crate) struct Slot {
     pub(super) state: SlotState,
     pub(super) history: History,
     pub(super) work: Option<Occupied>,
+    pub(super) kept: Option<Kept>,
     /// Counts backoffs, so that the end of an outdated one is told from the current one's.
     pub(super) round: u64,
     /// When the current child was started.
@@ -47,6 +65,7 @@ impl Slot {
             state: SlotState::Unloaded,
             history: History::default(),
             work: None,
+            kept: None,
             round: 0,
             spawned_at: None,
             down_since: None,
@@ -68,11 +87,27 @@ impl Slot {
 
     /// Whether a task may be given to it now.
     pub(super) fn is_idle(&self) -> bool {
-        self.work.is_none() && self.state == SlotState::Unloaded
+        let has_place = match (&self.kept, self.state) {
+            (Some(Kept::Closing { .. }), _) => false,
+            (Some(Kept::Waiting { .. }), SlotState::Ready) => true,
+            (_, state) => state == SlotState::Unloaded,
+        };
+        self.work.is_none() && has_place
     }
 
     /// Whether no session is in it.
     pub(super) const fn is_free(&self) -> bool {
-        self.work.is_none()
+        self.work.is_none() && matches!(self.kept, None | Some(Kept::Stored(_)))
+    }
+
+    /// The actor and the session that are in it.
+    pub(super) fn occupant(&self) -> Option<(&ActorRef<SessionMsg>, &SessionId)> {
+        match (&self.work, &self.kept) {
+            (Some(work), _) => Some((&work.actor, &work.session)),
+            (None, Some(Kept::Waiting { actor, session } | Kept::Closing { actor, session })) => {
+                Some((actor, session))
+            }
+            _ => None,
+        }
     }
 }

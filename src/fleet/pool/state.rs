@@ -3,17 +3,18 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use ractor::{ActorId, ActorRef, ActorRuntime};
+use ractor::{ActorId, ActorRef};
 use tokio::sync::oneshot;
 
 use super::ending::unbegun;
-use super::slot::{Occupied, Slot};
+use super::slot::{Kept, Occupied, Slot};
 use super::{ActiveTask, PoolMsg};
 use crate::fleet::clock::{self, now_us};
 use crate::fleet::notice::Notice;
-use crate::fleet::session::{Attempt, Session, SessionArgs, SessionMsg, Work};
+use crate::fleet::session::{Attempt, SessionMsg, Work};
 use crate::fleet::setup::{PoolShared, Shared};
 use crate::journal::Write;
+use crate::lifecycle;
 use crate::lifecycle::state::SlotEvent;
 use crate::model::{RunId, SessionId, SlotState, TaskOutcome};
 use crate::telemetry::event::child::SlotStateChanged;
@@ -90,8 +91,7 @@ impl PoolState {
         pid: Option<u32>,
     ) {
         let Some(slot) = self.slot(index) else { return };
-        let current = slot.work.as_ref().map(|work| &work.session);
-        if current != Some(session) {
+        if slot.occupant().map(|(_, current)| current) != Some(session) {
             return;
         }
         match change {
@@ -136,7 +136,12 @@ impl PoolState {
             return;
         };
         let slot = &mut self.slots[usize::from(index)];
-        let session = fresh_session_id(&self.shared);
+        let kept = slot.kept.take();
+        let session = match &kept {
+            Some(Kept::Waiting { session, .. } | Kept::Closing { session, .. }) => session.clone(),
+            Some(Kept::Stored(stored)) => stored.session.clone(),
+            None => fresh_session_id(&self.shared),
+        };
         // Known before its home and copy are made, so that no sweep takes them for leftovers.
         let working = Some(session.clone());
         self.shared
@@ -157,16 +162,9 @@ impl PoolState {
             asked: now,
             down_since: slot.down_since,
         };
-        let args = SessionArgs {
-            pool_ref: self.myself.clone(),
-            shared: Arc::clone(&self.shared),
-            pool: Arc::clone(&self.pool),
-            work,
-        };
         let slot_id = slot.id.clone();
-        let cell = self.myself.get_cell();
-        match ActorRuntime::spawn_linked_instant(None, Session, args, cell) {
-            Ok((actor, _)) => {
+        match self.give(work, kept) {
+            Ok(actor) => {
                 self.shared.tell(Notice::Assigned {
                     run: task.run.clone(),
                     task: task.spec.id.clone(),
@@ -188,10 +186,12 @@ impl PoolState {
                     session,
                     task,
                 });
-                self.change(index, SlotEvent::StartBegun, None);
+                if self.slots[usize::from(index)].state != SlotState::Ready {
+                    self.change(index, SlotEvent::StartBegun, None);
+                }
             }
             Err(error) => {
-                tracing::error!(slot = %slot_id, %error, "a session could not be started");
+                tracing::error!(slot = %slot_id, error, "a session could not be started");
                 self.shared
                     .slots
                     .change(&slot_id, |view| view.session = None);
@@ -210,8 +210,9 @@ impl PoolState {
         slot.history.forgive();
         slot.round += 1;
         let (id, state) = (slot.id.clone(), slot.state);
-        if let Some(work) = &slot.work {
-            let _ = work.actor.send_message(SessionMsg::Stop { now: false });
+        let has_child = slot.work.is_some() || lifecycle::state::has_child(state);
+        if let Some((actor, _)) = slot.occupant().filter(|_| has_child) {
+            let _ = actor.send_message(SessionMsg::Stop { now: false });
             slot.restarted.push(done);
         } else {
             let change = match state {
@@ -250,16 +251,24 @@ impl PoolState {
         for work in self.slots.iter().filter_map(|slot| slot.work.as_ref()) {
             let _ = work.actor.send_message(SessionMsg::Stop { now });
         }
+        for index in 0..self.pool.config.size {
+            self.close(index, now);
+        }
     }
 
     /// A session ended without a word: its task is lost, its children die with its keeper.
     pub(super) fn session_gone(&mut self, who: ActorId, why: &str) {
         let gone = self.slots.iter().find_map(|slot| {
-            let work = slot.work.as_ref()?;
-            (work.actor.get_id() == who).then(|| (slot.id.index, work.session.clone()))
+            let (actor, session) = slot.occupant()?;
+            let works = slot.work.is_some();
+            (actor.get_id() == who).then(|| (slot.id.index, session.clone(), works))
         });
-        if let Some((index, session)) = gone {
-            self.attempt_ended(&Attempt::internal(index, session, why));
+        match gone {
+            Some((index, session, true)) => {
+                self.attempt_ended(&Attempt::internal(index, session, why));
+            }
+            Some((index, session, false)) => self.session_closed(index, &session),
+            None => {}
         }
     }
 }

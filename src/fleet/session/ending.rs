@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use super::outbox::After;
 use super::state::{Phase, SessionState};
+use super::work::Stays;
 use super::{Attempt, CheckResult, SessionMsg, work};
+use crate::config::SessionScope;
 use crate::dialect::Command;
 use crate::fleet::channel::{ChannelEnd, ChannelMsg};
 use crate::fleet::clock::now_us;
@@ -34,18 +36,24 @@ impl SessionState {
             SessionMsg::Rejected(why) => self.rejected(&why),
             SessionMsg::Flush => self.outbox.retried(),
             SessionMsg::Checked(check) => self.checked(*check),
-            SessionMsg::Surveyed(survey) => {
-                self.report(*survey);
+            SessionMsg::Surveyed(survey) => return self.report(*survey),
+            SessionMsg::TooLarge(why) => self.too_large(why),
+            SessionMsg::Next(work) => self.next(*work),
+            SessionMsg::Recorded(before) => self.recorded(before),
+            SessionMsg::Load => self.load(),
+            SessionMsg::Close { for_good, now } => self.close(for_good, now),
+            SessionMsg::Settled => {
+                self.settled();
                 return true;
             }
-            SessionMsg::TooLarge(why) => self.too_large(why),
+            SessionMsg::Cancel if !self.has_task => {}
             SessionMsg::Cancel => {
                 self.cancelled = true;
                 self.interrupt(TurnOutcome::Cancelled, "the run was cancelled".to_owned());
                 self.end_check("the run was cancelled");
             }
             SessionMsg::Stop { now } => {
-                self.stopped = true;
+                self.stopped |= self.has_task;
                 self.stop(now);
                 self.end_check("it was stopped");
             }
@@ -64,6 +72,7 @@ impl SessionState {
         self.failure = Some(format!("internal error: {why}"));
         match self.phase {
             Phase::Checking | Phase::Surveying => {}
+            Phase::Idle | Phase::Closing => self.close(true, true),
             _ if self.end.is_some() || self.channel.is_none() => self.survey(),
             _ => self.stop(true),
         }
@@ -86,7 +95,7 @@ impl SessionState {
             return;
         }
         tracing::warn!(session = %self.work.session, why, "size limit");
-        if self.turn.is_none() {
+        if self.has_task && self.turn.is_none() {
             self.ending.get_or_insert((TurnOutcome::Failed, why));
         }
         self.stop(false);
@@ -94,7 +103,7 @@ impl SessionState {
 
     /// Ends the running turn for a reason of ours.
     pub(super) fn interrupt(&mut self, outcome: TurnOutcome, why: String) {
-        if self.turn.is_some() || self.end.is_some() {
+        if self.turn.is_some() || self.end.is_some() || !self.has_task {
             return;
         }
         self.ending.get_or_insert((outcome, why));
@@ -144,8 +153,17 @@ impl SessionState {
                 detail: Some(why.clone()),
             });
             self.turn_detail = Some(why);
+        } else if self.accepted && self.turn.is_none() {
+            // Every accepted prompt has an end in the stream; the task itself waits again.
+            self.outbox.event(Event::TurnEnded {
+                outcome: TurnOutcome::Lost,
+                stop_reason: None,
+                usage: Usage::default(),
+                detail: Some("the child ended before the prompt was written".to_owned()),
+            });
         }
         self.asks.gone();
+        self.load_ended(&end);
         self.outbox.event(Event::ChildExited {
             class: end.class,
             status: end.status,
@@ -156,9 +174,14 @@ impl SessionState {
                 end.stderr.clone()
             },
         });
+        self.channel = None;
+        match self.phase {
+            Phase::Closing => return self.settle(),
+            _ if !self.has_task => return self.child_gone(end),
+            _ => {}
+        }
         self.outbox.after(After::ChildEnded);
         self.end = Some(end);
-        self.channel = None;
         if self.broken {
             self.survey();
         }
@@ -166,6 +189,13 @@ impl SessionState {
 
     /// The child's end is durable: what is left is the check and a look at the workspace.
     pub(super) fn after_child(&mut self) {
+        if !matches!(self.phase, Phase::Checking | Phase::Surveying) && self.has_task {
+            self.after_turn();
+        }
+    }
+
+    /// The turn is over, and with `session = "task"` its child is gone.
+    pub(super) fn after_turn(&mut self) {
         let argv = self.work.check.as_ref().unwrap_or(&self.pool.config.check);
         let ends = self.cancelled || self.stopped || argv.is_empty();
         if ends || self.turn != Some(TurnOutcome::Completed) {
@@ -197,21 +227,35 @@ impl SessionState {
     pub(super) fn survey(&mut self) {
         self.phase = Phase::Surveying;
         let to = self.myself.clone();
-        let session = self.work.session.clone();
-        let survey = work::survey(session, self.prepared.take(), Arc::clone(&self.shared));
+        let over = !self.stays();
+        let survey = work::survey(
+            self.prepared.as_mut(),
+            self.work.session.clone(),
+            Arc::clone(&self.shared),
+            over,
+        );
         tokio::spawn(async move {
             let _ = to.send_message(SessionMsg::Surveyed(Box::new(survey.await)));
         });
     }
 
-    pub(super) fn report(&mut self, survey: work::Survey) {
-        self.outbox.write(Write::SessionEnded {
-            session: self.work.session.clone(),
-            at_us: now_us(),
-            class: self.end.as_ref().map(|end| end.class),
-        });
-        if !self.broken {
-            self.outbox.flush_last();
+    /// Whether it waits for a next task after this one.
+    fn stays(&self) -> bool {
+        self.scope == SessionScope::Slot && self.prepared.is_some() && !self.broken
+    }
+
+    /// Tells what the attempt brought; `true` if the session is over with it.
+    pub(super) fn report(&mut self, survey: work::Survey) -> bool {
+        let stays = self.stays();
+        if !stays {
+            self.outbox.write(Write::SessionEnded {
+                session: self.work.session.clone(),
+                at_us: now_us(),
+                class: self.end.as_ref().map(|end| end.class),
+            });
+            if !self.broken {
+                self.outbox.flush_last();
+            }
         }
         let attempt = Attempt {
             index: self.work.slot.index,
@@ -225,9 +269,16 @@ impl SessionState {
             survey,
             cancelled: self.cancelled,
             failure: self.failure.take(),
+            stays: stays.then(|| Stays {
+                has_child: self.channel.is_some(),
+                can_load: self.can_load(),
+            }),
         };
+        self.has_task = false;
+        self.phase = Phase::Idle;
         let _ = self
             .pool_ref
             .send_message(PoolMsg::AttemptEnded(Box::new(attempt)));
+        !stays
     }
 }

@@ -1,4 +1,5 @@
-//! Session: one conversation, from its workspace to its last durable event.
+//! Session: one conversation, from its workspace to its last durable event: one attempt at a task,
+//! or, with `session = "slot"`, task after task, through several children.
 //!
 //! Owns the order of events (sequence numbers), the running turn, and the answer to every ask.
 //! Stamps what the Channel reports, journals it, and acts on what must be durable first only when
@@ -7,6 +8,7 @@
 mod asks;
 mod ending;
 mod measure;
+mod next;
 mod outbox;
 pub(crate) mod outcome;
 mod prepare;
@@ -20,20 +22,19 @@ use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 
 pub(crate) use prepare::{PrepareError, Prepared};
 pub(crate) use tally::Tally;
-pub(crate) use work::{Attempt, CheckResult, Work};
+pub(crate) use work::{Attempt, CheckResult, Stays, Work};
 
 use asks::Asks;
 use outbox::{After, Outbox};
 use state::{Phase, SessionState};
 
 use super::channel::ChannelEnd;
-use super::clock::now_us;
 use super::credit::Hold;
 use super::pool::PoolMsg;
 use super::setup::{PoolShared, Shared};
-use crate::journal::{SessionRow, Write};
 use crate::lifecycle::watch::Expired;
-use crate::model::{AgentInfo, Ask, AskKey, Event};
+use crate::model::{AgentInfo, Ask, AskKey, Event, Foreign, SessionId};
+use crate::sandbox::workspace::Manifest;
 use crate::telemetry::log::session_span;
 
 /// What a Channel reports, in the order in which it happened.
@@ -86,6 +87,21 @@ pub(crate) enum SessionMsg {
     Surveyed(Box<work::Survey>),
     /// Home or copy is larger than it may be.
     TooLarge(String),
+    /// The session's next task. Only for a session that is between tasks.
+    Next(Box<Work>),
+    /// How the workspace looks before that task.
+    Recorded(Result<Option<Manifest>, String>),
+    /// Load the session in a new child now, without a task.
+    Load,
+    /// No further task comes. Only for a session that is between tasks.
+    Close {
+        /// It will not be taken up by a later start of the supervisor either.
+        for_good: bool,
+        /// Its child is killed, without the ladder.
+        now: bool,
+    },
+    /// What is left of the session on the disk is settled.
+    Settled,
     /// End the running turn, and with it the task.
     Cancel,
     /// End the session's child: `true` at once, `false` by the stop ladder.
@@ -101,6 +117,18 @@ pub(crate) struct SessionArgs {
     pub(crate) shared: Arc<Shared>,
     pub(crate) pool: Arc<PoolShared>,
     pub(crate) work: Work,
+    /// What an earlier start of the supervisor left of it.
+    pub(crate) stored: Option<StoredSession>,
+}
+
+/// What is known of a session that an earlier start of the supervisor began.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct StoredSession {
+    pub(crate) session: SessionId,
+    /// The agent's own id of it, as far as it can be loaded by that.
+    pub(crate) agent_session: Option<Foreign>,
+    /// Its durable end.
+    pub(crate) last_seq: u64,
 }
 
 /// One conversation.
@@ -121,8 +149,18 @@ impl Actor for Session {
             shared,
             pool,
             work,
+            stored,
         } = args;
         let mut state = SessionState {
+            scope: pool.config.session,
+            agent_session: stored.as_ref().and_then(|of| of.agent_session.clone()),
+            was_stored: stored.is_some(),
+            loading: false,
+            loads_failed: 0,
+            loadable: true,
+            has_task: true,
+            accepted: false,
+            closing: None,
             outbox: Outbox::new(
                 Arc::clone(&shared),
                 work.slot.clone(),
@@ -153,17 +191,15 @@ impl Actor for Session {
             pool,
             work,
         };
-        state.outbox.write(Write::SessionBegun(SessionRow {
-            session: state.work.session.clone(),
-            slot: state.work.slot.clone(),
-            task: Some((state.work.run.clone(), state.work.task.clone())),
-            attempt: state.work.attempt,
-            at_us: now_us(),
-        }));
+        if let Some(stored) = stored {
+            state.outbox.go_on_after(stored.last_seq);
+        } else {
+            state.begun_row();
+        }
         state.flush();
         let to = state.myself.clone();
         let (shared, pool) = (Arc::clone(&state.shared), Arc::clone(&state.pool));
-        let order = prepare::Order::of(&state.work);
+        let order = prepare::Order::of(&state.work, state.was_stored);
         tokio::spawn(async move {
             let prepared = prepare::prepare(&shared, &pool, order).await;
             let _ = to.send_message(SessionMsg::Prepared(Box::new(prepared)));

@@ -88,6 +88,16 @@ impl Outbox {
         }
     }
 
+    /// Goes on with a stream that ends at this seq.
+    pub(crate) const fn go_on_after(&mut self, last_seq: u64) {
+        self.next_seq = last_seq + 1;
+    }
+
+    /// What follows belongs to this task.
+    pub(crate) fn is_for(&mut self, task: TaskId) {
+        self.task = Some(task);
+    }
+
     /// Stamps an event and queues it.
     pub(crate) fn event(&mut self, event: Event) {
         let stamped = Stamped {

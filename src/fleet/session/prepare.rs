@@ -8,12 +8,11 @@ use std::sync::Arc;
 
 use super::work::Work;
 use crate::config::{Fill, Launcher, Network, OWN_PROGRAM, WorkspaceMode};
-use crate::dialect::Opening;
 use crate::fleet::ambient::Ambient;
 use crate::fleet::setup::{PoolShared, Shared};
 use crate::launch::{LaunchPlan, RunError, SpawnError, Walls};
 use crate::limits::{GIT_LIST_BYTES, GIT_LIST_TIMEOUT};
-use crate::model::{SessionId, SlotId};
+use crate::model::{Foreign, SessionId, SlotId};
 use crate::policy::Place;
 use crate::sandbox::state_dir::StateError;
 use crate::sandbox::workspace::{
@@ -102,14 +101,17 @@ pub(crate) struct Order {
     slot: SlotId,
     session: SessionId,
     workspace: Option<PathBuf>,
+    /// The session has its copy already.
+    has_copy: bool,
 }
 
 impl Order {
-    pub(crate) fn of(work: &Work) -> Self {
+    pub(crate) fn of(work: &Work, has_copy: bool) -> Self {
         Self {
             slot: work.slot.clone(),
             session: work.session.clone(),
             workspace: work.workspace.clone(),
+            has_copy,
         }
     }
 }
@@ -118,12 +120,7 @@ impl Order {
 #[derive(Debug)]
 pub(crate) struct Prepared {
     pub(crate) session: SessionId,
-    /// What starts the agent; taken once.
-    pub(crate) plan: Option<LaunchPlan>,
-    pub(crate) opening: Opening,
-    /// The workspace on the host.
-    pub(crate) root: Root,
-    /// How it looked before, where it can change.
+    /// How the workspace looked before, where it can change.
     pub(crate) before: Option<Manifest>,
     /// The task's own copy.
     pub(crate) copy: Option<PathBuf>,
@@ -155,6 +152,37 @@ impl Prepared {
             cwd: Some(&self.space.workspace_inside),
             resolver: &self.links,
         }
+    }
+
+    /// The workspace as the agent sees it.
+    pub(crate) fn workspace_inside(&self) -> &str {
+        &self.space.workspace_inside
+    }
+
+    /// The workspace on the host.
+    pub(crate) fn root(&self) -> Result<Root, TreeError> {
+        Root::open_resolved(&self.space.workspace)
+    }
+
+    /// The plan that starts the agent: for a new session, or to go on with one of its own by its
+    /// id, where its command says which.
+    pub(crate) fn agent_plan(
+        &self,
+        shared: &Shared,
+        pool: &PoolShared,
+        resume: Option<&Foreign>,
+    ) -> Result<LaunchPlan, PrepareError> {
+        let fill = Fill {
+            session: self.session.as_str(),
+            workspace: &self.space.workspace_inside,
+        };
+        let argv = match resume {
+            Some(id) if pool.config.dialect.resumes_by_argument() => {
+                pool.config.resume_argv(fill, id.raw())
+            }
+            _ => pool.config.argv(fill),
+        };
+        self.plan_for(shared, pool, argv)
     }
 
     /// A plan for another program in the same walls.
@@ -201,7 +229,9 @@ pub(crate) async fn prepare(
         workspace_inside: WORKSPACE_INSIDE.to_owned(),
         home_inside: HOME_INSIDE.to_owned(),
     };
-    if mode == WorkspaceMode::Copy {
+    if mode == WorkspaceMode::Copy && order.has_copy {
+        space.workspace = copy::path(&shared.state, &order.session);
+    } else if mode == WorkspaceMode::Copy {
         space.workspace = copy_of(shared, pool, &order, &source, &space, owner).await?;
     }
     if pool.config.launcher == Launcher::None {
@@ -222,28 +252,15 @@ pub(crate) async fn prepare(
             space.home_inside.clone(),
             Root::open(&space.home).map_err(bad)?,
         );
-    let (root, before) = blocking(ambient, move || {
-        let before = (mode != WorkspaceMode::Ro)
+    let before = blocking(ambient, move || {
+        (mode != WorkspaceMode::Ro)
             .then(|| Manifest::record(&root))
-            .transpose();
-        before.map(|before| (root, before))
+            .transpose()
     })
     .await?
     .map_err(bad)?;
-    let argv = pool.config.argv(Fill {
-        session: order.session.as_str(),
-        workspace: &space.workspace_inside,
-    });
-    let writable = mode != WorkspaceMode::Ro;
-    let plan = launch_plan(shared, pool, &space, argv, &For::Agent { writable })?;
     Ok(Prepared {
         session: order.session,
-        plan: Some(plan),
-        opening: Opening {
-            workspace: space.workspace_inside.clone(),
-            resume: None,
-        },
-        root,
         before,
         copy: (mode == WorkspaceMode::Copy).then(|| space.workspace.clone()),
         links,

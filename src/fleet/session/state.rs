@@ -9,8 +9,8 @@ use tokio::task::AbortHandle;
 use super::asks::{self, Asks};
 use super::outbox::{After, Outbox};
 use super::{CheckResult, Item, PrepareError, Prepared, SessionMsg, Tally, Work, measure};
-use crate::config::OnUnaskedDeny;
-use crate::dialect::Command;
+use crate::config::{OnUnaskedDeny, SessionScope};
+use crate::dialect::{Command, Opening};
 use crate::fleet::channel::{Channel, ChannelArgs, ChannelEnd, ChannelMsg};
 use crate::fleet::clock::{self, now_us};
 use crate::fleet::pool::PoolMsg;
@@ -41,6 +41,10 @@ pub(super) enum Phase {
     Checking,
     /// The workspace is being looked over.
     Surveying,
+    /// Between tasks, with or without a child.
+    Idle,
+    /// Nothing more comes: the child is being stopped, then what is left is settled.
+    Closing,
 }
 
 /// Its state.
@@ -49,7 +53,25 @@ pub(crate) struct SessionState {
     pub(super) pool_ref: ActorRef<PoolMsg>,
     pub(super) shared: Arc<Shared>,
     pub(super) pool: Arc<PoolShared>,
+    /// The task that it works, or worked last.
     pub(super) work: Work,
+    pub(super) scope: SessionScope,
+    /// The agent's own id of the session.
+    pub(super) agent_session: Option<Foreign>,
+    /// An earlier start of the supervisor began it.
+    pub(super) was_stored: bool,
+    /// The child was started to load the session again.
+    pub(super) loading: bool,
+    /// Children in a row that ended before they had loaded it.
+    pub(super) loads_failed: u8,
+    /// The agent has not said that it cannot load it.
+    pub(super) loadable: bool,
+    /// `work` is not over.
+    pub(super) has_task: bool,
+    /// The task's prompt is journalled.
+    pub(super) accepted: bool,
+    /// Nothing more comes; whether it ends for good.
+    pub(super) closing: Option<bool>,
     pub(super) phase: Phase,
     pub(super) prepared: Option<Prepared>,
     pub(super) channel: Option<ActorRef<ChannelMsg>>,
@@ -102,7 +124,7 @@ impl SessionState {
     }
 
     pub(super) fn prepared(&mut self, prepared: Result<Prepared, PrepareError>) {
-        let mut prepared = match prepared {
+        let prepared = match prepared {
             Ok(prepared) if !(self.cancelled || self.stopped || self.broken) => prepared,
             Ok(prepared) => {
                 self.prepared = Some(prepared);
@@ -116,10 +138,38 @@ impl SessionState {
                 return self.survey();
             }
         };
-        let Some(plan) = prepared.plan.take() else {
+        self.prepared = Some(prepared);
+        self.open();
+    }
+
+    /// Starts a child: for a new session, or to load this one again.
+    pub(super) fn open(&mut self) {
+        let Some(prepared) = &self.prepared else {
             return self.survey();
         };
+        let resume = self.agent_session.clone();
+        let plan = prepared.agent_plan(&self.shared, &self.pool, resume.as_ref());
+        let plan = match plan {
+            Ok(plan) => plan,
+            Err(error) => {
+                if error.is_of_the_slot() {
+                    self.end = Some(ChannelEnd::not_planned(&error.to_string()));
+                }
+                self.failure = Some(error.to_string());
+                return self.survey();
+            }
+        };
+        let measured = measure::Measured::of(prepared, &self.pool);
+        let measuring = tokio::spawn(measure::watch(
+            measured,
+            self.pool.ambient.clone(),
+            self.myself.clone(),
+        ));
+        if let Some(before) = self.measuring.replace(measuring.abort_handle()) {
+            before.abort();
+        }
         self.phase = Phase::Opening;
+        self.loading = resume.is_some();
         let args = ChannelArgs {
             session: self.myself.clone(),
             shared: Arc::clone(&self.shared),
@@ -127,15 +177,11 @@ impl SessionState {
             slot: self.work.slot.clone(),
             session_id: self.work.session.clone(),
             plan,
-            opening: prepared.opening.clone(),
+            opening: Opening {
+                workspace: prepared.workspace_inside().to_owned(),
+                resume,
+            },
         };
-        let measuring = tokio::spawn(measure::watch(
-            measure::Measured::of(&prepared, &self.pool),
-            self.pool.ambient.clone(),
-            self.myself.clone(),
-        ));
-        self.measuring = Some(measuring.abort_handle());
-        self.prepared = Some(prepared);
         let cell = self.myself.get_cell();
         match ActorRuntime::spawn_linked_instant(None, Channel, args, cell) {
             Ok((channel, _)) => self.channel = Some(channel),
@@ -167,6 +213,9 @@ impl SessionState {
             Item::Withdrawn(key) => self.asks.withdrawn(&key),
             Item::Cleared => {
                 tracing::info!(session = %self.work.session, "the agent began a new session of its own");
+                // Its new id comes with no message: what it does from here on cannot be loaded.
+                self.agent_session = None;
+                self.loadable = false;
             }
             Item::Expired(expired) => {
                 let why = match expired {
@@ -191,12 +240,23 @@ impl SessionState {
         }
         .emit();
         self.tell_pool(SlotEvent::Ready, None);
+        self.knows_agent_session(&info);
         self.outbox.event(Event::Ready(info));
+        if !self.has_task {
+            self.phase = Phase::Idle;
+            return;
+        }
         if self.ending.is_some() {
             self.phase = Phase::Ending;
             return self.stop(false);
         }
+        self.accept();
+    }
+
+    /// Takes the task's prompt in.
+    pub(super) fn accept(&mut self) {
         self.phase = Phase::Prompting;
+        self.accepted = true;
         self.outbox.write(Write::TaskUpdated {
             run: self.work.run.clone(),
             task: self.work.task.clone(),
@@ -307,7 +367,7 @@ impl SessionState {
             detail,
         });
         self.outbox.after(After::TurnEnded);
-        if self.cancelled {
+        if self.cancelled && self.scope == SessionScope::Task {
             // Nobody waits for this child any more: it need not outlive a stalled journal.
             self.stop(false);
         }
@@ -398,6 +458,7 @@ impl SessionState {
                     }
                 }
             }
+            After::TurnEnded if self.scope == SessionScope::Slot => self.after_turn(),
             After::TurnEnded => self.stop(false),
             After::ChildEnded => self.after_child(),
         }

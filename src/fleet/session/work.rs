@@ -13,7 +13,7 @@ use crate::fleet::setup::{PoolShared, Shared};
 use crate::launch::Finished;
 use crate::limits::{CHECK_OUTPUT_BYTES, CHECK_TIMEOUT};
 use crate::model::{Event, ExitStatus, Foreign, RunId, SessionId, SlotId, TaskId, TurnOutcome};
-use crate::sandbox::workspace::{self, Changes};
+use crate::sandbox::workspace::{self, Changes, Manifest, Root, TreeError};
 
 /// One attempt at a task.
 #[derive(Debug, Clone)]
@@ -55,6 +55,17 @@ pub(crate) struct Attempt {
     pub(crate) cancelled: bool,
     /// Why it could not even begin, where that is the task's fault and not the slot's.
     pub(crate) failure: Option<String>,
+    /// The session waits for its next task.
+    pub(crate) stays: Option<Stays>,
+}
+
+/// A session between tasks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Stays {
+    /// Its child runs.
+    pub(crate) has_child: bool,
+    /// It could be loaded in a new child.
+    pub(crate) can_load: bool,
 }
 
 impl Attempt {
@@ -72,6 +83,7 @@ impl Attempt {
             survey: Survey::default(),
             cancelled: false,
             failure: None,
+            stays: None,
         }
     }
 
@@ -183,43 +195,65 @@ pub(crate) struct Survey {
     pub(crate) copy: Option<PathBuf>,
 }
 
-/// Looks at the workspace after the child is gone, and lets the session's home go.
-pub(crate) async fn survey(
+/// Looks at the workspace after the turn; if the session is over with it, lets it go.
+pub(crate) fn survey(
+    prepared: Option<&mut Prepared>,
     session: SessionId,
-    prepared: Option<Prepared>,
     shared: Arc<Shared>,
-) -> Survey {
+    over: bool,
+) -> impl Future<Output = Survey> + Send + use<> {
+    let seen = prepared.map(|prepared| {
+        (
+            prepared.root(),
+            prepared.before.take(),
+            prepared.copy.clone(),
+        )
+    });
     let ambient = shared.ambient.clone();
     let work = move || {
-        // A session of one task cannot be resumed once the task is over.
-        if let Err(error) = workspace::home::remove(&shared.state, &session) {
-            tracing::warn!(%error, "a home could not be removed");
-        }
-        let Some(prepared) = prepared else {
-            return Survey::default();
+        let found = match seen {
+            Some((root, before, copy)) => Survey {
+                copy,
+                ..compare(root, before)
+            },
+            None => Survey::default(),
         };
-        let changes = match &prepared.before {
-            Some(before) => before.changes(&prepared.root).unwrap_or_else(|error| {
-                tracing::warn!(%error, "the workspace could not be compared");
-                Changes {
-                    cut: true,
-                    ..Changes::default()
-                }
-            }),
-            None => Changes::default(),
-        };
-        if prepared.copy.is_some()
-            && let Err(error) = workspace::copy::mark_ended(&shared.state, &prepared.session)
-        {
-            tracing::warn!(%error, "a copy was not marked as ended");
+        if over {
+            farewell(&shared, &session, found.copy.is_some());
         }
-        Survey {
-            cut: changes.cut,
-            changes: changes.list.into_iter().map(change).collect(),
-            copy: prepared.copy,
-        }
+        found
     };
-    ambient.blocking(work).await.unwrap_or_default()
+    async move { ambient.blocking(work).await.unwrap_or_default() }
+}
+
+fn compare(root: Result<Root, TreeError>, before: Option<Manifest>) -> Survey {
+    let Some(before) = before else {
+        return Survey::default();
+    };
+    let changes = root.and_then(|root| before.changes(&root));
+    let changes = changes.unwrap_or_else(|error| {
+        tracing::warn!(%error, "the workspace could not be compared");
+        Changes {
+            cut: true,
+            ..Changes::default()
+        }
+    });
+    Survey {
+        cut: changes.cut,
+        changes: changes.list.into_iter().map(change).collect(),
+        copy: None,
+    }
+}
+
+/// Lets go of a session that is over for good: its home, which only its children needed, goes, and
+/// the time of its copy runs.
+pub(crate) fn farewell(shared: &Shared, session: &SessionId, has_copy: bool) {
+    if let Err(error) = workspace::home::remove(&shared.state, session) {
+        tracing::warn!(%error, "a home could not be removed");
+    }
+    if has_copy && let Err(error) = workspace::copy::mark_ended(&shared.state, session) {
+        tracing::warn!(%error, "a copy was not marked as ended");
+    }
 }
 
 fn change(change: workspace::Change) -> FileChange {

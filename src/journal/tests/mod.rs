@@ -59,7 +59,8 @@ fn begun(session: &SessionId) -> Write {
     Write::SessionBegun(SessionRow {
         session: session.clone(),
         slot: slot(0),
-        task: None,
+        run: Some(RunId::new("r").expect("id")),
+        task: Some(TaskId::new("t").expect("id")),
         attempt: 1,
         at_us: 1,
     })

@@ -235,7 +235,8 @@ fn runs_tasks_and_sessions_read_back() {
             Write::SessionBegun(SessionRow {
                 session: id.clone(),
                 slot: slot(3),
-                task: Some((run.clone(), t1.clone())),
+                run: Some(run.clone()),
+                task: Some(t1.clone()),
                 attempt: 2,
                 at_us: 4,
             }),

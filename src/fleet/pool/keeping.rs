@@ -1,0 +1,153 @@
+//! A slot's session between tasks, with `session = "slot"`: how the next task gets to it, and when
+//! it is closed.
+//!
+//! Must not know how a session loads itself again.
+
+use std::sync::Arc;
+
+use ractor::{ActorRef, ActorRuntime};
+
+use super::slot::Kept;
+use super::state::PoolState;
+use crate::config::RestartKind;
+use crate::fleet::channel::ChannelEnd;
+use crate::fleet::session::{
+    Attempt, Session, SessionArgs, SessionMsg, Stays, StoredSession, Work,
+};
+use crate::lifecycle::state::SlotEvent;
+use crate::model::{ExitStatus, SessionId, SlotState};
+
+impl PoolState {
+    /// Gives work to the session that waits for it, or to a new one.
+    pub(super) fn give(
+        &self,
+        work: Work,
+        kept: Option<Kept>,
+    ) -> Result<ActorRef<SessionMsg>, String> {
+        match kept {
+            // One whose actor is gone says so by its end; the task is then seen to be lost.
+            Some(Kept::Waiting { actor, .. } | Kept::Closing { actor, .. }) => {
+                let _ = actor.send_message(SessionMsg::Next(Box::new(work)));
+                Ok(actor)
+            }
+            Some(Kept::Stored(stored)) => self.begin(work, Some(stored)),
+            None => self.begin(work, None),
+        }
+    }
+
+    fn begin(
+        &self,
+        work: Work,
+        stored: Option<StoredSession>,
+    ) -> Result<ActorRef<SessionMsg>, String> {
+        let args = SessionArgs {
+            pool_ref: self.myself.clone(),
+            shared: Arc::clone(&self.shared),
+            pool: Arc::clone(&self.pool),
+            work,
+            stored,
+        };
+        let cell = self.myself.get_cell();
+        ActorRuntime::spawn_linked_instant(None, Session, args, cell)
+            .map(|(actor, _)| actor)
+            .map_err(|error| error.to_string())
+    }
+
+    /// What becomes of a session that waits after its task: it goes on if its child lives, or if
+    /// it can be loaded in another one and the pool restarts its children.
+    pub(super) fn what_of_the_session(
+        &mut self,
+        index: u16,
+        stays: Stays,
+        child_ended: bool,
+        is_sent_again: bool,
+    ) {
+        let restarts = self.pool.config.restart.kind != RestartKind::Temporary;
+        let goes_on = stays.has_child && !child_ended || stays.can_load && restarts;
+        if self.stopping || is_sent_again || !goes_on {
+            self.close_as(index, self.ends_for_good(&stays) || is_sent_again, false);
+        } else if child_ended {
+            self.load_at_once(index);
+        }
+    }
+
+    /// Whether a session that is closed now is over, or left to the next start.
+    fn ends_for_good(&self, stays: &Stays) -> bool {
+        !(self.stopping && self.shared.sessions_outlive && stays.can_load)
+    }
+
+    /// With `restart.kind = "permanent"` a child is started though no task waits.
+    pub(super) fn load_at_once(&mut self, index: u16) {
+        if self.pool.config.restart.kind != RestartKind::Permanent || self.stopping {
+            return;
+        }
+        if let Some(slot) = self.slot(index)
+            && slot.state == SlotState::Unloaded
+            && let Some(Kept::Waiting { actor, .. }) = &slot.kept
+        {
+            let _ = actor.send_message(SessionMsg::Load);
+        }
+    }
+
+    /// Closes the session that waits in a slot, because the pool stops.
+    pub(super) fn close(&mut self, index: u16, now: bool) {
+        self.close_as(index, !self.shared.sessions_outlive, now);
+    }
+
+    fn close_as(&mut self, index: u16, for_good: bool, now: bool) {
+        let Some(slot) = self.slot(index) else { return };
+        slot.kept = match slot.kept.take() {
+            Some(Kept::Waiting { actor, session } | Kept::Closing { actor, session }) => {
+                let _ = actor.send_message(SessionMsg::Close { for_good, now });
+                Some(Kept::Closing { actor, session })
+            }
+            kept => kept,
+        };
+    }
+
+    /// A session between tasks lost its child.
+    pub(super) fn child_gone(
+        &mut self,
+        index: u16,
+        session: &SessionId,
+        end: &ChannelEnd,
+        stays: Stays,
+    ) {
+        let Some(slot) = self.slot(index) else { return };
+        if slot.occupant().map(|(_, current)| current) != Some(session) {
+            return;
+        }
+        let id = slot.id.clone();
+        let code = end.status.map(ExitStatus::shell_code);
+        self.shared.slots.change(&id, |view| {
+            view.pid = None;
+            view.last_exit_code = code.or(view.last_exit_code);
+        });
+        self.child_ended(index, end);
+        self.what_of_the_session(index, stays, true, false);
+        self.old_child_is_gone(index, false);
+    }
+
+    /// A session is closed: its slot is free for a new one.
+    pub(super) fn session_closed(&mut self, index: u16, session: &SessionId) {
+        let Some(slot) = self.slot(index) else { return };
+        if slot.occupant().map(|(_, current)| current) != Some(session) {
+            return;
+        }
+        if slot.work.is_some() {
+            let why = "the session closed before its task began";
+            let attempt = Attempt::internal(index, session.clone(), why);
+            return self.attempt_ended(&attempt);
+        }
+        slot.kept = None;
+        let (id, state) = (slot.id.clone(), slot.state);
+        self.shared.slots.change(&id, |view| {
+            view.session = None;
+            view.pid = None;
+        });
+        if crate::lifecycle::state::has_child(state) {
+            self.change(index, SlotEvent::GoneToRest, None);
+        }
+        self.old_child_is_gone(index, false);
+    }
+}

@@ -1,0 +1,208 @@
+//! Which sessions of earlier starts of the supervisor the slots go on with.
+//!
+//! Decides once, at the start. Must not load anything: a session is loaded when a task needs it.
+
+use std::collections::BTreeMap;
+
+use super::ambient::Ambient;
+use super::clock::now_us;
+use super::session::StoredSession;
+use super::setup::GoOn;
+use crate::config::{Config, OnCrash, Pool, SessionScope};
+use crate::journal::{Commit, Journal, KeptSession, Write};
+use crate::model::{PoolName, SlotId, ids};
+
+/// The sessions for each pool's slots.
+pub(super) type Stored = BTreeMap<PoolName, Vec<(u16, StoredSession)>>;
+
+/// Chooses, and ends for good what nobody will go on with. A journal that cannot be read gives
+/// none: then new sessions begin.
+pub(super) async fn take_up(
+    journal: &Journal,
+    config: &Config,
+    go_on: &GoOn,
+    ambient: &Ambient,
+) -> Stored {
+    let reading = journal.clone();
+    let read = ambient.blocking(move || {
+        let reader = reading.reader().map_err(|error| error.to_string())?;
+        reader.kept_sessions().map_err(|error| error.to_string())
+    });
+    let kept = match read.await {
+        Ok(Ok(kept)) => kept,
+        Ok(Err(why)) => {
+            tracing::warn!(why, "the sessions of earlier starts cannot be read");
+            return Stored::new();
+        }
+        Err(_) => return Stored::new(),
+    };
+    let (wanted, over) = choose(kept, config, go_on);
+    end(journal, over);
+    let mut stored = Stored::new();
+    for (slot, session) in wanted {
+        stored
+            .entry(slot.pool)
+            .or_default()
+            .push((slot.index, session));
+    }
+    stored
+}
+
+/// Pure. The newest session of a slot that can be loaded is wanted; what could have been and is
+/// not, is over.
+fn choose(
+    kept: Vec<KeptSession>,
+    config: &Config,
+    go_on: &GoOn,
+) -> (BTreeMap<SlotId, StoredSession>, Vec<KeptSession>) {
+    let mut wanted: BTreeMap<SlotId, (KeptSession, StoredSession)> = BTreeMap::new();
+    let mut over = Vec::new();
+    for session in kept {
+        let is_ours = match (go_on, &session.run) {
+            (GoOn::Nothing, _) | (GoOn::Run(_), None) => false,
+            (GoOn::Run(ours), Some(run)) => ours == run,
+            (GoOn::All, _) => true,
+        };
+        if !is_ours {
+            continue;
+        }
+        let pool = config
+            .pools
+            .iter()
+            .find(|pool| pool.name == session.slot.pool);
+        match pool.and_then(|pool| loadable(pool, &session)) {
+            Some(stored) => {
+                let slot = session.slot.clone();
+                let older = wanted.insert(slot, (session, stored));
+                over.extend(older.map(|(session, _)| session));
+            }
+            None => over.push(session),
+        }
+    }
+    let wanted = wanted
+        .into_iter()
+        .map(|(slot, (_, stored))| (slot, stored))
+        .collect();
+    (wanted, over)
+}
+
+/// The session, as far as this pool can load it.
+fn loadable(pool: &Pool, session: &KeptSession) -> Option<StoredSession> {
+    let resumes = pool.session == SessionScope::Slot
+        && pool.restart.on_crash == OnCrash::Resume
+        && session.slot.index < pool.size
+        && !session.run_ended;
+    let by_argument = pool.dialect.resumes_by_argument();
+    let id = session
+        .agent_session
+        .as_ref()
+        .filter(|id| !by_argument || ids::is_safe_token(id.raw()));
+    id.filter(|_| resumes).map(|id| StoredSession {
+        session: session.session.clone(),
+        agent_session: Some(id.clone()),
+        last_seq: session.last_seq,
+    })
+}
+
+/// Their homes go with the next sweep.
+fn end(journal: &Journal, over: Vec<KeptSession>) {
+    let writes: Vec<_> = over
+        .into_iter()
+        .map(|session| Write::SessionEnded {
+            session: session.session,
+            at_us: now_us(),
+            class: None,
+        })
+        .collect();
+    if writes.is_empty() {
+        return;
+    }
+    if let Err(refused) = journal.submit(Commit::of(writes)) {
+        tracing::warn!(%refused, "old sessions could not be ended; the next start tries again");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Foreign, RunId, SessionId};
+
+    fn config(text: &str) -> Config {
+        let origin = crate::config::Origin::built_in("/srv".into());
+        Config::parse(text, &origin).expect("a configuration")
+    }
+
+    const POOL: &str = r#"
+[pool.a]
+size = 2
+command = ["marshal", "script-agent", "--dialect", "scaiflux"]
+resume_args = ["--resume", "{session}"]
+session = "slot"
+restart = { on_crash = "resume" }
+"#;
+
+    fn kept(name: &str, index: u16, run: Option<&str>) -> KeptSession {
+        KeptSession {
+            session: SessionId::new(name).expect("id"),
+            slot: SlotId {
+                pool: PoolName::new("a").expect("name"),
+                index,
+            },
+            run: run.map(|run| RunId::new(run).expect("id")),
+            run_ended: false,
+            agent_session: Some(Foreign::from("theirs")),
+            last_seq: 7,
+        }
+    }
+
+    fn chosen(kept: Vec<KeptSession>, go_on: &GoOn) -> (Vec<String>, Vec<String>) {
+        let (wanted, over) = choose(kept, &config(POOL), go_on);
+        (
+            wanted.values().map(|of| of.session.to_string()).collect(),
+            over.iter().map(|of| of.session.to_string()).collect(),
+        )
+    }
+
+    #[test]
+    fn a_daemon_goes_on_with_the_newest_session_of_each_slot_and_ends_the_others() {
+        let all = vec![
+            kept("old", 0, None),
+            kept("new", 0, None),
+            kept("b", 1, Some("r")),
+        ];
+        let (wanted, over) = chosen(all, &GoOn::All);
+        assert_eq!(wanted, ["new", "b"]);
+        assert_eq!(over, ["old"]);
+    }
+
+    #[test]
+    fn a_run_goes_on_with_its_own_sessions_and_leaves_the_others_alone() {
+        let run = RunId::new("r").expect("id");
+        let all = || {
+            vec![
+                kept("d", 0, None),
+                kept("m", 0, Some("r")),
+                kept("o", 1, Some("s")),
+            ]
+        };
+        assert_eq!(
+            chosen(all(), &GoOn::Run(run)),
+            (vec!["m".to_owned()], vec![])
+        );
+        assert_eq!(chosen(all(), &GoOn::Nothing), (vec![], vec![]));
+    }
+
+    #[test]
+    fn what_cannot_be_loaded_is_over() {
+        let mut nameless = kept("nameless", 0, None);
+        nameless.agent_session = None;
+        let mut unsafe_id = kept("unsafe", 0, None);
+        unsafe_id.agent_session = Some(Foreign::from("--help"));
+        let mut ended = kept("ended", 0, Some("r"));
+        ended.run_ended = true;
+        let beyond = kept("beyond", 2, None);
+        let (wanted, over) = chosen(vec![nameless, unsafe_id, ended, beyond], &GoOn::All);
+        assert!(wanted.is_empty());
+        assert_eq!(over.len(), 4);
+    }
+}

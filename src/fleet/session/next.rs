@@ -1,0 +1,215 @@
+//! A session between tasks, with `session = "slot"`: it takes the next task, in its child or in a
+//! new one that loads it again, or is closed.
+//!
+//! Must not know whether it should go on: its pool decides that.
+
+use std::sync::Arc;
+
+use super::state::{Phase, SessionState};
+use super::work::{self, Stays};
+use super::{SessionMsg, Tally, Work};
+use crate::config::{OnCrash, SessionScope, WorkspaceMode};
+use crate::fleet::channel::{ChannelEnd, ChannelMsg};
+use crate::fleet::clock::now_us;
+use crate::fleet::pool::PoolMsg;
+use crate::journal::{SessionRow, Write};
+use crate::lifecycle::state::SlotEvent;
+use crate::model::{AgentInfo, ids};
+use crate::sandbox::workspace::Manifest;
+
+/// Children in a row that may end before they have loaded the session; then it is given up.
+const LOADS: u8 = 2;
+
+impl SessionState {
+    /// The session's row. One of a slot belongs to no task, and to a run only if the fleet works
+    /// for that run alone.
+    pub(super) fn begun_row(&mut self) {
+        let of_task = self.scope == SessionScope::Task;
+        let run = (of_task || !self.shared.sessions_outlive).then(|| self.work.run.clone());
+        self.outbox.write(Write::SessionBegun(SessionRow {
+            session: self.work.session.clone(),
+            slot: self.work.slot.clone(),
+            run,
+            task: of_task.then(|| self.work.task.clone()),
+            attempt: self.work.attempt,
+            at_us: now_us(),
+        }));
+    }
+
+    /// Keeps the agent's own id of the session, if it is of any use.
+    pub(super) fn knows_agent_session(&mut self, info: &AgentInfo) {
+        self.loads_failed = 0;
+        self.loadable = true;
+        self.agent_session.clone_from(&info.session);
+        let by_argument = self.pool.config.dialect.resumes_by_argument();
+        let wanted = self.pool.config.restart.on_crash == OnCrash::Resume;
+        let is_bad = |id: &crate::model::Foreign| by_argument && !ids::is_safe_token(id.raw());
+        if wanted && info.session.as_ref().is_none_or(is_bad) {
+            let shown = info.session.as_ref().map(|id| id.show(100));
+            tracing::warn!(session = %self.work.session, id = shown, "the agent's id of the session cannot be used: the session cannot be resumed");
+            self.agent_session = None;
+        }
+    }
+
+    /// Whether a new child could load it.
+    pub(super) fn can_load(&self) -> bool {
+        self.loadable
+            && self.loads_failed < LOADS
+            && self.agent_session.is_some()
+            && self.pool.config.restart.on_crash == OnCrash::Resume
+    }
+
+    /// A child that was to load the session ended before it had.
+    pub(super) fn load_ended(&mut self, end: &ChannelEnd) {
+        if !std::mem::take(&mut self.loading) || end.was_ready || end.class.is_wanted() {
+            return;
+        }
+        self.loads_failed = self.loads_failed.saturating_add(1);
+        self.loadable &= !end.not_resumed;
+        if !self.can_load() {
+            tracing::warn!(session = %self.work.session, why = end.detail, "the session cannot be loaded again; the next task begins a new one");
+        }
+    }
+
+    /// Begins the next task. Its pool gives it only to a session between tasks; one that closes by
+    /// itself meanwhile says so.
+    pub(super) fn next(&mut self, work: Work) {
+        if self.phase != Phase::Idle {
+            return;
+        }
+        self.outbox.is_for(work.task.clone());
+        self.work = work;
+        self.has_task = true;
+        self.accepted = false;
+        self.begun = false;
+        self.turn = None;
+        self.turn_detail = None;
+        self.turn_began = None;
+        self.ending = None;
+        self.end = None;
+        self.check = None;
+        self.checking = None;
+        self.stopped = false;
+        self.cancelled = false;
+        self.failure = None;
+        self.tally = Tally::default();
+        self.phase = Phase::Preparing;
+        let changes = self.pool.config.workspace.mode != WorkspaceMode::Ro;
+        let root = self.prepared.as_ref().filter(|_| changes);
+        let root = root.map(super::Prepared::root);
+        let to = self.myself.clone();
+        let record = move || match root {
+            Some(root) => root
+                .and_then(|root| Manifest::record(&root))
+                .map(Some)
+                .map_err(|error| error.to_string()),
+            None => Ok(None),
+        };
+        let ambient = self.shared.ambient.clone();
+        tokio::spawn(async move {
+            let before = ambient.blocking(record).await;
+            let before = before.unwrap_or_else(|_| Err("the preparation was interrupted".into()));
+            let _ = to.send_message(SessionMsg::Recorded(before));
+        });
+    }
+
+    /// The task may begin, if nothing has happened meanwhile.
+    pub(super) fn recorded(&mut self, before: Result<Option<Manifest>, String>) {
+        if self.phase != Phase::Preparing {
+            return;
+        }
+        match before {
+            Ok(before) => {
+                if let Some(prepared) = &mut self.prepared {
+                    prepared.before = before;
+                }
+            }
+            Err(why) => self.failure = Some(format!("the workspace cannot be read: {why}")),
+        }
+        let ends = self.cancelled || self.stopped || self.broken;
+        if ends || self.failure.is_some() || self.end.is_some() {
+            self.survey();
+        } else if self.channel.is_some() {
+            self.accept();
+        } else {
+            self.open();
+        }
+    }
+
+    /// Loads the session in a new child, though no task waits.
+    pub(super) fn load(&mut self) {
+        if self.phase == Phase::Idle && self.channel.is_none() {
+            self.tell_pool(SlotEvent::StartBegun, None);
+            self.open();
+        }
+    }
+
+    /// The child is gone, and no task with it.
+    pub(super) fn child_gone(&mut self, end: ChannelEnd) {
+        self.phase = Phase::Idle;
+        let stays = Stays {
+            has_child: false,
+            can_load: self.can_load(),
+        };
+        let _ = self.pool_ref.send_message(PoolMsg::ChildGone {
+            index: self.work.slot.index,
+            session: self.work.session.clone(),
+            end: Box::new(end),
+            stays,
+        });
+    }
+
+    pub(super) fn close(&mut self, for_good: bool, now: bool) {
+        if self.closing.is_some() && self.channel.is_none() {
+            return; // It is being settled.
+        }
+        self.closing = Some(for_good || !self.can_load());
+        self.phase = Phase::Closing;
+        match &self.channel {
+            Some(channel) => {
+                self.tell_pool(SlotEvent::StopBegun, None);
+                let message = if now {
+                    ChannelMsg::Kill
+                } else {
+                    ChannelMsg::Stop
+                };
+                let _ = channel.send_message(message);
+            }
+            None => self.settle(),
+        }
+    }
+
+    /// The child is gone: what stays on the disk?
+    pub(super) fn settle(&mut self) {
+        let for_good = self.closing.unwrap_or(true);
+        let has_copy = self.prepared.take().is_some_and(|of| of.copy.is_some());
+        let (shared, session) = (Arc::clone(&self.shared), self.work.session.clone());
+        let to = self.myself.clone();
+        tokio::spawn(async move {
+            if for_good {
+                let ambient = shared.ambient.clone();
+                let work = move || work::farewell(&shared, &session, has_copy);
+                let _ = ambient.blocking(work).await;
+            }
+            let _ = to.send_message(SessionMsg::Settled);
+        });
+    }
+
+    /// The session's last word.
+    pub(super) fn settled(&mut self) {
+        if self.closing.unwrap_or(true) {
+            self.outbox.write(Write::SessionEnded {
+                session: self.work.session.clone(),
+                at_us: now_us(),
+                class: None,
+            });
+        }
+        if !self.broken {
+            self.outbox.flush_last();
+        }
+        let _ = self.pool_ref.send_message(PoolMsg::SessionClosed {
+            index: self.work.slot.index,
+            session: self.work.session.clone(),
+        });
+    }
+}
