@@ -54,7 +54,7 @@ impl Disk {
                     _ = &mut over => return,
                     () = tokio::time::sleep(idle) => {}
                 }
-                idle = (idle * 2).min(Duration::from_millis(200));
+                idle = (idle * 2).min(Duration::from_millis(500));
                 continue;
             }
             idle = Duration::from_millis(1);

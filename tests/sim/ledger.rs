@@ -123,6 +123,13 @@ impl Ledger {
         }
     }
 
+    /// Shows more than the trace holds, to whoever runs one seed.
+    pub(crate) fn print(&self, what: impl FnOnce() -> String) {
+        if self.prints {
+            println!("{}", what());
+        }
+    }
+
     /// Counts a thing that the simulation must reach.
     pub(crate) fn saw(&self, what: &'static str) {
         *self.book().seen.entry(what).or_default() += 1;

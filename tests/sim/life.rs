@@ -19,7 +19,7 @@ use crate::ledger::{Accepted, Ledger};
 use crate::world::{self, World};
 
 /// No life may take longer, by its own clock.
-const LONGEST: Duration = Duration::from_secs(14 * 24 * 3600);
+const LONGEST: Duration = Duration::from_secs(2 * 24 * 3600);
 
 /// Lives once. The last life ends as it should.
 pub(crate) fn live(world: &mut World, dice: &mut Dice, is_last: bool) {
@@ -302,6 +302,7 @@ async fn disturb(
 /// What must hold at every moment.
 fn look(fleet: &FleetHandle, ledger: &Ledger) {
     let views = fleet.slots();
+    ledger.print(|| format!("{views:#?}"));
     for session in ledger.alive() {
         let holds = |view: &fleet::SlotView| {
             view.session
