@@ -1,12 +1,13 @@
 //! What the doors need of a fleet, as a trait, so that they can be tested with a small one.
 //!
-//! Must not know actors, processes or the journal.
+//! Must not know actors or processes.
 
 use std::future::Future;
 use std::sync::Arc;
 
 use tokio::sync::{broadcast, mpsc};
 
+use super::history::{History, Past};
 use crate::fleet::{
     FleetHandle, LogTail, Notice, Readiness, SlotView, Stop, SubmitError, TaskReport,
 };
@@ -44,6 +45,9 @@ pub trait Fleet: Clone + Send + Sync + 'static {
 
     /// Everything as it happens; a slow receiver lags.
     fn watch(&self) -> broadcast::Receiver<Notice>;
+
+    /// What is durable, for watchers that lagged. A reader of its own for each call.
+    fn history(&self) -> Arc<dyn History>;
 
     /// Every slot, as it is now.
     fn slots(&self) -> Vec<SlotView>;
@@ -85,6 +89,10 @@ impl Fleet for FleetHandle {
 
     fn watch(&self) -> broadcast::Receiver<Notice> {
         self.watch()
+    }
+
+    fn history(&self) -> Arc<dyn History> {
+        Arc::new(Past::of(self.journal().clone()))
     }
 
     fn slots(&self) -> Vec<SlotView> {

@@ -11,6 +11,7 @@ use std::time::Duration;
 use tokio::sync::{broadcast, mpsc};
 use tokio_util::sync::CancellationToken;
 
+use super::history::{History, Worked};
 use super::service::{Fleet, Refusal, Reports};
 use crate::fleet::{
     ChangeKind, FileChange, LogTail, Notice, Readiness, SlotView, Stop, TaskReport,
@@ -32,6 +33,7 @@ struct Inner {
     /// Tasks that hang do not even end when they are cancelled, only when killed.
     pub(crate) stubborn: AtomicBool,
     killed: CancellationToken,
+    told: Arc<Told>,
 }
 
 pub(crate) fn slot(index: u16) -> SlotId {
@@ -89,6 +91,7 @@ pub(crate) fn event(slot: &SlotId, session: &SessionId, task: &TaskId, event: Ev
             at_us: 1_700_000_000_000_000,
             event,
         }]),
+        pin: None,
     }
 }
 
@@ -273,6 +276,7 @@ impl FakeFleet {
             stops: Mutex::default(),
             stubborn: AtomicBool::new(false),
             killed: CancellationToken::new(),
+            told: Arc::default(),
         }))
     }
 
@@ -280,7 +284,42 @@ impl FakeFleet {
         self.0.stubborn.store(true, Ordering::SeqCst);
     }
 
-    pub(crate) fn tell(&self, notice: Notice) {
+    pub(crate) fn tell(&self, mut notice: Notice) {
+        let mut told = self.0.told.0.lock().expect("lock");
+        match &mut notice {
+            Notice::Assigned {
+                run,
+                task,
+                slot,
+                session,
+                attempt,
+            } => {
+                let worked = Worked {
+                    session: session.clone(),
+                    slot: slot.clone(),
+                    task: Some(task.clone()),
+                    attempt: *attempt,
+                    is_over: false,
+                    after: 0,
+                    last: 0,
+                };
+                told.push((Some(run.clone()), worked, Vec::new()));
+            }
+            Notice::Events {
+                session, events, ..
+            } => {
+                // Every event gets the place that a journal would give it.
+                let known = told.iter_mut().find(|(_, w, _)| w.session == *session);
+                if let Some((.., kept)) = known {
+                    for event in Arc::make_mut(events) {
+                        event.id.seq = kept.len() as u64 + 1;
+                        kept.push(event.clone());
+                    }
+                }
+            }
+            _ => {}
+        }
+        drop(told);
         let _ = self.0.notices.send(notice);
     }
 
@@ -370,6 +409,32 @@ impl FakeFleet {
     }
 }
 
+/// Everything that the fleet told, as a journal would have it.
+#[derive(Debug, Default)]
+pub(crate) struct Told(Mutex<Vec<(Option<RunId>, Worked, Vec<Stamped>)>>);
+
+impl History for Told {
+    fn sessions(&self, run: &RunId) -> Result<Vec<Worked>, String> {
+        let told = self.0.lock().expect("lock");
+        let of_run = told.iter().filter(|(of, ..)| of.as_ref() == Some(run));
+        let worked = of_run.map(|(_, worked, events)| Worked {
+            last: events.last().map_or(0, |event| event.id.seq),
+            ..worked.clone()
+        });
+        Ok(worked.collect())
+    }
+
+    fn events(&self, session: &SessionId, after: u64) -> Result<Vec<Stamped>, String> {
+        let told = self.0.lock().expect("lock");
+        let found = told
+            .iter()
+            .find(|(_, worked, _)| worked.session == *session);
+        let events = found.into_iter().flat_map(|(.., events)| events);
+        let later = events.filter(|event| event.id.seq > after);
+        Ok(later.take(100).cloned().collect())
+    }
+}
+
 impl Fleet for FakeFleet {
     async fn submit(
         &self,
@@ -404,6 +469,10 @@ impl Fleet for FakeFleet {
 
     fn watch(&self) -> broadcast::Receiver<Notice> {
         self.0.notices.subscribe()
+    }
+
+    fn history(&self) -> Arc<dyn History> {
+        Arc::clone(&self.0.told) as Arc<dyn History>
     }
 
     fn slots(&self) -> Vec<SlotView> {

@@ -184,12 +184,15 @@ fn notice(notice: &Notice) -> String {
             session,
             task,
             events,
+            ..
         } => {
             let lines = events
                 .iter()
                 .map(|stamped| event(slot, session, task.as_ref(), stamped));
             lines.collect::<Vec<_>>().join("\n")
         }
+        // A run's stream gives the events instead.
+        Notice::Passed { .. } => String::new(),
         Notice::Slot { slot, state, note } => write(&Line::Slot {
             slot: slot.to_string(),
             state: Cow::Borrowed(state.word()),
@@ -383,6 +386,7 @@ fn read_event(line: &str) -> Result<Option<Item>, ViewError> {
             at_us: line.at_us,
             event,
         }]),
+        pin: None,
     })))
 }
 

@@ -80,6 +80,10 @@ pub enum Command {
 pub enum ConfigCommand {
     /// Read the whole configuration and say what is wrong with it
     Check,
+    /// Print the JSON Schema of the configuration, for editors
+    Schema,
+    /// Print the configuration in use with all its defaults, and its secrets hidden
+    Show,
 }
 
 /// `run …`
@@ -175,7 +179,7 @@ mod tests {
             "logs demo",
             "restart demo/x",
             "config",
-            "config show",
+            "config fly",
             "-q -v up",
             "ls",
         ] {

@@ -7,7 +7,7 @@ use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use super::args::{self, Cli, Command, RunArgs};
+use super::args::{self, Cli, Command, ConfigCommand, RunArgs};
 use super::board::Verbosity;
 use super::config_file::{self, LoadError, Loaded};
 use super::control_client::{self, complain};
@@ -22,7 +22,7 @@ use super::start::{self, Failure};
 use super::state_dir::{self, StateDirError};
 use super::streams::Streams;
 use super::tasks::{self, Surroundings};
-use super::{script_agent, up};
+use super::{config_command, script_agent, up};
 use crate::api::control;
 use crate::api::reply::Role;
 use crate::config::{Config, ConfigErrors, LogFormat};
@@ -83,6 +83,12 @@ fn refuse_privilege() -> Result<(), String> {
 }
 
 async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
+    if let Command::Config {
+        command: ConfigCommand::Schema,
+    } = cli.command
+    {
+        return config_command::schema(cli.json, &mut streams);
+    }
     let Ok(directory) = std::env::current_dir() else {
         streams
             .err
@@ -94,7 +100,11 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
         Err(error) => return faulty(&error, cli.json, &mut streams),
     };
     match &cli.command {
-        Command::Config { .. } => check(&loaded, cli.json, &mut streams),
+        Command::Config { command } => match command {
+            ConfigCommand::Check => config_command::check(&loaded, cli.json, &mut streams),
+            ConfigCommand::Show => config_command::effective(loaded, cli.json, &mut streams),
+            ConfigCommand::Schema => Exit::Usage, // taken before the configuration
+        },
         Command::Run(args) => run(&cli, args, loaded, &directory, streams).await,
         Command::Up => daemon(&cli, loaded, streams).await,
         Command::Logs { slot, follow } => match find_state(&loaded.config, &mut streams) {
@@ -120,7 +130,7 @@ fn faulty(error: &LoadError, json: bool, streams: &mut Streams) -> Exit {
     Exit::Usage
 }
 
-fn show(errors: &ConfigErrors, json: bool, streams: &mut Streams) {
+pub(super) fn show(errors: &ConfigErrors, json: bool, streams: &mut Streams) {
     if json {
         for object in diagnostic::json(errors) {
             streams.out.json(&object.to_string());
@@ -134,31 +144,7 @@ fn show(errors: &ConfigErrors, json: bool, streams: &mut Streams) {
     streams.err.text(&diagnostic::render(errors, look));
 }
 
-/// `config check`.
-fn check(loaded: &Loaded, json: bool, streams: &mut Streams) -> Exit {
-    let found = start::check(&loaded.config);
-    if let Err(errors) = found {
-        show(&errors, json, streams);
-        return Exit::Usage;
-    }
-    if let Err(error) = find_state(&loaded.config, streams) {
-        return error;
-    }
-    if json {
-        let lines = loaded.config.describe();
-        let document =
-            serde_json::json!({"ok": true, "source": loaded.source.to_string(), "describe": lines});
-        streams.out.json(&document.to_string());
-        return Exit::Done;
-    }
-    streams.out.line(&start::in_use(&loaded.source));
-    for line in loaded.config.describe() {
-        streams.out.line(&line);
-    }
-    Exit::Done
-}
-
-fn find_state(config: &Config, streams: &mut Streams) -> Result<PathBuf, Exit> {
+pub(super) fn find_state(config: &Config, streams: &mut Streams) -> Result<PathBuf, Exit> {
     state_dir::find(config, |name| std::env::var_os(name)).map_err(|error| {
         match &error {
             StateDirError::InWorkspace(errors) => show(errors, false, streams),

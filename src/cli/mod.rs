@@ -6,6 +6,7 @@
 pub mod args;
 pub mod board;
 pub mod command;
+mod config_command;
 pub mod config_file;
 pub mod control_client;
 pub mod diagnostic;
@@ -16,12 +17,14 @@ pub mod progress;
 pub mod results;
 pub mod run;
 pub mod script_agent;
+pub mod secrets;
 pub mod signals;
 pub mod start;
 pub mod state_dir;
 pub mod streams;
 pub mod table;
 pub mod tasks;
+pub mod trust;
 pub mod up;
 
 pub use exit::Exit;

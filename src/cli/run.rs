@@ -109,7 +109,7 @@ async fn take_in<F: Fleet>(fleet: &F, tasks: &[TaskSpec]) -> Result<RunStream, R
     let run = new_run().map_err(|error| Refusal::Fleet(error.to_string()))?;
     let reports = fleet.submit(run.clone(), "run", tasks.to_vec()).await?;
     let ledger = Ledger::collect(run, tasks.len(), reports);
-    Ok(RunStream::new(notices, ledger))
+    Ok(RunStream::new(notices, ledger, fleet.history()))
 }
 
 /// Stops the fleet by the ladder, or at once when a signal comes: then that signal is returned.

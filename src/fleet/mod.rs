@@ -35,7 +35,7 @@ pub use notice::{ChangeKind, FileChange, Notice, SlotView, TaskReport};
 pub use setup::{GoOn, LoadedPolicy, Setup};
 
 use crate::config::{Config, SessionScope, WorkspaceMode};
-use crate::journal::{Commit, Committed, Refusal, TaskRow, Write};
+use crate::journal::{Commit, Committed, Journal, Refusal, TaskRow, Write};
 use crate::limits::POOL_QUEUE;
 use crate::model::{PoolName, RunId, SessionId, SlotId, SlotState, TaskSpec};
 use crate::telemetry::PoolMeters;
@@ -152,8 +152,7 @@ impl FleetHandle {
         let parts = pools(&setup)?;
         let views = parts.iter().flat_map(|pool| slot_views(pool));
         let slots = SlotTable::new(views);
-        let mut stored =
-            resume::take_up(&setup.journal, &setup.config, &setup.go_on, &setup.ambient).await;
+        let mut stored = resume::take_up(&setup).await;
         for (pool, sessions) in &stored {
             for (index, of) in sessions {
                 let slot = SlotId {
@@ -388,6 +387,12 @@ impl FleetHandle {
     #[must_use]
     pub fn watch(&self) -> broadcast::Receiver<Notice> {
         self.0.shared.watchers.subscribe()
+    }
+
+    /// The journal that everything durable is in.
+    #[must_use]
+    pub fn journal(&self) -> &Journal {
+        &self.0.shared.journal
     }
 
     /// The slots, as they are now.

@@ -4,10 +4,9 @@
 
 use std::collections::BTreeMap;
 
-use super::ambient::Ambient;
 use super::clock::now_us;
 use super::session::StoredSession;
-use super::setup::GoOn;
+use super::setup::{GoOn, Setup};
 use crate::config::{Config, OnCrash, Pool, SessionScope};
 use crate::journal::{Commit, Journal, KeptSession, Write};
 use crate::model::{PoolName, SlotId, ids};
@@ -17,14 +16,15 @@ pub(super) type Stored = BTreeMap<PoolName, Vec<(u16, StoredSession)>>;
 
 /// Chooses, and ends for good what nobody will go on with. A journal that cannot be read gives
 /// none: then new sessions begin.
-pub(super) async fn take_up(
-    journal: &Journal,
-    config: &Config,
-    go_on: &GoOn,
-    ambient: &Ambient,
-) -> Stored {
+pub(super) async fn take_up(setup: &Setup) -> Stored {
+    let Setup {
+        journal,
+        config,
+        go_on,
+        ..
+    } = setup;
     let reading = journal.clone();
-    let read = ambient.blocking(move || {
+    let read = setup.ambient.blocking(move || {
         let reader = reading.reader().map_err(|error| error.to_string())?;
         reader.kept_sessions().map_err(|error| error.to_string())
     });
@@ -101,6 +101,7 @@ fn loadable(pool: &Pool, session: &KeptSession) -> Option<StoredSession> {
         session: session.session.clone(),
         agent_session: Some(id.clone()),
         last_seq: session.last_seq,
+        bytes: session.bytes,
     })
 }
 
@@ -152,6 +153,7 @@ restart = { on_crash = "resume" }
             run_ended: false,
             agent_session: Some(Foreign::from("theirs")),
             last_seq: 7,
+            bytes: 0,
         }
     }
 

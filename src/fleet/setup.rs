@@ -13,7 +13,7 @@ use tokio::sync::{Semaphore, broadcast};
 use super::ambient::Ambient;
 use super::channel::stderr::StderrLog;
 use super::clock;
-use super::notice::{Notice, SlotView};
+use super::notice::{Notice, Pinned, SlotView};
 use crate::config::{Config, Pool as PoolConfig, Sandbox};
 use crate::journal::Journal;
 use crate::launch::Host;
@@ -93,6 +93,8 @@ pub(crate) struct Shared {
     /// At most so many workspaces are being copied at the same time.
     pub(crate) copying: Semaphore,
     pub(crate) watchers: broadcast::Sender<Notice>,
+    /// What the notices to watchers hold.
+    pub(crate) pinned: Pinned,
     pub(crate) slots: SlotTable,
 }
 
@@ -111,6 +113,7 @@ impl Shared {
             spawning: Semaphore::new(SPAWNS_AT_ONCE),
             copying: Semaphore::new(COPIES_AT_ONCE),
             watchers: broadcast::channel(BROADCAST_EVENTS).0,
+            pinned: Pinned::default(),
             slots,
         }
     }

@@ -1,4 +1,4 @@
--- The journal, version 1. Open it with: sqlite3 -readonly journal.db
+-- The journal, version 2. Open it with: sqlite3 -readonly journal.db
 -- Times are microseconds since the Unix epoch: datetime(at_us / 1000000, 'unixepoch').
 
 -- One row for every start of the supervisor.
@@ -109,3 +109,23 @@ CREATE TABLE slot_failures (
     detail TEXT NOT NULL
 ) STRICT;
 CREATE INDEX slot_failures_by_slot ON slot_failures (pool, slot, at_us);
+
+-- What retention needs: which sessions ended first, those of a run, and runs with open tasks.
+CREATE INDEX sessions_by_end ON sessions (ended_at_us, session) WHERE ended_at_us IS NOT NULL;
+CREATE INDEX sessions_by_run ON sessions (run) WHERE run IS NOT NULL;
+CREATE INDEX tasks_open ON tasks (run) WHERE state <> 'ended';
+
+-- A session that retention has taken out of `sessions` and whose other rows are going.
+CREATE TABLE removals (
+    session TEXT PRIMARY KEY
+) STRICT, WITHOUT ROWID;
+
+-- The last audit record that retention removed, if any: the first record here has link + 1 and
+-- this hash as its prev_hash. Records leave in the order of their links; one whose session is gone
+-- and whose turn has not come keeps all columns that its hash covers.
+CREATE TABLE audit_cut (
+    one   INTEGER PRIMARY KEY CHECK (one = 1),
+    link  INTEGER NOT NULL,
+    hash  TEXT NOT NULL,
+    at_us INTEGER NOT NULL
+) STRICT;

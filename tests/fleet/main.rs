@@ -10,6 +10,7 @@ mod drill;
 mod escapes;
 mod first_run;
 mod orders;
+mod slots;
 mod stall;
 mod survivors;
 mod versions;

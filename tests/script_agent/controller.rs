@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::rc::Rc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,12 +14,15 @@ use tempfile::TempDir;
 /// Longer than anything takes on a loaded machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A running agent in a directory of its own.
+/// A running agent in a directory and a home of its own.
 pub(crate) struct Agent {
     pub(crate) child: Child,
-    pub(crate) dir: TempDir,
+    dialect: &'static str,
+    dir: Rc<TempDir>,
+    home: Rc<TempDir>,
     stdin: Option<ChildStdin>,
     lines: Receiver<Vec<u8>>,
+    stderr: Option<thread::JoinHandle<String>>,
 }
 
 impl Drop for Agent {
@@ -43,16 +47,43 @@ impl Agent {
     }
 
     pub(crate) fn spawn(flags: &[&str]) -> Self {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = || Rc::new(tempfile::tempdir().unwrap());
+        Self::launch("scaiflux", flags, dir(), dir())
+    }
+
+    /// The same for the other protocol.
+    pub(crate) fn spawn_acp(flags: &[&str]) -> Self {
+        let dir = || Rc::new(tempfile::tempdir().unwrap());
+        Self::launch("acp", flags, dir(), dir())
+    }
+
+    /// Another process in the same directory and the same home.
+    pub(crate) fn again(&self, flags: &[&str]) -> Self {
+        Self::launch(
+            self.dialect,
+            flags,
+            Rc::clone(&self.dir),
+            Rc::clone(&self.home),
+        )
+    }
+
+    fn launch(dialect: &'static str, flags: &[&str], dir: Rc<TempDir>, home: Rc<TempDir>) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_marshal"))
-            .args(["script-agent", "--dialect", "scaiflux"])
+            .args(["script-agent", "--dialect", dialect])
             .args(flags)
             .current_dir(dir.path())
+            .env("HOME", home.path())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
+            .stderr(Stdio::piped())
             .spawn()
             .unwrap();
+        let said = child.stderr.take().unwrap();
+        let stderr = thread::spawn(move || {
+            let mut text = String::new();
+            BufReader::new(said).read_to_string(&mut text).ok();
+            text
+        });
         let mut stdout = BufReader::new(child.stdout.take().unwrap());
         let (sender, lines) = sync_channel(64);
         thread::spawn(move || {
@@ -67,9 +98,28 @@ impl Agent {
         Self {
             stdin: child.stdin.take(),
             child,
+            dialect,
             dir,
+            home,
             lines,
+            stderr: Some(stderr),
         }
+    }
+
+    /// The home directory.
+    pub(crate) fn home(&self) -> &Path {
+        self.home.path()
+    }
+
+    /// The file of a session.
+    pub(crate) fn session_file(&self, id: &str) -> std::path::PathBuf {
+        let name = format!(".marshal-script-agent/{id}.jsonl");
+        self.home().join(name)
+    }
+
+    /// Everything on stderr, after the end.
+    pub(crate) fn stderr(&mut self) -> String {
+        self.stderr.take().unwrap().join().unwrap()
     }
 
     pub(crate) fn path(&self) -> &Path {

@@ -6,8 +6,12 @@
     reason = "a test fails by panicking"
 )]
 
+mod acp;
+mod client;
 mod controller;
 mod drills;
+mod ledgers;
 mod load;
 mod manners;
+mod memory;
 mod steps;

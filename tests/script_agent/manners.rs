@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::controller::{Agent, ledger, of, result, shape, text};
+use crate::controller::{Agent, of, result, shape, text};
 
 #[test]
 fn the_tool_waits_for_its_answer() {
@@ -298,40 +298,6 @@ fn ready_claims_the_version_that_it_is_told_to_claim() {
     }
     let (_agent, ready) = Agent::started(&["--protocol", "none"]);
     assert_eq!(ready.get("protocol"), None);
-}
-
-#[test]
-fn a_session_is_random_unless_it_is_resumed() {
-    let (_a, first) = Agent::started(&[]);
-    let (_b, second) = Agent::started(&[]);
-    assert_ne!(first["session_id"], second["session_id"]);
-    let id = first["session_id"].as_str().unwrap();
-    let (_c, third) = Agent::started(&["--resume", id]);
-    assert_eq!(third["session_id"], first["session_id"]);
-    let mut refused = Agent::spawn(&["--resume", "latest"]);
-    assert!(refused.raw().is_none());
-    assert_eq!(refused.exit().code(), Some(2));
-}
-
-#[test]
-fn the_ledger_shows_what_was_received_and_begun_even_after_a_crash() {
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("ledger");
-    let mut agent = Agent::new(&["--ledger", file.to_str().unwrap()]);
-    agent.turn("say one\n\n say two");
-    agent.prompt("crash kill");
-    agent.exit();
-    let entries = ledger(&file);
-    let kinds: Vec<&str> = entries
-        .iter()
-        .map(|entry| entry["kind"].as_str().unwrap())
-        .collect();
-    assert_eq!(kinds, ["start", "prompt", "step", "step", "prompt", "step"]);
-    assert_eq!(entries[1]["text"], "say one\n\n say two");
-    assert_eq!(entries[3]["step"], "say two");
-    assert_eq!(entries[3]["turn"], "t-1");
-    assert_eq!(entries[5]["step"], "crash kill");
-    assert_eq!(entries[5]["pid"], agent.child.id());
 }
 
 fn is_alive(pid: &str) -> bool {

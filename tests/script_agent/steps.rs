@@ -9,20 +9,15 @@ use crate::controller::{Agent, of, result, shape, text};
 
 #[test]
 fn ready_has_every_field_of_the_protocol_in_its_order() {
-    let mut agent = Agent::spawn(&[
-        "--resume",
-        "abc",
-        "--model",
-        "m",
-        "--permission-mode",
-        "prompt",
-    ]);
+    let mut agent = Agent::spawn(&["--model", "m", "--permission-mode", "prompt"]);
     let line = String::from_utf8(agent.raw().unwrap()).unwrap();
+    let ready: serde_json::Value = serde_json::from_str(&line).unwrap();
+    let id = ready["session_id"].as_str().unwrap();
     let version = env!("CARGO_PKG_VERSION");
     assert_eq!(
         line,
         format!(
-            r#"{{"type":"ready","protocol":1,"version":"{version}","session_id":"abc","model":"m","mode":"prompt","tools":["read_file","write_file","list_dir","grep_search","bash"],"context_window":200000,"max_tokens":8192,"gadgets":[]}}"#
+            r#"{{"type":"ready","protocol":1,"version":"{version}","session_id":"{id}","model":"m","mode":"prompt","tools":["read_file","write_file","list_dir","grep_search","bash"],"context_window":200000,"max_tokens":8192,"gadgets":[]}}"#
         ) + "\n"
     );
 }

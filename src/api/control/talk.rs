@@ -83,7 +83,7 @@ async fn answer<F: Fleet>(
         Request::Watch { run } => match desk.runs.get(&run) {
             None => reply(lines, Reply::Failed(no_such_run(&run))).await,
             Some(ledger) => {
-                let stream = RunStream::new(desk.fleet.watch(), ledger);
+                let stream = RunStream::new(desk.fleet.watch(), ledger, desk.fleet.history());
                 let accepted = stream.total();
                 reply(lines, Reply::Watching { accepted }).await?;
                 relay(lines, desk, stream).await
@@ -156,7 +156,12 @@ async fn submit<F: Fleet>(
     let run = ledger.run().clone();
     reply(lines, Reply::Submitted { run, accepted }).await?;
     if watch {
-        relay(lines, desk, RunStream::new(notices, ledger)).await?;
+        relay(
+            lines,
+            desk,
+            RunStream::new(notices, ledger, desk.fleet.history()),
+        )
+        .await?;
     }
     Ok(())
 }

@@ -1,23 +1,27 @@
-//! The agent itself: its session, what it hears, and what it says.
+//! The agent itself: its session, its turn, and how it waits.
 //!
-//! Owns the order of messages that ScaiFlux prescribes. Must not know verbs or tools.
+//! One state machine for every protocol: what it says goes through [`Said`], what it hears comes
+//! from the protocol's folder. Must not know verbs, tools or messages.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use serde_json::json;
+use serde_json::{Value, json};
 
+use super::claim::Claim;
 use super::ledger::Ledger;
-use super::messages::{Claim, Details, Outbound};
+use super::memory::{Memory, Record, Session};
 use super::pipes::{Inbox, Outbox};
+use super::said::{Moment, Said, TextFrame};
 use super::step::Call;
+use super::{AgentDialect, acp, scaiflux};
+use crate::limits::AGENT_OUTPUT_BYTES;
 use crate::model::Foreign;
 
 /// The context window that the agent claims, in tokens.
 pub(super) const CONTEXT_WINDOW: u64 = 200_000;
-
-/// The output cap that the agent claims, in tokens.
-const MAX_TOKENS: u64 = 8192;
 
 /// What the model is told when the controller is gone.
 const DISCONNECTED: &str = "controller disconnected before responding";
@@ -62,6 +66,12 @@ pub(super) enum Closing {
 #[derive(Debug, Default)]
 pub(super) struct Turn {
     pub(super) id: String,
+    /// The prompt's fingerprint.
+    pub(super) digest: String,
+    /// The request that the turn answers, in a protocol where a prompt is one.
+    pub(super) reply_to: Option<Value>,
+    /// What was said, cut where a tool's output would be.
+    pub(super) said: String,
     /// Characters that the model read and wrote.
     pub(super) read_chars: u64,
     pub(super) written_chars: u64,
@@ -73,20 +83,33 @@ pub(super) struct Turn {
     pub(super) cancelled: bool,
 }
 
+/// A prompt that was accepted and not begun.
+#[derive(Debug)]
+pub(super) struct Accepted {
+    pub(super) text: String,
+    pub(super) digest: String,
+    pub(super) reply_to: Option<Value>,
+}
+
 /// The one request that is open, and its answer.
 #[derive(Debug)]
 pub(super) struct OpenAsk {
-    pub(super) id: String,
+    pub(super) number: u64,
+    pub(super) tool: &'static str,
     pub(super) answer: Option<Permission>,
 }
 
 /// What does not change while the agent runs.
 #[derive(Debug)]
 pub(super) struct Settings {
+    pub(super) dialect: AgentDialect,
+    pub(super) claim: Claim,
     /// What each step and each request of a load step waits first.
     pub(super) think: Duration,
-    /// Load: no narration, no log, large writes.
+    /// Load: no narration, no log, no memory, large writes.
     pub(super) loader: bool,
+    /// Requests carry nothing but the id of their tool call.
+    pub(super) bare_asks: bool,
 }
 
 /// The agent.
@@ -96,16 +119,21 @@ pub(super) struct Agent {
     pub(super) inbox: Inbox,
     pub(super) out: Outbox,
     pub(super) ledger: Ledger,
-    pub(super) session: String,
+    pub(super) memory: Memory,
+    /// The session whose turn runs, or ran last.
+    pub(super) session: Session,
+    /// Others that are open, in a protocol that has more than one.
+    pub(super) others: BTreeMap<String, Session>,
     pub(super) model: String,
     pub(super) mode: String,
-    /// Tokens in the context.
-    pub(super) context: u64,
     pub(super) turn: Option<Turn>,
-    /// A prompt that was accepted and not begun.
-    pub(super) accepted: Option<String>,
+    pub(super) accepted: Option<Accepted>,
     pub(super) closing: Closing,
+    /// Whether the controller introduced itself, in a protocol where it speaks first.
+    pub(super) introduced: bool,
     pub(super) ignores_cancel: bool,
+    /// Tools that were allowed for ever.
+    pub(super) trusted: BTreeSet<&'static str>,
     pub(super) open: Option<OpenAsk>,
     turns: u64,
     calls: u64,
@@ -119,7 +147,8 @@ pub(super) struct Parts {
     pub(super) inbox: Inbox,
     pub(super) out: Outbox,
     pub(super) ledger: Ledger,
-    pub(super) session: String,
+    pub(super) memory: Memory,
+    pub(super) session: Session,
     pub(super) model: String,
     pub(super) mode: String,
 }
@@ -127,43 +156,40 @@ pub(super) struct Parts {
 impl Agent {
     pub(super) fn new(parts: Parts) -> Self {
         Self {
+            turns: parts.session.prompts,
+            calls: parts.session.calls,
             settings: parts.settings,
             inbox: parts.inbox,
             out: parts.out,
             ledger: parts.ledger,
+            memory: parts.memory,
             session: parts.session,
+            others: BTreeMap::new(),
             model: parts.model,
             mode: parts.mode,
-            context: 0,
             turn: None,
             accepted: None,
             closing: Closing::No,
+            introduced: false,
             ignores_cancel: false,
+            trusted: BTreeSet::new(),
             open: None,
-            turns: 0,
-            calls: 0,
             asks: 0,
         }
     }
 
-    /// Says `ready`, then works prompts until the controller is done.
-    pub(super) fn serve(&mut self, claim: &Claim) -> Result<(), Halt> {
-        self.ledger
-            .enter("start", || json!({"session": self.session}))?;
-        self.out.send(&Outbound::Ready {
-            protocol: claim.0.as_ref(),
-            version: env!("CARGO_PKG_VERSION"),
-            session_id: &self.session,
-            model: &self.model,
-            mode: &self.mode,
-            tools: &Call::TOOLS,
-            context_window: CONTEXT_WINDOW,
-            max_tokens: MAX_TOKENS,
-            gadgets: &[],
-        })?;
+    /// Says that it is ready, where it speaks first, then works prompts until the controller is
+    /// done.
+    pub(super) fn serve(&mut self) -> Result<(), Halt> {
+        self.enter("start", || json!({}))?;
+        if self.settings.dialect == AgentDialect::Scaiflux {
+            let claim = self.settings.claim.unasked();
+            let (out, moment, model) = self.speaking();
+            scaiflux::ready(out, &moment, model, claim.as_ref())?;
+        }
         while self.closing == Closing::No {
             if let Some(prompt) = self.accepted.take() {
-                self.run_turn(&prompt)?;
+                self.run_turn(prompt)?;
             } else if let Some(line) = self.inbox.next() {
                 // One line at a time: what follows a prompt is heard inside its turn.
                 self.hear(line)?;
@@ -175,6 +201,86 @@ impl Agent {
         }
         self.log(format_args!("goodbye"));
         Ok(())
+    }
+
+    fn speaking(&mut self) -> (&mut Outbox, Moment<'_>, &str) {
+        let moment = Moment {
+            session: &self.session.id,
+            turn: self.turn.as_ref().map_or("", |turn| turn.id.as_str()),
+            mode: &self.mode,
+            workspace: &self.session.cwd,
+            bare_asks: self.settings.bare_asks,
+        };
+        (&mut self.out, moment, &self.model)
+    }
+
+    /// Puts what is said behind what is queued.
+    pub(super) fn queue(&mut self, said: &Said<'_>) -> Result<(), Halt> {
+        let dialect = self.settings.dialect;
+        let (out, moment, _) = self.speaking();
+        match dialect {
+            AgentDialect::Scaiflux => scaiflux::queue(out, &moment, said)?,
+            AgentDialect::Acp => acp::queue(out, &moment, said)?,
+        }
+        Ok(())
+    }
+
+    /// Says it now.
+    pub(super) fn tell(&mut self, said: &Said<'_>) -> Result<(), Halt> {
+        self.queue(said)?;
+        self.out.flush()?;
+        Ok(())
+    }
+
+    /// One piece of text's line, and how many bytes of text a line of `line_bytes` has: as many
+    /// in every protocol, so that their loads compare.
+    pub(super) fn text_frame(&mut self, line_bytes: usize) -> Result<(TextFrame, usize), Halt> {
+        let dialect = self.settings.dialect;
+        let (_, moment, _) = self.speaking();
+        let yardstick = scaiflux::text_frame(&moment)?;
+        let text_bytes = line_bytes.saturating_sub(yardstick.len()).max(1);
+        let frame = match dialect {
+            AgentDialect::Scaiflux => yardstick,
+            AgentDialect::Acp => acp::text_frame(&moment)?,
+        };
+        Ok((frame, text_bytes))
+    }
+
+    /// An entry in the ledger, on the disk when this returns.
+    pub(super) fn enter(&mut self, kind: &str, fields: impl FnOnce() -> Value) -> Result<(), Halt> {
+        self.ledger.enter(kind, &self.session.id, fields)?;
+        Ok(())
+    }
+
+    /// Begins a session in `cwd`; it is kept if that is possible.
+    pub(super) fn begin_session(&self, cwd: PathBuf) -> Session {
+        let (session, failed) = self.memory.begin(cwd);
+        if let Some(error) = failed {
+            self.log(format_args!("the session is not kept: {error}"));
+        }
+        session
+    }
+
+    /// Makes a session the current one.
+    pub(super) fn enter_session(&mut self, session: Session) {
+        self.turns = self.turns.max(session.prompts);
+        self.calls = self.calls.max(session.calls);
+        let before = std::mem::replace(&mut self.session, session);
+        if !before.id.is_empty() {
+            self.others.insert(before.id.clone(), before);
+        }
+    }
+
+    /// Keeps what happened in the session's file: a tool call before long, the rest now.
+    pub(super) fn keep(&mut self, record: &Record) {
+        let kept = match record {
+            Record::Tool { .. } => self.session.append(record),
+            _ => self.session.keep(record),
+        };
+        if let Err(error) = kept {
+            self.log(format_args!("the session is not kept any more: {error}"));
+            self.session.forget();
+        }
     }
 
     /// The next turn's id.
@@ -197,21 +303,15 @@ impl Agent {
         self.turn.as_ref().is_some_and(|turn| turn.cancelled)
     }
 
-    /// The running turn's id; empty between turns.
-    pub(super) fn turn_id(&self) -> &str {
-        self.turn.as_ref().map_or("", |turn| turn.id.as_str())
-    }
-
     /// Streams a piece of the answer.
     pub(super) fn text(&mut self, delta: &str) -> Result<(), Halt> {
         if let Some(turn) = &mut self.turn {
             turn.written_chars += delta.chars().count() as u64;
+            if turn.said.len() < AGENT_OUTPUT_BYTES {
+                turn.said.push_str(delta);
+            }
         }
-        self.out.send(&Outbound::TextDelta {
-            turn_id: self.turn.as_ref().map_or("", |turn| turn.id.as_str()),
-            delta,
-        })?;
-        Ok(())
+        self.tell(&Said::Text(delta))
     }
 
     /// Takes in what the controller said so far, without waiting.
@@ -249,37 +349,40 @@ impl Agent {
     }
 
     /// Queues a permission request; [`Self::answer`] sends it.
-    pub(super) fn queue_ask(&mut self, call: &Call) -> Result<(), Halt> {
+    pub(super) fn queue_ask(&mut self, tool_id: &str, call: &Call) -> Result<(), Halt> {
         self.asks += 1;
-        let id = format!("r-{}", self.asks);
-        self.out.queue(&Outbound::PermissionRequest {
-            request_id: &id,
-            tool: call.tool(),
-            active_mode: &self.mode,
-            required_mode: call.required_mode(),
-            details: Details {
-                tool_input: call,
-                reason: None,
-            },
+        let number = self.asks;
+        self.queue(&Said::Ask {
+            number,
+            tool_id,
+            call,
         })?;
-        self.open = Some(OpenAsk { id, answer: None });
+        self.open = Some(OpenAsk {
+            number,
+            tool: call.tool(),
+            answer: None,
+        });
         Ok(())
     }
 
     /// Sends what is queued and waits for the open request's answer.
     pub(super) fn answer(&mut self) -> Result<Permission, Halt> {
+        // Where a request is one of the transport, it is answered also after a cancel.
+        let withdraws = self.settings.dialect == AgentDialect::Scaiflux;
         self.out.flush()?;
         self.hear_all()?;
         loop {
-            if self.cancelled() {
+            let answer = self.open.as_mut().and_then(|open| open.answer.take());
+            let is_over = self.closing == Closing::Eof;
+            if self.cancelled() && (withdraws || is_over || answer.is_some()) {
                 self.open = None;
                 return Ok(Permission::Cancelled);
             }
-            if let Some(answer) = self.open.as_mut().and_then(|open| open.answer.take()) {
+            if let Some(answer) = answer {
                 self.open = None;
                 return Ok(answer);
             }
-            if self.closing == Closing::Eof {
+            if is_over {
                 self.open = None;
                 return Ok(Permission::Denied(DISCONNECTED.to_owned()));
             }

@@ -4,6 +4,7 @@
 //! a supervisor reacts.
 
 use std::fmt::Write as _;
+use std::fs::OpenOptions;
 use std::io;
 use std::os::fd::AsFd;
 use std::process::{Command, Stdio};
@@ -13,9 +14,10 @@ use std::time::{Duration, Instant};
 use rustix::process::{Resource, Rlimit, Signal, getpid, kill_process, setrlimit};
 
 use super::agent::{Agent, Halt, Permission};
-use super::messages::Outbound;
+use super::said::TextFrame;
 use super::step::{Call, Crash, Drill, Hang, Pipes};
 use super::tools::ToolEnd;
+use super::{AgentDialect, acp, scaiflux};
 use crate::limits::AGENT_WRITE_BYTES;
 
 /// What flooded lines say, over and over.
@@ -30,20 +32,12 @@ const ORPHAN_SECONDS: &str = "3600";
 const ORPHAN_SCRIPT: &str = "trap '' HUP INT TERM; \
     setsid sh -c 'sleep \"$1\"; :' \"$0\" \"$1\" >&2 & echo $!";
 
-/// Lines that are no messages, one of each kind.
-const GARBAGE: [&[u8]; 5] = [
-    b"this is not JSON\n",
-    b"\xff\xfe\x80 this is not UTF-8\n",
-    b"{\"type\":\"text_delta\",\"turn_id\n",
-    b"[1,2,3]\n",
-    b"{\"type\":\"no_such_message\",\"turn_id\":\"t-0\"}\n",
-];
-
 impl Agent {
     /// Carries a drill out.
     pub(super) fn drill(&mut self, drill: &Drill) -> Result<(), Halt> {
         match drill {
             Drill::Crash(how) => crash(*how),
+            Drill::CrashOnce { file, how } => self.crash_once(file, *how),
             Drill::Exit(code) => Err(Halt::Exit(*code)),
             Drill::Hang(how) => hang(*how),
             Drill::Flood {
@@ -51,16 +45,8 @@ impl Agent {
                 line_bytes,
                 batch,
             } => self.flood(*lines, *line_bytes, *batch),
-            Drill::Garbage { lines } => {
-                for line in GARBAGE.iter().cycle().zip(0..*lines).map(|(line, _)| line) {
-                    self.out.write(line)?;
-                    self.attend()?;
-                    if self.cancelled() {
-                        break;
-                    }
-                }
-                Ok(())
-            }
+            Drill::Garbage { lines } => self.garbage(*lines),
+            Drill::EndlessLine => self.huge_line(u64::MAX),
             Drill::HugeLine { bytes } => self.huge_line(*bytes),
             Drill::Slow => {
                 self.out.slow = true;
@@ -71,7 +57,7 @@ impl Agent {
                 Ok(())
             }
             Drill::SpawnOrphan { marker, pipes } => {
-                let marker = marker.as_ref().unwrap_or(&self.session).clone();
+                let marker = marker.as_ref().unwrap_or(&self.session.id).clone();
                 let said = match spawn_orphan(&marker, *pipes) {
                     Ok(pid) => format!("Left process {pid} behind, marked {marker}.\n"),
                     Err(error) => format!("Could not leave a process behind: {error}.\n"),
@@ -82,9 +68,45 @@ impl Agent {
         }
     }
 
-    /// Writes `lines` text deltas of `line_bytes` each, newline included.
+    /// Crashes, unless the file says that it did before.
+    fn crash_once(&mut self, file: &str, how: Crash) -> Result<(), Halt> {
+        let made = OpenOptions::new().write(true).create_new(true).open(file);
+        match made.and_then(|file| file.sync_all()) {
+            Ok(()) => crash(how),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                self.text(&format!("I crashed before: {file} exists.\n"))
+            }
+            Err(error) => self.text(&format!("I do not crash: {file}: {error}.\n")),
+        }
+    }
+
+    /// Writes lines that are no messages.
+    fn garbage(&mut self, lines: u64) -> Result<(), Halt> {
+        let garbage = match self.settings.dialect {
+            AgentDialect::Scaiflux => scaiflux::GARBAGE,
+            AgentDialect::Acp => acp::GARBAGE,
+        };
+        for line in garbage.iter().cycle().zip(0..lines).map(|(line, _)| line) {
+            self.out.write(line)?;
+            self.attend()?;
+            if self.cancelled() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes `lines` pieces of text, each as long as ScaiFlux needs for a line of `line_bytes`,
+    /// newline included.
     fn flood(&mut self, lines: u64, line_bytes: usize, batch: Option<usize>) -> Result<(), Halt> {
-        let line = self.filled_line(line_bytes)?;
+        let (frame, text_bytes) = self.text_frame(line_bytes)?;
+        let text = FILLER.iter().copied().cycle().take(text_bytes);
+        let line: Vec<u8> = frame
+            .head
+            .into_iter()
+            .chain(text)
+            .chain(frame.tail)
+            .collect();
         let fits = (AGENT_WRITE_BYTES / line.len()).max(1);
         let batch = batch.unwrap_or(if self.settings.loader { fits } else { 1 });
         // Built once: in the loop there is nothing but the write.
@@ -108,29 +130,9 @@ impl Agent {
         Ok(())
     }
 
-    /// A text delta whose line has `line_bytes`, newline included, or as few as are possible.
-    fn filled_line(&self, line_bytes: usize) -> Result<Vec<u8>, Halt> {
-        let (mut head, tail) = self.delta_frame()?;
-        let room = line_bytes.saturating_sub(head.len() + tail.len());
-        head.extend(FILLER.iter().cycle().take(room.max(1)));
-        head.extend(tail);
-        Ok(head)
-    }
-
-    /// One text delta's line before and after its text.
-    fn delta_frame(&self) -> Result<(Vec<u8>, Vec<u8>), Halt> {
-        let mut head = serde_json::to_vec(&Outbound::TextDelta {
-            turn_id: self.turn_id(),
-            delta: "",
-        })
-        .map_err(io::Error::from)?;
-        let tail = head.split_off(head.len() - 2);
-        Ok((head, [tail, vec![b'\n']].concat()))
-    }
-
-    /// Writes one text delta whose line has `bytes` before its newline.
+    /// Writes one piece of text whose line has `bytes` before its newline.
     fn huge_line(&mut self, bytes: u64) -> Result<(), Halt> {
-        let (head, tail) = self.delta_frame()?;
+        let (TextFrame { head, tail }, _) = self.text_frame(0)?;
         let frame = (head.len() + tail.len() - 1) as u64;
         let mut left = bytes.saturating_sub(frame).max(1);
         self.out.write(&head)?;
@@ -142,7 +144,7 @@ impl Agent {
         }
         self.out.write(&tail)?;
         if let Some(turn) = &mut self.turn {
-            turn.written_chars += bytes;
+            turn.written_chars = turn.written_chars.saturating_add(bytes);
         }
         Ok(())
     }
@@ -164,7 +166,7 @@ impl Agent {
             }
             let tool_id = self.next_call();
             self.queue_tool_start(&tool_id, &call)?;
-            self.queue_ask(&call)?;
+            self.queue_ask(&tool_id, &call)?;
             let asked = Instant::now();
             let permission = self.answer()?;
             let took = asked.elapsed();
@@ -181,12 +183,11 @@ impl Agent {
             };
             latency.samples.push(took);
             // Leaves with the next request, as one write.
-            self.queue_tool_result(&tool_id, &end, Instant::now())?;
+            self.queue_tool_end(&tool_id, &end, Instant::now())?;
         }
         self.out.flush()?;
         let report = latency.report();
-        self.ledger
-            .enter("ask", || serde_json::json!({"report": report}))?;
+        self.enter("ask", || serde_json::json!({"report": report}))?;
         self.text(&report)
     }
 }

@@ -1,19 +1,24 @@
-//! The script agent: a real, deterministic agent that speaks ScaiFlux's serve mode on stdio.
+//! The script agent: a real, deterministic agent that speaks ScaiFlux's serve mode or the Agent
+//! Client Protocol on stdio.
 //!
 //! It is the embedded default, the load generator and the fault injector. One thread, blocking
-//! pipes, no runtime; it shares no code with the dialect that talks to it, so that each checks the
-//! other. `docs/script-agent.md` is its page. Must not know the supervisor.
+//! pipes, no runtime; it shares no code with the dialects that talk to it, so that each checks the
+//! other. Steps, turns and tools are the same for both protocols; what differs is in a folder
+//! each. `docs/script-agent.md` is its page. Must not know the supervisor.
 
+mod acp;
 mod agent;
 mod bash;
+mod claim;
 mod drills;
 mod hearing;
 mod ledger;
-mod messages;
+mod memory;
 mod operands;
 mod pipes;
+mod said;
+mod scaiflux;
 mod script;
-mod slash;
 mod step;
 mod tools;
 mod turn;
@@ -25,16 +30,21 @@ use std::time::Duration;
 
 pub use script::{VERBS, Verb};
 
+use crate::model::Foreign;
 use agent::{Agent, Halt, Parts, Settings};
+use claim::Claim;
 use ledger::Ledger;
-use messages::Claim;
+use memory::{Memory, NoSession, Session};
 use pipes::{Inbox, Outbox};
+use scaiflux::slash;
 
 /// The agent's protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum AgentDialect {
     /// ScaiFlux's serve mode, protocol version 1.
     Scaiflux,
+    /// The Agent Client Protocol, version 1.
+    Acp,
 }
 
 /// What the agent is started with.
@@ -49,10 +59,14 @@ pub struct Args {
     /// The session to go on with
     #[arg(long, value_name = "ID")]
     pub resume: Option<String>,
-    /// The protocol version to claim: a number, a text, or `none` to claim nothing
+    /// Remembers nothing, so that no session can be taken up again
+    #[arg(long)]
+    pub forget: bool,
+    /// The protocol version to claim: a number, a text, or `none` to claim nothing; with ACP also
+    /// `echo` for what was asked, `error` to refuse
     #[arg(
         long,
-        value_name = "N|TEXT|none",
+        value_name = "N",
         default_value = "1",
         allow_hyphen_values = true
     )]
@@ -69,23 +83,26 @@ pub struct Args {
     /// Microseconds to think before each step, and before each request of `ask`
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub think_us: u64,
-    /// Makes load: no narration, no log, large writes
+    /// ACP: a request carries nothing but the id of its tool call
+    #[arg(long)]
+    pub bare_asks: bool,
+    /// Makes load: no narration, no log, no memory, large writes
     #[arg(long)]
     pub loader: bool,
 }
 
 /// Runs the agent until its controller is done. Exit codes: 0 after a goodbye or the end of
-/// stdin, 2 if it could not start, 1 if its pipes or its ledger failed, else what `exit N` said.
+/// stdin, 2 if it could not start, 1 if the session to go on with is not there or its pipes or
+/// its ledger failed, else what `exit N` said.
 pub fn run(args: Args) -> ExitCode {
-    let claim = Claim::read(&args.protocol);
     let mut agent = match prepare(args) {
         Ok(agent) => agent,
-        Err(message) => {
-            complain(&message);
-            return ExitCode::from(2);
+        Err(failure) => {
+            complain(&failure.to_string());
+            return ExitCode::from(failure.code());
         }
     };
-    match agent.serve(&claim) {
+    match agent.serve() {
         Ok(()) => ExitCode::SUCCESS,
         Err(Halt::Exit(code)) => ExitCode::from(code),
         Err(Halt::Io(error)) => {
@@ -95,42 +112,86 @@ pub fn run(args: Args) -> ExitCode {
     }
 }
 
-fn prepare(args: Args) -> Result<Agent, String> {
-    let session = match args.resume {
-        // What follows stands in arguments and file names of others.
-        Some(id) if plain_id(&id) => id,
-        Some(_) => return Err("--resume needs a session's id; nothing else is kept".to_owned()),
-        None => uuid::Uuid::new_v4().to_string(),
-    };
+/// Why the agent did not start.
+#[derive(Debug, thiserror::Error)]
+enum NoStart {
+    #[error("the ledger cannot be opened: {0}")]
+    Ledger(io::Error),
+    #[error("the workspace cannot be entered: {0}")]
+    Workspace(io::Error),
+    #[error("stdin or stdout cannot be used: {0}")]
+    Pipes(io::Error),
+    #[error("--resume is for scaiflux; an acp client sends session/load or session/resume")]
+    ResumeByFlag,
+    #[error("session `{id}` cannot be resumed: {why}")]
+    Resume { id: String, why: NoSession },
+}
+
+impl NoStart {
+    /// A session that is not there is no wrong usage.
+    const fn code(&self) -> u8 {
+        match self {
+            Self::Resume { .. } => 1,
+            _ => 2,
+        }
+    }
+}
+
+fn prepare(args: Args) -> Result<Agent, NoStart> {
     // Before the directory changes: the path is the caller's.
-    let ledger = Ledger::open(args.ledger.as_deref())
-        .map_err(|error| format!("the ledger cannot be opened: {error}"))?;
-    std::env::set_current_dir(&args.workspace)
-        .map_err(|error| format!("the workspace cannot be entered: {error}"))?;
-    let pipes = |error: io::Error| format!("stdin or stdout cannot be used: {error}");
+    let ledger = Ledger::open(args.ledger.as_deref()).map_err(NoStart::Ledger)?;
+    std::env::set_current_dir(&args.workspace).map_err(NoStart::Workspace)?;
+    let memory = if args.forget {
+        Memory::Nothing("--forget")
+    } else if args.loader {
+        Memory::Nothing("--loader")
+    } else {
+        Memory::in_home(std::env::var_os("HOME"))
+    };
     Ok(Agent::new(Parts {
         settings: Settings {
+            dialect: args.dialect,
+            claim: Claim::read(&args.protocol),
             think: Duration::from_micros(args.think_us),
             loader: args.loader,
+            bare_asks: args.bare_asks,
         },
-        inbox: Inbox::stdin().map_err(pipes)?,
-        out: Outbox::stdout().map_err(pipes)?,
+        inbox: Inbox::stdin().map_err(NoStart::Pipes)?,
+        out: Outbox::stdout().map_err(NoStart::Pipes)?,
         ledger,
-        session,
+        session: first_session(&memory, args.dialect, args.resume)?,
+        memory,
         model: args.model,
         mode: args.permission_mode,
     }))
 }
 
-/// Whether an id may be resumed by name: `[A-Za-z0-9][A-Za-z0-9._-]{0,127}`, and not `latest`.
-fn plain_id(id: &str) -> bool {
-    let bytes = id.as_bytes();
-    id != "latest"
-        && bytes.len() <= 128
-        && bytes.first().is_some_and(u8::is_ascii_alphanumeric)
-        && bytes
-            .iter()
-            .all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(byte))
+/// The session that the agent begins with: of an ACP client there is none yet.
+fn first_session(
+    memory: &Memory,
+    dialect: AgentDialect,
+    resume: Option<String>,
+) -> Result<Session, NoStart> {
+    match (dialect, resume) {
+        (AgentDialect::Acp, Some(_)) => Err(NoStart::ResumeByFlag),
+        (AgentDialect::Acp, None) => Ok(Session::none(String::new())),
+        (AgentDialect::Scaiflux, Some(id)) => {
+            let mut session = memory.load(&id).map_err(|why| NoStart::Resume {
+                id: Foreign::new(id).show(60),
+                why,
+            })?;
+            session.cwd = std::env::current_dir().map_err(NoStart::Workspace)?;
+            Ok(session)
+        }
+        (AgentDialect::Scaiflux, None) => {
+            let cwd = std::env::current_dir().map_err(NoStart::Workspace)?;
+            let (session, failed) = memory.begin(cwd);
+            if let Some(error) = failed {
+                complain(&format!("the session is not kept: {error}"));
+            }
+            Ok(session)
+        }
+    }
 }
 
 fn complain(message: &str) {
@@ -164,15 +225,5 @@ mod tests {
             .filter_map(clap::Arg::get_long)
             .collect();
         assert_eq!(rows, flags);
-    }
-
-    #[test]
-    fn only_plain_ids_are_resumed() {
-        for id in ["a", "0b5d-1", "A.b_c-d"] {
-            assert!(plain_id(id), "{id}");
-        }
-        for id in ["", "latest", "-a", ".a", "a/b", "a b", &"a".repeat(129)] {
-            assert!(!plain_id(id), "{id}");
-        }
     }
 }

@@ -90,12 +90,26 @@ pub static VERBS: &[Verb] = &[
     verb("think", "TEXT…", "thinks aloud", |rest| {
         Ok(Step::Think(rest.to_owned()))
     }),
+    verb("plan", "TEXT[; TEXT]…", "says what is to be done", plan),
+    verb("recall", "", "says every earlier prompt", |rest| {
+        nothing(rest).map(|()| Step::Recall)
+    }),
     verb("sleep", "DURATION", "pauses", |rest| {
         Ok(Step::Sleep(duration(rest)?))
     }),
     verb("crash", "[kill]", "dies by a signal", |rest| {
         choice(rest, Crash::Abort, "kill", Crash::Kill).map(|how| Step::Drill(Drill::Crash(how)))
     }),
+    verb(
+        "crash-once",
+        "FILE [kill]",
+        "dies if FILE does not exist",
+        |rest| {
+            let (file, how) = word(rest, "FILE")?;
+            let how = choice(how, Crash::Abort, "kill", Crash::Kill)?;
+            Ok(Step::Drill(Drill::CrashOnce { file, how }))
+        },
+    ),
     verb("exit", "N", "exits at once", |rest| {
         rest.parse()
             .map(|code| Step::Drill(Drill::Exit(code)))
@@ -123,6 +137,9 @@ pub static VERBS: &[Verb] = &[
         Ok(Step::Drill(Drill::HugeLine {
             bytes: bytes(rest, "N")?,
         }))
+    }),
+    verb("endless-line", "", "writes a line without end", |rest| {
+        nothing(rest).map(|()| Step::Drill(Drill::EndlessLine))
     }),
     verb("slow", "", "writes byte by byte from now on", |rest| {
         nothing(rest).map(|()| Step::Drill(Drill::Slow))
@@ -202,6 +219,18 @@ fn search(rest: &str) -> Result<Step, String> {
         Some(whole(rest, "PATH")?)
     };
     Ok(Step::Tool(Call::GrepSearch { pattern, path }))
+}
+
+fn plan(rest: &str) -> Result<Step, String> {
+    let entries: Vec<String> = rest
+        .split(';')
+        .map(|entry| entry.trim().to_owned())
+        .filter(|entry| !entry.is_empty())
+        .collect();
+    if entries.is_empty() {
+        return Err("needs a TEXT".to_owned());
+    }
+    Ok(Step::Plan(entries))
 }
 
 fn flood(rest: &str) -> Result<Step, String> {
@@ -321,6 +350,17 @@ mod tests {
         assert_eq!(one("sleep 1.5s"), Step::Sleep(Duration::from_millis(1500)));
         assert_eq!(one("sleep 2"), Step::Sleep(Duration::from_secs(2)));
         assert_eq!(one("crash"), Step::Drill(Drill::Crash(Crash::Abort)));
+        assert_eq!(
+            one("crash-once 'a b' kill"),
+            Step::Drill(Drill::CrashOnce {
+                file: "a b".into(),
+                how: Crash::Kill
+            })
+        );
+        assert_eq!(
+            one("plan look; ; mend it"),
+            Step::Plan(vec!["look".into(), "mend it".into()])
+        );
         assert_eq!(one("exit 7"), Step::Drill(Drill::Exit(7)));
         assert_eq!(one("hang stopped"), Step::Drill(Drill::Hang(Hang::Stopped)));
         assert_eq!(
@@ -382,6 +422,9 @@ mod tests {
             ("write", "needs a PATH"),
             ("search \"a b", "quote is not closed"),
             ("crash softly", "takes `kill` or nothing"),
+            ("crash-once", "needs a FILE"),
+            ("plan ;", "needs a TEXT"),
+            ("recall all", "does not take `all`"),
             ("slow motion", "does not take `motion`"),
             ("huge-line 99999999999G", "too large"),
             ("ask 1000001", "an N up to"),

@@ -16,6 +16,10 @@ pub(super) enum Step {
     Say(String),
     /// Think aloud.
     Think(String),
+    /// Say what is to be done.
+    Plan(Vec<String>),
+    /// Say every earlier prompt of the session.
+    Recall,
     /// Pause.
     Sleep(Duration),
     /// Misbehave, or make load.
@@ -62,6 +66,28 @@ impl Call {
         }
     }
 
+    /// The call in a few words, as a person is shown it.
+    pub(super) fn title(&self) -> String {
+        match self {
+            Self::ReadFile { path } => format!("Read {path}"),
+            Self::WriteFile { path, .. } => format!("Write {path}"),
+            Self::ListDir { path } => format!("List {path}"),
+            Self::GrepSearch { pattern, .. } => format!("Search {pattern}"),
+            Self::Bash { command } => command.clone(),
+        }
+    }
+
+    /// The path that the call is about, if it names one.
+    pub(super) fn path(&self) -> Option<&str> {
+        match self {
+            Self::ReadFile { path } | Self::WriteFile { path, .. } | Self::ListDir { path } => {
+                Some(path)
+            }
+            Self::GrepSearch { path, .. } => path.as_deref(),
+            Self::Bash { .. } => None,
+        }
+    }
+
     /// The permission mode that the tool needs, in the protocol's words.
     pub(super) const fn required_mode(&self) -> &'static str {
         match self {
@@ -103,6 +129,11 @@ pub(super) enum Pipes {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Drill {
     Crash(Crash),
+    /// Crash if the file does not exist; it is made first.
+    CrashOnce {
+        file: String,
+        how: Crash,
+    },
     Exit(u8),
     Hang(Hang),
     Flood {
@@ -117,6 +148,7 @@ pub(super) enum Drill {
     HugeLine {
         bytes: u64,
     },
+    EndlessLine,
     Slow,
     IgnoreCancel,
     SpawnOrphan {

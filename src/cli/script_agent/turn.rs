@@ -6,8 +6,9 @@ use std::time::Instant;
 
 use serde_json::json;
 
-use super::agent::{Agent, Halt, Permission, Turn};
-use super::messages::{Outbound, StopReason};
+use super::agent::{Accepted, Agent, CONTEXT_WINDOW, Halt, Permission, Turn};
+use super::memory::Record;
+use super::said::Said;
 use super::script;
 use super::step::{Call, Step};
 use super::tools::{self, ToolEnd};
@@ -21,16 +22,18 @@ enum Manners {
 
 impl Agent {
     /// Runs a prompt to its end.
-    pub(super) fn run_turn(&mut self, prompt: &str) -> Result<(), Halt> {
+    pub(super) fn run_turn(&mut self, prompt: Accepted) -> Result<(), Halt> {
         let id = self.next_turn();
         self.log(format_args!("turn {id} begins"));
-        self.out.send(&Outbound::TurnStarted { turn_id: &id })?;
         self.turn = Some(Turn {
             id,
-            read_chars: prompt.chars().count() as u64,
+            digest: prompt.digest,
+            reply_to: prompt.reply_to,
+            read_chars: prompt.text.chars().count() as u64,
             ..Turn::default()
         });
-        match script::parse(prompt) {
+        self.tell(&Said::TurnStarted)?;
+        match script::parse(&prompt.text) {
             Ok(steps) => self.follow(&steps)?,
             Err(sentence) => self.text(&sentence.to_string())?,
         }
@@ -44,9 +47,14 @@ impl Agent {
             if self.cancelled() {
                 return Ok(());
             }
-            self.ledger.enter("step", || {
-                json!({"turn": self.turn.as_ref().map(|turn| &turn.id), "n": at + 1, "step": line})
-            })?;
+            let turn = self.turn.as_ref();
+            let place = json!({
+                "turn": turn.map(|turn| &turn.id),
+                "digest": turn.map(|turn| &turn.digest),
+                "at": at + 1,
+                "step": line,
+            });
+            self.enter("step", || place)?;
             self.log(format_args!("step {}: {line}", at + 1));
             self.perform(step)?;
         }
@@ -68,11 +76,15 @@ impl Agent {
             Step::Tool(call) => self.use_tool(call, Manners::Asks),
             Step::Unasked(call) => self.use_tool(call, Manners::DoesNotAsk),
             Step::Say(text) => self.say(text),
-            // The protocol has no message for a thought.
             Step::Think(text) => {
-                self.text(&format!("(thinking) {text}\n"))?;
+                if let Some(turn) = &mut self.turn {
+                    turn.written_chars += text.chars().count() as u64;
+                }
+                self.tell(&Said::Thought(text))?;
                 self.pause(self.settings.think)
             }
+            Step::Plan(entries) => self.tell(&Said::Plan(entries)),
+            Step::Recall => self.recall(),
             Step::Sleep(pause) => self.pause(*pause),
             Step::Drill(drill) => self.drill(drill),
         }
@@ -86,28 +98,62 @@ impl Agent {
         Ok(())
     }
 
+    /// Says every earlier prompt of the session, as its file has them: one a line.
+    fn recall(&mut self) -> Result<(), Halt> {
+        let records = match self.session.records() {
+            Ok(records) => records,
+            Err(error) => return self.text(&format!("I remember nothing: {error}.\n")),
+        };
+        let mut prompts = Vec::new();
+        for record in records {
+            if let Record::Prompt { text } = record? {
+                prompts.push(text);
+            }
+        }
+        // The last one is the prompt of this turn.
+        prompts.pop();
+        if prompts.is_empty() {
+            return self.text("This is the first prompt of the session.\n");
+        }
+        for prompt in &prompts {
+            let lines: Vec<&str> = prompt.trim_end().lines().collect();
+            self.text(&format!("{}\n", lines.join(" ⏎ ")))?;
+        }
+        Ok(())
+    }
+
     fn use_tool(&mut self, call: &Call, manners: Manners) -> Result<(), Halt> {
         self.narrate(|| intention(call))?;
         let tool_id = self.next_call();
         self.queue_tool_start(&tool_id, call)?;
-        let permission = match manners {
-            Manners::Asks => {
-                self.queue_ask(call)?;
-                self.answer()?
-            }
-            Manners::DoesNotAsk => {
-                self.out.flush()?;
-                Permission::Allowed
-            }
+        let asks = manners == Manners::Asks && !self.trusted.contains(call.tool());
+        let permission = if asks {
+            self.queue_ask(&tool_id, call)?;
+            self.answer()?
+        } else {
+            Permission::Allowed
         };
         let began = Instant::now();
         let end = match permission {
-            Permission::Allowed => tools::execute(self, call)?,
+            Permission::Allowed => {
+                self.tell(&Said::ToolRuns { tool_id: &tool_id })?;
+                tools::execute(self, call)?
+            }
             Permission::Denied(reason) => ToolEnd::error(reason),
             Permission::Cancelled => ToolEnd::interrupted(),
         };
-        self.queue_tool_result(&tool_id, &end, began)?;
+        self.queue_tool_end(&tool_id, &end, began)?;
         self.out.flush()?;
+        if self.session.is_kept() {
+            self.keep(&Record::Tool {
+                id: tool_id,
+                tool: call.tool().to_owned(),
+                title: call.title(),
+                input: json!(call),
+                output: end.output.clone(),
+                is_error: end.is_error,
+            });
+        }
         if self.cancelled() {
             return Ok(());
         }
@@ -128,22 +174,16 @@ impl Agent {
         })
     }
 
-    /// Queues `tool_start`.
+    /// Queues the beginning of a tool call.
     pub(super) fn queue_tool_start(&mut self, tool_id: &str, call: &Call) -> Result<(), Halt> {
         if let Some(turn) = &mut self.turn {
             turn.written_chars += serde_json::to_string(call).map_or(0, |text| text.len() as u64);
         }
-        self.out.queue(&Outbound::ToolStart {
-            turn_id: self.turn.as_ref().map_or("", |turn| turn.id.as_str()),
-            tool_id,
-            name: call.tool(),
-            input: call,
-        })?;
-        Ok(())
+        self.queue(&Said::ToolStart { tool_id, call })
     }
 
-    /// Queues `tool_result`.
-    pub(super) fn queue_tool_result(
+    /// Queues the end of a tool call.
+    pub(super) fn queue_tool_end(
         &mut self,
         tool_id: &str,
         end: &ToolEnd,
@@ -153,14 +193,11 @@ impl Agent {
             turn.read_chars += end.output.chars().count() as u64;
         }
         let took_us = u32::try_from(began.elapsed().as_micros()).unwrap_or(u32::MAX);
-        self.out.queue(&Outbound::ToolResult {
-            turn_id: self.turn.as_ref().map_or("", |turn| turn.id.as_str()),
+        self.queue(&Said::ToolEnd {
             tool_id,
-            output: &end.output,
-            is_error: end.is_error,
-            duration_s: f64::from(took_us) / 1e6,
-        })?;
-        Ok(())
+            end,
+            took_s: f64::from(took_us) / 1e6,
+        })
     }
 
     /// Says something about a step, unless only load is wanted.
@@ -172,33 +209,44 @@ impl Agent {
     }
 
     fn complete(&mut self) -> Result<(), Halt> {
-        let Some(turn) = self.turn.take() else {
+        // Still the turn while its end is written: the lines name it.
+        let Some(turn) = &mut self.turn else {
             return Ok(());
         };
-        let before = self.context_pct();
         let input_tokens = turn.read_chars.div_ceil(4);
         let output_tokens = turn.written_chars.div_ceil(4);
-        self.context += input_tokens + output_tokens;
-        if self.context_pct() != before && !self.settings.loader {
-            self.out.send(&Outbound::StateChanged {
-                context_pct: self.context_pct(),
-            })?;
+        let (cancelled, iterations) = (turn.cancelled, turn.calls.max(1));
+        let said = std::mem::take(&mut turn.said);
+        let mutations = std::mem::take(&mut turn.mutations);
+        let reply_to = turn.reply_to.take();
+        let before = self.context_pct();
+        self.session.context += input_tokens + output_tokens;
+        let (tokens, pct) = (self.session.context, self.context_pct());
+        if pct != before && !self.settings.loader {
+            self.tell(&Said::Context { tokens, pct })?;
         }
-        let stop_reason = if turn.cancelled {
-            StopReason::Interrupted
-        } else {
-            StopReason::EndTurn
-        };
-        self.out.send(&Outbound::TurnComplete {
-            turn_id: &turn.id,
-            stop_reason,
-            iterations: turn.calls.max(1),
+        self.keep(&Record::Answer {
+            text: said,
+            cancelled,
+            context: tokens,
+        });
+        self.tell(&Said::TurnEnd {
+            cancelled,
+            iterations,
             input_tokens,
             output_tokens,
-            mutations: &turn.mutations,
+            mutations: &mutations,
+            reply_to: reply_to.as_ref(),
         })?;
-        self.log(format_args!("turn {} ends: {stop_reason:?}", turn.id));
+        self.turn = None;
+        let how = if cancelled { "cancelled" } else { "done" };
+        self.log(format_args!("turn ends: {how}"));
         Ok(())
+    }
+
+    /// How full the context is, in whole percent.
+    pub(super) fn context_pct(&self) -> u64 {
+        (self.session.context * 100 / CONTEXT_WINDOW).min(100)
     }
 }
 

@@ -6,6 +6,7 @@ mod faults;
 mod opening;
 mod order;
 mod pace;
+mod retention;
 
 use std::path::Path;
 use std::sync::Arc;

@@ -4,8 +4,8 @@
 
 use serde_json::{Value, json};
 
-use super::agent::{Agent, CONTEXT_WINDOW, Halt};
 use super::messages::Outbound;
+use crate::cli::script_agent::agent::{Agent, CONTEXT_WINDOW, Halt};
 
 /// Every command with what it does, in the order of `/help` and of the documentation.
 pub(super) const COMMANDS: &[(&str, &str)] = &[
@@ -18,7 +18,7 @@ pub(super) const COMMANDS: &[(&str, &str)] = &[
 ];
 
 /// The permission modes that exist.
-pub(super) const MODES: [&str; 4] = [
+pub(crate) const MODES: [&str; 4] = [
     "prompt",
     "read-only",
     "workspace-write",
@@ -53,7 +53,7 @@ impl Agent {
             "model" => self.slash_model(args),
             "mode" => self.slash_mode(args),
             "context" => self.slash_context(),
-            "clear" => self.slash_clear(),
+            "clear" => self.slash_clear()?,
             "exit" => Outcome {
                 exit: true,
                 ..Outcome::said("Goodbye.", None)
@@ -108,34 +108,33 @@ impl Agent {
         Outcome::said(
             format!(
                 "Context: {} of {CONTEXT_WINDOW} tokens, {pct} %",
-                self.context
+                self.session.context
             ),
             Some(json!({
-                "context_tokens": self.context,
+                "context_tokens": self.session.context,
                 "context_window": CONTEXT_WINDOW,
                 "context_pct": pct,
             })),
         )
     }
 
-    fn slash_clear(&mut self) -> Outcome {
+    fn slash_clear(&mut self) -> Result<Outcome, Halt> {
         if self.turn.is_some() {
-            return Outcome::said("A turn is in flight; interrupt it first.", None);
+            return Ok(Outcome::said(
+                "A turn is in flight; interrupt it first.",
+                None,
+            ));
         }
-        self.session = uuid::Uuid::new_v4().to_string();
-        self.context = 0;
-        Outcome {
+        let session = self.begin_session(self.session.cwd.clone());
+        self.session = session;
+        self.enter("session", || json!({"how": "clear"}))?;
+        Ok(Outcome {
             clear_session: true,
             ..Outcome::said(
                 "A new session begins.",
-                Some(json!({"session_id": self.session})),
+                Some(json!({"session_id": self.session.id})),
             )
-        }
-    }
-
-    /// How full the context is, in whole percent.
-    pub(super) fn context_pct(&self) -> u64 {
-        (self.context * 100 / CONTEXT_WINDOW).min(100)
+        })
     }
 }
 
@@ -152,7 +151,7 @@ mod tests {
 
     #[test]
     fn the_documentation_lists_every_slash_command_and_no_other() {
-        let page = include_str!("../../../docs/script-agent.md");
+        let page = include_str!("../../../../docs/script-agent.md");
         let rows: Vec<&str> = page
             .lines()
             .filter_map(|line| {

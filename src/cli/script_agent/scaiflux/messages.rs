@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::step::Call;
+use crate::cli::script_agent::step::Call;
 
 /// What the controller says.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -158,22 +158,6 @@ pub(super) enum ErrorCode {
     UnknownRequest,
 }
 
-/// The protocol version that `ready` claims: a number, any other JSON value, or nothing.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct Claim(pub(super) Option<Value>);
-
-impl Claim {
-    /// `none` leaves the field out; what is a JSON value is claimed as such, the rest as a text.
-    pub(super) fn read(text: &str) -> Self {
-        if text == "none" {
-            return Self(None);
-        }
-        Self(Some(
-            serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.to_owned())),
-        ))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -283,15 +267,5 @@ mod tests {
             }),
             r#"{"type":"turn_complete","turn_id":"abc123","stop_reason":"end_turn","iterations":1,"input_tokens":820,"output_tokens":34,"mutations":[["write_file","a"]]}"#
         );
-    }
-
-    #[test]
-    fn a_claim_is_a_number_a_text_or_nothing() {
-        assert_eq!(Claim::read("1"), Claim(Some(1.into())));
-        assert_eq!(Claim::read("-1"), Claim(Some((-1).into())));
-        assert_eq!(Claim::read("\"1\""), Claim(Some("1".into())));
-        assert_eq!(Claim::read("one"), Claim(Some("one".into())));
-        assert_eq!(Claim::read("null"), Claim(Some(Value::Null)));
-        assert_eq!(Claim::read("none"), Claim(None));
     }
 }

@@ -1,0 +1,298 @@
+//! What the agent writes, field by field.
+//!
+//! Must not know what a line answers.
+
+use serde::Serialize;
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+/// A notification `session/update`.
+#[derive(Debug, Serialize)]
+pub(super) struct Notification<'a> {
+    jsonrpc: &'static str,
+    method: &'static str,
+    params: UpdateParams<'a>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct UpdateParams<'a> {
+    session_id: &'a str,
+    update: Update<'a>,
+}
+
+impl<'a> Notification<'a> {
+    pub(super) fn of(session_id: &'a str, update: Update<'a>) -> Self {
+        Self {
+            jsonrpc: "2.0",
+            method: "session/update",
+            params: UpdateParams { session_id, update },
+        }
+    }
+}
+
+/// What a `session/update` says.
+#[derive(Debug, Serialize)]
+#[serde(tag = "sessionUpdate", rename_all = "snake_case")]
+pub(super) enum Update<'a> {
+    UserMessageChunk {
+        content: Block<'a>,
+    },
+    AgentMessageChunk {
+        content: Block<'a>,
+    },
+    AgentThoughtChunk {
+        content: Block<'a>,
+    },
+    ToolCall(ToolCall<'a>),
+    #[serde(rename = "tool_call_update")]
+    ToolCallChange(ToolCall<'a>),
+    Plan {
+        entries: Vec<Entry<'a>>,
+    },
+    #[serde(rename = "usage_update")]
+    Usage {
+        used: u64,
+        size: u64,
+    },
+}
+
+/// A block of text.
+#[derive(Debug, Serialize)]
+pub(super) struct Block<'a> {
+    r#type: &'static str,
+    text: &'a str,
+}
+
+impl<'a> Block<'a> {
+    pub(super) const fn text(text: &'a str) -> Self {
+        Self {
+            r#type: "text",
+            text,
+        }
+    }
+}
+
+/// One entry of a plan.
+#[derive(Debug, Serialize)]
+pub(super) struct Entry<'a> {
+    content: &'a str,
+    priority: &'static str,
+    status: Status,
+}
+
+impl<'a> Entry<'a> {
+    pub(super) const fn open(content: &'a str) -> Self {
+        Self {
+            content,
+            priority: "medium",
+            status: Status::Pending,
+        }
+    }
+}
+
+/// How far a tool call, or an entry of a plan, is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Status {
+    Pending,
+    InProgress,
+    Completed,
+    Failed,
+}
+
+impl Status {
+    pub(super) const fn of_end(is_error: bool) -> Self {
+        if is_error {
+            Self::Failed
+        } else {
+            Self::Completed
+        }
+    }
+}
+
+/// A tool call, or what changed about one.
+#[derive(Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct ToolCall<'a> {
+    #[serde(rename = "toolCallId")]
+    pub(super) id: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) title: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) name: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) kind: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) status: Option<Status>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) content: Vec<ToolContent<'a>>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) locations: Vec<Location>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) raw_input: Option<&'a RawValue>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) raw_output: Option<RawOutput<'a>>,
+}
+
+impl<'a> ToolCall<'a> {
+    /// Only the id.
+    pub(super) fn bare(id: &'a str) -> Self {
+        Self {
+            id,
+            ..Self::default()
+        }
+    }
+}
+
+/// A place that a tool call is about.
+#[derive(Debug, Serialize)]
+pub(super) struct Location {
+    pub(super) path: String,
+}
+
+/// What a tool call produced, for a person.
+#[derive(Debug, Serialize)]
+pub(super) struct ToolContent<'a> {
+    r#type: &'static str,
+    content: Block<'a>,
+}
+
+impl<'a> ToolContent<'a> {
+    pub(super) const fn text(text: &'a str) -> Self {
+        Self {
+            r#type: "content",
+            content: Block::text(text),
+        }
+    }
+}
+
+/// What a tool call produced, for a program.
+#[derive(Debug, Serialize)]
+pub(super) struct RawOutput<'a> {
+    pub(super) output: &'a str,
+    pub(super) is_error: bool,
+}
+
+/// A request of ours.
+#[derive(Debug, Serialize)]
+pub(super) struct Request<P> {
+    pub(super) jsonrpc: &'static str,
+    pub(super) id: u64,
+    pub(super) method: &'static str,
+    pub(super) params: P,
+}
+
+/// What `session/request_permission` asks.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct PermissionParams<'a> {
+    pub(super) session_id: &'a str,
+    pub(super) tool_call: ToolCall<'a>,
+    pub(super) options: &'a [PermissionOption],
+}
+
+/// One answer that a client may choose.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct PermissionOption {
+    pub(super) option_id: &'static str,
+    pub(super) name: &'static str,
+    pub(super) kind: &'static str,
+}
+
+/// The reply to a request of the client.
+#[derive(Debug, Serialize)]
+pub(super) struct Success<'a, R> {
+    jsonrpc: &'static str,
+    id: &'a Value,
+    result: R,
+}
+
+impl<'a, R> Success<'a, R> {
+    pub(super) const fn to(id: &'a Value, result: R) -> Self {
+        Self {
+            jsonrpc: "2.0",
+            id,
+            result,
+        }
+    }
+}
+
+/// The reply to `session/prompt`.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct TurnEnd {
+    pub(super) stop_reason: StopReason,
+}
+
+/// How a turn ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum StopReason {
+    EndTurn,
+    Cancelled,
+}
+
+/// The reply that says why there is no other.
+#[derive(Debug, Serialize)]
+pub(super) struct Failure<'a> {
+    jsonrpc: &'static str,
+    id: &'a Value,
+    error: &'a Fault,
+}
+
+impl<'a> Failure<'a> {
+    pub(super) const fn to(id: &'a Value, error: &'a Fault) -> Self {
+        Self {
+            jsonrpc: "2.0",
+            id,
+            error,
+        }
+    }
+}
+
+/// Why a request has no result.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct Fault {
+    pub(super) code: i32,
+    pub(super) message: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) data: Option<Value>,
+}
+
+impl Fault {
+    fn new(code: i32, message: impl Into<String>) -> Self {
+        Self {
+            code,
+            message: message.into(),
+            data: None,
+        }
+    }
+
+    pub(super) fn parse(message: impl Into<String>) -> Self {
+        Self::new(-32700, message)
+    }
+
+    pub(super) fn invalid_request(message: impl Into<String>) -> Self {
+        Self::new(-32600, message)
+    }
+
+    pub(super) fn no_method(method: &str) -> Self {
+        Self {
+            data: Some(serde_json::json!({"method": method})),
+            ..Self::new(-32601, "method not found")
+        }
+    }
+
+    pub(super) fn invalid_params(message: impl Into<String>) -> Self {
+        Self::new(-32602, message)
+    }
+
+    pub(super) fn no_session(id: &str, why: impl Into<String>) -> Self {
+        Self {
+            data: Some(serde_json::json!({"sessionId": id})),
+            ..Self::new(-32002, why)
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! The Agent Client Protocol, version 1: how the agent's lines look, and what it does about its
+//! client's.
+//!
+//! Source: the protocol's schema, crate `agent-client-protocol-schema` 1.15.1. Must not know
+//! verbs.
+
+mod hearing;
+mod messages;
+mod requests;
+mod sessions;
+
+use std::io;
+use std::path::Path;
+
+use serde_json::value::RawValue;
+
+use super::agent::CONTEXT_WINDOW;
+use super::pipes::Outbox;
+use super::said::{Moment, Said, TextFrame};
+use super::step::Call;
+use messages::{
+    Block, Entry, Notification, PermissionOption, PermissionParams, RawOutput, Request, Status,
+    StopReason, Success, ToolCall, ToolContent, TurnEnd, Update,
+};
+
+/// Lines that are no messages of the protocol, one of each kind.
+pub(super) const GARBAGE: [&[u8]; 5] = [
+    b"this is not JSON\n",
+    b"\xff\xfe\x80 this is not UTF-8\n",
+    b"{\"jsonrpc\":\"2.0\",\"method\":\"session/upd\n",
+    b"[1,2,3]\n",
+    b"{\"jsonrpc\":\"2.0\",\"method\":\"no/such_message\",\"params\":{}}\n",
+];
+
+/// What a request offers. The order and the ids are such that who chooses by position, or by the
+/// look of an id, chooses wrong: first is for ever, last is a yes.
+const OPTIONS: [PermissionOption; 3] = [
+    PermissionOption {
+        option_id: ALWAYS,
+        name: "Always allow",
+        kind: "allow_always",
+    },
+    PermissionOption {
+        option_id: REJECT,
+        name: "Reject",
+        kind: "reject_once",
+    },
+    PermissionOption {
+        option_id: ONCE,
+        name: "Allow once",
+        kind: "allow_once",
+    },
+];
+
+const ALWAYS: &str = "option-1";
+const REJECT: &str = "option-2";
+const ONCE: &str = "option-3";
+
+/// Puts what is said behind what is queued.
+pub(super) fn queue(out: &mut Outbox, moment: &Moment<'_>, said: &Said<'_>) -> io::Result<()> {
+    let mut update = |update: Update<'_>| out.queue(&Notification::of(moment.session, update));
+    match said {
+        // The client began the turn with its request; every prompt is one.
+        Said::TurnStarted | Said::TurnEnd { reply_to: None, .. } => Ok(()),
+        Said::Text(text) => update(Update::AgentMessageChunk {
+            content: Block::text(text),
+        }),
+        Said::Thought(text) => update(Update::AgentThoughtChunk {
+            content: Block::text(text),
+        }),
+        Said::Plan(entries) => update(Update::Plan {
+            entries: entries.iter().map(|entry| Entry::open(entry)).collect(),
+        }),
+        Said::ToolStart { tool_id, call } => {
+            let input = raw(call)?;
+            let title = call.title();
+            update(Update::ToolCall(described(
+                tool_id,
+                call,
+                &title,
+                &input,
+                moment.workspace,
+            )))
+        }
+        Said::Ask {
+            number,
+            tool_id,
+            call,
+        } => {
+            let input = raw(call)?;
+            let title = call.title();
+            let tool_call = if moment.bare_asks {
+                ToolCall::bare(tool_id)
+            } else {
+                described(tool_id, call, &title, &input, moment.workspace)
+            };
+            out.queue(&Request {
+                jsonrpc: "2.0",
+                id: request_id(*number),
+                method: "session/request_permission",
+                params: PermissionParams {
+                    session_id: moment.session,
+                    tool_call,
+                    options: &OPTIONS,
+                },
+            })
+        }
+        Said::ToolRuns { tool_id } => update(Update::ToolCallChange(ToolCall {
+            status: Some(Status::InProgress),
+            ..ToolCall::bare(tool_id)
+        })),
+        Said::ToolEnd { tool_id, end, .. } => update(Update::ToolCallChange(ToolCall {
+            status: Some(Status::of_end(end.is_error)),
+            content: vec![ToolContent::text(&end.output)],
+            raw_output: Some(RawOutput {
+                output: &end.output,
+                is_error: end.is_error,
+            }),
+            ..ToolCall::bare(tool_id)
+        })),
+        Said::Context { tokens, .. } => update(Update::Usage {
+            used: *tokens,
+            size: CONTEXT_WINDOW,
+        }),
+        Said::TurnEnd {
+            cancelled,
+            reply_to: Some(id),
+            ..
+        } => out.queue(&Success::to(
+            id,
+            TurnEnd {
+                stop_reason: if *cancelled {
+                    StopReason::Cancelled
+                } else {
+                    StopReason::EndTurn
+                },
+            },
+        )),
+    }
+}
+
+/// The line of one piece of text.
+pub(super) fn text_frame(moment: &Moment<'_>) -> io::Result<TextFrame> {
+    let update = Update::AgentMessageChunk {
+        content: Block::text(""),
+    };
+    let line = serde_json::to_vec(&Notification::of(moment.session, update))?;
+    Ok(TextFrame::around(line))
+}
+
+/// The id of the `number`th request: from 0, as the SDKs count, so that the client's own ids come
+/// again.
+const fn request_id(number: u64) -> u64 {
+    number.saturating_sub(1)
+}
+
+fn raw(call: &Call) -> io::Result<Box<RawValue>> {
+    Ok(serde_json::value::to_raw_value(call)?)
+}
+
+/// A tool call before it runs, with everything that says what it will do.
+fn described<'a>(
+    tool_id: &'a str,
+    call: &'a Call,
+    title: &'a str,
+    input: &'a RawValue,
+    workspace: &Path,
+) -> ToolCall<'a> {
+    let at = call.path().map(|path| messages::Location {
+        // Absolute, as the protocol demands; an absolute path stays what it is.
+        path: workspace.join(path).to_string_lossy().into_owned(),
+    });
+    ToolCall {
+        name: Some(call.tool()),
+        title: Some(title),
+        kind: Some(kind(call.tool())),
+        status: Some(Status::Pending),
+        raw_input: Some(input),
+        locations: at.into_iter().collect(),
+        ..ToolCall::bare(tool_id)
+    }
+}
+
+/// The protocol's kind of a tool.
+fn kind(tool: &str) -> &'static str {
+    match tool {
+        "read_file" | "list_dir" => "read",
+        "write_file" => "edit",
+        "grep_search" => "search",
+        "bash" => "execute",
+        _ => "other",
+    }
+}

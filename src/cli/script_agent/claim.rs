@@ -1,0 +1,61 @@
+//! The protocol version that the agent claims, to drill the supervisor's version gate.
+//!
+//! Must not know messages.
+
+use serde_json::Value;
+
+/// What the agent says of its version.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Claim {
+    /// The field is left out.
+    Nothing,
+    /// A number, or any other JSON value.
+    Value(Value),
+    /// What the controller asked for, where it asks.
+    Echo,
+    /// No version but an error, where there are replies.
+    Error,
+}
+
+impl Claim {
+    /// `none` leaves the field out; what is a JSON value is claimed as such, the rest as a text.
+    pub(super) fn read(text: &str) -> Self {
+        match text {
+            "none" => Self::Nothing,
+            "echo" => Self::Echo,
+            "error" => Self::Error,
+            _ => Self::Value(
+                serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.to_owned())),
+            ),
+        }
+    }
+
+    /// The value where nothing was asked for.
+    pub(super) fn unasked(&self) -> Option<Value> {
+        match self {
+            Self::Nothing => None,
+            Self::Value(value) => Some(value.clone()),
+            Self::Echo => Some("echo".into()),
+            Self::Error => Some("error".into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_claim_is_a_number_a_text_or_nothing() {
+        let value = |value: Value| Claim::Value(value);
+        assert_eq!(Claim::read("1"), value(1.into()));
+        assert_eq!(Claim::read("-1"), value((-1).into()));
+        assert_eq!(Claim::read("\"1\""), value("1".into()));
+        assert_eq!(Claim::read("\"echo\""), value("echo".into()));
+        assert_eq!(Claim::read("one"), value("one".into()));
+        assert_eq!(Claim::read("null"), value(Value::Null));
+        assert_eq!(Claim::read("none"), Claim::Nothing);
+        assert_eq!(Claim::read("echo"), Claim::Echo);
+        assert_eq!(Claim::read("error"), Claim::Error);
+    }
+}

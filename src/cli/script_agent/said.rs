@@ -1,0 +1,89 @@
+//! What the agent says, whatever its protocol: each protocol's folder makes its own lines of it.
+//!
+//! Must not know how a line looks.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::step::Call;
+use super::tools::ToolEnd;
+
+/// One thing to say.
+#[derive(Debug)]
+pub(super) enum Said<'a> {
+    TurnStarted,
+    /// A piece of the answer.
+    Text(&'a str),
+    Thought(&'a str),
+    /// The whole plan, each entry still to be done.
+    Plan(&'a [String]),
+    ToolStart {
+        tool_id: &'a str,
+        call: &'a Call,
+    },
+    Ask {
+        /// Counted from 1 over the life of the process.
+        number: u64,
+        tool_id: &'a str,
+        call: &'a Call,
+    },
+    /// The tool was allowed and runs now.
+    ToolRuns {
+        tool_id: &'a str,
+    },
+    ToolEnd {
+        tool_id: &'a str,
+        end: &'a ToolEnd,
+        took_s: f64,
+    },
+    /// How full the context is.
+    Context {
+        tokens: u64,
+        pct: u64,
+    },
+    TurnEnd {
+        cancelled: bool,
+        iterations: u64,
+        input_tokens: u64,
+        output_tokens: u64,
+        mutations: &'a [(&'static str, String)],
+        /// The request that the turn answers, in a protocol where a prompt is one.
+        reply_to: Option<&'a Value>,
+    },
+}
+
+/// What is true while something is said.
+#[derive(Debug)]
+pub(super) struct Moment<'a> {
+    pub(super) session: &'a str,
+    /// Empty between turns.
+    pub(super) turn: &'a str,
+    pub(super) mode: &'a str,
+    pub(super) workspace: &'a Path,
+    /// Requests carry nothing but the id of their tool call, where the protocol lets them.
+    pub(super) bare_asks: bool,
+}
+
+/// The line of one piece of text, before and after the text.
+#[derive(Debug)]
+pub(super) struct TextFrame {
+    pub(super) head: Vec<u8>,
+    pub(super) tail: Vec<u8>,
+}
+
+impl TextFrame {
+    /// Cuts a line, without its newline, whose text is empty.
+    pub(super) fn around(mut line: Vec<u8>) -> Self {
+        // The text is the last value that is an empty string, in every protocol here.
+        let quotes = line.windows(2).rposition(|pair| pair == b"\"\"");
+        let mut tail = line.split_off(quotes.map_or(line.len(), |at| at + 1));
+        tail.push(b'\n');
+        Self { head: line, tail }
+    }
+
+    /// Bytes of a line whose text is empty, newline included.
+    pub(super) fn len(&self) -> usize {
+        self.head.len() + self.tail.len()
+    }
+}
