@@ -24,7 +24,6 @@ pub(crate) const LONGEST_LINE: u64 = 32 << 10;
 #[derive(Debug, Default)]
 pub(crate) struct Child {
     pub(crate) session: String,
-    pub(crate) life: u32,
     pub(crate) alive: bool,
     /// Prompts that it read whole.
     pub(crate) prompts: Vec<String>,
@@ -149,14 +148,12 @@ impl Ledger {
     /// A child runs; gives its number.
     pub(crate) fn born(&self, session: &str) -> usize {
         let mut book = self.book();
-        let life = book.life;
         let twin = book
             .children
             .iter()
             .any(|child| child.alive && child.session == session);
         book.children.push(Child {
             session: session.to_owned(),
-            life,
             alive: true,
             ..Child::default()
         });

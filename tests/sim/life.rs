@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use marshal::config::OnCrash;
 use marshal::fleet::{self, Ambient, FleetHandle, GoOn, Setup, Stop, SubmitError, TaskReport};
 use marshal::journal::Journal;
 use marshal::model::{Foreign, PoolName, RunId, SlotId, SlotState, TaskId, TaskSpec};
@@ -230,7 +231,11 @@ impl Stage<'_> {
             ledger.fault(format!("a child of session {session} lives after the stop"));
         }
         for view in self.fleet.slots() {
-            if view.pid.is_some() || view.task.is_some() || view.session.is_some() || view.up {
+            // A session that the next supervisor may load still needs its home.
+            let pool = self.world.config.pool(view.slot.pool.as_str());
+            let is_kept = pool.is_some_and(|pool| pool.restart.on_crash == OnCrash::Resume);
+            let session = view.session.is_some() && !is_kept;
+            if view.pid.is_some() || view.task.is_some() || session || view.up {
                 ledger.fault(format!("after the stop a slot looks like this: {view:?}"));
             }
         }

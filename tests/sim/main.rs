@@ -117,3 +117,30 @@ fn any_seed_keeps_every_promise() {
     let seen = run_seeds(from, count);
     println!("{count} seeds in {:?}: {seen:#?}", began.elapsed());
 }
+
+#[test]
+fn the_same_seed_is_the_same_world_again() {
+    let from = number("MARSHAL_SIM_FROM").unwrap_or(1);
+    for seed in from..from + 100 {
+        let once = watched(seed, Twist::Nothing, false);
+        let twice = watched(seed, Twist::Nothing, false);
+        assert_eq!(once.digest, twice.digest, "seed {seed} has two traces");
+    }
+}
+
+/// A simulation that finds nothing must be one that could have.
+#[test]
+fn what_is_broken_on_purpose_is_found() {
+    for (twist, words) in [
+        (Twist::Hasty, "when the durable verdict was"),
+        (Twist::Forgetful, "has no end"),
+        (Twist::Echo, "prompts when"),
+        (Twist::Immortal, "after the stop"),
+    ] {
+        let found = (1..100).any(|seed| {
+            let faults = watched(seed, twist, false).faults;
+            faults.iter().any(|fault| fault.contains(words))
+        });
+        assert!(found, "{twist:?} was not found");
+    }
+}
