@@ -18,7 +18,7 @@ use super::types::{AsksFor, DialectName, Extractor};
 word!(AsksFor, DialectName);
 
 /// Dialects of the format that this version has not.
-const LATER_DIALECTS: &[&str] = &["acp", "loaf", "skillpilot", "claude", "codex"];
+const LATER_DIALECTS: &[&str] = &["loaf", "skillpilot", "claude", "codex"];
 
 /// The agent's name when no preset names it.
 const CUSTOM: &str = "custom";
@@ -82,7 +82,12 @@ pub(super) fn read(pool: &Section<'_>, dir: &Path) -> Agent {
     }
     let script = command::is_script_agent(&words);
     let inferred = if script { AsksFor::All } else { AsksFor::Some };
-    let name = match (pool.text("agent"), script) {
+    let speaks = dialect
+        .or(preset.as_ref().map(|preset| preset.dialect))
+        .unwrap_or(DialectName::Scaiflux);
+    let agent = pool.item("agent");
+    let agent = agent.and_then(|item| item.text_among(&presets::names()));
+    let name = match (agent, script) {
         (Some(name), _) => name.value,
         (None, true) => "script".to_owned(),
         (None, false) => CUSTOM.to_owned(),
@@ -96,21 +101,19 @@ pub(super) fn read(pool: &Section<'_>, dir: &Path) -> Agent {
         program,
         model: model.map(|found| found.value),
         mode: mode.map(|found| found.value),
-        dialect: dialect
-            .or(preset.as_ref().map(|preset| preset.dialect))
-            .unwrap_or(DialectName::Scaiflux),
+        dialect: speaks,
         asks: asks
             .or(preset.as_ref().map(|preset| preset.asks))
             .unwrap_or(inferred),
         extractor: own_extractor
             .or_else(|| preset.map(|preset| Extractor::BuiltIn(preset.extractor)))
-            .unwrap_or_else(|| Extractor::BuiltIn("scaiflux".to_owned())),
+            .unwrap_or_else(|| Extractor::BuiltIn(speaks.word().to_owned())),
     }
 }
 
 fn preset(pool: &Section<'_>) -> Option<Preset> {
     let item = pool.item("agent")?;
-    let name = item.text()?;
+    let name = item.text_among(&presets::names())?;
     match presets::preset(&name.value) {
         Some(Ok(preset)) => Some(preset),
         Some(Err(errors)) => {
@@ -189,9 +192,12 @@ fn check_placeholders(pool: &Section<'_>, word: &Found<String>) {
     }
 }
 
+/// What the schema says of `model` and `mode`.
+const FILLING: &str = "^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}$";
+
 /// `model` and `mode`: they become arguments, so they must not look like flags or paths upwards.
 fn filling(pool: &Section<'_>, key: &'static str) -> Option<Found<String>> {
-    let found = pool.text(key)?;
+    let found = pool.item(key)?.text_like(FILLING)?;
     let safe = found.value.starts_with(|c: char| c.is_ascii_alphanumeric())
         && found.value.len() <= 128
         && found
@@ -239,7 +245,8 @@ fn filled(
 fn dialect(pool: &Section<'_>) -> Option<DialectName> {
     let item = pool.item("dialect")?;
     if matches!(item.value(), DeValue::Table(_)) {
-        let message = "custom dialects are not supported by this version: expected \"scaiflux\"";
+        let message =
+            "custom dialects are not supported by this version: expected \"acp\" or \"scaiflux\"";
         pool.ledger.fault(&item.place, message, None);
         return None;
     }
@@ -248,8 +255,8 @@ fn dialect(pool: &Section<'_>) -> Option<DialectName> {
 
 fn extractor(pool: &Section<'_>) -> Option<Extractor> {
     let item = pool.item("extractor")?;
-    let DeValue::Table(table) = item.value() else {
-        let name = item.text()?;
+    let Some(table) = item.open_table() else {
+        let name = item.text_among(presets::EXTRACTORS)?;
         if presets::EXTRACTORS.contains(&name.value.as_str()) {
             return Some(Extractor::BuiltIn(name.value));
         }

@@ -31,7 +31,7 @@ pub(super) const LATER: &[&str] = &[
 ];
 
 /// The built-in extractors (`policy` owns their tables).
-pub(super) const EXTRACTORS: &[&str] = &["scaiflux"];
+pub(super) const EXTRACTORS: &[&str] = &["acp", "scaiflux"];
 
 /// One agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,6 +64,15 @@ pub(super) fn names() -> Vec<&'static str> {
 pub(super) fn preset(name: &str) -> Option<Result<Preset, ConfigErrors>> {
     let (_, text) = PRESETS.iter().find(|(preset, _)| *preset == name)?;
     Some(read(name, text))
+}
+
+/// Whether a command is that of the preset `name`, with its model's arguments or without.
+pub(super) fn is_command(name: &str, command: &[String], with_model: bool) -> bool {
+    let Some(Ok(preset)) = preset(name) else {
+        return false;
+    };
+    let added = preset.model_args.iter().filter(|_| with_model);
+    preset.command.iter().chain(added).eq(command)
 }
 
 fn read(name: &str, source: &str) -> Result<Preset, ConfigErrors> {

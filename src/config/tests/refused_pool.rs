@@ -100,10 +100,10 @@ fn closed_sets_of_words_name_their_members() {
     set("guard", "\"policy\", \"policy+sandbox\" or \"sandbox\"", ("sandbx", "sandbox"), &[]);
     set("on_unasked_deny", "\"report\", \"interrupt\" or \"stop\"", ("interupt", "interrupt"), &[]);
     set("asks", "\"all\", \"some\" or \"never\"", ("nevr", "never"), &[]);
-    set("dialect", "\"scaiflux\"", ("scaifluks", "scaiflux"), &["acp", "loaf", "skillpilot", "claude", "codex"]);
+    set("dialect", "\"acp\" or \"scaiflux\"", ("scaifluks", "scaiflux"), &["loaf", "skillpilot", "claude", "codex"]);
     check("dialect = { custom = \"d.toml\" }", "custom dialects are not supported by this version");
     set("session", "\"task\" or \"slot\"", ("tsk", "task"), &[]);
-    check("extractor = \"codex\"", "expected \"scaiflux\" or a table of its own");
+    check("extractor = \"codex\"", "expected \"acp\" or \"scaiflux\" or a table of its own");
     check("extractor = 4", "expected a string");
     check("guard_off = \"yes\"", "expected true or false, found \"yes\"");
     check("guard_off = 1", "expected true or false, found the integer 1");
@@ -124,8 +124,6 @@ fn keys_that_do_nothing_yet_are_not_accepted() {
     check("sandbox = \"strict\"", "\"strict\" is not supported by this version");
     check("policy = \"ci\"", "\"ci\" is not supported by this version");
     check("policy = \"reviewer\"", "\"reviewer\" is not supported by this version");
-    check("env = { set = { K = \"env:KEY\" } }", "pool.demo.env.set.K: secrets");
-    check("env = { set = { K = \"file:/x\" } }", "are not supported by this version");
 }
 
 #[test]
@@ -205,6 +203,11 @@ fn the_environment_is_checked() {
     env("pass = [\"LANG\"], set = { LANG = \"C\" }", "in pass as well as in set");
     env("pass = \"LANG\"", "expected an array of strings");
     env("set = [\"LANG=C\"]", "expected a table");
+    for bad in ["", "1X", "A-B", "$A"] {
+        env(&format!("set = {{ K = \"env:{bad}\" }}"), "pool.demo.env.set.K: expected the name of a variable after \"env:\"");
+    }
+    env("set = { K = \"file:\" }", "a path must not be empty");
+    env("set = { K = \"file:~/key\" }", "\"~\" is not expanded");
     env("set = { X = 1 }", "pool.demo.env.set.X: expected a string, found the integer 1");
     env("set = { X = \"a\\u0000\" }", "a NUL character");
     for bad in ["bin", "./bin", "/a:/b", "/a/../b", "", "~/bin"] {

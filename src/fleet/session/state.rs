@@ -91,6 +91,8 @@ pub(crate) struct SessionState {
     pub(super) checking: Option<AbortHandle>,
     /// The journal takes nothing more of this session.
     pub(super) broken: bool,
+    /// The session wrote more than it may journal, and its child is killed for it.
+    pub(super) over_quota: bool,
     /// Somebody stopped the child, but not the task.
     pub(super) stopped: bool,
     /// Set once the prompt went out.
@@ -151,6 +153,11 @@ impl SessionState {
         let plan = prepared.agent_plan(&self.shared, &self.pool, resume.as_ref());
         let plan = match plan {
             Ok(plan) => plan,
+            // No task suffers from it; the session cannot be loaded.
+            Err(error) if !self.has_task => {
+                self.loadable = false;
+                return self.child_gone(ChannelEnd::not_planned(&error.to_string()));
+            }
             Err(error) => {
                 if error.is_of_the_slot() {
                     self.end = Some(ChannelEnd::not_planned(&error.to_string()));
@@ -304,6 +311,10 @@ impl SessionState {
                 if let Some(call) = evicted {
                     self.unasked(&call);
                 }
+            }
+            Event::ToolUpdate { .. } => {
+                self.asks.tool_updated(&event);
+                self.outbox.event(event);
             }
             Event::ToolResult {
                 ref id,
