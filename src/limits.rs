@@ -299,6 +299,10 @@ pub const SPAWNS_AT_ONCE: usize = 4;
 /// disk serves no more at once, and each thread keeps memory of its own for some time after.
 pub const BLOCKING_AT_ONCE: usize = 8;
 
+/// Threads of the runtime that may block: the fleet's, and as many again for the control socket,
+/// pages of metrics and the journal's end.
+pub const BLOCKING_THREADS: usize = 2 * BLOCKING_AT_ONCE;
+
 /// Threads that copy workspaces and homes at the same time.
 pub const COPIES_AT_ONCE: usize = 2;
 

@@ -49,6 +49,7 @@ impl Side for Full {
 
     fn run(&mut self, load: &Load) -> Result<Figures, Failure> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
+            .max_blocking_threads(marshal::limits::BLOCKING_THREADS)
             .enable_all()
             .build()?;
         let manner = &self.0;

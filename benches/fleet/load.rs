@@ -144,7 +144,8 @@ impl Load {
     /// How much later than the first a child begins, so that children that think as long as each
     /// other do not all ask at the same moment.
     pub(crate) fn later(&self, child: usize) -> Duration {
-        self.spread().mul_f64(child as f64 / self.children().max(1) as f64)
+        self.spread()
+            .mul_f64(child as f64 / self.children().max(1) as f64)
     }
 
     /// Over how long the children begin.

@@ -69,14 +69,14 @@ pub fn start(process: Process, waits: StopWaits) -> (KeeperHandle, oneshot::Rece
     let (orders, asked) = mpsc::channel(limits::KEEPER_QUEUE);
     let (done, ended) = oneshot::channel();
     let kill = CancellationToken::new();
-    let keeper = Keeper {
+    let keeper = Box::new(Keeper {
         process,
         waits,
         asked,
         kill: kill.clone(),
         ladder: None,
         forced: false,
-    };
+    });
     tokio::spawn(async move {
         // Nobody may be left who wants to know.
         let _ = done.send(keeper.run().await);
@@ -184,17 +184,18 @@ struct Keeper {
 }
 
 impl Keeper {
-    async fn run(mut self) -> Ended {
+    /// What comes at the end is boxed there: this future waits for as long as the child lives.
+    async fn run(mut self: Box<Self>) -> Ended {
         let report = loop {
             let until = self.ladder.map(|rung| rung.until);
             tokio::select! {
                 report = self.process.control.next() => break report.ok().flatten(),
-                () = self.kill.cancelled() => break self.kill_all().await,
+                () = self.kill.cancelled() => break Box::pin(self.kill_all()).await,
                 Some(asked) = self.asked.recv() => self.obey(asked),
                 () = sleep_until(until), if until.is_some() => self.next_rung(),
             }
         };
-        self.finish(report).await
+        Box::pin(self.finish(report)).await
     }
 
     fn obey(&mut self, asked: Asked) {
@@ -274,7 +275,7 @@ impl Keeper {
     }
 
     /// Waits for the helper's end, which comes after that of all others, and sums up.
-    async fn finish(mut self, report: Option<Report>) -> Ended {
+    async fn finish(mut self: Box<Self>, report: Option<Report>) -> Ended {
         let (status, mut killed, left) = match report {
             Some(Report::Ended { end, killed, left }) => (Some(end.into()), killed, left),
             _ => (None, 0, 0),

@@ -78,10 +78,7 @@ fn by_lists(own: i32) -> Option<Vec<(i32, Stat)>> {
 fn children_of(parent: i32) -> Option<Vec<(i32, i32)>> {
     let mut children = Vec::new();
     let mut has_list = false;
-    for thread in fs::read_dir(format!("/proc/{parent}/task"))
-        .ok()?
-        .flatten()
-    {
+    for thread in fs::read_dir(format!("/proc/{parent}/task")).ok()?.flatten() {
         if let Ok(list) = fs::read_to_string(thread.path().join("children")) {
             has_list = true;
             let pids = list.split_ascii_whitespace();
@@ -147,15 +144,21 @@ mod tests {
             .unwrap();
         let pid = i32::try_from(child.id()).unwrap();
         let below = |found: Vec<(i32, Stat)>| {
-            let parents: HashMap<i32, i32> =
-                found.iter().map(|(pid, stat)| (*pid, stat.parent)).collect();
+            let parents: HashMap<i32, i32> = found
+                .iter()
+                .map(|(pid, stat)| (*pid, stat.parent))
+                .collect();
             let is_below = |mut at: i32| {
                 while at != pid && at != own {
                     at = parents.get(&at).copied().unwrap_or(own);
                 }
                 at == pid
             };
-            let mut pids: Vec<i32> = parents.keys().copied().filter(|pid| is_below(*pid)).collect();
+            let mut pids: Vec<i32> = parents
+                .keys()
+                .copied()
+                .filter(|pid| is_below(*pid))
+                .collect();
             pids.sort_unstable();
             pids
         };

@@ -18,8 +18,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Access, access};
 use rustix::process::{Pid, Signal, WaitOptions};
 
-use super::fail::{At, Step};
 use super::descendants::Search;
+use super::fail::{At, Step};
 use super::{control, descendants};
 use crate::limits;
 use crate::wire::shim::{End, Failure, Order, Program, Report, Stage, VERSION};

@@ -107,8 +107,7 @@ pub(super) fn parse(line: &[u8]) -> Result<Seen<'_>, Failure> {
     let rest = line
         .strip_prefix(br#"{"jsonrpc":"2.0","#)
         .ok_or_else(strange)?;
-    if let Some(params) =
-        rest.strip_prefix(br#""method":"session/update","params":{"sessionId":""#)
+    if let Some(params) = rest.strip_prefix(br#""method":"session/update","params":{"sessionId":""#)
     {
         let mut words = params.split(|byte| *byte == b'"');
         // The session, a comma, `update`, a colon, `sessionUpdate`, a colon, the tag.
@@ -151,7 +150,10 @@ fn update<'a>(tag: &[u8], line: &'a [u8]) -> Result<Seen<'a>, Failure> {
 fn allow<'a>(request: &Request<'_>) -> Result<Seen<'a>, Failure> {
     let params = &request.params;
     black_box((&params.session_id, &params.tool_call));
-    let once = params.options.iter().find(|option| option.kind == "allow_once");
+    let once = params
+        .options
+        .iter()
+        .find(|option| option.kind == "allow_once");
     let once = &once.ok_or("a request that cannot be allowed")?.option_id;
     let id = request.id.get();
     Ok(Seen::Request(format!(

@@ -74,7 +74,11 @@ impl StderrLog {
         }
         log.tail.push_back(line.clone());
         // Under the lock, so that a new follower neither misses a line nor sees it twice.
-        if log.live.as_ref().is_some_and(|live| live.send(line).is_err()) {
+        if log
+            .live
+            .as_ref()
+            .is_some_and(|live| live.send(line).is_err())
+        {
             log.live = None;
         }
     }
@@ -146,7 +150,10 @@ mod tests {
         assert_eq!(second.live.recv().await.unwrap().raw(), "after");
         drop((first, second));
         log.add(b"alone");
-        assert!(log.lock().live.is_none(), "nobody follows, no ring stands by");
+        assert!(
+            log.lock().live.is_none(),
+            "nobody follows, no ring stands by"
+        );
         let mut third = log.follow();
         log.add(b"again");
         assert_eq!(third.live.recv().await.unwrap().raw(), "again");

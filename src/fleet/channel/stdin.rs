@@ -23,11 +23,17 @@ pub(crate) enum NoPlace {
     Closed,
 }
 
-/// What waits for the pipe.
+/// What waits for the pipe. Boxed, because the queue keeps room for 32 of these for each child.
 #[derive(Debug)]
 enum Item {
-    Bytes { bytes: Vec<u8>, at: Instant },
+    Bytes(Box<Message>),
     Close,
+}
+
+#[derive(Debug)]
+struct Message {
+    bytes: Vec<u8>,
+    at: Instant,
 }
 
 /// The writing end of the queue.
@@ -46,7 +52,7 @@ impl Stdin {
 
     /// Queues a message.
     pub(crate) fn write(&self, bytes: Vec<u8>, now: Instant) -> Result<(), NoPlace> {
-        self.put(Item::Bytes { bytes, at: now })
+        self.put(Item::Bytes(Box::new(Message { bytes, at: now })))
     }
 
     /// Closes the pipe after what is queued.
@@ -66,7 +72,8 @@ async fn run(mut pipe: pipe::Sender, mut items: mpsc::Receiver<Item>, to: ActorR
     while let Some(item) = items.recv().await {
         match item {
             Item::Close => return,
-            Item::Bytes { bytes, at } => {
+            Item::Bytes(message) => {
+                let Message { bytes, at } = *message;
                 if let Err(error) = pipe.write_all(&bytes).await {
                     let _ = to.send_message(ChannelMsg::StdinFailed(error.to_string()));
                     return;
