@@ -297,7 +297,7 @@ pub const SPAWNS_AT_ONCE: usize = 4;
 
 /// Threads that do the fleet's file work at the same time: homes, copies, sizes, what changed. A
 /// disk serves no more at once, and each thread keeps memory of its own for some time after.
-pub const BLOCKING_AT_ONCE: usize = 8;
+pub const BLOCKING_AT_ONCE: usize = 4;
 
 /// Threads of the runtime that may block: the fleet's, and as many again for the control socket,
 /// pages of metrics and the journal's end.

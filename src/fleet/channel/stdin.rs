@@ -4,12 +4,14 @@
 //! know what a message means. While a child does not read, the queue fills with what one turn can
 //! bring: answers to its open asks, a cancel, a goodbye; more than that is a fault of the child.
 
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use ractor::ActorRef;
 use tokio::io::AsyncWriteExt;
 use tokio::net::unix::pipe;
-use tokio::sync::mpsc;
+use tokio::sync::Notify;
 
 use super::ChannelMsg;
 use crate::limits::STDIN_QUEUE;
@@ -23,63 +25,110 @@ pub(crate) enum NoPlace {
     Closed,
 }
 
-/// What waits for the pipe. Boxed, because the queue keeps room for 32 of these for each child.
-#[derive(Debug)]
-enum Item {
-    Bytes(Box<Message>),
-    Close,
-}
-
+/// One message.
 #[derive(Debug)]
 struct Message {
     bytes: Vec<u8>,
     at: Instant,
 }
 
-/// The writing end of the queue.
+/// What waits for the pipe. Not a channel of the runtime's: that takes room for 32 messages for
+/// each child at once, and most children never have more than one.
+#[derive(Debug, Default)]
+struct Queue {
+    waiting: Mutex<Waiting>,
+    changed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    messages: VecDeque<Message>,
+    /// Nothing more comes: the pipe closes after the last message.
+    closing: bool,
+    /// The pipe is closed.
+    closed: bool,
+}
+
+impl Queue {
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The next message; `None` after the last.
+    async fn next(&self) -> Option<Message> {
+        loop {
+            {
+                let mut waiting = self.lock();
+                if let Some(message) = waiting.messages.pop_front() {
+                    return Some(message);
+                }
+                if waiting.closing {
+                    return None;
+                }
+                // An idle child keeps nothing of a busy time.
+                waiting.messages = VecDeque::new();
+            }
+            self.changed.notified().await;
+        }
+    }
+}
+
+/// The writing end of the queue. When it is dropped the pipe is closed, after what is queued.
 #[derive(Debug)]
 pub(crate) struct Stdin {
-    queue: mpsc::Sender<Item>,
+    queue: Arc<Queue>,
 }
 
 impl Stdin {
     /// Starts the pump.
     pub(crate) fn start(pipe: pipe::Sender, to: ActorRef<ChannelMsg>) -> Self {
-        let (queue, items) = mpsc::channel(STDIN_QUEUE);
-        tokio::spawn(run(pipe, items, to));
+        let queue = Arc::new(Queue::default());
+        tokio::spawn(run(pipe, Reading(Arc::clone(&queue)), to));
         Self { queue }
     }
 
     /// Queues a message.
     pub(crate) fn write(&self, bytes: Vec<u8>, now: Instant) -> Result<(), NoPlace> {
-        self.put(Item::Bytes(Box::new(Message { bytes, at: now })))
-    }
-
-    /// Closes the pipe after what is queued.
-    pub(crate) fn close(&self) -> Result<(), NoPlace> {
-        self.put(Item::Close)
-    }
-
-    fn put(&self, item: Item) -> Result<(), NoPlace> {
-        self.queue.try_send(item).map_err(|error| match error {
-            mpsc::error::TrySendError::Full(_) => NoPlace::Full,
-            mpsc::error::TrySendError::Closed(_) => NoPlace::Closed,
-        })
+        let mut waiting = self.queue.lock();
+        if waiting.closed {
+            return Err(NoPlace::Closed);
+        }
+        if waiting.messages.len() >= STDIN_QUEUE {
+            return Err(NoPlace::Full);
+        }
+        waiting.messages.push_back(Message { bytes, at: now });
+        drop(waiting);
+        self.queue.changed.notify_one();
+        Ok(())
     }
 }
 
-async fn run(mut pipe: pipe::Sender, mut items: mpsc::Receiver<Item>, to: ActorRef<ChannelMsg>) {
-    while let Some(item) = items.recv().await {
-        match item {
-            Item::Close => return,
-            Item::Bytes(message) => {
-                let Message { bytes, at } = *message;
-                if let Err(error) = pipe.write_all(&bytes).await {
-                    let _ = to.send_message(ChannelMsg::StdinFailed(error.to_string()));
-                    return;
-                }
-                let _ = to.send_message(ChannelMsg::Written { queued: at });
-            }
+impl Drop for Stdin {
+    fn drop(&mut self) {
+        self.queue.lock().closing = true;
+        self.queue.changed.notify_one();
+    }
+}
+
+/// The reading end. When it is dropped nothing can be queued any more.
+struct Reading(Arc<Queue>);
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        let mut waiting = self.0.lock();
+        waiting.closed = true;
+        waiting.messages.clear();
+    }
+}
+
+async fn run(mut pipe: pipe::Sender, queue: Reading, to: ActorRef<ChannelMsg>) {
+    while let Some(Message { bytes, at }) = queue.0.next().await {
+        if let Err(error) = pipe.write_all(&bytes).await {
+            // Closed before it is said: nothing is queued behind a pipe that failed.
+            drop(queue);
+            let _ = to.send_message(ChannelMsg::StdinFailed(error.to_string()));
+            return;
         }
+        let _ = to.send_message(ChannelMsg::Written { queued: at });
     }
 }
