@@ -5,10 +5,12 @@
 
 #![allow(clippy::expect_used, reason = "a test ends with its first failure")]
 
+mod continuing;
 mod crashes;
 mod drill;
 mod escapes;
 mod first_run;
+mod kill;
 mod orders;
 mod slots;
 mod stall;
