@@ -43,6 +43,37 @@ pub const JOURNAL_OPEN: Duration = Duration::from_secs(5);
 /// Free space, in bytes, below which the journal takes no new work.
 pub const JOURNAL_FREE_BYTES: u64 = 1 << 30;
 
+/// What one session may journal, in bytes of event bodies, before its child is stopped.
+pub const SESSION_JOURNAL_BYTES: u64 = 256 << 20;
+
+/// The database's size, in bytes, beyond which the oldest ended sessions are removed.
+pub const JOURNAL_BYTES: u64 = 8 << 30;
+
+/// How long an ended session is kept.
+pub const JOURNAL_KEPT: Duration = Duration::from_secs(30 * 24 * 3600);
+
+/// How often the journal looks for sessions that are kept no longer.
+pub const RETENTION_EVERY: Duration = Duration::from_secs(60);
+
+/// How long one step of a removal may hold the writer.
+pub const RETENTION_STEP: Duration = Duration::from_millis(5);
+
+/// The pause between two steps of a removal: commits go first, and a removal takes at most a
+/// fifth of the writer's time.
+pub const RETENTION_PAUSE: Duration = Duration::from_millis(20);
+
+/// Events, requests or tasks that one statement of a removal takes.
+pub const RETENTION_ROWS: u32 = 64;
+
+/// Ended sessions that one step of a removal looks at: those of unfinished runs are passed over.
+pub const RETENTION_LOOKS: u32 = 64;
+
+/// Pages that one statement gives back to the file system: 1 MiB.
+pub const RETENTION_PAGES: u32 = 256;
+
+/// Empty pages that the database keeps for its next rows: 4 MiB.
+pub const RETENTION_SPARE_PAGES: u64 = 1024;
+
 /// Free space, in percent of the file system, below which the journal takes no new work.
 pub const JOURNAL_FREE_PERCENT: u64 = 5;
 
@@ -82,8 +113,28 @@ pub const CONTROL_WAIT: Duration = Duration::from_secs(30);
 /// Runs that are over and can still be watched by a client of the daemon.
 pub const CONTROL_RUNS_KEPT: usize = 8;
 
+/// How long a daemon waits for room in the queues before it offers an unfinished run again.
+pub const TAKE_UP_AGAIN: Duration = Duration::from_secs(1);
+
 /// Live events that a subscriber may lag behind before it is told so.
 pub const BROADCAST_EVENTS: usize = 4096;
+
+/// Bytes of events that live notices may hold, all together. Beyond it they say only that there is
+/// something, and watchers read it from the journal: a watcher that does not read pins no more.
+pub const BROADCAST_BYTES: usize = 32 << 20;
+
+/// What one live notice costs beside its events, in bytes: ids, a slot's note, its place.
+pub const NOTICE_BYTES: usize = 1024;
+
+/// Bytes of events that a watcher who lagged reads from the journal at once; one larger event is
+/// read alone.
+pub const CATCH_UP_BYTES: usize = 1 << 20;
+
+/// Tool calls that are listed of one session.
+pub const TOOLS_SHOWN: usize = 10_000;
+
+/// Events in one such reading.
+pub const CATCH_UP_EVENTS: u32 = 1024;
 
 /// Lines kept of a child's stderr, attached to its failure.
 pub const STDERR_LINES: usize = 50;
@@ -133,6 +184,9 @@ pub const RESTART_BUDGET: u32 = 100_000;
 pub const CONFIG_LIST: usize = 1024;
 /// Bytes of one text in the configuration.
 pub const CONFIG_TEXT_BYTES: usize = (128 << 10) - 1;
+
+/// Bytes of one secret of a child's environment, well below what Linux takes as one string.
+pub const SECRET_BYTES: usize = 64 << 10;
 
 /// Slots in one pool.
 pub const POOL_SLOTS: u16 = 2048;
@@ -255,6 +309,26 @@ pub const fn session_bytes() -> usize {
         + READ_CHUNK_BYTES
 }
 
+/// The most memory, in bytes, that `sessions` sessions and `watchers` watchers of their events can
+/// hold, beside the program itself: the ways from the children to the disk, open tool calls, and
+/// what is told live or read again.
+#[must_use]
+pub const fn fleet_bytes(sessions: usize, watchers: usize) -> usize {
+    let session = session_bytes()
+        + OPEN_CALLS * ASK_INPUT_BYTES
+        + STDERR_LINES * STDERR_LINE_BYTES
+        + STDIN_QUEUE * ASK_INPUT_BYTES
+        + PROMPT_BYTES;
+    let told = BROADCAST_BYTES + BROADCAST_EVENTS * NOTICE_BYTES;
+    // A page, and the line that is made of it: of one event of a whole line at worst.
+    let watcher = CATCH_UP_BYTES + LINE_BYTES * PARSED_FACTOR + CONTROL_TOLD_BYTES;
+    sessions * session + told + watchers * watcher + JOURNAL_BATCH_BYTES
+}
+
+/// What the journal's writer holds of its own, in bytes: SQLite's cache of 2 MiB a connection, the
+/// encoded body of one event, the statements.
+pub const JOURNAL_BATCH_BYTES: usize = 4 * (2 << 20) + 6 * LINE_BYTES;
+
 /// A parsed event's strings, its encoded row and the database's page cache copy, against the
 /// bytes that were read.
 pub const PARSED_FACTOR: usize = 4;
@@ -353,3 +427,27 @@ pub const POLICY_RULES: usize = 10_000;
 
 /// Files that a policy may extend, directly and through each other.
 pub const POLICY_EXTENDS: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bounds_add_up_to_what_a_host_has() {
+        const MIB: usize = 1 << 20;
+        // Events of one session on their way to the disk.
+        assert!(session_bytes() <= 32 * MIB, "{}", session_bytes() / MIB);
+        // One session in everything, at its worst.
+        let one = fleet_bytes(1, 0) - fleet_bytes(0, 0);
+        assert!(one <= 110 * MIB, "{}", one / MIB);
+        // What does not grow with the sessions.
+        assert!(fleet_bytes(0, 0) <= 96 * MIB, "{}", fleet_bytes(0, 0) / MIB);
+        // A watcher that never reads.
+        let watcher = fleet_bytes(0, 1) - fleet_bytes(0, 0);
+        assert!(watcher <= 90 * MIB, "{}", watcher / MIB);
+        // A commit that waits belongs to a session, so that the queue needs no room of its own.
+        assert!(MAX_CHILDREN as usize * SESSION_COMMITS <= JOURNAL_QUEUE);
+        // A batch of the largest lines passes the credits one by one.
+        assert!(CREDIT_BYTES >= READ_BUDGET_BYTES && READ_BUDGET_BYTES >= READ_CHUNK_BYTES);
+    }
+}

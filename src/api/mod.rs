@@ -4,7 +4,9 @@
 //! Must not know the command line. A slow or silent client never slows the fleet: it lags, is
 //! told so, and is dropped in the end.
 
+mod catch_up;
 pub mod control;
+pub mod history;
 pub mod http;
 pub mod process_stats;
 pub mod reply;

@@ -11,7 +11,8 @@ use std::time::Duration;
 use tokio::sync::{broadcast, mpsc};
 use tokio_util::sync::CancellationToken;
 
-use super::service::{Fleet, Refusal, Reports};
+use super::history::{History, Worked};
+use super::service::{Continued, Fleet, Refusal, Reports};
 use crate::fleet::{
     ChangeKind, FileChange, LogTail, Notice, Readiness, SlotView, Stop, TaskReport,
 };
@@ -27,11 +28,14 @@ struct Inner {
     notices: broadcast::Sender<Notice>,
     log: broadcast::Sender<Foreign>,
     runs: Mutex<HashMap<RunId, CancellationToken>>,
+    /// What an earlier start left of a run: reports, and tasks that wait.
+    pub(crate) left: Mutex<HashMap<RunId, (Vec<TaskReport>, Vec<TaskSpec>)>>,
     pub(crate) restarts: AtomicUsize,
     pub(crate) stops: Mutex<Vec<Stop>>,
     /// Tasks that hang do not even end when they are cancelled, only when killed.
     pub(crate) stubborn: AtomicBool,
     killed: CancellationToken,
+    told: Arc<Told>,
 }
 
 pub(crate) fn slot(index: u16) -> SlotId {
@@ -89,6 +93,7 @@ pub(crate) fn event(slot: &SlotId, session: &SessionId, task: &TaskId, event: Ev
             at_us: 1_700_000_000_000_000,
             event,
         }]),
+        pin: None,
     }
 }
 
@@ -291,10 +296,12 @@ impl FakeFleet {
             notices: broadcast::Sender::new(64),
             log: broadcast::Sender::new(8),
             runs: Mutex::default(),
+            left: Mutex::default(),
             restarts: AtomicUsize::new(0),
             stops: Mutex::default(),
             stubborn: AtomicBool::new(false),
             killed: CancellationToken::new(),
+            told: Arc::default(),
         }))
     }
 
@@ -302,7 +309,42 @@ impl FakeFleet {
         self.0.stubborn.store(true, Ordering::SeqCst);
     }
 
-    pub(crate) fn tell(&self, notice: Notice) {
+    pub(crate) fn tell(&self, mut notice: Notice) {
+        let mut told = self.0.told.0.lock().expect("lock");
+        match &mut notice {
+            Notice::Assigned {
+                run,
+                task,
+                slot,
+                session,
+                attempt,
+            } => {
+                let worked = Worked {
+                    session: session.clone(),
+                    slot: slot.clone(),
+                    task: Some(task.clone()),
+                    attempt: *attempt,
+                    is_over: false,
+                    after: 0,
+                    last: 0,
+                };
+                told.push((Some(run.clone()), worked, Vec::new()));
+            }
+            Notice::Events {
+                session, events, ..
+            } => {
+                // Every event gets the place that a journal would give it.
+                let known = told.iter_mut().find(|(_, w, _)| w.session == *session);
+                if let Some((.., kept)) = known {
+                    for event in Arc::make_mut(events) {
+                        event.id.seq = kept.len() as u64 + 1;
+                        kept.push(event.clone());
+                    }
+                }
+            }
+            _ => {}
+        }
+        drop(told);
         let _ = self.0.notices.send(notice);
     }
 
@@ -392,6 +434,40 @@ impl FakeFleet {
     }
 }
 
+impl FakeFleet {
+    /// Leaves a run for [`Fleet::take_up`].
+    pub(crate) fn leave(&self, run: &RunId, ended: Vec<TaskReport>, waiting: Vec<TaskSpec>) {
+        let mut left = self.0.left.lock().expect("lock");
+        left.insert(run.clone(), (ended, waiting));
+    }
+}
+
+/// Everything that the fleet told, as a journal would have it.
+#[derive(Debug, Default)]
+pub(crate) struct Told(Mutex<Vec<(Option<RunId>, Worked, Vec<Stamped>)>>);
+
+impl History for Told {
+    fn sessions(&self, run: &RunId) -> Result<Vec<Worked>, String> {
+        let told = self.0.lock().expect("lock");
+        let of_run = told.iter().filter(|(of, ..)| of.as_ref() == Some(run));
+        let worked = of_run.map(|(_, worked, events)| Worked {
+            last: events.last().map_or(0, |event| event.id.seq),
+            ..worked.clone()
+        });
+        Ok(worked.collect())
+    }
+
+    fn events(&self, session: &SessionId, after: u64) -> Result<Vec<Stamped>, String> {
+        let told = self.0.lock().expect("lock");
+        let found = told
+            .iter()
+            .find(|(_, worked, _)| worked.session == *session);
+        let events = found.into_iter().flat_map(|(.., events)| events);
+        let later = events.filter(|event| event.id.seq > after);
+        Ok(later.take(100).cloned().collect())
+    }
+}
+
 impl Fleet for FakeFleet {
     async fn submit(
         &self,
@@ -424,8 +500,26 @@ impl Fleet for FakeFleet {
         Ok(receiver)
     }
 
+    async fn take_up(&self, run: RunId) -> Result<Continued, Refusal> {
+        let left = self.0.left.lock().expect("lock").remove(&run);
+        let Some((ended, waiting)) = left else {
+            return Err(Refusal::Tasks(format!("there is no run {run}")));
+        };
+        let of_ended = ended.iter().map(|report| report.task.clone());
+        let of_waiting = waiting.iter().map(|spec| spec.id.clone());
+        Ok(Continued {
+            tasks: of_ended.chain(of_waiting).collect(),
+            ended: ended.into_iter().map(Arc::new).collect(),
+            reports: self.submit(run, "run", waiting).await?,
+        })
+    }
+
     fn watch(&self) -> broadcast::Receiver<Notice> {
         self.0.notices.subscribe()
+    }
+
+    fn history(&self) -> Arc<dyn History> {
+        Arc::clone(&self.0.told) as Arc<dyn History>
     }
 
     fn slots(&self) -> Vec<SlotView> {

@@ -1,14 +1,17 @@
-//! One run's stream: notices as they happen, and every report exactly once.
+//! One run's stream: every event of its sessions and every report exactly once.
 //!
-//! Live notices may be lost by a slow watcher; reports may not. A [`Ledger`] keeps a run's reports
-//! from the fleet's reliable channel, and a [`RunStream`] joins both: order from the notices,
-//! completeness from the ledger. Must not know who watches, or how it is told.
+//! Live notices may be lost by a slow watcher; events and reports may not. A [`Ledger`] keeps a
+//! run's reports from the fleet's reliable channel, the journal has the events, and a
+//! [`RunStream`] joins all: order from the notices, completeness from ledger and journal. Must not
+//! know who watches, or how it is told.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::{broadcast, mpsc, watch};
 
+use super::catch_up::{Missed, Places};
+use super::history::History;
 use crate::fleet::{Notice, TaskReport};
 use crate::limits;
 use crate::model::{IdError, RunId, SessionId, SlotId, TaskId};
@@ -26,6 +29,8 @@ pub fn new_run() -> Result<RunId, IdError> {
 pub struct Ledger {
     run: RunId,
     total: usize,
+    /// So many of the reports were there before the first watcher.
+    before: usize,
     reports: Mutex<Vec<Arc<TaskReport>>>,
     state: watch::Sender<LedgerState>,
 }
@@ -48,10 +53,22 @@ impl Ledger {
         total: usize,
         reports: mpsc::Receiver<Arc<TaskReport>>,
     ) -> Arc<Self> {
+        Self::going_on(run, total, Vec::new(), reports)
+    }
+
+    /// The same for a run of which so many tasks have `ended`: every watcher is told those first.
+    #[must_use]
+    pub fn going_on(
+        run: RunId,
+        total: usize,
+        ended: Vec<Arc<TaskReport>>,
+        reports: mpsc::Receiver<Arc<TaskReport>>,
+    ) -> Arc<Self> {
         let ledger = Arc::new(Self {
             run,
             total,
-            reports: Mutex::new(Vec::with_capacity(total.min(4096))),
+            before: ended.len(),
+            reports: Mutex::new(ended),
             state: watch::Sender::new(LedgerState::Open),
         });
         tokio::spawn(Arc::clone(&ledger).fill(reports));
@@ -59,7 +76,7 @@ impl Ledger {
     }
 
     async fn fill(self: Arc<Self>, mut incoming: mpsc::Receiver<Arc<TaskReport>>) {
-        let mut ended = 0;
+        let mut ended = self.before;
         while ended < self.total {
             let Some(report) = incoming.recv().await else {
                 break;
@@ -102,7 +119,8 @@ pub enum Item {
     Notice(Notice),
     /// A task of the run ended; each exactly once.
     Ended(Arc<TaskReport>),
-    /// So many notices were lost, because this watcher was slow. No report is lost.
+    /// So many notices went by, because this watcher was slow. Their events follow, from the
+    /// journal, and no report is lost; states of slots are.
     Lagged(u64),
     /// No report will come any more; nothing follows.
     Complete,
@@ -123,21 +141,34 @@ pub struct RunStream {
     drained: usize,
     /// Reports that must come next.
     due: VecDeque<Arc<TaskReport>>,
+    /// How far each session was given.
+    places: Places,
+    /// Notices were lost, and it is not yet known which sessions are behind.
+    lagged: bool,
+    history: Arc<dyn History>,
 }
 
 impl RunStream {
     /// Joins notices, subscribed before the run was submitted, with the run's ledger.
     #[must_use]
-    pub fn new(notices: broadcast::Receiver<Notice>, ledger: Arc<Ledger>) -> Self {
+    pub fn new(
+        notices: broadcast::Receiver<Notice>,
+        ledger: Arc<Ledger>,
+        history: Arc<dyn History>,
+    ) -> Self {
+        let before: VecDeque<_> = ledger.lock().iter().take(ledger.before).cloned().collect();
         Self {
             filter: Filter::new(ledger.run().clone()),
             state: ledger.state.subscribe(),
             notices: Some(notices),
             ledger,
             given: HashSet::new(),
-            cursor: 0,
+            cursor: before.len(),
             drained: 0,
-            due: VecDeque::new(),
+            due: before,
+            places: Places::default(),
+            lagged: false,
+            history,
         }
     }
 
@@ -154,6 +185,10 @@ impl RunStream {
     /// What comes next. After [`Item::Complete`] it is `Complete` for ever. Cancel-safe.
     pub async fn next(&mut self) -> Item {
         loop {
+            // What was missed comes before the end of its task.
+            if let Some(notice) = self.missed().await {
+                return Item::Notice(notice);
+            }
             if let Some(report) = self.due.pop_front() {
                 if self.given.insert(report.task.clone()) {
                     return Item::Ended(report);
@@ -177,6 +212,7 @@ impl RunStream {
                 // runs may add to it faster than it is read, so it has an end.
                 self.drained += 1;
                 if self.drained > limits::BROADCAST_EVENTS {
+                    self.lagged = true;
                     self.notices = None;
                     continue;
                 }
@@ -201,16 +237,72 @@ impl RunStream {
                     }
                 }
                 Ok(notice) => {
-                    if self.filter.admits(&notice) {
+                    if let Some(notice) = self.admit(notice) {
                         return Item::Notice(notice);
                     }
                 }
                 Err(broadcast::error::RecvError::Lagged(missed)) => {
+                    // The reports that are there now: the events of their sessions are durable,
+                    // and come before them.
                     self.settle();
+                    self.lagged = true;
                     return Item::Lagged(missed);
                 }
                 Err(broadcast::error::RecvError::Closed) => self.notices = None,
             }
+        }
+    }
+
+    fn admit(&mut self, notice: Notice) -> Option<Notice> {
+        if !self.filter.admits(&notice) {
+            return None;
+        }
+        if let Notice::Assigned { session, task, .. } = &notice
+            && !self.places.assigned(session, task)
+        {
+            return None;
+        }
+        self.places.live(notice)
+    }
+
+    /// The next notice of what was missed. Cancel-safe: what was read and not given is read again.
+    async fn missed(&mut self) -> Option<Notice> {
+        if self.lagged {
+            let run = self.ledger.run().clone();
+            let sessions = self.past(move |history| history.sessions(&run)).await;
+            for session in sessions.iter().flatten().filter(|session| !session.is_over) {
+                self.filter.works(&session.slot, &session.session);
+            }
+            self.places.lagged(sessions.unwrap_or_default());
+            self.lagged = false;
+        }
+        loop {
+            let (session, after) = match self.places.missed(self.ledger.run())? {
+                Missed::Notice(notice) => return Some(notice),
+                Missed::Read(session, after) => (session, after),
+            };
+            let events = self.past(move |history| history.events(&session, after));
+            let events = events.await.unwrap_or_default();
+            if let Some(notice) = self.places.read(events) {
+                return Some(notice);
+            }
+        }
+    }
+
+    /// Reads the past on a thread that may block. What cannot be read is logged.
+    async fn past<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&dyn History) -> Result<T, String> + Send + 'static,
+    ) -> Option<T> {
+        let history = Arc::clone(&self.history);
+        let found = tokio::task::spawn_blocking(move || read(history.as_ref())).await;
+        match found {
+            Ok(Ok(found)) => Some(found),
+            Ok(Err(why)) => {
+                tracing::warn!(run = %self.ledger.run(), why, "a watcher misses events");
+                None
+            }
+            Err(_) => None,
         }
     }
 
@@ -254,10 +346,17 @@ impl Filter {
                     false
                 }
             }
-            Notice::Events { slot, session, .. } => self.working.get(slot) == Some(session),
+            Notice::Events { slot, session, .. } | Notice::Passed { slot, session, .. } => {
+                self.working.get(slot) == Some(session)
+            }
             Notice::Slot { .. } => true,
             Notice::Ended(report) => report.run == self.run,
         }
+    }
+
+    /// A session of the run works there.
+    fn works(&mut self, slot: &SlotId, session: &SessionId) {
+        self.working.insert(slot.clone(), session.clone());
     }
 
     fn forget(&mut self, report: &TaskReport) {

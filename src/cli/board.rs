@@ -116,7 +116,7 @@ impl Board {
             Item::Ended(report) => self.end(report),
             Item::Lagged(missed) => Change {
                 lines: vec![format!(
-                    "{missed} notices are not shown: they came too fast"
+                    "{missed} notices came too fast; their events follow from the journal"
                 )],
                 ..Change::default()
             },
@@ -126,7 +126,7 @@ impl Board {
 
     fn notice(&mut self, notice: &Notice) -> Change {
         match notice {
-            Notice::Queued { .. } => Change::default(),
+            Notice::Queued { .. } | Notice::Passed { .. } => Change::default(),
             Notice::Assigned {
                 task,
                 slot,

@@ -103,7 +103,7 @@ fn a_run_is_told_by_its_meaningful_changes() {
         "a: child ended (signalled): signal 9",
         "demo/0: backing off: next start in 0.4s",
         "a: sent again to demo/0, attempt 2",
-        "7 notices are not shown: they came too fast",
+        "7 notices came too fast; their events follow from the journal",
         "a: done in 1.2s",
         "b: denied in 1.2s: every request was denied",
         "c: skipped",

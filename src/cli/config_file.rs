@@ -1,19 +1,15 @@
-//! Finds the configuration file, checks who could have written it, and reads it.
+//! Finds the configuration file and reads it, if nobody else could have written it.
 //!
-//! Configuration is code: the file and its directory belong to root or the caller and are writable
-//! by nobody else. Must not know what the keys mean.
+//! Must not know what the keys mean, or who may write what (`trust`).
 
 use std::fmt;
-use std::fs::{self, File};
-use std::io::Read;
-use std::os::unix::fs::MetadataExt;
+use std::fs;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Mode, OFlags};
-
+use super::trust::{OpenError, Untrusted, open_trusted, shown, why};
 use crate::config::{Config, ConfigErrors, DEFAULT, Origin, Pool};
 use crate::limits;
-use crate::model::foreign;
 
 /// The file that is looked for in the current directory.
 pub const NAME: &str = "supervisor.toml";
@@ -71,45 +67,6 @@ pub enum LoadError {
     Faulty(#[from] Box<ConfigErrors>),
 }
 
-/// Why a file that is code is not used.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Untrusted {
-    /// It is a directory, a pipe, a device.
-    #[error("{} is not a regular file", shown(.0))]
-    NotAFile(PathBuf),
-    /// It belongs to somebody else.
-    #[error("{} belongs to user {uid}: it must belong to root or to you (user {caller})", shown(.path))]
-    Owner {
-        /// The file or its directory.
-        path: PathBuf,
-        /// Its owner.
-        uid: u32,
-        /// Who asks.
-        caller: u32,
-    },
-    /// Others may write it.
-    #[error("{} is writable by {who} (mode {mode:04o}): make it writable only for its owner, for example with chmod go-w", shown(.path))]
-    Writable {
-        /// The file or its directory.
-        path: PathBuf,
-        /// Its permission bits.
-        mode: u32,
-        /// By whom.
-        who: &'static str,
-    },
-}
-
-fn shown(path: &Path) -> String {
-    foreign::show(&path.to_string_lossy(), 200)
-}
-
-/// The system's words without their number.
-fn why(error: &std::io::Error) -> String {
-    let words = error.to_string();
-    let plain = words.split(" (os error").next().unwrap_or(&words);
-    plain.to_lowercase()
-}
-
 /// The configuration: the file `named` with `--config`, else `./supervisor.toml`, else the one
 /// that is built in. `cwd` is the current directory, absolute.
 ///
@@ -163,133 +120,6 @@ fn built_in(cwd: &Path) -> Result<Loaded, LoadError> {
         config,
         source: Source::BuiltIn,
     })
-}
-
-/// Why a file that is code was not opened.
-#[derive(Debug, thiserror::Error)]
-pub enum OpenError {
-    /// It cannot be opened.
-    #[error(transparent)]
-    Read(#[from] std::io::Error),
-    /// Somebody else could have written it.
-    #[error(transparent)]
-    Untrusted(#[from] Untrusted),
-}
-
-/// Opens a file that is code (a configuration, a policy). What is returned is what was checked:
-/// the checks are made on the open file, not on its name.
-///
-/// # Errors
-/// It cannot be opened, or the file, its directory, or the directory of a link to it could be
-/// written by somebody else than root and the caller.
-pub fn open_trusted(path: &Path) -> Result<File, OpenError> {
-    // Without O_NONBLOCK a pipe would make us wait for its writer.
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let file = rustix::fs::open(path, flags, Mode::empty()).map_err(std::io::Error::from)?;
-    let file = File::from(file);
-    let metadata = file.metadata()?;
-    if !metadata.is_file() {
-        return Err(Untrusted::NotAFile(path.to_owned()).into());
-    }
-    let caller = Caller::current();
-    caller.check(path, &Rights::of(&file)?)?;
-    let mut dirs = vec![fs::canonicalize(path.parent().unwrap_or(Path::new("/")))?];
-    let real = fs::canonicalize(path)?;
-    dirs.extend(real.parent().map(Path::to_owned));
-    dirs.dedup();
-    for dir in dirs {
-        let open = File::open(&dir)?;
-        caller.check(&dir, &Rights::of(&open)?)?;
-    }
-    Ok(file)
-}
-
-/// Who may write an open file or directory.
-#[derive(Debug, Clone, Copy)]
-struct Rights {
-    owner: u32,
-    mode: u32,
-    /// Its group is the owner alone, and no access control list gives rights that the mode bits
-    /// do not show.
-    private_group: bool,
-}
-
-impl Rights {
-    fn of(file: &File) -> std::io::Result<Self> {
-        let metadata = file.metadata()?;
-        let mut none = [0_u8; 0];
-        let acl = rustix::fs::fgetxattr(file, "system.posix_acl_access", &mut none[..]).is_ok();
-        let owner = metadata.uid();
-        Ok(Self {
-            owner,
-            mode: metadata.mode() & 0o7777,
-            private_group: !acl && is_private_group(metadata.gid(), owner),
-        })
-    }
-}
-
-/// Who asks for the configuration.
-struct Caller {
-    uid: u32,
-}
-
-impl Caller {
-    fn current() -> Self {
-        Self {
-            uid: rustix::process::geteuid().as_raw(),
-        }
-    }
-
-    fn check(&self, path: &Path, rights: &Rights) -> Result<(), Untrusted> {
-        let Rights { owner, mode, .. } = *rights;
-        if owner != 0 && owner != self.uid {
-            return Err(Untrusted::Owner {
-                path: path.to_owned(),
-                uid: owner,
-                caller: self.uid,
-            });
-        }
-        let who = if mode & 0o002 != 0 {
-            "everybody"
-        } else if mode & 0o020 != 0 && !rights.private_group {
-            "a group"
-        } else {
-            return Ok(());
-        };
-        Err(Untrusted::Writable {
-            path: path.to_owned(),
-            mode,
-            who,
-        })
-    }
-}
-
-/// Whether a group has the file's owner as its only member, as on systems where each user has a
-/// group of their own and new files are writable for it.
-fn is_private_group(gid: u32, owner: u32) -> bool {
-    let members = fs::read_to_string("/etc/group").unwrap_or_default();
-    let users = fs::read_to_string("/etc/passwd").unwrap_or_default();
-    is_private(&members, &users, gid, owner)
-}
-
-fn is_private(groups: &str, users: &str, gid: u32, owner: u32) -> bool {
-    let fields = |line: &'_ str| -> Vec<String> { line.split(':').map(str::to_owned).collect() };
-    let is = |field: Option<&String>, id: u32| field.is_some_and(|text| text.parse() == Ok(id));
-    let users: Vec<_> = users.lines().map(fields).collect();
-    let groups: Vec<_> = groups.lines().map(fields).collect();
-    let Some(user) = users.iter().find(|user| is(user.get(2), owner)) else {
-        return false;
-    };
-    let only_user = users
-        .iter()
-        .filter(|user| is(user.get(3), gid))
-        .all(|user| is(user.get(2), owner));
-    let mut groups = groups.iter().filter(|group| is(group.get(2), gid));
-    let only_member = groups.all(|group| {
-        let mut members = group.get(3).map_or("", String::as_str).split(',');
-        members.all(|member| member.is_empty() || Some(member) == user.first().map(String::as_str))
-    });
-    is(user.get(3), gid) && only_user && only_member
 }
 
 /// Faults that only the file system shows: what is named must exist, and must really lie where

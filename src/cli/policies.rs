@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use sha2::{Digest as _, Sha256};
 
-use super::config_file;
+use super::trust;
 use crate::config::{Config, ConfigErrors, Extractor as ExtractorRef};
 use crate::fleet::LoadedPolicy;
 use crate::limits;
@@ -101,7 +101,7 @@ fn hexadecimal(bytes: &[u8]) -> String {
 
 /// A policy is code: it is trusted like the configuration.
 fn read_policy(path: &Path) -> Result<String, String> {
-    let file = config_file::open_trusted(path).map_err(|error| error.to_string())?;
+    let file = trust::open_trusted(path).map_err(|error| error.to_string())?;
     let mut text = String::new();
     let bound = limits::CONFIG_BYTES as u64;
     let read = file.take(bound + 1).read_to_string(&mut text);

@@ -11,11 +11,12 @@ use std::time::{Duration, SystemTime};
 use super::config_file::Source;
 use super::exit::Exit;
 use super::policies::{extractors, policies};
+use super::secrets;
 use crate::api::http::Render;
 use crate::api::process_stats;
 use crate::config::{Config, ConfigErrors, Launcher};
 use crate::fleet::{Ambient, FleetHandle, GoOn, Setup, StartError};
-use crate::journal::{Commit, Health, Journal, OpenError, Write};
+use crate::journal::{Health, Journal, Keeping, OpenError, Rules, Space};
 use crate::launch::{self, RunError, Spawner};
 use crate::limits;
 use crate::model::{RunId, SessionId};
@@ -122,19 +123,6 @@ impl Started {
     }
 }
 
-/// Writes down how a run ended. It is durable once the journal is closed.
-pub fn run_ended(journal: &Journal, run: RunId, exit: Exit) {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    let at_us = now.map_or(0, |since| {
-        i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
-    });
-    let code = exit.code();
-    let ended = Write::RunEnded { run, at_us, code };
-    if let Err(refused) = journal.submit(Commit::of(vec![ended])) {
-        tracing::warn!(%refused, "the run's end is not in the journal");
-    }
-}
-
 /// Takes the state directory: the supervisor's own, or one of this run below it.
 ///
 /// # Errors
@@ -160,25 +148,39 @@ pub fn take_state(config: &Config, path: &Path, local: bool) -> Result<StateDir,
     StateDir::open_local(path, &run, &workspaces)
 }
 
-/// Checks what the configuration names: policies and extractors.
+/// Checks what the configuration names: secrets, policies and extractors.
 ///
 /// # Errors
 /// Everything that is wrong with them.
 pub fn check(config: &Config) -> Result<(), Box<ConfigErrors>> {
+    secrets::read(&mut config.clone(), |name| std::env::var_os(name))?;
     policies(config)?;
     extractors(config)?;
     Ok(())
+}
+
+fn open_journal(config: &Config, state: &Path) -> Result<Journal, OpenError> {
+    let wanted = config.supervisor.journal;
+    let rules = Rules {
+        keeping: Some(Keeping {
+            age: wanted.keep,
+            bytes: wanted.max_size,
+        }),
+        min_free: wanted.min_free,
+    };
+    Journal::open_under(state, rules, Box::new(Space::of))
 }
 
 /// Starts the fleet.
 ///
 /// # Errors
 /// [`Failure`]; nothing runs then.
-pub async fn start(config: Config, state: StateDir, go_on: GoOn) -> Result<Started, Failure> {
+pub async fn start(mut config: Config, state: StateDir, go_on: GoOn) -> Result<Started, Failure> {
+    secrets::read(&mut config, |name| std::env::var_os(name))?;
     let policies = policies(&config)?;
     let extractors = extractors(&config)?;
     raise_descriptor_limit();
-    let journal = Journal::open(state.path())?;
+    let journal = open_journal(&config, state.path())?;
     let spawner = Spawner::start().map_err(Failure::Spawner)?;
     let config = Arc::new(config);
     let is_walled = config

@@ -85,7 +85,9 @@ pub(super) fn read(pool: &Section<'_>, dir: &Path) -> Agent {
     let speaks = dialect
         .or(preset.as_ref().map(|preset| preset.dialect))
         .unwrap_or(DialectName::Scaiflux);
-    let name = match (pool.text("agent"), script) {
+    let agent = pool.item("agent");
+    let agent = agent.and_then(|item| item.text_among(&presets::names()));
+    let name = match (agent, script) {
         (Some(name), _) => name.value,
         (None, true) => "script".to_owned(),
         (None, false) => CUSTOM.to_owned(),
@@ -111,7 +113,7 @@ pub(super) fn read(pool: &Section<'_>, dir: &Path) -> Agent {
 
 fn preset(pool: &Section<'_>) -> Option<Preset> {
     let item = pool.item("agent")?;
-    let name = item.text()?;
+    let name = item.text_among(&presets::names())?;
     match presets::preset(&name.value) {
         Some(Ok(preset)) => Some(preset),
         Some(Err(errors)) => {
@@ -190,9 +192,12 @@ fn check_placeholders(pool: &Section<'_>, word: &Found<String>) {
     }
 }
 
+/// What the schema says of `model` and `mode`.
+const FILLING: &str = "^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}$";
+
 /// `model` and `mode`: they become arguments, so they must not look like flags or paths upwards.
 fn filling(pool: &Section<'_>, key: &'static str) -> Option<Found<String>> {
-    let found = pool.text(key)?;
+    let found = pool.item(key)?.text_like(FILLING)?;
     let safe = found.value.starts_with(|c: char| c.is_ascii_alphanumeric())
         && found.value.len() <= 128
         && found
@@ -250,8 +255,8 @@ fn dialect(pool: &Section<'_>) -> Option<DialectName> {
 
 fn extractor(pool: &Section<'_>) -> Option<Extractor> {
     let item = pool.item("extractor")?;
-    let DeValue::Table(table) = item.value() else {
-        let name = item.text()?;
+    let Some(table) = item.open_table() else {
+        let name = item.text_among(presets::EXTRACTORS)?;
         if presets::EXTRACTORS.contains(&name.value.as_str()) {
             return Some(Extractor::BuiltIn(name.value));
         }

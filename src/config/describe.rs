@@ -3,6 +3,7 @@
 //!
 //! Must not know terminals. Everything here is safe to show.
 
+use super::environment::HIDDEN;
 use super::types::{AsksFor, Config, Guard, Launcher, Network, OnCrash, Pool};
 use super::units::{show_duration, show_size};
 use crate::model::foreign;
@@ -145,6 +146,11 @@ pub(super) fn notes(config: &Config) -> Vec<String> {
     let mut notes = Vec::new();
     for pool in &config.pools {
         let name = &pool.name;
+        for (variable, _) in pool.env.set.iter().filter(|(_, value)| *value == HIDDEN) {
+            notes.push(format!(
+                "pool {name}: env.set.{variable} is the words {HIDDEN}, which stand for a secret that was not shown"
+            ));
+        }
         if pool.launcher == Launcher::None {
             notes.push(format!(
                 "pool {name}: with launcher \"none\" every stop ends all of a child's processes, but after a kill -9 of the supervisor only the direct child is sure to end"

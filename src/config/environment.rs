@@ -5,8 +5,9 @@
 use std::path::{Component, Path, PathBuf};
 
 use super::error::quoted;
-use super::table::{Place, Section};
-use super::types::Env;
+use super::paths;
+use super::table::{Found, Place, Section};
+use super::types::{Env, Secret, SecretSource};
 
 /// Names that the supervisor gives every child itself, with what to do instead.
 const OWN: &[(&str, &str)] = &[
@@ -43,10 +44,19 @@ const SECRETIVE: &[&str] = &[
     "SESSION",
 ];
 
+/// What the schema says of a variable's name.
+const NAME_PATTERN: &str = "^[A-Za-z_][A-Za-z0-9_]{0,127}$";
+
+/// What the schema says of a directory of `path_add`.
+const DIRECTORY_PATTERN: &str = r"^/(?!(.*/)?\.\.(/|$))[^:]*$";
+
 /// Reads the table. `found`: the file was found, not named, so it may not reach for secrets.
-pub(super) fn read(section: &Section<'_>, found: bool) -> Env {
+pub(super) fn read(section: &Section<'_>, found: bool, dir: &Path) -> Env {
     let mut env = Env::default();
-    for name in section.texts("pass").map_or(Vec::new(), |list| list.value) {
+    for name in section
+        .texts_like("pass", NAME_PATTERN)
+        .map_or(Vec::new(), |list| list.value)
+    {
         check_name(section, &name.place, &name.value);
         if found && is_secretive(&name.value) {
             let message = format!(
@@ -62,21 +72,32 @@ pub(super) fn read(section: &Section<'_>, found: bool) -> Env {
         }
         env.pass.push(name.value);
     }
-    for (name, item) in section.section("set").named() {
+    for (name, item) in section.section("set").named(NAME_PATTERN) {
         check_name(section, &item.place, &name);
         if env.pass.contains(&name) {
             let message = format!("{} is in pass as well as in set", quoted(&name));
             section.ledger.fault(&item.place, message, None);
         }
         let Some(value) = item.text() else { continue };
-        if value.value.starts_with("env:") || value.value.starts_with("file:") {
-            let message = "secrets (\"env:NAME\", \"file:PATH\") are not supported by this version";
-            section.ledger.fault(&value.place, message, None);
+        match secret(section, &value, dir) {
+            Some(source) if found => {
+                let message = format!(
+                    "a supervisor.toml that was found may not use secrets, found {}",
+                    quoted(source.kind())
+                );
+                let help = Some("name the file with --config if you trust it".to_owned());
+                section.ledger.fault(&value.place, message, help);
+            }
+            Some(source) => {
+                env.secrets.insert(name, Secret::new(source));
+            }
+            None => {
+                env.set.insert(name, value.value);
+            }
         }
-        env.set.insert(name, value.value);
     }
     for dir in section
-        .texts("path_add")
+        .texts_like("path_add", DIRECTORY_PATTERN)
         .map_or(Vec::new(), |list| list.value)
     {
         let path = Path::new(&dir.value);
@@ -97,8 +118,30 @@ pub(super) fn read(section: &Section<'_>, found: bool) -> Env {
     env
 }
 
+/// Where a value of `set` comes from, if it stands elsewhere: `env:NAME` or `file:PATH`.
+fn secret(section: &Section<'_>, value: &Found<String>, dir: &Path) -> Option<SecretSource> {
+    if let Some(name) = value.value.strip_prefix("env:") {
+        if !is_name(name) {
+            let message = format!(
+                "expected the name of a variable after \"env:\", [A-Za-z_][A-Za-z0-9_]{{0,127}}, found {}",
+                quoted(name)
+            );
+            section.ledger.fault(&value.place, message, None);
+        }
+        return Some(SecretSource::Variable(name.to_owned()));
+    }
+    let path = value.value.strip_prefix("file:")?;
+    if let Some(fault) = paths::fault(path) {
+        section.ledger.fault(&value.place, fault, None);
+    }
+    Some(SecretSource::File(paths::absolute(dir, path)))
+}
+
+/// What is shown instead of a secret.
+pub(super) const HIDDEN: &str = "‹secret›";
+
 /// Whether a variable's name says that it holds a secret.
-fn is_secretive(name: &str) -> bool {
+pub(super) fn is_secretive(name: &str) -> bool {
     let name = name.to_ascii_uppercase().replace("AUTHOR", "");
     SECRETIVE.iter().any(|part| name.contains(part))
 }

@@ -10,11 +10,14 @@ mod command;
 mod describe;
 mod environment;
 mod error;
+mod form;
 mod nearest;
 mod paths;
 mod pool;
 mod presets;
 mod sandbox;
+mod schema;
+mod show;
 mod table;
 pub mod types;
 mod units;
@@ -32,8 +35,10 @@ use toml::de::DeTable;
 
 pub use command::{Fill, OWN_PROGRAM};
 pub use error::{ConfigError, ConfigErrors, Places};
+pub use schema::schema;
+pub use show::Effective;
 pub use types::*;
-pub use units::{show_duration, show_size};
+pub use units::{duration as read_duration, show_duration, show_size};
 
 use crate::limits;
 use crate::model::foreign;
@@ -208,7 +213,7 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
     let sandboxes = sandbox::read_all(&root.section("sandbox"), &origin.dir);
     let policies = policies(&root.section("policy"), &origin.dir);
     let names = |table: &'static str| {
-        let named = root.section(table).named();
+        let named = root.section(table).named(sandbox::NAME_PATTERN);
         named.into_iter().map(|(name, _)| name).collect()
     };
     let context = Context {
@@ -220,12 +225,12 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
     };
     let table = root.section("pool");
     let drafts: Vec<Draft> = table
-        .named()
+        .named(sandbox::NAME_PATTERN)
         .iter()
         .filter_map(|(name, item)| pool::read(name, item, &context))
         .collect();
     let is_table = root.item("pool").is_none_or(|item| item.is_table());
-    if is_table && table.named().is_empty() {
+    if is_table && table.named(sandbox::NAME_PATTERN).is_empty() {
         let help = "write [pool.NAME] with a command: a pool's name is yours to choose";
         let message = "the file has no pool";
         ledger.fault(&table.place, message, Some(help.to_owned()));
@@ -250,7 +255,9 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
 
 /// Reads `[supervisor]`.
 fn supervisor(section: &Section<'_>, dir: &Path) -> Supervisor {
-    let state_dir = section.text("state_dir").filter(|found| {
+    let state_dir = section.item("state_dir");
+    let state_dir = state_dir.and_then(|item| item.text_like(paths::PATTERN_OR_EMPTY));
+    let state_dir = state_dir.filter(|found| {
         let fault = paths::fault(&found.value).filter(|_| !found.value.is_empty());
         if let Some(fault) = fault {
             let help = "leave it out for $STATE_DIRECTORY, $XDG_STATE_HOME/marshal or ~/.local/state/marshal";
@@ -263,26 +270,28 @@ fn supervisor(section: &Section<'_>, dir: &Path) -> Supervisor {
         .and_then(|item| listen(&item, section.ledger));
     let log = section.word("log", &[]);
     let max_children = section.integer("max_children", 1..=limits::MAX_CHILDREN);
+    let journal = waits::journal(&section.section("journal"));
     section.close(
+        &["instance", "tokens", "approvers"],
         &[
-            "instance",
-            "tokens",
-            "approvers",
-            "journal_quota",
-            "retention",
+            ("journal_quota", "journal.session_max"),
+            ("retention", "journal.keep"),
         ],
-        &[],
     );
     Supervisor {
         state_dir: state_dir.map(|found| paths::absolute(dir, &found.value)),
         listen: listen.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 7117))),
         log: log.map_or(LogFormat::Auto, |found| found.value),
         max_children: max_children.map_or(64, |found| found.value),
+        journal,
     }
 }
 
+/// What the schema says of an address: as near as a pattern comes.
+const LISTEN: &str = r"^(127(\.[0-9]{1,3}){3}|\[::1\]):[0-9]{1,5}$";
+
 fn listen(item: &Item<'_>, ledger: &Ledger) -> Option<SocketAddr> {
-    let found = item.text()?;
+    let found = item.text_like(LISTEN)?;
     let text = found.value.as_str();
     match text.parse::<SocketAddr>() {
         Ok(address) if address.ip().is_loopback() => Some(address),
@@ -306,7 +315,7 @@ fn listen(item: &Item<'_>, ledger: &Ledger) -> Option<SocketAddr> {
 /// Reads the table `policy`.
 fn policies(section: &Section<'_>, dir: &Path) -> BTreeMap<String, PathBuf> {
     let mut policies = BTreeMap::new();
-    for (name, item) in section.named() {
+    for (name, item) in section.named(sandbox::NAME_PATTERN) {
         let built_in = pool::POLICIES.iter().chain(pool::LATER_POLICIES);
         let message = if built_in.into_iter().any(|known| *known == name) {
             Some(format!(
@@ -335,7 +344,7 @@ fn policies(section: &Section<'_>, dir: &Path) -> BTreeMap<String, PathBuf> {
             let help = Some("for example: file = \"policy.toml\"".to_owned());
             section.ledger.fault(&table.place, message, help);
         }
-        if let Some(found) = file.and_then(|item| item.text()) {
+        if let Some(found) = file.and_then(|item| item.text_like(paths::PATTERN)) {
             if let Some(fault) = paths::fault(&found.value) {
                 section.ledger.fault(&found.place, fault, None);
             }

@@ -19,6 +19,15 @@ pub(super) fn absolute(dir: &Path, text: &str) -> PathBuf {
     out
 }
 
+/// What the schema says of a path on the host: [`fault`] as a pattern.
+pub(super) const PATTERN: &str = r"^(?!~(/|$))(?!\$)(?!.*\$\{).+$";
+
+/// The same, or empty.
+pub(super) const PATTERN_OR_EMPTY: &str = r"^(?!~(/|$))(?!\$)(?!.*\$\{).*$";
+
+/// What the schema says of a path inside: [`inside_fault`] as a pattern.
+pub(super) const INSIDE_PATTERN: &str = r"^(?!/)(?!(.*/)?\.\.(/|$))(?!\.(/|$)).*[^/]$";
+
 /// What is wrong with a text as a path on the host.
 pub(super) fn fault(text: &str) -> Option<&'static str> {
     match text {

@@ -153,7 +153,7 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         home_files: home_files(&section, context),
         attempts: value(attempts, 1),
         check: check(&section),
-        env: environment::read(&section.section("env"), context.found),
+        env: environment::read(&section.section("env"), context.found, context.dir),
         restart,
         timeouts: waits::timeouts(&section.section("timeouts")),
         stop: waits::stop(&section.section("stop")),
@@ -191,8 +191,9 @@ fn workspace(section: &Section<'_>, dir: &Path) -> (Workspace, Place, Place) {
     let is_table = item.is_none_or(|item| !matches!(item.value(), DeValue::String(_)));
     let (path, mode) = if is_table {
         let table = section.section("workspace");
+        let path = table.item("path");
         let read = (
-            table.text("path"),
+            path.and_then(|item| item.text_like(paths::PATTERN)),
             table.word("mode", &["overlay", "worktree"]),
         );
         table.close(&[], &[]);
@@ -223,7 +224,7 @@ fn profile(section: &Section<'_>, launcher: Launcher, context: &Context<'_>) -> 
     let Some(item) = section.item("sandbox") else {
         return standard;
     };
-    let Some(found) = item.text() else {
+    let Some(found) = item.text_like(sandbox::NAME_PATTERN) else {
         return standard;
     };
     if launcher == Launcher::None {
@@ -244,10 +245,10 @@ fn profile(section: &Section<'_>, launcher: Launcher, context: &Context<'_>) -> 
 
 /// The name of the policy, which must exist.
 fn policy(section: &Section<'_>, context: &Context<'_>) -> String {
-    let Some((item, found)) = section
-        .item("policy")
-        .and_then(|item| item.text().map(|found| (item, found)))
-    else {
+    let Some((item, found)) = section.item("policy").and_then(|item| {
+        item.text_like(sandbox::NAME_PATTERN)
+            .map(|found| (item, found))
+    }) else {
         return POLICIES.first().copied().unwrap_or_default().to_owned();
     };
     let own = context.policy_names.iter().map(String::as_str);
@@ -262,12 +263,14 @@ fn policy(section: &Section<'_>, context: &Context<'_>) -> String {
 /// Files for a new home: where they lie in it, and where they come from.
 fn home_files(section: &Section<'_>, context: &Context<'_>) -> BTreeMap<String, PathBuf> {
     let mut files = BTreeMap::new();
-    for (inside, item) in section.section("home_files").named() {
+    for (inside, item) in section.section("home_files").named(paths::INSIDE_PATTERN) {
         if let Some(fault) = paths::inside_fault(&inside) {
             let message = format!("{fault}, found {}", quoted(&inside));
             section.ledger.fault(&item.place, message, None);
         }
-        let Some(source) = item.text() else { continue };
+        let Some(source) = item.text_like(paths::PATTERN) else {
+            continue;
+        };
         if let Some(fault) = paths::fault(&source.value) {
             section.ledger.fault(&source.place, fault, None);
         }

@@ -66,6 +66,15 @@ pub(super) fn preset(name: &str) -> Option<Result<Preset, ConfigErrors>> {
     Some(read(name, text))
 }
 
+/// Whether a command is that of the preset `name`, with its model's arguments or without.
+pub(super) fn is_command(name: &str, command: &[String], with_model: bool) -> bool {
+    let Some(Ok(preset)) = preset(name) else {
+        return false;
+    };
+    let added = preset.model_args.iter().filter(|_| with_model);
+    preset.command.iter().chain(added).eq(command)
+}
+
 fn read(name: &str, source: &str) -> Result<Preset, ConfigErrors> {
     let text = Text::new(format!("preset {name}"), Arc::from(source));
     let ledger = Ledger::new(text);

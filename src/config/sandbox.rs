@@ -88,7 +88,7 @@ pub(super) fn standard() -> Sandbox {
 /// Reads the table `sandbox`.
 pub(super) fn read_all(section: &Section<'_>, dir: &Path) -> BTreeMap<String, Sandbox> {
     let mut profiles = BTreeMap::from([(STANDARD.to_owned(), standard())]);
-    for (name, item) in section.named() {
+    for (name, item) in section.named(NAME_PATTERN) {
         let place = &item.place;
         if LATER.contains(&name.as_str()) {
             let message = format!(
@@ -113,6 +113,9 @@ pub(super) fn read_all(section: &Section<'_>, dir: &Path) -> BTreeMap<String, Sa
 
 /// The form of names that the file gives to profiles and policies.
 pub(super) const NAME: &str = "[a-z0-9][a-z0-9-]{0,31}";
+
+/// The same as a pattern of the schema.
+pub(super) const NAME_PATTERN: &str = "^[a-z0-9][a-z0-9-]{0,31}$";
 
 /// Whether a name has the form [`NAME`].
 pub(super) fn is_name(name: &str) -> bool {
@@ -157,7 +160,7 @@ fn value<T>(found: Option<Found<T>>, default: T) -> T {
 /// `/usr` and what the profile adds.
 fn ro_bind(section: &Section<'_>, dir: &Path) -> Option<Vec<PathBuf>> {
     let mut binds = vec![PathBuf::from("/usr")];
-    for found in section.texts("ro_bind")?.value {
+    for found in section.texts_like("ro_bind", paths::PATTERN)?.value {
         let path = paths::absolute(dir, &found.value);
         let own = |place: &&&str| path.starts_with(place);
         let message = if let Some(fault) = paths::fault(&found.value) {
@@ -184,7 +187,7 @@ fn ro_bind(section: &Section<'_>, dir: &Path) -> Option<Vec<PathBuf>> {
 
 fn etc(section: &Section<'_>) -> Option<Vec<String>> {
     let mut names: Vec<String> = Vec::new();
-    for found in section.texts("etc")?.value {
+    for found in section.texts_like("etc", paths::INSIDE_PATTERN)?.value {
         let name = found.value.as_str();
         let first = name.split('/').next().unwrap_or(name);
         let message = if name.starts_with("/etc/") {

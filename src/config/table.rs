@@ -4,7 +4,7 @@
 //! Must not know what any key means.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::ops::{Range, RangeInclusive};
 use std::time::Duration;
@@ -13,6 +13,7 @@ use toml::Spanned;
 use toml::de::{DeString, DeTable, DeValue};
 
 use super::error::{ConfigError, Text, quoted};
+use super::form::{ELEMENT, Form, Forms};
 use super::nearest::nearest;
 use super::units;
 use crate::limits;
@@ -23,7 +24,7 @@ pub(super) struct Ledger {
     pub(super) text: Text,
     faults: RefCell<Vec<ConfigError>>,
     places: RefCell<BTreeMap<String, Range<usize>>>,
-    asked: RefCell<BTreeSet<String>>,
+    forms: RefCell<Forms>,
 }
 
 impl Ledger {
@@ -32,7 +33,7 @@ impl Ledger {
             text,
             faults: RefCell::default(),
             places: RefCell::default(),
-            asked: RefCell::default(),
+            forms: RefCell::default(),
         }
     }
 
@@ -53,10 +54,14 @@ impl Ledger {
         !self.faults.borrow().is_empty()
     }
 
-    /// Every key that was looked for, with `NAME` for names that the file chooses.
-    #[cfg(test)]
-    pub(super) fn asked(&self) -> BTreeSet<String> {
-        self.asked.borrow().clone()
+    /// Notes that the key `generic` may hold this.
+    fn form(&self, generic: &str, form: Form) {
+        self.forms.borrow_mut().may_hold(generic, form);
+    }
+
+    /// Every key that was looked for and what it may hold, as far as the file had it.
+    pub(super) fn forms(&self) -> Forms {
+        self.forms.borrow().clone()
     }
 
     /// The text, the faults, and where each key stands.
@@ -167,15 +172,17 @@ impl<'a> Section<'a> {
             known.push(name);
         }
         drop(known);
-        let mut asked = self.ledger.asked.borrow_mut();
-        asked.insert(join(&self.generic, name));
-        drop(asked);
+        let mut forms = self.ledger.forms.borrow_mut();
+        forms.asked(join(&self.generic, name));
+        drop(forms);
         let found = self.table?.get_key_value(name)?;
         Some(self.entry(name, found))
     }
 
-    /// Every entry of a table whose keys the file chooses, in the order of the file.
-    pub(super) fn named(&self) -> Vec<(String, Item<'a>)> {
+    /// Every entry of a table whose keys the file chooses, in the order of the file. `names` is the
+    /// pattern of the keys, for the schema; whoever reads them checks them.
+    pub(super) fn named(&self, names: &'static str) -> Vec<(String, Item<'a>)> {
+        self.ledger.form(&self.generic, Form::Named(names));
         let mut entries: Vec<_> = self.table.into_iter().flat_map(DeTable::iter).collect();
         entries.sort_by_key(|(key, _)| key.span().start);
         entries
@@ -231,6 +238,7 @@ impl<'a> Section<'a> {
         bounds: RangeInclusive<Duration>,
     ) -> Option<Found<Option<Duration>>> {
         let item = self.item(name)?;
+        item.may_hold(Form::Words(vec!["none"]));
         if matches!(item.value, DeValue::String(text) if text == "none") {
             return Some(item.found(None));
         }
@@ -252,7 +260,16 @@ impl<'a> Section<'a> {
     }
 
     pub(super) fn texts(&self, name: &'static str) -> Option<Found<Vec<Found<String>>>> {
-        self.item(name)?.texts()
+        self.item(name)?.texts(&Form::Text)
+    }
+
+    /// Strings that whoever reads them checks; `pattern` is what the schema says of each.
+    pub(super) fn texts_like(
+        &self,
+        name: &'static str,
+        pattern: &'static str,
+    ) -> Option<Found<Vec<Found<String>>>> {
+        self.item(name)?.texts(&Form::Like(pattern))
     }
 
     /// Refuses every entry that nobody asked for. `later` are keys that the format has and this
@@ -326,8 +343,23 @@ impl<'a> Item<'a> {
         matches!(self.value, DeValue::Table(_))
     }
 
+    /// Notes for the schema what the value may be.
+    fn may_hold(&self, form: Form) {
+        self.ledger.form(&self.generic, form);
+    }
+
+    /// The table whose keys somebody else reads, if it is one.
+    pub(super) fn open_table(&self) -> Option<&'a DeTable<'a>> {
+        self.may_hold(Form::Open);
+        match self.value {
+            DeValue::Table(table) => Some(table),
+            _ => None,
+        }
+    }
+
     /// The table.
     pub(super) fn section(&self) -> Option<Section<'a>> {
+        self.may_hold(Form::Table);
         let DeValue::Table(table) = self.value else {
             return self.wrong("a table");
         };
@@ -342,6 +374,21 @@ impl<'a> Item<'a> {
 
     /// A string that can be an argument, a path or an environment value.
     pub(super) fn text(&self) -> Option<Found<String>> {
+        self.text_as(Form::Text)
+    }
+
+    /// A string that whoever reads it checks; `pattern` is what the schema says of it.
+    pub(super) fn text_like(&self, pattern: &'static str) -> Option<Found<String>> {
+        self.text_as(Form::Like(pattern))
+    }
+
+    /// A string that whoever reads it looks up among `words`.
+    pub(super) fn text_among(&self, words: &[&'static str]) -> Option<Found<String>> {
+        self.text_as(Form::Words(words.to_vec()))
+    }
+
+    fn text_as(&self, form: Form) -> Option<Found<String>> {
+        self.may_hold(form);
         let DeValue::String(text) = self.value else {
             return self.wrong("a string");
         };
@@ -360,6 +407,7 @@ impl<'a> Item<'a> {
     }
 
     fn boolean(&self) -> Option<Found<bool>> {
+        self.may_hold(Form::Boolean);
         match self.value {
             DeValue::Boolean(value) => Some(self.found(*value)),
             _ => self.wrong("true or false"),
@@ -370,6 +418,10 @@ impl<'a> Item<'a> {
         &self,
         bounds: &RangeInclusive<N>,
     ) -> Option<Found<N>> {
+        self.may_hold(Form::Integer {
+            least: bounds.start().to_string(),
+            most: bounds.end().to_string(),
+        });
         let expected = format!("an integer from {} to {}", bounds.start(), bounds.end());
         let DeValue::Integer(integer) = self.value else {
             return self.wrong(&expected);
@@ -383,6 +435,7 @@ impl<'a> Item<'a> {
     }
 
     fn duration(&self, bounds: &RangeInclusive<Duration>, or: &str) -> Option<Found<Duration>> {
+        self.may_hold(Form::Duration(bounds.clone()));
         let DeValue::String(text) = self.value else {
             return self.wrong(&format!("{}{or}", units::DURATION));
         };
@@ -404,6 +457,7 @@ impl<'a> Item<'a> {
     }
 
     fn size(&self, bounds: &RangeInclusive<u64>) -> Option<Found<u64>> {
+        self.may_hold(Form::Size(bounds.clone()));
         let DeValue::String(text) = self.value else {
             return self.wrong(units::SIZE);
         };
@@ -427,6 +481,7 @@ impl<'a> Item<'a> {
     /// A word of a closed set.
     pub(super) fn word<W: Word>(&self, later: &[&str]) -> Option<Found<W>> {
         let words: Vec<_> = W::MEMBERS.iter().map(|member| member.written()).collect();
+        self.may_hold(Form::Words(words.clone()));
         let expected = one_of(&words);
         let DeValue::String(text) = self.value else {
             return self.wrong(&expected);
@@ -455,13 +510,15 @@ impl<'a> Item<'a> {
     }
 
     /// An array of strings. What is no string in it is noted and left out.
-    pub(super) fn texts(&self) -> Option<Found<Vec<Found<String>>>> {
+    fn texts(&self, form: &Form) -> Option<Found<Vec<Found<String>>>> {
         let items = self.items("an array of strings")?;
-        Some(self.found(items.iter().filter_map(Item::text).collect()))
+        let texts = items.iter().filter_map(|item| item.text_as(form.clone()));
+        Some(self.found(texts.collect()))
     }
 
     /// The elements of an array.
     pub(super) fn items(&self, expected: &str) -> Option<Vec<Item<'a>>> {
+        self.may_hold(Form::Array);
         let DeValue::Array(array) = self.value else {
             return self.wrong(expected);
         };
@@ -477,7 +534,7 @@ impl<'a> Item<'a> {
                 key: format!("{}[{at}]", self.place.key),
                 span: value.span(),
             },
-            generic: self.generic.clone(),
+            generic: format!("{}{ELEMENT}", self.generic),
             value: value.get_ref(),
         };
         Some(array.iter().enumerate().map(item).collect())

@@ -7,6 +7,8 @@ mod documented;
 mod refused;
 #[rustfmt::skip]
 mod refused_pool;
+mod schema;
+mod show;
 
 use std::path::PathBuf;
 
@@ -40,6 +42,7 @@ fn refused_by(origin: &Origin, text: &str, expect: &str) {
     let Err(errors) = Config::parse(text, origin) else {
         panic!("accepted, expected {expect:?}:\n{text}");
     };
+    schema::refuses(text, &errors);
     let shown = shown(&errors);
     assert_eq!(errors.errors.len(), 1, "{text}\n{shown}");
     for part in expect.split('…') {
@@ -51,7 +54,11 @@ fn refused_by(origin: &Origin, text: &str, expect: &str) {
 }
 
 fn accepted_by(origin: &Origin, text: &str) -> Config {
-    Config::parse(text, origin).unwrap_or_else(|errors| panic!("{text}\n{}", shown(&errors)))
+    let config = Config::parse(text, origin);
+    let config = config.unwrap_or_else(|errors| panic!("{text}\n{}", shown(&errors)));
+    schema::accepts(text);
+    show::is_read_again(&config, origin);
+    config
 }
 
 /// A file with one pool that has a command and `keys`.

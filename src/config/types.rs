@@ -4,10 +4,13 @@
 //! relative paths made absolute. Must not know TOML, spans or files.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::error::Places;
+use crate::limits;
 pub use crate::model::OnTimeout;
 use crate::model::{PoolName, words};
 
@@ -43,6 +46,32 @@ pub struct Supervisor {
     pub log: LogFormat,
     /// The most children at the same time, 1 to 4096.
     pub max_children: u16,
+    /// How much of the past is kept.
+    pub journal: JournalRules,
+}
+
+/// `[supervisor.journal]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct JournalRules {
+    /// How long a session is kept after its end; `None`: for ever.
+    pub keep: Option<Duration>,
+    /// The database's size, in bytes, beyond which the oldest sessions go before their time.
+    pub max_size: u64,
+    /// What one session may journal, in bytes of event bodies.
+    pub session_max: u64,
+    /// Free space, in bytes, below which nothing new is taken in.
+    pub min_free: u64,
+}
+
+impl Default for JournalRules {
+    fn default() -> Self {
+        Self {
+            keep: Some(limits::JOURNAL_KEPT),
+            max_size: limits::JOURNAL_BYTES,
+            session_max: limits::SESSION_JOURNAL_BYTES,
+            min_free: limits::JOURNAL_FREE_BYTES,
+        }
+    }
 }
 
 words!(
@@ -279,8 +308,70 @@ pub struct Env {
     pub pass: Vec<String>,
     /// Values set.
     pub set: BTreeMap<String, String>,
+    /// Values set that stand elsewhere, never in the file.
+    pub secrets: BTreeMap<String, Secret>,
     /// Directories put before the child's PATH.
     pub path_add: Vec<PathBuf>,
+}
+
+/// Where a secret stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SecretSource {
+    /// `env:NAME`: a variable of the supervisor's own environment.
+    Variable(String),
+    /// `file:PATH`: the content of a file, absolute.
+    File(PathBuf),
+}
+
+impl SecretSource {
+    /// How the file names this kind of source.
+    #[must_use]
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Self::Variable(_) => "env:",
+            Self::File(_) => "file:",
+        }
+    }
+}
+
+/// A value that is shown to nobody.
+#[derive(Clone)]
+pub struct Secret {
+    /// Where it stands.
+    pub source: SecretSource,
+    value: Option<Arc<str>>,
+}
+
+impl Secret {
+    /// A secret that was not read yet.
+    #[must_use]
+    pub const fn new(source: SecretSource) -> Self {
+        Self {
+            source,
+            value: None,
+        }
+    }
+
+    /// The same with its value, as whoever reads the environment and files found it.
+    #[must_use]
+    pub fn read(self, value: &str) -> Self {
+        Self {
+            value: Some(Arc::from(value)),
+            ..self
+        }
+    }
+
+    /// The value, for the child's environment and nothing else; `None`: it was not read yet.
+    #[must_use]
+    pub fn expose(&self) -> Option<&str> {
+        self.value.as_deref()
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Secret({:?})", self.source)
+    }
 }
 
 /// `restart = { … }`.

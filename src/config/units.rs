@@ -18,6 +18,16 @@ const TIMES: &[(&str, u64)] = &[
 /// Units of size, powers of 1024, with their exponent of two.
 const SIZES: &[(&str, u32)] = &[("B", 0), ("K", 10), ("M", 20), ("G", 30), ("T", 40)];
 
+/// The units of time.
+pub(super) fn time_units() -> Vec<&'static str> {
+    TIMES.iter().map(|(name, _)| *name).collect()
+}
+
+/// The units of size.
+pub(super) fn size_units() -> Vec<&'static str> {
+    SIZES.iter().map(|(name, _)| *name).collect()
+}
+
 /// What a duration looks like, for messages.
 pub(super) const DURATION: &str = "a duration such as \"500ms\", \"30s\", \"5m\", \"2h\" or \"1d\"";
 
@@ -35,7 +45,7 @@ fn split(text: &str) -> Option<(u64, &str)> {
 ///
 /// # Errors
 /// What was wrong with it, as a fragment without the value.
-pub(super) fn duration(text: &str) -> Result<Duration, String> {
+pub fn duration(text: &str) -> Result<Duration, String> {
     let longest = limits::CONFIG_DURATION;
     let (number, unit) = split(text).ok_or_else(|| format!("expected {DURATION}"))?;
     let Some((_, ms)) = TIMES.iter().find(|(name, _)| *name == unit) else {

@@ -1,4 +1,5 @@
-//! `restart`, `timeouts`, `stop` and `ask`: everything of a pool that is counted in time.
+//! `restart`, `timeouts`, `stop` and `ask`: everything of a pool that is counted in time; and how
+//! long the journal keeps what.
 //!
 //! Must not know a clock.
 
@@ -6,7 +7,9 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use super::table::{Found, Item, Place, Section, word};
-use super::types::{AskConfig, OnCrash, OnTimeout, Restart, RestartKind, StopWaits, Timeouts};
+use super::types::{
+    AskConfig, JournalRules, OnCrash, OnTimeout, Restart, RestartKind, StopWaits, Timeouts,
+};
 use super::units::show_duration;
 use crate::limits;
 
@@ -19,6 +22,24 @@ const SECOND: Duration = Duration::from_secs(1);
 
 fn value<T>(found: Option<Found<T>>, default: T) -> T {
     found.map_or(default, |found| found.value)
+}
+
+/// Reads `[supervisor.journal]`.
+pub(super) fn journal(section: &Section<'_>) -> JournalRules {
+    let usual = JournalRules::default();
+    // A database cannot be smaller than what it keeps for its own work.
+    let sizes = (1 << 20)..=(1 << 50);
+    let rules = JournalRules {
+        keep: value(
+            section.duration_or_none("keep", SECOND..=limits::CONFIG_DURATION),
+            usual.keep,
+        ),
+        max_size: value(section.size("max_size", sizes.clone()), usual.max_size),
+        session_max: value(section.size("session_max", sizes), usual.session_max),
+        min_free: value(section.size("min_free", 0..=(1 << 50)), usual.min_free),
+    };
+    section.close(&[], &[]);
+    rules
 }
 
 /// Reads `restart`; also says where `on_crash` stands, if the file has it.

@@ -5,8 +5,10 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use crate::limits::BROADCAST_BYTES;
 use crate::model::{
     Foreign, PoolName, RunId, SessionId, SlotId, SlotState, Stamped, TaskId, TaskOutcome, Usage,
 };
@@ -46,6 +48,22 @@ pub enum Notice {
         task: Option<TaskId>,
         /// The events with their ids.
         events: Arc<Vec<Stamped>>,
+        /// Their share of what live notices may hold.
+        pin: Option<Pin>,
+    },
+    /// Durable events of a session that are not carried here, because live notices hold as much
+    /// as they may: they are read from the journal.
+    Passed {
+        /// Where it happened.
+        slot: SlotId,
+        /// The session.
+        session: SessionId,
+        /// The task that runs in it.
+        task: Option<TaskId>,
+        /// The seq of the first one.
+        first: u64,
+        /// The seq of the last one.
+        last: u64,
     },
     /// A slot's state changed.
     Slot {
@@ -58,6 +76,42 @@ pub enum Notice {
     },
     /// A task ended; durable.
     Ended(Arc<TaskReport>),
+}
+
+/// The bytes that live notices hold, all together; bounded.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Pinned(Arc<AtomicUsize>);
+
+impl Pinned {
+    /// Takes a share; `None` if too much is held already.
+    pub(crate) fn take(&self, bytes: usize) -> Option<Pin> {
+        let relaxed = Ordering::Relaxed;
+        let add = |held: usize| {
+            held.checked_add(bytes)
+                .filter(|sum| *sum <= BROADCAST_BYTES)
+        };
+        self.0.fetch_update(relaxed, relaxed, add).ok()?;
+        Some(Pin(Arc::new(Share {
+            bytes,
+            of: self.clone(),
+        })))
+    }
+}
+
+/// A share of what live notices may hold; given back with its last clone.
+#[derive(Debug, Clone)]
+pub struct Pin(#[expect(dead_code, reason = "held for its drop")] Arc<Share>);
+
+#[derive(Debug)]
+struct Share {
+    bytes: usize,
+    of: Pinned,
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.of.0.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
 }
 
 /// The end of a task: one row of the table, one line of the results.
@@ -150,4 +204,21 @@ pub struct SlotView {
     pub up: bool,
     /// Exit code of its last child, 128 plus the signal when one ended it.
     pub last_exit_code: Option<i32>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_live_notices_hold_is_bounded_and_comes_back_with_the_last_clone() {
+        let pinned = Pinned::default();
+        let first = pinned.take(BROADCAST_BYTES).expect("room");
+        assert!(pinned.take(1).is_none(), "beyond the bound");
+        let second = first.clone();
+        drop(first);
+        assert!(pinned.take(1).is_none(), "a clone holds it still");
+        drop(second);
+        assert!(pinned.take(BROADCAST_BYTES).is_some());
+    }
 }

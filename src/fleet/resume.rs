@@ -101,6 +101,7 @@ fn loadable(pool: &Pool, session: &KeptSession) -> Option<StoredSession> {
         session: session.session.clone(),
         agent_session: Some(id.clone()),
         last_seq: session.last_seq,
+        bytes: session.bytes,
     })
 }
 
@@ -152,6 +153,7 @@ restart = { on_crash = "resume" }
             run_ended: false,
             agent_session: Some(Foreign::from("theirs")),
             last_seq: 7,
+            bytes: 0,
         }
     }
 

@@ -83,6 +83,25 @@ pub(super) fn hash_row(
     ))
 }
 
+/// The last record that retention removed: where the chain that is still here begins.
+pub(super) fn cut(conn: &Connection) -> rusqlite::Result<Head> {
+    // A database of version 1, opened for reading, has no such table.
+    let is_there = "SELECT 1 FROM sqlite_master WHERE name = 'audit_cut'";
+    if !conn.prepare_cached(is_there)?.exists([])? {
+        return Ok(Head::default());
+    }
+    let cut = conn
+        .prepare_cached("SELECT link, hash FROM audit_cut")?
+        .query_row([], |row| {
+            Ok(Head {
+                link: row.get::<_, i64>(0)?.unsigned_abs(),
+                hash: row.get(1)?,
+            })
+        })
+        .optional()?;
+    Ok(cut.unwrap_or_default())
+}
+
 /// Reads the end of the chain.
 pub(super) fn head(conn: &Connection) -> rusqlite::Result<Head> {
     let head = conn
@@ -97,14 +116,17 @@ pub(super) fn head(conn: &Connection) -> rusqlite::Result<Head> {
             },
         )
         .optional()?;
-    Ok(head.unwrap_or_default())
+    head.map_or_else(|| cut(conn), Ok)
 }
 
-/// Checks every record against the one before it, and stored inputs against their digests.
+/// Checks every record against the one before it, and stored inputs against their digests, from
+/// the last removed record on.
 pub(super) fn verify(conn: &Connection) -> Result<Head, ReadError> {
+    // Both from the same state of the database: retention may go on meanwhile.
+    let conn = conn.unchecked_transaction()?;
+    let mut head = cut(&conn)?;
     let mut statement = conn.prepare(SELECT_CHAIN)?;
     let mut rows = statement.query([])?;
-    let mut head = Head::default();
     while let Some(row) = rows.next()? {
         let link = row.get::<_, i64>(0)?.unsigned_abs();
         let broken = |detail: &str| ReadError::Chain {

@@ -86,16 +86,18 @@ impl Space {
         })
     }
 
-    /// Why there is too little room, if there is.
+    /// Why there is too little room, if there is: less than `least` bytes, or than
+    /// [`limits::JOURNAL_FREE_PERCENT`].
     #[must_use]
-    pub fn shortage(self) -> Option<String> {
+    pub fn shortage(self, least: u64) -> Option<String> {
         let percent_of = self.total / 100 * limits::JOURNAL_FREE_PERCENT;
-        let wanted = limits::JOURNAL_FREE_BYTES.max(percent_of);
+        let wanted = least.max(percent_of);
         (self.free < wanted).then(|| {
             format!(
-                "{} MiB free on the journal's file system, {} MiB wanted (1 GiB and {} %)",
+                "{} MiB free on the journal's file system, {} MiB wanted ({} MiB and {} %)",
                 self.free >> 20,
                 wanted >> 20,
+                least >> 20,
                 limits::JOURNAL_FREE_PERCENT
             )
         })
@@ -110,7 +112,9 @@ mod tests {
     fn room_runs_short_below_one_gibibyte_or_five_percent() {
         let check = |free: u64, total: u64, short: bool| {
             assert_eq!(
-                Space { free, total }.shortage().is_some(),
+                Space { free, total }
+                    .shortage(limits::JOURNAL_FREE_BYTES)
+                    .is_some(),
                 short,
                 "{free} of {total}"
             );

@@ -23,6 +23,8 @@ pub struct KeptSession {
     pub agent_session: Option<Foreign>,
     /// Its durable end.
     pub last_seq: u64,
+    /// What it has journalled, in bytes of event bodies.
+    pub bytes: u64,
 }
 
 impl Reader {
@@ -52,6 +54,7 @@ impl Reader {
             kept.push(KeptSession {
                 agent_session: self.agent_session(&session)?,
                 last_seq: self.last_seq(&session)?,
+                bytes: self.session_bytes(&session)?,
                 slot: SlotId { pool, index },
                 run: run.and_then(|run| RunId::new(&run).ok()),
                 run_ended,

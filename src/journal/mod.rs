@@ -15,13 +15,16 @@ mod commit;
 mod error;
 mod health;
 mod kept;
+mod lookup;
 mod queue;
 mod reader;
 mod recovery;
+mod retention;
 mod rows;
 mod schema;
 mod stepper;
 mod store;
+mod unfinished;
 mod writer;
 
 use std::path::{Path, PathBuf};
@@ -38,11 +41,15 @@ pub use commit::{Commit, Committed, Judged, Refused, SessionRow, TaskChange, Tas
 pub use error::{OpenError, ReadError, Refusal, Violation};
 pub use health::{Health, Space};
 pub use kept::KeptSession;
-pub use reader::{Failures, Reader, StoredAsk, StoredEvent, StoredRun, StoredSession, StoredTask};
+pub use reader::{
+    Failures, Reader, RunSession, StoredAsk, StoredEvent, StoredRun, StoredSession, StoredTask,
+};
 pub use recovery::Recovered;
+pub use retention::Keeping;
 pub use schema::{FILE, VERSION as SCHEMA_VERSION};
 #[doc(hidden)]
 pub use stepper::{Step, Stepper};
+pub use unfinished::StoredPark;
 pub use writer::SpaceProbe;
 
 /// The front of the journal; clones share it. When the last clone is dropped, the writer
@@ -76,6 +83,24 @@ impl Drop for Inner {
     }
 }
 
+/// What the journal keeps, and when it takes nothing new.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rules {
+    /// What is kept; `None`: everything, for ever.
+    pub keeping: Option<Keeping>,
+    /// Free space, in bytes, below which nothing new is taken in.
+    pub min_free: u64,
+}
+
+impl Default for Rules {
+    fn default() -> Self {
+        Self {
+            keeping: None,
+            min_free: limits::JOURNAL_FREE_BYTES,
+        }
+    }
+}
+
 /// What a close left behind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{writes} journal rows could not be made durable in time")]
@@ -86,7 +111,8 @@ pub struct NotFlushed {
 
 impl Journal {
     /// Opens the journal in a state directory, which is made (0700) if it is missing, gives the
-    /// process a new epoch and ends what former epochs left open.
+    /// process a new epoch and writes down what became of the turns, asks and sessions that former
+    /// epochs left open. Tasks and the sessions of slots stay as they are.
     ///
     /// The caller holds the directory's lock: one supervisor a state directory.
     ///
@@ -101,7 +127,15 @@ impl Journal {
     /// # Errors
     /// [`OpenError`]
     pub fn open_with(dir: &Path, space: SpaceProbe) -> Result<Self, OpenError> {
-        let (journal, writer) = Self::prepare(dir, space, now_us())?;
+        Self::open_under(dir, Rules::default(), space)
+    }
+
+    /// [`Self::open_with`] with rules of its own.
+    ///
+    /// # Errors
+    /// [`OpenError`]
+    pub fn open_under(dir: &Path, rules: Rules, space: SpaceProbe) -> Result<Self, OpenError> {
+        let (journal, writer) = Self::prepare(dir, rules, space, now_us())?;
         std::thread::Builder::new()
             .name("journal".to_owned())
             .spawn(move || writer.run())
@@ -120,13 +154,14 @@ impl Journal {
         space: SpaceProbe,
         at_us: i64,
     ) -> Result<(Self, Stepper), OpenError> {
-        let (journal, writer) = Self::prepare(dir, space, at_us)?;
+        let (journal, writer) = Self::prepare(dir, Rules::default(), space, at_us)?;
         Ok((journal, Stepper::new(writer)))
     }
 
     /// Opens the database, ends what former epochs left open, and puts the parts together.
     fn prepare(
         dir: &Path,
+        rules: Rules,
         space: SpaceProbe,
         at_us: i64,
     ) -> Result<(Self, writer::Writer), OpenError> {
@@ -142,7 +177,8 @@ impl Journal {
         })?;
         let queue = Arc::new(queue::Queue::new(limits::JOURNAL_QUEUE));
         let head = Arc::new(Mutex::new(store.head().clone()));
-        let shortage = space(&file).ok().and_then(Space::shortage);
+        let room = space(&file).ok();
+        let shortage = room.and_then(|space| space.shortage(rules.min_free));
         let (health, receiver) = watch::channel(match shortage {
             Some(reason) => Health::ReadOnly { reason },
             None => Health::Ok,
@@ -156,6 +192,8 @@ impl Journal {
             file: file.clone(),
             space,
             watchman,
+            retention: retention::Retention::new(rules.keeping, epoch),
+            min_free: rules.min_free,
         };
         let journal = Self(Arc::new(Inner {
             queue,
@@ -210,7 +248,7 @@ impl Journal {
             .clone()
     }
 
-    /// What opening found left open by former epochs, and ended.
+    /// What opening found left open by former epochs.
     #[must_use]
     pub fn recovered(&self) -> Recovered {
         self.0.recovered

@@ -94,7 +94,7 @@ pub struct StoredSession {
 pub struct StoredRun {
     /// Its id.
     pub run: String,
-    /// The start of the supervisor that it is.
+    /// The start of the supervisor that worked it last.
     pub epoch: u64,
     /// `run` or `up`.
     pub command: String,
@@ -102,8 +102,40 @@ pub struct StoredRun {
     pub begun_at_us: i64,
     /// When it ended.
     pub ended_at_us: Option<i64>,
-    /// Its exit code.
+    /// 0 if every task of it is done, else 1.
     pub code: Option<u8>,
+}
+
+impl StoredSession {
+    /// From a row with its columns in the order of the fields.
+    pub(super) fn of(row: &Row<'_>) -> rusqlite::Result<Self> {
+        Ok(Self {
+            session: row.get(0)?,
+            epoch: number(row, 1)?,
+            pool: row.get(2)?,
+            slot: row.get(3)?,
+            run: row.get(4)?,
+            task: row.get(5)?,
+            attempt: row.get(6)?,
+            begun_at_us: row.get(7)?,
+            ended_at_us: row.get(8)?,
+            class: row.get(9)?,
+        })
+    }
+}
+
+impl StoredRun {
+    /// From a row with its columns in the order of the fields.
+    pub(super) fn of(row: &Row<'_>) -> rusqlite::Result<Self> {
+        Ok(Self {
+            run: row.get(0)?,
+            epoch: number(row, 1)?,
+            command: row.get(2)?,
+            begun_at_us: row.get(3)?,
+            ended_at_us: row.get(4)?,
+            code: row.get(5)?,
+        })
+    }
 }
 
 /// A row of `tasks`.
@@ -135,7 +167,7 @@ pub struct StoredTask {
     pub begun_at_us: Option<i64>,
     /// See `queued_at_us`.
     pub ended_at_us: Option<i64>,
-    /// Its line of `--results`, JSON.
+    /// Its report, for [`codec::read_report`].
     pub result: Option<String>,
 }
 
@@ -172,8 +204,35 @@ pub struct StoredAsk {
     pub link: Option<u64>,
 }
 
+/// A session, as the stream of one run sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RunSession {
+    /// Its id.
+    pub session: String,
+    /// Its pool.
+    pub pool: String,
+    /// Its slot.
+    pub slot: u16,
+    /// The task of the run that it works, or worked first.
+    pub task: Option<String>,
+    /// Which attempt.
+    pub attempt: u32,
+    /// Whether it has ended.
+    pub is_over: bool,
+    /// The seq after which its events belong to the run.
+    pub after: u64,
+    /// Its durable end.
+    pub last: u64,
+}
+
 /// A slot's failures since some time, oldest first.
 pub type Failures = Vec<(i64, ExitClass)>;
+
+impl std::fmt::Debug for Reader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Reader")
+    }
+}
 
 impl Reader {
     /// Opens the journal of a state directory for reading.
@@ -215,17 +274,70 @@ impl Reader {
              WHERE session = ?1 AND seq > ?2 ORDER BY seq LIMIT ?3",
         )?;
         let after = i64::try_from(after_seq).unwrap_or(i64::MAX);
-        let rows = statement.query_map(params![session.as_str(), after, limit], |row| {
-            Ok(StoredEvent {
+        let rows = statement.query_map(params![session.as_str(), after, limit], stored_event)?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    /// At most `limit` events of a session after a seq, in order, whose bodies have together at
+    /// most `bytes` bytes; the first one always, however long.
+    ///
+    /// # Errors
+    /// [`ReadError::Database`]
+    pub fn page(
+        &self,
+        session: &SessionId,
+        after_seq: u64,
+        limit: u32,
+        bytes: usize,
+    ) -> Result<Vec<StoredEvent>, ReadError> {
+        let mut statement = self.conn.prepare_cached(
+            "SELECT session, epoch, seq, at_us, kind, version, body FROM events \
+             WHERE session = ?1 AND seq > ?2 ORDER BY seq LIMIT ?3",
+        )?;
+        let after = i64::try_from(after_seq).unwrap_or(i64::MAX);
+        let mut rows = statement.query(params![session.as_str(), after, limit])?;
+        let (mut events, mut taken) = (Vec::new(), 0);
+        while let Some(row) = rows.next()? {
+            let length = row.get_ref(6)?.as_str().map_or(0, str::len);
+            taken += length;
+            if taken > bytes && !events.is_empty() {
+                break;
+            }
+            events.push(stored_event(row)?);
+        }
+        Ok(events)
+    }
+
+    /// The sessions that work or worked tasks of a run, in the order of their begin. A session
+    /// of a slot, which works tasks of several runs, counts from the first task of this one.
+    ///
+    /// # Errors
+    /// [`ReadError::Database`]
+    pub fn sessions_of(&self, run: &RunId) -> Result<Vec<RunSession>, ReadError> {
+        let mut statement = self.conn.prepare_cached(
+            "SELECT session, pool, slot, task, attempt, ended_at_us IS NOT NULL, 0, \
+             (SELECT coalesce(max(seq), 0) FROM events WHERE events.session = s.session), \
+             begun_at_us FROM sessions s WHERE run = ?1 \
+             UNION ALL \
+             SELECT session, pool, slot, t.id, t.attempts, s.ended_at_us IS NOT NULL, \
+             (SELECT coalesce(max(seq), 0) FROM events WHERE events.session = s.session \
+             AND at_us < t.begun_at_us), \
+             (SELECT coalesce(max(seq), 0) FROM events WHERE events.session = s.session), \
+             s.begun_at_us FROM (SELECT session AS worked, id, max(attempts) AS attempts, \
+             min(begun_at_us) AS begun_at_us FROM tasks WHERE run = ?1 AND session IS NOT NULL \
+             GROUP BY session) t JOIN sessions s ON s.session = t.worked WHERE s.run IS NULL \
+             ORDER BY 9, 1",
+        )?;
+        let rows = statement.query_map([run.as_str()], |row| {
+            Ok(RunSession {
                 session: row.get(0)?,
-                id: EventId {
-                    epoch: number(row, 1)?,
-                    seq: number(row, 2)?,
-                },
-                at_us: row.get(3)?,
-                kind: row.get(4)?,
-                version: row.get(5)?,
-                body: row.get(6)?,
+                pool: row.get(1)?,
+                slot: row.get(2)?,
+                task: row.get(3)?,
+                attempt: row.get(4)?,
+                is_over: row.get(5)?,
+                after: number(row, 6)?,
+                last: number(row, 7)?,
             })
         })?;
         Ok(rows.collect::<Result<_, _>>()?)
@@ -264,20 +376,7 @@ impl Reader {
             "SELECT session, epoch, pool, slot, run, task, attempt, begun_at_us, ended_at_us, \
              class FROM sessions ORDER BY begun_at_us, session",
         )?;
-        let rows = statement.query_map([], |row| {
-            Ok(StoredSession {
-                session: row.get(0)?,
-                epoch: number(row, 1)?,
-                pool: row.get(2)?,
-                slot: row.get(3)?,
-                run: row.get(4)?,
-                task: row.get(5)?,
-                attempt: row.get(6)?,
-                begun_at_us: row.get(7)?,
-                ended_at_us: row.get(8)?,
-                class: row.get(9)?,
-            })
-        })?;
+        let rows = statement.query_map([], StoredSession::of)?;
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
@@ -290,16 +389,7 @@ impl Reader {
             "SELECT run, epoch, command, begun_at_us, ended_at_us, code FROM runs \
              ORDER BY begun_at_us, run",
         )?;
-        let rows = statement.query_map([], |row| {
-            Ok(StoredRun {
-                run: row.get(0)?,
-                epoch: number(row, 1)?,
-                command: row.get(2)?,
-                begun_at_us: row.get(3)?,
-                ended_at_us: row.get(4)?,
-                code: row.get(5)?,
-            })
-        })?;
+        let rows = statement.query_map([], StoredRun::of)?;
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
@@ -313,24 +403,7 @@ impl Reader {
              queued_at_us, begun_at_us, ended_at_us, result FROM tasks WHERE run = ?1 \
              ORDER BY place",
         )?;
-        let rows = statement.query_map([run.as_str()], |row| {
-            Ok(StoredTask {
-                id: row.get(0)?,
-                pool: row.get(1)?,
-                prompt: row.get::<_, String>(2)?.into(),
-                spec: row.get(3)?,
-                state: row.get(4)?,
-                outcome: row.get(5)?,
-                detail: row.get(6)?,
-                attempts: row.get(7)?,
-                slot: row.get(8)?,
-                session: row.get(9)?,
-                queued_at_us: row.get(10)?,
-                begun_at_us: row.get(11)?,
-                ended_at_us: row.get(12)?,
-                result: row.get(13)?,
-            })
-        })?;
+        let rows = statement.query_map([run.as_str()], stored_task)?;
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
@@ -397,6 +470,39 @@ impl Reader {
     pub fn verify_audit(&self) -> Result<Head, ReadError> {
         audit::verify(&self.conn)
     }
+}
+
+pub(super) fn stored_task(row: &Row<'_>) -> rusqlite::Result<StoredTask> {
+    Ok(StoredTask {
+        id: row.get(0)?,
+        pool: row.get(1)?,
+        prompt: row.get::<_, String>(2)?.into(),
+        spec: row.get(3)?,
+        state: row.get(4)?,
+        outcome: row.get(5)?,
+        detail: row.get(6)?,
+        attempts: row.get(7)?,
+        slot: row.get(8)?,
+        session: row.get(9)?,
+        queued_at_us: row.get(10)?,
+        begun_at_us: row.get(11)?,
+        ended_at_us: row.get(12)?,
+        result: row.get(13)?,
+    })
+}
+
+fn stored_event(row: &Row<'_>) -> rusqlite::Result<StoredEvent> {
+    Ok(StoredEvent {
+        session: row.get(0)?,
+        id: EventId {
+            epoch: number(row, 1)?,
+            seq: number(row, 2)?,
+        },
+        at_us: row.get(3)?,
+        kind: row.get(4)?,
+        version: row.get(5)?,
+        body: row.get(6)?,
+    })
 }
 
 /// An unsigned column; SQLite's integers are signed.

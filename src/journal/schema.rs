@@ -15,12 +15,16 @@ use super::error::OpenError;
 use crate::limits;
 
 /// The schema that this program writes.
-pub const VERSION: i64 = 1;
+pub const VERSION: i64 = 2;
 
 /// `mrsh` in ASCII.
 const APPLICATION_ID: i64 = 0x6d72_7368;
 
 const SCHEMA: &str = include_str!("schema.sql");
+
+/// Where the part of [`SCHEMA`] begins that version 1 had not: a database of version 1 gets it
+/// as it is.
+const SINCE_2: &str = "-- What retention needs";
 
 /// The database's name in the state directory.
 pub const FILE: &str = "journal.db";
@@ -133,6 +137,9 @@ pub(super) fn open(file: &Path, at_us: i64) -> Result<(Connection, u64), OpenErr
     let mut conn = raw(file, limits::JOURNAL_OPEN).map_err(named)?;
     // Before anything is changed: it may be somebody else's.
     check_version(&conn, file)?;
+    // Takes effect in an empty file only: pages that retention empties can then be given back.
+    conn.pragma_update(None, "auto_vacuum", "INCREMENTAL")
+        .map_err(named)?;
     configure(&conn).map_err(named)?;
     check_pages(&conn, file)?;
     let tx = conn
@@ -141,8 +148,12 @@ pub(super) fn open(file: &Path, at_us: i64) -> Result<(Connection, u64), OpenErr
     let found: i64 = tx
         .pragma_query_value(None, "user_version", |row| row.get(0))
         .map_err(named)?;
-    if found == 0 {
-        tx.execute_batch(SCHEMA).map_err(named)?;
+    if found < VERSION {
+        let from = match found {
+            0 => 0,
+            _ => SCHEMA.find(SINCE_2).unwrap_or(0),
+        };
+        tx.execute_batch(&SCHEMA[from..]).map_err(named)?;
         tx.pragma_update(None, "application_id", APPLICATION_ID)
             .map_err(named)?;
         tx.pragma_update(None, "user_version", VERSION)

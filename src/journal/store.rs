@@ -75,6 +75,11 @@ impl Store {
         })
     }
 
+    /// The connection, between two batches.
+    pub(super) fn conn(&self) -> &Connection {
+        &self.conn
+    }
+
     pub(super) fn head(&self) -> &Head {
         &self.head
     }

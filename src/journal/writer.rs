@@ -15,11 +15,12 @@ use tokio::sync::watch;
 use super::audit::Head;
 use super::health::{Health, Space};
 use super::queue::{Queue, Taken};
+use super::retention::Retention;
 use super::schema;
 use super::store::{Entry, Failure, Store};
 use crate::limits;
 use crate::telemetry::event::journal::{
-    AuditHead, JournalError, JournalFailed, JournalMeters, JournalRecovered,
+    AuditHead, JournalError, JournalFailed, JournalMeters, JournalRecovered, JournalTrimmed,
 };
 
 /// Asks how much room there is; replaced in tests.
@@ -60,6 +61,9 @@ pub(super) struct Writer {
     pub(super) file: PathBuf,
     pub(super) space: SpaceProbe,
     pub(super) watchman: Watchman,
+    pub(super) retention: Retention,
+    /// Free space below which nothing new is taken, in bytes.
+    pub(super) min_free: u64,
 }
 
 /// What the writer looks at once a second, and when it did so last.
@@ -97,7 +101,12 @@ impl Writer {
     pub(super) fn run(mut self) {
         let finish = Finish(Arc::clone(&self.queue));
         while self.look() {
-            match self.queue.take(limits::JOURNAL_BATCH, limits::JOURNAL_LOOK) {
+            let wait = if self.retention.is_busy() {
+                limits::RETENTION_PAUSE
+            } else {
+                limits::JOURNAL_LOOK
+            };
+            match self.queue.take(limits::JOURNAL_BATCH, wait) {
                 Taken::Batch(commits) => {
                     if !self.write(commits) {
                         break;
@@ -106,6 +115,7 @@ impl Writer {
                 Taken::Idle => {}
                 Taken::Closed => break,
             }
+            self.forget();
         }
         self.tell_head();
         let meters = self.meters.clone();
@@ -114,6 +124,29 @@ impl Writer {
         drop(self);
         meters.backlog(queue.backlog());
         drop(finish);
+    }
+
+    /// Removes a little of what is kept no longer. What fails is left for the next pass: a disk
+    /// that refuses is told by the next commit.
+    fn forget(&mut self) {
+        match self.retention.tend(self.store.conn(), super::now_us()) {
+            Ok(None) => {}
+            Ok(Some(removed)) => {
+                self.meters.removed(removed.sessions, removed.events);
+                if removed.sessions > 0 || removed.cut.is_some() {
+                    JournalTrimmed {
+                        sessions: removed.sessions,
+                        events: removed.events,
+                        cut: removed
+                            .cut
+                            .as_ref()
+                            .map(|cut| (cut.link, cut.hash.as_str())),
+                    }
+                    .emit();
+                }
+            }
+            Err(error) => tracing::debug!(%error, "nothing can be removed from the journal now"),
+        }
     }
 
     /// Makes a batch durable, however long it takes. Gives `false` if the thread must end.
@@ -266,7 +299,7 @@ impl Writer {
         let wal = std::fs::symlink_metadata(&wal).map_or(0, |meta| meta.len());
         self.meters.size(database.saturating_add(wal));
         let shortage = match (self.space)(&self.file) {
-            Ok(space) => space.shortage(),
+            Ok(space) => space.shortage(self.min_free),
             // What cannot be asked is no shortage; a write will tell.
             Err(_) => None,
         };

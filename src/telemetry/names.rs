@@ -274,6 +274,10 @@ catalogue!(
         "Journal failures by reason.";
     JOURNAL_SIZE = Recorder Gauge, "marshal_journal_size_bytes", [],
         "Journal size on disk, write-ahead log included.";
+    JOURNAL_REMOVED_SESSIONS = Recorder Counter, "marshal_journal_removed_sessions_total", [],
+        "Ended sessions removed by age or size.";
+    JOURNAL_REMOVED_EVENTS = Recorder Counter, "marshal_journal_removed_events_total", [],
+        "Events removed with their sessions.";
 
     ACTORS = Recorder Gauge, "marshal_actors", [closed("kind", sets::actor_kinds)],
         "Live actors by kind.";

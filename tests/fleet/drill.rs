@@ -54,6 +54,15 @@ impl Drill {
         Self::of_uid(pools, None)
     }
 
+    /// The same with a further key of `[supervisor]`.
+    pub(crate) fn with_supervisor(pools: &str, key: &str) -> Self {
+        let drill = Self::new(pools);
+        let text = fs::read_to_string(drill.config()).expect("supervisor.toml");
+        let text = text.replacen("[supervisor]\n", &format!("[supervisor]\n{key}\n"), 1);
+        fs::write(drill.config(), text).expect("supervisor.toml");
+        drill
+    }
+
     /// The same for an unprivileged supervisor.
     pub(crate) fn of_nobody(pools: &str) -> Self {
         Self::of_uid(pools, Some(NOBODY))
@@ -138,11 +147,20 @@ impl Drill {
 
     /// Starts and goes on; stdout and stderr go to files, which [`Drill::log`] reads.
     pub(crate) fn start(&self, args: &[&str]) -> Running {
+        self.start_into(args, "stdout.log", "stderr.log")
+    }
+
+    /// The same beside another one, with files of its own: `NAME.out` and `NAME.err`.
+    pub(crate) fn start_as(&self, args: &[&str], name: &str) -> Running {
+        self.start_into(args, &format!("{name}.out"), &format!("{name}.err"))
+    }
+
+    fn start_into(&self, args: &[&str], out: &str, err: &str) -> Running {
         let file = |name| fs::File::create(self.path(name)).expect("a log file");
         let child = self
             .command(args)
-            .stdout(file("stdout.log"))
-            .stderr(file("stderr.log"))
+            .stdout(file(out))
+            .stderr(file(err))
             .spawn()
             .expect("marshal starts");
         Running { child }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::controller::{Agent, ledger, of, result, shape, text};
+use crate::controller::{Agent, of, result, shape, text};
 
 #[test]
 fn the_tool_waits_for_its_answer() {

@@ -83,7 +83,7 @@ async fn answer<F: Fleet>(
         Request::Watch { run } => match desk.runs.get(&run) {
             None => reply(lines, Reply::Failed(no_such_run(&run))).await,
             Some(ledger) => {
-                let stream = RunStream::new(desk.fleet.watch(), ledger);
+                let stream = RunStream::new(desk.fleet.watch(), ledger, desk.fleet.history());
                 let accepted = stream.total();
                 reply(lines, Reply::Watching { accepted }).await?;
                 relay(lines, desk, stream).await
@@ -156,7 +156,12 @@ async fn submit<F: Fleet>(
     let run = ledger.run().clone();
     reply(lines, Reply::Submitted { run, accepted }).await?;
     if watch {
-        relay(lines, desk, RunStream::new(notices, ledger)).await?;
+        relay(
+            lines,
+            desk,
+            RunStream::new(notices, ledger, desk.fleet.history()),
+        )
+        .await?;
     }
     Ok(())
 }
@@ -167,7 +172,7 @@ async fn take_in<F: Fleet>(desk: &Desk<F>, tasks: Vec<TaskSpec>) -> Result<Arc<L
     let taken = desk.fleet.submit(run.clone(), "up", tasks).await;
     let reports = taken.map_err(|refusal| match refusal {
         Refusal::Tasks(message) => Failure::new(Code::BadTasks, message),
-        Refusal::Fleet(message) => Failure::new(Code::Refused, message),
+        Refusal::Fleet(message) | Refusal::Full(message) => Failure::new(Code::Refused, message),
     })?;
     let ledger = Ledger::collect(run, total, reports);
     desk.runs.keep(&ledger);

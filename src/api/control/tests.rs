@@ -26,7 +26,14 @@ fn server(role: Role, bounds: Bounds) -> Server {
     let fleet = FakeFleet::new();
     let stop = CancellationToken::new();
     let listener = bind(dir.path()).expect("bound");
-    let done = tokio::spawn(serve(listener, fleet.clone(), role, bounds, stop.clone()));
+    let done = tokio::spawn(serve(
+        listener,
+        fleet.clone(),
+        role,
+        bounds,
+        Arc::new(Runs::default()),
+        stop.clone(),
+    ));
     Server {
         dir,
         fleet,
@@ -206,7 +213,7 @@ async fn a_watcher_sees_its_own_run_only() {
 }
 
 #[tokio::test]
-async fn a_slow_watcher_lags_and_loses_no_report() {
+async fn a_slow_watcher_lags_and_loses_neither_report_nor_event() {
     let server = server(Role::Daemon, Bounds::default());
     let mut one = client(server.dir.path()).await;
     let request = submit(vec![spec("a", "flood 50000"), spec("b", "flood 50000")]);
@@ -216,6 +223,30 @@ async fn a_slow_watcher_lags_and_loses_no_report() {
     assert!(items.iter().any(|item| matches!(item, Item::Lagged(_))));
     assert_eq!(ended(&items).len(), 2, "each exactly once");
     assert!(matches!(items.last(), Some(Item::Complete)));
+    let mut seqs = std::collections::HashMap::<_, Vec<u64>>::new();
+    let (mut assigned, mut over) = (Vec::new(), Vec::new());
+    for item in &items {
+        match item {
+            Item::Notice(Notice::Assigned { session, .. }) => assigned.push(session.clone()),
+            Item::Notice(Notice::Events {
+                session, events, ..
+            }) => {
+                assert!(assigned.contains(session), "its assignment comes first");
+                assert!(!over.contains(session), "its report comes last");
+                let seen = seqs.entry(session.clone()).or_default();
+                seen.extend(events.iter().map(|event| event.id.seq));
+            }
+            Item::Ended(report) => over.extend(report.session.clone()),
+            _ => {}
+        }
+    }
+    assert_eq!((assigned.len(), seqs.len()), (2, 2));
+    for seen in seqs.values() {
+        assert!(
+            seen.iter().copied().eq(1..=50_000),
+            "every event once, in order"
+        );
+    }
 }
 
 #[tokio::test]

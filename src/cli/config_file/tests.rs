@@ -1,7 +1,9 @@
 //! Which file is used, and which is not.
 
-use std::fs::Permissions;
+use std::fs::{File, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
+
+use rustix::fs::Mode;
 
 use super::*;
 use crate::cli::diagnostic::{Look, render};
@@ -72,10 +74,14 @@ fn what_others_can_write_is_not_used() {
     chmod(&file, 0o666);
     assert!(refused(None, dir.path()).contains("supervisor.toml is writable by everybody"));
     chmod(&file, 0o600);
-    for mode in [0o777, 0o1777] {
+    for (mode, expect) in [
+        (0o777, "is writable by everybody (mode 0777)"),
+        (0o1777, "is a directory of everybody (mode 1777)"),
+        (0o1757, "move it into a directory of your own"),
+    ] {
         chmod(dir.path(), mode);
         let shown = refused(Some(&file), Path::new("/"));
-        assert!(shown.contains("is writable by everybody"), "{shown}");
+        assert!(shown.contains(expect), "{shown}");
     }
     chmod(dir.path(), 0o755);
     load(None, dir.path()).expect("good again");
@@ -92,54 +98,36 @@ fn a_link_from_a_good_place_does_not_make_its_target_good() {
 }
 
 #[test]
-fn files_belong_to_root_or_the_caller() {
-    let check = |owner: u32, caller: u32, mode: u32, private_group: bool| {
-        let rights = Rights {
-            owner,
-            mode,
-            private_group,
-        };
-        Caller { uid: caller }.check(Path::new("/x"), &rights)
-    };
-    assert!(check(0, 1000, 0o644, false).is_ok());
-    assert!(check(1000, 1000, 0o644, false).is_ok());
-    assert!(check(1000, 1000, 0o664, true).is_ok());
-    assert!(matches!(
-        check(1000, 1000, 0o664, false),
-        Err(Untrusted::Writable { .. })
-    ));
-    assert!(matches!(
-        check(1000, 1000, 0o646, true),
-        Err(Untrusted::Writable { .. })
-    ));
-    assert!(matches!(
-        check(1000, 0, 0o600, true),
-        Err(Untrusted::Owner { .. })
-    ));
-    assert!(matches!(
-        check(1001, 1000, 0o600, true),
-        Err(Untrusted::Owner { .. })
-    ));
-}
-
-#[test]
-fn a_group_of_one_is_private() {
-    let users = "root:x:0:0::/root:/bin/sh\nme:x:1000:1000::/:/\nyou:x:1001:1001::/:/\nguest:x:1002:100::/:/\nother:x:1003:100::/:/\n";
-    let groups = "root:x:0:\nme:x:1000:\nyou:x:1001:me\nusers:x:100:\nself:x:1000:me\n";
-    let check = |gid, owner, expect| {
-        assert_eq!(
-            is_private(groups, users, gid, owner),
-            expect,
-            "{gid} {owner}"
-        );
-    };
-    check(0, 0, true);
-    check(1000, 1000, true);
-    check(1001, 1001, false);
-    check(100, 1002, false);
-    check(1000, 1001, false);
-    check(1000, 4242, false);
-    check(27, 1000, false);
+fn nobody_else_can_put_another_directory_in_the_place_of_one_above() {
+    let dir = dir_with(GOOD);
+    let deep = dir.path().join("above/below");
+    fs::create_dir_all(&deep).expect("directories");
+    write(&deep.join(NAME), GOOD);
+    load(None, &deep).expect("good");
+    let above = dir.path().join("above");
+    chmod(&above, 0o777);
+    let shown = refused(None, &deep);
+    assert!(shown.contains("above is writable by everybody"), "{shown}");
+    // What is ours cannot be moved by others there.
+    chmod(&above, 0o1777);
+    load(None, &deep).expect("good");
+    // A link leads through the same directories.
+    symlink(&deep, dir.path().join("link")).expect("link");
+    let link = dir.path().join("link").join(NAME);
+    load(Some(&link), Path::new("/")).expect("good");
+    chmod(&above, 0o777);
+    let shown = refused(Some(&link), Path::new("/"));
+    assert!(shown.contains("above is writable by everybody"), "{shown}");
+    // The directory of a link on the way counts, although the file does not lie in it.
+    chmod(&above, 0o755);
+    let loose = dir.path().join("loose");
+    fs::create_dir(&loose).expect("a directory");
+    symlink("../above", loose.join("up")).expect("link");
+    let through = loose.join("up/below/../below").join(NAME);
+    load(Some(&through), Path::new("/")).expect("good");
+    chmod(&loose, 0o777);
+    let shown = refused(Some(&through), Path::new("/"));
+    assert!(shown.contains("loose is writable by everybody"), "{shown}");
 }
 
 #[test]

@@ -162,7 +162,11 @@ fn the_supervisor_table_is_checked() {
     check("state_dir = \"/etc/marshal\"", "the workspace holds the state directory");
     check("state_dir = \"../marshal/x\"", "the workspace holds the state directory");
     check("statedir = \"/x\"", "did you mean state_dir?");
-    check("retention = \"7d\"", "\"retention\" is not supported by this version");
+    check("retention = \"7d\"", "did you mean journal.keep?");
+    check("journal.keep = \"31d\"", "supervisor.journal.keep: a duration is at most 30d");
+    check("journal.keep = \"0s\"", "expected a duration from 1s to 30d, or \"none\"");
+    check("journal.max_size = \"4K\"", "expected a size from 1M to 1024T");
+    check("journal = { size = \"1G\" }", "supervisor.journal.size: unknown key");
 }
 
 #[test]
@@ -255,6 +259,8 @@ fn a_file_that_was_found_may_not_weaken_the_walls() {
     check(&pool("workspace = { path = \"/home/me/project2\" }"), "may not use a workspace outside its own directory");
     check(&pool("home_files = { x = \"/home/me/.netrc\" }"), "may take files only from its own directory");
     check(&pool("env = { pass = [\"AWS_SECRET_ACCESS_KEY\"] }"), "looks like a secret");
+    check(&pool("env = { set = { K = \"env:HOME\" } }"), "3:21: pool.demo.env.set.K: a supervisor.toml that was found may not use secrets, found \"env:\"…--config");
+    check(&pool("env = { set = { K = \"file:key\" } }"), "may not use secrets, found \"file:\"");
     check(&pool("env = { pass = [\"GITHUB_TOKEN\"] }"), "looks like a secret");
     check(&pool("env = { pass = [\"ssh_auth_sock\"] }"), "looks like a secret");
 }

@@ -124,8 +124,6 @@ fn keys_that_do_nothing_yet_are_not_accepted() {
     check("sandbox = \"strict\"", "\"strict\" is not supported by this version");
     check("policy = \"ci\"", "\"ci\" is not supported by this version");
     check("policy = \"reviewer\"", "\"reviewer\" is not supported by this version");
-    check("env = { set = { K = \"env:KEY\" } }", "pool.demo.env.set.K: secrets");
-    check("env = { set = { K = \"file:/x\" } }", "are not supported by this version");
 }
 
 #[test]
@@ -205,6 +203,11 @@ fn the_environment_is_checked() {
     env("pass = [\"LANG\"], set = { LANG = \"C\" }", "in pass as well as in set");
     env("pass = \"LANG\"", "expected an array of strings");
     env("set = [\"LANG=C\"]", "expected a table");
+    for bad in ["", "1X", "A-B", "$A"] {
+        env(&format!("set = {{ K = \"env:{bad}\" }}"), "pool.demo.env.set.K: expected the name of a variable after \"env:\"");
+    }
+    env("set = { K = \"file:\" }", "a path must not be empty");
+    env("set = { K = \"file:~/key\" }", "\"~\" is not expanded");
     env("set = { X = 1 }", "pool.demo.env.set.X: expected a string, found the integer 1");
     env("set = { X = \"a\\u0000\" }", "a NUL character");
     for bad in ["bin", "./bin", "/a:/b", "/a/../b", "", "~/bin"] {

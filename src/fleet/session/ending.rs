@@ -13,7 +13,7 @@ use crate::fleet::clock::now_us;
 use crate::fleet::pool::PoolMsg;
 use crate::journal::Write;
 use crate::lifecycle::state::SlotEvent;
-use crate::model::{Event, TurnOutcome, Usage};
+use crate::model::{Event, ExitClass, TurnOutcome, Usage};
 
 impl SessionState {
     /// Does what a message says; `true` if the session is over.
@@ -27,8 +27,11 @@ impl SessionState {
                 self.outbox.hold(hold);
             }
             SessionMsg::ChannelEnded(end) => self.channel_ended(*end),
-            SessionMsg::Durable(after) => {
+            SessionMsg::Durable { after, bytes } => {
                 self.outbox.committed();
+                if self.outbox.grew(bytes) {
+                    self.exceeded();
+                }
                 for step in after {
                     self.durable(step);
                 }
@@ -101,6 +104,24 @@ impl SessionState {
         self.stop(false);
     }
 
+    /// The session has journalled more than it may. Its child is killed at once: during the ladder
+    /// it would write on.
+    fn exceeded(&mut self) {
+        if self.end.is_some() || std::mem::replace(&mut self.over_quota, true) {
+            return;
+        }
+        let most = self.shared.config.supervisor.journal.session_max;
+        let most = crate::config::show_size(most);
+        let why = format!(
+            "the session wrote more than {most} into the journal (supervisor.journal.session_max)"
+        );
+        tracing::warn!(session = %self.work.session, why, "journal quota");
+        if self.turn.is_none() {
+            self.ending.get_or_insert((TurnOutcome::Failed, why));
+        }
+        self.stop(true);
+    }
+
     /// Ends the running turn for a reason of ours.
     pub(super) fn interrupt(&mut self, outcome: TurnOutcome, why: String) {
         if self.turn.is_some() || self.end.is_some() || !self.has_task {
@@ -132,9 +153,15 @@ impl SessionState {
         }
     }
 
-    pub(super) fn channel_ended(&mut self, end: ChannelEnd) {
+    pub(super) fn channel_ended(&mut self, mut end: ChannelEnd) {
         if self.end.is_some() {
             return;
+        }
+        if self.over_quota {
+            end.class = ExitClass::JournalQuota;
+            if let Some((_, why)) = &self.ending {
+                end.detail.clone_from(why);
+            }
         }
         if self.begun && self.turn.is_none() {
             for call in self.asks.turn_ended() {

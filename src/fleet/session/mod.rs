@@ -76,7 +76,12 @@ pub(crate) enum SessionMsg {
     /// The Channel is over.
     ChannelEnded(Box<ChannelEnd>),
     /// A commit is durable.
-    Durable(Vec<After>),
+    Durable {
+        /// What waited for it.
+        after: Vec<After>,
+        /// Bytes of the events in it.
+        bytes: u64,
+    },
     /// The journal left a commit out: a fault of this program, and the end of the session.
     Rejected(String),
     /// The journal refused a commit: look again.
@@ -129,6 +134,8 @@ pub(crate) struct StoredSession {
     pub(crate) agent_session: Option<Foreign>,
     /// Its durable end.
     pub(crate) last_seq: u64,
+    /// What it has journalled, in bytes of event bodies.
+    pub(crate) bytes: u64,
 }
 
 /// One conversation.
@@ -181,6 +188,7 @@ impl Actor for Session {
             measuring: None,
             checking: None,
             broken: false,
+            over_quota: false,
             stopped: false,
             begun: false,
             cancelled: false,
@@ -192,7 +200,7 @@ impl Actor for Session {
             work,
         };
         if let Some(stored) = stored {
-            state.outbox.go_on_after(stored.last_seq);
+            state.outbox.go_on_after(stored.last_seq, stored.bytes);
         } else {
             state.begun_row();
         }

@@ -54,6 +54,7 @@ impl SessionState {
     /// Whether a new child could load it.
     pub(super) fn can_load(&self) -> bool {
         self.loadable
+            && !self.over_quota
             && self.loads_failed < LOADS
             && self.agent_session.is_some()
             && self.pool.config.restart.on_crash == OnCrash::Resume

@@ -60,6 +60,8 @@ pub(crate) struct Outbox {
     holds: Vec<Hold>,
     after: Vec<After>,
     under_way: usize,
+    /// Bytes of event bodies that this session has on the disk.
+    journalled: u64,
     retrying: bool,
     /// A commit that the journal refused; goes before everything else.
     refused: Option<Box<Commit>>,
@@ -83,14 +85,16 @@ impl Outbox {
             holds: Vec::new(),
             after: Vec::new(),
             under_way: 0,
+            journalled: 0,
             retrying: false,
             refused: None,
         }
     }
 
-    /// Goes on with a stream that ends at this seq.
-    pub(crate) const fn go_on_after(&mut self, last_seq: u64) {
+    /// Goes on with a stream that ends at this seq and has so many bytes.
+    pub(crate) const fn go_on_after(&mut self, last_seq: u64, bytes: u64) {
         self.next_seq = last_seq + 1;
+        self.journalled = bytes;
     }
 
     /// What follows belongs to this task.
@@ -129,9 +133,15 @@ impl Outbox {
         self.holds.extend(hold);
     }
 
-    /// A commit of this session is durable.
+    /// A commit of this session is over.
     pub(crate) fn committed(&mut self) {
         self.under_way = self.under_way.saturating_sub(1);
+    }
+
+    /// So many bytes more are on the disk. Gives `true` when it is more than a session may have.
+    pub(crate) fn grew(&mut self, bytes: u64) -> bool {
+        self.journalled = self.journalled.saturating_add(bytes);
+        self.journalled > self.shared.config.supervisor.journal.session_max
     }
 
     /// The wait after a refusal is over.
@@ -198,7 +208,7 @@ impl Outbox {
         Some(commit.then(move |result| {
             tell(&result);
             let message = match result {
-                Committed::Durable { .. } => SessionMsg::Durable(after),
+                Committed::Durable { bytes } => SessionMsg::Durable { after, bytes },
                 Committed::Rejected(why) => SessionMsg::Rejected(why.to_string()),
             };
             let _ = to.send_message(message);
@@ -227,15 +237,39 @@ impl Outbox {
         let (shared, slot) = (Arc::clone(&self.shared), self.slot.clone());
         let (session, task) = (self.session.clone(), self.task.clone());
         let tell = move |result: &Committed| {
-            if !matches!(result, Committed::Durable { .. }) {
+            let Committed::Durable { bytes } = *result else {
+                return;
+            };
+            if told.is_empty() || shared.watchers.receiver_count() == 0 {
                 return;
             }
+            let count: usize = told.iter().map(|events| events.len()).sum();
+            let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+            let held = bytes.saturating_add(count * size_of::<Stamped>());
+            let pin = shared.pinned.take(held);
             for events in told {
-                shared.tell(Notice::Events {
-                    slot: slot.clone(),
-                    session: session.clone(),
-                    task: task.clone(),
-                    events,
+                let (slot, session, task) = (slot.clone(), session.clone(), task.clone());
+                let ends = events.first().zip(events.last());
+                let Some((first, last)) = ends.map(|(a, b)| (a.id.seq, b.id.seq)) else {
+                    continue;
+                };
+                shared.tell(if pin.is_some() {
+                    let pin = pin.clone();
+                    Notice::Events {
+                        slot,
+                        session,
+                        task,
+                        events,
+                        pin,
+                    }
+                } else {
+                    Notice::Passed {
+                        slot,
+                        session,
+                        task,
+                        first,
+                        last,
+                    }
                 });
             }
         };

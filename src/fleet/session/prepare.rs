@@ -507,5 +507,10 @@ fn environment(shared: &Shared, pool: &PoolShared, space: &Space) -> Vec<(String
         }
     }
     env.extend(config.set.clone());
+    // Read at the start: a configuration with an unread secret starts no fleet.
+    env.extend(config.secrets.iter().filter_map(|(name, secret)| {
+        let value = secret.expose()?;
+        Some((name.clone(), value.to_owned()))
+    }));
     env.into_iter().collect()
 }

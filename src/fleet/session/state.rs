@@ -91,6 +91,8 @@ pub(crate) struct SessionState {
     pub(super) checking: Option<AbortHandle>,
     /// The journal takes nothing more of this session.
     pub(super) broken: bool,
+    /// The session wrote more than it may journal, and its child is killed for it.
+    pub(super) over_quota: bool,
     /// Somebody stopped the child, but not the task.
     pub(super) stopped: bool,
     /// Set once the prompt went out.

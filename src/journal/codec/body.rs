@@ -290,14 +290,14 @@ pub(super) struct CheckEnded<'a> {
 }
 
 /// What a task asks for beside its prompt. Not an event: the `spec` column of a task.
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 pub(super) struct Spec<'a> {
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) pool: Maybe<'a>,
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) workspace: Maybe<'a>,
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) attempts: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) check: Option<Vec<Text<'a>>>,
 }

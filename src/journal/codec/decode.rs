@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::{CodecError, VERSION, body};
 use crate::model::{
     AgentInfo, Ask, AskId, AskKey, Claimed, Cost, DecidedBy, Decision, Event, EventKind, ExitClass,
-    Foreign, Origin, PlanEntry, TaskId, TurnOutcome, Usage, Verdict,
+    Foreign, Origin, PlanEntry, PoolName, TaskId, TaskSpec, TurnOutcome, Usage, Verdict,
 };
 
 /// The words that [`Event::ChildStarted`] and [`Event::BadLine`] carry as static texts. A word
@@ -70,6 +70,29 @@ pub fn decode(kind: &str, version: u32, body: &str) -> Result<Event, CodecError>
         | EventKind::Unknown
         | EventKind::BadLine => reports(&reader),
     }
+}
+
+/// Reads what a task asked for back: its row's `id`, `prompt` and `spec`.
+///
+/// # Errors
+/// [`CodecError::Spec`]
+pub fn read_spec(id: &str, prompt: &Foreign, spec: &str) -> Result<TaskSpec, CodecError> {
+    let damaged = |detail: String| CodecError::Spec {
+        task: crate::model::foreign::show(id, 128),
+        detail,
+    };
+    let body: body::Spec<'_> = serde_json::from_str(spec).map_err(|e| damaged(e.to_string()))?;
+    let pool = body.pool.map(|pool| PoolName::new(&pool)).transpose();
+    Ok(TaskSpec {
+        id: TaskId::new(id).map_err(|e| damaged(e.to_string()))?,
+        prompt: prompt.clone(),
+        pool: pool.map_err(|e| damaged(e.to_string()))?,
+        workspace: body.workspace.map(|path| path.into_owned().into()),
+        attempts: body.attempts,
+        check: body
+            .check
+            .map(|argv| argv.into_iter().map(Cow::into_owned).collect()),
+    })
 }
 
 /// One body and what it should be.

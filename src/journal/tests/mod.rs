@@ -6,6 +6,8 @@ mod faults;
 mod opening;
 mod order;
 mod pace;
+mod retention;
+mod unfinished;
 
 use std::path::Path;
 use std::sync::Arc;

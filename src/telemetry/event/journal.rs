@@ -35,6 +35,8 @@ pub struct JournalMeters {
     batch: Histogram,
     backlog: Gauge,
     size: Gauge,
+    removed_sessions: Counter,
+    removed_events: Counter,
     errors: Vec<Counter>,
 }
 
@@ -55,6 +57,8 @@ impl JournalMeters {
             batch: histogram(&names::JOURNAL_BATCH, &[]),
             backlog: gauge(&names::JOURNAL_BACKLOG, &[]),
             size: gauge(&names::JOURNAL_SIZE, &[]),
+            removed_sessions: counter(&names::JOURNAL_REMOVED_SESSIONS, &[]),
+            removed_events: counter(&names::JOURNAL_REMOVED_EVENTS, &[]),
             errors: JournalError::ALL
                 .iter()
                 .map(|error| counter(&names::JOURNAL_ERRORS, &[error.word()]))
@@ -78,6 +82,12 @@ impl JournalMeters {
     /// The files' size.
     pub fn size(&self, bytes: u64) {
         self.size.set(bytes as f64);
+    }
+
+    /// Retention removed so much.
+    pub fn removed(&self, sessions: u64, events: u64) {
+        self.removed_sessions.increment(sessions);
+        self.removed_events.increment(events);
     }
 
     /// One more failure.
@@ -138,5 +148,31 @@ impl AuditHead<'_> {
     /// Logs.
     pub fn emit(self) {
         tracing::info!(link = self.link, hash = self.hash, "audit head");
+    }
+}
+
+/// Retention removed what is kept no longer. Counted by [`JournalMeters::removed`]. Where the audit
+/// chain was cut, the log keeps the witness of what it led to.
+#[derive(Debug)]
+pub struct JournalTrimmed<'a> {
+    /// Sessions removed.
+    pub sessions: u64,
+    /// Their events.
+    pub events: u64,
+    /// Number and hash of the last audit record that was removed.
+    pub cut: Option<(u64, &'a str)>,
+}
+
+impl JournalTrimmed<'_> {
+    /// Logs.
+    pub fn emit(self) {
+        let (link, hash) = self.cut.unwrap_or_default();
+        tracing::info!(
+            sessions = self.sessions,
+            events = self.events,
+            cut_link = link,
+            cut_hash = hash,
+            "old sessions removed from the journal"
+        );
     }
 }

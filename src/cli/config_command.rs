@@ -1,0 +1,68 @@
+//! `config check`, `config schema` and `config show`.
+//!
+//! Must not know how a configuration is read, or how a schema or a table is written.
+
+use super::command::{find_state, show};
+use super::config_file::Loaded;
+use super::exit::Exit;
+use super::start;
+use super::streams::Streams;
+use crate::config;
+
+/// `config check`: what is wrong with it, or what it says in a few lines.
+pub(super) fn check(loaded: &Loaded, json: bool, streams: &mut Streams) -> Exit {
+    let found = start::check(&loaded.config);
+    if let Err(errors) = found {
+        show(&errors, json, streams);
+        return Exit::Usage;
+    }
+    if let Err(error) = find_state(&loaded.config, streams) {
+        return error;
+    }
+    if json {
+        let lines = loaded.config.describe();
+        let document =
+            serde_json::json!({"ok": true, "source": loaded.source.to_string(), "describe": lines});
+        streams.out.json(&document.to_string());
+        return Exit::Done;
+    }
+    streams.out.line(&start::in_use(&loaded.source));
+    for line in loaded.config.describe() {
+        streams.out.line(&line);
+    }
+    Exit::Done
+}
+
+/// `config schema`: needs no configuration. With `--json` it is one line.
+pub(super) fn schema(json: bool, streams: &mut Streams) -> Exit {
+    let text = config::schema();
+    let line = serde_json::from_str::<serde_json::Value>(&text);
+    match line {
+        Ok(document) if json => streams.out.json(&document.to_string()),
+        _ => streams.out.text(&text),
+    }
+    Exit::Done
+}
+
+/// `config show`: every key with the value that it has, secrets hidden.
+pub(super) fn effective(loaded: Loaded, json: bool, streams: &mut Streams) -> Exit {
+    let Loaded { mut config, source } = loaded;
+    streams.err.line(&start::in_use(&source));
+    match find_state(&config, streams) {
+        Ok(state) => config.supervisor.state_dir = Some(state),
+        Err(exit) => return exit,
+    }
+    let effective = config.effective();
+    if json {
+        match serde_json::to_string(&effective.tree()) {
+            Ok(document) => streams.out.json(&document),
+            Err(error) => {
+                streams.err.line(&format!("error: no JSON: {error}"));
+                return Exit::Failures;
+            }
+        }
+    } else {
+        streams.out.text(&effective.toml());
+    }
+    Exit::Done
+}

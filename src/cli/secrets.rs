@@ -1,0 +1,185 @@
+//! Reads the secrets that a configuration names: variables of the own environment and files.
+//!
+//! A secret's file is one that nobody but root and the caller can change and that not everybody can
+//! read. Must not know who gets the values; no value is part of any message.
+
+use std::ffi::OsString;
+use std::io::Read as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+use super::trust::{OpenError, open_trusted, shown, why};
+use crate::config::{Config, ConfigErrors, SecretSource};
+use crate::limits;
+
+/// Gives every secret of the configuration its value. `env` reads the environment.
+///
+/// # Errors
+/// Every secret that cannot be had, at its line.
+pub fn read(
+    config: &mut Config,
+    env: impl Fn(&str) -> Option<OsString>,
+) -> Result<(), Box<ConfigErrors>> {
+    let mut faults = Vec::new();
+    for pool in &mut config.pools {
+        for (name, secret) in &mut pool.env.secrets {
+            let value = match &secret.source {
+                SecretSource::Variable(variable) => of_variable(variable, env(variable)),
+                SecretSource::File(path) => of_file(path),
+            };
+            match value {
+                Ok(value) => *secret = secret.clone().read(&value),
+                Err(message) => {
+                    let key = format!("pool.{}.env.set.{name}", pool.name);
+                    faults.push((key, message, None));
+                }
+            }
+        }
+    }
+    if faults.is_empty() {
+        Ok(())
+    } else {
+        Err(Box::new(config.places.refuse(faults)))
+    }
+}
+
+fn of_variable(name: &str, value: Option<OsString>) -> Result<String, String> {
+    let Some(value) = value else {
+        return Err(format!("the variable {name} is not set"));
+    };
+    let value = value.into_string();
+    let value = value.map_err(|_| format!("the variable {name} does not hold UTF-8"))?;
+    checked(value, &format!("the variable {name}"))
+}
+
+fn of_file(path: &Path) -> Result<String, String> {
+    let name = shown(path);
+    let mut file = open_trusted(path).map_err(|error| match error {
+        OpenError::Read(error) => format!("cannot read {name}: {}", why(&error)),
+        OpenError::Untrusted(error) => error.to_string(),
+    })?;
+    let failed = |error: std::io::Error| format!("cannot read {name}: {}", why(&error));
+    let mode = file.metadata().map_err(failed)?.mode() & 0o7777;
+    if mode & 0o004 != 0 {
+        return Err(format!(
+            "{name} is readable by everybody (mode {mode:04o}): make it readable only for its owner, for example with chmod 600"
+        ));
+    }
+    let mut bytes = Vec::new();
+    let most = limits::SECRET_BYTES as u64 + 1;
+    let read = file.by_ref().take(most).read_to_end(&mut bytes);
+    read.map_err(failed)?;
+    let text = String::from_utf8(bytes).map_err(|_| format!("{name} does not hold UTF-8"))?;
+    let text = text.strip_suffix('\n').unwrap_or(&text);
+    checked(text.to_owned(), &name)
+}
+
+/// What can be the value of a variable.
+fn checked(value: String, whose: &str) -> Result<String, String> {
+    let most = limits::SECRET_BYTES;
+    match &value {
+        _ if value.is_empty() => Err(format!("{whose} is empty")),
+        _ if value.len() > most => Err(format!("{whose} holds more than {most} bytes")),
+        _ if value.contains('\0') => Err(format!("{whose} holds a NUL character")),
+        _ => Ok(value),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+    use crate::config::Origin;
+
+    fn config(dir: &Path, value: &str) -> Config {
+        let origin = Origin {
+            file: Some(dir.join("supervisor.toml")),
+            dir: dir.to_owned(),
+            named: true,
+        };
+        let text = format!("[pool.demo]\nagent = \"script\"\nenv.set.KEY = \"{value}\"\n");
+        Config::parse(&text, &origin).expect("good")
+    }
+
+    fn environment(name: &str) -> Option<OsString> {
+        match name {
+            "GOOD" => Some("from the environment".into()),
+            "EMPTY" => Some("".into()),
+            "LARGE" => Some("x".repeat(limits::SECRET_BYTES + 1).into()),
+            _ => None,
+        }
+    }
+
+    fn value(dir: &Path, value: &str) -> Result<String, String> {
+        let mut config = config(dir, value);
+        read(&mut config, environment).map_err(|errors| errors.to_string())?;
+        assert!(config.pools[0].env.set.is_empty());
+        let secret = &config.pools[0].env.secrets["KEY"];
+        assert!(!format!("{config:?}").contains(secret.expose().expect("read")));
+        Ok(secret.expose().expect("read").to_owned())
+    }
+
+    #[test]
+    fn a_secret_comes_from_the_environment() {
+        let dir = Path::new("/etc/marshal");
+        assert_eq!(
+            value(dir, "env:GOOD").expect("read"),
+            "from the environment"
+        );
+        for (name, expect) in [
+            (
+                "NONE",
+                "pool.demo.env.set.KEY: the variable NONE is not set",
+            ),
+            ("EMPTY", "the variable EMPTY is empty"),
+            ("LARGE", "the variable LARGE holds more than 65536 bytes"),
+        ] {
+            let shown = value(dir, &format!("env:{name}")).expect_err("refused");
+            assert!(shown.contains(expect), "{shown}");
+            assert!(
+                shown.starts_with("/etc/marshal/supervisor.toml:3:15: "),
+                "{shown}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_secret_comes_from_a_file_that_only_its_owner_reads() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let file = dir.path().join("key");
+        let put = |bytes: &[u8], mode: u32| {
+            fs::write(&file, bytes).expect("written");
+            fs::set_permissions(&file, Permissions::from_mode(mode)).expect("chmod");
+        };
+        let read = || value(dir.path(), "file:key");
+        put(b"s3cr3t-value\n", 0o600);
+        assert_eq!(read().as_deref(), Ok("s3cr3t-value"));
+        put(b"two\nlines\n\n", 0o400);
+        assert_eq!(read().as_deref(), Ok("two\nlines\n"));
+        put(&vec![b'x'; limits::SECRET_BYTES], 0o600);
+        assert_eq!(read().map(|text| text.len()), Ok(limits::SECRET_BYTES));
+        let refused = |expect: &str| {
+            let shown = read().expect_err("refused");
+            assert!(shown.contains(expect), "{shown}");
+            assert!(!shown.contains("s3cr3t"), "{shown}");
+        };
+        put(b"s3cr3t-value\n", 0o644);
+        refused("is readable by everybody (mode 0644)");
+        put(b"s3cr3t-value\n", 0o602);
+        refused("is writable by everybody");
+        put(b"\n", 0o600);
+        refused("key is empty");
+        put(b"a\0b", 0o600);
+        refused("a NUL character");
+        put(b"\xff", 0o600);
+        refused("does not hold UTF-8");
+        put(&vec![b'x'; limits::SECRET_BYTES + 2], 0o600);
+        refused("holds more than 65536 bytes");
+        fs::remove_file(&file).expect("removed");
+        refused("cannot read");
+        fs::create_dir(&file).expect("a directory");
+        refused("is not a regular file");
+    }
+}

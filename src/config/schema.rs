@@ -1,0 +1,304 @@
+//! The JSON Schema of the file, for editors and for checks before a file reaches this program.
+//!
+//! Its keys, types, words and bounds are what the reader asks for ([`Forms::learn`]); its
+//! descriptions and defaults are those of `docs/configuration.md`. Must not know the reader's keys by
+//! name, but for the few rules below that bind keys together. What a schema cannot say (bounds of
+//! durations, names that must lead somewhere, keys that must agree) only `config check` finds.
+
+use serde_json::{Map, Value, json};
+
+use super::form::{ELEMENT, Form, Forms, NAME};
+use super::units;
+use crate::limits;
+
+/// The keys' meanings and defaults.
+const DOCUMENT: &str = include_str!("../../docs/configuration.md");
+
+/// Rules between keys: the table, and what is said of it beside its keys.
+fn rules(key: &str) -> Value {
+    match key {
+        "" => json!({"required": ["pool"]}),
+        "pool" => json!({"minProperties": 1}),
+        "pool.NAME" => json!({"oneOf": [{"required": ["agent"]}, {"required": ["command"]}]}),
+        "pool.NAME.command" => json!({"minItems": 1}),
+        "policy.NAME" => json!({"required": ["file"]}),
+        _ => json!({}),
+    }
+}
+
+/// The schema of `supervisor.toml`, as indented JSON with a newline at its end. It is written in
+/// draft 2020-12.
+#[must_use]
+pub fn schema() -> String {
+    let forms = Forms::learn();
+    let mut root = table(&forms, "");
+    let head = json!({
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "supervisor.toml",
+        "description": "The configuration of marshal. Durations and sizes are strings with a unit; \
+            relative paths are relative to the directory of the file; unknown keys are errors.",
+    });
+    add(&mut root, head);
+    format!("{:#}\n", Value::Object(root))
+}
+
+fn add(object: &mut Map<String, Value>, more: Value) {
+    if let Value::Object(more) = more {
+        object.extend(more);
+    }
+}
+
+/// What is said of one key.
+fn value(forms: &Forms, key: &str) -> Value {
+    let mut alternatives = Vec::new();
+    let mut bounds = None;
+    let of = forms.of(key);
+    if of.contains(&Form::Table) {
+        alternatives.push(table(forms, key));
+    }
+    for form in of {
+        bounds = bounds.or_else(|| told(form));
+        match form {
+            Form::Table | Form::Named(_) => {}
+            other => alternatives.push(one(forms, key, other)),
+        }
+    }
+    let mut object = if alternatives.len() == 1 {
+        alternatives.pop().unwrap_or_default()
+    } else {
+        let alternatives = alternatives.into_iter().map(Value::Object).collect();
+        Map::from_iter([("anyOf".to_owned(), Value::Array(alternatives))])
+    };
+    add(&mut object, rules(key));
+    let row = row(key);
+    let meaning = row.as_ref().map(|row| row.meaning.clone());
+    let meaning = meaning.or_else(|| chapter(key));
+    let words: Vec<String> = meaning.into_iter().chain(bounds).collect();
+    if !words.is_empty() {
+        add(&mut object, json!({"description": words.join(" ")}));
+    }
+    if let Some(default) = row.and_then(|row| row.default) {
+        add(&mut object, json!({"default": default}));
+    }
+    Value::Object(object)
+}
+
+/// What is said of a table and of what is in it.
+fn table(forms: &Forms, key: &str) -> Map<String, Value> {
+    let join = |name: &str| match key {
+        "" => name.to_owned(),
+        _ => format!("{key}.{name}"),
+    };
+    let mut object = Map::new();
+    add(&mut object, json!({"type": "object"}));
+    let names = forms.below(key);
+    if !names.is_empty() {
+        let keys = names.iter().map(|name| {
+            let value = value(forms, &join(name));
+            ((*name).to_owned(), value)
+        });
+        let keys = Value::Object(keys.collect());
+        object.insert("properties".to_owned(), keys);
+    }
+    let pattern = forms.of(key).iter().find_map(|form| match form {
+        Form::Named(pattern) => Some(*pattern),
+        _ => None,
+    });
+    let others = match pattern {
+        Some(pattern) => {
+            add(&mut object, json!({"propertyNames": {"pattern": pattern}}));
+            value(forms, &join(NAME))
+        }
+        None => Value::Bool(false),
+    };
+    object.insert("additionalProperties".to_owned(), others);
+    add(&mut object, rules(key));
+    object
+}
+
+/// What is said of one form.
+fn one(forms: &Forms, key: &str, form: &Form) -> Map<String, Value> {
+    let said = match form {
+        Form::Table | Form::Named(_) | Form::Open => json!({"type": "object"}),
+        Form::Array => json!({
+            "type": "array",
+            "items": value(forms, &format!("{key}{ELEMENT}")),
+            "maxItems": limits::CONFIG_LIST,
+        }),
+        Form::Text => json!({"type": "string", "maxLength": limits::CONFIG_TEXT_BYTES}),
+        Form::Like(pattern) => json!({"type": "string", "pattern": pattern}),
+        Form::Words(words) => json!({"enum": words}),
+        Form::Boolean => json!({"type": "boolean"}),
+        Form::Integer { least, most } => json!({
+            "type": "integer",
+            "minimum": number(least),
+            "maximum": number(most),
+        }),
+        Form::Duration(bounds) => json!({
+            "type": "string",
+            "pattern": pattern(&units::time_units(), bounds.start().is_zero(), DURATION_DIGITS),
+        }),
+        Form::Size(bounds) => json!({
+            "type": "string",
+            "pattern": pattern(&units::size_units(), *bounds.start() == 0, SIZE_DIGITS),
+        }),
+    };
+    match said {
+        Value::Object(object) => object,
+        _ => Map::new(),
+    }
+}
+
+fn number(text: &str) -> Value {
+    text.parse::<i64>().map_or(Value::Null, Value::from)
+}
+
+/// Digits of the longest duration in milliseconds.
+const DURATION_DIGITS: usize = 10;
+
+/// Digits of the largest size in bytes, 1T.
+const SIZE_DIGITS: usize = 13;
+
+/// A number, of which something is left or not, and a unit.
+fn pattern(units: &[&str], may_be_zero: bool, digits: usize) -> String {
+    let digits = if may_be_zero {
+        format!("[0-9]{{1,{digits}}}")
+    } else {
+        format!("[1-9][0-9]{{0,{}}}", digits - 1)
+    };
+    format!("^0*{digits}({})$", units.join("|"))
+}
+
+/// Bounds that a pattern cannot say.
+fn told(form: &Form) -> Option<String> {
+    match form {
+        Form::Duration(bounds) => Some(format!(
+            "A duration from {} to {}.",
+            units::show_duration(*bounds.start()),
+            units::show_duration(*bounds.end())
+        )),
+        Form::Size(bounds) => Some(format!(
+            "A size from {} to {}.",
+            units::show_size(*bounds.start()),
+            units::show_size(*bounds.end())
+        )),
+        _ => None,
+    }
+}
+
+/// One line of the document's tables of keys.
+struct Row {
+    default: Option<Value>,
+    meaning: String,
+}
+
+fn row(key: &str) -> Option<Row> {
+    let begin = format!("| `{key}` |");
+    let line = DOCUMENT.lines().find(|line| line.starts_with(&begin))?;
+    let mut cells = line.trim_matches('|').split('|').map(str::trim).skip(2);
+    let (default, meaning) = (cells.next()?, cells.next()?);
+    let default = default
+        .strip_prefix('`')
+        .and_then(|rest| rest.strip_suffix('`'));
+    Some(Row {
+        default: default.and_then(toml_value),
+        meaning: plain(meaning),
+    })
+}
+
+/// The first paragraph of a table's chapter.
+fn chapter(key: &str) -> Option<String> {
+    let heading = format!("## `[{key}]`");
+    let mut lines = DOCUMENT.lines().skip_while(|line| *line != heading).skip(2);
+    let words: Vec<&str> = lines
+        .by_ref()
+        .take_while(|line| !line.is_empty() && !line.starts_with('|'))
+        .collect();
+    (!words.is_empty()).then(|| plain(&words.join(" ")))
+}
+
+/// The text without links: `[words](place)` becomes `words`.
+fn plain(text: &str) -> String {
+    let mut out = String::new();
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once("](") {
+        let Some((head, words)) = before.rsplit_once('[') else {
+            break;
+        };
+        let Some((_, tail)) = after.split_once(')') else {
+            break;
+        };
+        out.push_str(head);
+        out.push_str(words);
+        rest = tail;
+    }
+    out.push_str(rest);
+    out
+}
+
+/// A value of TOML as JSON; no default is a date.
+fn toml_value(text: &str) -> Option<Value> {
+    let table: toml::Table = format!("x = {text}").parse().ok()?;
+    serde_json::to_value(table.get("x")?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_committed_schema_is_the_one_that_is_printed() {
+        let committed = include_str!("../../docs/supervisor.schema.json");
+        assert!(
+            committed == schema(),
+            "refresh it: marshal config schema > docs/supervisor.schema.json"
+        );
+    }
+
+    #[test]
+    fn every_value_has_a_type_and_a_meaning() {
+        fn walk(path: &str, value: &Value, faults: &mut Vec<String>) {
+            let Some(object) = value.as_object() else {
+                return;
+            };
+            let is_typed = ["type", "enum", "anyOf"]
+                .iter()
+                .any(|key| object.contains_key(*key));
+            if !is_typed {
+                faults.push(format!("{path}: no type"));
+            }
+            if object.get("type").is_none_or(|kind| kind != "object")
+                && !object.contains_key("description")
+            {
+                faults.push(format!("{path}: no description"));
+            }
+            for (name, value) in object
+                .get("properties")
+                .and_then(Value::as_object)
+                .into_iter()
+                .flatten()
+            {
+                walk(&format!("{path}.{name}"), value, faults);
+            }
+            if let Some(others) = object
+                .get("additionalProperties")
+                .filter(|others| others.is_object() && path.matches('.').count() == 1)
+            {
+                walk(&format!("{path}.NAME"), others, faults);
+            }
+        }
+        let schema: Value = serde_json::from_str(&schema()).expect("JSON");
+        let mut faults = Vec::new();
+        walk("", &schema, &mut faults);
+        assert_eq!(faults, Vec::<String>::new());
+    }
+
+    #[test]
+    fn links_are_shown_as_their_words() {
+        assert_eq!(
+            plain("see [Restarts](#r), [x] and (y)"),
+            "see Restarts, [x] and (y)"
+        );
+        assert_eq!(plain("](",), "](");
+    }
+}

@@ -1,0 +1,446 @@
+//! A checked configuration as a file: every key with the value that it has, secrets hidden.
+//!
+//! What is written is read again as the same configuration, but for the secrets. Must not know
+//! where it is shown; everything here is safe to show. Every structure is taken apart in full, so
+//! that no new key can be forgotten.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use toml::{Table, Value};
+
+use super::environment::{self, HIDDEN};
+use super::presets;
+use super::types::{
+    AskConfig, Config, Env, Extractor, JournalRules, Launcher, Pool, Restart, Sandbox, StopWaits,
+    Supervisor, Timeouts, Workspace,
+};
+use super::units::{show_duration, show_size};
+use crate::model::foreign;
+
+/// A configuration with all its values.
+#[derive(Debug)]
+pub struct Effective {
+    tables: Vec<Shown>,
+}
+
+/// One table with a header of its own.
+#[derive(Debug)]
+struct Shown {
+    /// The header's parts.
+    header: Vec<String>,
+    /// What its reader should know, a line each.
+    remarks: Vec<String>,
+    /// Dotted keys, by their parts, and their values.
+    entries: Vec<(Vec<String>, Value)>,
+}
+
+impl Shown {
+    fn new(header: &[&str]) -> Self {
+        Self {
+            header: header.iter().map(|part| (*part).to_owned()).collect(),
+            remarks: Vec::new(),
+            entries: Vec::new(),
+        }
+    }
+
+    /// Adds a key; its parts are divided by dots.
+    fn put(&mut self, key: &str, value: impl Into<Value>) {
+        let parts = key.split('.').map(str::to_owned).collect();
+        self.entries.push((parts, value.into()));
+    }
+
+    /// Adds a table whose keys the file chose.
+    fn put_named(&mut self, key: &str, entries: Vec<(String, Value)>) {
+        if entries.is_empty() {
+            self.put(key, Table::new());
+        }
+        for (name, value) in entries {
+            let parts = key.split('.').map(str::to_owned).chain([name]);
+            self.entries.push((parts.collect(), value));
+        }
+    }
+}
+
+impl Config {
+    /// The whole configuration, defaults filled in and every secret hidden.
+    #[must_use]
+    pub fn effective(&self) -> Effective {
+        let Self {
+            file: _,
+            supervisor: of_supervisor,
+            pools,
+            sandboxes,
+            policies,
+            notes: _,
+            places: _,
+        } = self;
+        let mut tables = vec![supervisor(of_supervisor)];
+        tables.extend(pools.iter().map(pool));
+        tables.extend(
+            sandboxes
+                .iter()
+                .map(|(name, profile)| sandbox(name, profile)),
+        );
+        tables.extend(policies.iter().map(|(name, file)| {
+            let mut table = Shown::new(&["policy", name]);
+            table.put("file", path(file));
+            table
+        }));
+        Effective { tables }
+    }
+}
+
+impl Effective {
+    /// As TOML, which the reader accepts.
+    #[must_use]
+    pub fn toml(&self) -> String {
+        let mut out = String::new();
+        for table in &self.tables {
+            if !out.is_empty() {
+                out.push('\n');
+            }
+            let _ = writeln!(out, "[{}]", dotted(&table.header));
+            for remark in &table.remarks {
+                let _ = writeln!(out, "# {remark}");
+            }
+            for (key, value) in &table.entries {
+                let _ = write!(out, "{} = ", dotted(key));
+                write_value(&mut out, value);
+                out.push('\n');
+            }
+        }
+        out
+    }
+
+    /// As one tree, for other formats.
+    #[must_use]
+    pub fn tree(&self) -> Table {
+        let mut root = Table::new();
+        for table in &self.tables {
+            descend(&mut root, &table.header);
+            for (key, value) in &table.entries {
+                let path: Vec<String> = table.header.iter().chain(key).cloned().collect();
+                let Some((last, above)) = path.split_last() else {
+                    continue;
+                };
+                if let Some(table) = descend(&mut root, above) {
+                    table.insert(last.clone(), value.clone());
+                }
+            }
+        }
+        root
+    }
+}
+
+/// The table at this path, made where it is not yet.
+fn descend<'t>(root: &'t mut Table, path: &[String]) -> Option<&'t mut Table> {
+    let mut table = root;
+    for part in path {
+        let below = table
+            .entry(part.clone())
+            .or_insert_with(|| Value::Table(Table::new()));
+        table = below.as_table_mut()?;
+    }
+    Some(table)
+}
+
+fn supervisor(supervisor: &Supervisor) -> Shown {
+    let Supervisor {
+        state_dir,
+        listen,
+        log,
+        max_children,
+        journal,
+    } = supervisor;
+    let JournalRules {
+        keep,
+        max_size,
+        session_max,
+        min_free,
+    } = journal;
+    let mut table = Shown::new(&["supervisor"]);
+    table.put(
+        "state_dir",
+        state_dir.as_deref().map_or_else(|| text(""), path),
+    );
+    table.put("listen", listen.to_string());
+    table.put("log", log.word());
+    table.put("max_children", i64::from(*max_children));
+    table.put("journal.keep", or_none(*keep));
+    table.put("journal.max_size", show_size(*max_size));
+    table.put("journal.session_max", show_size(*session_max));
+    table.put("journal.min_free", show_size(*min_free));
+    table
+}
+
+fn pool(pool: &Pool) -> Shown {
+    let Pool {
+        name,
+        size,
+        command,
+        resume_args,
+        session,
+        dialect,
+        agent,
+        model,
+        mode,
+        asks,
+        extractor,
+        launcher,
+        sandbox,
+        network,
+        policy,
+        workspace,
+        home_files,
+        attempts,
+        check,
+        env,
+        restart: of_restart,
+        timeouts: of_timeouts,
+        stop: of_stop,
+        ask: of_ask,
+        guard,
+        guard_off,
+        on_unasked_deny,
+    } = pool;
+    let mut table = Shown::new(&["pool", name.as_str()]);
+    table.put("size", i64::from(*size));
+    if presets::is_command(agent, command, model.is_some()) {
+        let words = foreign::show(&command.join(" "), 1000);
+        table
+            .remarks
+            .push(format!("{agent} is the command: {words}"));
+        table.put("agent", agent.as_str());
+    } else {
+        table.put("command", texts(command));
+    }
+    if let Some(model) = model {
+        table.put("model", model.as_str());
+    }
+    if let Some(mode) = mode {
+        table.put("mode", mode.as_str());
+    }
+    table.put("resume_args", texts(resume_args));
+    table.put("dialect", dialect.word());
+    table.put("asks", asks.word());
+    let extractor = match extractor {
+        Extractor::BuiltIn(name) => text(name),
+        Extractor::Inline(source) => Value::Table(source.parse().unwrap_or_default()),
+    };
+    table.put("extractor", extractor);
+    table.put("launcher", launcher.word());
+    if *launcher != Launcher::None {
+        table.put("sandbox", sandbox.as_str());
+    }
+    table.put("network", network.word());
+    table.put("policy", policy.as_str());
+    table.put("guard", guard.word());
+    table.put("guard_off", *guard_off);
+    table.put("on_unasked_deny", on_unasked_deny.word());
+    let Workspace { path: work, mode } = workspace;
+    table.put("workspace.path", path(work));
+    table.put("workspace.mode", mode.word());
+    let files = home_files
+        .iter()
+        .map(|(name, file)| (name.clone(), path(file)));
+    table.put_named("home_files", files.collect());
+    table.put("session", session.word());
+    table.put("attempts", i64::from(*attempts));
+    table.put("check", texts(check));
+    env_of(&mut table, env);
+    restart(&mut table, of_restart);
+    timeouts(&mut table, of_timeouts);
+    stop(&mut table, *of_stop);
+    let AskConfig { on_timeout } = of_ask;
+    table.put("ask.on_timeout", on_timeout.word());
+    table
+}
+
+fn env_of(table: &mut Shown, env: &Env) {
+    let Env {
+        pass,
+        set,
+        secrets,
+        path_add,
+    } = env;
+    table.put("env.pass", texts(pass));
+    let plain = set.iter().map(|(name, value)| {
+        let hide = environment::is_secretive(name);
+        (name.clone(), text(if hide { HIDDEN } else { value }))
+    });
+    let hidden = secrets.keys().map(|name| (name.clone(), text(HIDDEN)));
+    let mut entries: Vec<_> = plain.chain(hidden).collect();
+    entries.sort_by(|(a, _), (b, _)| a.cmp(b));
+    table.put_named("env.set", entries);
+    table.put("env.path_add", paths(path_add));
+}
+
+fn restart(table: &mut Shown, restart: &Restart) {
+    let Restart {
+        kind,
+        budget,
+        window,
+        base,
+        max,
+        reset_after,
+        on_crash,
+        never_codes,
+    } = restart;
+    table.put("restart.kind", kind.word());
+    table.put("restart.budget", i64::from(*budget));
+    for (key, time) in [
+        ("window", window),
+        ("base", base),
+        ("max", max),
+        ("reset_after", reset_after),
+    ] {
+        table.put(&format!("restart.{key}"), show_duration(*time));
+    }
+    table.put("restart.on_crash", on_crash.word());
+    let codes: Vec<Value> = never_codes
+        .iter()
+        .map(|code| i64::from(*code).into())
+        .collect();
+    table.put("restart.never_codes", codes);
+}
+
+fn timeouts(table: &mut Shown, timeouts: &Timeouts) {
+    let Timeouts {
+        handshake,
+        turn,
+        silence,
+        cancel,
+    } = timeouts;
+    table.put("timeouts.handshake", or_none(*handshake));
+    table.put("timeouts.turn", or_none(*turn));
+    table.put("timeouts.silence", or_none(*silence));
+    table.put("timeouts.cancel", show_duration(*cancel));
+}
+
+fn or_none(time: Option<Duration>) -> String {
+    time.map_or_else(|| "none".to_owned(), show_duration)
+}
+
+fn stop(table: &mut Shown, stop: StopWaits) {
+    let StopWaits {
+        goodbye,
+        eof,
+        int,
+        term,
+    } = stop;
+    for (key, wait) in [
+        ("goodbye", goodbye),
+        ("eof", eof),
+        ("int", int),
+        ("term", term),
+    ] {
+        table.put(&format!("stop.{key}"), show_duration(wait));
+    }
+}
+
+fn sandbox(name: &str, profile: &Sandbox) -> Shown {
+    let Sandbox {
+        ro_bind,
+        etc,
+        home_bytes,
+        tmp_bytes,
+        tmp_inodes,
+        proc_mode,
+        nofile,
+        fsize,
+    } = profile;
+    // The reader's bounds keep all numbers far below this.
+    let integer = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+    let mut table = Shown::new(&["sandbox", name]);
+    table.put("ro_bind", paths(ro_bind));
+    table.put("etc", texts(etc));
+    table.put("home.size", show_size(*home_bytes));
+    table.put("tmp.size", show_size(*tmp_bytes));
+    table.put("tmp.inodes", integer(*tmp_inodes));
+    table.put("proc", proc_mode.word());
+    table.put("limits.nofile", integer(*nofile));
+    table.put("limits.fsize", show_size(*fsize));
+    table
+}
+
+fn text(text: &str) -> Value {
+    Value::String(text.to_owned())
+}
+
+fn texts(words: &[String]) -> Value {
+    Value::Array(words.iter().map(|word| text(word)).collect())
+}
+
+/// The configuration was text, so every path of it is.
+fn path(path: &Path) -> Value {
+    text(&path.to_string_lossy())
+}
+
+fn paths(all: &[PathBuf]) -> Value {
+    Value::Array(all.iter().map(|one| path(one)).collect())
+}
+
+fn dotted(parts: &[String]) -> String {
+    let parts: Vec<String> = parts.iter().map(|part| key(part)).collect();
+    parts.join(".")
+}
+
+fn key(name: &str) -> String {
+    let bare = name
+        .bytes()
+        .all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-');
+    if bare && !name.is_empty() {
+        name.to_owned()
+    } else {
+        quoted(name)
+    }
+}
+
+/// A basic string of TOML, in one line, without a character that could act on a terminal.
+fn quoted(text: &str) -> String {
+    let mut out = String::from("\"");
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => out.extend(['\\', c]),
+            '\n' => out.push_str("\\n"),
+            '\t' => out.push_str("\\t"),
+            c if foreign::is_unsafe(c) => {
+                let _ = write!(out, "\\U{:08X}", u32::from(c));
+            }
+            c => out.push(c),
+        }
+    }
+    out.push('"');
+    out
+}
+
+/// A value in one line.
+fn write_value(out: &mut String, value: &Value) {
+    match value {
+        Value::String(text) => out.push_str(&quoted(text)),
+        Value::Array(items) => {
+            out.push('[');
+            for (at, item) in items.iter().enumerate() {
+                out.push_str(if at > 0 { ", " } else { "" });
+                write_value(out, item);
+            }
+            out.push(']');
+        }
+        Value::Table(table) if table.is_empty() => out.push_str("{}"),
+        Value::Table(table) => {
+            out.push_str("{ ");
+            for (at, (name, item)) in table.iter().enumerate() {
+                out.push_str(if at > 0 { ", " } else { "" });
+                let _ = write!(out, "{} = ", key(name));
+                write_value(out, item);
+            }
+            out.push_str(" }");
+        }
+        // Numbers, booleans and times hold no text of the file's choice.
+        plain => {
+            let _ = write!(out, "{plain}");
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! The schema and the reader agree: every file of these tests is judged by both.
+
+use std::sync::LazyLock;
+
+use jsonschema::Validator;
+use serde_json::Value;
+
+use crate::config::{ConfigErrors, DEFAULT, schema};
+
+/// Words of faults that no schema can find: of texts before they are TOML, of bounds that a pattern
+/// cannot say, of names that must lead somewhere, of keys that must agree.
+const BEYOND: &[&str] = &[
+    // How the file came here.
+    "a supervisor.toml that was found may",
+    "looks like a secret",
+    // What the rest of the file, or the program, says.
+    "all pools together",
+    "belongs to a built-in policy",
+    "holds the state directory",
+    "is in pass as well as in set",
+    "is in the list twice",
+    "is not visible in the sandbox",
+    "is set, but the command has no",
+    "on_crash = \"resume\" needs",
+    "on_crash = \"retry\" needs",
+    "or the name of a [",
+    "shorter than the first",
+    "the agent could write",
+    "the built-in policy \"developer\" has the guard",
+    "the command has {",
+    "the profile \"strict\"",
+    "guard = ",
+    "launcher = \"none\"",
+    // Names and places that mean something.
+    "cannot be bound as a whole",
+    "files of /etc are named",
+    "is never shown as the host has it",
+    "the sandbox has its own",
+    "is set by the supervisor itself",
+    "TERM is never passed",
+    "PATH is made for the child",
+    "HOME is the session's own",
+    "USER is set",
+    "LOGNAME is set",
+    "PWD is the workspace",
+    "TMPDIR is the child's own",
+    // What a pattern of a whole text cannot say.
+    "a NUL character",
+    "a duration from",
+    "a duration is at most",
+    "a size from",
+    "the size is too large",
+    "found \"127.0.0.1:70000\"",
+    "resume_args must hold {session}",
+    "unknown placeholder",
+    "the program's name is empty",
+    "has a blank in its name",
+    "the program must be named in full",
+    "after \"env:\"",
+    "env.set.K: a path must not be empty",
+    "env.set.K: \"~\" is not expanded",
+    // JSON has one kind of number.
+    "found the float 4.0",
+];
+
+static VALIDATOR: LazyLock<Validator> = LazyLock::new(|| {
+    let schema: Value = serde_json::from_str(&schema()).expect("JSON");
+    assert!(
+        jsonschema::draft202012::meta::is_valid(&schema),
+        "no schema"
+    );
+    jsonschema::draft202012::new(&schema).expect("a schema")
+});
+
+/// The file as JSON. A date, which is the type of no key, becomes null.
+fn json(text: &str) -> Option<Value> {
+    fn value(value: toml::Value) -> Value {
+        match value {
+            toml::Value::Datetime(_) => Value::Null,
+            toml::Value::Array(array) => array.into_iter().map(value_of).collect(),
+            toml::Value::Table(table) => table
+                .into_iter()
+                .map(|(key, value)| (key, value_of(value)))
+                .collect(),
+            other => serde_json::to_value(other).expect("plain"),
+        }
+    }
+    use value as value_of;
+    Some(value(toml::Value::Table(text.parse().ok()?)))
+}
+
+/// The schema takes what the reader took.
+pub(super) fn accepts(text: &str) {
+    let json = json(text).expect("TOML");
+    let faults: Vec<String> = VALIDATOR
+        .iter_errors(&json)
+        .map(|error| format!("{}: {error}", error.instance_path()))
+        .collect();
+    assert!(
+        faults.is_empty(),
+        "{text}\nthe reader takes it, the schema does not: {faults:#?}"
+    );
+}
+
+/// The schema refuses what the reader refused, as far as it can.
+pub(super) fn refuses(text: &str, errors: &ConfigErrors) {
+    let is_beyond = |message: &str| BEYOND.iter().any(|part| message.contains(part));
+    let Some(json) = json(text) else { return };
+    if errors
+        .errors
+        .iter()
+        .all(|error| is_beyond(&error.to_string()))
+    {
+        return;
+    }
+    assert!(
+        !VALIDATOR.is_valid(&json),
+        "{text}\nthe reader refuses it, the schema does not: {errors}"
+    );
+}
+
+#[test]
+fn the_schema_takes_the_shipped_file() {
+    accepts(DEFAULT);
+}

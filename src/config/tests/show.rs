@@ -1,0 +1,117 @@
+//! What is shown of a configuration is the same configuration, without its secrets.
+
+use std::collections::BTreeSet;
+
+use super::{accepted_by, found, named, schema};
+use crate::config::form::Forms;
+use crate::config::{Config, Origin};
+
+/// Shown, read and shown again, it is the same, and the schema takes it. Called for every file that
+/// a test takes for good.
+pub(super) fn is_read_again(config: &Config, origin: &Origin) {
+    let text = config.effective().toml();
+    let again = Config::parse(&text, origin);
+    let again = again.unwrap_or_else(|errors| panic!("{text}\n{errors}"));
+    assert_eq!(again.effective().toml(), text);
+    let has_secrets = text.contains("‹secret›");
+    if !has_secrets {
+        let seen = |config: &Config| {
+            let Config {
+                supervisor,
+                pools,
+                sandboxes,
+                policies,
+                ..
+            } = config;
+            format!("{supervisor:#?}{pools:#?}{sandboxes:#?}{policies:#?}")
+        };
+        assert_eq!(seen(&again), seen(config), "{text}");
+    }
+    schema::accepts(&text);
+    let tree: toml::Table = text.parse().expect("TOML");
+    assert_eq!(config.effective().tree(), tree);
+    let acts = text
+        .chars()
+        .find(|c| *c != '\n' && crate::model::foreign::is_unsafe(*c));
+    assert_eq!(acts, None, "{text:?}");
+}
+
+/// A file that has every key, in two pools because some exclude each other.
+const EVERYTHING: &str = r#"
+[supervisor]
+state_dir = "/var/lib/marshal"
+[pool.one]
+agent = "scaiflux"
+model = "lab/model-1"
+home_files = { ".config/a b" = "a", "c\u001b" = "c" }
+env = { set = { A = "1", API_KEY = "plain", B = "env:HOME", C = "file:key", D = "\u009b'\"\\\n\t" } }
+sandbox = "own"
+policy = "own"
+guard_off = true
+[pool.two]
+command = ["agent", "{mode}"]
+mode = "plan"
+[pool.two.extractor.tool."a b"]
+class = "shell"
+[sandbox.own]
+[policy.own]
+file = "own.toml"
+"#;
+
+/// Every path of the tree, with NAME for chosen names.
+fn walk(path: &str, value: &toml::Value, shown: &mut BTreeSet<String>) {
+    shown.insert(path.to_owned());
+    for (name, value) in value.as_table().into_iter().flatten() {
+        let generic = if path.contains('.') { name } else { "NAME" };
+        let generic = if path == "supervisor" { name } else { generic };
+        walk(&format!("{path}.{generic}"), value, shown);
+    }
+}
+
+#[test]
+fn every_key_is_shown() {
+    let tree = accepted_by(&named(), EVERYTHING).effective().tree();
+    let mut shown = BTreeSet::new();
+    for (name, value) in &tree {
+        walk(name, value, &mut shown);
+    }
+    let missing: Vec<_> = Forms::learn()
+        .values()
+        .into_iter()
+        .filter(|key| !shown.contains(key))
+        .collect();
+    assert_eq!(missing, Vec::<String>::new());
+}
+
+#[test]
+fn secrets_are_hidden_wherever_they_stand() {
+    let config = accepted_by(&named(), EVERYTHING);
+    let text = config.effective().toml();
+    for hidden in ["API_KEY", "B", "C"] {
+        assert!(
+            text.contains(&format!("env.set.{hidden} = \"‹secret›\"\n")),
+            "{text}"
+        );
+    }
+    assert!(text.contains("env.set.A = \"1\"\n"), "{text}");
+    for secret in ["plain", "env:HOME", "file:key", "/etc/marshal/key"] {
+        assert!(!text.contains(secret), "{secret}: {text}");
+    }
+    let again = accepted_by(&named(), &text);
+    assert_eq!(
+        again
+            .notes
+            .iter()
+            .filter(|note| note.contains("was not shown"))
+            .count(),
+        3,
+        "{:?}",
+        again.notes
+    );
+}
+
+#[test]
+fn a_configuration_is_shown_with_all_its_defaults() {
+    let text = "[pool.demo]\nagent = \"script\"\nworkspace.path = \"src\"\n";
+    insta::assert_snapshot!(accepted_by(&found(), text).effective().toml());
+}
