@@ -124,6 +124,7 @@ fn hostile_events(evil: &str, task: &TaskId) -> Vec<Event> {
             reason: Some(text()),
             title: Some(text()),
             kind: Some(text()),
+            no_allow: false,
         },
     };
     vec![
