@@ -78,10 +78,13 @@ fn refuse_privilege() -> Result<(), String> {
         return Err("this program refuses to run set-uid or set-gid".to_owned());
     }
     // The attribute that setcap(8) writes.
-    let mut nothing: [u8; 0] = [];
-    match rustix::fs::getxattr("/proc/self/exe", "security.capability", &mut nothing) {
+    // Its longest form has 24 bytes; one that does not fit is there too.
+    let mut value = [0_u8; 64];
+    match rustix::fs::getxattr("/proc/self/exe", "security.capability", &mut value[..]) {
+        Ok(1..) | Err(rustix::io::Errno::RANGE) => {
+            Err("this program refuses to run with file capabilities".to_owned())
+        }
         Ok(0) | Err(_) => Ok(()),
-        Ok(_) => Err("this program refuses to run with file capabilities".to_owned()),
     }
 }
 

@@ -168,8 +168,7 @@ fn supervisor(supervisor: &Supervisor) -> Shown {
     table.put("listen", listen.to_string());
     table.put("log", log.word());
     table.put("max_children", i64::from(*max_children));
-    let keep = keep.map_or_else(|| "none".to_owned(), show_duration);
-    table.put("journal.keep", keep);
+    table.put("journal.keep", or_none(*keep));
     table.put("journal.max_size", show_size(*max_size));
     table.put("journal.session_max", show_size(*session_max));
     table.put("journal.min_free", show_size(*min_free));
@@ -314,11 +313,14 @@ fn timeouts(table: &mut Shown, timeouts: &Timeouts) {
         silence,
         cancel,
     } = timeouts;
-    let or_none = |time: &Option<Duration>| time.map_or_else(|| "none".to_owned(), show_duration);
-    table.put("timeouts.handshake", or_none(handshake));
-    table.put("timeouts.turn", or_none(turn));
-    table.put("timeouts.silence", or_none(silence));
+    table.put("timeouts.handshake", or_none(*handshake));
+    table.put("timeouts.turn", or_none(*turn));
+    table.put("timeouts.silence", or_none(*silence));
     table.put("timeouts.cancel", show_duration(*cancel));
+}
+
+fn or_none(time: Option<Duration>) -> String {
+    time.map_or_else(|| "none".to_owned(), show_duration)
 }
 
 fn stop(table: &mut Shown, stop: StopWaits) {

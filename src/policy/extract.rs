@@ -228,15 +228,16 @@ impl Extractor {
                 continue;
             };
             for place in command {
-                for found in fields.find(place)? {
-                    let is_script = matches!(&found, Found::List(words)
-                        if argv::words(words).is_ok_and(|words| argv::script(&words).is_some()));
-                    if is_script {
-                        return tool.request(fields).map(Some);
-                    }
-                    let why = "it has a command and is not called one";
-                    return Err(Trouble::Unclear(why.to_owned()));
+                let Some(found) = fields.find(place)?.into_iter().next() else {
+                    continue;
+                };
+                let is_script = matches!(found, Found::List(words)
+                    if argv::words(words).is_ok_and(|words| argv::script(&words).is_some()));
+                if is_script {
+                    return tool.request(fields).map(Some);
                 }
+                let why = "it has a command and is not called one";
+                return Err(Trouble::Unclear(why.to_owned()));
             }
         }
         Ok(None)
@@ -317,7 +318,7 @@ impl Tool {
                 };
                 Ok(Request::Shell {
                     command: required(command, one(fields, command, read)?)?,
-                    cwd: one(fields, cwd, |found| found.text())?,
+                    cwd: one(fields, cwd, text)?,
                 })
             }
             Self::Read {
@@ -326,7 +327,7 @@ impl Tool {
                 pattern: at,
             } => {
                 let named = files(fields, path)?;
-                let pattern = one(fields, at, |found| found.text())?;
+                let pattern = one(fields, at, text)?;
                 if named.is_empty() && !*optional {
                     return Err(lacks(path));
                 }
@@ -352,10 +353,15 @@ impl Tool {
                 paths => Ok(Request::Write { paths }),
             },
             Self::Fetch { url } => Ok(Request::Fetch {
-                url: required(url, one(fields, url, |found| found.text())?)?,
+                url: required(url, one(fields, url, text)?)?,
             }),
         }
     }
+}
+
+/// A value that must be a text.
+fn text(found: Found<'_>) -> Result<String, String> {
+    found.text()
 }
 
 fn lacks(places: &[Place]) -> Trouble {

@@ -10,6 +10,7 @@
 )]
 #[path = "../fleet/drill.rs"]
 mod drill;
+mod past;
 
 mod configuration;
 

@@ -136,13 +136,12 @@ impl Acp {
             }
         };
         let opened: Opened<'_> = serde_json::from_str(result.get()).unwrap_or_default();
-        match opened.session() {
-            Some(session) => self.ready(Some(session), &opened, out),
-            None => {
-                let said = "the agent opened a session without an id that can be used";
-                self.fault(said.to_owned(), out);
-            }
+        let session = opened.session();
+        if session.is_none() {
+            let said = "the agent opened a session without an id that can be used";
+            return self.fault(said.to_owned(), out);
         }
+        self.ready(session, &opened, out);
     }
 
     fn ready(&mut self, session: Option<Foreign>, opened: &Opened<'_>, out: &mut Effects) {

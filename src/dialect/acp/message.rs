@@ -241,7 +241,7 @@ pub(super) fn plan(update: &RawValue) -> Option<Vec<PlanEntry>> {
 /// A `usage_update`: used, size, cost.
 pub(super) fn context_used(update: &RawValue) -> Option<(u64, u64, Option<Cost>)> {
     #[derive(Deserialize)]
-    struct Used<'a> {
+    struct Fill<'a> {
         used: Count,
         size: Count,
         #[serde(borrow)]
@@ -252,12 +252,12 @@ pub(super) fn context_used(update: &RawValue) -> Option<(u64, u64, Option<Cost>)
         amount: f64,
         currency: String,
     }
-    let used: Used<'_> = parse(update)?;
-    let cost = used.cost.and_then(parse::<Amount>).map(|cost| Cost {
+    let fill: Fill<'_> = parse(update)?;
+    let cost = fill.cost.and_then(parse::<Amount>).map(|cost| Cost {
         amount: cost.amount,
         currency: cost.currency.into(),
     });
-    Some((used.used.0, used.size.0, cost))
+    Some((fill.used.0, fill.size.0, cost))
 }
 
 /// The mode of a `current_mode_update`.

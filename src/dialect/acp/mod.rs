@@ -353,9 +353,7 @@ impl Acp {
 fn reported(error: &ErrorReply) -> String {
     let code = Foreign::from(error.code.as_str()).show(40);
     let message = Foreign::from(error.message.as_str()).show(300);
-    let mut said = format!("the agent reported error {code}: {message}");
-    if let Some(data) = &error.data {
-        said.push_str(&format!(" ({})", Foreign::from(data.as_str()).show(200)));
-    }
-    said
+    let data = error.data.as_deref().map(Foreign::from);
+    let data = data.map_or_else(String::new, |data| format!(" ({})", data.show(200)));
+    format!("the agent reported error {code}: {message}{data}")
 }

@@ -26,6 +26,11 @@ impl Acp {
             return bad_line("out_of_state", line, out);
         }
         if method != "session/request_permission" {
+            // An answer carries no more than an id: this one also ends a request that has it.
+            if let Some((key, _)) = self.asks.close(id.json()) {
+                bad_line("duplicate_id", line, out);
+                out.push(Effect::Withdrawn(key));
+            }
             let answer = write::error(id.json(), write::METHOD_NOT_FOUND, "method not found");
             return out.push(Effect::Write(answer));
         }
@@ -35,7 +40,7 @@ impl Acp {
             Some((params.options(), call))
         });
         match read {
-            Some((options, call)) => self.permission(id, options, &call, line, out),
+            Some((options, call)) => self.permission(id, &options, &call, line, out),
             None => self.unreadable(id, line, out),
         }
     }
@@ -53,7 +58,7 @@ impl Acp {
     fn permission(
         &mut self,
         id: &RequestId,
-        options: Options,
+        options: &Options,
         fields: &CallFields<'_>,
         line: &[u8],
         out: &mut Effects,
@@ -65,15 +70,12 @@ impl Acp {
         }
         if self.turn == Turn::None {
             bad_line("out_of_state", line, out);
-            return self.deny_at_once(id, &options, out);
+            return self.deny_at_once(id, options, out);
         }
         self.turn_goes_on(out);
-        let known = match self.calls.merge(fields) {
-            Ok((_, known)) => known,
-            Err(_) => {
-                bad_line("bad_shape", line, out);
-                return self.deny_at_once(id, &options, out);
-            }
+        let Ok((_, known)) = self.calls.merge(fields) else {
+            bad_line("bad_shape", line, out);
+            return self.deny_at_once(id, options, out);
         };
         if options.allow.is_none() {
             // It is judged and recorded, but nothing can allow it.
@@ -88,7 +90,7 @@ impl Acp {
                     Clash::LongId => "bad_shape",
                 };
                 bad_line(reason, line, out);
-                return self.deny_at_once(id, &options, out);
+                return self.deny_at_once(id, options, out);
             }
         };
         out.push(Effect::Ask(Ask {

@@ -43,7 +43,7 @@ impl Acp {
             self.typed(&params, &update, object, out);
             Ok(())
         };
-        if !params.is_some_and(|raw| read(raw).is_ok()) {
+        if params.is_none_or(|raw| read(raw).is_err()) {
             self.count_bad(BadFrame::Shape, object.as_bytes(), out);
         }
     }

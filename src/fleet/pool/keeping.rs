@@ -86,6 +86,8 @@ impl PoolState {
             && let Some(Kept::Waiting { actor, .. }) = &slot.kept
         {
             let _ = actor.send_message(SessionMsg::Load);
+            // Now, not when the session says so: a task that comes meanwhile waits for its child.
+            self.change(index, SlotEvent::StartBegun, None);
         }
     }
 

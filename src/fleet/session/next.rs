@@ -140,7 +140,6 @@ impl SessionState {
     /// Loads the session in a new child, though no task waits.
     pub(super) fn load(&mut self) {
         if self.phase == Phase::Idle && self.channel.is_none() {
-            self.tell_pool(SlotEvent::StartBegun, None);
             self.open();
         }
     }

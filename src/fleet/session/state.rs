@@ -153,6 +153,11 @@ impl SessionState {
         let plan = prepared.agent_plan(&self.shared, &self.pool, resume.as_ref());
         let plan = match plan {
             Ok(plan) => plan,
+            // No task suffers from it; the session cannot be loaded.
+            Err(error) if !self.has_task => {
+                self.loadable = false;
+                return self.child_gone(ChannelEnd::not_planned(&error.to_string()));
+            }
             Err(error) => {
                 if error.is_of_the_slot() {
                     self.end = Some(ChannelEnd::not_planned(&error.to_string()));

@@ -10,16 +10,19 @@ const SHELL_DIRS: &[&str] = &["/bin/", "/usr/bin/", "/usr/local/bin/"];
 
 /// The words of an array that can be executed.
 pub(super) fn words(list: &[Field]) -> Result<Vec<&str>, String> {
-    let word = |item| match item {
-        &Field::Text(ref text) if text.contains('\0') => Err("has a NUL in it".to_owned()),
-        Field::Text(text) => Ok(text.as_str()),
-        _ => Err("is no array of words".to_owned()),
-    };
     let words: Vec<&str> = list.iter().map(word).collect::<Result<_, _>>()?;
     match words.first() {
         None => Err("is empty".to_owned()),
         Some(first) if first.trim().is_empty() => Err("names no program".to_owned()),
         Some(_) => Ok(words),
+    }
+}
+
+fn word(item: &Field) -> Result<&str, String> {
+    match item {
+        Field::Text(text) if text.contains('\0') => Err("has a NUL in it".to_owned()),
+        Field::Text(text) => Ok(text),
+        _ => Err("is no array of words".to_owned()),
     }
 }
 

@@ -1,5 +1,7 @@
 //! Permission requests and their answers; requests that we do not serve.
 
+use std::fmt::Write as _;
+
 use super::{check_in_turn, check_open};
 
 /// A request with that id, tool call and options.
@@ -182,20 +184,32 @@ fn an_id_that_comes_twice_is_denied_and_takes_the_first_with_it() {
 }
 
 #[test]
+fn an_open_id_that_another_request_uses_is_answered_once() {
+    check_in_turn(
+        &format!(
+            "{}\n< {{\"id\":0,\"method\":\"fs/read_text_file\"}}\n> cancel\n> allow 0",
+            request("0", CALL, PLAIN)
+        ),
+        &format!(
+            "turn started -\nask 0 {ASK}\nbad duplicate_id\nwithdrawn 0\nwrite {{\"jsonrpc\":\"2.0\",\"id\":0,\"error\":{{\"code\":-32601,\"message\":\"method not found\"}}}}\n{CANCEL}\nrefused allow 0: no open permission request has this id"
+        ),
+    );
+}
+
+#[test]
 fn more_than_the_open_asks_are_denied() {
     let most = marshal::limits::OPEN_ASKS;
     let mut script = String::new();
     let mut expect = "turn started -\n".to_owned();
     for id in 0..=most {
-        script += &format!("{}\n", request(&id.to_string(), CALL, PLAIN));
+        script += &(request(&id.to_string(), CALL, PLAIN) + "\n");
         if id < most {
-            expect += &format!("ask {id} {ASK}\n");
+            writeln!(expect, "ask {id} {ASK}").unwrap();
         }
     }
-    expect += &format!(
-        "bad too_many_asks {{\"id\":{most},\"method\":\"session/request_permission\",\"params\":{{\"…\n{}",
-        selected(&most.to_string(), "no")
-    );
+    expect += "bad too_many_asks
+";
+    expect += &selected(&most.to_string(), "no");
     check_in_turn(&script, &expect);
 }
 

@@ -51,9 +51,9 @@ fn a_call_begins_changes_and_ends_once() {
 fn a_call_that_is_first_named_by_its_update_begins_with_it() {
     check_in_turn(
         &change(r#""toolCallId":"c","kind":"execute","status":"completed","rawOutput":"done""#),
-        r#"turn started -
+        r"turn started -
            tool 'c' 'execute' {}
-           result 'c' 'done' error=false took=None"#,
+           result 'c' 'done' error=false took=None",
     );
 }
 

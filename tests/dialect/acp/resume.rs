@@ -1,5 +1,7 @@
 //! Going on with a session of an earlier process.
 
+use std::fmt::Write as _;
+
 use marshal::config::DialectName;
 use marshal::dialect::Opening;
 
@@ -84,10 +86,12 @@ fn a_session_that_is_not_in_the_list_is_not_loaded() {
 fn a_list_without_end_is_given_up() {
     let mut script = r#"< {"id":1,"result":{"protocolVersion":1,"agentCapabilities":{"loadSession":true,"sessionCapabilities":{"list":{}}}}}"#.to_owned();
     for page in 0..marshal::limits::SESSION_PAGES {
-        script += &format!(
-            "\n< {{\"id\":{},\"result\":{{\"sessions\":[],\"nextCursor\":\"x\"}}}}",
-            page + 2
-        );
+        let id = page + 2;
+        writeln!(
+            script,
+            "\n< {{\"id\":{id},\"result\":{{\"sessions\":[],\"nextCursor\":\"x\"}}}}"
+        )
+        .unwrap();
     }
     let opening = Opening {
         workspace: "/workspace".to_owned(),

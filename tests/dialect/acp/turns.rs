@@ -65,8 +65,8 @@ fn every_stop_reason_has_its_outcome_and_unknown_ones_are_kept() {
 fn an_error_ends_the_turn_failed_or_cancelled_if_that_was_wanted() {
     check_in_turn(
         r#"< {"id":3,"error":{"code":400,"message":"no\u0000 quota","data":"x"}}"#,
-        r#"error '400' 'no\0 quota' unknown
-           turn ended failed - tokens=0/0 (the agent reported error 400: no\0 quota ("x"))"#,
+        r#"error '400' 'no\u{0} quota' unknown
+           turn ended failed - tokens=0/0 (the agent reported error 400: no\u{0} quota ("x"))"#,
     );
     check_in_turn(
         r#"> cancel
@@ -103,20 +103,16 @@ fn plans_and_modes_are_typed() {
     ];
     check_in_turn(
         &script.join("\n"),
-        r#"turn started -
+        r"turn started -
            plan 'a'('high' 'pending') 'b'(- -)
-           state model=- mode='code' pct=None window=None"#,
+           state model=- mode='code' pct=None window=None",
     );
 }
 
 #[test]
 fn a_long_plan_is_cut() {
     let mut talk = Conversation::new(DialectName::Acp);
-    for line in format!("{OPEN}")
-        .lines()
-        .map(str::trim)
-        .filter(|l| !l.is_empty())
-    {
+    for line in OPEN.lines().map(str::trim).filter(|l| !l.is_empty()) {
         talk.chunk(format!("{}\n", &line[2..]).as_bytes());
     }
     talk.command(Command::Prompt {
@@ -229,11 +225,11 @@ fn noise_is_told_and_too_much_of_it_is_another_program() {
 #[test]
 fn the_goodbye_is_the_end_of_its_stdin() {
     check_open(
-        r#"> goodbye
+        r"> goodbye
            > goodbye
-           > prompt p"#,
-        r#"close input
-           refused prompt p: the channel is closed"#,
+           > prompt p",
+        r"close input
+           refused prompt p: the channel is closed",
     );
     check_in_turn(
         r#"> goodbye

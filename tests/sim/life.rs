@@ -1,0 +1,331 @@
+//! One life of a supervisor: the real fleet over the real journal, with a simulated machine and
+//! disk, disturbed from outside, to its end or to a kill at any moment.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use marshal::config::OnCrash;
+use marshal::fleet::{self, Ambient, FleetHandle, GoOn, Setup, Stop, SubmitError, TaskReport};
+use marshal::journal::Journal;
+use marshal::model::{Foreign, PoolName, RunId, SlotId, SlotState, TaskId, TaskSpec};
+use marshal::sandbox::state_dir::StateDir;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, sleep};
+
+use crate::dice::Dice;
+use crate::disk::{Disk, probe};
+use crate::host::Machine;
+use crate::ledger::{Accepted, Ledger};
+use crate::world::{self, World};
+
+/// No life may take longer, by its own clock.
+const LONGEST: Duration = Duration::from_secs(2 * 24 * 3600);
+
+/// Lives once. The last life ends as it should.
+pub(crate) fn live(world: &mut World, dice: &mut Dice, is_last: bool) {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    builder.enable_all().start_paused(true);
+    builder.event_interval(world.event_interval);
+    let runtime = builder.build().expect("a runtime");
+    let most = dice.pick(&[5, 30, 100, 400]);
+    let crash_after = (!is_last && dice.percent(80)).then(|| dice.between(1, most));
+    let number = world.ledger.book().life;
+    let dice = Dice::new(world.seed, 10 + u64::from(number));
+    let (spent, finished) = runtime.block_on(async {
+        fleet::simulate_stamps(world.wall_us);
+        let began = Instant::now();
+        world.ledger.begin(crash_after);
+        let life = tokio::time::timeout(LONGEST, one(world, dice));
+        let finished = tokio::select! {
+            biased;
+            () = world.ledger.crash.notified() => false,
+            life = life => {
+                if life.is_err() {
+                    world.ledger.fault(format!("life {} never ends", number + 1));
+                }
+                life.is_ok()
+            }
+        };
+        (began.elapsed(), finished)
+    });
+    // A kill: whatever was under way is gone, with the children.
+    drop(runtime);
+    if !finished {
+        world.ledger.saw("killed supervisor");
+    }
+    world.ledger.end(finished);
+    let spent = i64::try_from(spent.as_micros()).expect("within the longest life");
+    world.wall_us += spent + 1_000_000;
+}
+
+async fn one(world: &World, mut dice: Dice) {
+    let state = StateDir::open(
+        &world.dir.path().join("state"),
+        &[world.dir.path().join("workspace")],
+    )
+    .expect("the state directory");
+    let short = Arc::new(AtomicBool::new(false));
+    let (journal, stepper) =
+        Journal::open_stepped(state.path(), probe(&short), world.wall_us).expect("the journal");
+    world.ledger.reads(journal.file());
+    let (over, is_over) = oneshot::channel();
+    let disk = Disk {
+        ledger: Arc::clone(&world.ledger),
+        journal: journal.clone(),
+        stepper,
+        short,
+        dice: Dice::new(dice.next(), 1),
+        wildness: world.wildness,
+        twist: world.twist,
+    };
+    let disk = tokio::spawn(disk.work(is_over));
+    let number = world.ledger.book().life;
+    let fleet = FleetHandle::start(Setup {
+        config: Arc::clone(&world.config),
+        policies: world::policies(),
+        extractors: world::extractors(&world.config),
+        state: Arc::new(state),
+        journal,
+        host: Arc::new(Machine {
+            ledger: Arc::clone(&world.ledger),
+            seed: world.seed,
+            wildness: world.wildness,
+            twist: world.twist,
+        }),
+        ambient: Ambient::seeded(dice.next()),
+        uids: None,
+        marshal: "/nowhere/marshal".into(),
+        environment: std::collections::BTreeMap::new(),
+        go_on: if dice.percent(50) {
+            GoOn::All
+        } else {
+            GoOn::Nothing
+        },
+    })
+    .await
+    .expect("a fleet");
+    let stage = Stage {
+        fleet: &fleet,
+        world,
+        number,
+    };
+    stage.play(&mut dice).await;
+    stage.is_still();
+    drop(fleet);
+    let _ = over.send(());
+    let _ = disk.await;
+}
+
+/// What is done to a fleet.
+struct Stage<'w> {
+    fleet: &'w FleetHandle,
+    world: &'w World,
+    number: u32,
+}
+
+impl Stage<'_> {
+    /// Tasks, disturbances, and the end.
+    async fn play(&self, dice: &mut Dice) {
+        let disturbing = disturb(
+            self.fleet.clone(),
+            Arc::clone(&self.world.ledger),
+            Dice::new(dice.next(), 2),
+            self.world
+                .config
+                .pools
+                .iter()
+                .map(|pool| (pool.name.clone(), pool.size))
+                .collect(),
+            dice.percent(60),
+        );
+        let disturbing = tokio::spawn(disturbing);
+        let mut readers = Vec::new();
+        for batch in 0..dice.pick(&[1, 1, 2]) {
+            if let Some(reports) = self.submit(dice, batch).await {
+                let ledger = Arc::clone(&self.world.ledger);
+                readers.push(tokio::spawn(read(reports, ledger)));
+            }
+            sleep(dice.ms(5_000)).await;
+        }
+        // Sometimes the end comes before the work is done.
+        if dice.percent(15) {
+            sleep(dice.ms(60_000)).await;
+        } else {
+            for reader in &mut readers {
+                let _ = reader.await;
+            }
+            readers.clear();
+        }
+        self.world.ledger.step("stop");
+        let how = if dice.percent(70) {
+            Stop::Graceful
+        } else {
+            Stop::Now
+        };
+        self.fleet.stop(how).await;
+        disturbing.abort();
+        for reader in readers {
+            let _ = reader.await;
+        }
+        self.world.ledger.step("stopped");
+    }
+
+    async fn submit(&self, dice: &mut Dice, batch: u64) -> Option<mpsc::Receiver<Arc<TaskReport>>> {
+        let run = format!("run-{}-{batch}", self.number);
+        let count = dice.pick(&[1, 3, 6, 6, 12]);
+        let mut attempts = Vec::new();
+        let specs: Vec<_> = (0..count)
+            .map(|place| {
+                let at = dice.between(0, self.world.config.pools.len() as u64 - 1);
+                let pool = &self.world.config.pools[usize::try_from(at).expect("small")];
+                attempts.push(u64::from(pool.attempts));
+                let padding = if dice.percent(3) { 200_000 } else { 0 };
+                TaskSpec {
+                    id: TaskId::new(&format!("t{place}")).expect("an id"),
+                    prompt: Foreign::new(format!("{run}/t{place} {}", "p".repeat(padding))),
+                    pool: Some(pool.name.clone()),
+                    workspace: None,
+                    attempts: None,
+                    check: None,
+                }
+            })
+            .collect();
+        for _ in 0..200 {
+            let id = RunId::new(&run).expect("an id");
+            match self.fleet.submit(id, "run", specs.clone()).await {
+                Ok(reports) => {
+                    let mut book = self.world.ledger.book();
+                    for (spec, attempts) in specs.iter().zip(attempts) {
+                        let accepted = Accepted {
+                            life: self.number,
+                            attempts,
+                            reports: Vec::new(),
+                        };
+                        book.tasks
+                            .insert((run.clone(), spec.id.to_string()), accepted);
+                    }
+                    drop(book);
+                    self.world.ledger.step("submitted");
+                    return Some(reports);
+                }
+                Err(SubmitError::Journal(_)) => {
+                    self.world.ledger.saw("nothing new is taken");
+                    sleep(Duration::from_secs(2)).await;
+                }
+                Err(error) => {
+                    self.world
+                        .ledger
+                        .fault(format!("tasks were refused: {error}"));
+                    return None;
+                }
+            }
+        }
+        None
+    }
+
+    /// After a stop nothing is left.
+    fn is_still(&self) {
+        let ledger = &self.world.ledger;
+        for session in ledger.alive() {
+            ledger.fault(format!("a child of session {session} lives after the stop"));
+        }
+        for view in self.fleet.slots() {
+            // A session that the next supervisor may load still needs its home.
+            let pool = self.world.config.pool(view.slot.pool.as_str());
+            let is_kept = pool.is_some_and(|pool| pool.restart.on_crash == OnCrash::Resume);
+            let session = view.session.is_some() && !is_kept;
+            if view.pid.is_some() || view.task.is_some() || session || view.up {
+                ledger.fault(format!("after the stop a slot looks like this: {view:?}"));
+            }
+        }
+    }
+}
+
+/// Takes the reports of a run.
+async fn read(mut reports: mpsc::Receiver<Arc<TaskReport>>, ledger: Arc<Ledger>) {
+    while let Some(report) = reports.recv().await {
+        let key = (report.run.to_string(), report.task.to_string());
+        let outcome = report.outcome.word();
+        if let Some(task) = ledger.book().tasks.get_mut(&key) {
+            task.reports.push(outcome.to_owned());
+        }
+        ledger.saw(outcome);
+        ledger.step(&format!("{}/{} is {outcome}", key.0, key.1));
+    }
+}
+
+/// Cancels, restarts and looks, at any moment.
+async fn disturb(
+    fleet: FleetHandle,
+    ledger: Arc<Ledger>,
+    mut dice: Dice,
+    pools: Vec<(PoolName, u16)>,
+    is_rough: bool,
+) {
+    loop {
+        sleep(dice.ms(30_000) + Duration::from_millis(1)).await;
+        look(&fleet, &ledger);
+        if !is_rough {
+            continue;
+        }
+        match dice.between(0, 30) {
+            0..=3 => {
+                let at = dice.between(0, pools.len() as u64 - 1);
+                let (pool, size) = pools[usize::try_from(at).expect("small")].clone();
+                let index = u16::try_from(dice.between(0, u64::from(size) - 1)).expect("small");
+                ledger.step(&format!("restart {pool}/{index}"));
+                ledger.saw("restarted by hand");
+                let slot = SlotId { pool, index };
+                let fleet = fleet.clone();
+                let (waits, watch) = (dice.percent(50), Arc::clone(&ledger));
+                let restarting = tokio::spawn(async move {
+                    let _ = fleet.restart(slot).await;
+                    watch.step("restarted");
+                });
+                if waits {
+                    let _ = restarting.await;
+                }
+            }
+            4 => {
+                let life = ledger.book().life;
+                let run = format!("run-{life}-{}", dice.between(0, 1));
+                ledger.step(&format!("cancel {run}"));
+                ledger.saw("cancelled run");
+                fleet.cancel(&RunId::new(&run).expect("an id"));
+            }
+            5 if dice.percent(30) => {
+                ledger.step("cancel all");
+                ledger.saw("cancelled fleet");
+                fleet.cancel_all();
+            }
+            _ => {}
+        }
+    }
+}
+
+/// What must hold at every moment.
+fn look(fleet: &FleetHandle, ledger: &Ledger) {
+    let views = fleet.slots();
+    ledger.print(|| format!("{views:#?}"));
+    for session in ledger.alive() {
+        let holds = |view: &fleet::SlotView| {
+            view.session
+                .as_ref()
+                .is_some_and(|id| id.as_str() == session)
+        };
+        if !views.iter().any(holds) {
+            ledger.fault(format!(
+                "a child of session {session} runs, and no slot has that session"
+            ));
+        }
+    }
+    for view in views {
+        let is_odd = view.task.is_some() && view.session.is_none()
+            || view.up && view.pid.is_none()
+            || view.state == SlotState::Unloaded && view.pid.is_some();
+        if is_odd {
+            ledger.fault(format!("a slot looks like this: {view:?}"));
+        }
+    }
+}
