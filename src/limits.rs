@@ -113,6 +113,9 @@ pub const CONTROL_WAIT: Duration = Duration::from_secs(30);
 /// Runs that are over and can still be watched by a client of the daemon.
 pub const CONTROL_RUNS_KEPT: usize = 8;
 
+/// How long a daemon waits for room in the queues before it offers an unfinished run again.
+pub const TAKE_UP_AGAIN: Duration = Duration::from_secs(1);
+
 /// Live events that a subscriber may lag behind before it is told so.
 pub const BROADCAST_EVENTS: usize = 4096;
 
@@ -126,6 +129,9 @@ pub const NOTICE_BYTES: usize = 1024;
 /// Bytes of events that a watcher who lagged reads from the journal at once; one larger event is
 /// read alone.
 pub const CATCH_UP_BYTES: usize = 1 << 20;
+
+/// Tool calls that are listed of one session.
+pub const TOOLS_SHOWN: usize = 10_000;
 
 /// Events in one such reading.
 pub const CATCH_UP_EVENTS: u32 = 1024;
@@ -349,6 +355,31 @@ pub const OPEN_ASKS: usize = 64;
 
 /// Request ids that a channel remembers, to deny one that comes again.
 pub const REMEMBERED_ASKS: usize = 4096;
+
+/// Tool calls that an ACP channel remembers, to join a request that has only an id with its call.
+pub const KEPT_CALLS: usize = 256;
+
+/// Bytes of the inputs of the calls that an ACP channel remembers; the oldest go first.
+pub const KEPT_CALLS_BYTES: usize = 1 << 20;
+
+/// Bytes of one difference in an ACP tool call that are kept with its path; a longer one keeps
+/// only the path, so that a large edit can still be judged.
+pub const DIFF_BYTES: usize = 8 << 10;
+
+/// Paths that one tool call may name before it cannot be judged.
+pub const CALL_PATHS: usize = 256;
+
+/// Options that are read of one ACP permission request.
+pub const ASK_OPTIONS: usize = 64;
+
+/// Steps that are kept of an agent's plan.
+pub const PLAN_ENTRIES: usize = 256;
+
+/// Pages of an ACP agent's sessions that are asked for, to find the one to load again.
+pub const SESSION_PAGES: u32 = 64;
+
+/// Sessions that are read of one such page.
+pub const SESSIONS_PER_PAGE: usize = 4096;
 
 /// Tools that are kept of an agent's greeting.
 pub const READY_TOOLS: usize = 1024;

@@ -9,9 +9,9 @@ use tokio::sync::{broadcast, mpsc};
 
 use super::history::{History, Past};
 use crate::fleet::{
-    FleetHandle, LogTail, Notice, Readiness, SlotView, Stop, SubmitError, TaskReport,
+    FleetHandle, LogTail, Notice, Readiness, SlotView, Stop, SubmitError, TakeUpError, TaskReport,
 };
-use crate::model::{RunId, SlotId, TaskSpec};
+use crate::model::{RunId, SlotId, TaskId, TaskSpec};
 
 /// Why tasks were not taken in. Nothing of them was kept then.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -20,6 +20,9 @@ pub enum Refusal {
     /// must change them.
     #[error("{0}")]
     Tasks(String),
+    /// The queues have no room now.
+    #[error("{0}")]
+    Full(String),
     /// The fleet cannot take tasks in now: its journal is read-only, or it stops.
     #[error("{0}")]
     Fleet(String),
@@ -28,6 +31,17 @@ pub enum Refusal {
 /// The reports of one run, each once and none lost; it has room for all of them and closes after
 /// the last.
 pub type Reports = mpsc::Receiver<Arc<TaskReport>>;
+
+/// A run of an earlier start, which goes on.
+#[derive(Debug)]
+pub struct Continued {
+    /// All of its tasks, in their order.
+    pub tasks: Vec<TaskId>,
+    /// The reports of those that had ended, in the order of their ends.
+    pub ended: Vec<Arc<TaskReport>>,
+    /// The reports of the others.
+    pub reports: Reports,
+}
 
 /// A fleet, as its doors see it. Clones are the same fleet.
 pub trait Fleet: Clone + Send + Sync + 'static {
@@ -42,6 +56,13 @@ pub trait Fleet: Clone + Send + Sync + 'static {
         command: &'static str,
         tasks: Vec<TaskSpec>,
     ) -> impl Future<Output = Result<Reports, Refusal>> + Send;
+
+    /// Goes on with a run that an earlier start of the supervisor left unfinished.
+    ///
+    /// # Errors
+    /// [`Refusal::Tasks`] if there is no such run, or nothing of it is left; [`Refusal::Full`] if
+    /// it must wait; nothing was changed then.
+    fn take_up(&self, run: RunId) -> impl Future<Output = Result<Continued, Refusal>> + Send;
 
     /// Everything as it happens; a slow receiver lags.
     fn watch(&self) -> broadcast::Receiver<Notice>;
@@ -84,6 +105,19 @@ impl Fleet for FleetHandle {
         submitted.map_err(|error| match error {
             SubmitError::Pool { .. } | SubmitError::TooMany => Refusal::Tasks(error.to_string()),
             _ => Refusal::Fleet(error.to_string()),
+        })
+    }
+
+    async fn take_up(&self, run: RunId) -> Result<Continued, Refusal> {
+        let taken = self.take_up(run).await.map_err(|error| match error {
+            TakeUpError::Submit(SubmitError::TooMany) => Refusal::Full(error.to_string()),
+            TakeUpError::Submit(_) => Refusal::Fleet(error.to_string()),
+            _ => Refusal::Tasks(error.to_string()),
+        })?;
+        Ok(Continued {
+            tasks: taken.tasks,
+            ended: taken.ended,
+            reports: taken.reports,
         })
     }
 

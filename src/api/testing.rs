@@ -12,7 +12,7 @@ use tokio::sync::{broadcast, mpsc};
 use tokio_util::sync::CancellationToken;
 
 use super::history::{History, Worked};
-use super::service::{Fleet, Refusal, Reports};
+use super::service::{Continued, Fleet, Refusal, Reports};
 use crate::fleet::{
     ChangeKind, FileChange, LogTail, Notice, Readiness, SlotView, Stop, TaskReport,
 };
@@ -28,6 +28,8 @@ struct Inner {
     notices: broadcast::Sender<Notice>,
     log: broadcast::Sender<Foreign>,
     runs: Mutex<HashMap<RunId, CancellationToken>>,
+    /// What an earlier start left of a run: reports, and tasks that wait.
+    pub(crate) left: Mutex<HashMap<RunId, (Vec<TaskReport>, Vec<TaskSpec>)>>,
     pub(crate) restarts: AtomicUsize,
     pub(crate) stops: Mutex<Vec<Stop>>,
     /// Tasks that hang do not even end when they are cancelled, only when killed.
@@ -146,6 +148,28 @@ fn hostile_events(evil: &str, task: &TaskId) -> Vec<Event> {
             id: text(),
             name: text(),
             input: raw(),
+        },
+        Event::ToolUpdate {
+            id: text(),
+            name: Some(text()),
+            title: Some(text()),
+            status: Some(text()),
+            input: Some(raw()),
+        },
+        Event::Plan {
+            entries: vec![crate::model::PlanEntry {
+                content: text(),
+                priority: Some(text()),
+                status: Some(text()),
+            }],
+        },
+        Event::ContextUsed {
+            used: 1,
+            size: 2,
+            cost: Some(crate::model::Cost {
+                amount: 0.5,
+                currency: text(),
+            }),
         },
         Event::ToolResult {
             id: text(),
@@ -272,6 +296,7 @@ impl FakeFleet {
             notices: broadcast::Sender::new(64),
             log: broadcast::Sender::new(8),
             runs: Mutex::default(),
+            left: Mutex::default(),
             restarts: AtomicUsize::new(0),
             stops: Mutex::default(),
             stubborn: AtomicBool::new(false),
@@ -409,6 +434,14 @@ impl FakeFleet {
     }
 }
 
+impl FakeFleet {
+    /// Leaves a run for [`Fleet::take_up`].
+    pub(crate) fn leave(&self, run: &RunId, ended: Vec<TaskReport>, waiting: Vec<TaskSpec>) {
+        let mut left = self.0.left.lock().expect("lock");
+        left.insert(run.clone(), (ended, waiting));
+    }
+}
+
 /// Everything that the fleet told, as a journal would have it.
 #[derive(Debug, Default)]
 pub(crate) struct Told(Mutex<Vec<(Option<RunId>, Worked, Vec<Stamped>)>>);
@@ -465,6 +498,20 @@ impl Fleet for FakeFleet {
         }
         tokio::spawn(self.clone().work(run, tasks, sender, cancelled));
         Ok(receiver)
+    }
+
+    async fn take_up(&self, run: RunId) -> Result<Continued, Refusal> {
+        let left = self.0.left.lock().expect("lock").remove(&run);
+        let Some((ended, waiting)) = left else {
+            return Err(Refusal::Tasks(format!("there is no run {run}")));
+        };
+        let of_ended = ended.iter().map(|report| report.task.clone());
+        let of_waiting = waiting.iter().map(|spec| spec.id.clone());
+        Ok(Continued {
+            tasks: of_ended.chain(of_waiting).collect(),
+            ended: ended.into_iter().map(Arc::new).collect(),
+            reports: self.submit(run, "run", waiting).await?,
+        })
     }
 
     fn watch(&self) -> broadcast::Receiver<Notice> {

@@ -5,19 +5,16 @@
 //! about what it needs and lenient about what it does not know.
 
 use std::borrow::Cow;
-use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::watch::Item;
-use crate::fleet::{ChangeKind, FileChange, Notice, TaskReport};
-use crate::journal::codec;
+use crate::fleet::{Notice, ReportError, TaskReport};
+use crate::journal::codec::{self, Report};
 use crate::model::{
-    EventId, Foreign, PoolName, RunId, SessionId, SlotId, SlotState, Stamped, TaskId, TaskOutcome,
-    Usage,
+    EventId, Foreign, PoolName, RunId, SessionId, SlotId, SlotState, Stamped, TaskId,
 };
 
 /// The version of every line here.
@@ -37,6 +34,17 @@ pub enum ViewError {
         /// What is there.
         text: String,
     },
+}
+
+impl From<ReportError> for ViewError {
+    fn from(error: ReportError) -> Self {
+        match error {
+            ReportError::Word { what, text } => Self::Word { what, text },
+            ReportError::Codec(error) => {
+                Self::Shape(crate::model::foreign::show(&error.to_string(), 200))
+            }
+        }
+    }
 }
 
 /// One line of a stream.
@@ -67,7 +75,7 @@ enum Line<'a> {
         note: Option<Cow<'a, str>>,
     },
     Ended {
-        report: Box<ReportLine<'a>>,
+        report: Box<Report<'a>>,
     },
     Log {
         text: Cow<'a, str>,
@@ -101,49 +109,6 @@ struct Tag<'a> {
     kind_of_line: Cow<'a, str>,
 }
 
-/// A report: a line of `--results` and the end of a task in a stream.
-#[derive(Serialize, Deserialize)]
-struct ReportLine<'a> {
-    id: Cow<'a, str>,
-    run: Cow<'a, str>,
-    pool: Cow<'a, str>,
-    slot: Option<String>,
-    session: Option<Cow<'a, str>>,
-    outcome: Cow<'a, str>,
-    attempts: u32,
-    requests: Requests,
-    unasked_denied: u32,
-    denied_by: Cow<'a, [String]>,
-    tokens: Tokens,
-    duration_ms: u64,
-    changes: Vec<ChangeLine<'a>>,
-    changes_cut: bool,
-    workspace: Option<Cow<'a, str>>,
-    restarts: u32,
-    backoff_ms: u64,
-    detail: Option<Cow<'a, str>>,
-    answer: Cow<'a, str>,
-}
-
-#[derive(Serialize, Deserialize)]
-struct Requests {
-    allowed: u32,
-    denied: u32,
-    asked: u32,
-}
-
-#[derive(Serialize, Deserialize)]
-struct Tokens {
-    input: u64,
-    output: u64,
-}
-
-#[derive(Serialize, Deserialize)]
-struct ChangeLine<'a> {
-    path: Cow<'a, str>,
-    kind: Cow<'a, str>,
-}
-
 /// One item of a run's stream as JSON: one object a line, without the last newline. Only events
 /// can be more than one line: each has its own. For a terminal, pass it through
 /// [`crate::model::foreign::json_for_terminal`].
@@ -152,7 +117,7 @@ pub fn item(item: &Item) -> String {
     match item {
         Item::Notice(shown) => notice(shown),
         Item::Ended(ended) => write(&Line::Ended {
-            report: Box::new(report_line(ended)),
+            report: Box::new(ended.stored()),
         }),
         Item::Lagged(missed) => write(&Line::Lagged { missed: *missed }),
         Item::Complete => write(&Line::Complete),
@@ -199,7 +164,7 @@ fn notice(notice: &Notice) -> String {
             note: note.as_deref().map(Cow::Borrowed),
         }),
         Notice::Ended(ended) => write(&Line::Ended {
-            report: Box::new(report_line(ended)),
+            report: Box::new(ended.stored()),
         }),
     }
 }
@@ -269,55 +234,13 @@ pub fn read_log(line: &str) -> Result<LogItem, ViewError> {
 /// One report as one JSON object without a newline.
 #[must_use]
 pub fn report(report: &TaskReport) -> String {
-    write(&report_line(report))
+    write(&report.stored())
 }
 
 /// These structs have no map with keys that are no strings, and no fallible part: what serde could
 /// complain about does not occur.
 fn write(value: &impl Serialize) -> String {
     serde_json::to_string(value).unwrap_or_default()
-}
-
-fn report_line(report: &TaskReport) -> ReportLine<'_> {
-    ReportLine {
-        id: Cow::Borrowed(report.task.as_str()),
-        run: Cow::Borrowed(report.run.as_str()),
-        pool: Cow::Borrowed(report.pool.as_str()),
-        slot: report.slot.as_ref().map(ToString::to_string),
-        session: report.session.as_ref().map(|s| Cow::Borrowed(s.as_str())),
-        outcome: Cow::Borrowed(report.outcome.word()),
-        attempts: report.attempts,
-        requests: Requests {
-            allowed: report.allowed,
-            denied: report.denied,
-            asked: report.asked,
-        },
-        unasked_denied: report.unasked_denied,
-        denied_by: Cow::Borrowed(&report.denied_by),
-        tokens: Tokens {
-            input: report.usage.input,
-            output: report.usage.output,
-        },
-        duration_ms: millis(report.took),
-        changes: report.changes.iter().map(change_line).collect(),
-        changes_cut: report.changes_cut,
-        workspace: report.copy.as_ref().map(|copy| copy.to_string_lossy()),
-        restarts: report.restarts,
-        backoff_ms: millis(report.backoff),
-        detail: report.detail.as_ref().map(|d| Cow::Borrowed(d.raw())),
-        answer: Cow::Borrowed(report.answer.raw()),
-    }
-}
-
-fn change_line(change: &FileChange) -> ChangeLine<'_> {
-    ChangeLine {
-        path: Cow::Borrowed(change.path.raw()),
-        kind: Cow::Borrowed(change.kind.word()),
-    }
-}
-
-fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Reads a line of a stream back. `None` is a line of a kind that this program does not know.
@@ -361,7 +284,7 @@ fn read_line(line: Line<'_>) -> Result<Item, ViewError> {
             state: word("slot state", &state, SlotState::from_word)?,
             note: note.map(Cow::into_owned),
         }),
-        Line::Ended { report } => Item::Ended(Arc::new(read_report(*report)?)),
+        Line::Ended { report } => Item::Ended(Arc::new(TaskReport::restored(*report)?)),
         Line::Run { .. } | Line::Log { .. } => {
             return Err(ViewError::Shape("it belongs to another stream".to_owned()));
         }
@@ -388,43 +311,6 @@ fn read_event(line: &str) -> Result<Option<Item>, ViewError> {
         }]),
         pin: None,
     })))
-}
-
-fn read_report(line: ReportLine<'_>) -> Result<TaskReport, ViewError> {
-    let slot = line.slot.map(|slot| id("slot", &slot, SlotId::parse));
-    let session = line.session.map(|s| id("session", &s, SessionId::new));
-    let changes = line.changes.into_iter().map(|change| {
-        Ok(FileChange {
-            kind: word("kind of change", &change.kind, ChangeKind::from_word)?,
-            path: Foreign::new(change.path),
-        })
-    });
-    Ok(TaskReport {
-        run: id("run", &line.run, RunId::new)?,
-        task: id("task", &line.id, TaskId::new)?,
-        pool: id("pool", &line.pool, PoolName::new)?,
-        slot: slot.transpose()?,
-        session: session.transpose()?,
-        outcome: word("outcome", &line.outcome, TaskOutcome::from_word)?,
-        attempts: line.attempts,
-        allowed: line.requests.allowed,
-        denied: line.requests.denied,
-        asked: line.requests.asked,
-        unasked_denied: line.unasked_denied,
-        denied_by: line.denied_by.into_owned(),
-        usage: Usage {
-            input: line.tokens.input,
-            output: line.tokens.output,
-        },
-        took: Duration::from_millis(line.duration_ms),
-        changes: changes.collect::<Result<_, ViewError>>()?,
-        changes_cut: line.changes_cut,
-        copy: line.workspace.map(|path| PathBuf::from(path.into_owned())),
-        restarts: line.restarts,
-        backoff: Duration::from_millis(line.backoff_ms),
-        detail: line.detail.map(Foreign::new),
-        answer: Foreign::new(line.answer),
-    })
 }
 
 /// The message may quote what is in the line, which a child may have written.

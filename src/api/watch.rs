@@ -29,6 +29,8 @@ pub fn new_run() -> Result<RunId, IdError> {
 pub struct Ledger {
     run: RunId,
     total: usize,
+    /// So many of the reports were there before the first watcher.
+    before: usize,
     reports: Mutex<Vec<Arc<TaskReport>>>,
     state: watch::Sender<LedgerState>,
 }
@@ -51,10 +53,22 @@ impl Ledger {
         total: usize,
         reports: mpsc::Receiver<Arc<TaskReport>>,
     ) -> Arc<Self> {
+        Self::going_on(run, total, Vec::new(), reports)
+    }
+
+    /// The same for a run of which so many tasks have `ended`: every watcher is told those first.
+    #[must_use]
+    pub fn going_on(
+        run: RunId,
+        total: usize,
+        ended: Vec<Arc<TaskReport>>,
+        reports: mpsc::Receiver<Arc<TaskReport>>,
+    ) -> Arc<Self> {
         let ledger = Arc::new(Self {
             run,
             total,
-            reports: Mutex::new(Vec::with_capacity(total.min(4096))),
+            before: ended.len(),
+            reports: Mutex::new(ended),
             state: watch::Sender::new(LedgerState::Open),
         });
         tokio::spawn(Arc::clone(&ledger).fill(reports));
@@ -62,7 +76,7 @@ impl Ledger {
     }
 
     async fn fill(self: Arc<Self>, mut incoming: mpsc::Receiver<Arc<TaskReport>>) {
-        let mut ended = 0;
+        let mut ended = self.before;
         while ended < self.total {
             let Some(report) = incoming.recv().await else {
                 break;
@@ -142,15 +156,16 @@ impl RunStream {
         ledger: Arc<Ledger>,
         history: Arc<dyn History>,
     ) -> Self {
+        let before: VecDeque<_> = ledger.lock().iter().take(ledger.before).cloned().collect();
         Self {
             filter: Filter::new(ledger.run().clone()),
             state: ledger.state.subscribe(),
             notices: Some(notices),
             ledger,
             given: HashSet::new(),
-            cursor: 0,
+            cursor: before.len(),
             drained: 0,
-            due: VecDeque::new(),
+            due: before,
             places: Places::default(),
             lagged: false,
             history,

@@ -9,9 +9,10 @@ use std::path::PathBuf;
 use clap::{ArgAction, Parser, Subcommand};
 
 use super::board::Verbosity;
+use super::events::EventsArgs;
 use super::exit::Exit;
 use super::script_agent;
-use crate::model::SlotId;
+use crate::model::{RunId, SessionId, SlotId};
 
 /// Runs many AI agents on one host, each in its own sandbox, judged by policy
 #[derive(Debug, Parser)]
@@ -65,6 +66,14 @@ pub enum Command {
         #[arg(value_parser = SlotId::parse)]
         slot: SlotId,
     },
+    /// Show what happened, from an event or a time on; reads the journal, beside whatever runs
+    Events(EventsArgs),
+    /// Show one session: its task, requests with their verdicts, tool calls, exit
+    Show {
+        /// The session, as `events` and results name it
+        #[arg(value_parser = |text: &str| SessionId::new(text))]
+        session: SessionId,
+    },
     /// Look at the configuration
     Config {
         /// What to do with it
@@ -93,8 +102,29 @@ pub struct RunArgs {
     ///
     /// A task is one JSON object a line: {"id", "prompt", "pool", "workspace", "attempts",
     /// "check"}, of which "prompt" is needed.
-    #[arg(required = true, value_name = "TASK | FILE.jsonl | -")]
+    #[arg(
+        required_unless_present = "goes_on",
+        conflicts_with = "goes_on",
+        value_name = "TASK | FILE.jsonl | -"
+    )]
     pub tasks: Vec<OsString>,
+
+    /// Finish a run that was left unfinished, without new tasks; without RUN the newest one
+    ///
+    /// What completed is not repeated. The table, --results and the exit code are of the whole run.
+    #[arg(
+        long = "continue",
+        id = "goes_on",
+        value_name = "RUN",
+        num_args = 0..=1,
+        conflicts_with = "local",
+        value_parser = RunId::new
+    )]
+    #[expect(
+        clippy::option_option,
+        reason = "absent, given without a run, given with one"
+    )]
+    pub goes_on: Option<Option<RunId>>,
 
     /// Write what became of each task, as JSON Lines
     #[arg(long, value_name = "FILE")]
@@ -166,6 +196,18 @@ mod tests {
         let command = ConfigCommand::Check;
         assert!(matches!(cli.command, Command::Config { command: c } if c == command));
         assert!(parsed("run --local -- -x").is_ok());
+        for (line, run) in [
+            ("run --continue", None),
+            ("run --continue r-1 --results x", Some("r-1")),
+            ("run --results x --continue", None),
+        ] {
+            let Command::Run(args) = parsed(line).expect(line).command else {
+                panic!("run");
+            };
+            let given = args.goes_on.expect("given");
+            assert_eq!(given.as_ref().map(RunId::as_str), run, "{line}");
+            assert!(args.tasks.is_empty());
+        }
     }
 
     #[test]
@@ -174,7 +216,11 @@ mod tests {
             "",
             "run",
             "run --ask a",
-            "run --continue",
+            "run --continue a b",
+            "run a --continue",
+            "run a --continue r",
+            "run --continue --local",
+            "run --continue ../x",
             "logs",
             "logs demo",
             "restart demo/x",

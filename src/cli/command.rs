@@ -10,13 +10,16 @@ use std::process::ExitCode;
 use super::args::{self, Cli, Command, ConfigCommand, RunArgs};
 use super::board::Verbosity;
 use super::config_file::{self, LoadError, Loaded};
+use super::continuing;
 use super::control_client::{self, complain};
 use super::diagnostic::{self, Look};
 use super::doors::{self, Doors};
+use super::events;
 use super::exit::Exit;
 use super::progress::Screen;
 use super::results::Results;
-use super::run::{self, Order};
+use super::run::{self, Job, Order};
+use super::show as session;
 use super::signals::Signals;
 use super::start::{self, Failure};
 use super::state_dir::{self, StateDirError};
@@ -75,10 +78,13 @@ fn refuse_privilege() -> Result<(), String> {
         return Err("this program refuses to run set-uid or set-gid".to_owned());
     }
     // The attribute that setcap(8) writes.
-    let mut nothing: [u8; 0] = [];
-    match rustix::fs::getxattr("/proc/self/exe", "security.capability", &mut nothing) {
+    // Its longest form has 24 bytes; one that does not fit is there too.
+    let mut value = [0_u8; 64];
+    match rustix::fs::getxattr("/proc/self/exe", "security.capability", &mut value[..]) {
+        Ok(1..) | Err(rustix::io::Errno::RANGE) => {
+            Err("this program refuses to run with file capabilities".to_owned())
+        }
         Ok(0) | Err(_) => Ok(()),
-        Ok(_) => Err("this program refuses to run with file capabilities".to_owned()),
     }
 }
 
@@ -116,6 +122,14 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
         },
         Command::Restart { slot } => match find_state(&loaded.config, &mut streams) {
             Ok(state) => control_client::restart(&state, slot.clone(), &mut streams).await,
+            Err(exit) => exit,
+        },
+        Command::Events(args) => match find_state(&loaded.config, &mut streams) {
+            Ok(state) => events::events(&state, args, cli.json, &mut streams),
+            Err(exit) => exit,
+        },
+        Command::Show { session: name } => match find_state(&loaded.config, &mut streams) {
+            Ok(state) => session::show(&state, name, cli.json, &mut streams),
             Err(exit) => exit,
         },
         Command::ScriptAgent(_) => Exit::Usage, // taken before the runtime
@@ -198,27 +212,16 @@ async fn run(
     directory: &Path,
     mut streams: Streams,
 ) -> Exit {
-    let pools: Vec<PoolName> = loaded
-        .config
-        .pools
-        .iter()
-        .map(|pool| pool.name.clone())
-        .collect();
-    let around = Surroundings {
-        pools: &pools,
-        directory,
-        stdin: &mut std::io::stdin(),
+    let state = match find_state(&loaded.config, &mut streams) {
+        Ok(state) => state,
+        Err(exit) => return exit,
     };
-    let tasks = match tasks::read(&args.tasks, around) {
-        Ok(tasks) => tasks,
+    let (job, notes) = match job(args, &loaded.config, directory, &state) {
+        Ok(found) => found,
         Err(error) => {
             streams.err.line(&format!("error: {error}"));
             return Exit::Usage;
         }
-    };
-    let state = match find_state(&loaded.config, &mut streams) {
-        Ok(state) => state,
-        Err(exit) => return exit,
     };
     let results = match args.results.as_deref().map(Results::open).transpose() {
         Ok(results) => results,
@@ -236,12 +239,13 @@ async fn run(
     start_log(cli, &loaded.config, screen.as_ref(), false);
     if !cli.quiet {
         announce(&loaded, &mut streams);
-        for note in &tasks.notes {
+        for note in &notes {
             streams.err.line(&format!("note: {note}"));
         }
     }
+    let is_new = matches!(job, Job::New(_));
     let order = Order {
-        tasks: tasks.specs,
+        job,
         results,
         json: cli.json,
         verbosity: if cli.json {
@@ -257,6 +261,9 @@ async fn run(
             Ok(None) => {}
             Err(error) => return complain(&error, &mut streams),
         }
+        if let Some(note) = continuing::note(&state).filter(|_| is_new && !cli.quiet) {
+            streams.err.line(&note);
+        }
     }
     run_here(
         loaded.config,
@@ -269,6 +276,27 @@ async fn run(
     .await
 }
 
+/// What `run` is to work, and remarks on how it was read. The error is made to be shown.
+fn job(
+    args: &RunArgs,
+    config: &Config,
+    directory: &Path,
+    state: &Path,
+) -> Result<(Job, Vec<String>), String> {
+    if let Some(wanted) = &args.goes_on {
+        let job = continuing::find(state, wanted.as_ref()).map_err(|error| error.to_string())?;
+        return Ok((job, Vec::new()));
+    }
+    let pools: Vec<PoolName> = config.pools.iter().map(|pool| pool.name.clone()).collect();
+    let around = Surroundings {
+        pools: &pools,
+        directory,
+        stdin: &mut std::io::stdin(),
+    };
+    let tasks = tasks::read(&args.tasks, around).map_err(|error| error.to_string())?;
+    Ok((Job::New(tasks.specs), tasks.notes))
+}
+
 async fn run_here(
     config: Config,
     state: &Path,
@@ -278,7 +306,11 @@ async fn run_here(
     signals: &mut Signals,
 ) -> Exit {
     let listen = config.supervisor.listen;
-    let started = match begin(config, state, local, GoOn::Nothing, &mut streams).await {
+    let go_on = match &order.job {
+        Job::New(_) => GoOn::Nothing,
+        Job::Continue { run, .. } => GoOn::Run(run.clone()),
+    };
+    let started = match begin(config, state, local, go_on, &mut streams).await {
         Ok(started) => started,
         Err(exit) => return exit,
     };
@@ -294,9 +326,7 @@ async fn run_here(
     };
     let metrics = started.metrics.clone();
     let doors = Doors::open(&started.fleet, Role::Run, http, control, metrics);
-    let journal = started.journal.clone();
-    let ended = |run, exit| start::run_ended(&journal, run, exit);
-    let exit = run::here(started.fleet.clone(), order, streams, signals, ended).await;
+    let exit = run::here(started.fleet.clone(), order, streams, signals).await;
     doors.close().await;
     finish(started, exit, signals).await
 }
@@ -331,7 +361,15 @@ async fn daemon(cli: &Cli, loaded: Loaded, mut streams: Streams) -> Exit {
     };
     let metrics = started.metrics.clone();
     let doors = Doors::open(&started.fleet, Role::Daemon, http, control, metrics);
+    let unfinished = up::unfinished(&started.journal);
+    if !unfinished.is_empty() {
+        let count = unfinished.len();
+        let text = format!("going on with unfinished runs: {count}");
+        streams.err.line(&text);
+    }
+    let taking = tokio::spawn(up::take_up(started.fleet.clone(), doors.runs(), unfinished));
     let exit = up::serve(started.fleet.clone(), doors, &mut streams.err, &mut signals).await;
+    taking.abort();
     finish(started, exit, &mut signals).await
 }
 
@@ -348,7 +386,7 @@ async fn begin(
         Ok(taken) => taken,
         Err(error) => {
             streams.err.line(&format!("error: {error}"));
-            if matches!(error, StateError::Held { .. }) {
+            if matches!(error, StateError::Held { .. }) && go_on == GoOn::Nothing {
                 streams
                     .err
                     .line("  or add --local to work beside it, in a state directory of its own");

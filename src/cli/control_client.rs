@@ -148,6 +148,17 @@ impl Client {
         }
     }
 
+    /// Begins to watch a run; [`Client::next`] tells the rest.
+    ///
+    /// # Errors
+    /// [`ClientError`], also if the daemon does not have it.
+    pub async fn watch(&mut self, run: RunId) -> Result<(), ClientError> {
+        match self.ask(&Request::Watch { run }).await? {
+            Reply::Watching { .. } => Ok(()),
+            _ => Err(unexpected()),
+        }
+    }
+
     /// The next item of the run's stream, with the line that it came as. `None` is a line that
     /// this program does not know; it still has its text.
     ///

@@ -25,6 +25,7 @@ fn server(role: Role) -> Server {
         fleet.clone(),
         role,
         bounds,
+        std::sync::Arc::new(control::Runs::default()),
         stop.clone(),
     ));
     Server { dir, fleet, stop }

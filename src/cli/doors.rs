@@ -46,6 +46,7 @@ pub async fn listen(
 /// Open doors. They close with [`Doors::close`].
 #[derive(Debug)]
 pub struct Doors {
+    runs: Arc<control::Runs>,
     stop: CancellationToken,
     serving: TaskTracker,
 }
@@ -63,6 +64,7 @@ impl Doors {
     ) -> Self {
         let stop = CancellationToken::new();
         let serving = TaskTracker::new();
+        let runs = Arc::new(control::Runs::default());
         if let Some(http) = http {
             let asked = fleet.clone();
             let pages = Pages {
@@ -81,10 +83,21 @@ impl Doors {
             fleet.clone(),
             role,
             control::Bounds::default(),
+            Arc::clone(&runs),
             stop.clone(),
         ));
         serving.close();
-        Self { stop, serving }
+        Self {
+            runs,
+            stop,
+            serving,
+        }
+    }
+
+    /// The runs that clients may watch.
+    #[must_use]
+    pub fn runs(&self) -> Arc<control::Runs> {
+        Arc::clone(&self.runs)
     }
 
     /// Lets open requests end, within their bounds, and removes the control socket.

@@ -32,8 +32,8 @@ use crate::model::{RunId, TaskId, TaskOutcome, TaskSpec};
 /// What is to be done, and how it is to be shown.
 #[derive(Debug)]
 pub struct Order {
-    /// The tasks, checked, at least one.
-    pub tasks: Vec<TaskSpec>,
+    /// What is worked.
+    pub job: Job,
     /// Where results go beside the table.
     pub results: Option<Results>,
     /// Everything as JSON Lines on standard output, instead of progress and table.
@@ -44,21 +44,41 @@ pub struct Order {
     pub screen: Option<Screen>,
 }
 
-/// Works the tasks with a fleet of this process, and stops the fleet. `ended` is told the run and
-/// what the program ends with, once both are known.
+/// What is to be worked.
+#[derive(Debug, Clone)]
+pub enum Job {
+    /// New tasks, checked, at least one.
+    New(Vec<TaskSpec>),
+    /// What is left of a run.
+    Continue {
+        /// Which.
+        run: RunId,
+        /// All of its tasks, in their order.
+        tasks: Vec<TaskId>,
+    },
+}
+
+impl Job {
+    /// The ids of its tasks, in their order.
+    fn ids(&self) -> Vec<TaskId> {
+        match self {
+            Self::New(tasks) => tasks.iter().map(|task| task.id.clone()).collect(),
+            Self::Continue { tasks, .. } => tasks.clone(),
+        }
+    }
+}
+
+/// Works the tasks with a fleet of this process, and stops the fleet.
 pub async fn here<F: Fleet>(
     fleet: F,
     order: Order,
     mut streams: Streams,
     signals: &mut Signals,
-    ended: impl FnOnce(RunId, Exit),
 ) -> Exit {
-    let taken = unless_signalled(take_in(&fleet, &order.tasks), signals).await;
-    let mut begun = None;
+    let taken = unless_signalled(take_in(&fleet, &order.job), signals).await;
     let exit = match taken {
         Ok(Ok(stream)) => {
             let run = stream.run().clone();
-            begun = Some(run.clone());
             let show = Show::new(order, streams, &run);
             let reins = Here(fleet.clone(), run);
             work(Source::Here(stream), show, &reins, signals).await
@@ -67,7 +87,7 @@ pub async fn here<F: Fleet>(
             streams.err.line(&format!("error: {refusal}"));
             match refusal {
                 Refusal::Tasks(_) => Exit::Usage,
-                Refusal::Fleet(_) => Exit::CannotStart,
+                Refusal::Fleet(_) | Refusal::Full(_) => Exit::CannotStart,
             }
         }
         Err(_) => {
@@ -76,14 +96,10 @@ pub async fn here<F: Fleet>(
             Exit::Failures
         }
     };
-    let exit = match exit {
+    match exit {
         Exit::Interrupted | Exit::Terminated => exit,
         exit => stop(&fleet, signals).await.map_or(exit, Signal::exit),
-    };
-    if let Some(run) = begun {
-        ended(run, exit);
     }
-    exit
 }
 
 /// Waits for the work, or gives it up at the first signal: what it waits for may never come.
@@ -103,13 +119,28 @@ pub(super) async fn unless_signalled<T>(
     }
 }
 
-async fn take_in<F: Fleet>(fleet: &F, tasks: &[TaskSpec]) -> Result<RunStream, Refusal> {
+async fn take_in<F: Fleet>(fleet: &F, job: &Job) -> Result<RunStream, Refusal> {
     // Before the tasks, so that nothing of them is missed.
     let notices = fleet.watch();
-    let run = new_run().map_err(|error| Refusal::Fleet(error.to_string()))?;
-    let reports = fleet.submit(run.clone(), "run", tasks.to_vec()).await?;
-    let ledger = Ledger::collect(run, tasks.len(), reports);
+    let ledger = match job {
+        Job::New(tasks) => {
+            let run = new_run().map_err(|error| Refusal::Fleet(error.to_string()))?;
+            let reports = fleet.submit(run.clone(), "run", tasks.clone()).await?;
+            Ledger::collect(run, tasks.len(), reports)
+        }
+        Job::Continue { run, .. } => take_up(fleet, run.clone()).await?,
+    };
     Ok(RunStream::new(notices, ledger, fleet.history()))
+}
+
+/// Goes on with a run, and keeps its reports.
+///
+/// # Errors
+/// [`Refusal`]; nothing was changed then.
+pub(super) async fn take_up<F: Fleet>(fleet: &F, run: RunId) -> Result<Arc<Ledger>, Refusal> {
+    let taken = fleet.take_up(run.clone()).await?;
+    let total = taken.tasks.len();
+    Ok(Ledger::going_on(run, total, taken.ended, taken.reports))
 }
 
 /// Stops the fleet by the ladder, or at once when a signal comes: then that signal is returned.
@@ -140,15 +171,21 @@ async fn kill<F: Fleet>(fleet: &F) {
     }
 }
 
-/// Hands the tasks to a daemon and shows its run as if it were here.
+/// Hands new tasks to a daemon, or watches a run that it goes on with, and shows the run as if it
+/// were here.
 pub async fn there(
     mut client: Client,
     order: Order,
     mut streams: Streams,
     signals: &mut Signals,
 ) -> Exit {
-    let submitted = unless_signalled(client.submit(order.tasks.clone()), signals).await;
-    let run = match submitted {
+    let asked = async {
+        match &order.job {
+            Job::New(tasks) => client.submit(tasks.clone()).await,
+            Job::Continue { run, .. } => client.watch(run.clone()).await.map(|()| run.clone()),
+        }
+    };
+    let run = match unless_signalled(asked, signals).await {
         Ok(Ok(run)) => run,
         Ok(Err(error)) => return complain(&error, &mut streams),
         Err(_) => {
@@ -305,7 +342,8 @@ struct Show {
 
 impl Show {
     fn new(order: Order, mut streams: Streams, run: &RunId) -> Self {
-        let total = order.tasks.len();
+        let tasks = order.job.ids();
+        let total = tasks.len();
         let verbosity = if order.json {
             Verbosity::Quiet
         } else {
@@ -320,7 +358,7 @@ impl Show {
             json: order.json,
             results: order.results,
             results_failed: false,
-            tasks: order.tasks.into_iter().map(|task| task.id).collect(),
+            tasks,
             reports: HashMap::new(),
             begun: Instant::now(),
         };

@@ -50,7 +50,7 @@ impl Setting {
 
     fn order(&self, tasks: Vec<TaskSpec>) -> Order {
         Order {
-            tasks,
+            job: Job::New(tasks),
             results: Some(Results::open(&self.dir.path().join("out.jsonl")).expect("opened")),
             json: self.json,
             verbosity: Verbosity::Normal,
@@ -70,19 +70,7 @@ impl Setting {
     async fn here(&mut self, tasks: Vec<TaskSpec>) -> Told {
         let (streams, out, err) = Streams::captured(false);
         let mut signals = Signals::from_channel(self.incoming.take().expect("once"));
-        let mut told = None;
-        let ended = |run, exit| told = Some((run, exit));
-        let exit = here(
-            self.fleet.clone(),
-            self.order(tasks),
-            streams,
-            &mut signals,
-            ended,
-        )
-        .await;
-        if let Some((_, code)) = told {
-            assert_eq!(code, exit, "the journal and the shell hear the same");
-        }
+        let exit = here(self.fleet.clone(), self.order(tasks), streams, &mut signals).await;
         self.told(exit, &out, &err)
     }
 
@@ -91,7 +79,8 @@ impl Setting {
         let listener = control::bind(self.dir.path()).expect("bound");
         let bounds = control::Bounds::default();
         let fleet = self.fleet.clone();
-        let serving = control::serve(listener, fleet, Role::Daemon, bounds, stop.clone());
+        let runs = Arc::new(control::Runs::default());
+        let serving = control::serve(listener, fleet, Role::Daemon, bounds, runs, stop.clone());
         let serving = tokio::spawn(serving);
         let client = daemon(self.dir.path())
             .await
@@ -285,6 +274,81 @@ async fn a_refusal_has_its_exit_code_and_leaves_old_results() {
     assert_eq!(Setting::new().there(vec![pooled]).await.exit, Exit::Usage);
 }
 
+/// A run whose tasks a and c ended before, in another order, and whose task b waits.
+fn leave(setting: &Setting) -> Job {
+    let run = RunId::new("r").expect("id");
+    let id = |name: &str| TaskId::new(name).expect("id");
+    let ended = |name, outcome| crate::api::testing::report(&run, &id(name), outcome);
+    let before = vec![ended("c", TaskOutcome::Lost), ended("a", TaskOutcome::Done)];
+    setting.fleet.leave(&run, before, vec![spec("b", "done")]);
+    let tasks = vec![id("a"), id("b"), id("c")];
+    Job::Continue { run, tasks }
+}
+
+fn check_whole(told: &Told) {
+    assert_eq!(told.exit, Exit::Failures, "c was lost: {}", told.err);
+    let of = |id: &str, outcome: &str| (id.to_owned(), outcome.to_owned());
+    let whole = [of("c", "lost"), of("a", "done"), of("b", "done")];
+    assert_eq!(told.outcomes(), whole, "in the order of their ends");
+    assert!(told.out.contains("2 of 3 done, 1 lost in "), "{}", told.out);
+    let row = |id: &str| told.out.find(&format!("\n{id}     demo/"));
+    assert!(row("a") < row("b") && row("b") < row("c"), "{}", told.out);
+}
+
+#[tokio::test]
+async fn a_continued_run_shows_and_writes_all_of_it() {
+    let mut setting = Setting::new();
+    std::fs::write(setting.dir.path().join("out.jsonl"), "{}\n").expect("written");
+    let mut order = setting.order(Vec::new());
+    order.job = leave(&setting);
+    let (streams, out, err) = Streams::captured(false);
+    let mut signals = Signals::from_channel(setting.incoming.take().expect("once"));
+    let exit = here(setting.fleet.clone(), order, streams, &mut signals).await;
+    check_whole(&setting.told(exit, &out, &err));
+}
+
+#[tokio::test]
+async fn a_run_that_a_daemon_goes_on_with_is_watched_from_its_beginning() {
+    let mut setting = Setting::new();
+    let mut order = setting.order(Vec::new());
+    order.job = leave(&setting);
+    let Job::Continue { run, .. } = order.job.clone() else {
+        panic!("continue")
+    };
+    let runs = Arc::new(control::Runs::default());
+    let ledger = take_up(&setting.fleet, run).await.expect("taken up");
+    runs.keep(&ledger);
+    let stop = CancellationToken::new();
+    let listener = control::bind(setting.dir.path()).expect("bound");
+    let bounds = control::Bounds::default();
+    let fleet = setting.fleet.clone();
+    let serving = control::serve(listener, fleet, Role::Daemon, bounds, runs, stop.clone());
+    tokio::spawn(serving);
+    let client = daemon(setting.dir.path()).await.expect("asked");
+    let (streams, out, err) = Streams::captured(false);
+    let mut signals = Signals::from_channel(setting.incoming.take().expect("once"));
+    let exit = there(client.expect("there"), order, streams, &mut signals).await;
+    stop.cancel();
+    check_whole(&setting.told(exit, &out, &err));
+}
+
+#[tokio::test]
+async fn a_run_that_is_not_there_cannot_be_continued() {
+    let mut setting = Setting::new();
+    let mut order = setting.order(Vec::new());
+    order.job = Job::Continue {
+        run: RunId::new("none").expect("id"),
+        tasks: Vec::new(),
+    };
+    let (streams, out, err) = Streams::captured(false);
+    let mut signals = Signals::from_channel(setting.incoming.take().expect("once"));
+    std::fs::write(setting.dir.path().join("out.jsonl"), "{}\n").expect("written");
+    let exit = here(setting.fleet.clone(), order, streams, &mut signals).await;
+    let told = setting.told(exit, &out, &err);
+    assert_eq!((told.exit, told.results.as_str()), (Exit::Usage, "{}\n"));
+    assert_eq!(told.err, "error: there is no run none\n");
+}
+
 #[tokio::test]
 async fn results_that_cannot_be_written_are_a_failure() {
     let mut setting = Setting::new();
@@ -292,8 +356,7 @@ async fn results_that_cannot_be_written_are_a_failure() {
     order.results = Some(Results::open(std::path::Path::new("/dev/full")).expect("opened"));
     let (streams, out, err) = Streams::captured(false);
     let mut signals = Signals::from_channel(setting.incoming.take().expect("once"));
-    let ended = |_, _| {};
-    let exit = here(setting.fleet.clone(), order, streams, &mut signals, ended).await;
+    let exit = here(setting.fleet.clone(), order, streams, &mut signals).await;
     assert_eq!(exit, Exit::Failures);
     assert!(
         err.text()
@@ -316,6 +379,7 @@ async fn a_daemon_that_goes_away_leaves_what_is_known() {
         fleet,
         Role::Daemon,
         bounds,
+        Arc::new(control::Runs::default()),
         stop.clone(),
     ));
     let client = daemon(setting.dir.path())

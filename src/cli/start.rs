@@ -16,7 +16,7 @@ use crate::api::http::Render;
 use crate::api::process_stats;
 use crate::config::{Config, ConfigErrors, Launcher};
 use crate::fleet::{Ambient, FleetHandle, GoOn, Setup, StartError};
-use crate::journal::{Commit, Health, Journal, Keeping, OpenError, Rules, Space, Write};
+use crate::journal::{Health, Journal, Keeping, OpenError, Rules, Space};
 use crate::launch::{self, RunError, Spawner};
 use crate::limits;
 use crate::model::{RunId, SessionId};
@@ -120,19 +120,6 @@ impl Started {
             Ok(Err(left)) => Err(left.to_string()),
             Err(error) => Err(error.to_string()),
         }
-    }
-}
-
-/// Writes down how a run ended. It is durable once the journal is closed.
-pub fn run_ended(journal: &Journal, run: RunId, exit: Exit) {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    let at_us = now.map_or(0, |since| {
-        i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
-    });
-    let code = exit.code();
-    let ended = Write::RunEnded { run, at_us, code };
-    if let Err(refused) = journal.submit(Commit::of(vec![ended])) {
-        tracing::warn!(%refused, "the run's end is not in the journal");
     }
 }
 

@@ -2,12 +2,61 @@
 //!
 //! Must not know how a fleet is started, or what comes through the doors.
 
+use std::sync::Arc;
+
+use super::continuing;
 use super::doors::Doors;
 use super::exit::Exit;
 use super::run;
 use super::signals::{Signal, Signals};
 use super::streams::Output;
-use crate::api::Fleet;
+use crate::api::control::Runs;
+use crate::api::{Fleet, Refusal};
+use crate::journal::{Journal, StoredRun};
+use crate::limits;
+use crate::model::RunId;
+
+/// The runs that earlier starts left, oldest first. A journal that cannot be read has none.
+#[must_use]
+pub fn unfinished(journal: &Journal) -> Vec<StoredRun> {
+    let read = journal.reader().map_err(|error| error.to_string());
+    let read = read.and_then(|reader| reader.unfinished().map_err(|error| error.to_string()));
+    read.unwrap_or_else(|why| {
+        tracing::error!(why, "unfinished runs cannot be read: none is taken up");
+        Vec::new()
+    })
+}
+
+/// Goes on with these runs, one after the other; clients may watch them. One that does not fit
+/// into the queues waits until it does.
+pub async fn take_up<F: Fleet>(fleet: F, runs: Arc<Runs>, unfinished: Vec<StoredRun>) {
+    for stored in unfinished {
+        let Ok(run) = RunId::new(&stored.run) else {
+            continue;
+        };
+        loop {
+            match run::take_up(&fleet, run.clone()).await {
+                Ok(ledger) => {
+                    let tasks = ledger.total();
+                    tracing::info!(
+                        run = continuing::told(&stored),
+                        tasks,
+                        "going on with a run"
+                    );
+                    runs.keep(&ledger);
+                }
+                Err(Refusal::Full(_)) => {
+                    tokio::time::sleep(limits::TAKE_UP_AGAIN).await;
+                    continue;
+                }
+                Err(error) => {
+                    tracing::error!(run = %run, %error, "an unfinished run is not taken up");
+                }
+            }
+            break;
+        }
+    }
+}
 
 /// Serves until the first SIGINT or SIGTERM, then stops the fleet by the ladder; a second one
 /// kills. The doors stay open until the children are gone, so that the end can be watched.

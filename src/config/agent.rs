@@ -18,7 +18,7 @@ use super::types::{AsksFor, DialectName, Extractor};
 word!(AsksFor, DialectName);
 
 /// Dialects of the format that this version has not.
-const LATER_DIALECTS: &[&str] = &["acp", "loaf", "skillpilot", "claude", "codex"];
+const LATER_DIALECTS: &[&str] = &["loaf", "skillpilot", "claude", "codex"];
 
 /// The agent's name when no preset names it.
 const CUSTOM: &str = "custom";
@@ -82,6 +82,9 @@ pub(super) fn read(pool: &Section<'_>, dir: &Path) -> Agent {
     }
     let script = command::is_script_agent(&words);
     let inferred = if script { AsksFor::All } else { AsksFor::Some };
+    let speaks = dialect
+        .or(preset.as_ref().map(|preset| preset.dialect))
+        .unwrap_or(DialectName::Scaiflux);
     let agent = pool.item("agent");
     let agent = agent.and_then(|item| item.text_among(&presets::names()));
     let name = match (agent, script) {
@@ -98,15 +101,13 @@ pub(super) fn read(pool: &Section<'_>, dir: &Path) -> Agent {
         program,
         model: model.map(|found| found.value),
         mode: mode.map(|found| found.value),
-        dialect: dialect
-            .or(preset.as_ref().map(|preset| preset.dialect))
-            .unwrap_or(DialectName::Scaiflux),
+        dialect: speaks,
         asks: asks
             .or(preset.as_ref().map(|preset| preset.asks))
             .unwrap_or(inferred),
         extractor: own_extractor
             .or_else(|| preset.map(|preset| Extractor::BuiltIn(preset.extractor)))
-            .unwrap_or_else(|| Extractor::BuiltIn("scaiflux".to_owned())),
+            .unwrap_or_else(|| Extractor::BuiltIn(speaks.word().to_owned())),
     }
 }
 
@@ -244,7 +245,8 @@ fn filled(
 fn dialect(pool: &Section<'_>) -> Option<DialectName> {
     let item = pool.item("dialect")?;
     if matches!(item.value(), DeValue::Table(_)) {
-        let message = "custom dialects are not supported by this version: expected \"scaiflux\"";
+        let message =
+            "custom dialects are not supported by this version: expected \"acp\" or \"scaiflux\"";
         pool.ledger.fault(&item.place, message, None);
         return None;
     }

@@ -38,7 +38,7 @@ pub use error::{ConfigError, ConfigErrors, Places};
 pub use schema::schema;
 pub use show::Effective;
 pub use types::*;
-pub use units::{show_duration, show_size};
+pub use units::{duration as read_duration, show_duration, show_size};
 
 use crate::limits;
 use crate::model::foreign;

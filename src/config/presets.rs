@@ -31,7 +31,7 @@ pub(super) const LATER: &[&str] = &[
 ];
 
 /// The built-in extractors (`policy` owns their tables).
-pub(super) const EXTRACTORS: &[&str] = &["scaiflux"];
+pub(super) const EXTRACTORS: &[&str] = &["acp", "scaiflux"];
 
 /// One agent.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -13,8 +13,8 @@ use toml::{Table, Value};
 use super::environment::{self, HIDDEN};
 use super::presets;
 use super::types::{
-    AskConfig, Config, Env, Extractor, Launcher, Pool, Restart, Sandbox, StopWaits, Supervisor,
-    Timeouts, Workspace,
+    AskConfig, Config, Env, Extractor, JournalRules, Launcher, Pool, Restart, Sandbox, StopWaits,
+    Supervisor, Timeouts, Workspace,
 };
 use super::units::{show_duration, show_size};
 use crate::model::foreign;
@@ -152,7 +152,14 @@ fn supervisor(supervisor: &Supervisor) -> Shown {
         listen,
         log,
         max_children,
+        journal,
     } = supervisor;
+    let JournalRules {
+        keep,
+        max_size,
+        session_max,
+        min_free,
+    } = journal;
     let mut table = Shown::new(&["supervisor"]);
     table.put(
         "state_dir",
@@ -161,6 +168,10 @@ fn supervisor(supervisor: &Supervisor) -> Shown {
     table.put("listen", listen.to_string());
     table.put("log", log.word());
     table.put("max_children", i64::from(*max_children));
+    table.put("journal.keep", or_none(*keep));
+    table.put("journal.max_size", show_size(*max_size));
+    table.put("journal.session_max", show_size(*session_max));
+    table.put("journal.min_free", show_size(*min_free));
     table
 }
 
@@ -302,11 +313,14 @@ fn timeouts(table: &mut Shown, timeouts: &Timeouts) {
         silence,
         cancel,
     } = timeouts;
-    let or_none = |time: &Option<Duration>| time.map_or_else(|| "none".to_owned(), show_duration);
-    table.put("timeouts.handshake", or_none(handshake));
-    table.put("timeouts.turn", or_none(turn));
-    table.put("timeouts.silence", or_none(silence));
+    table.put("timeouts.handshake", or_none(*handshake));
+    table.put("timeouts.turn", or_none(*turn));
+    table.put("timeouts.silence", or_none(*silence));
     table.put("timeouts.cancel", show_duration(*cancel));
+}
+
+fn or_none(time: Option<Duration>) -> String {
+    time.map_or_else(|| "none".to_owned(), show_duration)
 }
 
 fn stop(table: &mut Shown, stop: StopWaits) {

@@ -192,6 +192,8 @@ words!(
 words!(
     /// Which protocol an agent speaks.
     DialectName {
+        /// Agent Client Protocol, version 1.
+        Acp = "acp",
         /// ScaiFlux serve mode, protocol 1.
         Scaiflux = "scaiflux",
     }
@@ -202,6 +204,7 @@ impl DialectName {
     #[must_use]
     pub const fn resumes_by_argument(self) -> bool {
         match self {
+            Self::Acp => false,
             Self::Scaiflux => true,
         }
     }

@@ -45,7 +45,7 @@ fn split(text: &str) -> Option<(u64, &str)> {
 ///
 /// # Errors
 /// What was wrong with it, as a fragment without the value.
-pub(super) fn duration(text: &str) -> Result<Duration, String> {
+pub fn duration(text: &str) -> Result<Duration, String> {
     let longest = limits::CONFIG_DURATION;
     let (number, unit) = split(text).ok_or_else(|| format!("expected {DURATION}"))?;
     let Some((_, ms)) = TIMES.iter().find(|(name, _)| *name == unit) else {

@@ -6,6 +6,9 @@
 //! A dialect writes strictly what its protocol lists and reads leniently: an unknown field is
 //! ignored, an unknown variant becomes [`Event::Unknown`], never a crash.
 
+pub mod acp;
+mod asks;
+mod lenient;
 pub mod scaiflux;
 
 use std::time::Instant;
@@ -160,6 +163,7 @@ pub const BAD_LINE_REASONS: &[&str] = &[
     "not_object",
     "no_type",
     "bad_shape",
+    "unknown_id",
     "out_of_state",
     "duplicate_id",
     "too_many_asks",
@@ -169,8 +173,18 @@ pub const BAD_LINE_REASONS: &[&str] = &[
 #[must_use]
 pub fn build(name: DialectName) -> Box<dyn Dialect> {
     match name {
+        DialectName::Acp => Box::new(acp::Acp::default()),
         DialectName::Scaiflux => Box::new(scaiflux::Scaiflux::default()),
     }
+}
+
+/// Reports a line that is no message, or none that is expected, by its first bytes.
+fn bad_line(reason: &'static str, line: &[u8], out: &mut Effects) {
+    let head = line.get(..limits::BAD_LINE_HEAD_BYTES).unwrap_or(line);
+    out.push(Effect::Event(Event::BadLine {
+        reason,
+        head: String::from_utf8_lossy(head).into_owned().into(),
+    }));
 }
 
 /// Merges adjacent pieces of text, and of thought, up to [`limits::MERGED_TEXT_BYTES`] each, so

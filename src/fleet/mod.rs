@@ -11,9 +11,13 @@
 mod ambient;
 mod channel;
 mod clock;
+mod continuing;
 mod credit;
+mod memory;
 pub mod notice;
+mod past;
 mod pool;
+mod report;
 mod resume;
 mod session;
 mod setup;
@@ -31,7 +35,10 @@ pub use ambient::Ambient;
 pub use channel::stderr::LogTail;
 #[doc(hidden)]
 pub use clock::simulate_stamps;
+pub use continuing::{TakeUpError, TakenUp};
+pub use memory::MemoryError;
 pub use notice::{ChangeKind, FileChange, Notice, SlotView, TaskReport};
+pub use report::ReportError;
 pub use setup::{GoOn, LoadedPolicy, Setup};
 
 use crate::config::{Config, SessionScope, WorkspaceMode};
@@ -44,7 +51,8 @@ use crate::telemetry::event::task::{QueueRejected, TaskQueued};
 use crate::telemetry::exporter::initialise_pool;
 use crate::telemetry::sets::QueueRefusal;
 use clock::now_us;
-use pool::{ActiveTask, Pool, PoolArgs, PoolMsg};
+use memory::SlotMemory;
+use pool::{ActiveTask, OpenTasks, Pool, PoolArgs, PoolMsg};
 use setup::{PoolShared, Shared, SlotTable};
 
 /// Why a fleet did not start.
@@ -69,6 +77,9 @@ pub enum StartError {
         /// The profile's name.
         profile: String,
     },
+    /// The journal does not say what the slots remember.
+    #[error("what the slots remember of earlier starts: {0}")]
+    Memory(#[from] MemoryError),
     /// An actor could not be started.
     #[error("an actor could not be started: {0}")]
     Actor(String),
@@ -150,7 +161,11 @@ impl FleetHandle {
     /// [`StartError`] if the parts do not fit together.
     pub async fn start(setup: Setup) -> Result<Self, StartError> {
         let parts = pools(&setup)?;
-        let views = parts.iter().flat_map(|pool| slot_views(pool));
+        let mut memories = memory::recall(&setup.journal, &setup.config.pools, &setup.go_on)?;
+        let memory_of = |pool: &PoolShared| memories.get(&pool.config.name);
+        let views = parts
+            .iter()
+            .flat_map(|pool| slot_views(pool, memory_of(pool)));
         let slots = SlotTable::new(views);
         let mut stored = resume::take_up(&setup).await;
         for (pool, sessions) in &stored {
@@ -167,18 +182,16 @@ impl FleetHandle {
         let mut ended = Vec::new();
         for pool in parts {
             initialise_pool(&pool.config.name, pool.config.size);
-            for index in 0..pool.config.size {
+            for view in shared.slots.of_pool(&pool.config.name) {
                 SlotStateChanged {
-                    slot: &SlotId {
-                        pool: pool.config.name.clone(),
-                        index,
-                    },
+                    slot: &view.slot,
                     from: None,
-                    to: Some(SlotState::Unloaded),
+                    to: Some(view.state),
                 }
                 .emit();
             }
             let args = PoolArgs {
+                memory: memories.remove(&pool.config.name).unwrap_or_default(),
                 shared: Arc::clone(&shared),
                 pool: Arc::clone(&pool),
                 stored: stored.remove(&pool.config.name).unwrap_or_default(),
@@ -217,6 +230,7 @@ impl FleetHandle {
             return Err(SubmitError::TooMany);
         }
         let (tell, reports) = mpsc::channel(tasks.len().max(1));
+        let open = OpenTasks::new(tasks.len(), false);
         let mut writes = vec![Write::RunBegun {
             run: run.clone(),
             command,
@@ -245,7 +259,8 @@ impl FleetHandle {
             }));
             queued.push((spec.id.clone(), name.clone()));
             let attempts = spec.attempts.unwrap_or(entry.shared.config.attempts);
-            let task = ActiveTask::new(run.clone(), spec, attempts, tell.clone());
+            let open = Arc::clone(&open);
+            let task = ActiveTask::new(run.clone(), spec, attempts, tell.clone(), open);
             by_pool.entry(name).or_default().push(task);
         }
         self.make_room(&by_pool)?;
@@ -537,17 +552,24 @@ fn pools(setup: &Setup) -> Result<Vec<Arc<PoolShared>>, StartError> {
     Ok(pools)
 }
 
-fn slot_views(pool: &PoolShared) -> Vec<SlotView> {
+fn slot_views(pool: &PoolShared, memory: Option<&Vec<SlotMemory>>) -> Vec<SlotView> {
+    let parked = |index: u16| {
+        let memory = memory.and_then(|memory| memory.get(usize::from(index)));
+        memory.and_then(|memory| memory.parked.clone())
+    };
     let view = |index| SlotView {
         slot: SlotId {
             pool: pool.config.name.clone(),
             index,
         },
-        state: SlotState::Unloaded,
+        state: match parked(index) {
+            Some(_) => SlotState::Parked,
+            None => SlotState::Unloaded,
+        },
         pid: None,
         task: None,
         session: None,
-        note: None,
+        note: parked(index),
         started_at: None,
         up: false,
         last_exit_code: None,

@@ -18,7 +18,7 @@ use crate::config::{Config, Pool as PoolConfig, Sandbox};
 use crate::journal::Journal;
 use crate::launch::Host;
 use crate::limits::{BROADCAST_EVENTS, COPIES_AT_ONCE, POOL_QUEUE, SPAWNS_AT_ONCE};
-use crate::model::{RunId, SessionId, SlotId};
+use crate::model::{PoolName, RunId, SessionId, SlotId};
 use crate::policy::Policy;
 use crate::policy::extract::Extractor;
 use crate::sandbox::state_dir::StateDir;
@@ -53,16 +53,16 @@ pub struct Setup {
     pub go_on: GoOn,
 }
 
-/// Which sessions of earlier starts of the supervisor a fleet goes on with, where a pool says
-/// `session = "slot"` and `on_crash = "resume"`.
+/// What a fleet goes on with of what earlier starts of the supervisor left: which sessions, where a
+/// pool says `session = "slot"` and `on_crash = "resume"`, and whether parked slots stay parked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum GoOn {
-    /// None; its own sessions end with it. For the work of one run.
+    /// No session, and its own ones end with it; parked slots are tried again. For one new run.
     Nothing,
-    /// Those of one run, which it finishes; they end with it.
+    /// The sessions of one run, which it finishes; they end with it. Parked slots stay parked.
     Run(RunId),
-    /// All that belong to no run, or to one that is not over; its own sessions are left to the
-    /// next start.
+    /// All sessions that belong to no run, or to one that is not over; its own sessions are left to
+    /// the next start. Parked slots stay parked.
     All,
 }
 
@@ -222,6 +222,11 @@ impl SlotTable {
                     .clone()
             })
             .collect()
+    }
+
+    pub(crate) fn of_pool(&self, pool: &PoolName) -> Vec<SlotView> {
+        let views = self.views().into_iter();
+        views.filter(|view| view.slot.pool == *pool).collect()
     }
 
     pub(crate) fn works(&self, session: &SessionId) -> bool {

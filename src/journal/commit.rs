@@ -139,13 +139,18 @@ pub enum Write {
         /// When.
         at_us: i64,
     },
-    /// It ends.
+    /// This start of the supervisor goes on with a run of an earlier one.
+    RunTakenUp {
+        /// Its id.
+        run: RunId,
+    },
+    /// It ends: with the end of its last task, or because there is nothing left to do.
     RunEnded {
         /// Its id.
         run: RunId,
         /// When.
         at_us: i64,
-        /// Its exit code.
+        /// 0 if every task of it is done, else 1.
         code: u8,
     },
     /// A task waits for a slot.
@@ -171,6 +176,22 @@ pub enum Write {
         at_us: i64,
         /// Why, in our words.
         detail: String,
+    },
+    /// Nothing starts in the slot until a person has looked, over every start of the supervisor.
+    SlotParked {
+        /// Which.
+        slot: SlotId,
+        /// The class of the end that parked it.
+        class: ExitClass,
+        /// When.
+        at_us: i64,
+        /// Why, in our words.
+        reason: String,
+    },
+    /// The slot is tried again; its failures still count.
+    SlotUnparked {
+        /// Which.
+        slot: SlotId,
     },
     /// A person unparked the slot: its failures no longer count.
     SlotForgiven {
@@ -224,14 +245,18 @@ pub enum TaskChange {
         session: SessionId,
     },
     /// It waits again.
-    Requeued,
+    Requeued {
+        /// Sendings made so far: a prompt that was accepted and never written is none.
+        attempts: u32,
+    },
     /// It ended.
     Ended {
         /// How.
         outcome: TaskOutcome,
         /// Why, in our words.
         detail: String,
-        /// Its line of `--results`, a JSON object; empty if there is none.
+        /// Its report, as [`codec::write_report`](super::codec::write_report) writes it; empty if
+        /// there is none.
         result: String,
     },
 }

@@ -15,6 +15,7 @@ mod commit;
 mod error;
 mod health;
 mod kept;
+mod lookup;
 mod queue;
 mod reader;
 mod recovery;
@@ -23,6 +24,7 @@ mod rows;
 mod schema;
 mod stepper;
 mod store;
+mod unfinished;
 mod writer;
 
 use std::path::{Path, PathBuf};
@@ -47,6 +49,7 @@ pub use retention::Keeping;
 pub use schema::{FILE, VERSION as SCHEMA_VERSION};
 #[doc(hidden)]
 pub use stepper::{Step, Stepper};
+pub use unfinished::StoredPark;
 pub use writer::SpaceProbe;
 
 /// The front of the journal; clones share it. When the last clone is dropped, the writer
@@ -108,7 +111,8 @@ pub struct NotFlushed {
 
 impl Journal {
     /// Opens the journal in a state directory, which is made (0700) if it is missing, gives the
-    /// process a new epoch and ends what former epochs left open.
+    /// process a new epoch and writes down what became of the turns, asks and sessions that former
+    /// epochs left open. Tasks and the sessions of slots stay as they are.
     ///
     /// The caller holds the directory's lock: one supervisor a state directory.
     ///
@@ -244,7 +248,7 @@ impl Journal {
             .clone()
     }
 
-    /// What opening found left open by former epochs, and ended.
+    /// What opening found left open by former epochs.
     #[must_use]
     pub fn recovered(&self) -> Recovered {
         self.0.recovered

@@ -94,7 +94,7 @@ pub struct StoredSession {
 pub struct StoredRun {
     /// Its id.
     pub run: String,
-    /// The start of the supervisor that it is.
+    /// The start of the supervisor that worked it last.
     pub epoch: u64,
     /// `run` or `up`.
     pub command: String,
@@ -102,8 +102,40 @@ pub struct StoredRun {
     pub begun_at_us: i64,
     /// When it ended.
     pub ended_at_us: Option<i64>,
-    /// Its exit code.
+    /// 0 if every task of it is done, else 1.
     pub code: Option<u8>,
+}
+
+impl StoredSession {
+    /// From a row with its columns in the order of the fields.
+    pub(super) fn of(row: &Row<'_>) -> rusqlite::Result<Self> {
+        Ok(Self {
+            session: row.get(0)?,
+            epoch: number(row, 1)?,
+            pool: row.get(2)?,
+            slot: row.get(3)?,
+            run: row.get(4)?,
+            task: row.get(5)?,
+            attempt: row.get(6)?,
+            begun_at_us: row.get(7)?,
+            ended_at_us: row.get(8)?,
+            class: row.get(9)?,
+        })
+    }
+}
+
+impl StoredRun {
+    /// From a row with its columns in the order of the fields.
+    pub(super) fn of(row: &Row<'_>) -> rusqlite::Result<Self> {
+        Ok(Self {
+            run: row.get(0)?,
+            epoch: number(row, 1)?,
+            command: row.get(2)?,
+            begun_at_us: row.get(3)?,
+            ended_at_us: row.get(4)?,
+            code: row.get(5)?,
+        })
+    }
 }
 
 /// A row of `tasks`.
@@ -135,7 +167,7 @@ pub struct StoredTask {
     pub begun_at_us: Option<i64>,
     /// See `queued_at_us`.
     pub ended_at_us: Option<i64>,
-    /// Its line of `--results`, JSON.
+    /// Its report, for [`codec::read_report`].
     pub result: Option<String>,
 }
 
@@ -344,20 +376,7 @@ impl Reader {
             "SELECT session, epoch, pool, slot, run, task, attempt, begun_at_us, ended_at_us, \
              class FROM sessions ORDER BY begun_at_us, session",
         )?;
-        let rows = statement.query_map([], |row| {
-            Ok(StoredSession {
-                session: row.get(0)?,
-                epoch: number(row, 1)?,
-                pool: row.get(2)?,
-                slot: row.get(3)?,
-                run: row.get(4)?,
-                task: row.get(5)?,
-                attempt: row.get(6)?,
-                begun_at_us: row.get(7)?,
-                ended_at_us: row.get(8)?,
-                class: row.get(9)?,
-            })
-        })?;
+        let rows = statement.query_map([], StoredSession::of)?;
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
@@ -370,16 +389,7 @@ impl Reader {
             "SELECT run, epoch, command, begun_at_us, ended_at_us, code FROM runs \
              ORDER BY begun_at_us, run",
         )?;
-        let rows = statement.query_map([], |row| {
-            Ok(StoredRun {
-                run: row.get(0)?,
-                epoch: number(row, 1)?,
-                command: row.get(2)?,
-                begun_at_us: row.get(3)?,
-                ended_at_us: row.get(4)?,
-                code: row.get(5)?,
-            })
-        })?;
+        let rows = statement.query_map([], StoredRun::of)?;
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
@@ -393,24 +403,7 @@ impl Reader {
              queued_at_us, begun_at_us, ended_at_us, result FROM tasks WHERE run = ?1 \
              ORDER BY place",
         )?;
-        let rows = statement.query_map([run.as_str()], |row| {
-            Ok(StoredTask {
-                id: row.get(0)?,
-                pool: row.get(1)?,
-                prompt: row.get::<_, String>(2)?.into(),
-                spec: row.get(3)?,
-                state: row.get(4)?,
-                outcome: row.get(5)?,
-                detail: row.get(6)?,
-                attempts: row.get(7)?,
-                slot: row.get(8)?,
-                session: row.get(9)?,
-                queued_at_us: row.get(10)?,
-                begun_at_us: row.get(11)?,
-                ended_at_us: row.get(12)?,
-                result: row.get(13)?,
-            })
-        })?;
+        let rows = statement.query_map([run.as_str()], stored_task)?;
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
@@ -477,6 +470,25 @@ impl Reader {
     pub fn verify_audit(&self) -> Result<Head, ReadError> {
         audit::verify(&self.conn)
     }
+}
+
+pub(super) fn stored_task(row: &Row<'_>) -> rusqlite::Result<StoredTask> {
+    Ok(StoredTask {
+        id: row.get(0)?,
+        pool: row.get(1)?,
+        prompt: row.get::<_, String>(2)?.into(),
+        spec: row.get(3)?,
+        state: row.get(4)?,
+        outcome: row.get(5)?,
+        detail: row.get(6)?,
+        attempts: row.get(7)?,
+        slot: row.get(8)?,
+        session: row.get(9)?,
+        queued_at_us: row.get(10)?,
+        begun_at_us: row.get(11)?,
+        ended_at_us: row.get(12)?,
+        result: row.get(13)?,
+    })
 }
 
 fn stored_event(row: &Row<'_>) -> rusqlite::Result<StoredEvent> {

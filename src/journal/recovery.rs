@@ -1,37 +1,35 @@
-//! What a start finds open from the starts before it, and how it ends.
+//! What a start finds open from the starts before it: the facts of it are written down at once.
 //!
-//! A supervisor that was killed leaves asks without a verdict, turns without an end and tasks
-//! that seem to run. Their streams get the missing events, under the new epoch and with the next
-//! seq, and their rows their end: the ask is denied because
-//! everybody is gone, the turn and its task are lost, a task that never began is skipped.
+//! A supervisor that was killed leaves asks without a verdict, turns without an end and sessions
+//! without a process. Their streams get the missing events, under the new epoch and with the next
+//! seq: the ask is denied because everybody is gone, the turn is lost. A session that was made for
+//! one task ends with it. A slot's own session (one without a task) stays open, its stream whole:
+//! whether it is gone on with is its pool's decision. So are tasks: those that waited or ran stay as
+//! they are until their run is continued.
 
 use std::sync::Arc;
 
 use rusqlite::Connection;
 
-use super::commit::{Commit, TaskChange, Write};
+use super::commit::{Commit, Write};
 use crate::model::{
-    AskId, DecidedBy, Decision, Event, EventId, RunId, SessionId, Stamped, TaskId, TaskOutcome,
-    TurnOutcome, Usage, Verdict,
+    AskId, DecidedBy, Decision, Event, EventId, SessionId, Stamped, TurnOutcome, Usage, Verdict,
 };
 
 const GONE: &str = "the supervisor ended before this was decided";
 const LOST: &str = "the supervisor ended while this ran";
-const NEVER_BEGAN: &str = "the supervisor ended before this began";
 
 /// How much was left open.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Recovered {
-    /// Sessions that had not ended.
+    /// Sessions of one task that had not ended, and now have.
     pub sessions: u64,
+    /// Sessions of slots, which stay open.
+    pub kept: u64,
     /// Turns that had not ended.
     pub turns: u64,
     /// Asks without a verdict.
     pub asks: u64,
-    /// Tasks that ran.
-    pub tasks_lost: u64,
-    /// Tasks that waited.
-    pub tasks_skipped: u64,
 }
 
 /// The commits that end what epochs before `epoch` left open.
@@ -44,46 +42,44 @@ pub(super) fn plan(
     let mut commits = Vec::new();
     let before = i64::try_from(epoch).unwrap_or(i64::MAX);
     let mut open = conn.prepare(
-        "SELECT session, task IS NULL FROM sessions WHERE ended_at_us IS NULL AND epoch < ?1",
+        "SELECT session, task IS NOT NULL FROM sessions WHERE ended_at_us IS NULL AND epoch < ?1",
     )?;
     let sessions = open
-        .query_map([before], |row| Ok((row.get::<_, String>(0)?, row.get(1)?)))?
+        .query_map([before], |row| {
+            Ok((row.get::<_, String>(0)?, row.get::<_, bool>(1)?))
+        })?
         .collect::<Result<Vec<_>, _>>()?;
-    for (name, of_slot) in sessions {
+    for (name, is_of_a_task) in sessions {
         // Only ids that passed this check were ever written.
         let Ok(session) = SessionId::new(&name) else {
             continue;
         };
-        found.sessions += 1;
-        commits.push(end_session(
-            conn, &session, of_slot, epoch, at_us, &mut found,
-        )?);
-    }
-    let mut open = conn.prepare(
-        "SELECT run, id, state FROM tasks JOIN runs USING (run) \
-         WHERE state <> 'ended' AND runs.epoch < ?1",
-    )?;
-    let mut rows = open.query([before])?;
-    while let Some(row) = rows.next()? {
-        let (run, task): (String, String) = (row.get(0)?, row.get(1)?);
-        let running = row.get::<_, String>(2)? == "running";
-        if let (Ok(run), Ok(task)) = (RunId::new(&run), TaskId::new(&task)) {
-            commits.push(Commit::of(vec![end_task(
-                run, task, running, at_us, &mut found,
-            )]));
+        let mut writes = missing(conn, &session, epoch, at_us, &mut found)?;
+        if is_of_a_task {
+            found.sessions += 1;
+            writes.push(Write::SessionEnded {
+                session,
+                at_us,
+                class: None,
+            });
+        } else {
+            found.kept += 1;
+        }
+        if !writes.is_empty() {
+            commits.push(Commit::of(writes));
         }
     }
     Ok((commits, found))
 }
 
-fn end_session(
+/// The events that a session's stream lacks.
+fn missing(
     conn: &Connection,
     session: &SessionId,
-    of_slot: bool,
     epoch: u64,
     at_us: i64,
     found: &mut Recovered,
-) -> rusqlite::Result<Commit> {
+) -> rusqlite::Result<Vec<Write>> {
     let (mut seq, prompt, end): (u64, u64, u64) = conn
         .prepare_cached(
             "SELECT coalesce(max(seq), 0), \
@@ -132,33 +128,5 @@ fn end_session(
             detail: Some(LOST.to_owned()),
         });
     }
-    // One of a slot may be loaded again: whoever starts decides that.
-    if !of_slot {
-        writes.push(Write::SessionEnded {
-            session: session.clone(),
-            at_us,
-            class: None,
-        });
-    }
-    Ok(Commit::of(writes))
-}
-
-fn end_task(run: RunId, task: TaskId, running: bool, at_us: i64, found: &mut Recovered) -> Write {
-    let (outcome, detail) = if running {
-        found.tasks_lost += 1;
-        (TaskOutcome::Lost, LOST)
-    } else {
-        found.tasks_skipped += 1;
-        (TaskOutcome::Skipped, NEVER_BEGAN)
-    };
-    Write::TaskUpdated {
-        run,
-        task,
-        at_us,
-        change: TaskChange::Ended {
-            outcome,
-            detail: detail.to_owned(),
-            result: String::new(),
-        },
-    }
+    Ok(writes)
 }

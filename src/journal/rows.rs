@@ -106,12 +106,12 @@ impl Writer<'_> {
                 at_us,
                 change,
             } => self.task_updated(run, task, *at_us, change),
-            other => self.rest(other),
+            other => self.run(other),
         }
     }
 
-    /// Runs and slots.
-    fn rest(&self, write: &Write) -> Result<(), Fault> {
+    /// Runs.
+    fn run(&self, write: &Write) -> Result<(), Fault> {
         match write {
             Write::RunBegun {
                 run,
@@ -129,6 +129,20 @@ impl Writer<'_> {
                     params![run.as_str(), at_us, code],
                 )?
                 .one_or(|| Violation::NoRun(run.clone()))?,
+            Write::RunTakenUp { run } => self
+                .execute(
+                    "UPDATE runs SET epoch = ?2, ended_at_us = NULL, code = NULL WHERE run = ?1",
+                    params![run.as_str(), signed(self.epoch)],
+                )?
+                .one_or(|| Violation::NoRun(run.clone()))?,
+            other => self.slot(other)?,
+        }
+        Ok(())
+    }
+
+    /// Slots.
+    fn slot(&self, write: &Write) -> Result<(), Fault> {
+        match write {
             Write::SlotFailure {
                 slot,
                 class,
@@ -141,7 +155,21 @@ impl Writer<'_> {
                     params![slot.pool.as_str(), slot.index, at_us, class.word(), detail],
                 )?;
             }
+            Write::SlotParked {
+                slot,
+                class,
+                at_us,
+                reason,
+            } => {
+                self.execute(
+                    "INSERT OR REPLACE INTO slot_parks (pool, slot, at_us, class, reason) \
+                     VALUES (?1, ?2, ?3, ?4, ?5)",
+                    params![slot.pool.as_str(), slot.index, at_us, class.word(), reason],
+                )?;
+            }
+            Write::SlotUnparked { slot } => self.unpark(slot)?,
             Write::SlotForgiven { slot } => {
+                self.unpark(slot)?;
                 self.execute(
                     "DELETE FROM slot_failures WHERE pool = ?1 AND slot = ?2",
                     params![slot.pool.as_str(), slot.index],
@@ -149,6 +177,14 @@ impl Writer<'_> {
             }
             _ => {}
         }
+        Ok(())
+    }
+
+    fn unpark(&self, slot: &SlotId) -> Result<(), Fault> {
+        self.execute(
+            "DELETE FROM slot_parks WHERE pool = ?1 AND slot = ?2",
+            params![slot.pool.as_str(), slot.index],
+        )?;
         Ok(())
     }
 
@@ -345,9 +381,9 @@ impl Writer<'_> {
                     at_us
                 ],
             )?,
-            TaskChange::Requeued => self.execute(
-                "UPDATE tasks SET state = 'queued' WHERE run = ?1 AND id = ?2",
-                params![run.as_str(), task.as_str()],
+            TaskChange::Requeued { attempts } => self.execute(
+                "UPDATE tasks SET state = 'queued', attempts = ?3 WHERE run = ?1 AND id = ?2",
+                params![run.as_str(), task.as_str(), attempts],
             )?,
             TaskChange::Ended {
                 outcome,

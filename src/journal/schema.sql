@@ -112,8 +112,9 @@ CREATE INDEX slot_failures_by_slot ON slot_failures (pool, slot, at_us);
 
 -- What retention needs: which sessions ended first, those of a run, and runs with open tasks.
 CREATE INDEX sessions_by_end ON sessions (ended_at_us, session) WHERE ended_at_us IS NOT NULL;
-CREATE INDEX sessions_by_run ON sessions (run) WHERE run IS NOT NULL;
+CREATE INDEX sessions_by_run ON sessions (run, task) WHERE run IS NOT NULL;
 CREATE INDEX tasks_open ON tasks (run) WHERE state <> 'ended';
+CREATE INDEX sessions_open ON sessions (epoch) WHERE ended_at_us IS NULL;
 
 -- A session that retention has taken out of `sessions` and whose other rows are going.
 CREATE TABLE removals (
@@ -129,3 +130,21 @@ CREATE TABLE audit_cut (
     hash  TEXT NOT NULL,
     at_us INTEGER NOT NULL
 ) STRICT;
+
+-- Slots where nothing starts until a person has looked.
+CREATE TABLE slot_parks (
+    pool   TEXT NOT NULL,
+    slot   INTEGER NOT NULL,
+    at_us  INTEGER NOT NULL,
+    class  TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    PRIMARY KEY (pool, slot)
+) STRICT, WITHOUT ROWID;
+
+-- Version 1 wrote no end for the runs of a daemon: those whose tasks have all ended are over.
+UPDATE runs
+   SET ended_at_us = coalesce(
+           (SELECT max(ended_at_us) FROM tasks WHERE tasks.run = runs.run), begun_at_us),
+       code = EXISTS (SELECT 1 FROM tasks WHERE tasks.run = runs.run AND outcome <> 'done')
+ WHERE ended_at_us IS NULL
+   AND NOT EXISTS (SELECT 1 FROM tasks WHERE tasks.run = runs.run AND state <> 'ended');

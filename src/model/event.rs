@@ -25,6 +25,8 @@ words!(
         Thought = "thought",
         /// [`Event::ToolStart`]
         ToolStart = "tool_start",
+        /// [`Event::ToolUpdate`]
+        ToolUpdate = "tool_update",
         /// [`Event::ToolResult`]
         ToolResult = "tool_result",
         /// [`Event::Asked`]
@@ -33,8 +35,12 @@ words!(
         Decided = "decided",
         /// [`Event::Unasked`]
         Unasked = "unasked",
+        /// [`Event::Plan`]
+        Plan = "plan",
         /// [`Event::Usage`]
         Usage = "usage",
+        /// [`Event::ContextUsed`]
+        ContextUsed = "context_used",
         /// [`Event::FileUpdated`]
         FileUpdated = "file_updated",
         /// [`Event::StateChanged`]
@@ -65,7 +71,7 @@ impl EventKind {
             Self::ToolStart => "tool_start",
             Self::ToolResult => "tool_result",
             Self::Asked => "permission_request",
-            Self::Usage => "usage",
+            Self::Usage | Self::ContextUsed => "usage",
             Self::TurnEnded => "turn_end",
             _ => "other",
         }
@@ -123,6 +129,26 @@ pub struct Usage {
     pub output: u64,
 }
 
+/// One step of an agent's plan.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlanEntry {
+    /// What is to be done.
+    pub content: Foreign,
+    /// `high`, `medium`, `low`, or the agent's own word.
+    pub priority: Option<Foreign>,
+    /// `pending`, `in_progress`, `completed`, or the agent's own word.
+    pub status: Option<Foreign>,
+}
+
+/// What a session has cost so far, as the agent reports it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Cost {
+    /// The amount, finite.
+    pub amount: f64,
+    /// Its currency, as the agent names it (ISO 4217).
+    pub currency: Foreign,
+}
+
 /// One thing that happened in a session.
 #[derive(Debug, Clone)]
 pub enum Event {
@@ -168,6 +194,19 @@ pub enum Event {
         /// Its input, as it came.
         input: Box<RawValue>,
     },
+    /// The agent says more of a tool call; what it does not mention stays as it was.
+    ToolUpdate {
+        /// The call's id.
+        id: Foreign,
+        /// The tool's name now.
+        name: Option<Foreign>,
+        /// The call's title for people.
+        title: Option<Foreign>,
+        /// The agent's word for how far it is.
+        status: Option<Foreign>,
+        /// Its whole input now.
+        input: Option<Box<RawValue>>,
+    },
     /// A tool call ended.
     ToolResult {
         /// The call's id.
@@ -199,8 +238,22 @@ pub enum Event {
         /// The rules that say so.
         rules: Vec<String>,
     },
+    /// The agent's plan, whole: it takes the place of an earlier one.
+    Plan {
+        /// Its steps, at most `limits::PLAN_ENTRIES`.
+        entries: Vec<PlanEntry>,
+    },
     /// Tokens used so far, as the agent reports them.
     Usage(Usage),
+    /// How full the agent's context is.
+    ContextUsed {
+        /// Tokens in it.
+        used: u64,
+        /// Tokens that fit in.
+        size: u64,
+        /// What the session has cost so far.
+        cost: Option<Cost>,
+    },
     /// A file changed, as the agent reports it.
     FileUpdated {
         /// The tool that did it.
@@ -298,11 +351,14 @@ impl Event {
             Self::Text { .. } => EventKind::Text,
             Self::Thought { .. } => EventKind::Thought,
             Self::ToolStart { .. } => EventKind::ToolStart,
+            Self::ToolUpdate { .. } => EventKind::ToolUpdate,
             Self::ToolResult { .. } => EventKind::ToolResult,
             Self::Asked { .. } => EventKind::Asked,
             Self::Decided(_) => EventKind::Decided,
             Self::Unasked { .. } => EventKind::Unasked,
+            Self::Plan { .. } => EventKind::Plan,
             Self::Usage(_) => EventKind::Usage,
+            Self::ContextUsed { .. } => EventKind::ContextUsed,
             Self::FileUpdated { .. } => EventKind::FileUpdated,
             Self::StateChanged { .. } => EventKind::StateChanged,
             Self::SlashResult { .. } => EventKind::SlashResult,

@@ -13,7 +13,7 @@ pub mod task;
 pub mod turn;
 
 pub use ask::{Answer, Ask, AskKey, Claimed, DecidedBy, Decision, OnTimeout, ToolClass, Verdict};
-pub use event::{AgentInfo, Event, EventKind, Origin, Stamped, Usage};
+pub use event::{AgentInfo, Cost, Event, EventKind, Origin, PlanEntry, Stamped, Usage};
 pub use exit::{ExitClass, ExitStatus, WallStage};
 pub use foreign::Foreign;
 pub use ids::{AskId, EventId, IdError, PoolName, RunId, SessionId, SlotId, TaskId};

@@ -59,7 +59,7 @@ fn applies(policy: &Policy, place: usize, tools: &[ToolClass], example: &str) ->
                 targets: vec![Target::Path(example.to_owned())],
             },
             ToolClass::Write => Request::Write {
-                path: example.to_owned(),
+                paths: vec![example.to_owned()],
             },
             ToolClass::Fetch | ToolClass::Unknown => Request::Fetch {
                 url: example.to_owned(),

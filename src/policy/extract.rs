@@ -1,33 +1,43 @@
 //! Extractors: which fields of an agent's tool calls hold command, path and directory.
 //!
-//! Owns the table (TOML, one for each kind of agent) and the strict reading of a call's JSON:
-//! what two readers could read differently, such as a key that stands twice, is malformed. Must
-//! not know the protocol that carried the call.
+//! Owns the table (TOML, one for each kind of agent) and how a call becomes a request. Must not
+//! know the protocol that carried the call, nor how its JSON is read (`fields`).
+//!
+//! A field may have several places. Then all that are there must say the same: what one reader
+//! could take for one thing and another for another is no plain request.
 
-use std::collections::{BTreeMap, HashMap};
-use std::fmt;
+mod argv;
+mod fields;
+
+use std::collections::BTreeMap;
 
 use serde::Deserialize;
-use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
+use self::fields::{Fields, Found, Place};
 use super::request::{Request, Target, ToolClass};
+use crate::limits::CALL_PATHS;
 use crate::model::Foreign;
 use crate::model::foreign::show;
 
-/// The table for agents that speak ScaiFlux, the script agent included.
-pub const SCAIFLUX: &str = include_str!("builtin/extract-scaiflux.toml");
+/// The tables that come with the program.
+const BUILTIN: &[(&str, &str)] = &[
+    ("acp", include_str!("builtin/extract-acp.toml")),
+    ("scaiflux", include_str!("builtin/extract-scaiflux.toml")),
+];
 
 /// The table that comes with the program under this name.
 #[must_use]
 pub fn builtin_text(name: &str) -> Option<&'static str> {
-    (name == "scaiflux").then_some(SCAIFLUX)
+    let (_, text) = BUILTIN.iter().find(|(known, _)| *known == name)?;
+    Some(text)
 }
 
 /// Turns tool calls into requests.
 #[derive(Debug, Clone)]
 pub struct Extractor {
     tools: BTreeMap<String, Tool>,
+    missing: Missing,
 }
 
 /// Why a table was not accepted.
@@ -59,39 +69,79 @@ pub enum ExtractorError {
 struct Document {
     schema: u32,
     #[serde(default)]
+    missing: Missing,
+    #[serde(default)]
     tool: BTreeMap<String, ToolText>,
+}
+
+/// What a call is whose fields are not there, or do not agree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Missing {
+    /// Denied: this agent always sends them.
+    #[default]
+    Malformed,
+    /// A tool that no table knows: this protocol leaves it to the agent what it sends.
+    Unknown,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ToolText {
     class: String,
-    command: Option<String>,
-    cwd: Option<String>,
-    path: Option<String>,
+    command: Option<Names>,
+    #[serde(default)]
+    argv: bool,
+    cwd: Option<Names>,
+    path: Option<Names>,
     #[serde(default)]
     path_optional: bool,
-    pattern: Option<String>,
-    url: Option<String>,
+    pattern: Option<Names>,
+    url: Option<Names>,
+}
+
+/// One place, or several.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Names {
+    One(String),
+    Several(Vec<String>),
 }
 
 #[derive(Debug, Clone)]
 enum Tool {
     Shell {
-        command: String,
-        cwd: Option<String>,
+        command: Vec<Place>,
+        /// The command may be an array of words.
+        argv: bool,
+        cwd: Vec<Place>,
     },
     Read {
-        path: String,
+        path: Vec<Place>,
         optional: bool,
-        pattern: Option<String>,
+        pattern: Vec<Place>,
     },
     Write {
-        path: String,
+        path: Vec<Place>,
     },
     Fetch {
-        url: String,
+        url: Vec<Place>,
     },
+}
+
+/// Why a call makes no request of its class.
+#[derive(Debug, PartialEq, Eq)]
+enum Trouble {
+    /// It cannot be read in one way only.
+    Malformed(String),
+    /// A field is missing, or its places do not agree.
+    Unclear(String),
+}
+
+impl From<String> for Trouble {
+    fn from(why: String) -> Self {
+        Self::Malformed(why)
+    }
 }
 
 impl Extractor {
@@ -115,7 +165,10 @@ impl Extractor {
             })?;
             tools.insert(name, tool);
         }
-        Ok(Self { tools })
+        Ok(Self {
+            tools,
+            missing: document.missing,
+        })
     }
 
     /// What kind of tool a name stands for, as metrics label it.
@@ -132,10 +185,11 @@ impl Extractor {
     /// The request that a tool call makes. `input` is the call's JSON as it came, at most
     /// [`crate::limits::ASK_INPUT_BYTES`] long: the caller refuses longer ones.
     pub fn extract(&self, tool: &str, input: &RawValue) -> Request {
+        let unknown = || Request::Unknown {
+            tool: Foreign::new(tool),
+        };
         let Some(entry) = self.tools.get(tool) else {
-            return Request::Unknown {
-                tool: Foreign::new(tool),
-            };
+            return unknown();
         };
         let fields = match serde_json::from_str::<Fields>(input.get()) {
             Ok(fields) => fields,
@@ -148,38 +202,75 @@ impl Extractor {
                 return Request::Malformed { why };
             }
         };
-        entry
-            .request(&fields)
-            .unwrap_or_else(|why| Request::Malformed { why })
+        let made = self
+            .hidden_command(entry, &fields)
+            .and_then(|hidden| hidden.map_or_else(|| entry.request(&fields), Ok));
+        match (made, self.missing) {
+            (Ok(request), _) => request,
+            (Err(Trouble::Unclear(_)), Missing::Unknown) => unknown(),
+            (Err(Trouble::Unclear(why) | Trouble::Malformed(why)), _) => Request::Malformed { why },
+        }
+    }
+
+    /// The command that a call carries which is not called one: some adapters name a command line
+    /// after what they take it for (`cat` becomes `read`). Only a shell's argv is sure to be one.
+    fn hidden_command(&self, entry: &Tool, fields: &Fields) -> Result<Option<Request>, Trouble> {
+        if matches!(entry, Tool::Shell { .. }) {
+            return Ok(None);
+        }
+        for tool in self.tools.values() {
+            let Tool::Shell {
+                command,
+                argv: true,
+                ..
+            } = tool
+            else {
+                continue;
+            };
+            for place in command {
+                let Some(found) = fields.find(place)?.into_iter().next() else {
+                    continue;
+                };
+                let is_script = matches!(found, Found::List(words)
+                    if argv::words(words).is_ok_and(|words| argv::script(&words).is_some()));
+                if is_script {
+                    return tool.request(fields).map(Some);
+                }
+                let why = "it has a command and is not called one";
+                return Err(Trouble::Unclear(why.to_owned()));
+            }
+        }
+        Ok(None)
     }
 }
 
+fn places(names: Option<Names>) -> Result<Vec<Place>, String> {
+    let names = match names {
+        None => return Ok(Vec::new()),
+        Some(Names::One(name)) => vec![name],
+        Some(Names::Several(names)) if names.is_empty() => {
+            return Err("an empty list names no field".to_owned());
+        }
+        Some(Names::Several(names)) => names,
+    };
+    names.iter().map(|name| Place::parse(name)).collect()
+}
+
 fn tool(text: ToolText) -> Result<Tool, String> {
-    let needs = |key: &str| format!("`{key}` is missing, expected the name of the field");
     let class = ToolClass::from_word(&text.class);
+    let is = |wanted: &[ToolClass]| class.is_some_and(|class| wanted.contains(&class));
+    let shell = is(&[ToolClass::Shell]);
+    let read = is(&[ToolClass::Read]);
+    let file = is(&[ToolClass::Read, ToolClass::Write]);
+    let fetch = is(&[ToolClass::Fetch]);
     let spare = [
-        (
-            "command",
-            text.command.is_some(),
-            class == Some(ToolClass::Shell),
-        ),
-        ("cwd", text.cwd.is_some(), class == Some(ToolClass::Shell)),
-        (
-            "path",
-            text.path.is_some(),
-            matches!(class, Some(ToolClass::Read | ToolClass::Write)),
-        ),
-        (
-            "path_optional",
-            text.path_optional,
-            class == Some(ToolClass::Read),
-        ),
-        (
-            "pattern",
-            text.pattern.is_some(),
-            class == Some(ToolClass::Read),
-        ),
-        ("url", text.url.is_some(), class == Some(ToolClass::Fetch)),
+        ("command", text.command.is_some(), shell),
+        ("argv", text.argv, shell),
+        ("cwd", text.cwd.is_some(), shell),
+        ("path", text.path.is_some(), file),
+        ("path_optional", text.path_optional, read),
+        ("pattern", text.pattern.is_some(), read),
+        ("url", text.url.is_some(), fetch),
     ];
     if let Some((key, ..)) = spare.iter().find(|(_, given, fits)| *given && !*fits) {
         return Err(format!(
@@ -187,21 +278,28 @@ fn tool(text: ToolText) -> Result<Tool, String> {
             text.class
         ));
     }
+    let needed = |key: &str, names: Option<Names>| match places(names)? {
+        places if places.is_empty() => Err(format!(
+            "`{key}` is missing, expected the name of the field"
+        )),
+        places => Ok(places),
+    };
     match class {
         Some(ToolClass::Shell) => Ok(Tool::Shell {
-            command: text.command.ok_or_else(|| needs("command"))?,
-            cwd: text.cwd,
+            command: needed("command", text.command)?,
+            argv: text.argv,
+            cwd: places(text.cwd)?,
         }),
         Some(ToolClass::Read) => Ok(Tool::Read {
-            path: text.path.ok_or_else(|| needs("path"))?,
+            path: needed("path", text.path)?,
             optional: text.path_optional,
-            pattern: text.pattern,
+            pattern: places(text.pattern)?,
         }),
         Some(ToolClass::Write) => Ok(Tool::Write {
-            path: text.path.ok_or_else(|| needs("path"))?,
+            path: needed("path", text.path)?,
         }),
         Some(ToolClass::Fetch) => Ok(Tool::Fetch {
-            url: text.url.ok_or_else(|| needs("url"))?,
+            url: needed("url", text.url)?,
         }),
         Some(ToolClass::Unknown) | None => Err(format!(
             "`class` is `{}`, expected `shell`, `read`, `write` or `fetch`",
@@ -211,41 +309,135 @@ fn tool(text: ToolText) -> Result<Tool, String> {
 }
 
 impl Tool {
-    fn request(&self, fields: &Fields) -> Result<Request, String> {
+    fn request(&self, fields: &Fields) -> Result<Request, Trouble> {
         match self {
-            Self::Shell { command, cwd } => Ok(Request::Shell {
-                command: fields.required(command)?,
-                cwd: match cwd {
-                    Some(key) => fields.optional(key)?,
-                    None => None,
-                },
-            }),
+            Self::Shell { command, argv, cwd } => {
+                let read = |found: Found<'_>| match found {
+                    Found::List(words) if *argv => argv::command(&argv::words(words)?),
+                    other => other.text(),
+                };
+                Ok(Request::Shell {
+                    command: required(command, one(fields, command, read)?)?,
+                    cwd: one(fields, cwd, text)?,
+                })
+            }
             Self::Read {
                 path,
                 optional,
-                pattern,
+                pattern: at,
             } => {
-                let named = if *optional {
-                    fields.optional(path)?
-                } else {
-                    Some(fields.required(path)?)
-                };
-                let mut targets = Vec::new();
-                if let Some(key) = pattern {
-                    let pattern = fields.required(key)?;
-                    targets.push(leading(named.as_deref(), &pattern));
+                let named = files(fields, path)?;
+                let pattern = one(fields, at, text)?;
+                if named.is_empty() && !*optional {
+                    return Err(lacks(path));
                 }
-                targets.push(named.map_or(Target::Workspace, Target::Path));
+                if pattern.is_none() && !at.is_empty() {
+                    return Err(lacks(at));
+                }
+                let mut targets = Vec::new();
+                if let Some(pattern) = pattern {
+                    if named.is_empty() {
+                        targets.push(leading(None, &pattern));
+                    }
+                    let below = |path: &String| leading(Some(path), &pattern);
+                    targets.extend(named.iter().map(below));
+                }
+                if named.is_empty() {
+                    targets.push(Target::Workspace);
+                }
+                targets.extend(named.into_iter().map(Target::Path));
                 Ok(Request::Read { targets })
             }
-            Self::Write { path } => Ok(Request::Write {
-                path: fields.required(path)?,
-            }),
+            Self::Write { path } => match files(fields, path)? {
+                paths if paths.is_empty() => Err(lacks(path)),
+                paths => Ok(Request::Write { paths }),
+            },
             Self::Fetch { url } => Ok(Request::Fetch {
-                url: fields.required(url)?,
+                url: required(url, one(fields, url, text)?)?,
             }),
         }
     }
+}
+
+/// A value that must be a text.
+fn text(found: Found<'_>) -> Result<String, String> {
+    found.text()
+}
+
+fn lacks(places: &[Place]) -> Trouble {
+    let first = places.first().map(ToString::to_string).unwrap_or_default();
+    Trouble::Unclear(format!("`{first}` is missing"))
+}
+
+fn required(places: &[Place], found: Option<String>) -> Result<String, Trouble> {
+    found.ok_or_else(|| lacks(places))
+}
+
+/// The one value of a field, if it is there; all its places must have the same.
+fn one(
+    fields: &Fields,
+    places: &[Place],
+    read: impl Fn(Found<'_>) -> Result<String, String>,
+) -> Result<Option<String>, Trouble> {
+    let mut value: Option<String> = None;
+    for place in places {
+        for found in fields.find(place)? {
+            let text = read(found).map_err(|why| format!("`{place}` {why}"))?;
+            match &value {
+                Some(before) if *before != text => {
+                    let why = format!("`{place}` says another thing than a field before it");
+                    return Err(Trouble::Unclear(why));
+                }
+                _ => value = Some(text),
+            }
+        }
+    }
+    Ok(value)
+}
+
+/// The paths of a call, all of which are judged. Each place that has any must speak of the same
+/// files as every other.
+fn files(fields: &Fields, places: &[Place]) -> Result<Vec<String>, Trouble> {
+    let mut all: Vec<String> = Vec::new();
+    let mut groups: Vec<Vec<String>> = Vec::new();
+    for place in places {
+        let mut group = Vec::new();
+        for found in fields.find(place)? {
+            let text = found.text().map_err(|why| format!("`{place}` {why}"))?;
+            if !all.contains(&text) {
+                all.push(text.clone());
+            }
+            if all.len() > CALL_PATHS {
+                let why = format!("it names more than {CALL_PATHS} files");
+                return Err(Trouble::Malformed(why));
+            }
+            group.push(text);
+        }
+        let strangers = groups.first().is_some_and(|first| {
+            let speaks = |of: &[String], path: &String| of.iter().any(|p| same_file(p, path));
+            !group.iter().all(|path| speaks(first, path))
+                || !first.iter().all(|path| speaks(&group, path))
+        });
+        if !group.is_empty() && strangers {
+            let why = format!("`{place}` names other files than a field before it");
+            return Err(Trouble::Unclear(why));
+        }
+        if !group.is_empty() {
+            groups.push(group);
+        }
+    }
+    Ok(all)
+}
+
+/// Whether two spellings can be of one file: they are the same, or one is the relative end of the
+/// other. Both are judged, so this need not be sure.
+fn same_file(a: &str, b: &str) -> bool {
+    let (long, short) = if a.len() >= b.len() { (a, b) } else { (b, a) };
+    let short = short.strip_prefix("./").unwrap_or(short);
+    let below = long
+        .strip_suffix(short)
+        .is_some_and(|dir| dir.ends_with('/'));
+    a == b || (below && !short.starts_with('/') && !short.split('/').any(|part| part == ".."))
 }
 
 /// What a search pattern reads: the directory before its first wildcard, or anything if it goes
@@ -272,248 +464,5 @@ fn leading(path: Option<&str>, pattern: &str) -> Target {
     }
 }
 
-/// The fields of one call. Values other than strings are only known to be there.
-struct Fields(HashMap<String, Field>);
-
-enum Field {
-    Text(String),
-    Null,
-    Other,
-}
-
-impl Fields {
-    fn required(&self, key: &str) -> Result<String, String> {
-        self.optional(key)?
-            .ok_or_else(|| format!("`{key}` is missing"))
-    }
-
-    fn optional(&self, key: &str) -> Result<Option<String>, String> {
-        match self.0.get(key) {
-            None | Some(Field::Null) => Ok(None),
-            Some(Field::Other) => Err(format!("`{key}` is no string")),
-            Some(Field::Text(text)) if text.contains('\0') => {
-                Err(format!("`{key}` has a NUL in it"))
-            }
-            Some(Field::Text(text)) if text.trim().is_empty() => Err(format!("`{key}` is blank")),
-            Some(Field::Text(text)) => Ok(Some(text.clone())),
-        }
-    }
-}
-
-impl<'de> Deserialize<'de> for Fields {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Object;
-
-        impl<'de> Visitor<'de> for Object {
-            type Value = Fields;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields, A::Error> {
-                let mut fields = HashMap::new();
-                while let Some(key) = map.next_key::<String>()? {
-                    let value = map.next_value::<Field>()?;
-                    if fields.insert(key, value).is_some() {
-                        return Err(A::Error::custom("a key stands twice"));
-                    }
-                }
-                Ok(Fields(fields))
-            }
-        }
-
-        deserializer.deserialize_map(Object)
-    }
-}
-
-impl<'de> Deserialize<'de> for Field {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Any;
-
-        impl<'de> Visitor<'de> for Any {
-            type Value = Field;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a value")
-            }
-
-            fn visit_str<E>(self, text: &str) -> Result<Field, E> {
-                Ok(Field::Text(text.to_owned()))
-            }
-
-            fn visit_unit<E>(self) -> Result<Field, E> {
-                Ok(Field::Null)
-            }
-
-            fn visit_bool<E>(self, _: bool) -> Result<Field, E> {
-                Ok(Field::Other)
-            }
-
-            fn visit_i64<E>(self, _: i64) -> Result<Field, E> {
-                Ok(Field::Other)
-            }
-
-            fn visit_u64<E>(self, _: u64) -> Result<Field, E> {
-                Ok(Field::Other)
-            }
-
-            fn visit_f64<E>(self, _: f64) -> Result<Field, E> {
-                Ok(Field::Other)
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Field, A::Error> {
-                while seq.next_element::<Field>()?.is_some() {}
-                Ok(Field::Other)
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Field, A::Error> {
-                // Duplicates inside are refused as well.
-                Fields::deserialize(serde::de::value::MapAccessDeserializer::new(map))?;
-                Ok(Field::Other)
-            }
-        }
-
-        deserializer.deserialize_any(Any)
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn extract(tool: &str, json: &str) -> Request {
-        let input = RawValue::from_string(json.to_owned()).expect("valid JSON");
-        Extractor::parse(SCAIFLUX)
-            .expect("the table")
-            .extract(tool, &input)
-    }
-
-    #[track_caller]
-    fn reads(tool: &str, json: &str, expect: &[Target]) {
-        assert_eq!(
-            extract(tool, json),
-            Request::Read {
-                targets: expect.to_vec()
-            },
-            "{tool} {json}"
-        );
-    }
-
-    fn path(path: &str) -> Target {
-        Target::Path(path.to_owned())
-    }
-
-    #[test]
-    fn the_fields_of_the_table_are_what_is_judged() {
-        assert_eq!(
-            extract("bash", r#"{"command":"ls -l","timeout":5}"#),
-            Request::Shell {
-                command: "ls -l".to_owned(),
-                cwd: None
-            }
-        );
-        assert_eq!(
-            extract("write_file", r#"{"path":"a","content":"b"}"#),
-            Request::Write {
-                path: "a".to_owned()
-            }
-        );
-        reads("read_file", r#"{"path":"a"}"#, &[path("a")]);
-        reads("list_dir", r#"{"path":"a"}"#, &[path("a")]);
-        reads("list_dir", "{}", &[Target::Workspace]);
-        reads(
-            "grep_search",
-            r#"{"pattern":"/etc","path":null}"#,
-            &[Target::Workspace],
-        );
-        assert!(matches!(
-            extract("format_disk", "{}"),
-            Request::Unknown { .. }
-        ));
-    }
-
-    #[test]
-    fn a_search_pattern_reads_its_leading_directory() {
-        reads(
-            "glob_search",
-            r#"{"pattern":"**/*.py"}"#,
-            &[Target::Workspace, Target::Workspace],
-        );
-        reads(
-            "glob_search",
-            r#"{"pattern":"/etc/*"}"#,
-            &[path("/etc/"), Target::Workspace],
-        );
-        reads(
-            "glob_search",
-            r#"{"pattern":"../x/*","path":"src"}"#,
-            &[path("src/../x/"), path("src")],
-        );
-        reads(
-            "glob_search",
-            r#"{"pattern":".env"}"#,
-            &[path(".env"), Target::Workspace],
-        );
-        let anywhere = Target::Anywhere("*/../../x".to_owned());
-        reads(
-            "glob_search",
-            r#"{"pattern":"*/../../x"}"#,
-            &[anywhere, Target::Workspace],
-        );
-        let braces = Target::Anywhere("{a,../../etc}/x".to_owned());
-        reads(
-            "glob_search",
-            r#"{"pattern":"{a,../../etc}/x"}"#,
-            &[braces, Target::Workspace],
-        );
-    }
-
-    #[test]
-    fn what_two_readers_could_read_differently_is_malformed() {
-        for (tool, json) in [
-            ("bash", "{}"),
-            ("bash", "null"),
-            ("bash", "[]"),
-            ("bash", "\"ls\""),
-            ("bash", r#"{"command":7}"#),
-            ("bash", r#"{"command":["ls"]}"#),
-            ("bash", r#"{"command":""}"#),
-            ("bash", r#"{"command":" \n"}"#),
-            ("bash", r#"{"command":"a\u0000b"}"#),
-            ("bash", r#"{"command":"ls","command":"rm"}"#),
-            ("bash", r#"{"command":"ls","comm\u0061nd":"rm"}"#),
-            ("bash", r#"{"command":"ls","env":{"a":1,"a":2}}"#),
-            ("read_file", r#"{"file":"a"}"#),
-            ("write_file", r#"{"path":null}"#),
-            ("glob_search", r#"{"path":"a"}"#),
-        ] {
-            assert!(
-                matches!(extract(tool, json), Request::Malformed { .. }),
-                "{tool} {json}"
-            );
-        }
-    }
-
-    #[test]
-    fn a_table_that_says_nothing_useful_is_refused() {
-        let base = "schema = 1\n[tool.x]\n";
-        for text in [
-            "schema = 2",
-            &format!("{base}class = \"shell\""),
-            &format!("{base}class = \"other\""),
-            &format!("{base}class = \"write\"\npath = \"p\"\nurl = \"u\""),
-            &format!("{base}class = \"write\"\npath = \"p\"\nnope = 1"),
-        ] {
-            assert!(Extractor::parse(text).is_err(), "{text}");
-        }
-    }
-
-    #[test]
-    fn every_tool_has_a_class_for_metrics() {
-        let table = Extractor::parse(SCAIFLUX).expect("the table");
-        assert_eq!(table.class("bash").word(), "shell");
-        assert_eq!(table.class("glob_search").word(), "read");
-        assert_eq!(table.class("what").word(), "unknown");
-    }
-}
+mod tests;

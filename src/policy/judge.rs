@@ -108,6 +108,12 @@ pub(super) fn judge(
             );
         }
         Request::Shell { command, cwd } => shell::outcome(policy, command, cwd.as_deref(), &walker),
+        Request::Write { paths } if paths.is_empty() => {
+            return error(
+                "malformed",
+                "the request cannot be judged: it names no path",
+            );
+        }
         Request::Read { targets } if targets.is_empty() => {
             return error(
                 "malformed",
@@ -118,8 +124,11 @@ pub(super) fn judge(
             parts: targets.iter().map(|t| read(policy, t, &walker)).collect(),
             ..Outcome::default()
         },
-        Request::Write { path } => Outcome {
-            parts: vec![file(policy, ToolClass::Write, path, &walker)],
+        Request::Write { paths } => Outcome {
+            parts: paths
+                .iter()
+                .map(|path| file(policy, ToolClass::Write, path, &walker))
+                .collect(),
             ..Outcome::default()
         },
         Request::Fetch { url } => Outcome {

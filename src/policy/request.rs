@@ -22,10 +22,10 @@ pub enum Request {
         /// What is read; the worst of them counts.
         targets: Vec<Target>,
     },
-    /// A file to write.
+    /// Files to write.
     Write {
-        /// Its path, as the call has it.
-        path: String,
+        /// Their paths, as the call has them; the worst of them counts.
+        paths: Vec<String>,
     },
     /// A URL to fetch.
     Fetch {

@@ -10,6 +10,9 @@
 )]
 #[path = "../fleet/drill.rs"]
 mod drill;
+mod past;
+
+mod configuration;
 
 use std::fs;
 use std::path::Path;

@@ -3,10 +3,13 @@
 //! A transcript is a list of JSON lines: `{"dir":"a2c","msg":…}` is a message of the agent, with
 //! `raw` instead of `msg` for a line that is none; `{"dir":"c2a","msg":…}` is what we must write
 //! then, byte for byte; `{"dir":"eof"}` is the end of the agent's stdout. `note` says what it is.
+//! In ACP's transcripts `as` says which command makes us write it (without one, what the agent said
+//! before must have), and `VERSION` stands for our own version.
 
 use std::fs;
 use std::path::PathBuf;
 
+use marshal::config::DialectName;
 use marshal::dialect::{Command, Effect, merge_text};
 use marshal::model::foreign::is_unsafe;
 use marshal::model::{Answer, AskKey, Event};
@@ -24,6 +27,8 @@ struct Line {
     dir: String,
     msg: Option<Box<RawValue>>,
     raw: Option<String>,
+    #[serde(rename = "as")]
+    wanted: Option<String>,
     #[serde(rename = "note")]
     _note: Option<String>,
 }
@@ -31,17 +36,28 @@ struct Line {
 /// What happens between two commands of ours.
 enum Part {
     FromAgent(Vec<u8>),
+    /// A command, and what it writes.
+    Wanted(Command, Option<String>),
+    /// What was written without one.
     ToAgent(String),
     Eof,
 }
 
 struct Transcript {
+    dialect: DialectName,
     name: String,
     parts: Vec<Part>,
 }
 
 fn transcripts() -> Vec<Transcript> {
-    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/corpus/scaiflux");
+    let mut all = of(DialectName::Scaiflux);
+    all.extend(of(DialectName::Acp));
+    all
+}
+
+fn of(dialect: DialectName) -> Vec<Transcript> {
+    let corpus = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/corpus");
+    let root = corpus.join(dialect.word());
     let mut files: Vec<_> = fs::read_dir(root)
         .unwrap()
         .map(|entry| entry.unwrap().path())
@@ -49,10 +65,10 @@ fn transcripts() -> Vec<Transcript> {
         .collect();
     files.sort();
     assert!(files.len() >= 7, "the corpus is incomplete: {files:?}");
-    files.into_iter().map(|file| read(&file)).collect()
+    files.iter().map(|file| read(dialect, file)).collect()
 }
 
-fn read(file: &std::path::Path) -> Transcript {
+fn read(dialect: DialectName, file: &std::path::Path) -> Transcript {
     let mut parts = Vec::new();
     let from_agent = |parts: &mut Vec<Part>, line: &str| {
         let line = format!("{line}\n").into_bytes();
@@ -63,18 +79,54 @@ fn read(file: &std::path::Path) -> Transcript {
     };
     for text in fs::read_to_string(file).unwrap().lines() {
         let line: Line = serde_json::from_str(text).expect(text);
+        let msg = line.msg.as_ref().map(|msg| ours(msg.get()));
         match (line.dir.as_str(), line.msg, line.raw) {
+            ("c2a", _, None) if dialect == DialectName::Acp => parts.push(match line.wanted {
+                Some(wanted) => Part::Wanted(acp_command(&wanted, msg.as_deref()), msg),
+                None => Part::ToAgent(msg.expect("a message")),
+            }),
             ("a2c", Some(msg), None) => from_agent(&mut parts, msg.get()),
             ("a2c", None, Some(raw)) => from_agent(&mut parts, &raw),
-            ("c2a", Some(msg), None) => parts.push(Part::ToAgent(msg.get().to_owned())),
+            ("c2a", Some(msg), None) => {
+                let msg = msg.get().to_owned();
+                parts.push(Part::Wanted(command(&msg), Some(msg)));
+            }
             ("eof", None, None) => parts.push(Part::Eof),
             ("note", None, None) => {}
             _ => panic!("{text} is no line of a transcript"),
         }
     }
     Transcript {
+        dialect,
         name: file.file_stem().unwrap().to_str().unwrap().to_owned(),
         parts,
+    }
+}
+
+/// A message of ours with our version in it, and with the separators that we escape escaped.
+fn ours(msg: &str) -> String {
+    msg.replace(
+        "\"VERSION\"",
+        concat!("\"", env!("CARGO_PKG_VERSION"), "\""),
+    )
+}
+
+/// The command that makes the dialect write this message of ACP.
+fn acp_command(wanted: &str, msg: Option<&str>) -> Command {
+    let said: serde_json::Value = serde_json::from_str(msg.unwrap_or("null")).unwrap();
+    let answer = |answer| Command::Answer {
+        key: AskKey(said["id"].to_string()),
+        answer,
+    };
+    match wanted {
+        "prompt" => Command::Prompt {
+            text: said["params"]["prompt"][0]["text"].as_str().unwrap().into(),
+        },
+        "cancel" => Command::Cancel,
+        "allow" => answer(Answer::Allow),
+        "deny" => answer(Answer::Deny("no".to_owned())),
+        "goodbye" => Command::Goodbye,
+        other => panic!("{other:?} is no command"),
     }
 }
 
@@ -105,7 +157,8 @@ fn command(msg: &str) -> Command {
 
 /// Plays a transcript; `cut` says how long the next chunk may be.
 fn play(transcript: &Transcript, mut cut: impl FnMut() -> usize) -> Conversation {
-    let mut talk = Conversation::new();
+    let mut talk = Conversation::new(transcript.dialect);
+    let mut written = 0;
     for part in &transcript.parts {
         match part {
             Part::FromAgent(bytes) => {
@@ -116,12 +169,25 @@ fn play(transcript: &Transcript, mut cut: impl FnMut() -> usize) -> Conversation
                     rest = more;
                 }
             }
+            Part::Wanted(command, msg) => {
+                let said = talk.command(command.clone()).expect(&transcript.name);
+                if transcript.dialect == DialectName::Scaiflux {
+                    let msg = msg.as_ref().map(|msg| format!("{msg}\n"));
+                    assert_eq!(Some(said), msg, "{}", transcript.name);
+                } else if let Some(msg) = msg {
+                    assert_eq!(talk.written().get(written), Some(&msg.as_str()));
+                    written += 1;
+                }
+            }
             Part::ToAgent(msg) => {
-                let written = talk.command(command(msg)).expect(msg);
-                assert_eq!(written, format!("{msg}\n"), "{}", transcript.name);
+                assert_eq!(talk.written().get(written), Some(&msg.as_str()));
+                written += 1;
             }
             Part::Eof => talk.eof(),
         }
+    }
+    if transcript.dialect == DialectName::Acp {
+        assert_eq!(talk.written().len(), written, "{}", transcript.name);
     }
     talk
 }
@@ -130,7 +196,11 @@ fn play(transcript: &Transcript, mut cut: impl FnMut() -> usize) -> Conversation
 fn the_corpus_gives_the_events_written_down() {
     for transcript in transcripts() {
         let told = play(&transcript, || usize::MAX).told();
-        insta::assert_snapshot!(transcript.name.clone(), told);
+        let name = match transcript.dialect {
+            DialectName::Scaiflux => transcript.name.clone(),
+            other => format!("{other}-{}", transcript.name),
+        };
+        insta::assert_snapshot!(name, told);
     }
 }
 
@@ -141,7 +211,7 @@ fn the_events_are_the_same_split_at_every_byte() {
         assert_eq!(play(&transcript, || 1).told(), whole, "{}", transcript.name);
         let longest = transcript.parts.iter().map(|part| match part {
             Part::FromAgent(bytes) => bytes.len(),
-            Part::ToAgent(_) | Part::Eof => 0,
+            Part::Wanted(..) | Part::ToAgent(_) | Part::Eof => 0,
         });
         for at in 1..longest.max().unwrap_or(0) {
             let mut pieces = [at, usize::MAX].into_iter().cycle();

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::fmt::Write as _;
 
+use marshal::config::DialectName;
 use marshal::dialect::{Command, Effect, merge_text};
 use marshal::model::{Answer, AskKey, Event};
 use proptest::prelude::*;
@@ -84,7 +85,11 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 fn command(which: u8, id: u8) -> Command {
-    let key = AskKey(["a", "b", "c"][usize::from(id)].to_owned());
+    command_of(which, ["a", "b", "c"][usize::from(id)])
+}
+
+pub(crate) fn command_of(which: u8, id: &str) -> Command {
+    let key = AskKey(id.to_owned());
     match which {
         0 => Command::Prompt { text: "p".into() },
         1 => Command::Slash {
@@ -158,7 +163,7 @@ proptest! {
         greeted in any::<bool>(),
         steps in prop::collection::vec(step(), 0..40),
     ) {
-        let mut talk = Conversation::new();
+        let mut talk = Conversation::new(DialectName::Scaiflux);
         if greeted {
             talk.chunk(b"{\"type\":\"ready\",\"protocol\":1}\n");
         }

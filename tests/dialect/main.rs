@@ -6,7 +6,9 @@
     reason = "a test panics where it fails; clippy sees only functions marked as tests"
 )]
 
+mod acp;
 mod corpus;
 mod fuzz;
+mod fuzz_acp;
 mod scaiflux;
 mod script;

@@ -17,16 +17,32 @@ pub(crate) struct Conversation {
 }
 
 impl Conversation {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(name: DialectName) -> Self {
+        let opening = Opening {
+            workspace: "/workspace".to_owned(),
+            resume: None,
+        };
+        Self::opened(name, &opening)
+    }
+
+    pub(crate) fn opened(name: DialectName, opening: &Opening) -> Self {
         let mut talk = Self {
-            dialect: build(DialectName::Scaiflux),
+            dialect: build(name),
             lines: Lines::default(),
             now: Instant::now(),
             effects: Effects::new(),
         };
-        talk.dialect
-            .open(&Opening::default(), talk.now, &mut talk.effects);
+        talk.dialect.open(opening, talk.now, &mut talk.effects);
         talk
+    }
+
+    /// Everything that was written so far, line by line.
+    pub(crate) fn written(&self) -> Vec<&str> {
+        let lines = self.effects.iter().filter_map(|effect| match effect {
+            Effect::Write(bytes) => std::str::from_utf8(bytes).unwrap().strip_suffix('\n'),
+            _ => None,
+        });
+        lines.collect()
     }
 
     /// Bytes from the child's stdout.
@@ -75,7 +91,11 @@ impl Conversation {
 
 /// The lines of a script: `< LINE` is the agent's, `> WORD ARGS` is ours.
 pub(crate) fn run(script: &str) -> String {
-    let mut talk = Conversation::new();
+    played(Conversation::new(DialectName::Scaiflux), script)
+}
+
+/// Plays a script in a conversation that may have begun.
+pub(crate) fn played(mut talk: Conversation, script: &str) -> String {
     let mut refusals = String::new();
     for line in script.lines().map(str::trim).filter(|l| !l.is_empty()) {
         match line.split_at(2) {
@@ -150,6 +170,9 @@ fn describe(effect: &Effect) -> String {
                 ("active", &ask.claimed.active_mode),
                 ("required", &ask.claimed.required_mode),
                 ("reason", &ask.claimed.reason),
+                ("call", &ask.tool_id),
+                ("title", &ask.claimed.title),
+                ("kind", &ask.claimed.kind),
             ];
             let mut out = format!("ask {} {} {}", id(&ask.key), text(&ask.tool), ask.input);
             for (name, value) in claims {
@@ -184,6 +207,37 @@ fn describe_event(event: &Event) -> String {
             text(id),
             text(output)
         ),
+        Event::ToolUpdate {
+            id,
+            name,
+            title,
+            status,
+            input,
+        } => format!(
+            "update {} {} {} {} {}",
+            text(id),
+            optional(name.as_ref()),
+            optional(title.as_ref()),
+            optional(status.as_ref()),
+            input.as_ref().map_or("-", |raw| raw.get())
+        ),
+        Event::Plan { entries } => {
+            let mut out = "plan".to_owned();
+            for entry in entries {
+                let (priority, status) = (entry.priority.as_ref(), entry.status.as_ref());
+                write!(out, " {}", text(&entry.content)).unwrap();
+                write!(out, "({} {})", optional(priority), optional(status)).unwrap();
+            }
+            out
+        }
+        Event::ContextUsed { used, size, cost } => {
+            let mut out = format!("context {used}/{size}");
+            if let Some(cost) = cost {
+                write!(out, " {} {}", cost.amount, text(&cost.currency)).unwrap();
+            }
+            out
+        }
+        Event::Thought { delta } => format!("thought {}", text(delta)),
         Event::FileUpdated { tool, path } => format!("file {} {}", text(tool), text(path)),
         Event::TurnEnded {
             outcome,

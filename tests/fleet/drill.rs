@@ -54,6 +54,15 @@ impl Drill {
         Self::of_uid(pools, None)
     }
 
+    /// The same with a further key of `[supervisor]`.
+    pub(crate) fn with_supervisor(pools: &str, key: &str) -> Self {
+        let drill = Self::new(pools);
+        let text = fs::read_to_string(drill.config()).expect("supervisor.toml");
+        let text = text.replacen("[supervisor]\n", &format!("[supervisor]\n{key}\n"), 1);
+        fs::write(drill.config(), text).expect("supervisor.toml");
+        drill
+    }
+
     /// The same for an unprivileged supervisor.
     pub(crate) fn of_nobody(pools: &str) -> Self {
         Self::of_uid(pools, Some(NOBODY))

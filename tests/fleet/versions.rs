@@ -4,19 +4,21 @@ use std::fs;
 
 use crate::drill::Drill;
 
-fn pools(claim: &str) -> String {
+fn pools(dialect: &str, claim: &str) -> String {
     format!(
         r#"
 [pool.odd]
 size      = 1
-command   = ["marshal", "script-agent", "--dialect", "scaiflux", "--protocol", "{claim}", "--ledger", "ledger.txt"]
+command   = ["marshal", "script-agent", "--dialect", "{dialect}", "--protocol", {claim:?}, "--ledger", "ledger.txt"]
+dialect   = "{dialect}"
 launcher  = "unshare"
 policy    = "developer"
 workspace = {{ path = "project", mode = "copy" }}
 
 [pool.good]
 size      = 1
-command   = ["marshal", "script-agent", "--dialect", "scaiflux", "--ledger", "ledger.txt"]
+command   = ["marshal", "script-agent", "--dialect", "{dialect}", "--ledger", "ledger.txt"]
+dialect   = "{dialect}"
 launcher  = "unshare"
 policy    = "developer"
 workspace = {{ path = "project", mode = "copy" }}
@@ -24,8 +26,8 @@ workspace = {{ path = "project", mode = "copy" }}
     )
 }
 
-fn check(claim: &str, shown: &str) {
-    let drill = Drill::new(&pools(claim));
+fn check(dialect: &str, claim: &str, shown: &str) {
+    let drill = Drill::new(&pools(dialect, claim));
     let tasks = [("odd", "o1"), ("odd", "o2"), ("good", "g1"), ("good", "g2")];
     let lines: Vec<_> = tasks
         .iter()
@@ -84,25 +86,43 @@ fn check(claim: &str, shown: &str) {
 
 #[test]
 fn version_zero_is_refused() {
-    check("0", "0");
+    check("scaiflux", "0", "0");
 }
 
 #[test]
 fn version_two_is_refused() {
-    check("2", "2");
+    check("scaiflux", "2", "2");
 }
 
 #[test]
 fn version_999_is_refused() {
-    check("999", "999");
+    check("scaiflux", "999", "999");
 }
 
 #[test]
 fn a_text_is_refused() {
-    check("one", "one");
+    check("scaiflux", "one", "one");
 }
 
 #[test]
 fn no_version_is_refused() {
-    check("none", "none");
+    check("scaiflux", "none", "none");
+}
+
+#[test]
+fn other_numbers_are_refused_in_acp() {
+    for claim in ["0", "2", "999", "1.5"] {
+        check("acp", claim, claim);
+    }
+}
+
+#[test]
+fn a_text_is_refused_in_acp_even_if_it_is_our_number() {
+    check("acp", "\"1\"", "1");
+}
+
+#[test]
+fn no_version_and_an_error_are_refused_in_acp() {
+    check("acp", "none", "none");
+    check("acp", "error", "error");
 }

@@ -45,7 +45,7 @@ fn request(tool: &str, input: &Value) -> Request {
         "read" => field("path").map(|p| Request::Read {
             targets: vec![Target::Path(p)],
         }),
-        "write" => field("path").map(|path| Request::Write { path }),
+        "write" => field("path").map(|path| Request::Write { paths: vec![path] }),
         "fetch" => field("url").map(|url| Request::Fetch { url }),
         other => {
             return Request::Unknown { tool: other.into() };

@@ -1,5 +1,6 @@
 //! Each fault is the fault that its name says.
 
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::time::{Duration, Instant};
 
@@ -141,6 +142,90 @@ fn a_huge_line_has_exactly_its_bytes_before_its_newline() {
     let message: Value = serde_json::from_slice(&line).unwrap();
     assert_eq!(message["type"], "text_delta");
     agent.until("turn_complete");
+}
+
+/// An agent of either protocol that works one prompt; its stdout is read here.
+fn raw(dialect: &str, script: &str) -> std::process::Child {
+    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_marshal"))
+        .args(["script-agent", "--loader", "--dialect", dialect])
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    let mut stdout = BufReader::new(child.stdout.as_mut().unwrap());
+    let mut line = String::new();
+    let mut send = |message: Value| stdin.write_all(format!("{message}\n").as_bytes()).unwrap();
+    if dialect == "acp" {
+        let request = |id: u32, method: &str, params: Value| json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params});
+        send(request(0, "initialize", json!({"protocolVersion": 1})));
+        send(request(
+            1,
+            "session/new",
+            json!({"cwd": "/", "mcpServers": []}),
+        ));
+        stdout.read_line(&mut line).unwrap();
+        line.clear();
+        stdout.read_line(&mut line).unwrap();
+        let reply: Value = serde_json::from_str(&line).unwrap();
+        let prompt = json!([{"type": "text", "text": script}]);
+        let session = &reply["result"]["sessionId"];
+        send(request(
+            2,
+            "session/prompt",
+            json!({"sessionId": session, "prompt": prompt}),
+        ));
+    } else {
+        stdout.read_line(&mut line).unwrap();
+        send(json!({"type": "prompt", "text": script}));
+    }
+    child
+}
+
+/// Reads and drops `bytes`; says how many newlines were among them.
+fn swallow(child: &mut std::process::Child, bytes: u64) -> u64 {
+    let stdout = child.stdout.as_mut().unwrap();
+    let mut chunk = vec![0; 1 << 20];
+    let (mut read, mut newlines) = (0, 0);
+    while read < bytes {
+        let now = stdout.read(&mut chunk).unwrap();
+        assert_ne!(now, 0, "the end after {read} bytes");
+        newlines += memchr::memchr_iter(b'\n', &chunk[..now]).count() as u64;
+        read += now as u64;
+    }
+    newlines
+}
+
+/// The most memory that a process ever held, in KiB.
+fn peak_kib(child: &std::process::Child) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))
+        .unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+#[test]
+fn a_flood_and_a_line_without_end_take_no_more_memory_the_longer_they_last() {
+    for dialect in ["scaiflux", "acp"] {
+        for script in ["flood 100000000", "endless-line"] {
+            let mut child = raw(dialect, script);
+            let first = swallow(&mut child, 2 << 20);
+            let early = peak_kib(&child);
+            let then = swallow(&mut child, 100 << 20);
+            let late = peak_kib(&child);
+            child.kill().unwrap();
+            child.wait().unwrap();
+            assert!(late <= early + 1024, "{dialect} {script}: {early} {late}");
+            if script == "endless-line" {
+                // At most the one line that says that the turn began.
+                assert!(first <= 1 && then == 0, "{dialect}: {first} {then}");
+            } else {
+                assert!(then > 300_000, "{dialect}: {then}");
+            }
+        }
+    }
 }
 
 #[test]

@@ -114,15 +114,15 @@ fn incarnations_at_the_same_time_never_cut_each_others_lines() {
     }
     let entries = ledger(&agent.path().join("ledger"));
     assert_eq!(entries.len(), 4 * 52);
-    let pids: BTreeSet<u64> = entries
+    let lives: BTreeSet<&str> = entries
         .iter()
-        .map(|entry| entry["pid"].as_u64().unwrap())
+        .map(|entry| entry["life"].as_str().unwrap())
         .collect();
-    assert_eq!(pids.len(), 4);
-    for pid in pids {
+    assert_eq!(lives.len(), 4);
+    for life in lives {
         let of_one: Vec<u64> = entries
             .iter()
-            .filter(|entry| entry["pid"] == pid)
+            .filter(|entry| entry["life"] == life)
             .map(|entry| entry["n"].as_u64().unwrap())
             .collect();
         assert!(of_one.is_sorted_by(|a, b| a < b));

@@ -7,6 +7,8 @@
 )]
 
 mod acp;
+mod acp_load;
+mod acp_sessions;
 mod client;
 mod controller;
 mod drills;

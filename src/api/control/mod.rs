@@ -60,19 +60,21 @@ pub(super) struct Desk<F> {
     stop: CancellationToken,
 }
 
-/// Serves the socket until `stop`, then ends open conversations and removes the socket.
+/// Serves the socket until `stop`, then ends open conversations and removes the socket. `runs` can
+/// be watched and cancelled; those that come over the socket are kept in it.
 pub async fn serve<F: Fleet>(
     listener: Listener,
     fleet: F,
     role: Role,
     bounds: Bounds,
+    runs: Arc<Runs>,
     stop: CancellationToken,
 ) {
     let desk = Desk {
         fleet,
         role,
         bounds,
-        runs: Arc::new(Runs::default()),
+        runs,
         stop: stop.clone(),
     };
     let places = Arc::new(Semaphore::new(bounds.connections));
@@ -135,9 +137,9 @@ fn is_permitted(peer: Option<u32>, owner: u32) -> Result<(), Failure> {
     Err(Failure::new(Code::NotPermitted, message))
 }
 
-/// The runs that came over the socket: those that are worked, and the last few that are over.
+/// The runs of a daemon: those that are worked, and the last few that are over.
 #[derive(Debug, Default)]
-pub(super) struct Runs(Mutex<RunsInner>);
+pub struct Runs(Mutex<RunsInner>);
 
 #[derive(Debug, Default)]
 struct RunsInner {
@@ -157,7 +159,7 @@ impl Runs {
 
     /// Keeps a run, and forgets the oldest ones that are over beyond the bound. Runs that are
     /// worked are bounded by the fleet's queues.
-    fn keep(&self, ledger: &Arc<Ledger>) {
+    pub fn keep(&self, ledger: &Arc<Ledger>) {
         let mut inner = self.lock();
         let inner = &mut *inner;
         let over = inner.ledgers.values().filter(|l| l.is_closed()).count();

@@ -172,7 +172,7 @@ async fn take_in<F: Fleet>(desk: &Desk<F>, tasks: Vec<TaskSpec>) -> Result<Arc<L
     let taken = desk.fleet.submit(run.clone(), "up", tasks).await;
     let reports = taken.map_err(|refusal| match refusal {
         Refusal::Tasks(message) => Failure::new(Code::BadTasks, message),
-        Refusal::Fleet(message) => Failure::new(Code::Refused, message),
+        Refusal::Fleet(message) | Refusal::Full(message) => Failure::new(Code::Refused, message),
     })?;
     let ledger = Ledger::collect(run, total, reports);
     desk.runs.keep(&ledger);

@@ -26,7 +26,14 @@ fn server(role: Role, bounds: Bounds) -> Server {
     let fleet = FakeFleet::new();
     let stop = CancellationToken::new();
     let listener = bind(dir.path()).expect("bound");
-    let done = tokio::spawn(serve(listener, fleet.clone(), role, bounds, stop.clone()));
+    let done = tokio::spawn(serve(
+        listener,
+        fleet.clone(),
+        role,
+        bounds,
+        Arc::new(Runs::default()),
+        stop.clone(),
+    ));
     Server {
         dir,
         fleet,

@@ -208,7 +208,6 @@ impl Agent {
             session: &self.session.id,
             turn: self.turn.as_ref().map_or("", |turn| turn.id.as_str()),
             mode: &self.mode,
-            workspace: &self.session.cwd,
             bare_asks: self.settings.bare_asks,
         };
         (&mut self.out, moment, &self.model)

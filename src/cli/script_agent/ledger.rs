@@ -21,6 +21,8 @@ pub(super) struct Ledger(Option<Book>);
 #[derive(Debug)]
 struct Book {
     file: File,
+    /// Tells this process from others of the same pid: behind walls each begins to count anew.
+    life: String,
     /// The number of the last line; a later process goes on counting.
     lines: u64,
 }
@@ -41,7 +43,9 @@ impl Ledger {
             // A writer was cut off in its last line: that line stays, and ends here.
             file.write_all(b"\n")?;
         }
-        Ok(Self(Some(Book { file, lines })))
+        let mut life = uuid::Uuid::new_v4().simple().to_string();
+        life.truncate(8);
+        Ok(Self(Some(Book { file, life, lines })))
     }
 
     /// Appends an entry in one write and waits until it is on the disk. `fields` is an object.
@@ -60,6 +64,7 @@ impl Ledger {
             "n": book.lines,
             "at_us": at.map_or(0, |since| u64::try_from(since.as_micros()).unwrap_or(u64::MAX)),
             "pid": std::process::id(),
+            "life": book.life,
             "session": session,
             "kind": kind,
         });

@@ -2,8 +2,6 @@
 //!
 //! Must not know how a line looks.
 
-use std::path::Path;
-
 use serde_json::Value;
 
 use super::step::Call;
@@ -60,7 +58,6 @@ pub(super) struct Moment<'a> {
     /// Empty between turns.
     pub(super) turn: &'a str,
     pub(super) mode: &'a str,
-    pub(super) workspace: &'a Path,
     /// Requests carry nothing but the id of their tool call, where the protocol lets them.
     pub(super) bare_asks: bool,
 }

@@ -77,17 +77,6 @@ impl Call {
         }
     }
 
-    /// The path that the call is about, if it names one.
-    pub(super) fn path(&self) -> Option<&str> {
-        match self {
-            Self::ReadFile { path } | Self::WriteFile { path, .. } | Self::ListDir { path } => {
-                Some(path)
-            }
-            Self::GrepSearch { path, .. } => path.as_deref(),
-            Self::Bash { .. } => None,
-        }
-    }
-
     /// The permission mode that the tool needs, in the protocol's words.
     pub(super) const fn required_mode(&self) -> &'static str {
         match self {

@@ -3,13 +3,13 @@
 //! Owns the reading of events against the state of the channel; the state itself, and what is
 //! written, stand in the parent module.
 
-use super::asks::Clash;
 use super::message::{
     self, ErrorMessage, Message, PermissionRequest, Ready, SlashResult, StateChanged, TextDelta,
     ToolResult, ToolStart, TurnComplete, TurnId, TurnStarted,
 };
-use super::{End, PROTOCOL, Phase, Scaiflux, Turn, bad_line};
-use crate::dialect::{Effect, Effects, Fault};
+use super::{End, PROTOCOL, Phase, Scaiflux, Turn};
+use crate::dialect::asks::Clash;
+use crate::dialect::{Effect, Effects, Fault, bad_line, lenient};
 use crate::limits;
 use crate::model::{AgentInfo, Ask, Claimed, Event, Foreign, Origin, TurnOutcome, Usage};
 
@@ -115,7 +115,7 @@ impl Scaiflux {
         out.push(Effect::Event(Event::ToolStart {
             id: start.tool_id.unwrap_or_default().into(),
             name: start.name.into(),
-            input: message::owned(start.input),
+            input: lenient::owned(start.input),
         }));
     }
 
@@ -146,7 +146,7 @@ impl Scaiflux {
             bad_line(OUT_OF_STATE, line, out);
             return self.deny_at_once(id, "no turn is running", out);
         }
-        let key = match self.asks.open(id) {
+        let key = match self.asks.open(id, ()) {
             Ok(key) => key,
             Err(clash) => {
                 let (reason, said) = match clash {
@@ -163,7 +163,7 @@ impl Scaiflux {
             key,
             tool_id: None,
             tool: request.tool.into(),
-            input: message::owned(details.tool_input),
+            input: lenient::owned(details.tool_input),
             claimed: Claimed {
                 active_mode: request.active_mode.map(Foreign::new),
                 required_mode: request.required_mode.map(Foreign::new),

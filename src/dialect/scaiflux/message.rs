@@ -7,16 +7,16 @@
 //! the listed members, in the order of that page's example, and nothing else.
 
 use std::borrow::Cow;
-use std::fmt;
 use std::time::Duration;
 
 use serde::Deserialize;
-use serde::de::{Deserializer, Error, IgnoredAny, SeqAccess, Visitor};
+use serde::de::{Deserializer, IgnoredAny};
 use serde_json::value::RawValue;
 
+use crate::dialect::lenient::{Count, Front, parse, string};
 use crate::limits;
 use crate::model::{Answer, Foreign};
-use crate::wire::json::{self, BadFrame, Line, Text};
+use crate::wire::json::{BadFrame, Line, Text};
 
 /// What an agent says.
 #[derive(Debug)]
@@ -326,94 +326,4 @@ impl<'de: 'a, 'a> Deserialize<'de> for TurnId<'a> {
         let id = Option::<Text<'a>>::deserialize(reader)?.map(|text| text.0);
         Ok(Self(id.filter(|id| id.len() <= limits::FOREIGN_ID_BYTES)))
     }
-}
-
-/// A number of things: any JSON number, negative ones as 0, fractions cut; `null` is 0.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Count(pub(super) u64);
-
-impl<'de> Deserialize<'de> for Count {
-    fn deserialize<D: Deserializer<'de>>(reader: D) -> Result<Self, D::Error> {
-        struct Number;
-        impl Visitor<'_> for Number {
-            type Value = u64;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a number")
-            }
-
-            fn visit_u64<E: Error>(self, n: u64) -> Result<u64, E> {
-                Ok(n)
-            }
-
-            fn visit_i64<E: Error>(self, n: i64) -> Result<u64, E> {
-                Ok(u64::try_from(n).unwrap_or(0))
-            }
-
-            #[expect(
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                reason = "a float cast saturates, which is what is wanted of nonsense"
-            )]
-            fn visit_f64<E: Error>(self, n: f64) -> Result<u64, E> {
-                Ok(n as u64)
-            }
-
-            fn visit_unit<E: Error>(self) -> Result<u64, E> {
-                Ok(0)
-            }
-        }
-        reader.deserialize_any(Number).map(Self)
-    }
-}
-
-/// The first `N` items of a list, so that a long one does not cost a multiple of its bytes.
-#[derive(Debug, Default)]
-struct Front<'a, const N: usize> {
-    items: Vec<&'a RawValue>,
-    /// How many more there are.
-    beyond: usize,
-}
-
-impl<'de: 'a, 'a, const N: usize> Deserialize<'de> for Front<'a, N> {
-    fn deserialize<D: Deserializer<'de>>(reader: D) -> Result<Self, D::Error> {
-        struct Items<const N: usize>;
-        impl<'de, const N: usize> Visitor<'de> for Items<N> {
-            type Value = Front<'de, N>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a list")
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
-                let mut front = Front::default();
-                while front.items.len() < N {
-                    match list.next_element()? {
-                        Some(item) => front.items.push(item),
-                        None => return Ok(front),
-                    }
-                }
-                while list.next_element::<IgnoredAny>()?.is_some() {
-                    front.beyond += 1;
-                }
-                Ok(front)
-            }
-        }
-        reader.deserialize_seq(Items::<N>)
-    }
-}
-
-/// A raw value of that type; `None` if it has another.
-fn parse<'a, T: Deserialize<'a>>(raw: &'a RawValue) -> Option<T> {
-    serde_json::from_str(raw.get()).ok()
-}
-
-/// A raw value that is a string.
-fn string(raw: Option<&RawValue>) -> Option<Foreign> {
-    parse::<String>(raw?).map(Foreign::new)
-}
-
-/// A raw value to be passed on; `null` if there is none.
-pub(super) fn owned(raw: Option<&RawValue>) -> Box<RawValue> {
-    raw.map_or_else(json::null, ToOwned::to_owned)
 }

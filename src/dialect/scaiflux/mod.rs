@@ -20,14 +20,13 @@
 //!   may have found no turn.
 //! - The agent's session, not this module, says what becomes of a turn whose channel ends.
 
-mod asks;
 mod events;
 mod message;
 
 use std::time::Instant;
 
-use self::asks::Asks;
-use super::{Command, Dialect, Effect, Effects, Fault, Input, Opening, Refused};
+use super::asks::Asks;
+use super::{Command, Dialect, Effect, Effects, Fault, Input, Opening, Refused, bad_line};
 use crate::limits;
 use crate::model::{Answer, Event, Foreign, TurnOutcome, Usage};
 use crate::wire::json::{self, BadFrame};
@@ -79,7 +78,7 @@ pub struct Scaiflux {
     slash: bool,
     /// `shutdown` was written.
     leaving: bool,
-    asks: Asks,
+    asks: Asks<()>,
     /// Lines that were no messages.
     bad_lines: u32,
 }
@@ -144,7 +143,7 @@ impl Dialect for Scaiflux {
             }
             Command::Cancel => self.cancel(out),
             Command::Answer { key, answer } => {
-                let key = self.asks.close(&key.0).ok_or(Refused::UnknownAsk)?;
+                let (key, ()) = self.asks.close(&key.0).ok_or(Refused::UnknownAsk)?;
                 out.push(Effect::Write(message::permission_response(&key.0, &answer)));
             }
             Command::Goodbye => {}
@@ -229,7 +228,8 @@ impl Scaiflux {
 
     /// Ends every open request unanswered.
     fn withdraw(&mut self, out: &mut Effects) {
-        out.extend(self.asks.close_all().into_iter().map(Effect::Withdrawn));
+        let open = self.asks.close_all().into_iter();
+        out.extend(open.map(|(key, ())| Effect::Withdrawn(key)));
     }
 
     fn end_turn(&mut self, end: End, out: &mut Effects) {
@@ -254,7 +254,8 @@ impl Scaiflux {
 
     /// Denies a request that nobody is asked about.
     fn deny_at_once(&mut self, id: &str, reason: &str, out: &mut Effects) {
-        out.extend(self.asks.close(id).map(Effect::Withdrawn));
+        let open = self.asks.close(id);
+        out.extend(open.map(|(key, ())| Effect::Withdrawn(key)));
         let answer = Answer::Deny(reason.to_owned());
         out.push(Effect::Write(message::permission_response(id, &answer)));
     }
@@ -290,13 +291,4 @@ impl End {
             detail: Some(detail),
         }
     }
-}
-
-/// Reports a line that is no message, or none that is expected, by its first bytes.
-fn bad_line(reason: &'static str, line: &[u8], out: &mut Effects) {
-    let head = line.get(..limits::BAD_LINE_HEAD_BYTES).unwrap_or(line);
-    out.push(Effect::Event(Event::BadLine {
-        reason,
-        head: String::from_utf8_lossy(head).into_owned().into(),
-    }));
 }

@@ -130,6 +130,12 @@ impl PoolState {
                 }
             }
             Next::Park { reason } => {
+                self.submit(Write::SlotParked {
+                    slot: self.slots[usize::from(index)].id.clone(),
+                    class: end.class,
+                    at_us: now_us(),
+                    reason: reason.clone(),
+                });
                 SlotParked {
                     slot: &self.slots[usize::from(index)].id,
                     class: end.class,
@@ -223,7 +229,9 @@ impl PoolState {
             run: task.run.clone(),
             task: task.spec.id.clone(),
             at_us: now_us(),
-            change: TaskChange::Requeued,
+            change: TaskChange::Requeued {
+                attempts: task.sent,
+            },
         });
         TaskQueued {
             pool: &self.pool.config.name,
@@ -257,6 +265,7 @@ impl PoolState {
                 from,
             }
             .emit();
+            let over = task.open.ended(outcome);
             let (report, tell) = task.into_report(&self.pool.config.name, outcome, why);
             let detail = report.detail.as_ref().map(|detail| detail.raw().to_owned());
             writes.push(Write::TaskUpdated {
@@ -266,9 +275,16 @@ impl PoolState {
                 change: TaskChange::Ended {
                     outcome,
                     detail: detail.unwrap_or_default(),
-                    result: String::new(),
+                    result: report.column(),
                 },
             });
+            // A run that spans pools may get its end before a task of another pool has: a run with
+            // an open task counts as unfinished all the same.
+            writes.extend(over.map(|code| Write::RunEnded {
+                run: report.run.clone(),
+                at_us: now_us(),
+                code,
+            }));
             told.push((Arc::new(report), tell));
         }
         let shared = Arc::clone(&self.shared);

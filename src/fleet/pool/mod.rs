@@ -18,9 +18,10 @@ use tokio::sync::oneshot;
 
 use slot::{Kept, Slot};
 use state::PoolState;
-pub(crate) use task::ActiveTask;
+pub(crate) use task::{ActiveTask, OpenTasks, Past};
 
 use super::channel::ChannelEnd;
+use super::memory::SlotMemory;
 use super::session::{Attempt, Stays, StoredSession};
 use super::setup::{PoolShared, Shared};
 use crate::lifecycle::state::SlotEvent;
@@ -96,6 +97,8 @@ pub(crate) enum PoolMsg {
 pub(crate) struct PoolArgs {
     pub(crate) shared: Arc<Shared>,
     pub(crate) pool: Arc<PoolShared>,
+    /// What its slots remember, in their order.
+    pub(crate) memory: Vec<SlotMemory>,
     /// Sessions that an earlier start of the supervisor left to its slots.
     pub(crate) stored: Vec<(u16, StoredSession)>,
 }
@@ -116,10 +119,12 @@ impl Actor for Pool {
         let PoolArgs {
             shared,
             pool,
+            memory,
             stored,
         } = args;
+        let mut memory = memory.into_iter();
         let mut slots: Vec<Slot> = (0..pool.config.size)
-            .map(|index| Slot::new(&pool.config, index))
+            .map(|index| Slot::new(&pool.config, index, memory.next().unwrap_or_default()))
             .collect();
         for (index, session) in stored {
             if let Some(slot) = slots.get_mut(usize::from(index)) {

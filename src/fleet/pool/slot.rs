@@ -7,6 +7,8 @@ use tokio::sync::oneshot;
 
 use super::ActiveTask;
 use crate::config::Pool as PoolConfig;
+use crate::fleet::clock;
+use crate::fleet::memory::SlotMemory;
 use crate::fleet::session::{SessionMsg, StoredSession};
 use crate::lifecycle::restart::History;
 use crate::lifecycle::state::{self, SlotEvent};
@@ -56,14 +58,17 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
-    pub(super) fn new(pool: &PoolConfig, index: u16) -> Self {
+    pub(super) fn new(pool: &PoolConfig, index: u16, memory: SlotMemory) -> Self {
         Self {
             id: SlotId {
                 pool: pool.name.clone(),
                 index,
             },
-            state: SlotState::Unloaded,
-            history: History::default(),
+            state: match memory.parked {
+                Some(_) => SlotState::Parked,
+                None => SlotState::Unloaded,
+            },
+            history: History::restored(clock::now(), memory.ages),
             work: None,
             kept: None,
             round: 0,

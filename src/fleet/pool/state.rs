@@ -206,7 +206,8 @@ impl PoolState {
 
     pub(super) fn restart(&mut self, index: u16, done: oneshot::Sender<()>) {
         let Some(slot) = self.slot(index) else { return };
-        let had_failures = slot.history.ages(clock::now()).next().is_some();
+        let is_remembered =
+            slot.state == SlotState::Parked || slot.history.ages(clock::now()).next().is_some();
         slot.history.forgive();
         slot.round += 1;
         let (id, state) = (slot.id.clone(), slot.state);
@@ -222,7 +223,7 @@ impl PoolState {
             self.change(index, change, None);
             let _ = done.send(());
         }
-        if had_failures {
+        if is_remembered {
             self.submit(Write::SlotForgiven { slot: id });
         }
     }

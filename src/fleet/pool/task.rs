@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
@@ -20,6 +21,8 @@ pub(crate) struct ActiveTask {
     pub(crate) attempts: u32,
     /// Who waits for its report; has a place for every task of the run.
     pub(crate) tell: mpsc::Sender<Arc<TaskReport>>,
+    /// What says when its run is over.
+    pub(crate) open: Arc<OpenTasks>,
     pub(crate) queued: Instant,
     pub(crate) first_assigned: Option<Instant>,
     /// Its run was cancelled: it is not sent again.
@@ -41,12 +44,14 @@ impl ActiveTask {
         spec: TaskSpec,
         attempts: u32,
         tell: mpsc::Sender<Arc<TaskReport>>,
+        open: Arc<OpenTasks>,
     ) -> Self {
         Self {
             run,
             spec,
             attempts,
             tell,
+            open,
             queued: clock::now(),
             first_assigned: None,
             cancelled: false,
@@ -61,6 +66,17 @@ impl ActiveTask {
         }
     }
 
+    /// Goes on from what an earlier start of the supervisor did.
+    pub(crate) fn after(mut self, past: Past) -> Self {
+        self.sent = past.sent;
+        self.tally = past.tally;
+        self.last = past.last;
+        self.copy = past.copy;
+        self.changes_cut = self.copy.is_some();
+        self.first_assigned = past.begun;
+        self
+    }
+
     /// Adds what an attempt brought.
     pub(super) fn take_in(&mut self, slot: &SlotId, attempt: &Attempt) {
         self.tally.add(attempt.tally.clone());
@@ -71,7 +87,7 @@ impl ActiveTask {
     }
 
     /// Ends it. Also gives the way to tell who waits.
-    pub(super) fn into_report(
+    pub(crate) fn into_report(
         self,
         pool: &PoolName,
         outcome: TaskOutcome,
@@ -102,6 +118,47 @@ impl ActiveTask {
             detail: why.map(Foreign::new),
         };
         (report, self.tell)
+    }
+}
+
+/// What a task brings from an earlier start of the supervisor.
+#[derive(Debug, Default)]
+pub(crate) struct Past {
+    /// Sendings made.
+    pub(crate) sent: u32,
+    pub(crate) tally: Tally,
+    /// Where it was worked last.
+    pub(crate) last: Option<(SlotId, SessionId)>,
+    /// The copy of its last attempt; what changed in it is not known.
+    pub(crate) copy: Option<PathBuf>,
+    /// When it first began.
+    pub(crate) begun: Option<Instant>,
+}
+
+/// The tasks of a run that have not ended, in whatever pools they are.
+#[derive(Debug)]
+pub(crate) struct OpenTasks {
+    left: AtomicUsize,
+    /// One of the run's tasks is not done.
+    failed: AtomicBool,
+}
+
+impl OpenTasks {
+    /// Of a run with so many open tasks; `failed` says whether one that ended is not done.
+    pub(crate) fn new(left: usize, failed: bool) -> Arc<Self> {
+        Arc::new(Self {
+            left: AtomicUsize::new(left),
+            failed: AtomicBool::new(failed),
+        })
+    }
+
+    /// A task ended. With the last one the run does: then its code.
+    pub(crate) fn ended(&self, outcome: TaskOutcome) -> Option<u8> {
+        if outcome != TaskOutcome::Done {
+            self.failed.store(true, Ordering::Release);
+        }
+        let was = self.left.fetch_sub(1, Ordering::AcqRel);
+        (was == 1).then(|| u8::from(self.failed.load(Ordering::Acquire)))
     }
 }
 

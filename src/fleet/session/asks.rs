@@ -43,8 +43,16 @@ pub(crate) struct Asks {
     /// Asked, decided, not yet answered.
     open: HashSet<AskKey>,
     calls: VecDeque<Call>,
-    /// Requests that came before their call: tool and canonical input.
-    requests: VecDeque<(Foreign, Digest)>,
+    /// Requests that came before their call.
+    requests: VecDeque<Early>,
+}
+
+/// A request whose call was not announced: the call's id where it has one, tool, canonical input.
+#[derive(Debug)]
+struct Early {
+    id: Option<Foreign>,
+    tool: Foreign,
+    digest: Digest,
 }
 
 impl Asks {
@@ -70,10 +78,10 @@ impl Asks {
             return None;
         };
         let digest = digest(input);
-        let before = self
-            .requests
-            .iter()
-            .position(|(tool, wanted)| tool == name && *wanted == digest);
+        let of_id = |early: &Early| early.id.as_ref() == Some(id);
+        let same = |early: &Early| early.tool == *name && early.digest == digest;
+        let before = self.requests.iter().position(of_id);
+        let before = before.or_else(|| self.requests.iter().position(same));
         let asked = before.is_some_and(|at| self.requests.remove(at).is_some());
         let evicted = if self.calls.len() >= OPEN_CALLS {
             self.calls.pop_front()
@@ -88,6 +96,26 @@ impl Asks {
             asked,
         });
         evicted.filter(|call| !call.asked)
+    }
+
+    /// Notes what a call is by now: what it was when it began may have been half of it.
+    pub(crate) fn tool_updated(&mut self, event: &Event) {
+        let Event::ToolUpdate {
+            id, name, input, ..
+        } = event
+        else {
+            return;
+        };
+        let Some(call) = self.calls.iter_mut().find(|call| call.id == *id) else {
+            return;
+        };
+        if let Some(name) = name {
+            call.name = name.clone();
+        }
+        if let Some(input) = input {
+            call.input = (input.get().len() <= ASK_INPUT_BYTES).then(|| input.clone());
+            call.digest = digest(input);
+        }
     }
 
     /// A call's result came: gives the tool's name, and the call if it ran without a request.
@@ -121,7 +149,11 @@ impl Asks {
         if self.requests.len() >= OPEN_CALLS {
             self.requests.pop_front();
         }
-        self.requests.push_back((ask.tool.clone(), digest));
+        self.requests.push_back(Early {
+            id: ask.tool_id.clone(),
+            tool: ask.tool.clone(),
+            digest,
+        });
     }
 }
 

@@ -312,6 +312,10 @@ impl SessionState {
                     self.unasked(&call);
                 }
             }
+            Event::ToolUpdate { .. } => {
+                self.asks.tool_updated(&event);
+                self.outbox.event(event);
+            }
             Event::ToolResult {
                 ref id,
                 is_error,

@@ -4,7 +4,7 @@
 
 use super::asks::Decided;
 use crate::limits::ANSWER_BYTES;
-use crate::model::{Decision, Event, Foreign, Usage};
+use crate::model::{DecidedBy, Decision, Event, Foreign, Usage, Verdict};
 
 /// The sums of one attempt.
 #[derive(Debug, Default, Clone)]
@@ -53,24 +53,40 @@ impl Tally {
     }
 
     pub(crate) fn decided(&mut self, decided: &Decided) {
-        if decided.policy == Decision::Ask {
+        self.verdict(&decided.verdict, decided.policy == Decision::Ask);
+    }
+
+    /// `was_ask`: the policy wanted a person.
+    fn verdict(&mut self, verdict: &Verdict, was_ask: bool) {
+        if was_ask {
             self.asked += 1;
         }
-        if decided.verdict.decision == Decision::Allow {
+        if verdict.decision == Decision::Allow {
             self.allowed += 1;
             return;
         }
         self.denied += 1;
-        for rule in &decided.verdict.rules {
+        for rule in &verdict.rules {
             self.name_rule(rule);
         }
-        if decided.verdict.rules.is_empty() {
-            let by = match decided.policy {
-                Decision::Ask => "default".to_owned(),
-                _ => decided.verdict.by.word().to_owned(),
+        if verdict.rules.is_empty() {
+            let by = if was_ask {
+                "default"
+            } else {
+                verdict.by.word()
             };
-            self.name_rule(&by);
+            self.name_rule(by);
         }
+    }
+
+    /// Counts an event of an attempt of an earlier start, from the journal.
+    pub(crate) fn replay(&mut self, event: &Event) {
+        self.event(event);
+        if let Event::Decided(verdict) = event {
+            // What wanted a person and had none was denied by the end of its time.
+            self.verdict(verdict, verdict.by == DecidedBy::Timeout);
+        }
+        self.unasked(event);
     }
 
     /// Whether the call was one that the policy denies.

@@ -139,7 +139,15 @@ impl CheckResult {
         }
     }
 
-    fn describe(&self) -> String {
+    /// From its event.
+    pub(crate) fn of(status: Option<ExitStatus>, output: Foreign) -> Self {
+        match status {
+            Some(status) => Self::Ran { status, output },
+            None => Self::Not(output.raw().to_owned()),
+        }
+    }
+
+    pub(crate) fn describe(&self) -> String {
         match self {
             Self::Ran { status, output } => {
                 let said = output.raw().trim_end();

@@ -83,6 +83,19 @@ pub(super) struct ToolStart<'a> {
 }
 
 #[derive(Serialize, Deserialize)]
+pub(super) struct ToolUpdate<'a> {
+    pub(super) id: Text<'a>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) name: Maybe<'a>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) title: Maybe<'a>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) status: Maybe<'a>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) input: Option<Raw<'a>>,
+}
+
+#[derive(Serialize, Deserialize)]
 pub(super) struct ToolResult<'a> {
     pub(super) id: Text<'a>,
     pub(super) output: Text<'a>,
@@ -140,10 +153,38 @@ pub(super) struct Unasked<'a> {
     pub(super) rules: Vec<Text<'a>>,
 }
 
+#[derive(Serialize, Deserialize)]
+pub(super) struct Plan<'a> {
+    pub(super) entries: Vec<PlanEntry<'a>>,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct PlanEntry<'a> {
+    pub(super) content: Text<'a>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) priority: Maybe<'a>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) status: Maybe<'a>,
+}
+
 #[derive(Serialize, Deserialize, Clone, Copy)]
 pub(super) struct Usage {
     pub(super) input: u64,
     pub(super) output: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct ContextUsed<'a> {
+    pub(super) used: u64,
+    pub(super) size: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) cost: Option<Cost<'a>>,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct Cost<'a> {
+    pub(super) amount: f64,
+    pub(super) currency: Text<'a>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -249,14 +290,14 @@ pub(super) struct CheckEnded<'a> {
 }
 
 /// What a task asks for beside its prompt. Not an event: the `spec` column of a task.
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 pub(super) struct Spec<'a> {
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) pool: Maybe<'a>,
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) workspace: Maybe<'a>,
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) attempts: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) check: Option<Vec<Text<'a>>>,
 }

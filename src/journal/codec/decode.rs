@@ -7,8 +7,8 @@ use serde::Deserialize;
 
 use super::{CodecError, VERSION, body};
 use crate::model::{
-    AgentInfo, Ask, AskId, AskKey, Claimed, DecidedBy, Decision, Event, EventKind, ExitClass,
-    Foreign, Origin, TaskId, TurnOutcome, Usage, Verdict,
+    AgentInfo, Ask, AskId, AskKey, Claimed, Cost, DecidedBy, Decision, Event, EventKind, ExitClass,
+    Foreign, Origin, PlanEntry, PoolName, TaskId, TaskSpec, TurnOutcome, Usage, Verdict,
 };
 
 /// The words that [`Event::ChildStarted`] and [`Event::BadLine`] carry as static texts. A word
@@ -20,7 +20,10 @@ const STATIC_WORDS: &[&str] = &[
     "bad_utf8",
     "bad_json",
     "not_object",
+    "no_type",
     "bad_shape",
+    "duplicate_id",
+    "too_many_asks",
     "unknown_type",
     "unknown_id",
     "out_of_state",
@@ -52,18 +55,44 @@ pub fn decode(kind: &str, version: u32, body: &str) -> Result<Event, CodecError>
         | EventKind::ChildExited
         | EventKind::CheckEnded => course(&reader),
         EventKind::ToolStart
+        | EventKind::ToolUpdate
         | EventKind::ToolResult
         | EventKind::Asked
         | EventKind::Decided
         | EventKind::Unasked
         | EventKind::FileUpdated => tools(&reader),
-        EventKind::Usage
+        EventKind::Plan
+        | EventKind::Usage
+        | EventKind::ContextUsed
         | EventKind::StateChanged
         | EventKind::SlashResult
         | EventKind::AgentError
         | EventKind::Unknown
         | EventKind::BadLine => reports(&reader),
     }
+}
+
+/// Reads what a task asked for back: its row's `id`, `prompt` and `spec`.
+///
+/// # Errors
+/// [`CodecError::Spec`]
+pub fn read_spec(id: &str, prompt: &Foreign, spec: &str) -> Result<TaskSpec, CodecError> {
+    let damaged = |detail: String| CodecError::Spec {
+        task: crate::model::foreign::show(id, 128),
+        detail,
+    };
+    let body: body::Spec<'_> = serde_json::from_str(spec).map_err(|e| damaged(e.to_string()))?;
+    let pool = body.pool.map(|pool| PoolName::new(&pool)).transpose();
+    Ok(TaskSpec {
+        id: TaskId::new(id).map_err(|e| damaged(e.to_string()))?,
+        prompt: prompt.clone(),
+        pool: pool.map_err(|e| damaged(e.to_string()))?,
+        workspace: body.workspace.map(|path| path.into_owned().into()),
+        attempts: body.attempts,
+        check: body
+            .check
+            .map(|argv| argv.into_iter().map(Cow::into_owned).collect()),
+    })
 }
 
 /// One body and what it should be.
@@ -181,6 +210,16 @@ fn tools(reader: &Reader<'_>) -> Result<Event, CodecError> {
                 input: b.input.into_owned(),
             }
         }
+        EventKind::ToolUpdate => {
+            let b: body::ToolUpdate<'_> = reader.parse()?;
+            Event::ToolUpdate {
+                id: own(b.id),
+                name: b.name.map(own),
+                title: b.title.map(own),
+                status: b.status.map(own),
+                input: b.input.map(Cow::into_owned),
+            }
+        }
         EventKind::ToolResult => {
             let b: body::ToolResult<'_> = reader.parse()?;
             Event::ToolResult {
@@ -234,7 +273,29 @@ fn tools(reader: &Reader<'_>) -> Result<Event, CodecError> {
 
 fn reports(reader: &Reader<'_>) -> Result<Event, CodecError> {
     Ok(match reader.kind {
+        EventKind::Plan => {
+            let b: body::Plan<'_> = reader.parse()?;
+            let entry = |entry: body::PlanEntry<'_>| PlanEntry {
+                content: own(entry.content),
+                priority: entry.priority.map(own),
+                status: entry.status.map(own),
+            };
+            Event::Plan {
+                entries: b.entries.into_iter().map(entry).collect(),
+            }
+        }
         EventKind::Usage => Event::Usage(usage(reader.parse()?)),
+        EventKind::ContextUsed => {
+            let b: body::ContextUsed<'_> = reader.parse()?;
+            Event::ContextUsed {
+                used: b.used,
+                size: b.size,
+                cost: b.cost.map(|cost| Cost {
+                    amount: cost.amount,
+                    currency: own(cost.currency),
+                }),
+            }
+        }
         EventKind::StateChanged => {
             let b: body::StateChanged<'_> = reader.parse()?;
             Event::StateChanged {

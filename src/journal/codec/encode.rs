@@ -23,12 +23,15 @@ pub fn encode_into(event: &Event, out: &mut Vec<u8>) {
         | Event::ChildExited { .. }
         | Event::CheckEnded { .. } => course(event, out),
         Event::ToolStart { .. }
+        | Event::ToolUpdate { .. }
         | Event::ToolResult { .. }
         | Event::Asked { .. }
         | Event::Decided(_)
         | Event::Unasked { .. }
         | Event::FileUpdated { .. } => tools(event, out),
-        Event::Usage(_)
+        Event::Plan { .. }
+        | Event::Usage(_)
+        | Event::ContextUsed { .. }
         | Event::StateChanged { .. }
         | Event::SlashResult { .. }
         | Event::AgentError { .. }
@@ -152,6 +155,22 @@ fn tools(event: &Event, out: &mut Vec<u8>) {
                 input: Cow::Borrowed(&**input),
             },
         ),
+        Event::ToolUpdate {
+            id,
+            name,
+            title,
+            status,
+            input,
+        } => put(
+            out,
+            &body::ToolUpdate {
+                id: text(id),
+                name: maybe(name.as_ref()),
+                title: maybe(title.as_ref()),
+                status: maybe(status.as_ref()),
+                input: input.as_deref().map(Cow::Borrowed),
+            },
+        ),
         Event::ToolResult {
             id,
             output,
@@ -205,7 +224,31 @@ fn tools(event: &Event, out: &mut Vec<u8>) {
 /// What an agent reports beside its work, and what is no message at all.
 fn reports(event: &Event, out: &mut Vec<u8>) {
     match event {
+        Event::Plan { entries } => put(
+            out,
+            &body::Plan {
+                entries: entries
+                    .iter()
+                    .map(|entry| body::PlanEntry {
+                        content: text(&entry.content),
+                        priority: maybe(entry.priority.as_ref()),
+                        status: maybe(entry.status.as_ref()),
+                    })
+                    .collect(),
+            },
+        ),
         Event::Usage(used) => put(out, &usage(*used)),
+        Event::ContextUsed { used, size, cost } => put(
+            out,
+            &body::ContextUsed {
+                used: *used,
+                size: *size,
+                cost: cost.as_ref().map(|cost| body::Cost {
+                    amount: cost.amount,
+                    currency: text(&cost.currency),
+                }),
+            },
+        ),
         Event::StateChanged {
             model,
             mode,

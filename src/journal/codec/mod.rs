@@ -8,14 +8,16 @@
 mod body;
 mod decode;
 mod encode;
+mod report;
 
 use serde_json::value::RawValue;
 
 use crate::model::{EventId, EventKind, SessionId, Stamped};
 
-pub use decode::decode;
+pub use decode::{decode, read_spec};
 pub use encode::encode_into;
 pub(in crate::journal) use encode::{claimed_json, spec_json};
+pub use report::{Change, Report, Requests, Tokens, read_report, write_report};
 
 /// The version that [`encode_into`] writes. Grows when a reader of this version could
 /// misunderstand a body; a new optional field does not count.
@@ -37,6 +39,17 @@ pub enum CodecError {
         kind: EventKind,
         /// What is wrong with it.
         source: serde_json::Error,
+    },
+    /// A task's stored report is not what its version promises.
+    #[error("the stored report of a task is damaged: {0}")]
+    Report(#[source] serde_json::Error),
+    /// What a task asked for cannot be read.
+    #[error("what task {task} asked for is damaged: {detail}")]
+    Spec {
+        /// The task.
+        task: String,
+        /// What is wrong with it.
+        detail: String,
     },
     /// A word or an id in the body is none.
     #[error("the body of a {kind} event is damaged: {text:?} is no {what}")]

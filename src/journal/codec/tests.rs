@@ -6,8 +6,9 @@ use std::time::Duration;
 use super::*;
 use crate::limits;
 use crate::model::{
-    AgentInfo, Ask, AskId, AskKey, Claimed, DecidedBy, Decision, Event, ExitClass, ExitStatus,
-    Foreign, Origin, TaskId, TurnOutcome, Usage, Verdict,
+    AgentInfo, Ask, AskId, AskKey, Claimed, Cost, DecidedBy, Decision, Event, ExitClass,
+    ExitStatus, Foreign, Origin, PlanEntry, PoolName, TaskId, TaskSpec, TurnOutcome, Usage,
+    Verdict,
 };
 
 /// One line of the golden file: a kind, a version, a body, separated by tabs.
@@ -49,6 +50,7 @@ fn every_event() -> Vec<Event> {
     let mut events = course();
     events.extend(tools());
     events.extend(reports());
+    events.extend(progress());
     events
 }
 
@@ -234,6 +236,53 @@ fn reports() -> Vec<Event> {
     ]
 }
 
+/// What agents tell of calls and plans under way.
+fn progress() -> Vec<Event> {
+    vec![
+        Event::ToolUpdate {
+            id: foreign("t5"),
+            name: Some(foreign("execute")),
+            title: Some(foreign("list files")),
+            status: Some(foreign("in_progress")),
+            input: Some(raw(r#"{"rawInput":{"command":"ls"}}"#)),
+        },
+        Event::ToolUpdate {
+            id: foreign("t6"),
+            name: None,
+            title: None,
+            status: None,
+            input: None,
+        },
+        Event::Plan {
+            entries: vec![
+                PlanEntry {
+                    content: foreign("look"),
+                    priority: Some(foreign("high")),
+                    status: Some(foreign("pending")),
+                },
+                PlanEntry {
+                    content: foreign(""),
+                    priority: None,
+                    status: None,
+                },
+            ],
+        },
+        Event::ContextUsed {
+            used: 10,
+            size: 200_000,
+            cost: Some(Cost {
+                amount: 0.00021,
+                currency: foreign("USD"),
+            }),
+        },
+        Event::ContextUsed {
+            used: 0,
+            size: 0,
+            cost: None,
+        },
+    ]
+}
+
 #[test]
 fn every_event_reads_back_as_it_was() {
     let events = every_event();
@@ -345,4 +394,38 @@ fn a_line_is_one_json_object_with_the_body_inside() {
         line,
         r#"{"v":1,"session":"s-1","id":"3-117","at_us":42,"kind":"text","body":{"delta":"a\nb"}}"#
     );
+}
+
+#[test]
+fn what_a_task_asks_for_is_read_back() {
+    let full = TaskSpec {
+        id: TaskId::new("t.1").expect("id"),
+        prompt: foreign("do \u{1b} it"),
+        pool: Some(PoolName::new("demo").expect("name")),
+        workspace: Some("/srv/a b".into()),
+        attempts: Some(3),
+        check: Some(vec!["test".to_owned(), "-e".to_owned(), "\"x\"".to_owned()]),
+    };
+    let bare = TaskSpec {
+        pool: None,
+        workspace: None,
+        attempts: None,
+        check: None,
+        ..full.clone()
+    };
+    for spec in [full, bare] {
+        let text = spec_json(&spec);
+        let read = read_spec(spec.id.as_str(), &spec.prompt, &text).expect(&text);
+        assert_eq!(read, spec);
+    }
+    for (id, text) in [
+        ("t", "x"),
+        ("../t", "{}"),
+        ("t", r#"{"pool":"Not A Pool"}"#),
+    ] {
+        let error = read_spec(id, &foreign(""), text)
+            .expect_err(text)
+            .to_string();
+        assert!(error.starts_with("what task "), "{error}");
+    }
 }

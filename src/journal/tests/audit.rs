@@ -1,7 +1,6 @@
 //! The audit chain: what it links, and what it finds out.
 
 use super::*;
-use crate::model::TurnOutcome;
 
 /// A session with `count` asks, every one decided in the commit in which it was asked.
 fn asks(journal: &Journal, id: &SessionId, count: u64) {
@@ -176,93 +175,4 @@ fn the_hash_is_what_the_schema_says() {
         )
         .expect("row");
     assert_eq!(super::super::audit::sha256_hex(json.as_bytes()), head.hash);
-}
-
-#[test]
-fn a_start_ends_what_the_start_before_it_left_open() {
-    let dir = tempdir();
-    let journal = open(dir.path());
-    let (id, quiet, run) = (session("s"), session("quiet"), RunId::new("r").expect("id"));
-    let prompt = Event::PromptAccepted {
-        task: None,
-        attempt: 1,
-        text: Foreign::new("x"),
-    };
-    let running = Write::TaskUpdated {
-        run: run.clone(),
-        task: TaskId::new("t1").expect("id"),
-        at_us: 1,
-        change: TaskChange::Begun {
-            attempt: 1,
-            slot: slot(0),
-            session: id.clone(),
-        },
-    };
-    assert_durable(&commit(
-        &journal,
-        vec![
-            Write::RunBegun {
-                run: run.clone(),
-                command: "run",
-                at_us: 1,
-            },
-            task(&run, "t1", 0),
-            task(&run, "t2", 1),
-            begun(&id),
-            begun(&quiet),
-            running,
-            event(&id, 1, 1, prompt),
-            event(&id, 1, 2, asked("open", "{}")),
-        ],
-    ));
-    journal.close(LONG).expect("flushed");
-
-    let journal = open(dir.path());
-    assert_eq!(
-        journal.recovered(),
-        Recovered {
-            sessions: 2,
-            turns: 1,
-            asks: 1,
-            tasks_lost: 1,
-            tasks_skipped: 1
-        }
-    );
-    let reader = journal.reader().expect("reader");
-    assert_dense(&reader, &id, 4);
-    let events = reader.events(&id, 2, 10).expect("events");
-    let Event::Decided(verdict) = events[0].decode().expect("event").event else {
-        panic!("{:?}", events[0])
-    };
-    assert_eq!(
-        (verdict.decision, verdict.by),
-        (Decision::Deny, DecidedBy::Gone)
-    );
-    let Event::TurnEnded { outcome, .. } = events[1].decode().expect("event").event else {
-        panic!("{:?}", events[1])
-    };
-    assert_eq!(outcome, TurnOutcome::Lost);
-    assert_eq!(events[1].id, EventId { epoch: 2, seq: 4 });
-    assert_dense(&reader, &quiet, 0);
-    assert!(
-        reader
-            .sessions()
-            .expect("sessions")
-            .iter()
-            .all(|s| s.ended_at_us.is_some())
-    );
-    let outcomes: Vec<Option<String>> = reader
-        .tasks(&run)
-        .expect("tasks")
-        .into_iter()
-        .map(|t| t.outcome)
-        .collect();
-    assert_eq!(
-        outcomes,
-        [Some("lost".to_owned()), Some("skipped".to_owned())]
-    );
-    assert_eq!(reader.verify_audit().expect("whole"), journal.audit_head());
-    assert_eq!(journal.audit_head().link, 1);
-    journal.close(LONG).expect("flushed");
-    assert_eq!(open(dir.path()).recovered(), Recovered::default());
 }

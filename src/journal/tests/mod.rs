@@ -7,6 +7,7 @@ mod opening;
 mod order;
 mod pace;
 mod retention;
+mod unfinished;
 
 use std::path::Path;
 use std::sync::Arc;

@@ -163,7 +163,7 @@ fn what_names_a_row_that_is_not_there_is_refused() {
             run: run.clone(),
             task: TaskId::new("t").expect("id"),
             at_us: 1,
-            change: TaskChange::Requeued,
+            change: TaskChange::Requeued { attempts: 1 },
         }],
         "task t of run r was never queued",
     );

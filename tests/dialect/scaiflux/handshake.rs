@@ -1,6 +1,8 @@
 //! The greeting, the version gate, and what comes before them.
 
 use super::check;
+use marshal::config::DialectName;
+
 use crate::script::Conversation;
 use marshal::dialect::{Effect, Fault};
 use marshal::limits;
@@ -117,7 +119,7 @@ fn a_second_ready_is_a_fault() {
 
 #[test]
 fn a_few_bad_lines_pass_and_a_hundred_and_one_are_a_fault() {
-    let mut talk = Conversation::new();
+    let mut talk = Conversation::new(DialectName::Scaiflux);
     talk.chunk(b"{\"type\":\"ready\",\"protocol\":1}\n");
     for n in 1..=200_u32 {
         talk.chunk(b"garbage \xff\n");
@@ -128,7 +130,7 @@ fn a_few_bad_lines_pass_and_a_hundred_and_one_are_a_fault() {
 
 #[test]
 fn a_line_without_end_is_a_fault() {
-    let mut talk = Conversation::new();
+    let mut talk = Conversation::new(DialectName::Scaiflux);
     talk.chunk(b"{\"type\":\"ready\",\"protocol\":1}\n");
     let chunk = vec![b'x'; 1 << 20];
     for _ in 0..=limits::LINE_BYTES >> 20 {

@@ -1,13 +1,15 @@
 //! Turns, tools, slash commands, errors and goodbyes.
 
 use super::{TURN, check, check_in_turn};
+use marshal::config::DialectName;
+
 use crate::script::{Conversation, run};
 use marshal::dialect::Command;
 use marshal::limits;
 
 #[test]
 fn the_three_lines_of_the_documented_example_are_written_byte_for_byte() {
-    let mut talk = Conversation::new();
+    let mut talk = Conversation::new(DialectName::Scaiflux);
     talk.chunk(b"{\"type\":\"ready\",\"protocol\":1}\n");
     let prompt = Command::Prompt {
         text: "list the python files".into(),

@@ -127,8 +127,6 @@ pub(super) struct ToolCall<'a> {
     pub(super) status: Option<Status>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) content: Vec<ToolContent<'a>>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(super) locations: Vec<Location>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) raw_input: Option<&'a RawValue>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -143,12 +141,6 @@ impl<'a> ToolCall<'a> {
             ..Self::default()
         }
     }
-}
-
-/// A place that a tool call is about.
-#[derive(Debug, Serialize)]
-pub(super) struct Location {
-    pub(super) path: String,
 }
 
 /// What a tool call produced, for a person.

@@ -10,7 +10,6 @@ mod requests;
 mod sessions;
 
 use std::io;
-use std::path::Path;
 
 use serde_json::value::RawValue;
 
@@ -74,13 +73,7 @@ pub(super) fn queue(out: &mut Outbox, moment: &Moment<'_>, said: &Said<'_>) -> i
         Said::ToolStart { tool_id, call } => {
             let input = raw(call)?;
             let title = call.title();
-            update(Update::ToolCall(described(
-                tool_id,
-                call,
-                &title,
-                &input,
-                moment.workspace,
-            )))
+            update(Update::ToolCall(described(tool_id, call, &title, &input)))
         }
         Said::Ask {
             number,
@@ -92,7 +85,7 @@ pub(super) fn queue(out: &mut Outbox, moment: &Moment<'_>, said: &Said<'_>) -> i
             let tool_call = if moment.bare_asks {
                 ToolCall::bare(tool_id)
             } else {
-                described(tool_id, call, &title, &input, moment.workspace)
+                described(tool_id, call, &title, &input)
             };
             out.queue(&Request {
                 jsonrpc: "2.0",
@@ -158,25 +151,20 @@ fn raw(call: &Call) -> io::Result<Box<RawValue>> {
     Ok(serde_json::value::to_raw_value(call)?)
 }
 
-/// A tool call before it runs, with everything that says what it will do.
+/// A tool call before it runs, with everything that says what it will do. No `locations`: a path
+/// stands once, in the input, as the script says it, so that it is judged as in the other protocol.
 fn described<'a>(
     tool_id: &'a str,
     call: &'a Call,
     title: &'a str,
     input: &'a RawValue,
-    workspace: &Path,
 ) -> ToolCall<'a> {
-    let at = call.path().map(|path| messages::Location {
-        // Absolute, as the protocol demands; an absolute path stays what it is.
-        path: workspace.join(path).to_string_lossy().into_owned(),
-    });
     ToolCall {
         name: Some(call.tool()),
         title: Some(title),
         kind: Some(kind(call.tool())),
         status: Some(Status::Pending),
         raw_input: Some(input),
-        locations: at.into_iter().collect(),
         ..ToolCall::bare(tool_id)
     }
 }

@@ -125,6 +125,8 @@ impl Agent {
         for record in session.records().map_err(fault)? {
             match record.map_err(|error| fault(error.into()))? {
                 Record::Session { .. } => {}
+                // A turn in which nothing was said.
+                Record::Answer { text, .. } if text.is_empty() => {}
                 Record::Prompt { text } => self.replay_update(
                     session,
                     Update::UserMessageChunk {

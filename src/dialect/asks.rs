@@ -20,25 +20,35 @@ pub(super) enum Clash {
     LongId,
 }
 
-/// Requests by id, both sets bounded.
-#[derive(Debug, Default)]
-pub(super) struct Asks {
-    open: Vec<AskKey>,
+/// Requests by id, both sets bounded; `T` is what an answer to one needs.
+#[derive(Debug)]
+pub(super) struct Asks<T> {
+    open: Vec<(AskKey, T)>,
     /// Hashes of the ids used so far, oldest first. A collision denies one request, no more.
     used: VecDeque<u64>,
     known: HashSet<u64>,
 }
 
-impl Asks {
+impl<T> Default for Asks<T> {
+    fn default() -> Self {
+        Self {
+            open: Vec::new(),
+            used: VecDeque::new(),
+            known: HashSet::new(),
+        }
+    }
+}
+
+impl<T> Asks<T> {
     /// Takes a new request in.
-    pub(super) fn open(&mut self, id: &str) -> Result<AskKey, Clash> {
+    pub(super) fn open(&mut self, id: &str, needs: T) -> Result<AskKey, Clash> {
         if id.len() > limits::FOREIGN_ID_BYTES {
             return Err(Clash::LongId);
         }
         let mut hasher = DefaultHasher::new();
         id.hash(&mut hasher);
         let hash = hasher.finish();
-        if self.known.contains(&hash) || self.open.iter().any(|key| key.0 == id) {
+        if self.known.contains(&hash) || self.open.iter().any(|(key, _)| key.0 == id) {
             return Err(Clash::Duplicate);
         }
         if self.open.len() >= limits::OPEN_ASKS {
@@ -52,18 +62,18 @@ impl Asks {
         self.used.push_back(hash);
         self.known.insert(hash);
         let key = AskKey(id.to_owned());
-        self.open.push(key.clone());
+        self.open.push((key.clone(), needs));
         Ok(key)
     }
 
     /// Ends a request, if it is open.
-    pub(super) fn close(&mut self, id: &str) -> Option<AskKey> {
-        let at = self.open.iter().position(|key| key.0 == id)?;
+    pub(super) fn close(&mut self, id: &str) -> Option<(AskKey, T)> {
+        let at = self.open.iter().position(|(key, _)| key.0 == id)?;
         Some(self.open.remove(at))
     }
 
     /// Ends all of them, oldest first.
-    pub(super) fn close_all(&mut self) -> Vec<AskKey> {
+    pub(super) fn close_all(&mut self) -> Vec<(AskKey, T)> {
         std::mem::take(&mut self.open)
     }
 }
@@ -75,28 +85,28 @@ mod tests {
     #[test]
     fn an_id_is_used_once() {
         let mut asks = Asks::default();
-        assert_eq!(asks.open("a"), Ok(AskKey("a".into())));
-        assert_eq!(asks.open("a"), Err(Clash::Duplicate));
-        assert_eq!(asks.close("a"), Some(AskKey("a".into())));
+        assert_eq!(asks.open("a", ()), Ok(AskKey("a".into())));
+        assert_eq!(asks.open("a", ()), Err(Clash::Duplicate));
+        assert_eq!(asks.close("a"), Some((AskKey("a".into()), ())));
         assert_eq!(asks.close("a"), None);
-        assert_eq!(asks.open("a"), Err(Clash::Duplicate));
+        assert_eq!(asks.open("a", ()), Err(Clash::Duplicate));
     }
 
     #[test]
     fn neither_set_grows_without_end() {
         let mut asks = Asks::default();
         for n in 0..limits::OPEN_ASKS {
-            assert!(asks.open(&n.to_string()).is_ok());
+            assert!(asks.open(&n.to_string(), ()).is_ok());
         }
-        assert_eq!(asks.open("one more"), Err(Clash::TooMany));
+        assert_eq!(asks.open("one more", ()), Err(Clash::TooMany));
         assert_eq!(asks.close_all().len(), limits::OPEN_ASKS);
         for n in 0..3 * limits::REMEMBERED_ASKS {
-            assert!(asks.open(&format!("later {n}")).is_ok());
+            assert!(asks.open(&format!("later {n}"), ()).is_ok());
             asks.close_all();
         }
         assert_eq!(asks.used.len(), limits::REMEMBERED_ASKS);
         assert_eq!(asks.known.len(), limits::REMEMBERED_ASKS);
         let long = "x".repeat(limits::FOREIGN_ID_BYTES + 1);
-        assert_eq!(asks.open(&long), Err(Clash::LongId));
+        assert_eq!(asks.open(&long, ()), Err(Clash::LongId));
     }
 }

@@ -1,0 +1,195 @@
+//! Which run `run --continue` goes on with, and what a new run says of one that is unfinished.
+//!
+//! Reads the journal before anything is started, beside a daemon too. Must not know how a run is
+//! worked.
+
+use std::path::{Path, PathBuf};
+
+use super::run::Job;
+use crate::journal::{OpenError, ReadError, Reader, StoredRun};
+use crate::model::{IdError, RunId, TaskId, foreign};
+
+/// Why there is nothing to go on with. Each is exit code 2.
+#[derive(Debug, thiserror::Error)]
+pub enum ContinueError {
+    /// No supervisor has worked here.
+    #[error("there is nothing to continue: {} has no journal", foreign::show(&.0.to_string_lossy(), 300))]
+    NoJournal(PathBuf),
+    /// The journal cannot be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The journal cannot be read.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// An id in it is none.
+    #[error("the journal is damaged: {0}")]
+    Id(#[from] IdError),
+    /// The journal does not know this run.
+    #[error("there is no run {run} in {}; {hint}", foreign::show(&.path.to_string_lossy(), 300))]
+    NoSuchRun {
+        /// The run.
+        run: RunId,
+        /// The state directory.
+        path: PathBuf,
+        /// What could be meant.
+        hint: String,
+    },
+    /// Nothing of this run is left.
+    #[error("run {0} is over: each of its tasks has ended; its end has code {1}")]
+    Finished(RunId, u8),
+    /// Nothing of any run is left.
+    #[error("there is nothing to continue: every run in {} has ended", foreign::show(&.0.to_string_lossy(), 300))]
+    Nothing(PathBuf),
+}
+
+/// The run to go on with: the one that is named, else the newest unfinished one.
+///
+/// # Errors
+/// [`ContinueError`]
+pub fn find(state: &Path, wanted: Option<&RunId>) -> Result<Job, ContinueError> {
+    if !state.join(crate::journal::FILE).exists() {
+        return Err(ContinueError::NoJournal(state.to_owned()));
+    }
+    let reader = Reader::open(state)?;
+    let unfinished = reader.unfinished()?;
+    let newest = unfinished.last();
+    let found = match wanted {
+        None => newest,
+        Some(run) => unfinished.iter().find(|of| of.run == run.as_str()),
+    };
+    let run = match (found, wanted) {
+        (Some(found), _) => RunId::new(&found.run)?,
+        (None, None) => return Err(ContinueError::Nothing(state.to_owned())),
+        (None, Some(run)) => {
+            return Err(match reader.run(run)? {
+                Some(over) => ContinueError::Finished(run.clone(), over.code.unwrap_or(1)),
+                None => ContinueError::NoSuchRun {
+                    run: run.clone(),
+                    path: state.to_owned(),
+                    hint: newest.map_or_else(
+                        || "every run there has ended".to_owned(),
+                        |newest| format!("the newest unfinished one is {}", newest.run),
+                    ),
+                },
+            });
+        }
+    };
+    let rows = reader.tasks(&run)?;
+    let tasks = rows.iter().map(|row| TaskId::new(&row.id));
+    Ok(Job::Continue {
+        tasks: tasks.collect::<Result<_, _>>()?,
+        run,
+    })
+}
+
+/// What a new run says of unfinished ones, if there are any that can be read.
+#[must_use]
+pub fn note(state: &Path) -> Option<String> {
+    let reader = Reader::open(state).ok()?;
+    let unfinished = reader.unfinished().ok()?;
+    let newest = unfinished.last()?;
+    let more = match unfinished.len() - 1 {
+        0 => String::new(),
+        more => format!(" (and {more} more)"),
+    };
+    Some(format!(
+        "run {} is unfinished{more}: marshal run --continue {}",
+        told(newest),
+        newest.run
+    ))
+}
+
+/// A run with the time of its beginning.
+#[must_use]
+pub fn told(run: &StoredRun) -> String {
+    let time = jiff::Timestamp::from_microsecond(run.begun_at_us);
+    let time = time.map(|time| format!(" of {}", time.strftime("%Y-%m-%d %H:%M:%S UTC")));
+    format!("{}{}", run.run, time.unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::journal::{Commit, Journal, TaskRow, Write};
+    use crate::model::{PoolName, TaskSpec};
+
+    fn journal(dir: &Path, runs: &[&str]) -> Journal {
+        let journal = Journal::open(dir).expect("journal");
+        for (place, run) in (0..).zip(runs) {
+            let run = RunId::new(run).expect("id");
+            let at_us = 1_700_000_000_000_000 + place;
+            let writes = vec![
+                Write::RunBegun {
+                    run: run.clone(),
+                    command: "run",
+                    at_us,
+                },
+                Write::TaskQueued(TaskRow {
+                    run,
+                    place: 0,
+                    spec: TaskSpec {
+                        id: TaskId::new("a").expect("id"),
+                        prompt: "x".into(),
+                        pool: None,
+                        workspace: None,
+                        attempts: None,
+                        check: None,
+                    },
+                    pool: PoolName::new("demo").expect("name"),
+                    at_us,
+                }),
+            ];
+            journal.submit(Commit::of(writes)).expect("accepted");
+        }
+        journal
+            .close(std::time::Duration::from_secs(10))
+            .expect("closed");
+        journal
+    }
+
+    fn dir() -> tempfile::TempDir {
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+        let dir = tempfile::Builder::new().permissions(mode).tempdir();
+        dir.expect("directory")
+    }
+
+    #[test]
+    fn the_newest_run_or_the_named_one_is_found() {
+        let dir = dir();
+        drop(journal(dir.path(), &["older", "newer"]));
+        let found = |wanted: Option<&str>| {
+            let wanted = wanted.map(|run| RunId::new(run).expect("id"));
+            match find(dir.path(), wanted.as_ref()).expect("found") {
+                Job::Continue { run, tasks } => (run.to_string(), tasks.len()),
+                Job::New(_) => panic!("new"),
+            }
+        };
+        assert_eq!(found(None), ("newer".to_owned(), 1));
+        assert_eq!(found(Some("older")), ("older".to_owned(), 1));
+        assert_eq!(
+            note(dir.path()).expect("a note"),
+            "run newer of 2023-11-14 22:13:20 UTC is unfinished (and 1 more): \
+             marshal run --continue newer"
+        );
+        let none = RunId::new("none").expect("id");
+        let error = find(dir.path(), Some(&none)).expect_err("unknown");
+        let error = error.to_string();
+        assert!(error.contains("there is no run none in "), "{error}");
+        assert!(
+            error.ends_with("the newest unfinished one is newer"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn where_nothing_is_left_that_is_said() {
+        let dir = dir();
+        let error = find(dir.path(), None).expect_err("nothing").to_string();
+        assert!(error.ends_with(" has no journal"), "{error}");
+        assert_eq!(note(dir.path()), None);
+        drop(journal(dir.path(), &[]));
+        let error = find(dir.path(), None).expect_err("nothing").to_string();
+        assert!(error.contains("every run in "), "{error}");
+        assert_eq!(note(dir.path()), None);
+    }
+}

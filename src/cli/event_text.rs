@@ -1,0 +1,178 @@
+//! One journalled event as one line for a person.
+//!
+//! Pure; every text here is safe to show. Must not know where lines go.
+
+use crate::journal::StoredEvent;
+use crate::model::foreign::show;
+use crate::model::{Event, Verdict};
+
+/// The least that is shown of what an event says, in columns.
+const LEAST: usize = 40;
+
+/// A time (microseconds since the Unix epoch) as people and programs read it.
+#[must_use]
+pub fn time(at_us: i64) -> String {
+    match jiff::Timestamp::from_microsecond(at_us) {
+        Ok(time) => format!("{time:.3}"),
+        Err(_) => format!("{at_us}us"),
+    }
+}
+
+/// The line of an event, as wide as `width` if it can be; with its session if `named`.
+#[must_use]
+pub fn line(event: &StoredEvent, named: bool, width: usize) -> String {
+    let mut text = time(event.at_us);
+    if named {
+        text = format!("{text} {}", show(&event.session, 64));
+    }
+    text = format!("{text} {} {}", event.id, show(&event.kind, 32));
+    let says = match event.decode() {
+        Ok(stamped) => says(&stamped.event),
+        // What a newer program wrote is shown as it is stored.
+        Err(_) => event.body.clone(),
+    };
+    if says.is_empty() {
+        return text;
+    }
+    let room = width.saturating_sub(text.chars().count() + 1).max(LEAST);
+    format!("{text} {}", show(&says, room))
+}
+
+/// What it says; foreign text in it is not yet made safe.
+fn says(event: &Event) -> String {
+    let or = |text: Option<&crate::model::Foreign>| text.map_or("", |text| text.raw()).to_owned();
+    match event {
+        Event::PromptAccepted {
+            task,
+            attempt,
+            text,
+        } => {
+            let task = task.as_ref().map_or("-", |task| task.as_str());
+            format!("{task} attempt {attempt}: {}", text.raw())
+        }
+        Event::ChildStarted { pid, launcher } => format!("pid {pid}, launcher {launcher}"),
+        Event::Ready(info) => format!(
+            "protocol {} {} {}",
+            info.protocol,
+            or(info.version.as_ref()),
+            or(info.model.as_ref())
+        ),
+        Event::TurnStarted { turn } => or(turn.as_ref()),
+        Event::Text { delta } | Event::Thought { delta } => delta.raw().to_owned(),
+        Event::ToolStart { id, name, input } => {
+            format!("{} {} {}", id.raw(), name.raw(), input.get())
+        }
+        Event::ToolUpdate {
+            id, title, status, ..
+        } => format!(
+            "{} {} {}",
+            id.raw(),
+            or(status.as_ref()),
+            or(title.as_ref())
+        ),
+        Event::ToolResult {
+            id,
+            output,
+            is_error,
+            ..
+        } => {
+            let how = if *is_error { "error" } else { "ok" };
+            format!("{} {how}: {}", id.raw(), output.raw())
+        }
+        Event::Asked { id, ask } => format!("{id} {} {}", ask.tool.raw(), ask.input.get()),
+        Event::Decided(verdict) => format!("{} {}", verdict.ask, decided(verdict)),
+        Event::Unasked {
+            id,
+            tool,
+            decision,
+            rules,
+        } => format!(
+            "{} {} {decision} {}",
+            id.raw(),
+            tool.raw(),
+            rules.join(", ")
+        ),
+        Event::Plan { entries } => {
+            let steps = entries.iter().map(|entry| entry.content.raw());
+            steps.collect::<Vec<_>>().join("; ")
+        }
+        Event::ContextUsed { used, size, cost } => {
+            let cost = cost.as_ref();
+            let cost = cost.map(|cost| format!(", {} {}", cost.amount, cost.currency.raw()));
+            format!("{used} of {size} tokens{}", cost.unwrap_or_default())
+        }
+        Event::Usage(usage) => format!("{} in, {} out", usage.input, usage.output),
+        Event::FileUpdated { tool, path } => format!("{} by {}", path.raw(), tool.raw()),
+        Event::StateChanged { model, mode, .. } => {
+            format!("{} {}", or(model.as_ref()), or(mode.as_ref()))
+        }
+        Event::SlashResult { command, text, .. } => format!("{} {}", command.raw(), text.raw()),
+        Event::AgentError { code, message, .. } => format!("{}: {}", code.raw(), message.raw()),
+        Event::TurnEnded {
+            outcome, detail, ..
+        } => match detail {
+            Some(detail) => format!("{outcome}: {detail}"),
+            None => outcome.to_string(),
+        },
+        Event::Unknown { tag, raw } => format!("{} {}", tag.raw(), raw.get()),
+        Event::BadLine { reason, head } => format!("{reason}: {}", head.raw()),
+        Event::ChildExited { class, detail, .. } => format!("{class}: {detail}"),
+        Event::CheckEnded { status, output } => match status {
+            Some(status) => format!("{status}: {}", output.raw()),
+            None => output.raw().to_owned(),
+        },
+    }
+}
+
+fn decided(verdict: &Verdict) -> String {
+    let rules = verdict.rules.join(", ");
+    let (decision, by, reason) = (verdict.decision, verdict.by, &verdict.reason);
+    format!("{decision} by {by} ({rules}): {reason}")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::api::testing::{EVIL, hostile};
+    use crate::fleet::Notice;
+    use crate::journal::codec;
+    use crate::model::foreign::is_unsafe;
+
+    #[test]
+    fn nothing_that_acts_on_a_terminal_is_in_a_line_of_any_kind() {
+        for evil in EVIL {
+            for notice in hostile(evil).1 {
+                let Notice::Events {
+                    session, events, ..
+                } = notice
+                else {
+                    continue;
+                };
+                for stamped in Arc::unwrap_or_clone(events) {
+                    let mut body = Vec::new();
+                    codec::encode_into(&stamped.event, &mut body);
+                    let mut stored = StoredEvent {
+                        session: session.to_string(),
+                        id: stamped.id,
+                        at_us: stamped.at_us,
+                        kind: stamped.event.kind().word().to_owned(),
+                        version: codec::VERSION,
+                        body: String::from_utf8(body).expect("JSON"),
+                    };
+                    let text = line(&stored, true, 120);
+                    assert!(!text.chars().any(is_unsafe), "{text:?}");
+                    assert!(
+                        text.starts_with("2023-11-14T22:13:20.000Z s 1-1 "),
+                        "{text}"
+                    );
+                    stored.version = 99;
+                    stored.kind = (*evil).to_owned();
+                    let text = line(&stored, true, 120);
+                    assert!(!text.chars().any(is_unsafe), "{text:?}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,311 @@
+//! `events`: what the journal has, from a place or a time on, and what is added to it.
+//!
+//! Owns the order over several sessions and the cursor. Reads the state directory's journal
+//! itself, beside whatever runs there. Must not know how an event is worded.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use super::event_text;
+use super::exit::Exit;
+use super::since::Since;
+use super::streams::Streams;
+use crate::journal::{FILE, OpenError, ReadError, Reader, StoredEvent, StoredSession};
+use crate::limits;
+use crate::model::foreign::show;
+use crate::model::{EventId, EventKind, PoolName, SessionId};
+
+/// What is wanted.
+#[derive(Debug, Clone, clap::Args)]
+pub struct EventsArgs {
+    /// After this event (3-117, with --session), since this long ago (10m) or this time (RFC 3339)
+    #[arg(long, value_name = "CURSOR", value_parser = Since::parse)]
+    pub since: Option<Since>,
+
+    /// Only this session
+    #[arg(long, value_parser = |text: &str| SessionId::new(text))]
+    pub session: Option<SessionId>,
+
+    /// Only sessions of this pool
+    #[arg(long, value_parser = |text: &str| PoolName::new(text))]
+    pub pool: Option<PoolName>,
+
+    /// Only events of this kind, for example decided; may be repeated
+    #[arg(long, value_parser = kind)]
+    pub kind: Vec<EventKind>,
+
+    /// At most so many events
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub limit: Option<u64>,
+
+    /// Go on as events come
+    #[arg(short, long)]
+    pub follow: bool,
+}
+
+fn kind(text: &str) -> Result<EventKind, String> {
+    EventKind::from_word(text).ok_or_else(|| {
+        let words: Vec<_> = EventKind::ALL.iter().map(|kind| kind.word()).collect();
+        format!("known kinds: {}", words.join(", "))
+    })
+}
+
+/// Why the journal cannot be shown.
+#[derive(Debug, thiserror::Error)]
+pub enum PastError {
+    /// There is none.
+    #[error(
+        "there is no journal in {0}: nothing was run with this state directory yet, or --config names another one"
+    )]
+    None(String),
+    /// It belongs to somebody else.
+    #[error("the journal in {0} may not be read; become its user or root")]
+    NotPermitted(String),
+    /// It cannot be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// It cannot be read.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// No such session.
+    #[error("there is no session {0} in the journal, or it was removed because of its age")]
+    NoSession(SessionId),
+    /// A cursor without its session.
+    #[error("the cursor {0} is an event of one session: name it with --session")]
+    Whose(EventId),
+}
+
+impl PastError {
+    /// How the program ends because of it.
+    #[must_use]
+    pub fn exit(&self) -> Exit {
+        match self {
+            Self::None(_) | Self::NoSession(_) | Self::Whose(_) => Exit::Usage,
+            Self::NotPermitted(_) => Exit::NotPermitted,
+            Self::Open(_) | Self::Read(_) => Exit::Failures,
+        }
+    }
+}
+
+/// Opens the journal of a state directory for reading.
+///
+/// # Errors
+/// [`PastError`]
+pub fn open(state: &Path) -> Result<Reader, PastError> {
+    let shown = || show(&state.to_string_lossy(), 200);
+    match std::fs::File::open(state.join(FILE)).map_err(|error| error.kind()) {
+        Err(std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory) => {
+            Err(PastError::None(shown()))
+        }
+        Err(std::io::ErrorKind::PermissionDenied) => Err(PastError::NotPermitted(shown())),
+        // Everything else is told by SQLite, with its reason.
+        _ => Ok(Reader::open(state)?),
+    }
+}
+
+/// Shows events.
+pub fn events(state: &Path, args: &EventsArgs, json: bool, streams: &mut Streams) -> Exit {
+    match run(state, args, json, streams) {
+        Ok(()) => Exit::Done,
+        Err(error) => {
+            streams.err.line(&format!("error: {error}"));
+            error.exit()
+        }
+    }
+}
+
+fn now_us() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| {
+        i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
+    })
+}
+
+fn run(
+    state: &Path,
+    args: &EventsArgs,
+    json: bool,
+    streams: &mut Streams,
+) -> Result<(), PastError> {
+    /// How often a follower looks for more.
+    const LOOK: Duration = Duration::from_millis(100);
+    /// How long before its begin a follower looks for sessions that ended: longer than a commit
+    /// takes.
+    const MARGIN_US: i64 = 60_000_000;
+    let reader = open(state)?;
+    let begun_us = now_us();
+    let mut tail = Tail {
+        args,
+        json,
+        from_us: args.since.and_then(|since| since.at_us(begun_us)),
+        left: args.limit.unwrap_or(u64::MAX),
+        given: HashMap::new(),
+    };
+    tail.begin(&reader, streams)?;
+    let mut ended_after = tail.from_us.unwrap_or(i64::MIN);
+    loop {
+        let version = reader.version()?;
+        tail.round(&reader, ended_after, streams)?;
+        if !args.follow || tail.left == 0 || streams.out.is_closed() {
+            return Ok(());
+        }
+        ended_after = ended_after.max(begun_us - MARGIN_US);
+        while reader.version()? == version {
+            std::thread::sleep(LOOK);
+        }
+    }
+}
+
+/// How far every session was shown.
+struct Tail<'a> {
+    args: &'a EventsArgs,
+    json: bool,
+    from_us: Option<i64>,
+    /// Events that may still be shown.
+    left: u64,
+    given: HashMap<String, u64>,
+}
+
+/// The next events of one session.
+struct Source {
+    session: SessionId,
+    after: u64,
+    next: VecDeque<StoredEvent>,
+}
+
+impl Source {
+    /// Reads on if nothing is left; `false` if nothing more is there.
+    fn fill(&mut self, reader: &Reader, bytes: usize) -> Result<bool, ReadError> {
+        if self.next.is_empty() {
+            let page = reader.page(&self.session, self.after, limits::CATCH_UP_EVENTS, bytes)?;
+            self.next = page.into();
+        }
+        Ok(!self.next.is_empty())
+    }
+}
+
+impl Tail<'_> {
+    /// Finds the place of the cursor, and says if it is not durable.
+    fn begin(&mut self, reader: &Reader, streams: &mut Streams) -> Result<(), PastError> {
+        let Some(session) = &self.args.session else {
+            return match self.args.since {
+                Some(Since::Event(cursor)) => Err(PastError::Whose(cursor)),
+                _ => Ok(()),
+            };
+        };
+        if reader.session(session)?.is_none() {
+            return Err(PastError::NoSession(session.clone()));
+        }
+        if let Some(Since::Event(cursor)) = self.args.since {
+            let to = match cursor.seq {
+                0 => cursor,
+                _ => reader.durable_at(session, cursor)?,
+            };
+            if to != cursor {
+                self.rewound(session, to, streams);
+            }
+            self.given.insert(session.to_string(), to.seq);
+        }
+        Ok(())
+    }
+
+    /// The cursor lies beyond what is durable: whoever holds it saw events that were never kept.
+    fn rewound(&self, session: &SessionId, to: EventId, streams: &mut Streams) {
+        if self.json {
+            let line = serde_json::json!({
+                "type": "rewound", "session": session.as_str(), "to": to.to_string(),
+            });
+            streams.out.json(&line.to_string());
+        } else {
+            let line = format!("rewound to {to}: what was after it is not durable");
+            streams.out.line(&line);
+        }
+    }
+
+    /// The sessions that may have more.
+    fn sources(&mut self, reader: &Reader, ended_after: i64) -> Result<Vec<Source>, PastError> {
+        let sessions: Vec<StoredSession> = match &self.args.session {
+            Some(session) => reader.session(session)?.into_iter().collect(),
+            None => reader.sessions_since(ended_after)?,
+        };
+        let mut sources = Vec::new();
+        for stored in sessions {
+            let pool = self.args.pool.as_ref().map(PoolName::as_str);
+            if pool.is_some_and(|pool| pool != stored.pool) {
+                continue;
+            }
+            let Ok(session) = SessionId::new(&stored.session) else {
+                continue;
+            };
+            let after = match (self.given.get(&stored.session), self.from_us) {
+                (Some(given), _) => *given,
+                (None, Some(from_us)) => reader.seq_before(&session, from_us)?,
+                (None, None) => 0,
+            };
+            self.given.insert(stored.session, after);
+            sources.push(Source {
+                session,
+                after,
+                next: VecDeque::new(),
+            });
+        }
+        Ok(sources)
+    }
+
+    /// Shows everything that is there now, in the order of time.
+    fn round(
+        &mut self,
+        reader: &Reader,
+        ended_after: i64,
+        streams: &mut Streams,
+    ) -> Result<(), PastError> {
+        let mut sources = self.sources(reader, ended_after)?;
+        // Together they hold what one page may hold.
+        let bytes = limits::CATCH_UP_BYTES / sources.len().max(1);
+        let mut heads = BinaryHeap::new();
+        for (index, source) in sources.iter_mut().enumerate() {
+            if source.fill(reader, bytes)?
+                && let Some(event) = source.next.front()
+            {
+                heads.push(Reverse((event.at_us, index)));
+            }
+        }
+        while let Some(Reverse((_, index))) = heads.pop() {
+            let Some(source) = sources.get_mut(index) else {
+                continue;
+            };
+            let Some(event) = source.next.pop_front() else {
+                continue;
+            };
+            source.after = event.id.seq;
+            self.given.insert(event.session.clone(), event.id.seq);
+            self.show(event, streams);
+            if self.left == 0 || streams.out.is_closed() {
+                return Ok(());
+            }
+            if source.fill(reader, bytes)?
+                && let Some(event) = source.next.front()
+            {
+                heads.push(Reverse((event.at_us, index)));
+            }
+        }
+        Ok(())
+    }
+
+    fn show(&mut self, event: StoredEvent, streams: &mut Streams) {
+        let kinds = &self.args.kind;
+        if !kinds.is_empty() && !kinds.iter().any(|kind| kind.word() == event.kind) {
+            return;
+        }
+        self.left -= 1;
+        if self.json {
+            streams.out.json(&event.into_json());
+        } else {
+            let named = self.args.session.is_none();
+            let line = event_text::line(&event, named, streams.width);
+            streams.out.line(&line);
+        }
+    }
+}

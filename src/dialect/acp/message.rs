@@ -1,0 +1,333 @@
+//! ACP's results and parameters, typed as far as they are needed.
+//!
+//! Must not know in which order they come. Reading is lenient: a member that we do not need, or
+//! that has another type than expected, is left out; what a message cannot be without makes it
+//! unreadable, and so does a member that comes twice.
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::dialect::lenient::{Count, Front, parse, string};
+use crate::limits;
+use crate::model::{Cost, Foreign, PlanEntry, TurnOutcome, Usage};
+use crate::wire::json::Text;
+
+/// The result of `initialize`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Initialized<'a> {
+    #[serde(borrow)]
+    pub(super) protocol_version: Option<&'a RawValue>,
+    #[serde(borrow)]
+    agent_capabilities: Option<&'a RawValue>,
+    #[serde(borrow)]
+    agent_info: Option<&'a RawValue>,
+}
+
+/// What an agent can do with sessions of earlier processes.
+#[derive(Debug, Default, Clone, Copy)]
+pub(super) struct Capabilities {
+    pub(super) load: bool,
+    pub(super) list: bool,
+    pub(super) resume: bool,
+}
+
+impl Initialized<'_> {
+    /// The agent's own version.
+    pub(super) fn version(&self) -> Option<Foreign> {
+        #[derive(Deserialize)]
+        struct Info<'a> {
+            #[serde(borrow)]
+            version: Option<&'a RawValue>,
+        }
+        string(parse::<Info<'_>>(self.agent_info?)?.version)
+    }
+
+    /// What it can do; what it does not say, it cannot.
+    pub(super) fn capabilities(&self) -> Capabilities {
+        #[derive(Default, Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Agent<'a> {
+            #[serde(borrow)]
+            load_session: Option<&'a RawValue>,
+            #[serde(borrow)]
+            session_capabilities: Option<&'a RawValue>,
+        }
+        #[derive(Default, Deserialize)]
+        struct Session<'a> {
+            #[serde(borrow)]
+            list: Option<&'a RawValue>,
+            #[serde(borrow)]
+            resume: Option<&'a RawValue>,
+        }
+        let can = |raw: Option<&RawValue>| raw.is_some_and(|raw| raw.get() != "false");
+        let agent: Agent<'_> = self.agent_capabilities.and_then(parse).unwrap_or_default();
+        let session: Session<'_> = agent
+            .session_capabilities
+            .and_then(parse)
+            .unwrap_or_default();
+        Capabilities {
+            load: agent.load_session.is_some_and(|raw| raw.get() == "true"),
+            list: can(session.list),
+            resume: can(session.resume),
+        }
+    }
+}
+
+/// The result of `session/new`, `session/load` and `session/resume`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Opened<'a> {
+    #[serde(borrow)]
+    session_id: Option<&'a RawValue>,
+    #[serde(borrow)]
+    modes: Option<&'a RawValue>,
+    #[serde(borrow)]
+    models: Option<&'a RawValue>,
+}
+
+impl Opened<'_> {
+    /// The session's id, if there is one that can be kept.
+    pub(super) fn session(&self) -> Option<Foreign> {
+        let id = string(self.session_id)?;
+        (!id.raw().is_empty() && id.len() <= limits::FOREIGN_ID_BYTES).then_some(id)
+    }
+
+    pub(super) fn mode(&self) -> Option<Foreign> {
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Modes<'a> {
+            #[serde(borrow)]
+            current_mode_id: Option<&'a RawValue>,
+        }
+        string(parse::<Modes<'_>>(self.modes?)?.current_mode_id)
+    }
+
+    /// Its model, where the agent still says so: it has left the protocol.
+    pub(super) fn model(&self) -> Option<Foreign> {
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Models<'a> {
+            #[serde(borrow)]
+            current_model_id: Option<&'a RawValue>,
+        }
+        string(parse::<Models<'_>>(self.models?)?.current_model_id)
+    }
+}
+
+/// The result of `session/list`: whether the session is on this page, and the next page's cursor.
+pub(super) fn listed(result: &RawValue, wanted: &Foreign) -> Option<(bool, Option<String>)> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Page<'a> {
+        #[serde(borrow)]
+        sessions: Front<'a, { limits::SESSIONS_PER_PAGE }>,
+        next_cursor: Option<String>,
+    }
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Session<'a> {
+        #[serde(borrow)]
+        session_id: Text<'a>,
+    }
+    let page: Page<'_> = parse(result)?;
+    let is_wanted = |item: &&RawValue| {
+        parse::<Session<'_>>(item).is_some_and(|s| s.session_id.0 == wanted.raw())
+    };
+    let found = page.sessions.items.iter().any(is_wanted);
+    Some((found, page.next_cursor))
+}
+
+/// The result of `session/prompt`.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Prompted<'a> {
+    #[serde(borrow)]
+    stop_reason: Option<&'a RawValue>,
+    #[serde(borrow)]
+    usage: Option<&'a RawValue>,
+}
+
+impl Prompted<'_> {
+    pub(super) fn stop_reason(&self) -> Option<Foreign> {
+        string(self.stop_reason)
+    }
+
+    /// Tokens of the turn, where the agent counts them.
+    pub(super) fn usage(&self) -> Usage {
+        #[derive(Default, Deserialize)]
+        #[serde(rename_all = "camelCase", default)]
+        struct Tokens {
+            input_tokens: Count,
+            output_tokens: Count,
+        }
+        let tokens: Tokens = self.usage.and_then(parse).unwrap_or_default();
+        Usage {
+            input: tokens.input_tokens.0,
+            output: tokens.output_tokens.0,
+        }
+    }
+}
+
+/// How a turn ended, by the agent's word.
+pub(super) fn outcome(stop_reason: Option<&str>) -> TurnOutcome {
+    match stop_reason {
+        Some("cancelled") => TurnOutcome::Cancelled,
+        Some("max_tokens" | "max_turn_requests") => TurnOutcome::Limited,
+        Some("refusal") => TurnOutcome::Refused,
+        Some(_) | None => TurnOutcome::Completed,
+    }
+}
+
+/// The parameters of `session/update`.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct UpdateParams<'a> {
+    #[serde(borrow)]
+    pub(super) session_id: Option<Text<'a>>,
+    #[serde(borrow)]
+    pub(super) update: &'a RawValue,
+}
+
+/// What every update has, and what the most frequent ones need.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Update<'a> {
+    #[serde(borrow)]
+    pub(super) session_update: Text<'a>,
+    #[serde(borrow)]
+    pub(super) content: Option<&'a RawValue>,
+}
+
+/// The text of a content block; `None` if it is another kind of block.
+pub(super) fn block_text(block: &RawValue) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Block<'a> {
+        #[serde(rename = "type", borrow)]
+        kind: Text<'a>,
+        text: Option<String>,
+    }
+    let block: Block<'_> = parse(block)?;
+    (block.kind.0 == "text").then_some(block.text)?
+}
+
+/// The steps of a `plan` update; the rest of a long one is left out.
+pub(super) fn plan(update: &RawValue) -> Option<Vec<PlanEntry>> {
+    #[derive(Deserialize)]
+    struct Plan<'a> {
+        #[serde(borrow)]
+        entries: Front<'a, { limits::PLAN_ENTRIES }>,
+    }
+    #[derive(Deserialize)]
+    struct Entry<'a> {
+        content: String,
+        #[serde(borrow)]
+        priority: Option<&'a RawValue>,
+        #[serde(borrow)]
+        status: Option<&'a RawValue>,
+    }
+    let entry = |item: &RawValue| {
+        let entry: Entry<'_> = parse(item)?;
+        Some(PlanEntry {
+            content: entry.content.into(),
+            priority: string(entry.priority),
+            status: string(entry.status),
+        })
+    };
+    let plan: Plan<'_> = parse(update)?;
+    Some(plan.entries.items.into_iter().filter_map(entry).collect())
+}
+
+/// A `usage_update`: used, size, cost.
+pub(super) fn context_used(update: &RawValue) -> Option<(u64, u64, Option<Cost>)> {
+    #[derive(Deserialize)]
+    struct Fill<'a> {
+        used: Count,
+        size: Count,
+        #[serde(borrow)]
+        cost: Option<&'a RawValue>,
+    }
+    #[derive(Deserialize)]
+    struct Amount {
+        amount: f64,
+        currency: String,
+    }
+    let fill: Fill<'_> = parse(update)?;
+    let cost = fill.cost.and_then(parse::<Amount>).map(|cost| Cost {
+        amount: cost.amount,
+        currency: cost.currency.into(),
+    });
+    Some((fill.used.0, fill.size.0, cost))
+}
+
+/// The mode of a `current_mode_update`.
+pub(super) fn current_mode(update: &RawValue) -> Option<Foreign> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Mode {
+        current_mode_id: String,
+    }
+    parse::<Mode>(update).map(|mode| mode.current_mode_id.into())
+}
+
+/// The parameters of `session/request_permission`.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct PermissionParams<'a> {
+    #[serde(borrow)]
+    pub(super) tool_call: &'a RawValue,
+    #[serde(borrow)]
+    options: Front<'a, { limits::ASK_OPTIONS }>,
+}
+
+/// The options that an answer may choose: never one that also answers later requests.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub(super) struct Options {
+    pub(super) allow: Option<String>,
+    pub(super) reject: Option<String>,
+}
+
+impl PermissionParams<'_> {
+    /// Chooses by kind (`allow_once`, `reject_once`), among options without a kind by the ids
+    /// `allow` and `deny`. An id that also stands for something else is no choice.
+    pub(super) fn options(&self) -> Options {
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Choice<'a> {
+            option_id: String,
+            #[serde(borrow)]
+            kind: Option<&'a RawValue>,
+        }
+        let choices = self.options.items.iter().filter_map(|item| {
+            let choice: Choice<'_> = parse(item)?;
+            let kind = match choice.kind {
+                // What is no string is no kind that we know.
+                Some(raw) => parse::<String>(raw).unwrap_or_default(),
+                None if choice.option_id == "allow" => "allow_once".to_owned(),
+                None if choice.option_id == "deny" => "reject_once".to_owned(),
+                None => String::new(),
+            };
+            Some((kind, choice.option_id))
+        });
+        let choices: Vec<_> = choices.collect();
+        let first = |wanted: &str| {
+            let (_, id) = choices.iter().find(|(kind, _)| kind == wanted)?;
+            let other = choices
+                .iter()
+                .any(|(kind, same)| same == id && kind != wanted);
+            (!other).then(|| id.clone())
+        };
+        Options {
+            allow: first("allow_once"),
+            reject: first("reject_once"),
+        }
+    }
+}
+
+/// The parameters of `$/cancel_request`.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct CancelParams<'a> {
+    #[serde(borrow)]
+    pub(super) request_id: &'a RawValue,
+}

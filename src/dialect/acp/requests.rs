@@ -1,0 +1,137 @@
+//! What the agent wants to know: permissions, and all that we do not serve.
+//!
+//! Must not decide anything: an ask goes to the session, its answer comes back as a command.
+
+use serde_json::value::RawValue;
+
+use super::calls::CallFields;
+use super::envelope::RequestId;
+use super::message::{Options, PermissionParams};
+use super::{Acp, Phase, Turn, write};
+use crate::dialect::asks::Clash;
+use crate::dialect::{Effect, Effects, Refused, bad_line};
+use crate::model::{Answer, Ask, AskKey, Claimed, Foreign};
+
+impl Acp {
+    pub(super) fn request(
+        &mut self,
+        id: &RequestId,
+        method: &str,
+        params: Option<&RawValue>,
+        line: &[u8],
+        out: &mut Effects,
+    ) {
+        // Nothing is written before the agent's version is known.
+        if matches!(self.phase, Phase::Initializing(_)) {
+            return bad_line("out_of_state", line, out);
+        }
+        if method != "session/request_permission" {
+            let answer = write::error(id.json(), write::METHOD_NOT_FOUND, "method not found");
+            return out.push(Effect::Write(answer));
+        }
+        let read = params.and_then(|raw| {
+            let params: PermissionParams<'_> = serde_json::from_str(raw.get()).ok()?;
+            let call = CallFields::read(params.tool_call)?;
+            Some((params.options(), call))
+        });
+        match read {
+            Some((options, call)) => self.permission(id, &options, &call, line, out),
+            None => self.unreadable(id, line, out),
+        }
+    }
+
+    /// A permission request of a shape that we do not know is none.
+    fn unreadable(&mut self, id: &RequestId, line: &[u8], out: &mut Effects) {
+        bad_line("bad_shape", line, out);
+        let open = self.asks.close(id.json());
+        out.extend(open.map(|(key, _)| Effect::Withdrawn(key)));
+        let said = "the permission request cannot be read";
+        let answer = write::error(id.json(), write::INVALID_PARAMS, said);
+        out.push(Effect::Write(answer));
+    }
+
+    fn permission(
+        &mut self,
+        id: &RequestId,
+        options: &Options,
+        fields: &CallFields<'_>,
+        line: &[u8],
+        out: &mut Effects,
+    ) {
+        let id = id.json();
+        if self.cancelling || self.leaving {
+            // Whoever cancels answers every request so, also one that comes later.
+            return out.push(Effect::Write(write::permission(id, None)));
+        }
+        if self.turn == Turn::None {
+            bad_line("out_of_state", line, out);
+            return self.deny_at_once(id, options, out);
+        }
+        self.turn_goes_on(out);
+        let Ok((_, known)) = self.calls.merge(fields) else {
+            bad_line("bad_shape", line, out);
+            return self.deny_at_once(id, options, out);
+        };
+        if options.allow.is_none() {
+            // It is judged and recorded, but nothing can allow it.
+            bad_line("bad_shape", line, out);
+        }
+        let key = match self.asks.open(id, options.clone()) {
+            Ok(key) => key,
+            Err(clash) => {
+                let reason = match clash {
+                    Clash::Duplicate => "duplicate_id",
+                    Clash::TooMany => "too_many_asks",
+                    Clash::LongId => "bad_shape",
+                };
+                bad_line(reason, line, out);
+                return self.deny_at_once(id, options, out);
+            }
+        };
+        out.push(Effect::Ask(Ask {
+            key,
+            tool_id: Some(Foreign::new(fields.tool_call_id.clone())),
+            tool: known.name,
+            input: known.input,
+            claimed: Claimed {
+                title: known.title,
+                kind: known.kind,
+                ..Claimed::default()
+            },
+        }));
+    }
+
+    /// Carries out an answer. The protocol has no place for a denial's reason.
+    pub(super) fn answer(
+        &mut self,
+        key: &AskKey,
+        answer: &Answer,
+        out: &mut Effects,
+    ) -> Result<(), Refused> {
+        let (_, options) = self.asks.close(&key.0).ok_or(Refused::UnknownAsk)?;
+        match (answer, &options.allow) {
+            (Answer::Allow, Some(option)) => {
+                out.push(Effect::Write(write::permission(&key.0, Some(option))));
+            }
+            _ => self.deny(&key.0, &options, out),
+        }
+        Ok(())
+    }
+
+    /// Denies a request. Without an option for that, the answer is the one for a cancelled turn,
+    /// so the turn is cancelled.
+    fn deny(&mut self, id: &str, options: &Options, out: &mut Effects) {
+        let option = options.reject.as_deref();
+        out.push(Effect::Write(write::permission(id, option)));
+        if option.is_none() {
+            self.cancel(out);
+        }
+    }
+
+    /// Denies a request that nobody is asked about.
+    fn deny_at_once(&mut self, id: &str, options: &Options, out: &mut Effects) {
+        let open = self.asks.close(id);
+        out.extend(open.map(|(key, _)| Effect::Withdrawn(key)));
+        self.deny(id, options, out);
+    }
+}

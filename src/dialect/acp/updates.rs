@@ -1,0 +1,194 @@
+//! What each of the agent's notifications brings about.
+//!
+//! Must not know permission requests. An update that is not typed here is passed on whole, as
+//! [`Event::Unknown`], under the name of its variant.
+
+use serde_json::value::RawValue;
+
+use super::calls::{Call, CallFields, Known, Unreadable};
+use super::message::{self, CancelParams, Update, UpdateParams};
+use super::{Acp, Phase, write};
+use crate::dialect::{Effect, Effects, bad_line};
+use crate::model::{AskKey, Event, Foreign};
+use crate::wire::json::BadFrame;
+
+impl Acp {
+    pub(super) fn notification(
+        &mut self,
+        method: &str,
+        params: Option<&RawValue>,
+        object: &str,
+        out: &mut Effects,
+    ) {
+        match method {
+            "session/update" => self.update(params, object, out),
+            "$/cancel_request" => self.request_withdrawn(params, out),
+            // A request that cannot be answered.
+            "session/request_permission" => {
+                self.count_bad(BadFrame::Shape, object.as_bytes(), out);
+            }
+            // Extensions and the protocol's own level: unknown ones are to be ignored.
+            _ if method.starts_with(['_', '$']) => {}
+            _ => unknown(method, object, out),
+        }
+    }
+
+    fn update(&mut self, params: Option<&RawValue>, object: &str, out: &mut Effects) {
+        if self.is_replaying() {
+            return;
+        }
+        let mut read = |raw: &RawValue| -> Result<(), serde_json::Error> {
+            let params: UpdateParams<'_> = serde_json::from_str(raw.get())?;
+            let update: Update<'_> = serde_json::from_str(params.update.get())?;
+            self.typed(&params, &update, object, out);
+            Ok(())
+        };
+        if params.is_none_or(|raw| read(raw).is_err()) {
+            self.count_bad(BadFrame::Shape, object.as_bytes(), out);
+        }
+    }
+
+    /// What an agent tells while it loads a session was told before.
+    fn is_replaying(&self) -> bool {
+        self.opening.resume.is_some() && self.phase != Phase::Ready
+    }
+
+    fn typed(
+        &mut self,
+        params: &UpdateParams<'_>,
+        update: &Update<'_>,
+        object: &str,
+        out: &mut Effects,
+    ) {
+        let tag = update.session_update.0.as_ref();
+        // Calls are judged wherever they run; all else of another session is not of this one.
+        let is_other = match (&params.session_id, &self.session) {
+            (Some(theirs), Some(ours)) => theirs.0 != ours.raw(),
+            _ => false,
+        };
+        match tag {
+            "tool_call" | "tool_call_update" => self.call(tag, params.update, object, out),
+            _ if is_other => unknown(tag, object, out),
+            "agent_message_chunk" | "agent_thought_chunk" => {
+                match update.content.map(message::block_text) {
+                    Some(Some(delta)) => self.piece(tag, delta.into(), object, out),
+                    Some(None) => unknown(tag, object, out),
+                    None => self.count_bad(BadFrame::Shape, object.as_bytes(), out),
+                }
+            }
+            "plan" => match message::plan(params.update) {
+                Some(entries) if self.turn_goes_on(out) => {
+                    out.push(Effect::Event(Event::Plan { entries }));
+                }
+                Some(_) => bad_line("out_of_state", object.as_bytes(), out),
+                None => self.count_bad(BadFrame::Shape, object.as_bytes(), out),
+            },
+            "usage_update" => match message::context_used(params.update) {
+                Some((used, size, cost)) => {
+                    out.push(Effect::Event(Event::ContextUsed { used, size, cost }));
+                }
+                None => unknown(tag, object, out),
+            },
+            "current_mode_update" => match message::current_mode(params.update) {
+                Some(mode) => out.push(Effect::Event(Event::StateChanged {
+                    model: None,
+                    mode: Some(mode),
+                    context_pct: None,
+                    context_window: None,
+                })),
+                None => unknown(tag, object, out),
+            },
+            _ => unknown(tag, object, out),
+        }
+    }
+
+    /// A piece of the answer or of the reasoning. Empty ones only show that the agent lives.
+    fn piece(&mut self, tag: &str, delta: Foreign, object: &str, out: &mut Effects) {
+        if !self.turn_goes_on(out) {
+            return bad_line("out_of_state", object.as_bytes(), out);
+        }
+        if delta.raw().is_empty() {
+            return;
+        }
+        out.push(Effect::Event(if tag == "agent_message_chunk" {
+            Event::Text { delta }
+        } else {
+            Event::Thought { delta }
+        }));
+    }
+
+    fn call(&mut self, tag: &str, update: &RawValue, object: &str, out: &mut Effects) {
+        let Some(fields) = CallFields::read(update) else {
+            return self.count_bad(BadFrame::Shape, object.as_bytes(), out);
+        };
+        if !self.turn_goes_on(out) {
+            bad_line("out_of_state", object.as_bytes(), out);
+        }
+        if tag == "tool_call" {
+            self.calls.renew(&fields.tool_call_id);
+        }
+        match self.calls.merge(&fields) {
+            Ok((call, known)) => told(call, known, &fields, out),
+            Err(Unreadable) => self.count_bad(BadFrame::Shape, object.as_bytes(), out),
+        }
+    }
+
+    /// The agent does not want the answer any more, but an end of its request.
+    fn request_withdrawn(&mut self, params: Option<&RawValue>, out: &mut Effects) {
+        let id = params
+            .and_then(|raw| serde_json::from_str::<CancelParams<'_>>(raw.get()).ok())
+            .and_then(|params| super::envelope::RequestId::read(params.request_id));
+        let open = id.and_then(|id| self.asks.close(id.json()));
+        if let Some((AskKey(id), _)) = open {
+            let error = write::error(&id, write::REQUEST_CANCELLED, "the request was cancelled");
+            out.push(Effect::Withdrawn(AskKey(id)));
+            out.push(Effect::Write(error));
+        }
+    }
+}
+
+/// Tells a call's beginning, what changed of it, and its end, each once.
+fn told(call: &mut Call, known: Known, fields: &CallFields<'_>, out: &mut Effects) {
+    let id = || Foreign::new(fields.tool_call_id.clone());
+    let status = fields.status();
+    let begins = !std::mem::replace(&mut call.announced, true);
+    let is_error = match status.as_ref().map(Foreign::raw) {
+        Some("completed") => Some(false),
+        Some("failed") => Some(true),
+        _ => None,
+    };
+    let ends = is_error.filter(|_| !std::mem::replace(&mut call.ended, true));
+    if begins {
+        out.push(Effect::Event(Event::ToolStart {
+            id: id(),
+            name: known.name,
+            input: known.input,
+        }));
+    } else if known.changed || ends.is_none() {
+        out.push(Effect::Event(Event::ToolUpdate {
+            id: id(),
+            name: known.changed.then_some(known.name),
+            title: fields.title(),
+            status,
+            input: known.changed.then_some(known.input),
+        }));
+    }
+    if let Some(is_error) = ends {
+        out.push(Effect::Event(Event::ToolResult {
+            id: id(),
+            output: fields.output(),
+            is_error,
+            took: None,
+        }));
+    }
+}
+
+/// Passes on what is not typed. An object that was read once is read again as it is.
+fn unknown(tag: &str, object: &str, out: &mut Effects) {
+    if let Ok(raw) = serde_json::from_str::<&RawValue>(object) {
+        out.push(Effect::Event(Event::Unknown {
+            tag: tag.into(),
+            raw: raw.to_owned(),
+        }));
+    }
+}

@@ -1,0 +1,159 @@
+//! What an unfinished run had come to, read back from the journal: its tasks, and for those that
+//! had been begun the sums and ends of their attempts.
+//!
+//! Only reads. Must not decide what becomes of a task.
+
+use std::path::PathBuf;
+
+use super::session::{CheckResult, Tally};
+use crate::journal::codec::CodecError;
+use crate::journal::{Journal, OpenError, ReadError, Reader, StoredRun, StoredTask};
+use crate::model::{Event, IdError, RunId, SessionId, TaskId, TurnOutcome};
+use crate::sandbox::state_dir::StateDir;
+use crate::sandbox::workspace::copy;
+
+/// Events that are read at once.
+const PAGE: u32 = 1000;
+
+/// The state of a task that is over.
+pub(super) const ENDED: &str = "ended";
+/// The state of a task whose prompt was accepted.
+pub(super) const RUNNING: &str = "running";
+
+/// Why a run cannot be read back.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum PastError {
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    #[error(transparent)]
+    Codec(#[from] CodecError),
+    #[error(transparent)]
+    Id(#[from] IdError),
+}
+
+/// A run with its tasks, in their order, each with its attempts if it has not ended.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) run: StoredRun,
+    pub(super) tasks: Vec<(StoredTask, Vec<Attempted>)>,
+}
+
+/// An attempt of an earlier start, as far as it is durable.
+#[derive(Debug)]
+pub(super) struct Attempted {
+    pub(super) session: SessionId,
+    pub(super) tally: Tally,
+    /// How its turn ended, and why.
+    pub(super) turn: Option<(TurnOutcome, Option<String>)>,
+    /// How its check ended, if one did.
+    pub(super) check: Option<CheckResult>,
+    /// The time of its last event, in microseconds since the Unix epoch.
+    pub(super) last_at_us: Option<i64>,
+    /// Its copy of the workspace, if it is there.
+    pub(super) copy: Option<PathBuf>,
+}
+
+/// Reads a run; `None` if there is none. Blocks on the disk.
+pub(super) fn find(
+    journal: &Journal,
+    state: &StateDir,
+    run: &RunId,
+) -> Result<Option<Found>, PastError> {
+    let reader = journal.reader()?;
+    let Some(stored) = reader.run(run)? else {
+        return Ok(None);
+    };
+    let mut tasks = Vec::new();
+    for row in reader.tasks(run)? {
+        let attempts = if row.state == ENDED || row.session.is_none() {
+            Vec::new()
+        } else {
+            attempts(&reader, state, run, &row)?
+        };
+        tasks.push((row, attempts));
+    }
+    Ok(Some(Found { run: stored, tasks }))
+}
+
+/// The attempts of a task, oldest first.
+fn attempts(
+    reader: &Reader,
+    state: &StateDir,
+    run: &RunId,
+    row: &StoredTask,
+) -> Result<Vec<Attempted>, PastError> {
+    let task = TaskId::new(&row.id)?;
+    let mut names: Vec<String> = reader
+        .sessions_of_task(run, &task)?
+        .into_iter()
+        .map(|of| of.session)
+        .collect();
+    // A slot's own session belongs to no task.
+    if let Some(last) = &row.session
+        && !names.contains(last)
+    {
+        names.push(last.clone());
+    }
+    let mut attempts = Vec::with_capacity(names.len());
+    for name in names {
+        let session = SessionId::new(&name)?;
+        attempts.push(attempt(reader, state, session, &task)?);
+    }
+    Ok(attempts)
+}
+
+/// Replays what one session did for a task. In a slot's session that is what follows on the last
+/// prompt of the task, up to the next task's.
+fn attempt(
+    reader: &Reader,
+    state: &StateDir,
+    session: SessionId,
+    task: &TaskId,
+) -> Result<Attempted, PastError> {
+    let place = copy::path(state, &session);
+    let nothing = |session| Attempted {
+        session,
+        tally: Tally::default(),
+        turn: None,
+        check: None,
+        last_at_us: None,
+        copy: None,
+    };
+    let mut of_task = nothing(session.clone());
+    let mut is_ours = false;
+    let mut after = 0;
+    loop {
+        let page = reader.events(&session, after, PAGE)?;
+        for stored in &page {
+            after = stored.id.seq;
+            let event = stored.decode()?.event;
+            if let Event::PromptAccepted { task: of, .. } = &event {
+                is_ours = of.as_ref() == Some(task);
+                if is_ours {
+                    of_task = nothing(session.clone());
+                }
+            }
+            if !is_ours {
+                continue;
+            }
+            of_task.last_at_us = Some(stored.at_us);
+            of_task.tally.replay(&event);
+            match event {
+                Event::TurnEnded {
+                    outcome, detail, ..
+                } => of_task.turn = Some((outcome, detail)),
+                Event::CheckEnded { status, output } => {
+                    of_task.check = Some(CheckResult::of(status, output));
+                }
+                _ => {}
+            }
+        }
+        if page.is_empty() {
+            break;
+        }
+    }
+    of_task.copy = place.symlink_metadata().is_ok().then_some(place);
+    Ok(of_task)
+}

@@ -1,0 +1,105 @@
+//! Reading what the starts before left to do: runs that can be continued, what their tasks had come
+//! to, slots that stay parked.
+//!
+//! Only reads. Must not decide what becomes of any of it.
+
+use rusqlite::{OptionalExtension as _, params};
+
+use super::error::ReadError;
+use super::reader::{Reader, StoredRun, StoredSession};
+use crate::model::{ExitClass, PoolName, RunId, SlotId, TaskId};
+
+/// A row of `slot_parks`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredPark {
+    /// Which slot.
+    pub slot: SlotId,
+    /// Since when, in microseconds since the Unix epoch.
+    pub at_us: i64,
+    /// The class of the end that parked it.
+    pub class: ExitClass,
+    /// Why, in our words.
+    pub reason: String,
+}
+
+impl Reader {
+    /// A run.
+    ///
+    /// # Errors
+    /// [`ReadError::Database`]
+    pub fn run(&self, run: &RunId) -> Result<Option<StoredRun>, ReadError> {
+        let query = "SELECT run, epoch, command, begun_at_us, ended_at_us, code FROM runs \
+                     WHERE run = ?1";
+        let found = self
+            .conn()
+            .prepare_cached(query)?
+            .query_row([run.as_str()], StoredRun::of)
+            .optional()?;
+        Ok(found)
+    }
+
+    /// Runs that have no end, or a task that has none, oldest first. With a supervisor at work,
+    /// the runs that it works are among them.
+    ///
+    /// # Errors
+    /// [`ReadError::Database`]
+    pub fn unfinished(&self) -> Result<Vec<StoredRun>, ReadError> {
+        let mut statement = self.conn().prepare_cached(
+            "SELECT run, epoch, command, begun_at_us, ended_at_us, code FROM runs \
+             WHERE ended_at_us IS NULL OR run IN (SELECT run FROM tasks WHERE state <> 'ended') \
+             ORDER BY begun_at_us, run",
+        )?;
+        let rows = statement.query_map([], StoredRun::of)?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    /// The sessions that were made for a task, in the order of its attempts.
+    ///
+    /// # Errors
+    /// [`ReadError::Database`]
+    pub fn sessions_of_task(
+        &self,
+        run: &RunId,
+        task: &TaskId,
+    ) -> Result<Vec<StoredSession>, ReadError> {
+        let mut statement = self.conn().prepare_cached(
+            "SELECT session, epoch, pool, slot, run, task, attempt, begun_at_us, ended_at_us, \
+             class FROM sessions WHERE run = ?1 AND task = ?2 ORDER BY begun_at_us, session",
+        )?;
+        let rows = statement.query_map(params![run.as_str(), task.as_str()], StoredSession::of)?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    /// Slots that stay parked.
+    ///
+    /// # Errors
+    /// [`ReadError`]
+    pub fn parks(&self) -> Result<Vec<StoredPark>, ReadError> {
+        let mut statement = self.conn().prepare_cached(
+            "SELECT pool, slot, at_us, class, reason FROM slot_parks ORDER BY pool, slot",
+        )?;
+        let rows = statement.query_map([], |row| {
+            Ok((
+                row.get::<_, String>(0)?,
+                row.get::<_, u16>(1)?,
+                row.get::<_, i64>(2)?,
+                row.get::<_, String>(3)?,
+                row.get::<_, String>(4)?,
+            ))
+        })?;
+        rows.map(|row| {
+            let (pool, index, at_us, class, reason) = row?;
+            let word = |what| move |text| ReadError::Word { what, text };
+            Ok(StoredPark {
+                slot: SlotId {
+                    index,
+                    pool: PoolName::new(&pool).map_err(|_| word("pool name")(pool))?,
+                },
+                at_us,
+                class: ExitClass::from_word(&class).ok_or_else(|| word("exit class")(class))?,
+                reason,
+            })
+        })
+        .collect()
+    }
+}

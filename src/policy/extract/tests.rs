@@ -1,0 +1,398 @@
+//! Tables and calls: what is read, what is malformed, what stays unknown.
+
+use super::*;
+
+fn table(name: &str) -> Extractor {
+    Extractor::parse(builtin_text(name).expect("built in")).expect("the table")
+}
+
+fn extract(tool: &str, json: &str) -> Request {
+    let input = RawValue::from_string(json.to_owned()).expect("valid JSON");
+    table("scaiflux").extract(tool, &input)
+}
+
+#[track_caller]
+fn reads(tool: &str, json: &str, expect: &[Target]) {
+    assert_eq!(
+        extract(tool, json),
+        Request::Read {
+            targets: expect.to_vec()
+        },
+        "{tool} {json}"
+    );
+}
+
+fn path(path: &str) -> Target {
+    Target::Path(path.to_owned())
+}
+
+#[test]
+fn the_fields_of_the_table_are_what_is_judged() {
+    assert_eq!(
+        extract("bash", r#"{"command":"ls -l","timeout":5}"#),
+        Request::Shell {
+            command: "ls -l".to_owned(),
+            cwd: None
+        }
+    );
+    assert_eq!(
+        extract("write_file", r#"{"path":"a","content":"b"}"#),
+        Request::Write {
+            paths: vec!["a".to_owned()]
+        }
+    );
+    reads("read_file", r#"{"path":"a"}"#, &[path("a")]);
+    reads("list_dir", r#"{"path":"a"}"#, &[path("a")]);
+    reads("list_dir", "{}", &[Target::Workspace]);
+    reads(
+        "grep_search",
+        r#"{"pattern":"/etc","path":null}"#,
+        &[Target::Workspace],
+    );
+    assert!(matches!(
+        extract("format_disk", "{}"),
+        Request::Unknown { .. }
+    ));
+}
+
+#[test]
+fn a_search_pattern_reads_its_leading_directory() {
+    reads(
+        "glob_search",
+        r#"{"pattern":"**/*.py"}"#,
+        &[Target::Workspace, Target::Workspace],
+    );
+    reads(
+        "glob_search",
+        r#"{"pattern":"/etc/*"}"#,
+        &[path("/etc/"), Target::Workspace],
+    );
+    reads(
+        "glob_search",
+        r#"{"pattern":"../x/*","path":"src"}"#,
+        &[path("src/../x/"), path("src")],
+    );
+    reads(
+        "glob_search",
+        r#"{"pattern":".env"}"#,
+        &[path(".env"), Target::Workspace],
+    );
+    let anywhere = Target::Anywhere("*/../../x".to_owned());
+    reads(
+        "glob_search",
+        r#"{"pattern":"*/../../x"}"#,
+        &[anywhere, Target::Workspace],
+    );
+    let braces = Target::Anywhere("{a,../../etc}/x".to_owned());
+    reads(
+        "glob_search",
+        r#"{"pattern":"{a,../../etc}/x"}"#,
+        &[braces, Target::Workspace],
+    );
+}
+
+#[test]
+fn what_two_readers_could_read_differently_is_malformed() {
+    for (tool, json) in [
+        ("bash", "{}"),
+        ("bash", "null"),
+        ("bash", "[]"),
+        ("bash", "\"ls\""),
+        ("bash", r#"{"command":7}"#),
+        ("bash", r#"{"command":["ls"]}"#),
+        ("bash", r#"{"command":""}"#),
+        ("bash", r#"{"command":" \n"}"#),
+        ("bash", r#"{"command":"a\u0000b"}"#),
+        ("bash", r#"{"command":"ls","command":"rm"}"#),
+        ("bash", r#"{"command":"ls","comm\u0061nd":"rm"}"#),
+        ("bash", r#"{"command":"ls","env":{"a":1,"a":2}}"#),
+        ("read_file", r#"{"file":"a"}"#),
+        ("write_file", r#"{"path":null}"#),
+        ("glob_search", r#"{"path":"a"}"#),
+    ] {
+        assert!(
+            matches!(extract(tool, json), Request::Malformed { .. }),
+            "{tool} {json}"
+        );
+    }
+}
+
+#[test]
+fn a_table_that_says_nothing_useful_is_refused() {
+    let base = "schema = 1\n[tool.x]\n";
+    for text in [
+        "schema = 2",
+        &format!("{base}class = \"shell\""),
+        &format!("{base}class = \"other\""),
+        &format!("{base}class = \"write\"\npath = \"p\"\nurl = \"u\""),
+        &format!("{base}class = \"write\"\npath = \"p\"\nnope = 1"),
+    ] {
+        assert!(Extractor::parse(text).is_err(), "{text}");
+    }
+}
+
+#[test]
+fn every_tool_has_a_class_for_metrics() {
+    let table = table("scaiflux");
+    assert_eq!(table.class("bash").word(), "shell");
+    assert_eq!(table.class("glob_search").word(), "read");
+    assert_eq!(table.class("what").word(), "unknown");
+}
+
+/// Calls as agents make them: what the dialect keeps of them.
+mod acp {
+    use super::*;
+    use crate::model::{Claimed, Decision};
+    use crate::policy::{NoLinks, Place as At, Policy};
+
+    fn call(kind: &str, json: &str) -> Request {
+        let input = RawValue::from_string(json.to_owned()).expect("valid JSON");
+        table("acp").extract(kind, &input)
+    }
+
+    fn decision(kind: &str, json: &str) -> Decision {
+        let at = At {
+            workspace: "/workspace",
+            home: "/home/agent",
+            cwd: Some("/workspace"),
+            resolver: &NoLinks,
+        };
+        let claimed = Claimed {
+            title: Some("ls".into()),
+            kind: Some("read".into()),
+            ..Claimed::default()
+        };
+        let policy = Policy::builtin("developer").expect("built in");
+        policy.decide(&call(kind, json), &claimed, &at).decision
+    }
+
+    fn shell(command: &str, cwd: Option<&str>) -> Request {
+        Request::Shell {
+            command: command.to_owned(),
+            cwd: cwd.map(str::to_owned),
+        }
+    }
+
+    fn writes(paths: &[&str]) -> Request {
+        Request::Write {
+            paths: paths.iter().map(|path| (*path).to_owned()).collect(),
+        }
+    }
+
+    #[track_caller]
+    fn unknown(kind: &str, json: &str) {
+        let request = call(kind, json);
+        assert!(
+            matches!(request, Request::Unknown { .. }),
+            "{kind} {json}: {request:?}"
+        );
+    }
+
+    #[track_caller]
+    fn malformed(kind: &str, json: &str) {
+        let request = call(kind, json);
+        assert!(
+            matches!(request, Request::Malformed { .. }),
+            "{kind} {json}: {request:?}"
+        );
+    }
+
+    #[test]
+    fn the_commands_of_real_agents_are_read() {
+        // codex
+        let codex = r#"{"rawInput":{"call_id":"c","command":["/bin/bash","-lc","git status"],"cwd":"/workspace","parsed_cmd":[{"type":"unknown","cmd":"git status"}],"available_decisions":["approved",{"x":{}}]}}"#;
+        assert_eq!(
+            call("execute", codex),
+            shell("git status", Some("/workspace"))
+        );
+        assert_eq!(decision("execute", codex), Decision::Allow);
+        // claude, hermes
+        assert_eq!(
+            call(
+                "execute",
+                r#"{"rawInput":{"command":"rm -rf ./victim","description":"x"}}"#
+            ),
+            shell("rm -rf ./victim", None)
+        );
+        // opencode
+        let opencode = r#"{"rawInput":{"command":"ls","cwd":"/workspace"},"locations":[{"path":"/workspace"}]}"#;
+        assert_eq!(call("execute", opencode), shell("ls", Some("/workspace")));
+        // gemini: the command is nowhere but in the title
+        unknown("execute", r#"{"locations":[]}"#);
+        unknown("execute", "{}");
+    }
+
+    #[test]
+    fn an_argv_that_is_no_shell_is_judged_word_by_word() {
+        let plain = r#"{"rawInput":{"command":["git","status"]}}"#;
+        assert_eq!(decision("execute", plain), Decision::Allow);
+        let quoted = r#"{"rawInput":{"command":["echo","$(rm -rf /)"]}}"#;
+        assert_eq!(call("execute", quoted), shell("echo '$(rm -rf /)'", None));
+        assert_eq!(
+            decision("execute", r#"{"rawInput":{"command":["rm","-rf","."]}}"#),
+            Decision::Deny
+        );
+        assert_eq!(
+            decision(
+                "execute",
+                r#"{"rawInput":{"command":["./bash","-c","ls"]}}"#
+            ),
+            Decision::Ask
+        );
+        for command in [
+            "[]",
+            "[\"\"]",
+            "[1]",
+            "[\"a\\u0000\"]",
+            "[[\"ls\"]]",
+            "7",
+            "{}",
+            "\" \"",
+        ] {
+            malformed(
+                "execute",
+                &format!("{{\"rawInput\":{{\"command\":{command}}}}}"),
+            );
+        }
+    }
+
+    #[test]
+    fn a_command_is_one_whatever_kind_its_adapter_calls_it() {
+        let cat = r#"{"rawInput":{"command":["bash","-lc","cat /etc/shadow"],"cwd":"/workspace"},"locations":[{"path":"a"}]}"#;
+        assert_eq!(
+            call("read", cat),
+            shell("cat /etc/shadow", Some("/workspace"))
+        );
+        assert_eq!(decision("read", cat), Decision::Deny);
+        unknown("read", r#"{"rawInput":{"command":"rm -rf /","path":"a"}}"#);
+        unknown(
+            "edit",
+            r#"{"rawInput":{"command":["rm","-rf","/"],"path":"a"}}"#,
+        );
+        unknown("other", r#"{"rawInput":{"command":"ls"}}"#);
+        unknown("Execute", r#"{"rawInput":{"command":"ls"}}"#);
+    }
+
+    #[test]
+    fn commands_that_do_not_agree_are_unknown() {
+        unknown(
+            "execute",
+            r#"{"rawInput":{"command":"ls","cmd":"rm -rf /"}}"#,
+        );
+        unknown(
+            "execute",
+            r#"{"rawInput":{"command":"ls","cwd":"/workspace","workdir":"/"}}"#,
+        );
+        assert_eq!(
+            call(
+                "execute",
+                r#"{"rawInput":{"command":"ls","cmd":["sh","-c","ls"]}}"#
+            ),
+            shell("ls", None)
+        );
+        malformed("execute", r#"{"rawInput":{"command":"ls","command":"rm"}}"#);
+        malformed("execute", r#"{"rawInput":"ls"}"#);
+        malformed(
+            "execute",
+            r#""a part of this call was too large to be kept""#,
+        );
+    }
+
+    #[test]
+    fn every_path_of_an_edit_is_judged() {
+        // hermes
+        let hermes = r#"{"rawInput":{"tool":"write_file","arguments":{"path":"/workspace/w.txt","content":"x"}},"content":[{"newText":"x","path":"/workspace/w.txt","type":"diff"}]}"#;
+        assert_eq!(call("edit", hermes), writes(&["/workspace/w.txt"]));
+        assert_eq!(decision("edit", hermes), Decision::Allow);
+        // the example of an SDK
+        let sdk = r#"{"rawInput":{"path":"/home/user/project/config.json","content":"{}"},"locations":[{"path":"/home/user/project/config.json"}]}"#;
+        assert_eq!(decision("edit", sdk), Decision::Deny);
+        // a patch of several files
+        let patch = r#"{"content":[{"type":"diff","path":"/workspace/a"},{"type":"diff","path":"/workspace/.env"}],"locations":[{"path":"/workspace/a","line":3},{"path":"/workspace/.env"}]}"#;
+        assert_eq!(
+            call("edit", patch),
+            writes(&["/workspace/a", "/workspace/.env"])
+        );
+        assert_eq!(decision("edit", patch), Decision::Deny);
+        // a relative spelling of the same file: both are judged
+        let relative =
+            r#"{"rawInput":{"path":"./src/a"},"locations":[{"path":"/workspace/src/a"}]}"#;
+        assert_eq!(
+            call("edit", relative),
+            writes(&["/workspace/src/a", "./src/a"])
+        );
+    }
+
+    #[test]
+    fn paths_that_do_not_agree_or_are_not_there_are_unknown() {
+        for json in [
+            "{}",
+            r#"{"rawInput":{}}"#,
+            r#"{"rawInput":null,"locations":[{"line":3}]}"#,
+            r#"{"rawInput":{"path":"/workspace/a"},"locations":[{"path":"/workspace/b"}]}"#,
+            r#"{"content":[{"type":"diff","path":"a"},{"type":"diff","path":".env"}],"rawInput":{"file_path":"a"}}"#,
+            r#"{"rawInput":{"path":"../a"},"locations":[{"path":"/workspace/../a"}]}"#,
+            r#"{"rawInput":{"path":"a"},"locations":[{"path":"/workspace/ba"}]}"#,
+        ] {
+            unknown("edit", json);
+            unknown("delete", json);
+        }
+        for json in [
+            r#"{"locations":7}"#,
+            r#"{"locations":["a"]}"#,
+            r#"{"locations":[{"path":7}]}"#,
+            r#"{"rawInput":{"path":["a"]}}"#,
+            r#"{"rawInput":{"path":"a"},"rawInput":{"path":"b"}}"#,
+        ] {
+            malformed("edit", json);
+        }
+        let many: Vec<_> = (0..=CALL_PATHS)
+            .map(|n| format!("{{\"path\":\"{n}\"}}"))
+            .collect();
+        malformed("edit", &format!("{{\"locations\":[{}]}}", many.join(",")));
+        unknown("move", r#"{"rawInput":{"path":"a"}}"#);
+    }
+
+    #[test]
+    fn reads_searches_and_fetches_have_their_fields() {
+        let path = |path: &str| Target::Path(path.to_owned());
+        let read = |kind, json| match call(kind, json) {
+            Request::Read { targets } => targets,
+            other => panic!("{kind} {json}: {other:?}"),
+        };
+        assert_eq!(
+            read(
+                "read",
+                r#"{"rawInput":{"file_path":"/workspace/a"},"locations":[{"path":"/workspace/a","line":1}]}"#
+            ),
+            [path("/workspace/a")]
+        );
+        assert_eq!(read("read", r#"{"locations":[{"path":"a"}]}"#), [path("a")]);
+        assert_eq!(
+            read("search", r#"{"rawInput":{"pattern":"../x/*"}}"#),
+            [path("../x/"), Target::Workspace]
+        );
+        unknown("search", r#"{"rawInput":{"query":"x"}}"#);
+        unknown("search", r#"{"rawInput":{"path":"x"}}"#);
+        assert_eq!(
+            call(
+                "fetch",
+                r#"{"rawInput":{"url":"https://example.org/","prompt":"x"}}"#
+            ),
+            Request::Fetch {
+                url: "https://example.org/".to_owned()
+            }
+        );
+        unknown("fetch", r#"{"rawInput":{"query":"x"}}"#);
+    }
+
+    #[test]
+    fn a_place_names_members() {
+        for bad in ["", ".", "a.", "[]", "a[]", "a[0].b", "a[]b"] {
+            let text = format!("schema = 1\n[tool.x]\nclass = \"write\"\npath = \"{bad}\"");
+            assert!(Extractor::parse(&text).is_err(), "{bad:?}");
+        }
+        let none = "schema = 1\n[tool.x]\nclass = \"write\"\npath = []";
+        assert!(Extractor::parse(none).is_err());
+    }
+}

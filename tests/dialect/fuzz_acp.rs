@@ -1,0 +1,229 @@
+//! Any bytes from an agent that speaks ACP: no panic, and the promises that hold for all of them.
+
+use std::collections::HashSet;
+
+use marshal::config::DialectName;
+use marshal::dialect::{Effect, Opening, merge_text};
+use marshal::model::{AskKey, Event};
+use proptest::prelude::*;
+
+use crate::fuzz::command_of;
+use crate::script::Conversation;
+
+#[derive(Debug, Clone)]
+enum Step {
+    Bytes(Vec<u8>),
+    Command(u8, u8),
+    Eof,
+}
+
+const IDS: [&str; 5] = ["0", "1", "\"1\"", "3", "\"x\""];
+
+fn pick(words: &'static [&'static str]) -> impl Strategy<Value = &'static str> {
+    prop::sample::select(words)
+}
+
+/// A tool call's members: left out, doubled, of another type.
+fn call() -> impl Strategy<Value = String> {
+    let member = pick(&[
+        "\"toolCallId\":\"c\"",
+        "\"toolCallId\":\"d\"",
+        "\"toolCallId\":7",
+        "\"kind\":\"execute\"",
+        "\"kind\":[]",
+        "\"title\":\"\\u001b\"",
+        "\"status\":\"completed\"",
+        "\"status\":\"failed\"",
+        "\"rawInput\":{\"command\":\"ls\"}",
+        "\"rawInput\":{\"command\":\"ls\",\"command\":\"rm\"}",
+        "\"rawInput\":7",
+        "\"content\":[{\"type\":\"diff\",\"path\":\"a\"}]",
+        "\"content\":7",
+        "\"locations\":[]",
+        "\"rawOutput\":null",
+    ]);
+    prop::collection::vec(member, 0..5).prop_map(|members| members.join(","))
+}
+
+fn update() -> impl Strategy<Value = String> {
+    let tag = pick(&[
+        "tool_call",
+        "tool_call_update",
+        "plan",
+        "usage_update",
+        "later",
+    ]);
+    let chunk = pick(&[
+        "agent_message_chunk",
+        "agent_thought_chunk",
+        "user_message_chunk",
+    ]);
+    let block = pick(&[
+        "{\"type\":\"text\",\"text\":\"a\"}",
+        "{\"type\":\"text\"}",
+        "{\"type\":\"image\"}",
+        "7",
+    ]);
+    let fields = prop_oneof![
+        (tag, call()).prop_map(|(tag, call)| format!("\"sessionUpdate\":\"{tag}\",{call}")),
+        (chunk, block)
+            .prop_map(|(tag, block)| format!("\"sessionUpdate\":\"{tag}\",\"content\":{block}")),
+    ];
+    fields.prop_map(|fields| {
+        format!("\"method\":\"session/update\",\"params\":{{\"sessionId\":\"s\",\"update\":{{{fields}}}}}")
+    })
+}
+
+fn asked() -> impl Strategy<Value = String> {
+    let options = pick(&[
+        "{\"optionId\":\"y\",\"kind\":\"allow_once\"},{\"optionId\":\"n\",\"kind\":\"reject_once\"}",
+        "{\"optionId\":\"y\",\"kind\":\"allow_always\"}",
+        "{\"optionId\":\"allow\"},{\"optionId\":\"deny\"}",
+        "7",
+        "",
+    ]);
+    (prop::sample::select(&IDS[..]), call(), options).prop_map(|(id, call, options)| {
+        format!("\"id\":{id},\"method\":\"session/request_permission\",\"params\":{{\"toolCall\":{{{call}}},\"options\":[{options}]}}")
+    })
+}
+
+fn reply() -> impl Strategy<Value = String> {
+    let id = pick(&["1", "2", "3", "4", "5", "\"3\"", "null", "-1"]);
+    let end = pick(&[
+        "\"result\":{\"protocolVersion\":1,\"agentCapabilities\":{\"loadSession\":true,\"sessionCapabilities\":{\"list\":{}}}}",
+        "\"result\":{\"protocolVersion\":2}",
+        "\"result\":{\"sessionId\":\"s\"}",
+        "\"result\":{\"sessions\":[{\"sessionId\":\"s\"}]}",
+        "\"result\":{\"stopReason\":\"end_turn\"}",
+        "\"result\":null",
+        "\"error\":{\"code\":-32000,\"message\":\"m\"}",
+        "\"error\":null",
+    ]);
+    (id, end).prop_map(|(id, end)| format!("\"id\":{id},{end}"))
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let other = pick(&[
+        "\"method\":\"$/cancel_request\",\"params\":{\"requestId\":0}",
+        "\"id\":0,\"method\":\"fs/read_text_file\"",
+        "\"method\":\"x\"",
+        "\"id\":{},\"method\":\"x\"",
+    ])
+    .prop_map(str::to_owned);
+    let line = prop_oneof![4 => update(), 4 => asked(), 3 => reply(), 1 => other];
+    prop_oneof![
+        10 => line.prop_map(|fields| Step::Bytes(format!("{{{fields}}}\n").into_bytes())),
+        1 => prop::collection::vec(any::<u8>(), 0..40).prop_map(Step::Bytes),
+        5 => (0_u8..6, 0_u8..5).prop_map(|(which, id)| Step::Command(which, id)),
+        1 => Just(Step::Eof),
+    ]
+}
+
+/// What must hold for every conversation.
+fn promises(effects: &[Effect]) {
+    let mut open = HashSet::new();
+    let (mut ready, mut running, mut started) = (false, false, false);
+    let mut begun: HashSet<String> = HashSet::new();
+    let mut last_id = 0;
+    for (at, effect) in effects.iter().enumerate() {
+        match effect {
+            Effect::Ready(info) => {
+                assert!(!ready && info.protocol == "1" && info.session.is_some());
+                ready = true;
+            }
+            Effect::Ask(ask) => {
+                assert!(running && open.insert(ask.key.clone()), "asked wrongly");
+                // Judged is what was asked: an object, or something that is denied.
+                let judged: serde_json::Value = serde_json::from_str(ask.input.get()).unwrap();
+                assert!(judged.is_object() || judged.is_string());
+            }
+            Effect::Withdrawn(key) => assert!(open.remove(key), "withdrawn, but not open"),
+            Effect::Write(bytes) => {
+                let (newline, body) = bytes.split_last().unwrap();
+                assert!(*newline == b'\n' && !body.contains(&b'\n'));
+                let said: serde_json::Value = serde_json::from_slice(body).unwrap();
+                assert_eq!(said["jsonrpc"], "2.0");
+                let Some(method) = said["method"].as_str() else {
+                    let chosen = &said["result"]["outcome"]["optionId"];
+                    let key = AskKey(said["id"].to_string());
+                    let known = open.remove(&key);
+                    let allows = chosen == "y" || chosen == "allow";
+                    assert!(known || !allows, "allowed, but not open");
+                    assert!(chosen.is_null() || chosen == "n" || chosen == "deny" || allows);
+                    continue;
+                };
+                if method != "session/cancel" {
+                    assert_eq!(said["id"], last_id + 1, "ids of ours are used once");
+                    last_id += 1;
+                }
+                match method {
+                    "initialize" => assert_eq!(at, 0),
+                    "session/new" | "session/list" | "session/load" => assert!(!ready),
+                    "session/prompt" => {
+                        assert!(ready && !running, "a prompt too early");
+                        (running, started) = (true, false);
+                    }
+                    "session/cancel" => assert!(running && said.get("id").is_none()),
+                    other => panic!("{other:?} is not ours to say"),
+                }
+            }
+            Effect::Event(Event::TurnStarted { .. }) => {
+                assert!(running && !started);
+                started = true;
+            }
+            Effect::Event(Event::Text { .. } | Event::Thought { .. } | Event::Plan { .. }) => {
+                assert!(started);
+            }
+            Effect::Event(Event::ToolStart { id, .. }) => drop(begun.insert(id.raw().to_owned())),
+            Effect::Event(Event::ToolResult { id, .. }) => {
+                assert!(begun.remove(id.raw()), "a result of nothing, or twice");
+            }
+            Effect::Event(Event::TurnEnded { .. }) => {
+                assert!(running, "a turn ended that did not run");
+                running = false;
+                assert!(open.is_empty(), "open after the turn's end");
+            }
+            Effect::Fault(_) => {
+                assert!(open.is_empty(), "open after a fault");
+                assert_eq!(at + 1, effects.len(), "something after a fault");
+            }
+            _ => {}
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn the_promises_hold_for_any_conversation(
+        greeted in 0_u8..4,
+        resumed in any::<bool>(),
+        steps in prop::collection::vec(step(), 0..40),
+    ) {
+        let opening = Opening {
+            workspace: "/workspace".to_owned(),
+            resume: (resumed && greeted == 0).then(|| "s".into()),
+        };
+        let mut talk = Conversation::opened(DialectName::Acp, &opening);
+        if greeted > 0 {
+            talk.chunk(b"{\"id\":1,\"result\":{\"protocolVersion\":1}}\n");
+            talk.chunk(b"{\"id\":2,\"result\":{\"sessionId\":\"s\"}}\n");
+        }
+        if greeted > 1 {
+            drop(talk.command(command_of(0, "")));
+        }
+        for step in steps {
+            match step {
+                Step::Bytes(bytes) => talk.chunk(&bytes),
+                Step::Command(which, id) => {
+                    drop(talk.command(command_of(which, IDS[usize::from(id)])));
+                }
+                Step::Eof => talk.eof(),
+            }
+        }
+        promises(&talk.effects);
+        merge_text(&mut talk.effects);
+        promises(&talk.effects);
+    }
+}
