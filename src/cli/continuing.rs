@@ -51,6 +51,9 @@ pub fn find(state: &Path, wanted: Option<&RunId>) -> Result<Job, ContinueError> 
         return Err(ContinueError::NoJournal(state.to_owned()));
     }
     let reader = Reader::open(state)?;
+    if reader.is_new()? {
+        return Err(ContinueError::NoJournal(state.to_owned()));
+    }
     let unfinished = reader.unfinished()?;
     let newest = unfinished.last();
     let found = match wanted {

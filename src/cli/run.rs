@@ -81,7 +81,7 @@ pub async fn here<F: Fleet>(
             let run = stream.run().clone();
             let show = Show::new(order, streams, &run);
             let reins = Here(fleet.clone(), run);
-            work(Source::Here(stream), show, &reins, signals).await
+            work(Source::Here(Box::new(stream)), show, &reins, signals).await
         }
         Ok(Err(refusal)) => {
             streams.err.line(&format!("error: {refusal}"));
@@ -201,7 +201,7 @@ pub async fn there(
 
 /// Where a run's items come from.
 enum Source {
-    Here(RunStream),
+    Here(Box<RunStream>),
     There(Box<Client>),
 }
 

@@ -11,6 +11,7 @@ use super::events::{PastError, open};
 use super::exit::Exit;
 use super::streams::Streams;
 use crate::config::show_size;
+use crate::journal::codec;
 use crate::journal::{Reader, StoredAsk, StoredSession, StoredTask};
 use crate::limits;
 use crate::model::foreign::show as safe;
@@ -61,10 +62,10 @@ pub fn show(state: &Path, session: &SessionId, json: bool, streams: &mut Streams
             Exit::Done
         }
         Ok(facts) => {
-            let width = streams.width;
-            lines(&facts)
-                .iter()
-                .for_each(|line| streams.out.line(&cut(line, width)));
+            for line in lines(&facts) {
+                let shown = cut(&line, streams.width);
+                streams.out.line(&shown);
+            }
             Exit::Done
         }
         Err(error) => {
@@ -158,16 +159,15 @@ impl Facts {
         }
     }
 
-    /// Changed files, as the task's result lists them, if this session is the one that it is of.
+    /// Changed files, as the task's report lists them, if this session is the one that it is of.
     fn changes(&self) -> Vec<(String, String)> {
         let tasks = self.tasks.iter();
         let own = tasks.filter(|task| task.session.as_ref() == Some(&self.session.session));
-        let results = own.filter_map(|task| task.result.as_ref());
-        let documents = results.filter_map(|text| serde_json::from_str::<Value>(text).ok());
-        let lists = documents.filter_map(|document| document["changes"].as_array().cloned());
-        let changes = lists.flatten().filter_map(|change| {
-            let text = |key: &str| Some(change[key].as_str()?.to_owned());
-            Some((text("kind")?, text("path")?))
+        let reports = own.filter_map(|task| codec::read_report(task.result.as_deref()?).ok());
+        let changes = reports.flat_map(|report| {
+            let change =
+                |change: codec::Change<'_>| (change.kind.into_owned(), change.path.into_owned());
+            report.changes.into_iter().map(change).collect::<Vec<_>>()
         });
         changes.collect()
     }

@@ -23,6 +23,17 @@ pub struct StoredPark {
 }
 
 impl Reader {
+    /// Whether nothing was ever written: a start was killed before it had made the schema.
+    ///
+    /// # Errors
+    /// [`ReadError::Database`]
+    pub fn is_new(&self) -> Result<bool, ReadError> {
+        let version: i64 = self
+            .conn()
+            .pragma_query_value(None, "user_version", |row| row.get(0))?;
+        Ok(version == 0)
+    }
+
     /// A run.
     ///
     /// # Errors

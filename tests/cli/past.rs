@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::drill::{Drill, Ran, eventually};
+use crate::drill::{Drill, Ran, Running, eventually};
 use crate::{POOL, exits, up};
 
 fn json(ran: &Ran) -> Vec<Value> {
@@ -99,6 +99,7 @@ fn show_tells_one_session_whole() {
         "curl https://example.com",
         "tools     3",
         "exit      stopped",
+        "added notes.txt",
     ] {
         assert!(ran.stdout.contains(part), "{part:?} in {}", ran.all());
     }
@@ -113,6 +114,7 @@ fn show_tells_one_session_whole() {
     assert_eq!(decisions, [Some("allow"), Some("allow"), Some("deny")]);
     assert_eq!(shown["exit"]["class"], "stopped");
     assert_eq!(shown["tools"][2]["state"], "error");
+    assert_eq!(shown["changes"][0]["path"], "notes.txt");
 }
 
 #[test]
@@ -179,19 +181,22 @@ fn what_is_not_there_is_told_with_its_code() {
 fn a_follower_sees_what_a_daemon_adds_and_stops_at_its_limit() {
     let drill = Drill::new(POOL);
     let mut running = up(&drill);
-    let follower = drill.start_as(
-        &[
-            "--json",
-            "events",
-            "--follow",
-            "--kind",
-            "turn_ended",
-            "--limit",
-            "2",
-        ],
-        "follow",
-    );
-    let mut follower = follower;
+    let kinds = [
+        "--json",
+        "events",
+        "--follow",
+        "--kind",
+        "turn_ended",
+        "--limit",
+        "2",
+    ];
+    let mut follower = Running {
+        child: drill
+            .command(&kinds)
+            .stdout(fs::File::create(drill.path("follow.out")).expect("a file"))
+            .spawn()
+            .expect("marshal starts"),
+    };
     for _ in 0..2 {
         let ran = drill.run(&["run", "read README.md"]);
         assert_eq!(ran.code, Some(0), "{}", ran.all());

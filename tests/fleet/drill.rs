@@ -147,20 +147,11 @@ impl Drill {
 
     /// Starts and goes on; stdout and stderr go to files, which [`Drill::log`] reads.
     pub(crate) fn start(&self, args: &[&str]) -> Running {
-        self.start_into(args, "stdout.log", "stderr.log")
-    }
-
-    /// The same beside another one, with files of its own: `NAME.out` and `NAME.err`.
-    pub(crate) fn start_as(&self, args: &[&str], name: &str) -> Running {
-        self.start_into(args, &format!("{name}.out"), &format!("{name}.err"))
-    }
-
-    fn start_into(&self, args: &[&str], out: &str, err: &str) -> Running {
         let file = |name| fs::File::create(self.path(name)).expect("a log file");
         let child = self
             .command(args)
-            .stdout(file(out))
-            .stderr(file(err))
+            .stdout(file("stdout.log"))
+            .stderr(file("stderr.log"))
             .spawn()
             .expect("marshal starts");
         Running { child }

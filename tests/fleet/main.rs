@@ -5,11 +5,13 @@
 
 #![allow(clippy::expect_used, reason = "a test ends with its first failure")]
 
+mod continuing;
 mod crashes;
 mod drill;
 mod escapes;
 mod first_run;
 mod full_disk;
+mod kill;
 mod orders;
 mod real_agents;
 mod slots;

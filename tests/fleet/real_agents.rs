@@ -64,9 +64,9 @@ fn the_example_agent_of_the_typescript_sdk_is_told_no_where_the_policy_says_no()
     let (ran, results) = run(&drill, &["make the project better"]);
     assert_eq!(ran.code, Some(1), "{}", ran.all());
     assert_eq!(results[0]["outcome"], "denied", "{}", ran.all());
-    assert_eq!(results[0]["denied"], 1);
+    assert_eq!(results[0]["requests"]["denied"], 1);
     let answer = results[0]["answer"].as_str().expect("an answer");
-    assert!(answer.contains("skip that change"), "{answer}");
+    assert!(answer.contains("skip the configuration update"), "{answer}");
     drill.assert_dense();
     assert!(drill.agents().is_empty());
 }
@@ -93,7 +93,7 @@ configuration = ["/home/user/project/config.json"]
     let (ran, results) = run(&drill, &["make the project better"]);
     assert_eq!(ran.code, Some(0), "{}", ran.all());
     assert_eq!(results[0]["outcome"], "done", "{}", ran.all());
-    assert_eq!(results[0]["allowed"], 1);
+    assert_eq!(results[0]["requests"]["allowed"], 1);
     let answer = results[0]["answer"].as_str().expect("an answer");
     assert!(answer.contains("successfully updated"), "{answer}");
 }

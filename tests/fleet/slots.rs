@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::drill::{Drill, Ran, Running, eventually};
 
 /// Every protocol that the script agent speaks; ScaiFlux loads a session by an argument.
-const DIALECTS: [&str; 1] = ["scaiflux"];
+const DIALECTS: [&str; 2] = ["scaiflux", "acp"];
 
 fn pool(dialect: &str, size: usize, restart: &str) -> String {
     let resume = match dialect {

@@ -26,6 +26,11 @@ impl Acp {
             return bad_line("out_of_state", line, out);
         }
         if method != "session/request_permission" {
+            // An answer carries no more than an id: this one also ends a request that has it.
+            if let Some((key, _)) = self.asks.close(id.json()) {
+                bad_line("duplicate_id", line, out);
+                out.push(Effect::Withdrawn(key));
+            }
             let answer = write::error(id.json(), write::METHOD_NOT_FOUND, "method not found");
             return out.push(Effect::Write(answer));
         }
@@ -73,7 +78,6 @@ impl Acp {
             return self.deny_at_once(id, options, out);
         };
         if options.allow.is_none() {
-            // It is judged and recorded, but nothing can allow it.
             bad_line("bad_shape", line, out);
         }
         let key = match self.asks.open(id, options.clone()) {
@@ -96,6 +100,7 @@ impl Acp {
             claimed: Claimed {
                 title: known.title,
                 kind: known.kind,
+                no_allow: options.allow.is_none(),
                 ..Claimed::default()
             },
         }));

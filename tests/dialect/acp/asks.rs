@@ -184,6 +184,19 @@ fn an_id_that_comes_twice_is_denied_and_takes_the_first_with_it() {
 }
 
 #[test]
+fn an_open_id_that_another_request_uses_is_answered_once() {
+    check_in_turn(
+        &format!(
+            "{}\n< {{\"id\":0,\"method\":\"fs/read_text_file\"}}\n> cancel\n> allow 0",
+            request("0", CALL, PLAIN)
+        ),
+        &format!(
+            "turn started -\nask 0 {ASK}\nbad duplicate_id\nwithdrawn 0\nwrite {{\"jsonrpc\":\"2.0\",\"id\":0,\"error\":{{\"code\":-32601,\"message\":\"method not found\"}}}}\n{CANCEL}\nrefused allow 0: no open permission request has this id"
+        ),
+    );
+}
+
+#[test]
 fn more_than_the_open_asks_are_denied() {
     let most = marshal::limits::OPEN_ASKS;
     let mut script = String::new();
