@@ -132,3 +132,37 @@ async fn run(mut pipe: pipe::Sender, queue: Reading, to: ActorRef<ChannelMsg>) {
         let _ = to.send_message(ChannelMsg::Written { queued: at });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fleet::clock;
+
+    #[tokio::test]
+    async fn places_are_bounded_and_what_is_queued_is_read_before_the_end() {
+        let stdin = Stdin {
+            queue: Arc::default(),
+        };
+        let reading = Reading(Arc::clone(&stdin.queue));
+        for _ in 0..STDIN_QUEUE {
+            assert_eq!(stdin.write(vec![1], clock::now()), Ok(()));
+        }
+        let full = stdin.write(vec![2], clock::now());
+        assert_eq!(full, Err(NoPlace::Full));
+        drop(stdin);
+        for _ in 0..STDIN_QUEUE {
+            assert!(reading.0.next().await.is_some());
+        }
+        assert!(reading.0.next().await.is_none());
+    }
+
+    #[tokio::test]
+    async fn nothing_is_queued_for_a_pipe_that_is_closed() {
+        let stdin = Stdin {
+            queue: Arc::default(),
+        };
+        drop(Reading(Arc::clone(&stdin.queue)));
+        let closed = stdin.write(vec![1], clock::now());
+        assert_eq!(closed, Err(NoPlace::Closed));
+    }
+}
