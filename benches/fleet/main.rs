@@ -133,11 +133,15 @@ fn run(line: &Line) -> Result<(), Failure> {
         let is_peer = Some(at) != bare && Some(at) != candidate;
         let against_peer = candidate.filter(|_| is_peer).map(|ours| (ours, at));
         for (of, to) in against_bare.into_iter().chain(against_peer) {
+            let mut medians = ratios(&seen[of], &seen[to]);
+            if let Some(over) = over_floor(&seen[of], &seen[to]).filter(|_| Some(to) == bare) {
+                medians.insert("ask_p50_over_round_trip_and_sync".to_owned(), json!(over));
+            }
             print(&json!({
                 "ratio": format!("{}/{}", sides[of].name(), sides[to].name()),
                 "load": line.load.shown(),
                 "manner": line.manner.shown(),
-                "medians": ratios(&seen[of], &seen[to]),
+                "medians": medians,
             }))?;
         }
     }
@@ -158,18 +162,14 @@ fn alone(side: &str) -> Result<Figures, Failure> {
 }
 
 /// The ratio of each figure that both sides have, median by median.
-fn ratios(candidate: &[Figures], yardstick: &[Figures]) -> Value {
+fn ratios(candidate: &[Figures], yardstick: &[Figures]) -> Map<String, Value> {
     let names = candidate.first().map(Figures::names).unwrap_or_default();
     let ratio = |name: &str| {
         let candidate = median(candidate, name)?;
         let yardstick = median(yardstick, name).filter(|figure| *figure > 0.0)?;
         Some((name.to_owned(), json!(candidate / yardstick)))
     };
-    let mut ratios: Map<_, _> = names.into_iter().filter_map(ratio).collect();
-    if let Some(over) = over_floor(candidate, yardstick) {
-        ratios.insert("ask_p50_over_round_trip_and_sync".to_owned(), json!(over));
-    }
-    Value::Object(ratios)
+    names.into_iter().filter_map(ratio).collect()
 }
 
 /// A request whose verdict is on the disk first cannot be faster than a bare round trip and one
