@@ -127,6 +127,7 @@ fn hostile_events(evil: &str, task: &TaskId) -> Vec<Event> {
             reason: Some(text()),
             title: Some(text()),
             kind: Some(text()),
+            no_allow: false,
         },
     };
     vec![
@@ -447,7 +448,10 @@ impl FakeFleet {
 
 /// Everything that the fleet told, as a journal would have it.
 #[derive(Debug, Default)]
-pub(crate) struct Told(Mutex<Vec<(Option<RunId>, Worked, Vec<Stamped>)>>);
+pub(crate) struct Told(Mutex<Vec<ToldSession>>);
+
+/// A session, its run, and its events.
+type ToldSession = (Option<RunId>, Worked, Vec<Stamped>);
 
 impl History for Told {
     fn sessions(&self, run: &RunId) -> Result<Vec<Worked>, String> {

@@ -62,10 +62,10 @@ pub fn show(state: &Path, session: &SessionId, json: bool, streams: &mut Streams
             Exit::Done
         }
         Ok(facts) => {
-            let width = streams.width;
-            lines(&facts)
-                .iter()
-                .for_each(|line| streams.out.line(&cut(line, width)));
+            for line in lines(&facts) {
+                let shown = cut(&line, streams.width);
+                streams.out.line(&shown);
+            }
             Exit::Done
         }
         Err(error) => {

@@ -263,8 +263,10 @@ async fn disturb(
     pools: Vec<(PoolName, u16)>,
     is_rough: bool,
 ) {
-    loop {
-        sleep(dice.ms(30_000) + Duration::from_millis(1)).await;
+    for round in 1_u32.. {
+        // Often at first; a silence of hours is not looked at every second.
+        let pause = dice.ms(30_000) + Duration::from_millis(1);
+        sleep(pause * round.div_ceil(20)).await;
         look(&fleet, &ledger);
         if !is_rough {
             continue;

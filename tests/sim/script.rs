@@ -160,6 +160,10 @@ impl Nature {
             "end_turn",
             "end_turn",
             "end_turn",
+            "end_turn",
+            "end_turn",
+            "end_turn",
+            "end_turn",
             "max_tokens",
             "refusal",
         ];
