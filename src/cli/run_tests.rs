@@ -196,7 +196,7 @@ async fn a_flood_loses_notices_and_no_report() {
         spec("c", "deny"),
     ];
     let told = Setting::new().here(tasks).await;
-    assert!(told.err.contains("notices are not shown"), "{}", told.err);
+    assert!(told.err.contains("notices came too fast"), "{}", told.err);
     assert_eq!(told.outcomes().len(), 3);
     assert!(told.out.contains("2 of 3 done, 1 denied"), "{}", told.out);
 }
