@@ -53,6 +53,8 @@ pub(crate) struct Agent {
     turns: u32,
     asks: u32,
     waits_for: Option<String>,
+    /// Requests whose id it used twice.
+    doubled: Vec<String>,
 }
 
 /// A wait that is longer than every world.
@@ -87,6 +89,7 @@ impl Agent {
             turns: 0,
             asks: 0,
             waits_for: None,
+            doubled: Vec::new(),
         }
     }
 
@@ -209,8 +212,11 @@ impl Agent {
                     Some(false) => "denied",
                     None => "an ask that a cancel ends",
                 });
+                // An id that came twice is denied by the protocol, not by a verdict.
+                let is_verdict = allowed != Some(false) || !self.doubled.contains(&request);
                 let key = self.speech.key(&request);
-                self.ledger.answered(self.number, &key, allowed);
+                let verdict = allowed.filter(|_| is_verdict);
+                self.ledger.answered(self.number, &key, verdict);
                 if self.waits_for.as_deref() == Some(&request) {
                     self.waits_for = None;
                 }
@@ -340,6 +346,7 @@ impl Agent {
         self.ledger.step(&step);
         self.say(&line).await?;
         if again {
+            self.doubled.push(id.clone());
             self.say(&line).await?;
         }
         if self.twist == Twist::Hasty {
