@@ -29,7 +29,7 @@ struct Inner {
     log: broadcast::Sender<Foreign>,
     runs: Mutex<HashMap<RunId, CancellationToken>>,
     /// What an earlier start left of a run: reports, and tasks that wait.
-    pub(crate) left: Mutex<HashMap<RunId, (Vec<TaskReport>, Vec<TaskSpec>)>>,
+    pub(crate) left: Mutex<HashMap<RunId, Left>>,
     pub(crate) restarts: AtomicUsize,
     pub(crate) stops: Mutex<Vec<Stop>>,
     /// Tasks that hang do not even end when they are cancelled, only when killed.
@@ -37,6 +37,9 @@ struct Inner {
     killed: CancellationToken,
     told: Arc<Told>,
 }
+
+/// Reports of tasks that ended, and tasks that wait.
+type Left = (Vec<TaskReport>, Vec<TaskSpec>);
 
 pub(crate) fn slot(index: u16) -> SlotId {
     SlotId {
@@ -124,6 +127,7 @@ fn hostile_events(evil: &str, task: &TaskId) -> Vec<Event> {
             reason: Some(text()),
             title: Some(text()),
             kind: Some(text()),
+            no_allow: false,
         },
     };
     vec![

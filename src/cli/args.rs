@@ -120,10 +120,6 @@ pub struct RunArgs {
         conflicts_with = "local",
         value_parser = RunId::new
     )]
-    #[expect(
-        clippy::option_option,
-        reason = "absent, given without a run, given with one"
-    )]
     pub goes_on: Option<Option<RunId>>,
 
     /// Write what became of each task, as JSON Lines

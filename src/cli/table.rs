@@ -163,7 +163,8 @@ fn cells(row: &TaskReport, with_restarts: bool) -> Vec<Cell> {
 /// `+added ~modified -deleted`, as far as it is worth naming them.
 fn changed(row: &TaskReport) -> String {
     if row.changes.is_empty() {
-        return "-".to_owned();
+        // What changed is not known, where the supervisor ended before it was looked at.
+        return if row.changes_cut { "…" } else { "-" }.to_owned();
     }
     let mut text = String::new();
     for change in row.changes.iter().take(NAMED) {
@@ -273,7 +274,8 @@ fn explanation(row: &TaskReport) -> Option<String> {
             row.unasked_denied
         ));
     }
-    if let (Some(copy), false) = (&row.copy, row.changes.is_empty()) {
+    let changed = row.changes_cut || !row.changes.is_empty();
+    if let (Some(copy), true) = (&row.copy, changed) {
         let copy = show(&copy.to_string_lossy(), SENTENCE);
         parts.push(format!("changed files are in {copy}"));
     }

@@ -15,7 +15,7 @@ use super::clock::{self, now_us};
 use super::notice::{Notice, TaskReport};
 use super::past::{self, Attempted, ENDED, Found, RUNNING};
 use super::pool::{ActiveTask, OpenTasks, Past, PoolMsg};
-use super::session::{Tally, outcome};
+use super::session::{CheckResult, Tally, outcome};
 use super::{FleetHandle, PoolEntry, SubmitError};
 use crate::config::OnCrash;
 use crate::journal::codec;
@@ -373,7 +373,7 @@ fn came_to(last: Option<&Attempted>, has_check: bool) -> (TaskOutcome, bool, Opt
         return lost(Some("the supervisor ended before the check did".to_owned()));
     }
     let check_failed = last.check.as_ref().filter(|check| !check.passed());
-    let passed = last.check.as_ref().map(|check| check.passed());
+    let passed = last.check.as_ref().map(CheckResult::passed);
     let outcome = outcome::of_turn(*turn, &last.tally, passed, false);
     let why = match (outcome, check_failed) {
         (TaskOutcome::Failed, Some(check)) => Some(check.describe()),

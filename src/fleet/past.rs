@@ -99,7 +99,7 @@ fn attempts(
     let mut attempts = Vec::with_capacity(names.len());
     for name in names {
         let session = SessionId::new(&name)?;
-        attempts.push(attempt(reader, state, session, &task)?);
+        attempts.push(attempt(reader, state, &session, &task)?);
     }
     Ok(attempts)
 }
@@ -109,30 +109,30 @@ fn attempts(
 fn attempt(
     reader: &Reader,
     state: &StateDir,
-    session: SessionId,
+    session: &SessionId,
     task: &TaskId,
 ) -> Result<Attempted, PastError> {
-    let place = copy::path(state, &session);
-    let nothing = |session| Attempted {
-        session,
+    let place = copy::path(state, session);
+    let nothing = || Attempted {
+        session: session.clone(),
         tally: Tally::default(),
         turn: None,
         check: None,
         last_at_us: None,
         copy: None,
     };
-    let mut of_task = nothing(session.clone());
+    let mut of_task = nothing();
     let mut is_ours = false;
     let mut after = 0;
     loop {
-        let page = reader.events(&session, after, PAGE)?;
+        let page = reader.events(session, after, PAGE)?;
         for stored in &page {
             after = stored.id.seq;
             let event = stored.decode()?.event;
             if let Event::PromptAccepted { task: of, .. } = &event {
                 is_ours = of.as_ref() == Some(task);
                 if is_ours {
-                    of_task = nothing(session.clone());
+                    of_task = nothing();
                 }
             }
             if !is_ours {

@@ -7,6 +7,8 @@ use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use tokio::sync::Notify;
+
 use super::commit::{Commit, Refused};
 use super::error::Refusal;
 
@@ -40,6 +42,8 @@ pub(super) struct Queue {
     state: Mutex<State>,
     /// Wakes the writer.
     work: Condvar,
+    /// Wakes a writer that is no thread.
+    came: Notify,
     /// Wakes who waits for the writer's end.
     end: Condvar,
 }
@@ -50,6 +54,7 @@ impl Queue {
             bound,
             state: Mutex::default(),
             work: Condvar::new(),
+            came: Notify::new(),
             end: Condvar::new(),
         }
     }
@@ -73,8 +78,14 @@ impl Queue {
         drop(state);
         if was_empty {
             self.work.notify_one();
+            self.came.notify_one();
         }
         Ok(())
+    }
+
+    /// Waits until the first commit waits, or did since the last call.
+    pub(super) async fn comes(&self) {
+        self.came.notified().await;
     }
 
     /// Waits at most `wait` for commits and takes up to `most` writes, at least one commit.

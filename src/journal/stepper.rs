@@ -62,6 +62,13 @@ impl Stepper {
         let _ = conn.pragma_update_and_check(None, "max_page_count", most, |_| Ok(()));
     }
 
+    /// Waits until a commit waits for a step.
+    pub async fn work(&mut self) {
+        if self.kept.is_none() && self.writer.queue.backlog() == 0 {
+            self.writer.queue.comes().await;
+        }
+    }
+
     /// From now on the database cannot grow, or can again.
     pub fn fill(&mut self, full: bool) {
         self.full = full;

@@ -77,6 +77,8 @@ pub struct Claimed {
     pub title: Option<Foreign>,
     /// The call's kind, as the agent labels it.
     pub kind: Option<Foreign>,
+    /// It offers no answer that allows this once: nothing but a denial can be sent.
+    pub no_allow: bool,
 }
 
 /// One permission request, as the dialect read it.

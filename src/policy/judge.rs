@@ -159,6 +159,13 @@ fn unknown(policy: &Policy, tool: &Foreign) -> Hit {
 
 /// What the agent says of its own request may only raise the severity.
 fn claims(claimed: &Claimed, outcome: &mut Outcome) {
+    if claimed.no_allow {
+        outcome.hits.push(Hit::setting(
+            Decision::Deny,
+            "claimed.no_allow",
+            "the agent takes no answer that allows this once",
+        ));
+    }
     let required = claimed
         .required_mode
         .as_ref()

@@ -66,7 +66,7 @@ fn the_example_agent_of_the_typescript_sdk_is_told_no_where_the_policy_says_no()
     assert_eq!(results[0]["outcome"], "denied", "{}", ran.all());
     assert_eq!(results[0]["requests"]["denied"], 1);
     let answer = results[0]["answer"].as_str().expect("an answer");
-    assert!(answer.contains("skip that change"), "{answer}");
+    assert!(answer.contains("skip the configuration update"), "{answer}");
     drill.assert_dense();
     assert!(drill.agents().is_empty());
 }

@@ -175,6 +175,13 @@ fn what_the_agent_claims_only_raises() {
     assert_eq!(decide("ls", " Danger-Full-Access"), Decision::Ask);
     assert_eq!(decide("sudo ls", "danger-full-access"), Decision::Deny);
     assert_eq!(decide("python3 x", "read-only"), Decision::Ask);
+    let mute = Claimed {
+        no_allow: true,
+        ..Claimed::default()
+    };
+    let judged = policy.decide(&shell("ls"), &mute, &at);
+    assert_eq!(judged.decision, Decision::Deny);
+    assert_eq!(judged.rules, ["claimed.no_allow"]);
 }
 
 #[test]

@@ -3,7 +3,6 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use marshal::journal::{Journal, Space, SpaceProbe, Step, Stepper};
 use rusqlite::Connection;
@@ -46,18 +45,12 @@ impl Disk {
         let pace = self.dice.pick(&[0, 0, 2, 50, 3_000]);
         let most = usize::try_from(self.dice.pick(&[1, 3, 40, 4_096])).expect("small");
         let moody = self.wildness.percent(&mut self.dice, 50);
-        let mut idle = Duration::from_millis(1);
         loop {
-            if self.journal.backlog() == 0 {
-                tokio::select! {
-                    biased;
-                    _ = &mut over => return,
-                    () = tokio::time::sleep(idle) => {}
-                }
-                idle = (idle * 2).min(Duration::from_millis(500));
-                continue;
+            tokio::select! {
+                biased;
+                () = self.stepper.work() => {}
+                _ = &mut over, if self.journal.backlog() == 0 => return,
             }
-            idle = Duration::from_millis(1);
             let pause = self.dice.ms(pace);
             tokio::time::sleep(pause).await;
             if moody && self.dice.percent(3) {

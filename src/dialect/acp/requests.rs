@@ -78,7 +78,6 @@ impl Acp {
             return self.deny_at_once(id, options, out);
         };
         if options.allow.is_none() {
-            // It is judged and recorded, but nothing can allow it.
             bad_line("bad_shape", line, out);
         }
         let key = match self.asks.open(id, options.clone()) {
@@ -101,6 +100,7 @@ impl Acp {
             claimed: Claimed {
                 title: known.title,
                 kind: known.kind,
+                no_allow: options.allow.is_none(),
                 ..Claimed::default()
             },
         }));

@@ -170,6 +170,7 @@ impl Scaiflux {
                 reason: details.reason.map(Foreign::new),
                 title: None,
                 kind: None,
+                no_allow: false,
             },
         }));
     }

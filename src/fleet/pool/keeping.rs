@@ -65,14 +65,14 @@ impl PoolState {
         let restarts = self.pool.config.restart.kind != RestartKind::Temporary;
         let goes_on = stays.has_child && !child_ended || stays.can_load && restarts;
         if self.stopping || is_sent_again || !goes_on {
-            self.close_as(index, self.ends_for_good(&stays) || is_sent_again, false);
+            self.close_as(index, self.ends_for_good(stays) || is_sent_again, false);
         } else if child_ended {
             self.load_at_once(index);
         }
     }
 
     /// Whether a session that is closed now is over, or left to the next start.
-    fn ends_for_good(&self, stays: &Stays) -> bool {
+    fn ends_for_good(&self, stays: Stays) -> bool {
         !(self.stopping && self.shared.sessions_outlive && stays.can_load)
     }
 

@@ -117,6 +117,8 @@ pub(super) struct Claimed<'a> {
     pub(super) title: Maybe<'a>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) kind: Maybe<'a>,
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub(super) no_allow: bool,
 }
 
 #[derive(Serialize, Deserialize)]

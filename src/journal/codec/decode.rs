@@ -347,6 +347,7 @@ fn claimed(b: body::Claimed<'_>) -> Claimed {
         reason: b.reason.map(own),
         title: b.title.map(own),
         kind: b.kind.map(own),
+        no_allow: b.no_allow,
     }
 }
 

@@ -337,6 +337,7 @@ fn claims(claimed: &Claimed) -> body::Claimed<'_> {
         reason: maybe(claimed.reason.as_ref()),
         title: maybe(claimed.title.as_ref()),
         kind: maybe(claimed.kind.as_ref()),
+        no_allow: claimed.no_allow,
     }
 }
 
