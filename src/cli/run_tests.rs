@@ -189,14 +189,14 @@ async fn json_is_one_object_a_line_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn a_flood_loses_notices_and_no_report() {
+async fn a_flood_that_is_too_fast_is_told_and_loses_no_report() {
     let tasks = vec![
         spec("a", "flood 20000"),
         spec("b", "flood 20000"),
         spec("c", "deny"),
     ];
     let told = Setting::new().here(tasks).await;
-    assert!(told.err.contains("notices are not shown"), "{}", told.err);
+    assert!(told.err.contains("notices came too fast"), "{}", told.err);
     assert_eq!(told.outcomes().len(), 3);
     assert!(told.out.contains("2 of 3 done, 1 denied"), "{}", told.out);
 }

@@ -201,7 +201,10 @@ fn children(drill: &Drill, database: &Connection) {
         );
         for file in fs::read_dir(entry.path()).expect("a copy").flatten() {
             let file = file.file_name().to_string_lossy().into_owned();
-            if file.starts_with('l') && file.ends_with(".txt") {
+            if file
+                .strip_prefix('l')
+                .is_some_and(|rest| rest.contains('-'))
+            {
                 let verdicts: i64 = allowed
                     .query_row([&name, &file], |row| row.get(0))
                     .expect("asks");

@@ -1,4 +1,4 @@
-//! A simulated child that speaks ScaiFlux: what it does is drawn when it is born, what it is told
+//! A simulated child: what it does is drawn when it is born, what it is told
 //! goes into its book.
 
 use std::collections::VecDeque;
@@ -16,6 +16,7 @@ use crate::dice::Dice;
 use crate::host::Machine;
 use crate::ledger::Ledger;
 use crate::script::{Act, Birth, Manners, Nature};
+use crate::tongue::{Speech, Told, Tongue};
 use crate::world::Twist;
 
 /// What a child holds.
@@ -37,7 +38,7 @@ enum Heard {
 pub(crate) struct Agent {
     ledger: Arc<Ledger>,
     number: usize,
-    session: String,
+    speech: Speech,
     dice: Dice,
     wires: Wires,
     nature: Nature,
@@ -52,6 +53,8 @@ pub(crate) struct Agent {
     turns: u32,
     asks: u32,
     waits_for: Option<String>,
+    /// Requests whose id it used twice.
+    doubled: Vec<String>,
 }
 
 /// A wait that is longer than every world.
@@ -66,12 +69,13 @@ impl Agent {
         wires: Wires,
         reads: bool,
         resumed: bool,
+        tongue: Tongue,
     ) -> Self {
         let nature = Nature::draw(machine.wildness, dice, resumed);
         Self {
             ledger: Arc::clone(&machine.ledger),
             number,
-            session: session.to_owned(),
+            speech: Speech::new(tongue, session),
             manners: Manners::draw(machine.wildness, dice),
             nature,
             dice: dice.clone(),
@@ -85,6 +89,7 @@ impl Agent {
             turns: 0,
             asks: 0,
             waits_for: None,
+            doubled: Vec::new(),
         }
     }
 
@@ -120,63 +125,76 @@ impl Agent {
         }
     }
 
-    /// What it says before anything is asked of it.
+    /// The handshake.
     async fn greet(&mut self) -> Result<(), ExitStatus> {
-        let session = self.session.clone();
-        let ready = |protocol: &str| {
-            format!(
-                r#"{{"type":"ready","protocol":{protocol},"version":"sim","session_id":"of-{}","model":"m","mode":"default","tools":[],"context_window":1}}"#,
-                session
-            )
-        };
         let birth = self.nature.birth;
         if birth != Birth::Healthy {
             self.ledger.saw(birth.word());
         }
         match birth {
-            Birth::Healthy => self.say(&ready("1")).await,
-            Birth::Crash => Err(ExitStatus::Code(self.nature.code)),
-            Birth::Mute => self.wait(EVER).await,
+            Birth::Crash => return Err(ExitStatus::Code(self.nature.code)),
+            Birth::Mute => self.wait(EVER).await?,
             Birth::Deaf => {
                 self.wires.stdout = None;
-                self.wait(EVER).await
-            }
-            Birth::Skewed => {
-                self.say(&ready("2")).await?;
-                // What a refused child does with the pipe that nobody writes.
-                while let Heard::Line(line) = self.attend(EVER).await? {
-                    if !line.contains("shutdown") {
-                        let number = self.number;
-                        self.ledger.fault(format!(
-                            "child {number} was told {line} after its version was refused"
-                        ));
-                    }
-                }
-                Err(ExitStatus::Code(0))
+                self.wait(EVER).await?;
             }
             Birth::Noise => {
                 for _ in 0..3 {
                     self.say("warning: this is no JSON").await?;
                 }
-                self.say(&ready("1")).await
             }
-            Birth::Early => {
-                self.say(r#"{"type":"text_delta","turn_id":"t","delta":"early"}"#)
-                    .await
+            Birth::Early => self.say(&self.speech.text("early")).await?,
+            Birth::Healthy | Birth::Skewed => {}
+        }
+        let version = if birth == Birth::Skewed { 2 } else { 1 };
+        if self.speech.tongue == Tongue::Scaiflux {
+            self.say(&self.speech.ready(version)).await?;
+        } else {
+            self.shake_hands(version).await?;
+        }
+        if version == 1 {
+            return Ok(());
+        }
+        // Whoever refuses a version writes nothing but a goodbye.
+        while let Heard::Line(line) = self.attend(EVER).await? {
+            if !matches!(self.speech.hear(&line, version), Told::Goodbye) {
+                let number = self.number;
+                let fault = format!("child {number} was told {line} after its version was refused");
+                self.ledger.fault(fault);
+            }
+        }
+        Err(ExitStatus::Code(0))
+    }
+
+    /// Answers until its session is open, or its version must have been refused.
+    async fn shake_hands(&mut self, version: u32) -> Result<(), ExitStatus> {
+        loop {
+            match self.attend(EVER).await? {
+                Heard::Line(line) => match self.speech.hear(&line, version) {
+                    Told::Step(reply, is_last) => {
+                        self.say(&reply).await?;
+                        if is_last || version != 1 {
+                            return Ok(());
+                        }
+                    }
+                    told => {
+                        let fault = format!("child {} was told {told:?} too early", self.number);
+                        self.ledger.fault(fault);
+                    }
+                },
+                Heard::Eof => self.heard_the_end().await?,
+                Heard::Time => {}
             }
         }
     }
 
     async fn hear(&mut self, line: &str) -> Result<(), ExitStatus> {
-        let message: serde_json::Value = serde_json::from_str(line).unwrap_or_default();
-        let text = |key: &str| message[key].as_str().unwrap_or_default().to_owned();
-        match text("type").as_str() {
-            "prompt" => {
+        match self.speech.hear(line, 1) {
+            Told::Prompt(prompt) => {
                 if self.acts.is_some() {
-                    self.ledger
-                        .fault(format!("child {} was prompted in a turn", self.number));
+                    let fault = format!("child {} was prompted in a turn", self.number);
+                    self.ledger.fault(fault);
                 }
-                let prompt = text("text");
                 self.ledger.prompted(self.number, &prompt);
                 if self.twist == Twist::Echo {
                     self.ledger.prompted(self.number, &prompt);
@@ -184,42 +202,47 @@ impl Agent {
                 self.turns += 1;
                 let turn = format!("t{}-{}", self.number, self.turns);
                 self.acts = Some(self.nature.turn(&mut self.dice));
-                self.say(&format!(r#"{{"type":"turn_started","turn_id":"{turn}"}}"#))
-                    .await
+                if let Some(started) = self.speech.begin(turn) {
+                    self.say(&started).await?;
+                }
             }
-            "permission_response" => {
-                let id = text("request_id");
-                let allowed = text("decision") == "allow";
-                self.ledger.saw(if allowed { "allowed" } else { "denied" });
-                self.ledger.answered(self.number, &id, allowed);
-                if self.waits_for.as_deref() == Some(&id) {
+            Told::Answer { request, allowed } => {
+                self.ledger.saw(match allowed {
+                    Some(true) => "allowed",
+                    Some(false) => "denied",
+                    None => "an ask that a cancel ends",
+                });
+                // An id that came twice is denied by the protocol, not by a verdict.
+                let is_verdict = allowed != Some(false) || !self.doubled.contains(&request);
+                let key = self.speech.key(&request);
+                let verdict = allowed.filter(|_| is_verdict);
+                self.ledger.answered(self.number, &key, verdict);
+                if self.waits_for.as_deref() == Some(&request) {
                     self.waits_for = None;
                 }
-                Ok(())
             }
-            "interrupt" => {
-                self.ledger
-                    .step(&format!("child {} is interrupted", self.number));
-                if self.acts.is_some() && self.manners.heeds_cancel {
-                    self.ledger.saw("cancelled turn");
-                    self.waits_for = None;
-                    let pause = self.dice.ms(1_000);
-                    self.acts = Some([Act::Pause(pause), Act::End("aborted")].into());
-                } else if self.acts.is_some() {
-                    self.ledger.saw("deaf to cancel");
-                }
-                Ok(())
-            }
-            "shutdown" if self.manners.heeds_goodbye => self.leave(0).await,
-            "shutdown" => {
-                self.ledger.saw("deaf to goodbye");
-                Ok(())
-            }
-            _ => {
+            Told::Interrupt => self.interrupted(),
+            Told::Goodbye if self.manners.heeds_goodbye => self.leave(0).await?,
+            Told::Goodbye => self.ledger.saw("deaf to goodbye"),
+            Told::Nothing => {}
+            Told::Step(..) | Told::Odd => {
                 self.ledger
                     .fault(format!("child {} was told {line}", self.number));
-                Ok(())
             }
+        }
+        Ok(())
+    }
+
+    fn interrupted(&mut self) {
+        self.ledger
+            .step(&format!("child {} is interrupted", self.number));
+        if self.acts.is_some() && self.manners.heeds_cancel {
+            self.ledger.saw("cancelled turn");
+            self.waits_for = None;
+            let pause = self.dice.ms(1_000);
+            self.acts = Some([Act::Pause(pause), Act::End("aborted")].into());
+        } else if self.acts.is_some() {
+            self.ledger.saw("deaf to cancel");
         }
     }
 
@@ -257,14 +280,10 @@ impl Agent {
             return Ok(());
         };
         self.ledger.saw(act.word());
-        let turn = format!("t{}-{}", self.number, self.turns);
-        let text = |delta: &str| {
-            format!(r#"{{"type":"text_delta","turn_id":"{turn}","delta":"{delta}"}}"#)
-        };
         match act {
-            Act::Text(bytes) => self.say(&text(&"x".repeat(bytes))).await,
+            Act::Text(bytes) => self.say(&self.speech.text(&"x".repeat(bytes))).await,
             Act::Flood(lines) => {
-                let line = text(&"f".repeat(30_000));
+                let line = self.speech.text(&"f".repeat(30_000));
                 for _ in 0..lines {
                     self.say(&line).await?;
                 }
@@ -273,9 +292,9 @@ impl Agent {
             Act::Call(is_done) => {
                 self.asks += 1;
                 let id = format!("c{}-{}", self.number, self.asks);
-                self.say(&format!(r#"{{"type":"tool_start","turn_id":"{turn}","tool_id":"{id}","name":"bash","input":{{"command":"rm -rf ~/.ssh/{id}"}}}}"#)).await?;
+                self.say(&self.speech.call(&id, "rm -rf ~/.ssh/id")).await?;
                 if is_done {
-                    self.say(&format!(r#"{{"type":"tool_result","turn_id":"{turn}","tool_id":"{id}","output":"","is_error":false}}"#)).await?;
+                    self.say(&self.speech.result(&id)).await?;
                 }
                 Ok(())
             }
@@ -283,26 +302,12 @@ impl Agent {
                 command,
                 waits,
                 again,
-            } => {
-                self.asks += 1;
-                let id = format!("r{}-{}", self.number, self.asks);
-                let line = format!(
-                    r#"{{"type":"permission_request","request_id":"{id}","tool":"bash","active_mode":"a","required_mode":"b","details":{{"tool_input":{{"command":"{command} {id}"}}}}}}"#
-                );
-                self.ledger
-                    .step(&format!("child {} asks {id} {command}", self.number));
-                self.say(&line).await?;
-                if again {
-                    self.say(&line).await?;
-                }
-                if self.twist == Twist::Hasty {
-                    // Broken on purpose: something allows before the verdict is durable.
-                    self.ledger.answered(self.number, &id, true);
-                }
-                self.waits_for = waits.then_some(id);
-                Ok(())
+            } => self.ask(command, waits, again).await,
+            Act::Strange => {
+                let line = self.dice.pick(self.speech.strange());
+                self.say(line).await
             }
-            Act::Line(line) => self.say(line).await,
+            Act::Ready => self.say(&self.speech.ready_again()).await,
             Act::Half(line) => self.write(line.as_bytes()).await,
             Act::Stderr => {
                 if let Some(stderr) = &self.wires.stderr {
@@ -322,20 +327,35 @@ impl Agent {
             Act::Crash(status) => Err(status),
             Act::End(reason) => {
                 self.acts = None;
-                let end = format!(
-                    r#"{{"type":"turn_complete","turn_id":"{turn}","stop_reason":"{reason}","input_tokens":1,"output_tokens":2,"mutations":[]}}"#
-                );
+                let end = self.speech.end(reason);
                 self.say(&end).await?;
                 self.after_turn(&end).await
             }
             Act::Error => {
                 self.acts = None;
-                self.say(&format!(
-                    r#"{{"type":"error","code":"x","message":"m","origin":"o","turn_id":"{turn}"}}"#
-                ))
-                .await
+                self.say(&self.speech.error()).await
             }
         }
+    }
+
+    async fn ask(&mut self, command: &str, waits: bool, again: bool) -> Result<(), ExitStatus> {
+        self.asks += 1;
+        let id = format!("r{}-{}", self.number, self.asks);
+        let line = self.speech.ask(&id, &format!("{command} {id}"));
+        let step = format!("child {} asks {id} {command}", self.number);
+        self.ledger.step(&step);
+        self.say(&line).await?;
+        if again {
+            self.doubled.push(id.clone());
+            self.say(&line).await?;
+        }
+        if self.twist == Twist::Hasty {
+            // Broken on purpose: something allows before the verdict is durable.
+            let key = self.speech.key(&id);
+            self.ledger.answered(self.number, &key, Some(true));
+        }
+        self.waits_for = waits.then_some(id);
+        Ok(())
     }
 
     /// What comes after a turn's end, where nothing should.
@@ -348,9 +368,10 @@ impl Agent {
             1 => self.say(end).await,
             2 => {
                 self.ledger.saw("late ask");
-                self.say(&format!(r#"{{"type":"permission_request","request_id":"late-{}-{}","tool":"bash","details":{{"tool_input":{{"command":"echo late"}}}}}}"#, self.number, self.turns)).await
+                let id = format!("late-{}-{}", self.number, self.turns);
+                self.say(&self.speech.ask(&id, "echo late")).await
             }
-            3 => self.say(r#"{"type":"text_delta","delta":"late"}"#).await,
+            3 => self.say(&self.speech.text("late")).await,
             _ => Ok(()),
         }
     }

@@ -34,10 +34,10 @@ pub(crate) fn database(world: &World, is_last: bool) {
     let mut faults = Vec::new();
     let stories = stories(&conn, &mut faults);
     if ended_well {
-        settled(&conn, &stories, &mut faults);
+        settled(&conn, &stories, is_last, &mut faults);
     }
     prompts(&conn, &book, &stories, ended_well, &mut faults);
-    reports(&conn, &book, ended_well, &mut faults);
+    reports(&conn, &book, is_last && ended_well, &mut faults);
     drop(book);
     for fault in faults {
         world.ledger.fault(fault);
@@ -108,18 +108,19 @@ fn stories(conn: &Connection, faults: &mut Vec<String>) -> BTreeMap<String, Stor
     stories
 }
 
-/// What must be over after a life that ended as it should.
-fn settled(conn: &Connection, stories: &BTreeMap<String, Story>, faults: &mut Vec<String>) {
+/// What must be over after a life that ended as it should; after the last one, everything.
+fn settled(
+    conn: &Connection,
+    stories: &BTreeMap<String, Story>,
+    is_last: bool,
+    faults: &mut Vec<String>,
+) {
     for (session, story) in stories {
         if story.accepted != story.ended {
             faults.push(format!("session {session}: {story:?}: a prompt has no end"));
         }
     }
-    let left = [
-        (
-            "tasks",
-            "SELECT count(*) FROM tasks WHERE state <> 'ended' OR outcome IS NULL",
-        ),
+    let mut left = vec![
         (
             "sessions of tasks",
             "SELECT count(*) FROM sessions WHERE ended_at_us IS NULL AND task IS NOT NULL",
@@ -129,10 +130,22 @@ fn settled(conn: &Connection, stories: &BTreeMap<String, Story>, faults: &mut Ve
             "SELECT count(*) FROM asks WHERE link IS NULL OR decision IS NULL",
         ),
         (
-            "gaps in the chain",
+            "links",
             "SELECT coalesce(max(link), 0) - count(link) FROM asks",
         ),
     ];
+    if is_last {
+        left.extend([
+            (
+                "tasks",
+                "SELECT count(*) FROM tasks WHERE state <> 'ended' OR outcome IS NULL",
+            ),
+            (
+                "runs",
+                "SELECT count(*) FROM runs WHERE ended_at_us IS NULL",
+            ),
+        ]);
+    }
     for (what, sql) in left {
         let count: i64 = conn.query_row(sql, [], |row| row.get(0)).expect("a number");
         if count != 0 {
@@ -182,45 +195,50 @@ fn prompts(
             ));
         }
     }
-    for ((run, task), accepted) in &book.tasks {
+    for ((run, task), handed_in) in &book.tasks {
         let read = of_task
             .get(format!("{run}/{task}").as_str())
             .copied()
             .unwrap_or(0);
-        if read > accepted.attempts {
+        if read > handed_in.attempts {
             faults.push(format!(
                 "{run}/{task} was read {read} times and may be sent {}",
-                accepted.attempts
+                handed_in.attempts
             ));
         }
     }
 }
 
-/// Every task that was taken in is reported once, as the database says; in a life that was killed
-/// at most once.
-fn reports(conn: &Connection, book: &Book, ended_well: bool, faults: &mut Vec<String>) {
-    for ((run, task), accepted) in &book.tasks {
+/// Every task that a life took in or up, and that was not killed, is reported in it once, and
+/// always as the database says.
+fn reports(conn: &Connection, book: &Book, all_over: bool, faults: &mut Vec<String>) {
+    for ((run, task), handed_in) in &book.tasks {
         let row: Result<(String, Option<String>), _> = conn.query_row(
             "SELECT state, outcome FROM tasks WHERE run = ?1 AND id = ?2",
             (run, task),
             |row| Ok((row.get(0)?, row.get(1)?)),
         );
         let Ok((state, outcome)) = row else {
-            faults.push(format!(
-                "{run}/{task} was taken in and is not in the database"
-            ));
+            if handed_in.is_sure {
+                faults.push(format!(
+                    "{run}/{task} was taken in and is not in the database"
+                ));
+            }
             continue;
         };
-        let reports = &accepted.reports;
-        if reports.len() > 1 || (reports.is_empty() && book.finished.contains(&accepted.life)) {
-            faults.push(format!("{run}/{task} was reported {} times", reports.len()));
+        let told = &handed_in.reports;
+        for life in &handed_in.lives {
+            let times = told.iter().filter(|(of, _)| of == life).count();
+            if times > 1 || (times == 0 && book.finished.contains(life)) {
+                faults.push(format!(
+                    "{run}/{task} was reported {times} times in life {life}"
+                ));
+            }
         }
-        let differs = reports
-            .first()
-            .is_some_and(|told| Some(told) != outcome.as_ref());
-        if differs || (ended_well && state != "ended") {
+        let differs = told.iter().any(|(_, told)| Some(told) != outcome.as_ref());
+        if differs || (all_over && state != "ended") {
             faults.push(format!(
-                "{run}/{task} is {state} {outcome:?}, and was reported {reports:?}"
+                "{run}/{task} is {state} {outcome:?}, and was reported {told:?}"
             ));
         }
     }

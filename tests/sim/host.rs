@@ -17,6 +17,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::agent::{self, Wires};
 use crate::dice::Dice;
 use crate::ledger::Ledger;
+use crate::tongue::Tongue;
 use crate::world::{Twist, Wildness};
 
 #[derive(Debug)]
@@ -103,8 +104,16 @@ impl Machine {
             signals,
         };
         let reads = dice.percent(97) || !self.wildness.percent(&mut dice, 100);
+        let is_acp = plan.argv.iter().any(|word| word == "acp");
+        let tongue = if is_acp {
+            Tongue::Acp
+        } else {
+            Tongue::Scaiflux
+        };
         let resumed = plan.argv.iter().any(|word| word == "--resume");
-        let agent = agent::Agent::new(self, number, session, &mut dice, wires, reads, resumed);
+        let agent = agent::Agent::new(
+            self, number, session, &mut dice, wires, reads, resumed, tongue,
+        );
         // Somebody else may hold the pipe for a while, as a process that cannot be killed would.
         let held = self.wildness.percent(&mut dice, 2);
         let held = held.then(|| (stdout, dice.ms(10_000)));

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use marshal::config::OnCrash;
 use marshal::fleet::{self, Ambient, FleetHandle, GoOn, Setup, Stop, SubmitError, TaskReport};
-use marshal::journal::Journal;
+use marshal::journal::{Journal, Reader};
 use marshal::model::{Foreign, PoolName, RunId, SlotId, SlotState, TaskId, TaskSpec};
 use marshal::sandbox::state_dir::StateDir;
 use tokio::sync::{mpsc, oneshot};
@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep};
 use crate::dice::Dice;
 use crate::disk::{Disk, probe};
 use crate::host::Machine;
-use crate::ledger::{Accepted, Ledger};
+use crate::ledger::{Ledger, Task};
 use crate::world::{self, World};
 
 /// No life may take longer, by its own clock.
@@ -36,7 +36,7 @@ pub(crate) fn live(world: &mut World, dice: &mut Dice, is_last: bool) {
         fleet::simulate_stamps(world.wall_us);
         let began = Instant::now();
         world.ledger.begin(crash_after);
-        let life = tokio::time::timeout(LONGEST, one(world, dice));
+        let life = tokio::time::timeout(LONGEST, one(world, dice, is_last));
         let finished = tokio::select! {
             biased;
             () = world.ledger.crash.notified() => false,
@@ -59,12 +59,61 @@ pub(crate) fn live(world: &mut World, dice: &mut Dice, is_last: bool) {
     world.wall_us += spent + 1_000_000;
 }
 
-async fn one(world: &World, mut dice: Dice) {
+/// What this start is for.
+struct Calling {
+    go_on: GoOn,
+    /// Runs that it takes up.
+    old: Vec<RunId>,
+    /// How many runs of its own it gets.
+    new: u64,
+}
+
+impl Calling {
+    /// A daemon takes up everything; a single run is new, or the newest that is unfinished. The
+    /// last start of a world leaves nothing.
+    fn of(state: &StateDir, is_last: bool, dice: &mut Dice) -> Self {
+        let unfinished = Reader::open(state.path()).and_then(|reader| {
+            let runs = reader.unfinished().expect("the unfinished runs");
+            Ok(runs
+                .into_iter()
+                .map(|run| RunId::new(&run.run).expect("an id"))
+                .collect())
+        });
+        let mut unfinished: Vec<_> = unfinished.unwrap_or_default();
+        let new = dice.pick(&[1, 1, 2]);
+        if is_last || dice.percent(50) {
+            return Self {
+                go_on: GoOn::All,
+                new: if unfinished.is_empty() {
+                    new
+                } else {
+                    dice.pick(&[0, new])
+                },
+                old: unfinished,
+            };
+        }
+        match unfinished.pop().filter(|_| dice.percent(60)) {
+            Some(newest) => Self {
+                go_on: GoOn::Run(newest.clone()),
+                old: vec![newest],
+                new: 0,
+            },
+            None => Self {
+                go_on: GoOn::Nothing,
+                old: Vec::new(),
+                new,
+            },
+        }
+    }
+}
+
+async fn one(world: &World, mut dice: Dice, is_last: bool) {
     let state = StateDir::open(
         &world.dir.path().join("state"),
         &[world.dir.path().join("workspace")],
     )
     .expect("the state directory");
+    let calling = Calling::of(&state, is_last, &mut dice);
     let short = Arc::new(AtomicBool::new(false));
     let (journal, stepper) =
         Journal::open_stepped(state.path(), probe(&short), world.wall_us).expect("the journal");
@@ -97,11 +146,7 @@ async fn one(world: &World, mut dice: Dice) {
         uids: None,
         marshal: "/nowhere/marshal".into(),
         environment: std::collections::BTreeMap::new(),
-        go_on: if dice.percent(50) {
-            GoOn::All
-        } else {
-            GoOn::Nothing
-        },
+        go_on: calling.go_on.clone(),
     })
     .await
     .expect("a fleet");
@@ -110,8 +155,8 @@ async fn one(world: &World, mut dice: Dice) {
         world,
         number,
     };
-    stage.play(&mut dice).await;
-    stage.is_still();
+    stage.play(&mut dice, &calling).await;
+    stage.is_still(&calling);
     drop(fleet);
     let _ = over.send(());
     let _ = disk.await;
@@ -126,28 +171,28 @@ struct Stage<'w> {
 
 impl Stage<'_> {
     /// Tasks, disturbances, and the end.
-    async fn play(&self, dice: &mut Dice) {
+    async fn play(&self, dice: &mut Dice, calling: &Calling) {
+        let pools = self.world.config.pools.iter();
         let disturbing = disturb(
             self.fleet.clone(),
             Arc::clone(&self.world.ledger),
             Dice::new(dice.next(), 2),
-            self.world
-                .config
-                .pools
-                .iter()
-                .map(|pool| (pool.name.clone(), pool.size))
-                .collect(),
+            pools.map(|pool| (pool.name.clone(), pool.size)).collect(),
             dice.percent(60),
         );
         let disturbing = tokio::spawn(disturbing);
         let mut readers = Vec::new();
-        for batch in 0..dice.pick(&[1, 1, 2]) {
-            if let Some(reports) = self.submit(dice, batch).await {
-                let ledger = Arc::clone(&self.world.ledger);
-                readers.push(tokio::spawn(read(reports, ledger)));
-            }
+        for run in &calling.old {
+            readers.extend(self.take_up(run).await);
+        }
+        for batch in 0..calling.new {
+            readers.extend(self.submit(dice, batch).await);
             sleep(dice.ms(5_000)).await;
         }
+        let mut readers: Vec<_> = readers
+            .into_iter()
+            .map(|reports| tokio::spawn(read(reports, Arc::clone(&self.world.ledger))))
+            .collect();
         // Sometimes the end comes before the work is done.
         if dice.percent(15) {
             sleep(dice.ms(60_000)).await;
@@ -171,39 +216,45 @@ impl Stage<'_> {
         self.world.ledger.step("stopped");
     }
 
+    /// Goes on with a run of an earlier life.
+    async fn take_up(&self, run: &RunId) -> Option<mpsc::Receiver<Arc<TaskReport>>> {
+        let ledger = &self.world.ledger;
+        ledger.saw("a run is taken up");
+        match self.fleet.take_up(run.clone()).await {
+            Ok(taken) => {
+                for task in &taken.tasks {
+                    let key = (run.to_string(), task.to_string());
+                    let mut book = ledger.book();
+                    let task = book.tasks.entry(key).or_default();
+                    task.is_sure = true;
+                    task.lives.insert(self.number);
+                }
+                ledger.step(&format!("{run} is taken up"));
+                for report in taken.ended {
+                    note(&report, ledger);
+                }
+                Some(taken.reports)
+            }
+            Err(error) => {
+                ledger.fault(format!("{run} was not taken up: {error}"));
+                None
+            }
+        }
+    }
+
     async fn submit(&self, dice: &mut Dice, batch: u64) -> Option<mpsc::Receiver<Arc<TaskReport>>> {
         let run = format!("run-{}-{batch}", self.number);
-        let count = dice.pick(&[1, 3, 6, 6, 12]);
-        let mut attempts = Vec::new();
-        let specs: Vec<_> = (0..count)
-            .map(|place| {
-                let at = dice.between(0, self.world.config.pools.len() as u64 - 1);
-                let pool = &self.world.config.pools[usize::try_from(at).expect("small")];
-                attempts.push(u64::from(pool.attempts));
-                let padding = if dice.percent(3) { 200_000 } else { 0 };
-                TaskSpec {
-                    id: TaskId::new(&format!("t{place}")).expect("an id"),
-                    prompt: Foreign::new(format!("{run}/t{place} {}", "p".repeat(padding))),
-                    pool: Some(pool.name.clone()),
-                    workspace: None,
-                    attempts: None,
-                    check: None,
-                }
-            })
-            .collect();
+        let specs = self.specs(dice, &run);
         for _ in 0..200 {
             let id = RunId::new(&run).expect("an id");
             match self.fleet.submit(id, "run", specs.clone()).await {
                 Ok(reports) => {
                     let mut book = self.world.ledger.book();
-                    for (spec, attempts) in specs.iter().zip(attempts) {
-                        let accepted = Accepted {
-                            life: self.number,
-                            attempts,
-                            reports: Vec::new(),
-                        };
-                        book.tasks
-                            .insert((run.clone(), spec.id.to_string()), accepted);
+                    for spec in &specs {
+                        let key = (run.clone(), spec.id.to_string());
+                        let task = book.tasks.entry(key).or_default();
+                        task.is_sure = true;
+                        task.lives.insert(self.number);
                     }
                     drop(book);
                     self.world.ledger.step("submitted");
@@ -214,9 +265,8 @@ impl Stage<'_> {
                     sleep(Duration::from_secs(2)).await;
                 }
                 Err(error) => {
-                    self.world
-                        .ledger
-                        .fault(format!("tasks were refused: {error}"));
+                    let fault = format!("tasks were refused: {error}");
+                    self.world.ledger.fault(fault);
                     return None;
                 }
             }
@@ -224,8 +274,35 @@ impl Stage<'_> {
         None
     }
 
+    /// Some tasks, each known to the ledger before anybody takes it in.
+    fn specs(&self, dice: &mut Dice, run: &str) -> Vec<TaskSpec> {
+        let count = dice.pick(&[1, 3, 6, 6, 12]);
+        let mut specs = Vec::new();
+        for place in 0..count {
+            let at = dice.between(0, self.world.config.pools.len() as u64 - 1);
+            let pool = &self.world.config.pools[usize::try_from(at).expect("small")];
+            let padding = if dice.percent(3) { 200_000 } else { 0 };
+            let id = format!("t{place}");
+            let task = Task {
+                attempts: u64::from(pool.attempts),
+                ..Task::default()
+            };
+            let key = (run.to_owned(), id.clone());
+            self.world.ledger.book().tasks.insert(key, task);
+            specs.push(TaskSpec {
+                id: TaskId::new(&id).expect("an id"),
+                prompt: Foreign::new(format!("{run}/{id} {}", "p".repeat(padding))),
+                pool: Some(pool.name.clone()),
+                workspace: None,
+                attempts: None,
+                check: None,
+            });
+        }
+        specs
+    }
+
     /// After a stop nothing is left.
-    fn is_still(&self) {
+    fn is_still(&self, calling: &Calling) {
         let ledger = &self.world.ledger;
         for session in ledger.alive() {
             ledger.fault(format!("a child of session {session} lives after the stop"));
@@ -233,7 +310,8 @@ impl Stage<'_> {
         for view in self.fleet.slots() {
             // A session that the next supervisor may load still needs its home.
             let pool = self.world.config.pool(view.slot.pool.as_str());
-            let is_kept = pool.is_some_and(|pool| pool.restart.on_crash == OnCrash::Resume);
+            let resumes = pool.is_some_and(|pool| pool.restart.on_crash == OnCrash::Resume);
+            let is_kept = resumes && calling.go_on != GoOn::Nothing;
             let session = view.session.is_some() && !is_kept;
             if view.pid.is_some() || view.task.is_some() || session || view.up {
                 ledger.fault(format!("after the stop a slot looks like this: {view:?}"));
@@ -245,14 +323,20 @@ impl Stage<'_> {
 /// Takes the reports of a run.
 async fn read(mut reports: mpsc::Receiver<Arc<TaskReport>>, ledger: Arc<Ledger>) {
     while let Some(report) = reports.recv().await {
-        let key = (report.run.to_string(), report.task.to_string());
-        let outcome = report.outcome.word();
-        if let Some(task) = ledger.book().tasks.get_mut(&key) {
-            task.reports.push(outcome.to_owned());
-        }
-        ledger.saw(outcome);
-        ledger.step(&format!("{}/{} is {outcome}", key.0, key.1));
+        note(&report, &ledger);
     }
+}
+
+fn note(report: &TaskReport, ledger: &Ledger) {
+    let key = (report.run.to_string(), report.task.to_string());
+    let outcome = report.outcome.word();
+    let mut book = ledger.book();
+    let life = book.life;
+    let task = book.tasks.entry(key.clone()).or_default();
+    task.reports.push((life, outcome.to_owned()));
+    drop(book);
+    ledger.saw(outcome);
+    ledger.step(&format!("{}/{} is {outcome}", key.0, key.1));
 }
 
 /// Cancels, restarts and looks, at any moment.

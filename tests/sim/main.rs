@@ -19,6 +19,7 @@ mod host;
 mod ledger;
 mod life;
 mod script;
+mod tongue;
 mod world;
 
 use std::collections::BTreeMap;

@@ -142,6 +142,12 @@ fn configuration(dice: &mut Dice) -> String {
         } else {
             "[]"
         };
+        let dialect = dice.pick(&["scaiflux", "scaiflux", "acp"]);
+        let resume_args = if dialect == "acp" {
+            ""
+        } else {
+            r#"resume_args = ["--resume", "{session}"]"#
+        };
         let size = dice.between(1, 4);
         let mode = if dice.percent(15) { "copy" } else { "rw" };
         let kind = dice.pick(&["permanent", "transient", "temporary"]);
@@ -157,9 +163,9 @@ fn configuration(dice: &mut Dice) -> String {
             r#"
 [pool.{name}]
 size = {size}
-command = ["marshal", "script-agent", "--dialect", "scaiflux"]
-resume_args = ["--resume", "{{session}}"]
-dialect = "scaiflux"
+command = ["marshal", "script-agent", "--dialect", "{dialect}"]
+{resume_args}
+dialect = "{dialect}"
 launcher = "none"
 policy = "developer"
 workspace = {{ path = "workspace", mode = "{mode}" }}
@@ -187,13 +193,24 @@ pub(crate) fn policies() -> BTreeMap<String, LoadedPolicy> {
 }
 
 pub(crate) fn extractors(config: &Config) -> BTreeMap<String, Arc<Extractor>> {
-    static PARSED: OnceLock<Arc<Extractor>> = OnceLock::new();
-    let extractor = PARSED.get_or_init(|| {
-        let text = extract::builtin_text("scaiflux").expect("an extractor");
-        Arc::new(Extractor::parse(text).expect("an extractor"))
+    static PARSED: OnceLock<BTreeMap<&'static str, Arc<Extractor>>> = OnceLock::new();
+    let parsed = PARSED.get_or_init(|| {
+        let parse = |name| {
+            let text = extract::builtin_text(name).expect("an extractor");
+            (
+                name,
+                Arc::new(Extractor::parse(text).expect("an extractor")),
+            )
+        };
+        ["scaiflux", "acp"].map(parse).into()
     });
     let pools = config.pools.iter();
     pools
-        .map(|pool| (pool.name.to_string(), Arc::clone(extractor)))
+        .map(|pool| {
+            (
+                pool.name.to_string(),
+                Arc::clone(&parsed[pool.dialect.word()]),
+            )
+        })
         .collect()
 }
