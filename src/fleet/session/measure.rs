@@ -3,70 +3,80 @@
 //! A plain task: looks from time to time and tells the session once, when a limit is passed. The
 //! start says that sizes are measured, so an agent can pass a limit for as long as one look takes.
 
-use std::path::PathBuf;
+use std::path::Path;
+use std::sync::Arc;
 
 use ractor::ActorRef;
 
 use super::SessionMsg;
-use super::prepare::Prepared;
+use super::prepare::{Prepared, Space};
 use crate::fleet::ambient::Ambient;
 use crate::fleet::setup::PoolShared;
 use crate::limits::{COPY_BYTES, COPY_FILES, MEASURE_EVERY};
 use crate::sandbox::workspace::{Root, measure};
 
-/// What is measured, each with its most bytes and files.
+/// What is measured.
 #[derive(Debug)]
-pub(super) struct Measured(Vec<Limit>);
+pub(super) struct Measured {
+    space: Arc<Space>,
+    /// The most bytes of the home.
+    home_bytes: u64,
+}
 
-#[derive(Debug, Clone)]
-struct Limit {
+/// One directory with its most bytes and files.
+#[derive(Debug)]
+struct Limit<'a> {
     what: &'static str,
-    path: PathBuf,
+    path: &'a Path,
     bytes: u64,
     files: u64,
 }
 
 impl Measured {
-    /// A copy may double what it may begin with; a directory of the user's own is not measured.
     pub(super) fn of(prepared: &Prepared, pool: &PoolShared) -> Self {
-        let mut limits = Vec::with_capacity(2);
-        limits.push(Limit {
-            what: "home",
-            path: prepared.home().to_owned(),
-            bytes: pool.sandbox.home_bytes,
-            files: u64::MAX,
-        });
-        if let Some(copy) = &prepared.copy {
-            limits.push(Limit {
-                what: "copy",
-                path: copy.clone(),
-                bytes: 2 * COPY_BYTES,
-                files: 2 * COPY_FILES,
-            });
+        Self {
+            space: Arc::clone(prepared.space()),
+            home_bytes: pool.sandbox.home_bytes,
         }
-        Self(limits)
     }
 
-    /// The first limit that is passed, in words.
+    /// The first limit that is passed, in words. A copy may double what it may begin with; a
+    /// directory of the user's own is not measured.
     fn passed(&self) -> Option<String> {
-        self.0.iter().find_map(|limit| {
-            let root = Root::open(&limit.path).ok()?;
-            let size = measure(&root).ok()?;
-            let Limit {
-                what, bytes, files, ..
-            } = limit;
-            if size.bytes > *bytes {
-                return Some(format!(
-                    "the {what} has {} bytes, more than the {bytes} that it may have",
-                    size.bytes
-                ));
-            }
-            (size.files > *files).then(|| {
-                format!(
-                    "the {what} has {} files, more than the {files} that it may have",
-                    size.files
-                )
-            })
+        let home = Limit {
+            what: "home",
+            path: self.space.home(),
+            bytes: self.home_bytes,
+            files: u64::MAX,
+        };
+        let copy = self.space.copy().map(|path| Limit {
+            what: "copy",
+            path,
+            bytes: 2 * COPY_BYTES,
+            files: 2 * COPY_FILES,
+        });
+        home.passed().or_else(|| copy?.passed())
+    }
+}
+
+impl Limit<'_> {
+    /// How it is passed, in words.
+    fn passed(&self) -> Option<String> {
+        let size = measure(&Root::open(self.path).ok()?).ok()?;
+        let Limit {
+            what, bytes, files, ..
+        } = self;
+        if size.bytes > *bytes {
+            return Some(format!(
+                "the {what} has {} bytes, more than the {bytes} that it may have",
+                size.bytes
+            ));
+        }
+        (size.files > *files).then(|| {
+            format!(
+                "the {what} has {} files, more than the {files} that it may have",
+                size.files
+            )
         })
     }
 }
@@ -100,13 +110,13 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         std::fs::write(dir.path().join("a"), vec![b'x'; 10_000]).expect("a file");
         let of = |bytes, files| {
-            Measured(vec![Limit {
+            let limit = Limit {
                 what: "home",
-                path: dir.path().to_owned(),
+                path: dir.path(),
                 bytes,
                 files,
-            }])
-            .passed()
+            };
+            limit.passed()
         };
         assert_eq!(of(1 << 20, 100), None);
         assert!(of(5_000, 100).is_some_and(|why| why.contains("home has")));

@@ -182,7 +182,7 @@ impl SessionState {
     /// The child is gone: what stays on the disk?
     pub(super) fn settle(&mut self) {
         let for_good = self.closing.unwrap_or(true);
-        let has_copy = self.prepared.take().is_some_and(|of| of.copy.is_some());
+        let has_copy = self.prepared.take().is_some_and(|of| of.copy().is_some());
         let (shared, session) = (Arc::clone(&self.shared), self.work.session.clone());
         let to = self.myself.clone();
         tokio::spawn(async move {

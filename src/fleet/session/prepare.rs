@@ -122,26 +122,43 @@ pub(crate) struct Prepared {
     pub(crate) session: SessionId,
     /// How the workspace looked before, where it can change.
     pub(crate) before: Option<Manifest>,
-    /// The task's own copy.
-    pub(crate) copy: Option<PathBuf>,
     links: TreeLinks,
-    space: Space,
+    space: Arc<Space>,
 }
 
 /// The session's directories, outside and inside.
 #[derive(Debug, Clone)]
-struct Space {
+pub(super) struct Space {
     slot: SlotId,
     home: PathBuf,
     workspace: PathBuf,
+    /// The workspace is the session's own copy.
+    is_copy: bool,
     workspace_inside: String,
     home_inside: String,
 }
 
-impl Prepared {
+impl Space {
     /// The session's home on the host.
-    pub(crate) fn home(&self) -> &Path {
-        &self.space.home
+    pub(super) fn home(&self) -> &Path {
+        &self.home
+    }
+
+    /// The session's own copy of the workspace, on the host.
+    pub(super) fn copy(&self) -> Option<&Path> {
+        self.is_copy.then_some(&*self.workspace)
+    }
+}
+
+impl Prepared {
+    /// The session's directories.
+    pub(super) fn space(&self) -> &Arc<Space> {
+        &self.space
+    }
+
+    /// The session's own copy of the workspace, on the host.
+    pub(crate) fn copy(&self) -> Option<&Path> {
+        self.space.copy()
     }
 
     /// What the policy judges paths by.
@@ -226,6 +243,7 @@ pub(crate) async fn prepare(
         slot: order.slot.clone(),
         home: home.path.clone(),
         workspace: source.clone(),
+        is_copy: mode == WorkspaceMode::Copy,
         workspace_inside: WORKSPACE_INSIDE.to_owned(),
         home_inside: HOME_INSIDE.to_owned(),
     };
@@ -262,9 +280,8 @@ pub(crate) async fn prepare(
     Ok(Prepared {
         session: order.session,
         before,
-        copy: (mode == WorkspaceMode::Copy).then(|| space.workspace.clone()),
         links,
-        space,
+        space: Arc::new(space),
     })
 }
 

@@ -1,7 +1,7 @@
 //! What a session is given to do and what it brings back: work in, an attempt out; between them
 //! the check, and a look at what changed.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -214,7 +214,7 @@ pub(crate) fn survey(
         (
             prepared.root(),
             prepared.before.take(),
-            prepared.copy.clone(),
+            prepared.copy().map(Path::to_owned),
         )
     });
     let ambient = shared.ambient.clone();
