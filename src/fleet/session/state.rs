@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use ractor::{ActorRef, ActorRuntime};
 use tokio::task::AbortHandle;
+use tokio_util::sync::CancellationToken;
 
 use super::asks::{self, Asks};
 use super::outbox::{After, Outbox};
@@ -68,6 +69,8 @@ pub(crate) struct SessionState {
     pub(super) loadable: bool,
     /// `work` is not over.
     pub(super) has_task: bool,
+    /// Counts its tasks: what was waited for of an earlier one is no news for the next.
+    pub(super) task_number: u64,
     /// The task's prompt is journalled.
     pub(super) accepted: bool,
     /// Nothing more comes; whether it ends for good.
@@ -93,6 +96,12 @@ pub(crate) struct SessionState {
     pub(super) broken: bool,
     /// The session wrote more than it may journal, and its child is killed for it.
     pub(super) over_quota: bool,
+    /// Home or copy was larger than it may be.
+    pub(super) oversized: bool,
+    /// What an earlier start left stays as it is: it could not be prepared now.
+    pub(super) gives_back: bool,
+    /// Ends the preparation while it waits for its turn.
+    pub(super) preparing: CancellationToken,
     /// Somebody stopped the child, but not the task.
     pub(super) stopped: bool,
     /// Set once the prompt went out.
@@ -132,10 +141,13 @@ impl SessionState {
                 self.prepared = Some(prepared);
                 return self.survey();
             }
+            Err(_) if self.cancelled || self.stopped => return self.survey(),
             Err(error) => {
                 if error.is_of_the_slot() {
                     self.end = Some(ChannelEnd::not_planned(&error.to_string()));
                 }
+                // What an earlier start left is not lost because it cannot be had now.
+                self.gives_back = self.was_stored && !error.is_for_good();
                 self.failure = Some(error.to_string());
                 return self.survey();
             }
@@ -249,6 +261,9 @@ impl SessionState {
         self.tell_pool(SlotEvent::Ready, None);
         self.knows_agent_session(&info);
         self.outbox.event(Event::Ready(info));
+        if self.closing.is_some() {
+            return; // Its ladder is under way.
+        }
         if !self.has_task {
             self.phase = Phase::Idle;
             return;
@@ -432,6 +447,9 @@ impl SessionState {
     pub(super) fn durable(&mut self, step: After) {
         match step {
             After::Prompt => {
+                if self.phase != Phase::Prompting {
+                    return; // The child is gone, and with it what the prompt was for.
+                }
                 if self.ending.is_none() {
                     let text = self.work.prompt.clone();
                     self.command(Command::Prompt { text });
@@ -468,7 +486,7 @@ impl SessionState {
             }
             After::TurnEnded if self.scope == SessionScope::Slot => self.after_turn(),
             After::TurnEnded => self.stop(false),
-            After::ChildEnded => self.after_child(),
+            After::ChildEnded { task } => self.after_child(task),
         }
     }
 
