@@ -416,7 +416,7 @@ impl Agent {
             Err(error) => return error.kind() != ErrorKind::WouldBlock,
         };
         self.input.extend_from_slice(&chunk[..got]);
-        while let Some(at) = self.input.iter().position(|byte| *byte == b'\n') {
+        while let Some(at) = memchr::memchr(b'\n', &self.input) {
             let line: Vec<u8> = self.input.drain(..=at).collect();
             let line = String::from_utf8_lossy(&line).trim().to_owned();
             self.lines.push_back(line);

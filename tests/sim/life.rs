@@ -276,12 +276,12 @@ impl Stage<'_> {
 
     /// Some tasks, each known to the ledger before anybody takes it in.
     fn specs(&self, dice: &mut Dice, run: &str) -> Vec<TaskSpec> {
-        let count = dice.pick(&[1, 3, 6, 6, 12]);
+        let count = dice.pick(&[1, 2, 3, 3, 5, 9]);
         let mut specs = Vec::new();
         for place in 0..count {
             let at = dice.between(0, self.world.config.pools.len() as u64 - 1);
             let pool = &self.world.config.pools[usize::try_from(at).expect("small")];
-            let padding = if dice.percent(3) { 200_000 } else { 0 };
+            let padding = if dice.percent(2) { 90_000 } else { 0 };
             let id = format!("t{place}");
             let task = Task {
                 attempts: u64::from(pool.attempts),
