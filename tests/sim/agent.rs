@@ -65,13 +65,18 @@ impl Agent {
         machine: &Machine,
         number: usize,
         session: &str,
+        argv: &[String],
         dice: &mut Dice,
         wires: Wires,
-        reads: bool,
-        resumed: bool,
-        tongue: Tongue,
     ) -> Self {
-        let nature = Nature::draw(machine.wildness, dice, resumed);
+        let has = |word: &str| argv.iter().any(|of| of == word);
+        let tongue = if has("acp") {
+            Tongue::Acp
+        } else {
+            Tongue::Scaiflux
+        };
+        let nature = Nature::draw(machine.wildness, dice, has("--resume"));
+        let reads = !machine.wildness.percent(dice, 3);
         Self {
             ledger: Arc::clone(&machine.ledger),
             number,

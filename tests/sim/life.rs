@@ -72,14 +72,12 @@ impl Calling {
     /// A daemon takes up everything; a single run is new, or the newest that is unfinished. The
     /// last start of a world leaves nothing.
     fn of(state: &StateDir, is_last: bool, dice: &mut Dice) -> Self {
-        let unfinished = Reader::open(state.path()).and_then(|reader| {
-            let runs = reader.unfinished().expect("the unfinished runs");
-            Ok(runs
-                .into_iter()
-                .map(|run| RunId::new(&run.run).expect("an id"))
-                .collect())
-        });
-        let mut unfinished: Vec<_> = unfinished.unwrap_or_default();
+        let mut unfinished: Vec<_> = Reader::open(state.path())
+            .map(|reader| reader.unfinished().expect("the unfinished runs"))
+            .unwrap_or_default()
+            .into_iter()
+            .map(|run| RunId::new(&run.run).expect("an id"))
+            .collect();
         let new = dice.pick(&[1, 1, 2]);
         if is_last || dice.percent(50) {
             return Self {
