@@ -250,7 +250,10 @@ impl SessionState {
         self.knows_agent_session(&info);
         self.outbox.event(Event::Ready(info));
         if !self.has_task {
-            self.phase = Phase::Idle;
+            // One that is being closed stays so.
+            if self.phase == Phase::Opening {
+                self.phase = Phase::Idle;
+            }
             return;
         }
         if self.ending.is_some() {
