@@ -334,7 +334,9 @@ fn the_architecture_names_files_that_exist() {
     let text = fs::read_to_string(root().join("ARCHITECTURE.md")).expect("ARCHITECTURE.md");
     let mut broken = Vec::new();
     let mut named = 0;
-    for piece in text.split('`').skip(1).step_by(2) {
+    // A drawing in a fence has backticks of its own.
+    let prose: String = text.split("```").step_by(2).collect();
+    for piece in prose.split('`').skip(1).step_by(2) {
         let is_rust = Path::new(piece).extension().is_some_and(|end| end == "rs");
         let is_file = is_rust || piece.ends_with('/');
         if !is_file || piece.contains(char::is_whitespace) || piece.contains('*') {
@@ -346,6 +348,6 @@ fn the_architecture_names_files_that_exist() {
             broken.push(piece.to_owned());
         }
     }
-    assert!(named > 20, "only {named} files are named");
+    assert!(named > 100, "only {named} files are named");
     assert_none(&broken, "ARCHITECTURE.md names what is not there");
 }

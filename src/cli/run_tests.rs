@@ -189,7 +189,7 @@ async fn json_is_one_object_a_line_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn a_flood_loses_notices_and_no_report() {
+async fn a_flood_that_is_too_fast_is_told_and_loses_no_report() {
     let tasks = vec![
         spec("a", "flood 20000"),
         spec("b", "flood 20000"),

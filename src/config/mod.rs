@@ -210,7 +210,11 @@ fn syntax(source: &str, error: &toml::de::Error) -> ConfigError {
 /// Reads the whole tree. What is faulty has its default; the ledger knows.
 fn read(root: &Section<'_>, origin: &Origin) -> Config {
     let ledger = root.ledger;
-    let sandboxes = sandbox::read_all(&root.section("sandbox"), &origin.dir);
+    let sandboxes = sandbox::read_all(
+        &root.section("sandbox"),
+        &origin.dir,
+        origin.file.is_some() && !origin.named,
+    );
     let policies = policies(&root.section("policy"), &origin.dir);
     let names = |table: &'static str| {
         let named = root.section(table).named(sandbox::NAME_PATTERN);

@@ -366,11 +366,27 @@ fn agree(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Context<'_>) {
         let help = Some("use mode \"copy\"".to_owned());
         ledger.fault(&blame.mode, message, help);
     }
+    home_files_are_not_its_own(ledger, pool, blame);
     if context.found {
         restrict(ledger, pool, blame, context);
     }
     if !none {
         program_is_inside(ledger, pool, blame, context);
+    }
+}
+
+/// A file that the agent can write must not fill the homes of later sessions.
+fn home_files_are_not_its_own(ledger: &Ledger, pool: &Pool, blame: &Blame) {
+    let is_own = |path: &&PathBuf| path.starts_with(&pool.workspace.path);
+    if pool.workspace.mode != WorkspaceMode::Rw {
+        return;
+    }
+    if let Some(path) = pool.home_files.values().find(is_own) {
+        let message = format!(
+            "home_files takes {}, and the agent could write it: keep it outside of the workspace",
+            quoted(&path.to_string_lossy())
+        );
+        ledger.fault(&blame.path, message, None);
     }
 }
 

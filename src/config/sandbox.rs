@@ -86,7 +86,11 @@ pub(super) fn standard() -> Sandbox {
 }
 
 /// Reads the table `sandbox`.
-pub(super) fn read_all(section: &Section<'_>, dir: &Path) -> BTreeMap<String, Sandbox> {
+pub(super) fn read_all(
+    section: &Section<'_>,
+    dir: &Path,
+    is_found: bool,
+) -> BTreeMap<String, Sandbox> {
     let mut profiles = BTreeMap::from([(STANDARD.to_owned(), standard())]);
     for (name, item) in section.named(NAME_PATTERN) {
         let place = &item.place;
@@ -105,7 +109,7 @@ pub(super) fn read_all(section: &Section<'_>, dir: &Path) -> BTreeMap<String, Sa
             continue;
         }
         if let Some(table) = item.section() {
-            profiles.insert(name, read(&table, dir));
+            profiles.insert(name, read(&table, dir, is_found));
         }
     }
     profiles
@@ -122,7 +126,7 @@ pub(super) fn is_name(name: &str) -> bool {
     crate::model::PoolName::new(name).is_ok()
 }
 
-fn read(section: &Section<'_>, dir: &Path) -> Sandbox {
+fn read(section: &Section<'_>, dir: &Path, is_found: bool) -> Sandbox {
     let base = standard();
     let home = section.section("home");
     let home_bytes = home.size("size", MIB..=TIB);
@@ -139,7 +143,7 @@ fn read(section: &Section<'_>, dir: &Path) -> Sandbox {
         &[],
     );
     let profile = Sandbox {
-        ro_bind: ro_bind(section, dir).unwrap_or(base.ro_bind),
+        ro_bind: ro_bind(section, dir, is_found).unwrap_or(base.ro_bind),
         etc: etc(section).unwrap_or(base.etc),
         home_bytes: value(home_bytes, base.home_bytes),
         tmp_bytes: value(tmp_bytes, base.tmp_bytes),
@@ -157,14 +161,23 @@ fn value<T>(found: Option<Found<T>>, default: T) -> T {
     found.map_or(default, |found| found.value)
 }
 
+/// Where programs of the system are: they hold nobody's data.
+const PROGRAMS: &[&str] = &["/usr", "/opt", "/nix/store"];
+
 /// `/usr` and what the profile adds.
-fn ro_bind(section: &Section<'_>, dir: &Path) -> Option<Vec<PathBuf>> {
+fn ro_bind(section: &Section<'_>, dir: &Path, is_found: bool) -> Option<Vec<PathBuf>> {
     let mut binds = vec![PathBuf::from("/usr")];
     for found in section.texts_like("ro_bind", paths::PATTERN)?.value {
         let path = paths::absolute(dir, &found.value);
         let own = |place: &&&str| path.starts_with(place);
+        let is_open = |place: &&str| path.starts_with(place);
         let message = if let Some(fault) = paths::fault(&found.value) {
             fault.to_owned()
+        } else if is_found && !path.starts_with(dir) && !PROGRAMS.iter().any(is_open) {
+            format!(
+                "a supervisor.toml that was found may bind only programs of the system ({}) and what is below its own directory; name the file with --config if you trust it",
+                PROGRAMS.join(", ")
+            )
         } else if let Some(place) = OWN_PLACES.iter().find(own) {
             format!("the sandbox has its own {place}: nothing of the host can be bound there")
         } else if OWN_PARENTS.iter().any(|parent| path == Path::new(parent)) {

@@ -332,6 +332,9 @@ fn a_found_file_may_use_its_own_directory() {
         only(&config).workspace.path,
         Path::new("/home/me/project/src")
     );
+    let bound = "[sandbox.own]\nro_bind = [\"/opt/agent\", \"tools\"]\n";
+    let text = format!("{bound}{}", script("sandbox = \"own\""));
+    accepted_by(&found(), &text);
 }
 
 #[test]

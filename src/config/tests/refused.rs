@@ -262,6 +262,7 @@ fn a_file_that_was_found_may_not_weaken_the_walls() {
     check(&pool("env = { set = { K = \"env:HOME\" } }"), "3:21: pool.demo.env.set.K: a supervisor.toml that was found may not use secrets, found \"env:\"…--config");
     check(&pool("env = { set = { K = \"file:key\" } }"), "may not use secrets, found \"file:\"");
     check(&pool("env = { pass = [\"GITHUB_TOKEN\"] }"), "looks like a secret");
+    check(&format!("[sandbox.own]\nro_bind = [\"/home/me/.ssh\"]\n{}", pool("sandbox = \"own\"")), "2:12: sandbox.own.ro_bind[0]: a supervisor.toml that was found may bind only programs of the system");
     check(&pool("env = { pass = [\"ssh_auth_sock\"] }"), "looks like a secret");
 }
 

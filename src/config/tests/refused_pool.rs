@@ -297,6 +297,7 @@ fn keys_must_agree_with_each_other() {
     check("launcher = \"none\"\nsandbox = \"standard\"", "there is no sandbox: remove this key");
     check("launcher = \"none\"\nnetwork = \"none\"", "a child has the host's network");
     check("launcher = \"none\"\nworkspace = { path = \".\", mode = \"ro\" }", "mode = \"ro\" needs a sandbox");
+    check("home_files = { x = \"/srv/x/seed\" }\nworkspace = { path = \"/srv/x\", mode = \"rw\" }", "home_files takes \"/srv/x/seed\", and the agent could write it");
     refused_by(&found(), &script("launcher = \"none\""), "may not use launcher = \"none\"");
     whole("[pool.demo]\nagent = \"scaiflux\"\nguard = \"policy\"\n", "asks for some");
 }

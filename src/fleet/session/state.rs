@@ -356,13 +356,10 @@ impl SessionState {
         for call in self.asks.turn_ended() {
             self.unasked(&call);
         }
-        // What we asked for decides, unless the agent had finished all the same.
-        let (outcome, detail) = match (outcome, self.ending.take()) {
-            (TurnOutcome::Completed, Some((TurnOutcome::Failed, why))) => {
-                (TurnOutcome::Failed, Some(why))
-            }
-            (TurnOutcome::Completed, _) | (_, None) => (outcome, detail),
-            (_, Some((wanted, why))) => (wanted, Some(why)),
+        // What we asked for decides: some agents say of a turn that was cancelled that it completed.
+        let (outcome, detail) = match self.ending.take() {
+            None => (outcome, detail),
+            Some((wanted, why)) => (wanted, Some(why)),
         };
         self.turn = Some(outcome);
         self.turn_detail.clone_from(&detail);
