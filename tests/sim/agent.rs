@@ -310,6 +310,10 @@ impl Agent {
             } => self.ask(command, waits, again).await,
             Act::Strange => {
                 let line = self.dice.pick(self.speech.strange());
+                if line.contains("turn_complete") {
+                    // It cannot be read, but that is what it says.
+                    self.acts = None;
+                }
                 self.say(line).await
             }
             Act::Ready => self.say(&self.speech.ready_again()).await,
