@@ -183,7 +183,7 @@ impl SessionState {
                 detail: Some(why.clone()),
             });
             self.turn_detail = Some(why);
-        } else if self.accepted && self.turn.is_none() {
+        } else if std::mem::take(&mut self.accepted) && self.turn.is_none() {
             // Every accepted prompt has an end in the stream; the task itself waits again.
             self.outbox.event(Event::TurnEnded {
                 outcome: TurnOutcome::Lost,

@@ -265,7 +265,10 @@ impl SessionState {
             return; // Its ladder is under way.
         }
         if !self.has_task {
-            self.phase = Phase::Idle;
+            // One that is being closed stays so.
+            if self.phase == Phase::Opening {
+                self.phase = Phase::Idle;
+            }
             return;
         }
         if self.ending.is_some() {
