@@ -91,11 +91,7 @@ struct Past<'a> {
 }
 
 /// The attempts of a task, oldest first.
-fn attempts(
-    past: &Past<'_>,
-    run: &RunId,
-    row: &StoredTask,
-) -> Result<Vec<Attempted>, PastError> {
+fn attempts(past: &Past<'_>, run: &RunId, row: &StoredTask) -> Result<Vec<Attempted>, PastError> {
     let task = TaskId::new(&row.id)?;
     let mut names: Vec<String> = past
         .reader
@@ -119,11 +115,7 @@ fn attempts(
 
 /// Replays what one session did for a task. In a slot's session that is what follows on the last
 /// prompt of the task, up to the next task's.
-fn attempt(
-    past: &Past<'_>,
-    session: &SessionId,
-    task: &TaskId,
-) -> Result<Attempted, PastError> {
+fn attempt(past: &Past<'_>, session: &SessionId, task: &TaskId) -> Result<Attempted, PastError> {
     let place = copy::path(past.state, session);
     let nothing = || Attempted {
         session: session.clone(),

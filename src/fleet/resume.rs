@@ -195,6 +195,10 @@ restart = { on_crash = "resume" }
             (vec!["m".to_owned()], vec![])
         );
         assert_eq!(chosen(all(), &GoOn::Nothing), (vec![], vec![]));
+        let mut left = kept("left", 0, Some("t"));
+        left.run_ended = true;
+        let over = chosen(vec![left], &GoOn::Nothing).1;
+        assert_eq!(over, ["left"], "nobody goes on with a run that is over");
     }
 
     #[test]

@@ -351,6 +351,37 @@ mod tests {
     }
 
     #[test]
+    fn children_that_never_become_ready_park_their_slot_however_slowly_they_fail() {
+        let hung = End {
+            was_ready: false,
+            lived: 61 * SECOND,
+            ..end(ExitClass::HandshakeTimeout, None)
+        };
+        let (mut history, mut now) = (History::new(), Instant::now());
+        let mut next = || {
+            now += policy().window;
+            decide(&mut history, &hung, &policy(), now, 0.5)
+        };
+        for _ in 0..5 {
+            assert!(matches!(next(), Next::Start { .. }));
+        }
+        let Next::Park { reason } = next() else {
+            panic!("it goes on for ever");
+        };
+        assert!(reason.starts_with("6 children in a row"), "{reason}");
+
+        let mut history = History::new();
+        for _ in 0..20 {
+            now += 2 * policy().window;
+            let ready = decide(&mut history, &crash(), &policy(), now, 0.5);
+            assert!(
+                matches!(ready, Next::Start { .. }),
+                "it was ready: {ready:?}"
+            );
+        }
+    }
+
+    #[test]
     fn kinds_differ_in_what_they_restart() {
         let kind = |kind| Restart { kind, ..policy() };
         let (stopped, crash) = (end(ExitClass::Stopped, Some(0)), crash());

@@ -261,9 +261,6 @@ impl SessionState {
         self.tell_pool(SlotEvent::Ready, None);
         self.knows_agent_session(&info);
         self.outbox.event(Event::Ready(info));
-        if self.closing.is_some() {
-            return; // Its ladder is under way.
-        }
         if !self.has_task {
             // One that is being closed stays so.
             if self.phase == Phase::Opening {
