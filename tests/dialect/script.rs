@@ -180,9 +180,13 @@ fn describe(effect: &Effect) -> String {
                     write!(out, " {name}={}", text(value)).unwrap();
                 }
             }
+            if ask.claimed.no_allow {
+                out += " no_allow";
+            }
             out
         }
         Effect::Withdrawn(key) => format!("withdrawn {}", id(key)),
+        Effect::Cancelling => "cancelling".to_owned(),
         Effect::CloseInput => "close input".to_owned(),
         Effect::ExitWanted => "exit wanted".to_owned(),
         Effect::SessionCleared => "session cleared".to_owned(),

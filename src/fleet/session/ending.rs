@@ -141,6 +141,17 @@ impl SessionState {
         }
     }
 
+    /// The dialect cancelled the running turn: the agent knows, the rest is as with a cancel of
+    /// ours.
+    pub(super) fn cancelling(&mut self) {
+        if self.phase != Phase::Turn || self.ending.is_some() {
+            return;
+        }
+        let why = "a denial for which the agent has no answer cancelled the turn";
+        self.ending = Some((TurnOutcome::Cancelled, why.to_owned()));
+        self.tell_pool(SlotEvent::CancelSent, None);
+    }
+
     pub(super) fn stop(&mut self, now: bool) {
         if self.end.is_some() {
             return;

@@ -57,6 +57,8 @@ pub(crate) enum Item {
     Ask(Ask),
     /// The agent withdrew a request.
     Withdrawn(AskKey),
+    /// The dialect cancelled the turn: a denial could not be told otherwise.
+    Cancelling,
     /// The agent began a new session of its own.
     Cleared,
     /// The turn was silent, or is over its time.

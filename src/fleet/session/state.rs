@@ -230,6 +230,7 @@ impl SessionState {
             Item::Event(event) => self.event(event),
             Item::Ask(ask) => self.ask(ask),
             Item::Withdrawn(key) => self.asks.withdrawn(&key),
+            Item::Cancelling => self.cancelling(),
             Item::Cleared => {
                 tracing::info!(session = %self.work.session, "the agent began a new session of its own");
                 // Its new id comes with no message: what it does from here on cannot be loaded.
