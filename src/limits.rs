@@ -299,6 +299,14 @@ pub const KEEPER_QUEUE: usize = 8;
 /// Concurrent spawns of the whole fleet: more only wait for each other's page tables.
 pub const SPAWNS_AT_ONCE: usize = 4;
 
+/// Threads that do the fleet's file work at the same time: homes, copies, sizes, what changed. A
+/// disk serves no more at once, and each thread keeps memory of its own for some time after.
+pub const BLOCKING_AT_ONCE: usize = 4;
+
+/// Threads of the runtime that may block: the fleet's, and as many again for the control socket,
+/// pages of metrics and the journal's end.
+pub const BLOCKING_THREADS: usize = 2 * BLOCKING_AT_ONCE;
+
 /// Threads that copy workspaces and homes at the same time.
 pub const COPIES_AT_ONCE: usize = 2;
 

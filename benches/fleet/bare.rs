@@ -7,9 +7,12 @@ use std::thread;
 use std::time::Instant;
 
 use crate::figures::{Cost, Figures, Latency};
-use crate::load::{Load, piped};
-use crate::wire::{self, Seen};
+use crate::load::{Load, Manner, piped};
+use crate::wire::{Seen, Wire};
 use crate::{Failure, Side, bare_tasks};
+
+/// The side's name in the output.
+pub(crate) const NAME: &str = "bare";
 
 /// How much is read at once.
 const READ_BYTES: usize = 64 << 10;
@@ -18,23 +21,26 @@ const READ_BYTES: usize = 64 << 10;
 const STACK_BYTES: usize = 256 << 10;
 
 /// Readers that do nothing else.
-pub(crate) struct Bare;
+pub(crate) struct Bare(pub(crate) Manner);
 
 impl Side for Bare {
-    fn name(&self) -> &'static str {
-        "bare"
+    fn name(&self) -> &str {
+        NAME
     }
 
     fn run(&mut self, load: &Load) -> Result<Figures, Failure> {
         match load.prompt() {
-            Some(prompt) => flow(load, &prompt),
-            None => bare_tasks::run(load),
+            Some(prompt) => flow(load, self.0.dialect, &prompt),
+            None => bare_tasks::run(load, self.0.dialect),
         }
     }
 }
 
 /// A child and its reader's state. Killed when dropped.
 struct Reader {
+    wire: Wire,
+    /// The agent's name for the session, where it has one.
+    session: String,
     child: Child,
     stdin: ChildStdin,
     stdout: ChildStdout,
@@ -57,23 +63,23 @@ impl Drop for Reader {
     }
 }
 
-fn flow(load: &Load, prompt: &str) -> Result<Figures, Failure> {
+fn flow(load: &Load, wire: Wire, prompt: &str) -> Result<Figures, Failure> {
     let spawning = Instant::now();
     let mut readers = Vec::with_capacity(load.children());
     for _ in 0..load.children() {
-        readers.push(Reader::spawn(load)?);
+        readers.push(Reader::spawn(load, wire)?);
     }
     for reader in &mut readers {
-        reader.until(|seen| matches!(seen, Seen::Ready), &mut Tally::default())?;
+        reader.open()?;
     }
     let spawn_s = spawning.elapsed().as_secs_f64();
 
     let start = Arc::new(Barrier::new(readers.len() + 1));
-    let line = wire::prompt(prompt);
     let mut threads = Vec::with_capacity(readers.len());
     for (child, mut reader) in readers.into_iter().enumerate() {
         let later = load.later(child);
-        let (start, line) = (Arc::clone(&start), line.clone());
+        let start = Arc::clone(&start);
+        let line = wire.prompt(&reader.session, prompt);
         threads.push(thread::Builder::new().stack_size(STACK_BYTES).spawn(
             move || -> Result<Tally, Failure> {
                 start.wait();
@@ -103,12 +109,14 @@ fn flow(load: &Load, prompt: &str) -> Result<Figures, Failure> {
 }
 
 impl Reader {
-    fn spawn(load: &Load) -> Result<Self, Failure> {
-        let mut child = piped(&load.command()).spawn()?;
+    fn spawn(load: &Load, wire: Wire) -> Result<Self, Failure> {
+        let mut child = piped(&load.command(wire)).spawn()?;
         let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
             return Err("a child without pipes".into());
         };
         Ok(Self {
+            wire,
+            session: String::new(),
             child,
             stdin,
             stdout,
@@ -117,10 +125,33 @@ impl Reader {
         })
     }
 
+    /// Shakes hands, up to a session that can be prompted.
+    fn open(&mut self) -> Result<(), Failure> {
+        let unseen = &mut Tally::default();
+        if let Some(line) = self.wire.greeting() {
+            self.stdin.write_all(line.as_bytes())?;
+        }
+        self.until(|seen| matches!(seen, Seen::Ready), unseen)?;
+        let here = std::env::current_dir()?;
+        if let Some(line) = self.wire.new_session(&here.to_string_lossy()) {
+            self.stdin.write_all(line.as_bytes())?;
+            let mut session = String::new();
+            let is_session = |seen: &Seen<'_>| {
+                if let Seen::Session(name) = seen {
+                    session.push_str(name);
+                }
+                !session.is_empty()
+            };
+            self.until(is_session, unseen)?;
+            self.session = session;
+        }
+        Ok(())
+    }
+
     /// Reads, counts and answers until a message is the `last`.
     fn until(
         &mut self,
-        last: impl Fn(&Seen<'_>) -> bool,
+        mut last: impl FnMut(&Seen<'_>) -> bool,
         tally: &mut Tally,
     ) -> Result<(), Failure> {
         loop {
@@ -135,11 +166,11 @@ impl Reader {
             let mut ended = false;
             let mut at = 0;
             for newline in memchr::memchr_iter(b'\n', &self.buffer[..self.filled]) {
-                let seen = wire::parse(&self.buffer[at..newline])?;
+                let seen = self.wire.parse(&self.buffer[at..newline])?;
                 at = newline + 1;
                 tally.events += 1;
                 match &seen {
-                    Seen::Request(id) => self.stdin.write_all(wire::allow(id).as_bytes())?,
+                    Seen::Request(allow) => self.stdin.write_all(allow.as_bytes())?,
                     Seen::Text(text) if text.starts_with("asks ") => {
                         tally.latency.add_report(text)?;
                     }

@@ -4,7 +4,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, ChildStdout, Command};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -12,6 +12,7 @@ use tokio::task::JoinHandle;
 use crate::Failure;
 use crate::figures::{Cost, Figures, Latency, descriptors, resident_bytes};
 use crate::load::Load;
+use crate::wire::Wire;
 
 /// How long the fleet is left alone before it is measured.
 const SETTLE: Duration = Duration::from_millis(500);
@@ -28,22 +29,22 @@ enum News {
 }
 
 /// Runs `idle` or `kill`.
-pub(crate) fn run(load: &Load) -> Result<Figures, Failure> {
+pub(crate) fn run(load: &Load, wire: Wire) -> Result<Figures, Failure> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()?;
     runtime.block_on(async {
         match load {
-            Load::Kill { kills, .. } => kill(load, *kills).await,
-            _ => idle(load).await,
+            Load::Kill { kills, .. } => kill(load, wire, *kills).await,
+            _ => idle(load, wire).await,
         }
     })
 }
 
-async fn idle(load: &Load) -> Result<Figures, Failure> {
+async fn idle(load: &Load, wire: Wire) -> Result<Figures, Failure> {
     let (memory, open) = (resident_bytes()?, descriptors()?);
     let spawning = Instant::now();
-    let mut fleet = Fleet::start(load).await?;
+    let mut fleet = Fleet::start(load, wire).await?;
     let spawn_s = spawning.elapsed().as_secs_f64();
     tokio::time::sleep(SETTLE).await;
     let children = load.children() as f64;
@@ -61,8 +62,8 @@ async fn idle(load: &Load) -> Result<Figures, Failure> {
     Ok(figures)
 }
 
-async fn kill(load: &Load, kills: usize) -> Result<Figures, Failure> {
-    let mut fleet = Fleet::start(load).await?;
+async fn kill(load: &Load, wire: Wire, kills: usize) -> Result<Figures, Failure> {
+    let mut fleet = Fleet::start(load, wire).await?;
     tokio::time::sleep(SETTLE).await;
     let (mut exit, mut again) = (Latency::default(), Latency::default());
     let cost = Cost::begin();
@@ -103,10 +104,10 @@ struct Fleet {
 
 impl Fleet {
     /// Starts every child and waits until all are ready.
-    async fn start(load: &Load) -> Result<Self, Failure> {
+    async fn start(load: &Load, wire: Wire) -> Result<Self, Failure> {
         let (sender, news) = mpsc::channel(64);
         let tasks = (0..load.children())
-            .map(|slot| tokio::spawn(keep(slot, load.command(), sender.clone())))
+            .map(|slot| tokio::spawn(keep(slot, load.command(wire), wire, sender.clone())))
             .collect();
         let mut fleet = Self {
             tasks,
@@ -142,12 +143,20 @@ impl Fleet {
 }
 
 /// Keeps one child running for ever.
-async fn keep(slot: usize, command: Vec<String>, news: mpsc::Sender<News>) -> Result<(), Failure> {
+async fn keep(
+    slot: usize,
+    command: Vec<String>,
+    wire: Wire,
+    news: mpsc::Sender<News>,
+) -> Result<(), Failure> {
     loop {
         let mut child = spawn(&command)?;
         let pid = child.id().ok_or("a child that is gone")?;
         // Its end of the pipe would be closed by waiting.
-        let stdin = child.stdin.take();
+        let mut stdin = child.stdin.take().ok_or("a child without pipes")?;
+        if let Some(line) = wire.greeting() {
+            stdin.write_all(line.as_bytes()).await?;
+        }
         let mut stdout = child.stdout.take().ok_or("a child without pipes")?;
         let mut chunk = vec![0; 4096];
         if stdout.read(&mut chunk).await? > 0 {

@@ -27,6 +27,19 @@ impl Figures {
         }
     }
 
+    /// Notes wall and CPU time, in seconds, and what they come to for each of `events`.
+    pub(crate) fn note_cost(&mut self, wall_s: f64, cpu_s: f64, events: u64) {
+        self.note("wall_s", wall_s);
+        self.note("cpu_s", cpu_s);
+        self.note("cpu_share", cpu_s / wall_s);
+        if events > 0 {
+            self.note("events", events as f64);
+            self.note("events_per_s", events as f64 / wall_s);
+            self.note("events_per_core_s", events as f64 / cpu_s);
+            self.note("cpu_us_per_event", cpu_s * 1e6 / events as f64);
+        }
+    }
+
     /// The figures' names.
     pub(crate) fn names(&self) -> Vec<&str> {
         self.0.keys().map(String::as_str).collect()
@@ -123,14 +136,7 @@ impl Cost {
     pub(crate) fn note(&self, figures: &mut Figures, events: u64) {
         let wall_s = self.began.elapsed().as_secs_f64();
         let cpu_s = cpu().saturating_sub(self.cpu).as_secs_f64();
-        figures.note("wall_s", wall_s);
-        figures.note("cpu_s", cpu_s);
-        figures.note("cpu_share", cpu_s / wall_s);
-        if events > 0 {
-            figures.note("events", events as f64);
-            figures.note("events_per_s", events as f64 / wall_s);
-            figures.note("cpu_us_per_event", cpu_s * 1e6 / events as f64);
-        }
+        figures.note_cost(wall_s, cpu_s, events);
     }
 }
 

@@ -19,6 +19,9 @@ use crate::house::{Heard, House, PATIENCE};
 use crate::load::{Load, Manner};
 use crate::{Failure, Side, agents};
 
+/// The side's name in the output.
+pub(crate) const NAME: &str = "marshal";
+
 /// What each agent sleeps in front of its load: time to be stopped in. When it goes on it sleeps
 /// what was left of it, which is nearly all.
 const LEAD: Duration = Duration::from_millis(500);
@@ -36,19 +39,17 @@ const FOR_EVER: &str = "sleep 24h";
 const SYNCS: u32 = 300;
 const SYNC_BYTES: usize = 4096;
 
-/// Lines of the protocol that an ask takes: the call, the request, the result.
-const LINES_PER_ASK: u64 = 3;
-
 /// The supervisor with everything on.
 pub(crate) struct Full(pub(crate) Manner);
 
 impl Side for Full {
-    fn name(&self) -> &'static str {
-        "marshal"
+    fn name(&self) -> &str {
+        NAME
     }
 
     fn run(&mut self, load: &Load) -> Result<Figures, Failure> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
+            .max_blocking_threads(marshal::limits::BLOCKING_THREADS)
             .enable_all()
             .build()?;
         let manner = &self.0;
@@ -56,14 +57,13 @@ impl Side for Full {
             match load {
                 Load::Kill { kills, .. } => kill(load, manner, *kills).await,
                 Load::Idle { .. } => idle(load, manner).await,
-                Load::Flood { lines, .. } => flow(load, manner, *lines).await,
-                Load::Ask { asks, .. } => flow(load, manner, asks * LINES_PER_ASK).await,
+                Load::Flood { .. } | Load::Ask { .. } => flow(load, manner).await,
             }
         })
     }
 }
 
-async fn flow(load: &Load, manner: &Manner, lines: u64) -> Result<Figures, Failure> {
+async fn flow(load: &Load, manner: &Manner) -> Result<Figures, Failure> {
     let house = House::open(load, manner).await?;
     let prompt = load.prompt().ok_or("a load without a script")?;
     let script = format!("sleep {}ms\n{prompt}", LEAD.as_millis());
@@ -96,7 +96,7 @@ async fn flow(load: &Load, manner: &Manner, lines: u64) -> Result<Figures, Failu
         }
     }
     let mut figures = Figures::default();
-    cost.note(&mut figures, lines * load.children() as u64);
+    cost.note(&mut figures, load.events().unwrap_or(0));
     figures.note("spawn_s", spawn_s);
     if let Load::Ask { .. } = load {
         figures.note_latency("ask", &latency);

@@ -44,6 +44,7 @@ pub(crate) struct House {
     exporter: Exporter,
     upkeep: JoinHandle<()>,
     subscribers: Vec<JoinHandle<Heard>>,
+    dialect: &'static str,
 }
 
 /// What a subscriber got.
@@ -111,6 +112,7 @@ impl House {
             exporter,
             upkeep,
             subscribers,
+            dialect: manner.dialect.word(),
         })
     }
 
@@ -180,7 +182,7 @@ impl House {
             .map(|view| SlotSample {
                 slot: &view.slot,
                 agent: "marshal",
-                protocol: "scaiflux",
+                protocol: self.dialect,
                 up: view.up,
                 start_time_seconds: view.started_at,
                 last_exit_code: view.last_exit_code,
@@ -220,17 +222,18 @@ async fn listen(mut notices: broadcast::Receiver<Notice>) -> Heard {
 }
 
 fn configuration(load: &Load, manner: &Manner, dir: PathBuf) -> Result<Config, Failure> {
-    let mut command = load.command();
+    let mut command = load.command(manner.dialect);
     "marshal".clone_into(&mut command[0]);
     let text = format!(
         "[supervisor]\nmax_children = {children}\n\
-         [pool.{POOL}]\nsize = {children}\ncommand = {command:?}\ndialect = \"scaiflux\"\n\
+         [pool.{POOL}]\nsize = {children}\ncommand = {command:?}\ndialect = \"{dialect}\"\n\
          launcher = \"{launcher}\"\npolicy = \"developer\"\n\
          workspace = {{ path = \"workspace\", mode = \"copy\" }}\n\
          restart = {{ budget = 100000, base = \"1ms\", max = \"1ms\" }}\n\
          timeouts = {{ handshake = \"10m\", silence = \"none\" }}\n",
         children = load.children(),
         launcher = manner.launcher.word(),
+        dialect = manner.dialect.word(),
     );
     let origin = Origin {
         file: None,

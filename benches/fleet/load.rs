@@ -7,6 +7,11 @@ use clap::Subcommand;
 use marshal::config::Launcher;
 use serde_json::{Value, json};
 
+use crate::wire::Wire;
+
+/// Lines of the protocol that an ask takes: the call, the request, the result.
+const EVENTS_PER_ASK: u64 = 3;
+
 /// How the children are supervised, where a side leaves a choice.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Manner {
@@ -16,12 +21,19 @@ pub(crate) struct Manner {
     /// How many watch everything that happens
     #[arg(long, global = true, default_value_t = 1)]
     pub(crate) subscribers: usize,
+    /// The protocol that the children speak
+    #[arg(long, global = true, value_enum, default_value = "scaiflux")]
+    pub(crate) dialect: Wire,
 }
 
 impl Manner {
     /// For the output.
     pub(crate) fn shown(&self) -> Value {
-        json!({"launcher": self.launcher.word(), "subscribers": self.subscribers})
+        json!({
+            "launcher": self.launcher.word(),
+            "subscribers": self.subscribers,
+            "dialect": self.dialect.word(),
+        })
     }
 }
 
@@ -90,6 +102,16 @@ impl Load {
         }
     }
 
+    /// How many events all children bring together, where the load says that.
+    pub(crate) fn events(&self) -> Option<u64> {
+        let each = match self {
+            Self::Flood { lines, .. } => *lines,
+            Self::Ask { asks, .. } => asks * EVENTS_PER_ASK,
+            Self::Idle { .. } | Self::Kill { .. } => return None,
+        };
+        Some(each * self.children() as u64)
+    }
+
     /// The script for each child, if it gets one.
     pub(crate) fn prompt(&self) -> Option<String> {
         match self {
@@ -105,7 +127,7 @@ impl Load {
     }
 
     /// A child's command line.
-    pub(crate) fn command(&self) -> Vec<String> {
+    pub(crate) fn command(&self, wire: Wire) -> Vec<String> {
         let think_us = match self {
             Self::Ask { think_us, .. } => *think_us,
             _ => 0,
@@ -114,6 +136,7 @@ impl Load {
             env!("CARGO_BIN_EXE_marshal").to_owned(),
             "script-agent".to_owned(),
             "--loader".to_owned(),
+            format!("--dialect={}", wire.word()),
             format!("--think-us={think_us}"),
         ]
     }
@@ -121,13 +144,16 @@ impl Load {
     /// How much later than the first a child begins, so that children that think as long as each
     /// other do not all ask at the same moment.
     pub(crate) fn later(&self, child: usize) -> Duration {
-        let Self::Ask {
-            children, think_us, ..
-        } = self
-        else {
-            return Duration::ZERO;
-        };
-        Duration::from_micros(*think_us).mul_f64(child as f64 / (*children).max(1) as f64)
+        self.spread()
+            .mul_f64(child as f64 / self.children().max(1) as f64)
+    }
+
+    /// Over how long the children begin.
+    pub(crate) fn spread(&self) -> Duration {
+        match self {
+            Self::Ask { think_us, .. } => Duration::from_micros(*think_us),
+            _ => Duration::ZERO,
+        }
     }
 
     /// How long the children are watched, where nothing else ends the run.

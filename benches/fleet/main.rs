@@ -9,6 +9,7 @@ mod figures;
 mod full;
 mod house;
 mod load;
+mod peer;
 mod wire;
 
 use std::io::{self, Write};
@@ -27,7 +28,7 @@ type Failure = Box<dyn std::error::Error + Send + Sync>;
 /// A way to supervise children.
 trait Side {
     /// Its name in the output.
-    fn name(&self) -> &'static str;
+    fn name(&self) -> &str;
 
     /// Starts the load's children, puts the load on them, and measures. Nothing of it is left
     /// when this returns.
@@ -45,6 +46,9 @@ struct Line {
     /// What to compare with
     #[arg(long, global = true, value_enum, default_value = "bare")]
     baseline: Baseline,
+    /// Another client to compare with, as NAME=PROGRAM (see benches/README.md); may be repeated
+    #[arg(long = "peer", global = true, value_parser = peer::read)]
+    peers: Vec<peer::Peer>,
     /// How often each side runs
     #[arg(long, global = true, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
@@ -87,11 +91,16 @@ fn main() -> ExitCode {
 
 /// The sides of this run; the first is the yardstick, if there is one.
 fn sides(line: &Line) -> Vec<Box<dyn Side>> {
-    let candidate: Box<dyn Side> = Box::new(full::Full(line.manner.clone()));
-    match line.baseline {
-        Baseline::Bare => vec![Box::new(bare::Bare), candidate],
-        Baseline::None => vec![candidate],
+    let manner = || line.manner.clone();
+    let mut sides: Vec<Box<dyn Side>> = Vec::new();
+    if line.baseline == Baseline::Bare {
+        sides.push(Box::new(bare::Bare(manner())));
     }
+    sides.push(Box::new(full::Full(manner())));
+    for peer in &line.peers {
+        sides.push(Box::new(peer::Driven(peer.clone(), manner())));
+    }
+    sides
 }
 
 fn run(line: &Line) -> Result<(), Failure> {
@@ -116,16 +125,25 @@ fn run(line: &Line) -> Result<(), Failure> {
             seen.push(figures);
         }
     }
-    let Some((yardstick, candidates)) = seen.split_first() else {
-        return Ok(());
-    };
-    for (side, candidate) in sides.iter().skip(1).zip(candidates) {
-        print(&json!({
-            "ratio": format!("{}/{}", side.name(), sides[0].name()),
-            "load": line.load.shown(),
-            "manner": line.manner.shown(),
-            "medians": ratios(candidate, yardstick),
-        }))?;
+    let find = |name: &str| sides.iter().position(|side| side.name() == name);
+    let (bare, candidate) = (find(bare::NAME), find(full::NAME));
+    for at in 0..sides.len() {
+        // Everybody against the yardstick, and we against everybody else.
+        let against_bare = bare.filter(|bare| *bare != at).map(|bare| (at, bare));
+        let is_peer = Some(at) != bare && Some(at) != candidate;
+        let against_peer = candidate.filter(|_| is_peer).map(|ours| (ours, at));
+        for (of, to) in against_bare.into_iter().chain(against_peer) {
+            let mut medians = ratios(&seen[of], &seen[to]);
+            if let Some(over) = over_floor(&seen[of], &seen[to]).filter(|_| Some(to) == bare) {
+                medians.insert("ask_p50_over_round_trip_and_sync".to_owned(), json!(over));
+            }
+            print(&json!({
+                "ratio": format!("{}/{}", sides[of].name(), sides[to].name()),
+                "load": line.load.shown(),
+                "manner": line.manner.shown(),
+                "medians": medians,
+            }))?;
+        }
     }
     Ok(())
 }
@@ -144,18 +162,14 @@ fn alone(side: &str) -> Result<Figures, Failure> {
 }
 
 /// The ratio of each figure that both sides have, median by median.
-fn ratios(candidate: &[Figures], yardstick: &[Figures]) -> Value {
+fn ratios(candidate: &[Figures], yardstick: &[Figures]) -> Map<String, Value> {
     let names = candidate.first().map(Figures::names).unwrap_or_default();
     let ratio = |name: &str| {
         let candidate = median(candidate, name)?;
         let yardstick = median(yardstick, name).filter(|figure| *figure > 0.0)?;
         Some((name.to_owned(), json!(candidate / yardstick)))
     };
-    let mut ratios: Map<_, _> = names.into_iter().filter_map(ratio).collect();
-    if let Some(over) = over_floor(candidate, yardstick) {
-        ratios.insert("ask_p50_over_round_trip_and_sync".to_owned(), json!(over));
-    }
-    Value::Object(ratios)
+    names.into_iter().filter_map(ratio).collect()
 }
 
 /// A request whose verdict is on the disk first cannot be faster than a bare round trip and one

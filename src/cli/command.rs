@@ -54,6 +54,7 @@ pub fn main() -> ExitCode {
     let no_colour = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let streams = Streams::standard(no_colour);
     let runtime = tokio::runtime::Builder::new_multi_thread()
+        .max_blocking_threads(crate::limits::BLOCKING_THREADS)
         .enable_all()
         .build();
     match runtime {

@@ -8,13 +8,29 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
+use tokio::sync::Semaphore;
 use uuid::Uuid;
 
 use super::clock;
+use crate::limits::BLOCKING_AT_ONCE;
 
-/// Chance and threads. Clones share the seed's row of numbers.
-#[derive(Debug, Clone, Default)]
-pub struct Ambient(Option<Arc<Mutex<StdRng>>>);
+/// Chance and threads. Clones share the seed's row of numbers, and the threads.
+#[derive(Debug, Clone)]
+pub struct Ambient(Source);
+
+#[derive(Debug, Clone)]
+enum Source {
+    /// The host's chance, and its threads, of which so many are for the fleet.
+    Host(Arc<Semaphore>),
+    /// Everything from one row of numbers, on the caller's thread.
+    Seeded(Arc<Mutex<StdRng>>),
+}
+
+impl Default for Ambient {
+    fn default() -> Self {
+        Self(Source::Host(Arc::new(Semaphore::new(BLOCKING_AT_ONCE))))
+    }
+}
 
 /// The work was interrupted: its thread panicked, or the runtime ends.
 #[derive(Debug)]
@@ -25,20 +41,21 @@ impl Ambient {
     #[doc(hidden)]
     #[must_use]
     pub fn seeded(seed: u64) -> Self {
-        Self(Some(Arc::new(Mutex::new(StdRng::seed_from_u64(seed)))))
+        let row = StdRng::seed_from_u64(seed);
+        Self(Source::Seeded(Arc::new(Mutex::new(row))))
     }
 
     /// A number from 0 to below 1.
     pub(crate) fn fraction(&self) -> f64 {
         match &self.0 {
-            Some(row) => row.lock().unwrap_or_else(PoisonError::into_inner).random(),
-            None => rand::random(),
+            Source::Seeded(row) => row.lock().unwrap_or_else(PoisonError::into_inner).random(),
+            Source::Host(_) => rand::random(),
         }
     }
 
     /// A fresh id, which sorts by its time.
     pub(crate) fn id(&self) -> Uuid {
-        let Some(row) = &self.0 else {
+        let Source::Seeded(row) = &self.0 else {
             return Uuid::now_v7();
         };
         let random: [u8; 10] = row.lock().unwrap_or_else(PoisonError::into_inner).random();
@@ -46,16 +63,23 @@ impl Ambient {
         uuid::Builder::from_unix_timestamp_millis(ms, &random).into_uuid()
     }
 
-    /// Does work that may block, where that is allowed.
+    /// Does work that may block, where that is allowed; waits for one of a few places there, so
+    /// that a fleet which starts, or is measured, all at once needs no thread for each child.
     pub(crate) async fn blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Interrupted> {
-        if self.0.is_some() {
+        let Source::Host(places) = &self.0 else {
             return Ok(work());
-        }
-        let done = tokio::task::spawn_blocking(work).await;
-        done.map_err(|_| Interrupted)
+        };
+        let place = Arc::clone(places).acquire_owned().await;
+        let place = place.map_err(|_| Interrupted)?;
+        let done = tokio::task::spawn_blocking(move || {
+            // Given back by the thread: who waits for it may be gone long before.
+            let _place = place;
+            work()
+        });
+        done.await.map_err(|_| Interrupted)
     }
 }
 

@@ -40,6 +40,21 @@ impl Credits {
     pub(crate) async fn take(&self, frames: usize, bytes: usize) -> Option<Hold> {
         let frames = clamp(frames, CREDIT_FRAMES);
         let bytes = clamp(bytes, CREDIT_BYTES);
+        match self.try_take(frames, bytes) {
+            Some(hold) => Some(hold),
+            // Boxed, because few wait, and the room for it stands in every pump.
+            None => Box::pin(self.wait(frames, bytes)).await,
+        }
+    }
+
+    fn try_take(&self, frames: u32, bytes: u32) -> Option<Hold> {
+        Some(Hold {
+            _frames: self.frames.clone().try_acquire_many_owned(frames).ok()?,
+            _bytes: self.bytes.clone().try_acquire_many_owned(bytes).ok()?,
+        })
+    }
+
+    async fn wait(&self, frames: u32, bytes: u32) -> Option<Hold> {
         // Always in this order, and one taker a session: two holders cannot wait for each other.
         let frames = self.frames.clone().acquire_many_owned(frames).await.ok()?;
         let bytes = self.bytes.clone().acquire_many_owned(bytes).await.ok()?;

@@ -5,11 +5,13 @@
 //! the very end. Must not know why a child is stopped: goodbye and closing stdin, the first two
 //! steps of the ladder, are its channel's.
 
+use std::collections::VecDeque;
 use std::os::unix::process::ExitStatusExt as _;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -50,7 +52,7 @@ pub struct Ended {
 /// The way to a keeper. When it is dropped everything of the child is killed.
 #[derive(Debug)]
 pub struct KeeperHandle {
-    orders: mpsc::Sender<Asked>,
+    orders: Arc<Line>,
     kill: CancellationToken,
     _guard: DropGuard,
 }
@@ -63,20 +65,56 @@ enum Asked {
     From(Step),
 }
 
+/// The orders that wait for a keeper. Not a channel of the runtime's, which takes half a KiB for
+/// each child, where most get one order in their life.
+#[derive(Debug, Default)]
+struct Line {
+    waiting: Mutex<VecDeque<Asked>>,
+    changed: Notify,
+}
+
+impl Line {
+    /// Adds an order; `false` if there is no place.
+    fn put(&self, asked: Asked) -> bool {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let fits = waiting.len() < limits::KEEPER_QUEUE;
+        if fits {
+            waiting.push_back(asked);
+            self.changed.notify_one();
+        }
+        fits
+    }
+
+    fn take(&self) -> Option<Asked> {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.pop_front()
+    }
+
+    /// The next order; waits for ever if none comes. Nothing is lost if this is dropped.
+    async fn next(&self) -> Asked {
+        loop {
+            if let Some(asked) = self.take() {
+                return asked;
+            }
+            self.changed.notified().await;
+        }
+    }
+}
+
 /// Starts the keeper of a process. The receiver gets the one report; `waits` are those of the
 /// ladder.
 pub fn start(process: Process, waits: StopWaits) -> (KeeperHandle, oneshot::Receiver<Ended>) {
-    let (orders, asked) = mpsc::channel(limits::KEEPER_QUEUE);
+    let orders = Arc::new(Line::default());
     let (done, ended) = oneshot::channel();
     let kill = CancellationToken::new();
-    let keeper = Keeper {
+    let keeper = Box::new(Keeper {
         process,
         waits,
-        asked,
+        asked: Arc::clone(&orders),
         kill: kill.clone(),
         ladder: None,
         forced: false,
-    };
+    });
     tokio::spawn(async move {
         // Nobody may be left who wants to know.
         let _ = done.send(keeper.run().await);
@@ -107,7 +145,7 @@ pub enum Ordered {
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct Orders {
-    asked: mpsc::Receiver<Asked>,
+    asked: Arc<Line>,
     kill: CancellationToken,
 }
 
@@ -117,7 +155,7 @@ impl Orders {
         tokio::select! {
             biased;
             () = self.kill.cancelled() => Ordered::Kill,
-            Some(asked) = self.asked.recv() => match asked {
+            asked = self.asked.next() => match asked {
                 Asked::Signal(step) => Ordered::Signal(step),
                 Asked::From(step) => Ordered::From(step),
             },
@@ -130,7 +168,8 @@ impl KeeperHandle {
     #[doc(hidden)]
     #[must_use]
     pub fn with_orders() -> (Self, Orders) {
-        let (orders, asked) = mpsc::channel(limits::KEEPER_QUEUE);
+        let orders = Arc::new(Line::default());
+        let asked = Arc::clone(&orders);
         let kill = CancellationToken::new();
         let handle = Self {
             orders,
@@ -159,9 +198,7 @@ impl KeeperHandle {
     fn ask(&self, step: Step, asked: Asked) {
         // A queue full of signals that were not yet sent needs no further one, but a ladder must
         // never be lost: then it is the last step.
-        if step == Step::Kill
-            || (self.orders.try_send(asked).is_err() && matches!(asked, Asked::From(_)))
-        {
+        if step == Step::Kill || (!self.orders.put(asked) && matches!(asked, Asked::From(_))) {
             self.kill();
         }
     }
@@ -177,24 +214,25 @@ struct Rung {
 struct Keeper {
     process: Process,
     waits: StopWaits,
-    asked: mpsc::Receiver<Asked>,
+    asked: Arc<Line>,
     kill: CancellationToken,
     ladder: Option<Rung>,
     forced: bool,
 }
 
 impl Keeper {
-    async fn run(mut self) -> Ended {
+    /// What comes at the end is boxed there: this future waits for as long as the child lives.
+    async fn run(mut self: Box<Self>) -> Ended {
         let report = loop {
             let until = self.ladder.map(|rung| rung.until);
             tokio::select! {
                 report = self.process.control.next() => break report.ok().flatten(),
-                () = self.kill.cancelled() => break self.kill_all().await,
-                Some(asked) = self.asked.recv() => self.obey(asked),
+                () = self.kill.cancelled() => break Box::pin(self.kill_all()).await,
+                asked = self.asked.next() => self.obey(asked),
                 () = sleep_until(until), if until.is_some() => self.next_rung(),
             }
         };
-        self.finish(report).await
+        Box::pin(self.finish(report)).await
     }
 
     fn obey(&mut self, asked: Asked) {
@@ -274,7 +312,7 @@ impl Keeper {
     }
 
     /// Waits for the helper's end, which comes after that of all others, and sums up.
-    async fn finish(mut self, report: Option<Report>) -> Ended {
+    async fn finish(mut self: Box<Self>, report: Option<Report>) -> Ended {
         let (status, mut killed, left) = match report {
             Some(Report::Ended { end, killed, left }) => (Some(end.into()), killed, left),
             _ => (None, 0, 0),

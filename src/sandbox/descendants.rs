@@ -9,10 +9,21 @@ use std::fs;
 
 use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};
 
+/// How the processes below this one are looked for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Search {
+    /// By each process's own list of children (proc_pid_children(5)), where the kernel has one:
+    /// costs what the tree has. A list that changes as it is read may leave out somebody, so
+    /// whoever searches does so again until nobody is left.
+    Lists,
+    /// Through the whole of `/proc`: costs what the host has.
+    Everybody,
+}
+
 /// Sends SIGKILL to every process below this one; how many of them were alive.
-pub(super) fn kill() -> usize {
+pub(super) fn kill(search: Search) -> usize {
     let mut alive = 0;
-    for (pid, seen) in find() {
+    for (pid, seen) in find(search) {
         // The descriptor pins the process; only then is it asked again who it is, so that a
         // number that was given anew is never hit.
         let Some(raw) = Pid::from_raw(pid) else {
@@ -38,7 +49,47 @@ struct Stat {
 }
 
 /// The processes below this one.
-fn find() -> Vec<(i32, Stat)> {
+fn find(search: Search) -> Vec<(i32, Stat)> {
+    let own = getpid().as_raw_nonzero().get();
+    let listed = match search {
+        Search::Lists => by_lists(own),
+        Search::Everybody => None,
+    };
+    listed.unwrap_or_else(|| by_parents(own))
+}
+
+/// Down the lists of children; `None` where the kernel has none.
+fn by_lists(own: i32) -> Option<Vec<(i32, Stat)>> {
+    let mut found = Vec::new();
+    let mut open = children_of(own)?;
+    while let Some((pid, parent)) = open.pop() {
+        // Who has another parent by now has moved up, to this process, whose list has it next time.
+        if let Some(stat) = stat(pid)
+            && stat.parent == parent
+        {
+            found.push((pid, stat));
+            open.extend(children_of(pid).unwrap_or_default());
+        }
+    }
+    Some(found)
+}
+
+/// The children of all threads of a process, each with its parent; `None` if there is no list.
+fn children_of(parent: i32) -> Option<Vec<(i32, i32)>> {
+    let mut children = Vec::new();
+    let mut has_list = false;
+    for thread in fs::read_dir(format!("/proc/{parent}/task")).ok()?.flatten() {
+        if let Ok(list) = fs::read_to_string(thread.path().join("children")) {
+            has_list = true;
+            let pids = list.split_ascii_whitespace();
+            children.extend(pids.filter_map(|pid| Some((pid.parse().ok()?, parent))));
+        }
+    }
+    has_list.then_some(children)
+}
+
+/// By everybody's parent.
+fn by_parents(own: i32) -> Vec<(i32, Stat)> {
     let mut children: HashMap<i32, Vec<(i32, Stat)>> = HashMap::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let pid = entry
@@ -52,7 +103,7 @@ fn find() -> Vec<(i32, Stat)> {
         }
     }
     let mut found = Vec::new();
-    let mut open = vec![getpid().as_raw_nonzero().get()];
+    let mut open = vec![own];
     while let Some(parent) = open.pop() {
         for child in children.remove(&parent).unwrap_or_default() {
             found.push(child);
@@ -75,4 +126,56 @@ fn stat(pid: i32) -> Option<Stat> {
         parent: fields.next()?.parse().ok()?,
         is_zombie,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn both_searches_find_the_same_tree() {
+        let own = getpid().as_raw_nonzero().get();
+        let mut child = Command::new("sh")
+            .args(["-c", "(sleep 60 & wait) & (sleep 60 & wait) & echo; wait"])
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        let below = |found: Vec<(i32, Stat)>| {
+            let parents: HashMap<i32, i32> = found
+                .iter()
+                .map(|(pid, stat)| (*pid, stat.parent))
+                .collect();
+            let is_below = |mut at: i32| {
+                while at != pid && at != own {
+                    at = parents.get(&at).copied().unwrap_or(own);
+                }
+                at == pid
+            };
+            let mut pids: Vec<i32> = parents
+                .keys()
+                .copied()
+                .filter(|pid| is_below(*pid))
+                .collect();
+            pids.sort_unstable();
+            pids
+        };
+        let began = std::time::Instant::now();
+        let mut all = below(by_parents(own));
+        while all.len() < 5 && began.elapsed() < std::time::Duration::from_secs(10) {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+            all = below(by_parents(own));
+        }
+        // A kernel without lists has nothing to compare.
+        let listed = by_lists(own).map(below);
+        for pid in &all {
+            let pid = Pid::from_raw(*pid).unwrap();
+            let _ = rustix::process::kill_process(pid, Signal::KILL);
+        }
+        child.wait().unwrap();
+        assert_eq!(all.len(), 5, "a shell, two of its own and their sleeps");
+        assert!(listed.is_none_or(|listed| listed == all));
+    }
 }

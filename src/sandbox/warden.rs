@@ -18,6 +18,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Access, access};
 use rustix::process::{Pid, Signal, WaitOptions};
 
+use super::descendants::Search;
 use super::fail::{At, Step};
 use super::{control, descendants};
 use crate::limits;
@@ -28,6 +29,10 @@ const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 
 /// How long a round of killing waits before the next.
 const ROUND: Duration = Duration::from_millis(20);
+
+/// Rounds that look no further than the lists of children. What is left then forks faster than
+/// they can be read.
+const QUICK_ROUNDS: u32 = 5;
 
 /// What is killed with the agent.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -212,13 +217,19 @@ impl Warden {
     fn sweep(&self, end: &mut Option<End>, signals: &SignalFd) -> (u32, u32) {
         let deadline = Instant::now() + limits::SWEEP_PROCESSES;
         let mut killed = 0;
+        let mut rounds = 0;
         loop {
             // Nobody below this process: everybody who lost a parent would be its child.
             let (_, done) = self.reap(end);
             if done {
                 return (killed, 0);
             }
-            let alive = self.kill_all();
+            let alive = self.kill_all(if rounds < QUICK_ROUNDS {
+                Search::Lists
+            } else {
+                Search::Everybody
+            });
+            rounds += 1;
             if Instant::now() >= deadline {
                 return (killed, alive.max(1));
             }
@@ -232,13 +243,13 @@ impl Warden {
         }
     }
 
-    fn kill_all(&self) -> u32 {
+    fn kill_all(&self, search: Search) -> u32 {
         match self.scope {
             Scope::Namespace => {
                 let everybody = nix::unistd::Pid::from_raw(-1);
                 u32::from(nix::sys::signal::kill(everybody, NixSignal::SIGKILL).is_ok())
             }
-            Scope::Descendants => u32::try_from(descendants::kill()).unwrap_or(u32::MAX),
+            Scope::Descendants => u32::try_from(descendants::kill(search)).unwrap_or(u32::MAX),
         }
     }
 }

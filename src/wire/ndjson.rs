@@ -129,10 +129,15 @@ impl Iterator for Lines {
                 return Some(Err(self.fail(&part)));
             }
             if end.is_none() {
+                self.rest = Bytes::new();
                 self.keep(&part);
                 return None;
             }
             self.rest.advance(1);
+            if self.rest.is_empty() {
+                // An empty slice pins its chunk like any other.
+                self.rest = Bytes::new();
+            }
             let line = if self.partial.is_empty() {
                 part
             } else {
@@ -230,6 +235,19 @@ mod tests {
         lines.push(chunk.clone());
         for line in lines.flatten() {
             assert!(chunk.as_ptr_range().contains(&line.as_ptr()));
+        }
+    }
+
+    #[test]
+    fn a_chunk_is_let_go_of_when_its_last_frame_is() {
+        for text in ["one\ntwo\n", "one\nthe beginning of tw"] {
+            let chunk = Bytes::from(text.as_bytes().to_vec());
+            let mut lines = Lines::new(100);
+            lines.push(chunk.clone());
+            let frames: Vec<_> = lines.by_ref().collect();
+            assert!(!chunk.is_unique());
+            drop(frames);
+            assert!(chunk.is_unique(), "{text:?}");
         }
     }
 

@@ -27,6 +27,7 @@ mod calls;
 mod envelope;
 mod handshake;
 mod message;
+mod pieces;
 mod requests;
 mod updates;
 mod write;
@@ -193,13 +194,19 @@ impl Acp {
     }
 
     fn line(&mut self, line: &[u8], out: &mut Effects) {
-        let message = json::object(line).and_then(|object| Ok((object, envelope::read(object)?)));
-        match message {
-            Ok((_, Message::Reply { id, outcome })) => self.reply(id, outcome, line, out),
-            Ok((_, Message::Request { id, method, params })) => {
+        let object = match json::object(line) {
+            Ok(object) => object,
+            Err(bad) => return self.count_bad(bad, line, out),
+        };
+        if self.read_piece(object, out) {
+            return;
+        }
+        match envelope::read(object) {
+            Ok(Message::Reply { id, outcome }) => self.reply(id, outcome, line, out),
+            Ok(Message::Request { id, method, params }) => {
                 self.request(&id, &method, params, line, out);
             }
-            Ok((object, Message::Notification { method, params })) => {
+            Ok(Message::Notification { method, params }) => {
                 self.notification(&method, params, object, out);
             }
             Err(bad) => self.count_bad(bad, line, out),

@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 
 use super::calls::{Call, CallFields, Known, Word};
 use super::message::{self, CancelParams, Update, UpdateParams};
-use super::{Acp, Phase, write};
+use super::{Acp, Phase, pieces, write};
 use crate::dialect::lenient::members;
 use crate::dialect::{Effect, Effects, bad_line};
 use crate::limits;
@@ -33,6 +33,20 @@ impl Acp {
             _ if method.starts_with(['_', '$']) => {}
             _ => unknown(method, object, out),
         }
+    }
+
+    /// The short way of a piece of text. `false`: it is none, or not one of the plain kind.
+    pub(super) fn read_piece(&mut self, object: &str, out: &mut Effects) -> bool {
+        let Some(piece) = pieces::read(object) else {
+            return false;
+        };
+        let ours = self.session.as_ref().map(Foreign::raw);
+        if self.is_replaying() || ours.is_some_and(|ours| piece.session.0 != ours) {
+            return false;
+        }
+        let delta = Foreign::new(piece.text.0.into_owned());
+        self.piece(&piece.tag.0, delta, object, out);
+        true
     }
 
     fn update(&mut self, params: Option<&RawValue>, object: &str, out: &mut Effects) {

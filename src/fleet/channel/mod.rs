@@ -84,17 +84,19 @@ pub(crate) struct Channel;
 
 impl Actor for Channel {
     type Msg = ChannelMsg;
-    type State = ChannelState;
-    type Arguments = ChannelArgs;
+    // Boxed, as the actor's futures hold several copies of each.
+    type State = Box<ChannelState>;
+    type Arguments = Box<ChannelArgs>;
 
     async fn pre_start(
         &self,
         myself: ActorRef<ChannelMsg>,
-        args: ChannelArgs,
-    ) -> Result<ChannelState, ActorProcessingErr> {
+        args: Box<ChannelArgs>,
+    ) -> Result<Box<ChannelState>, ActorProcessingErr> {
+        let args = *args;
         let now = clock::now();
         let timeouts = args.pool.config.timeouts.clone();
-        let state = ChannelState {
+        let state = Box::new(ChannelState {
             dialect: dialect::build(args.pool.config.dialect),
             credits: Credits::new(),
             watch: Watch::spawned(timeouts, now),
@@ -119,7 +121,7 @@ impl Actor for Channel {
             broken: None,
             told_end: false,
             timer: None,
-        };
+        });
         let shared = Arc::clone(&state.shared);
         let (plan, waits) = (args.plan, state.pool.config.stop);
         tokio::spawn(async move {
@@ -136,7 +138,7 @@ impl Actor for Channel {
         &self,
         myself: ActorRef<ChannelMsg>,
         message: ChannelMsg,
-        state: &mut ChannelState,
+        state: &mut Box<ChannelState>,
     ) -> Result<(), ActorProcessingErr> {
         let now = clock::now();
         match message {
@@ -173,7 +175,7 @@ impl Actor for Channel {
         &self,
         _myself: ActorRef<ChannelMsg>,
         _event: SupervisionEvent,
-        _state: &mut ChannelState,
+        _state: &mut Box<ChannelState>,
     ) -> Result<(), ActorProcessingErr> {
         Ok(()) // It has no children that are actors.
     }

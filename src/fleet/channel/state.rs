@@ -68,10 +68,10 @@ impl ChannelState {
         let log = self.shared.slots.log(&self.slot);
         let log = log.cloned().unwrap_or_else(stderr::StderrLog::new);
         log.clear();
-        let meters = self.pool.meters.clone();
+        let pool = Arc::clone(&self.pool);
         let to = myself.clone();
         tokio::spawn(async move {
-            let count = move |bytes: usize| meters.bytes(Stream::Stderr, bytes as u64);
+            let count = |bytes: usize| pool.meters.bytes(Stream::Stderr, bytes as u64);
             stderr::run(child.stderr, log, count).await;
             let _ = to.send_message(ChannelMsg::StderrEnd);
         });
@@ -377,11 +377,8 @@ impl ChannelState {
     }
 
     pub(super) fn close_stdin(&mut self) {
-        if let Some(stdin) = self.stdin.take() {
-            // A full queue means that the child does not read: dropping the sender closes the
-            // pipe after what is queued all the same.
-            let _ = stdin.close();
-        }
+        // After what is queued.
+        self.stdin = None;
     }
 
     pub(super) fn fault(&mut self, cause: Cause, now: Instant) {

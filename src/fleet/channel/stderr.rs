@@ -4,7 +4,7 @@
 
 use std::collections::VecDeque;
 use std::io::ErrorKind;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::net::unix::pipe;
 use tokio::sync::broadcast;
@@ -16,10 +16,14 @@ use crate::model::Foreign;
 const FOLLOW_LINES: usize = 1024;
 
 /// A slot's log: the last lines of its children's stderr, and a way to follow.
-#[derive(Debug, Clone)]
-pub(crate) struct StderrLog {
-    tail: Arc<Mutex<VecDeque<Foreign>>>,
-    live: broadcast::Sender<Foreign>,
+#[derive(Debug, Clone, Default)]
+pub(crate) struct StderrLog(Arc<Mutex<Log>>);
+
+#[derive(Debug, Default)]
+struct Log {
+    tail: VecDeque<Foreign>,
+    /// There only while somebody follows: its ring takes its whole memory at once.
+    live: Option<broadcast::Sender<Foreign>>,
 }
 
 /// What a follower gets.
@@ -33,42 +37,54 @@ pub struct LogTail {
 
 impl StderrLog {
     pub(crate) fn new() -> Self {
-        Self {
-            tail: Arc::default(),
-            live: broadcast::channel(FOLLOW_LINES).0,
-        }
+        Self::default()
     }
 
     /// The tail, and everything after it without a gap.
     pub(crate) fn follow(&self) -> LogTail {
-        let tail = self.tail.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut log = self.lock();
         LogTail {
-            backlog: tail.iter().cloned().collect(),
-            live: self.live.subscribe(),
+            backlog: log.tail.iter().cloned().collect(),
+            live: match &log.live {
+                Some(live) => live.subscribe(),
+                None => {
+                    let (live, first) = broadcast::channel(FOLLOW_LINES);
+                    log.live = Some(live);
+                    first
+                }
+            },
         }
     }
 
     /// The last lines, oldest first.
     pub(crate) fn tail(&self) -> Vec<Foreign> {
-        let tail = self.tail.lock().unwrap_or_else(PoisonError::into_inner);
-        tail.iter().cloned().collect()
+        self.lock().tail.iter().cloned().collect()
     }
 
     /// Forgets the lines of an earlier child: what fails next is not their fault.
     pub(crate) fn clear(&self) {
-        let mut tail = self.tail.lock().unwrap_or_else(PoisonError::into_inner);
-        tail.clear();
+        self.lock().tail.clear();
     }
 
     fn add(&self, line: &[u8]) {
         let line = Foreign::new(String::from_utf8_lossy(line).into_owned());
-        let mut tail = self.tail.lock().unwrap_or_else(PoisonError::into_inner);
-        if tail.len() == STDERR_LINES {
-            tail.pop_front();
+        let mut log = self.lock();
+        if log.tail.len() == STDERR_LINES {
+            log.tail.pop_front();
         }
-        tail.push_back(line.clone());
+        log.tail.push_back(line.clone());
         // Under the lock, so that a new follower neither misses a line nor sees it twice.
-        let _ = self.live.send(line);
+        if log
+            .live
+            .as_ref()
+            .is_some_and(|live| live.send(line).is_err())
+        {
+            log.live = None;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Log> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -108,4 +124,38 @@ fn drain(pipe: &pipe::Receiver, line: &mut Vec<u8>, log: &StderrLog) -> std::io:
         }
     }
     Ok(read)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn whoever_follows_gets_every_line_once_and_the_next_one_too() {
+        let log = StderrLog::new();
+        log.add(b"before");
+        let mut first = log.follow();
+        log.add(b"between");
+        let mut second = log.follow();
+        log.add(b"after");
+        let shown = |lines: &[Foreign]| {
+            let raw = lines.iter().map(|line| line.raw().to_owned());
+            raw.collect::<Vec<_>>()
+        };
+        assert_eq!(shown(&first.backlog), ["before"]);
+        assert_eq!(shown(&second.backlog), ["before", "between"]);
+        for expected in ["between", "after"] {
+            assert_eq!(first.live.recv().await.unwrap().raw(), expected);
+        }
+        assert_eq!(second.live.recv().await.unwrap().raw(), "after");
+        drop((first, second));
+        log.add(b"alone");
+        assert!(
+            log.lock().live.is_none(),
+            "nobody follows, no ring stands by"
+        );
+        let mut third = log.follow();
+        log.add(b"again");
+        assert_eq!(third.live.recv().await.unwrap().raw(), "again");
+    }
 }

@@ -4,14 +4,14 @@
 //! know what a message means. While a child does not read, the queue fills with what one turn can
 //! bring: answers to its open asks, a cancel, a goodbye; more than that is a fault of the child.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use ractor::ActorRef;
 use tokio::io::AsyncWriteExt;
 use tokio::net::unix::pipe;
-use tokio::sync::mpsc;
+use tokio::sync::Notify;
 
 use super::ChannelMsg;
 use crate::limits::{STDIN_BYTES, STDIN_QUEUE};
@@ -25,96 +25,163 @@ pub(crate) enum NoPlace {
     Closed,
 }
 
-/// What waits for the pipe.
+/// One message.
 #[derive(Debug)]
-enum Item {
-    Bytes { bytes: Vec<u8>, at: Instant },
-    Close,
+struct Message {
+    bytes: Vec<u8>,
+    at: Instant,
 }
 
-/// The writing end of the queue.
+/// What waits for the pipe. Not a channel of the runtime's: that takes room for 32 messages for
+/// each child at once, and most children never have more than one.
+#[derive(Debug, Default)]
+struct Queue {
+    waiting: Mutex<Waiting>,
+    changed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    messages: VecDeque<Message>,
+    /// Bytes of all of them: a message may be long.
+    bytes: usize,
+    /// Nothing more comes: the pipe closes after the last message.
+    closing: bool,
+    /// The pipe is closed.
+    closed: bool,
+}
+
+impl Queue {
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The next message; `None` after the last.
+    async fn next(&self) -> Option<Message> {
+        loop {
+            {
+                let mut waiting = self.lock();
+                if let Some(message) = waiting.messages.pop_front() {
+                    waiting.bytes -= message.bytes.len();
+                    return Some(message);
+                }
+                if waiting.closing {
+                    return None;
+                }
+                // An idle child keeps nothing of a busy time.
+                waiting.messages = VecDeque::new();
+            }
+            self.changed.notified().await;
+        }
+    }
+}
+
+/// The writing end of the queue. When it is dropped the pipe is closed, after what is queued.
 #[derive(Debug)]
 pub(crate) struct Stdin {
-    queue: mpsc::Sender<Item>,
-    /// Bytes that wait: the queue counts messages, and a message may be long.
-    bytes: Arc<AtomicUsize>,
+    queue: Arc<Queue>,
 }
 
 impl Stdin {
     /// Starts the pump.
     pub(crate) fn start(pipe: pipe::Sender, to: ActorRef<ChannelMsg>) -> Self {
-        let (queue, items) = mpsc::channel(STDIN_QUEUE);
-        let bytes = Arc::new(AtomicUsize::new(0));
-        tokio::spawn(run(pipe, items, Arc::clone(&bytes), to));
-        Self { queue, bytes }
+        let queue = Arc::new(Queue::default());
+        tokio::spawn(run(pipe, Reading(Arc::clone(&queue)), to));
+        Self { queue }
     }
 
     /// Queues a message.
     pub(crate) fn write(&self, bytes: Vec<u8>, now: Instant) -> Result<(), NoPlace> {
-        // Only this side adds, so what is free now stays free.
-        let length = bytes.len();
-        if self.bytes.load(Ordering::Relaxed) + length > STDIN_BYTES {
+        let mut waiting = self.queue.lock();
+        if waiting.closed {
+            return Err(NoPlace::Closed);
+        }
+        let sum = waiting.bytes + bytes.len();
+        if waiting.messages.len() >= STDIN_QUEUE || sum > STDIN_BYTES {
             return Err(NoPlace::Full);
         }
-        self.bytes.fetch_add(length, Ordering::Relaxed);
-        let put = self.put(Item::Bytes { bytes, at: now });
-        if put.is_err() {
-            self.bytes.fetch_sub(length, Ordering::Relaxed);
-        }
-        put
-    }
-
-    /// Closes the pipe after what is queued.
-    pub(crate) fn close(&self) -> Result<(), NoPlace> {
-        self.put(Item::Close)
-    }
-
-    fn put(&self, item: Item) -> Result<(), NoPlace> {
-        self.queue.try_send(item).map_err(|error| match error {
-            mpsc::error::TrySendError::Full(_) => NoPlace::Full,
-            mpsc::error::TrySendError::Closed(_) => NoPlace::Closed,
-        })
+        waiting.bytes = sum;
+        waiting.messages.push_back(Message { bytes, at: now });
+        drop(waiting);
+        self.queue.changed.notify_one();
+        Ok(())
     }
 }
 
-async fn run(
-    mut pipe: pipe::Sender,
-    mut items: mpsc::Receiver<Item>,
-    waiting: Arc<AtomicUsize>,
-    to: ActorRef<ChannelMsg>,
-) {
-    while let Some(item) = items.recv().await {
-        match item {
-            Item::Close => return,
-            Item::Bytes { bytes, at } => {
-                if let Err(error) = pipe.write_all(&bytes).await {
-                    let _ = to.send_message(ChannelMsg::StdinFailed(error.to_string()));
-                    return;
-                }
-                waiting.fetch_sub(bytes.len(), Ordering::Relaxed);
-                let _ = to.send_message(ChannelMsg::Written { queued: at });
-            }
+impl Drop for Stdin {
+    fn drop(&mut self) {
+        self.queue.lock().closing = true;
+        self.queue.changed.notify_one();
+    }
+}
+
+/// The reading end. When it is dropped nothing can be queued any more.
+struct Reading(Arc<Queue>);
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        let mut waiting = self.0.lock();
+        waiting.closed = true;
+        waiting.messages.clear();
+        waiting.bytes = 0;
+    }
+}
+
+async fn run(mut pipe: pipe::Sender, queue: Reading, to: ActorRef<ChannelMsg>) {
+    while let Some(Message { bytes, at }) = queue.0.next().await {
+        if let Err(error) = pipe.write_all(&bytes).await {
+            // Closed before it is said: nothing is queued behind a pipe that failed.
+            drop(queue);
+            let _ = to.send_message(ChannelMsg::StdinFailed(error.to_string()));
+            return;
         }
+        let _ = to.send_message(ChannelMsg::Written { queued: at });
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fleet::clock;
 
-    #[test]
-    fn what_waits_has_a_bound_in_bytes_as_well() {
-        let (queue, items) = mpsc::channel(STDIN_QUEUE);
-        let bytes = Arc::new(AtomicUsize::new(0));
-        let stdin = Stdin { queue, bytes };
-        let now = Instant::now();
-        let half = vec![0; STDIN_BYTES / 2];
-        assert_eq!(stdin.write(half.clone(), now), Ok(()));
-        assert_eq!(stdin.write(half.clone(), now), Ok(()));
-        assert_eq!(stdin.write(half, now), Err(NoPlace::Full));
-        drop(items);
-        stdin.bytes.store(0, Ordering::Relaxed);
-        assert_eq!(stdin.write(vec![0], now), Err(NoPlace::Closed));
-        assert_eq!(stdin.bytes.load(Ordering::Relaxed), 0);
+    #[tokio::test]
+    async fn places_are_bounded_and_what_is_queued_is_read_before_the_end() {
+        let stdin = Stdin {
+            queue: Arc::default(),
+        };
+        let reading = Reading(Arc::clone(&stdin.queue));
+        for _ in 0..STDIN_QUEUE {
+            assert_eq!(stdin.write(vec![1], clock::now()), Ok(()));
+        }
+        let full = stdin.write(vec![2], clock::now());
+        assert_eq!(full, Err(NoPlace::Full));
+        drop(stdin);
+        for _ in 0..STDIN_QUEUE {
+            assert!(reading.0.next().await.is_some());
+        }
+        assert!(reading.0.next().await.is_none());
+    }
+
+    #[tokio::test]
+    async fn what_waits_has_a_bound_in_bytes_as_well() {
+        let stdin = Stdin {
+            queue: Arc::default(),
+        };
+        let half = || vec![0; STDIN_BYTES / 2];
+        assert_eq!(stdin.write(half(), clock::now()), Ok(()));
+        assert_eq!(stdin.write(half(), clock::now()), Ok(()));
+        assert_eq!(stdin.write(half(), clock::now()), Err(NoPlace::Full));
+        assert!(stdin.queue.next().await.is_some());
+        assert_eq!(stdin.write(half(), clock::now()), Ok(()));
+    }
+
+    #[tokio::test]
+    async fn nothing_is_queued_for_a_pipe_that_is_closed() {
+        let stdin = Stdin {
+            queue: Arc::default(),
+        };
+        drop(Reading(Arc::clone(&stdin.queue)));
+        let closed = stdin.write(vec![1], clock::now());
+        assert_eq!(closed, Err(NoPlace::Closed));
     }
 }

@@ -42,13 +42,13 @@ impl PoolState {
         work: Work,
         stored: Option<StoredSession>,
     ) -> Result<ActorRef<SessionMsg>, String> {
-        let args = SessionArgs {
+        let args = Box::new(SessionArgs {
             pool_ref: self.myself.clone(),
             shared: Arc::clone(&self.shared),
             pool: Arc::clone(&self.pool),
             work,
             stored,
-        };
+        });
         let cell = self.myself.get_cell();
         ActorRuntime::spawn_linked_instant(None, Session, args, cell)
             .map(|(actor, _)| actor)

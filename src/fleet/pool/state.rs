@@ -127,6 +127,11 @@ impl PoolState {
                 }
             }
         }
+        let waiting = self.queue.len();
+        if waiting < self.queue.capacity() / 4 {
+            // A queue that was long gives its memory back.
+            self.queue.shrink_to(2 * waiting);
+        }
         let oldest = self.queue.front().map(|task| task.queued);
         self.pool.waits_since(oldest);
     }

@@ -29,12 +29,13 @@ struct Limit {
 impl Measured {
     /// A copy may double what it may begin with; a directory of the user's own is not measured.
     pub(super) fn of(prepared: &Prepared, pool: &PoolShared) -> Self {
-        let mut limits = vec![Limit {
+        let mut limits = Vec::with_capacity(2);
+        limits.push(Limit {
             what: "home",
             path: prepared.home().to_owned(),
             bytes: pool.sandbox.home_bytes,
             files: u64::MAX,
-        }];
+        });
         if let Some(copy) = &prepared.copy {
             limits.push(Limit {
                 what: "copy",

@@ -147,22 +147,23 @@ pub(crate) struct Session;
 
 impl Actor for Session {
     type Msg = SessionMsg;
-    type State = SessionState;
-    type Arguments = SessionArgs;
+    // Boxed, as the actor's futures hold several copies of each.
+    type State = Box<SessionState>;
+    type Arguments = Box<SessionArgs>;
 
     async fn pre_start(
         &self,
         myself: ActorRef<SessionMsg>,
-        args: SessionArgs,
-    ) -> Result<SessionState, ActorProcessingErr> {
+        args: Box<SessionArgs>,
+    ) -> Result<Box<SessionState>, ActorProcessingErr> {
         let SessionArgs {
             pool_ref,
             shared,
             pool,
             work,
             stored,
-        } = args;
-        let mut state = SessionState {
+        } = *args;
+        let mut state = Box::new(SessionState {
             scope: pool.config.session,
             agent_session: stored.as_ref().and_then(|of| of.agent_session.clone()),
             was_stored: stored.is_some(),
@@ -206,7 +207,7 @@ impl Actor for Session {
             shared,
             pool,
             work,
-        };
+        });
         if let Some(stored) = stored {
             state.outbox.go_on_after(stored.last_seq, stored.bytes);
         } else {
@@ -227,7 +228,7 @@ impl Actor for Session {
         &self,
         myself: ActorRef<SessionMsg>,
         message: SessionMsg,
-        state: &mut SessionState,
+        state: &mut Box<SessionState>,
     ) -> Result<(), ActorProcessingErr> {
         let span = session_span(&state.work.session, &state.work.slot);
         if span.in_scope(|| state.take(message)) {
@@ -241,7 +242,7 @@ impl Actor for Session {
         &self,
         myself: ActorRef<SessionMsg>,
         event: SupervisionEvent,
-        state: &mut SessionState,
+        state: &mut Box<SessionState>,
     ) -> Result<(), ActorProcessingErr> {
         // A Channel that ends as it should has said so before, in-band.
         if let SupervisionEvent::ActorFailed(_, error) = event

@@ -189,7 +189,7 @@ impl SessionState {
         }
         self.phase = Phase::Opening;
         self.loading = resume.is_some();
-        let args = ChannelArgs {
+        let args = Box::new(ChannelArgs {
             session: self.myself.clone(),
             shared: Arc::clone(&self.shared),
             pool: Arc::clone(&self.pool),
@@ -200,7 +200,7 @@ impl SessionState {
                 workspace: prepared.workspace_inside().to_owned(),
                 resume,
             },
-        };
+        });
         let cell = self.myself.get_cell();
         match ActorRuntime::spawn_linked_instant(None, Channel, args, cell) {
             Ok((channel, _)) => self.channel = Some(channel),

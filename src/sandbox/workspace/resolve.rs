@@ -70,6 +70,8 @@ impl TreeLinks {
         while inside.len() > 1 && inside.last() == Some(&b'/') {
             inside.pop();
         }
+        // There are two of them in nearly every session, for as long as it lives.
+        self.trees.reserve_exact(1);
         self.trees.push((inside, root));
         // The longest first: a tree inside another hides what it covers.
         self.trees

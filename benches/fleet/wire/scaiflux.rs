@@ -6,6 +6,7 @@ use std::hint::black_box;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+use super::Seen;
 use crate::Failure;
 
 #[derive(Debug, Deserialize)]
@@ -48,19 +49,8 @@ struct PermissionRequest<'a> {
     details: &'a RawValue,
 }
 
-/// What the reader must act on.
-#[derive(Debug)]
-pub(crate) enum Seen<'a> {
-    Ready,
-    Text(Cow<'a, str>),
-    Request(Cow<'a, str>),
-    TurnEnd,
-    /// Parsed and of no consequence here.
-    Other,
-}
-
 /// Parses one line.
-pub(crate) fn parse(line: &[u8]) -> Result<Seen<'_>, Failure> {
+pub(super) fn parse(line: &[u8]) -> Result<Seen<'_>, Failure> {
     // Every message of the script agent begins with its tag.
     let tag = line
         .strip_prefix(br#"{"type":""#)
@@ -75,7 +65,7 @@ pub(crate) fn parse(line: &[u8]) -> Result<Seen<'_>, Failure> {
         b"permission_request" => {
             let request: PermissionRequest<'_> = serde_json::from_slice(line)?;
             black_box((&request.tool, request.details));
-            Seen::Request(request.request_id)
+            Seen::Request(allow(&request.request_id))
         }
         b"tool_start" => {
             let start: ToolStart<'_> = serde_json::from_slice(line)?;
@@ -95,13 +85,13 @@ pub(crate) fn parse(line: &[u8]) -> Result<Seen<'_>, Failure> {
 }
 
 /// The line that starts a turn.
-pub(crate) fn prompt(text: &str) -> String {
+pub(super) fn prompt(text: &str) -> String {
     let message = serde_json::json!({"type": "prompt", "text": text});
     format!("{message}\n")
 }
 
 /// The line that allows a request, as the protocol's own example writes it.
-pub(crate) fn allow(request: &str) -> String {
+fn allow(request: &str) -> String {
     format!(
         "{{\"type\":\"permission_response\",\"request_id\":\"{request}\",\"decision\":\"allow\"}}\n"
     )

@@ -1,0 +1,165 @@
+//! The Rust ACP SDK's client with a load from `benches/fleet` on it: counts what it is told, allows
+//! what it is asked, says what that cost.
+
+use std::error::Error;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use agent_client_protocol::schema::ProtocolVersion;
+use agent_client_protocol::v1::ConnectionTo;
+use agent_client_protocol::v1::schema::{
+    ContentBlock, InitializeRequest, NewSessionRequest, PermissionOptionKind, PromptRequest,
+    RequestPermissionOutcome, RequestPermissionRequest, RequestPermissionResponse,
+    SelectedPermissionOutcome, SessionNotification, SessionUpdate, TextContent,
+};
+use agent_client_protocol::{AcpAgent, Agent, Client};
+use rustix::time::{ClockId, clock_gettime};
+use serde::Deserialize;
+use tokio::sync::{Barrier, Mutex as Lock};
+
+/// What the bench wants.
+#[derive(Debug, Deserialize)]
+struct Order {
+    agent: Vec<String>,
+    children: usize,
+    prompt: String,
+    spread_us: u64,
+}
+
+/// What all children together brought.
+#[derive(Debug, Default)]
+struct Heard {
+    events: AtomicU64,
+    reports: Mutex<Vec<String>>,
+}
+
+/// Wall and CPU time at one moment.
+#[derive(Debug, Clone, Copy)]
+struct Moment(Instant, Duration);
+
+impl Moment {
+    fn now() -> Self {
+        let spent = clock_gettime(ClockId::ProcessCPUTime);
+        let cpu = Duration::new(
+            u64::try_from(spent.tv_sec).unwrap_or(0),
+            u32::try_from(spent.tv_nsec).unwrap_or(0),
+        );
+        Self(Instant::now(), cpu)
+    }
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let order = std::env::args().nth(1).ok_or("an order as the argument")?;
+    let order: Arc<Order> = Arc::new(serde_json::from_str(&order)?);
+    let heard = Arc::new(Heard::default());
+    let ready = Arc::new(Barrier::new(order.children + 1));
+    let go = Arc::new(Barrier::new(order.children + 1));
+    let spawning = Instant::now();
+    let mut ends = Vec::new();
+    let ended = Arc::new(Lock::new(None));
+    for number in 0..order.children {
+        let later = Duration::from_micros(order.spread_us).mul_f64(number as f64 / order.children as f64);
+        ends.push(tokio::spawn(drive(
+            Arc::clone(&order),
+            Arc::clone(&heard),
+            (Arc::clone(&ready), Arc::clone(&go)),
+            later,
+            Arc::clone(&ended),
+        )));
+    }
+    ready.wait().await;
+    let spawn_s = spawning.elapsed().as_secs_f64();
+    let began = Moment::now();
+    go.wait().await;
+    for end in ends {
+        end.await??;
+    }
+    // The last turn's end, not the last child's.
+    let end: Moment = ended.lock().await.ok_or("no turn ended")?;
+    let reports = heard.reports.lock().unwrap_or_else(PoisonError::into_inner);
+    println!(
+        "{}",
+        serde_json::json!({
+            "events": heard.events.load(Ordering::Relaxed),
+            "wall_s": end.0.duration_since(began.0).as_secs_f64(),
+            "cpu_s": end.1.saturating_sub(began.1).as_secs_f64(),
+            "spawn_s": spawn_s,
+            "reports": *reports,
+        })
+    );
+    Ok(())
+}
+
+async fn drive(
+    order: Arc<Order>,
+    heard: Arc<Heard>,
+    (ready, go): (Arc<Barrier>, Arc<Barrier>),
+    later: Duration,
+    ended: Arc<Lock<Option<Moment>>>,
+) -> Result<(), agent_client_protocol::Error> {
+    let agent = AcpAgent::from_args(&order.agent)?;
+    let (told, asked) = (Arc::clone(&heard), heard);
+    Client
+        .v1()
+        .on_receive_notification(
+            async move |notification: SessionNotification, _cx| {
+                take(&told, notification.update);
+                Ok(())
+            },
+            agent_client_protocol::on_receive_notification!(),
+        )
+        .on_receive_request(
+            async move |request: RequestPermissionRequest, responder, _connection| {
+                asked.events.fetch_add(1, Ordering::Relaxed);
+                let mut options = request.options.iter();
+                let once = options.find(|option| option.kind == PermissionOptionKind::AllowOnce);
+                responder.respond(RequestPermissionResponse::new(match once {
+                    Some(once) => RequestPermissionOutcome::Selected(
+                        SelectedPermissionOutcome::new(once.option_id.clone()),
+                    ),
+                    None => RequestPermissionOutcome::Cancelled,
+                }))
+            },
+            agent_client_protocol::on_receive_request!(),
+        )
+        .connect_with(agent, |connection: ConnectionTo<Agent>| async move {
+            connection
+                .send_request(InitializeRequest::new(ProtocolVersion::V1))
+                .block_task()
+                .await?;
+            let here = std::env::current_dir().unwrap_or_else(|_| PathBuf::from("/"));
+            let session = connection
+                .send_request(NewSessionRequest::new(here))
+                .block_task()
+                .await?;
+            ready.wait().await;
+            go.wait().await;
+            tokio::time::sleep(later).await;
+            let text = TextContent::new(order.prompt.clone());
+            connection
+                .send_request(PromptRequest::new(
+                    session.session_id,
+                    vec![ContentBlock::Text(text)],
+                ))
+                .block_task()
+                .await?;
+            // Turns may end in any order; what counts is the last.
+            *ended.lock().await = Some(Moment::now());
+            Ok(())
+        })
+        .await
+}
+
+fn take(heard: &Heard, update: SessionUpdate) {
+    heard.events.fetch_add(1, Ordering::Relaxed);
+    if let SessionUpdate::AgentMessageChunk(chunk) = update
+        && let ContentBlock::Text(text) = chunk.content
+        && text.text.starts_with("asks ")
+    {
+        let mut reports = heard.reports.lock().unwrap_or_else(PoisonError::into_inner);
+        reports.push(text.text);
+    }
+}
