@@ -60,7 +60,7 @@ impl Side for Driven {
             "agent": load.command(manner.dialect),
             "children": load.children(),
             "prompt": prompt,
-            "spread_us": load.spread().as_micros() as u64,
+            "spread_us": u64::try_from(load.spread().as_micros()).unwrap_or(u64::MAX),
         });
         let output = Command::new(&peer.program)
             .arg(order.to_string())

@@ -194,6 +194,7 @@ fn describe(effect: &Effect) -> String {
     }
 }
 
+#[expect(clippy::too_many_lines, reason = "one arm for each kind of event")]
 fn describe_event(event: &Event) -> String {
     match event {
         Event::TurnStarted { turn } => format!("turn started {}", optional(turn.as_ref())),

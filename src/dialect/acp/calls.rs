@@ -118,8 +118,9 @@ fn cut(text: Foreign, most: usize) -> Foreign {
     if text.len() <= most {
         return text;
     }
-    let end = text.raw().floor_char_boundary(most);
-    Foreign::new(text.raw().get(..end).unwrap_or_default())
+    let end = (0..=most).rev().find(|at| text.raw().is_char_boundary(*at));
+    let front = end.and_then(|end| text.raw().get(..end));
+    Foreign::new(front.unwrap_or_default())
 }
 
 /// One call.

@@ -44,8 +44,8 @@ struct Params<'a> {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Update<'a> {
-    #[serde(borrow)]
-    session_update: Text<'a>,
+    #[serde(borrow, rename = "sessionUpdate")]
+    tag: Text<'a>,
     #[serde(borrow)]
     content: Content<'a>,
     #[serde(default, rename = "messageId")]
@@ -69,12 +69,12 @@ pub(super) fn read(object: &str) -> Option<Piece<'_>> {
     }
     let Params { session_id, update } = serde_json::from_str::<Line<'_>>(object).ok()?.params;
     let is_piece = matches!(
-        &*update.session_update.0,
+        &*update.tag.0,
         "agent_message_chunk" | "agent_thought_chunk"
     );
     (is_piece && update.content.kind.0 == "text").then_some(Piece {
         session: session_id,
-        tag: update.session_update,
+        tag: update.tag,
         text: update.content.text,
     })
 }

@@ -53,13 +53,13 @@ impl Acp {
         if self.is_replaying() {
             return;
         }
-        let mut read = |raw: &RawValue| {
+        let read = |raw: &RawValue| {
             let params: UpdateParams<'_> = members(raw)?;
             let update: Update<'_> = members(params.update)?;
             self.typed(&params, &update, object, out);
             Some(())
         };
-        if params.and_then(|raw| read(raw)).is_none() {
+        if params.and_then(read).is_none() {
             self.count_bad(BadFrame::Shape, object.as_bytes(), out);
         }
     }

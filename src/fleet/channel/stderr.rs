@@ -45,13 +45,12 @@ impl StderrLog {
         let mut log = self.lock();
         LogTail {
             backlog: log.tail.iter().cloned().collect(),
-            live: match &log.live {
-                Some(live) => live.subscribe(),
-                None => {
-                    let (live, first) = broadcast::channel(FOLLOW_LINES);
-                    log.live = Some(live);
-                    first
-                }
+            live: if let Some(live) = &log.live {
+                live.subscribe()
+            } else {
+                let (live, first) = broadcast::channel(FOLLOW_LINES);
+                log.live = Some(live);
+                first
             },
         }
     }
