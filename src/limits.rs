@@ -27,6 +27,10 @@ pub const CREDIT_BYTES: usize = 2 << 20;
 /// ([`OPEN_ASKS`]), a cancel and a goodbye fit.
 pub const STDIN_QUEUE: usize = 2 * OPEN_ASKS;
 
+/// Bytes that wait for a child's stdin: a prompt of [`PROMPT_BYTES`], of which JSON makes six times
+/// as many at worst, and answers, each of two ids of [`FOREIGN_ID_BYTES`].
+pub const STDIN_BYTES: usize = 6 * PROMPT_BYTES + STDIN_QUEUE * 16 * FOREIGN_ID_BYTES;
+
 /// Commits that wait for the journal's writer. Every session has at most [`SESSION_COMMITS`] under
 /// way; the rest are the program's own rows.
 pub const JOURNAL_QUEUE: usize = 64 << 10;
@@ -325,8 +329,7 @@ pub const fn fleet_bytes(sessions: usize, watchers: usize) -> usize {
     let session = session_bytes()
         + OPEN_CALLS * ASK_INPUT_BYTES
         + STDERR_LINES * STDERR_LINE_BYTES
-        + STDIN_QUEUE * ASK_INPUT_BYTES
-        + PROMPT_BYTES;
+        + STDIN_BYTES;
     let told = BROADCAST_BYTES + BROADCAST_EVENTS * NOTICE_BYTES;
     // A page, and the line that is made of it: of one event of a whole line at worst.
     let watcher = CATCH_UP_BYTES + LINE_BYTES * PARSED_FACTOR + CONTROL_TOLD_BYTES;
@@ -369,6 +372,16 @@ pub const KEPT_CALLS: usize = 256;
 
 /// Bytes of the inputs of the calls that an ACP channel remembers; the oldest go first.
 pub const KEPT_CALLS_BYTES: usize = 1 << 20;
+
+/// Bytes of such inputs that small messages may make be told again, beyond their own bytes, before
+/// requests are answered or the turn ends.
+pub const RETOLD_CALLS_BYTES: usize = 1 << 20;
+
+/// Bytes of an ACP tool call's kind: the protocol's own have ten. A longer one is cut, and no tool.
+pub const CALL_KIND_BYTES: usize = 128;
+
+/// Bytes that are kept of an ACP tool call's title.
+pub const CALL_TITLE_BYTES: usize = 4 << 10;
 
 /// Bytes of one difference in an ACP tool call that are kept with its path; a longer one keeps
 /// only the path, so that a large edit can still be judged.

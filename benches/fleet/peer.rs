@@ -56,12 +56,11 @@ impl Side for Driven {
         else {
             return Err("peers carry flood and ask, with --dialect acp".into());
         };
-        let spread_us = u64::try_from(load.spread().as_micros())?;
         let order = json!({
             "agent": load.command(manner.dialect),
             "children": load.children(),
             "prompt": prompt,
-            "spread_us": spread_us,
+            "spread_us": u64::try_from(load.spread().as_micros()).unwrap_or(u64::MAX),
         });
         let output = Command::new(&peer.program)
             .arg(order.to_string())

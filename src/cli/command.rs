@@ -411,7 +411,7 @@ async fn begin(
 ///
 /// A signal ends the wait for a disk that takes nothing; the next start says what was lost by it.
 async fn finish(started: start::Started, exit: Exit, signals: &mut Signals) -> Exit {
-    match run::unless_signalled(started.close(), signals).await {
+    match run::unless_insisted(started.close(), signals).await {
         Err(signal) => {
             tracing::error!("the end of the journal's writing was not waited for");
             signal.exit()

@@ -119,6 +119,24 @@ pub(super) async fn unless_signalled<T>(
     }
 }
 
+/// Waits for the work, or gives it up when a second signal insists.
+pub(super) async fn unless_insisted<T>(
+    work: impl Future<Output = T>,
+    signals: &mut Signals,
+) -> Result<T, Signal> {
+    let mut work = std::pin::pin!(work);
+    loop {
+        tokio::select! {
+            done = &mut work => return Ok(done),
+            signal = signals.next() => {
+                if signals.insist() {
+                    return Err(signal);
+                }
+            }
+        }
+    }
+}
+
 async fn take_in<F: Fleet>(fleet: &F, job: &Job) -> Result<RunStream, Refusal> {
     // Before the tasks, so that nothing of them is missed.
     let notices = fleet.watch();
@@ -143,7 +161,7 @@ pub(super) async fn take_up<F: Fleet>(fleet: &F, run: RunId) -> Result<Arc<Ledge
     Ok(Ledger::going_on(run, total, taken.ended, taken.reports))
 }
 
-/// Stops the fleet by the ladder, or at once when a signal comes: then that signal is returned.
+/// Stops the fleet by the ladder, or at once when a second signal comes: then that is returned.
 pub(super) async fn stop<F: Fleet>(fleet: &F, signals: &mut Signals) -> Option<Signal> {
     let mut stopping = std::pin::pin!(fleet.stop(Stop::Graceful));
     loop {
@@ -151,7 +169,7 @@ pub(super) async fn stop<F: Fleet>(fleet: &F, signals: &mut Signals) -> Option<S
             () = &mut stopping => return None,
             signal = signals.next() => signal,
         };
-        if signal != Signal::Hangup {
+        if signals.insist() {
             // Both go on: the first call may hold what the second one waits for.
             tokio::select! {
                 () = &mut stopping => {}

@@ -34,7 +34,11 @@ impl Signal {
 
 /// The signals as they come.
 #[derive(Debug)]
-pub struct Signals(mpsc::Receiver<Signal>);
+pub struct Signals {
+    coming: mpsc::Receiver<Signal>,
+    /// Those that want the end.
+    ends: u32,
+}
 
 /// Signals that wait to be looked at; what a person sends beyond them changes nothing.
 const WAITING: usize = 8;
@@ -61,19 +65,31 @@ impl Signals {
                 let _ = sender.try_send(signal);
             }
         });
-        Ok(Self(receiver))
+        Ok(Self::from_channel(receiver))
     }
 
     /// Signals that come from a channel instead of the kernel.
     #[must_use]
     pub fn from_channel(receiver: mpsc::Receiver<Signal>) -> Self {
-        Self(receiver)
+        Self {
+            coming: receiver,
+            ends: 0,
+        }
+    }
+
+    /// Whether a second one wanted the end: then nothing is waited for any more.
+    #[must_use]
+    pub const fn insist(&self) -> bool {
+        self.ends > 1
     }
 
     /// The next signal. Cancel-safe. Waits for ever when none can come any more.
     pub async fn next(&mut self) -> Signal {
-        match self.0.recv().await {
-            Some(signal) => signal,
+        match self.coming.recv().await {
+            Some(signal) => {
+                self.ends += u32::from(signal != Signal::Hangup);
+                signal
+            }
             None => std::future::pending().await,
         }
     }

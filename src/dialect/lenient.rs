@@ -92,6 +92,12 @@ pub(super) fn parse<'a, T: Deserialize<'a>>(raw: &'a RawValue) -> Option<T> {
     serde_json::from_str(raw.get()).ok()
 }
 
+/// A raw value that is an object, by its members: a list of their values in the right order, which
+/// the reader of a struct would take as well, is none.
+pub(super) fn members<'a, T: Deserialize<'a>>(raw: &'a RawValue) -> Option<T> {
+    raw.get().starts_with('{').then(|| parse(raw))?
+}
+
 /// A raw value that is a string.
 pub(super) fn string(raw: Option<&RawValue>) -> Option<Foreign> {
     parse::<String>(raw?).map(Foreign::new)

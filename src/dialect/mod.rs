@@ -118,6 +118,9 @@ pub enum Effect {
     Ask(Ask),
     /// The agent withdrew a request: it must not be answered any more.
     Withdrawn(AskKey),
+    /// The dialect itself ends the running turn: the agent could not be told otherwise that
+    /// something is denied. The time that a cancelled turn has begins now.
+    Cancelling,
     /// Write these bytes, newline included, to the child's stdin.
     Write(Vec<u8>),
     /// Close the child's stdin after what was written.

@@ -61,7 +61,12 @@ pub(super) fn find(
     state: &StateDir,
     run: &RunId,
 ) -> Result<Option<Found>, PastError> {
-    let reader = journal.reader()?;
+    let past = Past {
+        reader: &journal.reader()?,
+        state,
+        epoch: journal.epoch(),
+    };
+    let reader = past.reader;
     let Some(stored) = reader.run(run)? else {
         return Ok(None);
     };
@@ -70,22 +75,26 @@ pub(super) fn find(
         let attempts = if row.state == ENDED || row.session.is_none() {
             Vec::new()
         } else {
-            attempts(&reader, state, run, &row)?
+            attempts(&past, run, &row)?
         };
         tasks.push((row, attempts));
     }
     Ok(Some(Found { run: stored, tasks }))
 }
 
+/// Where the past stands.
+struct Past<'a> {
+    reader: &'a Reader,
+    state: &'a StateDir,
+    /// This start: what it prompts is not the past.
+    epoch: u64,
+}
+
 /// The attempts of a task, oldest first.
-fn attempts(
-    reader: &Reader,
-    state: &StateDir,
-    run: &RunId,
-    row: &StoredTask,
-) -> Result<Vec<Attempted>, PastError> {
+fn attempts(past: &Past<'_>, run: &RunId, row: &StoredTask) -> Result<Vec<Attempted>, PastError> {
     let task = TaskId::new(&row.id)?;
-    let mut names: Vec<String> = reader
+    let mut names: Vec<String> = past
+        .reader
         .sessions_of_task(run, &task)?
         .into_iter()
         .map(|of| of.session)
@@ -99,20 +108,15 @@ fn attempts(
     let mut attempts = Vec::with_capacity(names.len());
     for name in names {
         let session = SessionId::new(&name)?;
-        attempts.push(attempt(reader, state, &session, &task)?);
+        attempts.push(attempt(past, &session, &task)?);
     }
     Ok(attempts)
 }
 
 /// Replays what one session did for a task. In a slot's session that is what follows on the last
 /// prompt of the task, up to the next task's.
-fn attempt(
-    reader: &Reader,
-    state: &StateDir,
-    session: &SessionId,
-    task: &TaskId,
-) -> Result<Attempted, PastError> {
-    let place = copy::path(state, session);
+fn attempt(past: &Past<'_>, session: &SessionId, task: &TaskId) -> Result<Attempted, PastError> {
+    let place = copy::path(past.state, session);
     let nothing = || Attempted {
         session: session.clone(),
         tally: Tally::default(),
@@ -124,12 +128,15 @@ fn attempt(
     let mut of_task = nothing();
     let mut is_ours = false;
     let mut after = 0;
-    loop {
-        let page = reader.events(session, after, PAGE)?;
+    'read: loop {
+        let page = past.reader.events(session, after, PAGE)?;
         for stored in &page {
             after = stored.id.seq;
             let event = stored.decode()?.event;
             if let Event::PromptAccepted { task: of, .. } = &event {
+                if stored.id.epoch >= past.epoch {
+                    break 'read; // Another run has begun to use the session.
+                }
                 is_ours = of.as_ref() == Some(task);
                 if is_ours {
                     of_task = nothing();

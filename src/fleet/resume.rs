@@ -58,6 +58,10 @@ fn choose(
     let mut wanted: BTreeMap<SlotId, (KeptSession, StoredSession)> = BTreeMap::new();
     let mut over = Vec::new();
     for session in kept {
+        if session.run_ended {
+            over.push(session);
+            continue;
+        }
         let is_ours = match (go_on, &session.run) {
             (GoOn::Nothing, _) | (GoOn::Run(_), None) => false,
             (GoOn::Run(ours), Some(run)) => ours == run,
@@ -90,8 +94,7 @@ fn choose(
 fn loadable(pool: &Pool, session: &KeptSession) -> Option<StoredSession> {
     let resumes = pool.session == SessionScope::Slot
         && pool.restart.on_crash == OnCrash::Resume
-        && session.slot.index < pool.size
-        && !session.run_ended;
+        && session.slot.index < pool.size;
     let by_argument = pool.dialect.resumes_by_argument();
     let id = session
         .agent_session
@@ -192,6 +195,10 @@ restart = { on_crash = "resume" }
             (vec!["m".to_owned()], vec![])
         );
         assert_eq!(chosen(all(), &GoOn::Nothing), (vec![], vec![]));
+        let mut left = kept("left", 0, Some("t"));
+        left.run_ended = true;
+        let over = chosen(vec![left], &GoOn::Nothing).1;
+        assert_eq!(over, ["left"], "nobody goes on with a run that is over");
     }
 
     #[test]

@@ -51,6 +51,9 @@ pub struct History {
     failures: VecDeque<Instant>,
     /// Failures since the last completed turn or long life: the exponent of the backoff.
     streak: u32,
+    /// Children in a row that ended before they were ready, however long that took: so many slow
+    /// failures never meet in one window.
+    unready: u32,
 }
 
 impl History {
@@ -70,6 +73,7 @@ impl History {
                 .filter_map(|age| now.checked_sub(age))
                 .collect(),
             streak: 0,
+            unready: 0,
         }
     }
 
@@ -127,12 +131,17 @@ pub fn decide(
         };
     }
     let count = history.fail(policy, now);
+    history.unready = if end.was_ready {
+        0
+    } else {
+        history.unready.saturating_add(1)
+    };
     if end.lived >= policy.reset_after {
         history.streak = 0;
     }
     let earlier = history.streak;
     history.streak = earlier.saturating_add(1);
-    if let Some(reason) = park(end, policy, count) {
+    if let Some(reason) = park(end, policy, count, history.unready) {
         return Next::Park { reason };
     }
     if policy.kind == RestartKind::Temporary {
@@ -148,7 +157,7 @@ pub fn decide(
 }
 
 /// Why this failure parks the slot, if it does.
-fn park(end: &End, policy: &Restart, count: u32) -> Option<String> {
+fn park(end: &End, policy: &Restart, count: u32, unready: u32) -> Option<String> {
     let last = told(end);
     if end.class == ExitClass::VersionRefused {
         return Some(format!("{last}; another start would end the same"));
@@ -157,6 +166,12 @@ fn park(end: &End, policy: &Restart, count: u32) -> Option<String> {
         && policy.never_codes.contains(&code)
     {
         return Some(format!("{last}; exit code {code} is one of never_codes"));
+    }
+    if unready > policy.budget && count <= policy.budget {
+        return Some(format!(
+            "{unready} children in a row ended before they were ready, and the budget is {}; last: {last}",
+            policy.budget
+        ));
     }
     (count > policy.budget).then(|| {
         let times = if count == 1 { "failure" } else { "failures" };
@@ -333,6 +348,37 @@ mod tests {
             "park: 1 failure within 300s, and the budget is 0; \
              last: exited (exit code 0) before its handshake was complete",
         );
+    }
+
+    #[test]
+    fn children_that_never_become_ready_park_their_slot_however_slowly_they_fail() {
+        let hung = End {
+            was_ready: false,
+            lived: 61 * SECOND,
+            ..end(ExitClass::HandshakeTimeout, None)
+        };
+        let (mut history, mut now) = (History::new(), Instant::now());
+        let mut next = || {
+            now += policy().window;
+            decide(&mut history, &hung, &policy(), now, 0.5)
+        };
+        for _ in 0..5 {
+            assert!(matches!(next(), Next::Start { .. }));
+        }
+        let Next::Park { reason } = next() else {
+            panic!("it goes on for ever");
+        };
+        assert!(reason.starts_with("6 children in a row"), "{reason}");
+
+        let mut history = History::new();
+        for _ in 0..20 {
+            now += 2 * policy().window;
+            let ready = decide(&mut history, &crash(), &policy(), now, 0.5);
+            assert!(
+                matches!(ready, Next::Start { .. }),
+                "it was ready: {ready:?}"
+            );
+        }
     }
 
     #[test]

@@ -36,8 +36,17 @@ pub fn builtin_text(name: &str) -> Option<&'static str> {
 /// Turns tool calls into requests.
 #[derive(Debug, Clone)]
 pub struct Extractor {
-    tools: BTreeMap<String, Tool>,
+    tools: BTreeMap<String, Entry>,
     missing: Missing,
+}
+
+/// A tool of a table.
+#[derive(Debug, Clone)]
+struct Entry {
+    tool: Tool,
+    /// The only members that may be in the object of the table's `closed`, if it has that: any
+    /// other could change what runs, and nothing here would see it.
+    known: Option<(String, Vec<Place>)>,
 }
 
 /// Why a table was not accepted.
@@ -70,6 +79,7 @@ struct Document {
     schema: u32,
     #[serde(default)]
     missing: Missing,
+    closed: Option<String>,
     #[serde(default)]
     tool: BTreeMap<String, ToolText>,
 }
@@ -98,6 +108,7 @@ struct ToolText {
     path_optional: bool,
     pattern: Option<Names>,
     url: Option<Names>,
+    harmless: Option<Names>,
 }
 
 /// One place, or several.
@@ -159,11 +170,12 @@ impl Extractor {
         }
         let mut tools = BTreeMap::new();
         for (name, text) in document.tool {
-            let tool = tool(text).map_err(|what| ExtractorError::Tool {
+            let entry = Entry::read(text, document.closed.as_deref());
+            let entry = entry.map_err(|what| ExtractorError::Tool {
                 tool: name.clone(),
                 what,
             })?;
-            tools.insert(name, tool);
+            tools.insert(name, entry);
         }
         Ok(Self {
             tools,
@@ -173,7 +185,7 @@ impl Extractor {
 
     /// What kind of tool a name stands for, as metrics label it.
     pub fn class(&self, tool: &str) -> ToolClass {
-        match self.tools.get(tool) {
+        match self.tools.get(tool).map(|entry| &entry.tool) {
             Some(Tool::Shell { .. }) => ToolClass::Shell,
             Some(Tool::Read { .. }) => ToolClass::Read,
             Some(Tool::Write { .. }) => ToolClass::Write,
@@ -214,16 +226,16 @@ impl Extractor {
 
     /// The command that a call carries which is not called one: some adapters name a command line
     /// after what they take it for (`cat` becomes `read`). Only a shell's argv is sure to be one.
-    fn hidden_command(&self, entry: &Tool, fields: &Fields) -> Result<Option<Request>, Trouble> {
-        if matches!(entry, Tool::Shell { .. }) {
+    fn hidden_command(&self, entry: &Entry, fields: &Fields) -> Result<Option<Request>, Trouble> {
+        if matches!(entry.tool, Tool::Shell { .. }) {
             return Ok(None);
         }
-        for tool in self.tools.values() {
+        for shell in self.tools.values() {
             let Tool::Shell {
                 command,
                 argv: true,
                 ..
-            } = tool
+            } = &shell.tool
             else {
                 continue;
             };
@@ -234,13 +246,39 @@ impl Extractor {
                 let is_script = matches!(found, Found::List(words)
                     if argv::words(words).is_ok_and(|words| argv::script(&words).is_some()));
                 if is_script {
-                    return tool.request(fields).map(Some);
+                    return shell.request(fields).map(Some);
                 }
                 let why = "it has a command and is not called one";
                 return Err(Trouble::Unclear(why.to_owned()));
             }
         }
         Ok(None)
+    }
+}
+
+impl Entry {
+    fn read(mut text: ToolText, closed: Option<&str>) -> Result<Self, String> {
+        let harmless = places(text.harmless.take())?;
+        if closed.is_none() && !harmless.is_empty() {
+            return Err("`harmless` does nothing in a table without `closed`".to_owned());
+        }
+        let tool = tool(text)?;
+        let known = closed.map(|object| {
+            let judged = tool.places().into_iter().cloned();
+            (object.to_owned(), judged.chain(harmless).collect())
+        });
+        Ok(Self { tool, known })
+    }
+
+    fn request(&self, fields: &Fields) -> Result<Request, Trouble> {
+        let request = self.tool.request(fields)?;
+        match &self.known {
+            Some((object, known)) if fields.has_others(object, known) => {
+                let why = format!("`{object}` has a member that no table knows");
+                Err(Trouble::Unclear(why))
+            }
+            _ => Ok(request),
+        }
     }
 }
 
@@ -309,6 +347,16 @@ fn tool(text: ToolText) -> Result<Tool, String> {
 }
 
 impl Tool {
+    /// Every place that is judged.
+    fn places(&self) -> Vec<&Place> {
+        match self {
+            Self::Shell { command, cwd, .. } => command.iter().chain(cwd).collect(),
+            Self::Read { path, pattern, .. } => path.iter().chain(pattern).collect(),
+            Self::Write { path } => path.iter().collect(),
+            Self::Fetch { url } => url.iter().collect(),
+        }
+    }
+
     fn request(&self, fields: &Fields) -> Result<Request, Trouble> {
         match self {
             Self::Shell { command, argv, cwd } => {

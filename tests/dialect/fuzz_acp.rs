@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 
 use marshal::config::DialectName;
-use marshal::dialect::{Effect, Opening, merge_text};
-use marshal::model::{AskKey, Event};
+use marshal::dialect::{Command, Effect, Opening, merge_text};
+use marshal::model::{Answer, AskKey, Event};
 use proptest::prelude::*;
 
 use crate::fuzz::command_of;
@@ -135,7 +135,7 @@ fn promises(effects: &[Effect]) {
                 assert!(running && open.insert(ask.key.clone()), "asked wrongly");
                 // Judged is what was asked: an object, or something that is denied.
                 let judged: serde_json::Value = serde_json::from_str(ask.input.get()).unwrap();
-                assert!(judged.is_object() || judged.is_string());
+                assert!(judged.is_object() || (judged.is_string() && ask.claimed.no_allow));
             }
             Effect::Withdrawn(key) => assert!(open.remove(key), "withdrawn, but not open"),
             Effect::Write(bytes) => {
@@ -217,7 +217,11 @@ proptest! {
             match step {
                 Step::Bytes(bytes) => talk.chunk(&bytes),
                 Step::Command(which, id) => {
-                    drop(talk.command(command_of(which, IDS[usize::from(id)])));
+                    let command = command_of(which, IDS[usize::from(id)]);
+                    let denies = matches!(&command, Command::Answer { answer: Answer::Deny(_), .. });
+                    let written = talk.command(command).unwrap_or_default();
+                    let allows = ["\"y\"", "\"allow\""].iter().any(|id| written.contains(id));
+                    prop_assert!(!denies || !allows, "a denial that allows: {written}");
                 }
                 Step::Eof => talk.eof(),
             }

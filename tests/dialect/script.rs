@@ -180,9 +180,13 @@ fn describe(effect: &Effect) -> String {
                     write!(out, " {name}={}", text(value)).unwrap();
                 }
             }
+            if ask.claimed.no_allow {
+                out += " no_allow";
+            }
             out
         }
         Effect::Withdrawn(key) => format!("withdrawn {}", id(key)),
+        Effect::Cancelling => "cancelling".to_owned(),
         Effect::CloseInput => "close input".to_owned(),
         Effect::ExitWanted => "exit wanted".to_owned(),
         Effect::SessionCleared => "session cleared".to_owned(),
@@ -190,6 +194,7 @@ fn describe(effect: &Effect) -> String {
     }
 }
 
+#[expect(clippy::too_many_lines, reason = "one arm for each kind of event")]
 fn describe_event(event: &Event) -> String {
     match event {
         Event::TurnStarted { turn } => format!("turn started {}", optional(turn.as_ref())),

@@ -90,6 +90,7 @@ fn client(drill: &Drill, running: &Running, args: &[&str]) -> Command {
     command
 }
 
+#[expect(clippy::too_many_lines, reason = "one story, told in its order")]
 #[test]
 fn a_full_disk_holds_everything_and_space_lets_it_go_on_without_a_loss() {
     let drill = Drill::with_supervisor(POOLS, "journal.min_free = \"12M\"");

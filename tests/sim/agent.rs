@@ -65,13 +65,18 @@ impl Agent {
         machine: &Machine,
         number: usize,
         session: &str,
+        argv: &[String],
         dice: &mut Dice,
         wires: Wires,
-        reads: bool,
-        resumed: bool,
-        tongue: Tongue,
     ) -> Self {
-        let nature = Nature::draw(machine.wildness, dice, resumed);
+        let has = |word: &str| argv.iter().any(|of| of == word);
+        let tongue = if has("acp") {
+            Tongue::Acp
+        } else {
+            Tongue::Scaiflux
+        };
+        let nature = Nature::draw(machine.wildness, dice, has("--resume"));
+        let reads = !machine.wildness.percent(dice, 3);
         Self {
             ledger: Arc::clone(&machine.ledger),
             number,
@@ -305,6 +310,10 @@ impl Agent {
             } => self.ask(command, waits, again).await,
             Act::Strange => {
                 let line = self.dice.pick(self.speech.strange());
+                if line.contains("turn_complete") {
+                    // It cannot be read, but that is what it says.
+                    self.acts = None;
+                }
                 self.say(line).await
             }
             Act::Ready => self.say(&self.speech.ready_again()).await,
@@ -416,7 +425,7 @@ impl Agent {
             Err(error) => return error.kind() != ErrorKind::WouldBlock,
         };
         self.input.extend_from_slice(&chunk[..got]);
-        while let Some(at) = self.input.iter().position(|byte| *byte == b'\n') {
+        while let Some(at) = memchr::memchr(b'\n', &self.input) {
             let line: Vec<u8> = self.input.drain(..=at).collect();
             let line = String::from_utf8_lossy(&line).trim().to_owned();
             self.lines.push_back(line);

@@ -1,5 +1,5 @@
 //! A machine whose processes are tasks: real pipes, a keeper that obeys its orders, and children
-//! that are [`agent`]s.
+//! that are [`Agent`]s.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,10 +14,9 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::net::unix::pipe;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::agent::{self, Wires};
+use crate::agent::{Agent, Wires};
 use crate::dice::Dice;
 use crate::ledger::Ledger;
-use crate::tongue::Tongue;
 use crate::world::{Twist, Wildness};
 
 #[derive(Debug)]
@@ -103,17 +102,7 @@ impl Machine {
             stderr: Some(stderr),
             signals,
         };
-        let reads = dice.percent(97) || !self.wildness.percent(&mut dice, 100);
-        let is_acp = plan.argv.iter().any(|word| word == "acp");
-        let tongue = if is_acp {
-            Tongue::Acp
-        } else {
-            Tongue::Scaiflux
-        };
-        let resumed = plan.argv.iter().any(|word| word == "--resume");
-        let agent = agent::Agent::new(
-            self, number, session, &mut dice, wires, reads, resumed, tongue,
-        );
+        let agent = Agent::new(self, number, session, &plan.argv, &mut dice, wires);
         // Somebody else may hold the pipe for a while, as a process that cannot be killed would.
         let held = self.wildness.percent(&mut dice, 2);
         let held = held.then(|| (stdout, dice.ms(10_000)));

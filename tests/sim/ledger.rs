@@ -251,6 +251,25 @@ impl Ledger {
         self.step(&format!("child {number} hears {request}: {allowed:?}"));
     }
 
+    /// A watcher was shown events of a session: they are durable now, and nothing is shown twice
+    /// or out of order. `after` is the last seq that it was shown before.
+    pub(crate) fn shown(&self, session: &str, first: u64, last: u64, after: Option<u64>) {
+        let durable = self.book().one(
+            "SELECT coalesce(max(seq), 0) FROM events WHERE session = ?1",
+            (session,),
+        );
+        if last > durable.unsigned_abs() {
+            self.fault(format!(
+                "session {session}: {last} was shown when {durable} was durable"
+            ));
+        }
+        if after.is_some_and(|after| first != after + 1) {
+            self.fault(format!(
+                "session {session}: {first} was shown after {after:?}"
+            ));
+        }
+    }
+
     /// A child wrote so many bytes of events into its pipe.
     pub(crate) fn wrote(&self, number: usize, bytes: usize) {
         let mut book = self.book();
@@ -259,6 +278,9 @@ impl Ledger {
         let bound = (CREDIT_BYTES + 2 * READ_CHUNK_BYTES) as u64 + PIPE_BYTES + 2 * LONGEST_LINE;
         let over = child.unsettled > bound;
         let unsettled = child.unsettled;
+        if unsettled > CREDIT_BYTES as u64 {
+            *book.seen.entry("a child held by its credits").or_default() += 1;
+        }
         drop(book);
         if over {
             self.fault(format!(

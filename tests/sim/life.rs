@@ -1,16 +1,20 @@
 //! One life of a supervisor: the real fleet over the real journal, with a simulated machine and
 //! disk, disturbed from outside, to its end or to a kill at any moment.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use marshal::config::OnCrash;
-use marshal::fleet::{self, Ambient, FleetHandle, GoOn, Setup, Stop, SubmitError, TaskReport};
+use marshal::fleet::{
+    self, Ambient, FleetHandle, GoOn, Notice, Setup, Stop, SubmitError, TaskReport,
+};
 use marshal::journal::{Journal, Reader};
 use marshal::model::{Foreign, PoolName, RunId, SlotId, SlotState, TaskId, TaskSpec};
 use marshal::sandbox::state_dir::StateDir;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio::time::{Instant, sleep};
 
 use crate::dice::Dice;
@@ -72,14 +76,12 @@ impl Calling {
     /// A daemon takes up everything; a single run is new, or the newest that is unfinished. The
     /// last start of a world leaves nothing.
     fn of(state: &StateDir, is_last: bool, dice: &mut Dice) -> Self {
-        let unfinished = Reader::open(state.path()).and_then(|reader| {
-            let runs = reader.unfinished().expect("the unfinished runs");
-            Ok(runs
-                .into_iter()
-                .map(|run| RunId::new(&run.run).expect("an id"))
-                .collect())
-        });
-        let mut unfinished: Vec<_> = unfinished.unwrap_or_default();
+        let mut unfinished: Vec<_> = Reader::open(state.path())
+            .map(|reader| reader.unfinished().expect("the unfinished runs"))
+            .unwrap_or_default()
+            .into_iter()
+            .map(|run| RunId::new(&run.run).expect("an id"))
+            .collect();
         let new = dice.pick(&[1, 1, 2]);
         if is_last || dice.percent(50) {
             return Self {
@@ -145,11 +147,12 @@ async fn one(world: &World, mut dice: Dice, is_last: bool) {
         ambient: Ambient::seeded(dice.next()),
         uids: None,
         marshal: "/nowhere/marshal".into(),
-        environment: std::collections::BTreeMap::new(),
+        environment: BTreeMap::new(),
         go_on: calling.go_on.clone(),
     })
     .await
     .expect("a fleet");
+    let watching = tokio::spawn(watch(fleet.watch(), Arc::clone(&world.ledger)));
     let stage = Stage {
         fleet: &fleet,
         world,
@@ -160,6 +163,7 @@ async fn one(world: &World, mut dice: Dice, is_last: bool) {
     drop(fleet);
     let _ = over.send(());
     let _ = disk.await;
+    let _ = watching.await;
 }
 
 /// What is done to a fleet.
@@ -276,12 +280,12 @@ impl Stage<'_> {
 
     /// Some tasks, each known to the ledger before anybody takes it in.
     fn specs(&self, dice: &mut Dice, run: &str) -> Vec<TaskSpec> {
-        let count = dice.pick(&[1, 3, 6, 6, 12]);
+        let count = dice.pick(&[1, 2, 3, 3, 5, 9]);
         let mut specs = Vec::new();
         for place in 0..count {
             let at = dice.between(0, self.world.config.pools.len() as u64 - 1);
             let pool = &self.world.config.pools[usize::try_from(at).expect("small")];
-            let padding = if dice.percent(3) { 200_000 } else { 0 };
+            let padding = if dice.percent(2) { 90_000 } else { 0 };
             let id = format!("t{place}");
             let task = Task {
                 attempts: u64::from(pool.attempts),
@@ -337,6 +341,39 @@ fn note(report: &TaskReport, ledger: &Ledger) {
     drop(book);
     ledger.saw(outcome);
     ledger.step(&format!("{}/{} is {outcome}", key.0, key.1));
+}
+
+/// Sees everything that is shown, and that it may be shown.
+async fn watch(mut notices: broadcast::Receiver<Notice>, ledger: Arc<Ledger>) {
+    let mut last_of = BTreeMap::new();
+    loop {
+        let (session, first, last) = match notices.recv().await {
+            Ok(Notice::Events {
+                session, events, ..
+            }) => match (events.first(), events.last()) {
+                (Some(first), Some(last)) => (session, first.id.seq, last.id.seq),
+                _ => continue,
+            },
+            Ok(Notice::Passed {
+                session,
+                first,
+                last,
+                ..
+            }) => {
+                ledger.saw("events that are not carried");
+                (session, first, last)
+            }
+            Ok(_) => continue,
+            Err(RecvError::Lagged(_)) => {
+                ledger.saw("a watcher that lags");
+                last_of.clear();
+                continue;
+            }
+            Err(RecvError::Closed) => return,
+        };
+        let after = last_of.insert(session.clone(), last);
+        ledger.shown(session.as_str(), first, last, after);
+    }
 }
 
 /// Cancels, restarts and looks, at any moment.

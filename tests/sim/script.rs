@@ -146,7 +146,7 @@ impl Nature {
         }
     }
 
-    /// The acts of a turn. The last one ends it, or there is no end.
+    /// The acts of a turn. The last one ends it.
     pub(crate) fn turn(&self, dice: &mut Dice) -> VecDeque<Act> {
         let mut acts = VecDeque::new();
         for _ in 0..dice.between(0, 6) {
@@ -169,9 +169,13 @@ impl Nature {
             "max_tokens",
             "refusal",
         ];
+        if self.wild && dice.percent(5) {
+            // Without a deadline for turns, one with an open call may take as long as it likes: so
+            // every turn ends at last.
+            acts.push_back(Act::Pause(Duration::from_secs(4_000)));
+        }
         acts.push_back(match dice.between(0, 19) {
             0 => Act::Error,
-            1 if self.wild => Act::Pause(Duration::from_secs(4_000)),
             _ => Act::End(dice.pick(&reasons)),
         });
         acts

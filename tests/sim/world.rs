@@ -101,7 +101,7 @@ pub(crate) fn run(seed: u64, twist: Twist, prints: bool) -> Outcome {
         event_interval: dice.pick(&[1, 2, 7, 61]),
         dir,
     };
-    let lives = dice.pick(&[1, 1, 2, 3]);
+    let lives = dice.pick(&[1, 1, 2, 2, 3]);
     for number in 1..=lives {
         let is_last = number == lives;
         life::live(&mut world, &mut dice, is_last);

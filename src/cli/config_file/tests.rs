@@ -162,7 +162,7 @@ fn what_a_file_names_must_exist_and_lie_where_it_says() {
     let dir = dir_with(
         "[pool.demo]\nagent = \"script\"\npolicy = \"own\"\n\
          workspace = { path = \"gone\" }\nhome_files = { x = \"none\" }\n\
-         [policy.own]\nfile = \"none.toml\"\n[sandbox.own]\nro_bind = [\"/none/such\"]\n",
+         [policy.own]\nfile = \"none.toml\"\n[sandbox.own]\nro_bind = [\"none/such\"]\n",
     );
     let Err(LoadError::Faulty(errors)) = load(None, dir.path()) else {
         panic!("faulty");

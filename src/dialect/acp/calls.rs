@@ -6,12 +6,11 @@
 //! as the agent wrote it. Must not know when a call may come.
 
 use std::collections::VecDeque;
-use std::hash::{DefaultHasher, Hash, Hasher};
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::dialect::lenient::{Front, parse, string};
+use crate::dialect::lenient::{Front, members, parse, string};
 use crate::limits;
 use crate::model::Foreign;
 use crate::wire::json::Text;
@@ -35,17 +34,54 @@ pub(super) struct CallFields<'a> {
     raw_input: Option<&'a RawValue>,
     #[serde(borrow)]
     raw_output: Option<&'a RawValue>,
+    /// The session that it is of, if not ours.
+    #[serde(skip)]
+    session: Option<String>,
+    /// The bytes of the object.
+    #[serde(skip)]
+    bytes: usize,
+}
+
+/// What kind of message names a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Word {
+    /// `tool_call`: the whole of it.
+    Announced,
+    /// `tool_call_update`: what changed.
+    Changed,
+    /// A permission request: what it is to do.
+    Requested,
 }
 
 impl<'a> CallFields<'a> {
     /// The members of that object; `None` if it has no id that can be kept.
     pub(super) fn read(raw: &'a RawValue) -> Option<Self> {
-        let fields: Self = parse(raw)?;
+        let mut fields: Self = members(raw)?;
+        fields.bytes = raw.get().len();
         (fields.tool_call_id.len() <= limits::FOREIGN_ID_BYTES).then_some(fields)
     }
 
+    /// The call is of another session than ours: it shares nothing with a call of the same id
+    /// here.
+    pub(super) fn of_session(&mut self, session: &str) {
+        self.session = Some(session.to_owned());
+    }
+
+    /// The call's id as it is told: one of another session has that before it.
+    pub(super) fn id(&self) -> Foreign {
+        match &self.session {
+            Some(session) => Foreign::new(format!("{session}/{}", self.tool_call_id)),
+            None => Foreign::new(self.tool_call_id.clone()),
+        }
+    }
+
     pub(super) fn title(&self) -> Option<Foreign> {
-        string(self.title)
+        string(self.title).map(|title| cut(title, limits::CALL_TITLE_BYTES))
+    }
+
+    /// A kind that is cut is none that a table of tools could have.
+    fn kind(&self) -> Option<Foreign> {
+        string(self.kind).map(|kind| cut(kind, limits::CALL_KIND_BYTES))
     }
 
     pub(super) fn status(&self) -> Option<Foreign> {
@@ -64,7 +100,7 @@ impl<'a> CallFields<'a> {
             .and_then(parse::<Front<'_, { limits::CALL_PATHS }>>)
             .unwrap_or_default();
         let texts = items.items.into_iter().filter_map(|item| {
-            let block = parse::<Item<'_>>(item)?.content?;
+            let block = members::<Item<'_>>(item)?.content?;
             super::message::block_text(block)
         });
         let text = texts.collect::<Vec<_>>().join("\n");
@@ -77,10 +113,21 @@ impl<'a> CallFields<'a> {
     }
 }
 
+/// The front of a text, of at most that many bytes.
+fn cut(text: Foreign, most: usize) -> Foreign {
+    if text.len() <= most {
+        return text;
+    }
+    let end = (0..=most).rev().find(|at| text.raw().is_char_boundary(*at));
+    let front = end.and_then(|end| text.raw().get(..end));
+    Foreign::new(front.unwrap_or_default())
+}
+
 /// One call.
 #[derive(Debug, Default)]
 pub(super) struct Call {
     id: String,
+    session: Option<String>,
     /// The agent said that it began: a request may come before that.
     pub(super) announced: bool,
     /// It has its result.
@@ -90,23 +137,32 @@ pub(super) struct Call {
     raw_input: Option<Box<RawValue>>,
     diffs: Option<String>,
     locations: Option<Box<RawValue>>,
-    /// A member was too large to be kept.
-    oversize: bool,
-    /// The input that was told last.
-    told: u64,
+    /// Why it is not known whole, as JSON: no object, so that it cannot be judged.
+    lacks: Option<&'static str>,
 }
+
+/// A member was too large to be kept.
+const OVERSIZE: &str = "\"a part of this call was too large to be kept\"";
+/// Its content was of a shape that we do not know.
+const UNREADABLE: &str = "\"a part of this call cannot be read\"";
+/// Small messages made much be told, too often.
+const SPENT: &str = "\"this call is too large to be told again\"";
 
 /// What is known of a call after a message about it.
 #[derive(Debug)]
 pub(super) struct Known {
     /// The tool's name: the call's kind, which is what ACP says of a tool.
     pub(super) name: Foreign,
+    /// Whether it is another than before.
+    pub(super) renamed: bool,
     pub(super) title: Option<Foreign>,
     pub(super) kind: Option<Foreign>,
-    /// Its input as it is judged.
-    pub(super) input: Box<RawValue>,
-    /// Whether the input is another than the one told before.
-    pub(super) changed: bool,
+    /// Its input as it is judged; `None` if it is what was told before.
+    pub(super) input: Option<Box<RawValue>>,
+    /// The input is all that was said of the call.
+    pub(super) is_whole: bool,
+    /// This message's part of it can be read.
+    pub(super) is_readable: bool,
 }
 
 /// The differences among a call's content, as a JSON array.
@@ -127,7 +183,7 @@ fn diffs(content: &RawValue) -> Result<Option<String>, Unreadable> {
     }
     let mut kept = String::from("[");
     for raw in items.items {
-        let item: Item<'_> = parse(raw).ok_or(Unreadable)?;
+        let item: Item<'_> = members(raw).ok_or(Unreadable)?;
         let is_text = item.kind.is_some_and(|kind| kind.0 != "diff");
         let Some(path) = item.path.filter(|_| !is_text) else {
             continue;
@@ -158,64 +214,123 @@ fn says(raw: &RawValue) -> bool {
 }
 
 impl Call {
-    /// Takes in what a message says of the call.
-    fn merge(&mut self, fields: &CallFields<'_>) -> Result<Known, Unreadable> {
-        let new_diffs = match fields.content {
-            Some(content) => diffs(content)?,
-            None => None,
-        };
+    fn of(fields: &CallFields<'_>) -> Self {
+        Self {
+            id: fields.tool_call_id.clone(),
+            session: fields.session.clone(),
+            ..Self::default()
+        }
+    }
+
+    fn is_of(&self, fields: &CallFields<'_>) -> bool {
+        self.id == fields.tool_call_id && self.session == fields.session
+    }
+
+    fn name(&self) -> Foreign {
+        self.kind.clone().unwrap_or_else(|| Foreign::new("other"))
+    }
+
+    /// Takes in what a message says of the call. `room` is what may be told beyond the message's
+    /// own bytes.
+    fn merge(&mut self, fields: &CallFields<'_>, word: Word, room: usize) -> (Known, usize) {
+        let new_diffs = fields.content.map_or(Ok(None), diffs);
+        let is_readable = new_diffs.is_ok();
+        if !is_readable {
+            self.lacks = Some(UNREADABLE);
+        }
+        let new_diffs = new_diffs.ok().flatten();
         let raw_input = fields.raw_input.filter(|raw| says(raw));
         let locations = fields.locations.filter(|raw| says(raw));
         if let Some(title) = fields.title() {
             self.title = Some(title);
         }
-        if let Some(kind) = string(fields.kind) {
+        let before = self.name();
+        if let Some(kind) = fields.kind() {
             self.kind = Some(kind);
         }
-        let lacks_some = self.oversize;
-        let members = [
-            (
-                "rawInput",
-                raw_input.or(self.raw_input.as_deref()).map(RawValue::get),
-            ),
-            ("content", new_diffs.as_deref().or(self.diffs.as_deref())),
-            (
-                "locations",
-                locations.or(self.locations.as_deref()).map(RawValue::get),
-            ),
-        ];
-        let input = if lacks_some {
-            // No object: what cannot be seen whole cannot be judged, and is denied.
-            "\"a part of this call was too large to be kept\"".to_owned()
-        } else {
-            object(members)
+        let name = self.name();
+        let other = |new: Option<&str>, kept: Option<&str>| new.is_some() && new != kept;
+        let changed = other(
+            raw_input.map(RawValue::get),
+            self.raw_input.as_deref().map(RawValue::get),
+        ) || other(new_diffs.as_deref(), self.diffs.as_deref())
+            || other(
+                locations.map(RawValue::get),
+                self.locations.as_deref().map(RawValue::get),
+            );
+        let mut told = 0;
+        let mut is_whole = true;
+        let is_wanted = changed || !self.announced || word == Word::Requested;
+        let input = is_wanted.then(|| {
+            let members = [
+                (
+                    "rawInput",
+                    raw_input.or(self.raw_input.as_deref()).map(RawValue::get),
+                ),
+                ("content", new_diffs.as_deref().or(self.diffs.as_deref())),
+                (
+                    "locations",
+                    locations.or(self.locations.as_deref()).map(RawValue::get),
+                ),
+            ];
+            let bytes: usize = members
+                .iter()
+                .filter_map(|(_, text)| text.map(str::len))
+                .sum();
+            // What was joined and is larger than any ask may be is not judged anyway.
+            let joined = word == Word::Requested && bytes > limits::ASK_INPUT_BYTES;
+            let beyond = bytes.saturating_sub(fields.bytes);
+            let lacks = match self.lacks {
+                Some(lacks) => Some(lacks),
+                None if beyond > 0 && joined => Some(OVERSIZE),
+                None if beyond > room => Some(SPENT),
+                None => None,
+            };
+            told = if lacks.is_none() { beyond } else { 0 };
+            is_whole = lacks.is_none();
+            lacks.map_or_else(|| object(members), ToOwned::to_owned)
+        });
+        self.keep(raw_input, new_diffs, locations);
+        let known = Known {
+            renamed: before != name,
+            name,
+            title: self.title.clone(),
+            kind: self.kind.clone(),
+            // The members are JSON, so the object is.
+            input: input.and_then(|text| RawValue::from_string(text).ok()),
+            is_whole,
+            is_readable,
         };
-        let mut hasher = DefaultHasher::new();
-        input.hash(&mut hasher);
-        let told = hasher.finish();
-        let changed = std::mem::replace(&mut self.told, told) != told;
-        let fits = |raw: &RawValue| raw.get().len() <= limits::ASK_INPUT_BYTES;
+        (known, told)
+    }
+
+    fn keep(
+        &mut self,
+        raw_input: Option<&RawValue>,
+        diffs: Option<String>,
+        locations: Option<&RawValue>,
+    ) {
+        let fits = |text: &str| text.len() <= limits::ASK_INPUT_BYTES;
+        let mut is_oversize = false;
         for (new, kept) in [
             (raw_input, &mut self.raw_input),
             (locations, &mut self.locations),
         ] {
             let Some(new) = new else { continue };
-            self.oversize |= !fits(new);
-            *kept = fits(new).then(|| new.to_owned());
+            is_oversize |= !fits(new.get());
+            *kept = fits(new.get()).then(|| new.to_owned());
         }
-        if let Some(new) = new_diffs {
-            let fits = new.len() <= limits::ASK_INPUT_BYTES;
-            self.oversize |= !fits;
-            self.diffs = fits.then_some(new);
+        if let Some(new) = diffs {
+            is_oversize |= !fits(&new);
+            self.diffs = fits(&new).then_some(new);
         }
-        Ok(Known {
-            name: self.kind.clone().unwrap_or_else(|| Foreign::new("other")),
-            title: self.title.clone(),
-            kind: self.kind.clone(),
-            // The members are JSON, so the object is.
-            input: RawValue::from_string(input).map_err(|_| Unreadable)?,
-            changed,
-        })
+        if is_oversize {
+            self.lacks.get_or_insert(OVERSIZE);
+        }
+    }
+
+    const fn says_nothing(&self) -> bool {
+        self.raw_input.is_none() && self.diffs.is_none() && self.locations.is_none()
     }
 
     fn bytes(&self) -> usize {
@@ -227,7 +342,13 @@ impl Call {
             + text(&self.title)
             + text(&self.kind)
             + self.id.len()
+            + self.session.as_ref().map_or(0, String::len)
     }
+}
+
+/// An object without members.
+fn empty() -> Box<RawValue> {
+    RawValue::from_string("{}".to_owned()).unwrap_or_default()
 }
 
 /// An object of the members that are there.
@@ -253,54 +374,62 @@ fn object(members: [(&str, Option<&str>); 3]) -> String {
 pub(super) struct Calls {
     kept: VecDeque<Call>,
     bytes: usize,
+    /// Bytes of calls told again beyond what the messages brought, up to
+    /// [`limits::RETOLD_CALLS_BYTES`]: a message of no more than an id can make a call be told
+    /// whole, but not without end.
+    retold: usize,
 }
 
 impl Calls {
     /// Takes in what a message says of a call, which it may be the first to name.
     ///
-    /// # Errors
-    /// [`Unreadable`]: nothing was taken in.
+    /// A call that is over lends nothing to another of its id, and one that is announced anew is
+    /// what it says now.
     pub(super) fn merge(
         &mut self,
         fields: &CallFields<'_>,
-    ) -> Result<(&mut Call, Known), Unreadable> {
-        let place = self
-            .kept
-            .iter()
-            .position(|call| call.id == fields.tool_call_id);
+        word: Word,
+    ) -> (Option<&mut Call>, Known) {
+        let place = self.kept.iter().position(|call| call.is_of(fields));
         // The call moves to the end: the ones that nobody speaks of go first.
-        let mut call = match place.and_then(|at| self.kept.remove(at)) {
-            Some(call) => {
-                self.bytes -= call.bytes();
-                call
-            }
-            None => Call {
-                id: fields.tool_call_id.clone(),
-                ..Call::default()
-            },
-        };
-        let known = call.merge(fields);
-        self.bytes += call.bytes();
-        self.kept.push_back(call);
-        while self.kept.len() > limits::KEPT_CALLS
-            || (self.bytes > limits::KEPT_CALLS_BYTES && self.kept.len() > 1)
-        {
-            if let Some(oldest) = self.kept.pop_front() {
-                self.bytes -= oldest.bytes();
-            }
-        }
-        let call = self.kept.back_mut().ok_or(Unreadable)?;
-        Ok((call, known?))
-    }
-
-    /// Begins a call anew if one of its id is over: some agents use an id again.
-    pub(super) fn renew(&mut self, id: &str) {
-        let over = |call: &Call| call.id == id && call.ended;
-        if let Some(at) = self.kept.iter().position(over)
-            && let Some(call) = self.kept.remove(at)
-        {
+        let before = place.and_then(|at| self.kept.remove(at));
+        if let Some(call) = &before {
             self.bytes -= call.bytes();
         }
+        let (mut call, was) = match before {
+            Some(call) if call.ended && word != Word::Changed => (Call::of(fields), None),
+            Some(call) if call.announced && word == Word::Announced => {
+                let mut anew = Call::of(fields);
+                anew.announced = true;
+                (anew, Some(call))
+            }
+            Some(call) => (call, None),
+            None => (Call::of(fields), None),
+        };
+        let room = limits::RETOLD_CALLS_BYTES.saturating_sub(self.retold);
+        let (mut known, told) = call.merge(fields, word, room);
+        if let Some(was) = was {
+            known.renamed = was.name() != known.name;
+            if known.input.is_none() && !was.says_nothing() {
+                // What it said before is taken back.
+                known.input = Some(empty());
+            }
+        }
+        self.retold += told;
+        self.bytes += call.bytes();
+        self.kept.push_back(call);
+        while self.kept.len() > limits::KEPT_CALLS || self.bytes > limits::KEPT_CALLS_BYTES {
+            let Some(oldest) = self.kept.pop_front() else {
+                break;
+            };
+            self.bytes -= oldest.bytes();
+        }
+        (self.kept.back_mut(), known)
+    }
+
+    /// A request was answered by us: the agent waited, so its next one may be told.
+    pub(super) const fn answered(&mut self) {
+        self.retold = self.retold.saturating_sub(limits::ASK_INPUT_BYTES);
     }
 
     /// The turn is over.
@@ -310,101 +439,4 @@ impl Calls {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn known(calls: &mut Calls, json: &str) -> Known {
-        let raw = RawValue::from_string(json.to_owned()).expect("JSON");
-        let fields = CallFields::read(&raw).expect("a call");
-        calls.merge(&fields).expect("readable").1
-    }
-
-    #[test]
-    fn what_a_message_does_not_mention_stays_as_it_was() {
-        let mut calls = Calls::default();
-        let first = r#"{"toolCallId":"c","title":"t","kind":"edit","rawInput":{"path":"a"},"locations":[{"path":"a"}],"content":[{"type":"diff","path":"a","newText":"x"},{"type":"content","content":{"type":"text","text":"y"}}]}"#;
-        let whole = r#"{"rawInput":{"path":"a"},"content":[{"type":"diff","path":"a","newText":"x"}],"locations":[{"path":"a"}]}"#;
-        let begun = known(&mut calls, first);
-        assert_eq!(begun.input.get(), whole);
-        assert!(begun.changed);
-        let bare = known(&mut calls, r#"{"toolCallId":"c"}"#);
-        assert_eq!(bare.input.get(), whole);
-        assert_eq!(bare.name.raw(), "edit");
-        assert!(!bare.changed);
-        let empty =
-            r#"{"toolCallId":"c","rawInput":{ },"locations":[ ],"content":[],"title":null}"#;
-        assert_eq!(known(&mut calls, empty).input.get(), whole);
-        let own = known(&mut calls, r#"{"toolCallId":"c","rawInput":{"path":"b"}}"#);
-        assert!(
-            own.input
-                .get()
-                .starts_with(r#"{"rawInput":{"path":"b"},"content""#)
-        );
-        assert!(own.changed);
-    }
-
-    #[test]
-    fn a_call_that_nobody_announced_has_no_kind() {
-        let bare = known(&mut Calls::default(), r#"{"toolCallId":"c","title":"ls"}"#);
-        assert_eq!((bare.name.raw(), bare.input.get()), ("other", "{}"));
-    }
-
-    #[test]
-    fn a_long_difference_keeps_its_path() {
-        let long = "x".repeat(limits::DIFF_BYTES);
-        let json = format!(
-            r#"{{"toolCallId":"c","content":[{{"type":"diff","path":"a","newText":"{long}"}}]}}"#
-        );
-        let known = known(&mut Calls::default(), &json);
-        assert_eq!(
-            known.input.get(),
-            r#"{"content":[{"type":"diff","path":"a"}]}"#
-        );
-    }
-
-    #[test]
-    fn what_is_too_large_to_be_kept_cannot_be_judged_later() {
-        let mut calls = Calls::default();
-        let long = "x".repeat(limits::ASK_INPUT_BYTES);
-        let json = format!(r#"{{"toolCallId":"c","rawInput":{{"command":"{long}"}}}}"#);
-        assert!(known(&mut calls, &json).input.get().len() > limits::ASK_INPUT_BYTES);
-        let later = known(&mut calls, r#"{"toolCallId":"c"}"#);
-        assert!(later.input.get().starts_with('"'), "{}", later.input);
-    }
-
-    #[test]
-    fn calls_are_kept_within_bounds() {
-        let mut calls = Calls::default();
-        let half = "x".repeat(limits::ASK_INPUT_BYTES / 2);
-        for n in 0..3 * limits::KEPT_CALLS {
-            known(&mut calls, &format!(r#"{{"toolCallId":"{n}"}}"#));
-        }
-        assert_eq!(calls.kept.len(), limits::KEPT_CALLS);
-        for n in 0..3 * limits::KEPT_CALLS {
-            known(
-                &mut calls,
-                &format!(r#"{{"toolCallId":"b{n}","rawInput":["{half}"]}}"#),
-            );
-            assert!(calls.bytes <= limits::KEPT_CALLS_BYTES);
-        }
-        let sum: usize = calls.kept.iter().map(Call::bytes).sum();
-        assert_eq!(sum, calls.bytes);
-        calls.clear();
-        assert_eq!(calls.bytes, 0);
-    }
-
-    #[test]
-    fn content_of_a_shape_that_we_do_not_know_is_unreadable() {
-        for content in [
-            "7",
-            "{}",
-            "[7]",
-            r#"[{"type":"diff","path":"a","path":"b"}]"#,
-        ] {
-            let json = format!(r#"{{"toolCallId":"c","content":{content}}}"#);
-            let raw = RawValue::from_string(json).expect("JSON");
-            let fields = CallFields::read(&raw).expect("a call");
-            assert!(Calls::default().merge(&fields).is_err(), "{content}");
-        }
-    }
-}
+mod tests;

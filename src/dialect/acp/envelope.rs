@@ -10,6 +10,8 @@ use serde::Deserialize;
 use serde::de::Deserializer;
 use serde_json::value::RawValue;
 
+use crate::dialect::lenient::members;
+use crate::limits;
 use crate::wire::json::{BadFrame, Text};
 
 /// A message of the agent.
@@ -44,7 +46,7 @@ impl RequestId {
     }
 
     /// The id that a JSON value is. A string is written anew, so that two spellings of one id are
-    /// the same id.
+    /// the same id. One longer than [`limits::FOREIGN_ID_BYTES`] is none: no answer repeats it.
     pub(super) fn read(raw: &RawValue) -> Option<Self> {
         #[derive(Deserialize)]
         #[serde(untagged)]
@@ -53,11 +55,12 @@ impl RequestId {
             Unsigned(u64),
             Text(String),
         }
-        match serde_json::from_str(raw.get()).ok()? {
-            Id::Signed(n) => Some(Self(n.to_string())),
-            Id::Unsigned(n) => Some(Self(n.to_string())),
-            Id::Text(text) => serde_json::to_string(&text).ok().map(Self),
-        }
+        let id = match serde_json::from_str(raw.get()).ok()? {
+            Id::Signed(n) => n.to_string(),
+            Id::Unsigned(n) => n.to_string(),
+            Id::Text(text) => serde_json::to_string(&text).ok()?,
+        };
+        (id.len() <= limits::FOREIGN_ID_BYTES).then_some(Self(id))
     }
 }
 
@@ -83,7 +86,7 @@ impl ErrorReply {
             #[serde(borrow)]
             data: Option<&'a RawValue>,
         }
-        let Ok(shape) = serde_json::from_str::<Shape<'_>>(raw.get()) else {
+        let Some(shape) = members::<Shape<'_>>(raw) else {
             return Self {
                 message: raw.get().to_owned(),
                 ..Self::default()
@@ -185,7 +188,8 @@ mod tests {
 
     #[test]
     fn an_id_that_cannot_be_named_is_a_bad_shape_and_a_null_one_is_none() {
-        for bad in ["1.5", "true", "[]", "{}", "1e99"] {
+        let long = format!("\"{}\"", "x".repeat(limits::FOREIGN_ID_BYTES));
+        for bad in ["1.5", "true", "[]", "{}", "1e99", &long] {
             let line = format!("{{\"id\":{bad},\"method\":\"m\"}}");
             assert!(matches!(read(&line), Err(BadFrame::Shape)), "{line}");
         }

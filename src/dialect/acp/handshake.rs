@@ -7,6 +7,7 @@ use serde_json::value::RawValue;
 use super::envelope::ErrorReply;
 use super::message::{self, Initialized, Opened};
 use super::{Acp, Phase, reported, write};
+use crate::dialect::lenient::members;
 use crate::dialect::{Effect, Effects, Fault};
 use crate::limits;
 use crate::model::Foreign;
@@ -28,7 +29,7 @@ impl Acp {
                 return self.foreign(theirs, out);
             }
         };
-        let read: Initialized<'_> = serde_json::from_str(result.get()).unwrap_or_default();
+        let read: Initialized<'_> = members(result).unwrap_or_default();
         let theirs = read.protocol_version.map_or("none", RawValue::get);
         if theirs != write::VERSION {
             let theirs = Foreign::from(theirs).show(40);
@@ -111,7 +112,7 @@ impl Acp {
     pub(super) fn loaded(&mut self, outcome: Result<&RawValue, ErrorReply>, out: &mut Effects) {
         match outcome {
             Ok(result) => {
-                let opened: Opened<'_> = serde_json::from_str(result.get()).unwrap_or_default();
+                let opened: Opened<'_> = members(result).unwrap_or_default();
                 let session = self.opening.resume.clone();
                 self.ready(session, &opened, out);
             }
@@ -135,7 +136,7 @@ impl Acp {
                 return self.fault(said, out);
             }
         };
-        let opened: Opened<'_> = serde_json::from_str(result.get()).unwrap_or_default();
+        let opened: Opened<'_> = members(result).unwrap_or_default();
         let session = opened.session();
         if session.is_none() {
             let said = "the agent opened a session without an id that can be used";

@@ -7,7 +7,7 @@
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::dialect::lenient::{Count, Front, parse, string};
+use crate::dialect::lenient::{Count, Front, members, parse, string};
 use crate::limits;
 use crate::model::{Cost, Foreign, PlanEntry, TurnOutcome, Usage};
 use crate::wire::json::Text;
@@ -40,7 +40,7 @@ impl Initialized<'_> {
             #[serde(borrow)]
             version: Option<&'a RawValue>,
         }
-        string(parse::<Info<'_>>(self.agent_info?)?.version)
+        string(members::<Info<'_>>(self.agent_info?)?.version)
     }
 
     /// What it can do; what it does not say, it cannot.
@@ -61,10 +61,13 @@ impl Initialized<'_> {
             resume: Option<&'a RawValue>,
         }
         let can = |raw: Option<&RawValue>| raw.is_some_and(|raw| raw.get() != "false");
-        let agent: Agent<'_> = self.agent_capabilities.and_then(parse).unwrap_or_default();
+        let agent: Agent<'_> = self
+            .agent_capabilities
+            .and_then(members)
+            .unwrap_or_default();
         let session: Session<'_> = agent
             .session_capabilities
-            .and_then(parse)
+            .and_then(members)
             .unwrap_or_default();
         Capabilities {
             load: agent.load_session.is_some_and(|raw| raw.get() == "true"),
@@ -100,7 +103,7 @@ impl Opened<'_> {
             #[serde(borrow)]
             current_mode_id: Option<&'a RawValue>,
         }
-        string(parse::<Modes<'_>>(self.modes?)?.current_mode_id)
+        string(members::<Modes<'_>>(self.modes?)?.current_mode_id)
     }
 
     /// Its model, where the agent still says so: it has left the protocol.
@@ -111,7 +114,7 @@ impl Opened<'_> {
             #[serde(borrow)]
             current_model_id: Option<&'a RawValue>,
         }
-        string(parse::<Models<'_>>(self.models?)?.current_model_id)
+        string(members::<Models<'_>>(self.models?)?.current_model_id)
     }
 }
 
@@ -130,9 +133,9 @@ pub(super) fn listed(result: &RawValue, wanted: &Foreign) -> Option<(bool, Optio
         #[serde(borrow)]
         session_id: Text<'a>,
     }
-    let page: Page<'_> = parse(result)?;
+    let page: Page<'_> = members(result)?;
     let is_wanted = |item: &&RawValue| {
-        parse::<Session<'_>>(item).is_some_and(|s| s.session_id.0 == wanted.raw())
+        members::<Session<'_>>(item).is_some_and(|s| s.session_id.0 == wanted.raw())
     };
     let found = page.sessions.items.iter().any(is_wanted);
     Some((found, page.next_cursor))
@@ -161,7 +164,7 @@ impl Prompted<'_> {
             input_tokens: Count,
             output_tokens: Count,
         }
-        let tokens: Tokens = self.usage.and_then(parse).unwrap_or_default();
+        let tokens: Tokens = self.usage.and_then(members).unwrap_or_default();
         Usage {
             input: tokens.input_tokens.0,
             output: tokens.output_tokens.0,
@@ -170,12 +173,12 @@ impl Prompted<'_> {
 }
 
 /// How a turn ended, by the agent's word.
-pub(super) fn outcome(stop_reason: Option<&str>) -> TurnOutcome {
+pub(super) fn outcome(stop_reason: &str) -> TurnOutcome {
     match stop_reason {
-        Some("cancelled") => TurnOutcome::Cancelled,
-        Some("max_tokens" | "max_turn_requests") => TurnOutcome::Limited,
-        Some("refusal") => TurnOutcome::Refused,
-        Some(_) | None => TurnOutcome::Completed,
+        "cancelled" => TurnOutcome::Cancelled,
+        "max_tokens" | "max_turn_requests" => TurnOutcome::Limited,
+        "refusal" => TurnOutcome::Refused,
+        _ => TurnOutcome::Completed,
     }
 }
 
@@ -207,7 +210,7 @@ pub(super) fn block_text(block: &RawValue) -> Option<String> {
         kind: Text<'a>,
         text: Option<String>,
     }
-    let block: Block<'_> = parse(block)?;
+    let block: Block<'_> = members(block)?;
     (block.kind.0 == "text").then_some(block.text)?
 }
 
@@ -227,14 +230,14 @@ pub(super) fn plan(update: &RawValue) -> Option<Vec<PlanEntry>> {
         status: Option<&'a RawValue>,
     }
     let entry = |item: &RawValue| {
-        let entry: Entry<'_> = parse(item)?;
+        let entry: Entry<'_> = members(item)?;
         Some(PlanEntry {
             content: entry.content.into(),
             priority: string(entry.priority),
             status: string(entry.status),
         })
     };
-    let plan: Plan<'_> = parse(update)?;
+    let plan: Plan<'_> = members(update)?;
     Some(plan.entries.items.into_iter().filter_map(entry).collect())
 }
 
@@ -252,8 +255,8 @@ pub(super) fn context_used(update: &RawValue) -> Option<(u64, u64, Option<Cost>)
         amount: f64,
         currency: String,
     }
-    let fill: Fill<'_> = parse(update)?;
-    let cost = fill.cost.and_then(parse::<Amount>).map(|cost| Cost {
+    let fill: Fill<'_> = members(update)?;
+    let cost = fill.cost.and_then(members::<Amount>).map(|cost| Cost {
         amount: cost.amount,
         currency: cost.currency.into(),
     });
@@ -267,13 +270,15 @@ pub(super) fn current_mode(update: &RawValue) -> Option<Foreign> {
     struct Mode {
         current_mode_id: String,
     }
-    parse::<Mode>(update).map(|mode| mode.current_mode_id.into())
+    members::<Mode>(update).map(|mode| mode.current_mode_id.into())
 }
 
 /// The parameters of `session/request_permission`.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct PermissionParams<'a> {
+    #[serde(borrow)]
+    pub(super) session_id: Option<Text<'a>>,
     #[serde(borrow)]
     pub(super) tool_call: &'a RawValue,
     #[serde(borrow)]
@@ -299,7 +304,10 @@ impl PermissionParams<'_> {
             kind: Option<&'a RawValue>,
         }
         let choices = self.options.items.iter().filter_map(|item| {
-            let choice: Choice<'_> = parse(item)?;
+            let choice: Choice<'_> = members(item)?;
+            if choice.option_id.len() > limits::FOREIGN_ID_BYTES {
+                return None;
+            }
             let kind = match choice.kind {
                 // What is no string is no kind that we know.
                 Some(raw) => parse::<String>(raw).unwrap_or_default(),

@@ -13,11 +13,13 @@
 //!   reported.
 //! - A turn has begun, for the agent, with its first piece of text, thought, plan, tool call or
 //!   permission request; it ends with the reply to its prompt. While it was cancelled, an error
-//!   ends it `cancelled`, too.
+//!   ends it `cancelled`, too. A reply without a reason that can be read is a failed turn.
 //! - Text and plans outside of a turn are out of state and dropped; tool calls are passed on all
 //!   the same, so that they are judged.
 //! - A denial without an option to reject is `cancelled`, which means the turn: it is cancelled,
 //!   too. So is a permission that has no option to allow once: no answer of ours says "always".
+//! - A request of another session than ours is never allowed, and a call of one lends nothing to
+//!   ours: what runs there is told and judged by itself.
 //! - A reply that belongs to no request of ours is counted and ignored: some agents answer what
 //!   was no request.
 
@@ -38,6 +40,7 @@ use self::calls::Calls;
 use self::envelope::{ErrorReply, Message};
 use self::message::{Capabilities, Options};
 use super::asks::Asks;
+use super::lenient::members;
 use super::{Command, Dialect, Effect, Effects, Fault, Input, Opening, Refused, bad_line};
 use crate::limits;
 use crate::model::{AgentInfo, AskKey, Event, Foreign, Origin, TurnOutcome, Usage};
@@ -237,26 +240,29 @@ impl Acp {
             Phase::Listing(_) => self.listed(outcome, out),
             Phase::Creating(_) => self.created(outcome, out),
             Phase::Loading(_) => self.loaded(outcome, out),
-            Phase::Ready => self.prompted(outcome, out),
+            Phase::Ready => self.prompted(outcome, line, out),
             Phase::Closed => {}
         }
     }
 
     /// The turn's end.
-    fn prompted(&mut self, outcome: Result<&RawValue, ErrorReply>, out: &mut Effects) {
+    fn prompted(&mut self, outcome: Result<&RawValue, ErrorReply>, line: &[u8], out: &mut Effects) {
         let end = match outcome {
-            Ok(result) => match serde_json::from_str::<message::Prompted<'_>>(result.get()) {
-                Ok(prompted) => {
-                    let stop_reason = prompted.stop_reason();
+            Ok(result) => {
+                let read = members::<message::Prompted<'_>>(result);
+                let read = read.and_then(|prompted| Some((prompted.stop_reason()?, prompted)));
+                if let Some((stop_reason, prompted)) = read {
                     Event::TurnEnded {
-                        outcome: message::outcome(stop_reason.as_ref().map(Foreign::raw)),
-                        stop_reason,
+                        outcome: message::outcome(stop_reason.raw()),
+                        stop_reason: Some(stop_reason),
                         usage: prompted.usage(),
                         detail: None,
                     }
+                } else {
+                    bad_line("bad_shape", line, out);
+                    self.failed("the end of the turn cannot be read".to_owned())
                 }
-                Err(_) => self.failed("the end of the turn cannot be read".to_owned()),
-            },
+            }
             Err(error) => {
                 let said = reported(&error);
                 out.push(Effect::Event(Event::AgentError {

@@ -42,9 +42,9 @@ struct Params<'a> {
 }
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Update<'a> {
-    #[serde(rename = "sessionUpdate", borrow)]
+    #[serde(borrow, rename = "sessionUpdate")]
     tag: Text<'a>,
     #[serde(borrow)]
     content: Content<'a>,

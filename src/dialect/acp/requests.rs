@@ -4,13 +4,15 @@
 
 use serde_json::value::RawValue;
 
-use super::calls::CallFields;
+use super::calls::{CallFields, Word};
 use super::envelope::RequestId;
 use super::message::{Options, PermissionParams};
 use super::{Acp, Phase, Turn, write};
 use crate::dialect::asks::Clash;
+use crate::dialect::lenient::members;
 use crate::dialect::{Effect, Effects, Refused, bad_line};
-use crate::model::{Answer, Ask, AskKey, Claimed, Foreign};
+use crate::model::{Answer, Ask, AskKey, Claimed, Event};
+use crate::wire::json;
 
 impl Acp {
     pub(super) fn request(
@@ -35,12 +37,20 @@ impl Acp {
             return out.push(Effect::Write(answer));
         }
         let read = params.and_then(|raw| {
-            let params: PermissionParams<'_> = serde_json::from_str(raw.get()).ok()?;
+            let params: PermissionParams<'_> = members(raw)?;
             let call = CallFields::read(params.tool_call)?;
-            Some((params.options(), call))
+            let session = params.session_id.as_ref();
+            let is_other = session.is_some_and(|session| self.is_other(&session.0));
+            Some((params.options(), call, is_other))
         });
         match read {
-            Some((options, call)) => self.permission(id, &options, &call, line, out),
+            Some((mut options, mut call, is_other)) => {
+                if is_other {
+                    call.of_session("");
+                    options.allow = None;
+                }
+                self.permission(id, options, &call, line, out);
+            }
             None => self.unreadable(id, line, out),
         }
     }
@@ -58,7 +68,7 @@ impl Acp {
     fn permission(
         &mut self,
         id: &RequestId,
-        options: &Options,
+        mut options: Options,
         fields: &CallFields<'_>,
         line: &[u8],
         out: &mut Effects,
@@ -66,17 +76,24 @@ impl Acp {
         let id = id.json();
         if self.cancelling || self.leaving {
             // Whoever cancels answers every request so, also one that comes later.
+            if let Ok(raw) = serde_json::from_slice::<&RawValue>(line) {
+                out.push(Effect::Event(Event::Unknown {
+                    tag: "session/request_permission".into(),
+                    raw: raw.to_owned(),
+                }));
+            }
             return out.push(Effect::Write(write::permission(id, None)));
         }
         if self.turn == Turn::None {
             bad_line("out_of_state", line, out);
-            return self.deny_at_once(id, options, out);
+            return self.deny_at_once(id, &options, out);
         }
         self.turn_goes_on(out);
-        let Ok((_, known)) = self.calls.merge(fields) else {
-            bad_line("bad_shape", line, out);
-            return self.deny_at_once(id, options, out);
-        };
+        let (_, known) = self.calls.merge(fields, Word::Requested);
+        if !known.is_whole {
+            // It is asked all the same, so that its denial is on record.
+            options.allow = None;
+        }
         if options.allow.is_none() {
             bad_line("bad_shape", line, out);
         }
@@ -89,14 +106,14 @@ impl Acp {
                     Clash::LongId => "bad_shape",
                 };
                 bad_line(reason, line, out);
-                return self.deny_at_once(id, options, out);
+                return self.deny_at_once(id, &options, out);
             }
         };
         out.push(Effect::Ask(Ask {
             key,
-            tool_id: Some(Foreign::new(fields.tool_call_id.clone())),
+            tool_id: Some(fields.id()),
             tool: known.name,
-            input: known.input,
+            input: known.input.unwrap_or_else(json::null),
             claimed: Claimed {
                 title: known.title,
                 kind: known.kind,
@@ -114,6 +131,7 @@ impl Acp {
         out: &mut Effects,
     ) -> Result<(), Refused> {
         let (_, options) = self.asks.close(&key.0).ok_or(Refused::UnknownAsk)?;
+        self.calls.answered();
         match (answer, &options.allow) {
             (Answer::Allow, Some(option)) => {
                 out.push(Effect::Write(write::permission(&key.0, Some(option))));
@@ -129,6 +147,9 @@ impl Acp {
         let option = options.reject.as_deref();
         out.push(Effect::Write(write::permission(id, option)));
         if option.is_none() {
+            if self.turn != Turn::None && !self.cancelling {
+                out.push(Effect::Cancelling);
+            }
             self.cancel(out);
         }
     }

@@ -5,12 +5,14 @@
 
 use serde_json::value::RawValue;
 
-use super::calls::{Call, CallFields, Known, Unreadable};
+use super::calls::{Call, CallFields, Known, Word};
 use super::message::{self, CancelParams, Update, UpdateParams};
 use super::{Acp, Phase, pieces, write};
+use crate::dialect::lenient::members;
 use crate::dialect::{Effect, Effects, bad_line};
+use crate::limits;
 use crate::model::{AskKey, Event, Foreign};
-use crate::wire::json::BadFrame;
+use crate::wire::json::{self, BadFrame};
 
 impl Acp {
     pub(super) fn notification(
@@ -51,13 +53,13 @@ impl Acp {
         if self.is_replaying() {
             return;
         }
-        let mut read = |raw: &RawValue| -> Result<(), serde_json::Error> {
-            let params: UpdateParams<'_> = serde_json::from_str(raw.get())?;
-            let update: Update<'_> = serde_json::from_str(params.update.get())?;
+        let read = |raw: &RawValue| {
+            let params: UpdateParams<'_> = members(raw)?;
+            let update: Update<'_> = members(params.update)?;
             self.typed(&params, &update, object, out);
-            Ok(())
+            Some(())
         };
-        if params.is_none_or(|raw| read(raw).is_err()) {
+        if params.and_then(read).is_none() {
             self.count_bad(BadFrame::Shape, object.as_bytes(), out);
         }
     }
@@ -76,13 +78,11 @@ impl Acp {
     ) {
         let tag = update.session_update.0.as_ref();
         // Calls are judged wherever they run; all else of another session is not of this one.
-        let is_other = match (&params.session_id, &self.session) {
-            (Some(theirs), Some(ours)) => theirs.0 != ours.raw(),
-            _ => false,
-        };
+        let theirs = params.session_id.as_ref().map(|session| session.0.as_ref());
+        let other = theirs.filter(|theirs| self.is_other(theirs));
         match tag {
-            "tool_call" | "tool_call_update" => self.call(tag, params.update, object, out),
-            _ if is_other => unknown(tag, object, out),
+            "tool_call" | "tool_call_update" => self.call(tag, params.update, other, object, out),
+            _ if other.is_some() => unknown(tag, object, out),
             "agent_message_chunk" | "agent_thought_chunk" => {
                 match update.content.map(message::block_text) {
                     Some(Some(delta)) => self.piece(tag, delta.into(), object, out),
@@ -131,26 +131,46 @@ impl Acp {
         }));
     }
 
-    fn call(&mut self, tag: &str, update: &RawValue, object: &str, out: &mut Effects) {
-        let Some(fields) = CallFields::read(update) else {
+    /// Whether that is another session than ours.
+    pub(super) fn is_other(&self, session: &str) -> bool {
+        self.session
+            .as_ref()
+            .is_some_and(|ours| ours.raw() != session)
+    }
+
+    fn call(
+        &mut self,
+        tag: &str,
+        update: &RawValue,
+        other: Option<&str>,
+        object: &str,
+        out: &mut Effects,
+    ) {
+        let is_long = other.is_some_and(|session| session.len() > limits::FOREIGN_ID_BYTES);
+        let Some(mut fields) = CallFields::read(update).filter(|_| !is_long) else {
             return self.count_bad(BadFrame::Shape, object.as_bytes(), out);
         };
+        if let Some(session) = other {
+            fields.of_session(session);
+        }
         if !self.turn_goes_on(out) {
             bad_line("out_of_state", object.as_bytes(), out);
         }
-        if tag == "tool_call" {
-            self.calls.renew(&fields.tool_call_id);
-        }
-        match self.calls.merge(&fields) {
-            Ok((call, known)) => told(call, known, &fields, out),
-            Err(Unreadable) => self.count_bad(BadFrame::Shape, object.as_bytes(), out),
+        let word = if tag == "tool_call" {
+            Word::Announced
+        } else {
+            Word::Changed
+        };
+        match self.calls.merge(&fields, word) {
+            (Some(call), known) if known.is_readable => told(call, known, &fields, out),
+            _ => self.count_bad(BadFrame::Shape, object.as_bytes(), out),
         }
     }
 
     /// The agent does not want the answer any more, but an end of its request.
     fn request_withdrawn(&mut self, params: Option<&RawValue>, out: &mut Effects) {
         let id = params
-            .and_then(|raw| serde_json::from_str::<CancelParams<'_>>(raw.get()).ok())
+            .and_then(members::<CancelParams<'_>>)
             .and_then(|params| super::envelope::RequestId::read(params.request_id));
         let open = id.and_then(|id| self.asks.close(id.json()));
         if let Some((AskKey(id), _)) = open {
@@ -163,7 +183,7 @@ impl Acp {
 
 /// Tells a call's beginning, what changed of it, and its end, each once.
 fn told(call: &mut Call, known: Known, fields: &CallFields<'_>, out: &mut Effects) {
-    let id = || Foreign::new(fields.tool_call_id.clone());
+    let id = || fields.id();
     let status = fields.status();
     let begins = !std::mem::replace(&mut call.announced, true);
     let is_error = match status.as_ref().map(Foreign::raw) {
@@ -176,15 +196,15 @@ fn told(call: &mut Call, known: Known, fields: &CallFields<'_>, out: &mut Effect
         out.push(Effect::Event(Event::ToolStart {
             id: id(),
             name: known.name,
-            input: known.input,
+            input: known.input.unwrap_or_else(json::null),
         }));
-    } else if known.changed || ends.is_none() {
+    } else if known.renamed || known.input.is_some() || ends.is_none() {
         out.push(Effect::Event(Event::ToolUpdate {
             id: id(),
-            name: known.changed.then_some(known.name),
+            name: known.renamed.then_some(known.name),
             title: fields.title(),
             status,
-            input: known.changed.then_some(known.input),
+            input: known.input,
         }));
     }
     if let Some(is_error) = ends {

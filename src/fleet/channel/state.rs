@@ -308,6 +308,10 @@ impl ChannelState {
                     self.watch.ask_closed(now);
                     items.push(Item::Withdrawn(key));
                 }
+                Effect::Cancelling => {
+                    self.watch.cancel_sent(now);
+                    items.push(Item::Cancelling);
+                }
                 Effect::Write(bytes) => self.write(bytes, now),
                 Effect::CloseInput => self.close_stdin(),
                 Effect::ExitWanted => {

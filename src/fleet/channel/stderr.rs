@@ -43,16 +43,15 @@ impl StderrLog {
     /// The tail, and everything after it without a gap.
     pub(crate) fn follow(&self) -> LogTail {
         let mut log = self.lock();
-        let live = if let Some(live) = &log.live {
-            live.subscribe()
-        } else {
-            let (live, first) = broadcast::channel(FOLLOW_LINES);
-            log.live = Some(live);
-            first
-        };
         LogTail {
             backlog: log.tail.iter().cloned().collect(),
-            live,
+            live: if let Some(live) = &log.live {
+                live.subscribe()
+            } else {
+                let (live, first) = broadcast::channel(FOLLOW_LINES);
+                log.live = Some(live);
+                first
+            },
         }
     }
 

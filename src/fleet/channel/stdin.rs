@@ -14,7 +14,7 @@ use tokio::net::unix::pipe;
 use tokio::sync::Notify;
 
 use super::ChannelMsg;
-use crate::limits::STDIN_QUEUE;
+use crate::limits::{STDIN_BYTES, STDIN_QUEUE};
 
 /// Why a message did not get a place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,6 +43,8 @@ struct Queue {
 #[derive(Debug, Default)]
 struct Waiting {
     messages: VecDeque<Message>,
+    /// Bytes of all of them: a message may be long.
+    bytes: usize,
     /// Nothing more comes: the pipe closes after the last message.
     closing: bool,
     /// The pipe is closed.
@@ -60,6 +62,7 @@ impl Queue {
             {
                 let mut waiting = self.lock();
                 if let Some(message) = waiting.messages.pop_front() {
+                    waiting.bytes -= message.bytes.len();
                     return Some(message);
                 }
                 if waiting.closing {
@@ -93,9 +96,11 @@ impl Stdin {
         if waiting.closed {
             return Err(NoPlace::Closed);
         }
-        if waiting.messages.len() >= STDIN_QUEUE {
+        let sum = waiting.bytes + bytes.len();
+        if waiting.messages.len() >= STDIN_QUEUE || sum > STDIN_BYTES {
             return Err(NoPlace::Full);
         }
+        waiting.bytes = sum;
         waiting.messages.push_back(Message { bytes, at: now });
         drop(waiting);
         self.queue.changed.notify_one();
@@ -118,6 +123,7 @@ impl Drop for Reading {
         let mut waiting = self.0.lock();
         waiting.closed = true;
         waiting.messages.clear();
+        waiting.bytes = 0;
     }
 }
 
@@ -154,6 +160,19 @@ mod tests {
             assert!(reading.0.next().await.is_some());
         }
         assert!(reading.0.next().await.is_none());
+    }
+
+    #[tokio::test]
+    async fn what_waits_has_a_bound_in_bytes_as_well() {
+        let stdin = Stdin {
+            queue: Arc::default(),
+        };
+        let half = || vec![0; STDIN_BYTES / 2];
+        assert_eq!(stdin.write(half(), clock::now()), Ok(()));
+        assert_eq!(stdin.write(half(), clock::now()), Ok(()));
+        assert_eq!(stdin.write(half(), clock::now()), Err(NoPlace::Full));
+        assert!(stdin.queue.next().await.is_some());
+        assert_eq!(stdin.write(half(), clock::now()), Ok(()));
     }
 
     #[tokio::test]

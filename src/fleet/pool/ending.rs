@@ -10,7 +10,7 @@ use super::task::{self, ActiveTask};
 use crate::config::OnCrash;
 use crate::fleet::channel::ChannelEnd;
 use crate::fleet::clock::{self, now_us};
-use crate::fleet::notice::Notice;
+use crate::fleet::notice::{Notice, SlotView};
 use crate::fleet::session::Attempt;
 use crate::journal::{Commit, Refusal, TaskChange, Write};
 use crate::lifecycle::restart::{self, Next};
@@ -49,6 +49,12 @@ impl PoolState {
             }
             view.last_exit_code = code.map(ExitStatus::shell_code).or(view.last_exit_code);
         });
+        if let Some(stored) = &attempt.given_back {
+            self.slots[usize::from(index)].kept = Some(Kept::Stored(stored.clone()));
+            let session = Some(stored.session.clone());
+            let change = |view: &mut SlotView| view.session = session;
+            self.shared.slots.change(&slot_id, change);
+        }
         if attempt.stays.is_some() {
             self.slots[usize::from(index)].kept = Some(Kept::Waiting {
                 actor: occupied.actor,

@@ -11,9 +11,11 @@ use super::slot::Kept;
 use super::state::PoolState;
 use crate::config::RestartKind;
 use crate::fleet::channel::ChannelEnd;
+use crate::fleet::clock::now_us;
 use crate::fleet::session::{
     Attempt, Session, SessionArgs, SessionMsg, Stays, StoredSession, Work,
 };
+use crate::journal::Write;
 use crate::lifecycle::state::SlotEvent;
 use crate::model::{ExitStatus, SessionId, SlotState};
 
@@ -102,6 +104,16 @@ impl PoolState {
             Some(Kept::Waiting { actor, session } | Kept::Closing { actor, session }) => {
                 let _ = actor.send_message(SessionMsg::Close { for_good, now });
                 Some(Kept::Closing { actor, session })
+            }
+            Some(Kept::Stored(stored)) if for_good => {
+                let id = slot.id.clone();
+                self.shared.slots.change(&id, |view| view.session = None);
+                self.submit(Write::SessionEnded {
+                    session: stored.session,
+                    at_us: now_us(),
+                    class: None,
+                });
+                return;
             }
             kept => kept,
         };

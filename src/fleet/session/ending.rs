@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::outbox::After;
 use super::state::{Phase, SessionState};
 use super::work::Stays;
-use super::{Attempt, CheckResult, SessionMsg, work};
+use super::{Attempt, CheckResult, SessionMsg, StoredSession, work};
 use crate::config::SessionScope;
 use crate::dialect::Command;
 use crate::fleet::channel::{ChannelEnd, ChannelMsg};
@@ -52,11 +52,13 @@ impl SessionState {
             SessionMsg::Cancel if !self.has_task => {}
             SessionMsg::Cancel => {
                 self.cancelled = true;
+                self.preparing.cancel();
                 self.interrupt(TurnOutcome::Cancelled, "the run was cancelled".to_owned());
                 self.end_check("the run was cancelled");
             }
             SessionMsg::Stop { now } => {
                 self.stopped |= self.has_task;
+                self.preparing.cancel();
                 self.stop(now);
                 self.end_check("it was stopped");
             }
@@ -98,6 +100,7 @@ impl SessionState {
             return;
         }
         tracing::warn!(session = %self.work.session, why, "size limit");
+        self.oversized = true;
         if self.has_task && self.turn.is_none() {
             self.ending.get_or_insert((TurnOutcome::Failed, why));
         }
@@ -136,6 +139,17 @@ impl SessionState {
             Phase::Opening | Phase::Prompting => self.stop(false),
             _ => {}
         }
+    }
+
+    /// The dialect cancelled the running turn: the agent knows, the rest is as with a cancel of
+    /// ours.
+    pub(super) fn cancelling(&mut self) {
+        if self.phase != Phase::Turn || self.ending.is_some() {
+            return;
+        }
+        let why = "a denial for which the agent has no answer cancelled the turn";
+        self.ending = Some((TurnOutcome::Cancelled, why.to_owned()));
+        self.tell_pool(SlotEvent::CancelSent, None);
     }
 
     pub(super) fn stop(&mut self, now: bool) {
@@ -180,7 +194,7 @@ impl SessionState {
                 detail: Some(why.clone()),
             });
             self.turn_detail = Some(why);
-        } else if self.accepted && self.turn.is_none() {
+        } else if std::mem::take(&mut self.accepted) && self.turn.is_none() {
             // Every accepted prompt has an end in the stream; the task itself waits again.
             self.outbox.event(Event::TurnEnded {
                 outcome: TurnOutcome::Lost,
@@ -202,12 +216,16 @@ impl SessionState {
             },
         });
         self.channel = None;
-        match self.phase {
-            Phase::Closing => return self.settle(),
-            _ if !self.has_task => return self.child_gone(end),
-            _ => {}
+        if self.closing.is_some() {
+            return self.settle();
         }
-        self.outbox.after(After::ChildEnded);
+        if !self.has_task {
+            return self.child_gone(end);
+        }
+        if !matches!(self.phase, Phase::Checking | Phase::Surveying) {
+            let task = self.task_number;
+            self.outbox.after(After::ChildEnded { task });
+        }
         self.end = Some(end);
         if self.broken {
             self.survey();
@@ -215,8 +233,9 @@ impl SessionState {
     }
 
     /// The child's end is durable: what is left is the check and a look at the workspace.
-    pub(super) fn after_child(&mut self) {
-        if !matches!(self.phase, Phase::Checking | Phase::Surveying) && self.has_task {
+    pub(super) fn after_child(&mut self, task: u64) {
+        let is_of_now = self.has_task && task == self.task_number;
+        if is_of_now && !matches!(self.phase, Phase::Checking | Phase::Surveying) {
             self.after_turn();
         }
     }
@@ -254,7 +273,7 @@ impl SessionState {
     pub(super) fn survey(&mut self) {
         self.phase = Phase::Surveying;
         let to = self.myself.clone();
-        let over = !self.stays();
+        let over = !self.stays() && !self.gives_back;
         let survey = work::survey(
             self.prepared.as_mut(),
             self.work.session.clone(),
@@ -275,11 +294,13 @@ impl SessionState {
     pub(super) fn report(&mut self, survey: work::Survey) -> bool {
         let stays = self.stays();
         if !stays {
-            self.outbox.write(Write::SessionEnded {
-                session: self.work.session.clone(),
-                at_us: now_us(),
-                class: self.end.as_ref().map(|end| end.class),
-            });
+            if !self.gives_back {
+                self.outbox.write(Write::SessionEnded {
+                    session: self.work.session.clone(),
+                    at_us: now_us(),
+                    class: self.end.as_ref().map(|end| end.class),
+                });
+            }
             if !self.broken {
                 self.outbox.flush_last();
             }
@@ -296,6 +317,12 @@ impl SessionState {
             survey,
             cancelled: self.cancelled,
             failure: self.failure.take(),
+            given_back: self.gives_back.then(|| StoredSession {
+                session: self.work.session.clone(),
+                agent_session: self.agent_session.clone(),
+                last_seq: self.outbox.last_seq(),
+                bytes: self.outbox.bytes(),
+            }),
             stays: stays.then(|| Stays {
                 has_child: self.channel.is_some(),
                 can_load: self.can_load(),

@@ -18,6 +18,8 @@ mod work;
 
 use std::sync::Arc;
 
+use tokio_util::sync::CancellationToken;
+
 use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 
 pub(crate) use prepare::{PrepareError, Prepared};
@@ -55,6 +57,8 @@ pub(crate) enum Item {
     Ask(Ask),
     /// The agent withdrew a request.
     Withdrawn(AskKey),
+    /// The dialect cancelled the turn: a denial could not be told otherwise.
+    Cancelling,
     /// The agent began a new session of its own.
     Cleared,
     /// The turn was silent, or is over its time.
@@ -167,6 +171,10 @@ impl Actor for Session {
             loads_failed: 0,
             loadable: true,
             has_task: true,
+            task_number: 0,
+            oversized: false,
+            gives_back: false,
+            preparing: CancellationToken::new(),
             accepted: false,
             closing: None,
             outbox: Outbox::new(
@@ -208,7 +216,7 @@ impl Actor for Session {
         state.flush();
         let to = state.myself.clone();
         let (shared, pool) = (Arc::clone(&state.shared), Arc::clone(&state.pool));
-        let order = prepare::Order::of(&state.work, state.was_stored);
+        let order = prepare::Order::of(&state.work, state.was_stored, state.preparing.clone());
         tokio::spawn(async move {
             let prepared = prepare::prepare(&shared, &pool, order).await;
             let _ = to.send_message(SessionMsg::Prepared(Box::new(prepared)));

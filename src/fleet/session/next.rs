@@ -55,6 +55,7 @@ impl SessionState {
     pub(super) fn can_load(&self) -> bool {
         self.loadable
             && !self.over_quota
+            && !self.oversized
             && self.loads_failed < LOADS
             && self.agent_session.is_some()
             && self.pool.config.restart.on_crash == OnCrash::Resume
@@ -81,6 +82,7 @@ impl SessionState {
         self.outbox.is_for(work.task.clone());
         self.work = work;
         self.has_task = true;
+        self.task_number += 1;
         self.accepted = false;
         self.begun = false;
         self.turn = None;

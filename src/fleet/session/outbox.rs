@@ -42,7 +42,10 @@ pub(crate) enum After {
     /// The turn's end is known for good.
     TurnEnded,
     /// The child's end is.
-    ChildEnded,
+    ChildEnded {
+        /// The number of the task that it was working.
+        task: u64,
+    },
 }
 
 /// How long to wait before asking a journal again that refused.
@@ -95,6 +98,16 @@ impl Outbox {
     pub(crate) const fn go_on_after(&mut self, last_seq: u64, bytes: u64) {
         self.next_seq = last_seq + 1;
         self.journalled = bytes;
+    }
+
+    /// What it has journalled, in bytes of event bodies.
+    pub(crate) const fn bytes(&self) -> u64 {
+        self.journalled
+    }
+
+    /// The seq that was given last.
+    pub(crate) const fn last_seq(&self) -> u64 {
+        self.next_seq - 1
     }
 
     /// What follows belongs to this task.

@@ -6,6 +6,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio_util::sync::CancellationToken;
+
 use super::work::Work;
 use crate::config::{Fill, Launcher, Network, OWN_PROGRAM, WorkspaceMode};
 use crate::fleet::ambient::Ambient;
@@ -70,12 +73,20 @@ pub(crate) enum PrepareError {
     /// The walls cannot be planned.
     #[error("{0}")]
     Plan(#[from] sandbox::PlanError),
+    /// The session's own copy is not there any more.
+    #[error("the copy of the session's workspace, {0}, is gone")]
+    CopyGone(PathBuf),
     /// The program that prepares was stopped.
     #[error("the preparation was interrupted")]
     Interrupted,
 }
 
 impl PrepareError {
+    /// Whether trying again later is vain.
+    pub(crate) const fn is_for_good(&self) -> bool {
+        matches!(self, Self::CopyGone(_))
+    }
+
     /// Whether the slot is at fault, so that another task's child would fare no better. What only
     /// this task's workspace brings about is the task's own.
     pub(crate) const fn is_of_the_slot(&self) -> bool {
@@ -90,6 +101,7 @@ impl PrepareError {
             | Self::State(_)
             | Self::Copy { .. }
             | Self::Git { .. }
+            | Self::CopyGone(_)
             | Self::Interrupted => false,
         }
     }
@@ -103,15 +115,18 @@ pub(crate) struct Order {
     workspace: Option<PathBuf>,
     /// The session has its copy already.
     has_copy: bool,
+    /// Nobody wants it any more.
+    cancelled: CancellationToken,
 }
 
 impl Order {
-    pub(crate) fn of(work: &Work, has_copy: bool) -> Self {
+    pub(crate) fn of(work: &Work, has_copy: bool, cancelled: CancellationToken) -> Self {
         Self {
             slot: work.slot.clone(),
             session: work.session.clone(),
             workspace: work.workspace.clone(),
             has_copy,
+            cancelled,
         }
     }
 }
@@ -248,7 +263,11 @@ pub(crate) async fn prepare(
         home_inside: HOME_INSIDE.to_owned(),
     };
     if mode == WorkspaceMode::Copy && order.has_copy {
-        space.workspace = copy::path(&shared.state, &order.session);
+        let place = copy::path(&shared.state, &order.session);
+        if place.symlink_metadata().is_err() {
+            return Err(PrepareError::CopyGone(place));
+        }
+        space.workspace = place;
     } else if mode == WorkspaceMode::Copy {
         space.workspace = copy_of(shared, pool, &order, &source, &space, owner).await?;
     }
@@ -321,13 +340,13 @@ async fn copy_of(
     };
     let root = Root::open_resolved(source).map_err(unreadable)?;
     let listing = match list::git_dir(&root).map_err(unreadable)? {
-        GitDir::Dir => git_list(shared, pool, source, space)
+        GitDir::Dir => git_list(shared, pool, source, space, &order.cancelled)
             .await?
             .map_or(Listing::Everything, Listing::Git),
         _ => Listing::Everything,
     };
     let ambient = &shared.ambient;
-    let permit = shared.copying.acquire().await;
+    let permit = turn(&shared.copying, &order.cancelled).await?;
     let made = {
         let (shared, session) = (Arc::clone(shared), order.session.clone());
         let bounds = copy::Bounds::default();
@@ -344,6 +363,18 @@ async fn copy_of(
     Ok(copied.path)
 }
 
+/// Waits for a place among those who may do this at the same time, or until nobody wants it.
+async fn turn<'s>(
+    places: &'s Semaphore,
+    cancelled: &CancellationToken,
+) -> Result<SemaphorePermit<'s>, PrepareError> {
+    tokio::select! {
+        biased;
+        () = cancelled.cancelled() => Err(PrepareError::Interrupted),
+        place = places.acquire() => place.map_err(|_| PrepareError::Interrupted),
+    }
+}
+
 /// What git tracks or would track, asked inside the walls on a read-only mount; `None` where there
 /// is no git.
 async fn git_list(
@@ -351,6 +382,7 @@ async fn git_list(
     pool: &Arc<PoolShared>,
     source: &Path,
     space: &Space,
+    cancelled: &CancellationToken,
 ) -> Result<Option<list::FileList>, PrepareError> {
     let bad = |why: String| PrepareError::Git {
         path: source.to_owned(),
@@ -367,7 +399,7 @@ async fn git_list(
     };
     let git = list::ls_files(&inside);
     let plan = launch_plan(shared, pool, &space, git.argv, &For::Git { env: git.env })?;
-    let permit = shared.spawning.acquire().await;
+    let permit = turn(&shared.spawning, cancelled).await?;
     let run = shared
         .host
         .run_to_end(plan, GIT_LIST_TIMEOUT, GIT_LIST_BYTES);

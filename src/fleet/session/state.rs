@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use ractor::{ActorRef, ActorRuntime};
 use tokio::task::AbortHandle;
+use tokio_util::sync::CancellationToken;
 
 use super::asks::{self, Asks};
 use super::outbox::{After, Outbox};
@@ -68,6 +69,8 @@ pub(crate) struct SessionState {
     pub(super) loadable: bool,
     /// `work` is not over.
     pub(super) has_task: bool,
+    /// Counts its tasks: what was waited for of an earlier one is no news for the next.
+    pub(super) task_number: u64,
     /// The task's prompt is journalled.
     pub(super) accepted: bool,
     /// Nothing more comes; whether it ends for good.
@@ -93,6 +96,12 @@ pub(crate) struct SessionState {
     pub(super) broken: bool,
     /// The session wrote more than it may journal, and its child is killed for it.
     pub(super) over_quota: bool,
+    /// Home or copy was larger than it may be.
+    pub(super) oversized: bool,
+    /// What an earlier start left stays as it is: it could not be prepared now.
+    pub(super) gives_back: bool,
+    /// Ends the preparation while it waits for its turn.
+    pub(super) preparing: CancellationToken,
     /// Somebody stopped the child, but not the task.
     pub(super) stopped: bool,
     /// Set once the prompt went out.
@@ -132,10 +141,13 @@ impl SessionState {
                 self.prepared = Some(prepared);
                 return self.survey();
             }
+            Err(_) if self.cancelled || self.stopped => return self.survey(),
             Err(error) => {
                 if error.is_of_the_slot() {
                     self.end = Some(ChannelEnd::not_planned(&error.to_string()));
                 }
+                // What an earlier start left is not lost because it cannot be had now.
+                self.gives_back = self.was_stored && !error.is_for_good();
                 self.failure = Some(error.to_string());
                 return self.survey();
             }
@@ -218,6 +230,7 @@ impl SessionState {
             Item::Event(event) => self.event(event),
             Item::Ask(ask) => self.ask(ask),
             Item::Withdrawn(key) => self.asks.withdrawn(&key),
+            Item::Cancelling => self.cancelling(),
             Item::Cleared => {
                 tracing::info!(session = %self.work.session, "the agent began a new session of its own");
                 // Its new id comes with no message: what it does from here on cannot be loaded.
@@ -250,7 +263,10 @@ impl SessionState {
         self.knows_agent_session(&info);
         self.outbox.event(Event::Ready(info));
         if !self.has_task {
-            self.phase = Phase::Idle;
+            // One that is being closed stays so.
+            if self.phase == Phase::Opening {
+                self.phase = Phase::Idle;
+            }
             return;
         }
         if self.ending.is_some() {
@@ -432,6 +448,9 @@ impl SessionState {
     pub(super) fn durable(&mut self, step: After) {
         match step {
             After::Prompt => {
+                if self.phase != Phase::Prompting {
+                    return; // The child is gone, and with it what the prompt was for.
+                }
                 if self.ending.is_none() {
                     let text = self.work.prompt.clone();
                     self.command(Command::Prompt { text });
@@ -468,7 +487,7 @@ impl SessionState {
             }
             After::TurnEnded if self.scope == SessionScope::Slot => self.after_turn(),
             After::TurnEnded => self.stop(false),
-            After::ChildEnded => self.after_child(),
+            After::ChildEnded { task } => self.after_child(task),
         }
     }
 

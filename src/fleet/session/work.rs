@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::StoredSession;
 use super::prepare::Prepared;
 use super::tally::Tally;
 use crate::fleet::channel::ChannelEnd;
@@ -55,6 +56,8 @@ pub(crate) struct Attempt {
     pub(crate) cancelled: bool,
     /// Why it could not even begin, where that is the task's fault and not the slot's.
     pub(crate) failure: Option<String>,
+    /// The session of an earlier start could not be prepared, and is as it was.
+    pub(crate) given_back: Option<StoredSession>,
     /// The session waits for its next task.
     pub(crate) stays: Option<Stays>,
 }
@@ -83,6 +86,7 @@ impl Attempt {
             survey: Survey::default(),
             cancelled: false,
             failure: None,
+            given_back: None,
             stays: None,
         }
     }

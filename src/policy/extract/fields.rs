@@ -99,6 +99,39 @@ impl Fields {
         Ok(found)
     }
 
+    /// Whether the object of that name has a member, at any depth, that none of the places is or
+    /// leads to. A member that is `null` is not there.
+    pub(super) fn has_others(&self, object: &str, known: &[Place]) -> bool {
+        let Some(Field::Object(inner)) = self.0.get(object) else {
+            return false;
+        };
+        let below = known
+            .iter()
+            .filter_map(|place| match place.0.split_first() {
+                Some((step, rest)) if step.name == object => Some(rest),
+                _ => None,
+            });
+        inner.others(&below.collect::<Vec<_>>())
+    }
+
+    fn others(&self, known: &[&[Step]]) -> bool {
+        self.0.iter().any(|(name, value)| {
+            if matches!(value, Field::Null) {
+                return false;
+            }
+            let of_name = known.iter().filter_map(|steps| match steps.split_first() {
+                Some((step, rest)) if step.name == *name => Some(rest),
+                _ => None,
+            });
+            let below: Vec<_> = of_name.collect();
+            match value {
+                _ if below.iter().any(|rest| rest.is_empty()) => false,
+                Field::Object(inner) if !below.is_empty() => inner.others(&below),
+                _ => true,
+            }
+        })
+    }
+
     fn walk<'a>(&'a self, steps: &[Step], found: &mut Vec<Found<'a>>) -> Result<(), String> {
         let Some((step, rest)) = steps.split_first() else {
             return Ok(());

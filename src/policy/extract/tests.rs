@@ -387,6 +387,78 @@ mod acp {
     }
 
     #[test]
+    fn a_member_that_no_table_knows_makes_an_unknown_tool() {
+        for (kind, json) in [
+            (
+                "execute",
+                r#"{"rawInput":{"command":"find","args":[".","-delete"]}}"#,
+            ),
+            (
+                "execute",
+                r#"{"rawInput":{"command":"ls","env":{"PATH":"."}}}"#,
+            ),
+            ("execute", r#"{"rawInput":{"command":"ls","stdin":""}}"#),
+            (
+                "read",
+                r#"{"rawInput":{"path":"a","paths":["/etc/shadow"]}}"#,
+            ),
+            (
+                "read",
+                r#"{"rawInput":{"command":["bash","-lc","ls"],"args":["x"]}}"#,
+            ),
+            ("search", r#"{"rawInput":{"pattern":"*.rs","root":"/etc"}}"#),
+            (
+                "search",
+                r#"{"rawInput":{"pattern":"x","arguments":{"root":"/"}}}"#,
+            ),
+            ("edit", r#"{"rawInput":{"path":"a","files":["b"]}}"#),
+            ("edit", r#"{"rawInput":{"path":"a","destination":"b"}}"#),
+            (
+                "edit",
+                r#"{"rawInput":{"path":"a","arguments":{"target":"b"}}}"#,
+            ),
+            ("edit", r#"{"rawInput":{"path":"a","arguments":[1]}}"#),
+            (
+                "delete",
+                r#"{"rawInput":{"paths":["b"]},"locations":[{"path":"a"}]}"#,
+            ),
+            (
+                "fetch",
+                r#"{"rawInput":{"url":"https://example.org/","body":"x"}}"#,
+            ),
+        ] {
+            let request = call(kind, json);
+            let is_judged = !matches!(request, Request::Unknown { .. } | Request::Malformed { .. });
+            assert!(!is_judged, "{kind} {json}: {request:?}");
+            assert_ne!(decision(kind, json), Decision::Allow, "{kind} {json}");
+        }
+        // What is `null` is not there.
+        assert_eq!(
+            call("execute", r#"{"rawInput":{"command":"ls","args":null}}"#),
+            shell("ls", None)
+        );
+        // Directories of any name are judged.
+        assert_eq!(
+            call(
+                "execute",
+                r#"{"rawInput":{"command":"ls","dir_path":"/etc"}}"#
+            ),
+            shell("ls", Some("/etc"))
+        );
+        let search = r#"{"rawInput":{"pattern":"*","directory":"/root"}}"#;
+        assert_eq!(decision("search", search), Decision::Ask);
+        let opencode = r#"{"rawInput":{"filePath":"/workspace/a","filepath":"/workspace/a","content":"x","diff":"+x"}}"#;
+        assert_eq!(decision("edit", opencode), Decision::Allow);
+    }
+
+    #[test]
+    fn what_is_harmless_is_of_a_closed_table() {
+        let text = "schema = 1\n[tool.x]\nclass = \"write\"\npath = \"p\"\nharmless = \"q\"";
+        assert!(Extractor::parse(text).is_err());
+        assert!(Extractor::parse(&format!("closed = \"o\"\n{text}")).is_ok());
+    }
+
+    #[test]
     fn a_place_names_members() {
         for bad in ["", ".", "a.", "[]", "a[]", "a[0].b", "a[]b"] {
             let text = format!("schema = 1\n[tool.x]\nclass = \"write\"\npath = \"{bad}\"");

@@ -101,13 +101,14 @@ fn without_an_option_to_reject_a_denial_cancels_the_turn() {
         } else {
             ""
         };
+        let refused = if ambiguous { " no_allow" } else { "" };
         check_in_turn(
             &format!(
                 "{}\n> deny 0 no\n< {{\"id\":3,\"result\":{{\"stopReason\":\"cancelled\"}}}}",
                 request("0", CALL, options)
             ),
             &format!(
-                "turn started -\n{bad}ask 0 {ASK}\n{}\n{CANCEL}\nturn ended cancelled 'cancelled' tokens=0/0",
+                "turn started -\n{bad}ask 0 {ASK}{refused}\n{}\ncancelling\n{CANCEL}\nturn ended cancelled 'cancelled' tokens=0/0",
                 cancelled("0")
             ),
         );
@@ -122,7 +123,7 @@ fn what_cannot_be_allowed_once_is_denied() {
     check_in_turn(
         &format!("{}\n> allow 0", request("0", CALL, always)),
         &format!(
-            "turn started -\n{bad}\nask 0 {ASK}\n{}",
+            "turn started -\n{bad}\nask 0 {ASK} no_allow\n{}",
             selected("0", "no")
         ),
     );
@@ -130,7 +131,7 @@ fn what_cannot_be_allowed_once_is_denied() {
     check_in_turn(
         &format!("{}\n> allow 0", request("0", CALL, neither)),
         &format!(
-            "turn started -\n{bad}\nask 0 {ASK}\n{}\n{CANCEL}",
+            "turn started -\n{bad}\nask 0 {ASK} no_allow\n{}\ncancelling\n{CANCEL}",
             cancelled("0")
         ),
     );
@@ -227,6 +228,10 @@ fn a_cancel_answers_every_open_request_and_every_later_one() {
         format!("turn started -\nask 0 {ASK}\nask \"x\" {ASK}\n{CANCEL}"),
         format!("withdrawn 0\n{}", cancelled("0")),
         format!("withdrawn \"x\"\n{}", cancelled("\"x\"")),
+        format!(
+            "unknown 'session/request_permission' {}",
+            request("2", CALL, PLAIN).trim_start_matches("< ")
+        ),
         cancelled("2"),
         "turn ended cancelled 'cancelled' tokens=0/0".to_owned(),
         "refused allow 0: no open permission request has this id".to_owned(),
@@ -295,11 +300,36 @@ fn a_request_that_cannot_be_read_gets_an_error() {
             ),
         );
     }
-    // What its call says cannot be read, but the request can: it is denied.
+    // What its call says cannot be read, but the request can: it is asked, and cannot be allowed.
     check_in_turn(
-        &request("0", r#""toolCallId":"c","content":[7]"#, PLAIN),
         &format!(
-            "turn started -\nbad bad_shape {{\"id\":0,\"method\":\"session/request_permission\",\"params\":{{\"s…\n{}",
+            "{}\n> allow 0",
+            request("0", r#""toolCallId":"c","content":[7]"#, PLAIN)
+        ),
+        &format!(
+            "turn started -\nbad bad_shape\nask 0 'other' \"a part of this call cannot be read\" call='c' no_allow\n{}",
+            selected("0", "no")
+        ),
+    );
+}
+
+#[test]
+fn ids_too_long_to_be_kept_are_never_repeated() {
+    let long = "x".repeat(marshal::limits::FOREIGN_ID_BYTES + 1);
+    let id = format!("\"{long}\"");
+    for line in [
+        request(&id, CALL, PLAIN),
+        format!(r#"< {{"id":{id},"method":"fs/read_text_file"}}"#),
+    ] {
+        check_in_turn(&line, "bad bad_shape");
+    }
+    let options = format!(
+        r#"{{"optionId":"{long}","kind":"allow_once"}},{{"optionId":"no","kind":"reject_once"}}"#
+    );
+    check_in_turn(
+        &format!("{}\n> allow 0", request("0", CALL, &options)),
+        &format!(
+            "turn started -\nbad bad_shape\nask 0 {ASK} no_allow\n{}",
             selected("0", "no")
         ),
     );

@@ -38,7 +38,7 @@ fn a_call_begins_changes_and_ends_once() {
         &script.join("\n"),
         r#"turn started -
            tool 'c' 'execute' {}
-           update 'c' 'execute' 'ls' - {"rawInput":{"command":"ls"}}
+           update 'c' - 'ls' - {"rawInput":{"command":"ls"}}
            update 'c' - - 'in_progress' -
            result 'c' 'a\nb' error=false took=None
            update 'c' - - 'completed' -
@@ -135,5 +135,61 @@ fn calls_of_an_earlier_turn_are_forgotten() {
            write {"jsonrpc":"2.0","id":4,"method":"session/prompt","params":{"sessionId":"s-1","prompt":[{"type":"text","text":"q"}]}}
            turn started -
            ask 0 'other' {} call='c'"#,
+    );
+}
+
+#[test]
+fn a_call_that_is_over_lends_nothing_to_a_request() {
+    let script = [
+        call(r#""toolCallId":"c","kind":"execute","rawInput":{"command":"ls"}"#),
+        change(r#""toolCallId":"c","status":"completed""#),
+        request(r#""toolCallId":"c","title":"t""#),
+    ];
+    check_in_turn(
+        &script.join("\n"),
+        r#"turn started -
+           tool 'c' 'execute' {"rawInput":{"command":"ls"}}
+           result 'c' '' error=false took=None
+           ask 0 'other' {} call='c' title='t'"#,
+    );
+}
+
+#[test]
+fn a_call_announced_again_is_what_it_says_now() {
+    let script = [
+        call(
+            r#""toolCallId":"c","kind":"execute","rawInput":{"command":"ls"},"locations":[{"path":"a"}]"#,
+        ),
+        call(r#""toolCallId":"c","kind":"edit","rawInput":{"path":"b"}"#),
+        request(r#""toolCallId":"c""#),
+    ];
+    check_in_turn(
+        &script.join("\n"),
+        r#"turn started -
+           tool 'c' 'execute' {"rawInput":{"command":"ls"},"locations":[{"path":"a"}]}
+           update 'c' 'edit' - - {"rawInput":{"path":"b"}}
+           ask 0 'edit' {"rawInput":{"path":"b"}} call='c' kind='edit'"#,
+    );
+}
+
+#[test]
+fn another_session_lends_nothing_and_cannot_ask() {
+    let theirs = |line: String| line.replace("\"s-1\"", "\"x\"");
+    let safe = r#""toolCallId":"c","kind":"execute","rawInput":{"command":"ls"}"#;
+    let script = [theirs(call(safe)), request(r#""toolCallId":"c""#)];
+    check_in_turn(
+        &script.join("\n"),
+        r#"turn started -
+           tool 'x/c' 'execute' {"rawInput":{"command":"ls"}}
+           ask 0 'other' {} call='c'"#,
+    );
+    let script = [call(safe), theirs(request(safe)), "> allow 0".to_owned()];
+    check_in_turn(
+        &script.join("\n"),
+        r#"turn started -
+           tool 'c' 'execute' {"rawInput":{"command":"ls"}}
+           bad bad_shape
+           ask 0 'execute' {"rawInput":{"command":"ls"}} call='/c' kind='execute' no_allow
+           write {"jsonrpc":"2.0","id":0,"result":{"outcome":{"outcome":"selected","optionId":"no"}}}"#,
     );
 }

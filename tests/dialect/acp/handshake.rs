@@ -45,7 +45,7 @@ fn only_the_integer_1_passes_and_nothing_is_written_to_another_version() {
         let last = talk.effects.last();
         assert!(matches!(last, Some(Effect::Fault(Fault::Version { .. }))));
     }
-    for result in ["null", "[]", "1", "\"1\""] {
+    for result in ["null", "[]", "[1,null,null]", "1", "\"1\""] {
         check(
             &format!("< {{\"id\":1,\"result\":{result}}}"),
             "fault the agent speaks protocol version none, this supervisor speaks version 1",

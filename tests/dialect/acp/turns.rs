@@ -47,18 +47,22 @@ fn every_stop_reason_has_its_outcome_and_unknown_ones_are_kept() {
         (r#"{"stopReason":"refusal"}"#, "refused 'refusal'"),
         (r#"{"stopReason":"cancelled"}"#, "cancelled 'cancelled'"),
         (r#"{"stopReason":"interrupted"}"#, "completed 'interrupted'"),
-        (r#"{"stopReason":7,"usage":[]}"#, "completed -"),
-        ("{}", "completed -"),
+        (
+            r#"{"stopReason":"end_turn","usage":[1,2]}"#,
+            "completed 'end_turn'",
+        ),
     ] {
         check_in_turn(
             &format!("< {{\"id\":3,\"result\":{result}}}"),
             &format!("turn ended {end} tokens=0/0"),
         );
     }
-    check_in_turn(
-        r#"< {"id":3,"result":null}"#,
-        "turn ended failed - tokens=0/0 (the end of the turn cannot be read)",
-    );
+    for result in ["null", "{}", r#"{"stopReason":7}"#, r#"["end_turn",null]"#] {
+        check_in_turn(
+            &format!("< {{\"id\":3,\"result\":{result}}}"),
+            "bad bad_shape\nturn ended failed - tokens=0/0 (the end of the turn cannot be read)",
+        );
+    }
 }
 
 #[test]
