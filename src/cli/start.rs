@@ -108,18 +108,25 @@ impl std::fmt::Debug for Started {
 }
 
 impl Started {
-    /// Makes everything durable. Says what could not be.
+    /// Makes everything durable, and then removes what the sessions that ended left: one that was
+    /// ended without having been loaded has nobody else to do that. Says what could not be made
+    /// durable.
     ///
     /// # Errors
     /// The rows that the disk did not take in time.
     pub async fn close(self) -> Result<(), String> {
-        let journal = self.journal;
+        let journal = self.journal.clone();
         let closing = tokio::task::spawn_blocking(move || journal.close(limits::JOURNAL_CLOSE));
         match closing.await {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(left)) => Err(left.to_string()),
-            Err(error) => Err(error.to_string()),
+            Ok(Ok(())) => {}
+            Ok(Err(left)) => return Err(left.to_string()),
+            Err(error) => return Err(error.to_string()),
         }
+        // The fleet has stopped, so nothing works any more; it may still answer that a session
+        // does which could not be stopped.
+        let working = Working::of(&self.journal, Some(self.fleet));
+        sweep_copies(&self.state, When::Hourly, working).await;
+        Ok(())
     }
 }
 

@@ -80,6 +80,14 @@ fn count(drill: &Drill, what: &str) -> i64 {
         .expect(what)
 }
 
+/// Whether the first row begins with that; no table and no row say nothing.
+fn database_says(drill: &Drill, query: &str, wanted: &str) -> bool {
+    let found = drill
+        .database()
+        .query_row(query, [], |row| row.get::<_, String>(0));
+    found.is_ok_and(|found| found == wanted)
+}
+
 #[test]
 fn a_slot_gives_its_one_session_task_after_task_in_one_child() {
     for dialect in DIALECTS {
@@ -278,6 +286,25 @@ fn a_session_outlives_its_supervisor_stopped_or_killed() {
         assert_eq!(drill.assert_dense(), 2);
         assert_eq!(count(&drill, "sessions"), 2);
     }
+}
+
+/// A killed run's session that the continued run did not need is over, and so is its home.
+#[test]
+fn a_session_that_nobody_goes_on_with_leaves_no_home() {
+    let drill = Drill::new(&pool("scaiflux", 1, RESUME));
+    let mut running = drill.start(&["run", "say first", "sleep 60s"]);
+    eventually(Duration::from_secs(20), "the second task begins", || {
+        drill.state().join("journal.db").exists()
+            && database_says(&drill, "SELECT state FROM tasks WHERE place = 1", "running")
+    });
+    running.child.kill().expect("kill -9");
+    running.wait(Duration::from_secs(5));
+    let homes = || std::fs::read_dir(drill.state().join("homes")).map_or(0, Iterator::count);
+    assert_eq!(homes(), 1);
+    let ran = drill.run(&["run", "--continue"]);
+    assert!(ran.stdout.contains("lost"), "{}", ran.all());
+    assert_eq!(count(&drill, "sessions WHERE ended_at_us IS NULL"), 0);
+    assert_eq!(homes(), 0, "{}", ran.all());
 }
 
 #[test]
