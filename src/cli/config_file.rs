@@ -164,7 +164,9 @@ fn check_pool(pool: &Pool, origin: &Origin, faults: &mut Vec<Fault>) {
         let key = format!("pool.{}.{key}", pool.name);
         faults.push((key, message, help.map(str::to_owned)));
     };
-    let workspace = &pool.workspace.path;
+    let Some(workspace) = pool.local_workspace() else {
+        return;
+    };
     match fs::canonicalize(workspace) {
         Ok(real) if !real.is_dir() => {
             let message = format!("{} is not a directory", shown(workspace));

@@ -37,7 +37,9 @@ pub fn find(
     };
     let real = real(&dir);
     for pool in &config.pools {
-        let workspace = self::real(&pool.workspace.path);
+        let Some(workspace) = pool.local_workspace().map(self::real) else {
+            continue;
+        };
         if !real.starts_with(&workspace) {
             continue;
         }

@@ -11,10 +11,11 @@ use std::time::Duration;
 use toml::{Table, Value};
 
 use super::environment::{self, HIDDEN};
+use super::hint::Hint;
 use super::presets;
 use super::types::{
-    AskConfig, Config, Env, Extractor, JournalRules, Launcher, Pool, Restart, Sandbox, StopWaits,
-    Supervisor, Timeouts, Workspace,
+    AskConfig, Config, Env, Extractor, FarWalls, JournalRules, Launcher, Pool, Restart, Sandbox, Ssh,
+    StopWaits, Supervisor, Timeouts, Workspace,
 };
 use super::units::{show_duration, show_size};
 use crate::model::foreign;
@@ -73,10 +74,17 @@ impl Config {
             pools,
             sandboxes,
             policies,
+            hints: of_hints,
             notes: _,
             places: _,
         } = self;
         let mut tables = vec![supervisor(of_supervisor)];
+        if !of_hints.own().is_empty() {
+            // A key of the file itself, so before all tables.
+            let mut table = Shown::new(&[]);
+            table.put("hint", of_hints.own().iter().map(hint).collect::<Vec<_>>());
+            tables.insert(0, table);
+        }
         tables.extend(pools.iter().map(pool));
         tables.extend(
             sandboxes
@@ -101,7 +109,9 @@ impl Effective {
             if !out.is_empty() {
                 out.push('\n');
             }
-            let _ = writeln!(out, "[{}]", dotted(&table.header));
+            if !table.header.is_empty() {
+                let _ = writeln!(out, "[{}]", dotted(&table.header));
+            }
             for remark in &table.remarks {
                 let _ = writeln!(out, "# {remark}");
             }
@@ -189,6 +199,7 @@ fn pool(pool: &Pool) -> Shown {
         asks,
         extractor,
         launcher,
+        ssh: far,
         sandbox,
         network,
         policy,
@@ -231,21 +242,28 @@ fn pool(pool: &Pool) -> Shown {
     };
     table.put("extractor", extractor);
     table.put("launcher", launcher.word());
-    if *launcher != Launcher::None {
+    match far {
+        Some(far) => ssh(&mut table, far),
+        None => table.put("network", network.word()),
+    }
+    if *launcher == Launcher::Unshare {
         table.put("sandbox", sandbox.as_str());
     }
-    table.put("network", network.word());
     table.put("policy", policy.as_str());
     table.put("guard", guard.word());
     table.put("guard_off", *guard_off);
     table.put("on_unasked_deny", on_unasked_deny.word());
     let Workspace { path: work, mode } = workspace;
-    table.put("workspace.path", path(work));
-    table.put("workspace.mode", mode.word());
+    if far.is_none() {
+        table.put("workspace.path", path(work));
+        table.put("workspace.mode", mode.word());
+    }
     let files = home_files
         .iter()
         .map(|(name, file)| (name.clone(), path(file)));
-    table.put_named("home_files", files.collect());
+    if far.is_none() {
+        table.put_named("home_files", files.collect());
+    }
     table.put("session", session.word());
     table.put("attempts", i64::from(*attempts));
     table.put("check", texts(check));
@@ -256,6 +274,63 @@ fn pool(pool: &Pool) -> Shown {
     let AskConfig { on_timeout } = of_ask;
     table.put("ask.on_timeout", on_timeout.word());
     table
+}
+
+fn ssh(table: &mut Shown, ssh: &Ssh) {
+    let Ssh {
+        host,
+        user,
+        port,
+        identity_file,
+        known_hosts,
+        config_file,
+        connect_timeout,
+        alive_timeout,
+        workspace,
+        walls,
+    } = ssh;
+    table.remarks.push(format!(
+        "unsandboxed here: it runs at {}{}",
+        ssh.shown(),
+        if walls.is_some() {
+            ", behind the walls of marshal there"
+        } else {
+            ", as a plain process"
+        }
+    ));
+    table.put("ssh.host", host.as_str());
+    if let Some(user) = user {
+        table.put("ssh.user", user.as_str());
+    }
+    if let Some(port) = port {
+        table.put("ssh.port", i64::from(*port));
+    }
+    for (key, file) in [
+        ("identity_file", identity_file),
+        ("known_hosts", known_hosts),
+        ("config_file", config_file),
+    ] {
+        if let Some(file) = file {
+            table.put(&format!("ssh.{key}"), path(file));
+        }
+    }
+    table.put("ssh.connect_timeout", show_duration(*connect_timeout));
+    table.put("ssh.alive_timeout", show_duration(*alive_timeout));
+    table.put("ssh.workspace", workspace.as_str());
+    if let Some(FarWalls {
+        marshal,
+        mode,
+        network,
+        home,
+    }) = walls
+    {
+        table.put("ssh.marshal", marshal.as_str());
+        table.put("ssh.mode", mode.word());
+        table.put("ssh.network", network.word());
+        if let Some(home) = home {
+            table.put("ssh.home", home.as_str());
+        }
+    }
 }
 
 fn env_of(table: &mut Shown, env: &Env) {
@@ -338,6 +413,36 @@ fn stop(table: &mut Shown, stop: StopWaits) {
     ] {
         table.put(&format!("stop.{key}"), show_duration(wait));
     }
+}
+
+fn hint(hint: &Hint) -> Value {
+    let Hint {
+        pattern,
+        place,
+        agent,
+        launcher,
+        code,
+        text: said,
+        class,
+    } = hint;
+    let mut table = Table::new();
+    let mut put = |key: &str, value: Value| table.insert(key.to_owned(), value);
+    put("pattern", text(pattern.as_str()));
+    put("where", text(place.word()));
+    if let Some(agent) = agent {
+        put("agent", text(agent));
+    }
+    if let Some(launcher) = launcher {
+        put("launcher", text(launcher.word()));
+    }
+    if let Some(code) = code {
+        put("code", i64::from(*code).into());
+    }
+    put("text", text(said));
+    if let Some(class) = class {
+        put("class", text(class.word()));
+    }
+    Value::Table(table)
 }
 
 fn sandbox(name: &str, profile: &Sandbox) -> Shown {

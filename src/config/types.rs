@@ -5,12 +5,14 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::error::Places;
+use super::hint::Hints;
 use crate::limits;
+pub use super::ssh::{FarMode, FarWalls, Ssh};
 pub use crate::model::OnTimeout;
 use crate::model::{PoolName, words};
 
@@ -27,6 +29,8 @@ pub struct Config {
     pub sandboxes: BTreeMap<String, Sandbox>,
     /// `[policy.NAME]` files; the names of the built-in ones are not in it.
     pub policies: BTreeMap<String, PathBuf>,
+    /// `[[hint]]`: what messages mean, the file's own rows and the built-in ones.
+    pub hints: Hints,
     /// What its reader should know before it is used: promises that a choice narrows, keys that
     /// have no effect as things stand. Safe to show.
     pub notes: Vec<String>,
@@ -93,6 +97,8 @@ words!(
         Unshare = "unshare",
         /// As a plain process, with nothing around it.
         None = "none",
+        /// At another host, by the system's ssh client.
+        Ssh = "ssh",
     }
 );
 
@@ -250,6 +256,8 @@ pub struct Pool {
     pub extractor: Extractor,
     /// How it is started.
     pub launcher: Launcher,
+    /// Where it runs, with [`Launcher::Ssh`], and only then.
+    pub ssh: Option<Box<Ssh>>,
     /// The name of its sandbox profile (a key of [`Config::sandboxes`]). With [`Launcher::None`]
     /// there are no walls, and only the profile's limits apply.
     pub sandbox: String,
@@ -257,7 +265,7 @@ pub struct Pool {
     pub network: Network,
     /// The name of its policy: a built-in one (`developer`) or a key of [`Config::policies`].
     pub policy: String,
-    /// Its workspace.
+    /// Its workspace; with [`Launcher::Ssh`] the one at the far end ([`Pool::local_workspace`]).
     pub workspace: Workspace,
     /// Files that fill a new home: path inside the home -> file on the host.
     pub home_files: BTreeMap<String, PathBuf>,
@@ -281,6 +289,14 @@ pub struct Pool {
     pub guard_off: bool,
     /// What a denied unasked call brings about.
     pub on_unasked_deny: OnUnaskedDeny,
+}
+
+impl Pool {
+    /// Its workspace, if that is a directory of this host.
+    #[must_use]
+    pub fn local_workspace(&self) -> Option<&Path> {
+        (self.launcher != Launcher::Ssh).then_some(&*self.workspace.path)
+    }
 }
 
 /// The table that says which field of a tool call holds what (`policy::extract` reads it).

@@ -7,6 +7,7 @@
 
 mod asks;
 mod ending;
+mod far;
 mod measure;
 mod next;
 mod outbox;
@@ -14,6 +15,7 @@ pub(crate) mod outcome;
 mod prepare;
 mod state;
 mod tally;
+mod unprepared;
 mod work;
 
 use std::sync::Arc;

@@ -10,13 +10,15 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio_util::sync::CancellationToken;
 
 use super::work::Work;
-use crate::config::{Fill, Launcher, Network, OWN_PROGRAM, WorkspaceMode};
+use super::far;
+pub(crate) use super::unprepared::PrepareError;
+use crate::config::{Fill, HOME_OF_CHILD, Launcher, Network, OWN_PROGRAM, WorkspaceMode};
 use crate::fleet::ambient::Ambient;
 use crate::fleet::setup::{PoolShared, Shared};
 use crate::launch::{LaunchPlan, RunError, SpawnError, Walls};
 use crate::limits::{GIT_LIST_BYTES, GIT_LIST_TIMEOUT};
 use crate::model::{Foreign, SessionId, SlotId};
-use crate::policy::Place;
+use crate::policy::{NoLinks, Place};
 use crate::sandbox::state_dir::StateError;
 use crate::sandbox::workspace::{
     CopyError, GitDir, HomeError, Listing, Manifest, Owner, Root, TreeError, TreeLinks, copy, home,
@@ -33,79 +35,6 @@ const HOME_INSIDE: &str = "/home/agent";
 const MARSHAL_INSIDE: &str = "/run/marshal/marshal";
 /// Its PATH, unless the configuration says more.
 const PATH_INSIDE: &str = "/usr/local/bin:/usr/bin:/bin";
-
-/// Why a session could not be prepared.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum PrepareError {
-    /// The workspace cannot be read.
-    #[error("workspace {path}: {source}")]
-    Workspace {
-        /// The directory.
-        path: PathBuf,
-        /// Why.
-        source: TreeError,
-    },
-    /// It would let the agent at the state directory.
-    #[error("{0}")]
-    State(#[from] StateError),
-    /// It cannot be copied.
-    #[error("workspace {path}: {source}")]
-    Copy {
-        /// The directory.
-        path: PathBuf,
-        /// Why.
-        source: CopyError,
-    },
-    /// Git could not list its files.
-    #[error("workspace {path}: git could not list its files: {why}")]
-    Git {
-        /// The directory.
-        path: PathBuf,
-        /// Why.
-        why: String,
-    },
-    /// The walls around git failed: the agent's would too.
-    #[error("{0}")]
-    GitWalls(RunError),
-    /// The home could not be made.
-    #[error("{0}")]
-    Home(#[from] HomeError),
-    /// The walls cannot be planned.
-    #[error("{0}")]
-    Plan(#[from] sandbox::PlanError),
-    /// The session's own copy is not there any more.
-    #[error("the copy of the session's workspace, {0}, is gone")]
-    CopyGone(PathBuf),
-    /// The program that prepares was stopped.
-    #[error("the preparation was interrupted")]
-    Interrupted,
-}
-
-impl PrepareError {
-    /// Whether trying again later is vain.
-    pub(crate) const fn is_for_good(&self) -> bool {
-        matches!(self, Self::CopyGone(_))
-    }
-
-    /// Whether the slot is at fault, so that another task's child would fare no better. What only
-    /// this task's workspace brings about is the task's own.
-    pub(crate) const fn is_of_the_slot(&self) -> bool {
-        match self {
-            Self::GitWalls(error) => matches!(error, RunError::Spawn(_)),
-            Self::Home(_) => true,
-            Self::Plan(error) => !matches!(
-                error,
-                PlanError::RootOwned { .. } | PlanError::NotUtf8(_) | PlanError::NotAbsolute(_)
-            ),
-            Self::Workspace { .. }
-            | Self::State(_)
-            | Self::Copy { .. }
-            | Self::Git { .. }
-            | Self::CopyGone(_)
-            | Self::Interrupted => false,
-        }
-    }
-}
 
 /// What to prepare.
 #[derive(Debug)]
@@ -137,8 +66,17 @@ pub(crate) struct Prepared {
     pub(crate) session: SessionId,
     /// How the workspace looked before, where it can change.
     pub(crate) before: Option<Manifest>,
-    links: TreeLinks,
+    links: Links,
     space: Arc<Space>,
+}
+
+/// What is known of links in the session's directories.
+#[derive(Debug)]
+enum Links {
+    /// What the host says.
+    Trees(TreeLinks),
+    /// Nothing: they are at a far end, and paths are judged by their text.
+    Unseen(NoLinks),
 }
 
 /// The session's directories, outside and inside.
@@ -166,6 +104,30 @@ impl Space {
 }
 
 impl Prepared {
+    /// A session at a far end: here it has a home only, for the client's sake. `seen` are workspace
+    /// and home as the agent sees them.
+    pub(super) fn far(
+        session: SessionId,
+        slot: SlotId,
+        home: PathBuf,
+        (workspace_inside, home_inside): (String, String),
+    ) -> Self {
+        let space = Space {
+            slot,
+            workspace: home.clone(),
+            home,
+            is_copy: false,
+            workspace_inside,
+            home_inside,
+        };
+        Self {
+            session,
+            before: None,
+            links: Links::Unseen(NoLinks),
+            space: Arc::new(space),
+        }
+    }
+
     /// The session's directories.
     pub(super) fn space(&self) -> &Arc<Space> {
         &self.space
@@ -182,7 +144,10 @@ impl Prepared {
             workspace: &self.space.workspace_inside,
             home: &self.space.home_inside,
             cwd: Some(&self.space.workspace_inside),
-            resolver: &self.links,
+            resolver: match &self.links {
+                Links::Trees(trees) => trees,
+                Links::Unseen(unseen) => unseen,
+            },
         }
     }
 
@@ -214,16 +179,29 @@ impl Prepared {
             }
             _ => pool.config.argv(fill),
         };
-        self.plan_for(shared, pool, argv)
+        self.plan(shared, pool, argv, false)
     }
 
-    /// A plan for another program in the same walls.
+    /// A plan for another program in the same walls: it has no input, and ends by itself.
     pub(crate) fn plan_for(
         &self,
         shared: &Shared,
         pool: &PoolShared,
         argv: Vec<String>,
     ) -> Result<LaunchPlan, PrepareError> {
+        self.plan(shared, pool, argv, true)
+    }
+
+    fn plan(
+        &self,
+        shared: &Shared,
+        pool: &PoolShared,
+        argv: Vec<String>,
+        is_check: bool,
+    ) -> Result<LaunchPlan, PrepareError> {
+        if let Some(ssh) = &pool.config.ssh {
+            return far::plan(shared, pool, ssh, &self.space.home, &argv, is_check);
+        }
         let writable = pool.config.workspace.mode != WorkspaceMode::Ro;
         launch_plan(shared, pool, &self.space, argv, &For::Agent { writable })
     }
@@ -235,6 +213,9 @@ pub(crate) async fn prepare(
     pool: &Arc<PoolShared>,
     order: Order,
 ) -> Result<Prepared, PrepareError> {
+    if let Some(ssh) = &pool.config.ssh {
+        return far::prepare(shared, pool, ssh, order.slot, order.session).await;
+    }
     let ambient = &shared.ambient;
     let source = order
         .workspace
@@ -299,7 +280,7 @@ pub(crate) async fn prepare(
     Ok(Prepared {
         session: order.session,
         before,
-        links,
+        links: Links::Trees(links),
         space: Arc::new(space),
     })
 }
@@ -317,7 +298,7 @@ fn owner(shared: &Shared, pool: &PoolShared, slot: &SlotId) -> Option<Owner> {
     Some(Owner { uid, gid: uid })
 }
 
-async fn blocking<T: Send + 'static>(
+pub(super) async fn blocking<T: Send + 'static>(
     ambient: &Ambient,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, PrepareError> {
@@ -390,7 +371,7 @@ async fn git_list(
     };
     let inside = match pool.config.launcher {
         Launcher::Unshare => WORKSPACE_INSIDE.to_owned(),
-        Launcher::None => source.to_string_lossy().into_owned(),
+        Launcher::None | Launcher::Ssh => source.to_string_lossy().into_owned(),
     };
     let space = Space {
         workspace: source.to_owned(),
@@ -489,6 +470,7 @@ fn launch_plan(
         cwd: space.workspace_inside.clone(),
         limits: sandbox::limits_of(&pool.sandbox),
         walls,
+        preamble: Vec::new(),
     })
 }
 
@@ -528,7 +510,11 @@ fn environment(shared: &Shared, pool: &PoolShared, space: &Space) -> Vec<(String
     let config = &pool.config.env;
     let mut path = String::new();
     for directory in &config.path_add {
-        path.push_str(&directory.to_string_lossy());
+        let directory = directory.to_string_lossy();
+        match directory.strip_prefix(HOME_OF_CHILD) {
+            Some(below) => path.extend([&*space.home_inside, below]),
+            None => path.push_str(&directory),
+        }
         path.push(':');
     }
     match (pool.config.launcher, shared.environment.get("PATH")) {
