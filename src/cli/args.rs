@@ -12,6 +12,7 @@ use super::board::Verbosity;
 use super::events::EventsArgs;
 use super::exit::Exit;
 use super::script_agent;
+use super::walls::SandboxCommand;
 use crate::model::{RunId, SessionId, SlotId};
 
 /// Runs many AI agents on one host, each in its own sandbox, judged by policy
@@ -79,6 +80,12 @@ pub enum Command {
         /// What to do with it
         #[command(subcommand)]
         command: ConfigCommand,
+    },
+    /// The walls around one command, without a fleet
+    Sandbox {
+        /// What to do with them
+        #[command(subcommand)]
+        command: SandboxCommand,
     },
     /// Be the script agent: a deterministic agent that works a prompt as a small script
     ScriptAgent(script_agent::Args),

@@ -65,7 +65,7 @@ pub fn find(
 }
 
 /// The path with the links of its existing part followed.
-fn real(path: &Path) -> PathBuf {
+pub(super) fn real(path: &Path) -> PathBuf {
     for existing in path.ancestors() {
         if let Ok(real) = fs::canonicalize(existing) {
             let rest = path.strip_prefix(existing).unwrap_or(Path::new(""));

@@ -106,12 +106,12 @@ impl Hint {
                 .code
                 .is_none_or(|code| evidence.status == Some(ExitStatus::Code(code)));
         let in_message = || {
-            let mut lines = evidence.messages.iter().flat_map(|text| head(text).lines());
+            let mut lines = evidence.messages.iter().flat_map(|text| looked_at(text).lines());
             lines.any(|line| self.pattern.is_match(line))
         };
         let in_stderr = || {
             let mut lines = evidence.stderr.iter();
-            lines.any(|line| self.pattern.is_match(head(line.raw())))
+            lines.any(|line| self.pattern.is_match(looked_at(line.raw())))
         };
         conditions
             && match self.place {
@@ -123,7 +123,8 @@ impl Hint {
 }
 
 /// As much of a text as is looked at.
-fn head(text: &str) -> &str {
+#[must_use]
+pub fn looked_at(text: &str) -> &str {
     let mut end = text.len().min(limits::HINT_MESSAGE_BYTES);
     while !text.is_char_boundary(end) {
         end -= 1;

@@ -6,6 +6,7 @@ use ractor::ActorRef;
 
 use super::state::{ChannelState, Gone};
 use super::stdout::StreamEnd;
+use super::explain::explain;
 use super::{Cause, ChannelMsg, end, stderr, stdout};
 use crate::dialect::Command;
 use crate::fleet::session::{Item, SessionMsg};
@@ -128,12 +129,13 @@ impl ChannelState {
                 .slots
                 .log(&self.slot)
                 .map(stderr::StderrLog::tail);
-            let end = end::conclude(
+            let mut end = end::conclude(
                 ended.as_ref(),
                 self.cause.take(),
                 self.ready,
                 tail.unwrap_or_default(),
             );
+            explain(&mut end, &self.pool.config, &self.shared.config.hints);
             ChildExited {
                 slot: &self.slot,
                 session: &self.session_id,

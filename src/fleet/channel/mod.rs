@@ -6,6 +6,7 @@
 
 mod deadlines;
 mod end;
+mod explain;
 mod state;
 pub(crate) mod stderr;
 pub(crate) mod stdin;

@@ -19,12 +19,11 @@ use crate::launch::{LaunchPlan, RunError, SpawnError, Walls};
 use crate::limits::{GIT_LIST_BYTES, GIT_LIST_TIMEOUT};
 use crate::model::{Foreign, SessionId, SlotId};
 use crate::policy::{NoLinks, Place};
-use crate::sandbox::state_dir::StateError;
 use crate::sandbox::workspace::{
-    CopyError, GitDir, HomeError, Listing, Manifest, Owner, Root, TreeError, TreeLinks, copy, home,
+    GitDir, Listing, Manifest, Owner, Root, TreeError, TreeLinks, copy, home,
     list,
 };
-use crate::sandbox::{self, PlanError, Tree, WallsRequest};
+use crate::sandbox::{self, Tree, WallsRequest};
 use crate::wire::shim::Access;
 
 /// Where the agent finds its workspace inside walls.
