@@ -249,6 +249,7 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
     let supervisor = supervisor(&section, &origin.dir);
     children_fit(root, &drafts, supervisor.max_children);
     stay_outside(root, &drafts, &supervisor, &policies, origin);
+    let hints = hint::read(root);
     root.close(LATER_TABLES, &[("pools", "pool"), ("policies", "policy")]);
     let mut config = Config {
         file: origin.file.clone(),
@@ -256,7 +257,7 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
         pools: drafts.into_iter().map(|draft| draft.pool).collect(),
         sandboxes,
         policies,
-        hints: hint::read(root),
+        hints,
         notes: Vec::new(),
         places: Places::new(ledger.text.clone(), BTreeMap::new()),
     };

@@ -242,12 +242,12 @@ fn pool(pool: &Pool) -> Shown {
     };
     table.put("extractor", extractor);
     table.put("launcher", launcher.word());
+    if *launcher == Launcher::Unshare {
+        table.put("sandbox", sandbox.as_str());
+    }
     match far {
         Some(far) => ssh(&mut table, far),
         None => table.put("network", network.word()),
-    }
-    if *launcher == Launcher::Unshare {
-        table.put("sandbox", sandbox.as_str());
     }
     table.put("policy", policy.as_str());
     table.put("guard", guard.word());

@@ -31,6 +31,10 @@ const BEYOND: &[&str] = &[
     "the profile \"strict\"",
     "guard = ",
     "launcher = \"none\"",
+    "launcher = \"ssh\"",
+    "ssh.marshal",
+    "not a regular expression",
+    "the ssh client takes no path",
     // Names and places that mean something.
     "cannot be bound as a whole",
     "files of /etc are named",

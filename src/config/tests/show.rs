@@ -51,6 +51,10 @@ guard_off = true
 [pool.two]
 command = ["agent", "{mode}"]
 mode = "plan"
+[pool.three]
+command = ["agent"]
+launcher = "ssh"
+ssh = { host = "h", user = "u", port = 1, identity_file = "i", known_hosts = "k", config_file = "c", workspace = "/w", marshal = "m", home = "/h" }
 [pool.two.extractor.tool."a b"]
 class = "shell"
 [sandbox.own]

@@ -18,7 +18,7 @@ pub(crate) struct Tally {
     pub(crate) usage: Usage,
     pub(crate) answer: String,
     /// The beginning of the last error that the agent reported.
-    error: String,
+    pub(super) error: String,
     pub(super) tool_calls: u32,
     pub(super) output: bool,
 }
