@@ -203,8 +203,13 @@ pub const COPY_FILES: u64 = 200_000;
 pub const COPY_KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
 /// How often old copies are swept.
 pub const SWEEP_EVERY: Duration = Duration::from_secs(3600);
-/// How often the sizes of homes and copies are measured while quotas do not exist.
+/// How often, at most, one session's home and copy are measured while quotas do not exist; and how
+/// often they are while its child says anything, or they grow, or the disk fills.
 pub const MEASURE_EVERY: Duration = Duration::from_secs(10);
+/// The longest time between two such measurements, however quiet a child is.
+pub const MEASURE_QUIET: Duration = Duration::from_secs(80);
+/// How often it is asked which sessions are to be measured, and how full the disk is.
+pub const MEASURE_LOOK: Duration = Duration::from_secs(1);
 /// The size limit of a session's home, in bytes.
 pub const HOME_BYTES: u64 = 4 << 30;
 /// The largest file that `home_files` may name, in bytes: settings and credentials, not data.
