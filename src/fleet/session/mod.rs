@@ -12,6 +12,7 @@ mod next;
 mod outbox;
 pub(crate) mod outcome;
 mod prepare;
+mod scales;
 mod state;
 mod tally;
 mod work;
@@ -22,8 +23,8 @@ use tokio_util::sync::CancellationToken;
 
 use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 
-pub(crate) use measure::Scales;
 pub(crate) use prepare::{PrepareError, Prepared};
+pub(crate) use scales::Scales;
 pub(crate) use tally::Tally;
 pub(crate) use work::{Attempt, CheckResult, Stays, Work};
 
