@@ -253,7 +253,11 @@ fn pool(pool: &Pool) -> Shown {
     restart(&mut table, of_restart);
     timeouts(&mut table, of_timeouts);
     stop(&mut table, *of_stop);
-    let AskConfig { on_timeout } = of_ask;
+    let AskConfig {
+        timeout,
+        on_timeout,
+    } = of_ask;
+    table.put("ask.timeout", show_duration(*timeout));
     table.put("ask.on_timeout", on_timeout.word());
     table
 }

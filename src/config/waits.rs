@@ -118,8 +118,9 @@ pub(super) fn stop(section: &Section<'_>) -> StopWaits {
 /// Reads `ask`.
 pub(super) fn ask(section: &Section<'_>) -> AskConfig {
     let ask = AskConfig {
+        timeout: value(section.duration("timeout", ANY), 900 * SECOND),
         on_timeout: value(section.word("on_timeout", &[]), OnTimeout::Deny),
     };
-    section.close(&["timeout", "when_waiting"], &[]);
+    section.close(&["when_waiting"], &[]);
     ask
 }
