@@ -6,12 +6,14 @@
 
 mod catch_up;
 pub mod control;
+mod conversation;
 pub mod history;
 pub mod http;
 pub mod process_stats;
 pub mod reply;
 pub mod request;
 pub mod service;
+pub mod talk;
 pub mod task_rules;
 pub mod view;
 pub mod watch;

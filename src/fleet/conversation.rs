@@ -267,9 +267,31 @@ impl Conversation {
         }
     }
 
+    /// What it brings and is there already.
+    pub fn ready(&mut self) -> Option<Brought> {
+        if let Ok(asking) = self.asks.try_recv() {
+            return Some(Brought::Asking(asking));
+        }
+        let report = self.reports.try_recv().ok()?;
+        self.open = self.open.saturating_sub(1);
+        Some(Brought::Ended(report))
+    }
+
+    /// The slot that it has.
+    #[must_use]
+    pub const fn slot(&self) -> &SlotId {
+        &self.slot
+    }
+
+    /// Whether it was left.
+    #[must_use]
+    pub const fn has_left(&self) -> bool {
+        self.has_left
+    }
+
     /// Leaves it: its turn is cancelled, its child stopped; returns when that is done. It can be
     /// loaded again.
-    pub async fn leave(mut self) {
+    pub async fn leave(&mut self) {
         let (done, left) = oneshot::channel();
         self.go(Some(done));
         let _ = left.await;

@@ -4,6 +4,7 @@
 //! the command line. A client that is slow lags behind its stream; one that does not read at all
 //! is dropped; neither slows the fleet.
 
+mod converse;
 mod lines;
 pub mod socket;
 mod talk;
