@@ -165,6 +165,19 @@ pub const CONVERSATION_KEPT: Duration = COPY_KEPT;
 /// ([`ASKS_PER_SESSION`]) is told twice.
 pub const ASKS_TOLD: usize = 16 * ASKS_PER_SESSION;
 
+/// The longest line that an editor may send, in bytes: a prompt of [`PROMPT_BYTES`], of which JSON
+/// makes six times as many at worst, and what stands beside it.
+pub const EDITOR_LINE_BYTES: usize = 8 << 20;
+
+/// Bytes that wait for an editor that does not read; then its conversations wait.
+pub const EDITOR_OUT_BYTES: usize = 16 << 20;
+
+/// Lines that wait for an editor that does not read.
+pub const EDITOR_OUT_LINES: usize = 256;
+
+/// Conversations that one editor has open, or is opening.
+pub const EDITOR_SESSIONS: usize = 32;
+
 /// Tasks that wait in one pool's queue.
 pub const POOL_QUEUE: usize = 100_000;
 

@@ -4,6 +4,7 @@
 //! Must not know the command line. A slow or silent client never slows the fleet: it lags, is
 //! told so, and is dropped in the end.
 
+pub mod acp;
 mod catch_up;
 pub mod control;
 mod conversation;

@@ -24,7 +24,7 @@ use super::watch::Ledger;
 use crate::limits;
 use crate::model::RunId;
 
-pub use lines::{LineError, Lines};
+pub use lines::{LineError, LineReader, LineWriter, Lines};
 pub use socket::{BindError, Listener, bind, connect};
 
 /// The bounds of one server; [`Bounds::default`] is what the program uses.
