@@ -283,7 +283,11 @@ fn pool(pool: &Pool) -> Shown {
     for (key, time) in [("pause", pause), ("max", max), ("give_up", give_up)] {
         table.put(&format!("rate_limit.{key}"), show_duration(*time));
     }
-    let AskConfig { on_timeout } = of_ask;
+    let AskConfig {
+        timeout,
+        on_timeout,
+    } = of_ask;
+    table.put("ask.timeout", show_duration(*timeout));
     table.put("ask.on_timeout", on_timeout.word());
     table
 }
