@@ -25,7 +25,7 @@ use super::start::{self, Failure};
 use super::state_dir::{self, StateDirError};
 use super::streams::Streams;
 use super::tasks::{self, Surroundings};
-use super::{config_command, script_agent, up};
+use super::{config_command, script_agent, script_model, up};
 use crate::api::control;
 use crate::api::reply::Role;
 use crate::config::{Config, ConfigErrors, LogFormat};
@@ -96,6 +96,9 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
     {
         return config_command::schema(cli.json, &mut streams);
     }
+    if let Command::ScriptModel(args) = cli.command {
+        return script_model::run(args, cli.json, cli.quiet, streams).await;
+    }
     let Ok(directory) = std::env::current_dir() else {
         streams
             .err
@@ -134,6 +137,7 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
             Err(exit) => exit,
         },
         Command::ScriptAgent(_) => Exit::Usage, // taken before the runtime
+        Command::ScriptModel(_) => Exit::Usage, // taken before the configuration
     }
 }
 

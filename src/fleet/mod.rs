@@ -13,6 +13,7 @@ mod ambient;
 mod channel;
 mod clock;
 mod continuing;
+mod conversation;
 mod credit;
 mod mailbox;
 mod memory;
@@ -38,6 +39,10 @@ pub use channel::stderr::LogTail;
 #[doc(hidden)]
 pub use clock::simulate_stamps;
 pub use continuing::{TakeUpError, TakenUp};
+pub use conversation::{
+    Asking, Brought, Conversation, ConversationOrder, ConversationView, OpenError, PendingAsk,
+    PromptError,
+};
 pub use memory::MemoryError;
 pub use notice::{ChangeKind, FileChange, Notice, SlotView, TaskReport};
 pub use report::ReportError;
@@ -546,6 +551,7 @@ fn pools(setup: &Setup) -> Result<Vec<Arc<PoolShared>>, StartError> {
                 .unwrap_or_else(|_| config.workspace.path.clone()),
             tasks: AtomicUsize::new(0),
             oldest: Mutex::new(None),
+            asks: Mutex::default(),
             first_slot,
         };
         first_slot += config.size;
