@@ -8,6 +8,8 @@
 mod continuing;
 mod crashes;
 mod drill;
+mod editor;
+mod editors;
 mod escapes;
 mod first_run;
 mod full_disk;
