@@ -23,6 +23,7 @@ fn rules(key: &str) -> Value {
         "pool.NAME.command" => json!({"minItems": 1}),
         "pool.NAME.ssh" => json!({"required": ["host", "workspace"]}),
         "hint[]" => json!({"required": ["pattern", "text"]}),
+        "pool.NAME.routes" | "route.NAME.allow" => json!({"minItems": 1}),
         "policy.NAME" => json!({"required": ["file"]}),
         _ => json!({}),
     }

@@ -10,10 +10,10 @@ use std::time::Duration;
 use super::error::quoted;
 use super::paths;
 use super::table::{Found, Item, Place, Section, word};
-use super::types::{Guard, Launcher, Network, Pool, WorkspaceMode};
+use super::types::{Guard, Launcher, Pool, WorkspaceMode};
 use crate::limits;
 
-word!(FarMode);
+word!(FarMode, FarNetwork);
 
 crate::model::words!(
     /// How `marshal` at the far end shows the agent its workspace.
@@ -24,6 +24,16 @@ crate::model::words!(
         Ro = "ro",
         /// A copy, which stays at the far end.
         Copy = "copy",
+    }
+);
+
+crate::model::words!(
+    /// What an agent reaches behind the walls of the far end.
+    FarNetwork {
+        /// A loopback of its own.
+        None = "none",
+        /// The network of that host.
+        Host = "host",
     }
 );
 
@@ -60,7 +70,7 @@ pub struct FarWalls {
     /// How the agent sees the workspace.
     pub mode: FarMode,
     /// What it reaches.
-    pub network: Network,
+    pub network: FarNetwork,
     /// A directory there that is its home; `None`: one in memory, gone with each child.
     pub home: Option<String>,
 }
@@ -185,7 +195,7 @@ fn walls(table: &Section<'_>) -> Option<FarWalls> {
         Some(found)
     });
     let mode = table.word::<FarMode>("mode", &[]);
-    let network = table.word::<Network>("network", &["proxy"]);
+    let network = table.word::<FarNetwork>("network", &["routes", "proxy"]);
     let home = far_path(table.item("home"));
     if marshal.is_none() && table.item("marshal").is_none() {
         let keys = [
@@ -203,7 +213,7 @@ fn walls(table: &Section<'_>) -> Option<FarWalls> {
     Some(FarWalls {
         marshal: marshal?.value,
         mode: mode.map_or(FarMode::Rw, |found| found.value),
-        network: network.map_or(Network::None, |found| found.value),
+        network: network.map_or(FarNetwork::None, |found| found.value),
         home,
     })
 }

@@ -8,12 +8,15 @@
 mod continuing;
 mod crashes;
 mod drill;
+mod editor;
+mod editors;
 mod escapes;
 mod first_run;
 mod full_disk;
 mod kill;
 mod orders;
 mod real_agents;
+mod sizes;
 mod slots;
 mod stall;
 mod stress;

@@ -191,6 +191,7 @@ pub(super) fn plan(
         home,
         workspace: Some(workspace),
         extra_ro: Vec::new(),
+        listen: Vec::new(),
     })?)
 }
 

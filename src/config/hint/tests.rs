@@ -67,12 +67,11 @@ fn the_three_classic_messages_have_their_hints() {
         let limited = Case { message, ..BARE };
         check(&limited, "limits requests", Some(HintClass::RateLimited));
     }
-    // What an agent logged beside is shown, and nobody is paused for it.
     let logged = Case {
-        stderr: "retrying after 429",
+        stderr: "openai.RateLimitError: status 429",
         ..BARE
     };
-    check(&logged, "may have limited", None);
+    check(&logged, "limits requests", Some(HintClass::RateLimited));
     let number = Case {
         message: "line 1429 of the log",
         ..BARE

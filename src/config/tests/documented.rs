@@ -46,7 +46,8 @@ impl Row {
             .key
             .replace("pool.NAME", "pool.demo")
             .replace("sandbox.NAME", "sandbox.standard")
-            .replace("policy.NAME", "policy.own");
+            .replace("policy.NAME", "policy.own")
+            .replace("route.NAME", "route.own");
         let set = format!("{key} = {value}\n");
         match self.key {
             "pool.NAME.agent" | "pool.NAME.command" => set,
@@ -54,9 +55,16 @@ impl Row {
             "pool.NAME.mode" => format!("pool.demo.command = [\"a\", \"{{mode}}\"]\n{set}"),
             // What the two keys that are needed say is said once.
             key if key.starts_with(FAR_KEYS) => {
-                let lines: Vec<&str> = BARE_FAR.lines().collect();
-                let others = lines.iter().filter(|line| !line.starts_with(&*format!("{} ", self.set())));
-                let others: Vec<&str> = others.copied().collect();
+                let own = format!("{} ", self.set());
+                let others = BARE_FAR.lines().filter(|line| !line.starts_with(&own));
+                let others: Vec<&str> = others.collect();
+                format!("{}\n{set}", others.join("\n"))
+            }
+            "pool.NAME.routes" => format!("{BARE}pool.demo.network = \"routes\"\n{set}"),
+            "route.NAME.upstream" | "route.NAME.allow" => {
+                let name = self.key.replace("NAME", "own");
+                let others = BARE.lines().filter(|line| !line.starts_with(&name));
+                let others: Vec<_> = others.collect();
                 format!("{}\n{set}", others.join("\n"))
             }
             _ => format!("{BARE}{set}"),
@@ -79,7 +87,11 @@ const FAR_KEYS: &str = "pool.NAME.ssh.";
 const BARE_FAR: &str = "pool.demo.command = [\"agent\"]\npool.demo.launcher = \"ssh\"\n\
     pool.demo.ssh.host = \"h\"\npool.demo.ssh.workspace = \"/w\"\npool.demo.ssh.marshal = \"m\"\n";
 
-const BARE: &str = "pool.demo.command = [\"agent\"]\n";
+const BARE: &str = "\
+pool.demo.command = [\"agent\"]
+route.own.upstream = \"http://127.0.0.1:8089\"
+route.own.allow = [\"GET /x\"]
+";
 
 /// Values for keys that have no default.
 const SAMPLES: &[(&str, &str)] = &[
@@ -89,6 +101,12 @@ const SAMPLES: &[(&str, &str)] = &[
     ("pool.NAME.model", "\"lab/model-1\""),
     ("pool.NAME.mode", "\"plan\""),
     ("pool.NAME.asks", "\"some\""),
+    ("pool.NAME.routes", "[\"own\"]"),
+    ("route.NAME.upstream", "\"http://127.0.0.1\""),
+    ("route.NAME.secret", "\"env:KEY\""),
+    ("route.NAME.allow", "[\"POST /v1/*\"]"),
+    ("route.NAME.port", "8080"),
+    ("route.NAME.ca", "\"ca.pem\""),
     ("policy.NAME.file", "\"own.toml\""),
     ("pool.NAME.ssh.host", "\"build.example.org\""),
     ("pool.NAME.ssh.user", "\"agent\""),
@@ -104,8 +122,11 @@ const SAMPLES: &[(&str, &str)] = &[
 /// Everything that the program sees of a configuration.
 fn seen(config: &Config) -> String {
     format!(
-        "{:#?}{:#?}{:#?}",
-        config.supervisor, config.pools, config.sandboxes
+        "{:#?}{:#?}{:#?}{:#?}",
+        config.supervisor,
+        config.pools,
+        config.sandboxes,
+        config.routes.get("own")
     )
 }
 

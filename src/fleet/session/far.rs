@@ -55,7 +55,7 @@ pub(super) fn plan(
     far: &Ssh,
     home: &Path,
     argv: &[String],
-    is_check: bool,
+    is_agent: bool,
 ) -> Result<LaunchPlan, PrepareError> {
     let (env, secrets) = variables(shared, pool);
     let told: Vec<String> = secrets.iter().map(|(name, _)| name.clone()).collect();
@@ -67,7 +67,7 @@ pub(super) fn plan(
             env: &env,
             told: &told,
             // A check has no input, and takes its time.
-            eof_wait: (!is_check).then_some(pool.config.stop.eof),
+            eof_wait: is_agent.then_some(pool.config.stop.eof),
         },
     );
     Ok(LaunchPlan {

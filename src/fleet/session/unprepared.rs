@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use crate::launch::RunError;
+use crate::model::Foreign;
 use crate::sandbox::state_dir::StateError;
 use crate::sandbox::workspace::{CopyError, HomeError, TreeError};
 use crate::sandbox::{self, PlanError};
@@ -49,6 +50,9 @@ pub(crate) enum PrepareError {
     /// The session's own copy is not there any more.
     #[error("the copy of the session's workspace, {0}, is gone")]
     CopyGone(PathBuf),
+    /// The directory that its client works in is not there for the agent.
+    #[error("the directory {} is not in the session's workspace: git may ignore it, or it is a link", .0.show(300))]
+    NoDirectory(Foreign),
     /// A variable cannot be told to the far end.
     #[error("the variable {0} cannot be sent to the far end: {1}")]
     Unsendable(String, &'static str),
@@ -78,6 +82,7 @@ impl PrepareError {
             | Self::Copy { .. }
             | Self::Git { .. }
             | Self::CopyGone(_)
+            | Self::NoDirectory(_)
             | Self::Interrupted => false,
         }
     }

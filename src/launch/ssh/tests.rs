@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use proptest::prelude::*;
 
 use super::*;
-use crate::config::{FarMode, FarWalls, Network};
+use crate::config::{FarMode, FarNetwork, FarWalls};
 
 fn ssh() -> Ssh {
     Ssh {
@@ -219,7 +219,7 @@ fn walls_at_the_far_end_go_around_the_command() {
         walls: Some(FarWalls {
             marshal: "/opt/marshal".to_owned(),
             mode: FarMode::Ro,
-            network: Network::None,
+            network: FarNetwork::None,
             home: Some("/srv/home".to_owned()),
         }),
         ..ssh()
