@@ -88,7 +88,7 @@ fn a_program_that_is_not_there_is_told_with_what_helps() {
 #[test]
 fn walls_that_cannot_be_built_at_the_far_end_are_never_left_out() {
     let far = Far::start();
-    let keys = format!("{}\nmarshal = \"marshal\"\nhome = \"/root\"", far.keys());
+    let keys = format!("{}\nmarshal = \"marshal\"\nhome = \"/no/such/home\"", far.keys());
     let (ran, detail) = one_task(&Drill::new(&far.pool(&keys, "")));
     says(&ran, &detail, &["could not build its walls"]);
 }

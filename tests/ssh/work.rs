@@ -30,7 +30,7 @@ fn agents_of_both_dialects_work_at_a_far_end() {
 #[test]
 fn a_far_agent_gets_its_variables_and_no_list_of_processes_shows_its_secrets() {
     let far = Far::start();
-    let check = "check = ['sh', '-c', '''test \"$PLAIN\" = \"a b'\\''c\\$x\" && test \"$API_KEY\" = s3cret-value \
+    let check = "check = ['sh', '-c', '''test \"$PLAIN\" = \"a b'c\\$x\" && test \"$API_KEY\" = s3cret-value \
         && test -z \"$SSH_AUTH_SOCK$TERM$LANG\" && test \"$PWD\" = \"$HOME/work\" && case $PATH in \"$HOME/.local/bin:\"*) ;; *) exit 9;; esac''']\n";
     let pool = far
         .pool(&far.keys(), "")
