@@ -4,9 +4,7 @@
 //! Must not know terminals. Everything here is safe to show.
 
 use super::environment::HIDDEN;
-use super::types::{
-    AsksFor, Config, Guard, Launcher, Network, OnCrash, Pool, SecretSource, Ssh,
-};
+use super::types::{AsksFor, Config, Guard, Launcher, Network, OnCrash, Pool, SecretSource, Ssh};
 use super::units::{show_duration, show_size};
 use crate::model::foreign;
 
@@ -75,7 +73,9 @@ impl Pool {
                 weak.push("network host: reaches whatever this host reaches".to_owned());
             }
             Network::Routes => {
-                weak.push("network routes: what the agent sends to a model leaves this host".to_owned());
+                weak.push(
+                    "network routes: what the agent sends to a model leaves this host".to_owned(),
+                );
             }
         }
         match self.asks {
@@ -219,7 +219,10 @@ pub(super) fn notes(config: &Config) -> Vec<String> {
                 ),
             });
         }
-        let routes = pool.routes.iter().filter_map(|port| config.routes.get(&port.name));
+        let routes = pool
+            .routes
+            .iter()
+            .filter_map(|port| config.routes.get(&port.name));
         for route in routes {
             let hidden = route.secret.as_ref();
             if hidden.is_some_and(|secret| secret.source == SecretSource::NotShown) {

@@ -100,13 +100,21 @@ impl Hints {
 
 impl Hint {
     fn fits(&self, evidence: &Evidence<'_>) -> bool {
-        let conditions = self.agent.as_deref().is_none_or(|name| name == evidence.agent)
-            && self.launcher.is_none_or(|launcher| launcher == evidence.launcher)
+        let conditions = self
+            .agent
+            .as_deref()
+            .is_none_or(|name| name == evidence.agent)
+            && self
+                .launcher
+                .is_none_or(|launcher| launcher == evidence.launcher)
             && self
                 .code
                 .is_none_or(|code| evidence.status == Some(ExitStatus::Code(code)));
         let in_message = || {
-            let mut lines = evidence.messages.iter().flat_map(|text| looked_at(text).lines());
+            let mut lines = evidence
+                .messages
+                .iter()
+                .flat_map(|text| looked_at(text).lines());
             lines.any(|line| self.pattern.is_match(line))
         };
         let in_stderr = || {
@@ -173,8 +181,12 @@ fn row(table: &Section<'_>) -> Option<Hint> {
                 let words = error.to_string();
                 let last = words.lines().last().unwrap_or_default();
                 let why = last.trim_start_matches("error: ");
-                let help = "the syntax is that of Rust's regex crate: no look-around, no back-references";
-                item.fault(format!("not a regular expression: {why}"), Some(help.to_owned()));
+                let help =
+                    "the syntax is that of Rust's regex crate: no look-around, no back-references";
+                item.fault(
+                    format!("not a regular expression: {why}"),
+                    Some(help.to_owned()),
+                );
             })
             .ok()
     });
@@ -188,7 +200,10 @@ fn row(table: &Section<'_>) -> Option<Hint> {
         }
         fits.then_some(found.value)
     });
-    for (key, example) in [("pattern", "\"quota exceeded\""), ("text", "\"ask the lab for more\"")] {
+    for (key, example) in [
+        ("pattern", "\"quota exceeded\""),
+        ("text", "\"ask the lab for more\""),
+    ] {
         if table.item(key).is_none() {
             let help = format!("for example: {key} = {example}");
             ledger.fault(&table.place, format!("a hint needs {key}"), Some(help));
@@ -211,7 +226,10 @@ fn row(table: &Section<'_>) -> Option<Hint> {
         pattern: pattern?,
         text: text?,
     };
-    table.close(&[], &[("kind", "class"), ("message", "text"), ("hint", "text")]);
+    table.close(
+        &[],
+        &[("kind", "class"), ("message", "text"), ("hint", "text")],
+    );
     Some(hint)
 }
 

@@ -18,8 +18,8 @@ use super::hint::Hint;
 use super::presets;
 use super::route_table;
 use super::types::{
-    AskConfig, Config, Env, Extractor, JournalRules, Launcher, Pool, RateLimit, Restart,
-    Route, RouteTimeouts, Sandbox, StopWaits, Supervisor, Timeouts, Workspace,
+    AskConfig, Config, Env, Extractor, JournalRules, Launcher, Pool, RateLimit, Restart, Route,
+    RouteTimeouts, Sandbox, StopWaits, Supervisor, Timeouts, Workspace,
 };
 use super::units::{show_duration, show_size};
 use crate::model::foreign;

@@ -124,8 +124,11 @@ pub(super) fn read(pool: &Section<'_>, dir: &Path, launcher: Launcher) -> Option
         }
         Some(paths::absolute(dir, &found.value))
     };
-    let (identity_file, known_hosts, config_file) =
-        (file("identity_file"), file("known_hosts"), file("config_file"));
+    let (identity_file, known_hosts, config_file) = (
+        file("identity_file"),
+        file("known_hosts"),
+        file("config_file"),
+    );
     let connect_timeout = table.duration("connect_timeout", SECOND..=10 * MINUTE);
     let alive_timeout = table.duration("alive_timeout", 3 * SECOND..=60 * MINUTE);
     let workspace = far_path(table.item("workspace"));
@@ -142,19 +145,27 @@ pub(super) fn read(pool: &Section<'_>, dir: &Path, launcher: Launcher) -> Option
     match (launcher, &item) {
         (Launcher::Ssh, None) => {
             let message = "launcher = \"ssh\" needs the table ssh";
-            let help = "for example: ssh = { host = \"build.example.org\", workspace = \"/srv/work\" }";
+            let help =
+                "for example: ssh = { host = \"build.example.org\", workspace = \"/srv/work\" }";
             ledger.fault(&pool.place, message, Some(help.to_owned()));
             return None;
         }
         (Launcher::Ssh, Some(_)) => {}
         (_, Some(item)) => {
             let message = "the table ssh is for launcher = \"ssh\"";
-            ledger.fault(&item.place, message, Some("set launcher = \"ssh\"".to_owned()));
+            ledger.fault(
+                &item.place,
+                message,
+                Some("set launcher = \"ssh\"".to_owned()),
+            );
             return None;
         }
         (_, None) => return None,
     }
-    for (key, example) in [("host", "\"build.example.org\""), ("workspace", "\"/srv/work\"")] {
+    for (key, example) in [
+        ("host", "\"build.example.org\""),
+        ("workspace", "\"/srv/work\""),
+    ] {
         if table.item(key).is_none() && item.as_ref().is_some_and(Item::is_table) {
             let message = format!("ssh needs {key}");
             let help = format!("for example: {key} = {example}");
@@ -204,7 +215,9 @@ fn walls(table: &Section<'_>) -> Option<FarWalls> {
             ("home", home.is_some()),
         ];
         for (key, _) in keys.into_iter().filter(|(_, given)| *given) {
-            let place = table.item(key).map_or_else(|| table.place.clone(), |item| item.place);
+            let place = table
+                .item(key)
+                .map_or_else(|| table.place.clone(), |item| item.place);
             let message = format!("ssh.{key} is for marshal at the far end: set ssh.marshal too");
             let help = Some("for example: marshal = \"marshal\"".to_owned());
             ledger.fault(&place, message, help);

@@ -74,9 +74,7 @@ pub fn quote(word: &str) -> String {
 /// `-`: the client reads options after the host's name too.
 #[must_use]
 pub fn client(ssh: &Ssh, script: &str) -> Vec<String> {
-    let mut argv: Vec<String> = [CLIENT, "-T", "-a", "-x", "-F"]
-        .map(str::to_owned)
-        .to_vec();
+    let mut argv: Vec<String> = [CLIENT, "-T", "-a", "-x", "-F"].map(str::to_owned).to_vec();
     argv.push(match &ssh.config_file {
         Some(file) => file.to_string_lossy().into_owned(),
         None => "none".to_owned(),
@@ -192,9 +190,10 @@ fn walled(ssh: &Ssh, remote: &Remote<'_>) -> Option<Vec<String>> {
     }
     option(
         "eof-wait",
-        remote
-            .eof_wait
-            .map_or_else(|| "none".to_owned(), |wait| format!("{}ms", wait.as_millis())),
+        remote.eof_wait.map_or_else(
+            || "none".to_owned(),
+            |wait| format!("{}ms", wait.as_millis()),
+        ),
     );
     argv.push("--".to_owned());
     argv.extend(remote.argv.iter().cloned());

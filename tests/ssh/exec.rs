@@ -83,11 +83,17 @@ impl Room {
 
     /// A command that runs, with its input open.
     fn start(&self, words: &[&str]) -> (Child, ChildStdin) {
-        let mut child = self.exec(words).stdin(Stdio::piped()).spawn().expect("marshal");
+        let mut child = self
+            .exec(words)
+            .stdin(Stdio::piped())
+            .spawn()
+            .expect("marshal");
         let stdin = child.stdin.take().expect("stdin");
         // The deaf one has two more, which come when it has set its traps.
         let all = if words.ends_with(&BUSY) { 3 } else { 1 };
-        eventually(Duration::from_secs(20), "the command runs", || self.inside() >= all);
+        eventually(Duration::from_secs(20), "the command runs", || {
+            self.inside() >= all
+        });
         (child, stdin)
     }
 
@@ -101,10 +107,20 @@ fn text(bytes: &[u8]) -> String {
 }
 
 fn shown(output: &Output) -> String {
-    format!("{}\n{}\n{}", output.status, text(&output.stdout), text(&output.stderr))
+    format!(
+        "{}\n{}\n{}",
+        output.status,
+        text(&output.stdout),
+        text(&output.stderr)
+    )
 }
 
-const BUSY: [&str; 4] = ["--", "sh", "-c", "setsid sleep 1000 & trap '' INT TERM HUP; sleep 1000; sleep 1000"];
+const BUSY: [&str; 4] = [
+    "--",
+    "sh",
+    "-c",
+    "setsid sleep 1000 & trap '' INT TERM HUP; sleep 1000; sleep 1000",
+];
 
 #[test]
 fn input_outputs_and_exit_code_pass_through_unchanged() {
@@ -115,14 +131,21 @@ fn input_outputs_and_exit_code_pass_through_unchanged() {
         .spawn()
         .expect("marshal");
     // More than any pipe holds, and every byte there is.
-    let sent: Vec<u8> = (0..3_000_000_u32).map(|n| u8::try_from(n % 256).expect("a byte")).collect();
+    let sent: Vec<u8> = (0..3_000_000_u32)
+        .map(|n| u8::try_from(n % 256).expect("a byte"))
+        .collect();
     let mut stdin = child.stdin.take().expect("stdin");
     let bytes = sent.clone();
     let feeder = std::thread::spawn(move || stdin.write_all(&bytes));
     let output = child.wait_with_output().expect("ends");
     feeder.join().expect("fed").expect("written");
     assert_eq!(output.status.code(), Some(42), "{}", text(&output.stderr));
-    assert!(output.stdout == sent, "{} of {} bytes", output.stdout.len(), sent.len());
+    assert!(
+        output.stdout == sent,
+        "{} of {} bytes",
+        output.stdout.len(),
+        sent.len()
+    );
     assert_eq!(text(&output.stderr), "oops\n");
 }
 
@@ -132,17 +155,56 @@ fn a_command_sees_its_workspace_and_nothing_of_its_callers() {
     let script = "id -u; pwd; cat file.txt; echo \"[$SECRET$TERM]\"; ls /root /home/agent; touch x";
     let output = room.run(&["--mode=ro", "--", "sh", "-c", script]);
     let out = text(&output.stdout);
-    assert!(out.starts_with("1000\n/workspace\nas it was\n[]\n"), "{}", shown(&output));
-    assert!(text(&output.stderr).contains("Read-only file system"), "{}", shown(&output));
-    let output = room.run(&["--mode=rw", "--pass=SECRET", "--", "sh", "-c", "echo $SECRET; echo new > x"]);
+    assert!(
+        out.starts_with("1000\n/workspace\nas it was\n[]\n"),
+        "{}",
+        shown(&output)
+    );
+    assert!(
+        text(&output.stderr).contains("Read-only file system"),
+        "{}",
+        shown(&output)
+    );
+    let output = room.run(&[
+        "--mode=rw",
+        "--pass=SECRET",
+        "--",
+        "sh",
+        "-c",
+        "echo $SECRET; echo new > x",
+    ]);
     assert_eq!(text(&output.stdout), "s3cret\n", "{}", shown(&output));
-    assert_eq!(fs::read_to_string(room.path("work/x")).expect("written"), "new\n");
+    assert_eq!(
+        fs::read_to_string(room.path("work/x")).expect("written"),
+        "new\n"
+    );
     let home = room.path("home").display().to_string();
-    let output = room.run(&["--mode=ro", "--home", &home, "--", "sh", "-c", "echo kept > ~/kept"]);
+    let output = room.run(&[
+        "--mode=ro",
+        "--home",
+        &home,
+        "--",
+        "sh",
+        "-c",
+        "echo kept > ~/kept",
+    ]);
     assert!(output.status.success(), "{}", shown(&output));
-    assert_eq!(fs::read_to_string(room.path("home/kept")).expect("written"), "kept\n");
-    let output = room.run(&["--mode=ro", "--path-add=$HOME/bin", "--", "marshal", "--version"]);
-    assert!(text(&output.stdout).starts_with("marshal "), "{}", shown(&output));
+    assert_eq!(
+        fs::read_to_string(room.path("home/kept")).expect("written"),
+        "kept\n"
+    );
+    let output = room.run(&[
+        "--mode=ro",
+        "--path-add=$HOME/bin",
+        "--",
+        "marshal",
+        "--version",
+    ]);
+    assert!(
+        text(&output.stdout).starts_with("marshal "),
+        "{}",
+        shown(&output)
+    );
 }
 
 #[test]
@@ -162,16 +224,31 @@ fn a_copy_is_kept_and_the_directory_itself_stays_as_it_is() {
 fn as_root_a_command_is_somebody_else_too() {
     let room = Room::new();
     let mut command = room.command(None);
-    command.args(["sandbox", "exec", "--mode=rw", "--", "sh", "-c", "id -u; echo root > file.txt"]);
+    command.args([
+        "sandbox",
+        "exec",
+        "--mode=rw",
+        "--",
+        "sh",
+        "-c",
+        "id -u; echo root > file.txt",
+    ]);
     let output = command.output().expect("marshal");
     assert_eq!(text(&output.stdout), "1000\n", "{}", shown(&output));
-    assert_eq!(fs::read_to_string(room.path("work/file.txt")).expect("written"), "root\n");
+    assert_eq!(
+        fs::read_to_string(room.path("work/file.txt")).expect("written"),
+        "root\n"
+    );
     chown(room.path("work"), Some(0), Some(0)).expect("chown");
     let mut command = room.command(None);
     command.args(["sandbox", "exec", "--mode=rw", "--", "true"]);
     let output = command.output().expect("marshal");
     assert_eq!(output.status.code(), Some(125), "{}", shown(&output));
-    assert!(text(&output.stderr).contains("belongs to root"), "{}", shown(&output));
+    assert!(
+        text(&output.stderr).contains("belongs to root"),
+        "{}",
+        shown(&output)
+    );
 }
 
 #[test]
@@ -179,21 +256,48 @@ fn what_cannot_be_had_is_refused_and_nothing_runs() {
     let room = Room::new();
     let refused = |words: &[&str], code: i32, part: &str| {
         let output = room.run(words);
-        assert_eq!(output.status.code(), Some(code), "{words:?} {}", shown(&output));
-        assert!(text(&output.stderr).contains(part), "{words:?} {}", shown(&output));
+        assert_eq!(
+            output.status.code(),
+            Some(code),
+            "{words:?} {}",
+            shown(&output)
+        );
+        assert!(
+            text(&output.stderr).contains(part),
+            "{words:?} {}",
+            shown(&output)
+        );
         assert!(output.stdout.is_empty(), "{words:?} {}", shown(&output));
     };
     let echo = ["--", "echo", "ran"];
     let with = |words: &[&'static str]| words.iter().chain(&echo).copied().collect::<Vec<_>>();
     refused(&with(&["--profile=none"]), 125, "no profile");
     refused(&with(&["--workspace=/no/such"]), 125, "no directory");
-    refused(&with(&["--workspace=/", "--mode=ro"]), 125, "state directory");
+    refused(
+        &with(&["--workspace=/", "--mode=ro"]),
+        125,
+        "state directory",
+    );
     refused(&with(&["--home=.", "--mode=ro"]), 125, "lie in each other");
     refused(&with(&["--network=routes"]), 2, "invalid value");
-    refused(&["--mode=ro", "--", "no-such-program"], 127, "no-such-program");
+    refused(
+        &["--mode=ro", "--", "no-such-program"],
+        127,
+        "no-such-program",
+    );
     refused(&["--mode=ro", "--", "/workspace/file.txt"], 126, "file.txt");
     // Inside walls there can be no further ones.
-    let inner = ["--mode=ro", "--", "marshal", "sandbox", "exec", "--mode=ro", "--", "echo", "ran"];
+    let inner = [
+        "--mode=ro",
+        "--",
+        "marshal",
+        "sandbox",
+        "exec",
+        "--mode=ro",
+        "--",
+        "echo",
+        "ran",
+    ];
     refused(&inner, 125, "cannot be built");
 }
 
@@ -207,12 +311,26 @@ fn the_end_of_the_input_is_a_stop_and_its_ladder_ends_everything() {
     assert_eq!(child.wait().expect("ends").code(), Some(130));
     assert!(began.elapsed() >= Duration::from_millis(300));
     room.gone(Duration::from_secs(2));
-    let words: Vec<&str> = ["--mode=ro", "--eof-wait=0s"].into_iter().chain(BUSY).collect();
+    let words: Vec<&str> = ["--mode=ro", "--eof-wait=0s"]
+        .into_iter()
+        .chain(BUSY)
+        .collect();
     let (mut child, stdin) = room.start(&words);
     drop(stdin);
-    assert_eq!(child.wait().expect("ends").code(), Some(137), "a deaf one is killed");
+    assert_eq!(
+        child.wait().expect("ends").code(),
+        Some(137),
+        "a deaf one is killed"
+    );
     assert_eq!(room.inside(), 0, "its end is the proof");
-    let output = room.run(&["--mode=ro", "--eof-wait=none", "--", "sh", "-c", "sleep 1; echo done"]);
+    let output = room.run(&[
+        "--mode=ro",
+        "--eof-wait=none",
+        "--",
+        "sh",
+        "-c",
+        "sleep 1; echo done",
+    ]);
     assert_eq!(text(&output.stdout), "done\n");
 }
 
@@ -235,8 +353,21 @@ fn nothing_survives_the_end_of_whoever_started_it() {
     let mark = format!("--set=MARK={}", room.mark);
     let mut command = Command::new("setpriv");
     command
-        .args([&format!("--reuid={NOBODY}"), &format!("--regid={NOBODY}"), "--clear-groups"])
-        .args(["sh", "-c", "\"$@\"; true", "sh", marshal, "sandbox", "exec", &mark])
+        .args([
+            &format!("--reuid={NOBODY}"),
+            &format!("--regid={NOBODY}"),
+            "--clear-groups",
+        ])
+        .args([
+            "sh",
+            "-c",
+            "\"$@\"; true",
+            "sh",
+            marshal,
+            "sandbox",
+            "exec",
+            &mark,
+        ])
         .args(&words)
         .current_dir(room.path("work"))
         .env_clear()
@@ -247,7 +378,9 @@ fn nothing_survives_the_end_of_whoever_started_it() {
         .stderr(Stdio::null());
     let mut shell = command.spawn().expect("sh");
     let _stdin = shell.stdin.take();
-    eventually(Duration::from_secs(20), "the command runs", || room.inside() >= 2);
+    eventually(Duration::from_secs(20), "the command runs", || {
+        room.inside() >= 2
+    });
     crate::far::signal(shell.id(), "KILL");
     let _ = shell.wait();
     room.gone(Duration::from_secs(3));
@@ -257,7 +390,13 @@ fn nothing_survives_the_end_of_whoever_started_it() {
 fn an_output_that_nobody_reads_any_more_ends_the_command() {
     let room = Room::new();
     let mut child = room
-        .exec(&["--mode=ro", "--", "sh", "-c", "while echo line; do :; done; sleep 1000"])
+        .exec(&[
+            "--mode=ro",
+            "--",
+            "sh",
+            "-c",
+            "while echo line; do :; done; sleep 1000",
+        ])
         .stdin(Stdio::piped())
         .spawn()
         .expect("marshal");

@@ -61,7 +61,11 @@ impl Far {
             fs::create_dir(home.join(below)).expect("a directory");
             chown(home.join(below), Some(FAR_UID), Some(FAR_UID)).expect("chown");
         }
-        symlink(env!("CARGO_BIN_EXE_marshal"), home.join(".local/bin/marshal")).expect("a link");
+        symlink(
+            env!("CARGO_BIN_EXE_marshal"),
+            home.join(".local/bin/marshal"),
+        )
+        .expect("a link");
         fs::write(home.join("work/README.md"), "# Far away\n").expect("README.md");
         fs::copy(path("key.pub"), path("authorized_keys")).expect("authorized_keys");
         let port = {
@@ -69,7 +73,8 @@ impl Far {
             free.local_addr().expect("an address").port()
         };
         let public = fs::read_to_string(path("host_key.pub")).expect("host_key.pub");
-        fs::write(path("known_hosts"), format!("[127.0.0.1]:{port} {public}")).expect("known_hosts");
+        fs::write(path("known_hosts"), format!("[127.0.0.1]:{port} {public}"))
+            .expect("known_hosts");
         let other = fs::read_to_string(path("other_key.pub")).expect("other_key.pub");
         fs::write(path("other_hosts"), format!("[127.0.0.1]:{port} {other}")).expect("other_hosts");
         fs::write(path("no_hosts"), "").expect("no_hosts");
@@ -78,8 +83,11 @@ impl Far {
             home.display()
         );
         fs::write(path("passwd"), lines).expect("passwd");
-        fs::write(path("group"), format!("root:x:0:\nnogroup:x:65534:\nfar:x:{FAR_UID}:\n"))
-            .expect("group");
+        fs::write(
+            path("group"),
+            format!("root:x:0:\nnogroup:x:65534:\nfar:x:{FAR_UID}:\n"),
+        )
+        .expect("group");
         let config = format!(
             "Port {port}\nListenAddress 127.0.0.1\nHostKey {0}/host_key\nAuthorizedKeysFile {0}/authorized_keys\n\
              UsePAM no\nPasswordAuthentication no\nStrictModes no\nPidFile none\nPrintMotd no\nAllowUsers far\n\
@@ -178,7 +186,15 @@ fn sshd(dir: &Path) -> Child {
         mount -t tmpfs -o mode=755 none /run && mkdir -m 755 /run/sshd && \
         exec \"$2/sshd\" -D -e -f \"$1/sshd_config\"";
     Command::new("unshare")
-        .args(["--mount", "--propagation", "private", "sh", "-c", script, "sh"])
+        .args([
+            "--mount",
+            "--propagation",
+            "private",
+            "sh",
+            "-c",
+            script,
+            "sh",
+        ])
         .arg(dir)
         .arg(&tools)
         .env("LD_LIBRARY_PATH", &tools)

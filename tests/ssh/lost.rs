@@ -29,7 +29,11 @@ fn a_cut_connection_is_told_with_what_may_be_left() {
     let code = running.wait(Duration::from_secs(20));
     assert_eq!(code, Some(1), "{}", drill.log("stderr.log"));
     let detail = detail(&drill);
-    for part in ["connection to far@127.0.0.1", "was lost", "may be left at far@127.0.0.1"] {
+    for part in [
+        "connection to far@127.0.0.1",
+        "was lost",
+        "may be left at far@127.0.0.1",
+    ] {
         assert!(detail.contains(part), "{part}: {detail}");
     }
     // And so it is: the orphan has nobody who ends it.
@@ -56,9 +60,11 @@ fn with_marshal_at_the_far_end_nothing_survives_a_cut() {
     let detail = detail(&drill);
     assert!(detail.contains("was lost"), "{detail}");
     assert!(!detail.contains("may be left"), "{detail}");
-    eventually(Duration::from_secs(5), "everything at the far end is gone", || {
-        drill.agents().is_empty()
-    });
+    eventually(
+        Duration::from_secs(5),
+        "everything at the far end is gone",
+        || drill.agents().is_empty(),
+    );
     assert!(cut.elapsed() < Duration::from_secs(20));
 }
 
@@ -90,9 +96,11 @@ fn a_killed_supervisor_leaves_nothing_behind_far_walls_and_no_client_here() {
         far.sessions().is_empty()
     });
     // The end of its input is a normal stop at first: it has its time.
-    eventually(Duration::from_secs(25), "everything at the far end is gone", || {
-        drill.agents().is_empty()
-    });
+    eventually(
+        Duration::from_secs(25),
+        "everything at the far end is gone",
+        || drill.agents().is_empty(),
+    );
 }
 
 #[test]

@@ -26,7 +26,15 @@ fn a_host_whose_key_is_not_the_known_one_parks_the_slot_at_once() {
     let far = Far::start();
     let drill = Drill::new(&far.pool(&far.keys_of("key", "other_hosts"), ""));
     let (ran, detail) = one_task(&drill);
-    says(&ran, &detail, &["let nobody in", "hint: the host has another key", "another start would end the same"]);
+    says(
+        &ran,
+        &detail,
+        &[
+            "let nobody in",
+            "hint: the host has another key",
+            "another start would end the same",
+        ],
+    );
     assert_eq!(far.connections(), 1, "{}", far.log());
     assert!(ran.stderr.contains("parked"), "{}", ran.all());
 }
@@ -36,7 +44,15 @@ fn a_host_that_is_not_known_parks_the_slot_at_once() {
     let far = Far::start();
     let drill = Drill::new(&far.pool(&far.keys_of("key", "no_hosts"), ""));
     let (ran, detail) = one_task(&drill);
-    says(&ran, &detail, &["let nobody in", "ssh-keyscan", "another start would end the same"]);
+    says(
+        &ran,
+        &detail,
+        &[
+            "let nobody in",
+            "ssh-keyscan",
+            "another start would end the same",
+        ],
+    );
     assert_eq!(far.connections(), 1, "{}", far.log());
 }
 
@@ -45,7 +61,15 @@ fn a_key_that_is_not_let_in_parks_the_slot_at_once() {
     let far = Far::start();
     let drill = Drill::new(&far.pool(&far.keys_of("other_key", "known_hosts"), ""));
     let (ran, detail) = one_task(&drill);
-    says(&ran, &detail, &["let nobody in", "hint: the far end does not let this user in", "authorized_keys"]);
+    says(
+        &ran,
+        &detail,
+        &[
+            "let nobody in",
+            "hint: the far end does not let this user in",
+            "authorized_keys",
+        ],
+    );
     assert_eq!(far.connections(), 1, "{}", far.log());
 }
 
@@ -57,11 +81,18 @@ fn a_host_that_is_not_there_is_tried_as_often_as_the_budget_says() {
     let port = taken.local_addr().expect("an address").port();
     drop(taken);
     let pool = far
-        .pool(&far.keys(), "[pool.far.restart]\nbudget = 2\nbase = \"20ms\"\nmax = \"50ms\"")
+        .pool(
+            &far.keys(),
+            "[pool.far.restart]\nbudget = 2\nbase = \"20ms\"\nmax = \"50ms\"",
+        )
         .replace(&format!("port = {}", far.port), &format!("port = {port}"));
     let drill = Drill::new(&pool);
     let (ran, detail) = one_task(&drill);
-    says(&ran, &detail, &["was not reached", "hint: nobody listens there"]);
+    says(
+        &ran,
+        &detail,
+        &["was not reached", "hint: nobody listens there"],
+    );
     assert!(detail.contains("the budget is 2"), "{detail}");
     let name = pool.replace("127.0.0.1\"", "no-such-host.invalid\"");
     let drill = Drill::new(&name);
@@ -72,14 +103,24 @@ fn a_host_that_is_not_there_is_tried_as_often_as_the_budget_says() {
 #[test]
 fn a_program_that_is_not_there_is_told_with_what_helps() {
     let far = Far::start();
-    let pool = far.pool(&far.keys(), "").replace("\"marshal\", \"script-agent\"", "\"no-such-agent\"");
+    let pool = far
+        .pool(&far.keys(), "")
+        .replace("\"marshal\", \"script-agent\"", "\"no-such-agent\"");
     let (ran, detail) = one_task(&Drill::new(&pool));
-    says(&ran, &detail, &["could not be started at far@127.0.0.1", "env.path_add"]);
+    says(
+        &ran,
+        &detail,
+        &["could not be started at far@127.0.0.1", "env.path_add"],
+    );
     assert_eq!(far.connections(), 1, "{}", far.log());
     let work = far.work().display().to_string();
     let pool = far.pool(&far.keys(), "").replace(&work, "/no/such/place");
     let (ran, detail) = one_task(&Drill::new(&pool));
-    says(&ran, &detail, &["hint: the directory in ssh.workspace does not exist"]);
+    says(
+        &ran,
+        &detail,
+        &["hint: the directory in ssh.workspace does not exist"],
+    );
     let keys = format!("{}\nmarshal = \"no-such-marshal\"", far.keys());
     let (ran, detail) = one_task(&Drill::new(&far.pool(&keys, "")));
     says(&ran, &detail, &["no such program at the far end"]);
@@ -88,7 +129,10 @@ fn a_program_that_is_not_there_is_told_with_what_helps() {
 #[test]
 fn walls_that_cannot_be_built_at_the_far_end_are_never_left_out() {
     let far = Far::start();
-    let keys = format!("{}\nmarshal = \"marshal\"\nhome = \"/no/such/home\"", far.keys());
+    let keys = format!(
+        "{}\nmarshal = \"marshal\"\nhome = \"/no/such/home\"",
+        far.keys()
+    );
     let (ran, detail) = one_task(&Drill::new(&far.pool(&keys, "")));
     says(&ran, &detail, &["could not build its walls"]);
 }

@@ -14,7 +14,12 @@ fn agents_of_both_dialects_work_at_a_far_end() {
         let pool = far.pool(&far.keys(), "").replace("acp", dialect);
         let drill = Drill::new(&pool);
         let file = format!("{dialect}.txt");
-        let ran = drill.run(&["run", "--results", "r.jsonl", &format!("write {file} hello")]);
+        let ran = drill.run(&[
+            "run",
+            "--results",
+            "r.jsonl",
+            &format!("write {file} hello"),
+        ]);
         assert_eq!(ran.code, Some(0), "{}", ran.all());
         assert!(ran.stderr.contains("unsandboxed here"), "{}", ran.all());
         let made = far.work().join(&file);
@@ -24,7 +29,11 @@ fn agents_of_both_dialects_work_at_a_far_end() {
         let result = &drill.results("r.jsonl")[0];
         assert_eq!(result["outcome"], "done");
     }
-    assert_eq!(far.sessions(), Vec::<u32>::new(), "a child has its own connection");
+    assert_eq!(
+        far.sessions(),
+        Vec::<u32>::new(),
+        "a child has its own connection"
+    );
 }
 
 #[test]
@@ -50,7 +59,9 @@ fn a_far_agent_gets_its_variables_and_no_list_of_processes_shows_its_secrets() {
         .stderr(fs::File::create(drill.path("stderr.log")).expect("a log"))
         .spawn()
         .expect("marshal");
-    eventually(Duration::from_secs(20), "the agent runs", || !drill.agents().is_empty());
+    eventually(Duration::from_secs(20), "the agent runs", || {
+        !drill.agents().is_empty()
+    });
     for entry in fs::read_dir("/proc").expect("/proc").flatten() {
         let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
         let line = String::from_utf8_lossy(&line);
@@ -74,5 +85,11 @@ fn with_marshal_at_the_far_end_an_agent_sees_nothing_but_its_workspace() {
     assert_eq!(ran.code, Some(0), "{}", ran.all());
     let made = far.work().join("inside.txt");
     assert_eq!(made.metadata().expect("the far file").uid(), FAR_UID);
-    assert!(far.path("home/agent-home").read_dir().expect("home").next().is_some());
+    assert!(
+        far.path("home/agent-home")
+            .read_dir()
+            .expect("home")
+            .next()
+            .is_some()
+    );
 }

@@ -109,7 +109,9 @@ pub(super) async fn exec(args: &ExecArgs, config: &Config, streams: &mut Streams
     if let Some(copy) = &room.copy {
         copy.ended();
         let path = crate::cli::trust::shown(&copy.path);
-        streams.err.line(&format!("marshal: the copy of the workspace is kept: {path}"));
+        streams.err.line(&format!(
+            "marshal: the copy of the workspace is kept: {path}"
+        ));
     }
     match ended {
         Some(Ended {
@@ -123,7 +125,9 @@ pub(super) async fn exec(args: &ExecArgs, config: &Config, streams: &mut Streams
             NO_WALLS
         }
         _ => {
-            streams.err.line("marshal: the walls were lost, and the command with them");
+            streams
+                .err
+                .line("marshal: the walls were lost, and the command with them");
             NO_WALLS
         }
     }
@@ -268,4 +272,3 @@ async fn at(until: Option<Instant>) {
         None => pending().await,
     }
 }
-

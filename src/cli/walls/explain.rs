@@ -12,12 +12,7 @@ use crate::sandbox::{ShimPlan, Tree};
 use crate::wire::shim::{Access, Mount, Net, Source};
 
 /// Prints the plan; gives the exit code.
-pub(super) fn explain(
-    args: &WallArgs,
-    config: &Config,
-    json: bool,
-    streams: &mut Streams,
-) -> u8 {
+pub(super) fn explain(args: &WallArgs, config: &Config, json: bool, streams: &mut Streams) -> u8 {
     let planned = planned(args, config);
     let (plan, workspace) = match planned {
         Ok(planned) => planned,
@@ -79,7 +74,11 @@ fn lines(args: &WallArgs, plan: &ShimPlan, workspace: &str) -> Vec<String> {
         format!("profile    {}", args.profile),
         format!("user       uid and gid 1000 inside, {uid} and {gid} on this host"),
         "namespaces user, mount, pid, ipc, uts, cgroup".to_owned()
-            + if plan.network == Net::Loopback { ", network" } else { "" },
+            + if plan.network == Net::Loopback {
+                ", network"
+            } else {
+                ""
+            },
         "also       no capabilities, no_new_privs, no further user namespaces".to_owned(),
         format!("network    {network}"),
         format!("host name  {}", foreign::show(&plan.hostname, 64)),
@@ -87,7 +86,11 @@ fn lines(args: &WallArgs, plan: &ShimPlan, workspace: &str) -> Vec<String> {
         format!("home       {home}, as /home/agent"),
         "sees".to_owned(),
     ];
-    lines.extend(plan.mounts.iter().map(|mount| format!("  {}", told(mount, args.mode))));
+    lines.extend(
+        plan.mounts
+            .iter()
+            .map(|mount| format!("  {}", told(mount, args.mode))),
+    );
     lines.push("and nothing else of this host's files".to_owned());
     lines
 }
@@ -109,7 +112,9 @@ fn told(mount: &Mount, mode: Mode) -> String {
             };
             let from = match source {
                 Source::OwnBinary => " (this program)".to_owned(),
-                Source::Path(_) if target == crate::sandbox::WORKSPACE_INSIDE && mode == Mode::Copy => {
+                Source::Path(_)
+                    if target == crate::sandbox::WORKSPACE_INSIDE && mode == Mode::Copy =>
+                {
                     " (the copy)".to_owned()
                 }
                 Source::Path(path) if path == target => String::new(),
@@ -124,9 +129,17 @@ fn told(mount: &Mount, mode: Mode) -> String {
             bytes,
             inodes,
             ..
-        } => format!("in memory  {}, {} and {inodes} files", show(target), show_size(*bytes)),
+        } => format!(
+            "in memory  {}, {} and {inodes} files",
+            show(target),
+            show_size(*bytes)
+        ),
         Mount::Proc { pid_only, .. } => {
-            let what = if *pid_only { "its own processes only" } else { "its own, masked" };
+            let what = if *pid_only {
+                "its own processes only"
+            } else {
+                "its own, masked"
+            };
             format!("own        /proc, {what}")
         }
         Mount::Dir { target } => format!("empty      {}", show(target)),

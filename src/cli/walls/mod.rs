@@ -133,7 +133,9 @@ fn assignment(text: &str) -> Result<(String, String), String> {
 }
 
 fn directory(text: &str) -> Result<String, String> {
-    let below = text.strip_prefix(crate::config::HOME_OF_CHILD).unwrap_or(text);
+    let below = text
+        .strip_prefix(crate::config::HOME_OF_CHILD)
+        .unwrap_or(text);
     if below.starts_with('/') && !below.split('/').any(|part| part == "..") && !text.contains(':') {
         Ok(text.to_owned())
     } else {
@@ -154,7 +156,12 @@ fn wait(text: &str) -> Result<Wait, String> {
 
 /// Runs `sandbox …`; `named` is the file of `--config`.
 #[must_use]
-pub fn main(command: SandboxCommand, named: Option<&Path>, json: bool, mut streams: Streams) -> ExitCode {
+pub fn main(
+    command: SandboxCommand,
+    named: Option<&Path>,
+    json: bool,
+    mut streams: Streams,
+) -> ExitCode {
     let config = match config(named) {
         Ok(config) => config,
         Err(why) => {

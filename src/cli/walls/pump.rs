@@ -77,7 +77,10 @@ pub(super) fn start(own: Own, ends: Ends) -> io::Result<mpsc::Receiver<Word>> {
         // The receiver is gone when nobody waits for anything any more.
         let _ = say.blocking_send(Word::InputEnded);
     })?;
-    for (name, from, to) in [("output", ends.stdout, output), ("errors", ends.stderr, errors)] {
+    for (name, from, to) in [
+        ("output", ends.stdout, output),
+        ("errors", ends.stderr, errors),
+    ] {
         let say = tell.clone();
         spawn(name, move || {
             let _ = say.blocking_send(pass(File::from(from), to));
@@ -97,7 +100,10 @@ fn feed(mut from: File, to: File) {
     let mut to = Some(to);
     let mut chunk = vec![0; CHUNK];
     while let Ok(got @ 1..) = read(&mut from, &mut chunk) {
-        if to.as_mut().is_some_and(|to| write(to, &chunk[..got]).is_err()) {
+        if to
+            .as_mut()
+            .is_some_and(|to| write(to, &chunk[..got]).is_err())
+        {
             to = None;
         }
     }

@@ -24,7 +24,9 @@ use crate::wire::shim::Access;
 #[derive(Debug, thiserror::Error)]
 pub(super) enum NoRoom {
     /// There is no such profile.
-    #[error("no profile {0:?}: expected standard, or a [sandbox.NAME] of the file named with --config")]
+    #[error(
+        "no profile {0:?}: expected standard, or a [sandbox.NAME] of the file named with --config"
+    )]
     Profile(String),
     /// A directory is none.
     #[error("no directory {path}: {why}")]
@@ -35,7 +37,9 @@ pub(super) enum NoRoom {
         why: String,
     },
     /// An agent could change what supervisors remember.
-    #[error("the state directory {state} lies in {path}, which the command would see: name a smaller directory")]
+    #[error(
+        "the state directory {state} lies in {path}, which the command would see: name a smaller directory"
+    )]
     State {
         /// Where the state is.
         state: String,
@@ -179,7 +183,11 @@ pub(super) fn plan(
     ids: Ids,
     workspace: Tree,
 ) -> Result<ShimPlan, NoRoom> {
-    let home = wanted.home.as_deref().map(|home| tree(home, true)).transpose()?;
+    let home = wanted
+        .home
+        .as_deref()
+        .map(|home| tree(home, true))
+        .transpose()?;
     Ok(sandbox::plan(&WallsRequest {
         profile: wanted.profile,
         network: match args.network {
@@ -198,8 +206,8 @@ pub(super) fn plan(
 /// A directory of the host for inside, with its owner on disk.
 pub(super) fn tree(path: &Path, writable: bool) -> Result<Tree, NoRoom> {
     let root = Root::open_resolved(path)?;
-    let stat = rustix::fs::fstat(&root)
-        .map_err(|errno| TreeError::at_path("examine", path, errno))?;
+    let stat =
+        rustix::fs::fstat(&root).map_err(|errno| TreeError::at_path("examine", path, errno))?;
     Ok(Tree {
         path: path.to_owned(),
         owner: (stat.st_uid, stat.st_gid),
@@ -267,11 +275,7 @@ async fn copied(wanted: &Wanted<'_>, ids: Ids, spawner: &Spawner) -> Result<Kept
 }
 
 /// What git tracks or would track, asked behind walls of its own on a read-only mount.
-async fn git_list(
-    wanted: &Wanted<'_>,
-    ids: Ids,
-    spawner: &Spawner,
-) -> Result<Listing, NoRoom> {
+async fn git_list(wanted: &Wanted<'_>, ids: Ids, spawner: &Spawner) -> Result<Listing, NoRoom> {
     let git = list::ls_files(sandbox::WORKSPACE_INSIDE);
     let walls = sandbox::plan(&WallsRequest {
         workspace: Some(tree(&wanted.workspace, false)?),

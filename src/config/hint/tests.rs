@@ -63,7 +63,11 @@ fn the_three_classic_messages_have_their_hints() {
         ..BARE
     };
     check(&missing, "env.path_add", None);
-    for message in ["Rate limit reached", "API Error: 429 {}", "HTTP 429: Too Many Requests"] {
+    for message in [
+        "Rate limit reached",
+        "API Error: 429 {}",
+        "HTTP 429: Too Many Requests",
+    ] {
         let limited = Case { message, ..BARE };
         check(&limited, "limits requests", Some(HintClass::RateLimited));
     }
@@ -100,22 +104,46 @@ fn the_ssh_clients_messages_are_told_apart() {
     };
     let park = Some(HintClass::Configuration);
     let away = Some(HintClass::Unreachable);
-    check(&ssh("Host key verification failed."), "is not known here", park);
+    check(
+        &ssh("Host key verification failed."),
+        "is not known here",
+        park,
+    );
     check(
         &ssh("@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed."),
         "another key",
         park,
     );
-    check(&ssh("a@h: Permission denied (publickey)."), "let this user in", park);
-    check(&ssh("ssh: connect to host h port 22: Connection refused"), "listens", away);
-    check(&ssh("ssh: connect to host h port 22: Connection timed out"), "answer", away);
+    check(
+        &ssh("a@h: Permission denied (publickey)."),
+        "let this user in",
+        park,
+    );
+    check(
+        &ssh("ssh: connect to host h port 22: Connection refused"),
+        "listens",
+        away,
+    );
+    check(
+        &ssh("ssh: connect to host h port 22: Connection timed out"),
+        "answer",
+        away,
+    );
     check(
         &ssh("ssh: Could not resolve hostname h: Name or service not known"),
         "ssh.host",
         away,
     );
-    check(&ssh("Connection closed by 10.0.0.1 port 22"), "before anybody", away);
-    check(&ssh("Timeout, server h not responding."), "sign of life", None);
+    check(
+        &ssh("Connection closed by 10.0.0.1 port 22"),
+        "before anybody",
+        away,
+    );
+    check(
+        &ssh("Timeout, server h not responding."),
+        "sign of life",
+        None,
+    );
     // What a far agent prints itself is no word of the client's.
     let git = Case {
         code: Some(1),
@@ -166,12 +194,24 @@ fn faulty_rows_are_refused_where_they_stand() {
     };
     refused("text = \"x\"", "a hint needs pattern");
     refused("pattern = \"x\"", "a hint needs text");
-    refused("pattern = \"(\"\ntext = \"x\"", "hint[0].pattern: not a regular expression");
+    refused(
+        "pattern = \"(\"\ntext = \"x\"",
+        "hint[0].pattern: not a regular expression",
+    );
     refused("pattern = \"(?=a)\"\ntext = \"x\"", "look-around");
-    refused("pattern = '\\w{9000}'\ntext = \"x\"", "not a regular expression");
+    refused(
+        "pattern = '\\w{9000}'\ntext = \"x\"",
+        "not a regular expression",
+    );
     refused("pattern = \"x\"\ntext = \"a\\nb\"", "expected one line");
-    refused("pattern = \"x\"\ntext = \"y\"\nclass = \"bad\"", "expected \"rate_limited\"");
-    refused("pattern = \"x\"\ntext = \"y\"\nkind = \"bad\"", "did you mean class?");
+    refused(
+        "pattern = \"x\"\ntext = \"y\"\nclass = \"bad\"",
+        "expected \"rate_limited\"",
+    );
+    refused(
+        "pattern = \"x\"\ntext = \"y\"\nkind = \"bad\"",
+        "did you mean class?",
+    );
     refused("pattern = \"x\"\ntext = \"y\"\ncode = 300", "code");
 }
 

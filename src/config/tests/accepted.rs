@@ -400,13 +400,34 @@ fn a_far_end_has_its_own_workspace_and_an_enriched_path() {
     let far = only(&config).ssh.as_deref().expect("a far end");
     assert_eq!(far.shown(), "agent@::1 port 2222");
     assert_eq!(far.workspace, "/srv/work");
-    assert_eq!(far.known_hosts.as_deref(), Some(Path::new("/etc/marshal/keys/hosts")));
+    assert_eq!(
+        far.known_hosts.as_deref(),
+        Some(Path::new("/etc/marshal/keys/hosts"))
+    );
     assert_eq!(only(&config).local_workspace(), None);
-    let path: Vec<_> = only(&config).env.path_add.iter().map(|dir| dir.to_string_lossy()).collect();
-    assert_eq!(path, ["$HOME/.local/bin", "/opt/homebrew/bin", "/usr/local/bin"]);
-    assert!(config.notes.iter().any(|note| note.contains("unsandboxed here")), "{:?}", config.notes);
+    let path: Vec<_> = only(&config)
+        .env
+        .path_add
+        .iter()
+        .map(|dir| dir.to_string_lossy())
+        .collect();
+    assert_eq!(
+        path,
+        ["$HOME/.local/bin", "/opt/homebrew/bin", "/usr/local/bin"]
+    );
+    assert!(
+        config
+            .notes
+            .iter()
+            .any(|note| note.contains("unsandboxed here")),
+        "{:?}",
+        config.notes
+    );
     let weak = only(&config).weaknesses().join("; ");
-    assert!(weak.contains("unsandboxed here") && weak.contains("plain process"), "{weak}");
+    assert!(
+        weak.contains("unsandboxed here") && weak.contains("plain process"),
+        "{weak}"
+    );
     // A workspace of the far end has nothing to do with the state directory of this host.
     let state = format!("supervisor.state_dir = \"/srv/work/state\"\n{text}");
     accepted_by(&named(), &state);
@@ -416,7 +437,9 @@ fn a_far_end_has_its_own_workspace_and_an_enriched_path() {
 
 #[test]
 fn hints_of_the_file_are_read_and_shown() {
-    let text = file("[[hint]]\npattern = 'a.*b'\ntext = \"try c\"\nwhere = \"stderr\"\nagent = \"codex\"\nlauncher = \"ssh\"\ncode = 3\nclass = \"rate_limited\"");
+    let text = file(
+        "[[hint]]\npattern = 'a.*b'\ntext = \"try c\"\nwhere = \"stderr\"\nagent = \"codex\"\nlauncher = \"ssh\"\ncode = 3\nclass = \"rate_limited\"",
+    );
     let config = accepted_by(&named(), &text);
     assert_eq!(config.hints.own().len(), 1);
 }

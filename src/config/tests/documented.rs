@@ -78,7 +78,11 @@ impl Row {
 
     /// The file that has nothing but what it needs.
     fn bare(&self) -> &'static str {
-        if self.key.starts_with(FAR_KEYS) { BARE_FAR } else { BARE }
+        if self.key.starts_with(FAR_KEYS) {
+            BARE_FAR
+        } else {
+            BARE
+        }
     }
 }
 

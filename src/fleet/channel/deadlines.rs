@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use super::explain::explain;
 use super::state::{ChannelState, Gone};
 use super::stdout::StreamEnd;
-use super::explain::explain;
 use super::{Cause, ChannelEnd, end, stderr, stdout};
 use crate::dialect::Command;
 use crate::fleet::session::{Item, SessionMsg};

@@ -123,7 +123,11 @@ mod tests {
         let stderr = "x: error while loading shared libraries: libx.so";
         let end = end(ExitClass::Exited, ExitStatus::Code(127), false, stderr);
         let end = explained(&pool(""), end);
-        assert!(end.detail.contains("; hint: a shared library"), "{}", end.detail);
+        assert!(
+            end.detail.contains("; hint: a shared library"),
+            "{}",
+            end.detail
+        );
         assert!(!end.hopeless);
     }
 
@@ -131,16 +135,26 @@ mod tests {
     fn a_wanted_end_gets_none() {
         let stderr = "429 Too Many Requests";
         let end = end(ExitClass::Stopped, ExitStatus::Code(0), true, stderr);
-        assert_eq!(explained(&pool(""), end).detail, "the agent ended: exit code 0");
+        assert_eq!(
+            explained(&pool(""), end).detail,
+            "the agent ended: exit code 0"
+        );
     }
 
     #[test]
     fn a_host_that_lets_nobody_in_is_hopeless_and_leaves_nothing() {
-        for stderr in ["Host key verification failed.", "u@h: Permission denied (publickey)."] {
+        for stderr in [
+            "Host key verification failed.",
+            "u@h: Permission denied (publickey).",
+        ] {
             let end = explained(&far_pool(""), end(ExitClass::Exited, LOST, false, stderr));
             assert_eq!(end.class, ExitClass::SpawnFailed);
             assert!(end.hopeless);
-            assert!(end.detail.starts_with("u@h let nobody in"), "{}", end.detail);
+            assert!(
+                end.detail.starts_with("u@h let nobody in"),
+                "{}",
+                end.detail
+            );
             assert!(!end.detail.contains("may be left"), "{}", end.detail);
         }
     }
@@ -162,7 +176,11 @@ mod tests {
             let end = end(ExitClass::Exited, LOST, was_ready, stderr);
             let end = explained(&far_pool(""), end);
             assert_eq!(end.class, ExitClass::ConnectionLost);
-            assert!(end.detail.contains("connection to u@h was lost"), "{}", end.detail);
+            assert!(
+                end.detail.contains("connection to u@h was lost"),
+                "{}",
+                end.detail
+            );
             assert!(end.detail.contains("may be left at u@h"), "{}", end.detail);
         }
         let walls = far_pool(", marshal = \"marshal\"");
@@ -175,8 +193,16 @@ mod tests {
     #[test]
     fn a_client_that_had_to_be_killed_says_so_though_it_was_wanted() {
         let killed = end(ExitClass::Stopped, ExitStatus::Signal(9), true, "");
-        assert!(explained(&far_pool(""), killed).detail.contains("may be left"));
+        assert!(
+            explained(&far_pool(""), killed)
+                .detail
+                .contains("may be left")
+        );
         let ended = end(ExitClass::Stopped, ExitStatus::Code(0), true, "");
-        assert!(!explained(&far_pool(""), ended).detail.contains("may be left"));
+        assert!(
+            !explained(&far_pool(""), ended)
+                .detail
+                .contains("may be left")
+        );
     }
 }

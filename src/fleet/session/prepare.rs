@@ -10,8 +10,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::far;
 use super::listing;
-use super::work::Work;
 pub(crate) use super::unprepared::PrepareError;
+use super::work::Work;
 use crate::config::{
     Fill, HOME_OF_CHILD, Launcher, Network, OWN_PROGRAM, WorkspaceMode, fill_routes,
 };
@@ -21,8 +21,7 @@ use crate::launch::{LaunchPlan, Walls};
 use crate::model::{Foreign, SessionId, SlotId};
 use crate::policy::{NoLinks, Place};
 use crate::sandbox::workspace::{
-    GitDir, Listing, Manifest, Owner, Root, TreeError, TreeLinks, copy, home,
-    list,
+    GitDir, Listing, Manifest, Owner, Root, TreeError, TreeLinks, copy, home, list,
 };
 use crate::sandbox::{self, Tree, WallsRequest};
 use crate::wire::shim::Access;
@@ -329,9 +328,11 @@ fn within_space(space: &Space, within: &Path) -> Result<String, PrepareError> {
             return Err(PrepareError::NoDirectory(within));
         }
     }
-    let within = within.to_str().ok_or(PrepareError::NoDirectory(Foreign::new(
-        within.to_string_lossy(),
-    )))?;
+    let within = within
+        .to_str()
+        .ok_or(PrepareError::NoDirectory(Foreign::new(
+            within.to_string_lossy(),
+        )))?;
     Ok(format!("/{within}"))
 }
 

@@ -8,11 +8,13 @@ use ractor::ActorRef;
 use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 
+use super::approvals::Pending;
 use super::asks::{self, Asks};
 use super::measure::{self, Measured};
 use super::outbox::{After, Outbox};
-use super::approvals::Pending;
-use super::{CheckResult, Item, PrepareError, Prepared, SessionMsg, TalkArgs, Tally, Work, prepare};
+use super::{
+    CheckResult, Item, PrepareError, Prepared, SessionMsg, TalkArgs, Tally, Work, prepare,
+};
 use crate::config::hint::Evidence;
 use crate::config::{OnUnaskedDeny, SessionScope};
 use crate::dialect::{Command, Opening};

@@ -132,7 +132,11 @@ fn the_path_of_the_far_end_is_enriched_and_its_home_is_its_own() {
 #[test]
 fn secrets_are_lines_of_the_input_and_the_program_gets_the_rest() {
     let told = words(&["FIRST", "SECOND"]);
-    let argv = words(&["/bin/sh", "-c", "printf '%s|%s|' \"$FIRST\" \"$SECOND\"; cat"]);
+    let argv = words(&[
+        "/bin/sh",
+        "-c",
+        "printf '%s|%s|' \"$FIRST\" \"$SECOND\"; cat",
+    ]);
     let script = script(
         &ssh(),
         &Remote {
