@@ -9,6 +9,7 @@ mod continuing;
 mod crashes;
 mod drill;
 mod editor;
+mod editor_clients;
 mod editors;
 mod escapes;
 mod first_run;

@@ -347,9 +347,11 @@ fn within_space(space: &Space, within: &Path) -> Result<String, PrepareError> {
             return Err(PrepareError::NoDirectory(within));
         }
     }
-    let within = within.to_str().ok_or(PrepareError::NoDirectory(Foreign::new(
-        within.to_string_lossy(),
-    )))?;
+    let within = within
+        .to_str()
+        .ok_or(PrepareError::NoDirectory(Foreign::new(
+            within.to_string_lossy(),
+        )))?;
     Ok(format!("/{within}"))
 }
 

@@ -8,9 +8,9 @@ use ractor::{ActorRef, ActorRuntime};
 use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 
+use super::approvals::Pending;
 use super::asks::{self, Asks};
 use super::outbox::{After, Outbox};
-use super::approvals::Pending;
 use super::{
     CheckResult, Item, PrepareError, Prepared, SessionMsg, TalkArgs, Tally, Work, measure, prepare,
 };
@@ -23,6 +23,7 @@ use crate::fleet::setup::{PoolShared, Shared};
 use crate::journal::{TaskChange, Write};
 use crate::lifecycle::state::SlotEvent;
 use crate::lifecycle::watch::Expired;
+use crate::limits::ASKS_PER_POOL;
 use crate::model::{AgentInfo, Ask, AskId, Decision, Event, Foreign, TurnOutcome, Usage};
 use crate::telemetry::event::child::ChildReady;
 use crate::telemetry::event::permission::PermissionDecided;
@@ -442,10 +443,11 @@ impl SessionState {
         let at = asks::At {
             is_read_only,
             has_approver: self.talk.is_some(),
+            is_full: self.pool.asks_waiting() >= ASKS_PER_POOL,
         };
         let decided = asks::decide(&self.pool, prepared, &self.work, &ask, asks, at);
         if decided.verdict.decision == Decision::Ask {
-            return self.to_a_person(ask, decided);
+            return self.ask_a_person(ask, decided);
         }
         self.tally.decided(&decided);
         decided.record(&ask, &mut self.outbox);
