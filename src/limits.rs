@@ -238,8 +238,13 @@ pub const COPY_FILES: u64 = 200_000;
 pub const COPY_KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
 /// How often old copies are swept.
 pub const SWEEP_EVERY: Duration = Duration::from_secs(3600);
-/// How often the sizes of homes and copies are measured while quotas do not exist.
+/// How often, at most, one session's home and copy are measured while quotas do not exist; and how
+/// often they are while its child says anything, or they grow, or the disk fills.
 pub const MEASURE_EVERY: Duration = Duration::from_secs(10);
+/// The longest time between two such measurements, however quiet a child is.
+pub const MEASURE_QUIET: Duration = Duration::from_secs(80);
+/// How often it is asked which sessions are to be measured, and how full the disk is.
+pub const MEASURE_LOOK: Duration = Duration::from_secs(1);
 /// The size limit of a session's home, in bytes.
 pub const HOME_BYTES: u64 = 4 << 30;
 /// The largest file that `home_files` may name, in bytes: settings and credentials, not data.
@@ -262,6 +267,32 @@ pub const MANIFEST_PATH_BYTES: usize = 4096;
 pub const CHANGES_LISTED: usize = 1000;
 /// How long a supervisor waits while another one takes its block of uids.
 pub const UIDS_WAIT: Duration = Duration::from_secs(5);
+
+/// Connections of one slot to one route that a configuration may allow.
+pub const ROUTE_CONNECTIONS: u16 = 256;
+/// Bytes of the head of one request from inside a sandbox.
+pub const ROUTE_HEAD_BYTES: usize = 64 << 10;
+/// Headers of one request from inside, and of one answer.
+pub const ROUTE_HEADERS: usize = 128;
+/// Bytes of request bodies that all routes of the fleet hold at the same time: each is read whole
+/// before it goes on. One more piece is refused.
+pub const ROUTE_BODIES_BYTES: usize = 512 << 20;
+/// Keys of one object in a request body; more are refused, because each must be remembered to see
+/// that none stands there twice.
+pub const ROUTE_BODY_KEYS: usize = 4096;
+/// Bytes of one provider's answer that are kept to read the tokens from it: one event of a stream,
+/// or the whole of a plain one. Of a longer one no tokens are counted.
+pub const ROUTE_USAGE_BYTES: usize = 1 << 20;
+/// Idle connections to one upstream that are kept for the next request, and for how long.
+pub const ROUTE_IDLE_UPSTREAM: usize = 8;
+/// See [`ROUTE_IDLE_UPSTREAM`].
+pub const ROUTE_IDLE_TIME: Duration = Duration::from_secs(60);
+/// Connections that wait to be accepted on one port inside (listen(2)).
+pub const ROUTE_BACKLOG: i32 = 128;
+/// Routes of one pool.
+pub const POOL_ROUTES: usize = 16;
+/// The longest pause that a provider's announcement can bring about.
+pub const RATE_LIMIT_ANNOUNCED: Duration = Duration::from_secs(24 * 3600);
 
 /// Open HTTP connections; further ones wait to be accepted.
 pub const HTTP_CONNECTIONS: usize = 256;

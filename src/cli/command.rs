@@ -25,7 +25,7 @@ use super::start::{self, Failure};
 use super::state_dir::{self, StateDirError};
 use super::streams::Streams;
 use super::tasks::{self, Surroundings};
-use super::{acp, config_command, script_agent, up};
+use super::{acp, config_command, script_agent, script_model, up};
 use tokio_util::sync::CancellationToken;
 
 use crate::api::control;
@@ -98,6 +98,9 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
     {
         return config_command::schema(cli.json, &mut streams);
     }
+    if let Command::ScriptModel(args) = cli.command {
+        return script_model::run(args, cli.json, cli.quiet, streams).await;
+    }
     let Ok(directory) = std::env::current_dir() else {
         streams
             .err
@@ -137,6 +140,7 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
             Err(exit) => exit,
         },
         Command::ScriptAgent(_) => Exit::Usage, // taken before the runtime
+        Command::ScriptModel(_) => Exit::Usage, // taken before the configuration
     }
 }
 

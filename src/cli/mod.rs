@@ -21,6 +21,7 @@ pub mod progress;
 pub mod results;
 pub mod run;
 pub mod script_agent;
+pub mod script_model;
 pub mod secrets;
 pub mod show;
 pub mod signals;

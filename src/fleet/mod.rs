@@ -4,9 +4,10 @@
 //! process. No actor awaits IO, a turn or a person inside a handler.
 //!
 //! Actors: one [`pool::Pool`] a pool; one [`session::Session`] an attempt at a task; one
-//! [`channel::Channel`] a child. Plain tasks of a Channel: stdout pump, stdin pump, stderr ring,
-//! keeper. Mailboxes are unbounded, so what a child writes enters them only against
-//! [`credit::Credits`]; all else is a bounded number of messages a task or a turn.
+//! [`channel`] a child, which is a task with a [`mailbox`]. Plain tasks of a Channel: stdout pump,
+//! stdin pump, stderr ring, keeper; one for the fleet measures homes and copies. Mailboxes are
+//! unbounded, so what a child writes enters them only against [`credit::Credits`]; all else is a
+//! bounded number of messages a task or a turn.
 
 mod ambient;
 mod channel;
@@ -14,6 +15,7 @@ mod clock;
 mod continuing;
 mod conversation;
 mod credit;
+mod mailbox;
 mod memory;
 pub mod notice;
 mod past;

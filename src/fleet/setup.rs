@@ -14,6 +14,7 @@ use super::ambient::Ambient;
 use super::channel::stderr::StderrLog;
 use super::clock;
 use super::notice::{Notice, Pinned, SlotView};
+use super::session::Scales;
 use crate::config::{Config, Pool as PoolConfig, Sandbox};
 use crate::journal::Journal;
 use crate::launch::Host;
@@ -96,10 +97,13 @@ pub(crate) struct Shared {
     /// What the notices to watchers hold.
     pub(crate) pinned: Pinned,
     pub(crate) slots: SlotTable,
+    /// Measures homes and copies.
+    pub(crate) scales: Scales,
 }
 
 impl Shared {
     pub(crate) fn new(setup: Setup, slots: SlotTable) -> Self {
+        let scales = Scales::new(setup.ambient.clone(), setup.state.path().to_owned());
         Self {
             config: setup.config,
             state: setup.state,
@@ -115,6 +119,7 @@ impl Shared {
             watchers: broadcast::channel(BROADCAST_EVENTS).0,
             pinned: Pinned::default(),
             slots,
+            scales,
         }
     }
 

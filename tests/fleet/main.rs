@@ -17,6 +17,7 @@ mod full_disk;
 mod kill;
 mod orders;
 mod real_agents;
+mod sizes;
 mod slots;
 mod stall;
 mod stress;

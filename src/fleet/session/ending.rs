@@ -19,6 +19,9 @@ impl SessionState {
         match message {
             SessionMsg::Prepared(prepared) => self.prepared(*prepared),
             SessionMsg::Batch { items, hold } => {
+                if let Some(measured) = &self.measured {
+                    measured.stir();
+                }
                 for item in items {
                     self.item(item);
                 }

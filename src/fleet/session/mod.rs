@@ -13,6 +13,7 @@ mod next;
 mod outbox;
 pub(crate) mod outcome;
 mod prepare;
+mod scales;
 mod state;
 mod tally;
 mod work;
@@ -26,6 +27,7 @@ use tokio_util::sync::CancellationToken;
 use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 
 pub(crate) use prepare::{PrepareError, Prepared};
+pub(crate) use scales::Scales;
 pub(crate) use tally::Tally;
 pub(crate) use work::{Attempt, CheckResult, Stays, Work};
 
@@ -227,7 +229,7 @@ impl Actor for Session {
             ending: None,
             end: None,
             check: None,
-            measuring: None,
+            measured: None,
             checking: None,
             broken: false,
             over_quota: false,
@@ -274,19 +276,10 @@ impl Actor for Session {
 
     async fn handle_supervisor_evt(
         &self,
-        myself: ActorRef<SessionMsg>,
-        event: SupervisionEvent,
-        state: &mut Box<SessionState>,
+        _myself: ActorRef<SessionMsg>,
+        _event: SupervisionEvent,
+        _state: &mut Box<SessionState>,
     ) -> Result<(), ActorProcessingErr> {
-        // A Channel that ends as it should has said so before, in-band.
-        if let SupervisionEvent::ActorFailed(_, error) = event
-            && state.end.is_none()
-            && state.channel.is_some()
-        {
-            tracing::error!(session = %state.work.session, %error, "a channel failed");
-            let end = ChannelEnd::internal(&error.to_string());
-            let _ = myself.send_message(SessionMsg::ChannelEnded(Box::new(end)));
-        }
-        Ok(())
+        Ok(()) // It has no children that are actors.
     }
 }

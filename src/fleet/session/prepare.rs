@@ -10,7 +10,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio_util::sync::CancellationToken;
 
 use super::work::Work;
-use crate::config::{Fill, Launcher, Network, OWN_PROGRAM, WorkspaceMode};
+use crate::config::{Fill, Launcher, Network, OWN_PROGRAM, WorkspaceMode, fill_routes};
 use crate::fleet::ambient::Ambient;
 use crate::fleet::setup::{PoolShared, Shared};
 use crate::launch::{LaunchPlan, RunError, SpawnError, Walls};
@@ -240,18 +240,29 @@ impl Prepared {
             }
             _ => pool.config.argv(fill),
         };
-        self.plan_for(shared, pool, argv)
+        self.plan(shared, pool, argv, true)
     }
 
-    /// A plan for another program in the same walls.
+    /// A plan for another program in the same walls, without the pool's routes.
     pub(crate) fn plan_for(
         &self,
         shared: &Shared,
         pool: &PoolShared,
         argv: Vec<String>,
     ) -> Result<LaunchPlan, PrepareError> {
+        self.plan(shared, pool, argv, false)
+    }
+
+    fn plan(
+        &self,
+        shared: &Shared,
+        pool: &PoolShared,
+        argv: Vec<String>,
+        routes: bool,
+    ) -> Result<LaunchPlan, PrepareError> {
         let writable = pool.config.workspace.mode != WorkspaceMode::Ro;
-        launch_plan(shared, pool, &self.space, argv, &For::Agent { writable })
+        let what = For::Agent { writable, routes };
+        launch_plan(shared, pool, &self.space, argv, &what)
     }
 }
 
@@ -478,6 +489,8 @@ enum For {
     Agent {
         /// Whether the workspace can be written.
         writable: bool,
+        /// Whether the pool's routes are listened on.
+        routes: bool,
     },
     /// Git, which interprets what stands in a repository: it gets nothing of the agent's.
     Git {
@@ -488,7 +501,7 @@ enum For {
 
 impl For {
     const fn is_writable(&self) -> bool {
-        matches!(self, Self::Agent { writable: true })
+        matches!(self, Self::Agent { writable: true, .. })
     }
 }
 
@@ -521,6 +534,12 @@ fn launch_plan(
             network: match what {
                 For::Agent { .. } => pool.config.network,
                 For::Git { .. } => Network::None,
+            },
+            listen: match what {
+                For::Agent { routes: true, .. } => {
+                    pool.config.routes.iter().map(|route| route.port).collect()
+                }
+                _ => Vec::new(),
             },
             ids: ids(shared, pool, &space.slot),
             home: match what {
@@ -607,7 +626,10 @@ fn environment(shared: &Shared, pool: &PoolShared, space: &Space) -> Vec<(String
             env.insert(name.clone(), value.clone());
         }
     }
-    env.extend(config.set.clone());
+    env.extend(config.set.iter().map(|(name, value)| {
+        let value = fill_routes(value, &pool.config.routes);
+        (name.clone(), value)
+    }));
     // Read at the start: a configuration with an unread secret starts no fleet.
     env.extend(config.secrets.iter().filter_map(|(name, secret)| {
         let value = secret.expose()?;

@@ -4,19 +4,20 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ractor::{ActorRef, ActorRuntime};
+use ractor::ActorRef;
 use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::approvals::Pending;
 use super::asks::{self, Asks};
+use super::measure::{self, Measured};
 use super::outbox::{After, Outbox};
 use super::{
-    CheckResult, Item, PrepareError, Prepared, SessionMsg, TalkArgs, Tally, Work, measure, prepare,
+    CheckResult, Item, PrepareError, Prepared, SessionMsg, TalkArgs, Tally, Work, prepare,
 };
 use crate::config::{OnUnaskedDeny, SessionScope};
 use crate::dialect::{Command, Opening};
-use crate::fleet::channel::{Channel, ChannelArgs, ChannelEnd, ChannelMsg};
+use crate::fleet::channel::{self, ChannelArgs, ChannelEnd, ChannelHandle, ChannelMsg};
 use crate::fleet::clock::{self, now_us};
 use crate::fleet::pool::PoolMsg;
 use crate::fleet::setup::{PoolShared, Shared};
@@ -86,7 +87,7 @@ pub(crate) struct SessionState {
     pub(super) closing: Option<bool>,
     pub(super) phase: Phase,
     pub(super) prepared: Option<Prepared>,
-    pub(super) channel: Option<ActorRef<ChannelMsg>>,
+    pub(super) channel: Option<ChannelHandle>,
     pub(super) outbox: Outbox,
     pub(super) asks: Asks,
     pub(super) tally: Tally,
@@ -97,8 +98,8 @@ pub(crate) struct SessionState {
     pub(super) ending: Option<(TurnOutcome, String)>,
     pub(super) end: Option<ChannelEnd>,
     pub(super) check: Option<CheckResult>,
-    /// Ends the measuring of home and copy.
-    pub(super) measuring: Option<AbortHandle>,
+    /// Home and copy, while they are measured.
+    pub(super) measured: Option<Arc<Measured>>,
     /// Ends the check.
     pub(super) checking: Option<AbortHandle>,
     /// The journal takes nothing more of this session.
@@ -117,14 +118,6 @@ pub(crate) struct SessionState {
     pub(super) begun: bool,
     pub(super) cancelled: bool,
     pub(super) failure: Option<String>,
-}
-
-impl Drop for SessionState {
-    fn drop(&mut self) {
-        if let Some(measuring) = &self.measuring {
-            measuring.abort();
-        }
-    }
 }
 
 impl SessionState {
@@ -202,18 +195,11 @@ impl SessionState {
                 return self.survey();
             }
         };
-        let measured = measure::Measured::of(prepared, &self.pool);
-        let measuring = tokio::spawn(measure::watch(
-            measured,
-            self.pool.ambient.clone(),
-            self.myself.clone(),
-        ));
-        if let Some(before) = self.measuring.replace(measuring.abort_handle()) {
-            before.abort();
-        }
+        let measured = measure::Measured::of(prepared, &self.pool, self.myself.clone());
+        self.measured = Some(self.shared.scales.add(measured));
         self.phase = Phase::Opening;
         self.loading = resume.is_some();
-        let args = Box::new(ChannelArgs {
+        self.channel = Some(channel::start(ChannelArgs {
             session: self.myself.clone(),
             shared: Arc::clone(&self.shared),
             pool: Arc::clone(&self.pool),
@@ -224,15 +210,7 @@ impl SessionState {
                 workspace: prepared.directory_inside().to_owned(),
                 resume,
             },
-        });
-        let cell = self.myself.get_cell();
-        match ActorRuntime::spawn_linked_instant(None, Channel, args, cell) {
-            Ok((channel, _)) => self.channel = Some(channel),
-            Err(error) => {
-                self.end = Some(ChannelEnd::internal(&error.to_string()));
-                self.survey();
-            }
-        }
+        }));
     }
 
     pub(super) fn item(&mut self, item: Item) {
