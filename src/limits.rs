@@ -198,6 +198,9 @@ pub const KILLED_WAIT: Duration = Duration::from_secs(5);
 /// Open permission requests of one session before the next is denied.
 pub const ASKS_PER_SESSION: usize = 4;
 
+/// Permission requests of one pool that wait for people before the next is denied.
+pub const ASKS_PER_POOL: usize = 20;
+
 /// Bytes of an ask's input that are stored and judged; a larger one is denied.
 pub const ASK_INPUT_BYTES: usize = 64 << 10;
 

@@ -442,12 +442,7 @@ async fn editor(cli: &Cli, pool: &PoolName, loaded: Loaded, mut streams: Streams
 /// Speaks with the editor until it closes its end, or a signal ends it.
 async fn front(place: acp::Place, signals: &mut Signals) -> Exit {
     let stop = CancellationToken::new();
-    let serving = acp::serve(
-        place,
-        std::io::stdin(),
-        std::io::stdout(),
-        stop.clone(),
-    );
+    let serving = acp::serve(place, std::io::stdin(), std::io::stdout(), stop.clone());
     let mut serving = std::pin::pin!(serving);
     loop {
         tokio::select! {

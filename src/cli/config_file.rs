@@ -221,7 +221,11 @@ fn check_far(ssh: &Ssh, fault: &mut impl FnMut(&str, String, Option<&str>)) {
         match open_trusted(file) {
             Ok(_) => {}
             Err(OpenError::Read(error)) => {
-                fault(key, format!("no file at {}: {}", shown(file), why(&error)), None);
+                fault(
+                    key,
+                    format!("no file at {}: {}", shown(file), why(&error)),
+                    None,
+                );
             }
             Err(OpenError::Untrusted(error)) => fault(key, error.to_string(), None),
         }

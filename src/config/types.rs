@@ -15,8 +15,8 @@ pub use super::route::{
     Allowed, Authorities, Route, RoutePort, RouteTimeouts, Upstream, UpstreamFault, fill_routes,
     is_path_byte, is_plain_path, unknown_route,
 };
-use crate::limits;
 pub use super::ssh::{FarMode, FarNetwork, FarWalls, Ssh};
+use crate::limits;
 pub use crate::model::OnTimeout;
 use crate::model::{PoolName, words};
 

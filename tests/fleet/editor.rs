@@ -116,7 +116,11 @@ impl Editor {
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => panic!("it ended before {what}"),
             }
-            assert!(Instant::now() < end, "not in time: {what}; {:?}", self.updates);
+            assert!(
+                Instant::now() < end,
+                "not in time: {what}; {:?}",
+                self.updates
+            );
         }
     }
 
@@ -204,7 +208,9 @@ impl Editor {
         let texts = updates.iter().filter_map(|update| {
             let update = &update["update"];
             let is_said = update["sessionUpdate"] == "agent_message_chunk";
-            is_said.then(|| update["content"]["text"].as_str()).flatten()
+            is_said
+                .then(|| update["content"]["text"].as_str())
+                .flatten()
         });
         texts.collect()
     }

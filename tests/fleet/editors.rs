@@ -26,7 +26,7 @@ argv     = [["nc"]]
 "#;
 
 /// Every protocol that the script agent speaks.
-const DIALECTS: [&str; 2] = ["scaiflux", "acp"];
+pub(crate) const DIALECTS: [&str; 2] = ["scaiflux", "acp"];
 
 fn drill_of(dialect: &str, size: usize, flags: &str, more: &str) -> Drill {
     let resume = match dialect {
@@ -54,7 +54,7 @@ file = "asking.toml"
     drill
 }
 
-fn drill(dialect: &str) -> Drill {
+pub(crate) fn drill(dialect: &str) -> Drill {
     drill_of(dialect, 2, "", "")
 }
 
@@ -64,7 +64,7 @@ fn daemon(drill: &Drill) -> Running {
     daemon
 }
 
-fn text(drill: &Drill, query: &str) -> Vec<String> {
+pub(crate) fn text(drill: &Drill, query: &str) -> Vec<String> {
     let database = drill.database();
     let mut statement = database.prepare(query).expect(query);
     let rows = statement
@@ -74,7 +74,11 @@ fn text(drill: &Drill, query: &str) -> Vec<String> {
 }
 
 fn events(drill: &Drill, kind: &str) -> usize {
-    text(drill, &format!("SELECT kind FROM events WHERE kind = '{kind}'")).len()
+    text(
+        drill,
+        &format!("SELECT kind FROM events WHERE kind = '{kind}'"),
+    )
+    .len()
 }
 
 /// The session's own copy of the workspace.
@@ -141,7 +145,10 @@ fn a_session_is_loaded_after_the_process_has_ended_its_history_told_and_not_doub
         let drill = drill(dialect);
         let mut editor = Editor::start(&drill, "demo");
         let session = editor.open(&drill);
-        assert_eq!(editor.prompt(&session, "say one\nwrite a.txt 1"), "end_turn");
+        assert_eq!(
+            editor.prompt(&session, "say one\nwrite a.txt 1"),
+            "end_turn"
+        );
         assert_eq!(editor.prompt(&session, "say two"), "end_turn");
         assert_eq!(editor.leave(), Some(0));
         nothing_runs(&drill);
@@ -193,7 +200,10 @@ fn resume_tells_no_history_and_close_lets_the_session_be_loaded_again() {
     let of = json!({"sessionId": session});
     assert_eq!(editor.call("session/close", &of)["result"], json!({}));
     nothing_runs(&drill);
-    let gone = editor.call("session/prompt", &json!({"sessionId": session, "prompt": []}));
+    let gone = editor.call(
+        "session/prompt",
+        &json!({"sessionId": session, "prompt": []}),
+    );
     assert_eq!(gone["error"]["code"], -32002, "{gone}");
     editor.updates.clear();
     let params = json!({"sessionId": session, "cwd": drill.workspace(), "mcpServers": []});
@@ -244,7 +254,10 @@ fn nobody_who_answers_in_time_is_a_deny() {
     let mut editor = Editor::start(&drill, "demo");
     editor.says = Says::Nothing;
     let session = editor.open(&drill);
-    assert_eq!(editor.prompt(&session, "write no.txt x\nsay on"), "end_turn");
+    assert_eq!(
+        editor.prompt(&session, "write no.txt x\nsay on"),
+        "end_turn"
+    );
     assert_eq!(editor.asked.len(), 1);
     assert!(editor.said().contains("on"));
     let verdict = "SELECT decision || ' ' || decided_by FROM asks";
@@ -285,7 +298,10 @@ fn an_agent_that_cannot_load_goes_on_in_the_same_files_and_the_user_is_told() {
     editor.said();
     assert_eq!(editor.prompt(&session, "recall\nread kept.txt"), "end_turn");
     let said = editor.said();
-    assert!(said.contains("[marshal] The agent could not load"), "{said}");
+    assert!(
+        said.contains("[marshal] The agent could not load"),
+        "{said}"
+    );
     assert!(said.contains("`kept.txt` has 2 bytes"), "{said}");
     assert!(!said.contains("say one"), "{said}");
     assert_eq!(drill.assert_dense(), 1);
@@ -321,7 +337,10 @@ fn only_directories_of_the_workspace_are_opened_and_nothing_is_passed_inside() {
     let session = session.to_owned();
     assert_eq!(editor.prompt(&session, "list .\nread lib.rs"), "end_turn");
     let said = editor.said();
-    assert!(said.contains("`.` has 1 entries") || said.contains("has 1 entr"), "{said}");
+    assert!(
+        said.contains("`.` has 1 entries") || said.contains("has 1 entr"),
+        "{said}"
+    );
     let verdicts = text(&drill, "SELECT decision FROM asks");
     assert_eq!(verdicts, ["allow", "allow"], "paths are judged from there");
 }
@@ -353,8 +372,16 @@ fn what_is_no_message_or_no_method_is_answered_and_changes_nothing() {
         ("fs/read_text_file", json!({}), -32601),
         ("session/cancel", json!({"sessionId": "x"}), -32601),
         ("authenticate", json!({"methodId": "x"}), -32602),
-        ("session/set_mode", json!({"sessionId": "x", "modeId": "y"}), -32602),
-        ("session/prompt", json!({"sessionId": "x", "prompt": []}), -32002),
+        (
+            "session/set_mode",
+            json!({"sessionId": "x", "modeId": "y"}),
+            -32602,
+        ),
+        (
+            "session/prompt",
+            json!({"sessionId": "x", "prompt": []}),
+            -32002,
+        ),
         ("session/close", json!({"sessionId": "x"}), -32002),
         ("session/prompt", json!({"prompt": []}), -32602),
         ("session/prompt", json!([1]), -32602),
@@ -368,7 +395,9 @@ fn what_is_no_message_or_no_method_is_answered_and_changes_nothing() {
         assert_eq!(reply["error"]["code"], -32002, "{id}: {reply}");
     }
     // A reply to nothing, an answer to nobody's question, unknown notifications.
-    editor.write(b"{\"id\":1,\"result\":{\"outcome\":{\"outcome\":\"selected\",\"optionId\":\"allow\"}}}\n");
+    editor.write(
+        b"{\"id\":1,\"result\":{\"outcome\":{\"outcome\":\"selected\",\"optionId\":\"allow\"}}}\n",
+    );
     editor.notify("$/cancel_request", &json!({"requestId": 1}));
     editor.notify("_their/own", &json!({}));
     let session = editor.open(&drill);
@@ -474,7 +503,10 @@ fn a_daemon_serves_several_editors_each_in_a_slot_and_frees_it_when_they_go() {
     let began = Instant::now();
     let refused = second.try_open(&drill);
     let message = refused["error"]["message"].as_str().expect("a message");
-    assert!(message.contains("no slot of pool demo came free"), "{message}");
+    assert!(
+        message.contains("no slot of pool demo came free"),
+        "{message}"
+    );
     assert!(began.elapsed() < Duration::from_secs(20));
     // One that waits gets the slot as soon as it is free.
     let params = json!({"cwd": drill.workspace(), "mcpServers": []});
@@ -518,7 +550,10 @@ fn a_daemon_that_is_killed_is_told_to_the_editor_and_its_successor_loads_the_ses
     editor.said();
     assert_eq!(editor.prompt(&session, "recall"), "end_turn");
     assert!(editor.said().contains("say one"));
-    let states = text(&drill, "SELECT coalesce(outcome, state) FROM tasks ORDER BY place");
+    let states = text(
+        &drill,
+        "SELECT coalesce(outcome, state) FROM tasks ORDER BY place",
+    );
     assert_eq!(states, ["done", "lost", "done"]);
     drill.assert_dense();
 }
@@ -539,7 +574,10 @@ fn a_pool_whose_slots_are_parked_says_so() {
     let began = Instant::now();
     let refused = editor.try_open(&drill);
     let message = refused["error"]["message"].as_str().expect("a message");
-    assert!(message.contains("every slot of pool demo is parked"), "{message}");
+    assert!(
+        message.contains("every slot of pool demo is parked"),
+        "{message}"
+    );
     assert!(began.elapsed() < Duration::from_secs(5), "at once");
 }
 
@@ -565,11 +603,17 @@ fn an_editor_that_never_reads_holds_nothing_but_a_bounded_memory() {
     write(json!({"id": 2, "method": "session/new", "params": {"cwd": cwd, "mcpServers": []}}));
     let mut session = String::new();
     eventually(Duration::from_secs(10), "a session", || {
-        session = text(&drill, "SELECT session FROM sessions").pop().unwrap_or_default();
+        session = text(&drill, "SELECT session FROM sessions")
+            .pop()
+            .unwrap_or_default();
         !session.is_empty()
     });
-    let prompt = json!([{"type": "text", "text": "flood 40000 1000"}]);
-    write(json!({"id": 3, "method": "session/prompt", "params": {"sessionId": session, "prompt": prompt}}));
+    // The row is there a little before the reply to session/new is.
+    std::thread::sleep(Duration::from_secs(1));
+    let prompt = json!([{"type": "text", "text": "flood 20000 1000"}]);
+    write(
+        json!({"id": 3, "method": "session/prompt", "params": {"sessionId": session, "prompt": prompt}}),
+    );
     eventually(Duration::from_secs(60), "the flood is journalled", || {
         events(&drill, "turn_ended") > 0
     });
@@ -577,7 +621,10 @@ fn an_editor_that_never_reads_holds_nothing_but_a_bounded_memory() {
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
     let peak = peak.and_then(|of| of.trim().trim_end_matches(" kB").parse::<u64>().ok());
     let peak = peak.expect("VmHWM");
-    assert!(peak < 150 << 10, "{peak} KiB for an editor that does not read");
+    assert!(
+        peak < 150 << 10,
+        "{peak} KiB for an editor that does not read"
+    );
     // Nobody else is held up.
     let own = other.open(&drill);
     assert_eq!(other.prompt(&own, "say hello"), "end_turn");

@@ -26,6 +26,7 @@ use crate::fleet::setup::{PoolShared, Shared};
 use crate::journal::{TaskChange, Write};
 use crate::lifecycle::state::SlotEvent;
 use crate::lifecycle::watch::Expired;
+use crate::limits::ASKS_PER_POOL;
 use crate::model::{AgentInfo, Ask, AskId, Decision, Event, Foreign, TurnOutcome, Usage};
 use crate::telemetry::event::child::ChildReady;
 use crate::telemetry::event::permission::PermissionDecided;
@@ -445,10 +446,11 @@ impl SessionState {
         let at = asks::At {
             is_read_only,
             has_approver: self.talk.is_some(),
+            is_full: self.pool.asks_waiting() >= ASKS_PER_POOL,
         };
         let decided = asks::decide(&self.pool, prepared, &self.work, &ask, asks, at);
         if decided.verdict.decision == Decision::Ask {
-            return self.to_a_person(ask, decided);
+            return self.ask_a_person(ask, decided);
         }
         self.tally.decided(&decided);
         decided.record(&ask, &mut self.outbox);
