@@ -11,7 +11,7 @@ use clap::{ArgAction, Parser, Subcommand};
 use super::board::Verbosity;
 use super::events::EventsArgs;
 use super::exit::Exit;
-use super::{script_agent, script_model};
+use super::{agents, script_agent, script_model};
 use crate::model::{RunId, SessionId, SlotId};
 
 /// Runs many AI agents on one host, each in its own sandbox, judged by policy
@@ -80,6 +80,8 @@ pub enum Command {
         #[command(subcommand)]
         command: ConfigCommand,
     },
+    /// Show which agents are built in, and which of them this host has
+    Agents(agents::Args),
     /// Be the script agent: a deterministic agent that works a prompt as a small script
     ScriptAgent(script_agent::Args),
     /// Be the rehearsal model: a server that answers as model providers do, by a script in the prompt

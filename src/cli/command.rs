@@ -25,7 +25,7 @@ use super::start::{self, Failure};
 use super::state_dir::{self, StateDirError};
 use super::streams::Streams;
 use super::tasks::{self, Surroundings};
-use super::{config_command, script_agent, script_model, up};
+use super::{agents, config_command, script_agent, script_model, up};
 use crate::api::control;
 use crate::api::reply::Role;
 use crate::config::{Config, ConfigErrors, LogFormat};
@@ -105,6 +105,9 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
             .line("error: the current directory cannot be read");
         return Exit::Usage;
     };
+    if let Command::Agents(args) = cli.command {
+        return agents::run(args, cli.json, &directory, streams).await;
+    }
     let loaded = match config_file::load(cli.config.as_deref(), &directory) {
         Ok(loaded) => loaded,
         Err(error) => return faulty(&error, cli.json, &mut streams),
@@ -137,7 +140,7 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
             Err(exit) => exit,
         },
         Command::ScriptAgent(_) => Exit::Usage, // taken before the runtime
-        Command::ScriptModel(_) => Exit::Usage, // taken before the configuration
+        Command::ScriptModel(_) | Command::Agents(_) => Exit::Usage, // taken before the configuration
     }
 }
 

@@ -3,6 +3,7 @@
 //! Floor 6. Owns arguments, progress, tables, result files, exit codes and signals. Must not
 //! decide anything about agents. Foreign text reaches an output only through `model::foreign`.
 
+pub mod agents;
 pub mod args;
 pub mod board;
 pub mod command;

@@ -35,6 +35,7 @@ use toml::de::DeTable;
 
 pub use command::{Fill, OWN_PROGRAM};
 pub use error::{ConfigError, ConfigErrors, Places};
+pub use presets::{Find, Preset, names as agent_names, preset as agent_preset};
 pub use schema::schema;
 pub use show::Effective;
 pub use types::*;

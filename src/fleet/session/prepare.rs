@@ -19,7 +19,7 @@ use crate::model::{Foreign, SessionId, SlotId};
 use crate::policy::Place;
 use crate::sandbox::state_dir::StateError;
 use crate::sandbox::workspace::{
-    CopyError, GitDir, HomeError, Listing, Manifest, Owner, Root, TreeError, TreeLinks, copy, home,
+    CopyError, Filling, GitDir, HomeError, Listing, Manifest, Owner, Root, TreeError, TreeLinks, copy, home,
     list,
 };
 use crate::sandbox::{self, PlanError, Tree, WallsRequest};
@@ -250,7 +250,11 @@ pub(crate) async fn prepare(
         let (shared, pool) = (Arc::clone(shared), Arc::clone(pool));
         let session = order.session.clone();
         blocking(ambient, move || {
-            home::prepare(&shared.state, &session, owner, &pool.config.home_files)
+            let filling = Filling {
+                files: &pool.config.home_files,
+                texts: &pool.config.home_texts,
+            };
+            home::prepare(&shared.state, &session, owner, filling)
         })
         .await??
     };
@@ -478,7 +482,10 @@ fn launch_plan(
             },
             workspace: Some(tree(&space.workspace, what.is_writable())?),
             hostname: pool.config.name.as_str(),
-            extra_ro: Vec::new(),
+            extra_ro: match what {
+                For::Agent { .. } => program(pool),
+                For::Git { .. } => Vec::new(),
+            },
         })?))
     } else {
         Walls::None
@@ -490,6 +497,17 @@ fn launch_plan(
         limits: sandbox::limits_of(&pool.sandbox),
         walls,
     })
+}
+
+/// What the pool's program needs to see, at the same paths inside; what the profile shows anyway is
+/// left out.
+fn program(pool: &PoolShared) -> Vec<(PathBuf, String)> {
+    let binds = pool.config.program.iter().flat_map(|program| &program.binds);
+    let is_shown = |bind: &&PathBuf| pool.sandbox.ro_bind.iter().any(|dir| bind.starts_with(dir));
+    binds
+        .filter(|bind| !is_shown(bind))
+        .map(|bind| (bind.clone(), bind.to_string_lossy().into_owned()))
+        .collect()
 }
 
 /// A directory of the host for inside, with its owner on disk.
