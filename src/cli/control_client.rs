@@ -52,9 +52,14 @@ impl ClientError {
             Self::TooLong(_) => Exit::Usage,
             Self::Refused(failure) => match failure.code {
                 Code::NotPermitted => Exit::NotPermitted,
-                Code::BadTasks | Code::NoSuchSlot | Code::NoSuchRun => Exit::Usage,
+                Code::BadTasks
+                | Code::NoSuchSlot
+                | Code::NoSuchRun
+                | Code::NoSuchPool
+                | Code::NoSuchSession
+                | Code::BadDirectory => Exit::Usage,
                 Code::Busy | Code::Stopping | Code::NoDaemon => Exit::NoDaemon,
-                Code::Refused => Exit::CannotStart,
+                Code::Refused | Code::NoSlot | Code::Taken => Exit::CannotStart,
                 Code::BadJson
                 | Code::BadRequest
                 | Code::BadVersion
@@ -207,7 +212,7 @@ pub async fn daemon(state_dir: &Path) -> Result<Option<Client>, ClientError> {
     };
     match client.hello().await? {
         (Role::Daemon, _) => Ok(Some(client)),
-        (Role::Run, _) => Ok(None),
+        (Role::Run | Role::Editor, _) => Ok(None),
     }
 }
 

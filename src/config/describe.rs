@@ -4,7 +4,7 @@
 //! Must not know terminals. Everything here is safe to show.
 
 use super::environment::HIDDEN;
-use super::types::{AsksFor, Config, Guard, Launcher, Network, OnCrash, Pool};
+use super::types::{AsksFor, Config, Guard, Launcher, Network, OnCrash, Pool, SecretSource};
 use super::units::{show_duration, show_size};
 use crate::model::foreign;
 
@@ -56,8 +56,14 @@ impl Pool {
         if self.launcher == Launcher::None {
             weak.push("launcher none: no sandbox".to_owned());
         }
-        if self.network == Network::Host {
-            weak.push("network host: reaches whatever this host reaches".to_owned());
+        match self.network {
+            Network::None => {}
+            Network::Host => {
+                weak.push("network host: reaches whatever this host reaches".to_owned());
+            }
+            Network::Routes => {
+                weak.push("network routes: what the agent sends to a model leaves this host".to_owned());
+            }
         }
         match self.asks {
             AsksFor::All => {}
@@ -85,6 +91,15 @@ impl Pool {
             ),
             (launcher, _) => format!("launcher {launcher}, network {}", self.network),
         };
+        let routes = self.routes.iter().filter_map(|port| {
+            let route = config.routes.get(&port.name)?;
+            Some(format!(
+                "{} leads to {}",
+                route.base_url(),
+                foreign::show(&route.upstream.to_string(), WIDTH)
+            ))
+        });
+        let routes: Vec<String> = routes.map(|route| format!("  route    {route}")).collect();
         let restart = &self.restart;
         let crash = match restart.on_crash {
             OnCrash::Report => "a crashed task is reported",
@@ -101,7 +116,7 @@ impl Pool {
         } else {
             weak.join("; ")
         };
-        vec![
+        let mut lines = vec![
             format!(
                 "pool {:<5} {}: {command}",
                 self.name,
@@ -132,7 +147,10 @@ impl Pool {
                 plural(self.attempts as usize, "attempt")
             ),
             format!("  weak     {weak}"),
-        ]
+        ];
+        // After the walls.
+        lines.splice(3..3, routes);
+        lines
     }
 }
 
@@ -155,6 +173,22 @@ pub(super) fn notes(config: &Config) -> Vec<String> {
             notes.push(format!(
                 "pool {name}: with launcher \"none\" every stop ends all of a child's processes, but after a kill -9 of the supervisor only the direct child is sure to end"
             ));
+        }
+        let routes = pool.routes.iter().filter_map(|port| config.routes.get(&port.name));
+        for route in routes {
+            let hidden = route.secret.as_ref();
+            if hidden.is_some_and(|secret| secret.source == SecretSource::NotShown) {
+                notes.push(format!(
+                    "pool {name}: route.{}.secret is the words {HIDDEN}, which stand for a secret that was not shown",
+                    route.name
+                ));
+            }
+            if route.server_tools {
+                notes.push(format!(
+                    "pool {name}: by the route {} the agent may use tools that the provider runs: what they reach, it reaches",
+                    route.name
+                ));
+            }
         }
         if pool.asks != AsksFor::All {
             notes.push(format!(

@@ -122,8 +122,15 @@ pub(super) fn read(section: &Section<'_>, found: bool, dir: &Path) -> Env {
     env
 }
 
-/// Where a value of `set` comes from, if it stands elsewhere: `env:NAME` or `file:PATH`.
-fn secret(section: &Section<'_>, value: &Found<String>, dir: &Path) -> Option<SecretSource> {
+/// What the schema says of a secret that must stand elsewhere.
+pub(super) const SECRET_PATTERN: &str = "^(env:[A-Za-z_][A-Za-z0-9_]{0,127}|file:.+|‹secret›)$";
+
+/// Where a value comes from, if it stands elsewhere: `env:NAME` or `file:PATH`.
+fn secret(
+    section: &Section<'_>,
+    value: &Found<String>,
+    dir: &Path,
+) -> Option<SecretSource> {
     if let Some(name) = value.value.strip_prefix("env:") {
         if !is_name(name) {
             let message = format!(
@@ -148,6 +155,18 @@ pub(super) const HIDDEN: &str = "‹secret›";
 pub(super) fn is_secretive(name: &str) -> bool {
     let name = name.to_ascii_uppercase().replace("AUTHOR", "");
     SECRETIVE.iter().any(|part| name.contains(part))
+}
+
+/// Reads a value that must be a secret: the words of one that was not shown are one too.
+pub(super) fn only_secret(
+    section: &Section<'_>,
+    value: &Found<String>,
+    dir: &Path,
+) -> Option<SecretSource> {
+    match value.value.as_str() {
+        HIDDEN => Some(SecretSource::NotShown),
+        _ => secret(section, value, dir),
+    }
 }
 
 fn check_name(section: &Section<'_>, place: &Place, name: &str) {

@@ -15,6 +15,8 @@ mod nearest;
 mod paths;
 mod pool;
 mod presets;
+mod route;
+mod route_table;
 mod sandbox;
 mod schema;
 mod show;
@@ -62,7 +64,6 @@ const LATER_TABLES: &[&str] = &[
     "delegate",
     "delegates",
     "remote",
-    "route",
 ];
 
 /// Where a configuration comes from.
@@ -216,6 +217,8 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
         &origin.dir,
         origin.file.is_some() && !origin.named,
     );
+    let found = origin.file.is_some() && !origin.named;
+    let routes = route_table::read_all(&root.section("route"), found, &origin.dir);
     let policies = policies(&root.section("policy"), &origin.dir);
     let names = |table: &'static str| {
         let named = root.section(table).named(sandbox::NAME_PATTERN);
@@ -223,10 +226,12 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
     };
     let context = Context {
         dir: &origin.dir,
-        found: origin.file.is_some() && !origin.named,
+        found,
         sandboxes: &sandboxes,
+        routes: &routes,
         sandbox_names: names("sandbox"),
         policy_names: names("policy"),
+        route_names: names("route"),
     };
     let table = root.section("pool");
     let drafts: Vec<Draft> = table
@@ -244,12 +249,13 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
     let supervisor = supervisor(&section, &origin.dir);
     children_fit(root, &drafts, supervisor.max_children);
     stay_outside(root, &drafts, &supervisor, &policies, origin);
-    root.close(LATER_TABLES, &[("pools", "pool"), ("policies", "policy")]);
+    root.close(LATER_TABLES, &[("pools", "pool"), ("policies", "policy"), ("routes", "route")]);
     let mut config = Config {
         file: origin.file.clone(),
         supervisor,
         pools: drafts.into_iter().map(|draft| draft.pool).collect(),
         sandboxes,
+        routes,
         policies,
         notes: Vec::new(),
         places: Places::new(ledger.text.clone(), BTreeMap::new()),

@@ -16,8 +16,8 @@ use super::presets;
 use super::sandbox;
 use super::table::{Found, Item, Ledger, Place, Section, one_of, word};
 use super::types::{
-    AsksFor, Guard, Launcher, Network, OnCrash, OnUnaskedDeny, Pool, Sandbox, SessionScope,
-    Workspace, WorkspaceMode,
+    AsksFor, Guard, Launcher, Network, OnCrash, OnUnaskedDeny, Pool, Route, RoutePort, Sandbox,
+    SessionScope, Workspace, WorkspaceMode, unknown_route,
 };
 use super::waits;
 use crate::limits;
@@ -70,10 +70,14 @@ pub(super) struct Context<'a> {
     pub(super) found: bool,
     /// The profiles.
     pub(super) sandboxes: &'a BTreeMap<String, Sandbox>,
+    /// The routes.
+    pub(super) routes: &'a BTreeMap<String, Route>,
     /// Names of all profiles that the file has, faulty ones too.
     pub(super) sandbox_names: Vec<String>,
     /// Names of all policies that the file has, faulty ones too.
     pub(super) policy_names: Vec<String>,
+    /// Names of all routes that the file has, faulty ones too.
+    pub(super) route_names: Vec<String>,
 }
 
 /// A pool and where its size stands.
@@ -89,6 +93,8 @@ struct Blame {
     launcher: Place,
     on_crash: Option<Place>,
     network: Option<Place>,
+    routes: Option<Place>,
+    env: Place,
     guard: Option<Place>,
     guard_off: Option<Place>,
     mode: Place,
@@ -109,9 +115,12 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
     };
     let size = section.integer("size", 1..=limits::POOL_SLOTS);
     let (section, preset) = presets::beneath(section);
-    let agent = agent::read(&section, preset, false, context.dir);
+    let network: Option<Found<Network>> = section.word("network", &["proxy"]);
+    let is_routed = network
+        .as_ref()
+        .is_some_and(|network| network.value == Network::Routes);
+    let agent = agent::read(&section, preset, is_routed, context.dir);
     let launcher = section.word("launcher", &["bwrap", "container", "ssh", "pty"]);
-    let network = section.word("network", &["routes", "proxy"]);
     let guard = section.word("guard", &[]);
     let guard_off = section.boolean("guard_off");
     let attempts = section.integer("attempts", 1..=limits::ATTEMPTS);
@@ -122,6 +131,8 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         launcher: place(launcher.as_ref(), &section.place),
         on_crash,
         network: network.as_ref().map(|found| found.place.clone()),
+        routes: section.item("routes").map(|item| item.place),
+        env: section.section("env").section("set").place,
         guard: guard.as_ref().map(|found| found.place.clone()),
         guard_off: guard_off.as_ref().map(|found| found.place.clone()),
         mode,
@@ -154,6 +165,8 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         launcher,
         sandbox: profile(&section, launcher, context),
         network: value(network, open),
+        routes: routes(&section, context),
+        rate_limit: waits::rate_limit(&section.section("rate_limit")),
         policy: policy(&section, context),
         workspace,
         home_files: home_files(&section, context),
@@ -287,6 +300,37 @@ fn agent_dir(section: &Section<'_>, agent: &Agent, context: &Context<'_>) -> Opt
     Some(path)
 }
 
+/// The routes, each of which must exist.
+fn routes(section: &Section<'_>, context: &Context<'_>) -> Vec<RoutePort> {
+    let mut routes: Vec<RoutePort> = Vec::new();
+    let list = section.texts_like("routes", sandbox::NAME_PATTERN);
+    if let Some(list) = list.as_ref().filter(|list| list.value.len() > limits::POOL_ROUTES) {
+        let message = format!("a pool has at most {} routes", limits::POOL_ROUTES);
+        section.ledger.fault(&list.place, message, None);
+    }
+    for found in list.map_or(Vec::new(), |list| list.value) {
+        let name = found.value;
+        let message = if routes.iter().any(|route| route.name == name) {
+            format!("the route {} is in the list twice", quoted(&name))
+        } else if let Some(route) = context.routes.get(&name) {
+            let port = route.port;
+            routes.push(RoutePort { name, port });
+            continue;
+        } else if context.route_names.contains(&name) {
+            continue;
+        } else {
+            let names: Vec<_> = context.routes.keys().map(String::as_str).collect();
+            format!(
+                "expected {} or the name of a [route.NAME], found {}",
+                one_of(&names),
+                quoted(&name)
+            )
+        };
+        section.ledger.fault(&found.place, message, None);
+    }
+    routes
+}
+
 /// Files for a new home: where they lie in it, and where they come from.
 fn home_files(section: &Section<'_>, context: &Context<'_>) -> BTreeMap<String, PathBuf> {
     let mut files = BTreeMap::new();
@@ -385,7 +429,12 @@ fn agree(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Context<'_>) {
         && !host
         && let Some(place) = &blame.network
     {
-        let message = "with launcher = \"none\" a child has the host's network: remove this key";
+        let message = match pool.network {
+            Network::Routes => {
+                "network = \"routes\" needs a network of its own: it does not go with launcher = \"none\""
+            }
+            _ => "with launcher = \"none\" a child has the host's network: remove this key",
+        };
         ledger.fault(place, message, None);
     }
     if none && pool.workspace.mode == WorkspaceMode::Ro {
@@ -393,12 +442,42 @@ fn agree(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Context<'_>) {
         let help = Some("use mode \"copy\"".to_owned());
         ledger.fault(&blame.mode, message, help);
     }
+    routes_lead_somewhere(ledger, pool, blame);
     home_files_are_not_its_own(ledger, pool, blame);
     if context.found {
         restrict(ledger, pool, blame, context);
     }
     if !none {
         program_is_inside(ledger, pool, blame, context);
+    }
+}
+
+/// Routes and the network that has them go together, and no variable names another route.
+fn routes_lead_somewhere(ledger: &Ledger, pool: &Pool, blame: &Blame) {
+    let wanted = pool.network == Network::Routes;
+    match (&blame.routes, &blame.network) {
+        (None, Some(place)) if wanted => {
+            let message = "network = \"routes\" needs routes";
+            let help = Some("for example: routes = [\"anthropic\"]".to_owned());
+            ledger.fault(place, message, help);
+        }
+        (Some(place), _) if wanted && pool.routes.is_empty() && !ledger.is_faulty() => {
+            let message = "network = \"routes\" needs at least one of the routes";
+            ledger.fault(place, message, None);
+        }
+        (Some(place), _) if !wanted => {
+            let message = format!("routes need network = \"routes\", and this pool's is \"{}\"", pool.network);
+            ledger.fault(place, message, None);
+        }
+        _ => {}
+    }
+    let mut values = pool.env.set.iter();
+    let unknown = values.find_map(|(name, value)| {
+        unknown_route(value, &pool.routes).map(|route| (name, route))
+    });
+    if let Some((name, route)) = unknown.filter(|_| blame.routes.is_none() || !pool.routes.is_empty()) {
+        let message = format!("the variable {name} names {{route.{route}}}, which is none of the pool's routes");
+        ledger.fault(&blame.env, message, None);
     }
 }
 
@@ -428,6 +507,9 @@ fn restrict(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Context<'_>) 
     }
     if let (Network::Host, Some(place)) = (pool.network, &blame.network) {
         refuse(place, "network = \"host\"");
+    }
+    if let (Network::Routes, Some(place)) = (pool.network, &blame.network) {
+        refuse(place, "network = \"routes\"");
     }
     if !pool.workspace.path.starts_with(context.dir) {
         refuse(&blame.path, "a workspace outside its own directory");

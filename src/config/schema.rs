@@ -21,6 +21,7 @@ fn rules(key: &str) -> Value {
         "pool" => json!({"minProperties": 1}),
         "pool.NAME" => json!({"anyOf": [{"required": ["agent"]}, {"required": ["command"]}]}),
         "pool.NAME.command" => json!({"minItems": 1}),
+        "pool.NAME.routes" | "route.NAME.allow" => json!({"minItems": 1}),
         "policy.NAME" => json!({"required": ["file"]}),
         _ => json!({}),
     }

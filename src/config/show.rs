@@ -4,6 +4,7 @@
 //! where it is shown; everything here is safe to show. Every structure is taken apart in full, so
 //! that no new key can be forgotten.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -12,9 +13,10 @@ use toml::{Table, Value};
 
 use super::environment::{self, HIDDEN};
 use super::presets::{self, Preset};
+use super::route_table;
 use super::types::{
-    AskConfig, Config, Env, Extractor, JournalRules, Launcher, Pool, Restart, Sandbox, StopWaits,
-    Supervisor, Timeouts, Workspace,
+    AskConfig, Config, Env, Extractor, JournalRules, Launcher, Pool, RateLimit, Restart, Route,
+    RouteTimeouts, Sandbox, StopWaits, Supervisor, Timeouts, Workspace,
 };
 use super::units::{show_duration, show_size};
 use crate::model::foreign;
@@ -72,6 +74,7 @@ impl Config {
             supervisor: of_supervisor,
             pools,
             sandboxes,
+            routes,
             policies,
             notes: _,
             places: _,
@@ -83,12 +86,25 @@ impl Config {
                 .iter()
                 .map(|(name, profile)| sandbox(name, profile)),
         );
+        tables.extend(self.shown_routes(routes).map(route));
         tables.extend(policies.iter().map(|(name, file)| {
             let mut table = Shown::new(&["policy", name]);
             table.put("file", path(file));
             table
         }));
         Effective { tables }
+    }
+
+    /// The routes that a pool uses, and those that are not just built in.
+    fn shown_routes<'c>(
+        &'c self,
+        routes: &'c BTreeMap<String, Route>,
+    ) -> impl Iterator<Item = &'c Route> {
+        routes.values().filter(|route| {
+            let mut pools = self.pools.iter();
+            pools.any(|pool| pool.routes.iter().any(|used| used.name == route.name))
+                || !route_table::is_built_in(route)
+        })
     }
 }
 
@@ -196,6 +212,8 @@ fn pool(pool: &Pool) -> Shown {
         launcher,
         sandbox,
         network,
+        routes,
+        rate_limit: of_rate_limit,
         policy,
         workspace,
         home_files,
@@ -250,6 +268,10 @@ fn pool(pool: &Pool) -> Shown {
         table.put("sandbox", sandbox.as_str());
     }
     table.put("network", network.word());
+    if !routes.is_empty() {
+        let names: Vec<String> = routes.iter().map(|route| route.name.clone()).collect();
+        table.put("routes", texts(&names));
+    }
     table.put("policy", policy.as_str());
     table.put("guard", guard.word());
     table.put("guard_off", *guard_off);
@@ -268,7 +290,19 @@ fn pool(pool: &Pool) -> Shown {
     restart(&mut table, of_restart);
     timeouts(&mut table, of_timeouts);
     stop(&mut table, *of_stop);
-    let AskConfig { on_timeout } = of_ask;
+    let RateLimit {
+        pause,
+        max,
+        give_up,
+    } = of_rate_limit;
+    for (key, time) in [("pause", pause), ("max", max), ("give_up", give_up)] {
+        table.put(&format!("rate_limit.{key}"), show_duration(*time));
+    }
+    let AskConfig {
+        timeout,
+        on_timeout,
+    } = of_ask;
+    table.put("ask.timeout", show_duration(*timeout));
     table.put("ask.on_timeout", on_timeout.word());
     table
 }
@@ -383,6 +417,56 @@ fn sandbox(name: &str, profile: &Sandbox) -> Shown {
     table.put("proc", proc_mode.word());
     table.put("limits.nofile", integer(*nofile));
     table.put("limits.fsize", show_size(*fsize));
+    table
+}
+
+fn route(route: &Route) -> Shown {
+    let Route {
+        name,
+        upstream,
+        header,
+        prefix,
+        secret,
+        allow,
+        query,
+        port,
+        body_max,
+        server_tools,
+        ca,
+        connections,
+        timeouts,
+    } = route;
+    let RouteTimeouts {
+        connect,
+        request,
+        answer,
+        idle,
+    } = timeouts;
+    let mut table = Shown::new(&["route", name]);
+    table.put("upstream", upstream.to_string());
+    table.put("header", header.as_str());
+    table.put("prefix", prefix.as_str());
+    if secret.is_some() {
+        table.put("secret", HIDDEN);
+    }
+    let lines: Vec<String> = allow.iter().map(ToString::to_string).collect();
+    table.put("allow", texts(&lines));
+    table.put("query", texts(query));
+    table.put("port", i64::from(*port));
+    table.put("body_max", show_size(*body_max));
+    table.put("server_tools", *server_tools);
+    if let Some(ca) = ca {
+        table.put("ca", path(&ca.path));
+    }
+    table.put("connections", i64::from(*connections));
+    for (key, time) in [
+        ("connect", connect),
+        ("request", request),
+        ("answer", answer),
+        ("idle", idle),
+    ] {
+        table.put(&format!("timeouts.{key}"), show_duration(*time));
+    }
     table
 }
 

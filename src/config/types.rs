@@ -10,6 +10,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::error::Places;
+pub use super::route::{
+    Allowed, Authorities, Route, RoutePort, RouteTimeouts, Upstream, UpstreamFault, fill_routes,
+    is_path_byte, is_plain_path, unknown_route,
+};
 use crate::limits;
 pub use crate::model::OnTimeout;
 use crate::model::{PoolName, words};
@@ -25,6 +29,8 @@ pub struct Config {
     pub pools: Vec<Pool>,
     /// `[sandbox.NAME]`, `standard` included.
     pub sandboxes: BTreeMap<String, Sandbox>,
+    /// `[route.NAME]`, those of well-known providers included.
+    pub routes: BTreeMap<String, Route>,
     /// `[policy.NAME]` files; the names of the built-in ones are not in it.
     pub policies: BTreeMap<String, PathBuf>,
     /// What its reader should know before it is used: promises that a choice narrows, keys that
@@ -101,6 +107,8 @@ words!(
     Network {
         /// Its own loopback only.
         None = "none",
+        /// Its own loopback, with ports that lead to one upstream each.
+        Routes = "routes",
         /// The host's network: a weakness, shown as such.
         Host = "host",
     }
@@ -263,6 +271,10 @@ pub struct Pool {
     pub sandbox: String,
     /// What it reaches.
     pub network: Network,
+    /// Its routes; empty but for [`Network::Routes`].
+    pub routes: Vec<RoutePort>,
+    /// How it waits when a provider limits its requests.
+    pub rate_limit: RateLimit,
     /// The name of its policy: a built-in one (`developer`) or a key of [`Config::policies`].
     pub policy: String,
     /// Its workspace.
@@ -341,6 +353,8 @@ pub enum SecretSource {
     Variable(String),
     /// `file:PATH`: the content of a file, absolute.
     File(PathBuf),
+    /// `‹secret›`: a configuration was shown, and this is what was shown of it.
+    NotShown,
 }
 
 impl SecretSource {
@@ -350,6 +364,7 @@ impl SecretSource {
         match self {
             Self::Variable(_) => "env:",
             Self::File(_) => "file:",
+            Self::NotShown => "‹secret›",
         }
     }
 }
@@ -441,10 +456,23 @@ pub struct StopWaits {
     pub term: Duration,
 }
 
+/// `rate_limit = { … }`: the pauses of a pool whose provider limits its requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RateLimit {
+    /// The first pause, where the provider announces none.
+    pub pause: Duration,
+    /// The longest pause, where the provider announces none.
+    pub max: Duration,
+    /// For how long, in a row, tasks go back to their queue; then they end `failed`.
+    pub give_up: Duration,
+}
+
 /// `ask = { … }`.
 #[derive(Debug, Clone, Copy)]
 pub struct AskConfig {
-    /// What follows when nobody answers: at once, while nobody can be asked.
+    /// How long a person may take to answer.
+    pub timeout: Duration,
+    /// What follows when nobody answers: at once, where nobody can be asked.
     pub on_timeout: OnTimeout,
 }
 

@@ -6,6 +6,7 @@
 
 use std::ffi::OsString;
 use std::io;
+use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream as StdStream;
 use std::os::unix::process::CommandExt;
@@ -48,6 +49,8 @@ pub struct Launched {
     pub marker: String,
     /// What an operator should know, a sentence each.
     pub notes: Vec<String>,
+    /// Sockets that listen inside the walls, in the order of [`super::ShimPlan::listen`].
+    pub listeners: Vec<TcpListener>,
     /// The process, for its keeper. Dropped, it is the order to end everything.
     pub process: Process,
 }
@@ -120,6 +123,10 @@ impl Spawner {
             .acquire()
             .await
             .map_err(|_| SpawnError::Closed)?;
+        let listens = match &plan.walls {
+            Walls::Shim(walls) => walls.listen.len(),
+            Walls::None => 0,
+        };
         let (reply, answer) = oneshot::channel();
         let job = Job {
             plan,
@@ -129,10 +136,22 @@ impl Spawner {
         self.jobs.send(job).await.map_err(|_| SpawnError::Closed)?;
         let mut launched = answer.await.map_err(|_| SpawnError::Closed)??;
         let process = &mut launched.process;
-        let report = tokio::time::timeout(limits::SHIM_START, process.control.next())
+        let begun = async {
+            let mut report = process.control.next().await;
+            if let Ok(Some(Report::Listening { .. })) = &report {
+                let sockets = process.control.take_descriptors();
+                launched.listeners = sockets.into_iter().map(TcpListener::from).collect();
+                report = process.control.next().await;
+            }
+            report
+        };
+        let report = tokio::time::timeout(limits::SHIM_START, begun)
             .await
             .map_err(|_| SpawnError::TimedOut)?;
         match report {
+            Ok(Some(Report::Started { .. })) if launched.listeners.len() != listens => Err(
+                SpawnError::HelperLost("the sockets of its routes did not arrive".to_owned()),
+            ),
             Ok(Some(Report::Started {
                 version: VERSION,
                 notes,
@@ -245,6 +264,7 @@ fn start_helper(
         pid: helper.id().unwrap_or(0),
         marker: marker.to_owned(),
         notes: Vec::new(),
+        listeners: Vec::new(),
         process: Process {
             helper,
             control: Control::new(ours)?,

@@ -44,19 +44,31 @@ impl Row {
             .key
             .replace("pool.NAME", "pool.demo")
             .replace("sandbox.NAME", "sandbox.standard")
-            .replace("policy.NAME", "policy.own");
+            .replace("policy.NAME", "policy.own")
+            .replace("route.NAME", "route.own");
         let set = format!("{key} = {value}\n");
         match self.key {
             "pool.NAME.agent" | "pool.NAME.command" => set,
             "pool.NAME.agent_dir" => format!("pool.demo.agent = \"codex\"\n{set}"),
             "pool.NAME.model" => format!("pool.demo.command = [\"a\", \"{{model}}\"]\n{set}"),
             "pool.NAME.mode" => format!("pool.demo.command = [\"a\", \"{{mode}}\"]\n{set}"),
+            "pool.NAME.routes" => format!("{BARE}pool.demo.network = \"routes\"\n{set}"),
+            "route.NAME.upstream" | "route.NAME.allow" => {
+                let name = self.key.replace("NAME", "own");
+                let others = BARE.lines().filter(|line| !line.starts_with(&name));
+                let others: Vec<_> = others.collect();
+                format!("{}\n{set}", others.join("\n"))
+            }
             _ => format!("{BARE}{set}"),
         }
     }
 }
 
-const BARE: &str = "pool.demo.command = [\"agent\"]\n";
+const BARE: &str = "\
+pool.demo.command = [\"agent\"]
+route.own.upstream = \"http://127.0.0.1:8089\"
+route.own.allow = [\"GET /x\"]
+";
 
 /// Values for keys that have no default.
 const SAMPLES: &[(&str, &str)] = &[
@@ -67,14 +79,23 @@ const SAMPLES: &[(&str, &str)] = &[
     ("pool.NAME.model", "\"lab/model-1\""),
     ("pool.NAME.mode", "\"plan\""),
     ("pool.NAME.asks", "\"some\""),
+    ("pool.NAME.routes", "[\"own\"]"),
+    ("route.NAME.upstream", "\"http://127.0.0.1\""),
+    ("route.NAME.secret", "\"env:KEY\""),
+    ("route.NAME.allow", "[\"POST /v1/*\"]"),
+    ("route.NAME.port", "8080"),
+    ("route.NAME.ca", "\"ca.pem\""),
     ("policy.NAME.file", "\"own.toml\""),
 ];
 
 /// Everything that the program sees of a configuration.
 fn seen(config: &Config) -> String {
     format!(
-        "{:#?}{:#?}{:#?}",
-        config.supervisor, config.pools, config.sandboxes
+        "{:#?}{:#?}{:#?}{:#?}",
+        config.supervisor,
+        config.pools,
+        config.sandboxes,
+        config.routes.get("own")
     )
 }
 

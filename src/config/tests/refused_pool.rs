@@ -1,6 +1,6 @@
 //! Faults of pools.
 
-use super::{found, named, pool, refused_by, script};
+use super::{accepted_by, found, named, pool, refused_by, script};
 use crate::config::Config;
 
 /// The one fault of a pool with a command and these keys.
@@ -302,4 +302,52 @@ fn keys_must_agree_with_each_other() {
     check("home_files = { x = \"/srv/x/seed\" }\nworkspace = { path = \"/srv/x\", mode = \"rw\" }", "home_files takes \"/srv/x/seed\", and the agent could write it");
     refused_by(&found(), &script("launcher = \"none\""), "may not use launcher = \"none\"");
     whole("[pool.demo]\nagent = \"scaiflux\"\nguard = \"policy\"\n", "asks for some");
+}
+
+/// Routes that a pool names, and what goes with them.
+#[test]
+fn routes_are_refused_where_they_lead_nowhere_or_let_a_key_out() {
+    let named = &named();
+    let own = |keys: &str| format!("{}[route.own]\n{keys}\n", script("network = \"routes\"\nroutes = [\"own\"]"));
+    let good = "upstream = \"https://a.example\"\nsecret = \"env:KEY\"\nallow = [\"POST /v1/x\"]\n";
+    accepted_by(named, &own(good));
+    accepted_by(named, &own("upstream = \"http://localhost:8089/x\"\nallow = [\"POST /v1/x\"]"));
+    let pool = |keys: &str, expect: &str| refused_by(named, &script(keys), expect);
+    pool("network = \"routes\"", "pool.demo.network: network = \"routes\" needs routes…anthropic");
+    pool("network = \"routes\"\nroutes = []", "needs at least one of the routes");
+    pool("network = \"routes\"\nroutes = [\"nowhere\"]", "expected \"anthropic\", \"gemini\" or \"openai\" or the name of a [route.NAME], found \"nowhere\"");
+    pool("network = \"routes\"\nroutes = [\"gemini\", \"gemini\"]", "the route \"gemini\" is in the list twice");
+    pool("routes = [\"openai\"]", "routes need network = \"routes\", and this pool's is \"none\"");
+    pool("network = \"host\"\nroutes = [\"openai\"]", "routes need network = \"routes\"");
+    pool("launcher = \"none\"\nnetwork = \"routes\"\nroutes = [\"openai\"]", "does not go with launcher = \"none\"");
+    pool("network = \"routes\"\nroutes = [\"openai\"]\nenv.set.URL = \"{route.gemini}/v1\"", "the variable URL names {route.gemini}, which is none of the pool's routes");
+    pool("env.set.URL = \"{route.gemini}/v1\"", "the variable URL names {route.gemini}");
+    pool("rate_limit = { pause = \"2m\", max = \"1m\" }", "the longest pause (1m) is shorter than the first (2m)");
+    let route = |keys: &str, expect: &str| refused_by(named, &own(keys), expect);
+    route("allow = [\"GET /x\"]", "the route needs an upstream; only anthropic, gemini, openai have one built in");
+    route("upstream = \"https://a.example\"\nsecret = \"env:KEY\"", "the route needs a list of what is allowed");
+    route("upstream = \"https://a.example\"\nsecret = \"env:KEY\"\nallow = []", "the list is empty");
+    route("upstream = \"https://a.example\"\nallow = [\"GET /x\"]", "the route needs a secret for \"a.example\"");
+    route("upstream = \"http://a.example\"\nsecret = \"env:KEY\"\nallow = [\"GET /x\"]", "http:// is only for a loopback address");
+    route("upstream = \"https://k:p@a.example\"\nsecret = \"env:KEY\"\nallow = [\"GET /x\"]", "expected a host name or address");
+    route("upstream = \"https://a.example\"\nsecret = \"sk-123\"\nallow = [\"GET /x\"]", "expected \"env:NAME\" or \"file:PATH\"");
+    route(&good.replace("POST /v1/x", "POST /v1/../x"), "expected a method (GET, HEAD, POST");
+    route(&good.replace("POST /v1/x", "CONNECT /v1"), "expected a method (GET, HEAD, POST");
+    route(&format!("{good}header = \"Host\""), "the header \"Host\" cannot carry a key");
+    route(&format!("{good}header = \"x key\""), "expected the name of a header");
+    route(&format!("{good}query = [\"a=b\"]"), "expected the name of a query parameter");
+    route(&format!("{good}port = 80"), "expected an integer from 1024 to 65535");
+    route(&format!("{good}connections = 0"), "expected an integer from 1 to 256");
+    route(&format!("{good}body_max = \"1G\""), "expected a size from 1K to 128M");
+    route(&format!("{good}url = \"x\""), "did you mean upstream?");
+    let two = format!("{}port = 9000\n[route.two]\n{good}port = 9000", own(good));
+    refused_by(named, &two, "the routes own and two have the same port");
+    // Another upstream does not get the key of the one that is built in.
+    let moved = format!("{}[route.openai]\nupstream = \"https://evil.example\"\n", script(""));
+    refused_by(named, &moved, "the route needs a secret for \"evil.example\"");
+    // What was only found may neither spend a key nor reach a service of this host.
+    let found = &found();
+    refused_by(found, &script("network = \"routes\"\nroutes = [\"openai\"]"), "a supervisor.toml that was found may not use network = \"routes\"");
+    let spends = format!("{}[route.own]\n{good}", script(""));
+    refused_by(found, &spends, "a supervisor.toml that was found may not use secrets, found \"env:\"");
 }

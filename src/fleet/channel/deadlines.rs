@@ -2,11 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use ractor::ActorRef;
-
 use super::state::{ChannelState, Gone};
 use super::stdout::StreamEnd;
-use super::{Cause, ChannelMsg, end, stderr, stdout};
+use super::{Cause, ChannelEnd, ChannelMsg, ChannelRef, end, stderr, stdout};
 use crate::dialect::Command;
 use crate::fleet::session::{Item, SessionMsg};
 use crate::launch;
@@ -155,7 +153,7 @@ impl ChannelState {
     }
 
     /// One timer for the nearest deadline.
-    pub(super) fn arm(&mut self, myself: &ActorRef<ChannelMsg>, now: Instant) {
+    pub(super) fn arm(&mut self, myself: &ChannelRef, now: Instant) {
         let nearest = match self.drain {
             Some(drain) => [
                 (!self.stderr_ended).then_some(drain.stderr),
@@ -197,6 +195,11 @@ impl Drop for ChannelState {
         self.credits.close();
         if let Some((_, timer)) = self.timer.take() {
             timer.abort();
+        }
+        if !self.told_end {
+            // A fault of this program, unless nobody listens any more.
+            let end = Box::new(ChannelEnd::internal("the channel failed"));
+            let _ = self.session.send_message(SessionMsg::ChannelEnded(end));
         }
     }
 }

@@ -11,7 +11,7 @@ use tokio::task::JoinHandle;
 use super::deadlines::Drain;
 use super::stdin::{NoPlace, Stdin};
 use super::stdout::StreamEnd;
-use super::{Cause, ChannelMsg, stderr, stdout};
+use super::{Cause, ChannelMsg, ChannelRef, stderr, stdout};
 use crate::dialect::{self, Command, Dialect, Effect, Fault, Input, Opening};
 use crate::fleet::clock;
 use crate::fleet::credit::{Credits, Hold};
@@ -64,7 +64,7 @@ pub(crate) struct ChannelState {
 }
 
 impl ChannelState {
-    pub(super) fn launched(&mut self, child: Child, myself: &ActorRef<ChannelMsg>, now: Instant) {
+    pub(super) fn launched(&mut self, child: Child, myself: &ChannelRef, now: Instant) {
         let log = self.shared.slots.log(&self.slot);
         let log = log.cloned().unwrap_or_else(stderr::StderrLog::new);
         log.clear();

@@ -7,12 +7,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::{Bytes, BytesMut};
-use ractor::ActorRef;
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
 use tokio::task::AbortHandle;
 
-use super::ChannelMsg;
+use super::{ChannelMsg, ChannelRef};
 use crate::fleet::credit::Credits;
 use crate::limits::{CREDIT_FRAMES, READ_BUDGET_BYTES, READ_CHUNK_BYTES};
 use crate::wire::ndjson::{LineError, Lines};
@@ -37,11 +36,7 @@ pub(crate) struct Pump {
 
 impl Pump {
     /// Starts reading; ends with the stream, or when nobody listens.
-    pub(crate) fn start(
-        mut stdout: pipe::Receiver,
-        credits: Credits,
-        to: ActorRef<ChannelMsg>,
-    ) -> Self {
+    pub(crate) fn start(mut stdout: pipe::Receiver, credits: Credits, to: ChannelRef) -> Self {
         let waits = Arc::new(AtomicBool::new(false));
         let flag = Arc::clone(&waits);
         let task = tokio::spawn(async move {
@@ -75,7 +70,7 @@ impl Drop for Pump {
 /// Where the pump hands its batches.
 struct Out {
     credits: Credits,
-    to: ActorRef<ChannelMsg>,
+    to: ChannelRef,
     waits: Arc<AtomicBool>,
 }
 

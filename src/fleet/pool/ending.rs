@@ -246,7 +246,7 @@ impl PoolState {
         .emit();
         let mut task = task;
         task.queued = clock::now();
-        self.queue.push_front(task);
+        self.wait_again(attempt.index, task);
         again
     }
 

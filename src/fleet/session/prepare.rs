@@ -10,7 +10,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio_util::sync::CancellationToken;
 
 use super::work::Work;
-use crate::config::{Fill, Launcher, Network, OWN_PROGRAM, WorkspaceMode};
+use crate::config::{Fill, Launcher, Network, OWN_PROGRAM, WorkspaceMode, fill_routes};
 use crate::fleet::ambient::Ambient;
 use crate::fleet::setup::{PoolShared, Shared};
 use crate::launch::{LaunchPlan, RunError, SpawnError, Walls};
@@ -76,6 +76,9 @@ pub(crate) enum PrepareError {
     /// The session's own copy is not there any more.
     #[error("the copy of the session's workspace, {0}, is gone")]
     CopyGone(PathBuf),
+    /// The directory that its client works in is not there for the agent.
+    #[error("the directory {} is not in the session's workspace: git may ignore it, or it is a link", .0.show(300))]
+    NoDirectory(Foreign),
     /// The program that prepares was stopped.
     #[error("the preparation was interrupted")]
     Interrupted,
@@ -102,9 +105,21 @@ impl PrepareError {
             | Self::Copy { .. }
             | Self::Git { .. }
             | Self::CopyGone(_)
+            | Self::NoDirectory(_)
             | Self::Interrupted => false,
         }
     }
+}
+
+/// Whether the session has its copy already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum HasCopy {
+    /// It is new.
+    No,
+    /// It must be there: the session worked in it.
+    Yes,
+    /// A copy appears when it is complete: one that is there is the session's.
+    IfThere,
 }
 
 /// What to prepare.
@@ -113,19 +128,26 @@ pub(crate) struct Order {
     slot: SlotId,
     session: SessionId,
     workspace: Option<PathBuf>,
-    /// The session has its copy already.
-    has_copy: bool,
+    /// The agent's directory, from the workspace's root.
+    within: Option<PathBuf>,
+    copy: HasCopy,
     /// Nobody wants it any more.
     cancelled: CancellationToken,
 }
 
 impl Order {
-    pub(crate) fn of(work: &Work, has_copy: bool, cancelled: CancellationToken) -> Self {
+    pub(crate) fn of(
+        work: &Work,
+        within: Option<PathBuf>,
+        copy: HasCopy,
+        cancelled: CancellationToken,
+    ) -> Self {
         Self {
             slot: work.slot.clone(),
             session: work.session.clone(),
             workspace: work.workspace.clone(),
-            has_copy,
+            within,
+            copy,
             cancelled,
         }
     }
@@ -139,6 +161,8 @@ pub(crate) struct Prepared {
     pub(crate) before: Option<Manifest>,
     links: TreeLinks,
     space: Arc<Space>,
+    /// Where the agent works, as it sees it.
+    directory: String,
 }
 
 /// The session's directories, outside and inside.
@@ -151,6 +175,8 @@ pub(super) struct Space {
     is_copy: bool,
     workspace_inside: String,
     home_inside: String,
+    /// The agent's directory below the workspace, with the slash before it; empty: the workspace.
+    directory: String,
 }
 
 impl Space {
@@ -181,14 +207,14 @@ impl Prepared {
         Place {
             workspace: &self.space.workspace_inside,
             home: &self.space.home_inside,
-            cwd: Some(&self.space.workspace_inside),
+            cwd: Some(&self.directory),
             resolver: &self.links,
         }
     }
 
-    /// The workspace as the agent sees it.
-    pub(crate) fn workspace_inside(&self) -> &str {
-        &self.space.workspace_inside
+    /// The directory that the agent works in, as it sees it.
+    pub(crate) fn directory_inside(&self) -> &str {
+        &self.directory
     }
 
     /// The workspace on the host.
@@ -214,18 +240,29 @@ impl Prepared {
             }
             _ => pool.config.argv(fill),
         };
-        self.plan_for(shared, pool, argv)
+        self.plan(shared, pool, argv, true)
     }
 
-    /// A plan for another program in the same walls.
+    /// A plan for another program in the same walls, without the pool's routes.
     pub(crate) fn plan_for(
         &self,
         shared: &Shared,
         pool: &PoolShared,
         argv: Vec<String>,
     ) -> Result<LaunchPlan, PrepareError> {
+        self.plan(shared, pool, argv, false)
+    }
+
+    fn plan(
+        &self,
+        shared: &Shared,
+        pool: &PoolShared,
+        argv: Vec<String>,
+        routes: bool,
+    ) -> Result<LaunchPlan, PrepareError> {
         let writable = pool.config.workspace.mode != WorkspaceMode::Ro;
-        launch_plan(shared, pool, &self.space, argv, &For::Agent { writable })
+        let what = For::Agent { writable, routes };
+        launch_plan(shared, pool, &self.space, argv, &what)
     }
 }
 
@@ -250,9 +287,13 @@ pub(crate) async fn prepare(
         let (shared, pool) = (Arc::clone(shared), Arc::clone(pool));
         let session = order.session.clone();
         blocking(ambient, move || {
+            let texts = pool.config.home_texts.iter().map(|(inside, text)| {
+                let text = fill_routes(text, &pool.config.routes);
+                (inside.clone(), text)
+            });
             let filling = Filling {
                 files: &pool.config.home_files,
-                texts: &pool.config.home_texts,
+                texts: &texts.collect(),
             };
             home::prepare(&shared.state, &session, owner, filling)
         })
@@ -265,12 +306,14 @@ pub(crate) async fn prepare(
         is_copy: mode == WorkspaceMode::Copy,
         workspace_inside: WORKSPACE_INSIDE.to_owned(),
         home_inside: HOME_INSIDE.to_owned(),
+        directory: String::new(),
     };
-    if mode == WorkspaceMode::Copy && order.has_copy {
-        let place = copy::path(&shared.state, &order.session);
-        if place.symlink_metadata().is_err() {
-            return Err(PrepareError::CopyGone(place));
-        }
+    let place = copy::path(&shared.state, &order.session);
+    let is_there = mode == WorkspaceMode::Copy && place.symlink_metadata().is_ok();
+    if mode == WorkspaceMode::Copy && order.copy == HasCopy::Yes && !is_there {
+        return Err(PrepareError::CopyGone(place));
+    }
+    if is_there && order.copy != HasCopy::No {
         space.workspace = place;
     } else if mode == WorkspaceMode::Copy {
         space.workspace = copy_of(shared, pool, &order, &source, &space, owner).await?;
@@ -278,6 +321,9 @@ pub(crate) async fn prepare(
     if pool.config.launcher == Launcher::None {
         space.workspace_inside = space.workspace.to_string_lossy().into_owned();
         space.home_inside = space.home.to_string_lossy().into_owned();
+    }
+    if let Some(within) = order.within.filter(|within| *within != Path::new("")) {
+        space.directory = within_space(&space, &within)?;
     }
     let bad = |source| PrepareError::Workspace {
         path: space.workspace.clone(),
@@ -304,8 +350,26 @@ pub(crate) async fn prepare(
         session: order.session,
         before,
         links,
+        directory: format!("{}{}", space.workspace_inside, space.directory),
         space: Arc::new(space),
     })
+}
+
+/// A directory of the workspace that an agent is to begin in: a link on the way would lead somewhere
+/// else inside than here.
+fn within_space(space: &Space, within: &Path) -> Result<String, PrepareError> {
+    let mut path = space.workspace.clone();
+    for part in within.components() {
+        path.push(part);
+        if !path.symlink_metadata().is_ok_and(|meta| meta.is_dir()) {
+            let within = Foreign::new(within.to_string_lossy());
+            return Err(PrepareError::NoDirectory(within));
+        }
+    }
+    let within = within.to_str().ok_or(PrepareError::NoDirectory(Foreign::new(
+        within.to_string_lossy(),
+    )))?;
+    Ok(format!("/{within}"))
 }
 
 /// Whom the session's directories belong to on disk: as root, the slot's uid; else ourselves.
@@ -399,6 +463,7 @@ async fn git_list(
     let space = Space {
         workspace: source.to_owned(),
         workspace_inside: inside.clone(),
+        directory: String::new(),
         ..space.clone()
     };
     let git = list::ls_files(&inside);
@@ -430,6 +495,8 @@ enum For {
     Agent {
         /// Whether the workspace can be written.
         writable: bool,
+        /// Whether the pool's routes are listened on.
+        routes: bool,
     },
     /// Git, which interprets what stands in a repository: it gets nothing of the agent's.
     Git {
@@ -440,7 +507,7 @@ enum For {
 
 impl For {
     const fn is_writable(&self) -> bool {
-        matches!(self, Self::Agent { writable: true })
+        matches!(self, Self::Agent { writable: true, .. })
     }
 }
 
@@ -474,6 +541,12 @@ fn launch_plan(
                 For::Agent { .. } => pool.config.network,
                 For::Git { .. } => Network::None,
             },
+            listen: match what {
+                For::Agent { routes: true, .. } => {
+                    pool.config.routes.iter().map(|route| route.port).collect()
+                }
+                _ => Vec::new(),
+            },
             ids: ids(shared, pool, &space.slot),
             home: match what {
                 For::Agent { .. } => Some(tree(&space.home, true)?),
@@ -493,7 +566,7 @@ fn launch_plan(
     Ok(LaunchPlan {
         argv,
         env,
-        cwd: space.workspace_inside.clone(),
+        cwd: format!("{}{}", space.workspace_inside, space.directory),
         limits: sandbox::limits_of(&pool.sandbox),
         walls,
     })
@@ -573,7 +646,10 @@ fn environment(shared: &Shared, pool: &PoolShared, space: &Space) -> Vec<(String
             env.insert(name.clone(), value.clone());
         }
     }
-    env.extend(config.set.clone());
+    env.extend(config.set.iter().map(|(name, value)| {
+        let value = fill_routes(value, &pool.config.routes);
+        (name.clone(), value)
+    }));
     // Read at the start: a configuration with an unread secret starts no fleet.
     env.extend(config.secrets.iter().filter_map(|(name, secret)| {
         let value = secret.expose()?;
