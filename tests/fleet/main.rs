@@ -13,7 +13,6 @@ mod first_run;
 mod full_disk;
 mod kill;
 mod orders;
-mod real_agents;
 mod slots;
 mod stall;
 mod stress;
