@@ -12,7 +12,7 @@ use super::board::Verbosity;
 use super::events::EventsArgs;
 use super::exit::Exit;
 use super::walls::SandboxCommand;
-use super::{script_agent, script_model};
+use super::{agents, script_agent, script_model};
 use crate::model::{PoolName, RunId, SessionId, SlotId};
 
 /// Runs many AI agents on one host, each in its own sandbox, judged by policy
@@ -94,6 +94,8 @@ pub enum Command {
         #[arg(long, value_name = "NAME", value_parser = PoolName::new)]
         pool: PoolName,
     },
+    /// Show which agents are built in, and which of them this host has
+    Agents(agents::Args),
     /// Be the script agent: a deterministic agent that works a prompt as a small script
     ScriptAgent(script_agent::Args),
     /// Be the rehearsal model: a server that answers as model providers do, by a script in the prompt

@@ -17,7 +17,6 @@ mod first_run;
 mod full_disk;
 mod kill;
 mod orders;
-mod real_agents;
 mod sizes;
 mod slots;
 mod stall;
