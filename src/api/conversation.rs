@@ -210,8 +210,7 @@ mod tests {
     #[tokio::test]
     async fn what_a_slow_reader_lost_and_what_was_not_carried_is_read_again() {
         let (tell, notices) = broadcast::channel(2);
-        let mut stream =
-            ConversationStream::new(notices, session(), (0, 0), Arc::new(Upto(9)));
+        let mut stream = ConversationStream::new(notices, session(), (0, 0), Arc::new(Upto(9)));
         for seq in 1..=9 {
             tell.send(live(seq, seq)).expect("sent");
         }

@@ -9,7 +9,8 @@ use tokio::sync::{broadcast, mpsc};
 
 use super::history::{History, Past};
 use crate::fleet::{
-    Conversation, ConversationOrder, ConversationView, FleetHandle, LogTail, Notice, OpenError, Readiness, SlotView, Stop, SubmitError, TakeUpError, TaskReport,
+    Conversation, ConversationOrder, ConversationView, FleetHandle, LogTail, Notice, OpenError,
+    Readiness, SlotView, Stop, SubmitError, TakeUpError, TaskReport,
 };
 use crate::model::{PoolName, RunId, SlotId, TaskId, TaskSpec};
 

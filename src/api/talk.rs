@@ -108,7 +108,11 @@ impl AskView {
     #[must_use]
     pub fn of(ask: &PendingAsk) -> Self {
         let part = |part: &crate::policy::Part| PartView {
-            words: part.words.iter().map(|word| word.raw().to_owned()).collect(),
+            words: part
+                .words
+                .iter()
+                .map(|word| word.raw().to_owned())
+                .collect(),
             decision: part.decision.to_string(),
             rules: part.rules.clone(),
         };
@@ -347,7 +351,10 @@ mod tests {
             ("", "EOF"),
             ("{\"v\":1,\"op\":\"fly\"}", "in a conversation"),
             ("{\"v\":1,\"op\":\"prompt\",\"n\":1}", "in a conversation"),
-            ("{\"v\":1,\"op\":\"prompt\",\"n\":1,\"text\":\" \"}", "is empty"),
+            (
+                "{\"v\":1,\"op\":\"prompt\",\"n\":1,\"text\":\" \"}",
+                "is empty",
+            ),
             ("{\"v\":1,\"op\":\"cancel\",\"x\":1}", "unknown field"),
             ("{\"v\":2,\"op\":\"cancel\"}", "version 1"),
         ] {

@@ -14,7 +14,8 @@ use tokio_util::sync::CancellationToken;
 use super::history::{History, Worked};
 use super::service::{Continued, Fleet, Refusal, Reports};
 use crate::fleet::{
-    ChangeKind, Conversation, ConversationOrder, ConversationView, FileChange, LogTail, Notice, OpenError, Readiness, SlotView, Stop, TaskReport,
+    ChangeKind, Conversation, ConversationOrder, ConversationView, FileChange, LogTail, Notice,
+    OpenError, Readiness, SlotView, Stop, TaskReport,
 };
 use crate::model::{
     AskId, DecidedBy, Decision, Event, EventId, Foreign, PoolName, RunId, SessionId, SlotId,

@@ -3,6 +3,7 @@
 //! Floor 6. Owns arguments, progress, tables, result files, exit codes and signals. Must not
 //! decide anything about agents. Foreign text reaches an output only through `model::foreign`.
 
+pub mod acp;
 pub mod agents;
 pub mod args;
 pub mod board;
@@ -33,6 +34,7 @@ pub mod table;
 pub mod tasks;
 pub mod trust;
 pub mod up;
+pub mod walls;
 
 pub use exit::Exit;
 pub use signals::{Signal, Signals};

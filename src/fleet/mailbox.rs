@@ -6,7 +6,6 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::future::poll_fn;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker, ready};
 
@@ -98,12 +97,8 @@ impl<M> fmt::Debug for Address<M> {
 }
 
 impl<M> Mailbox<M> {
-    /// The next message; `None` once it is closed. Nothing is lost if this is dropped.
-    pub(crate) async fn next(&mut self) -> Option<M> {
-        poll_fn(|context| self.poll_next(context)).await
-    }
-
-    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<M>> {
+    /// The next message; `None` once it is closed.
+    pub(crate) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<M>> {
         // A reader who always finds something lets others run from time to time.
         let budget = ready!(coop::poll_proceed(context));
         let mut waiting = self.0.lock();
@@ -130,9 +125,16 @@ impl<M> Drop for Mailbox<M> {
 
 #[cfg(test)]
 mod tests {
+    use std::future::poll_fn;
     use std::time::Duration;
 
     use super::*;
+
+    impl<M> Mailbox<M> {
+        async fn next(&mut self) -> Option<M> {
+            poll_fn(|context| self.poll_next(context)).await
+        }
+    }
 
     #[tokio::test]
     async fn messages_come_in_their_order_and_wake_the_reader() {

@@ -94,10 +94,7 @@ impl Reader {
     ///
     /// # Errors
     /// [`ReadError::Database`]
-    pub fn stream_of(
-        &self,
-        session: &SessionId,
-    ) -> Result<(Option<Foreign>, u64, u64), ReadError> {
+    pub fn stream_of(&self, session: &SessionId) -> Result<(Option<Foreign>, u64, u64), ReadError> {
         Ok((
             self.agent_session(session)?,
             self.last_seq(session)?,

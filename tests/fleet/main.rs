@@ -8,11 +8,15 @@
 mod continuing;
 mod crashes;
 mod drill;
+mod editor;
+mod editor_clients;
+mod editors;
 mod escapes;
 mod first_run;
 mod full_disk;
 mod kill;
 mod orders;
+mod sizes;
 mod slots;
 mod stall;
 mod stress;

@@ -34,7 +34,10 @@ fn piece(block: &Block, directory: &Path) -> Result<String, RpcError> {
     match block.kind.as_str() {
         "text" => block.text.clone().ok_or_else(|| missing("text")),
         "resource_link" => {
-            let uri = block.uri.as_deref().ok_or_else(|| missing("resource_link"))?;
+            let uri = block
+                .uri
+                .as_deref()
+                .ok_or_else(|| missing("resource_link"))?;
             let place = place(uri, directory);
             let name = block.name.as_deref().filter(|name| !name.is_empty());
             Ok(format!("[{}]({place})", name.unwrap_or(&place)))
@@ -118,7 +121,10 @@ mod tests {
             (r#"[{"type":"text","text":" "}]"#, "is empty"),
             (r#"[{"type":"text"}]"#, "lacks its content"),
             (r#"[{"type":"image","data":"x"}]"#, "type image"),
-            (r#"[{"type":"resource","resource":{"uri":"x","blob":"y"}}]"#, "binary"),
+            (
+                r#"[{"type":"resource","resource":{"uri":"x","blob":"y"}}]"#,
+                "binary",
+            ),
         ] {
             let error = of(blocks).expect_err(blocks);
             assert!(error.contains(part), "{blocks}: {error}");

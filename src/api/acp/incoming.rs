@@ -267,15 +267,16 @@ pub fn chosen(outcome: &RawValue) -> Option<String> {
     }
     let reply: Reply = serde_json::from_str(outcome.get()).ok()?;
     let outcome = reply.outcome;
-    outcome
-        .option_id
-        .filter(|_| outcome.outcome == "selected")
+    outcome.option_id.filter(|_| outcome.outcome == "selected")
 }
 
 /// The title of a conversation: its first prompt's first line.
 #[must_use]
 pub fn title(first_prompt: &Foreign) -> Option<String> {
-    let line = first_prompt.raw().lines().find(|line| !line.trim().is_empty())?;
+    let line = first_prompt
+        .raw()
+        .lines()
+        .find(|line| !line.trim().is_empty())?;
     Some(show(line.trim(), 80))
 }
 
@@ -358,9 +359,12 @@ mod tests {
         );
         for (text, part) in [
             (r#"{"cwd":"p"}"#, "absolute"),
-            (r#"{}"#, "missing"),
+            ("{}", "missing"),
             (r#"{"cwd":"/p","mcpServers":[{"name":"x"}]}"#, "mcpServers"),
-            (r#"{"cwd":"/p","additionalDirectories":["/x"]}"#, "additional"),
+            (
+                r#"{"cwd":"/p","additionalDirectories":["/x"]}"#,
+                "additional",
+            ),
         ] {
             let error = open(text).expect_err(text);
             assert_eq!(error.code, RpcError::PARAMS);

@@ -107,6 +107,14 @@ pub const fn said(text: &str) -> Update<'_> {
     }
 }
 
+/// A text of ours, as a thought.
+#[must_use]
+pub const fn remark(text: &str) -> Update<'_> {
+    Update::AgentThoughtChunk {
+        content: Block { text },
+    }
+}
+
 /// What an event tells an editor. `replay`: it is of the past, so what the user said is told too.
 #[must_use]
 pub fn of(event: &Event, replay: bool) -> Option<Update<'_>> {
@@ -124,7 +132,7 @@ pub fn of(event: &Event, replay: bool) -> Option<Update<'_>> {
             title: Some(title(name.raw(), input)),
             kind: Some(kind(name.raw())),
             status: Some("pending"),
-            raw_input: small(input),
+            raw_input: small(own(input)),
             ..Call::default()
         })),
         Event::ToolUpdate {
@@ -138,7 +146,7 @@ pub fn of(event: &Event, replay: bool) -> Option<Update<'_>> {
             title: title.as_ref().map(|title| title.show(200)),
             kind: name.as_ref().map(|name| kind(name.raw())),
             status: status.as_ref().and_then(|word| call_status(word.raw())),
-            raw_input: input.as_deref().and_then(small),
+            raw_input: input.as_deref().map(own).and_then(small),
             ..Call::default()
         })),
         Event::ToolResult {
@@ -182,7 +190,8 @@ fn title(name: &str, input: &RawValue) -> String {
         #[serde(borrow)]
         pattern: Option<Cow<'a, str>>,
     }
-    let about: Option<About<'_>> = small(input).and_then(|i| serde_json::from_str(i.get()).ok());
+    let about: Option<About<'_>> =
+        small(own(input)).and_then(|i| serde_json::from_str(i.get()).ok());
     let about = about.and_then(|about| about.command.or(about.path).or(about.pattern));
     match about {
         Some(about) => show(&format!("{name}: {about}"), 160),
@@ -227,6 +236,23 @@ fn step(entry: &PlanEntry) -> Step<'_> {
             "pending",
         ),
     }
+}
+
+/// A tool's own input. Of an agent that speaks this protocol it is a member of what is judged, which
+/// has nothing beside the members named here.
+fn own(input: &RawValue) -> &RawValue {
+    #[derive(serde::Deserialize)]
+    #[serde(rename_all = "camelCase", deny_unknown_fields)]
+    struct Judged<'a> {
+        #[serde(borrow)]
+        raw_input: &'a RawValue,
+        #[serde(rename = "content")]
+        _content: Option<serde::de::IgnoredAny>,
+        #[serde(rename = "locations")]
+        _locations: Option<serde::de::IgnoredAny>,
+    }
+    let judged = small(input).and_then(|input| serde_json::from_str(input.get()).ok());
+    judged.map_or(input, |judged: Judged<'_>| judged.raw_input)
 }
 
 /// An input that an editor may want to see whole.
@@ -279,6 +305,14 @@ mod tests {
         assert_eq!(begun["kind"], "execute");
         assert_eq!(begun["title"], "bash: echo \\u{1b}[2J");
         assert_eq!(begun["rawInput"]["command"], "echo \u{1b}[2J");
+        let wrapped = Event::ToolStart {
+            id: "c-2".into(),
+            name: "read".into(),
+            input: raw(&json!({"rawInput": {"path": "a.txt"}, "locations": []})),
+        };
+        let begun = told(&wrapped, false);
+        assert_eq!(begun["title"], "read: a.txt");
+        assert_eq!(begun["rawInput"], json!({"path": "a.txt"}));
         let result = Event::ToolResult {
             id: "c-1".into(),
             output: "done".into(),

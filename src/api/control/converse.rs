@@ -14,7 +14,9 @@ use crate::api::request::{Code, Failure};
 use crate::api::talk::{self, AskView, Say, Told};
 use crate::api::view;
 use crate::api::watch::Item;
-use crate::fleet::{Asking, Brought, Conversation, ConversationOrder, Notice, OpenError, TaskReport};
+use crate::fleet::{
+    Asking, Brought, Conversation, ConversationOrder, Notice, OpenError, TaskReport,
+};
 use crate::limits;
 use crate::model::{Event, SlotId, Stamped, TaskId};
 

@@ -114,9 +114,7 @@ async fn answer<F: Fleet>(
         }
         Request::Conversations { pool, after } => {
             let found = match desk.fleet.conversations(&pool, after).await {
-                Ok(found) => {
-                    Reply::Conversations(found.iter().map(ConversationLine::of).collect())
-                }
+                Ok(found) => Reply::Conversations(found.iter().map(ConversationLine::of).collect()),
                 Err(error) => Reply::Failed(converse::failure(&error)),
             };
             reply(lines, found).await

@@ -102,10 +102,18 @@ impl Ask {
     pub(super) fn error(&self, status: u16, message: &str) -> Value {
         let (openai, claude, google) = match status {
             401 => ("invalid_api_key", "authentication_error", "UNAUTHENTICATED"),
-            429 => ("rate_limit_exceeded", "rate_limit_error", "RESOURCE_EXHAUSTED"),
+            429 => (
+                "rate_limit_exceeded",
+                "rate_limit_error",
+                "RESOURCE_EXHAUSTED",
+            ),
             529 => ("overloaded", "overloaded_error", "UNAVAILABLE"),
             500.. => ("server_error", "api_error", "INTERNAL"),
-            _ => ("invalid_request", "invalid_request_error", "INVALID_ARGUMENT"),
+            _ => (
+                "invalid_request",
+                "invalid_request_error",
+                "INVALID_ARGUMENT",
+            ),
         };
         match self {
             Self::Messages | Self::MessageTokens => json!({

@@ -37,7 +37,10 @@ fn a_path_is_known_below_any_base_address() {
         ("/agents/codex/v1/responses", Ask::Responses),
         ("/v1/messages?beta=true", Ask::Messages),
         ("/anthropic/v1/messages/count_tokens", Ask::MessageTokens),
-        ("/v1beta/models/gemini-2.5-pro:countTokens", Ask::ContentTokens),
+        (
+            "/v1beta/models/gemini-2.5-pro:countTokens",
+            Ask::ContentTokens,
+        ),
         (
             "/x/v1beta/models/gemini-2.5-pro:streamGenerateContent?alt=sse",
             Ask::Generate {
@@ -109,7 +112,8 @@ fn openai_responses_streams_a_function_call_and_a_text() {
                 "content": [{ "type": "input_text", "text": text }] })
     };
     let mut input = vec![message(context), message("RUN: ls")];
-    let body = |input: &[Value]| json!({ "model": "m", "input": input, "tools": tools, "stream": true });
+    let body =
+        |input: &[Value]| json!({ "model": "m", "input": input, "tools": tools, "stream": true });
     let events = events_of(given("/v1/responses", &body(&input)));
     let item = events
         .iter()

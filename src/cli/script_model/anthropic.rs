@@ -10,7 +10,12 @@ use super::tools::{Takes, Tool};
 
 /// Reads a request.
 pub(super) fn read(body: &Value) -> Talk {
-    let list = |key: &str| body.get(key).and_then(Value::as_array).into_iter().flatten();
+    let list = |key: &str| {
+        body.get(key)
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten()
+    };
     let said = list("messages").filter(|message| message["role"] == "user");
     let tools = list("tools").filter_map(|tool| {
         Some(Tool {
@@ -54,7 +59,11 @@ fn tool_use(reply: &Reply, input: Value) -> Option<Value> {
 }
 
 const fn reason(reply: &Reply) -> &'static str {
-    if reply.call.is_some() { "tool_use" } else { "end_turn" }
+    if reply.call.is_some() {
+        "tool_use"
+    } else {
+        "end_turn"
+    }
 }
 
 fn message(reply: &Reply, content: Vec<Value>, reason: Value, output_tokens: usize) -> Value {

@@ -10,7 +10,12 @@ use super::tools::{Takes, Tool};
 
 /// Reads a request; whether it is to be streamed stands in its path.
 pub(super) fn read(body: &Value, stream: bool) -> Talk {
-    let list = |key: &str| body.get(key).and_then(Value::as_array).into_iter().flatten();
+    let list = |key: &str| {
+        body.get(key)
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten()
+    };
     let of_user = list("contents").filter(|content| content["role"] != "model");
     let declared = list("tools").flat_map(|group| {
         let group = group.get("functionDeclarations").and_then(Value::as_array);
@@ -89,7 +94,10 @@ pub(super) fn whole(reply: &Reply) -> Value {
 
 /// The answer as a stream's events.
 pub(super) fn stream(reply: &Reply) -> Vec<String> {
-    let texts = reply.pieces().into_iter().map(|text| json!({ "text": text }));
+    let texts = reply
+        .pieces()
+        .into_iter()
+        .map(|text| json!({ "text": text }));
     let parts: Vec<Value> = texts.chain(call(reply)).collect();
     let count = parts.len();
     let chunk = |(at, part)| data(&answer(reply, &[part], at + 1 == count));

@@ -5,8 +5,8 @@
 //! keeps no conversation: what comes next is found in the conversation that every request brings.
 //! `docs/script-model.md` is its page. Must not know the supervisor.
 
-mod anthropic;
 mod answer;
+mod anthropic;
 mod gemini;
 mod openai_chat;
 mod openai_responses;
@@ -67,9 +67,7 @@ pub(super) async fn run(args: Args, json: bool, quiet: bool, mut streams: Stream
         streams.out.line(&url);
     }
     let server = serve::Server::new(args.key, !quiet);
-    let ended = async {
-        while signals.next().await == Signal::Hangup {}
-    };
+    let ended = async { while signals.next().await == Signal::Hangup {} };
     tokio::select! {
         () = serve::serve(listener, server) => Exit::Done,
         () = ended => Exit::Done,

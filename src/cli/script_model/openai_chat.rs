@@ -10,7 +10,12 @@ use super::tools::{Takes, Tool};
 
 /// Reads a request.
 pub(super) fn read(body: &Value) -> Talk {
-    let list = |key: &str| body.get(key).and_then(Value::as_array).into_iter().flatten();
+    let list = |key: &str| {
+        body.get(key)
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten()
+    };
     let said = list("messages").filter_map(|message| {
         let content = message.get("content").unwrap_or(&Value::Null);
         match message.get("role").and_then(Value::as_str)? {
@@ -31,9 +36,7 @@ pub(super) fn read(body: &Value) -> Talk {
         tools: tools.collect(),
         stream: body["stream"] == true,
         usage_wanted: body["stream_options"]["include_usage"] == true,
-        schema: body
-            .pointer("/response_format/json_schema/schema")
-            .cloned(),
+        schema: body.pointer("/response_format/json_schema/schema").cloned(),
         ..Talk::default()
     }
 }
@@ -56,7 +59,11 @@ fn usage(reply: &Reply) -> Value {
 }
 
 const fn finish(reply: &Reply) -> &'static str {
-    if reply.call.is_some() { "tool_calls" } else { "stop" }
+    if reply.call.is_some() {
+        "tool_calls"
+    } else {
+        "stop"
+    }
 }
 
 /// The answer in one piece.

@@ -26,7 +26,10 @@ pub(super) fn read(body: &Value) -> Talk {
 }
 
 fn item(item: &Value) -> Option<Said> {
-    let kind = item.get("type").and_then(Value::as_str).unwrap_or("message");
+    let kind = item
+        .get("type")
+        .and_then(Value::as_str)
+        .unwrap_or("message");
     if kind.ends_with("_call_output") {
         return Some(Said::Result(text_of(item.get("output")?)));
     }
@@ -135,12 +138,22 @@ pub(super) fn stream(reply: &Reply) -> Vec<String> {
             "type": "response.output_item.added", "output_index": index, "item": first,
         }));
         if is_text {
-            let part = |text: &str| json!({ "type": "output_text", "text": text, "annotations": [] });
-            all.push(place("response.content_part.added", json!({ "part": part("") })));
+            let part =
+                |text: &str| json!({ "type": "output_text", "text": text, "annotations": [] });
+            all.push(place(
+                "response.content_part.added",
+                json!({ "part": part("") }),
+            ));
             for piece in reply.pieces() {
-                all.push(place("response.output_text.delta", json!({ "delta": piece })));
+                all.push(place(
+                    "response.output_text.delta",
+                    json!({ "delta": piece }),
+                ));
             }
-            all.push(place("response.output_text.done", json!({ "text": reply.text })));
+            all.push(place(
+                "response.output_text.done",
+                json!({ "text": reply.text }),
+            ));
             let done = json!({ "part": part(&reply.text) });
             all.push(place("response.content_part.done", done));
         } else if item["type"] == "function_call" {

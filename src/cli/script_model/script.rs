@@ -181,7 +181,10 @@ pub(super) fn turn(lines: &[Line], results: usize, last: Option<&str>) -> Turn {
     let mut turn = Turn::default();
     if let Some(last) = last {
         let last = last.trim();
-        let end = last.char_indices().nth(ECHO).map_or(last.len(), |(at, _)| at);
+        let end = last
+            .char_indices()
+            .nth(ECHO)
+            .map_or(last.len(), |(at, _)| at);
         let cut = if end < last.len() { " (cut)" } else { "" };
         turn.text = format!("the tool said: {}{cut}\n", &last[..end]);
     }
@@ -286,7 +289,15 @@ mod tests {
 
     #[test]
     fn a_line_that_means_nothing_is_said() {
-        for odd in ["SLEEP soon", "FAIL 200", "FAIL", "BIG x", "RUN:", "WRITE:", "FAIL 429 y"] {
+        for odd in [
+            "SLEEP soon",
+            "FAIL 200",
+            "FAIL",
+            "BIG x",
+            "RUN:",
+            "WRITE:",
+            "FAIL 429 y",
+        ] {
             let lines = read(odd);
             let [Line::Say(said)] = lines.as_slice() else {
                 panic!("{odd}: {lines:?}");

@@ -68,7 +68,10 @@ impl Server {
             value.strip_prefix("Bearer ").unwrap_or(value) == key
         };
         let mut given = KEY_HEADERS.iter().filter_map(|name| headers.get(*name));
-        given.any(holds) || query.split('&').any(|word| word.strip_prefix("key=") == Some(key))
+        given.any(holds)
+            || query
+                .split('&')
+                .any(|word| word.strip_prefix("key=") == Some(key))
     }
 
     /// The first failure that has not failed often enough.

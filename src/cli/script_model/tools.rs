@@ -115,7 +115,11 @@ fn shell(tools: &[Tool], command: &str) -> Option<Call> {
         Takes::Schema(schema) => {
             let name = member(schema, COMMANDS)?;
             let is_list = kind(schema, name) == Some("array");
-            let value = if is_list { json!(argv()) } else { json!(command) };
+            let value = if is_list {
+                json!(argv())
+            } else {
+                json!(command)
+            };
             Input::Arguments(with_required(schema, &[(name, value)]))
         }
     };
@@ -156,7 +160,10 @@ fn write(tools: &[Tool], path: &str, text: &str) -> Option<Call> {
 /// The first of these names that the schema has.
 fn member<'n>(schema: &Value, names: &[&'n str]) -> Option<&'n str> {
     let members = schema.get("properties")?.as_object()?;
-    names.iter().find(|name| members.contains_key(**name)).copied()
+    names
+        .iter()
+        .find(|name| members.contains_key(**name))
+        .copied()
 }
 
 fn kind<'s>(schema: &'s Value, name: &str) -> Option<&'s str> {
@@ -201,7 +208,8 @@ mod tests {
     fn a_shell_is_known_by_its_name_and_called_as_its_schema_says() {
         let text = json!({ "type": "string" });
         let list = json!({ "type": "array", "items": { "type": "string" } });
-        let described = json!({ "command": text, "description": text, "timeout": { "type": "number" } });
+        let described =
+            json!({ "command": text, "description": text, "timeout": { "type": "number" } });
         let read = tool("Read", &json!({ "command": text }), &[]);
         let bash = tool("Bash", &described, &["command", "description"]);
         let call = run(&[read.clone(), bash]);

@@ -7,12 +7,16 @@
 
 mod deadlines;
 mod end;
+mod explain;
 mod state;
 pub(crate) mod stderr;
 pub(crate) mod stdin;
 pub(crate) mod stdout;
 
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -125,6 +129,7 @@ pub(crate) fn start(args: ChannelArgs) -> ChannelHandle {
         opening: args.opening,
         stdin: None,
         keeper: None,
+        process: None,
         ready: false,
         cause: None,
         stream_end: None,
@@ -151,7 +156,7 @@ pub(crate) fn start(args: ChannelArgs) -> ChannelHandle {
 
 /// Runs until the end is told, or nobody wants it any more.
 async fn run(mut state: Box<ChannelState>, mut mailbox: Mailbox<ChannelMsg>, myself: ChannelRef) {
-    while let Some(message) = mailbox.next().await {
+    while let Some(message) = poll_fn(|context| state.poll_next(&mut mailbox, context)).await {
         if state.take(message, &myself) {
             return;
         }
@@ -159,6 +164,31 @@ async fn run(mut state: Box<ChannelState>, mut mailbox: Mailbox<ChannelMsg>, mys
 }
 
 impl ChannelState {
+    /// What it is told next: messages first, then the process's end and its own deadline, for
+    /// which there are no tasks of their own.
+    fn poll_next(
+        &mut self,
+        mailbox: &mut Mailbox<ChannelMsg>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<ChannelMsg>> {
+        if let Poll::Ready(message) = mailbox.poll_next(context) {
+            return Poll::Ready(message);
+        }
+        if let Some(process) = &mut self.process
+            && let Poll::Ready(ended) = Pin::new(process).poll(context)
+        {
+            self.process = None;
+            return Poll::Ready(Some(ChannelMsg::Ended(ended.ok())));
+        }
+        if let Some(timer) = &mut self.timer
+            && timer.as_mut().poll(context).is_ready()
+        {
+            self.timer = None;
+            return Poll::Ready(Some(ChannelMsg::Tick));
+        }
+        Poll::Pending
+    }
+
     /// Does what a message says; `true` if the channel is over.
     fn take(&mut self, message: ChannelMsg, myself: &ChannelRef) -> bool {
         let now = clock::now();
@@ -181,12 +211,12 @@ impl ChannelState {
             ChannelMsg::Command(command) => self.command(command, now),
             ChannelMsg::Stop => self.stop(now),
             ChannelMsg::Kill => self.kill(now),
-            ChannelMsg::Tick => self.timer = None,
+            ChannelMsg::Tick => {}
         }
         self.advance(now);
         let is_over = self.tell_end();
         if !is_over {
-            self.arm(myself, now);
+            self.arm();
         }
         is_over
     }

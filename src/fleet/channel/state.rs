@@ -1,12 +1,14 @@
 //! What a Channel does with what comes: output through the dialect to the session, commands
 //! through the dialect to the child.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
 use ractor::ActorRef;
-use tokio::task::JoinHandle;
+use tokio::sync::oneshot;
+use tokio::time::Sleep;
 
 use super::deadlines::Drain;
 use super::stdin::{NoPlace, Stdin};
@@ -43,6 +45,8 @@ pub(crate) struct ChannelState {
     pub(super) stdin: Option<Stdin>,
     /// Dropping it kills the whole tree, so that a panic here leaves nothing behind.
     pub(super) keeper: Option<KeeperHandle>,
+    /// Gets the end of the process, from its keeper.
+    pub(super) process: Option<oneshot::Receiver<Ended>>,
     pub(super) watch: Watch,
     pub(super) ladder: Ladder,
     pub(super) ready: bool,
@@ -60,7 +64,7 @@ pub(crate) struct ChannelState {
     /// Which pipe the child closed while it went on running.
     pub(super) broken: Option<&'static str>,
     pub(super) told_end: bool,
-    pub(super) timer: Option<(Instant, JoinHandle<()>)>,
+    pub(super) timer: Option<Pin<Box<Sleep>>>,
 }
 
 impl ChannelState {
@@ -78,13 +82,8 @@ impl ChannelState {
         let credits = self.credits.clone();
         self.pump = Some(stdout::Pump::start(child.stdout, credits, myself.clone()));
         self.stdin = Some(Stdin::start(child.stdin, myself.clone()));
-        let to = myself.clone();
-        let ended = child.ended;
         self.keeper = Some(child.keeper);
-        tokio::spawn(async move {
-            let ended = ended.await.ok();
-            let _ = to.send_message(ChannelMsg::Ended(ended));
-        });
+        self.process = Some(child.ended);
         for note in &child.notes {
             tracing::warn!(slot = %self.slot, note, "sandbox");
         }

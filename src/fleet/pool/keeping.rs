@@ -74,9 +74,10 @@ impl PoolState {
         let restarts = is_held || self.pool.config.restart.kind != RestartKind::Temporary;
         let goes_on = stays.has_child && !child_ended || stays.can_load && restarts;
         if self.stopping || is_sent_again || is_left || !goes_on {
-            let for_good = match is_held {
-                true => !stays.can_load,
-                false => self.ends_for_good(stays) || is_sent_again,
+            let for_good = if is_held {
+                !stays.can_load
+            } else {
+                self.ends_for_good(stays) || is_sent_again
             };
             self.close_as(index, for_good, false);
         } else if child_ended && !is_held {

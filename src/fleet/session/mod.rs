@@ -8,13 +8,17 @@
 mod approvals;
 mod asks;
 mod ending;
+mod far;
+mod listing;
 mod measure;
 mod next;
 mod outbox;
 pub(crate) mod outcome;
 mod prepare;
+mod scales;
 mod state;
 mod tally;
+mod unprepared;
 mod work;
 
 use std::collections::BTreeMap;
@@ -25,8 +29,8 @@ use tokio_util::sync::CancellationToken;
 
 use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 
-pub(crate) use measure::Scales;
 pub(crate) use prepare::{PrepareError, Prepared};
+pub(crate) use scales::Scales;
 pub(crate) use tally::Tally;
 pub(crate) use work::{Attempt, CheckResult, Stays, Work};
 
