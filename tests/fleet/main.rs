@@ -11,6 +11,7 @@ mod drill;
 mod editor;
 mod editor_clients;
 mod editors;
+mod endings;
 mod escapes;
 mod first_run;
 mod full_disk;
