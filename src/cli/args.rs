@@ -81,6 +81,8 @@ pub enum Command {
         #[command(subcommand)]
         command: ConfigCommand,
     },
+    /// Show which agents are built in, and which of them this host has
+    Agents(agents::Args),
     /// The walls around one command, without a fleet
     Sandbox {
         /// What to do with them
@@ -94,8 +96,6 @@ pub enum Command {
         #[arg(long, value_name = "NAME", value_parser = PoolName::new)]
         pool: PoolName,
     },
-    /// Show which agents are built in, and which of them this host has
-    Agents(agents::Args),
     /// Be the script agent: a deterministic agent that works a prompt as a small script
     ScriptAgent(script_agent::Args),
     /// Be the rehearsal model: a server that answers as model providers do, by a script in the prompt

@@ -314,14 +314,6 @@ pub struct Pool {
     pub on_unasked_deny: OnUnaskedDeny,
 }
 
-impl Pool {
-    /// Its workspace, if that is a directory of this host.
-    #[must_use]
-    pub fn local_workspace(&self) -> Option<&Path> {
-        (self.launcher != Launcher::Ssh).then_some(&*self.workspace.path)
-    }
-}
-
 /// A program that was found on this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Program {
@@ -329,6 +321,14 @@ pub struct Program {
     pub argv: Vec<String>,
     /// What of the host it needs to see, read-only, beside the profile's own.
     pub binds: Vec<PathBuf>,
+}
+
+impl Pool {
+    /// Its workspace, if that is a directory of this host.
+    #[must_use]
+    pub fn local_workspace(&self) -> Option<&Path> {
+        (self.launcher != Launcher::Ssh).then_some(&*self.workspace.path)
+    }
 }
 
 /// The table that says which field of a tool call holds what (`policy::extract` reads it).

@@ -14,10 +14,8 @@ use crate::launch::ssh::{self, Remote};
 use crate::launch::{LaunchPlan, Walls};
 use crate::limits;
 use crate::model::{SessionId, SlotId};
-use crate::sandbox::{
-    self,
-    workspace::{Filling, home},
-};
+use crate::sandbox;
+use crate::sandbox::workspace::{Filling, home};
 
 /// Where the client looks for programs when the supervisor has no PATH.
 const CLIENT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
@@ -45,6 +43,7 @@ pub(super) async fn prepare(
         let (shared, pool, session) = (Arc::clone(shared), Arc::clone(pool), session.clone());
         let ambient = shared.ambient.clone();
         blocking(&ambient, move || {
+            // The agent's own settings stand at the far end.
             let filling = Filling {
                 files: &pool.config.home_files,
                 texts: &BTreeMap::new(),
