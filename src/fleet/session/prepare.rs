@@ -3,11 +3,15 @@
 //! File work runs where blocking is allowed; git runs inside walls, on a read-only mount, because
 //! a repository can name programs. Must not start the agent itself.
 
+mod error;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio_util::sync::CancellationToken;
+
+pub(crate) use error::PrepareError;
 
 use super::work::Work;
 use crate::config::{Fill, Launcher, Network, OWN_PROGRAM, WorkspaceMode, fill_routes};
@@ -17,12 +21,10 @@ use crate::launch::{LaunchPlan, RunError, SpawnError, Walls};
 use crate::limits::{GIT_LIST_BYTES, GIT_LIST_TIMEOUT};
 use crate::model::{Foreign, SessionId, SlotId};
 use crate::policy::Place;
-use crate::sandbox::state_dir::StateError;
 use crate::sandbox::workspace::{
-    CopyError, GitDir, HomeError, Listing, Manifest, Owner, Root, TreeError, TreeLinks, copy, home,
-    list,
+    GitDir, Listing, Manifest, Owner, Root, TreeError, TreeLinks, copy, home, list,
 };
-use crate::sandbox::{self, PlanError, Tree, WallsRequest};
+use crate::sandbox::{self, Tree, WallsRequest};
 use crate::wire::shim::Access;
 
 /// Where the agent finds its workspace inside walls.
@@ -33,83 +35,6 @@ const HOME_INSIDE: &str = "/home/agent";
 const MARSHAL_INSIDE: &str = "/run/marshal/marshal";
 /// Its PATH, unless the configuration says more.
 const PATH_INSIDE: &str = "/usr/local/bin:/usr/bin:/bin";
-
-/// Why a session could not be prepared.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum PrepareError {
-    /// The workspace cannot be read.
-    #[error("workspace {path}: {source}")]
-    Workspace {
-        /// The directory.
-        path: PathBuf,
-        /// Why.
-        source: TreeError,
-    },
-    /// It would let the agent at the state directory.
-    #[error("{0}")]
-    State(#[from] StateError),
-    /// It cannot be copied.
-    #[error("workspace {path}: {source}")]
-    Copy {
-        /// The directory.
-        path: PathBuf,
-        /// Why.
-        source: CopyError,
-    },
-    /// Git could not list its files.
-    #[error("workspace {path}: git could not list its files: {why}")]
-    Git {
-        /// The directory.
-        path: PathBuf,
-        /// Why.
-        why: String,
-    },
-    /// The walls around git failed: the agent's would too.
-    #[error("{0}")]
-    GitWalls(RunError),
-    /// The home could not be made.
-    #[error("{0}")]
-    Home(#[from] HomeError),
-    /// The walls cannot be planned.
-    #[error("{0}")]
-    Plan(#[from] sandbox::PlanError),
-    /// The session's own copy is not there any more.
-    #[error("the copy of the session's workspace, {0}, is gone")]
-    CopyGone(PathBuf),
-    /// The directory that its client works in is not there for the agent.
-    #[error("the directory {} is not in the session's workspace: git may ignore it, or it is a link", .0.show(300))]
-    NoDirectory(Foreign),
-    /// The program that prepares was stopped.
-    #[error("the preparation was interrupted")]
-    Interrupted,
-}
-
-impl PrepareError {
-    /// Whether trying again later is vain.
-    pub(crate) const fn is_for_good(&self) -> bool {
-        matches!(self, Self::CopyGone(_))
-    }
-
-    /// Whether the slot is at fault, so that another task's child would fare no better. What only
-    /// this task's workspace brings about is the task's own.
-    pub(crate) const fn is_of_the_slot(&self) -> bool {
-        match self {
-            Self::GitWalls(error) => matches!(error, RunError::Spawn(_)),
-            Self::Home(_) => true,
-            Self::Plan(error) => !matches!(
-                error,
-                PlanError::RootOwned { .. } | PlanError::NotUtf8(_) | PlanError::NotAbsolute(_)
-            ),
-            Self::Workspace { .. }
-            | Self::State(_)
-            | Self::Copy { .. }
-            | Self::Git { .. }
-            | Self::CopyGone(_)
-            | Self::NoDirectory(_)
-            | Self::Interrupted => false,
-        }
-    }
-}
 
 /// Whether the session has its copy already.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
