@@ -11,6 +11,7 @@ use clap::{ArgAction, Parser, Subcommand};
 use super::board::Verbosity;
 use super::events::EventsArgs;
 use super::exit::Exit;
+use super::walls::SandboxCommand;
 use super::{script_agent, script_model};
 use crate::model::{PoolName, RunId, SessionId, SlotId};
 
@@ -79,6 +80,12 @@ pub enum Command {
         /// What to do with it
         #[command(subcommand)]
         command: ConfigCommand,
+    },
+    /// The walls around one command, without a fleet
+    Sandbox {
+        /// What to do with them
+        #[command(subcommand)]
+        command: SandboxCommand,
     },
     /// Be an ACP agent on standard input and output, for editors: each of its sessions is one of the
     /// daemon's, or of a fleet that it starts itself

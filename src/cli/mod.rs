@@ -33,6 +33,7 @@ pub mod table;
 pub mod tasks;
 pub mod trust;
 pub mod up;
+pub mod walls;
 
 pub use exit::Exit;
 pub use signals::{Signal, Signals};

@@ -138,7 +138,7 @@ pub fn take_state(config: &Config, path: &Path, local: bool) -> Result<StateDir,
     let workspaces: Vec<PathBuf> = config
         .pools
         .iter()
-        .map(|pool| pool.workspace.path.clone())
+        .filter_map(|pool| pool.local_workspace().map(Path::to_owned))
         // What every agent of a profile sees must not show the state either.
         .chain(
             config

@@ -13,6 +13,7 @@ use super::environment;
 use super::error::quoted;
 use super::paths;
 use super::sandbox;
+use super::ssh;
 use super::table::{Found, Item, Ledger, Place, Section, one_of, word};
 use super::types::{
     AsksFor, Guard, Launcher, Network, OnCrash, OnUnaskedDeny, Pool, Route, RoutePort, Sandbox,
@@ -114,12 +115,12 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
     };
     let size = section.integer("size", 1..=limits::POOL_SLOTS);
     let agent = agent::read(&section, context.dir);
-    let launcher = section.word("launcher", &["bwrap", "container", "ssh", "pty"]);
+    let launcher = section.word("launcher", &["bwrap", "container", "pty"]);
     let network = section.word("network", &["proxy"]);
     let guard = section.word("guard", &[]);
     let guard_off = section.boolean("guard_off");
     let attempts = section.integer("attempts", 1..=limits::ATTEMPTS);
-    let (workspace, path, mode) = workspace(&section, context.dir);
+    let (mut workspace, path, mode) = workspace(&section, context.dir);
     let (restart, on_crash) = waits::restart(&section.section("restart"));
     let blame = Blame {
         program: agent.program.clone(),
@@ -137,8 +138,16 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
     let launcher = value(launcher, Launcher::Unshare);
     let open = match launcher {
         Launcher::Unshare => Network::None,
-        Launcher::None => Network::Host,
+        Launcher::None | Launcher::Ssh => Network::Host,
     };
+    let far = ssh::read(&section, context.dir, launcher);
+    if let Some(far) = &far {
+        workspace = ssh::workspace(far);
+    }
+    let mut env = environment::read(&section.section("env"), context.found, context.dir);
+    if far.is_some() && section.section("env").item("path_add").is_none() {
+        env.path_add = ssh::PATH_ADD.iter().map(PathBuf::from).collect();
+    }
     let size_place = place(size.as_ref(), &section.place);
     let Agent { name, .. } = &agent;
     let pool = Pool {
@@ -154,6 +163,7 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         asks: agent.asks,
         extractor: agent.extractor,
         launcher,
+        ssh: far,
         sandbox: profile(&section, launcher, context),
         network: value(network, open),
         routes: routes(&section, context),
@@ -163,7 +173,7 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         home_files: home_files(&section, context),
         attempts: value(attempts, 1),
         check: check(&section),
-        env: environment::read(&section.section("env"), context.found, context.dir),
+        env,
         restart,
         timeouts: waits::timeouts(&section.section("timeouts")),
         stop: waits::stop(&section.section("stop")),
@@ -174,6 +184,7 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
     };
     section.close(LATER_KEYS, ELSEWHERE);
     agree(ledger, &pool, &blame, context);
+    ssh::agree(&section, &pool, context.found);
     Some(Draft {
         pool,
         size: size_place,
@@ -237,6 +248,10 @@ fn profile(section: &Section<'_>, launcher: Launcher, context: &Context<'_>) -> 
     let Some(found) = item.text_like(sandbox::NAME_PATTERN) else {
         return standard;
     };
+    if launcher == Launcher::Ssh {
+        ssh::refuse_profile(section.ledger, &found);
+        return standard;
+    }
     if launcher == Launcher::None {
         let message = "with launcher = \"none\" there is no sandbox: remove this key";
         section.ledger.fault(&found.place, message, None);
@@ -344,7 +359,7 @@ fn check(section: &Section<'_>) -> Vec<String> {
 }
 
 /// How a file may do what one that was found may not.
-const TRUST: &str = "name the file with --config if you trust it";
+pub(super) const TRUST: &str = "name the file with --config if you trust it";
 
 /// What the keys of one pool must agree on.
 fn agree(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Context<'_>) {
@@ -420,7 +435,7 @@ fn agree(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Context<'_>) {
     if context.found {
         restrict(ledger, pool, blame, context);
     }
-    if !none {
+    if pool.launcher == Launcher::Unshare {
         program_is_inside(ledger, pool, blame, context);
     }
 }
@@ -483,6 +498,9 @@ fn restrict(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Context<'_>) 
     };
     if pool.launcher == Launcher::None {
         refuse(&blame.launcher, "launcher = \"none\"");
+    }
+    if pool.launcher == Launcher::Ssh {
+        return; // Refused as a whole: the rest of it is about this host.
     }
     if let (Network::Host, Some(place)) = (pool.network, &blame.network) {
         refuse(place, "network = \"host\"");

@@ -5,6 +5,8 @@
 //! that no new key can be forgotten.
 
 use std::collections::BTreeMap;
+mod ssh;
+
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -12,6 +14,7 @@ use std::time::Duration;
 use toml::{Table, Value};
 
 use super::environment::{self, HIDDEN};
+use super::hint::Hint;
 use super::presets;
 use super::route_table;
 use super::types::{
@@ -76,10 +79,17 @@ impl Config {
             sandboxes,
             routes,
             policies,
+            hints: of_hints,
             notes: _,
             places: _,
         } = self;
         let mut tables = vec![supervisor(of_supervisor)];
+        if !of_hints.own().is_empty() {
+            // A key of the file itself, so before all tables.
+            let mut table = Shown::new(&[]);
+            table.put("hint", of_hints.own().iter().map(hint).collect::<Vec<_>>());
+            tables.insert(0, table);
+        }
         tables.extend(pools.iter().map(pool));
         tables.extend(
             sandboxes
@@ -117,7 +127,9 @@ impl Effective {
             if !out.is_empty() {
                 out.push('\n');
             }
-            let _ = writeln!(out, "[{}]", dotted(&table.header));
+            if !table.header.is_empty() {
+                let _ = writeln!(out, "[{}]", dotted(&table.header));
+            }
             for remark in &table.remarks {
                 let _ = writeln!(out, "# {remark}");
             }
@@ -205,6 +217,7 @@ fn pool(pool: &Pool) -> Shown {
         asks,
         extractor,
         launcher,
+        ssh: far,
         sandbox,
         network,
         routes,
@@ -249,10 +262,13 @@ fn pool(pool: &Pool) -> Shown {
     };
     table.put("extractor", extractor);
     table.put("launcher", launcher.word());
-    if *launcher != Launcher::None {
+    if *launcher == Launcher::Unshare {
         table.put("sandbox", sandbox.as_str());
     }
-    table.put("network", network.word());
+    match far {
+        Some(far) => ssh::put(&mut table, far),
+        None => table.put("network", network.word()),
+    }
     if !routes.is_empty() {
         let names: Vec<String> = routes.iter().map(|route| route.name.clone()).collect();
         table.put("routes", texts(&names));
@@ -262,12 +278,16 @@ fn pool(pool: &Pool) -> Shown {
     table.put("guard_off", *guard_off);
     table.put("on_unasked_deny", on_unasked_deny.word());
     let Workspace { path: work, mode } = workspace;
-    table.put("workspace.path", path(work));
-    table.put("workspace.mode", mode.word());
+    if far.is_none() {
+        table.put("workspace.path", path(work));
+        table.put("workspace.mode", mode.word());
+    }
     let files = home_files
         .iter()
         .map(|(name, file)| (name.clone(), path(file)));
-    table.put_named("home_files", files.collect());
+    if far.is_none() {
+        table.put_named("home_files", files.collect());
+    }
     table.put("session", session.word());
     table.put("attempts", i64::from(*attempts));
     table.put("check", texts(check));
@@ -372,6 +392,36 @@ fn stop(table: &mut Shown, stop: StopWaits) {
     ] {
         table.put(&format!("stop.{key}"), show_duration(wait));
     }
+}
+
+fn hint(hint: &Hint) -> Value {
+    let Hint {
+        pattern,
+        place,
+        agent,
+        launcher,
+        code,
+        text: said,
+        class,
+    } = hint;
+    let mut table = Table::new();
+    let mut put = |key: &str, value: Value| table.insert(key.to_owned(), value);
+    put("pattern", text(pattern.as_str()));
+    put("where", text(place.word()));
+    if let Some(agent) = agent {
+        put("agent", text(agent));
+    }
+    if let Some(launcher) = launcher {
+        put("launcher", text(launcher.word()));
+    }
+    if let Some(code) = code {
+        put("code", i64::from(*code).into());
+    }
+    put("text", text(said));
+    if let Some(class) = class {
+        put("class", text(class.word()));
+    }
+    Value::Table(table)
 }
 
 fn sandbox(name: &str, profile: &Sandbox) -> Shown {

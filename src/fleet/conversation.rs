@@ -418,6 +418,19 @@ impl FleetHandle {
         directory: &Path,
     ) -> Result<(PathBuf, PathBuf), OpenError> {
         let shown = foreign::show(&directory.to_string_lossy(), 300);
+        if let Some(ssh) = &entry.shared.config.ssh {
+            // A path of the far end: here it leads nowhere.
+            let is_far = directory == Path::new(&ssh.workspace);
+            let far = (directory.to_owned(), PathBuf::new());
+            return is_far.then_some(far).ok_or_else(|| {
+                OpenError::Directory(format!(
+                    "the directory {shown} is not the workspace of pool {}, which is {} at {}: open that one",
+                    entry.shared.config.name,
+                    foreign::show(&ssh.workspace, 300),
+                    ssh.shown()
+                ))
+            });
+        }
         let asked = directory.to_owned();
         let resolve = move || std::fs::canonicalize(asked);
         let resolved = self.0.shared.ambient.blocking(resolve).await;

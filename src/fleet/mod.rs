@@ -253,6 +253,12 @@ impl FleetHandle {
                     why: "a task of a pool with session = \"slot\" works in the session's workspace: leave out its own".to_owned(),
                 });
             }
+            if spec.workspace.is_some() && entry.shared.config.ssh.is_some() {
+                return Err(SubmitError::Pool {
+                    task: spec.id.to_string(),
+                    why: "a task of a pool with launcher = \"ssh\" works in ssh.workspace at the far end: leave out its own".to_owned(),
+                });
+            }
             if let Some(path) = spec.workspace.take() {
                 spec.workspace = Some(self.resolve(&spec, path).await?);
             }
@@ -547,8 +553,10 @@ fn pools(setup: &Setup) -> Result<Vec<Arc<PoolShared>>, StartError> {
             ambient: setup.ambient.clone(),
             config: config.clone(),
             // One that is missing is an error where it is used.
-            workspace: std::fs::canonicalize(&config.workspace.path)
-                .unwrap_or_else(|_| config.workspace.path.clone()),
+            workspace: config
+                .local_workspace()
+                .and_then(|path| std::fs::canonicalize(path).ok())
+                .unwrap_or_else(|| config.workspace.path.clone()),
             tasks: AtomicUsize::new(0),
             oldest: Mutex::new(None),
             asks: Mutex::default(),

@@ -12,6 +12,7 @@ mod editor;
 mod editor_clients;
 mod editor_manners;
 mod editors;
+mod endings;
 mod escapes;
 mod first_run;
 mod full_disk;

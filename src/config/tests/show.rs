@@ -54,6 +54,10 @@ command = ["agent", "{mode}"]
 mode = "plan"
 network = "routes"
 routes = ["own", "anthropic"]
+[pool.three]
+command = ["agent"]
+launcher = "ssh"
+ssh = { host = "h", user = "u", port = 1, identity_file = "i", known_hosts = "k", config_file = "c", workspace = "/w", marshal = "m", home = "/h" }
 [pool.two.extractor.tool."a b"]
 class = "shell"
 [route.own]

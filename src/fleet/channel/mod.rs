@@ -7,6 +7,7 @@
 
 mod deadlines;
 mod end;
+mod explain;
 mod state;
 pub(crate) mod stderr;
 pub(crate) mod stdin;

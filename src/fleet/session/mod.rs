@@ -8,6 +8,8 @@
 mod approvals;
 mod asks;
 mod ending;
+mod far;
+mod listing;
 mod measure;
 mod next;
 mod outbox;
@@ -16,6 +18,7 @@ mod prepare;
 mod scales;
 mod state;
 mod tally;
+mod unprepared;
 mod work;
 
 use std::collections::BTreeMap;

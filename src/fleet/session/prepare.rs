@@ -3,24 +3,23 @@
 //! File work runs where blocking is allowed; git runs inside walls, on a read-only mount, because
 //! a repository can name programs. Must not start the agent itself.
 
-mod error;
-
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio_util::sync::CancellationToken;
 
-pub(crate) use error::PrepareError;
-
+use super::far;
+use super::listing;
+pub(crate) use super::unprepared::PrepareError;
 use super::work::Work;
-use crate::config::{Fill, Launcher, Network, OWN_PROGRAM, WorkspaceMode, fill_routes};
+use crate::config::{
+    Fill, HOME_OF_CHILD, Launcher, Network, OWN_PROGRAM, WorkspaceMode, fill_routes,
+};
 use crate::fleet::ambient::Ambient;
 use crate::fleet::setup::{PoolShared, Shared};
-use crate::launch::{LaunchPlan, RunError, SpawnError, Walls};
-use crate::limits::{GIT_LIST_BYTES, GIT_LIST_TIMEOUT};
+use crate::launch::{LaunchPlan, Walls};
 use crate::model::{Foreign, SessionId, SlotId};
-use crate::policy::Place;
+use crate::policy::{NoLinks, Place};
 use crate::sandbox::workspace::{
     GitDir, Listing, Manifest, Owner, Root, TreeError, TreeLinks, copy, home, list,
 };
@@ -84,10 +83,19 @@ pub(crate) struct Prepared {
     pub(crate) session: SessionId,
     /// How the workspace looked before, where it can change.
     pub(crate) before: Option<Manifest>,
-    links: TreeLinks,
+    links: Links,
     space: Arc<Space>,
     /// Where the agent works, as it sees it.
     directory: String,
+}
+
+/// What is known of links in the session's directories.
+#[derive(Debug)]
+enum Links {
+    /// What the host says.
+    Trees(TreeLinks),
+    /// Nothing: they are at a far end, and paths are judged by their text.
+    Unseen(NoLinks),
 }
 
 /// The session's directories, outside and inside.
@@ -117,6 +125,32 @@ impl Space {
 }
 
 impl Prepared {
+    /// A session at a far end: here it has a home only, for the client's sake. `seen` are workspace
+    /// and home as the agent sees them.
+    pub(super) fn far(
+        session: SessionId,
+        slot: SlotId,
+        home: PathBuf,
+        (workspace_inside, home_inside): (String, String),
+    ) -> Self {
+        let space = Space {
+            slot,
+            workspace: home.clone(),
+            home,
+            is_copy: false,
+            directory: String::new(),
+            workspace_inside: workspace_inside.clone(),
+            home_inside,
+        };
+        Self {
+            directory: workspace_inside,
+            session,
+            before: None,
+            links: Links::Unseen(NoLinks),
+            space: Arc::new(space),
+        }
+    }
+
     /// The session's directories.
     pub(super) fn space(&self) -> &Arc<Space> {
         &self.space
@@ -133,7 +167,10 @@ impl Prepared {
             workspace: &self.space.workspace_inside,
             home: &self.space.home_inside,
             cwd: Some(&self.directory),
-            resolver: &self.links,
+            resolver: match &self.links {
+                Links::Trees(trees) => trees,
+                Links::Unseen(unseen) => unseen,
+            },
         }
     }
 
@@ -168,7 +205,8 @@ impl Prepared {
         self.plan(shared, pool, argv, true)
     }
 
-    /// A plan for another program in the same walls, without the pool's routes.
+    /// A plan for another program in the same walls, without the pool's routes: it has no input,
+    /// and ends by itself.
     pub(crate) fn plan_for(
         &self,
         shared: &Shared,
@@ -183,8 +221,12 @@ impl Prepared {
         shared: &Shared,
         pool: &PoolShared,
         argv: Vec<String>,
-        routes: bool,
+        is_agent: bool,
     ) -> Result<LaunchPlan, PrepareError> {
+        if let Some(ssh) = &pool.config.ssh {
+            return far::plan(shared, pool, ssh, &self.space.home, &argv, is_agent);
+        }
+        let routes = is_agent;
         let writable = pool.config.workspace.mode != WorkspaceMode::Ro;
         let what = For::Agent { writable, routes };
         launch_plan(shared, pool, &self.space, argv, &what)
@@ -197,6 +239,9 @@ pub(crate) async fn prepare(
     pool: &Arc<PoolShared>,
     order: Order,
 ) -> Result<Prepared, PrepareError> {
+    if let Some(ssh) = &pool.config.ssh {
+        return far::prepare(shared, pool, ssh, order.slot, order.session).await;
+    }
     let ambient = &shared.ambient;
     let source = order
         .workspace
@@ -266,7 +311,7 @@ pub(crate) async fn prepare(
     Ok(Prepared {
         session: order.session,
         before,
-        links,
+        links: Links::Trees(links),
         directory: format!("{}{}", space.workspace_inside, space.directory),
         space: Arc::new(space),
     })
@@ -304,7 +349,7 @@ fn owner(shared: &Shared, pool: &PoolShared, slot: &SlotId) -> Option<Owner> {
     Some(Owner { uid, gid: uid })
 }
 
-async fn blocking<T: Send + 'static>(
+pub(super) async fn blocking<T: Send + 'static>(
     ambient: &Ambient,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, PrepareError> {
@@ -327,13 +372,15 @@ async fn copy_of(
     };
     let root = Root::open_resolved(source).map_err(unreadable)?;
     let listing = match list::git_dir(&root).map_err(unreadable)? {
-        GitDir::Dir => git_list(shared, pool, source, space, &order.cancelled)
-            .await?
-            .map_or(Listing::Everything, Listing::Git),
+        GitDir::Dir => {
+            let plan = git_plan(shared, pool, source, space)?;
+            let listed = listing::git_list(shared, plan, source, &order.cancelled).await?;
+            listed.map_or(Listing::Everything, Listing::Git)
+        }
         _ => Listing::Everything,
     };
     let ambient = &shared.ambient;
-    let permit = turn(&shared.copying, &order.cancelled).await?;
+    let permit = listing::turn(&shared.copying, &order.cancelled).await?;
     let made = {
         let (shared, session) = (Arc::clone(shared), order.session.clone());
         let bounds = copy::Bounds::default();
@@ -350,34 +397,16 @@ async fn copy_of(
     Ok(copied.path)
 }
 
-/// Waits for a place among those who may do this at the same time, or until nobody wants it.
-async fn turn<'s>(
-    places: &'s Semaphore,
-    cancelled: &CancellationToken,
-) -> Result<SemaphorePermit<'s>, PrepareError> {
-    tokio::select! {
-        biased;
-        () = cancelled.cancelled() => Err(PrepareError::Interrupted),
-        place = places.acquire() => place.map_err(|_| PrepareError::Interrupted),
-    }
-}
-
-/// What git tracks or would track, asked inside the walls on a read-only mount; `None` where there
-/// is no git.
-async fn git_list(
-    shared: &Arc<Shared>,
-    pool: &Arc<PoolShared>,
+/// The plan of git's own walls, around a read-only mount of the workspace.
+fn git_plan(
+    shared: &Shared,
+    pool: &PoolShared,
     source: &Path,
     space: &Space,
-    cancelled: &CancellationToken,
-) -> Result<Option<list::FileList>, PrepareError> {
-    let bad = |why: String| PrepareError::Git {
-        path: source.to_owned(),
-        why,
-    };
+) -> Result<LaunchPlan, PrepareError> {
     let inside = match pool.config.launcher {
         Launcher::Unshare => WORKSPACE_INSIDE.to_owned(),
-        Launcher::None => source.to_string_lossy().into_owned(),
+        Launcher::None | Launcher::Ssh => source.to_string_lossy().into_owned(),
     };
     let space = Space {
         workspace: source.to_owned(),
@@ -386,26 +415,7 @@ async fn git_list(
         ..space.clone()
     };
     let git = list::ls_files(&inside);
-    let plan = launch_plan(shared, pool, &space, git.argv, &For::Git { env: git.env })?;
-    let permit = turn(&shared.spawning, cancelled).await?;
-    let run = shared
-        .host
-        .run_to_end(plan, GIT_LIST_TIMEOUT, GIT_LIST_BYTES);
-    let finished = run.await;
-    drop(permit);
-    if let Err(RunError::Spawn(SpawnError::Exec(failure))) = &finished {
-        tracing::warn!(%failure, "git cannot be run: everything is copied, ignored files too");
-        return Ok(None);
-    }
-    let finished = finished.map_err(PrepareError::GitWalls)?;
-    if finished.status.shell_code() != 0 {
-        let said = String::from_utf8_lossy(&finished.stderr).into_owned();
-        let said = crate::model::foreign::show(said.trim(), 300);
-        return Err(bad(format!("{}: {said}", finished.status)));
-    }
-    list::FileList::parse(&finished.stdout, crate::limits::COPY_FILES)
-        .map(Some)
-        .map_err(|error| bad(error.to_string()))
+    launch_plan(shared, pool, &space, git.argv, &For::Git { env: git.env })
 }
 
 /// What walls are for.
@@ -485,6 +495,7 @@ fn launch_plan(
         cwd: format!("{}{}", space.workspace_inside, space.directory),
         limits: sandbox::limits_of(&pool.sandbox),
         walls,
+        preamble: Vec::new(),
     })
 }
 
@@ -524,7 +535,11 @@ fn environment(shared: &Shared, pool: &PoolShared, space: &Space) -> Vec<(String
     let config = &pool.config.env;
     let mut path = String::new();
     for directory in &config.path_add {
-        path.push_str(&directory.to_string_lossy());
+        let directory = directory.to_string_lossy();
+        match directory.strip_prefix(HOME_OF_CHILD) {
+            Some(below) => path.extend([&*space.home_inside, below]),
+            None => path.push_str(&directory),
+        }
         path.push(':');
     }
     match (pool.config.launcher, shared.environment.get("PATH")) {

@@ -15,8 +15,10 @@ use super::outbox::{After, Outbox};
 use super::{
     CheckResult, Item, PrepareError, Prepared, SessionMsg, TalkArgs, Tally, Work, prepare,
 };
+use crate::config::hint::Evidence;
 use crate::config::{OnUnaskedDeny, SessionScope};
 use crate::dialect::{Command, Opening};
+use crate::fleet::channel::stderr::StderrLog;
 use crate::fleet::channel::{self, ChannelArgs, ChannelEnd, ChannelHandle, ChannelMsg};
 use crate::fleet::clock::{self, now_us};
 use crate::fleet::pool::PoolMsg;
@@ -380,6 +382,7 @@ impl SessionState {
             None => (outcome, detail),
             Some((wanted, why)) => (wanted, Some(why)),
         };
+        let detail = detail.map(|detail| self.hinted(outcome, detail));
         self.turn = Some(outcome);
         self.turn_detail.clone_from(&detail);
         self.phase = Phase::Ending;
@@ -400,6 +403,28 @@ impl SessionState {
         if self.cancelled && self.scope == SessionScope::Task {
             // Nobody waits for this child any more: it need not outlive a stalled journal.
             self.stop(false);
+        }
+    }
+
+    /// Why a turn failed, with the hint that fits.
+    fn hinted(&self, outcome: TurnOutcome, detail: String) -> String {
+        if outcome != TurnOutcome::Failed {
+            return detail;
+        }
+        let log = self.shared.slots.log(&self.work.slot);
+        // What earlier turns wrote to stderr says nothing of this one.
+        let log = log.filter(|_| self.scope == SessionScope::Task);
+        let stderr = log.map(StderrLog::tail).unwrap_or_default();
+        let evidence = Evidence {
+            agent: &self.pool.config.agent,
+            launcher: self.pool.config.launcher,
+            status: None,
+            messages: &[&detail, self.tally.last_error()],
+            stderr: &stderr,
+        };
+        match self.shared.config.hints.find(&evidence) {
+            Some(hint) => format!("{detail}; hint: {}", hint.text),
+            None => detail,
         }
     }
 

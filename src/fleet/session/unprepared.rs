@@ -1,6 +1,4 @@
-//! Why a session could not be prepared, and whose fault that is.
-//!
-//! Must not know what is prepared.
+//! Why a session could not be made ready, and whose fault that is.
 
 use std::path::PathBuf;
 
@@ -55,6 +53,9 @@ pub(crate) enum PrepareError {
     /// The directory that its client works in is not there for the agent.
     #[error("the directory {} is not in the session's workspace: git may ignore it, or it is a link", .0.show(300))]
     NoDirectory(Foreign),
+    /// A variable cannot be told to the far end.
+    #[error("the variable {0} cannot be sent to the far end: {1}")]
+    Unsendable(String, &'static str),
     /// The program that prepares was stopped.
     #[error("the preparation was interrupted")]
     Interrupted,
@@ -71,7 +72,7 @@ impl PrepareError {
     pub(crate) const fn is_of_the_slot(&self) -> bool {
         match self {
             Self::GitWalls(error) => matches!(error, RunError::Spawn(_)),
-            Self::Home(_) => true,
+            Self::Home(_) | Self::Unsendable(..) => true,
             Self::Plan(error) => !matches!(
                 error,
                 PlanError::RootOwned { .. } | PlanError::NotUtf8(_) | PlanError::NotAbsolute(_)
