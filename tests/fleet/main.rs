@@ -10,6 +10,7 @@ mod crashes;
 mod drill;
 mod editor;
 mod editor_clients;
+mod editor_manners;
 mod editors;
 mod endings;
 mod escapes;
