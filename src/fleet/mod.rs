@@ -45,10 +45,11 @@ use crate::config::{Config, SessionScope, WorkspaceMode};
 use crate::journal::{Commit, Committed, Journal, Refusal, TaskRow, Write};
 use crate::limits::POOL_QUEUE;
 use crate::model::{PoolName, RunId, SessionId, SlotId, SlotState, TaskSpec};
+use crate::relay::{Upstream, UpstreamError};
 use crate::telemetry::PoolMeters;
 use crate::telemetry::event::child::SlotStateChanged;
 use crate::telemetry::event::task::{QueueRejected, TaskQueued};
-use crate::telemetry::exporter::initialise_pool;
+use crate::telemetry::exporter::{initialise_pool, initialise_routes};
 use crate::telemetry::sets::QueueRefusal;
 use clock::now_us;
 use memory::SlotMemory;
@@ -76,6 +77,14 @@ pub enum StartError {
         pool: PoolName,
         /// The profile's name.
         profile: String,
+    },
+    /// A route cannot be served.
+    #[error("pool {pool}: {source}")]
+    Route {
+        /// The pool.
+        pool: PoolName,
+        /// Why.
+        source: UpstreamError,
     },
     /// The journal does not say what the slots remember.
     #[error("what the slots remember of earlier starts: {0}")]
@@ -182,6 +191,8 @@ impl FleetHandle {
         let mut ended = Vec::new();
         for pool in parts {
             initialise_pool(&pool.config.name, pool.config.size);
+            let routes: Vec<&str> = pool.config.routes.iter().map(|of| of.name.as_str()).collect();
+            initialise_routes(&pool.config.name, &routes);
             for view in shared.slots.of_pool(&pool.config.name) {
                 SlotStateChanged {
                     slot: &view.slot,
@@ -537,6 +548,7 @@ fn pools(setup: &Setup) -> Result<Vec<Arc<PoolShared>>, StartError> {
                 .cloned()
                 .ok_or_else(|| StartError::NoExtractor(pool()))?,
             meters: PoolMeters::new(&config.name),
+            upstreams: upstreams(&setup.config, config)?,
             ambient: setup.ambient.clone(),
             config: config.clone(),
             // One that is missing is an error where it is used.
@@ -550,6 +562,20 @@ fn pools(setup: &Setup) -> Result<Vec<Arc<PoolShared>>, StartError> {
         pools.push(Arc::new(shared));
     }
     Ok(pools)
+}
+
+/// What a pool's routes lead to.
+fn upstreams(config: &Config, pool: &crate::config::Pool) -> Result<Vec<Arc<Upstream>>, StartError> {
+    let routes = pool.routes.iter();
+    let routes = routes.filter_map(|port| config.routes.get(&port.name));
+    let made = routes.map(|route| {
+        let upstream = Upstream::new(route).map_err(|source| StartError::Route {
+            pool: pool.name.clone(),
+            source,
+        })?;
+        Ok(Arc::new(upstream))
+    });
+    made.collect()
 }
 
 fn slot_views(pool: &PoolShared, memory: Option<&Vec<SlotMemory>>) -> Vec<SlotView> {

@@ -1,6 +1,6 @@
 //! Faults of pools.
 
-use super::{found, named, pool, refused_by, script};
+use super::{accepted_by, found, named, pool, refused_by, script};
 use crate::config::Config;
 
 /// The one fault of a pool with a command and these keys.

@@ -30,6 +30,7 @@ use crate::launch::{Child, Ended, LaunchPlan, SpawnError};
 use crate::lifecycle::stop::Ladder;
 use crate::lifecycle::watch::Watch;
 use crate::model::{SessionId, SlotId};
+use crate::relay::{LimitWatch, Relays};
 
 /// What a Channel hears.
 #[derive(Debug)]
@@ -77,6 +78,8 @@ pub(crate) struct ChannelArgs {
     pub(crate) session_id: SessionId,
     pub(crate) plan: LaunchPlan,
     pub(crate) opening: Opening,
+    /// What its routes' answers say of limits.
+    pub(crate) watch: Arc<LimitWatch>,
 }
 
 /// One incarnation of a child.
@@ -108,6 +111,8 @@ impl Actor for Channel {
             session_id: args.session_id,
             began: now,
             opening: args.opening,
+            limits: args.watch,
+            relays: Relays::default(),
             stdin: None,
             keeper: None,
             ready: false,

@@ -188,6 +188,7 @@ impl Actor for Session {
             phase: Phase::Preparing,
             prepared: None,
             channel: None,
+            limits: Arc::default(),
             turn: None,
             turn_detail: None,
             turn_began: None,

@@ -20,6 +20,7 @@ use crate::journal::{TaskChange, Write};
 use crate::lifecycle::state::SlotEvent;
 use crate::lifecycle::watch::Expired;
 use crate::model::{AgentInfo, Ask, Event, Foreign, TurnOutcome, Usage};
+use crate::relay::LimitWatch;
 use crate::telemetry::event::child::ChildReady;
 use crate::telemetry::event::permission::PermissionDecided;
 use crate::telemetry::event::turn::{TokensUsed, ToolCallEnded, TurnEnded, TurnFirstEvent};
@@ -78,6 +79,8 @@ pub(crate) struct SessionState {
     pub(super) phase: Phase,
     pub(super) prepared: Option<Prepared>,
     pub(super) channel: Option<ActorRef<ChannelMsg>>,
+    /// What the answers on the child's routes say of limits.
+    pub(super) limits: Arc<LimitWatch>,
     pub(super) outbox: Outbox,
     pub(super) asks: Asks,
     pub(super) tally: Tally,
@@ -200,6 +203,7 @@ impl SessionState {
                 workspace: prepared.workspace_inside().to_owned(),
                 resume,
             },
+            watch: Arc::clone(&self.limits),
         });
         let cell = self.myself.get_cell();
         match ActorRuntime::spawn_linked_instant(None, Channel, args, cell) {
@@ -453,6 +457,8 @@ impl SessionState {
                 }
                 if self.ending.is_none() {
                     let text = self.work.prompt.clone();
+                    // Before the agent can ask its model anything for it.
+                    self.limits.begin();
                     self.command(Command::Prompt { text });
                 } else {
                     self.stop(false);
