@@ -80,7 +80,7 @@ const HEADER_PATTERN: &str = "^[A-Za-z][A-Za-z0-9-]{0,63}$";
 const PREFIX_PATTERN: &str = "^[ -~]{0,64}$";
 /// What the schema says of a line of `allow`.
 const ALLOW_PATTERN: &str =
-    r"^(GET|HEAD|POST|PUT|PATCH|DELETE) (/[A-Za-z0-9._~:@!$&'()+,=*-]+)+$";
+    r"^(GET|HEAD|POST|PUT|PATCH|DELETE) (?!.*/\.\.?(/|$))(?!.*\*[^/]*\*)(/[A-Za-z0-9._~:@!$&'()+,=*-]+)+$";
 /// What the schema says of a query parameter's name.
 const QUERY_PATTERN: &str = r"^[A-Za-z0-9$._-]{1,64}$";
 

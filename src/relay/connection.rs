@@ -196,7 +196,8 @@ async fn read_head(stream: &mut TcpStream, into: &mut Vec<u8>) -> io::Result<Opt
         }
         let new = into.get(from..).unwrap_or_default();
         if let Some(at) = memchr::memmem::find(new, END) {
-            return Ok(Some(from + at + END.len()));
+            let end = from + at + END.len();
+            return Ok(Some(if end > ROUTE_HEAD_BYTES { usize::MAX } else { end }));
         }
         if into.len() > ROUTE_HEAD_BYTES {
             return Ok(Some(usize::MAX));

@@ -15,6 +15,8 @@ pub struct Seen {
     pub good: u64,
     /// Answers that said that requests are limited.
     pub limited: u64,
+    /// The last answer of all said so.
+    pub is_limited: bool,
     /// Until when the last of these asked to wait, if it did.
     pub until: Option<Instant>,
 }
@@ -34,11 +36,13 @@ impl LimitWatch {
     pub(super) fn good(&self) {
         let mut seen = self.lock();
         seen.good += 1;
+        seen.is_limited = false;
     }
 
     pub(super) fn limited(&self, announced: Option<Duration>, now: Instant) {
         let mut seen = self.lock();
         seen.limited += 1;
+        seen.is_limited = true;
         seen.until = announced.and_then(|wait| now.checked_add(wait));
     }
 

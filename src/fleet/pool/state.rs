@@ -15,6 +15,7 @@ use crate::fleet::session::{Attempt, SessionMsg, Work};
 use crate::fleet::setup::{PoolShared, Shared};
 use crate::journal::Write;
 use crate::lifecycle;
+use crate::lifecycle::pause::{MayStart, Pause};
 use crate::lifecycle::state::SlotEvent;
 use crate::model::{RunId, SessionId, SlotState, TaskOutcome};
 use crate::telemetry::event::child::SlotStateChanged;
@@ -27,6 +28,10 @@ pub(crate) struct PoolState {
     pub(super) pool: Arc<PoolShared>,
     pub(super) slots: Vec<Slot>,
     pub(super) queue: VecDeque<ActiveTask>,
+    /// How it stands to its provider's limits.
+    pub(super) pause: Pause,
+    /// The session whose task tries whether the provider takes requests again.
+    pub(super) probe: Option<SessionId>,
     /// No new task starts.
     pub(super) cancelled: bool,
     /// Nothing starts, and the pool ends with its last session.
@@ -118,8 +123,9 @@ impl PoolState {
         } else if self.slots.iter().all(is_parked) {
             self.end_waiting("every slot of the pool is parked");
         } else {
+            self.pause.look(clock::now());
             for index in 0..self.pool.config.size {
-                if self.queue.is_empty() {
+                if self.queue.is_empty() || self.pause.may_start() == MayStart::None {
                     break;
                 }
                 if self.slots[usize::from(index)].is_idle() {
@@ -166,10 +172,16 @@ impl PoolState {
             check: task.spec.check.clone(),
             asked: now,
             down_since: slot.down_since,
+            probe: self.pause.may_start() == MayStart::Probe,
         };
+        let probe = work.probe.then(|| session.clone());
         let slot_id = slot.id.clone();
         match self.give(work, kept) {
             Ok(actor) => {
+                if probe.is_some() {
+                    self.pause.probing();
+                    self.probe = probe;
+                }
                 self.shared.tell(Notice::Assigned {
                     run: task.run.clone(),
                     task: task.spec.id.clone(),

@@ -7,6 +7,7 @@
 
 mod asks;
 mod ending;
+mod limited;
 mod measure;
 mod next;
 mod outbox;
@@ -22,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 
+pub(crate) use limited::Limited;
 pub(crate) use prepare::{PrepareError, Prepared};
 pub(crate) use tally::Tally;
 pub(crate) use work::{Attempt, CheckResult, Stays, Work};
@@ -189,6 +191,7 @@ impl Actor for Session {
             prepared: None,
             channel: None,
             limits: Arc::default(),
+            limit: None,
             turn: None,
             turn_detail: None,
             turn_began: None,

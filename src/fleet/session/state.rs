@@ -9,10 +9,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::asks::{self, Asks};
 use super::outbox::{After, Outbox};
-use super::{CheckResult, Item, PrepareError, Prepared, SessionMsg, Tally, Work, measure};
+use super::{CheckResult, Item, Limited, PrepareError, Prepared, SessionMsg, Tally, Work, measure};
 use crate::config::{OnUnaskedDeny, SessionScope};
 use crate::dialect::{Command, Opening};
 use crate::fleet::channel::{Channel, ChannelArgs, ChannelEnd, ChannelMsg};
+use crate::fleet::channel::stderr::StderrLog;
 use crate::fleet::clock::{self, now_us};
 use crate::fleet::pool::PoolMsg;
 use crate::fleet::setup::{PoolShared, Shared};
@@ -81,6 +82,8 @@ pub(crate) struct SessionState {
     pub(super) channel: Option<ActorRef<ChannelMsg>>,
     /// What the answers on the child's routes say of limits.
     pub(super) limits: Arc<LimitWatch>,
+    /// The turn failed because its provider limits requests.
+    pub(super) limit: Option<Limited>,
     pub(super) outbox: Outbox,
     pub(super) asks: Asks,
     pub(super) tally: Tally,
@@ -134,6 +137,12 @@ impl SessionState {
             session: self.work.session.clone(),
             change,
             pid,
+        });
+    }
+
+    pub(super) fn tell_answered(&self) {
+        let _ = self.pool_ref.send_message(PoolMsg::Answered {
+            session: self.work.session.clone(),
         });
     }
 
@@ -375,7 +384,12 @@ impl SessionState {
         }
         // What we asked for decides: some agents say of a turn that was cancelled that it completed.
         let (outcome, detail) = match self.ending.take() {
-            None => (outcome, detail),
+            None => {
+                let log = self.shared.slots.log(&self.work.slot);
+                let stderr = log.map(StderrLog::tail).unwrap_or_default();
+                let limited = self.look_for_limit(outcome, detail.clone(), &stderr);
+                (outcome, limited.or(detail))
+            }
             Some((wanted, why)) => (wanted, Some(why)),
         };
         self.turn = Some(outcome);
