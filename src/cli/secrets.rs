@@ -76,7 +76,10 @@ fn can_be_sent(secret: &Secret) -> Result<(), String> {
     if value.bytes().all(|b| matches!(b, b'!'..=b'~')) {
         Ok(())
     } else {
-        Err("the key holds a blank, a line break or another character that no header can carry".to_owned())
+        Err(
+            "the key holds a blank, a line break or another character that no header can carry"
+                .to_owned(),
+        )
     }
 }
 
@@ -91,7 +94,10 @@ fn read_authorities(ca: &mut Authorities) -> Result<(), String> {
     let read = file.by_ref().take(most).read_to_end(&mut bytes);
     read.map_err(|error| format!("cannot read {name}: {}", why(&error)))?;
     if bytes.len() > limits::CONFIG_BYTES {
-        return Err(format!("{name} holds more than {} bytes", limits::CONFIG_BYTES));
+        return Err(format!(
+            "{name} holds more than {} bytes",
+            limits::CONFIG_BYTES
+        ));
     }
     ca.pem = Some(bytes.into());
     Ok(())

@@ -181,7 +181,11 @@ fn routes(config: &Config) -> Result<(), Box<ConfigErrors>> {
                 UpstreamError::Header(..) => "header",
                 UpstreamError::Key(..) | UpstreamError::Tls(..) => "secret",
             };
-            faults.push((format!("route.{}.{key}", route.name), error.to_string(), None));
+            faults.push((
+                format!("route.{}.{key}", route.name),
+                error.to_string(),
+                None,
+            ));
         }
     }
     if faults.is_empty() {

@@ -62,7 +62,9 @@ impl Pool {
                 weak.push("network host: reaches whatever this host reaches".to_owned());
             }
             Network::Routes => {
-                weak.push("network routes: what the agent sends to a model leaves this host".to_owned());
+                weak.push(
+                    "network routes: what the agent sends to a model leaves this host".to_owned(),
+                );
             }
         }
         match self.asks {
@@ -174,7 +176,10 @@ pub(super) fn notes(config: &Config) -> Vec<String> {
                 "pool {name}: with launcher \"none\" every stop ends all of a child's processes, but after a kill -9 of the supervisor only the direct child is sure to end"
             ));
         }
-        let routes = pool.routes.iter().filter_map(|port| config.routes.get(&port.name));
+        let routes = pool
+            .routes
+            .iter()
+            .filter_map(|port| config.routes.get(&port.name));
         for route in routes {
             let hidden = route.secret.as_ref();
             if hidden.is_some_and(|secret| secret.source == SecretSource::NotShown) {

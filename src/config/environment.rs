@@ -122,11 +122,7 @@ pub(super) fn read(section: &Section<'_>, found: bool, dir: &Path) -> Env {
 pub(super) const SECRET_PATTERN: &str = "^(env:[A-Za-z_][A-Za-z0-9_]{0,127}|file:.+|‹secret›)$";
 
 /// Where a value comes from, if it stands elsewhere: `env:NAME` or `file:PATH`.
-fn secret(
-    section: &Section<'_>,
-    value: &Found<String>,
-    dir: &Path,
-) -> Option<SecretSource> {
+fn secret(section: &Section<'_>, value: &Found<String>, dir: &Path) -> Option<SecretSource> {
     if let Some(name) = value.value.strip_prefix("env:") {
         if !is_name(name) {
             let message = format!(

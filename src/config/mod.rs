@@ -248,7 +248,14 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
     let supervisor = supervisor(&section, &origin.dir);
     children_fit(root, &drafts, supervisor.max_children);
     stay_outside(root, &drafts, &supervisor, &policies, origin);
-    root.close(LATER_TABLES, &[("pools", "pool"), ("policies", "policy"), ("routes", "route")]);
+    root.close(
+        LATER_TABLES,
+        &[
+            ("pools", "pool"),
+            ("policies", "policy"),
+            ("routes", "route"),
+        ],
+    );
     let mut config = Config {
         file: origin.file.clone(),
         supervisor,

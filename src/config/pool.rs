@@ -274,7 +274,10 @@ fn policy(section: &Section<'_>, context: &Context<'_>) -> String {
 fn routes(section: &Section<'_>, context: &Context<'_>) -> Vec<RoutePort> {
     let mut routes: Vec<RoutePort> = Vec::new();
     let list = section.texts_like("routes", sandbox::NAME_PATTERN);
-    if let Some(list) = list.as_ref().filter(|list| list.value.len() > limits::POOL_ROUTES) {
+    if let Some(list) = list
+        .as_ref()
+        .filter(|list| list.value.len() > limits::POOL_ROUTES)
+    {
         let message = format!("a pool has at most {} routes", limits::POOL_ROUTES);
         section.ledger.fault(&list.place, message, None);
     }
@@ -436,17 +439,23 @@ fn routes_lead_somewhere(ledger: &Ledger, pool: &Pool, blame: &Blame) {
             ledger.fault(place, message, None);
         }
         (Some(place), _) if !wanted => {
-            let message = format!("routes need network = \"routes\", and this pool's is \"{}\"", pool.network);
+            let message = format!(
+                "routes need network = \"routes\", and this pool's is \"{}\"",
+                pool.network
+            );
             ledger.fault(place, message, None);
         }
         _ => {}
     }
     let mut values = pool.env.set.iter();
-    let unknown = values.find_map(|(name, value)| {
-        unknown_route(value, &pool.routes).map(|route| (name, route))
-    });
-    if let Some((name, route)) = unknown.filter(|_| blame.routes.is_none() || !pool.routes.is_empty()) {
-        let message = format!("the variable {name} names {{route.{route}}}, which is none of the pool's routes");
+    let unknown = values
+        .find_map(|(name, value)| unknown_route(value, &pool.routes).map(|route| (name, route)));
+    if let Some((name, route)) =
+        unknown.filter(|_| blame.routes.is_none() || !pool.routes.is_empty())
+    {
+        let message = format!(
+            "the variable {name} names {{route.{route}}}, which is none of the pool's routes"
+        );
         ledger.fault(&blame.env, message, None);
     }
 }

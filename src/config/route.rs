@@ -83,7 +83,9 @@ pub enum UpstreamFault {
     #[error("http:// is only for a loopback address: anybody on the way could read the key")]
     Plain,
     /// A host or port that is none.
-    #[error("expected a host name or address, with a port or without, and nothing else before the path")]
+    #[error(
+        "expected a host name or address, with a port or without, and nothing else before the path"
+    )]
     Authority,
     /// A path that is none.
     #[error("expected a path of plain segments: no query, no \"%\", no \"..\", no \"//\"")]
@@ -141,7 +143,12 @@ fn split_port(authority: &str) -> Option<(&str, Option<&str>)> {
         let (inside, after) = rest.split_once(']')?;
         inside.parse::<std::net::Ipv6Addr>().ok()?;
         let host = authority.get(..inside.len() + 2)?;
-        (host, after.strip_prefix(':').or((!after.is_empty()).then_some("x")))
+        (
+            host,
+            after
+                .strip_prefix(':')
+                .or((!after.is_empty()).then_some("x")),
+        )
     } else {
         match authority.split_once(':') {
             Some((host, port)) => (host, Some(port)),
@@ -150,7 +157,8 @@ fn split_port(authority: &str) -> Option<(&str, Option<&str>)> {
     };
     let is_name = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-');
     let plain = host.starts_with('[') || (!host.is_empty() && host.bytes().all(is_name));
-    let number = |port: &str| port.bytes().all(|b| b.is_ascii_digit()) && port.parse::<u16>().is_ok();
+    let number =
+        |port: &str| port.bytes().all(|b| b.is_ascii_digit()) && port.parse::<u16>().is_ok();
     (plain && port.is_none_or(number)).then_some((host, port))
 }
 
@@ -169,17 +177,28 @@ pub const fn is_path_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric()
         || matches!(
             byte,
-            b'-' | b'.' | b'_' | b'~' | b':' | b'@' | b'!' | b'$' | b'&' | b'\'' | b'(' | b')'
-                | b'+' | b',' | b'='
+            b'-' | b'.'
+                | b'_'
+                | b'~'
+                | b':'
+                | b'@'
+                | b'!'
+                | b'$'
+                | b'&'
+                | b'\''
+                | b'('
+                | b')'
+                | b'+'
+                | b','
+                | b'='
         )
 }
 
 /// Whether a path is `/` and plain segments: none empty, none `.` or `..`.
 #[must_use]
 pub fn is_plain_path(path: &str) -> bool {
-    let is_segment = |segment: &str| {
-        !matches!(segment, "" | "." | "..") && segment.bytes().all(is_path_byte)
-    };
+    let is_segment =
+        |segment: &str| !matches!(segment, "" | "." | "..") && segment.bytes().all(is_path_byte);
     path.strip_prefix('/')
         .is_some_and(|rest| rest.split('/').all(is_segment))
 }
@@ -202,7 +221,11 @@ impl Allowed {
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let (method, path) = text.split_once(' ')?;
-        let segments: Vec<String> = path.strip_prefix('/')?.split('/').map(str::to_owned).collect();
+        let segments: Vec<String> = path
+            .strip_prefix('/')?
+            .split('/')
+            .map(str::to_owned)
+            .collect();
         let is_segment = |segment: &String| {
             let stars = segment.bytes().filter(|b| *b == b'*').count();
             let plain = segment.bytes().all(|b| b == b'*' || is_path_byte(b));
@@ -339,7 +362,10 @@ mod tests {
     fn an_upstream_is_https_or_on_this_host() {
         for (text, shown) in [
             ("https://api.example.com", "https://api.example.com"),
-            ("https://API.example.com:8443/a/b/", "https://api.example.com:8443/a/b"),
+            (
+                "https://API.example.com:8443/a/b/",
+                "https://api.example.com:8443/a/b",
+            ),
             ("http://127.0.0.1:8089", "http://127.0.0.1:8089"),
             ("http://localhost:1/x", "http://localhost:1/x"),
             ("http://[::1]:80/", "http://[::1]:80"),
@@ -414,9 +440,24 @@ mod tests {
     #[test]
     fn a_line_of_allow_is_a_method_and_a_plain_path() {
         for text in [
-            "", "POST", "POST ", "POST v1", "post /v1", "CONNECT /v1", "TRACE /x", "POST  /v1",
-            "POST /v1/", "POST /v1//x", "POST /v1/../x", "POST /v1/**", "POST /a*b*c", "POST /a?b",
-            "POST /a%20b", "POST /a b", "POST /", "* /v1",
+            "",
+            "POST",
+            "POST ",
+            "POST v1",
+            "post /v1",
+            "CONNECT /v1",
+            "TRACE /x",
+            "POST  /v1",
+            "POST /v1/",
+            "POST /v1//x",
+            "POST /v1/../x",
+            "POST /v1/**",
+            "POST /a*b*c",
+            "POST /a?b",
+            "POST /a%20b",
+            "POST /a b",
+            "POST /",
+            "* /v1",
         ] {
             assert_eq!(Allowed::parse(text), None, "{text:?}");
         }
@@ -425,13 +466,25 @@ mod tests {
     #[test]
     fn base_urls_take_the_place_of_routes_and_of_nothing_else() {
         let routes = [
-            RoutePort { name: "openai".to_owned(), port: 20_001 },
-            RoutePort { name: "a-1".to_owned(), port: 20_002 },
+            RoutePort {
+                name: "openai".to_owned(),
+                port: 20_001,
+            },
+            RoutePort {
+                name: "a-1".to_owned(),
+                port: 20_002,
+            },
         ];
         let check = |text: &str, expect: &str| assert_eq!(fill_routes(text, &routes), expect);
         check("{route.openai}/v1", "http://127.0.0.1:20001/v1");
-        check("{route.a-1}{route.openai}", "http://127.0.0.1:20002http://127.0.0.1:20001");
-        check("{route.other} {route.} {route.openai", "{route.other} {route.} {route.openai");
+        check(
+            "{route.a-1}{route.openai}",
+            "http://127.0.0.1:20002http://127.0.0.1:20001",
+        );
+        check(
+            "{route.other} {route.} {route.openai",
+            "{route.other} {route.} {route.openai",
+        );
         check("{route.{route.a-1}", "{route.http://127.0.0.1:20002");
         check("", "");
         assert_eq!(unknown_route("{route.openai}{route.x}", &routes), Some("x"));

@@ -73,14 +73,14 @@ const PROVIDERS: &[Provider] = &[
 ];
 
 /// What the schema says of an upstream: as near as a pattern comes.
-const UPSTREAM_PATTERN: &str = r"^(https://|http://(localhost|127\.[0-9.]+|\[::1\])(:[0-9]+)?(/|$)).*$";
+const UPSTREAM_PATTERN: &str =
+    r"^(https://|http://(localhost|127\.[0-9.]+|\[::1\])(:[0-9]+)?(/|$)).*$";
 /// What the schema says of a header's name.
 const HEADER_PATTERN: &str = "^[A-Za-z][A-Za-z0-9-]{0,63}$";
 /// What the schema says of what stands before a key.
 const PREFIX_PATTERN: &str = "^[ -~]{0,64}$";
 /// What the schema says of a line of `allow`.
-const ALLOW_PATTERN: &str =
-    r"^(GET|HEAD|POST|PUT|PATCH|DELETE) (?!.*/\.\.?(/|$))(?!.*\*[^/]*\*)(/[A-Za-z0-9._~:@!$&'()+,=*-]+)+$";
+const ALLOW_PATTERN: &str = r"^(GET|HEAD|POST|PUT|PATCH|DELETE) (?!.*/\.\.?(/|$))(?!.*\*[^/]*\*)(/[A-Za-z0-9._~:@!$&'()+,=*-]+)+$";
 /// What the schema says of a query parameter's name.
 const QUERY_PATTERN: &str = r"^[A-Za-z0-9$._-]{1,64}$";
 
@@ -124,7 +124,9 @@ pub(super) fn read_all(section: &Section<'_>, found: bool, dir: &Path) -> BTreeM
             section.ledger.fault(&item.place, message, None);
             continue;
         }
-        let Some(table) = item.section() else { continue };
+        let Some(table) = item.section() else {
+            continue;
+        };
         let base = routes.remove(&name);
         let (route, port) = read(&name, &table, base, found, dir);
         if let Some(port) = port {
@@ -157,7 +159,10 @@ fn give_ports(routes: &mut BTreeMap<String, Route>, mut taken: BTreeMap<u16, Str
 }
 
 fn allowed(lines: &[&str]) -> Vec<Allowed> {
-    lines.iter().filter_map(|line| Allowed::parse(line)).collect()
+    lines
+        .iter()
+        .filter_map(|line| Allowed::parse(line))
+        .collect()
 }
 
 fn built_in(provider: &Provider) -> Route {
@@ -242,12 +247,19 @@ fn read(
         // A key goes only where it was said to go.
         route.secret = None;
     }
-    if let Some(found) = section.item("header").and_then(|item| item.text_like(HEADER_PATTERN)) {
+    if let Some(found) = section
+        .item("header")
+        .and_then(|item| item.text_like(HEADER_PATTERN))
+    {
         route.header = header(section, &found);
         route.prefix = prefix_of(&route.header).to_owned();
     }
-    if let Some(found) = section.item("prefix").and_then(|item| item.text_like(PREFIX_PATTERN)) {
-        let plain = found.value.len() <= 64 && found.value.bytes().all(|b| matches!(b, b' '..=b'~'));
+    if let Some(found) = section
+        .item("prefix")
+        .and_then(|item| item.text_like(PREFIX_PATTERN))
+    {
+        let plain =
+            found.value.len() <= 64 && found.value.bytes().all(|b| matches!(b, b' '..=b'~'));
         if !plain {
             let message = "expected at most 64 printable ASCII characters";
             section.ledger.fault(&found.place, message, None);
@@ -258,7 +270,8 @@ fn read(
     allow(section, &mut route);
     if let Some(list) = section.texts_like("query", QUERY_PATTERN) {
         for name in &list.value {
-            let is_name = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'$' | b'.' | b'_' | b'-');
+            let is_name =
+                |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'$' | b'.' | b'_' | b'-');
             if !(1..=64).contains(&name.value.len()) || !name.value.bytes().all(is_name) {
                 let message = format!(
                     "expected the name of a query parameter, found {}",
@@ -277,7 +290,10 @@ fn read(
     route.server_tools = server_tools.map_or(route.server_tools, |found| found.value);
     let connections = section.integer("connections", 1..=limits::ROUTE_CONNECTIONS);
     route.connections = connections.map_or(route.connections, |found| found.value);
-    if let Some(found) = section.item("ca").and_then(|item| item.text_like(paths::PATTERN)) {
+    if let Some(found) = section
+        .item("ca")
+        .and_then(|item| item.text_like(paths::PATTERN))
+    {
         if let Some(fault) = paths::fault(&found.value) {
             section.ledger.fault(&found.place, fault, None);
         }
@@ -310,7 +326,9 @@ fn upstream(section: &Section<'_>, route: &mut Route, is_known: bool) -> bool {
             names.join(", ")
         );
         let help = "for example: upstream = \"https://api.example.com\"";
-        section.ledger.fault(&section.place, message, Some(help.to_owned()));
+        section
+            .ledger
+            .fault(&section.place, message, Some(help.to_owned()));
     }
     let Some(found) = item.and_then(|item| item.text_like(UPSTREAM_PATTERN)) else {
         return false;
@@ -336,7 +354,10 @@ fn header(section: &Section<'_>, found: &Found<String>) -> String {
         && name.starts_with(|c: char| c.is_ascii_alphabetic())
         && name.bytes().all(is_token);
     let message = if !is_name {
-        format!("expected the name of a header such as \"x-api-key\", found {}", quoted(&found.value))
+        format!(
+            "expected the name of a header such as \"x-api-key\", found {}",
+            quoted(&found.value)
+        )
     } else if OWN_HEADERS.contains(&name.as_str()) {
         format!("the header {} cannot carry a key", quoted(&found.value))
     } else {
@@ -361,15 +382,26 @@ fn secret(section: &Section<'_>, route: &mut Route, found: bool, dir: &Path) {
             }
             Some(source) => route.secret = Some(Secret::new(source)),
             None => {
-                let message = "expected \"env:NAME\" or \"file:PATH\": a key never stands in the file";
+                let message =
+                    "expected \"env:NAME\" or \"file:PATH\": a key never stands in the file";
                 section.ledger.fault(&value.place, message, None);
             }
         }
     }
-    if route.secret.is_none() && !has_item && !route.upstream.authority.is_empty() && !route.upstream.is_loopback() {
-        let message = format!("the route needs a secret for {}", quoted(&route.upstream.authority));
-        let help = "for example: secret = \"env:API_KEY\"; only an upstream on this host needs none";
-        section.ledger.fault(&section.place, message, Some(help.to_owned()));
+    if route.secret.is_none()
+        && !has_item
+        && !route.upstream.authority.is_empty()
+        && !route.upstream.is_loopback()
+    {
+        let message = format!(
+            "the route needs a secret for {}",
+            quoted(&route.upstream.authority)
+        );
+        let help =
+            "for example: secret = \"env:API_KEY\"; only an upstream on this host needs none";
+        section
+            .ledger
+            .fault(&section.place, message, Some(help.to_owned()));
     }
 }
 
@@ -379,7 +411,9 @@ fn allow(section: &Section<'_>, route: &mut Route) {
     if is_absent && route.allow.is_empty() {
         let message = "the route needs a list of what is allowed";
         let help = "for example: allow = [\"POST /v1/messages\"]";
-        section.ledger.fault(&section.place, message, Some(help.to_owned()));
+        section
+            .ledger
+            .fault(&section.place, message, Some(help.to_owned()));
     }
     let Some(list) = list else { return };
     if list.value.is_empty() {
@@ -437,10 +471,16 @@ mod tests {
             let routes = names.iter().map(|name| ((*name).to_owned(), blank(name)));
             let mut routes = routes.collect();
             give_ports(&mut routes, taken);
-            routes.into_iter().map(|(name, route)| (name, route.port)).collect::<BTreeMap<_, _>>()
+            routes
+                .into_iter()
+                .map(|(name, route)| (name, route.port))
+                .collect::<BTreeMap<_, _>>()
         };
         let few = give(&["anthropic", "openai"], BTreeMap::new());
-        let more = give(&["a", "anthropic", "gemini", "openai", "z"], BTreeMap::new());
+        let more = give(
+            &["a", "anthropic", "gemini", "openai", "z"],
+            BTreeMap::new(),
+        );
         assert_eq!(few["anthropic"], more["anthropic"]);
         assert_eq!(few["openai"], more["openai"]);
         let mut ports: Vec<u16> = more.values().copied().collect();

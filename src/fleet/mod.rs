@@ -191,7 +191,12 @@ impl FleetHandle {
         let mut ended = Vec::new();
         for pool in parts {
             initialise_pool(&pool.config.name, pool.config.size);
-            let routes: Vec<&str> = pool.config.routes.iter().map(|of| of.name.as_str()).collect();
+            let routes: Vec<&str> = pool
+                .config
+                .routes
+                .iter()
+                .map(|of| of.name.as_str())
+                .collect();
             initialise_routes(&pool.config.name, &routes);
             for view in shared.slots.of_pool(&pool.config.name) {
                 SlotStateChanged {
@@ -565,7 +570,10 @@ fn pools(setup: &Setup) -> Result<Vec<Arc<PoolShared>>, StartError> {
 }
 
 /// What a pool's routes lead to.
-fn upstreams(config: &Config, pool: &crate::config::Pool) -> Result<Vec<Arc<Upstream>>, StartError> {
+fn upstreams(
+    config: &Config,
+    pool: &crate::config::Pool,
+) -> Result<Vec<Arc<Upstream>>, StartError> {
     let routes = pool.routes.iter();
     let routes = routes.filter_map(|port| config.routes.get(&port.name));
     let made = routes.map(|route| {

@@ -24,7 +24,9 @@ pub struct Pause {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Open,
-    Waiting { until: Instant },
+    Waiting {
+        until: Instant,
+    },
     /// The pause is over, and nobody has tried yet.
     Ready,
     /// One task tries.
@@ -232,7 +234,10 @@ mod tests {
         assert_eq!(wait(pause.limited(now, Some(300 * S))), 300 * S);
         pause.look(now + 300 * S);
         pause.probing();
-        assert_eq!(wait(pause.limited(now + 300 * S, Some(Duration::ZERO))), 20 * S);
+        assert_eq!(
+            wait(pause.limited(now + 300 * S, Some(Duration::ZERO))),
+            20 * S
+        );
     }
 
     #[test]
@@ -241,8 +246,20 @@ mod tests {
         let now = Instant::now();
         assert_eq!(wait(pause.limited(now, None)), 10 * S);
         let again = pause.limited(now + S, None);
-        assert_eq!(again, Follows::Pause { wait: 9 * S, anew: false });
-        assert_eq!(pause.limited(now + S, Some(3 * S)), Follows::Pause { wait: 9 * S, anew: false });
+        assert_eq!(
+            again,
+            Follows::Pause {
+                wait: 9 * S,
+                anew: false
+            }
+        );
+        assert_eq!(
+            pause.limited(now + S, Some(3 * S)),
+            Follows::Pause {
+                wait: 9 * S,
+                anew: false
+            }
+        );
         assert_eq!(wait(pause.limited(now + S, Some(30 * S))), 30 * S);
         assert!(!pause.answered() && !pause.is_open());
         pause.look(now + 31 * S);
@@ -276,7 +293,13 @@ mod tests {
         ] {
             assert!(tells_limit(text), "{text}");
         }
-        for text in ["took 429 ms", "line 429", "", "limits.rs: rate 5", "connection refused"] {
+        for text in [
+            "took 429 ms",
+            "line 429",
+            "",
+            "limits.rs: rate 5",
+            "connection refused",
+        ] {
             assert!(!tells_limit(text), "{text}");
         }
     }

@@ -119,7 +119,8 @@ pub(super) async fn serve(listener: TcpListener, gate: Arc<Gate>) {
             continue;
         }
         let most = gate.upstream.route.connections;
-        let why = format!("more than {most} connections of one slot to this route: close some first");
+        let why =
+            format!("more than {most} connections of one slot to this route: close some first");
         let refusal = Refusal::new(RouteRefusal::Connections, 503, why);
         gate.refused(&refusal);
         if let Ok(place) = Arc::clone(&gate.refusing).try_acquire_owned() {
@@ -197,7 +198,11 @@ async fn read_head(stream: &mut TcpStream, into: &mut Vec<u8>) -> io::Result<Opt
         let new = into.get(from..).unwrap_or_default();
         if let Some(at) = memchr::memmem::find(new, END) {
             let end = from + at + END.len();
-            return Ok(Some(if end > ROUTE_HEAD_BYTES { usize::MAX } else { end }));
+            return Ok(Some(if end > ROUTE_HEAD_BYTES {
+                usize::MAX
+            } else {
+                end
+            }));
         }
         if into.len() > ROUTE_HEAD_BYTES {
             return Ok(Some(usize::MAX));

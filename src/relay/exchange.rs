@@ -100,7 +100,11 @@ fn plain_body(headers: &HeaderMap) -> Result<(), Refusal> {
     let mut encodings = headers.get_all(header::CONTENT_ENCODING).iter();
     let plain = encodings.all(|value| value.as_bytes().eq_ignore_ascii_case(b"identity"));
     plain.then_some(()).ok_or_else(|| {
-        Refusal::new(Why::Encoding, 415, "the body is compressed: send it as it is")
+        Refusal::new(
+            Why::Encoding,
+            415,
+            "the body is compressed: send it as it is",
+        )
     })
 }
 
@@ -126,10 +130,16 @@ async fn read(from: &mut Incoming, most: u64, deadline: Instant) -> Result<Body,
         let frame = match frame.map_err(|_| slow())? {
             None => break,
             Some(frame) => frame.map_err(|_| {
-                Refusal::new(Why::Smuggling, 400, "the body is cut off, or in no form that HTTP has")
+                Refusal::new(
+                    Why::Smuggling,
+                    400,
+                    "the body is cut off, or in no form that HTTP has",
+                )
             })?,
         };
-        let Ok(data) = frame.into_data() else { continue };
+        let Ok(data) = frame.into_data() else {
+            continue;
+        };
         if (bytes.len() + data.len()) as u64 > most {
             return Err(too_long());
         }
@@ -156,14 +166,19 @@ async fn read(from: &mut Incoming, most: u64, deadline: Instant) -> Result<Body,
 async fn discard(from: &mut Incoming, deadline: Instant) {
     let deadline = deadline.min(Instant::now() + DISCARD);
     let reading = async {
-        while let Some(Ok(_)) = std::future::poll_fn(|cx| Pin::new(&mut *from).poll_frame(cx)).await {}
+        while let Some(Ok(_)) = std::future::poll_fn(|cx| Pin::new(&mut *from).poll_frame(cx)).await
+        {
+        }
     };
     let _ = tokio::time::timeout_at(deadline, reading).await;
 }
 
 async fn look_into(headers: &HeaderMap, body: Bytes) -> Result<(), Refusal> {
     let mut kinds = headers.get_all(header::CONTENT_TYPE).iter();
-    let kind = kinds.next().and_then(|value| value.to_str().ok()).map(str::to_owned);
+    let kind = kinds
+        .next()
+        .and_then(|value| value.to_str().ok())
+        .map(str::to_owned);
     // Two of them may be read as either.
     let kind = kind.filter(|_| kinds.next().is_none());
     if body.len() <= LONG_BODY {
@@ -209,27 +224,41 @@ async fn send(
     let answer = gate.upstream.client.request(request);
     let answer = tokio::time::timeout(route.timeouts.answer, answer).await;
     let answer = answer.map_err(|_| {
-        let what = format!("the upstream of the route {} gave no answer in time", route.name);
+        let what = format!(
+            "the upstream of the route {} gave no answer in time",
+            route.name
+        );
         failed(gate, 504, what)
     })?;
     let answer = answer.map_err(|error| failed(gate, 502, told(&route.name, &error)))?;
     let (head, from) = answer.into_parts();
     let status = head.status.as_u16();
-    let text = |name| head.headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
+    let text = |name| {
+        head.headers
+            .get(name)
+            .and_then(|value: &HeaderValue| value.to_str().ok())
+    };
     let is_encoded = head.headers.contains_key(header::CONTENT_ENCODING);
     let usage = UsageReader::new(text(header::CONTENT_TYPE), is_encoded);
     record.answered(status, usage);
     if is_limited(status) {
-        gate.watch.limited(announced(&head.headers, unix_now()), now());
+        gate.watch
+            .limited(announced(&head.headers, unix_now()), now());
     } else if head.status.is_success() {
         gate.watch.good();
     }
     if is_redirect(status) {
-        let what = format!("the upstream of the route {} answered with a redirect ({status}), and none is followed", route.name);
+        let what = format!(
+            "the upstream of the route {} answered with a redirect ({status}), and none is followed",
+            route.name
+        );
         return Err(Refusal::new(Why::Redirect, 502, what));
     }
     if status < 200 {
-        let what = format!("the upstream of the route {} wants another protocol", route.name);
+        let what = format!(
+            "the upstream of the route {} wants another protocol",
+            route.name
+        );
         return Err(failed(gate, 502, what));
     }
     let secret = gate.upstream.secret().map(str::as_bytes);
@@ -271,5 +300,7 @@ fn told(route: &str, error: &ClientError) -> String {
 
 fn unix_now() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0, |since| i64::try_from(since.as_secs()).unwrap_or(i64::MAX))
+    since.map_or(0, |since| {
+        i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
+    })
 }

@@ -26,8 +26,8 @@ use tokio::task::JoinHandle;
 pub use limits_seen::{LimitWatch, Seen};
 pub use upstream::{Upstream, UpstreamError};
 
-use connection::Gate;
 use crate::model::SlotId;
+use connection::Gate;
 
 /// The relays of one child. When it is dropped they end, with all their connections and sockets.
 #[derive(Debug, Default)]

@@ -123,7 +123,10 @@ impl Record {
 
 impl Drop for Record {
     fn drop(&mut self) {
-        let tokens = self.usage.take().map_or(Tokens::default(), UsageReader::finish);
+        let tokens = self
+            .usage
+            .take()
+            .map_or(Tokens::default(), UsageReader::finish);
         let lines = &self.gate.upstream.lines;
         RouteAnswered {
             slot: &self.gate.slot,

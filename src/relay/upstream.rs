@@ -120,7 +120,9 @@ fn tls(route: &Route) -> Result<ClientConfig, UpstreamError> {
         };
         let pem = ca.pem.as_deref().ok_or_else(bad)?;
         for certificate in CertificateDer::pem_slice_iter(pem) {
-            roots.add(certificate.map_err(|_| bad())?).map_err(|_| bad())?;
+            roots
+                .add(certificate.map_err(|_| bad())?)
+                .map_err(|_| bad())?;
         }
         if roots.is_empty() {
             return Err(bad());
@@ -129,7 +131,8 @@ fn tls(route: &Route) -> Result<ClientConfig, UpstreamError> {
         roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
     }
     let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
-    let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    let config =
+        ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
     let config = config.map_err(|error| UpstreamError::Tls(route.name.clone(), error))?;
     Ok(config.with_root_certificates(roots).with_no_client_auth())
 }

@@ -68,7 +68,9 @@ fn retry_after(value: &str, now_s: i64) -> Option<Duration> {
     if let Some(seconds) = seconds(value) {
         return Some(seconds);
     }
-    let at = jiff::fmt::rfc2822::DateTimeParser::new().parse_timestamp(value).ok()?;
+    let at = jiff::fmt::rfc2822::DateTimeParser::new()
+        .parse_timestamp(value)
+        .ok()?;
     Some(until(at.as_second(), now_s))
 }
 
@@ -112,7 +114,10 @@ fn pieces(value: &str) -> Option<Duration> {
     let mut rest = value;
     let mut sum = Duration::ZERO;
     while !rest.is_empty() {
-        let digits = rest.bytes().take_while(|b| b.is_ascii_digit() || *b == b'.').count();
+        let digits = rest
+            .bytes()
+            .take_while(|b| b.is_ascii_digit() || *b == b'.')
+            .count();
         let (number, after) = rest.split_at(digits);
         let letters = after.bytes().take_while(u8::is_ascii_alphabetic).count();
         let (unit, after) = after.split_at(letters);
@@ -160,14 +165,32 @@ mod tests {
         assert_eq!(wait(&[]), None);
         assert_eq!(wait(&[("retry-after", "17")]), Some(17_000));
         assert_eq!(wait(&[("retry-after", "0.5")]), Some(500));
-        assert_eq!(wait(&[("retry-after-ms", "250"), ("retry-after", "1")]), Some(250));
-        assert_eq!(wait(&[("retry-after", "Tue, 14 Nov 2023 22:14:20 GMT")]), Some(60_000));
-        assert_eq!(wait(&[("retry-after", "Tue, 14 Nov 2023 22:00:00 GMT")]), Some(0));
-        assert_eq!(wait(&[("x-ratelimit-reset-requests", "6m0s")]), Some(360_000));
+        assert_eq!(
+            wait(&[("retry-after-ms", "250"), ("retry-after", "1")]),
+            Some(250)
+        );
+        assert_eq!(
+            wait(&[("retry-after", "Tue, 14 Nov 2023 22:14:20 GMT")]),
+            Some(60_000)
+        );
+        assert_eq!(
+            wait(&[("retry-after", "Tue, 14 Nov 2023 22:00:00 GMT")]),
+            Some(0)
+        );
+        assert_eq!(
+            wait(&[("x-ratelimit-reset-requests", "6m0s")]),
+            Some(360_000)
+        );
         assert_eq!(wait(&[("x-ratelimit-reset-tokens", "17ms")]), Some(17));
         assert_eq!(wait(&[("x-ratelimit-reset", "1700000090")]), Some(90_000));
-        assert_eq!(wait(&[("x-ratelimit-reset", "1700000090000")]), Some(90_000));
-        assert_eq!(wait(&[("anthropic-ratelimit-requests-reset", "2023-11-14T22:13:50Z")]), Some(30_000));
+        assert_eq!(
+            wait(&[("x-ratelimit-reset", "1700000090000")]),
+            Some(90_000)
+        );
+        assert_eq!(
+            wait(&[("anthropic-ratelimit-requests-reset", "2023-11-14T22:13:50Z")]),
+            Some(30_000)
+        );
         // What is spent counts, not what is far away.
         assert_eq!(
             wait(&[

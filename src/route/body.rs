@@ -19,7 +19,13 @@ use crate::limits::ROUTE_BODY_KEYS;
 use crate::telemetry::sets::RouteRefusal as Why;
 
 /// Kinds of tools that run at the agent: OpenAI's and Anthropic's words.
-const CLIENT_TOOLS: &[&str] = &["function", "custom", "local_shell", "apply_patch", "namespace"];
+const CLIENT_TOOLS: &[&str] = &[
+    "function",
+    "custom",
+    "local_shell",
+    "apply_patch",
+    "namespace",
+];
 
 /// Beginnings of such kinds, which end with a date.
 const CLIENT_TOOL_PREFIXES: &[&str] = &["bash_2", "text_editor_2", "memory_2"];
@@ -54,7 +60,14 @@ const REMOTE_KEYS: &[&str] = &[
 ];
 
 /// Keys, plain, whose value is the address of a file.
-const LINK_KEYS: &[&str] = &["imageurl", "fileurl", "videourl", "audiourl", "fileuri", "documenturl"];
+const LINK_KEYS: &[&str] = &[
+    "imageurl",
+    "fileurl",
+    "videourl",
+    "audiourl",
+    "fileuri",
+    "documenturl",
+];
 
 /// Keys, plain, of Gemini's and Anthropic's records of calls: what is in them is data.
 const CALL_KEYS: &[&str] = &["functioncall", "functionresponse"];
@@ -77,7 +90,9 @@ pub fn inspect(content_type: Option<&str>, body: &[u8]) -> Result<(), Refusal> {
         place: Place::Root,
         findings: &mut findings,
     };
-    let kind = scan.deserialize(&mut reader).and_then(|kind| reader.end().map(|()| kind));
+    let kind = scan
+        .deserialize(&mut reader)
+        .and_then(|kind| reader.end().map(|()| kind));
     match kind {
         // The reader's own words may repeat the body, and its sender knows it anyway.
         Err(error) => {
@@ -87,13 +102,17 @@ pub fn inspect(content_type: Option<&str>, body: &[u8]) -> Result<(), Refusal> {
         Ok(kind) if kind != Kind::Object => {
             Err(Refusal::new(Why::Body, 400, "the body is no JSON object"))
         }
-        Ok(_) => findings.first.map_or(Ok(()), |finding| Err(finding.refusal())),
+        Ok(_) => findings
+            .first
+            .map_or(Ok(()), |finding| Err(finding.refusal())),
     }
 }
 
 /// `application/json`, and no other charset than UTF-8.
 fn is_json(content_type: &str) -> bool {
-    let mut parts = content_type.split(';').map(|part| part.trim().to_ascii_lowercase());
+    let mut parts = content_type
+        .split(';')
+        .map(|part| part.trim().to_ascii_lowercase());
     parts.next().as_deref() == Some("application/json")
         && parts.all(|part| matches!(part.as_str(), "" | "charset=utf-8" | "charset=\"utf-8\""))
 }
@@ -114,15 +133,20 @@ impl Finding {
         const HOW: &str = "the configuration would have to say server_tools = true";
         match self {
             Self::Tool(kind) => {
-                let what = format!("the body names a tool that may run at the provider, {kind}; {HOW}");
+                let what =
+                    format!("the body names a tool that may run at the provider, {kind}; {HOW}");
                 Refusal::new(Why::ServerTool, 403, what)
             }
             Self::Key(key) => {
-                let what = format!("the body has the key {key}, by which the provider reaches or runs something; {HOW}");
+                let what = format!(
+                    "the body has the key {key}, by which the provider reaches or runs something; {HOW}"
+                );
                 Refusal::new(Why::ServerTool, 403, what)
             }
             Self::Link(key) => {
-                let what = format!("the body has an address that the provider would fetch, in {key}: send the data itself; {HOW}");
+                let what = format!(
+                    "the body has an address that the provider would fetch, in {key}: send the data itself; {HOW}"
+                );
                 Refusal::new(Why::RemoteContent, 403, what)
             }
         }
@@ -217,7 +241,8 @@ impl<'de> Visitor<'de> for Scan<'_> {
 
     fn visit_str<E>(self, text: &str) -> Result<Kind, E> {
         if matches!(self.place, Place::Link) && !is_inline(text) {
-            self.findings.add(Finding::Link("an image or file".to_owned()));
+            self.findings
+                .add(Finding::Link("an image or file".to_owned()));
         }
         Ok(Kind::Text(text.chars().take(TEXT).collect()))
     }
@@ -254,7 +279,11 @@ impl<'de> Visitor<'de> for Scan<'_> {
             // What a call was given is data, but only the end of its object says that it is one.
             let is_input = place == Place::Plain && plain == "input" && self.place != Place::Root;
             let mut later = Findings::default();
-            let findings = if is_input { &mut later } else { &mut *self.findings };
+            let findings = if is_input {
+                &mut later
+            } else {
+                &mut *self.findings
+            };
             let kind = map.next_value_seed(Scan { place, findings })?;
             if is_input {
                 object.input = later.first;
@@ -296,12 +325,14 @@ impl Scan<'_> {
         if *kind == Kind::Null || matches!(self.place, Place::Data | Place::Tool) {
             return;
         }
-        let is_stored_prompt = self.place == Place::Root && plain == "prompt" && *kind == Kind::Object;
+        let is_stored_prompt =
+            self.place == Place::Root && plain == "prompt" && *kind == Kind::Object;
         if REMOTE_KEYS.contains(&plain) || is_stored_prompt {
             self.findings.add(Finding::Key(shown()));
         }
         if self.place == Place::Root && plain == "tools" && *kind != Kind::Array {
-            self.findings.add(Finding::Tool("in a list that is none".to_owned()));
+            self.findings
+                .add(Finding::Tool("in a list that is none".to_owned()));
         }
     }
 
@@ -317,7 +348,10 @@ impl Scan<'_> {
             }
             _ => {}
         }
-        let is_call = matches!(object.kind(), Some("tool_use" | "server_tool_use" | "mcp_tool_use"));
+        let is_call = matches!(
+            object.kind(),
+            Some("tool_use" | "server_tool_use" | "mcp_tool_use")
+        );
         if let Some(finding) = object.input.filter(|_| !is_call) {
             self.findings.add(finding);
         }
@@ -369,7 +403,9 @@ impl Object {
         }
         let is_client = |kind: &str| {
             CLIENT_TOOLS.contains(&kind)
-                || CLIENT_TOOL_PREFIXES.iter().any(|prefix| kind.starts_with(prefix))
+                || CLIENT_TOOL_PREFIXES
+                    .iter()
+                    .any(|prefix| kind.starts_with(prefix))
         };
         match &self.kind {
             Some(Kind::Text(kind)) if is_client(kind) => None,
@@ -383,7 +419,8 @@ impl Object {
 
 /// Whether an address holds its data itself.
 fn is_inline(text: &str) -> bool {
-    text.get(..5).is_some_and(|begin| begin.eq_ignore_ascii_case("data:"))
+    text.get(..5)
+        .is_some_and(|begin| begin.eq_ignore_ascii_case("data:"))
 }
 
 /// A key without its style: `mcpServers` and `mcp_servers` are the same.

@@ -44,7 +44,9 @@ pub fn check_head(head: &[u8]) -> Result<(), Refusal> {
         }
         clean.push(line);
     }
-    let (request, headers) = clean.split_first().ok_or_else(|| smuggled("the head is empty"))?;
+    let (request, headers) = clean
+        .split_first()
+        .ok_or_else(|| smuggled("the head is empty"))?;
     let is_old = check_request_line(request)?;
     check_headers(headers, is_old)
 }
@@ -56,7 +58,9 @@ fn check_request_line(line: &[u8]) -> Result<bool, Refusal> {
     let (Some(method), Some(target), Some(version), None) =
         (parts.next(), parts.next(), parts.next(), parts.next())
     else {
-        return Err(smuggled("the request line is not a method, a path and a version"));
+        return Err(smuggled(
+            "the request line is not a method, a path and a version",
+        ));
     };
     if method.is_empty() || !method.iter().copied().all(is_token) {
         return Err(smuggled("the method is none"));
@@ -127,8 +131,20 @@ const fn is_token(byte: u8) -> bool {
     byte.is_ascii_alphanumeric()
         || matches!(
             byte,
-            b'!' | b'#' | b'$' | b'%' | b'&' | b'\'' | b'*' | b'+' | b'-' | b'.' | b'^' | b'_'
-                | b'`' | b'|' | b'~'
+            b'!' | b'#'
+                | b'$'
+                | b'%'
+                | b'&'
+                | b'\''
+                | b'*'
+                | b'+'
+                | b'-'
+                | b'.'
+                | b'^'
+                | b'_'
+                | b'`'
+                | b'|'
+                | b'~'
         )
 }
 
@@ -142,18 +158,34 @@ pub struct Asked {
 }
 
 /// Query parameters that carry keys: removed wherever they stand.
-const KEY_PARAMETERS: [&str; 6] = ["key", "api_key", "apikey", "api-key", "access_token", "token"];
+const KEY_PARAMETERS: [&str; 6] = [
+    "key",
+    "api_key",
+    "apikey",
+    "api-key",
+    "access_token",
+    "token",
+];
 
 /// Holds a method and a target (path and query) against the route.
 ///
 /// # Errors
 /// What is not allowed.
-pub fn asked(route: &Route, method: &str, path: &str, query: Option<&str>) -> Result<Asked, Refusal> {
+pub fn asked(
+    route: &Route,
+    method: &str,
+    path: &str,
+    query: Option<&str>,
+) -> Result<Asked, Refusal> {
     if !is_plain_path(path) {
-        let what = "the path is no plain one: no \"%\", no \"..\" or \".\", no empty segment, no \";\"";
+        let what =
+            "the path is no plain one: no \"%\", no \"..\" or \".\", no empty segment, no \";\"";
         return Err(Refusal::new(Why::Path, 403, what));
     }
-    let line = route.allow.iter().position(|line| line.matches(method, path));
+    let line = route
+        .allow
+        .iter()
+        .position(|line| line.matches(method, path));
     let Some(line) = line else {
         let lines: Vec<String> = route.allow.iter().map(ToString::to_string).collect();
         let what = format!(
@@ -193,7 +225,11 @@ fn pass_query(route: &Route, query: &str) -> Result<String, Refusal> {
             let what = format!(
                 "the query parameter {name} is not allowed by the route {}: it allows {}",
                 route.name,
-                if route.query.is_empty() { "none".to_owned() } else { route.query.join(", ") }
+                if route.query.is_empty() {
+                    "none".to_owned()
+                } else {
+                    route.query.join(", ")
+                }
             );
             return refuse(what);
         }
@@ -238,11 +274,14 @@ mod tests {
 
     #[test]
     fn what_two_servers_could_read_differently_is_refused() {
-        let with = |headers: &str| refused(&format!("POST /x HTTP/1.1\r\nHost: a\r\n{headers}\r\n\r\n"));
+        let with =
+            |headers: &str| refused(&format!("POST /x HTTP/1.1\r\nHost: a\r\n{headers}\r\n\r\n"));
         assert!(with("Content-Length: 3\r\nTransfer-Encoding: chunked").contains("told twice"));
         assert!(with("Transfer-Encoding: chunked\r\nContent-Length: 3").contains("told twice"));
         assert!(with("Content-Length: 3\r\nContent-Length: 3").contains("told twice"));
-        assert!(with("Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked").contains("told twice"));
+        assert!(
+            with("Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked").contains("told twice")
+        );
         assert!(with("Transfer-Encoding: chunked, identity").contains("not \"chunked\""));
         assert!(with("Transfer-Encoding: xchunked").contains("not \"chunked\""));
         assert!(with("Transfer-Encoding : chunked").contains("name of a header"));
@@ -268,14 +307,26 @@ mod tests {
             assert!(line(bad).contains("no absolute URL"), "{bad}");
         }
         for bad in [
-            "GET /x", "GET  /x HTTP/1.1", "GET /x HTTP/1.1 ", "GET\t/x HTTP/1.1", "G ET /x HTTP/1.1",
-            "GET /x HTTP/2.0", "GET /x HTTP/1.1x", "GE(T /x HTTP/1.1", " /x HTTP/1.1", "GET /\u{e9} HTTP/1.1",
-            "GET /x#y HTTP/1.1", "", "PRI * HTTP/2.0",
+            "GET /x",
+            "GET  /x HTTP/1.1",
+            "GET /x HTTP/1.1 ",
+            "GET\t/x HTTP/1.1",
+            "G ET /x HTTP/1.1",
+            "GET /x HTTP/2.0",
+            "GET /x HTTP/1.1x",
+            "GE(T /x HTTP/1.1",
+            " /x HTTP/1.1",
+            "GET /\u{e9} HTTP/1.1",
+            "GET /x#y HTTP/1.1",
+            "",
+            "PRI * HTTP/2.0",
         ] {
             line(bad);
         }
         assert!(refused("GET /x HTTP/1.1\r\n\r\n").contains("Host"));
-        assert!(refused("GET /x HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n").contains("told twice"));
+        assert!(
+            refused("GET /x HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n").contains("told twice")
+        );
         refused("GET /x HTTP/1.1\nHost: a\n\n");
         refused("");
         refused("\r\n\r\n");
@@ -284,31 +335,74 @@ mod tests {
     #[test]
     fn only_the_listed_methods_and_paths_pass() {
         let anthropic = route("anthropic");
-        let ask = |method: &str, path: &str, query| asked(&anthropic, method, path, query).map(|asked| asked.target);
-        assert_eq!(ask("POST", "/v1/messages", None).as_deref(), Ok("/v1/messages"));
-        assert_eq!(ask("POST", "/v1/messages", Some("beta=true")).as_deref(), Ok("/v1/messages?beta=true"));
-        let why = |method: &str, path: &str, query| ask(method, path, query).map_err(|refusal| refusal.reason);
+        let ask = |method: &str, path: &str, query| {
+            asked(&anthropic, method, path, query).map(|asked| asked.target)
+        };
+        assert_eq!(
+            ask("POST", "/v1/messages", None).as_deref(),
+            Ok("/v1/messages")
+        );
+        assert_eq!(
+            ask("POST", "/v1/messages", Some("beta=true")).as_deref(),
+            Ok("/v1/messages?beta=true")
+        );
+        let why = |method: &str, path: &str, query| {
+            ask(method, path, query).map_err(|refusal| refusal.reason)
+        };
         assert_eq!(why("GET", "/v1/messages", None), Err(Some(Why::NotAllowed)));
         assert_eq!(why("POST", "/v1/files", None), Err(Some(Why::NotAllowed)));
-        assert_eq!(why("DELETE", "/v1/models/x", None), Err(Some(Why::NotAllowed)));
-        for path in ["/v1/../v1/messages", "/v1//messages", "/v1/%6dessages", "/v1/messages%2f", "/v1/messages/..", "/v1/messages;a=b", "/", ""] {
+        assert_eq!(
+            why("DELETE", "/v1/models/x", None),
+            Err(Some(Why::NotAllowed))
+        );
+        for path in [
+            "/v1/../v1/messages",
+            "/v1//messages",
+            "/v1/%6dessages",
+            "/v1/messages%2f",
+            "/v1/messages/..",
+            "/v1/messages;a=b",
+            "/",
+            "",
+        ] {
             assert_eq!(why("POST", path, None), Err(Some(Why::Path)), "{path}");
         }
         let told = asked(&anthropic, "POST", "/v1/files", None).map_err(|refusal| refusal.json());
-        assert!(told.expect_err("refused").contains("it allows POST /v1/messages, POST /v1/messages/count_tokens"));
+        assert!(
+            told.expect_err("refused")
+                .contains("it allows POST /v1/messages, POST /v1/messages/count_tokens")
+        );
     }
 
     #[test]
     fn keys_in_a_query_are_removed_and_unknown_parameters_refused() {
         let gemini = route("gemini");
         let path = "/v1beta/models/m:streamGenerateContent";
-        let ask = |query: &str| asked(&gemini, "POST", path, Some(query)).map(|asked| asked.target[path.len()..].to_owned());
-        for query in ["alt=sse", "key=abc&alt=sse", "alt=sse&KEY=abc", "alt=sse&api_key=x&&access_token=y", "x-my-token=z&alt=sse"] {
+        let ask = |query: &str| {
+            asked(&gemini, "POST", path, Some(query))
+                .map(|asked| asked.target[path.len()..].to_owned())
+        };
+        for query in [
+            "alt=sse",
+            "key=abc&alt=sse",
+            "alt=sse&KEY=abc",
+            "alt=sse&api_key=x&&access_token=y",
+            "x-my-token=z&alt=sse",
+        ] {
             assert_eq!(ask(query).as_deref(), Ok("?alt=sse"), "{query}");
         }
         assert_eq!(ask("key=abc").as_deref(), Ok(""));
         assert_eq!(ask("pageToken=a%2Fb").as_deref(), Ok("?pageToken=a%2Fb"));
-        for query in ["upload=1", "%6bey=abc", "k+y=1", "alt=sse;key=x", "alt=a&alt=b", "=x", "alt[]=x", "$fields=x"] {
+        for query in [
+            "upload=1",
+            "%6bey=abc",
+            "k+y=1",
+            "alt=sse;key=x",
+            "alt=a&alt=b",
+            "=x",
+            "alt[]=x",
+            "$fields=x",
+        ] {
             let refused = ask(query).map_err(|refusal| refusal.reason);
             assert_eq!(refused, Err(Some(Why::Query)), "{query}");
         }

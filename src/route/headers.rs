@@ -41,7 +41,14 @@ const DISGUISES: &[&str] = &[
 
 /// Parts of names that say that a header or parameter holds a credential.
 const CREDENTIALS: &[&str] = &[
-    "auth", "key", "token", "secret", "cookie", "credential", "passw", "signature",
+    "auth",
+    "key",
+    "token",
+    "secret",
+    "cookie",
+    "credential",
+    "passw",
+    "signature",
 ];
 
 /// Names with such a part that hold none.
@@ -91,21 +98,56 @@ mod tests {
         let config = Config::parse(text, &Origin::built_in("/".into())).expect("good");
         let mut headers = HeaderMap::new();
         for name in [
-            "authorization", "x-api-key", "api-key", "x-goog-api-key", "cookie",
-            "proxy-authorization", "proxy-connection", "x-auth-token", "x-amz-security-token",
-            "host", "connection", "te", "trailer", "upgrade", "x-forwarded-for", "x-forwarded-host",
-            "forwarded", "via", "x-http-method-override", "x-original-url", "content-length",
-            "transfer-encoding", "accept-encoding", "expect", "x-listed", "set-cookie", "x-client-secret",
+            "authorization",
+            "x-api-key",
+            "api-key",
+            "x-goog-api-key",
+            "cookie",
+            "proxy-authorization",
+            "proxy-connection",
+            "x-auth-token",
+            "x-amz-security-token",
+            "host",
+            "connection",
+            "te",
+            "trailer",
+            "upgrade",
+            "x-forwarded-for",
+            "x-forwarded-host",
+            "forwarded",
+            "via",
+            "x-http-method-override",
+            "x-original-url",
+            "content-length",
+            "transfer-encoding",
+            "accept-encoding",
+            "expect",
+            "x-listed",
+            "set-cookie",
+            "x-client-secret",
         ] {
-            headers.append(HeaderName::from_static(name), HeaderValue::from_static("smuggled"));
+            headers.append(
+                HeaderName::from_static(name),
+                HeaderValue::from_static("smuggled"),
+            );
         }
         headers.append("connection", HeaderValue::from_static("close, X-Listed"));
         let kept = [
-            "anthropic-version", "anthropic-beta", "content-type", "accept", "user-agent",
-            "x-stainless-lang", "openai-beta", "idempotency-key", "x-goog-api-client",
+            "anthropic-version",
+            "anthropic-beta",
+            "content-type",
+            "accept",
+            "user-agent",
+            "x-stainless-lang",
+            "openai-beta",
+            "idempotency-key",
+            "x-goog-api-client",
         ];
         for name in kept {
-            headers.append(HeaderName::from_static(name), HeaderValue::from_static("plain"));
+            headers.append(
+                HeaderName::from_static(name),
+                HeaderValue::from_static("plain"),
+            );
         }
         let passed = pass_headers(&headers, &config.routes["anthropic"]);
         let mut names: Vec<&str> = passed.keys().map(HeaderName::as_str).collect();

@@ -113,7 +113,10 @@ impl UsageReader {
 
     fn document(&mut self, text: &[u8]) {
         let mentions = ["usage", "Usage"].iter();
-        if !mentions.into_iter().any(|word| memmem::find(text, word.as_bytes()).is_some()) {
+        if !mentions
+            .into_iter()
+            .any(|word| memmem::find(text, word.as_bytes()).is_some())
+        {
             return;
         }
         match serde_json::from_slice::<Value>(text) {
@@ -130,7 +133,9 @@ impl UsageReader {
                 self.tokens.merge(of_usage(usage));
             }
         }
-        let gemini = event.get("usageMetadata").or_else(|| event.get("usage_metadata"));
+        let gemini = event
+            .get("usageMetadata")
+            .or_else(|| event.get("usage_metadata"));
         if let Some(usage) = gemini {
             self.tokens.merge(of_gemini(usage));
         }
@@ -195,8 +200,20 @@ mod tests {
         whole
     }
 
-    fn tokens(input: u64, output: u64, cache_read: u64, cache_write: u64, reasoning: u64) -> Tokens {
-        Tokens { input, output, cache_read, cache_write, reasoning }
+    fn tokens(
+        input: u64,
+        output: u64,
+        cache_read: u64,
+        cache_write: u64,
+        reasoning: u64,
+    ) -> Tokens {
+        Tokens {
+            input,
+            output,
+            cache_read,
+            cache_write,
+            reasoning,
+        }
     }
 
     #[test]
@@ -204,41 +221,71 @@ mod tests {
         const SSE: &str = "text/event-stream; charset=utf-8";
         let json = |answer| read("application/json", answer);
         assert_eq!(
-            json(r#"{"id":"m","usage":{"input_tokens":10,"cache_creation_input_tokens":3,"cache_read_input_tokens":5,"output_tokens":7}}"#),
+            json(
+                r#"{"id":"m","usage":{"input_tokens":10,"cache_creation_input_tokens":3,"cache_read_input_tokens":5,"output_tokens":7}}"#
+            ),
             tokens(18, 7, 5, 3, 0)
         );
         assert_eq!(
-            read(SSE, "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"usage\":{\"input_tokens\":10,\"cache_read_input_tokens\":5,\"output_tokens\":1}}}\n\nevent: content_block_delta\r\ndata: {\"delta\":{\"text\":\"usage\"}}\r\n\r\nevent: message_delta\ndata: {\"usage\":{\"output_tokens\":42}}\n\n"),
+            read(
+                SSE,
+                "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"usage\":{\"input_tokens\":10,\"cache_read_input_tokens\":5,\"output_tokens\":1}}}\n\nevent: content_block_delta\r\ndata: {\"delta\":{\"text\":\"usage\"}}\r\n\r\nevent: message_delta\ndata: {\"usage\":{\"output_tokens\":42}}\n\n"
+            ),
             tokens(15, 42, 5, 0, 0)
         );
         assert_eq!(
-            json(r#"{"usage":{"prompt_tokens":10,"completion_tokens":7,"prompt_tokens_details":{"cached_tokens":4},"completion_tokens_details":{"reasoning_tokens":2}}}"#),
+            json(
+                r#"{"usage":{"prompt_tokens":10,"completion_tokens":7,"prompt_tokens_details":{"cached_tokens":4},"completion_tokens_details":{"reasoning_tokens":2}}}"#
+            ),
             tokens(10, 7, 4, 0, 2)
         );
         assert_eq!(
-            read(SSE, "data: {\"choices\":[],\"usage\":null}\n\ndata:{\"choices\":[],\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":3}}\n\ndata: [DONE]\n\n"),
+            read(
+                SSE,
+                "data: {\"choices\":[],\"usage\":null}\n\ndata:{\"choices\":[],\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":3}}\n\ndata: [DONE]\n\n"
+            ),
             tokens(9, 3, 0, 0, 0)
         );
         assert_eq!(
-            read(SSE, "data: {\"type\":\"response.completed\",\"response\":{\"usage\":{\"input_tokens\":20,\"input_tokens_details\":{\"cached_tokens\":8},\"output_tokens\":6,\"output_tokens_details\":{\"reasoning_tokens\":4}}}}"),
+            read(
+                SSE,
+                "data: {\"type\":\"response.completed\",\"response\":{\"usage\":{\"input_tokens\":20,\"input_tokens_details\":{\"cached_tokens\":8},\"output_tokens\":6,\"output_tokens_details\":{\"reasoning_tokens\":4}}}}"
+            ),
             tokens(20, 6, 8, 0, 4)
         );
         assert_eq!(
-            read(SSE, "data: {\"usageMetadata\":{\"promptTokenCount\":4,\"candidatesTokenCount\":1}}\n\ndata: {\"usageMetadata\":{\"promptTokenCount\":4,\"candidatesTokenCount\":5,\"thoughtsTokenCount\":2,\"cachedContentTokenCount\":3}}\n\n"),
+            read(
+                SSE,
+                "data: {\"usageMetadata\":{\"promptTokenCount\":4,\"candidatesTokenCount\":1}}\n\ndata: {\"usageMetadata\":{\"promptTokenCount\":4,\"candidatesTokenCount\":5,\"thoughtsTokenCount\":2,\"cachedContentTokenCount\":3}}\n\n"
+            ),
             tokens(4, 7, 3, 0, 2)
         );
         assert_eq!(
-            json(r#"[{"usageMetadata":{"promptTokenCount":4}},{"usageMetadata":{"promptTokenCount":4,"candidatesTokenCount":5}}]"#),
+            json(
+                r#"[{"usageMetadata":{"promptTokenCount":4}},{"usageMetadata":{"promptTokenCount":4,"candidatesTokenCount":5}}]"#
+            ),
             tokens(4, 5, 0, 0, 0)
         );
     }
 
     #[test]
     fn answers_without_tokens_and_of_other_forms_count_none() {
-        assert_eq!(read("application/json", "{\"error\":\"usage\"}"), Tokens::default());
+        assert_eq!(
+            read("application/json", "{\"error\":\"usage\"}"),
+            Tokens::default()
+        );
         assert_eq!(read("application/json", "usage {"), Tokens::default());
-        assert_eq!(read("text/html", "{\"usage\":{\"input_tokens\":1}}"), Tokens::default());
-        assert_eq!(read("application/json", "{\"usage\":{\"input_tokens\":-1,\"output_tokens\":\"x\"}}"), Tokens::default());
+        assert_eq!(
+            read("text/html", "{\"usage\":{\"input_tokens\":1}}"),
+            Tokens::default()
+        );
+        assert_eq!(
+            read(
+                "application/json",
+                "{\"usage\":{\"input_tokens\":-1,\"output_tokens\":\"x\"}}"
+            ),
+            Tokens::default()
+        );
         let mut encoded = UsageReader::new(Some("application/json"), true);
         encoded.take(b"{\"usage\":{\"input_tokens\":1}}");
         assert_eq!(encoded.finish(), Tokens::default());

@@ -13,7 +13,11 @@ mod first_run;
 mod full_disk;
 mod kill;
 mod orders;
+#[allow(dead_code, reason = "the tests of routes use more of it")]
+#[path = "../support/provider.rs"]
+mod provider;
 mod real_agents;
+mod routes;
 mod slots;
 mod stall;
 mod stress;

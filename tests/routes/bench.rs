@@ -82,7 +82,13 @@ impl Bench {
         Self::to(pool, &url, keys, None, provider)
     }
 
-    pub(crate) fn to(pool: &str, url: &str, keys: &str, ca: Option<&str>, provider: Provider) -> Self {
+    pub(crate) fn to(
+        pool: &str,
+        url: &str,
+        keys: &str,
+        ca: Option<&str>,
+        provider: Provider,
+    ) -> Self {
         install();
         let route = route(url, keys, ca);
         let upstream = Arc::new(Upstream::new(&route).expect("a good route"));
@@ -163,11 +169,18 @@ impl Bench {
         assert_eq!(reply.status, status, "{shown}\n{reply:?}");
         let said: serde_json::Value =
             serde_json::from_str(&reply.body).unwrap_or_else(|_| panic!("{shown}\n{reply:?}"));
-        assert_eq!(said["error"]["type"], format!("marshal_{reason}"), "{shown}\n{reply:?}");
+        assert_eq!(
+            said["error"]["type"],
+            format!("marshal_{reason}"),
+            "{shown}\n{reply:?}"
+        );
         let message = said["error"]["message"].as_str().expect("a message");
         assert!(message.len() > 20, "{message}");
         assert_eq!(self.provider.got().len(), before, "{shown}");
-        assert!(self.metric("marshal_route_refused_total", &label) > counted, "{shown}");
+        assert!(
+            self.metric("marshal_route_refused_total", &label) > counted,
+            "{shown}"
+        );
     }
 }
 
@@ -220,7 +233,9 @@ impl Reply {
         let (body, is_whole) = if lower.contains("transfer-encoding: chunked") {
             dechunk(rest)
         } else {
-            let length = lower.lines().find_map(|line| line.strip_prefix("content-length: "));
+            let length = lower
+                .lines()
+                .find_map(|line| line.strip_prefix("content-length: "));
             let length = length.and_then(|length| length.trim().parse().ok());
             (rest.to_owned(), length == Some(rest.len()))
         };
@@ -243,7 +258,9 @@ fn dechunk(mut rest: &str) -> (String, bool) {
         if size == 0 {
             return (out, true);
         }
-        let Some(piece) = after.get(..size) else { break };
+        let Some(piece) = after.get(..size) else {
+            break;
+        };
         out.push_str(piece);
         rest = after.get(size + 2..).unwrap_or("");
     }

@@ -26,10 +26,20 @@ fn a_request_goes_on_with_the_real_key_and_without_what_came_from_inside() {
     assert!(reply.is_whole && reply.body.contains("hello"), "{reply:?}");
     let got = &bench.provider.got()[0];
     let head = got.head.to_ascii_lowercase();
-    assert!(head.starts_with("post /v1/messages?beta=true http/1.1\r\n"), "{head}");
+    assert!(
+        head.starts_with("post /v1/messages?beta=true http/1.1\r\n"),
+        "{head}"
+    );
     assert!(!head.contains("smuggled"), "{head}");
-    assert_eq!(head.matches(&format!("x-api-key: {KEY}\r\n")).count(), 1, "{head}");
-    assert!(head.contains(&format!("host: {}\r\n", bench.provider.address)), "{head}");
+    assert_eq!(
+        head.matches(&format!("x-api-key: {KEY}\r\n")).count(),
+        1,
+        "{head}"
+    );
+    assert!(
+        head.contains(&format!("host: {}\r\n", bench.provider.address)),
+        "{head}"
+    );
     assert!(head.contains("anthropic-version: 2023-06-01\r\n"), "{head}");
     assert!(head.contains("accept-encoding: identity\r\n"), "{head}");
     assert_eq!(got.body, BODY);
@@ -39,7 +49,10 @@ fn a_request_goes_on_with_the_real_key_and_without_what_came_from_inside() {
     });
     for (kind, count) in [("input", 16.0), ("output", 7.0), ("cache_read", 5.0)] {
         let label = format!("type=\"{kind}\"");
-        assert!((bench.metric("marshal_route_tokens_total", &label) - count).abs() < 0.1, "{kind}");
+        assert!(
+            (bench.metric("marshal_route_tokens_total", &label) - count).abs() < 0.1,
+            "{kind}"
+        );
     }
     let said = logs() + &page();
     assert!(said.contains("a model answered"), "the log is on");
@@ -84,7 +97,9 @@ fn methods_paths_and_queries_outside_the_list_are_refused_and_explained() {
 fn smuggled_requests_are_refused_before_anybody_reads_them() {
     let bench = Bench::new("smuggle", "", Provider::start(message));
     let with = |headers: &str, body: &str| {
-        format!("POST /v1/messages HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n{headers}\r\n\r\n{body}")
+        format!(
+            "POST /v1/messages HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n{headers}\r\n\r\n{body}"
+        )
     };
     for headers in [
         "Content-Length: 2\r\nTransfer-Encoding: chunked",
@@ -102,38 +117,84 @@ fn smuggled_requests_are_refused_before_anybody_reads_them() {
         bench.refuses(with(headers, "{}"), 400, "smuggling");
     }
     // A second request behind the first one is never read.
-    let two = format!("{}{}", post("/v1/messages", "", BODY), "GET /v1/models/second HTTP/1.1\r\nHost: a\r\n\r\n");
+    let two = format!(
+        "{}{}",
+        post("/v1/messages", "", BODY),
+        "GET /v1/models/second HTTP/1.1\r\nHost: a\r\n\r\n"
+    );
     let reply = bench.send(two);
     assert_eq!(reply.status, 200, "{reply:?}");
-    assert!(reply.head.to_ascii_lowercase().contains("connection: close"), "{reply:?}");
+    assert!(
+        reply
+            .head
+            .to_ascii_lowercase()
+            .contains("connection: close"),
+        "{reply:?}"
+    );
     std::thread::sleep(Duration::from_millis(100));
     assert_eq!(bench.provider.got().len(), 1);
     // Chunks alone are fine, and go on as one body of a known length.
-    let reply = bench.send(with("Transfer-Encoding: chunked", "2\r\n{\"\r\n5\r\na\":1}\r\n0\r\n\r\n"));
+    let reply = bench.send(with(
+        "Transfer-Encoding: chunked",
+        "2\r\n{\"\r\n5\r\na\":1}\r\n0\r\n\r\n",
+    ));
     assert_eq!(reply.status, 200, "{reply:?}");
     let got = bench.provider.got();
     assert_eq!(got[1].body, "{\"a\":1}");
-    assert!(got[1].head.to_ascii_lowercase().contains("content-length: 7\r\n"));
-    bench.refuses(with("Transfer-Encoding: chunked", "zz\r\n{}\r\n0\r\n\r\n"), 400, "smuggling");
+    assert!(
+        got[1]
+            .head
+            .to_ascii_lowercase()
+            .contains("content-length: 7\r\n")
+    );
+    bench.refuses(
+        with("Transfer-Encoding: chunked", "zz\r\n{}\r\n0\r\n\r\n"),
+        400,
+        "smuggling",
+    );
 }
 
 #[test]
 fn bodies_that_would_make_the_provider_act_or_cannot_be_understood_are_refused() {
     let bench = Bench::new("bodies", "body_max = \"64K\"", Provider::start(message));
     for (body, status, reason) in [
-        (r#"{"tools":[{"type":"web_search_20250305","name":"w"}]}"#, 403, "server_tool"),
-        (r#"{"mcp_servers":[{"url":"https://evil.example"}]}"#, 403, "server_tool"),
+        (
+            r#"{"tools":[{"type":"web_search_20250305","name":"w"}]}"#,
+            403,
+            "server_tool",
+        ),
+        (
+            r#"{"mcp_servers":[{"url":"https://evil.example"}]}"#,
+            403,
+            "server_tool",
+        ),
         (r#"{"tools":[{"googleSearch":{}}]}"#, 403, "server_tool"),
         (r#"{"tools":[],"tools":[{"type":"mcp"}]}"#, 400, "body"),
-        (r#"{"messages":[{"content":[{"type":"image","source":{"type":"url","url":"https://evil.example/?q=data"}}]}]}"#, 403, "remote_content"),
+        (
+            r#"{"messages":[{"content":[{"type":"image","source":{"type":"url","url":"https://evil.example/?q=data"}}]}]}"#,
+            403,
+            "remote_content",
+        ),
         ("not json", 400, "body"),
     ] {
         bench.refuses(post("/v1/messages", "", body), status, reason);
     }
-    let typed = |kind: &str| format!("POST /v1/messages HTTP/1.1\r\nHost: a\r\nContent-Type: {kind}\r\nContent-Length: 2\r\n\r\n{{}}");
+    let typed = |kind: &str| {
+        format!(
+            "POST /v1/messages HTTP/1.1\r\nHost: a\r\nContent-Type: {kind}\r\nContent-Length: 2\r\n\r\n{{}}"
+        )
+    };
     bench.refuses(typed("text/plain"), 415, "body");
-    bench.refuses(typed("application/json\r\nContent-Type: text/plain"), 415, "body");
-    bench.refuses(post("/v1/messages", "Content-Encoding: gzip\r\n", "{}"), 415, "encoding");
+    bench.refuses(
+        typed("application/json\r\nContent-Type: text/plain"),
+        415,
+        "body",
+    );
+    bench.refuses(
+        post("/v1/messages", "Content-Encoding: gzip\r\n", "{}"),
+        415,
+        "encoding",
+    );
     let long = format!("{{\"a\":\"{}\"}}", "x".repeat(70_000));
     bench.refuses(post("/v1/messages", "", &long), 413, "body_size");
     let chunked = format!(
@@ -141,17 +202,28 @@ fn bodies_that_would_make_the_provider_act_or_cannot_be_understood_are_refused()
         long.len()
     );
     bench.refuses(chunked, 413, "body_size");
-    let head = format!("GET /v1/models/x HTTP/1.1\r\nHost: a\r\nX: {}\r\n\r\n", "x".repeat(80_000));
+    let head = format!(
+        "GET /v1/models/x HTTP/1.1\r\nHost: a\r\nX: {}\r\n\r\n",
+        "x".repeat(80_000)
+    );
     bench.refuses(head, 431, "head");
     // With server_tools nothing of this is looked at, and the owner said so.
-    let open = Bench::new("bodies-open", "server_tools = true", Provider::start(message));
+    let open = Bench::new(
+        "bodies-open",
+        "server_tools = true",
+        Provider::start(message),
+    );
     let reply = open.post("/v1/messages", "", r#"{"tools":[{"type":"web_search"}]}"#);
     assert_eq!(reply.status, 200, "{reply:?}");
 }
 
 #[test]
 fn slow_heads_and_bodies_are_cut_off_in_time() {
-    let bench = Bench::new("slow", "timeouts.request = \"700ms\"", Provider::start(message));
+    let bench = Bench::new(
+        "slow",
+        "timeouts.request = \"700ms\"",
+        Provider::start(message),
+    );
     let part = post("/v1/messages", "", BODY);
     for begin in ["POST /v1/mess", &part[..part.len() - 65]] {
         let mut stream = bench.connect();
@@ -169,8 +241,15 @@ fn slow_heads_and_bodies_are_cut_off_in_time() {
         });
         let reply = Reply::read(&mut stream);
         assert_eq!(reply.status, 408, "{begin:?} {reply:?}");
-        assert!(reply.body.contains("did not come whole in time"), "{reply:?}");
-        assert!(began.elapsed() < Duration::from_millis(3500), "{:?}", began.elapsed());
+        assert!(
+            reply.body.contains("did not come whole in time"),
+            "{reply:?}"
+        );
+        assert!(
+            began.elapsed() < Duration::from_millis(3500),
+            "{:?}",
+            began.elapsed()
+        );
         drop(stream);
         let _ = dripping.join();
     }
@@ -209,20 +288,32 @@ fn of_a_thousand_connections_a_few_are_served_and_the_others_refused() {
     }
     assert!(told >= 32, "{told} were told why");
     // Those that were there first still work, and places come back.
-    held[0].write_all(post("/v1/messages", "", BODY).as_bytes()).expect("sent");
+    held[0]
+        .write_all(post("/v1/messages", "", BODY).as_bytes())
+        .expect("sent");
     assert_eq!(Reply::read(&mut held[0]).status, 200);
     drop(held);
-    eventually("the places come back", || bench.post("/v1/messages", "", BODY).status == 200);
+    eventually("the places come back", || {
+        bench.post("/v1/messages", "", BODY).status == 200
+    });
 }
 
 #[test]
 fn when_the_child_is_gone_its_connections_end_and_nobody_listens() {
-    let mut bench = Bench::new("gone", "", Provider::start(|_, _, _| std::thread::sleep(Duration::from_secs(30))));
+    let mut bench = Bench::new(
+        "gone",
+        "",
+        Provider::start(|_, _, _| std::thread::sleep(Duration::from_secs(30))),
+    );
     let mut stream = bench.connect();
-    stream.write_all(post("/v1/messages", "", BODY).as_bytes()).expect("sent");
+    stream
+        .write_all(post("/v1/messages", "", BODY).as_bytes())
+        .expect("sent");
     eventually("the provider has it", || bench.provider.got().len() == 1);
     bench.end();
     let reply = Reply::read(&mut stream);
     assert_eq!(reply.status, 0, "{reply:?}");
-    eventually("nobody listens", || TcpStream::connect(bench.address).is_err());
+    eventually("nobody listens", || {
+        TcpStream::connect(bench.address).is_err()
+    });
 }

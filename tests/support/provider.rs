@@ -31,7 +31,9 @@ pub(crate) struct Provider {
 }
 
 impl Provider {
-    pub(crate) fn start(answer: impl Fn(usize, &Got, &mut dyn Write) + Send + Sync + 'static) -> Self {
+    pub(crate) fn start(
+        answer: impl Fn(usize, &Got, &mut dyn Write) + Send + Sync + 'static,
+    ) -> Self {
         Self::wrapped(answer, |stream| Some(Box::new(stream)))
     }
 
@@ -80,7 +82,8 @@ impl Provider {
         let head = String::from_utf8_lossy(&bytes[..end]).into_owned();
         let length = head.lines().find_map(|line| {
             let (name, value) = line.split_once(':')?;
-            name.eq_ignore_ascii_case("content-length").then(|| value.trim().parse::<usize>().ok())?
+            name.eq_ignore_ascii_case("content-length")
+                .then(|| value.trim().parse::<usize>().ok())?
         });
         while bytes.len() < end + length.unwrap_or(0) {
             match stream.read(&mut chunk) {

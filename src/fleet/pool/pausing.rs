@@ -24,7 +24,9 @@ impl PoolState {
             self.probe = None;
         }
         let now = clock::now();
-        let announced = limit.until.map(|until| until.saturating_duration_since(now));
+        let announced = limit
+            .until
+            .map(|until| until.saturating_duration_since(now));
         let follows = self.pause.limited(now, announced);
         let Follows::Pause { wait, anew } = follows else {
             let most = show_duration(self.pool.config.rate_limit.give_up);

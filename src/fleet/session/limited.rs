@@ -100,7 +100,12 @@ mod tests {
         check(Failed, seen(3, true), "x", Some(Route));
         check(Lost, seen(0, true), "", Some(Route));
         check(Failed, seen(3, false), "x", None);
-        check(Failed, seen(0, false), "trace\nHTTP 429 Too Many Requests", Some(Words));
+        check(
+            Failed,
+            seen(0, false),
+            "trace\nHTTP 429 Too Many Requests",
+            Some(Words),
+        );
         check(Completed, seen(0, true), "", Some(Route));
         check(Completed, seen(1, true), "", None);
         check(Completed, seen(0, false), "rate limit", None);

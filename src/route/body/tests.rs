@@ -134,7 +134,17 @@ fn addresses_that_the_provider_would_fetch_are_refused_and_data_passes() {
 #[test]
 fn what_is_no_plain_json_object_is_refused() {
     for body in [
-        "{", "[]", "null", "\"x\"", "7", "{}x", "{} {}", "{'a':1}", "{\"a\":1,}", "{\"a\":NaN}", "\u{feff}{}",
+        "{",
+        "[]",
+        "null",
+        "\"x\"",
+        "7",
+        "{}x",
+        "{} {}",
+        "{'a':1}",
+        "{\"a\":1,}",
+        "{\"a\":NaN}",
+        "\u{feff}{}",
         r#"{"a":1,"a":2}"#,
         r#"{"tools":[],"too\u006cs":[{"type":"mcp"}]}"#,
         r#"{"a":{"b":[{"c":1,"c":1}]}}"#,
@@ -147,16 +157,29 @@ fn what_is_no_plain_json_object_is_refused() {
     let keys: Vec<String> = (0..5000).map(|key| format!("\"{key}\":1")).collect();
     refused(&format!("{{{}}}", keys.join(",")), Why::Body);
     let bytes = inspect(Some("application/json"), b"{\"a\":\"\xff\"}");
-    assert_eq!(bytes.map_err(|refusal| refusal.reason), Err(Some(Why::Body)));
+    assert_eq!(
+        bytes.map_err(|refusal| refusal.reason),
+        Err(Some(Why::Body))
+    );
 }
 
 #[test]
 fn a_body_says_that_it_is_json_or_is_empty() {
     assert_eq!(inspect(None, b""), Ok(()));
-    for good in ["application/json", "Application/JSON; charset=UTF-8", "application/json;"] {
+    for good in [
+        "application/json",
+        "Application/JSON; charset=UTF-8",
+        "application/json;",
+    ] {
         assert_eq!(inspect(Some(good), b"{}"), Ok(()), "{good}");
     }
-    for bad in [None, Some("text/plain"), Some("multipart/form-data"), Some("application/json; charset=utf-16"), Some("application/jsonp")] {
+    for bad in [
+        None,
+        Some("text/plain"),
+        Some("multipart/form-data"),
+        Some("application/json; charset=utf-16"),
+        Some("application/jsonp"),
+    ] {
         let refused = inspect(bad, b"{}").map_err(|refusal| (refusal.reason, refusal.status));
         assert_eq!(refused, Err((Some(Why::Body), 415)), "{bad:?}");
     }
