@@ -146,6 +146,38 @@ pub const STDERR_LINES: usize = 50;
 /// Bytes kept of one stderr line.
 pub const STDERR_LINE_BYTES: usize = 4 << 10;
 
+/// Prompts that wait in one conversation, beside the one that runs.
+pub const CONVERSATION_QUEUE: usize = 16;
+
+/// How long a client waits for a free slot before it is refused.
+pub const CONVERSATION_WAIT: Duration = Duration::from_secs(10);
+
+/// Clients that wait for a slot of one pool at the same time.
+pub const CONVERSATION_OPENERS: usize = 64;
+
+/// Conversations on one page of a list.
+pub const CONVERSATION_PAGE: u32 = 50;
+
+/// How long a conversation that nobody uses can be loaded: as long as the copy of a task is kept.
+pub const CONVERSATION_KEPT: Duration = COPY_KEPT;
+
+/// What is told of asks and waits for one client: beyond it an ask is denied. Each open one
+/// ([`ASKS_PER_SESSION`]) is told twice.
+pub const ASKS_TOLD: usize = 16 * ASKS_PER_SESSION;
+
+/// The longest line that an editor may send, in bytes: a prompt of [`PROMPT_BYTES`], of which JSON
+/// makes six times as many at worst, and what stands beside it.
+pub const EDITOR_LINE_BYTES: usize = 8 << 20;
+
+/// Bytes that wait for an editor that does not read; then its conversations wait.
+pub const EDITOR_OUT_BYTES: usize = 16 << 20;
+
+/// Lines that wait for an editor that does not read.
+pub const EDITOR_OUT_LINES: usize = 256;
+
+/// Conversations that one editor has open, or is opening.
+pub const EDITOR_SESSIONS: usize = 32;
+
 /// Tasks that wait in one pool's queue.
 pub const POOL_QUEUE: usize = 100_000;
 
@@ -203,8 +235,13 @@ pub const COPY_FILES: u64 = 200_000;
 pub const COPY_KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
 /// How often old copies are swept.
 pub const SWEEP_EVERY: Duration = Duration::from_secs(3600);
-/// How often the sizes of homes and copies are measured while quotas do not exist.
+/// How often, at most, one session's home and copy are measured while quotas do not exist; and how
+/// often they are while its child says anything, or they grow, or the disk fills.
 pub const MEASURE_EVERY: Duration = Duration::from_secs(10);
+/// The longest time between two such measurements, however quiet a child is.
+pub const MEASURE_QUIET: Duration = Duration::from_secs(80);
+/// How often it is asked which sessions are to be measured, and how full the disk is.
+pub const MEASURE_LOOK: Duration = Duration::from_secs(1);
 /// The size limit of a session's home, in bytes.
 pub const HOME_BYTES: u64 = 4 << 30;
 /// The largest file that `home_files` may name, in bytes: settings and credentials, not data.

@@ -129,11 +129,11 @@ pub(super) fn read_all(section: &Section<'_>, found: bool, dir: &Path) -> BTreeM
         };
         let base = routes.remove(&name);
         let (route, port) = read(&name, &table, base, found, dir);
-        if let Some(port) = port {
-            if let Some(other) = taken.insert(port.value, name.clone()) {
-                let message = format!("the routes {other} and {name} have the same port");
-                section.ledger.fault(&port.place, message, None);
-            }
+        if let Some(port) = port
+            && let Some(other) = taken.insert(port.value, name.clone())
+        {
+            let message = format!("the routes {other} and {name} have the same port");
+            section.ledger.fault(&port.place, message, None);
         }
         routes.insert(name, route);
     }

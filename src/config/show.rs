@@ -16,7 +16,7 @@ use super::presets;
 use super::route_table;
 use super::types::{
     AskConfig, Config, Env, Extractor, JournalRules, Launcher, Pool, RateLimit, Restart, Route,
-    RouteTimeouts, Sandbox, StopWaits, Supervisor, Timeouts, Workspace,
+    RoutePort, RouteTimeouts, Sandbox, StopWaits, Supervisor, Timeouts, Workspace,
 };
 use super::units::{show_duration, show_size};
 use crate::model::foreign;
@@ -253,10 +253,7 @@ fn pool(pool: &Pool) -> Shown {
         table.put("sandbox", sandbox.as_str());
     }
     table.put("network", network.word());
-    if !routes.is_empty() {
-        let names: Vec<String> = routes.iter().map(|route| route.name.clone()).collect();
-        table.put("routes", texts(&names));
-    }
+    routes_of(&mut table, routes);
     table.put("policy", policy.as_str());
     table.put("guard", guard.word());
     table.put("guard_off", *guard_off);
@@ -275,17 +272,33 @@ fn pool(pool: &Pool) -> Shown {
     restart(&mut table, of_restart);
     timeouts(&mut table, of_timeouts);
     stop(&mut table, *of_stop);
+    rate_limit(&mut table, *of_rate_limit);
+    let AskConfig {
+        timeout,
+        on_timeout,
+    } = of_ask;
+    table.put("ask.timeout", show_duration(*timeout));
+    table.put("ask.on_timeout", on_timeout.word());
+    table
+}
+
+/// The key is absent where there are none.
+fn routes_of(table: &mut Shown, routes: &[RoutePort]) {
+    if !routes.is_empty() {
+        let names: Vec<String> = routes.iter().map(|route| route.name.clone()).collect();
+        table.put("routes", texts(&names));
+    }
+}
+
+fn rate_limit(table: &mut Shown, pauses: RateLimit) {
     let RateLimit {
         pause,
         max,
         give_up,
-    } = of_rate_limit;
+    } = pauses;
     for (key, time) in [("pause", pause), ("max", max), ("give_up", give_up)] {
-        table.put(&format!("rate_limit.{key}"), show_duration(*time));
+        table.put(&format!("rate_limit.{key}"), show_duration(time));
     }
-    let AskConfig { on_timeout } = of_ask;
-    table.put("ask.on_timeout", on_timeout.word());
-    table
 }
 
 fn env_of(table: &mut Shown, env: &Env) {

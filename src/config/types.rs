@@ -450,7 +450,9 @@ pub struct RateLimit {
 /// `ask = { … }`.
 #[derive(Debug, Clone, Copy)]
 pub struct AskConfig {
-    /// What follows when nobody answers: at once, while nobody can be asked.
+    /// How long a person may take to answer.
+    pub timeout: Duration,
+    /// What follows when nobody answers: at once, where nobody can be asked.
     pub on_timeout: OnTimeout,
 }
 

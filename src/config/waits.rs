@@ -139,8 +139,9 @@ pub(super) fn rate_limit(section: &Section<'_>) -> RateLimit {
 /// Reads `ask`.
 pub(super) fn ask(section: &Section<'_>) -> AskConfig {
     let ask = AskConfig {
+        timeout: value(section.duration("timeout", ANY), 900 * SECOND),
         on_timeout: value(section.word("on_timeout", &[]), OnTimeout::Deny),
     };
-    section.close(&["timeout", "when_waiting"], &[]);
+    section.close(&["when_waiting"], &[]);
     ask
 }

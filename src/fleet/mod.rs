@@ -4,17 +4,21 @@
 //! process. No actor awaits IO, a turn or a person inside a handler.
 //!
 //! Actors: one [`pool::Pool`] a pool; one [`session::Session`] an attempt at a task; one
-//! [`channel::Channel`] a child. Plain tasks of a Channel: stdout pump, stdin pump, stderr ring,
-//! keeper. Mailboxes are unbounded, so what a child writes enters them only against
-//! [`credit::Credits`]; all else is a bounded number of messages a task or a turn.
+//! [`channel`] a child, which is a task with a [`mailbox`]. Plain tasks of a Channel: stdout pump,
+//! stdin pump, stderr ring, keeper; one for the fleet measures homes and copies. Mailboxes are
+//! unbounded, so what a child writes enters them only against [`credit::Credits`]; all else is a
+//! bounded number of messages a task or a turn.
 
 mod ambient;
 mod channel;
 mod clock;
 mod continuing;
+mod conversation;
 mod credit;
+mod mailbox;
 mod memory;
 pub mod notice;
+mod parts;
 mod past;
 mod pool;
 mod report;
@@ -24,8 +28,7 @@ mod setup;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use ractor::{Actor, ActorRef};
 use tokio::sync::{broadcast, mpsc, oneshot};
@@ -36,6 +39,10 @@ pub use channel::stderr::LogTail;
 #[doc(hidden)]
 pub use clock::simulate_stamps;
 pub use continuing::{TakeUpError, TakenUp};
+pub use conversation::{
+    Asking, Brought, Conversation, ConversationOrder, ConversationView, OpenError, PendingAsk,
+    PromptError,
+};
 pub use memory::MemoryError;
 pub use notice::{ChangeKind, FileChange, Notice, SlotView, TaskReport};
 pub use report::ReportError;
@@ -45,14 +52,13 @@ use crate::config::{Config, SessionScope, WorkspaceMode};
 use crate::journal::{Commit, Committed, Journal, Refusal, TaskRow, Write};
 use crate::limits::POOL_QUEUE;
 use crate::model::{PoolName, RunId, SessionId, SlotId, SlotState, TaskSpec};
-use crate::relay::{Upstream, UpstreamError};
-use crate::telemetry::PoolMeters;
+use crate::relay::UpstreamError;
 use crate::telemetry::event::child::SlotStateChanged;
 use crate::telemetry::event::task::{QueueRejected, TaskQueued};
 use crate::telemetry::exporter::{initialise_pool, initialise_routes};
 use crate::telemetry::sets::QueueRefusal;
 use clock::now_us;
-use memory::SlotMemory;
+use parts::{pools, slot_views};
 use pool::{ActiveTask, OpenTasks, Pool, PoolArgs, PoolMsg};
 use setup::{PoolShared, Shared, SlotTable};
 
@@ -527,86 +533,4 @@ impl FleetHandle {
             let _ = end.await;
         }
     }
-}
-
-/// Puts together what each pool's sessions share.
-fn pools(setup: &Setup) -> Result<Vec<Arc<PoolShared>>, StartError> {
-    let mut first_slot = 0;
-    let mut pools = Vec::with_capacity(setup.config.pools.len());
-    for config in &setup.config.pools {
-        let pool = || config.name.clone();
-        let policy = setup.policies.get(&config.policy);
-        let policy = policy.ok_or_else(|| StartError::NoPolicy {
-            pool: pool(),
-            policy: config.policy.clone(),
-        })?;
-        let sandbox = setup.config.sandboxes.get(&config.sandbox);
-        let extractor = setup.extractors.get(config.name.as_str());
-        let shared = PoolShared {
-            policy: Arc::clone(&policy.policy),
-            policy_sha256: policy.sha256.clone(),
-            sandbox: sandbox.cloned().ok_or_else(|| StartError::NoSandbox {
-                pool: pool(),
-                profile: config.sandbox.clone(),
-            })?,
-            extractor: extractor
-                .cloned()
-                .ok_or_else(|| StartError::NoExtractor(pool()))?,
-            meters: PoolMeters::new(&config.name),
-            upstreams: upstreams(&setup.config, config)?,
-            ambient: setup.ambient.clone(),
-            config: config.clone(),
-            // One that is missing is an error where it is used.
-            workspace: std::fs::canonicalize(&config.workspace.path)
-                .unwrap_or_else(|_| config.workspace.path.clone()),
-            tasks: AtomicUsize::new(0),
-            oldest: Mutex::new(None),
-            first_slot,
-        };
-        first_slot += config.size;
-        pools.push(Arc::new(shared));
-    }
-    Ok(pools)
-}
-
-/// What a pool's routes lead to.
-fn upstreams(
-    config: &Config,
-    pool: &crate::config::Pool,
-) -> Result<Vec<Arc<Upstream>>, StartError> {
-    let routes = pool.routes.iter();
-    let routes = routes.filter_map(|port| config.routes.get(&port.name));
-    let made = routes.map(|route| {
-        let upstream = Upstream::new(route).map_err(|source| StartError::Route {
-            pool: pool.name.clone(),
-            source,
-        })?;
-        Ok(Arc::new(upstream))
-    });
-    made.collect()
-}
-
-fn slot_views(pool: &PoolShared, memory: Option<&Vec<SlotMemory>>) -> Vec<SlotView> {
-    let parked = |index: u16| {
-        let memory = memory.and_then(|memory| memory.get(usize::from(index)));
-        memory.and_then(|memory| memory.parked.clone())
-    };
-    let view = |index| SlotView {
-        slot: SlotId {
-            pool: pool.config.name.clone(),
-            index,
-        },
-        state: match parked(index) {
-            Some(_) => SlotState::Parked,
-            None => SlotState::Unloaded,
-        },
-        pid: None,
-        task: None,
-        session: None,
-        note: parked(index),
-        started_at: None,
-        up: false,
-        last_exit_code: None,
-    };
-    (0..pool.config.size).map(view).collect()
 }

@@ -8,6 +8,8 @@
 mod continuing;
 mod crashes;
 mod drill;
+mod editor;
+mod editors;
 mod escapes;
 mod first_run;
 mod full_disk;
@@ -18,6 +20,7 @@ mod orders;
 mod provider;
 mod real_agents;
 mod routes;
+mod sizes;
 mod slots;
 mod stall;
 mod stress;

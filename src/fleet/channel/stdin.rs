@@ -8,12 +8,11 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use ractor::ActorRef;
 use tokio::io::AsyncWriteExt;
 use tokio::net::unix::pipe;
 use tokio::sync::Notify;
 
-use super::ChannelMsg;
+use super::{ChannelMsg, ChannelRef};
 use crate::limits::{STDIN_BYTES, STDIN_QUEUE};
 
 /// Why a message did not get a place.
@@ -84,7 +83,7 @@ pub(crate) struct Stdin {
 
 impl Stdin {
     /// Starts the pump.
-    pub(crate) fn start(pipe: pipe::Sender, to: ActorRef<ChannelMsg>) -> Self {
+    pub(crate) fn start(pipe: pipe::Sender, to: ChannelRef) -> Self {
         let queue = Arc::new(Queue::default());
         tokio::spawn(run(pipe, Reading(Arc::clone(&queue)), to));
         Self { queue }
@@ -127,7 +126,7 @@ impl Drop for Reading {
     }
 }
 
-async fn run(mut pipe: pipe::Sender, queue: Reading, to: ActorRef<ChannelMsg>) {
+async fn run(mut pipe: pipe::Sender, queue: Reading, to: ChannelRef) {
     while let Some(Message { bytes, at }) = queue.0.next().await {
         if let Err(error) = pipe.write_all(&bytes).await {
             // Closed before it is said: nothing is queued behind a pipe that failed.

@@ -65,7 +65,17 @@ impl PoolState {
             self.slots[usize::from(index)].history.turn_completed();
         }
         let has_child = attempt.stays.is_some_and(|stays| stays.has_child);
+        // A person who waits for an answer is told of the limit instead.
+        let is_held = self.slots[usize::from(index)].held.is_some();
         let limit = attempt.limit.filter(|_| !self.is_closing(&task));
+        let (limit, told) = if is_held {
+            (None, limit)
+        } else {
+            (limit, None)
+        };
+        if let Some(told) = told {
+            self.pause_for(&slot_id, told);
+        }
         let follows = match &attempt.end {
             // A child that ends because its provider limits requests is no failure of its slot.
             Some(_) if limit.is_some() => {
@@ -246,7 +256,7 @@ impl PoolState {
                 true
             }
         };
-        self.put_back(task);
+        self.put_back(attempt.index, task);
         again
     }
 
@@ -255,8 +265,8 @@ impl PoolState {
         self.cancelled || self.stopping || task.cancelled
     }
 
-    /// Puts a task back at the head of the queue.
-    pub(super) fn put_back(&mut self, mut task: ActiveTask) {
+    /// Puts a task back before those that wait with it.
+    pub(super) fn put_back(&mut self, index: u16, mut task: ActiveTask) {
         self.submit(Write::TaskUpdated {
             run: task.run.clone(),
             task: task.spec.id.clone(),
@@ -271,7 +281,7 @@ impl PoolState {
         }
         .emit();
         task.queued = clock::now();
-        self.queue.push_front(task);
+        self.wait_again(index, task);
     }
 
     pub(super) fn end_one(&self, task: ActiveTask, outcome: TaskOutcome, why: Option<String>) {

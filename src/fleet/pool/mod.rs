@@ -8,6 +8,7 @@ mod keeping;
 mod pausing;
 mod slot;
 mod state;
+mod talk;
 mod task;
 
 use std::sync::Arc;
@@ -19,6 +20,7 @@ use tokio::sync::oneshot;
 
 use slot::{Kept, Slot};
 use state::PoolState;
+pub(crate) use talk::{Opener, Talk};
 pub(crate) use task::{ActiveTask, OpenTasks, Past};
 
 use super::channel::ChannelEnd;
@@ -95,6 +97,8 @@ pub(crate) enum PoolMsg {
         /// Why, if it failed.
         why: String,
     },
+    /// A client wants something of its conversation.
+    Talk(Talk),
     /// End every child, then the pool.
     Stop {
         /// Without the ladder.
@@ -149,6 +153,8 @@ impl Actor for Pool {
             queue: VecDeque::new(),
             pause: Pause::new(limits),
             probe: None,
+            openers: VecDeque::new(),
+            held: 0,
             cancelled: false,
             stopping: false,
         })
@@ -182,6 +188,7 @@ impl Actor for Pool {
             PoolMsg::BackoffOver { index, round } => state.backoff_over(index, round),
             PoolMsg::Restart { index, done } => state.restart(index, done),
             PoolMsg::Cancel(run) => state.cancel(run.as_ref()),
+            PoolMsg::Talk(talk) => state.talk(talk),
             PoolMsg::Stop { now } => state.stop(now),
             PoolMsg::SessionGone { who, why } => state.session_gone(who, &why),
         }

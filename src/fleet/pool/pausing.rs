@@ -23,18 +23,27 @@ impl PoolState {
         if self.probe.as_ref() == Some(session) {
             self.probe = None;
         }
+        if !self.pause_for(slot, limit) {
+            let most = show_duration(self.pool.config.rate_limit.give_up);
+            let why = format!(
+                "the provider has limited requests for {most} (rate_limit.give_up), and still does"
+            );
+            return self.end_one(task, TaskOutcome::Failed, Some(why));
+        }
+        task.sent = task.sent.saturating_sub(1);
+        self.put_back(slot.index, task);
+    }
+
+    /// Pauses the pool; `false` if it has been paused for as long as it may.
+    pub(super) fn pause_for(&mut self, slot: &SlotId, limit: Limited) -> bool {
         let now = clock::now();
         let announced = limit
             .until
             .map(|until| until.saturating_duration_since(now));
         let follows = self.pause.limited(now, announced);
         let Follows::Pause { wait, anew } = follows else {
-            let most = show_duration(self.pool.config.rate_limit.give_up);
-            let why = format!(
-                "the provider has limited requests for {most} (rate_limit.give_up), and still does"
-            );
             self.show_pause(false);
-            return self.end_one(task, TaskOutcome::Failed, Some(why));
+            return false;
         };
         RateLimited {
             slot,
@@ -54,8 +63,7 @@ impl PoolState {
                 let _ = to.send_message(PoolMsg::PauseOver);
             });
         }
-        task.sent = task.sent.saturating_sub(1);
-        self.put_back(task);
+        true
     }
 
     /// An attempt ended without being limited: if it was the one that tried, that is over.

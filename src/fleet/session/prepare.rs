@@ -9,8 +9,9 @@ use std::sync::Arc;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio_util::sync::CancellationToken;
 
+use super::environment::{PATH_INSIDE, environment};
 use super::work::Work;
-use crate::config::{Fill, Launcher, Network, OWN_PROGRAM, WorkspaceMode, fill_routes};
+use crate::config::{Fill, Launcher, Network, OWN_PROGRAM, WorkspaceMode};
 use crate::fleet::ambient::Ambient;
 use crate::fleet::setup::{PoolShared, Shared};
 use crate::launch::{LaunchPlan, RunError, SpawnError, Walls};
@@ -31,8 +32,6 @@ const WORKSPACE_INSIDE: &str = "/workspace";
 const HOME_INSIDE: &str = "/home/agent";
 /// Where it finds this very binary there.
 const MARSHAL_INSIDE: &str = "/run/marshal/marshal";
-/// Its PATH, unless the configuration says more.
-const PATH_INSIDE: &str = "/usr/local/bin:/usr/bin:/bin";
 
 /// Why a session could not be prepared.
 #[derive(Debug, thiserror::Error)]
@@ -76,6 +75,9 @@ pub(crate) enum PrepareError {
     /// The session's own copy is not there any more.
     #[error("the copy of the session's workspace, {0}, is gone")]
     CopyGone(PathBuf),
+    /// The directory that its client works in is not there for the agent.
+    #[error("the directory {} is not in the session's workspace: git may ignore it, or it is a link", .0.show(300))]
+    NoDirectory(Foreign),
     /// The program that prepares was stopped.
     #[error("the preparation was interrupted")]
     Interrupted,
@@ -102,9 +104,21 @@ impl PrepareError {
             | Self::Copy { .. }
             | Self::Git { .. }
             | Self::CopyGone(_)
+            | Self::NoDirectory(_)
             | Self::Interrupted => false,
         }
     }
+}
+
+/// Whether the session has its copy already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum HasCopy {
+    /// It is new.
+    No,
+    /// It must be there: the session worked in it.
+    Yes,
+    /// A copy appears when it is complete: one that is there is the session's.
+    IfThere,
 }
 
 /// What to prepare.
@@ -113,19 +127,26 @@ pub(crate) struct Order {
     slot: SlotId,
     session: SessionId,
     workspace: Option<PathBuf>,
-    /// The session has its copy already.
-    has_copy: bool,
+    /// The agent's directory, from the workspace's root.
+    within: Option<PathBuf>,
+    copy: HasCopy,
     /// Nobody wants it any more.
     cancelled: CancellationToken,
 }
 
 impl Order {
-    pub(crate) fn of(work: &Work, has_copy: bool, cancelled: CancellationToken) -> Self {
+    pub(crate) fn of(
+        work: &Work,
+        within: Option<PathBuf>,
+        copy: HasCopy,
+        cancelled: CancellationToken,
+    ) -> Self {
         Self {
             slot: work.slot.clone(),
             session: work.session.clone(),
             workspace: work.workspace.clone(),
-            has_copy,
+            within,
+            copy,
             cancelled,
         }
     }
@@ -139,6 +160,8 @@ pub(crate) struct Prepared {
     pub(crate) before: Option<Manifest>,
     links: TreeLinks,
     space: Arc<Space>,
+    /// Where the agent works, as it sees it.
+    directory: String,
 }
 
 /// The session's directories, outside and inside.
@@ -151,6 +174,8 @@ pub(super) struct Space {
     is_copy: bool,
     workspace_inside: String,
     home_inside: String,
+    /// The agent's directory below the workspace, with the slash before it; empty: the workspace.
+    directory: String,
 }
 
 impl Space {
@@ -181,14 +206,14 @@ impl Prepared {
         Place {
             workspace: &self.space.workspace_inside,
             home: &self.space.home_inside,
-            cwd: Some(&self.space.workspace_inside),
+            cwd: Some(&self.directory),
             resolver: &self.links,
         }
     }
 
-    /// The workspace as the agent sees it.
-    pub(crate) fn workspace_inside(&self) -> &str {
-        &self.space.workspace_inside
+    /// The directory that the agent works in, as it sees it.
+    pub(crate) fn directory_inside(&self) -> &str {
+        &self.directory
     }
 
     /// The workspace on the host.
@@ -272,12 +297,14 @@ pub(crate) async fn prepare(
         is_copy: mode == WorkspaceMode::Copy,
         workspace_inside: WORKSPACE_INSIDE.to_owned(),
         home_inside: HOME_INSIDE.to_owned(),
+        directory: String::new(),
     };
-    if mode == WorkspaceMode::Copy && order.has_copy {
-        let place = copy::path(&shared.state, &order.session);
-        if place.symlink_metadata().is_err() {
-            return Err(PrepareError::CopyGone(place));
-        }
+    let place = copy::path(&shared.state, &order.session);
+    let is_there = mode == WorkspaceMode::Copy && place.symlink_metadata().is_ok();
+    if mode == WorkspaceMode::Copy && order.copy == HasCopy::Yes && !is_there {
+        return Err(PrepareError::CopyGone(place));
+    }
+    if is_there && order.copy != HasCopy::No {
         space.workspace = place;
     } else if mode == WorkspaceMode::Copy {
         space.workspace = copy_of(shared, pool, &order, &source, &space, owner).await?;
@@ -285,6 +312,9 @@ pub(crate) async fn prepare(
     if pool.config.launcher == Launcher::None {
         space.workspace_inside = space.workspace.to_string_lossy().into_owned();
         space.home_inside = space.home.to_string_lossy().into_owned();
+    }
+    if let Some(within) = order.within.filter(|within| *within != Path::new("")) {
+        space.directory = within_space(&space, &within)?;
     }
     let bad = |source| PrepareError::Workspace {
         path: space.workspace.clone(),
@@ -311,8 +341,28 @@ pub(crate) async fn prepare(
         session: order.session,
         before,
         links,
+        directory: format!("{}{}", space.workspace_inside, space.directory),
         space: Arc::new(space),
     })
+}
+
+/// A directory of the workspace that an agent is to begin in: a link on the way would lead somewhere
+/// else inside than here.
+fn within_space(space: &Space, within: &Path) -> Result<String, PrepareError> {
+    let mut path = space.workspace.clone();
+    for part in within.components() {
+        path.push(part);
+        if !path.symlink_metadata().is_ok_and(|meta| meta.is_dir()) {
+            let within = Foreign::new(within.to_string_lossy());
+            return Err(PrepareError::NoDirectory(within));
+        }
+    }
+    let within = within
+        .to_str()
+        .ok_or(PrepareError::NoDirectory(Foreign::new(
+            within.to_string_lossy(),
+        )))?;
+    Ok(format!("/{within}"))
 }
 
 /// Whom the session's directories belong to on disk: as root, the slot's uid; else ourselves.
@@ -406,6 +456,7 @@ async fn git_list(
     let space = Space {
         workspace: source.to_owned(),
         workspace_inside: inside.clone(),
+        directory: String::new(),
         ..space.clone()
     };
     let git = list::ls_files(&inside);
@@ -470,7 +521,12 @@ fn launch_plan(
         };
     }
     let env = match what {
-        For::Agent { .. } => environment(shared, pool, space),
+        For::Agent { .. } => environment(
+            shared,
+            &pool.config,
+            &space.home_inside,
+            &space.workspace_inside,
+        ),
         For::Git { env } => {
             let path = [("PATH".to_owned(), PATH_INSIDE.to_owned())];
             env.iter().cloned().chain(path).collect()
@@ -505,7 +561,7 @@ fn launch_plan(
     Ok(LaunchPlan {
         argv,
         env,
-        cwd: space.workspace_inside.clone(),
+        cwd: format!("{}{}", space.workspace_inside, space.directory),
         limits: sandbox::limits_of(&pool.sandbox),
         walls,
     })
@@ -540,48 +596,4 @@ fn ids(shared: &Shared, pool: &PoolShared, slot: &SlotId) -> sandbox::Ids {
             gid: rustix::process::getegid().as_raw(),
         },
     }
-}
-
-/// The child's whole environment.
-fn environment(shared: &Shared, pool: &PoolShared, space: &Space) -> Vec<(String, String)> {
-    let config = &pool.config.env;
-    let mut path = String::new();
-    for directory in &config.path_add {
-        path.push_str(&directory.to_string_lossy());
-        path.push(':');
-    }
-    match (pool.config.launcher, shared.environment.get("PATH")) {
-        (Launcher::None, Some(own)) => path.push_str(own),
-        _ => path.push_str(PATH_INSIDE),
-    }
-    let fixed = [
-        ("HOME", space.home_inside.clone()),
-        ("PATH", path),
-        ("USER", "agent".to_owned()),
-        ("LOGNAME", "agent".to_owned()),
-        ("SHELL", "/bin/sh".to_owned()),
-        // The workspace's owner inside is the agent, or is shown as such; git must believe it.
-        ("GIT_CONFIG_COUNT", "1".to_owned()),
-        ("GIT_CONFIG_KEY_0", "safe.directory".to_owned()),
-        ("GIT_CONFIG_VALUE_0", space.workspace_inside.clone()),
-    ];
-    let mut env: std::collections::BTreeMap<String, String> = fixed
-        .into_iter()
-        .map(|(name, value)| (name.to_owned(), value))
-        .collect();
-    for name in &config.pass {
-        if let Some(value) = shared.environment.get(name) {
-            env.insert(name.clone(), value.clone());
-        }
-    }
-    env.extend(config.set.iter().map(|(name, value)| {
-        let value = fill_routes(value, &pool.config.routes);
-        (name.clone(), value)
-    }));
-    // Read at the start: a configuration with an unread secret starts no fleet.
-    env.extend(config.secrets.iter().filter_map(|(name, secret)| {
-        let value = secret.expose()?;
-        Some((name.clone(), value.to_owned()))
-    }));
-    env.into_iter().collect()
 }

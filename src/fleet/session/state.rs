@@ -1,26 +1,31 @@
 //! What a session knows, and what it does while its child lives: the turn, its asks, its calls.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ractor::{ActorRef, ActorRuntime};
+use ractor::ActorRef;
 use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 
+use super::approvals::Pending;
 use super::asks::{self, Asks};
+use super::measure::{self, Measured};
 use super::outbox::{After, Outbox};
-use super::{CheckResult, Item, Limited, PrepareError, Prepared, SessionMsg, Tally, Work, measure};
+use super::{
+    CheckResult, Item, Limited, PrepareError, Prepared, SessionMsg, TalkArgs, Tally, Work, prepare,
+};
 use crate::config::{OnUnaskedDeny, SessionScope};
 use crate::dialect::{Command, Opening};
 use crate::fleet::channel::stderr::StderrLog;
-use crate::fleet::channel::{Channel, ChannelArgs, ChannelEnd, ChannelMsg};
+use crate::fleet::channel::{self, ChannelArgs, ChannelEnd, ChannelHandle, ChannelMsg};
 use crate::fleet::clock::{self, now_us};
 use crate::fleet::pool::PoolMsg;
 use crate::fleet::setup::{PoolShared, Shared};
 use crate::journal::{TaskChange, Write};
 use crate::lifecycle::state::SlotEvent;
 use crate::lifecycle::watch::Expired;
-use crate::model::{AgentInfo, Ask, Event, Foreign, TurnOutcome, Usage};
+use crate::model::{AgentInfo, Ask, AskId, Decision, Event, Foreign, TurnOutcome, Usage};
 use crate::relay::LimitWatch;
 use crate::telemetry::event::child::ChildReady;
 use crate::telemetry::event::permission::PermissionDecided;
@@ -59,6 +64,10 @@ pub(crate) struct SessionState {
     /// The task that it works, or worked last.
     pub(super) work: Work,
     pub(super) scope: SessionScope,
+    /// It is a client's conversation.
+    pub(super) talk: Option<TalkArgs>,
+    /// Requests that a person is to decide; at most `ASKS_PER_SESSION`.
+    pub(super) pending: BTreeMap<AskId, Pending>,
     /// The agent's own id of the session.
     pub(super) agent_session: Option<Foreign>,
     /// An earlier start of the supervisor began it.
@@ -79,7 +88,7 @@ pub(crate) struct SessionState {
     pub(super) closing: Option<bool>,
     pub(super) phase: Phase,
     pub(super) prepared: Option<Prepared>,
-    pub(super) channel: Option<ActorRef<ChannelMsg>>,
+    pub(super) channel: Option<ChannelHandle>,
     /// What the answers on the child's routes say of limits.
     pub(super) limits: Arc<LimitWatch>,
     /// The turn failed because its provider limits requests.
@@ -94,8 +103,8 @@ pub(crate) struct SessionState {
     pub(super) ending: Option<(TurnOutcome, String)>,
     pub(super) end: Option<ChannelEnd>,
     pub(super) check: Option<CheckResult>,
-    /// Ends the measuring of home and copy.
-    pub(super) measuring: Option<AbortHandle>,
+    /// Home and copy, while they are measured.
+    pub(super) measured: Option<Arc<Measured>>,
     /// Ends the check.
     pub(super) checking: Option<AbortHandle>,
     /// The journal takes nothing more of this session.
@@ -114,14 +123,6 @@ pub(crate) struct SessionState {
     pub(super) begun: bool,
     pub(super) cancelled: bool,
     pub(super) failure: Option<String>,
-}
-
-impl Drop for SessionState {
-    fn drop(&mut self) {
-        if let Some(measuring) = &self.measuring {
-            measuring.abort();
-        }
-    }
 }
 
 impl SessionState {
@@ -146,6 +147,17 @@ impl SessionState {
         });
     }
 
+    /// What is to be prepared for it.
+    pub(super) fn order(&self) -> prepare::Order {
+        let within = self.talk.as_ref().map(|talk| talk.within.clone());
+        let copy = match (&self.talk, self.was_stored) {
+            (Some(_), _) => prepare::HasCopy::IfThere,
+            (None, true) => prepare::HasCopy::Yes,
+            (None, false) => prepare::HasCopy::No,
+        };
+        prepare::Order::of(&self.work, within, copy, self.preparing.clone())
+    }
+
     pub(super) fn prepared(&mut self, prepared: Result<Prepared, PrepareError>) {
         let prepared = match prepared {
             Ok(prepared) if !(self.cancelled || self.stopped || self.broken) => prepared,
@@ -153,13 +165,17 @@ impl SessionState {
                 self.prepared = Some(prepared);
                 return self.survey();
             }
-            Err(_) if self.cancelled || self.stopped => return self.survey(),
+            Err(_) if self.cancelled || self.stopped => {
+                self.gives_back = self.talk.is_some();
+                return self.survey();
+            }
             Err(error) => {
                 if error.is_of_the_slot() {
                     self.end = Some(ChannelEnd::not_planned(&error.to_string()));
                 }
                 // What an earlier start left is not lost because it cannot be had now.
-                self.gives_back = self.was_stored && !error.is_for_good();
+                let stays = self.was_stored || self.talk.is_some();
+                self.gives_back = stays && !error.is_for_good();
                 self.failure = Some(error.to_string());
                 return self.survey();
             }
@@ -173,7 +189,7 @@ impl SessionState {
         let Some(prepared) = &self.prepared else {
             return self.survey();
         };
-        let resume = self.agent_session.clone();
+        let resume = self.resumes();
         let plan = prepared.agent_plan(&self.shared, &self.pool, resume.as_ref());
         let plan = match plan {
             Ok(plan) => plan,
@@ -190,18 +206,11 @@ impl SessionState {
                 return self.survey();
             }
         };
-        let measured = measure::Measured::of(prepared, &self.pool);
-        let measuring = tokio::spawn(measure::watch(
-            measured,
-            self.pool.ambient.clone(),
-            self.myself.clone(),
-        ));
-        if let Some(before) = self.measuring.replace(measuring.abort_handle()) {
-            before.abort();
-        }
+        let measured = measure::Measured::of(prepared, &self.pool, self.myself.clone());
+        self.measured = Some(self.shared.scales.add(measured));
         self.phase = Phase::Opening;
         self.loading = resume.is_some();
-        let args = Box::new(ChannelArgs {
+        self.channel = Some(channel::start(ChannelArgs {
             session: self.myself.clone(),
             shared: Arc::clone(&self.shared),
             pool: Arc::clone(&self.pool),
@@ -209,19 +218,11 @@ impl SessionState {
             session_id: self.work.session.clone(),
             plan,
             opening: Opening {
-                workspace: prepared.workspace_inside().to_owned(),
+                workspace: prepared.directory_inside().to_owned(),
                 resume,
             },
             watch: Arc::clone(&self.limits),
-        });
-        let cell = self.myself.get_cell();
-        match ActorRuntime::spawn_linked_instant(None, Channel, args, cell) {
-            Ok((channel, _)) => self.channel = Some(channel),
-            Err(error) => {
-                self.end = Some(ChannelEnd::internal(&error.to_string()));
-                self.survey();
-            }
-        }
+        }));
     }
 
     pub(super) fn item(&mut self, item: Item) {
@@ -242,7 +243,10 @@ impl SessionState {
             }
             Item::Event(event) => self.event(event),
             Item::Ask(ask) => self.ask(ask),
-            Item::Withdrawn(key) => self.asks.withdrawn(&key),
+            Item::Withdrawn(key) => {
+                self.asks.withdrawn(&key);
+                self.withdrawn(&key);
+            }
             Item::Cancelling => self.cancelling(),
             Item::Cleared => {
                 tracing::info!(session = %self.work.session, "the agent began a new session of its own");
@@ -379,6 +383,7 @@ impl SessionState {
         usage: Usage,
         detail: Option<String>,
     ) {
+        self.nobody_decides("the turn ended before this was decided");
         for call in self.asks.turn_ended() {
             self.unasked(&call);
         }
@@ -430,7 +435,14 @@ impl SessionState {
         let prepared = self.prepared.as_ref();
         let is_read_only = self.shared.journal.health().borrow().is_read_only();
         let asks = &mut self.asks;
-        let decided = asks::decide(&self.pool, prepared, &self.work, &ask, asks, is_read_only);
+        let at = asks::At {
+            is_read_only,
+            has_approver: self.talk.is_some(),
+        };
+        let decided = asks::decide(&self.pool, prepared, &self.work, &ask, asks, at);
+        if decided.verdict.decision == Decision::Ask {
+            return self.to_a_person(ask, decided);
+        }
         self.tally.decided(&decided);
         decided.record(&ask, &mut self.outbox);
         self.outbox.after(After::Answer {
@@ -505,6 +517,7 @@ impl SessionState {
                     }
                 }
             }
+            After::Asked(id) => self.put(&id),
             After::TurnEnded if self.scope == SessionScope::Slot => self.after_turn(),
             After::TurnEnded => self.stop(false),
             After::ChildEnded { task } => self.after_child(task),

@@ -83,8 +83,9 @@ impl Tally {
     pub(crate) fn replay(&mut self, event: &Event) {
         self.event(event);
         if let Event::Decided(verdict) = event {
-            // What wanted a person and had none was denied by the end of its time.
-            self.verdict(verdict, verdict.by == DecidedBy::Timeout);
+            // What wanted a person was decided by one, or denied by the end of its time.
+            let was_ask = matches!(verdict.by, DecidedBy::Timeout | DecidedBy::Human);
+            self.verdict(verdict, was_ask);
         }
         self.unasked(event);
     }
