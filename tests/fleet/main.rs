@@ -18,6 +18,10 @@ mod first_run;
 mod full_disk;
 mod kill;
 mod orders;
+#[allow(dead_code, reason = "the tests of routes use more of it")]
+#[path = "../support/provider.rs"]
+mod provider;
+mod routes;
 mod sizes;
 mod slots;
 mod stall;

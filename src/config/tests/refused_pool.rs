@@ -98,7 +98,7 @@ fn closed_sets_of_words_name_their_members() {
         }
     };
     set("launcher", "\"unshare\", \"none\" or \"ssh\"", ("unshre", "unshare"), &["bwrap", "container", "pty"]);
-    set("network", "\"none\" or \"host\"", ("hots", "host"), &["routes", "proxy"]);
+    set("network", "\"none\", \"routes\" or \"host\"", ("hots", "host"), &["proxy"]);
     set("guard", "\"policy\", \"policy+sandbox\" or \"sandbox\"", ("sandbx", "sandbox"), &[]);
     set("on_unasked_deny", "\"report\", \"interrupt\" or \"stop\"", ("interupt", "interrupt"), &[]);
     set("asks", "\"all\", \"some\" or \"never\"", ("nevr", "never"), &[]);

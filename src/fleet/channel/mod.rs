@@ -33,6 +33,7 @@ use crate::launch::{Child, Ended, LaunchPlan, SpawnError};
 use crate::lifecycle::stop::Ladder;
 use crate::lifecycle::watch::Watch;
 use crate::model::{SessionId, SlotId};
+use crate::relay::{LimitWatch, Relays};
 
 /// What a Channel hears.
 #[derive(Debug)]
@@ -80,6 +81,8 @@ pub(crate) struct ChannelArgs {
     pub(crate) session_id: SessionId,
     pub(crate) plan: LaunchPlan,
     pub(crate) opening: Opening,
+    /// What its routes' answers say of limits.
+    pub(crate) watch: Arc<LimitWatch>,
 }
 
 /// Where a Channel is told things.
@@ -124,6 +127,8 @@ pub(crate) fn start(args: ChannelArgs) -> ChannelHandle {
         session_id: args.session_id,
         began: now,
         opening: args.opening,
+        limits: args.watch,
+        relays: Relays::default(),
         stdin: None,
         keeper: None,
         process: None,

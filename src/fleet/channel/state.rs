@@ -22,6 +22,7 @@ use crate::launch::{Child, Ended, KeeperHandle, SpawnError};
 use crate::lifecycle::stop::{Ladder, Step};
 use crate::lifecycle::watch::Watch;
 use crate::model::{Event, EventKind, SessionId, SlotId};
+use crate::relay::{LimitWatch, Relays};
 use crate::telemetry::event::child::{ChildHung, ChildSpawned, ProtocolError, SandboxFailed};
 use crate::telemetry::sets::{Hang, LineFault, SpawnResult, Stream};
 use crate::wire::ndjson::LineError;
@@ -41,6 +42,10 @@ pub(crate) struct ChannelState {
     pub(super) opening: Opening,
     pub(super) dialect: Box<dyn Dialect>,
     pub(super) credits: Credits,
+    /// What its routes' answers say of limits.
+    pub(super) limits: Arc<LimitWatch>,
+    /// The child's routes, served while the child lives.
+    pub(super) relays: Relays,
     pub(super) stdin: Option<Stdin>,
     /// Dropping it kills the whole tree, so that a panic here leaves nothing behind.
     pub(super) keeper: Option<KeeperHandle>,
@@ -81,6 +86,8 @@ impl ChannelState {
         let credits = self.credits.clone();
         self.pump = Some(stdout::Pump::start(child.stdout, credits, myself.clone()));
         self.stdin = Some(Stdin::start(child.stdin, myself.clone()));
+        let upstreams = &self.pool.upstreams;
+        self.relays = Relays::start(child.listeners, upstreams, &self.slot, &self.limits);
         self.keeper = Some(child.keeper);
         self.process = Some(child.ended);
         for note in &child.notes {
@@ -210,6 +217,7 @@ impl ChannelState {
 
     pub(super) fn process_ended(&mut self, ended: Option<Ended>, now: Instant) {
         self.ended = Some(Gone(ended));
+        self.relays = Relays::default();
         self.ladder.exited();
         self.watch.turn_ended();
         // Whoever held the pipe is dead: what is in it is all there will be.

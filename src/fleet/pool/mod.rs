@@ -5,6 +5,7 @@
 
 mod ending;
 mod keeping;
+mod pausing;
 mod slot;
 mod state;
 mod talk;
@@ -26,6 +27,7 @@ use super::channel::ChannelEnd;
 use super::memory::SlotMemory;
 use super::session::{Attempt, SessionRef, Stays, StoredSession};
 use super::setup::{PoolShared, Shared};
+use crate::lifecycle::pause::Pause;
 use crate::lifecycle::state::SlotEvent;
 use crate::model::{RunId, SessionId};
 
@@ -65,6 +67,13 @@ pub(crate) enum PoolMsg {
         /// Which session.
         session: SessionId,
     },
+    /// The task that tried whether the provider takes requests again got an answer.
+    Answered {
+        /// In which session.
+        session: SessionId,
+    },
+    /// A pause may be over.
+    PauseOver,
     /// A slot's backoff is over.
     BackoffOver {
         /// Which slot.
@@ -126,6 +135,7 @@ impl Actor for Pool {
             memory,
             stored,
         } = args;
+        let limits = pool.config.rate_limit;
         let mut memory = memory.into_iter();
         let mut slots: Vec<Slot> = (0..pool.config.size)
             .map(|index| Slot::new(&pool.config, index, memory.next().unwrap_or_default()))
@@ -141,6 +151,8 @@ impl Actor for Pool {
             pool,
             slots,
             queue: VecDeque::new(),
+            pause: Pause::new(limits),
+            probe: None,
             openers: VecDeque::new(),
             held: 0,
             cancelled: false,
@@ -170,6 +182,9 @@ impl Actor for Pool {
                 stays,
             } => state.child_gone(index, &session, &end, stays),
             PoolMsg::SessionClosed { index, session } => state.session_closed(index, &session),
+            PoolMsg::Answered { session } => state.answered(&session),
+            // What follows is settled below.
+            PoolMsg::PauseOver => {}
             PoolMsg::BackoffOver { index, round } => state.backoff_over(index, round),
             PoolMsg::Restart { index, done } => state.restart(index, done),
             PoolMsg::Cancel(run) => state.cancel(run.as_ref()),

@@ -15,6 +15,7 @@ use crate::fleet::session::{Attempt, SessionMsg, SessionRef, Work};
 use crate::fleet::setup::{PoolShared, Shared};
 use crate::journal::Write;
 use crate::lifecycle;
+use crate::lifecycle::pause::{MayStart, Pause};
 use crate::lifecycle::state::SlotEvent;
 use crate::model::{RunId, SessionId, SlotState};
 use crate::telemetry::event::child::SlotStateChanged;
@@ -27,6 +28,10 @@ pub(crate) struct PoolState {
     pub(super) pool: Arc<PoolShared>,
     pub(super) slots: Vec<Slot>,
     pub(super) queue: VecDeque<ActiveTask>,
+    /// How it stands to its provider's limits.
+    pub(super) pause: Pause,
+    /// The session whose task tries whether the provider takes requests again.
+    pub(super) probe: Option<SessionId>,
     /// Clients that wait for a slot.
     pub(super) openers: VecDeque<Opener>,
     /// How many slots a conversation has: a pool without one does nothing for them.
@@ -146,6 +151,7 @@ impl PoolState {
     /// Gives each free slot what waits for it: a conversation's its next prompt, another one the
     /// first task.
     fn give_out(&mut self) {
+        self.pause.look(clock::now());
         for index in 0..self.pool.config.size {
             if self.queue.is_empty() && self.held == 0 {
                 break;
@@ -156,6 +162,7 @@ impl PoolState {
             }
             let next = match &mut slot.held {
                 Some(held) => held.waiting.pop_front(),
+                None if self.pause.may_start() == MayStart::None => None,
                 None => self.queue.pop_front(),
             };
             if let Some(task) = next {
@@ -199,8 +206,14 @@ impl PoolState {
             check: task.spec.check.clone(),
             asked: now,
             down_since: slot.down_since,
+            probe: !is_held && self.pause.may_start() == MayStart::Probe,
         };
+        let probe = work.probe.then(|| session.clone());
         let slot_id = slot.id.clone();
+        if probe.is_some() {
+            self.pause.probing();
+            self.probe = probe;
+        }
         let actor = self.give(work, kept);
         self.shared.tell(Notice::Assigned {
             run: task.run.clone(),

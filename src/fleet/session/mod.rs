@@ -8,7 +8,9 @@
 mod approvals;
 mod asks;
 mod ending;
+mod environment;
 mod far;
+mod limited;
 mod listing;
 mod measure;
 mod next;
@@ -30,6 +32,7 @@ use tokio_util::sync::CancellationToken;
 
 use ractor::ActorRef;
 
+pub(crate) use limited::Limited;
 pub(crate) use prepare::{PrepareError, Prepared};
 pub(crate) use scales::Scales;
 pub(crate) use tally::Tally;
@@ -238,6 +241,8 @@ fn begin(args: SessionArgs, myself: SessionRef) -> Box<SessionState> {
         phase: Phase::Preparing,
         prepared: None,
         channel: None,
+        limits: Arc::default(),
+        limit: None,
         turn: None,
         turn_detail: None,
         turn_began: None,
