@@ -14,6 +14,8 @@ pub mod lifecycle;
 pub mod limits;
 pub mod model;
 pub mod policy;
+pub mod relay;
+pub mod route;
 pub mod sandbox;
 pub mod telemetry;
 pub mod wire;

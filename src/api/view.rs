@@ -6,6 +6,7 @@
 
 use std::borrow::Cow;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -73,6 +74,12 @@ enum Line<'a> {
         state: Cow<'a, str>,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         note: Option<Cow<'a, str>>,
+    },
+    Paused {
+        pool: Cow<'a, str>,
+        /// Absent: the pause is over.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        wait_ms: Option<u64>,
     },
     Ended {
         report: Box<Report<'a>>,
@@ -162,6 +169,10 @@ fn notice(notice: &Notice) -> String {
             slot: slot.to_string(),
             state: Cow::Borrowed(state.word()),
             note: note.as_deref().map(Cow::Borrowed),
+        }),
+        Notice::Paused { pool, wait } => write(&Line::Paused {
+            pool: Cow::Borrowed(pool.as_str()),
+            wait_ms: wait.map(|wait| u64::try_from(wait.as_millis()).unwrap_or(u64::MAX)),
         }),
         Notice::Ended(ended) => write(&Line::Ended {
             report: Box::new(ended.stored()),
@@ -283,6 +294,10 @@ fn read_line(line: Line<'_>) -> Result<Item, ViewError> {
             slot: id("slot", &slot, SlotId::parse)?,
             state: word("slot state", &state, SlotState::from_word)?,
             note: note.map(Cow::into_owned),
+        }),
+        Line::Paused { pool, wait_ms } => Item::Notice(Notice::Paused {
+            pool: id("pool", &pool, PoolName::new)?,
+            wait: wait_ms.map(Duration::from_millis),
         }),
         Line::Ended { report } => Item::Ended(Arc::new(TaskReport::restored(*report)?)),
         Line::Run { .. } | Line::Log { .. } => {

@@ -349,7 +349,7 @@ impl Filter {
             Notice::Events { slot, session, .. } | Notice::Passed { slot, session, .. } => {
                 self.working.get(slot) == Some(session)
             }
-            Notice::Slot { .. } => true,
+            Notice::Slot { .. } | Notice::Paused { .. } => true,
             Notice::Ended(report) => report.run == self.run,
         }
     }

@@ -143,6 +143,16 @@ impl Board {
                 }
                 change
             }
+            Notice::Paused { pool, wait } => Change {
+                lines: vec![match wait {
+                    Some(wait) => format!(
+                        "{pool}: its provider limits requests; no task starts for {:.1} s",
+                        wait.as_secs_f64()
+                    ),
+                    None => format!("{pool}: its provider takes requests again"),
+                }],
+                ..Change::default()
+            },
             Notice::Ended(report) => self.end(report),
         }
     }

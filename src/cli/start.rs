@@ -20,6 +20,7 @@ use crate::journal::{Health, Journal, Keeping, OpenError, Rules, Space};
 use crate::launch::{self, RunError, Spawner};
 use crate::limits;
 use crate::model::{RunId, SessionId};
+use crate::relay::{Upstream, UpstreamError};
 use crate::sandbox::state_dir::{StateDir, StateError};
 use crate::sandbox::uids::{self, HeldBlock, Sources, UidError};
 use crate::sandbox::workspace::sweep::{self, Sessions, When};
@@ -167,10 +168,38 @@ fn programs(config: &Config) -> impl Iterator<Item = PathBuf> {
 /// # Errors
 /// Everything that is wrong with them.
 pub fn check(config: &Config) -> Result<(), Box<ConfigErrors>> {
-    secrets::read(&mut config.clone(), |name| std::env::var_os(name))?;
+    let mut config = config.clone();
+    secrets::read(&mut config, |name| std::env::var_os(name))?;
+    let config = &config;
+    routes(config)?;
     policies(config)?;
     extractors(config)?;
     Ok(())
+}
+
+/// Tries to make each used route ready: its file of certificate authorities may hold none.
+fn routes(config: &Config) -> Result<(), Box<ConfigErrors>> {
+    let used = config.pools.iter().flat_map(|pool| &pool.routes);
+    let mut faults = Vec::new();
+    for route in used.filter_map(|port| config.routes.get(&port.name)) {
+        if let Err(error) = Upstream::new(route) {
+            let key = match &error {
+                UpstreamError::Authorities { .. } => "ca",
+                UpstreamError::Header(..) => "header",
+                UpstreamError::Key(..) | UpstreamError::Tls(..) => "secret",
+            };
+            faults.push((
+                format!("route.{}.{key}", route.name),
+                error.to_string(),
+                None,
+            ));
+        }
+    }
+    if faults.is_empty() {
+        Ok(())
+    } else {
+        Err(Box::new(config.places.refuse(faults)))
+    }
 }
 
 fn open_journal(config: &Config, state: &Path) -> Result<Journal, OpenError> {
@@ -191,6 +220,7 @@ fn open_journal(config: &Config, state: &Path) -> Result<Journal, OpenError> {
 /// [`Failure`]; nothing runs then.
 pub async fn start(mut config: Config, state: StateDir, go_on: GoOn) -> Result<Started, Failure> {
     secrets::read(&mut config, |name| std::env::var_os(name))?;
+    routes(&config)?;
     let policies = policies(&config)?;
     let extractors = extractors(&config)?;
     raise_descriptor_limit();

@@ -67,11 +67,7 @@ pub(super) fn read(
     let own_command = item.as_ref().is_some_and(|item| !item.is_below());
     let program = given.as_ref().and_then(|words| words.first());
     let program = program.map(|word| word.place.clone());
-    let mut words: Vec<String> = given
-        .into_iter()
-        .flatten()
-        .map(|word| word.value)
-        .collect();
+    let mut words: Vec<String> = given.into_iter().flatten().map(|word| word.value).collect();
     if let Some(preset) = preset.filter(|_| !own_command && model.is_some()) {
         words.extend(preset.model_args.iter().cloned());
     }
@@ -80,7 +76,13 @@ pub(super) fn read(
             .or(named)
             .map_or_else(|| pool.place.clone(), |item| item.place);
         let elsewhere = preset.is_some_and(|preset| preset.writes_model(is_routed));
-        filled(pool, &words, &place, "model", model.as_ref().filter(|_| !elsewhere));
+        filled(
+            pool,
+            &words,
+            &place,
+            "model",
+            model.as_ref().filter(|_| !elsewhere),
+        );
         filled(pool, &words, &place, "mode", mode.as_ref());
     }
     let script = command::is_script_agent(&words);
@@ -104,11 +106,8 @@ pub(super) fn read(
         model,
         mode: mode.map(|found| found.value),
         dialect: speaks,
-        asks: pool
-            .word("asks", &[])
-            .map_or(inferred, |found| found.value),
-        extractor: extractor(pool)
-            .unwrap_or_else(|| Extractor::BuiltIn(speaks.word().to_owned())),
+        asks: pool.word("asks", &[]).map_or(inferred, |found| found.value),
+        extractor: extractor(pool).unwrap_or_else(|| Extractor::BuiltIn(speaks.word().to_owned())),
     }
 }
 

@@ -123,7 +123,11 @@ pub(super) fn beneath(pool: Section<'_>) -> (Section<'_>, Option<&'static Preset
     let network = pool.item("network");
     let network = network.and_then(|item| plain_text(item.value()));
     let is_routed = network.map_or_else(|| preset.is_routed(), |network| network == ROUTES);
-    let table = if is_routed { &preset.routed } else { &preset.plain };
+    let table = if is_routed {
+        &preset.routed
+    } else {
+        &preset.plain
+    };
     (pool.over(table, name.place.span), Some(preset))
 }
 
@@ -138,7 +142,9 @@ impl Preset {
     /// Whether its network is one of routes, where the pool does not say.
     fn is_routed(&self) -> bool {
         let network = self.plain.get("network").map(toml::Spanned::get_ref);
-        network.and_then(plain_text).is_some_and(|network| network == ROUTES)
+        network
+            .and_then(plain_text)
+            .is_some_and(|network| network == ROUTES)
     }
 
     /// The files of a new home, with the model's name in them.
@@ -173,7 +179,10 @@ impl Preset {
     /// Whether one of its files names the model.
     pub(super) fn writes_model(&self, is_routed: bool) -> bool {
         let routed = self.routed_home.values().filter(|_| is_routed);
-        self.home.values().chain(routed).any(|text| text.contains("{model}"))
+        self.home
+            .values()
+            .chain(routed)
+            .any(|text| text.contains("{model}"))
     }
 
     /// A value of `[pool]`, or of `[routed]` over it, as text.
@@ -246,7 +255,10 @@ mod tests {
         for (name, text) in PRESETS {
             let preset = read(name, text).unwrap_or_else(|error| panic!("{name}: {error}"));
             let says = |key: &str| preset.says(&[key], true);
-            assert!(says("dialect").is_some() && says("asks").is_some(), "{name}");
+            assert!(
+                says("dialect").is_some() && says("asks").is_some(),
+                "{name}"
+            );
             let extractor = says("extractor").expect("an extractor");
             assert!(EXTRACTORS.contains(&extractor.as_str()), "{name}");
             assert!(!preset.evidence.is_empty(), "{name}");
@@ -264,7 +276,9 @@ mod tests {
         for (name, text) in PRESETS {
             let document: toml::Table = text.parse().expect("TOML");
             for table in ["pool", "routed"] {
-                let Some(keys) = document.get(table) else { continue };
+                let Some(keys) = document.get(table) else {
+                    continue;
+                };
                 let mut pool = keys.as_table().expect("a table").clone();
                 pool.entry("command").or_insert_with(|| vec!["x"].into());
                 let mut pools = toml::Table::new();
@@ -274,7 +288,9 @@ mod tests {
                 // Variables may name routes that only the other table has.
                 let read = Config::parse(&file.to_string(), &origin);
                 let faults = read.err().map(|errors| errors.errors).unwrap_or_default();
-                let unknown = faults.iter().find(|fault| fault.message.contains("unknown key"));
+                let unknown = faults
+                    .iter()
+                    .find(|fault| fault.message.contains("unknown key"));
                 assert!(unknown.is_none(), "{name}: {unknown:?}");
             }
         }
@@ -284,7 +300,11 @@ mod tests {
     fn files_name_the_model_of_the_pool_or_the_presets_own() {
         let codex = preset("codex").expect("codex");
         let text = |routed, model| codex.home(routed, model).remove(".codex/config.toml");
-        assert!(text(false, None).expect("a file").starts_with("model = \"gpt-5\"\n"));
+        assert!(
+            text(false, None)
+                .expect("a file")
+                .starts_with("model = \"gpt-5\"\n")
+        );
         let routed = text(true, Some("m-1")).expect("a file");
         assert!(routed.contains("model = \"m-1\"") && routed.contains("{route.openai}/v1"));
     }

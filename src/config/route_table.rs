@@ -80,7 +80,7 @@ const HEADER_PATTERN: &str = "^[A-Za-z][A-Za-z0-9-]{0,63}$";
 /// What the schema says of what stands before a key.
 const PREFIX_PATTERN: &str = "^[ -~]{0,64}$";
 /// What the schema says of a line of `allow`.
-const ALLOW_PATTERN: &str = r"^(GET|HEAD|POST|PUT|PATCH|DELETE) (/[A-Za-z0-9._~:@!$&'()+,=*-]+)+$";
+const ALLOW_PATTERN: &str = r"^(GET|HEAD|POST|PUT|PATCH|DELETE) (?!.*/\.\.?(/|$))(?!.*\*[^/]*\*)(/[A-Za-z0-9._~:@!$&'()+,=*-]+)+$";
 /// What the schema says of a query parameter's name.
 const QUERY_PATTERN: &str = r"^[A-Za-z0-9$._-]{1,64}$";
 
@@ -129,11 +129,11 @@ pub(super) fn read_all(section: &Section<'_>, found: bool, dir: &Path) -> BTreeM
         };
         let base = routes.remove(&name);
         let (route, port) = read(&name, &table, base, found, dir);
-        if let Some(port) = port {
-            if let Some(other) = taken.insert(port.value, name.clone()) {
-                let message = format!("the routes {other} and {name} have the same port");
-                section.ledger.fault(&port.place, message, None);
-            }
+        if let Some(port) = port
+            && let Some(other) = taken.insert(port.value, name.clone())
+        {
+            let message = format!("the routes {other} and {name} have the same port");
+            section.ledger.fault(&port.place, message, None);
         }
         routes.insert(name, route);
     }

@@ -19,7 +19,7 @@ use super::presets::{self, Preset};
 use super::route_table;
 use super::types::{
     AskConfig, Config, Env, Extractor, JournalRules, Launcher, Pool, RateLimit, Restart, Route,
-    RouteTimeouts, Sandbox, StopWaits, Supervisor, Timeouts, Workspace,
+    RoutePort, RouteTimeouts, Sandbox, StopWaits, Supervisor, Timeouts, Workspace,
 };
 use super::units::{show_duration, show_size};
 use crate::model::foreign;
@@ -284,10 +284,7 @@ fn pool(pool: &Pool) -> Shown {
         Some(far) => ssh::put(&mut table, far),
         None => table.put("network", network.word()),
     }
-    if !routes.is_empty() {
-        let names: Vec<String> = routes.iter().map(|route| route.name.clone()).collect();
-        table.put("routes", texts(&names));
-    }
+    routes_of(&mut table, routes);
     table.put("policy", policy.as_str());
     table.put("guard", guard.word());
     table.put("guard_off", *guard_off);
@@ -310,14 +307,7 @@ fn pool(pool: &Pool) -> Shown {
     restart(&mut table, of_restart);
     timeouts(&mut table, of_timeouts);
     stop(&mut table, *of_stop);
-    let RateLimit {
-        pause,
-        max,
-        give_up,
-    } = of_rate_limit;
-    for (key, time) in [("pause", pause), ("max", max), ("give_up", give_up)] {
-        table.put(&format!("rate_limit.{key}"), show_duration(*time));
-    }
+    rate_limit(&mut table, *of_rate_limit);
     let AskConfig {
         timeout,
         on_timeout,
@@ -325,6 +315,25 @@ fn pool(pool: &Pool) -> Shown {
     table.put("ask.timeout", show_duration(*timeout));
     table.put("ask.on_timeout", on_timeout.word());
     table
+}
+
+/// The key is absent where there are none.
+fn routes_of(table: &mut Shown, routes: &[RoutePort]) {
+    if !routes.is_empty() {
+        let names: Vec<String> = routes.iter().map(|route| route.name.clone()).collect();
+        table.put("routes", texts(&names));
+    }
+}
+
+fn rate_limit(table: &mut Shown, pauses: RateLimit) {
+    let RateLimit {
+        pause,
+        max,
+        give_up,
+    } = pauses;
+    for (key, time) in [("pause", pause), ("max", max), ("give_up", give_up)] {
+        table.put(&format!("rate_limit.{key}"), show_duration(time));
+    }
 }
 
 /// What is the preset's own is left out: it is no secret, whatever it is called.

@@ -194,7 +194,10 @@ impl<'a> Section<'a> {
             generic: join(&self.generic, generic),
             value: value.get_ref(),
             is_below: false,
-            below: self.below.as_ref().and_then(|below| below.table(key.get_ref())),
+            below: self
+                .below
+                .as_ref()
+                .and_then(|below| below.table(key.get_ref())),
         }
     }
 

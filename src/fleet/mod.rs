@@ -3,11 +3,11 @@
 //! Floor 4. Owns the actors. An actor owns a decision; a plain task owns a descriptor or a
 //! process. No actor awaits IO, a turn or a person inside a handler.
 //!
-//! Actors: one [`pool::Pool`] a pool; one [`session::Session`] an attempt at a task; one
-//! [`channel`] a child, which is a task with a [`mailbox`]. Plain tasks of a Channel: stdout pump,
-//! stdin pump, stderr ring, keeper; one for the fleet measures homes and copies. Mailboxes are
-//! unbounded, so what a child writes enters them only against [`credit::Credits`]; all else is a
-//! bounded number of messages a task or a turn.
+//! Actors: one [`pool::Pool`] a pool, of ractor's; one [`session`] an attempt at a task and one
+//! [`channel`] a child, tasks with a [`mailbox`]. Plain tasks of a Channel: stdout pump, stdin pump,
+//! stderr ring, keeper; one for the fleet measures homes and copies. Mailboxes are unbounded, so
+//! what a child writes enters them only against [`credit::Credits`]; all else is a bounded number of
+//! messages a task or a turn.
 
 mod ambient;
 mod channel;
@@ -18,6 +18,7 @@ mod credit;
 mod mailbox;
 mod memory;
 pub mod notice;
+mod parts;
 mod past;
 mod pool;
 mod report;
@@ -27,8 +28,7 @@ mod setup;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use ractor::{Actor, ActorRef};
 use tokio::sync::{broadcast, mpsc, oneshot};
@@ -52,13 +52,13 @@ use crate::config::{Config, SessionScope, WorkspaceMode};
 use crate::journal::{Commit, Committed, Journal, Refusal, TaskRow, Write};
 use crate::limits::POOL_QUEUE;
 use crate::model::{PoolName, RunId, SessionId, SlotId, SlotState, TaskSpec};
-use crate::telemetry::PoolMeters;
+use crate::relay::UpstreamError;
 use crate::telemetry::event::child::SlotStateChanged;
 use crate::telemetry::event::task::{QueueRejected, TaskQueued};
-use crate::telemetry::exporter::initialise_pool;
+use crate::telemetry::exporter::{initialise_pool, initialise_routes};
 use crate::telemetry::sets::QueueRefusal;
 use clock::now_us;
-use memory::SlotMemory;
+use parts::{pools, slot_views};
 use pool::{ActiveTask, OpenTasks, Pool, PoolArgs, PoolMsg};
 use setup::{PoolShared, Shared, SlotTable};
 
@@ -83,6 +83,14 @@ pub enum StartError {
         pool: PoolName,
         /// The profile's name.
         profile: String,
+    },
+    /// A route cannot be served.
+    #[error("pool {pool}: {source}")]
+    Route {
+        /// The pool.
+        pool: PoolName,
+        /// Why.
+        source: UpstreamError,
     },
     /// The journal does not say what the slots remember.
     #[error("what the slots remember of earlier starts: {0}")]
@@ -189,6 +197,13 @@ impl FleetHandle {
         let mut ended = Vec::new();
         for pool in parts {
             initialise_pool(&pool.config.name, pool.config.size);
+            let routes: Vec<&str> = pool
+                .config
+                .routes
+                .iter()
+                .map(|of| of.name.as_str())
+                .collect();
+            initialise_routes(&pool.config.name, &routes);
             for view in shared.slots.of_pool(&pool.config.name) {
                 SlotStateChanged {
                     slot: &view.slot,
@@ -524,71 +539,4 @@ impl FleetHandle {
             let _ = end.await;
         }
     }
-}
-
-/// Puts together what each pool's sessions share.
-fn pools(setup: &Setup) -> Result<Vec<Arc<PoolShared>>, StartError> {
-    let mut first_slot = 0;
-    let mut pools = Vec::with_capacity(setup.config.pools.len());
-    for config in &setup.config.pools {
-        let pool = || config.name.clone();
-        let policy = setup.policies.get(&config.policy);
-        let policy = policy.ok_or_else(|| StartError::NoPolicy {
-            pool: pool(),
-            policy: config.policy.clone(),
-        })?;
-        let sandbox = setup.config.sandboxes.get(&config.sandbox);
-        let extractor = setup.extractors.get(config.name.as_str());
-        let shared = PoolShared {
-            policy: Arc::clone(&policy.policy),
-            policy_sha256: policy.sha256.clone(),
-            sandbox: sandbox.cloned().ok_or_else(|| StartError::NoSandbox {
-                pool: pool(),
-                profile: config.sandbox.clone(),
-            })?,
-            extractor: extractor
-                .cloned()
-                .ok_or_else(|| StartError::NoExtractor(pool()))?,
-            meters: PoolMeters::new(&config.name),
-            ambient: setup.ambient.clone(),
-            config: config.clone(),
-            // One that is missing is an error where it is used.
-            workspace: config
-                .local_workspace()
-                .and_then(|path| std::fs::canonicalize(path).ok())
-                .unwrap_or_else(|| config.workspace.path.clone()),
-            tasks: AtomicUsize::new(0),
-            oldest: Mutex::new(None),
-            asks: Mutex::default(),
-            first_slot,
-        };
-        first_slot += config.size;
-        pools.push(Arc::new(shared));
-    }
-    Ok(pools)
-}
-
-fn slot_views(pool: &PoolShared, memory: Option<&Vec<SlotMemory>>) -> Vec<SlotView> {
-    let parked = |index: u16| {
-        let memory = memory.and_then(|memory| memory.get(usize::from(index)));
-        memory.and_then(|memory| memory.parked.clone())
-    };
-    let view = |index| SlotView {
-        slot: SlotId {
-            pool: pool.config.name.clone(),
-            index,
-        },
-        state: match parked(index) {
-            Some(_) => SlotState::Parked,
-            None => SlotState::Unloaded,
-        },
-        pid: None,
-        task: None,
-        session: None,
-        note: parked(index),
-        started_at: None,
-        up: false,
-        last_exit_code: None,
-    };
-    (0..pool.config.size).map(view).collect()
 }

@@ -74,6 +74,13 @@ pub enum Notice {
         /// Why, in our words: the reason of a backoff or of parking.
         note: Option<String>,
     },
+    /// A pool starts no tasks for a while, because its provider limits requests; or it does again.
+    Paused {
+        /// Which.
+        pool: PoolName,
+        /// For how long from now; `None`: the pause is over.
+        wait: Option<Duration>,
+    },
     /// A task ended; durable.
     Ended(Arc<TaskReport>),
 }

@@ -22,6 +22,7 @@ use crate::limits::{BROADCAST_EVENTS, COPIES_AT_ONCE, POOL_QUEUE, SPAWNS_AT_ONCE
 use crate::model::{AskId, PoolName, RunId, SessionId, SlotId};
 use crate::policy::Policy;
 use crate::policy::extract::Extractor;
+use crate::relay::Upstream;
 use crate::sandbox::state_dir::StateDir;
 use crate::sandbox::uids::HeldBlock;
 use crate::telemetry::PoolMeters;
@@ -138,6 +139,8 @@ pub(crate) struct PoolShared {
     pub(crate) policy_sha256: String,
     pub(crate) extractor: Arc<Extractor>,
     pub(crate) meters: PoolMeters,
+    /// What its routes lead to, in their order.
+    pub(crate) upstreams: Vec<Arc<Upstream>>,
     pub(crate) ambient: Ambient,
     /// The pool's workspace, its links resolved at the start: an agent that can write it, or
     /// something above it, does not choose what a later task sees.

@@ -472,7 +472,10 @@ impl Tool {
                     (named, _) => named,
                 }
                 .ok_or_else(|| lacks(command))?;
-                if unlike.as_ref().is_some_and(|unlike| unlike.is_match(&command)) {
+                if unlike
+                    .as_ref()
+                    .is_some_and(|unlike| unlike.is_match(&command))
+                {
                     let why = "the agent would run something else than this says";
                     return Err(Trouble::Unclear(why.to_owned()));
                 }

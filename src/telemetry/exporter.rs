@@ -139,16 +139,33 @@ pub fn initialise_pool(pool: &PoolName, slots: u16) {
     gauge(&names::POOL_SLOTS_DESIRED, &[pool.as_str()]).set(f64::from(slots));
 }
 
+/// Makes every series of a pool's routes, at 0.
+pub fn initialise_routes(pool: &PoolName, routes: &[&str]) {
+    for metric in CATALOGUE {
+        let mut labels = metric.labels.iter();
+        if labels.any(|label| matches!(label.values, Values::Routes)) {
+            for route in routes {
+                touch_with(metric, Some(pool.as_str()), Some(route));
+            }
+        }
+    }
+}
+
 /// Makes a metric's series for every combination of its closed labels.
 fn touch_all(metric: &Metric, pool: Option<&str>) {
+    touch_with(metric, pool, None);
+}
+
+fn touch_with(metric: &Metric, pool: Option<&str>, route: Option<&str>) {
     if metric.source == Source::Page {
         return;
     }
     let mut combinations: Vec<Vec<&str>> = vec![Vec::new()];
     for label in metric.labels {
-        let values: Vec<&str> = match (label.values, pool) {
-            (Values::Words(words), _) => words(),
-            (Values::Pools, Some(pool)) => vec![pool],
+        let values: Vec<&str> = match (label.values, pool, route) {
+            (Values::Words(words), ..) => words(),
+            (Values::Pools, Some(pool), _) => vec![pool],
+            (Values::Routes, _, Some(route)) => vec![route],
             _ => return,
         };
         combinations = combinations

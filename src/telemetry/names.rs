@@ -35,6 +35,8 @@ pub enum Values {
     Pools,
     /// The numbers of a pool's slots.
     Slots,
+    /// A pool's routes.
+    Routes,
     /// One value a series, from the configuration or the build.
     Fixed,
     /// These words.
@@ -95,6 +97,11 @@ const POOL: Label = Label {
 const SLOT: Label = Label {
     name: "slot",
     values: Values::Slots,
+};
+
+const ROUTE: Label = Label {
+    name: "route",
+    values: Values::Routes,
 };
 
 /// Seconds of things that take microseconds: a write, a verdict of the policy.
@@ -235,6 +242,23 @@ catalogue!(
         "Tool calls that ran without a request, by the verdict reached afterwards.";
     TOKENS = Recorder Counter, "marshal_tokens_total", [POOL, closed("type", sets::token_types)],
         "Tokens reported by agents by type.";
+
+    ROUTE_REQUESTS = Recorder Counter, "marshal_route_requests_total", [POOL, ROUTE, closed("code", sets::route_codes)],
+        "Requests that went to an upstream, by what it answered.";
+    ROUTE_REFUSED = Recorder Counter, "marshal_route_refused_total", [POOL, ROUTE, closed("reason", sets::route_refusals)],
+        "Requests that did not pass their route, or answers that did not come back, by reason.";
+    ROUTE_FIRST_BYTE = Recorder Histogram(WAITS), "marshal_route_first_byte_seconds", [POOL, ROUTE],
+        "Time from a request being sent to an upstream until the head of its answer.";
+    ROUTE_SECONDS = Recorder Histogram(TURN_SECONDS), "marshal_route_request_duration_seconds", [POOL, ROUTE],
+        "Time from a request being sent to an upstream until the end of its answer.";
+    ROUTE_TOKENS = Recorder Counter, "marshal_route_tokens_total", [POOL, ROUTE, closed("type", sets::route_tokens)],
+        "Tokens counted from the answers of upstreams; cache_read, cache_write and reasoning are parts of input and output.";
+    ROUTE_CONNECTIONS = Recorder Gauge, "marshal_route_connections", [POOL, ROUTE],
+        "Open connections from inside sandboxes.";
+    RATE_LIMITED = Recorder Counter, "marshal_rate_limited_total", [POOL, closed("sign", sets::limit_signs)],
+        "Turns that failed because a provider limits requests, by what showed it.";
+    POOL_PAUSED = Recorder Gauge, "marshal_pool_paused", [POOL],
+        "Whether the pool starts no tasks because a provider limits requests (1).";
 
     PERMISSION_REQUESTS = Recorder Counter, "marshal_permission_requests_total", [POOL, closed("tool_class", sets::tool_classes), closed("decision", sets::verdicts), closed("decided_by", sets::deciders)],
         "Permission requests by decision and by who decided.";

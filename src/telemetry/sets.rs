@@ -157,6 +157,86 @@ words!(
 );
 
 words!(
+    /// Why a request of a sandbox does not pass its route, or an answer does not come back.
+    RouteRefusal {
+        /// The slot has as many connections as it may.
+        Connections = "connections",
+        /// Its head is too long or has too many headers.
+        Head = "head",
+        /// It did not come in time.
+        Slow = "slow",
+        /// Two servers could read it differently, or it asks for a tunnel.
+        Smuggling = "smuggling",
+        /// Its path is no plain one.
+        Path = "path",
+        /// Method and path are not on the list.
+        NotAllowed = "not_allowed",
+        /// A query parameter is not on the list.
+        Query = "query",
+        /// Its body is compressed.
+        Encoding = "encoding",
+        /// Its body is too long.
+        BodySize = "body_size",
+        /// All routes together hold as much of bodies as they may.
+        BodiesHeld = "bodies_held",
+        /// Its body is no plain JSON.
+        Body = "body",
+        /// Its body names a tool that the provider runs.
+        ServerTool = "server_tool",
+        /// Its body names a file that the provider would fetch.
+        RemoteContent = "remote_content",
+        /// The upstream answered with a redirect.
+        Redirect = "redirect",
+        /// The upstream's answer held the key.
+        KeyEcho = "key_echo",
+    }
+);
+
+words!(
+    /// What an upstream answered.
+    RouteCode {
+        /// Success.
+        Ok = "2xx",
+        /// Redirects, and not modified.
+        Redirect = "3xx",
+        /// Too many requests, overloaded (429, 529).
+        Limited = "limited",
+        /// Another fault of the request.
+        Client = "4xx",
+        /// Another fault of the server.
+        Server = "5xx",
+        /// No answer.
+        Failed = "failed",
+    }
+);
+
+words!(
+    /// The kinds of tokens that a provider counts; the last three are parts of the first two.
+    RouteTokens {
+        /// Read by the model.
+        Input = "input",
+        /// Written by the model.
+        Output = "output",
+        /// Read from a cache.
+        CacheRead = "cache_read",
+        /// Written to a cache.
+        CacheWrite = "cache_write",
+        /// Spent on reasoning.
+        Reasoning = "reasoning",
+    }
+);
+
+words!(
+    /// By what a limit of a provider was recognised.
+    LimitSign {
+        /// The status of an answer on a route.
+        Route = "route",
+        /// The words of an error.
+        Words = "words",
+    }
+);
+
+words!(
     /// The actors.
     ActorKind {
         /// The root.
@@ -209,6 +289,14 @@ lists!(
     evaluation_errors = EvaluationError;
     /// [`TokenType`]
     token_types = TokenType;
+    /// [`RouteRefusal`]
+    route_refusals = RouteRefusal;
+    /// [`RouteCode`]
+    route_codes = RouteCode;
+    /// [`RouteTokens`]
+    route_tokens = RouteTokens;
+    /// [`LimitSign`]
+    limit_signs = LimitSign;
     /// [`ActorKind`]
     actor_kinds = ActorKind;
     /// [`super::event::journal::JournalError`]

@@ -58,7 +58,9 @@ impl Model {
             .expect("the model starts");
         let mut address = String::new();
         let out = child.stdout.take().expect("its output");
-        BufReader::new(out).read_line(&mut address).expect("an address");
+        BufReader::new(out)
+            .read_line(&mut address)
+            .expect("an address");
         let address = address.trim().to_owned();
         assert!(address.starts_with("http://127.0.0.1:"), "{address}");
         Self {
@@ -78,9 +80,8 @@ impl Drop for Model {
 
 /// Starts a run of tasks: id and prompt each.
 pub(crate) fn start(drill: &Drill, key: &str, name: &str, tasks: &[(&str, &str)]) -> Running {
-    let line = |(id, prompt): &(&str, &str)| {
-        serde_json::json!({ "id": id, "prompt": prompt }).to_string()
-    };
+    let line =
+        |(id, prompt): &(&str, &str)| serde_json::json!({ "id": id, "prompt": prompt }).to_string();
     let lines: Vec<String> = tasks.iter().map(line).collect();
     let file = format!("{name}.jsonl");
     fs::write(drill.path(&file), lines.join("\n")).expect("tasks");
@@ -135,7 +136,10 @@ pub(crate) fn inside(of: &BTreeSet<u32>) -> BTreeSet<u32> {
     let spaces: BTreeSet<_> = of.iter().filter_map(|pid| namespace(*pid)).collect();
     let mut found = of.clone();
     for entry in fs::read_dir("/proc").expect("/proc").flatten() {
-        let pid = entry.file_name().to_str().and_then(|name| name.parse().ok());
+        let pid = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse().ok());
         let Some(pid) = pid.filter(|pid| is_alive(*pid)) else {
             continue;
         };
@@ -164,7 +168,11 @@ pub(crate) fn until_asleep(drill: &Drill, name: &str, seconds: &str) -> BTreeSet
         if found.iter().any(sleeps) {
             return found;
         }
-        assert!(since.elapsed() < PATIENCE, "no {what}: {}", said(drill, name));
+        assert!(
+            since.elapsed() < PATIENCE,
+            "no {what}: {}",
+            said(drill, name)
+        );
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -173,8 +181,14 @@ pub(crate) fn until_asleep(drill: &Drill, name: &str, seconds: &str) -> BTreeSet
 pub(crate) fn oldest(drill: &Drill) -> u32 {
     let started = |pid: &u32| {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        let fields = stat.rsplit_once(") ").map_or("", |(_, rest)| rest).to_owned();
-        fields.split(' ').nth(19).and_then(|field| field.parse::<u64>().ok())
+        let fields = stat
+            .rsplit_once(") ")
+            .map_or("", |(_, rest)| rest)
+            .to_owned();
+        fields
+            .split(' ')
+            .nth(19)
+            .and_then(|field| field.parse::<u64>().ok())
     };
     let agents = drill.agents();
     let oldest = agents.into_iter().min_by_key(|pid| (started(pid), *pid));
@@ -183,7 +197,9 @@ pub(crate) fn oldest(drill: &Drill) -> u32 {
 
 /// Kills one process.
 pub(crate) fn kill(pid: u32) {
-    let status = Command::new("kill").args(["-KILL", &pid.to_string()]).status();
+    let status = Command::new("kill")
+        .args(["-KILL", &pid.to_string()])
+        .status();
     assert!(status.expect("kill").success());
 }
 
@@ -223,7 +239,9 @@ pub(crate) fn assert_no_file_with_key(dir: &Path, key: &str) {
             } else if meta.is_file() {
                 files += 1;
                 let content = fs::read(&path).unwrap_or_default();
-                let found = content.windows(key.len()).any(|part| part == key.as_bytes());
+                let found = content
+                    .windows(key.len())
+                    .any(|part| part == key.as_bytes());
                 assert!(!found, "the key is in {}", path.display());
             }
         }

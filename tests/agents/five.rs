@@ -167,7 +167,10 @@ fn first_life(kind: &Kind, drill: &Drill, model: &Model) {
     let found = fs::read_to_string(in_copy(&probe, "found.txt")).expect("what was found");
     assert_eq!(found, "/tmp/control\n", "{all}");
     let probed = fs::read_to_string(in_copy(&probe, "probed.txt")).expect("how much was probed");
-    assert!(probed.trim().parse::<u32>().expect("a number") >= 3, "{probed}");
+    assert!(
+        probed.trim().parse::<u32>().expect("a number") >= 3,
+        "{probed}"
+    );
 
     let cancel = result(drill, "first", "cancel");
     assert_eq!(cancel["outcome"], "cancelled", "{all}");
@@ -182,7 +185,9 @@ fn refused(kind: &Kind, drill: &Drill, session: &str, all: &str) {
         }
         Refusal::Says(words) => {
             let results = events(drill, session, "tool_result");
-            let said = results.iter().any(|result| result.to_string().contains(words));
+            let said = results
+                .iter()
+                .any(|result| result.to_string().contains(words));
             let heard = all.contains(words);
             assert!(said || heard, "{words}: {results:?}\n{all}");
         }

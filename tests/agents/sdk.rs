@@ -165,7 +165,12 @@ fn routed(model: &Model, set: &str) -> (String, String) {
 
 /// A cancelled turn, then `kill -9` in the middle of a turn and the next prompt. `begun` waits until
 /// a turn is under way and gives what lives inside.
-fn ends_well(drill: &Drill, model: &Model, prompts: [&str; 3], begun: impl Fn(&str) -> BTreeSet<u32>) {
+fn ends_well(
+    drill: &Drill,
+    model: &Model,
+    prompts: [&str; 3],
+    begun: impl Fn(&str) -> BTreeSet<u32>,
+) {
     let [cancel, killed, next] = prompts;
     let mut running = start(drill, &model.key, "first", &[("cancel", cancel)]);
     let inside = begun("first");
@@ -175,7 +180,11 @@ fn ends_well(drill: &Drill, model: &Model, prompts: [&str; 3], begun: impl Fn(&s
     let all = said(drill, "first");
     assert_eq!(code, Some(1), "{all}");
     until_gone(&inside);
-    assert_eq!(result(drill, "first", "cancel")["outcome"], "cancelled", "{all}");
+    assert_eq!(
+        result(drill, "first", "cancel")["outcome"],
+        "cancelled",
+        "{all}"
+    );
 
     let tasks = [("kill", killed), ("next", next)];
     let mut running = start(drill, &model.key, "second", &tasks);
@@ -201,7 +210,11 @@ fn the_typescript_example_is_cancelled_and_killed() {
     let (keys, route) = routed(&model, "");
     let drill = Drill::new(&pool(1, &command, &format!("{keys}\n{route}")));
     let begun = |name: &str| {
-        let calls = || drill.run(&["--json", "events", "--kind", "tool_start"]).stdout;
+        let calls = || {
+            drill
+                .run(&["--json", "events", "--kind", "tool_start"])
+                .stdout
+        };
         let wanted = if name == "first" { 1 } else { 2 };
         let sessions = || {
             let calls = calls();
@@ -227,11 +240,15 @@ fn an_echo_agent_on_the_python_sdk_is_cancelled_and_killed() {
     let model = Model::start();
     let python = tools().join("py/bin/python");
     let agent = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/agents/echo.py");
-    let command = [python.to_str().expect("a path"), agent.to_str().expect("a path")];
+    let command = [
+        python.to_str().expect("a path"),
+        agent.to_str().expect("a path"),
+    ];
     let ledger = ", ECHO_LEDGER = \"/workspace/heard.txt\"";
     let (keys, route) = routed(&model, ledger);
     let drill = Drill::new(&pool(1, &command, &format!("{keys}\n{route}")));
-    let begun = |name: &str| until_asleep(&drill, name, if name == "first" { "300" } else { "301" });
+    let begun =
+        |name: &str| until_asleep(&drill, name, if name == "first" { "300" } else { "301" });
     let prompts = ["RUN: sleep 300", "RUN: sleep 301", "still there?"];
     ends_well(&drill, &model, prompts, begun);
     assert_eq!(result(&drill, "second", "next")["answer"], "still there?");

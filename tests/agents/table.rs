@@ -35,7 +35,11 @@ fn told(name: &str) -> Value {
 pub(crate) fn check(kind: &Kind) {
     let told = told(kind.name);
     assert_eq!(told["state"], "installed", "{told}");
-    let touch = if kind.asks { "asked, allowed" } else { "not asked, judged and counted" };
+    let touch = if kind.asks {
+        "asked, allowed"
+    } else {
+        "not asked, judged and counted"
+    };
     let refusal = match kind.refusal {
         Refusal::Stops(reason) => format!("the turn ends `{reason}`"),
         Refusal::Says(words) => format!("the call's result says \"{words}\""),

@@ -66,7 +66,10 @@ fn an_output_that_ends_while_the_process_lives_ends_the_turn() {
     let agent = format!("{GREETING}{BEGINS}exec >&-; trap '' INT TERM; while :; do sleep 1; done");
     let (result, _) = one(&drill(&agent, ""), "say hello");
     assert_eq!(result["outcome"], "lost", "{result}");
-    assert!(detail(&result).contains("closed its stdout and went on running"), "{result}");
+    assert!(
+        detail(&result).contains("closed its stdout and went on running"),
+        "{result}"
+    );
 }
 
 #[test]
@@ -80,7 +83,10 @@ fn a_process_that_ends_leaves_its_last_fifty_words() {
     assert!(detail(&result).contains("exit code 7"), "{result}");
     let exited = events.iter().find(|event| event["kind"] == "child_exited");
     let text = exited.expect("its end").to_string();
-    assert!(text.contains("word 31\"") && text.contains("word 80\""), "{text}");
+    assert!(
+        text.contains("word 31\"") && text.contains("word 80\""),
+        "{text}"
+    );
     assert!(!text.contains("word 30\""), "{text}");
     let session = result["session"].as_str().expect("a session");
     let shown = drill.run(&["show", session]);
@@ -91,8 +97,14 @@ fn a_process_that_ends_leaves_its_last_fifty_words() {
 fn a_stdin_that_takes_nothing_more_ends_the_child() {
     let agent = format!("exec 0<&-\n{GREETING}trap '' INT TERM; while :; do sleep 1; done");
     let (result, _) = one(&drill(&agent, ""), &"x".repeat(100_000));
-    assert_eq!(result["outcome"], "failed", "its prompt was never written: {result}");
-    assert!(detail(&result).contains("closed its stdin and went on running"), "{result}");
+    assert_eq!(
+        result["outcome"], "failed",
+        "its prompt was never written: {result}"
+    );
+    assert!(
+        detail(&result).contains("closed its stdin and went on running"),
+        "{result}"
+    );
 }
 
 #[test]
@@ -117,7 +129,15 @@ fn a_files_own_hint_goes_first_and_fits_errors_that_end_a_turn() {
     let own = "[[hint]]\npattern = \"group quota\"\nwhere = \"message\"\ntext = \"ask the lab for more\"\n";
     let (result, events) = one(&drill(&agent, own), "say hello");
     assert_eq!(result["outcome"], "failed", "{result}");
-    assert!(detail(&result).contains("hint: ask the lab for more"), "{result}");
+    assert!(
+        detail(&result).contains("hint: ask the lab for more"),
+        "{result}"
+    );
     let ended = events.iter().find(|event| event["kind"] == "turn_ended");
-    assert!(ended.expect("its end").to_string().contains("ask the lab for more"));
+    assert!(
+        ended
+            .expect("its end")
+            .to_string()
+            .contains("ask the lab for more")
+    );
 }

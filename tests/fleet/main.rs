@@ -10,6 +10,7 @@ mod crashes;
 mod drill;
 mod editor;
 mod editor_clients;
+mod editor_manners;
 mod editors;
 mod endings;
 mod escapes;
@@ -17,6 +18,10 @@ mod first_run;
 mod full_disk;
 mod kill;
 mod orders;
+#[allow(dead_code, reason = "the tests of routes use more of it")]
+#[path = "../support/provider.rs"]
+mod provider;
+mod routes;
 mod sizes;
 mod slots;
 mod stall;

@@ -132,9 +132,8 @@ pub(in crate::cli) fn find(
     };
     let found = read(find, &entry, around)?;
     let home = around.home.as_deref();
-    let is_wide = |dir: &&PathBuf| {
-        dir.parent().is_none() || home.is_some_and(|home| home.starts_with(dir))
-    };
+    let is_wide =
+        |dir: &&PathBuf| dir.parent().is_none() || home.is_some_and(|home| home.starts_with(dir));
     match found.program.binds.iter().find(is_wide) {
         Some(dir) => Err(Missing::TooWide {
             file: found.file,
@@ -166,7 +165,9 @@ fn read(find: &Find, entry: &Path, around: &Around) -> Result<Found, Missing> {
         file = native;
     }
     // The outermost: packages of some package managers are links among them.
-    let modules = file.ancestors().filter(|dir| dir.file_name() == Some(OsStr::new(MODULES)));
+    let modules = file
+        .ancestors()
+        .filter(|dir| dir.file_name() == Some(OsStr::new(MODULES)));
     binds.insert(modules.last().map_or_else(|| file.clone(), Path::to_owned));
     let mut argv = Vec::new();
     if let Some(interpreter) = shebang(&file)? {
@@ -194,7 +195,11 @@ fn text(path: &Path) -> String {
 
 /// The architecture as npm's packages name it.
 const fn arch() -> &'static str {
-    if cfg!(target_arch = "aarch64") { "arm64" } else { "x64" }
+    if cfg!(target_arch = "aarch64") {
+        "arm64"
+    } else {
+        "x64"
+    }
 }
 
 /// A program to be taken instead, below a `node_modules` around the file or beside it.
@@ -208,7 +213,10 @@ fn native(find: &Find, file: &Path) -> Option<PathBuf> {
         }
     });
     let roots: Vec<PathBuf> = roots.collect();
-    let names = find.native.iter().map(|name| name.replace("{arch}", arch()));
+    let names = find
+        .native
+        .iter()
+        .map(|name| name.replace("{arch}", arch()));
     let mut files = names.flat_map(|name| roots.iter().map(move |root| root.join(&name)));
     let found = files.find(|file| is_executable(file))?;
     fs::canonicalize(found).ok()
@@ -255,7 +263,9 @@ fn interpreter_of(
     } else {
         let system = SYSTEM.iter().map(PathBuf::from);
         let places = around.path.iter().cloned().chain(system);
-        places.map(|place| place.join(name)).find(|file| is_executable(file))
+        places
+            .map(|place| place.join(name))
+            .find(|file| is_executable(file))
     };
     let path = path.ok_or_else(missing)?;
     let real = fs::canonicalize(&path).map_err(|_| missing())?;
@@ -327,7 +337,9 @@ fn distribution_version(find: &Find, venv: &Path) -> Option<String> {
     names(&lib).find_map(|python| {
         let packages = lib.join(python).join("site-packages");
         names(&packages).find_map(|name| {
-            let rest = name.strip_prefix(find.package.as_str())?.strip_prefix('-')?;
+            let rest = name
+                .strip_prefix(find.package.as_str())?
+                .strip_prefix('-')?;
             Some(rest.strip_suffix(".dist-info")?.to_owned())
         })
     })

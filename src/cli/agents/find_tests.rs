@@ -67,7 +67,10 @@ fn a_package_of_npm_is_found_beside_the_configuration_in_path_and_where_the_pool
     // Named is named: nowhere else is looked.
     let empty = root.join("empty");
     let missing = find(&agent, Some(&empty), &in_path).expect_err("nothing there");
-    assert!(missing.to_string().contains("agent was not found in"), "{missing}");
+    assert!(
+        missing.to_string().contains("agent was not found in"),
+        "{missing}"
+    );
 }
 
 #[test]
@@ -114,7 +117,10 @@ fn a_python_environment_is_seen_whole_with_the_interpreter_that_it_leads_to() {
     let found = find(&spec("agent", &[]), None, &around).expect("found");
     assert_eq!(
         found.program.argv,
-        [text(&venv.join("bin/python")), text(&venv.join("bin/agent"))]
+        [
+            text(&venv.join("bin/python")),
+            text(&venv.join("bin/agent"))
+        ]
     );
     assert_eq!(
         found.program.binds,
@@ -155,11 +161,18 @@ fn what_would_show_the_home_or_cannot_run_is_refused() {
     let missing = find(&spec("agent", &[]), Some(&root), &at_home).expect_err("too wide");
     assert!(matches!(missing, Missing::TooWide { .. }), "{missing}");
     let (_guard, root) = scratch();
-    put(&root.join("agent"), "#!/usr/bin/env no-such-interpreter\n", 0o755);
+    put(
+        &root.join("agent"),
+        "#!/usr/bin/env no-such-interpreter\n",
+        0o755,
+    );
     let missing = find(&spec("agent", &[]), Some(&root), &Around::default());
     let missing = missing.expect_err("no interpreter").to_string();
     assert!(missing.contains("no-such-interpreter"), "{missing}");
     put(&root.join("agent"), "x", 0o644);
     let missing = find(&spec("agent", &[]), Some(&root), &Around::default());
-    assert!(matches!(missing, Err(Missing::Nowhere { .. })), "{missing:?}");
+    assert!(
+        matches!(missing, Err(Missing::Nowhere { .. })),
+        "{missing:?}"
+    );
 }

@@ -177,7 +177,10 @@ async fn list(around: &Around, json: bool, streams: &mut Streams) -> Exit {
         rows.push([
             preset.name.to_owned(),
             standing.state().to_owned(),
-            standing.version.as_deref().map_or("-".to_owned(), |text| show(text, 20)),
+            standing
+                .version
+                .as_deref()
+                .map_or("-".to_owned(), |text| show(text, 20)),
             standing.tested().to_owned(),
             preset.word("asks"),
             show(&standing.remark(), 200),
@@ -215,10 +218,16 @@ async fn tell(name: &str, around: &Around, json: bool, streams: &mut Streams) ->
     let out = &mut streams.out;
     let mut tell = |what: &str, text: &str| out.line(&format!("{what:<10} {text}"));
     tell("agent", &format!("{name}: {}", preset.title));
-    tell("state", &format!("{} {}", standing.state(), standing.remark()));
+    tell(
+        "state",
+        &format!("{} {}", standing.state(), standing.remark()),
+    );
     if let Some(version) = &standing.version {
         let tested = standing.tested();
-        tell("version", &format!("{}, tested with {tested}", show(version, WIDTH)));
+        tell(
+            "version",
+            &format!("{}, tested with {tested}", show(version, WIDTH)),
+        );
     }
     if let Some(Ok(found)) = &standing.found {
         for bind in &found.program.binds {
@@ -226,7 +235,10 @@ async fn tell(name: &str, around: &Around, json: bool, streams: &mut Streams) ->
         }
     }
     tell("speaks", &preset.word("dialect"));
-    tell("asks", &format!("{}: {}", preset.word("asks"), preset.evidence));
+    tell(
+        "asks",
+        &format!("{}: {}", preset.word("asks"), preset.evidence),
+    );
     tell("waits", &format!("{} for an answer", preset.waits));
     if let Some(memory) = &preset.memory {
         tell("memory", &format!("about {memory}"));
@@ -264,7 +276,9 @@ fn write(name: &str, directory: &Path, streams: &mut Streams) -> Exit {
         }
         Err(error) => {
             let path = shown(&path);
-            streams.err.line(&format!("error: cannot write {path}: {error}"));
+            streams
+                .err
+                .line(&format!("error: cannot write {path}: {error}"));
             Exit::Usage
         }
     }

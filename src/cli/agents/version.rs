@@ -40,7 +40,8 @@ pub(super) async fn ask(argv: &[String]) -> Option<String> {
 /// The word of the first line that has a digit and a dot.
 fn version(said: &str) -> Option<String> {
     let mut words = said.lines().next()?.split_whitespace();
-    let is_version = |word: &&str| word.contains('.') && word.contains(|c: char| c.is_ascii_digit());
+    let is_version =
+        |word: &&str| word.contains('.') && word.contains(|c: char| c.is_ascii_digit());
     words.find(is_version).map(str::to_owned)
 }
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::{accepted_by, file, found, named, only, pool, script};
 use crate::config::{
-    AsksFor, DialectName, Extractor, Fill, Guard, Launcher, LogFormat, Network, OnCrash, OnTimeout, Origin,
-    Pool, RestartKind, SessionScope, WorkspaceMode,
+    AsksFor, DialectName, Extractor, Fill, Guard, Launcher, LogFormat, Network, OnCrash, OnTimeout,
+    Origin, Pool, RestartKind, SessionScope, WorkspaceMode,
 };
 
 /// The pool of a good file with these keys.
@@ -408,7 +408,11 @@ fn an_agents_own_keys_hold_where_the_file_has_none() {
     );
     assert_eq!(other.command, ["other", "x"]);
     assert_eq!(other.stop.eof, Duration::from_secs(9));
-    assert_eq!(other.stop.goodbye, Duration::ZERO, "the rest of the table stays");
+    assert_eq!(
+        other.stop.goodbye,
+        Duration::ZERO,
+        "the rest of the table stays"
+    );
     assert_eq!(other.asks, AsksFor::Never);
     let claude = pool("agent = \"claude\"\nenv.pass = [\"DISABLE_AUTOUPDATER\"]");
     assert!(!claude.env.set.contains_key("DISABLE_AUTOUPDATER"));

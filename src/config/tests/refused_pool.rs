@@ -98,7 +98,7 @@ fn closed_sets_of_words_name_their_members() {
         }
     };
     set("launcher", "\"unshare\", \"none\" or \"ssh\"", ("unshre", "unshare"), &["bwrap", "container", "pty"]);
-    set("network", "\"none\" or \"host\"", ("hots", "host"), &["routes", "proxy"]);
+    set("network", "\"none\", \"routes\" or \"host\"", ("hots", "host"), &["proxy"]);
     set("guard", "\"policy\", \"policy+sandbox\" or \"sandbox\"", ("sandbx", "sandbox"), &[]);
     set("on_unasked_deny", "\"report\", \"interrupt\" or \"stop\"", ("interupt", "interrupt"), &[]);
     set("asks", "\"all\", \"some\" or \"never\"", ("nevr", "never"), &[]);
@@ -119,7 +119,7 @@ fn keys_that_do_nothing_yet_are_not_accepted() {
     for later in ["control = \"30s\"", "keepalive = \"30s\"", "idle = \"10m\""] {
         check(&format!("timeouts = {{ {later} }}"), "is not supported by this version");
     }
-    check("ask = { timeout = \"15m\" }", "\"timeout\" is not supported by this version");
+    check("ask = { when_waiting = \"hold\" }", "\"when_waiting\" is not supported by this version");
     check("ask = { when_waiting = \"hold\" }", "\"when_waiting\" is not supported by this version");
     check("workspace = { path = \".\", mode = \"overlay\" }", "\"overlay\" is not supported by this version");
     check("workspace = { path = \".\", mode = \"worktree\" }", "\"worktree\" is not supported by this version");

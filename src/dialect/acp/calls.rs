@@ -84,7 +84,10 @@ impl<'a> CallFields<'a> {
     /// has no `rawInput`. A long content is a result, which nobody judges.
     fn instead(&self) -> (Option<&'a RawValue>, Option<&'a RawValue>) {
         let fits = |raw: &&RawValue| raw.get().len() <= limits::CALL_TITLE_BYTES;
-        (self.title, self.content.filter(fits).filter(|raw| says(raw)))
+        (
+            self.title,
+            self.content.filter(fits).filter(|raw| says(raw)),
+        )
     }
 
     /// A kind that is cut is none that a table of tools could have.

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use ractor::ActorRef;
 use tokio::sync::oneshot;
 use tokio::time::Sleep;
 
@@ -17,12 +16,13 @@ use super::{Cause, ChannelMsg, ChannelRef, stderr, stdout};
 use crate::dialect::{self, Command, Dialect, Effect, Fault, Input, Opening};
 use crate::fleet::clock;
 use crate::fleet::credit::{Credits, Hold};
-use crate::fleet::session::{Item, SessionMsg};
+use crate::fleet::session::{Item, SessionMsg, SessionRef};
 use crate::fleet::setup::{PoolShared, Shared};
 use crate::launch::{Child, Ended, KeeperHandle, SpawnError};
 use crate::lifecycle::stop::{Ladder, Step};
 use crate::lifecycle::watch::Watch;
 use crate::model::{Event, EventKind, SessionId, SlotId};
+use crate::relay::{LimitWatch, Relays};
 use crate::telemetry::event::child::{ChildHung, ChildSpawned, ProtocolError, SandboxFailed};
 use crate::telemetry::sets::{Hang, LineFault, SpawnResult, Stream};
 use crate::wire::ndjson::LineError;
@@ -33,7 +33,7 @@ pub(super) struct Gone(pub(super) Option<Ended>);
 
 /// Its state.
 pub(crate) struct ChannelState {
-    pub(super) session: ActorRef<SessionMsg>,
+    pub(super) session: SessionRef,
     pub(super) shared: Arc<Shared>,
     pub(super) pool: Arc<PoolShared>,
     pub(super) slot: SlotId,
@@ -42,6 +42,10 @@ pub(crate) struct ChannelState {
     pub(super) opening: Opening,
     pub(super) dialect: Box<dyn Dialect>,
     pub(super) credits: Credits,
+    /// What its routes' answers say of limits.
+    pub(super) limits: Arc<LimitWatch>,
+    /// The child's routes, served while the child lives.
+    pub(super) relays: Relays,
     pub(super) stdin: Option<Stdin>,
     /// Dropping it kills the whole tree, so that a panic here leaves nothing behind.
     pub(super) keeper: Option<KeeperHandle>,
@@ -82,6 +86,8 @@ impl ChannelState {
         let credits = self.credits.clone();
         self.pump = Some(stdout::Pump::start(child.stdout, credits, myself.clone()));
         self.stdin = Some(Stdin::start(child.stdin, myself.clone()));
+        let upstreams = &self.pool.upstreams;
+        self.relays = Relays::start(child.listeners, upstreams, &self.slot, &self.limits);
         self.keeper = Some(child.keeper);
         self.process = Some(child.ended);
         for note in &child.notes {
@@ -211,6 +217,7 @@ impl ChannelState {
 
     pub(super) fn process_ended(&mut self, ended: Option<Ended>, now: Instant) {
         self.ended = Some(Gone(ended));
+        self.relays = Relays::default();
         self.ladder.exited();
         self.watch.turn_ended();
         // Whoever held the pipe is dead: what is in it is all there will be.

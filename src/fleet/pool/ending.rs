@@ -65,7 +65,23 @@ impl PoolState {
             self.slots[usize::from(index)].history.turn_completed();
         }
         let has_child = attempt.stays.is_some_and(|stays| stays.has_child);
+        // A person who waits for an answer is told of the limit instead.
+        let is_held = self.slots[usize::from(index)].held.is_some();
+        let limit = attempt.limit.filter(|_| !self.is_closing(&task));
+        let (limit, told) = if is_held {
+            (None, limit)
+        } else {
+            (limit, None)
+        };
+        if let Some(told) = told {
+            self.pause_for(&slot_id, told);
+        }
         let follows = match &attempt.end {
+            // A child that ends because its provider limits requests is no failure of its slot.
+            Some(_) if limit.is_some() => {
+                self.change(index, SlotEvent::GoneToRest, None);
+                Follows::default()
+            }
             Some(end) => self.child_ended(index, end),
             None if has_child => Follows::default(),
             None => {
@@ -78,7 +94,16 @@ impl PoolState {
             task.restarts += 1;
             task.backoff += after;
         }
-        let is_sent_again = self.what_of_the_task(task, attempt, follows.parked);
+        let is_sent_again = match limit {
+            Some(limit) => {
+                self.limited(task, &slot_id, &attempt.session, limit);
+                false
+            }
+            None => {
+                self.tried(attempt);
+                self.what_of_the_task(task, attempt, follows.parked)
+            }
+        };
         if let Some(stays) = attempt.stays {
             self.what_of_the_session(index, stays, attempt.end.is_some(), is_sent_again);
         }
@@ -201,7 +226,7 @@ impl PoolState {
         attempt: &Attempt,
         parked: Option<String>,
     ) -> bool {
-        let closing = self.cancelled || self.stopping || task.cancelled;
+        let closing = self.is_closing(&task);
         let more = task.sent < task.attempts && !closing;
         let again = match task::verdict(attempt, closing) {
             task::After::Ended(outcome, why) => {
@@ -232,6 +257,17 @@ impl PoolState {
                 true
             }
         };
+        self.put_back(attempt.index, task);
+        again
+    }
+
+    /// Whether this task is not sent again, whatever became of it.
+    fn is_closing(&self, task: &ActiveTask) -> bool {
+        self.cancelled || self.stopping || task.cancelled
+    }
+
+    /// Puts a task back before those that wait with it.
+    pub(super) fn put_back(&mut self, index: u16, mut task: ActiveTask) {
         self.submit(Write::TaskUpdated {
             run: task.run.clone(),
             task: task.spec.id.clone(),
@@ -245,13 +281,11 @@ impl PoolState {
             task: &task.spec.id,
         }
         .emit();
-        let mut task = task;
         task.queued = clock::now();
-        self.wait_again(attempt.index, task);
-        again
+        self.wait_again(index, task);
     }
 
-    fn end_one(&self, task: ActiveTask, outcome: TaskOutcome, why: Option<String>) {
+    pub(super) fn end_one(&self, task: ActiveTask, outcome: TaskOutcome, why: Option<String>) {
         self.end(vec![(task, outcome, why)], EndedFrom::Slot);
     }
 

@@ -5,6 +5,7 @@
 
 mod ending;
 mod keeping;
+mod pausing;
 mod slot;
 mod state;
 mod talk;
@@ -14,7 +15,7 @@ use std::sync::Arc;
 
 use std::collections::VecDeque;
 
-use ractor::{Actor, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent};
+use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::sync::oneshot;
 
 use slot::{Kept, Slot};
@@ -24,8 +25,9 @@ pub(crate) use task::{ActiveTask, OpenTasks, Past};
 
 use super::channel::ChannelEnd;
 use super::memory::SlotMemory;
-use super::session::{Attempt, Stays, StoredSession};
+use super::session::{Attempt, SessionRef, Stays, StoredSession};
 use super::setup::{PoolShared, Shared};
+use crate::lifecycle::pause::Pause;
 use crate::lifecycle::state::SlotEvent;
 use crate::model::{RunId, SessionId};
 
@@ -65,6 +67,13 @@ pub(crate) enum PoolMsg {
         /// Which session.
         session: SessionId,
     },
+    /// The task that tried whether the provider takes requests again got an answer.
+    Answered {
+        /// In which session.
+        session: SessionId,
+    },
+    /// A pause may be over.
+    PauseOver,
     /// A slot's backoff is over.
     BackoffOver {
         /// Which slot.
@@ -84,9 +93,9 @@ pub(crate) enum PoolMsg {
     /// A session's actor is gone, with or without a report.
     SessionGone {
         /// Which actor.
-        who: ActorId,
-        /// Why, if it failed.
-        why: String,
+        who: SessionRef,
+        /// Why, if nothing else was said.
+        why: &'static str,
     },
     /// A client wants something of its conversation.
     Talk(Talk),
@@ -126,6 +135,7 @@ impl Actor for Pool {
             memory,
             stored,
         } = args;
+        let limits = pool.config.rate_limit;
         let mut memory = memory.into_iter();
         let mut slots: Vec<Slot> = (0..pool.config.size)
             .map(|index| Slot::new(&pool.config, index, memory.next().unwrap_or_default()))
@@ -141,6 +151,8 @@ impl Actor for Pool {
             pool,
             slots,
             queue: VecDeque::new(),
+            pause: Pause::new(limits),
+            probe: None,
             openers: VecDeque::new(),
             held: 0,
             cancelled: false,
@@ -170,41 +182,20 @@ impl Actor for Pool {
                 stays,
             } => state.child_gone(index, &session, &end, stays),
             PoolMsg::SessionClosed { index, session } => state.session_closed(index, &session),
+            PoolMsg::Answered { session } => state.answered(&session),
+            // What follows is settled below.
+            PoolMsg::PauseOver => {}
             PoolMsg::BackoffOver { index, round } => state.backoff_over(index, round),
             PoolMsg::Restart { index, done } => state.restart(index, done),
             PoolMsg::Cancel(run) => state.cancel(run.as_ref()),
             PoolMsg::Talk(talk) => state.talk(talk),
             PoolMsg::Stop { now } => state.stop(now),
-            PoolMsg::SessionGone { who, why } => state.session_gone(who, &why),
+            PoolMsg::SessionGone { who, why } => state.session_gone(&who, why),
         }
         state.settle();
         if state.stopping && state.slots.iter().all(Slot::is_free) {
             myself.stop(None);
         }
-        Ok(())
-    }
-
-    async fn handle_supervisor_evt(
-        &self,
-        myself: ActorRef<PoolMsg>,
-        event: SupervisionEvent,
-        state: &mut PoolState,
-    ) -> Result<(), ActorProcessingErr> {
-        // The end of an actor overtakes its last messages: look only after those.
-        let (who, why) = match event {
-            SupervisionEvent::ActorFailed(who, error) => {
-                tracing::error!(pool = %state.pool.config.name, %error, "a session failed");
-                (who, error.to_string())
-            }
-            SupervisionEvent::ActorTerminated(who, _, _) => {
-                (who, "the session ended without a report".to_owned())
-            }
-            _ => return Ok(()),
-        };
-        let _ = myself.send_message(PoolMsg::SessionGone {
-            who: who.get_id(),
-            why,
-        });
         Ok(())
     }
 }

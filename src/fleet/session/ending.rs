@@ -25,6 +25,7 @@ impl SessionState {
                 for item in items {
                     self.item(item);
                 }
+                self.look_for_answer();
                 self.outbox.hold(hold);
             }
             SessionMsg::ChannelEnded(end) => self.channel_ended(*end),
@@ -186,10 +187,12 @@ impl SessionState {
             for call in self.asks.turn_ended() {
                 self.unasked(&call);
             }
-            let (outcome, why) = self
-                .ending
-                .take()
-                .unwrap_or_else(|| (TurnOutcome::Lost, end.detail.clone()));
+            let (outcome, why) = self.ending.take().unwrap_or_else(|| {
+                let why = end.detail.clone();
+                let limited =
+                    self.look_for_limit(TurnOutcome::Lost, Some(why.clone()), &end.stderr);
+                (TurnOutcome::Lost, limited.unwrap_or(why))
+            });
             self.turn = Some(outcome);
             self.count_turn(outcome);
             self.outbox.event(Event::TurnEnded {
@@ -317,6 +320,7 @@ impl SessionState {
             tally: std::mem::take(&mut self.tally),
             survey,
             cancelled: self.cancelled,
+            limit: self.limit.take(),
             failure: self.failure.take(),
             given_back: self.gives_back.then(|| StoredSession {
                 session: self.work.session.clone(),

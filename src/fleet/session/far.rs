@@ -14,8 +14,8 @@ use crate::launch::ssh::{self, Remote};
 use crate::launch::{LaunchPlan, Walls};
 use crate::limits;
 use crate::model::{SessionId, SlotId};
-use crate::sandbox::workspace::{Filling, home};
 use crate::sandbox;
+use crate::sandbox::workspace::{Filling, home};
 
 /// Where the client looks for programs when the supervisor has no PATH.
 const CLIENT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";

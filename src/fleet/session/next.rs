@@ -122,6 +122,7 @@ impl SessionState {
         self.turn_detail = None;
         self.turn_began = None;
         self.ending = None;
+        self.limit = None;
         self.end = None;
         self.check = None;
         self.checking = None;

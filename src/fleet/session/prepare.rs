@@ -8,13 +8,12 @@ use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
 
+use super::environment::{PATH_INSIDE, environment};
 use super::far;
 use super::listing;
 pub(crate) use super::unprepared::PrepareError;
 use super::work::Work;
-use crate::config::{
-    Fill, HOME_OF_CHILD, Launcher, Network, OWN_PROGRAM, WorkspaceMode, fill_routes,
-};
+use crate::config::{Fill, Launcher, Network, OWN_PROGRAM, WorkspaceMode, fill_routes};
 use crate::fleet::ambient::Ambient;
 use crate::fleet::setup::{PoolShared, Shared};
 use crate::launch::{LaunchPlan, Walls};
@@ -32,8 +31,6 @@ const WORKSPACE_INSIDE: &str = "/workspace";
 const HOME_INSIDE: &str = "/home/agent";
 /// Where it finds this very binary there.
 const MARSHAL_INSIDE: &str = "/run/marshal/marshal";
-/// Its PATH, unless the configuration says more.
-const PATH_INSIDE: &str = "/usr/local/bin:/usr/bin:/bin";
 
 /// Whether the session has its copy already.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -465,7 +462,12 @@ fn launch_plan(
         };
     }
     let env = match what {
-        For::Agent { .. } => environment(shared, pool, space),
+        For::Agent { .. } => environment(
+            shared,
+            &pool.config,
+            &space.home_inside,
+            &space.workspace_inside,
+        ),
         For::Git { env } => {
             let path = [("PATH".to_owned(), PATH_INSIDE.to_owned())];
             env.iter().cloned().chain(path).collect()
@@ -513,7 +515,11 @@ fn launch_plan(
 /// What the pool's program needs to see, at the same paths inside; what the profile shows anyway is
 /// left out.
 fn program(pool: &PoolShared) -> Vec<(PathBuf, String)> {
-    let binds = pool.config.program.iter().flat_map(|program| &program.binds);
+    let binds = pool
+        .config
+        .program
+        .iter()
+        .flat_map(|program| &program.binds);
     let is_shown = |bind: &&PathBuf| pool.sandbox.ro_bind.iter().any(|dir| bind.starts_with(dir));
     binds
         .filter(|bind| !is_shown(bind))
@@ -550,52 +556,4 @@ fn ids(shared: &Shared, pool: &PoolShared, slot: &SlotId) -> sandbox::Ids {
             gid: rustix::process::getegid().as_raw(),
         },
     }
-}
-
-/// The child's whole environment.
-fn environment(shared: &Shared, pool: &PoolShared, space: &Space) -> Vec<(String, String)> {
-    let config = &pool.config.env;
-    let mut path = String::new();
-    for directory in &config.path_add {
-        let directory = directory.to_string_lossy();
-        match directory.strip_prefix(HOME_OF_CHILD) {
-            Some(below) => path.extend([&*space.home_inside, below]),
-            None => path.push_str(&directory),
-        }
-        path.push(':');
-    }
-    match (pool.config.launcher, shared.environment.get("PATH")) {
-        (Launcher::None, Some(own)) => path.push_str(own),
-        _ => path.push_str(PATH_INSIDE),
-    }
-    let fixed = [
-        ("HOME", space.home_inside.clone()),
-        ("PATH", path),
-        ("USER", "agent".to_owned()),
-        ("LOGNAME", "agent".to_owned()),
-        ("SHELL", "/bin/sh".to_owned()),
-        // The workspace's owner inside is the agent, or is shown as such; git must believe it.
-        ("GIT_CONFIG_COUNT", "1".to_owned()),
-        ("GIT_CONFIG_KEY_0", "safe.directory".to_owned()),
-        ("GIT_CONFIG_VALUE_0", space.workspace_inside.clone()),
-    ];
-    let mut env: std::collections::BTreeMap<String, String> = fixed
-        .into_iter()
-        .map(|(name, value)| (name.to_owned(), value))
-        .collect();
-    for name in &config.pass {
-        if let Some(value) = shared.environment.get(name) {
-            env.insert(name.clone(), value.clone());
-        }
-    }
-    env.extend(config.set.iter().map(|(name, value)| {
-        let value = fill_routes(value, &pool.config.routes);
-        (name.clone(), value)
-    }));
-    // Read at the start: a configuration with an unread secret starts no fleet.
-    env.extend(config.secrets.iter().filter_map(|(name, secret)| {
-        let value = secret.expose()?;
-        Some((name.clone(), value.to_owned()))
-    }));
-    env.into_iter().collect()
 }

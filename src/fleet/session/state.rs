@@ -13,7 +13,7 @@ use super::asks::{self, Asks};
 use super::measure::{self, Measured};
 use super::outbox::{After, Outbox};
 use super::{
-    CheckResult, Item, PrepareError, Prepared, SessionMsg, TalkArgs, Tally, Work, prepare,
+    CheckResult, Item, Limited, PrepareError, Prepared, SessionRef, TalkArgs, Tally, Work, prepare,
 };
 use crate::config::hint::Evidence;
 use crate::config::{OnUnaskedDeny, SessionScope};
@@ -28,6 +28,7 @@ use crate::lifecycle::state::SlotEvent;
 use crate::lifecycle::watch::Expired;
 use crate::limits::ASKS_PER_POOL;
 use crate::model::{AgentInfo, Ask, AskId, Decision, Event, Foreign, TurnOutcome, Usage};
+use crate::relay::LimitWatch;
 use crate::telemetry::event::child::ChildReady;
 use crate::telemetry::event::permission::PermissionDecided;
 use crate::telemetry::event::turn::{TokensUsed, ToolCallEnded, TurnEnded, TurnFirstEvent};
@@ -58,7 +59,7 @@ pub(super) enum Phase {
 
 /// Its state.
 pub(crate) struct SessionState {
-    pub(super) myself: ActorRef<SessionMsg>,
+    pub(super) myself: SessionRef,
     pub(super) pool_ref: ActorRef<PoolMsg>,
     pub(super) shared: Arc<Shared>,
     pub(super) pool: Arc<PoolShared>,
@@ -90,6 +91,10 @@ pub(crate) struct SessionState {
     pub(super) phase: Phase,
     pub(super) prepared: Option<Prepared>,
     pub(super) channel: Option<ChannelHandle>,
+    /// What the answers on the child's routes say of limits.
+    pub(super) limits: Arc<LimitWatch>,
+    /// The turn failed because its provider limits requests.
+    pub(super) limit: Option<Limited>,
     pub(super) outbox: Outbox,
     pub(super) asks: Asks,
     pub(super) tally: Tally,
@@ -135,6 +140,12 @@ impl SessionState {
             session: self.work.session.clone(),
             change,
             pid,
+        });
+    }
+
+    pub(super) fn tell_answered(&self) {
+        let _ = self.pool_ref.send_message(PoolMsg::Answered {
+            session: self.work.session.clone(),
         });
     }
 
@@ -212,6 +223,7 @@ impl SessionState {
                 workspace: prepared.directory_inside().to_owned(),
                 resume,
             },
+            watch: Arc::clone(&self.limits),
         }));
     }
 
@@ -379,7 +391,12 @@ impl SessionState {
         }
         // What we asked for decides: some agents say of a turn that was cancelled that it completed.
         let (outcome, detail) = match self.ending.take() {
-            None => (outcome, detail),
+            None => {
+                let log = self.shared.slots.log(&self.work.slot);
+                let stderr = log.map(StderrLog::tail).unwrap_or_default();
+                let limited = self.look_for_limit(outcome, detail.clone(), &stderr);
+                (outcome, limited.or(detail))
+            }
             Some((wanted, why)) => (wanted, Some(why)),
         };
         let detail = detail.map(|detail| self.hinted(outcome, detail));
@@ -492,6 +509,8 @@ impl SessionState {
                 }
                 if self.ending.is_none() {
                     let text = self.work.prompt.clone();
+                    // Before the agent can ask its model anything for it.
+                    self.limits.begin();
                     self.command(Command::Prompt { text });
                 } else {
                     self.stop(false);

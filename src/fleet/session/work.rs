@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::StoredSession;
 use super::prepare::Prepared;
 use super::tally::Tally;
+use super::{Limited, StoredSession};
 use crate::fleet::channel::ChannelEnd;
 use crate::fleet::notice::{ChangeKind, FileChange};
 use crate::fleet::setup::{PoolShared, Shared};
@@ -34,6 +34,8 @@ pub(crate) struct Work {
     pub(crate) asked: Instant,
     /// Since when the slot has had no ready child, after a failure.
     pub(crate) down_since: Option<Instant>,
+    /// It tries whether the provider takes requests again, and nobody knows yet.
+    pub(crate) probe: bool,
 }
 
 /// What an attempt brought.
@@ -54,6 +56,8 @@ pub(crate) struct Attempt {
     pub(crate) survey: Survey,
     /// We were asked to end it.
     pub(crate) cancelled: bool,
+    /// Its provider limits requests: that is why the turn failed.
+    pub(crate) limit: Option<Limited>,
     /// Why it could not even begin, where that is the task's fault and not the slot's.
     pub(crate) failure: Option<String>,
     /// The session of an earlier start could not be prepared, and is as it was.
@@ -85,6 +89,7 @@ impl Attempt {
             tally: Tally::default(),
             survey: Survey::default(),
             cancelled: false,
+            limit: None,
             failure: None,
             given_back: None,
             stays: None,

@@ -491,7 +491,11 @@ fn a_title_is_the_command_where_a_table_says_so_and_the_directory_stands_in_its_
                 command: command.to_owned(),
                 cwd: Some("/workspace".to_owned()),
             };
-            assert_eq!(gemini(command, &format!("{HERE}{behind}")), shell, "{command}");
+            assert_eq!(
+                gemini(command, &format!("{HERE}{behind}")),
+                shell,
+                "{command}"
+            );
         }
     }
     let long = format!("echo {}", "x".repeat(10_000));
@@ -509,7 +513,10 @@ fn a_call_that_may_run_elsewhere_or_as_something_else_is_an_unknown_tool() {
         "current working directory /workspace]",
     ] {
         let request = gemini("touch a", said);
-        assert!(matches!(request, Request::Unknown { .. }), "{said}: {request:?}");
+        assert!(
+            matches!(request, Request::Unknown { .. }),
+            "{said}: {request:?}"
+        );
     }
     for command in [
         "bash -c 'touch a'; echo 'b'",
@@ -520,7 +527,10 @@ fn a_call_that_may_run_elsewhere_or_as_something_else_is_an_unknown_tool() {
         "cmd.exe /c x",
     ] {
         let request = gemini(command, HERE);
-        assert!(matches!(request, Request::Unknown { .. }), "{command}: {request:?}");
+        assert!(
+            matches!(request, Request::Unknown { .. }),
+            "{command}: {request:?}"
+        );
     }
 }
 

@@ -327,7 +327,10 @@ mod tests {
         let session = SessionId::new("s").unwrap();
         let home = prepare(&state, &session, None, filling).unwrap();
         let read = |inside| std::fs::read_to_string(home.path.join(inside)).unwrap();
-        assert_eq!((read(".a/one"), read(".a/two")), ("file".into(), "text".into()));
+        assert_eq!(
+            (read(".a/one"), read(".a/two")),
+            ("file".into(), "text".into())
+        );
         let meta = std::fs::metadata(home.path.join(".a/two")).unwrap();
         assert_eq!(meta.mode() & 0o7777, 0o600);
     }

@@ -6,6 +6,7 @@ pub mod child;
 pub mod journal;
 pub mod permission;
 pub mod process;
+pub mod route;
 pub mod task;
 pub mod turn;
 

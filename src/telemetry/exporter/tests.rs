@@ -30,6 +30,7 @@ fn page_after(emit: impl FnOnce()) -> String {
         describe_all();
         initialise();
         initialise_pool(&pool(), 2);
+        super::initialise_routes(&pool(), &["own"]);
         emit();
     });
     let slots = [

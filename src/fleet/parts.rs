@@ -1,0 +1,97 @@
+//! What a fleet is put together from at its start: what each pool's sessions share, what its routes
+//! lead to, how its slots look.
+
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex};
+
+use super::StartError;
+use super::memory::SlotMemory;
+use super::notice::SlotView;
+use super::setup::{PoolShared, Setup};
+use crate::config::{Config, Pool};
+use crate::model::{SlotId, SlotState};
+use crate::relay::Upstream;
+use crate::telemetry::PoolMeters;
+
+/// Puts together what each pool's sessions share.
+pub(super) fn pools(setup: &Setup) -> Result<Vec<Arc<PoolShared>>, StartError> {
+    let mut first_slot = 0;
+    let mut pools = Vec::with_capacity(setup.config.pools.len());
+    for config in &setup.config.pools {
+        let pool = || config.name.clone();
+        let policy = setup.policies.get(&config.policy);
+        let policy = policy.ok_or_else(|| StartError::NoPolicy {
+            pool: pool(),
+            policy: config.policy.clone(),
+        })?;
+        let sandbox = setup.config.sandboxes.get(&config.sandbox);
+        let extractor = setup.extractors.get(config.name.as_str());
+        let shared = PoolShared {
+            policy: Arc::clone(&policy.policy),
+            policy_sha256: policy.sha256.clone(),
+            sandbox: sandbox.cloned().ok_or_else(|| StartError::NoSandbox {
+                pool: pool(),
+                profile: config.sandbox.clone(),
+            })?,
+            extractor: extractor
+                .cloned()
+                .ok_or_else(|| StartError::NoExtractor(pool()))?,
+            meters: PoolMeters::new(&config.name),
+            upstreams: upstreams(&setup.config, config)?,
+            ambient: setup.ambient.clone(),
+            config: config.clone(),
+            // One that is missing is an error where it is used.
+            workspace: config
+                .local_workspace()
+                .and_then(|path| std::fs::canonicalize(path).ok())
+                .unwrap_or_else(|| config.workspace.path.clone()),
+            tasks: AtomicUsize::new(0),
+            oldest: Mutex::new(None),
+            asks: Mutex::default(),
+            first_slot,
+        };
+        first_slot += config.size;
+        pools.push(Arc::new(shared));
+    }
+    Ok(pools)
+}
+
+/// What a pool's routes lead to.
+fn upstreams(config: &Config, pool: &Pool) -> Result<Vec<Arc<Upstream>>, StartError> {
+    let routes = pool.routes.iter();
+    let routes = routes.filter_map(|port| config.routes.get(&port.name));
+    let made = routes.map(|route| {
+        let upstream = Upstream::new(route).map_err(|source| StartError::Route {
+            pool: pool.name.clone(),
+            source,
+        })?;
+        Ok(Arc::new(upstream))
+    });
+    made.collect()
+}
+
+/// How a pool's slots look before anything was started.
+pub(super) fn slot_views(pool: &PoolShared, memory: Option<&Vec<SlotMemory>>) -> Vec<SlotView> {
+    let parked = |index: u16| {
+        let memory = memory.and_then(|memory| memory.get(usize::from(index)));
+        memory.and_then(|memory| memory.parked.clone())
+    };
+    let view = |index| SlotView {
+        slot: SlotId {
+            pool: pool.config.name.clone(),
+            index,
+        },
+        state: match parked(index) {
+            Some(_) => SlotState::Parked,
+            None => SlotState::Unloaded,
+        },
+        pid: None,
+        task: None,
+        session: None,
+        note: parked(index),
+        started_at: None,
+        up: false,
+        last_exit_code: None,
+    };
+    (0..pool.config.size).map(view).collect()
+}

@@ -1,0 +1,306 @@
+//! One request and its answer: held against the route, read whole, looked into, sent with the key,
+//! and what comes back passed on.
+
+use std::error::Error as _;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use hyper::body::{Body as _, Bytes, Incoming};
+use hyper::header::{self, HeaderMap, HeaderValue};
+use hyper::{Request, Response, StatusCode, Version};
+use hyper_util::client::legacy::Error as ClientError;
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::time::Instant;
+
+use super::connection::Gate;
+use super::passing::{Back, Passing, Record, Whole, now};
+use crate::limits::ROUTE_BODIES_BYTES;
+use crate::route::{
+    Asked, Refusal, UsageReader, announced, asked, inspect, is_limited, is_redirect,
+    keep_answer_header, pass_headers,
+};
+use crate::telemetry::sets::RouteRefusal as Why;
+
+/// One place for so many bytes of a body.
+const UNIT: usize = 4 << 10;
+
+/// Places for the request bodies of the whole process.
+static HELD: Semaphore = Semaphore::const_new(ROUTE_BODIES_BYTES / UNIT);
+
+/// Bodies longer than this are looked into where it may take its time.
+const LONG_BODY: usize = 256 << 10;
+
+/// How long the rest of a request that was refused is read over, so that its sender gets to read
+/// the answer.
+const DISCARD: Duration = Duration::from_secs(5);
+
+/// The answer to one request; never an error, because everything that fails is told in one.
+pub(super) async fn exchange(
+    gate: Arc<Gate>,
+    request: Request<Incoming>,
+    deadline: Instant,
+) -> Response<Back> {
+    match forward(&gate, request, deadline).await {
+        Ok(response) => response,
+        Err(refusal) => {
+            gate.refused(&refusal);
+            let mut response = Response::new(Back::Whole(Whole(Some(refusal.json().into()))));
+            *response.status_mut() =
+                StatusCode::from_u16(refusal.status).unwrap_or(StatusCode::BAD_GATEWAY);
+            let json = HeaderValue::from_static("application/json");
+            response.headers_mut().insert(header::CONTENT_TYPE, json);
+            response
+        }
+    }
+}
+
+/// The request did not come in time.
+pub(super) fn slow() -> Refusal {
+    Refusal::new(Why::Slow, 408, "the request did not come whole in time")
+}
+
+async fn forward(
+    gate: &Arc<Gate>,
+    request: Request<Incoming>,
+    deadline: Instant,
+) -> Result<Response<Back>, Refusal> {
+    let (head, mut from) = request.into_parts();
+    let route = &gate.upstream.route;
+    let uri = &head.uri;
+    let allowed = asked(route, head.method.as_str(), uri.path(), uri.query());
+    let allowed = allowed.and_then(|asked| plain_body(&head.headers).map(|()| asked));
+    let asked = match allowed {
+        Ok(asked) => asked,
+        Err(refusal) => {
+            discard(&mut from, deadline).await;
+            return Err(refusal);
+        }
+    };
+    let body = match read(&mut from, route.body_max, deadline).await {
+        Ok(body) => body,
+        Err(refusal) => {
+            if refusal.reason != Some(Why::Slow) {
+                discard(&mut from, deadline).await;
+            }
+            return Err(refusal);
+        }
+    };
+    if !route.server_tools {
+        look_into(&head.headers, body.bytes.clone()).await?;
+    }
+    let outgoing = outgoing(gate, head, &asked, &body)?;
+    let answer = send(gate, outgoing, asked.line).await?;
+    drop(body);
+    Ok(answer)
+}
+
+/// A compressed body cannot be looked into.
+fn plain_body(headers: &HeaderMap) -> Result<(), Refusal> {
+    let mut encodings = headers.get_all(header::CONTENT_ENCODING).iter();
+    let plain = encodings.all(|value| value.as_bytes().eq_ignore_ascii_case(b"identity"));
+    plain.then_some(()).ok_or_else(|| {
+        Refusal::new(
+            Why::Encoding,
+            415,
+            "the body is compressed: send it as it is",
+        )
+    })
+}
+
+/// A body and its places.
+struct Body {
+    bytes: Bytes,
+    _held: Option<SemaphorePermit<'static>>,
+}
+
+async fn read(from: &mut Incoming, most: u64, deadline: Instant) -> Result<Body, Refusal> {
+    let too_long = || {
+        let what = format!("the body is longer than {most} bytes");
+        Refusal::new(Why::BodySize, 413, what)
+    };
+    if from.size_hint().lower() > most {
+        return Err(too_long());
+    }
+    let mut bytes = Vec::new();
+    let mut held: Option<SemaphorePermit<'static>> = None;
+    loop {
+        let frame = std::future::poll_fn(|cx| Pin::new(&mut *from).poll_frame(cx));
+        let frame = tokio::time::timeout_at(deadline, frame).await;
+        let frame = match frame.map_err(|_| slow())? {
+            None => break,
+            Some(frame) => frame.map_err(|_| {
+                Refusal::new(
+                    Why::Smuggling,
+                    400,
+                    "the body is cut off, or in no form that HTTP has",
+                )
+            })?,
+        };
+        let Ok(data) = frame.into_data() else {
+            continue;
+        };
+        if (bytes.len() + data.len()) as u64 > most {
+            return Err(too_long());
+        }
+        let places = (bytes.len() + data.len()).div_ceil(UNIT);
+        let more = places - held.as_ref().map_or(0, SemaphorePermit::num_permits);
+        let more = u32::try_from(more).unwrap_or(u32::MAX);
+        let permit = HELD.try_acquire_many(more).map_err(|_| {
+            let what = "too many request bodies are on their way at the same time: try again";
+            Refusal::new(Why::BodiesHeld, 503, what)
+        })?;
+        match &mut held {
+            Some(held) => held.merge(permit),
+            None => held = Some(permit),
+        }
+        bytes.extend_from_slice(&data);
+    }
+    Ok(Body {
+        bytes: bytes.into(),
+        _held: held,
+    })
+}
+
+/// Reads over what is left of a request, for a while.
+async fn discard(from: &mut Incoming, deadline: Instant) {
+    let deadline = deadline.min(Instant::now() + DISCARD);
+    let reading = async {
+        while let Some(Ok(_)) = std::future::poll_fn(|cx| Pin::new(&mut *from).poll_frame(cx)).await
+        {
+        }
+    };
+    let _ = tokio::time::timeout_at(deadline, reading).await;
+}
+
+async fn look_into(headers: &HeaderMap, body: Bytes) -> Result<(), Refusal> {
+    let mut kinds = headers.get_all(header::CONTENT_TYPE).iter();
+    let kind = kinds
+        .next()
+        .and_then(|value| value.to_str().ok())
+        .map(str::to_owned);
+    // Two of them may be read as either.
+    let kind = kind.filter(|_| kinds.next().is_none());
+    if body.len() <= LONG_BODY {
+        return inspect(kind.as_deref(), &body);
+    }
+    let looked = tokio::task::spawn_blocking(move || inspect(kind.as_deref(), &body));
+    let failed = |_| Refusal::upstream(503, "the supervisor is ending");
+    looked.await.map_err(failed)?
+}
+
+/// The request for the upstream.
+fn outgoing(
+    gate: &Gate,
+    head: hyper::http::request::Parts,
+    asked: &Asked,
+    body: &Body,
+) -> Result<Request<Whole>, Refusal> {
+    let upstream = &gate.upstream;
+    let mut headers = pass_headers(&head.headers, &upstream.route);
+    let identity = HeaderValue::from_static("identity");
+    headers.insert(header::ACCEPT_ENCODING, identity);
+    if let Some((name, key)) = &upstream.key {
+        headers.insert(name.clone(), key.clone());
+    }
+    let sent = Whole((!body.bytes.is_empty()).then(|| body.bytes.clone()));
+    let mut request = Request::new(sent);
+    *request.method_mut() = head.method;
+    let uri = upstream.uri(&asked.target).parse();
+    *request.uri_mut() =
+        uri.map_err(|_| Refusal::new(Why::Path, 403, "path and query are no address"))?;
+    *request.headers_mut() = headers;
+    *request.version_mut() = Version::HTTP_11;
+    Ok(request)
+}
+
+async fn send(
+    gate: &Arc<Gate>,
+    request: Request<Whole>,
+    line: usize,
+) -> Result<Response<Back>, Refusal> {
+    let route = &gate.upstream.route;
+    let mut record = Record::new(Arc::clone(gate), line);
+    let answer = gate.upstream.client.request(request);
+    let answer = tokio::time::timeout(route.timeouts.answer, answer).await;
+    let answer = answer.map_err(|_| {
+        let what = format!(
+            "the upstream of the route {} gave no answer in time",
+            route.name
+        );
+        failed(gate, 504, what)
+    })?;
+    let answer = answer.map_err(|error| failed(gate, 502, told(&route.name, &error)))?;
+    let (head, from) = answer.into_parts();
+    let status = head.status.as_u16();
+    let text = |name| {
+        head.headers
+            .get(name)
+            .and_then(|value: &HeaderValue| value.to_str().ok())
+    };
+    let is_encoded = head.headers.contains_key(header::CONTENT_ENCODING);
+    let usage = UsageReader::new(text(header::CONTENT_TYPE), is_encoded);
+    record.answered(status, usage);
+    if is_limited(status) {
+        gate.watch
+            .limited(announced(&head.headers, unix_now()), now());
+    } else if head.status.is_success() {
+        gate.watch.good();
+    }
+    if is_redirect(status) {
+        let what = format!(
+            "the upstream of the route {} answered with a redirect ({status}), and none is followed",
+            route.name
+        );
+        return Err(Refusal::new(Why::Redirect, 502, what));
+    }
+    if status < 200 {
+        let what = format!(
+            "the upstream of the route {} wants another protocol",
+            route.name
+        );
+        return Err(failed(gate, 502, what));
+    }
+    let secret = gate.upstream.secret().map(str::as_bytes);
+    let has_key = |value: &HeaderValue| {
+        secret.is_some_and(|secret| memchr::memmem::find(value.as_bytes(), secret).is_some())
+    };
+    let mut response = Response::new(Back::Passing(Box::new(Passing::new(from, record))));
+    *response.status_mut() = head.status;
+    for (name, value) in &head.headers {
+        if keep_answer_header(name) && !has_key(value) {
+            response.headers_mut().append(name.clone(), value.clone());
+        }
+    }
+    Ok(response)
+}
+
+/// An upstream that failed: told, and logged in our own words.
+fn failed(gate: &Gate, status: u16, what: String) -> Refusal {
+    tracing::info!(slot = %gate.slot, route = gate.upstream.route.name, what, "an upstream failed");
+    Refusal::upstream(status, what)
+}
+
+/// What failed, to its cause: names and numbers of sockets and certificates, nothing of a request.
+fn told(route: &str, error: &ClientError) -> String {
+    let what = if error.is_connect() {
+        "cannot be reached"
+    } else {
+        "ended the connection before it answered"
+    };
+    let mut cause = String::new();
+    let mut next = error.source();
+    while let Some(error) = next {
+        cause = error.to_string();
+        next = error.source();
+    }
+    let cause = crate::model::foreign::show(&cause, 200);
+    format!("the upstream of the route {route} {what}: {cause}")
+}
+
+fn unix_now() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| {
+        i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
+    })
+}

@@ -1,0 +1,65 @@
+//! The way of a model request: from a socket that listens inside a sandbox to one upstream, with
+//! the key added outside.
+//!
+//! ```text
+//! agent -> 127.0.0.1:PORT inside -- accepted here --> head and list (route/), body read whole and
+//!                                                     looked into, key added --> upstream
+//!       <------------------------ answer, piece by piece as it comes, tokens counted on the way --
+//! ```
+//!
+//! Floor 3. Who asks is known by the socket: it is the child's own. One request a connection, so
+//! that nothing of one can be taken for a part of another. Nothing here logs, keeps or journals what
+//! a header or a body holds. Must not know tasks, turns or protocols of agents.
+
+mod connection;
+mod exchange;
+mod limits_seen;
+mod passing;
+mod upstream;
+
+use std::net::TcpListener as StdListener;
+use std::sync::Arc;
+
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+
+pub use limits_seen::{LimitWatch, Seen};
+pub use upstream::{Upstream, UpstreamError};
+
+use crate::model::SlotId;
+use connection::Gate;
+
+/// The relays of one child. When it is dropped they end, with all their connections and sockets.
+#[derive(Debug, Default)]
+pub struct Relays(Vec<JoinHandle<()>>);
+
+impl Drop for Relays {
+    fn drop(&mut self) {
+        for relay in &self.0 {
+            relay.abort();
+        }
+    }
+}
+
+impl Relays {
+    /// Serves a child's sockets, each for the upstream at the same place. Needs a runtime around it.
+    #[must_use]
+    pub fn start(
+        listeners: Vec<StdListener>,
+        upstreams: &[Arc<Upstream>],
+        slot: &SlotId,
+        watch: &Arc<LimitWatch>,
+    ) -> Self {
+        let pairs = listeners.into_iter().zip(upstreams);
+        let start = |(listener, upstream): (StdListener, &Arc<Upstream>)| {
+            let listener = listener
+                .set_nonblocking(true)
+                .and_then(|()| TcpListener::from_std(listener))
+                .inspect_err(|error| tracing::error!(%slot, %error, "a route is not served"))
+                .ok()?;
+            let gate = Gate::new(Arc::clone(upstream), slot.clone(), Arc::clone(watch));
+            Some(tokio::spawn(connection::serve(listener, Arc::new(gate))))
+        };
+        Self(pairs.filter_map(start).collect())
+    }
+}

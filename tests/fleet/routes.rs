@@ -1,0 +1,329 @@
+//! A real child in the default sandbox asks a model through its route: it gets answers and no key,
+//! and nothing of the way is left when it, or its supervisor, is gone.
+
+use std::time::{Duration, Instant};
+
+use crate::drill::{Drill, Ran, eventually, metric};
+use crate::provider::{Provider, message, whole};
+
+/// The key that must be nowhere but at the provider.
+const KEY: &str = "sk-drill-0123456789abcdef-the-real-one";
+
+/// An agent that asks its model once a prompt, and tells what it can see of keys. `limited` in an
+/// answer ends its turn with an error.
+const AGENT: &str = r#"
+import http.client, json, os, sys
+def say(**m): sys.stdout.write(json.dumps(m) + "\n"); sys.stdout.flush()
+base = os.environ["MODEL_URL"]
+host = base.removeprefix("http://").split("/")[0]
+def ask(text):
+    c = http.client.HTTPConnection(host, timeout=30)
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": text}]})
+    c.request("POST", "/v1/messages", body, {"content-type": "application/json", "x-api-key": "dummy", "authorization": "Bearer dummy"})
+    r = c.getresponse()
+    return r.status, r.read().decode()
+def look(needle):
+    found = []
+    places = ["/proc/%s/%s" % (p, f) for p in os.listdir("/proc") if p.isdigit() for f in ("environ", "cmdline", "mounts", "maps")]
+    for top in (os.environ["HOME"], "/workspace", "/tmp", "/etc", "/run", "/dev/shm"):
+        for d, _, names in os.walk(top):
+            places += [os.path.join(d, n) for n in names]
+    for place in places:
+        try:
+            if needle.encode() in open(place, "rb").read(1 << 22): found.append(place)
+        except OSError: pass
+    return found
+say(type="ready", protocol=1, version="1", session_id="s", model="m", mode="x", tools=[], context_window=1, max_tokens=1, gadgets=[])
+for line in sys.stdin:
+    m = json.loads(line)
+    if m["type"] == "prompt":
+        say(type="turn_started", turn_id="t")
+        words = m["text"].split()
+        if words[0] == "look":
+            # Only the halves are in this process, so that it does not find itself.
+            needle = words[1] + words[2]
+            del m, line, words
+            found = [p for p in look(needle) if not p.endswith("/maps")]
+            say(type="text_delta", turn_id="t", delta="found %s" % found)
+        elif words[0] == "wander":
+            tried = []
+            for target in (("127.0.0.1", int(words[1])), ("8.8.8.8", 53)):
+                try:
+                    http.client.HTTPConnection(*target, timeout=3).connect(); tried.append("reached")
+                except OSError as e: tried.append(type(e).__name__)
+            say(type="text_delta", turn_id="t", delta="wandered %s" % tried)
+        else:
+            try: status, text = ask(" ".join(words))
+            except OSError as e: status, text = 0, str(e)
+            if words[0] == "die": os.kill(os.getpid(), 9)
+            if status != 200:
+                say(type="error", code="api_error", message="the model said %d" % status, origin="remote", turn_id="t")
+                say(type="turn_complete", turn_id="t", stop_reason="error", iterations=1, input_tokens=0, output_tokens=0, mutations=[])
+                continue
+            say(type="text_delta", turn_id="t", delta="the model said %d %s" % (status, text))
+        say(type="turn_complete", turn_id="t", stop_reason="end_turn", iterations=1, input_tokens=0, output_tokens=0, mutations=[])
+    elif m["type"] == "shutdown": sys.exit(0)
+"#;
+
+fn drill(provider: &Provider, keys: &str) -> Drill {
+    let drill = Drill::new(&format!(
+        r#"
+[pool.demo]
+command   = ["python3", "agent.py"]
+dialect   = "scaiflux"
+network   = "routes"
+routes    = ["own"]
+workspace = {{ path = "project", mode = "copy" }}
+env       = {{ set = {{ DRILL = "MARK", MODEL_URL = "{{route.own}}" }} }}
+{keys}
+[route.own]
+upstream = "http://{}"
+header   = "x-api-key"
+secret   = "file:key"
+allow    = ["POST /v1/messages"]
+"#,
+        provider.address
+    ));
+    std::fs::write(drill.workspace().join("agent.py"), AGENT).expect("agent.py");
+    let key = drill.path("key");
+    std::fs::write(&key, KEY).expect("the key");
+    let private = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+    std::fs::set_permissions(&key, private).expect("private");
+    drill
+}
+
+/// Nothing that the supervisor wrote holds the key: output, journal, homes, copies.
+fn assert_no_key(drill: &Drill, ran: &Ran) {
+    assert!(
+        !ran.stdout.contains(KEY) && !ran.stderr.contains(KEY),
+        "{}",
+        ran.all()
+    );
+    let grep = std::process::Command::new("grep")
+        .args(["-rlaF", KEY])
+        .arg(drill.state())
+        .output()
+        .expect("grep");
+    let found = String::from_utf8_lossy(&grep.stdout).into_owned();
+    assert!(found.is_empty(), "the key is in {found}");
+}
+
+#[test]
+fn a_child_asks_its_model_and_finds_no_key_anywhere() {
+    let provider = Provider::start(message);
+    let drill = drill(&provider, "");
+    let (first, second) = KEY.split_at(12);
+    let look = format!("look {first} {second}");
+    let wander = format!("wander {}", provider.address.port());
+    let ran = drill.run(&["-v", "--json", "run", "hello model", &look, &wander]);
+    assert_eq!(ran.code, Some(0), "{}", ran.all());
+    assert!(ran.stdout.contains("the model said 200"), "{}", ran.all());
+    assert!(ran.stdout.contains("found []"), "{}", ran.all());
+    // Only the route's own port leads anywhere.
+    assert!(
+        ran.stdout
+            .contains("wandered ['ConnectionRefusedError', 'OSError']"),
+        "{}",
+        ran.all()
+    );
+    let got = provider.got();
+    assert_eq!(got.len(), 1);
+    assert!(
+        got[0].head.contains(&format!("x-api-key: {KEY}\r\n")),
+        "{}",
+        got[0].head
+    );
+    assert!(!got[0].head.contains("dummy"), "{}", got[0].head);
+    assert_no_key(&drill, &ran);
+    let shown = drill.run(&["config", "show"]);
+    assert!(
+        shown.stdout.contains("secret = \"‹secret›\""),
+        "{}",
+        shown.all()
+    );
+    assert!(
+        !shown.stdout.contains(KEY) && !shown.stdout.contains("file:key"),
+        "{}",
+        shown.all()
+    );
+}
+
+#[test]
+fn a_route_works_again_in_the_next_child_and_the_key_is_not_in_the_supervisors_arguments() {
+    let provider = Provider::start(message);
+    let drill = drill(
+        &provider,
+        "session = \"slot\"\nrestart = { base = \"10ms\", max = \"10ms\" }",
+    );
+    let running = drill.start(&["up"]);
+    eventually(Duration::from_secs(20), "ready", || {
+        drill.get("/readyz").0 == 200
+    });
+    let ran = drill.run(&["--json", "run", "first", "die now", "third"]);
+    assert!(
+        ran.stdout.matches("the model said 200").count() >= 2,
+        "{}",
+        ran.all()
+    );
+    assert_eq!(provider.got().len(), 3);
+    let page = drill.get("/metrics").1;
+    let answered = metric(
+        &page,
+        "marshal_route_requests_total{pool=\"demo\",route=\"own\",code=\"2xx\"}",
+    );
+    assert_eq!(answered, Some(3.0), "{page}");
+    let tokens = metric(
+        &page,
+        "marshal_route_tokens_total{pool=\"demo\",route=\"own\",type=\"output\"}",
+    );
+    assert_eq!(tokens, Some(21.0));
+    assert!(!page.contains(KEY));
+    let proc = format!("/proc/{}", running.pid());
+    for file in ["cmdline", "environ"] {
+        let text = std::fs::read(format!("{proc}/{file}")).expect(file);
+        assert!(!String::from_utf8_lossy(&text).contains(KEY), "{file}");
+    }
+    drop(running);
+    assert!(!drill.log("stderr.log").contains(KEY));
+}
+
+#[test]
+fn after_a_kill_of_the_supervisor_no_connection_and_no_listener_is_left() {
+    let ended = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let seen = std::sync::Arc::clone(&ended);
+    let provider = Provider::start(move |_, _, to| {
+        let _ = to.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n");
+        // Until nobody reads any more.
+        for _ in 0..2000 {
+            if to
+                .write_all(b"1\r\nx\r\n")
+                .and_then(|()| to.flush())
+                .is_err()
+            {
+                seen.store(true, std::sync::atomic::Ordering::SeqCst);
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    });
+    let drill = drill(&provider, "");
+    let mut running = drill.start(&["run", "hello"]);
+    eventually(Duration::from_secs(30), "it asks", || {
+        provider.got().len() == 1
+    });
+    let agents = drill.agents();
+    assert!(!agents.is_empty());
+    let inside = *agents.iter().max().expect("one");
+    let net = std::fs::read_to_string(format!("/proc/{inside}/net/tcp")).expect("its sockets");
+    assert!(
+        net.lines()
+            .any(|line| line.split_whitespace().nth(3) == Some("0A")),
+        "it is listened: {net}"
+    );
+    running.signal("KILL");
+    running.wait(Duration::from_secs(5));
+    eventually(Duration::from_secs(3), "the agent is gone", || {
+        drill.agents().is_empty()
+    });
+    eventually(
+        Duration::from_secs(5),
+        "the upstream's connection is gone",
+        || ended.load(std::sync::atomic::Ordering::SeqCst),
+    );
+}
+
+/// A provider that limits the first `limits` requests.
+fn limiting(limits: usize, headers: &'static str) -> Provider {
+    Provider::start(move |number, got, to| {
+        if number < limits {
+            let answer = whole(
+                "429 Too Many Requests",
+                headers,
+                "{\"error\":\"slow down\"}",
+            );
+            let _ = to.write_all(answer.as_bytes());
+        } else {
+            message(number, got, to);
+        }
+    })
+}
+
+#[test]
+fn a_limit_pauses_the_pool_and_spends_no_task() {
+    let provider = limiting(2, "");
+    let keys = "size = 2\nrate_limit = { pause = \"600ms\", max = \"1s\" }";
+    let drill = drill(&provider, keys);
+    let began = Instant::now();
+    let ran = drill.run(&[
+        "run",
+        "--results",
+        "results.jsonl",
+        "one",
+        "two",
+        "three",
+        "four",
+    ]);
+    assert_eq!(ran.code, Some(0), "{}", ran.all());
+    assert!(
+        began.elapsed() >= Duration::from_millis(600),
+        "{}",
+        ran.all()
+    );
+    assert!(
+        ran.stderr
+            .contains("demo: its provider limits requests; no task starts for"),
+        "{}",
+        ran.all()
+    );
+    assert!(
+        ran.stderr
+            .contains("demo: its provider takes requests again"),
+        "{}",
+        ran.all()
+    );
+    for result in drill.results("results.jsonl") {
+        assert_eq!(result["outcome"], "done", "{result}");
+        assert_eq!(result["attempts"], 1, "no attempt was spent: {result}");
+        assert_eq!(result["restarts"].as_u64().unwrap_or(0), 0, "{result}");
+    }
+    assert_eq!(provider.got().len(), 6);
+    let database = drill.database();
+    let told: i64 = database
+        .query_row(
+            "SELECT count(*) FROM events WHERE kind = 'turn_ended' AND CAST(body AS TEXT) LIKE '%rate limited: the provider%'",
+            [],
+            |row| row.get(0),
+        )
+        .expect("a count");
+    assert_eq!(told, 2, "the journal says why");
+}
+
+#[test]
+fn an_announced_time_is_waited_for_and_one_task_tries_then() {
+    let provider = limiting(1, "retry-after: 2\r\n");
+    // With one slot more than that a second request could come before the first answer.
+    let drill = drill(
+        &provider,
+        "size = 1\nrate_limit = { pause = \"50ms\", max = \"50ms\" }",
+    );
+    let began = Instant::now();
+    let ran = drill.run(&["run", "one", "two"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.all());
+    assert!(began.elapsed() >= Duration::from_secs(2), "{}", ran.all());
+    assert_eq!(provider.got().len(), 3);
+}
+
+#[test]
+fn a_limit_that_does_not_end_is_given_up_in_the_end() {
+    let provider = limiting(usize::MAX, "");
+    let keys = "rate_limit = { pause = \"100ms\", max = \"200ms\", give_up = \"1s\" }";
+    let drill = drill(&provider, keys);
+    let ran = drill.run(&["run", "--results", "results.jsonl", "one"]);
+    assert_eq!(ran.code, Some(1), "{}", ran.all());
+    let result = &drill.results("results.jsonl")[0];
+    assert_eq!(result["outcome"], "failed", "{result}");
+    assert!(
+        result.to_string().contains("rate_limit.give_up"),
+        "{result}"
+    );
+}
