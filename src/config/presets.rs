@@ -28,7 +28,7 @@ const PRESETS: &[(&str, &str)] = &[
 pub(super) const LATER: &[&str] = &["cursor", "goose", "loaf", "pi", "skillpilot"];
 
 /// The built-in extractors (`policy` owns their tables).
-pub(super) const EXTRACTORS: &[&str] = &["acp", "gemini", "scaiflux"];
+pub(super) const EXTRACTORS: &[&str] = &["acp", "gemini", "hermes", "scaiflux"];
 
 /// The word for a network of routes.
 const ROUTES: &str = "routes";

@@ -25,6 +25,13 @@ use crate::model::foreign::show;
 const BUILTIN: &[(&str, &str)] = &[
     ("acp", include_str!("builtin/extract-acp.toml")),
     ("gemini", include_str!("builtin/extract-gemini.toml")),
+    (
+        "hermes",
+        concat!(
+            include_str!("builtin/extract-hermes.toml"),
+            include_str!("builtin/extract-acp.toml")
+        ),
+    ),
     ("scaiflux", include_str!("builtin/extract-scaiflux.toml")),
 ];
 
@@ -82,6 +89,7 @@ struct Document {
     #[serde(default)]
     missing: Missing,
     closed: Option<String>,
+    shell_text: Option<ShellText>,
     #[serde(default)]
     tool: BTreeMap<String, ToolText>,
 }
@@ -115,6 +123,14 @@ struct ToolText {
     harmless: Option<Names>,
 }
 
+/// A text that an agent makes of a command.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ShellText {
+    field: String,
+    begins: String,
+}
+
 /// A text that an agent makes around a directory.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -143,6 +159,8 @@ enum Tool {
         frame: Option<Frame>,
         /// What the agent would run otherwise than it says.
         unlike: Option<Regex>,
+        /// Where the command stands behind a text, in a call that has none of its fields.
+        shown: Option<(Place, String)>,
     },
     Read {
         path: Vec<Place>,
@@ -223,9 +241,24 @@ impl Extractor {
         if document.schema != 1 {
             return Err(ExtractorError::Schema(document.schema));
         }
+        let shown = document.shell_text.map(|text| {
+            let place = Place::parse(&text.field);
+            place.map(|place| (place, text.begins))
+        });
+        let shown = shown.transpose().map_err(|what| ExtractorError::Tool {
+            tool: "shell_text".to_owned(),
+            what,
+        })?;
         let mut tools = BTreeMap::new();
         for (name, text) in document.tool {
-            let entry = Entry::read(text, document.closed.as_deref());
+            let mut entry = Entry::read(text, document.closed.as_deref());
+            if let Ok(Entry {
+                tool: Tool::Shell { shown: of_tool, .. },
+                ..
+            }) = &mut entry
+            {
+                of_tool.clone_from(&shown);
+            }
             let entry = entry.map_err(|what| ExtractorError::Tool {
                 tool: name.clone(),
                 what,
@@ -389,6 +422,7 @@ fn tool(text: ToolText) -> Result<Tool, String> {
                 .unlike
                 .map(|pattern| Regex::new(&pattern).map_err(|error| format!("`unlike`: {error}")))
                 .transpose()?,
+            shown: None,
         }),
         Some(ToolClass::Read) => Ok(Tool::Read {
             path: needed("path", text.path)?,
@@ -427,12 +461,17 @@ impl Tool {
                 cwd,
                 frame,
                 unlike,
+                shown,
             } => {
                 let read = |found: Found<'_>| match found {
                     Found::List(words) if *argv => argv::command(&argv::words(words)?),
                     other => other.text(),
                 };
-                let command = required(command, one(fields, command, read)?)?;
+                let command = match (one(fields, command, read)?, shown) {
+                    (None, Some(shown)) => Some(shown_command(fields, shown)?),
+                    (named, _) => named,
+                }
+                .ok_or_else(|| lacks(command))?;
                 if unlike
                     .as_ref()
                     .is_some_and(|unlike| unlike.is_match(&command))
@@ -482,6 +521,18 @@ impl Tool {
                 url: required(url, one(fields, url, text)?)?,
             }),
         }
+    }
+}
+
+/// The command behind the text that an agent puts before it.
+fn shown_command(fields: &Fields, (place, begins): &(Place, String)) -> Result<String, Trouble> {
+    let found = fields.find(place)?;
+    let [Found::Text(text)] = found.as_slice() else {
+        return Err(lacks(std::slice::from_ref(place)));
+    };
+    match text.strip_prefix(begins.as_str()) {
+        Some(command) if !command.trim().is_empty() => Ok(command.to_owned()),
+        _ => Err(lacks(std::slice::from_ref(place))),
     }
 }
 

@@ -147,8 +147,12 @@ fn first_life(kind: &Kind, drill: &Drill, model: &Model) {
     assert!(in_copy(&touch, "made.txt").exists(), "{all}");
     assert_eq!(touch["requests"]["allowed"], u64::from(kind.asks), "{all}");
     let session = touch["session"].as_str().expect("a session");
+    let calls = events(drill, session, "tool_start");
     let unasked = events(drill, session, "unasked");
-    let judged = |event: &Value| event["decision"] == "allow" && event["rules"][0] == "harmless";
+    let judged = |event: &Value| {
+        let is_it = event["id"] == calls[0]["id"];
+        is_it && event["decision"] == "allow" && event["rules"][0] == "harmless"
+    };
     assert_eq!(unasked.iter().any(judged), !kind.asks, "{unasked:?}");
 
     let deny = result(drill, "first", "deny");

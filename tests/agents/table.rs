@@ -42,7 +42,7 @@ pub(crate) fn check(kind: &Kind) {
     };
     let refusal = match kind.refusal {
         Refusal::Stops(reason) => format!("the turn ends `{reason}`"),
-        Refusal::Says(words) => format!("its model hears \"{words}\""),
+        Refusal::Says(words) => format!("the call's result says \"{words}\""),
     };
     let row = format!(
         "| {} | {} | `touch`: {touch} | `{}`: asked, denied, no effect; {refusal} | cancelled, killed, next prompt served | none inside |",

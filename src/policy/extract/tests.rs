@@ -544,3 +544,28 @@ fn a_frame_without_texts_and_an_expression_that_is_none_are_refused() {
     assert!(table(frame).contains("`cwd_frame` needs texts"));
     assert!(table("unlike = \"(\"").contains("`unlike`"));
 }
+
+#[test]
+fn hermes_shows_what_it_runs_unasked_behind_a_prompt_sign() {
+    let hermes = table("hermes");
+    let said = |text: &str| {
+        let input = serde_json::json!({
+            "title": "terminal: x",
+            "said": [{"type": "content", "content": {"type": "text", "text": text}}],
+        });
+        hermes.extract("execute", &RawValue::from_string(input.to_string()).expect("JSON"))
+    };
+    let shell = |command: &str| Request::Shell {
+        command: command.to_owned(),
+        cwd: None,
+    };
+    assert_eq!(said("$ touch a\n$ ls"), shell("touch a\n$ ls"));
+    for text in ["touch a", "$ ", "$", " $ touch a"] {
+        assert!(matches!(said(text), Request::Unknown { .. }), "{text}");
+    }
+    let raw = r#"{"rawInput":{"command":"rm x","description":"d"},"said":[]}"#;
+    let raw = RawValue::from_string(raw.to_owned()).expect("JSON");
+    assert_eq!(hermes.extract("execute", &raw), shell("rm x"));
+    let odd = "schema = 1\nshell_text = { field = \"a[]\", begins = \"x\" }\n";
+    assert!(Extractor::parse(odd).is_err());
+}
