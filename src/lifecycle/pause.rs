@@ -215,7 +215,7 @@ mod tests {
         for expect in [10, 20, 40, 60, 60] {
             let waits = wait(pause.limited(now, None));
             assert_eq!(waits, expect * S);
-            pause.look(now + waits - S);
+            pause.look(now + waits.saturating_sub(S));
             assert_eq!(pause.may_start(), MayStart::None);
             now += waits;
             pause.look(now);

@@ -305,12 +305,15 @@ impl<'de> Visitor<'de> for Scan<'_> {
 impl Scan<'_> {
     /// Where the value of a key stands.
     fn below(&self, plain: &str) -> Place {
+        // Of a tool that the agent carries out: names, descriptions, schemas.
+        let is_data = match self.place {
+            Place::Data => true,
+            Place::Call => matches!(plain, "args" | "response"),
+            Place::Tool => plain != "tools",
+            _ => false,
+        };
         match (self.place, plain) {
-            (Place::Data, _) => Place::Data,
-            (Place::Call, "args" | "response") => Place::Data,
-            (Place::Tool, "tools") => Place::Tools,
-            // Names, descriptions and schemas of what the agent carries out.
-            (Place::Tool, _) => Place::Data,
+            _ if is_data => Place::Data,
             (Place::Link, "url" | "uri" | "fileuri") => Place::Link,
             (_, "tools") => Place::Tools,
             (_, "source") => Place::Source,

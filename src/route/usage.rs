@@ -295,7 +295,7 @@ mod tests {
     fn an_endless_line_is_not_held_and_the_next_one_counts() {
         let mut reader = UsageReader::new(Some("text/event-stream"), false);
         for _ in 0..40 {
-            reader.take(&[b'x'; 64 << 10]);
+            reader.take(&vec![b'x'; 64 << 10]);
             assert!(reader.held.len() <= ROUTE_USAGE_BYTES);
         }
         reader.take(b"\ndata: {\"usage\":{\"input_tokens\":3}}\n");

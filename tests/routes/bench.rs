@@ -223,7 +223,7 @@ pub(crate) struct Reply {
 impl Reply {
     pub(crate) fn read(stream: &mut TcpStream) -> Self {
         let mut bytes = Vec::new();
-        let mut chunk = [0; 65536];
+        let mut chunk = vec![0; 65536];
         while let Ok(read @ 1..) = stream.read(&mut chunk) {
             bytes.extend_from_slice(&chunk[..read]);
         }

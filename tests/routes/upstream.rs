@@ -83,7 +83,7 @@ fn cookies_and_credentials_do_not_come_back_and_the_rest_does() {
 
 #[test]
 fn an_answer_passes_piece_by_piece_as_it_comes() {
-    let (go, gone) = mpsc::channel::<()>();
+    let (go, gone) = mpsc::sync_channel::<()>(1);
     let gone = Mutex::new(gone);
     let provider = Provider::start(move |_, _, to| {
         let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";

@@ -69,7 +69,7 @@ impl Provider {
     /// Serves one connection: one request, then it is closed.
     fn talk(&self, mut stream: Box<dyn Talk>, answer: &Answer) {
         let mut bytes = Vec::new();
-        let mut chunk = [0; 65536];
+        let mut chunk = vec![0; 65536];
         let end = loop {
             if let Some(at) = bytes.windows(4).position(|four| four == b"\r\n\r\n") {
                 break at + 4;

@@ -189,8 +189,7 @@ impl SessionState {
             }
             let (outcome, why) = self.ending.take().unwrap_or_else(|| {
                 let why = end.detail.clone();
-                let limited =
-                    self.look_for_limit(TurnOutcome::Lost, Some(why.clone()), &end.stderr);
+                let limited = self.look_for_limit(TurnOutcome::Lost, Some(&why), &end.stderr);
                 (TurnOutcome::Lost, limited.unwrap_or(why))
             });
             self.turn = Some(outcome);

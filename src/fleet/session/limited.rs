@@ -24,19 +24,19 @@ impl SessionState {
     pub(super) fn look_for_limit(
         &mut self,
         outcome: TurnOutcome,
-        detail: Option<String>,
+        detail: Option<&str>,
         stderr: &[Foreign],
     ) -> Option<String> {
         // What earlier turns wrote to stderr says nothing of this one.
         let of_this_turn = self.scope == SessionScope::Task;
         let stderr = if of_this_turn { stderr } else { &[] };
-        let words = stderr.iter().map(Foreign::raw).chain(detail.as_deref());
+        let words = stderr.iter().map(Foreign::raw).chain(detail);
         self.limit = judge(outcome, self.limits.seen(), words);
         let why = match self.limit?.sign {
             LimitSign::Route => "rate limited: the provider's last answer was 429 or 529",
             LimitSign::Words => "rate limited: the agent says that its provider limits requests",
         };
-        Some(match detail.as_deref() {
+        Some(match detail {
             None | Some("") => why.to_owned(),
             Some(detail) => format!("{why}; {detail}"),
         })
@@ -81,6 +81,9 @@ fn judge<'w>(
 
 #[cfg(test)]
 mod tests {
+    use LimitSign::{Route, Words};
+    use TurnOutcome::{Cancelled, Completed, Failed, Lost};
+
     use super::*;
 
     #[test]
@@ -95,8 +98,6 @@ mod tests {
             let found = judge(outcome, seen, words.lines()).map(|limited| limited.sign);
             assert_eq!(found, expect, "{outcome} {seen:?} {words}");
         };
-        use LimitSign::{Route, Words};
-        use TurnOutcome::{Cancelled, Completed, Failed, Lost};
         check(Failed, seen(3, true), "x", Some(Route));
         check(Lost, seen(0, true), "", Some(Route));
         check(Failed, seen(3, false), "x", None);

@@ -392,7 +392,7 @@ impl SessionState {
             None => {
                 let log = self.shared.slots.log(&self.work.slot);
                 let stderr = log.map(StderrLog::tail).unwrap_or_default();
-                let limited = self.look_for_limit(outcome, detail.clone(), &stderr);
+                let limited = self.look_for_limit(outcome, detail.as_deref(), &stderr);
                 (outcome, limited.or(detail))
             }
             Some((wanted, why)) => (wanted, Some(why)),
