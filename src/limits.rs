@@ -198,6 +198,9 @@ pub const KILLED_WAIT: Duration = Duration::from_secs(5);
 /// Open permission requests of one session before the next is denied.
 pub const ASKS_PER_SESSION: usize = 4;
 
+/// Permission requests of one pool that wait for people before the next is denied.
+pub const ASKS_PER_POOL: usize = 20;
+
 /// Bytes of an ask's input that are stored and judged; a larger one is denied.
 pub const ASK_INPUT_BYTES: usize = 64 << 10;
 
@@ -223,6 +226,15 @@ pub const CONFIG_TEXT_BYTES: usize = (128 << 10) - 1;
 
 /// Bytes of one secret of a child's environment, well below what Linux takes as one string.
 pub const SECRET_BYTES: usize = 64 << 10;
+
+/// Bytes of a hint's pattern.
+pub const HINT_PATTERN_BYTES: usize = 1024;
+/// Bytes that a hint's pattern may take when it is compiled.
+pub const HINT_REGEX_BYTES: usize = 256 << 10;
+/// Bytes of a hint's text: one line of a table.
+pub const HINT_TEXT_BYTES: usize = 500;
+/// Bytes of one message, or of one line of stderr, that hints are looked for in.
+pub const HINT_MESSAGE_BYTES: usize = 4 << 10;
 
 /// Slots in one pool.
 pub const POOL_SLOTS: u16 = 2048;
@@ -339,6 +351,20 @@ pub const AGENT_WRITE_BYTES: usize = 64 << 10;
 
 /// How long a shutdown waits for the journal.
 pub const JOURNAL_CLOSE: Duration = Duration::from_secs(10);
+
+/// How long an ssh connection may take before it counts as refused, where a pool does not say.
+pub const SSH_CONNECT: Duration = Duration::from_secs(10);
+
+/// How long a far end may give no sign of life before its connection counts as lost, where a pool
+/// does not say: three of the client's questions go unanswered.
+pub const SSH_ALIVE: Duration = Duration::from_secs(45);
+
+/// How long a child may take to read what its stdin begins with: a far end's connection, and what
+/// the pipe does not hold.
+pub const PREAMBLE_WRITE: Duration = Duration::from_secs(60);
+
+/// Bytes of the secrets that one child at a far end is told on its input, all together.
+pub const FAR_SECRETS_BYTES: usize = 256 << 10;
 
 /// How long the sandbox shim may take from its start until it reports.
 pub const SHIM_START: Duration = Duration::from_secs(20);

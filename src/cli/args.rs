@@ -11,7 +11,8 @@ use clap::{ArgAction, Parser, Subcommand};
 use super::board::Verbosity;
 use super::events::EventsArgs;
 use super::exit::Exit;
-use super::{script_agent, script_model};
+use super::walls::SandboxCommand;
+use super::{agents, script_agent, script_model};
 use crate::model::{PoolName, RunId, SessionId, SlotId};
 
 /// Runs many AI agents on one host, each in its own sandbox, judged by policy
@@ -79,6 +80,14 @@ pub enum Command {
         /// What to do with it
         #[command(subcommand)]
         command: ConfigCommand,
+    },
+    /// Show which agents are built in, and which of them this host has
+    Agents(agents::Args),
+    /// The walls around one command, without a fleet
+    Sandbox {
+        /// What to do with them
+        #[command(subcommand)]
+        command: SandboxCommand,
     },
     /// Be an ACP agent on standard input and output, for editors: each of its sessions is one of the
     /// daemon's, or of a fleet that it starts itself

@@ -25,7 +25,7 @@ use super::start::{self, Failure};
 use super::state_dir::{self, StateDirError};
 use super::streams::Streams;
 use super::tasks::{self, Surroundings};
-use super::{acp, config_command, script_agent, script_model, up};
+use super::{acp, agents, config_command, script_agent, script_model, up, walls};
 use tokio_util::sync::CancellationToken;
 
 use crate::api::control;
@@ -55,6 +55,10 @@ pub fn main() -> ExitCode {
     }
     let no_colour = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let streams = Streams::standard(no_colour);
+    // What it ends with is the command's own.
+    if let Command::Sandbox { command } = cli.command {
+        return walls::main(command, cli.config.as_deref(), cli.json, streams);
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .max_blocking_threads(crate::limits::BLOCKING_THREADS)
         .enable_all()
@@ -107,6 +111,9 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
             .line("error: the current directory cannot be read");
         return Exit::Usage;
     };
+    if let Command::Agents(args) = cli.command {
+        return agents::run(args, cli.json, &directory, streams).await;
+    }
     let loaded = match config_file::load(cli.config.as_deref(), &directory) {
         Ok(loaded) => loaded,
         Err(error) => return faulty(&error, cli.json, &mut streams),
@@ -139,8 +146,8 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
             Ok(state) => session::show(&state, name, cli.json, &mut streams),
             Err(exit) => exit,
         },
-        Command::ScriptAgent(_) => Exit::Usage, // taken before the runtime
-        Command::ScriptModel(_) => Exit::Usage, // taken before the configuration
+        Command::ScriptAgent(_) | Command::Sandbox { .. } => Exit::Usage, // taken before the runtime
+        Command::ScriptModel(_) | Command::Agents(_) => Exit::Usage, // taken before the configuration
     }
 }
 

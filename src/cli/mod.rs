@@ -4,6 +4,7 @@
 //! decide anything about agents. Foreign text reaches an output only through `model::foreign`.
 
 pub mod acp;
+pub mod agents;
 pub mod args;
 pub mod board;
 pub mod command;
@@ -33,6 +34,7 @@ pub mod table;
 pub mod tasks;
 pub mod trust;
 pub mod up;
+pub mod walls;
 
 pub use exit::Exit;
 pub use signals::{Signal, Signals};

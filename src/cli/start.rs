@@ -139,7 +139,7 @@ pub fn take_state(config: &Config, path: &Path, local: bool) -> Result<StateDir,
     let workspaces: Vec<PathBuf> = config
         .pools
         .iter()
-        .map(|pool| pool.workspace.path.clone())
+        .filter_map(|pool| pool.local_workspace().map(Path::to_owned))
         // What every agent of a profile sees must not show the state either.
         .chain(
             config
@@ -147,6 +147,7 @@ pub fn take_state(config: &Config, path: &Path, local: bool) -> Result<StateDir,
                 .values()
                 .flat_map(|profile| profile.ro_bind.clone()),
         )
+        .chain(programs(config))
         .collect();
     if !local {
         return StateDir::open(path, &workspaces);
@@ -154,6 +155,12 @@ pub fn take_state(config: &Config, path: &Path, local: bool) -> Result<StateDir,
     let id = uuid::Uuid::now_v7().to_string();
     let run = RunId::new(&id).unwrap_or_else(|_| unreachable!("a UUID is a safe token"));
     StateDir::open_local(path, &run, &workspaces)
+}
+
+/// What pools' programs need to see of this host.
+fn programs(config: &Config) -> impl Iterator<Item = PathBuf> {
+    let programs = config.pools.iter().filter_map(|pool| pool.program.as_ref());
+    programs.flat_map(|program| program.binds.clone())
 }
 
 /// Checks what the configuration names: secrets, policies and extractors.

@@ -182,7 +182,7 @@ mod tests {
         let forms = Forms::learn();
         assert_eq!(
             forms.below(""),
-            ["policy", "pool", "route", "sandbox", "supervisor"]
+            ["hint", "policy", "pool", "route", "sandbox", "supervisor"]
         );
         assert_eq!(forms.of("pool.NAME.command"), [Form::Array]);
         assert_eq!(forms.of("pool.NAME.command[]"), [Form::Text]);

@@ -11,6 +11,7 @@ mod describe;
 mod environment;
 mod error;
 mod form;
+pub mod hint;
 mod nearest;
 mod paths;
 mod pool;
@@ -20,6 +21,7 @@ mod route_table;
 mod sandbox;
 mod schema;
 mod show;
+mod ssh;
 mod table;
 pub mod types;
 mod units;
@@ -36,7 +38,9 @@ use std::sync::Arc;
 use toml::de::DeTable;
 
 pub use command::{Fill, OWN_PROGRAM};
+pub use environment::{HOME as HOME_OF_CHILD, is_secretive};
 pub use error::{ConfigError, ConfigErrors, Places};
+pub use presets::{Find, Preset, names as agent_names, preset as agent_preset};
 pub use schema::schema;
 pub use show::Effective;
 pub use types::*;
@@ -137,7 +141,10 @@ impl Config {
     #[must_use]
     pub fn workspace_around(&self, path: &Path) -> Option<&Pool> {
         let mut pools = self.pools.iter();
-        pools.find(|pool| path.starts_with(&pool.workspace.path))
+        pools.find(|pool| {
+            let workspace = pool.local_workspace();
+            workspace.is_some_and(|workspace| path.starts_with(workspace))
+        })
     }
 
     /// The pool that a task without a pool's name goes to: the only one.
@@ -248,6 +255,7 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
     let supervisor = supervisor(&section, &origin.dir);
     children_fit(root, &drafts, supervisor.max_children);
     stay_outside(root, &drafts, &supervisor, &policies, origin);
+    let hints = hint::read(root);
     root.close(
         LATER_TABLES,
         &[
@@ -263,6 +271,7 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
         sandboxes,
         routes,
         policies,
+        hints,
         notes: Vec::new(),
         places: Places::new(ledger.text.clone(), BTreeMap::new()),
     };
@@ -399,6 +408,9 @@ fn stay_outside(
 ) {
     for draft in drafts {
         let pool = &draft.pool;
+        if pool.local_workspace().is_none() {
+            continue;
+        }
         let workspace = &pool.workspace;
         let holds = |path: &Path| path.starts_with(&workspace.path);
         if let Some(state) = &supervisor.state_dir

@@ -12,7 +12,9 @@ use super::command;
 use super::environment;
 use super::error::quoted;
 use super::paths;
+use super::presets;
 use super::sandbox;
+use super::ssh;
 use super::table::{Found, Item, Ledger, Place, Section, one_of, word};
 use super::types::{
     AsksFor, Guard, Launcher, Network, OnCrash, OnUnaskedDeny, Pool, Route, RoutePort, Sandbox,
@@ -113,13 +115,17 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         }
     };
     let size = section.integer("size", 1..=limits::POOL_SLOTS);
-    let agent = agent::read(&section, context.dir);
-    let launcher = section.word("launcher", &["bwrap", "container", "ssh", "pty"]);
-    let network = section.word("network", &["proxy"]);
+    let (section, preset) = presets::beneath(section);
+    let network: Option<Found<Network>> = section.word("network", &["proxy"]);
+    let is_routed = network
+        .as_ref()
+        .is_some_and(|network| network.value == Network::Routes);
+    let agent = agent::read(&section, preset, is_routed, context.dir);
+    let launcher = section.word("launcher", &["bwrap", "container", "pty"]);
     let guard = section.word("guard", &[]);
     let guard_off = section.boolean("guard_off");
     let attempts = section.integer("attempts", 1..=limits::ATTEMPTS);
-    let (workspace, path, mode) = workspace(&section, context.dir);
+    let (mut workspace, path, mode) = workspace(&section, context.dir);
     let (restart, on_crash) = waits::restart(&section.section("restart"));
     let blame = Blame {
         program: agent.program.clone(),
@@ -137,14 +143,26 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
     let launcher = value(launcher, Launcher::Unshare);
     let open = match launcher {
         Launcher::Unshare => Network::None,
-        Launcher::None => Network::Host,
+        Launcher::None | Launcher::Ssh => Network::Host,
     };
+    let far = ssh::read(&section, context.dir, launcher);
+    if let Some(far) = &far {
+        workspace = ssh::workspace(far);
+    }
+    let mut env = environment::read(&section.section("env"), context.found, context.dir);
+    if far.is_some() && section.section("env").item("path_add").is_none() {
+        env.path_add = ssh::PATH_ADD.iter().map(PathBuf::from).collect();
+    }
     let size_place = place(size.as_ref(), &section.place);
     let Agent { name, .. } = &agent;
     let pool = Pool {
         name: pool_name,
         size: value(size, 1),
         agent: name.clone(),
+        is_preset: agent.is_preset,
+        own_command: agent.own_command,
+        agent_dir: agent_dir(&section, &agent, context),
+        program: None,
         command: agent.command,
         resume_args: agent.resume_args,
         session: value(section.word("session", &[]), SessionScope::Task),
@@ -154,6 +172,7 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         asks: agent.asks,
         extractor: agent.extractor,
         launcher,
+        ssh: far,
         sandbox: profile(&section, launcher, context),
         network: value(network, open),
         routes: routes(&section, context),
@@ -161,9 +180,10 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         policy: policy(&section, context),
         workspace,
         home_files: home_files(&section, context),
+        home_texts: agent.home_texts,
         attempts: value(attempts, 1),
         check: check(&section),
-        env: environment::read(&section.section("env"), context.found, context.dir),
+        env,
         restart,
         timeouts: waits::timeouts(&section.section("timeouts")),
         stop: waits::stop(&section.section("stop")),
@@ -174,6 +194,7 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
     };
     section.close(LATER_KEYS, ELSEWHERE);
     agree(ledger, &pool, &blame, context);
+    ssh::agree(&section, &pool, context.found);
     Some(Draft {
         pool,
         size: size_place,
@@ -237,6 +258,10 @@ fn profile(section: &Section<'_>, launcher: Launcher, context: &Context<'_>) -> 
     let Some(found) = item.text_like(sandbox::NAME_PATTERN) else {
         return standard;
     };
+    if launcher == Launcher::Ssh {
+        ssh::refuse_profile(section.ledger, &found);
+        return standard;
+    }
     if launcher == Launcher::None {
         let message = "with launcher = \"none\" there is no sandbox: remove this key";
         section.ledger.fault(&found.place, message, None);
@@ -268,6 +293,26 @@ fn policy(section: &Section<'_>, context: &Context<'_>) -> String {
         item.unknown_word(&found.value, &names, LATER_POLICIES, &expected);
     }
     found.value
+}
+
+/// Where an agent that is built in is installed, if the file says that.
+fn agent_dir(section: &Section<'_>, agent: &Agent, context: &Context<'_>) -> Option<PathBuf> {
+    let found = section.item("agent_dir")?.text_like(paths::PATTERN)?;
+    let path = paths::absolute(context.dir, &found.value);
+    let looked_for = presets::preset(&agent.name).is_some_and(|preset| preset.find.is_some());
+    if let Some(fault) = paths::fault(&found.value) {
+        section.ledger.fault(&found.place, fault, None);
+    } else if !agent.is_preset || agent.own_command || !looked_for {
+        let message = "agent_dir is for agents that are built in and looked for on this host";
+        let help = "name the program in command, and its directory in ro_bind of the sandbox";
+        let help = Some(help.to_owned());
+        section.ledger.fault(&found.place, message, help);
+    } else if context.found && !path.starts_with(context.dir) && !sandbox::is_program(&path) {
+        let message = "a supervisor.toml that was found may name agents only in its own directory or where programs of the system are";
+        let help = Some(TRUST.to_owned());
+        section.ledger.fault(&found.place, message, help);
+    }
+    Some(path)
 }
 
 /// The routes, each of which must exist.
@@ -344,7 +389,7 @@ fn check(section: &Section<'_>) -> Vec<String> {
 }
 
 /// How a file may do what one that was found may not.
-const TRUST: &str = "name the file with --config if you trust it";
+pub(super) const TRUST: &str = "name the file with --config if you trust it";
 
 /// What the keys of one pool must agree on.
 fn agree(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Context<'_>) {
@@ -420,7 +465,7 @@ fn agree(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Context<'_>) {
     if context.found {
         restrict(ledger, pool, blame, context);
     }
-    if !none {
+    if pool.launcher == Launcher::Unshare {
         program_is_inside(ledger, pool, blame, context);
     }
 }
@@ -483,6 +528,9 @@ fn restrict(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Context<'_>) 
     };
     if pool.launcher == Launcher::None {
         refuse(&blame.launcher, "launcher = \"none\"");
+    }
+    if pool.launcher == Launcher::Ssh {
+        return; // Refused as a whole: the rest of it is about this host.
     }
     if let (Network::Host, Some(place)) = (pool.network, &blame.network) {
         refuse(place, "network = \"host\"");

@@ -4,6 +4,9 @@
 //! where it is shown; everything here is safe to show. Every structure is taken apart in full, so
 //! that no new key can be forgotten.
 
+mod routes;
+mod ssh;
+
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -12,11 +15,12 @@ use std::time::Duration;
 use toml::{Table, Value};
 
 use super::environment::{self, HIDDEN};
-use super::presets;
+use super::hint::Hint;
+use super::presets::{self, Preset};
 use super::route_table;
 use super::types::{
-    AskConfig, Config, Env, Extractor, JournalRules, Launcher, Pool, RateLimit, Restart, Route,
-    RoutePort, RouteTimeouts, Sandbox, StopWaits, Supervisor, Timeouts, Workspace,
+    AskConfig, Config, Env, Extractor, JournalRules, Launcher, Pool, Restart, Route, Sandbox,
+    StopWaits, Supervisor, Timeouts, Workspace,
 };
 use super::units::{show_duration, show_size};
 use crate::model::foreign;
@@ -76,17 +80,24 @@ impl Config {
             sandboxes,
             routes,
             policies,
+            hints: of_hints,
             notes: _,
             places: _,
         } = self;
         let mut tables = vec![supervisor(of_supervisor)];
+        if !of_hints.own().is_empty() {
+            // A key of the file itself, so before all tables.
+            let mut table = Shown::new(&[]);
+            table.put("hint", of_hints.own().iter().map(hint).collect::<Vec<_>>());
+            tables.insert(0, table);
+        }
         tables.extend(pools.iter().map(pool));
         tables.extend(
             sandboxes
                 .iter()
                 .map(|(name, profile)| sandbox(name, profile)),
         );
-        tables.extend(self.shown_routes(routes).map(route));
+        tables.extend(self.shown_routes(routes).map(routes::route));
         tables.extend(policies.iter().map(|(name, file)| {
             let mut table = Shown::new(&["policy", name]);
             table.put("file", path(file));
@@ -117,7 +128,9 @@ impl Effective {
             if !out.is_empty() {
                 out.push('\n');
             }
-            let _ = writeln!(out, "[{}]", dotted(&table.header));
+            if !table.header.is_empty() {
+                let _ = writeln!(out, "[{}]", dotted(&table.header));
+            }
             for remark in &table.remarks {
                 let _ = writeln!(out, "# {remark}");
             }
@@ -200,11 +213,17 @@ fn pool(pool: &Pool) -> Shown {
         session,
         dialect,
         agent,
+        is_preset,
+        own_command,
+        agent_dir,
+        // Found anew wherever the file is read.
+        program: _,
         model,
         mode,
         asks,
         extractor,
         launcher,
+        ssh: far,
         sandbox,
         network,
         routes,
@@ -212,6 +231,8 @@ fn pool(pool: &Pool) -> Shown {
         policy,
         workspace,
         home_files,
+        // Of the agent.
+        home_texts: _,
         attempts,
         check,
         env,
@@ -225,14 +246,22 @@ fn pool(pool: &Pool) -> Shown {
     } = pool;
     let mut table = Shown::new(&["pool", name.as_str()]);
     table.put("size", i64::from(*size));
-    if presets::is_command(agent, command, model.is_some()) {
+    let known = presets::preset(agent);
+    let is_usual = known.is_some_and(|preset| preset.is_command(command, model.is_some()));
+    if is_usual && !*own_command {
         let words = foreign::show(&command.join(" "), 1000);
         table
             .remarks
             .push(format!("{agent} is the command: {words}"));
+    }
+    if *is_preset {
         table.put("agent", agent.as_str());
-    } else {
+    }
+    if !*is_preset || *own_command {
         table.put("command", texts(command));
+    }
+    if let Some(dir) = agent_dir {
+        table.put("agent_dir", path(dir));
     }
     if let Some(model) = model {
         table.put("model", model.as_str());
@@ -249,30 +278,37 @@ fn pool(pool: &Pool) -> Shown {
     };
     table.put("extractor", extractor);
     table.put("launcher", launcher.word());
-    if *launcher != Launcher::None {
+    if *launcher == Launcher::Unshare {
         table.put("sandbox", sandbox.as_str());
     }
-    table.put("network", network.word());
-    routes_of(&mut table, routes);
+    match far {
+        Some(far) => ssh::put(&mut table, far),
+        None => table.put("network", network.word()),
+    }
+    routes::of_pool(&mut table, routes);
     table.put("policy", policy.as_str());
     table.put("guard", guard.word());
     table.put("guard_off", *guard_off);
     table.put("on_unasked_deny", on_unasked_deny.word());
     let Workspace { path: work, mode } = workspace;
-    table.put("workspace.path", path(work));
-    table.put("workspace.mode", mode.word());
+    if far.is_none() {
+        table.put("workspace.path", path(work));
+        table.put("workspace.mode", mode.word());
+    }
     let files = home_files
         .iter()
         .map(|(name, file)| (name.clone(), path(file)));
-    table.put_named("home_files", files.collect());
+    if far.is_none() {
+        table.put_named("home_files", files.collect());
+    }
     table.put("session", session.word());
     table.put("attempts", i64::from(*attempts));
     table.put("check", texts(check));
-    env_of(&mut table, env);
+    env_of(&mut table, env, known.filter(|_| *is_preset));
     restart(&mut table, of_restart);
     timeouts(&mut table, of_timeouts);
     stop(&mut table, *of_stop);
-    rate_limit(&mut table, *of_rate_limit);
+    routes::rate_limit(&mut table, *of_rate_limit);
     let AskConfig {
         timeout,
         on_timeout,
@@ -282,26 +318,8 @@ fn pool(pool: &Pool) -> Shown {
     table
 }
 
-/// The key is absent where there are none.
-fn routes_of(table: &mut Shown, routes: &[RoutePort]) {
-    if !routes.is_empty() {
-        let names: Vec<String> = routes.iter().map(|route| route.name.clone()).collect();
-        table.put("routes", texts(&names));
-    }
-}
-
-fn rate_limit(table: &mut Shown, pauses: RateLimit) {
-    let RateLimit {
-        pause,
-        max,
-        give_up,
-    } = pauses;
-    for (key, time) in [("pause", pause), ("max", max), ("give_up", give_up)] {
-        table.put(&format!("rate_limit.{key}"), show_duration(time));
-    }
-}
-
-fn env_of(table: &mut Shown, env: &Env) {
+/// What is the preset's own is left out: it is no secret, whatever it is called.
+fn env_of(table: &mut Shown, env: &Env, preset: Option<&Preset>) {
     let Env {
         pass,
         set,
@@ -309,7 +327,12 @@ fn env_of(table: &mut Shown, env: &Env) {
         path_add,
     } = env;
     table.put("env.pass", texts(pass));
-    let plain = set.iter().map(|(name, value)| {
+    let is_own = |name: &str, value: &str| {
+        let says = |preset: &Preset| preset.says(&["env", "set", name], true);
+        preset.and_then(says).is_some_and(|says| says == value)
+    };
+    let plain = set.iter().filter(|(name, value)| !is_own(name, value));
+    let plain = plain.map(|(name, value)| {
         let hide = environment::is_secretive(name);
         (name.clone(), text(if hide { HIDDEN } else { value }))
     });
@@ -383,6 +406,36 @@ fn stop(table: &mut Shown, stop: StopWaits) {
     }
 }
 
+fn hint(hint: &Hint) -> Value {
+    let Hint {
+        pattern,
+        place,
+        agent,
+        launcher,
+        code,
+        text: said,
+        class,
+    } = hint;
+    let mut table = Table::new();
+    let mut put = |key: &str, value: Value| table.insert(key.to_owned(), value);
+    put("pattern", text(pattern.as_str()));
+    put("where", text(place.word()));
+    if let Some(agent) = agent {
+        put("agent", text(agent));
+    }
+    if let Some(launcher) = launcher {
+        put("launcher", text(launcher.word()));
+    }
+    if let Some(code) = code {
+        put("code", i64::from(*code).into());
+    }
+    put("text", text(said));
+    if let Some(class) = class {
+        put("class", text(class.word()));
+    }
+    Value::Table(table)
+}
+
 fn sandbox(name: &str, profile: &Sandbox) -> Shown {
     let Sandbox {
         ro_bind,
@@ -405,56 +458,6 @@ fn sandbox(name: &str, profile: &Sandbox) -> Shown {
     table.put("proc", proc_mode.word());
     table.put("limits.nofile", integer(*nofile));
     table.put("limits.fsize", show_size(*fsize));
-    table
-}
-
-fn route(route: &Route) -> Shown {
-    let Route {
-        name,
-        upstream,
-        header,
-        prefix,
-        secret,
-        allow,
-        query,
-        port,
-        body_max,
-        server_tools,
-        ca,
-        connections,
-        timeouts,
-    } = route;
-    let RouteTimeouts {
-        connect,
-        request,
-        answer,
-        idle,
-    } = timeouts;
-    let mut table = Shown::new(&["route", name]);
-    table.put("upstream", upstream.to_string());
-    table.put("header", header.as_str());
-    table.put("prefix", prefix.as_str());
-    if secret.is_some() {
-        table.put("secret", HIDDEN);
-    }
-    let lines: Vec<String> = allow.iter().map(ToString::to_string).collect();
-    table.put("allow", texts(&lines));
-    table.put("query", texts(query));
-    table.put("port", i64::from(*port));
-    table.put("body_max", show_size(*body_max));
-    table.put("server_tools", *server_tools);
-    if let Some(ca) = ca {
-        table.put("ca", path(&ca.path));
-    }
-    table.put("connections", i64::from(*connections));
-    for (key, time) in [
-        ("connect", connect),
-        ("request", request),
-        ("answer", answer),
-        ("idle", idle),
-    ] {
-        table.put(&format!("timeouts.{key}"), show_duration(*time));
-    }
     table
 }
 

@@ -5,15 +5,17 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::error::Places;
+use super::hint::Hints;
 pub use super::route::{
     Allowed, Authorities, Route, RoutePort, RouteTimeouts, Upstream, UpstreamFault, fill_routes,
     is_path_byte, is_plain_path, unknown_route,
 };
+pub use super::ssh::{FarMode, FarNetwork, FarWalls, Ssh};
 use crate::limits;
 pub use crate::model::OnTimeout;
 use crate::model::{PoolName, words};
@@ -33,6 +35,8 @@ pub struct Config {
     pub routes: BTreeMap<String, Route>,
     /// `[policy.NAME]` files; the names of the built-in ones are not in it.
     pub policies: BTreeMap<String, PathBuf>,
+    /// `[[hint]]`: what messages mean, the file's own rows and the built-in ones.
+    pub hints: Hints,
     /// What its reader should know before it is used: promises that a choice narrows, keys that
     /// have no effect as things stand. Safe to show.
     pub notes: Vec<String>,
@@ -99,6 +103,8 @@ words!(
         Unshare = "unshare",
         /// As a plain process, with nothing around it.
         None = "none",
+        /// At another host, by the system's ssh client.
+        Ssh = "ssh",
     }
 );
 
@@ -248,6 +254,14 @@ pub struct Pool {
     pub dialect: DialectName,
     /// The preset's name, or `custom`.
     pub agent: String,
+    /// The file names a preset; else the name above only says what the command is.
+    pub is_preset: bool,
+    /// The file has a command of its own, not the preset's.
+    pub own_command: bool,
+    /// Where the preset's program is installed, if the file says so.
+    pub agent_dir: Option<PathBuf>,
+    /// The preset's program as it was found on this host, by whoever looks for files.
+    pub program: Option<Program>,
     /// What takes the place of `{model}` in the command.
     pub model: Option<String>,
     /// What takes the place of `{mode}` in the command.
@@ -258,6 +272,8 @@ pub struct Pool {
     pub extractor: Extractor,
     /// How it is started.
     pub launcher: Launcher,
+    /// Where it runs, with [`Launcher::Ssh`], and only then.
+    pub ssh: Option<Box<Ssh>>,
     /// The name of its sandbox profile (a key of [`Config::sandboxes`]). With [`Launcher::None`]
     /// there are no walls, and only the profile's limits apply.
     pub sandbox: String,
@@ -269,10 +285,13 @@ pub struct Pool {
     pub rate_limit: RateLimit,
     /// The name of its policy: a built-in one (`developer`) or a key of [`Config::policies`].
     pub policy: String,
-    /// Its workspace.
+    /// Its workspace; with [`Launcher::Ssh`] the one at the far end ([`Pool::local_workspace`]).
     pub workspace: Workspace,
     /// Files that fill a new home: path inside the home -> file on the host.
     pub home_files: BTreeMap<String, PathBuf>,
+    /// Files that the preset puts into a new home, where `home_files` has none: path inside the
+    /// home -> text.
+    pub home_texts: BTreeMap<String, String>,
     /// How many sendings of a task's prompt may be made, from 1.
     pub attempts: u32,
     /// An argv that must exit 0 after a completed turn; empty: none.
@@ -293,6 +312,23 @@ pub struct Pool {
     pub guard_off: bool,
     /// What a denied unasked call brings about.
     pub on_unasked_deny: OnUnaskedDeny,
+}
+
+/// A program that was found on this host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Program {
+    /// What takes the place of the command's first word: the program, or its interpreter and it.
+    pub argv: Vec<String>,
+    /// What of the host it needs to see, read-only, beside the profile's own.
+    pub binds: Vec<PathBuf>,
+}
+
+impl Pool {
+    /// Its workspace, if that is a directory of this host.
+    #[must_use]
+    pub fn local_workspace(&self) -> Option<&Path> {
+        (self.launcher != Launcher::Ssh).then_some(&*self.workspace.path)
+    }
 }
 
 /// The table that says which field of a tool call holds what (`policy::extract` reads it).

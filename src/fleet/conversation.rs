@@ -139,12 +139,38 @@ pub struct ConversationView {
     pub at_us: i64,
 }
 
+/// A slot that is a conversation's. Dropping it gives it back, wherever it has got to.
+#[derive(Debug)]
+pub(crate) struct Grant {
+    pub(crate) session: SessionId,
+    pub(crate) slot: SlotId,
+    pub(crate) pool: ActorRef<PoolMsg>,
+    pub(crate) is_over: bool,
+}
+
+impl Grant {
+    fn give_back(&mut self, done: Option<oneshot::Sender<()>>) {
+        if std::mem::replace(&mut self.is_over, true) {
+            return;
+        }
+        let session = self.session.clone();
+        let leave = PoolMsg::Talk(Talk::Leave { session, done });
+        let _ = self.pool.send_message(leave);
+        tracing::debug!(session = %self.session, slot = %self.slot, "a client leaves its conversation");
+    }
+}
+
+impl Drop for Grant {
+    fn drop(&mut self) {
+        self.give_back(None);
+    }
+}
+
 /// An open conversation. Dropping it leaves it.
 #[derive(Debug)]
 pub struct Conversation {
-    session: SessionId,
+    grant: Grant,
     run: RunId,
-    slot: SlotId,
     pool: PoolName,
     directory: PathBuf,
     last_seq: u64,
@@ -153,12 +179,10 @@ pub struct Conversation {
     /// Prompts that were taken in and whose reports were not given.
     open: usize,
     fleet: FleetHandle,
-    actor: ActorRef<PoolMsg>,
     tasks: Arc<OpenTasks>,
     tell: mpsc::Sender<Arc<TaskReport>>,
     reports: mpsc::Receiver<Arc<TaskReport>>,
     asks: mpsc::Receiver<Asking>,
-    has_left: bool,
 }
 
 /// What a conversation brings beside its events.
@@ -174,7 +198,7 @@ impl Conversation {
     /// Its session: what loads it again.
     #[must_use]
     pub const fn session(&self) -> &SessionId {
-        &self.session
+        &self.grant.session
     }
 
     /// The durable end of what was there before it was opened: 0 for a new one.
@@ -232,10 +256,10 @@ impl Conversation {
         let tell = self.tell.clone();
         let task = ActiveTask::new(self.run.clone(), spec, 1, tell, Arc::clone(&self.tasks));
         let message = PoolMsg::Talk(Talk::Prompt {
-            session: self.session.clone(),
+            session: self.grant.session.clone(),
             task: Box::new(task),
         });
-        let sent = self.actor.send_message(message);
+        let sent = self.grant.pool.send_message(message);
         sent.map_err(|_| SubmitError::Stopping)?;
         Ok(id)
     }
@@ -243,13 +267,13 @@ impl Conversation {
     /// Cancels the running turn and every prompt that waits; each still gets its end.
     pub fn cancel(&self) {
         let message = PoolMsg::Cancel(Some(self.run.clone()));
-        let _ = self.actor.send_message(message);
+        let _ = self.grant.pool.send_message(message);
     }
 
     /// A person decided. An ask that is over, or that is none, is passed over.
     pub fn answer(&self, ask: AskId, allow: bool) {
-        let _ = self.actor.send_message(PoolMsg::Talk(Talk::Answer {
-            session: self.session.clone(),
+        let _ = self.grant.pool.send_message(PoolMsg::Talk(Talk::Answer {
+            session: self.grant.session.clone(),
             ask,
             allow,
         }));
@@ -280,37 +304,21 @@ impl Conversation {
     /// The slot that it has.
     #[must_use]
     pub const fn slot(&self) -> &SlotId {
-        &self.slot
+        &self.grant.slot
     }
 
     /// Whether it was left.
     #[must_use]
     pub const fn has_left(&self) -> bool {
-        self.has_left
+        self.grant.is_over
     }
 
     /// Leaves it: its turn is cancelled, its child stopped; returns when that is done. It can be
     /// loaded again.
     pub async fn leave(&mut self) {
         let (done, left) = oneshot::channel();
-        self.go(Some(done));
+        self.grant.give_back(Some(done));
         let _ = left.await;
-    }
-
-    fn go(&mut self, done: Option<oneshot::Sender<()>>) {
-        if std::mem::replace(&mut self.has_left, true) {
-            return;
-        }
-        let session = self.session.clone();
-        let message = PoolMsg::Talk(Talk::Leave { session, done });
-        let _ = self.actor.send_message(message);
-        tracing::debug!(session = %self.session, slot = %self.slot, "a client leaves its conversation");
-    }
-}
-
-impl Drop for Conversation {
-    fn drop(&mut self) {
-        self.go(None);
     }
 }
 
@@ -335,60 +343,57 @@ impl FleetHandle {
             None => None,
         };
         let begins = found.is_none();
-        let fresh = || self.0.shared.ambient.id().to_string();
-        let (session, run, next, stored) = match found {
-            Some((kept, stored)) => (kept.session, kept.run, kept.prompts + 1, Some(stored)),
-            None => {
-                let session = SessionId::new(&fresh());
-                let run = RunId::new(&fresh());
-                let is_token = |_| OpenError::Journal("no id could be made".to_owned());
-                (session.map_err(is_token)?, run.map_err(is_token)?, 1, None)
-            }
+        let (session, run, next, stored) = if let Some((kept, stored)) = found {
+            (kept.session, kept.run, kept.prompts + 1, Some(stored))
+        } else {
+            let (session, run) = self.fresh_ids()?;
+            (session, run, 1, None)
         };
         let last_seq = stored.as_ref().map_or(0, |of| of.last_seq);
         let (approver, asks) = mpsc::channel(limits::ASKS_TOLD);
         let (reply, granted) = oneshot::channel();
-        let opener = Opener {
+        let opens = PoolMsg::Talk(Talk::Open(Box::new(Opener {
             session: session.clone(),
             run: run.clone(),
             within,
             stored,
             approver,
             reply,
-        };
-        let opens = PoolMsg::Talk(Talk::Open(Box::new(opener)));
+        })));
         let sent = entry.actor.send_message(opens);
         sent.map_err(|_| OpenError::Stopping)?;
-        let slot = match timeout(limits::CONVERSATION_WAIT, granted).await {
+        let grant = match timeout(limits::CONVERSATION_WAIT, granted).await {
             Ok(Ok(granted)) => granted?,
             Ok(Err(_)) => return Err(OpenError::Stopping),
             Err(_) => return Err(self.crowded(name)),
         };
+        if begins {
+            let writes = begun(run.clone(), session, grant.slot.clone());
+            let durable = self.make_durable(writes).await;
+            durable.map_err(|error| OpenError::Journal(error.to_string()))?;
+        }
         let (tell, reports) = mpsc::channel(2 * limits::CONVERSATION_QUEUE);
-        // From here on its drop gives the slot back.
-        let conversation = Conversation {
-            session: session.clone(),
-            run: run.clone(),
-            slot: slot.clone(),
+        Ok(Conversation {
+            grant,
+            run,
             pool: name.clone(),
             directory,
             last_seq,
             next,
             open: 0,
             fleet: self.clone(),
-            actor: entry.actor.clone(),
             tasks: OpenTasks::of_conversation(),
             tell,
             reports,
             asks,
-            has_left: false,
-        };
-        if begins {
-            let writes = begun(run, session, slot);
-            let durable = self.make_durable(writes).await;
-            durable.map_err(|error| OpenError::Journal(error.to_string()))?;
-        }
-        Ok(conversation)
+        })
+    }
+
+    fn fresh_ids(&self) -> Result<(SessionId, RunId), OpenError> {
+        let fresh = || self.0.shared.ambient.id().to_string();
+        let is_token = |_| OpenError::Journal("no id could be made".to_owned());
+        let session = SessionId::new(&fresh()).map_err(is_token)?;
+        Ok((session, RunId::new(&fresh()).map_err(is_token)?))
     }
 
     /// Why no slot came free.
@@ -413,6 +418,19 @@ impl FleetHandle {
         directory: &Path,
     ) -> Result<(PathBuf, PathBuf), OpenError> {
         let shown = foreign::show(&directory.to_string_lossy(), 300);
+        if let Some(ssh) = &entry.shared.config.ssh {
+            // A path of the far end: here it leads nowhere.
+            let is_far = directory == Path::new(&ssh.workspace);
+            let far = (directory.to_owned(), PathBuf::new());
+            return is_far.then_some(far).ok_or_else(|| {
+                OpenError::Directory(format!(
+                    "the directory {shown} is not the workspace of pool {}, which is {} at {}: open that one",
+                    entry.shared.config.name,
+                    foreign::show(&ssh.workspace, 300),
+                    ssh.shown()
+                ))
+            });
+        }
         let asked = directory.to_owned();
         let resolve = move || std::fs::canonicalize(asked);
         let resolved = self.0.shared.ambient.blocking(resolve).await;

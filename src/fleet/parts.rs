@@ -41,8 +41,10 @@ pub(super) fn pools(setup: &Setup) -> Result<Vec<Arc<PoolShared>>, StartError> {
             ambient: setup.ambient.clone(),
             config: config.clone(),
             // One that is missing is an error where it is used.
-            workspace: std::fs::canonicalize(&config.workspace.path)
-                .unwrap_or_else(|_| config.workspace.path.clone()),
+            workspace: config
+                .local_workspace()
+                .and_then(|path| std::fs::canonicalize(path).ok())
+                .unwrap_or_else(|| config.workspace.path.clone()),
             tasks: AtomicUsize::new(0),
             oldest: Mutex::new(None),
             asks: Mutex::default(),

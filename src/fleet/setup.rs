@@ -184,6 +184,12 @@ impl PoolShared {
         }
     }
 
+    /// How many asks wait for people.
+    pub(crate) fn asks_waiting(&self) -> usize {
+        let asks = self.asks.lock().unwrap_or_else(PoisonError::into_inner);
+        asks.len()
+    }
+
     fn oldest_ask(&self) -> Duration {
         let asks = self.asks.lock().unwrap_or_else(PoisonError::into_inner);
         let oldest = asks.first().map(|(since, _)| *since);

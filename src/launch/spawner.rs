@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::thread;
 
 use rustix::pipe::{PipeFlags, pipe_with};
+use tokio::io::AsyncWriteExt as _;
 use tokio::net::unix::pipe;
 use tokio::process::Child;
 use tokio::runtime::Handle;
@@ -128,6 +129,8 @@ impl Spawner {
             Walls::None => 0,
         };
         let (reply, answer) = oneshot::channel();
+        let mut plan = plan;
+        let preamble = std::mem::take(&mut plan.preamble);
         let job = Job {
             plan,
             reply,
@@ -157,6 +160,7 @@ impl Spawner {
                 notes,
             })) => {
                 launched.notes = notes;
+                say_first(&mut launched.stdin, &preamble).await?;
                 Ok(launched)
             }
             Ok(Some(Report::Failed(failure))) => Err(failure.into()),
@@ -164,6 +168,18 @@ impl Spawner {
             Ok(None) => Err(SpawnError::HelperLost(end_of(process).await)),
             Err(error) => Err(SpawnError::HelperLost(error.to_string())),
         }
+    }
+}
+
+/// Writes what a child's stdin begins with. A child that closed it is nobody's fault here: its end
+/// says why.
+async fn say_first(stdin: &mut pipe::Sender, preamble: &[u8]) -> Result<(), SpawnError> {
+    if preamble.is_empty() {
+        return Ok(());
+    }
+    match tokio::time::timeout(limits::PREAMBLE_WRITE, stdin.write_all(preamble)).await {
+        Ok(_) => Ok(()),
+        Err(_) => Err(SpawnError::Deaf),
     }
 }
 
@@ -293,6 +309,7 @@ mod tests {
                 fsize: 1 << 30,
             },
             walls: Walls::None,
+            preamble: Vec::new(),
         }
     }
 

@@ -10,11 +10,11 @@ use crate::config::{self, ProcMode};
 use crate::wire::shim::{AGENT_ID, Access, IdMap, Ids, Limits, Mount, Net, ShimPlan, Source};
 
 /// Where the session's home is inside.
-const HOME: &str = "/home/agent";
+pub const HOME: &str = "/home/agent";
 /// Where the workspace is inside.
-const WORKSPACE: &str = "/workspace";
+pub const WORKSPACE: &str = "/workspace";
 /// Where this binary is inside.
-const MARSHAL: &str = "/run/marshal/marshal";
+pub const MARSHAL: &str = "/run/marshal/marshal";
 /// Places that the plan fills itself; a profile can bind nothing at, below or above them.
 const OWN_PLACES: [&str; 6] = ["/proc", "/dev", "/etc", HOME, WORKSPACE, "/run/marshal"];
 /// Directories that are links into `/usr` on most hosts.

@@ -9,7 +9,10 @@ mod continuing;
 mod crashes;
 mod drill;
 mod editor;
+mod editor_clients;
+mod editor_manners;
 mod editors;
+mod endings;
 mod escapes;
 mod first_run;
 mod full_disk;
@@ -18,7 +21,6 @@ mod orders;
 #[allow(dead_code, reason = "the tests of routes use more of it")]
 #[path = "../support/provider.rs"]
 mod provider;
-mod real_agents;
 mod routes;
 mod sizes;
 mod slots;

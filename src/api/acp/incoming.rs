@@ -359,7 +359,7 @@ mod tests {
         );
         for (text, part) in [
             (r#"{"cwd":"p"}"#, "absolute"),
-            (r#"{}"#, "missing"),
+            ("{}", "missing"),
             (r#"{"cwd":"/p","mcpServers":[{"name":"x"}]}"#, "mcpServers"),
             (
                 r#"{"cwd":"/p","additionalDirectories":["/x"]}"#,

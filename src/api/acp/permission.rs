@@ -3,6 +3,8 @@
 //! What comes from the agent is escaped: a person decides by what is seen. Must not know who
 //! answers.
 
+use std::fmt::Write as _;
+
 use serde_json::{Value, json};
 
 use super::update::kind;
@@ -67,28 +69,27 @@ fn title(ask: &AskView) -> String {
 fn text(ask: &AskView) -> String {
     let mut text = format!("tool: {}\n", show(&ask.tool, WIDTH));
     for part in ask.parts.iter().take(PARTS) {
-        let by = match part.rules.is_empty() {
-            true => "no rule".to_owned(),
-            false => show(&part.rules.join(", "), WIDTH),
+        let by = if part.rules.is_empty() {
+            "no rule".to_owned()
+        } else {
+            show(&part.rules.join(", "), WIDTH)
         };
         let decision = show(&part.decision, 20);
-        text.push_str(&format!("- {} ({decision}: {by})\n", words(part)));
+        let _ = writeln!(text, "- {} ({decision}: {by})", words(part));
     }
     if ask.parts.len() > PARTS {
-        text.push_str(&format!("- and {} more\n", ask.parts.len() - PARTS));
+        let _ = writeln!(text, "- and {} more", ask.parts.len() - PARTS);
     }
     if let Some(why) = &ask.not_plain {
-        text.push_str(&format!("not plain: {}\n", show(why, WIDTH)));
+        let _ = writeln!(text, "not plain: {}", show(why, WIDTH));
     }
     if !ask.rules.is_empty() {
         let rules = show(&ask.rules.join(", "), WIDTH);
-        text.push_str(&format!("asked by: {rules}\n"));
+        let _ = writeln!(text, "asked by: {rules}");
     }
-    text.push_str(&format!("why: {}\n", show(&ask.reason, WIDTH)));
-    text.push_str(&format!(
-        "without an answer it is denied in {} s\n",
-        ask.within_ms.div_ceil(1000)
-    ));
+    let _ = writeln!(text, "why: {}", show(&ask.reason, WIDTH));
+    let seconds = ask.within_ms.div_ceil(1000);
+    let _ = writeln!(text, "without an answer it is denied in {seconds} s");
     text
 }
 

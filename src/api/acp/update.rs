@@ -107,6 +107,14 @@ pub const fn said(text: &str) -> Update<'_> {
     }
 }
 
+/// A text of ours, as a thought.
+#[must_use]
+pub const fn remark(text: &str) -> Update<'_> {
+    Update::AgentThoughtChunk {
+        content: Block { text },
+    }
+}
+
 /// What an event tells an editor. `replay`: it is of the past, so what the user said is told too.
 #[must_use]
 pub fn of(event: &Event, replay: bool) -> Option<Update<'_>> {

@@ -94,7 +94,7 @@ async fn hear(desk: &Desk, mut chunks: mpsc::Receiver<Vec<u8>>) -> Ended {
     let mut greeted = false;
     while let Some(chunk) = chunks.recv().await {
         lines.push(chunk);
-        while let Some(line) = lines.next() {
+        for line in lines.by_ref() {
             let Ok(line) = line else {
                 let message = format!(
                     "a line is longer than {} bytes; the connection ends",

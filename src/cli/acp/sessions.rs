@@ -30,6 +30,8 @@ pub(super) enum ToSession {
         /// What was said.
         allow: bool,
     },
+    /// Cancel what it does, and what waits.
+    Cancel,
     /// Close it.
     Close {
         /// The request that is answered then.
@@ -141,7 +143,10 @@ impl Sessions {
 
     /// Cancels what a session does. One that is not there has nothing to cancel.
     pub(super) fn cancel(&self, id: &str) {
-        if let Some(session) = self.lock().open.get(id) {
+        if let Some(session) = self.lock().open.get(id)
+            && session.to.try_send(ToSession::Cancel).is_err()
+        {
+            // Behind everything that waits already, as it would be there.
             session.cancel.notify_one();
         }
     }

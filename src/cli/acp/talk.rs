@@ -20,7 +20,10 @@ use crate::api::view;
 use crate::api::watch::Item;
 use crate::fleet::Notice;
 use crate::limits;
-use crate::model::{AskId, Event, Foreign, SessionId, TaskOutcome, TurnOutcome};
+use crate::model::foreign::show;
+use crate::model::{
+    AskId, DecidedBy, Decision, Event, Foreign, SessionId, TaskOutcome, TurnOutcome,
+};
 
 /// How a session is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -190,15 +193,12 @@ impl Talk<'_> {
         loop {
             tokio::select! {
                 biased;
-                // Before the cancel: a prompt that came before it is cancelled with the others.
+                // Before a cancel that found no room: what came before it is cancelled with it.
                 wanted = heard.recv() => match wanted {
                     Some(wanted) => self.wanted(wanted).await,
                     None => return Ok(()),
                 },
-                () = cancel.notified() => {
-                    self.cancelled.extend(self.prompts.keys());
-                    let _ = self.to_server.send(Say::Cancel).await;
-                }
+                () = cancel.notified() => self.wanted(ToSession::Cancel).await,
                 heard = self.heard() => match heard? {
                     Heard::Told(Told::Closed) => return Ok(()),
                     Heard::Told(told) => self.told(told).await,
@@ -221,6 +221,10 @@ impl Talk<'_> {
                 Say::Prompt { n: self.next, text }
             }
             ToSession::Answer { ask, allow } => Say::Answer { ask, allow },
+            ToSession::Cancel => {
+                self.cancelled.extend(self.prompts.keys());
+                Say::Cancel
+            }
             ToSession::Close { id } => {
                 if let Some(before) = self.closing.replace(id) {
                     self.reply(&before, &json!({})).await;
@@ -271,6 +275,16 @@ impl Talk<'_> {
                 ..
             } => self.turn = Some((*outcome, stop_reason.clone())),
             Event::PromptAccepted { .. } => self.turn = None,
+            Event::Decided(verdict)
+                if verdict.decision == Decision::Deny && verdict.by != DecidedBy::Human =>
+            {
+                // Few agents say why, and a person wants to know.
+                let why = show(&verdict.reason, 400);
+                let text = format!("[marshal] denied: {why}\n\n");
+                if !self.replays || self.is_told {
+                    self.update(&update::remark(&text)).await;
+                }
+            }
             Event::Ready(info) => {
                 let before = std::mem::replace(&mut self.agent, info.session.clone());
                 let forgot = before.is_some() && before != info.session;

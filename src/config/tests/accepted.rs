@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::{accepted_by, file, found, named, only, pool, script};
 use crate::config::{
-    AsksFor, Extractor, Fill, Guard, Launcher, LogFormat, Network, OnCrash, OnTimeout, Origin,
-    Pool, RestartKind, SessionScope, WorkspaceMode,
+    AsksFor, DialectName, Extractor, Fill, Guard, Launcher, LogFormat, Network, OnCrash, OnTimeout,
+    Origin, Pool, RestartKind, SessionScope, WorkspaceMode,
 };
 
 /// The pool of a good file with these keys.
@@ -389,4 +389,90 @@ fn a_configuration_is_described_in_a_few_lines() {
         "[pool.demo]\nagent = \"scaiflux\"\nnetwork = \"host\"\nguard = \"sandbox\"\n[pool.bare]\ncommand = [\"x\", \"\\u001b[2J\"]\nlauncher = \"none\"\n",
     );
     insta::assert_snapshot!(weak.describe().join("\n"));
+}
+
+#[test]
+fn an_agents_own_keys_hold_where_the_file_has_none() {
+    let pool = |keys: &str| {
+        let text = format!("[pool.demo]\n{keys}\n");
+        only(&accepted_by(&named(), &text)).clone()
+    };
+    let usual = pool("agent = \"codex\"");
+    assert_eq!((usual.agent.as_str(), usual.asks), ("codex", AsksFor::Some));
+    assert_eq!(usual.dialect, DialectName::Acp);
+    assert_eq!(usual.stop.eof, Duration::from_millis(500));
+    assert_eq!(usual.stop.term, Duration::from_secs(5), "not the preset's");
+    assert!(usual.home_texts.contains_key(".codex/config.toml"));
+    let other = pool(
+        "agent = \"codex\"\ncommand = [\"other\", \"x\"]\nstop.eof = \"9s\"\nasks = \"never\"\nenv.set = { A = \"1\" }",
+    );
+    assert_eq!(other.command, ["other", "x"]);
+    assert_eq!(other.stop.eof, Duration::from_secs(9));
+    assert_eq!(
+        other.stop.goodbye,
+        Duration::ZERO,
+        "the rest of the table stays"
+    );
+    assert_eq!(other.asks, AsksFor::Never);
+    let claude = pool("agent = \"claude\"\nenv.pass = [\"DISABLE_AUTOUPDATER\"]");
+    assert!(!claude.env.set.contains_key("DISABLE_AUTOUPDATER"));
+    let switch = "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC";
+    assert_eq!(claude.env.set[switch], "1");
+    let gemini = pool("agent = \"gemini\"\nmodel = \"gemini-2.5-pro\"");
+    assert_eq!(gemini.command, ["gemini", "--acp", "-m", "{model}"]);
+    let codex = pool("agent = \"codex\"\nmodel = \"m-1\"");
+    assert!(codex.home_texts[".codex/config.toml"].contains("model = \"m-1\""));
+}
+
+#[test]
+fn a_far_end_has_its_own_workspace_and_an_enriched_path() {
+    let text = pool(
+        "launcher = \"ssh\"\nssh = { host = \"::1\", user = \"agent\", port = 2222, workspace = \"/srv/work/\", known_hosts = \"keys/hosts\" }",
+    );
+    let config = accepted_by(&named(), &text);
+    let far = only(&config).ssh.as_deref().expect("a far end");
+    assert_eq!(far.shown(), "agent@::1 port 2222");
+    assert_eq!(far.workspace, "/srv/work");
+    assert_eq!(
+        far.known_hosts.as_deref(),
+        Some(Path::new("/etc/marshal/keys/hosts"))
+    );
+    assert_eq!(only(&config).local_workspace(), None);
+    let path: Vec<_> = only(&config)
+        .env
+        .path_add
+        .iter()
+        .map(|dir| dir.to_string_lossy())
+        .collect();
+    assert_eq!(
+        path,
+        ["$HOME/.local/bin", "/opt/homebrew/bin", "/usr/local/bin"]
+    );
+    assert!(
+        config
+            .notes
+            .iter()
+            .any(|note| note.contains("unsandboxed here")),
+        "{:?}",
+        config.notes
+    );
+    let weak = only(&config).weaknesses().join("; ");
+    assert!(
+        weak.contains("unsandboxed here") && weak.contains("plain process"),
+        "{weak}"
+    );
+    // A workspace of the far end has nothing to do with the state directory of this host.
+    let state = format!("supervisor.state_dir = \"/srv/work/state\"\n{text}");
+    accepted_by(&named(), &state);
+    let none = accepted_by(&named(), &format!("{text}env.path_add = []\n"));
+    assert!(only(&none).env.path_add.is_empty());
+}
+
+#[test]
+fn hints_of_the_file_are_read_and_shown() {
+    let text = file(
+        "[[hint]]\npattern = 'a.*b'\ntext = \"try c\"\nwhere = \"stderr\"\nagent = \"codex\"\nlauncher = \"ssh\"\ncode = 3\nclass = \"rate_limited\"",
+    );
+    let config = accepted_by(&named(), &text);
+    assert_eq!(config.hints.own().len(), 1);
 }

@@ -53,13 +53,15 @@ fn a_pool_has_a_command_or_an_agent() {
     whole("[pool.demo]\ncommand = [\"/opt/agent/run\"]\n", "the program \"/opt/agent/run\" is not visible in the sandbox…add its directory to ro_bind of [sandbox.standard]");
     whole("[pool.demo]\ncommand = [\"./agent\"]\n", "the program \"/etc/marshal/agent\" is not visible");
     whole("[pool.demo]\ncommand = [\"/usr/../opt/agent\"]\n", "the program \"/opt/agent\" is not visible");
-    whole("[pool.demo]\nagent = \"scaiflx\"\n", "pool.demo.agent: expected \"scaiflux\" or \"script\", found \"scaiflx\"…did you mean scaiflux?");
+    whole("[pool.demo]\nagent = \"scaiflx\"\n", "pool.demo.agent: expected \"claude\", \"codex\", \"gemini\", \"hermes\", \"opencode\", \"scaiflux\" or \"script\", found \"scaiflx\"…did you mean scaiflux?");
     whole("[pool.demo]\nagent = 4\n", "pool.demo.agent: expected a string");
-    whole("[pool.demo]\nagent = \"xyzzy\"\n", "expected \"scaiflux\" or \"script\", found \"xyzzy\"");
-    for later in ["claude", "codex", "gemini", "opencode", "hermes", "loaf", "skillpilot"] {
+    whole("[pool.demo]\nagent = \"xyzzy\"\n", "expected \"claude\", \"codex\", \"gemini\", \"hermes\", \"opencode\", \"scaiflux\" or \"script\", found \"xyzzy\"");
+    for later in ["cursor", "goose", "loaf", "skillpilot"] {
         whole(&format!("[pool.demo]\nagent = \"{later}\"\n"), "is not supported by this version");
     }
-    check("agent = \"script\"", "pool.demo.agent: a pool has an agent or a command, not both");
+    check("agent_dir = \"/opt/x\"", "agent_dir is for agents that are built in");
+    whole("[pool.demo]\nagent = \"script\"\nagent_dir = \"/opt/x\"\n", "agent_dir is for agents that are built in");
+    whole("[pool.demo]\nagent = \"codex\"\ncommand = [\"x\"]\nagent_dir = \"/opt/x\"\n", "agent_dir is for agents that are built in");
     let long = "x".repeat(200_000);
     whole(&format!("[pool.demo]\ncommand = [\"a\", \"{long}\"]\n"), "has 200000 bytes, at most 131071 can be");
     let many = "\"x\",".repeat(1025);
@@ -95,7 +97,7 @@ fn closed_sets_of_words_name_their_members() {
             check(&format!("{key} = \"{later}\""), &format!("\"{later}\" is not supported by this version: expected {members}"));
         }
     };
-    set("launcher", "\"unshare\" or \"none\"", ("unshre", "unshare"), &["bwrap", "container", "ssh", "pty"]);
+    set("launcher", "\"unshare\", \"none\" or \"ssh\"", ("unshre", "unshare"), &["bwrap", "container", "pty"]);
     set("network", "\"none\", \"routes\" or \"host\"", ("hots", "host"), &["proxy"]);
     set("guard", "\"policy\", \"policy+sandbox\" or \"sandbox\"", ("sandbx", "sandbox"), &[]);
     set("on_unasked_deny", "\"report\", \"interrupt\" or \"stop\"", ("interupt", "interrupt"), &[]);
@@ -103,7 +105,7 @@ fn closed_sets_of_words_name_their_members() {
     set("dialect", "\"acp\" or \"scaiflux\"", ("scaifluks", "scaiflux"), &["loaf", "skillpilot", "claude", "codex"]);
     check("dialect = { custom = \"d.toml\" }", "custom dialects are not supported by this version");
     set("session", "\"task\" or \"slot\"", ("tsk", "task"), &[]);
-    check("extractor = \"codex\"", "expected \"acp\" or \"scaiflux\" or a table of its own");
+    check("extractor = \"codex\"", "expected \"acp\", \"gemini\" or \"scaiflux\" or a table of its own");
     check("extractor = 4", "expected a string");
     check("guard_off = \"yes\"", "expected true or false, found \"yes\"");
     check("guard_off = 1", "expected true or false, found the integer 1");
@@ -117,7 +119,7 @@ fn keys_that_do_nothing_yet_are_not_accepted() {
     for later in ["control = \"30s\"", "keepalive = \"30s\"", "idle = \"10m\""] {
         check(&format!("timeouts = {{ {later} }}"), "is not supported by this version");
     }
-    check("ask = { timeout = \"15m\" }", "\"timeout\" is not supported by this version");
+    check("ask = { when_waiting = \"hold\" }", "\"when_waiting\" is not supported by this version");
     check("ask = { when_waiting = \"hold\" }", "\"when_waiting\" is not supported by this version");
     check("workspace = { path = \".\", mode = \"overlay\" }", "\"overlay\" is not supported by this version");
     check("workspace = { path = \".\", mode = \"worktree\" }", "\"worktree\" is not supported by this version");
@@ -211,7 +213,7 @@ fn the_environment_is_checked() {
     env("set = { X = 1 }", "pool.demo.env.set.X: expected a string, found the integer 1");
     env("set = { X = \"a\\u0000\" }", "a NUL character");
     for bad in ["bin", "./bin", "/a:/b", "/a/../b", "", "~/bin"] {
-        env(&format!("path_add = [\"{bad}\"]"), "expected an absolute directory as the child sees it");
+        env(&format!("path_add = [\"{bad}\"]"), "expected a directory as the child sees it");
     }
     env("pas = []", "did you mean pass?");
     check("pass = []", "did you mean env.pass?");
@@ -300,6 +302,46 @@ fn keys_must_agree_with_each_other() {
     check("home_files = { x = \"/srv/x/seed\" }\nworkspace = { path = \"/srv/x\", mode = \"rw\" }", "home_files takes \"/srv/x/seed\", and the agent could write it");
     refused_by(&found(), &script("launcher = \"none\""), "may not use launcher = \"none\"");
     whole("[pool.demo]\nagent = \"scaiflux\"\nguard = \"policy\"\n", "asks for some");
+}
+
+/// A pool at a far end with `keys` in its table `ssh`.
+fn far(keys: &str) -> String {
+    pool(&format!("launcher = \"ssh\"\nssh = {{ host = \"h\", workspace = \"/w\"{keys} }}"))
+}
+
+#[test]
+fn a_far_end_is_named_in_full_and_never_looks_like_an_option() {
+    let ssh = |table: &str, expect: &str| refused_by(&named(), &pool(&format!("launcher = \"ssh\"\nssh = {table}")), expect);
+    refused_by(&named(), &pool("launcher = \"ssh\""), "launcher = \"ssh\" needs the table ssh");
+    refused_by(&named(), &pool("ssh = { host = \"h\", workspace = \"/w\" }"), "is for launcher = \"ssh\"");
+    ssh("{ workspace = \"/w\" }", "ssh needs host");
+    ssh("{ host = \"h\" }", "ssh needs workspace");
+    for bad in ["-oProxyCommand=x", "a b", "a@b", "a;b", "$(x)", "", "a/b", "ü"] {
+        ssh(&format!("{{ host = \"{bad}\", workspace = \"/w\" }}"), "expected letters, digits");
+        ssh(&format!("{{ host = \"h\", user = \"{bad}\", workspace = \"/w\" }}"), "expected letters, digits");
+    }
+    for bad in ["w", "~/w", "/w/../x", "$HOME/w"] {
+        ssh(&format!("{{ host = \"h\", workspace = \"{bad}\" }}"), "expected an absolute path at the far end");
+    }
+    let more = |keys: &str, expect: &str| refused_by(&named(), &far(keys), expect);
+    more(", port = 0", "ssh.port");
+    more(", known_hosts = \"a b\"", "takes no path with a blank");
+    more(", connect_timeout = \"0s\"", "ssh.connect_timeout");
+    more(", marshal = \"-x\"", "expected a program's name or path");
+    more(", mode = \"rw\"", "set ssh.marshal too");
+    more(", path_add = []", "did you mean env.path_add?");
+}
+
+#[test]
+fn nothing_of_this_host_is_given_to_a_far_end() {
+    let more = |keys: &str, expect: &str| refused_by(&named(), &format!("{}{keys}\n", far("")), expect);
+    more("sandbox = \"standard\"", "there is no sandbox here");
+    more("network = \"none\"", "the far end's network");
+    more("network = \"host\"", "the far end's network");
+    more("workspace = { path = \".\" }", "the workspace is at the far end");
+    more("home_files = { \"a\" = \"b\" }", "are not sent there");
+    more("guard = \"sandbox\"", "needs ssh.marshal");
+    refused_by(&found(), &far(""), "a supervisor.toml that was found may not use launcher = \"ssh\"");
 }
 
 /// Routes that a pool names, and what goes with them.

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::explain::explain;
 use super::state::{ChannelState, Gone};
 use super::stdout::StreamEnd;
 use super::{Cause, ChannelEnd, end, stderr, stdout};
@@ -126,12 +127,13 @@ impl ChannelState {
                 .slots
                 .log(&self.slot)
                 .map(stderr::StderrLog::tail);
-            let end = end::conclude(
+            let mut end = end::conclude(
                 ended.as_ref(),
                 self.cause.take(),
                 self.ready,
                 tail.unwrap_or_default(),
             );
+            explain(&mut end, &self.pool.config, &self.shared.config.hints);
             ChildExited {
                 slot: &self.slot,
                 session: &self.session_id,

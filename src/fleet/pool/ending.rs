@@ -140,6 +140,7 @@ impl PoolState {
             class: end.class,
             status: end.status,
             was_ready: end.was_ready,
+            hopeless: end.hopeless,
             lived,
             detail: end.detail.clone(),
         };

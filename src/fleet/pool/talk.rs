@@ -11,10 +11,10 @@ use super::ActiveTask;
 use super::ending::unbegun;
 use super::slot::{Kept, Slot};
 use super::state::PoolState;
-use crate::fleet::conversation::{Approver, OpenError};
+use crate::fleet::conversation::{Approver, Grant, OpenError};
 use crate::fleet::session::{SessionMsg, StoredSession, TalkArgs};
 use crate::limits;
-use crate::model::{AskId, RunId, SessionId, SlotId, SlotState, TaskOutcome};
+use crate::model::{AskId, RunId, SessionId, SlotState, TaskOutcome};
 use crate::telemetry::event::task::EndedFrom;
 
 /// What clients want of a pool.
@@ -58,7 +58,7 @@ pub(crate) struct Opener {
     pub(crate) stored: Option<StoredSession>,
     pub(crate) approver: Approver,
     /// Told the slot; closed when the client waits no longer.
-    pub(crate) reply: oneshot::Sender<Result<SlotId, OpenError>>,
+    pub(crate) reply: oneshot::Sender<Result<Grant, OpenError>>,
 }
 
 /// A slot's conversation, from its opening until its client has left.
@@ -187,13 +187,11 @@ impl PoolState {
             }
             let is_open = |slot: &Slot| slot.holds(&opener.session);
             let free = self.slots.iter().position(Slot::has_room);
-            match free.filter(|_| !self.slots.iter().any(is_open)) {
-                Some(at) => self.hold(at, opener),
-                None => {
-                    self.openers.push_front(opener);
-                    break;
-                }
-            }
+            let Some(at) = free.filter(|_| !self.slots.iter().any(is_open)) else {
+                self.openers.push_front(opener);
+                break;
+            };
+            self.hold(at, opener);
         }
         self.end_hopeless(closing);
     }
@@ -235,7 +233,7 @@ impl PoolState {
         };
         self.held += 1;
         let id = slot.id.clone();
-        let session = opener.session.clone();
+        let (session, granted) = (opener.session.clone(), opener.session.clone());
         slot.held = Some(Held {
             session: opener.session,
             run: opener.run,
@@ -249,12 +247,13 @@ impl PoolState {
         // Known before anything is made of it, so that no sweep takes that for leftovers.
         let working = Some(session);
         self.shared.slots.change(&id, |view| view.session = working);
-        if opener.reply.send(Ok(id)).is_err()
-            && let Some(held) = &mut slot.held
-        {
-            // The client went away at this very moment.
-            held.leaving = Some(Vec::new());
-        }
+        // If the client went away at this very moment, the grant comes back by itself.
+        let _ = opener.reply.send(Ok(Grant {
+            session: granted,
+            slot: id,
+            pool: self.myself.clone(),
+            is_over: false,
+        }));
     }
 
     /// Ends the prompts of conversations whose slot is parked, or whose session is over.

@@ -39,7 +39,7 @@ impl Drop for Pending {
 
 impl SessionState {
     /// The policy wants a person: the request is journalled, then put to them.
-    pub(super) fn to_a_person(&mut self, ask: Ask, decided: Decided) {
+    pub(super) fn ask_a_person(&mut self, ask: Ask, decided: Decided) {
         decided.record_request(&ask, &mut self.outbox);
         let id = decided.verdict.ask.clone();
         let since = clock::now();

@@ -178,6 +178,8 @@ pub(crate) struct At {
     pub(crate) is_read_only: bool,
     /// There is a person to ask.
     pub(crate) has_approver: bool,
+    /// People have enough to decide.
+    pub(crate) is_full: bool,
 }
 
 impl Decided {
@@ -232,6 +234,11 @@ pub(crate) fn decide(
         Judgement::refused("max_pending", "too many requests are open at the same time")
     } else {
         judge(pool, prepared, &ask.tool, &ask.input, &ask.claimed)
+    };
+    let judgement = if judgement.decision == Decision::Ask && at.has_approver && at.is_full {
+        Judgement::refused("max_pending", "too many requests wait for people already")
+    } else {
+        judgement
     };
     let took = clock::since(began);
     let class = class(pool, Some(&ask.tool));

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::config::{Launcher, Pool, fill_routes};
+use crate::config::{HOME_OF_CHILD, Launcher, Pool, fill_routes};
 use crate::fleet::setup::Shared;
 
 /// A child's PATH, unless the configuration says more.
@@ -22,7 +22,11 @@ pub(super) fn environment(
     let config = &pool.env;
     let mut path = String::new();
     for directory in &config.path_add {
-        path.push_str(&directory.to_string_lossy());
+        let directory = directory.to_string_lossy();
+        match directory.strip_prefix(HOME_OF_CHILD) {
+            Some(below) => path.extend([home, below]),
+            None => path.push_str(&directory),
+        }
         path.push(':');
     }
     match (pool.launcher, shared.environment.get("PATH")) {

@@ -6,24 +6,23 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio_util::sync::CancellationToken;
 
 use super::environment::{PATH_INSIDE, environment};
+use super::far;
+use super::listing;
+pub(crate) use super::unprepared::PrepareError;
 use super::work::Work;
-use crate::config::{Fill, Launcher, Network, OWN_PROGRAM, WorkspaceMode};
+use crate::config::{Fill, Launcher, Network, OWN_PROGRAM, WorkspaceMode, fill_routes};
 use crate::fleet::ambient::Ambient;
 use crate::fleet::setup::{PoolShared, Shared};
-use crate::launch::{LaunchPlan, RunError, SpawnError, Walls};
-use crate::limits::{GIT_LIST_BYTES, GIT_LIST_TIMEOUT};
+use crate::launch::{LaunchPlan, Walls};
 use crate::model::{Foreign, SessionId, SlotId};
-use crate::policy::Place;
-use crate::sandbox::state_dir::StateError;
+use crate::policy::{NoLinks, Place};
 use crate::sandbox::workspace::{
-    CopyError, GitDir, HomeError, Listing, Manifest, Owner, Root, TreeError, TreeLinks, copy, home,
-    list,
+    Filling, GitDir, Listing, Manifest, Owner, Root, TreeError, TreeLinks, copy, home, list,
 };
-use crate::sandbox::{self, PlanError, Tree, WallsRequest};
+use crate::sandbox::{self, Tree, WallsRequest};
 use crate::wire::shim::Access;
 
 /// Where the agent finds its workspace inside walls.
@@ -32,83 +31,6 @@ const WORKSPACE_INSIDE: &str = "/workspace";
 const HOME_INSIDE: &str = "/home/agent";
 /// Where it finds this very binary there.
 const MARSHAL_INSIDE: &str = "/run/marshal/marshal";
-
-/// Why a session could not be prepared.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum PrepareError {
-    /// The workspace cannot be read.
-    #[error("workspace {path}: {source}")]
-    Workspace {
-        /// The directory.
-        path: PathBuf,
-        /// Why.
-        source: TreeError,
-    },
-    /// It would let the agent at the state directory.
-    #[error("{0}")]
-    State(#[from] StateError),
-    /// It cannot be copied.
-    #[error("workspace {path}: {source}")]
-    Copy {
-        /// The directory.
-        path: PathBuf,
-        /// Why.
-        source: CopyError,
-    },
-    /// Git could not list its files.
-    #[error("workspace {path}: git could not list its files: {why}")]
-    Git {
-        /// The directory.
-        path: PathBuf,
-        /// Why.
-        why: String,
-    },
-    /// The walls around git failed: the agent's would too.
-    #[error("{0}")]
-    GitWalls(RunError),
-    /// The home could not be made.
-    #[error("{0}")]
-    Home(#[from] HomeError),
-    /// The walls cannot be planned.
-    #[error("{0}")]
-    Plan(#[from] sandbox::PlanError),
-    /// The session's own copy is not there any more.
-    #[error("the copy of the session's workspace, {0}, is gone")]
-    CopyGone(PathBuf),
-    /// The directory that its client works in is not there for the agent.
-    #[error("the directory {} is not in the session's workspace: git may ignore it, or it is a link", .0.show(300))]
-    NoDirectory(Foreign),
-    /// The program that prepares was stopped.
-    #[error("the preparation was interrupted")]
-    Interrupted,
-}
-
-impl PrepareError {
-    /// Whether trying again later is vain.
-    pub(crate) const fn is_for_good(&self) -> bool {
-        matches!(self, Self::CopyGone(_))
-    }
-
-    /// Whether the slot is at fault, so that another task's child would fare no better. What only
-    /// this task's workspace brings about is the task's own.
-    pub(crate) const fn is_of_the_slot(&self) -> bool {
-        match self {
-            Self::GitWalls(error) => matches!(error, RunError::Spawn(_)),
-            Self::Home(_) => true,
-            Self::Plan(error) => !matches!(
-                error,
-                PlanError::RootOwned { .. } | PlanError::NotUtf8(_) | PlanError::NotAbsolute(_)
-            ),
-            Self::Workspace { .. }
-            | Self::State(_)
-            | Self::Copy { .. }
-            | Self::Git { .. }
-            | Self::CopyGone(_)
-            | Self::NoDirectory(_)
-            | Self::Interrupted => false,
-        }
-    }
-}
 
 /// Whether the session has its copy already.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -158,10 +80,19 @@ pub(crate) struct Prepared {
     pub(crate) session: SessionId,
     /// How the workspace looked before, where it can change.
     pub(crate) before: Option<Manifest>,
-    links: TreeLinks,
+    links: Links,
     space: Arc<Space>,
     /// Where the agent works, as it sees it.
     directory: String,
+}
+
+/// What is known of links in the session's directories.
+#[derive(Debug)]
+enum Links {
+    /// What the host says.
+    Trees(TreeLinks),
+    /// Nothing: they are at a far end, and paths are judged by their text.
+    Unseen(NoLinks),
 }
 
 /// The session's directories, outside and inside.
@@ -191,6 +122,32 @@ impl Space {
 }
 
 impl Prepared {
+    /// A session at a far end: here it has a home only, for the client's sake. `seen` are workspace
+    /// and home as the agent sees them.
+    pub(super) fn far(
+        session: SessionId,
+        slot: SlotId,
+        home: PathBuf,
+        (workspace_inside, home_inside): (String, String),
+    ) -> Self {
+        let space = Space {
+            slot,
+            workspace: home.clone(),
+            home,
+            is_copy: false,
+            directory: String::new(),
+            workspace_inside: workspace_inside.clone(),
+            home_inside,
+        };
+        Self {
+            directory: workspace_inside,
+            session,
+            before: None,
+            links: Links::Unseen(NoLinks),
+            space: Arc::new(space),
+        }
+    }
+
     /// The session's directories.
     pub(super) fn space(&self) -> &Arc<Space> {
         &self.space
@@ -207,7 +164,10 @@ impl Prepared {
             workspace: &self.space.workspace_inside,
             home: &self.space.home_inside,
             cwd: Some(&self.directory),
-            resolver: &self.links,
+            resolver: match &self.links {
+                Links::Trees(trees) => trees,
+                Links::Unseen(unseen) => unseen,
+            },
         }
     }
 
@@ -242,7 +202,8 @@ impl Prepared {
         self.plan(shared, pool, argv, true)
     }
 
-    /// A plan for another program in the same walls, without the pool's routes.
+    /// A plan for another program in the same walls, without the pool's routes: it has no input,
+    /// and ends by itself.
     pub(crate) fn plan_for(
         &self,
         shared: &Shared,
@@ -257,8 +218,12 @@ impl Prepared {
         shared: &Shared,
         pool: &PoolShared,
         argv: Vec<String>,
-        routes: bool,
+        is_agent: bool,
     ) -> Result<LaunchPlan, PrepareError> {
+        if let Some(ssh) = &pool.config.ssh {
+            return far::plan(shared, pool, ssh, &self.space.home, &argv, is_agent);
+        }
+        let routes = is_agent;
         let writable = pool.config.workspace.mode != WorkspaceMode::Ro;
         let what = For::Agent { writable, routes };
         launch_plan(shared, pool, &self.space, argv, &what)
@@ -271,6 +236,9 @@ pub(crate) async fn prepare(
     pool: &Arc<PoolShared>,
     order: Order,
 ) -> Result<Prepared, PrepareError> {
+    if let Some(ssh) = &pool.config.ssh {
+        return far::prepare(shared, pool, ssh, order.slot, order.session).await;
+    }
     let ambient = &shared.ambient;
     let source = order
         .workspace
@@ -286,7 +254,15 @@ pub(crate) async fn prepare(
         let (shared, pool) = (Arc::clone(shared), Arc::clone(pool));
         let session = order.session.clone();
         blocking(ambient, move || {
-            home::prepare(&shared.state, &session, owner, &pool.config.home_files)
+            let texts = pool.config.home_texts.iter().map(|(inside, text)| {
+                let text = fill_routes(text, &pool.config.routes);
+                (inside.clone(), text)
+            });
+            let filling = Filling {
+                files: &pool.config.home_files,
+                texts: &texts.collect(),
+            };
+            home::prepare(&shared.state, &session, owner, filling)
         })
         .await??
     };
@@ -340,7 +316,7 @@ pub(crate) async fn prepare(
     Ok(Prepared {
         session: order.session,
         before,
-        links,
+        links: Links::Trees(links),
         directory: format!("{}{}", space.workspace_inside, space.directory),
         space: Arc::new(space),
     })
@@ -378,7 +354,7 @@ fn owner(shared: &Shared, pool: &PoolShared, slot: &SlotId) -> Option<Owner> {
     Some(Owner { uid, gid: uid })
 }
 
-async fn blocking<T: Send + 'static>(
+pub(super) async fn blocking<T: Send + 'static>(
     ambient: &Ambient,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, PrepareError> {
@@ -401,13 +377,15 @@ async fn copy_of(
     };
     let root = Root::open_resolved(source).map_err(unreadable)?;
     let listing = match list::git_dir(&root).map_err(unreadable)? {
-        GitDir::Dir => git_list(shared, pool, source, space, &order.cancelled)
-            .await?
-            .map_or(Listing::Everything, Listing::Git),
+        GitDir::Dir => {
+            let plan = git_plan(shared, pool, source, space)?;
+            let listed = listing::git_list(shared, plan, source, &order.cancelled).await?;
+            listed.map_or(Listing::Everything, Listing::Git)
+        }
         _ => Listing::Everything,
     };
     let ambient = &shared.ambient;
-    let permit = turn(&shared.copying, &order.cancelled).await?;
+    let permit = listing::turn(&shared.copying, &order.cancelled).await?;
     let made = {
         let (shared, session) = (Arc::clone(shared), order.session.clone());
         let bounds = copy::Bounds::default();
@@ -424,34 +402,16 @@ async fn copy_of(
     Ok(copied.path)
 }
 
-/// Waits for a place among those who may do this at the same time, or until nobody wants it.
-async fn turn<'s>(
-    places: &'s Semaphore,
-    cancelled: &CancellationToken,
-) -> Result<SemaphorePermit<'s>, PrepareError> {
-    tokio::select! {
-        biased;
-        () = cancelled.cancelled() => Err(PrepareError::Interrupted),
-        place = places.acquire() => place.map_err(|_| PrepareError::Interrupted),
-    }
-}
-
-/// What git tracks or would track, asked inside the walls on a read-only mount; `None` where there
-/// is no git.
-async fn git_list(
-    shared: &Arc<Shared>,
-    pool: &Arc<PoolShared>,
+/// The plan of git's own walls, around a read-only mount of the workspace.
+fn git_plan(
+    shared: &Shared,
+    pool: &PoolShared,
     source: &Path,
     space: &Space,
-    cancelled: &CancellationToken,
-) -> Result<Option<list::FileList>, PrepareError> {
-    let bad = |why: String| PrepareError::Git {
-        path: source.to_owned(),
-        why,
-    };
+) -> Result<LaunchPlan, PrepareError> {
     let inside = match pool.config.launcher {
         Launcher::Unshare => WORKSPACE_INSIDE.to_owned(),
-        Launcher::None => source.to_string_lossy().into_owned(),
+        Launcher::None | Launcher::Ssh => source.to_string_lossy().into_owned(),
     };
     let space = Space {
         workspace: source.to_owned(),
@@ -460,26 +420,7 @@ async fn git_list(
         ..space.clone()
     };
     let git = list::ls_files(&inside);
-    let plan = launch_plan(shared, pool, &space, git.argv, &For::Git { env: git.env })?;
-    let permit = turn(&shared.spawning, cancelled).await?;
-    let run = shared
-        .host
-        .run_to_end(plan, GIT_LIST_TIMEOUT, GIT_LIST_BYTES);
-    let finished = run.await;
-    drop(permit);
-    if let Err(RunError::Spawn(SpawnError::Exec(failure))) = &finished {
-        tracing::warn!(%failure, "git cannot be run: everything is copied, ignored files too");
-        return Ok(None);
-    }
-    let finished = finished.map_err(PrepareError::GitWalls)?;
-    if finished.status.shell_code() != 0 {
-        let said = String::from_utf8_lossy(&finished.stderr).into_owned();
-        let said = crate::model::foreign::show(said.trim(), 300);
-        return Err(bad(format!("{}: {said}", finished.status)));
-    }
-    list::FileList::parse(&finished.stdout, crate::limits::COPY_FILES)
-        .map(Some)
-        .map_err(|error| bad(error.to_string()))
+    launch_plan(shared, pool, &space, git.argv, &For::Git { env: git.env })
 }
 
 /// What walls are for.
@@ -553,7 +494,10 @@ fn launch_plan(
             },
             workspace: Some(tree(&space.workspace, what.is_writable())?),
             hostname: pool.config.name.as_str(),
-            extra_ro: Vec::new(),
+            extra_ro: match what {
+                For::Agent { .. } => program(pool),
+                For::Git { .. } => Vec::new(),
+            },
         })?))
     } else {
         Walls::None
@@ -564,7 +508,23 @@ fn launch_plan(
         cwd: format!("{}{}", space.workspace_inside, space.directory),
         limits: sandbox::limits_of(&pool.sandbox),
         walls,
+        preamble: Vec::new(),
     })
+}
+
+/// What the pool's program needs to see, at the same paths inside; what the profile shows anyway is
+/// left out.
+fn program(pool: &PoolShared) -> Vec<(PathBuf, String)> {
+    let binds = pool
+        .config
+        .program
+        .iter()
+        .flat_map(|program| &program.binds);
+    let is_shown = |bind: &&PathBuf| pool.sandbox.ro_bind.iter().any(|dir| bind.starts_with(dir));
+    binds
+        .filter(|bind| !is_shown(bind))
+        .map(|bind| (bind.clone(), bind.to_string_lossy().into_owned()))
+        .collect()
 }
 
 /// A directory of the host for inside, with its owner on disk.

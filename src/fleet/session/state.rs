@@ -13,8 +13,9 @@ use super::asks::{self, Asks};
 use super::measure::{self, Measured};
 use super::outbox::{After, Outbox};
 use super::{
-    CheckResult, Item, Limited, PrepareError, Prepared, SessionMsg, TalkArgs, Tally, Work, prepare,
+    CheckResult, Item, Limited, PrepareError, Prepared, SessionRef, TalkArgs, Tally, Work, prepare,
 };
+use crate::config::hint::Evidence;
 use crate::config::{OnUnaskedDeny, SessionScope};
 use crate::dialect::{Command, Opening};
 use crate::fleet::channel::stderr::StderrLog;
@@ -25,6 +26,7 @@ use crate::fleet::setup::{PoolShared, Shared};
 use crate::journal::{TaskChange, Write};
 use crate::lifecycle::state::SlotEvent;
 use crate::lifecycle::watch::Expired;
+use crate::limits::ASKS_PER_POOL;
 use crate::model::{AgentInfo, Ask, AskId, Decision, Event, Foreign, TurnOutcome, Usage};
 use crate::relay::LimitWatch;
 use crate::telemetry::event::child::ChildReady;
@@ -57,7 +59,7 @@ pub(super) enum Phase {
 
 /// Its state.
 pub(crate) struct SessionState {
-    pub(super) myself: ActorRef<SessionMsg>,
+    pub(super) myself: SessionRef,
     pub(super) pool_ref: ActorRef<PoolMsg>,
     pub(super) shared: Arc<Shared>,
     pub(super) pool: Arc<PoolShared>,
@@ -397,6 +399,7 @@ impl SessionState {
             }
             Some((wanted, why)) => (wanted, Some(why)),
         };
+        let detail = detail.map(|detail| self.hinted(outcome, detail));
         self.turn = Some(outcome);
         self.turn_detail.clone_from(&detail);
         self.phase = Phase::Ending;
@@ -420,6 +423,28 @@ impl SessionState {
         }
     }
 
+    /// Why a turn failed, with the hint that fits.
+    fn hinted(&self, outcome: TurnOutcome, detail: String) -> String {
+        if outcome != TurnOutcome::Failed {
+            return detail;
+        }
+        let log = self.shared.slots.log(&self.work.slot);
+        // What earlier turns wrote to stderr says nothing of this one.
+        let log = log.filter(|_| self.scope == SessionScope::Task);
+        let stderr = log.map(StderrLog::tail).unwrap_or_default();
+        let evidence = Evidence {
+            agent: &self.pool.config.agent,
+            launcher: self.pool.config.launcher,
+            status: None,
+            messages: &[&detail, self.tally.last_error()],
+            stderr: &stderr,
+        };
+        match self.shared.config.hints.find(&evidence) {
+            Some(hint) => format!("{detail}; hint: {}", hint.text),
+            None => detail,
+        }
+    }
+
     pub(super) fn count_turn(&self, outcome: TurnOutcome) {
         TurnEnded {
             slot: &self.work.slot,
@@ -438,10 +463,11 @@ impl SessionState {
         let at = asks::At {
             is_read_only,
             has_approver: self.talk.is_some(),
+            is_full: self.pool.asks_waiting() >= ASKS_PER_POOL,
         };
         let decided = asks::decide(&self.pool, prepared, &self.work, &ask, asks, at);
         if decided.verdict.decision == Decision::Ask {
-            return self.to_a_person(ask, decided);
+            return self.ask_a_person(ask, decided);
         }
         self.tally.decided(&decided);
         decided.record(&ask, &mut self.outbox);
