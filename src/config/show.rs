@@ -4,9 +4,10 @@
 //! where it is shown; everything here is safe to show. Every structure is taken apart in full, so
 //! that no new key can be forgotten.
 
-use std::collections::BTreeMap;
+mod routes;
 mod ssh;
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -18,8 +19,8 @@ use super::hint::Hint;
 use super::presets::{self, Preset};
 use super::route_table;
 use super::types::{
-    AskConfig, Config, Env, Extractor, JournalRules, Launcher, Pool, RateLimit, Restart, Route,
-    RoutePort, RouteTimeouts, Sandbox, StopWaits, Supervisor, Timeouts, Workspace,
+    AskConfig, Config, Env, Extractor, JournalRules, Launcher, Pool, Restart, Route, Sandbox,
+    StopWaits, Supervisor, Timeouts, Workspace,
 };
 use super::units::{show_duration, show_size};
 use crate::model::foreign;
@@ -96,7 +97,7 @@ impl Config {
                 .iter()
                 .map(|(name, profile)| sandbox(name, profile)),
         );
-        tables.extend(self.shown_routes(routes).map(route));
+        tables.extend(self.shown_routes(routes).map(routes::route));
         tables.extend(policies.iter().map(|(name, file)| {
             let mut table = Shown::new(&["policy", name]);
             table.put("file", path(file));
@@ -284,7 +285,7 @@ fn pool(pool: &Pool) -> Shown {
         Some(far) => ssh::put(&mut table, far),
         None => table.put("network", network.word()),
     }
-    routes_of(&mut table, routes);
+    routes::of_pool(&mut table, routes);
     table.put("policy", policy.as_str());
     table.put("guard", guard.word());
     table.put("guard_off", *guard_off);
@@ -307,7 +308,7 @@ fn pool(pool: &Pool) -> Shown {
     restart(&mut table, of_restart);
     timeouts(&mut table, of_timeouts);
     stop(&mut table, *of_stop);
-    rate_limit(&mut table, *of_rate_limit);
+    routes::rate_limit(&mut table, *of_rate_limit);
     let AskConfig {
         timeout,
         on_timeout,
@@ -315,25 +316,6 @@ fn pool(pool: &Pool) -> Shown {
     table.put("ask.timeout", show_duration(*timeout));
     table.put("ask.on_timeout", on_timeout.word());
     table
-}
-
-/// The key is absent where there are none.
-fn routes_of(table: &mut Shown, routes: &[RoutePort]) {
-    if !routes.is_empty() {
-        let names: Vec<String> = routes.iter().map(|route| route.name.clone()).collect();
-        table.put("routes", texts(&names));
-    }
-}
-
-fn rate_limit(table: &mut Shown, pauses: RateLimit) {
-    let RateLimit {
-        pause,
-        max,
-        give_up,
-    } = pauses;
-    for (key, time) in [("pause", pause), ("max", max), ("give_up", give_up)] {
-        table.put(&format!("rate_limit.{key}"), show_duration(time));
-    }
 }
 
 /// What is the preset's own is left out: it is no secret, whatever it is called.
@@ -476,56 +458,6 @@ fn sandbox(name: &str, profile: &Sandbox) -> Shown {
     table.put("proc", proc_mode.word());
     table.put("limits.nofile", integer(*nofile));
     table.put("limits.fsize", show_size(*fsize));
-    table
-}
-
-fn route(route: &Route) -> Shown {
-    let Route {
-        name,
-        upstream,
-        header,
-        prefix,
-        secret,
-        allow,
-        query,
-        port,
-        body_max,
-        server_tools,
-        ca,
-        connections,
-        timeouts,
-    } = route;
-    let RouteTimeouts {
-        connect,
-        request,
-        answer,
-        idle,
-    } = timeouts;
-    let mut table = Shown::new(&["route", name]);
-    table.put("upstream", upstream.to_string());
-    table.put("header", header.as_str());
-    table.put("prefix", prefix.as_str());
-    if secret.is_some() {
-        table.put("secret", HIDDEN);
-    }
-    let lines: Vec<String> = allow.iter().map(ToString::to_string).collect();
-    table.put("allow", texts(&lines));
-    table.put("query", texts(query));
-    table.put("port", i64::from(*port));
-    table.put("body_max", show_size(*body_max));
-    table.put("server_tools", *server_tools);
-    if let Some(ca) = ca {
-        table.put("ca", path(&ca.path));
-    }
-    table.put("connections", i64::from(*connections));
-    for (key, time) in [
-        ("connect", connect),
-        ("request", request),
-        ("answer", answer),
-        ("idle", idle),
-    ] {
-        table.put(&format!("timeouts.{key}"), show_duration(*time));
-    }
     table
 }
 

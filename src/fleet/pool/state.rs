@@ -210,11 +210,11 @@ impl PoolState {
         };
         let probe = work.probe.then(|| session.clone());
         let slot_id = slot.id.clone();
+        let actor = self.give(work, kept);
         if probe.is_some() {
             self.pause.probing();
             self.probe = probe;
         }
-        let actor = self.give(work, kept);
         self.shared.tell(Notice::Assigned {
             run: task.run.clone(),
             task: task.spec.id.clone(),
