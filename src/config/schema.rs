@@ -20,10 +20,9 @@ fn rules(key: &str) -> Value {
         "" => json!({"required": ["pool"]}),
         "pool" => json!({"minProperties": 1}),
         "pool.NAME" => json!({"oneOf": [{"required": ["agent"]}, {"required": ["command"]}]}),
-        "pool.NAME.command" => json!({"minItems": 1}),
         "pool.NAME.ssh" => json!({"required": ["host", "workspace"]}),
         "hint[]" => json!({"required": ["pattern", "text"]}),
-        "pool.NAME.routes" | "route.NAME.allow" => json!({"minItems": 1}),
+        "pool.NAME.command" | "pool.NAME.routes" | "route.NAME.allow" => json!({"minItems": 1}),
         "policy.NAME" => json!({"required": ["file"]}),
         _ => json!({}),
     }

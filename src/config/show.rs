@@ -4,9 +4,9 @@
 //! where it is shown; everything here is safe to show. Every structure is taken apart in full, so
 //! that no new key can be forgotten.
 
-use std::collections::BTreeMap;
 mod ssh;
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -238,15 +238,7 @@ fn pool(pool: &Pool) -> Shown {
     } = pool;
     let mut table = Shown::new(&["pool", name.as_str()]);
     table.put("size", i64::from(*size));
-    if presets::is_command(agent, command, model.is_some()) {
-        let words = foreign::show(&command.join(" "), 1000);
-        table
-            .remarks
-            .push(format!("{agent} is the command: {words}"));
-        table.put("agent", agent.as_str());
-    } else {
-        table.put("command", texts(command));
-    }
+    agent_of(&mut table, agent, command, model.is_some());
     if let Some(model) = model {
         table.put("model", model.as_str());
     }
@@ -265,10 +257,7 @@ fn pool(pool: &Pool) -> Shown {
     if *launcher == Launcher::Unshare {
         table.put("sandbox", sandbox.as_str());
     }
-    match far {
-        Some(far) => ssh::put(&mut table, far),
-        None => table.put("network", network.word()),
-    }
+    ssh::put(&mut table, far.as_deref(), *network);
     if !routes.is_empty() {
         let names: Vec<String> = routes.iter().map(|route| route.name.clone()).collect();
         table.put("routes", texts(&names));
@@ -277,16 +266,8 @@ fn pool(pool: &Pool) -> Shown {
     table.put("guard", guard.word());
     table.put("guard_off", *guard_off);
     table.put("on_unasked_deny", on_unasked_deny.word());
-    let Workspace { path: work, mode } = workspace;
     if far.is_none() {
-        table.put("workspace.path", path(work));
-        table.put("workspace.mode", mode.word());
-    }
-    let files = home_files
-        .iter()
-        .map(|(name, file)| (name.clone(), path(file)));
-    if far.is_none() {
-        table.put_named("home_files", files.collect());
+        files_of(&mut table, workspace, home_files);
     }
     table.put("session", session.word());
     table.put("attempts", i64::from(*attempts));
@@ -310,6 +291,29 @@ fn pool(pool: &Pool) -> Shown {
     table.put("ask.timeout", show_duration(*timeout));
     table.put("ask.on_timeout", on_timeout.word());
     table
+}
+
+/// The agent by its name, if its command is the preset's.
+fn agent_of(table: &mut Shown, agent: &str, command: &[String], has_model: bool) {
+    if presets::is_command(agent, command, has_model) {
+        let words = foreign::show(&command.join(" "), 1000);
+        let remark = format!("{agent} is the command: {words}");
+        table.remarks.push(remark);
+        table.put("agent", agent);
+    } else {
+        table.put("command", texts(command));
+    }
+}
+
+/// What a pool gets of this host's files.
+fn files_of(table: &mut Shown, workspace: &Workspace, home_files: &BTreeMap<String, PathBuf>) {
+    let Workspace { path: work, mode } = workspace;
+    table.put("workspace.path", path(work));
+    table.put("workspace.mode", mode.word());
+    let files = home_files
+        .iter()
+        .map(|(name, file)| (name.clone(), path(file)));
+    table.put_named("home_files", files.collect());
 }
 
 fn env_of(table: &mut Shown, env: &Env) {

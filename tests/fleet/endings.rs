@@ -9,8 +9,7 @@ use serde_json::Value;
 use crate::drill::{Drill, eventually};
 
 /// An agent of a few lines of shell that greets as ScaiFlux does and begins the turn.
-const GREETING: &str = r#"#!/bin/sh
-printf '%s\n' '{"type":"ready","protocol":1,"version":"1","session_id":"s","model":"m","mode":"prompt","tools":[],"context_window":1000,"max_tokens":100,"gadgets":[]}'
+const GREETING: &str = r#"printf '%s\n' '{"type":"ready","protocol":1,"version":"1","session_id":"s","model":"m","mode":"prompt","tools":[],"context_window":1000,"max_tokens":100,"gadgets":[]}'
 "#;
 const BEGINS: &str = r#"read -r prompt
 printf '%s\n' '{"type":"turn_started","turn_id":"t"}'
@@ -20,7 +19,7 @@ fn drill(agent: &str, more: &str) -> Drill {
     let drill = Drill::new(&format!(
         r#"
 [pool.demo]
-command   = ["sh", "project/agent.sh"]
+command   = ["sh", "agent.sh"]
 launcher  = "none"
 workspace = {{ path = "project", mode = "rw" }}
 restart   = {{ budget = 0 }}
@@ -29,11 +28,7 @@ env       = {{ set = {{ DRILL = "MARK" }} }}
 {more}
 "#
     ));
-    let script = format!("cd \"${{0%/*}}\" 2>/dev/null\n{agent}");
-    fs::write(drill.workspace().join("agent.sh"), script).expect("agent.sh");
-    let text = fs::read_to_string(drill.config()).expect("supervisor.toml");
-    let path = drill.workspace().join("agent.sh").display().to_string();
-    fs::write(drill.config(), text.replace("project/agent.sh", &path)).expect("supervisor.toml");
+    fs::write(drill.workspace().join("agent.sh"), agent).expect("agent.sh");
     drill
 }
 
@@ -66,7 +61,10 @@ fn an_output_that_ends_while_the_process_lives_ends_the_turn() {
     let agent = format!("{GREETING}{BEGINS}exec >&-; trap '' INT TERM; while :; do sleep 1; done");
     let (result, _) = one(&drill(&agent, ""), "say hello");
     assert_eq!(result["outcome"], "lost", "{result}");
-    assert!(detail(&result).contains("closed its stdout and went on running"), "{result}");
+    assert!(
+        detail(&result).contains("closed its stdout and went on running"),
+        "{result}"
+    );
 }
 
 #[test]
@@ -80,7 +78,10 @@ fn a_process_that_ends_leaves_its_last_fifty_words() {
     assert!(detail(&result).contains("exit code 7"), "{result}");
     let exited = events.iter().find(|event| event["kind"] == "child_exited");
     let text = exited.expect("its end").to_string();
-    assert!(text.contains("word 31\"") && text.contains("word 80\""), "{text}");
+    assert!(
+        text.contains("word 31\"") && text.contains("word 80\""),
+        "{text}"
+    );
     assert!(!text.contains("word 30\""), "{text}");
     let session = result["session"].as_str().expect("a session");
     let shown = drill.run(&["show", session]);
@@ -91,8 +92,14 @@ fn a_process_that_ends_leaves_its_last_fifty_words() {
 fn a_stdin_that_takes_nothing_more_ends_the_child() {
     let agent = format!("exec 0<&-\n{GREETING}trap '' INT TERM; while :; do sleep 1; done");
     let (result, _) = one(&drill(&agent, ""), &"x".repeat(100_000));
-    assert_eq!(result["outcome"], "failed", "its prompt was never written: {result}");
-    assert!(detail(&result).contains("closed its stdin and went on running"), "{result}");
+    assert_eq!(
+        result["outcome"], "failed",
+        "its prompt was never written: {result}"
+    );
+    assert!(
+        detail(&result).contains("closed its stdin and went on running"),
+        "{result}"
+    );
 }
 
 #[test]
@@ -117,7 +124,15 @@ fn a_files_own_hint_goes_first_and_fits_errors_that_end_a_turn() {
     let own = "[[hint]]\npattern = \"group quota\"\nwhere = \"message\"\ntext = \"ask the lab for more\"\n";
     let (result, events) = one(&drill(&agent, own), "say hello");
     assert_eq!(result["outcome"], "failed", "{result}");
-    assert!(detail(&result).contains("hint: ask the lab for more"), "{result}");
+    assert!(
+        detail(&result).contains("hint: ask the lab for more"),
+        "{result}"
+    );
     let ended = events.iter().find(|event| event["kind"] == "turn_ended");
-    assert!(ended.expect("its end").to_string().contains("ask the lab for more"));
+    assert!(
+        ended
+            .expect("its end")
+            .to_string()
+            .contains("ask the lab for more")
+    );
 }

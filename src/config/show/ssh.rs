@@ -1,10 +1,14 @@
 //! The keys of `ssh` with their values.
 
 use super::{Shown, path};
-use crate::config::types::{FarWalls, Ssh};
+use crate::config::types::{FarWalls, Network, Ssh};
 use crate::config::units::show_duration;
 
-pub(super) fn put(table: &mut Shown, ssh: &Ssh) {
+/// What an agent reaches: the far end with what stands there, or the network of here.
+pub(super) fn put(table: &mut Shown, far: Option<&Ssh>, network: Network) {
+    let Some(ssh) = far else {
+        return table.put("network", network.word());
+    };
     let Ssh {
         host,
         user,
