@@ -15,11 +15,11 @@ use toml::{Table, Value};
 
 use super::environment::{self, HIDDEN};
 use super::hint::Hint;
-use super::presets;
+use super::presets::{self, Preset};
 use super::route_table;
 use super::types::{
     AskConfig, Config, Env, Extractor, JournalRules, Launcher, Pool, RateLimit, Restart, Route,
-    RouteTimeouts, Sandbox, StopWaits, Supervisor, Timeouts, Workspace,
+    RouteTimeouts, Sandbox, StopWaits, Supervisor, Timeouts,
 };
 use super::units::{show_duration, show_size};
 use crate::model::foreign;
@@ -54,6 +54,13 @@ impl Shown {
     fn put(&mut self, key: &str, value: impl Into<Value>) {
         let parts = key.split('.').map(str::to_owned).collect();
         self.entries.push((parts, value.into()));
+    }
+
+    /// Adds a key that need not be there.
+    fn put_some(&mut self, key: &str, value: Option<impl Into<Value>>) {
+        if let Some(value) = value {
+            self.put(key, value);
+        }
     }
 
     /// Adds a table whose keys the file chose.
@@ -212,6 +219,11 @@ fn pool(pool: &Pool) -> Shown {
         session,
         dialect,
         agent,
+        is_preset,
+        own_command,
+        agent_dir,
+        // Found anew wherever the file is read.
+        program: _,
         model,
         mode,
         asks,
@@ -225,6 +237,8 @@ fn pool(pool: &Pool) -> Shown {
         policy,
         workspace,
         home_files,
+        // Of the agent.
+        home_texts: _,
         attempts,
         check,
         env,
@@ -238,13 +252,23 @@ fn pool(pool: &Pool) -> Shown {
     } = pool;
     let mut table = Shown::new(&["pool", name.as_str()]);
     table.put("size", i64::from(*size));
-    agent_of(&mut table, agent, command, model.is_some());
-    if let Some(model) = model {
-        table.put("model", model.as_str());
+    let known = presets::preset(agent);
+    let is_usual = known.is_some_and(|preset| preset.is_command(command, model.is_some()));
+    if is_usual && !*own_command {
+        let words = foreign::show(&command.join(" "), 1000);
+        let remark = format!("{agent} is the command: {words}");
+        table.remarks.push(remark);
     }
-    if let Some(mode) = mode {
-        table.put("mode", mode.as_str());
+    if *is_preset {
+        table.put("agent", agent.as_str());
     }
+    if !*is_preset || *own_command {
+        table.put("command", texts(command));
+    }
+    let dir = agent_dir.as_deref().map(path);
+    table.put_some("agent_dir", dir);
+    table.put_some("model", model.as_deref());
+    table.put_some("mode", mode.as_deref());
     table.put("resume_args", texts(resume_args));
     table.put("dialect", dialect.word());
     table.put("asks", asks.word());
@@ -267,12 +291,12 @@ fn pool(pool: &Pool) -> Shown {
     table.put("guard_off", *guard_off);
     table.put("on_unasked_deny", on_unasked_deny.word());
     if far.is_none() {
-        files_of(&mut table, workspace, home_files);
+        ssh::files_of(&mut table, workspace, home_files);
     }
     table.put("session", session.word());
     table.put("attempts", i64::from(*attempts));
     table.put("check", texts(check));
-    env_of(&mut table, env);
+    env_of(&mut table, env, known.filter(|_| *is_preset));
     restart(&mut table, of_restart);
     timeouts(&mut table, of_timeouts);
     stop(&mut table, *of_stop);
@@ -293,30 +317,8 @@ fn pool(pool: &Pool) -> Shown {
     table
 }
 
-/// The agent by its name, if its command is the preset's.
-fn agent_of(table: &mut Shown, agent: &str, command: &[String], has_model: bool) {
-    if presets::is_command(agent, command, has_model) {
-        let words = foreign::show(&command.join(" "), 1000);
-        let remark = format!("{agent} is the command: {words}");
-        table.remarks.push(remark);
-        table.put("agent", agent);
-    } else {
-        table.put("command", texts(command));
-    }
-}
-
-/// What a pool gets of this host's files.
-fn files_of(table: &mut Shown, workspace: &Workspace, home_files: &BTreeMap<String, PathBuf>) {
-    let Workspace { path: work, mode } = workspace;
-    table.put("workspace.path", path(work));
-    table.put("workspace.mode", mode.word());
-    let files = home_files
-        .iter()
-        .map(|(name, file)| (name.clone(), path(file)));
-    table.put_named("home_files", files.collect());
-}
-
-fn env_of(table: &mut Shown, env: &Env) {
+/// What is the preset's own is left out: it is no secret, whatever it is called.
+fn env_of(table: &mut Shown, env: &Env, preset: Option<&Preset>) {
     let Env {
         pass,
         set,
@@ -324,7 +326,12 @@ fn env_of(table: &mut Shown, env: &Env) {
         path_add,
     } = env;
     table.put("env.pass", texts(pass));
-    let plain = set.iter().map(|(name, value)| {
+    let is_own = |name: &str, value: &str| {
+        let says = |preset: &Preset| preset.says(&["env", "set", name], true);
+        preset.and_then(says).is_some_and(|says| says == value)
+    };
+    let plain = set.iter().filter(|(name, value)| !is_own(name, value));
+    let plain = plain.map(|(name, value)| {
         let hide = environment::is_secretive(name);
         (name.clone(), text(if hide { HIDDEN } else { value }))
     });

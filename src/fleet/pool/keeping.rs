@@ -5,15 +5,13 @@
 
 use std::sync::Arc;
 
-use ractor::{ActorRef, ActorRuntime};
-
 use super::slot::Kept;
 use super::state::PoolState;
 use crate::config::RestartKind;
 use crate::fleet::channel::ChannelEnd;
 use crate::fleet::clock::now_us;
 use crate::fleet::session::{
-    Attempt, Session, SessionArgs, SessionMsg, Stays, StoredSession, Work,
+    self, Attempt, SessionArgs, SessionMsg, SessionRef, Stays, StoredSession, Work,
 };
 use crate::journal::Write;
 use crate::lifecycle::state::SlotEvent;
@@ -21,41 +19,29 @@ use crate::model::{ExitStatus, SessionId, SlotState};
 
 impl PoolState {
     /// Gives work to the session that waits for it, or to a new one.
-    pub(super) fn give(
-        &self,
-        work: Work,
-        kept: Option<Kept>,
-    ) -> Result<ActorRef<SessionMsg>, String> {
+    pub(super) fn give(&self, work: Work, kept: Option<Kept>) -> SessionRef {
         match kept {
             // One whose actor is gone says so by its end; the task is then seen to be lost.
             Some(Kept::Waiting { actor, .. } | Kept::Closing { actor, .. }) => {
                 let _ = actor.send_message(SessionMsg::Next(Box::new(work)));
-                Ok(actor)
+                actor
             }
             Some(Kept::Stored(stored)) => self.begin(work, Some(stored)),
             None => self.begin(work, None),
         }
     }
 
-    fn begin(
-        &self,
-        work: Work,
-        stored: Option<StoredSession>,
-    ) -> Result<ActorRef<SessionMsg>, String> {
+    fn begin(&self, work: Work, stored: Option<StoredSession>) -> SessionRef {
         let slot = self.slots.get(usize::from(work.slot.index));
         let held = slot.and_then(|slot| slot.held.as_ref());
-        let args = Box::new(SessionArgs {
+        session::start(SessionArgs {
             pool_ref: self.myself.clone(),
             shared: Arc::clone(&self.shared),
             pool: Arc::clone(&self.pool),
             talk: held.map(super::talk::Held::args),
             work,
             stored,
-        });
-        let cell = self.myself.get_cell();
-        ActorRuntime::spawn_linked_instant(None, Session, args, cell)
-            .map(|(actor, _)| actor)
-            .map_err(|error| error.to_string())
+        })
     }
 
     /// What becomes of a session that waits after its task: it goes on if its child lives, or if
