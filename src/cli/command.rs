@@ -146,8 +146,11 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
             Ok(state) => session::show(&state, name, cli.json, &mut streams),
             Err(exit) => exit,
         },
-        Command::ScriptAgent(_) | Command::Sandbox { .. } => Exit::Usage, // taken before the runtime
-        Command::ScriptModel(_) | Command::Agents(_) => Exit::Usage, // taken before the configuration
+        // Taken before the runtime, or before the configuration.
+        Command::ScriptAgent(_)
+        | Command::Sandbox { .. }
+        | Command::ScriptModel(_)
+        | Command::Agents(_) => Exit::Usage,
     }
 }
 

@@ -125,7 +125,7 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
     let guard = section.word("guard", &[]);
     let guard_off = section.boolean("guard_off");
     let attempts = section.integer("attempts", 1..=limits::ATTEMPTS);
-    let (mut workspace, path, mode) = workspace(&section, context.dir);
+    let (workspace, path, mode) = workspace(&section, context.dir);
     let (restart, on_crash) = waits::restart(&section.section("restart"));
     let blame = Blame {
         program: agent.program.clone(),
@@ -141,18 +141,9 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         attempts_faulty: attempts.is_none() && section.item("attempts").is_some(),
     };
     let launcher = value(launcher, Launcher::Unshare);
-    let open = match launcher {
-        Launcher::Unshare => Network::None,
-        Launcher::None | Launcher::Ssh => Network::Host,
-    };
     let far = ssh::read(&section, context.dir, launcher);
-    if let Some(far) = &far {
-        workspace = ssh::workspace(far);
-    }
-    let mut env = environment::read(&section.section("env"), context.found, context.dir);
-    if far.is_some() && section.section("env").item("path_add").is_none() {
-        env.path_add = ssh::PATH_ADD.iter().map(PathBuf::from).collect();
-    }
+    let env = environment::read(&section.section("env"), context.found, context.dir);
+    let (workspace, env) = ssh::instead(&section, far.as_deref(), workspace, env);
     let size_place = place(size.as_ref(), &section.place);
     let Agent { name, .. } = &agent;
     let pool = Pool {
@@ -174,7 +165,7 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         launcher,
         ssh: far,
         sandbox: profile(&section, launcher, context),
-        network: value(network, open),
+        network: value(network, open_network(launcher)),
         routes: routes(&section, context),
         rate_limit: waits::rate_limit(&section.section("rate_limit")),
         policy: policy(&section, context),
@@ -200,6 +191,14 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         size: size_place,
         workspace: path,
     })
+}
+
+/// What a pool reaches that does not say.
+const fn open_network(launcher: Launcher) -> Network {
+    match launcher {
+        Launcher::Unshare => Network::None,
+        Launcher::None | Launcher::Ssh => Network::Host,
+    }
 }
 
 fn value<T>(found: Option<Found<T>>, default: T) -> T {

@@ -12,6 +12,7 @@ use serde::Deserialize;
 use toml::de::{DeTable, DeValue};
 
 use super::table::{Section, one_of};
+use super::types::Launcher;
 
 /// The built-in presets: name and text.
 const PRESETS: &[(&str, &str)] = &[
@@ -67,6 +68,9 @@ pub struct Preset {
     /// `[pool]`.
     #[serde(skip)]
     plain: DeTable<'static>,
+    /// `plain` without what only this host can give: for a far end.
+    #[serde(skip)]
+    far: DeTable<'static>,
     /// `[pool]` and `[routed]`.
     #[serde(skip)]
     routed: DeTable<'static>,
@@ -123,7 +127,11 @@ pub(super) fn beneath(pool: Section<'_>) -> (Section<'_>, Option<&'static Preset
     let network = pool.item("network");
     let network = network.and_then(|item| plain_text(item.value()));
     let is_routed = network.map_or_else(|| preset.is_routed(), |network| network == ROUTES);
-    let table = if is_routed {
+    let launcher = pool.item("launcher");
+    let launcher = launcher.and_then(|item| plain_text(item.value()));
+    let table = if launcher.is_some_and(|word| word == Launcher::Ssh.word()) {
+        &preset.far
+    } else if is_routed {
         &preset.routed
     } else {
         &preset.plain
@@ -210,6 +218,9 @@ impl Preset {
     }
 }
 
+/// Keys that a pool at a far end has not.
+const OF_THIS_HOST: &[&str] = &["home_files", "network", "routes", "sandbox", "workspace"];
+
 fn read(name: &'static str, text: &'static str) -> Result<Preset, String> {
     let mut preset: Preset = toml::from_str(text).map_err(|error| error.to_string())?;
     let (tree, errors) = DeTable::parse_recoverable(text);
@@ -222,6 +233,10 @@ fn read(name: &'static str, text: &'static str) -> Result<Preset, String> {
     };
     preset.name = name;
     preset.plain = table("pool");
+    preset.far = table("pool");
+    for key in OF_THIS_HOST {
+        preset.far.remove(*key);
+    }
     preset.routed = table("pool");
     lay_over(&mut preset.routed, table("routed"));
     Ok(preset)

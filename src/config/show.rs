@@ -20,7 +20,7 @@ use super::presets::{self, Preset};
 use super::route_table;
 use super::types::{
     AskConfig, Config, Env, Extractor, JournalRules, Launcher, Pool, Restart, Route, Sandbox,
-    StopWaits, Supervisor, Timeouts, Workspace,
+    StopWaits, Supervisor, Timeouts,
 };
 use super::units::{show_duration, show_size};
 use crate::model::foreign;
@@ -55,6 +55,13 @@ impl Shown {
     fn put(&mut self, key: &str, value: impl Into<Value>) {
         let parts = key.split('.').map(str::to_owned).collect();
         self.entries.push((parts, value.into()));
+    }
+
+    /// Adds a key that need not be there.
+    fn put_some(&mut self, key: &str, value: Option<impl Into<Value>>) {
+        if let Some(value) = value {
+            self.put(key, value);
+        }
     }
 
     /// Adds a table whose keys the file chose.
@@ -250,9 +257,8 @@ fn pool(pool: &Pool) -> Shown {
     let is_usual = known.is_some_and(|preset| preset.is_command(command, model.is_some()));
     if is_usual && !*own_command {
         let words = foreign::show(&command.join(" "), 1000);
-        table
-            .remarks
-            .push(format!("{agent} is the command: {words}"));
+        let remark = format!("{agent} is the command: {words}");
+        table.remarks.push(remark);
     }
     if *is_preset {
         table.put("agent", agent.as_str());
@@ -260,15 +266,10 @@ fn pool(pool: &Pool) -> Shown {
     if !*is_preset || *own_command {
         table.put("command", texts(command));
     }
-    if let Some(dir) = agent_dir {
-        table.put("agent_dir", path(dir));
-    }
-    if let Some(model) = model {
-        table.put("model", model.as_str());
-    }
-    if let Some(mode) = mode {
-        table.put("mode", mode.as_str());
-    }
+    let dir = agent_dir.as_deref().map(path);
+    table.put_some("agent_dir", dir);
+    table.put_some("model", model.as_deref());
+    table.put_some("mode", mode.as_deref());
     table.put("resume_args", texts(resume_args));
     table.put("dialect", dialect.word());
     table.put("asks", asks.word());
@@ -281,25 +282,14 @@ fn pool(pool: &Pool) -> Shown {
     if *launcher == Launcher::Unshare {
         table.put("sandbox", sandbox.as_str());
     }
-    match far {
-        Some(far) => ssh::put(&mut table, far),
-        None => table.put("network", network.word()),
-    }
+    ssh::put(&mut table, far.as_deref(), *network);
     routes::of_pool(&mut table, routes);
     table.put("policy", policy.as_str());
     table.put("guard", guard.word());
     table.put("guard_off", *guard_off);
     table.put("on_unasked_deny", on_unasked_deny.word());
-    let Workspace { path: work, mode } = workspace;
     if far.is_none() {
-        table.put("workspace.path", path(work));
-        table.put("workspace.mode", mode.word());
-    }
-    let files = home_files
-        .iter()
-        .map(|(name, file)| (name.clone(), path(file)));
-    if far.is_none() {
-        table.put_named("home_files", files.collect());
+        ssh::files_of(&mut table, workspace, home_files);
     }
     table.put("session", session.word());
     table.put("attempts", i64::from(*attempts));

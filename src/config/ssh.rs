@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::error::quoted;
 use super::paths;
 use super::table::{Found, Item, Place, Section, word};
-use super::types::{Guard, Launcher, Pool, WorkspaceMode};
+use super::types::{Env, Guard, Launcher, Pool, Workspace, WorkspaceMode};
 use crate::limits;
 
 word!(FarMode, FarNetwork);
@@ -100,7 +100,7 @@ const PROGRAM_PATTERN: &str = r"^[A-Za-z0-9._/][A-Za-z0-9._/+-]{0,254}$";
 /// Directories that are put before PATH at the far end where the pool names none: a shell that no
 /// person logged in to reads no profile, so that what was installed for a user or by a package
 /// manager is not found.
-pub(super) const PATH_ADD: &[&str] = &["$HOME/.local/bin", "/opt/homebrew/bin", "/usr/local/bin"];
+const PATH_ADD: &[&str] = &["$HOME/.local/bin", "/opt/homebrew/bin", "/usr/local/bin"];
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
@@ -322,12 +322,25 @@ pub(super) fn agree(section: &Section<'_>, pool: &Pool, found: bool) {
     }
 }
 
-/// What stands in the place of a workspace of this host: nothing of it is read or written here.
-pub(super) fn workspace(ssh: &Ssh) -> super::types::Workspace {
-    super::types::Workspace {
+/// What a pool at a far end has in the place of a workspace of this host, of which nothing is read or
+/// written here, and the PATH that it has if it does not say.
+pub(super) fn instead(
+    section: &Section<'_>,
+    far: Option<&Ssh>,
+    workspace: Workspace,
+    mut env: Env,
+) -> (Workspace, Env) {
+    let Some(ssh) = far else {
+        return (workspace, env);
+    };
+    if section.section("env").item("path_add").is_none() {
+        env.path_add = PATH_ADD.iter().map(PathBuf::from).collect();
+    }
+    let there = Workspace {
         path: PathBuf::from(&ssh.workspace),
         mode: WorkspaceMode::Ro,
-    }
+    };
+    (there, env)
 }
 
 /// The profile's name, which such a pool must not have.

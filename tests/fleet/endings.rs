@@ -9,8 +9,7 @@ use serde_json::Value;
 use crate::drill::{Drill, eventually};
 
 /// An agent of a few lines of shell that greets as ScaiFlux does and begins the turn.
-const GREETING: &str = r#"#!/bin/sh
-printf '%s\n' '{"type":"ready","protocol":1,"version":"1","session_id":"s","model":"m","mode":"prompt","tools":[],"context_window":1000,"max_tokens":100,"gadgets":[]}'
+const GREETING: &str = r#"printf '%s\n' '{"type":"ready","protocol":1,"version":"1","session_id":"s","model":"m","mode":"prompt","tools":[],"context_window":1000,"max_tokens":100,"gadgets":[]}'
 "#;
 const BEGINS: &str = r#"read -r prompt
 printf '%s\n' '{"type":"turn_started","turn_id":"t"}'
@@ -20,7 +19,7 @@ fn drill(agent: &str, more: &str) -> Drill {
     let drill = Drill::new(&format!(
         r#"
 [pool.demo]
-command   = ["sh", "project/agent.sh"]
+command   = ["sh", "agent.sh"]
 launcher  = "none"
 workspace = {{ path = "project", mode = "rw" }}
 restart   = {{ budget = 0 }}
@@ -29,11 +28,7 @@ env       = {{ set = {{ DRILL = "MARK" }} }}
 {more}
 "#
     ));
-    let script = format!("cd \"${{0%/*}}\" 2>/dev/null\n{agent}");
-    fs::write(drill.workspace().join("agent.sh"), script).expect("agent.sh");
-    let text = fs::read_to_string(drill.config()).expect("supervisor.toml");
-    let path = drill.workspace().join("agent.sh").display().to_string();
-    fs::write(drill.config(), text.replace("project/agent.sh", &path)).expect("supervisor.toml");
+    fs::write(drill.workspace().join("agent.sh"), agent).expect("agent.sh");
     drill
 }
 

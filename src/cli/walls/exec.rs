@@ -4,6 +4,7 @@
 //! once when whoever started this is gone. Must not know what the walls are made of.
 
 use std::future::pending;
+use std::io;
 use std::time::Duration;
 
 use rustix::process::{Signal as Death, getppid, set_parent_process_death_signal};
@@ -16,7 +17,9 @@ use super::{ExecArgs, NO_WALLS};
 use crate::cli::signals::{Signal, Signals};
 use crate::cli::streams::Streams;
 use crate::config::{Config, HOME_OF_CHILD, OWN_PROGRAM, StopWaits};
-use crate::launch::{self, Ended, KeeperHandle, LaunchPlan, SpawnError, Spawner, Step, Walls};
+use crate::launch::{
+    self, Ended, KeeperHandle, LaunchPlan, Launched, SpawnError, Spawner, Step, Walls,
+};
 use crate::sandbox;
 
 /// Its PATH, unless more is added.
@@ -77,41 +80,14 @@ pub(super) async fn exec(args: &ExecArgs, config: &Config, streams: &mut Streams
     for note in &launched.notes {
         fail(note);
     }
-    let waits = StopWaits {
-        goodbye: Duration::ZERO,
-        eof: args.eof_wait.0.unwrap_or_default(),
-        int: INT,
-        term: TERM,
-    };
-    let (keeper, ended) = launch::keep(launched.process, waits);
-    let pumps = (|| {
-        let own = Own::take()?;
-        let ends = Ends {
-            stdin: launched.stdin.into_blocking_fd()?,
-            stdout: launched.stdout.into_blocking_fd()?,
-            stderr: launched.stderr.into_blocking_fd()?,
-        };
-        pump::start(own, ends)
-    })();
-    let words = match pumps {
-        Ok(words) => words,
+    let ended = match watch(launched, args, &mut signals).await {
+        Ok(ended) => ended,
         Err(error) => return fail(&format!("input and output cannot be passed on: {error}")),
     };
-    let mut watched = Watched {
-        keeper,
-        words,
-        outputs: 2,
-        eof_wait: args.eof_wait.0,
-        until: None,
-    };
-    let ended = watched.to_the_end(ended, &mut signals).await;
-    watched.last_output(&mut signals).await;
     if let Some(copy) = &room.copy {
         copy.ended();
         let path = crate::cli::trust::shown(&copy.path);
-        streams.err.line(&format!(
-            "marshal: the copy of the workspace is kept: {path}"
-        ));
+        fail(&format!("the copy of the workspace is kept: {path}"));
     }
     match ended {
         Some(Ended {
@@ -119,18 +95,41 @@ pub(super) async fn exec(args: &ExecArgs, config: &Config, streams: &mut Streams
             survivors_left: 0,
             ..
         }) => u8::try_from(status.shell_code()).unwrap_or(NO_WALLS),
-        Some(Ended { survivors_left, .. }) if survivors_left > 0 => {
-            let why = format!("{survivors_left} processes of the command could not be killed");
-            streams.err.line(&format!("marshal: {why}"));
-            NO_WALLS
-        }
-        _ => {
-            streams
-                .err
-                .line("marshal: the walls were lost, and the command with them");
-            NO_WALLS
-        }
+        Some(Ended { survivors_left, .. }) if survivors_left > 0 => fail(&format!(
+            "{survivors_left} processes of the command could not be killed"
+        )),
+        _ => fail(&"the walls were lost, and the command with them"),
     }
+}
+
+/// Passes everything through until the command has ended; how it did.
+async fn watch(
+    launched: Launched,
+    args: &ExecArgs,
+    signals: &mut Signals,
+) -> io::Result<Option<Ended>> {
+    let waits = StopWaits {
+        goodbye: Duration::ZERO,
+        eof: args.eof_wait.0.unwrap_or_default(),
+        int: INT,
+        term: TERM,
+    };
+    let (keeper, ended) = launch::keep(launched.process, waits);
+    let ends = Ends {
+        stdin: launched.stdin.into_blocking_fd()?,
+        stdout: launched.stdout.into_blocking_fd()?,
+        stderr: launched.stderr.into_blocking_fd()?,
+    };
+    let mut watched = Watched {
+        keeper,
+        words: pump::start(Own::take()?, ends)?,
+        outputs: 2,
+        eof_wait: args.eof_wait.0,
+        until: None,
+    };
+    let ended = watched.until_it_ends(ended, signals).await;
+    watched.last_output(signals).await;
+    Ok(ended)
 }
 
 /// Until somebody wants the end.
@@ -206,7 +205,7 @@ struct Watched {
 }
 
 impl Watched {
-    async fn to_the_end(
+    async fn until_it_ends(
         &mut self,
         ended: oneshot::Receiver<Ended>,
         signals: &mut Signals,

@@ -1,10 +1,17 @@
-//! The keys of `ssh` with their values.
+//! Where an agent runs: the keys of its far end, or what it gets of this host's files.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use super::{Shown, path};
-use crate::config::types::{FarWalls, Ssh};
+use crate::config::types::{FarWalls, Network, Ssh, Workspace};
 use crate::config::units::show_duration;
 
-pub(super) fn put(table: &mut Shown, ssh: &Ssh) {
+/// What an agent reaches: the far end with what stands there, or the network of here.
+pub(super) fn put(table: &mut Shown, far: Option<&Ssh>, network: Network) {
+    let Some(ssh) = far else {
+        return table.put("network", network.word());
+    };
     let Ssh {
         host,
         user,
@@ -59,4 +66,19 @@ pub(super) fn put(table: &mut Shown, ssh: &Ssh) {
             table.put("ssh.home", home.as_str());
         }
     }
+}
+
+/// What a pool gets of this host's files.
+pub(super) fn files_of(
+    table: &mut Shown,
+    workspace: &Workspace,
+    home_files: &BTreeMap<String, PathBuf>,
+) {
+    let Workspace { path: work, mode } = workspace;
+    table.put("workspace.path", path(work));
+    table.put("workspace.mode", mode.word());
+    let files = home_files
+        .iter()
+        .map(|(name, file)| (name.clone(), path(file)));
+    table.put_named("home_files", files.collect());
 }

@@ -469,6 +469,19 @@ fn a_far_end_has_its_own_workspace_and_an_enriched_path() {
 }
 
 #[test]
+fn agents_that_are_built_in_run_at_far_ends_too() {
+    for agent in ["hermes", "codex", "claude", "scaiflux"] {
+        let text = format!(
+            "[pool.far]\nagent = \"{agent}\"\nlauncher = \"ssh\"\nssh = {{ host = \"h\", workspace = \"/w\" }}\n"
+        );
+        let config = accepted_by(&named(), &text);
+        assert_eq!(only(&config).agent, agent);
+        assert_eq!(only(&config).network, Network::Host);
+        assert!(only(&config).routes.is_empty());
+    }
+}
+
+#[test]
 fn hints_of_the_file_are_read_and_shown() {
     let text = file(
         "[[hint]]\npattern = 'a.*b'\ntext = \"try c\"\nwhere = \"stderr\"\nagent = \"codex\"\nlauncher = \"ssh\"\ncode = 3\nclass = \"rate_limited\"",

@@ -34,6 +34,9 @@ use crate::telemetry::event::permission::PermissionDecided;
 use crate::telemetry::event::turn::{TokensUsed, ToolCallEnded, TurnEnded, TurnFirstEvent};
 use crate::telemetry::sets::ToolOutcome;
 
+/// How wide an error of the agent's may be in a detail.
+const DETAIL_WIDTH: usize = 300;
+
 /// Where the session stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
@@ -399,7 +402,7 @@ impl SessionState {
             }
             Some((wanted, why)) => (wanted, Some(why)),
         };
-        let detail = detail.map(|detail| self.hinted(outcome, detail));
+        let detail = self.hinted(outcome, detail);
         self.turn = Some(outcome);
         self.turn_detail.clone_from(&detail);
         self.phase = Phase::Ending;
@@ -424,10 +427,12 @@ impl SessionState {
     }
 
     /// Why a turn failed, with the hint that fits.
-    fn hinted(&self, outcome: TurnOutcome, detail: String) -> String {
+    fn hinted(&self, outcome: TurnOutcome, detail: Option<String>) -> Option<String> {
         if outcome != TurnOutcome::Failed {
             return detail;
         }
+        let error = self.tally.last_error();
+        let detail = detail.unwrap_or_else(|| Foreign::from(error).show(DETAIL_WIDTH));
         let log = self.shared.slots.log(&self.work.slot);
         // What earlier turns wrote to stderr says nothing of this one.
         let log = log.filter(|_| self.scope == SessionScope::Task);
@@ -436,13 +441,16 @@ impl SessionState {
             agent: &self.pool.config.agent,
             launcher: self.pool.config.launcher,
             status: None,
-            messages: &[&detail, self.tally.last_error()],
+            messages: &[&detail, error],
             stderr: &stderr,
         };
-        match self.shared.config.hints.find(&evidence) {
-            Some(hint) => format!("{detail}; hint: {}", hint.text),
-            None => detail,
-        }
+        let hint = self.shared.config.hints.find(&evidence);
+        let parts = [
+            Some(detail).filter(|detail| !detail.is_empty()),
+            hint.map(|hint| format!("hint: {}", hint.text)),
+        ];
+        let parts: Vec<String> = parts.into_iter().flatten().collect();
+        (!parts.is_empty()).then(|| parts.join("; "))
     }
 
     pub(super) fn count_turn(&self, outcome: TurnOutcome) {

@@ -553,7 +553,10 @@ fn hermes_shows_what_it_runs_unasked_behind_a_prompt_sign() {
             "title": "terminal: x",
             "said": [{"type": "content", "content": {"type": "text", "text": text}}],
         });
-        hermes.extract("execute", &RawValue::from_string(input.to_string()).expect("JSON"))
+        hermes.extract(
+            "execute",
+            &RawValue::from_string(input.to_string()).expect("JSON"),
+        )
     };
     let shell = |command: &str| Request::Shell {
         command: command.to_owned(),
