@@ -299,13 +299,17 @@ fn pool(pool: &Pool) -> Shown {
     timeouts(&mut table, of_timeouts);
     stop(&mut table, *of_stop);
     routes::rate_limit(&mut table, *of_rate_limit);
+    ask(&mut table, of_ask);
+    table
+}
+
+fn ask(table: &mut Shown, of_ask: &AskConfig) {
     let AskConfig {
         timeout,
         on_timeout,
     } = of_ask;
     table.put("ask.timeout", show_duration(*timeout));
     table.put("ask.on_timeout", on_timeout.word());
-    table
 }
 
 /// What is the preset's own is left out: it is no secret, whatever it is called.

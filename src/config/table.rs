@@ -3,8 +3,9 @@
 //!
 //! Must not know what any key means.
 
+mod ledger;
+
 use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::ops::{Range, RangeInclusive};
 use std::time::Duration;
@@ -12,73 +13,12 @@ use std::time::Duration;
 use toml::Spanned;
 use toml::de::{DeString, DeTable, DeValue};
 
-use super::error::{ConfigError, Text, quoted};
-use super::form::{ELEMENT, Form, Forms};
+use super::error::quoted;
+use super::form::{ELEMENT, Form};
 use super::nearest::nearest;
 use super::units;
 use crate::limits;
-
-/// What is learned while one file is read.
-pub(super) struct Ledger {
-    /// The file.
-    pub(super) text: Text,
-    faults: RefCell<Vec<ConfigError>>,
-    places: RefCell<BTreeMap<String, Range<usize>>>,
-    forms: RefCell<Forms>,
-}
-
-impl Ledger {
-    pub(super) fn new(text: Text) -> Self {
-        Self {
-            text,
-            faults: RefCell::default(),
-            places: RefCell::default(),
-            forms: RefCell::default(),
-        }
-    }
-
-    /// Notes a fault.
-    pub(super) fn fault(&self, place: &Place, message: impl Display, help: Option<String>) {
-        let span = place.span.clone();
-        let error = Text::error(&place.key, span, &message.to_string(), help);
-        self.faults.borrow_mut().push(error);
-    }
-
-    /// Notes faults that were made elsewhere.
-    pub(super) fn faults(&self, errors: Vec<ConfigError>) {
-        self.faults.borrow_mut().extend(errors);
-    }
-
-    /// Whether any fault was noted.
-    pub(super) fn is_faulty(&self) -> bool {
-        !self.faults.borrow().is_empty()
-    }
-
-    /// Notes that the key `generic` may hold this.
-    fn form(&self, generic: &str, form: Form) {
-        self.forms.borrow_mut().may_hold(generic, form);
-    }
-
-    /// Every key that was looked for and what it may hold, as far as the file had it.
-    pub(super) fn forms(&self) -> Forms {
-        self.forms.borrow().clone()
-    }
-
-    /// The text, the faults, and where each key stands.
-    pub(super) fn close(self) -> (Text, Vec<ConfigError>, BTreeMap<String, Range<usize>>) {
-        let (faults, places) = (self.faults.into_inner(), self.places.into_inner());
-        (self.text, faults, places)
-    }
-}
-
-/// A key and where its value stands.
-#[derive(Debug, Clone)]
-pub(super) struct Place {
-    /// The dotted path.
-    pub(super) key: String,
-    /// Bytes of the text.
-    pub(super) span: Range<usize>,
-}
+pub(super) use ledger::{Ledger, Place};
 
 /// A value and its place.
 #[derive(Debug, Clone)]

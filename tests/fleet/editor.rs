@@ -2,12 +2,15 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
 use crate::drill::Drill;
+
+/// Lines that wait for a test to look at them.
+const LINES: usize = 1 << 16;
 
 /// What it says when it is asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,7 +68,7 @@ impl Editor {
             .spawn()
             .expect("marshal starts");
         let stdout = BufReader::new(child.stdout.take().expect("stdout"));
-        let (tell, lines) = channel();
+        let (tell, lines) = sync_channel(LINES);
         std::thread::spawn(move || {
             for line in stdout.lines().map_while(Result::ok) {
                 let line = serde_json::from_str(&line).expect("a line of JSON");

@@ -104,18 +104,17 @@ pub(in crate::cli) fn find(
     agent_dir: Option<&Path>,
     around: &Around,
 ) -> Result<Found, Missing> {
-    let places = match agent_dir {
-        Some(dir) => vec![
+    let places = if let Some(dir) = agent_dir {
+        vec![
             dir.join(MODULES).join(".bin"),
             dir.join("bin"),
             dir.join(".venv/bin"),
             dir.to_owned(),
-        ],
-        None => {
-            let beside = [format!("{MODULES}/.bin"), ".venv/bin".to_owned()];
-            let beside = beside.iter().map(|place| around.dir.join(place));
-            beside.chain(around.path.iter().cloned()).collect()
-        }
+        ]
+    } else {
+        let beside = [format!("{MODULES}/.bin"), ".venv/bin".to_owned()];
+        let beside = beside.iter().map(|place| around.dir.join(place));
+        beside.chain(around.path.iter().cloned()).collect()
     };
     let entry = places
         .iter()
@@ -207,9 +206,10 @@ fn native(find: &Find, file: &Path) -> Option<PathBuf> {
     let roots = file.ancestors().filter_map(|dir| {
         let is_modules = dir.file_name() == Some(OsStr::new(MODULES));
         let below = dir.join(MODULES);
-        match is_modules {
-            true => Some(dir.to_owned()),
-            false => below.is_dir().then_some(below),
+        if is_modules {
+            Some(dir.to_owned())
+        } else {
+            below.is_dir().then_some(below)
         }
     });
     let roots: Vec<PathBuf> = roots.collect();

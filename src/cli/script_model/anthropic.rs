@@ -51,7 +51,7 @@ fn of_message(message: &Value) -> Vec<Said> {
     said
 }
 
-fn tool_use(reply: &Reply, input: Value) -> Option<Value> {
+fn tool_use(reply: &Reply, input: &Value) -> Option<Value> {
     let call = reply.call.as_ref()?;
     Some(json!({
         "type": "tool_use", "id": format!("toolu_{}", reply.id), "name": call.name, "input": input,
@@ -66,7 +66,7 @@ const fn reason(reply: &Reply) -> &'static str {
     }
 }
 
-fn message(reply: &Reply, content: Vec<Value>, reason: Value, output_tokens: usize) -> Value {
+fn message(reply: &Reply, content: &[Value], reason: &Value, output_tokens: usize) -> Value {
     json!({
         "id": format!("msg_{}", reply.id),
         "type": "message",
@@ -89,14 +89,14 @@ pub(super) fn whole(reply: &Reply) -> Value {
     let text = json!({ "type": "text", "text": reply.text });
     let text = (!reply.text.is_empty()).then_some(text);
     let input = reply.call.as_ref().map(super::tools::Call::object);
-    let call = input.and_then(|input| tool_use(reply, input));
-    let content = text.into_iter().chain(call).collect();
-    message(reply, content, json!(reason(reply)), reply.output_tokens)
+    let call = input.and_then(|input| tool_use(reply, &input));
+    let content: Vec<_> = text.into_iter().chain(call).collect();
+    message(reply, &content, &json!(reason(reply)), reply.output_tokens)
 }
 
 /// The answer as a stream's events.
 pub(super) fn stream(reply: &Reply) -> Vec<String> {
-    let begun = message(reply, Vec::new(), Value::Null, 1);
+    let begun = message(reply, &[], &Value::Null, 1);
     let mut all = vec![json!({ "type": "message_start", "message": begun })];
     let mut index = 0;
     if !reply.text.is_empty() {
@@ -113,7 +113,7 @@ pub(super) fn stream(reply: &Reply) -> Vec<String> {
         all.push(json!({ "type": "content_block_stop", "index": index }));
         index += 1;
     }
-    if let (Some(block), Some(call)) = (tool_use(reply, json!({})), &reply.call) {
+    if let (Some(block), Some(call)) = (tool_use(reply, &json!({})), &reply.call) {
         all.push(json!({
             "type": "content_block_start", "index": index, "content_block": block,
         }));

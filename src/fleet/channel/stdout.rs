@@ -79,7 +79,7 @@ async fn pump(stdout: pipe::Receiver, out: Out) {
     loop {
         let (frames, end, read) = match stdout.readable().await {
             Ok(()) => read(&stdout, &mut lines),
-            Err(error) => (Vec::new(), failed(&error), 0),
+            Err(error) => (Vec::new(), Some(Box::new(failed(&error))), 0),
         };
         // Boxed, because most often nothing waits, and the room for it stands in every pump.
         let taken = match out.send_now(frames, read) {
@@ -101,8 +101,8 @@ async fn pump(stdout: pipe::Receiver, out: Out) {
     }
 }
 
-fn failed(error: &io::Error) -> Option<Box<StreamEnd>> {
-    Some(Box::new(StreamEnd::Failed(error.to_string())))
+fn failed(error: &io::Error) -> StreamEnd {
+    StreamEnd::Failed(error.to_string())
 }
 
 /// One read: its lines, the end if that was it, and its bytes. No buffer stands by for an idle
@@ -113,7 +113,7 @@ fn read(stdout: &pipe::Receiver, lines: &mut Lines) -> (Vec<Bytes>, Option<Box<S
     let read = match stdout.try_read_buf(&mut chunk) {
         Ok(read) => read,
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => return (frames, None, 0),
-        Err(error) => return (frames, failed(&error), 0),
+        Err(error) => return (frames, Some(Box::new(failed(&error))), 0),
     };
     if read == 0 {
         frames.extend(lines.finish());

@@ -94,15 +94,12 @@ impl PoolState {
             task.restarts += 1;
             task.backoff += after;
         }
-        let is_sent_again = match limit {
-            Some(limit) => {
-                self.limited(task, &slot_id, &attempt.session, limit);
-                false
-            }
-            None => {
-                self.tried(attempt);
-                self.what_of_the_task(task, attempt, follows.parked)
-            }
+        let is_sent_again = if let Some(limit) = limit {
+            self.limited(task, &slot_id, &attempt.session, limit);
+            false
+        } else {
+            self.tried(attempt);
+            self.what_of_the_task(task, attempt, follows.parked)
         };
         if let Some(stays) = attempt.stays {
             self.what_of_the_session(index, stays, attempt.end.is_some(), is_sent_again);

@@ -1,6 +1,7 @@
 //! Tables and calls: what is read, what is malformed, what stays unknown.
 
 use super::*;
+use crate::limits::CALL_PATHS;
 
 fn table(name: &str) -> Extractor {
     Extractor::parse(builtin_text(name).expect("built in")).expect("the table")

@@ -37,7 +37,7 @@ fn a_call_begins_changes_and_ends_once() {
     check_in_turn(
         &script.join("\n"),
         r#"turn started -
-           tool 'c' 'execute' {}
+           tool 'c' 'execute' {"title":"Terminal"}
            update 'c' - 'ls' - {"rawInput":{"command":"ls"}}
            update 'c' - - 'in_progress' -
            result 'c' 'a\nb' error=false took=None
@@ -95,7 +95,8 @@ fn a_request_with_only_an_id_is_joined_with_its_call() {
 fn a_request_that_names_no_known_call_has_what_it_says_and_no_more() {
     check_in_turn(
         &request(r#""toolCallId":"c","title":"rm -rf /""#),
-        "turn started -\nask 0 'other' {} call='c' title='rm -rf /'",
+        r#"turn started -
+ask 0 'other' {"title":"rm -rf /"} call='c' title='rm -rf /'"#,
     );
 }
 
@@ -150,7 +151,7 @@ fn a_call_that_is_over_lends_nothing_to_a_request() {
         r#"turn started -
            tool 'c' 'execute' {"rawInput":{"command":"ls"}}
            result 'c' '' error=false took=None
-           ask 0 'other' {} call='c' title='t'"#,
+           ask 0 'other' {"title":"t"} call='c' title='t'"#,
     );
 }
 
