@@ -217,6 +217,10 @@ fn a_file_that_was_found_may_not_weaken_the_walls() {
             "may not use network = \"host\"",
         ),
         (
+            "launcher = \"ssh\"\nssh = { host = \"h\", workspace = \"/srv\" }".to_owned(),
+            "may not use launcher = \"ssh\"",
+        ),
+        (
             format!("workspace.path = \"{outside}\""),
             "may not use a workspace outside",
         ),
@@ -245,7 +249,6 @@ fn a_file_that_was_found_may_not_weaken_the_walls() {
     for keys in [
         "hooks = []",
         "delegates = []",
-        "launcher = \"ssh\"",
         "dialect = { custom = \"x.toml\" }",
     ] {
         let place = Place::new(&format!("{GOOD}{keys}\n"));
