@@ -12,17 +12,17 @@ use serde_json::{Value, json};
 use crate::drill::{Drill, eventually, processes};
 use crate::editors;
 
-fn tools(which: &str) -> PathBuf {
-    let tools = Path::new(env!("CARGO_MANIFEST_DIR"))
+/// A program below `target/tools`.
+fn tool(program: &str) -> PathBuf {
+    let tool = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("target/tools")
-        .join(which);
-    let is_ready = tools.join("ready").exists();
+        .join(program);
     assert!(
-        is_ready,
+        tool.exists(),
         "{} is not installed: run tests/run needs",
-        tools.display()
+        tool.display()
     );
-    tools
+    tool
 }
 
 /// The command line of this drill's agent.
@@ -41,7 +41,7 @@ fn agent(drill: &Drill) -> [String; 6] {
 /// Carries out steps with the Python SDK's client, and gives what came of each.
 fn sdk(drill: &Drill, steps: &Value) -> Vec<Value> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/agents/editor.py");
-    let ran = Command::new(tools("agents").join("py/bin/python"))
+    let ran = Command::new(tool("agents/py/bin/python"))
         .arg(script)
         .arg(drill.workspace())
         .arg(steps.to_string())
@@ -132,7 +132,7 @@ fn the_client_of_the_python_sdk_prompts_is_asked_cancels_and_loads() {
 
 /// acpx, which keeps what it knows of sessions in the drill's directory.
 fn acpx(drill: &Drill, flags: &[&str], words: &[&str]) -> Command {
-    let bin = tools("editors").join("node_modules/.bin");
+    let bin = tool("editors/node_modules/.bin");
     let mut command = Command::new(bin.join("node"));
     command
         .arg(bin.join("acpx"))
