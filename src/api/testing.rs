@@ -56,6 +56,8 @@ pub(crate) fn spec(id: &str, prompt: &str) -> TaskSpec {
         workspace: None,
         attempts: None,
         check: None,
+        files: Vec::new(),
+        embed: Vec::new(),
     }
 }
 
@@ -237,6 +239,48 @@ fn hostile_events(evil: &str, task: &TaskId) -> Vec<Event> {
         Event::CheckEnded {
             status: None,
             output: text(),
+        },
+        Event::UserText { delta: text() },
+        Event::Commands {
+            commands: vec![crate::model::CommandInfo {
+                name: text(),
+                description: text(),
+                hint: Some(text()),
+            }],
+        },
+        Event::Options {
+            options: vec![crate::model::OptionState {
+                id: text(),
+                name: Some(text()),
+                category: Some(text()),
+                value: Some(text()),
+            }],
+        },
+        Event::SessionInfo {
+            title: Some(text()),
+            updated_at: Some(text()),
+        },
+        Event::Notice {
+            severity: Some(text()),
+            title: text(),
+            description: Some(text()),
+        },
+        Event::Compaction {
+            id: text(),
+            status: Some(text()),
+            error: Some(text()),
+        },
+        Event::CompactionText {
+            id: text(),
+            delta: text(),
+        },
+        Event::SessionResumed {
+            how: "session/load",
+            replayed: 1,
+        },
+        Event::SessionFresh {
+            instead_of: SessionId::new("s-0").expect("id"),
+            why: evil.to_owned(),
         },
     ]
 }

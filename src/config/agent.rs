@@ -33,6 +33,9 @@ pub(super) struct Agent {
     pub(super) program: Option<Place>,
     pub(super) model: Option<String>,
     pub(super) mode: Option<String>,
+    /// Of these, what stands in no argument: the protocol sets it.
+    pub(super) set_model: bool,
+    pub(super) set_mode: bool,
     pub(super) dialect: DialectName,
     pub(super) asks: AsksFor,
     pub(super) extractor: Extractor,
@@ -73,18 +76,19 @@ pub(super) fn read(pool: &Section<'_>, dir: &Path) -> Agent {
         (None, Some(given)) => given.into_iter().map(|word| word.value).collect(),
         (None, None) => Vec::new(),
     };
+    let speaks = dialect
+        .or(preset.as_ref().map(|preset| preset.dialect))
+        .unwrap_or(DialectName::Scaiflux);
+    let (mut set_model, mut set_mode) = (false, false);
     if !words.is_empty() {
         let place = item
             .or(named)
             .map_or_else(|| pool.place.clone(), |item| item.place);
-        filled(pool, &words, &place, "model", model.as_ref());
-        filled(pool, &words, &place, "mode", mode.as_ref());
+        set_model = filled(pool, &words, &place, "model", model.as_ref(), speaks);
+        set_mode = filled(pool, &words, &place, "mode", mode.as_ref(), speaks);
     }
     let script = command::is_script_agent(&words);
     let inferred = if script { AsksFor::All } else { AsksFor::Some };
-    let speaks = dialect
-        .or(preset.as_ref().map(|preset| preset.dialect))
-        .unwrap_or(DialectName::Scaiflux);
     let agent = pool.item("agent");
     let agent = agent.and_then(|item| item.text_among(&presets::names()));
     let name = match (agent, script) {
@@ -101,6 +105,8 @@ pub(super) fn read(pool: &Section<'_>, dir: &Path) -> Agent {
         program,
         model: model.map(|found| found.value),
         mode: mode.map(|found| found.value),
+        set_model,
+        set_mode,
         dialect: speaks,
         asks: asks
             .or(preset.as_ref().map(|preset| preset.asks))
@@ -193,7 +199,7 @@ fn check_placeholders(pool: &Section<'_>, word: &Found<String>) {
 }
 
 /// What the schema says of `model` and `mode`.
-const FILLING: &str = "^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}$";
+const FILLING: &str = r"^[A-Za-z0-9][A-Za-z0-9._:/@+\[\]-]{0,127}$";
 
 /// `model` and `mode`: they become arguments, so they must not look like flags or paths upwards.
 fn filling(pool: &Section<'_>, key: &'static str) -> Option<Found<String>> {
@@ -203,26 +209,28 @@ fn filling(pool: &Section<'_>, key: &'static str) -> Option<Found<String>> {
         && found
             .value
             .bytes()
-            .all(|b| b.is_ascii_alphanumeric() || b"._:/@+-".contains(&b));
+            .all(|b| b.is_ascii_alphanumeric() || b"._:/@+[]-".contains(&b));
     if safe {
         return Some(found);
     }
     let message = format!(
-        "expected [A-Za-z0-9][A-Za-z0-9._:/@+-]{{0,127}}, found {}",
+        "expected [A-Za-z0-9][A-Za-z0-9._:/@+[]-]{{0,127}}, found {}",
         quoted(&found.value)
     );
     pool.ledger.fault(&found.place, message, None);
     None
 }
 
-/// A value needs its placeholder and a placeholder its value.
+/// A value needs its placeholder and a placeholder its value. `true`: it has none, but a message
+/// of the protocol takes it.
 fn filled(
     pool: &Section<'_>,
     words: &[String],
     command: &Place,
     key: &'static str,
     value: Option<&Found<String>>,
-) {
+    speaks: DialectName,
+) -> bool {
     let used = words.iter().any(|word| {
         let pieces = command::pieces(word);
         pieces
@@ -230,6 +238,7 @@ fn filled(
             .any(|piece| matches!(piece, Piece::Braced(name, _) if *name == key))
     });
     match value {
+        Some(_) if !used && speaks == DialectName::Acp => return true,
         Some(found) if !used => {
             let message = format!("{key} is set, but the command has no {{{key}}}");
             pool.ledger.fault(&found.place, message, None);
@@ -240,6 +249,7 @@ fn filled(
         }
         _ => {}
     }
+    false
 }
 
 fn dialect(pool: &Section<'_>) -> Option<DialectName> {

@@ -4,9 +4,11 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use toml::de::DeValue;
 
+use super::acp::{self, Acp, Skipping};
 use super::agent::{self, Agent};
 use super::command;
 use super::environment;
@@ -15,8 +17,8 @@ use super::paths;
 use super::sandbox;
 use super::table::{Found, Item, Ledger, Place, Section, one_of, word};
 use super::types::{
-    AsksFor, Guard, Launcher, Network, OnCrash, OnUnaskedDeny, Pool, Sandbox, SessionScope,
-    Workspace, WorkspaceMode,
+    AsksFor, DialectName, Guard, Launcher, Network, OnCrash, OnUnaskedDeny, Pool, RestartKind,
+    Sandbox, SessionScope, Workspace, WorkspaceMode,
 };
 use super::waits;
 use crate::limits;
@@ -38,7 +40,7 @@ pub(super) const POLICIES: &[&str] = &["developer"];
 pub(super) const LATER_POLICIES: &[&str] = &["ci", "reviewer"];
 
 /// Keys of the format that do nothing in this version.
-const LATER_KEYS: &[&str] = &["mcp_servers", "tell_denials", "hooks", "delegates"];
+const LATER_KEYS: &[&str] = &["hooks", "delegates"];
 
 /// Keys that a reader may look for beside their table.
 const ELSEWHERE: &[(&str, &str)] = &[
@@ -52,6 +54,9 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("turn", "timeouts.turn"),
     ("silence", "timeouts.silence"),
     ("cancel", "timeouts.cancel"),
+    ("control", "timeouts.control"),
+    ("keepalive", "timeouts.keepalive"),
+    ("idle", "timeouts.idle"),
     ("timeout", "timeouts.turn"),
     ("on_timeout", "ask.on_timeout"),
     ("pass", "env.pass"),
@@ -93,6 +98,8 @@ struct Blame {
     mode: Place,
     path: Place,
     attempts_faulty: bool,
+    idle: Option<Place>,
+    acp: acp::Draft,
 }
 
 /// Reads one pool. `None` if it has no name that could be used.
@@ -115,6 +122,10 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
     let attempts = section.integer("attempts", 1..=limits::ATTEMPTS);
     let (workspace, path, mode) = workspace(&section, context.dir);
     let (restart, on_crash) = waits::restart(&section.section("restart"));
+    let timeouts = section.section("timeouts");
+    let idle = timeouts.item("idle").map(|item| item.place);
+    let timeouts = waits::timeouts(&timeouts);
+    let acp = acp::read(&section, context.found);
     let blame = Blame {
         program: agent.program.clone(),
         launcher: place(launcher.as_ref(), &section.place),
@@ -125,6 +136,8 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         mode,
         path: path.clone(),
         attempts_faulty: attempts.is_none() && section.item("attempts").is_some(),
+        idle,
+        acp,
     };
     let launcher = value(launcher, Launcher::Unshare);
     let open = match launcher {
@@ -133,6 +146,12 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
     };
     let size_place = place(size.as_ref(), &section.place);
     let Agent { name, .. } = &agent;
+    let acp = Arc::new(Acp {
+        mode: agent.mode.clone().filter(|_| agent.set_mode),
+        model: agent.model.clone().filter(|_| agent.set_model),
+        skipping: Skipping::of(name),
+        ..blame.acp.acp.clone()
+    });
     let pool = Pool {
         name: pool_name,
         size: value(size, 1),
@@ -143,6 +162,7 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         dialect: agent.dialect,
         model: agent.model,
         mode: agent.mode,
+        acp,
         asks: agent.asks,
         extractor: agent.extractor,
         launcher,
@@ -155,7 +175,7 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         check: check(&section),
         env: environment::read(&section.section("env"), context.found, context.dir),
         restart,
-        timeouts: waits::timeouts(&section.section("timeouts")),
+        timeouts,
         stop: waits::stop(&section.section("stop")),
         ask: waits::ask(&section.section("ask")),
         guard: value(guard, Guard::PolicyAndSandbox),
@@ -366,12 +386,35 @@ fn agree(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Context<'_>) {
         let help = Some("use mode \"copy\"".to_owned());
         ledger.fault(&blame.mode, message, help);
     }
+    idle_comes_back(ledger, pool, blame);
+    // Which routes a pool has says its network; none does so far.
+    blame
+        .acp
+        .agree(ledger, pool.dialect == DialectName::Acp, None);
     home_files_are_not_its_own(ledger, pool, blame);
     if context.found {
         restrict(ledger, pool, blame, context);
     }
     if !none {
         program_is_inside(ledger, pool, blame, context);
+    }
+}
+
+/// A child that is stopped because nobody needs it must come back with its session.
+fn idle_comes_back(ledger: &Ledger, pool: &Pool, blame: &Blame) {
+    let Some(place) = blame.idle.as_ref().filter(|_| pool.timeouts.idle.is_some()) else {
+        return;
+    };
+    if pool.restart.on_crash != OnCrash::Resume {
+        let message = "an idle child is stopped only where its session is loaded again";
+        let help = "set session = \"slot\" and restart.on_crash = \"resume\"";
+        ledger.fault(place, message, Some(help.to_owned()));
+    } else if pool.restart.kind != RestartKind::Transient {
+        let message = format!(
+            "an idle child is stopped until a task needs it, and restart.kind = \"{}\" says otherwise",
+            pool.restart.kind
+        );
+        ledger.fault(place, message, Some("use \"transient\"".to_owned()));
     }
 }
 

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use toml::{Table, Value};
 
+use super::acp::{Acp, McpServer, OptionValue, Reach};
 use super::environment::{self, HIDDEN};
 use super::presets;
 use super::types::{
@@ -186,6 +187,7 @@ fn pool(pool: &Pool) -> Shown {
         agent,
         model,
         mode,
+        acp: of_acp,
         asks,
         extractor,
         launcher,
@@ -224,6 +226,7 @@ fn pool(pool: &Pool) -> Shown {
     }
     table.put("resume_args", texts(resume_args));
     table.put("dialect", dialect.word());
+    acp(&mut table, of_acp);
     table.put("asks", asks.word());
     let extractor = match extractor {
         Extractor::BuiltIn(name) => text(name),
@@ -256,6 +259,60 @@ fn pool(pool: &Pool) -> Shown {
     let AskConfig { on_timeout } = of_ask;
     table.put("ask.on_timeout", on_timeout.word());
     table
+}
+
+fn acp(table: &mut Shown, acp: &Acp) {
+    let Acp {
+        auth,
+        logout,
+        // Shown as the pool's own.
+        mode: _,
+        model: _,
+        options,
+        mode_skips_asks,
+        // Says the agent's name.
+        skipping: _,
+        mcp_servers,
+        permission_reply,
+        tell_denials,
+    } = acp;
+    if let Some(auth) = auth {
+        table.put("auth", auth.as_str());
+    }
+    table.put("logout", *logout);
+    let options = options.iter().map(|(id, value)| {
+        let value = match value {
+            OptionValue::Choice(value) => text(value),
+            OptionValue::Switch(on) => Value::Boolean(*on),
+        };
+        (id.clone(), value)
+    });
+    table.put_named("options", options.collect());
+    table.put("mode_skips_asks", *mode_skips_asks);
+    let servers: Vec<Value> = mcp_servers.iter().map(server).collect();
+    table.put("mcp_servers", servers);
+    table.put("permission_reply", permission_reply.word());
+    table.put("tell_denials", tell_denials.word());
+}
+
+fn server(server: &McpServer) -> Value {
+    let mut shown = Table::new();
+    let McpServer { name, reach } = server;
+    shown.insert("name".to_owned(), text(name));
+    match reach {
+        Reach::Program { command, args, env } => {
+            shown.insert("command".to_owned(), text(command));
+            shown.insert("args".to_owned(), texts(args));
+            let env = env.iter().map(|(name, value)| (name.clone(), text(value)));
+            shown.insert("env".to_owned(), Value::Table(env.collect()));
+        }
+        Reach::Route { kind, route, path } => {
+            shown.insert("type".to_owned(), text(kind.word()));
+            shown.insert("route".to_owned(), text(route));
+            shown.insert("path".to_owned(), text(path));
+        }
+    }
+    Value::Table(shown)
 }
 
 fn env_of(table: &mut Shown, env: &Env) {
@@ -312,11 +369,17 @@ fn timeouts(table: &mut Shown, timeouts: &Timeouts) {
         turn,
         silence,
         cancel,
+        control,
+        keepalive,
+        idle,
     } = timeouts;
     table.put("timeouts.handshake", or_none(*handshake));
     table.put("timeouts.turn", or_none(*turn));
     table.put("timeouts.silence", or_none(*silence));
     table.put("timeouts.cancel", show_duration(*cancel));
+    table.put("timeouts.control", or_none(*control));
+    table.put("timeouts.keepalive", or_none(*keepalive));
+    table.put("timeouts.idle", or_none(*idle));
 }
 
 fn or_none(time: Option<Duration>) -> String {

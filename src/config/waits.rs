@@ -94,8 +94,14 @@ pub(super) fn timeouts(section: &Section<'_>) -> Timeouts {
         turn: value(section.duration_or_none("turn", ANY), None),
         silence: value(section.duration_or_none("silence", ANY), Some(600 * SECOND)),
         cancel: value(section.duration("cancel", ANY), 15 * SECOND),
+        control: value(section.duration_or_none("control", ANY), Some(60 * SECOND)),
+        keepalive: value(
+            section.duration_or_none("keepalive", ANY),
+            Some(30 * SECOND),
+        ),
+        idle: value(section.duration_or_none("idle", ANY), None),
     };
-    section.close(&["control", "keepalive", "idle"], &[]);
+    section.close(&[], &[]);
     timeouts
 }
 

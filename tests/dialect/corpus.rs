@@ -8,6 +8,7 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use marshal::config::DialectName;
 use marshal::dialect::{Command, Effect, merge_text};
@@ -121,6 +122,7 @@ fn acp_command(wanted: &str, msg: Option<&str>) -> Command {
     match wanted {
         "prompt" => Command::Prompt {
             text: said["params"]["prompt"][0]["text"].as_str().unwrap().into(),
+            attached: Arc::default(),
         },
         "cancel" => Command::Cancel,
         "allow" => answer(Answer::Allow),
@@ -137,6 +139,7 @@ fn command(msg: &str) -> Command {
     match said["type"].as_str().unwrap() {
         "prompt" => Command::Prompt {
             text: text("text").into(),
+            attached: Arc::default(),
         },
         "slash" => Command::Slash {
             command: text("command"),

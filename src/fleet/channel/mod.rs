@@ -62,6 +62,8 @@ pub(crate) enum ChannelMsg {
     Command(Command),
     /// End the child by the stop ladder.
     Stop,
+    /// The same, because nobody needs it now.
+    Unload,
     /// End the child, and its whole tree, now.
     Kill,
     /// A deadline may have passed.
@@ -158,7 +160,8 @@ impl Actor for Channel {
             ChannelMsg::StdinFailed(why) => state.stdin_failed(&why, now),
             ChannelMsg::Ended(ended) => state.process_ended(ended, now),
             ChannelMsg::Command(command) => state.command(command, now),
-            ChannelMsg::Stop => state.stop(now),
+            ChannelMsg::Stop => state.stop(Cause::Wanted, now),
+            ChannelMsg::Unload => state.stop(Cause::Idle, now),
             ChannelMsg::Kill => state.kill(now),
             ChannelMsg::Tick => state.timer = None,
         }

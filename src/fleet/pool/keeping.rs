@@ -25,6 +25,7 @@ impl PoolState {
         &self,
         work: Work,
         kept: Option<Kept>,
+        instead_of: Option<(SessionId, String)>,
     ) -> Result<ActorRef<SessionMsg>, String> {
         match kept {
             // One whose actor is gone says so by its end; the task is then seen to be lost.
@@ -32,14 +33,15 @@ impl PoolState {
                 let _ = actor.send_message(SessionMsg::Next(Box::new(work)));
                 Ok(actor)
             }
-            Some(Kept::Stored(stored)) => self.begin(work, Some(stored)),
-            None => self.begin(work, None),
+            Some(Kept::Stored(stored)) => self.begin(work, None, Some(stored)),
+            None => self.begin(work, instead_of, None),
         }
     }
 
     fn begin(
         &self,
         work: Work,
+        instead_of: Option<(SessionId, String)>,
         stored: Option<StoredSession>,
     ) -> Result<ActorRef<SessionMsg>, String> {
         let args = Box::new(SessionArgs {
@@ -47,6 +49,7 @@ impl PoolState {
             shared: Arc::clone(&self.shared),
             pool: Arc::clone(&self.pool),
             work,
+            instead_of,
             stored,
         });
         let cell = self.myself.get_cell();
@@ -60,12 +63,19 @@ impl PoolState {
     pub(super) fn what_of_the_session(
         &mut self,
         index: u16,
-        stays: Stays,
+        stays: &Stays,
         child_ended: bool,
         is_sent_again: bool,
     ) {
         let restarts = self.pool.config.restart.kind != RestartKind::Temporary;
         let goes_on = stays.has_child && !child_ended || stays.can_load && restarts;
+        if let Some(why) = &stays.not_loaded
+            && !goes_on
+            && let Some(slot) = self.slot(index)
+        {
+            let session = slot.occupant().map(|(_, session)| session.clone());
+            slot.given_up = session.map(|session| (session, why.clone()));
+        }
         if self.stopping || is_sent_again || !goes_on {
             self.close_as(index, self.ends_for_good(stays) || is_sent_again, false);
         } else if child_ended {
@@ -74,7 +84,7 @@ impl PoolState {
     }
 
     /// Whether a session that is closed now is over, or left to the next start.
-    fn ends_for_good(&self, stays: Stays) -> bool {
+    fn ends_for_good(&self, stays: &Stays) -> bool {
         !(self.stopping && self.shared.sessions_outlive && stays.can_load)
     }
 
@@ -138,7 +148,7 @@ impl PoolState {
             view.last_exit_code = code.or(view.last_exit_code);
         });
         self.child_ended(index, end);
-        self.what_of_the_session(index, stays, true, false);
+        self.what_of_the_session(index, &stays, true, false);
         self.old_child_is_gone(index, false);
     }
 

@@ -11,7 +11,7 @@ use super::slot::{Kept, Occupied, Slot};
 use super::{ActiveTask, PoolMsg};
 use crate::fleet::clock::{self, now_us};
 use crate::fleet::notice::Notice;
-use crate::fleet::session::{Attempt, SessionMsg, Work};
+use crate::fleet::session::{Attempt, Files, SessionMsg, Work};
 use crate::fleet::setup::{PoolShared, Shared};
 use crate::journal::Write;
 use crate::lifecycle;
@@ -162,13 +162,15 @@ impl PoolState {
             task: task.spec.id.clone(),
             attempt,
             prompt: task.spec.prompt.clone(),
+            files: Files::of(&task.spec.files, &task.spec.embed),
             workspace: task.spec.workspace.clone(),
             check: task.spec.check.clone(),
             asked: now,
             down_since: slot.down_since,
         };
         let slot_id = slot.id.clone();
-        match self.give(work, kept) {
+        let instead_of = slot.given_up.take();
+        match self.give(work, kept, instead_of) {
             Ok(actor) => {
                 self.shared.tell(Notice::Assigned {
                     run: task.run.clone(),

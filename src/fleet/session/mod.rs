@@ -6,6 +6,7 @@
 //! it is. Must not know how a child is started or stopped, nor which task comes next.
 
 mod asks;
+mod attached;
 mod ending;
 mod measure;
 mod next;
@@ -22,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 
+pub(crate) use attached::Files;
 pub(crate) use prepare::{PrepareError, Prepared};
 pub(crate) use tally::Tally;
 pub(crate) use work::{Attempt, CheckResult, Stays, Work};
@@ -34,6 +36,7 @@ use super::channel::ChannelEnd;
 use super::credit::Hold;
 use super::pool::PoolMsg;
 use super::setup::{PoolShared, Shared};
+use crate::dialect::Attachment;
 use crate::lifecycle::watch::Expired;
 use crate::model::{AgentInfo, Ask, AskKey, Event, Foreign, SessionId};
 use crate::sandbox::workspace::Manifest;
@@ -98,8 +101,8 @@ pub(crate) enum SessionMsg {
     TooLarge(String),
     /// The session's next task. Only for a session that is between tasks.
     Next(Box<Work>),
-    /// How the workspace looks before that task.
-    Recorded(Result<Option<Manifest>, String>),
+    /// What the workspace holds before that task.
+    Recorded(Result<Recorded, String>),
     /// Load the session in a new child now, without a task.
     Load,
     /// No further task comes. Only for a session that is between tasks.
@@ -113,11 +116,23 @@ pub(crate) enum SessionMsg {
     Settled,
     /// End the running turn, and with it the task.
     Cancel,
+    /// The session has waited for its next task for as long as its child is kept, since the task
+    /// of that number.
+    Idle(u64),
     /// End the session's child: `true` at once, `false` by the stop ladder.
     Stop {
         /// No ladder.
         now: bool,
     },
+}
+
+/// What the workspace holds before a task.
+#[derive(Debug, Default)]
+pub(crate) struct Recorded {
+    /// How it looks, where it can change.
+    pub(crate) before: Option<Manifest>,
+    /// The files that belong to the prompt.
+    pub(crate) attached: Arc<[Attachment]>,
 }
 
 /// What a Session is started with.
@@ -126,6 +141,8 @@ pub(crate) struct SessionArgs {
     pub(crate) shared: Arc<Shared>,
     pub(crate) pool: Arc<PoolShared>,
     pub(crate) work: Work,
+    /// The session that could not be loaded again, and why, if this one takes its place.
+    pub(crate) instead_of: Option<(SessionId, String)>,
     /// What an earlier start of the supervisor left of it.
     pub(crate) stored: Option<StoredSession>,
 }
@@ -161,6 +178,7 @@ impl Actor for Session {
             shared,
             pool,
             work,
+            instead_of,
             stored,
         } = *args;
         let mut state = Box::new(SessionState {
@@ -173,6 +191,7 @@ impl Actor for Session {
             has_task: true,
             task_number: 0,
             oversized: false,
+            not_loaded: None,
             gives_back: false,
             preparing: CancellationToken::new(),
             accepted: false,
@@ -212,6 +231,10 @@ impl Actor for Session {
             state.outbox.go_on_after(stored.last_seq, stored.bytes);
         } else {
             state.begun_row();
+            if let Some((instead_of, why)) = instead_of {
+                let event = Event::SessionFresh { instead_of, why };
+                state.outbox.event(event);
+            }
         }
         state.flush();
         let to = state.myself.clone();

@@ -9,8 +9,10 @@ use std::sync::Arc;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio_util::sync::CancellationToken;
 
+use super::attached::{Files, NotAttached};
 use super::work::Work;
 use crate::config::{Fill, Launcher, Network, OWN_PROGRAM, WorkspaceMode};
+use crate::dialect::Attachment;
 use crate::fleet::ambient::Ambient;
 use crate::fleet::setup::{PoolShared, Shared};
 use crate::launch::{LaunchPlan, RunError, SpawnError, Walls};
@@ -73,6 +75,9 @@ pub(crate) enum PrepareError {
     /// The walls cannot be planned.
     #[error("{0}")]
     Plan(#[from] sandbox::PlanError),
+    /// A file that belongs to the prompt cannot be had.
+    #[error("{0}")]
+    Attached(#[from] NotAttached),
     /// The session's own copy is not there any more.
     #[error("the copy of the session's workspace, {0}, is gone")]
     CopyGone(PathBuf),
@@ -102,6 +107,7 @@ impl PrepareError {
             | Self::Copy { .. }
             | Self::Git { .. }
             | Self::CopyGone(_)
+            | Self::Attached(_)
             | Self::Interrupted => false,
         }
     }
@@ -113,6 +119,7 @@ pub(crate) struct Order {
     slot: SlotId,
     session: SessionId,
     workspace: Option<PathBuf>,
+    files: Files,
     /// The session has its copy already.
     has_copy: bool,
     /// Nobody wants it any more.
@@ -125,6 +132,7 @@ impl Order {
             slot: work.slot.clone(),
             session: work.session.clone(),
             workspace: work.workspace.clone(),
+            files: work.files.clone(),
             has_copy,
             cancelled,
         }
@@ -137,6 +145,8 @@ pub(crate) struct Prepared {
     pub(crate) session: SessionId,
     /// How the workspace looked before, where it can change.
     pub(crate) before: Option<Manifest>,
+    /// The files that belong to the prompt.
+    pub(crate) attached: Arc<[Attachment]>,
     links: TreeLinks,
     space: Arc<Space>,
 }
@@ -289,16 +299,18 @@ pub(crate) async fn prepare(
             space.home_inside.clone(),
             Root::open(&space.home).map_err(bad)?,
         );
-    let before = blocking(ambient, move || {
-        (mode != WorkspaceMode::Ro)
+    let (files, inside) = (order.files, space.workspace_inside.clone());
+    let (before, attached) = blocking(ambient, move || {
+        let before = (mode != WorkspaceMode::Ro)
             .then(|| Manifest::record(&root))
-            .transpose()
+            .transpose();
+        (before, files.attach(&root, &inside))
     })
-    .await?
-    .map_err(bad)?;
+    .await?;
     Ok(Prepared {
         session: order.session,
-        before,
+        before: before.map_err(bad)?,
+        attached: attached?,
         links,
         space: Arc::new(space),
     })

@@ -67,6 +67,8 @@ pub(crate) struct SessionState {
     pub(super) loads_failed: u8,
     /// The agent has not said that it cannot load it.
     pub(super) loadable: bool,
+    /// Why it was given up, if it was because it could not be loaded again.
+    pub(super) not_loaded: Option<String>,
     /// `work` is not over.
     pub(super) has_task: bool,
     /// Counts its tasks: what was waited for of an earlier one is no news for the next.
@@ -199,6 +201,11 @@ impl SessionState {
             opening: Opening {
                 workspace: prepared.workspace_inside().to_owned(),
                 resume,
+                acp: Arc::clone(&self.pool.config.acp),
+                // Which port of the sandbox leads to a route says whoever plans its walls.
+                routes: std::collections::BTreeMap::new(),
+                control: self.pool.config.timeouts.control,
+                keepalive: self.pool.config.timeouts.keepalive,
             },
         });
         let cell = self.myself.get_cell();
@@ -266,6 +273,7 @@ impl SessionState {
             // One that is being closed stays so.
             if self.phase == Phase::Opening {
                 self.phase = Phase::Idle;
+                self.unload_when_idle();
             }
             return;
         }
@@ -453,7 +461,12 @@ impl SessionState {
                 }
                 if self.ending.is_none() {
                     let text = self.work.prompt.clone();
-                    self.command(Command::Prompt { text });
+                    let attached = self.prepared.as_ref();
+                    let attached = attached.map(|of| Arc::clone(&of.attached));
+                    self.command(Command::Prompt {
+                        text,
+                        attached: attached.unwrap_or_default(),
+                    });
                 } else {
                     self.stop(false);
                 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::StoredSession;
+use super::{Files, StoredSession};
 use super::prepare::Prepared;
 use super::tally::Tally;
 use crate::fleet::channel::ChannelEnd;
@@ -26,6 +26,8 @@ pub(crate) struct Work {
     /// Which sending, from 1.
     pub(crate) attempt: u32,
     pub(crate) prompt: Foreign,
+    /// Files of the workspace that belong to the prompt.
+    pub(crate) files: Files,
     /// Instead of the pool's workspace path.
     pub(crate) workspace: Option<PathBuf>,
     /// Instead of the pool's check.
@@ -63,12 +65,14 @@ pub(crate) struct Attempt {
 }
 
 /// A session between tasks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Stays {
     /// Its child runs.
     pub(crate) has_child: bool,
     /// It could be loaded in a new child.
     pub(crate) can_load: bool,
+    /// Why it was given up, if it was because it could not be loaded again.
+    pub(crate) not_loaded: Option<String>,
 }
 
 impl Attempt {

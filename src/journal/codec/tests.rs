@@ -405,12 +405,16 @@ fn what_a_task_asks_for_is_read_back() {
         workspace: Some("/srv/a b".into()),
         attempts: Some(3),
         check: Some(vec!["test".to_owned(), "-e".to_owned(), "\"x\"".to_owned()]),
+        files: vec!["src/a b".to_owned()],
+        embed: vec!["README.md".to_owned()],
     };
     let bare = TaskSpec {
         pool: None,
         workspace: None,
         attempts: None,
         check: None,
+        files: Vec::new(),
+        embed: Vec::new(),
         ..full.clone()
     };
     for spec in [full, bare] {

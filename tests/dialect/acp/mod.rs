@@ -17,7 +17,7 @@ use crate::script::{Conversation, played};
 fn initialize() -> String {
     let version = env!("CARGO_PKG_VERSION");
     format!(
-        r#"write {{"jsonrpc":"2.0","id":1,"method":"initialize","params":{{"protocolVersion":1,"clientCapabilities":{{"fs":{{"readTextFile":false,"writeTextFile":false}},"terminal":false}},"clientInfo":{{"name":"marshal","version":"{version}"}}}}}}"#
+        r#"write {{"jsonrpc":"2.0","id":1,"method":"initialize","params":{{"protocolVersion":1,"clientCapabilities":{{"fs":{{"readTextFile":false,"writeTextFile":false}},"terminal":false,"session":{{"configOptions":{{"boolean":{{}}}},"notices":{{}},"compaction":{{}}}}}},"clientInfo":{{"name":"marshal","version":"{version}"}}}}}}"#
     )
 }
 

@@ -121,6 +121,7 @@ fn a_long_plan_is_cut() {
     }
     talk.command(Command::Prompt {
         text: Foreign::new("p"),
+        attached: std::sync::Arc::default(),
     })
     .unwrap();
     let entries = vec![r#"{"content":"x"}"#; 2 * limits::PLAN_ENTRIES].join(",");
