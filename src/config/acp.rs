@@ -5,6 +5,7 @@
 //! (`presets/modes.toml`).
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, LazyLock};
 
 use serde::Deserialize;
 use toml::de::DeValue;
@@ -133,10 +134,20 @@ pub enum Reach {
 }
 
 /// The names of modes that skip permission requests.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Skipping(Arc<Names>);
+
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Skipping {
+struct Names {
     parts: BTreeSet<String>,
-    names: BTreeSet<String>,
+    whole: BTreeSet<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct Modes {
+    parts: Vec<String>,
+    names: Vec<String>,
+    agent: BTreeMap<String, Vec<String>>,
 }
 
 const MODES: &str = include_str!("presets/modes.toml");
@@ -145,28 +156,29 @@ impl Skipping {
     /// The modes of the agent of that preset; of any other agent the names that say so themselves.
     #[must_use]
     pub fn of(agent: &str) -> Self {
-        #[derive(Deserialize)]
-        struct Modes {
-            parts: Vec<String>,
-            names: Vec<String>,
-            agent: BTreeMap<String, Vec<String>>,
-        }
         // A list that cannot be read would let every mode pass: a test reads it.
-        let Ok(modes) = toml::from_str::<Modes>(MODES) else {
-            return Self::default();
+        static KNOWN: LazyLock<(Modes, Arc<Names>)> = LazyLock::new(|| {
+            let modes: Modes = toml::from_str(MODES).unwrap_or_default();
+            let names = Names {
+                parts: modes.parts.iter().map(|part| bare(part)).collect(),
+                whole: modes.names.iter().map(|name| bare(name)).collect(),
+            };
+            (modes, Arc::new(names))
+        });
+        let (modes, known) = &*KNOWN;
+        let Some(own) = modes.agent.get(agent) else {
+            return Self(Arc::clone(known));
         };
-        let own = modes.agent.get(agent).into_iter().flatten();
-        Self {
-            parts: modes.parts.iter().map(|part| bare(part)).collect(),
-            names: modes.names.iter().chain(own).map(|n| bare(n)).collect(),
-        }
+        let mut names = Names::clone(known);
+        names.whole.extend(own.iter().map(|name| bare(name)));
+        Self(Arc::new(names))
     }
 
     /// Whether a mode of this id or name skips permission requests.
     #[must_use]
     pub fn has(&self, name: &str) -> bool {
-        let name = bare(name);
-        self.names.contains(&name) || self.parts.iter().any(|part| name.contains(part.as_str()))
+        let (name, names) = (bare(name), &self.0);
+        names.whole.contains(&name) || names.parts.iter().any(|part| name.contains(part.as_str()))
     }
 }
 

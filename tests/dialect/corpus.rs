@@ -10,8 +10,8 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use marshal::config::DialectName;
-use marshal::dialect::{Command, Effect, merge_text};
+use marshal::config::{Acp, DialectName, TellDenials};
+use marshal::dialect::{Command, Effect, Opening, merge_text};
 use marshal::model::foreign::is_unsafe;
 use marshal::model::{Answer, AskKey, Event};
 use rand::rngs::StdRng;
@@ -160,7 +160,16 @@ fn command(msg: &str) -> Command {
 
 /// Plays a transcript; `cut` says how long the next chunk may be.
 fn play(transcript: &Transcript, mut cut: impl FnMut() -> usize) -> Conversation {
-    let mut talk = Conversation::new(transcript.dialect);
+    let acp = Acp {
+        tell_denials: TellDenials::Never,
+        ..Acp::default()
+    };
+    let opening = Opening {
+        workspace: "/workspace".to_owned(),
+        acp: Arc::new(acp),
+        ..Opening::default()
+    };
+    let mut talk = Conversation::opened(transcript.dialect, &opening);
     let mut written = 0;
     for part in &transcript.parts {
         match part {

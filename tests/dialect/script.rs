@@ -319,6 +319,29 @@ fn describe_event(event: &Event) -> String {
                 .map(|option| format!("{}={}", text(&option.id), optional(option.value.as_ref())));
             format!("options {}", options.collect::<Vec<_>>().join(" "))
         }
+        Event::SessionResumed { how, replayed } => format!("resumed by {how} without {replayed}"),
+        Event::SessionInfo { title, updated_at } => format!(
+            "info {} {}",
+            optional(title.as_ref()),
+            optional(updated_at.as_ref())
+        ),
+        Event::Notice {
+            severity,
+            title,
+            description,
+        } => format!(
+            "notice {} {} {}",
+            optional(severity.as_ref()),
+            text(title),
+            optional(description.as_ref())
+        ),
+        Event::Compaction { id, status, error } => format!(
+            "compaction {} {} {}",
+            text(id),
+            optional(status.as_ref()),
+            optional(error.as_ref())
+        ),
+        Event::CompactionText { id, delta } => format!("compacted {} {}", text(id), text(delta)),
         other => format!("{other:?}"),
     }
 }

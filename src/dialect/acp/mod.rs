@@ -161,6 +161,7 @@ impl Dialect for Acp {
             }
             Input::Eof => {
                 self.drop_asks(out);
+                self.control = None;
                 self.phase = Phase::Closed;
             }
         }

@@ -2,6 +2,8 @@
 //!
 //! Must not read files.
 
+use std::fmt::Write as _;
+
 use super::{Acp, Turn, write};
 use crate::config::TellDenials;
 use crate::dialect::{Attachment, Effect, Effects};
@@ -21,7 +23,7 @@ impl Denials {
             self.more += 1;
             return;
         }
-        let mut line = format!("- {}: {reason}", about.show(160));
+        let mut line = format!("# - {}: {}", about.show(160), reason.replace('\n', " "));
         let end = (0..=limits::DENIAL_BYTES.min(line.len()))
             .rev()
             .find(|at| line.is_char_boundary(*at));
@@ -29,7 +31,7 @@ impl Denials {
         self.told.push(line);
     }
 
-    /// The words before the next prompt; none if nothing was denied.
+    /// The words before the next prompt, each line marked as a remark; none if nothing was denied.
     fn take(&mut self) -> Option<String> {
         let told = std::mem::take(&mut self.told);
         let more = std::mem::take(&mut self.more);
@@ -37,11 +39,11 @@ impl Denials {
             return None;
         }
         let mut text = format!(
-            "Before this prompt, these requests of yours were denied:\n{}\n",
+            "# Before this prompt, these requests of yours were denied:\n{}\n",
             told.join("\n")
         );
         if more > 0 {
-            text.push_str(&format!("- and {more} more\n"));
+            let _ = writeln!(text, "# - and {more} more");
         }
         Some(text)
     }

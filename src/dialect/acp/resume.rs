@@ -9,6 +9,7 @@ use serde_json::value::RawValue;
 
 use super::auth::AUTH_REQUIRED;
 use super::envelope::ErrorReply;
+use super::farewell::Leaving;
 use super::settings::Settings;
 use super::{Acp, Phase, message, reported, write};
 use crate::dialect::{Effects, Fault};
@@ -170,7 +171,8 @@ impl Acp {
         let (since, last) = self.replay.settling?;
         let quiet = last.checked_add(limits::REPLAY_QUIET)?;
         let longest = since.checked_add(limits::REPLAY_LONGEST)?;
-        (self.phase == Phase::Settling).then(|| quiet.min(longest))
+        let waits = self.phase == Phase::Settling && self.leaving == Leaving::No;
+        waits.then(|| quiet.min(longest))
     }
 
     /// It is: the session goes on.
