@@ -452,6 +452,10 @@ pub const POLICY_RULES: usize = 10_000;
 /// Files that a policy may extend, directly and through each other.
 pub const POLICY_EXTENDS: usize = 8;
 
+/// Permission requests of one channel beyond [`OPEN_ASKS`] that are denied unasked, before the
+/// channel is faulted: whoever asks so much waits for no answer.
+pub const ASKS_BEYOND: u32 = 1024;
+
 /// Tool servers of one pool.
 pub const MCP_SERVERS: usize = 32;
 

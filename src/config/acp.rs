@@ -250,6 +250,18 @@ pub(super) fn read(pool: &Section<'_>, found: bool) -> Draft {
 }
 
 impl Draft {
+    /// A mode that skips permission requests must be meant.
+    pub(super) fn mode_asks(&self, ledger: &Ledger, mode: Option<(&str, &Place)>, acp: &Acp) {
+        if let Some((mode, place)) = mode
+            && !acp.mode_skips_asks
+            && acp.skipping.has(mode)
+        {
+            let message = format!("the mode {} skips permission requests", quoted(mode));
+            let help = "choose one that asks, or say mode_skips_asks = true if that is meant";
+            ledger.fault(place, message, Some(help.to_owned()));
+        }
+    }
+
     /// What these keys must agree on with the rest of the pool. `routes` are those of the pool;
     /// `None`: its network has none.
     pub(super) fn agree(&self, ledger: &Ledger, speaks_acp: bool, routes: Option<&[String]>) {

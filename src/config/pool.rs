@@ -100,6 +100,7 @@ struct Blame {
     attempts_faulty: bool,
     idle: Option<Place>,
     acp: acp::Draft,
+    acp_mode: Option<Place>,
 }
 
 /// Reads one pool. `None` if it has no name that could be used.
@@ -138,6 +139,7 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         attempts_faulty: attempts.is_none() && section.item("attempts").is_some(),
         idle,
         acp,
+        acp_mode: section.item("mode").map(|item| item.place),
     };
     let launcher = value(launcher, Launcher::Unshare);
     let open = match launcher {
@@ -391,6 +393,10 @@ fn agree(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Context<'_>) {
     blame
         .acp
         .agree(ledger, pool.dialect == DialectName::Acp, None);
+    if pool.dialect == DialectName::Acp {
+        let mode = pool.mode.as_deref().zip(blame.acp_mode.as_ref());
+        blame.acp.mode_asks(ledger, mode, &pool.acp);
+    }
     home_files_are_not_its_own(ledger, pool, blame);
     if context.found {
         restrict(ledger, pool, blame, context);

@@ -5,6 +5,7 @@
 
 #![allow(clippy::expect_used, reason = "a test ends with its first failure")]
 
+mod acp;
 mod continuing;
 mod crashes;
 mod drill;
@@ -12,6 +13,7 @@ mod escapes;
 mod first_run;
 mod full_disk;
 mod kill;
+mod misbehaving;
 mod orders;
 mod real_agents;
 mod slots;

@@ -50,6 +50,7 @@ impl Row {
             "pool.NAME.agent" | "pool.NAME.command" => set,
             "pool.NAME.model" => format!("pool.demo.command = [\"a\", \"{{model}}\"]\n{set}"),
             "pool.NAME.mode" => format!("pool.demo.command = [\"a\", \"{{mode}}\"]\n{set}"),
+            "pool.NAME.auth" => format!("pool.demo.dialect = \"acp\"\n{BARE}{set}"),
             _ => format!("{BARE}{set}"),
         }
     }
@@ -64,6 +65,7 @@ const SAMPLES: &[(&str, &str)] = &[
     ("pool.NAME.resume_args", "[\"--resume\", \"{session}\"]"),
     ("pool.NAME.model", "\"lab/model-1\""),
     ("pool.NAME.mode", "\"plan\""),
+    ("pool.NAME.auth", "\"api-key\""),
     ("pool.NAME.asks", "\"some\""),
     ("policy.NAME.file", "\"own.toml\""),
 ];

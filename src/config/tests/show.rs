@@ -51,6 +51,12 @@ guard_off = true
 [pool.two]
 command = ["agent", "{mode}"]
 mode = "plan"
+[pool.three]
+command = ["agent"]
+dialect = "acp"
+auth = "key"
+options = { "a b" = "x", fast = true }
+mcp_servers = [{ name = "files", command = "/usr/bin/mcp", args = ["-x"], env = { A = "1" } }]
 [pool.two.extractor.tool."a b"]
 class = "shell"
 [sandbox.own]

@@ -136,6 +136,8 @@ pub struct Acp {
     denials: Denials,
     /// Lines that were no messages.
     bad_lines: u32,
+    /// Requests that were denied because too many were open.
+    asks_beyond: u32,
 }
 
 impl Dialect for Acp {

@@ -12,6 +12,7 @@ use super::{Acp, Phase, Turn, write};
 use crate::dialect::asks::Clash;
 use crate::dialect::lenient::members;
 use crate::dialect::{Effect, Effects, Refused, bad_line};
+use crate::limits;
 use crate::model::{Answer, Ask, AskKey, Claimed, Event};
 use crate::wire::json;
 
@@ -108,7 +109,11 @@ impl Acp {
                     Clash::LongId => "bad_shape",
                 };
                 bad_line(reason, line, out);
-                return self.deny_at_once(id, &options, out);
+                self.deny_at_once(id, &options, out);
+                if clash == Clash::TooMany {
+                    self.asked_beyond(out);
+                }
+                return;
             }
         };
         out.push(Effect::Ask(Ask {
@@ -123,6 +128,18 @@ impl Acp {
                 ..Claimed::default()
             },
         }));
+    }
+
+    /// One more request was denied because too many are open.
+    fn asked_beyond(&mut self, out: &mut Effects) {
+        self.asks_beyond = self.asks_beyond.saturating_add(1);
+        if self.asks_beyond > limits::ASKS_BEYOND {
+            let most = limits::OPEN_ASKS;
+            let said = format!(
+                "the agent asks on and on while {most} of its requests wait for their answers"
+            );
+            self.fault(said, out);
+        }
     }
 
     /// Carries out an answer. The protocol has no place for a denial's reason.
