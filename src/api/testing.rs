@@ -132,7 +132,7 @@ fn hostile_events(evil: &str, task: &TaskId) -> Vec<Event> {
             no_allow: false,
         },
     };
-    vec![
+    let mut events = vec![
         Event::PromptAccepted {
             task: Some(task.clone()),
             attempt: 1,
@@ -240,49 +240,9 @@ fn hostile_events(evil: &str, task: &TaskId) -> Vec<Event> {
             status: None,
             output: text(),
         },
-        Event::UserText { delta: text() },
-        Event::Commands {
-            commands: vec![crate::model::CommandInfo {
-                name: text(),
-                description: text(),
-                hint: Some(text()),
-            }],
-        },
-        Event::Options {
-            options: vec![crate::model::OptionState {
-                id: text(),
-                name: Some(text()),
-                category: Some(text()),
-                value: Some(text()),
-            }],
-        },
-        Event::SessionInfo {
-            title: Some(text()),
-            updated_at: Some(text()),
-        },
-        Event::Notice {
-            severity: Some(text()),
-            title: text(),
-            description: Some(text()),
-        },
-        Event::Compaction {
-            id: text(),
-            status: Some(text()),
-            error: Some(text()),
-        },
-        Event::CompactionText {
-            id: text(),
-            delta: text(),
-        },
-        Event::SessionResumed {
-            how: "session/load",
-            replayed: 1,
-        },
-        Event::SessionFresh {
-            instead_of: SessionId::new("s-0").expect("id"),
-            why: evil.to_owned(),
-        },
-    ]
+    ];
+    events.extend(super::session_events_tests::hostile(evil));
+    events
 }
 
 /// A report and notices with `evil` in every field that text can reach.

@@ -250,18 +250,6 @@ pub(super) fn read(pool: &Section<'_>, found: bool) -> Draft {
 }
 
 impl Draft {
-    /// A mode that skips permission requests must be meant.
-    pub(super) fn mode_asks(&self, ledger: &Ledger, mode: Option<(&str, &Place)>, acp: &Acp) {
-        if let Some((mode, place)) = mode
-            && !acp.mode_skips_asks
-            && acp.skipping.has(mode)
-        {
-            let message = format!("the mode {} skips permission requests", quoted(mode));
-            let help = "choose one that asks, or say mode_skips_asks = true if that is meant";
-            ledger.fault(place, message, Some(help.to_owned()));
-        }
-    }
-
     /// What these keys must agree on with the rest of the pool. `routes` are those of the pool;
     /// `None`: its network has none.
     pub(super) fn agree(&self, ledger: &Ledger, speaks_acp: bool, routes: Option<&[String]>) {
@@ -300,6 +288,18 @@ impl Draft {
     }
 }
 
+/// A mode that skips permission requests must be meant.
+pub(super) fn mode_asks(ledger: &Ledger, mode: Option<(&str, &Place)>, acp: &Acp) {
+    if let Some((mode, place)) = mode
+        && !acp.mode_skips_asks
+        && acp.skipping.has(mode)
+    {
+        let message = format!("the mode {} skips permission requests", quoted(mode));
+        let help = "choose one that asks, or say mode_skips_asks = true if that is meant";
+        ledger.fault(place, message, Some(help.to_owned()));
+    }
+}
+
 /// An id that an agent gave, and its place.
 fn id(item: &Item<'_>) -> Option<(String, Place)> {
     let found = item.text_like(ID_PATTERN)?;
@@ -320,7 +320,10 @@ fn options(pool: &Section<'_>, own: &mut Vec<Place>) -> BTreeMap<String, OptionV
     let mut options = BTreeMap::new();
     for (name, item) in pool.section("options").named(ID_PATTERN) {
         if name.is_empty() || name.chars().count() > 256 || name.contains(|c: char| c < ' ') {
-            item.fault("the id of an option is one line of at most 256 characters", None);
+            item.fault(
+                "the id of an option is one line of at most 256 characters",
+                None,
+            );
         }
         own.push(item.place.clone());
         let value = if matches!(item.value(), DeValue::Boolean(_)) {
@@ -370,9 +373,10 @@ fn server(item: &Item<'_>, routed: &mut Vec<(Place, String)>) -> Option<McpServe
         Some(found.value)
     });
     let kind = section.word("type", &[]);
-    let kind = kind.map_or(ServerKind::Stdio, |found: super::table::Found<ServerKind>| {
-        found.value
-    });
+    let kind = kind.map_or(
+        ServerKind::Stdio,
+        |found: super::table::Found<ServerKind>| found.value,
+    );
     let command = section.text("command");
     let args = section.texts("args");
     let env = env(&section);
@@ -388,7 +392,10 @@ fn server(item: &Item<'_>, routed: &mut Vec<(Place, String)>) -> Option<McpServe
                 .all(|b| b.is_ascii_alphanumeric() || b"._~/-".contains(&b));
         if !fits {
             let shown = quoted(&found.value);
-            path.fault(format!("expected a path such as \"/mcp\", found {shown}"), None);
+            path.fault(
+                format!("expected a path such as \"/mcp\", found {shown}"),
+                None,
+            );
         }
         Some(found.value)
     });
@@ -434,10 +441,7 @@ fn server(item: &Item<'_>, routed: &mut Vec<(Place, String)>) -> Option<McpServe
             path: path.unwrap_or_else(|| "/".to_owned()),
         }
     };
-    Some(McpServer {
-        name: name?,
-        reach,
-    })
+    Some(McpServer { name: name?, reach })
 }
 
 /// The environment of a tool server: never a secret, because the agent is handed it in the clear.
@@ -446,16 +450,22 @@ fn env(section: &Section<'_>) -> BTreeMap<String, String> {
     for (name, item) in section.section("env").named(environment::NAME_PATTERN) {
         if !environment::is_name(&name) {
             let shown = quoted(&name);
-            item.fault(format!("expected the name of a variable, found {shown}"), None);
+            item.fault(
+                format!("expected the name of a variable, found {shown}"),
+                None,
+            );
         }
         let Some(value) = item.text() else { continue };
-        let is_secret = ["env:", "file:"].iter().any(|of| value.value.starts_with(of));
+        let is_secret = ["env:", "file:"]
+            .iter()
+            .any(|of| value.value.starts_with(of));
         if is_secret || is_secretive(&name) {
             let message = format!(
                 "{} would hand a secret to the agent: a tool server's environment has none",
                 quoted(&name)
             );
-            let help = "let the server reach what needs a key through a route, which adds it outside";
+            let help =
+                "let the server reach what needs a key through a route, which adds it outside";
             item.fault(message, Some(help.to_owned()));
         }
         env.insert(name, value.value);
@@ -491,7 +501,16 @@ mod tests {
         ] {
             assert!(any.has(skips), "{skips}");
         }
-        for asks in ["default", "ask", "plan", "read-only", "build", "code", "architect", ""] {
+        for asks in [
+            "default",
+            "ask",
+            "plan",
+            "read-only",
+            "build",
+            "code",
+            "architect",
+            "",
+        ] {
             assert!(!any.has(asks), "{asks}");
         }
     }

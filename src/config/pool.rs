@@ -395,7 +395,7 @@ fn agree(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Context<'_>) {
         .agree(ledger, pool.dialect == DialectName::Acp, None);
     if pool.dialect == DialectName::Acp {
         let mode = pool.mode.as_deref().zip(blame.acp_mode.as_ref());
-        blame.acp.mode_asks(ledger, mode, &pool.acp);
+        acp::mode_asks(ledger, mode, &pool.acp);
     }
     home_files_are_not_its_own(ledger, pool, blame);
     if context.found {

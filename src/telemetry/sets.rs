@@ -47,7 +47,7 @@ impl RestartCause {
             ExitClass::HandshakeTimeout => Self::Hang,
             ExitClass::VersionRefused | ExitClass::NeedsSetup | ExitClass::ProtocolFault => {
                 Self::Protocol
-            },
+            }
             ExitClass::OutOfMemory => Self::Oom,
             ExitClass::Exited | ExitClass::Signalled | ExitClass::JournalQuota => Self::Crash,
             ExitClass::IdleUnload | ExitClass::Stopped => Self::Manual,

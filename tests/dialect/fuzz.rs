@@ -1,8 +1,8 @@
 //! Any bytes: no panic, and the promises that hold for all of them.
 
-use std::sync::Arc;
 use std::collections::HashSet;
 use std::fmt::Write as _;
+use std::sync::Arc;
 
 use marshal::config::DialectName;
 use marshal::dialect::{Command, Effect, merge_text};

@@ -150,6 +150,10 @@ fn acp(which: u8) -> Acp {
 }
 
 /// What must hold for every conversation.
+#[expect(
+    clippy::too_many_lines,
+    reason = "one arm for each thing that we say"
+)]
 fn promises(effects: &[Effect]) {
     let mut open = HashSet::new();
     let (mut ready, mut running, mut started) = (false, false, false);
@@ -194,8 +198,13 @@ fn promises(effects: &[Effect]) {
                 }
                 match method {
                     "initialize" => assert_eq!(at, 0),
-                    "session/new" | "session/list" | "session/load" | "session/resume"
-                    | "authenticate" | "session/set_mode" | "session/set_config_option" => {
+                    "session/new"
+                    | "session/list"
+                    | "session/load"
+                    | "session/resume"
+                    | "authenticate"
+                    | "session/set_mode"
+                    | "session/set_config_option" => {
                         assert!(!ready);
                     }
                     "$/ping" => assert!(ready && !running && said.get("id").is_some()),
@@ -235,7 +244,10 @@ fn promises(effects: &[Effect]) {
         }
     }
     for (id, times) in answered {
-        assert!(Some(&times) <= asked.get(&id), "a verdict on {id} was written twice");
+        assert!(
+            Some(&times) <= asked.get(&id),
+            "a verdict on {id} was written twice"
+        );
     }
 }
 

@@ -309,7 +309,11 @@ fn describe_event(event: &Event) -> String {
         Event::Commands { commands } => {
             let names = commands.iter().map(|command| {
                 let hint = optional(command.hint.as_ref());
-                format!("{}({} {hint})", text(&command.name), text(&command.description))
+                format!(
+                    "{}({} {hint})",
+                    text(&command.name),
+                    text(&command.description)
+                )
             });
             format!("commands {}", names.collect::<Vec<_>>().join(" "))
         }

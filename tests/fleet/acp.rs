@@ -10,7 +10,10 @@ use crate::drill::{Drill, Ran, eventually};
 
 /// A pool of script agents that differ in some ways.
 fn pool(quirks: &[&str], keys: &str) -> String {
-    let quirks: String = quirks.iter().map(|quirk| format!(", \"--quirk\", {quirk:?}")).collect();
+    let quirks: String = quirks
+        .iter()
+        .map(|quirk| format!(", \"--quirk\", {quirk:?}"))
+        .collect();
     format!(
         r#"
 [pool.demo]
@@ -42,7 +45,9 @@ fn run(drill: &Drill, prompts: &[&str]) -> (Ran, Vec<Value>) {
 fn count(drill: &Drill, what: &str) -> i64 {
     drill
         .database()
-        .query_row(&format!("SELECT count(*) FROM {what}"), [], |row| row.get(0))
+        .query_row(&format!("SELECT count(*) FROM {what}"), [], |row| {
+            row.get(0)
+        })
         .expect(what)
 }
 
@@ -67,7 +72,12 @@ fn check(quirks: &[&str], keys: &str, expect: Result<&[&str], &[&str]>) {
         }
         Err(says) => {
             assert_eq!(results[0]["outcome"], "failed", "{}", ran.all());
-            assert_eq!(results[0]["attempts"], 0, "no prompt was sent: {}", ran.all());
+            assert_eq!(
+                results[0]["attempts"],
+                0,
+                "no prompt was sent: {}",
+                ran.all()
+            );
             let detail = results[0]["detail"].as_str().expect("a detail");
             for part in says {
                 assert!(detail.contains(part), "{part} is not in {detail}");
@@ -84,10 +94,18 @@ fn a_login_is_made_where_the_pool_names_one_and_else_the_slot_parks_with_what_th
     check(
         &["login"],
         "",
-        Err(&["wants a login", "key (Key), setup (Set up, in a terminal)", "set auth"]),
+        Err(&[
+            "wants a login",
+            "key (Key), setup (Set up, in a terminal)",
+            "set auth",
+        ]),
     );
     check(&["login"], "auth = \"setup\"", Err(&["in a terminal"]));
-    check(&["login"], "auth = \"none\"", Err(&["offers no login none"]));
+    check(
+        &["login"],
+        "auth = \"none\"",
+        Err(&["offers no login none"]),
+    );
 }
 
 #[test]
@@ -97,14 +115,26 @@ fn mode_model_and_options_are_set_and_what_is_not_offered_parks_the_slot() {
         "mode = \"plan\"\nmodel = \"b\"\noptions = { fast = true }",
         Ok(&["\"mode\":\"plan\"", "\"model\":\"b\"", "\"fast\":true"]),
     );
-    check(&["modes"], "mode = \"code\"", Err(&["no mode code", "ask, plan, yolo"]));
+    check(
+        &["modes"],
+        "mode = \"code\"",
+        Err(&["no mode code", "ask, plan, yolo"]),
+    );
     check(&["modes"], "model = \"c\"", Err(&["no model c", "a, b"]));
-    check(&["modes"], "options = { slow = true }", Err(&["no option slow", "model, fast"]));
+    check(
+        &["modes"],
+        "options = { slow = true }",
+        Err(&["no option slow", "model, fast"]),
+    );
 }
 
 #[test]
 fn a_mode_that_skips_questions_must_be_meant() {
-    check(&["yolo"], "", Err(&["skips permission requests", "mode_skips_asks"]));
+    check(
+        &["yolo"],
+        "",
+        Err(&["skips permission requests", "mode_skips_asks"]),
+    );
     check(&["yolo"], "mode = \"ask\"", Ok(&["\"mode\":\"ask\""]));
     check(&["yolo"], "mode_skips_asks = true", Ok(&["say hi"]));
 }
@@ -146,27 +176,44 @@ fn a_session_comes_back_without_its_past_twice_however_late_it_is_told() {
         let (ran, results) = run(&drill, &prompts);
         let answer = results[2]["answer"].as_str().expect("an answer");
         assert!(answer.contains("once upon"), "{}", ran.all());
-        assert_eq!(results[0]["session"], results[2]["session"], "{}", ran.all());
+        assert_eq!(
+            results[0]["session"],
+            results[2]["session"],
+            "{}",
+            ran.all()
+        );
         assert_eq!(count(&drill, "events WHERE kind = 'session_resumed'"), 1);
         let told = "events WHERE kind = 'text' AND body LIKE '%once upon%'";
         // As it was said, and as it was recalled.
         assert_eq!(count(&drill, told), 2, "{}", ran.all());
-        assert_eq!(count(&drill, "events WHERE kind IN ('user_text', 'bad_line')"), 0);
+        assert_eq!(
+            count(&drill, "events WHERE kind IN ('user_text', 'bad_line')"),
+            0
+        );
         drill.assert_dense();
     }
 }
 
 #[test]
 fn a_session_that_cannot_come_back_is_followed_by_a_new_one_that_says_so() {
-    let forgets = pool(&["lenient-load"], SLOT).replace("\"--ledger\"", "\"--forget\", \"--ledger\"");
+    let forgets =
+        pool(&["lenient-load"], SLOT).replace("\"--ledger\"", "\"--forget\", \"--ledger\"");
     for (text, why) in [
-        (pool(&["no-load"], SLOT), "neither session/load nor session/resume"),
+        (
+            pool(&["no-load"], SLOT),
+            "neither session/load nor session/resume",
+        ),
         (forgets, "its list of sessions lacks"),
     ] {
         let drill = Drill::new(&text);
         let (ran, results) = run(&drill, &["say one", "crash", "say three"]);
         assert_eq!(results[2]["outcome"], "done", "{}", ran.all());
-        assert_ne!(results[0]["session"], results[2]["session"], "{}", ran.all());
+        assert_ne!(
+            results[0]["session"],
+            results[2]["session"],
+            "{}",
+            ran.all()
+        );
         let (session, body): (String, String) = drill
             .database()
             .query_row(
@@ -201,12 +248,17 @@ fn an_idle_child_is_stopped_and_its_session_comes_back_with_the_next_task() {
     assert_eq!(first[0]["session"], second[0]["session"], "{}", ran.all());
     let answer = second[0]["answer"].as_str().expect("an answer");
     assert!(answer.contains("say one"), "{answer}");
-    assert!(ledger(&second[0]).contains("\"close\""), "the goodbye closed the session");
+    assert!(
+        ledger(&second[0]).contains("\"close\""),
+        "the goodbye closed the session"
+    );
 }
 
 #[test]
 fn an_agent_that_hangs_between_turns_is_found_by_its_silence() {
-    let keys = format!("{SLOT}timeouts = {{ keepalive = \"200ms\" }}\nstop = {{ goodbye = \"100ms\", eof = \"100ms\", int = \"100ms\", term = \"100ms\" }}");
+    let keys = format!(
+        "{SLOT}timeouts = {{ keepalive = \"200ms\" }}\nstop = {{ goodbye = \"100ms\", eof = \"100ms\", int = \"100ms\", term = \"100ms\" }}"
+    );
     let drill = Drill::new(&pool(&[], &keys));
     let _daemon = drill.start(&["up"]);
     assert_eq!(drill.get("/healthz").0, 200);
@@ -216,7 +268,9 @@ fn an_agent_that_hangs_between_turns_is_found_by_its_silence() {
     std::thread::sleep(Duration::from_millis(1500));
     assert_eq!(count(&drill, "events WHERE kind = 'child_exited'"), 0);
     for pid in drill.agents() {
-        let stopped = std::process::Command::new("kill").args(["-s", "STOP", &pid.to_string()]).status();
+        let stopped = std::process::Command::new("kill")
+            .args(["-s", "STOP", &pid.to_string()])
+            .status();
         assert!(stopped.expect("kill").success());
     }
     let found = "events WHERE kind = 'child_exited' AND body LIKE '%timeouts.keepalive%'";

@@ -68,7 +68,7 @@ fn corpus() -> Vec<(&'static str, String, &'static str, &'static str)> {
         ("batch", "raw [{\"jsonrpc\":\"2.0\",\"method\":\"session/update\"}]\nsay on".to_owned(), "done", "not_object"),
         ("end-before-updates", format!("{end}\nsay late\nsleep 50ms"), "done", "end_turn"),
         ("endless-line", "endless-line".to_owned(), "lost", "a line of more than"),
-        ("half-a-line", "half {\"jsonrpc\":\"2.0\",\"method\":\"sess".to_owned(), "lost", "closed its stdout"),
+        ("half-a-line", "half {\"jsonrpc\":\"2.0\",\"method\":\"sess\nsleep 60s".to_owned(), "lost", "closed its stdout"),
         ("half-a-line-and-end", "half {\"jsonrpc\"\nexit 0".to_owned(), "lost", "ended by itself"),
         ("stdout-closed", "mute\nsleep 60s".to_owned(), "lost", "closed its stdout"),
         ("noise-without-end", "garbage 1000".to_owned(), "lost", "were no messages"),
@@ -99,7 +99,9 @@ fn whatever_an_agent_does_has_a_defined_end_and_no_neighbour_waits_for_it() {
     let results = drill.results("results.jsonl");
     let of = |id: &str| {
         let found = results.iter().find(|result| result["id"] == id);
-        found.unwrap_or_else(|| panic!("{id} is missing: {}", ran.all())).clone()
+        found
+            .unwrap_or_else(|| panic!("{id} is missing: {}", ran.all()))
+            .clone()
     };
     let database = drill.database();
     let mut wrong = Vec::new();
@@ -116,7 +118,9 @@ fn whatever_an_agent_does_has_a_defined_end_and_no_neighbour_waits_for_it() {
                 |row| row.get(0),
             )
             .expect("events");
-        let in_result = bad["detail"].as_str().is_some_and(|detail| detail.contains(says));
+        let in_result = bad["detail"]
+            .as_str()
+            .is_some_and(|detail| detail.contains(says));
         if bad["outcome"] != *outcome || (told == 0 && !in_result) {
             wrong.push(format!("{id}: not {outcome} with {says}, but {bad}"));
         }

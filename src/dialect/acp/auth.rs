@@ -126,7 +126,11 @@ impl Acp {
             .iter()
             .map(|login| {
                 let name = login.name.as_ref().map(Foreign::raw).unwrap_or_default();
-                let how = if login.is_terminal { ", in a terminal" } else { "" };
+                let how = if login.is_terminal {
+                    ", in a terminal"
+                } else {
+                    ""
+                };
                 match name {
                     "" => format!("{}{how}", login.id),
                     name => format!("{} ({name}{how})", login.id),

@@ -97,9 +97,8 @@ impl Initialized<'_> {
             #[serde(borrow)]
             logout: Option<&'a RawValue>,
         }
-        let can = |raw: Option<&RawValue>| {
-            raw.is_some_and(|raw| !matches!(raw.get(), "false" | "null"))
-        };
+        let can =
+            |raw: Option<&RawValue>| raw.is_some_and(|raw| !matches!(raw.get(), "false" | "null"));
         let says = |raw: Option<&RawValue>| raw.is_some_and(|raw| raw.get() == "true");
         let agent: Agent<'_> = self
             .agent_capabilities

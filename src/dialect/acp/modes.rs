@@ -33,12 +33,15 @@ impl Named {
 /// In what way a session skips, in our words; `None`: as far as its settings say, it does not.
 pub(super) fn skips(settings: &Settings, skipping: &Skipping) -> Option<String> {
     let named = Named::of(settings, skipping);
-    if let Some(mode) = settings.modes.as_ref().and_then(|modes| modes.current.as_ref())
+    if let Some(mode) = settings
+        .modes
+        .as_ref()
+        .and_then(|modes| modes.current.as_ref())
         && is_skipping(mode, &named, skipping)
     {
         return Some(format!("its mode {}", mode.show(80)));
     }
-    let way = settings.options.iter().find_map(|option| {
+    settings.options.iter().find_map(|option| {
         let id = option.id.show(80);
         match &option.value {
             Value::Switch(true) => {
@@ -55,14 +58,16 @@ pub(super) fn skips(settings: &Settings, skipping: &Skipping) -> Option<String> 
             }
             _ => None,
         }
-    });
-    way
+    })
 }
 
 /// Whether an option is about what the agent asks for.
 fn is_about_asking(option: &super::settings::SessionOption) -> bool {
     let id = option.id.raw().to_lowercase();
-    option.is_about("mode") || ["permission", "approv"].iter().any(|part| id.contains(part))
+    option.is_about("mode")
+        || ["permission", "approv"]
+            .iter()
+            .any(|part| id.contains(part))
 }
 
 fn is_skipping(mode: &Foreign, named: &Named, skipping: &Skipping) -> bool {

@@ -120,14 +120,14 @@ fn notice(update: &RawValue) -> Option<Event> {
 fn compaction(update: &RawValue) -> Option<Event> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
-    struct Compaction<'a> {
+    struct Shape<'a> {
         compaction_id: String,
         #[serde(borrow)]
         status: Option<&'a RawValue>,
         #[serde(borrow)]
         error: Option<&'a RawValue>,
     }
-    let compaction: Compaction<'_> = members(update)?;
+    let compaction: Shape<'_> = members(update)?;
     let error = compaction.error.filter(|raw| raw.get() != "null");
     Some(Event::Compaction {
         id: compaction.compaction_id.into(),

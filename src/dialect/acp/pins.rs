@@ -184,7 +184,10 @@ fn step(pin: &Pin, settings: &Settings) -> Result<Option<Step>, NotOffered> {
             }
             let models = settings.models.as_ref();
             if let Some(models) = models.filter(|models| models.offers(model)) {
-                let is_so = models.current.as_ref().is_some_and(|now| now.raw() == model);
+                let is_so = models
+                    .current
+                    .as_ref()
+                    .is_some_and(|now| now.raw() == model);
                 return Ok((!is_so).then(|| Step::Model(model.clone())));
             }
             let of_option = settings.option_about("model").map(|option| &option.offered);
@@ -208,15 +211,14 @@ fn step(pin: &Pin, settings: &Settings) -> Result<Option<Step>, NotOffered> {
                 (OptionValue::Switch(on), Value::Switch(now)) => {
                     Ok((on != now).then(|| Step::Option(id.clone(), value.clone())))
                 }
-                (OptionValue::Choice(wanted), Value::Choice(_)) => {
-                    of_option(Some(option), wanted).ok_or_else(|| {
+                (OptionValue::Choice(wanted), Value::Choice(_)) => of_option(Some(option), wanted)
+                    .ok_or_else(|| {
                         let offered = option.offered.iter().map(|choice| choice.id.raw());
                         NotOffered(format!(
                             "the agent's option {id} has no value {wanted}; it has: {}",
                             listed_for_people(offered)
                         ))
-                    })
-                }
+                    }),
                 (_, Value::Switch(_)) => Err(NotOffered(format!(
                     "the agent's option {id} is true or false"
                 ))),

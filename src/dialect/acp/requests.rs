@@ -6,8 +6,8 @@ use serde_json::value::RawValue;
 
 use super::calls::{CallFields, Word};
 use super::envelope::RequestId;
-use super::message::{Options, PermissionParams};
 use super::farewell::Leaving;
+use super::message::{Options, PermissionParams};
 use super::{Acp, Phase, Turn, write};
 use crate::dialect::asks::Clash;
 use crate::dialect::lenient::members;

@@ -53,8 +53,8 @@ struct Answered<'a> {
 /// An answer, in one of two forms: which member says what it is.
 #[derive(Serialize)]
 struct Outcome<'a> {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    outcome: Option<&'static str>,
+    #[serde(rename = "outcome", skip_serializing_if = "Option::is_none")]
+    word: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     kind: Option<&'static str>,
     #[serde(rename = "optionId", skip_serializing_if = "Option::is_none")]
@@ -473,12 +473,12 @@ fn answered(
 ) -> Vec<u8> {
     let outcome = match form {
         PermissionReply::Acp => Outcome {
-            outcome: Some(acp),
+            word: Some(acp),
             kind: None,
             option,
         },
         PermissionReply::Scarf => Outcome {
-            outcome: None,
+            word: None,
             kind: Some(scarf),
             option,
         },

@@ -359,7 +359,7 @@ const fn cause(class: ExitClass) -> RestartCause {
         ExitClass::HandshakeTimeout => RestartCause::Hang,
         ExitClass::ProtocolFault | ExitClass::NeedsSetup | ExitClass::VersionRefused => {
             RestartCause::Protocol
-        },
+        }
         ExitClass::SpawnFailed => RestartCause::Spawn,
         _ => RestartCause::Crash,
     }

@@ -135,7 +135,7 @@ impl PoolState {
         index: u16,
         session: &SessionId,
         end: &ChannelEnd,
-        stays: Stays,
+        stays: &Stays,
     ) {
         let Some(slot) = self.slot(index) else { return };
         if slot.occupant().map(|(_, current)| current) != Some(session) {
@@ -148,7 +148,7 @@ impl PoolState {
             view.last_exit_code = code.or(view.last_exit_code);
         });
         self.child_ended(index, end);
-        self.what_of_the_session(index, &stays, true, false);
+        self.what_of_the_session(index, stays, true, false);
         self.old_child_is_gone(index, false);
     }
 

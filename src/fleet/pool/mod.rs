@@ -162,7 +162,7 @@ impl Actor for Pool {
                 session,
                 end,
                 stays,
-            } => state.child_gone(index, &session, &end, stays),
+            } => state.child_gone(index, &session, &end, &stays),
             PoolMsg::SessionClosed { index, session } => state.session_closed(index, &session),
             PoolMsg::BackoffOver { index, round } => state.backoff_over(index, round),
             PoolMsg::Restart { index, done } => state.restart(index, done),

@@ -146,8 +146,17 @@ fn read(root: &Root, path: &str, room: usize) -> Result<String, NotAttached> {
 mod tests {
     use super::*;
 
-    fn attach(dir: &std::path::Path, named: &[&str], embedded: &[&str]) -> Result<Vec<String>, String> {
-        let own = |paths: &[&str]| paths.iter().map(|path| (*path).to_owned()).collect::<Vec<_>>();
+    fn attach(
+        dir: &std::path::Path,
+        named: &[&str],
+        embedded: &[&str],
+    ) -> Result<Vec<String>, String> {
+        let own = |paths: &[&str]| {
+            paths
+                .iter()
+                .map(|path| (*path).to_owned())
+                .collect::<Vec<_>>()
+        };
         let root = Root::open(dir).expect("root");
         let files = Files::of(&own(named), &own(embedded));
         let attached = files.attach(&root, "/workspace");

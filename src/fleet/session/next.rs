@@ -106,13 +106,17 @@ impl SessionState {
         let to = self.myself.clone();
         let record = move || {
             let root = match root {
-                Some(root) => root.map_err(|error| format!("the workspace cannot be read: {error}"))?,
+                Some(root) => {
+                    root.map_err(|error| format!("the workspace cannot be read: {error}"))?
+                }
                 None => return Ok(super::Recorded::default()),
             };
             let before = changes.then(|| Manifest::record(&root)).transpose();
             Ok(super::Recorded {
                 before: before.map_err(|error| format!("the workspace cannot be read: {error}"))?,
-                attached: files.attach(&root, &inside).map_err(|error| error.to_string())?,
+                attached: files
+                    .attach(&root, &inside)
+                    .map_err(|error| error.to_string())?,
             })
         };
         let ambient = self.shared.ambient.clone();

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::{Files, StoredSession};
 use super::prepare::Prepared;
 use super::tally::Tally;
+use super::{Files, StoredSession};
 use crate::fleet::channel::ChannelEnd;
 use crate::fleet::notice::{ChangeKind, FileChange};
 use crate::fleet::setup::{PoolShared, Shared};

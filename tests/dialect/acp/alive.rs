@@ -69,7 +69,11 @@ fn any_word_of_a_silent_agent_shows_that_it_lives() {
         update(r#""sessionUpdate":"usage_update","used":1,"size":2"#)[2..].to_owned(),
     ];
     for reply in replies {
-        let context = if reply.contains("usage") { "context 1/2\n" } else { "" };
+        let context = if reply.contains("usage") {
+            "context 1/2\n"
+        } else {
+            ""
+        };
         check(
             None,
             Some(100),
@@ -95,7 +99,9 @@ fn three_questions_without_a_word_are_a_fault_and_a_late_reply_is_no_stranger() 
     check(
         None,
         Some(100),
-        &format!("{OPEN}~ 200\n> prompt p\n< {{\"id\":4,\"error\":{{}}}}\n< {{\"id\":3,\"error\":{{}}}}\n< {{\"id\":3,\"error\":{{}}}}"),
+        &format!(
+            "{OPEN}~ 200\n> prompt p\n< {{\"id\":4,\"error\":{{}}}}\n< {{\"id\":3,\"error\":{{}}}}\n< {{\"id\":3,\"error\":{{}}}}"
+        ),
         &format!(
             r#"{OPEN_SAYS}{}
             {}

@@ -44,7 +44,10 @@ fn the_login_that_the_pool_names_is_made_before_a_session_is_opened() {
 fn a_login_in_a_terminal_and_one_that_is_not_offered_need_a_person() {
     for (method, why) in [
         ("setup", "the login setup is made in a terminal"),
-        ("other", "the agent offers no login other (auth); it offers: chat (Chat login), setup (Set up, in a terminal), key"),
+        (
+            "other",
+            "the agent offers no login other (auth); it offers: chat (Chat login), setup (Set up, in a terminal), key",
+        ),
     ] {
         let mut talk = talk_with(wants(method));
         talk.chunk(format!("{}\n", &greeting()[2..]).as_bytes());
@@ -70,7 +73,10 @@ fn a_session_that_is_refused_without_a_login_tells_which_there_are() {
         }
     };
     let without = said(Acp::default(), &format!("< {{\"id\":2,{error}}}"));
-    for part in ["it offers: chat (Chat login), setup (Set up, in a terminal), key", "set auth"] {
+    for part in [
+        "it offers: chat (Chat login), setup (Set up, in a terminal), key",
+        "set auth",
+    ] {
         assert!(without.contains(part), "{without}");
     }
     let failed = said(wants("chat"), &format!("< {{\"id\":2,{error}}}"));
@@ -79,7 +85,10 @@ fn a_session_that_is_refused_without_a_login_tells_which_there_are() {
         wants("chat"),
         &format!("< {{\"id\":2,\"result\":{{}}}}\n< {{\"id\":3,{error}}}"),
     );
-    assert!(with.contains("the login chat (auth) was not enough"), "{with}");
+    assert!(
+        with.contains("the login chat (auth) was not enough"),
+        "{with}"
+    );
 }
 
 #[test]
@@ -100,7 +109,8 @@ fn the_goodbye_closes_the_session_and_logs_out_where_that_is_wanted() {
     let can = r#"< {"id":1,"result":{"protocolVersion":1,"agentCapabilities":{"sessionCapabilities":{"close":{}},"auth":{"logout":{}}}}}
         < {"id":2,"result":{"sessionId":"s-1"}}"#;
     let open = format!("{NEW}\nready protocol=1 session='s-1'");
-    let close = r#"write {"jsonrpc":"2.0","id":3,"method":"session/close","params":{"sessionId":"s-1"}}"#;
+    let close =
+        r#"write {"jsonrpc":"2.0","id":3,"method":"session/close","params":{"sessionId":"s-1"}}"#;
     check_with(
         Acp::default(),
         &format!("{can}\n> goodbye\n< {{\"id\":3,\"result\":{{}}}}"),

@@ -97,8 +97,16 @@ fn options_are_set_where_the_agent_has_options_and_only_where_they_differ() {
 
 #[test]
 fn what_the_agent_does_not_offer_needs_a_person_who_is_told_what_it_does() {
-    needs(mode("ask"), &new(MODES), &["no mode ask", "default, plan, m4, accept_edits"]);
-    needs(mode("ask"), &new(r#""modes":null"#), &["no mode ask; it offers: none"]);
+    needs(
+        mode("ask"),
+        &new(MODES),
+        &["no mode ask", "default, plan, m4, accept_edits"],
+    );
+    needs(
+        mode("ask"),
+        &new(r#""modes":null"#),
+        &["no mode ask; it offers: none"],
+    );
     let with = |options: &[(&str, OptionValue)], model: Option<&str>| Acp {
         model: model.map(str::to_owned),
         options: options
@@ -110,10 +118,26 @@ fn what_the_agent_does_not_offer_needs_a_person_who_is_told_what_it_does() {
     let choice = |value: &str| OptionValue::Choice(value.to_owned());
     let all = new(&options("build", "a", false));
     needs(with(&[], Some("c")), &all, &["no model c; it offers: a, b"]);
-    needs(with(&[("x", choice("y"))], None), &all, &["no option x; it has: m, llm, fast"]);
-    needs(with(&[("llm", choice("y"))], None), &all, &["llm has no value y; it has: a, b"]);
-    needs(with(&[("fast", choice("y"))], None), &all, &["fast is true or false"]);
-    needs(with(&[("llm", OptionValue::Switch(true))], None), &all, &["llm is not true or false"]);
+    needs(
+        with(&[("x", choice("y"))], None),
+        &all,
+        &["no option x; it has: m, llm, fast"],
+    );
+    needs(
+        with(&[("llm", choice("y"))], None),
+        &all,
+        &["llm has no value y; it has: a, b"],
+    );
+    needs(
+        with(&[("fast", choice("y"))], None),
+        &all,
+        &["fast is true or false"],
+    );
+    needs(
+        with(&[("llm", OptionValue::Switch(true))], None),
+        &all,
+        &["llm is not true or false"],
+    );
 }
 
 #[test]
@@ -124,7 +148,10 @@ fn what_the_agent_refuses_or_sets_otherwise_needs_a_person() {
         &format!("{}\n{refused}", new(MODES)),
         &["does not take the mode plan", "-32602"],
     );
-    let other = format!("< {{\"id\":3,\"result\":{{{}}}}}", options("build", "a", false));
+    let other = format!(
+        "< {{\"id\":3,\"result\":{{{}}}}}",
+        options("build", "a", false)
+    );
     needs(
         mode("plan"),
         &format!("{}\n{other}", new(&options("build", "a", false))),
@@ -135,11 +162,16 @@ fn what_the_agent_refuses_or_sets_otherwise_needs_a_person() {
 #[test]
 fn a_session_that_opens_in_a_mode_that_skips_questions_is_refused_unless_that_is_meant() {
     let opened = [
-        MODES.replace("currentModeId\":\"default", "currentModeId\":\"accept_edits"),
+        MODES.replace(
+            "currentModeId\":\"default",
+            "currentModeId\":\"accept_edits",
+        ),
         MODES.replace("currentModeId\":\"default", "currentModeId\":\"m4"),
         options("yolo", "a", false),
-        r#""configOptions":[{"id":"approval_policy","currentValue":"never","options":[]}]"#.to_owned(),
-        r#""configOptions":[{"id":"auto_approve","type":"boolean","currentValue":true}]"#.to_owned(),
+        r#""configOptions":[{"id":"approval_policy","currentValue":"never","options":[]}]"#
+            .to_owned(),
+        r#""configOptions":[{"id":"auto_approve","type":"boolean","currentValue":true}]"#
+            .to_owned(),
     ];
     for fields in &opened {
         needs(
@@ -186,7 +218,11 @@ fn an_agent_that_goes_into_such_a_mode_by_itself_is_ended_at_once() {
             talk.chunk(format!("{}\n", &line[2..]).as_bytes());
         }
         let last = talk.effects.last();
-        assert!(matches!(last, Some(Effect::Fault(Fault::Unsafe(_)))), "{}", talk.told());
+        assert!(
+            matches!(last, Some(Effect::Fault(Fault::Unsafe(_)))),
+            "{}",
+            talk.told()
+        );
     }
     let mut talk = talk_with(Acp::default());
     for line in new(MODES).lines().chain(by_mode("plan").lines()) {

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use marshal::config::{Acp, DialectName, McpServer, PermissionReply, Reach, ServerKind, TellDenials};
+use marshal::config::{
+    Acp, DialectName, McpServer, PermissionReply, Reach, ServerKind, TellDenials,
+};
 use marshal::dialect::{Attachment, Command, Effect, Fault, Opening};
 use serde_json::{Value, json};
 
@@ -11,8 +13,13 @@ use super::talk_with;
 use crate::script::{Conversation, played};
 
 fn said(talk: &Conversation, method: &str) -> Vec<Value> {
-    let lines = talk.written().into_iter().map(|line| serde_json::from_str(line).unwrap());
-    lines.filter(|line: &Value| line["method"] == method).collect()
+    let lines = talk
+        .written()
+        .into_iter()
+        .map(|line| serde_json::from_str(line).unwrap());
+    lines
+        .filter(|line: &Value| line["method"] == method)
+        .collect()
 }
 
 fn opened(mut talk: Conversation, capabilities: &str) -> Conversation {
@@ -41,7 +48,10 @@ fn files_are_linked_and_held_only_where_the_agent_takes_that() {
             r#""promptCapabilities":{"embeddedContext":true}"#,
             json!({"type": "resource", "resource": {"uri": "file:///workspace/README.md", "text": "# \u{2028}"}}),
         ),
-        ("", json!({"type": "resource_link", "uri": "file:///workspace/README.md", "name": "README.md"})),
+        (
+            "",
+            json!({"type": "resource_link", "uri": "file:///workspace/README.md", "name": "README.md"}),
+        ),
     ] {
         let mut talk = opened(talk_with(Acp::default()), capabilities);
         let command = Command::Prompt {
@@ -50,7 +60,10 @@ fn files_are_linked_and_held_only_where_the_agent_takes_that() {
         };
         talk.command(command).unwrap();
         let blocks = &said(&talk, "session/prompt")[0]["params"]["prompt"];
-        assert_eq!(*blocks, json!([{"type": "text", "text": "p"}, link, second]));
+        assert_eq!(
+            *blocks,
+            json!([{"type": "text", "text": "p"}, link, second])
+        );
     }
 }
 
@@ -74,14 +87,23 @@ fn a_denial_is_told_before_the_next_prompt_once_unless_nobody_wants_that() {
             .collect::<Vec<_>>()
     };
     let text = |text: &str| json!({"type": "text", "text": text});
-    let denied = "# Before this prompt, these requests of yours were denied:\n# - rm\\u{1b} x: not\n";
+    let denied =
+        "# Before this prompt, these requests of yours were denied:\n# - rm\\u{1b} x: not\n";
     assert_eq!(
         prompts(TellDenials::NextPrompt),
-        [json!([text("one")]), json!([text(denied), text("two")]), json!([text("three")])]
+        [
+            json!([text("one")]),
+            json!([text(denied), text("two")]),
+            json!([text("three")])
+        ]
     );
     assert_eq!(
         prompts(TellDenials::Never),
-        [json!([text("one")]), json!([text("two")]), json!([text("three")])]
+        [
+            json!([text("one")]),
+            json!([text("two")]),
+            json!([text("three")])
+        ]
     );
 }
 
@@ -101,12 +123,19 @@ fn answers_have_the_form_that_the_pool_says() {
             r#"{"outcome":{"kind":"cancelled"}}"#,
         ),
     ] {
-        for (what, result) in [("allow 7", allowed), ("deny 7 x", denied), ("cancel", cancelled)] {
+        for (what, result) in [
+            ("allow 7", allowed),
+            ("deny 7 x", denied),
+            ("cancel", cancelled),
+        ] {
             let acp = Acp {
                 permission_reply: form,
                 ..Acp::default()
             };
-            let told = played(opened(talk_with(acp), ""), &format!("> prompt p\n{ASK}\n> {what}"));
+            let told = played(
+                opened(talk_with(acp), ""),
+                &format!("> prompt p\n{ASK}\n> {what}"),
+            );
             let answer = format!(r#"write {{"jsonrpc":"2.0","id":7,"result":{result}}}"#);
             assert!(told.contains(&answer), "{answer} is not in {told}");
         }
@@ -167,7 +196,11 @@ fn tool_servers_are_handed_over_with_the_session() {
 fn a_tool_server_that_the_agent_or_the_pool_cannot_reach_needs_a_person() {
     for (talk, capabilities, why) in [
         (with_servers(&[("tools", "http://x")]), "", "by http"),
-        (with_servers(&[]), r#""mcpCapabilities":{"http":true}"#, "the route tools"),
+        (
+            with_servers(&[]),
+            r#""mcpCapabilities":{"http":true}"#,
+            "the route tools",
+        ),
     ] {
         let talk = opened(talk, capabilities);
         let Some(Effect::Fault(Fault::NeedsSetup(said))) = talk.effects.last() else {

@@ -228,7 +228,8 @@ fn a_past_that_is_told_only_after_the_reply_is_not_told_again_either() {
 #[test]
 fn a_past_without_end_does_not_keep_the_session_for_ever() {
     let mut script = format!("{LISTED}\n< {{\"id\":3,\"result\":{{}}}}");
-    let old = update(r#""sessionUpdate":"agent_message_chunk","content":{"type":"text","text":"x"}"#);
+    let old =
+        update(r#""sessionUpdate":"agent_message_chunk","content":{"type":"text","text":"x"}"#);
     for _ in 0..200 {
         write!(script, "\n~ 100\n{old}").unwrap();
     }

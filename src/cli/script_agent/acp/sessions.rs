@@ -9,9 +9,7 @@ use serde_json::{Value, json};
 
 use super::hearing::{Refusal, Reply};
 use super::kind;
-use super::messages::{
-    Block, Fault, Notification, Status, Success, ToolCall, ToolContent, Update,
-};
+use super::messages::{Block, Fault, Notification, Status, Success, ToolCall, ToolContent, Update};
 use super::requests::Params;
 use crate::cli::script_agent::agent::Agent;
 use crate::cli::script_agent::memory::{NoSession, Record, Session};
@@ -110,7 +108,10 @@ impl Agent {
     }
 
     pub(super) fn hear_option(&mut self, params: &Params) -> Reply {
-        let (id, value) = (params.text("configId")?.to_owned(), params.value("value").clone());
+        let (id, value) = (
+            params.text("configId")?.to_owned(),
+            params.value("value").clone(),
+        );
         match (id.as_str(), &value) {
             ("model", Value::String(model)) => self.choices.model.clone_from(model),
             ("fast", Value::Bool(fast)) => self.choices.fast = *fast,
