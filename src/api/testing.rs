@@ -14,7 +14,8 @@ use tokio_util::sync::CancellationToken;
 use super::history::{History, Worked};
 use super::service::{Continued, Fleet, Refusal, Reports};
 use crate::fleet::{
-    ChangeKind, FileChange, LogTail, Notice, Readiness, SlotView, Stop, TaskReport,
+    ChangeKind, Conversation, ConversationOrder, ConversationView, FileChange, LogTail, Notice,
+    OpenError, Readiness, SlotView, Stop, TaskReport,
 };
 use crate::model::{
     AskId, DecidedBy, Decision, Event, EventId, Foreign, PoolName, RunId, SessionId, SlotId,
@@ -566,6 +567,18 @@ impl Fleet for FakeFleet {
 
     fn readiness(&self) -> Readiness {
         Readiness::Ready
+    }
+
+    async fn converse(&self, _: ConversationOrder) -> Result<Conversation, OpenError> {
+        Err(OpenError::Stopping)
+    }
+
+    async fn conversations(
+        &self,
+        _: &PoolName,
+        _: u32,
+    ) -> Result<Vec<ConversationView>, OpenError> {
+        Ok(Vec::new())
     }
 
     fn cancel(&self, run: &RunId) {

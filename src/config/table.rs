@@ -327,6 +327,11 @@ impl<'a> Item<'a> {
         None
     }
 
+    /// Notes a fault of the value.
+    pub(super) fn fault(&self, message: impl Display, help: Option<String>) {
+        self.ledger.fault(&self.place, message, help);
+    }
+
     /// The value as the file has it.
     fn written(&self) -> &str {
         let source = &self.ledger.text.source;
@@ -423,11 +428,6 @@ impl<'a> Item<'a> {
     pub(super) fn text_or_switch(&self) -> Option<String> {
         self.may_hold(Form::Boolean);
         self.text().map(|found| found.value)
-    }
-
-    /// Notes a fault of this value.
-    pub(super) fn fault(&self, message: impl Display, help: Option<String>) {
-        self.ledger.fault(&self.place, message, help);
     }
 
     pub(super) fn integer<N: TryFrom<i128> + Display + PartialOrd>(

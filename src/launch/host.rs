@@ -3,6 +3,7 @@
 //! One trait, so that a simulation can stand in for processes: it hands out the same pipes, a
 //! keeper's handle and the word of the child's end. Must not know what a child is for.
 
+use std::net::TcpListener;
 use std::pin::Pin;
 use std::time::Duration;
 
@@ -31,6 +32,8 @@ pub struct Child {
     pub ended: oneshot::Receiver<Ended>,
     /// What an operator should know, a sentence each.
     pub notes: Vec<String>,
+    /// Sockets that listen inside its walls, in the order of its plan's ports.
+    pub listeners: Vec<TcpListener>,
 }
 
 /// What takes its time, on the heap.
@@ -70,6 +73,7 @@ impl Host for Spawner {
                 keeper,
                 ended,
                 notes: launched.notes,
+                listeners: launched.listeners,
             })
         })
     }

@@ -6,6 +6,7 @@
 
 use std::ffi::OsString;
 use std::io;
+use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream as StdStream;
 use std::os::unix::process::CommandExt;
@@ -15,6 +16,7 @@ use std::sync::Arc;
 use std::thread;
 
 use rustix::pipe::{PipeFlags, pipe_with};
+use tokio::io::AsyncWriteExt as _;
 use tokio::net::unix::pipe;
 use tokio::process::Child;
 use tokio::runtime::Handle;
@@ -48,6 +50,8 @@ pub struct Launched {
     pub marker: String,
     /// What an operator should know, a sentence each.
     pub notes: Vec<String>,
+    /// Sockets that listen inside the walls, in the order of [`super::ShimPlan::listen`].
+    pub listeners: Vec<TcpListener>,
     /// The process, for its keeper. Dropped, it is the order to end everything.
     pub process: Process,
 }
@@ -120,7 +124,13 @@ impl Spawner {
             .acquire()
             .await
             .map_err(|_| SpawnError::Closed)?;
+        let listens = match &plan.walls {
+            Walls::Shim(walls) => walls.listen.len(),
+            Walls::None => 0,
+        };
         let (reply, answer) = oneshot::channel();
+        let mut plan = plan;
+        let preamble = std::mem::take(&mut plan.preamble);
         let job = Job {
             plan,
             reply,
@@ -129,15 +139,28 @@ impl Spawner {
         self.jobs.send(job).await.map_err(|_| SpawnError::Closed)?;
         let mut launched = answer.await.map_err(|_| SpawnError::Closed)??;
         let process = &mut launched.process;
-        let report = tokio::time::timeout(limits::SHIM_START, process.control.next())
+        let begun = async {
+            let mut report = process.control.next().await;
+            if let Ok(Some(Report::Listening { .. })) = &report {
+                let sockets = process.control.take_descriptors();
+                launched.listeners = sockets.into_iter().map(TcpListener::from).collect();
+                report = process.control.next().await;
+            }
+            report
+        };
+        let report = tokio::time::timeout(limits::SHIM_START, begun)
             .await
             .map_err(|_| SpawnError::TimedOut)?;
         match report {
+            Ok(Some(Report::Started { .. })) if launched.listeners.len() != listens => Err(
+                SpawnError::HelperLost("the sockets of its routes did not arrive".to_owned()),
+            ),
             Ok(Some(Report::Started {
                 version: VERSION,
                 notes,
             })) => {
                 launched.notes = notes;
+                say_first(&mut launched.stdin, &preamble).await?;
                 Ok(launched)
             }
             Ok(Some(Report::Failed(failure))) => Err(failure.into()),
@@ -145,6 +168,18 @@ impl Spawner {
             Ok(None) => Err(SpawnError::HelperLost(end_of(process).await)),
             Err(error) => Err(SpawnError::HelperLost(error.to_string())),
         }
+    }
+}
+
+/// Writes what a child's stdin begins with. A child that closed it is nobody's fault here: its end
+/// says why.
+async fn say_first(stdin: &mut pipe::Sender, preamble: &[u8]) -> Result<(), SpawnError> {
+    if preamble.is_empty() {
+        return Ok(());
+    }
+    match tokio::time::timeout(limits::PREAMBLE_WRITE, stdin.write_all(preamble)).await {
+        Ok(_) => Ok(()),
+        Err(_) => Err(SpawnError::Deaf),
     }
 }
 
@@ -245,6 +280,7 @@ fn start_helper(
         pid: helper.id().unwrap_or(0),
         marker: marker.to_owned(),
         notes: Vec::new(),
+        listeners: Vec::new(),
         process: Process {
             helper,
             control: Control::new(ours)?,
@@ -273,6 +309,7 @@ mod tests {
                 fsize: 1 << 30,
             },
             walls: Walls::None,
+            preamble: Vec::new(),
         }
     }
 

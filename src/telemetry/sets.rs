@@ -49,7 +49,10 @@ impl RestartCause {
                 Self::Protocol
             }
             ExitClass::OutOfMemory => Self::Oom,
-            ExitClass::Exited | ExitClass::Signalled | ExitClass::JournalQuota => Self::Crash,
+            ExitClass::Exited
+            | ExitClass::Signalled
+            | ExitClass::ConnectionLost
+            | ExitClass::JournalQuota => Self::Crash,
             ExitClass::IdleUnload | ExitClass::Stopped => Self::Manual,
         }
     }

@@ -150,10 +150,7 @@ fn acp(which: u8) -> Acp {
 }
 
 /// What must hold for every conversation.
-#[expect(
-    clippy::too_many_lines,
-    reason = "one arm for each thing that we say"
-)]
+#[expect(clippy::too_many_lines, reason = "one arm for each thing that we say")]
 fn promises(effects: &[Effect]) {
     let mut open = HashSet::new();
     let (mut ready, mut running, mut started) = (false, false, false);

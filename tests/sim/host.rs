@@ -154,6 +154,7 @@ impl Machine {
             keeper,
             ended,
             notes: Vec::new(),
+            listeners: Vec::new(),
         }
     }
 }

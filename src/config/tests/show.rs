@@ -21,9 +21,10 @@ pub(super) fn is_read_again(config: &Config, origin: &Origin) {
                 pools,
                 sandboxes,
                 policies,
+                routes,
                 ..
             } = config;
-            format!("{supervisor:#?}{pools:#?}{sandboxes:#?}{policies:#?}")
+            format!("{supervisor:#?}{pools:#?}{sandboxes:#?}{policies:#?}{routes:#?}")
         };
         assert_eq!(seen(&again), seen(config), "{text}");
     }
@@ -51,7 +52,13 @@ guard_off = true
 [pool.two]
 command = ["agent", "{mode}"]
 mode = "plan"
+network = "routes"
+routes = ["own", "anthropic"]
 [pool.three]
+command = ["agent"]
+launcher = "ssh"
+ssh = { host = "h", user = "u", port = 1, identity_file = "i", known_hosts = "k", config_file = "c", workspace = "/w", marshal = "m", home = "/h" }
+[pool.four]
 command = ["agent"]
 dialect = "acp"
 auth = "key"
@@ -59,6 +66,11 @@ options = { "a b" = "x", fast = true }
 mcp_servers = [{ name = "files", command = "/usr/bin/mcp", args = ["-x"], env = { A = "1" } }]
 [pool.two.extractor.tool."a b"]
 class = "shell"
+[route.own]
+upstream = "https://models.example.com/base"
+allow = ["POST /v1/messages"]
+secret = "file:key"
+ca = "ca.pem"
 [sandbox.own]
 [policy.own]
 file = "own.toml"
@@ -110,7 +122,7 @@ fn secrets_are_hidden_wherever_they_stand() {
             .iter()
             .filter(|note| note.contains("was not shown"))
             .count(),
-        3,
+        5,
         "{:?}",
         again.notes
     );

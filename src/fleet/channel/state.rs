@@ -1,17 +1,19 @@
 //! What a Channel does with what comes: output through the dialect to the session, commands
 //! through the dialect to the child.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
 use ractor::ActorRef;
-use tokio::task::JoinHandle;
+use tokio::sync::oneshot;
+use tokio::time::Sleep;
 
 use super::deadlines::Drain;
 use super::stdin::{NoPlace, Stdin};
 use super::stdout::StreamEnd;
-use super::{Cause, ChannelMsg, stderr, stdout};
+use super::{Cause, ChannelMsg, ChannelRef, stderr, stdout};
 use crate::dialect::{self, Command, Dialect, Effect, Fault, Input, Opening};
 use crate::fleet::clock;
 use crate::fleet::credit::{Credits, Hold};
@@ -43,6 +45,8 @@ pub(crate) struct ChannelState {
     pub(super) stdin: Option<Stdin>,
     /// Dropping it kills the whole tree, so that a panic here leaves nothing behind.
     pub(super) keeper: Option<KeeperHandle>,
+    /// Gets the end of the process, from its keeper.
+    pub(super) process: Option<oneshot::Receiver<Ended>>,
     pub(super) watch: Watch,
     pub(super) ladder: Ladder,
     pub(super) ready: bool,
@@ -60,11 +64,11 @@ pub(crate) struct ChannelState {
     /// Which pipe the child closed while it went on running.
     pub(super) broken: Option<&'static str>,
     pub(super) told_end: bool,
-    pub(super) timer: Option<(Instant, JoinHandle<()>)>,
+    pub(super) timer: Option<Pin<Box<Sleep>>>,
 }
 
 impl ChannelState {
-    pub(super) fn launched(&mut self, child: Child, myself: &ActorRef<ChannelMsg>, now: Instant) {
+    pub(super) fn launched(&mut self, child: Child, myself: &ChannelRef, now: Instant) {
         let log = self.shared.slots.log(&self.slot);
         let log = log.cloned().unwrap_or_else(stderr::StderrLog::new);
         log.clear();
@@ -78,13 +82,8 @@ impl ChannelState {
         let credits = self.credits.clone();
         self.pump = Some(stdout::Pump::start(child.stdout, credits, myself.clone()));
         self.stdin = Some(Stdin::start(child.stdin, myself.clone()));
-        let to = myself.clone();
-        let ended = child.ended;
         self.keeper = Some(child.keeper);
-        tokio::spawn(async move {
-            let ended = ended.await.ok();
-            let _ = to.send_message(ChannelMsg::Ended(ended));
-        });
+        self.process = Some(child.ended);
         for note in &child.notes {
             tracing::warn!(slot = %self.slot, note, "sandbox");
         }

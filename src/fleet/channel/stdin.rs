@@ -8,12 +8,11 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use ractor::ActorRef;
 use tokio::io::AsyncWriteExt;
 use tokio::net::unix::pipe;
 use tokio::sync::Notify;
 
-use super::ChannelMsg;
+use super::{ChannelMsg, ChannelRef};
 use crate::limits::{STDIN_BYTES, STDIN_QUEUE};
 
 /// Why a message did not get a place.
@@ -84,7 +83,7 @@ pub(crate) struct Stdin {
 
 impl Stdin {
     /// Starts the pump.
-    pub(crate) fn start(pipe: pipe::Sender, to: ActorRef<ChannelMsg>) -> Self {
+    pub(crate) fn start(pipe: pipe::Sender, to: ChannelRef) -> Self {
         let queue = Arc::new(Queue::default());
         tokio::spawn(run(pipe, Reading(Arc::clone(&queue)), to));
         Self { queue }
@@ -127,7 +126,7 @@ impl Drop for Reading {
     }
 }
 
-async fn run(mut pipe: pipe::Sender, queue: Reading, to: ActorRef<ChannelMsg>) {
+async fn run(mut pipe: pipe::Sender, queue: Reading, to: ChannelRef) {
     while let Some(Message { bytes, at }) = queue.0.next().await {
         if let Err(error) = pipe.write_all(&bytes).await {
             // Closed before it is said: nothing is queued behind a pipe that failed.
@@ -143,6 +142,7 @@ async fn run(mut pipe: pipe::Sender, queue: Reading, to: ActorRef<ChannelMsg>) {
 mod tests {
     use super::*;
     use crate::fleet::clock;
+    use crate::fleet::mailbox::{Mailbox, mailbox};
 
     #[tokio::test]
     async fn places_are_bounded_and_what_is_queued_is_read_before_the_end() {
@@ -183,5 +183,86 @@ mod tests {
         drop(Reading(Arc::clone(&stdin.queue)));
         let closed = stdin.write(vec![1], clock::now());
         assert_eq!(closed, Err(NoPlace::Closed));
+    }
+
+    /// A pump with a pipe of its own, and where it tells what.
+    fn pump() -> (Stdin, std::fs::File, Mailbox<ChannelMsg>) {
+        let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+        let (to, mailbox) = mailbox();
+        let stdin = Stdin::start(pipe::Sender::from_owned_fd(writer).unwrap(), to);
+        (stdin, std::fs::File::from(reader), mailbox)
+    }
+
+    fn ten_megabytes() -> Vec<u8> {
+        let numbers = (0..10_u32 << 20).map(|at| at.wrapping_mul(2_654_435_761) >> 24);
+        numbers.map(|byte| u8::try_from(byte).unwrap()).collect()
+    }
+
+    /// Queues more than a turn may, as nobody else can.
+    fn put(stdin: &Stdin, bytes: Vec<u8>) {
+        let mut waiting = stdin.queue.lock();
+        waiting.bytes += bytes.len();
+        waiting.messages.push_back(Message {
+            bytes,
+            at: clock::now(),
+        });
+        drop(waiting);
+        stdin.queue.changed.notify_one();
+    }
+
+    async fn told(mailbox: &mut Mailbox<ChannelMsg>) -> Option<ChannelMsg> {
+        std::future::poll_fn(|context| mailbox.poll_next(context)).await
+    }
+
+    #[tokio::test]
+    async fn a_message_that_no_pipe_holds_goes_out_whole_in_many_writes() {
+        use std::io::Read as _;
+        let (stdin, mut reader, mut mailbox) = pump();
+        let sent = ten_megabytes();
+        put(&stdin, sent.clone());
+        put(&stdin, b"and the next".to_vec());
+        drop(stdin);
+        let read = std::thread::spawn(move || {
+            let (mut all, mut few) = (Vec::new(), [0_u8; 1999]);
+            while let Ok(got @ 1..) = reader.read(&mut few) {
+                all.extend_from_slice(&few[..got]);
+            }
+            all
+        });
+        for _ in 0..2 {
+            let told = told(&mut mailbox).await;
+            assert!(matches!(told, Some(ChannelMsg::Written { .. })), "{told:?}");
+        }
+        let all = read.join().unwrap();
+        assert!(all == [&sent[..], b"and the next"].concat());
+    }
+
+    #[tokio::test]
+    async fn a_child_that_closes_its_stdin_in_the_middle_of_a_write_is_told_once() {
+        use std::io::Read as _;
+        let (stdin, mut reader, mut mailbox) = pump();
+        put(&stdin, ten_megabytes());
+        put(&stdin, b"never".to_vec());
+        let closing = std::thread::spawn(move || {
+            let mut some = vec![0; 100_000];
+            reader.read_exact(&mut some).unwrap();
+        });
+        closing.join().unwrap();
+        let first = told(&mut mailbox).await;
+        let Some(ChannelMsg::StdinFailed(why)) = first else {
+            panic!("{first:?}");
+        };
+        assert!(why.contains("Broken pipe"), "{why}");
+        assert_eq!(
+            stdin.write(vec![1], clock::now()),
+            Err(NoPlace::Closed),
+            "nothing is queued behind it"
+        );
+        drop(stdin);
+        tokio::task::yield_now().await;
+        let pending = std::future::poll_fn(|context| {
+            std::task::Poll::Ready(mailbox.poll_next(context).is_pending())
+        });
+        assert!(pending.await, "it was told once");
     }
 }
