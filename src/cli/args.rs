@@ -12,7 +12,7 @@ use super::board::Verbosity;
 use super::events::EventsArgs;
 use super::exit::Exit;
 use super::walls::SandboxCommand;
-use super::{script_agent, script_model};
+use super::{agents, script_agent, script_model};
 use crate::model::{PoolName, RunId, SessionId, SlotId};
 
 /// Runs many AI agents on one host, each in its own sandbox, judged by policy
@@ -81,6 +81,8 @@ pub enum Command {
         #[command(subcommand)]
         command: ConfigCommand,
     },
+    /// Show which agents are built in, and which of them this host has
+    Agents(agents::Args),
     /// The walls around one command, without a fleet
     Sandbox {
         /// What to do with them

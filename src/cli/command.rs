@@ -25,7 +25,7 @@ use super::start::{self, Failure};
 use super::state_dir::{self, StateDirError};
 use super::streams::Streams;
 use super::tasks::{self, Surroundings};
-use super::{acp, config_command, script_agent, script_model, up, walls};
+use super::{acp, agents, config_command, script_agent, script_model, up, walls};
 use tokio_util::sync::CancellationToken;
 
 use crate::api::control;
@@ -111,6 +111,9 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
             .line("error: the current directory cannot be read");
         return Exit::Usage;
     };
+    if let Command::Agents(args) = cli.command {
+        return agents::run(args, cli.json, &directory, streams).await;
+    }
     let loaded = match config_file::load(cli.config.as_deref(), &directory) {
         Ok(loaded) => loaded,
         Err(error) => return faulty(&error, cli.json, &mut streams),
@@ -144,7 +147,7 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
             Err(exit) => exit,
         },
         Command::ScriptAgent(_) | Command::Sandbox { .. } => Exit::Usage, // taken before the runtime
-        Command::ScriptModel(_) => Exit::Usage, // taken before the configuration
+        Command::ScriptModel(_) | Command::Agents(_) => Exit::Usage, // taken before the configuration
     }
 }
 

@@ -7,6 +7,7 @@ use std::fs;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
+use super::agents::{self, find::Around};
 use super::trust::{OpenError, Untrusted, open_trusted, shown, why};
 use crate::config::{Config, ConfigErrors, DEFAULT, Origin, Pool, Ssh};
 use crate::limits;
@@ -104,7 +105,8 @@ pub fn load(named: Option<&Path>, cwd: &Path) -> Result<Loaded, LoadError> {
         dir,
         named: named.is_some(),
     };
-    let config = Config::parse_bytes(&bytes, &origin).map_err(Box::new)?;
+    let mut config = Config::parse_bytes(&bytes, &origin).map_err(Box::new)?;
+    find_programs(&mut config, &origin).map_err(Box::new)?;
     check_files(&config, &origin).map_err(Box::new)?;
     Ok(Loaded {
         config,
@@ -120,6 +122,16 @@ fn built_in(cwd: &Path) -> Result<Loaded, LoadError> {
         config,
         source: Source::BuiltIn,
     })
+}
+
+/// Finds the programs of agents that are built in.
+fn find_programs(config: &mut Config, origin: &Origin) -> Result<(), ConfigErrors> {
+    let faults = agents::find_all(config, &Around::of_process(&origin.dir));
+    if faults.is_empty() {
+        Ok(())
+    } else {
+        Err(config.places.refuse(faults))
+    }
 }
 
 /// Faults that only the file system shows: what is named must exist, and must really lie where

@@ -4,6 +4,7 @@
 //! decide anything about agents. Foreign text reaches an output only through `model::foreign`.
 
 pub mod acp;
+pub mod agents;
 pub mod args;
 pub mod board;
 pub mod command;

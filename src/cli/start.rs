@@ -146,6 +146,7 @@ pub fn take_state(config: &Config, path: &Path, local: bool) -> Result<StateDir,
                 .values()
                 .flat_map(|profile| profile.ro_bind.clone()),
         )
+        .chain(programs(config))
         .collect();
     if !local {
         return StateDir::open(path, &workspaces);
@@ -153,6 +154,12 @@ pub fn take_state(config: &Config, path: &Path, local: bool) -> Result<StateDir,
     let id = uuid::Uuid::now_v7().to_string();
     let run = RunId::new(&id).unwrap_or_else(|_| unreachable!("a UUID is a safe token"));
     StateDir::open_local(path, &run, &workspaces)
+}
+
+/// What pools' programs need to see of this host.
+fn programs(config: &Config) -> impl Iterator<Item = PathBuf> {
+    let programs = config.pools.iter().filter_map(|pool| pool.program.as_ref());
+    programs.flat_map(|program| program.binds.clone())
 }
 
 /// Checks what the configuration names: secrets, policies and extractors.

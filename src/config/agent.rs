@@ -3,6 +3,7 @@
 //!
 //! Must not know pools' other keys, or what an extractor's table means.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use toml::de::{DeTable, DeValue};
@@ -27,10 +28,16 @@ const CUSTOM: &str = "custom";
 #[derive(Debug)]
 pub(super) struct Agent {
     pub(super) name: String,
+    /// The file names a preset.
+    pub(super) is_preset: bool,
+    /// The file has a command of its own.
+    pub(super) own_command: bool,
     pub(super) command: Vec<String>,
     pub(super) resume_args: Vec<String>,
     /// Where its program stands, if the file names it.
     pub(super) program: Option<Place>,
+    /// Files of a new home, from its preset.
+    pub(super) home_texts: BTreeMap<String, String>,
     pub(super) model: Option<String>,
     pub(super) mode: Option<String>,
     /// Of these, what stands in no argument: the protocol sets it.
@@ -41,96 +48,67 @@ pub(super) struct Agent {
     pub(super) extractor: Extractor,
 }
 
-/// Reads the keys of a pool that are about its agent.
-pub(super) fn read(pool: &Section<'_>, dir: &Path) -> Agent {
+/// Reads the keys of a pool that are about its agent; `preset` is the one that it names, whose
+/// keys hold where the file has none. `is_routed`: its network is one of routes.
+pub(super) fn read(
+    pool: &Section<'_>,
+    preset: Option<&'static Preset>,
+    is_routed: bool,
+    dir: &Path,
+) -> Agent {
     let ledger = pool.ledger;
     let (named, item) = (pool.item("agent"), pool.item("command"));
-    let preset = named.as_ref().and_then(|_| preset(pool));
     let given = item.as_ref().and_then(|_| given(pool, dir));
-    match (&named, &item) {
-        (Some(agent), Some(_)) => {
-            let message = "a pool has an agent or a command, not both";
-            let help = "an agent's command is built in; leave out agent to give your own";
-            ledger.fault(&agent.place, message, Some(help.to_owned()));
-        }
-        (None, None) => {
-            let message = "the pool needs a command, or an agent that is built in";
-            let help = "for example: command = [\"marshal\", \"script-agent\", \"--dialect\", \"scaiflux\"]";
-            ledger.fault(&pool.place, message, Some(help.to_owned()));
-        }
-        _ => {}
+    if named.is_none() && item.is_none() {
+        let message = "the pool needs a command, or an agent that is built in";
+        let help =
+            "for example: command = [\"marshal\", \"script-agent\", \"--dialect\", \"scaiflux\"]";
+        ledger.fault(&pool.place, message, Some(help.to_owned()));
     }
     let model = filling(pool, "model");
     let mode = filling(pool, "mode");
-    let dialect = dialect(pool);
-    let asks = pool.word("asks", &[]).map(|found| found.value);
-    let resume_args = resume_args(pool);
-    let own_extractor = extractor(pool);
+    let own_command = item.as_ref().is_some_and(|item| !item.is_below());
     let program = given.as_ref().and_then(|words| words.first());
     let program = program.map(|word| word.place.clone());
-    let words: Vec<String> = match (&preset, given) {
-        (Some(preset), _) => {
-            let added = model.iter().flat_map(|_| preset.model_args.iter());
-            preset.command.iter().chain(added).cloned().collect()
-        }
-        (None, Some(given)) => given.into_iter().map(|word| word.value).collect(),
-        (None, None) => Vec::new(),
-    };
-    let speaks = dialect
-        .or(preset.as_ref().map(|preset| preset.dialect))
-        .unwrap_or(DialectName::Scaiflux);
+    let mut words: Vec<String> = given.into_iter().flatten().map(|word| word.value).collect();
+    if let Some(preset) = preset.filter(|_| !own_command && model.is_some()) {
+        words.extend(preset.model_args.iter().cloned());
+    }
+    let speaks = dialect(pool).unwrap_or(DialectName::Scaiflux);
     let (mut set_model, mut set_mode) = (false, false);
     if !words.is_empty() {
         let place = item
             .or(named)
             .map_or_else(|| pool.place.clone(), |item| item.place);
-        set_model = filled(pool, &words, &place, "model", model.as_ref(), speaks);
+        let elsewhere = preset.is_some_and(|preset| preset.writes_model(is_routed));
+        let told = model.as_ref().filter(|_| !elsewhere);
+        set_model = filled(pool, &words, &place, "model", told, speaks);
         set_mode = filled(pool, &words, &place, "mode", mode.as_ref(), speaks);
     }
     let script = command::is_script_agent(&words);
     let inferred = if script { AsksFor::All } else { AsksFor::Some };
-    let agent = pool.item("agent");
-    let agent = agent.and_then(|item| item.text_among(&presets::names()));
-    let name = match (agent, script) {
-        (Some(name), _) => name.value,
-        (None, true) => "script".to_owned(),
-        (None, false) => CUSTOM.to_owned(),
-    };
+    let model = model.map(|found| found.value);
     Agent {
-        name,
+        name: match (preset, script) {
+            (Some(preset), _) => preset.name.to_owned(),
+            (None, true) => "script".to_owned(),
+            (None, false) => CUSTOM.to_owned(),
+        },
+        is_preset: preset.is_some(),
+        own_command,
         command: words,
-        resume_args: resume_args
-            .or_else(|| preset.as_ref().map(|preset| preset.resume_args.clone()))
-            .unwrap_or_default(),
+        resume_args: resume_args(pool).unwrap_or_default(),
         program,
-        model: model.map(|found| found.value),
+        home_texts: preset.map_or_else(BTreeMap::new, |preset| {
+            preset.home(is_routed, model.as_deref())
+        }),
+        model,
         mode: mode.map(|found| found.value),
         set_model,
         set_mode,
         dialect: speaks,
-        asks: asks
-            .or(preset.as_ref().map(|preset| preset.asks))
-            .unwrap_or(inferred),
-        extractor: own_extractor
-            .or_else(|| preset.map(|preset| Extractor::BuiltIn(preset.extractor)))
-            .unwrap_or_else(|| Extractor::BuiltIn(speaks.word().to_owned())),
-    }
-}
-
-fn preset(pool: &Section<'_>) -> Option<Preset> {
-    let item = pool.item("agent")?;
-    let name = item.text_among(&presets::names())?;
-    match presets::preset(&name.value) {
-        Some(Ok(preset)) => Some(preset),
-        Some(Err(errors)) => {
-            pool.ledger.fault(&name.place, errors, None);
-            None
-        }
-        None => {
-            let names = presets::names();
-            item.unknown_word(&name.value, &names, presets::LATER, &one_of(&names));
-            None
-        }
+        asks: pool.word("asks", &[]).map_or(inferred, |found| found.value),
+        extractor: extractor(pool).unwrap_or_else(|| Extractor::BuiltIn(speaks.word().to_owned())),
     }
 }
 

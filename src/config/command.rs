@@ -23,8 +23,11 @@ impl Pool {
     /// placeholder is never split, and what it holds is never read as a placeholder.
     #[must_use]
     pub fn argv(&self, fill: Fill<'_>) -> Vec<String> {
-        let words = self.command.iter();
-        words.map(|word| self.fill(word, fill)).collect()
+        let found = self.program.iter().flat_map(|program| program.argv.iter());
+        let skipped = usize::from(self.program.is_some());
+        let rest = self.command.iter().skip(skipped);
+        let rest = rest.map(|word| self.fill(word, fill));
+        found.cloned().chain(rest).collect()
     }
 
     /// The command that loads an earlier session again: [`Pool::argv`] and the pool's

@@ -77,6 +77,10 @@ pub(super) fn read(section: &Section<'_>, found: bool, dir: &Path) -> Env {
     }
     for (name, item) in section.section("set").named(NAME_PATTERN) {
         check_name(section, &item.place, &name);
+        if env.pass.contains(&name) && item.is_below() {
+            // The file has another value for what its agent's preset sets.
+            continue;
+        }
         if env.pass.contains(&name) {
             let message = format!("{} is in pass as well as in set", quoted(&name));
             section.ledger.fault(&item.place, message, None);

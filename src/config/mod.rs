@@ -44,6 +44,7 @@ pub use acp::{
 pub use command::{Fill, OWN_PROGRAM};
 pub use environment::{HOME as HOME_OF_CHILD, is_secretive};
 pub use error::{ConfigError, ConfigErrors, Places};
+pub use presets::{Find, Preset, names as agent_names, preset as agent_preset};
 pub use schema::schema;
 pub use show::Effective;
 pub use types::*;

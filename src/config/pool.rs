@@ -14,6 +14,7 @@ use super::command;
 use super::environment;
 use super::error::quoted;
 use super::paths;
+use super::presets;
 use super::sandbox;
 use super::ssh;
 use super::table::{Found, Item, Ledger, Place, Section, one_of, word};
@@ -122,9 +123,13 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         }
     };
     let size = section.integer("size", 1..=limits::POOL_SLOTS);
-    let agent = agent::read(&section, context.dir);
+    let (section, preset) = presets::beneath(section);
+    let network: Option<Found<Network>> = section.word("network", &["proxy"]);
+    let is_routed = network
+        .as_ref()
+        .is_some_and(|network| network.value == Network::Routes);
+    let agent = agent::read(&section, preset, is_routed, context.dir);
     let launcher = section.word("launcher", &["bwrap", "container", "pty"]);
-    let network = section.word("network", &["proxy"]);
     let guard = section.word("guard", &[]);
     let guard_off = section.boolean("guard_off");
     let attempts = section.integer("attempts", 1..=limits::ATTEMPTS);
@@ -175,6 +180,10 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         name: pool_name,
         size: value(size, 1),
         agent: name.clone(),
+        is_preset: agent.is_preset,
+        own_command: agent.own_command,
+        agent_dir: agent_dir(&section, &agent, context),
+        program: None,
         command: agent.command,
         resume_args: agent.resume_args,
         session: value(section.word("session", &[]), SessionScope::Task),
@@ -193,6 +202,7 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         policy: policy(&section, context),
         workspace,
         home_files: home_files(&section, context),
+        home_texts: agent.home_texts,
         attempts: value(attempts, 1),
         check: check(&section),
         env,
@@ -305,6 +315,26 @@ fn policy(section: &Section<'_>, context: &Context<'_>) -> String {
         item.unknown_word(&found.value, &names, LATER_POLICIES, &expected);
     }
     found.value
+}
+
+/// Where an agent that is built in is installed, if the file says that.
+fn agent_dir(section: &Section<'_>, agent: &Agent, context: &Context<'_>) -> Option<PathBuf> {
+    let found = section.item("agent_dir")?.text_like(paths::PATTERN)?;
+    let path = paths::absolute(context.dir, &found.value);
+    let looked_for = presets::preset(&agent.name).is_some_and(|preset| preset.find.is_some());
+    if let Some(fault) = paths::fault(&found.value) {
+        section.ledger.fault(&found.place, fault, None);
+    } else if !agent.is_preset || agent.own_command || !looked_for {
+        let message = "agent_dir is for agents that are built in and looked for on this host";
+        let help = "name the program in command, and its directory in ro_bind of the sandbox";
+        let help = Some(help.to_owned());
+        section.ledger.fault(&found.place, message, help);
+    } else if context.found && !path.starts_with(context.dir) && !sandbox::is_program(&path) {
+        let message = "a supervisor.toml that was found may name agents only in its own directory or where programs of the system are";
+        let help = Some(TRUST.to_owned());
+        section.ledger.fault(&found.place, message, help);
+    }
+    Some(path)
 }
 
 /// The routes, each of which must exist.

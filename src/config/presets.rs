@@ -1,151 +1,318 @@
-//! Agents that this program knows: how to start them, what they speak and what they ask for.
+//! Agents that this program knows: how to find and start them, what they speak, ask for and need.
 //!
-//! A preset is data (`presets/*.toml`). Must not know pools.
+//! A preset is data (`presets/*.toml`): `[pool]` has keys as `[pool.NAME]` has them, which hold
+//! where the file has none; `[routed]` has more of them, for a pool whose network is `routes`;
+//! `[home]` and `[routed_home]` have files for a new home; the rest is told to people. Must not
+//! know what a pool's keys mean.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
-use toml::de::DeTable;
+use serde::Deserialize;
+use toml::de::{DeTable, DeValue};
 
-use super::error::{ConfigErrors, Text};
-use super::table::{Found, Ledger, Section};
-use super::types::{AsksFor, DialectName};
+use super::table::{Section, one_of};
 
 /// The built-in presets: name and text.
 const PRESETS: &[(&str, &str)] = &[
+    ("claude", include_str!("presets/claude.toml")),
+    ("codex", include_str!("presets/codex.toml")),
+    ("gemini", include_str!("presets/gemini.toml")),
+    ("hermes", include_str!("presets/hermes.toml")),
+    ("opencode", include_str!("presets/opencode.toml")),
     ("scaiflux", include_str!("presets/scaiflux.toml")),
     ("script", include_str!("presets/script.toml")),
 ];
 
 /// Agents that the format names and this version has no preset for.
-pub(super) const LATER: &[&str] = &[
-    "claude",
-    "codex",
-    "cursor",
-    "gemini",
-    "goose",
-    "hermes",
-    "loaf",
-    "opencode",
-    "pi",
-    "skillpilot",
-];
+pub(super) const LATER: &[&str] = &["cursor", "goose", "loaf", "pi", "skillpilot"];
 
 /// The built-in extractors (`policy` owns their tables).
-pub(super) const EXTRACTORS: &[&str] = &["acp", "scaiflux"];
+pub(super) const EXTRACTORS: &[&str] = &["acp", "gemini", "scaiflux"];
+
+/// The word for a network of routes.
+const ROUTES: &str = "routes";
 
 /// One agent.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Preset {
-    /// Program and arguments.
-    pub(super) command: Vec<String>,
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Preset {
+    /// Its name, as a pool says it.
+    #[serde(skip)]
+    pub name: &'static str,
+    /// What it is, in a few words.
+    pub title: String,
+    /// Why the preset says of it what it asks for.
+    pub evidence: String,
+    /// How long it waits for an answer to a request.
+    pub waits: String,
+    /// What it needs of memory, its whole tree.
+    pub memory: Option<String>,
+    /// The model that its files name where the pool names none.
+    pub model: Option<String>,
     /// Arguments added when the pool names a model.
+    #[serde(default)]
     pub(super) model_args: Vec<String>,
-    /// Arguments added to load an earlier session again.
-    pub(super) resume_args: Vec<String>,
-    /// What it speaks.
-    pub(super) dialect: DialectName,
-    /// What it asks for.
-    pub(super) asks: AsksFor,
-    /// Why `asks` says what it says.
-    pub(super) evidence: String,
-    /// The name of its built-in extractor.
-    pub(super) extractor: String,
+    /// How it is found on the host; `None`: it is built in, or found inside.
+    pub find: Option<Find>,
+    #[serde(default)]
+    home: BTreeMap<String, String>,
+    #[serde(default)]
+    routed_home: BTreeMap<String, String>,
+    /// Read a second time, with places: see `plain`.
+    #[serde(rename = "pool")]
+    _pool: toml::Table,
+    #[serde(default, rename = "routed")]
+    _routed: toml::Table,
+    /// `[pool]`.
+    #[serde(skip)]
+    plain: DeTable<'static>,
+    /// `[pool]` and `[routed]`.
+    #[serde(skip)]
+    routed: DeTable<'static>,
 }
 
+/// How an agent is found on the host.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Find {
+    /// The program's name.
+    pub program: String,
+    /// Programs to be taken instead, where they stand below the same `node_modules`; `{arch}` is
+    /// `x64` or `arm64`.
+    #[serde(default)]
+    pub native: Vec<String>,
+    /// The package that has it, as its own files name it: its version is read there.
+    pub package: String,
+    /// What installs it.
+    pub install: String,
+    /// The version that it was tested with.
+    pub tested: String,
+}
+
+static ALL: LazyLock<BTreeMap<&'static str, Preset>> = LazyLock::new(|| {
+    let read = |(name, text): &(&'static str, &'static str)| Some((*name, read(name, text).ok()?));
+    // One that cannot be read is none: a test reads them all.
+    PRESETS.iter().filter_map(read).collect()
+});
+
 /// The names of all presets.
-pub(super) fn names() -> Vec<&'static str> {
+#[must_use]
+pub fn names() -> Vec<&'static str> {
     PRESETS.iter().map(|(name, _)| *name).collect()
 }
 
 /// The preset of that name.
-///
-/// # Errors
-/// A preset that is no preset: a fault of this program, shown like a fault of the file.
-pub(super) fn preset(name: &str) -> Option<Result<Preset, ConfigErrors>> {
-    let (_, text) = PRESETS.iter().find(|(preset, _)| *preset == name)?;
-    Some(read(name, text))
+#[must_use]
+pub fn preset(name: &str) -> Option<&'static Preset> {
+    ALL.get(name)
 }
 
-/// Whether a command is that of the preset `name`, with its model's arguments or without.
-pub(super) fn is_command(name: &str, command: &[String], with_model: bool) -> bool {
-    let Some(Ok(preset)) = preset(name) else {
-        return false;
+/// A pool's table with the keys of its preset below it, and the preset, if it names one.
+pub(super) fn beneath(pool: Section<'_>) -> (Section<'_>, Option<&'static Preset>) {
+    let Some(agent) = pool.item("agent") else {
+        return (pool, None);
     };
-    let added = preset.model_args.iter().filter(|_| with_model);
-    preset.command.iter().chain(added).eq(command)
+    let Some(name) = agent.text_among(&names()) else {
+        return (pool, None);
+    };
+    let Some(preset) = preset(&name.value) else {
+        agent.unknown_word(&name.value, &names(), LATER, &one_of(&names()));
+        return (pool, None);
+    };
+    let network = pool.item("network");
+    let network = network.and_then(|item| plain_text(item.value()));
+    let is_routed = network.map_or_else(|| preset.is_routed(), |network| network == ROUTES);
+    let table = if is_routed {
+        &preset.routed
+    } else {
+        &preset.plain
+    };
+    (pool.over(table, name.place.span), Some(preset))
 }
 
-fn read(name: &str, source: &str) -> Result<Preset, ConfigErrors> {
-    let text = Text::new(format!("preset {name}"), Arc::from(source));
-    let ledger = Ledger::new(text);
-    let (tree, errors) = DeTable::parse_recoverable(source);
-    for error in errors {
-        let span = error.span().unwrap_or(0..0);
-        let error = Text::error("", span, error.message(), None);
-        ledger.faults(vec![error]);
+fn plain_text(value: &DeValue<'_>) -> Option<String> {
+    match value {
+        DeValue::String(text) => Some(text.to_string()),
+        _ => None,
     }
-    let root = Section::root(&ledger, tree.get_ref());
-    let words = |found: Option<Found<Vec<Found<String>>>>| {
-        found.map(|list| list.value.into_iter().map(|word| word.value).collect())
+}
+
+impl Preset {
+    /// Whether its network is one of routes, where the pool does not say.
+    fn is_routed(&self) -> bool {
+        let network = self.plain.get("network").map(toml::Spanned::get_ref);
+        network
+            .and_then(plain_text)
+            .is_some_and(|network| network == ROUTES)
+    }
+
+    /// The files of a new home, with the model's name in them.
+    pub(super) fn home(&self, is_routed: bool, model: Option<&str>) -> BTreeMap<String, String> {
+        let mut files = self.home.clone();
+        if is_routed {
+            files.extend(self.routed_home.clone());
+        }
+        let model = model.or(self.model.as_deref()).unwrap_or_default();
+        for text in files.values_mut() {
+            *text = text.trim_start().replace("{model}", model);
+        }
+        files
+    }
+
+    /// A word of its pool.
+    #[must_use]
+    pub fn word(&self, key: &str) -> String {
+        self.says(&[key], true).unwrap_or_default()
+    }
+
+    /// The files that it puts into a new home.
+    #[must_use]
+    pub fn files(&self) -> Vec<&str> {
+        let mut files: Vec<&str> = self.home.keys().map(String::as_str).collect();
+        files.extend(self.routed_home.keys().map(String::as_str));
+        files.sort_unstable();
+        files.dedup();
+        files
+    }
+
+    /// Whether one of its files names the model.
+    pub(super) fn writes_model(&self, is_routed: bool) -> bool {
+        let routed = self.routed_home.values().filter(|_| is_routed);
+        self.home
+            .values()
+            .chain(routed)
+            .any(|text| text.contains("{model}"))
+    }
+
+    /// A value of `[pool]`, or of `[routed]` over it, as text.
+    pub(super) fn says(&self, path: &[&str], is_routed: bool) -> Option<String> {
+        let mut table = if is_routed { &self.routed } else { &self.plain };
+        let (last, above) = path.split_last()?;
+        for name in above {
+            table = match table.get(*name)?.get_ref() {
+                DeValue::Table(table) => table,
+                _ => return None,
+            };
+        }
+        plain_text(table.get(*last)?.get_ref())
+    }
+
+    /// Whether a command is its own, with its model's arguments or without.
+    pub(super) fn is_command(&self, command: &[String], with_model: bool) -> bool {
+        let Some(DeValue::Array(words)) = self.plain.get("command").map(toml::Spanned::get_ref)
+        else {
+            return false;
+        };
+        let words = words.iter().filter_map(|word| plain_text(word.get_ref()));
+        let added = self.model_args.iter().filter(|_| with_model).cloned();
+        words.chain(added).eq(command.iter().cloned())
+    }
+}
+
+fn read(name: &'static str, text: &'static str) -> Result<Preset, String> {
+    let mut preset: Preset = toml::from_str(text).map_err(|error| error.to_string())?;
+    let (tree, errors) = DeTable::parse_recoverable(text);
+    if let Some(error) = errors.first() {
+        return Err(error.message().to_owned());
+    }
+    let table = |name: &str| match tree.get_ref().get(name).map(toml::Spanned::get_ref) {
+        Some(DeValue::Table(table)) => table.clone(),
+        _ => DeTable::new(),
     };
-    let preset = (|| {
-        Some(Preset {
-            command: words(root.texts("command"))?,
-            model_args: words(root.texts("model_args"))?,
-            resume_args: words(root.texts("resume_args"))?,
-            dialect: root.word("dialect", &[])?.value,
-            asks: root.word("asks", &[])?.value,
-            evidence: root.text("evidence")?.value,
-            extractor: root.text("extractor")?.value,
-        })
-    })();
-    root.close(&[], &[]);
-    if preset.is_none() && !ledger.is_faulty() {
-        ledger.fault(&root.place.clone(), "a key is missing", None);
-    }
-    let faulty = ledger.is_faulty();
-    drop(root);
-    let (text, errors, _) = ledger.close();
-    match preset {
-        Some(preset) if !faulty => Ok(preset),
-        _ => Err(text.refuse(errors)),
+    preset.name = name;
+    preset.plain = table("pool");
+    preset.routed = table("pool");
+    lay_over(&mut preset.routed, table("routed"));
+    Ok(preset)
+}
+
+/// Lays a table over another: its values win, tables are joined.
+fn lay_over(base: &mut DeTable<'static>, over: DeTable<'static>) {
+    for (key, value) in over {
+        let name: &str = key.get_ref();
+        let below = base.get_mut(name).map(toml::Spanned::get_mut);
+        match (below, value.get_ref()) {
+            (Some(DeValue::Table(below)), DeValue::Table(table)) => {
+                let table = table.clone();
+                lay_over(below, table);
+            }
+            _ => {
+                base.insert(key, value);
+            }
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::{Config, Origin};
 
     #[test]
     fn every_preset_is_complete_and_its_extractor_exists() {
-        for name in names() {
-            let preset = preset(name).expect("known").expect("complete");
-            assert!(!preset.command.is_empty(), "{name}");
+        assert_eq!(ALL.len(), PRESETS.len());
+        for (name, text) in PRESETS {
+            let preset = read(name, text).unwrap_or_else(|error| panic!("{name}: {error}"));
+            let says = |key: &str| preset.says(&[key], true);
+            assert!(
+                says("dialect").is_some() && says("asks").is_some(),
+                "{name}"
+            );
+            let extractor = says("extractor").expect("an extractor");
+            assert!(EXTRACTORS.contains(&extractor.as_str()), "{name}");
             assert!(!preset.evidence.is_empty(), "{name}");
-            assert!(EXTRACTORS.contains(&preset.extractor.as_str()), "{name}");
-            assert!(!LATER.contains(&name), "{name}");
+            assert!(!LATER.contains(name), "{name}");
         }
     }
 
     #[test]
-    fn the_scaiflux_preset_has_the_flags_of_serve_mode() {
-        let preset = preset("scaiflux").expect("known").expect("complete");
-        assert_eq!(
-            preset.command.join(" "),
-            "scaiflux serve --workspace {workspace} --permission-mode prompt"
-        );
-        assert_eq!(preset.model_args, ["--model", "{model}"]);
-        assert_eq!(preset.asks, AsksFor::Some);
+    fn the_keys_of_every_preset_are_keys_of_a_pool() {
+        let origin = Origin {
+            file: Some("/etc/marshal/supervisor.toml".into()),
+            dir: "/etc/marshal".into(),
+            named: true,
+        };
+        for (name, text) in PRESETS {
+            let document: toml::Table = text.parse().expect("TOML");
+            for table in ["pool", "routed"] {
+                let Some(keys) = document.get(table) else {
+                    continue;
+                };
+                let mut pool = keys.as_table().expect("a table").clone();
+                pool.entry("command").or_insert_with(|| vec!["x"].into());
+                let mut pools = toml::Table::new();
+                pools.insert("demo".to_owned(), pool.into());
+                let mut file = toml::Table::new();
+                file.insert("pool".to_owned(), pools.into());
+                // Variables may name routes that only the other table has.
+                let read = Config::parse(&file.to_string(), &origin);
+                let faults = read.err().map(|errors| errors.errors).unwrap_or_default();
+                let unknown = faults
+                    .iter()
+                    .find(|fault| fault.message.contains("unknown key"));
+                assert!(unknown.is_none(), "{name}: {unknown:?}");
+            }
+        }
     }
 
     #[test]
-    fn a_broken_preset_says_where() {
-        let error = read("x", "command = 1\nfoo = 2\n").expect_err("broken");
-        let shown = error.to_string();
+    fn files_name_the_model_of_the_pool_or_the_presets_own() {
+        let codex = preset("codex").expect("codex");
+        let text = |routed, model| codex.home(routed, model).remove(".codex/config.toml");
         assert!(
-            shown.contains("preset x:1:11: command: expected an array"),
-            "{shown}"
+            text(false, None)
+                .expect("a file")
+                .starts_with("model = \"gpt-5\"\n")
         );
-        assert!(read("x", "command = []\n").is_err());
+        let routed = text(true, Some("m-1")).expect("a file");
+        assert!(routed.contains("model = \"m-1\"") && routed.contains("{route.openai}/v1"));
+    }
+
+    #[test]
+    fn a_broken_preset_is_none() {
+        for text in ["", "title = 1", "title = \"x\"\nfoo = 2\n", "pool = {"] {
+            assert!(read("x", text).is_err(), "{text}");
+        }
     }
 }

@@ -164,16 +164,20 @@ fn value<T>(found: Option<Found<T>>, default: T) -> T {
 /// Where programs of the system are: they hold nobody's data.
 const PROGRAMS: &[&str] = &["/usr", "/opt", "/nix/store"];
 
+/// Whether a path lies there.
+pub(super) fn is_program(path: &Path) -> bool {
+    PROGRAMS.iter().any(|place| path.starts_with(place))
+}
+
 /// `/usr` and what the profile adds.
 fn ro_bind(section: &Section<'_>, dir: &Path, is_found: bool) -> Option<Vec<PathBuf>> {
     let mut binds = vec![PathBuf::from("/usr")];
     for found in section.texts_like("ro_bind", paths::PATTERN)?.value {
         let path = paths::absolute(dir, &found.value);
         let own = |place: &&&str| path.starts_with(place);
-        let is_open = |place: &&str| path.starts_with(place);
         let message = if let Some(fault) = paths::fault(&found.value) {
             fault.to_owned()
-        } else if is_found && !path.starts_with(dir) && !PROGRAMS.iter().any(is_open) {
+        } else if is_found && !path.starts_with(dir) && !is_program(&path) {
             format!(
                 "a supervisor.toml that was found may bind only programs of the system ({}) and what is below its own directory; name the file with --config if you trust it",
                 PROGRAMS.join(", ")

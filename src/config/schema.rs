@@ -19,7 +19,7 @@ fn rules(key: &str) -> Value {
     match key {
         "" => json!({"required": ["pool"]}),
         "pool" => json!({"minProperties": 1}),
-        "pool.NAME" => json!({"oneOf": [{"required": ["agent"]}, {"required": ["command"]}]}),
+        "pool.NAME" => json!({"anyOf": [{"required": ["agent"]}, {"required": ["command"]}]}),
         "pool.NAME.command" => json!({"minItems": 1}),
         "pool.NAME.ssh" => json!({"required": ["host", "workspace"]}),
         "hint[]" => json!({"required": ["pattern", "text"]}),

@@ -16,7 +16,7 @@ use toml::{Table, Value};
 use super::acp::{Acp, McpServer, OptionValue, Reach};
 use super::environment::{self, HIDDEN};
 use super::hint::Hint;
-use super::presets;
+use super::presets::{self, Preset};
 use super::route_table;
 use super::types::{
     AskConfig, Config, Env, Extractor, JournalRules, Launcher, Pool, RateLimit, Restart, Route,
@@ -213,6 +213,11 @@ fn pool(pool: &Pool) -> Shown {
         session,
         dialect,
         agent,
+        is_preset,
+        own_command,
+        agent_dir,
+        // Found anew wherever the file is read.
+        program: _,
         model,
         mode,
         acp: of_acp,
@@ -227,6 +232,8 @@ fn pool(pool: &Pool) -> Shown {
         policy,
         workspace,
         home_files,
+        // Of the agent.
+        home_texts: _,
         attempts,
         check,
         env,
@@ -240,14 +247,22 @@ fn pool(pool: &Pool) -> Shown {
     } = pool;
     let mut table = Shown::new(&["pool", name.as_str()]);
     table.put("size", i64::from(*size));
-    if presets::is_command(agent, command, model.is_some()) {
+    let known = presets::preset(agent);
+    let is_usual = known.is_some_and(|preset| preset.is_command(command, model.is_some()));
+    if is_usual && !*own_command {
         let words = foreign::show(&command.join(" "), 1000);
         table
             .remarks
             .push(format!("{agent} is the command: {words}"));
+    }
+    if *is_preset {
         table.put("agent", agent.as_str());
-    } else {
+    }
+    if !*is_preset || *own_command {
         table.put("command", texts(command));
+    }
+    if let Some(dir) = agent_dir {
+        table.put("agent_dir", path(dir));
     }
     if let Some(model) = model {
         table.put("model", model.as_str());
@@ -294,7 +309,7 @@ fn pool(pool: &Pool) -> Shown {
     table.put("session", session.word());
     table.put("attempts", i64::from(*attempts));
     table.put("check", texts(check));
-    env_of(&mut table, env);
+    env_of(&mut table, env, known.filter(|_| *is_preset));
     restart(&mut table, of_restart);
     timeouts(&mut table, of_timeouts);
     stop(&mut table, *of_stop);
@@ -369,7 +384,8 @@ fn server(server: &McpServer) -> Value {
     Value::Table(shown)
 }
 
-fn env_of(table: &mut Shown, env: &Env) {
+/// What is the preset's own is left out: it is no secret, whatever it is called.
+fn env_of(table: &mut Shown, env: &Env, preset: Option<&Preset>) {
     let Env {
         pass,
         set,
@@ -377,7 +393,12 @@ fn env_of(table: &mut Shown, env: &Env) {
         path_add,
     } = env;
     table.put("env.pass", texts(pass));
-    let plain = set.iter().map(|(name, value)| {
+    let is_own = |name: &str, value: &str| {
+        let says = |preset: &Preset| preset.says(&["env", "set", name], true);
+        preset.and_then(says).is_some_and(|says| says == value)
+    };
+    let plain = set.iter().filter(|(name, value)| !is_own(name, value));
+    let plain = plain.map(|(name, value)| {
         let hide = environment::is_secretive(name);
         (name.clone(), text(if hide { HIDDEN } else { value }))
     });

@@ -110,11 +110,37 @@ pub(super) use word;
 pub(super) struct Section<'a> {
     pub(super) ledger: &'a Ledger,
     table: Option<&'a DeTable<'a>>,
+    /// What holds where the table has no such key.
+    below: Option<Below<'a>>,
     /// The table's header or braces.
     pub(super) place: Place,
     /// The path with `NAME` for chosen names.
     generic: String,
     known: RefCell<Vec<&'static str>>,
+}
+
+/// A table of another text, and what in this one brought it: faults of it are shown there.
+#[derive(Clone)]
+struct Below<'a> {
+    table: &'a DeTable<'a>,
+    span: Range<usize>,
+}
+
+impl<'a> Below<'a> {
+    fn get(&self, name: &str) -> Option<&'a DeValue<'a>> {
+        self.table.get(name).map(Spanned::get_ref)
+    }
+
+    /// The table of that name in it.
+    fn table(&self, name: &str) -> Option<Self> {
+        match self.get(name)? {
+            DeValue::Table(table) => Some(Self {
+                table,
+                span: self.span.clone(),
+            }),
+            _ => None,
+        }
+    }
 }
 
 /// One entry of a table.
@@ -124,6 +150,10 @@ pub(super) struct Item<'a> {
     pub(super) place: Place,
     generic: String,
     value: &'a DeValue<'a>,
+    /// It stands in another text.
+    is_below: bool,
+    /// What holds where this, a table, has no such key.
+    below: Option<Below<'a>>,
 }
 
 impl<'a> Section<'a> {
@@ -132,6 +162,7 @@ impl<'a> Section<'a> {
         Self {
             ledger,
             table: Some(table),
+            below: None,
             place: Place {
                 key: String::new(),
                 span: 0..0,
@@ -162,7 +193,39 @@ impl<'a> Section<'a> {
             place,
             generic: join(&self.generic, generic),
             value: value.get_ref(),
+            is_below: false,
+            below: self
+                .below
+                .as_ref()
+                .and_then(|below| below.table(key.get_ref())),
         }
+    }
+
+    /// The same table, in which keys of another text hold where it has none. `span` is what
+    /// brought them.
+    pub(super) fn over(mut self, table: &'a DeTable<'a>, span: Range<usize>) -> Self {
+        self.below = Some(Below { table, span });
+        self
+    }
+
+    /// The entry of that name in what is below.
+    fn entry_below(&self, name: &str, generic: &str) -> Option<Item<'a>> {
+        let below = self.below.as_ref()?;
+        let value = below.get(name)?;
+        let place = Place {
+            key: join(&self.place.key, name),
+            span: below.span.clone(),
+        };
+        let mut places = self.ledger.places.borrow_mut();
+        places.insert(place.key.clone(), place.span.clone());
+        Some(Item {
+            ledger: self.ledger,
+            place,
+            generic: join(&self.generic, generic),
+            value,
+            is_below: true,
+            below: None,
+        })
     }
 
     /// The entry of that name.
@@ -175,8 +238,10 @@ impl<'a> Section<'a> {
         let mut forms = self.ledger.forms.borrow_mut();
         forms.asked(join(&self.generic, name));
         drop(forms);
-        let found = self.table?.get_key_value(name)?;
-        Some(self.entry(name, found))
+        match self.table.and_then(|table| table.get_key_value(name)) {
+            Some(found) => Some(self.entry(name, found)),
+            None => self.entry_below(name, name),
+        }
     }
 
     /// Every entry of a table whose keys the file chooses, in the order of the file. `names` is the
@@ -185,10 +250,19 @@ impl<'a> Section<'a> {
         self.ledger.form(&self.generic, Form::Named(names));
         let mut entries: Vec<_> = self.table.into_iter().flat_map(DeTable::iter).collect();
         entries.sort_by_key(|(key, _)| key.span().start);
-        entries
+        let mut named: Vec<_> = entries
             .into_iter()
             .map(|entry| (entry.0.get_ref().to_string(), self.entry("NAME", entry)))
-            .collect()
+            .collect();
+        let below = self.below.iter().flat_map(|below| below.table.keys());
+        for name in below.map(|name| name.get_ref().to_string()) {
+            if named.iter().all(|(own, _)| *own != name)
+                && let Some(item) = self.entry_below(&name, "NAME")
+            {
+                named.push((name, item));
+            }
+        }
+        named
     }
 
     /// A sub-table; an absent one is empty.
@@ -198,6 +272,7 @@ impl<'a> Section<'a> {
             .unwrap_or_else(|| Section {
                 ledger: self.ledger,
                 table: None,
+                below: None,
                 place: Place {
                     key: join(&self.place.key, name),
                     span: self.place.span.clone(),
@@ -205,10 +280,6 @@ impl<'a> Section<'a> {
                 generic: join(&self.generic, name),
                 known: RefCell::default(),
             })
-    }
-
-    pub(super) fn text(&self, name: &'static str) -> Option<Found<String>> {
-        self.item(name)?.text()
     }
 
     pub(super) fn boolean(&self, name: &'static str) -> Option<Found<bool>> {
@@ -343,6 +414,11 @@ impl<'a> Item<'a> {
         self.value
     }
 
+    /// Whether it stands in another text, which says what holds where the file says nothing.
+    pub(super) fn is_below(&self) -> bool {
+        self.is_below
+    }
+
     /// Whether it is a table at all.
     pub(super) fn is_table(&self) -> bool {
         matches!(self.value, DeValue::Table(_))
@@ -368,9 +444,14 @@ impl<'a> Item<'a> {
         let DeValue::Table(table) = self.value else {
             return self.wrong("a table");
         };
+        let below = self.is_below.then(|| Below {
+            table,
+            span: self.place.span.clone(),
+        });
         Some(Section {
             ledger: self.ledger,
-            table: Some(table),
+            table: (!self.is_below).then_some(table),
+            below: below.or_else(|| self.below.clone()),
             place: self.place.clone(),
             generic: self.generic.clone(),
             known: RefCell::default(),
@@ -548,10 +629,16 @@ impl<'a> Item<'a> {
             ledger: self.ledger,
             place: Place {
                 key: format!("{}[{at}]", self.place.key),
-                span: value.span(),
+                span: if self.is_below {
+                    self.place.span.clone()
+                } else {
+                    value.span()
+                },
             },
             generic: format!("{}{ELEMENT}", self.generic),
             value: value.get_ref(),
+            is_below: self.is_below,
+            below: None,
         };
         Some(array.iter().enumerate().map(item).collect())
     }

@@ -254,6 +254,14 @@ pub struct Pool {
     pub dialect: DialectName,
     /// The preset's name, or `custom`.
     pub agent: String,
+    /// The file names a preset; else the name above only says what the command is.
+    pub is_preset: bool,
+    /// The file has a command of its own, not the preset's.
+    pub own_command: bool,
+    /// Where the preset's program is installed, if the file says so.
+    pub agent_dir: Option<PathBuf>,
+    /// The preset's program as it was found on this host, by whoever looks for files.
+    pub program: Option<Program>,
     /// What takes the place of `{model}` in the command; of an ACP agent whose command has none,
     /// what every session is set to.
     pub model: Option<String>,
@@ -284,6 +292,9 @@ pub struct Pool {
     pub workspace: Workspace,
     /// Files that fill a new home: path inside the home -> file on the host.
     pub home_files: BTreeMap<String, PathBuf>,
+    /// Files that the preset puts into a new home, where `home_files` has none: path inside the
+    /// home -> text.
+    pub home_texts: BTreeMap<String, String>,
     /// How many sendings of a task's prompt may be made, from 1.
     pub attempts: u32,
     /// An argv that must exit 0 after a completed turn; empty: none.
@@ -304,6 +315,15 @@ pub struct Pool {
     pub guard_off: bool,
     /// What a denied unasked call brings about.
     pub on_unasked_deny: OnUnaskedDeny,
+}
+
+/// A program that was found on this host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Program {
+    /// What takes the place of the command's first word: the program, or its interpreter and it.
+    pub argv: Vec<String>,
+    /// What of the host it needs to see, read-only, beside the profile's own.
+    pub binds: Vec<PathBuf>,
 }
 
 impl Pool {

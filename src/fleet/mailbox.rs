@@ -77,6 +77,11 @@ impl<M> Address<M> {
         Ok(())
     }
 
+    /// Whether both lead to the same mailbox.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// Ends the reading at once: what waits is not read any more.
     pub(crate) fn close(&self) {
         // Dropped here, outside of the lock: a message may hold a process, or credits.

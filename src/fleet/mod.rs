@@ -3,11 +3,11 @@
 //! Floor 4. Owns the actors. An actor owns a decision; a plain task owns a descriptor or a
 //! process. No actor awaits IO, a turn or a person inside a handler.
 //!
-//! Actors: one [`pool::Pool`] a pool; one [`session::Session`] an attempt at a task; one
-//! [`channel`] a child, which is a task with a [`mailbox`]. Plain tasks of a Channel: stdout pump,
-//! stdin pump, stderr ring, keeper; one for the fleet measures homes and copies. Mailboxes are
-//! unbounded, so what a child writes enters them only against [`credit::Credits`]; all else is a
-//! bounded number of messages a task or a turn.
+//! Actors: one [`pool::Pool`] a pool, of ractor's; one [`session`] an attempt at a task and one
+//! [`channel`] a child, tasks with a [`mailbox`]. Plain tasks of a Channel: stdout pump, stdin pump,
+//! stderr ring, keeper; one for the fleet measures homes and copies. Mailboxes are unbounded, so
+//! what a child writes enters them only against [`credit::Credits`]; all else is a bounded number of
+//! messages a task or a turn.
 
 mod ambient;
 mod channel;

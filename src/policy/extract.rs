@@ -11,6 +11,7 @@ mod fields;
 
 use std::collections::BTreeMap;
 
+use regex::Regex;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -23,6 +24,7 @@ use crate::model::foreign::show;
 /// The tables that come with the program.
 const BUILTIN: &[(&str, &str)] = &[
     ("acp", include_str!("builtin/extract-acp.toml")),
+    ("gemini", include_str!("builtin/extract-gemini.toml")),
     ("scaiflux", include_str!("builtin/extract-scaiflux.toml")),
 ];
 
@@ -103,12 +105,23 @@ struct ToolText {
     #[serde(default)]
     argv: bool,
     cwd: Option<Names>,
+    cwd_frame: Option<FrameText>,
+    unlike: Option<String>,
     path: Option<Names>,
     #[serde(default)]
     path_optional: bool,
     pattern: Option<Names>,
     url: Option<Names>,
     harmless: Option<Names>,
+}
+
+/// A text that an agent makes around a directory.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FrameText {
+    field: String,
+    begins: String,
+    ends: String,
 }
 
 /// One place, or several.
@@ -126,6 +139,10 @@ enum Tool {
         /// The command may be an array of words.
         argv: bool,
         cwd: Vec<Place>,
+        /// The directory stands in a text of the agent's own, which must be there.
+        frame: Option<Frame>,
+        /// What the agent would run otherwise than it says.
+        unlike: Option<Regex>,
     },
     Read {
         path: Vec<Place>,
@@ -138,6 +155,44 @@ enum Tool {
     Fetch {
         url: Vec<Place>,
     },
+}
+
+/// A text at a place that begins with one text, then names a directory, then goes on with another.
+#[derive(Debug, Clone)]
+struct Frame {
+    place: Place,
+    begins: String,
+    ends: String,
+}
+
+impl Frame {
+    fn read(text: FrameText) -> Result<Self, String> {
+        if text.begins.is_empty() || text.ends.is_empty() {
+            return Err("`cwd_frame` needs texts before and behind the directory".to_owned());
+        }
+        Ok(Self {
+            place: Place::parse(&text.field)?,
+            begins: text.begins,
+            ends: text.ends,
+        })
+    }
+
+    /// The directory. What the agent's text begins with is its own; what comes behind may be the
+    /// model's, so that only the first end counts.
+    fn directory(&self, fields: &Fields) -> Result<String, Trouble> {
+        let found = fields.find(&self.place)?;
+        let [Found::Text(text)] = found.as_slice() else {
+            return Err(lacks(std::slice::from_ref(&self.place)));
+        };
+        let inside = text.strip_prefix(self.begins.as_str());
+        match inside.and_then(|inside| inside.split_once(self.ends.as_str())) {
+            Some((directory, _)) if !directory.is_empty() => Ok(directory.to_owned()),
+            _ => {
+                let why = format!("`{}` does not say where the command runs", self.place);
+                Err(Trouble::Unclear(why))
+            }
+        }
+    }
 }
 
 /// Why a call makes no request of its class.
@@ -305,6 +360,8 @@ fn tool(text: ToolText) -> Result<Tool, String> {
         ("command", text.command.is_some(), shell),
         ("argv", text.argv, shell),
         ("cwd", text.cwd.is_some(), shell),
+        ("cwd_frame", text.cwd_frame.is_some(), shell),
+        ("unlike", text.unlike.is_some(), shell),
         ("path", text.path.is_some(), file),
         ("path_optional", text.path_optional, read),
         ("pattern", text.pattern.is_some(), read),
@@ -327,6 +384,11 @@ fn tool(text: ToolText) -> Result<Tool, String> {
             command: needed("command", text.command)?,
             argv: text.argv,
             cwd: places(text.cwd)?,
+            frame: text.cwd_frame.map(Frame::read).transpose()?,
+            unlike: text
+                .unlike
+                .map(|pattern| Regex::new(&pattern).map_err(|error| format!("`unlike`: {error}")))
+                .transpose()?,
         }),
         Some(ToolClass::Read) => Ok(Tool::Read {
             path: needed("path", text.path)?,
@@ -359,14 +421,30 @@ impl Tool {
 
     fn request(&self, fields: &Fields) -> Result<Request, Trouble> {
         match self {
-            Self::Shell { command, argv, cwd } => {
+            Self::Shell {
+                command,
+                argv,
+                cwd,
+                frame,
+                unlike,
+            } => {
                 let read = |found: Found<'_>| match found {
                     Found::List(words) if *argv => argv::command(&argv::words(words)?),
                     other => other.text(),
                 };
+                let command = required(command, one(fields, command, read)?)?;
+                if unlike
+                    .as_ref()
+                    .is_some_and(|unlike| unlike.is_match(&command))
+                {
+                    let why = "the agent would run something else than this says";
+                    return Err(Trouble::Unclear(why.to_owned()));
+                }
+                let framed = frame.as_ref().map(|frame| frame.directory(fields));
+                let named = one(fields, cwd, text)?;
                 Ok(Request::Shell {
-                    command: required(command, one(fields, command, read)?)?,
-                    cwd: one(fields, cwd, text)?,
+                    command,
+                    cwd: framed.transpose()?.or(named),
                 })
             }
             Self::Read {

@@ -83,13 +83,25 @@ pub(super) struct Turn {
 
 /// Reads a prompt: its lines that begin with a verb. Other lines are none of ours; a line whose
 /// verb has no meaning (`SLEEP soon`) is said instead of done, so that a mistake is seen.
+///
+/// `RUN: <<WORD` takes the lines up to one that is WORD: a command of several lines.
 pub(super) fn read(prompt: &str) -> Vec<Line> {
-    prompt.lines().filter_map(line).collect()
-}
-
-/// Whether a text has a line of a script in it.
-pub(super) fn is_script(text: &str) -> bool {
-    text.lines().any(|text| line(text).is_some())
+    let mut lines = Vec::new();
+    let mut rest = prompt.lines();
+    while let Some(text) = rest.next() {
+        let word = match line(text) {
+            Some(Line::Run(command)) => command.strip_prefix("<<").map(str::to_owned),
+            _ => None,
+        };
+        match word.filter(|word| !word.trim().is_empty()) {
+            Some(word) => {
+                let inside = rest.by_ref().take_while(|text| text.trim() != word.trim());
+                lines.push(Line::Run(inside.collect::<Vec<_>>().join("\n")));
+            }
+            None => lines.extend(line(text)),
+        }
+    }
+    lines
 }
 
 fn line(text: &str) -> Option<Line> {
@@ -259,7 +271,20 @@ mod tests {
                 Line::Big(10),
             ]
         );
-        assert!(!is_script("Generate a title"));
+        assert_eq!(read("Generate a title"), []);
+    }
+
+    #[test]
+    fn a_command_may_have_several_lines() {
+        let lines = read("RUN: <<END\necho a\n  RUN: b\nEND\nSAY: x\nRUN <<E\nlast");
+        assert_eq!(
+            lines,
+            [
+                Line::Run("echo a\n  RUN: b".into()),
+                Line::Say("x".into()),
+                Line::Run("last".into()),
+            ]
+        );
     }
 
     #[test]

@@ -96,7 +96,7 @@ pub(super) fn user_text(content: &Value) -> String {
 /// Whether a text of the user's side is one that the agent's program made.
 fn is_machine_text(text: &str) -> bool {
     let text = text.trim();
-    text.is_empty() || (text.starts_with('<') && text.ends_with('>') && !script::is_script(text))
+    text.is_empty() || (text.starts_with('<') && text.ends_with('>'))
 }
 
 /// The text of a content that is a string or a list of parts, each a string or an object with

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::{accepted_by, file, found, named, only, pool, script};
 use crate::config::{
-    AsksFor, Extractor, Fill, Guard, Launcher, LogFormat, Network, OnCrash, OnTimeout, Origin,
-    Pool, RestartKind, SessionScope, WorkspaceMode,
+    AsksFor, DialectName, Extractor, Fill, Guard, Launcher, LogFormat, Network, OnCrash, OnTimeout,
+    Origin, Pool, RestartKind, SessionScope, WorkspaceMode,
 };
 
 /// The pool of a good file with these keys.
@@ -389,6 +389,39 @@ fn a_configuration_is_described_in_a_few_lines() {
         "[pool.demo]\nagent = \"scaiflux\"\nnetwork = \"host\"\nguard = \"sandbox\"\n[pool.bare]\ncommand = [\"x\", \"\\u001b[2J\"]\nlauncher = \"none\"\n",
     );
     insta::assert_snapshot!(weak.describe().join("\n"));
+}
+
+#[test]
+fn an_agents_own_keys_hold_where_the_file_has_none() {
+    let pool = |keys: &str| {
+        let text = format!("[pool.demo]\n{keys}\n");
+        only(&accepted_by(&named(), &text)).clone()
+    };
+    let usual = pool("agent = \"codex\"");
+    assert_eq!((usual.agent.as_str(), usual.asks), ("codex", AsksFor::Some));
+    assert_eq!(usual.dialect, DialectName::Acp);
+    assert_eq!(usual.stop.eof, Duration::from_millis(500));
+    assert_eq!(usual.stop.term, Duration::from_secs(5), "not the preset's");
+    assert!(usual.home_texts.contains_key(".codex/config.toml"));
+    let other = pool(
+        "agent = \"codex\"\ncommand = [\"other\", \"x\"]\nstop.eof = \"9s\"\nasks = \"never\"\nenv.set = { A = \"1\" }",
+    );
+    assert_eq!(other.command, ["other", "x"]);
+    assert_eq!(other.stop.eof, Duration::from_secs(9));
+    assert_eq!(
+        other.stop.goodbye,
+        Duration::ZERO,
+        "the rest of the table stays"
+    );
+    assert_eq!(other.asks, AsksFor::Never);
+    let claude = pool("agent = \"claude\"\nenv.pass = [\"DISABLE_AUTOUPDATER\"]");
+    assert!(!claude.env.set.contains_key("DISABLE_AUTOUPDATER"));
+    let switch = "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC";
+    assert_eq!(claude.env.set[switch], "1");
+    let gemini = pool("agent = \"gemini\"\nmodel = \"gemini-2.5-pro\"");
+    assert_eq!(gemini.command, ["gemini", "--acp", "-m", "{model}"]);
+    let codex = pool("agent = \"codex\"\nmodel = \"m-1\"");
+    assert!(codex.home_texts[".codex/config.toml"].contains("model = \"m-1\""));
 }
 
 #[test]

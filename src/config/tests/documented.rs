@@ -51,6 +51,7 @@ impl Row {
         let set = format!("{key} = {value}\n");
         match self.key {
             "pool.NAME.agent" | "pool.NAME.command" => set,
+            "pool.NAME.agent_dir" => format!("pool.demo.agent = \"codex\"\n{set}"),
             "pool.NAME.model" => format!("pool.demo.command = [\"a\", \"{{model}}\"]\n{set}"),
             "pool.NAME.mode" => format!("pool.demo.command = [\"a\", \"{{mode}}\"]\n{set}"),
             "pool.NAME.auth" => format!("pool.demo.dialect = \"acp\"\n{BARE}{set}"),
@@ -101,6 +102,7 @@ route.own.allow = [\"GET /x\"]
 /// Values for keys that have no default.
 const SAMPLES: &[(&str, &str)] = &[
     ("pool.NAME.agent", "\"scaiflux\""),
+    ("pool.NAME.agent_dir", "\"/opt/codex\""),
     ("pool.NAME.command", "[\"agent\"]"),
     ("pool.NAME.resume_args", "[\"--resume\", \"{session}\"]"),
     ("pool.NAME.model", "\"lab/model-1\""),
@@ -206,6 +208,10 @@ fn every_accepted_key_is_documented_once() {
 #[test]
 fn the_built_in_file_says_what_would_hold_anyway() {
     let short = "[pool.demo]\nsize = 4\nagent = \"script\"\n";
-    let (long, short) = (accepted_by(&named(), DEFAULT), accepted_by(&named(), short));
+    let (mut long, short) = (accepted_by(&named(), DEFAULT), accepted_by(&named(), short));
+    // It shows the command that the agent stands for.
+    let pool = &mut long.pools[0];
+    assert!(pool.own_command && !pool.is_preset);
+    (pool.own_command, pool.is_preset) = (false, true);
     assert_eq!(seen(&long), seen(&short));
 }

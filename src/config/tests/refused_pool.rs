@@ -53,13 +53,15 @@ fn a_pool_has_a_command_or_an_agent() {
     whole("[pool.demo]\ncommand = [\"/opt/agent/run\"]\n", "the program \"/opt/agent/run\" is not visible in the sandbox…add its directory to ro_bind of [sandbox.standard]");
     whole("[pool.demo]\ncommand = [\"./agent\"]\n", "the program \"/etc/marshal/agent\" is not visible");
     whole("[pool.demo]\ncommand = [\"/usr/../opt/agent\"]\n", "the program \"/opt/agent\" is not visible");
-    whole("[pool.demo]\nagent = \"scaiflx\"\n", "pool.demo.agent: expected \"scaiflux\" or \"script\", found \"scaiflx\"…did you mean scaiflux?");
+    whole("[pool.demo]\nagent = \"scaiflx\"\n", "pool.demo.agent: expected \"claude\", \"codex\", \"gemini\", \"hermes\", \"opencode\", \"scaiflux\" or \"script\", found \"scaiflx\"…did you mean scaiflux?");
     whole("[pool.demo]\nagent = 4\n", "pool.demo.agent: expected a string");
-    whole("[pool.demo]\nagent = \"xyzzy\"\n", "expected \"scaiflux\" or \"script\", found \"xyzzy\"");
-    for later in ["claude", "codex", "gemini", "opencode", "hermes", "loaf", "skillpilot"] {
+    whole("[pool.demo]\nagent = \"xyzzy\"\n", "expected \"claude\", \"codex\", \"gemini\", \"hermes\", \"opencode\", \"scaiflux\" or \"script\", found \"xyzzy\"");
+    for later in ["cursor", "goose", "loaf", "skillpilot"] {
         whole(&format!("[pool.demo]\nagent = \"{later}\"\n"), "is not supported by this version");
     }
-    check("agent = \"script\"", "pool.demo.agent: a pool has an agent or a command, not both");
+    check("agent_dir = \"/opt/x\"", "agent_dir is for agents that are built in");
+    whole("[pool.demo]\nagent = \"script\"\nagent_dir = \"/opt/x\"\n", "agent_dir is for agents that are built in");
+    whole("[pool.demo]\nagent = \"codex\"\ncommand = [\"x\"]\nagent_dir = \"/opt/x\"\n", "agent_dir is for agents that are built in");
     let long = "x".repeat(200_000);
     whole(&format!("[pool.demo]\ncommand = [\"a\", \"{long}\"]\n"), "has 200000 bytes, at most 131071 can be");
     let many = "\"x\",".repeat(1025);
@@ -103,7 +105,7 @@ fn closed_sets_of_words_name_their_members() {
     set("dialect", "\"acp\" or \"scaiflux\"", ("scaifluks", "scaiflux"), &["loaf", "skillpilot", "claude", "codex"]);
     check("dialect = { custom = \"d.toml\" }", "custom dialects are not supported by this version");
     set("session", "\"task\" or \"slot\"", ("tsk", "task"), &[]);
-    check("extractor = \"codex\"", "expected \"acp\" or \"scaiflux\" or a table of its own");
+    check("extractor = \"codex\"", "expected \"acp\", \"gemini\" or \"scaiflux\" or a table of its own");
     check("extractor = 4", "expected a string");
     check("guard_off = \"yes\"", "expected true or false, found \"yes\"");
     check("guard_off = 1", "expected true or false, found the integer 1");
@@ -140,7 +142,7 @@ fn keys_that_do_nothing_yet_are_not_accepted() {
     for later in ["hooks = []", "delegates = {}"] {
         check(later, "is not supported by this version");
     }
-    check("ask = { timeout = \"15m\" }", "\"timeout\" is not supported by this version");
+    check("ask = { when_waiting = \"hold\" }", "\"when_waiting\" is not supported by this version");
     check("ask = { when_waiting = \"hold\" }", "\"when_waiting\" is not supported by this version");
     check("workspace = { path = \".\", mode = \"overlay\" }", "\"overlay\" is not supported by this version");
     check("workspace = { path = \".\", mode = \"worktree\" }", "\"worktree\" is not supported by this version");

@@ -25,6 +25,7 @@ const BEYOND: &[&str] = &[
     "on_crash = \"retry\" needs",
     "or the name of a [",
     "shorter than the first",
+    "agent_dir is for agents",
     "the agent could write",
     "the built-in policy \"developer\" has the guard",
     "the command has {",

@@ -42,7 +42,8 @@ const EVERYTHING: &str = r#"
 [supervisor]
 state_dir = "/var/lib/marshal"
 [pool.one]
-agent = "scaiflux"
+agent = "gemini"
+agent_dir = "/opt/agents"
 model = "lab/model-1"
 home_files = { ".config/a b" = "a", "c\u001b" = "c" }
 env = { set = { A = "1", API_KEY = "plain", B = "env:HOME", C = "file:key", D = "\u009b'\"\\\n\t" } }

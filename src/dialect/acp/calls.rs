@@ -3,7 +3,8 @@
 //! A permission request may name no more than its call's id, and an update only what changed, so
 //! the last word on each member is kept here, within bounds. Owns how a call becomes the input
 //! that is judged: an object of `rawInput`, `content` (its differences only) and `locations`, each
-//! as the agent wrote it. Must not know when a call may come.
+//! as the agent wrote it. Where an agent sends neither of the first two, what its message shows
+//! instead is there, too: `title` and `said` (the content). Must not know when a call may come.
 
 use std::collections::VecDeque;
 
@@ -77,6 +78,16 @@ impl<'a> CallFields<'a> {
 
     pub(super) fn title(&self) -> Option<Foreign> {
         string(self.title).map(|title| cut(title, limits::CALL_TITLE_BYTES))
+    }
+
+    /// The title and the content of this very message, whole: what an agent shows of a call that
+    /// has no `rawInput`. A long content is a result, which nobody judges.
+    fn instead(&self) -> (Option<&'a RawValue>, Option<&'a RawValue>) {
+        let fits = |raw: &&RawValue| raw.get().len() <= limits::CALL_TITLE_BYTES;
+        (
+            self.title,
+            self.content.filter(fits).filter(|raw| says(raw)),
+        )
     }
 
     /// A kind that is cut is none that a table of tools could have.
@@ -261,6 +272,13 @@ impl Call {
         let mut told = 0;
         let mut is_whole = true;
         let is_wanted = changed || !self.announced || word == Word::Requested;
+        let (title, said) = fields.instead();
+        let shows = self.raw_input.is_none() && raw_input.is_none() && self.diffs.is_none();
+        let shown = |text: Option<&'_ RawValue>| {
+            let text = text.filter(|_| shows && new_diffs.is_none());
+            text.map(RawValue::get).map(str::to_owned)
+        };
+        let (title, said) = (shown(title), shown(said));
         let input = is_wanted.then(|| {
             let members = [
                 (
@@ -272,6 +290,8 @@ impl Call {
                     "locations",
                     locations.or(self.locations.as_deref()).map(RawValue::get),
                 ),
+                ("title", title.as_deref()),
+                ("said", said.as_deref()),
             ];
             let bytes: usize = members
                 .iter()
@@ -352,7 +372,7 @@ fn empty() -> Box<RawValue> {
 }
 
 /// An object of the members that are there.
-fn object(members: [(&str, Option<&str>); 3]) -> String {
+fn object(members: [(&str, Option<&str>); 5]) -> String {
     let mut text = String::from("{");
     for (name, value) in members {
         let Some(value) = value else { continue };

@@ -2,8 +2,7 @@
 //!
 //! Owns the dialect's state, the version check, the deadlines of this process and its stop
 //! ladder. Never restarted, always replaced. Pumps and keeper are plain tasks; they send, it
-//! decides. It is a task with a mailbox of its own and no actor of ractor's, whose four ports take
-//! 5 KB for each child. Must not know sequence numbers, policies, tasks or the journal.
+//! decides. Must not know sequence numbers, policies, tasks or the journal.
 
 mod deadlines;
 mod end;
@@ -20,8 +19,6 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 
 use bytes::Bytes;
-use ractor::ActorRef;
-
 pub(crate) use end::{Cause, ChannelEnd};
 use state::ChannelState;
 use stdout::StreamEnd;
@@ -29,7 +26,7 @@ use stdout::StreamEnd;
 use super::clock;
 use super::credit::{Credits, Hold};
 use super::mailbox::{Address, Gone, Mailbox, mailbox};
-use super::session::SessionMsg;
+use super::session::SessionRef;
 use super::setup::{PoolShared, Shared};
 use crate::dialect::{self, Command, Opening};
 use crate::launch::{Child, Ended, LaunchPlan, SpawnError};
@@ -78,7 +75,7 @@ pub(crate) enum ChannelMsg {
 
 /// What a Channel is started with.
 pub(crate) struct ChannelArgs {
-    pub(crate) session: ActorRef<SessionMsg>,
+    pub(crate) session: SessionRef,
     pub(crate) shared: Arc<Shared>,
     pub(crate) pool: Arc<PoolShared>,
     pub(crate) slot: SlotId,

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use ractor::ActorRef;
 use tokio::sync::oneshot;
 use tokio::time::Sleep;
 
@@ -17,7 +16,7 @@ use super::{Cause, ChannelMsg, ChannelRef, stderr, stdout};
 use crate::dialect::{self, Command, Dialect, Effect, Fault, Input, Opening};
 use crate::fleet::clock;
 use crate::fleet::credit::{Credits, Hold};
-use crate::fleet::session::{Item, SessionMsg};
+use crate::fleet::session::{Item, SessionMsg, SessionRef};
 use crate::fleet::setup::{PoolShared, Shared};
 use crate::launch::{Child, Ended, KeeperHandle, SpawnError};
 use crate::lifecycle::stop::{Ladder, Step};
@@ -33,7 +32,7 @@ pub(super) struct Gone(pub(super) Option<Ended>);
 
 /// Its state.
 pub(crate) struct ChannelState {
-    pub(super) session: ActorRef<SessionMsg>,
+    pub(super) session: SessionRef,
     pub(super) shared: Arc<Shared>,
     pub(super) pool: Arc<PoolShared>,
     pub(super) slot: SlotId,

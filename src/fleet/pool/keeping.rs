@@ -5,15 +5,13 @@
 
 use std::sync::Arc;
 
-use ractor::{ActorRef, ActorRuntime};
-
 use super::slot::Kept;
 use super::state::PoolState;
 use crate::config::RestartKind;
 use crate::fleet::channel::ChannelEnd;
 use crate::fleet::clock::now_us;
 use crate::fleet::session::{
-    Attempt, Session, SessionArgs, SessionMsg, Stays, StoredSession, Work,
+    self, Attempt, SessionArgs, SessionMsg, SessionRef, Stays, StoredSession, Work,
 };
 use crate::journal::Write;
 use crate::lifecycle::state::SlotEvent;
@@ -26,12 +24,12 @@ impl PoolState {
         work: Work,
         kept: Option<Kept>,
         instead_of: Option<(SessionId, String)>,
-    ) -> Result<ActorRef<SessionMsg>, String> {
+    ) -> SessionRef {
         match kept {
             // One whose actor is gone says so by its end; the task is then seen to be lost.
             Some(Kept::Waiting { actor, .. } | Kept::Closing { actor, .. }) => {
                 let _ = actor.send_message(SessionMsg::Next(Box::new(work)));
-                Ok(actor)
+                actor
             }
             Some(Kept::Stored(stored)) => self.begin(work, None, Some(stored)),
             None => self.begin(work, instead_of, None),
@@ -43,10 +41,10 @@ impl PoolState {
         work: Work,
         instead_of: Option<(SessionId, String)>,
         stored: Option<StoredSession>,
-    ) -> Result<ActorRef<SessionMsg>, String> {
+    ) -> SessionRef {
         let slot = self.slots.get(usize::from(work.slot.index));
         let held = slot.and_then(|slot| slot.held.as_ref());
-        let args = Box::new(SessionArgs {
+        session::start(SessionArgs {
             pool_ref: self.myself.clone(),
             shared: Arc::clone(&self.shared),
             pool: Arc::clone(&self.pool),
@@ -54,11 +52,7 @@ impl PoolState {
             work,
             instead_of,
             stored,
-        });
-        let cell = self.myself.get_cell();
-        ActorRuntime::spawn_linked_instant(None, Session, args, cell)
-            .map(|(actor, _)| actor)
-            .map_err(|error| error.to_string())
+        })
     }
 
     /// What becomes of a session that waits after its task: it goes on if its child lives, or if

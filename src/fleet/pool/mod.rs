@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use std::collections::VecDeque;
 
-use ractor::{Actor, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent};
+use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::sync::oneshot;
 
 use slot::{Kept, Slot};
@@ -24,7 +24,7 @@ pub(crate) use task::{ActiveTask, OpenTasks, Past};
 
 use super::channel::ChannelEnd;
 use super::memory::SlotMemory;
-use super::session::{Attempt, Stays, StoredSession};
+use super::session::{Attempt, SessionRef, Stays, StoredSession};
 use super::setup::{PoolShared, Shared};
 use crate::lifecycle::state::SlotEvent;
 use crate::model::{RunId, SessionId};
@@ -84,9 +84,9 @@ pub(crate) enum PoolMsg {
     /// A session's actor is gone, with or without a report.
     SessionGone {
         /// Which actor.
-        who: ActorId,
-        /// Why, if it failed.
-        why: String,
+        who: SessionRef,
+        /// Why, if nothing else was said.
+        why: &'static str,
     },
     /// A client wants something of its conversation.
     Talk(Talk),
@@ -175,36 +175,12 @@ impl Actor for Pool {
             PoolMsg::Cancel(run) => state.cancel(run.as_ref()),
             PoolMsg::Talk(talk) => state.talk(talk),
             PoolMsg::Stop { now } => state.stop(now),
-            PoolMsg::SessionGone { who, why } => state.session_gone(who, &why),
+            PoolMsg::SessionGone { who, why } => state.session_gone(&who, why),
         }
         state.settle();
         if state.stopping && state.slots.iter().all(Slot::is_free) {
             myself.stop(None);
         }
-        Ok(())
-    }
-
-    async fn handle_supervisor_evt(
-        &self,
-        myself: ActorRef<PoolMsg>,
-        event: SupervisionEvent,
-        state: &mut PoolState,
-    ) -> Result<(), ActorProcessingErr> {
-        // The end of an actor overtakes its last messages: look only after those.
-        let (who, why) = match event {
-            SupervisionEvent::ActorFailed(who, error) => {
-                tracing::error!(pool = %state.pool.config.name, %error, "a session failed");
-                (who, error.to_string())
-            }
-            SupervisionEvent::ActorTerminated(who, _, _) => {
-                (who, "the session ended without a report".to_owned())
-            }
-            _ => return Ok(()),
-        };
-        let _ = myself.send_message(PoolMsg::SessionGone {
-            who: who.get_id(),
-            why,
-        });
         Ok(())
     }
 }

@@ -2,7 +2,6 @@
 
 use std::time::Instant;
 
-use ractor::ActorRef;
 use tokio::sync::oneshot;
 
 use super::ActiveTask;
@@ -10,7 +9,7 @@ use super::talk::Held;
 use crate::config::Pool as PoolConfig;
 use crate::fleet::clock;
 use crate::fleet::memory::SlotMemory;
-use crate::fleet::session::{SessionMsg, StoredSession};
+use crate::fleet::session::{SessionRef, StoredSession};
 use crate::lifecycle::restart::History;
 use crate::lifecycle::state::{self, SlotEvent};
 use crate::model::{SessionId, SlotId, SlotState};
@@ -18,7 +17,7 @@ use crate::model::{SessionId, SlotId, SlotState};
 /// What a slot works on.
 #[derive(Debug)]
 pub(super) struct Occupied {
-    pub(super) actor: ActorRef<SessionMsg>,
+    pub(super) actor: SessionRef,
     pub(super) session: SessionId,
     pub(super) task: ActiveTask,
 }
@@ -28,12 +27,12 @@ pub(super) struct Occupied {
 pub(super) enum Kept {
     /// It waits, with or without a child.
     Waiting {
-        actor: ActorRef<SessionMsg>,
+        actor: SessionRef,
         session: SessionId,
     },
     /// It is being closed: the slot is not free before that is done.
     Closing {
-        actor: ActorRef<SessionMsg>,
+        actor: SessionRef,
         session: SessionId,
     },
     /// An earlier start of the supervisor left it; nothing of it runs.
@@ -124,7 +123,7 @@ impl Slot {
     }
 
     /// The actor and the session that are in it.
-    pub(super) fn occupant(&self) -> Option<(&ActorRef<SessionMsg>, &SessionId)> {
+    pub(super) fn occupant(&self) -> Option<(&SessionRef, &SessionId)> {
         match (&self.work, &self.kept) {
             (Some(work), _) => Some((&work.actor, &work.session)),
             (None, Some(Kept::Waiting { actor, session } | Kept::Closing { actor, session })) => {

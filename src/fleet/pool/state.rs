@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use ractor::{ActorId, ActorRef};
+use ractor::ActorRef;
 use tokio::sync::oneshot;
 
 use super::ending::unbegun;
@@ -11,12 +11,12 @@ use super::slot::{Kept, Occupied, Slot};
 use super::{ActiveTask, Opener, PoolMsg};
 use crate::fleet::clock::{self, now_us};
 use crate::fleet::notice::Notice;
-use crate::fleet::session::{Attempt, Files, SessionMsg, Work};
+use crate::fleet::session::{Attempt, Files, SessionMsg, SessionRef, Work};
 use crate::fleet::setup::{PoolShared, Shared};
 use crate::journal::Write;
 use crate::lifecycle;
 use crate::lifecycle::state::SlotEvent;
-use crate::model::{RunId, SessionId, SlotState, TaskOutcome};
+use crate::model::{RunId, SessionId, SlotState};
 use crate::telemetry::event::child::SlotStateChanged;
 use crate::telemetry::event::task::{EndedFrom, TaskStarted};
 
@@ -35,6 +35,15 @@ pub(crate) struct PoolState {
     pub(super) cancelled: bool,
     /// Nothing starts, and the pool ends with its last session.
     pub(super) stopping: bool,
+}
+
+impl Drop for PoolState {
+    /// No session outlives its pool, and no child its session.
+    fn drop(&mut self) {
+        for (session, _) in self.slots.iter().filter_map(Slot::occupant) {
+            session.close();
+        }
+    }
 }
 
 impl PoolState {
@@ -194,44 +203,30 @@ impl PoolState {
         };
         let slot_id = slot.id.clone();
         let instead_of = slot.given_up.take();
-        match self.give(work, kept, instead_of) {
-            Ok(actor) => {
-                self.shared.tell(Notice::Assigned {
-                    run: task.run.clone(),
-                    task: task.spec.id.clone(),
-                    slot: slot_id.clone(),
-                    session: session.clone(),
-                    attempt,
-                });
-                TaskStarted {
-                    slot: &slot_id,
-                    task: &task.spec.id,
-                    attempt,
-                    waited: clock::since(task.queued),
-                }
-                .emit();
-                let id = Some(task.spec.id.clone());
-                self.shared.slots.change(&slot_id, |view| view.task = id);
-                self.slots[usize::from(index)].work = Some(Occupied {
-                    actor,
-                    session,
-                    task,
-                });
-                if self.slots[usize::from(index)].state != SlotState::Ready {
-                    self.change(index, SlotEvent::StartBegun, None);
-                }
-            }
-            Err(error) => {
-                tracing::error!(slot = %slot_id, error, "a session could not be started");
-                self.shared
-                    .slots
-                    .change(&slot_id, |view| view.session = None);
-                let why = "a session could not be started".to_owned();
-                self.end(
-                    vec![(task, TaskOutcome::Failed, Some(why))],
-                    EndedFrom::Queue,
-                );
-            }
+        let actor = self.give(work, kept, instead_of);
+        self.shared.tell(Notice::Assigned {
+            run: task.run.clone(),
+            task: task.spec.id.clone(),
+            slot: slot_id.clone(),
+            session: session.clone(),
+            attempt,
+        });
+        TaskStarted {
+            slot: &slot_id,
+            task: &task.spec.id,
+            attempt,
+            waited: clock::since(task.queued),
+        }
+        .emit();
+        let id = Some(task.spec.id.clone());
+        self.shared.slots.change(&slot_id, |view| view.task = id);
+        self.slots[usize::from(index)].work = Some(Occupied {
+            actor,
+            session,
+            task,
+        });
+        if self.slots[usize::from(index)].state != SlotState::Ready {
+            self.change(index, SlotEvent::StartBegun, None);
         }
     }
 
@@ -291,11 +286,13 @@ impl PoolState {
     }
 
     /// A session ended without a word: its task is lost, its children die with its keeper.
-    pub(super) fn session_gone(&mut self, who: ActorId, why: &str) {
+    pub(super) fn session_gone(&mut self, who: &SessionRef, why: &str) {
         let gone = self.slots.iter().find_map(|slot| {
             let (actor, session) = slot.occupant()?;
             let works = slot.work.is_some();
-            (actor.get_id() == who).then(|| (slot.id.index, session.clone(), works))
+            actor
+                .is(who)
+                .then(|| (slot.id.index, session.clone(), works))
         });
         match gone {
             Some((index, session, true)) => {

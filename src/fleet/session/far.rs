@@ -3,6 +3,7 @@
 //! The client is a plain process of this host, on the leash like every other, in the session's
 //! empty home. Must not know how a far shell is spoken to: that is `launch::ssh`.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -13,7 +14,8 @@ use crate::launch::ssh::{self, Remote};
 use crate::launch::{LaunchPlan, Walls};
 use crate::limits;
 use crate::model::{SessionId, SlotId};
-use crate::sandbox::{self, workspace::home};
+use crate::sandbox;
+use crate::sandbox::workspace::{Filling, home};
 
 /// Where the client looks for programs when the supervisor has no PATH.
 const CLIENT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
@@ -41,7 +43,12 @@ pub(super) async fn prepare(
         let (shared, pool, session) = (Arc::clone(shared), Arc::clone(pool), session.clone());
         let ambient = shared.ambient.clone();
         blocking(&ambient, move || {
-            home::prepare(&shared.state, &session, None, &pool.config.home_files)
+            // The agent's own settings stand at the far end.
+            let filling = Filling {
+                files: &pool.config.home_files,
+                texts: &BTreeMap::new(),
+            };
+            home::prepare(&shared.state, &session, None, filling)
         })
         .await??
     };

@@ -5,10 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ractor::ActorRef;
-
-use super::SessionMsg;
 use super::prepare::{Prepared, Space};
+use super::{SessionMsg, SessionRef};
 use crate::fleet::setup::PoolShared;
 use crate::limits::{COPY_BYTES, COPY_FILES};
 use crate::sandbox::workspace::{Root, Size, measure};
@@ -99,13 +97,13 @@ pub(super) struct Measured {
     space: Arc<Space>,
     /// The most bytes of the home.
     home_bytes: u64,
-    to: ActorRef<SessionMsg>,
+    to: SessionRef,
     /// The child said something since the last look.
     stirred: AtomicBool,
 }
 
 impl Measured {
-    pub(super) fn of(prepared: &Prepared, pool: &PoolShared, to: ActorRef<SessionMsg>) -> Self {
+    pub(super) fn of(prepared: &Prepared, pool: &PoolShared, to: SessionRef) -> Self {
         Self {
             space: Arc::clone(prepared.space()),
             home_bytes: pool.sandbox.home_bytes,

@@ -23,12 +23,13 @@ mod unprepared;
 mod work;
 
 use std::collections::BTreeMap;
+use std::future::poll_fn;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
 
-use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
+use ractor::ActorRef;
 
 pub(crate) use attached::Files;
 pub(crate) use prepare::{PrepareError, Prepared};
@@ -43,6 +44,7 @@ use state::{Phase, SessionState};
 use super::channel::ChannelEnd;
 use super::conversation::Approver;
 use super::credit::Hold;
+use super::mailbox::{Address, Mailbox, mailbox};
 use super::pool::PoolMsg;
 use super::setup::{PoolShared, Shared};
 use crate::config::SessionScope;
@@ -191,121 +193,123 @@ pub(crate) struct StoredSession {
     pub(crate) bytes: u64,
 }
 
-/// One conversation.
-pub(crate) struct Session;
+/// Where a Session is told things.
+pub(crate) type SessionRef = Address<SessionMsg>;
 
-impl Actor for Session {
-    type Msg = SessionMsg;
-    // Boxed, as the actor's futures hold several copies of each.
-    type State = Box<SessionState>;
-    type Arguments = Box<SessionArgs>;
+/// Begins one conversation.
+pub(crate) fn start(args: SessionArgs) -> SessionRef {
+    let (myself, mailbox) = mailbox();
+    tokio::spawn(run(Box::new(args), myself.clone(), mailbox));
+    myself
+}
 
-    async fn pre_start(
-        &self,
-        myself: ActorRef<SessionMsg>,
-        args: Box<SessionArgs>,
-    ) -> Result<Box<SessionState>, ActorProcessingErr> {
-        let SessionArgs {
-            pool_ref,
-            shared,
-            pool,
-            work,
-            instead_of,
-            stored,
-            talk,
-        } = *args;
-        let mut state = Box::new(SessionState {
-            scope: match talk {
-                Some(_) => SessionScope::Slot,
-                None => pool.config.session,
-            },
-            talk,
-            pending: BTreeMap::new(),
-            agent_session: stored.as_ref().and_then(|of| of.agent_session.clone()),
-            was_stored: stored.is_some(),
-            loading: false,
-            loads_failed: 0,
-            loadable: true,
-            has_task: true,
-            task_number: 0,
-            oversized: false,
-            not_loaded: None,
-            gives_back: false,
-            preparing: CancellationToken::new(),
-            accepted: false,
-            closing: None,
-            outbox: Outbox::new(
-                Arc::clone(&shared),
-                work.slot.clone(),
-                work.session.clone(),
-                Some(work.task.clone()),
-            ),
-            asks: Asks::default(),
-            tally: Tally::default(),
-            phase: Phase::Preparing,
-            prepared: None,
-            channel: None,
-            turn: None,
-            turn_detail: None,
-            turn_began: None,
-            ending: None,
-            end: None,
-            check: None,
-            measured: None,
-            checking: None,
-            broken: false,
-            over_quota: false,
-            stopped: false,
-            begun: false,
-            cancelled: false,
-            failure: None,
-            myself,
-            pool_ref,
-            shared,
-            pool,
-            work,
-        });
-        if let Some(stored) = stored {
-            state.outbox.go_on_after(stored.last_seq, stored.bytes);
-        } else if state.talk.is_none() {
-            // A conversation has its row since it was opened.
-            state.begun_row();
-            if let Some((instead_of, why)) = instead_of {
-                let event = Event::SessionFresh { instead_of, why };
-                state.outbox.event(event);
-            }
-        }
-        state.flush();
-        let to = state.myself.clone();
-        let (shared, pool) = (Arc::clone(&state.shared), Arc::clone(&state.pool));
-        let order = state.order();
-        tokio::spawn(async move {
-            let prepared = prepare::prepare(&shared, &pool, order).await;
-            let _ = to.send_message(SessionMsg::Prepared(Box::new(prepared)));
-        });
-        Ok(state)
-    }
-
-    async fn handle(
-        &self,
-        myself: ActorRef<SessionMsg>,
-        message: SessionMsg,
-        state: &mut Box<SessionState>,
-    ) -> Result<(), ActorProcessingErr> {
+/// Runs until the session is over, or its pool is.
+async fn run(args: Box<SessionArgs>, myself: SessionRef, mut mailbox: Mailbox<SessionMsg>) {
+    let mut state = begin(*args, myself);
+    while let Some(message) = poll_fn(|context| mailbox.poll_next(context)).await {
         let span = session_span(&state.work.session, &state.work.slot);
-        if span.in_scope(|| state.take(message)) {
-            myself.stop(None);
-        }
+        let is_over = span.in_scope(|| state.take(message));
         state.flush();
-        Ok(())
+        if is_over {
+            return;
+        }
     }
+}
 
-    async fn handle_supervisor_evt(
-        &self,
-        _myself: ActorRef<SessionMsg>,
-        _event: SupervisionEvent,
-        _state: &mut Box<SessionState>,
-    ) -> Result<(), ActorProcessingErr> {
-        Ok(()) // It has no children that are actors.
+fn begin(args: SessionArgs, myself: SessionRef) -> Box<SessionState> {
+    let SessionArgs {
+        pool_ref,
+        shared,
+        pool,
+        work,
+        instead_of,
+        stored,
+        talk,
+    } = args;
+    let mut state = Box::new(SessionState {
+        scope: match talk {
+            Some(_) => SessionScope::Slot,
+            None => pool.config.session,
+        },
+        talk,
+        pending: BTreeMap::new(),
+        agent_session: stored.as_ref().and_then(|of| of.agent_session.clone()),
+        was_stored: stored.is_some(),
+        loading: false,
+        loads_failed: 0,
+        loadable: true,
+        has_task: true,
+        task_number: 0,
+        oversized: false,
+        not_loaded: None,
+        gives_back: false,
+        preparing: CancellationToken::new(),
+        accepted: false,
+        closing: None,
+        outbox: Outbox::new(
+            Arc::clone(&shared),
+            work.slot.clone(),
+            work.session.clone(),
+            Some(work.task.clone()),
+        ),
+        asks: Asks::default(),
+        tally: Tally::default(),
+        phase: Phase::Preparing,
+        prepared: None,
+        channel: None,
+        turn: None,
+        turn_detail: None,
+        turn_began: None,
+        ending: None,
+        end: None,
+        check: None,
+        measured: None,
+        checking: None,
+        broken: false,
+        over_quota: false,
+        stopped: false,
+        begun: false,
+        cancelled: false,
+        failure: None,
+        myself,
+        pool_ref,
+        shared,
+        pool,
+        work,
+    });
+    if let Some(stored) = stored {
+        state.outbox.go_on_after(stored.last_seq, stored.bytes);
+    } else if state.talk.is_none() {
+        // A conversation has its row since it was opened.
+        state.begun_row();
+        if let Some((instead_of, why)) = instead_of {
+            let event = Event::SessionFresh { instead_of, why };
+            state.outbox.event(event);
+        }
+    }
+    state.flush();
+    let to = state.myself.clone();
+    let (shared, pool) = (Arc::clone(&state.shared), Arc::clone(&state.pool));
+    let order = state.order();
+    tokio::spawn(async move {
+        let prepared = prepare::prepare(&shared, &pool, order).await;
+        let _ = to.send_message(SessionMsg::Prepared(Box::new(prepared)));
+    });
+    state
+}
+
+impl Drop for SessionState {
+    /// The last word, also of a session that failed: its pool knows what was not said before.
+    fn drop(&mut self) {
+        let why = if std::thread::panicking() {
+            tracing::error!(session = %self.work.session, "a session failed");
+            "the session failed"
+        } else {
+            "the session ended without a report"
+        };
+        let _ = self.pool_ref.send_message(PoolMsg::SessionGone {
+            who: self.myself.clone(),
+            why,
+        });
     }
 }

@@ -7,9 +7,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ractor::ActorRef;
-
-use super::SessionMsg;
+use super::{SessionMsg, SessionRef};
 use crate::fleet::clock::now_us;
 use crate::fleet::credit::Hold;
 use crate::fleet::notice::Notice;
@@ -178,7 +176,7 @@ impl Outbox {
     }
 
     /// Hands what waits to the journal, if not too much is under way.
-    pub(crate) fn flush(&mut self, myself: &ActorRef<SessionMsg>) {
+    pub(crate) fn flush(&mut self, myself: &SessionRef) {
         if self.under_way >= SESSION_COMMITS || self.retrying {
             return;
         }
@@ -218,7 +216,7 @@ impl Outbox {
     }
 
     /// The next commit, which comes back to the session when it is durable.
-    fn next(&mut self, myself: &ActorRef<SessionMsg>) -> Option<Commit> {
+    fn next(&mut self, myself: &SessionRef) -> Option<Commit> {
         let (commit, tell) = self.take()?;
         let after = std::mem::take(&mut self.after);
         let to = myself.clone();

@@ -23,7 +23,7 @@ use crate::launch::{LaunchPlan, Walls};
 use crate::model::{Foreign, SessionId, SlotId};
 use crate::policy::{NoLinks, Place};
 use crate::sandbox::workspace::{
-    GitDir, Listing, Manifest, Owner, Root, TreeError, TreeLinks, copy, home, list,
+    Filling, GitDir, Listing, Manifest, Owner, Root, TreeError, TreeLinks, copy, home, list,
 };
 use crate::sandbox::{self, Tree, WallsRequest};
 use crate::wire::shim::Access;
@@ -269,7 +269,15 @@ pub(crate) async fn prepare(
         let (shared, pool) = (Arc::clone(shared), Arc::clone(pool));
         let session = order.session.clone();
         blocking(ambient, move || {
-            home::prepare(&shared.state, &session, owner, &pool.config.home_files)
+            let texts = pool.config.home_texts.iter().map(|(inside, text)| {
+                let text = fill_routes(text, &pool.config.routes);
+                (inside.clone(), text)
+            });
+            let filling = Filling {
+                files: &pool.config.home_files,
+                texts: &texts.collect(),
+            };
+            home::prepare(&shared.state, &session, owner, filling)
         })
         .await??
     };
@@ -498,7 +506,10 @@ fn launch_plan(
             },
             workspace: Some(tree(&space.workspace, what.is_writable())?),
             hostname: pool.config.name.as_str(),
-            extra_ro: Vec::new(),
+            extra_ro: match what {
+                For::Agent { .. } => program(pool),
+                For::Git { .. } => Vec::new(),
+            },
         })?))
     } else {
         Walls::None
@@ -511,6 +522,21 @@ fn launch_plan(
         walls,
         preamble: Vec::new(),
     })
+}
+
+/// What the pool's program needs to see, at the same paths inside; what the profile shows anyway is
+/// left out.
+fn program(pool: &PoolShared) -> Vec<(PathBuf, String)> {
+    let binds = pool
+        .config
+        .program
+        .iter()
+        .flat_map(|program| &program.binds);
+    let is_shown = |bind: &&PathBuf| pool.sandbox.ro_bind.iter().any(|dir| bind.starts_with(dir));
+    binds
+        .filter(|bind| !is_shown(bind))
+        .map(|bind| (bind.clone(), bind.to_string_lossy().into_owned()))
+        .collect()
 }
 
 /// A directory of the host for inside, with its owner on disk.

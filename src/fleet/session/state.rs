@@ -13,7 +13,7 @@ use super::asks::{self, Asks};
 use super::measure::{self, Measured};
 use super::outbox::{After, Outbox};
 use super::{
-    CheckResult, Item, PrepareError, Prepared, SessionMsg, TalkArgs, Tally, Work, prepare,
+    CheckResult, Item, PrepareError, Prepared, SessionRef, TalkArgs, Tally, Work, prepare,
 };
 use crate::config::hint::Evidence;
 use crate::config::{OnUnaskedDeny, SessionScope};
@@ -58,7 +58,7 @@ pub(super) enum Phase {
 
 /// Its state.
 pub(crate) struct SessionState {
-    pub(super) myself: ActorRef<SessionMsg>,
+    pub(super) myself: SessionRef,
     pub(super) pool_ref: ActorRef<PoolMsg>,
     pub(super) shared: Arc<Shared>,
     pub(super) pool: Arc<PoolShared>,

@@ -468,3 +468,79 @@ mod acp {
         assert!(Extractor::parse(none).is_err());
     }
 }
+
+/// A shell call of Gemini: its title is the command, its content says where it runs.
+fn gemini(title: &str, said: &str) -> Request {
+    let extractor = Extractor::parse(builtin_text("gemini").expect("gemini")).expect("a table");
+    let input = serde_json::json!({
+        "locations": [],
+        "title": title,
+        "said": [{"type": "content", "content": {"type": "text", "text": said}}],
+    });
+    let raw = RawValue::from_string(input.to_string()).expect("JSON");
+    extractor.extract("execute", &raw)
+}
+
+const HERE: &str = "[current working directory /workspace]";
+
+#[test]
+fn a_title_is_the_command_where_a_table_says_so_and_the_directory_stands_in_its_frame() {
+    for command in ["touch a", "touch a\nrm -rf b", "echo \u{7}", "echo '] (x)'"] {
+        for behind in ["", " (makes a file)", " [background]"] {
+            let shell = Request::Shell {
+                command: command.to_owned(),
+                cwd: Some("/workspace".to_owned()),
+            };
+            assert_eq!(
+                gemini(command, &format!("{HERE}{behind}")),
+                shell,
+                "{command}"
+            );
+        }
+    }
+    let long = format!("echo {}", "x".repeat(10_000));
+    assert!(matches!(gemini(&long, HERE), Request::Shell { command, .. } if command == long));
+}
+
+#[test]
+fn a_call_that_may_run_elsewhere_or_as_something_else_is_an_unknown_tool() {
+    for said in [
+        "",
+        "[in .git]",
+        "[in x] [current working directory /workspace]",
+        " [current working directory /workspace]",
+        "[current working directory ]",
+        "current working directory /workspace]",
+    ] {
+        let request = gemini("touch a", said);
+        assert!(
+            matches!(request, Request::Unknown { .. }),
+            "{said}: {request:?}"
+        );
+    }
+    for command in [
+        "bash -c 'touch a'; echo 'b'",
+        "  sh -c touch",
+        "/bin/zsh  -c \"x\"",
+        "BASH -c x",
+        "\tpwsh -Command x",
+        "cmd.exe /c x",
+    ] {
+        let request = gemini(command, HERE);
+        assert!(
+            matches!(request, Request::Unknown { .. }),
+            "{command}: {request:?}"
+        );
+    }
+}
+
+#[test]
+fn a_frame_without_texts_and_an_expression_that_is_none_are_refused() {
+    let table = |more: &str| {
+        let text = format!("schema = 1\n[tool.x]\nclass = \"shell\"\ncommand = \"c\"\n{more}\n");
+        Extractor::parse(&text).expect_err(more).to_string()
+    };
+    let frame = "cwd_frame = { field = \"a\", begins = \"\", ends = \"]\" }";
+    assert!(table(frame).contains("`cwd_frame` needs texts"));
+    assert!(table("unlike = \"(\"").contains("`unlike`"));
+}

@@ -61,15 +61,24 @@ pub enum HomeError {
     Tree(#[from] TreeError),
 }
 
-/// Gives a session its home: the one that it has, or a new one, 0700, filled from `files` (path
-/// inside the home -> file on the host) and owned by `owner` where the supervisor is root.
+/// What fills a new home, by the path inside it.
+#[derive(Debug, Clone, Copy)]
+pub struct Filling<'a> {
+    /// Files of the host.
+    pub files: &'a BTreeMap<String, PathBuf>,
+    /// Texts, where no file has the same path.
+    pub texts: &'a BTreeMap<String, String>,
+}
+
+/// Gives a session its home: the one that it has, or a new one, 0700, filled and owned by `owner`
+/// where the supervisor is root.
 ///
-/// Files become 0600, or 0700 where the source's owner may execute it.
+/// Files become 0600, or 0700 where the source's owner may execute it; texts become 0600.
 pub fn prepare(
     state: &StateDir,
     session: &SessionId,
     owner: Option<Owner>,
-    files: &BTreeMap<String, PathBuf>,
+    filling: Filling<'_>,
 ) -> Result<Home, HomeError> {
     if let Some(home) = existing(state, session)? {
         return Ok(home);
@@ -78,7 +87,7 @@ pub fn prepare(
     let part = format!("{PART}{session}");
     let place = path(state, session);
     remove_tree(homes, &part)?;
-    let made = fill(homes, &part, owner, files).and_then(|()| {
+    let made = fill(homes, &part, owner, filling).and_then(|()| {
         rustix::fs::renameat_with(
             homes,
             &*part,
@@ -140,33 +149,49 @@ fn fill(
     homes: &Root,
     part: &str,
     owner: Option<Owner>,
-    files: &BTreeMap<String, PathBuf>,
+    filling: Filling<'_>,
 ) -> Result<(), HomeError> {
     let top = make_dir(homes.as_fd(), part, owner)
         .map_err(|e| TreeError::at("make", part.as_bytes(), e))?;
-    for (inside, source) in files {
-        let parts: Vec<&str> = inside.split('/').collect();
-        let is_bad = |part: &&str| matches!(*part, "" | "." | "..") || part.contains('\0');
-        let (Some((name, parents)), false) = (parts.split_last(), parts.iter().any(is_bad)) else {
-            return Err(HomeError::BadPath {
-                inside: inside.as_str().into(),
-            });
-        };
+    for (inside, source) in filling.files {
         let bad = |why: String| HomeError::BadSource {
             inside: inside.as_str().into(),
             source_file: Foreign::new(source.to_string_lossy()),
             why,
         };
         let (content, mode) = read_source(source).map_err(bad)?;
-        let put = || -> io::Result<()> {
-            let mut dir = top.as_fd().try_clone_to_owned()?;
-            for parent in parents {
-                dir = make_dir(dir.as_fd(), parent, owner)?;
-            }
-            put_file(dir.as_fd(), name, &content, mode, owner)
-        };
-        put().map_err(|error| TreeError::at("make in the home", inside.as_bytes(), error))?;
+        put(top.as_fd(), inside, &content, mode, owner)?;
     }
+    let texts = filling.texts.iter();
+    for (inside, text) in texts.filter(|(inside, _)| !filling.files.contains_key(*inside)) {
+        put(top.as_fd(), inside, text.as_bytes(), 0o600, owner)?;
+    }
+    Ok(())
+}
+
+/// Makes a file in the home, and the directories above it.
+fn put(
+    top: BorrowedFd<'_>,
+    inside: &str,
+    content: &[u8],
+    mode: u32,
+    owner: Option<Owner>,
+) -> Result<(), HomeError> {
+    let parts: Vec<&str> = inside.split('/').collect();
+    let is_bad = |part: &&str| matches!(*part, "" | "." | "..") || part.contains('\0');
+    let (Some((name, parents)), false) = (parts.split_last(), parts.iter().any(is_bad)) else {
+        return Err(HomeError::BadPath {
+            inside: inside.into(),
+        });
+    };
+    let made = || -> io::Result<()> {
+        let mut dir = top.try_clone_to_owned()?;
+        for parent in parents {
+            dir = make_dir(dir.as_fd(), parent, owner)?;
+        }
+        put_file(dir.as_fd(), name, content, mode, owner)
+    };
+    made().map_err(|error| TreeError::at("make in the home", inside.as_bytes(), error))?;
     Ok(())
 }
 
@@ -234,6 +259,13 @@ mod tests {
     use super::super::testing::{deep_tree, is_root, scratch};
     use super::*;
 
+    static NO_TEXTS: BTreeMap<String, String> = BTreeMap::new();
+
+    fn only(files: &BTreeMap<String, PathBuf>) -> Filling<'_> {
+        let texts = &NO_TEXTS;
+        Filling { files, texts }
+    }
+
     fn files(list: &[(&str, &Path)]) -> BTreeMap<String, PathBuf> {
         let pair = |(inside, source): &(&str, &Path)| ((*inside).to_owned(), source.to_path_buf());
         list.iter().map(pair).collect()
@@ -252,7 +284,7 @@ mod tests {
             gid: 700_001,
         });
         let list = files(&[(".agent/auth.json", &source), (".agent/bin/x", &source)]);
-        let home = prepare(&state, &session, owner, &list).unwrap();
+        let home = prepare(&state, &session, owner, only(&list)).unwrap();
         assert!(home.is_new);
         for (path, mode) in [("", 0o700), (".agent", 0o700), (".agent/auth.json", 0o700)] {
             let meta = std::fs::metadata(home.path.join(path)).unwrap();
@@ -265,7 +297,7 @@ mod tests {
         }
         assert!(owner.is_none_or(|owner| owner == home.owner));
         std::fs::write(home.path.join(".agent/auth.json"), "refreshed").unwrap();
-        let again = prepare(&state, &session, owner, &list).unwrap();
+        let again = prepare(&state, &session, owner, only(&list)).unwrap();
         assert_eq!(
             again,
             Home {
@@ -282,6 +314,28 @@ mod tests {
     }
 
     #[test]
+    fn a_text_fills_what_no_file_does() {
+        let dir = scratch();
+        let state = StateDir::open(&dir.path().join("state"), &[]).unwrap();
+        let source = dir.path().join("source");
+        std::fs::write(&source, "file").unwrap();
+        let text = |inside: &str| (inside.to_owned(), "text".to_owned());
+        let filling = Filling {
+            files: &files(&[(".a/one", &source)]),
+            texts: &BTreeMap::from([text(".a/one"), text(".a/two")]),
+        };
+        let session = SessionId::new("s").unwrap();
+        let home = prepare(&state, &session, None, filling).unwrap();
+        let read = |inside| std::fs::read_to_string(home.path.join(inside)).unwrap();
+        assert_eq!(
+            (read(".a/one"), read(".a/two")),
+            ("file".into(), "text".into())
+        );
+        let meta = std::fs::metadata(home.path.join(".a/two")).unwrap();
+        assert_eq!(meta.mode() & 0o7777, 0o600);
+    }
+
+    #[test]
     fn bad_home_files_are_refused_and_leave_nothing() {
         let dir = scratch();
         let state = StateDir::open(&dir.path().join("state"), &[]).unwrap();
@@ -289,7 +343,7 @@ mod tests {
         std::fs::write(&good, "x").unwrap();
         let session = SessionId::new("s").unwrap();
         let check = |list: &[(&str, &Path)]| {
-            let error = prepare(&state, &session, None, &files(list)).expect_err("bad");
+            let error = prepare(&state, &session, None, only(&files(list))).expect_err("bad");
             assert_eq!(std::fs::read_dir(state.homes().path()).unwrap().count(), 0);
             error
         };

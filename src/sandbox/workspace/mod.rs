@@ -18,7 +18,7 @@ pub mod sweep;
 pub mod tree;
 
 pub use copy::{Copied, CopyError, Listing};
-pub use home::{Home, HomeError};
+pub use home::{Filling, Home, HomeError};
 pub use list::{FileList, GitDir};
 pub use manifest::{Change, ChangeKind, Changes, Manifest};
 pub use resolve::{Link, TreeLinks};

@@ -60,7 +60,7 @@ fn a_call_that_nobody_announced_has_no_kind() {
     let bare = known(&mut Calls::default(), Word::Requested, bare);
     assert_eq!(
         (bare.name.raw(), bare.input.expect("asked").get()),
-        ("other", "{}")
+        ("other", r#"{"title":"ls"}"#)
     );
 }
 

@@ -1,24 +1,17 @@
-//! Agents that other people wrote, from npm and PyPI, through `run`, in the sandbox.
-//!
-//! `tests/run` installs them below `target/tools/agents`, with Debian's node and python3 of `/usr`.
+//! The example agent of the TypeScript SDK, and an echo agent on the Python SDK.
 
+use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::Value;
 
-use crate::drill::{Drill, Ran};
-
-/// Where the agents are.
-fn tools() -> PathBuf {
-    let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/tools/agents");
-    assert!(
-        tools.join("ready").exists(),
-        "the agents of npm and PyPI are not installed in {}: run tests/run needs",
-        tools.display()
-    );
-    tools
-}
+use crate::bench::{
+    Model, PATIENCE, alone, assert_no_file_with_key, assert_without_key, inside, kill, oldest,
+    result, said, start, tools, until_asleep, until_gone,
+};
+use crate::drill::{Drill, Ran, eventually};
+use crate::table;
 
 /// A pool of this command, which sees the tools and the test's own agents.
 fn pool(size: usize, command: &[&str], more: &str) -> String {
@@ -153,4 +146,114 @@ fn an_agent_that_answers_any_number_is_refused_before_a_session_if_it_is_not_our
         assert!(ran.stderr.contains("parked"), "{}", ran.all());
         assert_eq!(heard(&results[0]), "initialize 1\n");
     }
+}
+
+/// The keys of a pool whose only way out is a route, which neither of these agents uses: its key
+/// must be nowhere inside all the same.
+fn routed(model: &Model, set: &str) -> (String, String) {
+    let keys = format!(
+        "network = \"routes\"\nroutes = [\"openai\"]\nsession = \"slot\"\n\
+         restart = {{ base = \"10ms\", max = \"50ms\" }}\n\
+         env = {{ set = {{ DRILL = \"MARK\"{set} }} }}\n"
+    );
+    let route = format!(
+        "[route.openai]\nupstream = {:?}\nsecret = \"env:REHEARSAL_KEY\"\n",
+        model.address
+    );
+    (keys, route)
+}
+
+/// A cancelled turn, then `kill -9` in the middle of a turn and the next prompt. `begun` waits until
+/// a turn is under way and gives what lives inside.
+fn ends_well(
+    drill: &Drill,
+    model: &Model,
+    prompts: [&str; 3],
+    begun: impl Fn(&str) -> BTreeSet<u32>,
+) {
+    let [cancel, killed, next] = prompts;
+    let mut running = start(drill, &model.key, "first", &[("cancel", cancel)]);
+    let inside = begun("first");
+    assert_without_key(&inside, &model.key);
+    running.signal("INT");
+    let code = running.wait(PATIENCE);
+    let all = said(drill, "first");
+    assert_eq!(code, Some(1), "{all}");
+    until_gone(&inside);
+    assert_eq!(
+        result(drill, "first", "cancel")["outcome"],
+        "cancelled",
+        "{all}"
+    );
+
+    let tasks = [("kill", killed), ("next", next)];
+    let mut running = start(drill, &model.key, "second", &tasks);
+    let inside = begun("second");
+    kill(oldest(drill));
+    until_gone(&inside);
+    let _ = running.wait(PATIENCE);
+    let all = said(drill, "second");
+    assert_eq!(result(drill, "second", "kill")["outcome"], "lost", "{all}");
+    let next = result(drill, "second", "next");
+    let ended = next["outcome"].as_str().expect("an outcome");
+    assert!(matches!(ended, "done" | "denied"), "{all}");
+    assert!(drill.agents().is_empty());
+    assert_no_file_with_key(&drill.state(), &model.key);
+}
+
+#[test]
+fn the_typescript_example_is_cancelled_and_killed() {
+    let _alone = alone();
+    let model = Model::start();
+    let agent = tools().join("node_modules/@agentclientprotocol/sdk/dist/examples/agent.js");
+    let command = ["/usr/bin/node", agent.to_str().expect("a path")];
+    let (keys, route) = routed(&model, "");
+    let drill = Drill::new(&pool(1, &command, &format!("{keys}\n{route}")));
+    let begun = |name: &str| {
+        let calls = || {
+            drill
+                .run(&["--json", "events", "--kind", "tool_start"])
+                .stdout
+        };
+        let wanted = if name == "first" { 1 } else { 2 };
+        let sessions = || {
+            let calls = calls();
+            let of = |line: &str| serde_json::from_str::<Value>(line).expect("an event");
+            let ids = calls.lines().map(|line| of(line)["session"].to_string());
+            ids.collect::<BTreeSet<_>>().len()
+        };
+        eventually(PATIENCE, "a tool call", || {
+            sessions() >= wanted && !drill.agents().is_empty()
+        });
+        inside(&drill.agents())
+    };
+    ends_well(&drill, &model, ["one", "two", "three"], begun);
+    table::compare(
+        "TypeScript SDK example",
+        "| TypeScript SDK example | 0.13.1 | one edit: asked, allowed, done | the same: asked, denied; it says that it skips it | cancelled, killed, next prompt served | none inside |",
+    );
+}
+
+#[test]
+fn an_echo_agent_on_the_python_sdk_is_cancelled_and_killed() {
+    let _alone = alone();
+    let model = Model::start();
+    let python = tools().join("py/bin/python");
+    let agent = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/agents/echo.py");
+    let command = [
+        python.to_str().expect("a path"),
+        agent.to_str().expect("a path"),
+    ];
+    let ledger = ", ECHO_LEDGER = \"/workspace/heard.txt\"";
+    let (keys, route) = routed(&model, ledger);
+    let drill = Drill::new(&pool(1, &command, &format!("{keys}\n{route}")));
+    let begun =
+        |name: &str| until_asleep(&drill, name, if name == "first" { "300" } else { "301" });
+    let prompts = ["RUN: sleep 300", "RUN: sleep 301", "still there?"];
+    ends_well(&drill, &model, prompts, begun);
+    assert_eq!(result(&drill, "second", "next")["answer"], "still there?");
+    table::compare(
+        "Python SDK echo",
+        "| Python SDK echo | 0.12.1 | a turn; a command: not asked, judged and counted | it asks for nothing | cancelled, killed, next prompt served | none inside |",
+    );
 }

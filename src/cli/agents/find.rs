@@ -1,0 +1,359 @@
+//! Finds the program of an agent that is built in on this host, and what of the host it needs to
+//! see inside a sandbox.
+//!
+//! Agents come as packages of npm, as Python environments and as single programs. Must not know
+//! pools' other keys, or how walls are built.
+
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::fs;
+use std::io::Read as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use crate::cli::trust::shown;
+use crate::config::{Find, Program};
+
+/// Where the system's programs are; every sandbox has `/usr`, and these lead there.
+const SYSTEM: &[&str] = &["/usr/local/bin", "/usr/bin", "/bin"];
+/// Places that every sandbox shows.
+const ALWAYS: &str = "/usr";
+/// Directories of packages.
+const MODULES: &str = "node_modules";
+/// The most directories of a `PATH` that are looked at.
+const PATH_ENTRIES: usize = 256;
+/// Links that are followed from a Python environment to its interpreter.
+const LINKS: usize = 16;
+
+/// Where to look.
+#[derive(Debug, Clone, Default)]
+pub(in crate::cli) struct Around {
+    /// The directories of `PATH`.
+    pub(in crate::cli) path: Vec<PathBuf>,
+    /// The directory of the configuration.
+    pub(in crate::cli) dir: PathBuf,
+    /// The caller's home, which no agent is to see whole.
+    pub(in crate::cli) home: Option<PathBuf>,
+}
+
+impl Around {
+    /// What the process itself has around it.
+    pub(in crate::cli) fn of_process(dir: &Path) -> Self {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let entries = std::env::split_paths(&path).filter(|entry| entry.is_absolute());
+        Self {
+            path: entries.take(PATH_ENTRIES).collect(),
+            dir: dir.to_owned(),
+            home: std::env::var_os("HOME").map(PathBuf::from),
+        }
+    }
+}
+
+/// A program that was found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::cli) struct Found {
+    /// What starts it, and what it needs to see.
+    pub(in crate::cli) program: Program,
+    /// Its file.
+    pub(in crate::cli) file: PathBuf,
+    /// The version that its package's own files name.
+    pub(in crate::cli) version: Option<String>,
+}
+
+/// Why there is none.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(in crate::cli) enum Missing {
+    /// Nothing of that name is where it could be.
+    #[error("{program} was not found in {places}")]
+    Nowhere {
+        /// Its name.
+        program: String,
+        /// Where it was looked for.
+        places: String,
+    },
+    /// The program that runs it is not there.
+    #[error("{} is run by {interpreter}, which was not found in PATH", shown(.file))]
+    Interpreter {
+        /// The program.
+        file: PathBuf,
+        /// What it names.
+        interpreter: String,
+    },
+    /// It stands where an agent would have to see too much.
+    #[error("{} stands in {}, and an agent must not see that whole", shown(.file), shown(.dir))]
+    TooWide {
+        /// The program.
+        file: PathBuf,
+        /// The directory.
+        dir: PathBuf,
+    },
+    /// It cannot be looked at.
+    #[error("{}: {why}", shown(.file))]
+    Unreadable {
+        /// The program.
+        file: PathBuf,
+        /// What the system says.
+        why: String,
+    },
+}
+
+/// Looks for a program: in `agent_dir` alone if that is given, else beside the configuration and
+/// in `PATH`.
+pub(in crate::cli) fn find(
+    find: &Find,
+    agent_dir: Option<&Path>,
+    around: &Around,
+) -> Result<Found, Missing> {
+    let places = match agent_dir {
+        Some(dir) => vec![
+            dir.join(MODULES).join(".bin"),
+            dir.join("bin"),
+            dir.join(".venv/bin"),
+            dir.to_owned(),
+        ],
+        None => {
+            let beside = [format!("{MODULES}/.bin"), ".venv/bin".to_owned()];
+            let beside = beside.iter().map(|place| around.dir.join(place));
+            beside.chain(around.path.iter().cloned()).collect()
+        }
+    };
+    let entry = places
+        .iter()
+        .map(|place| place.join(&find.program))
+        .find(|file| is_executable(file));
+    let Some(entry) = entry else {
+        return Err(Missing::Nowhere {
+            program: find.program.clone(),
+            places: match agent_dir {
+                Some(dir) => shown(dir),
+                None => format!("PATH, nor in {MODULES} beside the configuration"),
+            },
+        });
+    };
+    let found = read(find, &entry, around)?;
+    let home = around.home.as_deref();
+    let is_wide =
+        |dir: &&PathBuf| dir.parent().is_none() || home.is_some_and(|home| home.starts_with(dir));
+    match found.program.binds.iter().find(is_wide) {
+        Some(dir) => Err(Missing::TooWide {
+            file: found.file,
+            dir: dir.clone(),
+        }),
+        None => Ok(found),
+    }
+}
+
+fn is_executable(file: &Path) -> bool {
+    fs::metadata(file).is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+}
+
+fn unreadable(file: &Path) -> impl Fn(std::io::Error) -> Missing {
+    |error| Missing::Unreadable {
+        file: file.to_owned(),
+        why: error.to_string(),
+    }
+}
+
+fn read(find: &Find, entry: &Path, around: &Around) -> Result<Found, Missing> {
+    let mut file = fs::canonicalize(entry).map_err(unreadable(entry))?;
+    if let Some(venv) = environment(entry).or_else(|| environment(&file)) {
+        return in_environment(find, &venv, file);
+    }
+    let mut binds = BTreeSet::new();
+    let version = package_version(find, &file);
+    if let Some(native) = native(find, &file) {
+        file = native;
+    }
+    // The outermost: packages of some package managers are links among them.
+    let modules = file
+        .ancestors()
+        .filter(|dir| dir.file_name() == Some(OsStr::new(MODULES)));
+    binds.insert(modules.last().map_or_else(|| file.clone(), Path::to_owned));
+    let mut argv = Vec::new();
+    if let Some(interpreter) = shebang(&file)? {
+        argv = interpreter_of(&file, &interpreter, around, &mut binds)?;
+    }
+    argv.push(text(&file));
+    Ok(Found {
+        program: program(argv, binds),
+        file,
+        version,
+    })
+}
+
+fn program(argv: Vec<String>, binds: BTreeSet<PathBuf>) -> Program {
+    let hidden = binds.into_iter().filter(|bind| !bind.starts_with(ALWAYS));
+    Program {
+        argv,
+        binds: hidden.collect(),
+    }
+}
+
+fn text(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}
+
+/// The architecture as npm's packages name it.
+const fn arch() -> &'static str {
+    if cfg!(target_arch = "aarch64") {
+        "arm64"
+    } else {
+        "x64"
+    }
+}
+
+/// A program to be taken instead, below a `node_modules` around the file or beside it.
+fn native(find: &Find, file: &Path) -> Option<PathBuf> {
+    let roots = file.ancestors().filter_map(|dir| {
+        let is_modules = dir.file_name() == Some(OsStr::new(MODULES));
+        let below = dir.join(MODULES);
+        match is_modules {
+            true => Some(dir.to_owned()),
+            false => below.is_dir().then_some(below),
+        }
+    });
+    let roots: Vec<PathBuf> = roots.collect();
+    let names = find
+        .native
+        .iter()
+        .map(|name| name.replace("{arch}", arch()));
+    let mut files = names.flat_map(|name| roots.iter().map(move |root| root.join(&name)));
+    let found = files.find(|file| is_executable(file))?;
+    fs::canonicalize(found).ok()
+}
+
+/// The words of the line that names a script's interpreter.
+fn shebang(file: &Path) -> Result<Option<Vec<String>>, Missing> {
+    let mut head = Vec::new();
+    let opened = fs::File::open(file).map_err(unreadable(file))?;
+    let mut opened = opened.take(512);
+    opened.read_to_end(&mut head).map_err(unreadable(file))?;
+    let Some(line) = head.strip_prefix(b"#!") else {
+        return Ok(None);
+    };
+    let line = line.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    let line = String::from_utf8_lossy(line);
+    let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+    Ok((!words.is_empty()).then_some(words))
+}
+
+/// What starts a script, and what that needs to be seen.
+fn interpreter_of(
+    file: &Path,
+    words: &[String],
+    around: &Around,
+    binds: &mut BTreeSet<PathBuf>,
+) -> Result<Vec<String>, Missing> {
+    let is_env = words.first().is_some_and(|word| word.ends_with("/env"));
+    let words = if is_env { &words[1..] } else { words };
+    // `env -S node --flag`
+    let words = match words.first().map(String::as_str) {
+        Some("-S") => &words[1..],
+        _ => words,
+    };
+    let Some((name, arguments)) = words.split_first() else {
+        return Ok(Vec::new());
+    };
+    let missing = || Missing::Interpreter {
+        file: file.to_owned(),
+        interpreter: name.clone(),
+    };
+    let path = if name.contains('/') {
+        Some(PathBuf::from(name))
+    } else {
+        let system = SYSTEM.iter().map(PathBuf::from);
+        let places = around.path.iter().cloned().chain(system);
+        places
+            .map(|place| place.join(name))
+            .find(|file| is_executable(file))
+    };
+    let path = path.ok_or_else(missing)?;
+    let real = fs::canonicalize(&path).map_err(|_| missing())?;
+    binds.insert(real.clone());
+    let mut argv = vec![text(&real)];
+    argv.extend(arguments.iter().cloned());
+    Ok(argv)
+}
+
+/// The Python environment whose program a file is.
+fn environment(file: &Path) -> Option<PathBuf> {
+    let venv = file.parent()?.parent()?;
+    let is_one = venv.join("pyvenv.cfg").is_file();
+    is_one.then(|| fs::canonicalize(venv).ok())?
+}
+
+/// A program of a Python environment: started by the environment's own interpreter, which may
+/// stand elsewhere.
+fn in_environment(find: &Find, venv: &Path, file: PathBuf) -> Result<Found, Missing> {
+    let python = venv.join("bin/python");
+    let mut binds = BTreeSet::from([venv.to_owned()]);
+    let real = fs::canonicalize(&python).map_err(|_| Missing::Interpreter {
+        file: file.clone(),
+        interpreter: text(&python),
+    })?;
+    let mut hop = python.clone();
+    for _ in 0..LINKS {
+        if hop.starts_with(venv) || hop == real {
+            // Its own, or the end.
+        } else if let Some(prefix) = prefix(&hop) {
+            binds.insert(prefix);
+        }
+        let Ok(next) = fs::read_link(&hop) else { break };
+        hop = hop.parent().map_or(next.clone(), |dir| dir.join(&next));
+    }
+    if !real.starts_with(venv) {
+        binds.extend(prefix(&real));
+    }
+    Ok(Found {
+        program: program(vec![text(&python), text(&file)], binds),
+        version: distribution_version(find, venv),
+        file,
+    })
+}
+
+/// The directory above a program's `bin`.
+fn prefix(program: &Path) -> Option<PathBuf> {
+    Some(program.parent()?.parent()?.to_owned())
+}
+
+/// The version in the `package.json` of the package that a file belongs to.
+fn package_version(find: &Find, file: &Path) -> Option<String> {
+    let read = |dir: &Path| -> Option<String> {
+        let text = head(&dir.join("package.json"))?;
+        let package: serde_json::Value = serde_json::from_str(&text).ok()?;
+        let is_it = package["name"] == find.package.as_str();
+        is_it.then(|| package["version"].as_str().map(str::to_owned))?
+    };
+    file.ancestors().skip(1).find_map(read)
+}
+
+/// The version in the name of a Python distribution's directory.
+fn distribution_version(find: &Find, venv: &Path) -> Option<String> {
+    let names = |dir: &Path| {
+        let entries = fs::read_dir(dir).ok().into_iter().flatten().flatten();
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned())
+    };
+    let lib = venv.join("lib");
+    names(&lib).find_map(|python| {
+        let packages = lib.join(python).join("site-packages");
+        names(&packages).find_map(|name| {
+            let rest = name
+                .strip_prefix(find.package.as_str())?
+                .strip_prefix('-')?;
+            Some(rest.strip_suffix(".dist-info")?.to_owned())
+        })
+    })
+}
+
+/// The first bytes of a file, if they are text.
+fn head(file: &Path) -> Option<String> {
+    const MOST: u64 = 256 << 10;
+    let mut text = String::new();
+    let opened = fs::File::open(file).ok()?;
+    opened.take(MOST).read_to_string(&mut text).ok()?;
+    Some(text)
+}
+
+#[cfg(test)]
+#[path = "find_tests.rs"]
+mod tests;

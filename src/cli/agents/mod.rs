@@ -1,0 +1,285 @@
+//! `agents`: which agents are built in, which of them this host has, and a configuration to begin
+//! with.
+//!
+//! Must not know how an agent is started (`find` says what is there; the fleet starts it).
+
+pub(super) mod find;
+mod version;
+
+use std::fs;
+use std::io::Write as _;
+use std::path::Path;
+
+use self::find::{Around, Found, Missing};
+use super::exit::Exit;
+use super::streams::Streams;
+use super::trust::shown;
+use crate::config::{Config, Launcher, Preset, agent_names, agent_preset};
+use crate::model::foreign::show;
+
+/// The widest text of a package that is shown.
+const WIDTH: usize = 60;
+
+/// `agents …`
+#[derive(Debug, Clone, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct Args {
+    /// Write a starting configuration for this agent into ./supervisor.toml
+    #[arg(long, value_name = "NAME", value_parser = known)]
+    pub write: Option<String>,
+    /// What to do
+    #[command(subcommand)]
+    pub command: Option<Command>,
+}
+
+/// `agents …`
+#[derive(Debug, Clone, PartialEq, Eq, clap::Subcommand)]
+pub enum Command {
+    /// Tell everything about one agent
+    Show {
+        /// Its name
+        #[arg(value_parser = known)]
+        name: String,
+    },
+}
+
+fn known(name: &str) -> Result<String, String> {
+    match agent_preset(name) {
+        Some(_) => Ok(name.to_owned()),
+        None => Err(format!("there are {}", agent_names().join(", "))),
+    }
+}
+
+/// Puts the programs of pools that name an agent into the configuration. Gives the faults: key,
+/// message, help.
+pub(super) fn find_all(
+    config: &mut Config,
+    around: &Around,
+) -> Vec<(String, String, Option<String>)> {
+    let mut faults = Vec::new();
+    for pool in config.pools.iter_mut().filter(|pool| pool.is_preset) {
+        let find = agent_preset(&pool.agent).and_then(|preset| preset.find.as_ref());
+        // The far end of ssh has programs of its own.
+        let is_here = pool.launcher != Launcher::Ssh;
+        let Some(find) = find.filter(|_| is_here && !pool.own_command) else {
+            continue;
+        };
+        match find::find(find, pool.agent_dir.as_deref(), around) {
+            Ok(found) => pool.program = Some(found.program),
+            Err(missing) => {
+                let key = match pool.agent_dir {
+                    Some(_) => "agent_dir",
+                    None => "agent",
+                };
+                let help = format!(
+                    "install it ({}), or say where it is with agent_dir",
+                    find.install
+                );
+                let key = format!("pool.{}.{key}", pool.name);
+                faults.push((key, missing.to_string(), Some(help)));
+            }
+        }
+    }
+    faults
+}
+
+/// Runs the command. `directory` is where a configuration is written, and where packages may be.
+pub(super) async fn run(args: Args, json: bool, directory: &Path, mut streams: Streams) -> Exit {
+    let around = Around::of_process(directory);
+    match (args.write, args.command) {
+        (Some(name), _) => write(&name, directory, &mut streams),
+        (None, Some(Command::Show { name })) => tell(&name, &around, json, &mut streams).await,
+        (None, None) => list(&around, json, &mut streams).await,
+    }
+}
+
+/// What there is of an agent on this host.
+struct Standing {
+    preset: &'static Preset,
+    found: Option<Result<Found, Missing>>,
+    version: Option<String>,
+}
+
+impl Standing {
+    async fn of(preset: &'static Preset, around: &Around) -> Self {
+        let find = preset.find.as_ref();
+        let found = find.map(|find| find::find(find, None, around));
+        let version = match &found {
+            Some(Ok(found)) => match &found.version {
+                Some(version) => Some(version.clone()),
+                None => version::ask(&found.program.argv).await,
+            },
+            _ => None,
+        };
+        Self {
+            preset,
+            found,
+            version,
+        }
+    }
+
+    fn state(&self) -> &'static str {
+        match &self.found {
+            None if self.preset.name == "script" => "built in",
+            None => "not looked for",
+            Some(Ok(_)) => "installed",
+            Some(Err(_)) => "missing",
+        }
+    }
+
+    fn tested(&self) -> &str {
+        self.preset.find.as_ref().map_or("-", |find| &find.tested)
+    }
+
+    /// What to do, or why it cannot be used.
+    fn remark(&self) -> String {
+        match (&self.found, &self.preset.find) {
+            (Some(Err(Missing::Nowhere { .. })), Some(find)) => find.install.clone(),
+            (Some(Err(missing)), _) => missing.to_string(),
+            (Some(Ok(found)), _) => shown(&found.file),
+            (None, _) => String::new(),
+        }
+    }
+
+    fn json(&self) -> serde_json::Value {
+        let preset = self.preset;
+        let binds = match &self.found {
+            Some(Ok(found)) => Some(&found.program.binds),
+            _ => None,
+        };
+        serde_json::json!({
+            "agent": preset.name,
+            "title": preset.title,
+            "state": self.state(),
+            "version": self.version,
+            "tested": preset.find.as_ref().map(|find| &find.tested),
+            "file": self.found.as_ref().and_then(|found| found.as_ref().ok()).map(|found| &found.file),
+            "sees": binds,
+            "missing": self.found.as_ref().and_then(|found| found.as_ref().err()).map(ToString::to_string),
+            "install": preset.find.as_ref().map(|find| &find.install),
+            "dialect": preset.word("dialect"),
+            "asks": preset.word("asks"),
+            "evidence": preset.evidence,
+            "waits": preset.waits,
+            "memory": preset.memory,
+        })
+    }
+}
+
+async fn list(around: &Around, json: bool, streams: &mut Streams) -> Exit {
+    let mut rows = vec![["agent", "state", "version", "tested", "asks", ""].map(str::to_owned)];
+    for preset in agent_names().into_iter().filter_map(agent_preset) {
+        let standing = Standing::of(preset, around).await;
+        if json {
+            streams.out.json(&standing.json().to_string());
+            continue;
+        }
+        rows.push([
+            preset.name.to_owned(),
+            standing.state().to_owned(),
+            standing
+                .version
+                .as_deref()
+                .map_or("-".to_owned(), |text| show(text, 20)),
+            standing.tested().to_owned(),
+            preset.word("asks"),
+            show(&standing.remark(), 200),
+        ]);
+    }
+    if json {
+        return Exit::Done;
+    }
+    let widths: [usize; 5] = std::array::from_fn(|column| {
+        let lengths = rows.iter().map(|row| row[column].chars().count());
+        lengths.max().unwrap_or(0)
+    });
+    for row in &rows {
+        let mut line = String::new();
+        for (cell, width) in row.iter().zip(widths) {
+            line.push_str(cell);
+            let gap = width.saturating_sub(cell.chars().count()) + 2;
+            line.push_str(&" ".repeat(gap));
+        }
+        line.push_str(&row[5]);
+        streams.out.line(line.trim_end());
+    }
+    Exit::Done
+}
+
+async fn tell(name: &str, around: &Around, json: bool, streams: &mut Streams) -> Exit {
+    let Some(preset) = agent_preset(name) else {
+        return Exit::Usage;
+    };
+    let standing = Standing::of(preset, around).await;
+    if json {
+        streams.out.json(&standing.json().to_string());
+        return Exit::Done;
+    }
+    let out = &mut streams.out;
+    let mut tell = |what: &str, text: &str| out.line(&format!("{what:<10} {text}"));
+    tell("agent", &format!("{name}: {}", preset.title));
+    tell(
+        "state",
+        &format!("{} {}", standing.state(), standing.remark()),
+    );
+    if let Some(version) = &standing.version {
+        let tested = standing.tested();
+        tell(
+            "version",
+            &format!("{}, tested with {tested}", show(version, WIDTH)),
+        );
+    }
+    if let Some(Ok(found)) = &standing.found {
+        for bind in &found.program.binds {
+            tell("sees", &format!("{}, read-only", shown(bind)));
+        }
+    }
+    tell("speaks", &preset.word("dialect"));
+    tell(
+        "asks",
+        &format!("{}: {}", preset.word("asks"), preset.evidence),
+    );
+    tell("waits", &format!("{} for an answer", preset.waits));
+    if let Some(memory) = &preset.memory {
+        tell("memory", &format!("about {memory}"));
+    }
+    for file in preset.files() {
+        tell("home", &format!("gets {file}"));
+    }
+    out.line("\nA configuration to begin with (agents --write):\n");
+    out.text(&starting(name));
+    Exit::Done
+}
+
+/// The configuration to begin with.
+fn starting(name: &str) -> String {
+    format!(
+        "[pool.{name}]\nsize      = 2\nagent     = \"{name}\"\nworkspace = {{ path = \".\", mode = \"copy\" }}\npolicy    = \"developer\"\n"
+    )
+}
+
+fn write(name: &str, directory: &Path, streams: &mut Streams) -> Exit {
+    let path = directory.join(super::config_file::NAME);
+    let made = fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .open(&path)
+        .and_then(|mut file| file.write_all(starting(name).as_bytes()));
+    match made {
+        Ok(()) => {
+            let path = shown(&path);
+            streams.err.line(&format!("written: {path}"));
+            streams.err.line(&format!(
+                "next: marshal --config {path} config check, then run \"a prompt\""
+            ));
+            Exit::Done
+        }
+        Err(error) => {
+            let path = shown(&path);
+            streams
+                .err
+                .line(&format!("error: cannot write {path}: {error}"));
+            Exit::Usage
+        }
+    }
+}
