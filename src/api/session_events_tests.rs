@@ -52,3 +52,14 @@ pub(crate) fn hostile(evil: &str) -> Vec<Event> {
         },
     ]
 }
+
+/// Sequences that would act on a terminal or mislead its reader.
+pub(crate) const EVIL: &[&str] = &[
+    "\u{1b}]0;title\u{7}",
+    "\u{1b}]52;c;cm0gLXJm\u{7}",
+    "\u{1b}]8;;http://x\u{1b}\\link",
+    "\u{1b}[2J\u{1b}[1;1H",
+    "\u{9b}31m\u{9d}0;x\u{9c}",
+    "a\r\nb\tc\u{8}\u{7f}\u{0}",
+    "\u{202e}txt.exe\u{2066}\u{200b}\u{feff}\u{2028}\u{e0041}",
+];

@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::history::{History, Worked};
 use super::service::{Continued, Fleet, Refusal, Reports};
+pub(crate) use super::session_events_tests::EVIL;
 use crate::fleet::{
     ChangeKind, Conversation, ConversationOrder, ConversationView, FileChange, LogTail, Notice,
     OpenError, Readiness, SlotView, Stop, TaskReport,
@@ -287,17 +288,6 @@ pub(crate) fn hostile(evil: &str) -> (TaskReport, Vec<Notice>) {
     notices.extend(events.into_iter().map(|e| event(&at, &session, &task, e)));
     (full, notices)
 }
-
-/// Sequences that would act on a terminal or mislead its reader.
-pub(crate) const EVIL: &[&str] = &[
-    "\u{1b}]0;title\u{7}",
-    "\u{1b}]52;c;cm0gLXJm\u{7}",
-    "\u{1b}]8;;http://x\u{1b}\\link",
-    "\u{1b}[2J\u{1b}[1;1H",
-    "\u{9b}31m\u{9d}0;x\u{9c}",
-    "a\r\nb\tc\u{8}\u{7f}\u{0}",
-    "\u{202e}txt.exe\u{2066}\u{200b}\u{feff}\u{2028}\u{e0041}",
-];
 
 impl FakeFleet {
     pub(crate) fn new() -> Self {

@@ -19,8 +19,8 @@ use super::sandbox;
 use super::ssh;
 use super::table::{Found, Item, Ledger, Place, Section, one_of, word};
 use super::types::{
-    AsksFor, DialectName, Guard, Launcher, Network, OnCrash, OnUnaskedDeny, Pool, RestartKind,
-    Route, RoutePort, Sandbox, SessionScope, Workspace, WorkspaceMode, unknown_route,
+    AsksFor, DialectName, Guard, Launcher, Network, OnCrash, OnUnaskedDeny, Pool, Route, RoutePort,
+    Sandbox, SessionScope, Workspace, WorkspaceMode, unknown_route,
 };
 use super::waits;
 use crate::limits;
@@ -482,7 +482,7 @@ fn agree(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Context<'_>) {
         let help = Some("use mode \"copy\"".to_owned());
         ledger.fault(&blame.mode, message, help);
     }
-    idle_comes_back(ledger, pool, blame);
+    waits::idle_comes_back(ledger, pool, blame.idle.as_ref());
     let routes: Vec<_> = pool.routes.iter().map(|route| route.name.clone()).collect();
     let routes = (pool.network == Network::Routes).then_some(&routes[..]);
     let speaks_acp = pool.dialect == DialectName::Acp;
@@ -498,24 +498,6 @@ fn agree(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Context<'_>) {
     }
     if pool.launcher == Launcher::Unshare {
         program_is_inside(ledger, pool, blame, context);
-    }
-}
-
-/// A child that is stopped because nobody needs it must come back with its session.
-fn idle_comes_back(ledger: &Ledger, pool: &Pool, blame: &Blame) {
-    let Some(place) = blame.idle.as_ref().filter(|_| pool.timeouts.idle.is_some()) else {
-        return;
-    };
-    if pool.restart.on_crash != OnCrash::Resume {
-        let message = "an idle child is stopped only where its session is loaded again";
-        let help = "set session = \"slot\" and restart.on_crash = \"resume\"";
-        ledger.fault(place, message, Some(help.to_owned()));
-    } else if pool.restart.kind != RestartKind::Transient {
-        let message = format!(
-            "an idle child is stopped until a task needs it, and restart.kind = \"{}\" says otherwise",
-            pool.restart.kind
-        );
-        ledger.fault(place, message, Some("use \"transient\"".to_owned()));
     }
 }
 

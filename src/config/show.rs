@@ -4,16 +4,16 @@
 //! where it is shown; everything here is safe to show. Every structure is taken apart in full, so
 //! that no new key can be forgotten.
 
-use std::collections::BTreeMap;
+mod acp;
 mod ssh;
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use toml::{Table, Value};
 
-use super::acp::{Acp, McpServer, OptionValue, Reach};
 use super::environment::{self, HIDDEN};
 use super::hint::Hint;
 use super::presets::{self, Preset};
@@ -272,7 +272,7 @@ fn pool(pool: &Pool) -> Shown {
     }
     table.put("resume_args", texts(resume_args));
     table.put("dialect", dialect.word());
-    acp(&mut table, of_acp);
+    acp::put(&mut table, of_acp);
     table.put("asks", asks.word());
     let extractor = match extractor {
         Extractor::BuiltIn(name) => text(name),
@@ -328,60 +328,6 @@ fn pool(pool: &Pool) -> Shown {
     table.put("ask.timeout", show_duration(*timeout));
     table.put("ask.on_timeout", on_timeout.word());
     table
-}
-
-fn acp(table: &mut Shown, acp: &Acp) {
-    let Acp {
-        auth,
-        logout,
-        // Shown as the pool's own.
-        mode: _,
-        model: _,
-        options,
-        mode_skips_asks,
-        // Says the agent's name.
-        skipping: _,
-        mcp_servers,
-        permission_reply,
-        tell_denials,
-    } = acp;
-    if let Some(auth) = auth {
-        table.put("auth", auth.as_str());
-    }
-    table.put("logout", *logout);
-    let options = options.iter().map(|(id, value)| {
-        let value = match value {
-            OptionValue::Choice(value) => text(value),
-            OptionValue::Switch(on) => Value::Boolean(*on),
-        };
-        (id.clone(), value)
-    });
-    table.put_named("options", options.collect());
-    table.put("mode_skips_asks", *mode_skips_asks);
-    let servers: Vec<Value> = mcp_servers.iter().map(server).collect();
-    table.put("mcp_servers", servers);
-    table.put("permission_reply", permission_reply.word());
-    table.put("tell_denials", tell_denials.word());
-}
-
-fn server(server: &McpServer) -> Value {
-    let mut shown = Table::new();
-    let McpServer { name, reach } = server;
-    shown.insert("name".to_owned(), text(name));
-    match reach {
-        Reach::Program { command, args, env } => {
-            shown.insert("command".to_owned(), text(command));
-            shown.insert("args".to_owned(), texts(args));
-            let env = env.iter().map(|(name, value)| (name.clone(), text(value)));
-            shown.insert("env".to_owned(), Value::Table(env.collect()));
-        }
-        Reach::Route { kind, route, path } => {
-            shown.insert("type".to_owned(), text(kind.word()));
-            shown.insert("route".to_owned(), text(route));
-            shown.insert("path".to_owned(), text(path));
-        }
-    }
-    Value::Table(shown)
 }
 
 /// What is the preset's own is left out: it is no secret, whatever it is called.
