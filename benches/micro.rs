@@ -54,7 +54,14 @@ fn read_scaiflux_text(bencher: Bencher) {
     let ready = br#"{"type":"ready","protocol":1,"session_id":"s","model":"m","mode":"m","tools":[],"context_window":1}"#;
     dialect.input(Input::Frame(ready), now, &mut effects);
     let text = Foreign::from("say x");
-    let prompted = dialect.command(Command::Prompt { text }, now, &mut effects);
+    let prompted = dialect.command(
+        Command::Prompt {
+            text,
+            attached: std::sync::Arc::default(),
+        },
+        now,
+        &mut effects,
+    );
     assert!(prompted.is_ok(), "{effects:?}");
     let started = br#"{"type":"turn_started","turn_id":"t-1"}"#;
     dialect.input(Input::Frame(started), now, &mut effects);

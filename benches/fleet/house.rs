@@ -130,6 +130,8 @@ impl House {
                 workspace: None,
                 attempts: None,
                 check: None,
+                files: Vec::new(),
+                embed: Vec::new(),
             })
         };
         let tasks = (1..=count).map(task).collect::<Result<_, _>>()?;

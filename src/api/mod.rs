@@ -22,4 +22,6 @@ pub mod watch;
 pub use service::{Fleet, Refusal};
 
 #[cfg(test)]
+mod session_events_tests;
+#[cfg(test)]
 pub(crate) mod testing;

@@ -169,6 +169,10 @@ struct TaskLine {
     attempts: Option<u32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     check: Option<Vec<String>>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    files: Vec<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    embed: Vec<String>,
 }
 
 /// Only the version, so that a request of another one is told so, whatever else is in it.
@@ -357,6 +361,8 @@ fn spec(line: TaskLine) -> Result<TaskSpec, (&'static str, String)> {
     if let Some(argv) = &line.check {
         task_rules::check(argv).map_err(|e| ("check", e))?;
     }
+    task_rules::files(&line.files).map_err(|e| ("files", e))?;
+    task_rules::files(&line.embed).map_err(|e| ("embed", e))?;
     Ok(TaskSpec {
         id,
         prompt: Foreign::new(line.prompt),
@@ -364,6 +370,8 @@ fn spec(line: TaskLine) -> Result<TaskSpec, (&'static str, String)> {
         workspace: line.workspace,
         attempts: line.attempts,
         check: line.check,
+        files: line.files,
+        embed: line.embed,
     })
 }
 
@@ -443,6 +451,8 @@ fn task_line(task: &TaskSpec) -> TaskLine {
         workspace: task.workspace.clone(),
         attempts: task.attempts,
         check: task.check.clone(),
+        files: task.files.clone(),
+        embed: task.embed.clone(),
     }
 }
 
@@ -546,6 +556,8 @@ mod tests {
             workspace: Some("/srv".into()),
             attempts: Some(2),
             check: Some(vec!["true".to_owned()]),
+            files: vec!["src/a b".to_owned()],
+            embed: vec!["README.md".to_owned()],
         };
         for request in [
             Request::Hello,

@@ -66,6 +66,34 @@ pub fn check(argv: &[String]) -> Result<(), String> {
     Ok(())
 }
 
+/// Files are paths from the top of the workspace, without `..`, at most [`limits::TASK_FILES`].
+/// Whether they exist is seen when the prompt is made.
+///
+/// # Errors
+/// What is wrong.
+pub fn files(paths: &[String]) -> Result<(), String> {
+    if paths.len() > limits::TASK_FILES {
+        return Err(format!(
+            "has {} files; at most {} fit",
+            paths.len(),
+            limits::TASK_FILES
+        ));
+    }
+    for path in paths {
+        let shown = crate::model::foreign::show(path, 100);
+        let is_plain = |part: &str| !part.is_empty() && part != "." && part != "..";
+        if path.contains('\0') || !path.split('/').all(is_plain) {
+            return Err(format!(
+                "holds {shown:?}; give paths from the top of the workspace, such as src/main.rs"
+            ));
+        }
+        if path.len() > limits::MANIFEST_PATH_BYTES {
+            return Err(format!("holds a path that is too long: {shown}"));
+        }
+    }
+    Ok(())
+}
+
 /// A workspace is an absolute path without NUL. Whether it exists is seen when it is used.
 ///
 /// # Errors

@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::history::{History, Worked};
 use super::service::{Continued, Fleet, Refusal, Reports};
+pub(crate) use super::session_events_tests::EVIL;
 use crate::fleet::{
     ChangeKind, Conversation, ConversationOrder, ConversationView, FileChange, LogTail, Notice,
     OpenError, Readiness, SlotView, Stop, TaskReport,
@@ -57,6 +58,8 @@ pub(crate) fn spec(id: &str, prompt: &str) -> TaskSpec {
         workspace: None,
         attempts: None,
         check: None,
+        files: Vec::new(),
+        embed: Vec::new(),
     }
 }
 
@@ -131,7 +134,7 @@ fn hostile_events(evil: &str, task: &TaskId) -> Vec<Event> {
             no_allow: false,
         },
     };
-    vec![
+    let mut events = vec![
         Event::PromptAccepted {
             task: Some(task.clone()),
             attempt: 1,
@@ -239,7 +242,9 @@ fn hostile_events(evil: &str, task: &TaskId) -> Vec<Event> {
             status: None,
             output: text(),
         },
-    ]
+    ];
+    events.extend(super::session_events_tests::hostile(evil));
+    events
 }
 
 /// A report and notices with `evil` in every field that text can reach.
@@ -283,17 +288,6 @@ pub(crate) fn hostile(evil: &str) -> (TaskReport, Vec<Notice>) {
     notices.extend(events.into_iter().map(|e| event(&at, &session, &task, e)));
     (full, notices)
 }
-
-/// Sequences that would act on a terminal or mislead its reader.
-pub(crate) const EVIL: &[&str] = &[
-    "\u{1b}]0;title\u{7}",
-    "\u{1b}]52;c;cm0gLXJm\u{7}",
-    "\u{1b}]8;;http://x\u{1b}\\link",
-    "\u{1b}[2J\u{1b}[1;1H",
-    "\u{9b}31m\u{9d}0;x\u{9c}",
-    "a\r\nb\tc\u{8}\u{7f}\u{0}",
-    "\u{202e}txt.exe\u{2066}\u{200b}\u{feff}\u{2028}\u{e0041}",
-];
 
 impl FakeFleet {
     pub(crate) fn new() -> Self {

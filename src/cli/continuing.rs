@@ -137,6 +137,8 @@ mod tests {
                         workspace: None,
                         attempts: None,
                         check: None,
+                        files: Vec::new(),
+                        embed: Vec::new(),
                     },
                     pool: PoolName::new("demo").expect("name"),
                     at_us,

@@ -58,7 +58,9 @@ fn says(event: &Event) -> String {
             or(info.model.as_ref())
         ),
         Event::TurnStarted { turn } => or(turn.as_ref()),
-        Event::Text { delta } | Event::Thought { delta } => delta.raw().to_owned(),
+        Event::Text { delta } | Event::Thought { delta } | Event::UserText { delta } => {
+            delta.raw().to_owned()
+        }
         Event::ToolStart { id, name, input } => {
             format!("{} {} {}", id.raw(), name.raw(), input.get())
         }
@@ -121,6 +123,49 @@ fn says(event: &Event) -> String {
             Some(status) => format!("{status}: {}", output.raw()),
             None => output.raw().to_owned(),
         },
+        other => of_session(other),
+    }
+}
+
+/// What an agent says of its session, and what we did about that.
+fn of_session(event: &Event) -> String {
+    let or = |text: Option<&crate::model::Foreign>| text.map_or("", |text| text.raw()).to_owned();
+    match event {
+        Event::Commands { commands } => {
+            let names = commands.iter().map(|command| command.name.raw());
+            names.collect::<Vec<_>>().join(", ")
+        }
+        Event::Options { options } => {
+            let options = options
+                .iter()
+                .map(|option| format!("{}={}", option.id.raw(), or(option.value.as_ref())));
+            options.collect::<Vec<_>>().join(", ")
+        }
+        Event::SessionInfo { title, updated_at } => {
+            format!("{} {}", or(title.as_ref()), or(updated_at.as_ref()))
+        }
+        Event::Notice {
+            severity,
+            title,
+            description,
+        } => format!(
+            "{}: {} {}",
+            or(severity.as_ref()),
+            title.raw(),
+            or(description.as_ref())
+        ),
+        Event::Compaction { id, status, error } => format!(
+            "{} {} {}",
+            id.raw(),
+            or(status.as_ref()),
+            or(error.as_ref())
+        ),
+        Event::CompactionText { id, delta } => format!("{}: {}", id.raw(), delta.raw()),
+        Event::SessionResumed { how, replayed } => {
+            format!("by {how}, {replayed} messages of its past not told again")
+        }
+        Event::SessionFresh { instead_of, why } => format!("instead of {instead_of}: {why}"),
+        _ => String::new(),
     }
 }
 

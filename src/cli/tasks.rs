@@ -1,7 +1,8 @@
 //! The tasks of a run: prompts, task files and standard input -> checked tasks.
 //!
 //! A task file is JSON Lines, one task a line:
-//! `{"id","prompt","pool","workspace","attempts","check"}`, of which `prompt` is needed. Owns how
+//! `{"id","prompt","pool","workspace","attempts","check","files","embed"}`, of which `prompt` is
+//! needed. Owns how
 //! it is read and what is said about every error in it. Must not know the fleet.
 
 use std::collections::HashSet;
@@ -19,7 +20,16 @@ use crate::model::foreign::show;
 use crate::model::{Foreign, PoolName, TaskId, TaskSpec};
 
 /// The keys of a task.
-const KEYS: &[&str] = &["id", "prompt", "pool", "workspace", "attempts", "check"];
+const KEYS: &[&str] = &[
+    "id",
+    "prompt",
+    "pool",
+    "workspace",
+    "attempts",
+    "check",
+    "files",
+    "embed",
+];
 
 /// One thing that is wrong with the tasks. Its text is safe to show.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -146,6 +156,8 @@ struct Unnamed {
     workspace: Option<PathBuf>,
     attempts: Option<u32>,
     check: Option<Vec<String>>,
+    files: Vec<String>,
+    embed: Vec<String>,
 }
 
 struct Reader<'a> {
@@ -181,6 +193,8 @@ impl Reader<'_> {
             workspace: None,
             attempts: None,
             check: None,
+            files: Vec::new(),
+            embed: Vec::new(),
         };
         self.take(place, None, spec);
     }
@@ -256,6 +270,8 @@ impl Reader<'_> {
             workspace: None,
             attempts: None,
             check: None,
+            files: Vec::new(),
+            embed: Vec::new(),
         };
         let mut seen = HashSet::new();
         for (key, value) in pairs {
@@ -270,6 +286,8 @@ impl Reader<'_> {
                 "workspace" => read_workspace(&value, base).map(|read| spec.workspace = read),
                 "attempts" => read_attempts(&value).map(|read| spec.attempts = read),
                 "check" => read_check(&value).map(|read| spec.check = read),
+                "files" => read_files(&value).map(|read| spec.files = read),
+                "embed" => read_files(&value).map(|read| spec.embed = read),
                 _ => Err(format!("is unknown; the keys are {}", KEYS.join(", "))),
             };
             if let Err(message) = read {
@@ -368,6 +386,8 @@ fn name_all(found: Vec<Found>, given: &HashSet<TaskId>) -> Vec<TaskSpec> {
         workspace: found.spec.workspace,
         attempts: found.spec.attempts,
         check: found.spec.check,
+        files: found.spec.files,
+        embed: found.spec.embed,
     });
     specs.collect()
 }
@@ -452,6 +472,20 @@ fn read_check(value: &Value) -> Result<Option<Vec<String>>, String> {
     let argv = argv.ok_or("holds something that is no string")?;
     task_rules::check(&argv)?;
     Ok(Some(argv))
+}
+
+fn read_files(value: &Value) -> Result<Vec<String>, String> {
+    let wanted = "an array of paths from the top of the workspace";
+    let Value::Array(paths) = value else {
+        return optional::<()>(value, wanted).map(|_| Vec::new());
+    };
+    let paths: Option<Vec<String>> = paths
+        .iter()
+        .map(|path| path.as_str().map(str::to_owned))
+        .collect();
+    let paths = paths.ok_or("holds something that is no string")?;
+    task_rules::files(&paths)?;
+    Ok(paths)
 }
 
 /// An object with its keys as they stand, so that one given twice is seen.

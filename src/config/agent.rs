@@ -40,6 +40,9 @@ pub(super) struct Agent {
     pub(super) home_texts: BTreeMap<String, String>,
     pub(super) model: Option<String>,
     pub(super) mode: Option<String>,
+    /// Of these, what stands in no argument: the protocol sets it.
+    pub(super) set_model: bool,
+    pub(super) set_mode: bool,
     pub(super) dialect: DialectName,
     pub(super) asks: AsksFor,
     pub(super) extractor: Extractor,
@@ -71,23 +74,19 @@ pub(super) fn read(
     if let Some(preset) = preset.filter(|_| !own_command && model.is_some()) {
         words.extend(preset.model_args.iter().cloned());
     }
+    let speaks = dialect(pool).unwrap_or(DialectName::Scaiflux);
+    let (mut set_model, mut set_mode) = (false, false);
     if !words.is_empty() {
         let place = item
             .or(named)
             .map_or_else(|| pool.place.clone(), |item| item.place);
         let elsewhere = preset.is_some_and(|preset| preset.writes_model(is_routed));
-        filled(
-            pool,
-            &words,
-            &place,
-            "model",
-            model.as_ref().filter(|_| !elsewhere),
-        );
-        filled(pool, &words, &place, "mode", mode.as_ref());
+        let told = model.as_ref().filter(|_| !elsewhere);
+        set_model = filled(pool, &words, &place, "model", told, speaks);
+        set_mode = filled(pool, &words, &place, "mode", mode.as_ref(), speaks);
     }
     let script = command::is_script_agent(&words);
     let inferred = if script { AsksFor::All } else { AsksFor::Some };
-    let speaks = dialect(pool).unwrap_or(DialectName::Scaiflux);
     let model = model.map(|found| found.value);
     Agent {
         name: match (preset, script) {
@@ -105,6 +104,8 @@ pub(super) fn read(
         }),
         model,
         mode: mode.map(|found| found.value),
+        set_model,
+        set_mode,
         dialect: speaks,
         asks: pool.word("asks", &[]).map_or(inferred, |found| found.value),
         extractor: extractor(pool).unwrap_or_else(|| Extractor::BuiltIn(speaks.word().to_owned())),
@@ -176,7 +177,7 @@ fn check_placeholders(pool: &Section<'_>, word: &Found<String>) {
 }
 
 /// What the schema says of `model` and `mode`.
-const FILLING: &str = "^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}$";
+const FILLING: &str = r"^[A-Za-z0-9][A-Za-z0-9._:/@+\[\]-]{0,127}$";
 
 /// `model` and `mode`: they become arguments, so they must not look like flags or paths upwards.
 fn filling(pool: &Section<'_>, key: &'static str) -> Option<Found<String>> {
@@ -186,26 +187,28 @@ fn filling(pool: &Section<'_>, key: &'static str) -> Option<Found<String>> {
         && found
             .value
             .bytes()
-            .all(|b| b.is_ascii_alphanumeric() || b"._:/@+-".contains(&b));
+            .all(|b| b.is_ascii_alphanumeric() || b"._:/@+[]-".contains(&b));
     if safe {
         return Some(found);
     }
     let message = format!(
-        "expected [A-Za-z0-9][A-Za-z0-9._:/@+-]{{0,127}}, found {}",
+        "expected [A-Za-z0-9][A-Za-z0-9._:/@+[]-]{{0,127}}, found {}",
         quoted(&found.value)
     );
     pool.ledger.fault(&found.place, message, None);
     None
 }
 
-/// A value needs its placeholder and a placeholder its value.
+/// A value needs its placeholder and a placeholder its value. `true`: it has none, but a message
+/// of the protocol takes it.
 fn filled(
     pool: &Section<'_>,
     words: &[String],
     command: &Place,
     key: &'static str,
     value: Option<&Found<String>>,
-) {
+    speaks: DialectName,
+) -> bool {
     let used = words.iter().any(|word| {
         let pieces = command::pieces(word);
         pieces
@@ -213,6 +216,7 @@ fn filled(
             .any(|piece| matches!(piece, Piece::Braced(name, _) if *name == key))
     });
     match value {
+        Some(_) if !used && speaks == DialectName::Acp => return true,
         Some(found) if !used => {
             let message = format!("{key} is set, but the command has no {{{key}}}");
             pool.ledger.fault(&found.place, message, None);
@@ -223,6 +227,7 @@ fn filled(
         }
         _ => {}
     }
+    false
 }
 
 fn dialect(pool: &Section<'_>) -> Option<DialectName> {

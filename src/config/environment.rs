@@ -48,7 +48,7 @@ const SECRETIVE: &[&str] = &[
 ];
 
 /// What the schema says of a variable's name.
-const NAME_PATTERN: &str = "^[A-Za-z_][A-Za-z0-9_]{0,127}$";
+pub(super) const NAME_PATTERN: &str = "^[A-Za-z_][A-Za-z0-9_]{0,127}$";
 
 /// What the schema says of a directory of `path_add`.
 const DIRECTORY_PATTERN: &str = r"^(\$HOME)?/(?!(.*/)?\.\.(/|$))[^:]*$";
@@ -187,7 +187,7 @@ fn check_name(section: &Section<'_>, place: &Place, name: &str) {
     section.ledger.fault(place, message, None);
 }
 
-fn is_name(name: &str) -> bool {
+pub(super) fn is_name(name: &str) -> bool {
     (1..=128).contains(&name.len())
         && !name.starts_with(|c: char| c.is_ascii_digit())
         && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')

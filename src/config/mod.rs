@@ -5,6 +5,7 @@
 //! it does something. Must not know files, the environment or the host: links are followed, owners
 //! checked and state directories found at the command line.
 
+mod acp;
 mod agent;
 mod command;
 mod describe;
@@ -37,6 +38,9 @@ use std::sync::Arc;
 
 use toml::de::DeTable;
 
+pub use acp::{
+    Acp, McpServer, OptionValue, PermissionReply, Reach, ServerKind, Skipping, TellDenials,
+};
 pub use command::{Fill, OWN_PROGRAM};
 pub use environment::{HOME as HOME_OF_CHILD, is_secretive};
 pub use error::{ConfigError, ConfigErrors, Places};

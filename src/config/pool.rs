@@ -4,9 +4,11 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use toml::de::DeValue;
 
+use super::acp::{self, Acp, Skipping};
 use super::agent::{self, Agent};
 use super::command;
 use super::environment;
@@ -17,8 +19,8 @@ use super::sandbox;
 use super::ssh;
 use super::table::{Found, Item, Ledger, Place, Section, one_of, word};
 use super::types::{
-    AsksFor, Guard, Launcher, Network, OnCrash, OnUnaskedDeny, Pool, Route, RoutePort, Sandbox,
-    SessionScope, Workspace, WorkspaceMode, unknown_route,
+    AsksFor, DialectName, Guard, Launcher, Network, OnCrash, OnUnaskedDeny, Pool, Route, RoutePort,
+    Sandbox, SessionScope, Workspace, WorkspaceMode, unknown_route,
 };
 use super::waits;
 use crate::limits;
@@ -40,7 +42,7 @@ pub(super) const POLICIES: &[&str] = &["developer"];
 pub(super) const LATER_POLICIES: &[&str] = &["ci", "reviewer"];
 
 /// Keys of the format that do nothing in this version.
-const LATER_KEYS: &[&str] = &["mcp_servers", "tell_denials", "hooks", "delegates"];
+const LATER_KEYS: &[&str] = &["hooks", "delegates"];
 
 /// Keys that a reader may look for beside their table.
 const ELSEWHERE: &[(&str, &str)] = &[
@@ -54,6 +56,9 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("turn", "timeouts.turn"),
     ("silence", "timeouts.silence"),
     ("cancel", "timeouts.cancel"),
+    ("control", "timeouts.control"),
+    ("keepalive", "timeouts.keepalive"),
+    ("idle", "timeouts.idle"),
     ("timeout", "timeouts.turn"),
     ("on_timeout", "ask.on_timeout"),
     ("pass", "env.pass"),
@@ -101,6 +106,9 @@ struct Blame {
     mode: Place,
     path: Place,
     attempts_faulty: bool,
+    idle: Option<Place>,
+    acp: acp::Draft,
+    acp_mode: Option<Place>,
 }
 
 /// Reads one pool. `None` if it has no name that could be used.
@@ -127,6 +135,10 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
     let attempts = section.integer("attempts", 1..=limits::ATTEMPTS);
     let (workspace, path, mode) = workspace(&section, context.dir);
     let (restart, on_crash) = waits::restart(&section.section("restart"));
+    let timeouts = section.section("timeouts");
+    let idle = timeouts.item("idle").map(|item| item.place);
+    let timeouts = waits::timeouts(&timeouts);
+    let acp = acp::read(&section, context.found);
     let blame = Blame {
         program: agent.program.clone(),
         launcher: place(launcher.as_ref(), &section.place),
@@ -139,6 +151,9 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         mode,
         path: path.clone(),
         attempts_faulty: attempts.is_none() && section.item("attempts").is_some(),
+        idle,
+        acp,
+        acp_mode: section.item("mode").map(|item| item.place),
     };
     let launcher = value(launcher, Launcher::Unshare);
     let far = ssh::read(&section, context.dir, launcher);
@@ -146,6 +161,12 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
     let (workspace, env) = ssh::instead(&section, far.as_deref(), workspace, env);
     let size_place = place(size.as_ref(), &section.place);
     let Agent { name, .. } = &agent;
+    let acp = Arc::new(Acp {
+        mode: agent.mode.clone().filter(|_| agent.set_mode),
+        model: agent.model.clone().filter(|_| agent.set_model),
+        skipping: Skipping::of(name),
+        ..blame.acp.acp.clone()
+    });
     let pool = Pool {
         name: pool_name,
         size: value(size, 1),
@@ -160,6 +181,7 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         dialect: agent.dialect,
         model: agent.model,
         mode: agent.mode,
+        acp,
         asks: agent.asks,
         extractor: agent.extractor,
         launcher,
@@ -176,7 +198,7 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         check: check(&section),
         env,
         restart,
-        timeouts: waits::timeouts(&section.section("timeouts")),
+        timeouts,
         stop: waits::stop(&section.section("stop")),
         ask: waits::ask(&section.section("ask")),
         guard: value(guard, Guard::PolicyAndSandbox),
@@ -458,6 +480,15 @@ fn agree(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Context<'_>) {
         let message = "mode = \"ro\" needs a sandbox: with launcher = \"none\" nothing keeps a child from writing";
         let help = Some("use mode \"copy\"".to_owned());
         ledger.fault(&blame.mode, message, help);
+    }
+    waits::idle_comes_back(ledger, pool, blame.idle.as_ref());
+    let routes: Vec<_> = pool.routes.iter().map(|route| route.name.clone()).collect();
+    let routes = (pool.network == Network::Routes).then_some(&routes[..]);
+    let speaks_acp = pool.dialect == DialectName::Acp;
+    blame.acp.agree(ledger, speaks_acp, routes);
+    if speaks_acp {
+        let mode = pool.mode.as_deref().zip(blame.acp_mode.as_ref());
+        acp::mode_asks(ledger, mode, &pool.acp);
     }
     routes_lead_somewhere(ledger, pool, blame);
     home_files_are_not_its_own(ledger, pool, blame);

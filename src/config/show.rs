@@ -4,6 +4,7 @@
 //! where it is shown; everything here is safe to show. Every structure is taken apart in full, so
 //! that no new key can be forgotten.
 
+mod acp;
 mod routes;
 mod ssh;
 
@@ -227,6 +228,7 @@ fn pool(pool: &Pool) -> Shown {
         program: _,
         model,
         mode,
+        acp: of_acp,
         asks,
         extractor,
         launcher,
@@ -272,6 +274,7 @@ fn pool(pool: &Pool) -> Shown {
     table.put_some("mode", mode.as_deref());
     table.put("resume_args", texts(resume_args));
     table.put("dialect", dialect.word());
+    acp::put(&mut table, of_acp);
     table.put("asks", asks.word());
     let extractor = match extractor {
         Extractor::BuiltIn(name) => text(name),
@@ -372,11 +375,17 @@ fn timeouts(table: &mut Shown, timeouts: &Timeouts) {
         turn,
         silence,
         cancel,
+        control,
+        keepalive,
+        idle,
     } = timeouts;
     table.put("timeouts.handshake", or_none(*handshake));
     table.put("timeouts.turn", or_none(*turn));
     table.put("timeouts.silence", or_none(*silence));
     table.put("timeouts.cancel", show_duration(*cancel));
+    table.put("timeouts.control", or_none(*control));
+    table.put("timeouts.keepalive", or_none(*keepalive));
+    table.put("timeouts.idle", or_none(*idle));
 }
 
 fn or_none(time: Option<Duration>) -> String {

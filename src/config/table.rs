@@ -440,6 +440,17 @@ impl<'a> Item<'a> {
         }
     }
 
+    /// True or false, where a string could be as well.
+    pub(super) fn switch(&self) -> Option<bool> {
+        self.boolean().map(|found| found.value)
+    }
+
+    /// A string, where true or false could be as well.
+    pub(super) fn text_or_switch(&self) -> Option<String> {
+        self.may_hold(Form::Boolean);
+        self.text().map(|found| found.value)
+    }
+
     pub(super) fn integer<N: TryFrom<i128> + Display + PartialOrd>(
         &self,
         bounds: &RangeInclusive<N>,

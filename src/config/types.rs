@@ -262,10 +262,13 @@ pub struct Pool {
     pub agent_dir: Option<PathBuf>,
     /// The preset's program as it was found on this host, by whoever looks for files.
     pub program: Option<Program>,
-    /// What takes the place of `{model}` in the command.
+    /// What takes the place of `{model}` in the command; of an ACP agent whose command has none,
+    /// what every session is set to.
     pub model: Option<String>,
-    /// What takes the place of `{mode}` in the command.
+    /// The same for `{mode}`.
     pub mode: Option<String>,
+    /// What is wanted of an agent that speaks ACP.
+    pub acp: Arc<super::acp::Acp>,
     /// What the agent asks for, by its preset or by the pool's own word.
     pub asks: AsksFor,
     /// Which fields of a tool call hold command, path and directory.
@@ -457,6 +460,12 @@ pub struct Timeouts {
     pub silence: Option<Duration>,
     /// From a cancel to the stop ladder.
     pub cancel: Duration,
+    /// From a request of ours to its reply, where it is no prompt.
+    pub control: Option<Duration>,
+    /// Between turns, from the last word of the agent to a request that it must answer.
+    pub keepalive: Option<Duration>,
+    /// From the end of a slot's last turn until its child is stopped; the next task brings it back.
+    pub idle: Option<Duration>,
 }
 
 /// `stop = { … }`: how long each step of the ladder waits for the child's end.

@@ -6,9 +6,9 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use super::table::{Found, Item, Place, Section, word};
+use super::table::{Found, Item, Ledger, Place, Section, word};
 use super::types::{
-    AskConfig, JournalRules, OnCrash, OnTimeout, RateLimit, Restart, RestartKind, StopWaits,
+    AskConfig, JournalRules, OnCrash, OnTimeout, Pool, RateLimit, Restart, RestartKind, StopWaits,
     Timeouts,
 };
 use super::units::show_duration;
@@ -95,9 +95,33 @@ pub(super) fn timeouts(section: &Section<'_>) -> Timeouts {
         turn: value(section.duration_or_none("turn", ANY), None),
         silence: value(section.duration_or_none("silence", ANY), Some(600 * SECOND)),
         cancel: value(section.duration("cancel", ANY), 15 * SECOND),
+        control: value(section.duration_or_none("control", ANY), Some(60 * SECOND)),
+        keepalive: value(
+            section.duration_or_none("keepalive", ANY),
+            Some(30 * SECOND),
+        ),
+        idle: value(section.duration_or_none("idle", ANY), None),
     };
-    section.close(&["control", "keepalive", "idle"], &[]);
+    section.close(&[], &[]);
     timeouts
+}
+
+/// A child that is stopped because nobody needs it must come back with its session.
+pub(super) fn idle_comes_back(ledger: &Ledger, pool: &Pool, idle: Option<&Place>) {
+    let Some(place) = idle.filter(|_| pool.timeouts.idle.is_some()) else {
+        return;
+    };
+    if pool.restart.on_crash != OnCrash::Resume {
+        let message = "an idle child is stopped only where its session is loaded again";
+        let help = "set session = \"slot\" and restart.on_crash = \"resume\"";
+        ledger.fault(place, message, Some(help.to_owned()));
+    } else if pool.restart.kind != RestartKind::Transient {
+        let message = format!(
+            "an idle child is stopped until a task needs it, and restart.kind = \"{}\" says otherwise",
+            pool.restart.kind
+        );
+        ledger.fault(place, message, Some("use \"transient\"".to_owned()));
+    }
 }
 
 /// Reads `stop`.

@@ -11,9 +11,11 @@ mod asks;
 mod lenient;
 pub mod scaiflux;
 
-use std::time::Instant;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use crate::config::DialectName;
+use crate::config::{self, DialectName};
 use crate::limits;
 use crate::model::{AgentInfo, Answer, Ask, AskKey, Event, Foreign};
 
@@ -25,6 +27,23 @@ pub struct Opening {
     /// The agent's own id of an earlier session, which this channel goes on with. What the agent
     /// replays of it is not reported again.
     pub resume: Option<Foreign>,
+    /// What the pool wants of an agent that speaks ACP.
+    pub acp: Arc<config::Acp>,
+    /// The base URL of each route of the pool, as the agent reaches it.
+    pub routes: BTreeMap<String, String>,
+    /// How long the agent may take for a request of ours that is no prompt.
+    pub control: Option<Duration>,
+    /// How long it may say nothing between turns before it is asked whether it is there.
+    pub keepalive: Option<Duration>,
+}
+
+/// A file of the workspace that belongs to a prompt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attachment {
+    /// Where the agent finds it: an absolute path.
+    pub path: String,
+    /// Its text, where the prompt is to hold it and not only to name it.
+    pub text: Option<Foreign>,
 }
 
 /// What comes from the child.
@@ -46,6 +65,8 @@ pub enum Command {
     Prompt {
         /// The user's text.
         text: Foreign,
+        /// Files that belong to it. Only for protocols that have a place for them.
+        attached: Arc<[Attachment]>,
     },
     /// Run a slash command, where the protocol has them.
     Slash {
@@ -105,6 +126,15 @@ pub enum Fault {
     /// The agent cannot load the session that it was to go on with.
     #[error("the agent cannot load its session again: {0}")]
     NotResumed(String),
+    /// The agent cannot be used as it is configured: a person must look.
+    #[error("{0}")]
+    NeedsSetup(String),
+    /// The agent does not answer.
+    #[error("{0}")]
+    Unanswered(String),
+    /// The agent went into a state in which it is not to run: its child ends without a ladder.
+    #[error("{0}")]
+    Unsafe(String),
 }
 
 /// What a dialect wants done, in order.

@@ -225,6 +225,8 @@ impl Conversation {
             attempts: Some(1),
             // A check is for tasks: nobody waits for one in a conversation.
             check: Some(Vec::new()),
+            files: Vec::new(),
+            embed: Vec::new(),
         };
         let entry = self.fleet.entry(&self.pool).ok_or(SubmitError::Stopping)?;
         if !entry.shared.takes(1) {

@@ -274,6 +274,7 @@ impl FleetHandle {
                     why: "a task of a pool with launcher = \"ssh\" works in ssh.workspace at the far end: leave out its own".to_owned(),
                 });
             }
+            entry.shared.takes_files(&spec)?;
             if let Some(path) = spec.workspace.take() {
                 spec.workspace = Some(self.resolve(&spec, path).await?);
             }

@@ -10,16 +10,17 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{Semaphore, broadcast};
 
+use super::SubmitError;
 use super::ambient::Ambient;
 use super::channel::stderr::StderrLog;
 use super::clock;
 use super::notice::{Notice, Pinned, SlotView};
 use super::session::Scales;
-use crate::config::{Config, Pool as PoolConfig, Sandbox};
+use crate::config::{Config, DialectName, Pool as PoolConfig, Sandbox};
 use crate::journal::Journal;
 use crate::launch::Host;
 use crate::limits::{BROADCAST_EVENTS, COPIES_AT_ONCE, POOL_QUEUE, SPAWNS_AT_ONCE};
-use crate::model::{AskId, PoolName, RunId, SessionId, SlotId};
+use crate::model::{AskId, PoolName, RunId, SessionId, SlotId, TaskSpec};
 use crate::policy::Policy;
 use crate::policy::extract::Extractor;
 use crate::relay::Upstream;
@@ -156,6 +157,25 @@ pub(crate) struct PoolShared {
 }
 
 impl PoolShared {
+    /// Whether a task's files can belong to its prompt here.
+    pub(crate) fn takes_files(&self, spec: &TaskSpec) -> Result<(), SubmitError> {
+        let has_files = !(spec.files.is_empty() && spec.embed.is_empty());
+        let why = if self.config.dialect != DialectName::Acp {
+            "only a prompt to an agent that speaks acp can have files: name them in the prompt"
+        } else if self.config.ssh.is_some() {
+            "the workspace is at a far end, and its files are not looked up: name them in the prompt"
+        } else {
+            return Ok(());
+        };
+        if !has_files {
+            return Ok(());
+        }
+        Err(SubmitError::Pool {
+            task: spec.id.to_string(),
+            why: why.to_owned(),
+        })
+    }
+
     /// Makes room for more tasks; `false` if there is none.
     pub(crate) fn takes(&self, count: usize) -> bool {
         let add = |now: usize| now.checked_add(count).filter(|sum| *sum <= POOL_QUEUE);

@@ -114,8 +114,8 @@ impl History {
 ///
 /// - An end that we asked for is no failure: `permanent` starts again at once, the others rest.
 /// - Any other end is a failure, an exit with code 0 and one before the handshake included. A
-///   refused version, a cause that another start would not change and a code of `never_codes` park at once; so does the failure that the budget
-///   does not cover.
+///   refused version, a missing login or mode, a cause that another start would not change and a code
+///   of `never_codes` park at once; so does the failure that the budget does not cover.
 /// - Else `temporary` rests, and the others start again after the backoff.
 pub fn decide(
     history: &mut History,
@@ -161,7 +161,8 @@ pub fn decide(
 /// Why this failure parks the slot, if it does.
 fn park(end: &End, policy: &Restart, count: u32, unready: u32) -> Option<String> {
     let last = told(end);
-    if end.class == ExitClass::VersionRefused || end.hopeless {
+    let is_of_setup = matches!(end.class, ExitClass::VersionRefused | ExitClass::NeedsSetup);
+    if is_of_setup || end.hopeless {
         return Some(format!("{last}; another start would end the same"));
     }
     if let Some(ExitStatus::Code(code)) = end.status
@@ -328,6 +329,7 @@ mod tests {
                 ExitClass::VersionRefused => {
                     "park: version refused; another start would end the same"
                 }
+                ExitClass::NeedsSetup => "park: needs setup; another start would end the same",
                 _ => "start after 500ms",
             };
             check(&end(class, None), &policy(), expect);

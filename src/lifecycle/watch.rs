@@ -168,6 +168,9 @@ mod tests {
             turn: turn.map(Duration::from_secs),
             silence: silence.map(Duration::from_secs),
             cancel: Duration::from_secs(15),
+            control: None,
+            keepalive: None,
+            idle: None,
         }
     }
 

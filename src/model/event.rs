@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::value::RawValue;
 
 use super::{Ask, AskId, ExitClass, ExitStatus, Foreign, TaskId, TurnOutcome, Verdict, words};
-use super::{Decision, EventId};
+use super::{Decision, EventId, SessionId};
 
 words!(
     /// The kinds of events. `word` is the journal's `kind` column; [`EventKind::metric`] is the
@@ -59,6 +59,24 @@ words!(
         ChildExited = "child_exited",
         /// [`Event::CheckEnded`]
         CheckEnded = "check_ended",
+        /// [`Event::UserText`]
+        UserText = "user_text",
+        /// [`Event::Commands`]
+        Commands = "commands",
+        /// [`Event::Options`]
+        Options = "options",
+        /// [`Event::SessionInfo`]
+        SessionInfo = "session_info",
+        /// [`Event::Notice`]
+        Notice = "notice",
+        /// [`Event::Compaction`]
+        Compaction = "compaction",
+        /// [`Event::CompactionText`]
+        CompactionText = "compaction_text",
+        /// [`Event::SessionResumed`]
+        SessionResumed = "session_resumed",
+        /// [`Event::SessionFresh`]
+        SessionFresh = "session_fresh",
     }
 );
 
@@ -138,6 +156,30 @@ pub struct PlanEntry {
     pub priority: Option<Foreign>,
     /// `pending`, `in_progress`, `completed`, or the agent's own word.
     pub status: Option<Foreign>,
+}
+
+/// A command that an agent understands in a prompt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CommandInfo {
+    /// Its name, without a slash.
+    pub name: Foreign,
+    /// What it does, cut to `limits::OFFER_TEXT_BYTES`.
+    pub description: Foreign,
+    /// What its input is to be, where it takes one.
+    pub hint: Option<Foreign>,
+}
+
+/// An option of a session, as it stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OptionState {
+    /// Its id.
+    pub id: Foreign,
+    /// Its name for people.
+    pub name: Option<Foreign>,
+    /// What it is about (`mode`, `model`, …), where the agent says so.
+    pub category: Option<Foreign>,
+    /// Its value; `true` or `false` where it is a switch.
+    pub value: Option<Foreign>,
 }
 
 /// What a session has cost so far, as the agent reports it.
@@ -337,6 +379,67 @@ pub enum Event {
         /// The tail of what it printed, or why it did not run.
         output: Foreign,
     },
+    /// A piece of a prompt, as the agent repeats it.
+    UserText {
+        /// The piece.
+        delta: Foreign,
+    },
+    /// The commands that the agent understands now: they take the place of earlier ones.
+    Commands {
+        /// At most `limits::OFFERED`.
+        commands: Vec<CommandInfo>,
+    },
+    /// The session's options as they stand now, all of them.
+    Options {
+        /// At most `limits::OFFERED`.
+        options: Vec<OptionState>,
+    },
+    /// What the agent says of the session itself.
+    SessionInfo {
+        /// Its title.
+        title: Option<Foreign>,
+        /// When it last changed, in the agent's words.
+        updated_at: Option<Foreign>,
+    },
+    /// Something that the agent wants a person to know.
+    Notice {
+        /// `info`, `warning`, `error`, or the agent's own word.
+        severity: Option<Foreign>,
+        /// It in a few words.
+        title: Foreign,
+        /// It in full.
+        description: Option<Foreign>,
+    },
+    /// The agent makes its context shorter.
+    Compaction {
+        /// Which time.
+        id: Foreign,
+        /// `in_progress`, `completed`, `failed`, `cancelled`, or the agent's own word.
+        status: Option<Foreign>,
+        /// Why not, where it failed.
+        error: Option<Foreign>,
+    },
+    /// A piece of what takes the place of the longer context.
+    CompactionText {
+        /// Which time.
+        id: Foreign,
+        /// The piece.
+        delta: Foreign,
+    },
+    /// The agent went on with a session of an earlier child.
+    SessionResumed {
+        /// By which request of the protocol.
+        how: &'static str,
+        /// So many messages of its past were told again, and are not journalled again.
+        replayed: u64,
+    },
+    /// This session takes the place of one that could not be loaded again.
+    SessionFresh {
+        /// Our id of that one.
+        instead_of: SessionId,
+        /// Why it could not, in our words.
+        why: String,
+    },
 }
 
 impl Event {
@@ -368,6 +471,15 @@ impl Event {
             Self::BadLine { .. } => EventKind::BadLine,
             Self::ChildExited { .. } => EventKind::ChildExited,
             Self::CheckEnded { .. } => EventKind::CheckEnded,
+            Self::UserText { .. } => EventKind::UserText,
+            Self::Commands { .. } => EventKind::Commands,
+            Self::Options { .. } => EventKind::Options,
+            Self::SessionInfo { .. } => EventKind::SessionInfo,
+            Self::Notice { .. } => EventKind::Notice,
+            Self::Compaction { .. } => EventKind::Compaction,
+            Self::CompactionText { .. } => EventKind::CompactionText,
+            Self::SessionResumed { .. } => EventKind::SessionResumed,
+            Self::SessionFresh { .. } => EventKind::SessionFresh,
         }
     }
 }

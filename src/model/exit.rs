@@ -11,6 +11,8 @@ words!(
         HandshakeTimeout = "handshake_timeout",
         /// It speaks a version that we do not speak.
         VersionRefused = "version_refused",
+        /// It cannot be used as it is configured: it wants a login, or offers no such mode.
+        NeedsSetup = "needs_setup",
         /// It broke its protocol.
         ProtocolFault = "protocol_fault",
         /// It exited by itself.

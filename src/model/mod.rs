@@ -13,7 +13,9 @@ pub mod task;
 pub mod turn;
 
 pub use ask::{Answer, Ask, AskKey, Claimed, DecidedBy, Decision, OnTimeout, ToolClass, Verdict};
-pub use event::{AgentInfo, Cost, Event, EventKind, Origin, PlanEntry, Stamped, Usage};
+pub use event::{
+    AgentInfo, CommandInfo, Cost, Event, EventKind, OptionState, Origin, PlanEntry, Stamped, Usage,
+};
 pub use exit::{ExitClass, ExitStatus, WallStage};
 pub use foreign::Foreign;
 pub use ids::{AskId, EventId, IdError, PoolName, RunId, SessionId, SlotId, TaskId};

@@ -42,4 +42,8 @@ pub struct TaskSpec {
     pub attempts: Option<u32>,
     /// An argv that must exit 0 in the same walls after a completed turn, instead of the pool's.
     pub check: Option<Vec<String>>,
+    /// Files of the workspace, as paths from its top, that the prompt points to.
+    pub files: Vec<String>,
+    /// Files of the workspace whose text the prompt holds, where the agent takes that.
+    pub embed: Vec<String>,
 }

@@ -45,7 +45,9 @@ impl RestartCause {
         match class {
             ExitClass::SpawnFailed => Self::Spawn,
             ExitClass::HandshakeTimeout => Self::Hang,
-            ExitClass::VersionRefused | ExitClass::ProtocolFault => Self::Protocol,
+            ExitClass::VersionRefused | ExitClass::NeedsSetup | ExitClass::ProtocolFault => {
+                Self::Protocol
+            }
             ExitClass::OutOfMemory => Self::Oom,
             ExitClass::Exited
             | ExitClass::Signalled

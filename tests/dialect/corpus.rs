@@ -8,9 +8,10 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::sync::Arc;
 
-use marshal::config::DialectName;
-use marshal::dialect::{Command, Effect, merge_text};
+use marshal::config::{Acp, DialectName, TellDenials};
+use marshal::dialect::{Command, Effect, Opening, merge_text};
 use marshal::model::foreign::is_unsafe;
 use marshal::model::{Answer, AskKey, Event};
 use rand::rngs::StdRng;
@@ -121,6 +122,7 @@ fn acp_command(wanted: &str, msg: Option<&str>) -> Command {
     match wanted {
         "prompt" => Command::Prompt {
             text: said["params"]["prompt"][0]["text"].as_str().unwrap().into(),
+            attached: Arc::default(),
         },
         "cancel" => Command::Cancel,
         "allow" => answer(Answer::Allow),
@@ -137,6 +139,7 @@ fn command(msg: &str) -> Command {
     match said["type"].as_str().unwrap() {
         "prompt" => Command::Prompt {
             text: text("text").into(),
+            attached: Arc::default(),
         },
         "slash" => Command::Slash {
             command: text("command"),
@@ -157,7 +160,16 @@ fn command(msg: &str) -> Command {
 
 /// Plays a transcript; `cut` says how long the next chunk may be.
 fn play(transcript: &Transcript, mut cut: impl FnMut() -> usize) -> Conversation {
-    let mut talk = Conversation::new(transcript.dialect);
+    let acp = Acp {
+        tell_denials: TellDenials::Never,
+        ..Acp::default()
+    };
+    let opening = Opening {
+        workspace: "/workspace".to_owned(),
+        acp: Arc::new(acp),
+        ..Opening::default()
+    };
+    let mut talk = Conversation::opened(transcript.dialect, &opening);
     let mut written = 0;
     for part in &transcript.parts {
         match part {

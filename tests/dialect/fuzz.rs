@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::fmt::Write as _;
+use std::sync::Arc;
 
 use marshal::config::DialectName;
 use marshal::dialect::{Command, Effect, merge_text};
@@ -91,7 +92,10 @@ fn command(which: u8, id: u8) -> Command {
 pub(crate) fn command_of(which: u8, id: &str) -> Command {
     let key = AskKey(id.to_owned());
     match which {
-        0 => Command::Prompt { text: "p".into() },
+        0 => Command::Prompt {
+            text: "p".into(),
+            attached: Arc::default(),
+        },
         1 => Command::Slash {
             command: "c".into(),
             args: String::new(),

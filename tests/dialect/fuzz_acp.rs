@@ -1,8 +1,10 @@
 //! Any bytes from an agent that speaks ACP: no panic, and the promises that hold for all of them.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
 
-use marshal::config::DialectName;
+use marshal::config::{Acp, DialectName};
 use marshal::dialect::{Command, Effect, Opening, merge_text};
 use marshal::model::{Answer, AskKey, Event};
 use proptest::prelude::*;
@@ -14,6 +16,8 @@ use crate::script::Conversation;
 enum Step {
     Bytes(Vec<u8>),
     Command(u8, u8),
+    /// Milliseconds pass.
+    Wait(u64),
     Eof,
 }
 
@@ -51,6 +55,11 @@ fn update() -> impl Strategy<Value = String> {
         "tool_call_update",
         "plan",
         "usage_update",
+        "current_mode_update\",\"currentModeId\":\"plan",
+        "current_mode_update\",\"currentModeId\":\"yolo",
+        "available_commands_update",
+        "notice",
+        "compaction_update",
         "later",
     ]);
     let chunk = pick(&[
@@ -77,7 +86,8 @@ fn update() -> impl Strategy<Value = String> {
 fn asked() -> impl Strategy<Value = String> {
     let options = pick(&[
         "{\"optionId\":\"y\",\"kind\":\"allow_once\"},{\"optionId\":\"n\",\"kind\":\"reject_once\"}",
-        "{\"optionId\":\"y\",\"kind\":\"allow_always\"}",
+        "{\"optionId\":\"ever\",\"kind\":\"allow_always\"}",
+        "{\"optionId\":\"ever\",\"kind\":\"allow_always\"},{\"optionId\":\"never\",\"kind\":\"reject_always\"},{\"optionId\":\"n\",\"kind\":\"reject_once\"},{\"optionId\":\"y\",\"kind\":\"allow_once\"}",
         "{\"optionId\":\"allow\"},{\"optionId\":\"deny\"}",
         "7",
         "",
@@ -91,8 +101,12 @@ fn reply() -> impl Strategy<Value = String> {
     let id = pick(&["1", "2", "3", "4", "5", "\"3\"", "null", "-1"]);
     let end = pick(&[
         "\"result\":{\"protocolVersion\":1,\"agentCapabilities\":{\"loadSession\":true,\"sessionCapabilities\":{\"list\":{}}}}",
+        "\"result\":{\"protocolVersion\":1,\"agentCapabilities\":{\"sessionCapabilities\":{\"list\":{},\"resume\":{},\"close\":{}},\"auth\":{\"logout\":{}}},\"authMethods\":[{\"id\":\"a\"}]}",
         "\"result\":{\"protocolVersion\":2}",
         "\"result\":{\"sessionId\":\"s\"}",
+        "\"result\":{\"sessionId\":\"s\",\"modes\":{\"currentModeId\":\"ask\",\"availableModes\":[{\"id\":\"ask\"},{\"id\":\"plan\"}]}}",
+        "\"result\":{\"sessionId\":\"s\",\"modes\":{\"currentModeId\":\"yolo\",\"availableModes\":[{\"id\":\"plan\"}]}}",
+        "\"result\":{\"configOptions\":[{\"id\":\"mode\",\"currentValue\":\"plan\"}]}",
         "\"result\":{\"sessions\":[{\"sessionId\":\"s\"}]}",
         "\"result\":{\"stopReason\":\"end_turn\"}",
         "\"result\":null",
@@ -115,16 +129,35 @@ fn step() -> impl Strategy<Value = Step> {
         10 => line.prop_map(|fields| Step::Bytes(format!("{{{fields}}}\n").into_bytes())),
         1 => prop::collection::vec(any::<u8>(), 0..40).prop_map(Step::Bytes),
         5 => (0_u8..6, 0_u8..5).prop_map(|(which, id)| Step::Command(which, id)),
+        2 => pick_wait().prop_map(Step::Wait),
         1 => Just(Step::Eof),
     ]
 }
 
+fn pick_wait() -> impl Strategy<Value = u64> {
+    prop::sample::select(vec![1, 250, 1_000, 30_000])
+}
+
+/// What the pool wants of the agent.
+fn acp(which: u8) -> Acp {
+    Acp {
+        auth: (which & 1 > 0).then(|| "a".to_owned()),
+        mode: (which & 2 > 0).then(|| "plan".to_owned()),
+        mode_skips_asks: which & 4 > 0,
+        logout: true,
+        ..Acp::default()
+    }
+}
+
 /// What must hold for every conversation.
+#[expect(clippy::too_many_lines, reason = "one arm for each thing that we say")]
 fn promises(effects: &[Effect]) {
     let mut open = HashSet::new();
     let (mut ready, mut running, mut started) = (false, false, false);
     let mut begun: HashSet<String> = HashSet::new();
     let mut last_id = 0;
+    let mut answered: HashMap<String, u32> = HashMap::new();
+    let mut asked: HashMap<String, u32> = HashMap::new();
     for (at, effect) in effects.iter().enumerate() {
         match effect {
             Effect::Ready(info) => {
@@ -133,6 +166,7 @@ fn promises(effects: &[Effect]) {
             }
             Effect::Ask(ask) => {
                 assert!(running && open.insert(ask.key.clone()), "asked wrongly");
+                *asked.entry(ask.key.0.clone()).or_default() += 1;
                 // Judged is what was asked: an object, or something that is denied.
                 let judged: serde_json::Value = serde_json::from_str(ask.input.get()).unwrap();
                 assert!(judged.is_object() || (judged.is_string() && ask.claimed.no_allow));
@@ -148,17 +182,33 @@ fn promises(effects: &[Effect]) {
                     let key = AskKey(said["id"].to_string());
                     let known = open.remove(&key);
                     let allows = chosen == "y" || chosen == "allow";
+                    if known && (allows || !chosen.is_null()) {
+                        *answered.entry(said["id"].to_string()).or_default() += 1;
+                    }
                     assert!(known || !allows, "allowed, but not open");
                     assert!(chosen.is_null() || chosen == "n" || chosen == "deny" || allows);
                     continue;
                 };
-                if method != "session/cancel" {
+                if !["session/cancel", "$/cancel_request"].contains(&method) {
                     assert_eq!(said["id"], last_id + 1, "ids of ours are used once");
                     last_id += 1;
                 }
                 match method {
                     "initialize" => assert_eq!(at, 0),
-                    "session/new" | "session/list" | "session/load" => assert!(!ready),
+                    "session/new"
+                    | "session/list"
+                    | "session/load"
+                    | "session/resume"
+                    | "authenticate"
+                    | "session/set_mode"
+                    | "session/set_config_option" => {
+                        assert!(!ready);
+                    }
+                    "$/ping" => assert!(ready && !running && said.get("id").is_some()),
+                    "session/close" | "logout" => assert!(ready),
+                    "$/cancel_request" => {
+                        assert!(!ready && said.get("id").is_none() && last_id > 1);
+                    }
                     "session/prompt" => {
                         assert!(ready && !running, "a prompt too early");
                         (running, started) = (true, false);
@@ -190,6 +240,12 @@ fn promises(effects: &[Effect]) {
             _ => {}
         }
     }
+    for (id, times) in answered {
+        assert!(
+            Some(&times) <= asked.get(&id),
+            "a verdict on {id} was written twice"
+        );
+    }
 }
 
 proptest! {
@@ -199,11 +255,16 @@ proptest! {
     fn the_promises_hold_for_any_conversation(
         greeted in 0_u8..4,
         resumed in any::<bool>(),
+        wants in 0_u8..8,
         steps in prop::collection::vec(step(), 0..40),
     ) {
         let opening = Opening {
             workspace: "/workspace".to_owned(),
             resume: (resumed && greeted == 0).then(|| "s".into()),
+            acp: Arc::new(acp(if greeted > 0 { wants & 4 } else { wants })),
+            control: Some(Duration::from_secs(60)),
+            keepalive: Some(Duration::from_secs(20)),
+            ..Opening::default()
         };
         let mut talk = Conversation::opened(DialectName::Acp, &opening);
         if greeted > 0 {
@@ -223,6 +284,7 @@ proptest! {
                     let allows = ["\"y\"", "\"allow\""].iter().any(|id| written.contains(id));
                     prop_assert!(!denies || !allows, "a denial that allows: {written}");
                 }
+                Step::Wait(ms) => talk.after(Duration::from_millis(ms)),
                 Step::Eof => talk.eof(),
             }
         }

@@ -1,7 +1,8 @@
 //! Runs a dialect against written-down input and tells what came of it, one effect a line.
 
 use std::fmt::Write as _;
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use marshal::config::DialectName;
 use marshal::dialect::{Command, Dialect, Effect, Effects, Input, Opening, build};
@@ -20,7 +21,7 @@ impl Conversation {
     pub(crate) fn new(name: DialectName) -> Self {
         let opening = Opening {
             workspace: "/workspace".to_owned(),
-            resume: None,
+            ..Opening::default()
         };
         Self::opened(name, &opening)
     }
@@ -66,6 +67,16 @@ impl Conversation {
         self.dialect.input(Input::Eof, self.now, &mut self.effects);
     }
 
+    /// So much time passes, and every deadline in it is kept.
+    pub(crate) fn after(&mut self, wait: Duration) {
+        let end = self.now + wait;
+        while let Some(due) = self.dialect.deadline().filter(|due| *due <= end) {
+            self.now = self.now.max(due);
+            self.dialect.tick(self.now, &mut self.effects);
+        }
+        self.now = end;
+    }
+
     /// A command; gives what it wrote, or the refusal.
     pub(crate) fn command(&mut self, command: Command) -> Result<String, String> {
         let before = self.effects.len();
@@ -89,7 +100,7 @@ impl Conversation {
     }
 }
 
-/// The lines of a script: `< LINE` is the agent's, `> WORD ARGS` is ours.
+/// The lines of a script: `< LINE` is the agent's, `> WORD ARGS` is ours, `~ N` are milliseconds.
 pub(crate) fn run(script: &str) -> String {
     played(Conversation::new(DialectName::Scaiflux), script)
 }
@@ -102,6 +113,7 @@ pub(crate) fn played(mut talk: Conversation, script: &str) -> String {
             ("< ", "EOF") => talk.eof(),
             ("< ", "READY") => talk.chunk(b"{\"type\":\"ready\",\"protocol\":1}\n"),
             ("< ", said) => talk.chunk(format!("{said}\n").as_bytes()),
+            ("~ ", wait) => talk.after(Duration::from_millis(wait.parse().unwrap())),
             ("> ", wanted) => {
                 if let Err(refused) = talk.command(command(wanted)) {
                     writeln!(refusals, "refused {wanted}: {refused}").unwrap();
@@ -124,7 +136,10 @@ fn command(wanted: &str) -> Command {
     };
     let (first, more) = rest.split_once(' ').unwrap_or((rest, ""));
     match word {
-        "prompt" => Command::Prompt { text: rest.into() },
+        "prompt" => Command::Prompt {
+            text: rest.into(),
+            attached: Arc::default(),
+        },
         "slash" => Command::Slash {
             command: first.to_owned(),
             args: more.to_owned(),
@@ -290,6 +305,47 @@ fn describe_event(event: &Event) -> String {
             text(said),
             data.as_ref().map_or("-", |raw| raw.get())
         ),
+        Event::UserText { delta } => format!("user {}", text(delta)),
+        Event::Commands { commands } => {
+            let names = commands.iter().map(|command| {
+                let hint = optional(command.hint.as_ref());
+                format!(
+                    "{}({} {hint})",
+                    text(&command.name),
+                    text(&command.description)
+                )
+            });
+            format!("commands {}", names.collect::<Vec<_>>().join(" "))
+        }
+        Event::Options { options } => {
+            let options = options
+                .iter()
+                .map(|option| format!("{}={}", text(&option.id), optional(option.value.as_ref())));
+            format!("options {}", options.collect::<Vec<_>>().join(" "))
+        }
+        Event::SessionResumed { how, replayed } => format!("resumed by {how} without {replayed}"),
+        Event::SessionInfo { title, updated_at } => format!(
+            "info {} {}",
+            optional(title.as_ref()),
+            optional(updated_at.as_ref())
+        ),
+        Event::Notice {
+            severity,
+            title,
+            description,
+        } => format!(
+            "notice {} {} {}",
+            optional(severity.as_ref()),
+            text(title),
+            optional(description.as_ref())
+        ),
+        Event::Compaction { id, status, error } => format!(
+            "compaction {} {} {}",
+            text(id),
+            optional(status.as_ref()),
+            optional(error.as_ref())
+        ),
+        Event::CompactionText { id, delta } => format!("compacted {} {}", text(id), text(delta)),
         other => format!("{other:?}"),
     }
 }

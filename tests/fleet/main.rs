@@ -5,6 +5,7 @@
 
 #![allow(clippy::expect_used, reason = "a test ends with its first failure")]
 
+mod acp;
 mod continuing;
 mod crashes;
 mod drill;
@@ -17,6 +18,7 @@ mod escapes;
 mod first_run;
 mod full_disk;
 mod kill;
+mod misbehaving;
 mod orders;
 #[allow(dead_code, reason = "the tests of routes use more of it")]
 #[path = "../support/provider.rs"]

@@ -80,6 +80,8 @@ fn submit(state: &Path, id: &str, prompt: &str) -> UnixStream {
         workspace: None,
         attempts: None,
         check: None,
+        files: Vec::new(),
+        embed: Vec::new(),
     };
     let request = Request::Submit {
         tasks: vec![task],

@@ -126,3 +126,8 @@ fn no_version_and_an_error_are_refused_in_acp() {
     check("acp", "none", "none");
     check("acp", "error", "error");
 }
+
+#[test]
+fn an_agent_that_speaks_the_second_version_of_acp_is_refused_in_its_own_shapes() {
+    check("acp", "v2", "2");
+}

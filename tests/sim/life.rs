@@ -300,6 +300,8 @@ impl Stage<'_> {
                 workspace: None,
                 attempts: None,
                 check: None,
+                files: Vec::new(),
+                embed: Vec::new(),
             });
         }
         specs

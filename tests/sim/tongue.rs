@@ -85,6 +85,7 @@ impl Speech {
             ),
             Some("session/new") => reply(json!({"sessionId": self.session}), true),
             Some("session/load") => reply(json!({}), true),
+            Some("$/ping") => reply(json!({}), false),
             Some("session/cancel") => Told::Interrupt,
             Some("session/prompt") => {
                 self.prompt = message["id"].clone();

@@ -14,6 +14,7 @@ use super::claim::Claim;
 use super::ledger::Ledger;
 use super::memory::{Memory, Record, Session};
 use super::pipes::{Inbox, Outbox};
+use super::quirk::Quirk;
 use super::said::{Moment, Said, TextFrame};
 use super::step::Call;
 use super::{AgentDialect, acp, scaiflux};
@@ -110,6 +111,22 @@ pub(super) struct Settings {
     pub(super) loader: bool,
     /// Requests carry nothing but the id of their tool call.
     pub(super) bare_asks: bool,
+    /// In what it differs from other agents.
+    pub(super) quirks: Vec<Quirk>,
+}
+
+impl Settings {
+    pub(super) fn has(&self, quirk: Quirk) -> bool {
+        self.quirks.contains(&quirk)
+    }
+}
+
+/// What a session can be set to, where sessions can be set.
+#[derive(Debug)]
+pub(super) struct Choices {
+    pub(super) mode: String,
+    pub(super) model: String,
+    pub(super) fast: bool,
 }
 
 /// The agent.
@@ -131,6 +148,9 @@ pub(super) struct Agent {
     pub(super) closing: Closing,
     /// Whether the controller introduced itself, in a protocol where it speaks first.
     pub(super) introduced: bool,
+    /// Whether it made the login that is wanted.
+    pub(super) logged_in: bool,
+    pub(super) choices: Choices,
     pub(super) ignores_cancel: bool,
     /// Tools that were allowed for ever.
     pub(super) trusted: BTreeSet<&'static str>,
@@ -171,6 +191,12 @@ impl Agent {
             accepted: None,
             closing: Closing::No,
             introduced: false,
+            logged_in: false,
+            choices: Choices {
+                mode: "ask".to_owned(),
+                model: "a".to_owned(),
+                fast: false,
+            },
             ignores_cancel: false,
             trusted: BTreeSet::new(),
             open: None,

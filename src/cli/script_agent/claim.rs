@@ -15,6 +15,8 @@ pub(super) enum Claim {
     Echo,
     /// No version but an error, where there are replies.
     Error,
+    /// The second version of ACP, in its own shapes.
+    Second,
 }
 
 impl Claim {
@@ -24,6 +26,7 @@ impl Claim {
             "none" => Self::Nothing,
             "echo" => Self::Echo,
             "error" => Self::Error,
+            "v2" => Self::Second,
             _ => Self::Value(
                 serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.to_owned())),
             ),
@@ -37,6 +40,7 @@ impl Claim {
             Self::Value(value) => Some(value.clone()),
             Self::Echo => Some("echo".into()),
             Self::Error => Some("error".into()),
+            Self::Second => Some("v2".into()),
         }
     }
 }
@@ -57,5 +61,6 @@ mod tests {
         assert_eq!(Claim::read("none"), Claim::Nothing);
         assert_eq!(Claim::read("echo"), Claim::Echo);
         assert_eq!(Claim::read("error"), Claim::Error);
+        assert_eq!(Claim::read("v2"), Claim::Second);
     }
 }

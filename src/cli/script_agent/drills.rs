@@ -65,6 +65,18 @@ impl Agent {
                 self.text(&said)
             }
             Drill::Ask { count, path } => self.ask_load(*count, path),
+            Drill::Raw(line) => {
+                let line = format!("{}\n", self.filled(line));
+                self.out.write(line.as_bytes())?;
+                Ok(())
+            }
+            Drill::Half(line) => {
+                let line = self.filled(line);
+                self.out.write(line.as_bytes())?;
+                Ok(self.out.close()?)
+            }
+            Drill::Mute => Ok(self.out.close()?),
+            Drill::Pending { count } => self.pending(*count),
         }
     }
 
@@ -78,6 +90,34 @@ impl Agent {
             }
             Err(error) => self.text(&format!("I do not crash: {file}: {error}.\n")),
         }
+    }
+
+    /// A line with the ids in it that a script cannot know: `{session}`, and in `{reply}` that of
+    /// the request that the turn answers.
+    fn filled(&self, line: &str) -> String {
+        let reply = self.turn.as_ref().and_then(|turn| turn.reply_to.as_ref());
+        let reply = reply.map_or_else(|| "null".to_owned(), ToString::to_string);
+        line.replace("{session}", &self.session.id)
+            .replace("{reply}", &reply)
+    }
+
+    /// Asks so many times at once; what is answered is read and of no interest.
+    fn pending(&mut self, count: u64) -> Result<(), Halt> {
+        let call = Call::Bash {
+            command: "true".to_owned(),
+        };
+        let tool_id = self.next_call();
+        for asked in 1..=count {
+            self.queue_ask(&tool_id, &call)?;
+            if asked.is_multiple_of(64) {
+                self.out.flush()?;
+                self.attend()?;
+            }
+        }
+        self.out.flush()?;
+        // The last one stays open until its answer, so that the others' were read before.
+        self.answer()?;
+        Ok(())
     }
 
     /// Writes lines that are no messages.

@@ -16,6 +16,7 @@ mod ledger;
 mod memory;
 mod operands;
 mod pipes;
+mod quirk;
 mod said;
 mod scaiflux;
 mod script;
@@ -36,6 +37,7 @@ use claim::Claim;
 use ledger::Ledger;
 use memory::{Memory, NoSession, Session};
 use pipes::{Inbox, Outbox};
+pub use quirk::Quirk;
 use scaiflux::slash;
 
 /// The agent's protocol.
@@ -63,7 +65,7 @@ pub struct Args {
     #[arg(long)]
     pub forget: bool,
     /// The protocol version to claim: a number, a text, or `none` to claim nothing; with ACP also
-    /// `echo` for what was asked, `error` to refuse
+    /// `echo` for what was asked, `error` to refuse, `v2` to speak as version 2 does
     #[arg(
         long,
         value_name = "N",
@@ -86,6 +88,9 @@ pub struct Args {
     /// ACP: a request carries nothing but the id of its tool call
     #[arg(long)]
     pub bare_asks: bool,
+    /// ACP: differs from other agents in this way; can be given again
+    #[arg(long, value_enum, value_name = "WAY")]
+    pub quirk: Vec<Quirk>,
     /// Makes load: no narration, no log, no memory, large writes
     #[arg(long)]
     pub loader: bool,
@@ -155,6 +160,7 @@ fn prepare(args: Args) -> Result<Agent, NoStart> {
             think: Duration::from_micros(args.think_us),
             loader: args.loader,
             bare_asks: args.bare_asks,
+            quirks: args.quirk,
         },
         inbox: Inbox::stdin().map_err(NoStart::Pipes)?,
         out: Outbox::stdout().map_err(NoStart::Pipes)?,

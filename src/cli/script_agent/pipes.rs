@@ -204,6 +204,14 @@ impl Outbox {
         self.flush()
     }
 
+    /// Closes stdout: what is written from now on goes nowhere.
+    pub(super) fn close(&mut self) -> io::Result<()> {
+        let nowhere = File::options().write(true).open("/dev/null")?;
+        rustix::stdio::dup2_stdout(&nowhere)?;
+        self.sink = nowhere;
+        Ok(())
+    }
+
     /// Writes bytes as they are.
     pub(super) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         if !self.slow {

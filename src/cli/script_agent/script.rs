@@ -160,6 +160,22 @@ pub static VERBS: &[Verb] = &[
         |rest| Ok(Step::Unasked(bash(rest)?)),
     ),
     verb("ask", "N [PATH]", "measures permission requests", ask),
+    verb("raw", "TEXT…", "writes a line as it stands", |rest| {
+        Ok(Step::Drill(Drill::Raw(rest.to_owned())))
+    }),
+    verb(
+        "half",
+        "TEXT…",
+        "writes half a line and closes stdout",
+        |rest| Ok(Step::Drill(Drill::Half(rest.to_owned()))),
+    ),
+    verb("mute", "", "closes stdout and goes on", |rest| {
+        nothing(rest).map(|()| Step::Drill(Drill::Mute))
+    }),
+    verb("pending", "N", "asks without waiting for answers", |rest| {
+        let count = number(rest, "N")?;
+        Ok(Step::Drill(Drill::Pending { count }))
+    }),
 ];
 
 /// Why a prompt is no script, as the sentence that the agent answers with.

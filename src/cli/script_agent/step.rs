@@ -148,4 +148,14 @@ pub(super) enum Drill {
         count: u64,
         path: String,
     },
+    /// One line as it stands.
+    Raw(String),
+    /// A line without its end, then nothing any more.
+    Half(String),
+    /// Closes stdout and goes on.
+    Mute,
+    /// Asks, and does not wait for answers.
+    Pending {
+        count: u64,
+    },
 }

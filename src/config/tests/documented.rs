@@ -54,6 +54,7 @@ impl Row {
             "pool.NAME.agent_dir" => format!("pool.demo.agent = \"codex\"\n{set}"),
             "pool.NAME.model" => format!("pool.demo.command = [\"a\", \"{{model}}\"]\n{set}"),
             "pool.NAME.mode" => format!("pool.demo.command = [\"a\", \"{{mode}}\"]\n{set}"),
+            "pool.NAME.auth" => format!("pool.demo.dialect = \"acp\"\n{BARE}{set}"),
             // What the two keys that are needed say is said once.
             key if key.starts_with(FAR_KEYS) => {
                 let own = format!("{} ", self.set());
@@ -106,6 +107,7 @@ const SAMPLES: &[(&str, &str)] = &[
     ("pool.NAME.resume_args", "[\"--resume\", \"{session}\"]"),
     ("pool.NAME.model", "\"lab/model-1\""),
     ("pool.NAME.mode", "\"plan\""),
+    ("pool.NAME.auth", "\"api-key\""),
     ("pool.NAME.asks", "\"some\""),
     ("pool.NAME.routes", "[\"own\"]"),
     ("route.NAME.upstream", "\"http://127.0.0.1\""),

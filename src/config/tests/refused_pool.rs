@@ -112,12 +112,35 @@ fn closed_sets_of_words_name_their_members() {
 }
 
 #[test]
-fn keys_that_do_nothing_yet_are_not_accepted() {
-    for later in ["mcp_servers = []", "tell_denials = \"never\"", "hooks = []", "delegates = {}"] {
-        check(later, "is not supported by this version");
+fn what_is_for_acp_is_refused_elsewhere_and_what_weakens_it_is_spelled_out() {
+    for key in ["auth = \"x\"", "options = { a = \"b\" }", "permission_reply = \"scarf\"", "mode_skips_asks = true"] {
+        check(key, "this is for agents that speak acp");
     }
-    for later in ["control = \"30s\"", "keepalive = \"30s\"", "idle = \"10m\""] {
-        check(&format!("timeouts = {{ {later} }}"), "is not supported by this version");
+    let acp = |keys: &str, expect: &str| check(&format!("dialect = \"acp\"\n{keys}"), expect);
+    acp("auth = \"a\\u0007\"", "expected an id of the agent");
+    acp("logout = true", "logout = true without auth");
+    acp("options = { a = 1 }", "expected a string, found the integer 1");
+    acp("mode = \"acceptEdits\"", "the mode \"acceptEdits\" skips permission requests");
+    acp("mode = \"yolo\"", "mode_skips_asks = true");
+    acp("mcp_servers = [{ command = \"x\" }]", "a tool server needs a name");
+    acp("mcp_servers = [{ name = \"x\" }]", "a tool server needs a command");
+    acp("mcp_servers = [{ name = \"../x\", command = \"x\" }]", "expected [A-Za-z0-9]");
+    acp("mcp_servers = [{ name = \"x\", command = \"x\" }, { name = \"x\", command = \"y\" }]", "\"x\" is there twice");
+    acp("mcp_servers = [{ name = \"x\", command = \"x\", env = { A = \"env:A\" } }]", "would hand a secret to the agent");
+    acp("mcp_servers = [{ name = \"x\", command = \"x\", env = { API_KEY = \"1\" } }]", "would hand a secret to the agent");
+    acp("mcp_servers = [{ name = \"x\", command = \"x\", url = \"http://x\" }]", "the key \"url\" is not supported by this version");
+    acp("mcp_servers = [{ name = \"x\", type = \"http\" }]", "only through a route");
+    acp("mcp_servers = [{ name = \"x\", type = \"http\", route = \"y\" }]", "only through a route");
+    acp("mcp_servers = [{ name = \"x\", type = \"http\", route = \"y\", path = \"/../z\" }]", "expected a path such as");
+    check("timeouts = { idle = \"1m\" }", "only where its session is loaded again");
+    check("dialect = \"acp\"\nsession = \"slot\"\nrestart = { on_crash = \"resume\", kind = \"permanent\" }\ntimeouts = { idle = \"1m\" }", "restart.kind = \"permanent\" says otherwise");
+    refused_by(&found(), &pool("dialect = \"acp\"\nmode_skips_asks = true"), "may not use a mode that skips questions");
+}
+
+#[test]
+fn keys_that_do_nothing_yet_are_not_accepted() {
+    for later in ["hooks = []", "delegates = {}"] {
+        check(later, "is not supported by this version");
     }
     check("ask = { when_waiting = \"hold\" }", "\"when_waiting\" is not supported by this version");
     check("ask = { when_waiting = \"hold\" }", "\"when_waiting\" is not supported by this version");

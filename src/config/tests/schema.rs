@@ -75,6 +75,18 @@ const BEYOND: &[&str] = &[
     "after \"env:\"",
     "env.set.K: a path must not be empty",
     "env.set.K: \"~\" is not expanded",
+    // What keys of ACP agree on with others.
+    "this is for agents that speak acp",
+    "logout = true without auth",
+    "skips permission requests",
+    "may not use a mode that skips questions",
+    "a tool server needs",
+    "is there twice",
+    "would hand a secret",
+    "only through a route",
+    "a path such as \"/mcp\"",
+    "only where its session is loaded again",
+    "says otherwise",
     // JSON has one kind of number.
     "found the float 4.0",
 ];

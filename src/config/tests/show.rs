@@ -59,6 +59,12 @@ routes = ["own", "anthropic"]
 command = ["agent"]
 launcher = "ssh"
 ssh = { host = "h", user = "u", port = 1, identity_file = "i", known_hosts = "k", config_file = "c", workspace = "/w", marshal = "m", home = "/h" }
+[pool.four]
+command = ["agent"]
+dialect = "acp"
+auth = "key"
+options = { "a b" = "x", fast = true }
+mcp_servers = [{ name = "files", command = "/usr/bin/mcp", args = ["-x"], env = { A = "1" } }]
 [pool.two.extractor.tool."a b"]
 class = "shell"
 [route.own]

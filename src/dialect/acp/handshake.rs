@@ -1,19 +1,18 @@
-//! From the first word to a session: version, then a new session or an earlier one.
+//! From the first word to a session: version, login, then a new session or an earlier one.
 //!
 //! Must not know what a turn is.
 
 use serde_json::value::RawValue;
 
+use super::auth::AUTH_REQUIRED;
 use super::envelope::ErrorReply;
-use super::message::{self, Initialized, Opened};
+use super::message::{self, Initialized};
+use super::settings::Settings;
 use super::{Acp, Phase, reported, write};
+use crate::config::{Reach, ServerKind};
 use crate::dialect::lenient::members;
-use crate::dialect::{Effect, Effects, Fault};
-use crate::limits;
+use crate::dialect::{Effects, Fault};
 use crate::model::Foreign;
-
-/// What an agent answers that has no credentials.
-const AUTH_REQUIRED: &str = "-32000";
 
 impl Acp {
     /// The version gate: only the integer 1 passes, before anything else is written.
@@ -38,21 +37,10 @@ impl Acp {
         self.info.protocol = write::VERSION.to_owned();
         self.info.version = read.version();
         self.can = read.capabilities();
-        if self.opening.resume.is_none() {
-            let id = self.fresh_id();
-            self.phase = Phase::Creating(id);
-            let new = write::new_session(id, &self.opening.workspace);
-            return out.push(Effect::Write(new));
+        if let Err(why) = self.reaches_servers() {
+            return self.refuse(Fault::NeedsSetup(why), out);
         }
-        if !self.can.load && !self.can.resume {
-            let why = "it offers neither session/load nor session/resume".to_owned();
-            return self.refuse(Fault::NotResumed(why), out);
-        }
-        if self.can.list {
-            self.list(None, out);
-        } else {
-            self.load(out);
-        }
+        self.authenticate(out);
     }
 
     fn foreign(&mut self, theirs: String, out: &mut Effects) {
@@ -60,98 +48,59 @@ impl Acp {
         self.refuse(Fault::Version { theirs, ours }, out);
     }
 
-    fn list(&mut self, cursor: Option<&str>, out: &mut Effects) {
-        let id = self.fresh_id();
-        self.phase = Phase::Listing(id);
-        self.pages += 1;
-        out.push(Effect::Write(write::list_sessions(id, cursor)));
-    }
-
-    /// A page of the agent's sessions.
-    pub(super) fn listed(&mut self, outcome: Result<&RawValue, ErrorReply>, out: &mut Effects) {
-        let Some(wanted) = &self.opening.resume else {
-            return;
-        };
-        let why = match outcome {
-            Err(error) => format!("to session/list {}", reported(&error)),
-            Ok(result) => match message::listed(result, wanted) {
-                None => "its list of sessions cannot be read".to_owned(),
-                Some((true, _)) => return self.load(out),
-                Some((false, Some(cursor))) if self.pages < limits::SESSION_PAGES => {
-                    return self.list(Some(&cursor), out);
-                }
-                Some((false, next)) => {
-                    let all = if next.is_some() {
-                        "the first pages of "
-                    } else {
-                        ""
-                    };
-                    format!("{all}its list of sessions lacks {}", wanted.show(80))
-                }
-            },
-        };
-        self.refuse(Fault::NotResumed(why), out);
-    }
-
-    fn load(&mut self, out: &mut Effects) {
-        let Some(session) = self.opening.resume.clone() else {
-            return;
-        };
-        let method = if self.can.load {
-            "session/load"
-        } else {
-            "session/resume"
-        };
-        let id = self.fresh_id();
-        self.phase = Phase::Loading(id);
-        let load = write::old_session(id, method, &session, &self.opening.workspace);
-        out.push(Effect::Write(load));
-    }
-
-    /// The reply to `session/load` or `session/resume`, which names no session.
-    pub(super) fn loaded(&mut self, outcome: Result<&RawValue, ErrorReply>, out: &mut Effects) {
-        match outcome {
-            Ok(result) => {
-                let opened: Opened<'_> = members(result).unwrap_or_default();
-                let session = self.opening.resume.clone();
-                self.ready(session, &opened, out);
+    /// Whether the agent can use the tool servers that it is to be handed.
+    fn reaches_servers(&self) -> Result<(), String> {
+        for server in &self.opening.acp.mcp_servers {
+            let Reach::Route { kind, route, .. } = &server.reach else {
+                continue;
+            };
+            let (name, can) = (&server.name, &self.can);
+            let reaches = match kind {
+                ServerKind::Stdio => true,
+                ServerKind::Http => can.http,
+                ServerKind::Sse => can.sse,
+            };
+            if !reaches {
+                return Err(format!(
+                    "the agent reaches no tool servers by {kind} (mcpCapabilities), and {name} is one: start it as a program, or leave it out of mcp_servers"
+                ));
             }
-            Err(error) => self.refuse(Fault::NotResumed(reported(&error)), out),
+            if !self.opening.routes.contains_key(route) {
+                return Err(format!(
+                    "the tool server {name} needs the route {route}, and the pool has none of that name"
+                ));
+            }
         }
+        Ok(())
+    }
+
+    /// Opens the session: a new one, or an earlier one again.
+    pub(super) fn begin(&mut self, out: &mut Effects) {
+        if self.opening.resume.is_some() {
+            return self.find(out);
+        }
+        let (acp, routes) = (self.opening.acp.clone(), self.opening.routes.clone());
+        let workspace = self.opening.workspace.clone();
+        self.ask(Phase::Creating, "session/new", out, |id| {
+            write::new_session(id, &workspace, &write::servers(&acp.mcp_servers, &routes))
+        });
     }
 
     /// The reply to `session/new`.
     pub(super) fn created(&mut self, outcome: Result<&RawValue, ErrorReply>, out: &mut Effects) {
         let result = match outcome {
             Ok(result) => result,
-            Err(error) if error.code == AUTH_REQUIRED => {
-                let said = format!(
-                    "the agent wants a login before it opens a session: log in with its own command and hand over its files by home_files, or its key by env; {}",
-                    reported(&error)
-                );
-                return self.fault(said, out);
-            }
+            Err(error) if error.code == AUTH_REQUIRED => return self.auth_required(&error, out),
             Err(error) => {
                 let said = format!("the agent opens no session: {}", reported(&error));
                 return self.fault(said, out);
             }
         };
-        let opened: Opened<'_> = members(result).unwrap_or_default();
-        let session = opened.session();
-        if session.is_none() {
+        self.session = message::session_id(result);
+        if self.session.is_none() {
             let said = "the agent opened a session without an id that can be used";
             return self.fault(said.to_owned(), out);
         }
-        self.ready(session, &opened, out);
-    }
-
-    fn ready(&mut self, session: Option<Foreign>, opened: &Opened<'_>, out: &mut Effects) {
-        self.session.clone_from(&session);
-        self.phase = Phase::Ready;
-        let mut info = std::mem::take(&mut self.info);
-        info.session = session;
-        info.mode = opened.mode();
-        info.model = opened.model();
-        out.push(Effect::Ready(info));
+        self.pin(Settings::read(result), out);
     }
 }

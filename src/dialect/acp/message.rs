@@ -7,6 +7,7 @@
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+use super::auth::{self, Login};
 use crate::dialect::lenient::{Count, Front, members, parse, string};
 use crate::limits;
 use crate::model::{Cost, Foreign, PlanEntry, TurnOutcome, Usage};
@@ -22,14 +23,24 @@ pub(super) struct Initialized<'a> {
     agent_capabilities: Option<&'a RawValue>,
     #[serde(borrow)]
     agent_info: Option<&'a RawValue>,
+    #[serde(borrow)]
+    auth_methods: Option<&'a RawValue>,
 }
 
-/// What an agent can do with sessions of earlier processes.
-#[derive(Debug, Default, Clone, Copy)]
+/// What an agent can do beside prompts.
+#[derive(Debug, Default, Clone)]
 pub(super) struct Capabilities {
     pub(super) load: bool,
     pub(super) list: bool,
     pub(super) resume: bool,
+    pub(super) close: bool,
+    pub(super) logout: bool,
+    /// A prompt may hold files.
+    pub(super) embedded: bool,
+    /// It reaches tool servers by HTTP, or by server-sent events.
+    pub(super) http: bool,
+    pub(super) sse: bool,
+    pub(super) logins: Vec<Login>,
 }
 
 impl Initialized<'_> {
@@ -52,6 +63,12 @@ impl Initialized<'_> {
             load_session: Option<&'a RawValue>,
             #[serde(borrow)]
             session_capabilities: Option<&'a RawValue>,
+            #[serde(borrow)]
+            prompt_capabilities: Option<&'a RawValue>,
+            #[serde(borrow)]
+            mcp_capabilities: Option<&'a RawValue>,
+            #[serde(borrow)]
+            auth: Option<&'a RawValue>,
         }
         #[derive(Default, Deserialize)]
         struct Session<'a> {
@@ -59,8 +76,30 @@ impl Initialized<'_> {
             list: Option<&'a RawValue>,
             #[serde(borrow)]
             resume: Option<&'a RawValue>,
+            #[serde(borrow)]
+            close: Option<&'a RawValue>,
         }
-        let can = |raw: Option<&RawValue>| raw.is_some_and(|raw| raw.get() != "false");
+        #[derive(Default, Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Prompt<'a> {
+            #[serde(borrow)]
+            embedded_context: Option<&'a RawValue>,
+        }
+        #[derive(Default, Deserialize)]
+        struct Mcp<'a> {
+            #[serde(borrow)]
+            http: Option<&'a RawValue>,
+            #[serde(borrow)]
+            sse: Option<&'a RawValue>,
+        }
+        #[derive(Default, Deserialize)]
+        struct Auth<'a> {
+            #[serde(borrow)]
+            logout: Option<&'a RawValue>,
+        }
+        let can =
+            |raw: Option<&RawValue>| raw.is_some_and(|raw| !matches!(raw.get(), "false" | "null"));
+        let says = |raw: Option<&RawValue>| raw.is_some_and(|raw| raw.get() == "true");
         let agent: Agent<'_> = self
             .agent_capabilities
             .and_then(members)
@@ -69,53 +108,36 @@ impl Initialized<'_> {
             .session_capabilities
             .and_then(members)
             .unwrap_or_default();
+        let prompt: Prompt<'_> = agent
+            .prompt_capabilities
+            .and_then(members)
+            .unwrap_or_default();
+        let mcp: Mcp<'_> = agent.mcp_capabilities.and_then(members).unwrap_or_default();
+        let auth: Auth<'_> = agent.auth.and_then(members).unwrap_or_default();
         Capabilities {
-            load: agent.load_session.is_some_and(|raw| raw.get() == "true"),
+            load: says(agent.load_session),
             list: can(session.list),
             resume: can(session.resume),
+            close: can(session.close),
+            logout: can(auth.logout),
+            embedded: says(prompt.embedded_context),
+            http: says(mcp.http),
+            sse: says(mcp.sse),
+            logins: self.auth_methods.map(auth::logins).unwrap_or_default(),
         }
     }
 }
 
-/// The result of `session/new`, `session/load` and `session/resume`.
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct Opened<'a> {
-    #[serde(borrow)]
-    session_id: Option<&'a RawValue>,
-    #[serde(borrow)]
-    modes: Option<&'a RawValue>,
-    #[serde(borrow)]
-    models: Option<&'a RawValue>,
-}
-
-impl Opened<'_> {
-    /// The session's id, if there is one that can be kept.
-    pub(super) fn session(&self) -> Option<Foreign> {
-        let id = string(self.session_id)?;
-        (!id.raw().is_empty() && id.len() <= limits::FOREIGN_ID_BYTES).then_some(id)
+/// The id in the result of `session/new`, if there is one that can be kept.
+pub(super) fn session_id(result: &RawValue) -> Option<Foreign> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Opened<'a> {
+        #[serde(borrow)]
+        session_id: Option<&'a RawValue>,
     }
-
-    pub(super) fn mode(&self) -> Option<Foreign> {
-        #[derive(Deserialize)]
-        #[serde(rename_all = "camelCase")]
-        struct Modes<'a> {
-            #[serde(borrow)]
-            current_mode_id: Option<&'a RawValue>,
-        }
-        string(members::<Modes<'_>>(self.modes?)?.current_mode_id)
-    }
-
-    /// Its model, where the agent still says so: it has left the protocol.
-    pub(super) fn model(&self) -> Option<Foreign> {
-        #[derive(Deserialize)]
-        #[serde(rename_all = "camelCase")]
-        struct Models<'a> {
-            #[serde(borrow)]
-            current_model_id: Option<&'a RawValue>,
-        }
-        string(members::<Models<'_>>(self.models?)?.current_model_id)
-    }
+    let id = string(members::<Opened<'_>>(result)?.session_id)?;
+    (!id.raw().is_empty() && id.len() <= limits::FOREIGN_ID_BYTES).then_some(id)
 }
 
 /// The result of `session/list`: whether the session is on this page, and the next page's cursor.
@@ -149,6 +171,8 @@ pub(super) struct Prompted<'a> {
     stop_reason: Option<&'a RawValue>,
     #[serde(borrow)]
     usage: Option<&'a RawValue>,
+    #[serde(borrow, rename = "_meta")]
+    meta: Option<&'a RawValue>,
 }
 
 impl Prompted<'_> {
@@ -156,15 +180,33 @@ impl Prompted<'_> {
         string(self.stop_reason)
     }
 
-    /// Tokens of the turn, where the agent counts them.
+    /// Tokens of the turn, where the agent counts them: in the result, or beside it as one agent
+    /// does (`_meta.quota.token_count`).
     pub(super) fn usage(&self) -> Usage {
         #[derive(Default, Deserialize)]
-        #[serde(rename_all = "camelCase", default)]
+        #[serde(default)]
         struct Tokens {
+            #[serde(alias = "inputTokens")]
             input_tokens: Count,
+            #[serde(alias = "outputTokens")]
             output_tokens: Count,
         }
-        let tokens: Tokens = self.usage.and_then(members).unwrap_or_default();
+        #[derive(Deserialize)]
+        struct Meta<'a> {
+            #[serde(borrow)]
+            quota: Option<&'a RawValue>,
+        }
+        #[derive(Deserialize)]
+        struct Quota<'a> {
+            #[serde(borrow)]
+            token_count: Option<&'a RawValue>,
+        }
+        let beside = || {
+            let meta: Meta<'_> = members(self.meta?)?;
+            members::<Quota<'_>>(meta.quota?)?.token_count
+        };
+        let tokens = self.usage.or_else(beside);
+        let tokens: Tokens = tokens.and_then(members).unwrap_or_default();
         Usage {
             input: tokens.input_tokens.0,
             output: tokens.output_tokens.0,
@@ -290,6 +332,8 @@ pub(super) struct PermissionParams<'a> {
 pub(super) struct Options {
     pub(super) allow: Option<String>,
     pub(super) reject: Option<String>,
+    /// What the request is about, for whoever hears of its denial.
+    pub(super) about: Foreign,
 }
 
 impl PermissionParams<'_> {
@@ -328,6 +372,7 @@ impl PermissionParams<'_> {
         Options {
             allow: first("allow_once"),
             reject: first("reject_once"),
+            about: Foreign::default(),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The Agent Client Protocol, version 1, from the client's side. Source: its schema and its pages
-//! "Initialization", "Session setup", "Prompt turn", "Tool calls".
+//! "Initialization", "Authentication", "Session setup", "Session modes", "Session config options",
+//! "Prompt turn", "Tool calls", "Cancellation".
 //!
 //! Owns the order of the conversation: the version gate, the session, one turn at a time. Must not
 //! know how a message looks (`envelope`, `message`, `write`), or what becomes of an event.
@@ -10,7 +11,9 @@
 //!   written. Another version and an error are both a version fault.
 //! - A session to be gone on with is looked up by `session/list` where the agent has it: some
 //!   agents answer `session/load` of an unknown id like a success. What the agent replays is not
-//!   reported.
+//!   reported, also where it does so only after its reply.
+//! - Mode, model and options are set after every opening, before the first prompt. A mode that
+//!   skips permission requests is a fault unless the configuration says that it is meant.
 //! - A turn has begun, for the agent, with its first piece of text, thought, plan, tool call or
 //!   permission request; it ends with the reply to its prompt. While it was cancelled, an error
 //!   ends it `cancelled`, too. A reply without a reason that can be read is a failed turn.
@@ -23,12 +26,21 @@
 //! - A reply that belongs to no request of ours is counted and ignored: some agents answer what
 //!   was no request.
 
+mod alive;
+mod auth;
 mod calls;
 mod envelope;
+mod farewell;
 mod handshake;
 mod message;
+mod modes;
+mod notices;
 mod pieces;
+mod pins;
+mod prompt;
 mod requests;
+mod resume;
+mod settings;
 mod updates;
 mod write;
 
@@ -36,27 +48,40 @@ use std::time::Instant;
 
 use serde_json::value::RawValue;
 
+use self::alive::Alive;
 use self::calls::Calls;
 use self::envelope::{ErrorReply, Message};
+use self::farewell::Leaving;
 use self::message::{Capabilities, Options};
+use self::pins::Pins;
+use self::prompt::Denials;
+use self::resume::Replay;
 use super::asks::Asks;
 use super::lenient::members;
 use super::{Command, Dialect, Effect, Effects, Fault, Input, Opening, Refused, bad_line};
+use crate::config::PermissionReply;
 use crate::limits;
 use crate::model::{AgentInfo, AskKey, Event, Foreign, Origin, TurnOutcome, Usage};
 use crate::wire::json::{self, BadFrame};
 
-/// How far the channel is; with the id of the request that it waits for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// How far the channel is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Phase {
-    /// `initialize`.
-    Initializing(u64),
-    /// `session/list`.
-    Listing(u64),
-    /// `session/new`.
-    Creating(u64),
-    /// `session/load` or `session/resume`.
-    Loading(u64),
+    /// It waits for the reply to `initialize`.
+    #[default]
+    Initializing,
+    /// To `authenticate`.
+    Authenticating,
+    /// To `session/list`.
+    Listing,
+    /// To `session/new`.
+    Creating,
+    /// To `session/load` or `session/resume`.
+    Loading,
+    /// The session is loaded; the agent may still be telling its past.
+    Settling,
+    /// It waits for the replies to what the session is set to.
+    Pinning,
     /// Prompts may be sent.
     Ready,
     /// Faulted or at its end: nothing is read or written any more.
@@ -75,62 +100,59 @@ enum Turn {
     Running(u64),
 }
 
+/// The request of ours that is open, if it is no prompt: there is one at a time.
+#[derive(Debug, Clone, Copy)]
+struct Control {
+    id: u64,
+    method: &'static str,
+    sent: Option<Instant>,
+}
+
 /// One channel that speaks ACP.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Acp {
     phase: Phase,
+    /// The time of what is being handled.
+    now: Option<Instant>,
     /// The id of the last request of ours.
     last_id: u64,
     opening: Opening,
     can: Capabilities,
+    control: Option<Control>,
     /// Pages of `session/list` read so far.
     pages: u32,
+    replay: Replay,
     info: AgentInfo,
     /// Set once the channel is ready.
     session: Option<Foreign>,
+    pins: Pins,
     turn: Turn,
     /// `session/cancel` was written for the turn.
     cancelling: bool,
-    /// Our side of the pipe is closed, or about to be.
-    leaving: bool,
+    leaving: Leaving,
+    alive: Alive,
     asks: Asks<Options>,
     calls: Calls,
+    denials: Denials,
     /// Lines that were no messages.
     bad_lines: u32,
-}
-
-impl Default for Acp {
-    fn default() -> Self {
-        Self {
-            phase: Phase::Initializing(0),
-            last_id: 0,
-            opening: Opening::default(),
-            can: Capabilities::default(),
-            pages: 0,
-            info: AgentInfo::default(),
-            session: None,
-            turn: Turn::None,
-            cancelling: false,
-            leaving: false,
-            asks: Asks::default(),
-            calls: Calls::default(),
-            bad_lines: 0,
-        }
-    }
+    /// Requests that were denied because too many were open.
+    asks_beyond: u32,
 }
 
 impl Dialect for Acp {
-    fn open(&mut self, opening: &Opening, _now: Instant, out: &mut Effects) {
+    fn open(&mut self, opening: &Opening, now: Instant, out: &mut Effects) {
+        self.now = Some(now);
         self.opening = opening.clone();
-        let id = self.fresh_id();
-        self.phase = Phase::Initializing(id);
-        out.push(Effect::Write(write::initialize(id)));
+        self.ask(Phase::Initializing, "initialize", out, write::initialize);
     }
 
-    fn input(&mut self, input: Input<'_>, _now: Instant, out: &mut Effects) {
+    fn input(&mut self, input: Input<'_>, now: Instant, out: &mut Effects) {
         if self.phase == Phase::Closed {
             return;
         }
+        self.now = Some(now);
+        self.alive.heard(now);
         match input {
             Input::Frame(line) => self.line(line, out),
             Input::TooLong(head) => {
@@ -141,6 +163,7 @@ impl Dialect for Acp {
             }
             Input::Eof => {
                 self.drop_asks(out);
+                self.control = None;
                 self.phase = Phase::Closed;
             }
         }
@@ -149,29 +172,26 @@ impl Dialect for Acp {
     fn command(
         &mut self,
         command: Command,
-        _now: Instant,
+        now: Instant,
         out: &mut Effects,
     ) -> Result<(), Refused> {
         if self.phase == Phase::Closed {
             return Err(Refused::Closed);
         }
+        self.now = Some(now);
         if let Command::Goodbye = command {
             self.leave(out);
             return Ok(());
         }
-        if self.leaving {
+        if self.leaving != Leaving::No {
             return Err(Refused::Closed);
         }
-        let (Phase::Ready, Some(session)) = (self.phase, &self.session) else {
+        if self.phase != Phase::Ready || self.session.is_none() {
             return Err(Refused::NotReady);
-        };
+        }
         match command {
             Command::Prompt { .. } if self.turn != Turn::None => return Err(Refused::Busy),
-            Command::Prompt { text } => {
-                self.last_id += 1;
-                self.turn = Turn::Sent(self.last_id);
-                out.push(Effect::Write(write::prompt(self.last_id, session, &text)));
-            }
+            Command::Prompt { text, attached } => self.prompt(&text, &attached, out),
             Command::Slash { .. } => return Err(Refused::Unsupported),
             Command::Cancel => self.cancel(out),
             Command::Answer { key, answer } => self.answer(&key, &answer, out)?,
@@ -181,16 +201,45 @@ impl Dialect for Acp {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        None
+        let due = [self.control_due(), self.quiet_due(), self.keepalive_due()];
+        due.into_iter().flatten().min()
     }
 
-    fn tick(&mut self, _now: Instant, _out: &mut Effects) {}
+    fn tick(&mut self, now: Instant, out: &mut Effects) {
+        self.now = Some(now);
+        let is_due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
+        if is_due(self.control_due()) {
+            self.unanswered(out);
+        } else if is_due(self.quiet_due()) {
+            self.settled(out);
+        } else if is_due(self.keepalive_due()) {
+            self.keep_alive(now, out);
+        }
+    }
 }
 
 impl Acp {
     fn fresh_id(&mut self) -> u64 {
         self.last_id += 1;
         self.last_id
+    }
+
+    /// Writes a request whose reply moves the channel on.
+    fn ask(
+        &mut self,
+        phase: Phase,
+        method: &'static str,
+        out: &mut Effects,
+        line: impl FnOnce(u64) -> Vec<u8>,
+    ) {
+        let id = self.fresh_id();
+        self.phase = phase;
+        self.control = Some(Control {
+            id,
+            method,
+            sent: self.now,
+        });
+        out.push(Effect::Write(line(id)));
     }
 
     fn line(&mut self, line: &[u8], out: &mut Effects) {
@@ -213,7 +262,7 @@ impl Acp {
         }
     }
 
-    /// The reply to the one request of ours that is open, or one that nobody waits for.
+    /// The reply to a request of ours that is open, or one that nobody waits for.
     fn reply(
         &mut self,
         id: Option<u64>,
@@ -221,27 +270,33 @@ impl Acp {
         line: &[u8],
         out: &mut Effects,
     ) {
-        let waiting = match (self.phase, self.turn) {
-            (
-                Phase::Initializing(id)
-                | Phase::Listing(id)
-                | Phase::Creating(id)
-                | Phase::Loading(id),
-                _,
-            )
-            | (Phase::Ready, Turn::Sent(id) | Turn::Running(id)) => Some(id),
-            (Phase::Ready, Turn::None) | (Phase::Closed, _) => None,
-        };
-        if id.is_none() || id != waiting {
+        let Some(id) = id else {
             return bad_line("unknown_id", line, out);
+        };
+        if self.control.is_some_and(|control| control.id == id) {
+            self.control = None;
+            return self.controlled(outcome, out);
         }
+        match self.turn {
+            Turn::Sent(prompt) | Turn::Running(prompt) if prompt == id => {
+                self.prompted(outcome, line, out);
+            }
+            _ if self.alive.answered(id) => {}
+            _ => bad_line("unknown_id", line, out),
+        }
+    }
+
+    /// The reply to the request of [`Acp::ask`].
+    fn controlled(&mut self, outcome: Result<&RawValue, ErrorReply>, out: &mut Effects) {
         match self.phase {
-            Phase::Initializing(_) => self.initialized(outcome, out),
-            Phase::Listing(_) => self.listed(outcome, out),
-            Phase::Creating(_) => self.created(outcome, out),
-            Phase::Loading(_) => self.loaded(outcome, out),
-            Phase::Ready => self.prompted(outcome, line, out),
-            Phase::Closed => {}
+            Phase::Initializing => self.initialized(outcome, out),
+            Phase::Authenticating => self.authenticated(outcome, out),
+            Phase::Listing => self.listed(outcome, out),
+            Phase::Creating => self.created(outcome, out),
+            Phase::Loading => self.loaded(outcome, out),
+            Phase::Pinning => self.pinned(outcome, out),
+            Phase::Ready => self.said_goodbye(out),
+            Phase::Settling | Phase::Closed => {}
         }
     }
 
@@ -314,17 +369,6 @@ impl Acp {
         self.cancel_asks(out);
     }
 
-    /// There is no goodbye in the protocol: the end of its stdin is one.
-    fn leave(&mut self, out: &mut Effects) {
-        if self.leaving {
-            return;
-        }
-        self.cancel(out);
-        self.cancel_asks(out);
-        self.leaving = true;
-        out.push(Effect::CloseInput);
-    }
-
     /// Counts a line that is no message; too many of them are another program.
     fn count_bad(&mut self, bad: BadFrame, line: &[u8], out: &mut Effects) {
         bad_line(bad.word(), line, out);
@@ -336,10 +380,15 @@ impl Acp {
         }
     }
 
+    /// The form that answers to permission requests have.
+    fn form(&self) -> PermissionReply {
+        self.opening.acp.permission_reply
+    }
+
     /// Ends every open request with the answer that the protocol has for a cancelled turn.
     fn cancel_asks(&mut self, out: &mut Effects) {
         for (AskKey(id), _) in self.asks.close_all() {
-            let answer = write::permission(&id, None);
+            let answer = write::cancelled(self.form(), &id);
             out.push(Effect::Withdrawn(AskKey(id)));
             out.push(Effect::Write(answer));
         }
@@ -357,6 +406,7 @@ impl Acp {
 
     fn refuse(&mut self, fault: Fault, out: &mut Effects) {
         self.drop_asks(out);
+        self.control = None;
         self.phase = Phase::Closed;
         out.push(Effect::Fault(fault));
     }
@@ -369,4 +419,19 @@ fn reported(error: &ErrorReply) -> String {
     let data = error.data.as_deref().map(Foreign::from);
     let data = data.map_or_else(String::new, |data| format!(" ({})", data.show(200)));
     format!("the agent reported error {code}: {message}{data}")
+}
+
+/// Texts of an agent as a list for a person: shown safely, the rest of a long list only counted.
+fn listed_for_people<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
+    const SHOWN: usize = 20;
+    let mut texts = texts.into_iter();
+    let shown = texts.by_ref().take(SHOWN);
+    let shown: Vec<String> = shown.map(|text| Foreign::from(text).show(60)).collect();
+    if shown.is_empty() {
+        return "none".to_owned();
+    }
+    match texts.count() {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
 }

@@ -6,11 +6,13 @@ use serde_json::value::RawValue;
 
 use super::calls::{CallFields, Word};
 use super::envelope::RequestId;
+use super::farewell::Leaving;
 use super::message::{Options, PermissionParams};
 use super::{Acp, Phase, Turn, write};
 use crate::dialect::asks::Clash;
 use crate::dialect::lenient::members;
 use crate::dialect::{Effect, Effects, Refused, bad_line};
+use crate::limits;
 use crate::model::{Answer, Ask, AskKey, Claimed, Event};
 use crate::wire::json;
 
@@ -24,7 +26,7 @@ impl Acp {
         out: &mut Effects,
     ) {
         // Nothing is written before the agent's version is known.
-        if matches!(self.phase, Phase::Initializing(_)) {
+        if matches!(self.phase, Phase::Initializing) {
             return bad_line("out_of_state", line, out);
         }
         if method != "session/request_permission" {
@@ -49,6 +51,7 @@ impl Acp {
                     call.of_session("");
                     options.allow = None;
                 }
+                options.about = call.title().unwrap_or_else(|| call.id());
                 self.permission(id, options, &call, line, out);
             }
             None => self.unreadable(id, line, out),
@@ -74,7 +77,7 @@ impl Acp {
         out: &mut Effects,
     ) {
         let id = id.json();
-        if self.cancelling || self.leaving {
+        if self.cancelling || self.leaving != Leaving::No {
             // Whoever cancels answers every request so, also one that comes later.
             if let Ok(raw) = serde_json::from_slice::<&RawValue>(line) {
                 out.push(Effect::Event(Event::Unknown {
@@ -82,7 +85,7 @@ impl Acp {
                     raw: raw.to_owned(),
                 }));
             }
-            return out.push(Effect::Write(write::permission(id, None)));
+            return out.push(Effect::Write(write::cancelled(self.form(), id)));
         }
         if self.turn == Turn::None {
             bad_line("out_of_state", line, out);
@@ -106,7 +109,11 @@ impl Acp {
                     Clash::LongId => "bad_shape",
                 };
                 bad_line(reason, line, out);
-                return self.deny_at_once(id, &options, out);
+                self.deny_at_once(id, &options, out);
+                if clash == Clash::TooMany {
+                    self.asked_beyond(out);
+                }
+                return;
             }
         };
         out.push(Effect::Ask(Ask {
@@ -123,6 +130,18 @@ impl Acp {
         }));
     }
 
+    /// One more request was denied because too many are open.
+    fn asked_beyond(&mut self, out: &mut Effects) {
+        self.asks_beyond = self.asks_beyond.saturating_add(1);
+        if self.asks_beyond > limits::ASKS_BEYOND {
+            let most = limits::OPEN_ASKS;
+            let said = format!(
+                "the agent asks on and on while {most} of its requests wait for their answers"
+            );
+            self.fault(said, out);
+        }
+    }
+
     /// Carries out an answer. The protocol has no place for a denial's reason.
     pub(super) fn answer(
         &mut self,
@@ -134,9 +153,14 @@ impl Acp {
         self.calls.answered();
         match (answer, &options.allow) {
             (Answer::Allow, Some(option)) => {
-                out.push(Effect::Write(write::permission(&key.0, Some(option))));
+                let form = self.form();
+                out.push(Effect::Write(write::allowed(form, &key.0, option)));
             }
-            _ => self.deny(&key.0, &options, out),
+            (Answer::Allow, None) => self.deny(&key.0, &options, out),
+            (Answer::Deny(reason), _) => {
+                self.denied(&options.about, reason);
+                self.deny(&key.0, &options, out);
+            }
         }
         Ok(())
     }
@@ -144,14 +168,15 @@ impl Acp {
     /// Denies a request. Without an option for that, the answer is the one for a cancelled turn,
     /// so the turn is cancelled.
     fn deny(&mut self, id: &str, options: &Options, out: &mut Effects) {
-        let option = options.reject.as_deref();
-        out.push(Effect::Write(write::permission(id, option)));
-        if option.is_none() {
+        let form = self.form();
+        let Some(option) = options.reject.as_deref() else {
+            out.push(Effect::Write(write::cancelled(form, id)));
             if self.turn != Turn::None && !self.cancelling {
                 out.push(Effect::Cancelling);
             }
-            self.cancel(out);
-        }
+            return self.cancel(out);
+        };
+        out.push(Effect::Write(write::denied(form, id, option)));
     }
 
     /// Denies a request that nobody is asked about.

@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 
 use super::calls::{Call, CallFields, Known, Word};
 use super::message::{self, CancelParams, Update, UpdateParams};
-use super::{Acp, Phase, pieces, write};
+use super::{Acp, notices, pieces, resume, write};
 use crate::dialect::lenient::members;
 use crate::dialect::{Effect, Effects, bad_line};
 use crate::limits;
@@ -50,9 +50,6 @@ impl Acp {
     }
 
     fn update(&mut self, params: Option<&RawValue>, object: &str, out: &mut Effects) {
-        if self.is_replaying() {
-            return;
-        }
         let read = |raw: &RawValue| {
             let params: UpdateParams<'_> = members(raw)?;
             let update: Update<'_> = members(params.update)?;
@@ -64,11 +61,6 @@ impl Acp {
         }
     }
 
-    /// What an agent tells while it loads a session was told before.
-    fn is_replaying(&self) -> bool {
-        self.opening.resume.is_some() && self.phase != Phase::Ready
-    }
-
     fn typed(
         &mut self,
         params: &UpdateParams<'_>,
@@ -77,6 +69,9 @@ impl Acp {
         out: &mut Effects,
     ) {
         let tag = update.session_update.0.as_ref();
+        if self.is_replaying() && resume::is_history(tag) {
+            return self.replayed();
+        }
         // Calls are judged wherever they run; all else of another session is not of this one.
         let theirs = params.session_id.as_ref().map(|session| session.0.as_ref());
         let other = theirs.filter(|theirs| self.is_other(theirs));
@@ -104,15 +99,28 @@ impl Acp {
                 None => unknown(tag, object, out),
             },
             "current_mode_update" => match message::current_mode(params.update) {
-                Some(mode) => out.push(Effect::Event(Event::StateChanged {
-                    model: None,
-                    mode: Some(mode),
-                    context_pct: None,
-                    context_window: None,
-                })),
+                Some(mode) => {
+                    out.push(Effect::Event(Event::StateChanged {
+                        model: None,
+                        mode: Some(mode.clone()),
+                        context_pct: None,
+                        context_window: None,
+                    }));
+                    self.mode_changed(&mode, out);
+                }
                 None => unknown(tag, object, out),
             },
-            _ => unknown(tag, object, out),
+            "config_option_update" => match notices::options(params.update) {
+                Some(changed) => {
+                    out.push(Effect::Event(notices::options_event(&changed)));
+                    self.options_changed(changed, out);
+                }
+                None => unknown(tag, object, out),
+            },
+            _ => match notices::event(tag, params.update) {
+                Some(event) => out.push(Effect::Event(event)),
+                None => unknown(tag, object, out),
+            },
         }
     }
 

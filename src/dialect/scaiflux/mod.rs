@@ -129,7 +129,7 @@ impl Dialect for Scaiflux {
         }
         match command {
             Command::Prompt { .. } if self.turn != Turn::None => return Err(Refused::Busy),
-            Command::Prompt { text } => {
+            Command::Prompt { text, .. } => {
                 self.turn = Turn::Sent;
                 self.last.by_error = false;
                 out.push(Effect::Write(message::prompt(&text)));

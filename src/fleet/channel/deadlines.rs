@@ -51,7 +51,7 @@ impl ChannelState {
                 Expired::Handshake => self.fault(Cause::HandshakeTimeout, now),
                 Expired::Cancel => {
                     self.hung(Hang::NoReply, now);
-                    self.stop(now);
+                    self.stop(Cause::Wanted, now);
                 }
                 Expired::Silence | Expired::Turn => {
                     // The session cancels the turn; its time for that begins now.

@@ -25,6 +25,12 @@ pub(crate) enum Cause {
     Protocol(String),
     /// It cannot load the session that it was to go on with.
     NotResumed(String),
+    /// It cannot be used as it is configured.
+    NeedsSetup(String),
+    /// It does not answer.
+    Unanswered(String),
+    /// Nobody needed it, and it can come back.
+    Idle,
     /// It closed this pipe and lived on.
     Mute(&'static str),
 }
@@ -111,6 +117,22 @@ pub(crate) fn conclude(
         Some(Cause::Protocol(why) | Cause::NotResumed(why)) => {
             end.class = ExitClass::ProtocolFault;
             end.detail = why;
+        }
+        Some(Cause::NeedsSetup(why)) => {
+            end.class = ExitClass::NeedsSetup;
+            end.detail = why;
+        }
+        Some(Cause::Unanswered(why)) => {
+            end.class = if was_ready {
+                ExitClass::ProtocolFault
+            } else {
+                ExitClass::HandshakeTimeout
+            };
+            end.detail = why;
+        }
+        Some(Cause::Idle) => {
+            end.class = ExitClass::IdleUnload;
+            end.detail = "nobody needed it".to_owned();
         }
         Some(Cause::Wanted) => {
             end.class = ExitClass::Stopped;

@@ -66,6 +66,8 @@ pub(crate) enum ChannelMsg {
     Command(Command),
     /// End the child by the stop ladder.
     Stop,
+    /// The same, because nobody needs it now.
+    Unload,
     /// End the child, and its whole tree, now.
     Kill,
     /// A deadline may have passed.
@@ -211,7 +213,8 @@ impl ChannelState {
             ChannelMsg::StdinFailed(why) => self.stdin_failed(&why, now),
             ChannelMsg::Ended(ended) => self.process_ended(ended, now),
             ChannelMsg::Command(command) => self.command(command, now),
-            ChannelMsg::Stop => self.stop(now),
+            ChannelMsg::Stop => self.stop(Cause::Wanted, now),
+            ChannelMsg::Unload => self.stop(Cause::Idle, now),
             ChannelMsg::Kill => self.kill(now),
             ChannelMsg::Tick => {}
         }

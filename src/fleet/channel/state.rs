@@ -225,8 +225,8 @@ impl ChannelState {
         self.drain = Some(Drain::new(now));
     }
 
-    pub(super) fn stop(&mut self, now: Instant) {
-        self.cause.get_or_insert(Cause::Wanted);
+    pub(super) fn stop(&mut self, cause: Cause, now: Instant) {
+        self.cause.get_or_insert(cause);
         self.watch.turn_ended();
         self.ladder.begin(now);
     }
@@ -330,6 +330,21 @@ impl ChannelState {
                 }
                 Effect::Fault(fault @ Fault::NotResumed(_)) => {
                     self.fault(Cause::NotResumed(fault.to_string()), now);
+                    break;
+                }
+                Effect::Fault(Fault::NeedsSetup(why)) => {
+                    self.fault(Cause::NeedsSetup(why), now);
+                    break;
+                }
+                Effect::Fault(Fault::Unanswered(why)) => {
+                    self.hung(Hang::NoReply, now);
+                    self.fault(Cause::Unanswered(why), now);
+                    break;
+                }
+                Effect::Fault(Fault::Unsafe(why)) => {
+                    // Every step of the ladder would be time to do something unasked.
+                    self.fault(Cause::Protocol(why), now);
+                    self.ladder.force(now);
                     break;
                 }
                 Effect::Fault(Fault::Protocol(why)) => {

@@ -37,7 +37,7 @@ impl PoolState {
         }
         let slot_id = slot.id.clone();
         let code = attempt.end.as_ref().and_then(|end| end.status);
-        let stays = attempt.stays;
+        let stays = attempt.stays.as_ref();
         self.shared.slots.change(&slot_id, |view| {
             view.task = None;
             // A session that waits still needs its home and copy.
@@ -64,7 +64,7 @@ impl PoolState {
         if attempt.turn == Some(TurnOutcome::Completed) {
             self.slots[usize::from(index)].history.turn_completed();
         }
-        let has_child = attempt.stays.is_some_and(|stays| stays.has_child);
+        let has_child = stays.is_some_and(|stays| stays.has_child);
         // A person who waits for an answer is told of the limit instead.
         let is_held = self.slots[usize::from(index)].held.is_some();
         let limit = attempt.limit.filter(|_| !self.is_closing(&task));
@@ -101,7 +101,7 @@ impl PoolState {
             self.tried(attempt);
             self.what_of_the_task(task, attempt, follows.parked)
         };
-        if let Some(stays) = attempt.stays {
+        if let Some(stays) = stays {
             self.what_of_the_session(index, stays, attempt.end.is_some(), is_sent_again);
         }
         self.old_child_is_gone(index, has_child);
@@ -389,7 +389,9 @@ const fn cause(class: ExitClass) -> RestartCause {
     match class {
         ExitClass::OutOfMemory => RestartCause::Oom,
         ExitClass::HandshakeTimeout => RestartCause::Hang,
-        ExitClass::ProtocolFault | ExitClass::VersionRefused => RestartCause::Protocol,
+        ExitClass::ProtocolFault | ExitClass::NeedsSetup | ExitClass::VersionRefused => {
+            RestartCause::Protocol
+        }
         ExitClass::SpawnFailed => RestartCause::Spawn,
         _ => RestartCause::Crash,
     }

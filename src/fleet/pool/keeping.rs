@@ -19,19 +19,29 @@ use crate::model::{ExitStatus, SessionId, SlotState};
 
 impl PoolState {
     /// Gives work to the session that waits for it, or to a new one.
-    pub(super) fn give(&self, work: Work, kept: Option<Kept>) -> SessionRef {
+    pub(super) fn give(
+        &self,
+        work: Work,
+        kept: Option<Kept>,
+        instead_of: Option<(SessionId, String)>,
+    ) -> SessionRef {
         match kept {
             // One whose actor is gone says so by its end; the task is then seen to be lost.
             Some(Kept::Waiting { actor, .. } | Kept::Closing { actor, .. }) => {
                 let _ = actor.send_message(SessionMsg::Next(Box::new(work)));
                 actor
             }
-            Some(Kept::Stored(stored)) => self.begin(work, Some(stored)),
-            None => self.begin(work, None),
+            Some(Kept::Stored(stored)) => self.begin(work, None, Some(stored)),
+            None => self.begin(work, instead_of, None),
         }
     }
 
-    fn begin(&self, work: Work, stored: Option<StoredSession>) -> SessionRef {
+    fn begin(
+        &self,
+        work: Work,
+        instead_of: Option<(SessionId, String)>,
+        stored: Option<StoredSession>,
+    ) -> SessionRef {
         let slot = self.slots.get(usize::from(work.slot.index));
         let held = slot.and_then(|slot| slot.held.as_ref());
         session::start(SessionArgs {
@@ -40,6 +50,7 @@ impl PoolState {
             pool: Arc::clone(&self.pool),
             talk: held.map(super::talk::Held::args),
             work,
+            instead_of,
             stored,
         })
     }
@@ -49,7 +60,7 @@ impl PoolState {
     pub(super) fn what_of_the_session(
         &mut self,
         index: u16,
-        stays: Stays,
+        stays: &Stays,
         child_ended: bool,
         is_sent_again: bool,
     ) {
@@ -59,6 +70,13 @@ impl PoolState {
         // A conversation's next child is started because a person prompts.
         let restarts = is_held || self.pool.config.restart.kind != RestartKind::Temporary;
         let goes_on = stays.has_child && !child_ended || stays.can_load && restarts;
+        if let Some(why) = &stays.not_loaded
+            && !goes_on
+            && let Some(slot) = self.slot(index)
+        {
+            let session = slot.occupant().map(|(_, session)| session.clone());
+            slot.given_up = session.map(|session| (session, why.clone()));
+        }
         if self.stopping || is_sent_again || is_left || !goes_on {
             let for_good = if is_held {
                 !stays.can_load
@@ -72,7 +90,7 @@ impl PoolState {
     }
 
     /// Whether a session that is closed now is over, or left to the next start.
-    fn ends_for_good(&self, stays: Stays) -> bool {
+    fn ends_for_good(&self, stays: &Stays) -> bool {
         !(self.stopping && self.shared.sessions_outlive && stays.can_load)
     }
 
@@ -130,7 +148,7 @@ impl PoolState {
         index: u16,
         session: &SessionId,
         end: &ChannelEnd,
-        stays: Stays,
+        stays: &Stays,
     ) {
         let Some(slot) = self.slot(index) else { return };
         if slot.occupant().map(|(_, current)| current) != Some(session) {

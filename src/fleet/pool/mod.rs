@@ -180,7 +180,7 @@ impl Actor for Pool {
                 session,
                 end,
                 stays,
-            } => state.child_gone(index, &session, &end, stays),
+            } => state.child_gone(index, &session, &end, &stays),
             PoolMsg::SessionClosed { index, session } => state.session_closed(index, &session),
             PoolMsg::Answered { session } => state.answered(&session),
             // What follows is settled below.

@@ -11,7 +11,7 @@ use super::slot::{Kept, Occupied, Slot};
 use super::{ActiveTask, Opener, PoolMsg};
 use crate::fleet::clock::{self, now_us};
 use crate::fleet::notice::Notice;
-use crate::fleet::session::{Attempt, SessionMsg, SessionRef, Work};
+use crate::fleet::session::{Attempt, Files, SessionMsg, SessionRef, Work};
 use crate::fleet::setup::{PoolShared, Shared};
 use crate::journal::Write;
 use crate::lifecycle;
@@ -201,6 +201,7 @@ impl PoolState {
             task: task.spec.id.clone(),
             attempt,
             prompt: task.spec.prompt.clone(),
+            files: Files::of(&task.spec.files, &task.spec.embed),
             // A conversation's prompt names where its client is, not what is copied.
             workspace: task.spec.workspace.clone().filter(|_| !is_held),
             check: task.spec.check.clone(),
@@ -210,7 +211,8 @@ impl PoolState {
         };
         let probe = work.probe.then(|| session.clone());
         let slot_id = slot.id.clone();
-        let actor = self.give(work, kept);
+        let instead_of = slot.given_up.take();
+        let actor = self.give(work, kept, instead_of);
         if probe.is_some() {
             self.pause.probing();
             self.probe = probe;

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use super::outbox::After;
 use super::state::{Phase, SessionState};
-use super::work::Stays;
 use super::{Attempt, CheckResult, SessionMsg, StoredSession, work};
 use crate::config::SessionScope;
 use crate::dialect::Command;
@@ -60,6 +59,7 @@ impl SessionState {
                 self.interrupt(TurnOutcome::Cancelled, "the run was cancelled".to_owned());
                 self.end_check("the run was cancelled");
             }
+            SessionMsg::Idle(task) => self.unload(task),
             SessionMsg::Stop { now } => {
                 self.stopped |= self.has_task;
                 self.preparing.cancel();
@@ -327,13 +327,11 @@ impl SessionState {
                 last_seq: self.outbox.last_seq(),
                 bytes: self.outbox.bytes(),
             }),
-            stays: stays.then(|| Stays {
-                has_child: self.channel.is_some(),
-                can_load: self.can_load(),
-            }),
+            stays: stays.then(|| self.as_it_stays()),
         };
         self.has_task = false;
         self.phase = Phase::Idle;
+        self.unload_when_idle();
         let _ = self
             .pool_ref
             .send_message(PoolMsg::AttemptEnded(Box::new(attempt)));

@@ -7,6 +7,7 @@
 
 mod approvals;
 mod asks;
+mod attached;
 mod ending;
 mod environment;
 mod far;
@@ -32,6 +33,7 @@ use tokio_util::sync::CancellationToken;
 
 use ractor::ActorRef;
 
+pub(crate) use attached::Files;
 pub(crate) use limited::Limited;
 pub(crate) use prepare::{PrepareError, Prepared};
 pub(crate) use scales::Scales;
@@ -49,6 +51,7 @@ use super::mailbox::{Address, Mailbox, mailbox};
 use super::pool::PoolMsg;
 use super::setup::{PoolShared, Shared};
 use crate::config::SessionScope;
+use crate::dialect::Attachment;
 use crate::lifecycle::watch::Expired;
 use crate::model::{AgentInfo, Ask, AskId, AskKey, Event, Foreign, RunId, SessionId};
 use crate::sandbox::workspace::Manifest;
@@ -122,8 +125,8 @@ pub(crate) enum SessionMsg {
     TooLarge(String),
     /// The session's next task. Only for a session that is between tasks.
     Next(Box<Work>),
-    /// How the workspace looks before that task.
-    Recorded(Result<Option<Manifest>, String>),
+    /// What the workspace holds before that task.
+    Recorded(Result<Recorded, String>),
     /// Load the session in a new child now, without a task.
     Load,
     /// No further task comes. Only for a session that is between tasks.
@@ -137,11 +140,23 @@ pub(crate) enum SessionMsg {
     Settled,
     /// End the running turn, and with it the task.
     Cancel,
+    /// The session has waited for its next task for as long as its child is kept, since the task
+    /// of that number.
+    Idle(u64),
     /// End the session's child: `true` at once, `false` by the stop ladder.
     Stop {
         /// No ladder.
         now: bool,
     },
+}
+
+/// What the workspace holds before a task.
+#[derive(Debug, Default)]
+pub(crate) struct Recorded {
+    /// How it looks, where it can change.
+    pub(crate) before: Option<Manifest>,
+    /// The files that belong to the prompt.
+    pub(crate) attached: Arc<[Attachment]>,
 }
 
 /// What a Session is started with.
@@ -150,6 +165,8 @@ pub(crate) struct SessionArgs {
     pub(crate) shared: Arc<Shared>,
     pub(crate) pool: Arc<PoolShared>,
     pub(crate) work: Work,
+    /// The session that could not be loaded again, and why, if this one takes its place.
+    pub(crate) instead_of: Option<(SessionId, String)>,
     /// What an earlier start of the supervisor left of it, or an earlier client.
     pub(crate) stored: Option<StoredSession>,
     /// It is a client's conversation.
@@ -208,6 +225,7 @@ fn begin(args: SessionArgs, myself: SessionRef) -> Box<SessionState> {
         shared,
         pool,
         work,
+        instead_of,
         stored,
         talk,
     } = args;
@@ -226,6 +244,7 @@ fn begin(args: SessionArgs, myself: SessionRef) -> Box<SessionState> {
         has_task: true,
         task_number: 0,
         oversized: false,
+        not_loaded: None,
         gives_back: false,
         preparing: CancellationToken::new(),
         accepted: false,
@@ -268,6 +287,10 @@ fn begin(args: SessionArgs, myself: SessionRef) -> Box<SessionState> {
     } else if state.talk.is_none() {
         // A conversation has its row since it was opened.
         state.begun_row();
+        if let Some((instead_of, why)) = instead_of {
+            let event = Event::SessionFresh { instead_of, why };
+            state.outbox.event(event);
+        }
     }
     state.flush();
     let to = state.myself.clone();

@@ -14,7 +14,7 @@ use crate::fleet::clock::now_us;
 use crate::fleet::pool::PoolMsg;
 use crate::journal::{SessionRow, Write};
 use crate::lifecycle::state::SlotEvent;
-use crate::model::{AgentInfo, ExitClass, Foreign, ids};
+use crate::model::{AgentInfo, Event, ExitClass, Foreign, ids};
 use crate::sandbox::workspace::Manifest;
 
 /// Children in a row that may end before they have loaded the session; then it is given up.
@@ -101,7 +101,12 @@ impl SessionState {
         self.loadable &= !end.not_resumed;
         if self.talk.is_some() && self.resumes().is_none() {
             tracing::warn!(session = %self.work.session, why = end.detail, "the agent cannot load the conversation again; it goes on with one that does not remember it");
+            self.outbox.event(Event::SessionFresh {
+                instead_of: self.work.session.clone(),
+                why: end.detail.clone(),
+            });
         } else if !self.can_load() {
+            self.not_loaded = Some(end.detail.clone());
             tracing::warn!(session = %self.work.session, why = end.detail, "the session cannot be loaded again; the next task begins a new one");
         }
     }
@@ -132,15 +137,25 @@ impl SessionState {
         self.tally = Tally::default();
         self.phase = Phase::Preparing;
         let changes = self.pool.config.workspace.mode != WorkspaceMode::Ro;
-        let root = self.prepared.as_ref().filter(|_| changes);
-        let root = root.map(super::Prepared::root);
+        let root = self.prepared.as_ref().map(super::Prepared::root);
+        let inside = self.prepared.as_ref();
+        let inside = inside.map_or_else(String::new, |of| of.workspace_inside().to_owned());
+        let files = self.work.files.clone();
         let to = self.myself.clone();
-        let record = move || match root {
-            Some(root) => root
-                .and_then(|root| Manifest::record(&root))
-                .map(Some)
-                .map_err(|error| error.to_string()),
-            None => Ok(None),
+        let record = move || {
+            let root = match root {
+                Some(root) => {
+                    root.map_err(|error| format!("the workspace cannot be read: {error}"))?
+                }
+                None => return Ok(super::Recorded::default()),
+            };
+            let before = changes.then(|| Manifest::record(&root)).transpose();
+            Ok(super::Recorded {
+                before: before.map_err(|error| format!("the workspace cannot be read: {error}"))?,
+                attached: files
+                    .attach(&root, &inside)
+                    .map_err(|error| error.to_string())?,
+            })
         };
         let ambient = self.shared.ambient.clone();
         tokio::spawn(async move {
@@ -151,17 +166,18 @@ impl SessionState {
     }
 
     /// The task may begin, if nothing has happened meanwhile.
-    pub(super) fn recorded(&mut self, before: Result<Option<Manifest>, String>) {
+    pub(super) fn recorded(&mut self, recorded: Result<super::Recorded, String>) {
         if self.phase != Phase::Preparing {
             return;
         }
-        match before {
-            Ok(before) => {
+        match recorded {
+            Ok(recorded) => {
                 if let Some(prepared) = &mut self.prepared {
-                    prepared.before = before;
+                    prepared.before = recorded.before;
+                    prepared.attached = recorded.attached;
                 }
             }
-            Err(why) => self.failure = Some(format!("the workspace cannot be read: {why}")),
+            Err(why) => self.failure = Some(why),
         }
         let ends = self.cancelled || self.stopped || self.broken;
         if ends || self.failure.is_some() || self.end.is_some() {
@@ -180,13 +196,45 @@ impl SessionState {
         }
     }
 
+    /// What its pool must know of a session that waits.
+    pub(super) fn as_it_stays(&self) -> Stays {
+        Stays {
+            has_child: self.channel.is_some(),
+            can_load: self.can_load(),
+            not_loaded: self.not_loaded.clone(),
+        }
+    }
+
+    /// From now on its child is kept for no longer than the pool says.
+    pub(super) fn unload_when_idle(&self) {
+        let Some(idle) = self.pool.config.timeouts.idle else {
+            return;
+        };
+        if self.channel.is_none() || !self.can_load() {
+            return;
+        }
+        let (to, task) = (self.myself.clone(), self.task_number);
+        tokio::spawn(async move {
+            tokio::time::sleep(idle).await;
+            let _ = to.send_message(SessionMsg::Idle(task));
+        });
+    }
+
+    /// Stops the child that nobody needed since the task of that number; the next task loads the
+    /// session again.
+    pub(super) fn unload(&self, task: u64) {
+        let is_idle = self.phase == Phase::Idle && self.task_number == task;
+        if let Some(channel) = self.channel.as_ref().filter(|_| is_idle && self.can_load()) {
+            self.tell_pool(SlotEvent::StopBegun, None);
+            let _ = channel.send_message(ChannelMsg::Unload);
+        }
+    }
+
     /// The child is gone, and no task with it.
     pub(super) fn child_gone(&mut self, end: ChannelEnd) {
         self.phase = Phase::Idle;
-        let stays = Stays {
-            has_child: false,
-            can_load: self.can_load(),
-        };
+        self.channel = None;
+        let stays = self.as_it_stays();
         let _ = self.pool_ref.send_message(PoolMsg::ChildGone {
             index: self.work.slot.index,
             session: self.work.session.clone(),

@@ -8,12 +8,14 @@ use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
 
+use super::attached::Files;
 use super::environment::{PATH_INSIDE, environment};
 use super::far;
 use super::listing;
 pub(crate) use super::unprepared::PrepareError;
 use super::work::Work;
-use crate::config::{Fill, Launcher, Network, OWN_PROGRAM, WorkspaceMode, fill_routes};
+use crate::config::{Fill, HOME_OF_CHILD, Launcher, Network, OWN_PROGRAM, WorkspaceMode, fill_routes};
+use crate::dialect::Attachment;
 use crate::fleet::ambient::Ambient;
 use crate::fleet::setup::{PoolShared, Shared};
 use crate::launch::{LaunchPlan, Walls};
@@ -49,6 +51,7 @@ pub(crate) struct Order {
     slot: SlotId,
     session: SessionId,
     workspace: Option<PathBuf>,
+    files: Files,
     /// The agent's directory, from the workspace's root.
     within: Option<PathBuf>,
     copy: HasCopy,
@@ -67,6 +70,7 @@ impl Order {
             slot: work.slot.clone(),
             session: work.session.clone(),
             workspace: work.workspace.clone(),
+            files: work.files.clone(),
             within,
             copy,
             cancelled,
@@ -80,6 +84,8 @@ pub(crate) struct Prepared {
     pub(crate) session: SessionId,
     /// How the workspace looked before, where it can change.
     pub(crate) before: Option<Manifest>,
+    /// The files that belong to the prompt.
+    pub(crate) attached: Arc<[Attachment]>,
     links: Links,
     space: Arc<Space>,
     /// Where the agent works, as it sees it.
@@ -143,6 +149,7 @@ impl Prepared {
             directory: workspace_inside,
             session,
             before: None,
+            attached: Arc::default(),
             links: Links::Unseen(NoLinks),
             space: Arc::new(space),
         }
@@ -169,6 +176,11 @@ impl Prepared {
                 Links::Unseen(unseen) => unseen,
             },
         }
+    }
+
+    /// The workspace as the agent sees it.
+    pub(super) fn workspace_inside(&self) -> &str {
+        &self.space.workspace_inside
     }
 
     /// The directory that the agent works in, as it sees it.
@@ -306,16 +318,18 @@ pub(crate) async fn prepare(
             space.home_inside.clone(),
             Root::open(&space.home).map_err(bad)?,
         );
-    let before = blocking(ambient, move || {
-        (mode != WorkspaceMode::Ro)
+    let (files, inside) = (order.files, space.workspace_inside.clone());
+    let (before, attached) = blocking(ambient, move || {
+        let before = (mode != WorkspaceMode::Ro)
             .then(|| Manifest::record(&root))
-            .transpose()
+            .transpose();
+        (before, files.attach(&root, &inside))
     })
-    .await?
-    .map_err(bad)?;
+    .await?;
     Ok(Prepared {
         session: order.session,
-        before,
+        before: before.map_err(bad)?,
+        attached: attached?,
         links: Links::Trees(links),
         directory: format!("{}{}", space.workspace_inside, space.directory),
         space: Arc::new(space),

@@ -83,6 +83,8 @@ pub(crate) struct SessionState {
     pub(super) loads_failed: u8,
     /// The agent has not said that it cannot load it.
     pub(super) loadable: bool,
+    /// Why it was given up, if it was because it could not be loaded again.
+    pub(super) not_loaded: Option<String>,
     /// `work` is not over.
     pub(super) has_task: bool,
     /// Counts its tasks: what was waited for of an earlier one is no news for the next.
@@ -225,6 +227,16 @@ impl SessionState {
             opening: Opening {
                 workspace: prepared.directory_inside().to_owned(),
                 resume,
+                acp: Arc::clone(&self.pool.config.acp),
+                routes: self
+                    .pool
+                    .config
+                    .routes
+                    .iter()
+                    .map(|route| (route.name.clone(), route.base_url()))
+                    .collect(),
+                control: self.pool.config.timeouts.control,
+                keepalive: self.pool.config.timeouts.keepalive,
             },
             watch: Arc::clone(&self.limits),
         }));
@@ -288,6 +300,7 @@ impl SessionState {
             // One that is being closed stays so.
             if self.phase == Phase::Opening {
                 self.phase = Phase::Idle;
+                self.unload_when_idle();
             }
             return;
         }
@@ -519,7 +532,12 @@ impl SessionState {
                     let text = self.work.prompt.clone();
                     // Before the agent can ask its model anything for it.
                     self.limits.begin();
-                    self.command(Command::Prompt { text });
+                    let attached = self.prepared.as_ref();
+                    let attached = attached.map(|of| Arc::clone(&of.attached));
+                    self.command(Command::Prompt {
+                        text,
+                        attached: attached.unwrap_or_default(),
+                    });
                 } else {
                     self.stop(false);
                 }

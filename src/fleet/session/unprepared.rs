@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::attached::NotAttached;
 use crate::launch::RunError;
 use crate::model::Foreign;
 use crate::sandbox::state_dir::StateError;
@@ -47,6 +48,9 @@ pub(crate) enum PrepareError {
     /// The walls cannot be planned.
     #[error("{0}")]
     Plan(#[from] sandbox::PlanError),
+    /// A file that belongs to the prompt cannot be had.
+    #[error("{0}")]
+    Attached(#[from] NotAttached),
     /// The session's own copy is not there any more.
     #[error("the copy of the session's workspace, {0}, is gone")]
     CopyGone(PathBuf),
@@ -82,6 +86,7 @@ impl PrepareError {
             | Self::Copy { .. }
             | Self::Git { .. }
             | Self::CopyGone(_)
+            | Self::Attached(_)
             | Self::NoDirectory(_)
             | Self::Interrupted => false,
         }

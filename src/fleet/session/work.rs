@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use super::prepare::Prepared;
 use super::tally::Tally;
-use super::{Limited, StoredSession};
+use super::{Files, Limited, StoredSession};
 use crate::fleet::channel::ChannelEnd;
 use crate::fleet::notice::{ChangeKind, FileChange};
 use crate::fleet::setup::{PoolShared, Shared};
@@ -26,6 +26,8 @@ pub(crate) struct Work {
     /// Which sending, from 1.
     pub(crate) attempt: u32,
     pub(crate) prompt: Foreign,
+    /// Files of the workspace that belong to the prompt.
+    pub(crate) files: Files,
     /// Instead of the pool's workspace path.
     pub(crate) workspace: Option<PathBuf>,
     /// Instead of the pool's check.
@@ -67,12 +69,14 @@ pub(crate) struct Attempt {
 }
 
 /// A session between tasks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Stays {
     /// Its child runs.
     pub(crate) has_child: bool,
     /// It could be loaded in a new child.
     pub(crate) can_load: bool,
+    /// Why it was given up, if it was because it could not be loaded again.
+    pub(crate) not_loaded: Option<String>,
 }
 
 impl Attempt {

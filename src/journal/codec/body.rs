@@ -291,6 +291,79 @@ pub(super) struct CheckEnded<'a> {
     pub(super) output: Text<'a>,
 }
 
+#[derive(Serialize, Deserialize)]
+pub(super) struct Commands<'a> {
+    pub(super) commands: Vec<CommandInfo<'a>>,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct CommandInfo<'a> {
+    pub(super) name: Text<'a>,
+    pub(super) description: Text<'a>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) hint: Maybe<'a>,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct Options<'a> {
+    pub(super) options: Vec<OptionState<'a>>,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct OptionState<'a> {
+    pub(super) id: Text<'a>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) name: Maybe<'a>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) category: Maybe<'a>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) value: Maybe<'a>,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct SessionInfo<'a> {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) title: Maybe<'a>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) updated_at: Maybe<'a>,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct Notice<'a> {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) severity: Maybe<'a>,
+    pub(super) title: Text<'a>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) description: Maybe<'a>,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct Compaction<'a> {
+    pub(super) id: Text<'a>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) status: Maybe<'a>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) error: Maybe<'a>,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct CompactionText<'a> {
+    pub(super) id: Text<'a>,
+    pub(super) delta: Text<'a>,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct SessionResumed<'a> {
+    pub(super) how: Text<'a>,
+    pub(super) replayed: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct SessionFresh<'a> {
+    pub(super) instead_of: Text<'a>,
+    pub(super) why: Text<'a>,
+}
+
 /// What a task asks for beside its prompt. Not an event: the `spec` column of a task.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Spec<'a> {
@@ -302,4 +375,8 @@ pub(super) struct Spec<'a> {
     pub(super) attempts: Option<u32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) check: Option<Vec<Text<'a>>>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) files: Vec<Text<'a>>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) embed: Vec<Text<'a>>,
 }

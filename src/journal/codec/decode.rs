@@ -7,8 +7,9 @@ use serde::Deserialize;
 
 use super::{CodecError, VERSION, body};
 use crate::model::{
-    AgentInfo, Ask, AskId, AskKey, Claimed, Cost, DecidedBy, Decision, Event, EventKind, ExitClass,
-    Foreign, Origin, PlanEntry, PoolName, TaskId, TaskSpec, TurnOutcome, Usage, Verdict,
+    AgentInfo, Ask, AskId, AskKey, Claimed, CommandInfo, Cost, DecidedBy, Decision, Event,
+    EventKind, ExitClass, Foreign, OptionState, Origin, PlanEntry, PoolName, SessionId, TaskId,
+    TaskSpec, TurnOutcome, Usage, Verdict,
 };
 
 /// The words that [`Event::ChildStarted`] and [`Event::BadLine`] carry as static texts. A word
@@ -28,6 +29,8 @@ const STATIC_WORDS: &[&str] = &[
     "unknown_id",
     "out_of_state",
     "version",
+    "session/load",
+    "session/resume",
 ];
 
 /// Reads an event back.
@@ -45,6 +48,9 @@ pub fn decode(kind: &str, version: u32, body: &str) -> Result<Event, CodecError>
             delta: own(b.delta),
         }),
         EventKind::Thought => reader.read(|b: body::Delta<'_>| Event::Thought {
+            delta: own(b.delta),
+        }),
+        EventKind::UserText => reader.read(|b: body::Delta<'_>| Event::UserText {
             delta: own(b.delta),
         }),
         EventKind::PromptAccepted
@@ -69,6 +75,14 @@ pub fn decode(kind: &str, version: u32, body: &str) -> Result<Event, CodecError>
         | EventKind::AgentError
         | EventKind::Unknown
         | EventKind::BadLine => reports(&reader),
+        EventKind::Commands
+        | EventKind::Options
+        | EventKind::SessionInfo
+        | EventKind::Notice
+        | EventKind::Compaction
+        | EventKind::CompactionText
+        | EventKind::SessionResumed
+        | EventKind::SessionFresh => of_session(&reader),
     }
 }
 
@@ -92,6 +106,8 @@ pub fn read_spec(id: &str, prompt: &Foreign, spec: &str) -> Result<TaskSpec, Cod
         check: body
             .check
             .map(|argv| argv.into_iter().map(Cow::into_owned).collect()),
+        files: body.files.into_iter().map(Cow::into_owned).collect(),
+        embed: body.embed.into_iter().map(Cow::into_owned).collect(),
     })
 }
 
@@ -335,6 +351,80 @@ fn reports(reader: &Reader<'_>) -> Result<Event, CodecError> {
             Event::BadLine {
                 reason: static_word(&b.reason),
                 head: own(b.head),
+            }
+        }
+    })
+}
+
+fn of_session(reader: &Reader<'_>) -> Result<Event, CodecError> {
+    Ok(match reader.kind {
+        EventKind::Commands => {
+            let b: body::Commands<'_> = reader.parse()?;
+            let command = |b: body::CommandInfo<'_>| CommandInfo {
+                name: own(b.name),
+                description: own(b.description),
+                hint: b.hint.map(own),
+            };
+            Event::Commands {
+                commands: b.commands.into_iter().map(command).collect(),
+            }
+        }
+        EventKind::Options => {
+            let b: body::Options<'_> = reader.parse()?;
+            let option = |b: body::OptionState<'_>| OptionState {
+                id: own(b.id),
+                name: b.name.map(own),
+                category: b.category.map(own),
+                value: b.value.map(own),
+            };
+            Event::Options {
+                options: b.options.into_iter().map(option).collect(),
+            }
+        }
+        EventKind::SessionInfo => {
+            let b: body::SessionInfo<'_> = reader.parse()?;
+            Event::SessionInfo {
+                title: b.title.map(own),
+                updated_at: b.updated_at.map(own),
+            }
+        }
+        EventKind::Notice => {
+            let b: body::Notice<'_> = reader.parse()?;
+            Event::Notice {
+                severity: b.severity.map(own),
+                title: own(b.title),
+                description: b.description.map(own),
+            }
+        }
+        EventKind::Compaction => {
+            let b: body::Compaction<'_> = reader.parse()?;
+            Event::Compaction {
+                id: own(b.id),
+                status: b.status.map(own),
+                error: b.error.map(own),
+            }
+        }
+        EventKind::CompactionText => {
+            let b: body::CompactionText<'_> = reader.parse()?;
+            Event::CompactionText {
+                id: own(b.id),
+                delta: own(b.delta),
+            }
+        }
+        EventKind::SessionResumed => {
+            let b: body::SessionResumed<'_> = reader.parse()?;
+            Event::SessionResumed {
+                how: static_word(&b.how),
+                replayed: b.replayed,
+            }
+        }
+        _ => {
+            let b: body::SessionFresh<'_> = reader.parse()?;
+            Event::SessionFresh {
+                instead_of: reader.word("session id", &b.instead_of, |text| {
+                    SessionId::new(text).ok()
+                })?,
+                why: b.why.into_owned(),
             }
         }
     })

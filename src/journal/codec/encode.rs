@@ -12,7 +12,7 @@ use crate::model::{Ask, Claimed, Event, TaskSpec, Usage};
 /// Appends the event's body, one JSON object, to `out`.
 pub fn encode_into(event: &Event, out: &mut Vec<u8>) {
     match event {
-        Event::Text { delta } | Event::Thought { delta } => {
+        Event::Text { delta } | Event::Thought { delta } | Event::UserText { delta } => {
             put(out, &body::Delta { delta: text(delta) });
         }
         Event::PromptAccepted { .. }
@@ -37,6 +37,14 @@ pub fn encode_into(event: &Event, out: &mut Vec<u8>) {
         | Event::AgentError { .. }
         | Event::Unknown { .. }
         | Event::BadLine { .. } => reports(event, out),
+        Event::Commands { .. }
+        | Event::Options { .. }
+        | Event::SessionInfo { .. }
+        | Event::Notice { .. }
+        | Event::Compaction { .. }
+        | Event::CompactionText { .. }
+        | Event::SessionResumed { .. }
+        | Event::SessionFresh { .. } => of_session(event, out),
     }
 }
 
@@ -60,6 +68,8 @@ pub(in crate::journal) fn spec_json(spec: &TaskSpec) -> String {
                 .check
                 .as_ref()
                 .map(|argv| argv.iter().map(Into::into).collect()),
+            files: spec.files.iter().map(Into::into).collect(),
+            embed: spec.embed.iter().map(Into::into).collect(),
         },
     );
     String::from_utf8(out).unwrap_or_default()
@@ -303,6 +313,80 @@ fn reports(event: &Event, out: &mut Vec<u8>) {
             &body::BadLine {
                 reason: Cow::Borrowed(reason),
                 head: text(head),
+            },
+        ),
+        _ => {}
+    }
+}
+
+/// What an agent says of its session, and what we did about that.
+fn of_session(event: &Event, out: &mut Vec<u8>) {
+    match event {
+        Event::Commands { commands } => {
+            let commands = commands.iter().map(|command| body::CommandInfo {
+                name: text(&command.name),
+                description: text(&command.description),
+                hint: maybe(command.hint.as_ref()),
+            });
+            let commands = commands.collect();
+            put(out, &body::Commands { commands });
+        }
+        Event::Options { options } => {
+            let options = options.iter().map(|option| body::OptionState {
+                id: text(&option.id),
+                name: maybe(option.name.as_ref()),
+                category: maybe(option.category.as_ref()),
+                value: maybe(option.value.as_ref()),
+            });
+            let options = options.collect();
+            put(out, &body::Options { options });
+        }
+        Event::SessionInfo { title, updated_at } => put(
+            out,
+            &body::SessionInfo {
+                title: maybe(title.as_ref()),
+                updated_at: maybe(updated_at.as_ref()),
+            },
+        ),
+        Event::Notice {
+            severity,
+            title,
+            description,
+        } => put(
+            out,
+            &body::Notice {
+                severity: maybe(severity.as_ref()),
+                title: text(title),
+                description: maybe(description.as_ref()),
+            },
+        ),
+        Event::Compaction { id, status, error } => put(
+            out,
+            &body::Compaction {
+                id: text(id),
+                status: maybe(status.as_ref()),
+                error: maybe(error.as_ref()),
+            },
+        ),
+        Event::CompactionText { id, delta } => put(
+            out,
+            &body::CompactionText {
+                id: text(id),
+                delta: text(delta),
+            },
+        ),
+        Event::SessionResumed { how, replayed } => put(
+            out,
+            &body::SessionResumed {
+                how: Cow::Borrowed(how),
+                replayed: *replayed,
+            },
+        ),
+        Event::SessionFresh { instead_of, why } => put(
+            out,
+            &body::SessionFresh {
+                instead_of: Cow::Borrowed(instead_of.as_str()),
+                why: Cow::Borrowed(why),
             },
         ),
         _ => {}

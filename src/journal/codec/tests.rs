@@ -6,9 +6,9 @@ use std::time::Duration;
 use super::*;
 use crate::limits;
 use crate::model::{
-    AgentInfo, Ask, AskId, AskKey, Claimed, Cost, DecidedBy, Decision, Event, ExitClass,
-    ExitStatus, Foreign, Origin, PlanEntry, PoolName, TaskId, TaskSpec, TurnOutcome, Usage,
-    Verdict,
+    AgentInfo, Ask, AskId, AskKey, Claimed, CommandInfo, Cost, DecidedBy, Decision, Event,
+    ExitClass, ExitStatus, Foreign, OptionState, Origin, PlanEntry, PoolName, TaskId, TaskSpec,
+    TurnOutcome, Usage, Verdict,
 };
 
 /// One line of the golden file: a kind, a version, a body, separated by tabs.
@@ -48,9 +48,11 @@ fn ask() -> Event {
 /// Every variant, with every optional field once there and once not.
 fn every_event() -> Vec<Event> {
     let mut events = course();
+
     events.extend(tools());
     events.extend(reports());
     events.extend(progress());
+    events.extend(of_session());
     events
 }
 
@@ -125,6 +127,84 @@ fn course() -> Vec<Event> {
         Event::CheckEnded {
             status: None,
             output: foreign(""),
+        },
+    ]
+}
+
+fn of_session() -> Vec<Event> {
+    vec![
+        Event::UserText {
+            delta: foreign("do it"),
+        },
+        Event::Commands {
+            commands: vec![
+                CommandInfo {
+                    name: foreign("web"),
+                    description: foreign("looks it up"),
+                    hint: Some(foreign("words")),
+                },
+                CommandInfo {
+                    name: foreign("x"),
+                    description: foreign(""),
+                    hint: None,
+                },
+            ],
+        },
+        Event::Options {
+            options: vec![
+                OptionState {
+                    id: foreign("m"),
+                    name: Some(foreign("Mode")),
+                    category: Some(foreign("mode")),
+                    value: Some(foreign("plan")),
+                },
+                OptionState {
+                    id: foreign("x"),
+                    name: None,
+                    category: None,
+                    value: None,
+                },
+            ],
+        },
+        Event::SessionInfo {
+            title: Some(foreign("a title")),
+            updated_at: Some(foreign("2026-01-01T00:00:00Z")),
+        },
+        Event::SessionInfo {
+            title: None,
+            updated_at: None,
+        },
+        Event::Notice {
+            severity: Some(foreign("warning")),
+            title: foreign("slow"),
+            description: Some(foreign("the model is slow")),
+        },
+        Event::Notice {
+            severity: None,
+            title: foreign(""),
+            description: None,
+        },
+        Event::Compaction {
+            id: foreign("c-1"),
+            status: Some(foreign("failed")),
+            error: Some(foreign("no room")),
+        },
+        Event::Compaction {
+            id: foreign("c-1"),
+            status: None,
+            error: None,
+        },
+        Event::CompactionText {
+            id: foreign("c-1"),
+            delta: foreign("in short"),
+        },
+        Event::SessionResumed {
+            how: "session/load",
+            replayed: 3,
+        },
+        Event::SessionFresh {
+            instead_of: SessionId::new("s-1").expect("id"),
+            why: "it is not in its list".to_owned(),
         },
     ]
 }
@@ -405,12 +485,16 @@ fn what_a_task_asks_for_is_read_back() {
         workspace: Some("/srv/a b".into()),
         attempts: Some(3),
         check: Some(vec!["test".to_owned(), "-e".to_owned(), "\"x\"".to_owned()]),
+        files: vec!["src/a b".to_owned()],
+        embed: vec!["README.md".to_owned()],
     };
     let bare = TaskSpec {
         pool: None,
         workspace: None,
         attempts: None,
         check: None,
+        files: Vec::new(),
+        embed: Vec::new(),
         ..full.clone()
     };
     for spec in [full, bare] {

@@ -118,6 +118,8 @@ fn task(run: &RunId, id: &str, place: u32) -> Write {
             workspace: Some("/tmp/x".into()),
             attempts: Some(2),
             check: None,
+            files: Vec::new(),
+            embed: Vec::new(),
         },
         pool: PoolName::new("demo").expect("name"),
         at_us: 1,

@@ -80,7 +80,7 @@ fn an_agent_without_credentials_wants_a_login() {
         r#"< {"id":1,"result":{"protocolVersion":1}}
            < {"id":2,"error":{"code":-32000,"message":"Authentication required"}}"#,
         r#"write {"jsonrpc":"2.0","id":2,"method":"session/new","params":{"cwd":"/workspace","mcpServers":[]}}
-           fault the agent wants a login before it opens a session: log in with its own command and hand over its files by home_files, or its key by env; the agent reported error -32000: Authentication required"#,
+           fault the agent wants a login before it opens a session (the agent reported error -32000: Authentication required); it offers: none; set auth to one of them, or run the agent's own login once outside of the supervisor and hand its files over by home_files, or give its key by a route or by env.set"#,
     );
 }
 
@@ -114,7 +114,7 @@ fn updates_may_come_before_the_session_is_known() {
            < {"id":1,"result":{"protocolVersion":1}}
            < {"method":"session/update","params":{"sessionId":"s-1","update":{"sessionUpdate":"usage_update","used":1,"size":2}}}
            < {"id":2,"result":{"sessionId":"s-1"}}"#,
-        r#"unknown 'available_commands_update' {"method":"session/update","params":{"update":{"sessionUpdate":"available_commands_update","availableCommands":[]}}}
+        r#"commands
            write {"jsonrpc":"2.0","id":2,"method":"session/new","params":{"cwd":"/workspace","mcpServers":[]}}
            context 1/2
            ready protocol=1 session='s-1'"#,

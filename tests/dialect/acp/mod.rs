@@ -3,13 +3,20 @@
 //! In a script `< LINE` is the agent's message (its `"jsonrpc"` left out: it is not needed),
 //! `> WORD` ours.
 
+mod alive;
 mod asks;
+mod auth;
 mod calls;
 mod handshake;
+mod pins;
+mod prompts;
 mod resume;
 mod turns;
 
-use marshal::config::DialectName;
+use std::sync::Arc;
+
+use marshal::config::{Acp, DialectName};
+use marshal::dialect::Opening;
 
 use crate::script::{Conversation, played};
 
@@ -17,7 +24,7 @@ use crate::script::{Conversation, played};
 fn initialize() -> String {
     let version = env!("CARGO_PKG_VERSION");
     format!(
-        r#"write {{"jsonrpc":"2.0","id":1,"method":"initialize","params":{{"protocolVersion":1,"clientCapabilities":{{"fs":{{"readTextFile":false,"writeTextFile":false}},"terminal":false}},"clientInfo":{{"name":"marshal","version":"{version}"}}}}}}"#
+        r#"write {{"jsonrpc":"2.0","id":1,"method":"initialize","params":{{"protocolVersion":1,"clientCapabilities":{{"fs":{{"readTextFile":false,"writeTextFile":false}},"terminal":false,"session":{{"configOptions":{{"boolean":{{}}}},"notices":{{}},"compaction":{{}}}}}},"clientInfo":{{"name":"marshal","version":"{version}"}}}}}}"#
     )
 }
 
@@ -50,6 +57,21 @@ fn clean(text: &str) -> Vec<String> {
 fn check_talk(talk: Conversation, script: &str, expect: &str) {
     let expect = format!("{}\n{expect}", initialize());
     assert_eq!(clean(&played(talk, script)), clean(&expect), "{script}");
+}
+
+/// Plays the script with these wishes of the pool.
+#[track_caller]
+fn check_with(acp: Acp, script: &str, expect: &str) {
+    check_talk(talk_with(acp), script, expect);
+}
+
+fn talk_with(acp: Acp) -> Conversation {
+    let opening = Opening {
+        workspace: "/workspace".to_owned(),
+        acp: Arc::new(acp),
+        ..Opening::default()
+    };
+    Conversation::opened(DialectName::Acp, &opening)
 }
 
 /// Plays the script from the first word on and compares what came of it, effect by effect.

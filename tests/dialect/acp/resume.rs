@@ -13,6 +13,7 @@ fn check(script: &str, expect: &str) {
     let opening = Opening {
         workspace: "/workspace".to_owned(),
         resume: Some("s-1".into()),
+        ..Opening::default()
     };
     let talk = Conversation::opened(DialectName::Acp, &opening);
     check_talk(talk, script, expect);
@@ -39,6 +40,7 @@ fn what_an_agent_replays_while_it_loads_is_not_told_again() {
         &format!(
             r#"{LOAD}
             ready protocol=1 session='s-1'
+            resumed by session/load without 2
             write {{"jsonrpc":"2.0","id":3,"method":"session/prompt","params":{{"sessionId":"s-1","prompt":[{{"type":"text","text":"p"}}]}}}}
             turn started -
             text 'old'"#
@@ -52,11 +54,15 @@ fn the_session_is_looked_up_first_where_there_is_a_list() {
         r#"< {"id":1,"result":{"protocolVersion":1,"agentCapabilities":{"loadSession":true,"sessionCapabilities":{"list":{}}}}}
            < {"id":2,"result":{"sessions":[{"sessionId":"s-0","cwd":"/"},{"x":1}],"nextCursor":"page 2"}}
            < {"id":3,"result":{"sessions":[{"sessionId":"s-1"}],"nextCursor":"page 3"}}
-           < {"id":4,"result":{"modes":{"currentModeId":"ask"}}}"#,
+           < {"id":4,"result":{"modes":{"currentModeId":"ask"}}}
+           > prompt too early
+           ~ 250"#,
         r#"write {"jsonrpc":"2.0","id":2,"method":"session/list","params":{}}
            write {"jsonrpc":"2.0","id":3,"method":"session/list","params":{"cursor":"page 2"}}
            write {"jsonrpc":"2.0","id":4,"method":"session/load","params":{"sessionId":"s-1","cwd":"/workspace","mcpServers":[]}}
-           ready protocol=1 session='s-1' mode='ask'"#,
+           ready protocol=1 session='s-1' mode='ask'
+           resumed by session/load without 0
+           refused prompt too early: the agent is not ready"#,
     );
 }
 
@@ -96,6 +102,7 @@ fn a_list_without_end_is_given_up() {
     let opening = Opening {
         workspace: "/workspace".to_owned(),
         resume: Some("s-1".into()),
+        ..Opening::default()
     };
     let told = crate::script::played(Conversation::opened(DialectName::Acp, &opening), &script);
     let last = told.lines().last().unwrap();
@@ -111,9 +118,11 @@ fn a_list_without_end_is_given_up() {
 fn resume_is_used_where_there_is_no_load() {
     check(
         r#"< {"id":1,"result":{"protocolVersion":1,"agentCapabilities":{"sessionCapabilities":{"resume":{}}}}}
-           < {"id":2,"result":{}}"#,
+           < {"id":2,"result":{}}
+           ~ 250"#,
         r#"write {"jsonrpc":"2.0","id":2,"method":"session/resume","params":{"sessionId":"s-1","cwd":"/workspace","mcpServers":[]}}
-           ready protocol=1 session='s-1'"#,
+           ready protocol=1 session='s-1'
+           resumed by session/resume without 0"#,
     );
 }
 
@@ -138,4 +147,98 @@ fn the_version_decides_before_the_session() {
         r#"< {"id":1,"result":{"protocolVersion":2,"agentCapabilities":{"loadSession":true}}}"#,
         "fault the agent speaks protocol version 2, this supervisor speaks version 1",
     );
+}
+
+const LISTED: &str = r#"< {"id":1,"result":{"protocolVersion":1,"agentCapabilities":{"loadSession":true,"sessionCapabilities":{"list":{},"resume":{}}}}}
+    < {"id":2,"result":{"sessions":[{"sessionId":"s-1"}]}}"#;
+const LISTED_SAYS: &str = r#"write {"jsonrpc":"2.0","id":2,"method":"session/list","params":{}}
+    write {"jsonrpc":"2.0","id":3,"method":"session/resume","params":{"sessionId":"s-1","cwd":"/workspace","mcpServers":[]}}"#;
+
+#[test]
+fn resume_is_preferred_where_the_list_has_the_session_and_load_follows_where_it_fails() {
+    check(
+        &format!(
+            r#"{LISTED}
+            < {{"id":3,"result":{{}}}}
+            ~ 250"#
+        ),
+        &format!(
+            "{LISTED_SAYS}\nready protocol=1 session='s-1'\nresumed by session/resume without 0"
+        ),
+    );
+    check(
+        &format!(
+            r#"{LISTED}
+            < {{"id":3,"error":{{"code":-32601,"message":"Method not found"}}}}
+            < {{"id":4,"error":{{"code":-32002,"message":"Resource not found"}}}}"#
+        ),
+        &format!(
+            r#"{LISTED_SAYS}
+            write {{"jsonrpc":"2.0","id":4,"method":"session/load","params":{{"sessionId":"s-1","cwd":"/workspace","mcpServers":[]}}}}
+            fault the agent cannot load its session again: the agent reported error -32002: Resource not found"#
+        ),
+    );
+}
+
+#[test]
+fn a_past_that_is_told_only_after_the_reply_is_not_told_again_either() {
+    let old = |tag: &str| {
+        update(&format!(
+            r#""sessionUpdate":"{tag}","content":{{"type":"text","text":"old"}}"#
+        ))
+    };
+    let call = update(
+        r#""sessionUpdate":"tool_call","toolCallId":"c","kind":"execute","rawInput":{"command":"rm"}"#,
+    );
+    let usage = update(r#""sessionUpdate":"usage_update","used":1,"size":2"#);
+    check(
+        &format!(
+            r#"{LISTED}
+            < {{"id":3,"result":{{}}}}
+            ~ 200
+            {}
+            {call}
+            {usage}
+            ~ 200
+            {}
+            ~ 249
+            > prompt early
+            ~ 1
+            {}
+            > prompt p
+            {}"#,
+            old("user_message_chunk"),
+            old("agent_message_chunk"),
+            old("agent_message_chunk"),
+            old("agent_message_chunk"),
+        ),
+        &format!(
+            r#"{LISTED_SAYS}
+            context 1/2
+            ready protocol=1 session='s-1'
+            resumed by session/resume without 3
+            write {{"jsonrpc":"2.0","id":4,"method":"session/prompt","params":{{"sessionId":"s-1","prompt":[{{"type":"text","text":"p"}}]}}}}
+            turn started -
+            text 'old'
+            refused prompt early: the agent is not ready"#
+        ),
+    );
+}
+
+#[test]
+fn a_past_without_end_does_not_keep_the_session_for_ever() {
+    let mut script = format!("{LISTED}\n< {{\"id\":3,\"result\":{{}}}}");
+    let old =
+        update(r#""sessionUpdate":"agent_message_chunk","content":{"type":"text","text":"x"}"#);
+    for _ in 0..200 {
+        write!(script, "\n~ 100\n{old}").unwrap();
+    }
+    let opening = Opening {
+        workspace: "/workspace".to_owned(),
+        resume: Some("s-1".into()),
+        ..Opening::default()
+    };
+    let told = crate::script::played(Conversation::opened(DialectName::Acp, &opening), &script);
+    assert!(told.contains("ready protocol=1"), "{told}");
+    assert!(!told.contains("text 'x'"), "{told}");
 }

@@ -121,6 +121,7 @@ fn a_long_plan_is_cut() {
     }
     talk.command(Command::Prompt {
         text: Foreign::new("p"),
+        attached: std::sync::Arc::default(),
     })
     .unwrap();
     let entries = vec![r#"{"content":"x"}"#; 2 * limits::PLAN_ENTRIES].join(",");
@@ -135,8 +136,12 @@ fn a_long_plan_is_cut() {
 #[test]
 fn what_is_not_typed_is_passed_on_whole() {
     for fields in [
-        r#""sessionUpdate":"available_commands_update","availableCommands":[]"#,
-        r#""sessionUpdate":"user_message_chunk","content":{"type":"text","text":"p"}"#,
+        r#""sessionUpdate":"available_commands_update","availableCommands":7"#,
+        r#""sessionUpdate":"user_message_chunk","content":{"type":"image"}"#,
+        r#""sessionUpdate":"config_option_update""#,
+        r#""sessionUpdate":"notice","severity":"info""#,
+        r#""sessionUpdate":"compaction_update","status":"completed""#,
+        r#""sessionUpdate":"plan_update","id":"p""#,
         r#""sessionUpdate":"agent_message_chunk","content":{"type":"resource_link","uri":"file:///x","name":"x"}"#,
         r#""sessionUpdate":"usage_update","used":"many""#,
         r#""sessionUpdate":"current_mode_update""#,
@@ -152,6 +157,43 @@ fn what_is_not_typed_is_passed_on_whole() {
         &format!("< {line}"),
         &format!("unknown 'agent_message_chunk' {line}"),
     );
+}
+
+#[test]
+fn what_an_agent_says_of_its_session_is_typed() {
+    let script = [
+        r#""sessionUpdate":"available_commands_update","availableCommands":[{"name":"web","description":"d","input":{"hint":"h"}},{"name":7},{"name":"x"}]"#,
+        r#""sessionUpdate":"user_message_chunk","content":{"type":"text","text":"p"}"#,
+        r#""sessionUpdate":"config_option_update","configOptions":[{"id":"model","category":"model","currentValue":"m","options":[]},{"id":"fast","type":"boolean","currentValue":true}]"#,
+        r#""sessionUpdate":"session_info_update","title":"t","updatedAt":null"#,
+        r#""sessionUpdate":"notice","severity":"warning","title":"t","description":"d""#,
+        r#""sessionUpdate":"compaction_update","compactionId":"c","status":"failed","error":{"code":1}"#,
+        r#""sessionUpdate":"compaction_summary_chunk","compactionId":"c","content":{"type":"text","text":"s"}"#,
+    ];
+    let script: Vec<_> = script.iter().map(|fields| update(fields)).collect();
+    check_open(
+        &script.join("\n"),
+        r#"commands 'web'('d' 'h') 'x'('' -)
+           user 'p'
+           options 'model'='m' 'fast'='true'
+           info 't' -
+           notice 'warning' 't' 'd'
+           compaction 'c' 'failed' '{"code":1}'
+           compacted 'c' 's'"#,
+    );
+}
+
+#[test]
+fn tokens_are_read_where_agents_write_them() {
+    for result in [
+        r#"{"stopReason":"end_turn","usage":{"inputTokens":3,"outputTokens":4,"cachedReadTokens":1,"totalTokens":8}}"#,
+        r#"{"stopReason":"end_turn","_meta":{"quota":{"token_count":{"input_tokens":3,"output_tokens":4}}}}"#,
+    ] {
+        check_in_turn(
+            &format!("< {{\"id\":3,\"result\":{result}}}"),
+            "turn ended completed 'end_turn' tokens=3/4",
+        );
+    }
 }
 
 #[test]

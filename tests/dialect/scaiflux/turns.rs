@@ -13,6 +13,7 @@ fn the_three_lines_of_the_documented_example_are_written_byte_for_byte() {
     talk.chunk(b"{\"type\":\"ready\",\"protocol\":1}\n");
     let prompt = Command::Prompt {
         text: "list the python files".into(),
+        attached: std::sync::Arc::default(),
     };
     assert_eq!(
         talk.command(prompt).unwrap(),

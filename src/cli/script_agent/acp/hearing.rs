@@ -13,6 +13,7 @@ use super::requests::{self, Chosen, Frame, Params};
 use crate::cli::script_agent::agent::{Agent, Halt, Permission};
 use crate::cli::script_agent::claim::Claim;
 use crate::cli::script_agent::pipes::Line;
+use crate::cli::script_agent::quirk::Quirk;
 use crate::limits::LINE_BYTES;
 use crate::model::Foreign;
 
@@ -80,23 +81,47 @@ impl Agent {
         if method == "initialize" {
             return self.hear_initialize(params);
         }
-        let known = matches!(
-            method,
-            "session/new" | "session/load" | "session/resume" | "session/list" | "session/prompt"
-        );
+        let has = |quirk| self.settings.has(quirk);
+        let sets = has(Quirk::Modes) || has(Quirk::Yolo);
+        let known = match method {
+            "session/new" | "session/prompt" => true,
+            "session/load" | "session/resume" | "session/list" => !has(Quirk::NoLoad),
+            "session/set_mode" | "session/set_config_option" => sets,
+            "session/close" => has(Quirk::Close),
+            "authenticate" => has(Quirk::Login),
+            _ => false,
+        };
         if !known {
             return Err(Fault::no_method(method).into());
         }
         if !self.introduced {
             return Err(Fault::invalid_request("`initialize` comes first").into());
         }
+        if method == "authenticate" {
+            return self.hear_login(params);
+        }
+        if self.settings.has(Quirk::Login) && !self.logged_in {
+            return Err(Fault::auth_required().into());
+        }
         match method {
             "session/new" => self.hear_new(params),
-            "session/load" => self.hear_load(params),
-            "session/resume" => self.hear_resume(params),
+            "session/load" => self.hear_load(id, params),
+            "session/resume" => self.hear_resume(id, params),
             "session/list" => self.hear_list(params),
+            "session/set_mode" => self.hear_mode(params),
+            "session/set_config_option" => self.hear_option(params),
+            "session/close" => self.hear_close(params),
             _ => self.hear_prompt(id, params),
         }
+    }
+
+    fn hear_login(&mut self, params: &Params) -> Reply {
+        if params.text("methodId")? != "key" {
+            return Err(Fault::invalid_params("there is no such login here").into());
+        }
+        self.logged_in = true;
+        self.enter("login", || json!({}))?;
+        Ok(Some(json!({})))
     }
 
     fn hear_initialize(&mut self, params: &Params) -> Reply {
@@ -105,25 +130,52 @@ impl Agent {
             Claim::Nothing => None,
             Claim::Value(value) => Some(value.clone()),
             Claim::Echo => Some(asked.into()),
+            Claim::Second if asked == 0 => {
+                return Err(Fault::no_version().into());
+            }
+            Claim::Second => {
+                self.introduced = true;
+                return Ok(Some(json!({
+                    "protocolVersion": 2,
+                    "info": {"name": "marshal-script-agent", "version": env!("CARGO_PKG_VERSION")},
+                    "capabilities": {"session": {}},
+                })));
+            }
             Claim::Error => {
                 let message = format!("protocol version {asked} is not spoken here");
                 return Err(Fault::invalid_params(message).into());
             }
         };
         self.introduced = true;
+        let has = |quirk| self.settings.has(quirk);
+        let mut sessions = json!({});
+        if !has(Quirk::NoLoad) {
+            sessions = json!({"list": {}, "resume": {}});
+        }
+        if has(Quirk::Close) {
+            sessions["close"] = json!({});
+        }
+        let logins = json!([
+            {"id": "key", "name": "Key"},
+            {"type": "terminal", "id": "setup", "name": "Set up"},
+        ]);
         let mut result = json!({
             "agentCapabilities": {
-                "loadSession": true,
-                "promptCapabilities": {"image": false, "audio": false, "embeddedContext": false},
+                "loadSession": !has(Quirk::NoLoad),
+                "promptCapabilities": {
+                    "image": false,
+                    "audio": false,
+                    "embeddedContext": has(Quirk::Embedded),
+                },
                 "mcpCapabilities": {"http": false, "sse": false},
-                "sessionCapabilities": {"list": {}, "resume": {}},
+                "sessionCapabilities": sessions,
             },
             "agentInfo": {
                 "name": "marshal-script-agent",
                 "title": "Script agent",
                 "version": env!("CARGO_PKG_VERSION"),
             },
-            "authMethods": [],
+            "authMethods": if has(Quirk::Login) { logins } else { json!([]) },
         });
         if let Some(version) = version {
             result["protocolVersion"] = version;

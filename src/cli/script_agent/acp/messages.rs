@@ -281,6 +281,17 @@ impl Fault {
         Self::new(-32602, message)
     }
 
+    pub(super) fn auth_required() -> Self {
+        Self::new(-32000, "Authentication required")
+    }
+
+    pub(super) fn no_version() -> Self {
+        Self {
+            data: Some(serde_json::json!({"supported": [2]})),
+            ..Self::new(-32022, "unsupported protocol version")
+        }
+    }
+
     pub(super) fn no_session(id: &str, why: impl Into<String>) -> Self {
         Self {
             data: Some(serde_json::json!({"sessionId": id})),

@@ -80,6 +80,11 @@ impl Params {
             .ok_or_else(|| Fault::invalid_params(format!("`{key}` is missing")))
     }
 
+    /// A value of any type.
+    pub(super) fn value(&self, key: &str) -> &Value {
+        self.0.get(key).unwrap_or(&Value::Null)
+    }
+
     pub(super) fn optional_text(&self, key: &str) -> Result<Option<&str>, Fault> {
         match self.0.get(key) {
             None | Some(Value::Null) => Ok(None),
@@ -129,9 +134,14 @@ impl Params {
                         .ok_or_else(|| Fault::invalid_params("a text block has a `text`"))?,
                 ),
                 Some("resource_link") => {}
+                Some("resource") => lines.push(
+                    block["resource"]["text"]
+                        .as_str()
+                        .ok_or_else(|| Fault::invalid_params("a resource has a `text` here"))?,
+                ),
                 _ => {
                     return Err(Fault::invalid_params(
-                        "a prompt's blocks are `text` and `resource_link`",
+                        "a prompt's blocks are `text`, `resource` and `resource_link`",
                     ));
                 }
             }

@@ -9,10 +9,11 @@ use serde_json::{Value, json};
 
 use super::hearing::{Refusal, Reply};
 use super::kind;
-use super::messages::{Block, Fault, Notification, Status, ToolCall, ToolContent, Update};
+use super::messages::{Block, Fault, Notification, Status, Success, ToolCall, ToolContent, Update};
 use super::requests::Params;
 use crate::cli::script_agent::agent::Agent;
 use crate::cli::script_agent::memory::{NoSession, Record, Session};
+use crate::cli::script_agent::quirk::Quirk;
 use crate::limits::{AGENT_SESSION_PAGE, AGENT_SESSIONS};
 
 impl Agent {
@@ -24,21 +25,101 @@ impl Agent {
         let session = self.begin_session(cwd);
         let id = session.id.clone();
         self.open_session(session, "new")?;
-        Ok(Some(json!({"sessionId": id})))
+        let mut result = self.settable();
+        result["sessionId"] = id.into();
+        Ok(Some(result))
     }
 
-    pub(super) fn hear_load(&mut self, params: &Params) -> Reply {
+    pub(super) fn hear_load(&mut self, id: &Value, params: &Params) -> Reply {
         params.servers()?;
-        let session = self.take_up(params)?;
+        let session = match self.take_up(params) {
+            Err(Refusal::Fault(_)) if self.settings.has(Quirk::LenientLoad) => {
+                return Ok(Some(json!({})));
+            }
+            session => session?,
+        };
+        if self.settings.has(Quirk::LateReplay) {
+            return self.open_late(id, session, "load");
+        }
         self.replay(&session)?;
         self.open_session(session, "load")?;
+        Ok(Some(self.settable()))
+    }
+
+    pub(super) fn hear_resume(&mut self, id: &Value, params: &Params) -> Reply {
+        let session = self.take_up(params)?;
+        if self.settings.has(Quirk::LateReplay) {
+            return self.open_late(id, session, "resume");
+        }
+        self.open_session(session, "resume")?;
+        Ok(Some(self.settable()))
+    }
+
+    /// Opens a session of an earlier process and tells its past only then.
+    fn open_late(&mut self, id: &Value, session: Session, how: &str) -> Reply {
+        let result = self.settable();
+        self.reply(&Success::to(id, result))?;
+        self.replay(&session)?;
+        self.open_session(session, how)?;
+        Ok(None)
+    }
+
+    pub(super) fn hear_close(&mut self, params: &Params) -> Reply {
+        let id = params.text("sessionId")?.to_owned();
+        self.enter("close", || json!({"session": id}))?;
         Ok(Some(json!({})))
     }
 
-    pub(super) fn hear_resume(&mut self, params: &Params) -> Reply {
-        let session = self.take_up(params)?;
-        self.open_session(session, "resume")?;
+    /// What a session can be set to, as its opening and its settings say.
+    fn settable(&self) -> Value {
+        let is_yolo = self.settings.has(Quirk::Yolo);
+        if !is_yolo && !self.settings.has(Quirk::Modes) {
+            return json!({});
+        }
+        let choices = &self.choices;
+        let first = is_yolo && choices.mode == "ask";
+        json!({
+            "modes": {
+                "currentModeId": if first { "yolo" } else { choices.mode.as_str() },
+                "availableModes": [
+                    {"id": "ask", "name": "Ask"},
+                    {"id": "plan", "name": "Plan"},
+                    {"id": "yolo", "name": "Do"},
+                ],
+            },
+            "configOptions": [
+                {"id": "model", "name": "Model", "category": "model", "type": "select",
+                    "currentValue": choices.model,
+                    "options": [{"value": "a", "name": "A"}, {"value": "b", "name": "B"}]},
+                {"id": "fast", "name": "Fast", "type": "boolean", "currentValue": choices.fast},
+            ],
+        })
+    }
+
+    pub(super) fn hear_mode(&mut self, params: &Params) -> Reply {
+        let mode = params.text("modeId")?;
+        if !["ask", "plan", "yolo"].contains(&mode) {
+            return Err(Fault::invalid_params("there is no such mode here").into());
+        }
+        mode.clone_into(&mut self.choices.mode);
+        let mode = mode.to_owned();
+        self.enter("set", || json!({"mode": mode}))?;
         Ok(Some(json!({})))
+    }
+
+    pub(super) fn hear_option(&mut self, params: &Params) -> Reply {
+        let (id, value) = (
+            params.text("configId")?.to_owned(),
+            params.value("value").clone(),
+        );
+        match (id.as_str(), &value) {
+            ("model", Value::String(model)) => self.choices.model.clone_from(model),
+            ("fast", Value::Bool(fast)) => self.choices.fast = *fast,
+            _ => return Err(Fault::invalid_params("there is no such option here").into()),
+        }
+        self.enter("set", || json!({id: value}))?;
+        let settable = self.settable();
+        Ok(Some(json!({"configOptions": settable["configOptions"]})))
     }
 
     pub(super) fn hear_list(&self, params: &Params) -> Reply {

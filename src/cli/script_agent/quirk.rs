@@ -1,0 +1,24 @@
+//! Ways in which agents of ACP differ, each to be had by a flag.
+//!
+//! Must not know messages.
+
+/// One way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Quirk {
+    /// Opens no session before the login `key` was made; offers a terminal login beside it.
+    Login,
+    /// Has the modes `ask`, `plan` and `yolo` and the options `model` (`a`, `b`) and `fast`.
+    Modes,
+    /// The same, and every session begins in `yolo`.
+    Yolo,
+    /// Tells a session's past only after it said that the session is loaded or resumed.
+    LateReplay,
+    /// Answers the load of a session that it does not know like a success.
+    LenientLoad,
+    /// Loads, resumes and lists no sessions.
+    NoLoad,
+    /// Closes sessions.
+    Close,
+    /// Takes files in a prompt; a file's text is part of the script.
+    Embedded,
+}

@@ -1,0 +1,517 @@
+//! What a pool wants of an agent that speaks ACP: its login, mode, model and options, the tool
+//! servers that it is handed, and how it is answered.
+//!
+//! Must not know messages, or pools' other keys. Which modes skip questions is data
+//! (`presets/modes.toml`).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, LazyLock};
+
+use serde::Deserialize;
+use toml::de::DeValue;
+
+use super::environment::{self, is_secretive};
+use super::error::quoted;
+use super::table::{Item, Ledger, Place, Section, one_of, word};
+use crate::limits;
+use crate::model::words;
+
+words!(
+    /// The form of an answer to a permission request.
+    PermissionReply {
+        /// The specification's: `{"outcome":{"outcome":"selected","optionId":…}}`.
+        Acp = "acp",
+        /// An older one that some agents still take: `{"outcome":{"kind":"allowed","optionId":…}}`.
+        Scarf = "scarf",
+    }
+);
+
+words!(
+    /// How an agent hears why it was denied, where its protocol has no place for that.
+    TellDenials {
+        /// Before the session's next prompt.
+        NextPrompt = "next_prompt",
+        /// Not at all.
+        Never = "never",
+    }
+);
+
+words!(
+    /// How an agent reaches a tool server.
+    ServerKind {
+        /// It starts it, inside its own walls.
+        Stdio = "stdio",
+        /// By streamable HTTP.
+        Http = "http",
+        /// By HTTP with server-sent events.
+        Sse = "sse",
+    }
+);
+
+word!(PermissionReply, TellDenials, ServerKind);
+
+/// What a pool wants of an agent that speaks ACP.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Acp {
+    /// The id of the login that is made before a session is opened.
+    pub auth: Option<String>,
+    /// It logs out when it is said goodbye to.
+    pub logout: bool,
+    /// The mode that every session is set to.
+    pub mode: Option<String>,
+    /// The model that every session is set to.
+    pub model: Option<String>,
+    /// Further options that every session is set to, by their ids.
+    pub options: BTreeMap<String, OptionValue>,
+    /// A mode that skips permission requests is meant.
+    pub mode_skips_asks: bool,
+    /// Which modes those are.
+    pub skipping: Skipping,
+    /// Tool servers (MCP) that the agent is handed with every session.
+    pub mcp_servers: Vec<McpServer>,
+    /// The form of answers.
+    pub permission_reply: PermissionReply,
+    /// How it hears why it was denied.
+    pub tell_denials: TellDenials,
+}
+
+impl Default for Acp {
+    fn default() -> Self {
+        Self {
+            auth: None,
+            logout: false,
+            mode: None,
+            model: None,
+            options: BTreeMap::new(),
+            mode_skips_asks: false,
+            skipping: Skipping::of("custom"),
+            mcp_servers: Vec::new(),
+            permission_reply: PermissionReply::Acp,
+            tell_denials: TellDenials::NextPrompt,
+        }
+    }
+}
+
+/// The value of an option.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum OptionValue {
+    /// One of those that the agent offers.
+    Choice(String),
+    /// On or off.
+    Switch(bool),
+}
+
+/// A tool server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct McpServer {
+    /// Its name, as the agent shows it.
+    pub name: String,
+    /// How it is reached.
+    pub reach: Reach,
+}
+
+/// How a tool server is reached.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Reach {
+    /// The agent starts this program, inside its own walls.
+    Program {
+        /// The program, as the agent sees it.
+        command: String,
+        /// Its arguments.
+        args: Vec<String>,
+        /// What is added to its environment; never a secret.
+        env: BTreeMap<String, String>,
+    },
+    /// Through a route of the pool.
+    Route {
+        /// [`ServerKind::Http`] or [`ServerKind::Sse`].
+        kind: ServerKind,
+        /// The route's name.
+        route: String,
+        /// The path on it, from `/`.
+        path: String,
+    },
+}
+
+/// The names of modes that skip permission requests.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Skipping(Arc<Names>);
+
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+struct Names {
+    parts: BTreeSet<String>,
+    whole: BTreeSet<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct Modes {
+    parts: Vec<String>,
+    names: Vec<String>,
+    agent: BTreeMap<String, Vec<String>>,
+}
+
+const MODES: &str = include_str!("presets/modes.toml");
+
+impl Skipping {
+    /// The modes of the agent of that preset; of any other agent the names that say so themselves.
+    #[must_use]
+    pub fn of(agent: &str) -> Self {
+        // A list that cannot be read would let every mode pass: a test reads it.
+        static KNOWN: LazyLock<(Modes, Arc<Names>)> = LazyLock::new(|| {
+            let modes: Modes = toml::from_str(MODES).unwrap_or_default();
+            let names = Names {
+                parts: modes.parts.iter().map(|part| bare(part)).collect(),
+                whole: modes.names.iter().map(|name| bare(name)).collect(),
+            };
+            (modes, Arc::new(names))
+        });
+        let (modes, known) = &*KNOWN;
+        let Some(own) = modes.agent.get(agent) else {
+            return Self(Arc::clone(known));
+        };
+        let mut names = Names::clone(known);
+        names.whole.extend(own.iter().map(|name| bare(name)));
+        Self(Arc::new(names))
+    }
+
+    /// Whether a mode of this id or name skips permission requests.
+    #[must_use]
+    pub fn has(&self, name: &str) -> bool {
+        let (name, names) = (bare(name), &self.0);
+        names.whole.contains(&name) || names.parts.iter().any(|part| name.contains(part.as_str()))
+    }
+}
+
+/// A name without what its spellings differ in.
+fn bare(name: &str) -> String {
+    let kept = name.chars().filter(|c| c.is_alphanumeric());
+    kept.flat_map(char::to_lowercase).collect()
+}
+
+/// What the schema says of ids that agents give: any text that is one line.
+const ID_PATTERN: &str = "^[^\\u0000-\\u001f]{1,256}$";
+/// What the schema says of a tool server's name.
+const NAME_PATTERN: &str = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$";
+/// What the schema says of a path on a route.
+const PATH_PATTERN: &str = "^/[A-Za-z0-9._~/-]{0,255}$";
+
+/// The keys, and where those stand that a check of the whole pool may blame.
+#[derive(Debug)]
+pub(super) struct Draft {
+    pub(super) acp: Acp,
+    /// Keys that do something only in ACP.
+    own: Vec<Place>,
+    /// Tool servers that are reached through a route.
+    routed: Vec<(Place, String)>,
+    logout: Option<Place>,
+}
+
+/// Reads the keys of a pool.
+pub(super) fn read(pool: &Section<'_>, found: bool) -> Draft {
+    let usual = Acp::default();
+    let mut own = Vec::new();
+    let auth = pool.item("auth").and_then(|item| id(&item));
+    own.extend(auth.iter().map(|found| found.1.clone()));
+    let logout = pool.boolean("logout");
+    let logout = logout.filter(|found| found.value).map(|found| found.place);
+    own.extend(logout.clone());
+    let options = options(pool, &mut own);
+    let skips = pool.boolean("mode_skips_asks").filter(|skips| skips.value);
+    own.extend(skips.iter().map(|skips| skips.place.clone()));
+    if found && let Some(skips) = &skips {
+        let message = "a supervisor.toml that was found may not use a mode that skips questions";
+        let help = Some("name the file with --config if you trust it".to_owned());
+        pool.ledger.fault(&skips.place, message, help);
+    }
+    let reply = pool.word("permission_reply", &[]);
+    let reply = reply.filter(|found| found.value != PermissionReply::Acp);
+    own.extend(reply.iter().map(|found| found.place.clone()));
+    let mut routed = Vec::new();
+    let mcp_servers = servers(pool, &mut routed);
+    if !mcp_servers.is_empty() {
+        own.extend(pool.item("mcp_servers").map(|item| item.place));
+    }
+    let tell_denials = pool.word("tell_denials", &[]);
+    Draft {
+        acp: Acp {
+            auth: auth.map(|(id, _)| id),
+            logout: logout.is_some(),
+            options,
+            mode_skips_asks: skips.is_some(),
+            mcp_servers,
+            permission_reply: reply.map_or(usual.permission_reply, |found| found.value),
+            tell_denials: tell_denials.map_or(usual.tell_denials, |found| found.value),
+            ..usual
+        },
+        own,
+        routed,
+        logout,
+    }
+}
+
+impl Draft {
+    /// What these keys must agree on with the rest of the pool. `routes` are those of the pool;
+    /// `None`: its network has none.
+    pub(super) fn agree(&self, ledger: &Ledger, speaks_acp: bool, routes: Option<&[String]>) {
+        if !speaks_acp {
+            for place in &self.own {
+                let message = "this is for agents that speak acp";
+                ledger.fault(place, message, Some("set dialect = \"acp\"".to_owned()));
+            }
+        }
+        if let Some(place) = &self.logout
+            && self.acp.auth.is_none()
+        {
+            let message = "logout = true without auth would end a login that was not made here";
+            ledger.fault(place, message, None);
+        }
+        for (place, route) in &self.routed {
+            let (message, help) = match routes {
+                Some(routes) if routes.contains(route) => continue,
+                Some(routes) => {
+                    let names: Vec<_> = routes.iter().map(String::as_str).collect();
+                    let message = format!(
+                        "the pool has no route {}: expected {}",
+                        quoted(route),
+                        one_of(&names)
+                    );
+                    (message, format!("add {} to routes", quoted(route)))
+                }
+                None => {
+                    let message = "a tool server at a URL is reached only through a route, and the pool's network has none".to_owned();
+                    let help = "start it as a program, { name = …, command = … }, or set network = \"routes\"";
+                    (message, help.to_owned())
+                }
+            };
+            ledger.fault(place, message, Some(help));
+        }
+    }
+}
+
+/// A mode that skips permission requests must be meant.
+pub(super) fn mode_asks(ledger: &Ledger, mode: Option<(&str, &Place)>, acp: &Acp) {
+    if let Some((mode, place)) = mode
+        && !acp.mode_skips_asks
+        && acp.skipping.has(mode)
+    {
+        let message = format!("the mode {} skips permission requests", quoted(mode));
+        let help = "choose one that asks, or say mode_skips_asks = true if that is meant";
+        ledger.fault(place, message, Some(help.to_owned()));
+    }
+}
+
+/// An id that an agent gave, and its place.
+fn id(item: &Item<'_>) -> Option<(String, Place)> {
+    let found = item.text_like(ID_PATTERN)?;
+    let fits = (1..=256).contains(&found.value.chars().count())
+        && !found.value.contains(|c: char| c < ' ');
+    if fits {
+        return Some((found.value, found.place));
+    }
+    let message = format!(
+        "expected an id of the agent, one line of at most 256 characters, found {}",
+        quoted(&found.value)
+    );
+    item.fault(message, None);
+    None
+}
+
+fn options(pool: &Section<'_>, own: &mut Vec<Place>) -> BTreeMap<String, OptionValue> {
+    let mut options = BTreeMap::new();
+    for (name, item) in pool.section("options").named(ID_PATTERN) {
+        if name.is_empty() || name.chars().count() > 256 || name.contains(|c: char| c < ' ') {
+            item.fault(
+                "the id of an option is one line of at most 256 characters",
+                None,
+            );
+        }
+        own.push(item.place.clone());
+        let value = if matches!(item.value(), DeValue::Boolean(_)) {
+            item.switch().map(OptionValue::Switch)
+        } else {
+            item.text_or_switch().map(OptionValue::Choice)
+        };
+        if let Some(value) = value {
+            options.insert(name, value);
+        }
+    }
+    options
+}
+
+fn servers(pool: &Section<'_>, routed: &mut Vec<(Place, String)>) -> Vec<McpServer> {
+    let Some(list) = pool.item("mcp_servers") else {
+        return Vec::new();
+    };
+    let items = list.items("an array of tool servers").unwrap_or_default();
+    if items.len() > limits::MCP_SERVERS {
+        let most = limits::MCP_SERVERS;
+        list.fault(format!("at most {most} tool servers can be"), None);
+    }
+    let mut servers: Vec<McpServer> = Vec::new();
+    for item in items {
+        let Some(server) = server(&item, routed) else {
+            continue;
+        };
+        if servers.iter().any(|other| other.name == server.name) {
+            item.fault(format!("{} is there twice", quoted(&server.name)), None);
+        }
+        servers.push(server);
+    }
+    servers
+}
+
+fn server(item: &Item<'_>, routed: &mut Vec<(Place, String)>) -> Option<McpServer> {
+    let section = item.section()?;
+    let name = section.item("name").and_then(|name| {
+        let found = name.text_like(NAME_PATTERN)?;
+        let fits = crate::model::ids::is_safe_token(&found.value) && found.value.len() <= 64;
+        if !fits {
+            let shown = quoted(&found.value);
+            let expected = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}";
+            name.fault(format!("expected {expected}, found {shown}"), None);
+        }
+        Some(found.value)
+    });
+    let kind = section.word("type", &[]);
+    let kind = kind.map_or(
+        ServerKind::Stdio,
+        |found: super::table::Found<ServerKind>| found.value,
+    );
+    let command = section.text("command");
+    let args = section.texts("args");
+    let env = env(&section);
+    let route = section.text("route");
+    let path = section.item("path").and_then(|path| {
+        let found = path.text_like(PATH_PATTERN)?;
+        let fits = found.value.starts_with('/')
+            && found.value.len() <= 256
+            && !found.value.split('/').any(|part| part == "..")
+            && found
+                .value
+                .bytes()
+                .all(|b| b.is_ascii_alphanumeric() || b"._~/-".contains(&b));
+        if !fits {
+            let shown = quoted(&found.value);
+            path.fault(
+                format!("expected a path such as \"/mcp\", found {shown}"),
+                None,
+            );
+        }
+        Some(found.value)
+    });
+    section.close(&["url", "headers"], &[]);
+    if name.is_none() {
+        item.fault("a tool server needs a name", None);
+    }
+    let reach = if kind == ServerKind::Stdio {
+        if let Some(route) = &route {
+            let message = "a program is not reached by a route";
+            let help = Some("set type = \"http\" or \"sse\"".to_owned());
+            section.ledger.fault(&route.place, message, help);
+        }
+        let command = command.or_else(|| {
+            item.fault(
+                "a tool server needs a command",
+                Some("for example: { name = \"x\", command = \"/usr/bin/x\" }".to_owned()),
+            );
+            None
+        })?;
+        let args = args.map_or_else(Vec::new, |args| args.value);
+        Reach::Program {
+            command: command.value,
+            args: args.into_iter().map(|word| word.value).collect(),
+            env,
+        }
+    } else {
+        if let Some(command) = &command {
+            let message = "a tool server at a URL has a route and a path, not a command";
+            section.ledger.fault(&command.place, message, None);
+        }
+        let route = route.or_else(|| {
+            item.fault(
+                "a tool server at a URL is reached only through a route of the pool",
+                Some("for example: { name = \"x\", type = \"http\", route = \"x\", path = \"/mcp\" }".to_owned()),
+            );
+            None
+        })?;
+        routed.push((route.place, route.value.clone()));
+        Reach::Route {
+            kind,
+            route: route.value,
+            path: path.unwrap_or_else(|| "/".to_owned()),
+        }
+    };
+    Some(McpServer { name: name?, reach })
+}
+
+/// The environment of a tool server: never a secret, because the agent is handed it in the clear.
+fn env(section: &Section<'_>) -> BTreeMap<String, String> {
+    let mut env = BTreeMap::new();
+    for (name, item) in section.section("env").named(environment::NAME_PATTERN) {
+        if !environment::is_name(&name) {
+            let shown = quoted(&name);
+            item.fault(
+                format!("expected the name of a variable, found {shown}"),
+                None,
+            );
+        }
+        let Some(value) = item.text() else { continue };
+        let is_secret = ["env:", "file:"]
+            .iter()
+            .any(|of| value.value.starts_with(of));
+        if is_secret || is_secretive(&name) {
+            let message = format!(
+                "{} would hand a secret to the agent: a tool server's environment has none",
+                quoted(&name)
+            );
+            let help =
+                "let the server reach what needs a key through a route, which adds it outside";
+            item.fault(message, Some(help.to_owned()));
+        }
+        env.insert(name, value.value);
+    }
+    env
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modes_that_skip_questions_are_known_in_every_spelling() {
+        let any = Skipping::of("custom");
+        for skips in [
+            "dont_ask",
+            "dontAsk",
+            "Don't Ask",
+            "bypassPermissions",
+            "yolo",
+            "YOLO mode",
+            "full-access",
+            "agent-full-access",
+            "danger_full_access",
+            "accept-edits",
+            "accept_edits",
+            "acceptEdits",
+            "autoEdit",
+            "auto",
+            "agent",
+            "never",
+            "auto-approve",
+        ] {
+            assert!(any.has(skips), "{skips}");
+        }
+        for asks in [
+            "default",
+            "ask",
+            "plan",
+            "read-only",
+            "build",
+            "code",
+            "architect",
+            "",
+        ] {
+            assert!(!any.has(asks), "{asks}");
+        }
+    }
+}

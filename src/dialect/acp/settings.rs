@@ -1,0 +1,279 @@
+//! What a session can be set to, and what it is set to: modes, options, and the models that older
+//! agents list apart.
+//!
+//! Must not know what it should be set to. Lists are read up to [`limits::OFFERED`] entries; what
+//! cannot be read in them is left out.
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::dialect::lenient::{Front, members, parse, string};
+use crate::limits;
+use crate::model::{Foreign, OptionState};
+
+/// What there is to choose from, and what is chosen.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Choices {
+    pub(super) current: Option<Foreign>,
+    pub(super) offered: Vec<Choice>,
+}
+
+/// One thing to choose.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Choice {
+    pub(super) id: Foreign,
+    pub(super) name: Option<Foreign>,
+}
+
+/// An option of a session.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct SessionOption {
+    pub(super) id: Foreign,
+    pub(super) name: Option<Foreign>,
+    pub(super) category: Option<Foreign>,
+    pub(super) value: Value,
+    pub(super) offered: Vec<Choice>,
+}
+
+/// The value of an option.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Value {
+    Choice(Option<Foreign>),
+    Switch(bool),
+}
+
+impl SessionOption {
+    /// Whether the agent says, or its id does, that it is about this.
+    pub(super) fn is_about(&self, what: &str) -> bool {
+        match &self.category {
+            Some(category) => category.raw() == what,
+            None => self.id.raw() == what,
+        }
+    }
+
+    pub(super) fn offers(&self, id: &str) -> bool {
+        self.offered.iter().any(|choice| choice.id.raw() == id)
+    }
+
+    /// As it is told.
+    pub(super) fn state(&self) -> OptionState {
+        OptionState {
+            id: self.id.clone(),
+            name: self.name.clone(),
+            category: self.category.clone(),
+            value: match &self.value {
+                Value::Choice(value) => value.clone(),
+                Value::Switch(on) => Some(Foreign::new(on.to_string())),
+            },
+        }
+    }
+}
+
+impl Choices {
+    pub(super) fn offers(&self, id: &str) -> bool {
+        self.offered.iter().any(|choice| choice.id.raw() == id)
+    }
+}
+
+/// Everything that a session can be set to.
+#[derive(Debug, Default)]
+pub(super) struct Settings {
+    pub(super) modes: Option<Choices>,
+    /// Where older agents list models; newer ones have an option.
+    pub(super) models: Option<Choices>,
+    pub(super) options: Vec<SessionOption>,
+}
+
+impl Settings {
+    /// From the result of `session/new`, `session/load` or `session/resume`.
+    pub(super) fn read(result: &RawValue) -> Self {
+        #[derive(Default, Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Opened<'a> {
+            #[serde(borrow)]
+            modes: Option<&'a RawValue>,
+            #[serde(borrow)]
+            models: Option<&'a RawValue>,
+            #[serde(borrow)]
+            config_options: Option<&'a RawValue>,
+        }
+        let opened: Opened<'_> = members(result).unwrap_or_default();
+        Self {
+            modes: opened.modes.and_then(modes),
+            models: opened.models.and_then(models),
+            options: opened.config_options.and_then(options).unwrap_or_default(),
+        }
+    }
+
+    /// The session's mode, wherever the agent says it.
+    pub(super) fn mode(&self) -> Option<Foreign> {
+        let of_modes = self.modes.as_ref().and_then(|modes| modes.current.clone());
+        of_modes.or_else(|| self.chosen("mode"))
+    }
+
+    /// Its model.
+    pub(super) fn model(&self) -> Option<Foreign> {
+        let of_models = self.models.as_ref();
+        let of_models = of_models.and_then(|models| models.current.clone());
+        self.chosen("model").or(of_models)
+    }
+
+    pub(super) fn option_about(&self, what: &str) -> Option<&SessionOption> {
+        self.options.iter().find(|option| option.is_about(what))
+    }
+
+    fn chosen(&self, what: &str) -> Option<Foreign> {
+        match &self.option_about(what)?.value {
+            Value::Choice(value) => value.clone(),
+            Value::Switch(_) => None,
+        }
+    }
+
+    /// Notes a mode that the agent has taken on, also in an option that says the same.
+    pub(super) fn mode_is(&mut self, mode: &Foreign) {
+        if let Some(modes) = &mut self.modes {
+            modes.current = Some(mode.clone());
+        }
+        let of_mode = |option: &&mut SessionOption| option.is_about("mode");
+        if let Some(option) = self.options.iter_mut().find(of_mode)
+            && option.offers(mode.raw())
+        {
+            option.value = Value::Choice(Some(mode.clone()));
+        }
+    }
+}
+
+/// Modes: `currentModeId`, `availableModes`.
+fn modes(raw: &RawValue) -> Option<Choices> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Modes<'a> {
+        #[serde(borrow)]
+        current_mode_id: Option<&'a RawValue>,
+        #[serde(borrow)]
+        available_modes: Option<&'a RawValue>,
+    }
+    #[derive(Deserialize)]
+    struct Mode<'a> {
+        #[serde(borrow)]
+        id: Option<&'a RawValue>,
+        #[serde(borrow)]
+        name: Option<&'a RawValue>,
+    }
+    let modes: Modes<'_> = members(raw)?;
+    let choice = |raw: &RawValue| {
+        let mode: Mode<'_> = members(raw)?;
+        choice(mode.id, mode.name)
+    };
+    Some(Choices {
+        current: kept(modes.current_mode_id),
+        offered: front(modes.available_modes, choice),
+    })
+}
+
+/// Models: `currentModelId`, `availableModels`.
+fn models(raw: &RawValue) -> Option<Choices> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Models<'a> {
+        #[serde(borrow)]
+        current_model_id: Option<&'a RawValue>,
+        #[serde(borrow)]
+        available_models: Option<&'a RawValue>,
+    }
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Model<'a> {
+        #[serde(borrow)]
+        model_id: Option<&'a RawValue>,
+        #[serde(borrow)]
+        name: Option<&'a RawValue>,
+    }
+    let models: Models<'_> = members(raw)?;
+    let choice = |raw: &RawValue| {
+        let model: Model<'_> = members(raw)?;
+        choice(model.model_id, model.name)
+    };
+    Some(Choices {
+        current: kept(models.current_model_id),
+        offered: front(models.available_models, choice),
+    })
+}
+
+/// A list of `configOptions`; `None` if it is no list.
+pub(super) fn options(raw: &RawValue) -> Option<Vec<SessionOption>> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Shape<'a> {
+        #[serde(borrow)]
+        id: Option<&'a RawValue>,
+        #[serde(borrow)]
+        name: Option<&'a RawValue>,
+        #[serde(borrow)]
+        category: Option<&'a RawValue>,
+        #[serde(borrow)]
+        current_value: Option<&'a RawValue>,
+        #[serde(borrow)]
+        options: Option<&'a RawValue>,
+    }
+    let option = |raw: &RawValue| {
+        let shape: Shape<'_> = members(raw)?;
+        let switch = shape.current_value.and_then(parse::<bool>);
+        Some(SessionOption {
+            id: kept(shape.id)?,
+            name: kept(shape.name),
+            category: kept(shape.category),
+            value: match switch {
+                Some(on) => Value::Switch(on),
+                None => Value::Choice(kept(shape.current_value)),
+            },
+            offered: shape.options.map(offered).unwrap_or_default(),
+        })
+    };
+    let list: Front<'_, { limits::OFFERED }> = parse(raw)?;
+    Some(list.items.into_iter().filter_map(option).collect())
+}
+
+/// The choices of an option, which may stand in groups.
+fn offered(raw: &RawValue) -> Vec<Choice> {
+    #[derive(Deserialize)]
+    struct Entry<'a> {
+        #[serde(borrow)]
+        value: Option<&'a RawValue>,
+        #[serde(borrow)]
+        name: Option<&'a RawValue>,
+        #[serde(borrow)]
+        options: Option<&'a RawValue>,
+    }
+    let one = |raw: &RawValue| {
+        let entry: Entry<'_> = members(raw)?;
+        choice(entry.value, entry.name)
+    };
+    let list: Front<'_, { limits::OFFERED }> = parse(raw).unwrap_or_default();
+    let mut choices = Vec::new();
+    for raw in list.items {
+        match members::<Entry<'_>>(raw).and_then(|entry| entry.options) {
+            Some(group) => choices.extend(front(Some(group), one)),
+            None => choices.extend(one(raw)),
+        }
+        choices.truncate(limits::OFFERED);
+    }
+    choices
+}
+
+fn front<T>(raw: Option<&RawValue>, read: impl Fn(&RawValue) -> Option<T>) -> Vec<T> {
+    let list: Front<'_, { limits::OFFERED }> = raw.and_then(parse).unwrap_or_default();
+    list.items.into_iter().filter_map(read).collect()
+}
+
+fn choice(id: Option<&RawValue>, name: Option<&RawValue>) -> Option<Choice> {
+    Some(Choice {
+        id: kept(id)?,
+        name: kept(name),
+    })
+}
+
+/// A text that is short enough to be kept.
+fn kept(raw: Option<&RawValue>) -> Option<Foreign> {
+    string(raw).filter(|text| text.len() <= limits::FOREIGN_ID_BYTES)
+}

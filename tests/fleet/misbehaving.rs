@@ -1,0 +1,140 @@
+//! Agents that break the protocol in every way that we could think of, beside agents that do not:
+//! each has its defined end, and none holds another slot up.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use crate::drill::Drill;
+
+const POOLS: &str = r#"
+[pool.bad]
+size      = 4
+command   = ["marshal", "script-agent", "--dialect", "acp"]
+dialect   = "acp"
+policy    = "developer"
+workspace = { path = "project", mode = "copy" }
+restart   = { budget = 1000, base = "1ms", max = "5ms" }
+timeouts  = { silence = "2s", cancel = "500ms" }
+stop      = { goodbye = "200ms", eof = "200ms", int = "200ms", term = "200ms" }
+env       = { set = { DRILL = "MARK" } }
+
+[pool.good]
+size      = 2
+command   = ["marshal", "script-agent", "--dialect", "acp"]
+dialect   = "acp"
+policy    = "developer"
+workspace = { path = "project", mode = "copy" }
+env       = { set = { DRILL = "MARK" } }
+"#;
+
+/// A permission request as one line of a script.
+fn ask(id: &str) -> String {
+    format!(
+        r#"raw {{"jsonrpc":"2.0","id":{id},"method":"session/request_permission","params":{{"sessionId":"{{session}}","toolCall":{{"toolCallId":"x","kind":"execute","rawInput":{{"command":"ls"}}}},"options":[{{"optionId":"y","name":"y","kind":"allow_once"}},{{"optionId":"n","name":"n","kind":"reject_once"}}]}}}}"#
+    )
+}
+
+fn update(session: &str, fields: &str) -> String {
+    format!(
+        r#"raw {{"jsonrpc":"2.0","method":"session/update","params":{{"sessionId":"{session}","update":{{{fields}}}}}}}"#
+    )
+}
+
+/// What each does, how its task ends, and what is said of it: in the result, or as an event.
+fn corpus() -> Vec<(&'static str, String, &'static str, &'static str)> {
+    let text = r#""sessionUpdate":"agent_message_chunk","content":{"type":"text","text":"x"}"#;
+    let call = r#""sessionUpdate":"tool_call","toolCallId":"c","kind":"execute","status":"completed","rawInput":{"command":"rm -rf /"}"#;
+    let end = r#"raw {"jsonrpc":"2.0","id":{reply},"result":{"stopReason":"end_turn"}}"#;
+    vec![
+        ("no-messages", "garbage 20\nsay on".to_owned(), "done", "bad_utf8"),
+        ("bad-ids", [&ask("true"), &ask("[]"), &ask("1.5"), "say on"].join("\n"), "done", "bad_shape"),
+        ("same-id-twice", [&ask("900"), &ask("900"), "say on"].join("\n"), "done", "duplicate_id"),
+        (
+            "replies-to-nothing",
+            "raw {\"jsonrpc\":\"2.0\",\"id\":4711,\"result\":{}}\nraw {\"jsonrpc\":\"2.0\",\"id\":null,\"error\":{\"code\":-32700}}\nraw {\"jsonrpc\":\"2.0\",\"error\":{}}\nsay on".to_owned(),
+            "done",
+            "unknown_id",
+        ),
+        ("other-session", [&update("other", text), "say on"].join("\n"), "done", "agent_message_chunk"),
+        ("call-of-other-session", [&update("other", call), "say on"].join("\n"), "done", "\"decision\":\"deny\""),
+        (
+            "unknown-request",
+            "raw {\"jsonrpc\":\"2.0\",\"id\":\"q\",\"method\":\"terminal/create\",\"params\":{}}\nraw {\"jsonrpc\":\"2.0\",\"method\":\"later/notice\"}\nsay on".to_owned(),
+            "done",
+            "later/notice",
+        ),
+        ("unknown-update", [&update("{session}", "\"sessionUpdate\":\"later\",\"x\":1"), "say on"].join("\n"), "done", "\"later\""),
+        ("batch", "raw [{\"jsonrpc\":\"2.0\",\"method\":\"session/update\"}]\nsay on".to_owned(), "done", "not_object"),
+        ("end-before-updates", format!("{end}\nsay late\nsleep 50ms"), "done", "end_turn"),
+        ("endless-line", "endless-line".to_owned(), "lost", "a line of more than"),
+        ("half-a-line", "half {\"jsonrpc\":\"2.0\",\"method\":\"sess\nsleep 60s".to_owned(), "lost", "closed its stdout"),
+        ("half-a-line-and-end", "half {\"jsonrpc\"\nexit 0".to_owned(), "lost", "ended by itself"),
+        ("stdout-closed", "mute\nsleep 60s".to_owned(), "lost", "closed its stdout"),
+        ("noise-without-end", "garbage 1000".to_owned(), "lost", "were no messages"),
+        ("ten-thousand-requests", "pending 10000".to_owned(), "lost", "the "),
+        ("silence", "hang".to_owned(), "timed_out", "timeouts.silence"),
+        (
+            "mode-without-questions",
+            [&update("{session}", "\"sessionUpdate\":\"current_mode_update\",\"currentModeId\":\"yolo\""), "sleep 60s"].join("\n"),
+            "lost",
+            "skips permission requests",
+        ),
+    ]
+}
+
+#[test]
+fn whatever_an_agent_does_has_a_defined_end_and_no_neighbour_waits_for_it() {
+    let drill = Drill::new(POOLS);
+    let corpus = corpus();
+    let mut lines: Vec<Value> = Vec::new();
+    for (at, (id, prompt, ..)) in corpus.iter().enumerate() {
+        lines.push(json!({"id": id, "prompt": prompt, "pool": "bad"}));
+        lines.push(json!({"id": format!("good-{at}"), "prompt": "write n.txt x\nsay fine", "pool": "good"}));
+    }
+    let lines: Vec<_> = lines.iter().map(Value::to_string).collect();
+    fs::write(drill.path("tasks.jsonl"), lines.join("\n")).expect("tasks");
+    let ran = drill.run(&["run", "--results", "results.jsonl", "tasks.jsonl"]);
+    assert_eq!(ran.code, Some(1), "{}", ran.all());
+    let results = drill.results("results.jsonl");
+    let of = |id: &str| {
+        let found = results.iter().find(|result| result["id"] == id);
+        found
+            .unwrap_or_else(|| panic!("{id} is missing: {}", ran.all()))
+            .clone()
+    };
+    let database = drill.database();
+    let mut wrong = Vec::new();
+    for (at, (id, _, outcome, says)) in corpus.iter().enumerate() {
+        let good = of(&format!("good-{at}"));
+        if good["outcome"] != "done" {
+            wrong.push(format!("beside {id}: {good}"));
+        }
+        let bad = of(id);
+        let told: i64 = database
+            .query_row(
+                "SELECT count(*) FROM events WHERE session = ?1 AND body LIKE '%' || ?2 || '%'",
+                [bad["session"].as_str().expect("a session"), says],
+                |row| row.get(0),
+            )
+            .expect("events");
+        let in_result = bad["detail"]
+            .as_str()
+            .is_some_and(|detail| detail.contains(says));
+        if bad["outcome"] != *outcome || (told == 0 && !in_result) {
+            wrong.push(format!("{id}: not {outcome} with {says}, but {bad}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}\n{}", wrong.join("\n"), ran.all());
+    drill.assert_dense();
+    assert!(drill.agents().is_empty());
+    // No answer of ours ever said "always", and none went out twice for one request.
+    let twice: i64 = database
+        .query_row(
+            "SELECT count(*) FROM (SELECT json_extract(body, '$.ask') AS ask FROM events WHERE kind = 'decided' GROUP BY ask HAVING count(*) > 1)",
+            [],
+            |row| row.get(0),
+        )
+        .expect("verdicts");
+    assert_eq!(twice, 0);
+}
