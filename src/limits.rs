@@ -329,7 +329,10 @@ pub const fn fleet_bytes(sessions: usize, watchers: usize) -> usize {
     let session = session_bytes()
         + OPEN_CALLS * ASK_INPUT_BYTES
         + STDERR_LINES * STDERR_LINE_BYTES
-        + STDIN_BYTES;
+        + STDIN_BYTES
+        + CLIENT_OPEN_BYTES
+        + CLIENT_FILES * CLIENT_FILE_BYTES
+        + TERMINALS * (2 * TERMINAL_BYTES + TERMINAL_CHUNK_BYTES);
     let told = BROADCAST_BYTES + BROADCAST_EVENTS * NOTICE_BYTES;
     // A page, and the line that is made of it: of one event of a whole line at worst.
     let watcher = CATCH_UP_BYTES + LINE_BYTES * PARSED_FACTOR + CONTROL_TOLD_BYTES;
@@ -392,6 +395,45 @@ pub const CALL_PATHS: usize = 256;
 
 /// Options that are read of one ACP permission request.
 pub const ASK_OPTIONS: usize = 64;
+
+/// Requests of an agent to its client that are open in one channel: [`OPEN_ASKS`] bounds them too.
+/// Their files' texts together, in bytes; the next one is refused.
+pub const CLIENT_OPEN_BYTES: usize = 4 << 20;
+
+/// Bytes of a text file that an agent may read or write through its client, and of one excerpt.
+/// JSON makes six times as many of it at worst, which fits in [`STDIN_BYTES`].
+pub const CLIENT_FILE_BYTES: usize = 1 << 20;
+
+/// Bytes of a larger file that are looked through for the lines that an agent wants of it.
+pub const CLIENT_SCAN_BYTES: u64 = 64 << 20;
+
+/// The longest path in a request of an agent to its client: Linux' PATH_MAX.
+pub const CLIENT_PATH_BYTES: usize = 4096;
+
+/// Files of one session that are read or written for its agent at the same time.
+pub const CLIENT_FILES: usize = 2;
+
+/// How long one file may take to be read or written; the process that does it ends itself then.
+pub const CLIENT_FILE_WAIT: Duration = Duration::from_secs(10);
+
+/// Terminals of one session at the same time.
+pub const TERMINALS: usize = 16;
+
+/// Bytes that are kept of what one terminal's command writes, whatever the agent wishes.
+pub const TERMINAL_BYTES: usize = 1 << 20;
+
+/// Bytes of what one terminal's command writes that watchers and the journal are told. A build
+/// that writes a gigabyte must not cost its session the journal's quota.
+pub const TERMINAL_TOLD_BYTES: usize = 1 << 20;
+
+/// What is read at once from a terminal's command, and told in one event, in bytes.
+pub const TERMINAL_CHUNK_BYTES: usize = 16 << 10;
+
+/// How long the end of what a terminal's command wrote is read after its end.
+pub const TERMINAL_LAST_OUTPUT: Duration = Duration::from_secs(2);
+
+/// Bytes of a terminal's command line, variables and directory, beside those of the pool.
+pub const TERMINAL_SPEC_BYTES: usize = ASK_INPUT_BYTES;
 
 /// Steps that are kept of an agent's plan.
 pub const PLAN_ENTRIES: usize = 256;
@@ -458,9 +500,9 @@ mod tests {
         const MIB: usize = 1 << 20;
         // Events of one session on their way to the disk.
         assert!(session_bytes() <= 32 * MIB, "{}", session_bytes() / MIB);
-        // One session in everything, at its worst.
+        // One session in everything, at its worst: with 16 terminals that write without end.
         let one = fleet_bytes(1, 0) - fleet_bytes(0, 0);
-        assert!(one <= 110 * MIB, "{}", one / MIB);
+        assert!(one <= 150 * MIB, "{}", one / MIB);
         // What does not grow with the sessions.
         assert!(fleet_bytes(0, 0) <= 96 * MIB, "{}", fleet_bytes(0, 0) / MIB);
         // A watcher that never reads.

@@ -196,6 +196,21 @@ fn hostile_events(evil: &str, task: &TaskId) -> Vec<Event> {
             tool: text(),
             path: text(),
         },
+        Event::TerminalStarted {
+            terminal: evil.to_owned(),
+            argv: vec![text()],
+            cwd: text(),
+        },
+        Event::TerminalOutput {
+            terminal: evil.to_owned(),
+            delta: text(),
+        },
+        Event::TerminalEnded {
+            terminal: evil.to_owned(),
+            status: None,
+            wrote: 1,
+            untold: 1,
+        },
         Event::StateChanged {
             model: Some(text()),
             mode: Some(text()),

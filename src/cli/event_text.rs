@@ -121,6 +121,24 @@ fn says(event: &Event) -> String {
             Some(status) => format!("{status}: {}", output.raw()),
             None => output.raw().to_owned(),
         },
+        Event::TerminalStarted {
+            terminal,
+            argv,
+            cwd,
+        } => {
+            let words: Vec<_> = argv.iter().map(|word| word.raw()).collect();
+            format!("{terminal} in {}: {}", cwd.raw(), words.join(" "))
+        }
+        Event::TerminalOutput { terminal, delta } => format!("{terminal}: {}", delta.raw()),
+        Event::TerminalEnded {
+            terminal,
+            status,
+            wrote,
+            ..
+        } => {
+            let how = status.map_or_else(|| "lost".to_owned(), |status| status.to_string());
+            format!("{terminal} {how}, {wrote} bytes")
+        }
     }
 }
 

@@ -15,7 +15,7 @@ use super::paths;
 use super::sandbox;
 use super::table::{Found, Item, Ledger, Place, Section, one_of, word};
 use super::types::{
-    AsksFor, Guard, Launcher, Network, OnCrash, OnUnaskedDeny, Pool, Sandbox, SessionScope,
+    AsksFor, ClientFs, DialectName, Guard, Launcher, Network, OnCrash, OnUnaskedDeny, Pool, Sandbox, SessionScope,
     Workspace, WorkspaceMode,
 };
 use super::waits;
@@ -28,7 +28,8 @@ word!(
     WorkspaceMode,
     SessionScope,
     Guard,
-    OnUnaskedDeny
+    OnUnaskedDeny,
+    ClientFs
 );
 
 /// Policies that are built in.
@@ -90,6 +91,8 @@ struct Blame {
     network: Option<Place>,
     guard: Option<Place>,
     guard_off: Option<Place>,
+    client_fs: Option<Place>,
+    client_terminal: Option<Place>,
     mode: Place,
     path: Place,
     attempts_faulty: bool,
@@ -112,6 +115,8 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
     let network = section.word("network", &["routes", "proxy"]);
     let guard = section.word("guard", &[]);
     let guard_off = section.boolean("guard_off");
+    let client_fs = section.word("client_fs", &[]);
+    let client_terminal = section.boolean("client_terminal");
     let attempts = section.integer("attempts", 1..=limits::ATTEMPTS);
     let (workspace, path, mode) = workspace(&section, context.dir);
     let (restart, on_crash) = waits::restart(&section.section("restart"));
@@ -122,6 +127,8 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         network: network.as_ref().map(|found| found.place.clone()),
         guard: guard.as_ref().map(|found| found.place.clone()),
         guard_off: guard_off.as_ref().map(|found| found.place.clone()),
+        client_fs: client_fs.as_ref().map(|found| found.place.clone()),
+        client_terminal: client_terminal.as_ref().map(|found| found.place.clone()),
         mode,
         path: path.clone(),
         attempts_faulty: attempts.is_none() && section.item("attempts").is_some(),
@@ -161,6 +168,8 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         guard: value(guard, Guard::PolicyAndSandbox),
         guard_off: value(guard_off, false),
         on_unasked_deny: value(section.word("on_unasked_deny", &[]), OnUnaskedDeny::Report),
+        client_fs: value(client_fs, ClientFs::None),
+        client_terminal: value(client_terminal, false),
     };
     section.close(LATER_KEYS, ELSEWHERE);
     agree(ledger, &pool, &blame, context);
@@ -366,12 +375,45 @@ fn agree(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Context<'_>) {
         let help = Some("use mode \"copy\"".to_owned());
         ledger.fault(&blame.mode, message, help);
     }
+    client_methods_can_be_had(ledger, pool, blame);
     home_files_are_not_its_own(ledger, pool, blame);
     if context.found {
         restrict(ledger, pool, blame, context);
     }
     if !none {
         program_is_inside(ledger, pool, blame, context);
+    }
+}
+
+/// What an agent has its client do is done inside its walls, and asked for in a protocol that has
+/// words for it.
+fn client_methods_can_be_had(ledger: &Ledger, pool: &Pool, blame: &Blame) {
+    let wanted = [
+        ("client_fs", pool.client_fs != ClientFs::None, &blame.client_fs),
+        ("client_terminal", pool.client_terminal, &blame.client_terminal),
+    ];
+    for (key, is_on, place) in wanted {
+        let (true, Some(place)) = (is_on, place) else {
+            continue;
+        };
+        if pool.dialect != DialectName::Acp {
+            let message = format!("{key} needs dialect = \"acp\": {} has no such methods", pool.dialect);
+            ledger.fault(place, message, None);
+        }
+        if pool.launcher == Launcher::None {
+            let message = format!(
+                "{key} needs a sandbox: with launcher = \"none\" nothing holds what is done for the agent to its workspace"
+            );
+            ledger.fault(place, message, None);
+        }
+    }
+    if let Some(place) = &blame.client_fs
+        && pool.client_fs == ClientFs::Write
+        && pool.workspace.mode == WorkspaceMode::Ro
+    {
+        let message = "client_fs = \"write\" needs a workspace that can be written: files are written behind the agent's own walls";
+        let help = Some("use client_fs = \"read\", or mode \"copy\"".to_owned());
+        ledger.fault(place, message, help);
     }
 }
 

@@ -204,6 +204,8 @@ fn pool(pool: &Pool) -> Shown {
         guard,
         guard_off,
         on_unasked_deny,
+        client_fs,
+        client_terminal,
     } = pool;
     let mut table = Shown::new(&["pool", name.as_str()]);
     table.put("size", i64::from(*size));
@@ -239,6 +241,8 @@ fn pool(pool: &Pool) -> Shown {
     table.put("guard", guard.word());
     table.put("guard_off", *guard_off);
     table.put("on_unasked_deny", on_unasked_deny.word());
+    table.put("client_fs", client_fs.word());
+    table.put("client_terminal", *client_terminal);
     let Workspace { path: work, mode } = workspace;
     table.put("workspace.path", path(work));
     table.put("workspace.mode", mode.word());

@@ -9,7 +9,7 @@ use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream as StdStream;
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 
 use crate::wire::shim::{self, Order, Report};
@@ -20,19 +20,29 @@ pub(super) fn send_start(
     message: &[u8],
     descriptors: &[BorrowedFd<'_>],
 ) -> io::Result<()> {
+    let sent = send_first(socket, message, descriptors)?;
+    socket.write_all(&message[sent..])
+}
+
+/// Sends as much of the first message as the socket takes, descriptors beside its first byte; how
+/// many bytes went.
+pub(super) fn send_first(
+    socket: &StdStream,
+    message: &[u8],
+    descriptors: &[BorrowedFd<'_>],
+) -> io::Result<usize> {
     let mut space =
         vec![MaybeUninit::uninit(); SendAncillaryMessage::ScmRights(descriptors).size()];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
         return Err(io::Error::other("too many descriptors for one message"));
     }
-    let sent = sendmsg(
+    Ok(sendmsg(
         socket,
         &[IoSlice::new(message)],
         &mut control,
         SendFlags::NOSIGNAL,
-    )?;
-    socket.write_all(&message[sent..])
+    )?)
 }
 
 /// The socket after the start.
@@ -51,6 +61,11 @@ impl Control {
             stream: UnixStream::from_std(stream)?,
             buffer: Vec::new(),
         })
+    }
+
+    /// Sends the rest of a message that was begun.
+    pub(super) async fn send(&mut self, rest: &[u8]) -> io::Result<()> {
+        self.stream.write_all(rest).await
     }
 
     /// The next report, or `None` when there will be none. Nothing is lost if this is dropped.

@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 
 use super::keeper::{self, Ended, KeeperHandle};
 use super::once::{self, Finished, RunError};
-use super::{LaunchPlan, SpawnError, Spawner};
+use super::{Door, LaunchPlan, SpawnError, Spawner};
 use crate::config::StopWaits;
 
 /// A child that runs and has its keeper. Dropping the handle kills everything of it.
@@ -31,6 +31,8 @@ pub struct Child {
     pub ended: oneshot::Receiver<Ended>,
     /// What an operator should know, a sentence each.
     pub notes: Vec<String>,
+    /// The way into its walls, if they were planned with one.
+    pub door: Option<Door>,
 }
 
 /// What takes its time, on the heap.
@@ -70,6 +72,7 @@ impl Host for Spawner {
                 keeper,
                 ended,
                 notes: launched.notes,
+                door: launched.door,
             })
         })
     }

@@ -59,6 +59,12 @@ words!(
         ChildExited = "child_exited",
         /// [`Event::CheckEnded`]
         CheckEnded = "check_ended",
+        /// [`Event::TerminalStarted`]
+        TerminalStarted = "terminal_started",
+        /// [`Event::TerminalOutput`]
+        TerminalOutput = "terminal_output",
+        /// [`Event::TerminalEnded`]
+        TerminalEnded = "terminal_ended",
     }
 );
 
@@ -337,6 +343,33 @@ pub enum Event {
         /// The tail of what it printed, or why it did not run.
         output: Foreign,
     },
+    /// A command that the agent had its client run was started.
+    TerminalStarted {
+        /// Our id of the terminal, unique in its child's life.
+        terminal: String,
+        /// Program and arguments.
+        argv: Vec<Foreign>,
+        /// Where it runs, as seen inside.
+        cwd: Foreign,
+    },
+    /// Such a command wrote something. The first `limits::TERMINAL_TOLD_BYTES` of each are told.
+    TerminalOutput {
+        /// The terminal.
+        terminal: String,
+        /// What it wrote.
+        delta: Foreign,
+    },
+    /// Such a command is over, and nothing of it is left.
+    TerminalEnded {
+        /// The terminal.
+        terminal: String,
+        /// How; `None` if nobody could say.
+        status: Option<ExitStatus>,
+        /// Bytes that it wrote.
+        wrote: u64,
+        /// Bytes of these that were not told.
+        untold: u64,
+    },
 }
 
 impl Event {
@@ -368,6 +401,9 @@ impl Event {
             Self::BadLine { .. } => EventKind::BadLine,
             Self::ChildExited { .. } => EventKind::ChildExited,
             Self::CheckEnded { .. } => EventKind::CheckEnded,
+            Self::TerminalStarted { .. } => EventKind::TerminalStarted,
+            Self::TerminalOutput { .. } => EventKind::TerminalOutput,
+            Self::TerminalEnded { .. } => EventKind::TerminalEnded,
         }
     }
 }

@@ -24,6 +24,7 @@
 //!   was no request.
 
 mod calls;
+mod client;
 mod envelope;
 mod handshake;
 mod message;
@@ -37,6 +38,7 @@ use std::time::Instant;
 use serde_json::value::RawValue;
 
 use self::calls::Calls;
+use self::client::Client;
 use self::envelope::{ErrorReply, Message};
 use self::message::{Capabilities, Options};
 use super::asks::Asks;
@@ -95,6 +97,7 @@ pub struct Acp {
     leaving: bool,
     asks: Asks<Options>,
     calls: Calls,
+    client: Client,
     /// Lines that were no messages.
     bad_lines: u32,
 }
@@ -114,6 +117,7 @@ impl Default for Acp {
             leaving: false,
             asks: Asks::default(),
             calls: Calls::default(),
+            client: Client::default(),
             bad_lines: 0,
         }
     }
@@ -124,7 +128,7 @@ impl Dialect for Acp {
         self.opening = opening.clone();
         let id = self.fresh_id();
         self.phase = Phase::Initializing(id);
-        out.push(Effect::Write(write::initialize(id)));
+        out.push(Effect::Write(write::initialize(id, opening.offers)));
     }
 
     fn input(&mut self, input: Input<'_>, _now: Instant, out: &mut Effects) {
@@ -175,6 +179,7 @@ impl Dialect for Acp {
             Command::Slash { .. } => return Err(Refused::Unsupported),
             Command::Cancel => self.cancel(out),
             Command::Answer { key, answer } => self.answer(&key, &answer, out)?,
+            Command::Client { key, answer } => self.client_answer(&key, &answer, out)?,
             Command::Goodbye => {}
         }
         Ok(())
@@ -349,6 +354,8 @@ impl Acp {
     fn drop_asks(&mut self, out: &mut Effects) {
         let open = self.asks.close_all().into_iter();
         out.extend(open.map(|(key, _)| Effect::Withdrawn(key)));
+        let wanted = self.client.close_all().into_iter();
+        out.extend(wanted.map(Effect::Withdrawn));
     }
 
     fn fault(&mut self, said: String, out: &mut Effects) {

@@ -4,12 +4,14 @@
 //! ladder. Never restarted, always replaced. Pumps and keeper are plain tasks; they send, it
 //! decides. Must not know sequence numbers, policies, tasks or the journal.
 
+pub(crate) mod client;
 mod deadlines;
 mod end;
 mod state;
 pub(crate) mod stderr;
 pub(crate) mod stdin;
 pub(crate) mod stdout;
+mod terminal;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -17,7 +19,9 @@ use std::time::Instant;
 use bytes::Bytes;
 use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 
+pub(crate) use client::{ClientNews, ClientSetup};
 pub(crate) use end::{Cause, ChannelEnd};
+use client::Clients;
 use state::ChannelState;
 use stdout::StreamEnd;
 
@@ -64,6 +68,8 @@ pub(crate) enum ChannelMsg {
     Stop,
     /// End the child, and its whole tree, now.
     Kill,
+    /// Something is heard of what the agent has its client do.
+    Client(Box<ClientNews>),
     /// A deadline may have passed.
     Tick,
 }
@@ -77,6 +83,8 @@ pub(crate) struct ChannelArgs {
     pub(crate) session_id: SessionId,
     pub(crate) plan: LaunchPlan,
     pub(crate) opening: Opening,
+    /// What is needed to do something for the agent, if anything is offered.
+    pub(crate) client: Option<ClientSetup>,
 }
 
 /// One incarnation of a child.
@@ -108,6 +116,7 @@ impl Actor for Channel {
             session_id: args.session_id,
             began: now,
             opening: args.opening,
+            clients: args.client.map(|setup| Box::new(Clients::new(setup))),
             stdin: None,
             keeper: None,
             ready: false,
@@ -154,12 +163,14 @@ impl Actor for Channel {
                 let took = now.saturating_duration_since(queued);
                 state.pool.meters.stdin_written(took);
                 state.prompt_written();
+                state.client_replies(now);
             }
             ChannelMsg::StdinFailed(why) => state.stdin_failed(&why, now),
             ChannelMsg::Ended(ended) => state.process_ended(ended, now),
             ChannelMsg::Command(command) => state.command(command, now),
             ChannelMsg::Stop => state.stop(now),
             ChannelMsg::Kill => state.kill(now),
+            ChannelMsg::Client(news) => state.client_news(*news, &myself, now),
             ChannelMsg::Tick => state.timer = None,
         }
         state.advance(now);

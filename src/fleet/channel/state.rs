@@ -8,6 +8,7 @@ use bytes::Bytes;
 use ractor::ActorRef;
 use tokio::task::JoinHandle;
 
+use super::client::Clients;
 use super::deadlines::Drain;
 use super::stdin::{NoPlace, Stdin};
 use super::stdout::StreamEnd;
@@ -38,6 +39,8 @@ pub(crate) struct ChannelState {
     pub(super) session_id: SessionId,
     pub(super) began: Instant,
     pub(super) opening: Opening,
+    /// What the agent has us do, if anything is offered.
+    pub(super) clients: Option<Box<Clients>>,
     pub(super) dialect: Box<dyn Dialect>,
     pub(super) credits: Credits,
     pub(super) stdin: Option<Stdin>,
@@ -81,6 +84,9 @@ impl ChannelState {
         let to = myself.clone();
         let ended = child.ended;
         self.keeper = Some(child.keeper);
+        if let Some(clients) = &mut self.clients {
+            clients.has_door(child.door);
+        }
         tokio::spawn(async move {
             let ended = ended.await.ok();
             let _ = to.send_message(ChannelMsg::Ended(ended));
@@ -236,7 +242,7 @@ impl ChannelState {
         match &command {
             Command::Prompt { .. } => self.watch.turn_began(now),
             Command::Cancel => self.watch.cancel_sent(now),
-            Command::Answer { .. } => self.watch.ask_closed(now),
+            Command::Answer { .. } | Command::Client { .. } => self.watch.ask_closed(now),
             Command::Slash { .. } | Command::Goodbye => {}
         }
         let mut effects = Vec::new();
@@ -273,7 +279,9 @@ impl ChannelState {
                         .emit(&self.pool.meters);
                     }
                 }
-                Effect::Ask(_) => self.pool.meters.event(EventKind::Asked),
+                Effect::Ask(_) | Effect::Client { ask: Some(_), .. } => {
+                    self.pool.meters.event(EventKind::Asked);
+                }
                 Effect::Ready(_) => self.pool.meters.event(EventKind::Ready),
                 _ => {}
             }
@@ -304,8 +312,14 @@ impl ChannelState {
                     self.watch.ask_opened();
                     items.push(Item::Ask(ask));
                 }
+                Effect::Client { key, call, ask } => {
+                    items.extend(self.client_wanted(key, call, ask, now));
+                }
                 Effect::Withdrawn(key) => {
                     self.watch.ask_closed(now);
+                    if let Some(clients) = &mut self.clients {
+                        clients.withdrawn(&key);
+                    }
                     items.push(Item::Withdrawn(key));
                 }
                 Effect::Cancelling => {

@@ -6,6 +6,7 @@
 //! it is. Must not know how a child is started or stopped, nor which task comes next.
 
 mod asks;
+mod client;
 mod ending;
 mod measure;
 mod next;
@@ -35,7 +36,7 @@ use super::credit::Hold;
 use super::pool::PoolMsg;
 use super::setup::{PoolShared, Shared};
 use crate::lifecycle::watch::Expired;
-use crate::model::{AgentInfo, Ask, AskKey, Event, Foreign, SessionId};
+use crate::model::{AgentInfo, Ask, AskKey, ClientWish, Event, Foreign, SessionId};
 use crate::sandbox::workspace::Manifest;
 use crate::telemetry::log::session_span;
 
@@ -55,6 +56,13 @@ pub(crate) enum Item {
     Event(Event),
     /// The agent asks.
     Ask(Ask),
+    /// The agent has its client do something.
+    Client {
+        /// What is put on record.
+        ask: Box<Ask>,
+        /// What is judged.
+        wish: ClientWish,
+    },
     /// The agent withdrew a request.
     Withdrawn(AskKey),
     /// The dialect cancelled the turn: a denial could not be told otherwise.

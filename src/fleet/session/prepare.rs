@@ -214,7 +214,8 @@ impl Prepared {
             }
             _ => pool.config.argv(fill),
         };
-        self.plan_for(shared, pool, argv)
+        let door = pool.config.client_offers().any();
+        self.plan(shared, pool, argv, door)
     }
 
     /// A plan for another program in the same walls.
@@ -224,8 +225,19 @@ impl Prepared {
         pool: &PoolShared,
         argv: Vec<String>,
     ) -> Result<LaunchPlan, PrepareError> {
+        self.plan(shared, pool, argv, false)
+    }
+
+    fn plan(
+        &self,
+        shared: &Shared,
+        pool: &PoolShared,
+        argv: Vec<String>,
+        door: bool,
+    ) -> Result<LaunchPlan, PrepareError> {
         let writable = pool.config.workspace.mode != WorkspaceMode::Ro;
-        launch_plan(shared, pool, &self.space, argv, &For::Agent { writable })
+        let what = For::Agent { writable, door };
+        launch_plan(shared, pool, &self.space, argv, &what)
     }
 }
 
@@ -426,6 +438,8 @@ enum For {
     Agent {
         /// Whether the workspace can be written.
         writable: bool,
+        /// Whether we may start helpers inside.
+        door: bool,
     },
     /// Git, which interprets what stands in a repository: it gets nothing of the agent's.
     Git {
@@ -436,7 +450,11 @@ enum For {
 
 impl For {
     const fn is_writable(&self) -> bool {
-        matches!(self, Self::Agent { writable: true })
+        matches!(self, Self::Agent { writable: true, .. })
+    }
+
+    const fn has_door(&self) -> bool {
+        matches!(self, Self::Agent { door: true, .. })
     }
 }
 
@@ -479,6 +497,7 @@ fn launch_plan(
             workspace: Some(tree(&space.workspace, what.is_writable())?),
             hostname: pool.config.name.as_str(),
             extra_ro: Vec::new(),
+            door: what.has_door(),
         })?))
     } else {
         Walls::None
@@ -524,7 +543,11 @@ fn ids(shared: &Shared, pool: &PoolShared, slot: &SlotId) -> sandbox::Ids {
 }
 
 /// The child's whole environment.
-fn environment(shared: &Shared, pool: &PoolShared, space: &Space) -> Vec<(String, String)> {
+pub(super) fn environment(
+    shared: &Shared,
+    pool: &PoolShared,
+    space: &Space,
+) -> Vec<(String, String)> {
     let config = &pool.config.env;
     let mut path = String::new();
     for directory in &config.path_add {

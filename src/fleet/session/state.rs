@@ -19,11 +19,11 @@ use crate::fleet::setup::{PoolShared, Shared};
 use crate::journal::{TaskChange, Write};
 use crate::lifecycle::state::SlotEvent;
 use crate::lifecycle::watch::Expired;
-use crate::model::{AgentInfo, Ask, Event, Foreign, TurnOutcome, Usage};
+use crate::model::{AgentInfo, Ask, Event, Foreign, TurnOutcome, Usage, Verdict};
 use crate::telemetry::event::child::ChildReady;
 use crate::telemetry::event::permission::PermissionDecided;
 use crate::telemetry::event::turn::{TokensUsed, ToolCallEnded, TurnEnded, TurnFirstEvent};
-use crate::telemetry::sets::ToolOutcome;
+use crate::telemetry::sets::{ToolClass, ToolOutcome};
 
 /// Where the session stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -199,7 +199,9 @@ impl SessionState {
             opening: Opening {
                 workspace: prepared.workspace_inside().to_owned(),
                 resume,
+                offers: self.pool.config.client_offers(),
             },
+            client: prepared.client_setup(&self.shared, &self.pool),
         });
         let cell = self.myself.get_cell();
         match ActorRuntime::spawn_linked_instant(None, Channel, args, cell) {
@@ -229,6 +231,7 @@ impl SessionState {
             }
             Item::Event(event) => self.event(event),
             Item::Ask(ask) => self.ask(ask),
+            Item::Client { ask, wish } => self.client(*ask, &wish),
             Item::Withdrawn(key) => self.asks.withdrawn(&key),
             Item::Cancelling => self.cancelling(),
             Item::Cleared => {
@@ -466,17 +469,7 @@ impl SessionState {
                 verdict,
                 class,
             } => {
-                PermissionDecided {
-                    slot: &self.work.slot,
-                    session: &self.work.session,
-                    ask: &verdict.ask,
-                    tool_class: class,
-                    decision: verdict.decision,
-                    by: verdict.by,
-                    rules: &verdict.rules,
-                    took: clock::since(asked),
-                }
-                .emit();
+                self.told(&verdict, class, asked);
                 if self.asks.answered(&key) {
                     self.command(Command::Answer { key, answer });
                     if deny_turn {
@@ -485,10 +478,36 @@ impl SessionState {
                     }
                 }
             }
+            After::Client {
+                key,
+                place,
+                asked,
+                verdict,
+                deny_turn,
+                class,
+            } => {
+                self.told(&verdict, class, asked);
+                self.client_durable(key, place, verdict, deny_turn);
+            }
             After::TurnEnded if self.scope == SessionScope::Slot => self.after_turn(),
             After::TurnEnded => self.stop(false),
             After::ChildEnded { task } => self.after_child(task),
         }
+    }
+
+    /// Logs and counts a verdict that is durable.
+    fn told(&self, verdict: &Verdict, class: ToolClass, asked: Instant) {
+        PermissionDecided {
+            slot: &self.work.slot,
+            session: &self.work.session,
+            ask: &verdict.ask,
+            tool_class: class,
+            decision: verdict.decision,
+            by: verdict.by,
+            rules: &verdict.rules,
+            took: clock::since(asked),
+        }
+        .emit();
     }
 
     pub(super) fn command(&self, command: Command) {
