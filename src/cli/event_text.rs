@@ -4,7 +4,7 @@
 
 use crate::journal::StoredEvent;
 use crate::model::foreign::show;
-use crate::model::{Event, Verdict};
+use crate::model::{Event, Foreign, Verdict};
 
 /// The least that is shown of what an event says, in columns.
 const LEAST: usize = 40;
@@ -121,12 +121,20 @@ fn says(event: &Event) -> String {
             Some(status) => format!("{status}: {}", output.raw()),
             None => output.raw().to_owned(),
         },
+        Event::TerminalStarted { .. }
+        | Event::TerminalOutput { .. }
+        | Event::TerminalEnded { .. } => of_terminal(event),
+    }
+}
+
+fn of_terminal(event: &Event) -> String {
+    match event {
         Event::TerminalStarted {
             terminal,
             argv,
             cwd,
         } => {
-            let words: Vec<_> = argv.iter().map(|word| word.raw()).collect();
+            let words: Vec<_> = argv.iter().map(Foreign::raw).collect();
             format!("{terminal} in {}: {}", cwd.raw(), words.join(" "))
         }
         Event::TerminalOutput { terminal, delta } => format!("{terminal}: {}", delta.raw()),
@@ -139,6 +147,7 @@ fn says(event: &Event) -> String {
             let how = status.map_or_else(|| "lost".to_owned(), |status| status.to_string());
             format!("{terminal} {how}, {wrote} bytes")
         }
+        _ => String::new(),
     }
 }
 

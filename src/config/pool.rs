@@ -15,8 +15,8 @@ use super::paths;
 use super::sandbox;
 use super::table::{Found, Item, Ledger, Place, Section, one_of, word};
 use super::types::{
-    AsksFor, ClientFs, DialectName, Guard, Launcher, Network, OnCrash, OnUnaskedDeny, Pool, Sandbox, SessionScope,
-    Workspace, WorkspaceMode,
+    AsksFor, ClientFs, DialectName, Guard, Launcher, Network, OnCrash, OnUnaskedDeny, Pool,
+    Sandbox, SessionScope, Workspace, WorkspaceMode,
 };
 use super::waits;
 use crate::limits;
@@ -389,15 +389,26 @@ fn agree(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Context<'_>) {
 /// words for it.
 fn client_methods_can_be_had(ledger: &Ledger, pool: &Pool, blame: &Blame) {
     let wanted = [
-        ("client_fs", pool.client_fs != ClientFs::None, &blame.client_fs),
-        ("client_terminal", pool.client_terminal, &blame.client_terminal),
+        (
+            "client_fs",
+            pool.client_fs != ClientFs::None,
+            &blame.client_fs,
+        ),
+        (
+            "client_terminal",
+            pool.client_terminal,
+            &blame.client_terminal,
+        ),
     ];
     for (key, is_on, place) in wanted {
         let (true, Some(place)) = (is_on, place) else {
             continue;
         };
         if pool.dialect != DialectName::Acp {
-            let message = format!("{key} needs dialect = \"acp\": {} has no such methods", pool.dialect);
+            let message = format!(
+                "{key} needs dialect = \"acp\": {} has no such methods",
+                pool.dialect
+            );
             ledger.fault(place, message, None);
         }
         if pool.launcher == Launcher::None {

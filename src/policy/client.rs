@@ -22,19 +22,82 @@ const SHOWN: usize = 120;
 /// Variables that an agent may never set: they say which programs, libraries, start-up files or
 /// configuration a command uses. Compared without case.
 const REFUSED: &[&str] = &[
-    "PATH", "HOME", "SHELL", "USER", "LOGNAME", "PWD", "OLDPWD", "TMPDIR", "IFS", "ENV", "CDPATH",
-    "GLOBIGNORE", "SHELLOPTS", "PS4", "PROMPT_COMMAND", "EDITOR", "VISUAL", "PAGER", "BROWSER",
-    "HOSTALIASES", "LOCALDOMAIN", "RES_OPTIONS", "GETCONF_DIR", "LOCPATH", "NLSPATH", "CLASSPATH",
-    "MAKEFLAGS", "MAKEFILES", "MFLAGS", "RUSTFLAGS", "RUSTDOCFLAGS", "CARGO_HOME", "GOFLAGS", "GOPATH",
-    "GOROOT", "TERMCAP", "ZDOTDIR", "INPUTRC", "WGETRC", "CURL_HOME",
+    "PATH",
+    "HOME",
+    "SHELL",
+    "USER",
+    "LOGNAME",
+    "PWD",
+    "OLDPWD",
+    "TMPDIR",
+    "IFS",
+    "ENV",
+    "CDPATH",
+    "GLOBIGNORE",
+    "SHELLOPTS",
+    "PS4",
+    "PROMPT_COMMAND",
+    "EDITOR",
+    "VISUAL",
+    "PAGER",
+    "BROWSER",
+    "HOSTALIASES",
+    "LOCALDOMAIN",
+    "RES_OPTIONS",
+    "GETCONF_DIR",
+    "LOCPATH",
+    "NLSPATH",
+    "CLASSPATH",
+    "MAKEFLAGS",
+    "MAKEFILES",
+    "MFLAGS",
+    "RUSTFLAGS",
+    "RUSTDOCFLAGS",
+    "CARGO_HOME",
+    "GOFLAGS",
+    "GOPATH",
+    "GOROOT",
+    "TERMCAP",
+    "ZDOTDIR",
+    "INPUTRC",
+    "WGETRC",
+    "CURL_HOME",
 ];
 
 /// The same by how they begin.
 const REFUSED_FAMILIES: &[&str] = &[
-    "LD_", "DYLD_", "GIT_", "BASH", "PYTHON", "PERL", "RUBY", "GEM_", "BUNDLE_", "NODE_", "NPM_CONFIG_",
-    "YARN_", "JAVA", "_JAVA", "JDK_", "DOTNET_", "LUA_", "LESS", "GCONV_", "GLIBC_", "MALLOC_", "SSH_",
-    "XDG_", "TERMINFO", "RUSTC", "CARGO_BUILD_", "CARGO_TARGET_", "CARGO_ALIAS_", "CARGO_ENCODED_",
-    "CARGO_REGISTR", "CMAKE_", "MARSHAL_",
+    "LD_",
+    "DYLD_",
+    "GIT_",
+    "BASH",
+    "PYTHON",
+    "PERL",
+    "RUBY",
+    "GEM_",
+    "BUNDLE_",
+    "NODE_",
+    "NPM_CONFIG_",
+    "YARN_",
+    "JAVA",
+    "_JAVA",
+    "JDK_",
+    "DOTNET_",
+    "LUA_",
+    "LESS",
+    "GCONV_",
+    "GLIBC_",
+    "MALLOC_",
+    "SSH_",
+    "XDG_",
+    "TERMINFO",
+    "RUSTC",
+    "CARGO_BUILD_",
+    "CARGO_TARGET_",
+    "CARGO_ALIAS_",
+    "CARGO_ENCODED_",
+    "CARGO_REGISTR",
+    "CMAKE_",
+    "MARSHAL_",
 ];
 
 impl Policy {
@@ -69,8 +132,8 @@ fn decide(policy: &Policy, wish: &ClientWish, at: &Place<'_>) -> (Judgement, Opt
 type Decided = Result<(Judgement, String), Box<Judgement>>;
 
 /// Why a wish is refused whatever the rules say.
-fn refused(rule: &str, words: &[&str], reason: String) -> Box<Judgement> {
-    Box::new(Judgement {
+fn refused(rule: &str, words: &[&str], reason: String) -> Judgement {
+    Judgement {
         decision: Decision::Deny,
         rules: vec![rule.to_owned()],
         reason,
@@ -83,12 +146,12 @@ fn refused(rule: &str, words: &[&str], reason: String) -> Box<Judgement> {
             }],
             not_plain: None,
         },
-    })
+    }
 }
 
-fn malformed(why: &str) -> Box<Judgement> {
+fn malformed(why: &str) -> Judgement {
     let reason = format!("the request cannot be judged: {why}");
-    Box::new(judge::error("malformed", &reason))
+    judge::error("malformed", &reason)
 }
 
 fn file(
@@ -104,7 +167,7 @@ fn file(
             show(path, SHOWN),
             show(at.workspace, SHOWN)
         );
-        return Err(refused("client_fs.outside", &[path], reason));
+        return Err(refused("client_fs.outside", &[path], reason).into());
     }
     let mut paths = vec![place.clone()];
     for spelling in [path.to_owned(), disguised(&place, at), disguised(path, at)] {
@@ -132,16 +195,16 @@ fn disguised(path: &str, at: &Place<'_>) -> String {
 /// Where a path leads now. Only a plain absolute path leads anywhere.
 fn place_of(path: &str, at: &Place<'_>) -> Result<String, Box<Judgement>> {
     let Some(below) = path.strip_prefix('/') else {
-        return Err(malformed("the path is not absolute"));
+        return Err(malformed("the path is not absolute").into());
     };
     if path.contains('\0') {
-        return Err(malformed("the path has a NUL in it"));
+        return Err(malformed("the path has a NUL in it").into());
     }
     if below.split('/').any(|part| matches!(part, "" | "." | "..")) {
-        return Err(malformed("the path has an empty component, a `.` or a `..`"));
+        return Err(malformed("the path has an empty component, a `.` or a `..`").into());
     }
     if !at.workspace.starts_with('/') {
-        return Err(malformed("the workspace is not known"));
+        return Err(malformed("the workspace is not known").into());
     }
     let end = Walker::new(*at).walk("/", path);
     if end.left {
@@ -150,18 +213,21 @@ fn place_of(path: &str, at: &Place<'_>) -> Result<String, Box<Judgement>> {
             show(path, SHOWN),
             show(at.workspace, SHOWN)
         );
-        return Err(refused("client_fs.outside", &[path, &end.path], reason));
+        return Err(refused("client_fs.outside", &[path, &end.path], reason).into());
     }
     Ok(end.path)
 }
 
 fn terminal(policy: &Policy, spec: &TerminalSpec, at: &Place<'_>) -> Decided {
     let words: Vec<&str> = spec.argv.iter().map(String::as_str).collect();
-    if words.first().is_none_or(|program| program.trim().is_empty()) {
-        return Err(malformed("it names no program"));
+    if words
+        .first()
+        .is_none_or(|program| program.trim().is_empty())
+    {
+        return Err(malformed("it names no program").into());
     }
     if words.iter().any(|word| word.contains('\0')) {
-        return Err(malformed("the command has a NUL in it"));
+        return Err(malformed("the command has a NUL in it").into());
     }
     let mut hits = Vec::new();
     for (name, value) in &spec.env {
@@ -178,12 +244,13 @@ fn terminal(policy: &Policy, spec: &TerminalSpec, at: &Place<'_>) -> Decided {
                     show(cwd, SHOWN),
                     show(at.workspace, SHOWN)
                 );
-                return Err(refused("client_terminal.cwd", &[cwd], reason));
+                return Err(refused("client_terminal.cwd", &[cwd], reason).into());
             }
             place
         }
     };
-    let command = argv::command(&words).map_err(|why| malformed(&format!("the command {why}")))?;
+    let command =
+        argv::command(&words).map_err(|why| Box::new(malformed(&format!("the command {why}"))))?;
     let request = Request::Shell {
         command,
         cwd: Some(cwd.clone()),
@@ -200,14 +267,19 @@ fn variable(policy: &Policy, name: &str, value: &str) -> Result<Option<Hit>, Box
         && !name.starts_with(|c: char| c.is_ascii_digit())
         && !value.contains('\0');
     if !is_plain {
-        return Err(malformed("a variable has no plain name, or a NUL in it"));
+        return Err(malformed("a variable has no plain name, or a NUL in it").into());
     }
     let folded = name.to_ascii_uppercase();
     let is_refused = REFUSED.contains(&folded.as_str())
-        || REFUSED_FAMILIES.iter().any(|family| folded.starts_with(family));
+        || REFUSED_FAMILIES
+            .iter()
+            .any(|family| folded.starts_with(family));
     if is_refused {
-        let reason = format!("an agent may not set the variable {} of a command", show(name, SHOWN));
-        return Err(refused("client_terminal.env", &[name], reason));
+        let reason = format!(
+            "an agent may not set the variable {} of a command",
+            show(name, SHOWN)
+        );
+        return Err(refused("client_terminal.env", &[name], reason).into());
     }
     if policy.shell.env_allow.iter().any(|allowed| allowed == name) {
         return Ok(None);
@@ -216,7 +288,11 @@ fn variable(policy: &Policy, name: &str, value: &str) -> Result<Option<Hit>, Box
         "the variable {} is not in the policy's shell.env_allow",
         show(name, SHOWN)
     );
-    Ok(Some(Hit::setting(Decision::Ask, "shell.env_allow", &reason)))
+    Ok(Some(Hit::setting(
+        Decision::Ask,
+        "shell.env_allow",
+        &reason,
+    )))
 }
 
 fn trimmed(path: &str) -> &str {
@@ -290,10 +366,25 @@ mod tests {
     #[test]
     fn what_leaves_the_workspace_or_is_no_plain_path_is_refused() {
         for path in [
-            "/etc/passwd", "/workspace", "/", "/home/agent/notes", "/workspace-evil/x", "/workspace/out/passwd",
-            "/workspace/home/notes", "/workspace/../etc/passwd", "/workspace/src/../README.md", "/workspace/./x",
-            "/workspace//x", "/workspace/x/", "README.md", "", "~/x", "/proc/self/root/etc/passwd", "/workspace/a\0b",
-            "/dev/null", "/tmp/x",
+            "/etc/passwd",
+            "/workspace",
+            "/",
+            "/home/agent/notes",
+            "/workspace-evil/x",
+            "/workspace/out/passwd",
+            "/workspace/home/notes",
+            "/workspace/../etc/passwd",
+            "/workspace/src/../README.md",
+            "/workspace/./x",
+            "/workspace//x",
+            "/workspace/x/",
+            "README.md",
+            "",
+            "~/x",
+            "/proc/self/root/etc/passwd",
+            "/workspace/a\0b",
+            "/dev/null",
+            "/tmp/x",
         ] {
             check_file(path, None, None);
         }
@@ -301,12 +392,25 @@ mod tests {
 
     #[test]
     fn secrets_and_protected_names_are_refused_in_every_disguise() {
-        for path in ["/workspace/.env", "/workspace/.ENV", "/workspace/a/.еnv", "/workspace/.env.", "/workspace/docs/.Env", "/workspace/ID_RSA"] {
+        for path in [
+            "/workspace/.env",
+            "/workspace/.ENV",
+            "/workspace/a/.еnv",
+            "/workspace/.env.",
+            "/workspace/docs/.Env",
+            "/workspace/ID_RSA",
+        ] {
             check_file(path, None, None);
         }
         for path in [
-            "/workspace/.GIT/config", "/workspace/.gіt/config", "/workspace/.ｇit/hooks/x", "/workspace/git~1/config",
-            "/workspace/.git./config", "/workspace/.gi\u{301}t/x", "/workspace/.Claude/settings.json", "/workspace/.envrc",
+            "/workspace/.GIT/config",
+            "/workspace/.gіt/config",
+            "/workspace/.ｇit/hooks/x",
+            "/workspace/git~1/config",
+            "/workspace/.git./config",
+            "/workspace/.gi\u{301}t/x",
+            "/workspace/.Claude/settings.json",
+            "/workspace/.envrc",
         ] {
             let (judgement, _) = decided(&ClientWish::Write(path.to_owned()));
             assert_eq!(judgement.decision, Decision::Deny, "{path}: {judgement:?}");
@@ -329,12 +433,24 @@ mod tests {
     #[test]
     fn a_terminal_is_judged_as_the_command_that_it_is() {
         let (judgement, cwd) = run(spec(&["ls", "src"]));
-        assert_eq!((judgement.decision, cwd.as_deref()), (Decision::Allow, Some("/workspace")));
+        assert_eq!(
+            (judgement.decision, cwd.as_deref()),
+            (Decision::Allow, Some("/workspace"))
+        );
         let (judgement, _) = run(spec(&["bash", "-c", "ls src && pwd"]));
         assert_eq!(judgement.decision, Decision::Allow, "{judgement:?}");
-        for denied in [&["rm", "-rf", "x"][..], &["bash", "-lc", "curl x"], &["cat", ".env"], &["sudo", "ls"]] {
+        for denied in [
+            &["rm", "-rf", "x"][..],
+            &["bash", "-lc", "curl x"],
+            &["cat", ".env"],
+            &["sudo", "ls"],
+        ] {
             let (judgement, cwd) = run(spec(denied));
-            assert_eq!((judgement.decision, cwd), (Decision::Deny, None), "{denied:?}");
+            assert_eq!(
+                (judgement.decision, cwd),
+                (Decision::Deny, None),
+                "{denied:?}"
+            );
         }
         // No shell reads the words of an argv.
         let (judgement, _) = run(spec(&["ls", "$(rm -rf /)"]));
@@ -356,7 +472,16 @@ mod tests {
         assert_eq!(cwd("/workspace").as_deref(), Some("/workspace"));
         assert_eq!(cwd("/workspace/src/").as_deref(), Some("/workspace/src"));
         assert_eq!(cwd("/workspace/docs").as_deref(), Some("/workspace/src"));
-        for outside in ["/", "/etc", "/home/agent", "/tmp", "/workspace/out", "/workspace/..", "src", ""] {
+        for outside in [
+            "/",
+            "/etc",
+            "/home/agent",
+            "/tmp",
+            "/workspace/out",
+            "/workspace/..",
+            "src",
+            "",
+        ] {
             assert_eq!(cwd(outside), None, "{outside}");
         }
     }
@@ -373,9 +498,30 @@ mod tests {
         assert_eq!(with("RUST_LOG", "debug").decision, Decision::Allow);
         assert_eq!(with("MY_FLAG", "1").decision, Decision::Ask);
         for name in [
-            "LD_PRELOAD", "LD_LIBRARY_PATH", "PATH", "Path", "HOME", "GIT_SSH_COMMAND", "GIT_DIR", "BASH_ENV", "ENV",
-            "PYTHONPATH", "PYTHONSTARTUP", "NODE_OPTIONS", "PERL5OPT", "RUBYOPT", "IFS", "BASH_FUNC_ls%%", "npm_config_x",
-            "RUSTC_WRAPPER", "JAVA_TOOL_OPTIONS", "MARSHAL_MARKER", "", "A=B", "1A", "A B",
+            "LD_PRELOAD",
+            "LD_LIBRARY_PATH",
+            "PATH",
+            "Path",
+            "HOME",
+            "GIT_SSH_COMMAND",
+            "GIT_DIR",
+            "BASH_ENV",
+            "ENV",
+            "PYTHONPATH",
+            "PYTHONSTARTUP",
+            "NODE_OPTIONS",
+            "PERL5OPT",
+            "RUBYOPT",
+            "IFS",
+            "BASH_FUNC_ls%%",
+            "npm_config_x",
+            "RUSTC_WRAPPER",
+            "JAVA_TOOL_OPTIONS",
+            "MARSHAL_MARKER",
+            "",
+            "A=B",
+            "1A",
+            "A B",
         ] {
             assert_eq!(with(name, "x").decision, Decision::Deny, "{name}");
         }

@@ -51,7 +51,9 @@ fn component(name: &str) -> String {
     let trimmed = plain.trim_end_matches(['.', ' ']);
     let trimmed = if trimmed.is_empty() { plain } else { trimmed };
     match trimmed.split_once('~') {
-        Some((short, number)) if !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit()) => {
+        Some((short, number))
+            if !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit()) =>
+        {
             format!(".{}", short.trim_start_matches('.'))
         }
         _ => trimmed.to_owned(),
@@ -95,8 +97,22 @@ mod tests {
     #[test]
     fn every_disguise_of_a_name_has_its_skeleton() {
         for disguise in [
-            ".git", ".GIT", ".Git", ".gіt", ".gıt", ".gİt", ".ｇｉｔ", ".g\u{200b}it", ".gi\u{301}t",
-            ".git.", ".git ", ".git. .", "git~1", "GIT~2", ".git::$INDEX_ALLOCATION", "․git",
+            ".git",
+            ".GIT",
+            ".Git",
+            ".gіt",
+            ".gıt",
+            ".gİt",
+            ".ｇｉｔ",
+            ".g\u{200b}it",
+            ".gi\u{301}t",
+            ".git.",
+            ".git ",
+            ".git. .",
+            "git~1",
+            "GIT~2",
+            ".git::$INDEX_ALLOCATION",
+            "․git",
         ] {
             assert_eq!(of(disguise), ".git", "{disguise:?}");
         }
@@ -106,7 +122,15 @@ mod tests {
 
     #[test]
     fn other_names_stay_as_they_are() {
-        for name in ["/workspace/src/main.rs", "notes.txt", "a-b_c.d", "日本語.md", "..", "x~y", ""] {
+        for name in [
+            "/workspace/src/main.rs",
+            "notes.txt",
+            "a-b_c.d",
+            "日本語.md",
+            "..",
+            "x~y",
+            "",
+        ] {
             assert_eq!(of(name), name);
         }
     }

@@ -125,7 +125,10 @@ fn open_below(dir: impl AsFd, path: &str, flags: OFlags, doing: &str) -> Step<Ow
         | ResolveFlags::NO_SYMLINKS
         | ResolveFlags::NO_MAGICLINKS
         | ResolveFlags::NO_XDEV;
-    let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let mut flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    if !flags.contains(OFlags::PATH) {
+        flags |= OFlags::NONBLOCK | OFlags::NOCTTY;
+    }
     let mut tries = 0;
     loop {
         match rustix::fs::openat2(&dir, path, flags, Mode::empty(), resolve) {
@@ -287,8 +290,7 @@ impl<'d> Fresh<'d> {
         let cannot = |error: &io::Error| system("it cannot be written", error);
         let mut file = &self.file;
         file.write_all(text).map_err(|error| cannot(&error))?;
-        rustix::fs::fchmod(file, mode)
-            .map_err(|errno| failed("its mode cannot be set", errno))?;
+        rustix::fs::fchmod(file, mode).map_err(|errno| failed("its mode cannot be set", errno))?;
         file.sync_all().map_err(|error| cannot(&error))
     }
 

@@ -204,6 +204,7 @@ proptest! {
         let opening = Opening {
             workspace: "/workspace".to_owned(),
             resume: (resumed && greeted == 0).then(|| "s".into()),
+            ..Opening::default()
         };
         let mut talk = Conversation::opened(DialectName::Acp, &opening);
         if greeted > 0 {

@@ -5,6 +5,7 @@
 
 #![allow(clippy::expect_used, reason = "a test ends with its first failure")]
 
+mod client_methods;
 mod continuing;
 mod crashes;
 mod drill;

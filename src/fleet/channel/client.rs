@@ -299,7 +299,7 @@ impl ChannelState {
         now: Instant,
     ) {
         match news {
-            ClientNews::Judged { key, verdict } => self.client_judged(key, verdict, myself, now),
+            ClientNews::Judged { key, verdict } => self.client_judged(&key, verdict, myself, now),
             ClientNews::File { key, answer, wrote } => {
                 if let Some(path) = wrote {
                     self.client_event(
@@ -393,7 +393,7 @@ impl ChannelState {
     /// The verdict is durable: what is allowed begins now.
     fn client_judged(
         &mut self,
-        key: AskKey,
+        key: &AskKey,
         verdict: Result<String, ClientError>,
         myself: &ActorRef<ChannelMsg>,
         now: Instant,
@@ -402,7 +402,7 @@ impl ChannelState {
         let Some(clients) = &mut self.clients else {
             return;
         };
-        let Some(at) = clients.judging.iter().position(|(open, _)| *open == key) else {
+        let Some(at) = clients.judging.iter().position(|(open, _)| open == key) else {
             return; // It was withdrawn.
         };
         let (key, call) = clients.judging.swap_remove(at);

@@ -19,9 +19,9 @@ use std::time::Instant;
 use bytes::Bytes;
 use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 
+use client::Clients;
 pub(crate) use client::{ClientNews, ClientSetup};
 pub(crate) use end::{Cause, ChannelEnd};
-use client::Clients;
 use state::ChannelState;
 use stdout::StreamEnd;
 

@@ -194,19 +194,23 @@ impl Screen {
         let mut from = held.bytes.len().saturating_sub(self.most);
         if held.wrote > self.most as u64 {
             let is_inside = |byte: &u8| byte & 0xc0 == 0x80;
-            let inside = held.bytes[from..].iter().take(3).take_while(|b| is_inside(b));
+            let inside = held.bytes[from..]
+                .iter()
+                .take(3)
+                .take_while(|b| is_inside(b));
             from += inside.count();
         }
         let mut text = String::from_utf8_lossy(&held.bytes[from..]).into_owned();
+        let mut truncated = held.wrote > self.most as u64;
         // What is no UTF-8 takes more room as text.
         if text.len() > self.most {
+            truncated = true;
             let mut cut = text.len() - self.most;
             while !text.is_char_boundary(cut) {
                 cut += 1;
             }
             text.drain(..cut);
         }
-        let truncated = held.wrote > text.len() as u64;
         (text, truncated)
     }
 }
@@ -257,7 +261,11 @@ impl Task {
     }
 
     /// Reads to the command's end, or kills it; nothing of it is left then.
-    async fn watch(&mut self, mut running: Running, mut output: pipe::Receiver) -> Option<ExitStatus> {
+    async fn watch(
+        &mut self,
+        mut running: Running,
+        mut output: pipe::Receiver,
+    ) -> Option<ExitStatus> {
         let mut chunk = vec![0; TERMINAL_CHUNK_BYTES];
         let mut status = None;
         let (mut is_over, mut is_read, mut is_killed) = (false, false, false);

@@ -17,7 +17,8 @@ use crate::fleet::setup::PoolShared;
 use crate::journal::{Judged, Write};
 use crate::limits::{ASK_INPUT_BYTES, ASKS_PER_SESSION, OPEN_CALLS};
 use crate::model::{
-    Answer, Ask, AskId, AskKey, Claimed, ClientWish, DecidedBy, Decision, Event, Foreign, OnTimeout, Verdict,
+    Answer, Ask, AskId, AskKey, Claimed, ClientWish, DecidedBy, Decision, Event, Foreign,
+    OnTimeout, Verdict,
 };
 use crate::policy::{Facts, Judgement, Request};
 use crate::telemetry::event::permission::{PermissionRequested, PolicyEvaluated};

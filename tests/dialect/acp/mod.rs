@@ -5,6 +5,7 @@
 
 mod asks;
 mod calls;
+mod client;
 mod handshake;
 mod resume;
 mod turns;

@@ -13,6 +13,7 @@ fn check(script: &str, expect: &str) {
     let opening = Opening {
         workspace: "/workspace".to_owned(),
         resume: Some("s-1".into()),
+        ..Opening::default()
     };
     let talk = Conversation::opened(DialectName::Acp, &opening);
     check_talk(talk, script, expect);
@@ -96,6 +97,7 @@ fn a_list_without_end_is_given_up() {
     let opening = Opening {
         workspace: "/workspace".to_owned(),
         resume: Some("s-1".into()),
+        ..Opening::default()
     };
     let told = crate::script::played(Conversation::opened(DialectName::Acp, &opening), &script);
     let last = told.lines().last().unwrap();

@@ -17,10 +17,37 @@ pub(super) const CANCELLED: i32 = -32800;
 
 /// The names of signals, from 1 (signal(7), as Linux numbers them on most machines).
 const SIGNALS: &[&str] = &[
-    "SIGHUP", "SIGINT", "SIGQUIT", "SIGILL", "SIGTRAP", "SIGABRT", "SIGBUS", "SIGFPE", "SIGKILL",
-    "SIGUSR1", "SIGSEGV", "SIGUSR2", "SIGPIPE", "SIGALRM", "SIGTERM", "SIGSTKFLT", "SIGCHLD",
-    "SIGCONT", "SIGSTOP", "SIGTSTP", "SIGTTIN", "SIGTTOU", "SIGURG", "SIGXCPU", "SIGXFSZ",
-    "SIGVTALRM", "SIGPROF", "SIGWINCH", "SIGIO", "SIGPWR", "SIGSYS",
+    "SIGHUP",
+    "SIGINT",
+    "SIGQUIT",
+    "SIGILL",
+    "SIGTRAP",
+    "SIGABRT",
+    "SIGBUS",
+    "SIGFPE",
+    "SIGKILL",
+    "SIGUSR1",
+    "SIGSEGV",
+    "SIGUSR2",
+    "SIGPIPE",
+    "SIGALRM",
+    "SIGTERM",
+    "SIGSTKFLT",
+    "SIGCHLD",
+    "SIGCONT",
+    "SIGSTOP",
+    "SIGTSTP",
+    "SIGTTIN",
+    "SIGTTOU",
+    "SIGURG",
+    "SIGXCPU",
+    "SIGXFSZ",
+    "SIGVTALRM",
+    "SIGPROF",
+    "SIGWINCH",
+    "SIGIO",
+    "SIGPWR",
+    "SIGSYS",
 ];
 
 #[derive(Serialize)]
@@ -46,7 +73,7 @@ struct Created<'a> {
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Output<'a> {
+struct Written<'a> {
     output: &'a str,
     truncated: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -84,7 +111,6 @@ fn exit(of: TerminalExit) -> Exit {
 /// Answers a request of that method with what came of it.
 pub(super) fn done(id: &str, method: ClientMethod, done: &ClientDone) -> Vec<u8> {
     match (method, done) {
-        (_, ClientDone::Nothing) => reply(id, Nothing {}),
         (_, ClientDone::Text(content)) => reply(id, Text { content }),
         (_, ClientDone::Terminal(terminal_id)) => reply(id, Created { terminal_id }),
         (
@@ -96,7 +122,7 @@ pub(super) fn done(id: &str, method: ClientMethod, done: &ClientDone) -> Vec<u8>
             },
         ) => reply(
             id,
-            Output {
+            Written {
                 output: text,
                 truncated: *truncated,
                 exit_status: of.map(exit),
@@ -104,7 +130,7 @@ pub(super) fn done(id: &str, method: ClientMethod, done: &ClientDone) -> Vec<u8>
         ),
         (ClientMethod::TerminalWait, ClientDone::Exited(of)) => reply(id, exit(*of)),
         // Whoever ends a command is not told how it ended.
-        (_, ClientDone::Exited(_)) => reply(id, Nothing {}),
+        (_, ClientDone::Nothing | ClientDone::Exited(_)) => reply(id, Nothing {}),
     }
 }
 
