@@ -91,7 +91,9 @@ impl Told {
 
 /// The copies of the workspace that the runs so far have made.
 fn copies(drill: &Drill) -> Vec<PathBuf> {
-    let entries = fs::read_dir(drill.state().join("copies")).expect("copies");
+    // Before the first of them there is not even a directory for them.
+    let entries = fs::read_dir(drill.state().join("copies"));
+    let entries = entries.into_iter().flatten();
     let mut dirs: Vec<PathBuf> = entries.map(|entry| entry.expect("a copy").path()).collect();
     dirs.sort();
     dirs
@@ -182,9 +184,21 @@ fn nothing_is_offered_unless_the_pool_says_so() {
     }
 }
 
+/// What the agent makes by itself, which no rule sees: links that lead out, ...
+const LINKS: &str = "import os\n\
+    for name, to in [('out', '/etc'), ('magic', '/proc/self/root'), ('in', 'src'), ('home', '../home/agent'), ('git', '.git')]:\n\
+    \x20   os.symlink(to, name)\n\
+    os.makedirs('.git/hooks')\n";
+/// ... and files that are none.
+const ODD: &str = "import os, socket\n\
+    os.link('README.md', 'alias'); os.mkfifo('pipe')\n\
+    socket.socket(socket.AF_UNIX).bind('socket')\n";
+
 #[test]
 fn every_escape_is_refused_and_its_harmless_sister_is_not() {
     let drill = open("");
+    fs::write(drill.workspace().join("links.py"), LINKS).expect("links.py");
+    fs::write(drill.workspace().join("odd.py"), ODD).expect("odd.py");
     let steps = [
         // What is wrong, then the same done rightly.
         ("client-read /workspace/../etc/passwd", "-32603", ""),
@@ -193,21 +207,13 @@ fn every_escape_is_refused_and_its_harmless_sister_is_not() {
         ("client-read /etc/passwd", "-32603", ""),
         ("client-write /tmp/x y", "-32603", ""),
         ("client-read /proc/self/root/etc/passwd", "-32603", ""),
-        (
-            "run ln -s /etc out && ln -s /proc/self/root magic && ln -s src in && ln -s ../home/agent home && ln -s .git git",
-            "",
-            "",
-        ),
+        ("run python3 links.py", "", ""),
         ("client-read out/passwd", "-32603", ""),
         ("client-read magic/etc/passwd", "-32603", ""),
         ("client-write home/x y", "-32603", ""),
         ("client-read in/lib.rs", "", "Nothing."),
         ("client-write in/made.rs y", "", "ok {}"),
-        (
-            "run mkdir -p .git/hooks && ln README.md alias && mkfifo pipe && python3 -c \"import socket; socket.socket(socket.AF_UNIX).bind('socket')\"",
-            "",
-            "",
-        ),
+        ("run python3 odd.py", "", ""),
         ("client-read alias", "-32602", "several names"),
         ("client-write alias y", "-32602", "several names"),
         ("client-read pipe", "-32602", "no regular file"),
@@ -315,7 +321,7 @@ fn a_directory_that_a_real_process_swaps_for_a_link_is_never_followed() {
 #[test]
 fn a_terminal_runs_exactly_what_was_judged_and_is_told_live() {
     let drill = open("");
-    let script = "terminal sh -c 'echo out; echo err >&2; pwd; exit 3'\nterminal printf %s|%s| 'a b' $(id)\nterminal rm -rf src\nterminal cat .env\nterminal no-such-program\nterminal sudo ls\nclient terminal/create {\"command\":\"sh\",\"args\":[\"-c\",\"pwd; echo $GREETING; kill -9 $$\"],\"cwd\":\"/workspace/src\",\"env\":[{\"name\":\"GREETING\",\"value\":\"hi\"}]}\nclient terminal/wait_for_exit {\"terminalId\":\"$TERMINAL\"}\nclient terminal/output {\"terminalId\":\"$TERMINAL\"}\nclient terminal/release {\"terminalId\":\"$TERMINAL\"}\nclient terminal/output {\"terminalId\":\"$TERMINAL\"}";
+    let script = "terminal sh -c 'echo out; echo err >&2; pwd; exit 3'\nterminal printf %s|%s| 'a b' $(id)\nterminal cat .env\nterminal no-such-program\nterminal sudo ls\nclient terminal/create {\"command\":\"sh\",\"args\":[\"-c\",\"pwd; echo $GREETING; kill -9 $$\"],\"cwd\":\"/workspace/src\",\"env\":[{\"name\":\"GREETING\",\"value\":\"hi\"}]}\nclient terminal/wait_for_exit {\"terminalId\":\"$TERMINAL\"}\nclient terminal/output {\"terminalId\":\"$TERMINAL\"}\nclient terminal/release {\"terminalId\":\"$TERMINAL\"}\nclient terminal/output {\"terminalId\":\"$TERMINAL\"}";
     let told = tell(&drill, script);
     told.has("terminal/wait_for_exit ok {\"exitCode\":3,\"signal\":null}")
         .has("\"output\":\"out\\nerr\\n/workspace\\n\"")
@@ -340,8 +346,6 @@ fn a_terminal_runs_exactly_what_was_judged_and_is_told_live() {
     assert_eq!(ended[0]["status"]["code"], 3);
     assert!(told.place("decided") < told.place("terminal_started"));
     assert!(told.place("terminal_started") < told.place("terminal_output"));
-    // The rule of the policy that forbids it does not know that it was a terminal.
-    assert!(copied(&drill, "src/lib.rs").exists() || told.text.contains("terminal/create ok"));
 }
 
 #[test]
