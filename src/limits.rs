@@ -5,6 +5,9 @@
 
 use std::time::Duration;
 
+mod client;
+pub use client::*;
+
 /// The longest line read from a child, in bytes, newline excluded. A longer one is a protocol
 /// fault: far above any line seen from a real agent (about 11 KB), and small enough that every slot
 /// may hold two.
@@ -146,6 +149,38 @@ pub const STDERR_LINES: usize = 50;
 /// Bytes kept of one stderr line.
 pub const STDERR_LINE_BYTES: usize = 4 << 10;
 
+/// Prompts that wait in one conversation, beside the one that runs.
+pub const CONVERSATION_QUEUE: usize = 16;
+
+/// How long a client waits for a free slot before it is refused.
+pub const CONVERSATION_WAIT: Duration = Duration::from_secs(10);
+
+/// Clients that wait for a slot of one pool at the same time.
+pub const CONVERSATION_OPENERS: usize = 64;
+
+/// Conversations on one page of a list.
+pub const CONVERSATION_PAGE: u32 = 50;
+
+/// How long a conversation that nobody uses can be loaded: as long as the copy of a task is kept.
+pub const CONVERSATION_KEPT: Duration = COPY_KEPT;
+
+/// What is told of asks and waits for one client: beyond it an ask is denied. Each open one
+/// ([`ASKS_PER_SESSION`]) is told twice.
+pub const ASKS_TOLD: usize = 16 * ASKS_PER_SESSION;
+
+/// The longest line that an editor may send, in bytes: a prompt of [`PROMPT_BYTES`], of which JSON
+/// makes six times as many at worst, and what stands beside it.
+pub const EDITOR_LINE_BYTES: usize = 8 << 20;
+
+/// Bytes that wait for an editor that does not read; then its conversations wait.
+pub const EDITOR_OUT_BYTES: usize = 16 << 20;
+
+/// Lines that wait for an editor that does not read.
+pub const EDITOR_OUT_LINES: usize = 256;
+
+/// Conversations that one editor has open, or is opening.
+pub const EDITOR_SESSIONS: usize = 32;
+
 /// Tasks that wait in one pool's queue.
 pub const POOL_QUEUE: usize = 100_000;
 
@@ -165,6 +200,9 @@ pub const KILLED_WAIT: Duration = Duration::from_secs(5);
 
 /// Open permission requests of one session before the next is denied.
 pub const ASKS_PER_SESSION: usize = 4;
+
+/// Permission requests of one pool that wait for people before the next is denied.
+pub const ASKS_PER_POOL: usize = 20;
 
 /// Bytes of an ask's input that are stored and judged; a larger one is denied.
 pub const ASK_INPUT_BYTES: usize = 64 << 10;
@@ -192,6 +230,15 @@ pub const CONFIG_TEXT_BYTES: usize = (128 << 10) - 1;
 /// Bytes of one secret of a child's environment, well below what Linux takes as one string.
 pub const SECRET_BYTES: usize = 64 << 10;
 
+/// Bytes of a hint's pattern.
+pub const HINT_PATTERN_BYTES: usize = 1024;
+/// Bytes that a hint's pattern may take when it is compiled.
+pub const HINT_REGEX_BYTES: usize = 256 << 10;
+/// Bytes of a hint's text: one line of a table.
+pub const HINT_TEXT_BYTES: usize = 500;
+/// Bytes of one message, or of one line of stderr, that hints are looked for in.
+pub const HINT_MESSAGE_BYTES: usize = 4 << 10;
+
 /// Slots in one pool.
 pub const POOL_SLOTS: u16 = 2048;
 
@@ -203,8 +250,13 @@ pub const COPY_FILES: u64 = 200_000;
 pub const COPY_KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
 /// How often old copies are swept.
 pub const SWEEP_EVERY: Duration = Duration::from_secs(3600);
-/// How often the sizes of homes and copies are measured while quotas do not exist.
+/// How often, at most, one session's home and copy are measured while quotas do not exist; and how
+/// often they are while its child says anything, or they grow, or the disk fills.
 pub const MEASURE_EVERY: Duration = Duration::from_secs(10);
+/// The longest time between two such measurements, however quiet a child is.
+pub const MEASURE_QUIET: Duration = Duration::from_secs(80);
+/// How often it is asked which sessions are to be measured, and how full the disk is.
+pub const MEASURE_LOOK: Duration = Duration::from_secs(1);
 /// The size limit of a session's home, in bytes.
 pub const HOME_BYTES: u64 = 4 << 30;
 /// The largest file that `home_files` may name, in bytes: settings and credentials, not data.
@@ -227,6 +279,32 @@ pub const MANIFEST_PATH_BYTES: usize = 4096;
 pub const CHANGES_LISTED: usize = 1000;
 /// How long a supervisor waits while another one takes its block of uids.
 pub const UIDS_WAIT: Duration = Duration::from_secs(5);
+
+/// Connections of one slot to one route that a configuration may allow.
+pub const ROUTE_CONNECTIONS: u16 = 256;
+/// Bytes of the head of one request from inside a sandbox.
+pub const ROUTE_HEAD_BYTES: usize = 64 << 10;
+/// Headers of one request from inside, and of one answer.
+pub const ROUTE_HEADERS: usize = 128;
+/// Bytes of request bodies that all routes of the fleet hold at the same time: each is read whole
+/// before it goes on. One more piece is refused.
+pub const ROUTE_BODIES_BYTES: usize = 512 << 20;
+/// Keys of one object in a request body; more are refused, because each must be remembered to see
+/// that none stands there twice.
+pub const ROUTE_BODY_KEYS: usize = 4096;
+/// Bytes of one provider's answer that are kept to read the tokens from it: one event of a stream,
+/// or the whole of a plain one. Of a longer one no tokens are counted.
+pub const ROUTE_USAGE_BYTES: usize = 1 << 20;
+/// Idle connections to one upstream that are kept for the next request, and for how long.
+pub const ROUTE_IDLE_UPSTREAM: usize = 8;
+/// See [`ROUTE_IDLE_UPSTREAM`].
+pub const ROUTE_IDLE_TIME: Duration = Duration::from_secs(60);
+/// Connections that wait to be accepted on one port inside (listen(2)).
+pub const ROUTE_BACKLOG: i32 = 128;
+/// Routes of one pool.
+pub const POOL_ROUTES: usize = 16;
+/// The longest pause that a provider's announcement can bring about.
+pub const RATE_LIMIT_ANNOUNCED: Duration = Duration::from_secs(24 * 3600);
 
 /// Open HTTP connections; further ones wait to be accepted.
 pub const HTTP_CONNECTIONS: usize = 256;
@@ -276,6 +354,20 @@ pub const AGENT_WRITE_BYTES: usize = 64 << 10;
 
 /// How long a shutdown waits for the journal.
 pub const JOURNAL_CLOSE: Duration = Duration::from_secs(10);
+
+/// How long an ssh connection may take before it counts as refused, where a pool does not say.
+pub const SSH_CONNECT: Duration = Duration::from_secs(10);
+
+/// How long a far end may give no sign of life before its connection counts as lost, where a pool
+/// does not say: three of the client's questions go unanswered.
+pub const SSH_ALIVE: Duration = Duration::from_secs(45);
+
+/// How long a child may take to read what its stdin begins with: a far end's connection, and what
+/// the pipe does not hold.
+pub const PREAMBLE_WRITE: Duration = Duration::from_secs(60);
+
+/// Bytes of the secrets that one child at a far end is told on its input, all together.
+pub const FAR_SECRETS_BYTES: usize = 256 << 10;
 
 /// How long the sandbox shim may take from its start until it reports.
 pub const SHIM_START: Duration = Duration::from_secs(20);
@@ -395,45 +487,6 @@ pub const CALL_PATHS: usize = 256;
 
 /// Options that are read of one ACP permission request.
 pub const ASK_OPTIONS: usize = 64;
-
-/// Requests of an agent to its client that are open in one channel: [`OPEN_ASKS`] bounds them too.
-/// Their files' texts together, in bytes; the next one is refused.
-pub const CLIENT_OPEN_BYTES: usize = 4 << 20;
-
-/// Bytes of a text file that an agent may read or write through its client, and of one excerpt.
-/// JSON makes six times as many of it at worst, which fits in [`STDIN_BYTES`].
-pub const CLIENT_FILE_BYTES: usize = 1 << 20;
-
-/// Bytes of a larger file that are looked through for the lines that an agent wants of it.
-pub const CLIENT_SCAN_BYTES: u64 = 64 << 20;
-
-/// The longest path in a request of an agent to its client: Linux' PATH_MAX.
-pub const CLIENT_PATH_BYTES: usize = 4096;
-
-/// Files of one session that are read or written for its agent at the same time.
-pub const CLIENT_FILES: usize = 2;
-
-/// How long one file may take to be read or written; the process that does it ends itself then.
-pub const CLIENT_FILE_WAIT: Duration = Duration::from_secs(10);
-
-/// Terminals of one session at the same time.
-pub const TERMINALS: usize = 16;
-
-/// Bytes that are kept of what one terminal's command writes, whatever the agent wishes.
-pub const TERMINAL_BYTES: usize = 1 << 20;
-
-/// Bytes of what one terminal's command writes that watchers and the journal are told. A build
-/// that writes a gigabyte must not cost its session the journal's quota.
-pub const TERMINAL_TOLD_BYTES: usize = 1 << 20;
-
-/// What is read at once from a terminal's command, and told in one event, in bytes.
-pub const TERMINAL_CHUNK_BYTES: usize = 16 << 10;
-
-/// How long the end of what a terminal's command wrote is read after its end.
-pub const TERMINAL_LAST_OUTPUT: Duration = Duration::from_secs(2);
-
-/// Bytes of a terminal's command line, variables and directory, beside those of the pool.
-pub const TERMINAL_SPEC_BYTES: usize = ASK_INPUT_BYTES;
 
 /// Steps that are kept of an agent's plan.
 pub const PLAN_ENTRIES: usize = 256;

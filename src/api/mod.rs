@@ -4,19 +4,24 @@
 //! Must not know the command line. A slow or silent client never slows the fleet: it lags, is
 //! told so, and is dropped in the end.
 
+pub mod acp;
 mod catch_up;
 pub mod control;
+mod conversation;
 pub mod history;
 pub mod http;
 pub mod process_stats;
 pub mod reply;
 pub mod request;
 pub mod service;
+pub mod talk;
 pub mod task_rules;
 pub mod view;
 pub mod watch;
 
 pub use service::{Fleet, Refusal};
 
+#[cfg(test)]
+mod terminals;
 #[cfg(test)]
 pub(crate) mod testing;

@@ -6,8 +6,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::request::{Code, Failure, VERSION};
-use crate::model::RunId;
+use crate::fleet::ConversationView;
 use crate::model::foreign::show;
+use crate::model::{RunId, SessionId};
 
 crate::model::words!(
     /// What kind of supervisor answers.
@@ -16,6 +17,8 @@ crate::model::words!(
         Daemon = "daemon",
         /// It works its own list and then ends.
         Run = "run",
+        /// It serves conversations as long as the editor lives that started it.
+        Editor = "editor",
     }
 );
 
@@ -43,8 +46,43 @@ pub enum Reply {
     },
     /// To [`Request::Cancel`](super::request::Request::Cancel), [`Request::Logs`](super::request::Request::Logs) and [`Request::Restart`](super::request::Request::Restart).
     Done,
+    /// To [`Request::Open`](super::request::Request::Open): lines of
+    /// [`talk`](super::talk) and events follow.
+    Opened {
+        /// The conversation's session.
+        session: SessionId,
+    },
+    /// To [`Request::Conversations`](super::request::Request::Conversations).
+    Conversations(Vec<ConversationLine>),
     /// It could not be done.
     Failed(Failure),
+}
+
+/// A conversation in a list.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConversationLine {
+    /// Its id.
+    pub session: String,
+    /// Its client's directory.
+    pub directory: String,
+    /// The beginning of its first prompt; foreign.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub title: Option<String>,
+    /// When it last had a prompt: microseconds since the Unix epoch.
+    pub at_us: i64,
+}
+
+impl ConversationLine {
+    /// Of a conversation.
+    #[must_use]
+    pub fn of(view: &ConversationView) -> Self {
+        Self {
+            session: view.session.to_string(),
+            directory: view.directory.to_string_lossy().into_owned(),
+            title: view.title.as_ref().map(|title| title.raw().to_owned()),
+            at_us: view.at_us,
+        }
+    }
 }
 
 /// A reply as it is written.
@@ -61,6 +99,10 @@ struct ReplyLine {
     run: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     accepted: Option<usize>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    session: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    conversations: Option<Vec<ConversationLine>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     error: Option<ErrorLine>,
 }
@@ -81,6 +123,8 @@ pub fn write_reply(reply: &Reply) -> String {
         pid: None,
         run: None,
         accepted: None,
+        session: None,
+        conversations: None,
         error: None,
     };
     match reply {
@@ -99,6 +143,14 @@ pub fn write_reply(reply: &Reply) -> String {
             line.accepted = Some(*accepted);
         }
         Reply::Done => line.ok = Some("done".to_owned()),
+        Reply::Opened { session } => {
+            line.ok = Some("opened".to_owned());
+            line.session = Some(session.to_string());
+        }
+        Reply::Conversations(found) => {
+            line.ok = Some("conversations".to_owned());
+            line.conversations = Some(found.clone());
+        }
         Reply::Failed(failure) => {
             line.error = Some(ErrorLine {
                 code: failure.code.to_string(),
@@ -133,6 +185,10 @@ pub fn read_reply(line: &str) -> Option<Reply> {
             accepted: line.accepted?,
         },
         "done" => Reply::Done,
+        "opened" => Reply::Opened {
+            session: SessionId::new(&line.session?).ok()?,
+        },
+        "conversations" => Reply::Conversations(line.conversations?),
         _ => return None,
     })
 }
@@ -152,6 +208,15 @@ mod tests {
             Reply::Submitted { run, accepted: 3 },
             Reply::Watching { accepted: 3 },
             Reply::Done,
+            Reply::Opened {
+                session: SessionId::new("s").expect("id"),
+            },
+            Reply::Conversations(vec![ConversationLine {
+                session: "s".to_owned(),
+                directory: "/srv".to_owned(),
+                title: Some("say".to_owned()),
+                at_us: 5,
+            }]),
             Reply::Failed(Failure::new(Code::Busy, "come again")),
         ] {
             let line = write_reply(&reply);

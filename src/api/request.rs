@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::task_rules;
 use crate::limits;
 use crate::model::foreign::show;
-use crate::model::{Foreign, PoolName, RunId, SlotId, TaskId, TaskSpec};
+use crate::model::{Foreign, PoolName, RunId, SessionId, SlotId, TaskId, TaskSpec};
 
 /// The version of requests and replies.
 pub const VERSION: u32 = 1;
@@ -49,6 +49,22 @@ pub enum Request {
         /// Which.
         slot: SlotId,
     },
+    /// Open a conversation: the connection is the conversation's from then on.
+    Open {
+        /// Whose slot.
+        pool: PoolName,
+        /// The client's directory on the host, absolute.
+        directory: PathBuf,
+        /// The conversation to load; else a new one.
+        session: Option<SessionId>,
+    },
+    /// List the conversations that can be loaded.
+    Conversations {
+        /// Of which pool.
+        pool: PoolName,
+        /// After so many.
+        after: u32,
+    },
 }
 
 crate::model::words!(
@@ -76,6 +92,16 @@ crate::model::words!(
         NoSuchRun = "no_such_run",
         /// No such slot.
         NoSuchSlot = "no_such_slot",
+        /// No such pool.
+        NoSuchPool = "no_such_pool",
+        /// The client's directory is none of the pool's.
+        BadDirectory = "bad_directory",
+        /// No slot is free for a conversation.
+        NoSlot = "no_slot",
+        /// No conversation of that id can be loaded.
+        NoSuchSession = "no_such_session",
+        /// Another client is in the conversation.
+        Taken = "taken",
         /// This supervisor works one list of tasks and takes no other in.
         NoDaemon = "no_daemon",
         /// The supervisor ends.
@@ -120,6 +146,14 @@ struct RequestLine {
     slot: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     follow: Option<bool>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pool: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    directory: Option<PathBuf>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    session: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    after: Option<u32>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -187,6 +221,10 @@ fn operation(line: RequestLine) -> Result<Request, Failure> {
         ("run", line.run.is_some()),
         ("slot", line.slot.is_some()),
         ("follow", line.follow.is_some()),
+        ("pool", line.pool.is_some()),
+        ("directory", line.directory.is_some()),
+        ("session", line.session.is_some()),
+        ("after", line.after.is_some()),
     ];
     let only = |wanted: &[&str]| {
         let stray = given.iter().find(|(key, is)| *is && !wanted.contains(key));
@@ -229,8 +267,27 @@ fn operation(line: RequestLine) -> Result<Request, Failure> {
                 slot: slot(line.slot.as_deref())?,
             })
         }
+        "open" => {
+            only(&["pool", "directory", "session"])?;
+            let directory = line.directory.ok_or_else(|| missing("directory"))?;
+            task_rules::workspace(&directory)
+                .map_err(|why| bad(format!("key \"directory\" {why}")))?;
+            let session = line.session.as_deref().map(SessionId::new).transpose();
+            Ok(Request::Open {
+                pool: pool(line.pool.as_deref())?,
+                directory,
+                session: session.map_err(|error| bad(show(&error.to_string(), 200)))?,
+            })
+        }
+        "conversations" => {
+            only(&["pool", "after"])?;
+            Ok(Request::Conversations {
+                pool: pool(line.pool.as_deref())?,
+                after: line.after.unwrap_or(0),
+            })
+        }
         other => Err(bad(format!(
-            "there is no op \"{}\"; there are hello, submit, watch, cancel, logs and restart",
+            "there is no op \"{}\"; there are hello, submit, watch, cancel, logs, restart, open and conversations",
             show(other, 40)
         ))),
     }
@@ -247,6 +304,11 @@ fn missing(key: &str) -> Failure {
 fn run(text: Option<&str>) -> Result<RunId, Failure> {
     let text = text.ok_or_else(|| missing("run"))?;
     RunId::new(text).map_err(|error| bad(show(&error.to_string(), 200)))
+}
+
+fn pool(text: Option<&str>) -> Result<PoolName, Failure> {
+    let text = text.ok_or_else(|| missing("pool"))?;
+    PoolName::new(text).map_err(|error| bad(show(&error.to_string(), 200)))
 }
 
 fn slot(text: Option<&str>) -> Result<SlotId, Failure> {
@@ -318,6 +380,10 @@ pub fn write(request: &Request) -> Result<String, Failure> {
         run: None,
         slot: None,
         follow: None,
+        pool: None,
+        directory: None,
+        session: None,
+        after: None,
     };
     let op = match request {
         Request::Hello => "hello",
@@ -342,6 +408,21 @@ pub fn write(request: &Request) -> Result<String, Failure> {
         Request::Restart { slot } => {
             line.slot = Some(slot.to_string());
             "restart"
+        }
+        Request::Open {
+            pool,
+            directory,
+            session,
+        } => {
+            line.pool = Some(pool.to_string());
+            line.directory = Some(directory.clone());
+            line.session = session.as_ref().map(ToString::to_string);
+            "open"
+        }
+        Request::Conversations { pool, after } => {
+            line.pool = Some(pool.to_string());
+            line.after = Some(*after);
+            "conversations"
         }
     };
     op.clone_into(&mut line.op);
@@ -479,6 +560,15 @@ mod tests {
                 follow: true,
             },
             Request::Restart { slot },
+            Request::Open {
+                pool: PoolName::new("demo").expect("name"),
+                directory: "/srv".into(),
+                session: SessionId::new("s").ok(),
+            },
+            Request::Conversations {
+                pool: PoolName::new("demo").expect("name"),
+                after: 3,
+            },
         ] {
             let line = write(&request).expect("written");
             assert_eq!(read(line.as_bytes()), Ok(request), "{line}");

@@ -9,9 +9,10 @@ use tokio::sync::{broadcast, mpsc};
 
 use super::history::{History, Past};
 use crate::fleet::{
-    FleetHandle, LogTail, Notice, Readiness, SlotView, Stop, SubmitError, TakeUpError, TaskReport,
+    Conversation, ConversationOrder, ConversationView, FleetHandle, LogTail, Notice, OpenError,
+    Readiness, SlotView, Stop, SubmitError, TakeUpError, TaskReport,
 };
-use crate::model::{RunId, SlotId, TaskId, TaskSpec};
+use crate::model::{PoolName, RunId, SlotId, TaskId, TaskSpec};
 
 /// Why tasks were not taken in. Nothing of them was kept then.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -89,6 +90,25 @@ pub trait Fleet: Clone + Send + Sync + 'static {
     /// The same for every run.
     fn cancel_all(&self);
 
+    /// Opens a conversation in a free slot of a pool, or loads one.
+    ///
+    /// # Errors
+    /// [`OpenError`]; nothing was begun then.
+    fn converse(
+        &self,
+        order: ConversationOrder,
+    ) -> impl Future<Output = Result<Conversation, OpenError>> + Send;
+
+    /// One page of the conversations of a pool that can be loaded, after so many.
+    ///
+    /// # Errors
+    /// [`OpenError`]
+    fn conversations(
+        &self,
+        pool: &PoolName,
+        after: u32,
+    ) -> impl Future<Output = Result<Vec<ConversationView>, OpenError>> + Send;
+
     /// Stops every child and ends the fleet. A second call with [`Stop::Now`] overtakes a first
     /// graceful one.
     fn stop(&self, how: Stop) -> impl Future<Output = ()> + Send;
@@ -151,6 +171,18 @@ impl Fleet for FleetHandle {
 
     fn cancel_all(&self) {
         self.cancel_all();
+    }
+
+    async fn converse(&self, order: ConversationOrder) -> Result<Conversation, OpenError> {
+        self.converse(order).await
+    }
+
+    async fn conversations(
+        &self,
+        pool: &PoolName,
+        after: u32,
+    ) -> Result<Vec<ConversationView>, OpenError> {
+        self.conversations(pool, after).await
     }
 
     async fn stop(&self, how: Stop) {

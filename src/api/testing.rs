@@ -14,7 +14,8 @@ use tokio_util::sync::CancellationToken;
 use super::history::{History, Worked};
 use super::service::{Continued, Fleet, Refusal, Reports};
 use crate::fleet::{
-    ChangeKind, FileChange, LogTail, Notice, Readiness, SlotView, Stop, TaskReport,
+    ChangeKind, Conversation, ConversationOrder, ConversationView, FileChange, LogTail, Notice,
+    OpenError, Readiness, SlotView, Stop, TaskReport,
 };
 use crate::model::{
     AskId, DecidedBy, Decision, Event, EventId, Foreign, PoolName, RunId, SessionId, SlotId,
@@ -196,21 +197,6 @@ fn hostile_events(evil: &str, task: &TaskId) -> Vec<Event> {
             tool: text(),
             path: text(),
         },
-        Event::TerminalStarted {
-            terminal: evil.to_owned(),
-            argv: vec![text()],
-            cwd: text(),
-        },
-        Event::TerminalOutput {
-            terminal: evil.to_owned(),
-            delta: text(),
-        },
-        Event::TerminalEnded {
-            terminal: evil.to_owned(),
-            status: None,
-            wrote: 1,
-            untold: 1,
-        },
         Event::StateChanged {
             model: Some(text()),
             mode: Some(text()),
@@ -293,7 +279,7 @@ pub(crate) fn hostile(evil: &str) -> (TaskReport, Vec<Notice>) {
         },
     ];
     let at = slot(0);
-    let events = hostile_events(evil, &task);
+    let events = [hostile_events(evil, &task), super::terminals::hostile(evil)].concat();
     notices.extend(events.into_iter().map(|e| event(&at, &session, &task, e)));
     (full, notices)
 }
@@ -577,6 +563,18 @@ impl Fleet for FakeFleet {
 
     fn readiness(&self) -> Readiness {
         Readiness::Ready
+    }
+
+    async fn converse(&self, _: ConversationOrder) -> Result<Conversation, OpenError> {
+        Err(OpenError::Stopping)
+    }
+
+    async fn conversations(
+        &self,
+        _: &PoolName,
+        _: u32,
+    ) -> Result<Vec<ConversationView>, OpenError> {
+        Ok(Vec::new())
     }
 
     fn cancel(&self, run: &RunId) {

@@ -11,8 +11,9 @@ use clap::{ArgAction, Parser, Subcommand};
 use super::board::Verbosity;
 use super::events::EventsArgs;
 use super::exit::Exit;
-use super::script_agent;
-use crate::model::{RunId, SessionId, SlotId};
+use super::walls::SandboxCommand;
+use super::{script_agent, script_model};
+use crate::model::{PoolName, RunId, SessionId, SlotId};
 
 /// Runs many AI agents on one host, each in its own sandbox, judged by policy
 #[derive(Debug, Parser)]
@@ -80,8 +81,23 @@ pub enum Command {
         #[command(subcommand)]
         command: ConfigCommand,
     },
+    /// The walls around one command, without a fleet
+    Sandbox {
+        /// What to do with them
+        #[command(subcommand)]
+        command: SandboxCommand,
+    },
+    /// Be an ACP agent on standard input and output, for editors: each of its sessions is one of the
+    /// daemon's, or of a fleet that it starts itself
+    Acp {
+        /// The pool whose slots work the sessions
+        #[arg(long, value_name = "NAME", value_parser = PoolName::new)]
+        pool: PoolName,
+    },
     /// Be the script agent: a deterministic agent that works a prompt as a small script
     ScriptAgent(script_agent::Args),
+    /// Be the rehearsal model: a server that answers as model providers do, by a script in the prompt
+    ScriptModel(script_model::Args),
 }
 
 /// `config …`

@@ -20,12 +20,14 @@ use super::progress::Screen;
 use super::results::Results;
 use super::run::{self, Job, Order};
 use super::show as session;
-use super::signals::Signals;
+use super::signals::{Signal, Signals};
 use super::start::{self, Failure};
 use super::state_dir::{self, StateDirError};
 use super::streams::Streams;
 use super::tasks::{self, Surroundings};
-use super::{config_command, script_agent, up};
+use super::{acp, config_command, script_agent, script_model, up, walls};
+use tokio_util::sync::CancellationToken;
+
 use crate::api::control;
 use crate::api::reply::Role;
 use crate::config::{Config, ConfigErrors, LogFormat};
@@ -53,6 +55,10 @@ pub fn main() -> ExitCode {
     }
     let no_colour = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let streams = Streams::standard(no_colour);
+    // What it ends with is the command's own.
+    if let Command::Sandbox { command } = cli.command {
+        return walls::main(command, cli.config.as_deref(), cli.json, streams);
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .max_blocking_threads(crate::limits::BLOCKING_THREADS)
         .enable_all()
@@ -96,6 +102,9 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
     {
         return config_command::schema(cli.json, &mut streams);
     }
+    if let Command::ScriptModel(args) = cli.command {
+        return script_model::run(args, cli.json, cli.quiet, streams).await;
+    }
     let Ok(directory) = std::env::current_dir() else {
         streams
             .err
@@ -114,6 +123,7 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
         },
         Command::Run(args) => run(&cli, args, loaded, &directory, streams).await,
         Command::Up => daemon(&cli, loaded, streams).await,
+        Command::Acp { pool } => editor(&cli, pool, loaded, streams).await,
         Command::Logs { slot, follow } => match find_state(&loaded.config, &mut streams) {
             Ok(state) => {
                 let slot = slot.clone();
@@ -133,7 +143,8 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
             Ok(state) => session::show(&state, name, cli.json, &mut streams),
             Err(exit) => exit,
         },
-        Command::ScriptAgent(_) => Exit::Usage, // taken before the runtime
+        Command::ScriptAgent(_) | Command::Sandbox { .. } => Exit::Usage, // taken before the runtime
+        Command::ScriptModel(_) => Exit::Usage, // taken before the configuration
     }
 }
 
@@ -372,6 +383,79 @@ async fn daemon(cli: &Cli, loaded: Loaded, mut streams: Streams) -> Exit {
     let exit = up::serve(started.fleet.clone(), doors, &mut streams.err, &mut signals).await;
     taking.abort();
     finish(started, exit, &mut signals).await
+}
+
+/// Serves an editor, by the supervisor of the state directory or by a fleet of this process.
+/// Standard output is the editor's: everything else goes to standard error.
+async fn editor(cli: &Cli, pool: &PoolName, loaded: Loaded, mut streams: Streams) -> Exit {
+    let state = match find_state(&loaded.config, &mut streams) {
+        Ok(state) => state,
+        Err(exit) => return exit,
+    };
+    let Ok(mut signals) = Signals::install() else {
+        streams.err.line("error: signals cannot be handled");
+        return Exit::CannotStart;
+    };
+    start_log(cli, &loaded.config, None, false);
+    let place = acp::Place {
+        state_dir: state.clone(),
+        pool: pool.clone(),
+    };
+    match control_client::serves_conversations(&state).await {
+        Ok(true) => return front(place, &mut signals).await,
+        Ok(false) => {}
+        Err(error) => return complain(&error, &mut streams),
+    }
+    if loaded.config.pool(pool.as_str()).is_none() {
+        let text = format!("error: there is no pool {pool} in the configuration");
+        streams.err.line(&text);
+        return Exit::Usage;
+    }
+    if !cli.quiet {
+        announce(&loaded, &mut streams);
+    }
+    let listen = loaded.config.supervisor.listen;
+    let begun = begin(loaded.config, &state, false, GoOn::Nothing, &mut streams).await;
+    let started = match begun {
+        Ok(started) => started,
+        Err(exit) => return exit,
+    };
+    let http = doors::listen(listen, Role::Editor, &mut streams.err).await;
+    let control = control::bind(started.state.path());
+    let (http, control) = match (http, control) {
+        (Ok(http), Ok(control)) => (http, control),
+        (Err(exit), _) => return exit,
+        (_, Err(error)) => {
+            streams.err.line(&format!("error: {error}"));
+            return Exit::CannotStart;
+        }
+    };
+    let metrics = started.metrics.clone();
+    let doors = Doors::open(&started.fleet, Role::Editor, http, control, metrics);
+    let exit = front(place, &mut signals).await;
+    started.fleet.cancel_all();
+    let second = run::stop(&started.fleet, &mut signals).await;
+    doors.close().await;
+    finish(started, second.map_or(exit, Signal::exit), &mut signals).await
+}
+
+/// Speaks with the editor until it closes its end, or a signal ends it.
+async fn front(place: acp::Place, signals: &mut Signals) -> Exit {
+    let stop = CancellationToken::new();
+    let serving = acp::serve(place, std::io::stdin(), std::io::stdout(), stop.clone());
+    let mut serving = std::pin::pin!(serving);
+    loop {
+        tokio::select! {
+            ended = &mut serving => return match ended {
+                acp::Ended::Closed => Exit::Done,
+                acp::Ended::Endless => Exit::Failures,
+            },
+            // The editor may go on without its terminal.
+            signal = signals.next() => if signal != Signal::Hangup {
+                stop.cancel();
+            },
+        }
+    }
 }
 
 /// Takes the state directory and starts the fleet; says why not.

@@ -8,7 +8,7 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use super::trust::{OpenError, Untrusted, open_trusted, shown, why};
-use crate::config::{Config, ConfigErrors, DEFAULT, Origin, Pool};
+use crate::config::{Config, ConfigErrors, DEFAULT, Origin, Pool, Ssh};
 use crate::limits;
 
 /// The file that is looked for in the current directory.
@@ -164,7 +164,12 @@ fn check_pool(pool: &Pool, origin: &Origin, faults: &mut Vec<Fault>) {
         let key = format!("pool.{}.{key}", pool.name);
         faults.push((key, message, help.map(str::to_owned)));
     };
-    let workspace = &pool.workspace.path;
+    if let Some(ssh) = &pool.ssh {
+        check_far(ssh, &mut fault);
+    }
+    let Some(workspace) = pool.local_workspace() else {
+        return;
+    };
     match fs::canonicalize(workspace) {
         Ok(real) if !real.is_dir() => {
             let message = format!("{} is not a directory", shown(workspace));
@@ -203,6 +208,33 @@ fn check_pool(pool: &Pool, origin: &Origin, faults: &mut Vec<Fault>) {
                 None,
             ),
         }
+    }
+}
+
+/// Files that the ssh client reads: what decides whom it talks to, and what it runs, is code.
+fn check_far(ssh: &Ssh, fault: &mut impl FnMut(&str, String, Option<&str>)) {
+    for (key, file) in [
+        ("ssh.config_file", &ssh.config_file),
+        ("ssh.known_hosts", &ssh.known_hosts),
+    ] {
+        let Some(file) = file else { continue };
+        match open_trusted(file) {
+            Ok(_) => {}
+            Err(OpenError::Read(error)) => {
+                fault(
+                    key,
+                    format!("no file at {}: {}", shown(file), why(&error)),
+                    None,
+                );
+            }
+            Err(OpenError::Untrusted(error)) => fault(key, error.to_string(), None),
+        }
+    }
+    if let Some(file) = &ssh.identity_file
+        && let Err(error) = fs::metadata(file)
+    {
+        let message = format!("no file at {}: {}", shown(file), why(&error));
+        fault("ssh.identity_file", message, None);
     }
 }
 

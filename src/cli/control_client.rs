@@ -9,12 +9,13 @@ use std::path::{Path, PathBuf};
 use super::exit::Exit;
 use super::streams::Streams;
 use crate::api::control::{LineError, Lines, connect};
-use crate::api::reply::{self, Reply, Role};
+use crate::api::reply::{self, ConversationLine, Reply, Role};
 use crate::api::request::{self, Code, Failure, Request};
 use crate::api::view::{self, LogItem};
 use crate::api::watch::Item;
 use crate::limits;
-use crate::model::{Foreign, RunId, SlotId, TaskSpec};
+use crate::model::foreign::show;
+use crate::model::{Foreign, PoolName, RunId, SessionId, SlotId, TaskSpec};
 
 /// Why a supervisor could not be asked, or did not do what it was asked for.
 #[derive(Debug, thiserror::Error)]
@@ -52,9 +53,14 @@ impl ClientError {
             Self::TooLong(_) => Exit::Usage,
             Self::Refused(failure) => match failure.code {
                 Code::NotPermitted => Exit::NotPermitted,
-                Code::BadTasks | Code::NoSuchSlot | Code::NoSuchRun => Exit::Usage,
+                Code::BadTasks
+                | Code::NoSuchSlot
+                | Code::NoSuchRun
+                | Code::NoSuchPool
+                | Code::NoSuchSession
+                | Code::BadDirectory => Exit::Usage,
                 Code::Busy | Code::Stopping | Code::NoDaemon => Exit::NoDaemon,
-                Code::Refused => Exit::CannotStart,
+                Code::Refused | Code::NoSlot | Code::Taken => Exit::CannotStart,
                 Code::BadJson
                 | Code::BadRequest
                 | Code::BadVersion
@@ -184,6 +190,49 @@ impl Client {
         client.ask(&Request::Cancel { run }).await.map(drop)
     }
 
+    /// Opens a conversation, or loads one: the connection is the conversation's then.
+    ///
+    /// # Errors
+    /// [`ClientError`]; nothing was begun then.
+    pub async fn open(
+        &mut self,
+        pool: PoolName,
+        directory: PathBuf,
+        session: Option<SessionId>,
+    ) -> Result<SessionId, ClientError> {
+        let request = Request::Open {
+            pool,
+            directory,
+            session,
+        };
+        match self.ask(&request).await? {
+            Reply::Opened { session } => Ok(session),
+            _ => Err(unexpected()),
+        }
+    }
+
+    /// One page of the conversations of a pool, after so many.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn conversations(
+        &mut self,
+        pool: &PoolName,
+        after: u32,
+    ) -> Result<Vec<ConversationLine>, ClientError> {
+        let pool = pool.clone();
+        match self.ask(&Request::Conversations { pool, after }).await? {
+            Reply::Conversations(found) => Ok(found),
+            _ => Err(unexpected()),
+        }
+    }
+
+    /// The connection itself.
+    #[must_use]
+    pub fn into_lines(self) -> Lines {
+        self.lines
+    }
+
     /// The state directory that it is connected to.
     pub fn state_dir(&self) -> &Path {
         &self.state_dir
@@ -207,7 +256,29 @@ pub async fn daemon(state_dir: &Path) -> Result<Option<Client>, ClientError> {
     };
     match client.hello().await? {
         (Role::Daemon, _) => Ok(Some(client)),
-        (Role::Run, _) => Ok(None),
+        (Role::Run | Role::Editor, _) => Ok(None),
+    }
+}
+
+/// Whether somebody at this state directory serves conversations.
+///
+/// # Errors
+/// [`ClientError`] if somebody is there and cannot be talked to, or works only for itself.
+pub async fn serves_conversations(state_dir: &Path) -> Result<bool, ClientError> {
+    let mut client = match Client::connect(state_dir).await {
+        Ok(client) => client,
+        Err(ClientError::NobodyThere { .. }) => return Ok(false),
+        Err(error) => return Err(error),
+    };
+    match client.hello().await? {
+        (Role::Daemon | Role::Editor, _) => Ok(true),
+        (Role::Run, pid) => Err(ClientError::Refused(Failure::new(
+            Code::NoDaemon,
+            format!(
+                "process {pid} works a list of tasks in {}; wait for its end, or use another state directory",
+                show(&state_dir.to_string_lossy(), 300)
+            ),
+        ))),
     }
 }
 

@@ -32,7 +32,7 @@ pub async fn listen(
             }
             Ok(Some(listener))
         }
-        Err(error) if role == Role::Run => {
+        Err(error) if role != Role::Daemon => {
             err.line(&format!("note: {error}; going on without /metrics"));
             Ok(None)
         }

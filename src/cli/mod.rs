@@ -3,6 +3,7 @@
 //! Floor 6. Owns arguments, progress, tables, result files, exit codes and signals. Must not
 //! decide anything about agents. Foreign text reaches an output only through `model::foreign`.
 
+pub mod acp;
 pub mod args;
 pub mod board;
 pub mod command;
@@ -20,6 +21,7 @@ pub mod progress;
 pub mod results;
 pub mod run;
 pub mod script_agent;
+pub mod script_model;
 pub mod secrets;
 pub mod show;
 pub mod signals;
@@ -31,6 +33,7 @@ pub mod table;
 pub mod tasks;
 pub mod trust;
 pub mod up;
+pub mod walls;
 
 pub use exit::Exit;
 pub use signals::{Signal, Signals};

@@ -1,4 +1,5 @@
-//! Reads the secrets that a configuration names: variables of the own environment and files.
+//! Reads the secrets that a configuration names: variables of the own environment and files; and
+//! the certificate authorities of its routes, whose files are trusted as much.
 //!
 //! A secret's file is one that nobody but root and the caller can change and that not everybody can
 //! read. Must not know who gets the values; no value is part of any message.
@@ -9,7 +10,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use super::trust::{OpenError, open_trusted, shown, why};
-use crate::config::{Config, ConfigErrors, SecretSource};
+use crate::config::{Authorities, Config, ConfigErrors, Route, Secret, SecretSource};
 use crate::limits;
 
 /// Gives every secret of the configuration its value. `env` reads the environment.
@@ -23,17 +24,30 @@ pub fn read(
     let mut faults = Vec::new();
     for pool in &mut config.pools {
         for (name, secret) in &mut pool.env.secrets {
-            let value = match &secret.source {
-                SecretSource::Variable(variable) => of_variable(variable, env(variable)),
-                SecretSource::File(path) => of_file(path),
-            };
-            match value {
-                Ok(value) => *secret = secret.clone().read(&value),
-                Err(message) => {
-                    let key = format!("pool.{}.env.set.{name}", pool.name);
-                    faults.push((key, message, None));
-                }
+            if let Err(message) = give(secret, &env) {
+                let key = format!("pool.{}.env.set.{name}", pool.name);
+                faults.push((key, message, None));
             }
+        }
+    }
+    // The keys of routes that nobody uses need not be there.
+    let used = |route: &&mut Route| {
+        let mut ports = config.pools.iter().flat_map(|pool| &pool.routes);
+        ports.any(|port| port.name == route.name)
+    };
+    for route in config.routes.values_mut().filter(used) {
+        let key = |key: &str| format!("route.{}.{key}", route.name);
+        let (secret_key, ca_key) = (key("secret"), key("ca"));
+        if let Some(secret) = &mut route.secret {
+            let given = give(secret, &env).and_then(|()| can_be_sent(secret));
+            if let Err(message) = given {
+                faults.push((secret_key, message, None));
+            }
+        }
+        if let Some(ca) = &mut route.ca
+            && let Err(message) = read_authorities(ca)
+        {
+            faults.push((ca_key, message, None));
         }
     }
     if faults.is_empty() {
@@ -41,6 +55,52 @@ pub fn read(
     } else {
         Err(Box::new(config.places.refuse(faults)))
     }
+}
+
+/// Gives a secret its value.
+fn give(secret: &mut Secret, env: &impl Fn(&str) -> Option<OsString>) -> Result<(), String> {
+    let value = match &secret.source {
+        SecretSource::Variable(variable) => of_variable(variable, env(variable)),
+        SecretSource::File(path) => of_file(path),
+        SecretSource::NotShown => Err(
+            "these words stand for a secret that was not shown: write where it stands, \"env:NAME\" or \"file:PATH\"".to_owned(),
+        ),
+    }?;
+    *secret = secret.clone().read(&value);
+    Ok(())
+}
+
+/// A key goes into a header.
+fn can_be_sent(secret: &Secret) -> Result<(), String> {
+    let value = secret.expose().unwrap_or_default();
+    if value.bytes().all(|b| matches!(b, b'!'..=b'~')) {
+        Ok(())
+    } else {
+        Err(
+            "the key holds a blank, a line break or another character that no header can carry"
+                .to_owned(),
+        )
+    }
+}
+
+fn read_authorities(ca: &mut Authorities) -> Result<(), String> {
+    let name = shown(&ca.path);
+    let mut file = open_trusted(&ca.path).map_err(|error| match error {
+        OpenError::Read(error) => format!("cannot read {name}: {}", why(&error)),
+        OpenError::Untrusted(error) => error.to_string(),
+    })?;
+    let mut bytes = Vec::new();
+    let most = limits::CONFIG_BYTES as u64 + 1;
+    let read = file.by_ref().take(most).read_to_end(&mut bytes);
+    read.map_err(|error| format!("cannot read {name}: {}", why(&error)))?;
+    if bytes.len() > limits::CONFIG_BYTES {
+        return Err(format!(
+            "{name} holds more than {} bytes",
+            limits::CONFIG_BYTES
+        ));
+    }
+    ca.pem = Some(bytes.into());
+    Ok(())
 }
 
 fn of_variable(name: &str, value: Option<OsString>) -> Result<String, String> {

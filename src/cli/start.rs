@@ -138,7 +138,7 @@ pub fn take_state(config: &Config, path: &Path, local: bool) -> Result<StateDir,
     let workspaces: Vec<PathBuf> = config
         .pools
         .iter()
-        .map(|pool| pool.workspace.path.clone())
+        .filter_map(|pool| pool.local_workspace().map(Path::to_owned))
         // What every agent of a profile sees must not show the state either.
         .chain(
             config
@@ -220,6 +220,7 @@ pub async fn start(mut config: Config, state: StateDir, go_on: GoOn) -> Result<S
         go_on,
     };
     let fleet = FleetHandle::start(setup).await?;
+    fleet.end_old_conversations().await;
     let exporter = Arc::new(exporter);
     tokio::spawn(keep_house(
         Arc::clone(&exporter),
@@ -345,7 +346,10 @@ async fn keep_house(
     loop {
         tokio::select! {
             _ = upkeep.tick() => exporter.upkeep(),
-            _ = sweeping.tick() => sweep_copies(&state, When::Hourly, Working::of(&journal, Some(fleet.clone()))).await,
+            _ = sweeping.tick() => {
+                fleet.end_old_conversations().await;
+                sweep_copies(&state, When::Hourly, Working::of(&journal, Some(fleet.clone()))).await;
+            }
             changed = health.changed() => {
                 let now = health.borrow_and_update().clone();
                 if let Health::Corrupt { reason } = &now {

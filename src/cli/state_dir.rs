@@ -37,7 +37,9 @@ pub fn find(
     };
     let real = real(&dir);
     for pool in &config.pools {
-        let workspace = self::real(&pool.workspace.path);
+        let Some(workspace) = pool.local_workspace().map(self::real) else {
+            continue;
+        };
         if !real.starts_with(&workspace) {
             continue;
         }
@@ -63,7 +65,7 @@ pub fn find(
 }
 
 /// The path with the links of its existing part followed.
-fn real(path: &Path) -> PathBuf {
+pub(super) fn real(path: &Path) -> PathBuf {
     for existing in path.ancestors() {
         if let Ok(real) = fs::canonicalize(existing) {
             let rest = path.strip_prefix(existing).unwrap_or(Path::new(""));

@@ -4,7 +4,7 @@
 //! Must not know terminals. Everything here is safe to show.
 
 use super::environment::HIDDEN;
-use super::types::{AsksFor, Config, Guard, Launcher, Network, OnCrash, Pool};
+use super::types::{AsksFor, Config, Guard, Launcher, Network, OnCrash, Pool, SecretSource, Ssh};
 use super::units::{show_duration, show_size};
 use crate::model::foreign;
 
@@ -56,8 +56,27 @@ impl Pool {
         if self.launcher == Launcher::None {
             weak.push("launcher none: no sandbox".to_owned());
         }
-        if self.network == Network::Host {
-            weak.push("network host: reaches whatever this host reaches".to_owned());
+        if let Some(ssh) = &self.ssh {
+            weak.push("launcher ssh: unsandboxed here".to_owned());
+            if ssh.walls.is_none() {
+                weak.push(format!(
+                    "a plain process at {}: nothing ends there what does not end by itself",
+                    ssh.shown()
+                ));
+            }
+            weak.push("the policy does not see links of the far end".to_owned());
+        }
+        match self.network {
+            Network::None => {}
+            Network::Host if self.launcher == Launcher::Ssh => {}
+            Network::Host => {
+                weak.push("network host: reaches whatever this host reaches".to_owned());
+            }
+            Network::Routes => {
+                weak.push(
+                    "network routes: what the agent sends to a model leaves this host".to_owned(),
+                );
+            }
         }
         match self.asks {
             AsksFor::All => {}
@@ -83,8 +102,18 @@ impl Pool {
                 show_size(profile.home_bytes),
                 show_size(profile.tmp_bytes)
             ),
+            (Launcher::Ssh, _) => self.ssh.as_ref().map_or_else(String::new, |ssh| far(ssh)),
             (launcher, _) => format!("launcher {launcher}, network {}", self.network),
         };
+        let routes = self.routes.iter().filter_map(|port| {
+            let route = config.routes.get(&port.name)?;
+            Some(format!(
+                "{} leads to {}",
+                route.base_url(),
+                foreign::show(&route.upstream.to_string(), WIDTH)
+            ))
+        });
+        let routes: Vec<String> = routes.map(|route| format!("  route    {route}")).collect();
         let restart = &self.restart;
         let crash = match restart.on_crash {
             OnCrash::Report => "a crashed task is reported",
@@ -93,6 +122,7 @@ impl Pool {
         };
         let guard = match (self.launcher, self.guard) {
             (Launcher::None, Guard::PolicyAndSandbox) => "policy (there is no sandbox)",
+            (Launcher::Ssh, Guard::PolicyAndSandbox) => "policy (there is no sandbox here)",
             (_, guard) => guard.word(),
         };
         let weak = self.weaknesses();
@@ -101,7 +131,7 @@ impl Pool {
         } else {
             weak.join("; ")
         };
-        vec![
+        let mut lines = vec![
             format!(
                 "pool {:<5} {}: {command}",
                 self.name,
@@ -119,11 +149,17 @@ impl Pool {
             ),
             format!("  walls    {walls}"),
             format!("  policy   {}, guard {guard}", self.policy),
-            format!(
-                "  work in  {}, mode {}",
-                foreign::show(&self.workspace.path.to_string_lossy(), WIDTH),
-                self.workspace.mode
-            ),
+            match &self.ssh {
+                Some(ssh) => format!(
+                    "  work in  {} at the far end",
+                    foreign::show(&ssh.workspace, WIDTH)
+                ),
+                None => format!(
+                    "  work in  {}, mode {}",
+                    foreign::show(&self.workspace.path.to_string_lossy(), WIDTH),
+                    self.workspace.mode
+                ),
+            },
             format!(
                 "  restart  {}, parked after {} in {}; {crash}, {}",
                 restart.kind,
@@ -132,8 +168,23 @@ impl Pool {
                 plural(self.attempts as usize, "attempt")
             ),
             format!("  weak     {weak}"),
-        ]
+        ];
+        // After the walls.
+        lines.splice(3..3, routes);
+        lines
     }
+}
+
+/// What stands around an agent at a far end.
+fn far(ssh: &Ssh) -> String {
+    let there = match &ssh.walls {
+        Some(walls) => format!(
+            "{} sandbox exec, mode {}, network {}",
+            walls.marshal, walls.mode, walls.network
+        ),
+        None => "none".to_owned(),
+    };
+    format!("launcher ssh: none here; at {}: {there}", ssh.shown())
 }
 
 fn plural(number: usize, word: &str) -> String {
@@ -155,6 +206,37 @@ pub(super) fn notes(config: &Config) -> Vec<String> {
             notes.push(format!(
                 "pool {name}: with launcher \"none\" every stop ends all of a child's processes, but after a kill -9 of the supervisor only the direct child is sure to end"
             ));
+        }
+        if let Some(ssh) = &pool.ssh {
+            notes.push(match ssh.walls {
+                Some(_) => format!(
+                    "pool {name}: unsandboxed here: it runs at {} behind the walls of marshal there, which ends everything when its connection does",
+                    ssh.shown()
+                ),
+                None => format!(
+                    "pool {name}: unsandboxed here: it runs at {} as a plain process; when the connection is cut, an agent that ignores the end of its input goes on there",
+                    ssh.shown()
+                ),
+            });
+        }
+        let routes = pool
+            .routes
+            .iter()
+            .filter_map(|port| config.routes.get(&port.name));
+        for route in routes {
+            let hidden = route.secret.as_ref();
+            if hidden.is_some_and(|secret| secret.source == SecretSource::NotShown) {
+                notes.push(format!(
+                    "pool {name}: route.{}.secret is the words {HIDDEN}, which stand for a secret that was not shown",
+                    route.name
+                ));
+            }
+            if route.server_tools {
+                notes.push(format!(
+                    "pool {name}: by the route {} the agent may use tools that the provider runs: what they reach, it reaches",
+                    route.name
+                ));
+            }
         }
         if pool.asks != AsksFor::All {
             notes.push(format!(

@@ -32,6 +32,9 @@ const OWN_PREFIXES: &[&str] = &[
     "GIT_CONFIG_VALUE_",
 ];
 
+/// What stands for the child's home at the beginning of a directory of `path_add`.
+pub const HOME: &str = "$HOME";
+
 /// Parts of names that usually hold a secret.
 const SECRETIVE: &[&str] = &[
     "KEY",
@@ -48,7 +51,7 @@ const SECRETIVE: &[&str] = &[
 const NAME_PATTERN: &str = "^[A-Za-z_][A-Za-z0-9_]{0,127}$";
 
 /// What the schema says of a directory of `path_add`.
-const DIRECTORY_PATTERN: &str = r"^/(?!(.*/)?\.\.(/|$))[^:]*$";
+const DIRECTORY_PATTERN: &str = r"^(\$HOME)?/(?!(.*/)?\.\.(/|$))[^:]*$";
 
 /// Reads the table. `found`: the file was found, not named, so it may not reach for secrets.
 pub(super) fn read(section: &Section<'_>, found: bool, dir: &Path) -> Env {
@@ -100,7 +103,8 @@ pub(super) fn read(section: &Section<'_>, found: bool, dir: &Path) -> Env {
         .texts_like("path_add", DIRECTORY_PATTERN)
         .map_or(Vec::new(), |list| list.value)
     {
-        let path = Path::new(&dir.value);
+        // The child's home is not known here: whoever makes its PATH fills it in.
+        let path = Path::new(dir.value.strip_prefix(HOME).unwrap_or(&dir.value));
         let plain = path
             .components()
             .all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
@@ -109,7 +113,7 @@ pub(super) fn read(section: &Section<'_>, found: bool, dir: &Path) -> Env {
             continue;
         }
         let message = format!(
-            "expected an absolute directory as the child sees it, without \":\" and \"..\", found {}",
+            "expected a directory as the child sees it, absolute or below $HOME, without \":\" and \"..\", found {}",
             quoted(&dir.value)
         );
         section.ledger.fault(&dir.place, message, None);
@@ -118,7 +122,10 @@ pub(super) fn read(section: &Section<'_>, found: bool, dir: &Path) -> Env {
     env
 }
 
-/// Where a value of `set` comes from, if it stands elsewhere: `env:NAME` or `file:PATH`.
+/// What the schema says of a secret that must stand elsewhere.
+pub(super) const SECRET_PATTERN: &str = "^(env:[A-Za-z_][A-Za-z0-9_]{0,127}|file:.+|‹secret›)$";
+
+/// Where a value comes from, if it stands elsewhere: `env:NAME` or `file:PATH`.
 fn secret(section: &Section<'_>, value: &Found<String>, dir: &Path) -> Option<SecretSource> {
     if let Some(name) = value.value.strip_prefix("env:") {
         if !is_name(name) {
@@ -141,9 +148,22 @@ fn secret(section: &Section<'_>, value: &Found<String>, dir: &Path) -> Option<Se
 pub(super) const HIDDEN: &str = "‹secret›";
 
 /// Whether a variable's name says that it holds a secret.
-pub(super) fn is_secretive(name: &str) -> bool {
+#[must_use]
+pub fn is_secretive(name: &str) -> bool {
     let name = name.to_ascii_uppercase().replace("AUTHOR", "");
     SECRETIVE.iter().any(|part| name.contains(part))
+}
+
+/// Reads a value that must be a secret: the words of one that was not shown are one too.
+pub(super) fn only_secret(
+    section: &Section<'_>,
+    value: &Found<String>,
+    dir: &Path,
+) -> Option<SecretSource> {
+    match value.value.as_str() {
+        HIDDEN => Some(SecretSource::NotShown),
+        _ => secret(section, value, dir),
+    }
 }
 
 fn check_name(section: &Section<'_>, place: &Place, name: &str) {

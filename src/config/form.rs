@@ -180,7 +180,10 @@ mod tests {
     #[test]
     fn the_reader_tells_the_forms_of_all_its_keys() {
         let forms = Forms::learn();
-        assert_eq!(forms.below(""), ["policy", "pool", "sandbox", "supervisor"]);
+        assert_eq!(
+            forms.below(""),
+            ["hint", "policy", "pool", "route", "sandbox", "supervisor"]
+        );
         assert_eq!(forms.of("pool.NAME.command"), [Form::Array]);
         assert_eq!(forms.of("pool.NAME.command[]"), [Form::Text]);
         assert_eq!(

@@ -11,13 +11,17 @@ mod describe;
 mod environment;
 mod error;
 mod form;
+pub mod hint;
 mod nearest;
 mod paths;
 mod pool;
 mod presets;
+mod route;
+mod route_table;
 mod sandbox;
 mod schema;
 mod show;
+mod ssh;
 mod table;
 pub mod types;
 mod units;
@@ -34,6 +38,7 @@ use std::sync::Arc;
 use toml::de::DeTable;
 
 pub use command::{Fill, OWN_PROGRAM};
+pub use environment::{HOME as HOME_OF_CHILD, is_secretive};
 pub use error::{ConfigError, ConfigErrors, Places};
 pub use schema::schema;
 pub use show::Effective;
@@ -61,7 +66,6 @@ const LATER_TABLES: &[&str] = &[
     "delegate",
     "delegates",
     "remote",
-    "route",
 ];
 
 /// Where a configuration comes from.
@@ -136,7 +140,10 @@ impl Config {
     #[must_use]
     pub fn workspace_around(&self, path: &Path) -> Option<&Pool> {
         let mut pools = self.pools.iter();
-        pools.find(|pool| path.starts_with(&pool.workspace.path))
+        pools.find(|pool| {
+            let workspace = pool.local_workspace();
+            workspace.is_some_and(|workspace| path.starts_with(workspace))
+        })
     }
 
     /// The pool that a task without a pool's name goes to: the only one.
@@ -215,6 +222,8 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
         &origin.dir,
         origin.file.is_some() && !origin.named,
     );
+    let found = origin.file.is_some() && !origin.named;
+    let routes = route_table::read_all(&root.section("route"), found, &origin.dir);
     let policies = policies(&root.section("policy"), &origin.dir);
     let names = |table: &'static str| {
         let named = root.section(table).named(sandbox::NAME_PATTERN);
@@ -222,10 +231,12 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
     };
     let context = Context {
         dir: &origin.dir,
-        found: origin.file.is_some() && !origin.named,
+        found,
         sandboxes: &sandboxes,
+        routes: &routes,
         sandbox_names: names("sandbox"),
         policy_names: names("policy"),
+        route_names: names("route"),
     };
     let table = root.section("pool");
     let drafts: Vec<Draft> = table
@@ -243,13 +254,23 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
     let supervisor = supervisor(&section, &origin.dir);
     children_fit(root, &drafts, supervisor.max_children);
     stay_outside(root, &drafts, &supervisor, &policies, origin);
-    root.close(LATER_TABLES, &[("pools", "pool"), ("policies", "policy")]);
+    let hints = hint::read(root);
+    root.close(
+        LATER_TABLES,
+        &[
+            ("pools", "pool"),
+            ("policies", "policy"),
+            ("routes", "route"),
+        ],
+    );
     let mut config = Config {
         file: origin.file.clone(),
         supervisor,
         pools: drafts.into_iter().map(|draft| draft.pool).collect(),
         sandboxes,
+        routes,
         policies,
+        hints,
         notes: Vec::new(),
         places: Places::new(ledger.text.clone(), BTreeMap::new()),
     };
@@ -386,6 +407,9 @@ fn stay_outside(
 ) {
     for draft in drafts {
         let pool = &draft.pool;
+        if pool.local_workspace().is_none() {
+            continue;
+        }
         let workspace = &pool.workspace;
         let holds = |path: &Path| path.starts_with(&workspace.path);
         if let Some(state) = &supervisor.state_dir

@@ -13,10 +13,11 @@ use super::environment;
 use super::error::quoted;
 use super::paths;
 use super::sandbox;
+use super::ssh;
 use super::table::{Found, Item, Ledger, Place, Section, one_of, word};
 use super::types::{
-    AsksFor, ClientFs, DialectName, Guard, Launcher, Network, OnCrash, OnUnaskedDeny, Pool,
-    Sandbox, SessionScope, Workspace, WorkspaceMode,
+    AsksFor, ClientFs, DialectName, Guard, Launcher, Network, OnCrash, OnUnaskedDeny, Pool, Route,
+    RoutePort, Sandbox, SessionScope, Workspace, WorkspaceMode, unknown_route,
 };
 use super::waits;
 use crate::limits;
@@ -70,10 +71,14 @@ pub(super) struct Context<'a> {
     pub(super) found: bool,
     /// The profiles.
     pub(super) sandboxes: &'a BTreeMap<String, Sandbox>,
+    /// The routes.
+    pub(super) routes: &'a BTreeMap<String, Route>,
     /// Names of all profiles that the file has, faulty ones too.
     pub(super) sandbox_names: Vec<String>,
     /// Names of all policies that the file has, faulty ones too.
     pub(super) policy_names: Vec<String>,
+    /// Names of all routes that the file has, faulty ones too.
+    pub(super) route_names: Vec<String>,
 }
 
 /// A pool and where its size stands.
@@ -89,10 +94,12 @@ struct Blame {
     launcher: Place,
     on_crash: Option<Place>,
     network: Option<Place>,
+    routes: Option<Place>,
+    env: Place,
     guard: Option<Place>,
     guard_off: Option<Place>,
-    client_fs: Option<Place>,
-    client_terminal: Option<Place>,
+    /// Of `client_fs` and `client_terminal`.
+    client: [Option<Place>; 2],
     mode: Place,
     path: Place,
     attempts_faulty: bool,
@@ -111,24 +118,24 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
     };
     let size = section.integer("size", 1..=limits::POOL_SLOTS);
     let agent = agent::read(&section, context.dir);
-    let launcher = section.word("launcher", &["bwrap", "container", "ssh", "pty"]);
-    let network = section.word("network", &["routes", "proxy"]);
+    let launcher = section.word("launcher", &["bwrap", "container", "pty"]);
+    let network = section.word("network", &["proxy"]);
     let guard = section.word("guard", &[]);
     let guard_off = section.boolean("guard_off");
-    let client_fs = section.word("client_fs", &[]);
-    let client_terminal = section.boolean("client_terminal");
+    let (client_fs, client_terminal, client) = client(&section);
     let attempts = section.integer("attempts", 1..=limits::ATTEMPTS);
-    let (workspace, path, mode) = workspace(&section, context.dir);
+    let (mut workspace, path, mode) = workspace(&section, context.dir);
     let (restart, on_crash) = waits::restart(&section.section("restart"));
     let blame = Blame {
         program: agent.program.clone(),
         launcher: place(launcher.as_ref(), &section.place),
         on_crash,
         network: network.as_ref().map(|found| found.place.clone()),
+        routes: section.item("routes").map(|item| item.place),
+        env: section.section("env").section("set").place,
         guard: guard.as_ref().map(|found| found.place.clone()),
         guard_off: guard_off.as_ref().map(|found| found.place.clone()),
-        client_fs: client_fs.as_ref().map(|found| found.place.clone()),
-        client_terminal: client_terminal.as_ref().map(|found| found.place.clone()),
+        client,
         mode,
         path: path.clone(),
         attempts_faulty: attempts.is_none() && section.item("attempts").is_some(),
@@ -136,8 +143,16 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
     let launcher = value(launcher, Launcher::Unshare);
     let open = match launcher {
         Launcher::Unshare => Network::None,
-        Launcher::None => Network::Host,
+        Launcher::None | Launcher::Ssh => Network::Host,
     };
+    let far = ssh::read(&section, context.dir, launcher);
+    if let Some(far) = &far {
+        workspace = ssh::workspace(far);
+    }
+    let mut env = environment::read(&section.section("env"), context.found, context.dir);
+    if far.is_some() && section.section("env").item("path_add").is_none() {
+        env.path_add = ssh::PATH_ADD.iter().map(PathBuf::from).collect();
+    }
     let size_place = place(size.as_ref(), &section.place);
     let Agent { name, .. } = &agent;
     let pool = Pool {
@@ -153,14 +168,17 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         asks: agent.asks,
         extractor: agent.extractor,
         launcher,
+        ssh: far,
         sandbox: profile(&section, launcher, context),
         network: value(network, open),
+        routes: routes(&section, context),
+        rate_limit: waits::rate_limit(&section.section("rate_limit")),
         policy: policy(&section, context),
         workspace,
         home_files: home_files(&section, context),
         attempts: value(attempts, 1),
         check: check(&section),
-        env: environment::read(&section.section("env"), context.found, context.dir),
+        env,
         restart,
         timeouts: waits::timeouts(&section.section("timeouts")),
         stop: waits::stop(&section.section("stop")),
@@ -168,16 +186,28 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         guard: value(guard, Guard::PolicyAndSandbox),
         guard_off: value(guard_off, false),
         on_unasked_deny: value(section.word("on_unasked_deny", &[]), OnUnaskedDeny::Report),
-        client_fs: value(client_fs, ClientFs::None),
-        client_terminal: value(client_terminal, false),
+        client_fs,
+        client_terminal,
     };
     section.close(LATER_KEYS, ELSEWHERE);
     agree(ledger, &pool, &blame, context);
+    ssh::agree(&section, &pool, context.found);
     Some(Draft {
         pool,
         size: size_place,
         workspace: path,
     })
+}
+
+/// What an agent may have its client do, and where the keys stand.
+fn client(section: &Section<'_>) -> (ClientFs, bool, [Option<Place>; 2]) {
+    let files = section.word("client_fs", &[]);
+    let terminal = section.boolean("client_terminal");
+    let places = [
+        files.as_ref().map(|found| found.place.clone()),
+        terminal.as_ref().map(|found| found.place.clone()),
+    ];
+    (value(files, ClientFs::None), value(terminal, false), places)
 }
 
 fn value<T>(found: Option<Found<T>>, default: T) -> T {
@@ -236,6 +266,10 @@ fn profile(section: &Section<'_>, launcher: Launcher, context: &Context<'_>) -> 
     let Some(found) = item.text_like(sandbox::NAME_PATTERN) else {
         return standard;
     };
+    if launcher == Launcher::Ssh {
+        ssh::refuse_profile(section.ledger, &found);
+        return standard;
+    }
     if launcher == Launcher::None {
         let message = "with launcher = \"none\" there is no sandbox: remove this key";
         section.ledger.fault(&found.place, message, None);
@@ -267,6 +301,40 @@ fn policy(section: &Section<'_>, context: &Context<'_>) -> String {
         item.unknown_word(&found.value, &names, LATER_POLICIES, &expected);
     }
     found.value
+}
+
+/// The routes, each of which must exist.
+fn routes(section: &Section<'_>, context: &Context<'_>) -> Vec<RoutePort> {
+    let mut routes: Vec<RoutePort> = Vec::new();
+    let list = section.texts_like("routes", sandbox::NAME_PATTERN);
+    if let Some(list) = list
+        .as_ref()
+        .filter(|list| list.value.len() > limits::POOL_ROUTES)
+    {
+        let message = format!("a pool has at most {} routes", limits::POOL_ROUTES);
+        section.ledger.fault(&list.place, message, None);
+    }
+    for found in list.map_or(Vec::new(), |list| list.value) {
+        let name = found.value;
+        let message = if routes.iter().any(|route| route.name == name) {
+            format!("the route {} is in the list twice", quoted(&name))
+        } else if let Some(route) = context.routes.get(&name) {
+            let port = route.port;
+            routes.push(RoutePort { name, port });
+            continue;
+        } else if context.route_names.contains(&name) {
+            continue;
+        } else {
+            let names: Vec<_> = context.routes.keys().map(String::as_str).collect();
+            format!(
+                "expected {} or the name of a [route.NAME], found {}",
+                one_of(&names),
+                quoted(&name)
+            )
+        };
+        section.ledger.fault(&found.place, message, None);
+    }
+    routes
 }
 
 /// Files for a new home: where they lie in it, and where they come from.
@@ -309,7 +377,7 @@ fn check(section: &Section<'_>) -> Vec<String> {
 }
 
 /// How a file may do what one that was found may not.
-const TRUST: &str = "name the file with --config if you trust it";
+pub(super) const TRUST: &str = "name the file with --config if you trust it";
 
 /// What the keys of one pool must agree on.
 fn agree(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Context<'_>) {
@@ -367,7 +435,12 @@ fn agree(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Context<'_>) {
         && !host
         && let Some(place) = &blame.network
     {
-        let message = "with launcher = \"none\" a child has the host's network: remove this key";
+        let message = match pool.network {
+            Network::Routes => {
+                "network = \"routes\" needs a network of its own: it does not go with launcher = \"none\""
+            }
+            _ => "with launcher = \"none\" a child has the host's network: remove this key",
+        };
         ledger.fault(place, message, None);
     }
     if none && pool.workspace.mode == WorkspaceMode::Ro {
@@ -376,11 +449,12 @@ fn agree(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Context<'_>) {
         ledger.fault(&blame.mode, message, help);
     }
     client_methods_can_be_had(ledger, pool, blame);
+    routes_lead_somewhere(ledger, pool, blame);
     home_files_are_not_its_own(ledger, pool, blame);
     if context.found {
         restrict(ledger, pool, blame, context);
     }
-    if !none {
+    if pool.launcher == Launcher::Unshare {
         program_is_inside(ledger, pool, blame, context);
     }
 }
@@ -388,17 +462,10 @@ fn agree(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Context<'_>) {
 /// What an agent has its client do is done inside its walls, and asked for in a protocol that has
 /// words for it.
 fn client_methods_can_be_had(ledger: &Ledger, pool: &Pool, blame: &Blame) {
+    let [files, terminal] = &blame.client;
     let wanted = [
-        (
-            "client_fs",
-            pool.client_fs != ClientFs::None,
-            &blame.client_fs,
-        ),
-        (
-            "client_terminal",
-            pool.client_terminal,
-            &blame.client_terminal,
-        ),
+        ("client_fs", pool.client_fs != ClientFs::None, files),
+        ("client_terminal", pool.client_terminal, terminal),
     ];
     for (key, is_on, place) in wanted {
         let (true, Some(place)) = (is_on, place) else {
@@ -411,20 +478,56 @@ fn client_methods_can_be_had(ledger: &Ledger, pool: &Pool, blame: &Blame) {
             );
             ledger.fault(place, message, None);
         }
-        if pool.launcher == Launcher::None {
+        if pool.launcher != Launcher::Unshare {
             let message = format!(
-                "{key} needs a sandbox: with launcher = \"none\" nothing holds what is done for the agent to its workspace"
+                "{key} needs a sandbox of this host: with launcher = \"{}\" nothing holds what is done for the agent to its workspace",
+                pool.launcher
             );
             ledger.fault(place, message, None);
         }
     }
-    if let Some(place) = &blame.client_fs
+    if let Some(place) = files
         && pool.client_fs == ClientFs::Write
         && pool.workspace.mode == WorkspaceMode::Ro
     {
         let message = "client_fs = \"write\" needs a workspace that can be written: files are written behind the agent's own walls";
         let help = Some("use client_fs = \"read\", or mode \"copy\"".to_owned());
         ledger.fault(place, message, help);
+    }
+}
+
+/// Routes and the network that has them go together, and no variable names another route.
+fn routes_lead_somewhere(ledger: &Ledger, pool: &Pool, blame: &Blame) {
+    let wanted = pool.network == Network::Routes;
+    match (&blame.routes, &blame.network) {
+        (None, Some(place)) if wanted => {
+            let message = "network = \"routes\" needs routes";
+            let help = Some("for example: routes = [\"anthropic\"]".to_owned());
+            ledger.fault(place, message, help);
+        }
+        (Some(place), _) if wanted && pool.routes.is_empty() && !ledger.is_faulty() => {
+            let message = "network = \"routes\" needs at least one of the routes";
+            ledger.fault(place, message, None);
+        }
+        (Some(place), _) if !wanted => {
+            let message = format!(
+                "routes need network = \"routes\", and this pool's is \"{}\"",
+                pool.network
+            );
+            ledger.fault(place, message, None);
+        }
+        _ => {}
+    }
+    let mut values = pool.env.set.iter();
+    let unknown = values
+        .find_map(|(name, value)| unknown_route(value, &pool.routes).map(|route| (name, route)));
+    if let Some((name, route)) =
+        unknown.filter(|_| blame.routes.is_none() || !pool.routes.is_empty())
+    {
+        let message = format!(
+            "the variable {name} names {{route.{route}}}, which is none of the pool's routes"
+        );
+        ledger.fault(&blame.env, message, None);
     }
 }
 
@@ -452,8 +555,14 @@ fn restrict(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Context<'_>) 
     if pool.launcher == Launcher::None {
         refuse(&blame.launcher, "launcher = \"none\"");
     }
+    if pool.launcher == Launcher::Ssh {
+        return; // Refused as a whole: the rest of it is about this host.
+    }
     if let (Network::Host, Some(place)) = (pool.network, &blame.network) {
         refuse(place, "network = \"host\"");
+    }
+    if let (Network::Routes, Some(place)) = (pool.network, &blame.network) {
+        refuse(place, "network = \"routes\"");
     }
     if !pool.workspace.path.starts_with(context.dir) {
         refuse(&blame.path, "a workspace outside its own directory");

@@ -21,6 +21,9 @@ fn rules(key: &str) -> Value {
         "pool" => json!({"minProperties": 1}),
         "pool.NAME" => json!({"oneOf": [{"required": ["agent"]}, {"required": ["command"]}]}),
         "pool.NAME.command" => json!({"minItems": 1}),
+        "pool.NAME.ssh" => json!({"required": ["host", "workspace"]}),
+        "hint[]" => json!({"required": ["pattern", "text"]}),
+        "pool.NAME.routes" | "route.NAME.allow" => json!({"minItems": 1}),
         "policy.NAME" => json!({"required": ["file"]}),
         _ => json!({}),
     }
@@ -208,8 +211,9 @@ fn row(key: &str) -> Option<Row> {
 
 /// The first paragraph of a table's chapter.
 fn chapter(key: &str) -> Option<String> {
-    let heading = format!("## `[{key}]`");
-    let mut lines = DOCUMENT.lines().skip_while(|line| *line != heading).skip(2);
+    let headings = [format!("## `[{key}]`"), format!("## `[[{key}]]`")];
+    let is_other = |line: &&str| !headings.iter().any(|heading| heading == line);
+    let mut lines = DOCUMENT.lines().skip_while(is_other).skip(2);
     let words: Vec<&str> = lines
         .by_ref()
         .take_while(|line| !line.is_empty() && !line.starts_with('|'))

@@ -4,6 +4,9 @@
 //! where it is shown; everything here is safe to show. Every structure is taken apart in full, so
 //! that no new key can be forgotten.
 
+use std::collections::BTreeMap;
+mod ssh;
+
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,10 +14,12 @@ use std::time::Duration;
 use toml::{Table, Value};
 
 use super::environment::{self, HIDDEN};
+use super::hint::Hint;
 use super::presets;
+use super::route_table;
 use super::types::{
-    AskConfig, Config, Env, Extractor, JournalRules, Launcher, Pool, Restart, Sandbox, StopWaits,
-    Supervisor, Timeouts, Workspace,
+    AskConfig, Config, Env, Extractor, JournalRules, Launcher, Pool, RateLimit, Restart, Route,
+    RouteTimeouts, Sandbox, StopWaits, Supervisor, Timeouts, Workspace,
 };
 use super::units::{show_duration, show_size};
 use crate::model::foreign;
@@ -72,23 +77,44 @@ impl Config {
             supervisor: of_supervisor,
             pools,
             sandboxes,
+            routes,
             policies,
+            hints: of_hints,
             notes: _,
             places: _,
         } = self;
         let mut tables = vec![supervisor(of_supervisor)];
+        if !of_hints.own().is_empty() {
+            // A key of the file itself, so before all tables.
+            let mut table = Shown::new(&[]);
+            table.put("hint", of_hints.own().iter().map(hint).collect::<Vec<_>>());
+            tables.insert(0, table);
+        }
         tables.extend(pools.iter().map(pool));
         tables.extend(
             sandboxes
                 .iter()
                 .map(|(name, profile)| sandbox(name, profile)),
         );
+        tables.extend(self.shown_routes(routes).map(route));
         tables.extend(policies.iter().map(|(name, file)| {
             let mut table = Shown::new(&["policy", name]);
             table.put("file", path(file));
             table
         }));
         Effective { tables }
+    }
+
+    /// The routes that a pool uses, and those that are not just built in.
+    fn shown_routes<'c>(
+        &'c self,
+        routes: &'c BTreeMap<String, Route>,
+    ) -> impl Iterator<Item = &'c Route> {
+        routes.values().filter(|route| {
+            let mut pools = self.pools.iter();
+            pools.any(|pool| pool.routes.iter().any(|used| used.name == route.name))
+                || !route_table::is_built_in(route)
+        })
     }
 }
 
@@ -101,7 +127,9 @@ impl Effective {
             if !out.is_empty() {
                 out.push('\n');
             }
-            let _ = writeln!(out, "[{}]", dotted(&table.header));
+            if !table.header.is_empty() {
+                let _ = writeln!(out, "[{}]", dotted(&table.header));
+            }
             for remark in &table.remarks {
                 let _ = writeln!(out, "# {remark}");
             }
@@ -189,8 +217,11 @@ fn pool(pool: &Pool) -> Shown {
         asks,
         extractor,
         launcher,
+        ssh: far,
         sandbox,
         network,
+        routes,
+        rate_limit: of_rate_limit,
         policy,
         workspace,
         home_files,
@@ -233,10 +264,17 @@ fn pool(pool: &Pool) -> Shown {
     };
     table.put("extractor", extractor);
     table.put("launcher", launcher.word());
-    if *launcher != Launcher::None {
+    if *launcher == Launcher::Unshare {
         table.put("sandbox", sandbox.as_str());
     }
-    table.put("network", network.word());
+    match far {
+        Some(far) => ssh::put(&mut table, far),
+        None => table.put("network", network.word()),
+    }
+    if !routes.is_empty() {
+        let names: Vec<String> = routes.iter().map(|route| route.name.clone()).collect();
+        table.put("routes", texts(&names));
+    }
     table.put("policy", policy.as_str());
     table.put("guard", guard.word());
     table.put("guard_off", *guard_off);
@@ -244,12 +282,16 @@ fn pool(pool: &Pool) -> Shown {
     table.put("client_fs", client_fs.word());
     table.put("client_terminal", *client_terminal);
     let Workspace { path: work, mode } = workspace;
-    table.put("workspace.path", path(work));
-    table.put("workspace.mode", mode.word());
+    if far.is_none() {
+        table.put("workspace.path", path(work));
+        table.put("workspace.mode", mode.word());
+    }
     let files = home_files
         .iter()
         .map(|(name, file)| (name.clone(), path(file)));
-    table.put_named("home_files", files.collect());
+    if far.is_none() {
+        table.put_named("home_files", files.collect());
+    }
     table.put("session", session.word());
     table.put("attempts", i64::from(*attempts));
     table.put("check", texts(check));
@@ -257,7 +299,19 @@ fn pool(pool: &Pool) -> Shown {
     restart(&mut table, of_restart);
     timeouts(&mut table, of_timeouts);
     stop(&mut table, *of_stop);
-    let AskConfig { on_timeout } = of_ask;
+    let RateLimit {
+        pause,
+        max,
+        give_up,
+    } = of_rate_limit;
+    for (key, time) in [("pause", pause), ("max", max), ("give_up", give_up)] {
+        table.put(&format!("rate_limit.{key}"), show_duration(*time));
+    }
+    let AskConfig {
+        timeout,
+        on_timeout,
+    } = of_ask;
+    table.put("ask.timeout", show_duration(*timeout));
     table.put("ask.on_timeout", on_timeout.word());
     table
 }
@@ -344,6 +398,36 @@ fn stop(table: &mut Shown, stop: StopWaits) {
     }
 }
 
+fn hint(hint: &Hint) -> Value {
+    let Hint {
+        pattern,
+        place,
+        agent,
+        launcher,
+        code,
+        text: said,
+        class,
+    } = hint;
+    let mut table = Table::new();
+    let mut put = |key: &str, value: Value| table.insert(key.to_owned(), value);
+    put("pattern", text(pattern.as_str()));
+    put("where", text(place.word()));
+    if let Some(agent) = agent {
+        put("agent", text(agent));
+    }
+    if let Some(launcher) = launcher {
+        put("launcher", text(launcher.word()));
+    }
+    if let Some(code) = code {
+        put("code", i64::from(*code).into());
+    }
+    put("text", text(said));
+    if let Some(class) = class {
+        put("class", text(class.word()));
+    }
+    Value::Table(table)
+}
+
 fn sandbox(name: &str, profile: &Sandbox) -> Shown {
     let Sandbox {
         ro_bind,
@@ -366,6 +450,56 @@ fn sandbox(name: &str, profile: &Sandbox) -> Shown {
     table.put("proc", proc_mode.word());
     table.put("limits.nofile", integer(*nofile));
     table.put("limits.fsize", show_size(*fsize));
+    table
+}
+
+fn route(route: &Route) -> Shown {
+    let Route {
+        name,
+        upstream,
+        header,
+        prefix,
+        secret,
+        allow,
+        query,
+        port,
+        body_max,
+        server_tools,
+        ca,
+        connections,
+        timeouts,
+    } = route;
+    let RouteTimeouts {
+        connect,
+        request,
+        answer,
+        idle,
+    } = timeouts;
+    let mut table = Shown::new(&["route", name]);
+    table.put("upstream", upstream.to_string());
+    table.put("header", header.as_str());
+    table.put("prefix", prefix.as_str());
+    if secret.is_some() {
+        table.put("secret", HIDDEN);
+    }
+    let lines: Vec<String> = allow.iter().map(ToString::to_string).collect();
+    table.put("allow", texts(&lines));
+    table.put("query", texts(query));
+    table.put("port", i64::from(*port));
+    table.put("body_max", show_size(*body_max));
+    table.put("server_tools", *server_tools);
+    if let Some(ca) = ca {
+        table.put("ca", path(&ca.path));
+    }
+    table.put("connections", i64::from(*connections));
+    for (key, time) in [
+        ("connect", connect),
+        ("request", request),
+        ("answer", answer),
+        ("idle", idle),
+    ] {
+        table.put(&format!("timeouts.{key}"), show_duration(*time));
+    }
     table
 }
 

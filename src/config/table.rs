@@ -327,6 +327,11 @@ impl<'a> Item<'a> {
         None
     }
 
+    /// Notes a fault of the value.
+    pub(super) fn fault(&self, message: impl Display, help: Option<String>) {
+        self.ledger.fault(&self.place, message, help);
+    }
+
     /// The value as the file has it.
     fn written(&self) -> &str {
         let source = &self.ledger.text.source;

@@ -5,11 +5,17 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::error::Places;
+use super::hint::Hints;
+pub use super::route::{
+    Allowed, Authorities, Route, RoutePort, RouteTimeouts, Upstream, UpstreamFault, fill_routes,
+    is_path_byte, is_plain_path, unknown_route,
+};
+pub use super::ssh::{FarMode, FarNetwork, FarWalls, Ssh};
 use crate::limits;
 pub use crate::model::OnTimeout;
 use crate::model::{ClientOffers, PoolName, words};
@@ -25,8 +31,12 @@ pub struct Config {
     pub pools: Vec<Pool>,
     /// `[sandbox.NAME]`, `standard` included.
     pub sandboxes: BTreeMap<String, Sandbox>,
+    /// `[route.NAME]`, those of well-known providers included.
+    pub routes: BTreeMap<String, Route>,
     /// `[policy.NAME]` files; the names of the built-in ones are not in it.
     pub policies: BTreeMap<String, PathBuf>,
+    /// `[[hint]]`: what messages mean, the file's own rows and the built-in ones.
+    pub hints: Hints,
     /// What its reader should know before it is used: promises that a choice narrows, keys that
     /// have no effect as things stand. Safe to show.
     pub notes: Vec<String>,
@@ -93,6 +103,8 @@ words!(
         Unshare = "unshare",
         /// As a plain process, with nothing around it.
         None = "none",
+        /// At another host, by the system's ssh client.
+        Ssh = "ssh",
     }
 );
 
@@ -101,6 +113,8 @@ words!(
     Network {
         /// Its own loopback only.
         None = "none",
+        /// Its own loopback, with ports that lead to one upstream each.
+        Routes = "routes",
         /// The host's network: a weakness, shown as such.
         Host = "host",
     }
@@ -274,14 +288,20 @@ pub struct Pool {
     pub extractor: Extractor,
     /// How it is started.
     pub launcher: Launcher,
+    /// Where it runs, with [`Launcher::Ssh`], and only then.
+    pub ssh: Option<Box<Ssh>>,
     /// The name of its sandbox profile (a key of [`Config::sandboxes`]). With [`Launcher::None`]
     /// there are no walls, and only the profile's limits apply.
     pub sandbox: String,
     /// What it reaches.
     pub network: Network,
+    /// Its routes; empty but for [`Network::Routes`].
+    pub routes: Vec<RoutePort>,
+    /// How it waits when a provider limits its requests.
+    pub rate_limit: RateLimit,
     /// The name of its policy: a built-in one (`developer`) or a key of [`Config::policies`].
     pub policy: String,
-    /// Its workspace.
+    /// Its workspace; with [`Launcher::Ssh`] the one at the far end ([`Pool::local_workspace`]).
     pub workspace: Workspace,
     /// Files that fill a new home: path inside the home -> file on the host.
     pub home_files: BTreeMap<String, PathBuf>,
@@ -309,6 +329,14 @@ pub struct Pool {
     pub client_fs: ClientFs,
     /// Whether it may have us run commands for it.
     pub client_terminal: bool,
+}
+
+impl Pool {
+    /// Its workspace, if that is a directory of this host.
+    #[must_use]
+    pub fn local_workspace(&self) -> Option<&Path> {
+        (self.launcher != Launcher::Ssh).then_some(&*self.workspace.path)
+    }
 }
 
 /// The table that says which field of a tool call holds what (`policy::extract` reads it).
@@ -349,6 +377,8 @@ pub enum SecretSource {
     Variable(String),
     /// `file:PATH`: the content of a file, absolute.
     File(PathBuf),
+    /// `‹secret›`: a configuration was shown, and this is what was shown of it.
+    NotShown,
 }
 
 impl SecretSource {
@@ -358,6 +388,7 @@ impl SecretSource {
         match self {
             Self::Variable(_) => "env:",
             Self::File(_) => "file:",
+            Self::NotShown => "‹secret›",
         }
     }
 }
@@ -449,10 +480,23 @@ pub struct StopWaits {
     pub term: Duration,
 }
 
+/// `rate_limit = { … }`: the pauses of a pool whose provider limits its requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RateLimit {
+    /// The first pause, where the provider announces none.
+    pub pause: Duration,
+    /// The longest pause, where the provider announces none.
+    pub max: Duration,
+    /// For how long, in a row, tasks go back to their queue; then they end `failed`.
+    pub give_up: Duration,
+}
+
 /// `ask = { … }`.
 #[derive(Debug, Clone, Copy)]
 pub struct AskConfig {
-    /// What follows when nobody answers: at once, while nobody can be asked.
+    /// How long a person may take to answer.
+    pub timeout: Duration,
+    /// What follows when nobody answers: at once, where nobody can be asked.
     pub on_timeout: OnTimeout,
 }
 

@@ -1,4 +1,4 @@
-//! `restart`, `timeouts`, `stop` and `ask`: everything of a pool that is counted in time; and how
+//! `restart`, `timeouts`, `stop`, `rate_limit` and `ask`: everything of a pool that is counted in time; and how
 //! long the journal keeps what.
 //!
 //! Must not know a clock.
@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use super::table::{Found, Item, Place, Section, word};
 use super::types::{
-    AskConfig, JournalRules, OnCrash, OnTimeout, Restart, RestartKind, StopWaits, Timeouts,
+    AskConfig, JournalRules, OnCrash, OnTimeout, RateLimit, Restart, RestartKind, StopWaits,
+    Timeouts,
 };
 use super::units::show_duration;
 use crate::limits;
@@ -115,11 +116,32 @@ pub(super) fn stop(section: &Section<'_>) -> StopWaits {
     stop
 }
 
+/// Reads `rate_limit`.
+pub(super) fn rate_limit(section: &Section<'_>) -> RateLimit {
+    let max = section.duration("max", ANY);
+    let place = max.as_ref().map(|found| found.place.clone());
+    let pauses = RateLimit {
+        pause: value(section.duration("pause", ANY), 15 * SECOND),
+        max: value(max, 900 * SECOND),
+        give_up: value(section.duration("give_up", ANY), 6 * 3600 * SECOND),
+    };
+    if let Some(place) = place
+        && pauses.max < pauses.pause
+    {
+        let (first, max) = (show_duration(pauses.pause), show_duration(pauses.max));
+        let message = format!("the longest pause ({max}) is shorter than the first ({first})");
+        section.ledger.fault(&place, message, None);
+    }
+    section.close(&[], &[]);
+    pauses
+}
+
 /// Reads `ask`.
 pub(super) fn ask(section: &Section<'_>) -> AskConfig {
     let ask = AskConfig {
+        timeout: value(section.duration("timeout", ANY), 900 * SECOND),
         on_timeout: value(section.word("on_timeout", &[]), OnTimeout::Deny),
     };
-    section.close(&["timeout", "when_waiting"], &[]);
+    section.close(&["when_waiting"], &[]);
     ask
 }

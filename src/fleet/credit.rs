@@ -38,13 +38,17 @@ impl Credits {
     ///
     /// `None` if the credits were closed: nobody takes the batch any more.
     pub(crate) async fn take(&self, frames: usize, bytes: usize) -> Option<Hold> {
+        if let Some(hold) = self.take_now(frames, bytes) {
+            return Some(hold);
+        }
         let frames = clamp(frames, CREDIT_FRAMES);
         let bytes = clamp(bytes, CREDIT_BYTES);
-        match self.try_take(frames, bytes) {
-            Some(hold) => Some(hold),
-            // Boxed, because few wait, and the room for it stands in every pump.
-            None => Box::pin(self.wait(frames, bytes)).await,
-        }
+        self.wait(frames, bytes).await
+    }
+
+    /// The same without waiting; `None` if it would have to wait, or if they were closed.
+    pub(crate) fn take_now(&self, frames: usize, bytes: usize) -> Option<Hold> {
+        self.try_take(clamp(frames, CREDIT_FRAMES), clamp(bytes, CREDIT_BYTES))
     }
 
     fn try_take(&self, frames: u32, bytes: u32) -> Option<Hold> {

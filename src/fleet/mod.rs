@@ -4,15 +4,18 @@
 //! process. No actor awaits IO, a turn or a person inside a handler.
 //!
 //! Actors: one [`pool::Pool`] a pool; one [`session::Session`] an attempt at a task; one
-//! [`channel::Channel`] a child. Plain tasks of a Channel: stdout pump, stdin pump, stderr ring,
-//! keeper. Mailboxes are unbounded, so what a child writes enters them only against
-//! [`credit::Credits`]; all else is a bounded number of messages a task or a turn.
+//! [`channel`] a child, which is a task with a [`mailbox`]. Plain tasks of a Channel: stdout pump,
+//! stdin pump, stderr ring, keeper; one for the fleet measures homes and copies. Mailboxes are
+//! unbounded, so what a child writes enters them only against [`credit::Credits`]; all else is a
+//! bounded number of messages a task or a turn.
 
 mod ambient;
 mod channel;
 mod clock;
 mod continuing;
+mod conversation;
 mod credit;
+mod mailbox;
 mod memory;
 pub mod notice;
 mod past;
@@ -36,6 +39,10 @@ pub use channel::stderr::LogTail;
 #[doc(hidden)]
 pub use clock::simulate_stamps;
 pub use continuing::{TakeUpError, TakenUp};
+pub use conversation::{
+    Asking, Brought, Conversation, ConversationOrder, ConversationView, OpenError, PendingAsk,
+    PromptError,
+};
 pub use memory::MemoryError;
 pub use notice::{ChangeKind, FileChange, Notice, SlotView, TaskReport};
 pub use report::ReportError;
@@ -244,6 +251,12 @@ impl FleetHandle {
                 return Err(SubmitError::Pool {
                     task: spec.id.to_string(),
                     why: "a task of a pool with session = \"slot\" works in the session's workspace: leave out its own".to_owned(),
+                });
+            }
+            if spec.workspace.is_some() && entry.shared.config.ssh.is_some() {
+                return Err(SubmitError::Pool {
+                    task: spec.id.to_string(),
+                    why: "a task of a pool with launcher = \"ssh\" works in ssh.workspace at the far end: leave out its own".to_owned(),
                 });
             }
             if let Some(path) = spec.workspace.take() {
@@ -540,10 +553,13 @@ fn pools(setup: &Setup) -> Result<Vec<Arc<PoolShared>>, StartError> {
             ambient: setup.ambient.clone(),
             config: config.clone(),
             // One that is missing is an error where it is used.
-            workspace: std::fs::canonicalize(&config.workspace.path)
-                .unwrap_or_else(|_| config.workspace.path.clone()),
+            workspace: config
+                .local_workspace()
+                .and_then(|path| std::fs::canonicalize(path).ok())
+                .unwrap_or_else(|| config.workspace.path.clone()),
             tasks: AtomicUsize::new(0),
             oldest: Mutex::new(None),
+            asks: Mutex::default(),
             first_slot,
         };
         first_slot += config.size;

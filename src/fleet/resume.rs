@@ -58,6 +58,9 @@ fn choose(
     let mut wanted: BTreeMap<SlotId, (KeptSession, StoredSession)> = BTreeMap::new();
     let mut over = Vec::new();
     for session in kept {
+        if session.is_conversation && !session.run_ended {
+            continue; // Its client goes on with it, or its time ends it.
+        }
         if session.run_ended {
             over.push(session);
             continue;
@@ -154,6 +157,7 @@ restart = { on_crash = "resume" }
             },
             run: run.map(|run| RunId::new(run).expect("id")),
             run_ended: false,
+            is_conversation: false,
             agent_session: Some(Foreign::from("theirs")),
             last_seq: 7,
             bytes: 0,

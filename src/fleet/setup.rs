@@ -2,7 +2,7 @@
 //!
 //! Plain data and handles, built once at start. Must not decide anything.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,11 +14,12 @@ use super::ambient::Ambient;
 use super::channel::stderr::StderrLog;
 use super::clock;
 use super::notice::{Notice, Pinned, SlotView};
+use super::session::Scales;
 use crate::config::{Config, Pool as PoolConfig, Sandbox};
 use crate::journal::Journal;
 use crate::launch::Host;
 use crate::limits::{BROADCAST_EVENTS, COPIES_AT_ONCE, POOL_QUEUE, SPAWNS_AT_ONCE};
-use crate::model::{PoolName, RunId, SessionId, SlotId};
+use crate::model::{AskId, PoolName, RunId, SessionId, SlotId};
 use crate::policy::Policy;
 use crate::policy::extract::Extractor;
 use crate::sandbox::state_dir::StateDir;
@@ -96,10 +97,13 @@ pub(crate) struct Shared {
     /// What the notices to watchers hold.
     pub(crate) pinned: Pinned,
     pub(crate) slots: SlotTable,
+    /// Measures homes and copies.
+    pub(crate) scales: Scales,
 }
 
 impl Shared {
     pub(crate) fn new(setup: Setup, slots: SlotTable) -> Self {
+        let scales = Scales::new(setup.ambient.clone(), setup.state.path().to_owned());
         Self {
             config: setup.config,
             state: setup.state,
@@ -115,6 +119,7 @@ impl Shared {
             watchers: broadcast::channel(BROADCAST_EVENTS).0,
             pinned: Pinned::default(),
             slots,
+            scales,
         }
     }
 
@@ -141,6 +146,8 @@ pub(crate) struct PoolShared {
     pub(crate) tasks: AtomicUsize,
     /// Since when the first of the waiting tasks waits.
     pub(crate) oldest: Mutex<Option<Instant>>,
+    /// Asks that wait for a person, with the time of their question.
+    pub(crate) asks: Mutex<BTreeSet<(Instant, AskId)>>,
     /// The number of the pool's first slot in the fleet: slot `i` uses uid `first_slot + i`.
     pub(crate) first_slot: u16,
 }
@@ -163,14 +170,36 @@ impl PoolShared {
         *self.oldest.lock().unwrap_or_else(PoisonError::into_inner) = since;
     }
 
+    /// An ask waits for a person, or no longer does.
+    pub(crate) fn ask_waits(&self, since: Instant, ask: &AskId, waits: bool) {
+        let mut asks = self.asks.lock().unwrap_or_else(PoisonError::into_inner);
+        let entry = (since, ask.clone());
+        if waits {
+            asks.insert(entry);
+        } else {
+            asks.remove(&entry);
+        }
+    }
+
+    /// How many asks wait for people.
+    pub(crate) fn asks_waiting(&self) -> usize {
+        let asks = self.asks.lock().unwrap_or_else(PoisonError::into_inner);
+        asks.len()
+    }
+
+    fn oldest_ask(&self) -> Duration {
+        let asks = self.asks.lock().unwrap_or_else(PoisonError::into_inner);
+        let oldest = asks.first().map(|(since, _)| *since);
+        oldest.map_or(Duration::ZERO, clock::since)
+    }
+
     /// Shows how long the first waiting task has waited.
     pub(crate) fn sample(&self) {
         let since = *self.oldest.lock().unwrap_or_else(PoisonError::into_inner);
         PoolSampled {
             pool: &self.config.name,
             oldest_task: since.map_or(Duration::ZERO, clock::since),
-            // Every request is decided at once: none waits for a person.
-            oldest_ask: Duration::ZERO,
+            oldest_ask: self.oldest_ask(),
         }
         .emit();
     }

@@ -10,6 +10,10 @@ use crate::model::{
     AskId, ExitClass, PoolName, RunId, SessionId, SlotId, Stamped, TaskId, TaskOutcome, TaskSpec,
 };
 
+/// `command` of a run that is a conversation: it holds one session, and its tasks are the prompts of a
+/// client. It ends when nobody may load it any more.
+pub const CONVERSATION: &str = "conversation";
+
 /// Rows that become durable together or not at all.
 #[derive(Default)]
 pub struct Commit {
@@ -134,7 +138,7 @@ pub enum Write {
     RunBegun {
         /// Its id.
         run: RunId,
-        /// `run` or `up`.
+        /// `run`, `up` or [`CONVERSATION`].
         command: &'static str,
         /// When.
         at_us: i64,

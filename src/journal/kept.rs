@@ -4,6 +4,7 @@
 
 use rusqlite::Row;
 
+use super::commit::CONVERSATION;
 use super::error::ReadError;
 use super::reader::{Reader, StoredEvent};
 use crate::model::{Event, EventId, Foreign, PoolName, RunId, SessionId, SlotId};
@@ -19,6 +20,8 @@ pub struct KeptSession {
     pub run: Option<RunId>,
     /// Whether that run is over.
     pub run_ended: bool,
+    /// Whether that run is a conversation: it belongs to a client and to no slot.
+    pub is_conversation: bool,
     /// The agent's own id of it, if it is known and the agent has not left it since.
     pub agent_session: Option<Foreign>,
     /// Its durable end.
@@ -34,19 +37,21 @@ impl Reader {
     /// [`ReadError::Database`]
     pub fn kept_sessions(&self) -> Result<Vec<KeptSession>, ReadError> {
         let mut statement = self.conn().prepare_cached(
-            "SELECT session, pool, slot, sessions.run, runs.ended_at_us IS NOT NULL \
+            "SELECT session, pool, slot, sessions.run, runs.ended_at_us IS NOT NULL, \
+             coalesce(runs.command = ?1, 0) \
              FROM sessions LEFT JOIN runs ON runs.run = sessions.run \
              WHERE sessions.ended_at_us IS NULL AND task IS NULL \
              ORDER BY sessions.begun_at_us, session",
         )?;
-        let rows = statement.query_map([], |row| {
+        let rows = statement.query_map([CONVERSATION], |row| {
             let text = |column| row.get::<_, String>(column);
             let run: Option<String> = row.get(3)?;
-            Ok((text(0)?, text(1)?, row.get::<_, u16>(2)?, run, row.get(4)?))
+            let of_run = (row.get(4)?, row.get(5)?);
+            Ok((text(0)?, text(1)?, row.get::<_, u16>(2)?, run, of_run))
         })?;
         let mut kept = Vec::new();
         for row in rows {
-            let (session, pool, index, run, run_ended) = row?;
+            let (session, pool, index, run, (run_ended, is_conversation)) = row?;
             // Only ids that passed these checks were ever written.
             let (Ok(session), Ok(pool)) = (SessionId::new(&session), PoolName::new(&pool)) else {
                 continue;
@@ -58,6 +63,7 @@ impl Reader {
                 slot: SlotId { pool, index },
                 run: run.and_then(|run| RunId::new(&run).ok()),
                 run_ended,
+                is_conversation,
                 session,
             });
         }
@@ -66,7 +72,7 @@ impl Reader {
 
     /// The agent's own id of a session, as its last `ready` gave it; `None` after a command that
     /// began another one.
-    fn agent_session(&self, session: &SessionId) -> Result<Option<Foreign>, ReadError> {
+    pub(super) fn agent_session(&self, session: &SessionId) -> Result<Option<Foreign>, ReadError> {
         let mut statement = self.conn().prepare_cached(
             "SELECT session, epoch, seq, at_us, kind, version, body FROM events \
              WHERE session = ?1 AND kind IN ('ready', 'slash_result') ORDER BY seq DESC",

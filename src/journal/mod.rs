@@ -12,6 +12,7 @@
 mod audit;
 pub mod codec;
 mod commit;
+mod conversations;
 mod error;
 mod health;
 mod kept;
@@ -37,7 +38,10 @@ use crate::limits;
 use crate::telemetry::event::journal::JournalMeters;
 
 pub use audit::Head;
-pub use commit::{Commit, Committed, Judged, Refused, SessionRow, TaskChange, TaskRow, Write};
+pub use commit::{
+    CONVERSATION, Commit, Committed, Judged, Refused, SessionRow, TaskChange, TaskRow, Write,
+};
+pub use conversations::StoredConversation;
 pub use error::{OpenError, ReadError, Refusal, Violation};
 pub use health::{Health, Space};
 pub use kept::KeptSession;

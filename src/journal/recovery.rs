@@ -11,9 +11,10 @@ use std::sync::Arc;
 
 use rusqlite::Connection;
 
-use super::commit::{Commit, Write};
+use super::commit::{CONVERSATION, Commit, TaskChange, Write};
 use crate::model::{
-    AskId, DecidedBy, Decision, Event, EventId, SessionId, Stamped, TurnOutcome, Usage, Verdict,
+    AskId, DecidedBy, Decision, Event, EventId, RunId, SessionId, Stamped, TaskId, TaskOutcome,
+    TurnOutcome, Usage, Verdict,
 };
 
 const GONE: &str = "the supervisor ended before this was decided";
@@ -69,7 +70,43 @@ pub(super) fn plan(
             commits.push(Commit::of(writes));
         }
     }
+    commits.extend(abandoned(conn, at_us)?);
     Ok((commits, found))
+}
+
+/// Ends the prompts of conversations: their clients are gone with the supervisor.
+fn abandoned(conn: &Connection, at_us: i64) -> rusqlite::Result<Option<Commit>> {
+    let mut open = conn.prepare(
+        "SELECT tasks.run, id, state FROM tasks JOIN runs ON runs.run = tasks.run \
+         WHERE command = ?1 AND state <> 'ended'",
+    )?;
+    let rows = open.query_map([CONVERSATION], |row| {
+        let text = |column| row.get::<_, String>(column);
+        Ok((text(0)?, text(1)?, text(2)?))
+    })?;
+    let mut writes = Vec::new();
+    for row in rows {
+        let (run, task, state) = row?;
+        let (Ok(run), Ok(task)) = (RunId::new(&run), TaskId::new(&task)) else {
+            continue;
+        };
+        let outcome = match state.as_str() {
+            "running" => TaskOutcome::Lost,
+            _ => TaskOutcome::Skipped,
+        };
+        let change = TaskChange::Ended {
+            outcome,
+            detail: LOST.to_owned(),
+            result: String::new(),
+        };
+        writes.push(Write::TaskUpdated {
+            run,
+            task,
+            at_us,
+            change,
+        });
+    }
+    Ok((!writes.is_empty()).then(|| Commit::of(writes)))
 }
 
 /// The events that a session's stream lacks.

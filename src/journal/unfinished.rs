@@ -5,6 +5,7 @@
 
 use rusqlite::{OptionalExtension as _, params};
 
+use super::commit::CONVERSATION;
 use super::error::ReadError;
 use super::reader::{Reader, StoredRun, StoredSession};
 use crate::model::{ExitClass, PoolName, RunId, SlotId, TaskId};
@@ -50,17 +51,19 @@ impl Reader {
     }
 
     /// Runs that have no end, or a task that has none, oldest first. With a supervisor at work,
-    /// the runs that it works are among them.
+    /// the runs that it works are among them; conversations are not: only their clients go on with
+    /// them.
     ///
     /// # Errors
     /// [`ReadError::Database`]
     pub fn unfinished(&self) -> Result<Vec<StoredRun>, ReadError> {
         let mut statement = self.conn().prepare_cached(
             "SELECT run, epoch, command, begun_at_us, ended_at_us, code FROM runs \
-             WHERE ended_at_us IS NULL OR run IN (SELECT run FROM tasks WHERE state <> 'ended') \
+             WHERE command <> ?1 AND (ended_at_us IS NULL \
+             OR run IN (SELECT run FROM tasks WHERE state <> 'ended')) \
              ORDER BY begun_at_us, run",
         )?;
-        let rows = statement.query_map([], StoredRun::of)?;
+        let rows = statement.query_map([CONVERSATION], StoredRun::of)?;
         Ok(rows.collect::<Result<_, _>>()?)
     }
 

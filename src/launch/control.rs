@@ -1,17 +1,22 @@
 //! The supervisor's end of a helper's control socket.
 //!
 //! The first message, with its descriptors, is sent by the spawner thread; everything after it is
-//! asynchronous. Must not know what is done about a report.
+//! asynchronous. Descriptors that come beside a report are kept until somebody takes them. Must not
+//! know what is done about a report.
 
-use std::io::{self, IoSlice, Write};
+use std::io::{self, IoSlice, IoSliceMut, Write};
 use std::mem::MaybeUninit;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream as StdStream;
 
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use tokio::io::{AsyncReadExt, AsyncWriteExt as _};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+use tokio::io::{AsyncWriteExt as _, Interest};
 use tokio::net::UnixStream;
 
+use crate::limits::POOL_ROUTES;
 use crate::wire::shim::{self, Order, Report};
 
 /// Sends the first message, descriptors beside its first byte.
@@ -51,7 +56,12 @@ pub(super) struct Control {
     stream: UnixStream,
     /// Bytes of a report that is not whole yet; at most one report and one read long.
     buffer: Vec<u8>,
+    /// Descriptors that came and were not taken.
+    descriptors: Vec<OwnedFd>,
 }
+
+/// Bytes taken from the socket at once: reports are small.
+const READ: usize = 4096;
 
 impl Control {
     /// Takes the socket over. Needs a runtime around it.
@@ -60,6 +70,7 @@ impl Control {
         Ok(Self {
             stream: UnixStream::from_std(stream)?,
             buffer: Vec::new(),
+            descriptors: Vec::new(),
         })
     }
 
@@ -75,13 +86,21 @@ impl Control {
                 return Ok(Some(report));
             }
             // A helper that was killed resets the socket if it had not read everything.
-            match self.stream.read_buf(&mut self.buffer).await {
+            let (stream, buffer) = (&self.stream, &mut self.buffer);
+            let descriptors = &mut self.descriptors;
+            let read = stream.async_io(Interest::READABLE, || receive(stream, buffer, descriptors));
+            match read.await {
                 Ok(0) => return Ok(None),
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(None),
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    /// The descriptors that came so far.
+    pub(super) fn take_descriptors(&mut self) -> Vec<OwnedFd> {
+        std::mem::take(&mut self.descriptors)
     }
 
     /// Sends an order, or says that it cannot be sent now: orders are few and small, so a socket
@@ -94,4 +113,29 @@ impl Control {
             .try_write(&bytes)
             .is_ok_and(|wrote| wrote == bytes.len())
     }
+}
+
+/// One read, and what travels beside it; no more descriptors are kept than routes can be.
+fn receive(
+    stream: &UnixStream,
+    buffer: &mut Vec<u8>,
+    descriptors: &mut Vec<OwnedFd>,
+) -> io::Result<usize> {
+    let mut chunk = [0; READ];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(POOL_ROUTES))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let got = recvmsg(
+        stream,
+        &mut [IoSliceMut::new(&mut chunk)],
+        &mut control,
+        RecvFlags::CMSG_CLOEXEC,
+    )?;
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            descriptors.extend(rights);
+        }
+    }
+    descriptors.truncate(POOL_ROUTES);
+    buffer.extend_from_slice(chunk.get(..got.bytes).unwrap_or_default());
+    Ok(got.bytes)
 }

@@ -32,6 +32,12 @@ pub enum SpawnError {
     /// The helper took too long.
     #[error("the child's helper gave no sign for {limit:?}", limit = limits::SHIM_START)]
     TimedOut,
+    /// It does not read its stdin.
+    #[error(
+        "the child did not read what its input begins with for {limit:?}",
+        limit = limits::PREAMBLE_WRITE
+    )]
+    Deaf,
     /// The spawner thread is gone: the program is ending.
     #[error("no children are started any more")]
     Closed,
@@ -43,7 +49,9 @@ impl SpawnError {
     pub const fn metric_result(&self) -> &'static str {
         match self {
             Self::Fork(_) | Self::Closed => "fork_failed",
-            Self::Exec(_) | Self::Unspeakable { .. } | Self::TooLarge(_) => "exec_failed",
+            Self::Exec(_) | Self::Unspeakable { .. } | Self::TooLarge(_) | Self::Deaf => {
+                "exec_failed"
+            }
             Self::Walls(_) | Self::HelperLost(_) | Self::TimedOut => "sandbox_failed",
         }
     }
@@ -57,6 +65,7 @@ impl SpawnError {
             Self::Exec(_)
             | Self::Fork(_)
             | Self::Closed
+            | Self::Deaf
             | Self::Unspeakable { .. }
             | Self::TooLarge(_) => None,
         }

@@ -3,6 +3,7 @@
 //! One trait, so that a simulation can stand in for processes: it hands out the same pipes, a
 //! keeper's handle and the word of the child's end. Must not know what a child is for.
 
+use std::net::TcpListener;
 use std::pin::Pin;
 use std::time::Duration;
 
@@ -33,6 +34,8 @@ pub struct Child {
     pub notes: Vec<String>,
     /// The way into its walls, if they were planned with one.
     pub door: Option<Door>,
+    /// Sockets that listen inside its walls, in the order of its plan's ports.
+    pub listeners: Vec<TcpListener>,
 }
 
 /// What takes its time, on the heap.
@@ -73,6 +76,7 @@ impl Host for Spawner {
                 ended,
                 notes: launched.notes,
                 door: launched.door,
+                listeners: launched.listeners,
             })
         })
     }

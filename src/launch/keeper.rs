@@ -373,6 +373,7 @@ impl Keeper {
 
 async fn sleep_until(until: Option<Instant>) {
     if let Some(until) = until {
-        tokio::time::sleep_until(until).await;
+        // Boxed, because most keepers never sleep, and the room for it stands in every one.
+        Box::pin(tokio::time::sleep_until(until)).await;
     }
 }

@@ -18,6 +18,7 @@ mod host;
 mod keeper;
 mod once;
 mod spawner;
+pub mod ssh;
 mod survivors;
 
 pub use crate::wire::shim::{Failure as WallsFailure, Limits, ShimPlan, Stage};
@@ -42,6 +43,8 @@ pub struct LaunchPlan {
     pub limits: Limits,
     /// What stands around it.
     pub walls: Walls,
+    /// What its stdin begins with, before anything that its user writes.
+    pub preamble: Vec<u8>,
 }
 
 /// What stands around an agent. Cgroups, which are entered from outside between the spawn and the

@@ -143,6 +143,7 @@ pub async fn probe(spawner: &Spawner, walls: ShimPlan, limits: Limits) -> Result
         cwd: "/".to_owned(),
         limits,
         walls: Walls::Shim(Box::new(walls)),
+        preamble: Vec::new(),
     };
     run_to_end(spawner, plan, limits::SHIM_START, 0)
         .await

@@ -6,6 +6,7 @@
 
 use std::ffi::OsString;
 use std::io;
+use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream as StdStream;
 use std::os::unix::process::CommandExt;
@@ -15,6 +16,7 @@ use std::sync::Arc;
 use std::thread;
 
 use rustix::pipe::{PipeFlags, pipe_with};
+use tokio::io::AsyncWriteExt as _;
 use tokio::net::unix::pipe;
 use tokio::process::Child;
 use tokio::runtime::Handle;
@@ -50,6 +52,8 @@ pub struct Launched {
     pub notes: Vec<String>,
     /// The way into its walls, if they were planned with one.
     pub door: Option<Door>,
+    /// Sockets that listen inside the walls, in the order of [`super::ShimPlan::listen`].
+    pub listeners: Vec<TcpListener>,
     /// The process, for its keeper. Dropped, it is the order to end everything.
     pub process: Process,
 }
@@ -122,7 +126,13 @@ impl Spawner {
             .acquire()
             .await
             .map_err(|_| SpawnError::Closed)?;
+        let listens = match &plan.walls {
+            Walls::Shim(walls) => walls.listen.len(),
+            Walls::None => 0,
+        };
         let (reply, answer) = oneshot::channel();
+        let mut plan = plan;
+        let preamble = std::mem::take(&mut plan.preamble);
         let job = Job {
             plan,
             reply,
@@ -131,15 +141,28 @@ impl Spawner {
         self.jobs.send(job).await.map_err(|_| SpawnError::Closed)?;
         let mut launched = answer.await.map_err(|_| SpawnError::Closed)??;
         let process = &mut launched.process;
-        let report = tokio::time::timeout(limits::SHIM_START, process.control.next())
+        let begun = async {
+            let mut report = process.control.next().await;
+            if let Ok(Some(Report::Listening { .. })) = &report {
+                let sockets = process.control.take_descriptors();
+                launched.listeners = sockets.into_iter().map(TcpListener::from).collect();
+                report = process.control.next().await;
+            }
+            report
+        };
+        let report = tokio::time::timeout(limits::SHIM_START, begun)
             .await
             .map_err(|_| SpawnError::TimedOut)?;
         match report {
+            Ok(Some(Report::Started { .. })) if launched.listeners.len() != listens => Err(
+                SpawnError::HelperLost("the sockets of its routes did not arrive".to_owned()),
+            ),
             Ok(Some(Report::Started {
                 version: VERSION,
                 notes,
             })) => {
                 launched.notes = notes;
+                say_first(&mut launched.stdin, &preamble).await?;
                 Ok(launched)
             }
             Ok(Some(Report::Failed(failure))) => Err(failure.into()),
@@ -147,6 +170,18 @@ impl Spawner {
             Ok(None) => Err(SpawnError::HelperLost(end_of(process).await)),
             Err(error) => Err(SpawnError::HelperLost(error.to_string())),
         }
+    }
+}
+
+/// Writes what a child's stdin begins with. A child that closed it is nobody's fault here: its end
+/// says why.
+async fn say_first(stdin: &mut pipe::Sender, preamble: &[u8]) -> Result<(), SpawnError> {
+    if preamble.is_empty() {
+        return Ok(());
+    }
+    match tokio::time::timeout(limits::PREAMBLE_WRITE, stdin.write_all(preamble)).await {
+        Ok(_) => Ok(()),
+        Err(_) => Err(SpawnError::Deaf),
     }
 }
 
@@ -255,6 +290,7 @@ fn start_helper(
         marker: marker.to_owned(),
         notes: Vec::new(),
         door,
+        listeners: Vec::new(),
         process: Process {
             helper,
             control: Control::new(ours)?,
@@ -283,6 +319,7 @@ mod tests {
                 fsize: 1 << 30,
             },
             walls: Walls::None,
+            preamble: Vec::new(),
         }
     }
 

@@ -19,6 +19,8 @@ pub struct End {
     pub status: Option<ExitStatus>,
     /// Whether its handshake had been complete.
     pub was_ready: bool,
+    /// Whether another start would end the same, by what is known of its cause.
+    pub hopeless: bool,
     /// How long it lived.
     pub lived: Duration,
     /// Why it ended, in our words; in the reason of a park. Shown to people: pass foreign text
@@ -112,7 +114,7 @@ impl History {
 ///
 /// - An end that we asked for is no failure: `permanent` starts again at once, the others rest.
 /// - Any other end is a failure, an exit with code 0 and one before the handshake included. A
-///   refused version and a code of `never_codes` park at once; so does the failure that the budget
+///   refused version, a cause that another start would not change and a code of `never_codes` park at once; so does the failure that the budget
 ///   does not cover.
 /// - Else `temporary` rests, and the others start again after the backoff.
 pub fn decide(
@@ -159,7 +161,7 @@ pub fn decide(
 /// Why this failure parks the slot, if it does.
 fn park(end: &End, policy: &Restart, count: u32, unready: u32) -> Option<String> {
     let last = told(end);
-    if end.class == ExitClass::VersionRefused {
+    if end.class == ExitClass::VersionRefused || end.hopeless {
         return Some(format!("{last}; another start would end the same"));
     }
     if let Some(ExitStatus::Code(code)) = end.status
@@ -280,6 +282,7 @@ mod tests {
             class,
             status: code.map(ExitStatus::Code),
             was_ready: true,
+            hopeless: false,
             lived: SECOND,
             detail: String::new(),
         }
@@ -329,6 +332,19 @@ mod tests {
             };
             check(&end(class, None), &policy(), expect);
         }
+    }
+
+    #[test]
+    fn what_would_end_the_same_again_parks_at_once() {
+        let refused = End {
+            hopeless: true,
+            was_ready: false,
+            detail: "the key is not known".to_owned(),
+            ..end(ExitClass::SpawnFailed, Some(255))
+        };
+        let expect = "park: spawn failed (exit code 255): the key is not known; \
+                      another start would end the same";
+        check(&refused, &policy(), expect);
     }
 
     #[test]

@@ -17,6 +17,8 @@ words!(
         Exited = "exited",
         /// A signal that we did not send ended it.
         Signalled = "signalled",
+        /// The connection to where it ran was lost.
+        ConnectionLost = "connection_lost",
         /// The kernel killed it for memory.
         OutOfMemory = "out_of_memory",
         /// It was stopped because nobody needed it.

@@ -101,7 +101,7 @@ const REFUSED_FAMILIES: &[&str] = &[
 ];
 
 impl Policy {
-    /// Judges a wish. Beside the judgement stands, for a wish that is allowed, the place that was
+    /// Judges a wish. Beside the judgement stands, unless the wish is denied, the place that was
     /// judged: an absolute path below (for a terminal: or of) the workspace, without links.
     pub fn decide_client(&self, wish: &ClientWish, at: &Place<'_>) -> (Judgement, Option<String>) {
         // A bug in a reader must not become an answer, nor end the caller.
@@ -122,7 +122,7 @@ fn decide(policy: &Policy, wish: &ClientWish, at: &Place<'_>) -> (Judgement, Opt
     };
     match decided {
         Ok((judgement, place)) => {
-            let place = (judgement.decision == Decision::Allow).then_some(place);
+            let place = (judgement.decision != Decision::Deny).then_some(place);
             (judgement, place)
         }
         Err(judgement) => (*judgement, None),
@@ -234,7 +234,7 @@ fn terminal(policy: &Policy, spec: &TerminalSpec, at: &Place<'_>) -> Decided {
         hits.extend(variable(policy, name, value)?);
     }
     let cwd = match &spec.cwd {
-        None => trimmed(at.workspace).to_owned(),
+        None => trimmed(at.cwd.unwrap_or(at.workspace)).to_owned(),
         Some(cwd) => {
             let cwd = if cwd == "/" { cwd } else { trimmed(cwd) };
             let place = place_of(cwd, at)?;

@@ -1,9 +1,14 @@
-//! Sets the loopback of a new network namespace up: one netlink message (rtnetlink(7)).
+//! The loopback of a new network namespace: set up by one netlink message (rtnetlink(7)), and its
+//! ports listened on, for whoever outside serves them.
+
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::os::fd::OwnedFd;
 
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
 use super::fail::{At, Step, failure};
+use crate::limits;
 use crate::wire::shim::{Failure, Stage};
 
 /// RTM_NEWLINK.
@@ -44,6 +49,21 @@ pub(super) fn up() -> Step {
         }),
         None => Err(failure(Stage::Net, "netlink gave no acknowledgement")),
     }
+}
+
+/// Listens on ports of the loopback. The sockets stay in this network namespace whoever holds them.
+pub(super) fn listen(ports: &[u16]) -> Step<Vec<OwnedFd>> {
+    let listen = |port: &u16| {
+        let what = format!("listen on 127.0.0.1:{port}");
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, flags, None)
+            .at(Stage::Net, &what)?;
+        let address = SocketAddrV4::new(Ipv4Addr::LOCALHOST, *port);
+        rustix::net::bind(&socket, &address).at(Stage::Net, &what)?;
+        rustix::net::listen(&socket, limits::ROUTE_BACKLOG).at(Stage::Net, &what)?;
+        Ok(socket)
+    };
+    ports.iter().map(listen).collect()
 }
 
 /// `struct nlmsghdr` and `struct ifinfomsg`.

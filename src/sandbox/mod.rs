@@ -37,7 +37,10 @@ pub mod uids;
 mod warden;
 pub mod workspace;
 
-pub use plan::{PlanError, Tree, WallsRequest, limits_of, plan, probe_request};
+pub use plan::{
+    HOME as HOME_INSIDE, MARSHAL as MARSHAL_INSIDE, PlanError, Tree, WORKSPACE as WORKSPACE_INSIDE,
+    WallsRequest, limits_of, plan, probe_request,
+};
 pub use shim::{Ids, ShimPlan};
 
 /// Runs as a helper, if this process was started as one: the first statement of `main`, before any

@@ -10,11 +10,11 @@ use crate::config::{self, ProcMode};
 use crate::wire::shim::{AGENT_ID, Access, IdMap, Ids, Limits, Mount, Net, ShimPlan, Source};
 
 /// Where the session's home is inside.
-const HOME: &str = "/home/agent";
+pub const HOME: &str = "/home/agent";
 /// Where the workspace is inside.
-const WORKSPACE: &str = "/workspace";
+pub const WORKSPACE: &str = "/workspace";
 /// Where this binary is inside.
-const MARSHAL: &str = "/run/marshal/marshal";
+pub const MARSHAL: &str = "/run/marshal/marshal";
 /// Places that the plan fills itself; a profile can bind nothing at, below or above them.
 const OWN_PLACES: [&str; 6] = ["/proc", "/dev", "/etc", HOME, WORKSPACE, "/run/marshal"];
 /// Directories that are links into `/usr` on most hosts.
@@ -45,6 +45,8 @@ pub struct WallsRequest<'a> {
     pub profile: &'a config::Sandbox,
     /// What the agent reaches.
     pub network: config::Network,
+    /// Ports inside that the supervisor listens on, with [`config::Network::Routes`].
+    pub listen: Vec<u16>,
     /// Who the agent is outside.
     pub ids: Ids,
     /// The host name inside: letters, digits and `-`, at most 64 bytes; anything else becomes `-`.
@@ -130,6 +132,7 @@ pub const fn probe_request(profile: &config::Sandbox, ids: Ids) -> WallsRequest<
     WallsRequest {
         profile,
         network: config::Network::None,
+        listen: Vec::new(),
         ids,
         hostname: "probe",
         home: None,
@@ -177,8 +180,12 @@ pub fn plan(request: &WallsRequest<'_>) -> Result<ShimPlan, PlanError> {
     Ok(ShimPlan {
         ids: request.ids,
         network: match request.network {
-            config::Network::None => Net::Loopback,
+            config::Network::None | config::Network::Routes => Net::Loopback,
             config::Network::Host => Net::Host,
+        },
+        listen: match request.network {
+            config::Network::Routes => request.listen.clone(),
+            config::Network::None | config::Network::Host => Vec::new(),
         },
         hostname: hostname(request.hostname),
         mounts,

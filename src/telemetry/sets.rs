@@ -47,7 +47,10 @@ impl RestartCause {
             ExitClass::HandshakeTimeout => Self::Hang,
             ExitClass::VersionRefused | ExitClass::ProtocolFault => Self::Protocol,
             ExitClass::OutOfMemory => Self::Oom,
-            ExitClass::Exited | ExitClass::Signalled | ExitClass::JournalQuota => Self::Crash,
+            ExitClass::Exited
+            | ExitClass::Signalled
+            | ExitClass::ConnectionLost
+            | ExitClass::JournalQuota => Self::Crash,
             ExitClass::IdleUnload | ExitClass::Stopped => Self::Manual,
         }
     }

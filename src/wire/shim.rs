@@ -111,12 +111,15 @@ pub struct ShimPlan {
     pub ids: Ids,
     /// What it reaches.
     pub network: Net,
+    /// Ports of the own loopback that the supervisor listens on, for [`Net::Loopback`].
+    pub listen: Vec<u16>,
     /// The host name inside.
     pub hostname: String,
     /// The file system inside, in the order of making.
     pub mounts: Vec<Mount>,
     /// Whether helpers can be started inside later on: then the door's socket is one descriptor
     /// more beside [`Start`] and [`Enter`], after the agent's pipes.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub door: bool,
 }
 
@@ -293,11 +296,18 @@ pub enum Opened {
     },
 }
 
-/// What a helper tells the supervisor. `Started` or `Failed` comes first and once; after `Started`
-/// comes `Ended`. A socket that ends without them is a helper that was lost.
+/// What a helper tells the supervisor. `Started` or `Failed` comes once, and first but for
+/// `Listening`; after `Started` comes `Ended`. A socket that ends without them is a helper that was lost.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "snake_case")]
 pub enum Report {
+    /// The sandbox's network stands, and its ports are listened on: beside this message travel the
+    /// sockets, in the order of [`ShimPlan::listen`]. Nobody inside has them. Sent only where the
+    /// plan names ports.
+    Listening {
+        /// The ports.
+        ports: Vec<u16>,
+    },
     /// All walls stand, and the agent's program runs.
     Started {
         /// [`VERSION`].

@@ -99,13 +99,12 @@ fn copies(drill: &Drill) -> Vec<PathBuf> {
     dirs
 }
 
-/// A file of the one copy that there is.
+/// A file of a copy: of the one that has it, if any does.
 fn copied(drill: &Drill, name: &str) -> PathBuf {
-    let found = copies(drill).into_iter().map(|dir| dir.join(name));
-    found
-        .clone()
-        .find(|path| path.exists())
-        .unwrap_or_else(|| found.last().expect("a copy"))
+    let dirs = copies(drill).into_iter();
+    let mut found: Vec<PathBuf> = dirs.map(|dir| dir.join(name)).collect();
+    found.sort_by_key(|path| path.exists());
+    found.pop().expect("a copy")
 }
 
 #[test]

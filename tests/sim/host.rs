@@ -155,6 +155,7 @@ impl Machine {
             keeper,
             ended,
             notes: Vec::new(),
+            listeners: Vec::new(),
         }
     }
 }

@@ -120,6 +120,7 @@ pub(crate) fn plain(script: &str) -> LaunchPlan {
         cwd: "/".to_owned(),
         limits: sandbox::limits_of(&profile()),
         walls: Walls::None,
+        preamble: Vec::new(),
     }
 }
 

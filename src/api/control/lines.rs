@@ -27,13 +27,25 @@ pub enum LineError {
 /// One connection, line by line.
 #[derive(Debug)]
 pub struct Lines {
+    read: LineReader,
+    write: LineWriter,
+}
+
+/// What is read of a connection.
+#[derive(Debug)]
+pub struct LineReader {
     read: BufReader<OwnedReadHalf>,
-    write: OwnedWriteHalf,
     /// What was read of the next line.
     partial: Vec<u8>,
-    /// Bytes of one line that is read.
+    /// Bytes of one line.
     bound: usize,
-    /// For one line that is written.
+}
+
+/// What is written to a connection.
+#[derive(Debug)]
+pub struct LineWriter {
+    write: OwnedWriteHalf,
+    /// For one line.
     wait: Duration,
 }
 
@@ -43,16 +55,47 @@ impl Lines {
     pub fn new(stream: UnixStream, bound: usize, wait: Duration) -> Self {
         let (read, write) = stream.into_split();
         Self {
-            read: BufReader::with_capacity(16 << 10, read),
-            write,
-            partial: Vec::new(),
-            bound,
-            wait,
+            read: LineReader {
+                read: BufReader::with_capacity(16 << 10, read),
+                partial: Vec::new(),
+                bound,
+            },
+            write: LineWriter { write, wait },
         }
+    }
+
+    /// Both directions, for two tasks: whoever writes a long line must go on reading.
+    #[must_use]
+    pub fn split(self) -> (LineReader, LineWriter) {
+        (self.read, self.write)
     }
 
     /// The next line, without its newline; `None` at the end. Within `within`, if that is given.
     /// Cancel-safe: what was read of a line is kept.
+    ///
+    /// # Errors
+    /// [`LineError`]; the connection is of no use then.
+    pub async fn next(&mut self, within: Option<Duration>) -> Result<Option<Vec<u8>>, LineError> {
+        self.read.next(within).await
+    }
+
+    /// Writes one line and its newline.
+    ///
+    /// # Errors
+    /// [`LineError`]; the connection is of no use then.
+    pub async fn send(&mut self, line: String) -> Result<(), LineError> {
+        self.write.send(line).await
+    }
+
+    /// Returns when the other end has closed or says something: then the answer is `true`, and
+    /// what it says is the next line. Cancel-safe.
+    pub async fn speaks(&mut self) -> bool {
+        matches!(self.read.read.fill_buf().await, Ok(chunk) if !chunk.is_empty())
+    }
+}
+
+impl LineReader {
+    /// As [`Lines::next`].
     ///
     /// # Errors
     /// [`LineError`]; the connection is of no use then.
@@ -84,8 +127,10 @@ impl Lines {
             }
         }
     }
+}
 
-    /// Writes one line and its newline.
+impl LineWriter {
+    /// As [`Lines::send`].
     ///
     /// # Errors
     /// [`LineError`]; the connection is of no use then.
@@ -95,11 +140,5 @@ impl Lines {
             .await
             .map_err(|_| LineError::TooSlow(self.wait))??;
         Ok(())
-    }
-
-    /// Returns when the other end has closed or says something: then the answer is `true`, and
-    /// what it says is the next line. Cancel-safe.
-    pub async fn speaks(&mut self) -> bool {
-        matches!(self.read.fill_buf().await, Ok(chunk) if !chunk.is_empty())
     }
 }

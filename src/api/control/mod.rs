@@ -4,6 +4,7 @@
 //! the command line. A client that is slow lags behind its stream; one that does not read at all
 //! is dropped; neither slows the fleet.
 
+mod converse;
 mod lines;
 pub mod socket;
 mod talk;
@@ -23,7 +24,7 @@ use super::watch::Ledger;
 use crate::limits;
 use crate::model::RunId;
 
-pub use lines::{LineError, Lines};
+pub use lines::{LineError, LineReader, LineWriter, Lines};
 pub use socket::{BindError, Listener, bind, connect};
 
 /// The bounds of one server; [`Bounds::default`] is what the program uses.

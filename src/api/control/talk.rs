@@ -8,12 +8,13 @@ use tokio::net::UnixStream;
 use tokio::sync::broadcast::{self, error::RecvError};
 
 use super::lines::{LineError, Lines};
-use super::{Desk, Fleet};
-use crate::api::reply::{self, Reply, Role};
+use super::{Desk, Fleet, converse};
+use crate::api::reply::{self, ConversationLine, Reply, Role};
 use crate::api::request::{self, Code, Failure, Request};
 use crate::api::service::Refusal;
 use crate::api::view;
 use crate::api::watch::{Item, Ledger, RunStream, new_run};
+use crate::fleet::ConversationOrder;
 use crate::model::{Foreign, RunId, SlotId, TaskSpec};
 
 /// Tells a client why it is sent away, as far as its socket takes it at once.
@@ -96,6 +97,28 @@ async fn answer<F: Fleet>(
             desk.fleet.cancel(&run);
             reply(lines, Reply::Done).await
         }
+        Request::Open {
+            pool,
+            directory,
+            session,
+        } => {
+            if desk.role == Role::Run {
+                return reply(lines, Reply::Failed(no_daemon())).await;
+            }
+            let order = ConversationOrder {
+                pool,
+                directory,
+                session,
+            };
+            converse::open(lines, desk, order).await
+        }
+        Request::Conversations { pool, after } => {
+            let found = match desk.fleet.conversations(&pool, after).await {
+                Ok(found) => Reply::Conversations(found.iter().map(ConversationLine::of).collect()),
+                Err(error) => Reply::Failed(converse::failure(&error)),
+            };
+            reply(lines, found).await
+        }
         Request::Logs { slot, follow } => logs(lines, desk, &slot, follow).await,
         Request::Restart { slot } => {
             let restarted = if desk.fleet.restart(slot.clone()).await {
@@ -106,6 +129,13 @@ async fn answer<F: Fleet>(
             reply(lines, restarted).await
         }
     }
+}
+
+fn no_daemon() -> Failure {
+    Failure::new(
+        Code::NoDaemon,
+        "this supervisor works for whoever started it; wait for its end, or start `marshal up`",
+    )
 }
 
 fn no_such_run(run: &RunId) -> Failure {
@@ -134,12 +164,8 @@ async fn submit<F: Fleet>(
     tasks: Vec<TaskSpec>,
     watch: bool,
 ) -> Result<(), LineError> {
-    if desk.role == Role::Run {
-        let failure = Failure::new(
-            Code::NoDaemon,
-            "this supervisor works its own list of tasks; wait for its end, or start `marshal up`",
-        );
-        return reply(lines, Reply::Failed(failure)).await;
+    if desk.role != Role::Daemon {
+        return reply(lines, Reply::Failed(no_daemon())).await;
     }
     // Before the tasks, so that nothing of them is missed.
     let notices = desk.fleet.watch();

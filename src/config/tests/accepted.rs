@@ -390,3 +390,56 @@ fn a_configuration_is_described_in_a_few_lines() {
     );
     insta::assert_snapshot!(weak.describe().join("\n"));
 }
+
+#[test]
+fn a_far_end_has_its_own_workspace_and_an_enriched_path() {
+    let text = pool(
+        "launcher = \"ssh\"\nssh = { host = \"::1\", user = \"agent\", port = 2222, workspace = \"/srv/work/\", known_hosts = \"keys/hosts\" }",
+    );
+    let config = accepted_by(&named(), &text);
+    let far = only(&config).ssh.as_deref().expect("a far end");
+    assert_eq!(far.shown(), "agent@::1 port 2222");
+    assert_eq!(far.workspace, "/srv/work");
+    assert_eq!(
+        far.known_hosts.as_deref(),
+        Some(Path::new("/etc/marshal/keys/hosts"))
+    );
+    assert_eq!(only(&config).local_workspace(), None);
+    let path: Vec<_> = only(&config)
+        .env
+        .path_add
+        .iter()
+        .map(|dir| dir.to_string_lossy())
+        .collect();
+    assert_eq!(
+        path,
+        ["$HOME/.local/bin", "/opt/homebrew/bin", "/usr/local/bin"]
+    );
+    assert!(
+        config
+            .notes
+            .iter()
+            .any(|note| note.contains("unsandboxed here")),
+        "{:?}",
+        config.notes
+    );
+    let weak = only(&config).weaknesses().join("; ");
+    assert!(
+        weak.contains("unsandboxed here") && weak.contains("plain process"),
+        "{weak}"
+    );
+    // A workspace of the far end has nothing to do with the state directory of this host.
+    let state = format!("supervisor.state_dir = \"/srv/work/state\"\n{text}");
+    accepted_by(&named(), &state);
+    let none = accepted_by(&named(), &format!("{text}env.path_add = []\n"));
+    assert!(only(&none).env.path_add.is_empty());
+}
+
+#[test]
+fn hints_of_the_file_are_read_and_shown() {
+    let text = file(
+        "[[hint]]\npattern = 'a.*b'\ntext = \"try c\"\nwhere = \"stderr\"\nagent = \"codex\"\nlauncher = \"ssh\"\ncode = 3\nclass = \"rate_limited\"",
+    );
+    let config = accepted_by(&named(), &text);
+    assert_eq!(config.hints.own().len(), 1);
+}

@@ -1,6 +1,6 @@
 //! Faults of pools.
 
-use super::{found, named, pool, refused_by, script};
+use super::{accepted_by, found, named, pool, refused_by, script};
 use crate::config::Config;
 
 /// The one fault of a pool with a command and these keys.
@@ -95,7 +95,7 @@ fn closed_sets_of_words_name_their_members() {
             check(&format!("{key} = \"{later}\""), &format!("\"{later}\" is not supported by this version: expected {members}"));
         }
     };
-    set("launcher", "\"unshare\" or \"none\"", ("unshre", "unshare"), &["bwrap", "container", "ssh", "pty"]);
+    set("launcher", "\"unshare\", \"none\" or \"ssh\"", ("unshre", "unshare"), &["bwrap", "container", "pty"]);
     set("network", "\"none\" or \"host\"", ("hots", "host"), &["routes", "proxy"]);
     set("guard", "\"policy\", \"policy+sandbox\" or \"sandbox\"", ("sandbx", "sandbox"), &[]);
     set("on_unasked_deny", "\"report\", \"interrupt\" or \"stop\"", ("interupt", "interrupt"), &[]);
@@ -212,7 +212,7 @@ fn the_environment_is_checked() {
     env("set = { X = 1 }", "pool.demo.env.set.X: expected a string, found the integer 1");
     env("set = { X = \"a\\u0000\" }", "a NUL character");
     for bad in ["bin", "./bin", "/a:/b", "/a/../b", "", "~/bin"] {
-        env(&format!("path_add = [\"{bad}\"]"), "expected an absolute directory as the child sees it");
+        env(&format!("path_add = [\"{bad}\"]"), "expected a directory as the child sees it");
     }
     env("pas = []", "did you mean pass?");
     check("pass = []", "did you mean env.pass?");
@@ -301,4 +301,92 @@ fn keys_must_agree_with_each_other() {
     check("home_files = { x = \"/srv/x/seed\" }\nworkspace = { path = \"/srv/x\", mode = \"rw\" }", "home_files takes \"/srv/x/seed\", and the agent could write it");
     refused_by(&found(), &script("launcher = \"none\""), "may not use launcher = \"none\"");
     whole("[pool.demo]\nagent = \"scaiflux\"\nguard = \"policy\"\n", "asks for some");
+}
+
+/// A pool at a far end with `keys` in its table `ssh`.
+fn far(keys: &str) -> String {
+    pool(&format!("launcher = \"ssh\"\nssh = {{ host = \"h\", workspace = \"/w\"{keys} }}"))
+}
+
+#[test]
+fn a_far_end_is_named_in_full_and_never_looks_like_an_option() {
+    let ssh = |table: &str, expect: &str| refused_by(&named(), &pool(&format!("launcher = \"ssh\"\nssh = {table}")), expect);
+    refused_by(&named(), &pool("launcher = \"ssh\""), "launcher = \"ssh\" needs the table ssh");
+    refused_by(&named(), &pool("ssh = { host = \"h\", workspace = \"/w\" }"), "is for launcher = \"ssh\"");
+    ssh("{ workspace = \"/w\" }", "ssh needs host");
+    ssh("{ host = \"h\" }", "ssh needs workspace");
+    for bad in ["-oProxyCommand=x", "a b", "a@b", "a;b", "$(x)", "", "a/b", "ü"] {
+        ssh(&format!("{{ host = \"{bad}\", workspace = \"/w\" }}"), "expected letters, digits");
+        ssh(&format!("{{ host = \"h\", user = \"{bad}\", workspace = \"/w\" }}"), "expected letters, digits");
+    }
+    for bad in ["w", "~/w", "/w/../x", "$HOME/w"] {
+        ssh(&format!("{{ host = \"h\", workspace = \"{bad}\" }}"), "expected an absolute path at the far end");
+    }
+    let more = |keys: &str, expect: &str| refused_by(&named(), &far(keys), expect);
+    more(", port = 0", "ssh.port");
+    more(", known_hosts = \"a b\"", "takes no path with a blank");
+    more(", connect_timeout = \"0s\"", "ssh.connect_timeout");
+    more(", marshal = \"-x\"", "expected a program's name or path");
+    more(", mode = \"rw\"", "set ssh.marshal too");
+    more(", path_add = []", "did you mean env.path_add?");
+}
+
+#[test]
+fn nothing_of_this_host_is_given_to_a_far_end() {
+    let more = |keys: &str, expect: &str| refused_by(&named(), &format!("{}{keys}\n", far("")), expect);
+    more("sandbox = \"standard\"", "there is no sandbox here");
+    more("network = \"none\"", "the far end's network");
+    more("network = \"host\"", "the far end's network");
+    more("workspace = { path = \".\" }", "the workspace is at the far end");
+    more("home_files = { \"a\" = \"b\" }", "are not sent there");
+    more("guard = \"sandbox\"", "needs ssh.marshal");
+    refused_by(&found(), &far(""), "a supervisor.toml that was found may not use launcher = \"ssh\"");
+}
+
+/// Routes that a pool names, and what goes with them.
+#[test]
+fn routes_are_refused_where_they_lead_nowhere_or_let_a_key_out() {
+    let named = &named();
+    let own = |keys: &str| format!("{}[route.own]\n{keys}\n", script("network = \"routes\"\nroutes = [\"own\"]"));
+    let good = "upstream = \"https://a.example\"\nsecret = \"env:KEY\"\nallow = [\"POST /v1/x\"]\n";
+    accepted_by(named, &own(good));
+    accepted_by(named, &own("upstream = \"http://localhost:8089/x\"\nallow = [\"POST /v1/x\"]"));
+    let pool = |keys: &str, expect: &str| refused_by(named, &script(keys), expect);
+    pool("network = \"routes\"", "pool.demo.network: network = \"routes\" needs routes…anthropic");
+    pool("network = \"routes\"\nroutes = []", "needs at least one of the routes");
+    pool("network = \"routes\"\nroutes = [\"nowhere\"]", "expected \"anthropic\", \"gemini\" or \"openai\" or the name of a [route.NAME], found \"nowhere\"");
+    pool("network = \"routes\"\nroutes = [\"gemini\", \"gemini\"]", "the route \"gemini\" is in the list twice");
+    pool("routes = [\"openai\"]", "routes need network = \"routes\", and this pool's is \"none\"");
+    pool("network = \"host\"\nroutes = [\"openai\"]", "routes need network = \"routes\"");
+    pool("launcher = \"none\"\nnetwork = \"routes\"\nroutes = [\"openai\"]", "does not go with launcher = \"none\"");
+    pool("network = \"routes\"\nroutes = [\"openai\"]\nenv.set.URL = \"{route.gemini}/v1\"", "the variable URL names {route.gemini}, which is none of the pool's routes");
+    pool("env.set.URL = \"{route.gemini}/v1\"", "the variable URL names {route.gemini}");
+    pool("rate_limit = { pause = \"2m\", max = \"1m\" }", "the longest pause (1m) is shorter than the first (2m)");
+    let route = |keys: &str, expect: &str| refused_by(named, &own(keys), expect);
+    route("allow = [\"GET /x\"]", "the route needs an upstream; only anthropic, gemini, openai have one built in");
+    route("upstream = \"https://a.example\"\nsecret = \"env:KEY\"", "the route needs a list of what is allowed");
+    route("upstream = \"https://a.example\"\nsecret = \"env:KEY\"\nallow = []", "the list is empty");
+    route("upstream = \"https://a.example\"\nallow = [\"GET /x\"]", "the route needs a secret for \"a.example\"");
+    route("upstream = \"http://a.example\"\nsecret = \"env:KEY\"\nallow = [\"GET /x\"]", "http:// is only for a loopback address");
+    route("upstream = \"https://k:p@a.example\"\nsecret = \"env:KEY\"\nallow = [\"GET /x\"]", "expected a host name or address");
+    route("upstream = \"https://a.example\"\nsecret = \"sk-123\"\nallow = [\"GET /x\"]", "expected \"env:NAME\" or \"file:PATH\"");
+    route(&good.replace("POST /v1/x", "POST /v1/../x"), "expected a method (GET, HEAD, POST");
+    route(&good.replace("POST /v1/x", "CONNECT /v1"), "expected a method (GET, HEAD, POST");
+    route(&format!("{good}header = \"Host\""), "the header \"Host\" cannot carry a key");
+    route(&format!("{good}header = \"x key\""), "expected the name of a header");
+    route(&format!("{good}query = [\"a=b\"]"), "expected the name of a query parameter");
+    route(&format!("{good}port = 80"), "expected an integer from 1024 to 65535");
+    route(&format!("{good}connections = 0"), "expected an integer from 1 to 256");
+    route(&format!("{good}body_max = \"1G\""), "expected a size from 1K to 128M");
+    route(&format!("{good}url = \"x\""), "did you mean upstream?");
+    let two = format!("{}port = 9000\n[route.two]\n{good}port = 9000", own(good));
+    refused_by(named, &two, "the routes own and two have the same port");
+    // Another upstream does not get the key of the one that is built in.
+    let moved = format!("{}[route.openai]\nupstream = \"https://evil.example\"\n", script(""));
+    refused_by(named, &moved, "the route needs a secret for \"evil.example\"");
+    // What was only found may neither spend a key nor reach a service of this host.
+    let found = &found();
+    refused_by(found, &script("network = \"routes\"\nroutes = [\"openai\"]"), "a supervisor.toml that was found may not use network = \"routes\"");
+    let spends = format!("{}[route.own]\n{good}", script(""));
+    refused_by(found, &spends, "a supervisor.toml that was found may not use secrets, found \"env:\"");
 }

@@ -21,9 +21,10 @@ pub(super) fn is_read_again(config: &Config, origin: &Origin) {
                 pools,
                 sandboxes,
                 policies,
+                routes,
                 ..
             } = config;
-            format!("{supervisor:#?}{pools:#?}{sandboxes:#?}{policies:#?}")
+            format!("{supervisor:#?}{pools:#?}{sandboxes:#?}{policies:#?}{routes:#?}")
         };
         assert_eq!(seen(&again), seen(config), "{text}");
     }
@@ -51,8 +52,19 @@ guard_off = true
 [pool.two]
 command = ["agent", "{mode}"]
 mode = "plan"
+network = "routes"
+routes = ["own", "anthropic"]
+[pool.three]
+command = ["agent"]
+launcher = "ssh"
+ssh = { host = "h", user = "u", port = 1, identity_file = "i", known_hosts = "k", config_file = "c", workspace = "/w", marshal = "m", home = "/h" }
 [pool.two.extractor.tool."a b"]
 class = "shell"
+[route.own]
+upstream = "https://models.example.com/base"
+allow = ["POST /v1/messages"]
+secret = "file:key"
+ca = "ca.pem"
 [sandbox.own]
 [policy.own]
 file = "own.toml"
@@ -104,7 +116,7 @@ fn secrets_are_hidden_wherever_they_stand() {
             .iter()
             .filter(|note| note.contains("was not shown"))
             .count(),
-        3,
+        5,
         "{:?}",
         again.notes
     );

@@ -9,12 +9,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
-use ractor::ActorRef;
-
-use super::ChannelMsg;
 use super::state::ChannelState;
 use super::stdin::Stdin;
 use super::terminal::{self, Terminal};
+use super::{ChannelMsg, ChannelRef};
 use crate::dialect::Command;
 use crate::fleet::credit::Hold;
 use crate::fleet::session::Item;
@@ -292,12 +290,7 @@ impl ChannelState {
     }
 
     /// Something is heard of a request under way.
-    pub(super) fn client_news(
-        &mut self,
-        news: ClientNews,
-        myself: &ActorRef<ChannelMsg>,
-        now: Instant,
-    ) {
+    pub(super) fn client_news(&mut self, news: ClientNews, myself: &ChannelRef, now: Instant) {
         match news {
             ClientNews::Judged { key, verdict } => self.client_judged(&key, verdict, myself, now),
             ClientNews::File { key, answer, wrote } => {
@@ -395,7 +388,7 @@ impl ChannelState {
         &mut self,
         key: &AskKey,
         verdict: Result<String, ClientError>,
-        myself: &ActorRef<ChannelMsg>,
+        myself: &ChannelRef,
         now: Instant,
     ) {
         let is_ending = self.ladder.has_begun() || self.ended.is_some();
@@ -440,7 +433,7 @@ impl ChannelState {
     }
 
     /// Begins the next files, as far as there are places.
-    fn client_files(&mut self, myself: &ActorRef<ChannelMsg>) {
+    fn client_files(&mut self, myself: &ChannelRef) {
         let Some(clients) = &mut self.clients else {
             return;
         };

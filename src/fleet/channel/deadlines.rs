@@ -2,11 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use ractor::ActorRef;
-
+use super::explain::explain;
 use super::state::{ChannelState, Gone};
 use super::stdout::StreamEnd;
-use super::{Cause, ChannelMsg, end, stderr, stdout};
+use super::{Cause, ChannelEnd, end, stderr, stdout};
 use crate::dialect::Command;
 use crate::fleet::session::{Item, SessionMsg};
 use crate::launch;
@@ -132,12 +131,13 @@ impl ChannelState {
                 .slots
                 .log(&self.slot)
                 .map(stderr::StderrLog::tail);
-            let end = end::conclude(
+            let mut end = end::conclude(
                 ended.as_ref(),
                 self.cause.take(),
                 self.ready,
                 tail.unwrap_or_default(),
             );
+            explain(&mut end, &self.pool.config, &self.shared.config.hints);
             ChildExited {
                 slot: &self.slot,
                 session: &self.session_id,
@@ -159,7 +159,7 @@ impl ChannelState {
     }
 
     /// One timer for the nearest deadline.
-    pub(super) fn arm(&mut self, myself: &ActorRef<ChannelMsg>, now: Instant) {
+    pub(super) fn arm(&mut self) {
         let nearest = match self.drain {
             Some(drain) => [
                 (!self.stderr_ended).then_some(drain.stderr),
@@ -172,35 +172,30 @@ impl ChannelState {
                 self.ladder.deadline(),
             ],
         };
-        let Some(at) = nearest.into_iter().flatten().min() else {
-            if let Some((_, timer)) = self.timer.take() {
-                timer.abort();
-            }
+        let nearest = nearest.into_iter().flatten().min();
+        let Some(at) = nearest.map(tokio::time::Instant::from_std) else {
+            self.timer = None;
             return;
         };
         // A timer that fires early only looks and re-arms: a byte that moves the silence deadline
         // on must not cost a timer.
-        if self.timer.as_ref().is_some_and(|(armed, _)| *armed <= at) {
-            return;
+        if self
+            .timer
+            .as_ref()
+            .is_none_or(|timer| timer.deadline() > at)
+        {
+            self.timer = Some(Box::pin(tokio::time::sleep_until(at)));
         }
-        if let Some((_, timer)) = self.timer.take() {
-            timer.abort();
-        }
-        let to = myself.clone();
-        let wait = at.saturating_duration_since(now);
-        let timer = tokio::spawn(async move {
-            tokio::time::sleep(wait).await;
-            let _ = to.send_message(ChannelMsg::Tick);
-        });
-        self.timer = Some((at, timer));
     }
 }
 
 impl Drop for ChannelState {
     fn drop(&mut self) {
         self.credits.close();
-        if let Some((_, timer)) = self.timer.take() {
-            timer.abort();
+        if !self.told_end {
+            // A fault of this program, unless nobody listens any more.
+            let end = Box::new(ChannelEnd::internal("the channel failed"));
+            let _ = self.session.send_message(SessionMsg::ChannelEnded(end));
         }
     }
 }

@@ -40,6 +40,8 @@ pub(crate) struct ChannelEnd {
     pub(crate) was_ready: bool,
     /// The agent says that it cannot load its session again.
     pub(crate) not_resumed: bool,
+    /// Another start would end the same, by what is known of its cause.
+    pub(crate) hopeless: bool,
     /// Why, in our words; foreign text in it is already shown safely.
     pub(crate) detail: String,
     /// The last lines of its stderr.
@@ -54,6 +56,7 @@ impl ChannelEnd {
             status: None,
             was_ready: true,
             not_resumed: false,
+            hopeless: false,
             detail: format!("internal error: {why}"),
             stderr: Vec::new(),
         }
@@ -66,6 +69,7 @@ impl ChannelEnd {
             status: None,
             was_ready: false,
             not_resumed: false,
+            hopeless: false,
             detail: why.to_owned(),
             stderr: Vec::new(),
         }
@@ -84,6 +88,7 @@ pub(crate) fn conclude(
         status: ended.and_then(|ended| ended.status),
         was_ready,
         not_resumed: matches!(cause, Some(Cause::NotResumed(_))),
+        hopeless: false,
         detail: String::new(),
         stderr,
     };
@@ -139,64 +144,6 @@ fn by_status(end: &mut ChannelEnd, mute: Option<&str>, walls: Option<&WallsFailu
             format!("the agent ended before it was ready: {how}")
         };
     }
-    if let Some(hint) = hint(&end.stderr) {
-        end.detail = format!("{}; {hint}", end.detail);
-    }
-}
-
-/// Well-known causes of an early end, told from the tail of stderr.
-fn hint(stderr: &[Foreign]) -> Option<&'static str> {
-    const HINTS: &[(&[&str], &str)] = &[
-        (
-            &["GLIBC_", "not found (required by"],
-            "the program needs another C library than the one inside: bind the directory that it was built for with ro_bind",
-        ),
-        (
-            &["error while loading shared libraries"],
-            "a shared library is missing inside: add its directory to the profile's ro_bind",
-        ),
-        (
-            &["Cannot find module", "MODULE_NOT_FOUND"],
-            "a Node module is missing inside: bind the package's directory with ro_bind",
-        ),
-        (
-            &["ModuleNotFoundError", "No module named"],
-            "a Python module is missing inside: bind the environment's directory with ro_bind",
-        ),
-        (
-            &["EROFS", "Read-only file system"],
-            "it writes outside its workspace and home: point it to $HOME",
-        ),
-        (
-            &["ENOSPC", "No space left on device"],
-            "a size limit inside was reached: raise tmp.size or clean up",
-        ),
-        (
-            &["Too many open files", "EMFILE"],
-            "raise the profile's limits.nofile",
-        ),
-        (
-            &[
-                "Could not resolve host",
-                "EAI_AGAIN",
-                "ENOTFOUND",
-                "Name or service not known",
-            ],
-            "it has no network: the pool says network = \"none\"",
-        ),
-        (
-            &["API key", "api_key", "Unauthorized", "401"],
-            "it may lack a credential: none is passed into the sandbox unless env.set gives it",
-        ),
-    ];
-    let matches = |words: &[&str]| {
-        let mut lines = stderr.iter();
-        lines.any(|line| words.iter().any(|word| line.raw().contains(word)))
-    };
-    HINTS
-        .iter()
-        .find(|(words, _)| matches(words))
-        .map(|(_, hint)| *hint)
 }
 
 #[cfg(test)]
@@ -228,14 +175,5 @@ mod tests {
             let end = conclude(Some(&ended(status)), Some(Cause::Wanted), true, Vec::new());
             assert_eq!(end.class, ExitClass::Stopped);
         }
-    }
-
-    #[test]
-    fn a_well_known_cause_gets_its_hint() {
-        let stderr = vec![Foreign::from(
-            "x: error while loading shared libraries: libx.so",
-        )];
-        let end = conclude(Some(&ended(ExitStatus::Code(127))), None, false, stderr);
-        assert!(end.detail.contains("ro_bind"), "{}", end.detail);
     }
 }

@@ -2,22 +2,27 @@
 //!
 //! Owns the dialect's state, the version check, the deadlines of this process and its stop
 //! ladder. Never restarted, always replaced. Pumps and keeper are plain tasks; they send, it
-//! decides. Must not know sequence numbers, policies, tasks or the journal.
+//! decides. It is a task with a mailbox of its own and no actor of ractor's, whose four ports take
+//! 5 KB for each child. Must not know sequence numbers, policies, tasks or the journal.
 
 pub(crate) mod client;
 mod deadlines;
 mod end;
+mod explain;
 mod state;
 pub(crate) mod stderr;
 pub(crate) mod stdin;
 pub(crate) mod stdout;
 mod terminal;
 
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Instant;
 
 use bytes::Bytes;
-use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
+use ractor::ActorRef;
 
 use client::Clients;
 pub(crate) use client::{ClientNews, ClientSetup};
@@ -27,6 +32,7 @@ use stdout::StreamEnd;
 
 use super::clock;
 use super::credit::{Credits, Hold};
+use super::mailbox::{Address, Gone, Mailbox, mailbox};
 use super::session::SessionMsg;
 use super::setup::{PoolShared, Shared};
 use crate::dialect::{self, Command, Opening};
@@ -87,107 +93,142 @@ pub(crate) struct ChannelArgs {
     pub(crate) client: Option<ClientSetup>,
 }
 
-/// One incarnation of a child.
-pub(crate) struct Channel;
+/// Where a Channel is told things.
+pub(crate) type ChannelRef = Address<ChannelMsg>;
 
-impl Actor for Channel {
-    type Msg = ChannelMsg;
-    // Boxed, as the actor's futures hold several copies of each.
-    type State = Box<ChannelState>;
-    type Arguments = Box<ChannelArgs>;
+/// The Session's hold on its Channel: when it is dropped the Channel ends at once, and its child
+/// with it.
+#[derive(Debug)]
+pub(crate) struct ChannelHandle(ChannelRef);
 
-    async fn pre_start(
-        &self,
-        myself: ActorRef<ChannelMsg>,
-        args: Box<ChannelArgs>,
-    ) -> Result<Box<ChannelState>, ActorProcessingErr> {
-        let args = *args;
-        let now = clock::now();
-        let timeouts = args.pool.config.timeouts.clone();
-        let state = Box::new(ChannelState {
-            dialect: dialect::build(args.pool.config.dialect),
-            credits: Credits::new(),
-            watch: Watch::spawned(timeouts, now),
-            ladder: Ladder::new(args.pool.config.stop),
-            session: args.session,
-            shared: args.shared,
-            pool: args.pool,
-            slot: args.slot,
-            session_id: args.session_id,
-            began: now,
-            opening: args.opening,
-            clients: args.client.map(|setup| Box::new(Clients::new(setup))),
-            stdin: None,
-            keeper: None,
-            ready: false,
-            cause: None,
-            stream_end: None,
-            ended: None,
-            drain: None,
-            stderr_ended: false,
-            pump: None,
-            prompting: false,
-            broken: None,
-            told_end: false,
-            timer: None,
-        });
-        let shared = Arc::clone(&state.shared);
-        let (plan, waits) = (args.plan, state.pool.config.stop);
-        tokio::spawn(async move {
-            let permit = shared.spawning.acquire().await;
-            let started = shared.host.start(plan, waits).await;
-            drop(permit);
-            // If nobody takes it any more, dropping the child kills it.
-            let _ = myself.send_message(ChannelMsg::Spawned(Box::new(started)));
-        });
-        Ok(state)
+impl ChannelHandle {
+    /// Tells it something.
+    ///
+    /// # Errors
+    /// [`Gone`]: it is over, and has said so.
+    pub(crate) fn send_message(&self, message: ChannelMsg) -> Result<(), Gone> {
+        self.0.send_message(message)
+    }
+}
+
+impl Drop for ChannelHandle {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+/// Begins one incarnation of a child.
+pub(crate) fn start(args: ChannelArgs) -> ChannelHandle {
+    let (myself, mailbox) = mailbox();
+    let shared = Arc::clone(&args.shared);
+    let (plan, waits) = (args.plan, args.pool.config.stop);
+    let now = clock::now();
+    let state = Box::new(ChannelState {
+        dialect: dialect::build(args.pool.config.dialect),
+        credits: Credits::new(),
+        watch: Watch::spawned(args.pool.config.timeouts.clone(), now),
+        ladder: Ladder::new(waits),
+        session: args.session,
+        shared: args.shared,
+        pool: args.pool,
+        slot: args.slot,
+        session_id: args.session_id,
+        began: now,
+        opening: args.opening,
+        clients: args.client.map(|setup| Box::new(Clients::new(setup))),
+        stdin: None,
+        keeper: None,
+        process: None,
+        ready: false,
+        cause: None,
+        stream_end: None,
+        ended: None,
+        drain: None,
+        stderr_ended: false,
+        pump: None,
+        prompting: false,
+        broken: None,
+        told_end: false,
+        timer: None,
+    });
+    tokio::spawn(run(state, mailbox, myself.clone()));
+    let to = myself.clone();
+    tokio::spawn(async move {
+        let permit = shared.spawning.acquire().await;
+        let started = shared.host.start(plan, waits).await;
+        drop(permit);
+        // If nobody takes it any more, dropping the child kills it.
+        let _ = to.send_message(ChannelMsg::Spawned(Box::new(started)));
+    });
+    ChannelHandle(myself)
+}
+
+/// Runs until the end is told, or nobody wants it any more.
+async fn run(mut state: Box<ChannelState>, mut mailbox: Mailbox<ChannelMsg>, myself: ChannelRef) {
+    while let Some(message) = poll_fn(|context| state.poll_next(&mut mailbox, context)).await {
+        if state.take(message, &myself) {
+            return;
+        }
+    }
+}
+
+impl ChannelState {
+    /// What it is told next: messages first, then the process's end and its own deadline, for
+    /// which there are no tasks of their own.
+    fn poll_next(
+        &mut self,
+        mailbox: &mut Mailbox<ChannelMsg>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<ChannelMsg>> {
+        if let Poll::Ready(message) = mailbox.poll_next(context) {
+            return Poll::Ready(message);
+        }
+        if let Some(process) = &mut self.process
+            && let Poll::Ready(ended) = Pin::new(process).poll(context)
+        {
+            self.process = None;
+            return Poll::Ready(Some(ChannelMsg::Ended(ended.ok())));
+        }
+        if let Some(timer) = &mut self.timer
+            && timer.as_mut().poll(context).is_ready()
+        {
+            self.timer = None;
+            return Poll::Ready(Some(ChannelMsg::Tick));
+        }
+        Poll::Pending
     }
 
-    async fn handle(
-        &self,
-        myself: ActorRef<ChannelMsg>,
-        message: ChannelMsg,
-        state: &mut Box<ChannelState>,
-    ) -> Result<(), ActorProcessingErr> {
+    /// Does what a message says; `true` if the channel is over.
+    fn take(&mut self, message: ChannelMsg, myself: &ChannelRef) -> bool {
         let now = clock::now();
         match message {
             ChannelMsg::Spawned(started) => match *started {
-                Ok(child) => state.launched(child, &myself, now),
-                Err(error) => state.not_launched(error),
+                Ok(child) => self.launched(child, myself, now),
+                Err(error) => self.not_launched(error),
             },
-            ChannelMsg::Frames { batch, hold } => state.frames(&batch, hold, now),
-            ChannelMsg::Alive => state.watch.bytes(now),
-            ChannelMsg::StreamEnd(end) => state.stream_ended(end, now),
-            ChannelMsg::StderrEnd => state.stderr_ended = true,
+            ChannelMsg::Frames { batch, hold } => self.frames(&batch, hold, now),
+            ChannelMsg::Alive => self.watch.bytes(now),
+            ChannelMsg::StreamEnd(end) => self.stream_ended(end, now),
+            ChannelMsg::StderrEnd => self.stderr_ended = true,
             ChannelMsg::Written { queued } => {
                 let took = now.saturating_duration_since(queued);
-                state.pool.meters.stdin_written(took);
-                state.prompt_written();
-                state.client_replies(now);
+                self.pool.meters.stdin_written(took);
+                self.prompt_written();
+                self.client_replies(now);
             }
-            ChannelMsg::StdinFailed(why) => state.stdin_failed(&why, now),
-            ChannelMsg::Ended(ended) => state.process_ended(ended, now),
-            ChannelMsg::Command(command) => state.command(command, now),
-            ChannelMsg::Stop => state.stop(now),
-            ChannelMsg::Kill => state.kill(now),
-            ChannelMsg::Client(news) => state.client_news(*news, &myself, now),
-            ChannelMsg::Tick => state.timer = None,
+            ChannelMsg::StdinFailed(why) => self.stdin_failed(&why, now),
+            ChannelMsg::Ended(ended) => self.process_ended(ended, now),
+            ChannelMsg::Command(command) => self.command(command, now),
+            ChannelMsg::Stop => self.stop(now),
+            ChannelMsg::Kill => self.kill(now),
+            ChannelMsg::Client(news) => self.client_news(*news, myself, now),
+            ChannelMsg::Tick => {}
         }
-        state.advance(now);
-        if state.tell_end() {
-            myself.stop(None);
-        } else {
-            state.arm(&myself, now);
+        self.advance(now);
+        let is_over = self.tell_end();
+        if !is_over {
+            self.arm();
         }
-        Ok(())
-    }
-
-    async fn handle_supervisor_evt(
-        &self,
-        _myself: ActorRef<ChannelMsg>,
-        _event: SupervisionEvent,
-        _state: &mut Box<ChannelState>,
-    ) -> Result<(), ActorProcessingErr> {
-        Ok(()) // It has no children that are actors.
+        is_over
     }
 }

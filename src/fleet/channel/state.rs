@@ -1,18 +1,20 @@
 //! What a Channel does with what comes: output through the dialect to the session, commands
 //! through the dialect to the child.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
 use ractor::ActorRef;
-use tokio::task::JoinHandle;
+use tokio::sync::oneshot;
+use tokio::time::Sleep;
 
 use super::client::Clients;
 use super::deadlines::Drain;
 use super::stdin::{NoPlace, Stdin};
 use super::stdout::StreamEnd;
-use super::{Cause, ChannelMsg, stderr, stdout};
+use super::{Cause, ChannelMsg, ChannelRef, stderr, stdout};
 use crate::dialect::{self, Command, Dialect, Effect, Fault, Input, Opening};
 use crate::fleet::clock;
 use crate::fleet::credit::{Credits, Hold};
@@ -46,6 +48,8 @@ pub(crate) struct ChannelState {
     pub(super) stdin: Option<Stdin>,
     /// Dropping it kills the whole tree, so that a panic here leaves nothing behind.
     pub(super) keeper: Option<KeeperHandle>,
+    /// Gets the end of the process, from its keeper.
+    pub(super) process: Option<oneshot::Receiver<Ended>>,
     pub(super) watch: Watch,
     pub(super) ladder: Ladder,
     pub(super) ready: bool,
@@ -63,11 +67,11 @@ pub(crate) struct ChannelState {
     /// Which pipe the child closed while it went on running.
     pub(super) broken: Option<&'static str>,
     pub(super) told_end: bool,
-    pub(super) timer: Option<(Instant, JoinHandle<()>)>,
+    pub(super) timer: Option<Pin<Box<Sleep>>>,
 }
 
 impl ChannelState {
-    pub(super) fn launched(&mut self, child: Child, myself: &ActorRef<ChannelMsg>, now: Instant) {
+    pub(super) fn launched(&mut self, child: Child, myself: &ChannelRef, now: Instant) {
         let log = self.shared.slots.log(&self.slot);
         let log = log.cloned().unwrap_or_else(stderr::StderrLog::new);
         log.clear();
@@ -81,16 +85,11 @@ impl ChannelState {
         let credits = self.credits.clone();
         self.pump = Some(stdout::Pump::start(child.stdout, credits, myself.clone()));
         self.stdin = Some(Stdin::start(child.stdin, myself.clone()));
-        let to = myself.clone();
-        let ended = child.ended;
         self.keeper = Some(child.keeper);
+        self.process = Some(child.ended);
         if let Some(clients) = &mut self.clients {
             clients.has_door(child.door);
         }
-        tokio::spawn(async move {
-            let ended = ended.await.ok();
-            let _ = to.send_message(ChannelMsg::Ended(ended));
-        });
         for note in &child.notes {
             tracing::warn!(slot = %self.slot, note, "sandbox");
         }

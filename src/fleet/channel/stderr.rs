@@ -3,9 +3,13 @@
 //! Always reads, so that a chatty child never blocks on its logs; keeps a bounded tail.
 
 use std::collections::VecDeque;
-use std::io::ErrorKind;
+use std::future::poll_fn;
+use std::mem::MaybeUninit;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, ready};
 
+use tokio::io::{AsyncRead as _, ReadBuf};
 use tokio::net::unix::pipe;
 use tokio::sync::broadcast;
 
@@ -88,17 +92,12 @@ impl StderrLog {
 }
 
 /// Runs until the pipe's last writer is gone; gives the number of bytes read to `count`.
-pub(crate) async fn run(pipe: pipe::Receiver, log: StderrLog, count: impl Fn(usize) + Send) {
+pub(crate) async fn run(mut pipe: pipe::Receiver, log: StderrLog, count: impl Fn(usize) + Send) {
     let mut line = Vec::new();
     loop {
-        if pipe.readable().await.is_err() {
-            break;
-        }
-        match drain(&pipe, &mut line, &log) {
-            Ok(0) => break,
+        match poll_fn(|context| drain(&mut pipe, &mut line, &log, context)).await {
+            Ok(0) | Err(_) => break,
             Ok(read) => count(read),
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-            Err(_) => break,
         }
     }
     if !line.is_empty() {
@@ -107,10 +106,16 @@ pub(crate) async fn run(pipe: pipe::Receiver, log: StderrLog, count: impl Fn(usi
 }
 
 /// One read. The buffer lives on the stack here, so that an idle child holds none.
-fn drain(pipe: &pipe::Receiver, line: &mut Vec<u8>, log: &StderrLog) -> std::io::Result<usize> {
-    let mut chunk = [0_u8; 4096];
-    let read = pipe.try_read(&mut chunk)?;
-    for piece in chunk[..read].split_inclusive(|byte| *byte == b'\n') {
+fn drain(
+    pipe: &mut pipe::Receiver,
+    line: &mut Vec<u8>,
+    log: &StderrLog,
+    context: &mut Context<'_>,
+) -> Poll<std::io::Result<usize>> {
+    let mut chunk = [MaybeUninit::uninit(); 4096];
+    let mut chunk = ReadBuf::uninit(&mut chunk);
+    ready!(Pin::new(pipe).poll_read(context, &mut chunk))?;
+    for piece in chunk.filled().split_inclusive(|byte| *byte == b'\n') {
         let (text, ended) = match piece.strip_suffix(b"\n") {
             Some(text) => (text, true),
             None => (piece, false),
@@ -122,7 +127,7 @@ fn drain(pipe: &pipe::Receiver, line: &mut Vec<u8>, log: &StderrLog) -> std::io:
             line.clear();
         }
     }
-    Ok(read)
+    Poll::Ready(Ok(chunk.filled().len()))
 }
 
 #[cfg(test)]

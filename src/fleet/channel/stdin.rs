@@ -8,12 +8,11 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use ractor::ActorRef;
 use tokio::io::AsyncWriteExt;
 use tokio::net::unix::pipe;
 use tokio::sync::Notify;
 
-use super::ChannelMsg;
+use super::{ChannelMsg, ChannelRef};
 use crate::limits::{CLIENT_FILE_BYTES, STDIN_BYTES, STDIN_QUEUE, TERMINAL_BYTES};
 
 /// The longest answer, in bytes: a text of which JSON makes six times as many, and what stands
@@ -95,7 +94,7 @@ pub(crate) struct Stdin {
 
 impl Stdin {
     /// Starts the pump.
-    pub(crate) fn start(pipe: pipe::Sender, to: ActorRef<ChannelMsg>) -> Self {
+    pub(crate) fn start(pipe: pipe::Sender, to: ChannelRef) -> Self {
         let queue = Arc::new(Queue::default());
         tokio::spawn(run(pipe, Reading(Arc::clone(&queue)), to));
         Self { queue }
@@ -144,7 +143,7 @@ impl Drop for Reading {
     }
 }
 
-async fn run(mut pipe: pipe::Sender, queue: Reading, to: ActorRef<ChannelMsg>) {
+async fn run(mut pipe: pipe::Sender, queue: Reading, to: ChannelRef) {
     while let Some(Message { bytes, at }) = queue.0.next().await {
         if let Err(error) = pipe.write_all(&bytes).await {
             // Closed before it is said: nothing is queued behind a pipe that failed.

@@ -3,19 +3,21 @@
 //! Reads, cuts into frames, takes credits, hands batches to the Channel; tells the end of the
 //! stream in-band, after everything that was read. Must not know what a frame means.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::{Bytes, BytesMut};
-use ractor::ActorRef;
-use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
 use tokio::task::AbortHandle;
 
-use super::ChannelMsg;
+use super::{ChannelMsg, ChannelRef};
 use crate::fleet::credit::Credits;
 use crate::limits::{CREDIT_FRAMES, READ_BUDGET_BYTES, READ_CHUNK_BYTES};
 use crate::wire::ndjson::{LineError, Lines};
+
+/// Frames of one batch: half of the credits, so that one can be under way while one is read.
+const BATCH_FRAMES: usize = CREDIT_FRAMES / 2;
 
 /// How the stream ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,23 +39,14 @@ pub(crate) struct Pump {
 
 impl Pump {
     /// Starts reading; ends with the stream, or when nobody listens.
-    pub(crate) fn start(
-        mut stdout: pipe::Receiver,
-        credits: Credits,
-        to: ActorRef<ChannelMsg>,
-    ) -> Self {
+    pub(crate) fn start(stdout: pipe::Receiver, credits: Credits, to: ChannelRef) -> Self {
         let waits = Arc::new(AtomicBool::new(false));
-        let flag = Arc::clone(&waits);
-        let task = tokio::spawn(async move {
-            let out = Out {
-                credits,
-                to,
-                waits: flag,
-            };
-            if let Some(end) = pump(&mut stdout, &out).await {
-                let _ = out.to.send_message(ChannelMsg::StreamEnd(end));
-            }
-        });
+        let out = Out {
+            credits,
+            to,
+            waits: Arc::clone(&waits),
+        };
+        let task = tokio::spawn(pump(stdout, out));
         Self {
             task: task.abort_handle(),
             waits,
@@ -75,44 +68,31 @@ impl Drop for Pump {
 /// Where the pump hands its batches.
 struct Out {
     credits: Credits,
-    to: ActorRef<ChannelMsg>,
+    to: ChannelRef,
     waits: Arc<AtomicBool>,
 }
 
-/// `None`: the Channel is gone.
-async fn pump(stdout: &mut pipe::Receiver, out: &Out) -> Option<StreamEnd> {
+/// Reads to the end of the stream, or until nobody takes what was read.
+async fn pump(stdout: pipe::Receiver, out: Out) {
     let mut lines = Lines::default();
     let mut since_yield = 0;
     loop {
-        // No buffer stands by for an idle child.
-        if let Err(error) = stdout.readable().await {
-            return Some(StreamEnd::Failed(error.to_string()));
-        }
-        let mut chunk = BytesMut::with_capacity(READ_CHUNK_BYTES);
-        let read = match stdout.read_buf(&mut chunk).await {
-            Ok(read) => read,
-            Err(error) => return Some(StreamEnd::Failed(error.to_string())),
+        let (frames, end, read) = match stdout.readable().await {
+            Ok(()) => read(&stdout, &mut lines),
+            Err(error) => (Vec::new(), failed(&error), 0),
         };
-        if read == 0 {
-            let mut frames = Vec::new();
-            if let Some(last) = lines.finish() {
-                frames.push(last);
-            }
-            send(frames, 0, out).await?;
-            return Some(StreamEnd::Eof);
+        // Boxed, because most often nothing waits, and the room for it stands in every pump.
+        let taken = match out.send_now(frames, read) {
+            Ok(taken) => taken,
+            Err(waiting) => Box::pin(send(waiting, &out)).await,
+        };
+        if taken.is_none() {
+            return;
         }
-        lines.push(chunk.freeze());
-        let mut frames = Vec::new();
-        for line in lines.by_ref() {
-            match line {
-                Ok(frame) => frames.push(frame),
-                Err(error) => {
-                    send(frames, read, out).await?;
-                    return Some(StreamEnd::TooLong(error));
-                }
-            }
+        if let Some(end) = end {
+            let _ = out.to.send_message(ChannelMsg::StreamEnd(*end));
+            return;
         }
-        send(frames, read, out).await?;
         since_yield += read;
         if since_yield >= READ_BUDGET_BYTES {
             since_yield = 0;
@@ -121,18 +101,61 @@ async fn pump(stdout: &mut pipe::Receiver, out: &Out) -> Option<StreamEnd> {
     }
 }
 
-/// Hands the frames over, in batches that fit the credits. `None`: nobody takes them.
-async fn send(frames: Vec<Bytes>, read: usize, out: &Out) -> Option<()> {
-    if frames.is_empty() {
-        // The middle of a long line, still a sign of life. Bounded by the line cap, not by credits.
-        if read > 0 {
-            out.to.send_message(ChannelMsg::Alive).ok()?;
-        }
-        return Some(());
+fn failed(error: &io::Error) -> Option<Box<StreamEnd>> {
+    Some(Box::new(StreamEnd::Failed(error.to_string())))
+}
+
+/// One read: its lines, the end if that was it, and its bytes. No buffer stands by for an idle
+/// child.
+fn read(stdout: &pipe::Receiver, lines: &mut Lines) -> (Vec<Bytes>, Option<Box<StreamEnd>>, usize) {
+    let mut chunk = BytesMut::with_capacity(READ_CHUNK_BYTES);
+    let mut frames = Vec::new();
+    let read = match stdout.try_read_buf(&mut chunk) {
+        Ok(read) => read,
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return (frames, None, 0),
+        Err(error) => return (frames, failed(&error), 0),
+    };
+    if read == 0 {
+        frames.extend(lines.finish());
+        return (frames, Some(Box::new(StreamEnd::Eof)), 0);
     }
-    let mut frames = frames;
+    lines.push(chunk.freeze());
+    for line in lines {
+        match line {
+            Ok(frame) => frames.push(frame),
+            Err(error) => return (frames, Some(Box::new(StreamEnd::TooLong(error))), read),
+        }
+    }
+    (frames, None, read)
+}
+
+impl Out {
+    /// Hands the frames over if that needs no waiting; else gives them back. `None`: nobody takes
+    /// them.
+    fn send_now(&self, frames: Vec<Bytes>, read: usize) -> Result<Option<()>, Vec<Bytes>> {
+        if frames.is_empty() {
+            // The middle of a long line, still a sign of life. Bounded by the line cap, not by
+            // credits.
+            let told = read == 0 || self.to.send_message(ChannelMsg::Alive).is_ok();
+            return Ok(told.then_some(()));
+        }
+        let bytes = frames.iter().map(Bytes::len).sum();
+        let hold = (frames.len() <= BATCH_FRAMES)
+            .then(|| self.credits.take_now(frames.len(), bytes))
+            .flatten();
+        let Some(hold) = hold else {
+            return Err(frames);
+        };
+        let batch = frames;
+        let told = self.to.send_message(ChannelMsg::Frames { batch, hold });
+        Ok(told.ok())
+    }
+}
+
+/// Hands the frames over, in batches that fit the credits. `None`: nobody takes them.
+async fn send(mut frames: Vec<Bytes>, out: &Out) -> Option<()> {
     while !frames.is_empty() {
-        let rest = frames.split_off(frames.len().min(CREDIT_FRAMES / 2));
+        let rest = frames.split_off(frames.len().min(BATCH_FRAMES));
         let batch = std::mem::replace(&mut frames, rest);
         let bytes = batch.iter().map(Bytes::len).sum();
         out.waits.store(true, Ordering::Relaxed);

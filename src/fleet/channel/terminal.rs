@@ -7,14 +7,13 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use ractor::ActorRef;
 use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::ChannelMsg;
 use super::client::ClientNews;
+use super::{ChannelMsg, ChannelRef};
 use crate::fleet::credit::Credits;
 use crate::launch::{Door, Errand, Running};
 use crate::limits::{
@@ -44,7 +43,7 @@ pub(super) struct Begin {
     /// How much of its output the agent wants to be kept.
     pub(super) wanted: Option<u64>,
     pub(super) credits: Credits,
-    pub(super) to: ActorRef<ChannelMsg>,
+    pub(super) to: ChannelRef,
 }
 
 /// Begins a command.
@@ -220,7 +219,7 @@ struct Task {
     id: String,
     screen: Arc<Screen>,
     credits: Credits,
-    to: ActorRef<ChannelMsg>,
+    to: ChannelRef,
     kill: CancellationToken,
     /// The first bytes of a character whose rest has not come.
     partial: Vec<u8>,

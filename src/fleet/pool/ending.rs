@@ -115,6 +115,7 @@ impl PoolState {
             class: end.class,
             status: end.status,
             was_ready: end.was_ready,
+            hopeless: end.hopeless,
             lived,
             detail: end.detail.clone(),
         };
@@ -246,7 +247,7 @@ impl PoolState {
         .emit();
         let mut task = task;
         task.queued = clock::now();
-        self.queue.push_front(task);
+        self.wait_again(attempt.index, task);
         again
     }
 

@@ -42,10 +42,13 @@ impl PoolState {
         work: Work,
         stored: Option<StoredSession>,
     ) -> Result<ActorRef<SessionMsg>, String> {
+        let slot = self.slots.get(usize::from(work.slot.index));
+        let held = slot.and_then(|slot| slot.held.as_ref());
         let args = Box::new(SessionArgs {
             pool_ref: self.myself.clone(),
             shared: Arc::clone(&self.shared),
             pool: Arc::clone(&self.pool),
+            talk: held.map(super::talk::Held::args),
             work,
             stored,
         });
@@ -64,11 +67,20 @@ impl PoolState {
         child_ended: bool,
         is_sent_again: bool,
     ) {
-        let restarts = self.pool.config.restart.kind != RestartKind::Temporary;
+        let held = self.slot(index).and_then(|slot| slot.held.as_ref());
+        let is_left = held.is_some_and(super::talk::Held::is_leaving);
+        let is_held = held.is_some();
+        // A conversation's next child is started because a person prompts.
+        let restarts = is_held || self.pool.config.restart.kind != RestartKind::Temporary;
         let goes_on = stays.has_child && !child_ended || stays.can_load && restarts;
-        if self.stopping || is_sent_again || !goes_on {
-            self.close_as(index, self.ends_for_good(stays) || is_sent_again, false);
-        } else if child_ended {
+        if self.stopping || is_sent_again || is_left || !goes_on {
+            let for_good = if is_held {
+                !stays.can_load
+            } else {
+                self.ends_for_good(stays) || is_sent_again
+            };
+            self.close_as(index, for_good, false);
+        } else if child_ended && !is_held {
             self.load_at_once(index);
         }
     }
@@ -95,7 +107,14 @@ impl PoolState {
 
     /// Closes the session that waits in a slot, because the pool stops.
     pub(super) fn close(&mut self, index: u16, now: bool) {
-        self.close_as(index, !self.shared.sessions_outlive, now);
+        let slot = self.slots.get(usize::from(index));
+        let is_held = slot.is_some_and(|slot| slot.held.is_some());
+        self.close_as(index, !self.shared.sessions_outlive && !is_held, now);
+    }
+
+    /// Closes a conversation's session so that it can be loaded again.
+    pub(super) fn close_for_now(&mut self, index: u16) {
+        self.close_as(index, false, false);
     }
 
     fn close_as(&mut self, index: u16, for_good: bool, now: bool) {

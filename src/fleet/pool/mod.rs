@@ -7,6 +7,7 @@ mod ending;
 mod keeping;
 mod slot;
 mod state;
+mod talk;
 mod task;
 
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use tokio::sync::oneshot;
 
 use slot::{Kept, Slot};
 use state::PoolState;
+pub(crate) use talk::{Opener, Talk};
 pub(crate) use task::{ActiveTask, OpenTasks, Past};
 
 use super::channel::ChannelEnd;
@@ -86,6 +88,8 @@ pub(crate) enum PoolMsg {
         /// Why, if it failed.
         why: String,
     },
+    /// A client wants something of its conversation.
+    Talk(Talk),
     /// End every child, then the pool.
     Stop {
         /// Without the ladder.
@@ -137,6 +141,8 @@ impl Actor for Pool {
             pool,
             slots,
             queue: VecDeque::new(),
+            openers: VecDeque::new(),
+            held: 0,
             cancelled: false,
             stopping: false,
         })
@@ -167,6 +173,7 @@ impl Actor for Pool {
             PoolMsg::BackoffOver { index, round } => state.backoff_over(index, round),
             PoolMsg::Restart { index, done } => state.restart(index, done),
             PoolMsg::Cancel(run) => state.cancel(run.as_ref()),
+            PoolMsg::Talk(talk) => state.talk(talk),
             PoolMsg::Stop { now } => state.stop(now),
             PoolMsg::SessionGone { who, why } => state.session_gone(who, &why),
         }

@@ -6,6 +6,7 @@ use ractor::ActorRef;
 use tokio::sync::oneshot;
 
 use super::ActiveTask;
+use super::talk::Held;
 use crate::config::Pool as PoolConfig;
 use crate::fleet::clock;
 use crate::fleet::memory::SlotMemory;
@@ -47,6 +48,8 @@ pub(crate) struct Slot {
     pub(super) history: History,
     pub(super) work: Option<Occupied>,
     pub(super) kept: Option<Kept>,
+    /// A client's conversation has the slot for itself.
+    pub(super) held: Option<Held>,
     /// Counts backoffs, so that the end of an outdated one is told from the current one's.
     pub(super) round: u64,
     /// When the current child was started.
@@ -71,6 +74,7 @@ impl Slot {
             history: History::restored(clock::now(), memory.ages),
             work: None,
             kept: None,
+            held: None,
             round: 0,
             spawned_at: None,
             down_since: None,
@@ -98,6 +102,17 @@ impl Slot {
             (_, state) => state == SlotState::Unloaded,
         };
         self.work.is_none() && has_place
+    }
+
+    /// Whether a conversation may have it now.
+    pub(super) fn has_room(&self) -> bool {
+        self.is_idle() && self.kept.is_none() && self.held.is_none()
+    }
+
+    /// Whether this conversation has it.
+    pub(super) fn holds(&self, session: &SessionId) -> bool {
+        let held = self.held.as_ref();
+        held.is_some_and(|held| held.session == *session)
     }
 
     /// Whether no session is in it.

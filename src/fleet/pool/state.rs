@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 
 use super::ending::unbegun;
 use super::slot::{Kept, Occupied, Slot};
-use super::{ActiveTask, PoolMsg};
+use super::{ActiveTask, Opener, PoolMsg};
 use crate::fleet::clock::{self, now_us};
 use crate::fleet::notice::Notice;
 use crate::fleet::session::{Attempt, SessionMsg, Work};
@@ -27,6 +27,10 @@ pub(crate) struct PoolState {
     pub(super) pool: Arc<PoolShared>,
     pub(super) slots: Vec<Slot>,
     pub(super) queue: VecDeque<ActiveTask>,
+    /// Clients that wait for a slot.
+    pub(super) openers: VecDeque<Opener>,
+    /// How many slots a conversation has: a pool without one does nothing for them.
+    pub(super) held: usize,
     /// No new task starts.
     pub(super) cancelled: bool,
     /// Nothing starts, and the pool ends with its last session.
@@ -112,20 +116,14 @@ impl PoolState {
 
     /// Gives waiting tasks to free slots; ends what nobody will work.
     pub(super) fn settle(&mut self) {
+        self.settle_conversations();
         let is_parked = |slot: &Slot| slot.state == SlotState::Parked;
         if self.cancelled || self.stopping {
             self.end_waiting(CANCELLED);
         } else if self.slots.iter().all(is_parked) {
             self.end_waiting("every slot of the pool is parked");
         } else {
-            for index in 0..self.pool.config.size {
-                if self.queue.is_empty() {
-                    break;
-                }
-                if self.slots[usize::from(index)].is_idle() {
-                    self.assign(index);
-                }
-            }
+            self.give_out();
         }
         let waiting = self.queue.len();
         if waiting < self.queue.capacity() / 4 {
@@ -136,17 +134,42 @@ impl PoolState {
         self.pool.waits_since(oldest);
     }
 
-    pub(super) fn assign(&mut self, index: u16) {
-        let Some(mut task) = self.queue.pop_front() else {
-            return;
-        };
+    /// Gives each free slot what waits for it: a conversation's its next prompt, another one the
+    /// first task.
+    fn give_out(&mut self) {
+        for index in 0..self.pool.config.size {
+            if self.queue.is_empty() && self.held == 0 {
+                break;
+            }
+            let slot = &mut self.slots[usize::from(index)];
+            if !slot.is_idle() {
+                continue;
+            }
+            let next = match &mut slot.held {
+                Some(held) => held.waiting.pop_front(),
+                None => self.queue.pop_front(),
+            };
+            if let Some(task) = next {
+                self.assign(index, task);
+            }
+        }
+    }
+
+    fn assign(&mut self, index: u16, mut task: ActiveTask) {
         let slot = &mut self.slots[usize::from(index)];
-        let kept = slot.kept.take();
-        let session = match &kept {
+        let mut kept = slot.kept.take();
+        let mut session = None;
+        let is_held = slot.held.is_some();
+        if let Some(held) = &mut slot.held {
+            session = Some(held.session.clone());
+            let stored = held.begin();
+            kept = kept.or(stored.map(Kept::Stored));
+        }
+        let session = session.unwrap_or_else(|| match &kept {
             Some(Kept::Waiting { session, .. } | Kept::Closing { session, .. }) => session.clone(),
             Some(Kept::Stored(stored)) => stored.session.clone(),
             None => fresh_session_id(&self.shared),
-        };
+        });
         // Known before its home and copy are made, so that no sweep takes them for leftovers.
         let working = Some(session.clone());
         self.shared
@@ -162,7 +185,8 @@ impl PoolState {
             task: task.spec.id.clone(),
             attempt,
             prompt: task.spec.prompt.clone(),
-            workspace: task.spec.workspace.clone(),
+            // A conversation's prompt names where its client is, not what is copied.
+            workspace: task.spec.workspace.clone().filter(|_| !is_held),
             check: task.spec.check.clone(),
             asked: now,
             down_since: slot.down_since,
@@ -245,8 +269,10 @@ impl PoolState {
         let waiting = std::mem::take(&mut self.queue);
         let (ended, stay): (VecDeque<_>, VecDeque<_>) = waiting.into_iter().partition(meant);
         self.queue = stay;
+        let prompts = self.cancelled_prompts(meant);
         let ended = ended
             .into_iter()
+            .chain(prompts)
             .map(|task| unbegun(task, CANCELLED))
             .collect();
         self.end(ended, EndedFrom::Queue);
@@ -280,7 +306,7 @@ impl PoolState {
 }
 
 /// Why a task that waited will never begin.
-const CANCELLED: &str = "the run was cancelled before the task began";
+pub(super) const CANCELLED: &str = "the run was cancelled before the task began";
 
 fn fresh_session_id(shared: &Shared) -> SessionId {
     let id = shared.ambient.id().to_string();

@@ -152,6 +152,11 @@ impl OpenTasks {
         })
     }
 
+    /// Of a conversation, which does not end with a prompt.
+    pub(crate) fn of_conversation() -> Arc<Self> {
+        Self::new(usize::MAX, false)
+    }
+
     /// A task ended. With the last one the run does: then its code.
     pub(crate) fn ended(&self, outcome: TaskOutcome) -> Option<u8> {
         if outcome != TaskOutcome::Done {

@@ -163,7 +163,8 @@ impl Asks {
     }
 }
 
-/// A decided ask.
+/// A decided ask; or, with [`Decision::Ask`], one that a person is to decide.
+#[derive(Debug)]
 pub(crate) struct Decided {
     /// What the policy said, before "nobody can be asked" made it a deny.
     pub(crate) policy: Decision,
@@ -172,11 +173,30 @@ pub(crate) struct Decided {
     /// The denial must also end the turn.
     pub(crate) deny_turn: bool,
     judged: Judged,
+    /// What the rules saw, where a person is to decide.
+    pub(crate) facts: Option<Facts>,
+}
+
+/// In what state of things an ask is decided.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct At {
+    /// The journal takes nothing new.
+    pub(crate) is_read_only: bool,
+    /// There is a person to ask.
+    pub(crate) has_approver: bool,
+    /// People have enough to decide.
+    pub(crate) is_full: bool,
 }
 
 impl Decided {
     /// The ask's record: the request, how it was judged, the verdict; in this order.
     pub(crate) fn record(&self, ask: &Ask, outbox: &mut Outbox) {
+        self.record_request(ask, outbox);
+        outbox.event(Event::Decided(self.verdict.clone()));
+    }
+
+    /// The record of an ask that waits for a person.
+    pub(crate) fn record_request(&self, ask: &Ask, outbox: &mut Outbox) {
         outbox.event(Event::Asked {
             id: self.verdict.ask.clone(),
             ask: ask.clone(),
@@ -185,7 +205,6 @@ impl Decided {
             ask: self.verdict.ask.clone(),
             judged: self.judged.clone(),
         });
-        outbox.event(Event::Decided(self.verdict.clone()));
     }
 
     /// What goes back to the agent.
@@ -197,14 +216,14 @@ impl Decided {
     }
 }
 
-/// Decides an ask by policy; where the policy wants a person, there is none to ask.
+/// Decides an ask by policy; where the policy wants a person and there is none, that is a deny.
 pub(crate) fn decide(
     pool: &PoolShared,
     prepared: Option<&Prepared>,
     work: &Work,
     ask: &Ask,
     asks: &mut Asks,
-    is_read_only: bool,
+    at: At,
 ) -> Decided {
     let began = clock::now();
     let crowded = asks.open.len() >= ASKS_PER_SESSION;
@@ -212,7 +231,7 @@ pub(crate) fn decide(
     asks.note_request(ask);
     let judgement = if twice {
         Judgement::refused("twice", "the same request id was used twice")
-    } else if is_read_only {
+    } else if at.is_read_only {
         Judgement::refused(
             "journal",
             "the journal is read-only: nothing can be allowed",
@@ -223,10 +242,10 @@ pub(crate) fn decide(
         judge(pool, prepared, &ask.tool, &ask.input, &ask.claimed)
     };
     let class = class(pool, Some(&ask.tool));
-    decided(pool, work, ask, judgement, class, clock::since(began))
+    decided(pool, work, ask, judgement, class, clock::since(began), at)
 }
 
-/// Decides what the agent wants its client to do. Beside it stands, if it is allowed, the place
+/// Decides what the agent wants its client to do. Beside it stands, unless it is denied, the place
 /// that was judged.
 pub(crate) fn decide_client(
     pool: &PoolShared,
@@ -234,11 +253,11 @@ pub(crate) fn decide_client(
     work: &Work,
     (ask, wish): (&Ask, &ClientWish),
     asks: &mut Asks,
-    is_read_only: bool,
+    at: At,
 ) -> (Decided, Option<String>) {
     let began = clock::now();
     asks.clients.insert(ask.key.clone());
-    let (judgement, place) = if is_read_only {
+    let (judgement, place) = if at.is_read_only {
         let why = "the journal is read-only: nothing can be allowed";
         (Judgement::refused("journal", why), None)
     } else if ask.input.get().len() > ASK_INPUT_BYTES {
@@ -254,7 +273,7 @@ pub(crate) fn decide_client(
         ClientWish::Write(_) => ToolClass::Write,
         ClientWish::Run(_) => ToolClass::Shell,
     };
-    let decided = decided(pool, work, ask, judgement, class, clock::since(began));
+    let decided = decided(pool, work, ask, judgement, class, clock::since(began), at);
     (decided, place)
 }
 
@@ -266,7 +285,13 @@ fn decided(
     judgement: Judgement,
     class: ToolClass,
     took: Duration,
+    at: At,
 ) -> Decided {
+    let judgement = if judgement.decision == Decision::Ask && at.has_approver && at.is_full {
+        Judgement::refused("max_pending", "too many requests wait for people already")
+    } else {
+        judgement
+    };
     PolicyEvaluated {
         took,
         error: (judgement.by == DecidedBy::Error).then_some(EvaluationError::Malformed),
@@ -281,15 +306,14 @@ fn decided(
         reason: judgement.reason,
     };
     let mut deny_turn = false;
-    if verdict.decision == Decision::Ask {
+    if verdict.decision == Decision::Ask && !at.has_approver {
         verdict.decision = Decision::Deny;
         verdict.by = DecidedBy::Timeout;
         verdict.reason = format!(
             "{}; a person would have to allow this and nobody can be asked here: do it another way or go on without it",
             verdict.reason
         );
-        deny_turn = pool.config.ask.on_timeout == OnTimeout::DenyTurn
-            || pool.policy.on_timeout() == Some(OnTimeout::DenyTurn);
+        deny_turn = denies_turn(pool);
     }
     PermissionRequested {
         slot: &work.slot,
@@ -300,6 +324,7 @@ fn decided(
     .emit();
     Decided {
         policy,
+        facts: (verdict.decision == Decision::Ask).then(|| judgement.facts.clone()),
         verdict,
         class,
         deny_turn,
@@ -310,6 +335,12 @@ fn decided(
             eval_us: u64::try_from(took.as_micros()).unwrap_or(u64::MAX),
         },
     }
+}
+
+/// Whether an ask that nobody answers also ends the turn.
+pub(super) fn denies_turn(pool: &PoolShared) -> bool {
+    pool.config.ask.on_timeout == OnTimeout::DenyTurn
+        || pool.policy.on_timeout() == Some(OnTimeout::DenyTurn)
 }
 
 /// Judges a call that ran without a request.

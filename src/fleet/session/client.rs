@@ -27,7 +27,7 @@ impl Prepared {
         Some(ClientSetup {
             env,
             limits: sandbox::limits_of(&pool.sandbox),
-            workspace: self.workspace_inside().to_owned(),
+            workspace: self.place().workspace.to_owned(),
         })
     }
 }
@@ -35,15 +35,18 @@ impl Prepared {
 impl SessionState {
     /// Judges what the agent wants, and puts it on record.
     pub(super) fn client(&mut self, ask: Ask, wish: &ClientWish) {
-        let is_read_only = self.shared.journal.health().borrow().is_read_only();
+        let at = self.asked_at();
         let (decided, place) = asks::decide_client(
             &self.pool,
             self.prepared.as_ref(),
             &self.work,
             (&ask, wish),
             &mut self.asks,
-            is_read_only,
+            at,
         );
+        if decided.verdict.decision == Decision::Ask {
+            return self.ask_a_person(ask, decided, place);
+        }
         self.tally.decided(&decided);
         decided.record(&ask, &mut self.outbox);
         self.outbox.after(After::Client {

@@ -9,9 +9,7 @@ use super::{Attempt, CheckResult, SessionMsg, StoredSession, work};
 use crate::config::SessionScope;
 use crate::dialect::Command;
 use crate::fleet::channel::{ChannelEnd, ChannelMsg};
-use crate::fleet::clock::now_us;
 use crate::fleet::pool::PoolMsg;
-use crate::journal::Write;
 use crate::lifecycle::state::SlotEvent;
 use crate::model::{Event, ExitClass, TurnOutcome, Usage};
 
@@ -21,6 +19,9 @@ impl SessionState {
         match message {
             SessionMsg::Prepared(prepared) => self.prepared(*prepared),
             SessionMsg::Batch { items, hold } => {
+                if let Some(measured) = &self.measured {
+                    measured.stir();
+                }
                 for item in items {
                     self.item(item);
                 }
@@ -40,6 +41,8 @@ impl SessionState {
             SessionMsg::Flush => self.outbox.retried(),
             SessionMsg::Checked(check) => self.checked(*check),
             SessionMsg::Surveyed(survey) => return self.report(*survey),
+            SessionMsg::Answered { ask, allow } => self.answered(&ask, allow),
+            SessionMsg::AskExpired(ask) => self.ask_expired(&ask),
             SessionMsg::TooLarge(why) => self.too_large(why),
             SessionMsg::Next(work) => self.next(*work),
             SessionMsg::Recorded(before) => self.recorded(before),
@@ -130,6 +133,7 @@ impl SessionState {
         if self.turn.is_some() || self.end.is_some() || !self.has_task {
             return;
         }
+        self.nobody_decides("the turn was cancelled before this was decided");
         self.ending.get_or_insert((outcome, why));
         match self.phase {
             Phase::Turn => {
@@ -177,6 +181,7 @@ impl SessionState {
                 end.detail.clone_from(why);
             }
         }
+        self.nobody_decides("the agent ended before this was decided");
         if self.begun && self.turn.is_none() {
             for call in self.asks.turn_ended() {
                 self.unasked(&call);
@@ -295,11 +300,7 @@ impl SessionState {
         let stays = self.stays();
         if !stays {
             if !self.gives_back {
-                self.outbox.write(Write::SessionEnded {
-                    session: self.work.session.clone(),
-                    at_us: now_us(),
-                    class: self.end.as_ref().map(|end| end.class),
-                });
+                self.ended_rows(self.end.as_ref().map(|end| end.class));
             }
             if !self.broken {
                 self.outbox.flush_last();

@@ -1,103 +1,179 @@
-//! Measures a session's home and copy while no quota holds them.
-//!
-//! A plain task: looks from time to time and tells the session once, when a limit is passed. The
-//! start says that sizes are measured, so an agent can pass a limit for as long as one look takes.
+//! How large one session's home and copy are, against what they may be. Must not know when that is
+//! asked.
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use ractor::ActorRef;
 
 use super::SessionMsg;
 use super::prepare::{Prepared, Space};
-use crate::fleet::ambient::Ambient;
 use crate::fleet::setup::PoolShared;
-use crate::limits::{COPY_BYTES, COPY_FILES, MEASURE_EVERY};
-use crate::sandbox::workspace::{Root, measure};
+use crate::limits::{COPY_BYTES, COPY_FILES};
+use crate::sandbox::workspace::{Root, Size, measure};
 
-/// What is measured.
-#[derive(Debug)]
-pub(super) struct Measured {
-    space: Arc<Space>,
-    /// The most bytes of the home.
-    home_bytes: u64,
+/// What takes place on a disk: used, free, or grown.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Room {
+    pub(super) bytes: u64,
+    pub(super) files: u64,
 }
 
-/// One directory with its most bytes and files.
+impl Room {
+    fn of(size: &Size) -> Self {
+        Self {
+            bytes: size.bytes,
+            files: size.files,
+        }
+    }
+
+    /// What is left of it above `other`.
+    pub(super) fn above(self, other: Self) -> Self {
+        Self {
+            bytes: self.bytes.saturating_sub(other.bytes),
+            files: self.files.saturating_sub(other.files),
+        }
+    }
+
+    pub(super) fn plus(self, other: Self) -> Self {
+        Self {
+            bytes: self.bytes.saturating_add(other.bytes),
+            files: self.files.saturating_add(other.files),
+        }
+    }
+
+    pub(super) fn least(self, other: Self) -> Self {
+        Self {
+            bytes: self.bytes.min(other.bytes),
+            files: self.files.min(other.files),
+        }
+    }
+}
+
+/// One directory with the most that it may hold.
 #[derive(Debug)]
 struct Limit<'a> {
     what: &'static str,
     path: &'a Path,
-    bytes: u64,
-    files: u64,
-}
-
-impl Measured {
-    pub(super) fn of(prepared: &Prepared, pool: &PoolShared) -> Self {
-        Self {
-            space: Arc::clone(prepared.space()),
-            home_bytes: pool.sandbox.home_bytes,
-        }
-    }
-
-    /// The first limit that is passed, in words. A copy may double what it may begin with; a
-    /// directory of the user's own is not measured.
-    fn passed(&self) -> Option<String> {
-        let home = Limit {
-            what: "home",
-            path: self.space.home(),
-            bytes: self.home_bytes,
-            files: u64::MAX,
-        };
-        let copy = self.space.copy().map(|path| Limit {
-            what: "copy",
-            path,
-            bytes: 2 * COPY_BYTES,
-            files: 2 * COPY_FILES,
-        });
-        home.passed().or_else(|| copy?.passed())
-    }
+    most: Room,
 }
 
 impl Limit<'_> {
+    /// Its size; `None` if that cannot be known as a whole now.
+    fn size(&self) -> Option<Size> {
+        measure(&Root::open(self.path).ok()?).ok()
+    }
+
     /// How it is passed, in words.
-    fn passed(&self) -> Option<String> {
-        let size = measure(&Root::open(self.path).ok()?).ok()?;
-        let Limit {
-            what, bytes, files, ..
-        } = self;
-        if size.bytes > *bytes {
+    fn passed(&self, size: &Size) -> Option<String> {
+        let Self { what, most, .. } = self;
+        if size.bytes > most.bytes {
             return Some(format!(
-                "the {what} has {} bytes, more than the {bytes} that it may have",
-                size.bytes
+                "the {what} has {} bytes, more than the {} that it may have",
+                size.bytes, most.bytes
             ));
         }
-        (size.files > *files).then(|| {
+        (size.files > most.files).then(|| {
             format!(
-                "the {what} has {} files, more than the {files} that it may have",
-                size.files
+                "the {what} has {} files, more than the {} that it may have",
+                size.files, most.files
             )
         })
     }
 }
 
-/// Runs until a limit is passed or the session is over.
-pub(super) async fn watch(measured: Measured, ambient: Ambient, to: ActorRef<SessionMsg>) {
-    let mut measured = measured;
-    loop {
-        tokio::time::sleep(MEASURE_EVERY).await;
-        let look = ambient.blocking(move || {
-            let passed = measured.passed();
-            (measured, passed)
-        });
-        match look.await {
-            Ok((_, Some(why))) => {
-                let _ = to.send_message(SessionMsg::TooLarge(why));
-                return;
-            }
-            Ok((again, None)) => measured = again,
-            Err(_) => return,
+/// What one look found.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    /// A limit that is passed, in words.
+    pub(super) passed: Option<String>,
+    /// Home and copy together, and the most that one of them could still take. `None` if not all
+    /// of it could be looked at.
+    pub(super) sizes: Option<(Room, Room)>,
+}
+
+/// A session whose home and copy are measured, until this is dropped.
+#[derive(Debug)]
+pub(super) struct Measured {
+    space: Arc<Space>,
+    /// The most bytes of the home.
+    home_bytes: u64,
+    to: ActorRef<SessionMsg>,
+    /// The child said something since the last look.
+    stirred: AtomicBool,
+}
+
+impl Measured {
+    pub(super) fn of(prepared: &Prepared, pool: &PoolShared, to: ActorRef<SessionMsg>) -> Self {
+        Self {
+            space: Arc::clone(prepared.space()),
+            home_bytes: pool.sandbox.home_bytes,
+            to,
+            stirred: AtomicBool::new(true),
         }
+    }
+
+    /// The child does something.
+    pub(super) fn stir(&self) {
+        self.stirred.store(true, Ordering::Relaxed);
+    }
+
+    /// Home, and the copy if there is one. A copy may double what it may begin with; a directory
+    /// of the user's own is not measured.
+    fn limits(&self) -> impl Iterator<Item = Limit<'_>> {
+        let home = Limit {
+            what: "home",
+            path: self.space.home(),
+            most: Room {
+                bytes: self.home_bytes,
+                files: u64::MAX,
+            },
+        };
+        let copy = self.space.copy().map(|path| Limit {
+            what: "copy",
+            path,
+            most: Room {
+                bytes: 2 * COPY_BYTES,
+                files: 2 * COPY_FILES,
+            },
+        });
+        std::iter::once(home).chain(copy)
+    }
+
+    /// Whether it was stirred since this was asked last.
+    pub(super) fn was_stirred(&self) -> bool {
+        self.stirred.swap(false, Ordering::Relaxed)
+    }
+
+    /// Tells the session that a limit is passed.
+    pub(super) fn tell(&self, why: String) {
+        let _ = self.to.send_message(SessionMsg::TooLarge(why));
+    }
+
+    /// Looks; takes its time.
+    pub(super) fn measure(&self) -> Found {
+        let mut found = Found::default();
+        let mut sum = Some(Room::default());
+        let mut left = Room {
+            bytes: u64::MAX,
+            files: u64::MAX,
+        };
+        for limit in self.limits() {
+            let Some(size) = limit.size() else {
+                sum = None;
+                continue;
+            };
+            found.passed = found.passed.or_else(|| limit.passed(&size));
+            // What was not seen may be growing.
+            let is_whole = size.cut.is_none() && size.unreadable == 0;
+            sum = sum
+                .filter(|_| is_whole)
+                .map(|sum| sum.plus(Room::of(&size)));
+            left = left.least(limit.most.above(Room::of(&size)));
+        }
+        found.sizes = sum.map(|sum| (sum, left));
+        found
     }
 }
 
@@ -113,10 +189,9 @@ mod tests {
             let limit = Limit {
                 what: "home",
                 path: dir.path(),
-                bytes,
-                files,
+                most: Room { bytes, files },
             };
-            limit.passed()
+            limit.passed(&limit.size().expect("a size"))
         };
         assert_eq!(of(1 << 20, 100), None);
         assert!(of(5_000, 100).is_some_and(|why| why.contains("home has")));

@@ -5,18 +5,25 @@
 //! Stamps what the Channel reports, journals it, and acts on what must be durable first only when
 //! it is. Must not know how a child is started or stopped, nor which task comes next.
 
+mod approvals;
 mod asks;
 mod client;
 mod ending;
+mod far;
+mod listing;
 mod measure;
 mod next;
 mod outbox;
 pub(crate) mod outcome;
 mod prepare;
+mod scales;
 mod state;
 mod tally;
+mod unprepared;
 mod work;
 
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
@@ -24,6 +31,7 @@ use tokio_util::sync::CancellationToken;
 use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 
 pub(crate) use prepare::{PrepareError, Prepared};
+pub(crate) use scales::Scales;
 pub(crate) use tally::Tally;
 pub(crate) use work::{Attempt, CheckResult, Stays, Work};
 
@@ -32,11 +40,13 @@ use outbox::{After, Outbox};
 use state::{Phase, SessionState};
 
 use super::channel::ChannelEnd;
+use super::conversation::Approver;
 use super::credit::Hold;
 use super::pool::PoolMsg;
 use super::setup::{PoolShared, Shared};
+use crate::config::SessionScope;
 use crate::lifecycle::watch::Expired;
-use crate::model::{AgentInfo, Ask, AskKey, ClientWish, Event, Foreign, SessionId};
+use crate::model::{AgentInfo, Ask, AskId, AskKey, ClientWish, Event, Foreign, RunId, SessionId};
 use crate::sandbox::workspace::Manifest;
 use crate::telemetry::log::session_span;
 
@@ -102,6 +112,15 @@ pub(crate) enum SessionMsg {
     Checked(Box<CheckResult>),
     /// What changed in the workspace is known.
     Surveyed(Box<work::Survey>),
+    /// A person decided.
+    Answered {
+        /// Which ask.
+        ask: AskId,
+        /// What the person said.
+        allow: bool,
+    },
+    /// Nobody decided in time.
+    AskExpired(AskId),
     /// Home or copy is larger than it may be.
     TooLarge(String),
     /// The session's next task. Only for a session that is between tasks.
@@ -134,8 +153,21 @@ pub(crate) struct SessionArgs {
     pub(crate) shared: Arc<Shared>,
     pub(crate) pool: Arc<PoolShared>,
     pub(crate) work: Work,
-    /// What an earlier start of the supervisor left of it.
+    /// What an earlier start of the supervisor left of it, or an earlier client.
     pub(crate) stored: Option<StoredSession>,
+    /// It is a client's conversation.
+    pub(crate) talk: Option<TalkArgs>,
+}
+
+/// What makes a session a client's conversation.
+#[derive(Debug)]
+pub(crate) struct TalkArgs {
+    /// The run whose tasks are its prompts.
+    pub(crate) run: RunId,
+    /// The directory that the agent works in, from the workspace's root.
+    pub(crate) within: PathBuf,
+    /// Where asks go.
+    pub(crate) approver: Approver,
 }
 
 /// What is known of a session that an earlier start of the supervisor began.
@@ -170,9 +202,15 @@ impl Actor for Session {
             pool,
             work,
             stored,
+            talk,
         } = *args;
         let mut state = Box::new(SessionState {
-            scope: pool.config.session,
+            scope: match talk {
+                Some(_) => SessionScope::Slot,
+                None => pool.config.session,
+            },
+            talk,
+            pending: BTreeMap::new(),
             agent_session: stored.as_ref().and_then(|of| of.agent_session.clone()),
             was_stored: stored.is_some(),
             loading: false,
@@ -202,7 +240,7 @@ impl Actor for Session {
             ending: None,
             end: None,
             check: None,
-            measuring: None,
+            measured: None,
             checking: None,
             broken: false,
             over_quota: false,
@@ -218,13 +256,14 @@ impl Actor for Session {
         });
         if let Some(stored) = stored {
             state.outbox.go_on_after(stored.last_seq, stored.bytes);
-        } else {
+        } else if state.talk.is_none() {
+            // A conversation has its row since it was opened.
             state.begun_row();
         }
         state.flush();
         let to = state.myself.clone();
         let (shared, pool) = (Arc::clone(&state.shared), Arc::clone(&state.pool));
-        let order = prepare::Order::of(&state.work, state.was_stored, state.preparing.clone());
+        let order = state.order();
         tokio::spawn(async move {
             let prepared = prepare::prepare(&shared, &pool, order).await;
             let _ = to.send_message(SessionMsg::Prepared(Box::new(prepared)));
@@ -248,19 +287,10 @@ impl Actor for Session {
 
     async fn handle_supervisor_evt(
         &self,
-        myself: ActorRef<SessionMsg>,
-        event: SupervisionEvent,
-        state: &mut Box<SessionState>,
+        _myself: ActorRef<SessionMsg>,
+        _event: SupervisionEvent,
+        _state: &mut Box<SessionState>,
     ) -> Result<(), ActorProcessingErr> {
-        // A Channel that ends as it should has said so before, in-band.
-        if let SupervisionEvent::ActorFailed(_, error) = event
-            && state.end.is_none()
-            && state.channel.is_some()
-        {
-            tracing::error!(session = %state.work.session, %error, "a channel failed");
-            let end = ChannelEnd::internal(&error.to_string());
-            let _ = myself.send_message(SessionMsg::ChannelEnded(Box::new(end)));
-        }
-        Ok(())
+        Ok(()) // It has no children that are actors.
     }
 }

@@ -14,7 +14,7 @@ use crate::fleet::clock::now_us;
 use crate::fleet::pool::PoolMsg;
 use crate::journal::{SessionRow, Write};
 use crate::lifecycle::state::SlotEvent;
-use crate::model::{AgentInfo, ids};
+use crate::model::{AgentInfo, ExitClass, Foreign, ids};
 use crate::sandbox::workspace::Manifest;
 
 /// Children in a row that may end before they have loaded the session; then it is given up.
@@ -36,14 +36,42 @@ impl SessionState {
         }));
     }
 
+    /// The session is over, and with it the run of a conversation.
+    pub(super) fn ended_rows(&mut self, class: Option<ExitClass>) {
+        self.outbox.write(Write::SessionEnded {
+            session: self.work.session.clone(),
+            at_us: now_us(),
+            class,
+        });
+        if let Some(talk) = &self.talk {
+            self.outbox.write(Write::RunEnded {
+                run: talk.run.clone(),
+                at_us: now_us(),
+                code: 0,
+            });
+        }
+    }
+
+    /// By which id of its own the agent is to go on with the session, if it can. A conversation
+    /// whose agent cannot goes on in its home and copy with one that remembers nothing.
+    pub(super) fn resumes(&self) -> Option<Foreign> {
+        let by_argument = self.pool.config.dialect.resumes_by_argument();
+        let has_way = !by_argument || !self.pool.config.resume_args.is_empty();
+        let is_given_up = self.talk.is_some() && (!self.loadable || self.loads_failed >= LOADS);
+        self.agent_session
+            .clone()
+            .filter(|_| has_way && !is_given_up)
+    }
+
     /// Keeps the agent's own id of the session, if it is of any use.
     pub(super) fn knows_agent_session(&mut self, info: &AgentInfo) {
         self.loads_failed = 0;
         self.loadable = true;
         self.agent_session.clone_from(&info.session);
         let by_argument = self.pool.config.dialect.resumes_by_argument();
-        let wanted = self.pool.config.restart.on_crash == OnCrash::Resume;
-        let is_bad = |id: &crate::model::Foreign| by_argument && !ids::is_safe_token(id.raw());
+        let resumes = self.pool.config.restart.on_crash == OnCrash::Resume;
+        let wanted = resumes || self.talk.is_some();
+        let is_bad = |id: &Foreign| by_argument && !ids::is_safe_token(id.raw());
         if wanted && info.session.as_ref().is_none_or(is_bad) {
             let shown = info.session.as_ref().map(|id| id.show(100));
             tracing::warn!(session = %self.work.session, id = shown, "the agent's id of the session cannot be used: the session cannot be resumed");
@@ -53,6 +81,9 @@ impl SessionState {
 
     /// Whether a new child could load it.
     pub(super) fn can_load(&self) -> bool {
+        if self.talk.is_some() {
+            return !(self.over_quota || self.oversized || self.broken);
+        }
         self.loadable
             && !self.over_quota
             && !self.oversized
@@ -68,7 +99,9 @@ impl SessionState {
         }
         self.loads_failed = self.loads_failed.saturating_add(1);
         self.loadable &= !end.not_resumed;
-        if !self.can_load() {
+        if self.talk.is_some() && self.resumes().is_none() {
+            tracing::warn!(session = %self.work.session, why = end.detail, "the agent cannot load the conversation again; it goes on with one that does not remember it");
+        } else if !self.can_load() {
             tracing::warn!(session = %self.work.session, why = end.detail, "the session cannot be loaded again; the next task begins a new one");
         }
     }
@@ -200,11 +233,7 @@ impl SessionState {
     /// The session's last word.
     pub(super) fn settled(&mut self) {
         if self.closing.unwrap_or(true) {
-            self.outbox.write(Write::SessionEnded {
-                session: self.work.session.clone(),
-                at_us: now_us(),
-                class: None,
-            });
+            self.ended_rows(None);
         }
         if !self.broken {
             self.outbox.flush_last();

@@ -16,7 +16,9 @@ use crate::fleet::notice::Notice;
 use crate::fleet::setup::Shared;
 use crate::journal::{Commit, Committed, Write};
 use crate::limits::SESSION_COMMITS;
-use crate::model::{Answer, AskKey, Event, EventId, SessionId, SlotId, Stamped, TaskId, Verdict};
+use crate::model::{
+    Answer, AskId, AskKey, Event, EventId, SessionId, SlotId, Stamped, TaskId, Verdict,
+};
 use crate::telemetry::sets::ToolClass;
 
 /// What waits for a commit to be durable.
@@ -54,6 +56,8 @@ pub(crate) enum After {
         /// The kind of tool.
         class: ToolClass,
     },
+    /// A person may be asked.
+    Asked(AskId),
     /// The turn's end is known for good.
     TurnEnded,
     /// The child's end is.

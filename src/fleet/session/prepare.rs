@@ -6,23 +6,24 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio_util::sync::CancellationToken;
 
+use super::far;
+use super::listing;
+pub(crate) use super::unprepared::PrepareError;
 use super::work::Work;
-use crate::config::{Fill, Launcher, Network, OWN_PROGRAM, WorkspaceMode};
+use crate::config::{
+    Fill, HOME_OF_CHILD, Launcher, Network, OWN_PROGRAM, WorkspaceMode, fill_routes,
+};
 use crate::fleet::ambient::Ambient;
 use crate::fleet::setup::{PoolShared, Shared};
-use crate::launch::{LaunchPlan, RunError, SpawnError, Walls};
-use crate::limits::{GIT_LIST_BYTES, GIT_LIST_TIMEOUT};
+use crate::launch::{LaunchPlan, Walls};
 use crate::model::{Foreign, SessionId, SlotId};
-use crate::policy::Place;
-use crate::sandbox::state_dir::StateError;
+use crate::policy::{NoLinks, Place};
 use crate::sandbox::workspace::{
-    CopyError, GitDir, HomeError, Listing, Manifest, Owner, Root, TreeError, TreeLinks, copy, home,
-    list,
+    GitDir, Listing, Manifest, Owner, Root, TreeError, TreeLinks, copy, home, list,
 };
-use crate::sandbox::{self, PlanError, Tree, WallsRequest};
+use crate::sandbox::{self, Tree, WallsRequest};
 use crate::wire::shim::Access;
 
 /// Where the agent finds its workspace inside walls.
@@ -34,77 +35,15 @@ const MARSHAL_INSIDE: &str = "/run/marshal/marshal";
 /// Its PATH, unless the configuration says more.
 const PATH_INSIDE: &str = "/usr/local/bin:/usr/bin:/bin";
 
-/// Why a session could not be prepared.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum PrepareError {
-    /// The workspace cannot be read.
-    #[error("workspace {path}: {source}")]
-    Workspace {
-        /// The directory.
-        path: PathBuf,
-        /// Why.
-        source: TreeError,
-    },
-    /// It would let the agent at the state directory.
-    #[error("{0}")]
-    State(#[from] StateError),
-    /// It cannot be copied.
-    #[error("workspace {path}: {source}")]
-    Copy {
-        /// The directory.
-        path: PathBuf,
-        /// Why.
-        source: CopyError,
-    },
-    /// Git could not list its files.
-    #[error("workspace {path}: git could not list its files: {why}")]
-    Git {
-        /// The directory.
-        path: PathBuf,
-        /// Why.
-        why: String,
-    },
-    /// The walls around git failed: the agent's would too.
-    #[error("{0}")]
-    GitWalls(RunError),
-    /// The home could not be made.
-    #[error("{0}")]
-    Home(#[from] HomeError),
-    /// The walls cannot be planned.
-    #[error("{0}")]
-    Plan(#[from] sandbox::PlanError),
-    /// The session's own copy is not there any more.
-    #[error("the copy of the session's workspace, {0}, is gone")]
-    CopyGone(PathBuf),
-    /// The program that prepares was stopped.
-    #[error("the preparation was interrupted")]
-    Interrupted,
-}
-
-impl PrepareError {
-    /// Whether trying again later is vain.
-    pub(crate) const fn is_for_good(&self) -> bool {
-        matches!(self, Self::CopyGone(_))
-    }
-
-    /// Whether the slot is at fault, so that another task's child would fare no better. What only
-    /// this task's workspace brings about is the task's own.
-    pub(crate) const fn is_of_the_slot(&self) -> bool {
-        match self {
-            Self::GitWalls(error) => matches!(error, RunError::Spawn(_)),
-            Self::Home(_) => true,
-            Self::Plan(error) => !matches!(
-                error,
-                PlanError::RootOwned { .. } | PlanError::NotUtf8(_) | PlanError::NotAbsolute(_)
-            ),
-            Self::Workspace { .. }
-            | Self::State(_)
-            | Self::Copy { .. }
-            | Self::Git { .. }
-            | Self::CopyGone(_)
-            | Self::Interrupted => false,
-        }
-    }
+/// Whether the session has its copy already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum HasCopy {
+    /// It is new.
+    No,
+    /// It must be there: the session worked in it.
+    Yes,
+    /// A copy appears when it is complete: one that is there is the session's.
+    IfThere,
 }
 
 /// What to prepare.
@@ -113,19 +52,26 @@ pub(crate) struct Order {
     slot: SlotId,
     session: SessionId,
     workspace: Option<PathBuf>,
-    /// The session has its copy already.
-    has_copy: bool,
+    /// The agent's directory, from the workspace's root.
+    within: Option<PathBuf>,
+    copy: HasCopy,
     /// Nobody wants it any more.
     cancelled: CancellationToken,
 }
 
 impl Order {
-    pub(crate) fn of(work: &Work, has_copy: bool, cancelled: CancellationToken) -> Self {
+    pub(crate) fn of(
+        work: &Work,
+        within: Option<PathBuf>,
+        copy: HasCopy,
+        cancelled: CancellationToken,
+    ) -> Self {
         Self {
             slot: work.slot.clone(),
             session: work.session.clone(),
             workspace: work.workspace.clone(),
-            has_copy,
+            within,
+            copy,
             cancelled,
         }
     }
@@ -137,8 +83,19 @@ pub(crate) struct Prepared {
     pub(crate) session: SessionId,
     /// How the workspace looked before, where it can change.
     pub(crate) before: Option<Manifest>,
-    links: TreeLinks,
+    links: Links,
     space: Arc<Space>,
+    /// Where the agent works, as it sees it.
+    directory: String,
+}
+
+/// What is known of links in the session's directories.
+#[derive(Debug)]
+enum Links {
+    /// What the host says.
+    Trees(TreeLinks),
+    /// Nothing: they are at a far end, and paths are judged by their text.
+    Unseen(NoLinks),
 }
 
 /// The session's directories, outside and inside.
@@ -151,6 +108,8 @@ pub(super) struct Space {
     is_copy: bool,
     workspace_inside: String,
     home_inside: String,
+    /// The agent's directory below the workspace, with the slash before it; empty: the workspace.
+    directory: String,
 }
 
 impl Space {
@@ -166,6 +125,32 @@ impl Space {
 }
 
 impl Prepared {
+    /// A session at a far end: here it has a home only, for the client's sake. `seen` are workspace
+    /// and home as the agent sees them.
+    pub(super) fn far(
+        session: SessionId,
+        slot: SlotId,
+        home: PathBuf,
+        (workspace_inside, home_inside): (String, String),
+    ) -> Self {
+        let space = Space {
+            slot,
+            workspace: home.clone(),
+            home,
+            is_copy: false,
+            directory: String::new(),
+            workspace_inside: workspace_inside.clone(),
+            home_inside,
+        };
+        Self {
+            directory: workspace_inside,
+            session,
+            before: None,
+            links: Links::Unseen(NoLinks),
+            space: Arc::new(space),
+        }
+    }
+
     /// The session's directories.
     pub(super) fn space(&self) -> &Arc<Space> {
         &self.space
@@ -181,14 +166,17 @@ impl Prepared {
         Place {
             workspace: &self.space.workspace_inside,
             home: &self.space.home_inside,
-            cwd: Some(&self.space.workspace_inside),
-            resolver: &self.links,
+            cwd: Some(&self.directory),
+            resolver: match &self.links {
+                Links::Trees(trees) => trees,
+                Links::Unseen(unseen) => unseen,
+            },
         }
     }
 
-    /// The workspace as the agent sees it.
-    pub(crate) fn workspace_inside(&self) -> &str {
-        &self.space.workspace_inside
+    /// The directory that the agent works in, as it sees it.
+    pub(crate) fn directory_inside(&self) -> &str {
+        &self.directory
     }
 
     /// The workspace on the host.
@@ -214,11 +202,11 @@ impl Prepared {
             }
             _ => pool.config.argv(fill),
         };
-        let door = pool.config.client_offers().any();
-        self.plan(shared, pool, argv, door)
+        self.plan(shared, pool, argv, true)
     }
 
-    /// A plan for another program in the same walls.
+    /// A plan for another program in the same walls, without the pool's routes: it has no input,
+    /// and ends by itself.
     pub(crate) fn plan_for(
         &self,
         shared: &Shared,
@@ -233,10 +221,19 @@ impl Prepared {
         shared: &Shared,
         pool: &PoolShared,
         argv: Vec<String>,
-        door: bool,
+        is_agent: bool,
     ) -> Result<LaunchPlan, PrepareError> {
+        if let Some(ssh) = &pool.config.ssh {
+            return far::plan(shared, pool, ssh, &self.space.home, &argv, is_agent);
+        }
+        let routes = is_agent;
         let writable = pool.config.workspace.mode != WorkspaceMode::Ro;
-        let what = For::Agent { writable, door };
+        let door = is_agent && pool.config.client_offers().any();
+        let what = For::Agent {
+            writable,
+            routes,
+            door,
+        };
         launch_plan(shared, pool, &self.space, argv, &what)
     }
 }
@@ -247,6 +244,9 @@ pub(crate) async fn prepare(
     pool: &Arc<PoolShared>,
     order: Order,
 ) -> Result<Prepared, PrepareError> {
+    if let Some(ssh) = &pool.config.ssh {
+        return far::prepare(shared, pool, ssh, order.slot, order.session).await;
+    }
     let ambient = &shared.ambient;
     let source = order
         .workspace
@@ -273,12 +273,14 @@ pub(crate) async fn prepare(
         is_copy: mode == WorkspaceMode::Copy,
         workspace_inside: WORKSPACE_INSIDE.to_owned(),
         home_inside: HOME_INSIDE.to_owned(),
+        directory: String::new(),
     };
-    if mode == WorkspaceMode::Copy && order.has_copy {
-        let place = copy::path(&shared.state, &order.session);
-        if place.symlink_metadata().is_err() {
-            return Err(PrepareError::CopyGone(place));
-        }
+    let place = copy::path(&shared.state, &order.session);
+    let is_there = mode == WorkspaceMode::Copy && place.symlink_metadata().is_ok();
+    if mode == WorkspaceMode::Copy && order.copy == HasCopy::Yes && !is_there {
+        return Err(PrepareError::CopyGone(place));
+    }
+    if is_there && order.copy != HasCopy::No {
         space.workspace = place;
     } else if mode == WorkspaceMode::Copy {
         space.workspace = copy_of(shared, pool, &order, &source, &space, owner).await?;
@@ -286,6 +288,9 @@ pub(crate) async fn prepare(
     if pool.config.launcher == Launcher::None {
         space.workspace_inside = space.workspace.to_string_lossy().into_owned();
         space.home_inside = space.home.to_string_lossy().into_owned();
+    }
+    if let Some(within) = order.within.filter(|within| *within != Path::new("")) {
+        space.directory = within_space(&space, &within)?;
     }
     let bad = |source| PrepareError::Workspace {
         path: space.workspace.clone(),
@@ -311,9 +316,29 @@ pub(crate) async fn prepare(
     Ok(Prepared {
         session: order.session,
         before,
-        links,
+        links: Links::Trees(links),
+        directory: format!("{}{}", space.workspace_inside, space.directory),
         space: Arc::new(space),
     })
+}
+
+/// A directory of the workspace that an agent is to begin in: a link on the way would lead somewhere
+/// else inside than here.
+fn within_space(space: &Space, within: &Path) -> Result<String, PrepareError> {
+    let mut path = space.workspace.clone();
+    for part in within.components() {
+        path.push(part);
+        if !path.symlink_metadata().is_ok_and(|meta| meta.is_dir()) {
+            let within = Foreign::new(within.to_string_lossy());
+            return Err(PrepareError::NoDirectory(within));
+        }
+    }
+    let within = within
+        .to_str()
+        .ok_or(PrepareError::NoDirectory(Foreign::new(
+            within.to_string_lossy(),
+        )))?;
+    Ok(format!("/{within}"))
 }
 
 /// Whom the session's directories belong to on disk: as root, the slot's uid; else ourselves.
@@ -329,7 +354,7 @@ fn owner(shared: &Shared, pool: &PoolShared, slot: &SlotId) -> Option<Owner> {
     Some(Owner { uid, gid: uid })
 }
 
-async fn blocking<T: Send + 'static>(
+pub(super) async fn blocking<T: Send + 'static>(
     ambient: &Ambient,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, PrepareError> {
@@ -352,13 +377,15 @@ async fn copy_of(
     };
     let root = Root::open_resolved(source).map_err(unreadable)?;
     let listing = match list::git_dir(&root).map_err(unreadable)? {
-        GitDir::Dir => git_list(shared, pool, source, space, &order.cancelled)
-            .await?
-            .map_or(Listing::Everything, Listing::Git),
+        GitDir::Dir => {
+            let plan = git_plan(shared, pool, source, space)?;
+            let listed = listing::git_list(shared, plan, source, &order.cancelled).await?;
+            listed.map_or(Listing::Everything, Listing::Git)
+        }
         _ => Listing::Everything,
     };
     let ambient = &shared.ambient;
-    let permit = turn(&shared.copying, &order.cancelled).await?;
+    let permit = listing::turn(&shared.copying, &order.cancelled).await?;
     let made = {
         let (shared, session) = (Arc::clone(shared), order.session.clone());
         let bounds = copy::Bounds::default();
@@ -375,61 +402,25 @@ async fn copy_of(
     Ok(copied.path)
 }
 
-/// Waits for a place among those who may do this at the same time, or until nobody wants it.
-async fn turn<'s>(
-    places: &'s Semaphore,
-    cancelled: &CancellationToken,
-) -> Result<SemaphorePermit<'s>, PrepareError> {
-    tokio::select! {
-        biased;
-        () = cancelled.cancelled() => Err(PrepareError::Interrupted),
-        place = places.acquire() => place.map_err(|_| PrepareError::Interrupted),
-    }
-}
-
-/// What git tracks or would track, asked inside the walls on a read-only mount; `None` where there
-/// is no git.
-async fn git_list(
-    shared: &Arc<Shared>,
-    pool: &Arc<PoolShared>,
+/// The plan of git's own walls, around a read-only mount of the workspace.
+fn git_plan(
+    shared: &Shared,
+    pool: &PoolShared,
     source: &Path,
     space: &Space,
-    cancelled: &CancellationToken,
-) -> Result<Option<list::FileList>, PrepareError> {
-    let bad = |why: String| PrepareError::Git {
-        path: source.to_owned(),
-        why,
-    };
+) -> Result<LaunchPlan, PrepareError> {
     let inside = match pool.config.launcher {
         Launcher::Unshare => WORKSPACE_INSIDE.to_owned(),
-        Launcher::None => source.to_string_lossy().into_owned(),
+        Launcher::None | Launcher::Ssh => source.to_string_lossy().into_owned(),
     };
     let space = Space {
         workspace: source.to_owned(),
         workspace_inside: inside.clone(),
+        directory: String::new(),
         ..space.clone()
     };
     let git = list::ls_files(&inside);
-    let plan = launch_plan(shared, pool, &space, git.argv, &For::Git { env: git.env })?;
-    let permit = turn(&shared.spawning, cancelled).await?;
-    let run = shared
-        .host
-        .run_to_end(plan, GIT_LIST_TIMEOUT, GIT_LIST_BYTES);
-    let finished = run.await;
-    drop(permit);
-    if let Err(RunError::Spawn(SpawnError::Exec(failure))) = &finished {
-        tracing::warn!(%failure, "git cannot be run: everything is copied, ignored files too");
-        return Ok(None);
-    }
-    let finished = finished.map_err(PrepareError::GitWalls)?;
-    if finished.status.shell_code() != 0 {
-        let said = String::from_utf8_lossy(&finished.stderr).into_owned();
-        let said = crate::model::foreign::show(said.trim(), 300);
-        return Err(bad(format!("{}: {said}", finished.status)));
-    }
-    list::FileList::parse(&finished.stdout, crate::limits::COPY_FILES)
-        .map(Some)
-        .map_err(|error| bad(error.to_string()))
+    launch_plan(shared, pool, &space, git.argv, &For::Git { env: git.env })
 }
 
 /// What walls are for.
@@ -438,6 +429,8 @@ enum For {
     Agent {
         /// Whether the workspace can be written.
         writable: bool,
+        /// Whether the pool's routes are listened on.
+        routes: bool,
         /// Whether we may start helpers inside.
         door: bool,
     },
@@ -488,6 +481,12 @@ fn launch_plan(
                 For::Agent { .. } => pool.config.network,
                 For::Git { .. } => Network::None,
             },
+            listen: match what {
+                For::Agent { routes: true, .. } => {
+                    pool.config.routes.iter().map(|route| route.port).collect()
+                }
+                _ => Vec::new(),
+            },
             ids: ids(shared, pool, &space.slot),
             home: match what {
                 For::Agent { .. } => Some(tree(&space.home, true)?),
@@ -505,9 +504,10 @@ fn launch_plan(
     Ok(LaunchPlan {
         argv,
         env,
-        cwd: space.workspace_inside.clone(),
+        cwd: format!("{}{}", space.workspace_inside, space.directory),
         limits: sandbox::limits_of(&pool.sandbox),
         walls,
+        preamble: Vec::new(),
     })
 }
 
@@ -551,7 +551,11 @@ pub(super) fn environment(
     let config = &pool.config.env;
     let mut path = String::new();
     for directory in &config.path_add {
-        path.push_str(&directory.to_string_lossy());
+        let directory = directory.to_string_lossy();
+        match directory.strip_prefix(HOME_OF_CHILD) {
+            Some(below) => path.extend([&*space.home_inside, below]),
+            None => path.push_str(&directory),
+        }
         path.push(':');
     }
     match (pool.config.launcher, shared.environment.get("PATH")) {
@@ -578,7 +582,10 @@ pub(super) fn environment(
             env.insert(name.clone(), value.clone());
         }
     }
-    env.extend(config.set.clone());
+    env.extend(config.set.iter().map(|(name, value)| {
+        let value = fill_routes(value, &pool.config.routes);
+        (name.clone(), value)
+    }));
     // Read at the start: a configuration with an unread secret starts no fleet.
     env.extend(config.secrets.iter().filter_map(|(name, secret)| {
         let value = secret.expose()?;

@@ -1,25 +1,33 @@
 //! What a session knows, and what it does while its child lives: the turn, its asks, its calls.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ractor::{ActorRef, ActorRuntime};
+use ractor::ActorRef;
 use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 
+use super::approvals::Pending;
 use super::asks::{self, Asks};
+use super::measure::{self, Measured};
 use super::outbox::{After, Outbox};
-use super::{CheckResult, Item, PrepareError, Prepared, SessionMsg, Tally, Work, measure};
+use super::{
+    CheckResult, Item, PrepareError, Prepared, SessionMsg, TalkArgs, Tally, Work, prepare,
+};
+use crate::config::hint::Evidence;
 use crate::config::{OnUnaskedDeny, SessionScope};
 use crate::dialect::{Command, Opening};
-use crate::fleet::channel::{Channel, ChannelArgs, ChannelEnd, ChannelMsg};
+use crate::fleet::channel::stderr::StderrLog;
+use crate::fleet::channel::{self, ChannelArgs, ChannelEnd, ChannelHandle, ChannelMsg};
 use crate::fleet::clock::{self, now_us};
 use crate::fleet::pool::PoolMsg;
 use crate::fleet::setup::{PoolShared, Shared};
 use crate::journal::{TaskChange, Write};
 use crate::lifecycle::state::SlotEvent;
 use crate::lifecycle::watch::Expired;
-use crate::model::{AgentInfo, Ask, Event, Foreign, TurnOutcome, Usage, Verdict};
+use crate::limits::ASKS_PER_POOL;
+use crate::model::{AgentInfo, Ask, AskId, Decision, Event, Foreign, TurnOutcome, Usage, Verdict};
 use crate::telemetry::event::child::ChildReady;
 use crate::telemetry::event::permission::PermissionDecided;
 use crate::telemetry::event::turn::{TokensUsed, ToolCallEnded, TurnEnded, TurnFirstEvent};
@@ -57,6 +65,10 @@ pub(crate) struct SessionState {
     /// The task that it works, or worked last.
     pub(super) work: Work,
     pub(super) scope: SessionScope,
+    /// It is a client's conversation.
+    pub(super) talk: Option<TalkArgs>,
+    /// Requests that a person is to decide; at most `ASKS_PER_SESSION`.
+    pub(super) pending: BTreeMap<AskId, Pending>,
     /// The agent's own id of the session.
     pub(super) agent_session: Option<Foreign>,
     /// An earlier start of the supervisor began it.
@@ -77,7 +89,7 @@ pub(crate) struct SessionState {
     pub(super) closing: Option<bool>,
     pub(super) phase: Phase,
     pub(super) prepared: Option<Prepared>,
-    pub(super) channel: Option<ActorRef<ChannelMsg>>,
+    pub(super) channel: Option<ChannelHandle>,
     pub(super) outbox: Outbox,
     pub(super) asks: Asks,
     pub(super) tally: Tally,
@@ -88,8 +100,8 @@ pub(crate) struct SessionState {
     pub(super) ending: Option<(TurnOutcome, String)>,
     pub(super) end: Option<ChannelEnd>,
     pub(super) check: Option<CheckResult>,
-    /// Ends the measuring of home and copy.
-    pub(super) measuring: Option<AbortHandle>,
+    /// Home and copy, while they are measured.
+    pub(super) measured: Option<Arc<Measured>>,
     /// Ends the check.
     pub(super) checking: Option<AbortHandle>,
     /// The journal takes nothing more of this session.
@@ -110,14 +122,6 @@ pub(crate) struct SessionState {
     pub(super) failure: Option<String>,
 }
 
-impl Drop for SessionState {
-    fn drop(&mut self) {
-        if let Some(measuring) = &self.measuring {
-            measuring.abort();
-        }
-    }
-}
-
 impl SessionState {
     pub(super) fn flush(&mut self) {
         if !self.broken {
@@ -134,6 +138,17 @@ impl SessionState {
         });
     }
 
+    /// What is to be prepared for it.
+    pub(super) fn order(&self) -> prepare::Order {
+        let within = self.talk.as_ref().map(|talk| talk.within.clone());
+        let copy = match (&self.talk, self.was_stored) {
+            (Some(_), _) => prepare::HasCopy::IfThere,
+            (None, true) => prepare::HasCopy::Yes,
+            (None, false) => prepare::HasCopy::No,
+        };
+        prepare::Order::of(&self.work, within, copy, self.preparing.clone())
+    }
+
     pub(super) fn prepared(&mut self, prepared: Result<Prepared, PrepareError>) {
         let prepared = match prepared {
             Ok(prepared) if !(self.cancelled || self.stopped || self.broken) => prepared,
@@ -141,13 +156,17 @@ impl SessionState {
                 self.prepared = Some(prepared);
                 return self.survey();
             }
-            Err(_) if self.cancelled || self.stopped => return self.survey(),
+            Err(_) if self.cancelled || self.stopped => {
+                self.gives_back = self.talk.is_some();
+                return self.survey();
+            }
             Err(error) => {
                 if error.is_of_the_slot() {
                     self.end = Some(ChannelEnd::not_planned(&error.to_string()));
                 }
                 // What an earlier start left is not lost because it cannot be had now.
-                self.gives_back = self.was_stored && !error.is_for_good();
+                let stays = self.was_stored || self.talk.is_some();
+                self.gives_back = stays && !error.is_for_good();
                 self.failure = Some(error.to_string());
                 return self.survey();
             }
@@ -161,7 +180,7 @@ impl SessionState {
         let Some(prepared) = &self.prepared else {
             return self.survey();
         };
-        let resume = self.agent_session.clone();
+        let resume = self.resumes();
         let plan = prepared.agent_plan(&self.shared, &self.pool, resume.as_ref());
         let plan = match plan {
             Ok(plan) => plan,
@@ -178,18 +197,11 @@ impl SessionState {
                 return self.survey();
             }
         };
-        let measured = measure::Measured::of(prepared, &self.pool);
-        let measuring = tokio::spawn(measure::watch(
-            measured,
-            self.pool.ambient.clone(),
-            self.myself.clone(),
-        ));
-        if let Some(before) = self.measuring.replace(measuring.abort_handle()) {
-            before.abort();
-        }
+        let measured = measure::Measured::of(prepared, &self.pool, self.myself.clone());
+        self.measured = Some(self.shared.scales.add(measured));
         self.phase = Phase::Opening;
         self.loading = resume.is_some();
-        let args = Box::new(ChannelArgs {
+        self.channel = Some(channel::start(ChannelArgs {
             session: self.myself.clone(),
             shared: Arc::clone(&self.shared),
             pool: Arc::clone(&self.pool),
@@ -197,20 +209,12 @@ impl SessionState {
             session_id: self.work.session.clone(),
             plan,
             opening: Opening {
-                workspace: prepared.workspace_inside().to_owned(),
+                workspace: prepared.directory_inside().to_owned(),
                 resume,
                 offers: self.pool.config.client_offers(),
             },
             client: prepared.client_setup(&self.shared, &self.pool),
-        });
-        let cell = self.myself.get_cell();
-        match ActorRuntime::spawn_linked_instant(None, Channel, args, cell) {
-            Ok((channel, _)) => self.channel = Some(channel),
-            Err(error) => {
-                self.end = Some(ChannelEnd::internal(&error.to_string()));
-                self.survey();
-            }
-        }
+        }));
     }
 
     pub(super) fn item(&mut self, item: Item) {
@@ -232,7 +236,10 @@ impl SessionState {
             Item::Event(event) => self.event(event),
             Item::Ask(ask) => self.ask(ask),
             Item::Client { ask, wish } => self.client(*ask, &wish),
-            Item::Withdrawn(key) => self.asks.withdrawn(&key),
+            Item::Withdrawn(key) => {
+                self.asks.withdrawn(&key);
+                self.withdrawn(&key);
+            }
             Item::Cancelling => self.cancelling(),
             Item::Cleared => {
                 tracing::info!(session = %self.work.session, "the agent began a new session of its own");
@@ -369,6 +376,7 @@ impl SessionState {
         usage: Usage,
         detail: Option<String>,
     ) {
+        self.nobody_decides("the turn ended before this was decided");
         for call in self.asks.turn_ended() {
             self.unasked(&call);
         }
@@ -377,6 +385,7 @@ impl SessionState {
             None => (outcome, detail),
             Some((wanted, why)) => (wanted, Some(why)),
         };
+        let detail = detail.map(|detail| self.hinted(outcome, detail));
         self.turn = Some(outcome);
         self.turn_detail.clone_from(&detail);
         self.phase = Phase::Ending;
@@ -400,6 +409,28 @@ impl SessionState {
         }
     }
 
+    /// Why a turn failed, with the hint that fits.
+    fn hinted(&self, outcome: TurnOutcome, detail: String) -> String {
+        if outcome != TurnOutcome::Failed {
+            return detail;
+        }
+        let log = self.shared.slots.log(&self.work.slot);
+        // What earlier turns wrote to stderr says nothing of this one.
+        let log = log.filter(|_| self.scope == SessionScope::Task);
+        let stderr = log.map(StderrLog::tail).unwrap_or_default();
+        let evidence = Evidence {
+            agent: &self.pool.config.agent,
+            launcher: self.pool.config.launcher,
+            status: None,
+            messages: &[&detail, self.tally.last_error()],
+            stderr: &stderr,
+        };
+        match self.shared.config.hints.find(&evidence) {
+            Some(hint) => format!("{detail}; hint: {}", hint.text),
+            None => detail,
+        }
+    }
+
     pub(super) fn count_turn(&self, outcome: TurnOutcome) {
         TurnEnded {
             slot: &self.work.slot,
@@ -411,11 +442,23 @@ impl SessionState {
         .emit();
     }
 
+    /// In what state of things an ask is decided now.
+    pub(super) fn asked_at(&self) -> asks::At {
+        asks::At {
+            is_read_only: self.shared.journal.health().borrow().is_read_only(),
+            has_approver: self.talk.is_some(),
+            is_full: self.pool.asks_waiting() >= ASKS_PER_POOL,
+        }
+    }
+
     pub(super) fn ask(&mut self, ask: Ask) {
         let prepared = self.prepared.as_ref();
-        let is_read_only = self.shared.journal.health().borrow().is_read_only();
+        let at = self.asked_at();
         let asks = &mut self.asks;
-        let decided = asks::decide(&self.pool, prepared, &self.work, &ask, asks, is_read_only);
+        let decided = asks::decide(&self.pool, prepared, &self.work, &ask, asks, at);
+        if decided.verdict.decision == Decision::Ask {
+            return self.ask_a_person(ask, decided, None);
+        }
         self.tally.decided(&decided);
         decided.record(&ask, &mut self.outbox);
         self.outbox.after(After::Answer {
@@ -489,6 +532,7 @@ impl SessionState {
                 self.told(&verdict, class, asked);
                 self.client_durable(key, place, verdict, deny_turn);
             }
+            After::Asked(id) => self.put(&id),
             After::TurnEnded if self.scope == SessionScope::Slot => self.after_turn(),
             After::TurnEnded => self.stop(false),
             After::ChildEnded { task } => self.after_child(task),

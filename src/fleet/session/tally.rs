@@ -3,6 +3,7 @@
 //! Plain counting. Must not decide an outcome.
 
 use super::asks::Decided;
+use crate::config::hint::looked_at;
 use crate::limits::ANSWER_BYTES;
 use crate::model::{DecidedBy, Decision, Event, Foreign, Usage, Verdict};
 
@@ -16,6 +17,8 @@ pub(crate) struct Tally {
     pub(crate) denied_by: Vec<String>,
     pub(crate) usage: Usage,
     pub(crate) answer: String,
+    /// The beginning of the last error that the agent reported.
+    pub(super) error: String,
     pub(super) tool_calls: u32,
     pub(super) output: bool,
 }
@@ -31,8 +34,16 @@ impl Tally {
         self.tool_calls
     }
 
+    /// The beginning of the last error that the agent reported; foreign, for finding a hint only.
+    pub(super) fn last_error(&self) -> &str {
+        &self.error
+    }
+
     pub(crate) fn event(&mut self, event: &Event) {
         match event {
+            Event::AgentError { message, .. } => {
+                looked_at(message.raw()).clone_into(&mut self.error);
+            }
             Event::Text { delta } => {
                 self.output = true;
                 self.answer.push_str(delta.raw());
@@ -83,8 +94,9 @@ impl Tally {
     pub(crate) fn replay(&mut self, event: &Event) {
         self.event(event);
         if let Event::Decided(verdict) = event {
-            // What wanted a person and had none was denied by the end of its time.
-            self.verdict(verdict, verdict.by == DecidedBy::Timeout);
+            // What wanted a person was decided by one, or denied by the end of its time.
+            let was_ask = matches!(verdict.by, DecidedBy::Timeout | DecidedBy::Human);
+            self.verdict(verdict, was_ask);
         }
         self.unasked(event);
     }

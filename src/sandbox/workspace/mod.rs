@@ -22,7 +22,7 @@ pub use home::{Home, HomeError};
 pub use list::{FileList, GitDir};
 pub use manifest::{Change, ChangeKind, Changes, Manifest};
 pub use resolve::{Link, TreeLinks};
-pub use size::{Size, measure};
+pub use size::{Size, measure, used};
 pub use sweep::{Swept, sweep};
 pub use tree::{Root, TreeError};
 

@@ -1,6 +1,8 @@
 //! How large a tree is: what stands in for a quota while there is none.
 
 use std::collections::HashSet;
+use std::io;
+use std::path::Path;
 
 use super::tree::{Bounds, Cut, Kind, Root, Step, TreeError, walk};
 
@@ -17,6 +19,18 @@ pub struct Size {
     /// Why not everything was measured, if so. A tree beyond the bounds of a walk counts as too
     /// large; one that was changed meanwhile ([`Cut::Moved`]) is measured again next time.
     pub cut: Option<Cut>,
+}
+
+/// The bytes and files that everybody together has on the file system of `path`. Some file systems
+/// (Btrfs) count no files.
+///
+/// # Errors
+/// Those of statvfs(3).
+pub fn used(path: &Path) -> io::Result<(u64, u64)> {
+    let of = rustix::fs::statvfs(path)?;
+    let blocks = of.f_blocks.saturating_sub(of.f_bfree);
+    let bytes = blocks.saturating_mul(of.f_frsize);
+    Ok((bytes, of.f_files.saturating_sub(of.f_ffree)))
 }
 
 /// Measures everything below `root`, within [`Bounds::default`].

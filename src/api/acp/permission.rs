@@ -1,0 +1,186 @@
+//! A permission request as an editor shows it: what is judged, by which rule, and two answers.
+//!
+//! What comes from the agent is escaped: a person decides by what is seen. Must not know who
+//! answers.
+
+use std::fmt::Write as _;
+
+use serde_json::{Value, json};
+
+use super::update::kind;
+use crate::api::talk::{AskView, PartView};
+use crate::model::foreign::show;
+
+/// The method.
+pub const METHOD: &str = "session/request_permission";
+
+/// The option that allows it, once.
+pub const ALLOW: &str = "allow";
+/// The option that rejects it, once.
+pub const REJECT: &str = "reject";
+
+/// Parts that are shown; the rest are counted.
+const PARTS: usize = 40;
+/// Columns of one of them.
+const WIDTH: usize = 400;
+
+/// The parameters of the request.
+#[must_use]
+pub fn params(session: &str, ask: &AskView) -> Value {
+    let id = ask.tool_id.clone();
+    let id = id.unwrap_or_else(|| format!("ask-{}", ask.ask));
+    json!({
+        "sessionId": session,
+        "toolCall": {
+            "toolCallId": id,
+            "title": title(ask),
+            "kind": kind_of(ask),
+            "status": "pending",
+            "content": [
+                {"type": "content", "content": {"type": "text", "text": text(ask)}},
+            ],
+        },
+        "options": [
+            {"optionId": ALLOW, "name": "Allow once", "kind": "allow_once"},
+            {"optionId": REJECT, "name": "Reject", "kind": "reject_once"},
+        ],
+    })
+}
+
+fn kind_of(ask: &AskView) -> &'static str {
+    match ask.class.as_str() {
+        "shell" => "execute",
+        "read" => "read",
+        "write" => "edit",
+        "fetch" => "fetch",
+        _ => kind(&ask.tool),
+    }
+}
+
+fn title(ask: &AskView) -> String {
+    let tool = show(&ask.tool, 60);
+    match ask.parts.first() {
+        Some(first) => show(&format!("{tool}: {}", words(first)), 160),
+        None => tool,
+    }
+}
+
+/// What a person is to decide about, line by line.
+fn text(ask: &AskView) -> String {
+    let mut text = format!("tool: {}\n", show(&ask.tool, WIDTH));
+    for part in ask.parts.iter().take(PARTS) {
+        let by = if part.rules.is_empty() {
+            "no rule".to_owned()
+        } else {
+            show(&part.rules.join(", "), WIDTH)
+        };
+        let decision = show(&part.decision, 20);
+        let _ = writeln!(text, "- {} ({decision}: {by})", words(part));
+    }
+    if ask.parts.len() > PARTS {
+        let _ = writeln!(text, "- and {} more", ask.parts.len() - PARTS);
+    }
+    if let Some(why) = &ask.not_plain {
+        let _ = writeln!(text, "not plain: {}", show(why, WIDTH));
+    }
+    if !ask.rules.is_empty() {
+        let rules = show(&ask.rules.join(", "), WIDTH);
+        let _ = writeln!(text, "asked by: {rules}");
+    }
+    let _ = writeln!(text, "why: {}", show(&ask.reason, WIDTH));
+    let seconds = ask.within_ms.div_ceil(1000);
+    let _ = writeln!(text, "without an answer it is denied in {seconds} s");
+    text
+}
+
+/// The words of a part, each one seen as one: in quotes where it would not be.
+fn words(part: &PartView) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%^~".contains(c);
+    let word = |word: &String| {
+        if !word.is_empty() && word.chars().all(plain) {
+            word.clone()
+        } else {
+            format!("'{}'", show(word, WIDTH).replace('\'', "\\'"))
+        }
+    };
+    let words: Vec<_> = part.words.iter().map(word).collect();
+    show(&words.join(" "), WIDTH)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::foreign::is_unsafe;
+
+    fn ask(words: &[&str]) -> AskView {
+        AskView {
+            ask: "a-1".to_owned(),
+            tool_id: None,
+            tool: "bash".to_owned(),
+            class: "shell".to_owned(),
+            parts: vec![PartView {
+                words: words.iter().map(|word| (*word).to_owned()).collect(),
+                decision: "ask".to_owned(),
+                rules: vec!["ask-curl".to_owned()],
+            }],
+            not_plain: None,
+            rules: vec!["ask-curl".to_owned()],
+            reason: "the network needs a person".to_owned(),
+            within_ms: 900_000,
+        }
+    }
+
+    #[test]
+    fn a_person_sees_tool_words_rule_and_reason_and_has_two_answers() {
+        let params = params("s", &ask(&["curl", "https://x.example/a b"]));
+        let call = &params["toolCall"];
+        assert_eq!(call["title"], "bash: curl 'https://x.example/a b'");
+        assert_eq!(call["kind"], "execute");
+        assert_eq!(call["toolCallId"], "ask-a-1");
+        let text = call["content"][0]["content"]["text"]
+            .as_str()
+            .expect("text");
+        for part in ["tool: bash", "(ask: ask-curl)", "needs a person", "900 s"] {
+            assert!(text.contains(part), "{text}");
+        }
+        let kinds: Vec<_> = params["options"]
+            .as_array()
+            .expect("options")
+            .iter()
+            .map(|option| option["kind"].as_str().expect("kind"))
+            .collect();
+        assert_eq!(kinds, ["allow_once", "reject_once"]);
+    }
+
+    #[test]
+    fn what_an_agent_writes_cannot_act_on_the_reader() {
+        let evil = "\u{1b}]0;x\u{7}\u{202e}\n\u{200b}\u{9b}2J";
+        let mut ask = ask(&["echo", evil]);
+        ask.tool = evil.to_owned();
+        ask.not_plain = Some(evil.to_owned());
+        ask.reason = evil.to_owned();
+        let params = params("s", &ask);
+        let title = params["toolCall"]["title"].as_str().expect("title");
+        assert!(!title.chars().any(is_unsafe), "{title:?}");
+        let content = &params["toolCall"]["content"][0]["content"];
+        let text = content["text"].as_str().expect("text");
+        let is_evil = |c: char| is_unsafe(c) && c != '\n';
+        assert!(!text.chars().any(is_evil), "{text:?}");
+        assert_eq!(text.lines().count(), 6, "{text:?}");
+    }
+
+    #[test]
+    fn words_that_look_like_two_are_seen_as_one() {
+        let part = PartView {
+            words: vec![
+                "rm".to_owned(),
+                "a b".to_owned(),
+                String::new(),
+                "it's".to_owned(),
+            ],
+            decision: "ask".to_owned(),
+            rules: Vec::new(),
+        };
+        assert_eq!(words(&part), "rm 'a b' '' 'it\\'s'");
+    }
+}

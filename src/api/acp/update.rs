@@ -1,0 +1,351 @@
+//! An event of a session as a `session/update` of the protocol.
+//!
+//! Must not know sessions: one event in, at most one update out. The protocol's words are closed
+//! sets, so an agent's own word becomes the nearest of them.
+
+use std::borrow::Cow;
+
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+use crate::limits;
+use crate::model::foreign::show;
+use crate::model::{Event, Foreign, PlanEntry};
+
+/// What a `session/update` says.
+#[derive(Debug, Serialize)]
+#[serde(tag = "sessionUpdate", rename_all = "snake_case")]
+pub enum Update<'a> {
+    /// What the user said, when a session is loaded.
+    UserMessageChunk {
+        /// The text.
+        content: Block<'a>,
+    },
+    /// A piece of the answer.
+    AgentMessageChunk {
+        /// The text.
+        content: Block<'a>,
+    },
+    /// A piece of reasoning.
+    AgentThoughtChunk {
+        /// The text.
+        content: Block<'a>,
+    },
+    /// A tool call begins.
+    ToolCall(Call<'a>),
+    /// More of it.
+    ToolCallUpdate(Call<'a>),
+    /// The whole plan.
+    Plan {
+        /// Its steps.
+        entries: Vec<Step<'a>>,
+    },
+    /// How full the context is.
+    UsageUpdate {
+        /// Tokens in it.
+        used: u64,
+        /// Tokens that fit.
+        size: u64,
+        /// What the session has cost.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        cost: Option<Cost<'a>>,
+    },
+}
+
+/// A block of text.
+#[derive(Debug, Serialize)]
+#[serde(tag = "type", rename = "text")]
+pub struct Block<'a> {
+    /// The text, as the agent wrote it: what an editor renders is not a terminal.
+    text: &'a str,
+}
+
+/// A tool call, or what is new of one.
+#[derive(Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Call<'a> {
+    tool_call_id: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    title: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kind: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    status: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content: Option<[Content<'a>; 1]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    raw_input: Option<&'a RawValue>,
+}
+
+/// What a tool call brought.
+#[derive(Debug, Serialize)]
+#[serde(tag = "type", rename = "content")]
+pub struct Content<'a> {
+    content: Block<'a>,
+}
+
+/// A step of a plan.
+#[derive(Debug, Serialize)]
+pub struct Step<'a> {
+    content: &'a str,
+    priority: &'static str,
+    status: &'static str,
+}
+
+/// What a session has cost.
+#[derive(Debug, Serialize)]
+pub struct Cost<'a> {
+    amount: f64,
+    currency: &'a str,
+}
+
+/// A text of ours, as a piece of the answer.
+#[must_use]
+pub const fn said(text: &str) -> Update<'_> {
+    Update::AgentMessageChunk {
+        content: Block { text },
+    }
+}
+
+/// A text of ours, as a thought.
+#[must_use]
+pub const fn remark(text: &str) -> Update<'_> {
+    Update::AgentThoughtChunk {
+        content: Block { text },
+    }
+}
+
+/// What an event tells an editor. `replay`: it is of the past, so what the user said is told too.
+#[must_use]
+pub fn of(event: &Event, replay: bool) -> Option<Update<'_>> {
+    let block = |text: &'_ Foreign| -> Option<()> { (!text.is_empty()).then_some(()) };
+    match event {
+        Event::PromptAccepted { text, .. } if replay => Some(Update::UserMessageChunk {
+            content: Block { text: text.raw() },
+        }),
+        Event::Text { delta } => block(delta).map(|()| said(delta.raw())),
+        Event::Thought { delta } => block(delta).map(|()| Update::AgentThoughtChunk {
+            content: Block { text: delta.raw() },
+        }),
+        Event::ToolStart { id, name, input } => Some(Update::ToolCall(Call {
+            tool_call_id: id.raw(),
+            title: Some(title(name.raw(), input)),
+            kind: Some(kind(name.raw())),
+            status: Some("pending"),
+            raw_input: small(own(input)),
+            ..Call::default()
+        })),
+        Event::ToolUpdate {
+            id,
+            name,
+            title,
+            status,
+            input,
+        } => Some(Update::ToolCallUpdate(Call {
+            tool_call_id: id.raw(),
+            title: title.as_ref().map(|title| title.show(200)),
+            kind: name.as_ref().map(|name| kind(name.raw())),
+            status: status.as_ref().and_then(|word| call_status(word.raw())),
+            raw_input: input.as_deref().map(own).and_then(small),
+            ..Call::default()
+        })),
+        Event::ToolResult {
+            id,
+            output,
+            is_error,
+            ..
+        } => Some(Update::ToolCallUpdate(Call {
+            tool_call_id: id.raw(),
+            status: Some(if *is_error { "failed" } else { "completed" }),
+            content: block(output).map(|()| {
+                [Content {
+                    content: Block { text: output.raw() },
+                }]
+            }),
+            ..Call::default()
+        })),
+        Event::Plan { entries } => Some(Update::Plan {
+            entries: entries.iter().map(step).collect(),
+        }),
+        Event::ContextUsed { used, size, cost } => Some(Update::UsageUpdate {
+            used: *used,
+            size: *size,
+            cost: cost.as_ref().map(|cost| Cost {
+                amount: cost.amount,
+                currency: cost.currency.raw(),
+            }),
+        }),
+        _ => None,
+    }
+}
+
+/// A call's title for people: its tool and what it is about.
+fn title(name: &str, input: &RawValue) -> String {
+    #[derive(serde::Deserialize)]
+    struct About<'a> {
+        #[serde(borrow)]
+        command: Option<Cow<'a, str>>,
+        #[serde(borrow)]
+        path: Option<Cow<'a, str>>,
+        #[serde(borrow)]
+        pattern: Option<Cow<'a, str>>,
+    }
+    let about: Option<About<'_>> =
+        small(own(input)).and_then(|i| serde_json::from_str(i.get()).ok());
+    let about = about.and_then(|about| about.command.or(about.path).or(about.pattern));
+    match about {
+        Some(about) => show(&format!("{name}: {about}"), 160),
+        None => show(name, 160),
+    }
+}
+
+/// The protocol's kind of a tool, by the names that agents give to theirs.
+pub(super) fn kind(name: &str) -> &'static str {
+    match name {
+        "read" | "read_file" | "list_dir" => "read",
+        "edit" | "write_file" | "edit_file" => "edit",
+        "delete" => "delete",
+        "move" => "move",
+        "search" | "grep_search" | "glob_search" => "search",
+        "execute" | "bash" | "shell" => "execute",
+        "think" => "think",
+        "fetch" | "web_fetch" => "fetch",
+        "switch_mode" => "switch_mode",
+        _ => "other",
+    }
+}
+
+fn call_status(word: &str) -> Option<&'static str> {
+    ["pending", "in_progress", "completed", "failed"]
+        .into_iter()
+        .find(|known| *known == word)
+}
+
+fn step(entry: &PlanEntry) -> Step<'_> {
+    let nearest = |word: &Option<Foreign>, known: [&'static str; 3], else_: &'static str| {
+        let word = word.as_ref().map(Foreign::raw);
+        let found = known.into_iter().find(|known| Some(*known) == word);
+        found.unwrap_or(else_)
+    };
+    Step {
+        content: entry.content.raw(),
+        priority: nearest(&entry.priority, ["high", "medium", "low"], "medium"),
+        status: nearest(
+            &entry.status,
+            ["pending", "in_progress", "completed"],
+            "pending",
+        ),
+    }
+}
+
+/// A tool's own input. Of an agent that speaks this protocol it is a member of what is judged, which
+/// has nothing beside the members named here.
+fn own(input: &RawValue) -> &RawValue {
+    #[derive(serde::Deserialize)]
+    #[serde(rename_all = "camelCase", deny_unknown_fields)]
+    struct Judged<'a> {
+        #[serde(borrow)]
+        raw_input: &'a RawValue,
+        #[serde(rename = "content")]
+        _content: Option<serde::de::IgnoredAny>,
+        #[serde(rename = "locations")]
+        _locations: Option<serde::de::IgnoredAny>,
+    }
+    let judged = small(input).and_then(|input| serde_json::from_str(input.get()).ok());
+    judged.map_or(input, |judged: Judged<'_>| judged.raw_input)
+}
+
+/// An input that an editor may want to see whole.
+fn small(input: &RawValue) -> Option<&RawValue> {
+    (input.get().len() <= limits::ASK_INPUT_BYTES).then_some(input)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn told(event: &Event, replay: bool) -> Value {
+        of(event, replay).map_or(Value::Null, |update| {
+            serde_json::to_value(update).expect("JSON")
+        })
+    }
+
+    fn raw(value: &Value) -> Box<RawValue> {
+        serde_json::value::to_raw_value(value).expect("JSON")
+    }
+
+    #[test]
+    fn texts_are_chunks_and_what_the_user_said_is_told_only_of_the_past() {
+        let text = Event::Text { delta: "hi".into() };
+        assert_eq!(
+            told(&text, false),
+            json!({"sessionUpdate": "agent_message_chunk", "content": {"type": "text", "text": "hi"}})
+        );
+        let prompt = Event::PromptAccepted {
+            task: None,
+            attempt: 1,
+            text: "say hi".into(),
+        };
+        assert_eq!(told(&prompt, false), Value::Null);
+        assert_eq!(told(&prompt, true)["sessionUpdate"], "user_message_chunk");
+        assert_eq!(told(&Event::Text { delta: "".into() }, false), Value::Null);
+    }
+
+    #[test]
+    fn a_tool_call_begins_with_what_it_is_about_and_ends_with_what_it_brought() {
+        let start = Event::ToolStart {
+            id: "c-1".into(),
+            name: "bash".into(),
+            input: raw(&json!({"command": "echo \u{1b}[2J"})),
+        };
+        let begun = told(&start, false);
+        assert_eq!(begun["sessionUpdate"], "tool_call");
+        assert_eq!(begun["kind"], "execute");
+        assert_eq!(begun["title"], "bash: echo \\u{1b}[2J");
+        assert_eq!(begun["rawInput"]["command"], "echo \u{1b}[2J");
+        let wrapped = Event::ToolStart {
+            id: "c-2".into(),
+            name: "read".into(),
+            input: raw(&json!({"rawInput": {"path": "a.txt"}, "locations": []})),
+        };
+        let begun = told(&wrapped, false);
+        assert_eq!(begun["title"], "read: a.txt");
+        assert_eq!(begun["rawInput"], json!({"path": "a.txt"}));
+        let result = Event::ToolResult {
+            id: "c-1".into(),
+            output: "done".into(),
+            is_error: true,
+            took: None,
+        };
+        let ended = told(&result, false);
+        assert_eq!(ended["sessionUpdate"], "tool_call_update");
+        assert_eq!(ended["status"], "failed");
+        assert_eq!(ended["content"][0]["content"]["text"], "done");
+    }
+
+    #[test]
+    fn words_that_the_protocol_does_not_have_become_the_nearest() {
+        let update = Event::ToolUpdate {
+            id: "c".into(),
+            name: Some("teleport".into()),
+            title: None,
+            status: Some("running".into()),
+            input: None,
+        };
+        let told_of = told(&update, false);
+        assert_eq!(told_of["kind"], "other");
+        assert_eq!(told_of.get("status"), None);
+        let plan = Event::Plan {
+            entries: vec![PlanEntry {
+                content: "x".into(),
+                priority: Some("urgent".into()),
+                status: None,
+            }],
+        };
+        let step = &told(&plan, false)["entries"][0];
+        assert_eq!(step["priority"], "medium");
+        assert_eq!(step["status"], "pending");
+    }
+}

@@ -1,0 +1,180 @@
+//! The sessions that one editor has open, and the questions that it was asked.
+//!
+//! Must not know what a session does.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
+
+use crate::api::acp::incoming::RequestId;
+use crate::api::acp::{RpcError, permission};
+use crate::limits;
+use crate::model::{AskId, Foreign};
+
+/// What the editor wants of a session.
+#[derive(Debug)]
+pub(super) enum ToSession {
+    /// Work this.
+    Prompt {
+        /// The request that is answered at its end.
+        id: RequestId,
+        /// The text.
+        text: Foreign,
+    },
+    /// A person's answer to an ask.
+    Answer {
+        /// Which ask.
+        ask: AskId,
+        /// What was said.
+        allow: bool,
+    },
+    /// Cancel what it does, and what waits.
+    Cancel,
+    /// Close it.
+    Close {
+        /// The request that is answered then.
+        id: RequestId,
+    },
+}
+
+/// What waits for one session beside its queue of prompts: they are refused there, not here.
+const WAITING: usize = 4 * limits::CONVERSATION_QUEUE;
+
+/// The way to one session.
+#[derive(Debug, Clone)]
+pub(super) struct Session {
+    to: mpsc::Sender<ToSession>,
+    cancel: Arc<Notify>,
+    directory: Arc<PathBuf>,
+}
+
+impl Session {
+    /// A session and what it hears.
+    pub(super) fn new(directory: PathBuf) -> (Self, mpsc::Receiver<ToSession>, Arc<Notify>) {
+        let (to, heard) = mpsc::channel(WAITING);
+        let cancel = Arc::new(Notify::new());
+        let session = Self {
+            to,
+            cancel: Arc::clone(&cancel),
+            directory: Arc::new(directory),
+        };
+        (session, heard, cancel)
+    }
+
+    /// Where the editor works in it.
+    pub(super) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Tells it something.
+    pub(super) fn tell(&self, what: ToSession) -> Result<(), RpcError> {
+        self.to.try_send(what).map_err(|error| match error {
+            mpsc::error::TrySendError::Full(_) => {
+                RpcError::internal("too much waits for this session; wait for its end")
+            }
+            mpsc::error::TrySendError::Closed(_) => {
+                RpcError::internal("the session is being closed")
+            }
+        })
+    }
+}
+
+/// All of them.
+#[derive(Debug)]
+pub(super) struct Sessions {
+    inner: Mutex<Inner>,
+    places: Arc<Semaphore>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    open: HashMap<String, Session>,
+    /// Requests of ours that wait for the editor's answer: bounded by the open asks.
+    asked: HashMap<u64, (String, AskId)>,
+    last_id: u64,
+}
+
+impl Default for Sessions {
+    fn default() -> Self {
+        Self {
+            inner: Mutex::default(),
+            places: Arc::new(Semaphore::new(limits::EDITOR_SESSIONS)),
+        }
+    }
+}
+
+impl Sessions {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A place for one more, held until it is dropped.
+    pub(super) fn place(&self) -> Result<OwnedSemaphorePermit, RpcError> {
+        let place = Arc::clone(&self.places).try_acquire_owned();
+        place.map_err(|_| {
+            RpcError::internal(format!(
+                "{} sessions are open; close one first",
+                limits::EDITOR_SESSIONS
+            ))
+        })
+    }
+
+    pub(super) fn has(&self, id: &str) -> bool {
+        self.lock().open.contains_key(id)
+    }
+
+    pub(super) fn find(&self, id: &str) -> Result<Session, RpcError> {
+        let found = self.lock().open.get(id).cloned();
+        found.ok_or_else(|| RpcError::no_session(id))
+    }
+
+    pub(super) fn insert(&self, id: &str, session: Session) {
+        self.lock().open.insert(id.to_owned(), session);
+    }
+
+    /// A session is over: what it asked needs no answer.
+    pub(super) fn remove(&self, id: &str) {
+        let mut inner = self.lock();
+        inner.open.remove(id);
+        inner.asked.retain(|_, (session, _)| session != id);
+    }
+
+    /// Cancels what a session does. One that is not there has nothing to cancel.
+    pub(super) fn cancel(&self, id: &str) {
+        if let Some(session) = self.lock().open.get(id)
+            && session.to.try_send(ToSession::Cancel).is_err()
+        {
+            // Behind everything that waits already, as it would be there.
+            session.cancel.notify_one();
+        }
+    }
+
+    /// The id of a question to the editor.
+    pub(super) fn ask(&self, session: &str, ask: AskId) -> u64 {
+        let mut inner = self.lock();
+        inner.last_id += 1;
+        let id = inner.last_id;
+        inner.asked.insert(id, (session.to_owned(), ask));
+        id
+    }
+
+    /// An ask is decided: an answer to it is none any more.
+    pub(super) fn ask_over(&self, ask: &AskId) {
+        self.lock().asked.retain(|_, (_, open)| open != ask);
+    }
+
+    /// The editor answered a question: only the option that allows is an allow.
+    pub(super) fn answered(&self, id: Option<u64>, chosen: Option<&str>) {
+        let mut inner = self.lock();
+        let Some((session, ask)) = id.and_then(|id| inner.asked.remove(&id)) else {
+            return;
+        };
+        let allow = chosen == Some(permission::ALLOW);
+        if let Some(session) = inner.open.get(&session) {
+            // With no room left the ask is denied at its deadline.
+            let _ = session.to.try_send(ToSession::Answer { ask, allow });
+        }
+    }
+}

@@ -1,0 +1,320 @@
+//! The script in a prompt: what its lines mean, and which of them is next.
+//!
+//! Pure: the same conversation always gives the same turn. Must not know HTTP, nor how a provider
+//! writes its messages.
+
+use std::time::Duration;
+
+/// The words that begin a line of a script, as the documentation lists them.
+pub(super) const VERBS: &[&str] = &["RUN", "WRITE", "SAY", "SLEEP", "FAIL", "HANG", "BIG"];
+
+/// The longest pause of one `SLEEP`, and of a `HANG`.
+pub(super) const LONGEST: Duration = Duration::from_secs(3600);
+
+/// The most bytes of one `BIG`.
+pub(super) const MOST_BIG: usize = 16 << 20;
+
+/// The most characters of a tool's result that an answer repeats.
+const ECHO: usize = 4000;
+
+/// One line of a script.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Line {
+    /// Calls the agent's shell tool.
+    Run(String),
+    /// Calls the agent's tool that writes a file.
+    Write {
+        /// The file.
+        path: String,
+        /// Its content.
+        text: String,
+    },
+    /// Answers this text.
+    Say(String),
+    /// Waits before it answers.
+    Sleep(Duration),
+    /// Answers with an HTTP error instead.
+    Fail(Failure),
+    /// Never answers.
+    Hang,
+    /// Answers a text of so many bytes.
+    Big(usize),
+}
+
+/// `FAIL STATUS [xTIMES] [after SECONDS]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Failure {
+    /// The HTTP status, 400 to 599.
+    pub(super) status: u16,
+    /// How often, before the script goes on; `None`: always.
+    pub(super) times: Option<u32>,
+    /// What `retry-after` says, in seconds.
+    pub(super) retry_after: Option<u32>,
+}
+
+/// What a tool is called for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Want {
+    /// A command line.
+    Run(String),
+    /// A file.
+    Write {
+        /// The file.
+        path: String,
+        /// Its content.
+        text: String,
+    },
+}
+
+/// One answer of the model.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) struct Turn {
+    /// How long to wait before anything else.
+    pub(super) sleep: Duration,
+    /// The failures that stand before the answer, in order.
+    pub(super) failures: Vec<Failure>,
+    /// Never answer.
+    pub(super) hang: bool,
+    /// The text.
+    pub(super) text: String,
+    /// The tool call that ends it; `None`: the turn is over.
+    pub(super) want: Option<Want>,
+}
+
+/// Reads a prompt: its lines that begin with a verb. Other lines are none of ours; a line whose
+/// verb has no meaning (`SLEEP soon`) is said instead of done, so that a mistake is seen.
+pub(super) fn read(prompt: &str) -> Vec<Line> {
+    prompt.lines().filter_map(line).collect()
+}
+
+/// Whether a text has a line of a script in it.
+pub(super) fn is_script(text: &str) -> bool {
+    text.lines().any(|text| line(text).is_some())
+}
+
+fn line(text: &str) -> Option<Line> {
+    let text = text.trim();
+    let end = text
+        .find(|c: char| !c.is_ascii_uppercase())
+        .unwrap_or(text.len());
+    let (verb, rest) = text.split_at(end);
+    if !VERBS.contains(&verb) || !(rest.is_empty() || rest.starts_with([':', ' '])) {
+        return None;
+    }
+    let rest = rest.strip_prefix(':').unwrap_or(rest).trim();
+    let odd = || Some(Line::Say(format!("this line means nothing: {text}")));
+    match verb {
+        "RUN" if rest.is_empty() => odd(),
+        "RUN" => Some(Line::Run(rest.to_owned())),
+        "WRITE" => match rest.split_once(' ') {
+            Some((path, text)) => Some(Line::Write {
+                path: path.to_owned(),
+                text: text.to_owned(),
+            }),
+            None if rest.is_empty() => odd(),
+            None => Some(Line::Write {
+                path: rest.to_owned(),
+                text: String::new(),
+            }),
+        },
+        "SAY" => Some(Line::Say(rest.to_owned())),
+        "SLEEP" => seconds(rest).map(Line::Sleep).or_else(odd),
+        "FAIL" => failure(rest).map(Line::Fail).or_else(odd),
+        "HANG" => Some(Line::Hang),
+        _ => match rest.parse::<usize>() {
+            Ok(bytes) => Some(Line::Big(bytes.min(MOST_BIG))),
+            Err(_) => odd(),
+        },
+    }
+}
+
+/// `2`, `2s`, `1.5s` or `200ms`, at most [`LONGEST`].
+fn seconds(text: &str) -> Option<Duration> {
+    let (number, unit) = match text.strip_suffix("ms") {
+        Some(number) => (number, 0.001),
+        None => (text.strip_suffix('s').unwrap_or(text), 1.0),
+    };
+    let number: f64 = number.trim().parse().ok()?;
+    let wait = Duration::try_from_secs_f64(number * unit).ok()?;
+    Some(wait.min(LONGEST))
+}
+
+fn failure(text: &str) -> Option<Failure> {
+    let mut words = text.split_whitespace();
+    let status = words.next()?.parse().ok()?;
+    if !(400..=599).contains(&status) {
+        return None;
+    }
+    let mut failure = Failure {
+        status,
+        times: None,
+        retry_after: (status == 429).then_some(1),
+    };
+    while let Some(word) = words.next() {
+        if let Some(times) = word.strip_prefix('x') {
+            failure.times = Some(times.parse().ok()?);
+        } else if word == "after" {
+            let time = words.next()?;
+            failure.retry_after = Some(time.strip_suffix('s').unwrap_or(time).parse().ok()?);
+        } else {
+            return None;
+        }
+    }
+    Some(failure)
+}
+
+/// The answer after so many tool results. `last` is the text of the newest one: what the agent's
+/// tool said is repeated, so that a reader sees what reached the model, a refusal above all.
+pub(super) fn turn(lines: &[Line], results: usize, last: Option<&str>) -> Turn {
+    let mut turn = Turn::default();
+    if let Some(last) = last {
+        let last = last.trim();
+        let end = last
+            .char_indices()
+            .nth(ECHO)
+            .map_or(last.len(), |(at, _)| at);
+        let cut = if end < last.len() { " (cut)" } else { "" };
+        turn.text = format!("the tool said: {}{cut}\n", &last[..end]);
+    }
+    let is_call = |line: &Line| matches!(line, Line::Run(_) | Line::Write { .. });
+    let mut calls = 0;
+    for line in lines {
+        if calls < results {
+            calls += usize::from(is_call(line));
+            continue;
+        }
+        match line {
+            Line::Run(command) => {
+                turn.want = Some(Want::Run(command.clone()));
+                break;
+            }
+            Line::Write { path, text } => {
+                turn.want = Some(Want::Write {
+                    path: path.clone(),
+                    text: text.clone(),
+                });
+                break;
+            }
+            Line::Say(text) => {
+                turn.text.push_str(text);
+                turn.text.push('\n');
+            }
+            Line::Sleep(wait) => turn.sleep = (turn.sleep + *wait).min(LONGEST),
+            Line::Fail(failure) => turn.failures.push(*failure),
+            Line::Hang => {
+                turn.hang = true;
+                break;
+            }
+            Line::Big(bytes) => big(&mut turn.text, *bytes),
+        }
+    }
+    if turn.text.is_empty() && turn.want.is_none() {
+        turn.text.push_str("done\n");
+    }
+    turn
+}
+
+/// So many bytes of lines that can be told apart.
+fn big(text: &mut String, bytes: usize) {
+    let end = (text.len() + bytes).min(MOST_BIG);
+    let mut number = 0_usize;
+    while text.len() < end {
+        let line = format!("line {number:06} of a long answer, which goes on and on\n");
+        let room = (end - text.len()).min(line.len());
+        text.push_str(&line[..room]);
+        number += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_verb_is_read_with_and_without_a_colon() {
+        let prompt = "Please do this:\nRUN: touch a && ls\n  WRITE: notes.txt two words\nSAY hello\n\
+                      SLEEP 200ms\nSLEEP: 1.5\nFAIL 429\nFAIL: 503 x2 after 7s\nHANG\nBIG 10\n\
+                      RUNNING is no verb\nrun neither\n";
+        let failure = |status, times, retry_after| {
+            Line::Fail(Failure {
+                status,
+                times,
+                retry_after,
+            })
+        };
+        assert_eq!(
+            read(prompt),
+            [
+                Line::Run("touch a && ls".into()),
+                Line::Write {
+                    path: "notes.txt".into(),
+                    text: "two words".into()
+                },
+                Line::Say("hello".into()),
+                Line::Sleep(Duration::from_millis(200)),
+                Line::Sleep(Duration::from_millis(1500)),
+                failure(429, None, Some(1)),
+                failure(503, Some(2), Some(7)),
+                Line::Hang,
+                Line::Big(10),
+            ]
+        );
+        assert!(!is_script("Generate a title"));
+    }
+
+    #[test]
+    fn a_line_that_means_nothing_is_said() {
+        for odd in [
+            "SLEEP soon",
+            "FAIL 200",
+            "FAIL",
+            "BIG x",
+            "RUN:",
+            "WRITE:",
+            "FAIL 429 y",
+        ] {
+            let lines = read(odd);
+            let [Line::Say(said)] = lines.as_slice() else {
+                panic!("{odd}: {lines:?}");
+            };
+            assert_eq!(said, &format!("this line means nothing: {odd}"));
+        }
+        assert_eq!(read("SLEEP 9999999"), [Line::Sleep(LONGEST)]);
+        assert_eq!(read("BIG 999999999999"), [Line::Big(MOST_BIG)]);
+    }
+
+    #[test]
+    fn each_answer_has_one_call_and_the_last_one_none() {
+        let lines = read("SAY one\nRUN a\nRUN b\nSAY two\n");
+        let first = turn(&lines, 0, None);
+        assert_eq!(first.text, "one\n");
+        assert_eq!(first.want, Some(Want::Run("a".into())));
+        let second = turn(&lines, 1, Some("A\n"));
+        assert_eq!(second.text, "the tool said: A\n");
+        assert_eq!(second.want, Some(Want::Run("b".into())));
+        let third = turn(&lines, 2, Some("denied by policy"));
+        assert_eq!(third.text, "the tool said: denied by policy\ntwo\n");
+        assert_eq!(third.want, None);
+        assert_eq!(turn(&lines, 9, None).text, "done\n");
+    }
+
+    #[test]
+    fn a_long_answer_has_exactly_its_bytes_and_a_result_is_cut() {
+        let lines = read("BIG 100000");
+        assert_eq!(turn(&lines, 0, None).text.len(), 100_000);
+        let long = "é".repeat(ECHO + 1);
+        let told = turn(&[], 0, Some(&long)).text;
+        assert!(told.ends_with("é (cut)\n"), "{}", told.len());
+    }
+
+    #[test]
+    fn a_pause_a_failure_and_a_hang_belong_to_the_answer_that_they_precede() {
+        let lines = read("RUN a\nSLEEP 2\nFAIL 500 x1\nSAY x\nHANG\nSAY never");
+        assert_eq!(turn(&lines, 0, None).sleep, Duration::ZERO);
+        let after = turn(&lines, 1, None);
+        assert_eq!(after.sleep, Duration::from_secs(2));
+        assert_eq!(after.failures.len(), 1);
+        assert!(after.hang);
+        assert_eq!(after.text, "x\n");
+    }
+}

@@ -1,0 +1,277 @@
+//! The tools that an agent declared: which of them is its shell, which writes files, and how each
+//! is called.
+//!
+//! Agents name them differently, so a tool is known by its name and by its schema. Must not know
+//! how a call is written for a provider.
+
+use serde_json::{Map, Value, json};
+
+use super::script::Want;
+use super::talk::smallest;
+
+/// A tool of the agent.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Tool {
+    /// Its name.
+    pub(super) name: String,
+    /// What it takes.
+    pub(super) takes: Takes,
+}
+
+/// What a tool takes.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Takes {
+    /// Arguments of this JSON schema.
+    Schema(Value),
+    /// One text (OpenAI's custom tools).
+    Text,
+    /// An action of the provider's own shell tool (OpenAI's `local_shell`).
+    LocalShell,
+}
+
+/// A call of a tool.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Call {
+    /// The tool's name.
+    pub(super) name: String,
+    /// What it is called with.
+    pub(super) input: Input,
+}
+
+/// What a tool is called with.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Input {
+    /// Arguments.
+    Arguments(Value),
+    /// One text.
+    Text(String),
+    /// A shell's argv.
+    LocalShell(Vec<String>),
+}
+
+/// Names of shell tools, best first.
+const SHELLS: &[&str] = &[
+    "bash",
+    "shell",
+    "shell_command",
+    "exec_command",
+    "run_shell_command",
+    "terminal",
+    "run_terminal_cmd",
+    "execute_command",
+    "execute",
+    "run_command",
+    "exec",
+    "local_shell",
+];
+
+/// Names of tools that write a whole file, best first.
+const WRITERS: &[&str] = &[
+    "write_file",
+    "write",
+    "create_file",
+    "apply_patch",
+    "edit_file",
+    "edit",
+];
+
+/// Names of arguments, best first.
+const COMMANDS: &[&str] = &["command", "cmd", "script", "commands"];
+const PATHS: &[&str] = &["file_path", "filePath", "path", "absolute_path", "filename"];
+const CONTENTS: &[&str] = &["content", "contents", "text", "file_text", "new_string"];
+
+/// The call that does what the script wants, by the tools that there are; `None`: no tool does it.
+pub(super) fn call(tools: &[Tool], want: &Want) -> Option<Call> {
+    match want {
+        Want::Run(command) => shell(tools, command),
+        Want::Write { path, text } => write(tools, path, text).or_else(|| {
+            // Every shell can write a file.
+            let command = format!("printf '%s\\n' {} > {}", quoted(text), quoted(path));
+            shell(tools, &command)
+        }),
+    }
+}
+
+fn by_name<'t>(tools: &'t [Tool], names: &[&str]) -> Option<&'t Tool> {
+    let is = |tool: &&Tool, name: &str| tool.name.eq_ignore_ascii_case(name);
+    names
+        .iter()
+        .find_map(|name| tools.iter().find(|tool| is(tool, name)))
+}
+
+fn shell(tools: &[Tool], command: &str) -> Option<Call> {
+    let by_shape = || {
+        tools.iter().find(|tool| match &tool.takes {
+            Takes::Schema(schema) => member(schema, COMMANDS).is_some(),
+            Takes::Text => false,
+            Takes::LocalShell => true,
+        })
+    };
+    let tool = by_name(tools, SHELLS).or_else(by_shape)?;
+    let argv = || ["bash", "-lc", command].map(str::to_owned).to_vec();
+    let input = match &tool.takes {
+        Takes::LocalShell => Input::LocalShell(argv()),
+        Takes::Text => Input::Text(command.to_owned()),
+        Takes::Schema(schema) => {
+            let name = member(schema, COMMANDS)?;
+            let is_list = kind(schema, name) == Some("array");
+            let value = if is_list {
+                json!(argv())
+            } else {
+                json!(command)
+            };
+            Input::Arguments(with_required(schema, &[(name, value)]))
+        }
+    };
+    Some(Call {
+        name: tool.name.clone(),
+        input,
+    })
+}
+
+fn write(tools: &[Tool], path: &str, text: &str) -> Option<Call> {
+    let tool = by_name(tools, WRITERS)?;
+    let patch = || {
+        let lines: Vec<String> = text.lines().map(|line| format!("+{line}")).collect();
+        format!(
+            "*** Begin Patch\n*** Add File: {path}\n{}\n*** End Patch\n",
+            lines.join("\n")
+        )
+    };
+    let input = match &tool.takes {
+        Takes::LocalShell => return None,
+        Takes::Text => Input::Text(patch()),
+        Takes::Schema(schema) if tool.name == "apply_patch" => {
+            let name = member(schema, &["input", "patch", "patchText"])?;
+            Input::Arguments(with_required(schema, &[(name, json!(patch()))]))
+        }
+        Takes::Schema(schema) => {
+            let (at, content) = (member(schema, PATHS)?, member(schema, CONTENTS)?);
+            let given = [(at, json!(path)), (content, json!(format!("{text}\n")))];
+            Input::Arguments(with_required(schema, &given))
+        }
+    };
+    Some(Call {
+        name: tool.name.clone(),
+        input,
+    })
+}
+
+/// The first of these names that the schema has.
+fn member<'n>(schema: &Value, names: &[&'n str]) -> Option<&'n str> {
+    let members = schema.get("properties")?.as_object()?;
+    names
+        .iter()
+        .find(|name| members.contains_key(**name))
+        .copied()
+}
+
+fn kind<'s>(schema: &'s Value, name: &str) -> Option<&'s str> {
+    schema.get("properties")?.get(name)?.get("type")?.as_str()
+}
+
+/// The arguments, and the smallest value of every other that the schema demands.
+fn with_required(schema: &Value, given: &[(&str, Value)]) -> Value {
+    let demanded = match smallest(schema, 3) {
+        Value::Object(members) => members,
+        _ => Map::new(),
+    };
+    let mut members: Map<String, Value> = demanded;
+    for (name, value) in given {
+        members.insert((*name).to_owned(), value.clone());
+    }
+    Value::Object(members)
+}
+
+fn quoted(word: &str) -> String {
+    format!("'{}'", word.replace('\'', "'\\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tool(name: &str, properties: &Value, required: &[&str]) -> Tool {
+        Tool {
+            name: name.to_owned(),
+            takes: Takes::Schema(json!({
+                "type": "object", "properties": properties, "required": required
+            })),
+        }
+    }
+
+    fn run(tools: &[Tool]) -> Call {
+        call(tools, &Want::Run("ls".into())).expect("a shell")
+    }
+
+    #[test]
+    fn a_shell_is_known_by_its_name_and_called_as_its_schema_says() {
+        let text = json!({ "type": "string" });
+        let list = json!({ "type": "array", "items": { "type": "string" } });
+        let described =
+            json!({ "command": text, "description": text, "timeout": { "type": "number" } });
+        let read = tool("Read", &json!({ "command": text }), &[]);
+        let bash = tool("Bash", &described, &["command", "description"]);
+        let call = run(&[read.clone(), bash]);
+        assert_eq!(call.name, "Bash");
+        assert_eq!(
+            call.input,
+            Input::Arguments(json!({ "command": "ls", "description": "rehearsal" }))
+        );
+        let call = run(&[tool("shell", &json!({ "command": list }), &["command"])]);
+        assert_eq!(
+            call.input,
+            Input::Arguments(json!({ "command": ["bash", "-lc", "ls"] }))
+        );
+        let call = run(&[tool("exec_command", &json!({ "cmd": text }), &["cmd"])]);
+        assert_eq!(call.input, Input::Arguments(json!({ "cmd": "ls" })));
+        // By its shape only.
+        assert_eq!(run(&[read]).name, "Read");
+        let local = Tool {
+            name: "local_shell".into(),
+            takes: Takes::LocalShell,
+        };
+        let argv = ["bash", "-lc", "ls"].map(str::to_owned).to_vec();
+        assert_eq!(run(&[local]).input, Input::LocalShell(argv));
+    }
+
+    #[test]
+    fn without_a_shell_nothing_is_called() {
+        let odd = tool("search", &json!({ "query": { "type": "string" } }), &[]);
+        assert_eq!(call(&[odd], &Want::Run("ls".into())), None);
+        assert_eq!(call(&[], &Want::Run("ls".into())), None);
+    }
+
+    #[test]
+    fn a_file_is_written_by_the_tool_for_it_by_a_patch_or_by_the_shell() {
+        let want = Want::Write {
+            path: "a.txt".into(),
+            text: "it's".into(),
+        };
+        let text = json!({ "type": "string" });
+        let writer = tool(
+            "Write",
+            &json!({ "file_path": text, "content": text }),
+            &["file_path", "content"],
+        );
+        let made = call(&[writer], &want).expect("a call");
+        assert_eq!(
+            made.input,
+            Input::Arguments(json!({ "file_path": "a.txt", "content": "it's\n" }))
+        );
+        let patch = Tool {
+            name: "apply_patch".into(),
+            takes: Takes::Text,
+        };
+        let Some(Input::Text(patch)) = call(&[patch], &want).map(|call| call.input) else {
+            panic!("a patch");
+        };
+        assert!(patch.contains("*** Add File: a.txt\n+it's\n"), "{patch}");
+        let shell = tool("bash", &json!({ "command": text }), &["command"]);
+        let made = call(&[shell], &want).expect("a call");
+        assert_eq!(
+            made.input,
+            Input::Arguments(json!({ "command": "printf '%s\\n' 'it'\\''s' > 'a.txt'" }))
+        );
+    }
+}

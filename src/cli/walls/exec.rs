@@ -1,0 +1,274 @@
+//! `sandbox exec`: one command behind walls, from its start to its end.
+//!
+//! Owns the order of its end: the end of the input, then the time that it has, then the ladder; at
+//! once when whoever started this is gone. Must not know what the walls are made of.
+
+use std::future::pending;
+use std::time::Duration;
+
+use rustix::process::{Signal as Death, getppid, set_parent_process_death_signal};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+
+use super::pump::{self, Ends, Own, Word};
+use super::room::{self, Room};
+use super::{ExecArgs, NO_WALLS};
+use crate::cli::signals::{Signal, Signals};
+use crate::cli::streams::Streams;
+use crate::config::{Config, HOME_OF_CHILD, OWN_PROGRAM, StopWaits};
+use crate::launch::{self, Ended, KeeperHandle, LaunchPlan, SpawnError, Spawner, Step, Walls};
+use crate::sandbox;
+
+/// Its PATH, unless more is added.
+pub(super) const PATH_INSIDE: &str = "/usr/local/bin:/usr/bin:/bin";
+
+/// The ladder after the end of the input, as for every child.
+const INT: Duration = Duration::from_secs(2);
+const TERM: Duration = Duration::from_secs(5);
+
+/// How long outputs may take after everything has ended, if nobody reads them.
+const LAST_OUTPUT: Duration = Duration::from_secs(10);
+
+/// What a command that may not be executed, or is not there, ends with.
+const NOT_EXECUTABLE: u8 = 126;
+const NOT_FOUND: u8 = 127;
+
+const ENOENT: i32 = 2;
+
+/// Runs the command; gives the exit code.
+pub(super) async fn exec(args: &ExecArgs, config: &Config, streams: &mut Streams) -> u8 {
+    let parent = getppid();
+    let mut fail = |why: &dyn std::fmt::Display| {
+        streams.err.line(&format!("marshal: {why}"));
+        NO_WALLS
+    };
+    // Before anything runs: what comes from here on is the order to go.
+    let mut signals = match Signals::install() {
+        Ok(signals) => signals,
+        Err(error) => return fail(&format!("signals cannot be handled: {error}")),
+    };
+    // SIGHUP, as sshd sends it to what it leaves, also when it is killed itself.
+    if set_parent_process_death_signal(Some(Death::HUP)).is_err() || getppid() != parent {
+        return fail(&"the process that started this one is gone");
+    }
+    let spawner = match Spawner::start() {
+        Ok(spawner) => spawner,
+        Err(error) => return fail(&format!("the spawner cannot be started: {error}")),
+    };
+    let prepared = tokio::select! {
+        prepared = room::prepare(&args.walls, config, &spawner) => prepared,
+        () = told_to_go(&mut signals) => return fail(&"stopped before the command ran"),
+    };
+    let room = match prepared {
+        Ok(room) => room,
+        Err(error) => return fail(&error),
+    };
+    let launched = tokio::select! {
+        launched = spawner.spawn(plan(args, &room)) => launched,
+        () = told_to_go(&mut signals) => return fail(&"stopped before the command ran"),
+    };
+    let launched = match launched {
+        Ok(launched) => launched,
+        Err(error) => {
+            fail(&error);
+            return code_of(&error);
+        }
+    };
+    for note in &launched.notes {
+        fail(note);
+    }
+    let waits = StopWaits {
+        goodbye: Duration::ZERO,
+        eof: args.eof_wait.0.unwrap_or_default(),
+        int: INT,
+        term: TERM,
+    };
+    let (keeper, ended) = launch::keep(launched.process, waits);
+    let pumps = (|| {
+        let own = Own::take()?;
+        let ends = Ends {
+            stdin: launched.stdin.into_blocking_fd()?,
+            stdout: launched.stdout.into_blocking_fd()?,
+            stderr: launched.stderr.into_blocking_fd()?,
+        };
+        pump::start(own, ends)
+    })();
+    let words = match pumps {
+        Ok(words) => words,
+        Err(error) => return fail(&format!("input and output cannot be passed on: {error}")),
+    };
+    let mut watched = Watched {
+        keeper,
+        words,
+        outputs: 2,
+        eof_wait: args.eof_wait.0,
+        until: None,
+    };
+    let ended = watched.to_the_end(ended, &mut signals).await;
+    watched.last_output(&mut signals).await;
+    if let Some(copy) = &room.copy {
+        copy.ended();
+        let path = crate::cli::trust::shown(&copy.path);
+        streams.err.line(&format!(
+            "marshal: the copy of the workspace is kept: {path}"
+        ));
+    }
+    match ended {
+        Some(Ended {
+            status: Some(status),
+            survivors_left: 0,
+            ..
+        }) => u8::try_from(status.shell_code()).unwrap_or(NO_WALLS),
+        Some(Ended { survivors_left, .. }) if survivors_left > 0 => {
+            let why = format!("{survivors_left} processes of the command could not be killed");
+            streams.err.line(&format!("marshal: {why}"));
+            NO_WALLS
+        }
+        _ => {
+            streams
+                .err
+                .line("marshal: the walls were lost, and the command with them");
+            NO_WALLS
+        }
+    }
+}
+
+/// Until somebody wants the end.
+async fn told_to_go(signals: &mut Signals) {
+    signals.next().await;
+}
+
+fn code_of(error: &SpawnError) -> u8 {
+    match error {
+        SpawnError::Exec(failure) if failure.errno == Some(ENOENT) => NOT_FOUND,
+        SpawnError::Exec(_) => NOT_EXECUTABLE,
+        _ => NO_WALLS,
+    }
+}
+
+fn plan(args: &ExecArgs, room: &Room) -> LaunchPlan {
+    let mut argv = args.command.clone();
+    if let Some(program) = argv.first_mut().filter(|word| *word == OWN_PROGRAM) {
+        *program = sandbox::MARSHAL_INSIDE.to_owned();
+    }
+    LaunchPlan {
+        argv,
+        env: environment(args),
+        cwd: sandbox::WORKSPACE_INSIDE.to_owned(),
+        limits: room.limits,
+        walls: Walls::Shim(Box::new(room.walls.clone())),
+        preamble: Vec::new(),
+    }
+}
+
+/// The command's whole environment. What every sandbox sets itself is nobody's to change.
+fn environment(args: &ExecArgs) -> Vec<(String, String)> {
+    let home = sandbox::HOME_INSIDE;
+    let mut path = String::new();
+    for directory in &args.path_add {
+        match directory.strip_prefix(HOME_OF_CHILD) {
+            Some(below) => path.extend([home, below]),
+            None => path.push_str(directory),
+        }
+        path.push(':');
+    }
+    path.push_str(PATH_INSIDE);
+    let passed = args
+        .pass
+        .iter()
+        .filter_map(|name| Some((name.clone(), std::env::var(name).ok()?)));
+    let mut env: std::collections::BTreeMap<String, String> =
+        passed.chain(args.set.iter().cloned()).collect();
+    let fixed = [
+        ("HOME", home),
+        ("PATH", &path),
+        ("USER", "agent"),
+        ("LOGNAME", "agent"),
+        ("SHELL", "/bin/sh"),
+        ("GIT_CONFIG_COUNT", "1"),
+        ("GIT_CONFIG_KEY_0", "safe.directory"),
+        ("GIT_CONFIG_VALUE_0", sandbox::WORKSPACE_INSIDE),
+    ];
+    env.extend(fixed.map(|(name, value)| (name.to_owned(), value.to_owned())));
+    env.remove("TERM");
+    env.into_iter().collect()
+}
+
+/// A command that runs.
+struct Watched {
+    keeper: KeeperHandle,
+    words: mpsc::Receiver<Word>,
+    /// Outputs that have not ended.
+    outputs: u32,
+    eof_wait: Option<Duration>,
+    /// When the ladder begins.
+    until: Option<Instant>,
+}
+
+impl Watched {
+    async fn to_the_end(
+        &mut self,
+        ended: oneshot::Receiver<Ended>,
+        signals: &mut Signals,
+    ) -> Option<Ended> {
+        tokio::pin!(ended);
+        loop {
+            tokio::select! {
+                ended = &mut ended => return ended.ok(),
+                word = next(&mut self.words) => self.hear(word),
+                signal = signals.next() => self.obey(signal, signals.insist()),
+                () = at(self.until) => {
+                    self.until = None;
+                    self.keeper.stop_from(Step::Int);
+                }
+            }
+        }
+    }
+
+    fn hear(&mut self, word: Word) {
+        match word {
+            Word::InputEnded => self.until = self.eof_wait.map(|wait| Instant::now() + wait),
+            Word::OutputEnded => self.outputs -= 1,
+            // Nobody is left who could want the rest.
+            Word::OutputLost => {
+                self.outputs -= 1;
+                self.keeper.kill();
+            }
+        }
+    }
+
+    fn obey(&self, signal: Signal, insists: bool) {
+        match signal {
+            Signal::Hangup => self.keeper.kill(),
+            _ if insists => self.keeper.kill(),
+            Signal::Interrupt => self.keeper.signal(Step::Int),
+            Signal::Terminate => self.keeper.stop_from(Step::Term),
+        }
+    }
+
+    /// Everything has ended: what is left in the pipes is passed on, if somebody takes it.
+    async fn last_output(&mut self, signals: &mut Signals) {
+        let until = Instant::now() + LAST_OUTPUT;
+        while self.outputs > 0 {
+            tokio::select! {
+                word = next(&mut self.words) => self.hear(word),
+                _ = signals.next() => return,
+                () = tokio::time::sleep_until(until) => return,
+            }
+        }
+    }
+}
+
+async fn next(words: &mut mpsc::Receiver<Word>) -> Word {
+    match words.recv().await {
+        Some(word) => word,
+        None => pending().await,
+    }
+}
+
+async fn at(until: Option<Instant>) {
+    match until {
+        Some(until) => tokio::time::sleep_until(until).await,
+        None => pending().await,
+    }
+}

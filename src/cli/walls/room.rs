@@ -1,0 +1,309 @@
+//! What stands before a command of `sandbox exec` runs: its uid, its workspace, its home, the plan.
+//!
+//! Refuses what a pool's configuration would refuse. Everything that is held here is held as long
+//! as the command runs. Must not start it.
+
+use std::path::{Path, PathBuf};
+
+use super::{Mode, Reach, WallArgs};
+use crate::cli::state_dir;
+use crate::cli::trust::shown;
+use crate::config::{self, Config, Network};
+use crate::launch::{self, LaunchPlan, Limits, RunError, Spawner, Walls};
+use crate::limits::{COPY_FILES, GIT_LIST_BYTES, GIT_LIST_TIMEOUT};
+use crate::model::{RunId, SessionId, foreign};
+use crate::sandbox::state_dir::{StateDir, StateError, default_path};
+use crate::sandbox::uids::{self, HeldBlock, Sources, UidError};
+use crate::sandbox::workspace::{
+    CopyError, FileList, GitDir, Listing, Owner, Root, TreeError, copy, list,
+};
+use crate::sandbox::{self, Ids, PlanError, ShimPlan, Tree, WallsRequest};
+use crate::wire::shim::Access;
+
+/// Why a command cannot run behind walls. Nothing ran.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum NoRoom {
+    /// There is no such profile.
+    #[error(
+        "no profile {0:?}: expected standard, or a [sandbox.NAME] of the file named with --config"
+    )]
+    Profile(String),
+    /// A directory is none.
+    #[error("no directory {path}: {why}")]
+    Directory {
+        /// As it was given.
+        path: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// An agent could change what supervisors remember.
+    #[error(
+        "the state directory {state} lies in {path}, which the command would see: name a smaller directory"
+    )]
+    State {
+        /// Where the state is.
+        state: String,
+        /// What was given.
+        path: String,
+    },
+    /// One directory would be two things.
+    #[error("the home {home} and the workspace {workspace} lie in each other")]
+    Nested {
+        /// The home.
+        home: String,
+        /// The workspace.
+        workspace: String,
+    },
+    /// No state directory for the copy.
+    #[error(transparent)]
+    StateDir(#[from] StateError),
+    /// No uid.
+    #[error(transparent)]
+    Uids(#[from] UidError),
+    /// The walls cannot be planned.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The workspace cannot be looked at.
+    #[error(transparent)]
+    Tree(#[from] TreeError),
+    /// It cannot be copied.
+    #[error(transparent)]
+    Copy(#[from] CopyError),
+    /// Git could not list it.
+    #[error("git could not list the files of the workspace: {0}")]
+    Git(String),
+}
+
+/// A command's surroundings.
+#[derive(Debug)]
+pub(super) struct Room {
+    /// The walls.
+    pub(super) walls: ShimPlan,
+    /// Resource limits.
+    pub(super) limits: Limits,
+    /// Its own copy of the workspace, where it has one.
+    pub(super) copy: Option<Kept>,
+    _uids: Option<HeldBlock>,
+}
+
+/// A copy that stays.
+#[derive(Debug)]
+pub(super) struct Kept {
+    /// Where it is.
+    pub(super) path: PathBuf,
+    state: StateDir,
+    session: SessionId,
+}
+
+impl Kept {
+    /// Its time runs from now on.
+    pub(super) fn ended(&self) {
+        // Without the mark its time begins when somebody sweeps.
+        let _ = copy::mark_ended(&self.state, &self.session);
+    }
+}
+
+/// What was asked for, looked at.
+pub(super) struct Wanted<'a> {
+    pub(super) profile: &'a config::Sandbox,
+    pub(super) workspace: PathBuf,
+    pub(super) home: Option<PathBuf>,
+    state: Option<PathBuf>,
+}
+
+/// Looks at what was asked for, and refuses what no command may have.
+pub(super) fn look<'a>(args: &WallArgs, config: &'a Config) -> Result<Wanted<'a>, NoRoom> {
+    let profile = config.sandboxes.get(&args.profile);
+    let profile = profile.ok_or_else(|| NoRoom::Profile(args.profile.clone()))?;
+    let workspace = directory(&args.workspace)?;
+    let home = args.home.as_deref().map(directory).transpose()?;
+    let state = match &config.supervisor.state_dir {
+        Some(dir) => Some(dir.clone()),
+        None => default_path(|name| std::env::var_os(name)).ok(),
+    };
+    for path in [Some(&workspace), home.as_ref()].into_iter().flatten() {
+        if let Some(state) = state.as_deref().map(state_dir::real)
+            && state.starts_with(path)
+        {
+            return Err(NoRoom::State {
+                state: shown(&state),
+                path: shown(path),
+            });
+        }
+    }
+    if let Some(home) = &home
+        && (home.starts_with(&workspace) || workspace.starts_with(home))
+    {
+        return Err(NoRoom::Nested {
+            home: shown(home),
+            workspace: shown(&workspace),
+        });
+    }
+    Ok(Wanted {
+        profile,
+        workspace,
+        home,
+        state,
+    })
+}
+
+fn directory(path: &Path) -> Result<PathBuf, NoRoom> {
+    let bad = |why: String| NoRoom::Directory {
+        path: shown(path),
+        why,
+    };
+    let real = std::fs::canonicalize(path).map_err(|error| bad(error.to_string()))?;
+    if real.is_dir() {
+        Ok(real)
+    } else {
+        Err(bad("it is no directory".to_owned()))
+    }
+}
+
+/// Who the command is outside: as root a uid of nobody else's.
+pub(super) fn ids() -> Result<(Ids, Option<HeldBlock>), NoRoom> {
+    if !rustix::process::geteuid().is_root() {
+        let ids = Ids::Own {
+            uid: rustix::process::geteuid().as_raw(),
+            gid: rustix::process::getegid().as_raw(),
+        };
+        return Ok((ids, None));
+    }
+    let held = uids::take(&Sources::host(), 1)?;
+    let ids = Ids::Root {
+        slot_uid: held.block().first,
+    };
+    Ok((ids, Some(held)))
+}
+
+/// The walls around a workspace.
+pub(super) fn plan(
+    args: &WallArgs,
+    wanted: &Wanted<'_>,
+    ids: Ids,
+    workspace: Tree,
+) -> Result<ShimPlan, NoRoom> {
+    let home = wanted
+        .home
+        .as_deref()
+        .map(|home| tree(home, true))
+        .transpose()?;
+    Ok(sandbox::plan(&WallsRequest {
+        profile: wanted.profile,
+        network: match args.network {
+            Reach::None => Network::None,
+            Reach::Host => Network::Host,
+        },
+        ids,
+        hostname: "sandbox",
+        home,
+        workspace: Some(workspace),
+        extra_ro: Vec::new(),
+        door: false,
+        listen: Vec::new(),
+    })?)
+}
+
+/// A directory of the host for inside, with its owner on disk.
+pub(super) fn tree(path: &Path, writable: bool) -> Result<Tree, NoRoom> {
+    let root = Root::open_resolved(path)?;
+    let stat =
+        rustix::fs::fstat(&root).map_err(|errno| TreeError::at_path("examine", path, errno))?;
+    Ok(Tree {
+        path: path.to_owned(),
+        owner: (stat.st_uid, stat.st_gid),
+        access: if writable { Access::Rw } else { Access::Ro },
+        identity: Some((stat.st_dev, stat.st_ino)),
+    })
+}
+
+/// Makes everything ready.
+pub(super) async fn prepare(
+    args: &WallArgs,
+    config: &Config,
+    spawner: &Spawner,
+) -> Result<Room, NoRoom> {
+    let wanted = look(args, config)?;
+    let (ids, held) = ids()?;
+    let copy = match args.mode {
+        Mode::Copy => Some(copied(&wanted, ids, spawner).await?),
+        Mode::Ro | Mode::Rw => None,
+    };
+    let workspace = match &copy {
+        Some(kept) => tree(&kept.path, true)?,
+        None => tree(&wanted.workspace, args.mode == Mode::Rw)?,
+    };
+    Ok(Room {
+        walls: plan(args, &wanted, ids, workspace)?,
+        limits: sandbox::limits_of(wanted.profile),
+        copy,
+        _uids: held,
+    })
+}
+
+/// A copy of the workspace, in a state directory of its own.
+async fn copied(wanted: &Wanted<'_>, ids: Ids, spawner: &Spawner) -> Result<Kept, NoRoom> {
+    let place = wanted.state.clone().ok_or(StateError::NoHome)?;
+    let id = uuid::Uuid::now_v7().to_string();
+    let run = RunId::new(&id).unwrap_or_else(|_| unreachable!("a UUID is a safe token"));
+    let session = SessionId::new(&id).unwrap_or_else(|_| unreachable!("a UUID is a safe token"));
+    let state = StateDir::open_local(&place, &run, std::slice::from_ref(&wanted.workspace))?;
+    let root = Root::open_resolved(&wanted.workspace)?;
+    let listing = match list::git_dir(&root)? {
+        GitDir::Dir => git_list(wanted, ids, spawner).await?,
+        GitDir::Elsewhere | GitDir::None => Listing::Everything,
+    };
+    let owner = match ids {
+        Ids::Root { slot_uid } => Some(Owner {
+            uid: slot_uid,
+            gid: slot_uid,
+        }),
+        Ids::Own { .. } => None,
+    };
+    let made = copy::make(
+        &state,
+        &session,
+        &root,
+        &listing,
+        owner,
+        copy::Bounds::default(),
+    )?;
+    Ok(Kept {
+        path: made.path,
+        state,
+        session,
+    })
+}
+
+/// What git tracks or would track, asked behind walls of its own on a read-only mount.
+async fn git_list(wanted: &Wanted<'_>, ids: Ids, spawner: &Spawner) -> Result<Listing, NoRoom> {
+    let git = list::ls_files(sandbox::WORKSPACE_INSIDE);
+    let walls = sandbox::plan(&WallsRequest {
+        workspace: Some(tree(&wanted.workspace, false)?),
+        ..sandbox::probe_request(wanted.profile, ids)
+    })?;
+    let path = ("PATH".to_owned(), super::exec::PATH_INSIDE.to_owned());
+    let plan = LaunchPlan {
+        argv: git.argv,
+        env: git.env.into_iter().chain([path]).collect(),
+        cwd: sandbox::WORKSPACE_INSIDE.to_owned(),
+        limits: sandbox::limits_of(wanted.profile),
+        walls: Walls::Shim(Box::new(walls)),
+        preamble: Vec::new(),
+    };
+    let run = launch::run_to_end(spawner, plan, GIT_LIST_TIMEOUT, GIT_LIST_BYTES).await;
+    let finished = match run {
+        // Without git everything is copied, ignored files too.
+        Err(RunError::Spawn(launch::SpawnError::Exec(_))) => return Ok(Listing::Everything),
+        Err(error) => return Err(NoRoom::Git(error.to_string())),
+        Ok(finished) => finished,
+    };
+    if finished.status.shell_code() != 0 {
+        let said = String::from_utf8_lossy(&finished.stderr).into_owned();
+        let said = foreign::show(said.trim(), 300);
+        return Err(NoRoom::Git(format!("{}: {said}", finished.status)));
+    }
+    let files = FileList::parse(&finished.stdout, COPY_FILES);
+    let files = files.map_err(|error| NoRoom::Git(error.to_string()))?;
+    Ok(Listing::Git(files))
+}

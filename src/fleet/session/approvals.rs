@@ -1,0 +1,190 @@
+//! Asks that a person decides: put to the client's approver, answered, or denied because nobody did.
+//!
+//! Every end of an ask goes through one function, which journals the verdict; the answer is sent
+//! when that is durable. Must not know who the person is.
+
+use std::time::{Duration, Instant};
+
+use tokio::task::AbortHandle;
+
+use super::SessionMsg;
+use super::asks::{self, Decided};
+use super::outbox::After;
+use super::state::SessionState;
+use crate::fleet::clock;
+use crate::fleet::conversation::{Asking, PendingAsk};
+use crate::model::{Ask, AskId, AskKey, DecidedBy, Decision, Event, Foreign};
+
+/// An ask that waits for a person.
+#[derive(Debug)]
+pub(crate) struct Pending {
+    key: AskKey,
+    tool_id: Option<Foreign>,
+    tool: Foreign,
+    decided: Decided,
+    /// Of what the agent has its client do: the place that was judged.
+    place: Option<String>,
+    /// The seq of its event.
+    seq: u64,
+    since: Instant,
+    /// Ends the wait for an answer.
+    deadline: Option<AbortHandle>,
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        if let Some(deadline) = &self.deadline {
+            deadline.abort();
+        }
+    }
+}
+
+impl SessionState {
+    /// The policy wants a person: the request is journalled, then put to them.
+    /// For what the agent has its client do, `place` is what was judged.
+    pub(super) fn ask_a_person(&mut self, ask: Ask, decided: Decided, place: Option<String>) {
+        decided.record_request(&ask, &mut self.outbox);
+        let id = decided.verdict.ask.clone();
+        let since = clock::now();
+        let pending = Pending {
+            key: ask.key,
+            tool_id: ask.tool_id,
+            tool: ask.tool,
+            decided,
+            place,
+            seq: self.outbox.last_seq(),
+            since,
+            deadline: None,
+        };
+        self.pool.ask_waits(since, &id, true);
+        self.pending.insert(id.clone(), pending);
+        self.outbox.after(After::Asked(id));
+    }
+
+    /// The request is durable: the person is asked.
+    pub(super) fn put(&mut self, id: &AskId) {
+        let within = self.answer_within();
+        let Some(pending) = self.pending.get_mut(id) else {
+            return; // It is over already.
+        };
+        let verdict = &pending.decided.verdict;
+        let facts = pending.decided.facts.take().unwrap_or_default();
+        let asked = Asking::Asked(Box::new(PendingAsk {
+            id: id.clone(),
+            seq: pending.seq,
+            tool_id: pending.tool_id.clone(),
+            tool: pending.tool.clone(),
+            class: pending.decided.class,
+            parts: facts.parts,
+            not_plain: facts.not_plain,
+            rules: verdict.rules.clone(),
+            reason: verdict.reason.clone(),
+            within,
+        }));
+        let (to, expired) = (self.myself.clone(), id.clone());
+        let waits = tokio::spawn(async move {
+            tokio::time::sleep(within).await;
+            let _ = to.send_message(SessionMsg::AskExpired(expired));
+        });
+        pending.deadline = Some(waits.abort_handle());
+        let told = self.talk.as_ref().map(|talk| talk.approver.try_send(asked));
+        if !matches!(told, Some(Ok(()))) {
+            self.resolve(id, Decision::Deny, DecidedBy::Gone, NOBODY);
+        }
+    }
+
+    /// How long a person may take: what the pool and the policy say, the shorter of them.
+    fn answer_within(&self) -> Duration {
+        let of_pool = self.pool.config.ask.timeout;
+        let of_policy = self.pool.policy.ask_timeout();
+        of_policy.map_or(of_pool, |of_policy| of_policy.min(of_pool))
+    }
+
+    /// A person decided.
+    pub(super) fn answered(&mut self, id: &AskId, allow: bool) {
+        // One that is not durable has been put to nobody.
+        let is_put = |of: &Pending| of.deadline.is_some();
+        if !self.pending.get(id).is_some_and(is_put) {
+            tracing::debug!(ask = %id, "an answer to an ask that is over");
+            return;
+        }
+        if allow {
+            self.resolve(
+                id,
+                Decision::Allow,
+                DecidedBy::Human,
+                "a person allowed this",
+            );
+        } else {
+            self.resolve(id, Decision::Deny, DecidedBy::Human, REFUSED);
+        }
+    }
+
+    /// Nobody decided in time.
+    pub(super) fn ask_expired(&mut self, id: &AskId) {
+        if let Some(pending) = self.pending.get_mut(id) {
+            pending.decided.deny_turn = asks::denies_turn(&self.pool);
+            self.resolve(id, Decision::Deny, DecidedBy::Timeout, TOO_LATE);
+        }
+    }
+
+    /// The agent does not wait for the answer any more.
+    pub(super) fn withdrawn(&mut self, key: &AskKey) {
+        let found = self.pending.iter().find(|(_, of)| of.key == *key);
+        if let Some(id) = found.map(|(id, _)| id.clone()) {
+            let why = "the agent withdrew its request before this was decided";
+            self.resolve(&id, Decision::Deny, DecidedBy::Gone, why);
+        }
+    }
+
+    /// Nobody will decide what is open.
+    pub(super) fn nobody_decides(&mut self, why: &str) {
+        let open: Vec<AskId> = self.pending.keys().cloned().collect();
+        for id in open {
+            self.resolve(&id, Decision::Deny, DecidedBy::Gone, why);
+        }
+    }
+
+    /// The one end of every ask that waited.
+    fn resolve(&mut self, id: &AskId, decision: Decision, by: DecidedBy, why: &str) {
+        let Some(mut pending) = self.pending.remove(id) else {
+            return;
+        };
+        self.pool.ask_waits(pending.since, id, false);
+        let decided = &mut pending.decided;
+        decided.verdict.decision = decision;
+        decided.verdict.by = by;
+        why.clone_into(&mut decided.verdict.reason);
+        self.tally.decided(decided);
+        self.outbox.event(Event::Decided(decided.verdict.clone()));
+        let (key, asked) = (pending.key.clone(), pending.since);
+        let (deny_turn, class) = (decided.deny_turn, decided.class);
+        let verdict = decided.verdict.clone();
+        self.outbox.after(match pending.place.take() {
+            Some(place) => After::Client {
+                key,
+                place: Some(place),
+                asked,
+                verdict,
+                deny_turn,
+                class,
+            },
+            None => After::Answer {
+                key,
+                answer: decided.answer(),
+                asked,
+                deny_turn,
+                verdict,
+                class,
+            },
+        });
+        if let Some(talk) = &self.talk {
+            let id = id.clone();
+            let _ = talk.approver.try_send(Asking::Over { id, decision, by });
+        }
+    }
+}
+
+const NOBODY: &str = "a person would have to allow this and there is nobody to ask any more";
+const REFUSED: &str = "a person refused this: do it another way or go on without it";
+const TOO_LATE: &str = "a person would have to allow this and nobody answered in time: do it another way or go on without it";

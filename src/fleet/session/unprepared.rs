@@ -1,0 +1,89 @@
+//! Why a session could not be made ready, and whose fault that is.
+
+use std::path::PathBuf;
+
+use crate::launch::RunError;
+use crate::model::Foreign;
+use crate::sandbox::state_dir::StateError;
+use crate::sandbox::workspace::{CopyError, HomeError, TreeError};
+use crate::sandbox::{self, PlanError};
+
+/// Why a session could not be prepared.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PrepareError {
+    /// The workspace cannot be read.
+    #[error("workspace {path}: {source}")]
+    Workspace {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        source: TreeError,
+    },
+    /// It would let the agent at the state directory.
+    #[error("{0}")]
+    State(#[from] StateError),
+    /// It cannot be copied.
+    #[error("workspace {path}: {source}")]
+    Copy {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        source: CopyError,
+    },
+    /// Git could not list its files.
+    #[error("workspace {path}: git could not list its files: {why}")]
+    Git {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        why: String,
+    },
+    /// The walls around git failed: the agent's would too.
+    #[error("{0}")]
+    GitWalls(RunError),
+    /// The home could not be made.
+    #[error("{0}")]
+    Home(#[from] HomeError),
+    /// The walls cannot be planned.
+    #[error("{0}")]
+    Plan(#[from] sandbox::PlanError),
+    /// The session's own copy is not there any more.
+    #[error("the copy of the session's workspace, {0}, is gone")]
+    CopyGone(PathBuf),
+    /// The directory that its client works in is not there for the agent.
+    #[error("the directory {} is not in the session's workspace: git may ignore it, or it is a link", .0.show(300))]
+    NoDirectory(Foreign),
+    /// A variable cannot be told to the far end.
+    #[error("the variable {0} cannot be sent to the far end: {1}")]
+    Unsendable(String, &'static str),
+    /// The program that prepares was stopped.
+    #[error("the preparation was interrupted")]
+    Interrupted,
+}
+
+impl PrepareError {
+    /// Whether trying again later is vain.
+    pub(crate) const fn is_for_good(&self) -> bool {
+        matches!(self, Self::CopyGone(_))
+    }
+
+    /// Whether the slot is at fault, so that another task's child would fare no better. What only
+    /// this task's workspace brings about is the task's own.
+    pub(crate) const fn is_of_the_slot(&self) -> bool {
+        match self {
+            Self::GitWalls(error) => matches!(error, RunError::Spawn(_)),
+            Self::Home(_) | Self::Unsendable(..) => true,
+            Self::Plan(error) => !matches!(
+                error,
+                PlanError::RootOwned { .. } | PlanError::NotUtf8(_) | PlanError::NotAbsolute(_)
+            ),
+            Self::Workspace { .. }
+            | Self::State(_)
+            | Self::Copy { .. }
+            | Self::Git { .. }
+            | Self::CopyGone(_)
+            | Self::NoDirectory(_)
+            | Self::Interrupted => false,
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Conversations that can be loaded again: runs of a client, each with its one session.
+//!
+//! Only reads. Must not know who may load them.
+
+use rusqlite::{OptionalExtension as _, Row, params};
+
+use super::commit::CONVERSATION;
+use super::error::ReadError;
+use super::reader::Reader;
+use crate::model::{Foreign, PoolName, RunId, SessionId};
+
+/// A conversation that is not over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredConversation {
+    /// Its session.
+    pub session: SessionId,
+    /// The run whose tasks are its prompts.
+    pub run: RunId,
+    /// The pool that works it.
+    pub pool: PoolName,
+    /// How many prompts were taken in.
+    pub prompts: u32,
+    /// The beginning of its first prompt.
+    pub first_prompt: Option<Foreign>,
+    /// Of its last prompt, what its client asked for beside the text, as
+    /// [`codec::read_spec`](super::codec::read_spec) reads it.
+    pub last_spec: Option<String>,
+    /// When it last had a prompt, or began: microseconds since the Unix epoch.
+    pub at_us: i64,
+}
+
+/// What is kept of a first prompt, in characters.
+const TITLE: u32 = 200;
+
+const COLUMNS: &str = "SELECT sessions.session, sessions.run, sessions.pool, \
+    (SELECT count(*) FROM tasks WHERE tasks.run = sessions.run), \
+    (SELECT substr(prompt, 1, ?2) FROM tasks WHERE tasks.run = sessions.run ORDER BY place LIMIT 1), \
+    (SELECT spec FROM tasks WHERE tasks.run = sessions.run ORDER BY place DESC LIMIT 1), \
+    coalesce((SELECT max(queued_at_us) FROM tasks WHERE tasks.run = sessions.run), \
+        sessions.begun_at_us) AS at_us \
+    FROM sessions JOIN runs ON runs.run = sessions.run \
+    WHERE command = ?1 AND sessions.ended_at_us IS NULL AND runs.ended_at_us IS NULL ";
+
+impl Reader {
+    /// At most `limit` conversations of a pool, after so many, the one that was used last first.
+    ///
+    /// # Errors
+    /// [`ReadError::Database`]
+    pub fn conversations(
+        &self,
+        pool: &PoolName,
+        after: u32,
+        limit: u32,
+    ) -> Result<Vec<StoredConversation>, ReadError> {
+        let mut statement = self.conn().prepare_cached(&format!(
+            "{COLUMNS} AND sessions.pool = ?3 ORDER BY at_us DESC, sessions.session \
+             LIMIT ?4 OFFSET ?5"
+        ))?;
+        let given = params![CONVERSATION, TITLE, pool.as_str(), limit, after];
+        let rows = statement.query_map(given, stored)?;
+        let found: Vec<_> = rows.collect::<Result<_, _>>()?;
+        Ok(found.into_iter().flatten().collect())
+    }
+
+    /// One of them.
+    ///
+    /// # Errors
+    /// [`ReadError::Database`]
+    pub fn conversation(
+        &self,
+        session: &SessionId,
+    ) -> Result<Option<StoredConversation>, ReadError> {
+        let mut statement = self
+            .conn()
+            .prepare_cached(&format!("{COLUMNS} AND sessions.session = ?3"))?;
+        let given = params![CONVERSATION, TITLE, session.as_str()];
+        Ok(statement.query_row(given, stored).optional()?.flatten())
+    }
+
+    /// Those that nobody has used since `before_us`.
+    ///
+    /// # Errors
+    /// [`ReadError::Database`]
+    pub fn old_conversations(&self, before_us: i64) -> Result<Vec<StoredConversation>, ReadError> {
+        let mut statement = self
+            .conn()
+            .prepare_cached(&format!("SELECT * FROM ({COLUMNS}) WHERE at_us < ?3"))?;
+        let rows = statement.query_map(params![CONVERSATION, TITLE, before_us], stored)?;
+        let found: Vec<_> = rows.collect::<Result<_, _>>()?;
+        Ok(found.into_iter().flatten().collect())
+    }
+
+    /// Where a session's stream stands: the agent's own id of it, its durable end, its bytes.
+    ///
+    /// # Errors
+    /// [`ReadError::Database`]
+    pub fn stream_of(&self, session: &SessionId) -> Result<(Option<Foreign>, u64, u64), ReadError> {
+        Ok((
+            self.agent_session(session)?,
+            self.last_seq(session)?,
+            self.session_bytes(session)?,
+        ))
+    }
+}
+
+/// `None` for ids that this program never wrote.
+fn stored(row: &Row<'_>) -> rusqlite::Result<Option<StoredConversation>> {
+    let text = |column| row.get::<_, String>(column);
+    let (session, run, pool) = (text(0)?, text(1)?, text(2)?);
+    let ids = (
+        SessionId::new(&session),
+        RunId::new(&run),
+        PoolName::new(&pool),
+    );
+    let (Ok(session), Ok(run), Ok(pool)) = ids else {
+        return Ok(None);
+    };
+    Ok(Some(StoredConversation {
+        session,
+        run,
+        pool,
+        prompts: row.get(3)?,
+        first_prompt: row.get::<_, Option<String>>(4)?.map(Foreign::new),
+        last_spec: row.get(5)?,
+        at_us: row.get(6)?,
+    }))
+}

@@ -1,0 +1,648 @@
+//! Editors: `marshal acp`, over a fleet of its own and over a daemon, with good clients and bad ones.
+
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use crate::drill::{Drill, Running, eventually};
+use crate::editor::{Editor, Says};
+
+const POLICY: &str = r#"
+schema  = 1
+name    = "asking"
+extends = ["builtin:guard"]
+default = "ask"
+
+[[rule]]
+id       = "reads"
+decision = "allow"
+tool     = "read"
+
+[[rule]]
+id       = "never-nc"
+decision = "deny"
+tool     = "shell"
+argv     = [["nc"]]
+"#;
+
+/// Every protocol that the script agent speaks.
+pub(crate) const DIALECTS: [&str; 2] = ["scaiflux", "acp"];
+
+fn drill_of(dialect: &str, size: usize, flags: &str, more: &str) -> Drill {
+    let resume = match dialect {
+        "scaiflux" => r#"resume_args = ["--resume", "{session}"]"#,
+        _ => "",
+    };
+    let drill = Drill::new(&format!(
+        r#"
+[pool.demo]
+size      = {size}
+command   = ["marshal", "script-agent", "--dialect", "{dialect}"{flags}]
+dialect   = "{dialect}"
+{resume}
+policy    = "asking"
+workspace = {{ path = "project", mode = "copy" }}
+restart   = {{ base = "20ms", max = "100ms" }}
+env       = {{ set = {{ DRILL = "MARK" }} }}
+{more}
+
+[policy.asking]
+file = "asking.toml"
+"#
+    ));
+    std::fs::write(drill.path("asking.toml"), POLICY).expect("asking.toml");
+    drill
+}
+
+pub(crate) fn drill(dialect: &str) -> Drill {
+    drill_of(dialect, 2, "", "")
+}
+
+fn daemon(drill: &Drill) -> Running {
+    let daemon = drill.start(&["up"]);
+    assert_eq!(drill.get("/healthz").0, 200);
+    daemon
+}
+
+pub(crate) fn text(drill: &Drill, query: &str) -> Vec<String> {
+    let database = drill.database();
+    let mut statement = database.prepare(query).expect(query);
+    let rows = statement
+        .query_map([], |row| row.get::<_, String>(0))
+        .expect(query);
+    rows.map(|row| row.expect("a row")).collect()
+}
+
+fn events(drill: &Drill, kind: &str) -> usize {
+    text(
+        drill,
+        &format!("SELECT kind FROM events WHERE kind = '{kind}'"),
+    )
+    .len()
+}
+
+/// The session's own copy of the workspace.
+fn copy(drill: &Drill, session: &str) -> std::path::PathBuf {
+    drill.state().join("copies").join(session)
+}
+
+fn nothing_runs(drill: &Drill) {
+    eventually(Duration::from_secs(20), "no agent is left", || {
+        drill.agents().is_empty()
+    });
+}
+
+#[test]
+fn what_the_policy_asks_goes_to_the_editor_and_what_it_denies_does_not() {
+    for dialect in DIALECTS {
+        let drill = drill(dialect);
+        let mut editor = Editor::start(&drill, "demo");
+        let session = editor.open(&drill);
+        let script = "say hello\nread README.md\nwrite a.txt one\nrun nc x";
+        assert_eq!(editor.prompt(&session, script), "end_turn");
+        let kinds = editor.kinds();
+        for kind in ["agent_message_chunk", "tool_call", "tool_call_update"] {
+            assert!(kinds.contains(&kind), "{dialect}: no {kind} in {kinds:?}");
+        }
+        assert!(editor.said().contains("hello"), "{dialect}");
+        assert_eq!(editor.asked.len(), 1, "{dialect}: {:?}", editor.asked);
+        let asked = editor.asked[0].to_string();
+        for part in ["a.txt", "allow_once", "reject_once", "no rule"] {
+            assert!(asked.contains(part), "{dialect}: no {part} in {asked}");
+        }
+        assert!(!asked.contains("_always"), "{asked}");
+        let written = std::fs::read_to_string(copy(&drill, &session).join("a.txt"));
+        assert_eq!(written.expect("allowed"), "one\n");
+
+        for says in [Says::Reject, Says::Cancelled, Says::Other, Says::Error] {
+            editor.says = says;
+            assert_eq!(editor.prompt(&session, "write no.txt two"), "end_turn");
+            assert!(!copy(&drill, &session).join("no.txt").exists(), "{says:?}");
+        }
+        let verdicts = "SELECT decision || ' ' || decided_by FROM asks ORDER BY asked_seq";
+        assert_eq!(
+            text(&drill, verdicts),
+            [
+                "allow policy",
+                "allow human",
+                "deny policy",
+                "deny human",
+                "deny human",
+                "deny human",
+                "deny human"
+            ],
+            "{dialect}"
+        );
+        assert_eq!(editor.leave(), Some(0));
+        nothing_runs(&drill);
+        drill.assert_dense();
+    }
+}
+
+#[test]
+fn a_session_is_loaded_after_the_process_has_ended_its_history_told_and_not_doubled() {
+    for dialect in DIALECTS {
+        let drill = drill(dialect);
+        let mut editor = Editor::start(&drill, "demo");
+        let session = editor.open(&drill);
+        assert_eq!(
+            editor.prompt(&session, "say one\nwrite a.txt 1"),
+            "end_turn"
+        );
+        assert_eq!(editor.prompt(&session, "say two"), "end_turn");
+        assert_eq!(editor.leave(), Some(0));
+        nothing_runs(&drill);
+        let before = text(&drill, "SELECT kind FROM events ORDER BY seq");
+
+        let mut editor = Editor::start(&drill, "demo");
+        let listed = editor.call("session/list", &json!({}));
+        let listed = &listed["result"]["sessions"][0];
+        assert_eq!(listed["sessionId"], session.as_str(), "{dialect}");
+        assert_eq!(listed["title"], "say one");
+        assert_eq!(listed["cwd"], drill.workspace().display().to_string());
+        let elsewhere = editor.call("session/list", &json!({"cwd": "/"}));
+        assert_eq!(elsewhere["result"]["sessions"], json!([]));
+
+        let reply = editor.load(&drill, &session);
+        assert_eq!(reply["result"], json!({}), "{dialect}");
+        // All of it was there before the reply.
+        let users: Vec<_> = editor
+            .updates
+            .iter()
+            .filter(|of| of["update"]["sessionUpdate"] == "user_message_chunk")
+            .map(|of| of["update"]["content"]["text"].as_str().expect("text"))
+            .collect();
+        assert_eq!(users, ["say one\nwrite a.txt 1", "say two"], "{dialect}");
+        assert!(editor.kinds().contains(&"tool_call"));
+        let said = editor.said();
+        assert!(said.contains("one") && said.contains("two"), "{said}");
+        let after = text(&drill, "SELECT kind FROM events ORDER BY seq");
+        assert_eq!(before, after, "{dialect}: loading writes nothing");
+
+        let reason = editor.prompt(&session, "recall\nread a.txt");
+        assert_eq!(reason, "end_turn");
+        let said = editor.said();
+        assert!(said.contains("say two"), "{dialect}: it remembers: {said}");
+        assert!(said.contains("`a.txt` has 2 bytes"), "{said}");
+        assert_eq!(events(&drill, "prompt_accepted"), 3, "{dialect}");
+        assert_eq!(events(&drill, "turn_ended"), 3, "{dialect}");
+        assert_eq!(drill.assert_dense(), 1);
+        assert_eq!(editor.leave(), Some(0));
+    }
+}
+
+#[test]
+fn resume_tells_no_history_and_close_lets_the_session_be_loaded_again() {
+    let drill = drill("acp");
+    let mut editor = Editor::start(&drill, "demo");
+    let session = editor.open(&drill);
+    editor.prompt(&session, "say one");
+    let of = json!({"sessionId": session});
+    assert_eq!(editor.call("session/close", &of)["result"], json!({}));
+    nothing_runs(&drill);
+    let gone = editor.call(
+        "session/prompt",
+        &json!({"sessionId": session, "prompt": []}),
+    );
+    assert_eq!(gone["error"]["code"], -32002, "{gone}");
+    editor.updates.clear();
+    let params = json!({"sessionId": session, "cwd": drill.workspace(), "mcpServers": []});
+    assert_eq!(editor.call("session/resume", &params)["result"], json!({}));
+    assert!(editor.updates.is_empty(), "{:?}", editor.updates);
+    let twice = editor.load(&drill, &session);
+    assert_eq!(twice["error"]["code"], -32602, "{twice}");
+    editor.prompt(&session, "recall");
+    assert!(editor.said().contains("say one"));
+}
+
+#[test]
+fn a_cancel_ends_the_turn_and_what_waits_and_denies_what_is_asked() {
+    for dialect in DIALECTS {
+        let drill = drill(dialect);
+        let mut editor = Editor::start(&drill, "demo");
+        let session = editor.open(&drill);
+        editor.cancel(&session); // of nothing
+        editor.cancel("no-such-session");
+        let turn = editor.begin(&session, "say begun\nsleep 60s");
+        let waiting = editor.begin(&session, "say never");
+        editor.until("it has begun", |editor| !editor.updates.is_empty());
+        editor.cancel(&session);
+        let began = Instant::now();
+        for id in [turn, waiting] {
+            assert_eq!(editor.reply(id)["result"]["stopReason"], "cancelled");
+        }
+        assert!(began.elapsed() < Duration::from_secs(10), "{dialect}");
+
+        editor.says = Says::Nothing;
+        let asks = editor.begin(&session, "write no.txt x");
+        editor.until("it is asked", |editor| !editor.asked.is_empty());
+        editor.cancel(&session);
+        assert_eq!(editor.reply(asks)["result"]["stopReason"], "cancelled");
+        let verdict = "SELECT decision || ' ' || decided_by FROM asks";
+        assert_eq!(text(&drill, verdict), ["deny gone"], "{dialect}");
+        assert!(!copy(&drill, &session).join("no.txt").exists());
+        editor.said();
+        assert_eq!(editor.prompt(&session, "say after"), "end_turn");
+        let said = editor.said();
+        assert!(said.contains("after") && !said.contains("never"), "{said}");
+    }
+}
+
+#[test]
+fn nobody_who_answers_in_time_is_a_deny() {
+    let drill = drill_of("acp", 1, "", "ask = { timeout = \"300ms\" }");
+    let mut editor = Editor::start(&drill, "demo");
+    editor.says = Says::Nothing;
+    let session = editor.open(&drill);
+    assert_eq!(
+        editor.prompt(&session, "write no.txt x\nsay on"),
+        "end_turn"
+    );
+    assert_eq!(editor.asked.len(), 1);
+    assert!(editor.said().contains("on"));
+    let verdict = "SELECT decision || ' ' || decided_by FROM asks";
+    assert_eq!(text(&drill, verdict), ["deny timeout"]);
+}
+
+#[test]
+fn a_child_that_crashes_loses_its_turn_and_the_session_goes_on_where_it_was() {
+    for dialect in DIALECTS {
+        let drill = drill(dialect);
+        let mut editor = Editor::start(&drill, "demo");
+        let session = editor.open(&drill);
+        editor.prompt(&session, "say one\nwrite kept.txt 1");
+        let crash = editor.begin(&session, "crash kill");
+        let next = editor.begin(&session, "recall\nread kept.txt");
+        let lost = editor.reply(crash);
+        assert_eq!(lost["error"]["code"], -32603, "{dialect}: {lost}");
+        editor.said();
+        let reply = editor.reply(next);
+        assert_eq!(reply["result"]["stopReason"], "end_turn", "{dialect}");
+        let said = editor.said();
+        assert!(said.contains("say one"), "{dialect}: {said}");
+        assert!(said.contains("`kept.txt` has 2 bytes"), "{said}");
+        assert!(!said.contains("[marshal]"), "{said}");
+        assert_eq!(drill.assert_dense(), 1);
+        assert_eq!(events(&drill, "child_started"), 2);
+    }
+}
+
+#[test]
+fn an_agent_that_cannot_load_goes_on_in_the_same_files_and_the_user_is_told() {
+    let drill = drill_of("acp", 1, ", \"--forget\"", "");
+    let mut editor = Editor::start(&drill, "demo");
+    let session = editor.open(&drill);
+    editor.prompt(&session, "say one\nwrite kept.txt 1");
+    let crash = editor.begin(&session, "crash");
+    assert!(editor.reply(crash)["error"].is_object());
+    editor.said();
+    assert_eq!(editor.prompt(&session, "recall\nread kept.txt"), "end_turn");
+    let said = editor.said();
+    assert!(
+        said.contains("[marshal] The agent could not load"),
+        "{said}"
+    );
+    assert!(said.contains("`kept.txt` has 2 bytes"), "{said}");
+    assert!(!said.contains("say one"), "{said}");
+    assert_eq!(drill.assert_dense(), 1);
+}
+
+#[test]
+fn only_directories_of_the_workspace_are_opened_and_nothing_is_passed_inside() {
+    let drill = drill("acp");
+    let mut editor = Editor::start(&drill, "demo");
+    let new = |editor: &mut Editor, params| editor.call("session/new", &params);
+    std::os::unix::fs::symlink("/etc", drill.workspace().join("away")).expect("a link");
+    let outside = [
+        "/".to_owned(),
+        drill.state().display().to_string(),
+        drill.workspace().join("..").display().to_string(),
+        drill.workspace().join("away").display().to_string(),
+        drill.workspace().join("missing").display().to_string(),
+        "project".to_owned(),
+    ];
+    for cwd in outside {
+        let reply = new(&mut editor, json!({"cwd": cwd, "mcpServers": []}));
+        assert_eq!(reply["error"]["code"], -32602, "{cwd}: {reply}");
+    }
+    let server = json!({"name": "x", "command": "y", "args": [], "env": []});
+    let reply = new(
+        &mut editor,
+        json!({"cwd": drill.workspace(), "mcpServers": [server]}),
+    );
+    assert_eq!(reply["error"]["code"], -32602, "{reply}");
+    let inside = json!({"cwd": drill.workspace().join("src"), "mcpServers": []});
+    let reply = new(&mut editor, inside);
+    let session = reply["result"]["sessionId"].as_str().expect("opened");
+    let session = session.to_owned();
+    assert_eq!(editor.prompt(&session, "list .\nread lib.rs"), "end_turn");
+    let said = editor.said();
+    assert!(
+        said.contains("`.` has 1 entries") || said.contains("has 1 entr"),
+        "{said}"
+    );
+    let verdicts = text(&drill, "SELECT decision FROM asks");
+    assert_eq!(verdicts, ["allow", "allow"], "paths are judged from there");
+}
+
+#[test]
+fn what_is_no_message_or_no_method_is_answered_and_changes_nothing() {
+    let drill = drill("acp");
+    let mut editor = Editor::silent(&drill, "demo");
+    let early = editor.call("session/new", &json!({"cwd": "/", "mcpServers": []}));
+    assert_eq!(early["error"]["code"], -32600, "{early}");
+    let hello = editor.call("initialize", &json!({"protocolVersion": 7}));
+    assert_eq!(hello["result"]["protocolVersion"], 1, "{hello}");
+    for (line, code) in [
+        ("not json\n", -32700),
+        ("{\"id\":1,\n", -32700),
+        ("[{\"id\":1,\"method\":\"initialize\"}]\n", -32600),
+        ("7\n", -32600),
+        ("{\"jsonrpc\":\"2.0\"}\n", -32600),
+    ] {
+        editor.write(line.as_bytes());
+        let reply = editor.reply(serde_json::Value::Null);
+        assert_eq!(reply["error"]["code"], code, "{line}");
+    }
+    editor.write(b"\xff\xfe{}\n");
+    let reply = editor.reply(serde_json::Value::Null);
+    assert_eq!(reply["error"]["code"], -32700);
+    for (method, params, code) in [
+        ("session/fly", json!({}), -32601),
+        ("fs/read_text_file", json!({}), -32601),
+        ("session/cancel", json!({"sessionId": "x"}), -32601),
+        ("authenticate", json!({"methodId": "x"}), -32602),
+        (
+            "session/set_mode",
+            json!({"sessionId": "x", "modeId": "y"}),
+            -32602,
+        ),
+        (
+            "session/prompt",
+            json!({"sessionId": "x", "prompt": []}),
+            -32002,
+        ),
+        ("session/close", json!({"sessionId": "x"}), -32002),
+        ("session/prompt", json!({"prompt": []}), -32602),
+        ("session/prompt", json!([1]), -32602),
+        ("session/list", json!({"cursor": "x"}), -32602),
+    ] {
+        let reply = editor.call(method, &params);
+        assert_eq!(reply["error"]["code"], code, "{method}: {reply}");
+    }
+    for id in ["no-such-session", "../x", "latest"] {
+        let reply = editor.load(&drill, id);
+        assert_eq!(reply["error"]["code"], -32002, "{id}: {reply}");
+    }
+    // A reply to nothing, an answer to nobody's question, unknown notifications.
+    editor.write(
+        b"{\"id\":1,\"result\":{\"outcome\":{\"outcome\":\"selected\",\"optionId\":\"allow\"}}}\n",
+    );
+    editor.notify("$/cancel_request", &json!({"requestId": 1}));
+    editor.notify("_their/own", &json!({}));
+    let session = editor.open(&drill);
+    let image = json!({"sessionId": session, "prompt": [{"type": "image", "data": "x"}]});
+    let reply = editor.call("session/prompt", &image);
+    assert_eq!(reply["error"]["code"], -32602, "{reply}");
+    assert_eq!(editor.prompt(&session, "say fine"), "end_turn");
+    assert_eq!(editor.leave(), Some(0));
+}
+
+#[test]
+fn prompts_wait_in_their_order_and_too_many_are_refused() {
+    let drill = drill("acp");
+    let mut editor = Editor::start(&drill, "demo");
+    let session = editor.open(&drill);
+    let first = editor.begin(&session, "say begun\nsleep 1500ms");
+    editor.until("it has begun", |editor| !editor.updates.is_empty());
+    let others: Vec<_> = (0..20)
+        .map(|n| editor.begin(&session, &format!("say number-{n}.")))
+        .collect();
+    let mut refused = 0;
+    assert_eq!(editor.reply(first)["result"]["stopReason"], "end_turn");
+    for id in others {
+        let reply = editor.reply(id);
+        if reply["error"].is_object() {
+            refused += 1;
+            let message = reply["error"]["message"].as_str().expect("a message");
+            assert!(message.contains("16 prompts"), "{message}");
+        }
+    }
+    assert_eq!(refused, 4);
+    let said = editor.said();
+    let places: Vec<_> = (0..16)
+        .map(|n| said.find(&format!("number-{n}.")).expect("said"))
+        .collect();
+    assert!(places.is_sorted(), "{said}");
+}
+
+#[test]
+fn an_endless_line_ends_the_connection_and_leaves_nothing() {
+    let drill = drill("acp");
+    let mut editor = Editor::start(&drill, "demo");
+    let session = editor.open(&drill);
+    editor.begin(&session, "say begun\nsleep 60s");
+    editor.until("it has begun", |editor| !editor.updates.is_empty());
+    let chunk = vec![b'x'; 1 << 20];
+    for _ in 0..9 {
+        editor.write(&chunk);
+    }
+    let reply = editor.reply(serde_json::Value::Null);
+    assert_eq!(reply["error"]["code"], -32600);
+    assert_eq!(editor.wait(), Some(1));
+    nothing_runs(&drill);
+}
+
+#[test]
+fn an_editor_that_goes_in_mid_turn_leaves_no_process_and_a_session_that_can_be_loaded() {
+    for how in ["EOF", "TERM", "KILL"] {
+        let drill = drill("acp");
+        let mut editor = Editor::start(&drill, "demo");
+        let session = editor.open(&drill);
+        editor.says = Says::Nothing;
+        editor.begin(&session, "say begun\nwrite no.txt x");
+        editor.until("it is asked", |editor| !editor.asked.is_empty());
+        match how {
+            "EOF" => editor.hang_up(),
+            signal => {
+                let pid = editor.child.id().to_string();
+                let sent = std::process::Command::new("kill")
+                    .args(["-s", signal, &pid])
+                    .status();
+                assert!(sent.expect("kill").success());
+            }
+        }
+        editor.wait();
+        nothing_runs(&drill);
+
+        let mut editor = Editor::start(&drill, "demo");
+        assert_eq!(editor.load(&drill, &session)["result"], json!({}), "{how}");
+        let verdict = "SELECT decision || ' ' || decided_by FROM asks";
+        assert_eq!(text(&drill, verdict), ["deny gone"], "{how}");
+        editor.said();
+        assert_eq!(editor.prompt(&session, "recall"), "end_turn", "{how}");
+        assert!(editor.said().contains("say begun"), "{how}");
+        assert!(!copy(&drill, &session).join("no.txt").exists());
+        let open = "SELECT id FROM tasks WHERE state <> 'ended'";
+        assert!(text(&drill, open).is_empty(), "{how}");
+        drill.assert_dense();
+    }
+}
+
+#[test]
+fn a_daemon_serves_several_editors_each_in_a_slot_and_frees_it_when_they_go() {
+    let drill = drill_of("acp", 1, "", "");
+    let mut daemon = daemon(&drill);
+    let mut first = Editor::start(&drill, "demo");
+    let session = first.open(&drill);
+    first.prompt(&session, "say one");
+    let mut second = Editor::start(&drill, "demo");
+    let taken = second.load(&drill, &session);
+    let message = taken["error"]["message"].as_str().expect("a message");
+    assert!(message.contains("open in another client"), "{message}");
+    let began = Instant::now();
+    let refused = second.try_open(&drill);
+    let message = refused["error"]["message"].as_str().expect("a message");
+    assert!(
+        message.contains("no slot of pool demo came free"),
+        "{message}"
+    );
+    assert!(began.elapsed() < Duration::from_secs(20));
+    // One that waits gets the slot as soon as it is free.
+    let params = json!({"cwd": drill.workspace(), "mcpServers": []});
+    let waits = second.request("session/new", &params);
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(!second.has_reply(waits));
+    first.child.kill().expect("kill -9");
+    let reply = second.reply(waits);
+    let other = reply["result"]["sessionId"].as_str().expect("opened");
+    let other = other.to_owned();
+    assert_eq!(second.prompt(&other, "recall\nsay two"), "end_turn");
+    assert!(!second.said().contains("say one"), "a session of its own");
+    // Tasks wait for the slot like anybody.
+    let page = drill.get("/metrics").1;
+    assert!(page.contains("marshal_permission"), "{page}");
+    daemon.signal("TERM");
+    assert_eq!(daemon.wait(Duration::from_secs(20)), Some(0));
+    nothing_runs(&drill);
+    let lost = second.begin(&other, "say three");
+    assert!(second.reply(lost)["error"].is_object());
+    assert_eq!(second.leave(), Some(0));
+}
+
+#[test]
+fn a_daemon_that_is_killed_is_told_to_the_editor_and_its_successor_loads_the_session() {
+    let drill = drill("scaiflux");
+    let mut killed = daemon(&drill);
+    let mut editor = Editor::start(&drill, "demo");
+    let session = editor.open(&drill);
+    editor.prompt(&session, "say one");
+    let turn = editor.begin(&session, "say begun\nsleep 60s");
+    editor.until("it has begun", |editor| editor.said_so("begun"));
+    killed.signal("KILL");
+    killed.wait(Duration::from_secs(5));
+    let lost = editor.reply(turn);
+    let message = lost["error"]["message"].as_str().expect("a message");
+    assert!(message.contains("broke off"), "{message}");
+    nothing_runs(&drill);
+    let _daemon = daemon(&drill);
+    assert_eq!(editor.load(&drill, &session)["result"], json!({}));
+    editor.said();
+    assert_eq!(editor.prompt(&session, "recall"), "end_turn");
+    assert!(editor.said().contains("say one"));
+    let states = text(
+        &drill,
+        "SELECT coalesce(outcome, state) FROM tasks ORDER BY place",
+    );
+    assert_eq!(states, ["done", "lost", "done"]);
+    drill.assert_dense();
+}
+
+#[test]
+fn a_pool_whose_slots_are_parked_says_so() {
+    let drill = drill_of("acp", 1, ", \"--protocol\", \"2\"", "");
+    let mut editor = Editor::start(&drill, "demo");
+    let session = editor.open(&drill);
+    let id = editor.begin(&session, "say never");
+    let reply = editor.reply(id);
+    let message = reply["error"]["message"].as_str().expect("a message");
+    assert!(message.contains("protocol version 2"), "{message}");
+    let id = editor.begin(&session, "say never");
+    let reply = editor.reply(id);
+    let message = reply["error"]["message"].as_str().expect("a message");
+    assert!(message.contains("is parked"), "{message}");
+    let began = Instant::now();
+    let refused = editor.try_open(&drill);
+    let message = refused["error"]["message"].as_str().expect("a message");
+    assert!(
+        message.contains("every slot of pool demo is parked"),
+        "{message}"
+    );
+    assert!(began.elapsed() < Duration::from_secs(5), "at once");
+}
+
+#[test]
+fn an_editor_that_never_reads_holds_nothing_but_a_bounded_memory() {
+    let drill = drill("acp");
+    let _daemon = daemon(&drill);
+    let mut deaf = drill
+        .command(&["acp", "--pool", "demo"])
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .expect("marshal starts");
+    let mut other = Editor::start(&drill, "demo");
+    // Its words are written blindly; the session's id comes from the journal.
+    let mut stdin = deaf.stdin.take().expect("stdin");
+    let mut write = |value: serde_json::Value| {
+        use std::io::Write as _;
+        writeln!(stdin, "{value}").expect("written");
+    };
+    write(json!({"id": 1, "method": "initialize", "params": {"protocolVersion": 1}}));
+    let cwd = drill.workspace();
+    write(json!({"id": 2, "method": "session/new", "params": {"cwd": cwd, "mcpServers": []}}));
+    let mut session = String::new();
+    eventually(Duration::from_secs(10), "a session", || {
+        session = text(&drill, "SELECT session FROM sessions")
+            .pop()
+            .unwrap_or_default();
+        !session.is_empty()
+    });
+    // The row is there a little before the reply to session/new is.
+    std::thread::sleep(Duration::from_secs(1));
+    let prompt = json!([{"type": "text", "text": "flood 20000 1000"}]);
+    write(
+        json!({"id": 3, "method": "session/prompt", "params": {"sessionId": session, "prompt": prompt}}),
+    );
+    eventually(Duration::from_secs(60), "the flood is journalled", || {
+        events(&drill, "turn_ended") > 0
+    });
+    let status = std::fs::read_to_string(format!("/proc/{}/status", deaf.id())).expect("status");
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let peak = peak.and_then(|of| of.trim().trim_end_matches(" kB").parse::<u64>().ok());
+    let peak = peak.expect("VmHWM");
+    assert!(
+        peak < 150 << 10,
+        "{peak} KiB for an editor that does not read"
+    );
+    // Nobody else is held up.
+    let own = other.open(&drill);
+    assert_eq!(other.prompt(&own, "say hello"), "end_turn");
+    deaf.kill().expect("killed");
+    deaf.wait().expect("reaped");
+}
+
+#[test]
+fn logs_never_reach_standard_output() {
+    let drill = drill("acp");
+    let mut editor = Editor::start(&drill, "demo");
+    let session = editor.open(&drill);
+    // Its reader takes nothing but JSON.
+    editor.prompt(&session, "garbage 3\nsay x");
+    assert_eq!(editor.leave(), Some(0));
+    let log = std::fs::read_to_string(drill.path("editor.log")).expect("a log");
+    assert!(log.contains("using configuration"), "{log}");
+    let other = drill.run(&["acp", "--pool", "nobody"]);
+    assert_eq!(other.code, Some(2), "{}", other.all());
+    assert_eq!(other.stdout, "");
+}
