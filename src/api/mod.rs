@@ -24,4 +24,6 @@ pub use service::{Fleet, Refusal};
 #[cfg(test)]
 mod session_events_tests;
 #[cfg(test)]
+mod terminals;
+#[cfg(test)]
 pub(crate) mod testing;

@@ -284,7 +284,7 @@ pub(crate) fn hostile(evil: &str) -> (TaskReport, Vec<Notice>) {
         },
     ];
     let at = slot(0);
-    let events = hostile_events(evil, &task);
+    let events = [hostile_events(evil, &task), super::terminals::hostile(evil)].concat();
     notices.extend(events.into_iter().map(|e| event(&at, &session, &task, e)));
     (full, notices)
 }

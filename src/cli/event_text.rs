@@ -4,7 +4,7 @@
 
 use crate::journal::StoredEvent;
 use crate::model::foreign::show;
-use crate::model::{Event, Verdict};
+use crate::model::{Event, Foreign, Verdict};
 
 /// The least that is shown of what an event says, in columns.
 const LEAST: usize = 40;
@@ -123,6 +123,9 @@ fn says(event: &Event) -> String {
             Some(status) => format!("{status}: {}", output.raw()),
             None => output.raw().to_owned(),
         },
+        Event::TerminalStarted { .. }
+        | Event::TerminalOutput { .. }
+        | Event::TerminalEnded { .. } => of_terminal(event),
         other => of_session(other),
     }
 }
@@ -165,6 +168,30 @@ fn of_session(event: &Event) -> String {
             format!("by {how}, {replayed} messages of its past not told again")
         }
         Event::SessionFresh { instead_of, why } => format!("instead of {instead_of}: {why}"),
+        _ => String::new(),
+    }
+}
+
+fn of_terminal(event: &Event) -> String {
+    match event {
+        Event::TerminalStarted {
+            terminal,
+            argv,
+            cwd,
+        } => {
+            let words: Vec<_> = argv.iter().map(Foreign::raw).collect();
+            format!("{terminal} in {}: {}", cwd.raw(), words.join(" "))
+        }
+        Event::TerminalOutput { terminal, delta } => format!("{terminal}: {}", delta.raw()),
+        Event::TerminalEnded {
+            terminal,
+            status,
+            wrote,
+            ..
+        } => {
+            let how = status.map_or_else(|| "lost".to_owned(), |status| status.to_string());
+            format!("{terminal} {how}, {wrote} bytes")
+        }
         _ => String::new(),
     }
 }

@@ -377,10 +377,10 @@ fn server(item: &Item<'_>, routed: &mut Vec<(Place, String)>) -> Option<McpServe
         ServerKind::Stdio,
         |found: super::table::Found<ServerKind>| found.value,
     );
-    let command = section.text("command");
+    let command = section.item("command").and_then(|item| item.text());
     let args = section.texts("args");
     let env = env(&section);
-    let route = section.text("route");
+    let route = section.item("route").and_then(|item| item.text());
     let path = section.item("path").and_then(|path| {
         let found = path.text_like(PATH_PATTERN)?;
         let fits = found.value.starts_with('/')

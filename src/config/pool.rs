@@ -19,8 +19,8 @@ use super::sandbox;
 use super::ssh;
 use super::table::{Found, Item, Ledger, Place, Section, one_of, word};
 use super::types::{
-    AsksFor, DialectName, Guard, Launcher, Network, OnCrash, OnUnaskedDeny, Pool, Route, RoutePort,
-    Sandbox, SessionScope, Workspace, WorkspaceMode, unknown_route,
+    AsksFor, ClientFs, DialectName, Guard, Launcher, Network, OnCrash, OnUnaskedDeny, Pool, Route,
+    RoutePort, Sandbox, SessionScope, Workspace, WorkspaceMode, unknown_route,
 };
 use super::waits;
 use crate::limits;
@@ -32,7 +32,8 @@ word!(
     WorkspaceMode,
     SessionScope,
     Guard,
-    OnUnaskedDeny
+    OnUnaskedDeny,
+    ClientFs
 );
 
 /// Policies that are built in.
@@ -103,6 +104,8 @@ struct Blame {
     env: Place,
     guard: Option<Place>,
     guard_off: Option<Place>,
+    /// Of `client_fs` and `client_terminal`.
+    client: [Option<Place>; 2],
     mode: Place,
     path: Place,
     attempts_faulty: bool,
@@ -132,6 +135,7 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
     let launcher = section.word("launcher", &["bwrap", "container", "pty"]);
     let guard = section.word("guard", &[]);
     let guard_off = section.boolean("guard_off");
+    let (client_fs, client_terminal, client) = client(&section);
     let attempts = section.integer("attempts", 1..=limits::ATTEMPTS);
     let (workspace, path, mode) = workspace(&section, context.dir);
     let (restart, on_crash) = waits::restart(&section.section("restart"));
@@ -148,6 +152,7 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         env: section.section("env").section("set").place,
         guard: guard.as_ref().map(|found| found.place.clone()),
         guard_off: guard_off.as_ref().map(|found| found.place.clone()),
+        client,
         mode,
         path: path.clone(),
         attempts_faulty: attempts.is_none() && section.item("attempts").is_some(),
@@ -204,6 +209,8 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         guard: value(guard, Guard::PolicyAndSandbox),
         guard_off: value(guard_off, false),
         on_unasked_deny: value(section.word("on_unasked_deny", &[]), OnUnaskedDeny::Report),
+        client_fs,
+        client_terminal,
     };
     section.close(LATER_KEYS, ELSEWHERE);
     agree(ledger, &pool, &blame, context);
@@ -221,6 +228,17 @@ const fn open_network(launcher: Launcher) -> Network {
         Launcher::Unshare => Network::None,
         Launcher::None | Launcher::Ssh => Network::Host,
     }
+}
+
+/// What an agent may have its client do, and where the keys stand.
+fn client(section: &Section<'_>) -> (ClientFs, bool, [Option<Place>; 2]) {
+    let files = section.word("client_fs", &[]);
+    let terminal = section.boolean("client_terminal");
+    let places = [
+        files.as_ref().map(|found| found.place.clone()),
+        terminal.as_ref().map(|found| found.place.clone()),
+    ];
+    (value(files, ClientFs::None), value(terminal, false), places)
 }
 
 fn value<T>(found: Option<Found<T>>, default: T) -> T {
@@ -490,6 +508,7 @@ fn agree(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Context<'_>) {
         let mode = pool.mode.as_deref().zip(blame.acp_mode.as_ref());
         acp::mode_asks(ledger, mode, &pool.acp);
     }
+    client_methods_can_be_had(ledger, pool, blame);
     routes_lead_somewhere(ledger, pool, blame);
     home_files_are_not_its_own(ledger, pool, blame);
     if context.found {
@@ -497,6 +516,43 @@ fn agree(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Context<'_>) {
     }
     if pool.launcher == Launcher::Unshare {
         program_is_inside(ledger, pool, blame, context);
+    }
+}
+
+/// What an agent has its client do is done inside its walls, and asked for in a protocol that has
+/// words for it.
+fn client_methods_can_be_had(ledger: &Ledger, pool: &Pool, blame: &Blame) {
+    let [files, terminal] = &blame.client;
+    let wanted = [
+        ("client_fs", pool.client_fs != ClientFs::None, files),
+        ("client_terminal", pool.client_terminal, terminal),
+    ];
+    for (key, is_on, place) in wanted {
+        let (true, Some(place)) = (is_on, place) else {
+            continue;
+        };
+        if pool.dialect != DialectName::Acp {
+            let message = format!(
+                "{key} needs dialect = \"acp\": {} has no such methods",
+                pool.dialect
+            );
+            ledger.fault(place, message, None);
+        }
+        if pool.launcher != Launcher::Unshare {
+            let message = format!(
+                "{key} needs a sandbox of this host: with launcher = \"{}\" nothing holds what is done for the agent to its workspace",
+                pool.launcher
+            );
+            ledger.fault(place, message, None);
+        }
+    }
+    if let Some(place) = files
+        && pool.client_fs == ClientFs::Write
+        && pool.workspace.mode == WorkspaceMode::Ro
+    {
+        let message = "client_fs = \"write\" needs a workspace that can be written: files are written behind the agent's own walls";
+        let help = Some("use client_fs = \"read\", or mode \"copy\"".to_owned());
+        ledger.fault(place, message, help);
     }
 }
 

@@ -252,6 +252,8 @@ fn pool(pool: &Pool) -> Shown {
         guard,
         guard_off,
         on_unasked_deny,
+        client_fs,
+        client_terminal,
     } = pool;
     let mut table = Shown::new(&["pool", name.as_str()]);
     table.put("size", i64::from(*size));
@@ -291,6 +293,8 @@ fn pool(pool: &Pool) -> Shown {
     table.put("guard", guard.word());
     table.put("guard_off", *guard_off);
     table.put("on_unasked_deny", on_unasked_deny.word());
+    table.put("client_fs", client_fs.word());
+    table.put("client_terminal", *client_terminal);
     if far.is_none() {
         ssh::files_of(&mut table, workspace, home_files);
     }

@@ -18,7 +18,7 @@ pub use super::route::{
 pub use super::ssh::{FarMode, FarNetwork, FarWalls, Ssh};
 use crate::limits;
 pub use crate::model::OnTimeout;
-use crate::model::{PoolName, words};
+use crate::model::{ClientOffers, PoolName, words};
 
 /// The whole configuration.
 #[derive(Debug, Clone)]
@@ -213,6 +213,18 @@ words!(
     }
 );
 
+impl Pool {
+    /// What its agents' client offers them.
+    #[must_use]
+    pub fn client_offers(&self) -> ClientOffers {
+        ClientOffers {
+            read: self.client_fs != ClientFs::None,
+            write: self.client_fs == ClientFs::Write,
+            terminal: self.client_terminal,
+        }
+    }
+}
+
 impl DialectName {
     /// Whether a session is loaded again by an argument of the command, not by a message.
     #[must_use]
@@ -223,6 +235,18 @@ impl DialectName {
         }
     }
 }
+
+words!(
+    /// Which files an agent may have its client read and write.
+    ClientFs {
+        /// None: the methods are not offered.
+        None = "none",
+        /// Reading is offered.
+        Read = "read",
+        /// Reading and writing are.
+        Write = "write",
+    }
+);
 
 words!(
     /// How `/proc` looks inside.
@@ -315,6 +339,10 @@ pub struct Pool {
     pub guard_off: bool,
     /// What a denied unasked call brings about.
     pub on_unasked_deny: OnUnaskedDeny,
+    /// Which files the agent may have us read and write for it.
+    pub client_fs: ClientFs,
+    /// Whether it may have us run commands for it.
+    pub client_terminal: bool,
 }
 
 /// A program that was found on this host.

@@ -17,7 +17,9 @@ use std::time::{Duration, Instant};
 
 use crate::config::{self, DialectName};
 use crate::limits;
-use crate::model::{AgentInfo, Answer, Ask, AskKey, Event, Foreign};
+use crate::model::{
+    AgentInfo, Answer, Ask, AskKey, ClientAnswer, ClientCall, ClientOffers, Event, Foreign,
+};
 
 /// How a session begins in a new channel.
 #[derive(Debug, Clone, Default)]
@@ -35,6 +37,8 @@ pub struct Opening {
     pub control: Option<Duration>,
     /// How long it may say nothing between turns before it is asked whether it is there.
     pub keepalive: Option<Duration>,
+    /// What we do for the agent, where the protocol has words for it.
+    pub offers: ClientOffers,
 }
 
 /// A file of the workspace that belongs to a prompt.
@@ -83,6 +87,13 @@ pub enum Command {
         key: AskKey,
         /// What to say.
         answer: Answer,
+    },
+    /// Answer a request to the client.
+    Client {
+        /// Which one.
+        key: AskKey,
+        /// What to say.
+        answer: ClientAnswer,
     },
     /// Say goodbye: the first step of the stop ladder. The dialect may also ask for its stdin to
     /// be closed.
@@ -146,6 +157,15 @@ pub enum Effect {
     Ready(AgentInfo),
     /// The agent asks for permission.
     Ask(Ask),
+    /// The agent wants us to do something for it.
+    Client {
+        /// The request: what its answer must carry.
+        key: AskKey,
+        /// What it wants.
+        call: ClientCall,
+        /// What is judged and put on record first; `None`: it is about what was judged before.
+        ask: Option<Box<Ask>>,
+    },
     /// The agent withdrew a request: it must not be answered any more.
     Withdrawn(AskKey),
     /// The dialect itself ends the running turn: the agent could not be told otherwise that

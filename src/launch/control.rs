@@ -13,7 +13,7 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
-use tokio::io::Interest;
+use tokio::io::{AsyncWriteExt as _, Interest};
 use tokio::net::UnixStream;
 
 use crate::limits::POOL_ROUTES;
@@ -25,19 +25,29 @@ pub(super) fn send_start(
     message: &[u8],
     descriptors: &[BorrowedFd<'_>],
 ) -> io::Result<()> {
+    let sent = send_first(socket, message, descriptors)?;
+    socket.write_all(&message[sent..])
+}
+
+/// Sends as much of the first message as the socket takes, descriptors beside its first byte; how
+/// many bytes went.
+pub(super) fn send_first(
+    socket: &StdStream,
+    message: &[u8],
+    descriptors: &[BorrowedFd<'_>],
+) -> io::Result<usize> {
     let mut space =
         vec![MaybeUninit::uninit(); SendAncillaryMessage::ScmRights(descriptors).size()];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
         return Err(io::Error::other("too many descriptors for one message"));
     }
-    let sent = sendmsg(
+    Ok(sendmsg(
         socket,
         &[IoSlice::new(message)],
         &mut control,
         SendFlags::NOSIGNAL,
-    )?;
-    socket.write_all(&message[sent..])
+    )?)
 }
 
 /// The socket after the start.
@@ -62,6 +72,11 @@ impl Control {
             buffer: Vec::new(),
             descriptors: Vec::new(),
         })
+    }
+
+    /// Sends the rest of a message that was begun.
+    pub(super) async fn send(&mut self, rest: &[u8]) -> io::Result<()> {
+        self.stream.write_all(rest).await
     }
 
     /// The next report, or `None` when there will be none. Nothing is lost if this is dropped.

@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 
 use super::keeper::{self, Ended, KeeperHandle};
 use super::once::{self, Finished, RunError};
-use super::{LaunchPlan, SpawnError, Spawner};
+use super::{Door, LaunchPlan, SpawnError, Spawner};
 use crate::config::StopWaits;
 
 /// A child that runs and has its keeper. Dropping the handle kills everything of it.
@@ -32,6 +32,8 @@ pub struct Child {
     pub ended: oneshot::Receiver<Ended>,
     /// What an operator should know, a sentence each.
     pub notes: Vec<String>,
+    /// The way into its walls, if they were planned with one.
+    pub door: Option<Door>,
     /// Sockets that listen inside its walls, in the order of its plan's ports.
     pub listeners: Vec<TcpListener>,
 }
@@ -73,6 +75,7 @@ impl Host for Spawner {
                 keeper,
                 ended,
                 notes: launched.notes,
+                door: launched.door,
                 listeners: launched.listeners,
             })
         })

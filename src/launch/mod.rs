@@ -12,6 +12,7 @@
 //! whoever drops a process has ended it. Must not know protocols, and not what walls are made of.
 
 mod control;
+mod door;
 mod error;
 mod host;
 mod keeper;
@@ -21,6 +22,7 @@ pub mod ssh;
 mod survivors;
 
 pub use crate::wire::shim::{Failure as WallsFailure, Limits, ShimPlan, Stage};
+pub use door::{Door, Errand, FileError, Running};
 pub use error::SpawnError;
 pub use host::{Awaited, Child, Host};
 pub use keeper::{Ended, KeeperHandle, Ordered, Orders, Step, start as keep};

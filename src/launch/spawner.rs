@@ -23,7 +23,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use super::control::{self, Control};
-use super::{LaunchPlan, SpawnError, Walls};
+use super::{Door, LaunchPlan, SpawnError, Walls};
 use crate::limits;
 use crate::wire::shim::{self, ARG0_LEASH, ARG0_OUTER, MARKER, Program, Report, Start, VERSION};
 
@@ -50,6 +50,8 @@ pub struct Launched {
     pub marker: String,
     /// What an operator should know, a sentence each.
     pub notes: Vec<String>,
+    /// The way into its walls, if they were planned with one.
+    pub door: Option<Door>,
     /// Sockets that listen inside the walls, in the order of [`super::ShimPlan::listen`].
     pub listeners: Vec<TcpListener>,
     /// The process, for its keeper. Dropped, it is the order to end everything.
@@ -234,8 +236,12 @@ fn fork(
             limits: plan.limits,
         },
         walls,
+        no_links: false,
     })?;
-    start_helper(executable, arg0, &marker, &message, thread).map_err(SpawnError::Fork)
+    let door = matches!(&plan.walls, Walls::Shim(walls) if walls.door);
+    let door = door.then(|| Door::make(&marker)).transpose();
+    door.and_then(|door| start_helper(executable, arg0, &marker, &message, door, thread))
+        .map_err(SpawnError::Fork)
 }
 
 fn start_helper(
@@ -243,6 +249,7 @@ fn start_helper(
     arg0: &str,
     marker: &str,
     message: &[u8],
+    door: Option<(Door, OwnedFd)>,
     thread: mpsc::Sender<Job>,
 ) -> io::Result<Launched> {
     let (agent_stdin, stdin) = pipe_with(PipeFlags::CLOEXEC)?;
@@ -263,11 +270,13 @@ fn start_helper(
     drop(command);
     // A helper reads at once; one that does not must not hold up all other children's starts.
     ours.set_write_timeout(Some(limits::KILL_HELPER))?;
-    let sent = [
+    let (door, pid_1s_end) = door.unzip();
+    let mut sent = vec![
         agent_stdin.as_fd(),
         agent_stdout.as_fd(),
         agent_stderr.as_fd(),
     ];
+    sent.extend(pid_1s_end.as_ref().map(AsFd::as_fd));
     // Where it is told that it ended before it read, its own report says why.
     match control::send_start(&ours, message, &sent) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => return Err(error),
@@ -280,6 +289,7 @@ fn start_helper(
         pid: helper.id().unwrap_or(0),
         marker: marker.to_owned(),
         notes: Vec::new(),
+        door,
         listeners: Vec::new(),
         process: Process {
             helper,

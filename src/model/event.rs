@@ -77,6 +77,12 @@ words!(
         SessionResumed = "session_resumed",
         /// [`Event::SessionFresh`]
         SessionFresh = "session_fresh",
+        /// [`Event::TerminalStarted`]
+        TerminalStarted = "terminal_started",
+        /// [`Event::TerminalOutput`]
+        TerminalOutput = "terminal_output",
+        /// [`Event::TerminalEnded`]
+        TerminalEnded = "terminal_ended",
     }
 );
 
@@ -440,6 +446,33 @@ pub enum Event {
         /// Why it could not, in our words.
         why: String,
     },
+    /// A command that the agent had its client run was started.
+    TerminalStarted {
+        /// Our id of the terminal, unique in its child's life.
+        terminal: String,
+        /// Program and arguments.
+        argv: Vec<Foreign>,
+        /// Where it runs, as seen inside.
+        cwd: Foreign,
+    },
+    /// Such a command wrote something. The first `limits::TERMINAL_TOLD_BYTES` of each are told.
+    TerminalOutput {
+        /// The terminal.
+        terminal: String,
+        /// What it wrote.
+        delta: Foreign,
+    },
+    /// Such a command is over, and nothing of it is left.
+    TerminalEnded {
+        /// The terminal.
+        terminal: String,
+        /// How; `None` if nobody could say.
+        status: Option<ExitStatus>,
+        /// Bytes that it wrote.
+        wrote: u64,
+        /// Bytes of these that were not told.
+        untold: u64,
+    },
 }
 
 impl Event {
@@ -480,6 +513,9 @@ impl Event {
             Self::CompactionText { .. } => EventKind::CompactionText,
             Self::SessionResumed { .. } => EventKind::SessionResumed,
             Self::SessionFresh { .. } => EventKind::SessionFresh,
+            Self::TerminalStarted { .. } => EventKind::TerminalStarted,
+            Self::TerminalOutput { .. } => EventKind::TerminalOutput,
+            Self::TerminalEnded { .. } => EventKind::TerminalEnded,
         }
     }
 }

@@ -4,6 +4,7 @@
 //! database) and must know nothing of IO, clocks, protocols or serialisation formats.
 
 pub mod ask;
+pub mod client;
 pub mod event;
 pub mod exit;
 pub mod foreign;
@@ -13,6 +14,10 @@ pub mod task;
 pub mod turn;
 
 pub use ask::{Answer, Ask, AskKey, Claimed, DecidedBy, Decision, OnTimeout, ToolClass, Verdict};
+pub use client::{
+    ClientAnswer, ClientCall, ClientDone, ClientError, ClientFault, ClientMethod, ClientOffers,
+    ClientWish, TerminalExit, TerminalSpec,
+};
 pub use event::{
     AgentInfo, CommandInfo, Cost, Event, EventKind, OptionState, Origin, PlanEntry, Stamped, Usage,
 };

@@ -6,7 +6,7 @@
 //! A field may have several places. Then all that are there must say the same: what one reader
 //! could take for one thing and another for another is no plain request.
 
-mod argv;
+pub(super) mod argv;
 mod fields;
 mod values;
 

@@ -89,6 +89,17 @@ pub(super) fn judge(
     claimed: &Claimed,
     at: &Place<'_>,
 ) -> Judgement {
+    judge_with(policy, request, claimed, at, Vec::new())
+}
+
+/// The same with more that applies to the whole request.
+pub(super) fn judge_with(
+    policy: &Policy,
+    request: &Request,
+    claimed: &Claimed,
+    at: &Place<'_>,
+    more: Vec<Hit>,
+) -> Judgement {
     let walker = Walker::new(*at);
     let mut outcome = match request {
         Request::Malformed { why } => {
@@ -145,6 +156,7 @@ pub(super) fn judge(
         },
     };
     claims(claimed, &mut outcome);
+    outcome.hits.extend(more);
     conclude(policy, outcome)
 }
 

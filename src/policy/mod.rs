@@ -14,6 +14,7 @@ use std::time::Duration;
 use crate::model::{Claimed, DecidedBy, Decision, OnTimeout};
 
 mod arguments;
+mod client;
 mod command;
 mod compile;
 mod cwd;
@@ -32,6 +33,7 @@ mod rule;
 mod scan;
 mod sets;
 mod shell;
+mod skeleton;
 mod strict;
 mod url;
 mod wrap;

@@ -11,6 +11,7 @@ use std::process::ExitCode;
 
 use rustix::process::{DumpableBehavior, Pid, Signal, getpid};
 
+use super::door::Door;
 use super::fail::{At, Step, failure};
 use super::warden::{Scope, Warden};
 use super::{control, privilege, root, warden};
@@ -25,10 +26,16 @@ pub(super) fn main() -> ExitCode {
         return ExitCode::FAILURE;
     };
     match prepare() {
-        Ok((agent, link, notes)) => Warden {
+        Ok(Prepared {
+            agent,
+            link,
+            door,
+            notes,
+        }) => Warden {
             agent,
             control,
             link: Some(link),
+            door,
             scope: Scope::Namespace,
         }
         .watch(notes, || Ok(())),
@@ -39,7 +46,15 @@ pub(super) fn main() -> ExitCode {
     }
 }
 
-fn prepare() -> Step<(Pid, UnixStream, Vec<String>)> {
+/// What the watching begins with.
+struct Prepared {
+    agent: Pid,
+    link: UnixStream,
+    door: Option<Door>,
+    notes: Vec<String>,
+}
+
+fn prepare() -> Step<Prepared> {
     // What is killed at the end is everybody: be sure that this means only the own namespace.
     if getpid() != Pid::INIT {
         return Err(failure(
@@ -60,7 +75,8 @@ fn prepare() -> Step<(Pid, UnixStream, Vec<String>)> {
     let (Some(plan), VERSION) = (&enter.start.walls, enter.start.version) else {
         return Err(failure(Stage::Shim, "the plan is none for a sandbox"));
     };
-    let trees = descriptors.split_off(3.min(descriptors.len()));
+    let trees = descriptors.split_off((3 + usize::from(plan.door)).min(descriptors.len()));
+    let door = descriptors.split_off(3.min(descriptors.len())).pop();
     let stdio: [OwnedFd; 3] = descriptors
         .try_into()
         .map_err(|_| failure(Stage::Shim, "the agent's pipes did not arrive"))?;
@@ -76,5 +92,10 @@ fn prepare() -> Step<(Pid, UnixStream, Vec<String>)> {
     privilege::drop_capabilities()?;
     // Landlock, then seccomp, have their place here.
     let agent = warden::start(program, stdio)?;
-    Ok((agent, link, enter.notes))
+    Ok(Prepared {
+        agent,
+        link,
+        door: door.map(Door::new),
+        notes: enter.notes,
+    })
 }

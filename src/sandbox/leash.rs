@@ -8,6 +8,9 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 
+use nix::sys::signal::SigSet;
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
 use rustix::process::{Pid, Signal, getpid};
 
 use super::fail::{At, Step, failure};
@@ -20,6 +23,9 @@ pub(super) fn main() -> ExitCode {
     if privilege::close_inherited().is_err() {
         return ExitCode::FAILURE;
     }
+    // A leash inside a sandbox has its mask from pid 1, which blocks what it reads; a command
+    // would have it from here.
+    let _ = SigSet::empty().thread_set_mask();
     let Ok(control) = control::from_stdin() else {
         return ExitCode::FAILURE;
     };
@@ -30,6 +36,7 @@ pub(super) fn main() -> ExitCode {
             agent,
             control,
             link: None,
+            door: None,
             scope: Scope::Descendants,
         }
         .watch(Vec::new(), || {
@@ -56,7 +63,7 @@ fn prepare(control: &UnixStream) -> Step<(Pid, u32)> {
     rustix::process::setsid().at(Stage::Shim, "begin a session")?;
     rustix::process::set_child_subreaper(Some(getpid())).at(Stage::Shim, "become a subreaper")?;
     let program = &start.program;
-    rustix::process::chdir(&*program.cwd).map_err(|errno| Failure {
+    enter(&program.cwd, start.no_links).map_err(|errno| Failure {
         stage: Stage::Exec,
         what: "enter the working directory".to_owned(),
         path: Some(program.cwd.clone()),
@@ -65,4 +72,14 @@ fn prepare(control: &UnixStream) -> Step<(Pid, u32)> {
     privilege::limit(program.limits)?;
     let agent = warden::start(program, stdio)?;
     Ok((agent, start.parent))
+}
+
+fn enter(cwd: &str, no_links: bool) -> Result<(), Errno> {
+    if !no_links {
+        return rustix::process::chdir(cwd);
+    }
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    let dir = rustix::fs::openat2(CWD, cwd, flags, Mode::empty(), resolve)?;
+    rustix::process::fchdir(dir)
 }

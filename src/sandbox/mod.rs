@@ -7,6 +7,8 @@
 //! supervisor -- control socket --> outer helper -- link --> pid 1 of the sandbox --> agent
 //!                                  (outer.rs)               (init.rs, warden.rs)
 //! supervisor -- control socket --> leash --> agent          (leash.rs; no walls)
+//! supervisor -- door --> pid 1 of the sandbox --> leash --> a command  (door.rs, leash.rs)
+//!                                             --> one file             (files.rs)
 //! ```
 //!
 //! What is missing on the host is an error that names it, never a weaker wall. Must not know how a
@@ -18,7 +20,9 @@ use crate::wire::shim;
 
 mod control;
 mod descendants;
+mod door;
 mod fail;
+mod files;
 mod idmap;
 mod init;
 mod leash;
@@ -49,6 +53,7 @@ pub fn shim_main() -> Option<ExitCode> {
         shim::ARG0_INIT => init::main(),
         shim::ARG0_IDMAP => idmap::hold(),
         shim::ARG0_LEASH => leash::main(),
+        shim::ARG0_FILES => files::main(),
         _ => return None,
     })
 }

@@ -52,9 +52,12 @@ fn prepare(control: &UnixStream) -> Step<(Child, UnixStream)> {
     let _ = rustix::thread::set_name(c"marshal-sandbox");
     let (start, stdio): (Start, Vec<OwnedFd>) =
         control::receive(control).at(Stage::Shim, "read the plan")?;
-    let (Some(plan), VERSION, 3) = (&start.walls, start.version, stdio.len()) else {
+    let (Some(plan), VERSION) = (&start.walls, start.version) else {
         return Err(failure(Stage::Shim, "the plan is none for a sandbox"));
     };
+    if stdio.len() != 3 + usize::from(plan.door) {
+        return Err(failure(Stage::Shim, "the agent's pipes did not arrive"));
+    }
     let stay_with_supervisor = || privilege::die_with_parent(Signal::KILL, Some(start.parent));
     stay_with_supervisor()?;
     rustix::process::setsid().at(Stage::Shim, "begin a session")?;

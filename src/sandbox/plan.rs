@@ -57,6 +57,8 @@ pub struct WallsRequest<'a> {
     pub workspace: Option<Tree>,
     /// More to be seen read-only: path outside, path inside.
     pub extra_ro: Vec<(PathBuf, String)>,
+    /// Whether the supervisor may have helpers of its own started inside.
+    pub door: bool,
 }
 
 /// A directory of the host that the agent gets as its own.
@@ -136,6 +138,7 @@ pub const fn probe_request(profile: &config::Sandbox, ids: Ids) -> WallsRequest<
         home: None,
         workspace: None,
         extra_ro: Vec::new(),
+        door: false,
     }
 }
 
@@ -186,6 +189,7 @@ pub fn plan(request: &WallsRequest<'_>) -> Result<ShimPlan, PlanError> {
         },
         hostname: hostname(request.hostname),
         mounts,
+        door: request.door,
     })
 }
 

@@ -72,11 +72,11 @@ pub(super) fn open(plan: &ShimPlan, mut binary: Option<OwnedFd>) -> Step<Trees> 
         };
         trees.opened.push(opened);
     }
-    // Three places are the agent's own pipes.
-    if trees.descriptors.len() + 3 > control::DESCRIPTORS {
+    // Four places are the agent's own pipes and the door.
+    if trees.descriptors.len() + 4 > control::DESCRIPTORS {
         return Err(failure(
             Stage::Mount,
-            "more than 250 directories and files are to be seen",
+            "more than 249 directories and files are to be seen",
         ));
     }
     Ok(trees)

@@ -19,6 +19,7 @@ use rustix::fs::{Access, access};
 use rustix::process::{Pid, Signal, WaitOptions};
 
 use super::descendants::Search;
+use super::door::Door;
 use super::fail::{At, Step};
 use super::{control, descendants};
 use crate::limits;
@@ -98,6 +99,8 @@ pub(super) struct Warden {
     pub(super) control: UnixStream,
     /// To the outer helper, if there is one: its end is the order to go.
     pub(super) link: Option<UnixStream>,
+    /// By which the supervisor has more started inside, if it may.
+    pub(super) door: Option<Door>,
     /// What is killed with the agent.
     pub(super) scope: Scope,
 }
@@ -154,6 +157,10 @@ impl Warden {
         if let Some(link) = &self.link {
             waits.push(PollFd::new(link, PollFlags::IN));
         }
+        // Only pid 1 has a door, and it has a link: the places are certain.
+        if let Some(door) = &self.door {
+            waits.push(PollFd::new(door, PollFlags::IN));
+        }
         // Interrupted or not: the flags say what there is.
         let _ = poll(&mut waits, None);
         let has_news: Vec<bool> = waits
@@ -182,6 +189,9 @@ impl Warden {
         }
         if has_news.get(2) == Some(&true) {
             news.kill = true;
+        }
+        if has_news.get(3) == Some(&true) && !self.door.as_ref().is_some_and(Door::admit) {
+            self.door = None;
         }
         news
     }

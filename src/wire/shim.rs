@@ -22,6 +22,13 @@ pub const ARG0_INIT: &str = "marshal-init";
 pub const ARG0_IDMAP: &str = "marshal-idmap";
 /// The name under which the binary starts as the leash of an agent without walls.
 pub const ARG0_LEASH: &str = "marshal-leash";
+/// The name under which pid 1 starts the process that reads or writes one file.
+pub const ARG0_FILES: &str = "marshal-files";
+
+/// What the door of a sandbox is told to start: a leash, for a command of the agent's.
+pub const DOOR_LEASH: u8 = b't';
+/// The same: the process that reads or writes one file.
+pub const DOOR_FILES: u8 = b'f';
 
 /// The environment variable that marks every process of a child, helpers included.
 pub const MARKER: &str = "MARSHAL_MARKER";
@@ -61,6 +68,9 @@ pub struct Start {
     pub program: Program,
     /// The walls; `None` for the leash.
     pub walls: Option<ShimPlan>,
+    /// The leash only: the working directory is entered through no link, even one that was put on
+    /// the way after the directory was judged.
+    pub no_links: bool,
 }
 
 /// What to run, inside the walls if there are any.
@@ -107,6 +117,10 @@ pub struct ShimPlan {
     pub hostname: String,
     /// The file system inside, in the order of making.
     pub mounts: Vec<Mount>,
+    /// Whether helpers can be started inside later on: then the door's socket is one descriptor
+    /// more beside [`Start`] and [`Enter`], after the agent's pipes.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub door: bool,
 }
 
 /// Who the user inside is on the host. It is never uid 0: procfs trusts uid 0 of the host whatever

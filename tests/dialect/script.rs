@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use marshal::config::DialectName;
 use marshal::dialect::{Command, Dialect, Effect, Effects, Input, Opening, build};
-use marshal::model::{Answer, AskKey, Event, Foreign};
+use marshal::model::{
+    Answer, AskKey, ClientAnswer, ClientDone, ClientError, ClientFault, Event, Foreign,
+};
 use marshal::wire::ndjson::{LineError, Lines};
 
 /// A dialect, its framing, and everything that came out of it so far.
@@ -125,6 +127,16 @@ pub(crate) fn played(mut talk: Conversation, script: &str) -> String {
     talk.told() + &refusals
 }
 
+/// The answer to a request to the client.
+fn client(key: &str, answer: ClientAnswer) -> Command {
+    let key = AskKey(key.to_owned());
+    Command::Client { key, answer }
+}
+
+fn error(fault: ClientFault, message: &str) -> ClientAnswer {
+    Err(ClientError::new(fault, message))
+}
+
 fn command(wanted: &str) -> Command {
     let (word, rest) = wanted.split_once(' ').unwrap_or((wanted, ""));
     let answer = |answer| {
@@ -148,6 +160,12 @@ fn command(wanted: &str) -> Command {
         "goodbye" => Command::Goodbye,
         "allow" => answer(Answer::Allow),
         "deny" => answer(Answer::Deny(more.to_owned())),
+        "text" => client(first, Ok(ClientDone::Text(more.to_owned()))),
+        "done" => client(first, Ok(ClientDone::Nothing)),
+        "missing" => client(first, error(ClientFault::NotFound, more)),
+        "refused" => client(first, error(ClientFault::Denied, more)),
+        "invalid" => client(first, error(ClientFault::Invalid, more)),
+        "cancelled" => client(first, error(ClientFault::Cancelled, more)),
         _ => panic!("{word:?} is no command"),
     }
 }
@@ -199,6 +217,10 @@ fn describe(effect: &Effect) -> String {
                 out += " no_allow";
             }
             out
+        }
+        Effect::Client { key, call, ask } => {
+            let judged = ask.as_ref().map_or("-", |ask| ask.input.get());
+            format!("client {} {} {judged}", id(key), call.method())
         }
         Effect::Withdrawn(key) => format!("withdrawn {}", id(key)),
         Effect::Cancelling => "cancelling".to_owned(),

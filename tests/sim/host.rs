@@ -147,6 +147,7 @@ impl Machine {
             });
         });
         Child {
+            door: None,
             pid: u32::try_from(number).unwrap_or(0) + 1,
             stdin: to_stdin,
             stdout: from_stdout,

@@ -155,6 +155,10 @@ pub(super) struct Agent {
     /// Tools that were allowed for ever.
     pub(super) trusted: BTreeSet<&'static str>,
     pub(super) open: Option<OpenAsk>,
+    /// The open request to the client, in a protocol that has them.
+    pub(super) wanted: Option<acp::Wanted>,
+    /// The terminal that was made last.
+    pub(super) terminal: String,
     turns: u64,
     calls: u64,
     asks: u64,
@@ -200,6 +204,8 @@ impl Agent {
             ignores_cancel: false,
             trusted: BTreeSet::new(),
             open: None,
+            wanted: None,
+            terminal: String::new(),
             asks: 0,
         }
     }
@@ -373,10 +379,15 @@ impl Agent {
         Ok(())
     }
 
+    /// The number of the next request, counted from 1 over the life of the process.
+    pub(super) const fn next_request(&mut self) -> u64 {
+        self.asks += 1;
+        self.asks
+    }
+
     /// Queues a permission request; [`Self::answer`] sends it.
     pub(super) fn queue_ask(&mut self, tool_id: &str, call: &Call) -> Result<(), Halt> {
-        self.asks += 1;
-        let number = self.asks;
+        let number = self.next_request();
         self.queue(&Said::Ask {
             number,
             tool_id,

@@ -6,7 +6,7 @@
 use std::fmt;
 
 use super::operands::{bytes, choice, duration, echo, nothing, number, whole, word};
-use super::step::{Call, Crash, Drill, Hang, Pipes, Step};
+use super::step::{Call, ClientStep, Crash, Drill, Hang, Pipes, Step};
 use crate::limits::{AGENT_ASKS, AGENT_WRITE_BYTES};
 
 /// Bytes of a `flood` line when the script does not say, its newline included.
@@ -94,6 +94,45 @@ pub static VERBS: &[Verb] = &[
     verb("recall", "", "says every earlier prompt", |rest| {
         nothing(rest).map(|()| Step::Recall)
     }),
+    verb(
+        "client-read",
+        "PATH",
+        "has the client read a file",
+        |rest| {
+            let path = whole(rest, "PATH")?;
+            Ok(Step::Client(ClientStep::Read { path }))
+        },
+    ),
+    verb(
+        "client-write",
+        "PATH TEXT…",
+        "has the client write a file",
+        |rest| {
+            let (path, text) = word(rest, "PATH")?;
+            let content = format!("{text}\n");
+            Ok(Step::Client(ClientStep::Write { path, content }))
+        },
+    ),
+    verb(
+        "terminal",
+        "CMD [ARG]…",
+        "has the client run a command to its end",
+        terminal,
+    ),
+    verb(
+        "client",
+        "METHOD [JSON]",
+        "sends the client a request",
+        |rest| {
+            let (method, params) = word(rest, "METHOD")?;
+            let params = if params.is_empty() { "{}" } else { params };
+            if serde_json::from_str::<serde_json::Value>(params).is_err() {
+                return Err(format!("needs JSON, not `{}`", echo(params)));
+            }
+            let params = params.to_owned();
+            Ok(Step::Client(ClientStep::Raw { method, params }))
+        },
+    ),
     verb("sleep", "DURATION", "pauses", |rest| {
         Ok(Step::Sleep(duration(rest)?))
     }),
@@ -237,6 +276,20 @@ fn search(rest: &str) -> Result<Step, String> {
     Ok(Step::Tool(Call::GrepSearch { pattern, path }))
 }
 
+fn terminal(rest: &str) -> Result<Step, String> {
+    let mut argv = Vec::new();
+    let mut rest = rest;
+    while !rest.is_empty() {
+        let (next, after) = word(rest, "ARG")?;
+        argv.push(next);
+        rest = after;
+    }
+    if argv.is_empty() {
+        return Err("needs a command".to_owned());
+    }
+    Ok(Step::Client(ClientStep::Run { argv }))
+}
+
 fn plan(rest: &str) -> Result<Step, String> {
     let entries: Vec<String> = rest
         .split(';')
@@ -377,6 +430,19 @@ mod tests {
             one("plan look; ; mend it"),
             Step::Plan(vec!["look".into(), "mend it".into()])
         );
+        assert_eq!(
+            one("terminal sh -c 'echo a b'"),
+            Step::Client(ClientStep::Run {
+                argv: vec!["sh".into(), "-c".into(), "echo a b".into()]
+            })
+        );
+        assert_eq!(
+            one("client terminal/kill {\"terminalId\": \"x\"}"),
+            Step::Client(ClientStep::Raw {
+                method: "terminal/kill".into(),
+                params: "{\"terminalId\": \"x\"}".into()
+            })
+        );
         assert_eq!(one("exit 7"), Step::Drill(Drill::Exit(7)));
         assert_eq!(one("hang stopped"), Step::Drill(Drill::Hang(Hang::Stopped)));
         assert_eq!(
@@ -440,6 +506,8 @@ mod tests {
             ("crash softly", "takes `kill` or nothing"),
             ("crash-once", "needs a FILE"),
             ("plan ;", "needs a TEXT"),
+            ("terminal", "needs a command"),
+            ("client fs/x {", "needs JSON"),
             ("recall all", "does not take `all`"),
             ("slow motion", "does not take `motion`"),
             ("huge-line 99999999999G", "too large"),

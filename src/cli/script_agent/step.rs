@@ -22,8 +22,32 @@ pub(super) enum Step {
     Recall,
     /// Pause.
     Sleep(Duration),
+    /// Have the client do something.
+    Client(ClientStep),
     /// Misbehave, or make load.
     Drill(Drill),
+}
+
+/// What the client is to do, in a protocol where clients do something.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum ClientStep {
+    Read {
+        path: String,
+    },
+    Write {
+        path: String,
+        content: String,
+    },
+    /// Run a command to its end.
+    Run {
+        argv: Vec<String>,
+    },
+    /// Any request.
+    Raw {
+        method: String,
+        /// JSON.
+        params: String,
+    },
 }
 
 /// A tool call: its input, in the field names that the supervisor's extractor reads.

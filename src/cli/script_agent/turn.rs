@@ -86,6 +86,7 @@ impl Agent {
             Step::Plan(entries) => self.tell(&Said::Plan(entries)),
             Step::Recall => self.recall(),
             Step::Sleep(pause) => self.pause(*pause),
+            Step::Client(step) => self.client_step(step),
             Step::Drill(drill) => self.drill(drill),
         }
     }

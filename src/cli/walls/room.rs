@@ -199,6 +199,7 @@ pub(super) fn plan(
         home,
         workspace: Some(workspace),
         extra_ro: Vec::new(),
+        door: false,
         listen: Vec::new(),
     })?)
 }

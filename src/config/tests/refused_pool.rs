@@ -101,6 +101,7 @@ fn closed_sets_of_words_name_their_members() {
     set("network", "\"none\", \"routes\" or \"host\"", ("hots", "host"), &["proxy"]);
     set("guard", "\"policy\", \"policy+sandbox\" or \"sandbox\"", ("sandbx", "sandbox"), &[]);
     set("on_unasked_deny", "\"report\", \"interrupt\" or \"stop\"", ("interupt", "interrupt"), &[]);
+    set("client_fs", "\"none\", \"read\" or \"write\"", ("wirte", "write"), &[]);
     set("asks", "\"all\", \"some\" or \"never\"", ("nevr", "never"), &[]);
     set("dialect", "\"acp\" or \"scaiflux\"", ("scaifluks", "scaiflux"), &["loaf", "skillpilot", "claude", "codex"]);
     check("dialect = { custom = \"d.toml\" }", "custom dialects are not supported by this version");

@@ -29,6 +29,7 @@
 mod alive;
 mod auth;
 mod calls;
+mod client;
 mod envelope;
 mod farewell;
 mod handshake;
@@ -50,6 +51,7 @@ use serde_json::value::RawValue;
 
 use self::alive::Alive;
 use self::calls::Calls;
+use self::client::Client;
 use self::envelope::{ErrorReply, Message};
 use self::farewell::Leaving;
 use self::message::{Capabilities, Options};
@@ -133,6 +135,7 @@ pub struct Acp {
     alive: Alive,
     asks: Asks<Options>,
     calls: Calls,
+    client: Client,
     denials: Denials,
     /// Lines that were no messages.
     bad_lines: u32,
@@ -144,7 +147,10 @@ impl Dialect for Acp {
     fn open(&mut self, opening: &Opening, now: Instant, out: &mut Effects) {
         self.now = Some(now);
         self.opening = opening.clone();
-        self.ask(Phase::Initializing, "initialize", out, write::initialize);
+        let offers = opening.offers;
+        self.ask(Phase::Initializing, "initialize", out, |id| {
+            write::initialize(id, offers)
+        });
     }
 
     fn input(&mut self, input: Input<'_>, now: Instant, out: &mut Effects) {
@@ -195,6 +201,7 @@ impl Dialect for Acp {
             Command::Slash { .. } => return Err(Refused::Unsupported),
             Command::Cancel => self.cancel(out),
             Command::Answer { key, answer } => self.answer(&key, &answer, out)?,
+            Command::Client { key, answer } => self.client_answer(&key, &answer, out)?,
             Command::Goodbye => {}
         }
         Ok(())
@@ -398,6 +405,8 @@ impl Acp {
     fn drop_asks(&mut self, out: &mut Effects) {
         let open = self.asks.close_all().into_iter();
         out.extend(open.map(|(key, _)| Effect::Withdrawn(key)));
+        let wanted = self.client.close_all().into_iter();
+        out.extend(wanted.map(Effect::Withdrawn));
     }
 
     fn fault(&mut self, said: String, out: &mut Effects) {

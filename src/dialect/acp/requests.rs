@@ -29,11 +29,15 @@ impl Acp {
         if matches!(self.phase, Phase::Initializing) {
             return bad_line("out_of_state", line, out);
         }
+        self.client_clash(id, line, out);
         if method != "session/request_permission" {
             // An answer carries no more than an id: this one also ends a request that has it.
             if let Some((key, _)) = self.asks.close(id.json()) {
                 bad_line("duplicate_id", line, out);
                 out.push(Effect::Withdrawn(key));
+            }
+            if self.client_request(id, method, params, line, out) {
+                return;
             }
             let answer = write::error(id.json(), write::METHOD_NOT_FOUND, "method not found");
             return out.push(Effect::Write(answer));

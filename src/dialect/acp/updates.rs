@@ -180,8 +180,11 @@ impl Acp {
         let id = params
             .and_then(members::<CancelParams<'_>>)
             .and_then(|params| super::envelope::RequestId::read(params.request_id));
-        let open = id.and_then(|id| self.asks.close(id.json()));
-        if let Some((AskKey(id), _)) = open {
+        let open = id.and_then(|id| {
+            let ask = self.asks.close(id.json()).map(|(key, _)| key);
+            ask.or_else(|| self.client.close(id.json()))
+        });
+        if let Some(AskKey(id)) = open {
             let error = write::error(&id, write::REQUEST_CANCELLED, "the request was cancelled");
             out.push(Effect::Withdrawn(AskKey(id)));
             out.push(Effect::Write(error));

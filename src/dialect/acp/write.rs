@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use crate::config::{McpServer, OptionValue, PermissionReply, Reach};
-use crate::model::Foreign;
+use crate::model::{ClientOffers, Foreign};
 
 /// The version that we speak, as JSON writes it.
 pub(super) const VERSION: &str = "1";
@@ -61,9 +61,9 @@ struct Outcome<'a> {
     option: Option<&'a str>,
 }
 
-/// Writes `initialize`. We offer the agent neither files nor terminals: what it does, it does in
-/// its own walls.
-pub(super) fn initialize(id: u64) -> Vec<u8> {
+/// Writes `initialize`. Unless its pool says otherwise, we offer the agent neither files nor
+/// terminals: what it does, it does by itself.
+pub(super) fn initialize(id: u64, offers: ClientOffers) -> Vec<u8> {
     #[derive(Serialize)]
     #[serde(rename_all = "camelCase")]
     struct Params {
@@ -104,10 +104,10 @@ pub(super) fn initialize(id: u64) -> Vec<u8> {
         protocol_version: 1,
         client_capabilities: Capabilities {
             fs: Files {
-                read_text_file: false,
-                write_text_file: false,
+                read_text_file: offers.read,
+                write_text_file: offers.write,
             },
-            terminal: false,
+            terminal: offers.terminal,
             session: Session {
                 config_options: Switches {
                     boolean: Nothing {},
@@ -523,7 +523,7 @@ fn request(id: u64, method: &str, params: impl Serialize) -> Vec<u8> {
 }
 
 /// A message as one line. These structs have only strings and numbers, so writing cannot fail.
-fn line(message: &impl Serialize) -> Vec<u8> {
+pub(super) fn line(message: &impl Serialize) -> Vec<u8> {
     let mut text = serde_json::to_string(message).unwrap_or_default();
     if text.contains(['\u{2028}', '\u{2029}']) {
         // They can only stand inside of strings.

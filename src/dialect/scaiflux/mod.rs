@@ -146,6 +146,7 @@ impl Dialect for Scaiflux {
                 let (key, ()) = self.asks.close(&key.0).ok_or(Refused::UnknownAsk)?;
                 out.push(Effect::Write(message::permission_response(&key.0, &answer)));
             }
+            Command::Client { .. } => return Err(Refused::Unsupported),
             Command::Goodbye => {}
         }
         Ok(())

@@ -122,6 +122,10 @@ impl ChannelState {
         };
         if !self.told_end {
             self.told_end = true;
+            let left = self.clients.as_mut().map(|clients| clients.gone());
+            if let Some(items) = left.filter(|items| !items.is_empty()) {
+                self.send(items, None);
+            }
             let tail = self
                 .shared
                 .slots

@@ -4,6 +4,7 @@
 //! ladder. Never restarted, always replaced. Pumps and keeper are plain tasks; they send, it
 //! decides. Must not know sequence numbers, policies, tasks or the journal.
 
+pub(crate) mod client;
 mod deadlines;
 mod end;
 mod explain;
@@ -11,6 +12,7 @@ mod state;
 pub(crate) mod stderr;
 pub(crate) mod stdin;
 pub(crate) mod stdout;
+mod terminal;
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -19,6 +21,8 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 
 use bytes::Bytes;
+use client::Clients;
+pub(crate) use client::{ClientNews, ClientSetup};
 pub(crate) use end::{Cause, ChannelEnd};
 use state::ChannelState;
 use stdout::StreamEnd;
@@ -70,6 +74,8 @@ pub(crate) enum ChannelMsg {
     Unload,
     /// End the child, and its whole tree, now.
     Kill,
+    /// Something is heard of what the agent has its client do.
+    Client(Box<ClientNews>),
     /// A deadline may have passed.
     Tick,
 }
@@ -85,6 +91,8 @@ pub(crate) struct ChannelArgs {
     pub(crate) opening: Opening,
     /// What its routes' answers say of limits.
     pub(crate) watch: Arc<LimitWatch>,
+    /// What is needed to do something for the agent, if anything is offered.
+    pub(crate) client: Option<ClientSetup>,
 }
 
 /// Where a Channel is told things.
@@ -131,6 +139,7 @@ pub(crate) fn start(args: ChannelArgs) -> ChannelHandle {
         opening: args.opening,
         limits: args.watch,
         relays: Relays::default(),
+        clients: args.client.map(|setup| Box::new(Clients::new(setup))),
         stdin: None,
         keeper: None,
         process: None,
@@ -209,6 +218,7 @@ impl ChannelState {
                 let took = now.saturating_duration_since(queued);
                 self.pool.meters.stdin_written(took);
                 self.prompt_written();
+                self.client_replies(now);
             }
             ChannelMsg::StdinFailed(why) => self.stdin_failed(&why, now),
             ChannelMsg::Ended(ended) => self.process_ended(ended, now),
@@ -216,6 +226,7 @@ impl ChannelState {
             ChannelMsg::Stop => self.stop(Cause::Wanted, now),
             ChannelMsg::Unload => self.stop(Cause::Idle, now),
             ChannelMsg::Kill => self.kill(now),
+            ChannelMsg::Client(news) => self.client_news(*news, myself, now),
             ChannelMsg::Tick => {}
         }
         self.advance(now);

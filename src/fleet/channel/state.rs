@@ -9,6 +9,7 @@ use bytes::Bytes;
 use tokio::sync::oneshot;
 use tokio::time::Sleep;
 
+use super::client::Clients;
 use super::deadlines::Drain;
 use super::stdin::{NoPlace, Stdin};
 use super::stdout::StreamEnd;
@@ -40,6 +41,8 @@ pub(crate) struct ChannelState {
     pub(super) session_id: SessionId,
     pub(super) began: Instant,
     pub(super) opening: Opening,
+    /// What the agent has us do, if anything is offered.
+    pub(super) clients: Option<Box<Clients>>,
     pub(super) dialect: Box<dyn Dialect>,
     pub(super) credits: Credits,
     /// What its routes' answers say of limits.
@@ -90,6 +93,9 @@ impl ChannelState {
         self.relays = Relays::start(child.listeners, upstreams, &self.slot, &self.limits);
         self.keeper = Some(child.keeper);
         self.process = Some(child.ended);
+        if let Some(clients) = &mut self.clients {
+            clients.has_door(child.door);
+        }
         for note in &child.notes {
             tracing::warn!(slot = %self.slot, note, "sandbox");
         }
@@ -242,7 +248,7 @@ impl ChannelState {
         match &command {
             Command::Prompt { .. } => self.watch.turn_began(now),
             Command::Cancel => self.watch.cancel_sent(now),
-            Command::Answer { .. } => self.watch.ask_closed(now),
+            Command::Answer { .. } | Command::Client { .. } => self.watch.ask_closed(now),
             Command::Slash { .. } | Command::Goodbye => {}
         }
         let mut effects = Vec::new();
@@ -279,7 +285,9 @@ impl ChannelState {
                         .emit(&self.pool.meters);
                     }
                 }
-                Effect::Ask(_) => self.pool.meters.event(EventKind::Asked),
+                Effect::Ask(_) | Effect::Client { ask: Some(_), .. } => {
+                    self.pool.meters.event(EventKind::Asked);
+                }
                 Effect::Ready(_) => self.pool.meters.event(EventKind::Ready),
                 _ => {}
             }
@@ -310,8 +318,14 @@ impl ChannelState {
                     self.watch.ask_opened();
                     items.push(Item::Ask(ask));
                 }
+                Effect::Client { key, call, ask } => {
+                    items.extend(self.client_wanted(key, call, ask, now));
+                }
                 Effect::Withdrawn(key) => {
                     self.watch.ask_closed(now);
+                    if let Some(clients) = &mut self.clients {
+                        clients.withdrawn(&key);
+                    }
                     items.push(Item::Withdrawn(key));
                 }
                 Effect::Cancelling => {

@@ -13,7 +13,18 @@ use tokio::net::unix::pipe;
 use tokio::sync::Notify;
 
 use super::{ChannelMsg, ChannelRef};
-use crate::limits::{STDIN_BYTES, STDIN_QUEUE};
+use crate::limits::{CLIENT_FILE_BYTES, STDIN_BYTES, STDIN_QUEUE, TERMINAL_BYTES};
+
+/// The longest answer, in bytes: a text of which JSON makes six times as many, and what stands
+/// around it.
+const LONG_ANSWER_BYTES: usize = {
+    let text = if CLIENT_FILE_BYTES > TERMINAL_BYTES {
+        CLIENT_FILE_BYTES
+    } else {
+        TERMINAL_BYTES
+    };
+    6 * text + (64 << 10)
+};
 
 /// Why a message did not get a place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,6 +98,12 @@ impl Stdin {
         let queue = Arc::new(Queue::default());
         tokio::spawn(run(pipe, Reading(Arc::clone(&queue)), to));
         Self { queue }
+    }
+
+    /// Whether one long answer, and the short messages that may come beside it, have a place.
+    pub(crate) fn has_room(&self) -> bool {
+        let waiting = self.queue.lock();
+        waiting.messages.len() < STDIN_QUEUE / 2 && waiting.bytes <= STDIN_BYTES - LONG_ANSWER_BYTES
     }
 
     /// Queues a message.

@@ -22,6 +22,8 @@ pub(crate) struct Pending {
     tool_id: Option<Foreign>,
     tool: Foreign,
     decided: Decided,
+    /// Of what the agent has its client do: the place that was judged.
+    place: Option<String>,
     /// The seq of its event.
     seq: u64,
     since: Instant,
@@ -39,7 +41,8 @@ impl Drop for Pending {
 
 impl SessionState {
     /// The policy wants a person: the request is journalled, then put to them.
-    pub(super) fn ask_a_person(&mut self, ask: Ask, decided: Decided) {
+    /// For what the agent has its client do, `place` is what was judged.
+    pub(super) fn ask_a_person(&mut self, ask: Ask, decided: Decided, place: Option<String>) {
         decided.record_request(&ask, &mut self.outbox);
         let id = decided.verdict.ask.clone();
         let since = clock::now();
@@ -48,6 +51,7 @@ impl SessionState {
             tool_id: ask.tool_id,
             tool: ask.tool,
             decided,
+            place,
             seq: self.outbox.last_seq(),
             since,
             deadline: None,
@@ -153,13 +157,26 @@ impl SessionState {
         why.clone_into(&mut decided.verdict.reason);
         self.tally.decided(decided);
         self.outbox.event(Event::Decided(decided.verdict.clone()));
-        self.outbox.after(After::Answer {
-            key: pending.key.clone(),
-            answer: decided.answer(),
-            asked: pending.since,
-            deny_turn: decided.deny_turn,
-            verdict: decided.verdict.clone(),
-            class: decided.class,
+        let (key, asked) = (pending.key.clone(), pending.since);
+        let (deny_turn, class) = (decided.deny_turn, decided.class);
+        let verdict = decided.verdict.clone();
+        self.outbox.after(match pending.place.take() {
+            Some(place) => After::Client {
+                key,
+                place: Some(place),
+                asked,
+                verdict,
+                deny_turn,
+                class,
+            },
+            None => After::Answer {
+                key,
+                answer: decided.answer(),
+                asked,
+                deny_turn,
+                verdict,
+                class,
+            },
         });
         if let Some(talk) = &self.talk {
             let id = id.clone();

@@ -4,6 +4,7 @@
 //! with a reason. Must not send anything: an answer waits until its verdict is durable.
 
 use std::collections::{HashSet, VecDeque};
+use std::time::Duration;
 
 use serde_json::value::RawValue;
 use sha2::{Digest as _, Sha256};
@@ -16,7 +17,8 @@ use crate::fleet::setup::PoolShared;
 use crate::journal::{Judged, Write};
 use crate::limits::{ASK_INPUT_BYTES, ASKS_PER_SESSION, OPEN_CALLS};
 use crate::model::{
-    Answer, Ask, AskId, AskKey, Claimed, DecidedBy, Decision, Event, Foreign, OnTimeout, Verdict,
+    Answer, Ask, AskId, AskKey, Claimed, ClientWish, DecidedBy, Decision, Event, Foreign,
+    OnTimeout, Verdict,
 };
 use crate::policy::{Facts, Judgement, Request};
 use crate::telemetry::event::permission::{PermissionRequested, PolicyEvaluated};
@@ -42,6 +44,8 @@ type Digest = [u8; 32];
 pub(crate) struct Asks {
     /// Asked, decided, not yet answered.
     open: HashSet<AskKey>,
+    /// The same, of what the agent has its client do; its dialect bounds these.
+    clients: HashSet<AskKey>,
     calls: VecDeque<Call>,
     /// Requests that came before their call.
     requests: VecDeque<Early>,
@@ -58,17 +62,19 @@ struct Early {
 impl Asks {
     /// Whether the answer is still wanted.
     pub(crate) fn answered(&mut self, key: &AskKey) -> bool {
-        self.open.remove(key)
+        self.open.remove(key) || self.clients.remove(key)
     }
 
     /// The agent does not wait for the answer any more.
     pub(crate) fn withdrawn(&mut self, key: &AskKey) {
         self.open.remove(key);
+        self.clients.remove(key);
     }
 
     /// The child is gone: nothing can be answered.
     pub(crate) fn gone(&mut self) {
         self.open.clear();
+        self.clients.clear();
     }
 
     /// Notes a tool call; a request that came before it makes it an asked one. Gives the oldest
@@ -235,13 +241,57 @@ pub(crate) fn decide(
     } else {
         judge(pool, prepared, &ask.tool, &ask.input, &ask.claimed)
     };
+    let class = class(pool, Some(&ask.tool));
+    decided(pool, work, ask, judgement, class, clock::since(began), at)
+}
+
+/// Decides what the agent wants its client to do. Beside it stands, unless it is denied, the place
+/// that was judged.
+pub(crate) fn decide_client(
+    pool: &PoolShared,
+    prepared: Option<&Prepared>,
+    work: &Work,
+    (ask, wish): (&Ask, &ClientWish),
+    asks: &mut Asks,
+    at: At,
+) -> (Decided, Option<String>) {
+    let began = clock::now();
+    asks.clients.insert(ask.key.clone());
+    let (judgement, place) = if at.is_read_only {
+        let why = "the journal is read-only: nothing can be allowed";
+        (Judgement::refused("journal", why), None)
+    } else if ask.input.get().len() > ASK_INPUT_BYTES {
+        (too_large(), None)
+    } else if let Some(prepared) = prepared {
+        pool.policy.decide_client(wish, &prepared.place())
+    } else {
+        let why = "there is no workspace to judge paths by";
+        (Judgement::refused("no_workspace", why), None)
+    };
+    let class = match wish {
+        ClientWish::Read(_) => ToolClass::Read,
+        ClientWish::Write(_) => ToolClass::Write,
+        ClientWish::Run(_) => ToolClass::Shell,
+    };
+    let decided = decided(pool, work, ask, judgement, class, clock::since(began), at);
+    (decided, place)
+}
+
+/// A judgement, with what follows where nobody can be asked.
+fn decided(
+    pool: &PoolShared,
+    work: &Work,
+    ask: &Ask,
+    judgement: Judgement,
+    class: ToolClass,
+    took: Duration,
+    at: At,
+) -> Decided {
     let judgement = if judgement.decision == Decision::Ask && at.has_approver && at.is_full {
         Judgement::refused("max_pending", "too many requests wait for people already")
     } else {
         judgement
     };
-    let took = clock::since(began);
-    let class = class(pool, Some(&ask.tool));
     PolicyEvaluated {
         took,
         error: (judgement.by == DecidedBy::Error).then_some(EvaluationError::Malformed),

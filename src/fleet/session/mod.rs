@@ -8,6 +8,7 @@
 mod approvals;
 mod asks;
 mod attached;
+mod client;
 mod ending;
 mod environment;
 mod far;
@@ -53,7 +54,7 @@ use super::setup::{PoolShared, Shared};
 use crate::config::SessionScope;
 use crate::dialect::Attachment;
 use crate::lifecycle::watch::Expired;
-use crate::model::{AgentInfo, Ask, AskId, AskKey, Event, Foreign, RunId, SessionId};
+use crate::model::{AgentInfo, Ask, AskId, AskKey, ClientWish, Event, Foreign, RunId, SessionId};
 use crate::sandbox::workspace::Manifest;
 use crate::telemetry::log::session_span;
 
@@ -73,6 +74,13 @@ pub(crate) enum Item {
     Event(Event),
     /// The agent asks.
     Ask(Ask),
+    /// The agent has its client do something.
+    Client {
+        /// What is put on record.
+        ask: Box<Ask>,
+        /// What is judged.
+        wish: ClientWish,
+    },
     /// The agent withdrew a request.
     Withdrawn(AskKey),
     /// The dialect cancelled the turn: a denial could not be told otherwise.

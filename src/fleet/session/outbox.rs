@@ -39,6 +39,21 @@ pub(crate) enum After {
         /// The kind of tool.
         class: ToolClass,
     },
+    /// What the agent has its client do may begin, or be refused.
+    Client {
+        /// To which request.
+        key: AskKey,
+        /// The place that was judged, if it is allowed.
+        place: Option<String>,
+        /// When the request was read.
+        asked: Instant,
+        /// The verdict behind it.
+        verdict: Verdict,
+        /// The denial must also end the turn.
+        deny_turn: bool,
+        /// The kind of tool.
+        class: ToolClass,
+    },
     /// A person may be asked.
     Asked(AskId),
     /// The turn's end is known for good.

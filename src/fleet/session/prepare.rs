@@ -14,7 +14,7 @@ use super::far;
 use super::listing;
 pub(crate) use super::unprepared::PrepareError;
 use super::work::Work;
-use crate::config::{Fill, HOME_OF_CHILD, Launcher, Network, OWN_PROGRAM, WorkspaceMode, fill_routes};
+use crate::config::{Fill, Launcher, Network, OWN_PROGRAM, WorkspaceMode, fill_routes};
 use crate::dialect::Attachment;
 use crate::fleet::ambient::Ambient;
 use crate::fleet::setup::{PoolShared, Shared};
@@ -116,6 +116,16 @@ pub(super) struct Space {
 }
 
 impl Space {
+    /// The child's whole environment.
+    pub(super) fn environment(&self, shared: &Shared, pool: &PoolShared) -> Vec<(String, String)> {
+        environment(
+            shared,
+            &pool.config,
+            &self.home_inside,
+            &self.workspace_inside,
+        )
+    }
+
     /// The session's home on the host.
     pub(super) fn home(&self) -> &Path {
         &self.home
@@ -237,7 +247,12 @@ impl Prepared {
         }
         let routes = is_agent;
         let writable = pool.config.workspace.mode != WorkspaceMode::Ro;
-        let what = For::Agent { writable, routes };
+        let door = is_agent && pool.config.client_offers().any();
+        let what = For::Agent {
+            writable,
+            routes,
+            door,
+        };
         launch_plan(shared, pool, &self.space, argv, &what)
     }
 }
@@ -445,6 +460,8 @@ enum For {
         writable: bool,
         /// Whether the pool's routes are listened on.
         routes: bool,
+        /// Whether we may start helpers inside.
+        door: bool,
     },
     /// Git, which interprets what stands in a repository: it gets nothing of the agent's.
     Git {
@@ -456,6 +473,10 @@ enum For {
 impl For {
     const fn is_writable(&self) -> bool {
         matches!(self, Self::Agent { writable: true, .. })
+    }
+
+    const fn has_door(&self) -> bool {
+        matches!(self, Self::Agent { door: true, .. })
     }
 }
 
@@ -476,12 +497,7 @@ fn launch_plan(
         };
     }
     let env = match what {
-        For::Agent { .. } => environment(
-            shared,
-            &pool.config,
-            &space.home_inside,
-            &space.workspace_inside,
-        ),
+        For::Agent { .. } => space.environment(shared, pool),
         For::Git { env } => {
             let path = [("PATH".to_owned(), PATH_INSIDE.to_owned())];
             env.iter().cloned().chain(path).collect()
@@ -512,6 +528,7 @@ fn launch_plan(
                 For::Agent { .. } => program(pool),
                 For::Git { .. } => Vec::new(),
             },
+            door: what.has_door(),
         })?))
     } else {
         Walls::None

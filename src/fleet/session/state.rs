@@ -27,12 +27,12 @@ use crate::journal::{TaskChange, Write};
 use crate::lifecycle::state::SlotEvent;
 use crate::lifecycle::watch::Expired;
 use crate::limits::ASKS_PER_POOL;
-use crate::model::{AgentInfo, Ask, AskId, Decision, Event, Foreign, TurnOutcome, Usage};
+use crate::model::{AgentInfo, Ask, AskId, Decision, Event, Foreign, TurnOutcome, Usage, Verdict};
 use crate::relay::LimitWatch;
 use crate::telemetry::event::child::ChildReady;
 use crate::telemetry::event::permission::PermissionDecided;
 use crate::telemetry::event::turn::{TokensUsed, ToolCallEnded, TurnEnded, TurnFirstEvent};
-use crate::telemetry::sets::ToolOutcome;
+use crate::telemetry::sets::{ToolClass, ToolOutcome};
 
 /// How wide an error of the agent's may be in a detail.
 const DETAIL_WIDTH: usize = 300;
@@ -237,8 +237,10 @@ impl SessionState {
                     .collect(),
                 control: self.pool.config.timeouts.control,
                 keepalive: self.pool.config.timeouts.keepalive,
+                offers: self.pool.config.client_offers(),
             },
             watch: Arc::clone(&self.limits),
+            client: prepared.client_setup(&self.shared, &self.pool),
         }));
     }
 
@@ -260,6 +262,7 @@ impl SessionState {
             }
             Item::Event(event) => self.event(event),
             Item::Ask(ask) => self.ask(ask),
+            Item::Client { ask, wish } => self.client(*ask, &wish),
             Item::Withdrawn(key) => {
                 self.asks.withdrawn(&key);
                 self.withdrawn(&key);
@@ -477,18 +480,22 @@ impl SessionState {
         .emit();
     }
 
-    pub(super) fn ask(&mut self, ask: Ask) {
-        let prepared = self.prepared.as_ref();
-        let is_read_only = self.shared.journal.health().borrow().is_read_only();
-        let asks = &mut self.asks;
-        let at = asks::At {
-            is_read_only,
+    /// In what state of things an ask is decided now.
+    pub(super) fn asked_at(&self) -> asks::At {
+        asks::At {
+            is_read_only: self.shared.journal.health().borrow().is_read_only(),
             has_approver: self.talk.is_some(),
             is_full: self.pool.asks_waiting() >= ASKS_PER_POOL,
-        };
+        }
+    }
+
+    pub(super) fn ask(&mut self, ask: Ask) {
+        let prepared = self.prepared.as_ref();
+        let at = self.asked_at();
+        let asks = &mut self.asks;
         let decided = asks::decide(&self.pool, prepared, &self.work, &ask, asks, at);
         if decided.verdict.decision == Decision::Ask {
-            return self.ask_a_person(ask, decided);
+            return self.ask_a_person(ask, decided, None);
         }
         self.tally.decided(&decided);
         decided.record(&ask, &mut self.outbox);
@@ -550,17 +557,7 @@ impl SessionState {
                 verdict,
                 class,
             } => {
-                PermissionDecided {
-                    slot: &self.work.slot,
-                    session: &self.work.session,
-                    ask: &verdict.ask,
-                    tool_class: class,
-                    decision: verdict.decision,
-                    by: verdict.by,
-                    rules: &verdict.rules,
-                    took: clock::since(asked),
-                }
-                .emit();
+                self.told(&verdict, class, asked);
                 if self.asks.answered(&key) {
                     self.command(Command::Answer { key, answer });
                     if deny_turn {
@@ -569,11 +566,37 @@ impl SessionState {
                     }
                 }
             }
+            After::Client {
+                key,
+                place,
+                asked,
+                verdict,
+                deny_turn,
+                class,
+            } => {
+                self.told(&verdict, class, asked);
+                self.client_durable(key, place, verdict, deny_turn);
+            }
             After::Asked(id) => self.put(&id),
             After::TurnEnded if self.scope == SessionScope::Slot => self.after_turn(),
             After::TurnEnded => self.stop(false),
             After::ChildEnded { task } => self.after_child(task),
         }
+    }
+
+    /// Logs and counts a verdict that is durable.
+    fn told(&self, verdict: &Verdict, class: ToolClass, asked: Instant) {
+        PermissionDecided {
+            slot: &self.work.slot,
+            session: &self.work.session,
+            ask: &verdict.ask,
+            tool_class: class,
+            decision: verdict.decision,
+            by: verdict.by,
+            rules: &verdict.rules,
+            took: clock::since(asked),
+        }
+        .emit();
     }
 
     pub(super) fn command(&self, command: Command) {

@@ -380,3 +380,26 @@ pub(super) struct Spec<'a> {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) embed: Vec<Text<'a>>,
 }
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct TerminalStarted<'a> {
+    pub(super) terminal: Text<'a>,
+    pub(super) argv: Vec<Text<'a>>,
+    pub(super) cwd: Text<'a>,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct TerminalOutput<'a> {
+    pub(super) terminal: Text<'a>,
+    pub(super) delta: Text<'a>,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct TerminalEnded<'a> {
+    pub(super) terminal: Text<'a>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) status: Option<Status>,
+    pub(super) wrote: u64,
+    #[serde(default)]
+    pub(super) untold: u64,
+}

@@ -67,6 +67,9 @@ pub fn decode(kind: &str, version: u32, body: &str) -> Result<Event, CodecError>
         | EventKind::Decided
         | EventKind::Unasked
         | EventKind::FileUpdated => tools(&reader),
+        EventKind::TerminalStarted | EventKind::TerminalOutput | EventKind::TerminalEnded => {
+            terminals(&reader)
+        }
         EventKind::Plan
         | EventKind::Usage
         | EventKind::ContextUsed
@@ -282,6 +285,36 @@ fn tools(reader: &Reader<'_>) -> Result<Event, CodecError> {
             Event::FileUpdated {
                 tool: own(b.tool),
                 path: own(b.path),
+            }
+        }
+    })
+}
+
+/// Commands that an agent has its client run.
+fn terminals(reader: &Reader<'_>) -> Result<Event, CodecError> {
+    Ok(match reader.kind {
+        EventKind::TerminalStarted => {
+            let b: body::TerminalStarted<'_> = reader.parse()?;
+            Event::TerminalStarted {
+                terminal: b.terminal.into_owned(),
+                argv: b.argv.into_iter().map(own).collect(),
+                cwd: own(b.cwd),
+            }
+        }
+        EventKind::TerminalOutput => {
+            let b: body::TerminalOutput<'_> = reader.parse()?;
+            Event::TerminalOutput {
+                terminal: b.terminal.into_owned(),
+                delta: own(b.delta),
+            }
+        }
+        _ => {
+            let b: body::TerminalEnded<'_> = reader.parse()?;
+            Event::TerminalEnded {
+                terminal: b.terminal.into_owned(),
+                status: b.status.map(Into::into),
+                wrote: b.wrote,
+                untold: b.untold,
             }
         }
     })

@@ -29,6 +29,9 @@ pub fn encode_into(event: &Event, out: &mut Vec<u8>) {
         | Event::Decided(_)
         | Event::Unasked { .. }
         | Event::FileUpdated { .. } => tools(event, out),
+        Event::TerminalStarted { .. }
+        | Event::TerminalOutput { .. }
+        | Event::TerminalEnded { .. } => terminals(event, out),
         Event::Plan { .. }
         | Event::Usage(_)
         | Event::ContextUsed { .. }
@@ -225,6 +228,46 @@ fn tools(event: &Event, out: &mut Vec<u8>) {
             &body::FileUpdated {
                 tool: text(tool),
                 path: text(path),
+            },
+        ),
+        _ => {}
+    }
+}
+
+/// Commands that an agent has its client run.
+fn terminals(event: &Event, out: &mut Vec<u8>) {
+    match event {
+        Event::TerminalStarted {
+            terminal,
+            argv,
+            cwd,
+        } => put(
+            out,
+            &body::TerminalStarted {
+                terminal: Cow::Borrowed(terminal),
+                argv: argv.iter().map(text).collect(),
+                cwd: text(cwd),
+            },
+        ),
+        Event::TerminalOutput { terminal, delta } => put(
+            out,
+            &body::TerminalOutput {
+                terminal: Cow::Borrowed(terminal),
+                delta: text(delta),
+            },
+        ),
+        Event::TerminalEnded {
+            terminal,
+            status,
+            wrote,
+            untold,
+        } => put(
+            out,
+            &body::TerminalEnded {
+                terminal: Cow::Borrowed(terminal),
+                status: status.map(Into::into),
+                wrote: *wrote,
+                untold: *untold,
             },
         ),
         _ => {}

@@ -259,6 +259,27 @@ fn tools() -> Vec<Event> {
             tool: foreign("write_file"),
             path: foreign("notes.txt"),
         },
+        Event::TerminalStarted {
+            terminal: "terminal-1".to_owned(),
+            argv: vec![foreign("ls"), foreign("-l\u{7}")],
+            cwd: foreign("/workspace"),
+        },
+        Event::TerminalOutput {
+            terminal: "terminal-1".to_owned(),
+            delta: foreign("a\u{1b}[2J"),
+        },
+        Event::TerminalEnded {
+            terminal: "terminal-1".to_owned(),
+            status: Some(ExitStatus::Signal(15)),
+            wrote: 3_000_000,
+            untold: 2,
+        },
+        Event::TerminalEnded {
+            terminal: "terminal-2".to_owned(),
+            status: None,
+            wrote: 0,
+            untold: 0,
+        },
     ]
 }
 

@@ -37,7 +37,7 @@ pub(super) fn script<'a>(words: &[&'a str]) -> Option<&'a str> {
 }
 
 /// The command line that an array stands for.
-pub(super) fn command(words: &[&str]) -> Result<String, String> {
+pub(in crate::policy) fn command(words: &[&str]) -> Result<String, String> {
     match script(words) {
         Some(text) if text.trim().is_empty() => Err("is blank".to_owned()),
         Some(text) => Ok(text.to_owned()),

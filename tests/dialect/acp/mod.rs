@@ -7,6 +7,7 @@ mod alive;
 mod asks;
 mod auth;
 mod calls;
+mod client;
 mod handshake;
 mod pins;
 mod prompts;

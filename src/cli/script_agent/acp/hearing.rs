@@ -54,6 +54,7 @@ impl Agent {
     /// Takes in one line.
     pub(crate) fn hear_acp(&mut self, line: Line) -> Result<(), Halt> {
         let frame = match line {
+            Line::Whole(bytes) if self.hear_wanted(&bytes) => return Ok(()),
             Line::Whole(bytes) => requests::read(&bytes),
             Line::TooLong => Err(Fault::parse(format!(
                 "a line is longer than {LINE_BYTES} bytes"

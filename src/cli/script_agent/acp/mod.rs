@@ -4,6 +4,7 @@
 //! Source: the protocol's schema, crate `agent-client-protocol-schema` 1.15.1. Must not know
 //! verbs.
 
+mod client;
 mod hearing;
 mod messages;
 mod requests;
@@ -17,6 +18,7 @@ use super::agent::CONTEXT_WINDOW;
 use super::pipes::Outbox;
 use super::said::{Moment, Said, TextFrame};
 use super::step::Call;
+pub(super) use client::Wanted;
 use messages::{
     Block, Entry, Notification, PermissionOption, PermissionParams, RawOutput, Request, Status,
     StopReason, Success, ToolCall, ToolContent, TurnEnd, Update,

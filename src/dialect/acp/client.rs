@@ -1,0 +1,262 @@
+//! What the agent wants its client to do for it: `fs/…` and `terminal/…`. Source: Agent Client
+//! Protocol, version 1, pages "File System" and "Terminals".
+//!
+//! Owns when such a request is taken: only what was offered, in our session, and files and new
+//! terminals only in a turn. Must not carry anything out nor decide: a request goes on as an
+//! effect, with what is to be judged, and its answer comes back as a command.
+
+mod answers;
+mod params;
+
+use serde_json::value::RawValue;
+use sha2::{Digest as _, Sha256};
+
+use super::envelope::RequestId;
+use super::{Acp, Leaving, Phase, Turn};
+use crate::dialect::asks::{Asks, Clash};
+use crate::dialect::{Effect, Effects, Refused, bad_line};
+use crate::limits::{CLIENT_FILE_BYTES, CLIENT_OPEN_BYTES, CLIENT_PATH_BYTES, FOREIGN_ID_BYTES};
+use crate::model::{
+    Ask, AskKey, Claimed, ClientAnswer, ClientCall, ClientError, ClientFault, ClientMethod,
+};
+
+/// The open requests to the client: of each its method and how much text it holds.
+#[derive(Debug, Default)]
+pub(super) struct Client {
+    open: Asks<(ClientMethod, usize)>,
+    /// Text of all of them together, in bytes.
+    held: usize,
+}
+
+impl Client {
+    /// Ends a request, if it is open: nothing is answered any more.
+    pub(super) fn close(&mut self, id: &str) -> Option<AskKey> {
+        let (key, (_, held)) = self.open.close(id)?;
+        self.held = self.held.saturating_sub(held);
+        Some(key)
+    }
+
+    /// Ends all of them.
+    pub(super) fn close_all(&mut self) -> Vec<AskKey> {
+        self.held = 0;
+        let all = self.open.close_all().into_iter();
+        all.map(|(key, _)| key).collect()
+    }
+}
+
+/// A request that is not taken: the code and the words of the error, and the reason under which
+/// the line is counted, if it is a fault of the agent's.
+struct NotTaken {
+    counted: Option<&'static str>,
+    code: i32,
+    message: String,
+}
+
+impl NotTaken {
+    fn new(counted: impl Into<Option<&'static str>>, code: i32, message: &str) -> Self {
+        Self {
+            counted: counted.into(),
+            code,
+            message: message.to_owned(),
+        }
+    }
+}
+
+impl Acp {
+    /// Takes a request to the client; `false` if the method is none that was offered.
+    pub(super) fn client_request(
+        &mut self,
+        id: &RequestId,
+        method: &str,
+        params: Option<&RawValue>,
+        line: &[u8],
+        out: &mut Effects,
+    ) -> bool {
+        let method = ClientMethod::from_word(method);
+        let Some(method) = method.filter(|method| self.opening.offers.has(*method)) else {
+            return false;
+        };
+        match self.client_taken(id, method, params, out) {
+            Ok(()) => {}
+            Err(NotTaken {
+                counted,
+                code,
+                message,
+            }) => {
+                if let Some(reason) = counted {
+                    bad_line(reason, line, out);
+                }
+                out.push(Effect::Write(answers::error(id.json(), code, &message)));
+            }
+        }
+        true
+    }
+
+    fn client_taken(
+        &mut self,
+        id: &RequestId,
+        method: ClientMethod,
+        params: Option<&RawValue>,
+        out: &mut Effects,
+    ) -> Result<(), NotTaken> {
+        if self.phase != Phase::Ready || self.leaving != Leaving::No {
+            let why = "there is no session that this could be for";
+            return Err(NotTaken::new("out_of_state", answers::INVALID_REQUEST, why));
+        }
+        let (session, call) = params
+            .and_then(|raw| params::read(method, raw))
+            .ok_or_else(|| {
+                let why = "the parameters lack a member, or one has another type";
+                NotTaken::new("bad_shape", answers::INVALID_PARAMS, why)
+            })?;
+        if self.is_other(&session) {
+            let why = "Resource not found: the session is not open here";
+            return Err(NotTaken::new("unknown_id", answers::NOT_FOUND, why));
+        }
+        let begins = !matches!(call, ClientCall::Terminal { .. });
+        if begins && self.cancelling {
+            let why = "the turn was cancelled";
+            return Err(NotTaken::new(None, answers::CANCELLED, why));
+        }
+        if begins && self.turn == Turn::None {
+            let why = "no turn is running: files and new terminals are for turns";
+            return Err(NotTaken::new("out_of_state", answers::INVALID_REQUEST, why));
+        }
+        let held = fits(&call)?;
+        if self.client.held + held > CLIENT_OPEN_BYTES {
+            let why = "too much text is waiting to be written";
+            return Err(NotTaken::new("too_many_asks", answers::INTERNAL, why));
+        }
+        let key = self.client.open.open(id.json(), (method, held));
+        let key = key.map_err(|clash| match clash {
+            Clash::Duplicate => {
+                let why = "a request with this id was sent before";
+                NotTaken::new("duplicate_id", answers::INVALID_REQUEST, why)
+            }
+            Clash::TooMany => {
+                let why = "too many requests are open at the same time";
+                NotTaken::new("too_many_asks", answers::INTERNAL, why)
+            }
+            Clash::LongId => {
+                let why = "the id of the request is too long";
+                NotTaken::new("bad_shape", answers::INVALID_REQUEST, why)
+            }
+        })?;
+        self.client.held += held;
+        if begins {
+            self.turn_goes_on(out);
+        }
+        let ask = call.wish().is_some().then(|| ask(&key, &call));
+        out.push(Effect::Client { key, call, ask });
+        Ok(())
+    }
+
+    /// Carries out the answer to such a request.
+    pub(super) fn client_answer(
+        &mut self,
+        key: &AskKey,
+        answer: &ClientAnswer,
+        out: &mut Effects,
+    ) -> Result<(), Refused> {
+        let (_, (method, held)) = self.client.open.close(&key.0).ok_or(Refused::UnknownAsk)?;
+        self.client.held = self.client.held.saturating_sub(held);
+        let line = match answer {
+            Ok(done) => answers::done(&key.0, method, done),
+            Err(error) => answers::error(&key.0, code(error.fault), &said(error)),
+        };
+        out.push(Effect::Write(line));
+        Ok(())
+    }
+
+    /// A request comes with the id of an open one to the client: which of them an answer would be
+    /// for is not clear, so the older one gets none.
+    pub(super) fn client_clash(&mut self, id: &RequestId, line: &[u8], out: &mut Effects) {
+        if let Some(key) = self.client.close(id.json()) {
+            bad_line("duplicate_id", line, out);
+            out.push(Effect::Withdrawn(key));
+        }
+    }
+}
+
+const fn code(fault: ClientFault) -> i32 {
+    match fault {
+        ClientFault::NotFound => answers::NOT_FOUND,
+        ClientFault::Invalid => answers::INVALID_PARAMS,
+        ClientFault::Cancelled => answers::CANCELLED,
+        ClientFault::Denied | ClientFault::Failed => answers::INTERNAL,
+    }
+}
+
+/// The words of an error. Agents know a missing file by the code, by these first words, or by the
+/// system's own: all three are there.
+fn said(error: &ClientError) -> String {
+    match error.fault {
+        ClientFault::NotFound => format!(
+            "Resource not found: {} (ENOENT: No such file or directory)",
+            error.message
+        ),
+        ClientFault::Denied => format!("permission denied: {}", error.message),
+        _ => error.message.clone(),
+    }
+}
+
+/// How much text a request holds; what is longer than can be carried out is not taken.
+fn fits(call: &ClientCall) -> Result<usize, NotTaken> {
+    let too_long = |what: &str| NotTaken::new(None, answers::INVALID_PARAMS, what);
+    match call {
+        ClientCall::Read { path, .. } | ClientCall::Write { path, .. }
+            if path.len() > CLIENT_PATH_BYTES =>
+        {
+            Err(too_long("the path is too long"))
+        }
+        ClientCall::Write { content, .. } if content.len() > CLIENT_FILE_BYTES => {
+            let most = CLIENT_FILE_BYTES;
+            Err(too_long(&format!("the text is longer than {most} bytes")))
+        }
+        ClientCall::Terminal { id, .. } if id.len() > FOREIGN_ID_BYTES => {
+            Err(too_long("the id of the terminal is too long"))
+        }
+        ClientCall::Write { content, .. } => Ok(content.len()),
+        _ => Ok(0),
+    }
+}
+
+/// What is on record of a request that is judged: of a text its length and digest, not the text.
+fn ask(key: &AskKey, call: &ClientCall) -> Box<Ask> {
+    let input = match call {
+        ClientCall::Read { path, line, limit } => {
+            serde_json::json!({"path": path, "line": line, "limit": limit})
+        }
+        ClientCall::Write { path, content } => serde_json::json!({
+            "path": path,
+            "bytes": content.len(),
+            "sha256": hex(&Sha256::digest(content.as_bytes())),
+        }),
+        ClientCall::Run(spec) => {
+            let env: Vec<_> = spec
+                .env
+                .iter()
+                .map(|(name, value)| serde_json::json!({"name": name, "value": value}))
+                .collect();
+            serde_json::json!({"command": spec.argv, "cwd": spec.cwd, "env": env})
+        }
+        ClientCall::Terminal { id, .. } => serde_json::json!({"terminalId": id}),
+    };
+    Box::new(Ask {
+        key: key.clone(),
+        tool_id: None,
+        tool: call.method().word().into(),
+        input: serde_json::value::to_raw_value(&input)
+            .unwrap_or_else(|_| crate::wire::json::null()),
+        claimed: Claimed::default(),
+    })
+}
+
+fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write as _;
+    let mut out = String::with_capacity(2 * bytes.len());
+    for byte in bytes {
+        let _ = write!(out, "{byte:02x}");
+    }
+    out
+}

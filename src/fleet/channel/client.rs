@@ -1,0 +1,516 @@
+//! What the agent has its client do: files read and written, commands run, inside its own walls.
+//!
+//! Owns the open requests of one child from their verdict to their answer, and the child's
+//! terminals. Nothing is begun before the session says that the verdict is durable. Each file and
+//! each command is a plain task, which reports; none of them holds up the channel. Must not know
+//! rules, nor how the protocol says any of this.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::state::ChannelState;
+use super::stdin::Stdin;
+use super::terminal::{self, Terminal};
+use super::{ChannelMsg, ChannelRef};
+use crate::dialect::Command;
+use crate::fleet::credit::Hold;
+use crate::fleet::session::Item;
+use crate::launch::{Door, Errand, FileError, Limits};
+use crate::limits::{CLIENT_FILES, TERMINALS};
+use crate::model::{
+    Ask, AskKey, ClientAnswer, ClientCall, ClientDone, ClientError, ClientFault, ClientMethod,
+    Event, Foreign, TerminalExit, TerminalSpec,
+};
+use crate::wire::files::{FileFault, FileOrder};
+
+/// What every command for the agent has, and where its files are.
+#[derive(Debug, Clone)]
+pub(crate) struct ClientSetup {
+    /// The environment of every terminal.
+    pub(crate) env: Vec<(String, String)>,
+    /// The limits of every terminal.
+    pub(crate) limits: Limits,
+    /// The workspace, as seen inside.
+    pub(crate) workspace: String,
+}
+
+/// What is heard of the requests under way.
+#[derive(Debug)]
+pub(crate) enum ClientNews {
+    /// The verdict is durable: the place that was judged, or why nothing is done.
+    Judged {
+        /// The request.
+        key: AskKey,
+        /// Go on, there.
+        verdict: Result<String, ClientError>,
+    },
+    /// A file was read or written, or not.
+    File {
+        /// The request.
+        key: AskKey,
+        /// What came of it.
+        answer: ClientAnswer,
+        /// The file, if it was written.
+        wrote: Option<String>,
+    },
+    /// A command runs, or does not.
+    Started {
+        /// The request.
+        key: AskKey,
+        /// Its terminal.
+        terminal: String,
+        /// Why it does not.
+        failed: Option<String>,
+        /// Program and arguments, and where.
+        what: (Vec<String>, String),
+    },
+    /// A command wrote something.
+    Output {
+        /// Its terminal.
+        terminal: String,
+        /// What.
+        delta: Foreign,
+        /// Drops when it is durable.
+        hold: Hold,
+    },
+    /// A command is over, and nothing of it is left.
+    Ended {
+        /// Its terminal.
+        terminal: String,
+        /// How.
+        exit: TerminalExit,
+        /// Bytes that it wrote.
+        wrote: u64,
+        /// Bytes of these that were not told.
+        untold: u64,
+    },
+}
+
+/// What is to be said, once the child's stdin has room for it.
+#[derive(Debug)]
+enum Reply {
+    /// This.
+    Ready(ClientAnswer),
+    /// The same, of a file: its place among those that are worked on is free then.
+    File(ClientAnswer),
+    /// What this terminal's command has written by then.
+    Output(String),
+}
+
+/// A file to be read or written.
+#[derive(Debug)]
+struct FileWork {
+    order: FileOrder,
+    /// As the agent names it.
+    path: String,
+    /// What is to be written.
+    text: Option<String>,
+}
+
+/// The requests and terminals of one child.
+#[derive(Debug)]
+pub(super) struct Clients {
+    setup: ClientSetup,
+    door: Option<Arc<Door>>,
+    /// What waits for its verdict.
+    judging: Vec<(AskKey, ClientCall)>,
+    waiting: VecDeque<(AskKey, FileWork)>,
+    /// Files that are worked on, or whose answer waits.
+    files: usize,
+    terminals: BTreeMap<String, Terminal>,
+    last_terminal: u64,
+    replies: VecDeque<(AskKey, Reply)>,
+}
+
+impl Clients {
+    pub(super) fn new(setup: ClientSetup) -> Self {
+        Self {
+            setup,
+            door: None,
+            judging: Vec::new(),
+            waiting: VecDeque::new(),
+            files: 0,
+            terminals: BTreeMap::new(),
+            last_terminal: 0,
+            replies: VecDeque::new(),
+        }
+    }
+
+    /// The child runs, and this leads into its walls.
+    pub(super) fn has_door(&mut self, door: Option<Door>) {
+        self.door = door.map(Arc::new);
+    }
+
+    /// Terminals that there are or will be.
+    fn crowd(&self) -> usize {
+        let coming = self.judging.iter();
+        let coming = coming.filter(|(_, call)| matches!(call, ClientCall::Run(_)));
+        self.terminals.len() + coming.count()
+    }
+
+    /// Nobody waits for this answer any more.
+    pub(super) fn withdrawn(&mut self, key: &AskKey) {
+        self.judging.retain(|(open, _)| open != key);
+        self.waiting.retain(|(open, _)| open != key);
+        for terminal in self.terminals.values_mut() {
+            terminal.forget(key);
+        }
+    }
+
+    fn known(&mut self, id: &str) -> Result<&mut Terminal, ClientError> {
+        let found = self.terminals.get_mut(id).filter(|of| !of.is_released());
+        found.ok_or_else(|| {
+            let shown = Foreign::from(id).show(60);
+            ClientError::new(ClientFault::NotFound, format!("terminal {shown}"))
+        })
+    }
+
+    fn file_order(&self, call: ClientCall, place: &str) -> Option<FileWork> {
+        let root = self.setup.workspace.trim_end_matches('/').to_owned();
+        let below = place.strip_prefix(&root)?.strip_prefix('/')?.to_owned();
+        Some(match call {
+            ClientCall::Read { path, line, limit } => FileWork {
+                order: FileOrder::Read {
+                    root,
+                    path: below,
+                    line,
+                    limit,
+                },
+                path,
+                text: None,
+            },
+            ClientCall::Write { path, content } => FileWork {
+                order: FileOrder::Write {
+                    root,
+                    path: below,
+                    bytes: content.len() as u64,
+                },
+                path,
+                text: Some(content),
+            },
+            ClientCall::Run(_) | ClientCall::Terminal { .. } => return None,
+        })
+    }
+
+    fn errand(&self, spec: &TerminalSpec, cwd: String) -> Errand {
+        let mut env = self.setup.env.clone();
+        for (name, value) in &spec.env {
+            env.retain(|(known, _)| known != name);
+            env.push((name.clone(), value.clone()));
+        }
+        Errand {
+            argv: spec.argv.clone(),
+            env,
+            cwd,
+            limits: self.setup.limits,
+        }
+    }
+
+    /// What the terminals that are left come to when their child is gone.
+    pub(super) fn gone(&mut self) -> Vec<Item> {
+        let left = std::mem::take(&mut self.terminals).into_iter();
+        left.filter(|(_, of)| of.runs())
+            .map(|(terminal, of)| {
+                let (wrote, untold) = of.counted();
+                Item::Event(Event::TerminalEnded {
+                    terminal,
+                    status: None,
+                    wrote,
+                    untold,
+                })
+            })
+            .collect()
+    }
+}
+
+impl ChannelState {
+    /// The agent wants something. What must be judged goes to the session first.
+    pub(super) fn client_wanted(
+        &mut self,
+        key: AskKey,
+        call: ClientCall,
+        ask: Option<Box<Ask>>,
+        now: Instant,
+    ) -> Option<Item> {
+        self.watch.ask_opened();
+        let Some(clients) = &mut self.clients else {
+            let error = ClientError::new(ClientFault::Failed, "this is not offered");
+            self.client_reply(key, Reply::Ready(Err(error)), now);
+            return None;
+        };
+        if matches!(call, ClientCall::Run(_)) && clients.crowd() >= TERMINALS {
+            let why = format!("{TERMINALS} terminals are open: release one first");
+            let error = ClientError::new(ClientFault::Failed, why);
+            self.client_reply(key, Reply::Ready(Err(error)), now);
+            return None;
+        }
+        match (ask, call.wish(), &call) {
+            (Some(ask), Some(wish), _) => {
+                clients.judging.push((key, call));
+                Some(Item::Client { ask, wish })
+            }
+            (_, _, ClientCall::Terminal { method, id }) => {
+                self.client_terminal(key, *method, id, now);
+                None
+            }
+            _ => None,
+        }
+    }
+
+    /// The methods about a terminal that is there.
+    fn client_terminal(&mut self, key: AskKey, method: ClientMethod, id: &str, now: Instant) {
+        let Some(clients) = &mut self.clients else {
+            return;
+        };
+        let terminal = match clients.known(id) {
+            Ok(terminal) => terminal,
+            Err(error) => return self.client_reply(key, Reply::Ready(Err(error)), now),
+        };
+        match method {
+            ClientMethod::TerminalOutput => {
+                return self.client_reply(key, Reply::Output(id.to_owned()), now);
+            }
+            ClientMethod::TerminalKill => terminal.kill(),
+            ClientMethod::TerminalRelease => terminal.release(),
+            _ => {}
+        }
+        // Whoever ends a command is answered when nothing of it is left.
+        let over = terminal.exit();
+        let is_gone = over.is_some() && terminal.is_released();
+        match over {
+            Some(exit) => {
+                if is_gone {
+                    clients.terminals.remove(id);
+                }
+                self.client_reply(key, Reply::Ready(Ok(ClientDone::Exited(exit))), now);
+            }
+            None => terminal.wait(key),
+        }
+    }
+
+    /// Something is heard of a request under way.
+    pub(super) fn client_news(&mut self, news: ClientNews, myself: &ChannelRef, now: Instant) {
+        match news {
+            ClientNews::Judged { key, verdict } => self.client_judged(&key, verdict, myself, now),
+            ClientNews::File { key, answer, wrote } => {
+                if let Some(path) = wrote {
+                    self.client_event(
+                        Event::FileUpdated {
+                            tool: ClientMethod::WriteTextFile.word().into(),
+                            path: path.into(),
+                        },
+                        None,
+                    );
+                }
+                self.client_reply(key, Reply::File(answer), now);
+                self.client_files(myself);
+            }
+            ClientNews::Started {
+                key,
+                terminal,
+                failed,
+                what: (argv, cwd),
+            } => {
+                let Some(clients) = &mut self.clients else {
+                    return;
+                };
+                let answer = if let Some(why) = failed {
+                    clients.terminals.remove(&terminal);
+                    Err(ClientError::new(ClientFault::Failed, why))
+                } else {
+                    if let Some(of) = clients.terminals.get_mut(&terminal) {
+                        of.started();
+                    }
+                    self.client_event(
+                        Event::TerminalStarted {
+                            terminal: terminal.clone(),
+                            argv: argv.into_iter().map(Foreign::new).collect(),
+                            cwd: cwd.into(),
+                        },
+                        None,
+                    );
+                    Ok(ClientDone::Terminal(terminal))
+                };
+                self.client_reply(key, Reply::Ready(answer), now);
+            }
+            ClientNews::Output {
+                terminal,
+                delta,
+                hold,
+            } => self.client_event(Event::TerminalOutput { terminal, delta }, Some(hold)),
+            ClientNews::Ended {
+                terminal,
+                exit,
+                wrote,
+                untold,
+            } => self.client_ended(terminal, exit, (wrote, untold), now),
+        }
+    }
+
+    fn client_ended(
+        &mut self,
+        terminal: String,
+        exit: TerminalExit,
+        (wrote, untold): (u64, u64),
+        now: Instant,
+    ) {
+        let of = self.clients.as_mut().map(|clients| &mut clients.terminals);
+        let Some(of) = of.and_then(|terminals| terminals.get_mut(&terminal)) else {
+            return;
+        };
+        let waiting = of.ended(exit);
+        let is_released = of.is_released();
+        if is_released && let Some(clients) = &mut self.clients {
+            clients.terminals.remove(&terminal);
+        }
+        self.client_event(
+            Event::TerminalEnded {
+                terminal,
+                status: exit.0,
+                wrote,
+                untold,
+            },
+            None,
+        );
+        for key in waiting {
+            self.client_reply(key, Reply::Ready(Ok(ClientDone::Exited(exit))), now);
+        }
+    }
+
+    fn client_event(&mut self, event: Event, hold: Option<Hold>) {
+        self.pool.meters.event(event.kind());
+        self.send(vec![Item::Event(event)], hold);
+    }
+
+    /// The verdict is durable: what is allowed begins now.
+    fn client_judged(
+        &mut self,
+        key: &AskKey,
+        verdict: Result<String, ClientError>,
+        myself: &ChannelRef,
+        now: Instant,
+    ) {
+        let is_ending = self.ladder.has_begun() || self.ended.is_some();
+        let Some(clients) = &mut self.clients else {
+            return;
+        };
+        let Some(at) = clients.judging.iter().position(|(open, _)| open == key) else {
+            return; // It was withdrawn.
+        };
+        let (key, call) = clients.judging.swap_remove(at);
+        let begun = match (verdict, &clients.door) {
+            (Err(error), _) => Err(error),
+            (Ok(_), _) if is_ending => Err(ClientError::new(
+                ClientFault::Cancelled,
+                "the session is ending",
+            )),
+            (Ok(_), None) => Err(ClientError::new(ClientFault::Failed, "there is no sandbox")),
+            (Ok(place), Some(door)) => Ok((place, Arc::clone(door))),
+        };
+        let (place, door) = match begun {
+            Ok(begun) => begun,
+            Err(error) => return self.client_reply(key, Reply::Ready(Err(error)), now),
+        };
+        if let ClientCall::Run(spec) = &call {
+            clients.last_terminal += 1;
+            let id = format!("terminal-{}", clients.last_terminal);
+            let errand = clients.errand(spec, place);
+            let begun = terminal::begin(terminal::Begin {
+                key,
+                id: id.clone(),
+                door,
+                errand,
+                wanted: spec.output_bytes,
+                credits: self.credits.clone(),
+                to: myself.clone(),
+            });
+            clients.terminals.insert(id, begun);
+        } else if let Some(work) = clients.file_order(call, &place) {
+            clients.waiting.push_back((key, work));
+            self.client_files(myself);
+        }
+    }
+
+    /// Begins the next files, as far as there are places.
+    fn client_files(&mut self, myself: &ChannelRef) {
+        let Some(clients) = &mut self.clients else {
+            return;
+        };
+        while clients.files < CLIENT_FILES
+            && let Some(door) = &clients.door
+            && let Some((key, work)) = clients.waiting.pop_front()
+        {
+            clients.files += 1;
+            let (door, to) = (Arc::clone(door), myself.clone());
+            tokio::spawn(async move {
+                let (answer, wrote) = carry_out(&door, work).await;
+                let news = ClientNews::File { key, answer, wrote };
+                let _ = to.send_message(ChannelMsg::Client(Box::new(news)));
+            });
+        }
+    }
+
+    fn client_reply(&mut self, key: AskKey, reply: Reply, now: Instant) {
+        match &mut self.clients {
+            Some(clients) => {
+                clients.replies.push_back((key, reply));
+                self.client_replies(now);
+            }
+            None => {
+                if let Reply::Ready(answer) = reply {
+                    self.command(Command::Client { key, answer }, now);
+                }
+            }
+        }
+    }
+
+    /// Says what is to be said, as far as the child takes it in: an answer may be long, and one
+    /// that is not read must not count as a child that hangs.
+    pub(super) fn client_replies(&mut self, now: Instant) {
+        while let Some(clients) = &mut self.clients
+            && self.stdin.as_ref().is_none_or(Stdin::has_room)
+            && let Some((key, reply)) = clients.replies.pop_front()
+        {
+            let answer = match reply {
+                Reply::Ready(answer) => answer,
+                Reply::File(answer) => {
+                    clients.files -= 1;
+                    answer
+                }
+                Reply::Output(id) => clients.known(&id).map(|of| of.output()),
+            };
+            self.command(Command::Client { key, answer }, now);
+        }
+    }
+}
+
+/// Reads or writes a file; beside the answer its path, if it was written.
+async fn carry_out(door: &Door, work: FileWork) -> (ClientAnswer, Option<String>) {
+    let FileWork { order, path, text } = work;
+    let done = match &text {
+        Some(text) => door.write(order, text).await.map(|()| ClientDone::Nothing),
+        None => door.read(order).await.map(ClientDone::Text),
+    };
+    let is_write = text.is_some();
+    match done {
+        Ok(done) => (Ok(done), is_write.then_some(path)),
+        Err(error) => (Err(described(&error, &path, is_write)), None),
+    }
+}
+
+fn described(error: &FileError, path: &str, is_write: bool) -> ClientError {
+    let fault = match error {
+        FileError::Failed(failure) => match failure.kind {
+            FileFault::NotFound if is_write => {
+                let what = format!("the directory of {path}");
+                return ClientError::new(ClientFault::NotFound, what);
+            }
+            FileFault::NotFound => return ClientError::new(ClientFault::NotFound, path),
+            FileFault::Refused => ClientFault::Invalid,
+            FileFault::System => ClientFault::Failed,
+        },
+        FileError::Lost(_) | FileError::TimedOut => ClientFault::Failed,
+    };
+    ClientError::new(fault, format!("{path}: {error}"))
+}

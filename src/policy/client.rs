@@ -1,0 +1,530 @@
+//! Judges what an agent wants its client to do for it: read or write a file, run a command.
+//!
+//! Owns what is refused whatever the rules say: a path that leaves the workspace, a variable that
+//! changes what a command does. A file is judged by the place that its path leads to and by the
+//! path as it is written, both without links from then on: whoever opens the file afterwards opens
+//! exactly that place and follows none, so that nothing which is swapped meanwhile is opened. Must
+//! not know the protocol, nor who opens it.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use super::extract::argv;
+use super::judge::{self, Hit};
+use super::path::{NoLinks, Place, Walker, is_below};
+use super::request::{Facts, Judgement, Part, Request, Target};
+use super::{Policy, skeleton};
+use crate::model::foreign::show;
+use crate::model::{Claimed, ClientWish, DecidedBy, Decision, Foreign, TerminalSpec};
+
+/// Columns of a foreign path or name in a reason.
+const SHOWN: usize = 120;
+
+/// Variables that an agent may never set: they say which programs, libraries, start-up files or
+/// configuration a command uses. Compared without case.
+const REFUSED: &[&str] = &[
+    "PATH",
+    "HOME",
+    "SHELL",
+    "USER",
+    "LOGNAME",
+    "PWD",
+    "OLDPWD",
+    "TMPDIR",
+    "IFS",
+    "ENV",
+    "CDPATH",
+    "GLOBIGNORE",
+    "SHELLOPTS",
+    "PS4",
+    "PROMPT_COMMAND",
+    "EDITOR",
+    "VISUAL",
+    "PAGER",
+    "BROWSER",
+    "HOSTALIASES",
+    "LOCALDOMAIN",
+    "RES_OPTIONS",
+    "GETCONF_DIR",
+    "LOCPATH",
+    "NLSPATH",
+    "CLASSPATH",
+    "MAKEFLAGS",
+    "MAKEFILES",
+    "MFLAGS",
+    "RUSTFLAGS",
+    "RUSTDOCFLAGS",
+    "CARGO_HOME",
+    "GOFLAGS",
+    "GOPATH",
+    "GOROOT",
+    "TERMCAP",
+    "ZDOTDIR",
+    "INPUTRC",
+    "WGETRC",
+    "CURL_HOME",
+];
+
+/// The same by how they begin.
+const REFUSED_FAMILIES: &[&str] = &[
+    "LD_",
+    "DYLD_",
+    "GIT_",
+    "BASH",
+    "PYTHON",
+    "PERL",
+    "RUBY",
+    "GEM_",
+    "BUNDLE_",
+    "NODE_",
+    "NPM_CONFIG_",
+    "YARN_",
+    "JAVA",
+    "_JAVA",
+    "JDK_",
+    "DOTNET_",
+    "LUA_",
+    "LESS",
+    "GCONV_",
+    "GLIBC_",
+    "MALLOC_",
+    "SSH_",
+    "XDG_",
+    "TERMINFO",
+    "RUSTC",
+    "CARGO_BUILD_",
+    "CARGO_TARGET_",
+    "CARGO_ALIAS_",
+    "CARGO_ENCODED_",
+    "CARGO_REGISTR",
+    "CMAKE_",
+    "MARSHAL_",
+];
+
+impl Policy {
+    /// Judges a wish. Beside the judgement stands, unless the wish is denied, the place that was
+    /// judged: an absolute path below (for a terminal: or of) the workspace, without links.
+    pub fn decide_client(&self, wish: &ClientWish, at: &Place<'_>) -> (Judgement, Option<String>) {
+        // A bug in a reader must not become an answer, nor end the caller.
+        catch_unwind(AssertUnwindSafe(|| decide(self, wish, at))).unwrap_or_else(|_| {
+            let why = "the policy engine failed on this request; it is denied";
+            (judge::error("engine_error", why), None)
+        })
+    }
+}
+
+fn decide(policy: &Policy, wish: &ClientWish, at: &Place<'_>) -> (Judgement, Option<String>) {
+    let decided = match wish {
+        ClientWish::Read(path) => file(policy, path, at, |paths| Request::Read {
+            targets: paths.into_iter().map(Target::Path).collect(),
+        }),
+        ClientWish::Write(path) => file(policy, path, at, |paths| Request::Write { paths }),
+        ClientWish::Run(spec) => terminal(policy, spec, at),
+    };
+    match decided {
+        Ok((judgement, place)) => {
+            let place = (judgement.decision != Decision::Deny).then_some(place);
+            (judgement, place)
+        }
+        Err(judgement) => (*judgement, None),
+    }
+}
+
+type Decided = Result<(Judgement, String), Box<Judgement>>;
+
+/// Why a wish is refused whatever the rules say.
+fn refused(rule: &str, words: &[&str], reason: String) -> Judgement {
+    Judgement {
+        decision: Decision::Deny,
+        rules: vec![rule.to_owned()],
+        reason,
+        by: DecidedBy::Policy,
+        facts: Facts {
+            parts: vec![Part {
+                words: words.iter().copied().map(Foreign::from).collect(),
+                decision: Decision::Deny,
+                rules: vec![rule.to_owned()],
+            }],
+            not_plain: None,
+        },
+    }
+}
+
+fn malformed(why: &str) -> Judgement {
+    let reason = format!("the request cannot be judged: {why}");
+    judge::error("malformed", &reason)
+}
+
+fn file(
+    policy: &Policy,
+    path: &str,
+    at: &Place<'_>,
+    request: impl FnOnce(Vec<String>) -> Request,
+) -> Decided {
+    let place = place_of(path, at)?;
+    if place == trimmed(at.workspace) || !is_below(&place, at.workspace) {
+        let reason = format!(
+            "{} is not in the workspace {}, and files are read and written for an agent only there",
+            show(path, SHOWN),
+            show(at.workspace, SHOWN)
+        );
+        return Err(refused("client_fs.outside", &[path], reason).into());
+    }
+    let mut paths = vec![place.clone()];
+    for spelling in [path.to_owned(), disguised(&place, at), disguised(path, at)] {
+        if !paths.contains(&spelling) {
+            paths.push(spelling);
+        }
+    }
+    let at = Place {
+        resolver: &NoLinks,
+        ..*at
+    };
+    let judgement = judge::judge(policy, &request(paths), &Claimed::default(), &at);
+    Ok((judgement, place))
+}
+
+/// The skeleton of what is below the workspace; a path elsewhere as it is.
+fn disguised(path: &str, at: &Place<'_>) -> String {
+    let root = trimmed(at.workspace);
+    match path.strip_prefix(root) {
+        Some(below) => format!("{root}{}", skeleton::of(below)),
+        None => path.to_owned(),
+    }
+}
+
+/// Where a path leads now. Only a plain absolute path leads anywhere.
+fn place_of(path: &str, at: &Place<'_>) -> Result<String, Box<Judgement>> {
+    let Some(below) = path.strip_prefix('/') else {
+        return Err(malformed("the path is not absolute").into());
+    };
+    if path.contains('\0') {
+        return Err(malformed("the path has a NUL in it").into());
+    }
+    if below.split('/').any(|part| matches!(part, "" | "." | "..")) {
+        return Err(malformed("the path has an empty component, a `.` or a `..`").into());
+    }
+    if !at.workspace.starts_with('/') {
+        return Err(malformed("the workspace is not known").into());
+    }
+    let end = Walker::new(*at).walk("/", path);
+    if end.left {
+        let reason = format!(
+            "{} leads out of the workspace {}",
+            show(path, SHOWN),
+            show(at.workspace, SHOWN)
+        );
+        return Err(refused("client_fs.outside", &[path, &end.path], reason).into());
+    }
+    Ok(end.path)
+}
+
+fn terminal(policy: &Policy, spec: &TerminalSpec, at: &Place<'_>) -> Decided {
+    let words: Vec<&str> = spec.argv.iter().map(String::as_str).collect();
+    if words
+        .first()
+        .is_none_or(|program| program.trim().is_empty())
+    {
+        return Err(malformed("it names no program").into());
+    }
+    if words.iter().any(|word| word.contains('\0')) {
+        return Err(malformed("the command has a NUL in it").into());
+    }
+    let mut hits = Vec::new();
+    for (name, value) in &spec.env {
+        hits.extend(variable(policy, name, value)?);
+    }
+    let cwd = match &spec.cwd {
+        None => trimmed(at.cwd.unwrap_or(at.workspace)).to_owned(),
+        Some(cwd) => {
+            let cwd = if cwd == "/" { cwd } else { trimmed(cwd) };
+            let place = place_of(cwd, at)?;
+            if !is_below(&place, at.workspace) {
+                let reason = format!(
+                    "{} is not in the workspace {}, and commands are run for an agent only there",
+                    show(cwd, SHOWN),
+                    show(at.workspace, SHOWN)
+                );
+                return Err(refused("client_terminal.cwd", &[cwd], reason).into());
+            }
+            place
+        }
+    };
+    let command =
+        argv::command(&words).map_err(|why| Box::new(malformed(&format!("the command {why}"))))?;
+    let request = Request::Shell {
+        command,
+        cwd: Some(cwd.clone()),
+    };
+    let judgement = judge::judge_with(policy, &request, &Claimed::default(), at, hits);
+    Ok((judgement, cwd))
+}
+
+/// What a variable of the agent's means for the verdict.
+fn variable(policy: &Policy, name: &str, value: &str) -> Result<Option<Hit>, Box<Judgement>> {
+    let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let is_plain = !name.is_empty()
+        && name.chars().all(is_name)
+        && !name.starts_with(|c: char| c.is_ascii_digit())
+        && !value.contains('\0');
+    if !is_plain {
+        return Err(malformed("a variable has no plain name, or a NUL in it").into());
+    }
+    let folded = name.to_ascii_uppercase();
+    let is_refused = REFUSED.contains(&folded.as_str())
+        || REFUSED_FAMILIES
+            .iter()
+            .any(|family| folded.starts_with(family));
+    if is_refused {
+        let reason = format!(
+            "an agent may not set the variable {} of a command",
+            show(name, SHOWN)
+        );
+        return Err(refused("client_terminal.env", &[name], reason).into());
+    }
+    if policy.shell.env_allow.iter().any(|allowed| allowed == name) {
+        return Ok(None);
+    }
+    let reason = format!(
+        "the variable {} is not in the policy's shell.env_allow",
+        show(name, SHOWN)
+    );
+    Ok(Some(Hit::setting(
+        Decision::Ask,
+        "shell.env_allow",
+        &reason,
+    )))
+}
+
+fn trimmed(path: &str) -> &str {
+    path.trim_end_matches('/')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::{Look, Resolver};
+
+    /// `docs -> src`, `out -> /etc`, `git -> .git`, `home -> /home/agent`, `src` is a directory.
+    struct Tree;
+
+    impl Resolver for Tree {
+        fn look(&self, path: &str) -> Look {
+            match path {
+                "/workspace/src" | "/workspace/.git" => Look::Directory,
+                "/workspace/docs" => Look::Link("src".to_owned()),
+                "/workspace/out" => Look::Link("/etc".to_owned()),
+                "/workspace/git" => Look::Link(".git".to_owned()),
+                "/workspace/home" => Look::Link("/home/agent".to_owned()),
+                _ => Look::Missing,
+            }
+        }
+
+        fn links(&self, _: &str) -> Option<Vec<String>> {
+            None
+        }
+    }
+
+    fn decided(wish: &ClientWish) -> (Judgement, Option<String>) {
+        let policy = Policy::builtin("developer").expect("developer");
+        policy.decide_client(
+            wish,
+            &Place {
+                workspace: "/workspace",
+                home: "/home/agent",
+                cwd: Some("/workspace"),
+                resolver: &Tree,
+            },
+        )
+    }
+
+    #[track_caller]
+    fn check_file(path: &str, read: Option<&str>, write: Option<&str>) {
+        for (wish, expect) in [
+            (ClientWish::Read(path.to_owned()), read),
+            (ClientWish::Write(path.to_owned()), write),
+        ] {
+            let (judgement, place) = decided(&wish);
+            assert_eq!(place.as_deref(), expect, "{wish:?}: {judgement:?}");
+            let is_allowed = judgement.decision == Decision::Allow;
+            assert_eq!(is_allowed, expect.is_some(), "{wish:?}: {judgement:?}");
+        }
+    }
+
+    #[test]
+    fn a_file_is_judged_where_its_path_leads_and_as_it_is_written() {
+        let both = |path: &str, place: &str| check_file(path, Some(place), Some(place));
+        both("/workspace/README.md", "/workspace/README.md");
+        both("/workspace/new/deep.txt", "/workspace/new/deep.txt");
+        both("/workspace/docs/x.md", "/workspace/src/x.md");
+        both("/workspace/résumé.md", "/workspace/résumé.md");
+        // Git's own directory may be read, not written, by whatever path.
+        let git = Some("/workspace/.git/config");
+        check_file("/workspace/.git/config", git, None);
+        check_file("/workspace/git/config", git, None);
+    }
+
+    #[test]
+    fn what_leaves_the_workspace_or_is_no_plain_path_is_refused() {
+        for path in [
+            "/etc/passwd",
+            "/workspace",
+            "/",
+            "/home/agent/notes",
+            "/workspace-evil/x",
+            "/workspace/out/passwd",
+            "/workspace/home/notes",
+            "/workspace/../etc/passwd",
+            "/workspace/src/../README.md",
+            "/workspace/./x",
+            "/workspace//x",
+            "/workspace/x/",
+            "README.md",
+            "",
+            "~/x",
+            "/proc/self/root/etc/passwd",
+            "/workspace/a\0b",
+            "/dev/null",
+            "/tmp/x",
+        ] {
+            check_file(path, None, None);
+        }
+    }
+
+    #[test]
+    fn secrets_and_protected_names_are_refused_in_every_disguise() {
+        for path in [
+            "/workspace/.env",
+            "/workspace/.ENV",
+            "/workspace/a/.еnv",
+            "/workspace/.env.",
+            "/workspace/docs/.Env",
+            "/workspace/ID_RSA",
+        ] {
+            check_file(path, None, None);
+        }
+        for path in [
+            "/workspace/.GIT/config",
+            "/workspace/.gіt/config",
+            "/workspace/.ｇit/hooks/x",
+            "/workspace/git~1/config",
+            "/workspace/.git./config",
+            "/workspace/.gi\u{301}t/x",
+            "/workspace/.Claude/settings.json",
+            "/workspace/.envrc",
+        ] {
+            let (judgement, _) = decided(&ClientWish::Write(path.to_owned()));
+            assert_eq!(judgement.decision, Decision::Deny, "{path}: {judgement:?}");
+        }
+    }
+
+    fn spec(argv: &[&str]) -> TerminalSpec {
+        TerminalSpec {
+            argv: argv.iter().map(|&word| word.to_owned()).collect(),
+            env: Vec::new(),
+            cwd: None,
+            output_bytes: None,
+        }
+    }
+
+    fn run(spec: TerminalSpec) -> (Judgement, Option<String>) {
+        decided(&ClientWish::Run(spec))
+    }
+
+    #[test]
+    fn a_terminal_is_judged_as_the_command_that_it_is() {
+        let (judgement, cwd) = run(spec(&["ls", "src"]));
+        assert_eq!(
+            (judgement.decision, cwd.as_deref()),
+            (Decision::Allow, Some("/workspace"))
+        );
+        let (judgement, _) = run(spec(&["bash", "-c", "ls src && pwd"]));
+        assert_eq!(judgement.decision, Decision::Allow, "{judgement:?}");
+        for denied in [
+            &["rm", "-rf", "x"][..],
+            &["bash", "-lc", "curl x"],
+            &["cat", ".env"],
+            &["sudo", "ls"],
+        ] {
+            let (judgement, cwd) = run(spec(denied));
+            assert_eq!(
+                (judgement.decision, cwd),
+                (Decision::Deny, None),
+                "{denied:?}"
+            );
+        }
+        // No shell reads the words of an argv.
+        let (judgement, _) = run(spec(&["ls", "$(rm -rf /)"]));
+        assert_ne!(judgement.decision, Decision::Deny, "{judgement:?}");
+        for bad in [&[][..], &[""], &["ls", "a\0b"]] {
+            assert_eq!(run(spec(bad)).0.decision, Decision::Deny, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_terminals_directory_is_in_the_workspace_without_a_link_left() {
+        let cwd = |cwd: &str| {
+            run(TerminalSpec {
+                cwd: Some(cwd.to_owned()),
+                ..spec(&["pwd"])
+            })
+            .1
+        };
+        assert_eq!(cwd("/workspace").as_deref(), Some("/workspace"));
+        assert_eq!(cwd("/workspace/src/").as_deref(), Some("/workspace/src"));
+        assert_eq!(cwd("/workspace/docs").as_deref(), Some("/workspace/src"));
+        for outside in [
+            "/",
+            "/etc",
+            "/home/agent",
+            "/tmp",
+            "/workspace/out",
+            "/workspace/..",
+            "src",
+            "",
+        ] {
+            assert_eq!(cwd(outside), None, "{outside}");
+        }
+    }
+
+    #[test]
+    fn variables_that_change_what_a_command_does_are_refused() {
+        let with = |name: &str, value: &str| {
+            run(TerminalSpec {
+                env: vec![(name.to_owned(), value.to_owned())],
+                ..spec(&["ls"])
+            })
+            .0
+        };
+        assert_eq!(with("RUST_LOG", "debug").decision, Decision::Allow);
+        assert_eq!(with("MY_FLAG", "1").decision, Decision::Ask);
+        for name in [
+            "LD_PRELOAD",
+            "LD_LIBRARY_PATH",
+            "PATH",
+            "Path",
+            "HOME",
+            "GIT_SSH_COMMAND",
+            "GIT_DIR",
+            "BASH_ENV",
+            "ENV",
+            "PYTHONPATH",
+            "PYTHONSTARTUP",
+            "NODE_OPTIONS",
+            "PERL5OPT",
+            "RUBYOPT",
+            "IFS",
+            "BASH_FUNC_ls%%",
+            "npm_config_x",
+            "RUSTC_WRAPPER",
+            "JAVA_TOOL_OPTIONS",
+            "MARSHAL_MARKER",
+            "",
+            "A=B",
+            "1A",
+            "A B",
+        ] {
+            assert_eq!(with(name, "x").decision, Decision::Deny, "{name}");
+        }
+        assert_eq!(with("RUST_LOG", "a\0b").decision, Decision::Deny);
+    }
+}

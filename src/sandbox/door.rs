@@ -1,0 +1,91 @@
+//! The door of a sandbox: starts helpers inside when the supervisor says so.
+//!
+//! Owned by pid 1. A message is one byte, which kind of helper, and beside it the socket that this
+//! helper talks by. What it is told there is no business of pid 1's: it only starts it, as itself,
+//! with the walls that it wears, and reaps it. Nobody inside has the other end.
+
+use std::io::{IoSliceMut, Read as _};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+
+use rustix::io::Errno;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+
+use crate::wire::shim::{ARG0_FILES, ARG0_LEASH, DOOR_FILES, DOOR_LEASH, MARKER};
+
+/// Pid 1's end.
+pub(super) struct Door(OwnedFd);
+
+impl Door {
+    pub(super) const fn new(socket: OwnedFd) -> Self {
+        Self(socket)
+    }
+
+    /// Starts what waits at the door; `false` if nobody will come any more.
+    pub(super) fn admit(&self) -> bool {
+        loop {
+            let mut kind = [0];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+            let got = match recvmsg(
+                &self.0,
+                &mut [IoSliceMut::new(&mut kind)],
+                &mut control,
+                flags,
+            ) {
+                Ok(got) => got.bytes,
+                Err(Errno::AGAIN) => return true,
+                Err(Errno::INTR) => continue,
+                Err(_) => return false,
+            };
+            let socket = control.drain().find_map(|message| match message {
+                RecvAncillaryMessage::ScmRights(mut rights) => rights.next(),
+                _ => None,
+            });
+            if got == 0 {
+                return false;
+            }
+            if let Some(socket) = socket {
+                start(kind[0], socket);
+            }
+        }
+    }
+}
+
+impl AsFd for Door {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Starts a helper that talks by this socket. If it cannot be started the socket ends, which says
+/// so.
+fn start(kind: u8, socket: OwnedFd) {
+    let name = match kind {
+        DOOR_LEASH => ARG0_LEASH,
+        DOOR_FILES => ARG0_FILES,
+        _ => return,
+    };
+    let _ = Command::new("/proc/self/exe")
+        .arg0(name)
+        .env_clear()
+        .env(MARKER, std::env::var_os(MARKER).unwrap_or_default())
+        .stdin(Stdio::from(socket))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn();
+}
+
+/// Reads exactly so many bytes of a text that follows a message.
+pub(super) fn text(mut from: impl std::io::Read, bytes: u64) -> std::io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    from.by_ref().take(bytes).read_to_end(&mut text)?;
+    if text.len() as u64 == bytes {
+        Ok(text)
+    } else {
+        Err(std::io::ErrorKind::UnexpectedEof.into())
+    }
+}

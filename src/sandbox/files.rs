@@ -1,0 +1,310 @@
+//! Reads or writes one text file for the agent's client, as the agent's user and behind its walls.
+//!
+//! A process of its own for one file, because whatever stands there was chosen by an agent: it may
+//! hang, or be swapped at any moment. Everything is opened below one directory with
+//! openat2(RESOLVE_BENEATH | NO_SYMLINKS | NO_MAGICLINKS | NO_XDEV): the place that was judged, or
+//! nothing. Only regular files with one name are touched. Must not know what was judged.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read as _, Write as _};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::ExitCode;
+
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Stat};
+use rustix::io::Errno;
+use rustix::process::DumpableBehavior;
+
+use super::{control, door, privilege};
+use crate::limits::{CLIENT_FILE_BYTES, CLIENT_FILE_WAIT, CLIENT_SCAN_BYTES};
+use crate::wire::files::{FileFailure, FileFault, FileOrder, FileReport};
+
+/// The mode of a file that was not there.
+const FRESH_MODE: u32 = 0o644;
+/// Set-user-id, set-group-id.
+const SET_ID: u32 = 0o6000;
+/// Attempts at a name for the new text that nobody has.
+const NAMES: u32 = 16;
+
+/// What a step gives.
+type Step<T> = Result<T, FileFailure>;
+
+/// Runs as that process. Its stdin is the socket.
+pub(super) fn main() -> ExitCode {
+    if privilege::close_inherited().is_err() {
+        return ExitCode::FAILURE;
+    }
+    let _ = privilege::set_dumpable(DumpableBehavior::NotDumpable);
+    // A file that answers nobody must not be waited for longer than the client does.
+    std::thread::spawn(|| {
+        std::thread::sleep(CLIENT_FILE_WAIT);
+        std::process::exit(1);
+    });
+    let served = control::from_stdin().and_then(|socket| serve(&socket));
+    served.map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS)
+}
+
+fn serve(socket: &UnixStream) -> io::Result<()> {
+    let (order, _): (FileOrder, _) = control::receive(socket)?;
+    let done = match order {
+        FileOrder::Read {
+            root,
+            path,
+            line,
+            limit,
+        } => hold_root(&root)
+            .and_then(|root| read(root, &path, line, limit))
+            .map(Some),
+        FileOrder::Write { root, path, bytes } => {
+            let text = door::text(socket, bytes)?;
+            hold_root(&root)
+                .and_then(|root| write(root, &path, &text))
+                .map(|()| None)
+        }
+    };
+    match done {
+        Ok(Some(text)) => {
+            let bytes = text.len() as u64;
+            control::send(socket, &FileReport::Text { bytes }, &[])?;
+            let mut socket = socket;
+            socket.write_all(text.as_bytes())
+        }
+        Ok(None) => control::send(socket, &FileReport::Written, &[]),
+        Err(failure) => control::send(socket, &FileReport::Failed(failure), &[]),
+    }
+}
+
+fn refused(what: impl Into<String>) -> FileFailure {
+    FileFailure {
+        kind: FileFault::Refused,
+        what: what.into(),
+    }
+}
+
+/// What the system said, while something was done.
+fn failed(doing: &str, errno: Errno) -> FileFailure {
+    match errno {
+        Errno::NOENT => FileFailure {
+            kind: FileFault::NotFound,
+            what: doing.to_owned(),
+        },
+        // What the flags of openat2 forbid.
+        Errno::LOOP => refused("a symbolic link is on the way, where none was when it was judged"),
+        Errno::XDEV => refused("it is not in the workspace's own file system"),
+        Errno::NOTDIR => refused("a component before its last is no directory"),
+        Errno::ISDIR => refused("it is a directory"),
+        Errno::NXIO | Errno::NODEV => refused("it is no regular file"),
+        errno => FileFailure {
+            kind: FileFault::System,
+            what: format!("{doing}: {}", io::Error::from(errno)),
+        },
+    }
+}
+
+fn system(doing: &str, error: &io::Error) -> FileFailure {
+    match Errno::from_io_error(error) {
+        Some(errno) => failed(doing, errno),
+        None => FileFailure {
+            kind: FileFault::System,
+            what: format!("{doing}: {error}"),
+        },
+    }
+}
+
+/// Takes hold of the directory that nothing leaves.
+fn hold_root(root: &str) -> Step<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    rustix::fs::openat2(CWD, root, flags, Mode::empty(), resolve)
+        .map_err(|errno| failed("the workspace cannot be opened", errno))
+}
+
+/// Opens below a directory, through no link and no mount.
+fn open_below(dir: impl AsFd, path: &str, flags: OFlags, doing: &str) -> Step<OwnedFd> {
+    let resolve = ResolveFlags::BENEATH
+        | ResolveFlags::NO_SYMLINKS
+        | ResolveFlags::NO_MAGICLINKS
+        | ResolveFlags::NO_XDEV;
+    let mut flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    if !flags.contains(OFlags::PATH) {
+        flags |= OFlags::NONBLOCK | OFlags::NOCTTY;
+    }
+    let mut tries = 0;
+    loop {
+        match rustix::fs::openat2(&dir, path, flags, Mode::empty(), resolve) {
+            // Somebody renames directories at the same moment (openat2(2)).
+            Err(Errno::AGAIN) if tries < 8 => tries += 1,
+            opened => return opened.map_err(|errno| failed(doing, errno)),
+        }
+    }
+}
+
+fn examine(fd: impl AsFd) -> Step<Stat> {
+    rustix::fs::fstat(fd).map_err(|errno| failed("it cannot be examined", errno))
+}
+
+/// A regular file with one name: another name of it may be one that the policy knows.
+fn plain(stat: &Stat) -> Step<()> {
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile if stat.st_nlink > 1 => Err(refused(
+            "it has several names (hard links), and only one of them was judged",
+        )),
+        FileType::RegularFile => Ok(()),
+        FileType::Directory => Err(refused("it is a directory")),
+        FileType::Symlink => Err(refused("it is a symbolic link")),
+        _ => Err(refused(
+            "it is no regular file, but a device, a pipe or a socket",
+        )),
+    }
+}
+
+/// Reads lines of a file.
+fn read(root: impl AsFd, path: &str, line: u64, limit: Option<u64>) -> Step<String> {
+    // Held first: a pipe that were opened could be what somebody waits for, a device could react.
+    let held = open_below(&root, path, OFlags::PATH, "there is no such file")?;
+    plain(&examine(&held)?)?;
+    let file = open_below(&root, path, OFlags::RDONLY, "it cannot be opened")?;
+    let stat = examine(&file)?;
+    plain(&stat)?;
+    let bytes = lines(File::from(file), line, limit)?;
+    String::from_utf8(bytes).map_err(|_| refused("it is no text in UTF-8"))
+}
+
+/// The lines from `line` on, at most `limit`.
+fn lines(file: File, line: u64, limit: Option<u64>) -> Step<Vec<u8>> {
+    let cannot = |error: io::Error| system("it cannot be read", &error);
+    let most = CLIENT_FILE_BYTES as u64;
+    let mut from = BufReader::new(file.take(CLIENT_SCAN_BYTES));
+    let mut text = Vec::new();
+    for _ in 1..line {
+        if !skip_line(&mut from).map_err(cannot)? {
+            break;
+        }
+    }
+    let mut left = limit;
+    while left != Some(0) {
+        let room = most + 1 - text.len() as u64;
+        let mut bounded = from.by_ref().take(room);
+        if bounded.read_until(b'\n', &mut text).map_err(cannot)? == 0 {
+            break;
+        }
+        if text.len() as u64 > most {
+            return Err(refused(format!(
+                "what was asked for is longer than {most} bytes: ask for fewer lines"
+            )));
+        }
+        left = left.map(|left| left - 1);
+    }
+    if left != Some(0) && from.into_inner().limit() == 0 {
+        return Err(refused(format!(
+            "the lines asked for are not within its first {CLIENT_SCAN_BYTES} bytes"
+        )));
+    }
+    Ok(text)
+}
+
+/// Passes one line over; `false` at the end.
+fn skip_line(from: &mut impl BufRead) -> io::Result<bool> {
+    loop {
+        let chunk = from.fill_buf()?;
+        if chunk.is_empty() {
+            return Ok(false);
+        }
+        if let Some(at) = memchr::memchr(b'\n', chunk) {
+            from.consume(at + 1);
+            return Ok(true);
+        }
+        let all = chunk.len();
+        from.consume(all);
+    }
+}
+
+/// Replaces a file, or makes one in a directory that is there: a new file under a name of its own
+/// takes the old one's place at once, and all of it is on the disk before this returns.
+fn write(root: impl AsFd, path: &str, text: &[u8]) -> Step<()> {
+    let (parent, name) = path.rsplit_once('/').unwrap_or((".", path));
+    if name.is_empty() || matches!(name, "." | "..") {
+        return Err(refused("it is a directory"));
+    }
+    let read_dir = OFlags::RDONLY | OFlags::DIRECTORY;
+    let missing = "there is no such directory";
+    let dir = open_below(&root, parent, read_dir, missing)?;
+    let mode = mode_of(&dir, name)?;
+    let fresh = Fresh::make(&dir)?;
+    let written = fresh.fill(text, mode).and_then(|()| fresh.take_place(name));
+    if written.is_err() {
+        fresh.discard();
+    }
+    written?;
+    rustix::fs::fsync(&dir).map_err(|errno| failed("the directory cannot be synced", errno))
+}
+
+/// The mode that the file keeps, if it may be replaced.
+fn mode_of(dir: &OwnedFd, name: &str) -> Step<Mode> {
+    let stat = match open_below(dir, name, OFlags::PATH, "") {
+        Ok(held) => examine(held)?,
+        Err(failure) if failure.kind == FileFault::NotFound => {
+            return Ok(Mode::from_raw_mode(FRESH_MODE));
+        }
+        Err(failure) => return Err(failure),
+    };
+    plain(&stat)?;
+    if stat.st_mode & SET_ID != 0 {
+        return Err(refused("it is set-user-id or set-group-id"));
+    }
+    if stat.st_uid != rustix::process::geteuid().as_raw() {
+        return Err(refused("it belongs to another user"));
+    }
+    if stat.st_mode & 0o200 == 0 {
+        return Err(refused("its owner may not write it"));
+    }
+    Ok(Mode::from_raw_mode(stat.st_mode & 0o777))
+}
+
+/// A new file that has no place yet.
+struct Fresh<'d> {
+    dir: &'d OwnedFd,
+    name: String,
+    file: File,
+}
+
+impl<'d> Fresh<'d> {
+    fn make(dir: &'d OwnedFd) -> Step<Self> {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
+        let mode = Mode::from_raw_mode(0o600);
+        for _ in 0..NAMES {
+            let name = format!(".marshal-{}", uuid::Uuid::new_v4().simple());
+            match rustix::fs::openat(dir, &name, flags | OFlags::CLOEXEC, mode) {
+                Ok(file) => {
+                    let file = File::from(file);
+                    return Ok(Self { dir, name, file });
+                }
+                Err(Errno::EXIST) => {}
+                Err(errno) => return Err(failed("no file can be made in its directory", errno)),
+            }
+        }
+        Err(refused("no new name could be found in its directory"))
+    }
+
+    fn fill(&self, text: &[u8], mode: Mode) -> Step<()> {
+        let cannot = |error: &io::Error| system("it cannot be written", error);
+        let mut file = &self.file;
+        file.write_all(text).map_err(|error| cannot(&error))?;
+        rustix::fs::fchmod(file, mode).map_err(|errno| failed("its mode cannot be set", errno))?;
+        file.sync_all().map_err(|error| cannot(&error))
+    }
+
+    /// Takes the place of `name`, whatever stands there by now: a link is replaced, not followed.
+    fn take_place(&self, name: &str) -> Step<()> {
+        rustix::fs::renameat(self.dir, &self.name, self.dir, name)
+            .map_err(|errno| failed("it cannot take the file's place", errno))
+    }
+
+    fn discard(&self) {
+        let _ = rustix::fs::unlinkat(self.dir, &self.name, AtFlags::empty());
+    }
+}
+
+#[cfg(test)]
+#[path = "files/tests.rs"]
+mod tests;
