@@ -148,6 +148,7 @@ fn hostile_events(evil: &str, task: &TaskId) -> Vec<Event> {
             mode: Some(text()),
             tools: vec![text()],
             context_window: None,
+            forgets: false,
         }),
         Event::TurnStarted { turn: Some(text()) },
         Event::Text { delta: text() },

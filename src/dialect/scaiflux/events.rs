@@ -57,6 +57,8 @@ impl Scaiflux {
             mode: ready.mode(),
             tools: ready.tools(),
             context_window: ready.context_window(),
+            // By an argument of its command line: the configuration says whether it can.
+            forgets: false,
         }));
     }
 

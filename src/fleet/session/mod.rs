@@ -251,6 +251,7 @@ fn begin(args: SessionArgs, myself: SessionRef) -> Box<SessionState> {
         loadable: true,
         has_task: true,
         task_number: 0,
+        idle_timer: None,
         oversized: false,
         not_loaded: None,
         gives_back: false,

@@ -87,6 +87,8 @@ pub(crate) struct SessionState {
     pub(super) has_task: bool,
     /// Counts its tasks: what was waited for of an earlier one is no news for the next.
     pub(super) task_number: u64,
+    /// Ends the wait after which its idle child is stopped.
+    pub(super) idle_timer: Option<AbortHandle>,
     /// The task's prompt is journalled.
     pub(super) accepted: bool,
     /// Nothing more comes; whether it ends for good.

@@ -183,6 +183,7 @@ fn course(reader: &Reader<'_>) -> Result<Event, CodecError> {
                 mode: b.mode.map(own),
                 tools: b.tools.into_iter().map(own).collect(),
                 context_window: b.context_window,
+                forgets: false,
             })
         }
         EventKind::TurnStarted => {

@@ -84,6 +84,7 @@ fn course() -> Vec<Event> {
             mode: Some(foreign("prompt")),
             tools: vec![foreign("bash"), foreign("read_file")],
             context_window: Some(u64::MAX),
+            forgets: false,
         }),
         Event::Ready(AgentInfo {
             protocol: "1".to_owned(),
