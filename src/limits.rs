@@ -239,6 +239,9 @@ pub const HINT_PATTERN_BYTES: usize = 1024;
 pub const HINT_REGEX_BYTES: usize = 256 << 10;
 /// Bytes of a hint's text: one line of a table.
 pub const HINT_TEXT_BYTES: usize = 500;
+/// Bytes of an answer's body in which a provider's announcement of a wait is looked for.
+pub const RATE_LIMIT_BODY: usize = 16 << 10;
+
 /// Bytes of one message, or of one line of stderr, that hints are looked for in.
 pub const HINT_MESSAGE_BYTES: usize = 4 << 10;
 

@@ -242,8 +242,11 @@ async fn send(
     let usage = UsageReader::new(text(header::CONTENT_TYPE), is_encoded);
     record.answered(status, usage);
     if is_limited(status) {
-        gate.watch
-            .limited(announced(&head.headers, unix_now()), now());
+        let wait = announced(&head.headers, unix_now());
+        gate.watch.limited(wait, now());
+        if wait.is_none() {
+            record.limit = Some(Vec::new());
+        }
     } else if head.status.is_success() {
         gate.watch.good();
     }

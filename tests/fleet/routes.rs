@@ -307,10 +307,116 @@ fn an_announced_time_is_waited_for_and_one_task_tries_then() {
         "size = 1\nrate_limit = { pause = \"50ms\", max = \"50ms\" }",
     );
     let began = Instant::now();
-    let ran = drill.run(&["run", "one", "two"]);
+    let ran = drill.run(&["run", "--results", "results.jsonl", "one", "two"]);
     assert_eq!(ran.code, Some(0), "{}", ran.all());
     assert!(began.elapsed() >= Duration::from_secs(2), "{}", ran.all());
     assert_eq!(provider.got().len(), 3);
+    for result in drill.results("results.jsonl") {
+        assert_eq!(result["attempts"], 1, "no attempt was spent: {result}");
+    }
+}
+
+#[test]
+fn a_time_that_geminis_body_announces_is_waited_for() {
+    let provider = Provider::start(|number, got, to| {
+        if number > 0 {
+            return message(number, got, to);
+        }
+        const BODY: &str = r#"{"error":{"code":429,"message":"slow down","status":"RESOURCE_EXHAUSTED","details":[{"@type":"type.googleapis.com/google.rpc.RetryInfo","retryDelay":"1.500s"}]}}"#;
+        let answer = whole(
+            "429 Too Many Requests",
+            "content-type: application/json\r\n",
+            BODY,
+        );
+        // In two pieces, which is how a body may come.
+        let (first, second) = answer.split_at(answer.len() - 40);
+        let _ = to.write_all(first.as_bytes()).and_then(|()| to.flush());
+        std::thread::sleep(Duration::from_millis(100));
+        let _ = to.write_all(second.as_bytes());
+    });
+    let drill = drill(
+        &provider,
+        "rate_limit = { pause = \"50ms\", max = \"50ms\" }",
+    );
+    let began = Instant::now();
+    let ran = drill.run(&["run", "one"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.all());
+    let took = began.elapsed();
+    assert!(took >= Duration::from_millis(1500), "{}", ran.all());
+    assert_eq!(provider.got().len(), 2);
+}
+
+#[test]
+fn each_pause_without_an_announced_time_is_twice_as_long_up_to_the_bound() {
+    let times = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+    let seen = std::sync::Arc::clone(&times);
+    let provider = Provider::start(move |number, got, to| {
+        seen.lock().expect("no panic").push(Instant::now());
+        if number < 4 {
+            let _ = to.write_all(whole("529 Overloaded", "", "{}").as_bytes());
+        } else {
+            message(number, got, to);
+        }
+    });
+    let keys = "rate_limit = { pause = \"400ms\", max = \"1s\" }";
+    let drill = drill(&provider, keys);
+    let ran = drill.run(&["run", "--results", "results.jsonl", "one", "two"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.all());
+    for wait in ["0.4 s", "0.8 s", "1.0 s"] {
+        let told = format!("no task starts for {wait}");
+        assert!(ran.stderr.contains(&told), "{wait}: {}", ran.all());
+    }
+    let times = times.lock().expect("no panic").clone();
+    let waits: Vec<_> = times.windows(2).map(|two| two[1] - two[0]).collect();
+    for (wait, least) in waits.iter().zip([400, 800, 1000, 1000]) {
+        assert!(*wait >= Duration::from_millis(least), "{waits:?}");
+    }
+    assert_eq!(times.len(), 6, "one task tries: {waits:?}");
+    for result in drill.results("results.jsonl") {
+        assert_eq!(result["outcome"], "done", "{result}");
+        assert_eq!(result["attempts"], 1, "no attempt was spent: {result}");
+    }
+}
+
+#[test]
+fn words_that_a_hint_of_the_file_calls_a_limit_pause_the_pool_and_spend_no_task() {
+    let limiting = || {
+        Provider::start(|number, got, to| {
+            if number < 2 {
+                let _ = to.write_all(whole("418 I'm a teapot", "", "{}").as_bytes());
+            } else {
+                message(number, got, to);
+            }
+        })
+    };
+    let keys = "rate_limit = { pause = \"300ms\", max = \"300ms\" }";
+    const HINT: &str = "\n[[hint]]\npattern = \"the model said 418\"\nwhere = \"message\"\ntext = \"tea time at the provider\"\nclass = \"rate_limited\"\n";
+    // The same words are an ordinary failure as long as nobody says what they mean.
+    for (hint, code) in [(HINT, 0), ("", 1)] {
+        let provider = limiting();
+        let drill = drill(&provider, keys);
+        let mut text = std::fs::read_to_string(drill.config()).expect("the file");
+        text.push_str(hint);
+        std::fs::write(drill.config(), text).expect("the file");
+        let ran = drill.run(&["run", "--results", "results.jsonl", "one", "two"]);
+        assert_eq!(ran.code, Some(code), "{}", ran.all());
+        let paused = ran.stderr.contains("demo: its provider limits requests");
+        assert_eq!(paused, code == 0, "{}", ran.all());
+        let done = drill.results("results.jsonl").iter().all(|result| {
+            assert_eq!(result["attempts"], 1, "{result}");
+            result["outcome"] == "done"
+        });
+        assert_eq!(done, code == 0, "{}", ran.all());
+        let told: i64 = drill
+            .database()
+            .query_row(
+                "SELECT count(*) FROM events WHERE kind = 'turn_ended' AND CAST(body AS TEXT) LIKE '%rate limited: the agent says%hint: tea time%'",
+                [],
+                |row| row.get(0),
+            )
+            .expect("a count");
+        assert_eq!(told, if code == 0 { 2 } else { 0 });
+    }
 }
 
 #[test]
