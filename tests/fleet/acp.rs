@@ -185,7 +185,7 @@ fn a_session_comes_back_without_its_past_twice_however_late_it_is_told() {
         );
         assert_eq!(count(&drill, "events WHERE kind = 'session_resumed'"), 1);
         let told = "events WHERE kind = 'text' AND body LIKE '%upon%'";
-        // As it was said, and as it was recalled.
+        // One word, for text comes in pieces: as it was said, and as it was recalled.
         assert_eq!(count(&drill, told), 2, "{}", ran.all());
         assert_eq!(
             count(&drill, "events WHERE kind IN ('user_text', 'bad_line')"),
