@@ -7,8 +7,8 @@
 use super::settings::{Settings, Value};
 use super::{Acp, Phase};
 use crate::config::Skipping;
-use crate::dialect::{Effects, Fault};
-use crate::model::Foreign;
+use crate::dialect::{Effect, Effects, Fault};
+use crate::model::{Event, Foreign};
 
 /// What the agent says of its modes that is needed after the opening.
 #[derive(Debug, Default)]
@@ -62,7 +62,7 @@ pub(super) fn skips(settings: &Settings, skipping: &Skipping) -> Option<String> 
 }
 
 /// Whether an option is about what the agent asks for.
-fn is_about_asking(option: &super::settings::SessionOption) -> bool {
+pub(super) fn is_about_asking(option: &super::settings::SessionOption) -> bool {
     let id = option.id.raw().to_lowercase();
     option.is_about("mode")
         || ["permission", "approv"]
@@ -70,7 +70,7 @@ fn is_about_asking(option: &super::settings::SessionOption) -> bool {
             .any(|part| id.contains(part))
 }
 
-fn is_skipping(mode: &Foreign, named: &Named, skipping: &Skipping) -> bool {
+pub(super) fn is_skipping(mode: &Foreign, named: &Named, skipping: &Skipping) -> bool {
     skipping.has(mode.raw()) || named.skipping.contains(mode)
 }
 
@@ -87,9 +87,9 @@ impl Acp {
     /// Its options are others now.
     pub(super) fn options_changed(&mut self, changed: Settings, out: &mut Effects) {
         let way = skips(&changed, &self.opening.acp.skipping);
-        if self.phase == Phase::Pinning {
-            self.pins.settings.options = changed.options;
-        }
+        self.pins.settings.options = changed.options;
+        let options = self.usable_options();
+        out.push(Effect::Event(Event::Options { options }));
         if let Some(way) = way {
             self.escaped(&way, out);
         }
@@ -97,7 +97,7 @@ impl Acp {
 
     /// What runs now is not asked about: the child ends, unless that is meant. During the opening
     /// nothing runs yet, and what the session is set to at its end decides.
-    fn escaped(&mut self, way: &str, out: &mut Effects) {
+    pub(super) fn escaped(&mut self, way: &str, out: &mut Effects) {
         if self.opening.acp.mode_skips_asks || self.phase != Phase::Ready {
             return;
         }
