@@ -5,7 +5,9 @@
 
 use std::time::Duration;
 
+mod acp;
 mod client;
+pub use acp::*;
 pub use client::*;
 
 /// The longest line read from a child, in bytes, newline excluded. A longer one is a protocol
@@ -549,42 +551,6 @@ pub const POLICY_RULES: usize = 10_000;
 
 /// Files that a policy may extend, directly and through each other.
 pub const POLICY_EXTENDS: usize = 8;
-
-/// Permission requests of one channel beyond [`OPEN_ASKS`] that are denied unasked, before the
-/// channel is faulted: whoever asks so much waits for no answer.
-pub const ASKS_BEYOND: u32 = 1024;
-
-/// Tool servers of one pool.
-pub const MCP_SERVERS: usize = 32;
-
-/// Logins, modes, models, options and choices that are read of one message of an agent. Each list
-/// is shown to a person at a fault.
-pub const OFFERED: usize = 256;
-
-/// Bytes of a description that an agent gives of a command, an option or a login.
-pub const OFFER_TEXT_BYTES: usize = 1024;
-
-/// Requests that keep a silent agent awake and bring no word of it, before it counts as hung.
-pub const KEEPALIVE_MISSES: u32 = 3;
-
-/// How long an agent that has loaded a session must have said nothing before it is prompted, if it
-/// told none of the session's past before it said that it was loaded: some tell it right afterwards.
-pub const REPLAY_QUIET: Duration = Duration::from_millis(250);
-
-/// How long that may go on.
-pub const REPLAY_LONGEST: Duration = Duration::from_secs(20);
-
-/// Denials that are told before a session's next prompt; further ones are only counted.
-pub const DENIALS_TOLD: usize = 16;
-
-/// Bytes of one denial that is told so.
-pub const DENIAL_BYTES: usize = 512;
-
-/// Files that one task may name for its prompt.
-pub const TASK_FILES: usize = 64;
-
-/// Bytes of all files together that one prompt holds.
-pub const EMBEDDED_BYTES: usize = 512 << 10;
 
 #[cfg(test)]
 mod tests {

@@ -195,3 +195,15 @@ impl fmt::Debug for Places {
 pub(super) fn quoted(text: &str) -> String {
     format!("\"{}\"", foreign::show(text, 60))
 }
+
+/// `"a", "b" or "c"`.
+pub(super) fn one_of(words: &[&str]) -> String {
+    match words {
+        [] => "nothing".to_owned(),
+        [only] => format!("\"{only}\""),
+        [first @ .., last] => {
+            let first: Vec<_> = first.iter().map(|word| format!("\"{word}\"")).collect();
+            format!("{} or \"{last}\"", first.join(", "))
+        }
+    }
+}

@@ -278,11 +278,7 @@ fn pool(pool: &Pool) -> Shown {
     table.put("dialect", dialect.word());
     acp::put(&mut table, of_acp);
     table.put("asks", asks.word());
-    let extractor = match extractor {
-        Extractor::BuiltIn(name) => text(name),
-        Extractor::Inline(source) => Value::Table(source.parse().unwrap_or_default()),
-    };
-    table.put("extractor", extractor);
+    table.put("extractor", calls_table(extractor));
     table.put("launcher", launcher.word());
     if *launcher == Launcher::Unshare {
         table.put("sandbox", sandbox.as_str());
@@ -308,6 +304,13 @@ fn pool(pool: &Pool) -> Shown {
     routes::rate_limit(&mut table, *of_rate_limit);
     ask(&mut table, of_ask);
     table
+}
+
+fn calls_table(extractor: &Extractor) -> Value {
+    match extractor {
+        Extractor::BuiltIn(name) => text(name),
+        Extractor::Inline(source) => Value::Table(source.parse().unwrap_or_default()),
+    }
 }
 
 fn ask(table: &mut Shown, of_ask: &AskConfig) {

@@ -13,6 +13,7 @@ use std::time::Duration;
 use toml::Spanned;
 use toml::de::{DeString, DeTable, DeValue};
 
+pub(super) use super::error::one_of;
 use super::error::quoted;
 use super::form::{ELEMENT, Form};
 use super::nearest::nearest;
@@ -581,18 +582,6 @@ impl<'a> Item<'a> {
             below: None,
         };
         Some(array.iter().enumerate().map(item).collect())
-    }
-}
-
-/// `"a", "b" or "c"`.
-pub(super) fn one_of(words: &[&str]) -> String {
-    match words {
-        [] => "nothing".to_owned(),
-        [only] => format!("\"{only}\""),
-        [first @ .., last] => {
-            let first: Vec<_> = first.iter().map(|word| format!("\"{word}\"")).collect();
-            format!("{} or \"{last}\"", first.join(", "))
-        }
     }
 }
 

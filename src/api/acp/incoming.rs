@@ -406,24 +406,35 @@ mod tests {
     }
 
     #[test]
-    fn only_a_chosen_option_is_an_answer() {
+    fn only_what_was_offered_is_an_answer() {
         let of = |text: &str| {
             let raw = RawValue::from_string(text.to_owned()).expect("JSON");
-            chosen(&raw)
+            said(Some(&raw))
         };
-        let selected = r#"{"outcome":{"outcome":"selected","optionId":"allow"}}"#;
-        assert_eq!(of(selected).as_deref(), Some("allow"));
-        for nothing in [
+        let selected = |id: &str| {
+            of(&format!(
+                r#"{{"outcome":{{"outcome":"selected","optionId":"{id}"}}}}"#
+            ))
+        };
+        assert_eq!(selected("allow"), Said::Allow);
+        assert_eq!(selected("reject"), Said::Reject);
+        assert_eq!(selected("allow_always"), Said::Nothing);
+        for cancelled in [
             r#"{"outcome":{"outcome":"cancelled"}}"#,
             r#"{"outcome":{"outcome":"cancelled","optionId":"allow"}}"#,
+        ] {
+            assert_eq!(of(cancelled), Said::Cancelled, "{cancelled}");
+        }
+        for nothing in [
             r#"{"outcome":{"outcome":"selected"}}"#,
             r#"{"outcome":"selected"}"#,
             "{}",
             "null",
             "7",
         ] {
-            assert_eq!(of(nothing), None, "{nothing}");
+            assert_eq!(of(nothing), Said::Nothing, "{nothing}");
         }
+        assert_eq!(said(None), Said::Nothing);
     }
 
     #[test]

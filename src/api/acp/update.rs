@@ -271,6 +271,13 @@ pub fn of<'a>(event: &'a Event, known: &Known, replay: bool) -> Option<Update<'a
                 currency: cost.currency.raw(),
             }),
         }),
+        _ => beside(event, known, replay),
+    }
+}
+
+/// What is told beside the work itself.
+fn beside<'a>(event: &'a Event, known: &Known, replay: bool) -> Option<Update<'a>> {
+    match event {
         // What was so then is not what is so now.
         Event::Commands { .. } | Event::StateChanged { .. } | Event::Options { .. } if replay => {
             None

@@ -6,9 +6,9 @@
 use serde_json::value::RawValue;
 
 use super::envelope::ErrorReply;
-use super::modes::{is_about_asking, is_skipping, skips};
+use super::modes::{is_skipping, option_skips, skips};
 use super::pins::{NotOffered, Pin, Step, step};
-use super::settings::{Choice, SessionOption};
+use super::settings::{Choice, SessionOption, Value};
 use super::{Acp, Phase, listed_for_people, reported};
 use crate::dialect::{Effect, Effects, Refused};
 use crate::model::{ChoiceInfo, Event, Foreign, OptionState, Setting, SettingValue};
@@ -37,19 +37,23 @@ impl Acp {
     }
 
     fn may_use_value(&self, option: &SessionOption, value: &Choice) -> bool {
-        let acp = &self.opening.acp;
-        let mut names = [Some(&value.id), value.name.as_ref()].into_iter().flatten();
-        acp.mode_skips_asks
-            || !is_about_asking(option)
-            || !names.any(|name| acp.skipping.has(name.raw()))
+        self.may_be(option, Value::Choice(Some(value.id.clone())))
     }
 
     fn may_switch(&self, option: &SessionOption) -> bool {
-        let acp = &self.opening.acp;
-        let mut names = [Some(&option.id), option.name.as_ref()]
+        [true, false]
             .into_iter()
-            .flatten();
-        acp.mode_skips_asks || !names.any(|name| acp.skipping.has(name.raw()))
+            .all(|on| self.may_be(option, Value::Switch(on)))
+    }
+
+    /// Whether the session would still ask if the option had that value.
+    fn may_be(&self, option: &SessionOption, value: Value) -> bool {
+        let acp = &self.opening.acp;
+        let option = SessionOption {
+            value,
+            ..option.clone()
+        };
+        acp.mode_skips_asks || option_skips(&option, &acp.skipping).is_none()
     }
 
     /// Sets it, if it may be.
@@ -62,7 +66,7 @@ impl Acp {
             Setting::Mode(mode) => Pin::Mode(mode.clone()),
             Setting::Option { id, value } => Pin::Option(id.clone(), value.into()),
         };
-        match step(&pin, &self.pins.settings) {
+        match step(&pin, &self.pins.settings, false) {
             Err(NotOffered(why)) => return Err(Refused::NotOffered(why)),
             Ok(None) => out.push(Effect::Set(Ok(()))),
             Ok(Some(step)) => self.set(Phase::Ready, step, out),
@@ -113,8 +117,7 @@ impl Acp {
                     ));
                 };
                 let is_usable = match value {
-                    SettingValue::Switch(true) => self.may_switch(option),
-                    SettingValue::Switch(false) => true,
+                    SettingValue::Switch(on) => self.may_be(option, Value::Switch(*on)),
                     SettingValue::Choice(value) => {
                         let mut offered = option.offered.iter();
                         let found = offered.find(|choice| choice.id.raw() == value);

@@ -7,7 +7,6 @@ use serde_json::value::RawValue;
 use super::auth::AUTH_REQUIRED;
 use super::envelope::ErrorReply;
 use super::message::{self, Initialized};
-use super::settings::Settings;
 use super::{Acp, Phase, reported, write};
 use crate::config::{Reach, ServerKind};
 use crate::dialect::lenient::members;
@@ -101,6 +100,8 @@ impl Acp {
             let said = "the agent opened a session without an id that can be used";
             return self.fault(said.to_owned(), out);
         }
-        self.pin(Settings::read(result), out);
+        if let Some(settings) = self.settings(result, out) {
+            self.pin(settings, out);
+        }
     }
 }

@@ -305,14 +305,25 @@ pub(super) fn context_used(update: &RawValue) -> Option<(u64, u64, Option<Cost>)
     Some((fill.used.0, fill.size.0, cost))
 }
 
-/// The mode of a `current_mode_update`.
+/// The mode of a `current_mode_update`: `currentModeId`, or `modeId`, as the prose of the
+/// specification has it.
 pub(super) fn current_mode(update: &RawValue) -> Option<Foreign> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
-    struct Mode {
-        current_mode_id: String,
+    struct Mode<'a> {
+        #[serde(borrow)]
+        current_mode_id: Option<&'a RawValue>,
+        #[serde(borrow)]
+        mode_id: Option<&'a RawValue>,
     }
-    members::<Mode>(update).map(|mode| mode.current_mode_id.into())
+    let mode: Mode<'_> = members(update)?;
+    let read = |raw: Option<&RawValue>| raw.map(|raw| string(Some(raw)));
+    match (read(mode.current_mode_id), read(mode.mode_id)) {
+        (Some(one), Some(other)) if one == other => one,
+        // Two that differ: nobody knows which one it means.
+        (Some(_), Some(_)) => None,
+        (one, other) => one.or(other).flatten(),
+    }
 }
 
 /// The parameters of `session/request_permission`.

@@ -4,74 +4,131 @@
 //! unless the configuration says that it is meant: of the opening, and, when the agent changes its
 //! mode by itself, of the whole child.
 
-use super::settings::{Settings, Value};
+use super::settings::{Choice, SessionOption, Settings, Value};
 use super::{Acp, Phase};
 use crate::config::Skipping;
 use crate::dialect::{Effect, Effects, Fault};
 use crate::model::{Event, Foreign};
 
-/// What the agent says of its modes that is needed after the opening.
+/// What the agent says of its modes that is needed after the opening: ids of modes whose names say
+/// that they skip.
 #[derive(Debug, Default)]
 pub(super) struct Named {
-    /// Ids of modes whose names say that they skip.
-    skipping: Vec<Foreign>,
+    /// In its list of modes, which it gives once.
+    of_modes: Vec<Foreign>,
+    /// In its options, as they stand now.
+    of_options: Vec<Foreign>,
 }
 
 impl Named {
     pub(super) fn of(settings: &Settings, skipping: &Skipping) -> Self {
         let offered = settings.modes.iter().flat_map(|modes| &modes.offered);
-        let names = offered.filter(|mode| {
-            let name = mode.name.as_ref();
-            name.is_some_and(|name| skipping.has(name.raw()))
-        });
         Self {
-            skipping: names.map(|mode| mode.id.clone()).collect(),
+            of_modes: skipping_ids(offered, skipping),
+            of_options: of_options(&settings.options, skipping),
         }
     }
+
+    fn has(&self, mode: &Foreign) -> bool {
+        self.of_modes.contains(mode) || self.of_options.contains(mode)
+    }
+}
+
+fn of_options(options: &[SessionOption], skipping: &Skipping) -> Vec<Foreign> {
+    let about = options.iter().filter(|option| option.is_about("mode"));
+    skipping_ids(about.flat_map(|option| &option.offered), skipping)
+}
+
+fn skipping_ids<'a>(
+    offered: impl Iterator<Item = &'a Choice>,
+    skipping: &Skipping,
+) -> Vec<Foreign> {
+    let says = |choice: &&Choice| {
+        let name = choice.name.as_ref();
+        name.is_some_and(|name| skipping.has(name.raw()))
+    };
+    offered
+        .filter(says)
+        .map(|choice| choice.id.clone())
+        .collect()
 }
 
 /// In what way a session skips, in our words; `None`: as far as its settings say, it does not.
 pub(super) fn skips(settings: &Settings, skipping: &Skipping) -> Option<String> {
     let named = Named::of(settings, skipping);
-    if let Some(mode) = settings
-        .modes
-        .as_ref()
-        .and_then(|modes| modes.current.as_ref())
-        && is_skipping(mode, &named, skipping)
+    if let Some(modes) = &settings.modes
+        && modes.current.is_none()
     {
-        return Some(format!("its mode {}", mode.show(80)));
+        return Some("its mode, which it does not name".to_owned());
     }
-    settings.options.iter().find_map(|option| {
-        let id = option.id.show(80);
-        match &option.value {
-            Value::Switch(true) => {
-                let names = [Some(&option.id), option.name.as_ref()];
-                let says = names.iter().flatten().any(|name| skipping.has(name.raw()));
-                says.then(|| format!("its option {id}"))
-            }
-            Value::Choice(Some(value)) if is_about_asking(option) => {
-                let chosen = option.offered.iter().find(|choice| choice.id == *value);
-                let name = chosen.and_then(|choice| choice.name.as_ref());
-                let mut names = [Some(value), name].into_iter().flatten();
-                let says = names.any(|name| skipping.has(name.raw()));
-                says.then(|| format!("its option {id} = {}", value.show(80)))
-            }
-            _ => None,
+    let current = settings.modes.as_ref();
+    let current = current.and_then(|modes| modes.current.as_ref());
+    for mode in [current, settings.told.as_ref()].into_iter().flatten() {
+        if is_skipping(mode, &named, skipping) {
+            return Some(format!("its mode {}", mode.show(80)));
         }
+    }
+    let mut options = settings.options.iter();
+    options.find_map(|option| option_skips(option, skipping))
+}
+
+/// Words of an option that is off: an `auto_approve` with one of these approves nothing.
+const OFF: [&str; 9] = [
+    "ask", "default", "disabled", "false", "manual", "never", "no", "none", "off",
+];
+
+/// In what way an option makes the session skip.
+pub(super) fn option_skips(option: &SessionOption, skipping: &Skipping) -> Option<String> {
+    let id = option.id.show(80);
+    let names = [Some(&option.id), option.name.as_ref()];
+    let names: Vec<&str> = names.into_iter().flatten().map(Foreign::raw).collect();
+    let is_named_so = names.iter().any(|name| skipping.has(name));
+    match &option.value {
+        Value::Switch(true) => is_named_so.then(|| format!("its option {id}")),
+        // `require_approval`, `ask for permission`.
+        Value::Switch(false) => (!is_named_so && wants_asking(&names))
+            .then(|| format!("its option {id}, which is switched off")),
+        Value::Choice(None) => (is_named_so || is_about_asking(option, &names))
+            .then(|| format!("its option {id}, whose value cannot be read")),
+        Value::Choice(Some(value)) => {
+            let chosen = option.offered.iter().find(|choice| choice.id == *value);
+            let name = chosen.and_then(|choice| choice.name.as_ref());
+            let mut values = [Some(value), name].into_iter().flatten();
+            let is_on = is_named_so
+                && !option.is_about("mode")
+                && !OFF.contains(&value.raw().to_lowercase().as_str());
+            let says = is_on
+                || is_about_asking(option, &names) && values.any(|name| skipping.has(name.raw()));
+            says.then(|| format!("its option {id} = {}", value.show(80)))
+        }
+    }
+}
+
+/// Whether an option is about what the agent asks for, by what it is called.
+fn is_about_asking(option: &SessionOption, names: &[&str]) -> bool {
+    let category = option.category.as_ref().map(Foreign::raw);
+    let mut all = names.iter().copied().chain(category);
+    option.is_about("mode") || all.any(is_of_permissions)
+}
+
+fn is_of_permissions(name: &str) -> bool {
+    let name = name.to_lowercase();
+    ["permission", "approv"]
+        .iter()
+        .any(|part| name.contains(part))
+}
+
+/// Whether an option, when it is on, has the agent ask.
+fn wants_asking(names: &[&str]) -> bool {
+    const WANTS: [&str; 5] = ["ask", "confirm", "need", "prompt", "requir"];
+    names.iter().any(|name| {
+        let lower = name.to_lowercase();
+        is_of_permissions(name) && WANTS.iter().any(|part| lower.contains(part))
     })
 }
 
-/// Whether an option is about what the agent asks for.
-pub(super) fn is_about_asking(option: &super::settings::SessionOption) -> bool {
-    let id = option.id.raw().to_lowercase();
-    option.is_about("mode")
-        || ["permission", "approv"]
-            .iter()
-            .any(|part| id.contains(part))
-}
-
 pub(super) fn is_skipping(mode: &Foreign, named: &Named, skipping: &Skipping) -> bool {
-    skipping.has(mode.raw()) || named.skipping.contains(mode)
+    skipping.has(mode.raw()) || named.has(mode)
 }
 
 impl Acp {
@@ -86,7 +143,9 @@ impl Acp {
 
     /// Its options are others now.
     pub(super) fn options_changed(&mut self, changed: Settings, out: &mut Effects) {
-        let way = skips(&changed, &self.opening.acp.skipping);
+        let skipping = &self.opening.acp.skipping;
+        let way = skips(&changed, skipping);
+        self.pins.named.of_options = of_options(&changed.options, skipping);
         self.pins.settings.options = changed.options;
         let options = self.usable_options();
         out.push(Effect::Event(Event::Options { options }));

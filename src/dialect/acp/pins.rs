@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 
 use super::envelope::ErrorReply;
 use super::modes::{self, Named};
-use super::settings::{self, SessionOption, Settings, Value};
+use super::settings::{self, SessionOption, Settings, Unreadable, Value};
 use super::{Acp, Phase, listed_for_people, reported, write};
 use crate::config::OptionValue;
 use crate::dialect::lenient::members;
@@ -50,6 +50,21 @@ pub(super) struct Pins {
 pub(super) struct NotOffered(pub(super) String);
 
 impl Acp {
+    /// What the session that was opened is set to, with what the agent told of it before; `None`,
+    /// and the end of it, if that cannot be read.
+    pub(super) fn settings(&mut self, result: &RawValue, out: &mut Effects) -> Option<Settings> {
+        match Settings::read(result) {
+            Ok(settings) => Some(settings.after(std::mem::take(&mut self.pins.settings))),
+            Err(Unreadable(what)) => {
+                let said = format!(
+                    "the agent opened its session, and {what} cannot be read: whether it asks cannot be known"
+                );
+                self.refuse(Fault::NeedsSetup(said), out);
+                None
+            }
+        }
+    }
+
     /// The session is open: sets what the configuration wants.
     pub(super) fn pin(&mut self, settings: Settings, out: &mut Effects) {
         let wanted = &self.opening.acp;
@@ -66,10 +81,10 @@ impl Acp {
 
     fn next_pin(&mut self, out: &mut Effects) {
         while let Some(pin) = self.pins.left.pop_front() {
-            match step(&pin, &self.pins.settings) {
+            match step(&pin, &self.pins.settings, self.replay.is_of_old()) {
                 Ok(None) => {}
                 Ok(Some(step)) => return self.set(Phase::Pinning, step, out),
-                Err(NotOffered(why)) => return self.refuse(Fault::NeedsSetup(why), out),
+                Err(NotOffered(why)) => return self.unset(why, out),
             }
         }
         self.opened(out);
@@ -103,14 +118,24 @@ impl Acp {
         let result = match outcome {
             Ok(result) => result,
             Err(error) => {
-                let said = format!("{}: {}", step.told(), reported(&error));
-                return self.refuse(Fault::NeedsSetup(said), out);
+                return self.unset(format!("{}: {}", step.told(), reported(&error)), out);
             }
         };
         if let Err(why) = self.pins.settings.took(&step, result) {
-            return self.refuse(Fault::NeedsSetup(why), out);
+            return self.unset(why, out);
         }
         self.next_pin(out);
+    }
+
+    /// The session cannot be set to what is wanted. Of an earlier one that may be for want of a
+    /// list that only new sessions get: a new one then shows whether it is offered at all.
+    fn unset(&mut self, why: String, out: &mut Effects) {
+        let fault = if self.replay.is_of_old() {
+            Fault::NotResumed(why)
+        } else {
+            Fault::NeedsSetup(why)
+        };
+        self.refuse(fault, out);
     }
 
     /// The session is as it should be; whether it asks is seen now.
@@ -162,15 +187,24 @@ fn shown(value: &OptionValue) -> String {
     }
 }
 
-/// What there is to do for a pin; `None`: it is so already.
-pub(super) fn step(pin: &Pin, settings: &Settings) -> Result<Option<Step>, NotOffered> {
+/// What there is to do for a pin; `None`: it is so already. Some agents say of a session that
+/// they go on with (`is_old`) nothing at all.
+pub(super) fn step(
+    pin: &Pin,
+    settings: &Settings,
+    is_old: bool,
+) -> Result<Option<Step>, NotOffered> {
     match pin {
         Pin::Mode(mode) => {
             if let Some(modes) = settings.modes.as_ref().filter(|modes| modes.offers(mode)) {
                 let is_so = modes.current.as_ref().is_some_and(|now| now.raw() == mode);
                 return Ok((!is_so).then(|| Step::Mode(mode.clone())));
             }
-            of_option(settings.option_about("mode"), mode).ok_or_else(|| {
+            let option = settings.option_about("mode");
+            if is_old && settings.modes.is_none() && option.is_none() {
+                return Ok(Some(Step::Mode(mode.clone())));
+            }
+            of_option(option, mode).ok_or_else(|| {
                 NotOffered(format!(
                     "the agent offers no mode {mode}; it offers: {}",
                     offered_modes(settings)
@@ -265,8 +299,11 @@ impl Settings {
             config_options: Option<&'a RawValue>,
         }
         let set: Set<'_> = members(result).unwrap_or_default();
+        let is_there = set.config_options.is_some_and(|raw| raw.get() != "null");
         if let Some(options) = set.config_options.and_then(settings::options) {
             self.options = options;
+        } else if is_there {
+            return Err(format!("{}: its configOptions cannot be read", step.told()));
         } else if let Step::Option(id, value) = step {
             // It says nothing, so it did as it was told.
             let found = self.options.iter_mut().find(|option| option.id.raw() == id);
@@ -275,7 +312,15 @@ impl Settings {
             }
         }
         match step {
-            Step::Mode(mode) => self.mode_is(&Foreign::from(mode.as_str())),
+            Step::Mode(mode) => {
+                let says = set.config_options.and_then(|_| self.option_about("mode"));
+                if let Some(option) = says.filter(|option| option.offers(mode))
+                    && option.value != Value::Choice(Some(Foreign::from(mode.as_str())))
+                {
+                    return Err(format!("{}: it says that it is set otherwise", step.told()));
+                }
+                self.mode_is(&Foreign::from(mode.as_str()));
+            }
             Step::Model(model) => {
                 if let Some(models) = &mut self.models {
                     models.current = Some(Foreign::from(model.as_str()));
@@ -288,6 +333,9 @@ impl Settings {
                     return Err(format!("{}: it says that it is set otherwise", step.told()));
                 }
                 let is_mode = found.is_some_and(|option| option.is_about("mode"));
+                if is_mode {
+                    self.told = None;
+                }
                 if let (true, OptionValue::Choice(mode)) = (is_mode, value)
                     && let Some(modes) = &mut self.modes
                     && modes.offers(mode)

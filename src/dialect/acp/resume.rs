@@ -34,6 +34,11 @@ pub(super) struct Replay {
 }
 
 impl Replay {
+    /// Whether the session is one of an earlier process.
+    pub(super) const fn is_of_old(&self) -> bool {
+        self.how.is_some()
+    }
+
     /// The event that says so, once.
     pub(super) fn told(&mut self) -> Option<Event> {
         let how = self.how?;
@@ -154,19 +159,19 @@ impl Acp {
             Err(error) => return self.refuse(Fault::NotResumed(reported(&error)), out),
         };
         self.session.clone_from(&self.opening.resume);
-        let settings = Settings::read(result);
-        // Who told the past before the reply is through with it.
-        match self.now {
-            Some(now) if self.replay.messages == 0 => {
-                self.phase = Phase::Settling;
-                self.replay.settling = Some((now, now));
-                self.replay.settings = Some(settings);
-            }
-            _ => self.pin(settings, out),
-        }
+        let Some(settings) = self.settings(result, out) else {
+            return;
+        };
+        // Some tell the past, or the rest of it, only after their reply.
+        let Some(now) = self.now else {
+            return self.pin(settings, out);
+        };
+        self.phase = Phase::Settling;
+        self.replay.settling = Some((now, now));
+        self.replay.settings = Some(settings);
     }
 
-    /// When an agent that told nothing before its reply has been quiet for long enough.
+    /// When an agent has been quiet for long enough after its reply.
     pub(super) fn quiet_due(&self) -> Option<Instant> {
         let (since, last) = self.replay.settling?;
         let quiet = last.checked_add(limits::REPLAY_QUIET)?;
@@ -179,7 +184,8 @@ impl Acp {
     pub(super) fn settled(&mut self, out: &mut Effects) {
         self.replay.settling = None;
         let settings = self.replay.settings.take().unwrap_or_default();
-        self.pin(settings, out);
+        let later = std::mem::take(&mut self.pins.settings);
+        self.pin(settings.then(later), out);
     }
 }
 

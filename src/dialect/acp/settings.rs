@@ -99,11 +99,19 @@ pub(super) struct Settings {
     /// Where older agents list models; newer ones have an option.
     pub(super) models: Option<Choices>,
     pub(super) options: Vec<SessionOption>,
+    /// A mode that the agent said it is in, where it lists none.
+    pub(super) told: Option<Foreign>,
 }
 
+/// A member that says what the session is set to, and cannot be read: what it says could be that
+/// nothing is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Unreadable(pub(super) &'static str);
+
 impl Settings {
-    /// From the result of `session/new`, `session/load` or `session/resume`.
-    pub(super) fn read(result: &RawValue) -> Self {
+    /// From the result of `session/new`, `session/load` or `session/resume`, which may be no
+    /// object at all.
+    pub(super) fn read(result: &RawValue) -> Result<Self, Unreadable> {
         #[derive(Default, Deserialize)]
         #[serde(rename_all = "camelCase")]
         struct Opened<'a> {
@@ -114,18 +122,55 @@ impl Settings {
             #[serde(borrow)]
             config_options: Option<&'a RawValue>,
         }
-        let opened: Opened<'_> = members(result).unwrap_or_default();
-        Self {
-            modes: opened.modes.and_then(modes),
-            models: opened.models.and_then(models),
-            options: opened.config_options.and_then(options).unwrap_or_default(),
+        if !result.get().starts_with('{') {
+            return Ok(Self::default());
         }
+        let opened: Opened<'_> = members(result).ok_or(Unreadable("its settings"))?;
+        let there = |raw: Option<&'_ RawValue>| raw.is_some_and(|raw| raw.get() != "null");
+        let (has_modes, has_options) = (there(opened.modes), there(opened.config_options));
+        let modes = opened.modes.and_then(modes);
+        let options = opened.config_options.and_then(options);
+        if has_modes && modes.is_none() {
+            return Err(Unreadable("its modes"));
+        }
+        if has_options && options.is_none() {
+            return Err(Unreadable("its configOptions"));
+        }
+        Ok(Self {
+            modes,
+            models: opened.models.and_then(models),
+            options: options.unwrap_or_default(),
+            told: None,
+        })
+    }
+
+    /// Takes in what the agent told before it gave these: it counts where these say nothing.
+    pub(super) fn after(mut self, earlier: Self) -> Self {
+        if self.mode().is_none() {
+            self.told = earlier.told;
+        }
+        if self.options.is_empty() {
+            self.options = earlier.options;
+        }
+        self
+    }
+
+    /// Takes in what the agent told after it gave these: it counts.
+    pub(super) fn then(mut self, later: Self) -> Self {
+        if !later.options.is_empty() {
+            self.options = later.options;
+        }
+        if let Some(mode) = later.told {
+            self.mode_is(&mode);
+        }
+        self
     }
 
     /// The session's mode, wherever the agent says it.
     pub(super) fn mode(&self) -> Option<Foreign> {
         let of_modes = self.modes.as_ref().and_then(|modes| modes.current.clone());
-        of_modes.or_else(|| self.chosen("mode"))
+        let told = || self.told.clone();
+        of_modes.or_else(|| self.chosen("mode")).or_else(told)
     }
 
     /// Its model.
@@ -148,8 +193,9 @@ impl Settings {
 
     /// Notes a mode that the agent has taken on, also in an option that says the same.
     pub(super) fn mode_is(&mut self, mode: &Foreign) {
-        if let Some(modes) = &mut self.modes {
-            modes.current = Some(mode.clone());
+        match &mut self.modes {
+            Some(modes) => modes.current = Some(mode.clone()),
+            None => self.told = Some(mode.clone()),
         }
         let of_mode = |option: &&mut SessionOption| option.is_about("mode");
         if let Some(option) = self.options.iter_mut().find(of_mode)

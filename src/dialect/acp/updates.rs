@@ -108,17 +108,24 @@ impl Acp {
                     }));
                     self.mode_changed(&mode, out);
                 }
-                None => unknown(tag, object, out),
+                None => self.unreadable_setting(tag, object, out),
             },
             "config_option_update" => match notices::options(params.update) {
                 Some(changed) => self.options_changed(changed, out),
-                None => unknown(tag, object, out),
+                None => self.unreadable_setting(tag, object, out),
             },
             _ => match notices::event(tag, params.update) {
                 Some(event) => out.push(Effect::Event(event)),
                 None => unknown(tag, object, out),
             },
         }
+    }
+
+    /// An update of what the session is set to that cannot be read: what it says could be that
+    /// nothing is asked any more.
+    fn unreadable_setting(&mut self, tag: &str, object: &str, out: &mut Effects) {
+        unknown(tag, object, out);
+        self.escaped(&format!("a {tag} that cannot be read"), out);
     }
 
     /// A piece of the answer or of the reasoning. Empty ones only show that the agent lives.

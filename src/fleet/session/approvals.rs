@@ -13,7 +13,10 @@ use super::outbox::After;
 use super::state::SessionState;
 use crate::fleet::approver::{Asking, PendingAsk, Said};
 use crate::fleet::clock;
-use crate::model::{Ask, AskId, AskKey, DecidedBy, Decision, Event, Foreign};
+use crate::limits::ASKS_PER_POOL;
+use crate::model::{Ask, AskId, AskKey, DecidedBy, Decision, Event, Foreign, Verdict};
+use crate::telemetry::event::permission::PermissionDecided;
+use crate::telemetry::sets::ToolClass;
 
 /// An ask that waits for a person.
 #[derive(Debug)]
@@ -40,6 +43,30 @@ impl Drop for Pending {
 }
 
 impl SessionState {
+    /// In what state of things an ask is decided now.
+    pub(super) fn asked_at(&self) -> asks::At {
+        asks::At {
+            is_read_only: self.shared.journal.health().borrow().is_read_only(),
+            has_approver: self.talk.is_some(),
+            is_full: self.pool.asks_waiting() >= ASKS_PER_POOL,
+        }
+    }
+
+    /// Logs and counts a verdict that is durable.
+    pub(super) fn told(&self, verdict: &Verdict, class: ToolClass, asked: Instant) {
+        PermissionDecided {
+            slot: &self.work.slot,
+            session: &self.work.session,
+            ask: &verdict.ask,
+            tool_class: class,
+            decision: verdict.decision,
+            by: verdict.by,
+            rules: &verdict.rules,
+            took: clock::since(asked),
+        }
+        .emit();
+    }
+
     /// The policy wants a person: the request is journalled, then put to them.
     /// For what the agent has its client do, `place` is what was judged.
     pub(super) fn ask_a_person(&mut self, ask: Ask, decided: Decided, place: Option<String>) {

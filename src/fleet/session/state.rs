@@ -25,12 +25,10 @@ use crate::fleet::pool::PoolMsg;
 use crate::fleet::setup::{PoolShared, Shared};
 use crate::lifecycle::state::SlotEvent;
 use crate::lifecycle::watch::Expired;
-use crate::limits::ASKS_PER_POOL;
-use crate::model::{Ask, AskId, Decision, Event, Foreign, TurnOutcome, Usage, Verdict};
+use crate::model::{Ask, AskId, Decision, Event, Foreign, TurnOutcome, Usage};
 use crate::relay::LimitWatch;
-use crate::telemetry::event::permission::PermissionDecided;
 use crate::telemetry::event::turn::{TokensUsed, ToolCallEnded, TurnEnded, TurnFirstEvent};
-use crate::telemetry::sets::{ToolClass, ToolOutcome};
+use crate::telemetry::sets::ToolOutcome;
 
 /// How wide an error of the agent's may be in a detail.
 const DETAIL_WIDTH: usize = 300;
@@ -346,15 +344,6 @@ impl SessionState {
         .emit();
     }
 
-    /// In what state of things an ask is decided now.
-    pub(super) fn asked_at(&self) -> asks::At {
-        asks::At {
-            is_read_only: self.shared.journal.health().borrow().is_read_only(),
-            has_approver: self.talk.is_some(),
-            is_full: self.pool.asks_waiting() >= ASKS_PER_POOL,
-        }
-    }
-
     pub(super) fn ask(&mut self, ask: Ask) {
         let prepared = self.prepared.as_ref();
         let at = self.asked_at();
@@ -452,21 +441,6 @@ impl SessionState {
             After::TurnEnded => self.stop(false),
             After::ChildEnded { task } => self.after_child(task),
         }
-    }
-
-    /// Logs and counts a verdict that is durable.
-    fn told(&self, verdict: &Verdict, class: ToolClass, asked: Instant) {
-        PermissionDecided {
-            slot: &self.work.slot,
-            session: &self.work.session,
-            ask: &verdict.ask,
-            tool_class: class,
-            decision: verdict.decision,
-            by: verdict.by,
-            rules: &verdict.rules,
-            took: clock::since(asked),
-        }
-        .emit();
     }
 
     pub(super) fn command(&self, command: Command) {

@@ -172,6 +172,14 @@ fn a_session_that_opens_in_a_mode_that_skips_questions_is_refused_unless_that_is
             .to_owned(),
         r#""configOptions":[{"id":"auto_approve","type":"boolean","currentValue":true}]"#
             .to_owned(),
+        r#""configOptions":[{"id":"ap","name":"Approval policy","currentValue":"never"}]"#
+            .to_owned(),
+        r#""configOptions":[{"id":"x","category":"permissions","currentValue":"bypass"}]"#
+            .to_owned(),
+        r#""configOptions":[{"id":"auto_approve","currentValue":"on"}]"#.to_owned(),
+        r#""configOptions":[{"id":"require_approval","currentValue":false}]"#.to_owned(),
+        r#""configOptions":[{"id":"mode","currentValue":7}]"#.to_owned(),
+        r#""modes":{"availableModes":[{"id":"default"}]}"#.to_owned(),
     ];
     for fields in &opened {
         needs(
@@ -202,6 +210,55 @@ fn a_session_that_opens_in_a_mode_that_skips_questions_is_refused_unless_that_is
 }
 
 #[test]
+fn options_that_say_that_it_asks_are_no_reason_to_refuse_it() {
+    let asks = new(
+        r#""configOptions":[{"id":"auto_approve","currentValue":"off"},{"id":"auto_approve_reads","currentValue":false},{"id":"require_approval","currentValue":true},{"id":"approval_policy","currentValue":"untrusted"},{"id":"m","name":"Agent","category":"mode","currentValue":"code"},{"id":"fast","currentValue":false}]"#,
+    );
+    let mut talk = talk_with(Acp::default());
+    for line in asks.lines() {
+        talk.chunk(format!("{}\n", &line[2..]).as_bytes());
+    }
+    assert!(talk.told().contains("ready"), "{}", talk.told());
+}
+
+#[test]
+fn settings_that_cannot_be_read_are_not_taken_for_none() {
+    for fields in [
+        r#""modes":7"#,
+        r#""modes":{"currentModeId":"yolo"},"modes":null"#,
+        r#""configOptions":{"mode":"yolo"}"#,
+        r#""configOptions":[],"configOptions":[{"id":"mode","currentValue":"yolo"}]"#,
+    ] {
+        needs(
+            Acp::default(),
+            &new(fields),
+            &["cannot be read", "whether it asks"],
+        );
+    }
+    for fields in [r#""modes":null"#, r#""configOptions":null,"modes":null"#] {
+        let mut talk = talk_with(Acp::default());
+        for line in new(fields).lines() {
+            talk.chunk(format!("{}\n", &line[2..]).as_bytes());
+        }
+        assert!(talk.told().contains("ready"), "{}", talk.told());
+    }
+}
+
+#[test]
+fn what_the_reply_to_a_mode_says_counts() {
+    let reply = options("yolo", "a", false);
+    let modes = r#""modes":{"currentModeId":"build","availableModes":[{"id":"plan"}]}"#;
+    needs(
+        mode("plan"),
+        &format!(
+            "{}\n< {{\"id\":3,\"result\":{{{reply}}}}}",
+            new(&format!("{modes},{}", options("build", "a", false)))
+        ),
+        &["the mode plan", "set otherwise"],
+    );
+}
+
+#[test]
 fn an_agent_that_goes_into_such_a_mode_by_itself_is_ended_at_once() {
     let by_mode = |mode: &str| {
         update(&format!(
@@ -212,7 +269,28 @@ fn an_agent_that_goes_into_such_a_mode_by_itself_is_ended_at_once() {
         r#""sessionUpdate":"config_option_update",{}"#,
         options("yolo", "a", false)
     ));
-    for change in [by_mode("dontAsk"), by_mode("m4"), by_option] {
+    let by_prose = update(r#""sessionUpdate":"current_mode_update","modeId":"bypassPermissions""#);
+    // It has the name of an option's choice by now.
+    let renamed = format!(
+        "{}\n{}",
+        update(
+            r#""sessionUpdate":"config_option_update","configOptions":[{"id":"mode","currentValue":"m1","options":[{"value":"m1"},{"value":"m9","name":"YOLO"}]}]"#
+        ),
+        by_mode("m9")
+    );
+    let unreadable = [
+        update(r#""sessionUpdate":"current_mode_update""#),
+        update(r#""sessionUpdate":"current_mode_update","currentModeId":"plan","modeId":"yolo""#),
+        update(r#""sessionUpdate":"config_option_update","configOptions":{"mode":"yolo"}"#),
+    ];
+    let changes = [
+        by_mode("dontAsk"),
+        by_mode("m4"),
+        by_option,
+        by_prose,
+        renamed,
+    ];
+    for change in changes.into_iter().chain(unreadable) {
         let mut talk = talk_with(Acp::default());
         for line in new(MODES).lines().chain(change.lines()) {
             talk.chunk(format!("{}\n", &line[2..]).as_bytes());

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use marshal::config::DialectName;
+use marshal::config::{Acp, DialectName};
 use marshal::dialect::Opening;
 
 use super::{check_talk, update};
@@ -34,13 +34,16 @@ fn what_an_agent_replays_while_it_loads_is_not_told_again() {
             {text}
             {call}
             < {{"id":2,"result":null}}
+            ~ 200
+            {text}
+            ~ 250
             > prompt p
             {text}"#
         ),
         &format!(
             r#"{LOAD}
             ready protocol=1 session='s-1'
-            resumed by session/load without 2
+            resumed by session/load without 3
             write {{"jsonrpc":"2.0","id":3,"method":"session/prompt","params":{{"sessionId":"s-1","prompt":[{{"type":"text","text":"p"}}]}}}}
             turn started -
             text 'old'"#
@@ -241,4 +244,82 @@ fn a_past_without_end_does_not_keep_the_session_for_ever() {
     let told = crate::script::played(Conversation::opened(DialectName::Acp, &opening), &script);
     assert!(told.contains("ready protocol=1"), "{told}");
     assert!(!told.contains("text 'x'"), "{told}");
+}
+
+/// A load whose past and reply leave the session in a mode that skips questions, or may do so.
+#[test]
+fn what_an_agent_says_of_its_mode_while_it_loads_counts() {
+    let by_mode = |mode: &str| {
+        update(&format!(
+            r#""sessionUpdate":"current_mode_update","modeId":"{mode}""#
+        ))
+    };
+    let by_option = update(
+        r#""sessionUpdate":"config_option_update","configOptions":[{"id":"mode","category":"mode","currentValue":"yolo"}]"#,
+    );
+    let asks = r#"< {"id":3,"result":{"modes":{"currentModeId":"default","availableModes":[]}}}"#;
+    let nothing = r#"< {"id":3,"result":null}"#;
+    for script in [
+        format!("{asks}\n{}", by_mode("yolo")),
+        format!("{asks}\n{by_option}"),
+        format!("{}\n{nothing}", by_mode("yolo")),
+        format!("{by_option}\n{nothing}"),
+        format!("{nothing}\n{}", by_mode("yolo")),
+    ] {
+        let script = format!("{LISTED}\n{script}\n~ 250");
+        let told = crate::script::played(resumed(Acp::default()), &script);
+        let last = told.lines().last().unwrap();
+        assert!(last.contains("skips permission requests"), "{told}");
+        assert!(!told.contains("\nready"), "{told}");
+    }
+    // What the reply says is newer than what came before it.
+    let script = format!("{LISTED}\n{}\n{asks}\n~ 250", by_mode("yolo"));
+    let told = crate::script::played(resumed(Acp::default()), &script);
+    assert!(
+        told.contains("ready protocol=1 session='s-1' mode='default'"),
+        "{told}"
+    );
+}
+
+/// Some agents say nothing of a session that they load: a mode is set all the same, and only if
+/// they do not take it a new session shows what they offer.
+#[test]
+fn a_mode_is_set_of_a_session_of_which_nothing_is_said() {
+    let wants = || {
+        resumed(Acp {
+            mode: Some("plan".to_owned()),
+            ..Acp::default()
+        })
+    };
+    let loaded = format!("{LISTED}\n< {{\"id\":3,\"result\":null}}\n~ 250");
+    let taken = format!("{loaded}\n< {{\"id\":4,\"result\":{{}}}}");
+    let told = crate::script::played(wants(), &taken);
+    assert!(
+        told.contains(
+            r#""method":"session/set_mode","params":{"sessionId":"s-1","modeId":"plan"}"#
+        ),
+        "{told}"
+    );
+    assert!(
+        told.contains("ready protocol=1 session='s-1' mode='plan'"),
+        "{told}"
+    );
+    let refused =
+        format!("{loaded}\n< {{\"id\":4,\"error\":{{\"code\":-32602,\"message\":\"no\"}}}}");
+    let told = crate::script::played(wants(), &refused);
+    let last = told.lines().last().unwrap();
+    assert!(
+        last.contains("cannot load its session again") && last.contains("-32602"),
+        "{told}"
+    );
+}
+
+fn resumed(acp: Acp) -> Conversation {
+    let opening = Opening {
+        workspace: "/workspace".to_owned(),
+        resume: Some("s-1".into()),
+        acp: std::sync::Arc::new(acp),
+        ..Opening::default()
+    };
+    Conversation::opened(DialectName::Acp, &opening)
 }

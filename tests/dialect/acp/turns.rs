@@ -138,13 +138,11 @@ fn what_is_not_typed_is_passed_on_whole() {
     for fields in [
         r#""sessionUpdate":"available_commands_update","availableCommands":7"#,
         r#""sessionUpdate":"user_message_chunk","content":{"type":"image"}"#,
-        r#""sessionUpdate":"config_option_update""#,
         r#""sessionUpdate":"notice","severity":"info""#,
         r#""sessionUpdate":"compaction_update","status":"completed""#,
         r#""sessionUpdate":"plan_update","id":"p""#,
         r#""sessionUpdate":"agent_message_chunk","content":{"type":"resource_link","uri":"file:///x","name":"x"}"#,
         r#""sessionUpdate":"usage_update","used":"many""#,
-        r#""sessionUpdate":"current_mode_update""#,
         r#""sessionUpdate":"later","a":[{"b":1,"b":2}]"#,
     ] {
         let line = update(fields);
