@@ -160,6 +160,9 @@ pub const CONVERSATION_QUEUE: usize = 16;
 /// How long a client waits for a free slot before it is refused.
 pub const CONVERSATION_WAIT: Duration = Duration::from_secs(10);
 
+/// How long a client that opens a conversation waits for what the agent says of itself.
+pub const CONVERSATION_WARM: Duration = Duration::from_secs(60);
+
 /// Clients that wait for a slot of one pool at the same time.
 pub const CONVERSATION_OPENERS: usize = 64;
 

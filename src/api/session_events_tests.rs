@@ -2,7 +2,7 @@
 //!
 //! For the tests of whoever shows events. Must not know where they are shown.
 
-use crate::model::{CommandInfo, Event, Foreign, OptionState, SessionId};
+use crate::model::{ChoiceInfo, CommandInfo, Event, Foreign, OptionState, SessionId};
 
 /// One event of each of these kinds.
 pub(crate) fn hostile(evil: &str) -> Vec<Event> {
@@ -22,6 +22,11 @@ pub(crate) fn hostile(evil: &str) -> Vec<Event> {
                 name: Some(text()),
                 category: Some(text()),
                 value: Some(text()),
+                choices: vec![ChoiceInfo {
+                    id: text(),
+                    name: Some(text()),
+                }],
+                is_switch: false,
             }],
         },
         Event::SessionInfo {

@@ -8,9 +8,10 @@ use serde::{Deserialize, Serialize};
 
 use super::request::{Code, Failure, VERSION};
 use super::task_rules;
-use crate::fleet::{PendingAsk, TaskReport};
+use crate::fleet::{PendingAsk, Said, TaskReport};
+use crate::limits;
 use crate::model::foreign::show;
-use crate::model::{AskId, Foreign, TaskOutcome};
+use crate::model::{AskId, Foreign, Setting, SettingValue, TaskOutcome};
 
 /// What a client says in its conversation.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,8 +29,15 @@ pub enum Say {
     Answer {
         /// Which ask.
         ask: AskId,
-        /// Whether it may run.
-        allow: bool,
+        /// What it is.
+        said: Said,
+    },
+    /// Set something in the session.
+    Set {
+        /// The client's own number of it: what its end is told by.
+        n: u64,
+        /// What.
+        setting: Setting,
     },
     /// Nothing more comes; told [`Told::Closed`] when the child is gone.
     Close,
@@ -58,6 +66,23 @@ pub enum Told {
     },
     /// A person is to decide.
     Asked(Box<AskView>),
+    /// The session's first child is ready and what it said of itself has been told, or it is not
+    /// going to be ready before there is a prompt. Told once, after [`Told::CaughtUp`].
+    Started,
+    /// Where the files are. Told first of all.
+    Roots {
+        /// The workspace's root as the agent names it.
+        inside: String,
+        /// The same for the client.
+        outside: String,
+    },
+    /// What was to be set is set, and its events have been told; or why it is not.
+    Set {
+        /// Which.
+        n: u64,
+        /// Why not, safe to show; `None`: it is set.
+        refused: Option<String>,
+    },
     /// An ask is decided; an answer that comes now changes nothing.
     AskOver {
         /// Which.
@@ -143,7 +168,51 @@ struct SayLine {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     ask: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    allow: Option<bool>,
+    says: Option<SaidWord>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    mode: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    option: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    value: Option<ValueLine>,
+}
+
+#[derive(Clone, Copy, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum SaidWord {
+    Allow,
+    Reject,
+    Cancelled,
+    Nothing,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum ValueLine {
+    Switch(bool),
+    Choice(String),
+}
+
+impl From<Said> for SaidWord {
+    fn from(said: Said) -> Self {
+        match said {
+            Said::Allow => Self::Allow,
+            Said::Reject => Self::Reject,
+            Said::Cancelled => Self::Cancelled,
+            Said::Nothing => Self::Nothing,
+        }
+    }
+}
+
+impl From<SaidWord> for Said {
+    fn from(word: SaidWord) -> Self {
+        match word {
+            SaidWord::Allow => Self::Allow,
+            SaidWord::Reject => Self::Reject,
+            SaidWord::Cancelled => Self::Cancelled,
+            SaidWord::Nothing => Self::Nothing,
+        }
+    }
 }
 
 /// Writes what a client says, without its newline.
@@ -155,7 +224,10 @@ pub fn write_say(say: &Say) -> String {
         n: None,
         text: None,
         ask: None,
-        allow: None,
+        says: None,
+        mode: None,
+        option: None,
+        value: None,
     };
     let op = match say {
         Say::Prompt { n, text } => {
@@ -164,10 +236,24 @@ pub fn write_say(say: &Say) -> String {
             "prompt"
         }
         Say::Cancel => "cancel",
-        Say::Answer { ask, allow } => {
+        Say::Answer { ask, said } => {
             line.ask = Some(ask.to_string());
-            line.allow = Some(*allow);
+            line.says = Some((*said).into());
             "answer"
+        }
+        Say::Set { n, setting } => {
+            line.n = Some(*n);
+            match setting {
+                Setting::Mode(mode) => line.mode = Some(mode.clone()),
+                Setting::Option { id, value } => {
+                    line.option = Some(id.clone());
+                    line.value = Some(match value {
+                        SettingValue::Choice(value) => ValueLine::Choice(value.clone()),
+                        SettingValue::Switch(on) => ValueLine::Switch(*on),
+                    });
+                }
+            }
+            "set"
         }
         Say::Close => "close",
     };
@@ -186,21 +272,57 @@ pub fn read_say(line: &[u8]) -> Result<Say, Failure> {
         let message = format!("this supervisor speaks version {VERSION}");
         return Err(Failure::new(Code::BadVersion, message));
     }
-    match (line.op.as_str(), line.n, line.text, line.ask, line.allow) {
-        ("prompt", Some(n), Some(text), None, None) => {
+    let SayLine {
+        op,
+        n,
+        text,
+        ask,
+        says,
+        mode,
+        option,
+        value,
+        ..
+    } = line;
+    let setting = setting(mode, option, value);
+    match (op.as_str(), n, text, ask, says, setting) {
+        ("prompt", Some(n), Some(text), None, None, Ok(None)) => {
             task_rules::prompt(&text).map_err(|why| bad(&format!("the prompt {why}")))?;
             let text = Foreign::new(text);
             Ok(Say::Prompt { n, text })
         }
-        ("cancel", None, None, None, None) => Ok(Say::Cancel),
-        ("answer", None, None, Some(ask), Some(allow)) => {
+        ("cancel", None, None, None, None, Ok(None)) => Ok(Say::Cancel),
+        ("answer", None, None, Some(ask), Some(says), Ok(None)) => {
             let ask = AskId::new(&ask).map_err(|error| bad(&error.to_string()))?;
-            Ok(Say::Answer { ask, allow })
+            let said = says.into();
+            Ok(Say::Answer { ask, said })
         }
-        ("close", None, None, None, None) => Ok(Say::Close),
+        ("set", Some(n), None, None, None, Ok(Some(setting))) => Ok(Say::Set { n, setting }),
+        ("close", None, None, None, None, Ok(None)) => Ok(Say::Close),
         (op, ..) => Err(bad(&format!(
-            "in a conversation there are prompt with n and text, cancel, answer with ask and allow, and close, not {op:?} like this"
+            "in a conversation there are prompt with n and text, cancel, answer with ask and says, set with n and either mode or option and value, and close, not {op:?} like this"
         ))),
+    }
+}
+
+/// What is to be set, if something is; an error for what is neither a mode nor an option.
+fn setting(
+    mode: Option<String>,
+    option: Option<String>,
+    value: Option<ValueLine>,
+) -> Result<Option<Setting>, ()> {
+    let is_short = |text: &str| text.len() <= limits::FOREIGN_ID_BYTES;
+    match (mode, option, value) {
+        (None, None, None) => Ok(None),
+        (Some(mode), None, None) if is_short(&mode) => Ok(Some(Setting::Mode(mode))),
+        (None, Some(id), Some(ValueLine::Choice(value))) if is_short(&id) && is_short(&value) => {
+            let value = SettingValue::Choice(value);
+            Ok(Some(Setting::Option { id, value }))
+        }
+        (None, Some(id), Some(ValueLine::Switch(on))) if is_short(&id) => {
+            let value = SettingValue::Switch(on);
+            Ok(Some(Setting::Option { id, value }))
+        }
+        _ => Err(()),
     }
 }
 
@@ -218,6 +340,16 @@ enum ToldLine {
         outcome: String,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         detail: Option<String>,
+    },
+    Started,
+    Roots {
+        inside: String,
+        outside: String,
+    },
+    Set {
+        n: u64,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        refused: Option<String>,
     },
     Ask(Box<AskView>),
     AskOver {
@@ -239,6 +371,15 @@ pub fn write_told(told: &Told) -> String {
             n: *n,
             outcome: outcome.to_string(),
             detail: detail.as_ref().map(|detail| detail.raw().to_owned()),
+        },
+        Told::Started => ToldLine::Started,
+        Told::Roots { inside, outside } => ToldLine::Roots {
+            inside: inside.clone(),
+            outside: outside.clone(),
+        },
+        Told::Set { n, refused } => ToldLine::Set {
+            n: *n,
+            refused: refused.clone(),
         },
         Told::Asked(ask) => ToldLine::Ask(ask.clone()),
         Told::AskOver { ask } => ToldLine::AskOver {
@@ -263,6 +404,12 @@ pub fn read_told(line: &str) -> Option<Told> {
             n,
             outcome: TaskOutcome::from_word(&outcome)?,
             detail: detail.map(Foreign::new),
+        },
+        ToldLine::Started => Told::Started,
+        ToldLine::Roots { inside, outside } => Told::Roots { inside, outside },
+        ToldLine::Set { n, refused } => Told::Set {
+            n,
+            refused: refused.map(|why| show(&why, 1000)),
         },
         ToldLine::Ask(ask) => {
             AskId::new(&ask.ask).ok()?;
@@ -298,7 +445,28 @@ mod tests {
                 text: "say \u{1b}[2J\n".into(),
             },
             Say::Cancel,
-            Say::Answer { ask, allow: true },
+            Say::Answer {
+                ask,
+                said: Said::Cancelled,
+            },
+            Say::Set {
+                n: 1,
+                setting: Setting::Mode("plan".to_owned()),
+            },
+            Say::Set {
+                n: 2,
+                setting: Setting::Option {
+                    id: "model".to_owned(),
+                    value: SettingValue::Choice("b".to_owned()),
+                },
+            },
+            Say::Set {
+                n: 3,
+                setting: Setting::Option {
+                    id: "fast".to_owned(),
+                    value: SettingValue::Switch(true),
+                },
+            },
             Say::Close,
         ] {
             assert_eq!(read_say(write_say(&say).as_bytes()), Ok(say));
@@ -339,6 +507,15 @@ mod tests {
                 ask: AskId::new("a-1").expect("id"),
             },
             Told::Closed,
+            Told::Started,
+            Told::Roots {
+                inside: "/workspace".to_owned(),
+                outside: "/srv/x".to_owned(),
+            },
+            Told::Set {
+                n: 4,
+                refused: Some("no such mode".to_owned()),
+            },
         ] {
             assert_eq!(read_told(&write_told(&told)), Some(told));
         }
@@ -356,6 +533,10 @@ mod tests {
                 "is empty",
             ),
             ("{\"v\":1,\"op\":\"cancel\",\"x\":1}", "unknown field"),
+            (
+                "{\"v\":1,\"op\":\"set\",\"n\":1,\"mode\":\"x\",\"option\":\"y\"}",
+                "either mode or option",
+            ),
             ("{\"v\":2,\"op\":\"cancel\"}", "version 1"),
         ] {
             let failure = read_say(line.as_bytes()).expect_err(line);

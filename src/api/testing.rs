@@ -146,6 +146,10 @@ fn hostile_events(evil: &str, task: &TaskId) -> Vec<Event> {
             session: Some(text()),
             model: Some(text()),
             mode: Some(text()),
+            modes: vec![crate::model::ChoiceInfo {
+                id: text(),
+                name: Some(text()),
+            }],
             tools: vec![text()],
             context_window: None,
             forgets: false,

@@ -15,7 +15,7 @@ use super::environment::{self, is_secretive};
 use super::error::quoted;
 use super::table::{Item, Ledger, Place, Section, one_of, word};
 use crate::limits;
-use crate::model::words;
+use crate::model::{SettingValue, words};
 
 words!(
     /// The form of an answer to a permission request.
@@ -100,6 +100,15 @@ pub enum OptionValue {
     Choice(String),
     /// On or off.
     Switch(bool),
+}
+
+impl From<&SettingValue> for OptionValue {
+    fn from(value: &SettingValue) -> Self {
+        match value {
+            SettingValue::Choice(value) => Self::Choice(value.clone()),
+            SettingValue::Switch(on) => Self::Switch(*on),
+        }
+    }
 }
 
 /// A tool server.

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use super::table::{Found, Item, Ledger, Place, Section, word};
 use super::types::{
-    AskConfig, JournalRules, OnCrash, OnTimeout, Pool, RateLimit, Restart, RestartKind, StopWaits,
-    Timeouts,
+    AskConfig, JournalRules, OnCrash, OnTimeout, Pool, RateLimit, Restart, RestartKind,
+    SessionScope, StopWaits, Timeouts,
 };
 use super::units::show_duration;
 use crate::limits;
@@ -106,9 +106,11 @@ pub(super) fn timeouts(section: &Section<'_>) -> Timeouts {
     timeouts
 }
 
-/// A child that is stopped because nobody needs it must come back with its session.
+/// A child that is stopped because nobody needs it must come back with its session. Where each task
+/// has its own, only conversations have children that wait, and their sessions always come back.
 pub(super) fn idle_comes_back(ledger: &Ledger, pool: &Pool, idle: Option<&Place>) {
-    let Some(place) = idle.filter(|_| pool.timeouts.idle.is_some()) else {
+    let is_kept = pool.timeouts.idle.is_some() && pool.session == SessionScope::Slot;
+    let Some(place) = idle.filter(|_| is_kept) else {
         return;
     };
     if pool.restart.on_crash != OnCrash::Resume {

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use crate::config::{self, DialectName};
 use crate::limits;
 use crate::model::{
-    AgentInfo, Answer, Ask, AskKey, ClientAnswer, ClientCall, ClientOffers, Event, Foreign,
+    AgentInfo, Answer, Ask, AskKey, ClientAnswer, ClientCall, ClientOffers, Event, Foreign, Setting,
 };
 
 /// How a session begins in a new channel.
@@ -95,6 +95,9 @@ pub enum Command {
         /// What to say.
         answer: ClientAnswer,
     },
+    /// Set something in the open session, where the protocol has that. [`Effect::Set`] says what
+    /// came of it.
+    Set(Setting),
     /// Say goodbye: the first step of the stop ladder. The dialect may also ask for its stdin to
     /// be closed.
     Goodbye,
@@ -115,6 +118,12 @@ pub enum Refused {
     /// The protocol has no such command.
     #[error("the protocol has no such command")]
     Unsupported,
+    /// Something else is being set, or is not answered yet.
+    #[error("something else is being set: try again")]
+    Setting,
+    /// What is to be set cannot be, in our words.
+    #[error("{0}")]
+    NotOffered(String),
     /// The channel has failed or is closing.
     #[error("the channel is closed")]
     Closed,
@@ -168,6 +177,8 @@ pub enum Effect {
     },
     /// The agent withdrew a request: it must not be answered any more.
     Withdrawn(AskKey),
+    /// What was to be set is set, or why it is not.
+    Set(Result<(), String>),
     /// The dialect itself ends the running turn: the agent could not be told otherwise that
     /// something is denied. The time that a cancelled turn has begins now.
     Cancelling,

@@ -7,26 +7,26 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use ractor::ActorRef;
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 
+use super::approver::{Asking, Said};
 use super::clock::now_us;
 use super::notice::{Notice, TaskReport};
 use super::pool::{ActiveTask, OpenTasks, Opener, PoolMsg, Talk};
 use super::session::StoredSession;
+use super::session::WORKSPACE_INSIDE;
+use super::setting::{SetDone, SetReply};
 use super::{FleetHandle, PoolEntry, SubmitError};
-use crate::journal::{
-    CONVERSATION, Commit, Reader, SessionRow, StoredConversation, TaskRow, Write, codec,
-};
+use crate::config::{Launcher, WorkspaceMode};
+use crate::journal::{CONVERSATION, Reader, SessionRow, StoredConversation, TaskRow, Write};
 use crate::limits;
 use crate::model::{
-    AskId, DecidedBy, Decision, Foreign, PoolName, RunId, SessionId, SlotId, TaskId, TaskSpec,
-    ToolClass, foreign,
+    AskId, Foreign, PoolName, RunId, SessionId, Setting, SlotId, TaskId, TaskSpec, foreign,
 };
-use crate::policy::Part;
+use crate::sandbox::workspace::copy;
 use crate::telemetry::event::task::TaskQueued;
 
 /// What a client asks for.
@@ -82,63 +82,6 @@ pub enum PromptError {
     Submit(#[from] SubmitError),
 }
 
-/// A request that the policy wants a person to decide, as the approver hears of it.
-#[derive(Debug, Clone)]
-pub struct PendingAsk {
-    /// Its id: what an answer names.
-    pub id: AskId,
-    /// The seq of its event.
-    pub seq: u64,
-    /// The tool call that it belongs to, where the agent said so.
-    pub tool_id: Option<Foreign>,
-    /// The tool's name, as the agent calls it.
-    pub tool: Foreign,
-    /// What kind of tool that is.
-    pub class: ToolClass,
-    /// What is judged: words or paths, each with what the policy says of it.
-    pub parts: Vec<Part>,
-    /// Why a command text is not plain.
-    pub not_plain: Option<String>,
-    /// The rules that want a person.
-    pub rules: Vec<String>,
-    /// Why, in our words.
-    pub reason: String,
-    /// How long an answer is waited for; then it is denied.
-    pub within: Duration,
-}
-
-/// What an approver hears.
-#[derive(Debug, Clone)]
-pub enum Asking {
-    /// A person is to decide. Durable.
-    Asked(Box<PendingAsk>),
-    /// It is decided: an answer that comes now changes nothing.
-    Over {
-        /// Which.
-        id: AskId,
-        /// How.
-        decision: Decision,
-        /// By whom.
-        by: DecidedBy,
-    },
-}
-
-/// Where a conversation's asks go.
-pub(crate) type Approver = mpsc::Sender<Asking>;
-
-/// A conversation that can be loaded, as lists show it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ConversationView {
-    /// Its session.
-    pub session: SessionId,
-    /// The directory that its client worked in last.
-    pub directory: PathBuf,
-    /// The beginning of its first prompt.
-    pub title: Option<Foreign>,
-    /// When it last had a prompt, or began: microseconds since the Unix epoch.
-    pub at_us: i64,
-}
-
 /// A slot that is a conversation's. Dropping it gives it back, wherever it has got to.
 #[derive(Debug)]
 pub(crate) struct Grant {
@@ -183,6 +126,11 @@ pub struct Conversation {
     tell: mpsc::Sender<Arc<TaskReport>>,
     reports: mpsc::Receiver<Arc<TaskReport>>,
     asks: mpsc::Receiver<Asking>,
+    /// Where it is told what came of what was to be set.
+    set_told: mpsc::Sender<SetDone>,
+    sets: mpsc::Receiver<SetDone>,
+    /// Its first child is ready, or will not be; `None` when that was told.
+    warmed: Option<(oneshot::Receiver<()>, Instant)>,
 }
 
 /// What a conversation brings beside its events.
@@ -192,6 +140,11 @@ pub enum Brought {
     Ended(Arc<TaskReport>),
     /// Something about an ask.
     Asking(Asking),
+    /// What was to be set is set, or why it is not; its events were told before.
+    Set(SetDone),
+    /// Its first child is ready and what it said of itself was told, or it is not going to be
+    /// ready before there is a prompt.
+    Warmed,
 }
 
 impl Conversation {
@@ -272,12 +225,23 @@ impl Conversation {
         let _ = self.grant.pool.send_message(message);
     }
 
-    /// A person decided. An ask that is over, or that is none, is passed over.
-    pub fn answer(&self, ask: AskId, allow: bool) {
+    /// What came back of an ask. One that is over, or that is none, is passed over.
+    pub fn answer(&self, ask: AskId, said: Said) {
         let _ = self.grant.pool.send_message(PoolMsg::Talk(Talk::Answer {
             session: self.grant.session.clone(),
             ask,
-            allow,
+            said,
+        }));
+    }
+
+    /// Sets something in the session, for as long as the conversation is open; what came of it is
+    /// told under the number.
+    pub fn set(&self, number: u64, setting: Setting) {
+        let reply = SetReply::new(number, self.set_told.clone());
+        let _ = self.grant.pool.send_message(PoolMsg::Talk(Talk::Set {
+            session: self.grant.session.clone(),
+            setting,
+            reply,
         }));
     }
 
@@ -286,6 +250,11 @@ impl Conversation {
         tokio::select! {
             biased;
             asking = self.asks.recv() => asking.map(Brought::Asking),
+            Some(done) = self.sets.recv() => Some(Brought::Set(done)),
+            () = warm(&mut self.warmed) => {
+                self.warmed = None;
+                Some(Brought::Warmed)
+            }
             report = self.reports.recv() => {
                 self.open = self.open.saturating_sub(1);
                 report.map(Brought::Ended)
@@ -298,6 +267,9 @@ impl Conversation {
         if let Ok(asking) = self.asks.try_recv() {
             return Some(Brought::Asking(asking));
         }
+        if let Ok(done) = self.sets.try_recv() {
+            return Some(Brought::Set(done));
+        }
         let report = self.reports.try_recv().ok()?;
         self.open = self.open.saturating_sub(1);
         Some(Brought::Ended(report))
@@ -307,6 +279,30 @@ impl Conversation {
     #[must_use]
     pub const fn slot(&self) -> &SlotId {
         &self.grant.slot
+    }
+
+    /// The workspace's root as the agent names it, and as the client does.
+    #[must_use]
+    pub fn roots(&self) -> (String, String) {
+        let Some(entry) = self.fleet.entry(&self.pool) else {
+            return Default::default();
+        };
+        let config = &entry.shared.config;
+        let outside = entry.shared.workspace.to_string_lossy().into_owned();
+        let inside = match config.launcher {
+            Launcher::Ssh => {
+                return config.ssh.as_ref().map_or_else(Default::default, |ssh| {
+                    (ssh.workspace.clone(), ssh.workspace.clone())
+                });
+            }
+            Launcher::None if config.workspace.mode == WorkspaceMode::Copy => {
+                let copy = copy::path(&self.fleet.0.shared.state, &self.grant.session);
+                copy.to_string_lossy().into_owned()
+            }
+            Launcher::None => outside.clone(),
+            Launcher::Unshare => WORKSPACE_INSIDE.to_owned(),
+        };
+        (inside, outside)
     }
 
     /// Whether it was left.
@@ -326,7 +322,8 @@ impl Conversation {
 
 impl FleetHandle {
     /// Opens a conversation in a free slot of its pool; waits for one, at most
-    /// [`limits::CONVERSATION_WAIT`]. No child is started before its first prompt.
+    /// [`limits::CONVERSATION_WAIT`]. Its child is started at once, so that it can be said what the
+    /// agent offers; one that fails is tried again with the first prompt.
     ///
     /// # Errors
     /// [`OpenError`]
@@ -345,13 +342,12 @@ impl FleetHandle {
             None => None,
         };
         let begins = found.is_none();
-        let (session, run, next, stored) = if let Some((kept, stored)) = found {
-            (kept.session, kept.run, kept.prompts + 1, Some(stored))
+        let (session, run, stored) = if let Some((kept, stored)) = found {
+            (kept.session, kept.run, Some(stored))
         } else {
             let (session, run) = self.fresh_ids()?;
-            (session, run, 1, None)
+            (session, run, None)
         };
-        let last_seq = stored.as_ref().map_or(0, |of| of.last_seq);
         let (approver, asks) = mpsc::channel(limits::ASKS_TOLD);
         let (reply, granted) = oneshot::channel();
         let opens = PoolMsg::Talk(Talk::Open(Box::new(Opener {
@@ -369,12 +365,30 @@ impl FleetHandle {
             Ok(Err(_)) => return Err(OpenError::Stopping),
             Err(_) => return Err(self.crowded(name)),
         };
-        if begins {
-            let writes = begun(run.clone(), session, grant.slot.clone());
-            let durable = self.make_durable(writes).await;
-            durable.map_err(|error| OpenError::Journal(error.to_string()))?;
+        // Of an earlier client also what was still on its way to the disk when it left.
+        let writes = if begins {
+            begun(run.clone(), session.clone(), grant.slot.clone())
+        } else {
+            Vec::new()
+        };
+        let durable = self.make_durable(writes).await;
+        durable.map_err(|error| OpenError::Journal(error.to_string()))?;
+        let (mut next, mut last_seq) = (1, 0);
+        if !begins {
+            let (kept, stored) = self.find(name, session.clone()).await?;
+            (next, last_seq) = (kept.prompts + 1, stored.last_seq);
+            let stands = PoolMsg::Talk(Talk::Stands(Box::new(stored)));
+            let sent = entry.actor.send_message(stands);
+            sent.map_err(|_| OpenError::Stopping)?;
         }
         let (tell, reports) = mpsc::channel(2 * limits::CONVERSATION_QUEUE);
+        let (set_told, sets) = mpsc::channel(limits::CONVERSATION_QUEUE);
+        let (ready, warmed) = oneshot::channel();
+        let warm = PoolMsg::Talk(Talk::Warm { session, ready });
+        entry
+            .actor
+            .send_message(warm)
+            .map_err(|_| OpenError::Stopping)?;
         Ok(Conversation {
             grant,
             run,
@@ -388,6 +402,9 @@ impl FleetHandle {
             tell,
             reports,
             asks,
+            set_told,
+            sets,
+            warmed: Some((warmed, Instant::now() + limits::CONVERSATION_WARM)),
         })
     }
 
@@ -469,74 +486,12 @@ impl FleetHandle {
             agent_session,
             last_seq,
             bytes,
+            prompted: kept.prompts > 0,
         };
         Ok((kept, stored))
     }
 
-    /// The conversations of a pool that can be loaded, the one used last first: at most
-    /// [`limits::CONVERSATION_PAGE`], after so many.
-    ///
-    /// # Errors
-    /// [`OpenError::NoPool`], [`OpenError::Journal`]
-    pub async fn conversations(
-        &self,
-        pool: &PoolName,
-        after: u32,
-    ) -> Result<Vec<ConversationView>, OpenError> {
-        let Some(entry) = self.entry(pool) else {
-            return Err(OpenError::NoPool {
-                pool: pool.clone(),
-                there: String::new(),
-            });
-        };
-        let workspace = entry.shared.workspace.clone();
-        let pool = pool.clone();
-        let read =
-            move |reader: &Reader| reader.conversations(&pool, after, limits::CONVERSATION_PAGE);
-        let found = self.read_past(read).await?;
-        let view = |of: StoredConversation| {
-            let nothing = Foreign::default();
-            let spec = of.last_spec.as_deref();
-            let spec = spec.and_then(|spec| codec::read_spec("p", &nothing, spec).ok());
-            ConversationView {
-                session: of.session,
-                directory: spec
-                    .and_then(|spec| spec.workspace)
-                    .unwrap_or_else(|| workspace.clone()),
-                title: of.first_prompt,
-                at_us: of.at_us,
-            }
-        };
-        Ok(found.into_iter().map(view).collect())
-    }
-
-    /// Ends the conversations that nobody has used for [`limits::CONVERSATION_KEPT`].
-    pub async fn end_old_conversations(&self) {
-        let age = i64::try_from(limits::CONVERSATION_KEPT.as_micros()).unwrap_or(i64::MAX);
-        let before = now_us().saturating_sub(age);
-        let read = move |reader: &Reader| reader.old_conversations(before);
-        let found = match self.read_past(read).await {
-            Ok(found) => found,
-            Err(error) => return tracing::warn!(%error, "old conversations stay"),
-        };
-        for old in found.into_iter().filter(|old| !self.works(&old.session)) {
-            let ends = vec![
-                Write::SessionEnded {
-                    session: old.session,
-                    at_us: now_us(),
-                    class: None,
-                },
-                Write::RunEnded {
-                    run: old.run,
-                    at_us: now_us(),
-                    code: 0,
-                },
-            ];
-            let _ = self.0.shared.journal.submit(Commit::of(ends));
-        }
-    }
-
-    async fn read_past<T: Send + 'static>(
+    pub(super) async fn read_past<T: Send + 'static>(
         &self,
         read: impl FnOnce(&Reader) -> Result<T, crate::journal::ReadError> + Send + 'static,
     ) -> Result<T, OpenError> {
@@ -548,6 +503,16 @@ impl FleetHandle {
         let found = self.0.shared.ambient.blocking(work).await;
         let found = found.map_err(|_| OpenError::Stopping)?;
         found.map_err(OpenError::Journal)
+    }
+}
+
+/// When the first child is ready or will not be; never, when that was told.
+async fn warm(warmed: &mut Option<(oneshot::Receiver<()>, Instant)>) {
+    match warmed {
+        Some((warmed, until)) => {
+            let _ = timeout_at(*until, warmed).await;
+        }
+        None => std::future::pending().await,
     }
 }
 

@@ -10,10 +10,12 @@
 //! messages a task or a turn.
 
 mod ambient;
+mod approver;
 mod channel;
 mod clock;
 mod continuing;
 mod conversation;
+mod conversations;
 mod credit;
 mod mailbox;
 mod memory;
@@ -24,6 +26,7 @@ mod pool;
 mod report;
 mod resume;
 mod session;
+mod setting;
 mod setup;
 
 use std::collections::BTreeMap;
@@ -35,17 +38,17 @@ use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 pub use ambient::Ambient;
+pub use approver::{Asking, PendingAsk, Said};
 pub use channel::stderr::LogTail;
 #[doc(hidden)]
 pub use clock::simulate_stamps;
 pub use continuing::{TakeUpError, TakenUp};
-pub use conversation::{
-    Asking, Brought, Conversation, ConversationOrder, ConversationView, OpenError, PendingAsk,
-    PromptError,
-};
+pub use conversation::{Brought, Conversation, ConversationOrder, OpenError, PromptError};
+pub use conversations::ConversationView;
 pub use memory::MemoryError;
 pub use notice::{ChangeKind, FileChange, Notice, SlotView, TaskReport};
 pub use report::ReportError;
+pub use setting::SetDone;
 pub use setup::{GoOn, LoadedPolicy, Setup};
 
 use crate::config::{Config, SessionScope, WorkspaceMode};

@@ -108,6 +108,7 @@ fn loadable(pool: &Pool, session: &KeptSession) -> Option<StoredSession> {
         agent_session: Some(id.clone()),
         last_seq: session.last_seq,
         bytes: session.bytes,
+        prompted: true,
     })
 }
 

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use serde_json::value::RawValue;
 
-use super::{Ask, AskId, ExitClass, ExitStatus, Foreign, TaskId, TurnOutcome, Verdict, words};
+use super::{
+    Ask, AskId, ChoiceInfo, ExitClass, ExitStatus, Foreign, TaskId, TurnOutcome, Verdict, words,
+};
 use super::{Decision, EventId, SessionId};
 
 words!(
@@ -138,6 +140,8 @@ pub struct AgentInfo {
     pub model: Option<Foreign>,
     /// Its permission mode.
     pub mode: Option<Foreign>,
+    /// The modes that may be chosen, at most `limits::OFFERED`.
+    pub modes: Vec<ChoiceInfo>,
     /// The names of its tools.
     pub tools: Vec<Foreign>,
     /// The size of its context window, in tokens.
@@ -188,6 +192,11 @@ pub struct OptionState {
     pub category: Option<Foreign>,
     /// Its value; `true` or `false` where it is a switch.
     pub value: Option<Foreign>,
+    /// The values that may be chosen, at most `limits::OFFERED`; none where it is a switch, or may
+    /// not be set.
+    pub choices: Vec<ChoiceInfo>,
+    /// It may be set to `true` and `false`.
+    pub is_switch: bool,
 }
 
 /// What a session has cost so far, as the agent reports it.

@@ -9,6 +9,7 @@ pub mod event;
 pub mod exit;
 pub mod foreign;
 pub mod ids;
+pub mod setting;
 pub mod slot;
 pub mod task;
 pub mod turn;
@@ -24,6 +25,7 @@ pub use event::{
 pub use exit::{ExitClass, ExitStatus, WallStage};
 pub use foreign::Foreign;
 pub use ids::{AskId, EventId, IdError, PoolName, RunId, SessionId, SlotId, TaskId};
+pub use setting::{ChoiceInfo, Setting, SettingValue};
 pub use slot::SlotState;
 pub use task::{TaskOutcome, TaskSpec};
 pub use turn::TurnOutcome;

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use marshal::config::DialectName;
 use marshal::dialect::{Command, Dialect, Effect, Effects, Input, Opening, build};
 use marshal::model::{
-    Answer, AskKey, ClientAnswer, ClientDone, ClientError, ClientFault, Event, Foreign,
+    Answer, AskKey, ClientAnswer, ClientDone, ClientError, ClientFault, Event, Foreign, Setting,
+    SettingValue,
 };
 use marshal::wire::ndjson::{LineError, Lines};
 
@@ -157,6 +158,15 @@ fn command(wanted: &str) -> Command {
             args: more.to_owned(),
         },
         "cancel" => Command::Cancel,
+        "mode" => Command::Set(Setting::Mode(rest.to_owned())),
+        "option" => Command::Set(Setting::Option {
+            id: first.to_owned(),
+            value: match more {
+                "on" => SettingValue::Switch(true),
+                "off" => SettingValue::Switch(false),
+                value => SettingValue::Choice(value.to_owned()),
+            },
+        }),
         "goodbye" => Command::Goodbye,
         "allow" => answer(Answer::Allow),
         "deny" => answer(Answer::Deny(more.to_owned())),
@@ -198,6 +208,8 @@ fn describe(effect: &Effect) -> String {
             }
             out
         }
+        Effect::Set(Ok(())) => "set".to_owned(),
+        Effect::Set(Err(why)) => format!("not set: {why}"),
         Effect::Ask(ask) => {
             let claims = [
                 ("active", &ask.claimed.active_mode),

@@ -38,7 +38,13 @@ fn what_is_no_message_or_no_method_is_answered_and_changes_nothing() {
         (
             "session/set_mode",
             json!({"sessionId": "x", "modeId": "y"}),
-            -32602,
+            -32002,
+        ),
+        ("session/set_mode", json!({"sessionId": "x"}), -32602),
+        (
+            "session/set_config_option",
+            json!({"sessionId": "x", "configId": "y", "value": 1}),
+            -32002,
         ),
         (
             "session/prompt",

@@ -13,6 +13,8 @@ mod drill;
 mod editor;
 mod editor_clients;
 mod editor_manners;
+mod editor_returns;
+mod editor_settings;
 mod editors;
 mod endings;
 mod escapes;

@@ -8,10 +8,14 @@ use serde::Deserialize;
 use serde::de::{DeserializeOwned, Deserializer, IgnoredAny};
 use serde_json::value::RawValue;
 
-use super::RpcError;
+use serde_json::Value;
+
+use super::known::Can;
+use super::{RpcError, permission};
+use crate::fleet::Said;
 use crate::limits;
 use crate::model::foreign::show;
-use crate::model::{Foreign, SessionId};
+use crate::model::{Foreign, SessionId, Setting, SettingValue};
 use crate::wire::json::{self, BadFrame};
 
 /// The id of an editor's request, as JSON text: what its reply carries back.
@@ -251,10 +255,78 @@ pub struct Resource {
     pub text: Option<String>,
 }
 
-/// The person's answer in the reply to a permission request: the option that was chosen, if one
-/// was.
+/// Of `initialize`: what the editor understands. What cannot be read is not understood.
 #[must_use]
-pub fn chosen(outcome: &RawValue) -> Option<String> {
+pub fn understands(params: &Params) -> Can {
+    let read: Value = params.read().unwrap_or_default();
+    let session = &read["clientCapabilities"]["session"];
+    let has = |of: &Value| of.is_object() || *of == Value::Bool(true);
+    Can {
+        switches: has(&session["configOptions"]["boolean"]),
+        notices: has(&session["notices"]),
+        compaction: has(&session["compaction"]),
+    }
+}
+
+/// Of `session/set_mode`.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SetMode {
+    /// Which session.
+    pub session_id: String,
+    mode_id: String,
+}
+
+/// Of `session/set_config_option`.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SetOption {
+    /// Which session.
+    pub session_id: String,
+    config_id: String,
+    value: Value,
+}
+
+/// An id or a value is short.
+fn short(what: &str, text: &str) -> Result<String, RpcError> {
+    if text.is_empty() || text.len() > limits::FOREIGN_ID_BYTES {
+        let most = limits::FOREIGN_ID_BYTES;
+        return Err(RpcError::params(format!(
+            "{what} must have 1 to {most} bytes"
+        )));
+    }
+    Ok(text.to_owned())
+}
+
+impl SetMode {
+    /// What is to be set.
+    ///
+    /// # Errors
+    /// [`RpcError::PARAMS`]
+    pub fn setting(&self) -> Result<Setting, RpcError> {
+        Ok(Setting::Mode(short("modeId", &self.mode_id)?))
+    }
+}
+
+impl SetOption {
+    /// What is to be set.
+    ///
+    /// # Errors
+    /// [`RpcError::PARAMS`]
+    pub fn setting(&self) -> Result<Setting, RpcError> {
+        let id = short("configId", &self.config_id)?;
+        let value = match &self.value {
+            Value::Bool(on) => SettingValue::Switch(*on),
+            Value::String(value) => SettingValue::Choice(short("value", value)?),
+            _ => return Err(RpcError::params("value is a text, or true or false")),
+        };
+        Ok(Setting::Option { id, value })
+    }
+}
+
+/// What the reply to a permission request says; `None`: it is an error.
+#[must_use]
+pub fn said(outcome: Option<&RawValue>) -> Said {
     #[derive(Deserialize)]
     struct Reply {
         outcome: Outcome,
@@ -265,9 +337,16 @@ pub fn chosen(outcome: &RawValue) -> Option<String> {
         outcome: String,
         option_id: Option<String>,
     }
-    let reply: Reply = serde_json::from_str(outcome.get()).ok()?;
-    let outcome = reply.outcome;
-    outcome.option_id.filter(|_| outcome.outcome == "selected")
+    let reply = outcome.and_then(|outcome| serde_json::from_str::<Reply>(outcome.get()).ok());
+    let Some(Reply { outcome }) = reply else {
+        return Said::Nothing;
+    };
+    match (outcome.outcome.as_str(), outcome.option_id.as_deref()) {
+        ("cancelled", _) => Said::Cancelled,
+        ("selected", Some(permission::ALLOW)) => Said::Allow,
+        ("selected", Some(permission::REJECT)) => Said::Reject,
+        _ => Said::Nothing,
+    }
 }
 
 /// The title of a conversation: its first prompt's first line.
@@ -327,24 +406,35 @@ mod tests {
     }
 
     #[test]
-    fn only_a_chosen_option_is_an_answer() {
+    fn only_what_was_offered_is_an_answer() {
         let of = |text: &str| {
             let raw = RawValue::from_string(text.to_owned()).expect("JSON");
-            chosen(&raw)
+            said(Some(&raw))
         };
-        let selected = r#"{"outcome":{"outcome":"selected","optionId":"allow"}}"#;
-        assert_eq!(of(selected).as_deref(), Some("allow"));
-        for nothing in [
+        let selected = |id: &str| {
+            of(&format!(
+                r#"{{"outcome":{{"outcome":"selected","optionId":"{id}"}}}}"#
+            ))
+        };
+        assert_eq!(selected("allow"), Said::Allow);
+        assert_eq!(selected("reject"), Said::Reject);
+        assert_eq!(selected("allow_always"), Said::Nothing);
+        for cancelled in [
             r#"{"outcome":{"outcome":"cancelled"}}"#,
             r#"{"outcome":{"outcome":"cancelled","optionId":"allow"}}"#,
+        ] {
+            assert_eq!(of(cancelled), Said::Cancelled, "{cancelled}");
+        }
+        for nothing in [
             r#"{"outcome":{"outcome":"selected"}}"#,
             r#"{"outcome":"selected"}"#,
             "{}",
             "null",
             "7",
         ] {
-            assert_eq!(of(nothing), None, "{nothing}");
+            assert_eq!(of(nothing), Said::Nothing, "{nothing}");
         }
+        assert_eq!(said(None), Said::Nothing);
     }
 
     #[test]

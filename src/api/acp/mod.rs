@@ -3,8 +3,10 @@
 //! Owns the wire form only: text in, words out, and back. Must not know sockets, processes or time.
 //! Writes strictly what the protocol lists; reads leniently, but for what it would have to guess.
 
+pub mod call;
 pub mod content;
 pub mod incoming;
+pub mod known;
 pub mod outgoing;
 pub mod permission;
 pub mod update;

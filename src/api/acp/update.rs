@@ -1,16 +1,19 @@
 //! An event of a session as a `session/update` of the protocol.
 //!
-//! Must not know sessions: one event in, at most one update out. The protocol's words are closed
-//! sets, so an agent's own word becomes the nearest of them.
+//! One event in, at most one update out. Must not know what a session does. The protocol's words are
+//! closed sets, so an agent's own word becomes the nearest of them.
 
 use std::borrow::Cow;
 
 use serde::Serialize;
+use serde_json::Value;
 use serde_json::value::RawValue;
 
+use super::call::{self, Diff, Location};
+use super::known::Known;
 use crate::limits;
 use crate::model::foreign::show;
-use crate::model::{Event, Foreign, PlanEntry};
+use crate::model::{CommandInfo, Event, Foreign, PlanEntry};
 
 /// What a `session/update` says.
 #[derive(Debug, Serialize)]
@@ -50,6 +53,78 @@ pub enum Update<'a> {
         #[serde(skip_serializing_if = "Option::is_none")]
         cost: Option<Cost<'a>>,
     },
+    /// The commands that the agent understands now.
+    #[serde(rename_all = "camelCase")]
+    AvailableCommandsUpdate {
+        /// All of them.
+        available_commands: Vec<Command<'a>>,
+    },
+    /// The session is in another mode now.
+    #[serde(rename_all = "camelCase")]
+    CurrentModeUpdate {
+        /// Which.
+        current_mode_id: &'a str,
+    },
+    /// Its options are others now.
+    #[serde(rename_all = "camelCase")]
+    ConfigOptionUpdate {
+        /// All of them.
+        config_options: Vec<Value>,
+    },
+    /// What the agent says of the session.
+    #[serde(rename_all = "camelCase")]
+    SessionInfoUpdate {
+        /// Its title.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        title: Option<&'a str>,
+        /// When it last changed.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        updated_at: Option<&'a str>,
+    },
+    /// Something that the agent wants a person to know.
+    Notice {
+        /// How bad it is.
+        severity: &'static str,
+        /// It in a few words.
+        title: &'a str,
+        /// It in full.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        description: Option<&'a str>,
+    },
+    /// The agent makes its context shorter.
+    #[serde(rename_all = "camelCase")]
+    CompactionUpdate {
+        /// Which time.
+        compaction_id: &'a str,
+        /// How far it is.
+        status: &'static str,
+        /// Why not.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        error: Option<&'a str>,
+    },
+    /// A piece of what takes the place of the longer context.
+    #[serde(rename_all = "camelCase")]
+    CompactionSummaryChunk {
+        /// Which time.
+        compaction_id: &'a str,
+        /// The text.
+        content: Block<'a>,
+    },
+}
+
+/// A command that an agent understands.
+#[derive(Debug, Serialize)]
+pub struct Command<'a> {
+    name: &'a str,
+    description: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    input: Option<Input<'a>>,
+}
+
+/// What a command takes.
+#[derive(Debug, Serialize)]
+pub struct Input<'a> {
+    hint: &'a str,
 }
 
 /// A block of text.
@@ -72,16 +147,25 @@ pub struct Call<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     status: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    content: Option<[Content<'a>; 1]>,
+    content: Option<Vec<Content<'a>>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    locations: Option<Vec<Location>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     raw_input: Option<&'a RawValue>,
 }
 
 /// What a tool call brought.
 #[derive(Debug, Serialize)]
-#[serde(tag = "type", rename = "content")]
-pub struct Content<'a> {
-    content: Block<'a>,
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Content<'a> {
+    /// A text.
+    Content {
+        /// The text.
+        content: Block<'a>,
+    },
+    /// How a file is, or would be, changed.
+    #[serde(untagged)]
+    Diff(Diff),
 }
 
 /// A step of a plan.
@@ -117,7 +201,7 @@ pub const fn remark(text: &str) -> Update<'_> {
 
 /// What an event tells an editor. `replay`: it is of the past, so what the user said is told too.
 #[must_use]
-pub fn of(event: &Event, replay: bool) -> Option<Update<'_>> {
+pub fn of<'a>(event: &'a Event, known: &Known, replay: bool) -> Option<Update<'a>> {
     let block = |text: &'_ Foreign| -> Option<()> { (!text.is_empty()).then_some(()) };
     match event {
         Event::PromptAccepted { text, .. } if replay => Some(Update::UserMessageChunk {
@@ -127,28 +211,37 @@ pub fn of(event: &Event, replay: bool) -> Option<Update<'_>> {
         Event::Thought { delta } => block(delta).map(|()| Update::AgentThoughtChunk {
             content: Block { text: delta.raw() },
         }),
-        Event::ToolStart { id, name, input } => Some(Update::ToolCall(Call {
-            tool_call_id: id.raw(),
-            title: Some(title(name.raw(), input)),
-            kind: Some(kind(name.raw())),
-            status: Some("pending"),
-            raw_input: small(own(input)),
-            ..Call::default()
-        })),
+        Event::ToolStart { id, name, input } => {
+            let said = call::of(input);
+            Some(Update::ToolCall(Call {
+                tool_call_id: id.raw(),
+                title: Some(title(name.raw(), said.own)),
+                kind: Some(kind(name.raw())),
+                status: Some("pending"),
+                content: diffs(said.diffs(&known.places)),
+                locations: said.locations(&known.places),
+                raw_input: small(said.own),
+            }))
+        }
         Event::ToolUpdate {
             id,
             name,
             title,
             status,
             input,
-        } => Some(Update::ToolCallUpdate(Call {
-            tool_call_id: id.raw(),
-            title: title.as_ref().map(|title| title.show(200)),
-            kind: name.as_ref().map(|name| kind(name.raw())),
-            status: status.as_ref().and_then(|word| call_status(word.raw())),
-            raw_input: input.as_deref().map(own).and_then(small),
-            ..Call::default()
-        })),
+        } => {
+            let said = input.as_deref().map(call::of);
+            let said = said.as_ref();
+            Some(Update::ToolCallUpdate(Call {
+                tool_call_id: id.raw(),
+                title: title.as_ref().map(|title| title.show(200)),
+                kind: name.as_ref().map(|name| kind(name.raw())),
+                status: status.as_ref().and_then(|word| call_status(word.raw())),
+                content: said.and_then(|said| diffs(said.diffs(&known.places))),
+                locations: said.and_then(|said| said.locations(&known.places)),
+                raw_input: said.and_then(|said| small(said.own)),
+            }))
+        }
         Event::ToolResult {
             id,
             output,
@@ -157,10 +250,13 @@ pub fn of(event: &Event, replay: bool) -> Option<Update<'_>> {
         } => Some(Update::ToolCallUpdate(Call {
             tool_call_id: id.raw(),
             status: Some(if *is_error { "failed" } else { "completed" }),
+            // It takes the place of what was told, so the differences come again.
             content: block(output).map(|()| {
-                [Content {
+                let text = Content::Content {
                     content: Block { text: output.raw() },
-                }]
+                };
+                let before = known.diffs_of(id).into_iter().map(Content::Diff);
+                before.chain([text]).collect()
             }),
             ..Call::default()
         })),
@@ -175,8 +271,101 @@ pub fn of(event: &Event, replay: bool) -> Option<Update<'_>> {
                 currency: cost.currency.raw(),
             }),
         }),
+        _ => beside(event, known, replay),
+    }
+}
+
+/// What is told beside the work itself.
+fn beside<'a>(event: &'a Event, known: &Known, replay: bool) -> Option<Update<'a>> {
+    match event {
+        // What was so then is not what is so now.
+        Event::Commands { .. } | Event::StateChanged { .. } | Event::Options { .. } if replay => {
+            None
+        }
+        Event::Commands { commands } => Some(Update::AvailableCommandsUpdate {
+            available_commands: commands.iter().map(command).collect(),
+        }),
+        Event::StateChanged {
+            mode: Some(mode), ..
+        } => known.has_mode(mode).then(|| Update::CurrentModeUpdate {
+            current_mode_id: mode.raw(),
+        }),
+        Event::StateChanged {
+            context_pct: Some(percent),
+            context_window: Some(size),
+            ..
+        } => Some(Update::UsageUpdate {
+            used: share(*percent, *size),
+            size: *size,
+            cost: None,
+        }),
+        Event::Options { options } => {
+            let config_options = known.options(options);
+            (!config_options.is_empty()).then_some(Update::ConfigOptionUpdate { config_options })
+        }
+        Event::SessionInfo { title, updated_at } => Some(Update::SessionInfoUpdate {
+            title: title.as_ref().map(Foreign::raw),
+            updated_at: updated_at.as_ref().map(Foreign::raw),
+        }),
+        Event::Notice {
+            severity,
+            title,
+            description,
+        } if known.can.notices => Some(Update::Notice {
+            severity: nearest(severity.as_ref(), ["info", "warning", "error"], "info"),
+            title: title.raw(),
+            description: description.as_ref().map(Foreign::raw),
+        }),
+        Event::Compaction { id, status, error } if known.can.compaction => {
+            let words = ["in_progress", "completed", "failed", "cancelled"];
+            Some(Update::CompactionUpdate {
+                compaction_id: id.raw(),
+                status: nearest(status.as_ref(), words, "in_progress"),
+                error: error.as_ref().map(Foreign::raw),
+            })
+        }
+        Event::CompactionText { id, delta } if known.can.compaction => {
+            Some(Update::CompactionSummaryChunk {
+                compaction_id: id.raw(),
+                content: Block { text: delta.raw() },
+            })
+        }
         _ => None,
     }
+}
+
+fn command(command: &CommandInfo) -> Command<'_> {
+    Command {
+        name: command.name.raw(),
+        description: command.description.raw(),
+        input: command.hint.as_ref().map(|hint| Input { hint: hint.raw() }),
+    }
+}
+
+/// So many percent of it.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::cast_precision_loss,
+    reason = "a share for people, between 0 and the whole"
+)]
+fn share(percent: f64, size: u64) -> u64 {
+    (percent.clamp(0.0, 100.0) / 100.0 * size as f64) as u64
+}
+
+fn diffs<'a>(diffs: Vec<Diff>) -> Option<Vec<Content<'a>>> {
+    (!diffs.is_empty()).then(|| diffs.into_iter().map(Content::Diff).collect())
+}
+
+/// The known word that a foreign one is, or `otherwise`.
+fn nearest<const N: usize>(
+    word: Option<&Foreign>,
+    known: [&'static str; N],
+    otherwise: &'static str,
+) -> &'static str {
+    let word = word.map(Foreign::raw);
+    let found = known.into_iter().find(|known| Some(*known) == word);
+    found.unwrap_or(otherwise)
 }
 
 /// A call's title for people: its tool and what it is about.
@@ -190,8 +379,7 @@ fn title(name: &str, input: &RawValue) -> String {
         #[serde(borrow)]
         pattern: Option<Cow<'a, str>>,
     }
-    let about: Option<About<'_>> =
-        small(own(input)).and_then(|i| serde_json::from_str(i.get()).ok());
+    let about: Option<About<'_>> = small(input).and_then(|i| serde_json::from_str(i.get()).ok());
     let about = about.and_then(|about| about.command.or(about.path).or(about.pattern));
     match about {
         Some(about) => show(&format!("{name}: {about}"), 160),
@@ -222,41 +410,19 @@ fn call_status(word: &str) -> Option<&'static str> {
 }
 
 fn step(entry: &PlanEntry) -> Step<'_> {
-    let nearest = |word: &Option<Foreign>, known: [&'static str; 3], else_: &'static str| {
-        let word = word.as_ref().map(Foreign::raw);
-        let found = known.into_iter().find(|known| Some(*known) == word);
-        found.unwrap_or(else_)
-    };
     Step {
         content: entry.content.raw(),
-        priority: nearest(&entry.priority, ["high", "medium", "low"], "medium"),
+        priority: nearest(entry.priority.as_ref(), ["high", "medium", "low"], "medium"),
         status: nearest(
-            &entry.status,
+            entry.status.as_ref(),
             ["pending", "in_progress", "completed"],
             "pending",
         ),
     }
 }
 
-/// A tool's own input. Of an agent that speaks this protocol it is a member of what is judged, which
-/// has nothing beside the members named here.
-fn own(input: &RawValue) -> &RawValue {
-    #[derive(serde::Deserialize)]
-    #[serde(rename_all = "camelCase", deny_unknown_fields)]
-    struct Judged<'a> {
-        #[serde(borrow)]
-        raw_input: &'a RawValue,
-        #[serde(rename = "content")]
-        _content: Option<serde::de::IgnoredAny>,
-        #[serde(rename = "locations")]
-        _locations: Option<serde::de::IgnoredAny>,
-    }
-    let judged = small(input).and_then(|input| serde_json::from_str(input.get()).ok());
-    judged.map_or(input, |judged: Judged<'_>| judged.raw_input)
-}
-
 /// An input that an editor may want to see whole.
-fn small(input: &RawValue) -> Option<&RawValue> {
+pub(super) fn small(input: &RawValue) -> Option<&RawValue> {
     (input.get().len() <= limits::ASK_INPUT_BYTES).then_some(input)
 }
 
@@ -267,7 +433,7 @@ mod tests {
     use super::*;
 
     fn told(event: &Event, replay: bool) -> Value {
-        of(event, replay).map_or(Value::Null, |update| {
+        of(event, &Known::default(), replay).map_or(Value::Null, |update| {
             serde_json::to_value(update).expect("JSON")
         })
     }

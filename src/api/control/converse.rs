@@ -94,6 +94,8 @@ enum Next {
 
 impl Talk<'_> {
     async fn run<F: Fleet>(mut self, desk: &Desk<F>) -> Result<(), LineError> {
+        let (inside, outside) = self.conversation.roots();
+        self.told(&Told::Roots { inside, outside }).await?;
         while let Some(events) = self.past().await {
             self.tell(&events).await?;
         }
@@ -151,7 +153,8 @@ impl Talk<'_> {
                 }
             },
             Ok(Say::Cancel) => self.conversation.cancel(),
-            Ok(Say::Answer { ask, allow }) => self.conversation.answer(ask, allow),
+            Ok(Say::Answer { ask, said }) => self.conversation.answer(ask, said),
+            Ok(Say::Set { n, setting }) => self.conversation.set(n, setting),
             Ok(Say::Close) => {
                 self.conversation.leave().await;
                 self.drain().await?;
@@ -191,21 +194,36 @@ impl Talk<'_> {
             Brought::Asking(Asking::Over { id, .. }) => {
                 self.told(&Told::AskOver { ask: id }).await?;
             }
+            Brought::Set(done) => {
+                self.tell_what_is_there().await?;
+                let refused = done.result.err();
+                let n = done.number;
+                self.told(&Told::Set { n, refused }).await?;
+            }
+            Brought::Warmed => {
+                self.tell_what_is_there().await?;
+                self.told(&Told::Started).await?;
+            }
             Brought::Ended(report) => {
                 self.ended.push_back(report);
-                // Its events were told to the watchers before its end was.
-                for _ in 0..limits::BROADCAST_EVENTS {
-                    let Some(events) = self.stream.ready().await else {
-                        break;
-                    };
-                    self.tell(&events).await?;
-                }
+                self.tell_what_is_there().await?;
                 while let Some(report) = self.ended.pop_front() {
                     self.tell_end(&report).await?;
                 }
             }
         }
         Ok(Next::Goes)
+    }
+
+    /// Events are told to the watchers before what they end in is: what is there goes first.
+    async fn tell_what_is_there(&mut self) -> Result<(), LineError> {
+        for _ in 0..limits::BROADCAST_EVENTS {
+            let Some(events) = self.stream.ready().await else {
+                break;
+            };
+            self.tell(&events).await?;
+        }
+        Ok(())
     }
 
     async fn tell(&mut self, events: &[Stamped]) -> Result<(), LineError> {

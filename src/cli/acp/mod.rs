@@ -9,7 +9,7 @@ mod talk;
 
 use std::io::{Read, Write};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use serde_json::json;
 use tokio::sync::mpsc;
@@ -17,13 +17,16 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::control_client::{Client, ClientError};
-use crate::api::acp::incoming::{self, Incoming, List, OfSession, Open, Params, Prompt, RequestId};
+use crate::api::acp::incoming::{
+    self, Incoming, List, OfSession, Open, Params, Prompt, RequestId, SetMode, SetOption,
+};
+use crate::api::acp::known::Can;
 use crate::api::acp::{RpcError, content, outgoing};
 use crate::api::reply::ConversationLine;
 use crate::api::request::Code;
 use crate::limits;
 use crate::model::foreign::show;
-use crate::model::{Foreign, PoolName};
+use crate::model::{Foreign, PoolName, Setting};
 use crate::wire::ndjson::Lines;
 use out::Out;
 use sessions::{Sessions, ToSession};
@@ -53,6 +56,8 @@ struct Desk {
     out: Out,
     sessions: Arc<Sessions>,
     tasks: TaskTracker,
+    /// What the editor understands, once it has greeted.
+    can: Arc<OnceLock<Can>>,
     /// The editor is gone.
     gone: CancellationToken,
 }
@@ -72,6 +77,7 @@ pub async fn serve(
         out,
         sessions: Arc::new(Sessions::default()),
         tasks: TaskTracker::new(),
+        can: Arc::default(),
         gone: gone.clone(),
     };
     let ended = tokio::select! {
@@ -116,6 +122,8 @@ impl Desk {
             Ok(Incoming::Request { id, method, params }) => {
                 if method == "initialize" {
                     *greeted = true;
+                    // Whoever greets twice is taken by the first word.
+                    let _ = self.can.set(incoming::understands(&params));
                     self.out.send(outgoing::initialized(&id)).await;
                 } else if *greeted {
                     self.request(id, &method, &params).await;
@@ -126,8 +134,8 @@ impl Desk {
             }
             Ok(Incoming::Notification { method, params }) => self.notified(&method, &params),
             Ok(Incoming::Reply { id, outcome }) => {
-                let chosen = outcome.as_deref().and_then(incoming::chosen);
-                self.sessions.answered(id, chosen.as_deref());
+                self.sessions
+                    .answered(id, incoming::said(outcome.as_deref()));
             }
             Err(bad) => {
                 let told = outgoing::error(bad.id.as_ref(), &bad.error);
@@ -149,10 +157,8 @@ impl Desk {
             "session/close" => self.close(&id, params),
             "session/list" => self.list(&id, params),
             "authenticate" => Err(RpcError::params("there is nothing to authenticate with")),
-            "session/set_mode" => Err(RpcError::params("the sessions here have no modes")),
-            "session/set_config_option" => {
-                Err(RpcError::params("the sessions here have no options"))
-            }
+            "session/set_mode" => self.set_mode(&id, params),
+            "session/set_config_option" => self.set_option(&id, params),
             other => Err(RpcError::new(
                 RpcError::METHOD,
                 format!("there is no method {}", show(other, 80)),
@@ -205,6 +211,29 @@ impl Desk {
         session.tell(ToSession::Prompt {
             id: id.clone(),
             text,
+        })
+    }
+
+    fn set_mode(&self, id: &RequestId, params: &Params) -> Result<(), RpcError> {
+        let set: SetMode = params.read()?;
+        self.set(id, &set.session_id, set.setting())
+    }
+
+    fn set_option(&self, id: &RequestId, params: &Params) -> Result<(), RpcError> {
+        let set: SetOption = params.read()?;
+        self.set(id, &set.session_id, set.setting())
+    }
+
+    fn set(
+        &self,
+        id: &RequestId,
+        session: &str,
+        setting: Result<Setting, RpcError>,
+    ) -> Result<(), RpcError> {
+        let session = self.sessions.find(session)?;
+        session.tell(ToSession::Set {
+            id: id.clone(),
+            setting: setting?,
         })
     }
 

@@ -8,10 +8,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
 
+use crate::api::acp::RpcError;
 use crate::api::acp::incoming::RequestId;
-use crate::api::acp::{RpcError, permission};
+use crate::fleet::Said;
 use crate::limits;
-use crate::model::{AskId, Foreign};
+use crate::model::{AskId, Foreign, Setting};
 
 /// What the editor wants of a session.
 #[derive(Debug)]
@@ -28,7 +29,14 @@ pub(super) enum ToSession {
         /// Which ask.
         ask: AskId,
         /// What was said.
-        allow: bool,
+        said: Said,
+    },
+    /// Set something.
+    Set {
+        /// The request that is answered when it is set.
+        id: RequestId,
+        /// What.
+        setting: Setting,
     },
     /// Cancel what it does, and what waits.
     Cancel,
@@ -165,16 +173,15 @@ impl Sessions {
         self.lock().asked.retain(|_, (_, open)| open != ask);
     }
 
-    /// The editor answered a question: only the option that allows is an allow.
-    pub(super) fn answered(&self, id: Option<u64>, chosen: Option<&str>) {
+    /// The editor answered a question.
+    pub(super) fn answered(&self, id: Option<u64>, said: Said) {
         let mut inner = self.lock();
         let Some((session, ask)) = id.and_then(|id| inner.asked.remove(&id)) else {
             return;
         };
-        let allow = chosen == Some(permission::ALLOW);
         if let Some(session) = inner.open.get(&session) {
             // With no room left the ask is denied at its deadline.
-            let _ = session.to.try_send(ToSession::Answer { ask, allow });
+            let _ = session.to.try_send(ToSession::Answer { ask, said });
         }
     }
 }

@@ -12,6 +12,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc};
 use super::sessions::{Session, ToSession};
 use super::{Client, ClientError, Desk, rpc};
 use crate::api::acp::incoming::RequestId;
+use crate::api::acp::known::{Known, Places};
 use crate::api::acp::{RpcError, outgoing, permission, update};
 use crate::api::control::{LineReader, LineWriter};
 use crate::api::reply::{self, Reply};
@@ -22,7 +23,8 @@ use crate::fleet::Notice;
 use crate::limits;
 use crate::model::foreign::show;
 use crate::model::{
-    AskId, DecidedBy, Decision, Event, Foreign, SessionId, TaskOutcome, TurnOutcome,
+    AskId, DecidedBy, Decision, Event, Foreign, SessionId, Setting, TaskId, TaskOutcome,
+    TurnOutcome,
 };
 
 /// How a session is opened.
@@ -84,21 +86,32 @@ async fn talk(desk: &Desk, opening: Opening, registered: &mut Option<String>) {
         cancelled: HashSet::new(),
         next: 0,
         turn: None,
-        agent: None,
+        prompted: None,
+        known: Known::of(desk.can.get().copied().unwrap_or_default()),
+        sets: HashMap::new(),
+        held_back: Some(Vec::new()),
         replays: true,
         is_told: opening.how == How::Load,
         closing: None,
     };
-    let result = match opening.how {
+    let mut result = match opening.how {
         How::New => json!({"sessionId": session.as_str()}),
         How::Load | How::Resume => json!({}),
     };
-    // What was there comes before the reply.
-    match talk.past().await {
+    // What was there comes before the reply, what the agent says at its start after it.
+    let began = async {
+        talk.past().await?;
+        talk.started().await
+    };
+    match began.await {
         Ok(()) => {
+            talk.known.add_to(&mut result);
             desk.sessions.insert(session.as_str(), handle);
             *registered = Some(session.to_string());
             desk.out.send(outgoing::reply(&opening.id, &result)).await;
+            for event in talk.held_back.take().into_iter().flatten() {
+                talk.event(&event).await;
+            }
             let ended = talk.run(heard, &cancel).await;
             desk.sessions.remove(session.as_str());
             talk.over(ended).await;
@@ -131,8 +144,16 @@ struct Talk<'a> {
     next: u64,
     /// How the last turn ended.
     turn: Option<(TurnOutcome, Option<Foreign>)>,
-    /// The agent's own session, as far as it said.
-    agent: Option<Foreign>,
+    /// The task of the prompt that was told last, of the past: one that was taken in again because
+    /// its child ended before it got it is told once.
+    prompted: Option<TaskId>,
+    /// What is known of it.
+    known: Known,
+    /// The editor's requests that wait for something to be set, by our number of it; whether it is
+    /// an option.
+    sets: HashMap<u64, (RequestId, bool)>,
+    /// What the agent said before the reply to the opening was sent.
+    held_back: Option<Vec<Event>>,
     /// What comes is of the past.
     replays: bool,
     /// The past is told.
@@ -176,12 +197,35 @@ impl Talk<'_> {
                         self.event(&event.event).await;
                     }
                 }
+                Heard::Told(Told::Roots { inside, outside }) => {
+                    self.known.places = Places { inside, outside };
+                }
                 Heard::Told(_) | Heard::Other => {}
             }
         }
         self.replays = false;
         self.turn = None;
         Ok(())
+    }
+
+    /// Until the agent has said what it offers, or will not without a prompt.
+    async fn started(&mut self) -> Result<(), ClientError> {
+        loop {
+            match self.heard().await? {
+                Heard::Told(Told::Started) => return Ok(()),
+                Heard::Events(events) => {
+                    for event in events.iter().map(|event| &event.event) {
+                        self.known.note(event);
+                        if let Some(held) = &mut self.held_back
+                            && held.len() < HELD_BACK
+                        {
+                            held.push(event.clone());
+                        }
+                    }
+                }
+                Heard::Told(_) | Heard::Other => {}
+            }
+        }
     }
 
     /// Goes on until it is closed; the error says why it is not any more, if it is not closed.
@@ -220,7 +264,20 @@ impl Talk<'_> {
                 self.prompts.insert(self.next, id);
                 Say::Prompt { n: self.next, text }
             }
-            ToSession::Answer { ask, allow } => Say::Answer { ask, allow },
+            ToSession::Answer { ask, said } => Say::Answer { ask, said },
+            ToSession::Set { id, .. } if self.sets.len() >= SETS => {
+                let why = "too much is being set at once: wait for the answers";
+                return self.desk.fail(&id, &RpcError::internal(why)).await;
+            }
+            ToSession::Set { id, setting } => {
+                self.next += 1;
+                let is_option = matches!(setting, Setting::Option { .. });
+                self.sets.insert(self.next, (id, is_option));
+                Say::Set {
+                    n: self.next,
+                    setting,
+                }
+            }
             ToSession::Cancel => {
                 self.cancelled.extend(self.prompts.keys());
                 Say::Cancel
@@ -255,7 +312,20 @@ impl Talk<'_> {
             }
             Told::Asked(ask) => self.ask(&ask).await,
             Told::AskOver { ask } => self.desk.sessions.ask_over(&ask),
-            Told::CaughtUp | Told::Closed => {}
+            Told::Set { n, refused } => {
+                let Some((id, is_option)) = self.sets.remove(&n) else {
+                    return;
+                };
+                match refused {
+                    Some(why) => self.desk.fail(&id, &RpcError::params(why)).await,
+                    None if is_option => {
+                        let options = self.known.config_options();
+                        self.reply(&id, &json!({"configOptions": options})).await;
+                    }
+                    None => self.reply(&id, &json!({})).await,
+                }
+            }
+            Told::CaughtUp | Told::Started | Told::Roots { .. } | Told::Closed => {}
         }
     }
 
@@ -268,13 +338,20 @@ impl Talk<'_> {
     }
 
     async fn event(&mut self, event: &Event) {
+        self.known.note(event);
         match event {
             Event::TurnEnded {
                 outcome,
                 stop_reason,
                 ..
             } => self.turn = Some((*outcome, stop_reason.clone())),
-            Event::PromptAccepted { .. } => self.turn = None,
+            Event::PromptAccepted { task, .. } => {
+                self.turn = None;
+                if self.replays && task.is_some() && self.prompted == *task {
+                    return;
+                }
+                self.prompted.clone_from(task);
+            }
             Event::Decided(verdict)
                 if verdict.decision == Decision::Deny && verdict.by != DecidedBy::Human =>
             {
@@ -285,19 +362,15 @@ impl Talk<'_> {
                     self.update(&update::remark(&text)).await;
                 }
             }
-            Event::Ready(info) => {
-                let before = std::mem::replace(&mut self.agent, info.session.clone());
-                let forgot = before.is_some() && before != info.session;
-                if forgot && !self.replays {
-                    self.update(&update::said(FORGOT)).await;
-                }
+            Event::SessionFresh { .. } if !self.replays || self.is_told => {
+                self.update(&update::said(FORGOT)).await;
             }
             _ => {}
         }
         if self.replays && !self.is_told {
             return;
         }
-        if let Some(told) = update::of(event, self.replays) {
+        if let Some(told) = update::of(event, &self.known, self.replays) {
             self.update(&told).await;
         }
     }
@@ -322,7 +395,9 @@ impl Talk<'_> {
                 rpc(error)
             },
         );
-        for (_, id) in std::mem::take(&mut self.prompts) {
+        let sets = std::mem::take(&mut self.sets).into_values();
+        let prompts = std::mem::take(&mut self.prompts).into_values();
+        for id in prompts.chain(sets.map(|(id, _)| id)) {
             self.desk.fail(&id, &why).await;
         }
         if let Some(id) = self.closing.take() {
@@ -330,6 +405,11 @@ impl Talk<'_> {
         }
     }
 }
+
+/// Events at the start of an agent that wait for the reply to the opening; more are only journalled.
+const HELD_BACK: usize = 1024;
+/// Requests to set something that wait for their answers.
+const SETS: usize = 8;
 
 /// What the user reads when the agent had to begin anew.
 const FORGOT: &str = "[marshal] The agent could not load this session again: it goes on in the same files and does not remember what was said.\n\n";

@@ -134,7 +134,7 @@ fn what_is_for_acp_is_refused_elsewhere_and_what_weakens_it_is_spelled_out() {
     acp("mcp_servers = [{ name = \"x\", type = \"http\" }]", "only through a route");
     acp("mcp_servers = [{ name = \"x\", type = \"http\", route = \"y\" }]", "only through a route");
     acp("network = \"routes\"\nroutes = [\"openai\"]\nmcp_servers = [{ name = \"x\", type = \"http\", route = \"openai\", path = \"/../z\" }]", "expected a path such as");
-    check("timeouts = { idle = \"1m\" }", "only where its session is loaded again");
+    check("session = \"slot\"\ntimeouts = { idle = \"1m\" }", "only where its session is loaded again");
     check("dialect = \"acp\"\nsession = \"slot\"\nrestart = { on_crash = \"resume\", kind = \"permanent\" }\ntimeouts = { idle = \"1m\" }", "restart.kind = \"permanent\" says otherwise");
     refused_by(&found(), &pool("dialect = \"acp\"\nmode_skips_asks = true"), "may not use a mode that skips questions");
 }

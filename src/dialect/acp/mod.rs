@@ -29,6 +29,7 @@
 mod alive;
 mod auth;
 mod calls;
+mod chosen;
 mod client;
 mod envelope;
 mod farewell;
@@ -202,6 +203,7 @@ impl Dialect for Acp {
             Command::Cancel => self.cancel(out),
             Command::Answer { key, answer } => self.answer(&key, &answer, out)?,
             Command::Client { key, answer } => self.client_answer(&key, &answer, out)?,
+            Command::Set(setting) => self.choose(&setting, out)?,
             Command::Goodbye => {}
         }
         Ok(())
@@ -302,6 +304,7 @@ impl Acp {
             Phase::Creating => self.created(outcome, out),
             Phase::Loading => self.loaded(outcome, out),
             Phase::Pinning => self.pinned(outcome, out),
+            Phase::Ready if self.leaving == Leaving::No => self.was_chosen(outcome, out),
             Phase::Ready => self.said_goodbye(out),
             Phase::Settling | Phase::Closed => {}
         }

@@ -7,8 +7,8 @@
 use super::settings::{Choice, SessionOption, Settings, Value};
 use super::{Acp, Phase};
 use crate::config::Skipping;
-use crate::dialect::{Effects, Fault};
-use crate::model::Foreign;
+use crate::dialect::{Effect, Effects, Fault};
+use crate::model::{Event, Foreign};
 
 /// What the agent says of its modes that is needed after the opening: ids of modes whose names say
 /// that they skip.
@@ -78,7 +78,7 @@ const OFF: [&str; 9] = [
 ];
 
 /// In what way an option makes the session skip.
-fn option_skips(option: &SessionOption, skipping: &Skipping) -> Option<String> {
+pub(super) fn option_skips(option: &SessionOption, skipping: &Skipping) -> Option<String> {
     let id = option.id.show(80);
     let names = [Some(&option.id), option.name.as_ref()];
     let names: Vec<&str> = names.into_iter().flatten().map(Foreign::raw).collect();
@@ -127,16 +127,14 @@ fn wants_asking(names: &[&str]) -> bool {
     })
 }
 
-fn is_skipping(mode: &Foreign, named: &Named, skipping: &Skipping) -> bool {
+pub(super) fn is_skipping(mode: &Foreign, named: &Named, skipping: &Skipping) -> bool {
     skipping.has(mode.raw()) || named.has(mode)
 }
 
 impl Acp {
     /// The agent is in another mode now, by its own word.
     pub(super) fn mode_changed(&mut self, mode: &Foreign, out: &mut Effects) {
-        if self.phase != Phase::Ready {
-            self.pins.settings.mode_is(mode);
-        }
+        self.pins.settings.mode_is(mode);
         let skipping = &self.opening.acp.skipping;
         if is_skipping(mode, &self.pins.named, skipping) {
             self.escaped(&format!("the mode {}", mode.show(80)), out);
@@ -148,9 +146,9 @@ impl Acp {
         let skipping = &self.opening.acp.skipping;
         let way = skips(&changed, skipping);
         self.pins.named.of_options = of_options(&changed.options, skipping);
-        if self.phase != Phase::Ready {
-            self.pins.settings.options = changed.options;
-        }
+        self.pins.settings.options = changed.options;
+        let options = self.usable_options();
+        out.push(Effect::Event(Event::Options { options }));
         if let Some(way) = way {
             self.escaped(&way, out);
         }

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::message::block_text;
-use super::settings::{self, SessionOption, Settings};
+use super::settings::{self, Settings};
 use crate::dialect::lenient::{Front, members, parse, string};
 use crate::limits;
 use crate::model::{CommandInfo, Event, Foreign};
@@ -38,13 +38,6 @@ pub(super) fn options(update: &RawValue) -> Option<Settings> {
         options: settings::options(changed.config_options)?,
         ..Settings::default()
     })
-}
-
-/// The event of such settings.
-pub(super) fn options_event(settings: &Settings) -> Event {
-    Event::Options {
-        options: settings.options.iter().map(SessionOption::state).collect(),
-    }
 }
 
 fn commands(update: &RawValue) -> Option<Event> {

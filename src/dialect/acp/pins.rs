@@ -20,7 +20,7 @@ use crate::model::{Event, Foreign};
 
 /// One thing to set.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Pin {
+pub(super) enum Pin {
     Mode(String),
     Model(String),
     Option(String, OptionValue),
@@ -28,7 +28,7 @@ enum Pin {
 
 /// By which message.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Step {
+pub(super) enum Step {
     /// `session/set_mode`.
     Mode(String),
     /// `session/set_model`, of older agents.
@@ -41,13 +41,13 @@ enum Step {
 #[derive(Debug, Default)]
 pub(super) struct Pins {
     left: VecDeque<Pin>,
-    open: Option<Step>,
+    pub(super) open: Option<Step>,
     pub(super) settings: Settings,
     pub(super) named: Named,
 }
 
 /// Why something cannot be set.
-struct NotOffered(String);
+pub(super) struct NotOffered(pub(super) String);
 
 impl Acp {
     /// What the session that was opened is set to, with what the agent told of it before; `None`,
@@ -83,27 +83,27 @@ impl Acp {
         while let Some(pin) = self.pins.left.pop_front() {
             match step(&pin, &self.pins.settings, self.replay.is_of_old()) {
                 Ok(None) => {}
-                Ok(Some(step)) => return self.set(step, out),
+                Ok(Some(step)) => return self.set(Phase::Pinning, step, out),
                 Err(NotOffered(why)) => return self.unset(why, out),
             }
         }
         self.opened(out);
     }
 
-    fn set(&mut self, step: Step, out: &mut Effects) {
+    pub(super) fn set(&mut self, phase: Phase, step: Step, out: &mut Effects) {
         let Some(session) = self.session.clone() else {
             return;
         };
         self.pins.open = Some(step.clone());
         match step {
-            Step::Mode(mode) => self.ask(Phase::Pinning, "session/set_mode", out, |id| {
+            Step::Mode(mode) => self.ask(phase, "session/set_mode", out, |id| {
                 write::set_mode(id, &session, &mode)
             }),
-            Step::Model(model) => self.ask(Phase::Pinning, "session/set_model", out, |id| {
+            Step::Model(model) => self.ask(phase, "session/set_model", out, |id| {
                 write::set_model(id, &session, &model)
             }),
             Step::Option(option, value) => {
-                self.ask(Phase::Pinning, "session/set_config_option", out, |id| {
+                self.ask(phase, "session/set_config_option", out, |id| {
                     write::set_option(id, &session, &option, &value)
                 });
             }
@@ -156,22 +156,21 @@ impl Acp {
         info.forgets = !self.can.load && !self.can.resume;
         info.mode = settings.mode();
         info.model = settings.model();
-        let options: Vec<_> = settings.options.iter().map(SessionOption::state).collect();
-        // What else was offered is of no use any more.
-        self.pins.settings = Settings::default();
+        info.modes = self.usable_modes();
+        let options = self.usable_options();
         self.pins.left = VecDeque::new();
         self.phase = Phase::Ready;
         let resumed = self.replay.told();
-        out.push(Effect::Ready(info));
-        out.extend(resumed.map(Effect::Event));
         if !options.is_empty() {
             out.push(Effect::Event(Event::Options { options }));
         }
+        out.push(Effect::Ready(info));
+        out.extend(resumed.map(Effect::Event));
     }
 }
 
 impl Step {
-    fn told(&self) -> String {
+    pub(super) fn told(&self) -> String {
         match self {
             Self::Mode(mode) => format!("the agent does not take the mode {mode}"),
             Self::Model(model) => format!("the agent does not take the model {model}"),
@@ -191,7 +190,11 @@ fn shown(value: &OptionValue) -> String {
 
 /// What there is to do for a pin; `None`: it is so already. Some agents say of a session that
 /// they go on with (`is_old`) nothing at all.
-fn step(pin: &Pin, settings: &Settings, is_old: bool) -> Result<Option<Step>, NotOffered> {
+pub(super) fn step(
+    pin: &Pin,
+    settings: &Settings,
+    is_old: bool,
+) -> Result<Option<Step>, NotOffered> {
     match pin {
         Pin::Mode(mode) => {
             if let Some(modes) = settings.modes.as_ref().filter(|modes| modes.offers(mode)) {
@@ -289,7 +292,7 @@ fn offered_modes(settings: &Settings) -> String {
 
 impl Settings {
     /// Notes what a step has set, as far as its reply says the same.
-    fn took(&mut self, step: &Step, result: &RawValue) -> Result<(), String> {
+    pub(super) fn took(&mut self, step: &Step, result: &RawValue) -> Result<(), String> {
         #[derive(Default, Deserialize)]
         #[serde(rename_all = "camelCase")]
         struct Set<'a> {

@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 
 use crate::dialect::lenient::{Front, members, parse, string};
 use crate::limits;
-use crate::model::{Foreign, OptionState};
+use crate::model::{ChoiceInfo, Foreign, OptionState};
 
 /// What there is to choose from, and what is chosen.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -23,6 +23,15 @@ pub(super) struct Choices {
 pub(super) struct Choice {
     pub(super) id: Foreign,
     pub(super) name: Option<Foreign>,
+}
+
+impl Choice {
+    pub(super) fn info(&self) -> ChoiceInfo {
+        ChoiceInfo {
+            id: self.id.clone(),
+            name: self.name.clone(),
+        }
+    }
 }
 
 /// An option of a session.
@@ -55,8 +64,8 @@ impl SessionOption {
         self.offered.iter().any(|choice| choice.id.raw() == id)
     }
 
-    /// As it is told.
-    pub(super) fn state(&self) -> OptionState {
+    /// As it is told, with those of its values that may be chosen.
+    pub(super) fn state(&self, may_choose: impl Fn(&Choice) -> bool, may_set: bool) -> OptionState {
         OptionState {
             id: self.id.clone(),
             name: self.name.clone(),
@@ -65,6 +74,14 @@ impl SessionOption {
                 Value::Choice(value) => value.clone(),
                 Value::Switch(on) => Some(Foreign::new(on.to_string())),
             },
+            choices: match &self.value {
+                Value::Choice(_) => {
+                    let offered = self.offered.iter().filter(|choice| may_choose(choice));
+                    offered.map(Choice::info).collect()
+                }
+                Value::Switch(_) => Vec::new(),
+            },
+            is_switch: may_set && matches!(self.value, Value::Switch(_)),
         }
     }
 }

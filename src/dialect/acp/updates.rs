@@ -111,10 +111,7 @@ impl Acp {
                 None => self.unreadable_setting(tag, object, out),
             },
             "config_option_update" => match notices::options(params.update) {
-                Some(changed) => {
-                    out.push(Effect::Event(notices::options_event(&changed)));
-                    self.options_changed(changed, out);
-                }
+                Some(changed) => self.options_changed(changed, out),
                 None => self.unreadable_setting(tag, object, out),
             },
             _ => match notices::event(tag, params.update) {

@@ -55,6 +55,7 @@ impl Scaiflux {
             session: ready.session_id(),
             model: ready.model(),
             mode: ready.mode(),
+            modes: Vec::new(),
             tools: ready.tools(),
             context_window: ready.context_window(),
             // By an argument of its command line: the configuration says whether it can.

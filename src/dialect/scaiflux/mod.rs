@@ -147,6 +147,10 @@ impl Dialect for Scaiflux {
                 out.push(Effect::Write(message::permission_response(&key.0, &answer)));
             }
             Command::Client { .. } => return Err(Refused::Unsupported),
+            Command::Set(_) => {
+                let why = "this agent has neither modes nor options that could be set";
+                return Err(Refused::NotOffered(why.to_owned()));
+            }
             Command::Goodbye => {}
         }
         Ok(())

@@ -14,7 +14,7 @@ use super::deadlines::Drain;
 use super::stdin::{NoPlace, Stdin};
 use super::stdout::StreamEnd;
 use super::{Cause, ChannelMsg, ChannelRef, stderr, stdout};
-use crate::dialect::{self, Command, Dialect, Effect, Fault, Input, Opening};
+use crate::dialect::{self, Command, Dialect, Effect, Fault, Input, Opening, Refused};
 use crate::fleet::clock;
 use crate::fleet::credit::{Credits, Hold};
 use crate::fleet::session::{Item, SessionMsg, SessionRef};
@@ -245,11 +245,12 @@ impl ChannelState {
 
     pub(super) fn command(&mut self, command: Command, now: Instant) {
         let is_prompt = matches!(command, Command::Prompt { .. });
+        let is_setting = matches!(command, Command::Set(_));
         match &command {
             Command::Prompt { .. } => self.watch.turn_began(now),
             Command::Cancel => self.watch.cancel_sent(now),
             Command::Answer { .. } | Command::Client { .. } => self.watch.ask_closed(now),
-            Command::Slash { .. } | Command::Goodbye => {}
+            Command::Slash { .. } | Command::Set(_) | Command::Goodbye => {}
         }
         let mut effects = Vec::new();
         match self.dialect.command(command, now, &mut effects) {
@@ -259,6 +260,10 @@ impl ChannelState {
             }
             Err(refused) => {
                 tracing::debug!(slot = %self.slot, %refused, "a command was refused");
+                // One that is on its way out says by its end what is to become of a setting.
+                if is_setting && refused != Refused::Closed {
+                    self.send(vec![Item::Set(Err(refused.to_string()))], None);
+                }
                 if is_prompt {
                     self.fault(
                         Cause::Protocol(format!("the prompt was refused: {refused}")),
@@ -328,6 +333,7 @@ impl ChannelState {
                     }
                     items.push(Item::Withdrawn(key));
                 }
+                Effect::Set(result) => items.push(Item::Set(result)),
                 Effect::Cancelling => {
                     self.watch.cancel_sent(now);
                     items.push(Item::Cancelling);

@@ -5,6 +5,8 @@
 
 use std::sync::Arc;
 
+use tokio::sync::oneshot;
+
 use super::slot::Kept;
 use super::state::PoolState;
 use crate::config::RestartKind;
@@ -31,16 +33,19 @@ impl PoolState {
                 let _ = actor.send_message(SessionMsg::Next(Box::new(work)));
                 actor
             }
-            Some(Kept::Stored(stored)) => self.begin(work, None, Some(stored)),
-            None => self.begin(work, instead_of, None),
+            Some(Kept::Stored(stored)) => self.begin(work, None, Some(stored), None),
+            None => self.begin(work, instead_of, None, None),
         }
     }
 
-    fn begin(
+    /// Begins a session. `warm`: before it has a task, for a client that is told when its child is
+    /// ready.
+    pub(super) fn begin(
         &self,
         work: Work,
         instead_of: Option<(SessionId, String)>,
         stored: Option<StoredSession>,
+        warm: Option<oneshot::Sender<()>>,
     ) -> SessionRef {
         let slot = self.slots.get(usize::from(work.slot.index));
         let held = slot.and_then(|slot| slot.held.as_ref());
@@ -52,6 +57,7 @@ impl PoolState {
             work,
             instead_of,
             stored,
+            warm,
         })
     }
 
@@ -181,7 +187,12 @@ impl PoolState {
     }
 
     /// A session is closed: its slot is free for a new one.
-    pub(super) fn session_closed(&mut self, index: u16, session: &SessionId) {
+    pub(super) fn session_closed(
+        &mut self,
+        index: u16,
+        session: &SessionId,
+        given_back: Option<StoredSession>,
+    ) {
         let Some(slot) = self.slot(index) else { return };
         if slot.occupant().map(|(_, current)| current) != Some(session) {
             return;
@@ -191,10 +202,13 @@ impl PoolState {
             let attempt = Attempt::internal(index, session.clone(), why);
             return self.attempt_ended(&attempt);
         }
-        slot.kept = None;
+        let stays = given_back.is_some();
+        slot.kept = given_back.map(Kept::Stored);
         let (id, state) = (slot.id.clone(), slot.state);
         self.shared.slots.change(&id, |view| {
-            view.session = None;
+            if !stays {
+                view.session = None;
+            }
             view.pid = None;
         });
         if crate::lifecycle::state::has_child(state) {

@@ -66,6 +66,8 @@ pub(crate) enum PoolMsg {
         index: u16,
         /// Which session.
         session: SessionId,
+        /// It could not be prepared before it had a task, and is as it was.
+        given_back: Option<StoredSession>,
     },
     /// The task that tried whether the provider takes requests again got an answer.
     Answered {
@@ -181,7 +183,11 @@ impl Actor for Pool {
                 end,
                 stays,
             } => state.child_gone(index, &session, &end, &stays),
-            PoolMsg::SessionClosed { index, session } => state.session_closed(index, &session),
+            PoolMsg::SessionClosed {
+                index,
+                session,
+                given_back,
+            } => state.session_closed(index, &session, given_back),
             PoolMsg::Answered { session } => state.answered(&session),
             // What follows is settled below.
             PoolMsg::PauseOver => {}

@@ -312,7 +312,7 @@ impl PoolState {
             Some((index, session, true)) => {
                 self.attempt_ended(&Attempt::internal(index, session, why));
             }
-            Some((index, session, false)) => self.session_closed(index, &session),
+            Some((index, session, false)) => self.session_closed(index, &session, None),
             None => {}
         }
     }

@@ -11,10 +11,13 @@ use super::ActiveTask;
 use super::ending::unbegun;
 use super::slot::{Kept, Slot};
 use super::state::PoolState;
-use crate::fleet::conversation::{Approver, Grant, OpenError};
-use crate::fleet::session::{SessionMsg, StoredSession, TalkArgs};
+use crate::fleet::approver::{Approver, Said};
+use crate::fleet::conversation::{Grant, OpenError};
+use crate::fleet::session::{SessionMsg, StoredSession, TalkArgs, Work};
+use crate::fleet::setting::SetReply;
+use crate::lifecycle::state::SlotEvent;
 use crate::limits;
-use crate::model::{AskId, RunId, SessionId, SlotState, TaskOutcome};
+use crate::model::{AskId, RunId, SessionId, Setting, SlotState, TaskOutcome};
 use crate::telemetry::event::task::EndedFrom;
 
 /// What clients want of a pool.
@@ -22,6 +25,8 @@ use crate::telemetry::event::task::EndedFrom;
 pub(crate) enum Talk {
     /// A slot for a conversation.
     Open(Box<Opener>),
+    /// Where the stream of a conversation stands, now that nobody else writes it.
+    Stands(Box<StoredSession>),
     /// A prompt, already durable.
     Prompt {
         /// Of which conversation.
@@ -35,8 +40,24 @@ pub(crate) enum Talk {
         session: SessionId,
         /// Which ask.
         ask: AskId,
-        /// What the person said.
-        allow: bool,
+        /// What came back.
+        said: Said,
+    },
+    /// The client wants its session's child to run, so that it says what it offers.
+    Warm {
+        /// Of which conversation.
+        session: SessionId,
+        /// Told, or dropped, when the child is ready or will not be.
+        ready: oneshot::Sender<()>,
+    },
+    /// Something is to be set in the session.
+    Set {
+        /// Of which conversation.
+        session: SessionId,
+        /// What.
+        setting: Setting,
+        /// Who waits for the answer.
+        reply: SetReply,
     },
     /// The client goes.
     Leave {
@@ -107,19 +128,63 @@ impl PoolState {
     pub(super) fn talk(&mut self, talk: Talk) {
         match talk {
             Talk::Open(opener) => self.openers.push_back(*opener),
-            Talk::Prompt { session, task } => self.prompted(&session, *task),
-            Talk::Answer {
-                session,
-                ask,
-                allow,
-            } => {
-                let slot = self.slots.iter().find(|slot| slot.holds(&session));
-                if let Some((actor, _)) = slot.and_then(Slot::occupant) {
-                    let _ = actor.send_message(SessionMsg::Answered { ask, allow });
+            Talk::Stands(stored) => {
+                let slot = self
+                    .slots
+                    .iter_mut()
+                    .find(|slot| slot.holds(&stored.session));
+                if let Some(held) = slot.and_then(|slot| slot.held.as_mut())
+                    && !held.begun
+                {
+                    held.stored = Some(*stored);
                 }
             }
+            Talk::Prompt { session, task } => self.prompted(&session, *task),
+            Talk::Answer { session, ask, said } => {
+                self.tell_session(&session, SessionMsg::Answered { ask, said });
+            }
+            Talk::Warm { session, ready } => self.warm(&session, ready),
+            Talk::Set {
+                session,
+                setting,
+                reply,
+            } => self.tell_session(&session, SessionMsg::Set { setting, reply }),
             Talk::Leave { session, done } => self.leave(&session, done),
         }
+    }
+
+    /// What nobody gets is dropped.
+    fn tell_session(&self, session: &SessionId, message: SessionMsg) {
+        let slot = self.slots.iter().find(|slot| slot.holds(session));
+        if let Some((actor, _)) = slot.and_then(Slot::occupant) {
+            let _ = actor.send_message(message);
+        }
+    }
+
+    /// Starts a conversation's first child before there is a prompt. Whatever prevents it is told
+    /// with the prompt.
+    fn warm(&mut self, session: &SessionId, ready: oneshot::Sender<()>) {
+        if self.cancelled || self.stopping {
+            return;
+        }
+        let Some(at) = self.slots.iter().position(|slot| slot.holds(session)) else {
+            return;
+        };
+        let slot = &mut self.slots[at];
+        let (index, is_idle) = (slot.id.index, slot.is_idle());
+        let id = slot.id.clone();
+        let Some(held) = &mut slot.held else { return };
+        if !is_idle || held.begun || held.is_leaving() {
+            return;
+        }
+        let stored = held.begin();
+        let work = Work::before_the_first(id, session.clone(), held.run.clone());
+        let actor = self.begin(work, None, stored, Some(ready));
+        self.slots[at].kept = Some(Kept::Waiting {
+            actor,
+            session: session.clone(),
+        });
+        self.change(index, SlotEvent::StartBegun, None);
     }
 
     fn prompted(&mut self, session: &SessionId, task: ActiveTask) {
@@ -268,8 +333,12 @@ impl PoolState {
                 continue;
             } else if slot.state == SlotState::Parked {
                 let slot = &slot.id;
+                let views = self.shared.slots.of_pool(&self.pool.config.name);
+                let view = views.into_iter().find(|view| view.slot == *slot);
+                let note = view.and_then(|view| view.note);
+                let why = note.map_or_else(String::new, |note| format!(": {note}"));
                 format!(
-                    "slot {slot} is parked: see `marshal logs {slot}`, mend it, then `marshal restart {slot}`"
+                    "slot {slot} is parked{why}; see `marshal logs {slot}`, mend it, then `marshal restart {slot}`"
                 )
             } else if held.is_over(slot.kept.as_ref()) {
                 "the conversation is over: its session has ended; open a new one".to_owned()

@@ -11,8 +11,8 @@ use super::SessionMsg;
 use super::asks::{self, Decided};
 use super::outbox::After;
 use super::state::SessionState;
+use crate::fleet::approver::{Asking, PendingAsk, Said};
 use crate::fleet::clock;
-use crate::fleet::conversation::{Asking, PendingAsk};
 use crate::limits::ASKS_PER_POOL;
 use crate::model::{Ask, AskId, AskKey, DecidedBy, Decision, Event, Foreign, Verdict};
 use crate::telemetry::event::permission::PermissionDecided;
@@ -127,31 +127,31 @@ impl SessionState {
         of_policy.map_or(of_pool, |of_policy| of_policy.min(of_pool))
     }
 
-    /// A person decided.
-    pub(super) fn answered(&mut self, id: &AskId, allow: bool) {
+    /// Something came back.
+    pub(super) fn answered(&mut self, id: &AskId, said: Said) {
         // One that is not durable has been put to nobody.
         let is_put = |of: &Pending| of.deadline.is_some();
         if !self.pending.get(id).is_some_and(is_put) {
             tracing::debug!(ask = %id, "an answer to an ask that is over");
             return;
         }
-        if allow {
-            self.resolve(
-                id,
-                Decision::Allow,
-                DecidedBy::Human,
-                "a person allowed this",
-            );
-        } else {
-            self.resolve(id, Decision::Deny, DecidedBy::Human, REFUSED);
+        match said {
+            Said::Allow => self.resolve(id, Decision::Allow, DecidedBy::Human, ALLOWED),
+            Said::Reject => self.resolve(id, Decision::Deny, DecidedBy::Human, REFUSED),
+            Said::Cancelled => self.resolve(id, Decision::Deny, DecidedBy::Gone, CANCELLED),
+            Said::Nothing => self.nobody_decided(id, UNDECIDED),
         }
     }
 
     /// Nobody decided in time.
     pub(super) fn ask_expired(&mut self, id: &AskId) {
+        self.nobody_decided(id, TOO_LATE);
+    }
+
+    fn nobody_decided(&mut self, id: &AskId, why: &str) {
         if let Some(pending) = self.pending.get_mut(id) {
             pending.decided.deny_turn = asks::denies_turn(&self.pool);
-            self.resolve(id, Decision::Deny, DecidedBy::Timeout, TOO_LATE);
+            self.resolve(id, Decision::Deny, DecidedBy::Timeout, why);
         }
     }
 
@@ -212,6 +212,10 @@ impl SessionState {
     }
 }
 
+const ALLOWED: &str = "a person allowed this";
+const CANCELLED: &str =
+    "a person would have to allow this, and the request was cancelled before one decided";
+const UNDECIDED: &str = "a person would have to allow this and none gave an answer: do it another way or go on without it";
 const NOBODY: &str = "a person would have to allow this and there is nobody to ask any more";
 const REFUSED: &str = "a person refused this: do it another way or go on without it";
 const TOO_LATE: &str = "a person would have to allow this and nobody answered in time: do it another way or go on without it";

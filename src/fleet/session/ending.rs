@@ -16,7 +16,10 @@ impl SessionState {
     /// Does what a message says; `true` if the session is over.
     pub(super) fn take(&mut self, message: SessionMsg) -> bool {
         match message {
-            SessionMsg::Prepared(prepared) => self.prepared(*prepared),
+            SessionMsg::Prepared(prepared) => {
+                self.prepared(*prepared);
+                return self.gives_back && !self.has_task;
+            }
             SessionMsg::Batch { items, hold } => {
                 if let Some(measured) = &self.measured {
                     measured.stir();
@@ -41,7 +44,8 @@ impl SessionState {
             SessionMsg::Flush => self.outbox.retried(),
             SessionMsg::Checked(check) => self.checked(*check),
             SessionMsg::Surveyed(survey) => return self.report(*survey),
-            SessionMsg::Answered { ask, allow } => self.answered(&ask, allow),
+            SessionMsg::Answered { ask, said } => self.answered(&ask, said),
+            SessionMsg::Set { setting, reply } => self.choose(setting, reply),
             SessionMsg::AskExpired(ask) => self.ask_expired(&ask),
             SessionMsg::TooLarge(why) => self.too_large(why),
             SessionMsg::Next(work) => self.next(*work),
@@ -212,6 +216,9 @@ impl SessionState {
             });
         }
         self.asks.gone();
+        // Whoever waits for them is told by their loss.
+        self.warm = None;
+        self.child_heard_no_more(end.class.is_wanted());
         self.load_ended(&end);
         self.outbox.event(Event::ChildExited {
             class: end.class,
@@ -327,6 +334,7 @@ impl SessionState {
                 agent_session: self.agent_session.clone(),
                 last_seq: self.outbox.last_seq(),
                 bytes: self.outbox.bytes(),
+                prompted: self.prompted,
             }),
             stays: stays.then(|| self.as_it_stays()),
         };

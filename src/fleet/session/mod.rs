@@ -8,6 +8,7 @@
 mod approvals;
 mod asks;
 mod attached;
+mod choosing;
 mod client;
 mod ending;
 mod environment;
@@ -16,6 +17,7 @@ mod limited;
 mod listing;
 mod measure;
 mod next;
+mod opening;
 mod outbox;
 pub(crate) mod outcome;
 mod prepare;
@@ -30,13 +32,14 @@ use std::future::poll_fn;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use ractor::ActorRef;
 
 pub(crate) use attached::Files;
 pub(crate) use limited::Limited;
-pub(crate) use prepare::{PrepareError, Prepared};
+pub(crate) use prepare::{PrepareError, Prepared, WORKSPACE_INSIDE};
 pub(crate) use scales::Scales;
 pub(crate) use tally::Tally;
 pub(crate) use work::{Attempt, CheckResult, Stays, Work};
@@ -45,16 +48,19 @@ use asks::Asks;
 use outbox::{After, Outbox};
 use state::{Phase, SessionState};
 
+use super::approver::{Approver, Said};
 use super::channel::ChannelEnd;
-use super::conversation::Approver;
 use super::credit::Hold;
 use super::mailbox::{Address, Mailbox, mailbox};
 use super::pool::PoolMsg;
+use super::setting::SetReply;
 use super::setup::{PoolShared, Shared};
 use crate::config::SessionScope;
 use crate::dialect::Attachment;
 use crate::lifecycle::watch::Expired;
-use crate::model::{AgentInfo, Ask, AskId, AskKey, ClientWish, Event, Foreign, RunId, SessionId};
+use crate::model::{
+    AgentInfo, Ask, AskId, AskKey, ClientWish, Event, Foreign, RunId, SessionId, Setting,
+};
 use crate::sandbox::workspace::Manifest;
 use crate::telemetry::log::session_span;
 
@@ -83,6 +89,8 @@ pub(crate) enum Item {
     },
     /// The agent withdrew a request.
     Withdrawn(AskKey),
+    /// What was to be set is set, or why it is not.
+    Set(Result<(), String>),
     /// The dialect cancelled the turn: a denial could not be told otherwise.
     Cancelling,
     /// The agent began a new session of its own.
@@ -124,8 +132,15 @@ pub(crate) enum SessionMsg {
     Answered {
         /// Which ask.
         ask: AskId,
-        /// What the person said.
-        allow: bool,
+        /// What came back.
+        said: Said,
+    },
+    /// Something is to be set in the session.
+    Set {
+        /// What.
+        setting: Setting,
+        /// Who waits for the answer.
+        reply: SetReply,
     },
     /// Nobody decided in time.
     AskExpired(AskId),
@@ -179,6 +194,8 @@ pub(crate) struct SessionArgs {
     pub(crate) stored: Option<StoredSession>,
     /// It is a client's conversation.
     pub(crate) talk: Option<TalkArgs>,
+    /// It has no task yet; told when its child is ready.
+    pub(crate) warm: Option<oneshot::Sender<()>>,
 }
 
 /// What makes a session a client's conversation.
@@ -202,6 +219,8 @@ pub(crate) struct StoredSession {
     pub(crate) last_seq: u64,
     /// What it has journalled, in bytes of event bodies.
     pub(crate) bytes: u64,
+    /// It had a prompt: an agent may keep nothing of a session before.
+    pub(crate) prompted: bool,
 }
 
 /// Where a Session is told things.
@@ -236,7 +255,9 @@ fn begin(args: SessionArgs, myself: SessionRef) -> Box<SessionState> {
         instead_of,
         stored,
         talk,
+        warm,
     } = args;
+    let has_task = warm.is_none();
     let mut state = Box::new(SessionState {
         scope: match talk {
             Some(_) => SessionScope::Slot,
@@ -249,7 +270,10 @@ fn begin(args: SessionArgs, myself: SessionRef) -> Box<SessionState> {
         loading: false,
         loads_failed: 0,
         loadable: true,
-        has_task: true,
+        has_task,
+        warm,
+        choosing: choosing::Choosing::default(),
+        prompted: stored.as_ref().is_some_and(|of| of.prompted),
         task_number: 0,
         idle_timer: None,
         oversized: false,
@@ -262,7 +286,7 @@ fn begin(args: SessionArgs, myself: SessionRef) -> Box<SessionState> {
             Arc::clone(&shared),
             work.slot.clone(),
             work.session.clone(),
-            Some(work.task.clone()),
+            has_task.then(|| work.task.clone()),
         ),
         asks: Asks::default(),
         tally: Tally::default(),

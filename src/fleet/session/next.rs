@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::state::{Phase, SessionState};
 use super::work::{self, Stays};
-use super::{SessionMsg, Tally, Work};
+use super::{SessionMsg, StoredSession, Tally, Work};
 use crate::config::{OnCrash, SessionScope, WorkspaceMode};
 use crate::fleet::channel::{ChannelEnd, ChannelMsg};
 use crate::fleet::clock::now_us;
@@ -17,6 +17,8 @@ use crate::lifecycle::state::SlotEvent;
 use crate::model::{AgentInfo, Event, ExitClass, Foreign, ids};
 use crate::sandbox::workspace::Manifest;
 
+/// Why an agent without a way back begins anew.
+const CANNOT: &str = "the agent has no way to take up a session again";
 /// Children in a row that may end before they have loaded the session; then it is given up.
 const LOADS: u8 = 2;
 
@@ -58,9 +60,26 @@ impl SessionState {
         let by_argument = self.pool.config.dialect.resumes_by_argument();
         let has_way = !by_argument || !self.pool.config.resume_args.is_empty();
         let is_given_up = self.talk.is_some() && (!self.loadable || self.loads_failed >= LOADS);
+        // Many agents keep nothing of a session before its first prompt.
+        let is_empty = self.talk.is_some() && !self.prompted;
         self.agent_session
             .clone()
-            .filter(|_| has_way && !is_given_up)
+            .filter(|_| has_way && !is_given_up && !is_empty)
+    }
+
+    /// A conversation's next child remembers nothing of what was said: that is told, once, before
+    /// anything that it says.
+    pub(super) fn begins_anew(&mut self, is_new: bool) {
+        if self.talk.is_none() || !is_new || !std::mem::take(&mut self.prompted) {
+            return;
+        }
+        let why = self.not_loaded.take();
+        let why = why.unwrap_or_else(|| CANNOT.to_owned());
+        tracing::warn!(session = %self.work.session, why, "the agent cannot load the conversation again; it goes on with one that does not remember it");
+        self.outbox.event(Event::SessionFresh {
+            instead_of: self.work.session.clone(),
+            why,
+        });
     }
 
     /// Keeps the agent's own id of the session, if it is of any use.
@@ -107,11 +126,7 @@ impl SessionState {
         self.loads_failed = self.loads_failed.saturating_add(1);
         self.loadable &= !end.not_resumed;
         if self.talk.is_some() && self.resumes().is_none() {
-            tracing::warn!(session = %self.work.session, why = end.detail, "the agent cannot load the conversation again; it goes on with one that does not remember it");
-            self.outbox.event(Event::SessionFresh {
-                instead_of: self.work.session.clone(),
-                why: end.detail.clone(),
-            });
+            self.not_loaded = Some(end.detail.clone());
         } else if !self.can_load() {
             self.not_loaded = Some(end.detail.clone());
             tracing::warn!(session = %self.work.session, why = end.detail, "the session cannot be loaded again; the next task begins a new one");
@@ -271,6 +286,8 @@ impl SessionState {
         }
         self.closing = Some(for_good || !self.can_load());
         self.phase = Phase::Closing;
+        self.preparing.cancel();
+        self.warm = None;
         match &self.channel {
             Some(channel) => {
                 self.tell_pool(SlotEvent::StopBegun, None);
@@ -309,9 +326,28 @@ impl SessionState {
         if !self.broken {
             self.outbox.flush_last();
         }
+        self.tell_closed(None);
+    }
+
+    fn tell_closed(&self, given_back: Option<StoredSession>) {
         let _ = self.pool_ref.send_message(PoolMsg::SessionClosed {
             index: self.work.slot.index,
             session: self.work.session.clone(),
+            given_back,
         });
+    }
+
+    /// A conversation could not be prepared before its first prompt: it is left as it was, and the
+    /// prompt is told why.
+    pub(super) fn not_prepared(&mut self) {
+        self.warm = None;
+        self.gives_back = true;
+        self.tell_closed(Some(StoredSession {
+            session: self.work.session.clone(),
+            agent_session: self.agent_session.clone(),
+            last_seq: self.outbox.last_seq(),
+            bytes: self.outbox.bytes(),
+            prompted: self.prompted,
+        }));
     }
 }

@@ -7,10 +7,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tokio::sync::oneshot;
+
 use super::{SessionMsg, SessionRef};
 use crate::fleet::clock::now_us;
 use crate::fleet::credit::Hold;
 use crate::fleet::notice::Notice;
+use crate::fleet::setting::SetReply;
 use crate::fleet::setup::Shared;
 use crate::journal::{Commit, Committed, Write};
 use crate::limits::SESSION_COMMITS;
@@ -56,6 +59,10 @@ pub(crate) enum After {
     },
     /// A person may be asked.
     Asked(AskId),
+    /// What the agent says of itself is known.
+    Warm(oneshot::Sender<()>),
+    /// What was to be set is.
+    Set(SetReply),
     /// The turn's end is known for good.
     TurnEnded,
     /// The child's end is.

@@ -28,7 +28,7 @@ use crate::sandbox::{self, Tree, WallsRequest};
 use crate::wire::shim::Access;
 
 /// Where the agent finds its workspace inside walls.
-const WORKSPACE_INSIDE: &str = "/workspace";
+pub(crate) const WORKSPACE_INSIDE: &str = "/workspace";
 /// Where it finds its home there.
 const HOME_INSIDE: &str = "/home/agent";
 /// Where it finds this very binary there.

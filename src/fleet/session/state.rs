@@ -5,28 +5,26 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ractor::ActorRef;
+use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::approvals::Pending;
 use super::asks::{self, Asks};
-use super::measure::{self, Measured};
+use super::choosing::Choosing;
+use super::measure::Measured;
 use super::outbox::{After, Outbox};
-use super::{
-    CheckResult, Item, Limited, PrepareError, Prepared, SessionRef, TalkArgs, Tally, Work, prepare,
-};
+use super::{CheckResult, Item, Limited, Prepared, SessionRef, TalkArgs, Tally, Work};
 use crate::config::{OnUnaskedDeny, SessionScope};
-use crate::dialect::{Command, Opening};
-use crate::fleet::channel::{self, ChannelArgs, ChannelEnd, ChannelHandle, ChannelMsg};
-use crate::fleet::clock::{self, now_us};
+use crate::dialect::Command;
+use crate::fleet::channel::{ChannelEnd, ChannelHandle, ChannelMsg};
+use crate::fleet::clock;
 use crate::fleet::pool::PoolMsg;
 use crate::fleet::setup::{PoolShared, Shared};
-use crate::journal::{TaskChange, Write};
 use crate::lifecycle::state::SlotEvent;
 use crate::lifecycle::watch::Expired;
-use crate::model::{AgentInfo, Ask, AskId, Decision, Event, Foreign, TurnOutcome, Usage};
+use crate::model::{Ask, AskId, Decision, Event, Foreign, TurnOutcome, Usage};
 use crate::relay::LimitWatch;
-use crate::telemetry::event::child::ChildReady;
 use crate::telemetry::event::turn::{TokensUsed, ToolCallEnded, TurnEnded, TurnFirstEvent};
 use crate::telemetry::sets::ToolOutcome;
 
@@ -81,6 +79,12 @@ pub(crate) struct SessionState {
     pub(super) loadable: bool,
     /// Why it was given up, if it was because it could not be loaded again.
     pub(super) not_loaded: Option<String>,
+    /// It was begun before it had a task: told when its child is ready, dropped if that ends.
+    pub(super) warm: Option<oneshot::Sender<()>>,
+    /// What the agent offers, and what was chosen of it.
+    pub(super) choosing: Choosing,
+    /// The agent has had a prompt in it.
+    pub(super) prompted: bool,
     /// `work` is not over.
     pub(super) has_task: bool,
     /// Counts its tasks: what was waited for of an earlier one is no news for the next.
@@ -152,96 +156,6 @@ impl SessionState {
         });
     }
 
-    /// What is to be prepared for it.
-    pub(super) fn order(&self) -> prepare::Order {
-        let within = self.talk.as_ref().map(|talk| talk.within.clone());
-        let copy = match (&self.talk, self.was_stored) {
-            (Some(_), _) => prepare::HasCopy::IfThere,
-            (None, true) => prepare::HasCopy::Yes,
-            (None, false) => prepare::HasCopy::No,
-        };
-        prepare::Order::of(&self.work, within, copy, self.preparing.clone())
-    }
-
-    pub(super) fn prepared(&mut self, prepared: Result<Prepared, PrepareError>) {
-        let prepared = match prepared {
-            Ok(prepared) if !(self.cancelled || self.stopped || self.broken) => prepared,
-            Ok(prepared) => {
-                self.prepared = Some(prepared);
-                return self.survey();
-            }
-            Err(_) if self.cancelled || self.stopped => {
-                self.gives_back = self.talk.is_some();
-                return self.survey();
-            }
-            Err(error) => {
-                if error.is_of_the_slot() {
-                    self.end = Some(ChannelEnd::not_planned(&error.to_string()));
-                }
-                // What an earlier start left is not lost because it cannot be had now.
-                let stays = self.was_stored || self.talk.is_some();
-                self.gives_back = stays && !error.is_for_good();
-                self.failure = Some(error.to_string());
-                return self.survey();
-            }
-        };
-        self.prepared = Some(prepared);
-        self.open();
-    }
-
-    /// Starts a child: for a new session, or to load this one again.
-    pub(super) fn open(&mut self) {
-        let Some(prepared) = &self.prepared else {
-            return self.survey();
-        };
-        let resume = self.resumes();
-        let plan = prepared.agent_plan(&self.shared, &self.pool, resume.as_ref());
-        let plan = match plan {
-            Ok(plan) => plan,
-            // No task suffers from it; the session cannot be loaded.
-            Err(error) if !self.has_task => {
-                self.loadable = false;
-                return self.child_gone(ChannelEnd::not_planned(&error.to_string()));
-            }
-            Err(error) => {
-                if error.is_of_the_slot() {
-                    self.end = Some(ChannelEnd::not_planned(&error.to_string()));
-                }
-                self.failure = Some(error.to_string());
-                return self.survey();
-            }
-        };
-        let measured = measure::Measured::of(prepared, &self.pool, self.myself.clone());
-        self.measured = Some(self.shared.scales.add(measured));
-        self.phase = Phase::Opening;
-        self.loading = resume.is_some();
-        self.channel = Some(channel::start(ChannelArgs {
-            session: self.myself.clone(),
-            shared: Arc::clone(&self.shared),
-            pool: Arc::clone(&self.pool),
-            slot: self.work.slot.clone(),
-            session_id: self.work.session.clone(),
-            plan,
-            opening: Opening {
-                workspace: prepared.directory_inside().to_owned(),
-                resume,
-                acp: Arc::clone(&self.pool.config.acp),
-                routes: self
-                    .pool
-                    .config
-                    .routes
-                    .iter()
-                    .map(|route| (route.name.clone(), route.base_url()))
-                    .collect(),
-                control: self.pool.config.timeouts.control,
-                keepalive: self.pool.config.timeouts.keepalive,
-                offers: self.pool.config.client_offers(),
-            },
-            watch: Arc::clone(&self.limits),
-            client: prepared.client_setup(&self.shared, &self.pool),
-        }));
-    }
-
     pub(super) fn item(&mut self, item: Item) {
         match item {
             Item::Started { pid } => {
@@ -252,7 +166,9 @@ impl SessionState {
                 });
             }
             Item::Ready(info) => self.ready(info),
+            Item::Set(result) => self.was_set(result),
             Item::PromptSent => {
+                self.prompted = true;
                 self.begun = true;
                 self.turn_began = Some(clock::now());
                 self.phase = Phase::Turn;
@@ -284,58 +200,8 @@ impl SessionState {
         }
     }
 
-    pub(super) fn ready(&mut self, info: AgentInfo) {
-        ChildReady {
-            slot: &self.work.slot,
-            session: &self.work.session,
-            protocol: &info.protocol,
-            version: info.version.as_ref(),
-            took: clock::since(self.work.asked),
-            downtime: self.work.down_since.map(clock::since),
-        }
-        .emit();
-        self.tell_pool(SlotEvent::Ready, None);
-        self.knows_agent_session(&info);
-        self.outbox.event(Event::Ready(info));
-        if !self.has_task {
-            // One that is being closed stays so.
-            if self.phase == Phase::Opening {
-                self.phase = Phase::Idle;
-                self.unload_when_idle();
-            }
-            return;
-        }
-        if self.ending.is_some() {
-            self.phase = Phase::Ending;
-            return self.stop(false);
-        }
-        self.accept();
-    }
-
-    /// Takes the task's prompt in.
-    pub(super) fn accept(&mut self) {
-        self.phase = Phase::Prompting;
-        self.accepted = true;
-        self.outbox.write(Write::TaskUpdated {
-            run: self.work.run.clone(),
-            task: self.work.task.clone(),
-            at_us: now_us(),
-            change: TaskChange::Begun {
-                attempt: self.work.attempt,
-                slot: self.work.slot.clone(),
-                session: self.work.session.clone(),
-            },
-        });
-        self.outbox.event(Event::PromptAccepted {
-            task: Some(self.work.task.clone()),
-            attempt: self.work.attempt,
-            text: self.work.prompt.clone(),
-        });
-        // An accepted prompt is durable before it is sent.
-        self.outbox.after(After::Prompt);
-    }
-
     pub(super) fn event(&mut self, event: Event) {
+        self.choosing.event(&event);
         let was_silent = !self.tally.has_output();
         self.tally.event(&event);
         if let Some(began) = self.turn_began
@@ -535,6 +401,10 @@ impl SessionState {
                 self.client_durable(key, place, verdict, deny_turn);
             }
             After::Asked(id) => self.put(&id),
+            After::Warm(ready) => {
+                let _ = ready.send(());
+            }
+            After::Set(reply) => reply.done(Ok(())),
             After::TurnEnded if self.scope == SessionScope::Slot => self.after_turn(),
             After::TurnEnded => self.stop(false),
             After::ChildEnded { task } => self.after_child(task),

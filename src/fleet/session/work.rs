@@ -9,6 +9,7 @@ use super::prepare::Prepared;
 use super::tally::Tally;
 use super::{Files, Limited, StoredSession};
 use crate::fleet::channel::ChannelEnd;
+use crate::fleet::clock;
 use crate::fleet::notice::{ChangeKind, FileChange};
 use crate::fleet::setup::{PoolShared, Shared};
 use crate::launch::Finished;
@@ -38,6 +39,26 @@ pub(crate) struct Work {
     pub(crate) down_since: Option<Instant>,
     /// It tries whether the provider takes requests again, and nobody knows yet.
     pub(crate) probe: bool,
+}
+
+impl Work {
+    /// What a conversation is begun with before its first prompt: nothing.
+    pub(crate) fn before_the_first(slot: SlotId, session: SessionId, run: RunId) -> Self {
+        Self {
+            slot,
+            session,
+            run,
+            task: TaskId::new("p-0").unwrap_or_else(|_| unreachable!("a safe token")),
+            attempt: 0,
+            prompt: Foreign::default(),
+            files: Files::default(),
+            workspace: None,
+            check: None,
+            asked: clock::now(),
+            down_since: None,
+            probe: false,
+        }
+    }
 }
 
 /// What an attempt brought.

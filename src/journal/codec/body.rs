@@ -58,6 +58,8 @@ pub(super) struct Ready<'a> {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) mode: Maybe<'a>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) modes: Vec<Choice<'a>>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) tools: Vec<Text<'a>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) context_window: Option<u64>,
@@ -310,6 +312,13 @@ pub(super) struct Options<'a> {
 }
 
 #[derive(Serialize, Deserialize)]
+pub(super) struct Choice<'a> {
+    pub(super) id: Text<'a>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) name: Maybe<'a>,
+}
+
+#[derive(Serialize, Deserialize)]
 pub(super) struct OptionState<'a> {
     pub(super) id: Text<'a>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -318,6 +327,10 @@ pub(super) struct OptionState<'a> {
     pub(super) category: Maybe<'a>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) value: Maybe<'a>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) choices: Vec<Choice<'a>>,
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub(super) switch: bool,
 }
 
 #[derive(Serialize, Deserialize)]

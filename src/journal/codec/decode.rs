@@ -7,9 +7,9 @@ use serde::Deserialize;
 
 use super::{CodecError, VERSION, body};
 use crate::model::{
-    AgentInfo, Ask, AskId, AskKey, Claimed, CommandInfo, Cost, DecidedBy, Decision, Event,
-    EventKind, ExitClass, Foreign, OptionState, Origin, PlanEntry, PoolName, SessionId, TaskId,
-    TaskSpec, TurnOutcome, Usage, Verdict,
+    AgentInfo, Ask, AskId, AskKey, ChoiceInfo, Claimed, CommandInfo, Cost, DecidedBy, Decision,
+    Event, EventKind, ExitClass, Foreign, OptionState, Origin, PlanEntry, PoolName, SessionId,
+    TaskId, TaskSpec, TurnOutcome, Usage, Verdict,
 };
 
 /// The words that [`Event::ChildStarted`] and [`Event::BadLine`] carry as static texts. A word
@@ -181,6 +181,7 @@ fn course(reader: &Reader<'_>) -> Result<Event, CodecError> {
                 session: b.session.map(own),
                 model: b.model.map(own),
                 mode: b.mode.map(own),
+                modes: choices(b.modes),
                 tools: b.tools.into_iter().map(own).collect(),
                 context_window: b.context_window,
                 forgets: false,
@@ -410,6 +411,8 @@ fn of_session(reader: &Reader<'_>) -> Result<Event, CodecError> {
                 name: b.name.map(own),
                 category: b.category.map(own),
                 value: b.value.map(own),
+                choices: choices(b.choices),
+                is_switch: b.switch,
             };
             Event::Options {
                 options: b.options.into_iter().map(option).collect(),
@@ -480,6 +483,14 @@ fn usage(b: body::Usage) -> Usage {
         input: b.input,
         output: b.output,
     }
+}
+
+fn choices(of: Vec<body::Choice<'_>>) -> Vec<ChoiceInfo> {
+    let choice = |b: body::Choice<'_>| ChoiceInfo {
+        id: own(b.id),
+        name: b.name.map(own),
+    };
+    of.into_iter().map(choice).collect()
 }
 
 fn own(text: Cow<'_, str>) -> Foreign {

@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 
 use super::body::{self, maybe, text};
 use crate::limits;
-use crate::model::{Ask, Claimed, Event, TaskSpec, Usage};
+use crate::model::{Ask, ChoiceInfo, Claimed, Event, TaskSpec, Usage};
 
 /// Appends the event's body, one JSON object, to `out`.
 pub fn encode_into(event: &Event, out: &mut Vec<u8>) {
@@ -108,6 +108,7 @@ fn course(event: &Event, out: &mut Vec<u8>) {
                 session: maybe(info.session.as_ref()),
                 model: maybe(info.model.as_ref()),
                 mode: maybe(info.mode.as_ref()),
+                modes: choices(&info.modes),
                 tools: info.tools.iter().map(text).collect(),
                 context_window: info.context_window,
             },
@@ -232,6 +233,15 @@ fn tools(event: &Event, out: &mut Vec<u8>) {
         ),
         _ => {}
     }
+}
+
+fn choices(of: &[ChoiceInfo]) -> Vec<body::Choice<'_>> {
+    of.iter()
+        .map(|choice| body::Choice {
+            id: text(&choice.id),
+            name: maybe(choice.name.as_ref()),
+        })
+        .collect()
 }
 
 /// Commands that an agent has its client run.
@@ -380,6 +390,8 @@ fn of_session(event: &Event, out: &mut Vec<u8>) {
                 name: maybe(option.name.as_ref()),
                 category: maybe(option.category.as_ref()),
                 value: maybe(option.value.as_ref()),
+                choices: choices(&option.choices),
+                switch: option.is_switch,
             });
             let options = options.collect();
             put(out, &body::Options { options });

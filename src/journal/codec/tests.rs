@@ -6,9 +6,9 @@ use std::time::Duration;
 use super::*;
 use crate::limits;
 use crate::model::{
-    AgentInfo, Ask, AskId, AskKey, Claimed, CommandInfo, Cost, DecidedBy, Decision, Event,
-    ExitClass, ExitStatus, Foreign, OptionState, Origin, PlanEntry, PoolName, TaskId, TaskSpec,
-    TurnOutcome, Usage, Verdict,
+    AgentInfo, Ask, AskId, AskKey, ChoiceInfo, Claimed, CommandInfo, Cost, DecidedBy, Decision,
+    Event, ExitClass, ExitStatus, Foreign, OptionState, Origin, PlanEntry, PoolName, TaskId,
+    TaskSpec, TurnOutcome, Usage, Verdict,
 };
 
 /// One line of the golden file: a kind, a version, a body, separated by tabs.
@@ -82,6 +82,16 @@ fn course() -> Vec<Event> {
             session: Some(foreign("abc")),
             model: Some(foreign("m")),
             mode: Some(foreign("prompt")),
+            modes: vec![
+                ChoiceInfo {
+                    id: foreign("prompt"),
+                    name: Some(foreign("Ask")),
+                },
+                ChoiceInfo {
+                    id: foreign("plan"),
+                    name: None,
+                },
+            ],
             tools: vec![foreign("bash"), foreign("read_file")],
             context_window: Some(u64::MAX),
             forgets: false,
@@ -158,12 +168,19 @@ fn of_session() -> Vec<Event> {
                     name: Some(foreign("Mode")),
                     category: Some(foreign("mode")),
                     value: Some(foreign("plan")),
+                    choices: vec![ChoiceInfo {
+                        id: foreign("plan"),
+                        name: Some(foreign("Plan")),
+                    }],
+                    is_switch: false,
                 },
                 OptionState {
                     id: foreign("x"),
                     name: None,
                     category: None,
                     value: None,
+                    choices: Vec::new(),
+                    is_switch: true,
                 },
             ],
         },

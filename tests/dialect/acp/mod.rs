@@ -7,6 +7,7 @@ mod alive;
 mod asks;
 mod auth;
 mod calls;
+mod chosen;
 mod client;
 mod handshake;
 mod pins;

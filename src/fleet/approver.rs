@@ -1,0 +1,67 @@
+//! What a person is asked on behalf of a conversation, and what may come back.
+//!
+//! Must not know how a person is reached.
+
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+
+use crate::model::{AskId, DecidedBy, Decision, Foreign, ToolClass};
+use crate::policy::Part;
+
+/// A request that the policy wants a person to decide, as the approver hears of it.
+#[derive(Debug, Clone)]
+pub struct PendingAsk {
+    /// Its id: what an answer names.
+    pub id: AskId,
+    /// The seq of its event.
+    pub seq: u64,
+    /// The tool call that it belongs to, where the agent said so.
+    pub tool_id: Option<Foreign>,
+    /// The tool's name, as the agent calls it.
+    pub tool: Foreign,
+    /// What kind of tool that is.
+    pub class: ToolClass,
+    /// What is judged: words or paths, each with what the policy says of it.
+    pub parts: Vec<Part>,
+    /// Why a command text is not plain.
+    pub not_plain: Option<String>,
+    /// The rules that want a person.
+    pub rules: Vec<String>,
+    /// Why, in our words.
+    pub reason: String,
+    /// How long an answer is waited for; then it is denied.
+    pub within: Duration,
+}
+
+/// What an approver hears.
+#[derive(Debug, Clone)]
+pub enum Asking {
+    /// A person is to decide. Durable.
+    Asked(Box<PendingAsk>),
+    /// It is decided: an answer that comes now changes nothing.
+    Over {
+        /// Which.
+        id: AskId,
+        /// How.
+        decision: Decision,
+        /// By whom.
+        by: DecidedBy,
+    },
+}
+
+/// Where a conversation's asks go.
+pub(crate) type Approver = mpsc::Sender<Asking>;
+
+/// What comes back of an ask.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Said {
+    /// A person allows it, once.
+    Allow,
+    /// A person refuses it.
+    Reject,
+    /// The turn was cancelled before a person decided.
+    Cancelled,
+    /// No person could be asked, or what came back is no answer.
+    Nothing,
+}
