@@ -543,8 +543,13 @@ pub const POLICY_COMMANDS: usize = 4096;
 /// How deep substitutions and scripts inside scripts are followed.
 pub const POLICY_DEPTH: usize = 24;
 
-/// Questions about files (is this component a link?) that one decision may ask.
-pub const POLICY_LOOKUPS: usize = 8192;
+/// Components that are looked at for one decision, all its questions about files (is this component
+/// a link?) together: each is asked from the root on, so that it costs as many as its path has. It
+/// is some 4 microseconds each, on a thread that others wait for.
+pub const POLICY_LOOKUPS: usize = 16_384;
+
+/// What the question for the links of one directory costs, as so many components.
+pub const POLICY_LISTING: usize = 1024;
 
 /// Symbolic links that one path may go through: the kernel's own bound (path_resolution(7)).
 pub const POLICY_LINKS: usize = 40;

@@ -381,7 +381,7 @@ impl SessionState {
                 class,
             } => {
                 self.told(&verdict, class, asked);
-                if self.asks.answered(&key) {
+                if self.asks.answered(&verdict.ask) {
                     self.command(Command::Answer { key, answer });
                     if deny_turn {
                         let why = "a person had to be asked, and nobody can be".to_owned();

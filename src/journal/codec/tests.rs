@@ -32,7 +32,10 @@ fn ask() -> Event {
     Event::Asked {
         id: AskId::new("a-1").expect("id"),
         ask: Ask {
-            key: AskKey("req \"7\"".to_owned()),
+            key: AskKey {
+                id: "req \"7\"".to_owned(),
+                serial: 0,
+            },
             tool_id: Some(foreign("t1")),
             tool: foreign("bash"),
             input: raw(r#"{"command": "ls  -l", "n": 1.50}"#),
