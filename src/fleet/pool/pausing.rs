@@ -8,7 +8,7 @@ use crate::fleet::clock;
 use crate::fleet::notice::Notice;
 use crate::fleet::session::{Attempt, Limited};
 use crate::lifecycle::pause::Follows;
-use crate::model::{SessionId, SlotId, TaskOutcome};
+use crate::model::{SessionId, SlotId, TaskOutcome, TurnOutcome};
 use crate::telemetry::event::route::{PoolPaused, RateLimited};
 
 impl PoolState {
@@ -66,13 +66,18 @@ impl PoolState {
         true
     }
 
-    /// An attempt ended without being limited: if it was the one that tried, that is over.
+    /// An attempt ended without being limited: if it was the one that tried, that is over. Only a
+    /// turn that the model ended says that there is no limit any more.
     pub(super) fn tried(&mut self, attempt: &Attempt) {
         if self.probe.as_ref() != Some(&attempt.session) {
             return;
         }
         self.probe = None;
-        if attempt.begun && attempt.turn.is_some() {
+        let is_answered = matches!(
+            attempt.turn,
+            Some(TurnOutcome::Completed | TurnOutcome::Limited | TurnOutcome::Refused)
+        );
+        if attempt.begun && is_answered {
             self.go_on();
         } else {
             self.pause.untried();

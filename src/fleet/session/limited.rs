@@ -81,7 +81,9 @@ impl SessionState {
     /// Tells the pool, once, that a task which tries whether the provider takes requests again has
     /// got an answer.
     pub(super) fn look_for_answer(&mut self) {
-        if self.work.probe && self.limits.seen().good > 0 {
+        // Before its prompt is written, what was seen is of the session's earlier task, or of the
+        // agent's own start.
+        if self.work.probe && self.begun && self.limits.seen().good > 0 {
             self.work.probe = false;
             self.tell_answered();
         }
