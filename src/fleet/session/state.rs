@@ -16,7 +16,7 @@ use super::{
     CheckResult, Item, Limited, PrepareError, Prepared, SessionRef, TalkArgs, Tally, Work, prepare,
 };
 use crate::config::{OnUnaskedDeny, SessionScope};
-use crate::dialect::{Command, Opening};
+use crate::dialect::{Command, Denials, Opening};
 use crate::fleet::channel::{self, ChannelArgs, ChannelEnd, ChannelHandle, ChannelMsg};
 use crate::fleet::clock::{self, now_us};
 use crate::fleet::pool::PoolMsg;
@@ -98,6 +98,8 @@ pub(crate) struct SessionState {
     pub(super) limits: Arc<LimitWatch>,
     /// The turn failed because its provider limits requests.
     pub(super) limit: Option<Limited>,
+    /// What the last child was denied and not told: the one that goes on with the session is.
+    pub(super) denials: Denials,
     pub(super) outbox: Outbox,
     pub(super) asks: Asks,
     pub(super) tally: Tally,
@@ -236,6 +238,11 @@ impl SessionState {
                 control: self.pool.config.timeouts.control,
                 keepalive: self.pool.config.timeouts.keepalive,
                 offers: self.pool.config.client_offers(),
+                denials: if self.loading {
+                    std::mem::take(&mut self.denials)
+                } else {
+                    Denials::default()
+                },
             },
             watch: Arc::clone(&self.limits),
             client: prepared.client_setup(&self.shared, &self.pool),
