@@ -8,12 +8,15 @@
 
 pub mod acp;
 mod asks;
+mod denials;
 mod lenient;
 pub mod scaiflux;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+pub use denials::Denials;
 
 use crate::config::{self, DialectName};
 use crate::limits;
@@ -39,6 +42,8 @@ pub struct Opening {
     pub keepalive: Option<Duration>,
     /// What we do for the agent, where the protocol has words for it.
     pub offers: ClientOffers,
+    /// What an earlier channel of the session did not come to tell.
+    pub denials: Denials,
 }
 
 /// A file of the workspace that belongs to a prompt.
@@ -217,6 +222,11 @@ pub trait Dialect: Send {
 
     /// A deadline passed.
     fn tick(&mut self, now: Instant, out: &mut Effects);
+
+    /// The channel is over: denials that no prompt told, for the session's next channel.
+    fn untold(&mut self) -> Denials {
+        Denials::default()
+    }
 }
 
 /// Every `reason` of an [`Event::BadLine`], for metrics that start at 0.

@@ -239,12 +239,12 @@ mod tests {
 
     #[test]
     fn googles_retry_info_is_read_and_nothing_that_looks_like_it() {
+        const KIND: &str = "type.googleapis.com/google.rpc.RetryInfo";
         let body = |kind: &str, delay: &str| {
             format!(
                 r#"{{"error":{{"code":429,"status":"RESOURCE_EXHAUSTED","details":[{{"@type":"type.googleapis.com/google.rpc.Help"}},{{"@type":"{kind}","retryDelay":{delay}}}]}}}}"#
             )
         };
-        const KIND: &str = "type.googleapis.com/google.rpc.RetryInfo";
         let read = |body: &str| announced_in_body(body.as_bytes());
         assert_eq!(
             read(&body(KIND, "\"37.5s\"")),

@@ -308,3 +308,39 @@ fn a_denial_is_told_before_the_next_prompt() {
     let ledger = ledger(&results[1]);
     assert!(ledger.contains("# Before this prompt"), "{ledger}");
 }
+
+#[test]
+fn a_denial_is_told_though_the_child_died_before_the_next_prompt() {
+    // Crashed in the turn of the denial, and stopped because nobody needed it.
+    for (quirks, keys, first) in [
+        (&[][..], "", "run curl https://example.com\ncrash"),
+        (
+            &["close"][..],
+            "timeouts = { idle = \"300ms\" }",
+            "run curl https://example.com",
+        ),
+    ] {
+        let drill = Drill::new(&pool(quirks, &format!("{SLOT}{keys}")));
+        let _daemon = drill.start(&["up"]);
+        assert_eq!(drill.get("/healthz").0, 200);
+        let (_, before) = run(&drill, &[first]);
+        eventually(Duration::from_secs(10), "the child is gone", || {
+            count(&drill, "events WHERE kind = 'child_exited'") == 1
+        });
+        let (ran, after) = run(&drill, &["say next"]);
+        assert_eq!(after[0]["outcome"], "done", "{}", ran.all());
+        assert_eq!(before[0]["session"], after[0]["session"], "{}", ran.all());
+        let told = ledger(&after[0]);
+        assert_eq!(told.matches("# Before this prompt").count(), 1, "{told}");
+        assert!(told.contains("curl"), "{told}");
+        // Once is enough.
+        let (ran, last) = run(&drill, &["say last"]);
+        let told = ledger(&last[0]);
+        assert_eq!(
+            told.matches("# Before this prompt").count(),
+            1,
+            "{told} {}",
+            ran.all()
+        );
+    }
+}

@@ -433,11 +433,11 @@ fn an_announced_time_is_waited_for_and_one_task_tries_then() {
 
 #[test]
 fn a_time_that_geminis_body_announces_is_waited_for() {
+    const BODY: &str = r#"{"error":{"code":429,"message":"slow down","status":"RESOURCE_EXHAUSTED","details":[{"@type":"type.googleapis.com/google.rpc.RetryInfo","retryDelay":"1.500s"}]}}"#;
     let provider = Provider::start(|number, got, to| {
         if number > 0 {
             return message(number, got, to);
         }
-        const BODY: &str = r#"{"error":{"code":429,"message":"slow down","status":"RESOURCE_EXHAUSTED","details":[{"@type":"type.googleapis.com/google.rpc.RetryInfo","retryDelay":"1.500s"}]}}"#;
         let answer = whole(
             "429 Too Many Requests",
             "content-type: application/json\r\n",
@@ -495,6 +495,7 @@ fn each_pause_without_an_announced_time_is_twice_as_long_up_to_the_bound() {
 
 #[test]
 fn words_that_a_hint_of_the_file_calls_a_limit_pause_the_pool_and_spend_no_task() {
+    const HINT: &str = "\n[[hint]]\npattern = \"the model said 418\"\nwhere = \"message\"\ntext = \"tea time at the provider\"\nclass = \"rate_limited\"\n";
     let limiting = || {
         Provider::start(|number, got, to| {
             if number < 2 {
@@ -505,7 +506,6 @@ fn words_that_a_hint_of_the_file_calls_a_limit_pause_the_pool_and_spend_no_task(
         })
     };
     let keys = "rate_limit = { pause = \"300ms\", max = \"300ms\" }";
-    const HINT: &str = "\n[[hint]]\npattern = \"the model said 418\"\nwhere = \"message\"\ntext = \"tea time at the provider\"\nclass = \"rate_limited\"\n";
     // The same words are an ordinary failure as long as nobody says what they mean.
     for (hint, code) in [(HINT, 0), ("", 1)] {
         let provider = limiting();

@@ -57,11 +57,10 @@ use self::envelope::{ErrorReply, Message};
 use self::farewell::Leaving;
 use self::message::{Capabilities, Options};
 use self::pins::Pins;
-use self::prompt::Denials;
 use self::resume::Replay;
 use super::asks::{Asks, Ids};
 use super::lenient::members;
-use super::{Command, Dialect, Effect, Effects, Fault, Input, Opening, Refused, bad_line};
+use super::{Command, Denials, Dialect, Effect, Effects, Fault, Input, Opening, Refused, bad_line};
 use crate::config::PermissionReply;
 use crate::limits;
 use crate::model::{AgentInfo, Event, Foreign, Origin, TurnOutcome, Usage};
@@ -150,6 +149,7 @@ impl Dialect for Acp {
     fn open(&mut self, opening: &Opening, now: Instant, out: &mut Effects) {
         self.now = Some(now);
         self.opening = opening.clone();
+        self.denials = std::mem::take(&mut self.opening.denials);
         let offers = opening.offers;
         self.ask(Phase::Initializing, "initialize", out, |id| {
             write::initialize(id, offers)
@@ -226,6 +226,10 @@ impl Dialect for Acp {
         } else if is_due(self.keepalive_due()) {
             self.keep_alive(now, out);
         }
+    }
+
+    fn untold(&mut self) -> Denials {
+        std::mem::take(&mut self.denials)
     }
 }
 

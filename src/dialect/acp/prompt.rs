@@ -2,52 +2,10 @@
 //!
 //! Must not read files.
 
-use std::fmt::Write as _;
-
 use super::{Acp, Turn, write};
 use crate::config::TellDenials;
 use crate::dialect::{Attachment, Effect, Effects};
-use crate::limits;
 use crate::model::Foreign;
-
-/// Denials of which the agent was told nothing but that they are.
-#[derive(Debug, Default)]
-pub(super) struct Denials {
-    told: Vec<String>,
-    more: usize,
-}
-
-impl Denials {
-    fn add(&mut self, about: &Foreign, reason: &str) {
-        if self.told.len() >= limits::DENIALS_TOLD {
-            self.more += 1;
-            return;
-        }
-        let mut line = format!("# - {}: {}", about.show(160), reason.replace('\n', " "));
-        let end = (0..=limits::DENIAL_BYTES.min(line.len()))
-            .rev()
-            .find(|at| line.is_char_boundary(*at));
-        line.truncate(end.unwrap_or_default());
-        self.told.push(line);
-    }
-
-    /// The words before the next prompt, each line marked as a remark; none if nothing was denied.
-    fn take(&mut self) -> Option<String> {
-        let told = std::mem::take(&mut self.told);
-        let more = std::mem::take(&mut self.more);
-        if told.is_empty() {
-            return None;
-        }
-        let mut text = format!(
-            "# Before this prompt, these requests of yours were denied:\n{}\n",
-            told.join("\n")
-        );
-        if more > 0 {
-            let _ = writeln!(text, "# - and {more} more");
-        }
-        Some(text)
-    }
-}
 
 impl Acp {
     /// Writes a prompt: the turn has begun for us.

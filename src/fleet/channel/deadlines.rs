@@ -137,6 +137,7 @@ impl ChannelState {
                 self.ready,
                 tail.unwrap_or_default(),
             );
+            end.denials = self.dialect.untold();
             explain(&mut end, &self.pool.config, &self.shared.config.hints);
             ChildExited {
                 slot: &self.slot,

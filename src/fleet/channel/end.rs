@@ -2,6 +2,7 @@
 //!
 //! Pure. Must not know the restart decision.
 
+use crate::dialect::Denials;
 use crate::launch::{Ended, SpawnError, WallsFailure};
 use crate::model::{ExitClass, ExitStatus, Foreign};
 
@@ -50,6 +51,8 @@ pub(crate) struct ChannelEnd {
     pub(crate) hopeless: bool,
     /// Its last words say that the provider limits requests.
     pub(crate) tells_limit: bool,
+    /// Denials that no prompt told its agent.
+    pub(crate) denials: Denials,
     /// Why, in our words; foreign text in it is already shown safely.
     pub(crate) detail: String,
     /// The last lines of its stderr.
@@ -66,6 +69,7 @@ impl ChannelEnd {
             not_resumed: false,
             hopeless: false,
             tells_limit: false,
+            denials: Denials::default(),
             detail: format!("internal error: {why}"),
             stderr: Vec::new(),
         }
@@ -80,6 +84,7 @@ impl ChannelEnd {
             not_resumed: false,
             hopeless: false,
             tells_limit: false,
+            denials: Denials::default(),
             detail: why.to_owned(),
             stderr: Vec::new(),
         }
@@ -100,6 +105,7 @@ pub(crate) fn conclude(
         not_resumed: matches!(cause, Some(Cause::NotResumed(_))),
         hopeless: false,
         tells_limit: false,
+        denials: Denials::default(),
         detail: String::new(),
         stderr,
     };

@@ -95,6 +95,7 @@ fn may_be_left(end: &ChannelEnd, ssh: &Ssh) -> bool {
 mod tests {
     use super::*;
     use crate::config::{Config, Origin};
+    use crate::dialect::Denials;
     use crate::model::Foreign;
 
     fn pool(keys: &str) -> Pool {
@@ -117,6 +118,7 @@ mod tests {
             not_resumed: false,
             hopeless: false,
             tells_limit: false,
+            denials: Denials::default(),
             detail: format!("the agent ended: {status}"),
             stderr: stderr.lines().map(Foreign::from).collect(),
         }

@@ -186,6 +186,7 @@ impl SessionState {
                 end.detail.clone_from(why);
             }
         }
+        self.denials = std::mem::take(&mut end.denials);
         self.nobody_decides("the agent ended before this was decided");
         if self.begun && self.turn.is_none() {
             for call in self.asks.turn_ended() {

@@ -295,6 +295,7 @@ fn begin(args: SessionArgs, myself: SessionRef) -> Box<SessionState> {
         channel: None,
         limits: Arc::default(),
         limit: None,
+        denials: crate::dialect::Denials::default(),
         turn: None,
         turn_detail: None,
         turn_began: None,

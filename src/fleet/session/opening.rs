@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::outbox::After;
 use super::state::{Phase, SessionState};
 use super::{PrepareError, Prepared, measure, prepare};
-use crate::dialect::Opening;
+use crate::dialect::{Denials, Opening};
 use crate::fleet::channel::{self, ChannelArgs, ChannelEnd};
 use crate::fleet::clock::{self, now_us};
 use crate::journal::{TaskChange, Write};
@@ -110,6 +110,11 @@ impl SessionState {
                 control: self.pool.config.timeouts.control,
                 keepalive: self.pool.config.timeouts.keepalive,
                 offers: self.pool.config.client_offers(),
+                denials: if self.loading {
+                    std::mem::take(&mut self.denials)
+                } else {
+                    Denials::default()
+                },
             },
             watch: Arc::clone(&self.limits),
             client: prepared.client_setup(&self.shared, &self.pool),

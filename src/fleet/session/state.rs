@@ -16,7 +16,7 @@ use super::measure::Measured;
 use super::outbox::{After, Outbox};
 use super::{CheckResult, Item, Limited, Prepared, SessionRef, TalkArgs, Tally, Work};
 use crate::config::{OnUnaskedDeny, SessionScope};
-use crate::dialect::Command;
+use crate::dialect::{Command, Denials};
 use crate::fleet::channel::{ChannelEnd, ChannelHandle, ChannelMsg};
 use crate::fleet::clock;
 use crate::fleet::pool::PoolMsg;
@@ -102,6 +102,8 @@ pub(crate) struct SessionState {
     pub(super) limits: Arc<LimitWatch>,
     /// The turn failed because its provider limits requests.
     pub(super) limit: Option<Limited>,
+    /// What the last child was denied and not told: the one that goes on with the session is.
+    pub(super) denials: Denials,
     pub(super) outbox: Outbox,
     pub(super) asks: Asks,
     pub(super) tally: Tally,

@@ -1,0 +1,48 @@
+//! What a dialect without words for a denial's reason keeps of it, to tell it before the next prompt.
+//!
+//! Bounded, and each line marked as a remark. Must not know a protocol.
+
+use std::fmt::Write as _;
+
+use crate::limits;
+use crate::model::Foreign;
+
+/// Denials of which the agent was told nothing but that they are. They outlive a child: the next one
+/// that goes on with the session is told.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Denials {
+    lines: Vec<String>,
+    more: usize,
+}
+
+impl Denials {
+    pub(super) fn add(&mut self, about: &Foreign, reason: &str) {
+        if self.lines.len() >= limits::DENIALS_TOLD {
+            self.more += 1;
+            return;
+        }
+        let mut line = format!("# - {}: {}", about.show(160), reason.replace('\n', " "));
+        let end = (0..=limits::DENIAL_BYTES.min(line.len()))
+            .rev()
+            .find(|at| line.is_char_boundary(*at));
+        line.truncate(end.unwrap_or_default());
+        self.lines.push(line);
+    }
+
+    /// The words before the next prompt, each line marked as a remark; none if nothing was denied.
+    pub(super) fn take(&mut self) -> Option<String> {
+        let lines = std::mem::take(&mut self.lines);
+        let more = std::mem::take(&mut self.more);
+        if lines.is_empty() {
+            return None;
+        }
+        let mut text = format!(
+            "# Before this prompt, these requests of yours were denied:\n{}\n",
+            lines.join("\n")
+        );
+        if more > 0 {
+            let _ = writeln!(text, "# - and {more} more");
+        }
+        Some(text)
+    }
+}
