@@ -244,6 +244,9 @@ pub const HINT_PATTERN_BYTES: usize = 1024;
 pub const HINT_REGEX_BYTES: usize = 256 << 10;
 /// Bytes of a hint's text: one line of a table.
 pub const HINT_TEXT_BYTES: usize = 500;
+/// Bytes of an answer's body in which a provider's announcement of a wait is looked for.
+pub const RATE_LIMIT_BODY: usize = 16 << 10;
+
 /// Bytes of one message, or of one line of stderr, that hints are looked for in.
 pub const HINT_MESSAGE_BYTES: usize = 4 << 10;
 
@@ -297,6 +300,9 @@ pub const ROUTE_HEADERS: usize = 128;
 /// Bytes of request bodies that all routes of the fleet hold at the same time: each is read whole
 /// before it goes on. One more piece is refused.
 pub const ROUTE_BODIES_BYTES: usize = 512 << 20;
+/// Of these, bytes for one child's requests to one route; one body of the largest allowed size fits
+/// in any case. So no child takes the place of all others.
+pub const ROUTE_BODIES_CHILD: u64 = 128 << 20;
 /// Keys of one object in a request body; more are refused, because each must be remembered to see
 /// that none stands there twice.
 pub const ROUTE_BODY_KEYS: usize = 4096;
@@ -537,8 +543,13 @@ pub const POLICY_COMMANDS: usize = 4096;
 /// How deep substitutions and scripts inside scripts are followed.
 pub const POLICY_DEPTH: usize = 24;
 
-/// Questions about files (is this component a link?) that one decision may ask.
-pub const POLICY_LOOKUPS: usize = 8192;
+/// Components that are looked at for one decision, all its questions about files (is this component
+/// a link?) together: each is asked from the root on, so that it costs as many as its path has. It
+/// is some 4 microseconds each, on a thread that others wait for.
+pub const POLICY_LOOKUPS: usize = 16_384;
+
+/// What the question for the links of one directory costs, as so many components.
+pub const POLICY_LISTING: usize = 1024;
 
 /// Symbolic links that one path may go through: the kernel's own bound (path_resolution(7)).
 pub const POLICY_LINKS: usize = 40;

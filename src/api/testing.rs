@@ -121,7 +121,10 @@ fn hostile_events(evil: &str, task: &TaskId) -> Vec<Event> {
         reason: evil.to_owned(),
     };
     let ask = crate::model::Ask {
-        key: crate::model::AskKey(evil.to_owned()),
+        key: crate::model::AskKey {
+            id: evil.to_owned(),
+            serial: 1,
+        },
         tool_id: Some(text()),
         tool: text(),
         input: raw(),
@@ -152,6 +155,7 @@ fn hostile_events(evil: &str, task: &TaskId) -> Vec<Event> {
             }],
             tools: vec![text()],
             context_window: None,
+            forgets: false,
         }),
         Event::TurnStarted { turn: Some(text()) },
         Event::Text { delta: text() },

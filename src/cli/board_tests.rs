@@ -30,7 +30,10 @@ fn asked(id: &str, tool: &str) -> Event {
     Event::Asked {
         id: AskId::new(id).expect("id"),
         ask: Ask {
-            key: AskKey("k".to_owned()),
+            key: AskKey {
+                id: "k".to_owned(),
+                serial: 1,
+            },
             tool_id: None,
             tool: tool.into(),
             input: serde_json::value::to_raw_value(&()).expect("JSON"),

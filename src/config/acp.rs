@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, LazyLock};
+use std::time::Duration;
 
 use serde::Deserialize;
 use toml::de::DeValue;
@@ -261,7 +262,13 @@ pub(super) fn read(pool: &Section<'_>, found: bool) -> Draft {
 impl Draft {
     /// What these keys must agree on with the rest of the pool. `routes` are those of the pool;
     /// `None`: its network has none.
-    pub(super) fn agree(&self, ledger: &Ledger, speaks_acp: bool, routes: Option<&[String]>) {
+    pub(super) fn agree(
+        &self,
+        ledger: &Ledger,
+        speaks_acp: bool,
+        routes: Option<&[String]>,
+        goodbye: Duration,
+    ) {
         if !speaks_acp {
             for place in &self.own {
                 let message = "this is for agents that speak acp";
@@ -273,6 +280,14 @@ impl Draft {
         {
             let message = "logout = true without auth would end a login that was not made here";
             ledger.fault(place, message, None);
+        }
+        if let Some(place) = &self.logout
+            && goodbye.is_zero()
+        {
+            let message =
+                "logout = true needs a goodbye, and stop.goodbye is 0s: nobody would wait for it";
+            let help = "for example: stop = { goodbye = \"2s\" }";
+            ledger.fault(place, message, Some(help.to_owned()));
         }
         for (place, route) in &self.routed {
             let (message, help) = match routes {

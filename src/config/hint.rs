@@ -96,12 +96,38 @@ impl Hints {
         let mut rows = self.own.iter().chain(BUILT_IN.iter());
         rows.find(|hint| hint.fits(evidence))
     }
+
+    /// Whether a line says what this class is about: the first row that fits the line has it. So a
+    /// row of the file without a class takes words back that a built-in one would take for it, and
+    /// noise in another line hides nothing.
+    #[must_use]
+    pub fn tells(&self, evidence: &Evidence<'_>, class: HintClass) -> bool {
+        let rows: Vec<&Hint> = self
+            .own
+            .iter()
+            .chain(BUILT_IN.iter())
+            .filter(|hint| hint.is_about(evidence))
+            .collect();
+        let says = |line: &str, not: HintWhere| {
+            let mut fitting = rows
+                .iter()
+                .filter(|hint| hint.place != not && hint.pattern.is_match(line));
+            fitting.next().is_some_and(|hint| hint.class == Some(class))
+        };
+        let mut messages = evidence
+            .messages
+            .iter()
+            .flat_map(|text| looked_at(text).lines());
+        let mut stderr = evidence.stderr.iter().map(|line| looked_at(line.raw()));
+        messages.any(|line| says(line, HintWhere::Stderr))
+            || stderr.any(|line| says(line, HintWhere::Message))
+    }
 }
 
 impl Hint {
-    fn fits(&self, evidence: &Evidence<'_>) -> bool {
-        let conditions = self
-            .agent
+    /// Whether its conditions hold; its pattern is another matter.
+    fn is_about(&self, evidence: &Evidence<'_>) -> bool {
+        self.agent
             .as_deref()
             .is_none_or(|name| name == evidence.agent)
             && self
@@ -109,7 +135,10 @@ impl Hint {
                 .is_none_or(|launcher| launcher == evidence.launcher)
             && self
                 .code
-                .is_none_or(|code| evidence.status == Some(ExitStatus::Code(code)));
+                .is_none_or(|code| evidence.status == Some(ExitStatus::Code(code)))
+    }
+
+    fn fits(&self, evidence: &Evidence<'_>) -> bool {
         let in_message = || {
             let mut lines = evidence
                 .messages
@@ -121,7 +150,7 @@ impl Hint {
             let mut lines = evidence.stderr.iter();
             lines.any(|line| self.pattern.is_match(looked_at(line.raw())))
         };
-        conditions
+        self.is_about(evidence)
             && match self.place {
                 HintWhere::Message => in_message(),
                 HintWhere::Stderr => in_stderr(),

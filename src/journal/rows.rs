@@ -274,7 +274,7 @@ impl Writer<'_> {
                 id.as_str(),
                 session.as_str(),
                 signed(stamped.id.seq),
-                ask.key.0,
+                ask.key.id,
                 ask.tool_id.as_ref().map(crate::model::Foreign::raw),
                 ask.tool.raw(),
                 stored,

@@ -1,11 +1,16 @@
 //! The supervisor's end of a helper's control socket.
 //!
 //! The first message, with its descriptors, is sent by the spawner thread; everything after it is
-//! asynchronous. Descriptors that come beside a report are kept until somebody takes them. Must not
-//! know what is done about a report.
+//! asynchronous. A helper that somebody with the agent's uid could take the socket from reports by a
+//! pipe, and its socket is closed for reading before it is handed out: a descriptor that came by it
+//! would be closed here, and the close of a stranger's file can block for as long as that stranger
+//! likes. Only a sandbox's own helpers, which are out of an agent's reach, report by their socket:
+//! descriptors that come beside a report are kept until somebody takes them. Must not know what is
+//! done about a report.
 
 use std::io::{self, IoSlice, IoSliceMut, Write};
 use std::mem::MaybeUninit;
+use std::net::Shutdown;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream as StdStream;
 
@@ -13,11 +18,40 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
+use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::io::{AsyncWriteExt as _, Interest};
 use tokio::net::UnixStream;
+use tokio::net::unix::pipe;
 
 use crate::limits::POOL_ROUTES;
 use crate::wire::shim::{self, Order, Report};
+
+/// The lines between the supervisor and a helper that an agent may reach: nothing of what it holds
+/// takes anything but bytes to us.
+pub(super) struct OneWay {
+    /// Our end of the socket: orders go out, nothing comes in, not even into its queue.
+    pub(super) orders: StdStream,
+    /// Our end of the pipe for what the helper says.
+    pub(super) reports: OwnedFd,
+    /// The helper's end of the socket.
+    pub(super) their_orders: OwnedFd,
+    /// The helper's end of the pipe.
+    pub(super) their_reports: OwnedFd,
+}
+
+impl OneWay {
+    pub(super) fn make() -> io::Result<Self> {
+        let (orders, theirs) = StdStream::pair()?;
+        orders.shutdown(Shutdown::Read)?;
+        let (reports, their_reports) = pipe_with(PipeFlags::CLOEXEC)?;
+        Ok(Self {
+            orders,
+            reports,
+            their_orders: theirs.into(),
+            their_reports,
+        })
+    }
+}
 
 /// Sends the first message, descriptors beside its first byte.
 pub(super) fn send_start(
@@ -54,6 +88,8 @@ pub(super) fn send_first(
 #[derive(Debug)]
 pub(super) struct Control {
     stream: UnixStream,
+    /// What reports come by, if not by the socket.
+    reports: Option<pipe::Receiver>,
     /// Bytes of a report that is not whole yet; at most one report and one read long.
     buffer: Vec<u8>,
     /// Descriptors that came and were not taken.
@@ -64,11 +100,21 @@ pub(super) struct Control {
 const READ: usize = 4096;
 
 impl Control {
-    /// Takes the socket over. Needs a runtime around it.
+    /// Takes over the socket of a helper that no agent reaches. Needs a runtime around it.
     pub(super) fn new(stream: StdStream) -> io::Result<Self> {
+        Self::of(stream, None)
+    }
+
+    /// Takes over our ends of [`OneWay`]. Needs a runtime around it.
+    pub(super) fn one_way(orders: StdStream, reports: OwnedFd) -> io::Result<Self> {
+        Self::of(orders, Some(pipe::Receiver::from_owned_fd(reports)?))
+    }
+
+    fn of(stream: StdStream, reports: Option<pipe::Receiver>) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         Ok(Self {
             stream: UnixStream::from_std(stream)?,
+            reports,
             buffer: Vec::new(),
             descriptors: Vec::new(),
         })
@@ -88,8 +134,14 @@ impl Control {
             // A helper that was killed resets the socket if it had not read everything.
             let (stream, buffer) = (&self.stream, &mut self.buffer);
             let descriptors = &mut self.descriptors;
-            let read = stream.async_io(Interest::READABLE, || receive(stream, buffer, descriptors));
-            match read.await {
+            let read = match &self.reports {
+                Some(pipe) => take(pipe, buffer).await,
+                None => {
+                    let receive = || receive(stream, buffer, descriptors);
+                    stream.async_io(Interest::READABLE, receive).await
+                }
+            };
+            match read {
                 Ok(0) => return Ok(None),
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(None),
@@ -112,6 +164,22 @@ impl Control {
         self.stream
             .try_write(&bytes)
             .is_ok_and(|wrote| wrote == bytes.len())
+    }
+}
+
+/// One read of a pipe. Nothing is lost if this is dropped.
+async fn take(pipe: &pipe::Receiver, buffer: &mut Vec<u8>) -> io::Result<usize> {
+    let mut chunk = [0; READ];
+    loop {
+        pipe.readable().await?;
+        match pipe.try_read(&mut chunk) {
+            Ok(got) => {
+                buffer.extend_from_slice(chunk.get(..got).unwrap_or_default());
+                return Ok(got);
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
     }
 }
 

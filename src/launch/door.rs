@@ -1,9 +1,10 @@
 //! The supervisor's end of a sandbox's door: commands and files inside the walls of a child that
 //! runs.
 //!
-//! What is started is a helper of ours with a socket of its own: a leash around a command, or the
+//! What is started is a helper of ours with lines of its own: a leash around a command, or the
 //! process that reads or writes one file. Dropping what is returned ends it. What such a helper
-//! says is believed no more than the agent: it has the agent's user. Must not know what was judged.
+//! says is believed no more than the agent, and comes by a pipe ([`OneWay`]): it has the agent's
+//! user, so that the agent may take its descriptors. Must not know what was judged.
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
@@ -11,19 +12,19 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream as StdStream;
 
 use rustix::net::{
-    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
-    sendmsg, socketpair,
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketFlags,
+    SocketType, sendmsg, shutdown, socketpair,
 };
 use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 use tokio::net::unix::pipe;
 
-use super::control::{self, Control};
+use super::control::{self, Control, OneWay};
 use super::{Limits, SpawnError};
 use crate::limits::{CLIENT_FILE_BYTES, CLIENT_FILE_WAIT, SHIM_START};
 use crate::model::ExitStatus;
-use crate::wire::files::{FileFailure, FileOrder, FileReport};
+use crate::wire::files::{FileFailure, FileFault, FileOrder, FileReport};
 use crate::wire::shim::{
     self, DOOR_FILES, DOOR_LEASH, HEADER_BYTES, MARKER, Order, Program, Report, Start, VERSION,
 };
@@ -63,12 +64,27 @@ pub enum FileError {
     /// It was refused, or the system did not let us.
     #[error("{}", .0.what)]
     Failed(FileFailure),
-    /// The process that does it could not be started, ended, or said nonsense.
+    /// The process that does it could not be started.
+    #[error("the sandbox does not carry it out: {0}")]
+    NotBegun(String),
+    /// It ended, or said nonsense.
     #[error("the sandbox did not carry it out: {0}")]
     Lost(String),
     /// It took too long.
     #[error("it took longer than {limit:?}", limit = CLIENT_FILE_WAIT)]
     TimedOut,
+}
+
+impl FileError {
+    /// Whether a file may have been written all the same.
+    #[must_use]
+    pub fn is_unsure(&self) -> bool {
+        match self {
+            Self::Failed(failure) => failure.kind == FileFault::Unsure,
+            Self::NotBegun(_) => false,
+            Self::Lost(_) | Self::TimedOut => true,
+        }
+    }
 }
 
 impl Door {
@@ -80,14 +96,16 @@ impl Door {
             SocketFlags::CLOEXEC,
             None,
         )?;
+        // Nobody has anything to say here.
+        shutdown(&socket, Shutdown::Read)?;
         let marker = marker.to_owned();
         Ok((Self { socket, marker }, theirs))
     }
 
-    /// Has a helper of that kind started; gives the socket to it.
-    fn send(&self, kind: u8) -> io::Result<StdStream> {
-        let (ours, theirs) = StdStream::pair()?;
-        let rights = [theirs.as_fd()];
+    /// Has a helper of that kind started; gives our ends of the lines to it.
+    fn send(&self, kind: u8) -> io::Result<(StdStream, OwnedFd)> {
+        let lines = OneWay::make()?;
+        let rights = [lines.their_orders.as_fd(), lines.their_reports.as_fd()];
         let message = SendAncillaryMessage::ScmRights(&rights);
         let mut space = vec![MaybeUninit::uninit(); message.size()];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -96,7 +114,7 @@ impl Door {
         }
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         sendmsg(&self.socket, &[IoSlice::new(&[kind])], &mut control, flags)?;
-        Ok(ours)
+        Ok((lines.orders, lines.reports))
     }
 
     /// Starts a command; gives it and what it writes to stdout and stderr, in one stream. Its
@@ -142,7 +160,7 @@ impl Door {
 
     /// Sends the first bytes of a command's message, its pipes beside them; how many bytes went.
     fn begin(&self, message: &[u8]) -> io::Result<(Control, usize, pipe::Receiver)> {
-        let socket = self.send(DOOR_LEASH)?;
+        let (socket, reports) = self.send(DOOR_LEASH)?;
         // Nobody holds the writing end: there is nothing to read.
         let (stdin, _) = pipe_with(PipeFlags::CLOEXEC)?;
         let (output, write) = pipe_with(PipeFlags::CLOEXEC)?;
@@ -150,7 +168,7 @@ impl Door {
         socket.set_nonblocking(true)?;
         let sent = control::send_first(&socket, message, &pipes)?;
         let output = pipe::Receiver::from_owned_fd(output)?;
-        Ok((Control::new(socket)?, sent, output))
+        Ok((Control::one_way(socket, reports)?, sent, output))
     }
 
     /// Has a file read: its lines.
@@ -173,14 +191,16 @@ impl Door {
 
     async fn file(&self, order: FileOrder, text: &[u8]) -> Result<Option<Vec<u8>>, FileError> {
         let lost = |error: io::Error| FileError::Lost(error.to_string());
-        let socket = self.send(DOOR_FILES).map_err(lost)?;
+        let begun = self.send(DOOR_FILES);
+        let (socket, reports) = begun.map_err(|error| FileError::NotBegun(error.to_string()))?;
         let talk = async {
             socket.set_nonblocking(true)?;
             let mut socket = UnixStream::from_std(socket)?;
+            let mut reports = pipe::Receiver::from_owned_fd(reports)?;
             let message = shim::encode(&order).map_err(io::Error::other)?;
             socket.write_all(&message).await?;
             socket.write_all(text).await?;
-            answer(&mut socket).await
+            answer(&mut reports).await
         };
         let answer = tokio::time::timeout(CLIENT_FILE_WAIT, talk)
             .await
@@ -194,18 +214,18 @@ impl Door {
 }
 
 /// What the process says of its file, and the text that follows.
-async fn answer(socket: &mut UnixStream) -> io::Result<(FileReport, Vec<u8>)> {
+async fn answer(from: &mut pipe::Receiver) -> io::Result<(FileReport, Vec<u8>)> {
     let mut header = [0; HEADER_BYTES];
-    socket.read_exact(&mut header).await?;
+    from.read_exact(&mut header).await?;
     let mut body = vec![0; shim::body_bytes(header).map_err(io::Error::other)?];
-    socket.read_exact(&mut body).await?;
+    from.read_exact(&mut body).await?;
     let report = shim::decode(&body).map_err(io::Error::other)?;
     let mut text = Vec::new();
     if let FileReport::Text { bytes } = report {
         if bytes > CLIENT_FILE_BYTES as u64 {
             return Err(io::Error::other("it is longer than it may be"));
         }
-        socket.take(bytes).read_to_end(&mut text).await?;
+        from.take(bytes).read_to_end(&mut text).await?;
         if text.len() as u64 != bytes {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
@@ -227,5 +247,99 @@ impl Running {
     pub fn kill(&self) {
         // A leash that does not hear is ended by the drop of this.
         let _ = self.control.order(Order::Kill);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::{IoSliceMut, Write as _};
+
+    use rustix::io::Errno;
+    use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+
+    use super::*;
+
+    /// What a helper holds, in the hands of whoever took it from there.
+    fn stolen(pid_1s_end: &OwnedFd) -> (u8, OwnedFd, OwnedFd) {
+        let mut kind = [0];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut into = [IoSliceMut::new(&mut kind)];
+        recvmsg(pid_1s_end, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC).expect("an order");
+        let mut rights = Vec::new();
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(fds) = message {
+                rights.extend(fds);
+            }
+        }
+        let [socket, reports] = <[OwnedFd; 2]>::try_from(rights).expect("two descriptors");
+        (kind[0], socket, reports)
+    }
+
+    /// Tries to give the supervisor a descriptor that it would have to close.
+    fn plant(on: &OwnedFd) -> Errno {
+        let (mine, _) = pipe_with(PipeFlags::CLOEXEC).expect("a pipe");
+        let rights = [mine.as_fd()];
+        let message = SendAncillaryMessage::ScmRights(&rights);
+        let mut space = vec![MaybeUninit::uninit(); message.size()];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(message));
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        sendmsg(on, &[IoSlice::new(b"x")], &mut control, flags).expect_err("it took one")
+    }
+
+    fn tell<T: serde::Serialize>(reports: OwnedFd, message: &T) {
+        let bytes = shim::encode(message).expect("a message");
+        File::from(reports).write_all(&bytes).expect("told");
+    }
+
+    #[tokio::test]
+    async fn nothing_that_a_helper_holds_takes_a_descriptor_to_the_supervisor() {
+        let (door, pid_1s_end) = Door::make("mark").expect("a door");
+        assert_eq!(plant(&pid_1s_end), Errno::PIPE);
+        let errand = Errand {
+            argv: vec!["true".to_owned()],
+            env: Vec::new(),
+            cwd: "/".to_owned(),
+            limits: Limits {
+                nofile: 64,
+                fsize: 1 << 20,
+            },
+        };
+        let thief = async {
+            tokio::task::yield_now().await;
+            let (kind, socket, reports) = stolen(&pid_1s_end);
+            assert_eq!(kind, DOOR_LEASH);
+            assert_eq!(plant(&socket), Errno::PIPE);
+            assert_eq!(plant(&reports), Errno::NOTSOCK);
+            let notes = Vec::new();
+            let version = VERSION;
+            tell(reports, &Report::Started { version, notes });
+            socket
+        };
+        let (run, socket) = tokio::join!(door.run(errand), thief);
+        let (mut running, _) = run.expect("it said that it runs");
+        assert_eq!(plant(&socket), Errno::PIPE);
+        // Nobody holds the pipe's other end any more.
+        assert_eq!(running.ended().await, None);
+
+        let order = FileOrder::Read {
+            root: "/".to_owned(),
+            path: "x".to_owned(),
+            line: 1,
+            limit: None,
+        };
+        let thief = async {
+            tokio::task::yield_now().await;
+            let (kind, socket, reports) = stolen(&pid_1s_end);
+            assert_eq!(kind, DOOR_FILES);
+            assert_eq!(plant(&socket), Errno::PIPE);
+            assert_eq!(plant(&reports), Errno::NOTSOCK);
+            tell(reports, &FileReport::Text { bytes: 0 });
+            socket
+        };
+        let (read, _socket) = tokio::join!(door.read(order), thief);
+        assert_eq!(read.expect("an empty text"), "");
     }
 }

@@ -22,7 +22,7 @@ use tokio::process::Child;
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
-use super::control::{self, Control};
+use super::control::{self, Control, OneWay};
 use super::{Door, LaunchPlan, SpawnError, Walls};
 use crate::limits;
 use crate::wire::shim::{self, ARG0_LEASH, ARG0_OUTER, MARKER, Program, Report, Start, VERSION};
@@ -255,18 +255,26 @@ fn start_helper(
     let (agent_stdin, stdin) = pipe_with(PipeFlags::CLOEXEC)?;
     let (stdout, agent_stdout) = pipe_with(PipeFlags::CLOEXEC)?;
     let (stderr, agent_stderr) = pipe_with(PipeFlags::CLOEXEC)?;
-    let (ours, theirs) = StdStream::pair()?;
+    // A leash has the agent's uid and pid namespace; the helpers of a sandbox are out of its reach.
+    let (ours, reports, theirs, said) = if arg0 == ARG0_LEASH {
+        let lines = OneWay::make()?;
+        let said = Stdio::from(lines.their_reports);
+        (lines.orders, Some(lines.reports), lines.their_orders, said)
+    } else {
+        let (ours, theirs) = StdStream::pair()?;
+        (ours, None, OwnedFd::from(theirs), Stdio::null())
+    };
     let mut command = Command::new(executable);
     command
         .arg0(OsString::from(arg0))
         .env_clear()
         .env(MARKER, marker)
-        .stdin(Stdio::from(OwnedFd::from(theirs)))
-        .stdout(Stdio::null())
+        .stdin(Stdio::from(theirs))
+        .stdout(said)
         .stderr(Stdio::null());
     let mut command = tokio::process::Command::from(command);
     let helper = command.spawn()?;
-    // Its end of the socket, so that the helper's death ends ours.
+    // Its ends of the lines, so that the helper's death ends ours.
     drop(command);
     // A helper reads at once; one that does not must not hold up all other children's starts.
     ours.set_write_timeout(Some(limits::KILL_HELPER))?;
@@ -293,7 +301,10 @@ fn start_helper(
         listeners: Vec::new(),
         process: Process {
             helper,
-            control: Control::new(ours)?,
+            control: match reports {
+                Some(reports) => Control::one_way(ours, reports)?,
+                None => Control::new(ours)?,
+            },
             marker: marker.to_owned(),
             has_namespace: arg0 == ARG0_OUTER,
             _thread: thread,

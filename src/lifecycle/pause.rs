@@ -154,38 +154,6 @@ impl Pause {
     }
 }
 
-/// Words of errors by which agents tell that their provider limits requests, in lower case. An
-/// agent without a route, or one that keeps the status to itself, is recognised by these.
-pub const LIMIT_WORDS: &[&str] = &[
-    "rate limit",
-    "rate_limit",
-    "rate-limit",
-    "ratelimit",
-    "too many requests",
-    "429 too many",
-    "status 429",
-    "status: 429",
-    "status code 429",
-    "http 429",
-    "error 429",
-    "error: 429",
-    "code 429",
-    "\"code\":429",
-    "\"code\": 429",
-    "overloaded_error",
-    "resource_exhausted",
-    "resource has been exhausted",
-    "quota exceeded",
-    "exceeded your current quota",
-];
-
-/// Whether a line of an error, or of stderr, says so.
-#[must_use]
-pub fn tells_limit(text: &str) -> bool {
-    let text = text.to_lowercase();
-    LIMIT_WORDS.iter().any(|words| text.contains(words))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -280,27 +248,5 @@ mod tests {
         pause.probing();
         assert_eq!(pause.limited(now + 1100 * S, None), Follows::GiveUp);
         assert!(pause.is_open());
-    }
-
-    #[test]
-    fn words_of_limits_are_told_from_other_numbers() {
-        for text in [
-            "Error: 429 Too Many Requests",
-            "API Error: Rate limit reached for gpt-x",
-            "{\"type\":\"rate_limit_error\"}",
-            "RESOURCE_EXHAUSTED",
-            "unexpected status 429",
-        ] {
-            assert!(tells_limit(text), "{text}");
-        }
-        for text in [
-            "took 429 ms",
-            "line 429",
-            "",
-            "limits.rs: rate 5",
-            "connection refused",
-        ] {
-            assert!(!tells_limit(text), "{text}");
-        }
     }
 }

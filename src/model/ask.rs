@@ -60,9 +60,15 @@ words!(
     }
 );
 
-/// The agent's own name for a request: what an answer must carry back. Unique in its channel.
+/// One request of an agent. An answer carries back only the agent's own name for it, and an agent
+/// may use a name twice; a verdict is for the one request that was judged.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct AskKey(pub String);
+pub struct AskKey {
+    /// The agent's own name for it.
+    pub id: String,
+    /// Its number among the requests of its channel, from 1; 0 where it is only on record.
+    pub serial: u64,
+}
 
 /// What an agent says of its own request. May only raise severity, never lower it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

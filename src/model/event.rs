@@ -146,6 +146,8 @@ pub struct AgentInfo {
     pub tools: Vec<Foreign>,
     /// The size of its context window, in tokens.
     pub context_window: Option<u64>,
+    /// It says that it has no way to take its session up again. Not journalled.
+    pub forgets: bool,
 }
 
 /// Tokens, as the agent reports them; 0 where it does not.

@@ -18,6 +18,14 @@ use crate::model::{Claimed, ClientWish, DecidedBy, Decision, Foreign, TerminalSp
 
 /// Columns of a foreign path or name in a reason.
 const SHOWN: usize = 120;
+/// Variables that a person can be shown, and columns of one of them.
+const SHOWN_VARIABLES: usize = 24;
+const SHOWN_VALUE: usize = 300;
+/// Names of variables in a reason.
+const SHOWN_NAMES: usize = 4;
+
+/// The setting that says which variables are known.
+const ENV_ALLOW: &str = "shell.env_allow";
 
 /// Variables that an agent may never set: they say which programs, libraries, start-up files or
 /// configuration a command uses. Compared without case.
@@ -36,11 +44,19 @@ const REFUSED: &[&str] = &[
     "GLOBIGNORE",
     "SHELLOPTS",
     "PS4",
+    "PS0",
+    "PS1",
+    "PS2",
+    "PS3",
     "PROMPT_COMMAND",
     "EDITOR",
     "VISUAL",
     "PAGER",
     "BROWSER",
+    "MANPAGER",
+    "VIMINIT",
+    "EXINIT",
+    "GVIMINIT",
     "HOSTALIASES",
     "LOCALDOMAIN",
     "RES_OPTIONS",
@@ -51,12 +67,30 @@ const REFUSED: &[&str] = &[
     "MAKEFLAGS",
     "MAKEFILES",
     "MFLAGS",
+    "CC",
+    "CXX",
+    "CPP",
+    "LD",
+    "AR",
+    "CFLAGS",
+    "CXXFLAGS",
+    "CPPFLAGS",
+    "LDFLAGS",
+    "TAR_OPTIONS",
+    "PHPRC",
+    "PHP_INI_SCAN_DIR",
     "RUSTFLAGS",
     "RUSTDOCFLAGS",
+    "CARGO",
     "CARGO_HOME",
     "GOFLAGS",
     "GOPATH",
     "GOROOT",
+    "GOENV",
+    "GOTOOLCHAIN",
+    "GOCACHEPROG",
+    "GOPROXY",
+    "GOSUMDB",
     "TERMCAP",
     "ZDOTDIR",
     "INPUTRC",
@@ -91,6 +125,13 @@ const REFUSED_FAMILIES: &[&str] = &[
     "XDG_",
     "TERMINFO",
     "RUSTC",
+    "RUSTUP_",
+    "PIP_",
+    "UV_",
+    "OPENSSL_",
+    "RSYNC_",
+    "SYSTEMD_",
+    "GH_",
     "CARGO_BUILD_",
     "CARGO_TARGET_",
     "CARGO_ALIAS_",
@@ -229,10 +270,16 @@ fn terminal(policy: &Policy, spec: &TerminalSpec, at: &Place<'_>) -> Decided {
     if words.iter().any(|word| word.contains('\0')) {
         return Err(malformed("the command has a NUL in it").into());
     }
-    let mut hits = Vec::new();
+    let mut variables = Vec::new();
+    let mut unknown = Vec::new();
     for (name, value) in &spec.env {
-        hits.extend(variable(policy, name, value)?);
+        let is_known = variable(policy, name, value)?;
+        if !is_known {
+            unknown.push(show(name, SHOWN));
+        }
+        variables.push(seen(&["variable:", &format!("{name}={value}")], is_known));
     }
+    let hits = env_hit(&unknown);
     let cwd = match &spec.cwd {
         None => trimmed(at.cwd.unwrap_or(at.workspace)).to_owned(),
         Some(cwd) => {
@@ -255,12 +302,61 @@ fn terminal(policy: &Policy, spec: &TerminalSpec, at: &Place<'_>) -> Decided {
         command,
         cwd: Some(cwd.clone()),
     };
-    let judgement = judge::judge_with(policy, &request, &Claimed::default(), at, hits);
+    let mut judgement = judge::judge_with(policy, &request, &Claimed::default(), at, hits);
+    if judgement.decision == Decision::Ask && !can_be_shown(&variables) {
+        let reason = format!(
+            "a person would have to allow this, and more than {SHOWN_VARIABLES} variables, or one of \
+             more than {SHOWN_VALUE} columns, cannot be shown to one"
+        );
+        return Err(refused("client_terminal.env", &words, reason).into());
+    }
+    // Behind the command itself, and before what is only counted when there is too much of it.
+    let parts = &mut judgement.facts.parts;
+    let at = parts.len().min(1);
+    let place = seen(&["working-directory:", &cwd], true);
+    parts.splice(at..at, std::iter::once(place).chain(variables));
     Ok((judgement, cwd))
 }
 
-/// What a variable of the agent's means for the verdict.
-fn variable(policy: &Policy, name: &str, value: &str) -> Result<Option<Hit>, Box<Judgement>> {
+/// Something about a command that whoever decides must see.
+fn seen(words: &[&str], is_known: bool) -> Part {
+    let (decision, rules) = if is_known {
+        (Decision::Allow, Vec::new())
+    } else {
+        (Decision::Ask, vec![ENV_ALLOW.to_owned()])
+    };
+    Part {
+        words: words.iter().copied().map(Foreign::from).collect(),
+        decision,
+        rules,
+    }
+}
+
+/// Whether a person sees all of these variables, each of them whole.
+fn can_be_shown(variables: &[Part]) -> bool {
+    let is_whole = |word: &Foreign| word.show(SHOWN_VALUE) == word.show(usize::MAX);
+    variables.len() <= SHOWN_VARIABLES
+        && variables.iter().all(|part| part.words.iter().all(is_whole))
+}
+
+/// What variables that the policy does not know mean for the verdict.
+fn env_hit(unknown: &[String]) -> Vec<Hit> {
+    let Some((first, more)) = unknown.split_first() else {
+        return Vec::new();
+    };
+    let reason = match more.len() {
+        0 => format!("the variable {first} is not in the policy's {ENV_ALLOW}"),
+        n if n < SHOWN_NAMES => {
+            let names = unknown.join(", ");
+            format!("the variables {names} are not in the policy's {ENV_ALLOW}")
+        }
+        n => format!("the variable {first} and {n} more are not in the policy's {ENV_ALLOW}"),
+    };
+    vec![Hit::setting(Decision::Ask, ENV_ALLOW, &reason)]
+}
+
+/// Whether the policy knows a variable of the agent's; an error if nobody may set it.
+fn variable(policy: &Policy, name: &str, value: &str) -> Result<bool, Box<Judgement>> {
     let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let is_plain = !name.is_empty()
         && name.chars().all(is_name)
@@ -281,18 +377,7 @@ fn variable(policy: &Policy, name: &str, value: &str) -> Result<Option<Hit>, Box
         );
         return Err(refused("client_terminal.env", &[name], reason).into());
     }
-    if policy.shell.env_allow.iter().any(|allowed| allowed == name) {
-        return Ok(None);
-    }
-    let reason = format!(
-        "the variable {} is not in the policy's shell.env_allow",
-        show(name, SHOWN)
-    );
-    Ok(Some(Hit::setting(
-        Decision::Ask,
-        "shell.env_allow",
-        &reason,
-    )))
+    Ok(policy.shell.env_allow.iter().any(|allowed| allowed == name))
 }
 
 fn trimmed(path: &str) -> &str {
@@ -525,6 +610,82 @@ mod tests {
         ] {
             assert_eq!(with(name, "x").decision, Decision::Deny, "{name}");
         }
+        for name in [
+            "OPENSSL_CONF",
+            "TAR_OPTIONS",
+            "RSYNC_RSH",
+            "GOENV",
+            "GOTOOLCHAIN",
+            "GOCACHEPROG",
+            "CC",
+            "CXX",
+            "LD",
+            "CARGO",
+            "RUSTUP_TOOLCHAIN",
+            "PIP_INDEX_URL",
+            "UV_INDEX_URL",
+            "PHPRC",
+            "MANPAGER",
+            "SYSTEMD_PAGER",
+            "GH_PAGER",
+            "VIMINIT",
+            "PS0",
+            "PS1",
+        ] {
+            assert_eq!(with(name, "x").decision, Decision::Deny, "{name}");
+        }
         assert_eq!(with("RUST_LOG", "a\0b").decision, Decision::Deny);
+    }
+
+    #[test]
+    fn who_decides_sees_directory_and_every_variable_with_its_value() {
+        let with = |env: &[(&str, &str)]| {
+            let env = env
+                .iter()
+                .map(|&(name, value)| (name.to_owned(), value.to_owned()));
+            run(TerminalSpec {
+                cwd: Some("/workspace/docs".to_owned()),
+                env: env.collect(),
+                ..spec(&["ls", "x"])
+            })
+            .0
+        };
+        let judged = with(&[
+            ("FOO", "1"),
+            ("RUST_LOG", "debug"),
+            ("EVIL", "/workspace/x.cnf"),
+        ]);
+        assert_eq!(judged.decision, Decision::Ask);
+        let shown: Vec<String> = judged
+            .facts
+            .parts
+            .iter()
+            .map(|part| {
+                let words: Vec<&str> = part.words.iter().map(Foreign::raw).collect();
+                format!("{} {}", part.decision.word(), words.join(" "))
+            })
+            .collect();
+        assert_eq!(
+            shown,
+            [
+                "allow ls x",
+                "allow working-directory: /workspace/src",
+                "ask variable: FOO=1",
+                "allow variable: RUST_LOG=debug",
+                "ask variable: EVIL=/workspace/x.cnf",
+            ]
+        );
+        for name in ["FOO", "EVIL"] {
+            assert!(judged.reason.contains(name), "{}", judged.reason);
+        }
+        // What cannot be shown cannot be decided by a person.
+        let long = "x".repeat(SHOWN_VALUE);
+        assert_eq!(with(&[("FOO", &long)]).decision, Decision::Deny);
+        let escaped = "\u{1b}".repeat(SHOWN_VALUE / 2);
+        assert_eq!(with(&[("FOO", &escaped)]).decision, Decision::Deny);
+        let names: Vec<String> = (0..=SHOWN_VARIABLES).map(|n| format!("V{n}")).collect();
+        let many: Vec<(&str, &str)> = names.iter().map(|name| (name.as_str(), "1")).collect();
+        assert_eq!(with(&many).decision, Decision::Deny);
+        assert_eq!(with(&many[1..]).decision, Decision::Ask);
     }
 }

@@ -86,6 +86,7 @@ pub(super) struct Walked {
 pub(super) struct Walker<'a> {
     pub place: Place<'a>,
     seen: RefCell<HashMap<String, Look>>,
+    listed: RefCell<HashMap<String, Option<Vec<String>>>>,
     left: Cell<usize>,
 }
 
@@ -94,6 +95,7 @@ impl<'a> Walker<'a> {
         Self {
             place,
             seen: RefCell::default(),
+            listed: RefCell::default(),
             left: Cell::new(limits::POLICY_LOOKUPS),
         }
     }
@@ -102,13 +104,20 @@ impl<'a> Walker<'a> {
         if let Some(seen) = self.seen.borrow().get(path) {
             return seen.clone();
         }
-        let Some(left) = self.left.get().checked_sub(1) else {
+        if !self.pays(path, 0) {
             return Look::Unresolved;
-        };
-        self.left.set(left);
+        }
         let look = self.place.resolver.look(path);
         self.seen.borrow_mut().insert(path.to_owned(), look.clone());
         look
+    }
+
+    /// Whether a question may still be asked: its path is walked from the root on.
+    fn pays(&self, path: &str, more: usize) -> bool {
+        let components = path.bytes().filter(|&byte| byte == b'/').count();
+        let left = self.left.get().checked_sub(components.max(1) + more);
+        self.left.set(left.unwrap_or(self.left.get()));
+        left.is_some()
     }
 
     /// Whether a path is the workspace or below it.
@@ -129,9 +138,16 @@ impl<'a> Walker<'a> {
 
     /// The names of links in a directory that a walk has reached.
     pub(super) fn links(&self, directory: &str) -> Option<Vec<String>> {
-        let left = self.left.get().checked_sub(1)?;
-        self.left.set(left);
-        self.place.resolver.links(directory)
+        if let Some(listed) = self.listed.borrow().get(directory) {
+            return listed.clone();
+        }
+        if !self.pays(directory, limits::POLICY_LISTING) {
+            return None;
+        }
+        let links = self.place.resolver.links(directory);
+        let mut listed = self.listed.borrow_mut();
+        listed.insert(directory.to_owned(), links.clone());
+        links
     }
 
     /// Follows `path` from the directory `base`, which is absolute and already walked.
@@ -313,26 +329,46 @@ mod tests {
     }
 
     #[test]
-    fn questions_are_bounded() {
-        struct Endless;
+    fn questions_are_bounded_by_the_components_that_they_walk() {
+        /// Directories without end; counts components.
+        #[derive(Default)]
+        struct Endless(Cell<usize>, Cell<usize>);
         impl Resolver for Endless {
-            fn look(&self, _: &str) -> Look {
+            fn look(&self, path: &str) -> Look {
+                self.0.set(self.0.get() + path.matches('/').count());
                 Look::Directory
             }
             fn links(&self, _: &str) -> Option<Vec<String>> {
-                None
+                self.1.set(self.1.get() + 1);
+                Some(vec!["x".to_owned()])
             }
         }
-        let walker = Walker::new(Place {
-            workspace: "/w",
-            home: "/h",
-            cwd: None,
-            resolver: &Endless,
-        });
+        let endless = Endless::default();
+        let walker = || {
+            Walker::new(Place {
+                workspace: "/w",
+                home: "/h",
+                cwd: None,
+                resolver: &endless,
+            })
+        };
+        // The longest chain that a path can name, in a request that names several.
+        let of = walker();
+        for first in 0..40 {
+            let path = format!("{first}/{}", "a/".repeat(2030));
+            assert!(of.walk("/w", &path).left);
+        }
         assert!(
-            walker
-                .walk("/w", &"a/".repeat(limits::POLICY_LOOKUPS + 1))
-                .left
+            endless.0.get() <= limits::POLICY_LOOKUPS,
+            "{endless_0}",
+            endless_0 = endless.0.get()
         );
+        let of = walker();
+        assert!(!of.walk("/w", &"a/".repeat(150)).left);
+        let of = walker();
+        let listed = (0..1000).filter(|n| of.links(&format!("/w/{n}")).is_some());
+        assert!(listed.count() <= limits::POLICY_LOOKUPS / limits::POLICY_LISTING);
+        assert!(of.links("/w/0").is_some(), "what was listed is known");
+        assert!(endless.1.get() <= limits::POLICY_LOOKUPS / limits::POLICY_LISTING);
     }
 }

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use super::exchange;
 use super::limits_seen::LimitWatch;
 use super::upstream::Upstream;
-use crate::limits::{ROUTE_HEAD_BYTES, ROUTE_HEADERS};
+use crate::limits::{ROUTE_BODIES_CHILD, ROUTE_HEAD_BYTES, ROUTE_HEADERS};
 use crate::model::SlotId;
 use crate::route::{Refusal, check_head};
 use crate::telemetry::event::route::{RouteConnection, RouteRefused};
@@ -29,6 +29,9 @@ const LINGER: Duration = Duration::from_secs(1);
 
 /// Connections that are being told why they are refused; further ones are just closed.
 const REFUSING: usize = 32;
+
+/// One place for so many bytes of a body.
+pub(super) const BODY_UNIT: usize = 4 << 10;
 
 /// How long to wait after a connection could not be accepted: no descriptor is free.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
@@ -42,17 +45,22 @@ pub(super) struct Gate {
     /// Connections that may be open.
     places: Arc<Semaphore>,
     refusing: Arc<Semaphore>,
+    /// Places for the bodies of this child's requests, of [`BODY_UNIT`] bytes.
+    pub(super) bodies: Semaphore,
 }
 
 impl Gate {
     pub(super) fn new(upstream: Arc<Upstream>, slot: SlotId, watch: Arc<LimitWatch>) -> Self {
         let places = usize::from(upstream.route.connections);
+        let bodies = upstream.route.body_max.max(ROUTE_BODIES_CHILD);
+        let bodies = bodies.div_ceil(BODY_UNIT as u64);
         Self {
             upstream,
             slot,
             watch,
             places: Arc::new(Semaphore::new(places)),
             refusing: Arc::new(Semaphore::new(REFUSING)),
+            bodies: Semaphore::new(usize::try_from(bodies).unwrap_or(Semaphore::MAX_PERMITS)),
         }
     }
 

@@ -13,7 +13,7 @@ use hyper_util::client::legacy::Error as ClientError;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 
-use super::connection::Gate;
+use super::connection::{BODY_UNIT, Gate};
 use super::passing::{Back, Passing, Record, Whole, now};
 use crate::limits::ROUTE_BODIES_BYTES;
 use crate::route::{
@@ -22,11 +22,8 @@ use crate::route::{
 };
 use crate::telemetry::sets::RouteRefusal as Why;
 
-/// One place for so many bytes of a body.
-const UNIT: usize = 4 << 10;
-
 /// Places for the request bodies of the whole process.
-static HELD: Semaphore = Semaphore::const_new(ROUTE_BODIES_BYTES / UNIT);
+static HELD: Semaphore = Semaphore::const_new(ROUTE_BODIES_BYTES / BODY_UNIT);
 
 /// Bodies longer than this are looked into where it may take its time.
 const LONG_BODY: usize = 256 << 10;
@@ -77,7 +74,7 @@ async fn forward(
             return Err(refusal);
         }
     };
-    let body = match read(&mut from, route.body_max, deadline).await {
+    let body = match read(&mut from, gate, deadline).await {
         Ok(body) => body,
         Err(refusal) => {
             if refusal.reason != Some(Why::Slow) {
@@ -109,12 +106,37 @@ fn plain_body(headers: &HeaderMap) -> Result<(), Refusal> {
 }
 
 /// A body and its places.
-struct Body {
+struct Body<'g> {
     bytes: Bytes,
-    _held: Option<SemaphorePermit<'static>>,
+    _held: Option<Held<'g>>,
 }
 
-async fn read(from: &mut Incoming, most: u64, deadline: Instant) -> Result<Body, Refusal> {
+/// Places for a body: of its child's, and of the whole process's.
+struct Held<'g> {
+    of_child: SemaphorePermit<'g>,
+    of_all: SemaphorePermit<'static>,
+}
+
+impl<'g> Held<'g> {
+    fn take(gate: &'g Gate, places: usize) -> Result<Self, Refusal> {
+        let full = |what: &str| Refusal::new(Why::BodiesHeld, 503, what);
+        let places = u32::try_from(places).unwrap_or(u32::MAX);
+        let of_child = gate.bodies.try_acquire_many(places).map_err(|_| {
+            full("too many request bodies of this child are on their way at the same time: wait for answers")
+        })?;
+        let of_all = HELD.try_acquire_many(places).map_err(|_| {
+            full("too many request bodies are on their way at the same time: try again")
+        })?;
+        Ok(Self { of_child, of_all })
+    }
+}
+
+async fn read<'g>(
+    from: &mut Incoming,
+    gate: &'g Gate,
+    deadline: Instant,
+) -> Result<Body<'g>, Refusal> {
+    let most = gate.upstream.route.body_max;
     let too_long = || {
         let what = format!("the body is longer than {most} bytes");
         Refusal::new(Why::BodySize, 413, what)
@@ -123,7 +145,7 @@ async fn read(from: &mut Incoming, most: u64, deadline: Instant) -> Result<Body,
         return Err(too_long());
     }
     let mut bytes = Vec::new();
-    let mut held: Option<SemaphorePermit<'static>> = None;
+    let mut held: Option<Held<'g>> = None;
     loop {
         let frame = std::future::poll_fn(|cx| Pin::new(&mut *from).poll_frame(cx));
         let frame = tokio::time::timeout_at(deadline, frame).await;
@@ -143,16 +165,15 @@ async fn read(from: &mut Incoming, most: u64, deadline: Instant) -> Result<Body,
         if (bytes.len() + data.len()) as u64 > most {
             return Err(too_long());
         }
-        let places = (bytes.len() + data.len()).div_ceil(UNIT);
-        let more = places - held.as_ref().map_or(0, SemaphorePermit::num_permits);
-        let more = u32::try_from(more).unwrap_or(u32::MAX);
-        let permit = HELD.try_acquire_many(more).map_err(|_| {
-            let what = "too many request bodies are on their way at the same time: try again";
-            Refusal::new(Why::BodiesHeld, 503, what)
-        })?;
+        let places = (bytes.len() + data.len()).div_ceil(BODY_UNIT);
+        let there = held.as_ref().map_or(0, |held| held.of_all.num_permits());
+        let more = Held::take(gate, places - there)?;
         match &mut held {
-            Some(held) => held.merge(permit),
-            None => held = Some(permit),
+            Some(held) => {
+                held.of_child.merge(more.of_child);
+                held.of_all.merge(more.of_all);
+            }
+            None => held = Some(more),
         }
         bytes.extend_from_slice(&data);
     }
@@ -194,7 +215,7 @@ fn outgoing(
     gate: &Gate,
     head: hyper::http::request::Parts,
     asked: &Asked,
-    body: &Body,
+    body: &Body<'_>,
 ) -> Result<Request<Whole>, Refusal> {
     let upstream = &gate.upstream;
     let mut headers = pass_headers(&head.headers, &upstream.route);
@@ -242,8 +263,11 @@ async fn send(
     let usage = UsageReader::new(text(header::CONTENT_TYPE), is_encoded);
     record.answered(status, usage);
     if is_limited(status) {
-        gate.watch
-            .limited(announced(&head.headers, unix_now()), now());
+        let wait = announced(&head.headers, unix_now());
+        gate.watch.limited(wait, now());
+        if wait.is_none() {
+            record.limit = Some(Vec::new());
+        }
     } else if head.status.is_success() {
         gate.watch.good();
     }

@@ -46,6 +46,14 @@ impl LimitWatch {
         seen.until = announced.and_then(|wait| now.checked_add(wait));
     }
 
+    /// The body of an answer that limits asks to wait, and its head did not.
+    pub(super) fn announced(&self, wait: Duration, now: Instant) {
+        let mut seen = self.lock();
+        if seen.is_limited && seen.until.is_none() {
+            seen.until = now.checked_add(wait);
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Seen> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

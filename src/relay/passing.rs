@@ -14,7 +14,8 @@ use memchr::memmem;
 use tokio::time::Sleep;
 
 use super::connection::Gate;
-use crate::route::{Tokens, UsageReader};
+use crate::limits::RATE_LIMIT_BODY;
+use crate::route::{Tokens, UsageReader, announced_in_body};
 use crate::telemetry::event::route::{RouteAnswered, RouteRefused};
 use crate::telemetry::sets::{RouteCode, RouteRefusal, RouteTokens};
 
@@ -92,6 +93,8 @@ pub(super) struct Record {
     first_byte: Option<Duration>,
     code: RouteCode,
     usage: Option<UsageReader>,
+    /// The beginning of an answer that limits and whose head does not say for how long.
+    pub(super) limit: Option<Vec<u8>>,
 }
 
 impl Record {
@@ -103,6 +106,23 @@ impl Record {
             first_byte: None,
             code: RouteCode::Failed,
             usage: None,
+            limit: None,
+        }
+    }
+
+    /// Looks for the wait that the body of an answer announces, before the piece that completes it
+    /// goes on: whoever has the answer may end its turn.
+    fn look_for_wait(&mut self, data: &[u8]) {
+        let Some(mut body) = self.limit.take() else {
+            return;
+        };
+        if body.len() + data.len() > RATE_LIMIT_BODY {
+            return;
+        }
+        body.extend_from_slice(data);
+        match announced_in_body(&body) {
+            Some(wait) => self.gate.watch.announced(wait, now()),
+            None => self.limit = Some(body),
         }
     }
 
@@ -204,6 +224,7 @@ impl Passing {
                 .emit();
                 return failed("the upstream's answer held the key");
             }
+            self.record.look_for_wait(&data);
             if let Some(usage) = &mut self.record.usage {
                 usage.take(&data);
             }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use hyper::header::{self, HeaderMap, HeaderName};
 use jiff::Timestamp;
+use serde_json::Value;
 
 use super::headers::is_credential;
 use crate::limits::RATE_LIMIT_ANNOUNCED;
@@ -61,6 +62,33 @@ pub fn announced(headers: &HeaderMap, now_s: i64) -> Option<Duration> {
     let direct = direct.or_else(|| text("retry-after").and_then(|value| retry_after(value, now_s)));
     let found = direct.or_else(|| resets(headers, now_s))?;
     Some(found.min(RATE_LIMIT_ANNOUNCED))
+}
+
+/// For how long the body of an answer that limits asks to wait; at most [`RATE_LIMIT_ANNOUNCED`].
+/// `None` as long as the body is not whole, too. Source: `google.rpc.RetryInfo` in the details of an
+/// error (<https://cloud.google.com/apis/design/errors#error_details>), alone or in an array, which
+/// is Gemini's stream without events.
+#[must_use]
+pub fn announced_in_body(body: &[u8]) -> Option<Duration> {
+    if !matches!(body.trim_ascii_end().last(), Some(b'}' | b']')) {
+        return None;
+    }
+    let body: Value = serde_json::from_slice(body).ok()?;
+    let of_error = |error: &Value| {
+        let details = error.pointer("/error/details")?.as_array()?;
+        let mut waits = details.iter().filter_map(|detail| {
+            let kind = detail.get("@type")?.as_str()?;
+            let delay = detail.get("retryDelay")?.as_str()?;
+            kind.ends_with("google.rpc.RetryInfo")
+                .then(|| seconds(delay.strip_suffix('s')?))?
+        });
+        waits.next()
+    };
+    let found = match &body {
+        Value::Array(errors) => errors.iter().find_map(of_error),
+        error => of_error(error),
+    };
+    Some(found?.min(RATE_LIMIT_ANNOUNCED))
 }
 
 fn retry_after(value: &str, now_s: i64) -> Option<Duration> {
@@ -207,6 +235,40 @@ mod tests {
             assert_eq!(wait(&[("retry-after", bad)]), None, "{bad}");
         }
         assert_eq!(wait(&[("x-ratelimit-reset-tokens", "5x")]), None);
+    }
+
+    #[test]
+    fn googles_retry_info_is_read_and_nothing_that_looks_like_it() {
+        let body = |kind: &str, delay: &str| {
+            format!(
+                r#"{{"error":{{"code":429,"status":"RESOURCE_EXHAUSTED","details":[{{"@type":"type.googleapis.com/google.rpc.Help"}},{{"@type":"{kind}","retryDelay":{delay}}}]}}}}"#
+            )
+        };
+        const KIND: &str = "type.googleapis.com/google.rpc.RetryInfo";
+        let read = |body: &str| announced_in_body(body.as_bytes());
+        assert_eq!(
+            read(&body(KIND, "\"37.5s\"")),
+            Some(Duration::from_millis(37_500))
+        );
+        let one = body(KIND, "\"2s\"");
+        assert_eq!(read(&format!("[{one}]\n")), Some(Duration::from_secs(2)));
+        assert_eq!(
+            read(&body(KIND, "\"9999999s\"")),
+            Some(RATE_LIMIT_ANNOUNCED)
+        );
+        for bad in [
+            body(KIND, "37"),
+            body(KIND, "\"37\""),
+            body(KIND, "\"-1s\""),
+            body("other", "\"37s\""),
+            one[..one.len() - 1].to_owned(),
+            one.replace("details", "message"),
+            r#"{"retryDelay":"37s"}"#.to_owned(),
+            "\"retryDelay\": \"37s\"".to_owned(),
+            String::new(),
+        ] {
+            assert_eq!(read(&bad), None, "{bad}");
+        }
     }
 
     #[test]

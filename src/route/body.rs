@@ -57,6 +57,11 @@ const REMOTE_KEYS: &[&str] = &[
     "plugins",
     "datasources",
     "cachedcontent",
+    "enablesearch",
+    "searchsettings",
+    "connectors",
+    "webhookurl",
+    "callbackurl",
 ];
 
 /// Keys, plain, whose value is the address of a file.
@@ -189,6 +194,8 @@ enum Place {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Kind {
     Null,
+    /// `false`.
+    Off,
     /// Its first characters.
     Text(String),
     Object,
@@ -223,8 +230,8 @@ impl<'de> Visitor<'de> for Scan<'_> {
         Ok(Kind::Null)
     }
 
-    fn visit_bool<E>(self, _: bool) -> Result<Kind, E> {
-        Ok(Kind::Other)
+    fn visit_bool<E>(self, on: bool) -> Result<Kind, E> {
+        Ok(if on { Kind::Other } else { Kind::Off })
     }
 
     fn visit_i64<E>(self, _: i64) -> Result<Kind, E> {
@@ -252,6 +259,7 @@ impl<'de> Visitor<'de> for Scan<'_> {
             Place::Tools => Place::Tool,
             Place::Data => Place::Data,
             Place::Link => Place::Link,
+            Place::Source => Place::Source,
             _ => Place::Plain,
         };
         loop {
@@ -286,7 +294,8 @@ impl<'de> Visitor<'de> for Scan<'_> {
             };
             let kind = map.next_value_seed(Scan { place, findings })?;
             if is_input {
-                object.input = later.first;
+                // Two spellings of the key may stand beside one another.
+                object.input = object.input.take().or(later.first);
             }
             self.judge_key(&plain, &key, &kind);
             object.note(&plain, &kind);
@@ -330,7 +339,8 @@ impl Scan<'_> {
         }
         let is_stored_prompt =
             self.place == Place::Root && plain == "prompt" && *kind == Kind::Object;
-        if REMOTE_KEYS.contains(&plain) || is_stored_prompt {
+        let is_remote = REMOTE_KEYS.contains(&plain) && *kind != Kind::Off;
+        if is_remote || is_stored_prompt {
             self.findings.add(Finding::Key(shown()));
         }
         if self.place == Place::Root && plain == "tools" && *kind != Kind::Array {
@@ -426,10 +436,12 @@ fn is_inline(text: &str) -> bool {
         .is_some_and(|begin| begin.eq_ignore_ascii_case("data:"))
 }
 
-/// A key without its style: `mcpServers` and `mcp_servers` are the same.
+/// A key without its style: `mcpServers` and `mcp_servers` are the same. Readers that take no notice
+/// of case may take the long s and the Kelvin sign for letters, so they are.
 fn plain(key: &str) -> String {
     key.chars()
         .filter(|c| c.is_alphanumeric())
+        .flat_map(char::to_uppercase)
         .flat_map(char::to_lowercase)
         .collect()
 }

@@ -69,7 +69,8 @@ fn check_request_line(line: &[u8]) -> Result<bool, Refusal> {
         let what = "only paths of this route can be asked for: no absolute URL, no CONNECT, no *";
         return Err(smuggled(what));
     }
-    if !target.iter().all(|byte| (b'!'..=b'~').contains(byte)) || target.contains(&b'#') {
+    let is_of_urls = |byte: &u8| (b'!'..=b'~').contains(byte) && !b"#\"<>\\^`{|}".contains(byte);
+    if !target.iter().all(is_of_urls) {
         return Err(smuggled("the path holds a character that no path can hold"));
     }
     match version {
@@ -93,6 +94,12 @@ fn check_headers(lines: &[&[u8]], is_old: bool) -> Result<(), Refusal> {
         };
         if name.is_empty() || !name.iter().copied().all(is_token) {
             return smuggled("the name of a header is none, or a header goes over two lines");
+        }
+        if !value
+            .iter()
+            .all(|byte| matches!(byte, b'\t' | b' '..=b'~' | 0x80..))
+        {
+            return smuggled("the value of a header holds a control character");
         }
         let value = value.trim_ascii();
         match name.to_ascii_lowercase().as_slice() {
@@ -293,6 +300,14 @@ mod tests {
         assert!(with("X: a\nY: b").contains("bare line feed"));
         assert!(with("X: a\rY: b").contains("bare carriage return"));
         assert!(with("X: a\0b").contains("NUL"));
+        for bad in [
+            "X: a\u{1}b",
+            "X: a\u{7f}",
+            "X: \u{b}chunked",
+            "X: a\u{1b}[2J",
+        ] {
+            assert!(with(bad).contains("control character"), "{bad:?}");
+        }
         assert!(with("no colon").contains("no colon"));
         assert!(with("Connection: Upgrade\r\nUpgrade: websocket").contains("no Upgrade"));
         assert!(with("Expect: x").contains("Expect"));
@@ -318,6 +333,9 @@ mod tests {
             " /x HTTP/1.1",
             "GET /\u{e9} HTTP/1.1",
             "GET /x#y HTTP/1.1",
+            "GET /x\"y HTTP/1.1",
+            "GET /x\\y HTTP/1.1",
+            "GET /x?a={y HTTP/1.1",
             "",
             "PRI * HTTP/2.0",
         ] {

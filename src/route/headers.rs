@@ -22,21 +22,36 @@ const HOP: &[HeaderName] = &[
     header::MAX_FORWARDS,
 ];
 
-/// Names that ask for another method, path or host than the checked one, or say who asks.
+/// Words of names that ask for another method, path or host than the checked one, that set a gateway
+/// up, or say who asks: `x-http-method-override`, `x-original-url`, `helicone-target-url`.
 const DISGUISES: &[&str] = &[
-    "keep-alive",
-    "proxy-connection",
-    "http2-settings",
-    "x-http-method",
-    "x-http-method-override",
-    "x-method-override",
-    "x-original-url",
-    "x-original-host",
-    "x-rewrite-url",
-    "x-host",
-    "x-real-ip",
-    "client-ip",
-    "true-client-ip",
+    "method",
+    "override",
+    "overwrite",
+    "rewrite",
+    "original",
+    "url",
+    "uri",
+    "path",
+    "host",
+    "scheme",
+    "port",
+    "domain",
+    "target",
+    "upstream",
+    "backend",
+    "endpoint",
+    "base",
+    "forward",
+    "forwarded",
+    "fwd",
+    "redirect",
+    "proxy",
+    "envoy",
+    "config",
+    "ip",
+    "alive",
+    "settings",
 ];
 
 /// Parts of names that say that a header or parameter holds a credential.
@@ -49,6 +64,8 @@ const CREDENTIALS: &[&str] = &[
     "credential",
     "passw",
     "signature",
+    "bearer",
+    "jwt",
 ];
 
 /// Names with such a part that hold none.
@@ -72,18 +89,22 @@ pub fn pass_headers(headers: &HeaderMap, route: &Route) -> HeaderMap {
     let mut passed = HeaderMap::with_capacity(headers.len());
     for (name, value) in headers {
         let text = name.as_str();
-        let stays = HOP.contains(name)
-            || DISGUISES.contains(&text)
-            || text.starts_with("x-forwarded-")
-            || text.starts_with("proxy-")
+        let stays = is_not_for_upstream(text)
             || text == route.header
-            || is_credential(text)
             || named.iter().any(|named| named == text);
         if !stays {
             passed.append(name.clone(), value.clone());
         }
     }
     passed
+}
+
+/// By its name in lower case. Many servers take `_` for `-`.
+fn is_not_for_upstream(name: &str) -> bool {
+    let name = name.replace('_', "-");
+    let is_hop = HOP.iter().any(|hop| hop.as_str() == name);
+    let is_disguise = name.split('-').any(|word| DISGUISES.contains(&word));
+    is_hop || is_disguise || is_credential(&name)
 }
 
 #[cfg(test)]
@@ -125,6 +146,22 @@ mod tests {
             "x-listed",
             "set-cookie",
             "x-client-secret",
+            "x_api_key",
+            "content_length",
+            "transfer_encoding",
+            "x_forwarded_host",
+            "x-forwarded_for",
+            "x_http_method_override",
+            "x-jwt",
+            "x-bearer",
+            "x-envoy-original-path",
+            "helicone-target-url",
+            "x-portkey-custom-host",
+            "x-portkey-config",
+            "x-real-ip",
+            "x-base-url",
+            "keep-alive",
+            "http2-settings",
         ] {
             headers.append(
                 HeaderName::from_static(name),
@@ -142,6 +179,11 @@ mod tests {
             "openai-beta",
             "idempotency-key",
             "x-goog-api-client",
+            "session_id",
+            "originator",
+            "x-app",
+            "x-stainless-package-version",
+            "http-referer",
         ];
         for name in kept {
             headers.append(

@@ -12,7 +12,7 @@ mod headers;
 mod refusal;
 mod usage;
 
-pub use answer::{announced, is_limited, is_redirect, keep_answer_header};
+pub use answer::{announced, announced_in_body, is_limited, is_redirect, keep_answer_header};
 pub use body::inspect;
 pub use head::{Asked, asked, check_head};
 pub use headers::{is_credential, pass_headers};

@@ -1,8 +1,9 @@
-//! The helper's end of the control socket, and the link between the outer helper and pid 1:
+//! The helper's end of the control socket and of the pipe for reports, and the link between the outer helper and pid 1:
 //! blocking sends and receives of whole messages, with descriptors beside them.
 //!
 //! Must not know what the messages mean.
 
+use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -23,6 +24,17 @@ pub(super) const DESCRIPTORS: usize = 253;
 /// The control socket, which is this process's stdin; the copy is not inherited.
 pub(super) fn from_stdin() -> io::Result<UnixStream> {
     Ok(UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?))
+}
+
+/// What a helper that an agent may reach reports by, which is its stdout; the copy is not inherited.
+pub(super) fn reports() -> io::Result<File> {
+    Ok(File::from(io::stdout().as_fd().try_clone_to_owned()?))
+}
+
+/// Sends a report.
+pub(super) fn report<T: Serialize>(mut to: &File, message: &T) -> io::Result<()> {
+    let bytes = shim::encode(message).map_err(io::Error::other)?;
+    to.write_all(&bytes)
 }
 
 /// The link to the outer helper, which is pid 1's stdout; the copy is not inherited.

@@ -1,7 +1,7 @@
 //! The door of a sandbox: starts helpers inside when the supervisor says so.
 //!
 //! Owned by pid 1. A message is one byte, which kind of helper, and beside it the socket that this
-//! helper talks by. What it is told there is no business of pid 1's: it only starts it, as itself,
+//! helper hears by and the pipe that it reports by. What it is told there is no business of pid 1's: it only starts it, as itself,
 //! with the walls that it wears, and reaps it. Nobody inside has the other end.
 
 use std::io::{IoSliceMut, Read as _};
@@ -27,7 +27,7 @@ impl Door {
     pub(super) fn admit(&self) -> bool {
         loop {
             let mut kind = [0];
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
             let mut control = RecvAncillaryBuffer::new(&mut space);
             let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
             let got = match recvmsg(
@@ -41,15 +41,15 @@ impl Door {
                 Err(Errno::INTR) => continue,
                 Err(_) => return false,
             };
-            let socket = control.drain().find_map(|message| match message {
-                RecvAncillaryMessage::ScmRights(mut rights) => rights.next(),
+            let lines = control.drain().find_map(|message| match message {
+                RecvAncillaryMessage::ScmRights(mut rights) => rights.next().zip(rights.next()),
                 _ => None,
             });
             if got == 0 {
                 return false;
             }
-            if let Some(socket) = socket {
-                start(kind[0], socket);
+            if let Some((socket, reports)) = lines {
+                start(kind[0], socket, reports);
             }
         }
     }
@@ -61,9 +61,8 @@ impl AsFd for Door {
     }
 }
 
-/// Starts a helper that talks by this socket. If it cannot be started the socket ends, which says
-/// so.
-fn start(kind: u8, socket: OwnedFd) {
+/// Starts a helper that talks by these. If it cannot be started they end, which says so.
+fn start(kind: u8, socket: OwnedFd, reports: OwnedFd) {
     let name = match kind {
         DOOR_LEASH => ARG0_LEASH,
         DOOR_FILES => ARG0_FILES,
@@ -74,7 +73,7 @@ fn start(kind: u8, socket: OwnedFd) {
         .env_clear()
         .env(MARKER, std::env::var_os(MARKER).unwrap_or_default())
         .stdin(Stdio::from(socket))
-        .stdout(Stdio::null())
+        .stdout(Stdio::from(reports))
         .stderr(Stdio::null())
         .spawn();
 }

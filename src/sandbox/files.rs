@@ -10,7 +10,9 @@ use std::io::{self, BufRead, BufReader, Read as _, Write as _};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 use rustix::process::DumpableBehavior;
@@ -29,22 +31,27 @@ const NAMES: u32 = 16;
 /// What a step gives.
 type Step<T> = Result<T, FileFailure>;
 
-/// Runs as that process. Its stdin is the socket.
+/// Runs as that process. Its stdin is the socket for its order, its stdout the pipe for its report.
 pub(super) fn main() -> ExitCode {
+    // Whoever runs beside it has its uid. What it holds is harmless in their hands, but its own.
+    let _ = privilege::set_dumpable(DumpableBehavior::NotDumpable);
     if privilege::close_inherited().is_err() {
         return ExitCode::FAILURE;
     }
-    let _ = privilege::set_dumpable(DumpableBehavior::NotDumpable);
     // A file that answers nobody must not be waited for longer than the client does.
     std::thread::spawn(|| {
         std::thread::sleep(CLIENT_FILE_WAIT);
+        if let Some((dir, name)) = &*without_place() {
+            let _ = rustix::fs::unlinkat(dir, name, AtFlags::empty());
+        }
         std::process::exit(1);
     });
-    let served = control::from_stdin().and_then(|socket| serve(&socket));
+    let lines = control::from_stdin().and_then(|socket| Ok((socket, control::reports()?)));
+    let served = lines.and_then(|(socket, reports)| serve(&socket, &reports));
     served.map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS)
 }
 
-fn serve(socket: &UnixStream) -> io::Result<()> {
+fn serve(socket: &UnixStream, mut reports: &File) -> io::Result<()> {
     let (order, _): (FileOrder, _) = control::receive(socket)?;
     let done = match order {
         FileOrder::Read {
@@ -58,20 +65,26 @@ fn serve(socket: &UnixStream) -> io::Result<()> {
         FileOrder::Write { root, path, bytes } => {
             let text = door::text(socket, bytes)?;
             hold_root(&root)
-                .and_then(|root| write(root, &path, &text))
+                .and_then(|root| write(root, &path, &text, || is_wanted(socket)))
                 .map(|()| None)
         }
     };
     match done {
         Ok(Some(text)) => {
             let bytes = text.len() as u64;
-            control::send(socket, &FileReport::Text { bytes }, &[])?;
-            let mut socket = socket;
-            socket.write_all(text.as_bytes())
+            control::report(reports, &FileReport::Text { bytes })?;
+            reports.write_all(text.as_bytes())
         }
-        Ok(None) => control::send(socket, &FileReport::Written, &[]),
-        Err(failure) => control::send(socket, &FileReport::Failed(failure), &[]),
+        Ok(None) => control::report(reports, &FileReport::Written),
+        Err(failure) => control::report(reports, &FileReport::Failed(failure)),
     }
+}
+
+/// Whether the supervisor still waits: after its last byte only the end of the socket can come. A
+/// process that was stopped for long must not write what nobody expects any more.
+fn is_wanted(socket: &UnixStream) -> bool {
+    let mut socket = [PollFd::new(socket, PollFlags::IN)];
+    matches!(poll(&mut socket, Some(&Timespec::default())), Ok(0))
 }
 
 fn refused(what: impl Into<String>) -> FileFailure {
@@ -195,7 +208,9 @@ fn lines(file: File, line: u64, limit: Option<u64>) -> Step<Vec<u8>> {
         }
         left = left.map(|left| left - 1);
     }
-    if left != Some(0) && from.into_inner().limit() == 0 {
+    // The bound may also have cut the last line that was wanted.
+    let is_cut = left != Some(0) || !text.ends_with(b"\n");
+    if is_cut && from.into_inner().limit() == 0 {
         return Err(refused(format!(
             "the lines asked for are not within its first {CLIENT_SCAN_BYTES} bytes"
         )));
@@ -220,8 +235,9 @@ fn skip_line(from: &mut impl BufRead) -> io::Result<bool> {
 }
 
 /// Replaces a file, or makes one in a directory that is there: a new file under a name of its own
-/// takes the old one's place at once, and all of it is on the disk before this returns.
-fn write(root: impl AsFd, path: &str, text: &[u8]) -> Step<()> {
+/// takes the old one's place at once, if that is still `wanted`, and all of it is on the disk before
+/// this returns.
+fn write(root: impl AsFd, path: &str, text: &[u8], wanted: impl FnOnce() -> bool) -> Step<()> {
     let (parent, name) = path.rsplit_once('/').unwrap_or((".", path));
     if name.is_empty() || matches!(name, "." | "..") {
         return Err(refused("it is a directory"));
@@ -231,12 +247,34 @@ fn write(root: impl AsFd, path: &str, text: &[u8]) -> Step<()> {
     let dir = open_below(&root, parent, read_dir, missing)?;
     let mode = mode_of(&dir, name)?;
     let fresh = Fresh::make(&dir)?;
-    let written = fresh.fill(text, mode).and_then(|()| fresh.take_place(name));
+    let filled = fresh.fill(text, mode).and_then(|()| match wanted() {
+        true => Ok(()),
+        false => Err(refused("nobody waits for it any more")),
+    });
+    let written = filled.and_then(|()| fresh.take_place(name));
     if written.is_err() {
         fresh.discard();
     }
     written?;
-    rustix::fs::fsync(&dir).map_err(|errno| failed("the directory cannot be synced", errno))
+    let synced = rustix::fs::fsync(&dir);
+    synced.map_err(|errno| unsure(&failed("the directory cannot be synced", errno)))
+}
+
+/// It has happened, but may not last.
+fn unsure(failure: &FileFailure) -> FileFailure {
+    FileFailure {
+        kind: FileFault::Unsure,
+        what: format!(
+            "it was written, but may not be on the disk: {}",
+            failure.what
+        ),
+    }
+}
+
+/// The new file of this process that has no place yet, for whoever ends it.
+fn without_place() -> MutexGuard<'static, Option<(OwnedFd, String)>> {
+    static FRESH: Mutex<Option<(OwnedFd, String)>> = Mutex::new(None);
+    FRESH.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The mode that the file keeps, if it may be replaced.
@@ -277,6 +315,7 @@ impl<'d> Fresh<'d> {
             match rustix::fs::openat(dir, &name, flags | OFlags::CLOEXEC, mode) {
                 Ok(file) => {
                     let file = File::from(file);
+                    *without_place() = dir.try_clone().ok().map(|dir| (dir, name.clone()));
                     return Ok(Self { dir, name, file });
                 }
                 Err(Errno::EXIST) => {}
@@ -297,11 +336,14 @@ impl<'d> Fresh<'d> {
     /// Takes the place of `name`, whatever stands there by now: a link is replaced, not followed.
     fn take_place(&self, name: &str) -> Step<()> {
         rustix::fs::renameat(self.dir, &self.name, self.dir, name)
-            .map_err(|errno| failed("it cannot take the file's place", errno))
+            .map_err(|errno| failed("it cannot take the file's place", errno))?;
+        *without_place() = None;
+        Ok(())
     }
 
     fn discard(&self) {
         let _ = rustix::fs::unlinkat(self.dir, &self.name, AtFlags::empty());
+        *without_place() = None;
     }
 }
 

@@ -5,6 +5,7 @@
 //! before it starts the agent, so that no further helper is needed and an error of the agent's
 //! start is known here.
 
+use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
@@ -25,6 +26,9 @@ pub(super) fn main() -> ExitCode {
     let Ok(control) = control::from_stdin() else {
         return ExitCode::FAILURE;
     };
+    let Ok(reports) = control.try_clone() else {
+        return ExitCode::FAILURE;
+    };
     match prepare() {
         Ok(Prepared {
             agent,
@@ -34,6 +38,7 @@ pub(super) fn main() -> ExitCode {
         }) => Warden {
             agent,
             control,
+            reports: File::from(OwnedFd::from(reports)),
             link: Some(link),
             door,
             scope: Scope::Namespace,

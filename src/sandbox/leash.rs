@@ -11,22 +11,24 @@ use std::process::ExitCode;
 use nix::sys::signal::SigSet;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal, getpid};
+use rustix::process::{DumpableBehavior, Pid, Signal, getpid};
 
 use super::fail::{At, Step, failure};
 use super::warden::{Scope, Warden};
 use super::{control, privilege, warden};
 use crate::wire::shim::{Failure, Report, Stage, Start, VERSION};
 
-/// Runs as the leash. Its stdin is the control socket.
+/// Runs as the leash. Its stdin is the control socket, its stdout the pipe for reports.
 pub(super) fn main() -> ExitCode {
+    // Whoever runs on it has its uid. What it holds is harmless in their hands, but its own.
+    let _ = privilege::set_dumpable(DumpableBehavior::NotDumpable);
     if privilege::close_inherited().is_err() {
         return ExitCode::FAILURE;
     }
     // A leash inside a sandbox has its mask from pid 1, which blocks what it reads; a command
     // would have it from here.
     let _ = SigSet::empty().thread_set_mask();
-    let Ok(control) = control::from_stdin() else {
+    let (Ok(control), Ok(reports)) = (control::from_stdin(), control::reports()) else {
         return ExitCode::FAILURE;
     };
     match prepare(&control) {
@@ -35,6 +37,7 @@ pub(super) fn main() -> ExitCode {
         Ok((agent, parent)) => Warden {
             agent,
             control,
+            reports,
             link: None,
             door: None,
             scope: Scope::Descendants,
@@ -43,7 +46,7 @@ pub(super) fn main() -> ExitCode {
             privilege::die_with_parent(Signal::TERM, Some(parent))
         }),
         Err(failure) => {
-            let _ = control::send(&control, &Report::Failed(failure), &[]);
+            let _ = control::report(&reports, &Report::Failed(failure));
             ExitCode::FAILURE
         }
     }

@@ -6,6 +6,7 @@
 //! supervisor is gone, everything below is killed and reaped *before* that is reported. Must not
 //! know how the walls were built.
 
+use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -95,8 +96,10 @@ fn find(named: &str, program: &Program) -> Option<String> {
 pub(super) struct Warden {
     /// The agent, which is also its process group.
     pub(super) agent: Pid,
-    /// To the supervisor.
+    /// From the supervisor.
     pub(super) control: UnixStream,
+    /// To the supervisor.
+    pub(super) reports: File,
     /// To the outer helper, if there is one: its end is the order to go.
     pub(super) link: Option<UnixStream>,
     /// By which the supervisor has more started inside, if it may.
@@ -130,7 +133,7 @@ impl Warden {
             alone: false,
         };
         // A failure to tell is the supervisor's end, which the loop sees as such.
-        let _ = control::send(&self.control, &started, &[]);
+        let _ = control::report(&self.reports, &started);
         let mut end = None;
         loop {
             self.reap(&mut end);
@@ -142,7 +145,7 @@ impl Warden {
         let (killed, left) = self.sweep(&mut end, &signals);
         if !news.alone {
             let end = end.unwrap_or(End::Signal(Signal::KILL.as_raw()));
-            let _ = control::send(&self.control, &Report::Ended { end, killed, left }, &[]);
+            let _ = control::report(&self.reports, &Report::Ended { end, killed, left });
         }
         ExitCode::SUCCESS
     }

@@ -43,7 +43,7 @@ pub enum FileReport {
     },
     /// The file has the text, and so has the disk.
     Written,
-    /// Nothing was read, or nothing has changed.
+    /// Nothing was read, or nothing has changed; but see [`FileFault::Unsure`].
     Failed(FileFailure),
 }
 
@@ -67,4 +67,6 @@ pub enum FileFault {
     Refused,
     /// The system did not let us.
     System,
+    /// The file has the text, but whether the disk has it nobody can say.
+    Unsure,
 }

@@ -13,13 +13,13 @@ use std::sync::Arc;
 use marshal::config::{Acp, DialectName, TellDenials};
 use marshal::dialect::{Command, Effect, Opening, merge_text};
 use marshal::model::foreign::is_unsafe;
-use marshal::model::{Answer, AskKey, Event};
+use marshal::model::{Answer, Event};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::script::Conversation;
+use crate::script::{Conversation, named};
 
 /// One line of a transcript.
 #[derive(Deserialize)]
@@ -116,7 +116,7 @@ fn ours(msg: &str) -> String {
 fn acp_command(wanted: &str, msg: Option<&str>) -> Command {
     let said: serde_json::Value = serde_json::from_str(msg.unwrap_or("null")).unwrap();
     let answer = |answer| Command::Answer {
-        key: AskKey(said["id"].to_string()),
+        key: named(&said["id"].to_string()),
         answer,
     };
     match wanted {
@@ -148,7 +148,7 @@ fn command(msg: &str) -> Command {
         "interrupt" => Command::Cancel,
         "shutdown" => Command::Goodbye,
         "permission_response" => Command::Answer {
-            key: AskKey(text("request_id")),
+            key: named(&text("request_id")),
             answer: match said["decision"].as_str().unwrap() {
                 "allow" => Answer::Allow,
                 _ => Answer::Deny(text("reason")),

@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use marshal::config::DialectName;
 use marshal::dialect::{Command, Effect, merge_text};
-use marshal::model::{Answer, AskKey, Event};
+use marshal::model::{Answer, Event};
 use proptest::prelude::*;
 
-use crate::script::Conversation;
+use crate::script::{Conversation, named};
 
 /// A step of a conversation between two that do not listen to each other.
 #[derive(Debug, Clone)]
@@ -90,7 +90,7 @@ fn command(which: u8, id: u8) -> Command {
 }
 
 pub(crate) fn command_of(which: u8, id: &str) -> Command {
-    let key = AskKey(id.to_owned());
+    let key = named(id);
     match which {
         0 => Command::Prompt {
             text: "p".into(),
@@ -124,8 +124,8 @@ fn promises(effects: &[Effect]) {
                 assert!(!ready, "ready twice");
                 ready = true;
             }
-            Effect::Ask(ask) => assert!(open.insert(ask.key.clone()), "asked twice"),
-            Effect::Withdrawn(key) => assert!(open.remove(key), "withdrawn, but not open"),
+            Effect::Ask(ask) => assert!(open.insert(ask.key.id.clone()), "asked twice"),
+            Effect::Withdrawn(key) => assert!(open.remove(&key.id), "withdrawn, but not open"),
             Effect::Write(bytes) => {
                 let (newline, body) = bytes.split_last().unwrap();
                 assert!(*newline == b'\n' && !body.contains(&b'\n'));
@@ -137,7 +137,7 @@ fn promises(effects: &[Effect]) {
                     }
                     "permission_response" => {
                         let id = said["request_id"].as_str().unwrap();
-                        let known = open.remove(&AskKey(id.to_owned()));
+                        let known = open.remove(id);
                         assert!(known || said["decision"] == "deny", "allowed, but not open");
                     }
                     "slash" | "interrupt" => assert!(ready),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use marshal::config::{Acp, DialectName};
 use marshal::dialect::{Command, Effect, Opening, merge_text};
-use marshal::model::{Answer, AskKey, Event};
+use marshal::model::{Answer, Event};
 use proptest::prelude::*;
 
 use crate::fuzz::command_of;
@@ -165,13 +165,13 @@ fn promises(effects: &[Effect]) {
                 ready = true;
             }
             Effect::Ask(ask) => {
-                assert!(running && open.insert(ask.key.clone()), "asked wrongly");
-                *asked.entry(ask.key.0.clone()).or_default() += 1;
+                assert!(running && open.insert(ask.key.id.clone()), "asked wrongly");
+                *asked.entry(ask.key.id.clone()).or_default() += 1;
                 // Judged is what was asked: an object, or something that is denied.
                 let judged: serde_json::Value = serde_json::from_str(ask.input.get()).unwrap();
                 assert!(judged.is_object() || (judged.is_string() && ask.claimed.no_allow));
             }
-            Effect::Withdrawn(key) => assert!(open.remove(key), "withdrawn, but not open"),
+            Effect::Withdrawn(key) => assert!(open.remove(&key.id), "withdrawn, but not open"),
             Effect::Write(bytes) => {
                 let (newline, body) = bytes.split_last().unwrap();
                 assert!(*newline == b'\n' && !body.contains(&b'\n'));
@@ -179,8 +179,7 @@ fn promises(effects: &[Effect]) {
                 assert_eq!(said["jsonrpc"], "2.0");
                 let Some(method) = said["method"].as_str() else {
                     let chosen = &said["result"]["outcome"]["optionId"];
-                    let key = AskKey(said["id"].to_string());
-                    let known = open.remove(&key);
+                    let known = open.remove(&said["id"].to_string());
                     let allows = chosen == "y" || chosen == "allow";
                     if known && (allows || !chosen.is_null()) {
                         *answered.entry(said["id"].to_string()).or_default() += 1;

@@ -81,7 +81,8 @@ impl Conversation {
     }
 
     /// A command; gives what it wrote, or the refusal.
-    pub(crate) fn command(&mut self, command: Command) -> Result<String, String> {
+    pub(crate) fn command(&mut self, mut command: Command) -> Result<String, String> {
+        keyed(&mut command, &self.effects);
         let before = self.effects.len();
         self.dialect
             .command(command, self.now, &mut self.effects)
@@ -100,6 +101,32 @@ impl Conversation {
             writeln!(out, "{}", describe(effect)).unwrap();
         }
         out
+    }
+}
+
+/// The key of a request that is known by the agent's name for it; [`keyed`] finds out which it is.
+pub(crate) fn named(id: &str) -> AskKey {
+    AskKey {
+        id: id.to_owned(),
+        serial: 0,
+    }
+}
+
+/// Makes a command that answers a request answer the last one of that name.
+pub(crate) fn keyed(command: &mut Command, effects: &[Effect]) {
+    let (Command::Answer { key, .. } | Command::Client { key, .. }) = command else {
+        return;
+    };
+    if key.serial != 0 {
+        return;
+    }
+    let keys = effects.iter().rev().filter_map(|effect| match effect {
+        Effect::Ask(ask) => Some(&ask.key),
+        Effect::Client { key, .. } => Some(key),
+        _ => None,
+    });
+    if let Some(last) = keys.into_iter().find(|last| last.id == key.id) {
+        key.clone_from(last);
     }
 }
 
@@ -130,7 +157,7 @@ pub(crate) fn played(mut talk: Conversation, script: &str) -> String {
 
 /// The answer to a request to the client.
 fn client(key: &str, answer: ClientAnswer) -> Command {
-    let key = AskKey(key.to_owned());
+    let key = named(key);
     Command::Client { key, answer }
 }
 
@@ -143,7 +170,7 @@ fn command(wanted: &str) -> Command {
     let answer = |answer| {
         let key = rest.split(' ').next().unwrap();
         Command::Answer {
-            key: AskKey(key.to_owned()),
+            key: named(key),
             answer,
         }
     };
@@ -385,7 +412,7 @@ fn describe_event(event: &Event) -> String {
 }
 
 fn id(key: &AskKey) -> String {
-    Foreign::from(key.0.as_str()).show(120)
+    Foreign::from(key.id.as_str()).show(120)
 }
 
 fn text(foreign: &Foreign) -> String {

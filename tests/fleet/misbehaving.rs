@@ -7,24 +7,17 @@ use serde_json::{Value, json};
 
 use crate::drill::Drill;
 
-const POOLS: &str = r#"
-[pool.bad]
-size      = 4
+const POOL: &str = r#"
+[pool.demo]
+size      = 6
 command   = ["marshal", "script-agent", "--dialect", "acp"]
 dialect   = "acp"
 policy    = "developer"
+client_fs = "read"
 workspace = { path = "project", mode = "copy" }
 restart   = { budget = 1000, base = "1ms", max = "5ms" }
 timeouts  = { silence = "2s", cancel = "500ms" }
 stop      = { goodbye = "200ms", eof = "200ms", int = "200ms", term = "200ms" }
-env       = { set = { DRILL = "MARK" } }
-
-[pool.good]
-size      = 2
-command   = ["marshal", "script-agent", "--dialect", "acp"]
-dialect   = "acp"
-policy    = "developer"
-workspace = { path = "project", mode = "copy" }
 env       = { set = { DRILL = "MARK" } }
 "#;
 
@@ -72,7 +65,20 @@ fn corpus() -> Vec<(&'static str, String, &'static str, &'static str)> {
         ("half-a-line-and-end", "half {\"jsonrpc\"\nexit 0".to_owned(), "lost", "ended by itself"),
         ("stdout-closed", "mute\nsleep 60s".to_owned(), "lost", "closed its stdout"),
         ("noise-without-end", "garbage 1000".to_owned(), "lost", "were no messages"),
-        ("ten-thousand-requests", "pending 10000".to_owned(), "lost", "the "),
+        ("ten-thousand-permission-requests", "pending 10000".to_owned(), "lost", "does not read its stdin"),
+        (
+            "ten-thousand-unknown-requests",
+            "storm 10000 {\"jsonrpc\":\"2.0\",\"id\":\"u{n}\",\"method\":\"later/ask\",\"params\":{}}\nsay on".to_owned(),
+            "lost",
+            "does not read its stdin",
+        ),
+        (
+            "ten-thousand-client-requests",
+            "storm 10000 {\"jsonrpc\":\"2.0\",\"id\":\"f{n}\",\"method\":\"fs/read_text_file\",\"params\":{\"sessionId\":\"{session}\",\"path\":\"/workspace/README.md\"}}\nsay on".to_owned(),
+            "lost",
+            "does not read its stdin",
+        ),
+        ("ends-twice", format!("{end}\n{end}\nsleep 50ms"), "done", "unknown_id"),
         ("silence", "hang".to_owned(), "timed_out", "timeouts.silence"),
         (
             "mode-without-questions",
@@ -83,14 +89,31 @@ fn corpus() -> Vec<(&'static str, String, &'static str, &'static str)> {
     ]
 }
 
+/// Good turns, which are sessions of their own, that ended while this session's child lived with its
+/// prompt.
+const BESIDE: &str = "
+WITH bad AS (SELECT
+    min(CASE WHEN kind = 'prompt_accepted' THEN at_us END) AS began,
+    max(CASE WHEN kind = 'child_exited' THEN at_us END) AS ended
+    FROM events WHERE session = ?1)
+SELECT count(*) FROM events AS good, bad
+    WHERE good.kind = 'turn_ended' AND good.body LIKE '%completed%' AND good.session <> ?1
+    AND good.at_us > bad.began AND good.at_us < bad.ended
+    AND good.session IN (SELECT session FROM events
+        WHERE kind = 'prompt_accepted' AND body LIKE '%write n.txt%')";
+
 #[test]
 fn whatever_an_agent_does_has_a_defined_end_and_no_neighbour_waits_for_it() {
-    let drill = Drill::new(POOLS);
+    let drill = Drill::new(POOL);
     let corpus = corpus();
     let mut lines: Vec<Value> = Vec::new();
     for (at, (id, prompt, ..)) in corpus.iter().enumerate() {
-        lines.push(json!({"id": id, "prompt": prompt, "pool": "bad"}));
-        lines.push(json!({"id": format!("good-{at}"), "prompt": "write n.txt x\nsay fine", "pool": "good"}));
+        // Both are long enough that others end meanwhile.
+        let prompt = format!("sleep 500ms\n{prompt}").replace("\nsay on", "\nsleep 500ms\nsay on");
+        lines.push(json!({"id": id, "prompt": prompt}));
+        for good in ["good", "fine"] {
+            lines.push(json!({"id": format!("{good}-{at}"), "prompt": "write n.txt x\nsay fine"}));
+        }
     }
     let lines: Vec<_> = lines.iter().map(Value::to_string).collect();
     fs::write(drill.path("tasks.jsonl"), lines.join("\n")).expect("tasks");
@@ -106,11 +129,25 @@ fn whatever_an_agent_does_has_a_defined_end_and_no_neighbour_waits_for_it() {
     let database = drill.database();
     let mut wrong = Vec::new();
     for (at, (id, _, outcome, says)) in corpus.iter().enumerate() {
-        let good = of(&format!("good-{at}"));
-        if good["outcome"] != "done" {
-            wrong.push(format!("beside {id}: {good}"));
+        for good in ["good", "fine"] {
+            let good = of(&format!("{good}-{at}"));
+            if good["outcome"] != "done" || good["attempts"] != 1 {
+                wrong.push(format!("beside {id}: {good}"));
+            }
         }
         let bad = of(id);
+        let beside: i64 = database
+            .query_row(
+                BESIDE,
+                [bad["session"].as_str().expect("a session")],
+                |row| row.get(0),
+            )
+            .expect("events");
+        if beside == 0 {
+            wrong.push(format!(
+                "{id}: no other slot of its pool finished a task meanwhile"
+            ));
+        }
         let told: i64 = database
             .query_row(
                 "SELECT count(*) FROM events WHERE session = ?1 AND body LIKE '%' || ?2 || '%'",

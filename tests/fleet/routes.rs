@@ -52,6 +52,17 @@ for line in sys.stdin:
                     http.client.HTTPConnection(*target, timeout=3).connect(); tried.append("reached")
                 except OSError as e: tried.append(type(e).__name__)
             say(type="text_delta", turn_id="t", delta="wandered %s" % tried)
+        elif words[0] == "flood":
+            import socket, time
+            name, port = host.split(":")
+            held = [socket.create_connection((name, int(port)), timeout=30) for _ in range(1000)]
+            told = 0
+            for s in held[16:]:
+                try: told += b"more than 16 connections" in s.recv(4096)
+                except OSError: pass
+            for s in held: s.close()
+            time.sleep(0.5)
+            say(type="text_delta", turn_id="t", delta="flooded %s then %s" % (told > 0, ask("after")[0]))
         else:
             try: status, text = ask(" ".join(words))
             except OSError as e: status, text = 0, str(e)
@@ -146,6 +157,110 @@ fn a_child_asks_its_model_and_finds_no_key_anywhere() {
         "{}",
         shown.all()
     );
+}
+
+#[test]
+fn a_thousand_connections_from_inside_are_bounded_and_the_next_request_still_works() {
+    let provider = Provider::start(message);
+    let keys = "size = 2";
+    let drill = drill(&provider, keys);
+    // The other slot works meanwhile.
+    let ran = drill.run(&["--json", "run", "flood", "hello"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.all());
+    assert!(
+        ran.stdout.contains("flooded True then 200"),
+        "{}",
+        ran.all()
+    );
+    assert!(ran.stdout.contains("the model said 200"), "{}", ran.all());
+    assert_eq!(provider.got().len(), 2);
+    assert_no_key(&drill, &ran);
+}
+
+/// Whatever a provider does with the key that it got.
+fn betraying() -> Provider {
+    Provider::start(|number, got, to| {
+        let json = "content-type: application/json\r\n";
+        let text = match number {
+            0 => whole(
+                "400 Bad Request",
+                json,
+                &format!("{{\"you sent\":{:?}}}", got.head),
+            ),
+            1 => whole(
+                "200 OK",
+                &format!("{json}x-echo: {KEY}\r\nrequest-id: {KEY}\r\n"),
+                "{}",
+            ),
+            2 => whole(&format!("500 Key {KEY}"), json, "{}"),
+            3 => whole(
+                "307 Moved",
+                &format!("location: http://127.0.0.1:1/?key={KEY}\r\n"),
+                KEY,
+            ),
+            4 => whole(
+                "429 Too Many Requests",
+                &format!("retry-after: {KEY}\r\n"),
+                KEY,
+            ),
+            5 => format!("HTTP/1.1 200 OK\r\n{json}content-length: 9000\r\n\r\n{{\"a\":\"{KEY}"),
+            6 => format!("HTTP/1.1 200 OK\r\n{KEY} no colon\r\n\r\n"),
+            7 => format!("{KEY}\r\n\r\n"),
+            8 => format!(
+                "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\ndata: {{\"usage\":{{\"input_tokens\":\"{KEY}\"}}}}\n\n"
+            ),
+            _ => return message(number, got, to),
+        };
+        let _ = to.write_all(text.as_bytes());
+    })
+}
+
+#[test]
+fn a_key_that_the_provider_sends_back_is_in_no_log_no_journal_and_no_output() {
+    let provider = betraying();
+    let keys = "session = \"slot\"\nrate_limit = { pause = \"50ms\", max = \"50ms\" }";
+    let drill = drill(&provider, keys);
+    let running = drill.start(&["-vvv", "up"]);
+    eventually(Duration::from_secs(20), "ready", || {
+        drill.get("/readyz").0 == 200
+    });
+    let mut args = vec!["-vvv", "--json", "run", "--results", "results.jsonl"];
+    args.extend(["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"]);
+    let ran = drill.run(&args);
+    assert!(provider.got().len() > 10, "{}", ran.all());
+    assert!(ran.stdout.contains("the model said 200"), "{}", ran.all());
+    // While the journal is open: its log that was not yet written back is searched, too.
+    let wal = std::fs::read_dir(drill.state())
+        .expect("the state")
+        .flatten()
+        .any(|file| file.file_name().to_string_lossy().ends_with("-wal"));
+    assert!(wal, "the journal is open");
+    assert_no_key(&drill, &ran);
+    let results = drill.results("results.jsonl");
+    let session = results[0]["session"].as_str().expect("a session");
+    for args in [
+        &["events"][..],
+        &["--json", "events"],
+        &["show", session],
+        &["--json", "show", session],
+        &["logs", "demo/0"],
+        &["config", "show"],
+        &["config", "check"],
+    ] {
+        let said = drill.run(args);
+        assert_eq!(said.code, Some(0), "{args:?} {}", said.all());
+        let all = said.all();
+        assert!(!all.contains(KEY), "{args:?} {all}");
+    }
+    let page = drill.get("/metrics").1;
+    assert!(page.contains("marshal_route_refused_total") && !page.contains(KEY));
+    drop(running);
+    for log in ["stderr.log", "stdout.log"] {
+        assert!(!drill.log(log).contains(KEY), "{log}");
+    }
+    assert!(!drill.log("stderr.log").is_empty());
+    assert!(!format!("{results:?}").contains(KEY));
+    assert_no_key(&drill, &ran);
 }
 
 #[test]
@@ -307,10 +422,116 @@ fn an_announced_time_is_waited_for_and_one_task_tries_then() {
         "size = 1\nrate_limit = { pause = \"50ms\", max = \"50ms\" }",
     );
     let began = Instant::now();
-    let ran = drill.run(&["run", "one", "two"]);
+    let ran = drill.run(&["run", "--results", "results.jsonl", "one", "two"]);
     assert_eq!(ran.code, Some(0), "{}", ran.all());
     assert!(began.elapsed() >= Duration::from_secs(2), "{}", ran.all());
     assert_eq!(provider.got().len(), 3);
+    for result in drill.results("results.jsonl") {
+        assert_eq!(result["attempts"], 1, "no attempt was spent: {result}");
+    }
+}
+
+#[test]
+fn a_time_that_geminis_body_announces_is_waited_for() {
+    let provider = Provider::start(|number, got, to| {
+        if number > 0 {
+            return message(number, got, to);
+        }
+        const BODY: &str = r#"{"error":{"code":429,"message":"slow down","status":"RESOURCE_EXHAUSTED","details":[{"@type":"type.googleapis.com/google.rpc.RetryInfo","retryDelay":"1.500s"}]}}"#;
+        let answer = whole(
+            "429 Too Many Requests",
+            "content-type: application/json\r\n",
+            BODY,
+        );
+        // In two pieces, which is how a body may come.
+        let (first, second) = answer.split_at(answer.len() - 40);
+        let _ = to.write_all(first.as_bytes()).and_then(|()| to.flush());
+        std::thread::sleep(Duration::from_millis(100));
+        let _ = to.write_all(second.as_bytes());
+    });
+    let drill = drill(
+        &provider,
+        "rate_limit = { pause = \"50ms\", max = \"50ms\" }",
+    );
+    let began = Instant::now();
+    let ran = drill.run(&["run", "one"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.all());
+    let took = began.elapsed();
+    assert!(took >= Duration::from_millis(1500), "{}", ran.all());
+    assert_eq!(provider.got().len(), 2);
+}
+
+#[test]
+fn each_pause_without_an_announced_time_is_twice_as_long_up_to_the_bound() {
+    let times = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+    let seen = std::sync::Arc::clone(&times);
+    let provider = Provider::start(move |number, got, to| {
+        seen.lock().expect("no panic").push(Instant::now());
+        if number < 4 {
+            let _ = to.write_all(whole("529 Overloaded", "", "{}").as_bytes());
+        } else {
+            message(number, got, to);
+        }
+    });
+    let keys = "rate_limit = { pause = \"400ms\", max = \"1s\" }";
+    let drill = drill(&provider, keys);
+    let ran = drill.run(&["run", "--results", "results.jsonl", "one", "two"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.all());
+    for wait in ["0.4 s", "0.8 s", "1.0 s"] {
+        let told = format!("no task starts for {wait}");
+        assert!(ran.stderr.contains(&told), "{wait}: {}", ran.all());
+    }
+    let times = times.lock().expect("no panic").clone();
+    let waits: Vec<_> = times.windows(2).map(|two| two[1] - two[0]).collect();
+    for (wait, least) in waits.iter().zip([400, 800, 1000, 1000]) {
+        assert!(*wait >= Duration::from_millis(least), "{waits:?}");
+    }
+    assert_eq!(times.len(), 6, "one task tries: {waits:?}");
+    for result in drill.results("results.jsonl") {
+        assert_eq!(result["outcome"], "done", "{result}");
+        assert_eq!(result["attempts"], 1, "no attempt was spent: {result}");
+    }
+}
+
+#[test]
+fn words_that_a_hint_of_the_file_calls_a_limit_pause_the_pool_and_spend_no_task() {
+    let limiting = || {
+        Provider::start(|number, got, to| {
+            if number < 2 {
+                let _ = to.write_all(whole("418 I'm a teapot", "", "{}").as_bytes());
+            } else {
+                message(number, got, to);
+            }
+        })
+    };
+    let keys = "rate_limit = { pause = \"300ms\", max = \"300ms\" }";
+    const HINT: &str = "\n[[hint]]\npattern = \"the model said 418\"\nwhere = \"message\"\ntext = \"tea time at the provider\"\nclass = \"rate_limited\"\n";
+    // The same words are an ordinary failure as long as nobody says what they mean.
+    for (hint, code) in [(HINT, 0), ("", 1)] {
+        let provider = limiting();
+        let drill = drill(&provider, keys);
+        let mut text = std::fs::read_to_string(drill.config()).expect("the file");
+        text.push_str(hint);
+        std::fs::write(drill.config(), text).expect("the file");
+        let ran = drill.run(&["run", "--results", "results.jsonl", "one", "two"]);
+        assert_eq!(ran.code, Some(code), "{}", ran.all());
+        let paused = ran.stderr.contains("demo: its provider limits requests");
+        assert_eq!(paused, code == 0, "{}", ran.all());
+        let done = drill.results("results.jsonl").iter().all(|result| {
+            assert_eq!(result["attempts"], 1, "{result}");
+            result["outcome"] == "done"
+        });
+        assert_eq!(done, code == 0, "{}", ran.all());
+        let told: i64 = drill
+            .database()
+            .query_row(
+                "SELECT count(*) FROM events WHERE kind = 'turn_ended' AND CAST(body AS TEXT) LIKE '%rate limited: the agent says%hint: tea time%'",
+                [],
+                |row| row.get(0),
+            )
+            .expect("a count");
+        assert_eq!(told, if code == 0 { 2 } else { 0 });
+    }
 }
 
 #[test]

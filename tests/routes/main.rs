@@ -2,6 +2,7 @@
 
 #![allow(clippy::expect_used, reason = "a test ends with its first failure")]
 
+mod attacks;
 mod bench;
 #[path = "../support/provider.rs"]
 mod provider;

@@ -222,6 +222,11 @@ impl Agent {
         while self.closing == Closing::No {
             if let Some(prompt) = self.accepted.take() {
                 self.run_turn(prompt)?;
+                if self.settings.has(Quirk::Restless) {
+                    // Later after every turn of the session: whatever follows a turn is met.
+                    std::thread::sleep(Duration::from_millis(self.turns % 40));
+                    break;
+                }
             } else if let Some(line) = self.inbox.next() {
                 // One line at a time: what follows a prompt is heard inside its turn.
                 self.hear(line)?;

@@ -76,6 +76,7 @@ impl Agent {
                 Ok(self.out.close()?)
             }
             Drill::Mute => Ok(self.out.close()?),
+            Drill::Storm { count, line } => self.storm(*count, line),
             Drill::Pending { count } => self.pending(*count),
         }
     }
@@ -99,6 +100,16 @@ impl Agent {
         let reply = reply.map_or_else(|| "null".to_owned(), ToString::to_string);
         line.replace("{session}", &self.session.id)
             .replace("{reply}", &reply)
+    }
+
+    /// Writes a line again and again, deaf to what comes back.
+    fn storm(&mut self, count: u64, line: &str) -> Result<(), Halt> {
+        let line = self.filled(line);
+        for written in 0..count {
+            let line = format!("{}\n", line.replace("{n}", &written.to_string()));
+            self.out.write(line.as_bytes())?;
+        }
+        Ok(())
     }
 
     /// Asks so many times at once; what is answered is read and of no interest.

@@ -19,6 +19,8 @@ pub enum Quirk {
     NoLoad,
     /// Closes sessions.
     Close,
+    /// Ends by itself after every turn: a millisecond later each time, up to 40.
+    Restless,
     /// Takes files in a prompt; a file's text is part of the script.
     Embedded,
 }

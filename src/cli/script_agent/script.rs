@@ -202,6 +202,13 @@ pub static VERBS: &[Verb] = &[
     verb("raw", "TEXT…", "writes a line as it stands", |rest| {
         Ok(Step::Drill(Drill::Raw(rest.to_owned())))
     }),
+    verb("storm", "N TEXT…", "writes a line so many times", |rest| {
+        let (count, line) = rest.split_once(' ').ok_or("it needs N and TEXT")?;
+        Ok(Step::Drill(Drill::Storm {
+            count: number(count, "N")?,
+            line: line.to_owned(),
+        }))
+    }),
     verb(
         "half",
         "TEXT…",

@@ -178,6 +178,12 @@ pub(super) enum Drill {
     Half(String),
     /// Closes stdout and goes on.
     Mute,
+    /// One line again and again.
+    Storm {
+        count: u64,
+        /// `{n}` in it is how often it was written before.
+        line: String,
+    },
     /// Asks, and does not wait for answers.
     Pending {
         count: u64,

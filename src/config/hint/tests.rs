@@ -171,9 +171,9 @@ fn rows_of_the_file_go_first() {
     );
     let hints = own.hints;
     let limited = Some(("ask the lab".to_owned(), Some(HintClass::RateLimited)));
-    let message = "Lab quota, 429";
+    let message = "Lab quota, error 429";
     assert_eq!(found(&hints, &Case { message, ..BARE }), limited);
-    let message = "x 429";
+    let message = "x: status 429";
     let codex = Case {
         agent: "codex",
         message,
@@ -182,6 +182,84 @@ fn rows_of_the_file_go_first() {
     assert_eq!(found(&hints, &codex), Some(("own words".to_owned(), None)));
     let (general, _) = found(&hints, &Case { message, ..BARE }).expect("built in");
     assert!(general.contains("limits requests"), "{general}");
+}
+
+fn tells_limit(hints: &Hints, case: &Case) -> bool {
+    let stderr: Vec<Foreign> = case.stderr.lines().map(Foreign::from).collect();
+    let evidence = Evidence {
+        agent: case.agent,
+        launcher: case.launcher,
+        status: case.code.map(ExitStatus::Code),
+        messages: &[case.message],
+        stderr: &stderr,
+    };
+    hints.tells(&evidence, HintClass::RateLimited)
+}
+
+#[test]
+fn words_of_limits_are_told_from_other_numbers() {
+    let tells = |message| tells_limit(&Hints::default(), &Case { message, ..BARE });
+    for message in [
+        "Error: 429 Too Many Requests",
+        "API Error: Rate limit reached for gpt-x",
+        "API Error: 429 {\"type\":\"error\"}",
+        "{\"type\":\"rate_limit_error\"}",
+        "input_token_rate_limit",
+        "anthropic.RateLimitError",
+        "RESOURCE_EXHAUSTED",
+        "Resource has been exhausted (e.g. check quota).",
+        "unexpected status 429",
+        "{\"error\":{\"code\": 429}}",
+        "statusCode: 429",
+        "HTTP/1.1 429",
+        "429 Client Error",
+        "Error code: 529 - overloaded_error",
+        "You exceeded your current quota",
+        "You've hit your usage limit",
+    ] {
+        assert!(tells(message), "{message}");
+    }
+    for message in [
+        "took 429 ms",
+        "line 429",
+        "",
+        "limits.rs: rate 5",
+        "error in line 429",
+        "a corporate limit",
+        "connection refused",
+        "429 tests passed",
+    ] {
+        assert!(!tells(message), "{message}");
+    }
+}
+
+#[test]
+fn a_row_of_the_file_adds_words_of_limits_or_takes_them_back() {
+    let hints = config(
+        "[[hint]]\npattern = \"come back on Monday\"\nwhere = \"message\"\nagent = \"codex\"\ntext = \"wait\"\nclass = \"rate_limited\"\n\
+         [[hint]]\npattern = \"usage limit of the disk\"\ntext = \"own words\"",
+    )
+    .hints;
+    let message = "come back on Monday";
+    let codex = Case {
+        agent: "codex",
+        message,
+        ..BARE
+    };
+    assert!(tells_limit(&hints, &codex));
+    assert!(!tells_limit(&hints, &Case { message, ..BARE }));
+    let in_stderr = Case {
+        stderr: message,
+        message: "",
+        ..codex
+    };
+    assert!(!tells_limit(&hints, &in_stderr));
+    // Taken back in its line, and not hidden by it in another one.
+    let message = "usage limit of the disk";
+    assert!(tells_limit(&Hints::default(), &Case { message, ..BARE }));
+    assert!(!tells_limit(&hints, &Case { message, ..BARE }));
+    let stderr = "usage limit of the disk\nHTTP 429";
+    assert!(tells_limit(&hints, &Case { stderr, ..BARE }));
 }
 
 #[test]
@@ -217,7 +295,7 @@ fn faulty_rows_are_refused_where_they_stand() {
 
 #[test]
 fn only_the_beginning_of_a_foreign_line_is_looked_at() {
-    let long = format!("{} 429", "x".repeat(limits::HINT_MESSAGE_BYTES));
+    let long = format!("{} error 429", "x".repeat(limits::HINT_MESSAGE_BYTES));
     let evidence = Evidence {
         agent: "custom",
         launcher: Launcher::Unshare,

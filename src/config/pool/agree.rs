@@ -88,7 +88,9 @@ pub(super) fn agree(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Conte
     let routes: Vec<_> = pool.routes.iter().map(|route| route.name.clone()).collect();
     let routes = (pool.network == Network::Routes).then_some(&routes[..]);
     let speaks_acp = pool.dialect == DialectName::Acp;
-    blame.acp.agree(ledger, speaks_acp, routes);
+    blame
+        .acp
+        .agree(ledger, speaks_acp, routes, pool.stop.goodbye);
     if speaks_acp {
         let mode = pool.mode.as_deref().zip(blame.acp_mode.as_ref());
         acp::mode_asks(ledger, mode, &pool.acp);

@@ -125,6 +125,7 @@ fn what_is_for_acp_is_refused_elsewhere_and_what_weakens_it_is_spelled_out() {
     }
     acp("auth = \"a\\u0007\"", "expected an id of the agent");
     acp("logout = true", "logout = true without auth");
+    acp("auth = \"x\"\nlogout = true\nstop = { goodbye = \"0s\" }", "logout = true needs a goodbye");
     acp("options = { a = 1 }", "expected a string, found the integer 1");
     acp("mode = \"acceptEdits\"", "the mode \"acceptEdits\" skips permission requests");
     acp("mode = \"yolo\"", "mode_skips_asks = true");

@@ -77,6 +77,7 @@ const BEYOND: &[&str] = &[
     "env.set.K: \"~\" is not expanded",
     // What keys of ACP agree on with others.
     "this is for agents that speak acp",
+    "logout = true needs a goodbye",
     "logout = true without auth",
     "skips permission requests",
     "may not use a mode that skips questions",

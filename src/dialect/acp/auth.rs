@@ -41,7 +41,7 @@ pub(super) fn logins(raw: &RawValue) -> Vec<Login> {
         let method: Method<'_> = members(raw)?;
         let kind = string(method.kind);
         (method.id.len() <= limits::FOREIGN_ID_BYTES).then(|| Login {
-            name: string(method.name),
+            name: string(method.name).filter(|name| name.len() <= limits::OFFER_TEXT_BYTES),
             is_terminal: kind.is_some_and(|kind| kind.raw() == "terminal"),
             id: method.id,
         })

@@ -13,9 +13,11 @@ use sha2::{Digest as _, Sha256};
 
 use super::envelope::RequestId;
 use super::{Acp, Leaving, Phase, Turn};
-use crate::dialect::asks::{Asks, Clash};
+use crate::dialect::asks::{Asks, Clash, Ids};
 use crate::dialect::{Effect, Effects, Refused, bad_line};
-use crate::limits::{CLIENT_FILE_BYTES, CLIENT_OPEN_BYTES, CLIENT_PATH_BYTES, FOREIGN_ID_BYTES};
+use crate::limits::{
+    ASK_INPUT_BYTES, CLIENT_FILE_BYTES, CLIENT_OPEN_BYTES, CLIENT_PATH_BYTES, FOREIGN_ID_BYTES,
+};
 use crate::model::{
     Ask, AskKey, Claimed, ClientAnswer, ClientCall, ClientError, ClientFault, ClientMethod,
 };
@@ -32,6 +34,13 @@ impl Client {
     /// Ends a request, if it is open: nothing is answered any more.
     pub(super) fn close(&mut self, id: &str) -> Option<AskKey> {
         let (key, (_, held)) = self.open.close(id)?;
+        self.held = self.held.saturating_sub(held);
+        Some(key)
+    }
+
+    /// Ends the request whose id another one comes with.
+    fn clash(&mut self, ids: &mut Ids, id: &str) -> Option<AskKey> {
+        let (key, (_, held)) = self.open.clash(ids, id)?;
         self.held = self.held.saturating_sub(held);
         Some(key)
     }
@@ -103,6 +112,12 @@ impl Acp {
             let why = "there is no session that this could be for";
             return Err(NotTaken::new("out_of_state", answers::INVALID_REQUEST, why));
         }
+        // Looked at before a list of it is made; what is judged has the same bound.
+        let is_long = |raw: &&RawValue| raw.get().len() > ASK_INPUT_BYTES;
+        if method == ClientMethod::TerminalCreate && params.as_ref().is_some_and(is_long) {
+            let why = format!("the parameters are longer than {ASK_INPUT_BYTES} bytes");
+            return Err(NotTaken::new(None, answers::INVALID_PARAMS, &why));
+        }
         let (session, call) = params
             .and_then(|raw| params::read(method, raw))
             .ok_or_else(|| {
@@ -127,7 +142,8 @@ impl Acp {
             let why = "too much text is waiting to be written";
             return Err(NotTaken::new("too_many_asks", answers::INTERNAL, why));
         }
-        let key = self.client.open.open(id.json(), (method, held));
+        let open = &mut self.client.open;
+        let key = open.open(&mut self.ids, id.json(), (method, held));
         let key = key.map_err(|clash| match clash {
             Clash::Duplicate => {
                 let why = "a request with this id was sent before";
@@ -158,11 +174,12 @@ impl Acp {
         answer: &ClientAnswer,
         out: &mut Effects,
     ) -> Result<(), Refused> {
-        let (_, (method, held)) = self.client.open.close(&key.0).ok_or(Refused::UnknownAsk)?;
+        let open = self.client.open.answered(key);
+        let (method, held) = open.ok_or(Refused::UnknownAsk)?;
         self.client.held = self.client.held.saturating_sub(held);
         let line = match answer {
-            Ok(done) => answers::done(&key.0, method, done),
-            Err(error) => answers::error(&key.0, code(error.fault), &said(error)),
+            Ok(done) => answers::done(&key.id, method, done),
+            Err(error) => answers::error(&key.id, code(error.fault), &said(error)),
         };
         out.push(Effect::Write(line));
         Ok(())
@@ -171,7 +188,7 @@ impl Acp {
     /// A request comes with the id of an open one to the client: which of them an answer would be
     /// for is not clear, so the older one gets none.
     pub(super) fn client_clash(&mut self, id: &RequestId, line: &[u8], out: &mut Effects) {
-        if let Some(key) = self.client.close(id.json()) {
+        if let Some(key) = self.client.clash(&mut self.ids, id.json()) {
             bad_line("duplicate_id", line, out);
             out.push(Effect::Withdrawn(key));
         }

@@ -59,12 +59,12 @@ use self::message::{Capabilities, Options};
 use self::pins::Pins;
 use self::prompt::Denials;
 use self::resume::Replay;
-use super::asks::Asks;
+use super::asks::{Asks, Ids};
 use super::lenient::members;
 use super::{Command, Dialect, Effect, Effects, Fault, Input, Opening, Refused, bad_line};
 use crate::config::PermissionReply;
 use crate::limits;
-use crate::model::{AgentInfo, AskKey, Event, Foreign, Origin, TurnOutcome, Usage};
+use crate::model::{AgentInfo, Event, Foreign, Origin, TurnOutcome, Usage};
 use crate::wire::json::{self, BadFrame};
 
 /// How far the channel is.
@@ -134,6 +134,8 @@ pub struct Acp {
     cancelling: bool,
     leaving: Leaving,
     alive: Alive,
+    /// The ids of everything that the agent asks, permissions and all else.
+    ids: Ids,
     asks: Asks<Options>,
     calls: Calls,
     client: Client,
@@ -397,9 +399,9 @@ impl Acp {
 
     /// Ends every open request with the answer that the protocol has for a cancelled turn.
     fn cancel_asks(&mut self, out: &mut Effects) {
-        for (AskKey(id), _) in self.asks.close_all() {
-            let answer = write::cancelled(self.form(), &id);
-            out.push(Effect::Withdrawn(AskKey(id)));
+        for (key, _) in self.asks.close_all() {
+            let answer = write::cancelled(self.form(), &key.id);
+            out.push(Effect::Withdrawn(key));
             out.push(Effect::Write(answer));
         }
     }

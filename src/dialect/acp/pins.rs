@@ -153,6 +153,7 @@ impl Acp {
         }
         let mut info = std::mem::take(&mut self.info);
         info.session.clone_from(&self.session);
+        info.forgets = !self.can.load && !self.can.resume;
         info.mode = settings.mode();
         info.model = settings.model();
         info.modes = self.usable_modes();

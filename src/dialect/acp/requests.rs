@@ -32,7 +32,7 @@ impl Acp {
         self.client_clash(id, line, out);
         if method != "session/request_permission" {
             // An answer carries no more than an id: this one also ends a request that has it.
-            if let Some((key, _)) = self.asks.close(id.json()) {
+            if let Some((key, _)) = self.asks.clash(&mut self.ids, id.json()) {
                 bad_line("duplicate_id", line, out);
                 out.push(Effect::Withdrawn(key));
             }
@@ -104,7 +104,7 @@ impl Acp {
         if options.allow.is_none() {
             bad_line("bad_shape", line, out);
         }
-        let key = match self.asks.open(id, options.clone()) {
+        let key = match self.asks.open(&mut self.ids, id, options.clone()) {
             Ok(key) => key,
             Err(clash) => {
                 let reason = match clash {
@@ -153,17 +153,17 @@ impl Acp {
         answer: &Answer,
         out: &mut Effects,
     ) -> Result<(), Refused> {
-        let (_, options) = self.asks.close(&key.0).ok_or(Refused::UnknownAsk)?;
+        let options = self.asks.answered(key).ok_or(Refused::UnknownAsk)?;
         self.calls.answered();
         match (answer, &options.allow) {
             (Answer::Allow, Some(option)) => {
                 let form = self.form();
-                out.push(Effect::Write(write::allowed(form, &key.0, option)));
+                out.push(Effect::Write(write::allowed(form, &key.id, option)));
             }
-            (Answer::Allow, None) => self.deny(&key.0, &options, out),
+            (Answer::Allow, None) => self.deny(&key.id, &options, out),
             (Answer::Deny(reason), _) => {
                 self.denied(&options.about, reason);
-                self.deny(&key.0, &options, out);
+                self.deny(&key.id, &options, out);
             }
         }
         Ok(())

@@ -11,7 +11,7 @@ use super::{Acp, notices, pieces, resume, write};
 use crate::dialect::lenient::members;
 use crate::dialect::{Effect, Effects, bad_line};
 use crate::limits;
-use crate::model::{AskKey, Event, Foreign};
+use crate::model::{Event, Foreign};
 use crate::wire::json::{self, BadFrame};
 
 impl Acp {
@@ -188,9 +188,10 @@ impl Acp {
             let ask = self.asks.close(id.json()).map(|(key, _)| key);
             ask.or_else(|| self.client.close(id.json()))
         });
-        if let Some(AskKey(id)) = open {
-            let error = write::error(&id, write::REQUEST_CANCELLED, "the request was cancelled");
-            out.push(Effect::Withdrawn(AskKey(id)));
+        if let Some(key) = open {
+            let said = "the request was cancelled";
+            let error = write::error(&key.id, write::REQUEST_CANCELLED, said);
+            out.push(Effect::Withdrawn(key));
             out.push(Effect::Write(error));
         }
     }

@@ -58,6 +58,8 @@ impl Scaiflux {
             modes: Vec::new(),
             tools: ready.tools(),
             context_window: ready.context_window(),
+            // By an argument of its command line: the configuration says whether it can.
+            forgets: false,
         }));
     }
 
@@ -147,7 +149,7 @@ impl Scaiflux {
             bad_line(OUT_OF_STATE, line, out);
             return self.deny_at_once(id, "no turn is running", out);
         }
-        let key = match self.asks.open(id, ()) {
+        let key = match self.asks.open(&mut self.ids, id, ()) {
             Ok(key) => key,
             Err(clash) => {
                 let (reason, said) = match clash {

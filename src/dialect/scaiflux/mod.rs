@@ -25,7 +25,7 @@ mod message;
 
 use std::time::Instant;
 
-use super::asks::Asks;
+use super::asks::{Asks, Ids};
 use super::{Command, Dialect, Effect, Effects, Fault, Input, Opening, Refused, bad_line};
 use crate::limits;
 use crate::model::{Answer, Event, Foreign, TurnOutcome, Usage};
@@ -78,6 +78,7 @@ pub struct Scaiflux {
     slash: bool,
     /// `shutdown` was written.
     leaving: bool,
+    ids: Ids,
     asks: Asks<()>,
     /// Lines that were no messages.
     bad_lines: u32,
@@ -143,8 +144,9 @@ impl Dialect for Scaiflux {
             }
             Command::Cancel => self.cancel(out),
             Command::Answer { key, answer } => {
-                let (key, ()) = self.asks.close(&key.0).ok_or(Refused::UnknownAsk)?;
-                out.push(Effect::Write(message::permission_response(&key.0, &answer)));
+                self.asks.answered(&key).ok_or(Refused::UnknownAsk)?;
+                let answer = message::permission_response(&key.id, &answer);
+                out.push(Effect::Write(answer));
             }
             Command::Client { .. } => return Err(Refused::Unsupported),
             Command::Set(_) => {

@@ -51,7 +51,7 @@ pub(crate) enum ClientNews {
         key: AskKey,
         /// What came of it.
         answer: ClientAnswer,
-        /// The file, if it was written.
+        /// The file, if it was written, or may have been.
         wrote: Option<String>,
     },
     /// A command runs, or does not.
@@ -233,7 +233,7 @@ impl ChannelState {
         ask: Option<Box<Ask>>,
         now: Instant,
     ) -> Option<Item> {
-        self.watch.ask_opened();
+        self.ask_opened(&key);
         let Some(clients) = &mut self.clients else {
             let error = ClientError::new(ClientFault::Failed, "this is not offered");
             self.client_reply(key, Reply::Ready(Err(error)), now);
@@ -316,7 +316,14 @@ impl ChannelState {
                     return;
                 };
                 let answer = if let Some(why) = failed {
-                    clients.terminals.remove(&terminal);
+                    // Whoever guessed its id waits for something that never was.
+                    let waiting = clients.terminals.remove(&terminal);
+                    for key in waiting.map(Terminal::never_began).unwrap_or_default() {
+                        let shown = Foreign::from(terminal.as_str()).show(60);
+                        let none =
+                            ClientError::new(ClientFault::NotFound, format!("terminal {shown}"));
+                        self.client_reply(key, Reply::Ready(Err(none)), now);
+                    }
                     Err(ClientError::new(ClientFault::Failed, why))
                 } else {
                     if let Some(of) = clients.terminals.get_mut(&terminal) {
@@ -432,11 +439,36 @@ impl ChannelState {
         }
     }
 
-    /// Begins the next files, as far as there are places.
-    fn client_files(&mut self, myself: &ChannelRef) {
+    /// The turn is over, or is to be: nothing of it begins any more. What is being read or written
+    /// already, and terminals, go on.
+    pub(super) fn client_turn_over(&mut self, now: Instant) {
         let Some(clients) = &mut self.clients else {
             return;
         };
+        let judging = std::mem::take(&mut clients.judging).into_iter();
+        let waiting = std::mem::take(&mut clients.waiting).into_iter();
+        let left: Vec<AskKey> = waiting.map(|(key, _)| key).collect();
+        let left: Vec<AskKey> = left
+            .into_iter()
+            .chain(judging.map(|(key, _)| key))
+            .collect();
+        for key in left {
+            let why = "the turn was over before this was begun";
+            let error = ClientError::new(ClientFault::Cancelled, why);
+            self.client_reply(key, Reply::Ready(Err(error)), now);
+        }
+    }
+
+    /// Begins the next files, as far as there are places.
+    fn client_files(&mut self, myself: &ChannelRef) {
+        let is_ending = self.ladder.has_begun() || self.ended.is_some();
+        let Some(clients) = &mut self.clients else {
+            return;
+        };
+        if is_ending {
+            // Nobody is there any more to be told.
+            return clients.waiting.clear();
+        }
         while clients.files < CLIENT_FILES
             && let Some(door) = &clients.door
             && let Some((key, work)) = clients.waiting.pop_front()
@@ -452,6 +484,8 @@ impl ChannelState {
     }
 
     fn client_reply(&mut self, key: AskKey, reply: Reply, now: Instant) {
+        // The agent waits for nothing but itself from here on: one that does not read is silent.
+        self.ask_closed(&key, now);
         match &mut self.clients {
             Some(clients) => {
                 clients.replies.push_back((key, reply));
@@ -485,7 +519,7 @@ impl ChannelState {
     }
 }
 
-/// Reads or writes a file; beside the answer its path, if it was written.
+/// Reads or writes a file; beside the answer its path, if it was written, or may have been.
 async fn carry_out(door: &Door, work: FileWork) -> (ClientAnswer, Option<String>) {
     let FileWork { order, path, text } = work;
     let done = match &text {
@@ -495,7 +529,11 @@ async fn carry_out(door: &Door, work: FileWork) -> (ClientAnswer, Option<String>
     let is_write = text.is_some();
     match done {
         Ok(done) => (Ok(done), is_write.then_some(path)),
-        Err(error) => (Err(described(&error, &path, is_write)), None),
+        Err(error) => {
+            let error_said = described(&error, &path, is_write);
+            let may_be = is_write && error.is_unsure();
+            (Err(error_said), may_be.then_some(path))
+        }
     }
 }
 
@@ -508,9 +546,13 @@ fn described(error: &FileError, path: &str, is_write: bool) -> ClientError {
             }
             FileFault::NotFound => return ClientError::new(ClientFault::NotFound, path),
             FileFault::Refused => ClientFault::Invalid,
-            FileFault::System => ClientFault::Failed,
+            FileFault::System | FileFault::Unsure => ClientFault::Failed,
         },
-        FileError::Lost(_) | FileError::TimedOut => ClientFault::Failed,
+        FileError::NotBegun(_) | FileError::Lost(_) | FileError::TimedOut => ClientFault::Failed,
     };
-    ClientError::new(fault, format!("{path}: {error}"))
+    let may_be = match error {
+        FileError::Lost(_) | FileError::TimedOut if is_write => "; it may have been written",
+        _ => "",
+    };
+    ClientError::new(fault, format!("{path}: {error}{may_be}"))
 }

@@ -48,6 +48,8 @@ pub(crate) struct ChannelEnd {
     pub(crate) not_resumed: bool,
     /// Another start would end the same, by what is known of its cause.
     pub(crate) hopeless: bool,
+    /// Its last words say that the provider limits requests.
+    pub(crate) tells_limit: bool,
     /// Why, in our words; foreign text in it is already shown safely.
     pub(crate) detail: String,
     /// The last lines of its stderr.
@@ -63,6 +65,7 @@ impl ChannelEnd {
             was_ready: true,
             not_resumed: false,
             hopeless: false,
+            tells_limit: false,
             detail: format!("internal error: {why}"),
             stderr: Vec::new(),
         }
@@ -76,6 +79,7 @@ impl ChannelEnd {
             was_ready: false,
             not_resumed: false,
             hopeless: false,
+            tells_limit: false,
             detail: why.to_owned(),
             stderr: Vec::new(),
         }
@@ -95,6 +99,7 @@ pub(crate) fn conclude(
         was_ready,
         not_resumed: matches!(cause, Some(Cause::NotResumed(_))),
         hopeless: false,
+        tells_limit: false,
         detail: String::new(),
         stderr,
     };

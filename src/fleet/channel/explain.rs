@@ -6,7 +6,7 @@
 
 use super::end::ChannelEnd;
 use crate::config::hint::{Evidence, HintClass, Hints};
-use crate::config::{Pool, Ssh};
+use crate::config::{Pool, SessionScope, Ssh};
 use crate::launch::ssh::CLIENT_FAILED;
 use crate::model::{ExitClass, ExitStatus};
 
@@ -19,10 +19,20 @@ pub(super) fn explain(end: &mut ChannelEnd, pool: &Pool, hints: &Hints) {
         messages: &[&end.detail],
         stderr: &end.stderr,
     };
+    let of_this_turn = Evidence {
+        // What earlier turns wrote to stderr says nothing of this one.
+        stderr: match pool.session {
+            SessionScope::Task => &end.stderr,
+            SessionScope::Slot => &[],
+        },
+        ..evidence
+    };
+    let tells_limit = hints.tells(&of_this_turn, HintClass::RateLimited);
     // What somebody asked for needs no explanation.
     let hint = hints.find(&evidence).filter(|_| !end.class.is_wanted());
     let class = hint.and_then(|hint| hint.class);
     let text = hint.map(|hint| hint.text.clone());
+    end.tells_limit = tells_limit;
     end.hopeless = class == Some(HintClass::Configuration) && !end.was_ready;
     if let Some(ssh) = &pool.ssh {
         far(end, ssh, class);
@@ -106,6 +116,7 @@ mod tests {
             was_ready,
             not_resumed: false,
             hopeless: false,
+            tells_limit: false,
             detail: format!("the agent ended: {status}"),
             stderr: stderr.lines().map(Foreign::from).collect(),
         }
@@ -129,6 +140,17 @@ mod tests {
             end.detail
         );
         assert!(!end.hopeless);
+    }
+
+    #[test]
+    fn last_words_tell_a_limit_if_they_are_of_this_turn() {
+        let stderr = "x\nHTTP 429: slow down";
+        let of = |keys: &str| {
+            let end = end(ExitClass::Exited, ExitStatus::Code(1), true, stderr);
+            explained(&pool(keys), end).tells_limit
+        };
+        assert!(of(""));
+        assert!(!of("session = \"slot\""));
     }
 
     #[test]

@@ -14,6 +14,7 @@ pub(crate) mod stdin;
 pub(crate) mod stdout;
 mod terminal;
 
+use std::collections::HashSet;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -129,6 +130,7 @@ pub(crate) fn start(args: ChannelArgs) -> ChannelHandle {
         dialect: dialect::build(args.pool.config.dialect),
         credits: Credits::new(),
         watch: Watch::spawned(args.pool.config.timeouts.clone(), now),
+        waits_for: HashSet::new(),
         ladder: Ladder::new(waits),
         session: args.session,
         shared: args.shared,

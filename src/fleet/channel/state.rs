@@ -1,6 +1,7 @@
 //! What a Channel does with what comes: output through the dialect to the session, commands
 //! through the dialect to the child.
 
+use std::collections::HashSet;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Instant;
@@ -22,7 +23,7 @@ use crate::fleet::setup::{PoolShared, Shared};
 use crate::launch::{Child, Ended, KeeperHandle, SpawnError};
 use crate::lifecycle::stop::{Ladder, Step};
 use crate::lifecycle::watch::Watch;
-use crate::model::{Event, EventKind, SessionId, SlotId};
+use crate::model::{AskKey, Event, EventKind, SessionId, SlotId};
 use crate::relay::{LimitWatch, Relays};
 use crate::telemetry::event::child::{ChildHung, ChildSpawned, ProtocolError, SandboxFailed};
 use crate::telemetry::sets::{Hang, LineFault, SpawnResult, Stream};
@@ -55,6 +56,8 @@ pub(crate) struct ChannelState {
     /// Gets the end of the process, from its keeper.
     pub(super) process: Option<oneshot::Receiver<Ended>>,
     pub(super) watch: Watch,
+    /// Requests that the agent waits for; its dialect bounds them.
+    pub(super) waits_for: HashSet<AskKey>,
     pub(super) ladder: Ladder,
     pub(super) ready: bool,
     /// Why the child must end; the first cause holds.
@@ -247,15 +250,31 @@ impl ChannelState {
         let is_prompt = matches!(command, Command::Prompt { .. });
         let is_setting = matches!(command, Command::Set(_));
         match &command {
-            Command::Prompt { .. } => self.watch.turn_began(now),
-            Command::Cancel => self.watch.cancel_sent(now),
-            Command::Answer { .. } | Command::Client { .. } => self.watch.ask_closed(now),
-            Command::Slash { .. } | Command::Set(_) | Command::Goodbye => {}
+            Command::Prompt { .. } => {
+                self.watch.turn_began(now);
+                self.waits_for.clear();
+            }
+            Command::Cancel => {
+                self.watch.cancel_sent(now);
+                self.client_turn_over(now);
+            }
+            Command::Answer { .. }
+            | Command::Client { .. }
+            | Command::Slash { .. }
+            | Command::Set(_)
+            | Command::Goodbye => {}
         }
+        let answered = match &command {
+            Command::Answer { key, .. } | Command::Client { key, .. } => Some(key.clone()),
+            _ => None,
+        };
         let mut effects = Vec::new();
         match self.dialect.command(command, now, &mut effects) {
             Ok(()) => {
                 self.prompting |= is_prompt;
+                if let Some(key) = answered {
+                    self.ask_closed(&key, now);
+                }
                 self.carry_out(effects, None, now);
             }
             Err(refused) => {
@@ -271,6 +290,20 @@ impl ChannelState {
                     );
                 }
             }
+        }
+    }
+
+    /// The agent waits for this answer.
+    pub(super) fn ask_opened(&mut self, key: &AskKey) {
+        if self.waits_for.insert(key.clone()) {
+            self.watch.ask_opened();
+        }
+    }
+
+    /// It does not any more, or it is on its way; each request ends once.
+    pub(super) fn ask_closed(&mut self, key: &AskKey, now: Instant) {
+        if self.waits_for.remove(key) {
+            self.watch.ask_closed(now);
         }
     }
 
@@ -320,14 +353,14 @@ impl ChannelState {
                     items.push(Item::Ready(info));
                 }
                 Effect::Ask(ask) => {
-                    self.watch.ask_opened();
+                    self.ask_opened(&ask.key);
                     items.push(Item::Ask(ask));
                 }
                 Effect::Client { key, call, ask } => {
                     items.extend(self.client_wanted(key, call, ask, now));
                 }
                 Effect::Withdrawn(key) => {
-                    self.watch.ask_closed(now);
+                    self.ask_closed(&key, now);
                     if let Some(clients) = &mut self.clients {
                         clients.withdrawn(&key);
                     }
@@ -336,6 +369,7 @@ impl ChannelState {
                 Effect::Set(result) => items.push(Item::Set(result)),
                 Effect::Cancelling => {
                     self.watch.cancel_sent(now);
+                    self.client_turn_over(now);
                     items.push(Item::Cancelling);
                 }
                 Effect::Write(bytes) => self.write(bytes, now),
@@ -382,7 +416,11 @@ impl ChannelState {
         match event {
             Event::ToolStart { .. } => self.watch.tool_opened(),
             Event::ToolResult { .. } => self.watch.tool_closed(now),
-            Event::TurnEnded { .. } => self.watch.turn_ended(),
+            Event::TurnEnded { .. } => {
+                self.watch.turn_ended();
+                self.waits_for.clear();
+                self.client_turn_over(now);
+            }
             _ => {}
         }
     }

@@ -120,6 +120,11 @@ impl Terminal {
         std::mem::take(&mut self.waiting)
     }
 
+    /// Its command never ran: gives the requests that waited for its end.
+    pub(super) fn never_began(self) -> Vec<AskKey> {
+        self.waiting
+    }
+
     /// What its command has written, for the agent.
     pub(super) fn output(&self) -> ClientDone {
         let (text, truncated) = self.screen.shown();
@@ -170,15 +175,16 @@ impl Screen {
         }
     }
 
-    /// So many bytes were told; gives how many may still be.
-    fn tell(&self, bytes: usize) -> bool {
+    /// Whether so many bytes more may be told.
+    fn may_tell(&self, bytes: usize) -> bool {
+        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        held.told + bytes as u64 <= TERMINAL_TOLD_BYTES as u64
+    }
+
+    /// So many bytes were told.
+    fn told(&self, bytes: usize) {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        let told = held.told + bytes as u64;
-        let may = told <= TERMINAL_TOLD_BYTES as u64;
-        if may {
-            held.told = told;
-        }
-        may
+        held.told += bytes as u64;
     }
 
     fn counted(&self) -> (u64, u64) {
@@ -298,15 +304,17 @@ impl Task {
         let taken = self.partial.len();
         let delta = whole(&mut self.partial);
         let bytes = taken - self.partial.len();
-        if bytes == 0 || !self.screen.tell(bytes) {
+        if bytes == 0 || !self.screen.may_tell(bytes) {
             return;
         }
         let hold = tokio::select! {
+            biased;
             hold = self.credits.take(1, delta.len()) => hold,
-            // What is told last must not hold up its end.
+            // What is told last must not hold up its end: without credits it stays untold.
             () = self.kill.cancelled() => None,
         };
         if let Some(hold) = hold {
+            self.screen.told(bytes);
             self.say(ClientNews::Output {
                 terminal: self.id.clone(),
                 delta: Foreign::new(delta),
@@ -392,9 +400,13 @@ mod tests {
     fn so_much_is_told_and_the_rest_is_counted() {
         let screen = Screen::new(10);
         screen.put(&[b'x'; 100]);
-        assert!(screen.tell(60));
-        assert!(!screen.tell(TERMINAL_TOLD_BYTES));
-        assert!(screen.tell(40));
+        // What may be told, but was not, counts as untold.
+        assert!(screen.may_tell(60));
+        assert_eq!(screen.counted(), (100, 100));
+        screen.told(60);
+        assert!(!screen.may_tell(TERMINAL_TOLD_BYTES));
+        assert!(screen.may_tell(40));
+        screen.told(40);
         assert_eq!(screen.counted(), (100, 0));
         screen.put(b"more");
         assert_eq!(screen.counted(), (104, 4));

@@ -133,6 +133,11 @@ impl PoolState {
             return Follows::default();
         }
         slot.down_since.get_or_insert(now);
+        // Nothing is wrong with the agent: it only does not have that session, which is over.
+        if end.not_resumed {
+            self.change(index, SlotEvent::GoneToRest, None);
+            return Follows::default();
+        }
         let failure = restart::End {
             class: end.class,
             status: end.status,

@@ -166,9 +166,24 @@ impl PoolState {
             view.pid = None;
             view.last_exit_code = code.or(view.last_exit_code);
         });
-        self.child_ended(index, end);
+        let follows = self.child_ended(index, end);
+        self.task_on_its_way(index, follows.parked.is_some());
         self.what_of_the_session(index, stays, true, false);
         self.old_child_is_gone(index, false);
+    }
+
+    /// The session was given a task before it was known that its child is gone: it starts another
+    /// one for it, unless the slot is parked now, and then the task goes back unspent.
+    fn task_on_its_way(&mut self, index: u16, parked: bool) {
+        let Some(slot) = self.slot(index) else { return };
+        let Some(work) = &slot.work else { return };
+        if parked {
+            let _ = work.actor.send_message(SessionMsg::Stop { now: false });
+        } else {
+            // The wait, if there is one, is not for this child.
+            slot.round += 1;
+            self.change(index, SlotEvent::StartBegun, None);
+        }
     }
 
     /// A session is closed: its slot is free for a new one.

@@ -211,7 +211,8 @@ impl PoolState {
         };
         let probe = work.probe.then(|| session.clone());
         let slot_id = slot.id.clone();
-        let instead_of = slot.given_up.take();
+        // A conversation is nothing of the pool's own sessions.
+        let instead_of = if is_held { None } else { slot.given_up.take() };
         let actor = self.give(work, kept, instead_of);
         if probe.is_some() {
             self.pause.probing();

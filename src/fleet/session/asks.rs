@@ -3,7 +3,7 @@
 //! Deciding is pure but for the resolver's look at links; every failure on this way is a deny
 //! with a reason. Must not send anything: an answer waits until its verdict is durable.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use serde_json::value::RawValue;
@@ -20,7 +20,7 @@ use crate::model::{
     Answer, Ask, AskId, AskKey, Claimed, ClientWish, DecidedBy, Decision, Event, Foreign,
     OnTimeout, Verdict,
 };
-use crate::policy::{Facts, Judgement, Request};
+use crate::policy::{Facts, Judgement, Part, Request};
 use crate::telemetry::event::permission::{PermissionRequested, PolicyEvaluated};
 use crate::telemetry::event::turn::UnaskedJudged;
 use crate::telemetry::sets::{EvaluationError, ToolClass};
@@ -42,10 +42,11 @@ type Digest = [u8; 32];
 /// The open asks and tool calls of a turn.
 #[derive(Debug, Default)]
 pub(crate) struct Asks {
-    /// Asked, decided, not yet answered.
-    open: HashSet<AskKey>,
+    /// Asked, decided, not yet answered. By our own id: a verdict that becomes durable is for that
+    /// one request, whatever names an agent gives to others.
+    open: HashMap<AskId, AskKey>,
     /// The same, of what the agent has its client do; its dialect bounds these.
-    clients: HashSet<AskKey>,
+    clients: HashMap<AskId, AskKey>,
     calls: VecDeque<Call>,
     /// Requests that came before their call.
     requests: VecDeque<Early>,
@@ -61,14 +62,14 @@ struct Early {
 
 impl Asks {
     /// Whether the answer is still wanted.
-    pub(crate) fn answered(&mut self, key: &AskKey) -> bool {
-        self.open.remove(key) || self.clients.remove(key)
+    pub(crate) fn answered(&mut self, ask: &AskId) -> bool {
+        self.open.remove(ask).is_some() || self.clients.remove(ask).is_some()
     }
 
     /// The agent does not wait for the answer any more.
     pub(crate) fn withdrawn(&mut self, key: &AskKey) {
-        self.open.remove(key);
-        self.clients.remove(key);
+        self.open.retain(|_, open| open != key);
+        self.clients.retain(|_, open| open != key);
     }
 
     /// The child is gone: nothing can be answered.
@@ -227,7 +228,7 @@ pub(crate) fn decide(
 ) -> Decided {
     let began = clock::now();
     let crowded = asks.open.len() >= ASKS_PER_SESSION;
-    let twice = !asks.open.insert(ask.key.clone());
+    let twice = asks.open.values().any(|open| open.id == ask.key.id);
     asks.note_request(ask);
     let judgement = if twice {
         Judgement::refused("twice", "the same request id was used twice")
@@ -242,7 +243,10 @@ pub(crate) fn decide(
         judge(pool, prepared, &ask.tool, &ask.input, &ask.claimed)
     };
     let class = class(pool, Some(&ask.tool));
-    decided(pool, work, ask, judgement, class, clock::since(began), at)
+    let decided = decided(pool, work, ask, judgement, class, clock::since(began), at);
+    asks.open
+        .insert(decided.verdict.ask.clone(), ask.key.clone());
+    decided
 }
 
 /// Decides what the agent wants its client to do. Beside it stands, unless it is denied, the place
@@ -256,8 +260,7 @@ pub(crate) fn decide_client(
     at: At,
 ) -> (Decided, Option<String>) {
     let began = clock::now();
-    asks.clients.insert(ask.key.clone());
-    let (judgement, place) = if at.is_read_only {
+    let (mut judgement, place) = if at.is_read_only {
         let why = "the journal is read-only: nothing can be allowed";
         (Judgement::refused("journal", why), None)
     } else if ask.input.get().len() > ASK_INPUT_BYTES {
@@ -268,13 +271,36 @@ pub(crate) fn decide_client(
         let why = "there is no workspace to judge paths by";
         (Judgement::refused("no_workspace", why), None)
     };
+    if let ClientWish::Write(_) = wish {
+        // A person is asked about the text, too, and there is no tool call that shows it.
+        judgement.facts.parts.extend(text_part(&ask.input));
+    }
     let class = match wish {
         ClientWish::Read(_) => ToolClass::Read,
         ClientWish::Write(_) => ToolClass::Write,
         ClientWish::Run(_) => ToolClass::Shell,
     };
     let decided = decided(pool, work, ask, judgement, class, clock::since(began), at);
+    asks.clients
+        .insert(decided.verdict.ask.clone(), ask.key.clone());
     (decided, place)
+}
+
+/// What is on record of a text that is to be written, for whoever decides.
+fn text_part(input: &RawValue) -> Option<Part> {
+    #[derive(serde::Deserialize)]
+    struct Text {
+        bytes: u64,
+        sha256: String,
+    }
+    let text: Text = serde_json::from_str(input.get()).ok()?;
+    let bytes = text.bytes.to_string();
+    let words = ["text:", &bytes, "bytes,", "SHA-256", &text.sha256];
+    Some(Part {
+        words: words.into_iter().map(Foreign::from).collect(),
+        decision: Decision::Allow,
+        rules: Vec::new(),
+    })
 }
 
 /// A judgement, with what follows where nobody can be asked.

@@ -67,7 +67,7 @@ impl SessionState {
         verdict: Verdict,
         deny_turn: bool,
     ) {
-        if !self.asks.answered(&key) {
+        if !self.asks.answered(&verdict.ask) {
             return;
         }
         let is_over = self.ending.is_some() || self.turn.is_some();

@@ -193,8 +193,9 @@ impl SessionState {
             }
             let (outcome, why) = self.ending.take().unwrap_or_else(|| {
                 let why = end.detail.clone();
-                let limited = self.look_for_limit(TurnOutcome::Lost, Some(&why), &end.stderr);
-                (TurnOutcome::Lost, limited.unwrap_or(why))
+                let limited = self.look_for_limit(TurnOutcome::Lost, || end.tells_limit);
+                let why = limited.map_or(why.clone(), |limited| format!("{limited}; {why}"));
+                (TurnOutcome::Lost, why)
             });
             self.turn = Some(outcome);
             self.count_turn(outcome);

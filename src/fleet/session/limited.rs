@@ -1,11 +1,13 @@
-//! Whether a turn failed because its provider limits requests: by the answers on the child's
-//! routes, else by the words of the agent.
+//! What a turn that failed says of its cause: the hint that fits, and whether its provider limits
+//! requests, by the answers on the child's routes, else by the words of the agent.
 
+use std::sync::Arc;
 use std::time::Instant;
 
-use super::state::SessionState;
+use super::state::{DETAIL_WIDTH, SessionState};
 use crate::config::SessionScope;
-use crate::lifecycle::pause::tells_limit;
+use crate::config::hint::{Evidence, HintClass};
+use crate::fleet::channel::stderr::StderrLog;
 use crate::model::{Foreign, TurnOutcome};
 use crate::relay::Seen;
 use crate::telemetry::sets::LimitSign;
@@ -19,26 +21,60 @@ pub(crate) struct Limited {
 }
 
 impl SessionState {
-    /// Looks for it at the end of a turn that we did not end; what it finds is put before the
-    /// detail.
+    /// Why a turn ended as it did: a limit of the provider goes before the detail, the hint that
+    /// fits comes behind it. `is_ours`: we ended it, and say so in the detail.
+    pub(super) fn understood(
+        &mut self,
+        outcome: TurnOutcome,
+        detail: Option<String>,
+        is_ours: bool,
+    ) -> Option<String> {
+        let failed = outcome == TurnOutcome::Failed;
+        let log = self.shared.slots.log(&self.work.slot).filter(|_| failed);
+        // What earlier turns wrote to stderr says nothing of this one.
+        let log = log.filter(|_| self.scope == SessionScope::Task);
+        let stderr = log.map(StderrLog::tail).unwrap_or_default();
+        let error = self.tally.last_error().to_owned();
+        let said = detail.clone().unwrap_or_default();
+        let (shared, pool) = (Arc::clone(&self.shared), Arc::clone(&self.pool));
+        let evidence = Evidence {
+            agent: &pool.config.agent,
+            launcher: pool.config.launcher,
+            status: None,
+            messages: &[&said, &error],
+            stderr: &stderr,
+        };
+        let hints = &shared.config.hints;
+        let limited = if is_ours {
+            None
+        } else {
+            self.look_for_limit(outcome, || hints.tells(&evidence, HintClass::RateLimited))
+        };
+        let hint = failed.then(|| hints.find(&evidence)).flatten();
+        let detail = match detail {
+            None if failed => Some(Foreign::from(error.as_str()).show(DETAIL_WIDTH)),
+            detail => detail,
+        };
+        let parts = [
+            limited.map(str::to_owned),
+            detail.filter(|detail| !detail.is_empty()),
+            hint.map(|hint| format!("hint: {}", hint.text)),
+        ];
+        let parts: Vec<String> = parts.into_iter().flatten().collect();
+        (!parts.is_empty()).then(|| parts.join("; "))
+    }
+
+    /// Looks for a limit at the end of a turn that we did not end, and says what showed it. By
+    /// words a limit is recognised by rows of the hints' table only.
     pub(super) fn look_for_limit(
         &mut self,
         outcome: TurnOutcome,
-        detail: Option<&str>,
-        stderr: &[Foreign],
-    ) -> Option<String> {
-        // What earlier turns wrote to stderr says nothing of this one.
-        let of_this_turn = self.scope == SessionScope::Task;
-        let stderr = if of_this_turn { stderr } else { &[] };
-        let words = stderr.iter().map(Foreign::raw).chain(detail);
-        self.limit = judge(outcome, self.limits.seen(), words);
-        let why = match self.limit?.sign {
+        tells: impl FnOnce() -> bool,
+    ) -> Option<&'static str> {
+        self.limit = judge(outcome, self.limits.seen(), tells);
+        Some(match self.limit?.sign {
             LimitSign::Route => "rate limited: the provider's last answer was 429 or 529",
             LimitSign::Words => "rate limited: the agent says that its provider limits requests",
-        };
-        Some(match detail {
-            None | Some("") => why.to_owned(),
-            Some(detail) => format!("{why}; {detail}"),
         })
     }
 
@@ -53,11 +89,7 @@ impl SessionState {
 }
 
 /// Pure.
-fn judge<'w>(
-    outcome: TurnOutcome,
-    seen: Seen,
-    mut words: impl Iterator<Item = &'w str>,
-) -> Option<Limited> {
+fn judge(outcome: TurnOutcome, seen: Seen, tells: impl FnOnce() -> bool) -> Option<Limited> {
     let by_route = Limited {
         sign: LimitSign::Route,
         until: seen.until,
@@ -71,7 +103,7 @@ fn judge<'w>(
                 sign: LimitSign::Words,
                 until: None,
             };
-            words.any(tells_limit).then_some(by_words)
+            tells().then_some(by_words)
         }
         // Some agents tell the error as their answer. Without one good answer nothing was done.
         TurnOutcome::Completed if seen.is_limited && seen.good == 0 => Some(by_route),
@@ -94,22 +126,18 @@ mod tests {
             is_limited,
             until: None,
         };
-        let check = |outcome, seen, words: &str, expect: Option<LimitSign>| {
-            let found = judge(outcome, seen, words.lines()).map(|limited| limited.sign);
-            assert_eq!(found, expect, "{outcome} {seen:?} {words}");
+        let check = |outcome, seen, tells: bool, expect: Option<LimitSign>| {
+            let found = judge(outcome, seen, || tells).map(|limited| limited.sign);
+            assert_eq!(found, expect, "{outcome} {seen:?} {tells}");
         };
-        check(Failed, seen(3, true), "x", Some(Route));
-        check(Lost, seen(0, true), "", Some(Route));
-        check(Failed, seen(3, false), "x", None);
-        check(
-            Failed,
-            seen(0, false),
-            "trace\nHTTP 429 Too Many Requests",
-            Some(Words),
-        );
-        check(Completed, seen(0, true), "", Some(Route));
-        check(Completed, seen(1, true), "", None);
-        check(Completed, seen(0, false), "rate limit", None);
-        check(Cancelled, seen(0, true), "rate limit", None);
+        check(Failed, seen(3, true), false, Some(Route));
+        check(Lost, seen(0, true), false, Some(Route));
+        check(Failed, seen(3, false), false, None);
+        check(Failed, seen(0, false), true, Some(Words));
+        check(Lost, seen(0, false), true, Some(Words));
+        check(Completed, seen(0, true), false, Some(Route));
+        check(Completed, seen(1, true), true, None);
+        check(Completed, seen(0, false), true, None);
+        check(Cancelled, seen(0, true), true, None);
     }
 }

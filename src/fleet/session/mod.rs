@@ -275,6 +275,7 @@ fn begin(args: SessionArgs, myself: SessionRef) -> Box<SessionState> {
         choosing: choosing::Choosing::default(),
         prompted: stored.as_ref().is_some_and(|of| of.prompted),
         task_number: 0,
+        idle_timer: None,
         oversized: false,
         not_loaded: None,
         gives_back: false,

@@ -91,7 +91,14 @@ impl SessionState {
         let resumes = self.pool.config.restart.on_crash == OnCrash::Resume;
         let wanted = resumes || self.talk.is_some();
         let is_bad = |id: &Foreign| by_argument && !ids::is_safe_token(id.raw());
-        if wanted && info.session.as_ref().is_none_or(is_bad) {
+        if info.forgets {
+            self.agent_session = None;
+            if wanted {
+                let why = "the agent offers neither session/load nor session/resume";
+                self.not_loaded = Some(why.to_owned());
+                tracing::warn!(session = %self.work.session, "the agent can neither load nor resume a session: this one ends with its child");
+            }
+        } else if wanted && info.session.as_ref().is_none_or(is_bad) {
             let shown = info.session.as_ref().map(|id| id.show(100));
             tracing::warn!(session = %self.work.session, id = shown, "the agent's id of the session cannot be used: the session cannot be resumed");
             self.agent_session = None;
@@ -194,7 +201,9 @@ impl SessionState {
             }
             Err(why) => self.failure = Some(why),
         }
-        let ends = self.cancelled || self.stopped || self.broken;
+        // Its child went while the task was on its way, and no other can take its place.
+        let is_over = self.channel.is_none() && !self.can_load();
+        let ends = self.cancelled || self.stopped || self.broken || is_over;
         if ends || self.failure.is_some() || self.end.is_some() {
             self.survey();
         } else if self.channel.is_some() {
@@ -221,25 +230,38 @@ impl SessionState {
     }
 
     /// From now on its child is kept for no longer than the pool says.
-    pub(super) fn unload_when_idle(&self) {
+    pub(super) fn unload_when_idle(&mut self) {
         let Some(idle) = self.pool.config.timeouts.idle else {
             return;
         };
-        if self.channel.is_none() || !self.can_load() {
+        if self.channel.is_none() || !self.comes_back() {
             return;
         }
         let (to, task) = (self.myself.clone(), self.task_number);
-        tokio::spawn(async move {
+        let waits = tokio::spawn(async move {
             tokio::time::sleep(idle).await;
             let _ = to.send_message(SessionMsg::Idle(task));
         });
+        // One timer for a session, not one for each of its tasks.
+        if let Some(earlier) = self.idle_timer.replace(waits.abort_handle()) {
+            earlier.abort();
+        }
+    }
+
+    /// Whether a new child would remember what this one was told.
+    fn comes_back(&self) -> bool {
+        self.can_load() && self.resumes().is_some()
     }
 
     /// Stops the child that nobody needed since the task of that number; the next task loads the
     /// session again.
     pub(super) fn unload(&self, task: u64) {
         let is_idle = self.phase == Phase::Idle && self.task_number == task;
-        if let Some(channel) = self.channel.as_ref().filter(|_| is_idle && self.can_load()) {
+        if let Some(channel) = self
+            .channel
+            .as_ref()
+            .filter(|_| is_idle && self.comes_back())
+        {
             self.tell_pool(SlotEvent::StopBegun, None);
             let _ = channel.send_message(ChannelMsg::Unload);
         }

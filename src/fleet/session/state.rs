@@ -15,10 +15,8 @@ use super::choosing::Choosing;
 use super::measure::Measured;
 use super::outbox::{After, Outbox};
 use super::{CheckResult, Item, Limited, Prepared, SessionRef, TalkArgs, Tally, Work};
-use crate::config::hint::Evidence;
 use crate::config::{OnUnaskedDeny, SessionScope};
 use crate::dialect::Command;
-use crate::fleet::channel::stderr::StderrLog;
 use crate::fleet::channel::{ChannelEnd, ChannelHandle, ChannelMsg};
 use crate::fleet::clock;
 use crate::fleet::pool::PoolMsg;
@@ -31,7 +29,7 @@ use crate::telemetry::event::turn::{TokensUsed, ToolCallEnded, TurnEnded, TurnFi
 use crate::telemetry::sets::ToolOutcome;
 
 /// How wide an error of the agent's may be in a detail.
-const DETAIL_WIDTH: usize = 300;
+pub(super) const DETAIL_WIDTH: usize = 300;
 
 /// Where the session stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,6 +89,8 @@ pub(crate) struct SessionState {
     pub(super) has_task: bool,
     /// Counts its tasks: what was waited for of an earlier one is no news for the next.
     pub(super) task_number: u64,
+    /// Ends the wait after which its idle child is stopped.
+    pub(super) idle_timer: Option<AbortHandle>,
     /// The task's prompt is journalled.
     pub(super) accepted: bool,
     /// Nothing more comes; whether it ends for good.
@@ -273,16 +273,11 @@ impl SessionState {
             self.unasked(&call);
         }
         // What we asked for decides: some agents say of a turn that was cancelled that it completed.
-        let (outcome, detail) = match self.ending.take() {
-            None => {
-                let log = self.shared.slots.log(&self.work.slot);
-                let stderr = log.map(StderrLog::tail).unwrap_or_default();
-                let limited = self.look_for_limit(outcome, detail.as_deref(), &stderr);
-                (outcome, limited.or(detail))
-            }
-            Some((wanted, why)) => (wanted, Some(why)),
+        let (outcome, detail, is_ours) = match self.ending.take() {
+            None => (outcome, detail, false),
+            Some((wanted, why)) => (wanted, Some(why), true),
         };
-        let detail = self.hinted(outcome, detail);
+        let detail = self.understood(outcome, detail, is_ours);
         self.turn = Some(outcome);
         self.turn_detail.clone_from(&detail);
         self.phase = Phase::Ending;
@@ -304,33 +299,6 @@ impl SessionState {
             // Nobody waits for this child any more: it need not outlive a stalled journal.
             self.stop(false);
         }
-    }
-
-    /// Why a turn failed, with the hint that fits.
-    fn hinted(&self, outcome: TurnOutcome, detail: Option<String>) -> Option<String> {
-        if outcome != TurnOutcome::Failed {
-            return detail;
-        }
-        let error = self.tally.last_error();
-        let detail = detail.unwrap_or_else(|| Foreign::from(error).show(DETAIL_WIDTH));
-        let log = self.shared.slots.log(&self.work.slot);
-        // What earlier turns wrote to stderr says nothing of this one.
-        let log = log.filter(|_| self.scope == SessionScope::Task);
-        let stderr = log.map(StderrLog::tail).unwrap_or_default();
-        let evidence = Evidence {
-            agent: &self.pool.config.agent,
-            launcher: self.pool.config.launcher,
-            status: None,
-            messages: &[&detail, error],
-            stderr: &stderr,
-        };
-        let hint = self.shared.config.hints.find(&evidence);
-        let parts = [
-            Some(detail).filter(|detail| !detail.is_empty()),
-            hint.map(|hint| format!("hint: {}", hint.text)),
-        ];
-        let parts: Vec<String> = parts.into_iter().flatten().collect();
-        (!parts.is_empty()).then(|| parts.join("; "))
     }
 
     pub(super) fn count_turn(&self, outcome: TurnOutcome) {
@@ -413,7 +381,7 @@ impl SessionState {
                 class,
             } => {
                 self.told(&verdict, class, asked);
-                if self.asks.answered(&key) {
+                if self.asks.answered(&verdict.ask) {
                     self.command(Command::Answer { key, answer });
                     if deny_turn {
                         let why = "a person had to be asked, and nobody can be".to_owned();

@@ -185,6 +185,7 @@ fn course(reader: &Reader<'_>) -> Result<Event, CodecError> {
                 modes: choices(b.modes),
                 tools: b.tools.into_iter().map(own).collect(),
                 context_window: b.context_window,
+                forgets: false,
             })
         }
         EventKind::TurnStarted => {
@@ -255,7 +256,10 @@ fn tools(reader: &Reader<'_>) -> Result<Event, CodecError> {
             Event::Asked {
                 id: reader.ask_id(&b.id)?,
                 ask: Ask {
-                    key: AskKey(b.key.into_owned()),
+                    key: AskKey {
+                        id: b.key.into_owned(),
+                        serial: 0,
+                    },
                     tool_id: b.tool_id.map(own),
                     tool: own(b.tool),
                     input: b.input.into_owned(),

@@ -459,7 +459,7 @@ fn asked(id: &str, ask: &Ask, out: &mut Vec<u8>) {
         out,
         &body::Asked {
             id: Cow::Borrowed(id),
-            key: Cow::Borrowed(&ask.key.0),
+            key: Cow::Borrowed(&ask.key.id),
             tool_id: maybe(ask.tool_id.as_ref()),
             tool: text(&ask.tool),
             input: stored,

@@ -32,7 +32,10 @@ fn ask() -> Event {
     Event::Asked {
         id: AskId::new("a-1").expect("id"),
         ask: Ask {
-            key: AskKey("req \"7\"".to_owned()),
+            key: AskKey {
+                id: "req \"7\"".to_owned(),
+                serial: 0,
+            },
             tool_id: Some(foreign("t1")),
             tool: foreign("bash"),
             input: raw(r#"{"command": "ls  -l", "n": 1.50}"#),
@@ -86,6 +89,7 @@ fn course() -> Vec<Event> {
             modes: Vec::new(),
             tools: vec![foreign("bash"), foreign("read_file")],
             context_window: Some(u64::MAX),
+            forgets: false,
         }),
         Event::Ready(AgentInfo {
             protocol: "1".to_owned(),

@@ -88,7 +88,10 @@ fn asked(ask: &str, input: &str) -> Event {
     Event::Asked {
         id: AskId::new(ask).expect("id"),
         ask: Ask {
-            key: AskKey(format!("key-{ask}")),
+            key: AskKey {
+                id: format!("key-{ask}"),
+                serial: 1,
+            },
             tool_id: None,
             tool: Foreign::new("bash"),
             input: RawValue::from_string(input.to_owned()).expect("JSON"),

@@ -94,11 +94,15 @@ fn tools_that_the_provider_runs_and_unknown_ones_are_refused() {
         r#"{"cachedContent":"cachedContents/x"}"#,
         r#"{"prompt":{"id":"pmpt_1"}}"#,
         r#"{"search_parameters":{"mode":"on"}}"#,
+        r#"{"enable_search":true}"#,
+        r#"{"toolſ":[{"type":"web_search"}]}"#,
+        r#"{"mcp_serverſ":[]}"#,
         r#"{"plugins":[{"id":"web"}]}"#,
     ] {
         refused(body, Why::ServerTool);
     }
     passes(r#"{"prompt":"complete this"}"#);
+    passes(r#"{"enable_search":false}"#);
 }
 
 #[test]
@@ -112,6 +116,10 @@ fn addresses_that_the_provider_would_fetch_are_refused_and_data_passes() {
         r#"{"input":[{"content":[{"type":"input_file","file_url":"http://x"}]}]}"#,
         r#"{"contents":[{"parts":[{"fileData":{"fileUri":"gs://b/o"}}]}]}"#,
         r#"{"contents":[{"parts":[{"file_data":{"file_uri":"https://x"}}]}]}"#,
+        r#"{"messages":[{"content":[{"type":"image","source":[{"type":"url","url":"https://x"}]}]}]}"#,
+        r#"{"contents":[{"parts":[{"filedata":{"FileURI":"https://x"}}]}]}"#,
+        // A second spelling hides nothing.
+        r#"{"messages":[{"input":{"image_url":"https://x"},"Input":{}}]}"#,
         // What only looks like a call is none.
         r#"{"type":"tool_use","input":[{"content":[{"image_url":"https://x"}]}]}"#,
         r#"{"messages":[{"type":"other","input":{"image_url":"https://x"}}]}"#,

@@ -35,7 +35,7 @@ impl Place {
     }
 
     fn write(&self, path: &str, text: &str) -> Step<()> {
-        write(self.root(), path, text.as_bytes())
+        write(self.root(), path, text.as_bytes(), || true)
     }
 
     /// The names in the workspace's top directory.
@@ -110,6 +110,23 @@ fn a_long_file_is_refused_and_a_part_of_it_is_not() {
 }
 
 #[test]
+fn a_line_that_the_bound_cuts_is_not_given_as_a_whole_one() {
+    use std::os::unix::fs::FileExt as _;
+    let place = Place::new();
+    let file = fs::File::create(place.at("ws/log")).unwrap();
+    let line = format!("{}\n", "x".repeat(200));
+    let at = CLIENT_SCAN_BYTES - 100;
+    file.write_all_at(b"\n", at - 1).unwrap();
+    file.write_all_at(line.as_bytes(), at).unwrap();
+    refused(read(place.root(), "log", 2, Some(1)), "within its first");
+    refused(read(place.root(), "log", 2, None), "within its first");
+    // One that ends exactly there is whole.
+    file.write_all_at(b"\n", CLIENT_SCAN_BYTES - 1).unwrap();
+    let got = read(place.root(), "log", 2, Some(1)).unwrap();
+    assert_eq!(got.len(), 100);
+}
+
+#[test]
 fn what_is_no_text_is_refused() {
     let place = Place::new();
     fs::write(place.at("ws/picture"), b"\x89PNG\xff").unwrap();
@@ -130,6 +147,20 @@ fn a_file_is_replaced_at_once_and_keeps_its_mode() {
     assert_eq!(old, "one\ntwo\nthree\n");
     place.write("src/made.rs", "").unwrap();
     assert_eq!(mode(&place.at("ws/src/made.rs")), FRESH_MODE);
+    assert_eq!(place.names(), ["notes.txt", "src"]);
+}
+
+#[test]
+fn what_nobody_waits_for_any_more_is_not_written() {
+    let place = Place::new();
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    ours.shutdown(std::net::Shutdown::Read).unwrap();
+    let write = || write(place.root(), "notes.txt", b"late", || is_wanted(&theirs));
+    write().unwrap();
+    place.write("notes.txt", "new").unwrap();
+    drop(ours);
+    refused(write(), "nobody waits");
+    assert_eq!(place.read("notes.txt").unwrap(), "new");
     assert_eq!(place.names(), ["notes.txt", "src"]);
 }
 
@@ -166,16 +197,12 @@ fn nothing_leads_out_of_the_workspace() {
         "..",
         ".",
     ] {
-        assert_ne!(
-            place.read(path).unwrap_err().kind,
-            FileFault::NotFound,
-            "{path}"
-        );
-        assert_ne!(
-            place.write(path, "x").unwrap_err().kind,
-            FileFault::NotFound,
-            "{path}"
-        );
+        for failure in [
+            place.read(path).unwrap_err(),
+            place.write(path, "x").unwrap_err(),
+        ] {
+            assert_eq!(failure.kind, FileFault::Refused, "{path}: {failure:?}");
+        }
     }
     assert_eq!(
         fs::read_to_string(place.at("beside/secret")).unwrap(),

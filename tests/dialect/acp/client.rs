@@ -1,9 +1,11 @@
 //! What an agent may have its client do: which requests are taken, and how each is answered.
 
+use std::sync::Arc;
+
 use marshal::config::DialectName;
-use marshal::dialect::Opening;
-use marshal::limits::{CLIENT_FILE_BYTES, OPEN_ASKS};
-use marshal::model::ClientOffers;
+use marshal::dialect::{Command, Effect, Opening};
+use marshal::limits::{ASK_INPUT_BYTES, CLIENT_FILE_BYTES, OPEN_ASKS, REMEMBERED_ASKS};
+use marshal::model::{AskKey, ClientDone, ClientOffers};
 
 use super::{OPEN, TURN, TURN_SAYS, clean};
 use crate::script::{Conversation, played};
@@ -205,6 +207,87 @@ fn outside_of_a_turn_only_terminals_that_are_there_are_served() {
             "client 0 terminal/kill -".to_owned()
         ]
     );
+}
+
+#[test]
+fn a_command_is_not_even_read_when_it_is_too_long_to_be_judged() {
+    let create = |words: usize| {
+        let args = vec!["\"a\""; words].join(",");
+        let params = format!(r#""command":"ls","args":[{args}]"#);
+        request(0, "terminal/create", &params)
+    };
+    let said = format!("the parameters are longer than {ASK_INPUT_BYTES} bytes");
+    let told = in_turn(&create(2_000_000));
+    assert_eq!(told, [error(0, -32602, &said)]);
+    let told = in_turn(&create(1000));
+    assert!(told[1].starts_with("client 0 terminal/create "), "{told:?}");
+}
+
+#[test]
+fn an_id_is_used_up_whatever_it_was_used_for() {
+    let asked = r#"< {"id":0,"method":"session/request_permission","params":{"sessionId":"s-1","toolCall":{"toolCallId":"t-1","title":"ls","rawInput":{"command":"ls"}},"options":[{"optionId":"y","name":"Yes","kind":"allow_once"},{"optionId":"n","name":"No","kind":"reject_once"}]}}"#;
+    let said = "a request with this id was sent before";
+    let told = in_turn(&format!("{asked}\n> allow 0\n{}", read(0)));
+    let last = told.len() - 2;
+    let expect = ["bad duplicate_id".to_owned(), error(0, -32600, said)];
+    assert_eq!(told[last..], expect, "{told:?}");
+}
+
+#[test]
+fn an_answer_is_for_one_request_even_if_its_id_was_forgotten_and_used_again() {
+    let mut talk = offering();
+    for line in format!("{OPEN}{TURN}").lines().map(str::trim) {
+        match line.split_at_checked(2) {
+            Some(("< ", said)) => talk.chunk(format!("{said}\n").as_bytes()),
+            Some(("> ", _)) => drop(talk.command(Command::Prompt {
+                text: "p".into(),
+                attached: Arc::default(),
+            })),
+            _ => {}
+        }
+    }
+    let mut say = |said: &str| {
+        let before = talk.effects.len();
+        talk.chunk(format!("{}\n", said.trim_start_matches("< ")).as_bytes());
+        let keys = talk.effects[before..]
+            .iter()
+            .filter_map(|effect| match effect {
+                Effect::Client { key, .. } => Some(key.clone()),
+                _ => None,
+            });
+        keys.last()
+    };
+    let first = say(&read(7)).expect("taken");
+    let withdraw = |id| format!(r#"{{"method":"$/cancel_request","params":{{"requestId":{id}}}}}"#);
+    say(&withdraw(7));
+    for id in 0..REMEMBERED_ASKS as u64 {
+        say(&read(1000 + id)).expect("taken");
+        say(&withdraw(1000 + id));
+    }
+    let second = say(&read(7)).expect("forgotten, so taken");
+    assert_ne!(first, second);
+    let answer = |key: &AskKey| Command::Client {
+        key: key.clone(),
+        answer: Ok(ClientDone::Text("x".to_owned())),
+    };
+    assert!(talk.command(answer(&first)).is_err());
+    assert!(talk.command(answer(&second)).is_ok());
+    // While it is open an id is never taken again, however much came between.
+    let mut talk = talk;
+    let mut say = |said: &str| {
+        let before = talk.effects.len();
+        talk.chunk(format!("{}\n", said.trim_start_matches("< ")).as_bytes());
+        talk.effects.len() - before
+    };
+    say(&read(9));
+    for id in 0..REMEMBERED_ASKS as u64 {
+        say(&read(9000 + id));
+        say(&withdraw(9000 + id));
+    }
+    say(&read(9));
+    let said = "a request with this id was sent before";
+    let told = clean(&talk.told());
+    assert_eq!(*told.last().unwrap(), error(9, -32600, said));
 }
 
 #[test]

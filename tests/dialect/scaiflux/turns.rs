@@ -23,7 +23,7 @@ fn the_three_lines_of_the_documented_example_are_written_byte_for_byte() {
         b"{\"type\":\"permission_request\",\"request_id\":\"r-9\",\"tool\":\"glob_search\"}\n",
     );
     let allow = Command::Answer {
-        key: marshal::model::AskKey("r-9".into()),
+        key: crate::script::named("r-9"),
         answer: marshal::model::Answer::Allow,
     };
     assert_eq!(

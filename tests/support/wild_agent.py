@@ -1,0 +1,105 @@
+"""An agent of ACP that has its client do what no good agent would; the prompt says what."""
+
+import json, os, select, sys, time
+
+
+def say(*messages):
+    # All of it at once, so that it is read at once.
+    sys.stdout.write("".join(json.dumps({"jsonrpc": "2.0", **message}) + "\n" for message in messages))
+    sys.stdout.flush()
+
+
+def text(said):
+    update = {"sessionUpdate": "agent_message_chunk", "content": {"type": "text", "text": said}}
+    say({"method": "session/update", "params": {"sessionId": "wild", "update": update}})
+
+
+def wants(id, method, **params):
+    return {"id": id, "method": method, "params": {"sessionId": "wild", **params}}
+
+
+def hear():
+    # Byte by byte, so that nothing waits in a buffer where select does not see it.
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(0, 1)
+        if not byte:
+            sys.exit(0)
+        line += byte
+    return json.loads(line)
+
+
+codes = {}
+
+
+def take(message):
+    """Notes an answer to a request of ours; gives everything else back."""
+    if "method" in message:
+        return message
+    codes[message["id"]] = message["error"]["code"] if "error" in message else 0
+    return None
+
+
+def wait_for(id):
+    while id not in codes:
+        take(hear())
+
+
+def flood(turn):
+    # Many files, of which the first is answered: by then all verdicts are there. Then the turn ends.
+    say(*[wants(f"f-{n}", "fs/write_text_file", path=f"/workspace/made-{n}", content="x") for n in range(60)])
+    wait_for("f-0")
+    say({"id": turn, "result": {"stopReason": "end_turn"}})
+    return True
+
+
+def count(turn):
+    while len(codes) < 60:
+        take(hear())
+    time.sleep(1)
+    made = len([name for name in os.listdir("/workspace") if name.startswith("made-")])
+    cancelled = len([code for code in codes.values() if code == -32800])
+    text(f"made {made} cancelled {cancelled} answered {len(codes)}")
+
+
+def ghost(turn):
+    # Waits for the end of a command that will not begin, by the id that it would have.
+    waits = []
+    say(wants("create", "terminal/create", command="no-such-program"))
+    while "create" not in codes:
+        if len(waits) - len(codes) < 40:
+            waits.append(f"wait-{len(waits)}")
+            say(wants(waits[-1], "terminal/wait_for_exit", terminalId="terminal-1"))
+        while select.select([sys.stdin.fileno()], [], [], 0.002)[0] and take(hear()) is None:
+            pass
+    end = time.time() + 3
+    while time.time() < end and any(id not in codes for id in waits):
+        if select.select([sys.stdin.fileno()], [], [], 0.1)[0]:
+            take(hear())
+    text(f"unanswered {len([id for id in waits if id not in codes])} of {len(waits)}")
+
+
+def person(turn):
+    env = [{"name": "FOO", "value": "1"}, {"name": "EVIL", "value": "/workspace/x.cnf"}]
+    say(wants("run", "terminal/create", command="touch", args=["ran"], cwd="/workspace/src", env=env))
+    wait_for("run")
+    say(wants("write", "fs/write_text_file", path="/workspace/made", content="twelve bytes"))
+    wait_for("write")
+    text(f"run {codes['run']} write {codes['write']}")
+
+
+while True:
+    message = take(hear())
+    if message is None:
+        continue
+    method, id = message["method"], message.get("id")
+    if method == "initialize":
+        say({"id": id, "result": {"protocolVersion": 1}})
+    elif method == "session/new":
+        say({"id": id, "result": {"sessionId": "wild"}})
+    elif method == "session/prompt":
+        what = message["params"]["prompt"][0]["text"].split()[0]
+        if not globals()[what](id):
+            say({"id": id, "result": {"stopReason": "end_turn"}})
+    elif id is not None:
+        say({"id": id, "error": {"code": -32601, "message": "no"}})
