@@ -9,8 +9,12 @@
 #[path = "../fleet/drill.rs"]
 #[allow(dead_code, reason = "shared with other test binaries")]
 mod drill;
+#[path = "../fleet/editor.rs"]
+#[allow(dead_code, reason = "shared with other test binaries")]
+mod editor;
 mod exec;
 mod far;
 mod lost;
 mod refused;
+mod talk;
 mod work;

@@ -118,6 +118,11 @@ fn what_is_for_acp_is_refused_elsewhere_and_what_weakens_it_is_spelled_out() {
         check(key, "this is for agents that speak acp");
     }
     let acp = |keys: &str, expect: &str| check(&format!("dialect = \"acp\"\n{keys}"), expect);
+    for key in ["client_fs = \"read\"", "client_terminal = true"] {
+        let name = key.split(' ').next().unwrap_or_default();
+        let expect = format!("{name} needs a sandbox of this host: with launcher = \"ssh\"");
+        acp(&format!("{key}\nlauncher = \"ssh\"\nssh = {{ host = \"h\", workspace = \"/w\" }}"), &expect);
+    }
     acp("auth = \"a\\u0007\"", "expected an id of the agent");
     acp("logout = true", "logout = true without auth");
     acp("auth = \"x\"\nlogout = true\nstop = { goodbye = \"0s\" }", "logout = true needs a goodbye");

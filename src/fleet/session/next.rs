@@ -248,9 +248,10 @@ impl SessionState {
         }
     }
 
-    /// Whether a new child would remember what this one was told.
+    /// Whether a new child would remember what this one was told, which may be nothing yet.
     fn comes_back(&self) -> bool {
-        self.can_load() && self.resumes().is_some()
+        let is_empty = self.talk.is_some() && !self.prompted;
+        self.can_load() && (is_empty || self.resumes().is_some())
     }
 
     /// Stops the child that nobody needed since the task of that number; the next task loads the

@@ -17,6 +17,7 @@ use crate::model::{
 const STATIC_WORDS: &[&str] = &[
     "unshare",
     "none",
+    "ssh",
     "too_long",
     "bad_utf8",
     "bad_json",

@@ -56,6 +56,7 @@ fn every_event() -> Vec<Event> {
     events.extend(reports());
     events.extend(progress());
     events.extend(of_session());
+    events.extend(offers());
     events
 }
 
@@ -85,16 +86,7 @@ fn course() -> Vec<Event> {
             session: Some(foreign("abc")),
             model: Some(foreign("m")),
             mode: Some(foreign("prompt")),
-            modes: vec![
-                ChoiceInfo {
-                    id: foreign("prompt"),
-                    name: Some(foreign("Ask")),
-                },
-                ChoiceInfo {
-                    id: foreign("plan"),
-                    name: None,
-                },
-            ],
+            modes: Vec::new(),
             tools: vec![foreign("bash"), foreign("read_file")],
             context_window: Some(u64::MAX),
             forgets: false,
@@ -171,10 +163,7 @@ fn of_session() -> Vec<Event> {
                     name: Some(foreign("Mode")),
                     category: Some(foreign("mode")),
                     value: Some(foreign("plan")),
-                    choices: vec![ChoiceInfo {
-                        id: foreign("plan"),
-                        name: Some(foreign("Plan")),
-                    }],
+                    choices: Vec::new(),
                     is_switch: false,
                 },
                 OptionState {
@@ -183,7 +172,7 @@ fn of_session() -> Vec<Event> {
                     category: None,
                     value: None,
                     choices: Vec::new(),
-                    is_switch: true,
+                    is_switch: false,
                 },
             ],
         },
@@ -226,6 +215,54 @@ fn of_session() -> Vec<Event> {
         Event::SessionFresh {
             instead_of: SessionId::new("s-1").expect("id"),
             why: "it is not in its list".to_owned(),
+        },
+    ]
+}
+
+/// What later came beside it.
+fn offers() -> Vec<Event> {
+    vec![
+        Event::ChildStarted {
+            pid: 2,
+            launcher: "ssh",
+        },
+        Event::Ready(AgentInfo {
+            protocol: "1".to_owned(),
+            mode: Some(foreign("ask")),
+            modes: vec![
+                ChoiceInfo {
+                    id: foreign("ask"),
+                    name: Some(foreign("Ask")),
+                },
+                ChoiceInfo {
+                    id: foreign("plan"),
+                    name: None,
+                },
+            ],
+            ..AgentInfo::default()
+        }),
+        Event::Options {
+            options: vec![
+                OptionState {
+                    id: foreign("llm"),
+                    name: None,
+                    category: Some(foreign("model")),
+                    value: Some(foreign("a")),
+                    choices: vec![ChoiceInfo {
+                        id: foreign("a"),
+                        name: Some(foreign("A")),
+                    }],
+                    is_switch: false,
+                },
+                OptionState {
+                    id: foreign("fast"),
+                    name: None,
+                    category: None,
+                    value: Some(foreign("true")),
+                    choices: Vec::new(),
+                    is_switch: true,
+                },
+            ],
         },
     ]
 }

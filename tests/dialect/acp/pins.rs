@@ -89,8 +89,8 @@ fn options_are_set_where_the_agent_has_options_and_only_where_they_differ() {
             r#"{NEW}
             write {{"jsonrpc":"2.0","id":3,"method":"session/set_config_option","params":{{"sessionId":"s-1","configId":"m","value":"plan"}}}}
             write {{"jsonrpc":"2.0","id":4,"method":"session/set_config_option","params":{{"sessionId":"s-1","configId":"fast","type":"boolean","value":true}}}}
-            ready protocol=1 session='s-1' model='a' mode='plan'
-            options 'm'='plan' 'llm'='a' 'fast'='true'"#
+            options 'm'='plan' 'llm'='a' 'fast'='true'
+            ready protocol=1 session='s-1' model='a' mode='plan'"#
         ),
     );
 }
