@@ -116,7 +116,6 @@ struct Blame {
 }
 
 /// Reads one pool. `None` if it has no name that could be used.
-#[expect(clippy::too_many_lines, reason = "a few lines for each key")]
 pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option<Draft> {
     let section = item.section()?;
     let ledger = section.ledger;

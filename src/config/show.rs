@@ -212,7 +212,6 @@ fn supervisor(supervisor: &Supervisor) -> Shown {
     table
 }
 
-#[expect(clippy::too_many_lines, reason = "a line for each key")]
 fn pool(pool: &Pool) -> Shown {
     let Pool {
         name,
