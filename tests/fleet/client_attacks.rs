@@ -124,6 +124,20 @@ fn who_waits_for_a_command_that_never_began_is_answered() {
 }
 
 #[test]
+fn an_agent_that_takes_no_answer_in_is_silent() {
+    let drill = drill(
+        WILD,
+        "attempts = 1\ntimeouts = { silence = \"2s\", cancel = \"500ms\" }",
+    );
+    fs::write(drill.workspace().join("long"), "\n".repeat(1 << 20)).expect("long");
+    let began = std::time::Instant::now();
+    let ran = drill.run(&["run", "--results", "results.jsonl", "deaf"]);
+    let results = drill.results("results.jsonl");
+    assert_eq!(results[0]["outcome"], "timed_out", "{}", ran.all());
+    assert!(began.elapsed() < Duration::from_secs(30), "{}", ran.all());
+}
+
+#[test]
 fn a_person_is_shown_directory_variables_and_the_text_that_is_written() {
     let drill = drill(WILD, "");
     fs::write(drill.path("mine.toml"), ASKING.replace("asking", "open")).expect("mine.toml");
