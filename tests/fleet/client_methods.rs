@@ -203,7 +203,6 @@ fn every_escape_is_refused_and_its_harmless_sister_is_not() {
         ("client-read /workspace/../etc/passwd", "-32603", ""),
         ("client-read src/../README.md", "-32603", ""),
         ("client-read README.md", "", "# A project"),
-        ("client-read /etc/passwd", "-32603", ""),
         ("client-write /tmp/x y", "-32603", ""),
         ("client-read /proc/self/root/etc/passwd", "-32603", ""),
         ("run python3 links.py", "", ""),

@@ -82,7 +82,7 @@ def ghost(turn):
 def deaf(turn):
     # Wants long texts and takes none of them in.
     say(*[wants(f"d-{n}", "fs/read_text_file", path="/workspace/long") for n in range(20)])
-    time.sleep(600)
+    time.sleep(45)
 
 
 def person(turn):
