@@ -134,12 +134,11 @@ impl Control {
             // A helper that was killed resets the socket if it had not read everything.
             let (stream, buffer) = (&self.stream, &mut self.buffer);
             let descriptors = &mut self.descriptors;
-            let read = match &self.reports {
-                Some(pipe) => take(pipe, buffer).await,
-                None => {
-                    let receive = || receive(stream, buffer, descriptors);
-                    stream.async_io(Interest::READABLE, receive).await
-                }
+            let read = if let Some(pipe) = &self.reports {
+                take(pipe, buffer).await
+            } else {
+                let receive = || receive(stream, buffer, descriptors);
+                stream.async_io(Interest::READABLE, receive).await
             };
             match read {
                 Ok(0) => return Ok(None),

@@ -247,9 +247,12 @@ fn write(root: impl AsFd, path: &str, text: &[u8], wanted: impl FnOnce() -> bool
     let dir = open_below(&root, parent, read_dir, missing)?;
     let mode = mode_of(&dir, name)?;
     let fresh = Fresh::make(&dir)?;
-    let filled = fresh.fill(text, mode).and_then(|()| match wanted() {
-        true => Ok(()),
-        false => Err(refused("nobody waits for it any more")),
+    let filled = fresh.fill(text, mode).and_then(|()| {
+        if wanted() {
+            Ok(())
+        } else {
+            Err(refused("nobody waits for it any more"))
+        }
     });
     let written = filled.and_then(|()| fresh.take_place(name));
     if written.is_err() {

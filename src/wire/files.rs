@@ -1,7 +1,7 @@
 //! The messages between the supervisor and the process that reads and writes a file for it inside
 //! the sandbox.
 //!
-//! One order, one report, framed as in [`super::shim`]. The text itself follows its message as so
+//! One order by a socket, one report by a pipe, framed as in [`super::shim`]. The text itself follows its message as so
 //! many raw bytes: it may be longer than a message. Must know no IO.
 
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,5 @@
-//! The control socket between the supervisor and a child's helper (sandbox shim or leash).
+//! The control socket between the supervisor and a child's helper (sandbox shim or leash), and the
+//! pipe that a leash reports by.
 //!
 //! Owns the messages and their framing: a length of four bytes (little-endian), then that many
 //! bytes of JSON. Descriptors travel beside the first byte of a message; which ones is said at the
@@ -296,7 +297,8 @@ pub enum Opened {
     },
 }
 
-/// What a helper tells the supervisor. `Started` or `Failed` comes once, and first but for
+/// What a helper tells the supervisor: a sandbox's by the control socket, a leash by a pipe.
+/// `Started` or `Failed` comes once, and first but for
 /// `Listening`; after `Started` comes `Ended`. A socket that ends without them is a helper that was lost.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "snake_case")]

@@ -84,18 +84,16 @@ fn what_is_stolen_from_a_helper_gives_the_supervisor_nothing_to_close() {
     }
     script.push_str("\nrun touch stop; sleep 2; cat loot");
     let (said, all) = told(&drill, &[&script]);
-    let numbers: Vec<u32> = said
-        .rsplit("taken ")
-        .next()
-        .and_then(|rest| rest.trim().split_once(" accepted "))
-        .map(|(taken, accepted)| [taken, accepted].map(|n| n.trim().parse().expect("a number")))
-        .unwrap_or_else(|| panic!("{said}\n{all}"))
-        .to_vec();
-    assert!(numbers[0] > 0, "the theft was met: {said}");
+    let loot = said.rsplit("taken ").next().unwrap_or_default().trim();
+    let (taken, accepted) = loot
+        .split_once(" accepted ")
+        .unwrap_or_else(|| panic!("{said}\n{all}"));
+    let number = |text: &str| text.trim().parse::<u32>().expect("a number");
+    assert!(number(taken) > 0, "the theft was met: {said}");
     assert_eq!(
-        numbers[1], 0,
-        "of {} sockets some took a descriptor",
-        numbers[0]
+        number(accepted),
+        0,
+        "sockets that took a descriptor: {loot}"
     );
     // Nor did it disturb anything.
     assert!(said.contains("{\"terminalId\":\"terminal-40\"}"), "{said}");
@@ -121,6 +119,20 @@ fn who_waits_for_a_command_that_never_began_is_answered() {
     let drill = drill(WILD, "timeouts = { silence = \"5s\" }");
     let (said, all) = told(&drill, &["ghost"]);
     assert!(said.contains("unanswered 0"), "{said}\n{all}");
+}
+
+#[test]
+fn an_agent_that_takes_no_answer_in_is_silent() {
+    let drill = drill(
+        WILD,
+        "attempts = 1\ntimeouts = { silence = \"2s\", cancel = \"500ms\" }",
+    );
+    fs::write(drill.workspace().join("long"), "\n".repeat(1 << 20)).expect("long");
+    let began = std::time::Instant::now();
+    let ran = drill.run(&["run", "--results", "results.jsonl", "deaf"]);
+    let results = drill.results("results.jsonl");
+    assert_eq!(results[0]["outcome"], "timed_out", "{}", ran.all());
+    assert!(began.elapsed() < Duration::from_secs(30), "{}", ran.all());
 }
 
 #[test]

@@ -203,7 +203,6 @@ fn every_escape_is_refused_and_its_harmless_sister_is_not() {
         ("client-read /workspace/../etc/passwd", "-32603", ""),
         ("client-read src/../README.md", "-32603", ""),
         ("client-read README.md", "", "# A project"),
-        ("client-read /etc/passwd", "-32603", ""),
         ("client-write /tmp/x y", "-32603", ""),
         ("client-read /proc/self/root/etc/passwd", "-32603", ""),
         ("run python3 links.py", "", ""),
@@ -256,7 +255,9 @@ fn every_escape_is_refused_and_its_harmless_sister_is_not() {
         ("client-read .ENV", "-32603", "guard-secret-file"),
         ("client-read src/\u{435}nv", "-32002", ""),
         ("client-read src/.\u{435}nv", "-32603", "guard-secret-file"),
-        ("run touch set && chmod 4755 set || chmod 755 set", "", ""),
+        ("run touch set && chmod 4755 set", "", ""),
+        ("client-write set y", "-32602", "set-user-id"),
+        ("client-read set", "", "ok {"),
         (
             "run python3 -c \"open('bad','wb').write(b'\\xff\\xfe')\"",
             "",
@@ -307,7 +308,8 @@ fn a_directory_that_a_real_process_swaps_for_a_link_is_never_followed() {
     let count = |part: &str| told.text.matches(part).count();
     assert!(count("{\"content\":\"inside\"}") > 0, "{}", told.text);
     assert_eq!(count("{\"content\":\"outside\"}"), 0, "{}", told.text);
-    let refused = count("fs/read_text_file error") + count("fs/write_text_file error");
+    // Only these were judged at one place and opened when a link was on the way.
+    let refused = count("a symbolic link is on the way, where none was when it was judged");
     assert!(refused > 0, "the race was met: {}", told.text);
     let results = told.of("tool_result");
     let listed = results.last().expect("ls")["output"].to_string();
@@ -475,43 +477,58 @@ fn a_kill_ends_the_whole_tree_of_its_terminal_and_no_other() {
     );
 }
 
+/// The files that were allowed to be written, by the records that are on the disk.
+fn allowed(drill: &Drill) -> Vec<String> {
+    let database = drill.database();
+    let query = "SELECT json_extract(input, '$.path') FROM asks \
+                 WHERE tool = 'fs/write_text_file' AND decision = 'allow'";
+    let mut statement = database.prepare(query).expect(query);
+    let paths = statement.query_map([], |row| row.get(0)).expect(query);
+    paths.map(|path| path.expect("a path")).collect()
+}
+
+/// The files that a run made, as the agent names them.
+fn made(drill: &Drill) -> Vec<String> {
+    let dirs = copies(drill).into_iter();
+    let entries = dirs.flat_map(|dir| fs::read_dir(dir).into_iter().flatten().flatten());
+    entries
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .filter(|name| name.starts_with("made-"))
+        .map(|name| format!("/workspace/{name}"))
+        .collect()
+}
+
 #[test]
-fn a_verdict_is_durable_before_its_effect_even_when_the_supervisor_is_killed() {
+fn nothing_is_done_before_its_verdict_is_on_the_disk() {
     let drill = open("");
-    let script: Vec<String> = (0..400)
-        .map(|n| format!("client-write made-{n} {n}"))
-        .collect();
-    for round in 0..3_u64 {
-        let mut running = drill.start(&["run", &script.join("\n")]);
-        let made = || {
-            copies(&drill)
-                .iter()
-                .filter_map(|dir| fs::read_dir(dir).ok())
-                .flatten()
-                .flatten()
-                .filter(|entry| entry.file_name().to_string_lossy().starts_with("made-"))
-                .count()
-        };
-        let before = made();
-        eventually(Duration::from_secs(30), "some files", || {
-            made() > before + 5
-        });
-        std::thread::sleep(Duration::from_millis(7 * round));
-        running.signal("KILL");
-        running.child.wait().expect("it ended");
-        eventually(Duration::from_secs(5), "nothing is left", || {
-            drill.agents().is_empty()
-        });
-        // Each file that is there was allowed on the disk before it was made.
-        let count = made();
-        let allowed: i64 = drill
-            .database()
-            .query_row("SELECT count(*) FROM asks WHERE tool = 'fs/write_text_file' AND decision = 'allow'", [], |row| row.get(0))
-            .expect("asks");
-        assert!(
-            allowed >= i64::try_from(count).expect("few"),
-            "{allowed} verdicts, {count} files"
-        );
-        assert!(count > 5);
+    let writes = "client-write made-1 x\nclient-write made-2 x";
+    let script = format!("say begun\nsleep 1s\n{writes}\nsleep 60s");
+    let mut running = drill.start(&["run", &script]);
+    let begun = || {
+        let query = "SELECT count(*) FROM events WHERE kind = 'text'";
+        let row = drill.database().query_row(query, [], |row| row.get(0));
+        row.unwrap_or(0_i64) > 0
+    };
+    eventually(Duration::from_secs(20), "the turn runs", || {
+        drill.state().join("journal.db").exists() && begun()
+    });
+    // Another process holds the database; what the agent wants is judged, and stays undone.
+    let blocker = drill.database();
+    blocker.execute_batch("BEGIN IMMEDIATE").expect("lock");
+    std::thread::sleep(Duration::from_millis(2500));
+    assert_eq!(made(&drill), Vec::<String>::new());
+    blocker.execute_batch("ROLLBACK").expect("unlock");
+    drop(blocker);
+    eventually(Duration::from_secs(20), "both are made", || {
+        made(&drill).len() == 2
+    });
+    running.signal("KILL");
+    running.child.wait().expect("it ended");
+    eventually(Duration::from_secs(5), "nothing is left", || {
+        drill.agents().is_empty()
+    });
+    let allowed = allowed(&drill);
+    for path in made(&drill) {
+        assert!(allowed.contains(&path), "{path} is not in {allowed:?}");
     }
 }

@@ -79,6 +79,12 @@ def ghost(turn):
     text(f"unanswered {len([id for id in waits if id not in codes])} of {len(waits)}")
 
 
+def deaf(turn):
+    # Wants long texts and takes none of them in.
+    say(*[wants(f"d-{n}", "fs/read_text_file", path="/workspace/long") for n in range(20)])
+    time.sleep(45)
+
+
 def person(turn):
     env = [{"name": "FOO", "value": "1"}, {"name": "EVIL", "value": "/workspace/x.cnf"}]
     say(wants("run", "terminal/create", command="touch", args=["ran"], cwd="/workspace/src", env=env))

@@ -516,6 +516,15 @@ impl ChannelState {
             };
             self.command(Command::Client { key, answer }, now);
         }
+        // Files that wait behind an answer which the agent does not take in wait for the agent.
+        if let Some(clients) = &self.clients
+            && !clients.replies.is_empty()
+        {
+            let waiting = clients.waiting.iter().map(|(key, _)| key.clone());
+            for key in waiting.collect::<Vec<_>>() {
+                self.ask_closed(&key, now);
+            }
+        }
     }
 }
 

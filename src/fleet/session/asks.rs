@@ -452,3 +452,32 @@ fn digest(input: &RawValue) -> Digest {
     let canonical = value.map_or_else(|_| input.get().to_owned(), |value| value.to_string());
     Sha256::digest(canonical.as_bytes()).into()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_verdict_is_for_the_one_request_that_it_was_given_for() {
+        let key = |serial| AskKey {
+            id: "7".to_owned(),
+            serial,
+        };
+        let id = |text: &str| AskId::new(text).unwrap();
+        let mut asks = Asks::default();
+        // The agent withdrew one, and asks for another thing under the same name.
+        asks.clients.insert(id("first"), key(1));
+        asks.withdrawn(&key(1));
+        asks.clients.insert(id("second"), key(2));
+        assert!(!asks.answered(&id("first")));
+        // A request for a permission that has its name is none of it either.
+        asks.open.insert(id("third"), key(3));
+        assert!(asks.answered(&id("third")));
+        assert!(asks.answered(&id("second")) && !asks.answered(&id("second")));
+        // Nor is one of the next child.
+        asks.open.insert(id("fourth"), key(1));
+        asks.gone();
+        asks.open.insert(id("fifth"), key(1));
+        assert!(!asks.answered(&id("fourth")) && asks.answered(&id("fifth")));
+    }
+}
