@@ -20,7 +20,7 @@ use super::ssh;
 use super::table::{Found, Item, Ledger, Place, Section, one_of, word};
 use super::types::{
     AsksFor, ClientFs, DialectName, Guard, Launcher, Network, OnCrash, OnUnaskedDeny, Pool, Route,
-    RoutePort, Sandbox, SessionScope, Workspace, WorkspaceMode, unknown_route,
+    RoutePort, Sandbox, SessionScope, ShellCwd, Workspace, WorkspaceMode, unknown_route,
 };
 use super::waits;
 use crate::limits;
@@ -33,6 +33,7 @@ word!(
     SessionScope,
     Guard,
     OnUnaskedDeny,
+    ShellCwd,
     ClientFs
 );
 
@@ -189,6 +190,7 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         acp,
         asks: agent.asks,
         extractor: agent.extractor,
+        shell_cwd: value(section.word("shell_cwd", &[]), ShellCwd::Workspace),
         launcher,
         ssh: far,
         sandbox: profile(&section, launcher, context),

@@ -231,6 +231,7 @@ fn pool(pool: &Pool) -> Shown {
         acp: of_acp,
         asks,
         extractor,
+        shell_cwd,
         launcher,
         ssh: far,
         sandbox,
@@ -283,6 +284,7 @@ fn pool(pool: &Pool) -> Shown {
         Extractor::Inline(source) => Value::Table(source.parse().unwrap_or_default()),
     };
     table.put("extractor", extractor);
+    table.put("shell_cwd", shell_cwd.word());
     table.put("launcher", launcher.word());
     if *launcher == Launcher::Unshare {
         table.put("sandbox", sandbox.as_str());
@@ -313,9 +315,12 @@ fn pool(pool: &Pool) -> Shown {
 fn ask(table: &mut Shown, of_ask: &AskConfig) {
     let AskConfig {
         timeout,
+        agent_waits,
         on_timeout,
     } = of_ask;
     table.put("ask.timeout", show_duration(*timeout));
+    let waits = agent_waits.map_or_else(|| "none".to_owned(), show_duration);
+    table.put("ask.agent_waits", waits);
     table.put("ask.on_timeout", on_timeout.word());
 }
 

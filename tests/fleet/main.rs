@@ -9,6 +9,8 @@ mod acp;
 mod client_methods;
 mod continuing;
 mod crashes;
+mod deadlines;
+mod directories;
 mod drill;
 mod editor;
 mod editor_clients;

@@ -9,6 +9,7 @@ mod approvals;
 mod asks;
 mod attached;
 mod client;
+mod directory;
 mod ending;
 mod environment;
 mod far;
