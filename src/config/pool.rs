@@ -116,6 +116,7 @@ struct Blame {
 }
 
 /// Reads one pool. `None` if it has no name that could be used.
+#[expect(clippy::too_many_lines, reason = "one line a key")]
 pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option<Draft> {
     let section = item.section()?;
     let ledger = section.ledger;

@@ -212,6 +212,7 @@ fn supervisor(supervisor: &Supervisor) -> Shown {
     table
 }
 
+#[expect(clippy::too_many_lines, reason = "one line a key")]
 fn pool(pool: &Pool) -> Shown {
     let Pool {
         name,

@@ -198,6 +198,7 @@ fn item<'v>(items: &'v Value, kind: &str) -> &'v Value {
         .unwrap_or(&Value::Null)
 }
 
+#[expect(clippy::too_many_lines, reason = "a table")]
 fn forms() -> [Form; 5] {
     let gemini = |path, streams: bool| Form {
         name: if streams {
