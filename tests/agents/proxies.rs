@@ -21,14 +21,14 @@ const PROVIDER: &str = "model.invalid";
 fn proxy() -> (u16, mpsc::Receiver<String>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = listener.local_addr().expect("an address").port();
-    let (tell, heard) = mpsc::channel();
+    let (tell, heard) = mpsc::sync_channel(256);
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             let mut line = String::new();
             let _ = BufReader::new(&stream).read_line(&mut line);
             let _ = (&stream).write_all(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n");
             if tell.send(line).is_err() {
-                return;
+                return; // The test is over.
             }
         }
     });
