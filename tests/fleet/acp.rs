@@ -10,10 +10,11 @@ use crate::drill::{Drill, Ran, eventually};
 
 /// A pool of script agents that differ in some ways.
 fn pool(quirks: &[&str], keys: &str) -> String {
-    let quirks: String = quirks
+    let quirks: Vec<String> = quirks
         .iter()
         .map(|quirk| format!(", \"--quirk\", {quirk:?}"))
         .collect();
+    let quirks = quirks.concat();
     format!(
         r#"
 [pool.demo]
