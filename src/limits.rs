@@ -214,6 +214,9 @@ pub const ASKS_PER_SESSION: usize = 4;
 /// Permission requests of one pool that wait for people before the next is denied.
 pub const ASKS_PER_POOL: usize = 20;
 
+/// How long before an agent gives up waiting an ask is over: the answer is on its way by then.
+pub const ASK_MARGIN: Duration = Duration::from_secs(5);
+
 /// Bytes of an ask's input that are stored and judged; a larger one is denied.
 pub const ASK_INPUT_BYTES: usize = 64 << 10;
 

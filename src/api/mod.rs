@@ -22,6 +22,8 @@ pub mod watch;
 pub use service::{Fleet, Refusal};
 
 #[cfg(test)]
+mod hostile;
+#[cfg(test)]
 mod session_events_tests;
 #[cfg(test)]
 mod terminals;

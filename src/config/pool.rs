@@ -21,7 +21,7 @@ use super::ssh;
 use super::table::{Found, Item, Place, Section, one_of, word};
 use super::types::{
     ClientFs, Guard, Launcher, Network, OnUnaskedDeny, Pool, Route, RoutePort, Sandbox,
-    SessionScope, Workspace, WorkspaceMode,
+    SessionScope, ShellCwd, Workspace, WorkspaceMode,
 };
 use super::waits;
 use crate::limits;
@@ -34,6 +34,7 @@ word!(
     SessionScope,
     Guard,
     OnUnaskedDeny,
+    ShellCwd,
     ClientFs
 );
 
@@ -121,7 +122,7 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
     let ledger = section.ledger;
     let fault = |error| ledger.fault(&section.place, error, None);
     let pool_name = PoolName::new(name).map_err(fault).ok()?;
-    let size = section.integer("size", 1..=limits::POOL_SLOTS);
+    let sized = section.integer("size", 1..=limits::POOL_SLOTS);
     let (section, preset) = presets::beneath(section);
     let network: Option<Found<Network>> = section.word("network", &["proxy"]);
     let is_routed = matches!(&network, Some(found) if found.value == Network::Routes);
@@ -158,10 +159,9 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
     let far = ssh::read(&section, context.dir, launcher);
     let env = environment::read(&section.section("env"), context.found, context.dir);
     let (workspace, env) = ssh::instead(&section, far.as_deref(), workspace, env);
-    let size_place = place(size.as_ref(), &section.place);
     let pool = Pool {
         name: pool_name,
-        size: value(size, 1),
+        size: sized.as_ref().map_or(1, |found| found.value),
         acp: of_acp(&agent, &blame.acp.acp),
         agent: agent.name.clone(),
         is_preset: agent.is_preset,
@@ -176,6 +176,7 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         mode: agent.mode,
         asks: agent.asks,
         extractor: agent.extractor,
+        shell_cwd: value(section.word("shell_cwd", &[]), ShellCwd::Workspace),
         launcher,
         ssh: far,
         sandbox: profile(&section, launcher, context),
@@ -204,7 +205,7 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
     ssh::agree(&section, &pool, context.found);
     Some(Draft {
         pool,
-        size: size_place,
+        size: place(sized.as_ref(), &section.place),
         workspace: path,
     })
 }

@@ -29,7 +29,7 @@ const PRESETS: &[(&str, &str)] = &[
 pub(super) const LATER: &[&str] = &["cursor", "goose", "loaf", "pi", "skillpilot"];
 
 /// The built-in extractors (`policy` owns their tables).
-pub(super) const EXTRACTORS: &[&str] = &["acp", "gemini", "hermes", "scaiflux"];
+pub(super) const EXTRACTORS: &[&str] = &["acp", "gemini", "hermes", "opencode", "scaiflux"];
 
 /// The word for a network of routes.
 const ROUTES: &str = "routes";
@@ -45,8 +45,10 @@ pub struct Preset {
     pub title: String,
     /// Why the preset says of it what it asks for.
     pub evidence: String,
-    /// How long it waits for an answer to a request.
-    pub waits: String,
+    /// How `/proc` has to look for it.
+    pub proc: String,
+    /// Whether it goes through the proxy that its environment names, and how that is known.
+    pub proxies: String,
     /// What it needs of memory, its whole tree.
     pub memory: Option<String>,
     /// The model that its files name where the pool names none.
@@ -171,7 +173,19 @@ impl Preset {
     /// A word of its pool.
     #[must_use]
     pub fn word(&self, key: &str) -> String {
-        self.says(&[key], true).unwrap_or_default()
+        self.said(key).unwrap_or_default()
+    }
+
+    /// The same, if its pool says anything.
+    #[must_use]
+    pub fn said(&self, key: &str) -> Option<String> {
+        self.says(&[key], true)
+    }
+
+    /// How long it waits for an answer, as a duration; `None`: for ever.
+    #[must_use]
+    pub fn waits(&self) -> Option<String> {
+        self.says(&["ask", "agent_waits"], true)
     }
 
     /// The files that it puts into a new home.
@@ -262,7 +276,7 @@ fn lay_over(base: &mut DeTable<'static>, over: DeTable<'static>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Config, Origin};
+    use crate::config::{Config, Origin, ProcMode};
 
     #[test]
     fn every_preset_is_complete_and_its_extractor_exists() {
@@ -277,6 +291,11 @@ mod tests {
             let extractor = says("extractor").expect("an extractor");
             assert!(EXTRACTORS.contains(&extractor.as_str()), "{name}");
             assert!(!preset.evidence.is_empty(), "{name}");
+            let known = ["yes: ", "no: ", "unknown: "];
+            let says = known.iter().any(|word| preset.proxies.starts_with(word));
+            assert!(says, "{name}: {}", preset.proxies);
+            // Nothing here has to run in a pool whose profile shows less than its agent needs.
+            assert_eq!(preset.proc, ProcMode::Pid.word(), "{name}");
             assert!(!LATER.contains(name), "{name}");
         }
     }

@@ -212,6 +212,7 @@ fn supervisor(supervisor: &Supervisor) -> Shown {
     table
 }
 
+#[expect(clippy::too_many_lines, reason = "one line a key")]
 fn pool(pool: &Pool) -> Shown {
     let Pool {
         name,
@@ -231,6 +232,7 @@ fn pool(pool: &Pool) -> Shown {
         acp: of_acp,
         asks,
         extractor,
+        shell_cwd,
         launcher,
         ssh: far,
         sandbox,
@@ -279,6 +281,7 @@ fn pool(pool: &Pool) -> Shown {
     acp::put(&mut table, of_acp);
     table.put("asks", asks.word());
     table.put("extractor", calls_table(extractor));
+    table.put("shell_cwd", shell_cwd.word());
     table.put("launcher", launcher.word());
     if *launcher == Launcher::Unshare {
         table.put("sandbox", sandbox.as_str());
@@ -316,9 +319,12 @@ fn calls_table(extractor: &Extractor) -> Value {
 fn ask(table: &mut Shown, of_ask: &AskConfig) {
     let AskConfig {
         timeout,
+        agent_waits,
         on_timeout,
     } = of_ask;
     table.put("ask.timeout", show_duration(*timeout));
+    let waits = agent_waits.map_or_else(|| "none".to_owned(), show_duration);
+    table.put("ask.agent_waits", waits);
     table.put("ask.on_timeout", on_timeout.word());
 }
 

@@ -180,6 +180,18 @@ words!(
 );
 
 words!(
+    /// In which directory an agent's shell begins a command that names none.
+    ShellCwd {
+        /// Every one in the workspace's root.
+        Workspace = "workspace",
+        /// Where the one before it in the same turn ended; every turn begins in the root.
+        Turn = "turn",
+        /// Where the one before it ended.
+        Sticky = "sticky",
+    }
+);
+
+words!(
     /// What a tool call that ran without a request, and that the policy denies, brings about.
     OnUnaskedDeny {
         /// It is recorded.
@@ -297,6 +309,8 @@ pub struct Pool {
     pub asks: AsksFor,
     /// Which fields of a tool call hold command, path and directory.
     pub extractor: Extractor,
+    /// In which directory its shell begins a command.
+    pub shell_cwd: ShellCwd,
     /// How it is started.
     pub launcher: Launcher,
     /// Where it runs, with [`Launcher::Ssh`], and only then.
@@ -525,6 +539,8 @@ pub struct RateLimit {
 pub struct AskConfig {
     /// How long a person may take to answer.
     pub timeout: Duration,
+    /// How long the agent waits for an answer; `None`: for ever.
+    pub agent_waits: Option<Duration>,
     /// What follows when nobody answers: at once, where nobody can be asked.
     pub on_timeout: OnTimeout,
 }

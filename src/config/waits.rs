@@ -19,6 +19,10 @@ word!(RestartKind, OnCrash, OnTimeout);
 /// Any time that is one: the shortest is what a timer can tell apart.
 const ANY: RangeInclusive<Duration> = Duration::from_millis(1)..=limits::CONFIG_DURATION;
 
+/// What an agent may wait: the answer is given some seconds before that.
+const LONGER_THAN_MARGIN: RangeInclusive<Duration> =
+    Duration::from_secs(limits::ASK_MARGIN.as_secs() + 1)..=limits::CONFIG_DURATION;
+
 const SECOND: Duration = Duration::from_secs(1);
 
 fn value<T>(found: Option<Found<T>>, default: T) -> T {
@@ -166,6 +170,10 @@ pub(super) fn rate_limit(section: &Section<'_>) -> RateLimit {
 pub(super) fn ask(section: &Section<'_>) -> AskConfig {
     let ask = AskConfig {
         timeout: value(section.duration("timeout", ANY), 900 * SECOND),
+        agent_waits: value(
+            section.duration_or_none("agent_waits", LONGER_THAN_MARGIN),
+            None,
+        ),
         on_timeout: value(section.word("on_timeout", &[]), OnTimeout::Deny),
     };
     section.close(&["when_waiting"], &[]);

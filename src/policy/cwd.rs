@@ -6,7 +6,9 @@
 
 use super::command::{Command, Join, Word};
 use super::fact::Cwd;
-use super::path::{Walker, lexical};
+use super::path::{Place, Walker, lexical};
+use super::request::{Moved, Request};
+use super::{scan, strict};
 use crate::limits;
 
 /// Possible directories; `None`: anything is possible.
@@ -32,6 +34,56 @@ pub(super) fn start(walker: &Walker<'_>, path: Option<&str>) -> Vec<Cwd> {
         }
     });
     cwd.into_iter().collect()
+}
+
+/// The directory that a command begins in: the one that the call names, which is relative to the
+/// one that the session is in, or that one. `None`: unknown.
+pub(super) fn begin(place: &Place<'_>, named: Option<&str>) -> Option<String> {
+    match (named, place.cwd) {
+        (Some(named), _) if is_home(named) => Some(format!("{}{}", place.home, &named[1..])),
+        (Some(named), _) if named.starts_with('/') => Some(named.to_owned()),
+        (Some(named), Some(base)) => Some(format!("{base}/{named}")),
+        (Some(_), None) => None,
+        (None, base) => base.map(str::to_owned),
+    }
+}
+
+/// Whether a path begins with the home directory.
+pub(super) fn is_home(path: &str) -> bool {
+    path == "~" || path.starts_with("~/")
+}
+
+/// What a request does to the directory of a shell that keeps it.
+pub(super) fn moved(request: &Request, at: &Place<'_>) -> Moved {
+    let Request::Shell { command, cwd } = request else {
+        return Moved::Not;
+    };
+    let is_mover = |command: &Command| {
+        let program = command.words.first();
+        program.is_some_and(|word| word.text == "cd" || moves(word))
+    };
+    let Ok(commands) = strict::read(command) else {
+        // What is not plain is not followed.
+        let scan = scan::scan(command);
+        let away = cwd.is_some() || scan.commands.iter().any(is_mover) || scan.broken.is_some();
+        return if away { Moved::Away } else { Moved::Not };
+    };
+    if cwd.is_none() && !commands.iter().any(is_mover) {
+        return Moved::Not;
+    }
+    let walker = Walker::new(*at);
+    let mut track = Track::new(&walker, begin(at, cwd.as_deref()).as_deref());
+    for (i, command) in commands.iter().enumerate() {
+        let next = commands.get(i + 1);
+        let piped = command.join == Join::Pipe || next.is_some_and(|c| c.join == Join::Pipe);
+        track.enter(command, piped);
+    }
+    let ends = union(track.ok, track.failed).unwrap_or_default();
+    let mut places = ends.into_iter().map(|end| (end.physical, end.left));
+    match (places.next(), places.next()) {
+        (Some((place, false)), None) if walker.inside(&place) => Moved::To(place),
+        _ => Moved::Away,
+    }
 }
 
 impl<'w, 'a> Track<'w, 'a> {
@@ -97,7 +149,15 @@ impl<'w, 'a> Track<'w, 'a> {
             target.text.clone()
         };
         let Some(from) = from else {
-            return (None, None);
+            // From anywhere a whole path leads to the same place.
+            let whole = text
+                .starts_with('/')
+                .then(|| start(self.walker, Some(&text)));
+            let surely = self.walker.walk("/", &text).directory;
+            return match whole {
+                Some(whole) if surely => (Some(whole), Some(Vec::new())),
+                whole => (whole, None),
+            };
         };
         let mut done = Vec::new();
         let mut certain = true;
@@ -212,6 +272,79 @@ mod tests {
     fn going_up_from_a_link_has_two_answers() {
         check("cd deep && cd .. && ls", &["/w", "/w/a"]);
         check("cd deep/.. && ls", &["/w", "/w/a"]);
+    }
+
+    #[test]
+    fn what_moves_a_shell_that_keeps_its_directory_is_told_and_what_leads_back() {
+        let to = |path: &str| Moved::To(path.to_owned());
+        let check = |text: &str, named: Option<&str>, cwd: Option<&str>, expect: Moved| {
+            let place = Place {
+                workspace: "/w",
+                home: "/h",
+                cwd,
+                resolver: &Tree,
+            };
+            let request = Request::Shell {
+                command: text.to_owned(),
+                cwd: named.map(str::to_owned),
+            };
+            assert_eq!(moved(&request, &place), expect, "{text} {named:?} {cwd:?}");
+        };
+        let root = Some("/w");
+        for stays in [
+            "ls",
+            "ls | cat; pwd",
+            "bash -c 'cd src'",
+            "echo $(date)",
+            "for f in *; do ls; done",
+        ] {
+            check(stays, None, root, Moved::Not);
+            check(stays, None, None, Moved::Not);
+        }
+        for away in [
+            "cd new",
+            "cd src; cd new",
+            "cd .. && ls",
+            "cd /etc",
+            "cd ~",
+            "cd -",
+            "pushd src",
+            "eval ls",
+            "false && cd src",
+            "(cd src && ls)",
+            "if true; then cd src; fi",
+            "for d in *; do cd $d; done",
+            "cd src && cd .. && cd deep && cd ..",
+            "$MOVE src",
+            "ls 'open",
+        ] {
+            check(away, None, root, Moved::Away);
+        }
+        check("cd src && ls", None, root, to("/w/src"));
+        check("cd src && ls; pwd", None, root, to("/w/src"));
+        check("cd b", None, Some("/w/a"), to("/w/a/b"));
+        check("cd deep", None, root, to("/w/a/b"));
+        check("cd src && cd ..", None, root, to("/w"));
+        check("cd /w", None, root, to("/w"));
+        check("cd /w", None, None, to("/w"));
+        check("cd /w/src; ls; cd /w", None, None, to("/w"));
+        check("cd ~/x; cd /w", None, None, to("/w"));
+        check("cd ..; cd w", None, root, to("/w"));
+        check("cd src", None, None, Moved::Away);
+        check("cd /w/new; ls", None, None, Moved::Away);
+        check("ls", Some("src"), root, to("/w/src"));
+        check("ls", Some("/w"), None, to("/w"));
+        check("ls", Some("src"), None, Moved::Away);
+        let place = Place {
+            workspace: "/w",
+            home: "/h",
+            cwd: None,
+            resolver: &Tree,
+        };
+        let write = Request::Write {
+            paths: vec!["a".to_owned()],
+        };
+        assert_eq!(moved(&write, &place), Moved::Not);
     }
 
     #[test]

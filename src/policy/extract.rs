@@ -24,13 +24,27 @@ use crate::model::foreign::show;
 
 /// The tables that come with the program.
 const BUILTIN: &[(&str, &str)] = &[
-    ("acp", include_str!("builtin/extract-acp.toml")),
+    (
+        "acp",
+        concat!(
+            include_str!("builtin/extract-acp.toml"),
+            include_str!("builtin/extract-acp-edit.toml")
+        ),
+    ),
     ("gemini", include_str!("builtin/extract-gemini.toml")),
     (
         "hermes",
         concat!(
             include_str!("builtin/extract-hermes.toml"),
-            include_str!("builtin/extract-acp.toml")
+            include_str!("builtin/extract-acp.toml"),
+            include_str!("builtin/extract-acp-edit.toml")
+        ),
+    ),
+    (
+        "opencode",
+        concat!(
+            include_str!("builtin/extract-acp.toml"),
+            include_str!("builtin/extract-opencode.toml")
         ),
     ),
     ("scaiflux", include_str!("builtin/extract-scaiflux.toml")),

@@ -41,7 +41,7 @@ mod wrap;
 pub use error::LoadError;
 pub use load::Find;
 pub use path::{Look, NoLinks, Place, Resolver};
-pub use request::{Facts, Judgement, Part, Request, Target, ToolClass};
+pub use request::{Facts, Judgement, Moved, Part, Request, Target, ToolClass};
 pub use sets::PatternError;
 
 /// The policies that come with the program. `guard` is only for `extends`.
@@ -149,6 +149,12 @@ impl Policy {
             )
         })
     }
+}
+
+/// What a request does to the directory of a shell that keeps it, from the directory that `at`
+/// has. What cannot be told leads away.
+pub fn moved(request: &Request, at: &Place<'_>) -> Moved {
+    catch_unwind(AssertUnwindSafe(|| cwd::moved(request, at))).unwrap_or(Moved::Away)
 }
 
 impl Judgement {

@@ -44,6 +44,18 @@ pub enum Request {
     },
 }
 
+/// What a request does to the directory of a shell that keeps it from one command to the next.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Moved {
+    /// It stays where it is.
+    #[default]
+    Not,
+    /// It is surely this one afterwards: in the workspace, links followed.
+    To(String),
+    /// It is not known afterwards, or not in the workspace.
+    Away,
+}
+
 /// One thing that is read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {

@@ -59,16 +59,7 @@ impl Bench<'_, '_, '_> {
         let mut out = Outcome::default();
         let reading = self.read(text, &mut out);
         let walker = self.facts.walker;
-        // A directory that the call names is relative to the one that the session is in.
-        let start = match (cwd, walker.place.cwd) {
-            (Some(named), _) if is_home(named) => {
-                Some(format!("{}{}", walker.place.home, &named[1..]))
-            }
-            (Some(named), _) if named.starts_with('/') => Some(named.to_owned()),
-            (Some(named), Some(base)) => Some(format!("{base}/{named}")),
-            (Some(_), None) => None,
-            (None, base) => base.map(str::to_owned),
-        };
+        let start = cwd::begin(&walker.place, cwd);
         if let Some(named) = cwd {
             self.moved(named, &mut out);
         }
@@ -94,7 +85,7 @@ impl Bench<'_, '_, '_> {
     fn moved(&self, named: &str, out: &mut Outcome) {
         let word = |text: &str| Word {
             text: text.to_owned(),
-            tilde: is_home(text),
+            tilde: cwd::is_home(text),
             ..Word::default()
         };
         let words = [word("cd"), word("--"), word(named)];
@@ -394,10 +385,6 @@ fn computed(view: &View<'_>) -> bool {
         Some("git" | "eval") => view.words.get(view.subcommand()).is_some_and(Word::live),
         Some(name) => scripted(name),
     }
-}
-
-fn is_home(path: &str) -> bool {
-    path == "~" || path.starts_with("~/")
 }
 
 fn limit(out: &mut Outcome, id: &str, why: &str) {

@@ -46,7 +46,7 @@ default = "deny"
 id       = "harmless"
 decision = "allow"
 tool     = "shell"
-argv     = [["touch", "sleep"]]
+argv     = [["touch", "sleep", "cd"]]
 paths    = "inside"
 
 [[rule]]

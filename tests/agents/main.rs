@@ -8,10 +8,14 @@
 #![allow(clippy::expect_used, reason = "a test ends with its first failure")]
 
 mod bench;
+mod client;
+mod directories;
 #[path = "../fleet/drill.rs"]
 #[allow(dead_code, reason = "drills of the fleet use more of it")]
 mod drill;
 mod five;
 mod gemini;
+mod mcp;
+mod proxies;
 mod sdk;
 mod table;

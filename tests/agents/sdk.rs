@@ -230,7 +230,7 @@ fn the_typescript_example_is_cancelled_and_killed() {
     ends_well(&drill, &model, ["one", "two", "three"], begun);
     table::compare(
         "TypeScript SDK example",
-        "| TypeScript SDK example | 0.13.1 | one edit: asked, allowed, done | the same: asked, denied; it says that it skips it | cancelled, killed, next prompt served | none inside |",
+        "| TypeScript SDK example | 0.13.1 | some: it asks before its one edit | one edit: asked, allowed, done | the same: asked, denied; it says that it skips it | cancelled, killed, next prompt served | none inside |",
     );
 }
 
@@ -254,6 +254,6 @@ fn an_echo_agent_on_the_python_sdk_is_cancelled_and_killed() {
     assert_eq!(result(&drill, "second", "next")["answer"], "still there?");
     table::compare(
         "Python SDK echo",
-        "| Python SDK echo | 0.12.1 | a turn; a command: not asked, judged and counted | it asks for nothing | cancelled, killed, next prompt served | none inside |",
+        "| Python SDK echo | 0.12.1 | never: it asks for nothing | a turn; a command: not asked, judged and counted | nothing to deny | cancelled, killed, next prompt served | none inside |",
     );
 }

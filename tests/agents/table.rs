@@ -14,7 +14,7 @@ fn page() -> PathBuf {
 }
 
 /// What `agents` says of an installed agent.
-fn told(name: &str) -> Value {
+pub(crate) fn told(name: &str) -> Value {
     let dir = tools().join("five").join(name);
     let path = format!(
         "{}:{}:/usr/bin:/bin",
@@ -45,9 +45,11 @@ pub(crate) fn check(kind: &Kind) {
         Refusal::Says(words) => format!("the call's result says \"{words}\""),
     };
     let row = format!(
-        "| {} | {} | `touch`: {touch} | `{}`: asked, denied, no effect; {refusal} | cancelled, killed, next prompt served | none inside |",
+        "| {} | {} | {}: {} | `touch`: {touch} | `{}`: asked, denied, no effect; {refusal} | cancelled, killed, next prompt served | none inside |",
         kind.name,
         told["version"].as_str().unwrap_or("?"),
+        told["asks"].as_str().unwrap_or("?"),
+        told["evidence"].as_str().unwrap_or("?"),
         kind.denied,
     );
     compare(kind.name, &row);

@@ -4,6 +4,7 @@
 
 #![allow(clippy::expect_used, reason = "a test that cannot go on fails")]
 
+mod agents;
 #[allow(
     dead_code,
     reason = "shared with the tests of the whole fleet, which use all of it"
@@ -11,6 +12,7 @@
 #[path = "../fleet/drill.rs"]
 mod drill;
 mod past;
+mod script_model;
 
 mod configuration;
 

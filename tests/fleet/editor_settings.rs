@@ -29,7 +29,7 @@ fn set_mode(editor: &mut Editor, session: &str, mode: &str) -> Value {
     editor.call("session/set_mode", &params)
 }
 
-fn set_option(editor: &mut Editor, session: &str, id: &str, value: Value) -> Value {
+fn set_option(editor: &mut Editor, session: &str, id: &str, value: &Value) -> Value {
     let params = json!({"sessionId": session, "configId": id, "value": value});
     editor.call("session/set_config_option", &params)
 }
@@ -124,7 +124,7 @@ fn options_are_offered_set_in_the_agent_and_told() {
     assert_eq!(ids(&options[0]["options"], "value"), ["a", "b"]);
     let before = options[0]["currentValue"].clone();
     assert_ne!(before, "b");
-    let reply = set_option(&mut editor, &session, "model", json!("b"));
+    let reply = set_option(&mut editor, &session, "model", &json!("b"));
     let options = &reply["result"]["configOptions"];
     assert_eq!(options[0]["currentValue"], "b", "{reply}");
     assert!(editor.kinds().contains(&"config_option_update"));
@@ -147,7 +147,7 @@ fn options_are_offered_set_in_the_agent_and_told() {
     assert_eq!(ids(options, "id"), ["model", "fast"], "{result}");
     assert_eq!(options[1]["type"], "boolean");
     assert_eq!(options[1]["currentValue"], false);
-    let reply = set_option(&mut editor, &session, "fast", json!(true));
+    let reply = set_option(&mut editor, &session, "fast", &json!(true));
     assert_eq!(reply["result"]["configOptions"][1]["currentValue"], true);
 }
 
@@ -160,7 +160,7 @@ fn an_agent_without_modes_offers_none_and_refuses_to_be_set() {
         assert_eq!(result, json!({"sessionId": session}), "{dialect}");
         refused(&set_mode(&mut editor, &session, "plan"), &["modes"]);
         refused(
-            &set_option(&mut editor, &session, "model", json!("b")),
+            &set_option(&mut editor, &session, "model", &json!("b")),
             &["option"],
         );
         assert_eq!(editor.prompt(&session, "say on"), "end_turn");

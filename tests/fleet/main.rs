@@ -10,6 +10,8 @@ mod client_attacks;
 mod client_methods;
 mod continuing;
 mod crashes;
+mod deadlines;
+mod directories;
 mod drill;
 mod editor;
 mod editor_clients;

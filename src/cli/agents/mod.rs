@@ -160,7 +160,11 @@ impl Standing {
             "dialect": preset.word("dialect"),
             "asks": preset.word("asks"),
             "evidence": preset.evidence,
-            "waits": preset.waits,
+            "waits": preset.waits(),
+            "proc": preset.proc,
+            "proxies": preset.proxies,
+            "mode": preset.said("mode"),
+            "auth": preset.said("auth"),
             "memory": preset.memory,
         })
     }
@@ -239,7 +243,17 @@ async fn tell(name: &str, around: &Around, json: bool, streams: &mut Streams) ->
         "asks",
         &format!("{}: {}", preset.word("asks"), preset.evidence),
     );
-    tell("waits", &format!("{} for an answer", preset.waits));
+    let waits = preset.waits();
+    let waits = waits.as_deref().unwrap_or("for ever");
+    tell("waits", &format!("{waits} for an answer"));
+    if let Some(mode) = preset.said("mode") {
+        tell("mode", &format!("{mode}, set in every session"));
+    }
+    if let Some(auth) = preset.said("auth") {
+        tell("logs in", &format!("by {auth}, where it has a route"));
+    }
+    tell("proc", &preset.proc);
+    tell("proxies", &preset.proxies);
     if let Some(memory) = &preset.memory {
         tell("memory", &format!("about {memory}"));
     }

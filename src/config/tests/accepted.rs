@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::{accepted_by, file, found, named, only, pool, script};
 use crate::config::{
     AsksFor, DialectName, Extractor, Fill, Guard, Launcher, LogFormat, Network, OnCrash, OnTimeout,
-    Origin, Pool, RestartKind, SessionScope, WorkspaceMode,
+    Origin, Pool, RestartKind, SessionScope, ShellCwd, WorkspaceMode,
 };
 
 /// The pool of a good file with these keys.
@@ -50,7 +50,8 @@ fn values_are_read_as_they_are_written() {
          restart = { kind = \"permanent\", budget = 100, base = \"20ms\", max = \"20ms\", on_crash = \"retry\", never_codes = [3, 2, 3] }\n\
          timeouts = { handshake = \"none\", turn = \"1h\", silence = \"none\", cancel = \"1ms\" }\n\
          stop = { goodbye = \"0s\", term = \"1h\" }\n\
-         ask = { on_timeout = \"deny_turn\" }\n",
+         ask = { on_timeout = \"deny_turn\", agent_waits = \"6s\" }\n\
+         shell_cwd = \"sticky\"\n",
     );
     assert_eq!(pool.size, 16);
     assert_eq!(pool.restart.kind, RestartKind::Permanent);
@@ -62,6 +63,8 @@ fn values_are_read_as_they_are_written() {
     assert_eq!(pool.timeouts.silence, None);
     assert_eq!(pool.stop.goodbye, Duration::ZERO);
     assert_eq!(pool.ask.on_timeout, OnTimeout::DenyTurn);
+    assert_eq!(pool.ask.agent_waits, Some(Duration::from_secs(6)));
+    assert_eq!(pool.shell_cwd, ShellCwd::Sticky);
 }
 
 #[test]

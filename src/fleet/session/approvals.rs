@@ -13,7 +13,7 @@ use super::outbox::After;
 use super::state::SessionState;
 use crate::fleet::approver::{Asking, PendingAsk, Said};
 use crate::fleet::clock;
-use crate::limits::ASKS_PER_POOL;
+use crate::limits::{ASK_MARGIN, ASKS_PER_POOL};
 use crate::model::{Ask, AskId, AskKey, DecidedBy, Decision, Event, Foreign, Verdict};
 use crate::telemetry::event::permission::PermissionDecided;
 use crate::telemetry::sets::ToolClass;
@@ -90,9 +90,12 @@ impl SessionState {
 
     /// The request is durable: the person is asked.
     pub(super) fn put(&mut self, id: &AskId) {
-        let within = self.answer_within();
-        let Some(pending) = self.pending.get_mut(id) else {
+        let Some(since) = self.pending.get(id).map(|pending| pending.since) else {
             return; // It is over already.
+        };
+        let within = self.answer_within(since);
+        let Some(pending) = self.pending.get_mut(id) else {
+            return;
         };
         let verdict = &pending.decided.verdict;
         let facts = pending.decided.facts.take().unwrap_or_default();
@@ -120,11 +123,16 @@ impl SessionState {
         }
     }
 
-    /// How long a person may take: what the pool and the policy say, the shorter of them.
-    fn answer_within(&self) -> Duration {
-        let of_pool = self.pool.config.ask.timeout;
+    /// How long a person may take for what the agent asked at `since`: what the pool and the
+    /// policy say, and what is left of the agent's own patience without some time for the answer;
+    /// the shortest of them.
+    fn answer_within(&self, since: Instant) -> Duration {
+        let ask = &self.pool.config.ask;
         let of_policy = self.pool.policy.ask_timeout();
-        of_policy.map_or(of_pool, |of_policy| of_policy.min(of_pool))
+        let gone = clock::since(since) + ASK_MARGIN;
+        let of_agent = ask.agent_waits.map(|waits| waits.saturating_sub(gone));
+        let further = [of_policy, of_agent].into_iter().flatten();
+        further.fold(ask.timeout, Duration::min)
     }
 
     /// Something came back.
@@ -182,6 +190,10 @@ impl SessionState {
         decided.verdict.decision = decision;
         decided.verdict.by = by;
         why.clone_into(&mut decided.verdict.reason);
+        let keeps = self.pool.config.shell_cwd;
+        self.asks
+            .directory
+            .resolved(keeps, &decided.moved, decision);
         self.tally.decided(decided);
         self.outbox.event(Event::Decided(decided.verdict.clone()));
         let (key, asked) = (pending.key.clone(), pending.since);

@@ -9,9 +9,11 @@ use std::time::Duration;
 use serde_json::value::RawValue;
 use sha2::{Digest as _, Sha256};
 
+use super::directory::Directory;
 use super::outbox::Outbox;
 use super::prepare::Prepared;
 use super::work::Work;
+use crate::config::ShellCwd;
 use crate::fleet::clock;
 use crate::fleet::setup::PoolShared;
 use crate::journal::{Judged, Write};
@@ -20,7 +22,7 @@ use crate::model::{
     Answer, Ask, AskId, AskKey, Claimed, ClientWish, DecidedBy, Decision, Event, Foreign,
     OnTimeout, Verdict,
 };
-use crate::policy::{Facts, Judgement, Part, Request};
+use crate::policy::{self, Facts, Judgement, Moved, Part, Request};
 use crate::telemetry::event::permission::{PermissionRequested, PolicyEvaluated};
 use crate::telemetry::event::turn::UnaskedJudged;
 use crate::telemetry::sets::{EvaluationError, ToolClass};
@@ -50,6 +52,8 @@ pub(crate) struct Asks {
     calls: VecDeque<Call>,
     /// Requests that came before their call.
     requests: VecDeque<Early>,
+    /// Where the agent's shell is.
+    pub(crate) directory: Directory,
 }
 
 /// A request whose call was not announced: the call's id where it has one, tool, canonical input.
@@ -76,6 +80,8 @@ impl Asks {
     pub(crate) fn gone(&mut self) {
         self.open.clear();
         self.clients.clear();
+        // Its next child begins at the root.
+        self.directory = Directory::default();
     }
 
     /// Notes a tool call; a request that came before it makes it an asked one. Gives the oldest
@@ -173,6 +179,8 @@ pub(crate) struct Decided {
     pub(crate) class: ToolClass,
     /// The denial must also end the turn.
     pub(crate) deny_turn: bool,
+    /// What it does to the shell's directory.
+    pub(crate) moved: Moved,
     judged: Judged,
     /// What the rules saw, where a person is to decide.
     pub(crate) facts: Option<Facts>,
@@ -230,6 +238,7 @@ pub(crate) fn decide(
     let crowded = asks.open.len() >= ASKS_PER_SESSION;
     let twice = asks.open.values().any(|open| open.id == ask.key.id);
     asks.note_request(ask);
+    let mut moved = Moved::Not;
     let judgement = if twice {
         Judgement::refused("twice", "the same request id was used twice")
     } else if at.is_read_only {
@@ -240,10 +249,22 @@ pub(crate) fn decide(
     } else if crowded {
         Judgement::refused("max_pending", "too many requests are open at the same time")
     } else {
-        judge(pool, prepared, &ask.tool, &ask.input, &ask.claimed)
+        let judgement;
+        (judgement, moved) = judge(
+            pool,
+            prepared,
+            &asks.directory,
+            (&ask.tool, &ask.input),
+            &ask.claimed,
+        );
+        judgement
     };
     let class = class(pool, Some(&ask.tool));
-    let decided = decided(pool, work, ask, judgement, class, clock::since(began), at);
+    let mut decided = decided(pool, work, ask, judgement, class, clock::since(began), at);
+    let keeps = pool.config.shell_cwd;
+    let decision = decided.verdict.decision;
+    asks.directory.decided(keeps, &moved, decision);
+    decided.moved = moved;
     asks.open
         .insert(decided.verdict.ask.clone(), ask.key.clone());
     decided
@@ -354,6 +375,7 @@ fn decided(
         verdict,
         class,
         deny_turn,
+        moved: Moved::Not,
         judged: Judged {
             policy: pool.policy.name().to_owned(),
             policy_sha256: pool.policy_sha256.clone(),
@@ -375,11 +397,18 @@ pub(crate) fn judge_unasked(
     prepared: Option<&Prepared>,
     work: &Work,
     call: &Call,
+    directory: &mut Directory,
 ) -> Event {
-    let judgement = match &call.input {
-        Some(input) => judge(pool, prepared, &call.name, input, &Claimed::default()),
-        None => too_large(),
+    let (judgement, moved) = match &call.input {
+        Some(input) => {
+            let claimed = Claimed::default();
+            judge(pool, prepared, directory, (&call.name, input), &claimed)
+        }
+        None if class(pool, Some(&call.name)) == ToolClass::Shell => (too_large(), Moved::Away),
+        None => (too_large(), Moved::Not),
     };
+    // It ran, whatever is said of it.
+    directory.decided(pool.config.shell_cwd, &moved, Decision::Allow);
     UnaskedJudged {
         slot: &work.slot,
         session: &work.session,
@@ -399,18 +428,24 @@ pub(crate) fn judge_unasked(
 fn judge(
     pool: &PoolShared,
     prepared: Option<&Prepared>,
-    tool: &Foreign,
-    input: &RawValue,
+    directory: &Directory,
+    (tool, input): (&Foreign, &RawValue),
     claimed: &Claimed,
-) -> Judgement {
+) -> (Judgement, Moved) {
     if input.get().len() > ASK_INPUT_BYTES {
-        return too_large();
+        return (too_large(), Moved::Away);
     }
     let Some(prepared) = prepared else {
-        return Judgement::refused("no_workspace", "there is no workspace to judge paths by");
+        let why = "there is no workspace to judge paths by";
+        return (Judgement::refused("no_workspace", why), Moved::Away);
     };
     let request: Request = pool.extractor.extract(tool.raw(), input);
-    pool.policy.decide(&request, claimed, &prepared.place())
+    let place = directory.place(prepared);
+    let moved = match pool.config.shell_cwd {
+        ShellCwd::Workspace => Moved::Not,
+        ShellCwd::Turn | ShellCwd::Sticky => policy::moved(&request, &place),
+    };
+    (pool.policy.decide(&request, claimed, &place), moved)
 }
 
 /// The kind of tool that a name stands for.

@@ -10,6 +10,7 @@ mod asks;
 mod attached;
 mod choosing;
 mod client;
+mod directory;
 mod ending;
 mod environment;
 mod far;

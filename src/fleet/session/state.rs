@@ -336,7 +336,8 @@ impl SessionState {
 
     /// A tool call that ran without a request is judged by the same rules, afterwards.
     pub(super) fn unasked(&mut self, call: &asks::Call) {
-        let event = asks::judge_unasked(&self.pool, self.prepared.as_ref(), &self.work, call);
+        let (prepared, directory) = (self.prepared.as_ref(), &mut self.asks.directory);
+        let event = asks::judge_unasked(&self.pool, prepared, &self.work, call, directory);
         let denied = self.tally.unasked(&event);
         self.outbox.event(event);
         if !denied {
@@ -362,6 +363,7 @@ impl SessionState {
                 }
                 if self.ending.is_none() {
                     let text = self.work.prompt.clone();
+                    self.asks.directory.turn_begins(self.pool.config.shell_cwd);
                     // Before the agent can ask its model anything for it.
                     self.limits.begin();
                     let attached = self.prepared.as_ref();

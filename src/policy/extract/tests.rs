@@ -485,6 +485,31 @@ fn gemini(title: &str, said: &str) -> Request {
 const HERE: &str = "[current working directory /workspace]";
 
 #[test]
+fn an_edit_of_opencode_is_its_whole_paths_and_all_of_them_must_agree() {
+    let table = Extractor::parse(builtin_text("opencode").expect("a table")).expect("read");
+    let call = |files: &str| {
+        let input = format!(
+            r#"{{"rawInput":{{"filepath":"workspace/a.txt","diff":"x","files":{files}}},"content":[{{"type":"diff","path":"/workspace/a.txt"}}],"locations":[{{"path":"/workspace/a.txt"}}]}}"#
+        );
+        table.extract("edit", &RawValue::from_string(input).expect("JSON"))
+    };
+    let paths = vec!["/workspace/a.txt".to_owned()];
+    assert_eq!(
+        call(r#"[{"filePath":"/workspace/a.txt"}]"#),
+        Request::Write {
+            paths: paths.clone()
+        }
+    );
+    assert_eq!(call("[]"), Request::Write { paths });
+    for other in [
+        r#"[{"filePath":"/workspace/.git/config"}]"#,
+        r#"[{"filePath":"/workspace/a.txt","movePath":"/workspace/b.txt"}]"#,
+    ] {
+        assert!(matches!(call(other), Request::Unknown { .. }), "{other}");
+    }
+}
+
+#[test]
 fn a_title_is_the_command_where_a_table_says_so_and_the_directory_stands_in_its_frame() {
     for command in ["touch a", "touch a\nrm -rf b", "echo \u{7}", "echo '] (x)'"] {
         for behind in ["", " (makes a file)", " [background]"] {

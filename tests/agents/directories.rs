@@ -1,0 +1,71 @@
+//! Where an agent's shell begins its next command: as its preset says, and judged there.
+
+use crate::bench::{Model, PATIENCE, alone, events, in_copy, result, said, start};
+use crate::five::{CLAUDE, CODEX, GEMINI, HERMES, Kind, OPENCODE, drill};
+
+/// How long a shell keeps its directory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Keeps {
+    Not,
+    /// While its turn goes on.
+    Turn,
+    Always,
+}
+
+fn keeps_its_directory(kind: &Kind, keeps: Keeps) {
+    let _alone = alone();
+    let model = Model::start();
+    let drill = drill(kind, &model);
+    // Where `..` is inside, all of it is allowed; everywhere else it is not.
+    let up = |file: &str| (keeps != Keeps::Not).then(|| format!("RUN: touch ../{file}\n"));
+    let here = format!(
+        "RUN: cd src\nRUN: touch here.txt\n{}SAY: bye",
+        up("up.txt").unwrap_or_default()
+    );
+    let next = match keeps {
+        Keeps::Always => "RUN: touch ../next.txt\nSAY: bye",
+        Keeps::Not | Keeps::Turn => "RUN: touch next.txt\nSAY: bye",
+    };
+    let tasks = [("here", here.as_str()), ("next", next)];
+    let mut running = start(&drill, &model.key, "moves", &tasks);
+    let _ = running.wait(PATIENCE);
+    let all = said(&drill, "moves");
+    let here = result(&drill, "moves", "here");
+    assert_eq!(here["outcome"], "done", "{all}");
+    let there = |file: &str| in_copy(&here, file).exists();
+    assert_eq!(there("src/here.txt"), keeps != Keeps::Not, "{all}");
+    assert_eq!(there("here.txt"), keeps == Keeps::Not, "{all}");
+    assert_eq!(there("up.txt"), keeps != Keeps::Not, "{all}");
+    assert!(there("next.txt"), "{all}");
+    let session = here["session"].as_str().expect("a session");
+    for kind in ["decided", "unasked"] {
+        for event in events(&drill, session, kind) {
+            assert_eq!(event["decision"], "allow", "{event}\n{all}");
+        }
+    }
+}
+
+#[test]
+fn claude_goes_on_where_its_last_command_of_the_turn_ended() {
+    keeps_its_directory(&CLAUDE, Keeps::Turn);
+}
+
+#[test]
+fn hermes_goes_on_where_its_last_command_ended() {
+    keeps_its_directory(&HERMES, Keeps::Always);
+}
+
+#[test]
+fn codex_begins_every_command_at_the_root() {
+    keeps_its_directory(&CODEX, Keeps::Not);
+}
+
+#[test]
+fn gemini_begins_every_command_at_the_root() {
+    keeps_its_directory(&GEMINI, Keeps::Not);
+}
+
+#[test]
+fn opencode_begins_every_command_at_the_root() {
+    keeps_its_directory(&OPENCODE, Keeps::Not);
+}
