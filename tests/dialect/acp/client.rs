@@ -249,13 +249,13 @@ fn an_answer_is_for_one_request_even_if_its_id_was_forgotten_and_used_again() {
     let mut say = |said: &str| {
         let before = talk.effects.len();
         talk.chunk(format!("{}\n", said.trim_start_matches("< ")).as_bytes());
-        let keys = talk.effects[before..]
+        let mut keys = talk.effects[before..]
             .iter()
             .filter_map(|effect| match effect {
                 Effect::Client { key, .. } => Some(key.clone()),
                 _ => None,
             });
-        keys.last()
+        keys.next_back()
     };
     let first = say(&read(7)).expect("taken");
     let withdraw = |id| format!(r#"{{"method":"$/cancel_request","params":{{"requestId":{id}}}}}"#);
