@@ -136,6 +136,24 @@ fn an_agent_that_takes_no_answer_in_is_silent() {
 }
 
 #[test]
+fn a_write_that_was_held_up_does_not_land_after_it_was_given_up() {
+    let drill = drill(WILD, "");
+    // The process may have written before it can be stopped.
+    for _ in 0..5 {
+        let (said, all) = told(&drill, &["stopped"]);
+        if said.contains("missed") {
+            continue;
+        }
+        assert!(said.contains("late False left 0"), "{said}\n{all}");
+        // When it was given up, nobody knew.
+        assert!(said.contains("it may have been written"), "{said}");
+        assert!(all.contains("file_updated"), "{all}");
+        return;
+    }
+    panic!("no write was met");
+}
+
+#[test]
 fn a_person_is_shown_directory_variables_and_the_text_that_is_written() {
     let drill = drill(WILD, "");
     fs::write(drill.path("mine.toml"), ASKING.replace("asking", "open")).expect("mine.toml");

@@ -1,6 +1,6 @@
 """An agent of ACP that has its client do what no good agent would; the prompt says what."""
 
-import json, os, select, sys, time
+import json, os, select, signal, sys, time
 
 
 def say(*messages):
@@ -29,7 +29,7 @@ def hear():
     return json.loads(line)
 
 
-codes = {}
+codes, errors = {}, {}
 
 
 def take(message):
@@ -37,6 +37,7 @@ def take(message):
     if "method" in message:
         return message
     codes[message["id"]] = message["error"]["code"] if "error" in message else 0
+    errors[message["id"]] = message.get("error", {}).get("message", "")
     return None
 
 
@@ -83,6 +84,43 @@ def deaf(turn):
     # Wants long texts and takes none of them in.
     say(*[wants(f"d-{n}", "fs/read_text_file", path="/workspace/long") for n in range(20)])
     time.sleep(45)
+
+
+def stopper():
+    # Holds the next process that writes a file, before it has written.
+    while True:
+        for name in os.listdir("/proc"):
+            try:
+                with open(f"/proc/{name}/cmdline", "rb") as of:
+                    if name.isdigit() and of.read().startswith(b"marshal-files"):
+                        os.kill(int(name), signal.SIGSTOP)
+                        return int(name)
+            except OSError:
+                pass
+
+
+def stopped(turn):
+    came, tell = os.pipe()
+    if os.fork() == 0:
+        os.write(tell, str(stopper()).encode())
+        os._exit(0)
+    names = []
+    held = None
+    # Until one is met.
+    while held is None:
+        names.append(f"made-{len(names)}")
+        say(wants(names[-1], "fs/write_text_file", path=f"/workspace/{names[-1]}", content="late"))
+        wait_for(names[-1])
+        if codes[names[-1]] != 0:
+            held = int(os.read(came, 20))
+        elif select.select([came], [], [], 0)[0]:
+            # It had written already.
+            os.kill(int(os.read(came, 20)), signal.SIGCONT)
+            return text("missed")
+    os.kill(held, signal.SIGCONT)
+    time.sleep(1)
+    left = [name for name in os.listdir("/workspace") if name.startswith(".marshal-")]
+    text(f"late {names[-1] in os.listdir('/workspace')} left {len(left)}: {errors[names[-1]]}")
 
 
 def person(turn):
