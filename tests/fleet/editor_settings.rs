@@ -134,7 +134,7 @@ fn options_are_offered_set_in_the_agent_and_told() {
         ("fast", json!("a"), ["fast", "true or false"]),
         ("model", json!(7), ["value", "text"]),
     ] {
-        refused(&set_option(&mut editor, &session, id, value), &parts);
+        refused(&set_option(&mut editor, &session, id, &value), &parts);
     }
 
     let drill = with_modes("");
