@@ -182,6 +182,7 @@ impl Agent {
                             return Ok(());
                         }
                     }
+                    Told::Nothing => {}
                     told => {
                         let fault = format!("child {} was told {told:?} too early", self.number);
                         self.ledger.fault(fault);
@@ -230,7 +231,9 @@ impl Agent {
             Told::Goodbye if self.manners.heeds_goodbye => self.leave(0).await?,
             Told::Goodbye => self.ledger.saw("deaf to goodbye"),
             Told::Nothing => {}
-            Told::Step(..) | Told::Odd => {
+            // In a turn nobody asks.
+            Told::Ping(reply) if self.acts.is_none() => self.say(&reply).await?,
+            Told::Ping(_) | Told::Step(..) | Told::Odd => {
                 self.ledger
                     .fault(format!("child {} was told {line}", self.number));
             }

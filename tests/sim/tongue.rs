@@ -12,6 +12,8 @@ pub(crate) enum Tongue {
 /// What a child is told.
 #[derive(Debug)]
 pub(crate) enum Told {
+    /// Whether it lives, and what it says to that.
+    Ping(String),
     Prompt(String),
     /// `None`: nobody decides it any more.
     Answer {
@@ -85,8 +87,14 @@ impl Speech {
             ),
             Some("session/new") => reply(json!({"sessionId": self.session}), true),
             Some("session/load") => reply(json!({}), true),
-            Some("$/ping") => reply(json!({}), false),
+            Some("$/ping") => {
+                let error = json!({"code": -32601, "message": "Method not found"});
+                let reply = json!({"jsonrpc": "2.0", "id": message["id"], "error": error});
+                Told::Ping(reply.to_string())
+            }
             Some("session/cancel") => Told::Interrupt,
+            // Of a request that nobody waits for any more; it is answered all the same.
+            Some("$/cancel_request") => Told::Nothing,
             Some("session/prompt") => {
                 self.prompt = message["id"].clone();
                 let text = &message["params"]["prompt"][0]["text"];
