@@ -60,7 +60,7 @@ pub(super) fn moved(request: &Request, at: &Place<'_>) -> Moved {
     };
     let is_mover = |command: &Command| {
         let program = command.words.first();
-        program.is_some_and(|word| word.text == "cd" || moves(word))
+        program.is_some_and(|word| word.text == "cd" || moves(word)) || changes_cd(command)
     };
     let Ok(commands) = strict::read(command) else {
         // What is not plain is not followed.
@@ -71,19 +71,55 @@ pub(super) fn moved(request: &Request, at: &Place<'_>) -> Moved {
     if cwd.is_none() && !commands.iter().any(is_mover) {
         return Moved::Not;
     }
+    // What makes other commands move it, or `cd` lead elsewhere, is not followed; nor is the last
+    // stage of a pipe, which some shells run in themselves.
+    if commands.iter().any(changes_cd) {
+        return Moved::Away;
+    }
     let walker = Walker::new(*at);
     let mut track = Track::new(&walker, begin(at, cwd.as_deref()).as_deref());
     for (i, command) in commands.iter().enumerate() {
         let next = commands.get(i + 1);
         let piped = command.join == Join::Pipe || next.is_some_and(|c| c.join == Join::Pipe);
+        if piped && is_mover(command) {
+            return Moved::Away;
+        }
         track.enter(command, piped);
     }
     let ends = union(track.ok, track.failed).unwrap_or_default();
-    let mut places = ends.into_iter().map(|end| (end.physical, end.left));
-    match (places.next(), places.next()) {
-        (Some((place, false)), None) if walker.inside(&place) => Moved::To(place),
-        _ => Moved::Away,
+    let is_inside =
+        |end: &Cwd| !end.left && walker.inside(&end.physical) && walker.inside(&end.logical);
+    if ends.is_empty() || !ends.iter().all(is_inside) {
+        return Moved::Away;
     }
+    let mut places: Vec<String> = Vec::new();
+    for place in ends.into_iter().flat_map(|end| [end.physical, end.logical]) {
+        if at.cwd != Some(place.as_str()) && !places.contains(&place) {
+            places.push(place);
+        }
+    }
+    if places.is_empty() {
+        Moved::Not
+    } else {
+        Moved::To(places)
+    }
+}
+
+/// Variables that say where `cd` leads, or what runs beside every command.
+const OF_CD: [&str; 6] = ["CDPATH", "HOME", "OLDPWD", "PROMPT_COMMAND", "PWD", "PS1"];
+
+/// Whether a command makes later ones move the shell, or move it elsewhere than they say.
+fn changes_cd(command: &Command) -> bool {
+    let is_of_cd = |text: &str| OF_CD.iter().any(|name| text.starts_with(name));
+    let program = command.words.first().map(|word| word.text.as_str());
+    let sets = matches!(
+        program,
+        Some("export" | "declare" | "typeset" | "local" | "readonly")
+    ) && command.words[1..]
+        .iter()
+        .any(|word| word.live() || is_of_cd(&word.text));
+    let has_assignment = !command.assignments.is_empty();
+    sets || has_assignment && (program.is_none() || program == Some("cd"))
 }
 
 impl<'w, 'a> Track<'w, 'a> {
@@ -192,7 +228,36 @@ fn moves(word: &Word) -> bool {
     word.live()
         || matches!(
             word.text.as_str(),
-            "pushd" | "popd" | "source" | "." | "eval" | "builtin" | "command"
+            "pushd"
+                | "popd"
+                | "source"
+                | "."
+                | "eval"
+                | "builtin"
+                | "command"
+                // What runs commands given as text, defines or switches them, in bash or zsh.
+                | "alias"
+                | "autoload"
+                | "bind"
+                | "chdir"
+                | "coproc"
+                | "dirs"
+                | "emulate"
+                | "enable"
+                | "exec"
+                | "fc"
+                | "jobs"
+                | "mapfile"
+                | "nocorrect"
+                | "noglob"
+                | "readarray"
+                | "repeat"
+                | "set"
+                | "setopt"
+                | "shopt"
+                | "trap"
+                | "zle"
+                | "-"
         )
 }
 
@@ -275,8 +340,8 @@ mod tests {
     }
 
     #[test]
-    fn what_moves_a_shell_that_keeps_its_directory_is_told_and_what_leads_back() {
-        let to = |path: &str| Moved::To(path.to_owned());
+    fn what_may_move_a_shell_that_keeps_its_directory_is_told() {
+        let to = |paths: &[&str]| Moved::To(paths.iter().map(|path| (*path).to_owned()).collect());
         let check = |text: &str, named: Option<&str>, cwd: Option<&str>, expect: Moved| {
             let place = Place {
                 workspace: "/w",
@@ -302,38 +367,45 @@ mod tests {
             check(stays, None, None, Moved::Not);
         }
         for away in [
-            "cd new",
-            "cd src; cd new",
             "cd .. && ls",
             "cd /etc",
             "cd ~",
             "cd -",
             "pushd src",
             "eval ls",
-            "false && cd src",
             "(cd src && ls)",
             "if true; then cd src; fi",
             "for d in *; do cd $d; done",
-            "cd src && cd .. && cd deep && cd ..",
+            "cd src && cd .. && cd deep && cd .. && cd ..",
             "$MOVE src",
             "ls 'open",
+            "true | cd src",
+            "jobs -x cd src",
+            "trap 'cd /etc' DEBUG",
+            "mapfile -C 'cd /; :' -c 1",
+            "CDPATH=/h cd src",
+            "CDPATH=/h; cd src",
+            "export CDPATH=/h",
+            "alias ls='cd /'",
         ] {
             check(away, None, root, Moved::Away);
         }
-        check("cd src && ls", None, root, to("/w/src"));
-        check("cd src && ls; pwd", None, root, to("/w/src"));
-        check("cd b", None, Some("/w/a"), to("/w/a/b"));
-        check("cd deep", None, root, to("/w/a/b"));
-        check("cd src && cd ..", None, root, to("/w"));
-        check("cd /w", None, root, to("/w"));
-        check("cd /w", None, None, to("/w"));
-        check("cd /w/src; ls; cd /w", None, None, to("/w"));
-        check("cd ~/x; cd /w", None, None, to("/w"));
-        check("cd ..; cd w", None, root, to("/w"));
+        check("cd src && ls", None, root, to(&["/w/src"]));
+        check("cd src && ls; pwd", None, root, to(&["/w/src"]));
+        check("cd new", None, root, to(&["/w/new"]));
+        check("cd src; cd new", None, root, to(&["/w/src/new", "/w/src"]));
+        check("false && cd src", None, root, to(&["/w/src"]));
+        check("cd b", None, Some("/w/a"), to(&["/w/a/b"]));
+        check("cd deep", None, root, to(&["/w/a/b", "/w/deep"]));
+        check("cd src && cd ..", None, root, Moved::Not);
+        check("cd /w", None, root, Moved::Not);
+        check("cd /w && ls", None, root, Moved::Not);
+        check("cd /w", None, None, to(&["/w"]));
+        check("cd ..; cd w", None, root, Moved::Not);
         check("cd src", None, None, Moved::Away);
         check("cd /w/new; ls", None, None, Moved::Away);
-        check("ls", Some("src"), root, to("/w/src"));
-        check("ls", Some("/w"), None, to("/w"));
+        check("ls", Some("src"), root, to(&["/w/src"]));
+        check("ls", Some("/w"), None, to(&["/w"]));
         check("ls", Some("src"), None, Moved::Away);
         let place = Place {
             workspace: "/w",

@@ -50,9 +50,10 @@ pub enum Moved {
     /// It stays where it is.
     #[default]
     Not,
-    /// It is surely this one afterwards: in the workspace, links followed.
-    To(String),
-    /// It is not known afterwards, or not in the workspace.
+    /// It may be any of these afterwards, or what it was: all of them in the workspace, each as it
+    /// was named and with its links followed.
+    To(Vec<String>),
+    /// It may be anywhere afterwards.
     Away,
 }
 

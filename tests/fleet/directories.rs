@@ -45,6 +45,7 @@ file = "moving.toml"
 "#
     ));
     std::fs::write(drill.path("moving.toml"), POLICY).expect("moving.toml");
+    std::os::unix::fs::symlink("/etc", drill.workspace().join("out")).expect("link");
     drill.run(&["run", script]);
     let database = drill.database();
     let query = "SELECT json_extract(body, '$.decision') FROM events \
@@ -54,27 +55,28 @@ file = "moving.toml"
     rows.map(|row| row.expect("a row")).collect()
 }
 
+/// Nobody sees whether a command that moves the shell ran to its end: what is allowed must be so from
+/// where it leads and from where it began.
 #[test]
-fn a_shell_that_keeps_its_directory_is_judged_where_its_last_command_ended() {
-    let script =
-        "run cd src\nrun touch ../a.txt\nrun touch ../../b.txt\nrun cd ..\nrun touch ../c.txt";
+fn a_shell_that_keeps_its_directory_is_judged_from_wherever_it_may_be() {
+    let script = "run cd src\nrun touch here.txt\nrun touch ../up.txt\nrun touch /workspace/a.txt";
     assert_eq!(
         decisions("sticky", script),
-        ["allow", "allow", "deny", "allow", "deny"]
+        ["allow", "allow", "deny", "allow"]
     );
-    assert_eq!(
-        decisions("workspace", script),
-        ["allow", "deny", "deny", "allow", "deny"]
-    );
+    // A directory whose contents lead out is no place to begin a relative path in.
+    let script = "run cd out\nrun touch hosts";
+    assert_eq!(decisions("sticky", script), ["allow", "deny"]);
+    assert_eq!(decisions("workspace", script), ["allow", "allow"]);
 }
 
 #[test]
-fn where_it_is_not_known_nothing_that_depends_on_it_is_allowed_until_it_came_back() {
-    // The way back is a whole path; it ran unasked, as nothing would have allowed it.
+fn where_it_is_not_known_nothing_that_depends_on_it_is_allowed() {
+    // A way back may fail as well, and that one ran without being asked about.
     let script = "run cd ../../etc\nrun touch a.txt\nwrite b.txt x\nwrite /workspace/c.txt x\nunasked cd /workspace\nrun touch d.txt";
     assert_eq!(
         decisions("sticky", script),
-        ["allow", "deny", "deny", "allow", "deny", "allow"]
+        ["allow", "deny", "deny", "allow", "deny", "deny"]
     );
     assert_eq!(
         decisions("workspace", script),

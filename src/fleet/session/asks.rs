@@ -22,7 +22,7 @@ use crate::model::{
     Answer, Ask, AskId, AskKey, Claimed, ClientWish, DecidedBy, Decision, Event, Foreign,
     OnTimeout, Verdict,
 };
-use crate::policy::{self, Facts, Judgement, Moved, Part, Request};
+use crate::policy::{self, Facts, Judgement, Moved, Part, Place, Request};
 use crate::telemetry::event::permission::{PermissionRequested, PolicyEvaluated};
 use crate::telemetry::event::turn::UnaskedJudged;
 use crate::telemetry::sets::{EvaluationError, ToolClass};
@@ -239,6 +239,15 @@ pub(crate) fn decide(
     let twice = asks.open.values().any(|open| open.id == ask.key.id);
     asks.note_request(ask);
     let mut moved = Moved::Not;
+    let keeps = pool.config.shell_cwd;
+    // What runs unasked may have moved the shell already, and what it did is only seen at its end.
+    let unseen = keeps != ShellCwd::Workspace
+        && asks
+            .calls
+            .iter()
+            .any(|call| !call.asked && class(pool, Some(&call.name)) == ToolClass::Shell);
+    let nowhere = Directory::unknown();
+    let directory = if unseen { &nowhere } else { &asks.directory };
     let judgement = if twice {
         Judgement::refused("twice", "the same request id was used twice")
     } else if at.is_read_only {
@@ -253,7 +262,7 @@ pub(crate) fn decide(
         (judgement, moved) = judge(
             pool,
             prepared,
-            &asks.directory,
+            directory,
             (&ask.tool, &ask.input),
             &ask.claimed,
         );
@@ -261,7 +270,6 @@ pub(crate) fn decide(
     };
     let class = class(pool, Some(&ask.tool));
     let mut decided = decided(pool, work, ask, judgement, class, clock::since(began), at);
-    let keeps = pool.config.shell_cwd;
     let decision = decided.verdict.decision;
     asks.directory.decided(keeps, &moved, decision);
     decided.moved = moved;
@@ -440,12 +448,48 @@ fn judge(
         return (Judgement::refused("no_workspace", why), Moved::Away);
     };
     let request: Request = pool.extractor.extract(tool.raw(), input);
-    let place = directory.place(prepared);
+    let places = directory.places(prepared);
+    let judged = places
+        .iter()
+        .map(|place| pool.policy.decide(&request, claimed, place));
+    let severe = judged.reduce(|a, b| {
+        let is_as_severe = match a.decision {
+            Decision::Deny => true,
+            Decision::Ask => b.decision != Decision::Deny,
+            Decision::Allow => b.decision == Decision::Allow,
+        };
+        if is_as_severe { a } else { b }
+    });
+    let Some(judgement) = severe else {
+        let why = "there is no directory to judge paths by";
+        return (Judgement::refused("no_directory", why), Moved::Away);
+    };
     let moved = match pool.config.shell_cwd {
         ShellCwd::Workspace => Moved::Not,
-        ShellCwd::Turn | ShellCwd::Sticky => policy::moved(&request, &place),
+        ShellCwd::Turn | ShellCwd::Sticky => moved_from(pool, tool, &request, &places),
     };
-    (pool.policy.decide(&request, claimed, &place), moved)
+    (judgement, moved)
+}
+
+/// Where the shell may be afterwards, from each place where it may be now.
+fn moved_from(pool: &PoolShared, tool: &Foreign, request: &Request, places: &[Place<'_>]) -> Moved {
+    let is_shell = class(pool, Some(tool)) == ToolClass::Shell;
+    if is_shell && !matches!(request, Request::Shell { .. }) {
+        return Moved::Away; // It runs something, and nobody can say what.
+    }
+    let mut all = Vec::new();
+    for place in places {
+        match policy::moved(request, place) {
+            Moved::Not => {}
+            Moved::To(ends) => all.extend(ends),
+            Moved::Away => return Moved::Away,
+        }
+    }
+    if all.is_empty() {
+        Moved::Not
+    } else {
+        Moved::To(all)
+    }
 }
 
 /// The kind of tool that a name stands for.

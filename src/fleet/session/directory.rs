@@ -1,16 +1,19 @@
-//! In which directory the agent's shell begins its next command, as far as it is known.
+//! In which directories the agent's shell may begin its next command, as far as they are known.
 //!
-//! An agent whose shell keeps its directory (`shell_cwd = "sticky"`, or `"turn"` until its turn is
-//! over) is followed from the workspace's root through what ran. Where it cannot be followed, and while something waits for a
-//! person that would move it, the directory is unknown, and no rule allows what depends on it.
-//! Must not know requests' words: the policy says what moves.
+//! Of an agent whose shell keeps its directory (`shell_cwd = "sticky"`, or `"turn"` until its turn is
+//! over) nobody here sees whether a command that would move it ran, ran to its end, or counted. So
+//! every directory in which it may be is kept, the workspace's root always among them, and a request
+//! is judged from each: the most severe verdict holds. Where they cannot be followed, and while
+//! something waits for a person that would move it, the directory is unknown, and no rule allows
+//! what depends on it. Must not know requests' words: the policy says what moves.
 
 use super::prepare::Prepared;
 use crate::config::ShellCwd;
+use crate::limits::POLICY_CWDS;
 use crate::model::Decision;
 use crate::policy::{Moved, Place};
 
-/// Where the shell is.
+/// Where the shell may be.
 #[derive(Debug, Default)]
 pub(crate) struct Directory {
     at: At,
@@ -18,28 +21,44 @@ pub(crate) struct Directory {
     open: usize,
 }
 
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 enum At {
-    /// In the workspace's root.
-    #[default]
-    Root,
-    /// In a directory of the workspace.
-    In(String),
+    /// Where it begins, or in one of these.
+    Among(Vec<String>),
     /// Anywhere.
     Unknown,
 }
 
+impl Default for At {
+    fn default() -> Self {
+        Self::Among(Vec::new())
+    }
+}
+
 impl Directory {
-    /// What the policy judges paths by.
-    pub(crate) fn place<'a>(&'a self, prepared: &'a Prepared) -> Place<'a> {
+    /// Nobody knows where.
+    pub(crate) const fn unknown() -> Self {
+        Self {
+            at: At::Unknown,
+            open: 0,
+        }
+    }
+
+    /// What the policy judges paths by: each of them.
+    pub(crate) fn places<'a>(&'a self, prepared: &'a Prepared) -> Vec<Place<'a>> {
         let place = prepared.place();
-        let cwd = match &self.at {
-            _ if self.open > 0 => None,
-            At::Root => place.cwd,
-            At::In(path) => Some(path.as_str()),
-            At::Unknown => None,
-        };
-        Place { cwd, ..place }
+        let from = |cwd| Place { cwd, ..place };
+        match &self.at {
+            At::Among(further) if self.open == 0 => {
+                let mut places = vec![place];
+                if !further.is_empty() {
+                    places.push(from(Some(place.workspace)));
+                }
+                places.extend(further.iter().map(|path| from(Some(path.as_str()))));
+                places
+            }
+            _ => vec![from(None)],
+        }
     }
 
     /// A prompt goes out.
@@ -55,7 +74,7 @@ impl Directory {
             return;
         }
         match decision {
-            Decision::Allow => self.ran(moved),
+            Decision::Allow => self.may_run(moved),
             Decision::Ask => self.open = self.open.saturating_add(1),
             Decision::Deny => {}
         }
@@ -67,16 +86,31 @@ impl Directory {
             return;
         }
         self.open = self.open.saturating_sub(1);
-        if decision == Decision::Allow {
-            self.ran(moved);
+        if decision != Decision::Allow {
+            return;
+        }
+        // Where it leads was seen when it was asked for; since then others may have moved the shell.
+        if self.open == 0 && self.at == At::default() {
+            self.may_run(moved);
+        } else {
+            self.at = At::Unknown;
         }
     }
 
-    fn ran(&mut self, moved: &Moved) {
-        match moved {
-            Moved::Not => {}
-            Moved::To(path) => self.at = At::In(path.clone()),
-            Moved::Away => self.at = At::Unknown,
+    fn may_run(&mut self, moved: &Moved) {
+        let (At::Among(among), Moved::To(places)) = (&mut self.at, moved) else {
+            if *moved != Moved::Not {
+                self.at = At::Unknown;
+            }
+            return;
+        };
+        for place in places {
+            if !among.contains(place) {
+                among.push(place.clone());
+            }
+        }
+        if among.len() > POLICY_CWDS {
+            self.at = At::Unknown;
         }
     }
 }
@@ -88,28 +122,43 @@ mod tests {
     const STICKY: ShellCwd = ShellCwd::Sticky;
 
     fn to(path: &str) -> Moved {
-        Moved::To(path.to_owned())
+        Moved::To(vec![path.to_owned()])
+    }
+
+    fn among(paths: &[&str]) -> At {
+        At::Among(paths.iter().map(|path| (*path).to_owned()).collect())
     }
 
     #[test]
-    fn only_a_shell_that_keeps_its_directory_is_followed_and_only_through_what_ran() {
+    fn only_a_shell_that_keeps_its_directory_is_followed_and_no_place_is_forgotten() {
         let mut directory = Directory::default();
         directory.decided(ShellCwd::Workspace, &Moved::Away, Decision::Allow);
         directory.decided(STICKY, &Moved::Away, Decision::Deny);
         directory.decided(STICKY, &Moved::Not, Decision::Allow);
-        assert_eq!(directory.at, At::Root);
+        assert_eq!(directory.at, among(&[]));
         directory.decided(STICKY, &to("/w/src"), Decision::Allow);
-        assert_eq!(directory.at, At::In("/w/src".to_owned()));
+        directory.decided(STICKY, &to("/w/a"), Decision::Allow);
+        directory.decided(STICKY, &to("/w/src"), Decision::Allow);
+        assert_eq!(directory.at, among(&["/w/src", "/w/a"]));
         directory.decided(STICKY, &Moved::Away, Decision::Allow);
-        directory.decided(STICKY, &Moved::Not, Decision::Allow);
-        assert_eq!(directory.at, At::Unknown);
         directory.decided(STICKY, &to("/w"), Decision::Allow);
-        assert_eq!(directory.at, At::In("/w".to_owned()));
+        assert_eq!(directory.at, At::Unknown, "a way back may fail");
+    }
+
+    #[test]
+    fn too_many_places_are_none() {
+        let mut directory = Directory::default();
+        for place in 0..=POLICY_CWDS {
+            let known = matches!(directory.at, At::Among(_));
+            assert!(known, "{place}");
+            directory.decided(STICKY, &to(&format!("/w/{place}")), Decision::Allow);
+        }
+        assert_eq!(directory.at, At::Unknown);
     }
 
     #[test]
     fn a_turn_leads_back_to_the_root_only_where_the_agent_does_so() {
-        for (keeps, expect) in [(ShellCwd::Turn, At::Root), (STICKY, At::Unknown)] {
+        for (keeps, expect) in [(ShellCwd::Turn, among(&[])), (STICKY, At::Unknown)] {
             let mut directory = Directory::default();
             directory.decided(keeps, &Moved::Away, Decision::Allow);
             assert_eq!(directory.at, At::Unknown);
@@ -127,11 +176,12 @@ mod tests {
         assert_eq!(directory.open, 2);
         directory.resolved(STICKY, &Moved::Not, Decision::Allow);
         directory.resolved(STICKY, &to("/w/a"), Decision::Deny);
-        assert_eq!((directory.open, &directory.at), (1, &At::Root));
+        assert_eq!((directory.open, &directory.at), (1, &among(&[])));
         directory.resolved(STICKY, &to("/w/b"), Decision::Allow);
-        assert_eq!(
-            (directory.open, directory.at),
-            (0, At::In("/w/b".to_owned()))
-        );
+        assert_eq!((directory.open, &directory.at), (0, &among(&["/w/b"])));
+        // It was seen from the root, and is run from elsewhere.
+        directory.decided(STICKY, &to("/w/c"), Decision::Ask);
+        directory.resolved(STICKY, &to("/w/c"), Decision::Allow);
+        assert_eq!(directory.at, At::Unknown);
     }
 }
