@@ -275,6 +275,7 @@ fn union(a: Set, b: Set) -> Set {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::{Claimed, Decision};
     use crate::policy::path::{Look, Place, Resolver};
     use crate::policy::strict;
 
@@ -417,6 +418,27 @@ mod tests {
             paths: vec!["a".to_owned()],
         };
         assert_eq!(moved(&write, &place), Moved::Not);
+    }
+
+    #[test]
+    fn a_search_without_a_path_is_where_the_agent_is() {
+        let policy = crate::policy::Policy::builtin("developer").expect("developer");
+        let search = Request::Read {
+            targets: vec![crate::policy::Target::Workspace],
+        };
+        let decision = |cwd| {
+            let place = Place {
+                workspace: "/w",
+                home: "/h",
+                cwd,
+                resolver: &Tree,
+            };
+            policy.decide(&search, &Claimed::default(), &place).decision
+        };
+        assert_eq!(decision(Some("/w")), Decision::Allow);
+        assert_eq!(decision(Some("/w/src")), Decision::Allow);
+        assert_eq!(decision(Some("/etc")), Decision::Ask);
+        assert_eq!(decision(None), Decision::Ask);
     }
 
     #[test]

@@ -194,7 +194,13 @@ fn claims(claimed: &Claimed, outcome: &mut Outcome) {
 fn read(policy: &Policy, target: &Target, walker: &Walker<'_>) -> PartOutcome {
     match target {
         Target::Path(path) => file(policy, ToolClass::Read, path, walker),
-        Target::Workspace => file(policy, ToolClass::Read, walker.place.workspace, walker),
+        // Without a path it is where the agent is, which need not be the root, and need not be known.
+        Target::Workspace => {
+            let root = walker.place.workspace;
+            let is_root = walker.place.cwd == Some(root);
+            let path = if is_root { root } else { "." };
+            file(policy, ToolClass::Read, path, walker)
+        }
         Target::Anywhere(pattern) => {
             let mut part = file(policy, ToolClass::Read, pattern, walker);
             part.hits.retain(|hit| hit.decision != Decision::Allow);
