@@ -1,10 +1,11 @@
-//! `[sandbox.NAME]`: the profiles, with `standard` built in.
+//! `[sandbox.NAME]`: the profiles, with `standard` and `strict` built in.
 //!
 //! Must not know pools or how walls are built.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use super::demands::{self, Demands};
 use super::error::quoted;
 use super::paths;
 use super::table::{Found, Section, word};
@@ -13,17 +14,14 @@ use crate::limits;
 
 word!(ProcMode);
 
-/// The built-in profile that may be changed key by key.
+/// The built-in profile that a pool has if it names none; it may be changed key by key.
 pub(super) const STANDARD: &str = "standard";
 
-/// Built-in profiles of the format that this version has not.
-pub(super) const LATER: &[&str] = &["strict"];
+/// The other one: what `standard` does without where a host lacks it, it needs.
+pub(super) const STRICT: &str = "strict";
 
 /// Keys of the format that do nothing in this version.
 const LATER_KEYS: &[&str] = &[
-    "on_missing",
-    "allow_degrade",
-    "uid_range",
     "landlock_min_abi",
     "seccomp",
 ];
@@ -82,6 +80,18 @@ pub(super) fn standard() -> Sandbox {
         proc_mode: ProcMode::Pid,
         nofile: 1024,
         fsize: GIB,
+        demands: Demands::default(),
+    }
+}
+
+/// The profile `strict` as it is built in.
+pub(super) fn strict() -> Sandbox {
+    Sandbox {
+        demands: Demands {
+            uid_per_slot: true,
+            ..Demands::default()
+        },
+        ..standard()
     }
 }
 
@@ -91,25 +101,20 @@ pub(super) fn read_all(
     dir: &Path,
     is_found: bool,
 ) -> BTreeMap<String, Sandbox> {
-    let mut profiles = BTreeMap::from([(STANDARD.to_owned(), standard())]);
+    let mut profiles = BTreeMap::from([
+        (STANDARD.to_owned(), standard()),
+        (STRICT.to_owned(), strict()),
+    ]);
     for (name, item) in section.named(NAME_PATTERN) {
         let place = &item.place;
-        if LATER.contains(&name.as_str()) {
-            let message = format!(
-                "the profile {} is not supported by this version: its layers do not exist yet",
-                quoted(&name)
-            );
-            let help = Some("use standard, or a profile of your own".to_owned());
-            section.ledger.fault(place, message, help);
-            continue;
-        }
         if !is_name(&name) {
             let message = format!("the profile name {} must match {NAME}", quoted(&name));
             section.ledger.fault(place, message, None);
             continue;
         }
         if let Some(table) = item.section() {
-            profiles.insert(name, read(&table, dir, is_found));
+            let base = if name == STRICT { strict() } else { standard() };
+            profiles.insert(name, read(&table, dir, is_found, base));
         }
     }
     profiles
@@ -126,8 +131,7 @@ pub(super) fn is_name(name: &str) -> bool {
     crate::model::PoolName::new(name).is_ok()
 }
 
-fn read(section: &Section<'_>, dir: &Path, is_found: bool) -> Sandbox {
-    let base = standard();
+fn read(section: &Section<'_>, dir: &Path, is_found: bool, base: Sandbox) -> Sandbox {
     let home = section.section("home");
     let home_bytes = home.size("size", MIB..=TIB);
     home.close(&["inodes"], &[]);
@@ -151,6 +155,7 @@ fn read(section: &Section<'_>, dir: &Path, is_found: bool) -> Sandbox {
         proc_mode: value(section.word("proc", &[]), base.proc_mode),
         nofile: value(nofile, base.nofile),
         fsize: value(fsize, base.fsize),
+        demands: demands::read(section, is_found, base.demands),
     };
     let elsewhere = [("nofile", "limits.nofile"), ("fsize", "limits.fsize")];
     section.close(LATER_KEYS, &elsewhere);

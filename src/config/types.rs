@@ -29,7 +29,7 @@ pub struct Config {
     pub supervisor: Supervisor,
     /// `[pool.NAME]`, in the order of the file.
     pub pools: Vec<Pool>,
-    /// `[sandbox.NAME]`, `standard` included.
+    /// `[sandbox.NAME]`, `standard` and `strict` included.
     pub sandboxes: BTreeMap<String, Sandbox>,
     /// `[route.NAME]`, those of well-known providers included.
     pub routes: BTreeMap<String, Route>,
@@ -564,4 +564,6 @@ pub struct Sandbox {
     pub nofile: u64,
     /// RLIMIT_FSIZE, in bytes.
     pub fsize: u64,
+    /// What it demands of its host.
+    pub demands: super::Demands,
 }

@@ -62,6 +62,7 @@ pub(crate) fn profile() -> config::Sandbox {
         proc_mode: ProcMode::Pid,
         nofile: 512,
         fsize: 1 << 20,
+        demands: config::Demands::default(),
     }
 }
 

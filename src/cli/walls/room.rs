@@ -54,6 +54,12 @@ pub(super) enum NoRoom {
         /// The workspace.
         workspace: String,
     },
+    /// The profile wants a uid that only root can give.
+    #[error(
+        "the profile has uid_per_slot = true, and an ordinary user's commands have that user's uid \
+         (shared_uid): run this as root, or use a profile that shares it"
+    )]
+    SharedUid,
     /// No state directory for the copy.
     #[error(transparent)]
     StateDir(#[from] StateError),
@@ -160,16 +166,20 @@ fn directory(path: &Path) -> Result<PathBuf, NoRoom> {
     }
 }
 
-/// Who the command is outside: as root a uid of nobody else's.
-pub(super) fn ids() -> Result<(Ids, Option<HeldBlock>), NoRoom> {
+/// Who the command is outside: as root a uid of nobody else's; a profile that wants such a one has
+/// it or nothing.
+pub(super) fn ids(profile: &config::Sandbox) -> Result<(Ids, Option<HeldBlock>), NoRoom> {
     if !rustix::process::geteuid().is_root() {
+        if profile.demands.uid_per_slot {
+            return Err(NoRoom::SharedUid);
+        }
         let ids = Ids::Own {
             uid: rustix::process::geteuid().as_raw(),
             gid: rustix::process::getegid().as_raw(),
         };
         return Ok((ids, None));
     }
-    let held = uids::take(&Sources::host(), 1)?;
+    let held = uids::take(&Sources::host(), 1, profile.demands.uid_range)?;
     let ids = Ids::Root {
         slot_uid: held.block().first,
     };
@@ -224,7 +234,7 @@ pub(super) async fn prepare(
     spawner: &Spawner,
 ) -> Result<Room, NoRoom> {
     let wanted = look(args, config)?;
-    let (ids, held) = ids()?;
+    let (ids, held) = ids(wanted.profile)?;
     let copy = match args.mode {
         Mode::Copy => Some(copied(&wanted, ids, spawner).await?),
         Mode::Ro | Mode::Rw => None,
