@@ -41,18 +41,51 @@ word!(OnMissing);
 
 /// What can never be done without, and why.
 const NEVER: &[(&str, &str)] = &[
-    ("uid", "an agent with another's uid reaches what is the other's"),
-    ("user", "without a user namespace an agent has rights on this host"),
-    ("mount", "without a mount namespace an agent sees the host's files"),
-    ("pid", "without a pid namespace nothing ends all of an agent's processes"),
-    ("net", "without a network namespace an agent reaches what the host reaches; if that is meant, say network = \"host\""),
-    ("ipc", "without a namespace of its own an agent reaches the host's shared memory"),
+    (
+        "uid",
+        "an agent with another's uid reaches what is the other's",
+    ),
+    (
+        "user",
+        "without a user namespace an agent has rights on this host",
+    ),
+    (
+        "mount",
+        "without a mount namespace an agent sees the host's files",
+    ),
+    (
+        "pid",
+        "without a pid namespace nothing ends all of an agent's processes",
+    ),
+    (
+        "net",
+        "without a network namespace an agent reaches what the host reaches; if that is meant, say network = \"host\"",
+    ),
+    (
+        "ipc",
+        "without a namespace of its own an agent reaches the host's shared memory",
+    ),
     ("uts", "the namespaces are made together"),
-    ("cgroup", "the namespaces are made together; limits are cgroup.memory, cgroup.pids and cgroup.cpu"),
-    ("seccomp", "the other walls are built on what it refuses; a profile that is meant without it says seccomp = \"off\""),
-    ("caps", "with capabilities an agent takes the other walls down"),
-    ("no_new_privs", "without it a set-uid program undoes the other walls"),
-    ("pivot_root", "without it the host's files stay within reach"),
+    (
+        "cgroup",
+        "the namespaces are made together; limits are cgroup.memory, cgroup.pids and cgroup.cpu",
+    ),
+    (
+        "seccomp",
+        "the other walls are built on what it refuses; a profile that is meant without it says seccomp = \"off\"",
+    ),
+    (
+        "caps",
+        "with capabilities an agent takes the other walls down",
+    ),
+    (
+        "no_new_privs",
+        "without it a set-uid program undoes the other walls",
+    ),
+    (
+        "pivot_root",
+        "without it the host's files stay within reach",
+    ),
 ];
 
 /// What a profile demands.
@@ -134,7 +167,9 @@ pub(super) fn read(section: &Section<'_>, is_found: bool, base: Demands) -> Dema
         Some(found) => found.value == OnMissing::Degrade,
         None => base.on_missing == OnMissing::Degrade,
     };
-    let names_nothing = listed.as_ref().map_or(base.allow_degrade.is_empty(), |list| list.value.is_empty());
+    let names_nothing = listed
+        .as_ref()
+        .map_or(base.allow_degrade.is_empty(), |list| list.value.is_empty());
     let allow_degrade = match listed {
         None => base.allow_degrade,
         Some(list) => {
@@ -143,7 +178,9 @@ pub(super) fn read(section: &Section<'_>, is_found: bool, base: Demands) -> Dema
                 section.ledger.fault(&list.place, message, None);
             }
             let words = list.value.iter();
-            words.filter_map(|found| degradable(section, found)).collect()
+            words
+                .filter_map(|found| degradable(section, found))
+                .collect()
         }
     };
     if let Some(found) = &on_missing
@@ -152,7 +189,10 @@ pub(super) fn read(section: &Section<'_>, is_found: bool, base: Demands) -> Dema
     {
         let message = "on_missing = \"degrade\" needs allow_degrade to name what may be missing";
         let words: Vec<_> = Degradable::ALL.iter().map(|word| word.word()).collect();
-        let help = Some(format!("for example allow_degrade = [{}]", quoted(words[0])));
+        let help = Some(format!(
+            "for example allow_degrade = [{}]",
+            quoted(words[0])
+        ));
         section.ledger.fault(&found.place, message, help);
     }
     let uid_per_slot = section.boolean("uid_per_slot");
@@ -182,7 +222,11 @@ fn degradable(section: &Section<'_>, found: &Found<String>) -> Option<Degradable
         let words: Vec<_> = Degradable::ALL.iter().map(|word| word.word()).collect();
         let message = match never {
             Some((word, why)) => format!("{} can never be done without: {why}", quoted(word)),
-            None => format!("expected {}, found {}", one_of(&words), quoted(&found.value)),
+            None => format!(
+                "expected {}, found {}",
+                one_of(&words),
+                quoted(&found.value)
+            ),
         };
         section.ledger.fault(&found.place, message, None);
     }

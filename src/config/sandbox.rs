@@ -21,10 +21,7 @@ pub(super) const STANDARD: &str = "standard";
 pub(super) const STRICT: &str = "strict";
 
 /// Keys of the format that do nothing in this version.
-const LATER_KEYS: &[&str] = &[
-    "landlock_min_abi",
-    "seccomp",
-];
+const LATER_KEYS: &[&str] = &["landlock_min_abi", "seccomp"];
 
 /// Places that the sandbox makes itself: nothing of the host can be bound over them.
 const OWN_PLACES: &[&str] = &[

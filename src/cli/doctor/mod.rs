@@ -110,7 +110,7 @@ fn everything(needs: &[Need], config: &Config, state: &str) -> Vec<Asked> {
 }
 
 /// Whom agents would be: as root, a uid that is nobody's.
-fn whom_to_ask_for() -> (Ids, Option<HeldBlock>) {
+pub(super) fn whom_to_ask_for() -> (Ids, Option<HeldBlock>) {
     if !rustix::process::geteuid().is_root() {
         return (own_ids(), None);
     }
@@ -120,7 +120,7 @@ fn whom_to_ask_for() -> (Ids, Option<HeldBlock>) {
 }
 
 /// The ids of whoever runs this.
-fn own_ids() -> Ids {
+pub(super) fn own_ids() -> Ids {
     Ids::Own {
         uid: rustix::process::geteuid().as_raw(),
         gid: rustix::process::getegid().as_raw(),
@@ -139,19 +139,22 @@ struct Profile {
 impl Profile {
     fn line(&self) -> String {
         let list = |words: &BTreeSet<&str>| words.iter().copied().collect::<Vec<_>>().join(", ");
-        let mut line = format!("profile {}: ", self.name);
-        line += &if self.missing.is_empty() {
-            "can be had here".to_owned()
+        let mut parts = vec![if self.missing.is_empty() {
+            format!("profile {}: can be had here", self.name)
         } else {
-            format!("cannot be had here, for want of {}", list(&self.missing))
-        };
+            let missing = list(&self.missing);
+            format!(
+                "profile {}: cannot be had here, for want of {missing}",
+                self.name
+            )
+        }];
         if !self.degraded.is_empty() {
-            line += &format!("; goes without {}", list(&self.degraded));
+            parts.push(format!("goes without {}", list(&self.degraded)));
         }
         if !self.counts {
-            line += "; no pool uses it";
+            parts.push("no pool uses it".to_owned());
         }
-        line
+        parts.join("; ")
     }
 
     fn json(&self) -> serde_json::Value {

@@ -1,6 +1,6 @@
 //! What a configuration needs of its host: its profiles, and its pools' launchers.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
 use crate::config::{Config, Launcher, Network, Pool, Sandbox, WorkspaceMode};
 use crate::sandbox::doctor::{Asked, Feature, Need, NeedsOf, needs_of};
@@ -11,13 +11,24 @@ pub(super) fn of_all(config: &Config, state: &str, only: Option<&str>) -> Vec<Ne
     let names: Vec<&str> = config.sandboxes.keys().map(String::as_str).collect();
     for name in names {
         let is_wanted = only.is_none_or(|only| only == name);
-        let is_known = needs.iter().any(|need| need.profile.as_deref() == Some(name));
+        let is_known = needs
+            .iter()
+            .any(|need| need.profile.as_deref() == Some(name));
         if is_wanted && !is_known {
-            needs.extend(of_profile(config, name, &config.sandboxes[name], state, None));
+            needs.extend(of_profile(
+                config,
+                name,
+                &config.sandboxes[name],
+                state,
+                None,
+            ));
         }
     }
     if only.is_none() {
-        let far = config.pools.iter().filter(|pool| pool.launcher == Launcher::Ssh);
+        let far = config
+            .pools
+            .iter()
+            .filter(|pool| pool.launcher == Launcher::Ssh);
         needs.extend(far.map(|pool| Need {
             what: Asked {
                 feature: Feature::Ssh,
@@ -51,6 +62,19 @@ pub(super) fn of_used(config: &Config, state: &str, only: Option<&str>) -> Vec<N
     needs
 }
 
+/// What one command in the walls of a profile needs.
+pub(super) fn of_command(name: &str, profile: &Sandbox, own_network: bool) -> Vec<Need> {
+    needs_of(&NeedsOf {
+        name,
+        profile,
+        own_network,
+        is_root: rustix::process::geteuid().is_root(),
+        slots: 1,
+        state: None,
+        writable_workspace: None,
+    })
+}
+
 /// The pools whose agents stand behind walls of this program's making.
 pub(super) fn walled_pools(config: &Config) -> impl Iterator<Item = &Pool> {
     let pools = config.pools.iter();
@@ -60,10 +84,10 @@ pub(super) fn walled_pools(config: &Config) -> impl Iterator<Item = &Pool> {
 /// The workspaces that are shown themselves.
 pub(super) fn workspaces(config: &Config) -> Vec<String> {
     let pools = walled_pools(config).filter(|pool| pool.workspace.mode != WorkspaceMode::Copy);
-    let paths: BTreeMap<String, ()> = pools
-        .map(|pool| (pool.workspace.path.to_string_lossy().into_owned(), ()))
+    let paths: BTreeSet<String> = pools
+        .map(|pool| pool.workspace.path.to_string_lossy().into_owned())
         .collect();
-    paths.into_keys().collect()
+    paths.into_iter().collect()
 }
 
 fn of_profile(

@@ -2,6 +2,8 @@
 //!
 //! Pure. What the host says is foreign text.
 
+use std::fmt::Write as _;
+
 use unicode_width::UnicodeWidthStr as _;
 
 use crate::model::foreign::show;
@@ -21,9 +23,10 @@ pub(super) fn render(rows: &[Row], width: usize) -> String {
     for row in rows {
         let cells = [
             row.what.feature.word().to_owned(),
-            match row.needed_by.is_empty() {
-                true => "-".to_owned(),
-                false => show(&row.needed_by.join(", "), NEEDED_BY),
+            if row.needed_by.is_empty() {
+                "-".to_owned()
+            } else {
+                show(&row.needed_by.join(", "), NEEDED_BY)
             },
             row.verdict.word().to_owned(),
             row.found.errno.map_or("-".to_owned(), name),
@@ -51,7 +54,7 @@ pub(super) fn render(rows: &[Row], width: usize) -> String {
         text += line.trim_end();
         text.push('\n');
         if let Some(hint) = hint {
-            text += &format!("  hint: {}\n", show(hint, HINT));
+            let _ = writeln!(text, "  hint: {}", show(hint, HINT));
         }
     }
     text

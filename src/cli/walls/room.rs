@@ -25,7 +25,7 @@ use crate::wire::shim::Access;
 pub(super) enum NoRoom {
     /// There is no such profile.
     #[error(
-        "no profile {0:?}: expected standard, or a [sandbox.NAME] of the file named with --config"
+        "no profile {0:?}: expected standard, strict, or a [sandbox.NAME] of the file named with --config"
     )]
     Profile(String),
     /// A directory is none.
@@ -78,6 +78,9 @@ pub(super) enum NoRoom {
     /// Git could not list it.
     #[error("git could not list the files of the workspace: {0}")]
     Git(String),
+    /// The walls around git cannot be had, and so none around the command.
+    #[error("{0}")]
+    Walls(RunError),
 }
 
 /// A command's surroundings.
@@ -119,8 +122,8 @@ pub(super) struct Wanted<'a> {
 
 /// Looks at what was asked for, and refuses what no command may have.
 pub(super) fn look<'a>(args: &WallArgs, config: &'a Config) -> Result<Wanted<'a>, NoRoom> {
-    let profile = config.sandboxes.get(&args.profile);
-    let profile = profile.ok_or_else(|| NoRoom::Profile(args.profile.clone()))?;
+    let profile = config.sandboxes.get(args.profile());
+    let profile = profile.ok_or_else(|| NoRoom::Profile(args.profile().to_owned()))?;
     let workspace = directory(&args.workspace)?;
     let home = args.home.as_deref().map(directory).transpose()?;
     let state = match &config.supervisor.state_dir {
@@ -305,6 +308,7 @@ async fn git_list(wanted: &Wanted<'_>, ids: Ids, spawner: &Spawner) -> Result<Li
     let finished = match run {
         // Without git everything is copied, ignored files too.
         Err(RunError::Spawn(launch::SpawnError::Exec(_))) => return Ok(Listing::Everything),
+        Err(error @ (RunError::Spawn(_) | RunError::Lost(_))) => return Err(NoRoom::Walls(error)),
         Err(error) => return Err(NoRoom::Git(error.to_string())),
         Ok(finished) => finished,
     };

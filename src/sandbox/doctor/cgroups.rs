@@ -31,7 +31,9 @@ pub(super) fn look(feature: Feature) -> Found {
     if let Some(two) = two {
         match leaf(&two, file[0]) {
             Ok(true) => return has(said(&two)),
-            Ok(false) if controller.is_empty() => return lacks("no cgroup.kill: kernel below 5.14"),
+            Ok(false) if controller.is_empty() => {
+                return lacks("no cgroup.kill: kernel below 5.14");
+            }
             Ok(false) => {}
             Err(error) => tried = Some((two, error)),
         }
@@ -57,7 +59,11 @@ pub(super) fn look(feature: Feature) -> Found {
             hint: Some(hint.to_owned()),
             ..lacks(format!(
                 "no hierarchy of this host has {}",
-                if controller.is_empty() { file[0] } else { controller }
+                if controller.is_empty() {
+                    file[0]
+                } else {
+                    controller
+                }
             ))
         },
     }
@@ -69,7 +75,9 @@ fn said(at: &Hierarchy) -> String {
 
 /// Whether a new group below the own one has this file.
 fn leaf(at: &Hierarchy, file: &str) -> std::io::Result<bool> {
-    let leaf = at.own.join(format!("marshal-probe-{}-{file}", std::process::id()));
+    let leaf = at
+        .own
+        .join(format!("marshal-probe-{}-{file}", std::process::id()));
     fs::create_dir(&leaf)?;
     let has = leaf.join(file).exists();
     fs::remove_dir(&leaf)?;

@@ -97,7 +97,9 @@ pub(super) fn lacks(said: impl Into<String>) -> Found {
 
 fn hint(feature: Feature, failed: &Failure) -> Option<String> {
     const PERMISSION: [i32; 2] = [libc::EPERM, libc::EACCES];
-    let denied = failed.errno.is_some_and(|errno| PERMISSION.contains(&errno));
+    let denied = failed
+        .errno
+        .is_some_and(|errno| PERMISSION.contains(&errno));
     if feature == Feature::UserNs
         && denied
         && let Some(why) = host::apparmor_denies()
@@ -159,10 +161,9 @@ fn look(feature: Feature, is_inside: bool, order: &Order) -> Step<Option<Found>>
         }
         Feature::Seccomp => seccomp()?,
         Feature::Landlock | Feature::LandlockNet | Feature::LandlockScope => landlock(feature)?,
-        Feature::CgroupKill
-        | Feature::CgroupMemory
-        | Feature::CgroupPids
-        | Feature::CgroupCpu => cgroups::look(feature),
+        Feature::CgroupKill | Feature::CgroupMemory | Feature::CgroupPids | Feature::CgroupCpu => {
+            cgroups::look(feature)
+        }
         _ => host::look(feature, order),
     };
     Ok(Some(found))
@@ -221,9 +222,12 @@ fn place() -> &'static str {
 
 /// An own file system in memory, mounted there.
 fn memory() -> Step<std::os::fd::OwnedFd> {
-    let context = rustix::mount::fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)
-        .at(Stage::Mount, "fsopen")?;
-    for (key, value) in [("size", "1048576".to_owned()), ("nr_inodes", INODES.to_string())] {
+    let context =
+        rustix::mount::fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC).at(Stage::Mount, "fsopen")?;
+    for (key, value) in [
+        ("size", "1048576".to_owned()),
+        ("nr_inodes", INODES.to_string()),
+    ] {
         rustix::mount::fsconfig_set_string(&context, key, value)
             .at(Stage::Mount, &format!("fsconfig {key}"))?;
     }
@@ -249,7 +253,9 @@ fn mount_api(ids: Ids) -> Step<Found> {
 fn tmpfs_inodes(ids: Ids) -> Step<Found> {
     with_mounts(ids)?;
     let memory = memory()?;
-    let has_inodes = rustix::fs::fstatvfs(&memory).at(Stage::Mount, "statvfs")?.f_files;
+    let has_inodes = rustix::fs::fstatvfs(&memory)
+        .at(Stage::Mount, "statvfs")?
+        .f_files;
     Ok(if has_inodes == INODES {
         has("bounded")
     } else {
@@ -268,7 +274,10 @@ fn pivot_root(ids: Ids) -> Step<Found> {
 
 /// Starts pid 1 of a new pid namespace, which answers instead.
 fn start_inside(feature: Feature, order: &Order) -> Step<Option<Found>> {
-    inside(order.ids, CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWPID)?;
+    inside(
+        order.ids,
+        CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWPID,
+    )?;
     make_private()?;
     privilege::keep_over_exec(CapabilitySet::SYS_ADMIN)?;
     let order = Order {
@@ -288,7 +297,10 @@ fn start_inside(feature: Feature, order: &Order) -> Step<Option<Found>> {
     if status.success() {
         Ok(None)
     } else {
-        Err(failure(Stage::Shim, format!("pid 1 of the pid namespace: {status}")))
+        Err(failure(
+            Stage::Shim,
+            format!("pid 1 of the pid namespace: {status}"),
+        ))
     }
 }
 
@@ -333,7 +345,10 @@ fn idmapped(order: &Order) -> Step<Found> {
         } else {
             failed.what.clone()
         },
-        path: failed.path.clone().or_else(|| Some(there.to_string_lossy().into_owned())),
+        path: failed
+            .path
+            .clone()
+            .or_else(|| Some(there.to_string_lossy().into_owned())),
         ..failed
     })?;
     Ok(has(host::file_system(there).unwrap_or_default()))
@@ -374,8 +389,11 @@ fn overlay(ids: Ids) -> Step<Found> {
 /// A filter that lets everything through but one call, which is then made.
 fn seccomp() -> Step<Found> {
     use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
-    let refused = |error: &dyn std::fmt::Display| failure(Stage::Caps, format!("a filter: {error}"));
-    let arch = std::env::consts::ARCH.try_into().map_err(|error| refused(&error))?;
+    let refused =
+        |error: &dyn std::fmt::Display| failure(Stage::Caps, format!("a filter: {error}"));
+    let arch = std::env::consts::ARCH
+        .try_into()
+        .map_err(|error| refused(&error))?;
     let filter = SeccompFilter::new(
         [(libc::SYS_getpriority, Vec::new())].into(),
         SeccompAction::Allow,

@@ -162,7 +162,10 @@ fn subordinate_ids(order: &Order) -> Found {
     let hint = if helpers.is_empty() {
         format!("the line {name}:100000:65536 in /etc/subuid and /etc/subgid gives them")
     } else {
-        format!("{} missing: install the package uidmap", helpers.join(" and "))
+        format!(
+            "{} missing: install the package uidmap",
+            helpers.join(" and ")
+        )
     };
     Found {
         hint: Some(hint),
@@ -184,8 +187,10 @@ fn account(uid: u32) -> Option<String> {
 
 fn nofile() -> Found {
     let hard = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
-    let can_raise = rustix::thread::capabilities(None)
-        .is_ok_and(|sets| sets.effective.contains(rustix::thread::CapabilitySet::SYS_RESOURCE));
+    let can_raise = rustix::thread::capabilities(None).is_ok_and(|sets| {
+        sets.effective
+            .contains(rustix::thread::CapabilitySet::SYS_RESOURCE)
+    });
     let shown = hard.map_or("none".to_owned(), |hard| hard.to_string());
     Found {
         count: hard.unwrap_or(u64::MAX),
@@ -222,9 +227,11 @@ fn loop_devices() -> Found {
 /// A program of the PATH.
 fn find(order: &Order, name: &str) -> Option<PathBuf> {
     let places = order.path.split(':').filter(|place| place.starts_with('/'));
-    places.map(|place| Path::new(place).join(name)).find(|path| {
-        fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.mode() & 0o111 != 0)
-    })
+    places
+        .map(|place| Path::new(place).join(name))
+        .find(|path| {
+            fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.mode() & 0o111 != 0)
+        })
 }
 
 fn program(order: &Order, names: &[&str]) -> Found {
@@ -244,7 +251,11 @@ fn container(order: &Order) -> Found {
         found.said = format!("{}, runtimes: {}", found.said, runtimes.join(", "));
     }
     let is_hybrid = fs::read_to_string("/proc/self/mountinfo").is_ok_and(|table| {
-        let has = |kind: &str| table.lines().any(|line| line.contains(&format!(" - {kind} ")));
+        let has = |kind: &str| {
+            table
+                .lines()
+                .any(|line| line.contains(&format!(" - {kind} ")))
+        };
         has("cgroup") && has("cgroup2")
     });
     if found.has && is_hybrid && runtimes.contains(&"crun") {

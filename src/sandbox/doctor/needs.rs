@@ -114,7 +114,9 @@ pub fn needs_of(of: &NeedsOf<'_>) -> Vec<Need> {
     }
     if of.is_root {
         // A session's home goes on with it into another slot, or to another supervisor.
-        need(Feature::IdmapState, of.state, 0);
+        if of.state.is_some() {
+            need(Feature::IdmapState, of.state, 0);
+        }
         if of.writable_workspace.is_some() {
             need(Feature::IdmapWorkspace, of.writable_workspace, 0);
         }
@@ -282,7 +284,12 @@ mod tests {
         assert!(!own.contains(&Feature::IdmapState) && !own.contains(&Feature::UidPerSlot));
         assert!(features("strict", false).contains(&Feature::UidPerSlot));
         for features in [root, own] {
-            for wall in [Feature::UserNs, Feature::NetNs, Feature::PivotRoot, Feature::ProcPid] {
+            for wall in [
+                Feature::UserNs,
+                Feature::NetNs,
+                Feature::PivotRoot,
+                Feature::ProcPid,
+            ] {
                 assert!(features.contains(&wall), "{wall}");
             }
         }

@@ -251,12 +251,7 @@ pub fn choose(accounts: &Accounts, count: u32) -> Result<Vec<Range>, RangeError>
 
 /// The range that a configuration chose: nobody else's line, account or group may lie in it, but it
 /// may lie in the entry `marshal`.
-pub fn chosen(
-    accounts: &Accounts,
-    first: u32,
-    last: u32,
-    count: u32,
-) -> Result<Range, RangeError> {
+pub fn chosen(accounts: &Accounts, first: u32, last: u32, count: u32) -> Result<Range, RangeError> {
     let range = Range {
         start: u64::from(first),
         end: u64::from(last) + 1,
