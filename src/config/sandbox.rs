@@ -9,19 +9,16 @@ use super::demands::{self, Demands};
 use super::error::quoted;
 use super::paths;
 use super::table::{Found, Section, word};
-use super::types::{ProcMode, Sandbox};
+use super::types::{ProcMode, Sandbox, Seccomp};
 use crate::limits;
 
 word!(ProcMode);
 
-/// The built-in profile that a pool has if it names none; it may be changed key by key.
+/// The built-in profile that everybody can have. Both may be changed key by key.
 pub(super) const STANDARD: &str = "standard";
 
-/// The other one: what `standard` does without where a host lacks it, it needs.
+/// The built-in profile with every wall, or none at all.
 pub(super) const STRICT: &str = "strict";
-
-/// Keys of the format that do nothing in this version.
-const LATER_KEYS: &[&str] = &["landlock_min_abi", "seccomp"];
 
 /// Places that the sandbox makes itself: nothing of the host can be bound over them.
 const OWN_PLACES: &[&str] = &[
@@ -77,13 +74,16 @@ pub(super) fn standard() -> Sandbox {
         proc_mode: ProcMode::Pid,
         nofile: 1024,
         fsize: GIB,
+        landlock_min_abi: 0,
+        seccomp: Seccomp::Default,
         demands: Demands::default(),
     }
 }
 
-/// The profile `strict` as it is built in.
-pub(super) fn strict() -> Sandbox {
+/// The profile `strict` as it is built in: what `standard` takes where it can be had, it needs.
+fn strict() -> Sandbox {
     Sandbox {
+        landlock_min_abi: MOST_LANDLOCK,
         demands: Demands {
             uid_per_slot: true,
             ..Demands::default()
@@ -91,6 +91,9 @@ pub(super) fn strict() -> Sandbox {
         ..standard()
     }
 }
+
+/// The highest ABI of Landlock that is used.
+const MOST_LANDLOCK: u8 = 6;
 
 /// Reads the table `sandbox`.
 pub(super) fn read_all(
@@ -111,7 +114,7 @@ pub(super) fn read_all(
         }
         if let Some(table) = item.section() {
             let base = if name == STRICT { strict() } else { standard() };
-            profiles.insert(name, read(&table, dir, is_found, base));
+            profiles.insert(name, read(&table, base, dir, is_found));
         }
     }
     profiles
@@ -128,7 +131,7 @@ pub(super) fn is_name(name: &str) -> bool {
     crate::model::PoolName::new(name).is_ok()
 }
 
-fn read(section: &Section<'_>, dir: &Path, is_found: bool, base: Sandbox) -> Sandbox {
+fn read(section: &Section<'_>, base: Sandbox, dir: &Path, is_found: bool) -> Sandbox {
     let home = section.section("home");
     let home_bytes = home.size("size", MIB..=TIB);
     home.close(&["inodes"], &[]);
@@ -152,16 +155,51 @@ fn read(section: &Section<'_>, dir: &Path, is_found: bool, base: Sandbox) -> San
         proc_mode: value(section.word("proc", &[]), base.proc_mode),
         nofile: value(nofile, base.nofile),
         fsize: value(fsize, base.fsize),
+        landlock_min_abi: value(
+            section.integer("landlock_min_abi", 0..=MOST_LANDLOCK),
+            base.landlock_min_abi,
+        ),
+        seccomp: seccomp(section, dir).unwrap_or(base.seccomp),
         demands: demands::read(section, is_found, base.demands),
     };
     let elsewhere = [("nofile", "limits.nofile"), ("fsize", "limits.fsize")];
-    section.close(LATER_KEYS, &elsewhere);
+    section.close(&[], &elsewhere);
     profile
 }
 
 fn value<T>(found: Option<Found<T>>, default: T) -> T {
     found.map_or(default, |found| found.value)
 }
+
+/// Whether and what system calls are filtered: one of two words, or a file.
+fn seccomp(section: &Section<'_>, dir: &Path) -> Option<Seccomp> {
+    let found = section.item("seccomp")?.text_like(paths::PATTERN)?;
+    if let Some(fault) = paths::fault(&found.value) {
+        section.ledger.fault(&found.place, fault, None);
+        return None;
+    }
+    Some(match found.value.as_str() {
+        SECCOMP_DEFAULT => Seccomp::Default,
+        SECCOMP_OFF => Seccomp::Off,
+        // What has no slash is sooner a slip of the pen than a file.
+        word if !word.contains('/') => {
+            let message = format!(
+                "expected \"{SECCOMP_DEFAULT}\", \"{SECCOMP_OFF}\" or the path of a profile in OCI form, found {}",
+                quoted(word)
+            );
+            let help = format!("a file beside this one is written \"./{word}\"");
+            section.ledger.fault(&found.place, message, Some(help));
+            return None;
+        }
+        path => Seccomp::File(paths::absolute(dir, path)),
+    })
+}
+
+/// The word for the built-in filter.
+pub(super) const SECCOMP_DEFAULT: &str = "default";
+
+/// The word for none.
+pub(super) const SECCOMP_OFF: &str = "off";
 
 /// Where programs of the system are: they hold nobody's data.
 const PROGRAMS: &[&str] = &["/usr", "/opt", "/nix/store"];

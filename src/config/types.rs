@@ -566,4 +566,19 @@ pub struct Sandbox {
     pub fsize: u64,
     /// What it demands of its host.
     pub demands: super::Demands,
+    /// The least ABI of Landlock, 0 to 6; the highest that the kernel has is used.
+    pub landlock_min_abi: u8,
+    /// The filter of system calls.
+    pub seccomp: Seccomp,
+}
+
+/// `sandbox.NAME.seccomp`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Seccomp {
+    /// The built-in allow-list.
+    Default,
+    /// None.
+    Off,
+    /// A profile in OCI form, instead of the built-in one.
+    File(PathBuf),
 }

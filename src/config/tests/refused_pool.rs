@@ -180,7 +180,7 @@ fn a_session_is_resumed_only_where_it_can_be() {
 
 #[test]
 fn names_must_lead_somewhere() {
-    check("sandbox = \"standart\"", "pool.demo.sandbox: expected \"standard\", \"strict\" or the name of a [sandbox.NAME], found \"standart\"…did you mean standard?");
+    check("sandbox = \"standart\"", "pool.demo.sandbox: expected \"standard\" or \"strict\" or the name of a [sandbox.NAME], found \"standart\"…did you mean standard?");
     check("sandbox = 4", "pool.demo.sandbox: expected a string");
     check("policy = \"develper\"", "did you mean developer?");
     check("policy = \"\"", "expected \"developer\" or the name of a [policy.NAME]");

@@ -13,6 +13,8 @@ fn profile() -> Sandbox {
         proc_mode: ProcMode::Pid,
         nofile: 1024,
         fsize: 1 << 30,
+        landlock_min_abi: 6,
+        seccomp: crate::config::Seccomp::Default,
         demands: crate::config::Demands::default(),
     }
 }
