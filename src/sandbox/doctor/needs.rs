@@ -134,7 +134,7 @@ pub fn needs_of(of: &NeedsOf<'_>) -> Vec<Need> {
         let range = (range != UidRange::Auto).then(|| range.to_string());
         need(Feature::UidPerSlot, range.as_deref(), u64::from(of.slots));
     }
-    needs.extend(landlock(of));
+    needs.push(landlock(of));
     needs
 }
 
