@@ -50,7 +50,14 @@ fn says(event: &Event) -> String {
             let task = task.as_ref().map_or("-", |task| task.as_str());
             format!("{task} attempt {attempt}: {}", text.raw())
         }
-        Event::ChildStarted { pid, launcher } => format!("pid {pid}, launcher {launcher}"),
+        Event::ChildStarted {
+            pid,
+            launcher,
+            limits,
+        } => match limits {
+            Some(limits) => format!("pid {pid}, launcher {launcher}, {limits}"),
+            None => format!("pid {pid}, launcher {launcher}"),
+        },
         Event::Ready(info) => format!(
             "protocol {} {} {}",
             info.protocol,

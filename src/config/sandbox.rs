@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::error::quoted;
 use super::paths;
+use super::sandbox_limits;
 use super::table::{Found, Section, word};
 use super::types::{ProcMode, Sandbox};
 use crate::limits;
@@ -82,6 +83,7 @@ pub(super) fn standard() -> Sandbox {
         proc_mode: ProcMode::Pid,
         nofile: 1024,
         fsize: GIB,
+        group: sandbox_limits::STANDARD,
     }
 }
 
@@ -138,10 +140,8 @@ fn read(section: &Section<'_>, dir: &Path, is_found: bool) -> Sandbox {
     let limit = section.section("limits");
     let nofile = limit.integer("nofile", 16..=1_048_576_u64);
     let fsize = limit.size("fsize", 64 * KIB..=TIB);
-    limit.close(
-        &["pids", "memory", "swap", "cpu", "backend", "nproc", "core"],
-        &[],
-    );
+    let group = sandbox_limits::read(&limit, base.group);
+    limit.close(&["core"], &[("nproc", "pids")]);
     let profile = Sandbox {
         ro_bind: ro_bind(section, dir, is_found).unwrap_or(base.ro_bind),
         etc: etc(section).unwrap_or(base.etc),
@@ -151,6 +151,7 @@ fn read(section: &Section<'_>, dir: &Path, is_found: bool) -> Sandbox {
         proc_mode: value(section.word("proc", &[]), base.proc_mode),
         nofile: value(nofile, base.nofile),
         fsize: value(fsize, base.fsize),
+        group,
     };
     let elsewhere = [("nofile", "limits.nofile"), ("fsize", "limits.fsize")];
     section.close(LATER_KEYS, &elsewhere);

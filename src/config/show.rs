@@ -5,6 +5,7 @@
 //! that no new key can be forgotten.
 
 mod acp;
+mod limits;
 mod routes;
 mod ssh;
 
@@ -462,6 +463,7 @@ fn sandbox(name: &str, profile: &Sandbox) -> Shown {
         proc_mode,
         nofile,
         fsize,
+        group,
     } = profile;
     // The reader's bounds keep all numbers far below this.
     let integer = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
@@ -474,6 +476,7 @@ fn sandbox(name: &str, profile: &Sandbox) -> Shown {
     table.put("proc", proc_mode.word());
     table.put("limits.nofile", integer(*nofile));
     table.put("limits.fsize", show_size(*fsize));
+    limits::put(&mut table, *group);
     table
 }
 

@@ -9,6 +9,7 @@ use marshal::{launch, sandbox};
 #[allow(dead_code, reason = "shared with other test binaries")]
 mod children;
 mod identity;
+mod limits;
 mod refusals;
 mod view;
 mod workspace;

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use marshal::config::{self, ProcMode};
 use marshal::launch::{Finished, LaunchPlan, RunError, Spawner, Walls, run_to_end};
+use marshal::model::GroupLimits;
 use marshal::sandbox::{self, Ids, Tree, WallsRequest};
 use marshal::wire::shim::Access;
 
@@ -62,6 +63,7 @@ pub(crate) fn profile() -> config::Sandbox {
         proc_mode: ProcMode::Pid,
         nofile: 512,
         fsize: 1 << 20,
+        group: GroupLimits::NONE,
     }
 }
 

@@ -44,6 +44,8 @@ pub(super) struct PromptAccepted<'a> {
 pub(super) struct ChildStarted<'a> {
     pub(super) pid: u32,
     pub(super) launcher: Text<'a>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) limits: Option<Text<'a>>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -284,6 +286,8 @@ pub(super) struct ChildExited<'a> {
     pub(super) detail: Text<'a>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) stderr: Vec<Text<'a>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) memory_peak: Option<u64>,
 }
 
 #[derive(Serialize, Deserialize)]

@@ -172,6 +172,7 @@ fn course(reader: &Reader<'_>) -> Result<Event, CodecError> {
             Event::ChildStarted {
                 pid: b.pid,
                 launcher: static_word(&b.launcher),
+                limits: b.limits.map(std::borrow::Cow::into_owned),
             }
         }
         EventKind::Ready => {
@@ -201,6 +202,7 @@ fn course(reader: &Reader<'_>) -> Result<Event, CodecError> {
                 status: b.status.map(Into::into),
                 detail: b.detail.into_owned(),
                 stderr: b.stderr.into_iter().map(own).collect(),
+                memory_peak: b.memory_peak,
             }
         }
         EventKind::CheckEnded => {

@@ -93,11 +93,16 @@ fn course(event: &Event, out: &mut Vec<u8>) {
                 text: text(prompt),
             },
         ),
-        Event::ChildStarted { pid, launcher } => put(
+        Event::ChildStarted {
+            pid,
+            launcher,
+            limits,
+        } => put(
             out,
             &body::ChildStarted {
                 pid: *pid,
                 launcher: Cow::Borrowed(launcher),
+                limits: limits.as_deref().map(Cow::Borrowed),
             },
         ),
         Event::Ready(info) => put(
@@ -138,6 +143,7 @@ fn course(event: &Event, out: &mut Vec<u8>) {
             status,
             detail,
             stderr,
+            memory_peak,
         } => put(
             out,
             &body::ChildExited {
@@ -145,6 +151,7 @@ fn course(event: &Event, out: &mut Vec<u8>) {
                 status: status.map(Into::into),
                 detail: Cow::Borrowed(detail),
                 stderr: stderr.iter().map(text).collect(),
+                memory_peak: *memory_peak,
             },
         ),
         Event::CheckEnded { status, output } => put(

@@ -75,10 +75,12 @@ fn course() -> Vec<Event> {
         Event::ChildStarted {
             pid: 4_000_000,
             launcher: "unshare",
+            limits: None,
         },
         Event::ChildStarted {
             pid: 1,
             launcher: "none",
+            limits: None,
         },
         Event::Ready(AgentInfo {
             protocol: "1".to_owned(),
@@ -119,12 +121,14 @@ fn course() -> Vec<Event> {
             status: Some(ExitStatus::Signal(9)),
             detail: "killed".to_owned(),
             stderr: vec![foreign("oh\u{7}"), foreign("")],
+            memory_peak: None,
         },
         Event::ChildExited {
             class: ExitClass::SpawnFailed,
             status: None,
             detail: "no such program".to_owned(),
             stderr: Vec::new(),
+            memory_peak: None,
         },
         Event::CheckEnded {
             status: Some(ExitStatus::Code(1)),
@@ -225,6 +229,7 @@ fn offers() -> Vec<Event> {
         Event::ChildStarted {
             pid: 2,
             launcher: "ssh",
+            limits: None,
         },
         Event::Ready(AgentInfo {
             protocol: "1".to_owned(),

@@ -13,6 +13,7 @@ fn profile() -> Sandbox {
         proc_mode: ProcMode::Pid,
         nofile: 1024,
         fsize: 1 << 30,
+        group: crate::model::GroupLimits::NONE,
     }
 }
 
