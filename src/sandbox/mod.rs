@@ -25,6 +25,7 @@ mod fail;
 mod files;
 mod idmap;
 mod init;
+mod layers;
 mod leash;
 mod loopback;
 mod outer;
@@ -34,6 +35,7 @@ mod root;
 pub mod state_dir;
 mod trees;
 pub mod uids;
+pub mod upper;
 mod warden;
 pub mod workspace;
 
@@ -54,6 +56,7 @@ pub fn shim_main() -> Option<ExitCode> {
         shim::ARG0_IDMAP => idmap::hold(),
         shim::ARG0_LEASH => leash::main(),
         shim::ARG0_FILES => files::main(),
+        shim::ARG0_UPPER => upper::main(),
         _ => return None,
     })
 }

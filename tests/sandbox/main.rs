@@ -9,6 +9,9 @@ use marshal::{launch, sandbox};
 #[allow(dead_code, reason = "shared with other test binaries")]
 mod children;
 mod identity;
+mod overlay;
+mod overlay_apply;
+mod overlay_run;
 mod refusals;
 mod view;
 mod workspace;
