@@ -459,7 +459,12 @@ async fn sweep_copies(state: &Arc<StateDir>, when: When, mut working: Working) {
             for told in &swept.finished {
                 tracing::info!("{told}");
             }
-            tracing::debug!(copies = swept.copies, overlays = swept.overlays, homes = swept.homes, "swept");
+            tracing::debug!(
+                copies = swept.copies,
+                overlays = swept.overlays,
+                homes = swept.homes,
+                "swept"
+            );
         }
         Err(error) => tracing::warn!(%error, "a sweep failed"),
     }

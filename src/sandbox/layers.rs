@@ -53,8 +53,11 @@ fn layer(layer: &Layer, ids: Ids) -> Step<OwnedFd> {
         ..failure
     };
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-    let tree =
-        rustix::mount::open_tree(CWD, &*layer.path, flags).on(Stage::Overlay, "open", &layer.path)?;
+    let tree = rustix::mount::open_tree(CWD, &*layer.path, flags).on(
+        Stage::Overlay,
+        "open",
+        &layer.path,
+    )?;
     let found = rustix::fs::fstat(&tree).on(Stage::Overlay, "inspect", &layer.path)?;
     if layer
         .expect
@@ -92,7 +95,11 @@ fn overlay(lower: &OwnedFd, upper: &OwnedFd, path: &str) -> Step<OwnedFd> {
     };
     for tree in [lower, upper] {
         let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
-        rustix::mount::move_mount(tree, "", CWD, place, flags).on(Stage::Overlay, "attach", path)?;
+        rustix::mount::move_mount(tree, "", CWD, place, flags).on(
+            Stage::Overlay,
+            "attach",
+            path,
+        )?;
     }
     let made = mount(lower, upper).on(Stage::Overlay, "make a writable view of", path);
     for _ in [lower, upper] {

@@ -59,12 +59,15 @@ pub struct WallsRequest<'a> {
     pub workspace: Option<Tree>,
     /// What takes everything that is written in the workspace, which then is never written itself: a
     /// directory of ours with an `upper` and a `work` in it, and its owner on disk.
-    pub over: Option<(PathBuf, (u32, u32))>,
+    pub over: Option<Over>,
     /// More to be seen read-only: path outside, path inside.
     pub extra_ro: Vec<(PathBuf, String)>,
     /// Whether the supervisor may have helpers of its own started inside.
     pub door: bool,
 }
+
+/// A directory of ours that takes what is written in another, and its owner on disk: uid and gid.
+pub type Over = (PathBuf, (u32, u32));
 
 /// A directory of the host that the agent gets as its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -413,12 +416,7 @@ fn own_tree(tree: &Tree, target: &str, ids: Ids) -> Result<Mount, PlanError> {
 }
 
 /// A writable view over a tree.
-fn overlay(
-    tree: &Tree,
-    over: Option<&(PathBuf, (u32, u32))>,
-    target: &str,
-    ids: Ids,
-) -> Result<Mount, PlanError> {
+fn overlay(tree: &Tree, over: Option<&Over>, target: &str, ids: Ids) -> Result<Mount, PlanError> {
     let Some((upper, owner)) = over else {
         return own_tree(tree, target, ids);
     };

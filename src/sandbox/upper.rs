@@ -90,17 +90,13 @@ fn serve() -> io::Result<()> {
         let mut form = found.form;
         let mut file = found.file.map(File::from);
         if let Form::File { size, .. } = form {
-            match left.checked_sub(size) {
-                Some(rest) => left = rest,
-                None => {
-                    form = Form::Odd {
-                        why: format!(
-                            "is too large: more than {} MiB were written",
-                            limits::OVERLAY_BYTES >> 20
-                        ),
-                    };
-                    file = None;
-                }
+            if let Some(rest) = left.checked_sub(size) {
+                left = rest;
+            } else {
+                let most = limits::OVERLAY_BYTES >> 20;
+                let why = format!("is too large: more than {most} MiB were written");
+                form = Form::Odd { why };
+                file = None;
             }
         }
         let size = match form {

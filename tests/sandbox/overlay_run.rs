@@ -43,13 +43,20 @@ fn a_task_works_in_an_overlay_is_checked_there_and_its_changes_are_applied() {
     git(&over, &["add", "."]);
     git(&over, &["commit", "-q", "-m", "one"]);
     let before = over.tree();
-    let result = over.run("write README.md new\nwrite src/b b\nrun git status --short\nread README.md");
+    let result =
+        over.run("write README.md new\nwrite src/b b\nrun git status --short\nread README.md");
     assert_eq!(result["outcome"], "done", "{result}");
     let mut changes: Vec<String> = result["changes"]
         .as_array()
         .unwrap()
         .iter()
-        .map(|change| format!("{} {}", change["kind"].as_str().unwrap(), change["path"].as_str().unwrap()))
+        .map(|change| {
+            format!(
+                "{} {}",
+                change["kind"].as_str().unwrap(),
+                change["path"].as_str().unwrap()
+            )
+        })
         .filter(|change| !change.contains(".git/"))
         .collect();
     changes.sort();
@@ -60,7 +67,12 @@ fn a_task_works_in_an_overlay_is_checked_there_and_its_changes_are_applied() {
     assert_eq!(result["workspace"], upper.to_string_lossy().into_owned());
     assert!(over.at(&format!("state/overlays/{session},ended")).exists());
     let said = over.says(&["diff", session]);
-    assert!(said.out.contains("-old\n+new\n"), "{}{}", said.out, said.err);
+    assert!(
+        said.out.contains("-old\n+new\n"),
+        "{}{}",
+        said.out,
+        said.err
+    );
     // Git refreshes its index where it may write; that is .git, and never taken over.
     let refused = over.says(&["apply", session]);
     if refused.code == Some(1) {
@@ -71,7 +83,10 @@ fn a_task_works_in_an_overlay_is_checked_there_and_its_changes_are_applied() {
         let said = over.says(&["apply", session]);
         assert_eq!(said.code, Some(0), "{}", said.err);
     }
-    assert_eq!((over.read("README.md"), over.read("src/b")), ("new\n".into(), "b\n".into()));
+    assert_eq!(
+        (over.read("README.md"), over.read("src/b")),
+        ("new\n".into(), "b\n".into())
+    );
     let said = over.says(&["discard", session]);
     assert_eq!(said.code, Some(0), "{}", said.err);
     assert!(!upper.exists());

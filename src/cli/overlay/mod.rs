@@ -241,6 +241,12 @@ fn put(
     }
     let program: PathBuf = "/proc/self/exe".into();
     apply::apply(overlay, plan, &program)?;
-    text::done("applied", overlay.session(), plan.items.len(), json, streams);
+    text::done(
+        "applied",
+        overlay.session(),
+        plan.items.len(),
+        json,
+        streams,
+    );
     Ok(Exit::Done)
 }

@@ -2,6 +2,8 @@
 //!
 //! Everything of an agent's is made safe to show. Must not know what becomes of a change.
 
+use std::fmt::Write as _;
+
 use serde_json::{Map, Value, json};
 use similar::TextDiff;
 
@@ -25,7 +27,9 @@ pub(super) fn diff(plan: &Plan, paths: &[String], json: bool, streams: &mut Stre
                 object.insert("diff".to_owned(), json!(text));
             }
             // It may go to a file that somebody looks at.
-            streams.out.line(&json_for_terminal(&Value::Object(object).to_string()));
+            streams
+                .out
+                .line(&json_for_terminal(&Value::Object(object).to_string()));
             continue;
         }
         tell(item, streams);
@@ -50,16 +54,26 @@ pub(super) fn list(plan: &Plan, json: bool, streams: &mut Streams) {
 }
 
 /// Says that something was done.
-pub(super) fn done(what: &str, session: &SessionId, changes: usize, json: bool, streams: &mut Streams) {
+pub(super) fn done(
+    what: &str,
+    session: &SessionId,
+    changes: usize,
+    json: bool,
+    streams: &mut Streams,
+) {
     if json {
         let done = json!({ "session": session.as_str(), "done": what, "changes": changes });
         streams.out.json(&done.to_string());
     } else if what == "discarded" {
         streams.out.line(&format!("discarded what {session} wrote"));
     } else if changes == 0 {
-        streams.out.line(&format!("nothing of {session} is to be applied"));
+        streams
+            .out
+            .line(&format!("nothing of {session} is to be applied"));
     } else {
-        streams.out.line(&format!("applied {changes} changes of {session}"));
+        streams
+            .out
+            .line(&format!("applied {changes} changes of {session}"));
     }
 }
 
@@ -81,7 +95,7 @@ fn is_wanted(item: &Item, paths: &[String]) -> bool {
 fn tell(item: &Item, streams: &mut Streams) {
     let mut line = format!("{:<8} {}", item.kind.word(), item.path.show(PATH));
     if let Some((before, after)) = item.modes {
-        line.push_str(&format!("  ({before:03o} -> {after:03o})"));
+        let _ = write!(line, "  ({before:03o} -> {after:03o})");
     }
     streams.out.line(&line);
     for (word, why) in [
@@ -90,7 +104,9 @@ fn tell(item: &Item, streams: &mut Streams) {
         ("asked", &item.asks),
     ] {
         if let Some(why) = why {
-            streams.out.line(&format!("    {word}: {}", show(why, PATH)));
+            streams
+                .out
+                .line(&format!("    {word}: {}", show(why, PATH)));
         }
     }
 }

@@ -15,8 +15,8 @@ use rustix::fs::OFlags;
 use crate::dialect::Attachment;
 use crate::limits;
 use crate::model::{Foreign, foreign};
-use crate::sandbox::workspace::{Merged, Root};
 use crate::sandbox::workspace::tree::{self, Kind};
+use crate::sandbox::workspace::{Merged, Root};
 
 /// What a task says of them: paths from the top of the workspace.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -168,7 +168,7 @@ mod tests {
         };
         let root = Root::open(dir).expect("root");
         let files = Files::of(&own(named), &own(embedded));
-        let attached = files.attach(&root, "/workspace");
+        let attached = files.attach(&root, None, "/workspace");
         let shown = |one: &Attachment| {
             let text = one.text.as_ref().map_or("-", |text| text.raw());
             format!("{} {text}", one.path)

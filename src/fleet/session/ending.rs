@@ -266,7 +266,8 @@ impl SessionState {
         self.phase = Phase::Checking;
         let has_overlay = |of: &super::Prepared| of.space().over.is_some();
         if self.channel.is_some() && self.prepared.as_ref().is_some_and(has_overlay) {
-            let why = "a second overlay over the same files as the agent's, which goes on, cannot be had";
+            let why =
+                "a second overlay over the same files as the agent's, which goes on, cannot be had";
             return self.checked(CheckResult::Not(why.to_owned()));
         }
         let to = self.myself.clone();

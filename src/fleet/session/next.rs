@@ -159,7 +159,10 @@ impl SessionState {
         self.phase = Phase::Preparing;
         let changes = self.pool.config.workspace.mode != WorkspaceMode::Ro;
         let root = self.prepared.as_ref().map(super::Prepared::root);
-        let over = self.prepared.as_ref().and_then(|of| of.space().over.clone());
+        let over = self
+            .prepared
+            .as_ref()
+            .and_then(|of| of.space().over.clone());
         let inside = self.prepared.as_ref();
         let inside = inside.map_or_else(String::new, |of| of.workspace_inside().to_owned());
         let files = self.work.files.clone();

@@ -3,7 +3,7 @@
 //! What stands for the workspace where what an agent writes goes beside it. Must not know how an
 //! overlay is kept nor how it is mounted.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use super::attached::{Files, NotAttached};
@@ -13,11 +13,11 @@ use crate::config::WorkspaceMode;
 use crate::dialect::Attachment;
 use crate::fleet::setup::{PoolShared, Shared};
 use crate::model::SessionId;
-use crate::sandbox::Tree;
 use crate::sandbox::workspace::tree::{Kind, meta_of};
 use crate::sandbox::workspace::{
     Manifest, Merged, Overlay, OverlayError, Owner, Root, TreeError, TreeLinks, overlay,
 };
+use crate::sandbox::{Over, Tree};
 use crate::wire::shim::Access;
 
 /// Makes the session's overlay ready, where its pool's workspaces have one.
@@ -58,7 +58,7 @@ pub(super) async fn prepare(
 }
 
 /// What the walls need of it.
-pub(super) fn layer(space: &Space) -> Result<Option<(PathBuf, (u32, u32))>, PrepareError> {
+pub(super) fn layer(space: &Space) -> Result<Option<Over>, PrepareError> {
     let Some(over) = &space.over else {
         return Ok(None);
     };

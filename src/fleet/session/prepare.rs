@@ -12,9 +12,9 @@ use super::attached::Files;
 use super::environment::{PATH_INSIDE, environment};
 use super::far;
 use super::over::tree;
-use super::{listing, over};
 pub(crate) use super::unprepared::PrepareError;
 use super::work::Work;
+use super::{listing, over};
 use crate::config::{Fill, Launcher, Network, OWN_PROGRAM, WorkspaceMode, fill_routes};
 use crate::dialect::Attachment;
 use crate::fleet::ambient::Ambient;
@@ -23,7 +23,8 @@ use crate::launch::{LaunchPlan, Walls};
 use crate::model::{Foreign, SessionId, SlotId};
 use crate::policy::{NoLinks, Place};
 use crate::sandbox::workspace::{
-    Filling, GitDir, Listing, Manifest, Overlay, Owner, Root, TreeError, TreeLinks, copy, home, list,
+    Filling, GitDir, Listing, Manifest, Overlay, Owner, Root, TreeError, TreeLinks, copy, home,
+    list,
 };
 use crate::sandbox::{self, WallsRequest};
 

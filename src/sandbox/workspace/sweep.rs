@@ -130,7 +130,11 @@ impl Swept {
             };
             if overlay::path(root, &session).symlink_metadata().is_err() {
                 // Nobody holds what is not there.
-                count(remove_tree(root, &name), &mut self.leftovers, &mut self.failed);
+                count(
+                    remove_tree(root, &name),
+                    &mut self.leftovers,
+                    &mut self.failed,
+                );
             } else if what == "intent" {
                 match overlay::apply::recover_of(root, &session) {
                     Ok(told) => self.finished.extend(told),
@@ -168,7 +172,9 @@ impl Swept {
                     }
                 },
                 Ok(_) => {}
-                Err(_) => self.failed.extend(overlay::mark_ended(root, &session).err()),
+                Err(_) => self
+                    .failed
+                    .extend(overlay::mark_ended(root, &session).err()),
             }
         }
     }

@@ -317,7 +317,9 @@ fn step(
         Act::Mode { .. } => old.is_some(),
     };
     if !fits {
-        return Err(io::Error::other("it was changed in the workspace at this moment"));
+        return Err(io::Error::other(
+            "it was changed in the workspace at this moment",
+        ));
     }
     Ok(Step {
         path: path.to_owned(),
@@ -549,4 +551,3 @@ pub fn recover_of(overlays: &Root, session: &SessionId) -> Result<Option<String>
         overlay => recover(&overlay?),
     }
 }
-

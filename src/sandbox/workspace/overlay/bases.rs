@@ -94,7 +94,10 @@ impl Record {
         let mut noted = false;
         let mut covered: Option<Vec<u8>> = None;
         forms::walk(upper, Look::Names, &mut |found| {
-            if covered.as_ref().is_some_and(|top| is_below(found.path, top)) {
+            if covered
+                .as_ref()
+                .is_some_and(|top| is_below(found.path, top))
+            {
                 return Ok(());
             }
             // A name that is no text is never taken over.
@@ -151,7 +154,12 @@ fn find(root: &Root, path: &str) -> io::Result<Result<OwnedFd, OwnedFd>> {
         let name = CString::new(part)?;
         match hold_at(&at, &name) {
             Ok(next) => at = next,
-            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+                ) =>
+            {
                 return Ok(Err(at));
             }
             Err(error) => return Err(error),
@@ -294,7 +302,8 @@ impl TreeDigest<'_> {
             let slash = if meta.kind == Kind::Dir { "/" } else { "" };
             (self.told)(&format!("{path}{slash}"));
             self.sum.update(name.to_bytes_with_nul());
-            self.sum.update(format!("{:?} {:o}\0", meta.kind, meta.mode));
+            self.sum
+                .update(format!("{:?} {:o}\0", meta.kind, meta.mode));
             match meta.kind {
                 Kind::Dir => {
                     if !self.dir(&child, &path, depth + 1)? {

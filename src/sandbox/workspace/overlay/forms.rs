@@ -104,7 +104,10 @@ pub enum Cut {
     #[error("more than {} files were written", limits::OVERLAY_ENTRIES)]
     Entries,
     /// Too deep.
-    #[error("directories are nested more than {} levels deep", limits::OVERLAY_DEPTH)]
+    #[error(
+        "directories are nested more than {} levels deep",
+        limits::OVERLAY_DEPTH
+    )]
     Depth,
     /// Too long.
     #[error("to look at everything took longer than {} s", limits::WALK_TIME.as_secs())]
@@ -228,7 +231,14 @@ impl Walker<'_> {
 
     /// A plain file: what it is, and itself.
     fn file(&self, dir: &OwnedFd, name: &CStr, stat: &Stat) -> io::Result<(Form, Option<OwnedFd>)> {
-        let odd = |why: &str| Ok((Form::Odd { why: why.to_owned() }, None));
+        let odd = |why: &str| {
+            Ok((
+                Form::Odd {
+                    why: why.to_owned(),
+                },
+                None,
+            ))
+        };
         let form = Form::File {
             size: u64::try_from(stat.st_size).unwrap_or(u64::MAX),
             mode: stat.st_mode & 0o7777,

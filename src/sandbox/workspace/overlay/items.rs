@@ -14,14 +14,14 @@ use super::forms::Form;
 use super::{Overlay, OverlayError};
 use crate::limits;
 use crate::model::Foreign;
+use crate::model::words;
 use crate::sandbox::upper::{Reader, Written};
 use crate::sandbox::workspace::tree::{Kind, Root, TreeError, meta_of};
-use crate::model::words;
 
 /// Names in a workspace that an apply uses for itself begin so.
 pub(super) const STAGING: &str = ".marshal-apply-";
 /// Stands for anything in a directory where the directory itself is judged.
-const ANYTHING: &str = "/-";
+pub(super) const ANYTHING: &str = "/-";
 
 /// What a policy says of a change.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -145,7 +145,8 @@ pub fn survey(
     let lower = overlay.lower()?;
     let upper = overlay.upper()?;
     let mut record = overlay.record()?;
-    let failed = |error: io::Error| TreeError::at_path("read what was written in", overlay.path(), error);
+    let failed =
+        |error: io::Error| TreeError::at_path("read what was written in", overlay.path(), error);
     if record.note(&upper, &lower).map_err(failed)? {
         overlay.keep(&record)?;
     }
@@ -175,6 +176,9 @@ pub(super) fn start(overlay: &Overlay, upper: &Root, program: &Path) -> io::Resu
     Reader::start(program, upper, is_root.then_some(owner))
 }
 
+/// A file or a link: what it will be, its content before and after, its rights if they change.
+type Leaf = (Node, Option<(Vec<u8>, Vec<u8>)>, Option<(u32, u32)>);
+
 /// A directory that is made as a whole.
 struct Cover {
     top: String,
@@ -187,14 +191,14 @@ struct Cover {
     differs: bool,
 }
 
-struct Looker<'l> {
-    lower: &'l Root,
+pub(super) struct Looker<'l> {
+    pub(super) lower: &'l Root,
     record: &'l Record,
-    judge: &'l Judge<'l>,
+    pub(super) judge: &'l Judge<'l>,
     /// Bytes of texts that may still be kept.
     room: usize,
     cover: Option<Cover>,
-    plan: Plan,
+    pub(super) plan: Plan,
 }
 
 fn item(path: &str, kind: ItemKind) -> Item {
@@ -250,14 +254,17 @@ impl Looker<'_> {
         }
         let below = kind_at(self.lower, path)?;
         match &written.form {
-            Form::Odd { why } => self.refuse(path, why.clone()),
+            Form::Odd { why } => {
+                self.refuse(path, why.clone());
+                Ok(())
+            }
             Form::Gone => self.gone(path, below),
             Form::Dir { opaque, mode } if !opaque && below == Some(Kind::Dir) => {
                 self.mode(path, *mode)
             }
             Form::Dir { mode, .. } => {
                 let hides = self.replaced(path, below)?;
-                self.make(path, below, Node::Dir(tame(*mode, 0o700)))?;
+                self.make(path, below, Node::Dir(tame(*mode, 0o700)));
                 self.cover = Some(Cover {
                     top: path.clone(),
                     below,
@@ -271,11 +278,10 @@ impl Looker<'_> {
         }
     }
 
-    fn refuse(&mut self, path: &str, why: String) -> io::Result<()> {
+    fn refuse(&mut self, path: &str, why: String) {
         let mut odd = item(path, ItemKind::Added);
         odd.refused = Some(why);
         self.plan.items.push(odd);
-        Ok(())
     }
 
     /// What the policy says of it, and what is never taken over.
@@ -303,7 +309,11 @@ impl Looker<'_> {
         let conflict = self.conflict(path);
         let is_told = kind == ItemKind::Mode || below != Some(Kind::Dir);
         if is_told || of.refused.is_some() || of.asks.is_some() || conflict.is_some() {
-            let conflict = if kind == ItemKind::Mode { None } else { conflict };
+            let conflict = if kind == ItemKind::Mode {
+                None
+            } else {
+                conflict
+            };
             self.plan.items.push(Item { conflict, ..of });
         }
     }
@@ -330,34 +340,27 @@ impl Looker<'_> {
         }
     }
 
-    fn act(&mut self, path: &str, below: Option<Kind>) {
+    fn make(&mut self, path: &str, below: Option<Kind>, node: Node) {
         let act = if below.is_some() {
             Act::Replace
         } else {
             Act::New
         };
         self.plan.acts.insert(path.to_owned(), act);
-    }
-
-    fn make(&mut self, path: &str, below: Option<Kind>, node: Node) -> io::Result<()> {
-        self.act(path, below);
         self.plan.nodes.insert(path.to_owned(), node);
-        Ok(())
     }
 
     /// The files of the workspace that go when something is put in the place of `path`; each is
     /// judged when it is known that it does not come again.
     fn replaced(&mut self, path: &str, below: Option<Kind>) -> io::Result<Vec<String>> {
-        match below {
-            Some(Kind::Dir) => match paths_below(self.lower, path)? {
-                Some(paths) => Ok(paths),
-                None => {
-                    self.refuse(path, "the directory in its place is too large".to_owned())?;
-                    Ok(Vec::new())
-                }
-            },
-            _ => Ok(Vec::new()),
+        if below != Some(Kind::Dir) {
+            return Ok(Vec::new());
         }
+        let paths = paths_below(self.lower, path)?;
+        if paths.is_none() {
+            self.refuse(path, "the directory in its place is too large".to_owned());
+        }
+        Ok(paths.unwrap_or_default())
     }
 
     /// Tells of what goes with a directory.
@@ -408,7 +411,9 @@ impl Looker<'_> {
         if mode & 0o777 == old & 0o777 || new == old {
             return Ok(());
         }
-        self.plan.acts.insert(path.to_owned(), Act::Mode { old, new });
+        self.plan
+            .acts
+            .insert(path.to_owned(), Act::Mode { old, new });
         let told = self.plan.items.len();
         self.directory(path, ItemKind::Mode, Some(Kind::Dir));
         if let Some(of) = self.plan.items.get_mut(told) {
@@ -431,7 +436,10 @@ impl Looker<'_> {
         };
         let (node, text, mode) = match self.read(path, form, now.as_ref(), content)? {
             Ok(read) => read,
-            Err(why) => return self.refuse(path, why),
+            Err(why) => {
+                self.refuse(path, why);
+                return Ok(());
+            }
         };
         let is_there = is_there(&node, now.as_ref())?;
         if is_there {
@@ -449,14 +457,18 @@ impl Looker<'_> {
         of.modes = mode;
         of.texts = text;
         self.plan.items.push(of);
-        self.make(path, below, node)
+        self.make(path, below, node);
+        Ok(())
     }
 
     /// Something in a directory that is made as a whole.
     fn covered(&mut self, path: &str, form: &Form, content: &mut dyn Read) -> io::Result<()> {
         let below = kind_at(self.lower, path)?;
         let (node, is_there) = match form {
-            Form::Odd { why } => return self.refuse(path, why.clone()),
+            Form::Odd { why } => {
+                self.refuse(path, why.clone());
+                return Ok(());
+            }
             Form::Gone => return Ok(()),
             Form::Dir { mode, .. } => {
                 self.directory(path, ItemKind::Added, below);
@@ -469,7 +481,10 @@ impl Looker<'_> {
                 };
                 let (node, text, mode) = match self.read(path, form, now.as_ref(), content)? {
                     Ok(read) => read,
-                    Err(why) => return self.refuse(path, why),
+                    Err(why) => {
+                        self.refuse(path, why);
+                        return Ok(());
+                    }
                 };
                 let kind = if now.is_some() {
                     ItemKind::Modified
@@ -511,22 +526,24 @@ impl Looker<'_> {
             return self.deleted(&goes);
         }
         self.plan.acts.remove(&cover.top);
-        let is_of_it = |path: &String| *path == cover.top || is_below(path.as_bytes(), cover.top.as_bytes());
+        let is_of_it =
+            |path: &String| *path == cover.top || is_below(path.as_bytes(), cover.top.as_bytes());
         self.plan.nodes.retain(|path, _| !is_of_it(path));
     }
 
     /// Reads a file or a link: what it will be, its texts, and its modes if they change.
-    #[allow(clippy::type_complexity, reason = "named at its two uses")]
     fn read(
         &mut self,
         path: &str,
         form: &Form,
         now: Option<&Base>,
         content: &mut dyn Read,
-    ) -> io::Result<Result<(Node, Option<(Vec<u8>, Vec<u8>)>, Option<(u32, u32)>), String>> {
+    ) -> io::Result<Result<Leaf, String>> {
         let (size, mode) = match form {
             Form::File { size, mode } => (*size, *mode),
-            Form::Link { target: Some(target) } => {
+            Form::Link {
+                target: Some(target),
+            } => {
                 return Ok(Ok((Node::Link(target.clone()), None, None)));
             }
             _ => return Ok(Err("its target is no UTF-8, or too long".to_owned())),
@@ -545,8 +562,8 @@ impl Looker<'_> {
             Some(before) if before & 0o777 == mode & 0o777 => mode & 0o777,
             _ => tame(mode, 0o600),
         };
-        let is_small = size <= limits::OVERLAY_SHOWN_BYTES as u64 && size as usize <= self.room;
-        let (sha256, texts) = if is_small && self.room > 0 {
+        let most = self.room.min(limits::OVERLAY_SHOWN_BYTES) as u64;
+        let (sha256, texts) = if most > 0 && size <= most {
             let mut after = Vec::new();
             content.read_to_end(&mut after)?;
             let most = limits::OVERLAY_SHOWN_BYTES;
@@ -564,56 +581,5 @@ impl Looker<'_> {
             .map(|before| (before & 0o777, mode))
             .filter(|(before, after)| before != after);
         Ok(Ok((Node::File { sha256, mode }, texts, modes)))
-    }
-
-    /// Why a link is refused: it may lead only downwards from some directory of the workspace, over
-    /// no other link, and to nothing that must not be written.
-    fn link_refused(&self, path: &str, node: &Node) -> Option<String> {
-        let Node::Link(target) = node else {
-            return None;
-        };
-        let leaves = || Some("is a symbolic link that leads out of the workspace".to_owned());
-        if target.starts_with('/') || target.is_empty() {
-            return leaves();
-        }
-        let mut at: Vec<&str> = path.split('/').collect();
-        at.pop();
-        let mut down = false;
-        for part in target.split('/') {
-            match part {
-                "" | "." => {}
-                ".." if down => {
-                    return Some("is a symbolic link with \"..\" behind a name".to_owned());
-                }
-                ".." => {
-                    if at.pop().is_none() {
-                        return leaves();
-                    }
-                }
-                name => {
-                    down = true;
-                    at.push(name);
-                    let place = at.join("/");
-                    let is_link = matches!(self.plan.nodes.get(&place), Some(Node::Link(_)))
-                        || !matches!(
-                            kind_at(self.lower, &place),
-                            Ok(None | Some(Kind::Dir | Kind::File))
-                        );
-                    if is_link {
-                        return Some("is a symbolic link that leads over another".to_owned());
-                    }
-                }
-            }
-        }
-        let place = at.join("/");
-        if place.is_empty() {
-            return None;
-        }
-        [place.clone(), format!("{place}{ANYTHING}")]
-            .iter()
-            .find_map(|place| match (self.judge)(place) {
-                Verdict::Deny(why) => Some(format!("is a symbolic link to {place}: {why}")),
-                Verdict::Allow | Verdict::Ask(_) => None,
-            })
     }
 }

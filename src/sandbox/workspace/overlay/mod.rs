@@ -9,6 +9,7 @@ pub mod apply;
 pub mod bases;
 pub mod forms;
 pub mod items;
+mod links;
 pub mod merged;
 pub mod stage;
 mod survey;
@@ -155,7 +156,8 @@ impl Overlay {
     fn hold(overlays: &Root, session: &SessionId, more: OFlags) -> Result<Self, OverlayError> {
         let name = beside(session.as_str(), "lock");
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | more;
-        let failed = |doing| move |errno: Errno| TreeError::at(doing, session.as_str().as_bytes(), errno);
+        let failed =
+            |doing| move |errno: Errno| TreeError::at(doing, session.as_str().as_bytes(), errno);
         let lock = match rustix::fs::openat(overlays, &*name, flags, Mode::from_raw_mode(0o600)) {
             Err(Errno::NOENT) => return Err(OverlayError::Missing(session.clone())),
             lock => lock.map_err(failed("lock the overlay of"))?,
@@ -206,13 +208,24 @@ impl Overlay {
         // Its change time is when the session began: only the kernel sets it.
         let began = beside(self.session.as_str(), "began");
         remove_tree(&self.overlays, &began)?;
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let flags =
+            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let began = rustix::fs::openat(&self.overlays, &*began, flags, Mode::from_raw_mode(0o600))
             .map_err(|errno| failed(errno.into()))?;
-        let record = Record::new(pool, lower.path(), &meta, meta_of(&began).map_err(failed)?.ctime);
+        let record = Record::new(
+            pool,
+            lower.path(),
+            &meta,
+            meta_of(&began).map_err(failed)?.ctime,
+        );
         self.keep(&record)?;
-        rustix::fs::renameat(&self.overlays, &*part, &self.overlays, self.session.as_str())
-            .map_err(|errno| failed(errno.into()))?;
+        rustix::fs::renameat(
+            &self.overlays,
+            &*part,
+            &self.overlays,
+            self.session.as_str(),
+        )
+        .map_err(|errno| failed(errno.into()))?;
         Ok(())
     }
 
@@ -336,8 +349,10 @@ impl Overlay {
         let fresh = beside(self.session.as_str(), "fresh");
         let write = || -> io::Result<()> {
             let _ = rustix::fs::unlinkat(&self.overlays, &*fresh, rustix::fs::AtFlags::empty());
-            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            let file = rustix::fs::openat(&self.overlays, &*fresh, flags, Mode::from_raw_mode(0o600))?;
+            let flags =
+                OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let file =
+                rustix::fs::openat(&self.overlays, &*fresh, flags, Mode::from_raw_mode(0o600))?;
             let mut file = std::fs::File::from(file);
             file.write_all(text)?;
             if what == "intent" {

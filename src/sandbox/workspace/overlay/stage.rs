@@ -45,7 +45,9 @@ impl Stager<'_> {
             Ok(())
         })?;
         if made != self.plan.nodes.len() {
-            return Err(io::Error::other("something that was looked at is not there any more"));
+            return Err(io::Error::other(
+                "something that was looked at is not there any more",
+            ));
         }
         // A directory is durable when its entries are.
         let dirs = self.plan.nodes.iter();

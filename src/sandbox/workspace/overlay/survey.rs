@@ -7,9 +7,9 @@ use super::Overlay;
 use super::bases::{is_below, kind_at, paths_below};
 use super::forms::{self, Form, Look};
 use crate::limits;
+use crate::sandbox::workspace::foreign_path;
 use crate::sandbox::workspace::manifest::{Change, ChangeKind, Changes, Manifest};
 use crate::sandbox::workspace::tree::{Kind, Root, TreeError};
-use crate::sandbox::workspace::foreign_path;
 
 impl Overlay {
     /// What is different from the workspace, without what `before` had seen written already; and
@@ -19,11 +19,16 @@ impl Overlay {
     /// What the system says.
     pub fn changes(&self, before: &Manifest) -> Result<Changes, TreeError> {
         let failed = |error: io::Error| TreeError::at_path("compare", &self.path, error);
-        let lower = self.lower().map_err(|error| failed(io::Error::other(error)))?;
+        let lower = self
+            .lower()
+            .map_err(|error| failed(io::Error::other(error)))?;
         let upper = self.upper()?;
-        let mut record = self.record().map_err(|error| failed(io::Error::other(error)))?;
+        let mut record = self
+            .record()
+            .map_err(|error| failed(io::Error::other(error)))?;
         if record.note(&upper, &lower).map_err(failed)? {
-            self.keep(&record).map_err(|error| failed(io::Error::other(error)))?;
+            self.keep(&record)
+                .map_err(|error| failed(io::Error::other(error)))?;
         }
         compare(&upper, &lower, before).map_err(failed)
     }
@@ -48,16 +53,11 @@ fn compare(upper: &Root, lower: &Root, before: &Manifest) -> io::Result<Changes>
             Ok(())
         };
         let kind = match (&it.form, below, text) {
-            (Form::Dir { opaque: true, .. }, Some(Kind::Dir), Some(text)) => {
+            (Form::Dir { opaque: true, .. } | Form::Gone, Some(Kind::Dir), Some(text)) => {
                 hides(it.path, text)?;
                 None
             }
-            (Form::Dir { .. }, Some(Kind::Dir), _) => None,
-            (Form::Gone, None, _) => None,
-            (Form::Gone, Some(Kind::Dir), Some(text)) => {
-                hides(it.path, text)?;
-                None
-            }
+            (Form::Dir { .. }, Some(Kind::Dir), _) | (Form::Gone, None, _) => None,
             (Form::Gone, Some(_), _) => Some(ChangeKind::Deleted),
             (_, None, _) => Some(ChangeKind::Added),
             (_, Some(_), _) => Some(ChangeKind::Modified),
