@@ -7,10 +7,12 @@ use std::time::Duration;
 
 mod acp;
 mod client;
+mod overlay;
 mod probe;
 mod route;
 pub use acp::*;
 pub use client::*;
+pub use overlay::*;
 pub use probe::*;
 pub use route::*;
 

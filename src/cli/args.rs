@@ -12,7 +12,7 @@ use super::board::Verbosity;
 use super::events::EventsArgs;
 use super::exit::Exit;
 use super::walls::SandboxCommand;
-use super::{agents, script_agent, script_model};
+use super::{agents, overlay, script_agent, script_model};
 use crate::model::{PoolName, RunId, SessionId, SlotId};
 
 /// Runs many AI agents on one host, each in its own sandbox, judged by policy
@@ -75,6 +75,15 @@ pub enum Command {
         #[arg(value_parser = |text: &str| SessionId::new(text))]
         session: SessionId,
     },
+    /// Show what a session wrote over its workspace (workspace mode overlay)
+    Diff(overlay::DiffArgs),
+    /// Put what a session wrote into its workspace: all of it, or nothing
+    ///
+    /// Refused are devices, fifos, set-id files, hard links, links that leave the workspace, what
+    /// the pool's policy denies to its agents, and what was changed in the workspace meanwhile.
+    Apply(overlay::ApplyArgs),
+    /// Remove what a session wrote over its workspace
+    Discard(overlay::DiscardArgs),
     /// Look at the configuration
     Config {
         /// What to do with it

@@ -26,7 +26,7 @@ use super::start::{self, Failure};
 use super::state_dir::{self, StateDirError};
 use super::streams::Streams;
 use super::tasks::{self, Surroundings};
-use super::{acp, agents, config_command, script_agent, script_model, up, walls};
+use super::{acp, agents, config_command, overlay, script_agent, script_model, up, walls};
 use tokio_util::sync::CancellationToken;
 
 use crate::api::control;
@@ -60,6 +60,11 @@ pub fn main() -> ExitCode {
     if let Command::Sandbox { command } = cli.command {
         return walls::main(command, cli.config.as_deref(), cli.json, streams);
     }
+    // These start a process that must not outlive this thread, and wait for nothing else.
+    let cli = match overlay::main(cli, &mut || Streams::standard(no_colour)) {
+        Ok(exit) => return exit.into(),
+        Err(other) => *other,
+    };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .max_blocking_threads(crate::limits::BLOCKING_THREADS)
         .enable_all()
@@ -158,11 +163,14 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
         Command::ScriptAgent(_)
         | Command::Sandbox { .. }
         | Command::ScriptModel(_)
+        | Command::Diff(_)
+        | Command::Apply(_)
+        | Command::Discard(_)
         | Command::Agents(_) => Exit::Usage,
     }
 }
 
-fn faulty(error: &LoadError, json: bool, streams: &mut Streams) -> Exit {
+pub(super) fn faulty(error: &LoadError, json: bool, streams: &mut Streams) -> Exit {
     match error {
         LoadError::Faulty(errors) => show(errors, json, streams),
         other => streams.err.line(&format!("error: {other}")),

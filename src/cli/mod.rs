@@ -18,6 +18,7 @@ pub mod doors;
 pub mod event_text;
 pub mod events;
 pub mod exit;
+pub mod overlay;
 mod policies;
 pub mod progress;
 pub mod results;

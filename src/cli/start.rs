@@ -405,7 +405,15 @@ async fn sweep_copies(state: &Arc<StateDir>, when: When, mut working: Working) {
             for error in &swept.failed {
                 tracing::warn!(%error, "a leftover could not be removed");
             }
-            tracing::debug!(copies = swept.copies, homes = swept.homes, "swept");
+            for told in &swept.finished {
+                tracing::info!("{told}");
+            }
+            tracing::debug!(
+                copies = swept.copies,
+                overlays = swept.overlays,
+                homes = swept.homes,
+                "swept"
+            );
         }
         Err(error) => tracing::warn!(%error, "a sweep failed"),
     }

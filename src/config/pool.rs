@@ -262,7 +262,7 @@ fn workspace(section: &Section<'_>, dir: &Path) -> (Workspace, Place, Place) {
         let path = table.item("path");
         let read = (
             path.and_then(|item| item.text_like(paths::PATTERN)),
-            table.word("mode", &["overlay", "worktree"]),
+            table.word("mode", &["worktree"]),
         );
         table.close(&[], &[]);
         read

@@ -129,6 +129,8 @@ words!(
         Ro = "ro",
         /// The directory itself.
         Rw = "rw",
+        /// A writable view of the directory; what is written stays beside it.
+        Overlay = "overlay",
     }
 );
 

@@ -10,7 +10,7 @@ use crate::journal::codec::CodecError;
 use crate::journal::{Journal, OpenError, ReadError, Reader, StoredRun, StoredTask};
 use crate::model::{Event, IdError, RunId, SessionId, TaskId, TurnOutcome};
 use crate::sandbox::state_dir::StateDir;
-use crate::sandbox::workspace::copy;
+use crate::sandbox::workspace::{copy, overlay};
 
 /// Events that are read at once.
 const PAGE: u32 = 1000;
@@ -116,7 +116,12 @@ fn attempts(past: &Past<'_>, run: &RunId, row: &StoredTask) -> Result<Vec<Attemp
 /// Replays what one session did for a task. In a slot's session that is what follows on the last
 /// prompt of the task, up to the next task's.
 fn attempt(past: &Past<'_>, session: &SessionId, task: &TaskId) -> Result<Attempted, PastError> {
-    let place = copy::path(past.state, session);
+    let written = overlay::upper_path(past.state.overlays(), session);
+    let place = if written.symlink_metadata().is_ok() {
+        written
+    } else {
+        copy::path(past.state, session)
+    };
     let nothing = || Attempted {
         session: session.clone(),
         tally: Tally::default(),

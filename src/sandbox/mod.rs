@@ -27,6 +27,7 @@ mod files;
 mod idmap;
 mod init;
 mod landlock;
+mod layers;
 mod leash;
 mod loopback;
 mod outer;
@@ -37,12 +38,13 @@ mod seccomp;
 pub mod state_dir;
 mod trees;
 pub mod uids;
+pub mod upper;
 mod warden;
 pub mod workspace;
 
 pub use plan::{
-    HOME as HOME_INSIDE, MARSHAL as MARSHAL_INSIDE, PlanError, Tree, WORKSPACE as WORKSPACE_INSIDE,
-    WallsRequest, limits_of, plan, probe_request,
+    HOME as HOME_INSIDE, MARSHAL as MARSHAL_INSIDE, Over, PlanError, Tree,
+    WORKSPACE as WORKSPACE_INSIDE, WallsRequest, limits_of, plan, probe_request,
 };
 pub use shim::{Ids, ShimPlan};
 
@@ -58,6 +60,7 @@ pub fn shim_main() -> Option<ExitCode> {
         shim::ARG0_LEASH => leash::main(),
         shim::ARG0_FILES => files::main(),
         shim::ARG0_PROBE => doctor::main(),
+        shim::ARG0_UPPER => upper::main(),
         _ => return None,
     })
 }

@@ -19,7 +19,7 @@ use rustix::thread::CapabilitySet;
 
 use super::fail::{At, Step, failure};
 use super::trees::{self, Trees};
-use super::{control, loopback, privilege, seccomp, warden};
+use super::{control, layers, loopback, privilege, seccomp, warden};
 use crate::wire::shim::{
     AGENT_ID, ARG0_INIT, Enter, Ids, MARKER, Net, Report, Seccomp, ShimPlan, Stage, Start, VERSION,
 };
@@ -91,10 +91,11 @@ fn prepare(control: &UnixStream) -> Step<(Child, UnixStream)> {
     privilege::no_new_privileges()?;
     make_namespaces(plan)?;
     stay_with_supervisor()?;
-    let trees = match opened_as_root {
+    let mut trees = match opened_as_root {
         Some(trees) => trees,
         None => trees::open(plan, None)?,
     };
+    layers::lay(&mut trees)?;
     privilege::set_dumpable(DumpableBehavior::NotDumpable)?;
     if plan.network == Net::Loopback {
         loopback::up()?;
@@ -203,6 +204,7 @@ fn hand_over(
         opened,
         descriptors,
         notes,
+        overlays: _,
     } = trees;
     let sent: Vec<BorrowedFd<'_>> = stdio.iter().chain(&descriptors).map(AsFd::as_fd).collect();
     control::send(

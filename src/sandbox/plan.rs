@@ -8,7 +8,7 @@ use std::path::{Component, Path, PathBuf};
 
 use crate::config::{self, ProcMode};
 use crate::wire::shim::{
-    AGENT_ID, Access, IdMap, Ids, Limits, Mount, Net, Seccomp, ShimPlan, Source,
+    AGENT_ID, Access, IdMap, Ids, Layer, Layering, Limits, Mount, Net, Seccomp, ShimPlan, Source,
 };
 
 /// Where the session's home is inside.
@@ -57,11 +57,17 @@ pub struct WallsRequest<'a> {
     pub home: Option<Tree>,
     /// The workspace; `None`: one in memory, for a probe.
     pub workspace: Option<Tree>,
+    /// What takes everything that is written in the workspace, which then is never written itself: a
+    /// directory of ours with an `upper` and a `work` in it, and its owner on disk.
+    pub over: Option<Over>,
     /// More to be seen read-only: path outside, path inside.
     pub extra_ro: Vec<(PathBuf, String)>,
     /// Whether the supervisor may have helpers of its own started inside.
     pub door: bool,
 }
+
+/// A directory of ours that takes what is written in another, and its owner on disk: uid and gid.
+pub type Over = (PathBuf, (u32, u32));
 
 /// A directory of the host that the agent gets as its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -141,6 +147,7 @@ pub const fn probe_request(profile: &config::Sandbox, ids: Ids) -> WallsRequest<
         hostname: "probe",
         home: None,
         workspace: None,
+        over: None,
         extra_ro: Vec::new(),
         door: false,
     }
@@ -166,9 +173,12 @@ pub fn plan(request: &WallsRequest<'_>) -> Result<ShimPlan, PlanError> {
     mounts.push(proc(request.profile.proc_mode));
     etc(request, &mut mounts)?;
     mounts.push(read_only(Source::OwnBinary, MARSHAL, false));
-    for (tree, target) in [(&request.home, HOME), (&request.workspace, WORKSPACE)] {
+    for (tree, target, over) in [
+        (&request.home, HOME, None),
+        (&request.workspace, WORKSPACE, request.over.as_ref()),
+    ] {
         mounts.push(match tree {
-            Some(tree) => own_tree(tree, target, request.ids)?,
+            Some(tree) => overlay(tree, over, target, request.ids)?,
             None => Mount::Tmpfs {
                 target: target.to_owned(),
                 bytes: request.profile.tmp_bytes,
@@ -410,6 +420,39 @@ fn own_tree(tree: &Tree, target: &str, ids: Ids) -> Result<Mount, PlanError> {
         optional: false,
         idmap,
         expect: tree.identity,
+    })
+}
+
+/// A writable view over a tree.
+fn overlay(tree: &Tree, over: Option<&Over>, target: &str, ids: Ids) -> Result<Mount, PlanError> {
+    let Some((upper, owner)) = over else {
+        return own_tree(tree, target, ids);
+    };
+    let layer = |path: &Path, owner: (u32, u32), expect| -> Result<Layer, PlanError> {
+        Ok(Layer {
+            path: absolute(path)?,
+            idmap: layer_map(owner, ids),
+            expect,
+        })
+    };
+    Ok(Mount::Overlay {
+        target: target.to_owned(),
+        layers: Box::new(Layering {
+            lower: layer(&tree.path, tree.owner, tree.identity)?,
+            upper: layer(upper, *owner, None)?,
+        }),
+    })
+}
+
+/// The map of an overlay's directory. Root's own tree may be mapped here: whatever is written becomes
+/// a file of the slot's, in the other directory.
+fn layer_map(owner: (u32, u32), ids: Ids) -> Option<IdMap> {
+    let (uid, gid) = owner;
+    let is_mapped = matches!(ids, Ids::Root { .. }) && owner != ids.outside();
+    is_mapped.then_some(IdMap {
+        uid,
+        gid,
+        or_plain: false,
     })
 }
 

@@ -99,6 +99,9 @@ impl Root {
             (Mount::Tree { target, access, .. }, Opened::Tree { is_dir }, Some(tree)) => {
                 self.place(&tree, target, *is_dir, seal_of(*access))
             }
+            (Mount::Overlay { target, .. }, Opened::Tree { is_dir }, Some(tree)) => {
+                self.place(&tree, target, *is_dir, seal_of(Access::Rw))
+            }
             (Mount::Mirror { path }, Opened::Tree { is_dir }, Some(tree)) => {
                 self.place(&tree, path, *is_dir, seal_of(Access::Ro))
             }

@@ -12,7 +12,8 @@ use rustix::fs::{CWD, FileType};
 use rustix::mount::OpenTreeFlags;
 
 use super::fail::{At, Step, failure};
-use super::{control, idmap};
+use super::layers::Held;
+use super::{control, idmap, layers};
 use crate::wire::shim::{IdMap, Ids, Mount, Opened, ShimPlan, Source, Stage};
 
 /// What was opened.
@@ -23,6 +24,8 @@ pub(super) struct Trees {
     pub(super) descriptors: Vec<OwnedFd>,
     /// What an operator should know.
     pub(super) notes: Vec<String>,
+    /// Overlays that are not made yet: their descriptor is still the lower directory's.
+    pub(super) overlays: Vec<Held>,
 }
 
 /// The binary that runs here, opened by the link of its process. That link leads into the mounts
@@ -42,6 +45,7 @@ pub(super) fn open(plan: &ShimPlan, mut binary: Option<OwnedFd>) -> Step<Trees> 
         opened: Vec::new(),
         descriptors: Vec::new(),
         notes: Vec::new(),
+        overlays: Vec::new(),
     };
     for mount in &plan.mounts {
         let opened = match mount {
@@ -67,6 +71,7 @@ pub(super) fn open(plan: &ShimPlan, mut binary: Option<OwnedFd>) -> Step<Trees> 
                 };
                 trees.tree(&path, wanted, plan.ids)?
             }
+            Mount::Overlay { layers, .. } => layers::open(&mut trees, layers, plan.ids)?,
             Mount::Mirror { path } => trees.mirror(path, plan.ids)?,
             _ => Opened::Nothing,
         };

@@ -30,6 +30,8 @@ pub const ARG0_PROBE: &str = "marshal-probe";
 
 /// The name under which the binary starts as the janitor of a supervisor's groups.
 pub const ARG0_JANITOR: &str = "marshal-janitor";
+/// The name under which the binary reads what was written over a workspace, as its owner.
+pub const ARG0_UPPER: &str = "marshal-upper";
 
 /// What the door of a sandbox is told to start: a leash, for a command of the agent's.
 pub const DOOR_LEASH: u8 = b't';
@@ -115,7 +117,7 @@ pub struct Limits {
 /// namespaces, network, host name, mounts, limits, capabilities, Landlock, seccomp, program.
 ///
 /// Layers that do not exist yet have their place here and nothing claims them: the cgroup is
-/// entered by the supervisor before [`Start`] is sent; an overlay is one more [`Mount`]; egress is one more [`Net`].
+/// entered by the supervisor before [`Start`] is sent; egress is one more [`Net`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ShimPlan {
@@ -226,6 +228,13 @@ pub enum Mount {
         /// the same path is not what was meant.
         expect: Option<(u64, u64)>,
     },
+    /// A writable view over a directory of the host that itself is never written.
+    Overlay {
+        /// Where.
+        target: String,
+        /// The directory, and the one that takes what is written.
+        layers: Box<Layering>,
+    },
     /// The same as on the host: a symbolic link as that link, a directory read-only, nothing as
     /// nothing.
     Mirror {
@@ -271,6 +280,29 @@ pub enum Mount {
         /// Whereto.
         to: String,
     },
+}
+
+/// What a [`Mount::Overlay`] is made of.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Layering {
+    /// The directory of the host that is seen, without what is mounted below it.
+    pub lower: Layer,
+    /// A directory of ours that holds two, `upper` and `work`: what is written, and the kernel's own
+    /// place beside it.
+    pub upper: Layer,
+}
+
+/// One directory of an overlay.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Layer {
+    /// Where it is on the host.
+    pub path: String,
+    /// Its owner on disk, who becomes the user inside.
+    pub idmap: Option<IdMap>,
+    /// Device and inode that were looked at when the walls were planned.
+    pub expect: Option<(u64, u64)>,
 }
 
 /// Where a tree comes from.
@@ -450,6 +482,11 @@ impl Failure {
             (Stage::Idmap, Some(EINVAL | EOPNOTSUPP | EPERM)) => Some(
                 "this file system cannot be mounted with an id map: use workspace mode \"copy\", \
                  or keep the state directory on another file system",
+            ),
+            (Stage::Overlay, _) => Some(
+                "an overlay cannot be had here: it needs a kernel from 5.19 on, a state directory on a \
+                 file system with extended attributes that is no overlay itself, and a workspace \
+                 without other file systems mounted in it; else use workspace mode \"copy\"",
             ),
             (Stage::Mount, Some(ENOENT)) => {
                 Some("it does not exist on this host: correct the sandbox profile or the path")

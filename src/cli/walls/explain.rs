@@ -190,6 +190,12 @@ fn told(mount: &Mount, mode: Mode) -> String {
             let maybe = if *optional { ", if it is there" } else { "" };
             format!("{access}  {}{from}{maybe}", show(target))
         }
+        Mount::Overlay { target, layers } => format!(
+            "overlay    {} on {}, writes to {}",
+            show(&layers.lower.path),
+            show(target),
+            show(&layers.upper.path)
+        ),
         Mount::Mirror { path } => format!("as here    {}", show(path)),
         Mount::Tmpfs {
             target,

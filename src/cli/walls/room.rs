@@ -211,6 +211,7 @@ pub(super) fn plan(
         hostname: "sandbox",
         home,
         workspace: Some(workspace),
+        over: None,
         extra_ro: Vec::new(),
         door: false,
         listen: Vec::new(),

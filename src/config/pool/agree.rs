@@ -84,6 +84,7 @@ pub(super) fn agree(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Conte
         let help = Some("use mode \"copy\"".to_owned());
         ledger.fault(&blame.mode, message, help);
     }
+    overlay_can_be_had(ledger, pool, blame);
     waits::idle_comes_back(ledger, pool, blame.idle.as_ref());
     let routes: Vec<_> = pool.routes.iter().map(|route| route.name.clone()).collect();
     let routes = (pool.network == Network::Routes).then_some(&routes[..]);
@@ -103,6 +104,22 @@ pub(super) fn agree(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Conte
     }
     if pool.launcher == Launcher::Unshare {
         program_is_inside(ledger, pool, blame, context);
+    }
+}
+
+/// An overlay is a mount of the sandbox's, and a check beside a child that goes on would be a second
+/// one over the same files, which the kernel does not keep apart.
+fn overlay_can_be_had(ledger: &Ledger, pool: &Pool, blame: &Blame) {
+    if pool.workspace.mode != WorkspaceMode::Overlay {
+        return;
+    }
+    let help = Some("use mode \"copy\"".to_owned());
+    if pool.launcher == Launcher::None {
+        let message = "mode = \"overlay\" needs a sandbox: with launcher = \"none\" there is no view of its own";
+        ledger.fault(&blame.mode, message, help);
+    } else if pool.session == SessionScope::Slot && !pool.check.is_empty() {
+        let message = "mode = \"overlay\" and session = \"slot\" do not go with a check: it would work beside the agent on the same files";
+        ledger.fault(&blame.mode, message, help);
     }
 }
 

@@ -136,7 +136,15 @@ impl Measured {
                 files: 2 * COPY_FILES,
             },
         });
-        std::iter::once(home).chain(copy)
+        let over = self.space.over.as_ref().map(|over| Limit {
+            what: "overlay",
+            path: over.path(),
+            most: Room {
+                bytes: 2 * COPY_BYTES,
+                files: 2 * COPY_FILES,
+            },
+        });
+        std::iter::once(home).chain(copy).chain(over)
     }
 
     /// Whether it was stirred since this was asked last.

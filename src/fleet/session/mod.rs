@@ -21,6 +21,7 @@ mod next;
 mod opening;
 mod outbox;
 pub(crate) mod outcome;
+mod over;
 mod prepare;
 mod scales;
 mod state;

@@ -11,9 +11,10 @@ use tokio_util::sync::CancellationToken;
 use super::attached::Files;
 use super::environment::{PATH_INSIDE, environment};
 use super::far;
-use super::listing;
+use super::over::tree;
 pub(crate) use super::unprepared::PrepareError;
 use super::work::Work;
+use super::{listing, over};
 use crate::config::{Fill, Launcher, Network, OWN_PROGRAM, WorkspaceMode, fill_routes};
 use crate::dialect::Attachment;
 use crate::fleet::ambient::Ambient;
@@ -22,10 +23,10 @@ use crate::launch::{LaunchPlan, Walls};
 use crate::model::{Foreign, SessionId, SlotId};
 use crate::policy::{NoLinks, Place};
 use crate::sandbox::workspace::{
-    Filling, GitDir, Listing, Manifest, Owner, Root, TreeError, TreeLinks, copy, home, list,
+    Filling, GitDir, Listing, Manifest, Overlay, Owner, Root, TreeError, TreeLinks, copy, home,
+    list,
 };
-use crate::sandbox::{self, Tree, WallsRequest};
-use crate::wire::shim::Access;
+use crate::sandbox::{self, WallsRequest};
 
 /// Where the agent finds its workspace inside walls.
 pub(crate) const WORKSPACE_INSIDE: &str = "/workspace";
@@ -109,6 +110,8 @@ pub(super) struct Space {
     workspace: PathBuf,
     /// The workspace is the session's own copy.
     is_copy: bool,
+    /// What takes what is written in the workspace instead of it.
+    pub(super) over: Option<Arc<Overlay>>,
     workspace_inside: String,
     home_inside: String,
     /// The agent's directory below the workspace, with the slash before it; empty: the workspace.
@@ -135,6 +138,11 @@ impl Space {
     pub(super) fn copy(&self) -> Option<&Path> {
         self.is_copy.then_some(&*self.workspace)
     }
+
+    /// The workspace on the host.
+    pub(super) fn workspace(&self) -> &Path {
+        &self.workspace
+    }
 }
 
 impl Prepared {
@@ -151,6 +159,7 @@ impl Prepared {
             workspace: home.clone(),
             home,
             is_copy: false,
+            over: None,
             directory: String::new(),
             workspace_inside: workspace_inside.clone(),
             home_inside,
@@ -293,8 +302,10 @@ pub(crate) async fn prepare(
         })
         .await??
     };
+    let over = over::prepare(shared, pool, (&order.session, order.copy), &source, owner).await?;
     let mut space = Space {
         slot: order.slot.clone(),
+        over,
         home: home.path.clone(),
         workspace: source.clone(),
         is_copy: mode == WorkspaceMode::Copy,
@@ -324,21 +335,18 @@ pub(crate) async fn prepare(
         source,
     };
     let root = Root::open_resolved(&space.workspace).map_err(bad)?;
-    let links = TreeLinks::new()
-        .with(
-            space.workspace_inside.clone(),
-            Root::open_resolved(&space.workspace).map_err(bad)?,
-        )
+    let links = over::links(&space, &space.workspace_inside)
+        .map_err(bad)?
         .with(
             space.home_inside.clone(),
             Root::open(&space.home).map_err(bad)?,
         );
     let (files, inside) = (order.files, space.workspace_inside.clone());
+    let over = space.over.clone();
     let (before, attached) = blocking(ambient, move || {
-        let before = (mode != WorkspaceMode::Ro)
-            .then(|| Manifest::record(&root))
-            .transpose();
-        (before, files.attach(&root, &inside))
+        let over = over.as_deref();
+        let before = over::before(mode != WorkspaceMode::Ro, &root, over);
+        (before, over::attach(&files, &root, over, &inside))
     })
     .await?;
     Ok(Prepared {
@@ -354,10 +362,10 @@ pub(crate) async fn prepare(
 /// A directory of the workspace that an agent is to begin in: a link on the way would lead somewhere
 /// else inside than here.
 fn within_space(space: &Space, within: &Path) -> Result<String, PrepareError> {
-    let mut path = space.workspace.clone();
+    let mut path = PathBuf::new();
     for part in within.components() {
         path.push(part);
-        if !path.symlink_metadata().is_ok_and(|meta| meta.is_dir()) {
+        if !over::has_directory(space, &path) {
             let within = Foreign::new(within.to_string_lossy());
             return Err(PrepareError::NoDirectory(within));
         }
@@ -519,6 +527,10 @@ fn launch_plan(
                 For::Git { .. } => None,
             },
             workspace: Some(tree(&space.workspace, what.is_writable())?),
+            over: match what {
+                For::Agent { .. } => over::layer(space)?,
+                For::Git { .. } => None,
+            },
             hostname: pool.config.name.as_str(),
             extra_ro: match what {
                 For::Agent { .. } => program(pool),
@@ -552,23 +564,6 @@ fn program(pool: &PoolShared) -> Vec<(PathBuf, String)> {
         .filter(|bind| !is_shown(bind))
         .map(|bind| (bind.clone(), bind.to_string_lossy().into_owned()))
         .collect()
-}
-
-/// A directory of the host for inside, with its owner on disk.
-fn tree(path: &Path, writable: bool) -> Result<Tree, PrepareError> {
-    let bad = |source| PrepareError::Workspace {
-        path: path.to_owned(),
-        source,
-    };
-    let root = Root::open_resolved(path).map_err(bad)?;
-    let stat = rustix::fs::fstat(&root)
-        .map_err(|errno| bad(TreeError::at_path("examine", path, errno)))?;
-    Ok(Tree {
-        path: path.to_owned(),
-        owner: (stat.st_uid, stat.st_gid),
-        access: if writable { Access::Rw } else { Access::Ro },
-        identity: Some((stat.st_dev, stat.st_ino)),
-    })
 }
 
 /// The slot's own uid, where the supervisor is root.

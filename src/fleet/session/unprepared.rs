@@ -6,7 +6,7 @@ use super::attached::NotAttached;
 use crate::launch::RunError;
 use crate::model::Foreign;
 use crate::sandbox::state_dir::StateError;
-use crate::sandbox::workspace::{CopyError, HomeError, TreeError};
+use crate::sandbox::workspace::{CopyError, HomeError, OverlayError, TreeError};
 use crate::sandbox::{self, PlanError};
 
 /// Why a session could not be prepared.
@@ -30,6 +30,14 @@ pub(crate) enum PrepareError {
         path: PathBuf,
         /// Why.
         source: CopyError,
+    },
+    /// Nothing can be laid over it.
+    #[error("workspace {path}: {source}")]
+    Overlay {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        source: OverlayError,
     },
     /// Git could not list its files.
     #[error("workspace {path}: git could not list its files: {why}")]
@@ -84,6 +92,7 @@ impl PrepareError {
             Self::Workspace { .. }
             | Self::State(_)
             | Self::Copy { .. }
+            | Self::Overlay { .. }
             | Self::Git { .. }
             | Self::CopyGone(_)
             | Self::Attached(_)

@@ -249,19 +249,23 @@ pub(crate) fn survey(
             prepared.root(),
             prepared.before.take(),
             prepared.copy().map(Path::to_owned),
+            prepared.space().over.clone(),
         )
     });
     let ambient = shared.ambient.clone();
     let work = move || {
+        let has_copy = seen.as_ref().is_some_and(|(_, _, copy, _)| copy.is_some());
         let found = match seen {
-            Some((root, before, copy)) => Survey {
-                copy,
-                ..compare(root, before)
-            },
+            Some((root, mut before, copy, over)) => {
+                super::over::survey(over.as_deref(), &mut before).unwrap_or_else(|| Survey {
+                    copy,
+                    ..compare(root, before)
+                })
+            }
             None => Survey::default(),
         };
         if over {
-            farewell(&shared, &session, found.copy.is_some());
+            farewell(&shared, &session, has_copy);
         }
         found
     };
@@ -272,7 +276,11 @@ fn compare(root: Result<Root, TreeError>, before: Option<Manifest>) -> Survey {
     let Some(before) = before else {
         return Survey::default();
     };
-    let changes = root.and_then(|root| before.changes(&root));
+    told(root.and_then(|root| before.changes(&root)))
+}
+
+/// Changes as a survey tells them.
+pub(super) fn told(changes: Result<Changes, TreeError>) -> Survey {
     let changes = changes.unwrap_or_else(|error| {
         tracing::warn!(%error, "the workspace could not be compared");
         Changes {
@@ -292,6 +300,9 @@ fn compare(root: Result<Root, TreeError>, before: Option<Manifest>) -> Survey {
 pub(crate) fn farewell(shared: &Shared, session: &SessionId, has_copy: bool) {
     if let Err(error) = workspace::home::remove(&shared.state, session) {
         tracing::warn!(%error, "a home could not be removed");
+    }
+    if let Err(error) = workspace::overlay::mark_ended(shared.state.overlays(), session) {
+        tracing::warn!(%error, "an overlay was not marked as ended");
     }
     if has_copy && let Err(error) = workspace::copy::mark_ended(&shared.state, session) {
         tracing::warn!(%error, "a copy was not marked as ended");

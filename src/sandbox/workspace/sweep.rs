@@ -12,6 +12,7 @@ use rustix::fs::RenameFlags;
 use rustix::io::Errno;
 
 use super::copy::{PART, ended_marker, mark_ended};
+use super::overlay;
 use super::removal::remove_tree;
 use super::tree::{Root, TreeError, for_each_entry, open_dir_at};
 use crate::model::SessionId;
@@ -43,6 +44,10 @@ pub trait Sessions {
 pub struct Swept {
     /// Copies removed.
     pub copies: u64,
+    /// Overlays removed.
+    pub overlays: u64,
+    /// Applies that a kill had left half done: brought to their end, as a sentence each.
+    pub finished: Vec<String>,
     /// Homes removed.
     pub homes: u64,
     /// Half made, half removed, or of an old `--local` run: removed.
@@ -65,11 +70,13 @@ pub fn sweep(
     // A clock that was set back makes things younger, never older.
     let is_old = |then: SystemTime| now.duration_since(then).is_ok_and(|age| age > kept);
     if when == When::Start {
-        for root in [state.copies(), state.homes()] {
+        for root in [state.copies(), state.homes(), state.overlays()] {
             swept.leftovers(root);
         }
         swept.locals(state, &is_old);
+        swept.halves(state);
     }
+    swept.overlays(state, &is_old, sessions);
     swept.copies(state, &is_old, sessions);
     for session in sessions_in(state.homes(), &mut swept.failed) {
         if !sessions.exists(&session) && !sessions.works(&session) {
@@ -106,6 +113,68 @@ impl Swept {
                     &mut self.leftovers,
                     &mut self.failed,
                 );
+            }
+        }
+    }
+
+    /// Brings applies to their end that were killed, and removes what is left of overlays that are
+    /// not there.
+    fn halves(&mut self, state: &StateDir) {
+        let root = state.overlays();
+        for name in names(root, &mut self.failed) {
+            let Some((session, what)) = name.split_once(',') else {
+                continue;
+            };
+            let Ok(session) = SessionId::new(session) else {
+                continue;
+            };
+            if overlay::path(root, &session).symlink_metadata().is_err() {
+                // Nobody holds what is not there.
+                count(
+                    remove_tree(root, &name),
+                    &mut self.leftovers,
+                    &mut self.failed,
+                );
+            } else if what == "intent" {
+                match overlay::apply::recover_of(root, &session) {
+                    Ok(told) => self.finished.extend(told),
+                    Err(error) => self.failed.push(TreeError::at_path(
+                        "finish the apply of",
+                        &overlay::path(root, &session),
+                        std::io::Error::other(error),
+                    )),
+                }
+            }
+        }
+    }
+
+    fn overlays(
+        &mut self,
+        state: &StateDir,
+        is_old: &dyn Fn(SystemTime) -> bool,
+        sessions: &dyn Sessions,
+    ) {
+        let root = state.overlays();
+        for session in sessions_in(root, &mut self.failed) {
+            if sessions.works(&session) {
+                continue;
+            }
+            let marker = overlay::beside(session.as_str(), "ended");
+            let ended = root.path().join(&marker).symlink_metadata();
+            match ended.and_then(|meta| meta.modified()) {
+                // One that is being applied just now has another hour.
+                Ok(ended) if is_old(ended) => match overlay::Overlay::take(root, &session) {
+                    Ok(held) => count(held.discard(), &mut self.overlays, &mut self.failed),
+                    Err(overlay::OverlayError::Busy(_)) => {}
+                    Err(_) => {
+                        let gone = overlay::remove(root, &session);
+                        count(gone, &mut self.overlays, &mut self.failed);
+                    }
+                },
+                Ok(_) => {}
+                Err(_) => self
+                    .failed
+                    .extend(overlay::mark_ended(root, &session).err()),
             }
         }
     }
