@@ -38,6 +38,23 @@ pub fn line(event: &StoredEvent, named: bool, width: usize) -> String {
     format!("{text} {}", show(&says, room))
 }
 
+/// How a child was started.
+fn started(event: &Event) -> String {
+    let Event::ChildStarted {
+        pid,
+        launcher,
+        limits,
+    } = event
+    else {
+        return String::new();
+    };
+    let limits = limits.as_ref().map(|limits| format!(", {limits}"));
+    format!(
+        "pid {pid}, launcher {launcher}{}",
+        limits.unwrap_or_default()
+    )
+}
+
 /// What it says; foreign text in it is not yet made safe.
 fn says(event: &Event) -> String {
     let or = |text: Option<&crate::model::Foreign>| text.map_or("", |text| text.raw()).to_owned();
@@ -50,14 +67,7 @@ fn says(event: &Event) -> String {
             let task = task.as_ref().map_or("-", |task| task.as_str());
             format!("{task} attempt {attempt}: {}", text.raw())
         }
-        Event::ChildStarted {
-            pid,
-            launcher,
-            limits,
-        } => match limits {
-            Some(limits) => format!("pid {pid}, launcher {launcher}, {limits}"),
-            None => format!("pid {pid}, launcher {launcher}"),
-        },
+        Event::ChildStarted { .. } => started(event),
         Event::Ready(info) => format!(
             "protocol {} {} {}",
             info.protocol,
