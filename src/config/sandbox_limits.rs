@@ -25,6 +25,10 @@ const SWAP: RangeInclusive<u64> = 0..=64 * TIB;
 const CPU_MILLIS: RangeInclusive<u32> = 10..=1_024_000;
 const CPU: &str = "a number from 0.01 to 1024, or \"none\"";
 
+/// What the file says: a limit, or that there is none.
+#[derive(Clone, Copy)]
+struct Limit<T>(Option<T>);
+
 /// What the profile `standard` has.
 pub(super) const STANDARD: GroupLimits = GroupLimits {
     pids: Some(1024),
@@ -51,16 +55,18 @@ pub(super) fn read(section: &Section<'_>, base: GroupLimits) -> GroupLimits {
     let wants_swap = swap.as_ref().and_then(swap_of);
     let cpu = section.item("cpu").and_then(|item| cpu(&item));
     let backend = section.word("backend", &[]).map(|found| found.value);
-    let memory = memory.unwrap_or(base.memory);
+    let memory = memory.map_or(base.memory, |limit| limit.0);
     let limits = GroupLimits {
-        pids: pids.unwrap_or(base.pids),
+        pids: pids.map_or(base.pids, |limit| limit.0),
         memory,
         // Without a limit of memory there is none of swap.
-        swap: wants_swap.unwrap_or(base.swap).filter(|_| memory.is_some()),
-        cpu_millis: cpu.unwrap_or(base.cpu_millis),
+        swap: wants_swap
+            .map_or(base.swap, |limit| limit.0)
+            .filter(|_| memory.is_some()),
+        cpu_millis: cpu.map_or(base.cpu_millis, |limit| limit.0),
         backend: backend.unwrap_or(base.backend),
     };
-    if let (Some(item), Some(Some(_)), None) = (swap, wants_swap, limits.memory) {
+    if let (Some(item), Some(Limit(Some(_))), None) = (swap, wants_swap, limits.memory) {
         let help = "give limits.memory a size, or leave limits.swap out".to_owned();
         item.fault("swap is limited only together with memory", Some(help));
     }
@@ -73,9 +79,9 @@ fn is_none(item: &Item<'_>) -> bool {
     matches!(item.value(), DeValue::String(text) if text == "none")
 }
 
-fn pids(item: &Item<'_>) -> Option<Option<u32>> {
+fn pids(item: &Item<'_>) -> Option<Limit<u32>> {
     if is_none(item) {
-        return Some(None);
+        return Some(Limit(None));
     }
     item.may_hold(Form::Integer {
         least: PIDS.start().to_string(),
@@ -85,34 +91,34 @@ fn pids(item: &Item<'_>) -> Option<Option<u32>> {
         let (least, most) = (PIDS.start(), PIDS.end());
         return item.wrong(&format!("an integer from {least} to {most}, or \"none\""));
     }
-    item.integer(&PIDS).map(|found| Some(found.value))
+    item.integer(&PIDS).map(|found| Limit(Some(found.value)))
 }
 
-fn memory(item: &Item<'_>) -> Option<Option<u64>> {
+fn memory(item: &Item<'_>) -> Option<Limit<u64>> {
     if is_none(item) {
-        return Some(None);
+        return Some(Limit(None));
     }
     item.may_hold(Form::Size(MEMORY));
     if !matches!(item.value(), DeValue::String(_)) {
         return item.wrong("a size or \"none\"");
     }
-    item.size(&MEMORY).map(|found| Some(found.value))
+    item.size(&MEMORY).map(|found| Limit(Some(found.value)))
 }
 
-fn swap_of(item: &Item<'_>) -> Option<Option<u64>> {
+fn swap_of(item: &Item<'_>) -> Option<Limit<u64>> {
     item.may_hold(Form::Words(vec!["none", "0"]));
     item.may_hold(Form::Size(SWAP));
     match item.value() {
-        DeValue::String(text) if text == "none" => Some(None),
-        DeValue::String(text) if text == "0" => Some(Some(0)),
-        DeValue::String(_) => item.size(&SWAP).map(|found| Some(found.value)),
+        DeValue::String(text) if text == "none" => Some(Limit(None)),
+        DeValue::String(text) if text == "0" => Some(Limit(Some(0))),
+        DeValue::String(_) => item.size(&SWAP).map(|found| Limit(Some(found.value))),
         _ => item.wrong("a size or \"none\""),
     }
 }
 
-fn cpu(item: &Item<'_>) -> Option<Option<u32>> {
+fn cpu(item: &Item<'_>) -> Option<Limit<u32>> {
     if is_none(item) {
-        return Some(None);
+        return Some(Limit(None));
     }
     item.may_hold(Form::Number {
         least: "0.01",
@@ -134,7 +140,7 @@ fn cpu(item: &Item<'_>) -> Option<Option<u32>> {
             clippy::cast_sign_loss,
             reason = "a whole number within the bounds above"
         )]
-        Some(millis) => Some(Some(millis as u32)),
+        Some(millis) => Some(Limit(Some(millis as u32))),
         None => item.wrong(CPU),
     }
 }

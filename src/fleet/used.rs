@@ -59,7 +59,7 @@ impl Used {
     }
 
     /// It is gone.
-    pub(crate) fn ended(&self, over: Option<Over>) {
+    pub(crate) fn ended(&self, over: Option<&Over>) {
         let mut known = self.known();
         known.group = None;
         if let Some(over) = over {
@@ -110,7 +110,7 @@ mod tests {
         };
         for (cpu, kills) in [(1_000_000, 1), (250_000, 2)] {
             used.began(None);
-            used.ended(Some(Over {
+            used.ended(Some(&Over {
                 usage: usage(cpu, kills),
                 ..Over::default()
             }));

@@ -49,7 +49,7 @@ pub struct Ended {
     /// Processes that could not be killed: they belong to another user or hang in the kernel.
     pub survivors_left: u32,
     /// What all of it used, where this host has groups that count it.
-    pub over: Option<Over>,
+    pub over: Option<Box<Over>>,
 }
 
 /// The way to a keeper. When it is dropped everything of the child is killed.
@@ -363,7 +363,7 @@ impl Keeper {
         let was_killed = !killed_by_us && !self.forced && how.as_ref().is_some_and(by_signal);
         let status = if was_killed { None } else { status };
         let over = self.end_groups().await;
-        if let Some(over) = over {
+        if let Some(over) = &over {
             killed += over.killed;
             left = over.left;
         }
@@ -393,7 +393,7 @@ impl Keeper {
             forced: self.forced,
             survivors_killed: killed,
             survivors_left: left,
-            over,
+            over: over.map(Box::new),
         }
     }
 }

@@ -99,9 +99,9 @@ impl ChannelEnd {
 
 /// Whether the kernel ended it for memory: it counted such a kill, and the end is one that nobody else
 /// brought about.
-fn out_of_memory(ended: &Ended) -> Option<Over> {
+fn out_of_memory(ended: &Ended) -> Option<&Over> {
     const KILLED: i32 = 9;
-    let over = ended.over?;
+    let over = ended.over.as_deref()?;
     let is_killed = match ended.status {
         // A shell around the agent tells it by its own exit code.
         Some(status) => status.shell_code() == 128 + KILLED,
@@ -111,7 +111,7 @@ fn out_of_memory(ended: &Ended) -> Option<Over> {
     (counted && is_killed && !ended.forced).then_some(over)
 }
 
-fn by_memory(end: &mut ChannelEnd, over: Over) {
+fn by_memory(end: &mut ChannelEnd, over: &Over) {
     end.class = ExitClass::OutOfMemory;
     let peak = over.usage.peak.map_or_else(
         || "an unknown amount".to_owned(),
@@ -145,7 +145,7 @@ pub(crate) fn conclude(
         detail: String::new(),
         stderr,
     };
-    end.memory_peak = ended.and_then(|ended| ended.over?.usage.peak);
+    end.memory_peak = ended.and_then(|ended| ended.over.as_ref()?.usage.peak);
     let is_ours = matches!(cause, Some(Cause::Wanted | Cause::Idle | Cause::Spawn(_)));
     if let Some(over) = ended.and_then(out_of_memory).filter(|_| !is_ours) {
         by_memory(&mut end, over);

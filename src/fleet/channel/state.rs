@@ -230,7 +230,7 @@ impl ChannelState {
     }
 
     pub(super) fn process_ended(&mut self, ended: Option<Ended>, now: Instant) {
-        let over = ended.as_ref().and_then(|ended| ended.over);
+        let over = ended.as_ref().and_then(|ended| ended.over.as_deref());
         self.shared.slots.used(&self.slot).ended(over);
         self.ended = Some(Gone(ended));
         self.relays = Relays::default();

@@ -83,7 +83,7 @@ pub struct Groups {
     v1: BTreeMap<Controller, PathBuf>,
     estate: Estate,
     /// Held for as long as it lives: they say so.
-    _locks: Vec<File>,
+    locks: Vec<File>,
     janitor: Option<Janitor>,
     executable: PathBuf,
     next: u64,
@@ -122,7 +122,7 @@ impl Groups {
             v2: None,
             v1: BTreeMap::new(),
             estate: Estate::default(),
-            _locks: Vec::new(),
+            locks: Vec::new(),
             janitor: None,
             executable,
             next: 0,
@@ -192,7 +192,7 @@ impl Groups {
             // Between the two, a sweeper may have taken it for a dead one's.
             match sweep::lock(&dir) {
                 Ok(Some(lock)) => {
-                    self._locks.push(lock);
+                    self.locks.push(lock);
                     self.estate.all.push(dir.clone());
                     return Ok(dir);
                 }
