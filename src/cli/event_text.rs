@@ -50,7 +50,17 @@ fn says(event: &Event) -> String {
             let task = task.as_ref().map_or("-", |task| task.as_str());
             format!("{task} attempt {attempt}: {}", text.raw())
         }
-        Event::ChildStarted { pid, launcher } => format!("pid {pid}, launcher {launcher}"),
+        Event::ChildStarted {
+            pid,
+            launcher,
+            walls,
+        } => {
+            let words = walls.iter().map(|wall| format!(", {wall}"));
+            format!(
+                "pid {pid}, launcher {launcher}{}",
+                words.collect::<String>()
+            )
+        }
         Event::Ready(info) => format!(
             "protocol {} {} {}",
             info.protocol,

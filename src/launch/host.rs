@@ -32,6 +32,8 @@ pub struct Child {
     pub ended: oneshot::Receiver<Ended>,
     /// What an operator should know, a sentence each.
     pub notes: Vec<String>,
+    /// Which walls stand around it, a few words each.
+    pub walls: Vec<String>,
     /// The way into its walls, if they were planned with one.
     pub door: Option<Door>,
     /// Sockets that listen inside its walls, in the order of its plan's ports.
@@ -75,6 +77,10 @@ impl Host for Spawner {
                 keeper,
                 ended,
                 notes: launched.notes,
+                walls: launched
+                    .layers
+                    .map(|layers| layers.words())
+                    .unwrap_or_default(),
                 door: launched.door,
                 listeners: launched.listeners,
             })

@@ -226,6 +226,9 @@ pub enum Event {
         pid: u32,
         /// `none`, `unshare`.
         launcher: &'static str,
+        /// Which walls stand around it, a few words each, in our words: `uid slot`,
+        /// `landlock 6`, `seccomp default`. Empty without a sandbox.
+        walls: Vec<String>,
     },
     /// The handshake is complete.
     Ready(AgentInfo),

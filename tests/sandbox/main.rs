@@ -9,6 +9,9 @@ use marshal::{launch, sandbox};
 #[allow(dead_code, reason = "shared with other test binaries")]
 mod children;
 mod identity;
+mod killed;
+mod layers;
+mod missing;
 mod refusals;
 mod view;
 mod workspace;

@@ -156,6 +156,7 @@ impl Machine {
             ended,
             notes: Vec::new(),
             listeners: Vec::new(),
+            walls: Vec::new(),
         }
     }
 }

@@ -110,7 +110,13 @@ impl ChannelState {
             took: now.saturating_duration_since(self.began),
         }
         .emit();
-        self.send(vec![Item::Started { pid: child.pid }], None);
+        self.send(
+            vec![Item::Started {
+                pid: child.pid,
+                walls: child.walls,
+            }],
+            None,
+        );
         // The handshake's time begins with the process, not with its place in the queue.
         self.watch = Watch::spawned(self.pool.config.timeouts.clone(), now);
         if self.ladder.has_begun() {

@@ -72,6 +72,8 @@ pub(crate) enum Item {
     Started {
         /// The host's process id.
         pid: u32,
+        /// Which walls stand around it, a few words each.
+        walls: Vec<String>,
     },
     /// The handshake is complete.
     Ready(AgentInfo),

@@ -160,11 +160,12 @@ impl SessionState {
 
     pub(super) fn item(&mut self, item: Item) {
         match item {
-            Item::Started { pid } => {
+            Item::Started { pid, walls } => {
                 self.tell_pool(SlotEvent::Spawned, Some(pid));
                 self.outbox.event(Event::ChildStarted {
                     pid,
                     launcher: self.pool.config.launcher.word(),
+                    walls,
                 });
             }
             Item::Ready(info) => self.ready(info),

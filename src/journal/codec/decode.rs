@@ -172,6 +172,11 @@ fn course(reader: &Reader<'_>) -> Result<Event, CodecError> {
             Event::ChildStarted {
                 pid: b.pid,
                 launcher: static_word(&b.launcher),
+                walls: b
+                    .walls
+                    .into_iter()
+                    .map(std::borrow::Cow::into_owned)
+                    .collect(),
             }
         }
         EventKind::Ready => {

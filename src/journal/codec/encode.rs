@@ -93,11 +93,19 @@ fn course(event: &Event, out: &mut Vec<u8>) {
                 text: text(prompt),
             },
         ),
-        Event::ChildStarted { pid, launcher } => put(
+        Event::ChildStarted {
+            pid,
+            launcher,
+            walls,
+        } => put(
             out,
             &body::ChildStarted {
                 pid: *pid,
                 launcher: Cow::Borrowed(launcher),
+                walls: walls
+                    .iter()
+                    .map(|wall| Cow::Borrowed(wall.as_str()))
+                    .collect(),
             },
         ),
         Event::Ready(info) => put(
