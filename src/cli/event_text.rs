@@ -38,13 +38,14 @@ pub fn line(event: &StoredEvent, named: bool, width: usize) -> String {
     format!("{text} {}", show(&says, room))
 }
 
-/// A child's start, and what its walls lack, if anything.
+/// A child's start: which walls stand, by what its limits are held, and what is missing.
 fn started(event: &Event) -> String {
     let Event::ChildStarted {
         pid,
         launcher,
         lacks,
         limits,
+        walls,
     } = event
     else {
         return String::new();
@@ -56,7 +57,8 @@ fn started(event: &Event) -> String {
         format!(", lacks {}", words.join(", "))
     };
     let limits = limits.as_ref().map_or(String::new(), |l| format!(", {l}"));
-    format!("pid {pid}, launcher {launcher}{limits}{lacks}")
+    let walls: String = walls.iter().map(|wall| format!(", {wall}")).collect();
+    format!("pid {pid}, launcher {launcher}{walls}{limits}{lacks}")
 }
 
 /// What it says; foreign text in it is not yet made safe.

@@ -37,6 +37,8 @@ pub struct Child {
     pub limits: String,
     /// Its control groups, to be read.
     pub group: Option<Group>,
+    /// Which walls stand around it, a few words each.
+    pub walls: Vec<String>,
     /// The way into its walls, if they were planned with one.
     pub door: Option<Door>,
     /// Sockets that listen inside its walls, in the order of its plan's ports.
@@ -84,6 +86,10 @@ impl Host for Spawner {
                 notes: launched.notes,
                 limits: launched.held.to_string(),
                 group,
+                walls: launched
+                    .layers
+                    .map(|layers| layers.words())
+                    .unwrap_or_default(),
                 door: launched.door,
                 listeners: launched.listeners,
             })

@@ -230,6 +230,9 @@ pub enum Event {
         lacks: Vec<Weakness>,
         /// By what its limits are held, in one line, where that is known.
         limits: Option<String>,
+        /// Which walls stand around it, a few words each, in our words: `uid slot`,
+        /// `landlock 6`, `seccomp default`. Empty without a sandbox.
+        walls: Vec<String>,
     },
     /// The handshake is complete.
     Ready(AgentInfo),

@@ -44,6 +44,10 @@ pub const MARKER: &str = "MARSHAL_MARKER";
 /// The user inside the walls, and its group: `agent`.
 pub const AGENT_ID: u32 = 1000;
 
+mod layers;
+
+pub use layers::{Layers, Seccomp};
+
 pub use crate::model::WallStage as Stage;
 
 impl Serialize for Stage {
@@ -141,29 +145,6 @@ pub struct ShimPlan {
     pub landlock_min_abi: u8,
     /// The filter of system calls.
     #[serde(default)]
-    pub seccomp: Seccomp,
-}
-
-/// The filter of system calls that everything inside wears.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Seccomp {
-    /// The built-in allow-list.
-    #[default]
-    BuiltIn,
-    /// The profile in this file of the host (OCI form), instead of the built-in one.
-    File(String),
-    /// None.
-    Off,
-}
-
-/// Which walls stand, beside those without which nothing runs.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Layers {
-    /// The ABI of Landlock in force, 0 for none.
-    pub landlock: u8,
-    /// The filter of system calls.
     pub seccomp: Seccomp,
 }
 

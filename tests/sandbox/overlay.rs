@@ -401,7 +401,7 @@ async fn a_large_workspace_is_ready_at_once() {
     let (mut made, mut with, mut without) = (longest(), longest(), longest());
     for round in 0..8 {
         let lower = Root::open_resolved(&over.at("project")).unwrap();
-        let name = SessionId::new(format!("r-{round}")).unwrap();
+        let name = SessionId::new(&format!("r-{round}")).unwrap();
         let owner = is_root().then_some(Owner {
             uid: SLOT_UID,
             gid: SLOT_UID,

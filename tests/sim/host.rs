@@ -159,6 +159,7 @@ impl Machine {
             ended,
             notes: Vec::new(),
             listeners: Vec::new(),
+            walls: Vec::new(),
         }
     }
 }

@@ -113,8 +113,8 @@ impl ChannelState {
             took: now.saturating_duration_since(self.began),
         }
         .emit();
-        let pid = child.pid;
-        self.send(vec![Item::Started { pid, limits }], None);
+        let (pid, walls) = (child.pid, child.walls);
+        self.send(vec![Item::Started { pid, limits, walls }], None);
         // The handshake's time begins with the process, not with its place in the queue.
         self.watch = Watch::spawned(self.pool.config.timeouts.clone(), now);
         if self.ladder.has_begun() {

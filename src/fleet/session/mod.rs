@@ -76,6 +76,8 @@ pub(crate) enum Item {
         pid: u32,
         /// By what its limits are held, in one line.
         limits: Option<String>,
+        /// Which walls stand around it, a few words each.
+        walls: Vec<String>,
     },
     /// The handshake is complete.
     Ready(AgentInfo),

@@ -160,13 +160,14 @@ impl SessionState {
 
     pub(super) fn item(&mut self, item: Item) {
         match item {
-            Item::Started { pid, limits } => {
+            Item::Started { pid, limits, walls } => {
                 self.tell_pool(SlotEvent::Spawned, Some(pid));
                 self.outbox.event(Event::ChildStarted {
                     pid,
                     launcher: self.pool.config.launcher.word(),
                     lacks: weak::counted(&self.shared, &self.pool, &self.work.slot),
                     limits,
+                    walls,
                 });
             }
             Item::Ready(info) => self.ready(info),

@@ -48,6 +48,8 @@ pub(super) struct ChildStarted<'a> {
     pub(super) lacks: Vec<Text<'a>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) limits: Option<Text<'a>>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) walls: Vec<Text<'a>>,
 }
 
 #[derive(Serialize, Deserialize)]

@@ -8,7 +8,9 @@ fn the_limits_of_a_child_and_its_peak_come_back() {
     let began = Event::ChildStarted {
         pid: 7,
         launcher: "unshare",
+        lacks: Vec::new(),
         limits: Some("memory: cgroup v1, kill: cgroup v2".to_owned()),
+        walls: Vec::new(),
     };
     let ended = Event::ChildExited {
         class: ExitClass::OutOfMemory,

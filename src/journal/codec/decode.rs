@@ -178,6 +178,11 @@ fn course(reader: &Reader<'_>) -> Result<Event, CodecError> {
                     .filter_map(|word| Weakness::from_word(word))
                     .collect(),
                 limits: b.limits.map(std::borrow::Cow::into_owned),
+                walls: b
+                    .walls
+                    .into_iter()
+                    .map(std::borrow::Cow::into_owned)
+                    .collect(),
             }
         }
         EventKind::Ready => {

@@ -98,6 +98,7 @@ fn course(event: &Event, out: &mut Vec<u8>) {
             launcher,
             lacks,
             limits,
+            walls,
         } => put(
             out,
             &body::ChildStarted {
@@ -108,6 +109,10 @@ fn course(event: &Event, out: &mut Vec<u8>) {
                     .map(|word| Cow::Borrowed(word.word()))
                     .collect(),
                 limits: limits.as_deref().map(Cow::Borrowed),
+                walls: walls
+                    .iter()
+                    .map(|wall| Cow::Borrowed(wall.as_str()))
+                    .collect(),
             },
         ),
         Event::Ready(info) => put(

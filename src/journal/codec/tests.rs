@@ -72,18 +72,8 @@ fn course() -> Vec<Event> {
             attempt: 1,
             text: foreign(""),
         },
-        Event::ChildStarted {
-            pid: 4_000_000,
-            launcher: "unshare",
-            lacks: Vec::new(),
-            limits: None,
-        },
-        Event::ChildStarted {
-            pid: 1,
-            launcher: "none",
-            lacks: Vec::new(),
-            limits: None,
-        },
+        child_started(4_000_000, "unshare", &[]),
+        child_started(1, "none", &[]),
         Event::Ready(AgentInfo {
             protocol: "1".to_owned(),
             version: Some(foreign("0.3")),
@@ -225,21 +215,28 @@ fn of_session() -> Vec<Event> {
     ]
 }
 
+fn child_started(pid: u32, launcher: &'static str, walls: &[&str]) -> Event {
+    Event::ChildStarted {
+        pid,
+        launcher,
+        lacks: Vec::new(),
+        limits: None,
+        walls: walls.iter().map(|wall| (*wall).to_owned()).collect(),
+    }
+}
+
 /// What later came beside it.
 fn offers() -> Vec<Event> {
     vec![
-        Event::ChildStarted {
-            pid: 2,
-            launcher: "ssh",
-            lacks: Vec::new(),
-            limits: None,
-        },
+        child_started(2, "ssh", &[]),
         Event::ChildStarted {
             pid: 3,
             launcher: "unshare",
             lacks: vec![Weakness::SharedUid, Weakness::Landlock, Weakness::Cpu],
             limits: None,
+            walls: Vec::new(),
         },
+        child_started(3, "unshare", &["uid slot", "landlock 6"]),
         Event::Ready(AgentInfo {
             protocol: "1".to_owned(),
             mode: Some(foreign("ask")),
