@@ -75,6 +75,14 @@ pub enum Command {
         #[arg(value_parser = |text: &str| SessionId::new(text))]
         session: SessionId,
     },
+    /// Take the branch of a session that worked in a clone (mode "worktree") into its repository
+    ///
+    /// It becomes the branch marshal/SESSION there. Nothing is checked out or overwritten.
+    Take {
+        /// The session, as `run` and results name it
+        #[arg(value_parser = |text: &str| SessionId::new(text))]
+        session: SessionId,
+    },
     /// Look at the configuration
     Config {
         /// What to do with it

@@ -38,8 +38,8 @@ mod warden;
 pub mod workspace;
 
 pub use plan::{
-    HOME as HOME_INSIDE, MARSHAL as MARSHAL_INSIDE, PlanError, Tree, WORKSPACE as WORKSPACE_INSIDE,
-    WallsRequest, limits_of, plan, probe_request,
+    Beside, HOME as HOME_INSIDE, MARSHAL as MARSHAL_INSIDE, PlanError, Tree,
+    WORKSPACE as WORKSPACE_INSIDE, WallsRequest, limits_of, plan, probe_request,
 };
 pub use shim::{Ids, ShimPlan};
 

@@ -192,6 +192,7 @@ fn hand_over(link: &UnixStream, start: Start, stdio: &[OwnedFd], trees: Trees) -
         opened,
         descriptors,
         notes,
+        ..
     } = trees;
     let sent: Vec<BorrowedFd<'_>> = stdio.iter().chain(&descriptors).map(AsFd::as_fd).collect();
     control::send(

@@ -6,6 +6,7 @@
 
 use std::path::{Component, Path, PathBuf};
 
+pub use self::beside::Beside;
 use crate::config::{self, ProcMode};
 use crate::wire::shim::{AGENT_ID, Access, IdMap, Ids, Limits, Mount, Net, ShimPlan, Source};
 
@@ -57,6 +58,8 @@ pub struct WallsRequest<'a> {
     pub workspace: Option<Tree>,
     /// More to be seen read-only: path outside, path inside.
     pub extra_ro: Vec<(PathBuf, String)>,
+    /// Further trees, and what of the workspace is seen.
+    pub beside: Beside,
     /// Whether the supervisor may have helpers of its own started inside.
     pub door: bool,
 }
@@ -138,6 +141,7 @@ pub const fn probe_request(profile: &config::Sandbox, ids: Ids) -> WallsRequest<
         home: None,
         workspace: None,
         extra_ro: Vec::new(),
+        beside: Beside::none(),
         door: false,
     }
 }
@@ -163,6 +167,9 @@ pub fn plan(request: &WallsRequest<'_>) -> Result<ShimPlan, PlanError> {
     etc(request, &mut mounts)?;
     mounts.push(read_only(Source::OwnBinary, MARSHAL, false));
     for (tree, target) in [(&request.home, HOME), (&request.workspace, WORKSPACE)] {
+        if target == WORKSPACE && beside::is_slice(request, &mut mounts)? {
+            continue;
+        }
         mounts.push(match tree {
             Some(tree) => own_tree(tree, target, request.ids)?,
             None => Mount::Tmpfs {
@@ -177,6 +184,7 @@ pub fn plan(request: &WallsRequest<'_>) -> Result<ShimPlan, PlanError> {
         absolute(Path::new(inside))?;
         mounts.push(read_only(Source::Path(absolute(outside)?), inside, false));
     }
+    beside::add(request, &mut mounts)?;
     Ok(ShimPlan {
         ids: request.ids,
         network: match request.network {
@@ -419,5 +427,6 @@ fn absolute(path: &Path) -> Result<String, PlanError> {
     })
 }
 
+mod beside;
 #[cfg(test)]
 mod tests;

@@ -23,6 +23,7 @@ pub(super) struct Trees {
     pub(super) descriptors: Vec<OwnedFd>,
     /// What an operator should know.
     pub(super) notes: Vec<String>,
+    maps: idmap::Maps,
 }
 
 /// The binary that runs here, opened by the link of its process. That link leads into the mounts
@@ -42,6 +43,7 @@ pub(super) fn open(plan: &ShimPlan, mut binary: Option<OwnedFd>) -> Step<Trees> 
         opened: Vec::new(),
         descriptors: Vec::new(),
         notes: Vec::new(),
+        maps: idmap::Maps::default(),
     };
     for mount in &plan.mounts {
         let opened = match mount {
@@ -127,7 +129,7 @@ impl Trees {
             });
         }
         if let Some(map) = wanted.map {
-            match idmap::apply(&tree, map, ids.outside()) {
+            match idmap::apply(&tree, map, ids.outside(), &mut self.maps) {
                 Ok(()) => {}
                 Err(refused) if map.or_plain => self.notes.push(format!(
                     "{path:?} is shown with the owners it has on disk: its file system cannot be \

@@ -36,3 +36,4 @@ mod stall;
 mod stress;
 mod survivors;
 mod versions;
+mod worktrees;

@@ -10,6 +10,7 @@ use marshal::{launch, sandbox};
 mod children;
 mod identity;
 mod refusals;
+mod trees;
 mod view;
 mod workspace;
 

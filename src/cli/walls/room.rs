@@ -199,6 +199,7 @@ pub(super) fn plan(
         home,
         workspace: Some(workspace),
         extra_ro: Vec::new(),
+        beside: sandbox::Beside::none(),
         door: false,
         listen: Vec::new(),
     })?)

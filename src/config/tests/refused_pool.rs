@@ -153,7 +153,6 @@ fn keys_that_do_nothing_yet_are_not_accepted() {
     check("ask = { when_waiting = \"hold\" }", "\"when_waiting\" is not supported by this version");
     check("ask = { when_waiting = \"hold\" }", "\"when_waiting\" is not supported by this version");
     check("workspace = { path = \".\", mode = \"overlay\" }", "\"overlay\" is not supported by this version");
-    check("workspace = { path = \".\", mode = \"worktree\" }", "\"worktree\" is not supported by this version");
     check("sandbox = \"strict\"", "\"strict\" is not supported by this version");
     check("policy = \"ci\"", "\"ci\" is not supported by this version");
     check("policy = \"reviewer\"", "\"reviewer\" is not supported by this version");
