@@ -186,7 +186,7 @@ fn a_branch_comes_back(drill: &Drill, owner: u32) {
     let clone = PathBuf::from(text(&result, "workspace"));
     assert_eq!(
         fs::read_to_string(clone.join("seen.txt")).expect("seen.txt"),
-        ""
+        "?? seen.txt\n"
     );
     let changes = result["changes"].to_string();
     assert!(
