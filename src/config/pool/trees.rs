@@ -99,21 +99,14 @@ fn sliced(
     slice: &Found<Vec<Found<String>>>,
     mode: WorkspaceMode,
 ) -> Vec<String> {
-    let fault = |message: String, help: &str| {
-        let help = (!help.is_empty()).then(|| help.to_owned());
-        table.ledger.fault(&slice.place, message, help);
-    };
-    if mode != WorkspaceMode::Ro {
+    let fault = |message: String| table.ledger.fault(&slice.place, message, None);
+    if mode != WorkspaceMode::Ro && !slice.value.is_empty() {
         let message =
             format!("a slice is read-only: it needs mode = \"ro\", and this is \"{mode}\"");
-        fault(message, "");
-    }
-    if slice.value.is_empty() {
-        let message = "a slice of nothing leaves an empty workspace".to_owned();
-        fault(message, "remove this key to show all of it");
+        fault(message);
     }
     if slice.value.len() > limits::SLICES {
-        fault(format!("a slice has at most {} paths", limits::SLICES), "");
+        fault(format!("a slice has at most {} paths", limits::SLICES));
     }
     let mut paths: Vec<String> = Vec::new();
     for found in &slice.value {

@@ -86,9 +86,7 @@ pub(super) fn files_of(
     if super::super::pool::trees::can_be_masked(*mode, launcher) {
         table.put("workspace.mask", super::texts(mask));
     }
-    if !slice.is_empty() {
-        table.put("workspace.slice", super::texts(slice));
-    }
+    table.put("workspace.slice", super::texts(slice));
     let files = home_files
         .iter()
         .map(|(name, file)| (name.clone(), path(file)));

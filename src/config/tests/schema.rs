@@ -88,6 +88,14 @@ const BEYOND: &[&str] = &[
     "a path such as \"/mcp\"",
     "only where its session is loaded again",
     "says otherwise",
+    "has no mask",
+    "a mask needs a sandbox",
+    "expected a pattern below the workspace",
+    "the pattern cannot be read",
+    "a slice is read-only",
+    "no pattern but a",
+    "mode = \"worktree\" needs a sandbox",
+    "hides less than the usual one",
     // JSON has one kind of number.
     "found the float 4.0",
 ];
