@@ -10,11 +10,13 @@ mod client;
 mod overlay;
 mod probe;
 mod route;
+mod trees;
 pub use acp::*;
 pub use client::*;
 pub use overlay::*;
 pub use probe::*;
 pub use route::*;
+pub use trees::*;
 
 /// The longest line read from a child, in bytes, newline excluded. A longer one is a protocol
 /// fault: far above any line seen from a real agent (about 11 KB), and small enough that every slot

@@ -173,6 +173,7 @@ pub(crate) fn hostile(evil: &str) -> (TaskReport, Vec<Notice>) {
         kind: ChangeKind::Added,
     }];
     full.copy = Some(format!("/tmp/{evil}").into());
+    full.bundle = Some(format!("/tmp/{evil}").into());
     full.detail = Some(text());
     full.answer = text();
     full.restarts = 1;

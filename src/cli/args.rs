@@ -84,6 +84,14 @@ pub enum Command {
     Apply(overlay::ApplyArgs),
     /// Remove what a session wrote over its workspace
     Discard(overlay::DiscardArgs),
+    /// Take the branch of a session that worked in a clone (mode "worktree") into its repository
+    ///
+    /// It becomes the branch marshal/SESSION there. Nothing is checked out or overwritten.
+    Take {
+        /// The session, as `run` and results name it
+        #[arg(value_parser = |text: &str| SessionId::new(text))]
+        session: SessionId,
+    },
     /// Look at the configuration
     Config {
         /// What to do with it

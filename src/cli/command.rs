@@ -25,6 +25,7 @@ use super::signals::{Signal, Signals};
 use super::start::{self, Failure};
 use super::state_dir::{self, StateDirError};
 use super::streams::Streams;
+use super::take;
 use super::tasks::{self, Surroundings};
 use super::{acp, agents, config_command, overlay, script_agent, script_model, up, walls};
 use tokio_util::sync::CancellationToken;
@@ -157,6 +158,10 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
         },
         Command::Show { session: name } => match find_state(&loaded.config, &mut streams) {
             Ok(state) => session::show(&state, name, cli.json, &mut streams),
+            Err(exit) => exit,
+        },
+        Command::Take { session } => match find_state(&loaded.config, &mut streams) {
+            Ok(state) => take::take(&state, &loaded.config, session, cli.json, &mut streams).await,
             Err(exit) => exit,
         },
         // Taken before the runtime, or before the configuration.

@@ -33,6 +33,7 @@ pub mod start;
 pub mod state_dir;
 pub mod streams;
 pub mod table;
+mod take;
 pub mod tasks;
 pub mod trust;
 pub mod up;

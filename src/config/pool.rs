@@ -3,6 +3,7 @@
 //! Must not know other pools.
 
 mod agree;
+pub(super) mod trees;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -132,7 +133,7 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
     let guard_off = section.boolean("guard_off");
     let (client_fs, client_terminal, client) = client(&section);
     let attempts = section.integer("attempts", 1..=limits::ATTEMPTS);
-    let (workspace, path, mode) = workspace(&section, context.dir);
+    let (workspace, path, mode) = workspace(&section, context, launcher.as_ref());
     let (restart, on_crash) = waits::restart(&section.section("restart"));
     let timeouts = section.section("timeouts");
     let idle = timeouts.item("idle").map(|item| item.place);
@@ -248,7 +249,11 @@ fn place<T>(found: Option<&Found<T>>, above: &Place) -> Place {
 }
 
 /// The workspace, and where its path and its mode stand.
-fn workspace(section: &Section<'_>, dir: &Path) -> (Workspace, Place, Place) {
+fn workspace(
+    section: &Section<'_>,
+    context: &Context<'_>,
+    launcher: Option<&Found<Launcher>>,
+) -> (Workspace, Place, Place) {
     let item = section.item("workspace");
     if let Some(item) = &item
         && matches!(item.value(), DeValue::String(_))
@@ -257,27 +262,30 @@ fn workspace(section: &Section<'_>, dir: &Path) -> (Workspace, Place, Place) {
         section.ledger.fault(&item.place, message, None);
     }
     let is_table = item.is_none_or(|item| !matches!(item.value(), DeValue::String(_)));
-    let (path, mode) = if is_table {
+    let (path, mode, (mask, slice)) = if is_table {
         let table = section.section("workspace");
         let path = table.item("path");
-        let read = (
-            path.and_then(|item| item.text_like(paths::PATTERN)),
-            table.word("mode", &["worktree"]),
-        );
+        let path = path.and_then(|item| item.text_like(paths::PATTERN));
+        let mode = table.word("mode", &[]);
+        let word = mode.as_ref().map_or(WorkspaceMode::Copy, |mode| mode.value);
+        let launcher = launcher.map_or(Launcher::Unshare, |found| found.value);
+        let of_tree = trees::read(&table, word, launcher, context.found);
         table.close(&[], &[]);
-        read
+        (path, mode, of_tree)
     } else {
-        (None, None)
+        (None, None, (Vec::new(), Vec::new()))
     };
     let text = path.as_ref().map_or(".", |found| found.value.as_str());
     if let (Some(fault), Some(found)) = (paths::fault(text), &path) {
         section.ledger.fault(&found.place, fault, None);
     }
     let workspace = Workspace {
-        path: paths::absolute(dir, text),
+        path: paths::absolute(context.dir, text),
         mode: mode
             .as_ref()
             .map_or(WorkspaceMode::Copy, |found| found.value),
+        mask,
+        slice,
     };
     let places = (
         place(path.as_ref(), &section.place),

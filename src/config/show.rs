@@ -296,7 +296,7 @@ fn pool(pool: &Pool) -> Shown {
     table.put("client_fs", client_fs.word());
     table.put("client_terminal", *client_terminal);
     if far.is_none() {
-        ssh::files_of(&mut table, workspace, home_files);
+        ssh::files_of(&mut table, workspace, *launcher, home_files);
     }
     table.put("session", session.word());
     table.put("attempts", i64::from(*attempts));

@@ -9,6 +9,8 @@ mod refused;
 mod refused_pool;
 mod schema;
 mod show;
+#[rustfmt::skip]
+mod trees;
 
 use std::path::PathBuf;
 

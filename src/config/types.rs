@@ -131,6 +131,8 @@ words!(
         Rw = "rw",
         /// A writable view of the directory; what is written stays beside it.
         Overlay = "overlay",
+        /// Each task works in its own clone, and its branch comes back.
+        Worktree = "worktree",
     }
 );
 
@@ -394,7 +396,29 @@ pub struct Workspace {
     pub path: PathBuf,
     /// How the child sees it.
     pub mode: WorkspaceMode,
+    /// Patterns of names that are hidden: see [`MASK`]. Empty: nothing is.
+    pub mask: Vec<String>,
+    /// What alone is seen of it, paths below it; empty: all of it. Only with [`WorkspaceMode::Ro`].
+    pub slice: Vec<String>,
 }
+
+impl WorkspaceMode {
+    /// Whether each session has a tree of its own below the state directory.
+    #[must_use]
+    pub const fn is_own(self) -> bool {
+        matches!(self, Self::Copy | Self::Worktree)
+    }
+}
+
+/// What a mask hides that is not said otherwise: the names of secrets that the policies built in
+/// deny to every tool. Certificates of authorities are public, and programs need them.
+pub const MASK: [&str; 5] = [
+    "**/.env",
+    "**/*.pem",
+    "**/id_rsa*",
+    "**/id_ed25519*",
+    "!**/cacert.pem",
+];
 
 /// `env = { pass, set, path_add }`.
 #[derive(Debug, Clone, Default)]

@@ -129,7 +129,11 @@ fn granted<'m>(
         Mount::File { target, .. } => (target, AccessFs::ReadFile.into()),
         // What is not there; directories, listed as `/` is; links, whose targets are judged
         // where they lead.
-        Mount::Tree { .. } | Mount::Mirror { .. } | Mount::Dir { .. } | Mount::Link { .. } => {
+        Mount::Tree { .. }
+        | Mount::Mirror { .. }
+        | Mount::Dir { .. }
+        | Mount::Hidden { .. }
+        | Mount::Link { .. } => {
             return None;
         }
     })

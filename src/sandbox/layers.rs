@@ -35,8 +35,8 @@ pub(super) struct Held {
 
 /// Opens both directories.
 pub(super) fn open(trees: &mut Trees, layers: &Layering, ids: Ids) -> Step<Opened> {
-    let lower = layer(&layers.lower, ids)?;
-    let upper = layer(&layers.upper, ids)?;
+    let lower = layer(&layers.lower, ids, &mut trees.maps)?;
+    let upper = layer(&layers.upper, ids, &mut trees.maps)?;
     trees.overlays.push(Held {
         at: trees.descriptors.len(),
         upper,
@@ -47,7 +47,7 @@ pub(super) fn open(trees: &mut Trees, layers: &Layering, ids: Ids) -> Step<Opene
 }
 
 /// One directory, without what is mounted below it, and as a mount of its own.
-fn layer(layer: &Layer, ids: Ids) -> Step<OwnedFd> {
+fn layer(layer: &Layer, ids: Ids, maps: &mut idmap::Maps) -> Step<OwnedFd> {
     let at_path = |failure: Failure| Failure {
         path: Some(failure.path.unwrap_or_else(|| layer.path.clone())),
         ..failure
@@ -69,7 +69,7 @@ fn layer(layer: &Layer, ids: Ids) -> Step<OwnedFd> {
         )));
     }
     if let Some(map) = layer.idmap {
-        idmap::apply(&tree, map, ids.outside()).map_err(at_path)?;
+        idmap::apply(&tree, map, ids.outside(), maps).map_err(at_path)?;
     }
     Ok(tree)
 }

@@ -204,7 +204,7 @@ fn hand_over(
         opened,
         descriptors,
         notes,
-        overlays: _,
+        ..
     } = trees;
     let sent: Vec<BorrowedFd<'_>> = stdio.iter().chain(&descriptors).map(AsFd::as_fd).collect();
     control::send(

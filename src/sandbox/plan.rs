@@ -6,6 +6,7 @@
 
 use std::path::{Component, Path, PathBuf};
 
+pub use self::beside::Beside;
 use crate::config::{self, ProcMode};
 use crate::wire::shim::{
     AGENT_ID, Access, IdMap, Ids, Layer, Layering, Limits, Mount, Net, Seccomp, ShimPlan, Source,
@@ -62,6 +63,8 @@ pub struct WallsRequest<'a> {
     pub over: Option<Over>,
     /// More to be seen read-only: path outside, path inside.
     pub extra_ro: Vec<(PathBuf, String)>,
+    /// Further trees, and what of the workspace is seen.
+    pub beside: Beside,
     /// Whether the supervisor may have helpers of its own started inside.
     pub door: bool,
 }
@@ -149,6 +152,7 @@ pub const fn probe_request(profile: &config::Sandbox, ids: Ids) -> WallsRequest<
         workspace: None,
         over: None,
         extra_ro: Vec::new(),
+        beside: Beside::none(),
         door: false,
     }
 }
@@ -177,6 +181,9 @@ pub fn plan(request: &WallsRequest<'_>) -> Result<ShimPlan, PlanError> {
         (&request.home, HOME, None),
         (&request.workspace, WORKSPACE, request.over.as_ref()),
     ] {
+        if target == WORKSPACE && beside::is_slice(request, &mut mounts)? {
+            continue;
+        }
         mounts.push(match tree {
             Some(tree) => overlay(tree, over, target, request.ids)?,
             None => Mount::Tmpfs {
@@ -191,6 +198,7 @@ pub fn plan(request: &WallsRequest<'_>) -> Result<ShimPlan, PlanError> {
         absolute(Path::new(inside))?;
         mounts.push(read_only(Source::Path(absolute(outside)?), inside, false));
     }
+    beside::add(request, &mut mounts)?;
     Ok(ShimPlan {
         ids: request.ids,
         network: match request.network {
@@ -472,5 +480,6 @@ fn absolute(path: &Path) -> Result<String, PlanError> {
     })
 }
 
+mod beside;
 #[cfg(test)]
 mod tests;

@@ -26,6 +26,8 @@ pub(super) struct Trees {
     pub(super) notes: Vec<String>,
     /// Overlays that are not made yet: their descriptor is still the lower directory's.
     pub(super) overlays: Vec<Held>,
+    /// The id maps that were needed so far.
+    pub(super) maps: idmap::Maps,
 }
 
 /// The binary that runs here, opened by the link of its process. That link leads into the mounts
@@ -46,6 +48,7 @@ pub(super) fn open(plan: &ShimPlan, mut binary: Option<OwnedFd>) -> Step<Trees> 
         descriptors: Vec::new(),
         notes: Vec::new(),
         overlays: Vec::new(),
+        maps: idmap::Maps::default(),
     };
     for mount in &plan.mounts {
         let opened = match mount {
@@ -132,7 +135,7 @@ impl Trees {
             });
         }
         if let Some(map) = wanted.map {
-            match idmap::apply(&tree, map, ids.outside()) {
+            match idmap::apply(&tree, map, ids.outside(), &mut self.maps) {
                 Ok(()) => {}
                 Err(refused) if map.or_plain => self.notes.push(format!(
                     "{path:?} is shown with the owners it has on disk: its file system cannot be \

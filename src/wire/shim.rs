@@ -247,6 +247,12 @@ pub enum Mount {
         /// Where.
         target: String,
     },
+    /// Nothing that can be read or written, over the file or directory that is there. What is not
+    /// there, or behind a link, needs no cover.
+    Hidden {
+        /// Where.
+        target: String,
+    },
     /// A small file of the root.
     File {
         /// Where.

@@ -37,3 +37,4 @@ mod stall;
 mod stress;
 mod survivors;
 mod versions;
+mod worktrees;

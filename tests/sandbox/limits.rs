@@ -656,7 +656,10 @@ async fn holds_what_was_handed() {
     let mut rest = String::new();
     launched.stdout.read_to_string(&mut rest).await.unwrap();
     let end = over(launched).await;
-    assert!(end.over.as_ref().unwrap().usage.oom_kills >= Some(1), "{end:?}");
+    assert!(
+        end.over.as_ref().unwrap().usage.oom_kills >= Some(1),
+        "{end:?}"
+    );
     println!("\nheld: {by}");
     // And without walls, where the agent has the supervisor's own user.
     let plan = plain("setsid sleep 1000 & echo $!; read line");

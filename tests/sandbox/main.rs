@@ -10,14 +10,15 @@ use marshal::{launch, sandbox};
 mod children;
 mod doctor;
 mod identity;
+mod killed;
+mod layers;
 mod limits;
+mod missing;
 mod overlay;
 mod overlay_apply;
 mod overlay_run;
-mod killed;
-mod layers;
-mod missing;
 mod refusals;
+mod trees;
 mod view;
 mod workspace;
 

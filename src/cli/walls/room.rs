@@ -213,6 +213,7 @@ pub(super) fn plan(
         workspace: Some(workspace),
         over: None,
         extra_ro: Vec::new(),
+        beside: sandbox::Beside::none(),
         door: false,
         listen: Vec::new(),
     })?)

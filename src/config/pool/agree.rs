@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Blame, Context, POLICIES, TRUST};
+use super::{Blame, Context, POLICIES, TRUST, trees};
 use crate::config::acp;
 use crate::config::command;
 use crate::config::error::quoted;
@@ -79,12 +79,8 @@ pub(super) fn agree(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Conte
         };
         ledger.fault(place, message, None);
     }
-    if none && pool.workspace.mode == WorkspaceMode::Ro {
-        let message = "mode = \"ro\" needs a sandbox: with launcher = \"none\" nothing keeps a child from writing";
-        let help = Some("use mode \"copy\"".to_owned());
-        ledger.fault(&blame.mode, message, help);
-    }
     overlay_can_be_had(ledger, pool, blame);
+    trees::need_walls(ledger, pool, &blame.mode);
     waits::idle_comes_back(ledger, pool, blame.idle.as_ref());
     let routes: Vec<_> = pool.routes.iter().map(|route| route.name.clone()).collect();
     let routes = (pool.network == Network::Routes).then_some(&routes[..]);

@@ -159,7 +159,6 @@ fn keys_that_do_nothing_yet_are_not_accepted() {
     }
     check("ask = { when_waiting = \"hold\" }", "\"when_waiting\" is not supported by this version");
     check("ask = { when_waiting = \"hold\" }", "\"when_waiting\" is not supported by this version");
-    check("workspace = { path = \".\", mode = \"worktree\" }", "\"worktree\" is not supported by this version");
     check("policy = \"ci\"", "\"ci\" is not supported by this version");
     check("policy = \"reviewer\"", "\"reviewer\" is not supported by this version");
 }

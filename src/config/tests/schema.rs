@@ -93,6 +93,14 @@ const BEYOND: &[&str] = &[
     "does nothing without on_missing",
     "begins at 1000 or above",
     "may not choose the uids",
+    "has no mask",
+    "a mask needs a sandbox",
+    "expected a pattern below the workspace",
+    "the pattern cannot be read",
+    "a slice is read-only",
+    "no pattern but a",
+    "mode = \"worktree\" needs a sandbox",
+    "hides less than the usual one",
     // JSON has one kind of number.
     "found the float 4.0",
 ];

@@ -301,6 +301,7 @@ impl SessionState {
             self.prepared.as_mut(),
             self.work.session.clone(),
             Arc::clone(&self.shared),
+            &self.pool,
             over,
         );
         tokio::spawn(async move {

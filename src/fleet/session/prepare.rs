@@ -3,6 +3,9 @@
 //! File work runs where blocking is allowed; git runs inside walls, on a read-only mount, because
 //! a repository can name programs. Must not start the agent itself.
 
+pub(super) mod branch;
+pub(super) mod own;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -11,10 +14,10 @@ use tokio_util::sync::CancellationToken;
 use super::attached::Files;
 use super::environment::{PATH_INSIDE, environment};
 use super::far;
+use super::over;
 use super::over::tree;
 pub(crate) use super::unprepared::PrepareError;
 use super::work::Work;
-use super::{listing, over};
 use crate::config::{Fill, Launcher, Network, OWN_PROGRAM, WorkspaceMode, fill_routes};
 use crate::dialect::Attachment;
 use crate::fleet::ambient::Ambient;
@@ -22,11 +25,11 @@ use crate::fleet::setup::{PoolShared, Shared};
 use crate::launch::{LaunchPlan, Walls};
 use crate::model::{Foreign, SessionId, SlotId};
 use crate::policy::{NoLinks, Place};
+use crate::sandbox::workspace::branch::Record;
 use crate::sandbox::workspace::{
-    Filling, GitDir, Listing, Manifest, Overlay, Owner, Root, TreeError, TreeLinks, copy, home,
-    list,
+    Filling, Manifest, Overlay, Owner, Root, TreeError, TreeLinks, home,
 };
-use crate::sandbox::{self, WallsRequest};
+use crate::sandbox::{self, Beside, WallsRequest};
 
 /// Where the agent finds its workspace inside walls.
 pub(crate) const WORKSPACE_INSIDE: &str = "/workspace";
@@ -116,6 +119,10 @@ pub(super) struct Space {
     home_inside: String,
     /// The agent's directory below the workspace, with the slash before it; empty: the workspace.
     directory: String,
+    /// What else is seen, and what of the workspace is not.
+    beside: Beside,
+    /// What is known of the session's clone, if the workspace is one.
+    branch: Option<Record>,
 }
 
 impl Space {
@@ -161,6 +168,8 @@ impl Prepared {
             is_copy: false,
             over: None,
             directory: String::new(),
+            beside: Beside::none(),
+            branch: None,
             workspace_inside: workspace_inside.clone(),
             home_inside,
         };
@@ -308,21 +317,14 @@ pub(crate) async fn prepare(
         over,
         home: home.path.clone(),
         workspace: source.clone(),
-        is_copy: mode == WorkspaceMode::Copy,
+        is_copy: mode.is_own(),
         workspace_inside: WORKSPACE_INSIDE.to_owned(),
         home_inside: HOME_INSIDE.to_owned(),
         directory: String::new(),
+        beside: Beside::none(),
+        branch: None,
     };
-    let place = copy::path(&shared.state, &order.session);
-    let is_there = mode == WorkspaceMode::Copy && place.symlink_metadata().is_ok();
-    if mode == WorkspaceMode::Copy && order.copy == HasCopy::Yes && !is_there {
-        return Err(PrepareError::CopyGone(place));
-    }
-    if is_there && order.copy != HasCopy::No {
-        space.workspace = place;
-    } else if mode == WorkspaceMode::Copy {
-        space.workspace = copy_of(shared, pool, &order, &source, &space, owner).await?;
-    }
+    own::settle(shared, pool, &order, &source, &mut space, owner).await?;
     if pool.config.launcher == Launcher::None {
         space.workspace_inside = space.workspace.to_string_lossy().into_owned();
         space.home_inside = space.home.to_string_lossy().into_owned();
@@ -395,67 +397,6 @@ pub(super) async fn blocking<T: Send + 'static>(
     done.map_err(|_| PrepareError::Interrupted)
 }
 
-/// The task's own copy of the workspace.
-async fn copy_of(
-    shared: &Arc<Shared>,
-    pool: &Arc<PoolShared>,
-    order: &Order,
-    source: &Path,
-    space: &Space,
-    owner: Option<Owner>,
-) -> Result<PathBuf, PrepareError> {
-    let unreadable = |error| PrepareError::Workspace {
-        path: source.to_owned(),
-        source: error,
-    };
-    let root = Root::open_resolved(source).map_err(unreadable)?;
-    let listing = match list::git_dir(&root).map_err(unreadable)? {
-        GitDir::Dir => {
-            let plan = git_plan(shared, pool, source, space)?;
-            let listed = listing::git_list(shared, plan, source, &order.cancelled).await?;
-            listed.map_or(Listing::Everything, Listing::Git)
-        }
-        _ => Listing::Everything,
-    };
-    let ambient = &shared.ambient;
-    let permit = listing::turn(&shared.copying, &order.cancelled).await?;
-    let made = {
-        let (shared, session) = (Arc::clone(shared), order.session.clone());
-        let bounds = copy::Bounds::default();
-        blocking(ambient, move || {
-            copy::make(&shared.state, &session, &root, &listing, owner, bounds)
-        })
-        .await?
-    };
-    drop(permit);
-    let copied = made.map_err(|error| PrepareError::Copy {
-        path: source.to_owned(),
-        source: error,
-    })?;
-    Ok(copied.path)
-}
-
-/// The plan of git's own walls, around a read-only mount of the workspace.
-fn git_plan(
-    shared: &Shared,
-    pool: &PoolShared,
-    source: &Path,
-    space: &Space,
-) -> Result<LaunchPlan, PrepareError> {
-    let inside = match pool.config.launcher {
-        Launcher::Unshare => WORKSPACE_INSIDE.to_owned(),
-        Launcher::None | Launcher::Ssh => source.to_string_lossy().into_owned(),
-    };
-    let space = Space {
-        workspace: source.to_owned(),
-        workspace_inside: inside.clone(),
-        directory: String::new(),
-        ..space.clone()
-    };
-    let git = list::ls_files(&inside);
-    launch_plan(shared, pool, &space, git.argv, &For::Git { env: git.env })
-}
-
 /// What walls are for.
 enum For {
     /// The agent, or its check.
@@ -468,15 +409,15 @@ enum For {
         door: bool,
     },
     /// Git, which interprets what stands in a repository: it gets nothing of the agent's.
-    Git {
-        /// Its whole environment, PATH excluded.
-        env: Vec<(String, String)>,
-    },
+    Git(own::Git),
 }
 
 impl For {
     const fn is_writable(&self) -> bool {
-        matches!(self, Self::Agent { writable: true, .. })
+        match self {
+            Self::Agent { writable, .. } => *writable,
+            Self::Git(git) => git.writable,
+        }
     }
 
     const fn has_door(&self) -> bool {
@@ -502,9 +443,9 @@ fn launch_plan(
     }
     let env = match what {
         For::Agent { .. } => space.environment(shared, pool),
-        For::Git { env } => {
+        For::Git(git) => {
             let path = [("PATH".to_owned(), PATH_INSIDE.to_owned())];
-            env.iter().cloned().chain(path).collect()
+            git.env.iter().cloned().chain(path).collect()
         }
     };
     let walls = if walled {
@@ -512,7 +453,7 @@ fn launch_plan(
             profile: &pool.sandbox,
             network: match what {
                 For::Agent { .. } => pool.config.network,
-                For::Git { .. } => Network::None,
+                For::Git(_) => Network::None,
             },
             listen: match what {
                 For::Agent { routes: true, .. } => {
@@ -524,7 +465,11 @@ fn launch_plan(
             home: match what {
                 For::Agent { .. } => Some(tree(&space.home, true)?),
                 // The repository must not learn what the agent's home was filled with.
-                For::Git { .. } => None,
+                For::Git(git) => git
+                    .home
+                    .as_deref()
+                    .map(|home| tree(home, true))
+                    .transpose()?,
             },
             workspace: Some(tree(&space.workspace, what.is_writable())?),
             over: match what {
@@ -534,7 +479,11 @@ fn launch_plan(
             hostname: pool.config.name.as_str(),
             extra_ro: match what {
                 For::Agent { .. } => program(pool),
-                For::Git { .. } => Vec::new(),
+                For::Git(_) => Vec::new(),
+            },
+            beside: match what {
+                For::Agent { .. } => space.beside.clone(),
+                For::Git(git) => git.beside.clone(),
             },
             door: what.has_door(),
         })?))

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::prepare::Prepared;
+use super::prepare::branch::{Returned, returning};
 use super::tally::Tally;
 use super::{Files, Limited, StoredSession};
 use crate::fleet::channel::ChannelEnd;
@@ -235,6 +236,8 @@ pub(crate) struct Survey {
     pub(crate) changes: Vec<FileChange>,
     pub(crate) cut: bool,
     pub(crate) copy: Option<PathBuf>,
+    /// The branch that came back, of a clone.
+    pub(crate) returned: Returned,
 }
 
 /// Looks at the workspace after the turn; if the session is over with it, lets it go.
@@ -242,8 +245,10 @@ pub(crate) fn survey(
     prepared: Option<&mut Prepared>,
     session: SessionId,
     shared: Arc<Shared>,
+    pool: &Arc<PoolShared>,
     over: bool,
 ) -> impl Future<Output = Survey> + Send + use<> {
+    let returning = returning(prepared.as_deref(), &shared, pool);
     let seen = prepared.map(|prepared| {
         (
             prepared.root(),
@@ -269,7 +274,15 @@ pub(crate) fn survey(
         }
         found
     };
-    async move { ambient.blocking(work).await.unwrap_or_default() }
+    async move {
+        // While the home is there, and before the clone's time runs.
+        let returned = match returning {
+            Some(returning) => returning.await,
+            None => Returned::default(),
+        };
+        let survey: Survey = ambient.blocking(work).await.unwrap_or_default();
+        Survey { returned, ..survey }
+    }
 }
 
 fn compare(root: Result<Root, TreeError>, before: Option<Manifest>) -> Survey {
@@ -291,7 +304,7 @@ pub(super) fn told(changes: Result<Changes, TreeError>) -> Survey {
     Survey {
         cut: changes.cut,
         changes: changes.list.into_iter().map(change).collect(),
-        copy: None,
+        ..Survey::default()
     }
 }
 

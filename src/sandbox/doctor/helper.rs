@@ -339,7 +339,13 @@ fn idmapped(order: &Order) -> Step<Found> {
         gid: stat.st_gid,
         or_plain: false,
     };
-    idmap::apply(&tree, map, (slot_uid, slot_uid)).map_err(|failed| Failure {
+    idmap::apply(
+        &tree,
+        map,
+        (slot_uid, slot_uid),
+        &mut idmap::Maps::default(),
+    )
+    .map_err(|failed| Failure {
         what: if failed.errno.is_some() && failed.path.is_none() {
             "mount_setattr".to_owned()
         } else {

@@ -11,6 +11,7 @@ use std::time::{Duration, SystemTime};
 use rustix::fs::RenameFlags;
 use rustix::io::Errno;
 
+use super::branch::{bundle_name, record_name};
 use super::copy::{PART, ended_marker, mark_ended};
 use super::overlay;
 use super::removal::remove_tree;
@@ -73,6 +74,7 @@ pub fn sweep(
         for root in [state.copies(), state.homes(), state.overlays()] {
             swept.leftovers(root);
         }
+        swept.alone(state.copies(), sessions);
         swept.locals(state, &is_old);
         swept.halves(state);
     }
@@ -96,6 +98,23 @@ impl Swept {
                     &mut self.leftovers,
                     &mut self.failed,
                 );
+            }
+        }
+    }
+
+    /// What is known of clones that were never complete.
+    fn alone(&mut self, copies: &Root, sessions: &dyn Sessions) {
+        for name in names(copies, &mut self.failed) {
+            let Some((Ok(session), "branch")) = name
+                .split_once(',')
+                .map(|(session, what)| (SessionId::new(session), what))
+            else {
+                continue;
+            };
+            let clone = copies.path().join(session.as_str());
+            if clone.symlink_metadata().is_err() && !sessions.works(&session) {
+                let done = remove_beside(copies, session.as_str());
+                count(done, &mut self.leftovers, &mut self.failed);
             }
         }
     }
@@ -194,6 +213,7 @@ impl Swept {
             match ended.and_then(|meta| meta.modified()) {
                 Ok(ended) if is_old(ended) => {
                     let done = discard(state.copies(), session.as_str())
+                        .and_then(|()| remove_beside(state.copies(), session.as_str()))
                         .and_then(|()| remove_tree(state.copies(), &marker));
                     count(done, &mut self.copies, &mut self.failed);
                 }
@@ -209,6 +229,12 @@ fn count(done: Result<(), TreeError>, counter: &mut u64, failed: &mut Vec<TreeEr
         Ok(()) => *counter += 1,
         Err(error) => failed.push(error),
     }
+}
+
+/// Removes what stands beside a clone: its bundle and what is known of it.
+pub(super) fn remove_beside(copies: &Root, session: &str) -> Result<(), TreeError> {
+    remove_tree(copies, &bundle_name(session))?;
+    remove_tree(copies, &record_name(session))
 }
 
 /// Removes the tree of a name that others may still look for: under another name.
@@ -373,5 +399,24 @@ mod tests {
         copy::discard(&state, &session).unwrap();
         copy::discard(&state, &session).expect("twice is fine");
         assert_eq!(names_in(state.copies().path()), set(&[]));
+    }
+
+    #[test]
+    fn a_bundle_goes_with_its_clone() {
+        let dir = scratch();
+        let state = StateDir::open(&dir.path().join("state"), &[]).unwrap();
+        let copies = state.copies().path().to_owned();
+        tree(&copies.join("s"));
+        for name in ["s,bundle", "s,branch", "gone,branch", "gone,bundle"] {
+            std::fs::write(copies.join(name), "x").unwrap();
+        }
+        mark_ended(&state, &SessionId::new("s").unwrap()).unwrap();
+        let at = |when, now| sweep(&state, when, now, COPY_KEPT, &Known::default());
+        let now = SystemTime::now();
+        assert_eq!(at(When::Start, now).leftovers, 1);
+        let all = set(&["s", "s,ended", "s,bundle", "s,branch"]);
+        assert_eq!(names_in(&copies), all);
+        assert_eq!(at(When::Hourly, now + COPY_KEPT * 2).copies, 1);
+        assert_eq!(names_in(&copies), set(&[]));
     }
 }
