@@ -1,3 +1,5 @@
+//! What stands beside a clone, and what of a bundle is kept.
+
 use super::super::testing::scratch;
 use super::*;
 
