@@ -22,6 +22,11 @@ impl Over {
 
     /// Keeps workspace and state directory as they are.
     fn keep(&self) {
+        // The kernel leaves a directory that nobody may enter, which an ordinary user cannot copy.
+        let work = self.at("state/overlays/s-1/work/work");
+        if work.exists() {
+            fs::set_permissions(work, fs::Permissions::from_mode(0o700)).unwrap();
+        }
         for name in ["state", "project"] {
             self.copy(name, &format!("{name}.kept"));
         }
