@@ -251,7 +251,7 @@ async fn who_takes_more_memory_than_the_limit_is_killed_and_the_peak_is_known() 
         let launched = spawner.spawn(plan).await.unwrap();
         let end = over(launched).await;
         assert_eq!(end.status, Some(ExitStatus::Signal(9)), "{end:?}");
-        let over = end.over.unwrap();
+        let over = end.over.as_ref().unwrap();
         assert_eq!(over.memory_limit, Some(64 * MIB));
         assert!(over.usage.oom_kills >= Some(1), "{over:?}");
         let peak = over.usage.peak.unwrap();
@@ -656,7 +656,10 @@ async fn holds_what_was_handed() {
     let mut rest = String::new();
     launched.stdout.read_to_string(&mut rest).await.unwrap();
     let end = over(launched).await;
-    assert!(end.over.unwrap().usage.oom_kills >= Some(1), "{end:?}");
+    assert!(
+        end.over.as_ref().unwrap().usage.oom_kills >= Some(1),
+        "{end:?}"
+    );
     println!("\nheld: {by}");
     // And without walls, where the agent has the supervisor's own user.
     let plan = plain("setsid sleep 1000 & echo $!; read line");
