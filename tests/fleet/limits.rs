@@ -56,7 +56,7 @@ fn an_agent_that_eats_memory_ends_out_of_memory_and_parks_by_its_budget() {
     let ran = drill.run(&["run", "--results", "results.jsonl", "tasks.jsonl"]);
     let results = drill.results("results.jsonl");
     let of = |task: &str| {
-        let found = results.iter().find(|result| result["task"] == task);
+        let found = results.iter().find(|result| result["id"] == task);
         found.unwrap_or_else(|| panic!("{task}: {}", ran.all()))
     };
     let detail = of("eats")["detail"].as_str().unwrap_or_default();
