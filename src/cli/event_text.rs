@@ -38,6 +38,27 @@ pub fn line(event: &StoredEvent, named: bool, width: usize) -> String {
     format!("{text} {}", show(&says, room))
 }
 
+/// A child's start, and what its walls lack, if anything.
+fn started(event: &Event) -> String {
+    let Event::ChildStarted {
+        pid,
+        launcher,
+        walls,
+        lacks,
+    } = event
+    else {
+        return String::new();
+    };
+    let words: Vec<_> = lacks.iter().map(|word| word.word()).collect();
+    let lacks = if words.is_empty() {
+        String::new()
+    } else {
+        format!(", lacks {}", words.join(", "))
+    };
+    let walls: String = walls.iter().map(|wall| format!(", {wall}")).collect();
+    format!("pid {pid}, launcher {launcher}{walls}{lacks}")
+}
+
 /// What it says; foreign text in it is not yet made safe.
 fn says(event: &Event) -> String {
     let or = |text: Option<&crate::model::Foreign>| text.map_or("", |text| text.raw()).to_owned();
@@ -50,17 +71,7 @@ fn says(event: &Event) -> String {
             let task = task.as_ref().map_or("-", |task| task.as_str());
             format!("{task} attempt {attempt}: {}", text.raw())
         }
-        Event::ChildStarted {
-            pid,
-            launcher,
-            walls,
-        } => {
-            let words = walls.iter().map(|wall| format!(", {wall}"));
-            format!(
-                "pid {pid}, launcher {launcher}{}",
-                words.collect::<String>()
-            )
-        }
+        Event::ChildStarted { .. } => started(event),
         Event::Ready(info) => format!(
             "protocol {} {} {}",
             info.protocol,

@@ -29,7 +29,7 @@ pub struct Config {
     pub supervisor: Supervisor,
     /// `[pool.NAME]`, in the order of the file.
     pub pools: Vec<Pool>,
-    /// `[sandbox.NAME]`, `standard` included.
+    /// `[sandbox.NAME]`, `standard` and `strict` included.
     pub sandboxes: BTreeMap<String, Sandbox>,
     /// `[route.NAME]`, those of well-known providers included.
     pub routes: BTreeMap<String, Route>,
@@ -564,12 +564,12 @@ pub struct Sandbox {
     pub nofile: u64,
     /// RLIMIT_FSIZE, in bytes.
     pub fsize: u64,
+    /// What it demands of its host.
+    pub demands: super::Demands,
     /// The least ABI of Landlock, 0 to 6; the highest that the kernel has is used.
     pub landlock_min_abi: u8,
     /// The filter of system calls.
     pub seccomp: Seccomp,
-    /// Whether a uid of its own is needed for every slot, so that a shared one is refused.
-    pub needs_own_uid: bool,
 }
 
 /// `sandbox.NAME.seccomp`.

@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 use super::{
     Ask, AskId, ChoiceInfo, ExitClass, ExitStatus, Foreign, TaskId, TurnOutcome, Verdict, words,
 };
-use super::{Decision, EventId, SessionId};
+use super::{Decision, EventId, SessionId, Weakness};
 
 words!(
     /// The kinds of events. `word` is the journal's `kind` column; [`EventKind::metric`] is the
@@ -229,6 +229,8 @@ pub enum Event {
         /// Which walls stand around it, a few words each, in our words: `uid slot`,
         /// `landlock 6`, `seccomp default`. Empty without a sandbox.
         walls: Vec<String>,
+        /// What its walls lack; empty without walls.
+        lacks: Vec<Weakness>,
     },
     /// The handshake is complete.
     Ready(AgentInfo),

@@ -46,6 +46,8 @@ pub(super) struct ChildStarted<'a> {
     pub(super) launcher: Text<'a>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) walls: Vec<Text<'a>>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) lacks: Vec<Text<'a>>,
 }
 
 #[derive(Serialize, Deserialize)]

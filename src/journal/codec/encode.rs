@@ -97,6 +97,7 @@ fn course(event: &Event, out: &mut Vec<u8>) {
             pid,
             launcher,
             walls,
+            lacks,
         } => put(
             out,
             &body::ChildStarted {
@@ -105,6 +106,10 @@ fn course(event: &Event, out: &mut Vec<u8>) {
                 walls: walls
                     .iter()
                     .map(|wall| Cow::Borrowed(wall.as_str()))
+                    .collect(),
+                lacks: lacks
+                    .iter()
+                    .map(|word| Cow::Borrowed(word.word()))
                     .collect(),
             },
         ),

@@ -8,7 +8,7 @@ use crate::limits;
 use crate::model::{
     AgentInfo, Ask, AskId, AskKey, ChoiceInfo, Claimed, CommandInfo, Cost, DecidedBy, Decision,
     Event, ExitClass, ExitStatus, Foreign, OptionState, Origin, PlanEntry, PoolName, TaskId,
-    TaskSpec, TurnOutcome, Usage, Verdict,
+    TaskSpec, TurnOutcome, Usage, Verdict, Weakness,
 };
 
 /// One line of the golden file: a kind, a version, a body, separated by tabs.
@@ -218,6 +218,10 @@ fn child_started(pid: u32, launcher: &'static str, walls: &[&str]) -> Event {
         pid,
         launcher,
         walls: walls.iter().map(|wall| (*wall).to_owned()).collect(),
+        lacks: match walls {
+            [] => Vec::new(),
+            _ => vec![Weakness::SharedUid, Weakness::Landlock, Weakness::Cpu],
+        },
     }
 }
 
