@@ -44,6 +44,7 @@ fn started(event: &Event) -> String {
         pid,
         launcher,
         lacks,
+        limits,
     } = event
     else {
         return String::new();
@@ -54,7 +55,10 @@ fn started(event: &Event) -> String {
     } else {
         format!(", lacks {}", words.join(", "))
     };
-    format!("pid {pid}, launcher {launcher}{lacks}")
+    match limits {
+        Some(limits) => format!("pid {pid}, launcher {launcher}{lacks}, {limits}"),
+        None => format!("pid {pid}, launcher {launcher}{lacks}"),
+    }
 }
 
 /// What it says; foreign text in it is not yet made safe.

@@ -18,7 +18,7 @@ pub use super::route::{
 pub use super::ssh::{FarMode, FarNetwork, FarWalls, Ssh};
 use crate::limits;
 pub use crate::model::OnTimeout;
-use crate::model::{ClientOffers, PoolName, words};
+use crate::model::{ClientOffers, GroupLimits, PoolName, words};
 
 /// The whole configuration.
 #[derive(Debug, Clone)]
@@ -564,6 +564,8 @@ pub struct Sandbox {
     pub nofile: u64,
     /// RLIMIT_FSIZE, in bytes.
     pub fsize: u64,
+    /// What a child may take of the host with everything that it starts.
+    pub group: GroupLimits,
     /// What it demands of its host.
     pub demands: super::Demands,
     /// The least ABI of Landlock, 0 to 6; the highest that the kernel has is used.

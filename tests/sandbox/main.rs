@@ -10,6 +10,7 @@ use marshal::{launch, sandbox};
 mod children;
 mod doctor;
 mod identity;
+mod limits;
 mod refusals;
 mod view;
 mod workspace;
