@@ -1,7 +1,7 @@
 //! What a profile demands of its host beyond its keys' values: what it may do without, and whose
 //! ids its agents have.
 //!
-//! `on_missing`, `allow_degrade`, `uid_per_slot` and `uid_range` of `[sandbox.NAME]`. Must not know
+//! `on_missing`, `allow_degrade`, `uid_per_slot`, `limits_held` and `uid_range` of `[sandbox.NAME]`. Must not know
 //! what a host has.
 
 use std::fmt;
@@ -97,6 +97,8 @@ pub struct Demands {
     pub allow_degrade: Vec<Degradable>,
     /// Whether every slot must have a uid of its own on the host.
     pub uid_per_slot: bool,
+    /// Whether every limit of the profile must be held by something.
+    pub limits_held: bool,
     /// Where a root supervisor takes the slots' uids from.
     pub uid_range: UidRange,
     /// What it does without on this host; empty in a configuration as it was read.
@@ -159,7 +161,7 @@ const RANGE_PATTERN: &str = "^(auto|[0-9]{4,10}-[0-9]{4,10})$";
 /// What the schema says of a word of `allow_degrade`.
 const DEGRADABLE_PATTERN: &str = "^(landlock|cgroup\\.memory|cgroup\\.pids|cgroup\\.cpu)$";
 
-/// Reads the four keys; `base` is what holds without them.
+/// Reads the keys; `base` is what holds without them.
 pub(super) fn read(section: &Section<'_>, is_found: bool, base: Demands) -> Demands {
     let on_missing: Option<Found<OnMissing>> = section.word("on_missing", &[]);
     let listed = section.texts_like("allow_degrade", DEGRADABLE_PATTERN);
@@ -196,10 +198,12 @@ pub(super) fn read(section: &Section<'_>, is_found: bool, base: Demands) -> Dema
         section.ledger.fault(&found.place, message, help);
     }
     let uid_per_slot = section.boolean("uid_per_slot");
+    let limits_held = section.boolean("limits_held");
     Demands {
         on_missing: on_missing.map_or(base.on_missing, |found| found.value),
         allow_degrade: dedup(allow_degrade),
         uid_per_slot: uid_per_slot.map_or(base.uid_per_slot, |found| found.value),
+        limits_held: limits_held.map_or(base.limits_held, |found| found.value),
         uid_range: range(section, is_found).unwrap_or(base.uid_range),
         lacking: Vec::new(),
     }

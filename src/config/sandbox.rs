@@ -88,6 +88,7 @@ fn strict() -> Sandbox {
         landlock_min_abi: MOST_LANDLOCK,
         demands: Demands {
             uid_per_slot: true,
+            limits_held: true,
             ..Demands::default()
         },
         group: sandbox_limits::STRICT,

@@ -492,6 +492,7 @@ fn sandbox(name: &str, profile: &Sandbox) -> Shown {
     let may_lack = demands.allow_degrade.iter().map(|word| text(word.word()));
     table.put("allow_degrade", Value::Array(may_lack.collect()));
     table.put("uid_per_slot", demands.uid_per_slot);
+    table.put("limits_held", demands.limits_held);
     table.put("uid_range", demands.uid_range.to_string());
     limits::put(&mut table, *group);
     table

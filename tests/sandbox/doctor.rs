@@ -261,9 +261,9 @@ fn the_doctor_shows_everything_and_who_needs_it() {
     if children::is_root() {
         assert_eq!(strict, "profile strict: can be had here; no pool uses it");
     } else {
-        let expect =
-            "profile strict: cannot be had here, for want of uid_per_slot; no pool uses it";
-        assert_eq!(strict, expect);
+        let expect = "profile strict: cannot be had here, for want of ";
+        assert!(strict.starts_with(expect), "{strict}");
+        assert!(strict.contains("uid_per_slot"), "{strict}");
     }
     let output = host.run(&["--json", "doctor"]);
     let text = out(&output);

@@ -69,6 +69,7 @@ impl Host for Machine {
                 stdout: b"checked\n".to_vec(),
                 stderr: Vec::new(),
                 is_cut: false,
+                held: None,
             })
         })
     }

@@ -3,6 +3,7 @@
 //!
 //! Must not know how anything is looked for.
 
+mod limits;
 mod needs;
 pub(super) mod ready;
 mod table;
@@ -43,14 +44,17 @@ pub(super) fn run(
         return Exit::Usage;
     }
     let state = state.to_string_lossy();
-    let needs = needs::of_all(config, &state, only);
+    let mut needs = needs::of_all(config, &state, only);
     let (ids, _held) = whom_to_ask_for();
     let asking = Asking {
         ids,
         slots: u32::from(config.supervisor.max_children),
     };
     let asked = everything(&needs, config, &state);
-    let found = doctor::probe(Path::new(OWN), asking, &asked);
+    let mut found = doctor::probe(Path::new(OWN), asking, &asked);
+    needs.extend(limits::needs_of_all(config, only));
+    found.extend(limits::found());
+    found.sort_by_key(|(asked, _)| asked.feature);
     let rows = doctor::judge(&needs, found);
     let profiles = profiles(config, only, &needs, &rows);
     if json {
@@ -86,6 +90,8 @@ fn everything(needs: &[Need], config: &Config, state: &str) -> Vec<Asked> {
     for feature in Feature::ALL.iter().copied() {
         let at = match feature {
             Feature::Walls => continue,
+            // Found where limits are held.
+            feature if limits::FEATURES.contains(&feature) => continue,
             Feature::IdmapState | Feature::ProjectQuota => vec![state.to_owned()],
             Feature::IdmapWorkspace => needs::workspaces(config),
             _ => Vec::new(),

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 
-use super::{OWN, needs, own_ids, table};
+use super::{OWN, limits, needs, own_ids, table};
 use crate::config::{Config, Sandbox};
 use crate::launch::{self, RunError, SpawnError, Spawner};
 use crate::sandbox::doctor::{self, Asked, Asking, Feature, Found, Need, Row, Verdict};
@@ -97,6 +97,7 @@ pub(in crate::cli) async fn check(
     let mut needs = needs::of_used(config, &state, None);
     needs.retain(is_open);
     settle(&mut config.sandboxes, &needs, asking).await?;
+    let mut without = Vec::new();
     for (name, profile) in walled(config) {
         let ids = ids(uids, profile);
         let walls = sandbox::plan(&sandbox::probe_request(profile, ids));
@@ -105,10 +106,27 @@ pub(in crate::cli) async fn check(
             error,
         })?;
         let tried = launch::probe(spawner, walls, sandbox::limits_of(profile)).await;
-        if let Err(error) = tried {
-            let own = |need: &&Need| need.profile.as_deref() == Some(name);
-            let own: Vec<Need> = needs.iter().filter(own).cloned().collect();
-            return Err(blame(name, &own, Asking { ids, ..asking }, &error).await);
+        let held = match tried {
+            Ok(held) => held,
+            Err(error) => {
+                let own = |need: &&Need| need.profile.as_deref() == Some(name);
+                let own: Vec<Need> = needs.iter().filter(own).cloned().collect();
+                return Err(blame(name, &own, Asking { ids, ..asking }, &error).await);
+            }
+        };
+        let Some(held) = held else { continue };
+        let (rows, words) = limits::unheld(name, profile, &held);
+        if !rows.is_empty() {
+            return Err(Unready::Lacks(Lacks { rows }));
+        }
+        without.push((name.to_owned(), words));
+    }
+    // The spawner has said it already.
+    for (name, words) in without {
+        if let Some(profile) = config.sandboxes.get_mut(&name) {
+            words
+                .into_iter()
+                .for_each(|word| profile.goes_without(word));
         }
     }
     Ok(())
@@ -145,12 +163,12 @@ pub(in crate::cli) async fn blame_one(
 /// What a command in the walls of this profile goes without here: rows that are missing or done
 /// without.
 pub(in crate::cli) fn lacks_here(name: &str, profile: &Sandbox, ids: Ids) -> Vec<Row> {
-    let needs = needs::of_command(name, profile, true);
+    let mut needs = needs::of_command(name, profile, true);
     let asked = distinct(&needs);
-    let rows = doctor::judge(
-        &needs,
-        doctor::probe(Path::new(OWN), Asking { ids, slots: 1 }, &asked),
-    );
+    let mut found = doctor::probe(Path::new(OWN), Asking { ids, slots: 1 }, &asked);
+    needs.extend(limits::needs(name, profile));
+    found.extend(limits::found());
+    let rows = doctor::judge(&needs, found);
     let is_lack = |row: &Row| matches!(row.verdict, Verdict::Missing | Verdict::Degraded);
     rows.into_iter().filter(is_lack).collect()
 }

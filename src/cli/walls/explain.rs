@@ -97,9 +97,10 @@ fn lines(args: &WallArgs, profile: &Sandbox, plan: &ShimPlan, workspace: &str) -
             },
         "also       no capabilities, no_new_privs, no further user namespaces".to_owned(),
         format!(
-            "limits     {} open files, files of at most {}, no core dumps",
+            "limits     {} open files, files of at most {}, no core dumps; together {}",
             profile.nofile,
-            show_size(profile.fsize)
+            show_size(profile.fsize),
+            together(profile)
         ),
         format!("seccomp    {}", seccomp(profile)),
         format!("landlock   {}", landlock(profile)),
@@ -117,6 +118,24 @@ fn lines(args: &WallArgs, profile: &Sandbox, plan: &ShimPlan, workspace: &str) -
     );
     lines.push("and nothing else of this host's files".to_owned());
     lines
+}
+
+/// What the command may take with everything that it starts.
+fn together(profile: &Sandbox) -> String {
+    let limits = &profile.group;
+    let none = || "any".to_owned();
+    format!(
+        "{} processes, {} of memory, {} of swap, {} of processors (held by: {})",
+        limits.pids.map_or_else(none, |pids| pids.to_string()),
+        limits.memory.map_or_else(none, show_size),
+        limits.swap.map_or_else(none, show_size),
+        limits.cpu_millis.map_or_else(none, |millis| format!(
+            "{}.{:03}",
+            millis / 1000,
+            millis % 1000
+        )),
+        limits.backend
+    )
 }
 
 fn seccomp(profile: &Sandbox) -> String {

@@ -21,7 +21,7 @@ use rustix::process::{DumpableBehavior, Signal};
 use rustix::thread::CapabilitySet;
 
 use super::probe::{Found, Order};
-use super::{Feature, cgroups, host};
+use super::{Feature, host};
 use crate::sandbox::fail::{At, Step, failure};
 use crate::sandbox::{idmap, loopback, privilege};
 use crate::wire::shim::{AGENT_ID, ARG0_PROBE, Failure, IdMap, Ids, Stage};
@@ -161,9 +161,6 @@ fn look(feature: Feature, is_inside: bool, order: &Order) -> Step<Option<Found>>
         }
         Feature::Seccomp => seccomp()?,
         Feature::Landlock | Feature::LandlockNet | Feature::LandlockScope => landlock(feature)?,
-        Feature::CgroupKill | Feature::CgroupMemory | Feature::CgroupPids | Feature::CgroupCpu => {
-            cgroups::look(feature)
-        }
         _ => host::look(feature, order),
     };
     Ok(Some(found))

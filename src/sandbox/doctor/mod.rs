@@ -4,7 +4,6 @@
 //! killed or hangs is an answer as well; [`needs_of`] says what a profile needs, [`judge`] joins
 //! the two, both pure. Must not know who asks, or how a table is written.
 
-mod cgroups;
 mod helper;
 mod host;
 mod needs;
