@@ -7,9 +7,11 @@ use std::time::Duration;
 
 mod acp;
 mod client;
+mod egress;
 mod route;
 pub use acp::*;
 pub use client::*;
+pub use egress::*;
 pub use route::*;
 
 /// The longest line read from a child, in bytes, newline excluded. A longer one is a protocol
@@ -298,6 +300,8 @@ pub const UIDS_WAIT: Duration = Duration::from_secs(5);
 
 /// Routes of one pool.
 pub const POOL_ROUTES: usize = 16;
+/// Sockets that listen inside one sandbox: its routes, and the egress proxy.
+pub const POOL_PORTS: usize = POOL_ROUTES + 1;
 /// The longest pause that a provider's announcement can bring about.
 pub const RATE_LIMIT_ANNOUNCED: Duration = Duration::from_secs(24 * 3600);
 

@@ -12,6 +12,7 @@ use toml::de::DeValue;
 
 use super::acp::{self, Acp, Skipping};
 use super::agent::{self, Agent};
+use super::egress;
 use super::environment;
 use super::error::quoted;
 use super::paths;
@@ -20,7 +21,7 @@ use super::sandbox;
 use super::ssh;
 use super::table::{Found, Item, Place, Section, one_of, word};
 use super::types::{
-    ClientFs, Guard, Launcher, Network, OnUnaskedDeny, Pool, Route, RoutePort, Sandbox,
+    ClientFs, Egress, Guard, Launcher, Network, OnUnaskedDeny, Pool, Route, RoutePort, Sandbox,
     SessionScope, ShellCwd, Workspace, WorkspaceMode,
 };
 use super::waits;
@@ -81,6 +82,8 @@ pub(super) struct Context<'a> {
     pub(super) sandboxes: &'a BTreeMap<String, Sandbox>,
     /// The routes.
     pub(super) routes: &'a BTreeMap<String, Route>,
+    /// `[egress]`.
+    pub(super) egress: &'a Egress,
     /// Names of all profiles that the file has, faulty ones too.
     pub(super) sandbox_names: Vec<String>,
     /// Names of all policies that the file has, faulty ones too.
@@ -103,6 +106,7 @@ struct Blame {
     on_crash: Option<Place>,
     network: Option<Place>,
     routes: Option<Place>,
+    egress: Option<Place>,
     env: Place,
     guard: Option<Place>,
     guard_off: Option<Place>,
@@ -124,8 +128,13 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
     let pool_name = PoolName::new(name).map_err(fault).ok()?;
     let sized = section.integer("size", 1..=limits::POOL_SLOTS);
     let (section, preset) = presets::beneath(section);
-    let network: Option<Found<Network>> = section.word("network", &["proxy"]);
-    let is_routed = matches!(&network, Some(found) if found.value == Network::Routes);
+    let network: Option<Found<Network>> = section.word("network", &[]);
+    let is_routed = match network.as_ref().map(|found| found.value) {
+        Some(Network::Routes) => true,
+        Some(Network::Proxy) => section.item("routes").is_some(),
+        _ => false,
+    };
+    let rules = egress::read(&section.section("egress"), context.egress);
     let agent = agent::read(&section, preset, is_routed, context.dir);
     let launcher = section.word("launcher", &["bwrap", "container", "pty"]);
     let guard = section.word("guard", &[]);
@@ -144,6 +153,7 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         on_crash,
         network: network.as_ref().map(|found| found.place.clone()),
         routes: section.item("routes").map(|item| item.place),
+        egress: section.item("egress").map(|item| item.place),
         env: section.section("env").section("set").place,
         guard: guard.as_ref().map(|found| found.place.clone()),
         guard_off: guard_off.as_ref().map(|found| found.place.clone()),
@@ -180,6 +190,8 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         launcher,
         ssh: far,
         sandbox: profile(&section, launcher, context),
+        egress: matches!(&network, Some(found) if found.value == Network::Proxy)
+            .then(|| Arc::new(rules)),
         network: value(network, open_network(launcher)),
         routes: routes(&section, context),
         rate_limit: waits::rate_limit(&section.section("rate_limit")),

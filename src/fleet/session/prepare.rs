@@ -458,7 +458,7 @@ enum For {
     Agent {
         /// Whether the workspace can be written.
         writable: bool,
-        /// Whether the pool's routes are listened on.
+        /// Whether the pool's routes and proxy are listened on.
         routes: bool,
         /// Whether we may start helpers inside.
         door: bool,
@@ -511,9 +511,7 @@ fn launch_plan(
                 For::Git { .. } => Network::None,
             },
             listen: match what {
-                For::Agent { routes: true, .. } => {
-                    pool.config.routes.iter().map(|route| route.port).collect()
-                }
+                For::Agent { routes: true, .. } => pool.config.ports_inside(),
                 _ => Vec::new(),
             },
             ids: ids(shared, pool, &space.slot),
