@@ -263,6 +263,14 @@ pub(super) fn read(section: &Section<'_>, base: &Egress) -> Egress {
     egress
 }
 
+impl Network {
+    /// Whether the supervisor serves ports inside.
+    #[must_use]
+    pub const fn has_ports(self) -> bool {
+        matches!(self, Self::Routes | Self::Proxy)
+    }
+}
+
 impl Pool {
     /// Ports inside that the supervisor serves: those of the routes in their order, then the
     /// proxy's.

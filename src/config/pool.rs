@@ -22,7 +22,7 @@ use super::ssh;
 use super::table::{Found, Item, Place, Section, one_of, word};
 use super::types::{
     ClientFs, Egress, Guard, Launcher, Network, OnUnaskedDeny, Pool, Route, RoutePort, Sandbox,
-    SessionScope, ShellCwd, Workspace, WorkspaceMode,
+    SessionScope, ShellCwd, Timeouts, Workspace, WorkspaceMode,
 };
 use super::waits;
 use crate::limits;
@@ -129,12 +129,7 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
     let sized = section.integer("size", 1..=limits::POOL_SLOTS);
     let (section, preset) = presets::beneath(section);
     let network: Option<Found<Network>> = section.word("network", &[]);
-    let is_routed = match network.as_ref().map(|found| found.value) {
-        Some(Network::Routes) => true,
-        Some(Network::Proxy) => section.item("routes").is_some(),
-        _ => false,
-    };
-    let rules = egress::read(&section.section("egress"), context.egress);
+    let (is_routed, egress) = ways(&section, network.as_ref(), context);
     let agent = agent::read(&section, preset, is_routed, context.dir);
     let launcher = section.word("launcher", &["bwrap", "container", "pty"]);
     let guard = section.word("guard", &[]);
@@ -143,9 +138,7 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
     let attempts = section.integer("attempts", 1..=limits::ATTEMPTS);
     let (workspace, path, mode) = workspace(&section, context.dir);
     let (restart, on_crash) = waits::restart(&section.section("restart"));
-    let timeouts = section.section("timeouts");
-    let idle = timeouts.item("idle").map(|item| item.place);
-    let timeouts = waits::timeouts(&timeouts);
+    let (timeouts, idle) = timeouts(&section);
     let acp = acp::read(&section, context.found);
     let blame = Blame {
         program: agent.program.clone(),
@@ -190,8 +183,7 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         launcher,
         ssh: far,
         sandbox: profile(&section, launcher, context),
-        egress: matches!(&network, Some(found) if found.value == Network::Proxy)
-            .then(|| Arc::new(rules)),
+        egress,
         network: value(network, open_network(launcher)),
         routes: routes(&section, context),
         rate_limit: waits::rate_limit(&section.section("rate_limit")),
@@ -220,6 +212,27 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         size: place(sized.as_ref(), &section.place),
         workspace: path,
     })
+}
+
+/// Whether the pool has routes, and what its proxy does, if it has one.
+fn ways(
+    section: &Section<'_>,
+    network: Option<&Found<Network>>,
+    context: &Context<'_>,
+) -> (bool, Option<Arc<Egress>>) {
+    let rules = egress::read(&section.section("egress"), context.egress);
+    match network.map(|found| found.value) {
+        Some(Network::Routes) => (true, None),
+        Some(Network::Proxy) => (section.item("routes").is_some(), Some(Arc::new(rules))),
+        _ => (false, None),
+    }
+}
+
+/// The deadlines, and where that of an idle child stands.
+fn timeouts(section: &Section<'_>) -> (Timeouts, Option<Place>) {
+    let timeouts = section.section("timeouts");
+    let idle = timeouts.item("idle").map(|item| item.place);
+    (waits::timeouts(&timeouts), idle)
 }
 
 /// What an agent that speaks ACP is told, with what its preset says of it.

@@ -21,6 +21,9 @@ use crate::model::EgressResult as Why;
 const DECODE_ERROR: u8 = 50;
 const UNRECOGNIZED_NAME: u8 = 112;
 
+/// As long as there are fewer bytes than these, each of them is looked at as it comes.
+const FIRST: usize = 8;
+
 /// Bytes that are read at once before the server has answered.
 const PIECE: usize = 4096;
 
@@ -202,12 +205,16 @@ async fn first_words(
                 Read::Done(hello) => return Ok(hello),
                 Read::Needs(needs) => needs,
             };
-            while held.len() < needs {
+            loop {
                 let read = inside.read(&mut piece).await?;
                 if read == 0 {
                     return Err(Stop::Over);
                 }
                 held.extend_from_slice(piece.get(..read).unwrap_or_default());
+                // The first few bytes already tell what is no TLS.
+                if held.len() >= needs || held.len() < FIRST {
+                    break;
+                }
             }
         }
     };

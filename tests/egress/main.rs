@@ -62,6 +62,36 @@ fn an_allowed_host_is_reached_and_told_with_its_bytes() {
     assert!(asked.count() <= 2, "an A and an AAAA: {names:?}");
 }
 
+/// No plain host and port.
+const TARGETS: [&str; 26] = [
+    "1.2.3.4:443",
+    "127.0.0.1:443",
+    "127.1:443",
+    "0177.0.0.1:443",
+    "0x7f.0.0.1:443",
+    "0x7f000001:443",
+    "2130706433:443",
+    "017700000001:443",
+    "[::1]:443",
+    "[::ffff:127.0.0.1]:443",
+    "[::ffff:8.8.4.4]:443",
+    "[2606:4700::1111]:443",
+    "::ffff:127.0.0.1:443",
+    "localhost:443",
+    "good.example.com.:443",
+    "user@good.example.com:443",
+    "good.example.com@other.example.com:443",
+    "good.example.com:443@other.example.com:443",
+    "other.example.com#@good.example.com:443",
+    "good.example.com%00.evil.example:443",
+    "good.example.com",
+    "good.example.com:",
+    "good.example.com:0",
+    "good.example.com:65979",
+    ":443",
+    "https://good.example.com:443",
+];
+
 #[test]
 fn what_is_not_a_plain_connect_to_an_allowed_host_reaches_nobody() {
     if !enter("what_is_not_a_plain_connect_to_an_allowed_host_reaches_nobody") {
@@ -78,34 +108,7 @@ fn what_is_not_a_plain_connect_to_an_allowed_host_reaches_nobody() {
     });
     let connect =
         |target: &str| format!("CONNECT {target} HTTP/1.1\r\nHost: good.example.com:443\r\n\r\n");
-    for target in [
-        "1.2.3.4:443",
-        "127.0.0.1:443",
-        "127.1:443",
-        "0177.0.0.1:443",
-        "0x7f.0.0.1:443",
-        "0x7f000001:443",
-        "2130706433:443",
-        "017700000001:443",
-        "[::1]:443",
-        "[::ffff:127.0.0.1]:443",
-        "[::ffff:8.8.4.4]:443",
-        "[2606:4700::1111]:443",
-        "::ffff:127.0.0.1:443",
-        "localhost:443",
-        "good.example.com.:443",
-        "user@good.example.com:443",
-        "good.example.com@other.example.com:443",
-        "good.example.com:443@other.example.com:443",
-        "other.example.com#@good.example.com:443",
-        "good.example.com%00.evil.example:443",
-        "good.example.com",
-        "good.example.com:",
-        "good.example.com:0",
-        "good.example.com:65979",
-        ":443",
-        "https://good.example.com:443",
-    ] {
+    for target in TARGETS {
         bench.refuses(&world, connect(target), 400, Why::Target);
     }
     for target in [

@@ -246,10 +246,12 @@ fn bytes_and_time_have_their_limits() {
     let mut got = Vec::new();
     let _ = tls.read_to_end(&mut got);
     assert_eq!(got.len(), 100_000);
+    drop(tls);
     let mut tls = begin("send 1000000");
     got.clear();
     let _ = tls.read_to_end(&mut got);
     assert!(got.len() < 128 << 10, "{}", got.len());
+    drop(tls);
     eventually("it was cut", || bench.counted(Why::Bytes) == 1);
     let mut tls = begin("take");
     let piece = vec![b'x'; 16 << 10];
@@ -271,6 +273,7 @@ fn bytes_and_time_have_their_limits() {
         began.elapsed()
     );
     eventually("it was idle", || bench.counted(Why::Idle) == 1);
+    drop(tls);
     // Whoever says something now and then is cut in the end, too.
     let began = std::time::Instant::now();
     let mut tls = begin("take");

@@ -15,7 +15,7 @@ use marshal::config::{Config, Origin};
 use marshal::model::{EgressResult, PoolName, SlotId};
 use marshal::proxy::{Listener, Proxy, Record, SystemResolver};
 use marshal::telemetry::{Build, Exporter};
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
@@ -170,6 +170,7 @@ impl World {
     }
 
     /// Connects without the proxy: what works where there is no wall.
+    #[expect(clippy::unused_self, reason = "without a world there is nobody")]
     pub(crate) fn straight(&self, address: &str) -> bool {
         let address = SocketAddr::new(address.parse().expect("an address"), 443);
         TcpStream::connect_timeout(&address, Duration::from_secs(3)).is_ok()
@@ -218,12 +219,12 @@ impl World {
 fn own_services() -> Arc<AtomicUsize> {
     let count = Arc::new(AtomicUsize::new(0));
     let all: [SocketAddr; 2] = [
-        (Ipv4Addr::UNSPECIFIED, 443).into(),
         (Ipv6Addr::UNSPECIFIED, 443).into(),
+        (Ipv4Addr::UNSPECIFIED, 443).into(),
     ];
     for address in all {
         let Ok(listener) = TcpListener::bind(address) else {
-            // The second one takes both kinds on some hosts.
+            // On most hosts the first one takes both kinds.
             continue;
         };
         let count = Arc::clone(&count);
@@ -239,6 +240,9 @@ fn own_services() -> Arc<AtomicUsize> {
 fn certificates(dir: &TempDir) {
     let mut params = CertificateParams::new(Vec::new()).expect("parameters");
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params
+        .distinguished_name
+        .push(DnType::CommonName, "the authority of a test");
     let key = KeyPair::generate().expect("a key");
     let ca = params.self_signed(&key).expect("an authority");
     let issuer = Issuer::new(params, key);
@@ -313,6 +317,7 @@ impl Bench {
     }
 
     /// How often a result was counted.
+    #[expect(clippy::unused_self, reason = "a process has one proxy at a time")]
     pub(crate) fn counted(&self, result: EgressResult) -> u64 {
         let series = format!(
             "marshal_egress_connections_total{{pool=\"demo\",result=\"{}\"}} ",

@@ -73,12 +73,7 @@ pub(super) fn agree(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Conte
         && let Some(place) = &blame.network
     {
         let message = match pool.network {
-            Network::Proxy => {
-                "network = \"proxy\" needs a network of its own: it does not go with launcher = \"none\""
-            }
-            Network::Routes => {
-                "network = \"routes\" needs a network of its own: it does not go with launcher = \"none\""
-            }
+            network if network.has_ports() => &needs_its_own(network),
             _ => "with launcher = \"none\" a child has the host's network: remove this key",
         };
         ledger.fault(place, message, None);
@@ -90,8 +85,7 @@ pub(super) fn agree(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Conte
     }
     waits::idle_comes_back(ledger, pool, blame.idle.as_ref());
     let routes: Vec<_> = pool.routes.iter().map(|route| route.name.clone()).collect();
-    let may_have_routes = matches!(pool.network, Network::Routes | Network::Proxy);
-    let routes = may_have_routes.then_some(&routes[..]);
+    let routes = pool.network.has_ports().then_some(&routes[..]);
     let speaks_acp = pool.dialect == DialectName::Acp;
     blame
         .acp
@@ -110,6 +104,12 @@ pub(super) fn agree(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Conte
     if pool.launcher == Launcher::Unshare {
         program_is_inside(ledger, pool, blame, context);
     }
+}
+
+fn needs_its_own(network: Network) -> String {
+    format!(
+        "network = \"{network}\" needs a network of its own: it does not go with launcher = \"none\""
+    )
 }
 
 /// What an agent has its client do is done inside its walls, and asked for in a protocol that has
