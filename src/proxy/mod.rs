@@ -158,7 +158,9 @@ impl Proxy {
     /// Ends it; gives the records that were not told, those of connections that end now among them.
     #[must_use]
     pub fn finish(&self) -> Vec<Record> {
+        // In this order: a connection that is cut by the abort must not tell it by itself.
+        let rest = self.ledger.finish();
         self.task.abort();
-        self.ledger.finish()
+        rest
     }
 }

@@ -1,7 +1,7 @@
 //! The proxy from within a real sandbox of a real supervisor, as root and as an ordinary user.
 
 use crate::drill::{Drill, Ran};
-use crate::world::{World, enter, zone};
+use crate::world::{World, enter, eventually, zone};
 
 /// An agent that goes where its prompt says, by the proxy that its environment names and without.
 const AGENT: &str = r#"
@@ -92,6 +92,9 @@ fn works(drill: &Drill, world: &World) {
     ] {
         assert!(world.straight(address), "{address}");
     }
+    eventually("all of them came", || {
+        world.reached().len() == 3 && world.reached_here() == 2
+    });
     let before = (world.reached().len(), world.reached_here());
     let ran = drill.run(&[&["--json", "run"][..], &words].concat());
     assert_eq!(ran.code, Some(0), "{}", ran.all());
