@@ -149,6 +149,7 @@ fn says(event: &Event) -> String {
         Event::TerminalStarted { .. }
         | Event::TerminalOutput { .. }
         | Event::TerminalEnded { .. } => of_terminal(event),
+        Event::Egress { .. } => of_egress(event),
         other => of_session(other),
     }
 }
@@ -193,6 +194,37 @@ fn of_session(event: &Event) -> String {
         Event::SessionFresh { instead_of, why } => format!("instead of {instead_of}: {why}"),
         _ => String::new(),
     }
+}
+
+fn of_egress(event: &Event) -> String {
+    let Event::Egress {
+        host,
+        port,
+        result,
+        connections,
+        sent,
+        received,
+        took,
+    } = event
+    else {
+        return String::new();
+    };
+    let place = match (host, port) {
+        (Some(host), Some(port)) => format!("{host}:{port}"),
+        (Some(host), None) => host.clone(),
+        (None, _) => "no host".to_owned(),
+    };
+    let many = if *connections == 1 {
+        String::new()
+    } else {
+        format!(" {connections} times")
+    };
+    let bytes = if result.has_passed() {
+        format!(", {sent} bytes out, {received} in, {took:.1?}")
+    } else {
+        String::new()
+    };
+    format!("{place} {result}{many}{bytes}")
 }
 
 fn of_terminal(event: &Event) -> String {

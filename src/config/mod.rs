@@ -10,6 +10,7 @@ mod agent;
 mod command;
 mod demands;
 mod describe;
+mod egress;
 mod environment;
 mod error;
 mod form;
@@ -68,7 +69,6 @@ pub const DEFAULT: &str = include_str!("../../supervisor.toml");
 const LATER_TABLES: &[&str] = &[
     "container",
     "dialect",
-    "egress",
     "hook",
     "hooks",
     "delegate",
@@ -232,6 +232,7 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
     );
     let found = origin.file.is_some() && !origin.named;
     let routes = route_table::read_all(&root.section("route"), found, &origin.dir);
+    let egress = egress::read(&root.section("egress"), &Egress::default());
     let policies = policies(&root.section("policy"), &origin.dir);
     let names = |table: &'static str| {
         let named = root.section(table).named(sandbox::NAME_PATTERN);
@@ -242,6 +243,7 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
         found,
         sandboxes: &sandboxes,
         routes: &routes,
+        egress: &egress,
         sandbox_names: names("sandbox"),
         policy_names: names("policy"),
         route_names: names("route"),
@@ -277,6 +279,7 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
         pools: drafts.into_iter().map(|draft| draft.pool).collect(),
         sandboxes,
         routes,
+        egress,
         policies,
         hints,
         notes: Vec::new(),

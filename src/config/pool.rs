@@ -13,6 +13,7 @@ use toml::de::DeValue;
 
 use super::acp::{self, Acp, Skipping};
 use super::agent::{self, Agent};
+use super::egress;
 use super::environment;
 use super::error::quoted;
 use super::paths;
@@ -21,8 +22,8 @@ use super::sandbox;
 use super::ssh;
 use super::table::{Found, Item, Place, Section, one_of, word};
 use super::types::{
-    ClientFs, Guard, Launcher, Network, OnUnaskedDeny, Pool, Route, RoutePort, Sandbox,
-    SessionScope, ShellCwd, Workspace, WorkspaceMode,
+    ClientFs, Egress, Guard, Launcher, Network, OnUnaskedDeny, Pool, Route, RoutePort, Sandbox,
+    SessionScope, ShellCwd, Timeouts, Workspace, WorkspaceMode,
 };
 use super::waits;
 use crate::limits;
@@ -82,6 +83,8 @@ pub(super) struct Context<'a> {
     pub(super) sandboxes: &'a BTreeMap<String, Sandbox>,
     /// The routes.
     pub(super) routes: &'a BTreeMap<String, Route>,
+    /// `[egress]`.
+    pub(super) egress: &'a Egress,
     /// Names of all profiles that the file has, faulty ones too.
     pub(super) sandbox_names: Vec<String>,
     /// Names of all policies that the file has, faulty ones too.
@@ -104,6 +107,7 @@ struct Blame {
     on_crash: Option<Place>,
     network: Option<Place>,
     routes: Option<Place>,
+    egress: Option<Place>,
     env: Place,
     guard: Option<Place>,
     guard_off: Option<Place>,
@@ -125,8 +129,8 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
     let pool_name = PoolName::new(name).map_err(fault).ok()?;
     let sized = section.integer("size", 1..=limits::POOL_SLOTS);
     let (section, preset) = presets::beneath(section);
-    let network: Option<Found<Network>> = section.word("network", &["proxy"]);
-    let is_routed = matches!(&network, Some(found) if found.value == Network::Routes);
+    let network: Option<Found<Network>> = section.word("network", &[]);
+    let (is_routed, egress) = ways(&section, network.as_ref(), context);
     let agent = agent::read(&section, preset, is_routed, context.dir);
     let launcher = section.word("launcher", &["bwrap", "container", "pty"]);
     let guard = section.word("guard", &[]);
@@ -135,9 +139,7 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
     let attempts = section.integer("attempts", 1..=limits::ATTEMPTS);
     let (workspace, path, mode) = workspace(&section, context, launcher.as_ref());
     let (restart, on_crash) = waits::restart(&section.section("restart"));
-    let timeouts = section.section("timeouts");
-    let idle = timeouts.item("idle").map(|item| item.place);
-    let timeouts = waits::timeouts(&timeouts);
+    let (timeouts, idle) = timeouts(&section);
     let acp = acp::read(&section, context.found);
     let blame = Blame {
         program: agent.program.clone(),
@@ -145,6 +147,7 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         on_crash,
         network: network.as_ref().map(|found| found.place.clone()),
         routes: section.item("routes").map(|item| item.place),
+        egress: section.item("egress").map(|item| item.place),
         env: section.section("env").section("set").place,
         guard: guard.as_ref().map(|found| found.place.clone()),
         guard_off: guard_off.as_ref().map(|found| found.place.clone()),
@@ -181,6 +184,7 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         launcher,
         ssh: far,
         sandbox: profile(&section, launcher, context),
+        egress,
         network: value(network, open_network(launcher)),
         routes: routes(&section, context),
         rate_limit: waits::rate_limit(&section.section("rate_limit")),
@@ -209,6 +213,27 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         size: place(sized.as_ref(), &section.place),
         workspace: path,
     })
+}
+
+/// Whether the pool has routes, and what its proxy does, if it has one.
+fn ways(
+    section: &Section<'_>,
+    network: Option<&Found<Network>>,
+    context: &Context<'_>,
+) -> (bool, Option<Arc<Egress>>) {
+    let rules = egress::read(&section.section("egress"), context.egress);
+    match network.map(|found| found.value) {
+        Some(Network::Routes) => (true, None),
+        Some(Network::Proxy) => (section.item("routes").is_some(), Some(Arc::new(rules))),
+        _ => (false, None),
+    }
+}
+
+/// The deadlines, and where that of an idle child stands.
+fn timeouts(section: &Section<'_>) -> (Timeouts, Option<Place>) {
+    let timeouts = section.section("timeouts");
+    let idle = timeouts.item("idle").map(|item| item.place);
+    (waits::timeouts(&timeouts), idle)
 }
 
 /// What an agent that speaks ACP is told, with what its preset says of it.

@@ -5,6 +5,7 @@
 //! that no new key can be forgotten.
 
 mod acp;
+mod egress;
 mod limits;
 mod routes;
 mod ssh;
@@ -88,6 +89,7 @@ impl Config {
             pools,
             sandboxes,
             routes,
+            egress: of_egress,
             policies,
             hints: of_hints,
             notes: _,
@@ -107,6 +109,7 @@ impl Config {
                 .map(|(name, profile)| sandbox(name, profile)),
         );
         tables.extend(self.shown_routes(routes).map(routes::route));
+        tables.push(egress::table(of_egress));
         tables.extend(policies.iter().map(|(name, file)| {
             let mut table = Shown::new(&["policy", name]);
             table.put("file", path(file));
@@ -239,6 +242,7 @@ fn pool(pool: &Pool) -> Shown {
         sandbox,
         network,
         routes,
+        egress: of_egress,
         rate_limit: of_rate_limit,
         policy,
         workspace,
@@ -289,6 +293,9 @@ fn pool(pool: &Pool) -> Shown {
     }
     ssh::put(&mut table, far.as_deref(), *network);
     routes::of_pool(&mut table, routes);
+    if let Some(rules) = of_egress {
+        egress::put(&mut table, "egress.", rules);
+    }
     table.put("policy", policy.as_str());
     table.put("guard", guard.word());
     table.put("guard_off", *guard_off);

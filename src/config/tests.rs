@@ -2,6 +2,7 @@
 
 mod accepted;
 mod documented;
+mod egress;
 // One case a line.
 #[rustfmt::skip]
 mod refused;

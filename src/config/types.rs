@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use super::egress::{AllowedHost, Egress, EgressTimeouts, is_host_name, proxy_variables};
 use super::error::Places;
 use super::hint::Hints;
 pub use super::route::{
@@ -33,6 +34,8 @@ pub struct Config {
     pub sandboxes: BTreeMap<String, Sandbox>,
     /// `[route.NAME]`, those of well-known providers included.
     pub routes: BTreeMap<String, Route>,
+    /// `[egress]`: what a pool's proxy does where the pool says nothing else.
+    pub egress: Egress,
     /// `[policy.NAME]` files; the names of the built-in ones are not in it.
     pub policies: BTreeMap<String, PathBuf>,
     /// `[[hint]]`: what messages mean, the file's own rows and the built-in ones.
@@ -115,6 +118,9 @@ words!(
         None = "none",
         /// Its own loopback, with ports that lead to one upstream each.
         Routes = "routes",
+        /// Its own loopback, with ports that lead to one upstream each, if it has routes, and one
+        /// for the hosts of an allow-list.
+        Proxy = "proxy",
         /// The host's network: a weakness, shown as such.
         Host = "host",
     }
@@ -324,8 +330,10 @@ pub struct Pool {
     pub sandbox: String,
     /// What it reaches.
     pub network: Network,
-    /// Its routes; empty but for [`Network::Routes`].
+    /// Its routes; empty but for [`Network::Routes`] and [`Network::Proxy`].
     pub routes: Vec<RoutePort>,
+    /// What it reaches by the egress proxy, with [`Network::Proxy`], and only then.
+    pub egress: Option<Arc<Egress>>,
     /// How it waits when a provider limits its requests.
     pub rate_limit: RateLimit,
     /// The name of its policy: a built-in one (`developer`) or a key of [`Config::policies`].

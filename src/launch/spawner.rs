@@ -173,7 +173,7 @@ impl Spawner {
             .map_err(|_| SpawnError::TimedOut)?;
         match report {
             Ok(Some(Report::Started { .. })) if launched.listeners.len() != listens => Err(
-                SpawnError::HelperLost("the sockets of its routes did not arrive".to_owned()),
+                SpawnError::HelperLost("the sockets of its ports did not arrive".to_owned()),
             ),
             Ok(Some(Report::Started {
                 version: VERSION,

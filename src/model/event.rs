@@ -5,7 +5,8 @@ use std::time::Duration;
 use serde_json::value::RawValue;
 
 use super::{
-    Ask, AskId, ChoiceInfo, ExitClass, ExitStatus, Foreign, TaskId, TurnOutcome, Verdict, words,
+    Ask, AskId, ChoiceInfo, EgressResult, ExitClass, ExitStatus, Foreign, TaskId, TurnOutcome,
+    Verdict, words,
 };
 use super::{Decision, EventId, SessionId, Weakness};
 
@@ -85,6 +86,8 @@ words!(
         TerminalOutput = "terminal_output",
         /// [`Event::TerminalEnded`]
         TerminalEnded = "terminal_ended",
+        /// [`Event::Egress`]
+        Egress = "egress",
     }
 );
 
@@ -494,6 +497,24 @@ pub enum Event {
         /// Bytes of these that were not told.
         untold: u64,
     },
+    /// Connections to hosts outside ended. When there are many, those that are alike are added up.
+    Egress {
+        /// The host; `None` if none was asked for that could be one, or for many that were not
+        /// told one by one.
+        host: Option<String>,
+        /// Its port, if it has a host.
+        port: Option<u16>,
+        /// How.
+        result: EgressResult,
+        /// How many connections these are.
+        connections: u64,
+        /// Bytes that went out.
+        sent: u64,
+        /// Bytes that came in.
+        received: u64,
+        /// How long the longest of them was open.
+        took: Duration,
+    },
 }
 
 impl Event {
@@ -537,6 +558,7 @@ impl Event {
             Self::TerminalStarted { .. } => EventKind::TerminalStarted,
             Self::TerminalOutput { .. } => EventKind::TerminalOutput,
             Self::TerminalEnded { .. } => EventKind::TerminalEnded,
+            Self::Egress { .. } => EventKind::Egress,
         }
     }
 }

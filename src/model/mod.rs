@@ -5,6 +5,7 @@
 
 pub mod ask;
 pub mod client;
+pub mod egress;
 pub mod event;
 pub mod exit;
 pub mod foreign;
@@ -21,6 +22,7 @@ pub use client::{
     ClientAnswer, ClientCall, ClientDone, ClientError, ClientFault, ClientMethod, ClientOffers,
     ClientWish, TerminalExit, TerminalSpec,
 };
+pub use egress::EgressResult;
 pub use event::{
     AgentInfo, CommandInfo, Cost, Event, EventKind, OptionState, Origin, PlanEntry, Stamped, Usage,
 };

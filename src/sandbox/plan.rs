@@ -48,7 +48,8 @@ pub struct WallsRequest<'a> {
     pub profile: &'a config::Sandbox,
     /// What the agent reaches.
     pub network: config::Network,
-    /// Ports inside that the supervisor listens on, with [`config::Network::Routes`].
+    /// Ports inside that the supervisor listens on, with [`config::Network::Routes`] and
+    /// [`config::Network::Proxy`].
     pub listen: Vec<u16>,
     /// Who the agent is outside.
     pub ids: Ids,
@@ -202,11 +203,13 @@ pub fn plan(request: &WallsRequest<'_>) -> Result<ShimPlan, PlanError> {
     Ok(ShimPlan {
         ids: request.ids,
         network: match request.network {
-            config::Network::None | config::Network::Routes => Net::Loopback,
+            config::Network::None | config::Network::Routes | config::Network::Proxy => {
+                Net::Loopback
+            }
             config::Network::Host => Net::Host,
         },
         listen: match request.network {
-            config::Network::Routes => request.listen.clone(),
+            config::Network::Routes | config::Network::Proxy => request.listen.clone(),
             config::Network::None | config::Network::Host => Vec::new(),
         },
         hostname: hostname(request.hostname),

@@ -279,6 +279,13 @@ catalogue!(
     POOL_PAUSED = Recorder Gauge, "marshal_pool_paused", [POOL],
         "Whether the pool starts no tasks because a provider limits requests (1).";
 
+    EGRESS_CONNECTIONS_TOTAL = Recorder Counter, "marshal_egress_connections_total", [POOL, closed("result", sets::egress_results)],
+        "Connections from sandboxes to the egress proxy that ended or were refused, by result.";
+    EGRESS_CONNECTIONS = Recorder Gauge, "marshal_egress_connections", [POOL],
+        "Open connections from sandboxes to the egress proxy.";
+    EGRESS_BYTES = Recorder Counter, "marshal_egress_bytes_total", [POOL, closed("direction", sets::egress_directions)],
+        "Bytes that passed the egress proxy.";
+
     PERMISSION_REQUESTS = Recorder Counter, "marshal_permission_requests_total", [POOL, closed("tool_class", sets::tool_classes), closed("decision", sets::verdicts), closed("decided_by", sets::deciders)],
         "Permission requests by decision and by who decided.";
     PERMISSION_SECONDS = Recorder Histogram(MILLIS), "marshal_permission_decision_seconds", [POOL, closed("decided_by", sets::deciders)],

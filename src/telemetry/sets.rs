@@ -280,6 +280,18 @@ words!(
     }
 );
 
+pub use crate::model::EgressResult;
+
+words!(
+    /// Where the bytes of a connection to a host outside go.
+    EgressDirection {
+        /// Out of the sandbox.
+        Sent = "sent",
+        /// Into it.
+        Received = "received",
+    }
+);
+
 words!(
     /// By what a limit of a provider was recognised.
     LimitSign {
@@ -359,6 +371,10 @@ lists!(
     route_codes = RouteCode;
     /// [`RouteTokens`]
     route_tokens = RouteTokens;
+    /// [`EgressResult`]
+    egress_results = EgressResult;
+    /// [`EgressDirection`]
+    egress_directions = EgressDirection;
     /// [`LimitSign`]
     limit_signs = LimitSign;
     /// [`ActorKind`]

@@ -14,6 +14,7 @@ use crate::config::types::{
     WorkspaceMode, unknown_route,
 };
 use crate::config::waits;
+use crate::limits::EGRESS_PORT;
 
 /// What the keys of one pool must agree on.
 pub(super) fn agree(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Context<'_>) {
@@ -72,9 +73,7 @@ pub(super) fn agree(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Conte
         && let Some(place) = &blame.network
     {
         let message = match pool.network {
-            Network::Routes => {
-                "network = \"routes\" needs a network of its own: it does not go with launcher = \"none\""
-            }
+            network if network.has_ports() => &needs_its_own(network),
             _ => "with launcher = \"none\" a child has the host's network: remove this key",
         };
         ledger.fault(place, message, None);
@@ -83,7 +82,7 @@ pub(super) fn agree(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Conte
     trees::need_walls(ledger, pool, &blame.mode);
     waits::idle_comes_back(ledger, pool, blame.idle.as_ref());
     let routes: Vec<_> = pool.routes.iter().map(|route| route.name.clone()).collect();
-    let routes = (pool.network == Network::Routes).then_some(&routes[..]);
+    let routes = pool.network.has_ports().then_some(&routes[..]);
     let speaks_acp = pool.dialect == DialectName::Acp;
     blame
         .acp
@@ -94,6 +93,7 @@ pub(super) fn agree(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Conte
     }
     client_methods_can_be_had(ledger, pool, blame);
     routes_lead_somewhere(ledger, pool, blame);
+    egress_has_its_network(ledger, pool, blame);
     home_files_are_not_its_own(ledger, pool, blame);
     if context.found {
         restrict(ledger, pool, blame, context);
@@ -117,6 +117,12 @@ fn overlay_can_be_had(ledger: &Ledger, pool: &Pool, blame: &Blame) {
         let message = "mode = \"overlay\" and session = \"slot\" do not go with a check: it would work beside the agent on the same files";
         ledger.fault(&blame.mode, message, help);
     }
+}
+
+fn needs_its_own(network: Network) -> String {
+    format!(
+        "network = \"{network}\" needs a network of its own: it does not go with launcher = \"none\""
+    )
 }
 
 /// What an agent has its client do is done inside its walls, and asked for in a protocol that has
@@ -169,9 +175,9 @@ fn routes_lead_somewhere(ledger: &Ledger, pool: &Pool, blame: &Blame) {
             let message = "network = \"routes\" needs at least one of the routes";
             ledger.fault(place, message, None);
         }
-        (Some(place), _) if !wanted => {
+        (Some(place), _) if !wanted && pool.network != Network::Proxy => {
             let message = format!(
-                "routes need network = \"routes\", and this pool's is \"{}\"",
+                "routes need network = \"routes\" or \"proxy\", and this pool's is \"{}\"",
                 pool.network
             );
             ledger.fault(place, message, None);
@@ -188,6 +194,27 @@ fn routes_lead_somewhere(ledger: &Ledger, pool: &Pool, blame: &Blame) {
             "the variable {name} names {{route.{route}}}, which is none of the pool's routes"
         );
         ledger.fault(&blame.env, message, None);
+    }
+}
+
+/// Hosts and the network that reaches them go together, and nobody else has the proxy's port.
+fn egress_has_its_network(ledger: &Ledger, pool: &Pool, blame: &Blame) {
+    if let Some(place) = &blame.egress
+        && pool.network != Network::Proxy
+    {
+        let message = format!(
+            "egress needs network = \"proxy\", and this pool's is \"{}\"",
+            pool.network
+        );
+        ledger.fault(place, message, None);
+    }
+    let taken = pool.routes.iter().find(|route| route.port == EGRESS_PORT);
+    if let (Some(route), Some(place), Network::Proxy) = (taken, &blame.routes, pool.network) {
+        let message = format!(
+            "the route {} has the port {EGRESS_PORT}, which is the egress proxy's",
+            route.name
+        );
+        ledger.fault(place, message, Some("give it another port".to_owned()));
     }
 }
 
@@ -223,6 +250,9 @@ fn restrict(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Context<'_>) 
     }
     if let (Network::Routes, Some(place)) = (pool.network, &blame.network) {
         refuse(place, "network = \"routes\"");
+    }
+    if let (Network::Proxy, Some(place)) = (pool.network, &blame.network) {
+        refuse(place, "network = \"proxy\"");
     }
     if !pool.workspace.path.starts_with(context.dir) {
         refuse(&blame.path, "a workspace outside its own directory");

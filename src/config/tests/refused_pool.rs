@@ -98,7 +98,7 @@ fn closed_sets_of_words_name_their_members() {
         }
     };
     set("launcher", "\"unshare\", \"none\" or \"ssh\"", ("unshre", "unshare"), &["bwrap", "container", "pty"]);
-    set("network", "\"none\", \"routes\" or \"host\"", ("hots", "host"), &["proxy"]);
+    set("network", "\"none\", \"routes\", \"proxy\" or \"host\"", ("hots", "host"), &[]);
     set("guard", "\"policy\", \"policy+sandbox\" or \"sandbox\"", ("sandbx", "sandbox"), &[]);
     set("on_unasked_deny", "\"report\", \"interrupt\" or \"stop\"", ("interupt", "interrupt"), &[]);
     set("shell_cwd", "\"workspace\", \"turn\" or \"sticky\"", ("stiky", "sticky"), &[]);
@@ -392,8 +392,8 @@ fn routes_are_refused_where_they_lead_nowhere_or_let_a_key_out() {
     pool("network = \"routes\"\nroutes = []", "needs at least one of the routes");
     pool("network = \"routes\"\nroutes = [\"nowhere\"]", "expected \"anthropic\", \"gemini\" or \"openai\" or the name of a [route.NAME], found \"nowhere\"");
     pool("network = \"routes\"\nroutes = [\"gemini\", \"gemini\"]", "the route \"gemini\" is in the list twice");
-    pool("routes = [\"openai\"]", "routes need network = \"routes\", and this pool's is \"none\"");
-    pool("network = \"host\"\nroutes = [\"openai\"]", "routes need network = \"routes\"");
+    pool("routes = [\"openai\"]", "routes need network = \"routes\" or \"proxy\", and this pool's is \"none\"");
+    pool("network = \"host\"\nroutes = [\"openai\"]", "routes need network = \"routes\" or \"proxy\"");
     pool("launcher = \"none\"\nnetwork = \"routes\"\nroutes = [\"openai\"]", "does not go with launcher = \"none\"");
     pool("network = \"routes\"\nroutes = [\"openai\"]\nenv.set.URL = \"{route.gemini}/v1\"", "the variable URL names {route.gemini}, which is none of the pool's routes");
     pool("env.set.URL = \"{route.gemini}/v1\"", "the variable URL names {route.gemini}");

@@ -24,6 +24,7 @@ use crate::launch::{Child, Ended, KeeperHandle, SpawnError};
 use crate::lifecycle::stop::{Ladder, Step};
 use crate::lifecycle::watch::Watch;
 use crate::model::{AskKey, Event, EventKind, SessionId, SlotId};
+use crate::proxy::Proxy;
 use crate::relay::{LimitWatch, Relays};
 use crate::telemetry::event::child::{ChildHung, ChildSpawned, ProtocolError, SandboxFailed};
 use crate::telemetry::sets::{Hang, LineFault, SpawnResult, Stream};
@@ -50,6 +51,8 @@ pub(crate) struct ChannelState {
     pub(super) limits: Arc<LimitWatch>,
     /// The child's routes, served while the child lives.
     pub(super) relays: Relays,
+    /// Its way to hosts outside, likewise.
+    pub(super) proxy: Option<Proxy>,
     pub(super) stdin: Option<Stdin>,
     /// Dropping it kills the whole tree, so that a panic here leaves nothing behind.
     pub(super) keeper: Option<KeeperHandle>,
@@ -92,8 +95,10 @@ impl ChannelState {
         let credits = self.credits.clone();
         self.pump = Some(stdout::Pump::start(child.stdout, credits, myself.clone()));
         self.stdin = Some(Stdin::start(child.stdin, myself.clone()));
+        let mut listeners = child.listeners;
+        self.start_proxy(&mut listeners, myself);
         let upstreams = &self.pool.upstreams;
-        self.relays = Relays::start(child.listeners, upstreams, &self.slot, &self.limits);
+        self.relays = Relays::start(listeners, upstreams, &self.slot, &self.limits);
         self.keeper = Some(child.keeper);
         self.process = Some(child.ended);
         if let Some(clients) = &mut self.clients {
@@ -234,6 +239,7 @@ impl ChannelState {
         self.shared.slots.used(&self.slot).ended(over);
         self.ended = Some(Gone(ended));
         self.relays = Relays::default();
+        self.end_proxy();
         self.ladder.exited();
         self.watch.turn_ended();
         // Whoever held the pipe is dead: what is in it is all there will be.

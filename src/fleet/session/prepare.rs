@@ -403,7 +403,7 @@ enum For {
     Agent {
         /// Whether the workspace can be written.
         writable: bool,
-        /// Whether the pool's routes are listened on.
+        /// Whether the pool's routes and proxy are listened on.
         routes: bool,
         /// Whether we may start helpers inside.
         door: bool,
@@ -456,9 +456,7 @@ fn launch_plan(
                 For::Git(_) => Network::None,
             },
             listen: match what {
-                For::Agent { routes: true, .. } => {
-                    pool.config.routes.iter().map(|route| route.port).collect()
-                }
+                For::Agent { routes: true, .. } => pool.config.ports_inside(),
                 _ => Vec::new(),
             },
             ids: ids(shared, pool, &space.slot),

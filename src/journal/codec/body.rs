@@ -424,3 +424,16 @@ pub(super) struct TerminalEnded<'a> {
     #[serde(default)]
     pub(super) untold: u64,
 }
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct Egress<'a> {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) host: Maybe<'a>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) port: Option<u16>,
+    pub(super) result: Text<'a>,
+    pub(super) connections: u64,
+    pub(super) sent: u64,
+    pub(super) received: u64,
+    pub(super) took_ms: u64,
+}

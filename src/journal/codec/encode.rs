@@ -32,6 +32,7 @@ pub fn encode_into(event: &Event, out: &mut Vec<u8>) {
         Event::TerminalStarted { .. }
         | Event::TerminalOutput { .. }
         | Event::TerminalEnded { .. } => terminals(event, out),
+        Event::Egress { .. } => egress(event, out),
         Event::Plan { .. }
         | Event::Usage(_)
         | Event::ContextUsed { .. }
@@ -298,6 +299,33 @@ fn terminals(event: &Event, out: &mut Vec<u8>) {
             },
         ),
         _ => {}
+    }
+}
+
+/// Connections to hosts outside.
+fn egress(event: &Event, out: &mut Vec<u8>) {
+    if let Event::Egress {
+        host,
+        port,
+        result,
+        connections,
+        sent,
+        received,
+        took,
+    } = event
+    {
+        put(
+            out,
+            &body::Egress {
+                host: host.as_deref().map(Cow::Borrowed),
+                port: *port,
+                result: Cow::Borrowed(result.word()),
+                connections: *connections,
+                sent: *sent,
+                received: *received,
+                took_ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
+            },
+        );
     }
 }
 

@@ -120,4 +120,6 @@ pub(super) fn line(
 #[cfg(test)]
 mod child_tests;
 #[cfg(test)]
+mod egress_tests;
+#[cfg(test)]
 mod tests;

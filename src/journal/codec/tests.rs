@@ -57,6 +57,7 @@ fn every_event() -> Vec<Event> {
     events.extend(progress());
     events.extend(of_session());
     events.extend(offers());
+    events.extend(super::egress_tests::events());
     events
 }
 
