@@ -10,7 +10,7 @@ use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream as StdStream;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::thread;
@@ -23,6 +23,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use super::control::{self, Control, OneWay};
+use super::program::HelperProgram;
 use super::{Door, LaunchPlan, SpawnError, Walls};
 use crate::limits;
 use crate::wire::shim::{self, ARG0_LEASH, ARG0_OUTER, MARKER, Program, Report, Start, VERSION};
@@ -79,7 +80,8 @@ struct Job {
 }
 
 impl Spawner {
-    /// Starts the thread; children's helpers are this very binary. Must be called inside a runtime
+    /// Starts the thread; children's helpers are this very program, or the small binary of the same
+    /// build beside it. Must be called inside a runtime
     /// with IO, which also reaps the helpers.
     ///
     /// # Errors
@@ -99,6 +101,7 @@ impl Spawner {
             .name("spawner".to_owned())
             .spawn(move || {
                 let _inside = runtime.enter();
+                let helpers = HelperProgram::find(executable);
                 while let Some(Job {
                     plan,
                     reply,
@@ -106,7 +109,7 @@ impl Spawner {
                 }) = queue.blocking_recv()
                 {
                     // A caller who left in between drops what was started, which ends it.
-                    let _ = reply.send(fork(&executable, &plan, thread));
+                    let _ = reply.send(fork(&helpers, &plan, thread));
                 }
             })?;
         Ok(Self {
@@ -214,7 +217,7 @@ fn check(plan: &LaunchPlan) -> Result<(), SpawnError> {
 
 /// Starts a child's helper and tells it what to do; on the spawner thread only.
 fn fork(
-    executable: &Path,
+    helpers: &HelperProgram,
     plan: &LaunchPlan,
     thread: mpsc::Sender<Job>,
 ) -> Result<Launched, SpawnError> {
@@ -235,17 +238,18 @@ fn fork(
             cwd: plan.cwd.clone(),
             limits: plan.limits,
         },
+        program_beside: walls.is_some() && helpers.program().is_some(),
         walls,
         no_links: false,
     })?;
     let door = matches!(&plan.walls, Walls::Shim(walls) if walls.door);
     let door = door.then(|| Door::make(&marker)).transpose();
-    door.and_then(|door| start_helper(executable, arg0, &marker, &message, door, thread))
+    door.and_then(|door| start_helper(helpers, arg0, &marker, &message, door, thread))
         .map_err(SpawnError::Fork)
 }
 
 fn start_helper(
-    executable: &Path,
+    helpers: &HelperProgram,
     arg0: &str,
     marker: &str,
     message: &[u8],
@@ -264,7 +268,7 @@ fn start_helper(
         let (ours, theirs) = StdStream::pair()?;
         (ours, None, OwnedFd::from(theirs), Stdio::null())
     };
-    let mut command = Command::new(executable);
+    let mut command = Command::new(helpers.path());
     command
         .arg0(OsString::from(arg0))
         .env_clear()
@@ -285,6 +289,9 @@ fn start_helper(
         agent_stderr.as_fd(),
     ];
     sent.extend(pid_1s_end.as_ref().map(AsFd::as_fd));
+    if arg0 == ARG0_OUTER {
+        sent.extend(helpers.program());
+    }
     // Where it is told that it ended before it read, its own report says why.
     match control::send_start(&ours, message, &sent) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => return Err(error),

@@ -72,6 +72,10 @@ pub struct Start {
     /// The leash only: the working directory is entered through no link, even one that was put on
     /// the way after the directory was judged.
     pub no_links: bool,
+    /// Whether the helper is another binary than the supervisor: then the supervisor's own, which
+    /// is what the walls show as [`Source::OwnBinary`], is one descriptor more, the last.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub program_beside: bool,
 }
 
 /// What to run, inside the walls if there are any.
