@@ -56,6 +56,10 @@ words!(
         Rlimit = "rlimit",
         /// Capabilities and no_new_privs.
         Caps = "caps",
+        /// Landlock.
+        Landlock = "landlock",
+        /// The filter of system calls.
+        Seccomp = "seccomp",
         /// Starting the agent's program.
         Exec = "exec",
     }

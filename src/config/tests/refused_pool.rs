@@ -154,7 +154,6 @@ fn keys_that_do_nothing_yet_are_not_accepted() {
     check("ask = { when_waiting = \"hold\" }", "\"when_waiting\" is not supported by this version");
     check("workspace = { path = \".\", mode = \"overlay\" }", "\"overlay\" is not supported by this version");
     check("workspace = { path = \".\", mode = \"worktree\" }", "\"worktree\" is not supported by this version");
-    check("sandbox = \"strict\"", "\"strict\" is not supported by this version");
     check("policy = \"ci\"", "\"ci\" is not supported by this version");
     check("policy = \"reviewer\"", "\"reviewer\" is not supported by this version");
 }
@@ -181,7 +180,7 @@ fn a_session_is_resumed_only_where_it_can_be() {
 
 #[test]
 fn names_must_lead_somewhere() {
-    check("sandbox = \"standart\"", "pool.demo.sandbox: expected \"standard\" or the name of a [sandbox.NAME], found \"standart\"…did you mean standard?");
+    check("sandbox = \"standart\"", "pool.demo.sandbox: expected \"standard\" or \"strict\" or the name of a [sandbox.NAME], found \"standart\"…did you mean standard?");
     check("sandbox = 4", "pool.demo.sandbox: expected a string");
     check("policy = \"develper\"", "did you mean developer?");
     check("policy = \"\"", "expected \"developer\" or the name of a [policy.NAME]");
