@@ -7,9 +7,11 @@ use std::time::Duration;
 
 mod acp;
 mod client;
+mod probe;
 mod route;
 pub use acp::*;
 pub use client::*;
+pub use probe::*;
 pub use route::*;
 
 /// The longest line read from a child, in bytes, newline excluded. A longer one is a protocol

@@ -83,6 +83,13 @@ pub enum Command {
     },
     /// Show which agents are built in, and which of them this host has
     Agents(agents::Args),
+    /// Look at what this host has of what the walls are made of, and what is missing; exits with 1
+    /// if a profile in use cannot be had
+    Doctor {
+        /// Only what this profile needs: standard, strict, or a [sandbox.NAME]
+        #[arg(long, value_name = "NAME")]
+        profile: Option<String>,
+    },
     /// The walls around one command, without a fleet
     Sandbox {
         /// What to do with them

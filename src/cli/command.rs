@@ -13,6 +13,7 @@ use super::config_file::{self, LoadError, Loaded};
 use super::continuing;
 use super::control_client::{self, complain};
 use super::diagnostic::{self, Look};
+use super::doctor;
 use super::doors::{self, Doors};
 use super::events;
 use super::exit::Exit;
@@ -127,6 +128,13 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
         Command::Run(args) => run(&cli, args, loaded, &directory, streams).await,
         Command::Up => daemon(&cli, loaded, streams).await,
         Command::Acp { pool } => editor(&cli, pool, loaded, streams).await,
+        Command::Doctor { profile } => match find_state(&loaded.config, &mut streams) {
+            Ok(state) => {
+                let profile = profile.as_deref();
+                doctor::run(&loaded.config, &state, profile, cli.json, &mut streams)
+            }
+            Err(exit) => exit,
+        },
         Command::Logs { slot, follow } => match find_state(&loaded.config, &mut streams) {
             Ok(state) => {
                 let slot = slot.clone();

@@ -38,6 +38,25 @@ pub fn line(event: &StoredEvent, named: bool, width: usize) -> String {
     format!("{text} {}", show(&says, room))
 }
 
+/// A child's start, and what its walls lack, if anything.
+fn started(event: &Event) -> String {
+    let Event::ChildStarted {
+        pid,
+        launcher,
+        lacks,
+    } = event
+    else {
+        return String::new();
+    };
+    let words: Vec<_> = lacks.iter().map(|word| word.word()).collect();
+    let lacks = if words.is_empty() {
+        String::new()
+    } else {
+        format!(", lacks {}", words.join(", "))
+    };
+    format!("pid {pid}, launcher {launcher}{lacks}")
+}
+
 /// What it says; foreign text in it is not yet made safe.
 fn says(event: &Event) -> String {
     let or = |text: Option<&crate::model::Foreign>| text.map_or("", |text| text.raw()).to_owned();
@@ -50,7 +69,7 @@ fn says(event: &Event) -> String {
             let task = task.as_ref().map_or("-", |task| task.as_str());
             format!("{task} attempt {attempt}: {}", text.raw())
         }
-        Event::ChildStarted { pid, launcher } => format!("pid {pid}, launcher {launcher}"),
+        Event::ChildStarted { .. } => started(event),
         Event::Ready(info) => format!(
             "protocol {} {} {}",
             info.protocol,

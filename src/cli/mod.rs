@@ -13,6 +13,7 @@ pub mod config_file;
 pub mod continuing;
 pub mod control_client;
 pub mod diagnostic;
+pub mod doctor;
 pub mod doors;
 pub mod event_text;
 pub mod events;

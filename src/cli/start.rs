@@ -9,22 +9,22 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use super::config_file::Source;
+use super::doctor::ready::{self, Unready};
 use super::exit::Exit;
 use super::policies::{extractors, policies};
 use super::secrets;
 use crate::api::http::Render;
 use crate::api::process_stats;
-use crate::config::{Config, ConfigErrors, Launcher};
+use crate::config::{Config, ConfigErrors};
 use crate::fleet::{Ambient, FleetHandle, GoOn, Setup, StartError};
 use crate::journal::{Health, Journal, Keeping, OpenError, Rules, Space};
-use crate::launch::{self, RunError, Spawner};
+use crate::launch::Spawner;
 use crate::limits;
 use crate::model::{RunId, SessionId};
 use crate::relay::{Upstream, UpstreamError};
 use crate::sandbox::state_dir::{StateDir, StateError};
-use crate::sandbox::uids::{self, HeldBlock, Sources, UidError};
+use crate::sandbox::uids::{SlotUids, Sources, UidError};
 use crate::sandbox::workspace::sweep::{self, Sessions, When};
-use crate::sandbox::{self, Ids, PlanError};
 use crate::telemetry::{Build, Exporter, InstallError, SlotSample};
 
 /// How often histograms are folded: until then the recorder keeps every observation, and a flood
@@ -49,34 +49,15 @@ pub enum Failure {
     /// The spawner thread cannot be started.
     #[error("the spawner cannot be started: {0}")]
     Spawner(#[source] std::io::Error),
-    /// The walls cannot be built on this host.
-    #[error("sandbox {profile}: {error}\n  hint: {}", wall_hint())]
-    Walls {
-        /// The profile.
-        profile: String,
-        /// Why.
-        error: RunError,
-    },
-    /// The walls cannot be planned.
-    #[error("sandbox {profile}: {error}")]
-    Plan {
-        /// The profile.
-        profile: String,
-        /// Why.
-        error: PlanError,
-    },
+    /// This host lacks what the walls need, or they cannot be planned.
+    #[error(transparent)]
+    Walls(#[from] Unready),
     /// The metrics recorder cannot be installed.
     #[error(transparent)]
     Metrics(#[from] InstallError),
     /// The parts do not fit together.
     #[error(transparent)]
     Fleet(#[from] StartError),
-}
-
-const fn wall_hint() -> &'static str {
-    "unprivileged user namespaces may be switched off (sysctl user.max_user_namespaces, \
-     kernel.unprivileged_userns_clone, an AppArmor profile); without them only \
-     launcher = \"none\" works, which has no walls"
 }
 
 impl Failure {
@@ -226,18 +207,16 @@ pub async fn start(mut config: Config, state: StateDir, go_on: GoOn) -> Result<S
     raise_descriptor_limit();
     let journal = open_journal(&config, state.path())?;
     let spawner = Spawner::start().map_err(Failure::Spawner)?;
-    let config = Arc::new(config);
-    let is_walled = config
-        .pools
-        .iter()
-        .any(|pool| pool.launcher == Launcher::Unshare);
+    let is_walled = ready::walled(&config).next().is_some();
     let uids = if is_walled && rustix::process::geteuid().is_root() {
         let count = u32::from(config.supervisor.max_children);
-        Some(uids::take(&Sources::host(), count)?)
+        let ranges = ready::walled(&config).map(|(_, profile)| profile.demands.uid_range);
+        Some(SlotUids::take(&Sources::host(), count, ranges)?)
     } else {
         None
     };
-    probe(&config, &spawner, uids.as_ref()).await?;
+    ready::check(&mut config, &spawner, uids.as_ref(), state.path()).await?;
+    let config = Arc::new(config);
     let exporter = Exporter::install(BUILD)?;
     let state = Arc::new(state);
     sweep_copies(&state, When::Start, Working::of(&journal, None)).await;
@@ -297,43 +276,6 @@ fn raise_descriptor_limit() {
     if let Err(error) = setrlimit(Resource::Nofile, raised) {
         tracing::warn!(%error, "the limit of open files stays as it is");
     }
-}
-
-/// Tries the walls of every profile once, so that a host that cannot build them says so before
-/// any task is taken.
-async fn probe(
-    config: &Config,
-    spawner: &Spawner,
-    uids: Option<&HeldBlock>,
-) -> Result<(), Failure> {
-    let ids = match uids.and_then(|held| held.block().uid(0)) {
-        Some(slot_uid) => Ids::Root { slot_uid },
-        None => Ids::Own {
-            uid: rustix::process::geteuid().as_raw(),
-            gid: rustix::process::getegid().as_raw(),
-        },
-    };
-    let mut probed = Vec::new();
-    for pool in &config.pools {
-        if pool.launcher != Launcher::Unshare || probed.contains(&&pool.sandbox) {
-            continue;
-        }
-        let Some(profile) = config.sandboxes.get(&pool.sandbox) else {
-            continue;
-        };
-        let walls = sandbox::plan(&sandbox::probe_request(profile, ids));
-        let walls = walls.map_err(|error| Failure::Plan {
-            profile: pool.sandbox.clone(),
-            error,
-        })?;
-        let tried = launch::probe(spawner, walls, sandbox::limits_of(profile)).await;
-        tried.map_err(|error| Failure::Walls {
-            profile: pool.sandbox.clone(),
-            error,
-        })?;
-        probed.push(&pool.sandbox);
-    }
-    Ok(())
 }
 
 /// The page of `/metrics`.

@@ -8,6 +8,7 @@
 mod acp;
 mod agent;
 mod command;
+mod demands;
 mod describe;
 mod environment;
 mod error;
@@ -42,6 +43,7 @@ pub use acp::{
     Acp, McpServer, OptionValue, PermissionReply, Reach, ServerKind, Skipping, TellDenials,
 };
 pub use command::{Fill, OWN_PROGRAM};
+pub use demands::{Degradable, Demands, OnMissing, UidRange};
 pub use environment::{HOME as HOME_OF_CHILD, is_secretive};
 pub use error::{ConfigError, ConfigErrors, Places};
 pub use presets::{Find, Preset, names as agent_names, preset as agent_preset};

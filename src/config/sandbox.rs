@@ -1,10 +1,11 @@
-//! `[sandbox.NAME]`: the profiles, with `standard` built in.
+//! `[sandbox.NAME]`: the profiles, with `standard` and `strict` built in.
 //!
 //! Must not know pools or how walls are built.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use super::demands::{self, Demands};
 use super::error::quoted;
 use super::paths;
 use super::table::{Found, Section, word};
@@ -13,14 +14,14 @@ use crate::limits;
 
 word!(ProcMode);
 
-/// The built-in profile that everybody can have. Both may be changed key by key.
+/// The built-in profile that a pool has if it names none; it may be changed key by key.
 pub(super) const STANDARD: &str = "standard";
 
-/// The built-in profile with every wall, or none at all.
+/// The other one: what `standard` does without where a host lacks it, it needs.
 pub(super) const STRICT: &str = "strict";
 
 /// Keys of the format that do nothing in this version.
-const LATER_KEYS: &[&str] = &["on_missing", "allow_degrade", "uid_range"];
+const LATER_KEYS: &[&str] = &[];
 
 /// Places that the sandbox makes itself: nothing of the host can be bound over them.
 const OWN_PLACES: &[&str] = &[
@@ -78,7 +79,7 @@ pub(super) fn standard() -> Sandbox {
         fsize: GIB,
         landlock_min_abi: 0,
         seccomp: Seccomp::Default,
-        needs_own_uid: false,
+        demands: Demands::default(),
     }
 }
 
@@ -86,7 +87,10 @@ pub(super) fn standard() -> Sandbox {
 fn strict() -> Sandbox {
     Sandbox {
         landlock_min_abi: MOST_LANDLOCK,
-        needs_own_uid: true,
+        demands: Demands {
+            uid_per_slot: true,
+            ..Demands::default()
+        },
         ..standard()
     }
 }
@@ -159,7 +163,7 @@ fn read(section: &Section<'_>, base: Sandbox, dir: &Path, is_found: bool) -> San
             base.landlock_min_abi,
         ),
         seccomp: seccomp(section, dir).unwrap_or(base.seccomp),
-        needs_own_uid: base.needs_own_uid,
+        demands: demands::read(section, is_found, base.demands),
     };
     let elsewhere = [("nofile", "limits.nofile"), ("fsize", "limits.fsize")];
     section.close(LATER_KEYS, &elsewhere);

@@ -464,8 +464,7 @@ fn sandbox(name: &str, profile: &Sandbox) -> Shown {
         fsize,
         landlock_min_abi,
         seccomp,
-        // Of the profile `strict`, whatever the file says of it.
-        needs_own_uid: _,
+        demands,
     } = profile;
     // The reader's bounds keep all numbers far below this.
     let integer = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
@@ -487,6 +486,11 @@ fn sandbox(name: &str, profile: &Sandbox) -> Shown {
     );
     table.put("limits.nofile", integer(*nofile));
     table.put("limits.fsize", show_size(*fsize));
+    table.put("on_missing", demands.on_missing.word());
+    let may_lack = demands.allow_degrade.iter().map(|word| text(word.word()));
+    table.put("allow_degrade", Value::Array(may_lack.collect()));
+    table.put("uid_per_slot", demands.uid_per_slot);
+    table.put("uid_range", demands.uid_range.to_string());
     table
 }
 

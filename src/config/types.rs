@@ -29,7 +29,7 @@ pub struct Config {
     pub supervisor: Supervisor,
     /// `[pool.NAME]`, in the order of the file.
     pub pools: Vec<Pool>,
-    /// `[sandbox.NAME]`, `standard` included.
+    /// `[sandbox.NAME]`, `standard` and `strict` included.
     pub sandboxes: BTreeMap<String, Sandbox>,
     /// `[route.NAME]`, those of well-known providers included.
     pub routes: BTreeMap<String, Route>,
@@ -568,8 +568,8 @@ pub struct Sandbox {
     pub landlock_min_abi: u8,
     /// The filter of system calls.
     pub seccomp: Seccomp,
-    /// Whether a uid of its own is needed for every slot, so that a shared one is refused.
-    pub needs_own_uid: bool,
+    /// What it demands of its host.
+    pub demands: super::Demands,
 }
 
 /// `sandbox.NAME.seccomp`.

@@ -25,7 +25,7 @@ use crate::policy::Policy;
 use crate::policy::extract::Extractor;
 use crate::relay::Upstream;
 use crate::sandbox::state_dir::StateDir;
-use crate::sandbox::uids::HeldBlock;
+use crate::sandbox::uids::SlotUids;
 use crate::telemetry::PoolMeters;
 use crate::telemetry::event::task::PoolSampled;
 
@@ -47,7 +47,7 @@ pub struct Setup {
     /// Chance and threads; its default is what a supervisor takes.
     pub ambient: Ambient,
     /// The host uids of the slots, where the supervisor is root.
-    pub uids: Option<HeldBlock>,
+    pub uids: Option<SlotUids>,
     /// This very binary, as a path on the host: what `marshal` as a first word means.
     pub marshal: PathBuf,
     /// The environment that `env.pass` takes from.
@@ -86,7 +86,7 @@ pub(crate) struct Shared {
     pub(crate) journal: Journal,
     pub(crate) host: Arc<dyn Host>,
     pub(crate) ambient: Ambient,
-    pub(crate) uids: Option<HeldBlock>,
+    pub(crate) uids: Option<SlotUids>,
     pub(crate) marshal: PathBuf,
     pub(crate) environment: BTreeMap<String, String>,
     /// Sessions of slots are left to the next start.

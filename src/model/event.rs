@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 use super::{
     Ask, AskId, ChoiceInfo, ExitClass, ExitStatus, Foreign, TaskId, TurnOutcome, Verdict, words,
 };
-use super::{Decision, EventId, SessionId};
+use super::{Decision, EventId, SessionId, Weakness};
 
 words!(
     /// The kinds of events. `word` is the journal's `kind` column; [`EventKind::metric`] is the
@@ -226,6 +226,8 @@ pub enum Event {
         pid: u32,
         /// `none`, `unshare`.
         launcher: &'static str,
+        /// What its walls lack; empty without walls.
+        lacks: Vec<Weakness>,
     },
     /// The handshake is complete.
     Ready(AgentInfo),

@@ -13,6 +13,7 @@ pub mod setting;
 pub mod slot;
 pub mod task;
 pub mod turn;
+pub mod weakness;
 
 pub use ask::{Answer, Ask, AskKey, Claimed, DecidedBy, Decision, OnTimeout, ToolClass, Verdict};
 pub use client::{
@@ -29,6 +30,7 @@ pub use setting::{ChoiceInfo, Setting, SettingValue};
 pub use slot::SlotState;
 pub use task::{TaskOutcome, TaskSpec};
 pub use turn::TurnOutcome;
+pub use weakness::Weakness;
 
 /// Declares a closed set of words: the enum, its words for machines and the list of all of them.
 macro_rules! words {

@@ -20,6 +20,7 @@ use crate::wire::shim;
 
 mod control;
 mod descendants;
+pub mod doctor;
 mod door;
 mod fail;
 mod files;
@@ -59,6 +60,7 @@ pub fn shim_main() -> Option<ExitCode> {
         shim::ARG0_IDMAP => idmap::hold(),
         shim::ARG0_LEASH => leash::main(),
         shim::ARG0_FILES => files::main(),
+        shim::ARG0_PROBE => doctor::main(),
         _ => return None,
     })
 }

@@ -210,6 +210,8 @@ catalogue!(
         "Children judged hung, by kind.";
     SANDBOX_FAILURES = Recorder Counter, "marshal_sandbox_failures_total", [POOL, closed("stage", sets::sandbox_stages)],
         "Sandbox set-up failures by stage.";
+    SANDBOX_DEGRADED = Recorder Counter, "marshal_sandbox_degraded_total", [POOL, closed("feature", sets::weaknesses)],
+        "Children started with walls that lack a layer, by what they lack.";
 
     EVENTS = Recorder Counter, "marshal_events_total", [POOL, closed("kind", sets::event_kinds)],
         "Events read from children by kind.";

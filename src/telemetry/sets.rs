@@ -1,7 +1,7 @@
 //! The closed sets that label values come from, where `model` does not have them already.
 
 use crate::model::{DecidedBy, Decision, EventKind, ExitClass, SlotState, TaskOutcome};
-use crate::model::{TurnOutcome, words};
+use crate::model::{TurnOutcome, Weakness, words};
 
 words!(
     /// What became of the start of a process; whether it then completed its handshake is told by
@@ -287,6 +287,8 @@ lists!(
     queue_refusals = QueueRefusal;
     /// [`SandboxStage`]
     sandbox_stages = SandboxStage;
+    /// [`Weakness`]
+    weaknesses = Weakness;
     /// [`EvaluationError`]
     evaluation_errors = EvaluationError;
     /// [`TokenType`]

@@ -25,6 +25,8 @@ pub const ARG0_IDMAP: &str = "marshal-idmap";
 pub const ARG0_LEASH: &str = "marshal-leash";
 /// The name under which pid 1 starts the process that reads or writes one file.
 pub const ARG0_FILES: &str = "marshal-files";
+/// The name under which the binary starts as a probe of what a host has.
+pub const ARG0_PROBE: &str = "marshal-probe";
 
 /// What the door of a sandbox is told to start: a leash, for a command of the agent's.
 pub const DOOR_LEASH: u8 = b't';

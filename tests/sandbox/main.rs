@@ -9,6 +9,7 @@ use marshal::{launch, sandbox};
 #[allow(dead_code, reason = "shared with other test binaries")]
 mod children;
 mod escapes;
+mod doctor;
 mod identity;
 mod refusals;
 mod view;

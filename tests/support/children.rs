@@ -64,7 +64,7 @@ pub(crate) fn profile() -> config::Sandbox {
         fsize: 1 << 20,
         landlock_min_abi: 0,
         seccomp: config::Seccomp::Default,
-        needs_own_uid: false,
+        demands: config::Demands::default(),
     }
 }
 

@@ -25,7 +25,7 @@ use crate::wire::shim::Access;
 pub(super) enum NoRoom {
     /// There is no such profile.
     #[error(
-        "no profile {0:?}: expected standard, or a [sandbox.NAME] of the file named with --config"
+        "no profile {0:?}: expected standard, strict, or a [sandbox.NAME] of the file named with --config"
     )]
     Profile(String),
     /// A directory is none.
@@ -54,6 +54,12 @@ pub(super) enum NoRoom {
         /// The workspace.
         workspace: String,
     },
+    /// The profile wants a uid that only root can give.
+    #[error(
+        "the profile has uid_per_slot = true, and an ordinary user's commands have that user's uid \
+         (shared_uid): run this as root, or use a profile that shares it"
+    )]
+    SharedUid,
     /// No state directory for the copy.
     #[error(transparent)]
     StateDir(#[from] StateError),
@@ -72,6 +78,9 @@ pub(super) enum NoRoom {
     /// Git could not list it.
     #[error("git could not list the files of the workspace: {0}")]
     Git(String),
+    /// The walls around git cannot be had, and so none around the command.
+    #[error("{0}")]
+    Walls(RunError),
 }
 
 /// A command's surroundings.
@@ -113,8 +122,8 @@ pub(super) struct Wanted<'a> {
 
 /// Looks at what was asked for, and refuses what no command may have.
 pub(super) fn look<'a>(args: &WallArgs, config: &'a Config) -> Result<Wanted<'a>, NoRoom> {
-    let profile = config.sandboxes.get(&args.profile);
-    let profile = profile.ok_or_else(|| NoRoom::Profile(args.profile.clone()))?;
+    let profile = config.sandboxes.get(args.profile());
+    let profile = profile.ok_or_else(|| NoRoom::Profile(args.profile().to_owned()))?;
     let workspace = directory(&args.workspace)?;
     let home = args.home.as_deref().map(directory).transpose()?;
     let state = match &config.supervisor.state_dir {
@@ -160,16 +169,20 @@ fn directory(path: &Path) -> Result<PathBuf, NoRoom> {
     }
 }
 
-/// Who the command is outside: as root a uid of nobody else's.
-pub(super) fn ids() -> Result<(Ids, Option<HeldBlock>), NoRoom> {
+/// Who the command is outside: as root a uid of nobody else's; a profile that wants such a one has
+/// it or nothing.
+pub(super) fn ids(profile: &config::Sandbox) -> Result<(Ids, Option<HeldBlock>), NoRoom> {
     if !rustix::process::geteuid().is_root() {
+        if profile.demands.uid_per_slot {
+            return Err(NoRoom::SharedUid);
+        }
         let ids = Ids::Own {
             uid: rustix::process::geteuid().as_raw(),
             gid: rustix::process::getegid().as_raw(),
         };
         return Ok((ids, None));
     }
-    let held = uids::take(&Sources::host(), 1)?;
+    let held = uids::take(&Sources::host(), 1, profile.demands.uid_range)?;
     let ids = Ids::Root {
         slot_uid: held.block().first,
     };
@@ -224,7 +237,7 @@ pub(super) async fn prepare(
     spawner: &Spawner,
 ) -> Result<Room, NoRoom> {
     let wanted = look(args, config)?;
-    let (ids, held) = ids()?;
+    let (ids, held) = ids(wanted.profile)?;
     let copy = match args.mode {
         Mode::Copy => Some(copied(&wanted, ids, spawner).await?),
         Mode::Ro | Mode::Rw => None,
@@ -295,6 +308,7 @@ async fn git_list(wanted: &Wanted<'_>, ids: Ids, spawner: &Spawner) -> Result<Li
     let finished = match run {
         // Without git everything is copied, ignored files too.
         Err(RunError::Spawn(launch::SpawnError::Exec(_))) => return Ok(Listing::Everything),
+        Err(error @ (RunError::Spawn(_) | RunError::Lost(_))) => return Err(NoRoom::Walls(error)),
         Err(error) => return Err(NoRoom::Git(error.to_string())),
         Ok(finished) => finished,
     };

@@ -211,9 +211,29 @@ fn sandbox_profiles_are_checked() {
     for later in ["pids = 1", "memory = \"2G\"", "swap = \"0\"", "cpu = 1.0", "backend = \"v2\""] {
         check(&format!("limits = {{ {later} }}"), "not supported by this version");
     }
-    for later in ["on_missing = \"degrade\"", "allow_degrade = []", "uid_range = \"auto\""] {
-        check(later, "not supported by this version");
+}
+
+#[test]
+fn what_a_profile_may_do_without_is_a_closed_list() {
+    let own = |keys: &str| file(&format!("[sandbox.own]\n{keys}"));
+    let check = |keys: &str, expect: &str| check(&own(keys), expect);
+    let lacks = |what: &str| format!("on_missing = \"degrade\"\nallow_degrade = [\"{what}\"]");
+    check("on_missing = \"ignore\"", "expected \"fail\" or \"degrade\", found \"ignore\"");
+    check("on_missing = \"degrade\"", "sandbox.own.on_missing: on_missing = \"degrade\" needs allow_degrade");
+    check("on_missing = \"degrade\"\nallow_degrade = []", "needs allow_degrade to name what may be missing");
+    check("allow_degrade = [\"landlock\"]", "allow_degrade does nothing without on_missing = \"degrade\"");
+    for never in ["uid", "user", "mount", "pid", "net", "ipc", "uts", "cgroup", "seccomp", "caps", "no_new_privs", "pivot_root"] {
+        check(&lacks(never), &format!("sandbox.own.allow_degrade[0]: \"{never}\" can never be done without: "));
     }
+    check(&lacks("lndlock"), "\"cgroup.cpu\", found \"lndlock\"");
+    check("uid_per_slot = 1", "expected true or false");
+    for range in ["999-2000", "2000-1999", "700000-2147483648"] {
+        check(&format!("uid_range = \"{range}\""), "begins at 1000 or above, ends at 2147483647 or below");
+    }
+    for range in ["", "many", "5", "1000", "-1-1000", "1000-x", "4294967296-4294967297"] {
+        check(&format!("uid_range = \"{range}\""), "expected \"auto\" or FIRST-LAST");
+    }
+    refused_by(&found(), &own("uid_range = \"700000-700063\""), "a supervisor.toml that was found may not choose the uids");
 }
 
 #[test]

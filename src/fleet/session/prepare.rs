@@ -375,11 +375,7 @@ fn owner(shared: &Shared, pool: &PoolShared, slot: &SlotId) -> Option<Owner> {
     if pool.config.launcher == Launcher::None {
         return None;
     }
-    let uid = shared
-        .uids
-        .as_ref()?
-        .block()
-        .uid(u32::from(pool.first_slot + slot.index))?;
+    let uid = slot_uid(shared, pool, slot)?;
     Some(Owner { uid, gid: uid })
 }
 
@@ -575,12 +571,15 @@ fn tree(path: &Path, writable: bool) -> Result<Tree, PrepareError> {
     })
 }
 
+/// The slot's own uid, where the supervisor is root.
+fn slot_uid(shared: &Shared, pool: &PoolShared, slot: &SlotId) -> Option<u32> {
+    let range = pool.sandbox.demands.uid_range;
+    let number = u32::from(pool.first_slot + slot.index);
+    shared.uids.as_ref()?.uid(range, number)
+}
+
 fn ids(shared: &Shared, pool: &PoolShared, slot: &SlotId) -> sandbox::Ids {
-    let uid = shared
-        .uids
-        .as_ref()
-        .and_then(|block| block.block().uid(u32::from(pool.first_slot + slot.index)));
-    match uid {
+    match slot_uid(shared, pool, slot) {
         Some(slot_uid) => sandbox::Ids::Root { slot_uid },
         None => sandbox::Ids::Own {
             uid: rustix::process::geteuid().as_raw(),

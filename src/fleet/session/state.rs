@@ -14,7 +14,7 @@ use super::asks::{self, Asks};
 use super::choosing::Choosing;
 use super::measure::Measured;
 use super::outbox::{After, Outbox};
-use super::{CheckResult, Item, Limited, Prepared, SessionRef, TalkArgs, Tally, Work};
+use super::{CheckResult, Item, Limited, Prepared, SessionRef, TalkArgs, Tally, Work, weak};
 use crate::config::{OnUnaskedDeny, SessionScope};
 use crate::dialect::{Command, Denials};
 use crate::fleet::channel::{ChannelEnd, ChannelHandle, ChannelMsg};
@@ -165,6 +165,7 @@ impl SessionState {
                 self.outbox.event(Event::ChildStarted {
                     pid,
                     launcher: self.pool.config.launcher.word(),
+                    lacks: weak::counted(&self.shared, &self.pool, &self.work.slot),
                 });
             }
             Item::Ready(info) => self.ready(info),

@@ -44,6 +44,8 @@ pub(super) struct PromptAccepted<'a> {
 pub(super) struct ChildStarted<'a> {
     pub(super) pid: u32,
     pub(super) launcher: Text<'a>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) lacks: Vec<Text<'a>>,
 }
 
 #[derive(Serialize, Deserialize)]

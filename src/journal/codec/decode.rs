@@ -9,7 +9,7 @@ use super::{CodecError, VERSION, body};
 use crate::model::{
     AgentInfo, Ask, AskId, AskKey, ChoiceInfo, Claimed, CommandInfo, Cost, DecidedBy, Decision,
     Event, EventKind, ExitClass, Foreign, OptionState, Origin, PlanEntry, PoolName, SessionId,
-    TaskId, TaskSpec, TurnOutcome, Usage, Verdict,
+    TaskId, TaskSpec, TurnOutcome, Usage, Verdict, Weakness,
 };
 
 /// The words that [`Event::ChildStarted`] and [`Event::BadLine`] carry as static texts. A word
@@ -172,6 +172,11 @@ fn course(reader: &Reader<'_>) -> Result<Event, CodecError> {
             Event::ChildStarted {
                 pid: b.pid,
                 launcher: static_word(&b.launcher),
+                lacks: b
+                    .lacks
+                    .iter()
+                    .filter_map(|word| Weakness::from_word(word))
+                    .collect(),
             }
         }
         EventKind::Ready => {

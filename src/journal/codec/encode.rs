@@ -93,11 +93,19 @@ fn course(event: &Event, out: &mut Vec<u8>) {
                 text: text(prompt),
             },
         ),
-        Event::ChildStarted { pid, launcher } => put(
+        Event::ChildStarted {
+            pid,
+            launcher,
+            lacks,
+        } => put(
             out,
             &body::ChildStarted {
                 pid: *pid,
                 launcher: Cow::Borrowed(launcher),
+                lacks: lacks
+                    .iter()
+                    .map(|word| Cow::Borrowed(word.word()))
+                    .collect(),
             },
         ),
         Event::Ready(info) => put(

@@ -8,7 +8,7 @@ use crate::limits;
 use crate::model::{
     AgentInfo, Ask, AskId, AskKey, ChoiceInfo, Claimed, CommandInfo, Cost, DecidedBy, Decision,
     Event, ExitClass, ExitStatus, Foreign, OptionState, Origin, PlanEntry, PoolName, TaskId,
-    TaskSpec, TurnOutcome, Usage, Verdict,
+    TaskSpec, TurnOutcome, Usage, Verdict, Weakness,
 };
 
 /// One line of the golden file: a kind, a version, a body, separated by tabs.
@@ -75,10 +75,12 @@ fn course() -> Vec<Event> {
         Event::ChildStarted {
             pid: 4_000_000,
             launcher: "unshare",
+            lacks: Vec::new(),
         },
         Event::ChildStarted {
             pid: 1,
             launcher: "none",
+            lacks: Vec::new(),
         },
         Event::Ready(AgentInfo {
             protocol: "1".to_owned(),
@@ -225,6 +227,12 @@ fn offers() -> Vec<Event> {
         Event::ChildStarted {
             pid: 2,
             launcher: "ssh",
+            lacks: Vec::new(),
+        },
+        Event::ChildStarted {
+            pid: 3,
+            launcher: "unshare",
+            lacks: vec![Weakness::SharedUid, Weakness::Landlock, Weakness::Cpu],
         },
         Event::Ready(AgentInfo {
             protocol: "1".to_owned(),

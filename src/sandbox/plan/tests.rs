@@ -15,7 +15,7 @@ fn profile() -> Sandbox {
         fsize: 1 << 30,
         landlock_min_abi: 6,
         seccomp: crate::config::Seccomp::Default,
-        needs_own_uid: true,
+        demands: crate::config::Demands::default(),
     }
 }
 

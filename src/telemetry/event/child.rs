@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::WIDTH;
-use crate::model::{ExitClass, ExitStatus, Foreign, SessionId, SlotId, SlotState};
+use crate::model::{ExitClass, ExitStatus, Foreign, SessionId, SlotId, SlotState, Weakness};
 use crate::telemetry::meters::{PoolMeters, counter, gauge, histogram};
 use crate::telemetry::names;
 use crate::telemetry::sets::{Hang, LineFault, RestartCause, SandboxStage, SpawnResult};
@@ -54,6 +54,24 @@ impl SandboxFailed<'_> {
         let pool = self.slot.pool.as_str();
         counter(&names::SANDBOX_FAILURES, &[pool, self.stage.word()]).increment(1);
         tracing::error!(slot = %self.slot, stage = %self.stage, detail = self.detail, "sandbox not built");
+    }
+}
+
+/// A child was started with walls that lack a layer.
+#[derive(Debug)]
+pub struct SandboxDegraded<'a> {
+    /// Where.
+    pub slot: &'a SlotId,
+    /// What they lack.
+    pub feature: Weakness,
+}
+
+impl SandboxDegraded<'_> {
+    /// Logs and counts. The start of the fleet has said it once already.
+    pub fn emit(self) {
+        let pool = self.slot.pool.as_str();
+        counter(&names::SANDBOX_DEGRADED, &[pool, self.feature.word()]).increment(1);
+        tracing::debug!(slot = %self.slot, feature = %self.feature, "sandbox lacks a layer");
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::*;
 use crate::limits;
 use crate::model::{AskId, EventKind, ExitClass, ExitStatus, SessionId, SlotId, SlotState};
-use crate::model::{Foreign, TaskId, TaskOutcome, TurnOutcome, Usage};
+use crate::model::{Foreign, TaskId, TaskOutcome, TurnOutcome, Usage, Weakness};
 use crate::telemetry::event::{child, permission, process, task, turn};
 use crate::telemetry::sets::{
     ActorKind, EvaluationError, Hang, LineFault, QueueRefusal, RestartCause, SandboxStage,
@@ -295,6 +295,11 @@ fn emit_child(slot: &SlotId, session: &SessionId, foreign: &Foreign, took: Durat
         slot,
         stage: SandboxStage::Mount,
         detail: "x",
+    }
+    .emit();
+    child::SandboxDegraded {
+        slot,
+        feature: Weakness::SharedUid,
     }
     .emit();
     child::ChildReady {
