@@ -8,8 +8,8 @@ use marshal::{launch, sandbox};
 #[path = "../support/children.rs"]
 #[allow(dead_code, reason = "shared with other test binaries")]
 mod children;
-mod escapes;
 mod doctor;
+mod escapes;
 mod identity;
 mod refusals;
 mod view;

@@ -227,7 +227,9 @@ impl Arena {
              dialect = \"scaiflux\"\npolicy = \"developer\"\n\
              workspace = {{ path = {workspace:?}, mode = \"copy\" }}\n\
              [sandbox.standard]\n{profile}\
-             [sandbox.standard-masked]\nproc = \"masked\"\n{profile}"
+             [sandbox.strict]\n{profile}\
+             [sandbox.standard-masked]\nproc = \"masked\"\n{profile}\
+             [sandbox.strict-masked]\nproc = \"masked\"\n{profile}"
         );
         fs::write(self.path("supervisor.toml"), text).unwrap();
     }

@@ -26,6 +26,12 @@ const COLUMNS: &[Column] = &[
         launcher: None,
     },
     Column {
+        name: "root, strict",
+        who: Who::Root,
+        profile: "strict",
+        launcher: None,
+    },
+    Column {
         name: "user, standard",
         who: Who::User,
         profile: "standard",
@@ -34,7 +40,15 @@ const COLUMNS: &[Column] = &[
 ];
 
 /// What a column lets through, and why: nothing else may get through anywhere.
-const LET_THROUGH: &[(&str, &str, &str)] = &[];
+const LET_THROUGH: &[(&str, &str, &str)] = &[
+    ("root, standard", "fork_bomb", NO_LIMIT),
+    ("root, standard", "memory_bomb", NO_LIMIT),
+    ("root, strict", "fork_bomb", NO_LIMIT),
+    ("root, strict", "memory_bomb", NO_LIMIT),
+    ("user, standard", "fork_bomb", NO_LIMIT),
+    ("user, standard", "memory_bomb", NO_LIMIT),
+];
+const NO_LIMIT: &str = "no profile has a limit of processes or memory";
 
 /// Errors by which a control says that this host's kernel has no such thing at all.
 const ABSENT: [&str; 6] = [

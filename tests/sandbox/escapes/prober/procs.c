@@ -146,11 +146,12 @@ ATTEMPT(seccomp_off, NONE, "switch the filter off (no control: nobody can)") {
     int error = result(prctl(PR_SET_SECCOMP, 0, 0, 0, 0));
     return error;
 }
-ATTEMPT(seccomp_listener, USER, "a filter of its own that answers for others (user notification)") {
+ATTEMPT(seccomp_restack, USER, "a filter of its own that allows everything, with an answerer, then a user namespace") {
     struct { uint16_t code; uint8_t jt, jf; uint32_t k; } filter[] = {{0x06, 0, 0, 0x7fff0000}};
     struct { uint16_t length; void *filter; } program = {1, filter};
     prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
-    return result(syscall(SYS_seccomp, 1, 8, &program));
+    syscall(SYS_seccomp, 1, 8, &program);
+    return result(unshare(CLONE_NEWUSER));
 }
 ATTEMPT(setuid_root, ROOT, "become uid 0") { return result(setresuid(0, 0, 0)); }
 ATTEMPT(setuid_other, ROOT, "become another slot's uid") { return result(setresuid(1001, 1001, 1001)); }
