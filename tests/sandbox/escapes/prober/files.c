@@ -69,7 +69,7 @@ static int below_proc(pid_t pid, const char *link) {
 }
 ATTEMPT(proc_victim_root, ROOT, "read through /proc/PID/root of a process of the host") { return below_proc(victim(), "root"); }
 ATTEMPT(proc_1_root, ROOT, "read through /proc/1/root") { return below_proc(1, "root"); }
-ATTEMPT(parent_cwd, ROOT, "read through the parent's working directory") { return below_proc(getppid(), "cwd/../../../../../.."); }
+ATTEMPT(parent_cwd, ROOT, "read through the parent's working directory") { return below_proc(starter(), "cwd/../../../../../.."); }
 ATTEMPT(proc_1_cwd, ROOT, "list /proc/1/cwd") { return opened("/proc/1/cwd", O_RDONLY | O_DIRECTORY); }
 ATTEMPT(proc_1_exe_read, ROOT, "open /proc/1/exe") { return opened("/proc/1/exe", O_RDONLY); }
 ATTEMPT(proc_1_exe_run, ROOT, "run /proc/1/exe as a helper of the supervisor's") {

@@ -9,6 +9,7 @@ static int count;
 static int argument_count;
 static char **arguments;
 static char said[256];
+static pid_t began_by;
 
 void add(const char *name, enum control control, const char *what, attempt *run) {
     if (count == ATTEMPTS) abort();
@@ -53,6 +54,7 @@ int reads(const char *path, const char *secret) {
     return 0;
 }
 
+pid_t starter(void) { return began_by; }
 pid_t victim(void) { return (pid_t)told_number("victim"); }
 
 void scratch(char *path, size_t size, const char *name) {
@@ -107,7 +109,7 @@ int decoys(void);
 int terminal(char **words);
 
 int main(int argc, char **argv) {
-    argument_count = argc, arguments = argv;
+    argument_count = argc, arguments = argv, began_by = getppid();
     static const char *controls[] = {"root", "user", "permission", "none"};
     if (argc > 1 && !strcmp(argv[1], "decoys")) return decoys();
     if (argc > 3 && !strcmp(argv[1], "terminal")) return terminal(argv + 2);

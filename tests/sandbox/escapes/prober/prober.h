@@ -67,5 +67,7 @@ static inline int opened(const char *path, int flags) {
 int reads(const char *path, const char *secret);
 /* A child of the prober's that waits, for controls; behind walls the host's, or pid 1. */
 pid_t victim(void);
+/* The process that started the prober. */
+pid_t starter(void);
 void scratch(char *path, size_t size, const char *name);
 #endif

@@ -19,7 +19,7 @@ static pid_t target(void) { return walled() ? 1 : victim(); }
 
 ATTEMPT(environ_victim, ROOT, "environment of a process of the host") { return of(victim(), "environ"); }
 ATTEMPT(environ_pid1, ROOT, "environment of pid 1 (control: of a victim)") { return of(target(), "environ"); }
-ATTEMPT(environ_parent, ROOT, "environment of the parent (control: of a victim)") { return of(walled() ? getppid() : victim(), "environ"); }
+ATTEMPT(environ_parent, ROOT, "environment of the parent (control: of a victim)") { return of(walled() ? starter() : victim(), "environ"); }
 ATTEMPT(environ_all, ROOT, "a secret in any environment that can be seen") {
     DIR *directory = opendir("/proc");
     struct dirent *entry;
