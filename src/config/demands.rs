@@ -260,8 +260,12 @@ fn range(section: &Section<'_>, is_found: bool) -> Option<UidRange> {
 }
 
 impl super::Sandbox {
-    /// Takes out what the host has not, or lowers it to what there is (`has`, where it is counted).
-    pub fn goes_without(&mut self, what: Degradable, _has: u64) {
+    /// Takes out what the host has not, or lowers it to what there is.
+    pub fn goes_without(&mut self, what: Degradable) {
+        if what == Degradable::Landlock {
+            // The highest that there is, also if that is none.
+            self.landlock_min_abi = 0;
+        }
         if !self.demands.lacking.contains(&what) {
             self.demands.lacking.push(what);
         }

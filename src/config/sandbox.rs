@@ -14,14 +14,11 @@ use crate::limits;
 
 word!(ProcMode);
 
-/// The built-in profile that a pool has if it names none; it may be changed key by key.
+/// The built-in profile that everybody can have. Both may be changed key by key.
 pub(super) const STANDARD: &str = "standard";
 
-/// The other one: what `standard` does without where a host lacks it, it needs.
+/// The built-in profile with every wall, or none at all.
 pub(super) const STRICT: &str = "strict";
-
-/// Keys of the format that do nothing in this version.
-const LATER_KEYS: &[&str] = &[];
 
 /// Places that the sandbox makes itself: nothing of the host can be bound over them.
 const OWN_PLACES: &[&str] = &[
@@ -166,7 +163,7 @@ fn read(section: &Section<'_>, base: Sandbox, dir: &Path, is_found: bool) -> San
         demands: demands::read(section, is_found, base.demands),
     };
     let elsewhere = [("nofile", "limits.nofile"), ("fsize", "limits.fsize")];
-    section.close(LATER_KEYS, &elsewhere);
+    section.close(&[], &elsewhere);
     profile
 }
 

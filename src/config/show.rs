@@ -462,9 +462,9 @@ fn sandbox(name: &str, profile: &Sandbox) -> Shown {
         proc_mode,
         nofile,
         fsize,
+        demands,
         landlock_min_abi,
         seccomp,
-        demands,
     } = profile;
     // The reader's bounds keep all numbers far below this.
     let integer = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);

@@ -564,12 +564,12 @@ pub struct Sandbox {
     pub nofile: u64,
     /// RLIMIT_FSIZE, in bytes.
     pub fsize: u64,
+    /// What it demands of its host.
+    pub demands: super::Demands,
     /// The least ABI of Landlock, 0 to 6; the highest that the kernel has is used.
     pub landlock_min_abi: u8,
     /// The filter of system calls.
     pub seccomp: Seccomp,
-    /// What it demands of its host.
-    pub demands: super::Demands,
 }
 
 /// `sandbox.NAME.seccomp`.

@@ -166,6 +166,50 @@ fn a_call_that_the_kernel_refuses_is_named_and_nothing_starts() {
     assert!(host.homes() <= 1);
 }
 
+/// Everything of Landlock.
+const LANDLOCK: &[i64] = &[
+    libc::SYS_landlock_create_ruleset,
+    libc::SYS_landlock_add_rule,
+    libc::SYS_landlock_restrict_self,
+];
+
+#[test]
+fn landlock_is_a_need_or_done_without_as_the_profile_says() {
+    let run = ["run", "say hi"];
+    let least = "[sandbox.own]\nlandlock_min_abi = 6";
+    let host = Host::new(least, "sandbox = \"own\"");
+    let may_lack = format!("{least}\non_missing = \"degrade\"\nallow_degrade = [\"landlock\"]");
+    let softer = Host::new(&may_lack, "sandbox = \"own\"");
+    for (errno, name) in ERRNOS {
+        let none = refusing(LANDLOCK, errno);
+        lacks(&host.without(none, &run), 3, "landlock", name);
+        assert_eq!(host.homes(), 0, "nothing was begun");
+        let output = softer.without(none, &run);
+        assert_eq!(output.status.code(), Some(0), "{}", shown(&output));
+        let text = shown(&output);
+        assert!(text.contains("goes without a layer"), "{text}");
+        let events = out(&softer.run(&["--json", "events"]));
+        let is_told = |line: &&str| line.contains("child_started") && line.contains("landlock");
+        assert!(events.lines().any(|line| is_told(&line)), "{events}");
+        let output = softer.without(none, &["doctor"]);
+        let row = row(&out(&output), "landlock").unwrap();
+        // The profile strict is among those that need it.
+        assert!(row.contains("missing"), "{row}");
+        let output = softer.without(none, &["doctor", "--profile", "own"]);
+        assert_eq!(output.status.code(), Some(0), "{}", shown(&output));
+        let row = self::row(&out(&output), "landlock").unwrap();
+        assert!(
+            row.contains(&format!("own: landlock_min_abi degraded {name}")),
+            "{row}"
+        );
+    }
+    let output = host.run(&run);
+    assert_eq!(output.status.code(), Some(0), "{}", shown(&output));
+    let events = out(&host.run(&["--json", "events"]));
+    let started = events.lines().find(|line| line.contains("child_started"));
+    assert!(!started.unwrap().contains("landlock"), "{events}");
+}
+
 #[test]
 fn every_way_to_start_shows_the_same_table() {
     let host = Host::new("", "");
@@ -362,12 +406,12 @@ fn what_a_child_lacks_is_told_by_its_event_and_counted() {
     let host = Host::new("", "");
     let output = host.run(&["run", "say hi"]);
     assert_eq!(output.status.code(), Some(0), "{}", shown(&output));
-    let events = host.run(&["events"]);
+    let events = host.run(&["--json", "events"]);
     let text = out(&events);
-    let started = text.lines().find(|line| line.contains("launcher unshare"));
+    let started = text.lines().find(|line| line.contains("child_started"));
     let started = started.unwrap_or_else(|| panic!("{}", shown(&events)));
     assert_eq!(
-        started.contains("lacks shared_uid"),
+        started.contains("shared_uid"),
         !children::is_root(),
         "{started}"
     );

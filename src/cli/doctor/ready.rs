@@ -228,12 +228,12 @@ fn go_without(profiles: &mut BTreeMap<String, Sandbox>, needs: &[Need], rows: &[
             let Some(profile) = profiles.get_mut(name) else {
                 continue;
             };
-            profile.goes_without(word, row.found.count);
+            profile.goes_without(word);
             tracing::warn!(
                 profile = name,
                 feature = word.word(),
                 found = row.found.said,
-                "the sandbox goes without what this host has not (on_missing = \"degrade\")"
+                "the sandbox goes without a layer that this host has not"
             );
         }
     }

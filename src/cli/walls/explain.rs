@@ -7,7 +7,7 @@ use super::{Mode, NO_WALLS, WallArgs};
 use crate::cli::doctor::{own_ids, ready};
 use crate::cli::streams::Streams;
 use crate::cli::trust::shown;
-use crate::config::{Config, OnMissing, Sandbox, show_size};
+use crate::config::{Config, OnMissing, Sandbox, Seccomp, show_size};
 use crate::model::foreign;
 use crate::sandbox::doctor::Row;
 use crate::sandbox::{Ids, ShimPlan, Tree};
@@ -101,6 +101,8 @@ fn lines(args: &WallArgs, profile: &Sandbox, plan: &ShimPlan, workspace: &str) -
             profile.nofile,
             show_size(profile.fsize)
         ),
+        format!("seccomp    {}", seccomp(profile)),
+        format!("landlock   {}", landlock(profile)),
         format!("if missing {}", on_missing(profile)),
         format!("network    {network}"),
         format!("host name  {}", foreign::show(&plan.hostname, 64)),
@@ -115,6 +117,21 @@ fn lines(args: &WallArgs, profile: &Sandbox, plan: &ShimPlan, workspace: &str) -
     );
     lines.push("and nothing else of this host's files".to_owned());
     lines
+}
+
+fn seccomp(profile: &Sandbox) -> String {
+    match &profile.seccomp {
+        Seccomp::Default => "the built-in list of the system calls that are allowed".to_owned(),
+        Seccomp::Off => "off: every system call of this kernel can be made".to_owned(),
+        Seccomp::File(path) => format!("what {} allows", shown(path)),
+    }
+}
+
+fn landlock(profile: &Sandbox) -> String {
+    match profile.landlock_min_abi {
+        0 => "the highest ABI of this kernel, none included".to_owned(),
+        least => format!("the highest ABI of this kernel, at least {least}"),
+    }
 }
 
 /// What becomes of a command where this host lacks a layer.

@@ -88,6 +88,11 @@ const BEYOND: &[&str] = &[
     "a path such as \"/mcp\"",
     "only where its session is loaded again",
     "says otherwise",
+    // What keys of a profile agree on, and what order says of two numbers.
+    "to name what may be missing",
+    "does nothing without on_missing",
+    "begins at 1000 or above",
+    "may not choose the uids",
     // JSON has one kind of number.
     "found the float 4.0",
 ];

@@ -421,8 +421,8 @@ fn landlock(feature: Feature) -> Step<Found> {
         ABI, Access as _, AccessFs, CompatLevel, Compatible as _, LandlockStatus, Ruleset,
         RulesetAttr as _,
     };
-    let none = |errno: Errno, said: &str| Found {
-        errno: Some(errno.raw_os_error()),
+    let none = |said: &str, errno: Option<i32>| Found {
+        errno,
         hint: Some(
             "Landlock needs a kernel with CONFIG_SECURITY_LANDLOCK and landlock in lsm=; a \
              container's seccomp profile may refuse it"
@@ -436,9 +436,12 @@ fn landlock(feature: Feature) -> Step<Found> {
         .and_then(Ruleset::create)
         .and_then(landlock::RulesetCreated::restrict_self)
         .map_err(|error| failure(Stage::Caps, format!("landlock: {error}")))?;
+    // The crate does not say why; nothing that failed came after.
+    let errno = std::io::Error::last_os_error().raw_os_error();
+    let errno = errno.filter(|errno| [libc::EPERM, libc::EACCES, libc::ENOSYS].contains(errno));
     let abi = match restricted.landlock {
-        LandlockStatus::NotEnabled => return Ok(none(Errno::OPNOTSUPP, "switched off")),
-        LandlockStatus::NotImplemented => return Ok(none(Errno::NOSYS, "not there, or refused")),
+        LandlockStatus::NotEnabled => return Ok(none("switched off", Some(libc::EOPNOTSUPP))),
+        LandlockStatus::NotImplemented => return Ok(none("not there, or refused", errno)),
         LandlockStatus::Available {
             effective_abi,
             kernel_abi,

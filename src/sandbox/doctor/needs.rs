@@ -2,8 +2,12 @@
 
 use super::Feature;
 use super::probe::{Asked, Found};
-use crate::config::{Degradable, ProcMode, Sandbox, UidRange};
+use crate::config::{Degradable, ProcMode, Sandbox, Seccomp, UidRange};
 use crate::model::words;
+
+/// The least version of Landlock that is used: the first forbids moving a file from one directory to
+/// another.
+const LEAST_LANDLOCK: u8 = 2;
 
 /// Somebody's need.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -108,6 +112,9 @@ pub fn needs_of(of: &NeedsOf<'_>) -> Vec<Need> {
         ProcMode::Masked => Feature::ProcFull,
     };
     need(proc, None, 0);
+    if of.profile.seccomp != Seccomp::Off {
+        need(Feature::Seccomp, None, 0);
+    }
     if of.own_network {
         need(Feature::NetNs, None, 0);
         need(Feature::Loopback, None, 0);
@@ -127,7 +134,25 @@ pub fn needs_of(of: &NeedsOf<'_>) -> Vec<Need> {
         let range = (range != UidRange::Auto).then(|| range.to_string());
         need(Feature::UidPerSlot, range.as_deref(), u64::from(of.slots));
     }
+    needs.push(landlock(of));
     needs
+}
+
+/// A profile that names no version takes the highest that there is, and says so where there is
+/// none.
+fn landlock(of: &NeedsOf<'_>) -> Need {
+    let least = of.profile.landlock_min_abi;
+    let may_lack = least == 0 || of.profile.demands.may_lack(Degradable::Landlock);
+    Need {
+        what: Asked {
+            feature: Feature::Landlock,
+            at: None,
+        },
+        least: u64::from(least.max(LEAST_LANDLOCK)),
+        by: format!("{}: landlock_min_abi", of.name),
+        profile: Some(of.name.to_owned()),
+        may_lack: may_lack.then_some(Degradable::Landlock),
+    }
 }
 
 /// The key of the profile that makes a thing a need, where it is not all of them.
@@ -136,6 +161,7 @@ const fn key_of(feature: Feature) -> Option<&'static str> {
         Feature::ProcPid | Feature::ProcFull => Some("proc"),
         Feature::UidPerSlot => Some("uid_per_slot"),
         Feature::Loopback | Feature::NetNs => Some("network"),
+        Feature::Seccomp => Some("seccomp"),
         _ => None,
     }
 }
@@ -256,6 +282,31 @@ mod tests {
         let fact = asked(Feature::LegacyTiocsti);
         let rows = judge(&[], vec![(fact, found(false, 0))]);
         assert_eq!(rows[0].verdict, Verdict::Ok);
+    }
+
+    #[test]
+    fn landlock_is_needed_as_the_profile_says() {
+        let config = crate::config::Config::parse(
+            "[sandbox.own]\non_missing = \"degrade\"\nallow_degrade = [\"landlock\"]\n\
+             landlock_min_abi = 4\n[pool.demo]\nagent = \"script\"\n",
+            &crate::config::Origin::built_in("/".into()),
+        );
+        let config = config.expect("good");
+        let of = |name| {
+            let need = landlock(&NeedsOf {
+                name,
+                profile: &config.sandboxes[name],
+                own_network: true,
+                is_root: false,
+                slots: 1,
+                state: None,
+                writable_workspace: None,
+            });
+            (need.least, need.may_lack)
+        };
+        assert_eq!(of("strict"), (6, None));
+        assert_eq!(of("standard"), (2, Some(Degradable::Landlock)));
+        assert_eq!(of("own"), (4, Some(Degradable::Landlock)));
     }
 
     #[test]
