@@ -103,6 +103,10 @@ fn plant(arena: &Arena, mark: &Path) -> std::path::PathBuf {
         ),
     )
     .unwrap();
+    // Whoever opens this waits, and whoever follows that reads a secret of root's.
+    let fifo = rustix::fs::Mode::from_raw_mode(0o666);
+    rustix::fs::mkfifoat(rustix::fs::CWD, tree.join("fifo"), fifo).unwrap();
+    std::os::unix::fs::symlink("/etc/shadow", tree.join("shadow")).unwrap();
     let commit = format!("160000,{:040x},inner", 1);
     git(
         arena,

@@ -250,6 +250,35 @@ ATTEMPT(fd_bomb, USER, "more descriptors than the limit, raised if it can be") {
 }
 ATTEMPT(inotify_host, USER, "watch another workspace") { return result(syscall(SYS_inotify_add_watch, (int)syscall(SYS_inotify_init1, 0), told("other"), 2)); }
 
+static int leases(const char *path) {
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    return fd < 0 ? errno : result(fcntl(fd, F_SETLEASE, F_RDLCK));
+}
+ATTEMPT(lease_usr, ROOT, "a lease on a program of the host, which holds up who replaces it") { return leases("/usr/bin/env"); }
+ATTEMPT(lease_marshal, ROOT, "a lease on the supervisor's binary (control: on a program)") { return leases(walled() ? "/run/marshal/marshal" : "/usr/bin/env"); }
+/* What even root could not remove afterwards. */
+static int flags(int flag) {
+    char path[4096];
+    scratch(path, sizeof path, "flags");
+    int fd = open(path, O_CREAT | O_RDWR, 0600), now = 0;
+    if (fd < 0 || ioctl(fd, 0x80086601, &now)) return errno;
+    int then = now | flag, error = result(ioctl(fd, 0x40086602, &then));
+    ioctl(fd, 0x40086602, &now);
+    unlink(path);
+    return error;
+}
+ATTEMPT(immutable_file, ROOT, "make a file immutable, so that it cannot be removed") { return flags(0x10); }
+ATTEMPT(append_only_file, ROOT, "make a file append-only") { return flags(0x20); }
+ATTEMPT(project_id, NONE, "leave the project of a quota by FS_IOC_FSSETXATTR (no control: needs a file system with projects)") {
+    char path[4096];
+    uint32_t attributes[7] = {0};
+    scratch(path, sizeof path, "project");
+    int fd = open(path, O_CREAT | O_RDWR, 0600);
+    attributes[3] = 7;
+    return fd < 0 ? errno : result(ioctl(fd, 0x401c5820, attributes));
+}
+ATTEMPT(signal_by_owner, ROOT, "have the kernel signal a process of the host (F_SETOWN)") { return result(fcntl(open("/dev/null", O_RDONLY), F_SETOWN, victim())); }
+
 /* On a workspace that is shown read-only. */
 #define WS(name) joined(told("scratch"), name)
 ATTEMPT(ro_write, USER, "make a file in a read-only workspace") { return opened(WS("new"), O_CREAT | O_WRONLY); }
