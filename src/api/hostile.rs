@@ -148,6 +148,7 @@ fn hostile_events(evil: &str, task: &TaskId) -> Vec<Event> {
             status: None,
             detail: evil.to_owned(),
             stderr: vec![text()],
+            memory_peak: None,
         },
         Event::CheckEnded {
             status: None,

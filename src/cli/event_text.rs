@@ -44,6 +44,7 @@ fn started(event: &Event) -> String {
         pid,
         launcher,
         lacks,
+        limits,
     } = event
     else {
         return String::new();
@@ -54,7 +55,8 @@ fn started(event: &Event) -> String {
     } else {
         format!(", lacks {}", words.join(", "))
     };
-    format!("pid {pid}, launcher {launcher}{lacks}")
+    let limits = limits.as_ref().map_or(String::new(), |l| format!(", {l}"));
+    format!("pid {pid}, launcher {launcher}{limits}{lacks}")
 }
 
 /// What it says; foreign text in it is not yet made safe.

@@ -25,7 +25,7 @@ use crate::relay::{Upstream, UpstreamError};
 use crate::sandbox::state_dir::{StateDir, StateError};
 use crate::sandbox::uids::{SlotUids, Sources, UidError};
 use crate::sandbox::workspace::sweep::{self, Sessions, When};
-use crate::telemetry::{Build, Exporter, InstallError, SlotSample};
+use crate::telemetry::{Build, Exporter, InstallError, SlotSample, Usages};
 
 /// How often histograms are folded: until then the recorder keeps every observation, and a flood
 /// makes a million a second.
@@ -302,7 +302,14 @@ fn page(exporter: Arc<Exporter>, fleet: FleetHandle) -> Render {
                 }
             })
             .collect();
-        let page = exporter.render(process.as_ref(), &samples);
+        let page = exporter.render(
+            process.as_ref(),
+            &samples,
+            &Usages {
+                slots: fleet.used(),
+                host: process_stats::pressure(),
+            },
+        );
         crate::telemetry::event::process::ScrapeServed {
             took: began.elapsed(),
         }

@@ -21,6 +21,7 @@ mod presets;
 mod route;
 mod route_table;
 mod sandbox;
+mod sandbox_limits;
 mod schema;
 mod show;
 mod ssh;

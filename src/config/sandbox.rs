@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use super::demands::{self, Demands};
 use super::error::quoted;
 use super::paths;
+use super::sandbox_limits;
 use super::table::{Found, Section, word};
 use super::types::{ProcMode, Sandbox, Seccomp};
 use crate::limits;
@@ -77,6 +78,7 @@ pub(super) fn standard() -> Sandbox {
         landlock_min_abi: 0,
         seccomp: Seccomp::Default,
         demands: Demands::default(),
+        group: sandbox_limits::STANDARD,
     }
 }
 
@@ -88,6 +90,7 @@ fn strict() -> Sandbox {
             uid_per_slot: true,
             ..Demands::default()
         },
+        group: sandbox_limits::STRICT,
         ..standard()
     }
 }
@@ -142,10 +145,8 @@ fn read(section: &Section<'_>, base: Sandbox, dir: &Path, is_found: bool) -> San
     let limit = section.section("limits");
     let nofile = limit.integer("nofile", 16..=1_048_576_u64);
     let fsize = limit.size("fsize", 64 * KIB..=TIB);
-    limit.close(
-        &["pids", "memory", "swap", "cpu", "backend", "nproc", "core"],
-        &[],
-    );
+    let group = sandbox_limits::read(&limit, base.group);
+    limit.close(&["core"], &[("nproc", "pids")]);
     let profile = Sandbox {
         ro_bind: ro_bind(section, dir, is_found).unwrap_or(base.ro_bind),
         etc: etc(section).unwrap_or(base.etc),
@@ -161,6 +162,7 @@ fn read(section: &Section<'_>, base: Sandbox, dir: &Path, is_found: bool) -> San
         ),
         seccomp: seccomp(section, dir).unwrap_or(base.seccomp),
         demands: demands::read(section, is_found, base.demands),
+        group,
     };
     let elsewhere = [("nofile", "limits.nofile"), ("fsize", "limits.fsize")];
     section.close(&[], &elsewhere);

@@ -5,6 +5,7 @@
 //! that no new key can be forgotten.
 
 mod acp;
+mod limits;
 mod routes;
 mod ssh;
 
@@ -465,6 +466,7 @@ fn sandbox(name: &str, profile: &Sandbox) -> Shown {
         demands,
         landlock_min_abi,
         seccomp,
+        group,
     } = profile;
     // The reader's bounds keep all numbers far below this.
     let integer = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
@@ -491,6 +493,7 @@ fn sandbox(name: &str, profile: &Sandbox) -> Shown {
     table.put("allow_degrade", Value::Array(may_lack.collect()));
     table.put("uid_per_slot", demands.uid_per_slot);
     table.put("uid_range", demands.uid_range.to_string());
+    limits::put(&mut table, *group);
     table
 }
 

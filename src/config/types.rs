@@ -18,7 +18,7 @@ pub use super::route::{
 pub use super::ssh::{FarMode, FarNetwork, FarWalls, Ssh};
 use crate::limits;
 pub use crate::model::OnTimeout;
-use crate::model::{ClientOffers, PoolName, words};
+use crate::model::{ClientOffers, GroupLimits, PoolName, words};
 
 /// The whole configuration.
 #[derive(Debug, Clone)]
@@ -570,6 +570,8 @@ pub struct Sandbox {
     pub landlock_min_abi: u8,
     /// The filter of system calls.
     pub seccomp: Seccomp,
+    /// What a child may take of the host with everything that it starts.
+    pub group: GroupLimits,
 }
 
 /// `sandbox.NAME.seccomp`.

@@ -16,6 +16,7 @@ use super::channel::stderr::StderrLog;
 use super::clock;
 use super::notice::{Notice, Pinned, SlotView};
 use super::session::Scales;
+use super::used::Used;
 use crate::config::{Config, DialectName, Pool as PoolConfig, Sandbox};
 use crate::journal::Journal;
 use crate::launch::Host;
@@ -26,8 +27,8 @@ use crate::policy::extract::Extractor;
 use crate::relay::Upstream;
 use crate::sandbox::state_dir::StateDir;
 use crate::sandbox::uids::SlotUids;
-use crate::telemetry::PoolMeters;
 use crate::telemetry::event::task::PoolSampled;
+use crate::telemetry::{PoolMeters, SlotUse};
 
 /// What a fleet is started with.
 #[derive(Debug)]
@@ -233,6 +234,7 @@ impl PoolShared {
 struct SlotEntry {
     view: Mutex<SlotView>,
     log: StderrLog,
+    used: Arc<Used>,
 }
 
 /// The slots as others see them: written by their Pool, read by API, progress and metrics.
@@ -244,6 +246,7 @@ impl SlotTable {
         let entries = slots.map(|view| {
             let entry = SlotEntry {
                 log: StderrLog::new(),
+                used: Arc::default(),
                 view: Mutex::new(view),
             };
             let slot = entry
@@ -286,6 +289,17 @@ impl SlotTable {
             let view = entry.view.lock().unwrap_or_else(PoisonError::into_inner);
             view.session.as_ref() == Some(session)
         })
+    }
+
+    /// What is used there; of a slot that does not exist it goes nowhere.
+    pub(crate) fn used(&self, slot: &SlotId) -> Arc<Used> {
+        let known = self.0.get(slot);
+        known.map_or_else(Arc::default, |entry| Arc::clone(&entry.used))
+    }
+
+    pub(crate) fn look(&self) -> Vec<SlotUse> {
+        let all = self.0.iter();
+        all.map(|(slot, entry)| entry.used.look(slot)).collect()
     }
 
     pub(crate) fn log(&self, slot: &SlotId) -> Option<&StderrLog> {

@@ -11,6 +11,7 @@
 //! when its control socket ends; so nothing here needs a clean-up that could be skipped, and
 //! whoever drops a process has ended it. Must not know protocols, and not what walls are made of.
 
+pub mod cgroup;
 mod control;
 mod door;
 mod error;

@@ -22,12 +22,13 @@ use tokio::process::Child;
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
+use super::cgroup::{Group, Groups, Held, Leaf};
 use super::control::{self, Control, OneWay};
 use super::program::HelperProgram;
 use super::{Door, LaunchPlan, SpawnError, Walls};
 use crate::limits;
 use crate::wire::shim::{
-    self, ARG0_LEASH, ARG0_OUTER, Layers, MARKER, Program, Report, Start, VERSION,
+    self, ARG0_LEASH, ARG0_OUTER, Ids, Layers, MARKER, Program, Report, Start, VERSION,
 };
 
 /// Starts children. Cheap to clone. Every [`Process`] holds one too, so that the thread lives as
@@ -55,6 +56,8 @@ pub struct Launched {
     pub notes: Vec<String>,
     /// Which walls stand; `None` without a sandbox.
     pub layers: Option<Layers>,
+    /// By what its limits are held.
+    pub held: Held,
     /// The way into its walls, if they were planned with one.
     pub door: Option<Door>,
     /// Sockets that listen inside the walls, in the order of [`super::ShimPlan::listen`].
@@ -72,6 +75,8 @@ pub struct Process {
     pub(super) marker: String,
     /// Whether a pid namespace is around the agent, which ends with the helper.
     pub(super) has_namespace: bool,
+    /// Its control groups, where this host gives any.
+    pub(super) leaf: Option<Leaf>,
     /// Keeps the thread.
     _thread: mpsc::Sender<Job>,
 }
@@ -81,6 +86,14 @@ struct Job {
     plan: LaunchPlan,
     reply: oneshot::Sender<Result<Launched, SpawnError>>,
     thread: mpsc::Sender<Job>,
+}
+
+impl Process {
+    /// Its control groups, where this host gives any.
+    #[must_use]
+    pub fn group(&self) -> Option<&Group> {
+        self.leaf.as_ref().map(Leaf::group)
+    }
 }
 
 impl Spawner {
@@ -105,6 +118,7 @@ impl Spawner {
             .name("spawner".to_owned())
             .spawn(move || {
                 let _inside = runtime.enter();
+                let mut groups = Groups::open(&executable);
                 let helpers = HelperProgram::find(executable);
                 while let Some(Job {
                     plan,
@@ -113,7 +127,7 @@ impl Spawner {
                 }) = queue.blocking_recv()
                 {
                     // A caller who left in between drops what was started, which ends it.
-                    let _ = reply.send(fork(&helpers, &plan, thread));
+                    let _ = reply.send(fork(&helpers, &plan, &mut groups, thread));
                 }
             })?;
         Ok(Self {
@@ -225,8 +239,13 @@ fn check(plan: &LaunchPlan) -> Result<(), SpawnError> {
 fn fork(
     helpers: &HelperProgram,
     plan: &LaunchPlan,
+    groups: &mut Groups,
     thread: mpsc::Sender<Job>,
 ) -> Result<Launched, SpawnError> {
+    let counts_own = counts_own_processes(&plan.walls);
+    let (leaf, held) = groups.leaf(&plan.limits.group, counts_own)?;
+    let mut limits = plan.limits;
+    limits.nproc = plan.limits.group.pids.filter(|_| counts_own).map(u64::from);
     let marker = uuid::Uuid::new_v4().simple().to_string();
     let mut env = plan.env.clone();
     env.retain(|(name, _)| name != MARKER);
@@ -242,7 +261,7 @@ fn fork(
             argv: plan.argv.clone(),
             env,
             cwd: plan.cwd.clone(),
-            limits: plan.limits,
+            limits,
         },
         program_beside: walls.is_some() && helpers.program().is_some(),
         walls,
@@ -250,8 +269,32 @@ fn fork(
     })?;
     let door = matches!(&plan.walls, Walls::Shim(walls) if walls.door);
     let door = door.then(|| Door::make(&marker)).transpose();
-    door.and_then(|door| start_helper(helpers, arg0, &marker, &message, door, thread))
-        .map_err(SpawnError::Fork)
+    let door = door.map_err(SpawnError::Fork)?;
+    let of_group = Grouped { leaf, held };
+    start_helper(helpers, arg0, &marker, &message, door, of_group, thread)
+}
+
+/// The groups of a child that is to be.
+struct Grouped {
+    leaf: Option<Leaf>,
+    held: Held,
+}
+
+/// Whether RLIMIT_NPROC counts only processes of this child: where its uid is its own, or, since
+/// Linux 5.14, by its user namespace.
+fn counts_own_processes(walls: &Walls) -> bool {
+    match walls {
+        Walls::None => false,
+        Walls::Shim(plan) => matches!(plan.ids, Ids::Root { .. }) || linux_is_at_least(5, 14),
+    }
+}
+
+fn linux_is_at_least(major: u32, minor: u32) -> bool {
+    let release = rustix::system::uname();
+    let release = release.release().to_string_lossy();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+    let mut number = || numbers.next()?.parse::<u32>().ok();
+    matches!((number(), number()), (Some(a), Some(b)) if (a, b) >= (major, minor))
 }
 
 fn start_helper(
@@ -260,18 +303,20 @@ fn start_helper(
     marker: &str,
     message: &[u8],
     door: Option<(Door, OwnedFd)>,
+    of_group: Grouped,
     thread: mpsc::Sender<Job>,
-) -> io::Result<Launched> {
-    let (agent_stdin, stdin) = pipe_with(PipeFlags::CLOEXEC)?;
-    let (stdout, agent_stdout) = pipe_with(PipeFlags::CLOEXEC)?;
-    let (stderr, agent_stderr) = pipe_with(PipeFlags::CLOEXEC)?;
+) -> Result<Launched, SpawnError> {
+    let fork = SpawnError::Fork;
+    let (agent_stdin, stdin) = pipe_with(PipeFlags::CLOEXEC).map_err(|e| fork(e.into()))?;
+    let (stdout, agent_stdout) = pipe_with(PipeFlags::CLOEXEC).map_err(|e| fork(e.into()))?;
+    let (stderr, agent_stderr) = pipe_with(PipeFlags::CLOEXEC).map_err(|e| fork(e.into()))?;
     // A leash has the agent's uid and pid namespace; the helpers of a sandbox are out of its reach.
     let (ours, reports, theirs, said) = if arg0 == ARG0_LEASH {
-        let lines = OneWay::make()?;
+        let lines = OneWay::make().map_err(fork)?;
         let said = Stdio::from(lines.their_reports);
         (lines.orders, Some(lines.reports), lines.their_orders, said)
     } else {
-        let (ours, theirs) = StdStream::pair()?;
+        let (ours, theirs) = StdStream::pair().map_err(fork)?;
         (ours, None, OwnedFd::from(theirs), Stdio::null())
     };
     let mut command = Command::new(helpers.path());
@@ -283,11 +328,17 @@ fn start_helper(
         .stdout(said)
         .stderr(Stdio::null());
     let mut command = tokio::process::Command::from(command);
-    let helper = command.spawn()?;
+    let helper = command.spawn().map_err(fork)?;
     // Its ends of the lines, so that the helper's death ends ours.
     drop(command);
+    // Before it is told anything: it is the only process yet, and whatever it starts is in there.
+    let pid = helper.id().unwrap_or(0);
+    if let Some(leaf) = &of_group.leaf {
+        leaf.place(pid)?;
+    }
     // A helper reads at once; one that does not must not hold up all other children's starts.
-    ours.set_write_timeout(Some(limits::KILL_HELPER))?;
+    ours.set_write_timeout(Some(limits::KILL_HELPER))
+        .map_err(fork)?;
     let (door, pid_1s_end) = door.unzip();
     let mut sent = vec![
         agent_stdin.as_fd(),
@@ -300,27 +351,29 @@ fn start_helper(
     }
     // Where it is told that it ended before it read, its own report says why.
     match control::send_start(&ours, message, &sent) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => return Err(error),
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => return Err(fork(error)),
         _ => {}
     }
     Ok(Launched {
-        stdin: pipe::Sender::from_owned_fd(stdin)?,
-        stdout: pipe::Receiver::from_owned_fd(stdout)?,
-        stderr: pipe::Receiver::from_owned_fd(stderr)?,
-        pid: helper.id().unwrap_or(0),
+        stdin: pipe::Sender::from_owned_fd(stdin).map_err(fork)?,
+        stdout: pipe::Receiver::from_owned_fd(stdout).map_err(fork)?,
+        stderr: pipe::Receiver::from_owned_fd(stderr).map_err(fork)?,
+        pid,
         marker: marker.to_owned(),
         notes: Vec::new(),
         layers: None,
+        held: of_group.held,
         door,
         listeners: Vec::new(),
         process: Process {
             helper,
             control: match reports {
-                Some(reports) => Control::one_way(ours, reports)?,
-                None => Control::new(ours)?,
+                Some(reports) => Control::one_way(ours, reports).map_err(fork)?,
+                None => Control::new(ours).map_err(fork)?,
             },
             marker: marker.to_owned(),
             has_namespace: arg0 == ARG0_OUTER,
+            leaf: of_group.leaf,
             _thread: thread,
         },
     })
@@ -329,6 +382,7 @@ fn start_helper(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::GroupLimits;
     use crate::wire::shim::Limits;
 
     fn plan(argv: &[&str], env: &[(&str, &str)], cwd: &str) -> LaunchPlan {
@@ -342,6 +396,8 @@ mod tests {
             limits: Limits {
                 nofile: 1024,
                 fsize: 1 << 30,
+                nproc: None,
+                group: GroupLimits::NONE,
             },
             walls: Walls::None,
             preamble: Vec::new(),

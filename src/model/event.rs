@@ -228,6 +228,8 @@ pub enum Event {
         launcher: &'static str,
         /// What its walls lack; empty without walls.
         lacks: Vec<Weakness>,
+        /// By what its limits are held, in one line, where that is known.
+        limits: Option<String>,
     },
     /// The handshake is complete.
     Ready(AgentInfo),
@@ -390,6 +392,9 @@ pub enum Event {
         detail: String,
         /// The last lines of its stderr, at most 50.
         stderr: Vec<Foreign>,
+        /// The most memory that it had with everything that it started, in bytes, where that is
+        /// counted.
+        memory_peak: Option<u64>,
     },
     /// The task's check ended.
     CheckEnded {

@@ -8,6 +8,7 @@ pub mod client;
 pub mod event;
 pub mod exit;
 pub mod foreign;
+pub mod group;
 pub mod ids;
 pub mod setting;
 pub mod slot;
@@ -25,6 +26,7 @@ pub use event::{
 };
 pub use exit::{ExitClass, ExitStatus, WallStage};
 pub use foreign::Foreign;
+pub use group::{GroupLimits, LimitBackend};
 pub use ids::{AskId, EventId, IdError, PoolName, RunId, SessionId, SlotId, TaskId};
 pub use setting::{ChoiceInfo, Setting, SettingValue};
 pub use slot::SlotState;

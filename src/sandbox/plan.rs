@@ -124,6 +124,8 @@ pub const fn limits_of(profile: &config::Sandbox) -> Limits {
     Limits {
         nofile: profile.nofile,
         fsize: profile.fsize,
+        nproc: None,
+        group: profile.group,
     }
 }
 

@@ -13,6 +13,8 @@ words!(
         ExecFailed = "exec_failed",
         /// The kernel gave no process.
         ForkFailed = "fork_failed",
+        /// Its limits could not be had.
+        CgroupFailed = "cgroup_failed",
         /// The walls could not be built.
         SandboxFailed = "sandbox_failed",
         /// Its workspace or home could not be made.
@@ -135,6 +137,56 @@ words!(
 );
 
 pub use crate::model::WallStage as SandboxStage;
+
+words!(
+    /// What was being done to a control group when it failed.
+    GroupStep {
+        /// Making it.
+        Create = "create",
+        /// Putting a process into it.
+        Attach = "attach",
+        /// Setting a limit.
+        Limit = "limit",
+        /// Killing what is in it.
+        Kill = "kill",
+        /// Removing it.
+        Remove = "remove",
+    }
+);
+
+words!(
+    /// What a process of a child has of memory.
+    MemoryKind {
+        /// What is its own, files not counted.
+        Rss = "rss",
+        /// All but what could be dropped at once.
+        WorkingSet = "working_set",
+        /// What is swapped out.
+        Swap = "swap",
+    }
+);
+
+words!(
+    /// What somebody waited for.
+    StalledOn {
+        /// A processor.
+        Cpu = "cpu",
+        /// Memory.
+        Memory = "memory",
+        /// A disk.
+        Io = "io",
+    }
+);
+
+words!(
+    /// How many waited.
+    StallKind {
+        /// Some of them.
+        Some = "some",
+        /// All of them at once.
+        Full = "full",
+    }
+);
 
 words!(
     /// Why a policy could not be evaluated; such a request is denied.
@@ -289,6 +341,14 @@ lists!(
     sandbox_stages = SandboxStage;
     /// [`Weakness`]
     weaknesses = Weakness;
+    /// [`GroupStep`]
+    group_steps = GroupStep;
+    /// [`MemoryKind`]
+    memory_kinds = MemoryKind;
+    /// [`StalledOn`]
+    stalled_on = StalledOn;
+    /// [`StallKind`]
+    stall_kinds = StallKind;
     /// [`EvaluationError`]
     evaluation_errors = EvaluationError;
     /// [`TokenType`]

@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::limits;
-use crate::model::ExitStatus;
+use crate::model::{ExitStatus, GroupLimits};
 
 /// The version of these messages; both ends must have the same.
 pub const VERSION: u32 = 1;
@@ -27,6 +27,9 @@ pub const ARG0_LEASH: &str = "marshal-leash";
 pub const ARG0_FILES: &str = "marshal-files";
 /// The name under which the binary starts as a probe of what a host has.
 pub const ARG0_PROBE: &str = "marshal-probe";
+
+/// The name under which the binary starts as the janitor of a supervisor's groups.
+pub const ARG0_JANITOR: &str = "marshal-janitor";
 
 /// What the door of a sandbox is told to start: a leash, for a command of the agent's.
 pub const DOOR_LEASH: u8 = b't';
@@ -103,6 +106,13 @@ pub struct Limits {
     pub nofile: u64,
     /// RLIMIT_FSIZE, in bytes.
     pub fsize: u64,
+    /// RLIMIT_NPROC, where it counts nobody else's processes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nproc: Option<u64>,
+    /// What all of them may take together. That is not a helper's business: its supervisor puts it
+    /// where this holds before it is told anything.
+    #[serde(skip)]
+    pub group: GroupLimits,
 }
 
 /// The walls, as data: made by `sandbox::plan`, executed by the shim in this order: ids,

@@ -24,6 +24,7 @@ mod escapes;
 mod first_run;
 mod full_disk;
 mod kill;
+mod limits;
 mod misbehaving;
 mod orders;
 #[allow(dead_code, reason = "the tests of routes use more of it")]

@@ -11,6 +11,7 @@ mod children;
 mod doctor;
 mod escapes;
 mod identity;
+mod limits;
 mod refusals;
 mod view;
 mod workspace;

@@ -144,10 +144,13 @@ impl Machine {
                 forced,
                 survivors_killed: 0,
                 survivors_left: 0,
+                over: None,
             });
         });
         Child {
             door: None,
+            limits: String::new(),
+            group: None,
             pid: u32::try_from(number).unwrap_or(0) + 1,
             stdin: to_stdin,
             stdout: from_stdout,

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use marshal::config::{self, ProcMode};
 use marshal::launch::{Finished, LaunchPlan, RunError, Spawner, Walls, run_to_end};
+use marshal::model::GroupLimits;
 use marshal::sandbox::{self, Ids, Tree, WallsRequest};
 use marshal::wire::shim::Access;
 
@@ -65,6 +66,7 @@ pub(crate) fn profile() -> config::Sandbox {
         landlock_min_abi: 0,
         seccomp: config::Seccomp::Default,
         demands: config::Demands::default(),
+        group: GroupLimits::NONE,
     }
 }
 

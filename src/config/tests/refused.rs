@@ -208,9 +208,18 @@ fn sandbox_profiles_are_checked() {
     check("seccomp = \"~/own.json\"", "\"~\" is not expanded");
     check("seccomp = false", "expected a string");
     check("nofile = 1024", "did you mean limits.nofile?");
-    for later in ["pids = 1", "memory = \"2G\"", "swap = \"0\"", "cpu = 1.0", "backend = \"v2\""] {
-        check(&format!("limits = {{ {later} }}"), "not supported by this version");
-    }
+    check("limits = { pids = 1 }", "expected an integer from 16 to 4194304, found the integer 1");
+    check("limits = { pids = \"many\" }", "expected an integer from 16 to 4194304, or \"none\", found \"many\"");
+    check("limits = { memory = \"1M\" }", "expected a size from 16M to 64T");
+    check("limits = { memory = 2 }", "expected a size or \"none\", found the integer 2");
+    check("limits = { memory = \"none\", swap = \"1G\" }", "swap is limited only together with memory…give limits.memory a size");
+    check("limits = { cpu = 0 }", "expected a number from 0.01 to 1024, or \"none\", found the integer 0");
+    check("limits = { cpu = nan }", "expected a number from 0.01 to 1024");
+    check("limits = { cpu = inf }", "expected a number from 0.01 to 1024");
+    check("limits = { cpu = -1.5 }", "expected a number from 0.01 to 1024");
+    check("limits = { backend = \"v3\" }", "expected \"auto\", \"v2\", \"v1\" or \"rlimit\", found \"v3\"");
+    check("limits = { nproc = 5 }", "unknown key \"nproc\"…did you mean pids?");
+    check("limits = { core = 5 }", "not supported by this version");
 }
 
 #[test]

@@ -99,6 +99,8 @@ impl ChannelState {
         if let Some(clients) = &mut self.clients {
             clients.has_door(child.door);
         }
+        let limits = Some(child.limits).filter(|limits| !limits.is_empty());
+        self.shared.slots.used(&self.slot).began(child.group);
         for note in &child.notes {
             tracing::warn!(slot = %self.slot, note, "sandbox");
         }
@@ -107,10 +109,12 @@ impl ChannelState {
             session: &self.session_id,
             result: SpawnResult::Ok,
             pid: Some(child.pid),
+            limits: limits.as_deref(),
             took: now.saturating_duration_since(self.began),
         }
         .emit();
-        self.send(vec![Item::Started { pid: child.pid }], None);
+        let pid = child.pid;
+        self.send(vec![Item::Started { pid, limits }], None);
         // The handshake's time begins with the process, not with its place in the queue.
         self.watch = Watch::spawned(self.pool.config.timeouts.clone(), now);
         if self.ladder.has_begun() {
@@ -134,6 +138,7 @@ impl ChannelState {
             result: SpawnResult::from_word(error.metric_result())
                 .unwrap_or(SpawnResult::ForkFailed),
             pid: None,
+            limits: None,
             took: clock::since(self.began),
         }
         .emit();
@@ -225,6 +230,8 @@ impl ChannelState {
     }
 
     pub(super) fn process_ended(&mut self, ended: Option<Ended>, now: Instant) {
+        let over = ended.as_ref().and_then(|ended| ended.over);
+        self.shared.slots.used(&self.slot).ended(over);
         self.ended = Some(Gone(ended));
         self.relays = Relays::default();
         self.ladder.exited();

@@ -230,6 +230,7 @@ impl SessionState {
             } else {
                 end.stderr.clone()
             },
+            memory_peak: end.memory_peak,
         });
         self.channel = None;
         if self.closing.is_some() {

@@ -73,6 +73,8 @@ pub(crate) enum Item {
     Started {
         /// The host's process id.
         pid: u32,
+        /// By what its limits are held, in one line.
+        limits: Option<String>,
     },
     /// The handshake is complete.
     Ready(AgentInfo),

@@ -160,12 +160,13 @@ impl SessionState {
 
     pub(super) fn item(&mut self, item: Item) {
         match item {
-            Item::Started { pid } => {
+            Item::Started { pid, limits } => {
                 self.tell_pool(SlotEvent::Spawned, Some(pid));
                 self.outbox.event(Event::ChildStarted {
                     pid,
                     launcher: self.pool.config.launcher.word(),
                     lacks: weak::counted(&self.shared, &self.pool, &self.work.slot),
+                    limits,
                 });
             }
             Item::Ready(info) => self.ready(info),

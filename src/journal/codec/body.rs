@@ -46,6 +46,8 @@ pub(super) struct ChildStarted<'a> {
     pub(super) launcher: Text<'a>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) lacks: Vec<Text<'a>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) limits: Option<Text<'a>>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -286,6 +288,8 @@ pub(super) struct ChildExited<'a> {
     pub(super) detail: Text<'a>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) stderr: Vec<Text<'a>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) memory_peak: Option<u64>,
 }
 
 #[derive(Serialize, Deserialize)]

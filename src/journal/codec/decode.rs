@@ -177,6 +177,7 @@ fn course(reader: &Reader<'_>) -> Result<Event, CodecError> {
                     .iter()
                     .filter_map(|word| Weakness::from_word(word))
                     .collect(),
+                limits: b.limits.map(std::borrow::Cow::into_owned),
             }
         }
         EventKind::Ready => {
@@ -206,6 +207,7 @@ fn course(reader: &Reader<'_>) -> Result<Event, CodecError> {
                 status: b.status.map(Into::into),
                 detail: b.detail.into_owned(),
                 stderr: b.stderr.into_iter().map(own).collect(),
+                memory_peak: b.memory_peak,
             }
         }
         EventKind::CheckEnded => {

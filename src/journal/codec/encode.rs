@@ -97,6 +97,7 @@ fn course(event: &Event, out: &mut Vec<u8>) {
             pid,
             launcher,
             lacks,
+            limits,
         } => put(
             out,
             &body::ChildStarted {
@@ -106,6 +107,7 @@ fn course(event: &Event, out: &mut Vec<u8>) {
                     .iter()
                     .map(|word| Cow::Borrowed(word.word()))
                     .collect(),
+                limits: limits.as_deref().map(Cow::Borrowed),
             },
         ),
         Event::Ready(info) => put(
@@ -146,6 +148,7 @@ fn course(event: &Event, out: &mut Vec<u8>) {
             status,
             detail,
             stderr,
+            memory_peak,
         } => put(
             out,
             &body::ChildExited {
@@ -153,6 +156,7 @@ fn course(event: &Event, out: &mut Vec<u8>) {
                 status: status.map(Into::into),
                 detail: Cow::Borrowed(detail),
                 stderr: stderr.iter().map(text).collect(),
+                memory_peak: *memory_peak,
             },
         ),
         Event::CheckEnded { status, output } => put(

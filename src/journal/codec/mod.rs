@@ -118,4 +118,6 @@ pub(super) fn line(
 }
 
 #[cfg(test)]
+mod child_tests;
+#[cfg(test)]
 mod tests;

@@ -76,11 +76,13 @@ fn course() -> Vec<Event> {
             pid: 4_000_000,
             launcher: "unshare",
             lacks: Vec::new(),
+            limits: None,
         },
         Event::ChildStarted {
             pid: 1,
             launcher: "none",
             lacks: Vec::new(),
+            limits: None,
         },
         Event::Ready(AgentInfo {
             protocol: "1".to_owned(),
@@ -121,12 +123,14 @@ fn course() -> Vec<Event> {
             status: Some(ExitStatus::Signal(9)),
             detail: "killed".to_owned(),
             stderr: vec![foreign("oh\u{7}"), foreign("")],
+            memory_peak: None,
         },
         Event::ChildExited {
             class: ExitClass::SpawnFailed,
             status: None,
             detail: "no such program".to_owned(),
             stderr: Vec::new(),
+            memory_peak: None,
         },
         Event::CheckEnded {
             status: Some(ExitStatus::Code(1)),
@@ -228,11 +232,13 @@ fn offers() -> Vec<Event> {
             pid: 2,
             launcher: "ssh",
             lacks: Vec::new(),
+            limits: None,
         },
         Event::ChildStarted {
             pid: 3,
             launcher: "unshare",
             lacks: vec![Weakness::SharedUid, Weakness::Landlock, Weakness::Cpu],
+            limits: None,
         },
         Event::Ready(AgentInfo {
             protocol: "1".to_owned(),

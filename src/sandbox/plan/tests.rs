@@ -16,6 +16,7 @@ fn profile() -> Sandbox {
         landlock_min_abi: 6,
         seccomp: crate::config::Seccomp::Default,
         demands: crate::config::Demands::default(),
+        group: crate::model::GroupLimits::NONE,
     }
 }
 
