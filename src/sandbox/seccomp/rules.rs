@@ -69,7 +69,11 @@ pub(super) fn built_in() -> Profile {
     // Its own limits only: pid 1 of the sandbox has the same user.
     unless(&mut profile, "prlimit64", (0, Test::Half(Compare::Ne, 0)));
     // A lease on a file that is shown read-only holds up whoever replaces it on the host.
-    unless(&mut profile, "fcntl", (1, Test::Half(Compare::Eq, F_SETLEASE)));
+    unless(
+        &mut profile,
+        "fcntl",
+        (1, Test::Half(Compare::Eq, F_SETLEASE)),
+    );
     for personality in PERSONALITIES {
         let asked = Test::Half(Compare::Eq, personality);
         profile.add("personality", Action::Allow, &[(0, asked)]);

@@ -218,7 +218,7 @@ impl Arena {
     /// Bounds that are quickly reached, and a pool that works there.
     pub(super) fn configure(&self, workspace: &Path) {
         let profile = "tmp = { size = \"16M\", inodes = 1000 }\n\
-                       limits = { nofile = 256, fsize = \"8M\" }\n";
+                       limits = { nofile = 256, fsize = \"8M\", pids = 150, memory = \"256M\" }\n";
         let state = self.path("state").display().to_string();
         let workspace = workspace.display().to_string();
         let text = format!(
@@ -295,6 +295,7 @@ impl Arena {
         let mut outcomes = self.attack(column, "copy", &[]);
         outcomes.extend(self.attack(column, "ro", &["only=ro_"]));
         outcomes.extend(self.attack(&masked, "ro", &["only=masked_"]));
+        outcomes.extend(self.attack(column, "ro", &["only=memory_bomb"]));
         outcomes.extend(super::terminal::attack(self, column));
         outcomes
     }
@@ -315,7 +316,13 @@ impl Arena {
             .stdin(Stdio::piped())
             .output()
             .unwrap();
-        let outcomes = read(&String::from_utf8_lossy(&said.stdout));
+        let mut outcomes = read(&String::from_utf8_lossy(&said.stdout));
+        if more.contains(&"only=memory_bomb") && !said.status.success() {
+            // The kernel may choose any process of the group, and the prober is one.
+            let word = "the agent is killed".to_owned();
+            outcomes.insert("memory_bomb".to_owned(), Outcome::Blocked(word));
+            return outcomes;
+        }
         assert!(
             said.status.success() && !outcomes.is_empty(),
             "{}: {}: {}",
@@ -331,7 +338,7 @@ impl Arena {
         let script = "exec 7<\"$1\"; shift; prober=$1; shift; fifo=$1; shift; \
             \"$prober\" decoys far=\"$FAR\" \"$@\" <\"$fifo\" >\"$fifo.said\" & \
             exec 3>\"$fifo\"; while ! grep -q victim= \"$fifo.said\"; do sleep 0.05; done; \
-            for only in '' ro_ masked_; do \
+            for only in '' ro_ masked_ memory_bomb; do \
             \"$prober\" control=1 only=$only \"$@\" $(cat \"$fifo.said\") 3>&-; done";
         let fifo = self.path("scratch/fifo");
         rustix::fs::mkfifoat(
