@@ -14,7 +14,7 @@ fn main() -> ExitCode {
     let _ = writeln!(
         std::io::stderr(),
         "This is a part of marshal, which starts it: {}",
-        marshal::sandbox::BUILD
+        marshal::wire::shim::BUILD
     );
     ExitCode::from(2)
 }

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, FileType, Mode, OFlags, Stat};
 
-use crate::sandbox::BUILD;
+use crate::wire::shim::BUILD;
 
 /// The small binary's name, in the directory of the program.
 const SHIM: &str = "marshal-shim";

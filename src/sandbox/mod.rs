@@ -46,9 +46,6 @@ pub use plan::{
 };
 pub use shim::{Ids, ShimPlan};
 
-/// Which build this is. The words stand as such in the file of every binary of this build.
-pub const BUILD: &str = concat!("marshal-shim of build ", env!("MARSHAL_BUILD"), ".");
-
 /// Runs as a helper, if this process was started as one: the first statement of `main`, before any
 /// thread, argument or setting. `None` means that this is the program itself.
 #[must_use]

@@ -15,6 +15,9 @@ use crate::model::{ExitStatus, GroupLimits};
 /// The version of these messages; both ends must have the same.
 pub const VERSION: u32 = 1;
 
+/// Which build this is. The words stand as such in the file of every binary of this build.
+pub const BUILD: &str = concat!("marshal-shim of build ", env!("MARSHAL_BUILD"), ".");
+
 /// The name (argv[0]) under which the binary starts as the sandbox's outer helper.
 pub const ARG0_OUTER: &str = "marshal-sandbox";
 /// The name under which the outer helper starts pid 1 of the sandbox.
