@@ -18,6 +18,7 @@ mod error;
 mod host;
 mod keeper;
 mod once;
+mod program;
 mod spawner;
 pub mod ssh;
 mod survivors;

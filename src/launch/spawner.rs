@@ -10,7 +10,7 @@ use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream as StdStream;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::thread;
@@ -24,6 +24,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use super::cgroup::{Group, Groups, Held, Leaf};
 use super::control::{self, Control, OneWay};
+use super::program::HelperProgram;
 use super::{Door, LaunchPlan, SpawnError, Walls};
 use crate::limits;
 use crate::wire::shim::{
@@ -96,7 +97,8 @@ impl Process {
 }
 
 impl Spawner {
-    /// Starts the thread; children's helpers are this very binary. Must be called inside a runtime
+    /// Starts the thread; children's helpers are this very program, or the small binary of the same
+    /// build beside it. Must be called inside a runtime
     /// with IO, which also reaps the helpers.
     ///
     /// # Errors
@@ -117,6 +119,7 @@ impl Spawner {
             .spawn(move || {
                 let _inside = runtime.enter();
                 let mut groups = Groups::open(&executable);
+                let helpers = HelperProgram::find(executable);
                 while let Some(Job {
                     plan,
                     reply,
@@ -124,7 +127,7 @@ impl Spawner {
                 }) = queue.blocking_recv()
                 {
                     // A caller who left in between drops what was started, which ends it.
-                    let _ = reply.send(fork(&executable, &plan, &mut groups, thread));
+                    let _ = reply.send(fork(&helpers, &plan, &mut groups, thread));
                 }
             })?;
         Ok(Self {
@@ -234,7 +237,7 @@ fn check(plan: &LaunchPlan) -> Result<(), SpawnError> {
 
 /// Starts a child's helper and tells it what to do; on the spawner thread only.
 fn fork(
-    executable: &Path,
+    helpers: &HelperProgram,
     plan: &LaunchPlan,
     groups: &mut Groups,
     thread: mpsc::Sender<Job>,
@@ -260,6 +263,7 @@ fn fork(
             cwd: plan.cwd.clone(),
             limits,
         },
+        program_beside: walls.is_some() && helpers.program().is_some(),
         walls,
         no_links: false,
     })?;
@@ -267,7 +271,7 @@ fn fork(
     let door = door.then(|| Door::make(&marker)).transpose();
     let door = door.map_err(SpawnError::Fork)?;
     let of_group = Grouped { leaf, held };
-    start_helper(executable, arg0, &marker, &message, door, of_group, thread)
+    start_helper(helpers, arg0, &marker, &message, door, of_group, thread)
 }
 
 /// The groups of a child that is to be.
@@ -294,7 +298,7 @@ fn linux_is_at_least(major: u32, minor: u32) -> bool {
 }
 
 fn start_helper(
-    executable: &Path,
+    helpers: &HelperProgram,
     arg0: &str,
     marker: &str,
     message: &[u8],
@@ -315,7 +319,7 @@ fn start_helper(
         let (ours, theirs) = StdStream::pair().map_err(fork)?;
         (ours, None, OwnedFd::from(theirs), Stdio::null())
     };
-    let mut command = Command::new(executable);
+    let mut command = Command::new(helpers.path());
     command
         .arg0(OsString::from(arg0))
         .env_clear()
@@ -342,6 +346,9 @@ fn start_helper(
         agent_stderr.as_fd(),
     ];
     sent.extend(pid_1s_end.as_ref().map(AsFd::as_fd));
+    if arg0 == ARG0_OUTER {
+        sent.extend(helpers.program());
+    }
     // Where it is told that it ended before it read, its own report says why.
     match control::send_start(&ours, message, &sent) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => return Err(fork(error)),

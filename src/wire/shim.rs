@@ -15,6 +15,9 @@ use crate::model::{ExitStatus, GroupLimits};
 /// The version of these messages; both ends must have the same.
 pub const VERSION: u32 = 1;
 
+/// Which build this is. The words stand as such in the file of every binary of this build.
+pub const BUILD: &str = concat!("marshal-shim of build ", env!("MARSHAL_BUILD"), ".");
+
 /// The name (argv[0]) under which the binary starts as the sandbox's outer helper.
 pub const ARG0_OUTER: &str = "marshal-sandbox";
 /// The name under which the outer helper starts pid 1 of the sandbox.
@@ -83,6 +86,10 @@ pub struct Start {
     /// The leash only: the working directory is entered through no link, even one that was put on
     /// the way after the directory was judged.
     pub no_links: bool,
+    /// Whether the helper is another binary than the supervisor: then the supervisor's own, which
+    /// is what the walls show as [`Source::OwnBinary`], is one descriptor more, the last.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub program_beside: bool,
 }
 
 /// What to run, inside the walls if there are any.

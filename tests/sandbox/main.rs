@@ -9,6 +9,7 @@ use marshal::{launch, sandbox};
 #[allow(dead_code, reason = "shared with other test binaries")]
 mod children;
 mod doctor;
+mod escapes;
 mod groups;
 mod identity;
 mod killed;
