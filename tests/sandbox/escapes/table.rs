@@ -1,6 +1,7 @@
 //! `docs/escapes.md`: what stopped each attempt, compared with what happened, or written.
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::path::Path;
 
 use super::arena::{Attempt, Outcome, Outcomes};
@@ -91,7 +92,7 @@ fn let_through() -> String {
     }
     let mut text = "## What gets through\n\n| Walls | Attempt | Why |\n|---|---|---|\n".to_owned();
     for (column, attempt, why) in LET_THROUGH {
-        text.push_str(&format!("| {column} | `{attempt}` | {why} |\n"));
+        writeln!(text, "| {column} | `{attempt}` | {why} |").unwrap();
     }
     text
 }
@@ -104,24 +105,23 @@ fn write(
     let (head, _) = FILE.split_once(BEGIN).unwrap_or((FILE, ""));
     let mut text = format!("{head}{BEGIN}\n| Attempt | What | Control |");
     for column in COLUMNS {
-        text.push_str(&format!(" {} |", column.name));
+        write!(text, " {} |", column.name).unwrap();
     }
-    text.push_str(&format!(
-        "\n|---|---|---|{}\n",
-        "---|".repeat(COLUMNS.len())
-    ));
+    writeln!(text, "\n|---|---|---|{}", "---|".repeat(COLUMNS.len())).unwrap();
     for attempt in attempts {
         let control = controls.and_then(|controls| controls.get(&attempt.name));
         let control = control.map_or("", String::as_str);
-        text.push_str(&format!(
+        write!(
+            text,
             "| `{}` | {} | {control} |",
             attempt.name, attempt.what
-        ));
+        )
+        .unwrap();
         for column in COLUMNS {
             let outcome = columns
                 .get(column.name)
                 .and_then(|all| all.get(&attempt.name));
-            text.push_str(&format!(" {} |", outcome.map(shown).unwrap_or_default()));
+            write!(text, " {} |", outcome.map(shown).unwrap_or_default()).unwrap();
         }
         text.push('\n');
     }
