@@ -44,7 +44,7 @@ async fn what_is_hidden_cannot_be_read_written_or_moved_from_under_its_cover() {
     let mut request = place.request(&profile);
     let open = says(&request, READS).await;
     assert_eq!(open, "secret\n".repeat(4), "without a mask all are read");
-    let hidden = [".env", "deep/deeper/key.pem", "vault", "gone/already"];
+    let hidden = [".env", "deep/deeper/key.pem", "vault"];
     request.beside.hidden = hidden.map(str::to_owned).to_vec();
     let seen = says(&request, READS).await;
     assert_eq!(seen.matches("Permission denied").count(), 3, "{seen}");
@@ -91,14 +91,22 @@ async fn what_is_hidden_cannot_be_read_written_or_moved_from_under_its_cover() {
 }
 
 #[tokio::test]
-async fn a_cover_is_put_over_nothing_behind_a_link() {
+async fn what_is_no_longer_where_it_was_hidden_lets_nothing_start() {
     let (place, profile) = (Place::new(), profile());
     with_secrets(&place);
     let link = place.path("workspace").join("link");
     std::os::unix::fs::symlink("/etc", &link).unwrap();
     let mut request = place.request(&profile);
-    request.beside.hidden = vec!["link/hostname".to_owned()];
-    assert_eq!(says(&request, "cat /etc/hostname").await, "test-0\n");
+    for name in ["link/hostname", "gone/already", ".env/below"] {
+        request.beside.hidden = vec![name.to_owned()];
+        let refused = run(walled(&request, "true")).await.unwrap_err();
+        assert!(refused.to_string().contains("hide"), "{name}: {refused}");
+    }
+    // The agent could open it again, where the directory is its own.
+    request.beside.hidden = vec!["deep/deeper/key.pem".to_owned()];
+    assert_eq!(says(&request, "chmod 0 deep && echo shut").await, "shut\n");
+    let refused = run(walled(&request, "true")).await.unwrap_err();
+    assert!(refused.to_string().contains("hide"), "{refused}");
 }
 
 fn sliced<'a>(request: &WallsRequest<'a>, from: &Path, parts: &[&str]) -> WallsRequest<'a> {
