@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::io::AsyncWriteExt as _;
@@ -25,7 +26,8 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use super::control::{self, Control, OneWay};
 use super::{Door, LaunchPlan, SpawnError, Walls};
 use crate::limits;
-use crate::wire::shim::{self, ARG0_LEASH, ARG0_OUTER, MARKER, Program, Report, Start, VERSION};
+use crate::wire::engine::Engine;
+use crate::wire::shim::{self, ARG0_ENGINE, ARG0_LEASH, ARG0_OUTER, MARKER, Program, Report, Start, VERSION};
 
 /// Starts children. Cheap to clone. Every [`Process`] holds one too, so that the thread lives as
 /// long as any child: its end would be the end of them, by their parent-death signal.
@@ -67,6 +69,8 @@ pub struct Process {
     pub(super) marker: String,
     /// Whether a pid namespace is around the agent, which ends with the helper.
     pub(super) has_namespace: bool,
+    /// How long its helper may take to end after the agent did.
+    pub(super) patience: Duration,
     /// Keeps the thread.
     _thread: mpsc::Sender<Job>,
 }
@@ -126,10 +130,7 @@ impl Spawner {
             .acquire()
             .await
             .map_err(|_| SpawnError::Closed)?;
-        let listens = match &plan.walls {
-            Walls::Shim(walls) => walls.listen.len(),
-            Walls::None => 0,
-        };
+        let listens = plan.walls.plan().map_or(0, |walls| walls.listen.len());
         let (reply, answer) = oneshot::channel();
         let mut plan = plan;
         let preamble = std::mem::take(&mut plan.preamble);
@@ -222,10 +223,14 @@ fn fork(
     let mut env = plan.env.clone();
     env.retain(|(name, _)| name != MARKER);
     env.push((MARKER.to_owned(), marker.clone()));
-    let (arg0, walls) = match &plan.walls {
+    let (arg0, engine) = match &plan.walls {
         Walls::None => (ARG0_LEASH, None),
-        Walls::Shim(walls) => (ARG0_OUTER, Some((**walls).clone())),
+        Walls::Shim(_) => (ARG0_OUTER, None),
+        Walls::Engine(walls, engine) => {
+            (ARG0_ENGINE, Some(of_child(engine, &walls.hostname, &marker)))
+        }
     };
+    let walls = plan.walls.plan().cloned();
     let message = shim::encode(&Start {
         version: VERSION,
         parent: std::process::id(),
@@ -237,11 +242,22 @@ fn fork(
         },
         walls,
         no_links: false,
+        engine,
     })?;
-    let door = matches!(&plan.walls, Walls::Shim(walls) if walls.door);
+    let door = plan.walls.plan().is_some_and(|walls| walls.door);
     let door = door.then(|| Door::make(&marker)).transpose();
     door.and_then(|door| start_helper(executable, arg0, &marker, &message, door, thread))
         .map_err(SpawnError::Fork)
+}
+
+/// The engine as this one child's helper has it: with a name of its own for its container.
+fn of_child(engine: &Engine, host: &str, marker: &str) -> Engine {
+    let mut engine = engine.clone();
+    if let Engine::Container(container) = &mut engine {
+        let short = marker.get(..12).unwrap_or(marker);
+        container.name = format!("marshal-{}-{host}-{short}", std::process::id());
+    }
+    engine
 }
 
 fn start_helper(
@@ -306,7 +322,12 @@ fn start_helper(
                 None => Control::new(ours)?,
             },
             marker: marker.to_owned(),
-            has_namespace: arg0 == ARG0_OUTER,
+            has_namespace: arg0 != ARG0_LEASH,
+            patience: if arg0 == ARG0_ENGINE {
+                limits::ENGINE_END
+            } else {
+                limits::KILL_HELPER
+            },
             _thread: thread,
         },
     })

@@ -56,6 +56,8 @@ words!(
         Rlimit = "rlimit",
         /// Capabilities and no_new_privs.
         Caps = "caps",
+        /// The program that makes the walls in our place: bubblewrap, podman or docker.
+        Engine = "engine",
         /// Starting the agent's program.
         Exec = "exec",
     }

@@ -7,8 +7,7 @@
 use std::io::{IoSliceMut, Read as _};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::process::CommandExt;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
@@ -68,8 +67,7 @@ fn start(kind: u8, socket: OwnedFd, reports: OwnedFd) {
         DOOR_FILES => ARG0_FILES,
         _ => return,
     };
-    let _ = Command::new("/proc/self/exe")
-        .arg0(name)
+    let _ = super::engine::own_command(name)
         .env_clear()
         .env(MARKER, std::env::var_os(MARKER).unwrap_or_default())
         .stdin(Stdio::from(socket))

@@ -21,6 +21,7 @@ use crate::wire::shim;
 mod control;
 mod descendants;
 mod door;
+mod engine;
 mod fail;
 mod files;
 mod idmap;
@@ -52,6 +53,8 @@ pub fn shim_main() -> Option<ExitCode> {
         shim::ARG0_OUTER => outer::main(),
         shim::ARG0_INIT => init::main(),
         shim::ARG0_IDMAP => idmap::hold(),
+        shim::ARG0_ENGINE => engine::main(),
+        shim::ARG0_ENTRY => engine::entry_main(),
         shim::ARG0_LEASH => leash::main(),
         shim::ARG0_FILES => files::main(),
         _ => return None,

@@ -265,35 +265,37 @@ fn devices(profile: &config::Sandbox, mounts: &mut Vec<Mount>) {
     });
 }
 
-/// With the whole procfs, what containers commonly hide is hidden, and what they lock is locked.
-fn proc(mode: ProcMode) -> Mount {
+/// What containers commonly hide of the whole procfs, and what they lock.
+pub(super) fn masked() -> (Vec<String>, Vec<String>) {
     let below = |names: &[&str]| names.iter().map(|name| format!("/proc/{name}")).collect();
-    match mode {
-        ProcMode::Pid => Mount::Proc {
-            pid_only: true,
-            covered: Vec::new(),
-            read_only: Vec::new(),
-        },
-        ProcMode::Masked => Mount::Proc {
-            pid_only: false,
-            covered: below(&[
-                "acpi",
-                "asound",
-                "bus",
-                "irq",
-                "kallsyms",
-                "kcore",
-                "keys",
-                "kmsg",
-                "latency_stats",
-                "sched_debug",
-                "scsi",
-                "sysrq-trigger",
-                "timer_list",
-                "timer_stats",
-            ]),
-            read_only: below(&["fs", "sys"]),
-        },
+    let covered = below(&[
+        "acpi",
+        "asound",
+        "bus",
+        "irq",
+        "kallsyms",
+        "kcore",
+        "keys",
+        "kmsg",
+        "latency_stats",
+        "sched_debug",
+        "scsi",
+        "sysrq-trigger",
+        "timer_list",
+        "timer_stats",
+    ]);
+    (covered, below(&["fs", "sys"]))
+}
+
+fn proc(mode: ProcMode) -> Mount {
+    let (covered, read_only) = match mode {
+        ProcMode::Pid => (Vec::new(), Vec::new()),
+        ProcMode::Masked => masked(),
+    };
+    Mount::Proc {
+        pid_only: mode == ProcMode::Pid,
+        covered,
+        read_only,
     }
 }
 

@@ -10,6 +10,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::limits;
+use super::engine::Engine;
 use crate::model::ExitStatus;
 
 /// The version of these messages; both ends must have the same.
@@ -23,6 +24,10 @@ pub const ARG0_INIT: &str = "marshal-init";
 pub const ARG0_IDMAP: &str = "marshal-idmap";
 /// The name under which the binary starts as the leash of an agent without walls.
 pub const ARG0_LEASH: &str = "marshal-leash";
+/// The name under which the binary starts as the helper that has another program make the walls.
+pub const ARG0_ENGINE: &str = "marshal-engine";
+/// The name, and in walls of another program's making the path, under which it starts as pid 1.
+pub const ARG0_ENTRY: &str = "/run/marshal/entry";
 /// The name under which pid 1 starts the process that reads or writes one file.
 pub const ARG0_FILES: &str = "marshal-files";
 
@@ -72,6 +77,9 @@ pub struct Start {
     /// The leash only: the working directory is entered through no link, even one that was put on
     /// the way after the directory was judged.
     pub no_links: bool,
+    /// Who puts the walls up, if not the helper itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engine: Option<Engine>,
 }
 
 /// What to run, inside the walls if there are any.

@@ -8,6 +8,9 @@ use marshal::{launch, sandbox};
 #[path = "../support/children.rs"]
 #[allow(dead_code, reason = "shared with other test binaries")]
 mod children;
+mod engine_walls;
+#[path = "../support/engines.rs"]
+mod engines;
 mod identity;
 mod refusals;
 mod view;
