@@ -386,6 +386,9 @@ pub const ENGINE_START: Duration = Duration::from_secs(15);
 /// How long any other command of a container engine may take.
 pub const ENGINE_COMMAND: Duration = Duration::from_secs(10);
 
+/// Bytes that are kept of what a container engine answers.
+pub const ENGINE_SAID_BYTES: usize = 64 << 10;
+
 /// How long the monitor of a container that has ended may take to remove it, before its helper does.
 pub const ENGINE_SETTLE: Duration = Duration::from_secs(5);
 

@@ -14,6 +14,7 @@ pub mod continuing;
 pub mod control_client;
 pub mod diagnostic;
 pub mod doors;
+pub mod engines;
 pub mod event_text;
 pub mod events;
 pub mod exit;

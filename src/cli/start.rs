@@ -3,29 +3,31 @@
 //! Owns what "could not start" means (no child was ever spawned). Must not know what is then done
 //! with the fleet.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use super::config_file::Source;
+use super::engines::{self, EngineError};
 use super::exit::Exit;
 use super::policies::{extractors, policies};
 use super::secrets;
 use crate::api::http::Render;
 use crate::api::process_stats;
-use crate::config::{Config, ConfigErrors, Launcher};
+use crate::config::{Config, ConfigErrors, Launcher, Pool};
 use crate::fleet::{Ambient, FleetHandle, GoOn, Setup, StartError};
 use crate::journal::{Health, Journal, Keeping, OpenError, Rules, Space};
-use crate::launch::{self, RunError, Spawner};
+use crate::launch::{self, Engine, RunError, Spawner, Walls};
 use crate::limits;
-use crate::model::{RunId, SessionId};
+use crate::model::{PoolName, RunId, SessionId};
 use crate::relay::{Upstream, UpstreamError};
 use crate::sandbox::state_dir::{StateDir, StateError};
 use crate::sandbox::uids::{self, HeldBlock, Sources, UidError};
 use crate::sandbox::workspace::sweep::{self, Sessions, When};
 use crate::sandbox::{self, Ids, PlanError};
 use crate::telemetry::{Build, Exporter, InstallError, SlotSample};
+use crate::wire::shim::AGENT_ID;
 
 /// How often histograms are folded: until then the recorder keeps every observation, and a flood
 /// makes a million a second.
@@ -57,6 +59,9 @@ pub enum Failure {
         /// Why.
         error: RunError,
     },
+    /// The program that is to build them cannot be used.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
     /// The walls cannot be planned.
     #[error("sandbox {profile}: {error}")]
     Plan {
@@ -227,17 +232,21 @@ pub async fn start(mut config: Config, state: StateDir, go_on: GoOn) -> Result<S
     let journal = open_journal(&config, state.path())?;
     let spawner = Spawner::start().map_err(Failure::Spawner)?;
     let config = Arc::new(config);
-    let is_walled = config
-        .pools
-        .iter()
-        .any(|pool| pool.launcher == Launcher::Unshare);
+    let is_walled = config.pools.iter().any(|pool| pool.launcher.has_walls());
     let uids = if is_walled && rustix::process::geteuid().is_root() {
         let count = u32::from(config.supervisor.max_children);
-        Some(uids::take(&Sources::host(), count)?)
+        let is_container = |pool: &Pool| pool.launcher == Launcher::Container;
+        let before = if config.pools.iter().any(is_container) {
+            AGENT_ID
+        } else {
+            0
+        };
+        Some(uids::take_behind(&Sources::host(), before, count)?)
     } else {
         None
     };
-    probe(&config, &spawner, uids.as_ref()).await?;
+    let engines = engines::ready(&config, &spawner, state.path()).await?;
+    probe(&config, &spawner, uids.as_ref(), &engines).await?;
     let exporter = Exporter::install(BUILD)?;
     let state = Arc::new(state);
     sweep_copies(&state, When::Start, Working::of(&journal, None)).await;
@@ -250,6 +259,7 @@ pub async fn start(mut config: Config, state: StateDir, go_on: GoOn) -> Result<S
         host: Arc::new(spawner),
         ambient: Ambient::default(),
         uids,
+        engines,
         marshal: std::env::current_exe().unwrap_or_else(|_| PathBuf::from("/proc/self/exe")),
         environment: std::env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
@@ -305,6 +315,7 @@ async fn probe(
     config: &Config,
     spawner: &Spawner,
     uids: Option<&HeldBlock>,
+    engines: &BTreeMap<PoolName, Arc<Engine>>,
 ) -> Result<(), Failure> {
     let ids = match uids.and_then(|held| held.block().uid(0)) {
         Some(slot_uid) => Ids::Root { slot_uid },
@@ -315,7 +326,9 @@ async fn probe(
     };
     let mut probed = Vec::new();
     for pool in &config.pools {
-        if pool.launcher != Launcher::Unshare || probed.contains(&&pool.sandbox) {
+        let engine = engines.get(&pool.name);
+        let what = (&pool.sandbox, engine);
+        if !pool.launcher.has_walls() || probed.contains(&what) {
             continue;
         }
         let Some(profile) = config.sandboxes.get(&pool.sandbox) else {
@@ -326,12 +339,16 @@ async fn probe(
             profile: pool.sandbox.clone(),
             error,
         })?;
-        let tried = launch::probe(spawner, walls, sandbox::limits_of(profile)).await;
+        let walls = match engine {
+            Some(engine) => Walls::Engine(Box::new(walls), Arc::clone(engine)),
+            None => Walls::Shim(Box::new(walls)),
+        };
+        let tried = launch::probe_walls(spawner, walls, sandbox::limits_of(profile)).await;
         tried.map_err(|error| Failure::Walls {
             profile: pool.sandbox.clone(),
             error,
         })?;
-        probed.push(&pool.sandbox);
+        probed.push(what);
     }
     Ok(())
 }

@@ -5,6 +5,7 @@
 //! that no new key can be forgotten.
 
 mod acp;
+mod containers;
 mod routes;
 mod ssh;
 
@@ -86,6 +87,7 @@ impl Config {
             supervisor: of_supervisor,
             pools,
             sandboxes,
+            container,
             routes,
             policies,
             hints: of_hints,
@@ -105,6 +107,12 @@ impl Config {
                 .iter()
                 .map(|(name, profile)| sandbox(name, profile)),
         );
+        if pools
+            .iter()
+            .any(|pool| pool.launcher == Launcher::Container)
+        {
+            tables.push(containers::table(container));
+        }
         tables.extend(self.shown_routes(routes).map(routes::route));
         tables.extend(policies.iter().map(|(name, file)| {
             let mut table = Shown::new(&["policy", name]);
@@ -235,6 +243,7 @@ fn pool(pool: &Pool) -> Shown {
         shell_cwd,
         launcher,
         ssh: far,
+        image,
         sandbox,
         network,
         routes,
@@ -283,9 +292,10 @@ fn pool(pool: &Pool) -> Shown {
     table.put("extractor", calls_table(extractor));
     table.put("shell_cwd", shell_cwd.word());
     table.put("launcher", launcher.word());
-    if *launcher == Launcher::Unshare {
+    if launcher.has_walls() {
         table.put("sandbox", sandbox.as_str());
     }
+    table.put_some("image", image.as_deref());
     ssh::put(&mut table, far.as_deref(), *network);
     routes::of_pool(&mut table, routes);
     table.put("policy", policy.as_str());

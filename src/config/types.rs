@@ -31,6 +31,8 @@ pub struct Config {
     pub pools: Vec<Pool>,
     /// `[sandbox.NAME]`, `standard` included.
     pub sandboxes: BTreeMap<String, Sandbox>,
+    /// `[container]`; what it says counts for pools with [`Launcher::Container`] only.
+    pub container: Container,
     /// `[route.NAME]`, those of well-known providers included.
     pub routes: BTreeMap<String, Route>,
     /// `[policy.NAME]` files; the names of the built-in ones are not in it.
@@ -101,12 +103,56 @@ words!(
     Launcher {
         /// In namespaces made by this binary.
         Unshare = "unshare",
+        /// In namespaces made by bubblewrap.
+        Bwrap = "bwrap",
+        /// In a container of podman's or docker's.
+        Container = "container",
         /// As a plain process, with nothing around it.
         None = "none",
         /// At another host, by the system's ssh client.
         Ssh = "ssh",
     }
 );
+
+impl Launcher {
+    /// Whether a child has a sandbox of this host around it, with a home and a workspace at places
+    /// of its own.
+    #[must_use]
+    pub const fn has_walls(self) -> bool {
+        matches!(self, Self::Unshare | Self::Bwrap | Self::Container)
+    }
+
+    /// Whether a child's programs are those of this host.
+    #[must_use]
+    pub const fn has_own_programs(self) -> bool {
+        !matches!(self, Self::Container | Self::Ssh)
+    }
+}
+
+words!(
+    /// Whose command line starts containers.
+    ContainerEngine {
+        /// podman's.
+        Podman = "podman",
+        /// docker's.
+        Docker = "docker",
+    }
+);
+
+/// `[container]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Container {
+    /// Whose command line it is.
+    pub engine: ContainerEngine,
+    /// The runtime that the engine is told to use; `None`: its own choice.
+    pub runtime: Option<String>,
+    /// The image of pools that name none: `NAME@sha256:…`, `sha256:…` or `localhost/NAME`.
+    pub image: Option<String>,
+    /// More options before the command, `--NAME=VALUE` each.
+    pub before: Vec<String>,
+    /// More options of `run`.
+    pub of_run: Vec<String>,
+}
 
 words!(
     /// What a child reaches.
@@ -315,6 +361,8 @@ pub struct Pool {
     pub launcher: Launcher,
     /// Where it runs, with [`Launcher::Ssh`], and only then.
     pub ssh: Option<Box<Ssh>>,
+    /// Its own image, with [`Launcher::Container`]; `None`: that of `[container]`.
+    pub image: Option<String>,
     /// The name of its sandbox profile (a key of [`Config::sandboxes`]). With [`Launcher::None`]
     /// there are no walls, and only the profile's limits apply.
     pub sandbox: String,
@@ -369,6 +417,13 @@ pub struct Program {
 }
 
 impl Pool {
+    /// The image that it runs in, with [`Launcher::Container`].
+    #[must_use]
+    pub fn image_of<'p>(&'p self, container: &'p Container) -> Option<&'p str> {
+        let image = self.image.as_deref().or(container.image.as_deref());
+        image.filter(|_| self.launcher == Launcher::Container)
+    }
+
     /// Its workspace, if that is a directory of this host.
     #[must_use]
     pub fn local_workspace(&self) -> Option<&Path> {

@@ -29,7 +29,7 @@ pub use door::{Door, Errand, FileError, Running};
 pub use error::SpawnError;
 pub use host::{Awaited, Child, Host};
 pub use keeper::{Ended, KeeperHandle, Ordered, Orders, Step, start as keep};
-pub use once::{Finished, RunError, probe, run_to_end};
+pub use once::{Finished, RunError, probe, probe_walls, run_to_end};
 pub use spawner::{Launched, Process, Spawner};
 
 /// What to start.

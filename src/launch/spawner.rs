@@ -27,7 +27,9 @@ use super::control::{self, Control, OneWay};
 use super::{Door, LaunchPlan, SpawnError, Walls};
 use crate::limits;
 use crate::wire::engine::Engine;
-use crate::wire::shim::{self, ARG0_ENGINE, ARG0_LEASH, ARG0_OUTER, MARKER, Program, Report, Start, VERSION};
+use crate::wire::shim::{
+    self, ARG0_ENGINE, ARG0_LEASH, ARG0_OUTER, MARKER, Program, Report, Start, VERSION,
+};
 
 /// Starts children. Cheap to clone. Every [`Process`] holds one too, so that the thread lives as
 /// long as any child: its end would be the end of them, by their parent-death signal.
@@ -226,9 +228,10 @@ fn fork(
     let (arg0, engine) = match &plan.walls {
         Walls::None => (ARG0_LEASH, None),
         Walls::Shim(_) => (ARG0_OUTER, None),
-        Walls::Engine(walls, engine) => {
-            (ARG0_ENGINE, Some(of_child(engine, &walls.hostname, &marker)))
-        }
+        Walls::Engine(walls, engine) => (
+            ARG0_ENGINE,
+            Some(of_child(engine, &walls.hostname, &marker)),
+        ),
     };
     let walls = plan.walls.plan().cloned();
     let message = shim::encode(&Start {

@@ -7,14 +7,16 @@
 use std::path::{Component, Path, PathBuf};
 
 use crate::config::{self, ProcMode};
-use crate::wire::shim::{AGENT_ID, Access, IdMap, Ids, Limits, Mount, Net, ShimPlan, Source};
+use crate::wire::shim::{
+    AGENT_ID, Access, IdMap, Ids, Limits, Mount, Net, OWN_INSIDE, ShimPlan, Source,
+};
 
 /// Where the session's home is inside.
 pub const HOME: &str = "/home/agent";
 /// Where the workspace is inside.
 pub const WORKSPACE: &str = "/workspace";
 /// Where this binary is inside.
-pub const MARSHAL: &str = "/run/marshal/marshal";
+pub const MARSHAL: &str = OWN_INSIDE;
 /// Places that the plan fills itself; a profile can bind nothing at, below or above them.
 const OWN_PLACES: [&str; 6] = ["/proc", "/dev", "/etc", HOME, WORKSPACE, "/run/marshal"];
 /// Directories that are links into `/usr` on most hosts.

@@ -192,6 +192,17 @@ pub fn take(sources: &Sources, count: u32) -> Result<HeldBlock, UidError> {
     })
 }
 
+/// The same with `before` ids below the block that are held too and given to nobody: what a
+/// container engine needs, which maps one range from 0 to the agent's own id.
+pub fn take_behind(sources: &Sources, before: u32, count: u32) -> Result<HeldBlock, UidError> {
+    let mut held = take(sources, before.saturating_add(count))?;
+    held.block = Block {
+        first: held.block.first.saturating_add(before),
+        count,
+    };
+    Ok(held)
+}
+
 fn read(path: &Path) -> Result<String, UidError> {
     use std::io::Read as _;
     let file = match std::fs::File::open(path) {
@@ -364,6 +375,17 @@ mod tests {
         assert_eq!(first(&sources, 34).unwrap().0, 700_040, "up to the third");
         let mode = std::fs::metadata(&sources.held).unwrap().mode();
         assert_eq!(mode & 0o7777, 0o700);
+    }
+
+    #[test]
+    fn what_is_held_below_a_block_is_nobody_elses() {
+        let (_dir, sources) = sources("marshal:700000:2000\n");
+        let behind = take_behind(&sources, 1000, 10).unwrap();
+        assert_eq!(behind.block().uid(0), Some(701_000));
+        assert_eq!(behind.block().uid(10), None);
+        let (next, _held) = first(&sources, 10).unwrap();
+        assert_eq!(next, 701_010);
+        assert!(take_behind(&sources, 1000, 10).is_err(), "980 are left");
     }
 
     #[test]

@@ -9,8 +9,8 @@
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::limits;
 use super::engine::Engine;
+use crate::limits;
 use crate::model::ExitStatus;
 
 /// The version of these messages; both ends must have the same.
@@ -35,6 +35,9 @@ pub const ARG0_FILES: &str = "marshal-files";
 pub const DOOR_LEASH: u8 = b't';
 /// The same: the process that reads or writes one file.
 pub const DOOR_FILES: u8 = b'f';
+
+/// Where this program is inside walls.
+pub const OWN_INSIDE: &str = "/run/marshal/marshal";
 
 /// The environment variable that marks every process of a child, helpers included.
 pub const MARKER: &str = "MARSHAL_MARKER";

@@ -133,7 +133,7 @@ async fn home_and_workspace_are_the_hosts_and_memory_is_bounded() {
         }
         assert!(!Path::new("/tmp/t").exists());
         if is_root() {
-            let script = "i=0; while [ $i -lt 200 ] && : > /tmp/$i; do i=$((i+1)); done 2>/dev/null; \
+            let script = "i=0; while [ $i -lt 200 ] && touch /tmp/$i; do i=$((i+1)); done 2>/dev/null; \
                           [ $i -gt 50 ] && [ $i -lt 100 ] && echo bounded";
             let seen = finished(&place.request(&profile), &engine, script).await;
             assert_eq!(seen.stdout, b"bounded\n", "inodes in {engine:?}");
@@ -171,7 +171,9 @@ async fn what_is_read_only_stays_so_and_a_foreign_owner_is_mapped() {
         if let Some(tree) = &mut request.workspace {
             tree.identity = Some((stat.dev(), stat.ino() + 1));
         }
-        let error = run(walled(&request, &engine, "echo never")).await.unwrap_err();
+        let error = run(walled(&request, &engine, "echo never"))
+            .await
+            .unwrap_err();
         let said = error.to_string();
         assert!(said.contains("another directory"), "{said}");
     }
@@ -223,10 +225,15 @@ async fn this_program_runs_inside_any_image() {
     let (place, profile) = (Place::new(), profile());
     for engine in all(&place) {
         let mut plan = walled(&place.request(&profile), &engine, "");
-        plan.argv = [sandbox::MARSHAL_INSIDE, "--version"].map(str::to_owned).to_vec();
+        plan.argv = [sandbox::MARSHAL_INSIDE, "--version"]
+            .map(str::to_owned)
+            .to_vec();
         let finished = run(plan).await.unwrap();
         let said = String::from_utf8(finished.stdout).unwrap();
-        assert!(said.contains(env!("CARGO_PKG_VERSION")), "{engine:?}: {said}");
+        assert!(
+            said.contains(env!("CARGO_PKG_VERSION")),
+            "{engine:?}: {said}"
+        );
     }
 }
 
@@ -307,11 +314,7 @@ async fn a_kill_ends_everything_and_so_does_the_loss_of_the_helper() {
     }
 }
 
-async fn hear(
-    from: &mut tokio::net::unix::pipe::Receiver,
-    said: &mut String,
-    what: &str,
-) {
+async fn hear(from: &mut tokio::net::unix::pipe::Receiver, said: &mut String, what: &str) {
     use tokio::io::AsyncReadExt as _;
     let mut chunk = [0; 256];
     while !said.contains(what) {

@@ -56,7 +56,10 @@ pub(crate) fn container(label: &str, directory: &Path) -> Container {
         flavour: Flavour::Podman,
         program: podman(),
         env: vec![
-            ("PATH".to_owned(), "/usr/sbin:/usr/bin:/sbin:/bin".to_owned()),
+            (
+                "PATH".to_owned(),
+                "/usr/sbin:/usr/bin:/sbin:/bin".to_owned(),
+            ),
             ("HOME".to_owned(), "/root".to_owned()),
         ],
         extra: Vec::new(),

@@ -17,9 +17,7 @@ use super::{ExecArgs, NO_WALLS};
 use crate::cli::signals::{Signal, Signals};
 use crate::cli::streams::Streams;
 use crate::config::{Config, HOME_OF_CHILD, OWN_PROGRAM, StopWaits};
-use crate::launch::{
-    self, Ended, KeeperHandle, LaunchPlan, Launched, SpawnError, Spawner, Step, Walls,
-};
+use crate::launch::{self, Ended, KeeperHandle, LaunchPlan, Launched, SpawnError, Spawner, Step};
 use crate::sandbox;
 
 /// Its PATH, unless more is added.
@@ -155,7 +153,7 @@ fn plan(args: &ExecArgs, room: &Room) -> LaunchPlan {
         env: environment(args),
         cwd: sandbox::WORKSPACE_INSIDE.to_owned(),
         limits: room.limits,
-        walls: Walls::Shim(Box::new(room.walls.clone())),
+        walls: room.around(),
         preamble: Vec::new(),
     }
 }

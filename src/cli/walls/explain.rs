@@ -39,7 +39,7 @@ pub(super) fn explain(args: &WallArgs, config: &Config, json: bool, streams: &mu
 
 fn planned(args: &WallArgs, config: &Config) -> Result<(ShimPlan, String), NoRoom> {
     let wanted = room::look(args, config)?;
-    let (ids, _held) = room::ids()?;
+    let (ids, _held) = room::ids(args.launcher)?;
     let workspace = match args.mode {
         // It would be made at the start, and belong to the command.
         Mode::Copy => Tree {

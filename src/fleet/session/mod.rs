@@ -26,6 +26,7 @@ mod scales;
 mod state;
 mod tally;
 mod unprepared;
+mod walls;
 mod work;
 
 use std::collections::BTreeMap;

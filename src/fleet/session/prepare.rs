@@ -13,6 +13,7 @@ use super::environment::{PATH_INSIDE, environment};
 use super::far;
 use super::listing;
 pub(crate) use super::unprepared::PrepareError;
+use super::walls;
 use super::work::Work;
 use crate::config::{Fill, Launcher, Network, OWN_PROGRAM, WorkspaceMode, fill_routes};
 use crate::dialect::Attachment;
@@ -439,7 +440,7 @@ fn git_plan(
     space: &Space,
 ) -> Result<LaunchPlan, PrepareError> {
     let inside = match pool.config.launcher {
-        Launcher::Unshare => WORKSPACE_INSIDE.to_owned(),
+        Launcher::Unshare | Launcher::Bwrap | Launcher::Container => WORKSPACE_INSIDE.to_owned(),
         Launcher::None | Launcher::Ssh => source.to_string_lossy().into_owned(),
     };
     let space = Space {
@@ -488,7 +489,7 @@ fn launch_plan(
     mut argv: Vec<String>,
     what: &For,
 ) -> Result<LaunchPlan, PrepareError> {
-    let walled = pool.config.launcher == Launcher::Unshare;
+    let walled = pool.config.launcher.has_walls();
     if argv.first().is_some_and(|word| word == OWN_PROGRAM) {
         argv[0] = if walled {
             MARSHAL_INSIDE.to_owned()
@@ -504,7 +505,8 @@ fn launch_plan(
         }
     };
     let walls = if walled {
-        Walls::Shim(Box::new(sandbox::plan(&WallsRequest {
+        let is_git = matches!(what, For::Git { .. });
+        let plan = sandbox::plan(&WallsRequest {
             profile: &pool.sandbox,
             network: match what {
                 For::Agent { .. } => pool.config.network,
@@ -529,7 +531,8 @@ fn launch_plan(
                 For::Git { .. } => Vec::new(),
             },
             door: what.has_door(),
-        })?))
+        })?;
+        walls::around(shared, &pool.config, plan, is_git)
     } else {
         Walls::None
     };

@@ -47,8 +47,8 @@ pub(super) struct Asked<'a> {
     pub(super) link: &'a str,
     pub(super) marker: &'a str,
     pub(super) limits: Limits,
-    /// The most processes of a uid that may be had here, if that is limited.
-    pub(super) processes: Option<u64>,
+    /// The most processes of its user.
+    pub(super) processes: u64,
 }
 
 /// Whether a container is to be shown this mount: what belongs to the child, and what the profile
@@ -126,9 +126,8 @@ pub(super) fn run(asked: &Asked<'_>) -> Vec<String> {
     }
     let nofile = asked.limits.nofile;
     say(format!("--ulimit=nofile={nofile}:{nofile}"));
-    if let Some(most) = asked.processes {
-        say(format!("--ulimit=nproc={most}:{most}"));
-    }
+    let most = asked.processes;
+    say(format!("--ulimit=nproc={most}:{most}"));
     say(format!("--env={MARKER}={}", asked.marker));
     ids(container.flavour, plan.ids, &mut say);
     if podman {
@@ -144,7 +143,10 @@ pub(super) fn run(asked: &Asked<'_>) -> Vec<String> {
         ] {
             say(word.to_owned());
         }
-        say(format!("--security-opt=mask={}", plan::masked().0.join(":")));
+        say(format!(
+            "--security-opt=mask={}",
+            plan::masked().0.join(":")
+        ));
         // No use to an agent, and much to be learned of the host.
         for target in ["/sys", "/sys/fs/cgroup"] {
             say(format!(

@@ -46,7 +46,9 @@ pub(in super::super) fn main() -> ExitCode {
     }
     let control = UnixStream::from(descriptors.remove(0));
     match prepare(&control, enter, descriptors).and_then(|prepared| {
-        let reports = control.try_clone().at(Stage::Shim, "copy the control socket")?;
+        let reports = control
+            .try_clone()
+            .at(Stage::Shim, "copy the control socket")?;
         Ok((prepared, reports))
     }) {
         Ok((prepared, reports)) => Warden {
@@ -136,8 +138,7 @@ fn prepare(control: &UnixStream, enter: Enter, mut descriptors: Vec<OwnedFd>) ->
 
 /// The user is the agent; in docker, which has no map for one container, its own uid of the host.
 fn who(plan: &ShimPlan, engine: Option<&Engine>) -> Step {
-    let is_docker =
-        matches!(engine, Some(Engine::Container(it)) if it.flavour == Flavour::Docker);
+    let is_docker = matches!(engine, Some(Engine::Container(it)) if it.flavour == Flavour::Docker);
     let expected = if is_docker {
         plan.ids.outside()
     } else {
@@ -182,12 +183,15 @@ fn root_is_sealed() -> Step {
 
 /// The very directory that was looked at when the walls were planned, and sealed if it is to be.
 fn is_what_was_meant(mount: &Mount, opened: &Opened) -> Step {
-    let (Mount::Tree {
-        target,
-        access,
-        expect,
-        ..
-    }, Opened::Tree { .. }) = (mount, opened)
+    let (
+        Mount::Tree {
+            target,
+            access,
+            expect,
+            ..
+        },
+        Opened::Tree { .. },
+    ) = (mount, opened)
     else {
         return Ok(());
     };

@@ -49,6 +49,9 @@ use stage::{Placed, Stage as Shown};
 
 /// The word that tells the entry that its stdin is the link.
 const BY_STDIN: &str = "stdin";
+/// The most processes of a container's user. podman gives itself no more, and what it has not it
+/// cannot give where its root lacks SYS_RESOURCE.
+const PROCESSES: u64 = 32_768;
 /// Says that the entry has everything.
 const HERE: u8 = b'+';
 
@@ -287,10 +290,7 @@ fn in_container(control: &UnixStream, order: Order, container: Container) -> Ste
                 Err(fault)
             } else {
                 let name = &ours.container.name;
-                let what = format!(
-                    "{} (and the container {name} may be left)",
-                    fault.what
-                );
+                let what = format!("{} (and the container {name} may be left)", fault.what);
                 Err(crate::wire::shim::Failure { what, ..fault })
             }
         }
@@ -331,11 +331,16 @@ fn start_container(control: &UnixStream, order: Order, ours: &mut Ours) -> Step<
         link: &path,
         marker: &marker(),
         limits,
-        processes: hard(Resource::Nproc),
+        processes: hard(Resource::Nproc).map_or(PROCESSES, |hard| hard.min(PROCESSES)),
     });
     let name = ours.name();
-    run::to_end(&mut ours.command(&line)?, &name, Some(control), ENGINE_START)?
-        .map_err(|said| failure(Stage::Engine, said))?;
+    run::to_end(
+        &mut ours.command(&line)?,
+        &name,
+        Some(control),
+        ENGINE_START,
+    )?
+    .map_err(|said| failure(Stage::Engine, said))?;
     let link = accept(&listener, control, &order, &ours.container)?;
     drop(listener);
     let mut signals = Signals::block()?;
@@ -371,7 +376,10 @@ fn wait_inside(
             waits.push(PollFd::new(&**signals, PollFlags::IN));
         }
         let _ = poll(&mut waits, Some(&run::timespec(left)));
-        let ready: Vec<bool> = waits.iter().map(|wait| !wait.revents().is_empty()).collect();
+        let ready: Vec<bool> = waits
+            .iter()
+            .map(|wait| !wait.revents().is_empty())
+            .collect();
         drop(waits);
         if ready.first() == Some(&true) {
             return News::Came;

@@ -110,7 +110,10 @@ impl Running {
                 return News::Late;
             };
             let _ = poll(&mut waits, Some(&timespec(left)));
-            let ready: Vec<bool> = waits.iter().map(|wait| !wait.revents().is_empty()).collect();
+            let ready: Vec<bool> = waits
+                .iter()
+                .map(|wait| !wait.revents().is_empty())
+                .collect();
             drop(waits);
             if is_heard && ready.get(1) == Some(&true) {
                 is_heard = self.hear();
@@ -216,8 +219,7 @@ impl Signals {
         mask.add(NixSignal::SIGTERM);
         mask.thread_block().at(Stage::Shim, "block signals")?;
         let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
-        let signals =
-            SignalFd::with_flags(&mask, flags).at(Stage::Shim, "read signals")?;
+        let signals = SignalFd::with_flags(&mask, flags).at(Stage::Shim, "read signals")?;
         Ok(Self { signals })
     }
 

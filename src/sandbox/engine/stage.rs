@@ -196,11 +196,9 @@ fn named(
         } => {
             let path = match source {
                 Source::Path(path) => PathBuf::from(path),
-                Source::OwnBinary => fs::read_link("/proc/self/exe").on(
-                    At_::Mount,
-                    "read",
-                    "/proc/self/exe",
-                )?,
+                Source::OwnBinary => {
+                    fs::read_link("/proc/self/exe").on(At_::Mount, "read", "/proc/self/exe")?
+                }
             };
             match idmap {
                 Some(map) if !map.or_plain => {
@@ -272,11 +270,8 @@ fn write(path: &Path, text: &str) -> Step {
 pub(super) fn listen(directory: &Path, owner: (u32, u32)) -> Step<(UnixListener, String)> {
     let path = directory.join(SOCKET);
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let opened = rustix::fs::open(directory, flags, Mode::empty()).on(
-        At_::Engine,
-        "open",
-        directory,
-    )?;
+    let opened =
+        rustix::fs::open(directory, flags, Mode::empty()).on(At_::Engine, "open", directory)?;
     // An address holds 107 bytes, a path of the state directory may have more.
     let short = {
         use std::os::fd::AsRawFd as _;
