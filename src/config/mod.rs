@@ -261,7 +261,7 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
     let section = root.section("supervisor");
     let supervisor = supervisor(&section, &origin.dir);
     children_fit(root, &drafts, supervisor.max_children);
-    stay_outside(root, &drafts, &supervisor, &policies, origin);
+    stay_outside(root, &drafts, &supervisor, &policies, &sandboxes, origin);
     let hints = hint::read(root);
     root.close(
         LATER_TABLES,
@@ -412,6 +412,7 @@ fn stay_outside(
     drafts: &[Draft],
     supervisor: &Supervisor,
     policies: &BTreeMap<String, PathBuf>,
+    sandboxes: &BTreeMap<String, Sandbox>,
     origin: &Origin,
 ) {
     for draft in drafts {
@@ -434,7 +435,12 @@ fn stay_outside(
         if workspace.mode != WorkspaceMode::Rw || pool.launcher == Launcher::None {
             continue;
         }
-        let files = policies.values().chain(&origin.file);
+        let filter = sandboxes.get(&pool.sandbox).map(|profile| &profile.seccomp);
+        let filter = match filter {
+            Some(Seccomp::File(file)) => Some(file),
+            _ => None,
+        };
+        let files = policies.values().chain(&origin.file).chain(filter);
         for file in files.filter(|file| holds(file)) {
             let message = format!(
                 "the agent could write {}, which decides what agents may do",

@@ -312,11 +312,10 @@ fn profile(section: &Section<'_>, launcher: Launcher, context: &Context<'_>) -> 
     }
     if !context.sandboxes.contains_key(&found.value)
         && !context.sandbox_names.contains(&found.value)
-        || sandbox::LATER.contains(&found.value.as_str())
     {
         let names: Vec<_> = context.sandboxes.keys().map(String::as_str).collect();
         let expected = format!("{} or the name of a [sandbox.NAME]", one_of(&names));
-        item.unknown_word(&found.value, &names, sandbox::LATER, &expected);
+        item.unknown_word(&found.value, &names, &[], &expected);
     }
     found.value
 }

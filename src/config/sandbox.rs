@@ -8,25 +8,19 @@ use std::path::{Path, PathBuf};
 use super::error::quoted;
 use super::paths;
 use super::table::{Found, Section, word};
-use super::types::{ProcMode, Sandbox};
+use super::types::{ProcMode, Sandbox, Seccomp};
 use crate::limits;
 
 word!(ProcMode);
 
-/// The built-in profile that may be changed key by key.
+/// The built-in profile that everybody can have. Both may be changed key by key.
 pub(super) const STANDARD: &str = "standard";
 
-/// Built-in profiles of the format that this version has not.
-pub(super) const LATER: &[&str] = &["strict"];
+/// The built-in profile with every wall, or none at all.
+pub(super) const STRICT: &str = "strict";
 
 /// Keys of the format that do nothing in this version.
-const LATER_KEYS: &[&str] = &[
-    "on_missing",
-    "allow_degrade",
-    "uid_range",
-    "landlock_min_abi",
-    "seccomp",
-];
+const LATER_KEYS: &[&str] = &["on_missing", "allow_degrade", "uid_range"];
 
 /// Places that the sandbox makes itself: nothing of the host can be bound over them.
 const OWN_PLACES: &[&str] = &[
@@ -82,8 +76,23 @@ pub(super) fn standard() -> Sandbox {
         proc_mode: ProcMode::Pid,
         nofile: 1024,
         fsize: GIB,
+        landlock_min_abi: 0,
+        seccomp: Seccomp::Default,
+        needs_own_uid: false,
     }
 }
+
+/// The profile `strict` as it is built in: what `standard` takes where it can be had, it needs.
+fn strict() -> Sandbox {
+    Sandbox {
+        landlock_min_abi: MOST_LANDLOCK,
+        needs_own_uid: true,
+        ..standard()
+    }
+}
+
+/// The highest ABI of Landlock that is used.
+const MOST_LANDLOCK: u8 = 6;
 
 /// Reads the table `sandbox`.
 pub(super) fn read_all(
@@ -91,25 +100,20 @@ pub(super) fn read_all(
     dir: &Path,
     is_found: bool,
 ) -> BTreeMap<String, Sandbox> {
-    let mut profiles = BTreeMap::from([(STANDARD.to_owned(), standard())]);
+    let mut profiles = BTreeMap::from([
+        (STANDARD.to_owned(), standard()),
+        (STRICT.to_owned(), strict()),
+    ]);
     for (name, item) in section.named(NAME_PATTERN) {
         let place = &item.place;
-        if LATER.contains(&name.as_str()) {
-            let message = format!(
-                "the profile {} is not supported by this version: its layers do not exist yet",
-                quoted(&name)
-            );
-            let help = Some("use standard, or a profile of your own".to_owned());
-            section.ledger.fault(place, message, help);
-            continue;
-        }
         if !is_name(&name) {
             let message = format!("the profile name {} must match {NAME}", quoted(&name));
             section.ledger.fault(place, message, None);
             continue;
         }
         if let Some(table) = item.section() {
-            profiles.insert(name, read(&table, dir, is_found));
+            let base = if name == STRICT { strict() } else { standard() };
+            profiles.insert(name, read(&table, base, dir, is_found));
         }
     }
     profiles
@@ -126,8 +130,7 @@ pub(super) fn is_name(name: &str) -> bool {
     crate::model::PoolName::new(name).is_ok()
 }
 
-fn read(section: &Section<'_>, dir: &Path, is_found: bool) -> Sandbox {
-    let base = standard();
+fn read(section: &Section<'_>, base: Sandbox, dir: &Path, is_found: bool) -> Sandbox {
     let home = section.section("home");
     let home_bytes = home.size("size", MIB..=TIB);
     home.close(&["inodes"], &[]);
@@ -151,6 +154,12 @@ fn read(section: &Section<'_>, dir: &Path, is_found: bool) -> Sandbox {
         proc_mode: value(section.word("proc", &[]), base.proc_mode),
         nofile: value(nofile, base.nofile),
         fsize: value(fsize, base.fsize),
+        landlock_min_abi: value(
+            section.integer("landlock_min_abi", 0..=MOST_LANDLOCK),
+            base.landlock_min_abi,
+        ),
+        seccomp: seccomp(section, dir).unwrap_or(base.seccomp),
+        needs_own_uid: base.needs_own_uid,
     };
     let elsewhere = [("nofile", "limits.nofile"), ("fsize", "limits.fsize")];
     section.close(LATER_KEYS, &elsewhere);
@@ -160,6 +169,36 @@ fn read(section: &Section<'_>, dir: &Path, is_found: bool) -> Sandbox {
 fn value<T>(found: Option<Found<T>>, default: T) -> T {
     found.map_or(default, |found| found.value)
 }
+
+/// Whether and what system calls are filtered: one of two words, or a file.
+fn seccomp(section: &Section<'_>, dir: &Path) -> Option<Seccomp> {
+    let found = section.item("seccomp")?.text_like(paths::PATTERN)?;
+    if let Some(fault) = paths::fault(&found.value) {
+        section.ledger.fault(&found.place, fault, None);
+        return None;
+    }
+    Some(match found.value.as_str() {
+        SECCOMP_DEFAULT => Seccomp::Default,
+        SECCOMP_OFF => Seccomp::Off,
+        // What has no slash is sooner a slip of the pen than a file.
+        word if !word.contains('/') => {
+            let message = format!(
+                "expected \"{SECCOMP_DEFAULT}\", \"{SECCOMP_OFF}\" or the path of a profile in OCI form, found {}",
+                quoted(word)
+            );
+            let help = format!("a file beside this one is written \"./{word}\"");
+            section.ledger.fault(&found.place, message, Some(help));
+            return None;
+        }
+        path => Seccomp::File(paths::absolute(dir, path)),
+    })
+}
+
+/// The word for the built-in filter.
+pub(super) const SECCOMP_DEFAULT: &str = "default";
+
+/// The word for none.
+pub(super) const SECCOMP_OFF: &str = "off";
 
 /// Where programs of the system are: they hold nobody's data.
 const PROGRAMS: &[&str] = &["/usr", "/opt", "/nix/store"];

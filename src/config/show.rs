@@ -22,7 +22,7 @@ use super::presets::{self, Preset};
 use super::route_table;
 use super::types::{
     AskConfig, Config, Env, Extractor, JournalRules, Launcher, Pool, Restart, Route, Sandbox,
-    StopWaits, Supervisor, Timeouts,
+    Seccomp, StopWaits, Supervisor, Timeouts,
 };
 use super::units::{show_duration, show_size};
 use crate::model::foreign;
@@ -472,6 +472,10 @@ fn sandbox(name: &str, profile: &Sandbox) -> Shown {
         proc_mode,
         nofile,
         fsize,
+        landlock_min_abi,
+        seccomp,
+        // Of the profile `strict`, whatever the file says of it.
+        needs_own_uid: _,
     } = profile;
     // The reader's bounds keep all numbers far below this.
     let integer = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
@@ -482,6 +486,15 @@ fn sandbox(name: &str, profile: &Sandbox) -> Shown {
     table.put("tmp.size", show_size(*tmp_bytes));
     table.put("tmp.inodes", integer(*tmp_inodes));
     table.put("proc", proc_mode.word());
+    table.put("landlock_min_abi", i64::from(*landlock_min_abi));
+    table.put(
+        "seccomp",
+        match seccomp {
+            Seccomp::Default => text(super::sandbox::SECCOMP_DEFAULT),
+            Seccomp::Off => text(super::sandbox::SECCOMP_OFF),
+            Seccomp::File(file) => path(file),
+        },
+    );
     table.put("limits.nofile", integer(*nofile));
     table.put("limits.fsize", show_size(*fsize));
     table

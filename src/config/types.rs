@@ -619,4 +619,21 @@ pub struct Sandbox {
     pub nofile: u64,
     /// RLIMIT_FSIZE, in bytes.
     pub fsize: u64,
+    /// The least ABI of Landlock, 0 to 6; the highest that the kernel has is used.
+    pub landlock_min_abi: u8,
+    /// The filter of system calls.
+    pub seccomp: Seccomp,
+    /// Whether a uid of its own is needed for every slot, so that a shared one is refused.
+    pub needs_own_uid: bool,
+}
+
+/// `sandbox.NAME.seccomp`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Seccomp {
+    /// The built-in allow-list.
+    Default,
+    /// None.
+    Off,
+    /// A profile in OCI form, instead of the built-in one.
+    File(PathBuf),
 }

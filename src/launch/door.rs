@@ -316,7 +316,13 @@ mod tests {
             assert_eq!(plant(&reports), Errno::NOTSOCK);
             let notes = Vec::new();
             let version = VERSION;
-            tell(reports, &Report::Started { version, notes });
+            let layers = None;
+            let started = Report::Started {
+                version,
+                notes,
+                layers,
+            };
+            tell(reports, &started);
             socket
         };
         let (run, socket) = tokio::join!(door.run(errand), thief);

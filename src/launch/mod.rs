@@ -24,7 +24,9 @@ pub mod ssh;
 mod survivors;
 
 pub use crate::wire::engine::{Container, Engine, Flavour};
-pub use crate::wire::shim::{Failure as WallsFailure, Limits, ShimPlan, Stage};
+pub use crate::wire::shim::{
+    Failure as WallsFailure, Layers, Limits, Seccomp as WallsFilter, ShimPlan, Stage,
+};
 pub use door::{Door, Errand, FileError, Running};
 pub use error::SpawnError;
 pub use host::{Awaited, Child, Host};

@@ -28,7 +28,7 @@ use super::{Door, LaunchPlan, SpawnError, Walls};
 use crate::limits;
 use crate::wire::engine::Engine;
 use crate::wire::shim::{
-    self, ARG0_ENGINE, ARG0_LEASH, ARG0_OUTER, MARKER, Program, Report, Start, VERSION,
+    self, ARG0_ENGINE, ARG0_LEASH, ARG0_OUTER, Layers, MARKER, Program, Report, Start, VERSION,
 };
 
 /// Starts children. Cheap to clone. Every [`Process`] holds one too, so that the thread lives as
@@ -54,6 +54,8 @@ pub struct Launched {
     pub marker: String,
     /// What an operator should know, a sentence each.
     pub notes: Vec<String>,
+    /// Which walls stand; `None` without a sandbox.
+    pub layers: Option<Layers>,
     /// The way into its walls, if they were planned with one.
     pub door: Option<Door>,
     /// Sockets that listen inside the walls, in the order of [`super::ShimPlan::listen`].
@@ -163,8 +165,10 @@ impl Spawner {
             Ok(Some(Report::Started {
                 version: VERSION,
                 notes,
+                layers,
             })) => {
                 launched.notes = notes;
+                launched.layers = layers;
                 say_first(&mut launched.stdin, &preamble).await?;
                 Ok(launched)
             }
@@ -316,6 +320,7 @@ fn start_helper(
         pid: helper.id().unwrap_or(0),
         marker: marker.to_owned(),
         notes: Vec::new(),
+        layers: None,
         door,
         listeners: Vec::new(),
         process: Process {

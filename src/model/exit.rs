@@ -56,6 +56,10 @@ words!(
         Rlimit = "rlimit",
         /// Capabilities and no_new_privs.
         Caps = "caps",
+        /// Landlock.
+        Landlock = "landlock",
+        /// The filter of system calls.
+        Seccomp = "seccomp",
         /// The program that makes the walls in our place: bubblewrap, podman or docker.
         Engine = "engine",
         /// Starting the agent's program.

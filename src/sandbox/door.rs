@@ -12,14 +12,19 @@ use std::process::Stdio;
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
+use super::seccomp::Seal;
 use crate::wire::shim::{ARG0_FILES, ARG0_LEASH, DOOR_FILES, DOOR_LEASH, MARKER};
 
 /// Pid 1's end.
-pub(super) struct Door(OwnedFd);
+pub(super) struct Door {
+    socket: OwnedFd,
+    /// What a leash puts on before it starts what it was told to.
+    seal: Seal,
+}
 
 impl Door {
-    pub(super) const fn new(socket: OwnedFd) -> Self {
-        Self(socket)
+    pub(super) const fn new(socket: OwnedFd, seal: Seal) -> Self {
+        Self { socket, seal }
     }
 
     /// Starts what waits at the door; `false` if nobody will come any more.
@@ -30,7 +35,7 @@ impl Door {
             let mut control = RecvAncillaryBuffer::new(&mut space);
             let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
             let got = match recvmsg(
-                &self.0,
+                &self.socket,
                 &mut [IoSliceMut::new(&mut kind)],
                 &mut control,
                 flags,
@@ -48,32 +53,33 @@ impl Door {
                 return false;
             }
             if let Some((socket, reports)) = lines {
-                start(kind[0], socket, reports);
+                self.start(kind[0], socket, reports);
             }
         }
+    }
+
+    /// Starts a helper that talks by these. If it cannot be started they end, which says so.
+    fn start(&self, kind: u8, socket: OwnedFd, reports: OwnedFd) {
+        let (name, seal) = match kind {
+            DOOR_LEASH => (ARG0_LEASH, self.seal),
+            DOOR_FILES => (ARG0_FILES, Seal::Nothing),
+            _ => return,
+        };
+        let _ = super::engine::own_command(name)
+            .args(seal.word())
+            .env_clear()
+            .env(MARKER, std::env::var_os(MARKER).unwrap_or_default())
+            .stdin(Stdio::from(socket))
+            .stdout(Stdio::from(reports))
+            .stderr(Stdio::null())
+            .spawn();
     }
 }
 
 impl AsFd for Door {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.socket.as_fd()
     }
-}
-
-/// Starts a helper that talks by these. If it cannot be started they end, which says so.
-fn start(kind: u8, socket: OwnedFd, reports: OwnedFd) {
-    let name = match kind {
-        DOOR_LEASH => ARG0_LEASH,
-        DOOR_FILES => ARG0_FILES,
-        _ => return,
-    };
-    let _ = super::engine::own_command(name)
-        .env_clear()
-        .env(MARKER, std::env::var_os(MARKER).unwrap_or_default())
-        .stdin(Stdio::from(socket))
-        .stdout(Stdio::from(reports))
-        .stderr(Stdio::null())
-        .spawn();
 }
 
 /// Reads exactly so many bytes of a text that follows a message.

@@ -14,9 +14,10 @@ use rustix::process::{DumpableBehavior, Pid, Signal, getpid};
 
 use super::door::Door;
 use super::fail::{At, Step, failure};
+use super::seccomp::Seal;
 use super::warden::{Scope, Warden};
-use super::{control, privilege, root, warden};
-use crate::wire::shim::{Enter, Report, Stage, VERSION};
+use super::{control, landlock, privilege, root, seccomp, warden};
+use crate::wire::shim::{Enter, Layers, Report, Seccomp, Stage, VERSION};
 
 /// Runs as pid 1 of the sandbox.
 pub(super) fn main() -> ExitCode {
@@ -35,6 +36,7 @@ pub(super) fn main() -> ExitCode {
             link,
             door,
             notes,
+            layers,
         }) => Warden {
             agent,
             control,
@@ -43,7 +45,7 @@ pub(super) fn main() -> ExitCode {
             door,
             scope: Scope::Namespace,
         }
-        .watch(notes, || Ok(())),
+        .watch(notes, Some(layers), || Ok(())),
         Err(failure) => {
             let _ = control::send(&control, &Report::Failed(failure), &[]);
             ExitCode::FAILURE
@@ -57,6 +59,7 @@ struct Prepared {
     link: UnixStream,
     door: Option<Door>,
     notes: Vec<String>,
+    layers: Layers,
 }
 
 fn prepare() -> Step<Prepared> {
@@ -95,12 +98,33 @@ fn prepare() -> Step<Prepared> {
     privilege::limit(program.limits)?;
     privilege::empty_bounding_set()?;
     privilege::drop_capabilities()?;
-    // Landlock, then seccomp, have their place here.
-    let agent = warden::start(program, stdio)?;
+    let landlock = landlock::wear(
+        &plan.mounts,
+        &enter.opened,
+        plan.network,
+        plan.landlock_min_abi,
+    )?;
+    // Last, and before the agent is there: whatever is started from here on wears it too.
+    let seal = match &plan.seccomp {
+        Seccomp::BuiltIn => {
+            seccomp::wear(&seccomp::built_in())?;
+            Seal::Agents
+        }
+        Seccomp::File(path) => {
+            seccomp::wear(&seccomp::read(path, enter.filter.as_deref())?)?;
+            Seal::Nothing
+        }
+        Seccomp::Off => Seal::Nothing,
+    };
+    let agent = warden::start(program, stdio, seal)?;
     Ok(Prepared {
         agent,
         link,
-        door: door.map(Door::new),
+        door: door.map(|socket| Door::new(socket, seal)),
         notes: enter.notes,
+        layers: Layers {
+            landlock,
+            seccomp: plan.seccomp.clone(),
+        },
     })
 }

@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use rustix::process::{DumpableBehavior, Pid, Signal, getpid};
 
 use super::fail::{At, Step, failure};
+use super::seccomp::Seal;
 use super::warden::{Scope, Warden};
 use super::{control, privilege, warden};
 use crate::wire::shim::{Failure, Report, Stage, Start, VERSION};
@@ -42,7 +43,7 @@ pub(super) fn main() -> ExitCode {
             door: None,
             scope: Scope::Descendants,
         }
-        .watch(Vec::new(), || {
+        .watch(Vec::new(), None, || {
             privilege::die_with_parent(Signal::TERM, Some(parent))
         }),
         Err(failure) => {
@@ -73,7 +74,7 @@ fn prepare(control: &UnixStream) -> Step<(Pid, u32)> {
         errno: Some(errno.raw_os_error()),
     })?;
     privilege::limit(program.limits)?;
-    let agent = warden::start(program, stdio)?;
+    let agent = warden::start(program, stdio, Seal::asked_for())?;
     Ok((agent, start.parent))
 }
 

@@ -19,9 +19,9 @@ use rustix::thread::CapabilitySet;
 
 use super::fail::{At, Step, failure};
 use super::trees::{self, Trees};
-use super::{control, loopback, privilege, warden};
+use super::{control, loopback, privilege, seccomp, warden};
 use crate::wire::shim::{
-    AGENT_ID, ARG0_INIT, Enter, Ids, MARKER, Net, Report, ShimPlan, Stage, Start, VERSION,
+    AGENT_ID, ARG0_INIT, Enter, Ids, MARKER, Net, Report, Seccomp, ShimPlan, Stage, Start, VERSION,
 };
 
 /// Runs as the outer helper. Its stdin is the control socket.
@@ -63,6 +63,11 @@ fn prepare(control: &UnixStream) -> Step<(Child, UnixStream)> {
     rustix::process::setsid().at(Stage::Shim, "begin a session")?;
     rustix::process::chdir("/").on(Stage::Shim, "enter", "/")?;
 
+    // As whoever marshal is, and before any id is changed.
+    let filter = match &plan.seccomp {
+        Seccomp::File(path) => Some(seccomp::fetch(path)?),
+        Seccomp::BuiltIn | Seccomp::Off => None,
+    };
     let opened_as_root = match plan.ids {
         Ids::Root { slot_uid } => {
             let binary = trees::own_binary()?;
@@ -100,7 +105,7 @@ fn prepare(control: &UnixStream) -> Step<(Child, UnixStream)> {
     privilege::keep_over_exec(CapabilitySet::SYS_ADMIN | CapabilitySet::SETPCAP)?;
     let (init, link) = spawn_init(control)?;
     privilege::drop_capabilities()?;
-    hand_over(&link, start, &stdio, trees)?;
+    hand_over(&link, start, &stdio, trees, filter)?;
     Ok((init, link))
 }
 
@@ -187,7 +192,13 @@ fn spawn_init(control: &UnixStream) -> Step<(Child, UnixStream)> {
 }
 
 /// Sends pid 1 the plan, the agent's pipes and the trees, and lets go of them.
-fn hand_over(link: &UnixStream, start: Start, stdio: &[OwnedFd], trees: Trees) -> Step {
+fn hand_over(
+    link: &UnixStream,
+    start: Start,
+    stdio: &[OwnedFd],
+    trees: Trees,
+    filter: Option<String>,
+) -> Step {
     let Trees {
         opened,
         descriptors,
@@ -200,6 +211,7 @@ fn hand_over(link: &UnixStream, start: Start, stdio: &[OwnedFd], trees: Trees) -
             start,
             opened,
             notes,
+            filter,
         },
         &sent,
     )

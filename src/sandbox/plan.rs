@@ -8,7 +8,7 @@ use std::path::{Component, Path, PathBuf};
 
 use crate::config::{self, ProcMode};
 use crate::wire::shim::{
-    AGENT_ID, Access, IdMap, Ids, Limits, Mount, Net, OWN_INSIDE, ShimPlan, Source,
+    AGENT_ID, Access, IdMap, Ids, Limits, Mount, Net, OWN_INSIDE, Seccomp, ShimPlan, Source,
 };
 
 /// Where the session's home is inside.
@@ -192,6 +192,12 @@ pub fn plan(request: &WallsRequest<'_>) -> Result<ShimPlan, PlanError> {
         hostname: hostname(request.hostname),
         mounts,
         door: request.door,
+        landlock_min_abi: request.profile.landlock_min_abi,
+        seccomp: match &request.profile.seccomp {
+            config::Seccomp::Default => Seccomp::BuiltIn,
+            config::Seccomp::Off => Seccomp::Off,
+            config::Seccomp::File(path) => Seccomp::File(absolute(path)?),
+        },
     })
 }
 

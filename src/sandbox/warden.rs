@@ -22,9 +22,10 @@ use rustix::process::{Pid, Signal, WaitOptions};
 use super::descendants::Search;
 use super::door::Door;
 use super::fail::{At, Step};
+use super::seccomp::{self, Seal};
 use super::{control, descendants};
 use crate::limits;
-use crate::wire::shim::{End, Failure, Order, Program, Report, Stage, VERSION};
+use crate::wire::shim::{End, Failure, Layers, Order, Program, Report, Stage, VERSION};
 
 /// Where a program without a slash is looked for when its environment has no PATH.
 const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
@@ -45,8 +46,9 @@ pub(super) enum Scope {
     Descendants,
 }
 
-/// Starts the agent in a process group of its own, with these as stdin, stdout and stderr.
-pub(super) fn start(program: &Program, pipes: [OwnedFd; 3]) -> Step<Pid> {
+/// Starts the agent in a process group of its own, with these as stdin, stdout and stderr, and
+/// with what the seal adds to the walls that this process wears.
+pub(super) fn start(program: &Program, pipes: [OwnedFd; 3], seal: Seal) -> Step<Pid> {
     let named = program.argv.first().map_or("", String::as_str);
     let fail = |errno| Failure {
         stage: Stage::Exec,
@@ -59,7 +61,8 @@ pub(super) fn start(program: &Program, pipes: [OwnedFd; 3]) -> Step<Pid> {
     let [stdin, stdout, stderr] = pipes;
     // A path with a slash and no pre_exec: std takes posix_spawn. The command is dropped at the
     // end, so that nobody here holds the agent's pipes open.
-    let child = Command::new(found)
+    let mut command = Command::new(found);
+    command
         .arg0(named)
         .args(program.argv.iter().skip(1))
         .env_clear()
@@ -67,9 +70,8 @@ pub(super) fn start(program: &Program, pipes: [OwnedFd; 3]) -> Step<Pid> {
         .stdin(Stdio::from(stdin))
         .stdout(Stdio::from(stdout))
         .stderr(Stdio::from(stderr))
-        .process_group(0)
-        .spawn()
-        .on(Stage::Exec, "start", named)?;
+        .process_group(0);
+    let child = seccomp::under(seal, move || command.spawn())?.on(Stage::Exec, "start", named)?;
     i32::try_from(child.id())
         .ok()
         .and_then(Pid::from_raw)
@@ -120,13 +122,19 @@ struct News {
 impl Warden {
     /// Reports that the agent runs, then watches it to its end. `ready` is called when a SIGTERM
     /// no longer ends this process but is the order to kill everything.
-    pub(super) fn watch(mut self, notes: Vec<String>, ready: impl FnOnce() -> Step) -> ExitCode {
+    pub(super) fn watch(
+        mut self,
+        notes: Vec<String>,
+        layers: Option<Layers>,
+        ready: impl FnOnce() -> Step,
+    ) -> ExitCode {
         let Ok(mut signals) = blocked(self.scope) else {
             return ExitCode::FAILURE;
         };
         let started = Report::Started {
             version: VERSION,
             notes,
+            layers,
         };
         let mut news = News {
             kill: ready().is_err(),

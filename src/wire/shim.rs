@@ -111,11 +111,10 @@ pub struct Limits {
 }
 
 /// The walls, as data: made by `sandbox::plan`, executed by the shim in this order: ids,
-/// namespaces, network, host name, mounts, limits, capabilities, program.
+/// namespaces, network, host name, mounts, limits, capabilities, Landlock, seccomp, program.
 ///
 /// Layers that do not exist yet have their place here and nothing claims them: the cgroup is
-/// entered by the supervisor before [`Start`] is sent; Landlock and seccomp come between the
-/// capabilities and the program; an overlay is one more [`Mount`]; egress is one more [`Net`].
+/// entered by the supervisor before [`Start`] is sent; an overlay is one more [`Mount`]; egress is one more [`Net`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ShimPlan {
@@ -133,6 +132,36 @@ pub struct ShimPlan {
     /// more beside [`Start`] and [`Enter`], after the agent's pipes.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub door: bool,
+    /// The least ABI of Landlock, 0 to 6, without which nothing runs; the highest that the kernel
+    /// has is used.
+    #[serde(default)]
+    pub landlock_min_abi: u8,
+    /// The filter of system calls.
+    #[serde(default)]
+    pub seccomp: Seccomp,
+}
+
+/// The filter of system calls that everything inside wears.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Seccomp {
+    /// The built-in allow-list.
+    #[default]
+    BuiltIn,
+    /// The profile in this file of the host (OCI form), instead of the built-in one.
+    File(String),
+    /// None.
+    Off,
+}
+
+/// Which walls stand, beside those without which nothing runs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Layers {
+    /// The ABI of Landlock in force, 0 for none.
+    pub landlock: u8,
+    /// The filter of system calls.
+    pub seccomp: Seccomp,
 }
 
 /// Who the user inside is on the host. It is never uid 0: procfs trusts uid 0 of the host whatever
@@ -288,6 +317,9 @@ pub struct Enter {
     pub opened: Vec<Opened>,
     /// What it has to say beside that.
     pub notes: Vec<String>,
+    /// What stands in the file of [`Seccomp::File`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub filter: Option<String>,
 }
 
 /// What became of one mount's source.
@@ -327,6 +359,9 @@ pub enum Report {
         version: u32,
         /// What an operator should know, a sentence each: a map that a file system refused.
         notes: Vec<String>,
+        /// Which walls stand; none around a leash.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        layers: Option<Layers>,
     },
     /// Nothing runs.
     Failed(Failure),

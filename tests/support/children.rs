@@ -62,6 +62,9 @@ pub(crate) fn profile() -> config::Sandbox {
         proc_mode: ProcMode::Pid,
         nofile: 512,
         fsize: 1 << 20,
+        landlock_min_abi: 0,
+        seccomp: config::Seccomp::Default,
+        needs_own_uid: false,
     }
 }
 

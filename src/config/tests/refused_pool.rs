@@ -97,7 +97,7 @@ fn closed_sets_of_words_name_their_members() {
             check(&format!("{key} = \"{later}\""), &format!("\"{later}\" is not supported by this version: expected {members}"));
         }
     };
-    set("launcher", "\"unshare\", \"none\" or \"ssh\"", ("unshre", "unshare"), &["bwrap", "container", "pty"]);
+    set("launcher", "\"unshare\", \"bwrap\", \"container\", \"none\" or \"ssh\"", ("unshre", "unshare"), &["pty"]);
     set("network", "\"none\", \"routes\" or \"host\"", ("hots", "host"), &["proxy"]);
     set("guard", "\"policy\", \"policy+sandbox\" or \"sandbox\"", ("sandbx", "sandbox"), &[]);
     set("on_unasked_deny", "\"report\", \"interrupt\" or \"stop\"", ("interupt", "interrupt"), &[]);
@@ -154,7 +154,6 @@ fn keys_that_do_nothing_yet_are_not_accepted() {
     check("ask = { when_waiting = \"hold\" }", "\"when_waiting\" is not supported by this version");
     check("workspace = { path = \".\", mode = \"overlay\" }", "\"overlay\" is not supported by this version");
     check("workspace = { path = \".\", mode = \"worktree\" }", "\"worktree\" is not supported by this version");
-    check("sandbox = \"strict\"", "\"strict\" is not supported by this version");
     check("policy = \"ci\"", "\"ci\" is not supported by this version");
     check("policy = \"reviewer\"", "\"reviewer\" is not supported by this version");
 }
@@ -181,7 +180,7 @@ fn a_session_is_resumed_only_where_it_can_be() {
 
 #[test]
 fn names_must_lead_somewhere() {
-    check("sandbox = \"standart\"", "pool.demo.sandbox: expected \"standard\" or the name of a [sandbox.NAME], found \"standart\"…did you mean standard?");
+    check("sandbox = \"standart\"", "pool.demo.sandbox: expected \"standard\" or \"strict\" or the name of a [sandbox.NAME], found \"standart\"…did you mean standard?");
     check("sandbox = 4", "pool.demo.sandbox: expected a string");
     check("policy = \"develper\"", "did you mean developer?");
     check("policy = \"\"", "expected \"developer\" or the name of a [policy.NAME]");

@@ -29,7 +29,7 @@ const BEYOND: &[&str] = &[
     "the agent could write",
     "the built-in policy \"developer\" has the guard",
     "the command has {",
-    "the profile \"strict\"",
+    "the path of a profile in OCI form",
     "guard = ",
     "launcher = \"none\"",
     "launcher = \"ssh\"",

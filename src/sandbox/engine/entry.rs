@@ -16,14 +16,16 @@ use rustix::thread::CapabilitySet;
 
 use super::super::door::Door;
 use super::super::fail::{At, Step, failure};
+use super::super::seccomp::Seal;
 use super::super::warden::{Scope, Warden};
-use super::super::{control, loopback, privilege, warden};
+use super::super::{control, landlock, loopback, privilege, seccomp, warden};
 use super::container::{BY_SOCKET, LINK};
 use super::{BY_STDIN, HERE, own};
 use crate::limits::ENGINE_START;
 use crate::wire::engine::{Engine, Flavour};
 use crate::wire::shim::{
-    AGENT_ID, Access, Enter, Failure, Mount, Net, Opened, Report, ShimPlan, Stage, VERSION,
+    AGENT_ID, Access, Enter, Failure, Layers, Mount, Net, Opened, Report, Seccomp, ShimPlan,
+    Source, Stage, VERSION,
 };
 
 /// Where the kernel lists the interfaces of the own network.
@@ -59,7 +61,7 @@ pub(in super::super) fn main() -> ExitCode {
             door: prepared.door,
             scope: Scope::Namespace,
         }
-        .watch(prepared.notes, || Ok(())),
+        .watch(prepared.notes, Some(prepared.layers), || Ok(())),
         Err(failure) => {
             let _ = control::send(&control, &Report::Failed(failure), &[]);
             ExitCode::FAILURE
@@ -89,14 +91,15 @@ struct Prepared {
     agent: Pid,
     door: Option<Door>,
     notes: Vec<String>,
+    layers: Layers,
 }
 
 fn prepare(control: &UnixStream, enter: Enter, mut descriptors: Vec<OwnedFd>) -> Step<Prepared> {
     let Enter {
         start,
-        opened,
+        mut opened,
         notes,
-        ..
+        filter,
     } = enter;
     let (Some(plan), VERSION) = (&start.walls, start.version) else {
         return Err(failure(Stage::Shim, "the plan is none for a sandbox"));
@@ -128,12 +131,59 @@ fn prepare(control: &UnixStream, enter: Enter, mut descriptors: Vec<OwnedFd>) ->
     rustix::process::chdir(&*program.cwd).on(Stage::Mount, "enter", &program.cwd)?;
     privilege::limit(program.limits)?;
     program.argv = own::argv(program.argv);
-    let agent = warden::start(&program, stdio)?;
+    let mut mounts = plan.mounts.clone();
+    if matches!(start.engine, Some(Engine::Container(_))) {
+        of_image(&mut mounts, &mut opened);
+    }
+    let landlock = landlock::wear(&mounts, &opened, plan.network, plan.landlock_min_abi)?;
+    // Last, and before the agent is there: whatever is started from here on wears it too.
+    let seal = match &plan.seccomp {
+        Seccomp::BuiltIn => {
+            seccomp::wear(&seccomp::built_in())?;
+            Seal::Agents
+        }
+        Seccomp::File(path) => {
+            seccomp::wear(&seccomp::read(path, filter.as_deref())?)?;
+            Seal::Nothing
+        }
+        Seccomp::Off => Seal::Nothing,
+    };
+    let agent = warden::start(&program, stdio, seal)?;
     Ok(Prepared {
         agent,
-        door: door.map(Door::new),
+        door: door.map(|socket| Door::new(socket, seal)),
         notes,
+        layers: Layers {
+            landlock,
+            seccomp: plan.seccomp.clone(),
+        },
     })
+}
+
+/// What an image and its engine give beside the plan's own mounts: a root that can be read and
+/// executed, and the devices.
+fn of_image(mounts: &mut Vec<Mount>, opened: &mut Vec<Opened>) {
+    for (mount, opened) in mounts.iter().zip(opened.iter_mut()) {
+        let is_device = matches!(
+            mount,
+            Mount::Tree {
+                access: Access::Device,
+                ..
+            }
+        );
+        if is_device {
+            *opened = Opened::Tree { is_dir: false };
+        }
+    }
+    mounts.push(Mount::Tree {
+        source: Source::Path("/".to_owned()),
+        target: "/".to_owned(),
+        access: Access::Ro,
+        optional: false,
+        idmap: None,
+        expect: None,
+    });
+    opened.push(Opened::Tree { is_dir: true });
 }
 
 /// The user is the agent; in docker, which has no map for one container, its own uid of the host.

@@ -26,11 +26,11 @@ use rustix::net::sockopt::socket_peercred;
 use rustix::process::{Resource, Signal, getpid, getrlimit};
 
 use super::fail::{At, Step, failure};
-use super::{control, privilege, warden};
+use super::{control, privilege, seccomp, warden};
 use crate::limits::{ENGINE_COMMAND, ENGINE_SETTLE, ENGINE_START, KILL_HELPER, SWEEP_PROCESSES};
 use crate::wire::engine::{CONTAINER_LEFT, Container, Engine, Flavour};
 use crate::wire::shim::{
-    ARG0_ENTRY, Enter, Ids, MARKER, Opened, Report, ShimPlan, Stage, Start, VERSION,
+    ARG0_ENTRY, Enter, Ids, MARKER, Opened, Report, Seccomp, ShimPlan, Stage, Start, VERSION,
 };
 
 mod bwrap;
@@ -99,6 +99,8 @@ struct Order {
     start: Start,
     plan: ShimPlan,
     stdio: Vec<OwnedFd>,
+    /// What stands in the profile's own file of system calls.
+    filter: Option<String>,
 }
 
 fn begin(control: &UnixStream) -> Step<Guest> {
@@ -119,7 +121,23 @@ fn begin(control: &UnixStream) -> Step<Guest> {
     rustix::process::setsid().at(Stage::Shim, "begin a session")?;
     rustix::process::chdir("/").on(Stage::Shim, "enter", "/")?;
     rustix::process::set_child_subreaper(Some(getpid())).at(Stage::Shim, "become a subreaper")?;
-    let order = Order { start, plan, stdio };
+    // As whoever marshal is, and before any id is changed.
+    let filter = match &plan.seccomp {
+        Seccomp::File(path) => Some(seccomp::fetch(path)?),
+        Seccomp::BuiltIn | Seccomp::Off => None,
+    };
+    // The entry is to know who made its walls, but not how.
+    let mut told = engine.clone();
+    if let Engine::Container(container) = &mut told {
+        container.env.clear();
+    }
+    start.engine = Some(told);
+    let order = Order {
+        start,
+        plan,
+        stdio,
+        filter,
+    };
     match engine {
         Engine::Bwrap { program } => in_bwrap(control, order, &program),
         Engine::Container(container) => in_container(control, order, container),
@@ -232,7 +250,12 @@ fn call_in(
     link: UnixStream,
     wait: &mut dyn FnMut(BorrowedFd<'_>, Instant) -> News,
 ) -> Result<UnixStream, Option<crate::wire::shim::Failure>> {
-    let Order { start, stdio, .. } = order;
+    let Order {
+        start,
+        stdio,
+        filter,
+        ..
+    } = order;
     let opened = shown.placed.iter().map(|placed| match placed {
         Placed::At { is_dir, .. } => Opened::Tree { is_dir: *is_dir },
         Placed::Link { to } => Opened::Link { to: to.clone() },
@@ -242,6 +265,7 @@ fn call_in(
         start,
         opened: opened.collect(),
         notes: shown.notes,
+        filter,
     };
     let sent: Vec<BorrowedFd<'_>> = [control.as_fd()]
         .into_iter()

@@ -13,6 +13,9 @@ fn profile() -> Sandbox {
         proc_mode: ProcMode::Pid,
         nofile: 1024,
         fsize: 1 << 30,
+        landlock_min_abi: 6,
+        seccomp: crate::config::Seccomp::Default,
+        needs_own_uid: true,
     }
 }
 

@@ -17,6 +17,10 @@ fn a_message_cut_at_every_byte_is_read_once_and_whole() {
         Report::Started {
             version: VERSION,
             notes: vec!["a note".to_owned()],
+            layers: Some(Layers {
+                landlock: 6,
+                seccomp: Seccomp::File("/etc/own.json".to_owned()),
+            }),
         },
         Report::Failed(failure()),
         Report::Ended {

@@ -1,0 +1,157 @@
+//! Landlock: the same view of the file system once more, by a mechanism that has nothing to do
+//! with mounts. What is read-only is read-only twice, and a mount that slipped in would be empty.
+//!
+//! Done by pid 1 when its root stands, from the plan's mounts alone. Beside files it keeps signals
+//! and abstract sockets inside, and with the host's network nobody listens on a port of its choice.
+//! Must not know profiles: the plan says what must be had.
+
+use std::error::Error;
+
+use landlock::{
+    ABI, Access as _, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, NetPort, PathBeneath,
+    PathFd, Ruleset, RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetError, Scope,
+};
+
+use super::fail::{Step, failure};
+use crate::wire::shim::{Access, Failure, Mount, Net, Opened, Stage};
+
+/// What is used of Landlock, the best first. ABI 1 is not among them: it forbids moving a file from
+/// one directory to another, which no version control does without.
+const USED: [(u8, ABI); 5] = [
+    (6, ABI::V6),
+    (5, ABI::V5),
+    (4, ABI::V4),
+    (3, ABI::V3),
+    (2, ABI::V2),
+];
+
+/// Restricts this process and all that it starts, for good, to what the plan's mounts are for;
+/// gives the ABI in force, 0 for none.
+pub(super) fn wear(mounts: &[Mount], opened: &[Opened], network: Net, least: u8) -> Step<u8> {
+    for (number, abi) in USED.iter().filter(|(number, _)| *number >= least.max(1)) {
+        let Ok(ruleset) = create(*abi, network) else {
+            continue;
+        };
+        restrict(ruleset, *abi, mounts, opened, network)?;
+        return Ok(*number);
+    }
+    if least == 0 {
+        return Ok(0);
+    }
+    Err(failure(
+        Stage::Landlock,
+        format!("this kernel has no Landlock of ABI {least} or later"),
+    ))
+}
+
+/// A ruleset of all that this ABI can restrict, or nothing at all.
+fn create(abi: ABI, network: Net) -> Result<RulesetCreated, RulesetError> {
+    let mut ruleset = Ruleset::default()
+        .set_compatibility(CompatLevel::HardRequirement)
+        .handle_access(AccessFs::from_all(abi))?;
+    if network == Net::Host && abi >= ABI::V4 {
+        ruleset = ruleset.handle_access(AccessNet::BindTcp)?;
+    }
+    if abi >= ABI::V6 {
+        ruleset = ruleset.scope(Scope::from_all(abi))?;
+    }
+    ruleset.create()
+}
+
+fn restrict(
+    mut ruleset: RulesetCreated,
+    abi: ABI,
+    mounts: &[Mount],
+    opened: &[Opened],
+    network: Net,
+) -> Step {
+    let allow = |ruleset: RulesetCreated, path: &str, access| {
+        rule(ruleset, path, access, abi).map_err(|error| of(&*error, "allow", Some(path)))
+    };
+    // Who lists `/` must not be told that it may not.
+    ruleset = allow(ruleset, "/", AccessFs::ReadDir.into())?;
+    for (mount, opened) in mounts.iter().zip(opened) {
+        if let Some((path, access)) = granted(mount, opened, abi) {
+            ruleset = allow(ruleset, path, access)?;
+        }
+    }
+    if network == Net::Host && abi >= ABI::V4 {
+        // A port that the kernel chooses; not one at which somebody else is expected.
+        ruleset = ruleset
+            .add_rule(NetPort::new(0, AccessNet::BindTcp))
+            .map_err(|error| of(&error, "allow the ports that the kernel chooses", None))?;
+    }
+    ruleset
+        .restrict_self()
+        .map(drop)
+        .map_err(|error| of(&error, "restrict this process", None))
+}
+
+fn rule(
+    ruleset: RulesetCreated,
+    path: &str,
+    access: BitFlags<AccessFs>,
+    abi: ABI,
+) -> Result<RulesetCreated, Box<dyn Error>> {
+    let place = PathFd::new(path)?;
+    let is_dir = rustix::fs::FileType::from_raw_mode(rustix::fs::fstat(&place)?.st_mode).is_dir();
+    let fitting = if is_dir {
+        access
+    } else {
+        access & AccessFs::from_file(abi)
+    };
+    Ok(ruleset.add_rule(PathBeneath::new(place, fitting))?)
+}
+
+/// What may be done at and below a mount, if it is there.
+fn granted<'m>(
+    mount: &'m Mount,
+    opened: &Opened,
+    abi: ABI,
+) -> Option<(&'m str, BitFlags<AccessFs>)> {
+    let devices = AccessFs::MakeChar | AccessFs::MakeBlock | AccessFs::IoctlDev;
+    let read = AccessFs::from_read(abi);
+    let write = AccessFs::from_all(abi) & !devices;
+    let is_there = matches!(opened, Opened::Tree { .. });
+    Some(match mount {
+        Mount::Tree { target, access, .. } if is_there => {
+            let granted = match access {
+                Access::Ro => read,
+                Access::Rw => write,
+                Access::Device => (AccessFs::from_file(abi)) & !BitFlags::from(AccessFs::Execute),
+            };
+            (target, granted)
+        }
+        Mount::Mirror { path } if is_there => (path, read),
+        Mount::Tmpfs { target, .. } => (target, write),
+        // Nothing in it needs to be written, and much of it had better not be.
+        Mount::Proc { .. } => ("/proc", AccessFs::ReadFile | AccessFs::ReadDir),
+        Mount::File { target, .. } => (target, AccessFs::ReadFile.into()),
+        // What is not there; directories, listed as `/` is; links, whose targets are judged
+        // where they lead.
+        Mount::Tree { .. } | Mount::Mirror { .. } | Mount::Dir { .. } | Mount::Link { .. } => {
+            return None;
+        }
+    })
+}
+
+/// The kernel's word, wherever in the chain of causes it is.
+fn of(error: &(dyn Error + 'static), what: &str, path: Option<&str>) -> Failure {
+    let mut cause = Some(error);
+    let mut errno = None;
+    while let Some(error) = cause {
+        if let Some(error) = error.downcast_ref::<std::io::Error>() {
+            errno = error.raw_os_error();
+        }
+        cause = error.source();
+    }
+    let what = match errno {
+        Some(_) => what.to_owned(),
+        None => format!("{what}: {error}"),
+    };
+    Failure {
+        path: path.map(str::to_owned),
+        errno,
+        ..failure(Stage::Landlock, what)
+    }
+}
