@@ -182,7 +182,15 @@ mod tests {
         let forms = Forms::learn();
         assert_eq!(
             forms.below(""),
-            ["hint", "policy", "pool", "route", "sandbox", "supervisor"]
+            [
+                "container",
+                "hint",
+                "policy",
+                "pool",
+                "route",
+                "sandbox",
+                "supervisor"
+            ]
         );
         assert_eq!(forms.of("pool.NAME.command"), [Form::Array]);
         assert_eq!(forms.of("pool.NAME.command[]"), [Form::Text]);

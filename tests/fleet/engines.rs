@@ -155,7 +155,12 @@ fn the_same_tasks_end_in_the_same_way() {
 fn a_crash_is_retried_and_a_stop_leaves_nothing() {
     for launcher in LAUNCHERS {
         let drill = drill(launcher, 1);
-        let ran = drill.run(&["run", "--results", "results.jsonl", "crash-once crashed\nsay done"]);
+        let ran = drill.run(&[
+            "run",
+            "--results",
+            "results.jsonl",
+            "crash-once crashed\nsay done",
+        ]);
         let results = drill.results("results.jsonl");
         assert_eq!(results.len(), 1, "{launcher}: {}", ran.all());
         nothing_left(&drill);

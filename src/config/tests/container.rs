@@ -26,7 +26,10 @@ fn an_image_is_pinned_or_local() {
         assert_eq!(again.container, config.container);
     }
     for (image, expect) in [
-        ("debian:12", "is not pinned…podman image inspect --format '{{index .RepoDigests 0}}' debian:12 prints it"),
+        (
+            "debian:12",
+            "is not pinned…podman image inspect --format '{{index .RepoDigests 0}}' debian:12 prints it",
+        ),
         ("docker.io/library/debian", "is not pinned"),
         ("debian@sha256:12", "is no image with its digest"),
         ("sha256:zz", "is no id of an image"),
@@ -40,14 +43,23 @@ fn an_image_is_pinned_or_local() {
 
 #[test]
 fn a_pool_may_have_an_image_of_its_own() {
-    let text = format!("{POOL}image = \"localhost/own\"\n[container]\nimage = \"localhost/all\"\nengine = \"docker\"\n");
+    let text = format!(
+        "{POOL}image = \"localhost/own\"\n[container]\nimage = \"localhost/all\"\nengine = \"docker\"\n"
+    );
     let config = Config::parse(&text, &named()).unwrap();
     assert_eq!(config.pools[0].launcher, Launcher::Container);
-    assert_eq!(config.pools[0].image_of(&config.container), Some("localhost/own"));
+    assert_eq!(
+        config.pools[0].image_of(&config.container),
+        Some("localhost/own")
+    );
     assert_eq!(config.container.engine, ContainerEngine::Docker);
     refused_by(&named(), POOL, "launcher = \"container\" needs an image");
     let bwrap = POOL.replace("container", "bwrap");
-    refused_by(&named(), &format!("{bwrap}image = \"localhost/a\"\n"), "image is for launcher = \"container\"");
+    refused_by(
+        &named(),
+        &format!("{bwrap}image = \"localhost/a\"\n"),
+        "image is for launcher = \"container\"",
+    );
     Config::parse(&bwrap, &named()).unwrap();
 }
 
@@ -79,8 +91,16 @@ fn options_that_change_the_walls_are_refused_and_so_are_unknown_ones() {
     ] {
         refused_by(&named(), &with(option), "would change the walls");
     }
-    refused_by(&named(), &with("--new-thing=1"), "none of the options that are known");
-    refused_by(&named(), &with("localhost/other"), "none of the options that are known");
+    refused_by(
+        &named(),
+        &with("--new-thing=1"),
+        "none of the options that are known",
+    );
+    refused_by(
+        &named(),
+        &with("localhost/other"),
+        "none of the options that are known",
+    );
     refused_by(&named(), &with("--memory"), "needs its value");
     refused_by(&named(), &with("--memory="), "needs its value");
     let text = with("--memory=1g").replace("\"]", "\", \"--root=/store\"]");

@@ -62,6 +62,7 @@ impl Row {
                 let others: Vec<&str> = others.collect();
                 format!("{}\n{set}", others.join("\n"))
             }
+            "pool.NAME.image" => format!("{BARE}pool.demo.launcher = \"container\"\n{set}"),
             "pool.NAME.routes" => format!("{BARE}pool.demo.network = \"routes\"\n{set}"),
             "route.NAME.upstream" | "route.NAME.allow" => {
                 let name = self.key.replace("NAME", "own");
@@ -116,6 +117,9 @@ const SAMPLES: &[(&str, &str)] = &[
     ("route.NAME.port", "8080"),
     ("route.NAME.ca", "\"ca.pem\""),
     ("policy.NAME.file", "\"own.toml\""),
+    ("pool.NAME.image", "\"localhost/agent:1\""),
+    ("container.runtime", "\"runc\""),
+    ("container.image", "\"localhost/agent:1\""),
     ("pool.NAME.ssh.host", "\"build.example.org\""),
     ("pool.NAME.ssh.user", "\"agent\""),
     ("pool.NAME.ssh.port", "2222"),

@@ -15,6 +15,10 @@ const BEYOND: &[&str] = &[
     "looks like a secret",
     // What the rest of the file, or the program, says.
     "all pools together",
+    "image is for launcher",
+    "is none of the options that are known to leave the walls",
+    "launcher = \"container\" needs an image",
+    "would change the walls",
     "belongs to a built-in policy",
     "holds the state directory",
     "is in pass as well as in set",

@@ -65,6 +65,14 @@ dialect = "acp"
 auth = "key"
 options = { "a b" = "x", fast = true }
 mcp_servers = [{ name = "files", command = "/usr/bin/mcp", args = ["-x"], env = { A = "1" } }]
+[pool.five]
+command = ["agent"]
+launcher = "container"
+image = "localhost/own"
+[container]
+runtime = "runc"
+image = "localhost/agent:1"
+extra = ["--memory=1g"]
 [pool.two.extractor.tool."a b"]
 class = "shell"
 [route.own]
@@ -82,7 +90,8 @@ fn walk(path: &str, value: &toml::Value, shown: &mut BTreeSet<String>) {
     shown.insert(path.to_owned());
     for (name, value) in value.as_table().into_iter().flatten() {
         let generic = if path.contains('.') { name } else { "NAME" };
-        let generic = if path == "supervisor" { name } else { generic };
+        let is_one = ["container", "supervisor"].contains(&path);
+        let generic = if is_one { name } else { generic };
         walk(&format!("{path}.{generic}"), value, shown);
     }
 }
