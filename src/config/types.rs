@@ -3,6 +3,8 @@
 //! Everything here is complete and consistent: defaults filled in, units read, names resolved,
 //! relative paths made absolute. Must not know TOML, spans or files.
 
+mod container;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -19,6 +21,8 @@ pub use super::ssh::{FarMode, FarNetwork, FarWalls, Ssh};
 use crate::limits;
 pub use crate::model::OnTimeout;
 use crate::model::{ClientOffers, PoolName, words};
+
+pub use container::{Container, ContainerEngine};
 
 /// The whole configuration.
 #[derive(Debug, Clone)]
@@ -113,46 +117,6 @@ words!(
         Ssh = "ssh",
     }
 );
-
-impl Launcher {
-    /// Whether a child has a sandbox of this host around it, with a home and a workspace at places
-    /// of its own.
-    #[must_use]
-    pub const fn has_walls(self) -> bool {
-        matches!(self, Self::Unshare | Self::Bwrap | Self::Container)
-    }
-
-    /// Whether a child's programs are those of this host.
-    #[must_use]
-    pub const fn has_own_programs(self) -> bool {
-        !matches!(self, Self::Container | Self::Ssh)
-    }
-}
-
-words!(
-    /// Whose command line starts containers.
-    ContainerEngine {
-        /// podman's.
-        Podman = "podman",
-        /// docker's.
-        Docker = "docker",
-    }
-);
-
-/// `[container]`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Container {
-    /// Whose command line it is.
-    pub engine: ContainerEngine,
-    /// The runtime that the engine is told to use; `None`: its own choice.
-    pub runtime: Option<String>,
-    /// The image of pools that name none: `NAME@sha256:…`, `sha256:…` or `localhost/NAME`.
-    pub image: Option<String>,
-    /// More options before the command, `--NAME=VALUE` each.
-    pub before: Vec<String>,
-    /// More options of `run`.
-    pub of_run: Vec<String>,
-}
 
 words!(
     /// What a child reaches.
@@ -417,13 +381,6 @@ pub struct Program {
 }
 
 impl Pool {
-    /// The image that it runs in, with [`Launcher::Container`].
-    #[must_use]
-    pub fn image_of<'p>(&'p self, container: &'p Container) -> Option<&'p str> {
-        let image = self.image.as_deref().or(container.image.as_deref());
-        image.filter(|_| self.launcher == Launcher::Container)
-    }
-
     /// Its workspace, if that is a directory of this host.
     #[must_use]
     pub fn local_workspace(&self) -> Option<&Path> {
