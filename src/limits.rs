@@ -7,10 +7,18 @@ use std::time::Duration;
 
 mod acp;
 mod client;
+mod egress;
+mod overlay;
+mod probe;
 mod route;
+mod trees;
 pub use acp::*;
 pub use client::*;
+pub use egress::*;
+pub use overlay::*;
+pub use probe::*;
 pub use route::*;
+pub use trees::*;
 
 /// The longest line read from a child, in bytes, newline excluded. A longer one is a protocol
 /// fault: far above any line seen from a real agent (about 11 KB), and small enough that every slot
@@ -298,6 +306,8 @@ pub const UIDS_WAIT: Duration = Duration::from_secs(5);
 
 /// Routes of one pool.
 pub const POOL_ROUTES: usize = 16;
+/// Sockets that listen inside one sandbox: its routes, and the egress proxy.
+pub const POOL_PORTS: usize = POOL_ROUTES + 1;
 /// The longest pause that a provider's announcement can bring about.
 pub const RATE_LIMIT_ANNOUNCED: Duration = Duration::from_secs(24 * 3600);
 

@@ -7,5 +7,8 @@ fn main() -> ExitCode {
     if let Some(code) = marshal::sandbox::shim_main() {
         return code;
     }
+    if let Some(code) = marshal::launch::cgroup::janitor_main() {
+        return code;
+    }
     marshal::cli::command::main()
 }

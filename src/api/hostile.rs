@@ -148,6 +148,7 @@ fn hostile_events(evil: &str, task: &TaskId) -> Vec<Event> {
             status: None,
             detail: evil.to_owned(),
             stderr: vec![text()],
+            memory_peak: None,
         },
         Event::CheckEnded {
             status: None,
@@ -172,6 +173,7 @@ pub(crate) fn hostile(evil: &str) -> (TaskReport, Vec<Notice>) {
         kind: ChangeKind::Added,
     }];
     full.copy = Some(format!("/tmp/{evil}").into());
+    full.bundle = Some(format!("/tmp/{evil}").into());
     full.detail = Some(text());
     full.answer = text();
     full.restarts = 1;

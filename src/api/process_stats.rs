@@ -7,7 +7,8 @@ use std::io;
 use rustix::param::{clock_ticks_per_second, page_size};
 use rustix::process::{Resource, getrlimit};
 
-use crate::telemetry::ProcessStats;
+use crate::launch::cgroup::{STALLED, stalls};
+use crate::telemetry::{ProcessStats, StallSeconds};
 
 /// Reads `/proc/self`. Three small files and one directory: tens of microseconds, and a few more
 /// for every thousand descriptors.
@@ -47,6 +48,16 @@ pub fn read() -> io::Result<ProcessStats> {
         open_fds: open as u64,
         max_fds: getrlimit(Resource::Nofile).current,
         start_time_seconds: uptime_base + start / ticks,
+    })
+}
+
+/// Stall times of the whole host, from `/proc/pressure`; none where the kernel has none.
+#[must_use]
+pub fn pressure() -> StallSeconds {
+    STALLED.map(|resource| {
+        let text = std::fs::read_to_string(format!("/proc/pressure/{resource}"));
+        let micros = stalls(&text.unwrap_or_default());
+        micros.map(|micros| micros.map(|micros| micros as f64 / 1e6))
     })
 }
 

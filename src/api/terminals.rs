@@ -1,6 +1,6 @@
-//! What a hostile command in a terminal says.
+//! What a hostile command in a terminal says, and one that asks for hosts outside.
 
-use crate::model::{Event, Foreign};
+use crate::model::{EgressResult, Event, Foreign};
 
 /// Events with `evil` in every field that text can reach.
 pub(super) fn hostile(evil: &str) -> Vec<Event> {
@@ -20,6 +20,16 @@ pub(super) fn hostile(evil: &str) -> Vec<Event> {
             status: None,
             wrote: 1,
             untold: 1,
+        },
+        // A host is checked before it is told; shown safely it is all the same.
+        Event::Egress {
+            host: Some(evil.to_owned()),
+            port: Some(443),
+            result: EgressResult::NotAllowed,
+            connections: 1,
+            sent: 0,
+            received: 0,
+            took: std::time::Duration::ZERO,
         },
     ]
 }

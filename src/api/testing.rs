@@ -84,6 +84,7 @@ pub(crate) fn report(run: &RunId, task: &TaskId, outcome: TaskOutcome) -> TaskRe
         changes: Vec::new(),
         changes_cut: false,
         copy: None,
+        bundle: None,
         restarts: 0,
         backoff: Duration::ZERO,
         detail: None,

@@ -374,6 +374,7 @@ mod tests {
             full.session = None;
             full.detail = None;
             full.copy = None;
+            full.bundle = None;
             full.changes_cut = true;
             let items = notices.into_iter().map(Item::Notice).chain([
                 Item::Ended(Arc::new(report)),

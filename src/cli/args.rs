@@ -12,7 +12,7 @@ use super::board::Verbosity;
 use super::events::EventsArgs;
 use super::exit::Exit;
 use super::walls::SandboxCommand;
-use super::{agents, script_agent, script_model};
+use super::{agents, overlay, script_agent, script_model};
 use crate::model::{PoolName, RunId, SessionId, SlotId};
 
 /// Runs many AI agents on one host, each in its own sandbox, judged by policy
@@ -75,6 +75,23 @@ pub enum Command {
         #[arg(value_parser = |text: &str| SessionId::new(text))]
         session: SessionId,
     },
+    /// Show what a session wrote over its workspace (workspace mode overlay)
+    Diff(overlay::DiffArgs),
+    /// Put what a session wrote into its workspace: all of it, or nothing
+    ///
+    /// Refused are devices, fifos, set-id files, hard links, links that leave the workspace, what
+    /// the pool's policy denies to its agents, and what was changed in the workspace meanwhile.
+    Apply(overlay::ApplyArgs),
+    /// Remove what a session wrote over its workspace
+    Discard(overlay::DiscardArgs),
+    /// Take the branch of a session that worked in a clone (mode "worktree") into its repository
+    ///
+    /// It becomes the branch marshal/SESSION there. Nothing is checked out or overwritten.
+    Take {
+        /// The session, as `run` and results name it
+        #[arg(value_parser = |text: &str| SessionId::new(text))]
+        session: SessionId,
+    },
     /// Look at the configuration
     Config {
         /// What to do with it
@@ -83,6 +100,13 @@ pub enum Command {
     },
     /// Show which agents are built in, and which of them this host has
     Agents(agents::Args),
+    /// Look at what this host has of what the walls are made of, and what is missing; exits with 1
+    /// if a profile in use cannot be had
+    Doctor {
+        /// Only what this profile needs: standard, strict, or a [sandbox.NAME]
+        #[arg(long, value_name = "NAME")]
+        profile: Option<String>,
+    },
     /// The walls around one command, without a fleet
     Sandbox {
         /// What to do with them

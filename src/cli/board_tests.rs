@@ -84,6 +84,7 @@ fn a_run_is_told_by_its_meaningful_changes() {
                 status: None,
                 detail: "signal 9".to_owned(),
                 stderr: Vec::new(),
+                memory_peak: None,
             },
         ),
         Item::Notice(Notice::Slot {

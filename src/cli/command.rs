@@ -13,6 +13,7 @@ use super::config_file::{self, LoadError, Loaded};
 use super::continuing;
 use super::control_client::{self, complain};
 use super::diagnostic::{self, Look};
+use super::doctor;
 use super::doors::{self, Doors};
 use super::events;
 use super::exit::Exit;
@@ -24,8 +25,9 @@ use super::signals::{Signal, Signals};
 use super::start::{self, Failure};
 use super::state_dir::{self, StateDirError};
 use super::streams::Streams;
+use super::take;
 use super::tasks::{self, Surroundings};
-use super::{acp, agents, config_command, script_agent, script_model, up, walls};
+use super::{acp, agents, config_command, overlay, script_agent, script_model, up, walls};
 use tokio_util::sync::CancellationToken;
 
 use crate::api::control;
@@ -59,6 +61,11 @@ pub fn main() -> ExitCode {
     if let Command::Sandbox { command } = cli.command {
         return walls::main(command, cli.config.as_deref(), cli.json, streams);
     }
+    // These start a process that must not outlive this thread, and wait for nothing else.
+    let cli = match overlay::main(cli, &mut || Streams::standard(no_colour)) {
+        Ok(exit) => return exit.into(),
+        Err(other) => *other,
+    };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .max_blocking_threads(crate::limits::BLOCKING_THREADS)
         .enable_all()
@@ -127,6 +134,13 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
         Command::Run(args) => run(&cli, args, loaded, &directory, streams).await,
         Command::Up => daemon(&cli, loaded, streams).await,
         Command::Acp { pool } => editor(&cli, pool, loaded, streams).await,
+        Command::Doctor { profile } => match find_state(&loaded.config, &mut streams) {
+            Ok(state) => {
+                let profile = profile.as_deref();
+                doctor::run(&loaded.config, &state, profile, cli.json, &mut streams)
+            }
+            Err(exit) => exit,
+        },
         Command::Logs { slot, follow } => match find_state(&loaded.config, &mut streams) {
             Ok(state) => {
                 let slot = slot.clone();
@@ -146,15 +160,22 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
             Ok(state) => session::show(&state, name, cli.json, &mut streams),
             Err(exit) => exit,
         },
+        Command::Take { session } => match find_state(&loaded.config, &mut streams) {
+            Ok(state) => take::take(&state, &loaded.config, session, cli.json, &mut streams).await,
+            Err(exit) => exit,
+        },
         // Taken before the runtime, or before the configuration.
         Command::ScriptAgent(_)
         | Command::Sandbox { .. }
         | Command::ScriptModel(_)
+        | Command::Diff(_)
+        | Command::Apply(_)
+        | Command::Discard(_)
         | Command::Agents(_) => Exit::Usage,
     }
 }
 
-fn faulty(error: &LoadError, json: bool, streams: &mut Streams) -> Exit {
+pub(super) fn faulty(error: &LoadError, json: bool, streams: &mut Streams) -> Exit {
     match error {
         LoadError::Faulty(errors) => show(errors, json, streams),
         other => streams.err.line(&format!("error: {other}")),

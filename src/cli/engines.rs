@@ -12,7 +12,7 @@ use crate::launch::{
     self, Container, Engine, Finished, Flavour, LaunchPlan, Limits, Spawner, Walls,
 };
 use crate::limits::{ENGINE_COMMAND, ENGINE_SAID_BYTES};
-use crate::model::{PoolName, foreign};
+use crate::model::{GroupLimits, PoolName, foreign};
 
 /// What an engine may know of the supervisor's environment.
 const PASSED: [&str; 16] = [
@@ -47,6 +47,8 @@ const SHOWN: usize = 300;
 const LIMITS: Limits = Limits {
     nofile: 4096,
     fsize: 1 << 30,
+    nproc: None,
+    group: GroupLimits::NONE,
 };
 
 /// Why walls that another program is to put up cannot be had.
@@ -211,6 +213,7 @@ pub async fn of_image(
             .iter()
             .filter_map(|name| Some(((*name).to_owned(), std::env::var(name).ok()?)))
             .collect(),
+        limits: None,
         extra,
         image: String::new(),
         name: String::new(),

@@ -38,6 +38,29 @@ pub fn line(event: &StoredEvent, named: bool, width: usize) -> String {
     format!("{text} {}", show(&says, room))
 }
 
+/// A child's start: which walls stand, by what its limits are held, and what is missing.
+fn started(event: &Event) -> String {
+    let Event::ChildStarted {
+        pid,
+        launcher,
+        lacks,
+        limits,
+        walls,
+    } = event
+    else {
+        return String::new();
+    };
+    let words: Vec<_> = lacks.iter().map(|word| word.word()).collect();
+    let lacks = if words.is_empty() {
+        String::new()
+    } else {
+        format!(", lacks {}", words.join(", "))
+    };
+    let limits = limits.as_ref().map_or(String::new(), |l| format!(", {l}"));
+    let walls: String = walls.iter().map(|wall| format!(", {wall}")).collect();
+    format!("pid {pid}, launcher {launcher}{walls}{limits}{lacks}")
+}
+
 /// What it says; foreign text in it is not yet made safe.
 fn says(event: &Event) -> String {
     let or = |text: Option<&crate::model::Foreign>| text.map_or("", |text| text.raw()).to_owned();
@@ -50,7 +73,7 @@ fn says(event: &Event) -> String {
             let task = task.as_ref().map_or("-", |task| task.as_str());
             format!("{task} attempt {attempt}: {}", text.raw())
         }
-        Event::ChildStarted { pid, launcher } => format!("pid {pid}, launcher {launcher}"),
+        Event::ChildStarted { .. } => started(event),
         Event::Ready(info) => format!(
             "protocol {} {} {}",
             info.protocol,
@@ -126,6 +149,7 @@ fn says(event: &Event) -> String {
         Event::TerminalStarted { .. }
         | Event::TerminalOutput { .. }
         | Event::TerminalEnded { .. } => of_terminal(event),
+        Event::Egress { .. } => of_egress(event),
         other => of_session(other),
     }
 }
@@ -170,6 +194,37 @@ fn of_session(event: &Event) -> String {
         Event::SessionFresh { instead_of, why } => format!("instead of {instead_of}: {why}"),
         _ => String::new(),
     }
+}
+
+fn of_egress(event: &Event) -> String {
+    let Event::Egress {
+        host,
+        port,
+        result,
+        connections,
+        sent,
+        received,
+        took,
+    } = event
+    else {
+        return String::new();
+    };
+    let place = match (host, port) {
+        (Some(host), Some(port)) => format!("{host}:{port}"),
+        (Some(host), None) => host.clone(),
+        (None, _) => "no host".to_owned(),
+    };
+    let many = if *connections == 1 {
+        String::new()
+    } else {
+        format!(" {connections} times")
+    };
+    let bytes = if result.has_passed() {
+        format!(", {sent} bytes out, {received} in, {took:.1?}")
+    } else {
+        String::new()
+    };
+    format!("{place} {result}{many}{bytes}")
 }
 
 fn of_terminal(event: &Event) -> String {

@@ -147,6 +147,7 @@ impl Facts {
                 status,
                 detail,
                 stderr,
+                ..
             } => {
                 self.exit = Some(Ended {
                     class,

@@ -3,31 +3,30 @@
 //! Owns what "could not start" means (no child was ever spawned). Must not know what is then done
 //! with the fleet.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use super::config_file::Source;
+use super::doctor::ready::{self, Unready};
 use super::engines::{self, EngineError};
 use super::exit::Exit;
 use super::policies::{extractors, policies};
 use super::secrets;
 use crate::api::http::Render;
 use crate::api::process_stats;
-use crate::config::{Config, ConfigErrors, Launcher, Pool};
+use crate::config::{Config, ConfigErrors};
 use crate::fleet::{Ambient, FleetHandle, GoOn, Setup, StartError};
 use crate::journal::{Health, Journal, Keeping, OpenError, Rules, Space};
-use crate::launch::{self, Engine, RunError, Spawner, Walls};
+use crate::launch::Spawner;
 use crate::limits;
-use crate::model::{PoolName, RunId, SessionId};
+use crate::model::{RunId, SessionId};
 use crate::relay::{Upstream, UpstreamError};
 use crate::sandbox::state_dir::{StateDir, StateError};
-use crate::sandbox::uids::{self, HeldBlock, Sources, UidError};
+use crate::sandbox::uids::{SlotUids, Sources, UidError};
 use crate::sandbox::workspace::sweep::{self, Sessions, When};
-use crate::sandbox::{self, Ids, PlanError};
-use crate::telemetry::{Build, Exporter, InstallError, SlotSample};
-use crate::wire::shim::AGENT_ID;
+use crate::telemetry::{Build, Exporter, InstallError, SlotSample, Usages};
 
 /// How often histograms are folded: until then the recorder keeps every observation, and a flood
 /// makes a million a second.
@@ -51,37 +50,18 @@ pub enum Failure {
     /// The spawner thread cannot be started.
     #[error("the spawner cannot be started: {0}")]
     Spawner(#[source] std::io::Error),
-    /// The walls cannot be built on this host.
-    #[error("sandbox {profile}: {error}\n  hint: {}", wall_hint())]
-    Walls {
-        /// The profile.
-        profile: String,
-        /// Why.
-        error: RunError,
-    },
-    /// The program that is to build them cannot be used.
+    /// The program that is to build the walls cannot be used.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// The walls cannot be planned.
-    #[error("sandbox {profile}: {error}")]
-    Plan {
-        /// The profile.
-        profile: String,
-        /// Why.
-        error: PlanError,
-    },
+    /// This host lacks what the walls need, or they cannot be planned.
+    #[error(transparent)]
+    Walls(#[from] Unready),
     /// The metrics recorder cannot be installed.
     #[error(transparent)]
     Metrics(#[from] InstallError),
     /// The parts do not fit together.
     #[error(transparent)]
     Fleet(#[from] StartError),
-}
-
-const fn wall_hint() -> &'static str {
-    "unprivileged user namespaces may be switched off (sysctl user.max_user_namespaces, \
-     kernel.unprivileged_userns_clone, an AppArmor profile); without them only \
-     launcher = \"none\" works, which has no walls"
 }
 
 impl Failure {
@@ -231,22 +211,17 @@ pub async fn start(mut config: Config, state: StateDir, go_on: GoOn) -> Result<S
     raise_descriptor_limit();
     let journal = open_journal(&config, state.path())?;
     let spawner = Spawner::start().map_err(Failure::Spawner)?;
-    let config = Arc::new(config);
-    let is_walled = config.pools.iter().any(|pool| pool.launcher.has_walls());
+    let is_walled = ready::walled(&config).next().is_some();
     let uids = if is_walled && rustix::process::geteuid().is_root() {
         let count = u32::from(config.supervisor.max_children);
-        let is_container = |pool: &Pool| pool.launcher == Launcher::Container;
-        let before = if config.pools.iter().any(is_container) {
-            AGENT_ID
-        } else {
-            0
-        };
-        Some(uids::take_behind(&Sources::host(), before, count)?)
+        let ranges = ready::uid_ranges(&config);
+        Some(SlotUids::take_behind(&Sources::host(), count, ranges)?)
     } else {
         None
     };
     let engines = engines::ready(&config, &spawner, state.path()).await?;
-    probe(&config, &spawner, uids.as_ref(), &engines).await?;
+    ready::check(&mut config, &spawner, uids.as_ref(), state.path(), &engines).await?;
+    let config = Arc::new(config);
     let exporter = Exporter::install(BUILD)?;
     let state = Arc::new(state);
     sweep_copies(&state, When::Start, Working::of(&journal, None)).await;
@@ -309,50 +284,6 @@ fn raise_descriptor_limit() {
     }
 }
 
-/// Tries the walls of every profile once, so that a host that cannot build them says so before
-/// any task is taken.
-async fn probe(
-    config: &Config,
-    spawner: &Spawner,
-    uids: Option<&HeldBlock>,
-    engines: &BTreeMap<PoolName, Arc<Engine>>,
-) -> Result<(), Failure> {
-    let ids = match uids.and_then(|held| held.block().uid(0)) {
-        Some(slot_uid) => Ids::Root { slot_uid },
-        None => Ids::Own {
-            uid: rustix::process::geteuid().as_raw(),
-            gid: rustix::process::getegid().as_raw(),
-        },
-    };
-    let mut probed = Vec::new();
-    for pool in &config.pools {
-        let engine = engines.get(&pool.name);
-        let what = (&pool.sandbox, engine);
-        if !pool.launcher.has_walls() || probed.contains(&what) {
-            continue;
-        }
-        let Some(profile) = config.sandboxes.get(&pool.sandbox) else {
-            continue;
-        };
-        let walls = sandbox::plan(&sandbox::probe_request(profile, ids));
-        let walls = walls.map_err(|error| Failure::Plan {
-            profile: pool.sandbox.clone(),
-            error,
-        })?;
-        let walls = match engine {
-            Some(engine) => Walls::Engine(Box::new(walls), Arc::clone(engine)),
-            None => Walls::Shim(Box::new(walls)),
-        };
-        let tried = launch::probe_walls(spawner, walls, sandbox::limits_of(profile)).await;
-        tried.map_err(|error| Failure::Walls {
-            profile: pool.sandbox.clone(),
-            error,
-        })?;
-        probed.push(what);
-    }
-    Ok(())
-}
-
 /// The page of `/metrics`.
 fn page(exporter: Arc<Exporter>, fleet: FleetHandle) -> Render {
     Arc::new(move || {
@@ -377,7 +308,14 @@ fn page(exporter: Arc<Exporter>, fleet: FleetHandle) -> Render {
                 }
             })
             .collect();
-        let page = exporter.render(process.as_ref(), &samples);
+        let page = exporter.render(
+            process.as_ref(),
+            &samples,
+            &Usages {
+                slots: fleet.used(),
+                host: process_stats::pressure(),
+            },
+        );
         crate::telemetry::event::process::ScrapeServed {
             took: began.elapsed(),
         }
@@ -473,7 +411,15 @@ async fn sweep_copies(state: &Arc<StateDir>, when: When, mut working: Working) {
             for error in &swept.failed {
                 tracing::warn!(%error, "a leftover could not be removed");
             }
-            tracing::debug!(copies = swept.copies, homes = swept.homes, "swept");
+            for told in &swept.finished {
+                tracing::info!("{told}");
+            }
+            tracing::debug!(
+                copies = swept.copies,
+                overlays = swept.overlays,
+                homes = swept.homes,
+                "swept"
+            );
         }
         Err(error) => tracing::warn!(%error, "a sweep failed"),
     }

@@ -279,6 +279,9 @@ fn explanation(row: &TaskReport) -> Option<String> {
         let copy = show(&copy.to_string_lossy(), SENTENCE);
         parts.push(format!("changed files are in {copy}"));
     }
+    if let (Some(_), Some(session)) = (&row.bundle, &row.session) {
+        parts.push(format!("its branch: `marshal take {session}`"));
+    }
     (!parts.is_empty()).then(|| parts.join("; "))
 }
 

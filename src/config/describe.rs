@@ -6,6 +6,7 @@
 use super::environment::HIDDEN;
 use super::types::{AsksFor, Config, Guard, Launcher, Network, OnCrash, Pool, SecretSource, Ssh};
 use super::units::{show_duration, show_size};
+use crate::limits::EGRESS_PORT;
 use crate::model::foreign;
 
 /// How wide a text of the file may be in a line.
@@ -73,6 +74,16 @@ impl Pool {
             Network::Host => {
                 weak.push("network host: reaches whatever this host reaches".to_owned());
             }
+            Network::Proxy => {
+                let model = if self.routes.is_empty() {
+                    ""
+                } else {
+                    ", and to a model,"
+                };
+                weak.push(format!(
+                    "network proxy: what the agent sends to hosts of its allow-list{model} leaves this host"
+                ));
+            }
             Network::Routes => {
                 weak.push(
                     "network routes: what the agent sends to a model leaves this host".to_owned(),
@@ -132,6 +143,16 @@ impl Pool {
             ))
         });
         let routes: Vec<String> = routes.map(|route| format!("  route    {route}")).collect();
+        let mut routes = routes;
+        routes.extend(self.egress.as_ref().map(|egress| {
+            let hosts: Vec<String> = egress.allow.iter().map(ToString::to_string).collect();
+            let hosts = if hosts.is_empty() {
+                "nothing".to_owned()
+            } else {
+                foreign::show(&hosts.join(", "), WIDTH)
+            };
+            format!("  egress   http://127.0.0.1:{EGRESS_PORT} reaches {hosts}")
+        }));
         let restart = &self.restart;
         let crash = match restart.on_crash {
             OnCrash::Report => "a crashed task is reported",
@@ -236,6 +257,11 @@ pub(super) fn notes(config: &Config) -> Vec<String> {
                     ssh.shown()
                 ),
             });
+        }
+        if pool.egress.as_ref().is_some_and(|of| of.allow.is_empty()) {
+            notes.push(format!(
+                "pool {name}: the allow-list of its egress proxy is empty: it reaches no host"
+            ));
         }
         let routes = pool
             .routes

@@ -42,6 +42,11 @@ pub(super) enum Form {
     Boolean,
     /// An integer within these bounds, in decimal.
     Integer { least: String, most: String },
+    /// A number within these bounds, in decimal.
+    Number {
+        least: &'static str,
+        most: &'static str,
+    },
     /// A duration within these bounds.
     Duration(RangeInclusive<Duration>),
     /// A size within these bounds, in bytes.
@@ -184,6 +189,7 @@ mod tests {
             forms.below(""),
             [
                 "container",
+                "egress",
                 "hint",
                 "policy",
                 "pool",

@@ -9,7 +9,9 @@ mod acp;
 mod agent;
 mod command;
 mod container;
+mod demands;
 mod describe;
+mod egress;
 mod environment;
 mod error;
 mod form;
@@ -21,6 +23,7 @@ mod presets;
 mod route;
 mod route_table;
 mod sandbox;
+mod sandbox_limits;
 mod schema;
 mod show;
 mod ssh;
@@ -43,6 +46,7 @@ pub use acp::{
     Acp, McpServer, OptionValue, PermissionReply, Reach, ServerKind, Skipping, TellDenials,
 };
 pub use command::{Fill, OWN_PROGRAM};
+pub use demands::{Degradable, Demands, OnMissing, UidRange};
 pub use environment::{HOME as HOME_OF_CHILD, is_secretive};
 pub use error::{ConfigError, ConfigErrors, Places};
 pub use presets::{Find, Preset, names as agent_names, preset as agent_preset};
@@ -65,7 +69,6 @@ pub const DEFAULT: &str = include_str!("../../supervisor.toml");
 /// Tables of the format that this version has not.
 const LATER_TABLES: &[&str] = &[
     "dialect",
-    "egress",
     "hook",
     "hooks",
     "delegate",
@@ -229,6 +232,7 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
     );
     let found = origin.file.is_some() && !origin.named;
     let routes = route_table::read_all(&root.section("route"), found, &origin.dir);
+    let egress = egress::read(&root.section("egress"), &Egress::default());
     let policies = policies(&root.section("policy"), &origin.dir);
     let names = |table: &'static str| {
         let named = root.section(table).named(sandbox::NAME_PATTERN);
@@ -242,6 +246,7 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
         container: &container,
         sandboxes: &sandboxes,
         routes: &routes,
+        egress: &egress,
         sandbox_names: names("sandbox"),
         policy_names: names("policy"),
         route_names: names("route"),
@@ -278,6 +283,7 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
         sandboxes,
         container,
         routes,
+        egress,
         policies,
         hints,
         notes: Vec::new(),

@@ -3,6 +3,7 @@
 //! Must not know other pools.
 
 mod agree;
+pub(super) mod trees;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,6 +14,7 @@ use toml::de::DeValue;
 use super::acp::{self, Acp, Skipping};
 use super::agent::{self, Agent};
 use super::container;
+use super::egress;
 use super::environment;
 use super::error::quoted;
 use super::paths;
@@ -21,8 +23,8 @@ use super::sandbox;
 use super::ssh;
 use super::table::{Found, Item, Place, Section, one_of, word};
 use super::types::{
-    ClientFs, Container, Guard, Launcher, Network, OnUnaskedDeny, Pool, Route, RoutePort, Sandbox,
-    SessionScope, ShellCwd, Workspace, WorkspaceMode,
+    ClientFs, Container, Egress, Guard, Launcher, Network, OnUnaskedDeny, Pool, Route, RoutePort,
+    Sandbox, SessionScope, ShellCwd, Timeouts, Workspace, WorkspaceMode,
 };
 use super::waits;
 use crate::limits;
@@ -84,6 +86,8 @@ pub(super) struct Context<'a> {
     pub(super) sandboxes: &'a BTreeMap<String, Sandbox>,
     /// The routes.
     pub(super) routes: &'a BTreeMap<String, Route>,
+    /// `[egress]`.
+    pub(super) egress: &'a Egress,
     /// Names of all profiles that the file has, faulty ones too.
     pub(super) sandbox_names: Vec<String>,
     /// Names of all policies that the file has, faulty ones too.
@@ -107,6 +111,7 @@ struct Blame {
     on_crash: Option<Place>,
     network: Option<Place>,
     routes: Option<Place>,
+    egress: Option<Place>,
     env: Place,
     guard: Option<Place>,
     guard_off: Option<Place>,
@@ -128,19 +133,17 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
     let pool_name = PoolName::new(name).map_err(fault).ok()?;
     let sized = section.integer("size", 1..=limits::POOL_SLOTS);
     let (section, preset) = presets::beneath(section);
-    let network: Option<Found<Network>> = section.word("network", &["proxy"]);
-    let is_routed = matches!(&network, Some(found) if found.value == Network::Routes);
+    let network: Option<Found<Network>> = section.word("network", &[]);
+    let (is_routed, egress) = ways(&section, network.as_ref(), context);
     let agent = agent::read(&section, preset, is_routed, context.dir);
     let launcher = section.word("launcher", &["pty"]);
     let guard = section.word("guard", &[]);
     let guard_off = section.boolean("guard_off");
     let (client_fs, client_terminal, client) = client(&section);
     let attempts = section.integer("attempts", 1..=limits::ATTEMPTS);
-    let (workspace, path, mode) = workspace(&section, context.dir);
+    let (workspace, path, mode) = workspace(&section, context, launcher.as_ref());
     let (restart, on_crash) = waits::restart(&section.section("restart"));
-    let timeouts = section.section("timeouts");
-    let idle = timeouts.item("idle").map(|item| item.place);
-    let timeouts = waits::timeouts(&timeouts);
+    let (timeouts, idle) = timeouts(&section);
     let acp = acp::read(&section, context.found);
     let blame = Blame {
         program: agent.program.clone(),
@@ -149,6 +152,7 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         on_crash,
         network: network.as_ref().map(|found| found.place.clone()),
         routes: section.item("routes").map(|item| item.place),
+        egress: section.item("egress").map(|item| item.place),
         env: section.section("env").section("set").place,
         guard: guard.as_ref().map(|found| found.place.clone()),
         guard_off: guard_off.as_ref().map(|found| found.place.clone()),
@@ -186,6 +190,7 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         ssh: far,
         image: container::image(&section),
         sandbox: profile(&section, launcher, context),
+        egress,
         network: value(network, open_network(launcher)),
         routes: routes(&section, context),
         rate_limit: waits::rate_limit(&section.section("rate_limit")),
@@ -214,6 +219,27 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         size: place(sized.as_ref(), &section.place),
         workspace: path,
     })
+}
+
+/// Whether the pool has routes, and what its proxy does, if it has one.
+fn ways(
+    section: &Section<'_>,
+    network: Option<&Found<Network>>,
+    context: &Context<'_>,
+) -> (bool, Option<Arc<Egress>>) {
+    let rules = egress::read(&section.section("egress"), context.egress);
+    match network.map(|found| found.value) {
+        Some(Network::Routes) => (true, None),
+        Some(Network::Proxy) => (section.item("routes").is_some(), Some(Arc::new(rules))),
+        _ => (false, None),
+    }
+}
+
+/// The deadlines, and where that of an idle child stands.
+fn timeouts(section: &Section<'_>) -> (Timeouts, Option<Place>) {
+    let timeouts = section.section("timeouts");
+    let idle = timeouts.item("idle").map(|item| item.place);
+    (waits::timeouts(&timeouts), idle)
 }
 
 /// What an agent that speaks ACP is told, with what its preset says of it.
@@ -254,7 +280,11 @@ fn place<T>(found: Option<&Found<T>>, above: &Place) -> Place {
 }
 
 /// The workspace, and where its path and its mode stand.
-fn workspace(section: &Section<'_>, dir: &Path) -> (Workspace, Place, Place) {
+fn workspace(
+    section: &Section<'_>,
+    context: &Context<'_>,
+    launcher: Option<&Found<Launcher>>,
+) -> (Workspace, Place, Place) {
     let item = section.item("workspace");
     if let Some(item) = &item
         && matches!(item.value(), DeValue::String(_))
@@ -263,27 +293,30 @@ fn workspace(section: &Section<'_>, dir: &Path) -> (Workspace, Place, Place) {
         section.ledger.fault(&item.place, message, None);
     }
     let is_table = item.is_none_or(|item| !matches!(item.value(), DeValue::String(_)));
-    let (path, mode) = if is_table {
+    let (path, mode, (mask, slice)) = if is_table {
         let table = section.section("workspace");
         let path = table.item("path");
-        let read = (
-            path.and_then(|item| item.text_like(paths::PATTERN)),
-            table.word("mode", &["overlay", "worktree"]),
-        );
+        let path = path.and_then(|item| item.text_like(paths::PATTERN));
+        let mode = table.word("mode", &[]);
+        let word = mode.as_ref().map_or(WorkspaceMode::Copy, |mode| mode.value);
+        let launcher = launcher.map_or(Launcher::Unshare, |found| found.value);
+        let of_tree = trees::read(&table, word, launcher, context.found);
         table.close(&[], &[]);
-        read
+        (path, mode, of_tree)
     } else {
-        (None, None)
+        (None, None, (Vec::new(), Vec::new()))
     };
     let text = path.as_ref().map_or(".", |found| found.value.as_str());
     if let (Some(fault), Some(found)) = (paths::fault(text), &path) {
         section.ledger.fault(&found.place, fault, None);
     }
     let workspace = Workspace {
-        path: paths::absolute(dir, text),
+        path: paths::absolute(context.dir, text),
         mode: mode
             .as_ref()
             .map_or(WorkspaceMode::Copy, |found| found.value),
+        mask,
+        slice,
     };
     let places = (
         place(path.as_ref(), &section.place),

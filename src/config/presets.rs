@@ -31,8 +31,9 @@ pub(super) const LATER: &[&str] = &["cursor", "goose", "loaf", "pi", "skillpilot
 /// The built-in extractors (`policy` owns their tables).
 pub(super) const EXTRACTORS: &[&str] = &["acp", "gemini", "hermes", "opencode", "scaiflux"];
 
-/// The word for a network of routes.
+/// The words for a network of routes, and for one that may have some.
 const ROUTES: &str = "routes";
+const PROXY: &str = "proxy";
 
 /// One agent.
 #[derive(Debug, Deserialize)]
@@ -128,7 +129,11 @@ pub(super) fn beneath(pool: Section<'_>) -> (Section<'_>, Option<&'static Preset
     };
     let network = pool.item("network");
     let network = network.and_then(|item| plain_text(item.value()));
-    let is_routed = network.map_or_else(|| preset.is_routed(), |network| network == ROUTES);
+    let is_routed = match network.as_deref() {
+        // What its model needs stays as it is: the proxy comes beside it.
+        None | Some(PROXY) => preset.is_routed(),
+        Some(network) => network == ROUTES,
+    };
     let launcher = pool.item("launcher");
     let launcher = launcher.and_then(|item| plain_text(item.value()));
     let is_with = |launcher_word: &str| launcher.as_deref() == Some(launcher_word);

@@ -1,12 +1,14 @@
-//! `[sandbox.NAME]`: the profiles, with `standard` built in.
+//! `[sandbox.NAME]`: the profiles, with `standard` and `strict` built in.
 //!
 //! Must not know pools or how walls are built.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use super::demands::{self, Demands};
 use super::error::quoted;
 use super::paths;
+use super::sandbox_limits;
 use super::table::{Found, Section, word};
 use super::types::{ProcMode, Sandbox, Seccomp};
 use crate::limits;
@@ -18,9 +20,6 @@ pub(super) const STANDARD: &str = "standard";
 
 /// The built-in profile with every wall, or none at all.
 pub(super) const STRICT: &str = "strict";
-
-/// Keys of the format that do nothing in this version.
-const LATER_KEYS: &[&str] = &["on_missing", "allow_degrade", "uid_range"];
 
 /// Places that the sandbox makes itself: nothing of the host can be bound over them.
 const OWN_PLACES: &[&str] = &[
@@ -78,7 +77,8 @@ pub(super) fn standard() -> Sandbox {
         fsize: GIB,
         landlock_min_abi: 0,
         seccomp: Seccomp::Default,
-        needs_own_uid: false,
+        demands: Demands::default(),
+        group: sandbox_limits::STANDARD,
     }
 }
 
@@ -86,7 +86,12 @@ pub(super) fn standard() -> Sandbox {
 fn strict() -> Sandbox {
     Sandbox {
         landlock_min_abi: MOST_LANDLOCK,
-        needs_own_uid: true,
+        demands: Demands {
+            uid_per_slot: true,
+            limits_held: true,
+            ..Demands::default()
+        },
+        group: sandbox_limits::STRICT,
         ..standard()
     }
 }
@@ -141,10 +146,8 @@ fn read(section: &Section<'_>, base: Sandbox, dir: &Path, is_found: bool) -> San
     let limit = section.section("limits");
     let nofile = limit.integer("nofile", 16..=1_048_576_u64);
     let fsize = limit.size("fsize", 64 * KIB..=TIB);
-    limit.close(
-        &["pids", "memory", "swap", "cpu", "backend", "nproc", "core"],
-        &[],
-    );
+    let group = sandbox_limits::read(&limit, base.group);
+    limit.close(&["core"], &[("nproc", "pids")]);
     let profile = Sandbox {
         ro_bind: ro_bind(section, dir, is_found).unwrap_or(base.ro_bind),
         etc: etc(section).unwrap_or(base.etc),
@@ -159,10 +162,11 @@ fn read(section: &Section<'_>, base: Sandbox, dir: &Path, is_found: bool) -> San
             base.landlock_min_abi,
         ),
         seccomp: seccomp(section, dir).unwrap_or(base.seccomp),
-        needs_own_uid: base.needs_own_uid,
+        demands: demands::read(section, is_found, base.demands),
+        group,
     };
     let elsewhere = [("nofile", "limits.nofile"), ("fsize", "limits.fsize")];
-    section.close(LATER_KEYS, &elsewhere);
+    section.close(&[], &elsewhere);
     profile
 }
 

@@ -23,6 +23,11 @@ fn rules(key: &str) -> Value {
         "pool.NAME.ssh" => json!({"required": ["host", "workspace"]}),
         "hint[]" => json!({"required": ["pattern", "text"]}),
         "pool.NAME.command" | "pool.NAME.routes" | "route.NAME.allow" => json!({"minItems": 1}),
+        // Swap is limited only together with memory.
+        "sandbox.NAME.limits" => json!({"not": {
+            "required": ["memory", "swap"],
+            "properties": {"memory": {"const": "none"}, "swap": {"not": {"const": "none"}}},
+        }}),
         "policy.NAME" => json!({"required": ["file"]}),
         _ => json!({}),
     }
@@ -136,6 +141,11 @@ fn one(forms: &Forms, key: &str, form: &Form) -> Map<String, Value> {
             "minimum": number(least),
             "maximum": number(most),
         }),
+        Form::Number { least, most } => json!({
+            "type": "number",
+            "minimum": decimal(least),
+            "maximum": decimal(most),
+        }),
         Form::Duration(bounds) => json!({
             "type": "string",
             "pattern": pattern(&units::time_units(), bounds.start().is_zero(), DURATION_DIGITS),
@@ -153,6 +163,10 @@ fn one(forms: &Forms, key: &str, form: &Form) -> Map<String, Value> {
 
 fn number(text: &str) -> Value {
     text.parse::<i64>().map_or(Value::Null, Value::from)
+}
+
+fn decimal(text: &str) -> Value {
+    text.parse::<f64>().map_or(Value::Null, Value::from)
 }
 
 /// Digits of the longest duration in milliseconds.

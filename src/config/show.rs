@@ -6,6 +6,8 @@
 
 mod acp;
 mod containers;
+mod egress;
+mod limits;
 mod routes;
 mod ssh;
 
@@ -89,6 +91,7 @@ impl Config {
             sandboxes,
             container,
             routes,
+            egress: of_egress,
             policies,
             hints: of_hints,
             notes: _,
@@ -114,6 +117,7 @@ impl Config {
             tables.push(containers::table(container));
         }
         tables.extend(self.shown_routes(routes).map(routes::route));
+        tables.push(egress::table(of_egress));
         tables.extend(policies.iter().map(|(name, file)| {
             let mut table = Shown::new(&["policy", name]);
             table.put("file", path(file));
@@ -247,6 +251,7 @@ fn pool(pool: &Pool) -> Shown {
         sandbox,
         network,
         routes,
+        egress: of_egress,
         rate_limit: of_rate_limit,
         policy,
         workspace,
@@ -298,6 +303,9 @@ fn pool(pool: &Pool) -> Shown {
     table.put_some("image", image.as_deref());
     ssh::put(&mut table, far.as_deref(), *network);
     routes::of_pool(&mut table, routes);
+    if let Some(rules) = of_egress {
+        egress::put(&mut table, "egress.", rules);
+    }
     table.put("policy", policy.as_str());
     table.put("guard", guard.word());
     table.put("guard_off", *guard_off);
@@ -305,7 +313,7 @@ fn pool(pool: &Pool) -> Shown {
     table.put("client_fs", client_fs.word());
     table.put("client_terminal", *client_terminal);
     if far.is_none() {
-        ssh::files_of(&mut table, workspace, home_files);
+        ssh::files_of(&mut table, workspace, *launcher, home_files);
     }
     table.put("session", session.word());
     table.put("attempts", i64::from(*attempts));
@@ -472,10 +480,10 @@ fn sandbox(name: &str, profile: &Sandbox) -> Shown {
         proc_mode,
         nofile,
         fsize,
+        demands,
         landlock_min_abi,
         seccomp,
-        // Of the profile `strict`, whatever the file says of it.
-        needs_own_uid: _,
+        group,
     } = profile;
     // The reader's bounds keep all numbers far below this.
     let integer = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
@@ -497,6 +505,13 @@ fn sandbox(name: &str, profile: &Sandbox) -> Shown {
     );
     table.put("limits.nofile", integer(*nofile));
     table.put("limits.fsize", show_size(*fsize));
+    table.put("on_missing", demands.on_missing.word());
+    let may_lack = demands.allow_degrade.iter().map(|word| text(word.word()));
+    table.put("allow_degrade", Value::Array(may_lack.collect()));
+    table.put("uid_per_slot", demands.uid_per_slot);
+    table.put("limits_held", demands.limits_held);
+    table.put("uid_range", demands.uid_range.to_string());
+    limits::put(&mut table, *group);
     table
 }
 

@@ -339,6 +339,8 @@ pub(super) fn instead(
     let there = Workspace {
         path: PathBuf::from(&ssh.workspace),
         mode: WorkspaceMode::Ro,
+        mask: Vec::new(),
+        slice: Vec::new(),
     };
     (there, env)
 }

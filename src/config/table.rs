@@ -324,7 +324,7 @@ impl<'a> Item<'a> {
     }
 
     /// Notes that the value is not what was expected.
-    fn wrong<T>(&self, expected: &str) -> Option<T> {
+    pub(super) fn wrong<T>(&self, expected: &str) -> Option<T> {
         let found = match self.value {
             DeValue::String(text) => quoted(text),
             DeValue::Integer(_) => format!("the integer {}", self.written()),
@@ -366,7 +366,7 @@ impl<'a> Item<'a> {
     }
 
     /// Notes for the schema what the value may be.
-    fn may_hold(&self, form: Form) {
+    pub(super) fn may_hold(&self, form: Form) {
         self.ledger.form(&self.generic, form);
     }
 
@@ -494,7 +494,7 @@ impl<'a> Item<'a> {
         }
     }
 
-    fn size(&self, bounds: &RangeInclusive<u64>) -> Option<Found<u64>> {
+    pub(super) fn size(&self, bounds: &RangeInclusive<u64>) -> Option<Found<u64>> {
         self.may_hold(Form::Size(bounds.clone()));
         let DeValue::String(text) = self.value else {
             return self.wrong(units::SIZE);

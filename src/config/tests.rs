@@ -3,6 +3,7 @@
 mod accepted;
 mod container;
 mod documented;
+mod egress;
 // One case a line.
 #[rustfmt::skip]
 mod refused;
@@ -10,6 +11,8 @@ mod refused;
 mod refused_pool;
 mod schema;
 mod show;
+#[rustfmt::skip]
+mod trees;
 
 use std::path::PathBuf;
 

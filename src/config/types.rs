@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use super::egress::{AllowedHost, Egress, EgressTimeouts, is_host_name, proxy_variables};
 use super::error::Places;
 use super::hint::Hints;
 pub use super::route::{
@@ -20,7 +21,7 @@ pub use super::route::{
 pub use super::ssh::{FarMode, FarNetwork, FarWalls, Ssh};
 use crate::limits;
 pub use crate::model::OnTimeout;
-use crate::model::{ClientOffers, PoolName, words};
+use crate::model::{ClientOffers, GroupLimits, PoolName, words};
 
 pub use container::{Container, ContainerEngine};
 
@@ -33,12 +34,14 @@ pub struct Config {
     pub supervisor: Supervisor,
     /// `[pool.NAME]`, in the order of the file.
     pub pools: Vec<Pool>,
-    /// `[sandbox.NAME]`, `standard` included.
+    /// `[sandbox.NAME]`, `standard` and `strict` included.
     pub sandboxes: BTreeMap<String, Sandbox>,
     /// `[container]`; what it says counts for pools with [`Launcher::Container`] only.
     pub container: Container,
     /// `[route.NAME]`, those of well-known providers included.
     pub routes: BTreeMap<String, Route>,
+    /// `[egress]`: what a pool's proxy does where the pool says nothing else.
+    pub egress: Egress,
     /// `[policy.NAME]` files; the names of the built-in ones are not in it.
     pub policies: BTreeMap<String, PathBuf>,
     /// `[[hint]]`: what messages mean, the file's own rows and the built-in ones.
@@ -125,6 +128,9 @@ words!(
         None = "none",
         /// Its own loopback, with ports that lead to one upstream each.
         Routes = "routes",
+        /// Its own loopback, with ports that lead to one upstream each, if it has routes, and one
+        /// for the hosts of an allow-list.
+        Proxy = "proxy",
         /// The host's network: a weakness, shown as such.
         Host = "host",
     }
@@ -139,6 +145,10 @@ words!(
         Ro = "ro",
         /// The directory itself.
         Rw = "rw",
+        /// A writable view of the directory; what is written stays beside it.
+        Overlay = "overlay",
+        /// Each task works in its own clone, and its branch comes back.
+        Worktree = "worktree",
     }
 );
 
@@ -332,8 +342,10 @@ pub struct Pool {
     pub sandbox: String,
     /// What it reaches.
     pub network: Network,
-    /// Its routes; empty but for [`Network::Routes`].
+    /// Its routes; empty but for [`Network::Routes`] and [`Network::Proxy`].
     pub routes: Vec<RoutePort>,
+    /// What it reaches by the egress proxy, with [`Network::Proxy`], and only then.
+    pub egress: Option<Arc<Egress>>,
     /// How it waits when a provider limits its requests.
     pub rate_limit: RateLimit,
     /// The name of its policy: a built-in one (`developer`) or a key of [`Config::policies`].
@@ -404,7 +416,29 @@ pub struct Workspace {
     pub path: PathBuf,
     /// How the child sees it.
     pub mode: WorkspaceMode,
+    /// Patterns of names that are hidden: see [`MASK`]. Empty: nothing is.
+    pub mask: Vec<String>,
+    /// What alone is seen of it, paths below it; empty: all of it. Only with [`WorkspaceMode::Ro`].
+    pub slice: Vec<String>,
 }
+
+impl WorkspaceMode {
+    /// Whether each session has a tree of its own below the state directory.
+    #[must_use]
+    pub const fn is_own(self) -> bool {
+        matches!(self, Self::Copy | Self::Worktree)
+    }
+}
+
+/// What a mask hides that is not said otherwise: the names of secrets that the policies built in
+/// deny to every tool. Certificates of authorities are public, and programs need them.
+pub const MASK: [&str; 5] = [
+    "**/.env",
+    "**/*.pem",
+    "**/id_rsa*",
+    "**/id_ed25519*",
+    "!**/cacert.pem",
+];
 
 /// `env = { pass, set, path_add }`.
 #[derive(Debug, Clone, Default)]
@@ -576,12 +610,14 @@ pub struct Sandbox {
     pub nofile: u64,
     /// RLIMIT_FSIZE, in bytes.
     pub fsize: u64,
+    /// What it demands of its host.
+    pub demands: super::Demands,
     /// The least ABI of Landlock, 0 to 6; the highest that the kernel has is used.
     pub landlock_min_abi: u8,
     /// The filter of system calls.
     pub seccomp: Seccomp,
-    /// Whether a uid of its own is needed for every slot, so that a shared one is refused.
-    pub needs_own_uid: bool,
+    /// What a child may take of the host with everything that it starts.
+    pub group: GroupLimits,
 }
 
 /// `sandbox.NAME.seccomp`.

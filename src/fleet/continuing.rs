@@ -288,6 +288,7 @@ impl Left {
             });
             past.last = slot.map(|slot| (slot, last.session.clone()));
             past.copy.clone_from(&last.copy);
+            past.bundle.clone_from(&last.bundle);
         }
         past.begun = row.begun_at_us.and_then(|at_us| {
             let ago = u64::try_from(now_us().saturating_sub(at_us)).unwrap_or(0);

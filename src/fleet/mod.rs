@@ -28,6 +28,7 @@ mod resume;
 mod session;
 mod setting;
 mod setup;
+mod used;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -56,6 +57,7 @@ use crate::journal::{Commit, Committed, Journal, Refusal, TaskRow, Write};
 use crate::limits::POOL_QUEUE;
 use crate::model::{PoolName, RunId, SessionId, SlotId, SlotState, TaskSpec};
 use crate::relay::UpstreamError;
+use crate::telemetry::SlotUse;
 use crate::telemetry::event::child::SlotStateChanged;
 use crate::telemetry::event::task::{QueueRejected, TaskQueued};
 use crate::telemetry::exporter::{initialise_pool, initialise_routes};
@@ -388,6 +390,13 @@ impl FleetHandle {
         for entry in self.0.pools.values() {
             entry.shared.sample();
         }
+    }
+
+    /// What each slot's children used, as it is now: reads a handful of small files for each child
+    /// that runs.
+    #[must_use]
+    pub fn used(&self) -> Vec<SlotUse> {
+        self.0.shared.slots.look()
     }
 
     async fn make_durable(&self, writes: Vec<Write>) -> Result<(), SubmitError> {

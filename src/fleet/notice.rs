@@ -159,6 +159,8 @@ pub struct TaskReport {
     pub changes_cut: bool,
     /// The task's own copy of the workspace, on the host, where there is one.
     pub copy: Option<PathBuf>,
+    /// The bundle of its branch, on the host, where it worked in a clone and something came of it.
+    pub bundle: Option<PathBuf>,
     /// Failures of its slot's children while it was worked: each one delayed the slot by backoff.
     pub restarts: u32,
     /// The sum of those delays.

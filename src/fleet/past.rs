@@ -10,7 +10,7 @@ use crate::journal::codec::CodecError;
 use crate::journal::{Journal, OpenError, ReadError, Reader, StoredRun, StoredTask};
 use crate::model::{Event, IdError, RunId, SessionId, TaskId, TurnOutcome};
 use crate::sandbox::state_dir::StateDir;
-use crate::sandbox::workspace::copy;
+use crate::sandbox::workspace::{branch, copy, overlay};
 
 /// Events that are read at once.
 const PAGE: u32 = 1000;
@@ -53,6 +53,8 @@ pub(super) struct Attempted {
     pub(super) last_at_us: Option<i64>,
     /// Its copy of the workspace, if it is there.
     pub(super) copy: Option<PathBuf>,
+    /// The bundle of its branch, if it is there.
+    pub(super) bundle: Option<PathBuf>,
 }
 
 /// Reads a run; `None` if there is none. Blocks on the disk.
@@ -116,7 +118,12 @@ fn attempts(past: &Past<'_>, run: &RunId, row: &StoredTask) -> Result<Vec<Attemp
 /// Replays what one session did for a task. In a slot's session that is what follows on the last
 /// prompt of the task, up to the next task's.
 fn attempt(past: &Past<'_>, session: &SessionId, task: &TaskId) -> Result<Attempted, PastError> {
-    let place = copy::path(past.state, session);
+    let written = overlay::upper_path(past.state.overlays(), session);
+    let place = if written.symlink_metadata().is_ok() {
+        written
+    } else {
+        copy::path(past.state, session)
+    };
     let nothing = || Attempted {
         session: session.clone(),
         tally: Tally::default(),
@@ -124,6 +131,7 @@ fn attempt(past: &Past<'_>, session: &SessionId, task: &TaskId) -> Result<Attemp
         check: None,
         last_at_us: None,
         copy: None,
+        bundle: None,
     };
     let mut of_task = nothing();
     let mut is_ours = false;
@@ -161,6 +169,8 @@ fn attempt(past: &Past<'_>, session: &SessionId, task: &TaskId) -> Result<Attemp
             break;
         }
     }
+    let bundle = branch::bundle(past.state, session);
+    of_task.bundle = bundle.symlink_metadata().is_ok().then_some(bundle);
     of_task.copy = place.symlink_metadata().is_ok().then_some(place);
     Ok(of_task)
 }

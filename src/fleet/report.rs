@@ -58,6 +58,7 @@ impl TaskReport {
             changes: self.changes.iter().map(change).collect(),
             changes_cut: self.changes_cut,
             workspace: self.copy.as_ref().map(|copy| copy.to_string_lossy()),
+            bundle: self.bundle.as_ref().map(|path| path.to_string_lossy()),
             restarts: self.restarts,
             backoff_ms: millis(self.backoff),
             detail: self.detail.as_ref().map(|d| Cow::Borrowed(d.raw())),
@@ -106,6 +107,7 @@ impl TaskReport {
             copy: stored
                 .workspace
                 .map(|path| PathBuf::from(path.into_owned())),
+            bundle: stored.bundle.map(|path| PathBuf::from(path.into_owned())),
             restarts: stored.restarts,
             backoff: Duration::from_millis(stored.backoff_ms),
             detail: stored.detail.map(Foreign::new),
@@ -151,6 +153,7 @@ impl TaskReport {
             changes: Vec::new(),
             changes_cut: true,
             copy: None,
+            bundle: None,
             restarts: 0,
             backoff: Duration::ZERO,
             detail: row

@@ -16,6 +16,7 @@ use super::channel::stderr::StderrLog;
 use super::clock;
 use super::notice::{Notice, Pinned, SlotView};
 use super::session::Scales;
+use super::used::Used;
 use crate::config::{Config, DialectName, Pool as PoolConfig, Sandbox};
 use crate::journal::Journal;
 use crate::launch::{Engine, Host};
@@ -25,9 +26,9 @@ use crate::policy::Policy;
 use crate::policy::extract::Extractor;
 use crate::relay::Upstream;
 use crate::sandbox::state_dir::StateDir;
-use crate::sandbox::uids::HeldBlock;
-use crate::telemetry::PoolMeters;
+use crate::sandbox::uids::SlotUids;
 use crate::telemetry::event::task::PoolSampled;
+use crate::telemetry::{PoolMeters, SlotUse};
 
 /// What a fleet is started with.
 #[derive(Debug)]
@@ -47,7 +48,7 @@ pub struct Setup {
     /// Chance and threads; its default is what a supervisor takes.
     pub ambient: Ambient,
     /// The host uids of the slots, where the supervisor is root.
-    pub uids: Option<HeldBlock>,
+    pub uids: Option<SlotUids>,
     /// What puts walls up for pools whose launcher is not marshal itself, by the pool's name.
     pub engines: BTreeMap<PoolName, Arc<Engine>>,
     /// This very binary, as a path on the host: what `marshal` as a first word means.
@@ -88,7 +89,7 @@ pub(crate) struct Shared {
     pub(crate) journal: Journal,
     pub(crate) host: Arc<dyn Host>,
     pub(crate) ambient: Ambient,
-    pub(crate) uids: Option<HeldBlock>,
+    pub(crate) uids: Option<SlotUids>,
     pub(crate) engines: BTreeMap<PoolName, Arc<Engine>>,
     pub(crate) marshal: PathBuf,
     pub(crate) environment: BTreeMap<String, String>,
@@ -237,6 +238,7 @@ impl PoolShared {
 struct SlotEntry {
     view: Mutex<SlotView>,
     log: StderrLog,
+    used: Arc<Used>,
 }
 
 /// The slots as others see them: written by their Pool, read by API, progress and metrics.
@@ -248,6 +250,7 @@ impl SlotTable {
         let entries = slots.map(|view| {
             let entry = SlotEntry {
                 log: StderrLog::new(),
+                used: Arc::default(),
                 view: Mutex::new(view),
             };
             let slot = entry
@@ -290,6 +293,17 @@ impl SlotTable {
             let view = entry.view.lock().unwrap_or_else(PoisonError::into_inner);
             view.session.as_ref() == Some(session)
         })
+    }
+
+    /// What is used there; of a slot that does not exist it goes nowhere.
+    pub(crate) fn used(&self, slot: &SlotId) -> Arc<Used> {
+        let known = self.0.get(slot);
+        known.map_or_else(Arc::default, |entry| Arc::clone(&entry.used))
+    }
+
+    pub(crate) fn look(&self) -> Vec<SlotUse> {
+        let all = self.0.iter();
+        all.map(|(slot, entry)| entry.used.look(slot)).collect()
     }
 
     pub(crate) fn log(&self, slot: &SlotId) -> Option<&StderrLog> {

@@ -23,7 +23,7 @@ use tokio::io::{AsyncWriteExt as _, Interest};
 use tokio::net::UnixStream;
 use tokio::net::unix::pipe;
 
-use crate::limits::POOL_ROUTES;
+use crate::limits::POOL_PORTS;
 use crate::wire::shim::{self, Order, Report};
 
 /// The lines between the supervisor and a helper that an agent may reach: nothing of what it holds
@@ -182,14 +182,14 @@ async fn take(pipe: &pipe::Receiver, buffer: &mut Vec<u8>) -> io::Result<usize> 
     }
 }
 
-/// One read, and what travels beside it; no more descriptors are kept than routes can be.
+/// One read, and what travels beside it; no more descriptors are kept than ports can be.
 fn receive(
     stream: &UnixStream,
     buffer: &mut Vec<u8>,
     descriptors: &mut Vec<OwnedFd>,
 ) -> io::Result<usize> {
     let mut chunk = [0; READ];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(POOL_ROUTES))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(POOL_PORTS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let got = recvmsg(
         stream,
@@ -202,7 +202,7 @@ fn receive(
             descriptors.extend(rights);
         }
     }
-    descriptors.truncate(POOL_ROUTES);
+    descriptors.truncate(POOL_PORTS);
     buffer.extend_from_slice(chunk.get(..got.bytes).unwrap_or_default());
     Ok(got.bytes)
 }

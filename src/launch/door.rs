@@ -138,6 +138,7 @@ impl Door {
             walls: None,
             no_links: true,
             engine: None,
+            program_beside: false,
         })?;
         let began = self.begin(&message).map_err(SpawnError::Fork)?;
         let (mut control, rest, output) = began;
@@ -260,6 +261,7 @@ mod tests {
     use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
     use super::*;
+    use crate::model::GroupLimits;
 
     /// What a helper holds, in the hands of whoever took it from there.
     fn stolen(pid_1s_end: &OwnedFd) -> (u8, OwnedFd, OwnedFd) {
@@ -306,6 +308,8 @@ mod tests {
             limits: Limits {
                 nofile: 64,
                 fsize: 1 << 20,
+                nproc: None,
+                group: GroupLimits::NONE,
             },
         };
         let thief = async {

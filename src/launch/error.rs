@@ -20,6 +20,9 @@ pub enum SpawnError {
     /// The kernel gave no process, pipe or socket.
     #[error("the child's helper cannot be started: {0}")]
     Fork(#[source] std::io::Error),
+    /// Its limits cannot be had.
+    #[error(transparent)]
+    Group(#[from] super::cgroup::GroupError),
     /// The walls stand, but the program does not run.
     #[error("{0}")]
     Exec(Failure),
@@ -49,6 +52,7 @@ impl SpawnError {
     pub const fn metric_result(&self) -> &'static str {
         match self {
             Self::Fork(_) | Self::Closed => "fork_failed",
+            Self::Group(_) => "cgroup_failed",
             Self::Exec(_) | Self::Unspeakable { .. } | Self::TooLarge(_) | Self::Deaf => {
                 "exec_failed"
             }
@@ -64,6 +68,7 @@ impl SpawnError {
             Self::HelperLost(_) | Self::TimedOut => Some(Stage::Shim),
             Self::Exec(_)
             | Self::Fork(_)
+            | Self::Group(_)
             | Self::Closed
             | Self::Deaf
             | Self::Unspeakable { .. }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use tokio::net::unix::pipe;
 use tokio::sync::oneshot;
 
+use super::cgroup::Group;
 use super::keeper::{self, Ended, KeeperHandle};
 use super::once::{self, Finished, RunError};
 use super::{Door, LaunchPlan, SpawnError, Spawner};
@@ -32,6 +33,12 @@ pub struct Child {
     pub ended: oneshot::Receiver<Ended>,
     /// What an operator should know, a sentence each.
     pub notes: Vec<String>,
+    /// By what its limits are held, in one line; empty where nobody can say.
+    pub limits: String,
+    /// Its control groups, to be read.
+    pub group: Option<Group>,
+    /// Which walls stand around it, a few words each.
+    pub walls: Vec<String>,
     /// The way into its walls, if they were planned with one.
     pub door: Option<Door>,
     /// Sockets that listen inside its walls, in the order of its plan's ports.
@@ -66,6 +73,8 @@ impl Host for Spawner {
     fn start(&self, plan: LaunchPlan, waits: StopWaits) -> Awaited<'_, Result<Child, SpawnError>> {
         Box::pin(async move {
             let launched = self.spawn(plan).await?;
+            let group = launched.process.leaf.as_ref();
+            let group = group.map(|leaf| leaf.group().clone());
             let (keeper, ended) = keeper::start(launched.process, waits);
             Ok(Child {
                 pid: launched.pid,
@@ -75,6 +84,12 @@ impl Host for Spawner {
                 keeper,
                 ended,
                 notes: launched.notes,
+                limits: launched.held.to_string(),
+                group,
+                walls: launched
+                    .layers
+                    .map(|layers| layers.words())
+                    .unwrap_or_default(),
                 door: launched.door,
                 listeners: launched.listeners,
             })

@@ -15,6 +15,7 @@ use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use super::cgroup::{Group, Leaf, Over};
 use super::spawner::Process;
 use super::survivors;
 use crate::config::StopWaits;
@@ -48,6 +49,8 @@ pub struct Ended {
     pub survivors_killed: u32,
     /// Processes that could not be killed: they belong to another user or hang in the kernel.
     pub survivors_left: u32,
+    /// What all of it used, where this host has groups that count it.
+    pub over: Option<Box<Over>>,
 }
 
 /// The way to a keeper. When it is dropped everything of the child is killed.
@@ -282,12 +285,18 @@ impl Keeper {
     /// sent SIGTERM, which means the same, and then killed itself.
     async fn kill_all(&mut self) -> Option<Report> {
         self.forced = true;
+        // Whoever is frozen hears no order, but the kernel kills the whole group at once.
+        let group = self.process.leaf.as_ref().map(Leaf::group);
+        if group.is_some_and(Group::is_frozen) {
+            self.kill_group();
+        }
         if self.process.control.order(Order::Kill)
             && let Ok(report) =
                 tokio::time::timeout(limits::KILL_ORDERED, self.process.control.next()).await
         {
             return report.ok().flatten();
         }
+        self.kill_group();
         for (signal, wait) in [
             (Signal::TERM, limits::KILL_HELPER),
             (Signal::KILL, limits::SWEEP_PROCESSES),
@@ -298,6 +307,18 @@ impl Keeper {
             }
         }
         None
+    }
+
+    fn kill_group(&self) {
+        if let Some(leaf) = &self.process.leaf {
+            leaf.kill();
+        }
+    }
+
+    /// Ends its groups: whoever is in them still is killed, and they are removed.
+    async fn end_groups(&mut self) -> Option<Over> {
+        let leaf = self.process.leaf.take()?;
+        tokio::task::spawn_blocking(move || leaf.end()).await.ok()
     }
 
     /// The helper is reaped by this task only, so the number is its own as long as it has one.
@@ -351,6 +372,11 @@ impl Keeper {
         left += u32::from(is_container_left);
         let was_killed = !killed_by_us && !self.forced && how.as_ref().is_some_and(by_signal);
         let status = if was_killed { None } else { status };
+        let over = self.end_groups().await;
+        if let Some(over) = &over {
+            killed += over.killed;
+            left = over.left;
+        }
         if status.is_none() && !self.process.has_namespace {
             let marker = self.process.marker.clone();
             let swept = tokio::task::spawn_blocking(move || survivors::kill_marked(&marker));
@@ -377,6 +403,7 @@ impl Keeper {
             forced: self.forced,
             survivors_killed: killed,
             survivors_left: left,
+            over: over.map(Box::new),
         }
     }
 }

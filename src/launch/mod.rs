@@ -13,12 +13,14 @@
 
 use std::sync::Arc;
 
+pub mod cgroup;
 mod control;
 mod door;
 mod error;
 mod host;
 mod keeper;
 mod once;
+mod program;
 mod spawner;
 pub mod ssh;
 mod survivors;

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::time::Instant;
 
+use super::cgroup::Held;
 use super::keeper::{self, Ended};
 use super::{LaunchPlan, SpawnError, Spawner, Walls};
 use crate::config::StopWaits;
@@ -28,6 +29,8 @@ pub struct Finished {
     pub stderr: Vec<u8>,
     /// Whether it wrote more than that, which was read and dropped.
     pub is_cut: bool,
+    /// What held its limits, where that is known.
+    pub held: Option<Held>,
 }
 
 /// A program that did not.
@@ -64,6 +67,7 @@ pub async fn run_to_end(
     let deadline = Instant::now() + timeout;
     let launched = spawner.spawn(plan).await?;
     drop(launched.stdin);
+    let held = launched.held;
     let none = Duration::ZERO;
     let waits = StopWaits {
         goodbye: none,
@@ -118,6 +122,7 @@ pub async fn run_to_end(
             is_cut: stdout.is_cut || stderr.is_cut,
             stdout: stdout.bytes,
             stderr: stderr.bytes,
+            held: Some(held),
         }),
         Ok(Ended {
             walls_failed: Some(failure),
@@ -133,11 +138,15 @@ pub async fn run_to_end(
 }
 
 /// Tries out whether these walls can be had, by running this very program in them: it is in all of
-/// them, whatever else is.
+/// them, whatever else is. Says what held its limits.
 ///
 /// # Errors
 /// What the first child would have failed with.
-pub async fn probe_walls(spawner: &Spawner, walls: Walls, limits: Limits) -> Result<(), RunError> {
+pub async fn probe_walls(
+    spawner: &Spawner,
+    walls: Walls,
+    limits: Limits,
+) -> Result<Option<Held>, RunError> {
     let plan = LaunchPlan {
         argv: vec![OWN_INSIDE.to_owned(), "--version".to_owned()],
         env: Vec::new(),
@@ -146,16 +155,19 @@ pub async fn probe_walls(spawner: &Spawner, walls: Walls, limits: Limits) -> Res
         walls,
         preamble: Vec::new(),
     };
-    run_to_end(spawner, plan, limits::SHIM_START, 0)
-        .await
-        .map(drop)
+    let finished = run_to_end(spawner, plan, limits::SHIM_START, 0).await?;
+    Ok(finished.held)
 }
 
 /// The same for walls of our own.
 ///
 /// # Errors
 /// See [`probe_walls`].
-pub async fn probe(spawner: &Spawner, walls: ShimPlan, limits: Limits) -> Result<(), RunError> {
+pub async fn probe(
+    spawner: &Spawner,
+    walls: ShimPlan,
+    limits: Limits,
+) -> Result<Option<Held>, RunError> {
     probe_walls(spawner, Walls::Shim(Box::new(walls)), limits).await
 }
 

@@ -10,7 +10,7 @@ use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream as StdStream;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::thread;
@@ -23,12 +23,15 @@ use tokio::process::Child;
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
+use super::cgroup::{By, Group, Groups, Held, Leaf};
 use super::control::{self, Control, OneWay};
+use super::program::HelperProgram;
 use super::{Door, LaunchPlan, SpawnError, Walls};
 use crate::limits;
-use crate::wire::engine::Engine;
+use crate::model::GroupLimits;
+use crate::wire::engine::{Engine, Taken};
 use crate::wire::shim::{
-    self, ARG0_ENGINE, ARG0_LEASH, ARG0_OUTER, Layers, MARKER, Program, Report, Start, VERSION,
+    self, ARG0_ENGINE, ARG0_LEASH, ARG0_OUTER, Ids, Layers, MARKER, Program, Report, Start, VERSION,
 };
 
 /// Starts children. Cheap to clone. Every [`Process`] holds one too, so that the thread lives as
@@ -56,6 +59,8 @@ pub struct Launched {
     pub notes: Vec<String>,
     /// Which walls stand; `None` without a sandbox.
     pub layers: Option<Layers>,
+    /// By what its limits are held.
+    pub held: Held,
     /// The way into its walls, if they were planned with one.
     pub door: Option<Door>,
     /// Sockets that listen inside the walls, in the order of [`super::ShimPlan::listen`].
@@ -75,6 +80,8 @@ pub struct Process {
     pub(super) has_namespace: bool,
     /// How long its helper may take to end after the agent did.
     pub(super) patience: Duration,
+    /// Its control groups, where this host gives any.
+    pub(super) leaf: Option<Leaf>,
     /// Keeps the thread.
     _thread: mpsc::Sender<Job>,
 }
@@ -86,8 +93,17 @@ struct Job {
     thread: mpsc::Sender<Job>,
 }
 
+impl Process {
+    /// Its control groups, where this host gives any.
+    #[must_use]
+    pub fn group(&self) -> Option<&Group> {
+        self.leaf.as_ref().map(Leaf::group)
+    }
+}
+
 impl Spawner {
-    /// Starts the thread; children's helpers are this very binary. Must be called inside a runtime
+    /// Starts the thread; children's helpers are this very program, or the small binary of the same
+    /// build beside it. Must be called inside a runtime
     /// with IO, which also reaps the helpers.
     ///
     /// # Errors
@@ -107,6 +123,8 @@ impl Spawner {
             .name("spawner".to_owned())
             .spawn(move || {
                 let _inside = runtime.enter();
+                let mut groups = Groups::open(&executable);
+                let helpers = HelperProgram::find(executable);
                 while let Some(Job {
                     plan,
                     reply,
@@ -114,7 +132,7 @@ impl Spawner {
                 }) = queue.blocking_recv()
                 {
                     // A caller who left in between drops what was started, which ends it.
-                    let _ = reply.send(fork(&executable, &plan, thread));
+                    let _ = reply.send(fork(&helpers, &plan, &mut groups, thread));
                 }
             })?;
         Ok(Self {
@@ -160,7 +178,7 @@ impl Spawner {
             .map_err(|_| SpawnError::TimedOut)?;
         match report {
             Ok(Some(Report::Started { .. })) if launched.listeners.len() != listens => Err(
-                SpawnError::HelperLost("the sockets of its routes did not arrive".to_owned()),
+                SpawnError::HelperLost("the sockets of its ports did not arrive".to_owned()),
             ),
             Ok(Some(Report::Started {
                 version: VERSION,
@@ -221,10 +239,27 @@ fn check(plan: &LaunchPlan) -> Result<(), SpawnError> {
 
 /// Starts a child's helper and tells it what to do; on the spawner thread only.
 fn fork(
-    executable: &Path,
+    helpers: &HelperProgram,
     plan: &LaunchPlan,
+    groups: &mut Groups,
     thread: mpsc::Sender<Job>,
 ) -> Result<Launched, SpawnError> {
+    let counts_own = counts_own_processes(&plan.walls);
+    let (leaf, held) = match &plan.walls {
+        Walls::Engine(walls, engine) if engine.is_container() => (
+            None,
+            Groups::of_container(
+                &plan.limits.group,
+                engines_lack(engine, walls.ids),
+                counts_own,
+            )?,
+        ),
+        Walls::None | Walls::Shim(_) | Walls::Engine(..) => {
+            groups.leaf(&plan.limits.group, counts_own)?
+        }
+    };
+    let mut limits = plan.limits;
+    limits.nproc = plan.limits.group.pids.filter(|_| counts_own).map(u64::from);
     let marker = uuid::Uuid::new_v4().simple().to_string();
     let mut env = plan.env.clone();
     env.retain(|(name, _)| name != MARKER);
@@ -234,7 +269,12 @@ fn fork(
         Walls::Shim(_) => (ARG0_OUTER, None),
         Walls::Engine(walls, engine) => (
             ARG0_ENGINE,
-            Some(of_child(engine, &walls.hostname, &marker)),
+            Some(of_child(
+                engine,
+                &walls.hostname,
+                &marker,
+                taken(&plan.limits.group, &held),
+            )),
         ),
     };
     let walls = plan.walls.plan().cloned();
@@ -245,49 +285,107 @@ fn fork(
             argv: plan.argv.clone(),
             env,
             cwd: plan.cwd.clone(),
-            limits: plan.limits,
+            limits,
         },
+        program_beside: arg0 == ARG0_OUTER && helpers.program().is_some(),
         walls,
         no_links: false,
         engine,
     })?;
     let door = plan.walls.plan().is_some_and(|walls| walls.door);
     let door = door.then(|| Door::make(&marker)).transpose();
-    door.and_then(|door| start_helper(executable, arg0, &marker, &message, door, thread))
-        .map_err(SpawnError::Fork)
+    let door = door.map_err(SpawnError::Fork)?;
+    let of_group = Grouped { leaf, held };
+    start_helper(helpers, arg0, &marker, &message, door, of_group, thread)
 }
 
-/// The engine as this one child's helper has it: with a name of its own for its container.
-fn of_child(engine: &Engine, host: &str, marker: &str) -> Engine {
+/// The groups of a child that is to be.
+struct Grouped {
+    leaf: Option<Leaf>,
+    held: Held,
+}
+
+/// Whether RLIMIT_NPROC counts only processes of this child: where its uid is its own, or, since
+/// Linux 5.14, by its user namespace.
+fn counts_own_processes(walls: &Walls) -> bool {
+    match walls {
+        Walls::None => false,
+        Walls::Engine(plan, engine) if engine.has_no_user_namespace() => {
+            matches!(plan.ids, Ids::Root { .. })
+        }
+        Walls::Shim(plan) | Walls::Engine(plan, _) => {
+            matches!(plan.ids, Ids::Root { .. }) || linux_is_at_least(5, 14)
+        }
+    }
+}
+
+/// Why the engine of a container does not hold limits; `None`: it does.
+fn engines_lack(engine: &Engine, ids: Ids) -> Option<&'static str> {
+    let is_somebodys = matches!(ids, Ids::Own { .. }) && !engine.has_no_user_namespace();
+    // podman says so itself, and goes on without.
+    (is_somebodys && !std::path::Path::new("/sys/fs/cgroup/cgroup.controllers").exists())
+        .then_some("podman of an ordinary user holds limits only where cgroup v2 is the only one")
+}
+
+/// What the engine is to hold.
+fn taken(limits: &GroupLimits, held: &Held) -> Taken {
+    let by = |by: By| by == By::Engine;
+    Taken {
+        pids: limits.pids.filter(|_| by(held.pids)),
+        memory: limits.memory.filter(|_| by(held.memory)),
+        swap: limits.swap.filter(|_| by(held.swap)),
+        cpu_millis: limits.cpu_millis.filter(|_| by(held.cpu)),
+    }
+}
+
+fn linux_is_at_least(major: u32, minor: u32) -> bool {
+    let release = rustix::system::uname();
+    let release = release.release().to_string_lossy();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+    let mut number = || numbers.next()?.parse::<u32>().ok();
+    matches!((number(), number()), (Some(a), Some(b)) if (a, b) >= (major, minor))
+}
+
+/// The engine as this one child's helper has it: with a name of its own for its container, and what
+/// that may take.
+fn of_child(engine: &Engine, host: &str, marker: &str, takes: Taken) -> Engine {
     let mut engine = engine.clone();
     if let Engine::Container(container) = &mut engine {
         let short = marker.get(..12).unwrap_or(marker);
+        container.limits = Some(takes);
         container.name = format!("marshal-{}-{host}-{short}", std::process::id());
     }
     engine
 }
 
 fn start_helper(
-    executable: &Path,
+    helpers: &HelperProgram,
     arg0: &str,
     marker: &str,
     message: &[u8],
     door: Option<(Door, OwnedFd)>,
+    of_group: Grouped,
     thread: mpsc::Sender<Job>,
-) -> io::Result<Launched> {
-    let (agent_stdin, stdin) = pipe_with(PipeFlags::CLOEXEC)?;
-    let (stdout, agent_stdout) = pipe_with(PipeFlags::CLOEXEC)?;
-    let (stderr, agent_stderr) = pipe_with(PipeFlags::CLOEXEC)?;
+) -> Result<Launched, SpawnError> {
+    let fork = SpawnError::Fork;
+    let (agent_stdin, stdin) = pipe_with(PipeFlags::CLOEXEC).map_err(|e| fork(e.into()))?;
+    let (stdout, agent_stdout) = pipe_with(PipeFlags::CLOEXEC).map_err(|e| fork(e.into()))?;
+    let (stderr, agent_stderr) = pipe_with(PipeFlags::CLOEXEC).map_err(|e| fork(e.into()))?;
     // A leash has the agent's uid and pid namespace; the helpers of a sandbox are out of its reach.
     let (ours, reports, theirs, said) = if arg0 == ARG0_LEASH {
-        let lines = OneWay::make()?;
+        let lines = OneWay::make().map_err(fork)?;
         let said = Stdio::from(lines.their_reports);
         (lines.orders, Some(lines.reports), lines.their_orders, said)
     } else {
-        let (ours, theirs) = StdStream::pair()?;
+        let (ours, theirs) = StdStream::pair().map_err(fork)?;
         (ours, None, OwnedFd::from(theirs), Stdio::null())
     };
-    let mut command = Command::new(executable);
+    let program = if arg0 == ARG0_ENGINE {
+        helpers.own()
+    } else {
+        helpers.path().to_owned()
+    };
+    let mut command = Command::new(program);
     command
         .arg0(OsString::from(arg0))
         .env_clear()
@@ -296,11 +394,17 @@ fn start_helper(
         .stdout(said)
         .stderr(Stdio::null());
     let mut command = tokio::process::Command::from(command);
-    let helper = command.spawn()?;
+    let helper = command.spawn().map_err(fork)?;
     // Its ends of the lines, so that the helper's death ends ours.
     drop(command);
+    // Before it is told anything: it is the only process yet, and whatever it starts is in there.
+    let pid = helper.id().unwrap_or(0);
+    if let Some(leaf) = &of_group.leaf {
+        leaf.place(pid)?;
+    }
     // A helper reads at once; one that does not must not hold up all other children's starts.
-    ours.set_write_timeout(Some(limits::KILL_HELPER))?;
+    ours.set_write_timeout(Some(limits::KILL_HELPER))
+        .map_err(fork)?;
     let (door, pid_1s_end) = door.unzip();
     let mut sent = vec![
         agent_stdin.as_fd(),
@@ -308,26 +412,30 @@ fn start_helper(
         agent_stderr.as_fd(),
     ];
     sent.extend(pid_1s_end.as_ref().map(AsFd::as_fd));
+    if arg0 == ARG0_OUTER {
+        sent.extend(helpers.program());
+    }
     // Where it is told that it ended before it read, its own report says why.
     match control::send_start(&ours, message, &sent) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => return Err(error),
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => return Err(fork(error)),
         _ => {}
     }
     Ok(Launched {
-        stdin: pipe::Sender::from_owned_fd(stdin)?,
-        stdout: pipe::Receiver::from_owned_fd(stdout)?,
-        stderr: pipe::Receiver::from_owned_fd(stderr)?,
-        pid: helper.id().unwrap_or(0),
+        stdin: pipe::Sender::from_owned_fd(stdin).map_err(fork)?,
+        stdout: pipe::Receiver::from_owned_fd(stdout).map_err(fork)?,
+        stderr: pipe::Receiver::from_owned_fd(stderr).map_err(fork)?,
+        pid,
         marker: marker.to_owned(),
         notes: Vec::new(),
         layers: None,
+        held: of_group.held,
         door,
         listeners: Vec::new(),
         process: Process {
             helper,
             control: match reports {
-                Some(reports) => Control::one_way(ours, reports)?,
-                None => Control::new(ours)?,
+                Some(reports) => Control::one_way(ours, reports).map_err(fork)?,
+                None => Control::new(ours).map_err(fork)?,
             },
             marker: marker.to_owned(),
             has_namespace: arg0 != ARG0_LEASH,
@@ -336,6 +444,7 @@ fn start_helper(
             } else {
                 limits::KILL_HELPER
             },
+            leaf: of_group.leaf,
             _thread: thread,
         },
     })
@@ -357,6 +466,8 @@ mod tests {
             limits: Limits {
                 nofile: 1024,
                 fsize: 1 << 30,
+                nproc: None,
+                group: GroupLimits::NONE,
             },
             walls: Walls::None,
             preamble: Vec::new(),

@@ -5,9 +5,10 @@ use std::time::Duration;
 use serde_json::value::RawValue;
 
 use super::{
-    Ask, AskId, ChoiceInfo, ExitClass, ExitStatus, Foreign, TaskId, TurnOutcome, Verdict, words,
+    Ask, AskId, ChoiceInfo, EgressResult, ExitClass, ExitStatus, Foreign, TaskId, TurnOutcome,
+    Verdict, words,
 };
-use super::{Decision, EventId, SessionId};
+use super::{Decision, EventId, SessionId, Weakness};
 
 words!(
     /// The kinds of events. `word` is the journal's `kind` column; [`EventKind::metric`] is the
@@ -85,6 +86,8 @@ words!(
         TerminalOutput = "terminal_output",
         /// [`Event::TerminalEnded`]
         TerminalEnded = "terminal_ended",
+        /// [`Event::Egress`]
+        Egress = "egress",
     }
 );
 
@@ -226,6 +229,13 @@ pub enum Event {
         pid: u32,
         /// `none`, `unshare`.
         launcher: &'static str,
+        /// What its walls lack; empty without walls.
+        lacks: Vec<Weakness>,
+        /// By what its limits are held, in one line, where that is known.
+        limits: Option<String>,
+        /// Which walls stand around it, a few words each, in our words: `uid slot`,
+        /// `landlock 6`, `seccomp default`. Empty without a sandbox.
+        walls: Vec<String>,
     },
     /// The handshake is complete.
     Ready(AgentInfo),
@@ -388,6 +398,9 @@ pub enum Event {
         detail: String,
         /// The last lines of its stderr, at most 50.
         stderr: Vec<Foreign>,
+        /// The most memory that it had with everything that it started, in bytes, where that is
+        /// counted.
+        memory_peak: Option<u64>,
     },
     /// The task's check ended.
     CheckEnded {
@@ -484,6 +497,24 @@ pub enum Event {
         /// Bytes of these that were not told.
         untold: u64,
     },
+    /// Connections to hosts outside ended. When there are many, those that are alike are added up.
+    Egress {
+        /// The host; `None` if none was asked for that could be one, or for many that were not
+        /// told one by one.
+        host: Option<String>,
+        /// Its port, if it has a host.
+        port: Option<u16>,
+        /// How.
+        result: EgressResult,
+        /// How many connections these are.
+        connections: u64,
+        /// Bytes that went out.
+        sent: u64,
+        /// Bytes that came in.
+        received: u64,
+        /// How long the longest of them was open.
+        took: Duration,
+    },
 }
 
 impl Event {
@@ -527,6 +558,7 @@ impl Event {
             Self::TerminalStarted { .. } => EventKind::TerminalStarted,
             Self::TerminalOutput { .. } => EventKind::TerminalOutput,
             Self::TerminalEnded { .. } => EventKind::TerminalEnded,
+            Self::Egress { .. } => EventKind::Egress,
         }
     }
 }

@@ -46,6 +46,8 @@ words!(
         Idmap = "idmap",
         /// Opening or placing a directory, and the root around it.
         Mount = "mount",
+        /// Laying a writable view over a directory.
+        Overlay = "overlay",
         /// `/proc`.
         Proc = "proc",
         /// The loopback of the own network.

@@ -5,30 +5,36 @@
 
 pub mod ask;
 pub mod client;
+pub mod egress;
 pub mod event;
 pub mod exit;
 pub mod foreign;
+pub mod group;
 pub mod ids;
 pub mod setting;
 pub mod slot;
 pub mod task;
 pub mod turn;
+pub mod weakness;
 
 pub use ask::{Answer, Ask, AskKey, Claimed, DecidedBy, Decision, OnTimeout, ToolClass, Verdict};
 pub use client::{
     ClientAnswer, ClientCall, ClientDone, ClientError, ClientFault, ClientMethod, ClientOffers,
     ClientWish, TerminalExit, TerminalSpec,
 };
+pub use egress::EgressResult;
 pub use event::{
     AgentInfo, CommandInfo, Cost, Event, EventKind, OptionState, Origin, PlanEntry, Stamped, Usage,
 };
 pub use exit::{ExitClass, ExitStatus, WallStage};
 pub use foreign::Foreign;
+pub use group::{GroupLimits, LimitBackend};
 pub use ids::{AskId, EventId, IdError, PoolName, RunId, SessionId, SlotId, TaskId};
 pub use setting::{ChoiceInfo, Setting, SettingValue};
 pub use slot::SlotState;
 pub use task::{TaskOutcome, TaskSpec};
 pub use turn::TurnOutcome;
+pub use weakness::Weakness;
 
 /// Declares a closed set of words: the enum, its words for machines and the list of all of them.
 macro_rules! words {

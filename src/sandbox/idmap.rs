@@ -15,9 +15,22 @@ use super::fail::{At, Step, failure};
 use super::privilege;
 use crate::wire::shim::{ARG0_IDMAP, IdMap, Stage};
 
-/// Maps the owner of a detached tree to `(uid, gid)`. Needs root outside of any sandbox.
-pub(super) fn apply(tree: impl AsFd, map: IdMap, outside: (u32, u32)) -> Step {
-    let namespace = namespace(map, outside)?;
+/// The namespaces of the maps that were needed so far: several trees may have one owner, and a
+/// namespace costs a process.
+#[derive(Default)]
+pub(super) struct Maps(Vec<(u32, u32, File)>);
+
+/// Maps the owner of a detached tree to `(uid, gid)`, the same ones in every call. Needs root
+/// outside of any sandbox.
+pub(super) fn apply(tree: impl AsFd, map: IdMap, outside: (u32, u32), maps: &mut Maps) -> Step {
+    let is_known = |(uid, gid, _): &(u32, u32, File)| (*uid, *gid) == (map.uid, map.gid);
+    let at = if let Some(at) = maps.0.iter().position(is_known) {
+        at
+    } else {
+        maps.0.push((map.uid, map.gid, namespace(map, outside)?));
+        maps.0.len() - 1
+    };
+    let namespace = &maps.0[at].2;
     composefs_ioctls::mount::mount_setattr_idmap(tree, namespace)
         .at(Stage::Idmap, "map the owner of")
 }

@@ -123,6 +123,7 @@ fn prepare() -> Step<Prepared> {
         door: door.map(|socket| Door::new(socket, seal)),
         notes: enter.notes,
         layers: Layers {
+            ids: plan.ids,
             landlock,
             seccomp: plan.seccomp.clone(),
         },

@@ -123,13 +123,17 @@ fn granted<'m>(
             (target, granted)
         }
         Mount::Mirror { path } if is_there => (path, read),
-        Mount::Tmpfs { target, .. } => (target, write),
+        Mount::Tmpfs { target, .. } | Mount::Overlay { target, .. } => (target, write),
         // Nothing in it needs to be written, and much of it had better not be.
         Mount::Proc { .. } => ("/proc", AccessFs::ReadFile | AccessFs::ReadDir),
         Mount::File { target, .. } => (target, AccessFs::ReadFile.into()),
         // What is not there; directories, listed as `/` is; links, whose targets are judged
         // where they lead.
-        Mount::Tree { .. } | Mount::Mirror { .. } | Mount::Dir { .. } | Mount::Link { .. } => {
+        Mount::Tree { .. }
+        | Mount::Mirror { .. }
+        | Mount::Dir { .. }
+        | Mount::Hidden { .. }
+        | Mount::Link { .. } => {
             return None;
         }
     })

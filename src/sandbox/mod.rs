@@ -20,6 +20,7 @@ use crate::wire::shim;
 
 mod control;
 mod descendants;
+pub mod doctor;
 mod door;
 mod engine;
 mod fail;
@@ -27,6 +28,7 @@ mod files;
 mod idmap;
 mod init;
 mod landlock;
+mod layers;
 mod leash;
 mod loopback;
 mod outer;
@@ -37,12 +39,13 @@ mod seccomp;
 pub mod state_dir;
 mod trees;
 pub mod uids;
+pub mod upper;
 mod warden;
 pub mod workspace;
 
 pub use plan::{
-    HOME as HOME_INSIDE, MARSHAL as MARSHAL_INSIDE, PlanError, Tree, WORKSPACE as WORKSPACE_INSIDE,
-    WallsRequest, limits_of, plan, probe_request,
+    Beside, HOME as HOME_INSIDE, MARSHAL as MARSHAL_INSIDE, Over, PlanError, Tree,
+    WORKSPACE as WORKSPACE_INSIDE, WallsRequest, limits_of, plan, probe_request,
 };
 pub use shim::{Ids, ShimPlan};
 
@@ -59,6 +62,8 @@ pub fn shim_main() -> Option<ExitCode> {
         shim::ARG0_ENTRY => engine::entry_main(),
         shim::ARG0_LEASH => leash::main(),
         shim::ARG0_FILES => files::main(),
+        shim::ARG0_PROBE => doctor::main(),
+        shim::ARG0_UPPER => upper::main(),
         _ => return None,
     })
 }

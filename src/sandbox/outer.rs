@@ -18,8 +18,8 @@ use rustix::process::{DumpableBehavior, Signal};
 use rustix::thread::CapabilitySet;
 
 use super::fail::{At, Step, failure};
-use super::trees::{self, Trees};
-use super::{control, loopback, privilege, seccomp, warden};
+use super::trees::{self, Binary, Trees};
+use super::{control, layers, loopback, privilege, seccomp, warden};
 use crate::wire::shim::{
     AGENT_ID, ARG0_INIT, Enter, Ids, MARKER, Net, Report, Seccomp, ShimPlan, Stage, Start, VERSION,
 };
@@ -50,8 +50,9 @@ pub(super) fn main() -> ExitCode {
 fn prepare(control: &UnixStream) -> Step<(Child, UnixStream)> {
     warden::silence()?;
     let _ = rustix::thread::set_name(c"marshal-sandbox");
-    let (start, stdio): (Start, Vec<OwnedFd>) =
+    let (start, mut stdio): (Start, Vec<OwnedFd>) =
         control::receive(control).at(Stage::Shim, "read the plan")?;
+    let program = start.program_beside.then(|| stdio.pop()).flatten();
     let (Some(plan), VERSION) = (&start.walls, start.version) else {
         return Err(failure(Stage::Shim, "the plan is none for a sandbox"));
     };
@@ -70,7 +71,7 @@ fn prepare(control: &UnixStream) -> Step<(Child, UnixStream)> {
     };
     let opened_as_root = match plan.ids {
         Ids::Root { slot_uid } => {
-            let binary = trees::own_binary()?;
+            let binary = trees::own_binary(program.as_ref())?;
             // Trees opened among the host's own mounts are peers of them where those are shared:
             // what is then mounted inside a tree would be mounted on the host too.
             nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS)
@@ -78,7 +79,7 @@ fn prepare(control: &UnixStream) -> Step<(Child, UnixStream)> {
             let private = rustix::mount::MountPropagationFlags::PRIVATE
                 | rustix::mount::MountPropagationFlags::REC;
             rustix::mount::mount_change("/", private).on(Stage::Mount, "make private", "/")?;
-            let trees = trees::open(plan, Some(binary))?;
+            let trees = trees::open(plan, Binary::Tree(binary))?;
             privilege::become_user(slot_uid, slot_uid)?;
             stay_with_supervisor()?;
             Some(trees)
@@ -91,10 +92,11 @@ fn prepare(control: &UnixStream) -> Step<(Child, UnixStream)> {
     privilege::no_new_privileges()?;
     make_namespaces(plan)?;
     stay_with_supervisor()?;
-    let trees = match opened_as_root {
+    let mut trees = match opened_as_root {
         Some(trees) => trees,
-        None => trees::open(plan, None)?,
+        None => trees::open(plan, Binary::At(trees::own_path(program.as_ref())?))?,
     };
+    layers::lay(&mut trees)?;
     privilege::set_dumpable(DumpableBehavior::NotDumpable)?;
     if plan.network == Net::Loopback {
         loopback::up()?;
@@ -203,6 +205,7 @@ fn hand_over(
         opened,
         descriptors,
         notes,
+        ..
     } = trees;
     let sent: Vec<BorrowedFd<'_>> = stdio.iter().chain(&descriptors).map(AsFd::as_fd).collect();
     control::send(

@@ -6,9 +6,11 @@
 
 use std::path::{Component, Path, PathBuf};
 
+pub use self::beside::Beside;
 use crate::config::{self, ProcMode};
 use crate::wire::shim::{
-    AGENT_ID, Access, IdMap, Ids, Limits, Mount, Net, OWN_INSIDE, Seccomp, ShimPlan, Source,
+    AGENT_ID, Access, IdMap, Ids, Layer, Layering, Limits, Mount, Net, OWN_INSIDE, Seccomp,
+    ShimPlan, Source,
 };
 
 /// Where the session's home is inside.
@@ -47,7 +49,8 @@ pub struct WallsRequest<'a> {
     pub profile: &'a config::Sandbox,
     /// What the agent reaches.
     pub network: config::Network,
-    /// Ports inside that the supervisor listens on, with [`config::Network::Routes`].
+    /// Ports inside that the supervisor listens on, with [`config::Network::Routes`] and
+    /// [`config::Network::Proxy`].
     pub listen: Vec<u16>,
     /// Who the agent is outside.
     pub ids: Ids,
@@ -57,11 +60,19 @@ pub struct WallsRequest<'a> {
     pub home: Option<Tree>,
     /// The workspace; `None`: one in memory, for a probe.
     pub workspace: Option<Tree>,
+    /// What takes everything that is written in the workspace, which then is never written itself: a
+    /// directory of ours with an `upper` and a `work` in it, and its owner on disk.
+    pub over: Option<Over>,
     /// More to be seen read-only: path outside, path inside.
     pub extra_ro: Vec<(PathBuf, String)>,
+    /// Further trees, and what of the workspace is seen.
+    pub beside: Beside,
     /// Whether the supervisor may have helpers of its own started inside.
     pub door: bool,
 }
+
+/// A directory of ours that takes what is written in another, and its owner on disk: uid and gid.
+pub type Over = (PathBuf, (u32, u32));
 
 /// A directory of the host that the agent gets as its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -124,6 +135,8 @@ pub const fn limits_of(profile: &config::Sandbox) -> Limits {
     Limits {
         nofile: profile.nofile,
         fsize: profile.fsize,
+        nproc: None,
+        group: profile.group,
     }
 }
 
@@ -139,7 +152,9 @@ pub const fn probe_request(profile: &config::Sandbox, ids: Ids) -> WallsRequest<
         hostname: "probe",
         home: None,
         workspace: None,
+        over: None,
         extra_ro: Vec::new(),
+        beside: Beside::none(),
         door: false,
     }
 }
@@ -164,9 +179,15 @@ pub fn plan(request: &WallsRequest<'_>) -> Result<ShimPlan, PlanError> {
     mounts.push(proc(request.profile.proc_mode));
     etc(request, &mut mounts)?;
     mounts.push(read_only(Source::OwnBinary, MARSHAL, false));
-    for (tree, target) in [(&request.home, HOME), (&request.workspace, WORKSPACE)] {
+    for (tree, target, over) in [
+        (&request.home, HOME, None),
+        (&request.workspace, WORKSPACE, request.over.as_ref()),
+    ] {
+        if target == WORKSPACE && beside::is_slice(request, &mut mounts)? {
+            continue;
+        }
         mounts.push(match tree {
-            Some(tree) => own_tree(tree, target, request.ids)?,
+            Some(tree) => overlay(tree, over, target, request.ids)?,
             None => Mount::Tmpfs {
                 target: target.to_owned(),
                 bytes: request.profile.tmp_bytes,
@@ -179,14 +200,17 @@ pub fn plan(request: &WallsRequest<'_>) -> Result<ShimPlan, PlanError> {
         absolute(Path::new(inside))?;
         mounts.push(read_only(Source::Path(absolute(outside)?), inside, false));
     }
+    beside::add(request, &mut mounts)?;
     Ok(ShimPlan {
         ids: request.ids,
         network: match request.network {
-            config::Network::None | config::Network::Routes => Net::Loopback,
+            config::Network::None | config::Network::Routes | config::Network::Proxy => {
+                Net::Loopback
+            }
             config::Network::Host => Net::Host,
         },
         listen: match request.network {
-            config::Network::Routes => request.listen.clone(),
+            config::Network::Routes | config::Network::Proxy => request.listen.clone(),
             config::Network::None | config::Network::Host => Vec::new(),
         },
         hostname: hostname(request.hostname),
@@ -413,6 +437,39 @@ fn own_tree(tree: &Tree, target: &str, ids: Ids) -> Result<Mount, PlanError> {
     })
 }
 
+/// A writable view over a tree.
+fn overlay(tree: &Tree, over: Option<&Over>, target: &str, ids: Ids) -> Result<Mount, PlanError> {
+    let Some((upper, owner)) = over else {
+        return own_tree(tree, target, ids);
+    };
+    let layer = |path: &Path, owner: (u32, u32), expect| -> Result<Layer, PlanError> {
+        Ok(Layer {
+            path: absolute(path)?,
+            idmap: layer_map(owner, ids),
+            expect,
+        })
+    };
+    Ok(Mount::Overlay {
+        target: target.to_owned(),
+        layers: Box::new(Layering {
+            lower: layer(&tree.path, tree.owner, tree.identity)?,
+            upper: layer(upper, *owner, None)?,
+        }),
+    })
+}
+
+/// The map of an overlay's directory. Root's own tree may be mapped here: whatever is written becomes
+/// a file of the slot's, in the other directory.
+fn layer_map(owner: (u32, u32), ids: Ids) -> Option<IdMap> {
+    let (uid, gid) = owner;
+    let is_mapped = matches!(ids, Ids::Root { .. }) && owner != ids.outside();
+    is_mapped.then_some(IdMap {
+        uid,
+        gid,
+        or_plain: false,
+    })
+}
+
 fn absolute(path: &Path) -> Result<String, PlanError> {
     let mut parts = path.components();
     let is_plain = parts.next() == Some(Component::RootDir)
@@ -429,5 +486,6 @@ fn absolute(path: &Path) -> Result<String, PlanError> {
     })
 }
 
+mod beside;
 #[cfg(test)]
 mod tests;

@@ -124,7 +124,8 @@ pub(super) fn limit(limits: Limits) -> Step {
         (Resource::Fsize, limits.fsize),
         (Resource::Core, 0),
     ];
-    for (resource, wanted) in wanted {
+    let processes = limits.nproc.map(|nproc| (Resource::Nproc, nproc));
+    for (resource, wanted) in wanted.into_iter().chain(processes) {
         let hard = rustix::process::getrlimit(resource).maximum;
         let value = hard.map_or(wanted, |hard| hard.min(wanted));
         rustix::process::setrlimit(

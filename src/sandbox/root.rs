@@ -99,6 +99,9 @@ impl Root {
             (Mount::Tree { target, access, .. }, Opened::Tree { is_dir }, Some(tree)) => {
                 self.place(&tree, target, *is_dir, seal_of(*access))
             }
+            (Mount::Overlay { target, .. }, Opened::Tree { is_dir }, Some(tree)) => {
+                self.place(&tree, target, *is_dir, seal_of(Access::Rw))
+            }
             (Mount::Mirror { path }, Opened::Tree { is_dir }, Some(tree)) => {
                 self.place(&tree, path, *is_dir, seal_of(Access::Ro))
             }
@@ -131,6 +134,7 @@ impl Root {
                 ..,
             ) => self.proc(*pid_only, covered, read_only),
             (Mount::Dir { target }, ..) => self.point(target, true).map(drop),
+            (Mount::Hidden { target }, ..) => self.hide(target),
             (Mount::File { target, text }, ..) => self.file(target, text),
             (Mount::Link { target, to }, ..) => self.link(target, to),
             _ => Err(failure(Stage::Shim, "the opened trees do not fit the plan")),
@@ -320,6 +324,8 @@ impl Root {
         Ok(())
     }
 }
+
+mod hidden;
 
 const fn seal_of(access: Access) -> MountFlags {
     match access {

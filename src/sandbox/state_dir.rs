@@ -22,6 +22,7 @@ use super::workspace::Root;
 /// The subdirectories, each 0700.
 const HOMES: &str = "homes";
 const COPIES: &str = "copies";
+const OVERLAYS: &str = "overlays";
 const LOCAL: &str = "local";
 const LOCK: &str = "lock";
 
@@ -162,6 +163,7 @@ pub struct StateDir {
     root: Root,
     homes: Root,
     copies: Root,
+    overlays: Root,
     _lock: OwnedFd,
 }
 
@@ -207,12 +209,13 @@ impl StateDir {
             subdirectory(dir, name, &below)?;
             root_at(dir, name, &below)
         };
-        let (homes, copies) = (sub(HOMES)?, sub(COPIES)?);
+        let (homes, copies, overlays) = (sub(HOMES)?, sub(COPIES)?, sub(OVERLAYS)?);
         subdirectory(dir, LOCAL, &path.join(LOCAL))?;
         Ok(Self {
             root: root_at(dir, ".", &path)?,
             homes,
             copies,
+            overlays,
             path,
             _lock: lock,
         })
@@ -242,6 +245,12 @@ impl StateDir {
         &self.copies
     }
 
+    /// `STATE/overlays`.
+    #[must_use]
+    pub fn overlays(&self) -> &Root {
+        &self.overlays
+    }
+
     /// Refuses a workspace that this state directory is inside of, or is, or contains.
     ///
     /// # Errors
@@ -257,6 +266,40 @@ impl StateDir {
             other => other,
         }
     }
+}
+
+/// `STATE/overlays` of a state directory that somebody else may hold, and those of its `--local`
+/// runs; none of a state directory that is not there.
+///
+/// # Errors
+/// As [`StateDir::open`], but for those of workspaces and of the lock.
+pub fn overlays_beside(path: &Path) -> Result<Vec<Root>, StateError> {
+    if path.symlink_metadata().is_err() {
+        return Ok(Vec::new());
+    }
+    let (path, dir) = settle(path)?;
+    let mut found = Vec::new();
+    let mut add = |dir: &OwnedFd, path: &Path| -> Result<(), StateError> {
+        let below = path.join(OVERLAYS);
+        match open_private(dir, OsStr::new(OVERLAYS), &below) {
+            Ok(_) => found.push(root_at(dir, OVERLAYS, &below)?),
+            Err(StateError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    };
+    add(&dir, &path)?;
+    let local = path.join(LOCAL);
+    let runs = match std::fs::read_dir(&local) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(found),
+        runs => runs.map_err(io_error("list", &local))?,
+    };
+    for run in runs {
+        let at = run.map_err(io_error("list", &local))?.path();
+        let dir = open_private(rustix::fs::CWD, at.as_os_str(), &at)?;
+        add(&dir, &at)?;
+    }
+    Ok(found)
 }
 
 /// The directories of `--local` runs whose lock nobody holds, with the time of their last start.

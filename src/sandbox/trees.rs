@@ -6,13 +6,14 @@
 
 use std::fs;
 use std::io::ErrorKind;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 
 use rustix::fs::{CWD, FileType};
 use rustix::mount::OpenTreeFlags;
 
 use super::fail::{At, Step, failure};
-use super::{control, idmap};
+use super::layers::Held;
+use super::{control, idmap, layers};
 use crate::wire::shim::{IdMap, Ids, Mount, Opened, ShimPlan, Source, Stage};
 
 /// What was opened.
@@ -23,25 +24,66 @@ pub(super) struct Trees {
     pub(super) descriptors: Vec<OwnedFd>,
     /// What an operator should know.
     pub(super) notes: Vec<String>,
+    /// Overlays that are not made yet: their descriptor is still the lower directory's.
+    pub(super) overlays: Vec<Held>,
+    /// The id maps that were needed so far.
+    pub(super) maps: idmap::Maps,
 }
 
-/// The binary that runs here, opened by the link of its process. That link leads into the mounts
-/// that the process was started in, so it must be opened before they are left.
-pub(super) fn own_binary() -> Step<OwnedFd> {
-    const EXE: &str = "/proc/self/exe";
-    rustix::mount::open_tree(CWD, EXE, FLAGS).on(Stage::Mount, "open", EXE)
+const EXE: &str = "/proc/self/exe";
+
+/// The supervisor's binary, which the walls show.
+pub(super) enum Binary {
+    /// It is open already.
+    Tree(OwnedFd),
+    /// Its path.
+    At(String),
+}
+
+/// The supervisor's binary as a tree: what it handed over, else what runs here. The link of a
+/// process leads into the mounts that it was started in, so it must be opened before they are left:
+/// and through it also below a directory that nobody else can enter, or after the file was replaced.
+pub(super) fn own_binary(handed: Option<&OwnedFd>) -> Step<OwnedFd> {
+    match handed {
+        Some(file) => {
+            let flags = FLAGS.union(OpenTreeFlags::AT_EMPTY_PATH);
+            rustix::mount::open_tree(file, "", flags).at(Stage::Mount, "open the supervisor's file")
+        }
+        None => rustix::mount::open_tree(CWD, EXE, FLAGS).on(Stage::Mount, "open", EXE),
+    }
+}
+
+/// The path of the supervisor's binary.
+pub(super) fn own_path(handed: Option<&OwnedFd>) -> Step<String> {
+    let link = match handed {
+        Some(file) => format!("/proc/self/fd/{}", file.as_raw_fd()),
+        None => EXE.to_owned(),
+    };
+    let path = fs::read_link(&link).on(Stage::Mount, "read", &link)?;
+    path.into_os_string()
+        .into_string()
+        .map_err(|path| crate::wire::shim::Failure {
+            path: Some(path.to_string_lossy().into_owned()),
+            ..failure(Stage::Mount, "the path of this binary is not UTF-8:")
+        })
 }
 
 const FLAGS: OpenTreeFlags = OpenTreeFlags::OPEN_TREE_CLONE
     .union(OpenTreeFlags::OPEN_TREE_CLOEXEC)
     .union(OpenTreeFlags::AT_RECURSIVE);
 
-/// Opens every tree of the plan. `binary` is this program, if it is open already.
-pub(super) fn open(plan: &ShimPlan, mut binary: Option<OwnedFd>) -> Step<Trees> {
+/// Opens every tree of the plan. `binary` is the supervisor's.
+pub(super) fn open(plan: &ShimPlan, binary: Binary) -> Step<Trees> {
+    let (mut tree, path_of_binary) = match binary {
+        Binary::Tree(tree) => (Some(tree), EXE.to_owned()),
+        Binary::At(path) => (None, path),
+    };
     let mut trees = Trees {
         opened: Vec::new(),
         descriptors: Vec::new(),
         notes: Vec::new(),
+        overlays: Vec::new(),
+        maps: idmap::Maps::default(),
     };
     for mount in &plan.mounts {
         let opened = match mount {
@@ -53,20 +95,24 @@ pub(super) fn open(plan: &ShimPlan, mut binary: Option<OwnedFd>) -> Step<Trees> 
                 ..
             } => {
                 if *source == Source::OwnBinary
-                    && let Some(tree) = binary.take()
+                    && let Some(tree) = tree.take()
                 {
                     trees.descriptors.push(tree);
                     trees.opened.push(Opened::Tree { is_dir: false });
                     continue;
                 }
-                let path = path_of(source, plan.ids)?;
+                let path = match source {
+                    Source::Path(path) => path,
+                    Source::OwnBinary => &path_of_binary,
+                };
                 let wanted = Wanted {
                     optional: *optional,
                     map: *idmap,
                     identity: *expect,
                 };
-                trees.tree(&path, wanted, plan.ids)?
+                trees.tree(path, wanted, plan.ids)?
             }
+            Mount::Overlay { layers, .. } => layers::open(&mut trees, layers, plan.ids)?,
             Mount::Mirror { path } => trees.mirror(path, plan.ids)?,
             _ => Opened::Nothing,
         };
@@ -80,25 +126,6 @@ pub(super) fn open(plan: &ShimPlan, mut binary: Option<OwnedFd>) -> Step<Trees> 
         ));
     }
     Ok(trees)
-}
-
-fn path_of(source: &Source, ids: Ids) -> Step<String> {
-    const EXE: &str = "/proc/self/exe";
-    match (source, ids) {
-        (Source::Path(path), _) => Ok(path.clone()),
-        // Before the namespaces are made the link itself leads there, even below a directory that
-        // nobody else can enter, or after the file was replaced.
-        (Source::OwnBinary, Ids::Root { .. }) => Ok(EXE.to_owned()),
-        (Source::OwnBinary, Ids::Own { .. }) => {
-            let path = fs::read_link(EXE).on(Stage::Mount, "read", EXE)?;
-            path.into_os_string()
-                .into_string()
-                .map_err(|path| crate::wire::shim::Failure {
-                    path: Some(path.to_string_lossy().into_owned()),
-                    ..failure(Stage::Mount, "the path of this binary is not UTF-8:")
-                })
-        }
-    }
 }
 
 /// What is known of a tree before it is opened.
@@ -127,7 +154,7 @@ impl Trees {
             });
         }
         if let Some(map) = wanted.map {
-            match idmap::apply(&tree, map, ids.outside()) {
+            match idmap::apply(&tree, map, ids.outside(), &mut self.maps) {
                 Ok(()) => {}
                 Err(refused) if map.or_plain => self.notes.push(format!(
                     "{path:?} is shown with the owners it has on disk: its file system cannot be \

@@ -6,6 +6,7 @@
 
 pub mod range;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
@@ -15,6 +16,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
+use crate::config::UidRange;
 use crate::limits;
 use crate::model::Foreign;
 
@@ -167,12 +169,66 @@ impl HeldBlock {
     }
 }
 
-/// Takes the first free block of `count` ids (from 1), for a supervisor that runs as root.
+/// The uids of all slots: a block for each range that a profile names.
+#[derive(Debug)]
+pub struct SlotUids {
+    blocks: BTreeMap<UidRange, HeldBlock>,
+}
+
+impl SlotUids {
+    /// Takes a block of `count` ids (from 1) for each of `ranges`; doubles are one.
+    ///
+    /// # Errors
+    /// The first range that has none.
+    pub fn take(
+        sources: &Sources,
+        count: u32,
+        ranges: impl IntoIterator<Item = UidRange>,
+    ) -> Result<Self, UidError> {
+        Self::take_behind(sources, count, ranges.into_iter().map(|range| (range, 0)))
+    }
+
+    /// The same, each range with so many ids below its block that are held too and given to nobody;
+    /// of doubles the highest counts. See [`take_behind`].
+    ///
+    /// # Errors
+    /// The first range that has none.
+    pub fn take_behind(
+        sources: &Sources,
+        count: u32,
+        ranges: impl IntoIterator<Item = (UidRange, u32)>,
+    ) -> Result<Self, UidError> {
+        let mut before: BTreeMap<UidRange, u32> = BTreeMap::new();
+        for (range, below) in ranges {
+            let known = before.entry(range).or_default();
+            *known = below.max(*known);
+        }
+        let mut blocks = BTreeMap::new();
+        for (range, below) in before {
+            blocks.insert(range, take_behind(sources, below, count, range)?);
+        }
+        Ok(Self { blocks })
+    }
+
+    /// The uid, and gid, of a slot by its number in the fleet, from 0, with a profile that names
+    /// this range; `None` beyond the block.
+    #[must_use]
+    pub fn uid(&self, range: UidRange, slot_number: u32) -> Option<u32> {
+        self.blocks.get(&range)?.block().uid(slot_number)
+    }
+}
+
+/// Takes the first free block of `count` ids (from 1), for a supervisor that runs as root, in the
+/// range that was chosen.
 ///
 /// Each block is a file in `sources.held`, named by its first id, locked by its holder and with
 /// the number of its ids as content. A lock on the directory makes looking and taking one step.
-pub fn take(sources: &Sources, count: u32) -> Result<HeldBlock, UidError> {
-    let ranges = range::choose(&sources.accounts()?, count)?;
+pub fn take(sources: &Sources, count: u32, wanted: UidRange) -> Result<HeldBlock, UidError> {
+    let accounts = sources.accounts()?;
+    let ranges = match wanted {
+        UidRange::Auto => range::choose(&accounts, count)?,
+        UidRange::Ids { first, last } => vec![range::chosen(&accounts, first, last, count)?],
+    };
     let dir = open_held(&sources.held)?;
     lock_directory(&dir, &sources.held)?;
     let taken = taken(&dir, &sources.held)?;
@@ -194,8 +250,13 @@ pub fn take(sources: &Sources, count: u32) -> Result<HeldBlock, UidError> {
 
 /// The same with `before` ids below the block that are held too and given to nobody: what a
 /// container engine needs, which maps one range from 0 to the agent's own id.
-pub fn take_behind(sources: &Sources, before: u32, count: u32) -> Result<HeldBlock, UidError> {
-    let mut held = take(sources, before.saturating_add(count))?;
+pub fn take_behind(
+    sources: &Sources,
+    before: u32,
+    count: u32,
+    wanted: UidRange,
+) -> Result<HeldBlock, UidError> {
+    let mut held = take(sources, before.saturating_add(count), wanted)?;
     held.block = Block {
         first: held.block.first.saturating_add(before),
         count,
@@ -340,7 +401,7 @@ mod tests {
     }
 
     fn first(sources: &Sources, count: u32) -> Result<(u32, HeldBlock), UidError> {
-        take(sources, count).map(|held| (held.block().first, held))
+        take(sources, count, UidRange::Auto).map(|held| (held.block().first, held))
     }
 
     #[test]
@@ -380,12 +441,46 @@ mod tests {
     #[test]
     fn what_is_held_below_a_block_is_nobody_elses() {
         let (_dir, sources) = sources("marshal:700000:2000\n");
-        let behind = take_behind(&sources, 1000, 10).unwrap();
+        let behind = take_behind(&sources, 1000, 10, UidRange::Auto).unwrap();
         assert_eq!(behind.block().uid(0), Some(701_000));
         assert_eq!(behind.block().uid(10), None);
         let (next, _held) = first(&sources, 10).unwrap();
         assert_eq!(next, 701_010);
-        assert!(take_behind(&sources, 1000, 10).is_err(), "980 are left");
+        assert!(
+            take_behind(&sources, 1000, 10, UidRange::Auto).is_err(),
+            "980 are left"
+        );
+    }
+
+    #[test]
+    fn a_range_that_one_profile_needs_more_room_below_has_it_for_all() {
+        let (_dir, sources) = sources("marshal:700000:2000\n");
+        let ranges = [(UidRange::Auto, 0), (UidRange::Auto, 1000)];
+        let uids = SlotUids::take_behind(&sources, 10, ranges).unwrap();
+        assert_eq!(uids.uid(UidRange::Auto, 0), Some(701_000));
+    }
+
+    #[test]
+    fn profiles_with_the_same_range_share_a_block_and_others_do_not() {
+        let (_dir, sources) = sources("marshal:700000:100\n");
+        let own = UidRange::Ids {
+            first: 800_000,
+            last: 800_009,
+        };
+        let uids = SlotUids::take(&sources, 10, [UidRange::Auto, own, UidRange::Auto]).unwrap();
+        assert_eq!(uids.uid(UidRange::Auto, 3), Some(700_003));
+        assert_eq!(uids.uid(own, 3), Some(800_003));
+        assert_eq!(uids.uid(own, 10), None);
+        let other = UidRange::Ids {
+            first: 1000,
+            last: 1009,
+        };
+        assert_eq!(uids.uid(other, 3), None);
+        // The same range again has no ten that are free.
+        let error = take(&sources, 10, own).expect_err("held");
+        assert!(matches!(error, UidError::NoFreeBlock { .. }), "{error}");
+        let error = take(&sources, 11, own).expect_err("too few");
+        assert!(error.to_string().contains("fewer than the 11"), "{error}");
     }
 
     #[test]
@@ -393,7 +488,7 @@ mod tests {
         let (_dir, sources) = sources("marshal:700000:1000\n");
         let taken = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..8)
-                .map(|_| scope.spawn(|| take(&sources, 100)))
+                .map(|_| scope.spawn(|| take(&sources, 100, UidRange::Auto)))
                 .collect();
             let all = threads
                 .into_iter()

@@ -15,6 +15,7 @@ use super::meters::{PoolMeters, counter, gauge, histogram};
 use super::names::{self, CATALOGUE, Kind, Metric, Source, Values};
 use super::page::{self, Build, ProcessStats, SlotSample};
 use super::sets;
+use super::usage_page::{self, Usages};
 use crate::model::{DecidedBy, Decision, PoolName};
 
 /// Why there are no metrics.
@@ -79,13 +80,19 @@ impl Exporter {
     /// The page, in the Prometheus text format 0.0.4: aggregates, then what is written by hand.
     /// `slots` in the order of pools and numbers.
     #[must_use]
-    pub fn render(&self, process: Option<&ProcessStats>, slots: &[SlotSample<'_>]) -> String {
+    pub fn render(
+        &self,
+        process: Option<&ProcessStats>,
+        slots: &[SlotSample<'_>],
+        usages: &Usages,
+    ) -> String {
         let mut out = self.handle.render();
         page::build(&mut out, &self.build);
         if let Some(process) = process {
             page::process(&mut out, process);
         }
         page::slots(&mut out, slots);
+        usage_page::usages(&mut out, usages);
         page::series(&mut out, self.series.load(Ordering::Relaxed));
         let series = out.lines().filter(|l| !l.is_empty() && !l.starts_with('#'));
         self.series.store(series.count() as u64, Ordering::Relaxed);

@@ -11,7 +11,9 @@ pub mod meters;
 pub mod names;
 pub mod page;
 pub mod sets;
+mod usage_page;
 
 pub use exporter::{Exporter, InstallError};
 pub use meters::PoolMeters;
 pub use page::{Build, ProcessStats, SlotSample};
+pub use usage_page::{SlotUse, StallSeconds, Usages};

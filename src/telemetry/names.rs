@@ -210,6 +210,25 @@ catalogue!(
         "Children judged hung, by kind.";
     SANDBOX_FAILURES = Recorder Counter, "marshal_sandbox_failures_total", [POOL, closed("stage", sets::sandbox_stages)],
         "Sandbox set-up failures by stage.";
+    SANDBOX_DEGRADED = Recorder Counter, "marshal_sandbox_degraded_total", [POOL, closed("feature", sets::weaknesses)],
+        "Children started with walls that lack a layer, by what they lack.";
+
+    SLOT_CPU = Page Counter, "marshal_slot_cpu_seconds_total", [POOL, SLOT],
+        "CPU time of the slot's children with everything that they started.";
+    SLOT_MEMORY = Page Gauge, "marshal_slot_memory_bytes", [POOL, SLOT, closed("kind", sets::memory_kinds)],
+        "Memory of the slot's child with everything that it started, by kind.";
+    SLOT_MEMORY_LIMIT = Page Gauge, "marshal_slot_memory_limit_bytes", [POOL, SLOT],
+        "Memory limit of the slot's child, where a control group holds one.";
+    SLOT_OOM_KILLS = Page Counter, "marshal_slot_oom_kills_total", [POOL, SLOT],
+        "Processes of the slot's children that the kernel killed for memory.";
+    SLOT_PROCESSES = Page Gauge, "marshal_slot_processes", [POOL, SLOT],
+        "Processes and threads of the slot's child, helpers included.";
+    SLOT_PRESSURE = Page Counter, "marshal_slot_pressure_seconds_total", [POOL, SLOT, closed("resource", sets::stalled_on), closed("kind", sets::stall_kinds)],
+        "Time that the slot's children waited for a resource, some of their processes or all.";
+    HOST_PRESSURE = Page Counter, "marshal_host_pressure_seconds_total", [closed("resource", sets::stalled_on), closed("kind", sets::stall_kinds)],
+        "Time that processes of this host waited for a resource, some of them or all.";
+    CGROUP_ERRORS = Recorder Counter, "marshal_cgroup_errors_total", [closed("operation", sets::group_steps)],
+        "Failed operations on control groups, by operation.";
 
     EVENTS = Recorder Counter, "marshal_events_total", [POOL, closed("kind", sets::event_kinds)],
         "Events read from children by kind.";
@@ -259,6 +278,13 @@ catalogue!(
         "Turns that failed because a provider limits requests, by what showed it.";
     POOL_PAUSED = Recorder Gauge, "marshal_pool_paused", [POOL],
         "Whether the pool starts no tasks because a provider limits requests (1).";
+
+    EGRESS_CONNECTIONS_TOTAL = Recorder Counter, "marshal_egress_connections_total", [POOL, closed("result", sets::egress_results)],
+        "Connections from sandboxes to the egress proxy that ended or were refused, by result.";
+    EGRESS_CONNECTIONS = Recorder Gauge, "marshal_egress_connections", [POOL],
+        "Open connections from sandboxes to the egress proxy.";
+    EGRESS_BYTES = Recorder Counter, "marshal_egress_bytes_total", [POOL, closed("direction", sets::egress_directions)],
+        "Bytes that passed the egress proxy.";
 
     PERMISSION_REQUESTS = Recorder Counter, "marshal_permission_requests_total", [POOL, closed("tool_class", sets::tool_classes), closed("decision", sets::verdicts), closed("decided_by", sets::deciders)],
         "Permission requests by decision and by who decided.";

@@ -53,7 +53,7 @@ pub struct SlotSample<'a> {
 
 // Writing to a String cannot fail, so results of write! are dropped in this file.
 
-fn header(out: &mut String, metric: &Metric) {
+pub(super) fn header(out: &mut String, metric: &Metric) {
     let (name, help, kind) = (metric.name, metric.help, metric.kind.word());
     let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
 }

@@ -1,7 +1,7 @@
 //! The closed sets that label values come from, where `model` does not have them already.
 
 use crate::model::{DecidedBy, Decision, EventKind, ExitClass, SlotState, TaskOutcome};
-use crate::model::{TurnOutcome, words};
+use crate::model::{TurnOutcome, Weakness, words};
 
 words!(
     /// What became of the start of a process; whether it then completed its handshake is told by
@@ -13,6 +13,8 @@ words!(
         ExecFailed = "exec_failed",
         /// The kernel gave no process.
         ForkFailed = "fork_failed",
+        /// Its limits could not be had.
+        CgroupFailed = "cgroup_failed",
         /// The walls could not be built.
         SandboxFailed = "sandbox_failed",
         /// Its workspace or home could not be made.
@@ -137,6 +139,56 @@ words!(
 pub use crate::model::WallStage as SandboxStage;
 
 words!(
+    /// What was being done to a control group when it failed.
+    GroupStep {
+        /// Making it.
+        Create = "create",
+        /// Putting a process into it.
+        Attach = "attach",
+        /// Setting a limit.
+        Limit = "limit",
+        /// Killing what is in it.
+        Kill = "kill",
+        /// Removing it.
+        Remove = "remove",
+    }
+);
+
+words!(
+    /// What a process of a child has of memory.
+    MemoryKind {
+        /// What is its own, files not counted.
+        Rss = "rss",
+        /// All but what could be dropped at once.
+        WorkingSet = "working_set",
+        /// What is swapped out.
+        Swap = "swap",
+    }
+);
+
+words!(
+    /// What somebody waited for.
+    StalledOn {
+        /// A processor.
+        Cpu = "cpu",
+        /// Memory.
+        Memory = "memory",
+        /// A disk.
+        Io = "io",
+    }
+);
+
+words!(
+    /// How many waited.
+    StallKind {
+        /// Some of them.
+        Some = "some",
+        /// All of them at once.
+        Full = "full",
+    }
+);
+
+words!(
     /// Why a policy could not be evaluated; such a request is denied.
     EvaluationError {
         /// The request has not the shape that the extractor knows.
@@ -228,6 +280,18 @@ words!(
     }
 );
 
+pub use crate::model::EgressResult;
+
+words!(
+    /// Where the bytes of a connection to a host outside go.
+    EgressDirection {
+        /// Out of the sandbox.
+        Sent = "sent",
+        /// Into it.
+        Received = "received",
+    }
+);
+
 words!(
     /// By what a limit of a provider was recognised.
     LimitSign {
@@ -287,6 +351,16 @@ lists!(
     queue_refusals = QueueRefusal;
     /// [`SandboxStage`]
     sandbox_stages = SandboxStage;
+    /// [`Weakness`]
+    weaknesses = Weakness;
+    /// [`GroupStep`]
+    group_steps = GroupStep;
+    /// [`MemoryKind`]
+    memory_kinds = MemoryKind;
+    /// [`StalledOn`]
+    stalled_on = StalledOn;
+    /// [`StallKind`]
+    stall_kinds = StallKind;
     /// [`EvaluationError`]
     evaluation_errors = EvaluationError;
     /// [`TokenType`]
@@ -297,6 +371,10 @@ lists!(
     route_codes = RouteCode;
     /// [`RouteTokens`]
     route_tokens = RouteTokens;
+    /// [`EgressResult`]
+    egress_results = EgressResult;
+    /// [`EgressDirection`]
+    egress_directions = EgressDirection;
     /// [`LimitSign`]
     limit_signs = LimitSign;
     /// [`ActorKind`]

@@ -19,6 +19,20 @@ pub enum Engine {
     Container(Container),
 }
 
+impl Engine {
+    /// Whether its walls are a container's.
+    #[must_use]
+    pub const fn is_container(&self) -> bool {
+        matches!(self, Self::Container(_))
+    }
+
+    /// Whether the users inside are those of the host: docker has no map for one container.
+    #[must_use]
+    pub fn has_no_user_namespace(&self) -> bool {
+        matches!(self, Self::Container(container) if container.flavour == Flavour::Docker)
+    }
+}
+
 /// Which command line a container engine understands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -39,7 +53,10 @@ pub struct Container {
     pub program: Vec<String>,
     /// Its whole environment.
     pub env: Vec<(String, String)>,
-    /// More options of `run`.
+    /// What it may take, where the engine is to hold it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limits: Option<Taken>,
+    /// More options of `run`, which go before all others.
     pub extra: Vec<String>,
     /// The image, by its id: 64 hexadecimal digits.
     pub image: String,
@@ -50,6 +67,20 @@ pub struct Container {
     /// A directory of the supervisor's own where one of the container's may be made, for what it is
     /// shown; absolute. Not used where the helper can mount.
     pub directory: String,
+}
+
+/// What a container with everything in it may take of the host; `None`: not limited.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Taken {
+    /// Processes and threads.
+    pub pids: Option<u32>,
+    /// Memory, in bytes.
+    pub memory: Option<u64>,
+    /// Swap beside it, in bytes.
+    pub swap: Option<u64>,
+    /// Time of processors, in thousandths of one.
+    pub cpu_millis: Option<u32>,
 }
 
 /// What a helper ends with that could not remove its container.

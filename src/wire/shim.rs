@@ -11,10 +11,13 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::engine::Engine;
 use crate::limits;
-use crate::model::ExitStatus;
+use crate::model::{ExitStatus, GroupLimits};
 
 /// The version of these messages; both ends must have the same.
 pub const VERSION: u32 = 1;
+
+/// Which build this is. The words stand as such in the file of every binary of this build.
+pub const BUILD: &str = concat!("marshal-shim of build ", env!("MARSHAL_BUILD"), ".");
 
 /// The name (argv[0]) under which the binary starts as the sandbox's outer helper.
 pub const ARG0_OUTER: &str = "marshal-sandbox";
@@ -30,6 +33,13 @@ pub const ARG0_ENGINE: &str = "marshal-engine";
 pub const ARG0_ENTRY: &str = "/run/marshal/entry";
 /// The name under which pid 1 starts the process that reads or writes one file.
 pub const ARG0_FILES: &str = "marshal-files";
+/// The name under which the binary starts as a probe of what a host has.
+pub const ARG0_PROBE: &str = "marshal-probe";
+
+/// The name under which the binary starts as the janitor of a supervisor's groups.
+pub const ARG0_JANITOR: &str = "marshal-janitor";
+/// The name under which the binary reads what was written over a workspace, as its owner.
+pub const ARG0_UPPER: &str = "marshal-upper";
 
 /// What the door of a sandbox is told to start: a leash, for a command of the agent's.
 pub const DOOR_LEASH: u8 = b't';
@@ -44,6 +54,10 @@ pub const MARKER: &str = "MARSHAL_MARKER";
 
 /// The user inside the walls, and its group: `agent`.
 pub const AGENT_ID: u32 = 1000;
+
+mod layers;
+
+pub use layers::{Layers, Seccomp};
 
 pub use crate::model::WallStage as Stage;
 
@@ -83,6 +97,10 @@ pub struct Start {
     /// Who puts the walls up, if not the helper itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub engine: Option<Engine>,
+    /// Whether the helper is another binary than the supervisor: then the supervisor's own, which
+    /// is what the walls show as [`Source::OwnBinary`], is one descriptor more, the last.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub program_beside: bool,
 }
 
 /// What to run, inside the walls if there are any.
@@ -108,13 +126,20 @@ pub struct Limits {
     pub nofile: u64,
     /// RLIMIT_FSIZE, in bytes.
     pub fsize: u64,
+    /// RLIMIT_NPROC, where it counts nobody else's processes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nproc: Option<u64>,
+    /// What all of them may take together. That is not a helper's business: its supervisor puts it
+    /// where this holds before it is told anything.
+    #[serde(skip)]
+    pub group: GroupLimits,
 }
 
 /// The walls, as data: made by `sandbox::plan`, executed by the shim in this order: ids,
 /// namespaces, network, host name, mounts, limits, capabilities, Landlock, seccomp, program.
 ///
 /// Layers that do not exist yet have their place here and nothing claims them: the cgroup is
-/// entered by the supervisor before [`Start`] is sent; an overlay is one more [`Mount`]; egress is one more [`Net`].
+/// entered by the supervisor before [`Start`] is sent; egress is one more [`Net`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ShimPlan {
@@ -138,29 +163,6 @@ pub struct ShimPlan {
     pub landlock_min_abi: u8,
     /// The filter of system calls.
     #[serde(default)]
-    pub seccomp: Seccomp,
-}
-
-/// The filter of system calls that everything inside wears.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Seccomp {
-    /// The built-in allow-list.
-    #[default]
-    BuiltIn,
-    /// The profile in this file of the host (OCI form), instead of the built-in one.
-    File(String),
-    /// None.
-    Off,
-}
-
-/// Which walls stand, beside those without which nothing runs.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Layers {
-    /// The ABI of Landlock in force, 0 for none.
-    pub landlock: u8,
-    /// The filter of system calls.
     pub seccomp: Seccomp,
 }
 
@@ -225,6 +227,13 @@ pub enum Mount {
         /// the same path is not what was meant.
         expect: Option<(u64, u64)>,
     },
+    /// A writable view over a directory of the host that itself is never written.
+    Overlay {
+        /// Where.
+        target: String,
+        /// The directory, and the one that takes what is written.
+        layers: Box<Layering>,
+    },
     /// The same as on the host: a symbolic link as that link, a directory read-only, nothing as
     /// nothing.
     Mirror {
@@ -256,6 +265,12 @@ pub enum Mount {
         /// Where.
         target: String,
     },
+    /// Nothing that can be read or written, over the file or directory that is there. What is not
+    /// there, or behind a link, needs no cover.
+    Hidden {
+        /// Where.
+        target: String,
+    },
     /// A small file of the root.
     File {
         /// Where.
@@ -270,6 +285,29 @@ pub enum Mount {
         /// Whereto.
         to: String,
     },
+}
+
+/// What a [`Mount::Overlay`] is made of.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Layering {
+    /// The directory of the host that is seen, without what is mounted below it.
+    pub lower: Layer,
+    /// A directory of ours that holds two, `upper` and `work`: what is written, and the kernel's own
+    /// place beside it.
+    pub upper: Layer,
+}
+
+/// One directory of an overlay.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Layer {
+    /// Where it is on the host.
+    pub path: String,
+    /// Its owner on disk, who becomes the user inside.
+    pub idmap: Option<IdMap>,
+    /// Device and inode that were looked at when the walls were planned.
+    pub expect: Option<(u64, u64)>,
 }
 
 /// Where a tree comes from.
@@ -449,6 +487,11 @@ impl Failure {
             (Stage::Idmap, Some(EINVAL | EOPNOTSUPP | EPERM)) => Some(
                 "this file system cannot be mounted with an id map: use workspace mode \"copy\", \
                  or keep the state directory on another file system",
+            ),
+            (Stage::Overlay, _) => Some(
+                "an overlay cannot be had here: it needs a kernel from 5.19 on, a state directory on a \
+                 file system with extended attributes that is no overlay itself, and a workspace \
+                 without other file systems mounted in it; else use workspace mode \"copy\"",
             ),
             (Stage::Mount, Some(ENOENT)) => {
                 Some("it does not exist on this host: correct the sandbox profile or the path")

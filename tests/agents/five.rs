@@ -72,6 +72,16 @@ printf 'sk-%s-0123456789abcdef\n' real > /tmp/control
 ls -d /proc/[0-9]* | wc -l > probed.txt
 "#;
 
+/// The strictest profile that can be had: with every layer where the supervisor is root, and without
+/// root all but a uid of one's own.
+fn profile() -> &'static str {
+    if rustix::process::geteuid().is_root() {
+        "strict"
+    } else {
+        "standard"
+    }
+}
+
 /// A supervisor with one slot of this agent, whose only way out leads to the model.
 pub(crate) fn drill(kind: &Kind, model: &Model) -> Drill {
     let Kind { name, route, .. } = kind;
@@ -85,6 +95,7 @@ secret   = "env:REHEARSAL_KEY"
 [pool.real]
 agent     = "{name}"
 agent_dir = {:?}
+sandbox   = "{}"
 policy    = "rehearsal"
 session   = "slot"
 workspace = {{ path = "project", mode = "copy" }}
@@ -97,6 +108,7 @@ file = "rehearsal.toml"
 "#,
         model.address,
         dir.display().to_string(),
+        profile(),
     ));
     fs::write(drill.path("rehearsal.toml"), POLICY).expect("a policy");
     let workspace = drill.workspace();
@@ -146,6 +158,7 @@ fn first_life(kind: &Kind, drill: &Drill, model: &Model) {
     assert_eq!(touch["outcome"], "done", "{all}");
     assert!(in_copy(&touch, "made.txt").exists(), "{all}");
     assert_eq!(touch["requests"]["allowed"], u64::from(kind.asks), "{all}");
+    walls_stand(drill, touch["session"].as_str().expect("a session"));
     let session = touch["session"].as_str().expect("a session");
     let calls = events(drill, session, "tool_start");
     let unasked = events(drill, session, "unasked");
@@ -174,6 +187,22 @@ fn first_life(kind: &Kind, drill: &Drill, model: &Model) {
 
     let cancel = result(drill, "first", "cancel");
     assert_eq!(cancel["outcome"], "cancelled", "{all}");
+}
+
+/// Every layer was on, by what the journal says of the child.
+fn walls_stand(drill: &Drill, session: &str) {
+    let started = events(drill, session, "child_started");
+    let walls: Vec<&str> = started[0]["walls"]
+        .as_array()
+        .expect("walls")
+        .iter()
+        .filter_map(Value::as_str)
+        .collect();
+    if profile() == "strict" {
+        assert!(walls.contains(&"uid slot"), "{walls:?}");
+        assert!(walls.contains(&"landlock 6"), "{walls:?}");
+    }
+    assert!(walls.contains(&"seccomp default"), "{walls:?}");
 }
 
 /// The refusal reached the agent, in its own way.

@@ -28,6 +28,7 @@ mod escapes;
 mod first_run;
 mod full_disk;
 mod kill;
+mod limits;
 mod misbehaving;
 mod orders;
 #[allow(dead_code, reason = "the tests of routes use more of it")]
@@ -40,3 +41,4 @@ mod stall;
 mod stress;
 mod survivors;
 mod versions;
+mod worktrees;

@@ -42,7 +42,10 @@ pub(crate) fn logs() -> String {
 
 /// The page of metrics.
 pub(crate) fn page() -> String {
-    EXPORTER.get().expect("installed").render(None, &[])
+    EXPORTER
+        .get()
+        .expect("installed")
+        .render(None, &[], &marshal::telemetry::Usages::default())
 }
 
 fn install() {

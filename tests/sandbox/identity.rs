@@ -101,6 +101,11 @@ async fn helpers_carry_no_variable_but_the_marker() {
     // Outer helper, pid 1, shell, and cat if it is there already.
     assert!(helpers.len() >= 3, "{helpers:?}");
     if is_root() {
+        // From the small binary, which is of the same build and stands beside it.
+        for pid in &helpers[..2] {
+            let program = fs::read_link(format!("/proc/{pid}/exe")).unwrap();
+            assert_eq!(program.file_name().unwrap(), "marshal-shim");
+        }
         for pid in &helpers[..2] {
             let environment = fs::read(format!("/proc/{pid}/environ")).unwrap();
             let expected = format!("MARSHAL_MARKER={}\0", launched.marker);

@@ -8,11 +8,22 @@ use marshal::{launch, sandbox};
 #[path = "../support/children.rs"]
 #[allow(dead_code, reason = "shared with other test binaries")]
 mod children;
+mod doctor;
 mod engine_walls;
 #[path = "../support/engines.rs"]
 mod engines;
+mod escapes;
+mod groups;
 mod identity;
+mod killed;
+mod layers;
+mod limits;
+mod missing;
+mod overlay;
+mod overlay_apply;
+mod overlay_run;
 mod refusals;
+mod trees;
 mod view;
 mod workspace;
 

@@ -69,6 +69,7 @@ impl Host for Machine {
                 stdout: b"checked\n".to_vec(),
                 stderr: Vec::new(),
                 is_cut: false,
+                held: None,
             })
         })
     }
@@ -144,10 +145,13 @@ impl Machine {
                 forced,
                 survivors_killed: 0,
                 survivors_left: 0,
+                over: None,
             });
         });
         Child {
             door: None,
+            limits: String::new(),
+            group: None,
             pid: u32::try_from(number).unwrap_or(0) + 1,
             stdin: to_stdin,
             stdout: from_stdout,
@@ -156,6 +160,7 @@ impl Machine {
             ended,
             notes: Vec::new(),
             listeners: Vec::new(),
+            walls: Vec::new(),
         }
     }
 }

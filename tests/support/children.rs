@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use marshal::config::{self, ProcMode};
 use marshal::launch::{Finished, LaunchPlan, RunError, Spawner, Walls, run_to_end};
+use marshal::model::GroupLimits;
 use marshal::sandbox::{self, Ids, Tree, WallsRequest};
 use marshal::wire::shim::Access;
 
@@ -64,7 +65,8 @@ pub(crate) fn profile() -> config::Sandbox {
         fsize: 1 << 20,
         landlock_min_abi: 0,
         seccomp: config::Seccomp::Default,
-        needs_own_uid: false,
+        demands: config::Demands::default(),
+        group: GroupLimits::NONE,
     }
 }
 

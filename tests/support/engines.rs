@@ -62,6 +62,7 @@ pub(crate) fn container(label: &str, directory: &Path) -> Container {
             ),
             ("HOME".to_owned(), "/root".to_owned()),
         ],
+        limits: None,
         extra: Vec::new(),
         image: image(),
         name: String::new(),

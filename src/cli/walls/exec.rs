@@ -12,12 +12,15 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use super::pump::{self, Ends, Own, Word};
-use super::room::{self, Room};
-use super::{ExecArgs, NO_WALLS};
+use super::room::{self, NoRoom, Room};
+use super::{ExecArgs, NO_WALLS, Reach, ids_to_look_with};
+use crate::cli::doctor::ready::{self, Unready};
 use crate::cli::signals::{Signal, Signals};
 use crate::cli::streams::Streams;
 use crate::config::{Config, HOME_OF_CHILD, OWN_PROGRAM, StopWaits};
-use crate::launch::{self, Ended, KeeperHandle, LaunchPlan, Launched, SpawnError, Spawner, Step};
+use crate::launch::{
+    self, Ended, KeeperHandle, LaunchPlan, Launched, RunError, SpawnError, Spawner, Step,
+};
 use crate::sandbox;
 
 /// Its PATH, unless more is added.
@@ -62,6 +65,7 @@ pub(super) async fn exec(args: &ExecArgs, config: &Config, streams: &mut Streams
     };
     let room = match prepared {
         Ok(room) => room,
+        Err(NoRoom::Walls(error)) => return fail(&blame(args, config, &error).await),
         Err(error) => return fail(&error),
     };
     let launched = tokio::select! {
@@ -70,10 +74,11 @@ pub(super) async fn exec(args: &ExecArgs, config: &Config, streams: &mut Streams
     };
     let launched = match launched {
         Ok(launched) => launched,
-        Err(error) => {
+        Err(error @ (SpawnError::Exec(_) | SpawnError::Unspeakable { .. })) => {
             fail(&error);
             return code_of(&error);
         }
+        Err(error) => return fail(&blame(args, config, &error.into()).await),
     };
     for note in &launched.notes {
         fail(note);
@@ -98,6 +103,14 @@ pub(super) async fn exec(args: &ExecArgs, config: &Config, streams: &mut Streams
         )),
         _ => fail(&"the walls were lost, and the command with them"),
     }
+}
+
+/// Why the walls could not be had: the table of what is missing.
+async fn blame(args: &ExecArgs, config: &Config, error: &RunError) -> Unready {
+    let walls = &args.walls;
+    let own_network = walls.network == Reach::None;
+    let ids = ids_to_look_with();
+    ready::blame_one(config, walls.profile(), ids, own_network, error).await
 }
 
 /// Passes everything through until the command has ended; how it did.

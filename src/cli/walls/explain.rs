@@ -4,17 +4,19 @@
 
 use super::room::{self, NoRoom};
 use super::{Mode, NO_WALLS, WallArgs};
+use crate::cli::doctor::{own_ids, ready};
 use crate::cli::streams::Streams;
 use crate::cli::trust::shown;
-use crate::config::{Config, show_size};
+use crate::config::{Config, OnMissing, Sandbox, Seccomp, show_size};
 use crate::model::foreign;
-use crate::sandbox::{ShimPlan, Tree};
+use crate::sandbox::doctor::Row;
+use crate::sandbox::{Ids, ShimPlan, Tree};
 use crate::wire::shim::{Access, Mount, Net, Source};
 
 /// Prints the plan; gives the exit code.
 pub(super) fn explain(args: &WallArgs, config: &Config, json: bool, streams: &mut Streams) -> u8 {
     let planned = planned(args, config);
-    let (plan, workspace) = match planned {
+    let (plan, workspace, ids) = match planned {
         Ok(planned) => planned,
         Err(error) => {
             streams.err.line(&format!("marshal: {error}"));
@@ -31,15 +33,25 @@ pub(super) fn explain(args: &WallArgs, config: &Config, json: bool, streams: &mu
         }
         return 0;
     }
-    for line in lines(args, &plan, &workspace) {
+    let Some(profile) = config.sandboxes.get(args.profile()) else {
+        return NO_WALLS;
+    };
+    for line in lines(args, profile, &plan, &workspace) {
         streams.out.line(&line);
+    }
+    for row in ready::lacks_here(args.profile(), profile, ids) {
+        streams.out.line(&lack(&row));
     }
     0
 }
 
-fn planned(args: &WallArgs, config: &Config) -> Result<(ShimPlan, String), NoRoom> {
+fn planned(args: &WallArgs, config: &Config) -> Result<(ShimPlan, String, Ids), NoRoom> {
     let wanted = room::look(args, config)?;
-    let (ids, _held) = room::ids(args.launcher)?;
+    // What cannot be had here is explained all the same.
+    let (ids, _held) = match room::ids(wanted.profile, args.launcher) {
+        Err(NoRoom::SharedUid) => (own_ids(), None),
+        ids => ids?,
+    };
     let workspace = match args.mode {
         // It would be made at the start, and belong to the command.
         Mode::Copy => Tree {
@@ -52,11 +64,15 @@ fn planned(args: &WallArgs, config: &Config) -> Result<(ShimPlan, String), NoRoo
     };
     let plan = room::plan(args, &wanted, ids, workspace)?;
     let shown = shown(&wanted.workspace);
-    Ok((plan, shown))
+    Ok((plan, shown, ids))
 }
 
-fn lines(args: &WallArgs, plan: &ShimPlan, workspace: &str) -> Vec<String> {
+fn lines(args: &WallArgs, profile: &Sandbox, plan: &ShimPlan, workspace: &str) -> Vec<String> {
     let (uid, gid) = plan.ids.outside();
+    let whose = match plan.ids {
+        Ids::Root { .. } => "which nobody else has",
+        Ids::Own { .. } => "which is whoever runs this (shared_uid)",
+    };
     let mode = match args.mode {
         Mode::Copy => "in a copy, which is kept below the state directory",
         Mode::Ro => "itself, read-only",
@@ -71,8 +87,8 @@ fn lines(args: &WallArgs, plan: &ShimPlan, workspace: &str) -> Vec<String> {
         None => "in memory, gone at the end".to_owned(),
     };
     let mut lines = vec![
-        format!("profile    {}", args.profile),
-        format!("user       uid and gid 1000 inside, {uid} and {gid} on this host"),
+        format!("profile    {}", args.profile()),
+        format!("user       uid and gid 1000 inside, {uid} and {gid} on this host, {whose}"),
         "namespaces user, mount, pid, ipc, uts, cgroup".to_owned()
             + if plan.network == Net::Loopback {
                 ", network"
@@ -80,6 +96,15 @@ fn lines(args: &WallArgs, plan: &ShimPlan, workspace: &str) -> Vec<String> {
                 ""
             },
         "also       no capabilities, no_new_privs, no further user namespaces".to_owned(),
+        format!(
+            "limits     {} open files, files of at most {}, no core dumps; together {}",
+            profile.nofile,
+            show_size(profile.fsize),
+            together(profile)
+        ),
+        format!("seccomp    {}", seccomp(profile)),
+        format!("landlock   {}", landlock(profile)),
+        format!("if missing {}", on_missing(profile)),
         format!("network    {network}"),
         format!("host name  {}", foreign::show(&plan.hostname, 64)),
         format!("workspace  {workspace}, {mode}, as /workspace"),
@@ -93,6 +118,67 @@ fn lines(args: &WallArgs, plan: &ShimPlan, workspace: &str) -> Vec<String> {
     );
     lines.push("and nothing else of this host's files".to_owned());
     lines
+}
+
+/// What the command may take with everything that it starts.
+fn together(profile: &Sandbox) -> String {
+    let limits = &profile.group;
+    let none = || "any".to_owned();
+    format!(
+        "{} processes, {} of memory, {} of swap, {} of processors (held by: {})",
+        limits.pids.map_or_else(none, |pids| pids.to_string()),
+        limits.memory.map_or_else(none, show_size),
+        limits.swap.map_or_else(none, show_size),
+        limits.cpu_millis.map_or_else(none, |millis| format!(
+            "{}.{:03}",
+            millis / 1000,
+            millis % 1000
+        )),
+        limits.backend
+    )
+}
+
+fn seccomp(profile: &Sandbox) -> String {
+    match &profile.seccomp {
+        Seccomp::Default => "the built-in list of the system calls that are allowed".to_owned(),
+        Seccomp::Off => "off: every system call of this kernel can be made".to_owned(),
+        Seccomp::File(path) => format!("what {} allows", shown(path)),
+    }
+}
+
+fn landlock(profile: &Sandbox) -> String {
+    match profile.landlock_min_abi {
+        0 => "the highest ABI of this kernel, none included".to_owned(),
+        least => format!("the highest ABI of this kernel, at least {least}"),
+    }
+}
+
+/// What becomes of a command where this host lacks a layer.
+fn on_missing(profile: &Sandbox) -> String {
+    let demands = &profile.demands;
+    let words: Vec<&str> = demands
+        .allow_degrade
+        .iter()
+        .map(|word| word.word())
+        .collect();
+    match demands.on_missing {
+        OnMissing::Fail => "nothing runs".to_owned(),
+        OnMissing::Degrade => format!("runs without {}; else nothing runs", words.join(", ")),
+    }
+}
+
+/// What this host lacks of it.
+fn lack(row: &Row) -> String {
+    let found = &row.found;
+    let hint = found.hint.as_deref().map_or_else(String::new, |hint| {
+        format!("; {}", foreign::show(hint, 300))
+    });
+    format!(
+        "here       {} {}: {}{hint}",
+        row.verdict,
+        row.what.feature,
+        foreign::show(&found.said, 200)
+    )
 }
 
 fn told(mount: &Mount, mode: Mode) -> String {
@@ -123,6 +209,12 @@ fn told(mount: &Mount, mode: Mode) -> String {
             let maybe = if *optional { ", if it is there" } else { "" };
             format!("{access}  {}{from}{maybe}", show(target))
         }
+        Mount::Overlay { target, layers } => format!(
+            "overlay    {} on {}, writes to {}",
+            show(&layers.lower.path),
+            show(target),
+            show(&layers.upper.path)
+        ),
         Mount::Mirror { path } => format!("as here    {}", show(path)),
         Mount::Tmpfs {
             target,
@@ -143,6 +235,7 @@ fn told(mount: &Mount, mode: Mode) -> String {
             format!("own        /proc, {what}")
         }
         Mount::Dir { target } => format!("empty      {}", show(target)),
+        Mount::Hidden { target } => format!("hidden     {}", show(target)),
         Mount::File { target, .. } => format!("made       {}", show(target)),
         Mount::Link { target, to } => format!("link       {} -> {}", show(target), show(to)),
     }

@@ -16,10 +16,12 @@ use std::time::Duration;
 use clap::{Args, Subcommand, ValueEnum};
 
 use super::config_file;
+use super::doctor::ready;
 use super::exit::Exit;
 use super::streams::Streams;
 use crate::config::{Config, DEFAULT, Origin, read_duration};
 use crate::limits;
+use crate::sandbox::Ids;
 
 /// What the program ends with when the walls, or what they need, cannot be had: nothing ran then.
 /// 126 and 127 are a command that may not be executed, or is not there, as with other programs that
@@ -43,9 +45,13 @@ pub enum SandboxCommand {
 /// The walls.
 #[derive(Debug, Clone, Args)]
 pub struct WallArgs {
-    /// The profile: standard, or a [sandbox.NAME] of the file named with --config
-    #[arg(long, value_name = "NAME", default_value = "standard")]
-    pub profile: String,
+    /// The profile: standard, strict, or a [sandbox.NAME] of the file named with --config
+    #[arg(value_name = "PROFILE", conflicts_with = "also_profile")]
+    pub named: Option<String>,
+
+    /// The same as PROFILE
+    #[arg(long = "profile", value_name = "NAME")]
+    pub also_profile: Option<String>,
 
     /// The directory that the command works on, seen as /workspace
     #[arg(long, value_name = "DIR", default_value = ".")]
@@ -67,6 +73,19 @@ pub struct WallArgs {
     /// A directory that is its home, writable; without it a home in memory, gone at the end
     #[arg(long, value_name = "DIR")]
     pub home: Option<PathBuf>,
+}
+
+impl WallArgs {
+    /// The profile's name.
+    fn profile(&self) -> &str {
+        let named = self.named.as_deref().or(self.also_profile.as_deref());
+        named.unwrap_or("standard")
+    }
+}
+
+/// Who a command would be, for looking at what this host has.
+fn ids_to_look_with() -> Ids {
+    super::doctor::whom_to_ask_for().0
 }
 
 /// How a command sees its workspace.
@@ -178,7 +197,7 @@ pub fn main(
     json: bool,
     mut streams: Streams,
 ) -> ExitCode {
-    let config = match config(named) {
+    let mut config = match config(named) {
         Ok(config) => config,
         Err(why) => {
             streams.err.line(&format!("marshal: {why}"));
@@ -198,7 +217,16 @@ pub fn main(
     };
     let code = runtime.block_on(async {
         match command {
-            SandboxCommand::Exec(args) => exec::exec(&args, &config, &mut streams).await,
+            SandboxCommand::Exec(args) => {
+                let ids = ids_to_look_with();
+                match ready::check_one(&mut config, args.walls.profile(), ids).await {
+                    Ok(()) => exec::exec(&args, &config, &mut streams).await,
+                    Err(unready) => {
+                        streams.err.line(&format!("marshal: {unready}"));
+                        NO_WALLS
+                    }
+                }
+            }
             SandboxCommand::Explain(args) => explain::explain(&args, &config, json, &mut streams),
         }
     });

@@ -27,7 +27,7 @@ use crate::wire::shim::{AGENT_ID, Access};
 pub(super) enum NoRoom {
     /// There is no such profile.
     #[error(
-        "no profile {0:?}: expected standard, or a [sandbox.NAME] of the file named with --config"
+        "no profile {0:?}: expected standard, strict, or a [sandbox.NAME] of the file named with --config"
     )]
     Profile(String),
     /// A directory is none.
@@ -56,6 +56,12 @@ pub(super) enum NoRoom {
         /// The workspace.
         workspace: String,
     },
+    /// The profile wants a uid that only root can give.
+    #[error(
+        "the profile has uid_per_slot = true, and an ordinary user's commands have that user's uid \
+         (shared_uid): run this as root, or use a profile that shares it"
+    )]
+    SharedUid,
     /// No state directory for the copy.
     #[error(transparent)]
     StateDir(#[from] StateError),
@@ -82,6 +88,9 @@ pub(super) enum NoRoom {
     /// Git could not list it.
     #[error("git could not list the files of the workspace: {0}")]
     Git(String),
+    /// The walls around git cannot be had, and so none around the command.
+    #[error("{0}")]
+    Walls(RunError),
 }
 
 /// A command's surroundings.
@@ -157,8 +166,8 @@ pub(super) struct Wanted<'a> {
 
 /// Looks at what was asked for, and refuses what no command may have.
 pub(super) fn look<'a>(args: &WallArgs, config: &'a Config) -> Result<Wanted<'a>, NoRoom> {
-    let profile = config.sandboxes.get(&args.profile);
-    let profile = profile.ok_or_else(|| NoRoom::Profile(args.profile.clone()))?;
+    let profile = config.sandboxes.get(args.profile());
+    let profile = profile.ok_or_else(|| NoRoom::Profile(args.profile().to_owned()))?;
     let workspace = directory(&args.workspace)?;
     let home = args.home.as_deref().map(directory).transpose()?;
     let state = match &config.supervisor.state_dir {
@@ -204,9 +213,13 @@ fn directory(path: &Path) -> Result<PathBuf, NoRoom> {
     }
 }
 
-/// Who the command is outside: as root a uid of nobody else's.
-pub(super) fn ids(who: Who) -> Result<(Ids, Option<HeldBlock>), NoRoom> {
+/// Who the command is outside: as root a uid of nobody else's; a profile that wants such a one has
+/// it or nothing.
+pub(super) fn ids(profile: &config::Sandbox, who: Who) -> Result<(Ids, Option<HeldBlock>), NoRoom> {
     if !rustix::process::geteuid().is_root() {
+        if profile.demands.uid_per_slot {
+            return Err(NoRoom::SharedUid);
+        }
         let ids = Ids::Own {
             uid: rustix::process::geteuid().as_raw(),
             gid: rustix::process::getegid().as_raw(),
@@ -217,7 +230,7 @@ pub(super) fn ids(who: Who) -> Result<(Ids, Option<HeldBlock>), NoRoom> {
         Who::Container => AGENT_ID,
         Who::Unshare | Who::Bwrap => 0,
     };
-    let held = uids::take_behind(&Sources::host(), before, 1)?;
+    let held = uids::take_behind(&Sources::host(), before, 1, profile.demands.uid_range)?;
     let ids = Ids::Root {
         slot_uid: held.block().first,
     };
@@ -246,7 +259,9 @@ pub(super) fn plan(
         hostname: "sandbox",
         home,
         workspace: Some(workspace),
+        over: None,
         extra_ro: Vec::new(),
+        beside: sandbox::Beside::none(),
         door: false,
         listen: Vec::new(),
     })?)
@@ -272,7 +287,7 @@ pub(super) async fn prepare(
     spawner: &Spawner,
 ) -> Result<Room, NoRoom> {
     let wanted = look(args, config)?;
-    let (ids, held) = ids(args.launcher)?;
+    let (ids, held) = ids(wanted.profile, args.launcher)?;
     let engine = engine(args.launcher, config, spawner).await?;
     let copy = match args.mode {
         Mode::Copy => Some(copied(&wanted, ids, spawner).await?),
@@ -345,6 +360,7 @@ async fn git_list(wanted: &Wanted<'_>, ids: Ids, spawner: &Spawner) -> Result<Li
     let finished = match run {
         // Without git everything is copied, ignored files too.
         Err(RunError::Spawn(launch::SpawnError::Exec(_))) => return Ok(Listing::Everything),
+        Err(error @ (RunError::Spawn(_) | RunError::Lost(_))) => return Err(NoRoom::Walls(error)),
         Err(error) => return Err(NoRoom::Git(error.to_string())),
         Ok(finished) => finished,
     };

@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Blame, Context, POLICIES, TRUST};
+use super::{Blame, Context, POLICIES, TRUST, trees};
 use crate::config::acp;
 use crate::config::command;
 use crate::config::error::quoted;
@@ -14,6 +14,7 @@ use crate::config::types::{
     WorkspaceMode, unknown_route,
 };
 use crate::config::waits;
+use crate::limits::EGRESS_PORT;
 
 /// What the keys of one pool must agree on.
 pub(super) fn agree(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Context<'_>) {
@@ -72,21 +73,16 @@ pub(super) fn agree(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Conte
         && let Some(place) = &blame.network
     {
         let message = match pool.network {
-            Network::Routes => {
-                "network = \"routes\" needs a network of its own: it does not go with launcher = \"none\""
-            }
+            network if network.has_ports() => &needs_its_own(network),
             _ => "with launcher = \"none\" a child has the host's network: remove this key",
         };
         ledger.fault(place, message, None);
     }
-    if none && pool.workspace.mode == WorkspaceMode::Ro {
-        let message = "mode = \"ro\" needs a sandbox: with launcher = \"none\" nothing keeps a child from writing";
-        let help = Some("use mode \"copy\"".to_owned());
-        ledger.fault(&blame.mode, message, help);
-    }
+    overlay_can_be_had(ledger, pool, blame);
+    trees::need_walls(ledger, pool, &blame.mode);
     waits::idle_comes_back(ledger, pool, blame.idle.as_ref());
     let routes: Vec<_> = pool.routes.iter().map(|route| route.name.clone()).collect();
-    let routes = (pool.network == Network::Routes).then_some(&routes[..]);
+    let routes = pool.network.has_ports().then_some(&routes[..]);
     let speaks_acp = pool.dialect == DialectName::Acp;
     blame
         .acp
@@ -97,6 +93,7 @@ pub(super) fn agree(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Conte
     }
     client_methods_can_be_had(ledger, pool, blame);
     routes_lead_somewhere(ledger, pool, blame);
+    egress_has_its_network(ledger, pool, blame);
     home_files_are_not_its_own(ledger, pool, blame);
     if context.found {
         restrict(ledger, pool, blame, context);
@@ -105,6 +102,34 @@ pub(super) fn agree(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Conte
     if pool.launcher.has_walls() && pool.launcher.has_own_programs() {
         program_is_inside(ledger, pool, blame, context);
     }
+}
+
+/// An overlay is a mount of the sandbox's, and a check beside a child that goes on would be a second
+/// one over the same files, which the kernel does not keep apart.
+fn overlay_can_be_had(ledger: &Ledger, pool: &Pool, blame: &Blame) {
+    if pool.workspace.mode != WorkspaceMode::Overlay {
+        return;
+    }
+    let help = Some("use mode \"copy\"".to_owned());
+    if pool.launcher == Launcher::None {
+        let message = "mode = \"overlay\" needs a sandbox: with launcher = \"none\" there is no view of its own";
+        ledger.fault(&blame.mode, message, help);
+    } else if matches!(pool.launcher, Launcher::Bwrap | Launcher::Container) {
+        let message = format!(
+            "mode = \"overlay\" needs launcher = \"unshare\": \"{}\" makes no such view",
+            pool.launcher
+        );
+        ledger.fault(&blame.mode, message, help);
+    } else if pool.session == SessionScope::Slot && !pool.check.is_empty() {
+        let message = "mode = \"overlay\" and session = \"slot\" do not go with a check: it would work beside the agent on the same files";
+        ledger.fault(&blame.mode, message, help);
+    }
+}
+
+fn needs_its_own(network: Network) -> String {
+    format!(
+        "network = \"{network}\" needs a network of its own: it does not go with launcher = \"none\""
+    )
 }
 
 /// What an agent has its client do is done inside its walls, and asked for in a protocol that has
@@ -178,9 +203,9 @@ fn routes_lead_somewhere(ledger: &Ledger, pool: &Pool, blame: &Blame) {
             let message = "network = \"routes\" needs at least one of the routes";
             ledger.fault(place, message, None);
         }
-        (Some(place), _) if !wanted => {
+        (Some(place), _) if !wanted && pool.network != Network::Proxy => {
             let message = format!(
-                "routes need network = \"routes\", and this pool's is \"{}\"",
+                "routes need network = \"routes\" or \"proxy\", and this pool's is \"{}\"",
                 pool.network
             );
             ledger.fault(place, message, None);
@@ -197,6 +222,27 @@ fn routes_lead_somewhere(ledger: &Ledger, pool: &Pool, blame: &Blame) {
             "the variable {name} names {{route.{route}}}, which is none of the pool's routes"
         );
         ledger.fault(&blame.env, message, None);
+    }
+}
+
+/// Hosts and the network that reaches them go together, and nobody else has the proxy's port.
+fn egress_has_its_network(ledger: &Ledger, pool: &Pool, blame: &Blame) {
+    if let Some(place) = &blame.egress
+        && pool.network != Network::Proxy
+    {
+        let message = format!(
+            "egress needs network = \"proxy\", and this pool's is \"{}\"",
+            pool.network
+        );
+        ledger.fault(place, message, None);
+    }
+    let taken = pool.routes.iter().find(|route| route.port == EGRESS_PORT);
+    if let (Some(route), Some(place), Network::Proxy) = (taken, &blame.routes, pool.network) {
+        let message = format!(
+            "the route {} has the port {EGRESS_PORT}, which is the egress proxy's",
+            route.name
+        );
+        ledger.fault(place, message, Some("give it another port".to_owned()));
     }
 }
 
@@ -232,6 +278,9 @@ fn restrict(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Context<'_>) 
     }
     if let (Network::Routes, Some(place)) = (pool.network, &blame.network) {
         refuse(place, "network = \"routes\"");
+    }
+    if let (Network::Proxy, Some(place)) = (pool.network, &blame.network) {
+        refuse(place, "network = \"proxy\"");
     }
     if !pool.workspace.path.starts_with(context.dir) {
         refuse(&blame.path, "a workspace outside its own directory");

@@ -72,11 +72,21 @@ pub(super) fn put(table: &mut Shown, far: Option<&Ssh>, network: Network) {
 pub(super) fn files_of(
     table: &mut Shown,
     workspace: &Workspace,
+    launcher: crate::config::Launcher,
     home_files: &BTreeMap<String, PathBuf>,
 ) {
-    let Workspace { path: work, mode } = workspace;
+    let Workspace {
+        path: work,
+        mode,
+        mask,
+        slice,
+    } = workspace;
     table.put("workspace.path", path(work));
     table.put("workspace.mode", mode.word());
+    if super::super::pool::trees::can_be_masked(*mode, launcher) {
+        table.put("workspace.mask", super::texts(mask));
+    }
+    table.put("workspace.slice", super::texts(slice));
     let files = home_files
         .iter()
         .map(|(name, file)| (name.clone(), path(file)));

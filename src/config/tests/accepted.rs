@@ -8,6 +8,7 @@ use crate::config::{
     AsksFor, DialectName, Extractor, Fill, Guard, Launcher, LogFormat, Network, OnCrash, OnTimeout,
     Origin, Pool, RestartKind, SessionScope, ShellCwd, WorkspaceMode,
 };
+use crate::model::LimitBackend;
 
 /// The pool of a good file with these keys.
 fn read(keys: &str) -> Pool {
@@ -176,6 +177,30 @@ fn the_standard_profile_is_changed_key_by_key() {
     assert_eq!(own.home_bytes, 4 << 30);
     assert_eq!(own.ro_bind.len(), 3);
     assert!(own.etc.is_empty());
+}
+
+#[test]
+fn limits_are_numbers_with_their_units_or_none() {
+    let of = |text: &str| {
+        let text = file(&format!("[sandbox.own]\nlimits = {{ {text} }}"));
+        accepted_by(&named(), &text).sandboxes["own"].group
+    };
+    let standard = of("");
+    assert_eq!(
+        (standard.pids, standard.memory),
+        (Some(1024), Some(4 << 30))
+    );
+    assert_eq!((standard.swap, standard.cpu_millis), (Some(0), None));
+    let own = of("pids = 99, memory = \"2G\", swap = \"0\", cpu = 1.25, backend = \"v1\"");
+    assert_eq!((own.pids, own.memory), (Some(99), Some(2 << 30)));
+    assert_eq!((own.swap, own.cpu_millis), (Some(0), Some(1250)));
+    assert_eq!(own.backend, LimitBackend::V1);
+    assert_eq!(of("cpu = 2").cpu_millis, Some(2000));
+    let none = of("pids = \"none\", memory = \"none\", cpu = \"none\"");
+    assert_eq!(
+        (none.pids, none.memory, none.cpu_millis),
+        (None, None, None)
+    );
 }
 
 #[test]

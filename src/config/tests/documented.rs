@@ -63,6 +63,9 @@ impl Row {
                 format!("{}\n{set}", others.join("\n"))
             }
             "pool.NAME.image" => format!("{BARE}pool.demo.launcher = \"container\"\n{set}"),
+            key if key.starts_with("pool.NAME.egress.") => {
+                format!("{BARE}pool.demo.network = \"proxy\"\n{set}")
+            }
             "pool.NAME.routes" => format!("{BARE}pool.demo.network = \"routes\"\n{set}"),
             "route.NAME.upstream" | "route.NAME.allow" => {
                 let name = self.key.replace("NAME", "own");
@@ -111,6 +114,15 @@ const SAMPLES: &[(&str, &str)] = &[
     ("pool.NAME.auth", "\"api-key\""),
     ("pool.NAME.asks", "\"some\""),
     ("pool.NAME.routes", "[\"own\"]"),
+    ("pool.NAME.egress.allow", "[\"api.example.com\"]"),
+    ("pool.NAME.egress.connections", "8"),
+    ("pool.NAME.egress.per_minute", "60"),
+    ("pool.NAME.egress.sent_max", "\"1M\""),
+    ("pool.NAME.egress.received_max", "\"1G\""),
+    ("pool.NAME.egress.timeouts.request", "\"5s\""),
+    ("pool.NAME.egress.timeouts.connect", "\"5s\""),
+    ("pool.NAME.egress.timeouts.idle", "\"1m\""),
+    ("pool.NAME.egress.timeouts.total", "\"10m\""),
     ("route.NAME.upstream", "\"http://127.0.0.1\""),
     ("route.NAME.secret", "\"env:KEY\""),
     ("route.NAME.allow", "[\"POST /v1/*\"]"),
@@ -134,10 +146,11 @@ const SAMPLES: &[(&str, &str)] = &[
 /// Everything that the program sees of a configuration.
 fn seen(config: &Config) -> String {
     format!(
-        "{:#?}{:#?}{:#?}{:#?}",
+        "{:#?}{:#?}{:#?}{:#?}{:#?}",
         config.supervisor,
         config.pools,
         config.sandboxes,
+        config.egress,
         config.routes.get("own")
     )
 }

@@ -126,7 +126,7 @@ fn top_level_tables_are_known_by_name() {
     check("[[pool]]\nsize = 1\n", "pool: expected a table, found an array");
     check("[supervisor]\n", "pool: the file has no pool");
     check("[pool]\n", "pool: the file has no pool");
-    for later in ["egress", "dialect.x", "hooks", "delegates"] {
+    for later in ["dialect.x", "hooks", "delegates"] {
         check(&file(&format!("[{later}]")), "is not supported by this version");
     }
     check(&file("include = [\"other.toml\"]"), "unknown key \"include\"");
@@ -208,12 +208,41 @@ fn sandbox_profiles_are_checked() {
     check("seccomp = \"~/own.json\"", "\"~\" is not expanded");
     check("seccomp = false", "expected a string");
     check("nofile = 1024", "did you mean limits.nofile?");
-    for later in ["pids = 1", "memory = \"2G\"", "swap = \"0\"", "cpu = 1.0", "backend = \"v2\""] {
-        check(&format!("limits = {{ {later} }}"), "not supported by this version");
+    check("limits = { pids = 1 }", "expected an integer from 16 to 4194304, found the integer 1");
+    check("limits = { pids = \"many\" }", "expected an integer from 16 to 4194304, or \"none\", found \"many\"");
+    check("limits = { memory = \"1M\" }", "expected a size from 16M to 64T");
+    check("limits = { memory = 2 }", "expected a size or \"none\", found the integer 2");
+    check("limits = { memory = \"none\", swap = \"1G\" }", "swap is limited only together with memory…give limits.memory a size");
+    check("limits = { cpu = 0 }", "expected a number from 0.01 to 1024, or \"none\", found the integer 0");
+    check("limits = { cpu = nan }", "expected a number from 0.01 to 1024");
+    check("limits = { cpu = inf }", "expected a number from 0.01 to 1024");
+    check("limits = { cpu = -1.5 }", "expected a number from 0.01 to 1024");
+    check("limits = { backend = \"v3\" }", "expected \"auto\", \"v2\", \"v1\" or \"rlimit\", found \"v3\"");
+    check("limits = { nproc = 5 }", "unknown key \"nproc\"…did you mean pids?");
+    check("limits = { core = 5 }", "not supported by this version");
+}
+
+#[test]
+fn what_a_profile_may_do_without_is_a_closed_list() {
+    let own = |keys: &str| file(&format!("[sandbox.own]\n{keys}"));
+    let check = |keys: &str, expect: &str| check(&own(keys), expect);
+    let lacks = |what: &str| format!("on_missing = \"degrade\"\nallow_degrade = [\"{what}\"]");
+    check("on_missing = \"ignore\"", "expected \"fail\" or \"degrade\", found \"ignore\"");
+    check("on_missing = \"degrade\"", "sandbox.own.on_missing: on_missing = \"degrade\" needs allow_degrade");
+    check("on_missing = \"degrade\"\nallow_degrade = []", "needs allow_degrade to name what may be missing");
+    check("allow_degrade = [\"landlock\"]", "allow_degrade does nothing without on_missing = \"degrade\"");
+    for never in ["uid", "user", "mount", "pid", "net", "ipc", "uts", "cgroup", "seccomp", "caps", "no_new_privs", "pivot_root"] {
+        check(&lacks(never), &format!("sandbox.own.allow_degrade[0]: \"{never}\" can never be done without: "));
     }
-    for later in ["on_missing = \"degrade\"", "allow_degrade = []", "uid_range = \"auto\""] {
-        check(later, "not supported by this version");
+    check(&lacks("lndlock"), "\"cgroup.cpu\", found \"lndlock\"");
+    check("uid_per_slot = 1", "expected true or false");
+    for range in ["999-2000", "2000-1999", "700000-2147483648"] {
+        check(&format!("uid_range = \"{range}\""), "begins at 1000 or above, ends at 2147483647 or below");
     }
+    for range in ["", "many", "5", "1000", "-1-1000", "1000-x", "4294967296-4294967297"] {
+        check(&format!("uid_range = \"{range}\""), "expected \"auto\" or FIRST-LAST");
+    }
+    refused_by(&found(), &own("uid_range = \"700000-700063\""), "a supervisor.toml that was found may not choose the uids");
 }
 
 #[test]

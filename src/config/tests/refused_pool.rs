@@ -98,7 +98,7 @@ fn closed_sets_of_words_name_their_members() {
         }
     };
     set("launcher", "\"unshare\", \"bwrap\", \"container\", \"none\" or \"ssh\"", ("unshre", "unshare"), &["pty"]);
-    set("network", "\"none\", \"routes\" or \"host\"", ("hots", "host"), &["proxy"]);
+    set("network", "\"none\", \"routes\", \"proxy\" or \"host\"", ("hots", "host"), &[]);
     set("guard", "\"policy\", \"policy+sandbox\" or \"sandbox\"", ("sandbx", "sandbox"), &[]);
     set("on_unasked_deny", "\"report\", \"interrupt\" or \"stop\"", ("interupt", "interrupt"), &[]);
     set("shell_cwd", "\"workspace\", \"turn\" or \"sticky\"", ("stiky", "sticky"), &[]);
@@ -146,14 +146,19 @@ fn what_is_for_acp_is_refused_elsewhere_and_what_weakens_it_is_spelled_out() {
 }
 
 #[test]
+fn an_overlay_needs_walls_and_goes_with_no_check_beside_its_agent() {
+    let overlay = "workspace = { path = \".\", mode = \"overlay\" }";
+    check(&format!("{overlay}\nlauncher = \"none\"\nguard = \"policy\"\nnetwork = \"host\""), "mode = \"overlay\" needs a sandbox");
+    check(&format!("{overlay}\nsession = \"slot\"\ncheck = [\"true\"]"), "do not go with a check");
+}
+
+#[test]
 fn keys_that_do_nothing_yet_are_not_accepted() {
     for later in ["hooks = []", "delegates = {}"] {
         check(later, "is not supported by this version");
     }
     check("ask = { when_waiting = \"hold\" }", "\"when_waiting\" is not supported by this version");
     check("ask = { when_waiting = \"hold\" }", "\"when_waiting\" is not supported by this version");
-    check("workspace = { path = \".\", mode = \"overlay\" }", "\"overlay\" is not supported by this version");
-    check("workspace = { path = \".\", mode = \"worktree\" }", "\"worktree\" is not supported by this version");
     check("policy = \"ci\"", "\"ci\" is not supported by this version");
     check("policy = \"reviewer\"", "\"reviewer\" is not supported by this version");
 }
@@ -387,8 +392,8 @@ fn routes_are_refused_where_they_lead_nowhere_or_let_a_key_out() {
     pool("network = \"routes\"\nroutes = []", "needs at least one of the routes");
     pool("network = \"routes\"\nroutes = [\"nowhere\"]", "expected \"anthropic\", \"gemini\" or \"openai\" or the name of a [route.NAME], found \"nowhere\"");
     pool("network = \"routes\"\nroutes = [\"gemini\", \"gemini\"]", "the route \"gemini\" is in the list twice");
-    pool("routes = [\"openai\"]", "routes need network = \"routes\", and this pool's is \"none\"");
-    pool("network = \"host\"\nroutes = [\"openai\"]", "routes need network = \"routes\"");
+    pool("routes = [\"openai\"]", "routes need network = \"routes\" or \"proxy\", and this pool's is \"none\"");
+    pool("network = \"host\"\nroutes = [\"openai\"]", "routes need network = \"routes\" or \"proxy\"");
     pool("launcher = \"none\"\nnetwork = \"routes\"\nroutes = [\"openai\"]", "does not go with launcher = \"none\"");
     pool("network = \"routes\"\nroutes = [\"openai\"]\nenv.set.URL = \"{route.gemini}/v1\"", "the variable URL names {route.gemini}, which is none of the pool's routes");
     pool("env.set.URL = \"{route.gemini}/v1\"", "the variable URL names {route.gemini}");

@@ -2,7 +2,9 @@
 //!
 //! Pure. Must not know the restart decision.
 
+use crate::config::show_size;
 use crate::dialect::Denials;
+use crate::launch::cgroup::Over;
 use crate::launch::{Ended, SpawnError, WallsFailure};
 use crate::model::{ExitClass, ExitStatus, Foreign};
 
@@ -43,6 +45,8 @@ pub(crate) struct ChannelEnd {
     pub(crate) class: ExitClass,
     /// What the kernel said.
     pub(crate) status: Option<ExitStatus>,
+    /// The most memory that it had with everything that it started, bytes, where that is counted.
+    pub(crate) memory_peak: Option<u64>,
     /// Whether it had completed its handshake.
     pub(crate) was_ready: bool,
     /// The agent says that it cannot load its session again.
@@ -65,6 +69,7 @@ impl ChannelEnd {
         Self {
             class: ExitClass::ProtocolFault,
             status: None,
+            memory_peak: None,
             was_ready: true,
             not_resumed: false,
             hopeless: false,
@@ -80,6 +85,7 @@ impl ChannelEnd {
         Self {
             class: ExitClass::SpawnFailed,
             status: None,
+            memory_peak: None,
             was_ready: false,
             not_resumed: false,
             hopeless: false,
@@ -89,6 +95,35 @@ impl ChannelEnd {
             stderr: Vec::new(),
         }
     }
+}
+
+/// Whether the kernel ended it for memory: it counted such a kill, and the end is one that nobody else
+/// brought about.
+fn out_of_memory(ended: &Ended) -> Option<&Over> {
+    const KILLED: i32 = 9;
+    let over = ended.over.as_deref()?;
+    let is_killed = match ended.status {
+        // A shell around the agent tells it by its own exit code.
+        Some(status) => status.shell_code() == 128 + KILLED,
+        None => ended.walls_failed.is_some(),
+    };
+    let counted = over.usage.oom_kills.is_some_and(|kills| kills > 0);
+    (counted && is_killed && !ended.forced).then_some(over)
+}
+
+fn by_memory(end: &mut ChannelEnd, over: &Over) {
+    end.class = ExitClass::OutOfMemory;
+    let peak = over.usage.peak.map_or_else(
+        || "an unknown amount".to_owned(),
+        |peak| format!("{peak} bytes"),
+    );
+    let limit = over.memory_limit.map_or_else(
+        || "this host had no more".to_owned(),
+        |limit| format!("limits.memory is {}", show_size(limit)),
+    );
+    end.detail = format!(
+        "the kernel killed it for memory: with everything that it started it had used {peak}, and {limit}"
+    );
 }
 
 /// Makes one class of what was wanted and what the kernel said.
@@ -101,6 +136,7 @@ pub(crate) fn conclude(
     let mut end = ChannelEnd {
         class: ExitClass::Exited,
         status: ended.and_then(|ended| ended.status),
+        memory_peak: None,
         was_ready,
         not_resumed: matches!(cause, Some(Cause::NotResumed(_))),
         hopeless: false,
@@ -109,6 +145,12 @@ pub(crate) fn conclude(
         detail: String::new(),
         stderr,
     };
+    end.memory_peak = ended.and_then(|ended| ended.over.as_ref()?.usage.peak);
+    let is_ours = matches!(cause, Some(Cause::Wanted | Cause::Idle | Cause::Spawn(_)));
+    if let Some(over) = ended.and_then(out_of_memory).filter(|_| !is_ours) {
+        by_memory(&mut end, over);
+        return end;
+    }
     let walls = ended.and_then(|ended| ended.walls_failed.as_ref());
     match cause {
         Some(Cause::Spawn(error)) => {
@@ -190,6 +232,7 @@ mod tests {
             forced: false,
             survivors_killed: 0,
             survivors_left: 0,
+            over: None,
         }
     }
 

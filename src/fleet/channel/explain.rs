@@ -114,6 +114,7 @@ mod tests {
         ChannelEnd {
             class,
             status: Some(status),
+            memory_peak: None,
             was_ready,
             not_resumed: false,
             hopeless: false,

@@ -6,6 +6,7 @@
 
 pub(crate) mod client;
 mod deadlines;
+mod egress;
 mod end;
 mod explain;
 mod state;
@@ -38,6 +39,7 @@ use crate::launch::{Child, Ended, LaunchPlan, SpawnError};
 use crate::lifecycle::stop::Ladder;
 use crate::lifecycle::watch::Watch;
 use crate::model::{SessionId, SlotId};
+use crate::proxy::Record;
 use crate::relay::{LimitWatch, Relays};
 
 /// What a Channel hears.
@@ -77,6 +79,8 @@ pub(crate) enum ChannelMsg {
     Kill,
     /// Something is heard of what the agent has its client do.
     Client(Box<ClientNews>),
+    /// Connections to hosts outside ended.
+    Egress(Box<Record>),
     /// A deadline may have passed.
     Tick,
 }
@@ -141,6 +145,7 @@ pub(crate) fn start(args: ChannelArgs) -> ChannelHandle {
         opening: args.opening,
         limits: args.watch,
         relays: Relays::default(),
+        proxy: None,
         clients: args.client.map(|setup| Box::new(Clients::new(setup))),
         stdin: None,
         keeper: None,
@@ -229,6 +234,7 @@ impl ChannelState {
             ChannelMsg::Unload => self.stop(Cause::Idle, now),
             ChannelMsg::Kill => self.kill(now),
             ChannelMsg::Client(news) => self.client_news(*news, myself, now),
+            ChannelMsg::Egress(record) => self.egress(vec![*record]),
             ChannelMsg::Tick => {}
         }
         self.advance(now);

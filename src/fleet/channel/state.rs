@@ -24,6 +24,7 @@ use crate::launch::{Child, Ended, KeeperHandle, SpawnError};
 use crate::lifecycle::stop::{Ladder, Step};
 use crate::lifecycle::watch::Watch;
 use crate::model::{AskKey, Event, EventKind, SessionId, SlotId};
+use crate::proxy::Proxy;
 use crate::relay::{LimitWatch, Relays};
 use crate::telemetry::event::child::{ChildHung, ChildSpawned, ProtocolError, SandboxFailed};
 use crate::telemetry::sets::{Hang, LineFault, SpawnResult, Stream};
@@ -50,6 +51,8 @@ pub(crate) struct ChannelState {
     pub(super) limits: Arc<LimitWatch>,
     /// The child's routes, served while the child lives.
     pub(super) relays: Relays,
+    /// Its way to hosts outside, likewise.
+    pub(super) proxy: Option<Proxy>,
     pub(super) stdin: Option<Stdin>,
     /// Dropping it kills the whole tree, so that a panic here leaves nothing behind.
     pub(super) keeper: Option<KeeperHandle>,
@@ -92,13 +95,17 @@ impl ChannelState {
         let credits = self.credits.clone();
         self.pump = Some(stdout::Pump::start(child.stdout, credits, myself.clone()));
         self.stdin = Some(Stdin::start(child.stdin, myself.clone()));
+        let mut listeners = child.listeners;
+        self.start_proxy(&mut listeners, myself);
         let upstreams = &self.pool.upstreams;
-        self.relays = Relays::start(child.listeners, upstreams, &self.slot, &self.limits);
+        self.relays = Relays::start(listeners, upstreams, &self.slot, &self.limits);
         self.keeper = Some(child.keeper);
         self.process = Some(child.ended);
         if let Some(clients) = &mut self.clients {
             clients.has_door(child.door);
         }
+        let limits = Some(child.limits).filter(|limits| !limits.is_empty());
+        self.shared.slots.used(&self.slot).began(child.group);
         for note in &child.notes {
             tracing::warn!(slot = %self.slot, note, "sandbox");
         }
@@ -107,10 +114,12 @@ impl ChannelState {
             session: &self.session_id,
             result: SpawnResult::Ok,
             pid: Some(child.pid),
+            limits: limits.as_deref(),
             took: now.saturating_duration_since(self.began),
         }
         .emit();
-        self.send(vec![Item::Started { pid: child.pid }], None);
+        let (pid, walls) = (child.pid, child.walls);
+        self.send(vec![Item::Started { pid, limits, walls }], None);
         // The handshake's time begins with the process, not with its place in the queue.
         self.watch = Watch::spawned(self.pool.config.timeouts.clone(), now);
         if self.ladder.has_begun() {
@@ -134,6 +143,7 @@ impl ChannelState {
             result: SpawnResult::from_word(error.metric_result())
                 .unwrap_or(SpawnResult::ForkFailed),
             pid: None,
+            limits: None,
             took: clock::since(self.began),
         }
         .emit();
@@ -225,8 +235,11 @@ impl ChannelState {
     }
 
     pub(super) fn process_ended(&mut self, ended: Option<Ended>, now: Instant) {
+        let over = ended.as_ref().and_then(|ended| ended.over.as_deref());
+        self.shared.slots.used(&self.slot).ended(over);
         self.ended = Some(Gone(ended));
         self.relays = Relays::default();
+        self.end_proxy();
         self.ladder.exited();
         self.watch.turn_ended();
         // Whoever held the pipe is dead: what is in it is all there will be.

@@ -36,6 +36,9 @@ pub(crate) struct ActiveTask {
     changes: Vec<FileChange>,
     changes_cut: bool,
     copy: Option<PathBuf>,
+    bundle: Option<PathBuf>,
+    /// What is to be said about its branch.
+    remark: Option<String>,
 }
 
 impl ActiveTask {
@@ -63,6 +66,8 @@ impl ActiveTask {
             changes: Vec::new(),
             changes_cut: false,
             copy: None,
+            bundle: None,
+            remark: None,
         }
     }
 
@@ -72,6 +77,7 @@ impl ActiveTask {
         self.tally = past.tally;
         self.last = past.last;
         self.copy = past.copy;
+        self.bundle = past.bundle;
         self.changes_cut = self.copy.is_some();
         self.first_assigned = past.begun;
         self
@@ -84,6 +90,8 @@ impl ActiveTask {
         self.changes.clone_from(&attempt.survey.changes);
         self.changes_cut = attempt.survey.cut;
         self.copy.clone_from(&attempt.survey.copy);
+        self.bundle.clone_from(&attempt.survey.returned.bundle);
+        self.remark.clone_from(&attempt.survey.returned.remark);
     }
 
     /// Ends it. Also gives the way to tell who waits.
@@ -113,9 +121,10 @@ impl ActiveTask {
             changes: self.changes,
             changes_cut: self.changes_cut,
             copy: self.copy,
+            bundle: self.bundle,
             restarts: self.restarts,
             backoff: self.backoff,
-            detail: why.map(Foreign::new),
+            detail: why.or(self.remark).map(Foreign::new),
         };
         (report, self.tell)
     }
@@ -131,6 +140,8 @@ pub(crate) struct Past {
     pub(crate) last: Option<(SlotId, SessionId)>,
     /// The copy of its last attempt; what changed in it is not known.
     pub(crate) copy: Option<PathBuf>,
+    /// The bundle of its last attempt.
+    pub(crate) bundle: Option<PathBuf>,
     /// When it first began.
     pub(crate) begun: Option<Instant>,
 }

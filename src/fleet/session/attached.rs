@@ -15,8 +15,8 @@ use rustix::fs::OFlags;
 use crate::dialect::Attachment;
 use crate::limits;
 use crate::model::{Foreign, foreign};
-use crate::sandbox::workspace::Root;
 use crate::sandbox::workspace::tree::{self, Kind};
+use crate::sandbox::workspace::{Merged, Root};
 
 /// What a task says of them: paths from the top of the workspace.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -65,12 +65,13 @@ impl Files {
     pub(crate) fn attach(
         &self,
         root: &Root,
+        over: Option<&Merged>,
         inside: &str,
     ) -> Result<Arc<[Attachment]>, NotAttached> {
         let mut attached = Vec::with_capacity(self.named.len() + self.embedded.len());
         let path_inside = |path: &str| format!("{}/{path}", inside.trim_end_matches('/'));
         for path in &*self.named {
-            let held = find(root, path)?;
+            let held = find(root, over, path)?;
             let meta = tree::meta_of(&held).map_err(|source| missing(path, source))?;
             if !matches!(meta.kind, Kind::File | Kind::Dir) {
                 return Err(NotAttached::NoFile(foreign::show(path, 200)));
@@ -82,7 +83,7 @@ impl Files {
         }
         let mut room = limits::EMBEDDED_BYTES;
         for path in &*self.embedded {
-            let text = read(root, path, room)?;
+            let text = read(root, over, path, room)?;
             room -= text.len();
             attached.push(Attachment {
                 path: path_inside(path),
@@ -101,8 +102,11 @@ fn missing(path: &str, source: std::io::Error) -> NotAttached {
 }
 
 /// Takes hold of a path's last part.
-fn find(root: &Root, path: &str) -> Result<OwnedFd, NotAttached> {
+fn find(root: &Root, over: Option<&Merged>, path: &str) -> Result<OwnedFd, NotAttached> {
     let bad = |source| missing(path, source);
+    if let Some(merged) = over {
+        return merged.hold(path.split('/').map(str::as_bytes)).map_err(bad);
+    }
     let mut parts = path.split('/').peekable();
     let mut dir: Option<OwnedFd> = None;
     while let Some(part) = parts.next() {
@@ -124,9 +128,14 @@ fn find(root: &Root, path: &str) -> Result<OwnedFd, NotAttached> {
 }
 
 /// The text of a file, of at most `room` bytes.
-fn read(root: &Root, path: &str, room: usize) -> Result<String, NotAttached> {
+fn read(
+    root: &Root,
+    over: Option<&Merged>,
+    path: &str,
+    room: usize,
+) -> Result<String, NotAttached> {
     let bad = |source| missing(path, source);
-    let held = find(root, path)?;
+    let held = find(root, over, path)?;
     let meta = tree::meta_of(&held).map_err(bad)?;
     if meta.kind != Kind::File {
         return Err(NotAttached::NoFile(foreign::show(path, 200)));
@@ -159,7 +168,7 @@ mod tests {
         };
         let root = Root::open(dir).expect("root");
         let files = Files::of(&own(named), &own(embedded));
-        let attached = files.attach(&root, "/workspace");
+        let attached = files.attach(&root, None, "/workspace");
         let shown = |one: &Attachment| {
             let text = one.text.as_ref().map_or("-", |text| text.raw());
             format!("{} {text}", one.path)

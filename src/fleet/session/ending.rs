@@ -230,6 +230,7 @@ impl SessionState {
             } else {
                 end.stderr.clone()
             },
+            memory_peak: end.memory_peak,
         });
         self.channel = None;
         if self.closing.is_some() {
@@ -264,6 +265,12 @@ impl SessionState {
             return self.survey();
         }
         self.phase = Phase::Checking;
+        let has_overlay = |of: &super::Prepared| of.space().over.is_some();
+        if self.channel.is_some() && self.prepared.as_ref().is_some_and(has_overlay) {
+            let why =
+                "a second overlay over the same files as the agent's, which goes on, cannot be had";
+            return self.checked(CheckResult::Not(why.to_owned()));
+        }
         let to = self.myself.clone();
         let run = work::check(
             Arc::clone(&self.shared),
@@ -294,6 +301,7 @@ impl SessionState {
             self.prepared.as_mut(),
             self.work.session.clone(),
             Arc::clone(&self.shared),
+            &self.pool,
             over,
         );
         tokio::spawn(async move {

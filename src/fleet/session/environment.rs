@@ -48,6 +48,8 @@ pub(super) fn environment(
         .into_iter()
         .map(|(name, value)| (name.to_owned(), value))
         .collect();
+    let proxy = pool.proxy_variables().into_iter();
+    env.extend(proxy.map(|(name, value)| (name.to_owned(), value)));
     for name in &config.pass {
         if let Some(value) = shared.environment.get(name) {
             env.insert(name.clone(), value.clone());

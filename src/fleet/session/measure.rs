@@ -1,6 +1,7 @@
 //! How large one session's home and copy are, against what they may be. Must not know when that is
 //! asked.
 
+use std::borrow::Cow;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -53,14 +54,14 @@ impl Room {
 #[derive(Debug)]
 struct Limit<'a> {
     what: &'static str,
-    path: &'a Path,
+    path: Cow<'a, Path>,
     most: Room,
 }
 
 impl Limit<'_> {
     /// Its size; `None` if that cannot be known as a whole now.
     fn size(&self) -> Option<Size> {
-        measure(&Root::open(self.path).ok()?).ok()
+        measure(&Root::open(&self.path).ok()?).ok()
     }
 
     /// How it is passed, in words.
@@ -122,7 +123,7 @@ impl Measured {
     fn limits(&self) -> impl Iterator<Item = Limit<'_>> {
         let home = Limit {
             what: "home",
-            path: self.space.home(),
+            path: self.space.home().into(),
             most: Room {
                 bytes: self.home_bytes,
                 files: u64::MAX,
@@ -130,13 +131,22 @@ impl Measured {
         };
         let copy = self.space.copy().map(|path| Limit {
             what: "copy",
-            path,
+            path: path.into(),
             most: Room {
                 bytes: 2 * COPY_BYTES,
                 files: 2 * COPY_FILES,
             },
         });
-        std::iter::once(home).chain(copy)
+        let over = self.space.over.as_ref().map(|over| Limit {
+            what: "overlay",
+            // Beside it the kernel has a directory that nobody may enter.
+            path: over.upper_path().into(),
+            most: Room {
+                bytes: 2 * COPY_BYTES,
+                files: 2 * COPY_FILES,
+            },
+        });
+        std::iter::once(home).chain(copy).chain(over)
     }
 
     /// Whether it was stirred since this was asked last.
@@ -186,7 +196,7 @@ mod tests {
         let of = |bytes, files| {
             let limit = Limit {
                 what: "home",
-                path: dir.path(),
+                path: dir.path().into(),
                 most: Room { bytes, files },
             };
             limit.passed(&limit.size().expect("a size"))

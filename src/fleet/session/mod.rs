@@ -21,12 +21,14 @@ mod next;
 mod opening;
 mod outbox;
 pub(crate) mod outcome;
+mod over;
 mod prepare;
 mod scales;
 mod state;
 mod tally;
 mod unprepared;
 mod walls;
+mod weak;
 mod work;
 
 use std::collections::BTreeMap;
@@ -73,6 +75,10 @@ pub(crate) enum Item {
     Started {
         /// The host's process id.
         pid: u32,
+        /// By what its limits are held, in one line.
+        limits: Option<String>,
+        /// Which walls stand around it, a few words each.
+        walls: Vec<String>,
     },
     /// The handshake is complete.
     Ready(AgentInfo),

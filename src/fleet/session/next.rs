@@ -15,7 +15,6 @@ use crate::fleet::pool::PoolMsg;
 use crate::journal::{SessionRow, Write};
 use crate::lifecycle::state::SlotEvent;
 use crate::model::{AgentInfo, Event, ExitClass, Foreign, ids};
-use crate::sandbox::workspace::Manifest;
 
 /// Why an agent without a way back begins anew.
 const CANNOT: &str = "the agent has no way to take up a session again";
@@ -160,6 +159,10 @@ impl SessionState {
         self.phase = Phase::Preparing;
         let changes = self.pool.config.workspace.mode != WorkspaceMode::Ro;
         let root = self.prepared.as_ref().map(super::Prepared::root);
+        let over = self
+            .prepared
+            .as_ref()
+            .and_then(|of| of.space().over.clone());
         let inside = self.prepared.as_ref();
         let inside = inside.map_or_else(String::new, |of| of.workspace_inside().to_owned());
         let files = self.work.files.clone();
@@ -171,11 +174,11 @@ impl SessionState {
                 }
                 None => return Ok(super::Recorded::default()),
             };
-            let before = changes.then(|| Manifest::record(&root)).transpose();
+            let over = over.as_deref();
+            let before = super::over::before(changes, &root, over);
             Ok(super::Recorded {
                 before: before.map_err(|error| format!("the workspace cannot be read: {error}"))?,
-                attached: files
-                    .attach(&root, &inside)
+                attached: super::over::attach(&files, &root, over, &inside)
                     .map_err(|error| error.to_string())?,
             })
         };

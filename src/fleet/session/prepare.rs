@@ -3,6 +3,9 @@
 //! File work runs where blocking is allowed; git runs inside walls, on a read-only mount, because
 //! a repository can name programs. Must not start the agent itself.
 
+pub(super) mod branch;
+pub(super) mod own;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -11,7 +14,8 @@ use tokio_util::sync::CancellationToken;
 use super::attached::Files;
 use super::environment::{PATH_INSIDE, environment};
 use super::far;
-use super::listing;
+use super::over;
+use super::over::tree;
 pub(crate) use super::unprepared::PrepareError;
 use super::walls;
 use super::work::Work;
@@ -22,11 +26,11 @@ use crate::fleet::setup::{PoolShared, Shared};
 use crate::launch::{LaunchPlan, Walls};
 use crate::model::{Foreign, SessionId, SlotId};
 use crate::policy::{NoLinks, Place};
+use crate::sandbox::workspace::branch::Record;
 use crate::sandbox::workspace::{
-    Filling, GitDir, Listing, Manifest, Owner, Root, TreeError, TreeLinks, copy, home, list,
+    Filling, Manifest, Overlay, Owner, Root, TreeError, TreeLinks, home,
 };
-use crate::sandbox::{self, Tree, WallsRequest};
-use crate::wire::shim::Access;
+use crate::sandbox::{self, Beside, WallsRequest};
 
 /// Where the agent finds its workspace inside walls.
 pub(crate) const WORKSPACE_INSIDE: &str = "/workspace";
@@ -110,10 +114,16 @@ pub(super) struct Space {
     workspace: PathBuf,
     /// The workspace is the session's own copy.
     is_copy: bool,
+    /// What takes what is written in the workspace instead of it.
+    pub(super) over: Option<Arc<Overlay>>,
     workspace_inside: String,
     home_inside: String,
     /// The agent's directory below the workspace, with the slash before it; empty: the workspace.
     directory: String,
+    /// What else is seen, and what of the workspace is not.
+    beside: Beside,
+    /// What is known of the session's clone, if the workspace is one.
+    branch: Option<Record>,
 }
 
 impl Space {
@@ -136,6 +146,11 @@ impl Space {
     pub(super) fn copy(&self) -> Option<&Path> {
         self.is_copy.then_some(&*self.workspace)
     }
+
+    /// The workspace on the host.
+    pub(super) fn workspace(&self) -> &Path {
+        &self.workspace
+    }
 }
 
 impl Prepared {
@@ -152,7 +167,10 @@ impl Prepared {
             workspace: home.clone(),
             home,
             is_copy: false,
+            over: None,
             directory: String::new(),
+            beside: Beside::none(),
+            branch: None,
             workspace_inside: workspace_inside.clone(),
             home_inside,
         };
@@ -294,25 +312,20 @@ pub(crate) async fn prepare(
         })
         .await??
     };
+    let over = over::prepare(shared, pool, (&order.session, order.copy), &source, owner).await?;
     let mut space = Space {
         slot: order.slot.clone(),
+        over,
         home: home.path.clone(),
         workspace: source.clone(),
-        is_copy: mode == WorkspaceMode::Copy,
+        is_copy: mode.is_own(),
         workspace_inside: WORKSPACE_INSIDE.to_owned(),
         home_inside: HOME_INSIDE.to_owned(),
         directory: String::new(),
+        beside: Beside::none(),
+        branch: None,
     };
-    let place = copy::path(&shared.state, &order.session);
-    let is_there = mode == WorkspaceMode::Copy && place.symlink_metadata().is_ok();
-    if mode == WorkspaceMode::Copy && order.copy == HasCopy::Yes && !is_there {
-        return Err(PrepareError::CopyGone(place));
-    }
-    if is_there && order.copy != HasCopy::No {
-        space.workspace = place;
-    } else if mode == WorkspaceMode::Copy {
-        space.workspace = copy_of(shared, pool, &order, &source, &space, owner).await?;
-    }
+    own::settle(shared, pool, &order, &source, &mut space, owner).await?;
     if pool.config.launcher == Launcher::None {
         space.workspace_inside = space.workspace.to_string_lossy().into_owned();
         space.home_inside = space.home.to_string_lossy().into_owned();
@@ -325,21 +338,18 @@ pub(crate) async fn prepare(
         source,
     };
     let root = Root::open_resolved(&space.workspace).map_err(bad)?;
-    let links = TreeLinks::new()
-        .with(
-            space.workspace_inside.clone(),
-            Root::open_resolved(&space.workspace).map_err(bad)?,
-        )
+    let links = over::links(&space, &space.workspace_inside)
+        .map_err(bad)?
         .with(
             space.home_inside.clone(),
             Root::open(&space.home).map_err(bad)?,
         );
     let (files, inside) = (order.files, space.workspace_inside.clone());
+    let over = space.over.clone();
     let (before, attached) = blocking(ambient, move || {
-        let before = (mode != WorkspaceMode::Ro)
-            .then(|| Manifest::record(&root))
-            .transpose();
-        (before, files.attach(&root, &inside))
+        let over = over.as_deref();
+        let before = over::before(mode != WorkspaceMode::Ro, &root, over);
+        (before, over::attach(&files, &root, over, &inside))
     })
     .await?;
     Ok(Prepared {
@@ -355,10 +365,10 @@ pub(crate) async fn prepare(
 /// A directory of the workspace that an agent is to begin in: a link on the way would lead somewhere
 /// else inside than here.
 fn within_space(space: &Space, within: &Path) -> Result<String, PrepareError> {
-    let mut path = space.workspace.clone();
+    let mut path = PathBuf::new();
     for part in within.components() {
         path.push(part);
-        if !path.symlink_metadata().is_ok_and(|meta| meta.is_dir()) {
+        if !over::has_directory(space, &path) {
             let within = Foreign::new(within.to_string_lossy());
             return Err(PrepareError::NoDirectory(within));
         }
@@ -376,11 +386,7 @@ fn owner(shared: &Shared, pool: &PoolShared, slot: &SlotId) -> Option<Owner> {
     if pool.config.launcher == Launcher::None {
         return None;
     }
-    let uid = shared
-        .uids
-        .as_ref()?
-        .block()
-        .uid(u32::from(pool.first_slot + slot.index))?;
+    let uid = slot_uid(shared, pool, slot)?;
     Some(Owner { uid, gid: uid })
 }
 
@@ -392,88 +398,27 @@ pub(super) async fn blocking<T: Send + 'static>(
     done.map_err(|_| PrepareError::Interrupted)
 }
 
-/// The task's own copy of the workspace.
-async fn copy_of(
-    shared: &Arc<Shared>,
-    pool: &Arc<PoolShared>,
-    order: &Order,
-    source: &Path,
-    space: &Space,
-    owner: Option<Owner>,
-) -> Result<PathBuf, PrepareError> {
-    let unreadable = |error| PrepareError::Workspace {
-        path: source.to_owned(),
-        source: error,
-    };
-    let root = Root::open_resolved(source).map_err(unreadable)?;
-    let listing = match list::git_dir(&root).map_err(unreadable)? {
-        GitDir::Dir => {
-            let plan = git_plan(shared, pool, source, space)?;
-            let listed = listing::git_list(shared, plan, source, &order.cancelled).await?;
-            listed.map_or(Listing::Everything, Listing::Git)
-        }
-        _ => Listing::Everything,
-    };
-    let ambient = &shared.ambient;
-    let permit = listing::turn(&shared.copying, &order.cancelled).await?;
-    let made = {
-        let (shared, session) = (Arc::clone(shared), order.session.clone());
-        let bounds = copy::Bounds::default();
-        blocking(ambient, move || {
-            copy::make(&shared.state, &session, &root, &listing, owner, bounds)
-        })
-        .await?
-    };
-    drop(permit);
-    let copied = made.map_err(|error| PrepareError::Copy {
-        path: source.to_owned(),
-        source: error,
-    })?;
-    Ok(copied.path)
-}
-
-/// The plan of git's own walls, around a read-only mount of the workspace.
-fn git_plan(
-    shared: &Shared,
-    pool: &PoolShared,
-    source: &Path,
-    space: &Space,
-) -> Result<LaunchPlan, PrepareError> {
-    let inside = match pool.config.launcher {
-        Launcher::Unshare | Launcher::Bwrap | Launcher::Container => WORKSPACE_INSIDE.to_owned(),
-        Launcher::None | Launcher::Ssh => source.to_string_lossy().into_owned(),
-    };
-    let space = Space {
-        workspace: source.to_owned(),
-        workspace_inside: inside.clone(),
-        directory: String::new(),
-        ..space.clone()
-    };
-    let git = list::ls_files(&inside);
-    launch_plan(shared, pool, &space, git.argv, &For::Git { env: git.env })
-}
-
 /// What walls are for.
 enum For {
     /// The agent, or its check.
     Agent {
         /// Whether the workspace can be written.
         writable: bool,
-        /// Whether the pool's routes are listened on.
+        /// Whether the pool's routes and proxy are listened on.
         routes: bool,
         /// Whether we may start helpers inside.
         door: bool,
     },
     /// Git, which interprets what stands in a repository: it gets nothing of the agent's.
-    Git {
-        /// Its whole environment, PATH excluded.
-        env: Vec<(String, String)>,
-    },
+    Git(own::Git),
 }
 
 impl For {
     const fn is_writable(&self) -> bool {
-        matches!(self, Self::Agent { writable: true, .. })
+        match self {
+            Self::Agent { writable, .. } => *writable,
+            Self::Git(git) => git.writable,
+        }
     }
 
     const fn has_door(&self) -> bool {
@@ -499,9 +444,9 @@ fn launch_plan(
     }
     let env = match what {
         For::Agent { .. } => space.environment(shared, pool),
-        For::Git { env } => {
+        For::Git(git) => {
             let path = [("PATH".to_owned(), PATH_INSIDE.to_owned())];
-            env.iter().cloned().chain(path).collect()
+            git.env.iter().cloned().chain(path).collect()
         }
     };
     let walls = if walled {
@@ -510,25 +455,35 @@ fn launch_plan(
             profile: &pool.sandbox,
             network: match what {
                 For::Agent { .. } => pool.config.network,
-                For::Git { .. } => Network::None,
+                For::Git(_) => Network::None,
             },
             listen: match what {
-                For::Agent { routes: true, .. } => {
-                    pool.config.routes.iter().map(|route| route.port).collect()
-                }
+                For::Agent { routes: true, .. } => pool.config.ports_inside(),
                 _ => Vec::new(),
             },
             ids: ids(shared, pool, &space.slot),
             home: match what {
                 For::Agent { .. } => Some(tree(&space.home, true)?),
                 // The repository must not learn what the agent's home was filled with.
-                For::Git { .. } => None,
+                For::Git(git) => git
+                    .home
+                    .as_deref()
+                    .map(|home| tree(home, true))
+                    .transpose()?,
             },
             workspace: Some(tree(&space.workspace, what.is_writable())?),
+            over: match what {
+                For::Agent { .. } => over::layer(space)?,
+                For::Git { .. } => None,
+            },
             hostname: pool.config.name.as_str(),
             extra_ro: match what {
                 For::Agent { .. } => program(pool),
-                For::Git { .. } => Vec::new(),
+                For::Git(_) => Vec::new(),
+            },
+            beside: match what {
+                For::Agent { .. } => space.beside.clone(),
+                For::Git(git) => git.beside.clone(),
             },
             door: what.has_door(),
         })?;
@@ -561,29 +516,15 @@ fn program(pool: &PoolShared) -> Vec<(PathBuf, String)> {
         .collect()
 }
 
-/// A directory of the host for inside, with its owner on disk.
-fn tree(path: &Path, writable: bool) -> Result<Tree, PrepareError> {
-    let bad = |source| PrepareError::Workspace {
-        path: path.to_owned(),
-        source,
-    };
-    let root = Root::open_resolved(path).map_err(bad)?;
-    let stat = rustix::fs::fstat(&root)
-        .map_err(|errno| bad(TreeError::at_path("examine", path, errno)))?;
-    Ok(Tree {
-        path: path.to_owned(),
-        owner: (stat.st_uid, stat.st_gid),
-        access: if writable { Access::Rw } else { Access::Ro },
-        identity: Some((stat.st_dev, stat.st_ino)),
-    })
+/// The slot's own uid, where the supervisor is root.
+fn slot_uid(shared: &Shared, pool: &PoolShared, slot: &SlotId) -> Option<u32> {
+    let range = pool.sandbox.demands.uid_range;
+    let number = u32::from(pool.first_slot + slot.index);
+    shared.uids.as_ref()?.uid(range, number)
 }
 
 fn ids(shared: &Shared, pool: &PoolShared, slot: &SlotId) -> sandbox::Ids {
-    let uid = shared
-        .uids
-        .as_ref()
-        .and_then(|block| block.block().uid(u32::from(pool.first_slot + slot.index)));
-    match uid {
+    match slot_uid(shared, pool, slot) {
         Some(slot_uid) => sandbox::Ids::Root { slot_uid },
         None => sandbox::Ids::Own {
             uid: rustix::process::geteuid().as_raw(),

@@ -14,7 +14,7 @@ use super::asks::{self, Asks};
 use super::choosing::Choosing;
 use super::measure::Measured;
 use super::outbox::{After, Outbox};
-use super::{CheckResult, Item, Limited, Prepared, SessionRef, TalkArgs, Tally, Work};
+use super::{CheckResult, Item, Limited, Prepared, SessionRef, TalkArgs, Tally, Work, weak};
 use crate::config::{OnUnaskedDeny, SessionScope};
 use crate::dialect::{Command, Denials};
 use crate::fleet::channel::{ChannelEnd, ChannelHandle, ChannelMsg};
@@ -160,11 +160,14 @@ impl SessionState {
 
     pub(super) fn item(&mut self, item: Item) {
         match item {
-            Item::Started { pid } => {
+            Item::Started { pid, limits, walls } => {
                 self.tell_pool(SlotEvent::Spawned, Some(pid));
                 self.outbox.event(Event::ChildStarted {
                     pid,
                     launcher: self.pool.config.launcher.word(),
+                    lacks: weak::counted(&self.shared, &self.pool, &self.work.slot),
+                    limits,
+                    walls,
                 });
             }
             Item::Ready(info) => self.ready(info),

@@ -6,7 +6,10 @@ use super::attached::NotAttached;
 use crate::launch::RunError;
 use crate::model::Foreign;
 use crate::sandbox::state_dir::StateError;
-use crate::sandbox::workspace::{CopyError, HomeError, TreeError};
+use crate::sandbox::workspace::branch::BranchError;
+use crate::sandbox::workspace::{
+    CopyError, HomeError, MaskError, OverlayError, SliceError, TreeError,
+};
 use crate::sandbox::{self, PlanError};
 
 /// Why a session could not be prepared.
@@ -31,6 +34,14 @@ pub(crate) enum PrepareError {
         /// Why.
         source: CopyError,
     },
+    /// Nothing can be laid over it.
+    #[error("workspace {path}: {source}")]
+    Overlay {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        source: OverlayError,
+    },
     /// Git could not list its files.
     #[error("workspace {path}: git could not list its files: {why}")]
     Git {
@@ -39,6 +50,28 @@ pub(crate) enum PrepareError {
         /// Why.
         why: String,
     },
+    /// There is no clone of it, or no way for its branch.
+    #[error("workspace {path}: {source}")]
+    Branch {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        source: BranchError,
+    },
+    /// Git could not do its part of a clone or bundle.
+    #[error("workspace {path}: git: {why}")]
+    Cloned {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        why: String,
+    },
+    /// What is to be hidden cannot be known.
+    #[error("{0}")]
+    Mask(#[from] MaskError),
+    /// A slice cannot be had.
+    #[error("{0}")]
+    Slice(#[from] SliceError),
     /// The walls around git failed: the agent's would too.
     #[error("{0}")]
     GitWalls(RunError),
@@ -84,7 +117,12 @@ impl PrepareError {
             Self::Workspace { .. }
             | Self::State(_)
             | Self::Copy { .. }
+            | Self::Overlay { .. }
             | Self::Git { .. }
+            | Self::Branch { .. }
+            | Self::Cloned { .. }
+            | Self::Mask(_)
+            | Self::Slice(_)
             | Self::CopyGone(_)
             | Self::Attached(_)
             | Self::NoDirectory(_)

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::prepare::Prepared;
+use super::prepare::branch::{Returned, returning};
 use super::tally::Tally;
 use super::{Files, Limited, StoredSession};
 use crate::fleet::channel::ChannelEnd;
@@ -235,6 +236,8 @@ pub(crate) struct Survey {
     pub(crate) changes: Vec<FileChange>,
     pub(crate) cut: bool,
     pub(crate) copy: Option<PathBuf>,
+    /// The branch that came back, of a clone.
+    pub(crate) returned: Returned,
 }
 
 /// Looks at the workspace after the turn; if the session is over with it, lets it go.
@@ -242,37 +245,55 @@ pub(crate) fn survey(
     prepared: Option<&mut Prepared>,
     session: SessionId,
     shared: Arc<Shared>,
+    pool: &Arc<PoolShared>,
     over: bool,
 ) -> impl Future<Output = Survey> + Send + use<> {
+    let returning = returning(prepared.as_deref(), &shared, pool);
     let seen = prepared.map(|prepared| {
         (
             prepared.root(),
             prepared.before.take(),
             prepared.copy().map(Path::to_owned),
+            prepared.space().over.clone(),
         )
     });
     let ambient = shared.ambient.clone();
     let work = move || {
+        let has_copy = seen.as_ref().is_some_and(|(_, _, copy, _)| copy.is_some());
         let found = match seen {
-            Some((root, before, copy)) => Survey {
-                copy,
-                ..compare(root, before)
-            },
+            Some((root, mut before, copy, over)) => {
+                super::over::survey(over.as_deref(), &mut before).unwrap_or_else(|| Survey {
+                    copy,
+                    ..compare(root, before)
+                })
+            }
             None => Survey::default(),
         };
         if over {
-            farewell(&shared, &session, found.copy.is_some());
+            farewell(&shared, &session, has_copy);
         }
         found
     };
-    async move { ambient.blocking(work).await.unwrap_or_default() }
+    async move {
+        // While the home is there, and before the clone's time runs.
+        let returned = match returning {
+            Some(returning) => returning.await,
+            None => Returned::default(),
+        };
+        let survey: Survey = ambient.blocking(work).await.unwrap_or_default();
+        Survey { returned, ..survey }
+    }
 }
 
 fn compare(root: Result<Root, TreeError>, before: Option<Manifest>) -> Survey {
     let Some(before) = before else {
         return Survey::default();
     };
-    let changes = root.and_then(|root| before.changes(&root));
+    told(root.and_then(|root| before.changes(&root)))
+}
+
+/// Changes as a survey tells them.
+pub(super) fn told(changes: Result<Changes, TreeError>) -> Survey {
     let changes = changes.unwrap_or_else(|error| {
         tracing::warn!(%error, "the workspace could not be compared");
         Changes {
@@ -283,7 +304,7 @@ fn compare(root: Result<Root, TreeError>, before: Option<Manifest>) -> Survey {
     Survey {
         cut: changes.cut,
         changes: changes.list.into_iter().map(change).collect(),
-        copy: None,
+        ..Survey::default()
     }
 }
 
@@ -292,6 +313,9 @@ fn compare(root: Result<Root, TreeError>, before: Option<Manifest>) -> Survey {
 pub(crate) fn farewell(shared: &Shared, session: &SessionId, has_copy: bool) {
     if let Err(error) = workspace::home::remove(&shared.state, session) {
         tracing::warn!(%error, "a home could not be removed");
+    }
+    if let Err(error) = workspace::overlay::mark_ended(shared.state.overlays(), session) {
+        tracing::warn!(%error, "an overlay was not marked as ended");
     }
     if has_copy && let Err(error) = workspace::copy::mark_ended(&shared.state, session) {
         tracing::warn!(%error, "a copy was not marked as ended");

@@ -44,6 +44,12 @@ pub(super) struct PromptAccepted<'a> {
 pub(super) struct ChildStarted<'a> {
     pub(super) pid: u32,
     pub(super) launcher: Text<'a>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) lacks: Vec<Text<'a>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) limits: Option<Text<'a>>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) walls: Vec<Text<'a>>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -284,6 +290,8 @@ pub(super) struct ChildExited<'a> {
     pub(super) detail: Text<'a>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) stderr: Vec<Text<'a>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) memory_peak: Option<u64>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -415,4 +423,17 @@ pub(super) struct TerminalEnded<'a> {
     pub(super) wrote: u64,
     #[serde(default)]
     pub(super) untold: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct Egress<'a> {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) host: Maybe<'a>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) port: Option<u16>,
+    pub(super) result: Text<'a>,
+    pub(super) connections: u64,
+    pub(super) sent: u64,
+    pub(super) received: u64,
+    pub(super) took_ms: u64,
 }

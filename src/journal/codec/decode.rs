@@ -8,8 +8,8 @@ use serde::Deserialize;
 use super::{CodecError, VERSION, body};
 use crate::model::{
     AgentInfo, Ask, AskId, AskKey, ChoiceInfo, Claimed, CommandInfo, Cost, DecidedBy, Decision,
-    Event, EventKind, ExitClass, Foreign, OptionState, Origin, PlanEntry, PoolName, SessionId,
-    TaskId, TaskSpec, TurnOutcome, Usage, Verdict,
+    EgressResult, Event, EventKind, ExitClass, Foreign, OptionState, Origin, PlanEntry, PoolName,
+    SessionId, TaskId, TaskSpec, TurnOutcome, Usage, Verdict, Weakness,
 };
 
 /// The words that [`Event::ChildStarted`] and [`Event::BadLine`] carry as static texts. A word
@@ -70,6 +70,18 @@ pub fn decode(kind: &str, version: u32, body: &str) -> Result<Event, CodecError>
         | EventKind::FileUpdated => tools(&reader),
         EventKind::TerminalStarted | EventKind::TerminalOutput | EventKind::TerminalEnded => {
             terminals(&reader)
+        }
+        EventKind::Egress => {
+            let b: body::Egress<'_> = reader.parse()?;
+            Ok(Event::Egress {
+                host: b.host.map(Cow::into_owned),
+                port: b.port,
+                result: reader.word("result", &b.result, EgressResult::from_word)?,
+                connections: b.connections,
+                sent: b.sent,
+                received: b.received,
+                took: Duration::from_millis(b.took_ms),
+            })
         }
         EventKind::Plan
         | EventKind::Usage
@@ -172,6 +184,17 @@ fn course(reader: &Reader<'_>) -> Result<Event, CodecError> {
             Event::ChildStarted {
                 pid: b.pid,
                 launcher: static_word(&b.launcher),
+                lacks: b
+                    .lacks
+                    .iter()
+                    .filter_map(|word| Weakness::from_word(word))
+                    .collect(),
+                limits: b.limits.map(std::borrow::Cow::into_owned),
+                walls: b
+                    .walls
+                    .into_iter()
+                    .map(std::borrow::Cow::into_owned)
+                    .collect(),
             }
         }
         EventKind::Ready => {
@@ -201,6 +224,7 @@ fn course(reader: &Reader<'_>) -> Result<Event, CodecError> {
                 status: b.status.map(Into::into),
                 detail: b.detail.into_owned(),
                 stderr: b.stderr.into_iter().map(own).collect(),
+                memory_peak: b.memory_peak,
             }
         }
         EventKind::CheckEnded => {

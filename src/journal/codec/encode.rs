@@ -32,6 +32,7 @@ pub fn encode_into(event: &Event, out: &mut Vec<u8>) {
         Event::TerminalStarted { .. }
         | Event::TerminalOutput { .. }
         | Event::TerminalEnded { .. } => terminals(event, out),
+        Event::Egress { .. } => egress(event, out),
         Event::Plan { .. }
         | Event::Usage(_)
         | Event::ContextUsed { .. }
@@ -93,11 +94,26 @@ fn course(event: &Event, out: &mut Vec<u8>) {
                 text: text(prompt),
             },
         ),
-        Event::ChildStarted { pid, launcher } => put(
+        Event::ChildStarted {
+            pid,
+            launcher,
+            lacks,
+            limits,
+            walls,
+        } => put(
             out,
             &body::ChildStarted {
                 pid: *pid,
                 launcher: Cow::Borrowed(launcher),
+                lacks: lacks
+                    .iter()
+                    .map(|word| Cow::Borrowed(word.word()))
+                    .collect(),
+                limits: limits.as_deref().map(Cow::Borrowed),
+                walls: walls
+                    .iter()
+                    .map(|wall| Cow::Borrowed(wall.as_str()))
+                    .collect(),
             },
         ),
         Event::Ready(info) => put(
@@ -138,6 +154,7 @@ fn course(event: &Event, out: &mut Vec<u8>) {
             status,
             detail,
             stderr,
+            memory_peak,
         } => put(
             out,
             &body::ChildExited {
@@ -145,6 +162,7 @@ fn course(event: &Event, out: &mut Vec<u8>) {
                 status: status.map(Into::into),
                 detail: Cow::Borrowed(detail),
                 stderr: stderr.iter().map(text).collect(),
+                memory_peak: *memory_peak,
             },
         ),
         Event::CheckEnded { status, output } => put(
@@ -281,6 +299,33 @@ fn terminals(event: &Event, out: &mut Vec<u8>) {
             },
         ),
         _ => {}
+    }
+}
+
+/// Connections to hosts outside.
+fn egress(event: &Event, out: &mut Vec<u8>) {
+    if let Event::Egress {
+        host,
+        port,
+        result,
+        connections,
+        sent,
+        received,
+        took,
+    } = event
+    {
+        put(
+            out,
+            &body::Egress {
+                host: host.as_deref().map(Cow::Borrowed),
+                port: *port,
+                result: Cow::Borrowed(result.word()),
+                connections: *connections,
+                sent: *sent,
+                received: *received,
+                took_ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
+            },
+        );
     }
 }
 

@@ -118,4 +118,8 @@ pub(super) fn line(
 }
 
 #[cfg(test)]
+mod child_tests;
+#[cfg(test)]
+mod egress_tests;
+#[cfg(test)]
 mod tests;

@@ -46,6 +46,9 @@ pub struct Report<'a> {
     pub changes_cut: bool,
     /// The task's own copy of the workspace, on the host.
     pub workspace: Option<Cow<'a, str>>,
+    /// The bundle of its branch, on the host, with workspace mode `worktree`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bundle: Option<Cow<'a, str>>,
     /// Failures of its slot's children while it was worked.
     pub restarts: u32,
     /// The delays that followed on them, in milliseconds.
@@ -156,6 +159,7 @@ mod tests {
             }],
             changes_cut: true,
             workspace: Some("/state/copies/s".into()),
+            bundle: None,
             restarts: 1,
             backoff_ms: 250,
             detail: Some("because".into()),

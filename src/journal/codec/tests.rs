@@ -8,7 +8,7 @@ use crate::limits;
 use crate::model::{
     AgentInfo, Ask, AskId, AskKey, ChoiceInfo, Claimed, CommandInfo, Cost, DecidedBy, Decision,
     Event, ExitClass, ExitStatus, Foreign, OptionState, Origin, PlanEntry, PoolName, TaskId,
-    TaskSpec, TurnOutcome, Usage, Verdict,
+    TaskSpec, TurnOutcome, Usage, Verdict, Weakness,
 };
 
 /// One line of the golden file: a kind, a version, a body, separated by tabs.
@@ -57,6 +57,7 @@ fn every_event() -> Vec<Event> {
     events.extend(progress());
     events.extend(of_session());
     events.extend(offers());
+    events.extend(super::egress_tests::events());
     events
 }
 
@@ -72,14 +73,8 @@ fn course() -> Vec<Event> {
             attempt: 1,
             text: foreign(""),
         },
-        Event::ChildStarted {
-            pid: 4_000_000,
-            launcher: "unshare",
-        },
-        Event::ChildStarted {
-            pid: 1,
-            launcher: "none",
-        },
+        child_started(4_000_000, "unshare", &[]),
+        child_started(1, "none", &[]),
         Event::Ready(AgentInfo {
             protocol: "1".to_owned(),
             version: Some(foreign("0.3")),
@@ -119,12 +114,14 @@ fn course() -> Vec<Event> {
             status: Some(ExitStatus::Signal(9)),
             detail: "killed".to_owned(),
             stderr: vec![foreign("oh\u{7}"), foreign("")],
+            memory_peak: None,
         },
         Event::ChildExited {
             class: ExitClass::SpawnFailed,
             status: None,
             detail: "no such program".to_owned(),
             stderr: Vec::new(),
+            memory_peak: None,
         },
         Event::CheckEnded {
             status: Some(ExitStatus::Code(1)),
@@ -219,13 +216,28 @@ fn of_session() -> Vec<Event> {
     ]
 }
 
+fn child_started(pid: u32, launcher: &'static str, walls: &[&str]) -> Event {
+    Event::ChildStarted {
+        pid,
+        launcher,
+        lacks: Vec::new(),
+        limits: None,
+        walls: walls.iter().map(|wall| (*wall).to_owned()).collect(),
+    }
+}
+
 /// What later came beside it.
 fn offers() -> Vec<Event> {
     vec![
+        child_started(2, "ssh", &[]),
         Event::ChildStarted {
-            pid: 2,
-            launcher: "ssh",
+            pid: 3,
+            launcher: "unshare",
+            lacks: vec![Weakness::SharedUid, Weakness::Landlock, Weakness::Cpu],
+            limits: None,
+            walls: Vec::new(),
         },
+        child_started(3, "unshare", &["uid slot", "landlock 6"]),
         Event::Ready(AgentInfo {
             protocol: "1".to_owned(),
             mode: Some(foreign("ask")),

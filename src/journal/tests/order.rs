@@ -68,7 +68,7 @@ fn commits_that_wait_share_one_transaction() {
     }
     drop(lock);
     journal.close(LONG).expect("flushed");
-    let page = exporter.render(None, &[]);
+    let page = exporter.render(None, &[], &crate::telemetry::Usages::default());
     let value = |name: &str| -> u64 {
         let line = page.lines().find_map(|line| line.strip_prefix(name));
         line.and_then(|number| number.trim().parse().ok())

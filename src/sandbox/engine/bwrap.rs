@@ -83,7 +83,16 @@ pub(super) fn options(
             }
             (Mount::Dir { target }, _) => say(&["--dir", target]),
             (Mount::Link { target, to }, _) => say(&["--symlink", to, target]),
-            _ => {}
+            // Not there, and it need not be; or a part of a tree.
+            (
+                Mount::Tree { .. }
+                | Mount::Mirror { .. }
+                | Mount::Tmpfs { .. }
+                | Mount::File { .. }
+                | Mount::Overlay { .. }
+                | Mount::Hidden { .. },
+                _,
+            ) => {}
         }
     }
     say(&["--symlink", ENTRY_TO, ARG0_ENTRY]);
@@ -91,7 +100,8 @@ pub(super) fn options(
     args
 }
 
-/// Whether bubblewrap is to show this mount: all of them.
-pub(super) const fn wants(_: &Mount) -> bool {
-    true
+/// Whether bubblewrap is to show this mount: all of them, but for covers, which are a part of the
+/// trees that they cover.
+pub(super) const fn wants(mount: &Mount) -> bool {
+    !matches!(mount, Mount::Hidden { .. })
 }

@@ -67,7 +67,13 @@ pub(super) fn wants(mount: &Mount) -> bool {
             optional,
             ..
         } => *access != Access::Device && !optional && target != "/usr",
-        Mount::Mirror { .. } | Mount::Proc { .. } | Mount::Dir { .. } | Mount::Link { .. } => false,
+        // A cover is a part of the tree that it covers.
+        Mount::Overlay { .. }
+        | Mount::Hidden { .. }
+        | Mount::Mirror { .. }
+        | Mount::Proc { .. }
+        | Mount::Dir { .. }
+        | Mount::Link { .. } => false,
     }
 }
 
@@ -155,6 +161,7 @@ pub(super) fn run(asked: &Asked<'_>) -> Vec<String> {
         }
     }
     mounts(asked, &mut say);
+    takes(container, &mut say);
     for word in &container.extra {
         say(word.clone());
     }
@@ -187,6 +194,26 @@ fn ids(flavour: Flavour, ids: Ids, say: &mut impl FnMut(String)) {
             let (uid, gid) = ids.outside();
             say(format!("--user={uid}:{gid}"));
         }
+    }
+}
+
+/// What the engine holds the container to. An option that stands in the file goes before ours.
+fn takes(container: &Container, say: &mut impl FnMut(String)) {
+    let Some(limits) = &container.limits else {
+        return;
+    };
+    if let Some(pids) = limits.pids {
+        say(format!("--pids-limit={pids}"));
+    }
+    if let Some(memory) = limits.memory {
+        say(format!("--memory={memory}b"));
+        // The engines' word for both together.
+        if let Some(both) = limits.swap.and_then(|swap| memory.checked_add(swap)) {
+            say(format!("--memory-swap={both}b"));
+        }
+    }
+    if let Some(millis) = limits.cpu_millis {
+        say(format!("--cpus={}.{:03}", millis / 1000, millis % 1000));
     }
 }
 

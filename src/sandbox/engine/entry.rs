@@ -10,7 +10,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 
-use rustix::fs::StatVfsMountFlags;
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, StatVfsMountFlags};
+use rustix::io::Errno;
 use rustix::process::{DumpableBehavior, Pid, getpid};
 use rustix::thread::CapabilitySet;
 
@@ -154,6 +155,7 @@ fn prepare(control: &UnixStream, enter: Enter, mut descriptors: Vec<OwnedFd>) ->
         door: door.map(|socket| Door::new(socket, seal)),
         notes,
         layers: Layers {
+            ids: plan.ids,
             landlock,
             seccomp: plan.seccomp.clone(),
         },
@@ -233,6 +235,9 @@ fn root_is_sealed() -> Step {
 
 /// The very directory that was looked at when the walls were planned, and sealed if it is to be.
 fn is_what_was_meant(mount: &Mount, opened: &Opened) -> Step {
+    if let Mount::Hidden { target } = mount {
+        return is_covered(target);
+    }
     let (
         Mount::Tree {
             target,
@@ -265,6 +270,26 @@ fn is_what_was_meant(mount: &Mount, opened: &Opened) -> Step {
         return Err(wrong("it is read-only:"));
     }
     Ok(())
+}
+
+/// What is to be hidden is not there, or a node that nobody has a right to, on a read-only mount.
+fn is_covered(target: &str) -> Step {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    let found = match rustix::fs::openat2(CWD, target, flags, Mode::empty(), resolve) {
+        Ok(found) => found,
+        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::ACCESS) => return Ok(()),
+        Err(errno) => return Err(errno).on(Stage::Mount, "open", target),
+    };
+    let node = rustix::fs::fstat(&found).on(Stage::Mount, "inspect", target)?;
+    let mount = rustix::fs::fstatvfs(&found).on(Stage::Mount, "inspect", target)?;
+    if node.st_mode & 0o777 == 0 && mount.f_flag.contains(StatVfsMountFlags::RDONLY) {
+        return Ok(());
+    }
+    Err(Failure {
+        path: Some(target.to_owned()),
+        ..failure(Stage::Mount, "nothing covers")
+    })
 }
 
 /// An own network has no interface but the loopback.

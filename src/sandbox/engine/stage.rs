@@ -5,6 +5,8 @@
 //! with the processes in it, so that nobody needs a way to the directories themselves. Otherwise
 //! they are named where they are. Must not know who shows them.
 
+mod cover;
+
 use std::fs;
 use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
@@ -16,6 +18,7 @@ use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, Uid};
 use rustix::mount::{MountPropagationFlags, MoveMountFlags};
 
 use super::super::fail::{At, Step, failure};
+use super::super::trees::Binary;
 use super::super::{root, trees};
 use crate::wire::shim::{Failure, Mount, Opened, ShimPlan, Source, Stage as At_};
 
@@ -63,7 +66,8 @@ pub(super) struct Stage {
 
 /// Builds a stage in a new mount namespace of this process; needs root.
 pub(super) fn build(plan: &ShimPlan, wants: impl Fn(&Mount) -> bool) -> Step<Stage> {
-    let binary = trees::own_binary()?;
+    possible(plan)?;
+    let binary = trees::own_binary(None)?;
     nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS)
         .at(At_::Mount, "leave the host's mounts")?;
     let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
@@ -79,7 +83,7 @@ pub(super) fn build(plan: &ShimPlan, wants: impl Fn(&Mount) -> bool) -> Step<Sta
             .collect(),
         ..plan.clone()
     };
-    let opened = trees::open(&shown, Some(binary))?;
+    let opened = trees::open(&shown, Binary::Tree(binary))?;
     let stage = root::tmpfs(STAGE_BYTES, STAGE_INODES, 0o755)?;
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
     rustix::mount::move_mount(&stage, "", CWD, PLACE, flags).on(
@@ -107,6 +111,9 @@ pub(super) fn build(plan: &ShimPlan, wants: impl Fn(&Mount) -> bool) -> Step<Sta
         } else {
             made(plan, &stage, number, mount)?
         };
+        if let Mount::Hidden { target } = mount {
+            cover::over(&stage, &plan.mounts, &placed, target)?;
+        }
         placed.push(next);
     }
     Ok(Stage {
@@ -114,6 +121,34 @@ pub(super) fn build(plan: &ShimPlan, wants: impl Fn(&Mount) -> bool) -> Step<Sta
         notes: opened.notes,
         directory: Some(PathBuf::from(PLACE)),
     })
+}
+
+/// Refuses what walls of another program's making cannot have. Whoever adds a kind of mount decides
+/// here.
+fn possible(plan: &ShimPlan) -> Step {
+    for mount in &plan.mounts {
+        match mount {
+            Mount::Overlay { target, .. } => {
+                return Err(Failure {
+                    path: Some(target.clone()),
+                    ..failure(
+                        At_::Overlay,
+                        "only walls of marshal's own making (launcher = \"unshare\") have a writable \
+                         view, at",
+                    )
+                });
+            }
+            Mount::Tree { .. }
+            | Mount::Mirror { .. }
+            | Mount::Tmpfs { .. }
+            | Mount::Proc { .. }
+            | Mount::Dir { .. }
+            | Mount::Hidden { .. }
+            | Mount::File { .. }
+            | Mount::Link { .. } => {}
+        }
+    }
+    Ok(())
 }
 
 /// What is not of the host.
@@ -165,12 +200,23 @@ pub(super) fn name(
     wants: impl Fn(&Mount) -> bool,
     directory: Option<&Path>,
 ) -> Step<Stage> {
+    possible(plan)?;
     let mut stage = Stage {
         placed: Vec::new(),
         notes: Vec::new(),
         directory: directory.map(Path::to_owned),
     };
     for (number, mount) in plan.mounts.iter().enumerate() {
+        if let Mount::Hidden { target } = mount {
+            return Err(Failure {
+                path: Some(target.clone()),
+                ..failure(
+                    At_::Mount,
+                    "this launcher covers nothing in a workspace unless marshal is root (use \
+                     workspace mode \"copy\", or launcher \"unshare\", or mask = []):",
+                )
+            });
+        }
         let placed = if wants(mount) {
             named(mount, number, directory, &mut stage.notes)?
         } else {

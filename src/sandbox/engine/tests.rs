@@ -3,6 +3,7 @@ use super::stage::Placed;
 use super::*;
 use crate::config::Network;
 use crate::sandbox::{WallsRequest, plan, probe_request};
+use crate::wire::engine::Taken;
 use crate::wire::shim::{Limits, Mount, Source};
 
 fn planned(network: Network, ids: Ids) -> ShimPlan {
@@ -97,6 +98,12 @@ fn engine(flavour: Flavour) -> Container {
         flavour,
         program: vec!["/usr/bin/engine".to_owned(), "--root=/store".to_owned()],
         env: Vec::new(),
+        limits: Some(Taken {
+            pids: Some(256),
+            memory: Some(1 << 30),
+            swap: Some(1 << 20),
+            cpu_millis: Some(1500),
+        }),
         extra: vec!["--pids-limit=64".to_owned()],
         image: "a".repeat(64),
         name: "marshal-1-demo-0".to_owned(),
@@ -128,6 +135,8 @@ fn what_an_engine_is_told() {
             limits: Limits {
                 nofile: 1024,
                 fsize: 1,
+                nproc: None,
+                group: crate::model::GroupLimits::NONE,
             },
             processes: 100,
         });

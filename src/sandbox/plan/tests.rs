@@ -15,7 +15,8 @@ fn profile() -> Sandbox {
         fsize: 1 << 30,
         landlock_min_abi: 6,
         seccomp: crate::config::Seccomp::Default,
-        needs_own_uid: true,
+        demands: crate::config::Demands::default(),
+        group: crate::model::GroupLimits::NONE,
     }
 }
 

@@ -38,6 +38,9 @@ const IPPROTO_UDP: u32 = 17;
 /// TIOCLINUX, TIOCCONS, TIOCSETD.
 const TERMINAL_REQUESTS: [u32; 4] = [0x5412, 0x541c, 0x541d, 0x5423];
 
+/// fcntl(2).
+const F_SETLEASE: u32 = 1024;
+
 /// Personalities that change nothing but what uname says (PER_LINUX32, UNAME26), and the question.
 const PERSONALITIES: [u32; 5] = [0, 0x8, 0x2_0000, 0x2_0008, 0xffff_ffff];
 
@@ -65,6 +68,12 @@ pub(super) fn built_in() -> Profile {
     profile.add("ioctl", Action::Allow, &[]);
     // Its own limits only: pid 1 of the sandbox has the same user.
     unless(&mut profile, "prlimit64", (0, Test::Half(Compare::Ne, 0)));
+    // A lease on a file that is shown read-only holds up whoever replaces it on the host.
+    unless(
+        &mut profile,
+        "fcntl",
+        (1, Test::Half(Compare::Eq, F_SETLEASE)),
+    );
     for personality in PERSONALITIES {
         let asked = Test::Half(Compare::Eq, personality);
         profile.add("personality", Action::Allow, &[(0, asked)]);
@@ -178,7 +187,6 @@ const ALLOWED: &[&str] = &[
     "fchdir",
     "fchown",
     "fchownat",
-    "fcntl",
     "fdatasync",
     "fgetxattr",
     "flistxattr",

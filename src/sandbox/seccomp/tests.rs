@@ -300,6 +300,16 @@ fn personalities_and_limits_of_others() {
 }
 
 #[test]
+fn a_file_of_the_host_is_not_leased() {
+    expect("fcntl", &[3, 1], Action::Allow);
+    expect("fcntl", &[3, 1024], EPERM);
+    expect("fcntl", &[3, 1 << 32 | 1024], EPERM);
+    // F_GETLEASE, and locks.
+    expect("fcntl", &[3, 1025], Action::Allow);
+    expect("fcntl", &[3, 6], Action::Allow);
+}
+
+#[test]
 fn all_names_are_known_and_none_is_in_two_lists() {
     let mut seen = std::collections::BTreeSet::new();
     for name in rules::names() {

@@ -98,6 +98,29 @@ pub enum RangeError {
         /// Where it stands.
         file: &'static str,
     },
+    /// The range that the configuration chose is somebody else's too.
+    #[error(
+        "the ids {range} of uid_range overlap with {theirs} of {owner:?} in {file}: choose ids that \
+         nobody has"
+    )]
+    Taken {
+        /// The range.
+        range: Range,
+        /// The other one.
+        theirs: Range,
+        /// Whose it is.
+        owner: String,
+        /// Where it stands.
+        file: &'static str,
+    },
+    /// It is too small for the children.
+    #[error("uid_range {range} has fewer than the {count} ids that max_children needs")]
+    Short {
+        /// How many are needed.
+        count: u32,
+        /// The range.
+        range: Range,
+    },
     /// The two entries of `marshal` differ.
     #[error(
         "`marshal` has the ids {uids} in /etc/subuid and {gids} in /etc/subgid: make them the same"
@@ -156,17 +179,22 @@ struct Claim<'a> {
     file: &'static str,
 }
 
+fn claims(accounts: &Accounts) -> Vec<Claim<'_>> {
+    let mut claims = Vec::new();
+    claims.extend(subordinate(&accounts.subuid, "/etc/subuid"));
+    claims.extend(subordinate(&accounts.subgid, "/etc/subgid"));
+    claims.extend(single(&accounts.passwd, "/etc/passwd"));
+    claims.extend(single(&accounts.group, "/etc/group"));
+    claims
+}
+
 /// The ranges that blocks of `count` ids may be taken from.
 ///
 /// With an entry `marshal` in subuid (one line or several), those: an entry in subgid must name
 /// the same ids, and nobody else's line, account or group may lie in them. Without one, a range
 /// above every line and account.
 pub fn choose(accounts: &Accounts, count: u32) -> Result<Vec<Range>, RangeError> {
-    let mut claims = Vec::new();
-    claims.extend(subordinate(&accounts.subuid, "/etc/subuid"));
-    claims.extend(subordinate(&accounts.subgid, "/etc/subgid"));
-    claims.extend(single(&accounts.passwd, "/etc/passwd"));
-    claims.extend(single(&accounts.group, "/etc/group"));
+    let claims = claims(accounts);
     let ours = |file: &str| {
         let mine = claims
             .iter()
@@ -219,6 +247,37 @@ pub fn choose(accounts: &Accounts, count: u32) -> Result<Vec<Range>, RangeError>
         });
     }
     Ok(uids)
+}
+
+/// The range that a configuration chose: nobody else's line, account or group may lie in it, but it
+/// may lie in the entry `marshal`.
+pub fn chosen(accounts: &Accounts, first: u32, last: u32, count: u32) -> Result<Range, RangeError> {
+    let range = Range {
+        start: u64::from(first),
+        end: u64::from(last) + 1,
+    };
+    if range.start < SYSTEM_END || range.end > ID_END || first > last {
+        let file = "uid_range";
+        return Err(RangeError::OutOfBounds { range, file });
+    }
+    let claims = claims(accounts);
+    let is_other = |claim: &&Claim<'_>| {
+        claim.owner != ACCOUNT || matches!(claim.file, "/etc/passwd" | "/etc/group")
+    };
+    let mut others = claims.iter().filter(is_other);
+    if let Some(claim) = others.find(|claim| claim.range.overlaps(&range)) {
+        return Err(RangeError::Taken {
+            range,
+            theirs: claim.range,
+            owner: claim.owner.to_owned(),
+            file: claim.file,
+        });
+    }
+    check_mapped(range, accounts)?;
+    if range.end - range.start < u64::from(count) {
+        return Err(RangeError::Short { count, range });
+    }
+    Ok(range)
 }
 
 fn above(claims: &[Claim<'_>], count: u32, accounts: &Accounts) -> Result<Vec<Range>, RangeError> {
@@ -330,6 +389,28 @@ mod tests {
             (Ok(ranges), Ok(text)) => assert_eq!(list(ranges), text),
             (Err(error), Err(part)) => assert!(error.to_string().contains(part), "{error}"),
             _ => panic!("{accounts:?}: {got:?}"),
+        }
+    }
+
+    #[test]
+    fn a_chosen_range_is_nobody_elses() {
+        let accounts = accounts("alice:100000:65536\nmarshal:700000:100\n");
+        let chosen = |first, last| {
+            let got = chosen(&accounts, first, last, 10);
+            got.map(|range| range.to_string())
+                .map_err(|error| error.to_string())
+        };
+        assert_eq!(chosen(800_000, 800_009).as_deref(), Ok("800000-800009"));
+        assert_eq!(chosen(700_010, 700_049).as_deref(), Ok("700010-700049"));
+        for (first, last, part) in [
+            (165_535, 165_600, "of \"alice\" in /etc/subuid"),
+            (65_530, 65_540, "of \"nobody\" in /etc/passwd"),
+            (999, 2000, "must lie between 1000 and 2147483647"),
+            (2_147_483_000, 2_147_483_648, "must lie between"),
+            (800_000, 800_008, "fewer than the 10 ids"),
+        ] {
+            let error = chosen(first, last).expect_err(part);
+            assert!(error.contains(part), "{error}");
         }
     }
 

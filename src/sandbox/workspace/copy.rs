@@ -13,6 +13,7 @@ use rustix::io::Errno;
 
 use self::copier::Copier;
 use super::list::{FileList, GitDir, ListError, git_dir};
+use super::mask::Masks;
 use super::removal::remove_tree;
 use super::tree::{Root, TreeError};
 use super::{Owner, foreign_path};
@@ -30,6 +31,8 @@ pub enum Listing {
     Git(FileList),
     /// Everything; `.git` only if it is a directory.
     Everything,
+    /// The same, but for what is hidden.
+    Except(Masks),
 }
 
 /// The bounds of a copy.
@@ -160,6 +163,10 @@ fn fill(
             let list = FileList::walk(source, b"", bounds.files, &|path| path == b".git")?;
             copier.copy(&list)?;
         }
+        Listing::Except(masks) => {
+            let skip = |path: &[u8]| path == b".git" || masks.hides(path);
+            copier.copy(&FileList::walk(source, b"", bounds.files, &skip)?)?;
+        }
     }
     if git == GitDir::Dir {
         copier.copy_git()?;
@@ -181,6 +188,7 @@ pub fn mark_ended(state: &StateDir, session: &SessionId) -> Result<(), TreeError
 /// Removes a copy before its time.
 pub fn discard(state: &StateDir, session: &SessionId) -> Result<(), TreeError> {
     super::sweep::discard(state.copies(), session.as_str())?;
+    super::sweep::remove_beside(state.copies(), session.as_str())?;
     remove_tree(state.copies(), &ended_marker(session.as_str()))
 }
 

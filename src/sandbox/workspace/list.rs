@@ -249,6 +249,11 @@ impl FileList {
         self.paths.iter().map(Vec::as_slice)
     }
 
+    /// Leaves out paths.
+    pub fn leave_out(&mut self, is_out: impl Fn(&[u8]) -> bool) {
+        self.paths.retain(|path| !is_out(path));
+    }
+
     /// How many there are.
     #[must_use]
     pub fn len(&self) -> usize {

@@ -107,6 +107,29 @@ impl Manifest {
         self.seen.is_empty()
     }
 
+    /// Whether something at this path was seen.
+    #[must_use]
+    pub fn has(&self, path: &[u8]) -> bool {
+        self.seen.contains_key(path)
+    }
+
+    /// Whether something special was seen at this path: in an overlay, what stands for something
+    /// deleted. Its times say nothing, because all of these may be one.
+    pub(super) fn has_special(&self, path: &[u8]) -> bool {
+        self.seen
+            .get(path)
+            .is_some_and(|then| then.kind == Kind::Other)
+    }
+
+    /// Whether exactly this was seen at this path.
+    pub(super) fn has_the_same(&self, path: &[u8], now: &rustix::fs::Stat) -> bool {
+        let stamp = |seconds: i64, nanos: u64| (seconds, u32::try_from(nanos).unwrap_or(0));
+        self.seen.get(path).is_some_and(|then| {
+            then.size == u64::try_from(now.st_size).unwrap_or(0)
+                && then.ctime == stamp(now.st_ctime, now.st_ctime_nsec)
+        })
+    }
+
     /// What is different below `root` now.
     pub fn changes(&self, root: &Root) -> Result<Changes, TreeError> {
         Ok(self.compare(&Self::record(root)?))

@@ -6,14 +6,18 @@
 //! goes down one name at a time without following a link ([`tree`]). Synchronous; callers run it
 //! where blocking is allowed. Must not know sessions' states, protocols or policy.
 
+pub mod branch;
 pub mod copy;
 pub mod home;
 pub mod list;
 pub mod manifest;
+pub mod mask;
+pub mod overlay;
 pub mod removal;
 pub mod resolve;
 mod resolver;
 pub mod size;
+pub mod slice;
 pub mod sweep;
 pub mod tree;
 
@@ -21,8 +25,11 @@ pub use copy::{Copied, CopyError, Listing};
 pub use home::{Filling, Home, HomeError};
 pub use list::{FileList, GitDir};
 pub use manifest::{Change, ChangeKind, Changes, Manifest};
+pub use mask::{MaskError, Masks};
+pub use overlay::{Merged, Overlay, OverlayError};
 pub use resolve::{Link, TreeLinks};
 pub use size::{Size, measure, used};
+pub use slice::SliceError;
 pub use sweep::{Swept, sweep};
 pub use tree::{Root, TreeError};
 

@@ -5,10 +5,12 @@
 
 use std::ffi::CString;
 use std::io;
+use std::os::fd::OwnedFd;
 
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
+use super::overlay::Merged;
 use super::tree::{Kind, Root, for_each_entry, hold_at, meta_at, meta_of, reopen};
 
 /// Components of one path. More cannot stand in a path that a system call takes.
@@ -52,7 +54,16 @@ pub enum Unresolved {
 /// Trees of the host, by the paths that they have inside.
 #[derive(Debug, Default)]
 pub struct TreeLinks {
-    trees: Vec<(Vec<u8>, Root)>,
+    trees: Vec<(Vec<u8>, Tree)>,
+}
+
+/// One tree.
+#[derive(Debug)]
+enum Tree {
+    /// A directory as it is.
+    Plain(Root),
+    /// A directory with what an agent wrote over it.
+    Merged(Box<Merged>),
 }
 
 impl TreeLinks {
@@ -65,14 +76,23 @@ impl TreeLinks {
     /// Adds a tree of the host that is seen at `inside` (`/workspace`, `/home/agent`; without a
     /// sandbox its own path).
     #[must_use]
-    pub fn with(mut self, inside: impl Into<Vec<u8>>, root: Root) -> Self {
-        let mut inside = inside.into();
+    pub fn with(self, inside: impl Into<Vec<u8>>, root: Root) -> Self {
+        self.add(inside.into(), Tree::Plain(root))
+    }
+
+    /// The same, of a tree that an overlay lies over.
+    #[must_use]
+    pub fn with_merged(self, inside: impl Into<Vec<u8>>, merged: Merged) -> Self {
+        self.add(inside.into(), Tree::Merged(Box::new(merged)))
+    }
+
+    fn add(mut self, mut inside: Vec<u8>, tree: Tree) -> Self {
         while inside.len() > 1 && inside.last() == Some(&b'/') {
             inside.pop();
         }
         // There are two of them in nearly every session, for as long as it lives.
         self.trees.reserve_exact(1);
-        self.trees.push((inside, root));
+        self.trees.push((inside, tree));
         // The longest first: a tree inside another hides what it covers.
         self.trees
             .sort_by_key(|(inside, _)| std::cmp::Reverse(inside.len()));
@@ -84,7 +104,11 @@ impl TreeLinks {
     #[must_use]
     pub fn read_link(&self, path: &[u8]) -> Link {
         match self.find(path) {
-            Ok((root, parts)) => look(root, parts.into_iter()),
+            Ok((Tree::Plain(root), parts)) => look(root, parts.into_iter()),
+            Ok((Tree::Merged(merged), parts)) => match merged.hold(parts.into_iter()) {
+                Ok(held) => what(&held),
+                Err(error) => unresolved(&error),
+            },
             Err(unresolved) => Link::Unresolved(unresolved),
         }
     }
@@ -93,7 +117,11 @@ impl TreeLinks {
     /// A directory that is missing has none; `None`: they cannot be listed, or are too many.
     #[must_use]
     pub fn links_in(&self, path: &[u8]) -> Option<Vec<Vec<u8>>> {
-        let (root, parts) = self.find(path).ok()?;
+        let (tree, parts) = self.find(path).ok()?;
+        let root = match tree {
+            Tree::Plain(root) => root,
+            Tree::Merged(merged) => return links_of(merged, &parts),
+        };
         let mut dir = hold_at(root, c".").ok()?;
         for part in parts {
             let name = CString::new(part).ok()?;
@@ -124,7 +152,7 @@ impl TreeLinks {
     }
 
     /// The tree that a path is in, and the path's components below its root.
-    fn find<'p>(&self, path: &'p [u8]) -> Result<(&Root, Vec<&'p [u8]>), Unresolved> {
+    fn find<'p>(&self, path: &'p [u8]) -> Result<(&Tree, Vec<&'p [u8]>), Unresolved> {
         let Some(rest) = path.strip_prefix(b"/") else {
             return Err(Unresolved::NotPlain);
         };
@@ -146,6 +174,45 @@ impl TreeLinks {
         }
         Ok((root, parts.collect()))
     }
+}
+
+/// What is held.
+fn what(held: &OwnedFd) -> Link {
+    match meta_of(held).map(|meta| meta.kind) {
+        Ok(Kind::Dir) => Link::Directory,
+        Ok(Kind::Link) => match rustix::fs::readlinkat(held, c"", Vec::new()) {
+            Ok(target) => Link::Target(target.into_bytes()),
+            Err(errno) => unresolved(&errno.into()),
+        },
+        Ok(_) => Link::Other,
+        Err(error) => unresolved(&error),
+    }
+}
+
+/// The links directly in a directory that an overlay lies over. A link that was written over counts
+/// as long as it is below: more than there are is less than harm.
+fn links_of(merged: &Merged, parts: &[&[u8]]) -> Option<Vec<Vec<u8>>> {
+    let dirs = match merged.open(parts.iter().copied()) {
+        Ok(dirs) => dirs,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Some(Vec::new()),
+        Err(_) => return None,
+    };
+    let mut links = Vec::new();
+    let mut entries = 0_usize;
+    for dir in dirs {
+        for_each_entry(&dir, |name| {
+            entries += 1;
+            if entries > ENTRIES {
+                return Err(io::ErrorKind::QuotaExceeded.into());
+            }
+            if meta_at(&dir, name)?.kind == Kind::Link {
+                links.push(name.to_bytes().to_vec());
+            }
+            Ok(())
+        })
+        .ok()?;
+    }
+    Some(links)
 }
 
 fn covers(inside: &[u8], path: &[u8]) -> bool {

@@ -11,7 +11,9 @@ use std::time::{Duration, SystemTime};
 use rustix::fs::RenameFlags;
 use rustix::io::Errno;
 
+use super::branch::{bundle_name, record_name};
 use super::copy::{PART, ended_marker, mark_ended};
+use super::overlay;
 use super::removal::remove_tree;
 use super::tree::{Root, TreeError, for_each_entry, open_dir_at};
 use crate::model::SessionId;
@@ -43,6 +45,10 @@ pub trait Sessions {
 pub struct Swept {
     /// Copies removed.
     pub copies: u64,
+    /// Overlays removed.
+    pub overlays: u64,
+    /// Applies that a kill had left half done: brought to their end, as a sentence each.
+    pub finished: Vec<String>,
     /// Homes removed.
     pub homes: u64,
     /// Half made, half removed, or of an old `--local` run: removed.
@@ -65,11 +71,14 @@ pub fn sweep(
     // A clock that was set back makes things younger, never older.
     let is_old = |then: SystemTime| now.duration_since(then).is_ok_and(|age| age > kept);
     if when == When::Start {
-        for root in [state.copies(), state.homes()] {
+        for root in [state.copies(), state.homes(), state.overlays()] {
             swept.leftovers(root);
         }
+        swept.alone(state.copies(), sessions);
         swept.locals(state, &is_old);
+        swept.halves(state);
     }
+    swept.overlays(state, &is_old, sessions);
     swept.copies(state, &is_old, sessions);
     for session in sessions_in(state.homes(), &mut swept.failed) {
         if !sessions.exists(&session) && !sessions.works(&session) {
@@ -93,6 +102,23 @@ impl Swept {
         }
     }
 
+    /// What is known of clones that were never complete.
+    fn alone(&mut self, copies: &Root, sessions: &dyn Sessions) {
+        for name in names(copies, &mut self.failed) {
+            let Some((Ok(session), "branch")) = name
+                .split_once(',')
+                .map(|(session, what)| (SessionId::new(session), what))
+            else {
+                continue;
+            };
+            let clone = copies.path().join(session.as_str());
+            if clone.symlink_metadata().is_err() && !sessions.works(&session) {
+                let done = remove_beside(copies, session.as_str());
+                count(done, &mut self.leftovers, &mut self.failed);
+            }
+        }
+    }
+
     fn locals(&mut self, state: &StateDir, is_old: &dyn Fn(SystemTime) -> bool) {
         let path = state.path().join("local");
         let opened = Root::open_at(state.root(), "local", path);
@@ -106,6 +132,68 @@ impl Swept {
                     &mut self.leftovers,
                     &mut self.failed,
                 );
+            }
+        }
+    }
+
+    /// Brings applies to their end that were killed, and removes what is left of overlays that are
+    /// not there.
+    fn halves(&mut self, state: &StateDir) {
+        let root = state.overlays();
+        for name in names(root, &mut self.failed) {
+            let Some((session, what)) = name.split_once(',') else {
+                continue;
+            };
+            let Ok(session) = SessionId::new(session) else {
+                continue;
+            };
+            if overlay::path(root, &session).symlink_metadata().is_err() {
+                // Nobody holds what is not there.
+                count(
+                    remove_tree(root, &name),
+                    &mut self.leftovers,
+                    &mut self.failed,
+                );
+            } else if what == "intent" {
+                match overlay::apply::recover_of(root, &session) {
+                    Ok(told) => self.finished.extend(told),
+                    Err(error) => self.failed.push(TreeError::at_path(
+                        "finish the apply of",
+                        &overlay::path(root, &session),
+                        std::io::Error::other(error),
+                    )),
+                }
+            }
+        }
+    }
+
+    fn overlays(
+        &mut self,
+        state: &StateDir,
+        is_old: &dyn Fn(SystemTime) -> bool,
+        sessions: &dyn Sessions,
+    ) {
+        let root = state.overlays();
+        for session in sessions_in(root, &mut self.failed) {
+            if sessions.works(&session) {
+                continue;
+            }
+            let marker = overlay::beside(session.as_str(), "ended");
+            let ended = root.path().join(&marker).symlink_metadata();
+            match ended.and_then(|meta| meta.modified()) {
+                // One that is being applied just now has another hour.
+                Ok(ended) if is_old(ended) => match overlay::Overlay::take(root, &session) {
+                    Ok(held) => count(held.discard(), &mut self.overlays, &mut self.failed),
+                    Err(overlay::OverlayError::Busy(_)) => {}
+                    Err(_) => {
+                        let gone = overlay::remove(root, &session);
+                        count(gone, &mut self.overlays, &mut self.failed);
+                    }
+                },
+                Ok(_) => {}
+                Err(_) => self
+                    .failed
+                    .extend(overlay::mark_ended(root, &session).err()),
             }
         }
     }
@@ -125,6 +213,7 @@ impl Swept {
             match ended.and_then(|meta| meta.modified()) {
                 Ok(ended) if is_old(ended) => {
                     let done = discard(state.copies(), session.as_str())
+                        .and_then(|()| remove_beside(state.copies(), session.as_str()))
                         .and_then(|()| remove_tree(state.copies(), &marker));
                     count(done, &mut self.copies, &mut self.failed);
                 }
@@ -140,6 +229,12 @@ fn count(done: Result<(), TreeError>, counter: &mut u64, failed: &mut Vec<TreeEr
         Ok(()) => *counter += 1,
         Err(error) => failed.push(error),
     }
+}
+
+/// Removes what stands beside a clone: its bundle and what is known of it.
+pub(super) fn remove_beside(copies: &Root, session: &str) -> Result<(), TreeError> {
+    remove_tree(copies, &bundle_name(session))?;
+    remove_tree(copies, &record_name(session))
 }
 
 /// Removes the tree of a name that others may still look for: under another name.
@@ -304,5 +399,24 @@ mod tests {
         copy::discard(&state, &session).unwrap();
         copy::discard(&state, &session).expect("twice is fine");
         assert_eq!(names_in(state.copies().path()), set(&[]));
+    }
+
+    #[test]
+    fn a_bundle_goes_with_its_clone() {
+        let dir = scratch();
+        let state = StateDir::open(&dir.path().join("state"), &[]).unwrap();
+        let copies = state.copies().path().to_owned();
+        tree(&copies.join("s"));
+        for name in ["s,bundle", "s,branch", "gone,branch", "gone,bundle"] {
+            std::fs::write(copies.join(name), "x").unwrap();
+        }
+        mark_ended(&state, &SessionId::new("s").unwrap()).unwrap();
+        let at = |when, now| sweep(&state, when, now, COPY_KEPT, &Known::default());
+        let now = SystemTime::now();
+        assert_eq!(at(When::Start, now).leftovers, 1);
+        let all = set(&["s", "s,ended", "s,bundle", "s,branch"]);
+        assert_eq!(names_in(&copies), all);
+        assert_eq!(at(When::Hourly, now + COPY_KEPT * 2).copies, 1);
+        assert_eq!(names_in(&copies), set(&[]));
     }
 }

@@ -1,12 +1,13 @@
 //! Children and their slots: spawn, ready, exit, restart, parking, states.
 
+use std::path::Path;
 use std::time::Duration;
 
 use super::WIDTH;
-use crate::model::{ExitClass, ExitStatus, Foreign, SessionId, SlotId, SlotState};
+use crate::model::{ExitClass, ExitStatus, Foreign, SessionId, SlotId, SlotState, Weakness};
 use crate::telemetry::meters::{PoolMeters, counter, gauge, histogram};
 use crate::telemetry::names;
-use crate::telemetry::sets::{Hang, LineFault, RestartCause, SandboxStage, SpawnResult};
+use crate::telemetry::sets::{GroupStep, Hang, LineFault, RestartCause, SandboxStage, SpawnResult};
 
 /// The start of a process succeeded or failed.
 #[derive(Debug)]
@@ -19,6 +20,8 @@ pub struct ChildSpawned<'a> {
     pub result: SpawnResult,
     /// The host's process id, where there is one.
     pub pid: Option<u32>,
+    /// By what its limits are held, where it runs.
+    pub limits: Option<&'a str>,
     /// From the decision until now.
     pub took: Duration,
 }
@@ -30,7 +33,7 @@ impl ChildSpawned<'_> {
         counter(&names::CHILD_SPAWNS, &[pool, self.result.word()]).increment(1);
         if self.result == SpawnResult::Ok {
             histogram(&names::CHILD_SPAWN_SECONDS, &[pool]).record(self.took);
-            tracing::debug!(slot = %self.slot, session = %self.session, pid = self.pid, took = ?self.took, "child spawned");
+            tracing::debug!(slot = %self.slot, session = %self.session, pid = self.pid, limits = self.limits, took = ?self.took, "child spawned");
         } else {
             tracing::warn!(slot = %self.slot, session = %self.session, result = %self.result, took = ?self.took, "child not spawned");
         }
@@ -54,6 +57,43 @@ impl SandboxFailed<'_> {
         let pool = self.slot.pool.as_str();
         counter(&names::SANDBOX_FAILURES, &[pool, self.stage.word()]).increment(1);
         tracing::error!(slot = %self.slot, stage = %self.stage, detail = self.detail, "sandbox not built");
+    }
+}
+
+/// A child was started with walls that lack a layer.
+#[derive(Debug)]
+pub struct SandboxDegraded<'a> {
+    /// Where.
+    pub slot: &'a SlotId,
+    /// What they lack.
+    pub feature: Weakness,
+}
+
+impl SandboxDegraded<'_> {
+    /// Logs and counts. The start of the fleet has said it once already.
+    pub fn emit(self) {
+        let pool = self.slot.pool.as_str();
+        counter(&names::SANDBOX_DEGRADED, &[pool, self.feature.word()]).increment(1);
+        tracing::debug!(slot = %self.slot, feature = %self.feature, "sandbox lacks a layer");
+    }
+}
+
+/// Something with a child's control groups failed.
+#[derive(Debug)]
+pub struct GroupFailed<'a> {
+    /// What was being done.
+    pub operation: GroupStep,
+    /// On what.
+    pub path: &'a Path,
+    /// What the kernel said.
+    pub error: &'a std::io::Error,
+}
+
+impl GroupFailed<'_> {
+    /// Logs and counts.
+    pub fn emit(self) {
+        counter(&names::CGROUP_ERRORS, &[self.operation.word()]).increment(1);
+        tracing::warn!(operation = %self.operation, path = %self.path.display(), error = %self.error, "control group");
     }
 }
 

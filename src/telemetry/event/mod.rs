@@ -3,6 +3,7 @@
 //! What happens for every line of a child is not here but in [`super::meters`], without logs.
 
 pub mod child;
+pub mod egress;
 pub mod journal;
 pub mod permission;
 pub mod process;

@@ -5,7 +5,8 @@ use std::time::Duration;
 use super::*;
 use crate::limits;
 use crate::model::{AskId, EventKind, ExitClass, ExitStatus, SessionId, SlotId, SlotState};
-use crate::model::{Foreign, TaskId, TaskOutcome, TurnOutcome, Usage};
+use crate::model::{Foreign, TaskId, TaskOutcome, TurnOutcome, Usage, Weakness};
+use crate::telemetry::SlotUse;
 use crate::telemetry::event::{child, permission, process, task, turn};
 use crate::telemetry::sets::{
     ActorKind, EvaluationError, Hang, LineFault, QueueRefusal, RestartCause, SandboxStage,
@@ -62,7 +63,20 @@ fn page_after(emit: impl FnOnce()) -> String {
         },
     ];
     exporter.upkeep();
-    exporter.render(Some(&ProcessStats::default()), &samples)
+    let used = |slot: &SlotId, bytes: Option<u64>| SlotUse {
+        slot: slot.clone(),
+        cpu_seconds: Some(1.5),
+        memory: [bytes; 3],
+        memory_limit: bytes,
+        oom_kills: Some(0),
+        processes: bytes,
+        stalls: [[Some(0.25), None], [None; 2], [None; 2]],
+    };
+    let usages = Usages {
+        slots: vec![used(&slots[0], Some(4096)), used(&slots[1], None)],
+        host: [[Some(2.5), None]; 3],
+    };
+    exporter.render(Some(&ProcessStats::default()), &samples, &usages)
 }
 
 /// The value of one series, as the page writes it.
@@ -110,6 +124,37 @@ fn every_series_of_a_pool_is_there_at_zero_before_anything_happens() {
     );
     check(&page, "marshal_pool_slots_desired{pool=\"demo\"}", 2.0);
     check(&page, "marshal_journal_errors_total{reason=\"full\"}", 0.0);
+}
+
+#[test]
+fn what_is_used_is_on_the_page_where_it_is_counted() {
+    let page = page_after(|| {});
+    let slot = "pool=\"demo\",slot=\"0\"";
+    check(
+        &page,
+        &format!("marshal_slot_cpu_seconds_total{{{slot}}}"),
+        1.5,
+    );
+    let memory = format!("marshal_slot_memory_bytes{{{slot},kind=\"working_set\"}}");
+    check(&page, &memory, 4096.0);
+    let stall = "resource=\"cpu\",kind=\"some\"";
+    let of_slot = format!("marshal_slot_pressure_seconds_total{{{slot},{stall}}}");
+    check(&page, &of_slot, 0.25);
+    let of_host = format!("marshal_host_pressure_seconds_total{{{stall}}}");
+    check(&page, &of_host, 2.5);
+    check(
+        &page,
+        "marshal_cgroup_errors_total{operation=\"attach\"}",
+        0.0,
+    );
+    for absent in [
+        "marshal_slot_memory_bytes{pool=\"demo\",slot=\"1\"",
+        "marshal_slot_processes{pool=\"demo\",slot=\"1\"",
+        "marshal_slot_pressure_seconds_total{pool=\"demo\",slot=\"0\",resource=\"io\"",
+        "kind=\"full\"",
+    ] {
+        assert!(!page.contains(absent), "{absent}");
+    }
 }
 
 #[test]
@@ -286,6 +331,7 @@ fn emit_child(slot: &SlotId, session: &SessionId, foreign: &Foreign, took: Durat
             slot,
             session,
             result,
+            limits: None,
             pid: Some(1),
             took,
         }
@@ -295,6 +341,11 @@ fn emit_child(slot: &SlotId, session: &SessionId, foreign: &Foreign, took: Durat
         slot,
         stage: SandboxStage::Mount,
         detail: "x",
+    }
+    .emit();
+    child::SandboxDegraded {
+        slot,
+        feature: Weakness::SharedUid,
     }
     .emit();
     child::ChildReady {
@@ -490,12 +541,12 @@ fn events_arrive_in_the_series_that_they_name() {
 #[test]
 fn the_page_counts_its_own_series() {
     let (_recorder, exporter) = Exporter::build(BUILD).expect("recorder");
-    let first = exporter.render(None, &[]);
+    let first = exporter.render(None, &[], &Usages::default());
     let lines = first
         .lines()
         .filter(|l| !l.is_empty() && !l.starts_with('#'))
         .count();
-    let second = exporter.render(None, &[]);
+    let second = exporter.render(None, &[], &Usages::default());
     check(&first, "marshal_metric_series", 0.0);
     check(&second, "marshal_metric_series", lines as f64);
 }

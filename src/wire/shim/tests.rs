@@ -18,6 +18,7 @@ fn a_message_cut_at_every_byte_is_read_once_and_whole() {
             version: VERSION,
             notes: vec!["a note".to_owned()],
             layers: Some(Layers {
+                ids: Ids::Root { slot_uid: 100_001 },
                 landlock: 6,
                 seccomp: Seccomp::File("/etc/own.json".to_owned()),
             }),

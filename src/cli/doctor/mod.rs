@@ -1,0 +1,209 @@
+//! `marshal doctor`: what this host has, who needs it, and what is missing; the same table when a
+//! fleet cannot start.
+//!
+//! Must not know how anything is looked for.
+
+mod limits;
+mod needs;
+pub(super) mod ready;
+mod table;
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use super::exit::Exit;
+use super::streams::Streams;
+use crate::config::Config;
+use crate::sandbox::Ids;
+use crate::sandbox::doctor::{self, Asked, Asking, Feature, Need, Row, Verdict};
+use crate::sandbox::uids::{self, HeldBlock, Sources};
+
+/// This program, as its helpers are started.
+const OWN: &str = "/proc/self/exe";
+
+/// A uid for probes where none can be had: "nobody".
+const NOBODY: u32 = 65_534;
+
+/// Looks, and prints what was found; `only` is the profile that was asked for.
+pub(super) fn run(
+    config: &Config,
+    state: &Path,
+    only: Option<&str>,
+    json: bool,
+    streams: &mut Streams,
+) -> Exit {
+    if let Some(name) = only
+        && !config.sandboxes.contains_key(name)
+    {
+        let names: Vec<&str> = config.sandboxes.keys().map(String::as_str).collect();
+        let name = crate::model::foreign::show(name, 40);
+        streams.err.line(&format!(
+            "error: no profile {name}: there is {}",
+            names.join(", ")
+        ));
+        return Exit::Usage;
+    }
+    let state = state.to_string_lossy();
+    let mut needs = needs::of_all(config, &state, only);
+    let (ids, _held) = whom_to_ask_for();
+    let asking = Asking {
+        ids,
+        slots: u32::from(config.supervisor.max_children),
+    };
+    let asked = everything(&needs, config, &state);
+    let mut found = doctor::probe(Path::new(OWN), asking, &asked);
+    needs.extend(limits::needs_of_all(config, only));
+    found.extend(limits::found());
+    found.sort_by_key(|(asked, _)| asked.feature);
+    let rows = doctor::judge(&needs, found);
+    let profiles = profiles(config, only, &needs, &rows);
+    if json {
+        for row in &rows {
+            streams.out.json(&table::json(row).to_string());
+        }
+        for profile in &profiles {
+            streams.out.json(&profile.json().to_string());
+        }
+    } else {
+        streams.out.text(&table::render(&rows, streams.width));
+        for profile in &profiles {
+            streams.out.line(&profile.line());
+        }
+    }
+    let pools = rows.iter().any(|row| {
+        let of_pools = |need: &&Need| need.profile.is_none() && need.what == row.what;
+        row.verdict == Verdict::Missing && needs.iter().any(|need| of_pools(&need))
+    });
+    let is_unmet = profiles
+        .iter()
+        .any(|profile| profile.counts && !profile.missing.is_empty());
+    if is_unmet || pools {
+        Exit::Failures
+    } else {
+        Exit::Done
+    }
+}
+
+/// Everything that can be looked at, in the order of the table.
+fn everything(needs: &[Need], config: &Config, state: &str) -> Vec<Asked> {
+    let mut asked: Vec<Asked> = Vec::new();
+    for feature in Feature::ALL.iter().copied() {
+        let at = match feature {
+            Feature::Walls => continue,
+            // Found where limits are held.
+            feature if limits::FEATURES.contains(&feature) => continue,
+            Feature::IdmapState | Feature::ProjectQuota => vec![state.to_owned()],
+            Feature::IdmapWorkspace => needs::workspaces(config),
+            _ => Vec::new(),
+        };
+        let of_needs = needs.iter().filter(|need| need.what.feature == feature);
+        let of_needs = of_needs.map(|need| need.what.clone());
+        let own = at.into_iter().map(|at| Asked {
+            feature,
+            at: Some(at),
+        });
+        let mut all: Vec<Asked> = of_needs.chain(own).collect();
+        if all.is_empty() && feature != Feature::IdmapWorkspace {
+            all.push(Asked { feature, at: None });
+        }
+        for one in all {
+            if !asked.contains(&one) {
+                asked.push(one);
+            }
+        }
+    }
+    asked
+}
+
+/// Whom agents would be: as root, a uid that is nobody's.
+pub(super) fn whom_to_ask_for() -> (Ids, Option<HeldBlock>) {
+    if !rustix::process::geteuid().is_root() {
+        return (own_ids(), None);
+    }
+    let held = uids::take(&Sources::host(), 1, crate::config::UidRange::Auto).ok();
+    let slot_uid = held.as_ref().map_or(NOBODY, |held| held.block().first);
+    (Ids::Root { slot_uid }, held)
+}
+
+/// The ids of whoever runs this.
+pub(super) fn own_ids() -> Ids {
+    Ids::Own {
+        uid: rustix::process::geteuid().as_raw(),
+        gid: rustix::process::getegid().as_raw(),
+    }
+}
+
+/// What comes of a profile.
+struct Profile {
+    name: String,
+    /// Whether a pool uses it, or somebody asked for it.
+    counts: bool,
+    missing: BTreeSet<&'static str>,
+    degraded: BTreeSet<&'static str>,
+}
+
+impl Profile {
+    fn line(&self) -> String {
+        let list = |words: &BTreeSet<&str>| words.iter().copied().collect::<Vec<_>>().join(", ");
+        let mut parts = vec![if self.missing.is_empty() {
+            format!("profile {}: can be had here", self.name)
+        } else {
+            let missing = list(&self.missing);
+            format!(
+                "profile {}: cannot be had here, for want of {missing}",
+                self.name
+            )
+        }];
+        if !self.degraded.is_empty() {
+            parts.push(format!("goes without {}", list(&self.degraded)));
+        }
+        if !self.counts {
+            parts.push("no pool uses it".to_owned());
+        }
+        parts.join("; ")
+    }
+
+    fn json(&self) -> serde_json::Value {
+        serde_json::json!({
+            "profile": self.name,
+            "in_use": self.counts,
+            "can_be_had": self.missing.is_empty(),
+            "missing": self.missing,
+            "degraded": self.degraded,
+        })
+    }
+}
+
+fn profiles(config: &Config, only: Option<&str>, needs: &[Need], rows: &[Row]) -> Vec<Profile> {
+    let used: BTreeSet<&str> = ready::walled(config).map(|(name, _)| name).collect();
+    let names = config.sandboxes.keys().map(String::as_str);
+    names
+        .filter(|name| only.is_none_or(|only| only == *name))
+        .map(|name| {
+            let mut profile = Profile {
+                name: name.to_owned(),
+                counts: only.is_some() || used.contains(name),
+                missing: BTreeSet::new(),
+                degraded: BTreeSet::new(),
+            };
+            let own = needs
+                .iter()
+                .filter(|need| need.profile.as_deref() == Some(name));
+            for need in own {
+                let row = rows.iter().find(|row| row.what == need.what);
+                let is_met = row.is_some_and(|row| row.found.meets(need.least));
+                let word = need.what.feature.word();
+                match (is_met, need.may_lack) {
+                    (true, _) => {}
+                    (false, Some(_)) => {
+                        profile.degraded.insert(word);
+                    }
+                    (false, None) => {
+                        profile.missing.insert(word);
+                    }
+                }
+            }
+            profile
+        })
+        .collect()
+}

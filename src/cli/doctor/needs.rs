@@ -1,0 +1,112 @@
+//! What a configuration needs of its host: its profiles, and its pools' launchers.
+
+use std::collections::BTreeSet;
+
+use crate::config::{Config, Launcher, Network, Pool, Sandbox, WorkspaceMode};
+use crate::sandbox::doctor::{Asked, Feature, Need, NeedsOf, needs_of};
+
+/// What all profiles and pools need, or only the profile `only`.
+pub(super) fn of_all(config: &Config, state: &str, only: Option<&str>) -> Vec<Need> {
+    let mut needs = of_used(config, state, only);
+    let names: Vec<&str> = config.sandboxes.keys().map(String::as_str).collect();
+    for name in names {
+        let is_wanted = only.is_none_or(|only| only == name);
+        let is_known = needs
+            .iter()
+            .any(|need| need.profile.as_deref() == Some(name));
+        if is_wanted && !is_known {
+            needs.extend(of_profile(
+                config,
+                name,
+                &config.sandboxes[name],
+                state,
+                None,
+            ));
+        }
+    }
+    if only.is_none() {
+        let far = config
+            .pools
+            .iter()
+            .filter(|pool| pool.launcher == Launcher::Ssh);
+        needs.extend(far.map(|pool| Need {
+            what: Asked {
+                feature: Feature::Ssh,
+                at: None,
+            },
+            least: 0,
+            by: format!("pool {}: launcher", pool.name),
+            profile: None,
+            may_lack: None,
+        }));
+    }
+    needs
+}
+
+/// What the pools that have walls need.
+pub(super) fn of_used(config: &Config, state: &str, only: Option<&str>) -> Vec<Need> {
+    let mut needs: Vec<Need> = Vec::new();
+    for pool in walled_pools(config) {
+        if only.is_some_and(|only| only != pool.sandbox) {
+            continue;
+        }
+        let Some(profile) = config.sandboxes.get(&pool.sandbox) else {
+            continue;
+        };
+        for need in of_profile(config, &pool.sandbox, profile, state, Some(pool)) {
+            if !needs.contains(&need) {
+                needs.push(need);
+            }
+        }
+    }
+    needs
+}
+
+/// What one command in the walls of a profile needs.
+pub(super) fn of_command(name: &str, profile: &Sandbox, own_network: bool) -> Vec<Need> {
+    needs_of(&NeedsOf {
+        name,
+        profile,
+        own_network,
+        is_root: rustix::process::geteuid().is_root(),
+        slots: 1,
+        state: None,
+        writable_workspace: None,
+    })
+}
+
+/// The pools whose agents stand behind walls of this host, whoever puts them up: git's are this
+/// program's own there too, or bubblewrap's, which needs the same.
+pub(super) fn walled_pools(config: &Config) -> impl Iterator<Item = &Pool> {
+    let pools = config.pools.iter();
+    pools.filter(|pool| pool.launcher.has_walls())
+}
+
+/// The workspaces that are shown themselves.
+pub(super) fn workspaces(config: &Config) -> Vec<String> {
+    let pools = walled_pools(config).filter(|pool| pool.workspace.mode != WorkspaceMode::Copy);
+    let paths: BTreeSet<String> = pools
+        .map(|pool| pool.workspace.path.to_string_lossy().into_owned())
+        .collect();
+    paths.into_iter().collect()
+}
+
+fn of_profile(
+    config: &Config,
+    name: &str,
+    profile: &Sandbox,
+    state: &str,
+    pool: Option<&Pool>,
+) -> Vec<Need> {
+    let written = pool.filter(|pool| pool.workspace.mode == WorkspaceMode::Rw);
+    let written = written.map(|pool| pool.workspace.path.to_string_lossy());
+    needs_of(&NeedsOf {
+        name,
+        profile,
+        own_network: pool.is_none_or(|pool| pool.network != Network::Host),
+        is_root: rustix::process::geteuid().is_root(),
+        slots: u32::from(config.supervisor.max_children),
+        state: Some(state),
+        writable_workspace: written.as_deref(),
+    })
+}

@@ -1,0 +1,135 @@
+//! The table of what a host has: one text, or one JSON object for each row.
+//!
+//! Pure. What the host says is foreign text.
+
+use std::fmt::Write as _;
+
+use unicode_width::UnicodeWidthStr as _;
+
+use crate::model::foreign::show;
+use crate::sandbox::doctor::Row;
+
+/// Columns of whoever needs it.
+const NEEDED_BY: usize = 36;
+/// Columns that what was found gets at least.
+const FOUND: usize = 24;
+/// Columns of a hint in a line.
+const HINT: usize = 400;
+
+/// The table, with its hints below their rows. `width` is in columns.
+pub(super) fn render(rows: &[Row], width: usize) -> String {
+    let heads = ["feature", "needed by", "result", "errno", "found"].map(str::to_owned);
+    let mut lines = vec![(heads, None)];
+    for row in rows {
+        let cells = [
+            row.what.feature.word().to_owned(),
+            if row.needed_by.is_empty() {
+                "-".to_owned()
+            } else {
+                show(&row.needed_by.join(", "), NEEDED_BY)
+            },
+            row.verdict.word().to_owned(),
+            row.found.errno.map_or("-".to_owned(), name),
+            found(row),
+        ];
+        lines.push((cells, row.found.hint.as_deref()));
+    }
+    let mut widths = [0; 5];
+    for (cells, _) in &lines {
+        for (widest, cell) in widths.iter_mut().zip(cells) {
+            *widest = (*widest).max(cell.width());
+        }
+    }
+    let fixed: usize = widths[..4].iter().sum::<usize>() + 8;
+    widths[4] = widths[4].min(width.saturating_sub(fixed).max(FOUND));
+    let mut text = String::new();
+    for (cells, hint) in &lines {
+        let mut line = String::new();
+        for (cell, width) in cells.iter().zip(widths) {
+            let shown = show(cell, width);
+            let gap = width.saturating_sub(shown.width()) + 2;
+            line += &shown;
+            line += &" ".repeat(gap);
+        }
+        text += line.trim_end();
+        text.push('\n');
+        if let Some(hint) = hint {
+            let _ = writeln!(text, "  hint: {}", show(hint, HINT));
+        }
+    }
+    text
+}
+
+/// One row as an object. What the host says is as it was said.
+pub(super) fn json(row: &Row) -> serde_json::Value {
+    serde_json::json!({
+        "feature": row.what.feature.word(),
+        "at": row.what.at,
+        "needed_by": row.needed_by,
+        "result": row.verdict.word(),
+        "errno": row.found.errno.map(name),
+        "found": row.found.said,
+        "hint": row.found.hint,
+    })
+}
+
+fn found(row: &Row) -> String {
+    match (&row.what.at, row.found.said.is_empty()) {
+        (Some(at), true) => at.clone(),
+        (Some(at), false) if !row.found.said.contains(at) => format!("{}, {at}", row.found.said),
+        _ => row.found.said.clone(),
+    }
+}
+
+/// The name of an error number.
+fn name(errno: i32) -> String {
+    match nix::errno::Errno::from_raw(errno) {
+        nix::errno::Errno::UnknownErrno => errno.to_string(),
+        known => format!("{known:?}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sandbox::doctor::{Asked, Feature, Found, Verdict};
+
+    fn row(feature: Feature, said: &str) -> Row {
+        Row {
+            what: Asked { feature, at: None },
+            needed_by: vec!["strict".to_owned(), "standard".to_owned()],
+            verdict: Verdict::Missing,
+            found: Found {
+                errno: Some(libc::ENOSYS),
+                said: said.to_owned(),
+                hint: Some("do \u{1b}[2J this".to_owned()),
+                ..Found::unknown()
+            },
+            degraded: None,
+        }
+    }
+
+    #[test]
+    fn every_row_names_feature_needs_result_errno_and_hint() {
+        let text = render(&[row(Feature::PivotRoot, "pivot_root")], 100);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 3, "{text}");
+        assert!(lines[0].starts_with("feature     needed by         result   errno   found"));
+        assert!(lines[1].starts_with("pivot_root  strict, standard  missing  ENOSYS  pivot_root"));
+        assert!(lines[2].starts_with("  hint: do "), "{text}");
+        let object = json(&row(Feature::PivotRoot, "pivot_root"));
+        assert_eq!(object["errno"], "ENOSYS");
+        assert_eq!(object["result"], "missing");
+    }
+
+    #[test]
+    fn what_the_host_says_cannot_act_on_a_terminal() {
+        let text = render(&[row(Feature::IdmapState, "\u{1b}[2J\u{9b}0m\nx")], 40);
+        let acts = text
+            .chars()
+            .find(|c| *c != '\n' && crate::model::foreign::is_unsafe(*c));
+        assert_eq!(acts, None, "{text:?}");
+        assert_eq!(text.lines().count(), 3, "{text:?}");
+        assert_eq!(name(4000), "4000");
+    }
+}

@@ -1,0 +1,252 @@
+//! `diff`, `apply` and `discard`: what a session wrote over its workspace is shown, put there or
+//! thrown away.
+//!
+//! Done in this process, with a daemon beside it or without: a session that is at work holds its
+//! overlay's lock, and so does whoever applies it. Owns what the policy is asked: the same that is
+//! asked when an agent writes a file. Must not know in which forms an overlay keeps a change.
+
+mod text;
+
+use std::path::{Path, PathBuf};
+
+use super::args::{Cli, Command};
+use super::command::{faulty, find_state};
+use super::config_file;
+use super::exit::Exit;
+use super::policies;
+use super::streams::Streams;
+use crate::config::Config;
+use crate::model::foreign::show;
+use crate::model::{ClientWish, Decision, SessionId};
+use crate::policy::{NoLinks, Place, Policy};
+use crate::sandbox::state_dir::overlays_beside;
+use crate::sandbox::workspace::overlay::apply::{self, ApplyError};
+use crate::sandbox::workspace::overlay::items::{self, Plan, Verdict};
+use crate::sandbox::workspace::{Overlay, OverlayError, Root, overlay};
+use crate::sandbox::{HOME_INSIDE, WORKSPACE_INSIDE};
+
+/// What nothing may be written to, whatever a pool's policy says.
+const GUARD: &str =
+    "schema = 1\nname = \"apply\"\nextends = [\"builtin:guard\"]\ndefault = \"allow\"\n";
+
+/// `diff …`
+#[derive(Debug, clap::Args)]
+pub struct DiffArgs {
+    /// The session, as `events` and results name it
+    #[arg(value_parser = |text: &str| SessionId::new(text))]
+    session: SessionId,
+    /// Only these, and what is below them: paths below the workspace
+    #[arg(value_name = "PATH")]
+    paths: Vec<String>,
+}
+
+/// `apply …`
+#[derive(Debug, clap::Args)]
+pub struct ApplyArgs {
+    /// The session, as `events` and results name it
+    #[arg(value_parser = |text: &str| SessionId::new(text))]
+    session: SessionId,
+    /// Only say what would be done, and what speaks against it
+    #[arg(long)]
+    check: bool,
+    /// Apply what the policy would ask a person for
+    #[arg(short, long)]
+    yes: bool,
+}
+
+/// `discard …`
+#[derive(Debug, clap::Args)]
+pub struct DiscardArgs {
+    /// The session, as `events` and results name it
+    #[arg(value_parser = |text: &str| SessionId::new(text))]
+    session: SessionId,
+}
+
+/// Why a command did nothing.
+#[derive(Debug, thiserror::Error)]
+enum Failed {
+    /// It was told, or needs no words.
+    #[error("")]
+    Told(Exit),
+    #[error("{0}")]
+    Usage(String),
+    #[error(transparent)]
+    Overlay(#[from] OverlayError),
+    #[error(transparent)]
+    Apply(#[from] ApplyError),
+    #[error("{0}")]
+    System(String),
+}
+
+impl Failed {
+    const fn exit(&self) -> Exit {
+        match self {
+            Self::Told(exit) => *exit,
+            Self::Usage(_) | Self::Overlay(OverlayError::Missing(_)) => Exit::Usage,
+            Self::Overlay(_) | Self::Apply(_) | Self::System(_) => Exit::Failures,
+        }
+    }
+}
+
+/// Runs the command, if it is one of these; else gives it back.
+pub(super) fn main(cli: Cli, streams: &mut dyn FnMut() -> Streams) -> Result<Exit, Box<Cli>> {
+    if !matches!(
+        cli.command,
+        Command::Diff(_) | Command::Apply(_) | Command::Discard(_)
+    ) {
+        return Err(Box::new(cli));
+    }
+    let mut streams = streams();
+    Ok(run(&cli, &mut streams).unwrap_or_else(|failed| {
+        if !matches!(failed, Failed::Told(_)) {
+            streams.err.line(&format!("error: {failed}"));
+        }
+        failed.exit()
+    }))
+}
+
+fn run(cli: &Cli, streams: &mut Streams) -> Result<Exit, Failed> {
+    let directory = std::env::current_dir()
+        .map_err(|_| Failed::Usage("the current directory cannot be read".to_owned()))?;
+    let loaded = config_file::load(cli.config.as_deref(), &directory)
+        .map_err(|error| Failed::Told(faulty(&error, cli.json, streams)))?;
+    let config = loaded.config;
+    let state = find_state(&config, streams).map_err(Failed::Told)?;
+    match &cli.command {
+        Command::Diff(args) => {
+            let overlay = take(&state, &args.session, streams)?;
+            let plan = look(&overlay, &config, true, streams)?;
+            text::diff(&plan, &args.paths, cli.json, streams);
+            Ok(Exit::Done)
+        }
+        Command::Apply(args) => {
+            let overlay = take(&state, &args.session, streams)?;
+            let plan = look(&overlay, &config, false, streams)?;
+            put(&overlay, &plan, args, cli.json, streams)
+        }
+        Command::Discard(args) => {
+            let overlay = take(&state, &args.session, streams)?;
+            overlay.discard().map_err(OverlayError::from)?;
+            text::done("discarded", &args.session, 0, cli.json, streams);
+            Ok(Exit::Done)
+        }
+        _ => Ok(Exit::Usage),
+    }
+}
+
+/// Takes a session's overlay, and brings an apply of it to its end that was killed.
+fn take(state: &Path, session: &SessionId, streams: &mut Streams) -> Result<Overlay, Failed> {
+    let roots = overlays_beside(state).map_err(|error| Failed::System(error.to_string()))?;
+    let holds = |root: &&Root| overlay::path(root, session).symlink_metadata().is_ok();
+    let Some(root) = roots.iter().find(holds) else {
+        return Err(OverlayError::Missing(session.clone()).into());
+    };
+    let overlay = Overlay::take(root, session)?;
+    if let Some(told) = apply::recover(&overlay)? {
+        streams.err.line(&format!("note: {told}"));
+    }
+    Ok(overlay)
+}
+
+/// Looks at everything that the session wrote, by the policy of its pool.
+fn look(
+    overlay: &Overlay,
+    config: &Config,
+    texts: bool,
+    streams: &mut Streams,
+) -> Result<Plan, Failed> {
+    let pool = overlay.record()?.pool;
+    let Some(pool) = config.pool(&pool) else {
+        return Err(Failed::Usage(format!(
+            "the session worked in the pool {}, which is not in this configuration, and its policy \
+             decides: name the file with --config",
+            show(&pool, 60)
+        )));
+    };
+    let loaded = policies::policies(config).map_err(|errors| {
+        super::command::show(&errors, false, streams);
+        Failed::Told(Exit::Usage)
+    })?;
+    let Some(policy) = loaded.get(&pool.policy) else {
+        return Err(Failed::Usage(format!(
+            "there is no policy {}",
+            show(&pool.policy, 60)
+        )));
+    };
+    let none = |name: &str| Err(format!("there is no file {name:?} beside it"));
+    let guard = Policy::load(GUARD, "apply", &none)
+        .map_err(|error| Failed::System(format!("the guard cannot be loaded: {error}")))?;
+    let program: PathBuf = "/proc/self/exe".into();
+    let judge = |path: &str| judge(&[&guard, &policy.policy], path);
+    Ok(items::survey(overlay, &program, &judge, texts)?)
+}
+
+/// What the policies say of a file that is written at this path of the workspace: the most severe.
+fn judge(policies: &[&Policy], path: &str) -> Verdict {
+    let at = Place {
+        workspace: WORKSPACE_INSIDE,
+        home: HOME_INSIDE,
+        cwd: Some(WORKSPACE_INSIDE),
+        // Nothing is followed when it is written.
+        resolver: &NoLinks,
+    };
+    let wish = ClientWish::Write(format!("{WORKSPACE_INSIDE}/{path}"));
+    let mut verdict = Verdict::Allow;
+    for policy in policies {
+        let (judged, _) = policy.decide_client(&wish, &at);
+        let rule = judged.rules.first().map_or("default", String::as_str);
+        let why = format!("{} ({rule})", judged.reason);
+        match judged.decision {
+            Decision::Deny => return Verdict::Deny(why),
+            Decision::Ask => verdict = Verdict::Ask(why),
+            Decision::Allow => {}
+        }
+    }
+    verdict
+}
+
+fn put(
+    overlay: &Overlay,
+    plan: &Plan,
+    args: &ApplyArgs,
+    json: bool,
+    streams: &mut Streams,
+) -> Result<Exit, Failed> {
+    let asked = plan.items.iter().any(|item| item.asks.is_some());
+    let refusals = plan.refusals();
+    if args.check || !refusals.is_empty() || (asked && !args.yes) {
+        text::list(plan, json, streams);
+    }
+    if !refusals.is_empty() {
+        for why in &refusals {
+            streams.err.line(&format!("refused: {why}"));
+        }
+        let text = format!("error: nothing was applied: {} refused", refusals.len());
+        streams.err.line(&text);
+        return Err(Failed::Told(Exit::Failures));
+    }
+    if asked && !args.yes {
+        for item in &plan.items {
+            if let Some(why) = &item.asks {
+                let path = item.path.show(300);
+                streams.err.line(&format!("asked: {path}: {why}"));
+            }
+        }
+        let text = "error: nothing was applied: the policy would ask a person; add --yes to be that person";
+        streams.err.line(text);
+        return Err(Failed::Told(Exit::Failures));
+    }
+    if args.check {
+        return Ok(Exit::Done);
+    }
+    let program: PathBuf = "/proc/self/exe".into();
+    apply::apply(overlay, plan, &program)?;
+    text::done(
+        "applied",
+        overlay.session(),
+        plan.items.len(),
+        json,
+        streams,
+    );
+    Ok(Exit::Done)
+}

@@ -1,0 +1,162 @@
+//! How changes are told: a line each, with the lines that differ, or as JSON.
+//!
+//! Everything of an agent's is made safe to show. Must not know what becomes of a change.
+
+use std::fmt::Write as _;
+
+use serde_json::{Map, Value, json};
+use similar::TextDiff;
+
+use crate::cli::streams::Streams;
+use crate::model::SessionId;
+use crate::model::foreign::{json_for_terminal, show};
+use crate::sandbox::workspace::overlay::items::{Item, ItemKind, Plan};
+
+/// Columns of a path, and of a line of a file.
+const PATH: usize = 400;
+const LINE: usize = 2000;
+/// Lines around a change.
+const CONTEXT: usize = 3;
+
+/// Shows every change at or below one of `paths` (all, if there are none), with what differs.
+pub(super) fn diff(plan: &Plan, paths: &[String], json: bool, streams: &mut Streams) {
+    for item in plan.items.iter().filter(|item| is_wanted(item, paths)) {
+        if json {
+            let mut object = object(item);
+            if let Some(text) = lines(item) {
+                object.insert("diff".to_owned(), json!(text));
+            }
+            // It may go to a file that somebody looks at.
+            streams
+                .out
+                .line(&json_for_terminal(&Value::Object(object).to_string()));
+            continue;
+        }
+        tell(item, streams);
+        for line in lines(item).unwrap_or_default().lines() {
+            streams.out.line(&show(line, LINE));
+        }
+    }
+    cut(plan, streams);
+}
+
+/// Shows every change, a line each.
+pub(super) fn list(plan: &Plan, json: bool, streams: &mut Streams) {
+    for item in &plan.items {
+        if json {
+            let object = Value::Object(object(item)).to_string();
+            streams.out.line(&json_for_terminal(&object));
+        } else {
+            tell(item, streams);
+        }
+    }
+    cut(plan, streams);
+}
+
+/// Says that something was done.
+pub(super) fn done(
+    what: &str,
+    session: &SessionId,
+    changes: usize,
+    json: bool,
+    streams: &mut Streams,
+) {
+    if json {
+        let done = json!({ "session": session.as_str(), "done": what, "changes": changes });
+        streams.out.json(&done.to_string());
+    } else if what == "discarded" {
+        streams.out.line(&format!("discarded what {session} wrote"));
+    } else if changes == 0 {
+        streams
+            .out
+            .line(&format!("nothing of {session} is to be applied"));
+    } else {
+        streams
+            .out
+            .line(&format!("applied {changes} changes of {session}"));
+    }
+}
+
+fn cut(plan: &Plan, streams: &mut Streams) {
+    if let Some(why) = &plan.cut {
+        streams.err.line(&format!("note: {}", show(why, PATH)));
+    }
+}
+
+fn is_wanted(item: &Item, paths: &[String]) -> bool {
+    let is_at = |path: &String| {
+        let path = path.trim_start_matches("./").trim_end_matches('/');
+        let rest = item.path.raw().strip_prefix(path);
+        rest.is_some_and(|rest| path.is_empty() || rest.is_empty() || rest.starts_with('/'))
+    };
+    paths.is_empty() || paths.iter().any(is_at)
+}
+
+fn tell(item: &Item, streams: &mut Streams) {
+    let mut line = format!("{:<8} {}", item.kind.word(), item.path.show(PATH));
+    if let Some((before, after)) = item.modes {
+        let _ = write!(line, "  ({before:03o} -> {after:03o})");
+    }
+    streams.out.line(&line);
+    for (word, why) in [
+        ("refused", &item.refused),
+        ("conflict", &item.conflict),
+        ("asked", &item.asks),
+    ] {
+        if let Some(why) = why {
+            streams
+                .out
+                .line(&format!("    {word}: {}", show(why, PATH)));
+        }
+    }
+}
+
+fn object(item: &Item) -> Map<String, Value> {
+    let mut object = Map::new();
+    let mut put = |key: &str, value: Value| {
+        object.insert(key.to_owned(), value);
+    };
+    put("path", json!(item.path.raw()));
+    put("change", json!(item.kind.word()));
+    for (key, why) in [
+        ("refused", &item.refused),
+        ("conflict", &item.conflict),
+        ("asked", &item.asks),
+    ] {
+        if let Some(why) = why {
+            put(key, json!(why));
+        }
+    }
+    if let Some((before, after)) = item.modes {
+        put("mode_before", json!(format!("{before:03o}")));
+        put("mode_after", json!(format!("{after:03o}")));
+    }
+    object
+}
+
+/// The lines that differ, as a unified diff; `None` if they are no text, or too long to be kept.
+fn lines(item: &Item) -> Option<String> {
+    let (before, after) = item.texts.as_ref()?;
+    let before = std::str::from_utf8(before).ok()?;
+    let after = std::str::from_utf8(after).ok()?;
+    if before.contains('\0') || after.contains('\0') {
+        return None;
+    }
+    let path = item.path.raw();
+    let name = |side: &str| format!("{side}/{path}");
+    let nothing = "/dev/null".to_owned();
+    let old = if item.kind == ItemKind::Added {
+        nothing
+    } else {
+        name("a")
+    };
+    let diff = TextDiff::configure()
+        .timeout(std::time::Duration::from_secs(2))
+        .diff_lines(before, after);
+    let text = diff
+        .unified_diff()
+        .context_radius(CONTEXT)
+        .header(&old, &name("b"))
+        .to_string();
+    (!text.is_empty()).then_some(text)
+}

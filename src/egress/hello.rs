@@ -1,0 +1,267 @@
+//! The first words of TLS: which server a client names, read from its ClientHello, and whether the
+//! server has it say that again.
+//!
+//! What passes must be read by every server in the same way: records of handshake and nothing else,
+//! one message that ends where its record ends, one name. RFC 8446 and 5246 for the forms, 6066 for
+//! the name.
+
+/// How far it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Read<T> {
+    /// At least so many bytes are needed before it makes sense to look again.
+    Needs(usize),
+    /// Done.
+    Done(T),
+}
+
+/// A ClientHello.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hello {
+    /// The server's name as it stands there.
+    pub name: String,
+    /// The bytes of its records.
+    pub len: usize,
+}
+
+/// Why bytes are no ClientHello that may pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum HelloFault {
+    /// Something else than TLS.
+    #[error("what is sent is not TLS")]
+    NotTls,
+    /// A form that servers may read differently.
+    #[error("the first message of TLS has no form that all servers read alike")]
+    Form,
+    /// No name.
+    #[error("the first message of TLS names no server")]
+    NoName,
+    /// A name under another one.
+    #[error("the first message of TLS hides the server's name (ECH)")]
+    Hidden,
+    /// More than is read.
+    #[error("the first message of TLS is too long")]
+    TooLong,
+}
+
+/// What a server says first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ServerFirst {
+    /// It goes on.
+    GoesOn,
+    /// It wants another ClientHello (HelloRetryRequest).
+    Retry,
+}
+
+const CHANGE_CIPHER_SPEC: u8 = 20;
+const ALERT: u8 = 21;
+const HANDSHAKE: u8 = 22;
+const CLIENT_HELLO: u8 = 1;
+const SERVER_HELLO: u8 = 2;
+/// Bytes of a record before its payload, and of a message of the handshake before its body.
+const RECORD_HEAD: usize = 5;
+const MESSAGE_HEAD: usize = 4;
+const RECORD_MOST: usize = 1 << 14;
+
+const SERVER_NAME: u16 = 0;
+/// Encrypted ClientHello, and the forms that it had before it was called so.
+const HIDDEN: [u16; 4] = [0xfe0d, 0xff02, 0xff03, 0xffce];
+
+/// The random of a ServerHello that is a HelloRetryRequest (RFC 8446, 4.1.3).
+const RETRY: [u8; 32] = [
+    0xcf, 0x21, 0xad, 0x74, 0xe5, 0x9a, 0x61, 0x11, 0xbe, 0x1d, 0x8c, 0x02, 0x1e, 0x65, 0xb8, 0x91,
+    0xc2, 0xa2, 0x11, 0x16, 0x7a, 0xbb, 0x8c, 0x5e, 0x07, 0x9e, 0x09, 0xe2, 0xc8, 0xa8, 0x33, 0x9c,
+];
+
+/// Reads a ClientHello from the begin of what a client sent. `is_second`: the record that stands
+/// between the two for the sake of old middleboxes may come before it. At most `most` bytes are
+/// looked at, `extensions` of them are taken.
+///
+/// # Errors
+/// [`HelloFault`]
+pub fn read_hello(
+    bytes: &[u8],
+    is_second: bool,
+    most: usize,
+    extensions: usize,
+) -> Result<Read<Hello>, HelloFault> {
+    let mut at = 0;
+    if is_second && bytes.first() == Some(&CHANGE_CIPHER_SPEC) {
+        const DUMMY: usize = RECORD_HEAD + 1;
+        let Some(record) = bytes.get(..DUMMY) else {
+            return Ok(Read::Needs(DUMMY));
+        };
+        if !matches!(record, [_, 3, 0..=4, 0, 1, 1]) {
+            return Err(HelloFault::Form);
+        }
+        at = DUMMY;
+    }
+    let mut message: Vec<u8> = Vec::new();
+    loop {
+        let rest = bytes.get(at..).unwrap_or_default();
+        match rest {
+            [HANDSHAKE, 3, 0..=4, ..] | [HANDSHAKE, 3] | [HANDSHAKE] | [] => {}
+            // Only at the begin it can be something else altogether.
+            _ if at == 0 => return Err(HelloFault::NotTls),
+            _ => return Err(HelloFault::Form),
+        }
+        let Some(&[_, _, _, high, low]) = rest.get(..RECORD_HEAD) else {
+            return needs(at + RECORD_HEAD, most);
+        };
+        let length = usize::from(u16::from_be_bytes([high, low]));
+        if length == 0 || length > RECORD_MOST {
+            return Err(HelloFault::Form);
+        }
+        let end = at + RECORD_HEAD + length;
+        let Some(payload) = bytes.get(at + RECORD_HEAD..end) else {
+            return needs(end, most);
+        };
+        message.extend_from_slice(payload);
+        at = end;
+        if at > most {
+            return Err(HelloFault::TooLong);
+        }
+        if message.first() != Some(&CLIENT_HELLO) {
+            return Err(HelloFault::Form);
+        }
+        let Some(&[_, a, b, c]) = message.get(..MESSAGE_HEAD) else {
+            continue;
+        };
+        let whole = MESSAGE_HEAD + u32::from_be_bytes([0, a, b, c]) as usize;
+        if whole > most {
+            return Err(HelloFault::TooLong);
+        }
+        if message.len() < whole {
+            continue;
+        }
+        if message.len() > whole {
+            return Err(HelloFault::Form);
+        }
+        let body = message.get(MESSAGE_HEAD..).unwrap_or_default();
+        let name = server_name(body, extensions)?;
+        return Ok(Read::Done(Hello { name, len: at }));
+    }
+}
+
+fn needs(bytes: usize, most: usize) -> Result<Read<Hello>, HelloFault> {
+    if bytes > most {
+        return Err(HelloFault::TooLong);
+    }
+    Ok(Read::Needs(bytes))
+}
+
+/// Bytes that are taken from the front.
+struct Cursor<'b>(&'b [u8]);
+
+impl<'b> Cursor<'b> {
+    fn take(&mut self, count: usize) -> Result<&'b [u8], HelloFault> {
+        let (taken, rest) = self.0.split_at_checked(count).ok_or(HelloFault::Form)?;
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    fn byte(&mut self) -> Result<usize, HelloFault> {
+        Ok(self.take(1)?.iter().map(|byte| usize::from(*byte)).sum())
+    }
+
+    fn word(&mut self) -> Result<u16, HelloFault> {
+        let bytes = self.take(2)?;
+        let word = bytes.first_chunk().ok_or(HelloFault::Form)?;
+        Ok(u16::from_be_bytes(*word))
+    }
+
+    /// What a length of two bytes announces.
+    fn vector(&mut self) -> Result<&'b [u8], HelloFault> {
+        let length = self.word()?;
+        self.take(usize::from(length))
+    }
+}
+
+fn server_name(body: &[u8], most: usize) -> Result<String, HelloFault> {
+    let mut body = Cursor(body);
+    body.take(2 + 32)?; // Version and random.
+    let session = body.byte()?;
+    if session > 32 {
+        return Err(HelloFault::Form);
+    }
+    body.take(session)?;
+    let ciphers = body.vector()?;
+    let compressions = body.byte()?;
+    if ciphers.is_empty() || ciphers.len() % 2 != 0 || compressions == 0 {
+        return Err(HelloFault::Form);
+    }
+    body.take(compressions)?;
+    if body.0.is_empty() {
+        return Err(HelloFault::NoName); // TLS 1.0 without extensions.
+    }
+    let mut extensions = Cursor(body.vector()?);
+    if !body.0.is_empty() {
+        return Err(HelloFault::Form);
+    }
+    let mut seen: Vec<u16> = Vec::new();
+    let mut name = None;
+    while !extensions.0.is_empty() {
+        let kind = extensions.word()?;
+        let data = extensions.vector()?;
+        if seen.contains(&kind) || seen.len() >= most {
+            return Err(HelloFault::Form);
+        }
+        seen.push(kind);
+        if HIDDEN.contains(&kind) {
+            return Err(HelloFault::Hidden);
+        }
+        if kind == SERVER_NAME {
+            name = Some(only_name(data)?);
+        }
+    }
+    name.ok_or(HelloFault::NoName)
+}
+
+/// The one name of the list.
+fn only_name(data: &[u8]) -> Result<String, HelloFault> {
+    let mut data = Cursor(data);
+    let mut list = Cursor(data.vector()?);
+    let kind = list.byte()?;
+    let name = list.vector()?;
+    if kind != 0 || !data.0.is_empty() || !list.0.is_empty() {
+        return Err(HelloFault::Form);
+    }
+    let is_of_names = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-');
+    if name.is_empty() || !name.iter().all(is_of_names) {
+        return Err(HelloFault::Form);
+    }
+    String::from_utf8(name.to_vec()).map_err(|_| HelloFault::Form)
+}
+
+/// Reads what a server says first.
+///
+/// # Errors
+/// [`HelloFault`]: it is no answer to a ClientHello, or has no form that all clients read alike.
+pub fn read_server_first(bytes: &[u8]) -> Result<Read<ServerFirst>, HelloFault> {
+    const WHOLE: usize = RECORD_HEAD + MESSAGE_HEAD + 2 + RETRY.len();
+    match bytes {
+        [ALERT, 3, ..] => return Ok(Read::Done(ServerFirst::GoesOn)),
+        [HANDSHAKE, 3, ..] | [HANDSHAKE | ALERT] | [] => {}
+        _ => return Err(HelloFault::NotTls),
+    }
+    let Some(head) = bytes.get(..RECORD_HEAD) else {
+        return Ok(Read::Needs(RECORD_HEAD));
+    };
+    let length = u16::from_be_bytes([head[3], head[4]]);
+    if usize::from(length) < WHOLE - RECORD_HEAD {
+        return Err(HelloFault::Form);
+    }
+    let Some(begin) = bytes.get(..WHOLE) else {
+        return Ok(Read::Needs(WHOLE));
+    };
+    if begin.get(RECORD_HEAD) != Some(&SERVER_HELLO) {
+        return Err(HelloFault::Form);
+    }
+    Ok(Read::Done(if begin.ends_with(&RETRY) {
+        ServerFirst::Retry
+    } else {
+        ServerFirst::GoesOn
+    }))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,36 @@
+//! What a child's start and end tell of its limits, beside what version 1 had from the beginning.
+
+use super::{decode, encode_into};
+use crate::model::{Event, ExitClass, ExitStatus};
+
+#[test]
+fn the_limits_of_a_child_and_its_peak_come_back() {
+    let began = Event::ChildStarted {
+        pid: 7,
+        launcher: "unshare",
+        lacks: Vec::new(),
+        limits: Some("memory: cgroup v1, kill: cgroup v2".to_owned()),
+        walls: Vec::new(),
+    };
+    let ended = Event::ChildExited {
+        class: ExitClass::OutOfMemory,
+        status: Some(ExitStatus::Signal(9)),
+        detail: "killed".to_owned(),
+        stderr: Vec::new(),
+        memory_peak: Some(67_108_864),
+    };
+    for (event, part) in [
+        (began, r#""limits":"memory: cgroup v1, kill: cgroup v2""#),
+        (ended, r#""memory_peak":67108864"#),
+    ] {
+        let written = |event: &Event| {
+            let mut body = Vec::new();
+            encode_into(event, &mut body);
+            String::from_utf8(body).expect("UTF-8")
+        };
+        let body = written(&event);
+        assert!(body.contains(part), "{body}");
+        let read = decode(event.kind().word(), 1, &body).expect("read");
+        assert_eq!(written(&read), body);
+    }
+}

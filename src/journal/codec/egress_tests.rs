@@ -1,0 +1,29 @@
+//! Events of connections to hosts outside, for the tests of the codec.
+
+use std::time::Duration;
+
+use crate::model::{EgressResult, Event};
+
+/// One of each form.
+pub(super) fn events() -> Vec<Event> {
+    vec![
+        Event::Egress {
+            host: Some("api.example.com".to_owned()),
+            port: Some(443),
+            result: EgressResult::Passed,
+            connections: 1,
+            sent: 517,
+            received: 3_000_000_000,
+            took: Duration::from_millis(1250),
+        },
+        Event::Egress {
+            host: None,
+            port: None,
+            result: EgressResult::Target,
+            connections: 10_000,
+            sent: 0,
+            received: 0,
+            took: Duration::ZERO,
+        },
+    ]
+}

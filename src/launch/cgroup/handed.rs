@@ -1,0 +1,150 @@
+//! Which controllers of cgroup v2 can be had below this process's group, and the little that must be
+//! done for it.
+//!
+//! A group with controllers for its children may have no processes itself (cgroups(7), "no internal
+//! processes"). So where the group was handed to this program and nobody else is in it, the program
+//! moves into a group below. Where it was not, nothing is moved: the group is somebody else's.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::files::Files;
+use super::layout::Tree;
+
+/// Where the supervisor goes if it must leave its own group.
+pub(super) const SUPERVISOR: &str = "marshal.supervisor";
+
+/// A group with controllers for its children, as far as they can be had.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Handed {
+    /// The group.
+    pub(super) base: PathBuf,
+    /// The controllers that its children have, of those that are wanted.
+    pub(super) controllers: Vec<String>,
+    /// Those of them that were switched on here.
+    pub(super) enabled: Vec<String>,
+    /// This process is to move, or moved, to the group below.
+    pub(super) moved: bool,
+    /// Why there are no more controllers.
+    pub(super) why: Option<String>,
+}
+
+fn words(text: &str) -> Vec<String> {
+    text.split_ascii_whitespace().map(str::to_owned).collect()
+}
+
+fn list(files: &impl Files, file: &Path) -> Vec<String> {
+    files
+        .read(file)
+        .map(|text| words(&text))
+        .unwrap_or_default()
+}
+
+/// What could be had, without a change.
+pub(super) fn look(files: &impl Files, tree: &Tree, pid: u32, wanted: &[&str]) -> Handed {
+    let is_moved = tree.own.file_name().is_some_and(|name| name == SUPERVISOR);
+    let base = match tree.own.parent() {
+        Some(parent) if is_moved => parent.to_owned(),
+        _ => tree.own.clone(),
+    };
+    let mut available = list(files, &base.join("cgroup.controllers"));
+    available.retain(|name| wanted.contains(&name.as_str()));
+    let lacks = available.len() < wanted.len();
+    let on = list(files, &base.join("cgroup.subtree_control"));
+    let (ready, missing): (Vec<_>, Vec<_>) =
+        available.into_iter().partition(|name| on.contains(name));
+    let why = format!(
+        "{} has not all controllers of cgroup v2: they are with cgroup v1, or not passed on by the group above",
+        base.display()
+    );
+    let mut handed = Handed {
+        base,
+        controllers: ready,
+        why: lacks.then_some(why),
+        ..Handed::default()
+    };
+    if missing.is_empty() {
+        return handed;
+    }
+    let base = &handed.base;
+    let shown = base.display();
+    if tree.read_only {
+        handed.why = Some(format!("{shown} is mounted read-only"));
+        return handed;
+    }
+    // The root of a host's tree has no type, and may have processes beside controllers.
+    let is_top = files.read(&base.join("cgroup.type")).is_err();
+    if !is_top {
+        let is_own_root = tree.own == tree.mount;
+        if !is_own_root && !files.is_delegated(base) {
+            handed.why = Some(format!(
+                "the group {shown} was not handed to this program: run it as a service of systemd with Delegate=yes"
+            ));
+            return handed;
+        }
+        let inside = list(files, &base.join("cgroup.procs"));
+        let own = pid.to_string();
+        if inside.iter().any(|other| *other != own) {
+            handed.why = Some(format!(
+                "other processes are in the group {shown}: run this program as a service of its own, with Delegate=yes"
+            ));
+            return handed;
+        }
+        handed.moved = !inside.is_empty();
+    }
+    handed.enabled = missing;
+    handed
+}
+
+/// Does what [`look`] found, and says what came of it.
+pub(super) fn take(files: &impl Files, mut handed: Handed, pid: u32) -> Handed {
+    if handed.enabled.is_empty() {
+        return handed;
+    }
+    let below = handed.base.join(SUPERVISOR);
+    if handed.moved {
+        // One that is there was left by an earlier supervisor, or is shared with another one.
+        let made = match files.make(&below) {
+            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => Err(error),
+            _ => files.write(&below.join("cgroup.procs"), &pid.to_string()),
+        };
+        if let Err(error) = made {
+            let _ = files.remove(&below);
+            handed.moved = false;
+            handed.enabled.clear();
+            handed.why = Some(format!("{}: {error}", below.display()));
+            return handed;
+        }
+    }
+    let control = handed.base.join("cgroup.subtree_control");
+    let mut enabled = Vec::new();
+    for name in std::mem::take(&mut handed.enabled) {
+        match files.write(&control, &format!("+{name}")) {
+            Ok(()) => enabled.push(name),
+            Err(error) => {
+                handed.why = Some(format!("{} +{name}: {error}", control.display()));
+            }
+        }
+    }
+    handed.controllers.extend(enabled.iter().cloned());
+    handed.enabled = enabled;
+    handed
+}
+
+/// Undoes it for a supervisor that is gone; what others still need stays.
+pub(super) fn give_back(files: &impl Files, handed: &Handed, pid: u32) {
+    let control = handed.base.join("cgroup.subtree_control");
+    for name in &handed.enabled {
+        let _ = files.write(&control, &format!("-{name}"));
+    }
+    if handed.moved {
+        // This process was started in there.
+        let _ = files.write(&handed.base.join("cgroup.procs"), &pid.to_string());
+        let _ = files.remove(&handed.base.join(SUPERVISOR));
+    }
+}
+
+#[cfg(test)]
+mod tests;

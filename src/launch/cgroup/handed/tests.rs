@@ -1,0 +1,97 @@
+//! The rules of cgroup v2 on a model of it, and on the kernel's with a controller that nobody needs.
+
+use super::super::model::Model;
+use super::*;
+
+const WANTED: [&str; 3] = ["pids", "memory", "cpu"];
+const ALL: [&str; 4] = ["cpu", "io", "memory", "pids"];
+const SERVICE: &str = "/cg/system.slice/marshal.service";
+
+fn tree(own: &str) -> Tree {
+    Tree {
+        mount: "/cg".into(),
+        own: own.into(),
+        read_only: false,
+    }
+}
+
+#[test]
+fn a_delegated_service_moves_below_its_group_and_back() {
+    let mut model = Model::new(&ALL, false).with(SERVICE, &["7"]);
+    model.delegated.insert(SERVICE.into());
+    let handed = take(&model, look(&model, &tree(SERVICE), 7, &WANTED), 7);
+    assert_eq!(handed.controllers, ["cpu", "memory", "pids"]);
+    assert_eq!((handed.moved, &handed.why), (true, &None));
+    let of_service = |model: &Model| -> Vec<String> {
+        let lines = model.shown().into_iter();
+        lines.filter(|line| line.starts_with(SERVICE)).collect()
+    };
+    assert_eq!(
+        of_service(&model),
+        [
+            format!("{SERVICE} procs[] subtree[cpu,memory,pids]"),
+            format!("{SERVICE}/marshal.supervisor procs[7] subtree[]"),
+        ]
+    );
+    // Whoever is started by it begins where it is now.
+    let again = look(
+        &model,
+        &tree(&format!("{SERVICE}/{SUPERVISOR}")),
+        8,
+        &WANTED,
+    );
+    assert_eq!(again.controllers, ["cpu", "memory", "pids"]);
+    assert!(!again.moved && again.enabled.is_empty());
+
+    give_back(&model, &handed, 7);
+    assert_eq!(
+        of_service(&model),
+        [format!("{SERVICE} procs[7] subtree[]")]
+    );
+}
+
+#[test]
+fn a_group_that_is_not_ours_alone_is_left_as_it_is() {
+    let shared = Model::new(&ALL, false).with(SERVICE, &["6", "7"]);
+    let before = shared.shown();
+    let why = |model: &Model, own: &str| {
+        let handed = take(model, look(model, &tree(own), 7, &WANTED), 7);
+        assert_eq!(handed.controllers, [""; 0], "{handed:?}");
+        handed.why.unwrap()
+    };
+    assert!(why(&shared, SERVICE).contains("not handed to this program"));
+    let mut shared = shared;
+    shared.delegated.insert(SERVICE.into());
+    assert!(why(&shared, SERVICE).contains("other processes are in the group"));
+    assert_eq!(shared.shown(), before);
+
+    let mut locked = tree(SERVICE);
+    locked.read_only = true;
+    let handed = look(&shared, &locked, 7, &WANTED);
+    assert!(handed.why.unwrap().contains("mounted read-only"));
+}
+
+#[test]
+fn the_root_of_a_host_keeps_its_processes_and_that_of_a_namespace_does_not() {
+    let host = Model::new(&ALL, false).with("/cg", &["1", "7"]);
+    let handed = take(&host, look(&host, &tree("/cg"), 7, &WANTED), 7);
+    assert_eq!(handed.controllers, ["cpu", "memory", "pids"]);
+    assert!(!handed.moved);
+
+    let part = Model::new(&ALL, true).with("/cg", &["7"]);
+    let handed = take(&part, look(&part, &tree("/cg"), 7, &WANTED), 7);
+    assert_eq!(handed.controllers, ["cpu", "memory", "pids"]);
+    assert!(handed.moved);
+}
+
+#[test]
+fn what_the_tree_has_not_is_said() {
+    let some = Model::new(&["pids", "hugetlb"], false).with("/cg", &["7"]);
+    let handed = take(&some, look(&some, &tree("/cg"), 7, &WANTED), 7);
+    assert_eq!(handed.controllers, ["pids"]);
+    assert!(handed.why.unwrap().contains("has not all controllers"));
+    let none = Model::new(&["hugetlb"], false).with("/cg", &["7"]);
+    let handed = look(&none, &tree("/cg"), 7, &WANTED);
+    assert_eq!(handed.controllers, [""; 0]);
+    assert!(handed.why.unwrap().contains("they are with cgroup v1"));
+}

@@ -1,0 +1,117 @@
+//! What is left of a supervisor that was killed: its groups, with whoever is in them.
+//!
+//! No process in a sandbox can remove the group that it is in, and a supervisor that gets SIGKILL
+//! does nothing any more. So each supervisor has one small process beside it, this binary started
+//! again: it reads what there is to clear away from a pipe, then waits for the pipe's end, which comes
+//! with the supervisor's, clears away and goes. If it is killed too, the next start sweeps.
+
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+
+use super::files::Kernel;
+use super::handed::{self, Handed};
+use super::kill;
+use crate::limits;
+use crate::wire::shim::ARG0_JANITOR;
+
+/// Everything that one supervisor leaves.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Estate {
+    /// Its group in the tree of cgroup v2.
+    pub(super) v2: Option<PathBuf>,
+    /// Its groups in all trees, that one included.
+    pub(super) all: Vec<PathBuf>,
+    /// What it changed above them.
+    pub(super) handed: Option<Handed>,
+}
+
+/// The process, and the pipe whose end is its word. It ends by itself when this is dropped.
+#[derive(Debug)]
+pub(super) struct Janitor {
+    process: Child,
+    line: ChildStdin,
+}
+
+impl Janitor {
+    /// Starts it.
+    pub(super) fn start(executable: &Path, estate: &Estate) -> io::Result<Self> {
+        let mut command = Command::new(executable);
+        command
+            .arg0(ARG0_JANITOR)
+            .env_clear()
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        let mut process = command.spawn()?;
+        let mut text = serde_json::to_vec(estate)?;
+        text.push(b'\n');
+        let mut line = process
+            .stdin
+            .take()
+            .ok_or_else(|| io::Error::other("no pipe"))?;
+        // Far less than a pipe takes, so this waits for nobody.
+        line.write_all(&text)?;
+        Ok(Self { process, line })
+    }
+
+    /// Has it do its work now, and waits for that.
+    pub(super) fn end(mut self) {
+        drop(self.line);
+        let _ = self.process.wait();
+    }
+
+    /// Whether it is still there.
+    pub(super) fn is_there(&mut self) -> bool {
+        matches!(self.process.try_wait(), Ok(None))
+    }
+}
+
+/// Runs as the janitor, if this process was started as one: before `main` does anything else. `None`:
+/// it was not.
+#[must_use]
+pub fn janitor_main() -> Option<ExitCode> {
+    let name = std::env::args_os().next()?;
+    if name.to_str() != Some(ARG0_JANITOR) {
+        return None;
+    }
+    // Out of the supervisor's session, so that a key pressed at its terminal does not end this too.
+    let _ = rustix::process::setsid();
+    let _ = rustix::process::chdir("/");
+    let _ = rustix::thread::set_name(c"marshal-janitor");
+    let mut text = String::new();
+    // Returns at the supervisor's end.
+    if io::stdin().read_to_string(&mut text).is_err() {
+        return Some(ExitCode::FAILURE);
+    }
+    let Some(estate) = text
+        .lines()
+        .next()
+        .and_then(|line| serde_json::from_str::<Estate>(line).ok())
+    else {
+        return Some(ExitCode::FAILURE);
+    };
+    Some(if estate.clear() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+impl Estate {
+    /// Kills everybody in it and removes it; false if something is left.
+    pub(super) fn clear(&self) -> bool {
+        let deadline = Instant::now() + limits::SWEEP_PROCESSES;
+        let is_empty = kill::empty(self.v2.as_deref(), &self.all, deadline).unwrap_or(false);
+        let is_gone = is_empty && kill::remove(&self.all).is_ok();
+        if let Some(handed) = &self.handed {
+            handed::give_back(&Kernel, handed, std::process::id());
+        }
+        is_gone
+    }
+}

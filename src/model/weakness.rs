@@ -1,0 +1,20 @@
+//! What a child's walls lack.
+
+use super::words;
+
+words!(
+    /// A layer that other children have, as events and `marshal_sandbox_degraded_total{feature}`
+    /// name it.
+    Weakness {
+        /// It has the uid of whoever runs the supervisor, and so of its neighbours.
+        SharedUid = "shared_uid",
+        /// Landlock, or the version of it that its profile names.
+        Landlock = "landlock",
+        /// The bound of memory by a cgroup.
+        Memory = "cgroup.memory",
+        /// The bound of processes by a cgroup.
+        Pids = "cgroup.pids",
+        /// The bound of processor time by a cgroup.
+        Cpu = "cgroup.cpu",
+    }
+);

@@ -1,0 +1,265 @@
+//! What is read of a host and tried nowhere: its settings, its programs, its ranges of ids.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use super::Feature;
+use super::helper::{has, lacks};
+use super::probe::{Found, Order};
+use crate::config::UidRange;
+use crate::sandbox::Ids;
+use crate::sandbox::uids::{self, Sources};
+
+/// The largest setting that is read, in bytes.
+const SETTING_BYTES: usize = 4096;
+
+/// Looks at one thing.
+pub(super) fn look(feature: Feature, order: &Order) -> Found {
+    match feature {
+        Feature::UidPerSlot => uid_per_slot(order),
+        Feature::SubordinateIds => subordinate_ids(order),
+        Feature::Nofile => nofile(),
+        Feature::ProjectQuota => project_quota(order),
+        Feature::LoopDevices => loop_devices(),
+        Feature::Git => program(order, &["git"]),
+        Feature::Bwrap => program(order, &["bwrap"]),
+        Feature::Ssh => program(order, &["ssh"]),
+        Feature::Container => container(order),
+        Feature::IoUring => setting("kernel/io_uring_disabled", "2"),
+        Feature::LegacyTiocsti => setting("dev/tty/legacy_tiocsti", "0"),
+        Feature::Yama => setting("kernel/yama/ptrace_scope", "1"),
+        Feature::ProtectedLinks => setting("fs/protected_symlinks", "1"),
+        Feature::ApparmorUserns => match apparmor_denies() {
+            Some(hint) => Found {
+                hint: Some(hint),
+                ..has("kernel.apparmor_restrict_unprivileged_userns = 1")
+            },
+            None => lacks("not restricted"),
+        },
+        Feature::Vsock => {
+            if Path::new("/dev/vsock").exists() || Path::new("/sys/module/vsock").exists() {
+                lacks("sockets of AF_VSOCK can be made here; no network namespace bounds them")
+            } else {
+                has("none")
+            }
+        }
+        _ => lacks("not looked for"),
+    }
+}
+
+/// What to do where AppArmor keeps ordinary users from user namespaces, if it does.
+pub(super) fn apparmor_denies() -> Option<String> {
+    let value = read("kernel/apparmor_restrict_unprivileged_userns")?;
+    (value == "1" && !rustix::process::geteuid().is_root()).then(|| {
+        "AppArmor userns restriction: give this program a profile with `userns,`, or set \
+         kernel.apparmor_restrict_unprivileged_userns=0"
+            .to_owned()
+    })
+}
+
+/// A setting below /proc/sys.
+fn read(name: &str) -> Option<String> {
+    let bytes = fs::read(format!("/proc/sys/{name}")).ok()?;
+    let text = String::from_utf8_lossy(bytes.get(..SETTING_BYTES.min(bytes.len()))?).into_owned();
+    Some(text.trim().to_owned())
+}
+
+/// A setting, and the value that helps.
+fn setting(name: &str, good: &str) -> Found {
+    let shown = name.replace('/', ".");
+    match read(name) {
+        Some(value) if value == good => has(format!("{shown} = {value}")),
+        Some(value) => lacks(format!("{shown} = {value}: the host gives no help here")),
+        None => lacks(format!("no {shown}")),
+    }
+}
+
+/// The file system that a directory is on.
+pub(super) fn file_system(path: &Path) -> Option<String> {
+    mounted(path).map(|(kind, _)| kind)
+}
+
+/// The kind and the options of the mount that a directory is on.
+fn mounted(path: &Path) -> Option<(String, String)> {
+    let real = fs::canonicalize(path).ok()?;
+    let table = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let mounts = table.lines().filter_map(|line| {
+        let (before, after) = line.split_once(" - ")?;
+        let point = PathBuf::from(before.split(' ').nth(4)?);
+        let mut after = after.split(' ');
+        let (kind, options) = (after.next()?, after.nth(1)?);
+        real.starts_with(&point)
+            .then(|| (point, kind.to_owned(), options.to_owned()))
+    });
+    // Of mounts on one point the last is seen.
+    let deepest = mounts.max_by_key(|(point, ..)| point.as_os_str().len());
+    deepest.map(|(_, kind, options)| (kind, options))
+}
+
+fn uid_per_slot(order: &Order) -> Found {
+    if let Ids::Own { .. } = order.ids {
+        let mut found = lacks("agents have the uid of whoever runs marshal (shared_uid)");
+        found.hint = Some(
+            "run the supervisor as root, or use a profile with uid_per_slot = false".to_owned(),
+        );
+        return found;
+    }
+    let range = order.at.as_deref().and_then(UidRange::parse);
+    let range = range.unwrap_or_default();
+    match uids::take(&Sources::host(), order.slots, range) {
+        Ok(held) => {
+            let block = held.block();
+            Found {
+                count: u64::from(block.count),
+                ..has(format!(
+                    "{} to {} are free",
+                    block.first,
+                    block.first + (block.count - 1)
+                ))
+            }
+        }
+        Err(error) => {
+            let line = "give them with the line marshal:1000000000:65536 in /etc/subuid and \
+                        /etc/subgid";
+            Found {
+                hint: Some(line.to_owned()),
+                ..lacks(error.to_string())
+            }
+        }
+    }
+}
+
+fn subordinate_ids(order: &Order) -> Found {
+    let (uid, _) = match order.ids {
+        Ids::Own { uid, gid } => (uid, gid),
+        // Root's agents have ids by another way.
+        Ids::Root { .. } => (0, 0),
+    };
+    let name = account(uid).unwrap_or_else(|| uid.to_string());
+    let given = |file: &str| {
+        let text = fs::read_to_string(file).unwrap_or_default();
+        let counts = text.lines().filter_map(|line| {
+            let mut parts = line.split(':');
+            let owner = parts.next()?;
+            let count: u64 = parts.nth(1)?.trim().parse().ok()?;
+            (owner == name || owner == uid.to_string()).then_some(count)
+        });
+        counts.sum::<u64>()
+    };
+    let (uids, gids) = (given("/etc/subuid"), given("/etc/subgid"));
+    let helpers: Vec<&str> = ["newuidmap", "newgidmap"]
+        .into_iter()
+        .filter(|name| !find(order, name).is_some_and(|path| raises(&path)))
+        .collect();
+    let said = format!("{uids} uids and {gids} gids for {name}");
+    if uids > 0 && gids > 0 && helpers.is_empty() {
+        return Found {
+            count: uids.min(gids),
+            ..has(said)
+        };
+    }
+    let hint = if helpers.is_empty() {
+        format!("the line {name}:100000:65536 in /etc/subuid and /etc/subgid gives them")
+    } else {
+        format!(
+            "{} missing: install the package uidmap",
+            helpers.join(" and ")
+        )
+    };
+    Found {
+        hint: Some(hint),
+        ..lacks(said)
+    }
+}
+
+/// Whether a program runs with more rights than its caller: set-uid, or by file capabilities.
+fn raises(path: &Path) -> bool {
+    let is_set_uid = fs::metadata(path).is_ok_and(|meta| meta.mode() & 0o4000 != 0);
+    let mut value = [0_u8; 64];
+    is_set_uid || rustix::fs::getxattr(path, "security.capability", &mut value[..]).is_ok()
+}
+
+fn account(uid: u32) -> Option<String> {
+    let user = nix::unistd::User::from_uid(nix::unistd::Uid::from_raw(uid));
+    user.ok().flatten().map(|user| user.name)
+}
+
+fn nofile() -> Found {
+    let hard = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
+    let can_raise = rustix::thread::capabilities(None).is_ok_and(|sets| {
+        sets.effective
+            .contains(rustix::thread::CapabilitySet::SYS_RESOURCE)
+    });
+    let shown = hard.map_or("none".to_owned(), |hard| hard.to_string());
+    Found {
+        count: hard.unwrap_or(u64::MAX),
+        hint: (!can_raise && rustix::process::geteuid().is_root())
+            .then(|| format!("no CAP_SYS_RESOURCE: nofile hard limit is {shown}")),
+        ..has(format!("hard limit {shown}"))
+    }
+}
+
+fn project_quota(order: &Order) -> Found {
+    let at = order.at.as_deref().unwrap_or("/");
+    let there = Path::new(at).ancestors().find(|path| path.is_dir());
+    let Some((kind, options)) = there.and_then(mounted) else {
+        return lacks("the mount is not known");
+    };
+    let names = ["prjquota", "pquota"];
+    if options.split(',').any(|option| names.contains(&option)) {
+        has(kind)
+    } else {
+        lacks(format!("{kind} is mounted without prjquota"))
+    }
+}
+
+fn loop_devices() -> Found {
+    match fs::OpenOptions::new().read(true).open("/dev/loop-control") {
+        Ok(_) => has("/dev/loop-control"),
+        Err(error) => Found {
+            errno: error.raw_os_error(),
+            ..lacks("open /dev/loop-control")
+        },
+    }
+}
+
+/// A program of the PATH.
+fn find(order: &Order, name: &str) -> Option<PathBuf> {
+    let places = order.path.split(':').filter(|place| place.starts_with('/'));
+    places
+        .map(|place| Path::new(place).join(name))
+        .find(|path| {
+            fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.mode() & 0o111 != 0)
+        })
+}
+
+fn program(order: &Order, names: &[&str]) -> Found {
+    match names.iter().find_map(|name| find(order, name)) {
+        Some(path) => has(path.display().to_string()),
+        None => lacks(format!("no {} in the PATH", names.join(" or "))),
+    }
+}
+
+fn container(order: &Order) -> Found {
+    let mut found = program(order, &["podman", "docker"]);
+    let runtimes: Vec<&str> = ["crun", "runc"]
+        .into_iter()
+        .filter(|name| find(order, name).is_some() || Path::new("/usr/sbin").join(name).exists())
+        .collect();
+    if found.has {
+        found.said = format!("{}, runtimes: {}", found.said, runtimes.join(", "));
+    }
+    let is_hybrid = fs::read_to_string("/proc/self/mountinfo").is_ok_and(|table| {
+        let has = |kind: &str| {
+            table
+                .lines()
+                .any(|line| line.contains(&format!(" - {kind} ")))
+        };
+        has("cgroup") && has("cgroup2")
+    });
+    if found.has && is_hybrid && runtimes.contains(&"crun") {
+        found.hint = Some("crun: hybrid cgroup: set runtime = \"runc\"".to_owned());
+    }
+    found
+}

@@ -1,0 +1,348 @@
+//! What a profile needs of a host, and what a host lacks of it. Pure.
+
+use super::Feature;
+use super::probe::{Asked, Found};
+use crate::config::{Degradable, ProcMode, Sandbox, Seccomp, UidRange};
+use crate::model::words;
+
+/// The least version of Landlock that is used: the first forbids moving a file from one directory to
+/// another.
+const LEAST_LANDLOCK: u8 = 2;
+
+/// Somebody's need.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Need {
+    /// What is needed, and where.
+    pub what: Asked,
+    /// The least of it, where it is counted: a version of Landlock, a number of uids or of files.
+    pub least: u64,
+    /// Whose need it is, and by which key: `strict`, `strict: uid_per_slot`.
+    pub by: String,
+    /// The profile, if it is one's.
+    pub profile: Option<String>,
+    /// The word by which the profile may do without, if it may.
+    pub may_lack: Option<Degradable>,
+}
+
+words!(
+    /// What comes of a need.
+    Verdict {
+        /// It is there.
+        Ok = "ok",
+        /// It is needed and not there.
+        Missing = "missing",
+        /// It is not there, and the profile that needs it may do without.
+        Degraded = "degraded",
+        /// It is not there, and nobody needs it.
+        NotNeeded = "not needed",
+    }
+);
+
+/// A line of the table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Row {
+    /// What, and where.
+    pub what: Asked,
+    /// Whose need it is; empty: nobody's.
+    pub needed_by: Vec<String>,
+    /// What comes of it.
+    pub verdict: Verdict,
+    /// What the host said.
+    pub found: Found,
+    /// The word by which it was done without.
+    pub degraded: Option<Degradable>,
+}
+
+/// What is known of who uses a profile.
+#[derive(Debug, Clone, Copy)]
+pub struct NeedsOf<'a> {
+    /// The profile's name.
+    pub name: &'a str,
+    /// The profile.
+    pub profile: &'a Sandbox,
+    /// Whether agents have a network of their own.
+    pub own_network: bool,
+    /// Whether the supervisor is root.
+    pub is_root: bool,
+    /// The slots that need a uid each.
+    pub slots: u32,
+    /// Where homes and copies are, if that is known.
+    pub state: Option<&'a str>,
+    /// A workspace that is written itself.
+    pub writable_workspace: Option<&'a str>,
+}
+
+/// What walls of this profile need.
+#[must_use]
+pub fn needs_of(of: &NeedsOf<'_>) -> Vec<Need> {
+    let mut needs = Vec::new();
+    let mut need = |feature: Feature, at: Option<&str>, least: u64| {
+        needs.push(Need {
+            what: Asked {
+                feature,
+                at: at.map(str::to_owned),
+            },
+            least,
+            by: match key_of(feature) {
+                Some(key) => format!("{}: {key}", of.name),
+                None => of.name.to_owned(),
+            },
+            profile: Some(of.name.to_owned()),
+            may_lack: None,
+        });
+    };
+    for feature in [
+        Feature::UserNs,
+        Feature::MountNs,
+        Feature::PidNs,
+        Feature::IpcNs,
+        Feature::UtsNs,
+        Feature::CgroupNs,
+        Feature::NoMoreUserNs,
+        Feature::MountApi,
+        Feature::TmpfsInodes,
+        Feature::PivotRoot,
+        Feature::NoNewPrivs,
+        Feature::Caps,
+    ] {
+        need(feature, None, 0);
+    }
+    let proc = match of.profile.proc_mode {
+        ProcMode::Pid => Feature::ProcPid,
+        ProcMode::Masked => Feature::ProcFull,
+    };
+    need(proc, None, 0);
+    if of.profile.seccomp != Seccomp::Off {
+        need(Feature::Seccomp, None, 0);
+    }
+    if of.own_network {
+        need(Feature::NetNs, None, 0);
+        need(Feature::Loopback, None, 0);
+    }
+    if of.is_root {
+        // A session's home goes on with it into another slot, or to another supervisor.
+        if of.state.is_some() {
+            need(Feature::IdmapState, of.state, 0);
+        }
+        if of.writable_workspace.is_some() {
+            need(Feature::IdmapWorkspace, of.writable_workspace, 0);
+        }
+    }
+    // A root supervisor has no other way; another one may share its own uid.
+    if of.is_root || of.profile.demands.uid_per_slot {
+        let range = of.profile.demands.uid_range;
+        let range = (range != UidRange::Auto).then(|| range.to_string());
+        need(Feature::UidPerSlot, range.as_deref(), u64::from(of.slots));
+    }
+    needs.push(landlock(of));
+    needs
+}
+
+/// A profile that names no version takes the highest that there is, and says so where there is
+/// none.
+fn landlock(of: &NeedsOf<'_>) -> Need {
+    let least = of.profile.landlock_min_abi;
+    let may_lack = least == 0 || of.profile.demands.may_lack(Degradable::Landlock);
+    Need {
+        what: Asked {
+            feature: Feature::Landlock,
+            at: None,
+        },
+        least: u64::from(least.max(LEAST_LANDLOCK)),
+        by: format!("{}: landlock_min_abi", of.name),
+        profile: Some(of.name.to_owned()),
+        may_lack: may_lack.then_some(Degradable::Landlock),
+    }
+}
+
+/// The key of the profile that makes a thing a need, where it is not all of them.
+const fn key_of(feature: Feature) -> Option<&'static str> {
+    match feature {
+        Feature::ProcPid | Feature::ProcFull => Some("proc"),
+        Feature::UidPerSlot => Some("uid_per_slot"),
+        Feature::Loopback | Feature::NetNs => Some("network"),
+        Feature::Seccomp => Some("seccomp"),
+        _ => None,
+    }
+}
+
+/// Joins what is needed and what there is: a row for each thing that was looked for, in that order.
+/// A need that nothing was found for is missing.
+#[must_use]
+pub fn judge(needs: &[Need], found: Vec<(Asked, Found)>) -> Vec<Row> {
+    let unasked = needs
+        .iter()
+        .filter(|need| found.iter().all(|(asked, _)| *asked != need.what));
+    let mut unasked: Vec<_> = unasked
+        .map(|need| (need.what.clone(), Found::unknown()))
+        .collect();
+    unasked.dedup_by(|a, b| a.0 == b.0);
+    let rows = found.into_iter().chain(unasked);
+    rows.map(|(what, found)| {
+        let of: Vec<&Need> = needs.iter().filter(|need| need.what == what).collect();
+        let unmet: Vec<&&Need> = of.iter().filter(|need| !found.meets(need.least)).collect();
+        let verdict = if !unmet.is_empty() {
+            if unmet.iter().all(|need| need.may_lack.is_some()) {
+                Verdict::Degraded
+            } else {
+                Verdict::Missing
+            }
+        } else if found.has || what.feature.is_fact() {
+            Verdict::Ok
+        } else {
+            Verdict::NotNeeded
+        };
+        let mut needed_by: Vec<String> = of.iter().map(|need| need.by.clone()).collect();
+        needed_by.dedup();
+        Row {
+            degraded: unmet.iter().find_map(|need| need.may_lack),
+            needed_by,
+            verdict,
+            found,
+            what,
+        }
+    })
+    .collect()
+}
+
+/// The rows that keep a fleet from starting.
+#[must_use]
+pub fn unmet(rows: &[Row]) -> Vec<Row> {
+    let missing = rows.iter().filter(|row| row.verdict == Verdict::Missing);
+    missing.cloned().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(has: bool, count: u64) -> Found {
+        Found {
+            has,
+            count,
+            ..Found::unknown()
+        }
+    }
+
+    fn asked(feature: Feature) -> Asked {
+        Asked { feature, at: None }
+    }
+
+    fn need(feature: Feature, least: u64, may_lack: Option<Degradable>) -> Need {
+        Need {
+            what: asked(feature),
+            least,
+            by: "x".to_owned(),
+            profile: Some("x".to_owned()),
+            may_lack,
+        }
+    }
+
+    fn verdict(needs: &[Need], has: Found) -> Verdict {
+        let rows = judge(needs, vec![(asked(Feature::Landlock), has)]);
+        assert_eq!(rows.len(), 1);
+        rows[0].verdict
+    }
+
+    #[test]
+    fn a_need_is_met_missing_or_done_without() {
+        let hard = [need(Feature::Landlock, 6, None)];
+        let soft = [need(Feature::Landlock, 6, Some(Degradable::Landlock))];
+        assert_eq!(verdict(&hard, found(true, 6)), Verdict::Ok);
+        assert_eq!(verdict(&hard, found(true, 5)), Verdict::Missing);
+        assert_eq!(verdict(&hard, found(false, 0)), Verdict::Missing);
+        assert_eq!(verdict(&soft, found(true, 7)), Verdict::Ok);
+        assert_eq!(verdict(&soft, found(true, 5)), Verdict::Degraded);
+        assert_eq!(verdict(&[], found(false, 0)), Verdict::NotNeeded);
+        assert_eq!(verdict(&[], found(true, 0)), Verdict::Ok);
+    }
+
+    #[test]
+    fn one_profile_that_cannot_do_without_decides() {
+        let mut needs = vec![need(Feature::Landlock, 6, Some(Degradable::Landlock))];
+        needs.push(Need {
+            by: "y".to_owned(),
+            ..need(Feature::Landlock, 6, None)
+        });
+        let rows = judge(&needs, vec![(asked(Feature::Landlock), found(true, 3))]);
+        assert_eq!(rows[0].verdict, Verdict::Missing);
+        assert_eq!(rows[0].needed_by, ["x", "y"]);
+        assert_eq!(unmet(&rows), rows);
+    }
+
+    #[test]
+    fn a_need_that_nobody_looked_for_is_missing() {
+        let rows = judge(&[need(Feature::PivotRoot, 0, None)], Vec::new());
+        assert_eq!(rows[0].verdict, Verdict::Missing);
+        assert_eq!(rows[0].what.feature, Feature::PivotRoot);
+    }
+
+    #[test]
+    fn a_fact_is_never_missing() {
+        let fact = asked(Feature::LegacyTiocsti);
+        let rows = judge(&[], vec![(fact, found(false, 0))]);
+        assert_eq!(rows[0].verdict, Verdict::Ok);
+    }
+
+    #[test]
+    fn landlock_is_needed_as_the_profile_says() {
+        let config = crate::config::Config::parse(
+            "[sandbox.own]\non_missing = \"degrade\"\nallow_degrade = [\"landlock\"]\n\
+             landlock_min_abi = 4\n[pool.demo]\nagent = \"script\"\n",
+            &crate::config::Origin::built_in("/".into()),
+        );
+        let config = config.expect("good");
+        let of = |name| {
+            let need = landlock(&NeedsOf {
+                name,
+                profile: &config.sandboxes[name],
+                own_network: true,
+                is_root: false,
+                slots: 1,
+                state: None,
+                writable_workspace: None,
+            });
+            (need.least, need.may_lack)
+        };
+        assert_eq!(of("strict"), (6, None));
+        assert_eq!(of("standard"), (2, Some(Degradable::Landlock)));
+        assert_eq!(of("own"), (4, Some(Degradable::Landlock)));
+    }
+
+    #[test]
+    fn a_root_supervisor_needs_more_than_anothers() {
+        let config = crate::config::Config::parse(
+            crate::config::DEFAULT,
+            &crate::config::Origin::built_in("/".into()),
+        );
+        let config = config.expect("the built-in configuration");
+        let features = |name: &str, is_root| {
+            let needs = needs_of(&NeedsOf {
+                name,
+                profile: &config.sandboxes[name],
+                own_network: true,
+                is_root,
+                slots: 4,
+                state: Some("/state"),
+                writable_workspace: None,
+            });
+            let features = needs.into_iter().map(|need| need.what.feature);
+            features.collect::<Vec<_>>()
+        };
+        let root = features("standard", true);
+        assert!(root.contains(&Feature::IdmapState) && root.contains(&Feature::UidPerSlot));
+        let own = features("standard", false);
+        assert!(!own.contains(&Feature::IdmapState) && !own.contains(&Feature::UidPerSlot));
+        assert!(features("strict", false).contains(&Feature::UidPerSlot));
+        for features in [root, own] {
+            for wall in [
+                Feature::UserNs,
+                Feature::NetNs,
+                Feature::PivotRoot,
+                Feature::ProcPid,
+            ] {
+                assert!(features.contains(&wall), "{wall}");
+            }
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! What stands beside home and workspace: further trees, a slice instead of the workspace, and
+//! names of the workspace that are hidden.
+//!
+//! Pure, as the plan is.
+
+use std::path::Path;
+
+use super::{PlanError, Tree, WORKSPACE, WallsRequest, absolute, own_tree};
+use crate::wire::shim::Mount;
+
+/// What is to be seen beside home and workspace, and what of the workspace is not.
+#[derive(Debug, Clone, Default)]
+pub struct Beside {
+    /// Trees of the host with their place inside; their owner on disk is the user inside.
+    pub trees: Vec<(Tree, String)>,
+    /// Trees below the workspace's place, with their path there, instead of the workspace itself.
+    /// Empty: no slice.
+    pub slice: Vec<(Tree, String)>,
+    /// Paths below the workspace that are covered, where something is there.
+    pub hidden: Vec<String>,
+}
+
+impl Beside {
+    /// Nothing.
+    #[must_use]
+    pub const fn none() -> Self {
+        Self {
+            trees: Vec::new(),
+            slice: Vec::new(),
+            hidden: Vec::new(),
+        }
+    }
+}
+
+/// Puts the slice in the workspace's place, if there is one.
+pub(super) fn is_slice(
+    request: &WallsRequest<'_>,
+    mounts: &mut Vec<Mount>,
+) -> Result<bool, PlanError> {
+    let slice = &request.beside.slice;
+    if slice.is_empty() {
+        return Ok(false);
+    }
+    mounts.push(Mount::Dir {
+        target: WORKSPACE.to_owned(),
+    });
+    for (tree, path) in slice {
+        mounts.push(own_tree(tree, &below_workspace(path)?, request.ids)?);
+    }
+    Ok(true)
+}
+
+/// Adds the rest.
+pub(super) fn add(request: &WallsRequest<'_>, mounts: &mut Vec<Mount>) -> Result<(), PlanError> {
+    for (tree, inside) in &request.beside.trees {
+        let target = absolute(Path::new(inside))?;
+        mounts.push(own_tree(tree, &target, request.ids)?);
+    }
+    for path in &request.beside.hidden {
+        mounts.push(Mount::Hidden {
+            target: below_workspace(path)?,
+        });
+    }
+    Ok(())
+}
+
+fn below_workspace(path: &str) -> Result<String, PlanError> {
+    let target = absolute(Path::new(&format!("{WORKSPACE}/{path}")))?;
+    if target == WORKSPACE {
+        return Err(PlanError::NotAbsolute(path.into()));
+    }
+    Ok(target)
+}

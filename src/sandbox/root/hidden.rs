@@ -1,0 +1,66 @@
+//! Covers what an agent must not see: an empty node without any right is mounted over it.
+//!
+//! A mount point can be neither removed nor renamed inside, and goes along with a directory above
+//! it that is renamed. The node has no permission bit and lies on a read-only mount, so that even
+//! its owner can give itself none.
+
+use std::os::fd::AsFd as _;
+
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, OpenTreeFlags};
+
+use super::{Root, move_onto, open_path};
+use crate::sandbox::fail::{At, Step};
+use crate::wire::shim::Stage;
+
+/// Where the nodes are that cover: a file and a directory.
+const FILE: &str = "/run/marshal/hidden";
+const DIR: &str = "/run/marshal/hidden.d";
+
+impl Root {
+    /// Covers `target`, if something is there that can be reached without a link.
+    pub(super) fn hide(&mut self, target: &str) -> Step {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        let path = target.trim_start_matches('/');
+        let point = match rustix::fs::openat2(&self.fd, path, flags, Mode::empty(), resolve) {
+            Ok(point) => point,
+            // Gone, or where the agent's user has no way to either.
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::ACCESS) => return Ok(()),
+            Err(errno) => return Err(errno).on(Stage::Mount, "open", target),
+        };
+        let found = rustix::fs::fstat(&point).on(Stage::Mount, "inspect", target)?;
+        let is_dir = rustix::fs::FileType::from_raw_mode(found.st_mode).is_dir();
+        let node = self.node(is_dir)?;
+        let clone = OpenTreeFlags::OPEN_TREE_CLONE
+            | OpenTreeFlags::OPEN_TREE_CLOEXEC
+            | OpenTreeFlags::AT_EMPTY_PATH;
+        let cover = rustix::mount::open_tree(&node, "", clone).on(
+            Stage::Mount,
+            "open the cover of",
+            target,
+        )?;
+        move_onto(&cover, &point).on(Stage::Mount, "cover", target)?;
+        let hard = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+        self.seals.push((target.to_owned(), hard));
+        Ok(())
+    }
+
+    /// The node that covers files, or the one that covers directories; made if need be.
+    fn node(&self, is_dir: bool) -> Step<std::os::fd::OwnedFd> {
+        let target = if is_dir { DIR } else { FILE };
+        let (parent, name) = self.parent(target)?;
+        let made = if is_dir {
+            rustix::fs::mkdirat(&parent, name, Mode::empty())
+        } else {
+            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+            rustix::fs::openat(&parent, name, flags, Mode::empty()).map(drop)
+        };
+        match made {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(errno) => return Err(errno).on(Stage::Mount, "make", target),
+        }
+        open_path(parent.as_fd(), name).on(Stage::Mount, "open", target)
+    }
+}

@@ -1,0 +1,553 @@
+//! Puts what a session wrote into its workspace: all of it, or nothing.
+//!
+//! Everything new is made beside the workspace's files first ([`super::stage`]). Then what is to be
+//! done is written down, durably: until that moment the workspace is untouched and a kill leaves it
+//! so; from then on the apply is decided, and whoever next works with the session's overlay, or the
+//! supervisor's start, brings it to its end ([`recover`]). Every step is one rename, so that each
+//! place has the old or the new at any time; what was there goes to where the new was, and comes
+//! back if a later step finds that somebody else changed the workspace. Must not know the policy.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, RenameFlags};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+
+use super::bases::{look, parent};
+use super::items::{self, Act, Plan, STAGING};
+use super::stage::{Stager, slots};
+use super::{Overlay, OverlayError};
+use crate::limits;
+use crate::model::{Foreign, SessionId};
+use crate::sandbox::workspace::Owner;
+use crate::sandbox::workspace::removal::remove_tree;
+use crate::sandbox::workspace::tree::{Root, TreeError};
+
+/// Why nothing was applied.
+#[derive(Debug, thiserror::Error)]
+pub enum ApplyError {
+    /// The overlay.
+    #[error(transparent)]
+    Overlay(#[from] OverlayError),
+    /// Another apply works in the same workspace.
+    #[error("another apply is at work in the workspace {}", .0.show(300))]
+    WorkspaceBusy(Foreign),
+    /// It was not done, and the workspace is as it was.
+    #[error("nothing was applied: {}: {why}", .path.show(300))]
+    Undone {
+        /// At what.
+        path: Foreign,
+        /// Why.
+        why: String,
+    },
+    /// It could be brought neither to its end nor back.
+    #[error(
+        "the apply can be brought neither to its end nor back, because the workspace was changed \
+         meanwhile at {}; what was there is in {}: move it by hand, and remove that directory",
+        .paths.iter().map(|path| path.show(200)).collect::<Vec<_>>().join(", "), .kept.show(300)
+    )]
+    Stuck {
+        /// At what.
+        paths: Vec<Foreign>,
+        /// Where the other half is.
+        kept: Foreign,
+    },
+}
+
+impl From<TreeError> for ApplyError {
+    fn from(error: TreeError) -> Self {
+        Self::Overlay(error.into())
+    }
+}
+
+/// Device and inode.
+type Id = (u64, u64);
+
+/// What was at a place when the apply was decided.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Old {
+    id: Id,
+    size: i64,
+    mtime: (i64, u64),
+}
+
+/// One step, as it is written down.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Step {
+    path: String,
+    /// Its name beside the workspace's files.
+    slot: Option<String>,
+    /// What comes.
+    new: Option<Id>,
+    /// What goes.
+    old: Option<Old>,
+    /// Permission bits of a directory, before and after.
+    modes: Option<(u32, u32)>,
+}
+
+/// What is written down.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Intent {
+    phase: Phase,
+    steps: Vec<Step>,
+}
+
+/// How far an apply is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Phase {
+    /// The workspace is as it was, and what is beside its files is nothing to anybody.
+    Untouched,
+    /// Everything is made and checked: from here on it goes forward.
+    Decided,
+    /// All steps are done, and what is beside the workspace's files is what went.
+    Done,
+}
+
+impl Intent {
+    const fn of(phase: Phase, steps: Vec<Step>) -> Self {
+        Self { phase, steps }
+    }
+}
+
+/// Where a step stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stand {
+    Before,
+    After,
+    /// Somebody else was there.
+    Neither,
+}
+
+/// The name of the directory beside the workspace's files.
+fn staging_of(session: &SessionId) -> String {
+    format!("{STAGING}{session}")
+}
+
+/// The workspace, while nobody else applies anything to it.
+struct Target {
+    root: Root,
+    staging: String,
+    _lock: OwnedFd,
+}
+
+impl Target {
+    fn hold(overlay: &Overlay) -> Result<Self, ApplyError> {
+        let root = overlay.lower()?;
+        let lock = crate::sandbox::workspace::tree::open_dir_at(&root, c".")
+            .map_err(|error| TreeError::at_path("open", root.path(), error))?;
+        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) => {
+                let path = root.path().to_string_lossy();
+                return Err(ApplyError::WorkspaceBusy(Foreign::new(path)));
+            }
+            locked => locked.map_err(|errno| TreeError::at_path("lock", root.path(), errno))?,
+        }
+        Ok(Self {
+            root,
+            staging: staging_of(overlay.session()),
+            _lock: lock,
+        })
+    }
+
+    fn staging(&self) -> io::Result<OwnedFd> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let dir = rustix::fs::openat(&self.root, &*self.staging, flags, Mode::empty())?;
+        let found = rustix::fs::fstat(&dir)?;
+        if found.st_uid != rustix::process::geteuid().as_raw() || found.st_mode & 0o077 != 0 {
+            return Err(io::Error::other("it is not the directory that apply made"));
+        }
+        Ok(dir)
+    }
+
+    fn remove_staging(&self) -> Result<(), TreeError> {
+        remove_tree(&self.root, &self.staging)
+    }
+
+    /// What a directory holds under this name.
+    fn at(dir: impl AsFd, name: &str) -> io::Result<Option<Old>> {
+        match rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Err(Errno::NOENT) => Ok(None),
+            found => {
+                let found = found?;
+                Ok(Some(Old {
+                    id: (found.st_dev, found.st_ino),
+                    size: found.st_size,
+                    mtime: (found.st_mtime, found.st_mtime_nsec),
+                }))
+            }
+        }
+    }
+}
+
+fn undone(path: &str) -> impl Fn(io::Error) -> ApplyError + '_ {
+    move |error| ApplyError::Undone {
+        path: Foreign::new(path),
+        why: error.to_string(),
+    }
+}
+
+/// Applies a plan that nothing speaks against. `program` is this binary. How many places were changed.
+///
+/// # Errors
+/// [`ApplyError`]; but for [`ApplyError::Stuck`] the workspace is as it was.
+pub fn apply(overlay: &Overlay, plan: &Plan, program: &Path) -> Result<usize, ApplyError> {
+    if plan.acts.is_empty() {
+        return Ok(0);
+    }
+    let target = Target::hold(overlay)?;
+    if Target::at(&target.root, &target.staging)
+        .map_err(undone(&target.staging))?
+        .is_some()
+    {
+        let there = io::Error::other("is there already; remove it");
+        return Err(undone(&target.staging)(there));
+    }
+    write(overlay, &Intent::of(Phase::Untouched, Vec::new()))?;
+    let steps = match stage(overlay, plan, program, &target) {
+        Ok(steps) => steps,
+        Err(error) => {
+            target.remove_staging()?;
+            overlay.remove_beside("intent")?;
+            return Err(error);
+        }
+    };
+    let decided = Intent::of(Phase::Decided, steps);
+    if let Err(error) = write(overlay, &decided) {
+        target.remove_staging()?;
+        overlay.remove_beside("intent")?;
+        return Err(error);
+    }
+    carry_out(overlay, &target, decided.steps)?;
+    Ok(plan.acts.len())
+}
+
+fn write(overlay: &Overlay, intent: &Intent) -> Result<(), ApplyError> {
+    let text = serde_json::to_vec(intent).map_err(|error| undone("")(error.into()))?;
+    if text.len() as u64 > limits::OVERLAY_RECORD_BYTES {
+        return Err(undone("")(io::ErrorKind::FileTooLarge.into()));
+    }
+    Ok(overlay.write_beside("intent", &text)?)
+}
+
+/// Makes everything new, and looks once more at everything old.
+fn stage(
+    overlay: &Overlay,
+    plan: &Plan,
+    program: &Path,
+    target: &Target,
+) -> Result<Vec<Step>, ApplyError> {
+    let at_staging = undone(&target.staging);
+    rustix::fs::mkdirat(&target.root, &*target.staging, Mode::from_raw_mode(0o700))
+        .map_err(|errno| at_staging(errno.into()))?;
+    let dir = target.staging().map_err(&at_staging)?;
+    let slots = slots(plan);
+    let meta = target.root.meta()?;
+    let owner = Owner {
+        uid: meta.uid,
+        gid: meta.gid,
+    };
+    let stager = Stager {
+        dir: dir.as_fd(),
+        plan,
+        slots: &slots,
+        owner: rustix::process::geteuid().is_root().then_some(owner),
+    };
+    let upper = overlay.upper()?;
+    let mut reader = items::start(overlay, &upper, program).map_err(&at_staging)?;
+    stager.stage(&mut reader).map_err(&at_staging)?;
+    drop(reader);
+    exchanges(&dir).map_err(&at_staging)?;
+    let record = overlay.record()?;
+    let mut steps = Vec::new();
+    for (path, act) in &plan.acts {
+        steps.push(step(target, &dir, &slots, path, *act).map_err(undone(path))?);
+        let then = record.bases.get(path);
+        let now = look(&target.root, path).map_err(undone(path))?.base;
+        let is_same = matches!(act, Act::Mode { .. }) || then == Some(&now);
+        if !is_same {
+            let changed = io::Error::other("it was changed in the workspace at this moment");
+            return Err(undone(path)(changed));
+        }
+    }
+    Ok(steps)
+}
+
+/// Whether this file system can put two things in each other's place.
+fn exchanges(dir: &OwnedFd) -> io::Result<()> {
+    for name in ["x", "y"] {
+        rustix::fs::mkdirat(dir, name, Mode::from_raw_mode(0o700))?;
+    }
+    rustix::fs::renameat_with(dir, "x", dir, "y", RenameFlags::EXCHANGE).map_err(|errno| {
+        io::Error::other(format!(
+            "the workspace's file system cannot exchange two files ({}); use workspace mode \"copy\"",
+            io::Error::from(errno)
+        ))
+    })?;
+    for name in ["x", "y"] {
+        rustix::fs::unlinkat(dir, name, AtFlags::REMOVEDIR)?;
+    }
+    Ok(())
+}
+
+fn step(
+    target: &Target,
+    dir: &OwnedFd,
+    slots: &BTreeMap<String, String>,
+    path: &str,
+    act: Act,
+) -> io::Result<Step> {
+    let slot = slots.get(path).cloned();
+    let new = match &slot {
+        Some(slot) => Target::at(dir, slot)?.map(|new| new.id),
+        None => None,
+    };
+    let (above, name) = parent(&target.root, path)?;
+    let old = Target::at(&above, name)?;
+    let fits = match act {
+        Act::New => new.is_some() && old.is_none(),
+        Act::Replace => new.is_some() && old.is_some(),
+        Act::Remove => new.is_none() && old.is_some(),
+        Act::Mode { .. } => old.is_some(),
+    };
+    if !fits {
+        return Err(io::Error::other(
+            "it was changed in the workspace at this moment",
+        ));
+    }
+    Ok(Step {
+        path: path.to_owned(),
+        slot,
+        new,
+        old,
+        modes: match act {
+            Act::Mode { old, new } => Some((old, new)),
+            _ => None,
+        },
+    })
+}
+
+/// Brings a decided apply to its end, or all of it back.
+fn carry_out(overlay: &Overlay, target: &Target, steps: Vec<Step>) -> Result<(), ApplyError> {
+    let dir = target.staging().map_err(undone(&target.staging))?;
+    for step in &steps {
+        if let Err(error) = forward(target, &dir, step) {
+            back(target, &dir, &steps)?;
+            write(overlay, &Intent::of(Phase::Untouched, Vec::new()))?;
+            target.remove_staging()?;
+            overlay.remove_beside("intent")?;
+            return Err(undone(&step.path)(error));
+        }
+    }
+    let mut above = Vec::new();
+    for step in &steps {
+        let dir = step.path.rsplit_once('/').map_or("", |(dir, _)| dir);
+        if !above.contains(&dir) {
+            above.push(dir);
+            sync_parent(&target.root, &step.path);
+        }
+    }
+    finish(overlay, target, Intent::of(Phase::Done, steps))
+}
+
+/// What is left when every step is done.
+fn finish(overlay: &Overlay, target: &Target, done: Intent) -> Result<(), ApplyError> {
+    write(overlay, &done)?;
+    let mut record = overlay.record()?;
+    for step in done.steps.into_iter().filter(|step| step.modes.is_none()) {
+        let now = look(&target.root, &step.path).map_err(undone(&step.path))?;
+        record.bases.insert(step.path, now.base);
+    }
+    overlay.keep(&record)?;
+    target.remove_staging()?;
+    Ok(overlay.remove_beside("intent")?)
+}
+
+/// A rename is durable when its directory is; what is said of it here changes nothing any more.
+fn sync_parent(root: &Root, path: &str) {
+    let synced = parent(root, path).and_then(|(dir, _)| {
+        let dir = crate::sandbox::workspace::tree::open_dir_at(dir, c".")?;
+        Ok(rustix::fs::fsync(dir)?)
+    });
+    if let Err(error) = synced {
+        tracing::warn!(%error, "a directory could not be synced");
+    }
+}
+
+fn stand(above: &OwnedFd, name: &str, dir: &OwnedFd, step: &Step) -> io::Result<Stand> {
+    let here = Target::at(above, name)?;
+    if let Some((old, new)) = step.modes {
+        let is_same = here.map(|here| here.id) == step.old.map(|old| old.id);
+        let mode = rustix::fs::statat(above, name, AtFlags::SYMLINK_NOFOLLOW)?.st_mode & 0o7777;
+        return Ok(match mode {
+            mode if is_same && mode == new => Stand::After,
+            mode if is_same && mode == old => Stand::Before,
+            _ => Stand::Neither,
+        });
+    }
+    let there = match &step.slot {
+        Some(slot) => Target::at(dir, slot)?,
+        None => None,
+    };
+    let is = |found: Option<Old>, id: Option<Id>| found.map(|found| found.id) == id;
+    let old = step.old.map(|old| old.id);
+    // A directory's size and time change with its entries; those were compared by their contents.
+    let is_dir = |of: &OwnedFd, name: &str| {
+        rustix::fs::statat(of, name, AtFlags::SYMLINK_NOFOLLOW)
+            .is_ok_and(|found| rustix::fs::FileType::from_raw_mode(found.st_mode).is_dir())
+    };
+    Ok(if is(here, step.new) && is(there, old) {
+        Stand::After
+    } else if is(here, old) && is(there, step.new) {
+        if here == step.old || is_dir(above, name) {
+            Stand::Before
+        } else {
+            Stand::Neither
+        }
+    } else {
+        Stand::Neither
+    })
+}
+
+fn changed() -> io::Error {
+    io::Error::other("it was changed in the workspace at this moment")
+}
+
+/// Does one step, unless it is done.
+fn forward(target: &Target, dir: &OwnedFd, step: &Step) -> io::Result<()> {
+    let (above, name) = parent(&target.root, &step.path)?;
+    match stand(&above, name, dir, step)? {
+        Stand::After => return Ok(()),
+        Stand::Neither => return Err(changed()),
+        Stand::Before => {}
+    }
+    turn(&above, name, dir, step, true)?;
+    // What was there a moment ago need not be what went.
+    if step.modes.is_none()
+        && let (Some(slot), Some(old)) = (&step.slot, step.old)
+    {
+        let went = Target::at(dir, slot)?;
+        let is_dir = rustix::fs::statat(dir, &**slot, AtFlags::SYMLINK_NOFOLLOW)
+            .is_ok_and(|found| rustix::fs::FileType::from_raw_mode(found.st_mode).is_dir());
+        if went.is_none_or(|went| went.id != old.id || (!is_dir && went != old)) {
+            turn(&above, name, dir, step, false)?;
+            return Err(changed());
+        }
+    }
+    Ok(())
+}
+
+/// One step, there or back: a single rename or chmod.
+fn turn(above: &OwnedFd, name: &str, dir: &OwnedFd, step: &Step, ahead: bool) -> io::Result<()> {
+    if let Some((old, new)) = step.modes {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let at = rustix::fs::openat(above, name, flags, Mode::empty())?;
+        let mode = Mode::from_raw_mode(if ahead { new } else { old });
+        return Ok(rustix::fs::fchmod(at, mode)?);
+    }
+    let Some(slot) = &step.slot else {
+        return Ok(());
+    };
+    let (once, never) = (RenameFlags::EXCHANGE, RenameFlags::NOREPLACE);
+    match (step.new, step.old, ahead) {
+        (Some(_), Some(_), _) => rustix::fs::renameat_with(dir, &**slot, above, name, once)?,
+        (Some(_), None, true) | (None, Some(_), false) => {
+            rustix::fs::renameat_with(dir, &**slot, above, name, never)?;
+        }
+        (Some(_), None, false) | (None, Some(_), true) => {
+            rustix::fs::renameat_with(above, name, dir, &**slot, never)?;
+        }
+        (None, None, _) => {}
+    }
+    Ok(())
+}
+
+/// Takes back every step that is done.
+fn back(target: &Target, dir: &OwnedFd, steps: &[Step]) -> Result<(), ApplyError> {
+    let mut stuck = Vec::new();
+    for step in steps.iter().rev() {
+        let taken = parent(&target.root, &step.path).and_then(|(above, name)| {
+            match stand(&above, name, dir, step)? {
+                Stand::After => turn(&above, name, dir, step, false),
+                Stand::Before => Ok(()),
+                Stand::Neither => {
+                    // Somebody else's change of what is still the old file is theirs to keep.
+                    let here = Target::at(&above, name)?.map(|here| here.id);
+                    let slot = step.slot.as_deref().unwrap_or_default();
+                    let there = Target::at(dir, slot)?.map(|there| there.id);
+                    let was_never_there = there == step.new
+                        && (step.new.is_some() || here == step.old.map(|old| old.id));
+                    if step.modes.is_some() || was_never_there {
+                        Ok(())
+                    } else {
+                        Err(changed())
+                    }
+                }
+            }
+        });
+        if taken.is_err() {
+            stuck.push(Foreign::new(&*step.path));
+        }
+    }
+    if stuck.is_empty() {
+        return Ok(());
+    }
+    let kept = target.root.path().join(&target.staging);
+    Err(ApplyError::Stuck {
+        paths: stuck,
+        kept: Foreign::new(kept.to_string_lossy()),
+    })
+}
+
+/// Brings an apply to its end that was killed: forward if it was decided, else back to where nothing
+/// was touched. What was done, as a sentence, if anything was.
+///
+/// # Errors
+/// [`ApplyError`]: [`ApplyError::Undone`] where it was decided and had to be taken back.
+pub fn recover(overlay: &Overlay) -> Result<Option<String>, ApplyError> {
+    let text = overlay
+        .read_beside("intent", limits::OVERLAY_RECORD_BYTES)
+        .map_err(undone(""))?;
+    let Some(text) = text else {
+        return Ok(None);
+    };
+    let intent: Intent = serde_json::from_slice(&text).map_err(|error| OverlayError::Record {
+        session: overlay.session().clone(),
+        why: error.to_string(),
+    })?;
+    let target = Target::hold(overlay)?;
+    let session = overlay.session();
+    let phase = intent.phase;
+    match phase {
+        Phase::Untouched => {}
+        Phase::Decided => carry_out(overlay, &target, intent.steps)?,
+        Phase::Done => finish(overlay, &target, intent)?,
+    }
+    if phase != Phase::Untouched {
+        return Ok(Some(format!(
+            "an apply of the session {session} that was killed was brought to its end"
+        )));
+    }
+    target.remove_staging()?;
+    overlay.remove_beside("intent")?;
+    Ok(Some(format!(
+        "an apply of the session {session} that was killed had changed nothing, and was forgotten"
+    )))
+}
+
+/// The same, of a session whose overlay nobody holds.
+///
+/// # Errors
+/// As [`recover`].
+pub fn recover_of(overlays: &Root, session: &SessionId) -> Result<Option<String>, ApplyError> {
+    match Overlay::take(overlays, session) {
+        Err(OverlayError::Busy(_)) => Ok(None),
+        overlay => recover(&overlay?),
+    }
+}

@@ -1,0 +1,119 @@
+//! What a session changed, for its results: from what was written alone, without opening a file.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use super::Overlay;
+use super::bases::{is_below, kind_at, paths_below};
+use super::forms::{self, Form, Look};
+use crate::limits;
+use crate::sandbox::workspace::foreign_path;
+use crate::sandbox::workspace::manifest::{Change, ChangeKind, Changes, Manifest};
+use crate::sandbox::workspace::tree::{Kind, Root, TreeError};
+
+impl Overlay {
+    /// What is different from the workspace, without what `before` had seen written already; and
+    /// notes what it was before.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn changes(&self, before: &Manifest) -> Result<Changes, TreeError> {
+        let failed = |error: io::Error| TreeError::at_path("compare", &self.path, error);
+        let lower = self
+            .lower()
+            .map_err(|error| failed(io::Error::other(error)))?;
+        let upper = self.upper()?;
+        let mut record = self
+            .record()
+            .map_err(|error| failed(io::Error::other(error)))?;
+        if record.note(&upper, &lower).map_err(failed)? {
+            self.keep(&record)
+                .map_err(|error| failed(io::Error::other(error)))?;
+        }
+        compare(&upper, &lower, before).map_err(failed)
+    }
+}
+
+fn compare(upper: &Root, lower: &Root, before: &Manifest) -> io::Result<Changes> {
+    let mut found: BTreeMap<Vec<u8>, ChangeKind> = BTreeMap::new();
+    // A directory that hides what was below it, and what it hides.
+    let mut hidden: Vec<(Vec<u8>, Vec<String>)> = Vec::new();
+    let mut cut = false;
+    let walked = forms::walk(upper, Look::Names, &mut |it| {
+        let text = std::str::from_utf8(it.path).ok();
+        let below = match text {
+            Some(text) => kind_at(lower, text)?,
+            None => None,
+        };
+        let mut hides = |path: &[u8], text: &str| -> io::Result<()> {
+            match paths_below(lower, text)? {
+                Some(paths) => hidden.push((path.to_vec(), paths)),
+                None => cut = true,
+            }
+            Ok(())
+        };
+        let kind = match (&it.form, below, text) {
+            (Form::Dir { opaque: true, .. } | Form::Gone, Some(Kind::Dir), Some(text)) => {
+                hides(it.path, text)?;
+                None
+            }
+            (Form::Dir { .. }, Some(Kind::Dir), _) | (Form::Gone, None, _) => None,
+            (Form::Gone, Some(_), _) => Some(ChangeKind::Deleted),
+            (_, None, _) => Some(ChangeKind::Added),
+            (_, Some(_), _) => Some(ChangeKind::Modified),
+        };
+        let is_old = match it.form {
+            Form::Gone => before.has_special(it.path),
+            _ => before.has_the_same(it.path, it.stat),
+        };
+        if let Some(kind) = kind.filter(|_| !is_old) {
+            found.insert(it.path.to_vec(), kind);
+        }
+        Ok(())
+    })?;
+    for (top, paths) in hidden {
+        let is_gone = paths.iter().all(|path| path.ends_with('/'));
+        if is_gone && !before.has(&top) {
+            found.entry(top.clone()).or_insert(ChangeKind::Deleted);
+        }
+        for path in paths.iter().filter(|path| !path.ends_with('/')) {
+            let path = path.as_bytes();
+            let is_new = !before.has(&top);
+            if is_new && !found.contains_key(path) && is_below(path, &top) {
+                found.insert(path.to_vec(), ChangeKind::Deleted);
+            }
+        }
+    }
+    // What has something in it is told by that.
+    let spoken: Vec<Vec<u8>> = found
+        .iter()
+        .filter(|(path, kind)| {
+            **kind == ChangeKind::Added
+                && found
+                    .range(path_after(path)..)
+                    .next()
+                    .is_some_and(|(next, _)| is_below(next, path))
+        })
+        .map(|(path, _)| path.clone())
+        .collect();
+    for path in spoken {
+        found.remove(&path);
+    }
+    let total = found.len() as u64;
+    let list = found.into_iter().take(limits::CHANGES_LISTED);
+    Ok(Changes {
+        list: list
+            .map(|(path, kind)| Change {
+                path: foreign_path(&path),
+                kind,
+            })
+            .collect(),
+        total,
+        cut: cut || walked.is_some() || total > limits::CHANGES_LISTED as u64,
+    })
+}
+
+/// The first path that can be below a directory.
+fn path_after(path: &[u8]) -> Vec<u8> {
+    [path, b"/"].concat()
+}

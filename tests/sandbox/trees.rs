@@ -1,0 +1,207 @@
+//! What of a workspace is hidden, and what alone is seen of it.
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use marshal::model::SessionId;
+use marshal::sandbox::state_dir::StateDir;
+use marshal::sandbox::workspace::{Listing, Root, copy, slice};
+use marshal::sandbox::{Beside, WallsRequest};
+
+use crate::children::{Place, give, ids, profile, run, says, spawner, walled};
+
+/// A workspace with secrets, of the agent's own.
+fn with_secrets(place: &Place) {
+    let at = |name: &str| place.path("workspace").join(name);
+    for dir in ["deep/deeper", "vault", "shown"] {
+        fs::create_dir_all(at(dir)).unwrap();
+    }
+    for file in [".env", "deep/deeper/key.pem", "vault/inner", "shown/text"] {
+        fs::write(at(file), "secret\n").unwrap();
+    }
+    for path in [
+        "deep",
+        "deep/deeper",
+        "vault",
+        "shown",
+        ".env",
+        "deep/deeper/key.pem",
+        "vault/inner",
+        "shown/text",
+    ] {
+        give(&at(path), ids().outside());
+    }
+}
+
+const READS: &str = "for f in .env deep/deeper/key.pem vault/inner shown/text; do \
+                     cat $f 2>&1 | head -n 1; done";
+
+#[tokio::test]
+async fn what_is_hidden_cannot_be_read_written_or_moved_from_under_its_cover() {
+    let (place, profile) = (Place::new(), profile());
+    with_secrets(&place);
+    let mut request = place.request(&profile);
+    let open = says(&request, READS).await;
+    assert_eq!(open, "secret\n".repeat(4), "without a mask all are read");
+    let hidden = [".env", "deep/deeper/key.pem", "vault", "gone/already"];
+    request.beside.hidden = hidden.map(str::to_owned).to_vec();
+    let seen = says(&request, READS).await;
+    assert_eq!(seen.matches("Permission denied").count(), 3, "{seen}");
+    assert_eq!(seen.matches("secret").count(), 1, "{seen}");
+    // Each of these would lead to the text if it did what it says.
+    let tricks = [
+        "echo x > .env",
+        "echo x >> deep/deeper/key.pem",
+        "chmod 644 .env",
+        "chmod 755 vault",
+        "rm -f .env",
+        "mv .env other",
+        "mv vault other",
+        "ln .env other",
+        "ln vault/inner other",
+        "mv shown/text .env",
+        "rmdir vault",
+        "cp .env other",
+        "dd if=.env of=other",
+        "umount .env",
+        "mount --bind shown vault",
+        "ls vault",
+        "truncate -s 0 .env",
+        "cat /proc/self/root/workspace/.env",
+        "cd deep/deeper && cat ./key.pem",
+        "tar -c .env vault",
+    ];
+    for trick in tricks {
+        let finished = run(walled(&request, trick)).await.unwrap();
+        assert_ne!(finished.status.shell_code(), 0, "{trick}");
+        let out = String::from_utf8_lossy(&finished.stdout).into_owned();
+        assert!(!out.contains("secret"), "{trick}: {out}");
+    }
+    // A directory above goes where it will, and its cover goes along.
+    let moved = "mv deep moved && cat moved/deeper/key.pem; ln -s moved link; \
+                 cat link/deeper/key.pem; mkdir -p deep/deeper && echo mine > deep/deeper/key.pem; \
+                 cat deep/deeper/key.pem";
+    let finished = run(walled(&request, moved)).await.unwrap();
+    assert_eq!(String::from_utf8_lossy(&finished.stdout), "mine\n");
+    let at = |name: &str| place.path("workspace").join(name);
+    for file in [".env", "moved/deeper/key.pem", "vault/inner"] {
+        assert_eq!(fs::read_to_string(at(file)).unwrap(), "secret\n", "{file}");
+    }
+}
+
+#[tokio::test]
+async fn a_cover_is_put_over_nothing_behind_a_link() {
+    let (place, profile) = (Place::new(), profile());
+    with_secrets(&place);
+    let link = place.path("workspace").join("link");
+    std::os::unix::fs::symlink("/etc", &link).unwrap();
+    let mut request = place.request(&profile);
+    request.beside.hidden = vec!["link/hostname".to_owned()];
+    assert_eq!(says(&request, "cat /etc/hostname").await, "test-0\n");
+}
+
+fn sliced<'a>(request: &WallsRequest<'a>, from: &Path, parts: &[&str]) -> WallsRequest<'a> {
+    let parts: Vec<String> = parts.iter().map(|&part| part.to_owned()).collect();
+    let root = Root::open(from).unwrap();
+    WallsRequest {
+        workspace: None,
+        beside: Beside {
+            slice: slice::open(&root, &parts).unwrap(),
+            ..Beside::none()
+        },
+        ..request.clone()
+    }
+}
+
+#[tokio::test]
+async fn a_slice_shows_its_paths_alone_and_takes_nothing() {
+    let (place, profile) = (Place::new(), profile());
+    with_secrets(&place);
+    let from = place.path("workspace");
+    let request = sliced(
+        &place.request(&profile),
+        &from,
+        &["deep/deeper", "shown/text"],
+    );
+    let script = "find . | sort; stat -c %u shown/text deep/deeper/key.pem; cat shown/text; \
+                  for c in 'touch new' 'touch deep/new' 'touch deep/deeper/new' 'rm -f shown/text' \
+                  'mkdir d' 'chmod 777 shown/text' 'mv shown/text x'; do \
+                  $c 2>/dev/null && echo could $c; done; (echo x >> shown/text) 2>/dev/null && \
+                  echo wrote; true";
+    let seen = says(&request, script).await;
+    let expect = ".\n./deep\n./deep/deeper\n./deep/deeper/key.pem\n./shown\n./shown/text\n\
+                  1000\n1000\nsecret\n";
+    assert_eq!(seen, expect);
+    let mut masked = request.clone();
+    masked.beside.hidden = vec!["deep/deeper/key.pem".to_owned()];
+    let seen = says(&masked, "cat deep/deeper/key.pem 2>&1; true").await;
+    assert!(seen.contains("Permission denied"), "{seen}");
+}
+
+#[tokio::test]
+async fn a_part_that_is_replaced_after_it_was_looked_at_is_refused() {
+    let (place, profile) = (Place::new(), profile());
+    with_secrets(&place);
+    let from = place.path("workspace");
+    let request = sliced(&place.request(&profile), &from, &["shown"]);
+    assert_eq!(says(&request, "ls").await, "shown\n");
+    fs::rename(from.join("shown"), from.join("was")).unwrap();
+    std::os::unix::fs::symlink("/etc", from.join("shown")).unwrap();
+    let failed = spawner().spawn(walled(&request, "ls")).await.unwrap_err();
+    assert!(failed.to_string().contains("another directory"), "{failed}");
+}
+
+/// What a slice costs does not depend on what it holds; a copy's cost does.
+#[tokio::test]
+async fn a_slice_of_twenty_thousand_files_is_there_at_once() {
+    let (place, profile) = (Place::new(), profile());
+    let big = place.path("workspace").join("big");
+    for dir in 0..200 {
+        let dir = big.join(dir.to_string());
+        fs::create_dir_all(&dir).unwrap();
+        for file in 0..100 {
+            fs::write(dir.join(file.to_string()), "x").unwrap();
+        }
+        give(&dir, ids().outside());
+    }
+    give(&big, ids().outside());
+    let from = place.path("workspace");
+    let request = place.request(&profile);
+    let mut times: [Vec<Duration>; 2] = [Vec::new(), Vec::new()];
+    for _ in 0..9 {
+        for (at, times) in times.iter_mut().enumerate() {
+            let began = Instant::now();
+            let request = if at == 0 {
+                WallsRequest {
+                    workspace: None,
+                    ..request.clone()
+                }
+            } else {
+                sliced(&request, &from, &["big"])
+            };
+            says(&request, "true").await;
+            times.push(began.elapsed());
+        }
+    }
+    let [empty, slice] = times.map(|mut times| {
+        times.sort();
+        times[times.len() / 2]
+    });
+    let state = StateDir::open(&place.path("state"), &[]).unwrap();
+    let root = Root::open(&from).unwrap();
+    let session = SessionId::new("s").unwrap();
+    let began = Instant::now();
+    let bounds = copy::Bounds::default();
+    let copied = copy::make(&state, &session, &root, &Listing::Everything, None, bounds).unwrap();
+    let copy = began.elapsed();
+    let counted = sliced(&request, &from, &["big"]);
+    assert_eq!(says(&counted, "find . -type f | wc -l").await, "20000\n");
+    assert_eq!(copied.files, 20_000);
+    println!(
+        "20000 files: walls {empty:?} without, {slice:?} with the slice (median of 9), copy {copy:?}: {:.0} times the slice's own {:?}",
+        copy.as_secs_f64() / slice.saturating_sub(empty).as_secs_f64().max(1e-4),
+        slice.saturating_sub(empty)
+    );
+    assert!(slice < empty + copy, "a slice costs less than a copy");
+}
