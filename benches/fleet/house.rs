@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use marshal::config::{Config, Extractor as ExtractorRef, Launcher, Origin};
+use marshal::config::{Config, Extractor as ExtractorRef, Launcher, Origin, UidRange};
 use marshal::fleet::{
     Ambient, FleetHandle, GoOn, LoadedPolicy, Notice, Setup, SlotView, Stop, TaskReport,
 };
@@ -16,7 +16,7 @@ use marshal::model::{Foreign, RunId, SlotState, TaskId, TaskSpec};
 use marshal::policy::Policy;
 use marshal::policy::extract::{self, Extractor};
 use marshal::sandbox::state_dir::StateDir;
-use marshal::sandbox::uids::{self, Sources};
+use marshal::sandbox::uids::{SlotUids, Sources};
 use marshal::telemetry::{Build, Exporter, SlotSample};
 use tempfile::TempDir;
 use tokio::sync::{broadcast, mpsc};
@@ -73,7 +73,7 @@ impl House {
         let is_walled = manner.launcher == Launcher::Unshare;
         let uids = if is_walled && rustix::process::geteuid().is_root() {
             let count = u32::from(config.supervisor.max_children);
-            Some(uids::take(&Sources::host(), count)?)
+            Some(SlotUids::take(&Sources::host(), count, [UidRange::Auto])?)
         } else {
             None
         };

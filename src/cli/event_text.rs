@@ -57,7 +57,10 @@ fn started(event: &Event) -> String {
         format!(", lacks {}", words.join(", "))
     };
     let limits = limits.as_ref().map_or(String::new(), |l| format!(", {l}"));
-    let walls: String = walls.iter().map(|wall| format!(", {wall}")).collect();
+    let walls = match walls.join(", ") {
+        none if none.is_empty() => none,
+        walls => format!(", {walls}"),
+    };
     format!("pid {pid}, launcher {launcher}{walls}{limits}{lacks}")
 }
 

@@ -12,6 +12,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use super::egress::{AllowedHost, Egress, EgressTimeouts, is_host_name, proxy_variables};
+mod sandbox;
+
+pub use self::sandbox::{Sandbox, Seccomp};
 use super::error::Places;
 use super::hint::Hints;
 pub use super::route::{
@@ -21,7 +24,7 @@ pub use super::route::{
 pub use super::ssh::{FarMode, FarNetwork, FarWalls, Ssh};
 use crate::limits;
 pub use crate::model::OnTimeout;
-use crate::model::{ClientOffers, GroupLimits, PoolName, words};
+use crate::model::{ClientOffers, PoolName, words};
 
 pub use container::{Container, ContainerEngine};
 
@@ -589,44 +592,4 @@ pub struct AskConfig {
     pub agent_waits: Option<Duration>,
     /// What follows when nobody answers: at once, where nobody can be asked.
     pub on_timeout: OnTimeout,
-}
-
-/// `[sandbox.NAME]`.
-#[derive(Debug, Clone)]
-pub struct Sandbox {
-    /// Directories of the host seen read-only at the same path, `/usr` included.
-    pub ro_bind: Vec<PathBuf>,
-    /// Names below `/etc` seen read-only.
-    pub etc: Vec<String>,
-    /// The home's size limit, in bytes (measured, while quotas do not exist).
-    pub home_bytes: u64,
-    /// The size of `/tmp`, and of `/dev/shm`, in bytes.
-    pub tmp_bytes: u64,
-    /// Inodes of `/tmp`.
-    pub tmp_inodes: u64,
-    /// How `/proc` looks.
-    pub proc_mode: ProcMode,
-    /// RLIMIT_NOFILE.
-    pub nofile: u64,
-    /// RLIMIT_FSIZE, in bytes.
-    pub fsize: u64,
-    /// What it demands of its host.
-    pub demands: super::Demands,
-    /// The least ABI of Landlock, 0 to 6; the highest that the kernel has is used.
-    pub landlock_min_abi: u8,
-    /// The filter of system calls.
-    pub seccomp: Seccomp,
-    /// What a child may take of the host with everything that it starts.
-    pub group: GroupLimits,
-}
-
-/// `sandbox.NAME.seccomp`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Seccomp {
-    /// The built-in allow-list.
-    Default,
-    /// None.
-    Off,
-    /// A profile in OCI form, instead of the built-in one.
-    File(PathBuf),
 }

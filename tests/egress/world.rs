@@ -371,7 +371,11 @@ pub(crate) fn hello(bench: &Bench, name: &str) -> Vec<u8> {
 
 /// A number of the page of metrics.
 pub(crate) fn number(series: &str) -> u64 {
-    let page = EXPORTER.get().expect("installed").render(None, &[]);
+    let page = EXPORTER.get().expect("installed").render(
+        None,
+        &[],
+        &marshal::telemetry::Usages::default(),
+    );
     let found = page.lines().find_map(|line| line.strip_prefix(series));
     found.map_or(0, |value| value.parse().expect("a number"))
 }

@@ -161,6 +161,7 @@ unasked printf '#!/bin/sh\\nid -u > /workspace/ran.$$\\ncat\\n' > .git/evil && c
 unasked touch /run/marshal/objects/x; git update-ref refs/heads/other HEAD; true";
 
 /// One life of a clone: planted sources, an agent that plants too, a branch that is taken.
+#[allow(clippy::too_many_lines, reason = "one story, told in order")]
 fn a_branch_comes_back(drill: &Drill, owner: u32) {
     let (source, proof) = (drill.workspace(), drill.path("proof"));
     let base = commit(drill, &[]);
@@ -297,6 +298,7 @@ fn forge(drill: &Drill, session: &str, name: &str, tip: &str, base: &str) -> Pat
 }
 
 #[test]
+#[allow(clippy::too_many_lines, reason = "one story, told in order")]
 fn a_hostile_bundle_changes_nothing() {
     let drill = Drill::new(POOL);
     let source = drill.workspace();

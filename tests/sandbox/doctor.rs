@@ -297,7 +297,7 @@ fn the_doctor_shows_everything_and_who_needs_it() {
 fn the_doctor_ends_with_what_it_found() {
     let host = Host::new("", "");
     let strict = host.run(&["doctor", "--profile", "strict"]);
-    let expect = if children::is_root() { 0 } else { 1 };
+    let expect = i32::from(!children::is_root());
     assert_eq!(strict.status.code(), Some(expect), "{}", shown(&strict));
     let unknown = host.run(&["doctor", "--profile", "strct"]);
     assert_eq!(unknown.status.code(), Some(2), "{}", shown(&unknown));

@@ -60,6 +60,7 @@ async fn groups_end_with_their_child_and_with_their_supervisor() {
 
 /// A supervisor of its own that says its pid and that of its helper, and then sleeps for ever.
 fn supervisor(mut command: Command) -> (std::process::Child, u32) {
+    #[allow(clippy::zombie_processes, reason = "who calls it waits for it")]
     let mut child = command
         .env(ROLE, "1")
         .stdin(Stdio::null())

@@ -85,6 +85,7 @@ impl Over {
 }
 
 #[tokio::test]
+#[allow(clippy::too_many_lines, reason = "one story, told in order")]
 async fn every_form_of_a_change_is_applied_and_then_there_is_nothing_more() {
     let over = Over::new();
     for path in [
@@ -207,6 +208,7 @@ async fn a_tree_of_somebody_elses_stays_theirs() {
 }
 
 #[tokio::test]
+#[allow(clippy::too_many_lines, reason = "one story, told in order")]
 async fn everything_hostile_is_refused_by_its_name_and_with_it_all_the_rest() {
     for (script, parts) in [
         ("mkfifo pipe", &["pipe: is a fifo"][..]),
@@ -387,17 +389,17 @@ async fn what_somebody_changed_meanwhile_is_a_conflict() {
     let cases: [(&str, &str, Change); 9] = [
         ("echo mine > f", "f", |o| o.put("f", "theirs\n")),
         ("echo mine > f", "f", |o| {
-            fs::remove_file(o.project("f")).unwrap()
+            fs::remove_file(o.project("f")).unwrap();
         }),
         ("rm f", "f", |o| o.put("f", "theirs\n")),
         ("echo n > new", "new", |o| o.put("new", "theirs\n")),
         ("rm -r d", "d", |o| o.put("d/other", "theirs\n")),
         ("rm -r d; mkdir d; echo x > d/x", "d", |o| {
-            o.put("d/x", "theirs\n")
+            o.put("d/x", "theirs\n");
         }),
         ("rm -r d; echo x > d", "d", |o| o.put("d/sub/y", "theirs\n")),
         ("echo mine > d/x", "d", |o| {
-            fs::remove_dir_all(o.project("d")).unwrap()
+            fs::remove_dir_all(o.project("d")).unwrap();
         }),
         ("echo mine > f", "f", |o| {
             fs::remove_file(o.project("f")).unwrap();

@@ -165,9 +165,9 @@ pub(in crate::cli) async fn check(
     // The spawner has said it already.
     for (name, words) in without {
         if let Some(profile) = config.sandboxes.get_mut(&name) {
-            words
-                .into_iter()
-                .for_each(|word| profile.goes_without(word));
+            for word in words {
+                profile.goes_without(word);
+            }
         }
     }
     Ok(())

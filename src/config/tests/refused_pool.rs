@@ -148,7 +148,7 @@ fn what_is_for_acp_is_refused_elsewhere_and_what_weakens_it_is_spelled_out() {
 #[test]
 fn an_overlay_needs_walls_and_goes_with_no_check_beside_its_agent() {
     let overlay = "workspace = { path = \".\", mode = \"overlay\" }";
-    check(&format!("{overlay}\nlauncher = \"none\"\nguard = \"policy\"\nnetwork = \"host\""), "mode = \"overlay\" needs a sandbox");
+    check(&format!("{overlay}\nlauncher = \"none\""), "mode = \"overlay\" needs a sandbox");
     check(&format!("{overlay}\nsession = \"slot\"\ncheck = [\"true\"]"), "do not go with a check");
 }
 
@@ -157,7 +157,6 @@ fn keys_that_do_nothing_yet_are_not_accepted() {
     for later in ["hooks = []", "delegates = {}"] {
         check(later, "is not supported by this version");
     }
-    check("ask = { when_waiting = \"hold\" }", "\"when_waiting\" is not supported by this version");
     check("ask = { when_waiting = \"hold\" }", "\"when_waiting\" is not supported by this version");
     check("policy = \"ci\"", "\"ci\" is not supported by this version");
     check("policy = \"reviewer\"", "\"reviewer\" is not supported by this version");

@@ -101,6 +101,7 @@ const BEYOND: &[&str] = &[
     "does nothing without on_missing",
     "begins at 1000 or above",
     "may not choose the uids",
+    "expected \"auto\" or FIRST-LAST",
     "has no mask",
     "a mask needs a sandbox",
     "expected a pattern below the workspace",

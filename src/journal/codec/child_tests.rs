@@ -1,14 +1,14 @@
 //! What a child's start and end tell of its limits, beside what version 1 had from the beginning.
 
 use super::{decode, encode_into};
-use crate::model::{Event, ExitClass, ExitStatus};
+use crate::model::{Event, ExitClass, ExitStatus, Weakness};
 
 #[test]
 fn the_limits_of_a_child_and_its_peak_come_back() {
     let began = Event::ChildStarted {
         pid: 7,
         launcher: "unshare",
-        lacks: Vec::new(),
+        lacks: vec![Weakness::SharedUid, Weakness::Landlock, Weakness::Cpu],
         limits: Some("memory: cgroup v1, kill: cgroup v2".to_owned()),
         walls: Vec::new(),
     };
@@ -20,7 +20,14 @@ fn the_limits_of_a_child_and_its_peak_come_back() {
         memory_peak: Some(67_108_864),
     };
     for (event, part) in [
-        (began, r#""limits":"memory: cgroup v1, kill: cgroup v2""#),
+        (
+            began.clone(),
+            r#""limits":"memory: cgroup v1, kill: cgroup v2""#,
+        ),
+        (
+            began.clone(),
+            r#""lacks":["shared_uid","landlock","cgroup.cpu"]"#,
+        ),
         (ended, r#""memory_peak":67108864"#),
     ] {
         let written = |event: &Event| {

@@ -79,6 +79,11 @@ pub(in crate::journal) fn spec_json(spec: &TaskSpec) -> String {
     String::from_utf8(out).unwrap_or_default()
 }
 
+/// Words as they are stored.
+fn words<'a>(words: impl Iterator<Item = &'a str>) -> Vec<Cow<'a, str>> {
+    words.map(Cow::Borrowed).collect()
+}
+
 /// The course of a session: prompts, children, turns.
 fn course(event: &Event, out: &mut Vec<u8>) {
     match event {
@@ -105,15 +110,9 @@ fn course(event: &Event, out: &mut Vec<u8>) {
             &body::ChildStarted {
                 pid: *pid,
                 launcher: Cow::Borrowed(launcher),
-                lacks: lacks
-                    .iter()
-                    .map(|word| Cow::Borrowed(word.word()))
-                    .collect(),
+                lacks: words(lacks.iter().map(|word| word.word())),
                 limits: limits.as_deref().map(Cow::Borrowed),
-                walls: walls
-                    .iter()
-                    .map(|wall| Cow::Borrowed(wall.as_str()))
-                    .collect(),
+                walls: words(walls.iter().map(String::as_str)),
             },
         ),
         Event::Ready(info) => put(

@@ -8,7 +8,7 @@ use crate::limits;
 use crate::model::{
     AgentInfo, Ask, AskId, AskKey, ChoiceInfo, Claimed, CommandInfo, Cost, DecidedBy, Decision,
     Event, ExitClass, ExitStatus, Foreign, OptionState, Origin, PlanEntry, PoolName, TaskId,
-    TaskSpec, TurnOutcome, Usage, Verdict, Weakness,
+    TaskSpec, TurnOutcome, Usage, Verdict,
 };
 
 /// One line of the golden file: a kind, a version, a body, separated by tabs.
@@ -230,13 +230,6 @@ fn child_started(pid: u32, launcher: &'static str, walls: &[&str]) -> Event {
 fn offers() -> Vec<Event> {
     vec![
         child_started(2, "ssh", &[]),
-        Event::ChildStarted {
-            pid: 3,
-            launcher: "unshare",
-            lacks: vec![Weakness::SharedUid, Weakness::Landlock, Weakness::Cpu],
-            limits: None,
-            walls: Vec::new(),
-        },
         child_started(3, "unshare", &["uid slot", "landlock 6"]),
         Event::Ready(AgentInfo {
             protocol: "1".to_owned(),

@@ -5,8 +5,8 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use super::Feature;
-use super::helper::{has, lacks};
 use super::probe::{Found, Order};
+use super::trials::{has, lacks};
 use crate::config::UidRange;
 use crate::sandbox::Ids;
 use crate::sandbox::uids::{self, Sources};

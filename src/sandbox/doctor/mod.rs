@@ -1,19 +1,19 @@
 //! What a host has of what walls are made of, what profiles need of it, and what is missing.
 //!
-//! `probe` asks the host, each thing in a process of its own (`helper`), so that a probe that is
+//! `probe` asks the host, each thing in a process of its own (`trials`), so that a probe that is
 //! killed or hangs is an answer as well; [`needs_of`] says what a profile needs, [`judge`] joins
 //! the two, both pure. Must not know who asks, or how a table is written.
 
-mod helper;
 mod host;
 mod needs;
 mod probe;
+mod trials;
 
 use crate::model::words;
 
-pub(super) use helper::main;
 pub use needs::{Need, NeedsOf, Row, Verdict, judge, needs_of, unmet};
 pub use probe::{Asked, Asking, Found, probe};
+pub(super) use trials::main;
 
 words!(
     /// One thing that a host has or lacks.
