@@ -75,6 +75,12 @@ fn restrict(
             ruleset = allow(ruleset, path, access)?;
         }
     }
+    // Helpers behind the door are this program again, wherever on the host it is.
+    ruleset = allow(
+        ruleset,
+        "/proc/self/exe",
+        AccessFs::ReadFile | AccessFs::Execute,
+    )?;
     if network == Net::Host && abi >= ABI::V4 {
         // A port that the kernel chooses; not one at which somebody else is expected.
         ruleset = ruleset

@@ -265,8 +265,8 @@ pub enum Mount {
         /// Where.
         target: String,
     },
-    /// Nothing that can be read or written, over the file or directory that is there. What is not
-    /// there, or behind a link, needs no cover.
+    /// Nothing that can be read or written, over the file or directory that is there. If it is not,
+    /// somebody moved it since the walls were planned, and nothing starts.
     Hidden {
         /// Where.
         target: String,
@@ -492,6 +492,10 @@ impl Failure {
                 "an overlay cannot be had here: it needs a kernel from 5.19 on, a state directory on a \
                  file system with extended attributes that is no overlay itself, and a workspace \
                  without other file systems mounted in it; else use workspace mode \"copy\"",
+            ),
+            (Stage::Mount, Some(ENOENT)) if self.what == "hide" => Some(
+                "what the mask hides was moved or made unreachable since this session began: \
+                 begin a new session",
             ),
             (Stage::Mount, Some(ENOENT)) => {
                 Some("it does not exist on this host: correct the sandbox profile or the path")

@@ -102,6 +102,8 @@ const BEYOND: &[&str] = &[
     "begins at 1000 or above",
     "may not choose the uids",
     "expected \"auto\" or FIRST-LAST",
+    "mode = \"overlay\" needs a sandbox",
+    "do not go with a check",
     "has no mask",
     "a mask needs a sandbox",
     "expected a pattern below the workspace",

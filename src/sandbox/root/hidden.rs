@@ -19,16 +19,16 @@ const FILE: &str = "/run/marshal/hidden";
 const DIR: &str = "/run/marshal/hidden.d";
 
 impl Root {
-    /// Covers `target`, if something is there that can be reached without a link.
+    /// Covers `target`, which was there when the walls were planned. If it no longer is, somebody
+    /// moved it since, and it may lie open elsewhere: then nothing starts.
     pub(super) fn hide(&mut self, target: &str) -> Step {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
         let path = target.trim_start_matches('/');
         let point = match rustix::fs::openat2(&self.fd, path, flags, Mode::empty(), resolve) {
             Ok(point) => point,
-            // Gone, or where the agent's user has no way to either.
-            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::ACCESS) => return Ok(()),
-            Err(errno) => return Err(errno).on(Stage::Mount, "open", target),
+            Err(Errno::ACCESS) if self.is_closed_for_good(path) => return Ok(()),
+            Err(errno) => return Err(errno).on(Stage::Mount, "hide", target),
         };
         let found = rustix::fs::fstat(&point).on(Stage::Mount, "inspect", target)?;
         let is_dir = rustix::fs::FileType::from_raw_mode(found.st_mode).is_dir();
@@ -45,6 +45,25 @@ impl Root {
         let hard = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
         self.seals.push((target.to_owned(), hard));
         Ok(())
+    }
+
+    /// Whether the way to `path` ends at a directory that is closed to the agent's user and belongs
+    /// to somebody else: then it cannot open it for itself either.
+    fn is_closed_for_good(&self, path: &str) -> bool {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        let open = |dir: &str| rustix::fs::openat2(&self.fd, dir, flags, Mode::empty(), resolve);
+        let ends = path.char_indices().filter(|(_, c)| *c == '/');
+        let mut last = None;
+        for (end, _) in ends {
+            match open(&path[..end]) {
+                Ok(dir) => last = Some(dir),
+                Err(Errno::ACCESS) => break,
+                Err(_) => return false,
+            }
+        }
+        let stat = last.and_then(|dir| rustix::fs::fstat(&dir).ok());
+        stat.is_some_and(|stat| stat.st_uid != rustix::process::geteuid().as_raw())
     }
 
     /// The node that covers files, or the one that covers directories; made if need be.

@@ -108,7 +108,7 @@ impl Masks {
     }
 
     /// The files and directories below `root` that have such a name now, as paths below it. With
-    /// `within`, only there. What is in a `.git` is git's and never hidden.
+    /// `within`, only there. What is in the `.git` at the top is git's and never hidden.
     ///
     /// # Errors
     /// See [`MaskError`]: whatever keeps this from being all of them.
@@ -120,7 +120,7 @@ impl Masks {
         let mut found: Vec<String> = Vec::new();
         let mut failed = None;
         let walked = walk(root, Bounds::default(), &mut |entry| {
-            if !is_within(entry.path, within) || entry.name == b".git" {
+            if !is_within(entry.path, within) || entry.path == b".git" {
                 return Step::Pass;
             }
             match self.look(root, entry, owner) {
