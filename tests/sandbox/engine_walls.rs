@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use marshal::launch::cgroup::By;
 use marshal::launch::{self, Container, Engine, Finished, LaunchPlan, RunError, Walls};
 use marshal::model::ExitStatus;
 use marshal::sandbox::{self, WallsRequest};
@@ -311,6 +312,80 @@ async fn a_kill_ends_everything_and_so_does_the_loss_of_the_helper() {
             }
             nothing_left(&place, &marker).await;
         }
+    }
+}
+
+#[tokio::test]
+async fn what_a_mask_hides_is_covered_or_nothing_starts() {
+    let (place, profile) = (Place::new(), profile());
+    let path = place.path("workspace");
+    fs::create_dir_all(path.join("keys")).unwrap();
+    fs::create_dir_all(path.join("sub")).unwrap();
+    for file in ["keys/a", "sub/.env", "seen"] {
+        fs::write(path.join(file), "secret\n").unwrap();
+    }
+    if is_root() {
+        let owner = ids().outside();
+        for name in ["", "keys", "keys/a", "sub", "sub/.env", "seen"] {
+            give(&path.join(name), owner);
+        }
+    }
+    for engine in all(&place) {
+        let mut request = place.request(&profile);
+        request.beside.hidden = vec!["keys".to_owned(), "sub/.env".to_owned()];
+        let script = "cat seen; { cat keys/a sub/.env; ls keys; chmod 777 keys sub/.env; \
+                      rm -rf keys sub/.env; mv sub/.env new; } 2>/dev/null; echo done";
+        let ran = run(walled(&request, &engine, script)).await;
+        if is_root() {
+            let said = String::from_utf8(ran.unwrap().stdout).unwrap();
+            assert_eq!(said, "secret\ndone\n", "{engine:?}");
+            assert_eq!(fs::read_to_string(path.join("keys/a")).unwrap(), "secret\n");
+            let missing = "missing".to_owned();
+            request.beside.hidden.push(missing);
+            let error = run(walled(&request, &engine, script)).await.unwrap_err();
+            assert!(error.to_string().contains("hide"), "{engine:?}: {error}");
+        } else {
+            let error = ran.unwrap_err().to_string();
+            assert!(error.contains("covers nothing in a workspace"), "{error}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn memory_is_held_and_it_is_said_by_what() {
+    let (place, profile) = (Place::new(), profile());
+    for engine in all(&place) {
+        let script = "head -c 300000000 /dev/zero | tail -c 299999999 | wc -c";
+        let mut plan = walled(&place.request(&profile), &engine, script);
+        plan.limits.group.memory = Some(64 << 20);
+        plan.limits.group.swap = Some(0);
+        let ran = run(plan).await.unwrap();
+        let held = ran.held.expect("said").memory;
+        let said = String::from_utf8(ran.stdout).unwrap();
+        if is_bwrap(&engine) {
+            assert!(held.is_group() || held == By::Nothing, "{held}");
+        } else {
+            assert_eq!(held, By::Engine);
+        }
+        if held != By::Nothing {
+            // What counts is gone, or all of it.
+            assert!(!said.contains("299999999"), "{engine:?}: {said}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_writable_view_is_refused_by_who_cannot_make_it() {
+    let (place, profile) = (Place::new(), profile());
+    let over = place.path("home");
+    for engine in all(&place) {
+        let mut request = place.request(&profile);
+        request.over = Some((over.clone(), ids().outside()));
+        let error = run(walled(&request, &engine, "echo never"))
+            .await
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("have a writable view"), "{error}");
     }
 }
 

@@ -102,7 +102,7 @@ const BEYOND: &[&str] = &[
     "begins at 1000 or above",
     "may not choose the uids",
     "expected \"auto\" or FIRST-LAST",
-    "mode = \"overlay\" needs a sandbox",
+    "mode = \"overlay\" needs",
     "do not go with a check",
     "has no mask",
     "a mask needs a sandbox",

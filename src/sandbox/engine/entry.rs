@@ -272,14 +272,14 @@ fn is_what_was_meant(mount: &Mount, opened: &Opened) -> Step {
     Ok(())
 }
 
-/// What is to be hidden is not there, or a node that nobody has a right to, on a read-only mount.
+/// What is to be hidden is a node that nobody has a right to, on a read-only mount; or out of reach.
 fn is_covered(target: &str) -> Step {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     let found = match rustix::fs::openat2(CWD, target, flags, Mode::empty(), resolve) {
         Ok(found) => found,
-        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::ACCESS) => return Ok(()),
-        Err(errno) => return Err(errno).on(Stage::Mount, "open", target),
+        Err(Errno::ACCESS) => return Ok(()),
+        Err(errno) => return Err(errno).on(Stage::Mount, "hide", target),
     };
     let node = rustix::fs::fstat(&found).on(Stage::Mount, "inspect", target)?;
     let mount = rustix::fs::fstatvfs(&found).on(Stage::Mount, "inspect", target)?;
