@@ -390,6 +390,21 @@ pub const KILL_HELPER: Duration = Duration::from_secs(2);
 /// How long a helper tries to kill what an agent left before it reports it as left.
 pub const SWEEP_PROCESSES: Duration = Duration::from_secs(10);
 
+/// How long another program (bubblewrap, a container engine) may take to put walls up.
+pub const ENGINE_START: Duration = Duration::from_secs(15);
+
+/// How long any other command of a container engine may take.
+pub const ENGINE_COMMAND: Duration = Duration::from_secs(10);
+
+/// Bytes that are kept of what a container engine answers.
+pub const ENGINE_SAID_BYTES: usize = 64 << 10;
+
+/// How long the monitor of a container that has ended may take to remove it, before its helper does.
+pub const ENGINE_SETTLE: Duration = Duration::from_secs(5);
+
+/// How long a helper may take to be sure that its container is gone, before it is killed itself.
+pub const ENGINE_END: Duration = Duration::from_secs(45);
+
 /// Orders (signals, ladder steps) that wait for a child's keeper; a kill needs no place.
 pub const KEEPER_QUEUE: usize = 8;
 

@@ -88,6 +88,7 @@ impl House {
             host: Arc::new(Spawner::with_executable(marshal.clone())?),
             ambient: Ambient::default(),
             uids,
+            engines: std::collections::BTreeMap::new(),
             marshal,
             environment: std::env::vars().collect(),
         })

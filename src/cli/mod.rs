@@ -15,6 +15,7 @@ pub mod control_client;
 pub mod diagnostic;
 pub mod doctor;
 pub mod doors;
+pub mod engines;
 pub mod event_text;
 pub mod events;
 pub mod exit;

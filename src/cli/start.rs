@@ -10,6 +10,7 @@ use std::time::{Duration, SystemTime};
 
 use super::config_file::Source;
 use super::doctor::ready::{self, Unready};
+use super::engines::{self, EngineError};
 use super::exit::Exit;
 use super::policies::{extractors, policies};
 use super::secrets;
@@ -49,6 +50,9 @@ pub enum Failure {
     /// The spawner thread cannot be started.
     #[error("the spawner cannot be started: {0}")]
     Spawner(#[source] std::io::Error),
+    /// The program that is to build the walls cannot be used.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
     /// This host lacks what the walls need, or they cannot be planned.
     #[error(transparent)]
     Walls(#[from] Unready),
@@ -210,12 +214,13 @@ pub async fn start(mut config: Config, state: StateDir, go_on: GoOn) -> Result<S
     let is_walled = ready::walled(&config).next().is_some();
     let uids = if is_walled && rustix::process::geteuid().is_root() {
         let count = u32::from(config.supervisor.max_children);
-        let ranges = ready::walled(&config).map(|(_, profile)| profile.demands.uid_range);
-        Some(SlotUids::take(&Sources::host(), count, ranges)?)
+        let ranges = ready::uid_ranges(&config);
+        Some(SlotUids::take_behind(&Sources::host(), count, ranges)?)
     } else {
         None
     };
-    ready::check(&mut config, &spawner, uids.as_ref(), state.path()).await?;
+    let engines = engines::ready(&config, &spawner, state.path()).await?;
+    ready::check(&mut config, &spawner, uids.as_ref(), state.path(), &engines).await?;
     let config = Arc::new(config);
     let exporter = Exporter::install(BUILD)?;
     let state = Arc::new(state);
@@ -229,6 +234,7 @@ pub async fn start(mut config: Config, state: StateDir, go_on: GoOn) -> Result<S
         host: Arc::new(spawner),
         ambient: Ambient::default(),
         uids,
+        engines,
         marshal: std::env::current_exe().unwrap_or_else(|_| PathBuf::from("/proc/self/exe")),
         environment: std::env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))

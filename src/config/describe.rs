@@ -57,6 +57,7 @@ impl Pool {
         if self.launcher == Launcher::None {
             weak.push("launcher none: no sandbox".to_owned());
         }
+        weak.extend(self.of_its_launcher());
         if let Some(ssh) = &self.ssh {
             weak.push("launcher ssh: unsandboxed here".to_owned());
             if ssh.walls.is_none() {
@@ -103,11 +104,28 @@ impl Pool {
         weak
     }
 
+    /// What walls of another program's making lack beside our own.
+    fn of_its_launcher(&self) -> Option<String> {
+        let lacks = match self.launcher {
+            Launcher::Bwrap => "its /proc shows what this host tells everybody",
+            Launcher::Container => {
+                "its /proc shows what this host tells everybody, and the engine runs without walls"
+            }
+            Launcher::Unshare | Launcher::None | Launcher::Ssh => return None,
+        };
+        Some(format!("launcher {}: {lacks}", self.launcher))
+    }
+
     fn describe(&self, config: &Config) -> Vec<String> {
         let command = foreign::show(&self.command.join(" "), WIDTH);
         let walls = match (self.launcher, config.sandboxes.get(&self.sandbox)) {
-            (Launcher::Unshare, Some(profile)) => format!(
-                "unshare, sandbox {}, network {}, home {}, /tmp {}",
+            (launcher, Some(profile)) if launcher.has_walls() => format!(
+                "{launcher}{}, sandbox {}, network {}, home {}, /tmp {}",
+                self.image_of(&config.container)
+                    .map_or_else(String::new, |image| format!(
+                        " of {}",
+                        foreign::show(image, WIDTH)
+                    )),
                 self.sandbox,
                 self.network,
                 show_size(profile.home_bytes),

@@ -188,6 +188,7 @@ mod tests {
         assert_eq!(
             forms.below(""),
             [
+                "container",
                 "egress",
                 "hint",
                 "policy",

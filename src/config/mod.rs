@@ -8,6 +8,7 @@
 mod acp;
 mod agent;
 mod command;
+mod container;
 mod demands;
 mod describe;
 mod egress;
@@ -67,7 +68,6 @@ pub const DEFAULT: &str = include_str!("../../supervisor.toml");
 
 /// Tables of the format that this version has not.
 const LATER_TABLES: &[&str] = &[
-    "container",
     "dialect",
     "hook",
     "hooks",
@@ -238,9 +238,12 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
         let named = root.section(table).named(sandbox::NAME_PATTERN);
         named.into_iter().map(|(name, _)| name).collect()
     };
+    let is_there = root.item("container").is_some();
+    let container = container::read(&root.section("container"), is_there, found);
     let context = Context {
         dir: &origin.dir,
         found,
+        container: &container,
         sandboxes: &sandboxes,
         routes: &routes,
         egress: &egress,
@@ -278,6 +281,7 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
         supervisor,
         pools: drafts.into_iter().map(|draft| draft.pool).collect(),
         sandboxes,
+        container,
         routes,
         egress,
         policies,

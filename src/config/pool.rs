@@ -13,6 +13,7 @@ use toml::de::DeValue;
 
 use super::acp::{self, Acp, Skipping};
 use super::agent::{self, Agent};
+use super::container;
 use super::egress;
 use super::environment;
 use super::error::quoted;
@@ -22,8 +23,8 @@ use super::sandbox;
 use super::ssh;
 use super::table::{Found, Item, Place, Section, one_of, word};
 use super::types::{
-    ClientFs, Egress, Guard, Launcher, Network, OnUnaskedDeny, Pool, Route, RoutePort, Sandbox,
-    SessionScope, ShellCwd, Timeouts, Workspace, WorkspaceMode,
+    ClientFs, Container, Egress, Guard, Launcher, Network, OnUnaskedDeny, Pool, Route, RoutePort,
+    Sandbox, SessionScope, ShellCwd, Timeouts, Workspace, WorkspaceMode,
 };
 use super::waits;
 use crate::limits;
@@ -79,6 +80,8 @@ pub(super) struct Context<'a> {
     pub(super) dir: &'a Path,
     /// The file was found, not named: it may not weaken the walls.
     pub(super) found: bool,
+    /// The table `container`.
+    pub(super) container: &'a Container,
     /// The profiles.
     pub(super) sandboxes: &'a BTreeMap<String, Sandbox>,
     /// The routes.
@@ -104,6 +107,7 @@ pub(super) struct Draft {
 struct Blame {
     program: Option<Place>,
     launcher: Place,
+    image: Option<Place>,
     on_crash: Option<Place>,
     network: Option<Place>,
     routes: Option<Place>,
@@ -132,7 +136,7 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
     let network: Option<Found<Network>> = section.word("network", &[]);
     let (is_routed, egress) = ways(&section, network.as_ref(), context);
     let agent = agent::read(&section, preset, is_routed, context.dir);
-    let launcher = section.word("launcher", &["bwrap", "container", "pty"]);
+    let launcher = section.word("launcher", &["pty"]);
     let guard = section.word("guard", &[]);
     let guard_off = section.boolean("guard_off");
     let (client_fs, client_terminal, client) = client(&section);
@@ -144,6 +148,7 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
     let blame = Blame {
         program: agent.program.clone(),
         launcher: place(launcher.as_ref(), &section.place),
+        image: section.item("image").map(|item| item.place),
         on_crash,
         network: network.as_ref().map(|found| found.place.clone()),
         routes: section.item("routes").map(|item| item.place),
@@ -183,6 +188,7 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         shell_cwd: value(section.word("shell_cwd", &[]), ShellCwd::Workspace),
         launcher,
         ssh: far,
+        image: container::image(&section),
         sandbox: profile(&section, launcher, context),
         egress,
         network: value(network, open_network(launcher)),
@@ -249,7 +255,7 @@ fn of_acp(agent: &Agent, draft: &Acp) -> Arc<Acp> {
 /// What a pool reaches that does not say.
 const fn open_network(launcher: Launcher) -> Network {
     match launcher {
-        Launcher::Unshare => Network::None,
+        Launcher::Unshare | Launcher::Bwrap | Launcher::Container => Network::None,
         Launcher::None | Launcher::Ssh => Network::Host,
     }
 }

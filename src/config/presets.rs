@@ -136,7 +136,10 @@ pub(super) fn beneath(pool: Section<'_>) -> (Section<'_>, Option<&'static Preset
     };
     let launcher = pool.item("launcher");
     let launcher = launcher.and_then(|item| plain_text(item.value()));
-    let table = if launcher.is_some_and(|word| word == Launcher::Ssh.word()) {
+    let is_with = |launcher_word: &str| launcher.as_deref() == Some(launcher_word);
+    let is_elsewhere =
+        is_with(Launcher::Ssh.word()) || (is_with(Launcher::Container.word()) && !is_routed);
+    let table = if is_elsewhere {
         &preset.far
     } else if is_routed {
         &preset.routed

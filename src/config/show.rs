@@ -5,6 +5,7 @@
 //! that no new key can be forgotten.
 
 mod acp;
+mod containers;
 mod egress;
 mod limits;
 mod routes;
@@ -88,6 +89,7 @@ impl Config {
             supervisor: of_supervisor,
             pools,
             sandboxes,
+            container,
             routes,
             egress: of_egress,
             policies,
@@ -108,6 +110,12 @@ impl Config {
                 .iter()
                 .map(|(name, profile)| sandbox(name, profile)),
         );
+        if pools
+            .iter()
+            .any(|pool| pool.launcher == Launcher::Container)
+        {
+            tables.push(containers::table(container));
+        }
         tables.extend(self.shown_routes(routes).map(routes::route));
         tables.push(egress::table(of_egress));
         tables.extend(policies.iter().map(|(name, file)| {
@@ -239,6 +247,7 @@ fn pool(pool: &Pool) -> Shown {
         shell_cwd,
         launcher,
         ssh: far,
+        image,
         sandbox,
         network,
         routes,
@@ -288,9 +297,10 @@ fn pool(pool: &Pool) -> Shown {
     table.put("extractor", calls_table(extractor));
     table.put("shell_cwd", shell_cwd.word());
     table.put("launcher", launcher.word());
-    if *launcher == Launcher::Unshare {
+    if launcher.has_walls() {
         table.put("sandbox", sandbox.as_str());
     }
+    table.put_some("image", image.as_deref());
     ssh::put(&mut table, far.as_deref(), *network);
     routes::of_pool(&mut table, routes);
     if let Some(rules) = of_egress {

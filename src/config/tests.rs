@@ -1,6 +1,7 @@
 //! What the configuration accepts, what it refuses and in which words.
 
 mod accepted;
+mod container;
 mod documented;
 mod egress;
 // One case a line.

@@ -3,6 +3,8 @@
 //! Everything here is complete and consistent: defaults filled in, units read, names resolved,
 //! relative paths made absolute. Must not know TOML, spans or files.
 
+mod container;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -24,6 +26,8 @@ use crate::limits;
 pub use crate::model::OnTimeout;
 use crate::model::{ClientOffers, PoolName, words};
 
+pub use container::{Container, ContainerEngine};
+
 /// The whole configuration.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -35,6 +39,8 @@ pub struct Config {
     pub pools: Vec<Pool>,
     /// `[sandbox.NAME]`, `standard` and `strict` included.
     pub sandboxes: BTreeMap<String, Sandbox>,
+    /// `[container]`; what it says counts for pools with [`Launcher::Container`] only.
+    pub container: Container,
     /// `[route.NAME]`, those of well-known providers included.
     pub routes: BTreeMap<String, Route>,
     /// `[egress]`: what a pool's proxy does where the pool says nothing else.
@@ -107,6 +113,10 @@ words!(
     Launcher {
         /// In namespaces made by this binary.
         Unshare = "unshare",
+        /// In namespaces made by bubblewrap.
+        Bwrap = "bwrap",
+        /// In a container of podman's or docker's.
+        Container = "container",
         /// As a plain process, with nothing around it.
         None = "none",
         /// At another host, by the system's ssh client.
@@ -328,6 +338,8 @@ pub struct Pool {
     pub launcher: Launcher,
     /// Where it runs, with [`Launcher::Ssh`], and only then.
     pub ssh: Option<Box<Ssh>>,
+    /// Its own image, with [`Launcher::Container`]; `None`: that of `[container]`.
+    pub image: Option<String>,
     /// The name of its sandbox profile (a key of [`Config::sandboxes`]). With [`Launcher::None`]
     /// there are no walls, and only the profile's limits apply.
     pub sandbox: String,

@@ -300,7 +300,9 @@ impl Conversation {
                 copy.to_string_lossy().into_owned()
             }
             Launcher::None => outside.clone(),
-            Launcher::Unshare => WORKSPACE_INSIDE.to_owned(),
+            Launcher::Unshare | Launcher::Bwrap | Launcher::Container => {
+                WORKSPACE_INSIDE.to_owned()
+            }
         };
         (inside, outside)
     }

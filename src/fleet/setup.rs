@@ -19,7 +19,7 @@ use super::session::Scales;
 use super::used::Used;
 use crate::config::{Config, DialectName, Pool as PoolConfig, Sandbox};
 use crate::journal::Journal;
-use crate::launch::Host;
+use crate::launch::{Engine, Host};
 use crate::limits::{BROADCAST_EVENTS, COPIES_AT_ONCE, POOL_QUEUE, SPAWNS_AT_ONCE};
 use crate::model::{AskId, PoolName, RunId, SessionId, SlotId, TaskSpec};
 use crate::policy::Policy;
@@ -49,6 +49,8 @@ pub struct Setup {
     pub ambient: Ambient,
     /// The host uids of the slots, where the supervisor is root.
     pub uids: Option<SlotUids>,
+    /// What puts walls up for pools whose launcher is not marshal itself, by the pool's name.
+    pub engines: BTreeMap<PoolName, Arc<Engine>>,
     /// This very binary, as a path on the host: what `marshal` as a first word means.
     pub marshal: PathBuf,
     /// The environment that `env.pass` takes from.
@@ -88,6 +90,7 @@ pub(crate) struct Shared {
     pub(crate) host: Arc<dyn Host>,
     pub(crate) ambient: Ambient,
     pub(crate) uids: Option<SlotUids>,
+    pub(crate) engines: BTreeMap<PoolName, Arc<Engine>>,
     pub(crate) marshal: PathBuf,
     pub(crate) environment: BTreeMap<String, String>,
     /// Sessions of slots are left to the next start.
@@ -114,6 +117,7 @@ impl Shared {
             host: setup.host,
             ambient: setup.ambient,
             uids: setup.uids,
+            engines: setup.engines,
             marshal: setup.marshal,
             environment: setup.environment,
             sessions_outlive: setup.go_on == GoOn::All,

@@ -137,6 +137,7 @@ impl Door {
             },
             walls: None,
             no_links: true,
+            engine: None,
             program_beside: false,
         })?;
         let began = self.begin(&message).map_err(SpawnError::Fork)?;

@@ -21,6 +21,7 @@ use super::survivors;
 use crate::config::StopWaits;
 use crate::limits;
 use crate::model::{ExitStatus, words};
+use crate::wire::engine::CONTAINER_LEFT;
 use crate::wire::shim::{Failure, Order, Report, Stage};
 
 words!(
@@ -349,7 +350,11 @@ impl Keeper {
                 killed_by_us = true;
                 self.signal_helper(signal);
             }
-            let wait = tokio::time::timeout(limits::KILL_HELPER, self.process.helper.wait());
+            let wait = match signal {
+                None => self.process.patience,
+                Some(_) => limits::KILL_HELPER,
+            };
+            let wait = tokio::time::timeout(wait, self.process.helper.wait());
             if let Ok(ended) = wait.await {
                 how = Some(ended);
                 break;
@@ -360,6 +365,11 @@ impl Keeper {
         let by_signal = |ended: &std::io::Result<std::process::ExitStatus>| {
             ended.as_ref().is_ok_and(|status| status.signal().is_some())
         };
+        let is_container_left = how
+            .as_ref()
+            .and_then(|ended| ended.as_ref().ok())
+            .is_some_and(|status| status.code() == Some(i32::from(CONTAINER_LEFT)));
+        left += u32::from(is_container_left);
         let was_killed = !killed_by_us && !self.forced && how.as_ref().is_some_and(by_signal);
         let status = if was_killed { None } else { status };
         let over = self.end_groups().await;

@@ -11,6 +11,8 @@
 //! when its control socket ends; so nothing here needs a clean-up that could be skipped, and
 //! whoever drops a process has ended it. Must not know protocols, and not what walls are made of.
 
+use std::sync::Arc;
+
 pub mod cgroup;
 mod control;
 mod door;
@@ -23,6 +25,7 @@ mod spawner;
 pub mod ssh;
 mod survivors;
 
+pub use crate::wire::engine::{Container, Engine, Flavour};
 pub use crate::wire::shim::{
     Failure as WallsFailure, Layers, Limits, Seccomp as WallsFilter, ShimPlan, Stage,
 };
@@ -30,7 +33,7 @@ pub use door::{Door, Errand, FileError, Running};
 pub use error::SpawnError;
 pub use host::{Awaited, Child, Host};
 pub use keeper::{Ended, KeeperHandle, Ordered, Orders, Step, start as keep};
-pub use once::{Finished, RunError, probe, run_to_end};
+pub use once::{Finished, RunError, probe, probe_walls, run_to_end};
 pub use spawner::{Launched, Process, Spawner};
 
 /// What to start.
@@ -52,11 +55,24 @@ pub struct LaunchPlan {
 }
 
 /// What stands around an agent. Cgroups, which are entered from outside between the spawn and the
-/// helper's first message, and containers have their place here.
+/// helper's first message, have their place here.
 #[derive(Debug, Clone)]
 pub enum Walls {
     /// Nothing: a plain process on a leash.
     None,
     /// The namespaces of the sandbox.
     Shim(Box<ShimPlan>),
+    /// The same, put up by another program.
+    Engine(Box<ShimPlan>, Arc<Engine>),
+}
+
+impl Walls {
+    /// The plan of the walls, if there are any.
+    #[must_use]
+    pub fn plan(&self) -> Option<&ShimPlan> {
+        match self {
+            Self::None => None,
+            Self::Shim(plan) | Self::Engine(plan, _) => Some(plan),
+        }
+    }
 }

@@ -13,7 +13,7 @@ use super::{LaunchPlan, SpawnError, Spawner, Walls};
 use crate::config::StopWaits;
 use crate::limits;
 use crate::model::ExitStatus;
-use crate::wire::shim::{Failure, Limits, ShimPlan, Stage};
+use crate::wire::shim::{Failure, Limits, OWN_INSIDE, ShimPlan, Stage};
 
 /// Bytes taken from a pipe at once.
 const READ: usize = 16 << 10;
@@ -137,25 +137,38 @@ pub async fn run_to_end(
     }
 }
 
-/// Tries out whether these walls can be had, by running `true` in them; says what held its limits.
+/// Tries out whether these walls can be had, by running this very program in them: it is in all of
+/// them, whatever else is. Says what held its limits.
 ///
 /// # Errors
 /// What the first child would have failed with.
+pub async fn probe_walls(
+    spawner: &Spawner,
+    walls: Walls,
+    limits: Limits,
+) -> Result<Option<Held>, RunError> {
+    let plan = LaunchPlan {
+        argv: vec![OWN_INSIDE.to_owned(), "--version".to_owned()],
+        env: Vec::new(),
+        cwd: "/".to_owned(),
+        limits,
+        walls,
+        preamble: Vec::new(),
+    };
+    let finished = run_to_end(spawner, plan, limits::SHIM_START, 0).await?;
+    Ok(finished.held)
+}
+
+/// The same for walls of our own.
+///
+/// # Errors
+/// See [`probe_walls`].
 pub async fn probe(
     spawner: &Spawner,
     walls: ShimPlan,
     limits: Limits,
 ) -> Result<Option<Held>, RunError> {
-    let plan = LaunchPlan {
-        argv: vec!["true".to_owned()],
-        env: Vec::new(),
-        cwd: "/".to_owned(),
-        limits,
-        walls: Walls::Shim(Box::new(walls)),
-        preamble: Vec::new(),
-    };
-    let finished = run_to_end(spawner, plan, limits::SHIM_START, 0).await?;
-    Ok(finished.held)
+    probe_walls(spawner, Walls::Shim(Box::new(walls)), limits).await
 }
 
 /// What is kept of a stream.

@@ -60,6 +60,15 @@ impl HelperProgram {
         self.shim.as_ref().map(|shim| shim.program.as_fd())
     }
 
+    /// Where to start the supervisor's own program from: what a container is shown is what the helper
+    /// outside runs.
+    pub(super) fn own(&self) -> PathBuf {
+        match &self.shim {
+            Some(shim) => PathBuf::from(format!("/proc/self/fd/{}", shim.program.as_raw_fd())),
+            None => self.path.clone(),
+        }
+    }
+
     fn beside(executable: &Path) -> io::Result<Self> {
         let path_only = OFlags::PATH | OFlags::CLOEXEC;
         let program = rustix::fs::openat(CWD, executable, path_only, Mode::empty())?;

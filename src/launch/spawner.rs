@@ -14,6 +14,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::io::AsyncWriteExt as _;
@@ -22,13 +23,15 @@ use tokio::process::Child;
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
-use super::cgroup::{Group, Groups, Held, Leaf};
+use super::cgroup::{By, Group, Groups, Held, Leaf};
 use super::control::{self, Control, OneWay};
 use super::program::HelperProgram;
 use super::{Door, LaunchPlan, SpawnError, Walls};
 use crate::limits;
+use crate::model::GroupLimits;
+use crate::wire::engine::{Engine, Taken};
 use crate::wire::shim::{
-    self, ARG0_LEASH, ARG0_OUTER, Ids, Layers, MARKER, Program, Report, Start, VERSION,
+    self, ARG0_ENGINE, ARG0_LEASH, ARG0_OUTER, Ids, Layers, MARKER, Program, Report, Start, VERSION,
 };
 
 /// Starts children. Cheap to clone. Every [`Process`] holds one too, so that the thread lives as
@@ -75,6 +78,8 @@ pub struct Process {
     pub(super) marker: String,
     /// Whether a pid namespace is around the agent, which ends with the helper.
     pub(super) has_namespace: bool,
+    /// How long its helper may take to end after the agent did.
+    pub(super) patience: Duration,
     /// Its control groups, where this host gives any.
     pub(super) leaf: Option<Leaf>,
     /// Keeps the thread.
@@ -147,10 +152,7 @@ impl Spawner {
             .acquire()
             .await
             .map_err(|_| SpawnError::Closed)?;
-        let listens = match &plan.walls {
-            Walls::Shim(walls) => walls.listen.len(),
-            Walls::None => 0,
-        };
+        let listens = plan.walls.plan().map_or(0, |walls| walls.listen.len());
         let (reply, answer) = oneshot::channel();
         let mut plan = plan;
         let preamble = std::mem::take(&mut plan.preamble);
@@ -243,17 +245,39 @@ fn fork(
     thread: mpsc::Sender<Job>,
 ) -> Result<Launched, SpawnError> {
     let counts_own = counts_own_processes(&plan.walls);
-    let (leaf, held) = groups.leaf(&plan.limits.group, counts_own)?;
+    let (leaf, held) = match &plan.walls {
+        Walls::Engine(walls, engine) if engine.is_container() => (
+            None,
+            Groups::of_container(
+                &plan.limits.group,
+                engines_lack(engine, walls.ids),
+                counts_own,
+            )?,
+        ),
+        Walls::None | Walls::Shim(_) | Walls::Engine(..) => {
+            groups.leaf(&plan.limits.group, counts_own)?
+        }
+    };
     let mut limits = plan.limits;
     limits.nproc = plan.limits.group.pids.filter(|_| counts_own).map(u64::from);
     let marker = uuid::Uuid::new_v4().simple().to_string();
     let mut env = plan.env.clone();
     env.retain(|(name, _)| name != MARKER);
     env.push((MARKER.to_owned(), marker.clone()));
-    let (arg0, walls) = match &plan.walls {
+    let (arg0, engine) = match &plan.walls {
         Walls::None => (ARG0_LEASH, None),
-        Walls::Shim(walls) => (ARG0_OUTER, Some((**walls).clone())),
+        Walls::Shim(_) => (ARG0_OUTER, None),
+        Walls::Engine(walls, engine) => (
+            ARG0_ENGINE,
+            Some(of_child(
+                engine,
+                &walls.hostname,
+                &marker,
+                taken(&plan.limits.group, &held),
+            )),
+        ),
     };
+    let walls = plan.walls.plan().cloned();
     let message = shim::encode(&Start {
         version: VERSION,
         parent: std::process::id(),
@@ -263,11 +287,12 @@ fn fork(
             cwd: plan.cwd.clone(),
             limits,
         },
-        program_beside: walls.is_some() && helpers.program().is_some(),
+        program_beside: arg0 == ARG0_OUTER && helpers.program().is_some(),
         walls,
         no_links: false,
+        engine,
     })?;
-    let door = matches!(&plan.walls, Walls::Shim(walls) if walls.door);
+    let door = plan.walls.plan().is_some_and(|walls| walls.door);
     let door = door.then(|| Door::make(&marker)).transpose();
     let door = door.map_err(SpawnError::Fork)?;
     let of_group = Grouped { leaf, held };
@@ -285,7 +310,31 @@ struct Grouped {
 fn counts_own_processes(walls: &Walls) -> bool {
     match walls {
         Walls::None => false,
-        Walls::Shim(plan) => matches!(plan.ids, Ids::Root { .. }) || linux_is_at_least(5, 14),
+        Walls::Engine(plan, engine) if engine.has_no_user_namespace() => {
+            matches!(plan.ids, Ids::Root { .. })
+        }
+        Walls::Shim(plan) | Walls::Engine(plan, _) => {
+            matches!(plan.ids, Ids::Root { .. }) || linux_is_at_least(5, 14)
+        }
+    }
+}
+
+/// Why the engine of a container does not hold limits; `None`: it does.
+fn engines_lack(engine: &Engine, ids: Ids) -> Option<&'static str> {
+    let is_somebodys = matches!(ids, Ids::Own { .. }) && !engine.has_no_user_namespace();
+    // podman says so itself, and goes on without.
+    (is_somebodys && !std::path::Path::new("/sys/fs/cgroup/cgroup.controllers").exists())
+        .then_some("podman of an ordinary user holds limits only where cgroup v2 is the only one")
+}
+
+/// What the engine is to hold.
+fn taken(limits: &GroupLimits, held: &Held) -> Taken {
+    let by = |by: By| by == By::Engine;
+    Taken {
+        pids: limits.pids.filter(|_| by(held.pids)),
+        memory: limits.memory.filter(|_| by(held.memory)),
+        swap: limits.swap.filter(|_| by(held.swap)),
+        cpu_millis: limits.cpu_millis.filter(|_| by(held.cpu)),
     }
 }
 
@@ -295,6 +344,18 @@ fn linux_is_at_least(major: u32, minor: u32) -> bool {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit());
     let mut number = || numbers.next()?.parse::<u32>().ok();
     matches!((number(), number()), (Some(a), Some(b)) if (a, b) >= (major, minor))
+}
+
+/// The engine as this one child's helper has it: with a name of its own for its container, and what
+/// that may take.
+fn of_child(engine: &Engine, host: &str, marker: &str, takes: Taken) -> Engine {
+    let mut engine = engine.clone();
+    if let Engine::Container(container) = &mut engine {
+        let short = marker.get(..12).unwrap_or(marker);
+        container.limits = Some(takes);
+        container.name = format!("marshal-{}-{host}-{short}", std::process::id());
+    }
+    engine
 }
 
 fn start_helper(
@@ -319,7 +380,12 @@ fn start_helper(
         let (ours, theirs) = StdStream::pair().map_err(fork)?;
         (ours, None, OwnedFd::from(theirs), Stdio::null())
     };
-    let mut command = Command::new(helpers.path());
+    let program = if arg0 == ARG0_ENGINE {
+        helpers.own()
+    } else {
+        helpers.path().to_owned()
+    };
+    let mut command = Command::new(program);
     command
         .arg0(OsString::from(arg0))
         .env_clear()
@@ -372,7 +438,12 @@ fn start_helper(
                 None => Control::new(ours).map_err(fork)?,
             },
             marker: marker.to_owned(),
-            has_namespace: arg0 == ARG0_OUTER,
+            has_namespace: arg0 != ARG0_LEASH,
+            patience: if arg0 == ARG0_ENGINE {
+                limits::ENGINE_END
+            } else {
+                limits::KILL_HELPER
+            },
             leaf: of_group.leaf,
             _thread: thread,
         },
@@ -382,7 +453,6 @@ fn start_helper(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::GroupLimits;
     use crate::wire::shim::Limits;
 
     fn plan(argv: &[&str], env: &[(&str, &str)], cwd: &str) -> LaunchPlan {

@@ -62,6 +62,8 @@ words!(
         Landlock = "landlock",
         /// The filter of system calls.
         Seccomp = "seccomp",
+        /// The program that makes the walls in our place: bubblewrap, podman or docker.
+        Engine = "engine",
         /// Starting the agent's program.
         Exec = "exec",
     }

@@ -7,8 +7,7 @@
 use std::io::{IoSliceMut, Read as _};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::process::CommandExt;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
@@ -66,8 +65,7 @@ impl Door {
             DOOR_FILES => (ARG0_FILES, Seal::Nothing),
             _ => return,
         };
-        let _ = Command::new("/proc/self/exe")
-            .arg0(name)
+        let _ = super::engine::own_command(name)
             .args(seal.word())
             .env_clear()
             .env(MARKER, std::env::var_os(MARKER).unwrap_or_default())

@@ -22,6 +22,7 @@ mod control;
 mod descendants;
 pub mod doctor;
 mod door;
+mod engine;
 mod fail;
 mod files;
 mod idmap;
@@ -57,6 +58,8 @@ pub fn shim_main() -> Option<ExitCode> {
         shim::ARG0_OUTER => outer::main(),
         shim::ARG0_INIT => init::main(),
         shim::ARG0_IDMAP => idmap::hold(),
+        shim::ARG0_ENGINE => engine::main(),
+        shim::ARG0_ENTRY => engine::entry_main(),
         shim::ARG0_LEASH => leash::main(),
         shim::ARG0_FILES => files::main(),
         shim::ARG0_PROBE => doctor::main(),

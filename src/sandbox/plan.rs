@@ -9,7 +9,8 @@ use std::path::{Component, Path, PathBuf};
 pub use self::beside::Beside;
 use crate::config::{self, ProcMode};
 use crate::wire::shim::{
-    AGENT_ID, Access, IdMap, Ids, Layer, Layering, Limits, Mount, Net, Seccomp, ShimPlan, Source,
+    AGENT_ID, Access, IdMap, Ids, Layer, Layering, Limits, Mount, Net, OWN_INSIDE, Seccomp,
+    ShimPlan, Source,
 };
 
 /// Where the session's home is inside.
@@ -17,7 +18,7 @@ pub const HOME: &str = "/home/agent";
 /// Where the workspace is inside.
 pub const WORKSPACE: &str = "/workspace";
 /// Where this binary is inside.
-pub const MARSHAL: &str = "/run/marshal/marshal";
+pub const MARSHAL: &str = OWN_INSIDE;
 /// Places that the plan fills itself; a profile can bind nothing at, below or above them.
 const OWN_PLACES: [&str; 6] = ["/proc", "/dev", "/etc", HOME, WORKSPACE, "/run/marshal"];
 /// Directories that are links into `/usr` on most hosts.
@@ -296,35 +297,37 @@ fn devices(profile: &config::Sandbox, mounts: &mut Vec<Mount>) {
     });
 }
 
-/// With the whole procfs, what containers commonly hide is hidden, and what they lock is locked.
-fn proc(mode: ProcMode) -> Mount {
+/// What containers commonly hide of the whole procfs, and what they lock.
+pub(super) fn masked() -> (Vec<String>, Vec<String>) {
     let below = |names: &[&str]| names.iter().map(|name| format!("/proc/{name}")).collect();
-    match mode {
-        ProcMode::Pid => Mount::Proc {
-            pid_only: true,
-            covered: Vec::new(),
-            read_only: Vec::new(),
-        },
-        ProcMode::Masked => Mount::Proc {
-            pid_only: false,
-            covered: below(&[
-                "acpi",
-                "asound",
-                "bus",
-                "irq",
-                "kallsyms",
-                "kcore",
-                "keys",
-                "kmsg",
-                "latency_stats",
-                "sched_debug",
-                "scsi",
-                "sysrq-trigger",
-                "timer_list",
-                "timer_stats",
-            ]),
-            read_only: below(&["fs", "sys"]),
-        },
+    let covered = below(&[
+        "acpi",
+        "asound",
+        "bus",
+        "irq",
+        "kallsyms",
+        "kcore",
+        "keys",
+        "kmsg",
+        "latency_stats",
+        "sched_debug",
+        "scsi",
+        "sysrq-trigger",
+        "timer_list",
+        "timer_stats",
+    ]);
+    (covered, below(&["fs", "sys"]))
+}
+
+fn proc(mode: ProcMode) -> Mount {
+    let (covered, read_only) = match mode {
+        ProcMode::Pid => (Vec::new(), Vec::new()),
+        ProcMode::Masked => masked(),
+    };
+    Mount::Proc {
+        pid_only: mode == ProcMode::Pid,
+        covered,
+        read_only,
     }
 }
 

@@ -350,7 +350,7 @@ fn move_onto(tree: &OwnedFd, point: &OwnedFd) -> Result<(), Errno> {
 }
 
 /// A new file system in memory, not yet mounted anywhere.
-fn tmpfs(bytes: u64, inodes: u64, mode: u32) -> Step<OwnedFd> {
+pub(super) fn tmpfs(bytes: u64, inodes: u64, mode: u32) -> Step<OwnedFd> {
     let make = || -> Result<OwnedFd, Errno> {
         let context = rustix::mount::fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
         // 0 means "no limit" to tmpfs.

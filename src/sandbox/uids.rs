@@ -7,7 +7,6 @@
 pub mod range;
 
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
@@ -186,11 +185,27 @@ impl SlotUids {
         count: u32,
         ranges: impl IntoIterator<Item = UidRange>,
     ) -> Result<Self, UidError> {
+        Self::take_behind(sources, count, ranges.into_iter().map(|range| (range, 0)))
+    }
+
+    /// The same, each range with so many ids below its block that are held too and given to nobody;
+    /// of doubles the highest counts. See [`take_behind`].
+    ///
+    /// # Errors
+    /// The first range that has none.
+    pub fn take_behind(
+        sources: &Sources,
+        count: u32,
+        ranges: impl IntoIterator<Item = (UidRange, u32)>,
+    ) -> Result<Self, UidError> {
+        let mut before: BTreeMap<UidRange, u32> = BTreeMap::new();
+        for (range, below) in ranges {
+            let known = before.entry(range).or_default();
+            *known = below.max(*known);
+        }
         let mut blocks = BTreeMap::new();
-        for range in ranges {
-            if let Entry::Vacant(free) = blocks.entry(range) {
-                free.insert(take(sources, count, range)?);
-            }
+        for (range, below) in before {
+            blocks.insert(range, take_behind(sources, below, count, range)?);
         }
         Ok(Self { blocks })
     }
@@ -231,6 +246,22 @@ pub fn take(sources: &Sources, count: u32, wanted: UidRange) -> Result<HeldBlock
         block: Block { first, count },
         _lock: lock,
     })
+}
+
+/// The same with `before` ids below the block that are held too and given to nobody: what a
+/// container engine needs, which maps one range from 0 to the agent's own id.
+pub fn take_behind(
+    sources: &Sources,
+    before: u32,
+    count: u32,
+    wanted: UidRange,
+) -> Result<HeldBlock, UidError> {
+    let mut held = take(sources, before.saturating_add(count), wanted)?;
+    held.block = Block {
+        first: held.block.first.saturating_add(before),
+        count,
+    };
+    Ok(held)
 }
 
 fn read(path: &Path) -> Result<String, UidError> {
@@ -405,6 +436,28 @@ mod tests {
         assert_eq!(first(&sources, 34).unwrap().0, 700_040, "up to the third");
         let mode = std::fs::metadata(&sources.held).unwrap().mode();
         assert_eq!(mode & 0o7777, 0o700);
+    }
+
+    #[test]
+    fn what_is_held_below_a_block_is_nobody_elses() {
+        let (_dir, sources) = sources("marshal:700000:2000\n");
+        let behind = take_behind(&sources, 1000, 10, UidRange::Auto).unwrap();
+        assert_eq!(behind.block().uid(0), Some(701_000));
+        assert_eq!(behind.block().uid(10), None);
+        let (next, _held) = first(&sources, 10).unwrap();
+        assert_eq!(next, 701_010);
+        assert!(
+            take_behind(&sources, 1000, 10, UidRange::Auto).is_err(),
+            "980 are left"
+        );
+    }
+
+    #[test]
+    fn a_range_that_one_profile_needs_more_room_below_has_it_for_all() {
+        let (_dir, sources) = sources("marshal:700000:2000\n");
+        let ranges = [(UidRange::Auto, 0), (UidRange::Auto, 1000)];
+        let uids = SlotUids::take_behind(&sources, 10, ranges).unwrap();
+        assert_eq!(uids.uid(UidRange::Auto, 0), Some(701_000));
     }
 
     #[test]

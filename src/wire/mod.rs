@@ -3,6 +3,7 @@
 //! Floor 1. Owns the encodings of every stream that the program reads or writes. Must not know any
 //! protocol of an agent, any process, or a clock; does no IO.
 
+pub mod engine;
 pub mod files;
 pub mod json;
 pub mod ndjson;

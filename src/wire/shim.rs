@@ -9,6 +9,7 @@
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use super::engine::Engine;
 use crate::limits;
 use crate::model::{ExitStatus, GroupLimits};
 
@@ -26,6 +27,10 @@ pub const ARG0_INIT: &str = "marshal-init";
 pub const ARG0_IDMAP: &str = "marshal-idmap";
 /// The name under which the binary starts as the leash of an agent without walls.
 pub const ARG0_LEASH: &str = "marshal-leash";
+/// The name under which the binary starts as the helper that has another program make the walls.
+pub const ARG0_ENGINE: &str = "marshal-engine";
+/// The name, and in walls of another program's making the path, under which it starts as pid 1.
+pub const ARG0_ENTRY: &str = "/run/marshal/entry";
 /// The name under which pid 1 starts the process that reads or writes one file.
 pub const ARG0_FILES: &str = "marshal-files";
 /// The name under which the binary starts as a probe of what a host has.
@@ -40,6 +45,9 @@ pub const ARG0_UPPER: &str = "marshal-upper";
 pub const DOOR_LEASH: u8 = b't';
 /// The same: the process that reads or writes one file.
 pub const DOOR_FILES: u8 = b'f';
+
+/// Where this program is inside walls.
+pub const OWN_INSIDE: &str = "/run/marshal/marshal";
 
 /// The environment variable that marks every process of a child, helpers included.
 pub const MARKER: &str = "MARSHAL_MARKER";
@@ -86,6 +94,9 @@ pub struct Start {
     /// The leash only: the working directory is entered through no link, even one that was put on
     /// the way after the directory was judged.
     pub no_links: bool,
+    /// Who puts the walls up, if not the helper itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engine: Option<Engine>,
     /// Whether the helper is another binary than the supervisor: then the supervisor's own, which
     /// is what the walls show as [`Source::OwnBinary`], is one descriptor more, the last.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

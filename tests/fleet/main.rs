@@ -20,6 +20,10 @@ mod editor_returns;
 mod editor_settings;
 mod editors;
 mod endings;
+#[allow(dead_code, reason = "shared with the tests of the sandbox")]
+#[path = "../support/engines.rs"]
+mod engine_support;
+mod engines;
 mod escapes;
 mod first_run;
 mod full_disk;

@@ -9,6 +9,9 @@ use marshal::{launch, sandbox};
 #[allow(dead_code, reason = "shared with other test binaries")]
 mod children;
 mod doctor;
+mod engine_walls;
+#[path = "../support/engines.rs"]
+mod engines;
 mod escapes;
 mod groups;
 mod identity;

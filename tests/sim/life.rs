@@ -146,6 +146,7 @@ async fn one(world: &World, mut dice: Dice, is_last: bool) {
         }),
         ambient: Ambient::seeded(dice.next()),
         uids: None,
+        engines: BTreeMap::new(),
         marshal: "/nowhere/marshal".into(),
         environment: BTreeMap::new(),
         go_on: calling.go_on.clone(),

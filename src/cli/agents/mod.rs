@@ -14,7 +14,7 @@ use self::find::{Around, Found, Missing};
 use super::exit::Exit;
 use super::streams::Streams;
 use super::trust::shown;
-use crate::config::{Config, Launcher, Preset, agent_names, agent_preset};
+use crate::config::{Config, Preset, agent_names, agent_preset};
 use crate::model::foreign::show;
 
 /// The widest text of a package that is shown.
@@ -59,8 +59,8 @@ pub(super) fn find_all(
     let mut faults = Vec::new();
     for pool in config.pools.iter_mut().filter(|pool| pool.is_preset) {
         let find = agent_preset(&pool.agent).and_then(|preset| preset.find.as_ref());
-        // The far end of ssh has programs of its own.
-        let is_here = pool.launcher != Launcher::Ssh;
+        // The far end of ssh has programs of its own, and so has an image.
+        let is_here = pool.launcher.has_own_programs();
         let Some(find) = find.filter(|_| is_here && !pool.own_command) else {
             continue;
         };

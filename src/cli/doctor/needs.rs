@@ -75,10 +75,11 @@ pub(super) fn of_command(name: &str, profile: &Sandbox, own_network: bool) -> Ve
     })
 }
 
-/// The pools whose agents stand behind walls of this program's making.
+/// The pools whose agents stand behind walls of this host, whoever puts them up: git's are this
+/// program's own there too, or bubblewrap's, which needs the same.
 pub(super) fn walled_pools(config: &Config) -> impl Iterator<Item = &Pool> {
     let pools = config.pools.iter();
-    pools.filter(|pool| pool.launcher == Launcher::Unshare)
+    pools.filter(|pool| pool.launcher.has_walls())
 }
 
 /// The workspaces that are shown themselves.

@@ -7,14 +7,16 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
+use std::sync::Arc;
 
 use super::{OWN, limits, needs, own_ids, table};
-use crate::config::{Config, Sandbox};
-use crate::launch::{self, RunError, SpawnError, Spawner};
+use crate::config::{Config, Launcher, Sandbox, UidRange};
+use crate::launch::{self, Engine, RunError, SpawnError, Spawner, Walls};
+use crate::model::PoolName;
 use crate::sandbox::doctor::{self, Asked, Asking, Feature, Found, Need, Row, Verdict};
 use crate::sandbox::uids::SlotUids;
 use crate::sandbox::{self, Ids, PlanError};
-use crate::wire::shim::Failure;
+use crate::wire::shim::{AGENT_ID, Failure};
 
 /// How wide the table is when it is part of an error, in columns.
 const WIDTH: usize = crate::cli::streams::PIPED_WIDTH;
@@ -63,7 +65,7 @@ impl fmt::Display for Lacks {
     }
 }
 
-/// The profiles that pools use for walls of this program's making, once each.
+/// The profiles that pools with walls use, once each.
 pub(in crate::cli) fn walled(config: &Config) -> impl Iterator<Item = (&str, &Sandbox)> {
     let mut seen = Vec::new();
     needs::walled_pools(config).filter_map(move |pool| {
@@ -76,6 +78,40 @@ pub(in crate::cli) fn walled(config: &Config) -> impl Iterator<Item = (&str, &Sa
     })
 }
 
+/// The ranges of uids that the walled pools' profiles name, and how many ids each needs below it.
+pub(in crate::cli) fn uid_ranges(config: &Config) -> Vec<(UidRange, u32)> {
+    let pools = needs::walled_pools(config);
+    pools
+        .filter_map(|pool| {
+            let profile = config.sandboxes.get(&pool.sandbox)?;
+            let below = match pool.launcher {
+                Launcher::Container => AGENT_ID,
+                Launcher::Unshare | Launcher::Bwrap | Launcher::None | Launcher::Ssh => 0,
+            };
+            Some((profile.demands.uid_range, below))
+        })
+        .collect()
+}
+
+/// Every profile with every engine by which a pool has it put up; `None`: this program itself.
+fn ways<'c>(
+    config: &'c Config,
+    engines: &'c BTreeMap<PoolName, Arc<Engine>>,
+) -> Vec<(&'c str, &'c Sandbox, Option<&'c Arc<Engine>>)> {
+    let mut ways: Vec<(&str, &Sandbox, Option<&Arc<Engine>>)> = Vec::new();
+    for pool in needs::walled_pools(config) {
+        let name = pool.sandbox.as_str();
+        let engine = engines.get(&pool.name);
+        let is_known = ways.iter().any(|way| way.0 == name && way.2 == engine);
+        if let Some(profile) = config.sandboxes.get(name)
+            && !is_known
+        {
+            ways.push((name, profile, engine));
+        }
+    }
+    ways
+}
+
 /// Sees to it that all walls can be had, and takes out of the profiles what they may do without and
 /// this host has not.
 pub(in crate::cli) async fn check(
@@ -83,6 +119,7 @@ pub(in crate::cli) async fn check(
     spawner: &Spawner,
     uids: Option<&SlotUids>,
     state: &Path,
+    engines: &BTreeMap<PoolName, Arc<Engine>>,
 ) -> Result<(), Unready> {
     let Some((_, first)) = walled(config).next() else {
         return Ok(());
@@ -98,14 +135,18 @@ pub(in crate::cli) async fn check(
     needs.retain(is_open);
     settle(&mut config.sandboxes, &needs, asking).await?;
     let mut without = Vec::new();
-    for (name, profile) in walled(config) {
+    for (name, profile, engine) in ways(config, engines) {
         let ids = ids(uids, profile);
         let walls = sandbox::plan(&sandbox::probe_request(profile, ids));
         let walls = walls.map_err(|error| Unready::Plan {
             profile: name.to_owned(),
             error,
         })?;
-        let tried = launch::probe(spawner, walls, sandbox::limits_of(profile)).await;
+        let walls = match engine {
+            Some(engine) => Walls::Engine(Box::new(walls), Arc::clone(engine)),
+            None => Walls::Shim(Box::new(walls)),
+        };
+        let tried = launch::probe_walls(spawner, walls, sandbox::limits_of(profile)).await;
         let held = match tried {
             Ok(held) => held,
             Err(error) => {

@@ -19,7 +19,7 @@ use crate::cli::signals::{Signal, Signals};
 use crate::cli::streams::Streams;
 use crate::config::{Config, HOME_OF_CHILD, OWN_PROGRAM, StopWaits};
 use crate::launch::{
-    self, Ended, KeeperHandle, LaunchPlan, Launched, RunError, SpawnError, Spawner, Step, Walls,
+    self, Ended, KeeperHandle, LaunchPlan, Launched, RunError, SpawnError, Spawner, Step,
 };
 use crate::sandbox;
 
@@ -166,7 +166,7 @@ fn plan(args: &ExecArgs, room: &Room) -> LaunchPlan {
         env: environment(args),
         cwd: sandbox::WORKSPACE_INSIDE.to_owned(),
         limits: room.limits,
-        walls: Walls::Shim(Box::new(room.walls.clone())),
+        walls: room.around(),
         preamble: Vec::new(),
     }
 }

@@ -48,7 +48,7 @@ pub(super) fn explain(args: &WallArgs, config: &Config, json: bool, streams: &mu
 fn planned(args: &WallArgs, config: &Config) -> Result<(ShimPlan, String, Ids), NoRoom> {
     let wanted = room::look(args, config)?;
     // What cannot be had here is explained all the same.
-    let (ids, _held) = match room::ids(wanted.profile) {
+    let (ids, _held) = match room::ids(wanted.profile, args.launcher) {
         Err(NoRoom::SharedUid) => (own_ids(), None),
         ids => ids?,
     };

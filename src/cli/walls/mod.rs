@@ -61,6 +61,11 @@ pub struct WallArgs {
     #[arg(long, value_enum, default_value = "copy")]
     pub mode: Mode,
 
+    /// Who puts the walls up: marshal, bubblewrap, or the container engine of the file named with
+    /// --config, whose [container] names the image
+    #[arg(long, value_enum, default_value = "unshare")]
+    pub launcher: Who,
+
     /// What it reaches: nothing, or what this host reaches
     #[arg(long, value_enum, default_value = "none")]
     pub network: Reach,
@@ -92,6 +97,17 @@ pub enum Mode {
     Rw,
     /// A copy of it, below the state directory
     Copy,
+}
+
+/// Who puts the walls up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Who {
+    /// marshal itself
+    Unshare,
+    /// bubblewrap
+    Bwrap,
+    /// podman or docker
+    Container,
 }
 
 /// What a command reaches.

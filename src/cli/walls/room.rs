@@ -4,12 +4,14 @@
 //! as the command runs. Must not start it.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use super::{Mode, Reach, WallArgs};
+use super::{Mode, Reach, WallArgs, Who};
+use crate::cli::engines::{self, EngineError};
 use crate::cli::state_dir;
 use crate::cli::trust::shown;
 use crate::config::{self, Config, Network};
-use crate::launch::{self, LaunchPlan, Limits, RunError, Spawner, Walls};
+use crate::launch::{self, Engine, LaunchPlan, Limits, RunError, Spawner, Walls};
 use crate::limits::{COPY_FILES, GIT_LIST_BYTES, GIT_LIST_TIMEOUT};
 use crate::model::{RunId, SessionId, foreign};
 use crate::sandbox::state_dir::{StateDir, StateError, default_path};
@@ -18,7 +20,7 @@ use crate::sandbox::workspace::{
     CopyError, FileList, GitDir, Listing, Owner, Root, TreeError, copy, list,
 };
 use crate::sandbox::{self, Ids, PlanError, ShimPlan, Tree, WallsRequest};
-use crate::wire::shim::Access;
+use crate::wire::shim::{AGENT_ID, Access};
 
 /// Why a command cannot run behind walls. Nothing ran.
 #[derive(Debug, thiserror::Error)]
@@ -75,6 +77,14 @@ pub(super) enum NoRoom {
     /// It cannot be copied.
     #[error(transparent)]
     Copy(#[from] CopyError),
+    /// The program that is to put the walls up cannot be used.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// There is no image.
+    #[error(
+        "--launcher container needs an image: name it in [container] of a file, and that file with --config"
+    )]
+    NoImage,
     /// Git could not list it.
     #[error("git could not list the files of the workspace: {0}")]
     Git(String),
@@ -86,13 +96,47 @@ pub(super) enum NoRoom {
 /// A command's surroundings.
 #[derive(Debug)]
 pub(super) struct Room {
-    /// The walls.
-    pub(super) walls: ShimPlan,
+    walls: ShimPlan,
+    /// Who puts them up, if not marshal itself.
+    engine: Option<Arc<Engine>>,
     /// Resource limits.
     pub(super) limits: Limits,
     /// Its own copy of the workspace, where it has one.
     pub(super) copy: Option<Kept>,
     _uids: Option<HeldBlock>,
+}
+
+impl Room {
+    /// The walls.
+    pub(super) fn around(&self) -> Walls {
+        let plan = Box::new(self.walls.clone());
+        match &self.engine {
+            Some(engine) => Walls::Engine(plan, Arc::clone(engine)),
+            None => Walls::Shim(plan),
+        }
+    }
+}
+
+/// Who puts the walls up, if not marshal itself.
+async fn engine(
+    who: Who,
+    config: &Config,
+    spawner: &Spawner,
+) -> Result<Option<Arc<Engine>>, NoRoom> {
+    let engine = match who {
+        Who::Unshare => return Ok(None),
+        Who::Bwrap => engines::bwrap()?,
+        Who::Container => {
+            let image = config.container.image.as_deref().ok_or(NoRoom::NoImage)?;
+            // Nobody else's: what an exec leaves is not swept by a supervisor that starts meanwhile.
+            let owner = format!("exec-{}", std::process::id());
+            let directory = std::env::temp_dir().join(format!("marshal-{owner}"));
+            let made =
+                engines::of_image(&config.container, image, spawner, &owner, &directory).await?;
+            Engine::Container(made)
+        }
+    };
+    Ok(Some(Arc::new(engine)))
 }
 
 /// A copy that stays.
@@ -171,7 +215,7 @@ fn directory(path: &Path) -> Result<PathBuf, NoRoom> {
 
 /// Who the command is outside: as root a uid of nobody else's; a profile that wants such a one has
 /// it or nothing.
-pub(super) fn ids(profile: &config::Sandbox) -> Result<(Ids, Option<HeldBlock>), NoRoom> {
+pub(super) fn ids(profile: &config::Sandbox, who: Who) -> Result<(Ids, Option<HeldBlock>), NoRoom> {
     if !rustix::process::geteuid().is_root() {
         if profile.demands.uid_per_slot {
             return Err(NoRoom::SharedUid);
@@ -182,7 +226,11 @@ pub(super) fn ids(profile: &config::Sandbox) -> Result<(Ids, Option<HeldBlock>),
         };
         return Ok((ids, None));
     }
-    let held = uids::take(&Sources::host(), 1, profile.demands.uid_range)?;
+    let before = match who {
+        Who::Container => AGENT_ID,
+        Who::Unshare | Who::Bwrap => 0,
+    };
+    let held = uids::take_behind(&Sources::host(), before, 1, profile.demands.uid_range)?;
     let ids = Ids::Root {
         slot_uid: held.block().first,
     };
@@ -239,7 +287,8 @@ pub(super) async fn prepare(
     spawner: &Spawner,
 ) -> Result<Room, NoRoom> {
     let wanted = look(args, config)?;
-    let (ids, held) = ids(wanted.profile)?;
+    let (ids, held) = ids(wanted.profile, args.launcher)?;
+    let engine = engine(args.launcher, config, spawner).await?;
     let copy = match args.mode {
         Mode::Copy => Some(copied(&wanted, ids, spawner).await?),
         Mode::Ro | Mode::Rw => None,
@@ -250,6 +299,7 @@ pub(super) async fn prepare(
     };
     Ok(Room {
         walls: plan(args, &wanted, ids, workspace)?,
+        engine,
         limits: sandbox::limits_of(wanted.profile),
         copy,
         _uids: held,

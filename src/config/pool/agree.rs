@@ -98,7 +98,8 @@ pub(super) fn agree(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Conte
     if context.found {
         restrict(ledger, pool, blame, context);
     }
-    if pool.launcher == Launcher::Unshare {
+    image_is_named(ledger, pool, blame, context);
+    if pool.launcher.has_walls() && pool.launcher.has_own_programs() {
         program_is_inside(ledger, pool, blame, context);
     }
 }
@@ -112,6 +113,12 @@ fn overlay_can_be_had(ledger: &Ledger, pool: &Pool, blame: &Blame) {
     let help = Some("use mode \"copy\"".to_owned());
     if pool.launcher == Launcher::None {
         let message = "mode = \"overlay\" needs a sandbox: with launcher = \"none\" there is no view of its own";
+        ledger.fault(&blame.mode, message, help);
+    } else if matches!(pool.launcher, Launcher::Bwrap | Launcher::Container) {
+        let message = format!(
+            "mode = \"overlay\" needs launcher = \"unshare\": \"{}\" makes no such view",
+            pool.launcher
+        );
         ledger.fault(&blame.mode, message, help);
     } else if pool.session == SessionScope::Slot && !pool.check.is_empty() {
         let message = "mode = \"overlay\" and session = \"slot\" do not go with a check: it would work beside the agent on the same files";
@@ -144,7 +151,7 @@ fn client_methods_can_be_had(ledger: &Ledger, pool: &Pool, blame: &Blame) {
             );
             ledger.fault(place, message, None);
         }
-        if pool.launcher != Launcher::Unshare {
+        if !pool.launcher.has_walls() {
             let message = format!(
                 "{key} needs a sandbox of this host: with launcher = \"{}\" nothing holds what is done for the agent to its workspace",
                 pool.launcher
@@ -159,6 +166,27 @@ fn client_methods_can_be_had(ledger: &Ledger, pool: &Pool, blame: &Blame) {
         let message = "client_fs = \"write\" needs a workspace that can be written: files are written behind the agent's own walls";
         let help = Some("use client_fs = \"read\", or mode \"copy\"".to_owned());
         ledger.fault(place, message, help);
+    }
+}
+
+/// A container needs an image, and nobody else has one.
+fn image_is_named(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Context<'_>) {
+    let is_container = pool.launcher == Launcher::Container;
+    match &blame.image {
+        Some(place) if !is_container => {
+            let message = "image is for launcher = \"container\"";
+            ledger.fault(place, message, None);
+        }
+        None if is_container && context.container.image.is_none() && !ledger.is_faulty() => {
+            let message = "launcher = \"container\" needs an image, here or in [container]";
+            let help = "for example: image = \"localhost/agent:1\"";
+            ledger.fault(&blame.launcher, message, Some(help.to_owned()));
+        }
+        _ => {}
+    }
+    if is_container && context.found {
+        let message = "a supervisor.toml that was found may not use launcher = \"container\"";
+        ledger.fault(&blame.launcher, message, Some(TRUST.to_owned()));
     }
 }
 

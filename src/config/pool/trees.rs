@@ -19,9 +19,7 @@ const PATTERN: &str = r"^!?(?!/)(?!(.*/)?\.\.?(/|$)).+$";
 pub(in crate::config) const fn can_be_masked(mode: WorkspaceMode, launcher: Launcher) -> bool {
     match mode {
         WorkspaceMode::Copy => true,
-        WorkspaceMode::Ro | WorkspaceMode::Rw | WorkspaceMode::Overlay => {
-            matches!(launcher, Launcher::Unshare)
-        }
+        WorkspaceMode::Ro | WorkspaceMode::Rw | WorkspaceMode::Overlay => launcher.has_walls(),
         WorkspaceMode::Worktree => false,
     }
 }

@@ -62,6 +62,7 @@ impl Row {
                 let others: Vec<&str> = others.collect();
                 format!("{}\n{set}", others.join("\n"))
             }
+            "pool.NAME.image" => format!("{BARE}pool.demo.launcher = \"container\"\n{set}"),
             key if key.starts_with("pool.NAME.egress.") => {
                 format!("{BARE}pool.demo.network = \"proxy\"\n{set}")
             }
@@ -128,6 +129,9 @@ const SAMPLES: &[(&str, &str)] = &[
     ("route.NAME.port", "8080"),
     ("route.NAME.ca", "\"ca.pem\""),
     ("policy.NAME.file", "\"own.toml\""),
+    ("pool.NAME.image", "\"localhost/agent:1\""),
+    ("container.runtime", "\"runc\""),
+    ("container.image", "\"localhost/agent:1\""),
     ("pool.NAME.ssh.host", "\"build.example.org\""),
     ("pool.NAME.ssh.user", "\"agent\""),
     ("pool.NAME.ssh.port", "2222"),

@@ -126,7 +126,7 @@ fn top_level_tables_are_known_by_name() {
     check("[[pool]]\nsize = 1\n", "pool: expected a table, found an array");
     check("[supervisor]\n", "pool: the file has no pool");
     check("[pool]\n", "pool: the file has no pool");
-    for later in ["container", "dialect.x", "hooks", "delegates"] {
+    for later in ["dialect.x", "hooks", "delegates"] {
         check(&file(&format!("[{later}]")), "is not supported by this version");
     }
     check(&file("include = [\"other.toml\"]"), "unknown key \"include\"");

@@ -97,7 +97,7 @@ fn closed_sets_of_words_name_their_members() {
             check(&format!("{key} = \"{later}\""), &format!("\"{later}\" is not supported by this version: expected {members}"));
         }
     };
-    set("launcher", "\"unshare\", \"none\" or \"ssh\"", ("unshre", "unshare"), &["bwrap", "container", "pty"]);
+    set("launcher", "\"unshare\", \"bwrap\", \"container\", \"none\" or \"ssh\"", ("unshre", "unshare"), &["pty"]);
     set("network", "\"none\", \"routes\", \"proxy\" or \"host\"", ("hots", "host"), &[]);
     set("guard", "\"policy\", \"policy+sandbox\" or \"sandbox\"", ("sandbx", "sandbox"), &[]);
     set("on_unasked_deny", "\"report\", \"interrupt\" or \"stop\"", ("interupt", "interrupt"), &[]);
@@ -149,6 +149,7 @@ fn what_is_for_acp_is_refused_elsewhere_and_what_weakens_it_is_spelled_out() {
 fn an_overlay_needs_walls_and_goes_with_no_check_beside_its_agent() {
     let overlay = "workspace = { path = \".\", mode = \"overlay\" }";
     check(&format!("{overlay}\nlauncher = \"none\""), "mode = \"overlay\" needs a sandbox");
+    check(&format!("{overlay}\nlauncher = \"bwrap\""), "\"overlay\" needs launcher = \"unshare\": \"bwrap\" makes no such view");
     check(&format!("{overlay}\nsession = \"slot\"\ncheck = [\"true\"]"), "do not go with a check");
 }
 

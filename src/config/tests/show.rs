@@ -70,6 +70,14 @@ mcp_servers = [{ name = "files", command = "/usr/bin/mcp", args = ["-x"], env = 
 command = ["agent"]
 network = "proxy"
 egress = { allow = ["api.example.com"], timeouts = { idle = "1m" } }
+[pool.six]
+command = ["agent"]
+launcher = "container"
+image = "localhost/own"
+[container]
+runtime = "runc"
+image = "localhost/agent:1"
+extra = ["--memory=1g"]
 [egress]
 allow = ["*.example.com:8443"]
 [pool.two.extractor.tool."a b"]
@@ -89,7 +97,7 @@ fn walk(path: &str, value: &toml::Value, shown: &mut BTreeSet<String>) {
     shown.insert(path.to_owned());
     for (name, value) in value.as_table().into_iter().flatten() {
         let generic = if path.contains('.') { name } else { "NAME" };
-        let is_one = matches!(path, "supervisor" | "egress");
+        let is_one = matches!(path, "container" | "supervisor" | "egress");
         let generic = if is_one { name } else { generic };
         walk(&format!("{path}.{generic}"), value, shown);
     }

@@ -27,6 +27,7 @@ mod scales;
 mod state;
 mod tally;
 mod unprepared;
+mod walls;
 mod weak;
 mod work;
 

@@ -17,6 +17,7 @@ use super::far;
 use super::over;
 use super::over::tree;
 pub(crate) use super::unprepared::PrepareError;
+use super::walls;
 use super::work::Work;
 use crate::config::{Fill, Launcher, Network, OWN_PROGRAM, WorkspaceMode, fill_routes};
 use crate::dialect::Attachment;
@@ -433,7 +434,7 @@ fn launch_plan(
     mut argv: Vec<String>,
     what: &For,
 ) -> Result<LaunchPlan, PrepareError> {
-    let walled = pool.config.launcher == Launcher::Unshare;
+    let walled = pool.config.launcher.has_walls();
     if argv.first().is_some_and(|word| word == OWN_PROGRAM) {
         argv[0] = if walled {
             MARSHAL_INSIDE.to_owned()
@@ -449,7 +450,8 @@ fn launch_plan(
         }
     };
     let walls = if walled {
-        Walls::Shim(Box::new(sandbox::plan(&WallsRequest {
+        let is_git = matches!(what, For::Git { .. });
+        let plan = sandbox::plan(&WallsRequest {
             profile: &pool.sandbox,
             network: match what {
                 For::Agent { .. } => pool.config.network,
@@ -484,7 +486,8 @@ fn launch_plan(
                 For::Git(git) => git.beside.clone(),
             },
             door: what.has_door(),
-        })?))
+        })?;
+        walls::around(shared, &pool.config, plan, is_git)
     } else {
         Walls::None
     };

@@ -2,14 +2,13 @@
 //!
 //! Must not know why: that was settled when the fleet started.
 
-use crate::config::Launcher;
 use crate::fleet::setup::{PoolShared, Shared};
 use crate::model::{SlotId, Weakness};
 use crate::telemetry::event::child::SandboxDegraded;
 
 /// What a child of this pool goes without.
 fn lacks(shared: &Shared, pool: &PoolShared) -> Vec<Weakness> {
-    if pool.config.launcher != Launcher::Unshare {
+    if !pool.config.launcher.has_walls() {
         return Vec::new();
     }
     let shares_uid = shared.uids.is_none().then_some(Weakness::SharedUid);

@@ -12,6 +12,8 @@ words!(
         V1 = "cgroup v1",
         /// A resource limit of processes.
         Rlimit = "rlimit",
+        /// The container engine, which has groups of its own.
+        Engine = "container engine",
         /// The host has nothing of the kind: there is no swap.
         Absent = "none there",
         /// Nobody wants one.
@@ -121,6 +123,50 @@ impl Held {
             return Err(format!("{} not held by it ({why})", missing.join(", ")));
         }
         held.why = Some(why);
+        Ok(held)
+    }
+
+    /// What holds each limit of a container, which is in no group of ours: its engine, unless
+    /// `why_not` says that it does not.
+    ///
+    /// # Errors
+    /// The backend that was asked for by name is none that a container has.
+    pub(super) fn of_container(
+        limits: &GroupLimits,
+        why_not: Option<&str>,
+        has_nproc: bool,
+    ) -> Result<Self, String> {
+        let holds = why_not.is_none() && limits.backend == LimitBackend::Auto;
+        let by = |wanted: bool| match (wanted, holds) {
+            (false, _) => By::Unwanted,
+            (true, true) => By::Engine,
+            (true, false) => By::Nothing,
+        };
+        let mut pids = by(limits.pids.is_some());
+        let may_rlimit = matches!(limits.backend, LimitBackend::Auto | LimitBackend::Rlimit);
+        if pids == By::Nothing && has_nproc && may_rlimit {
+            pids = By::Rlimit;
+        }
+        let mut held = Self {
+            pids,
+            memory: by(limits.memory.is_some()),
+            swap: by(limits.memory.and(limits.swap).is_some()),
+            cpu: by(limits.cpu_millis.is_some()),
+            kill: false,
+            why: None,
+        };
+        let missing = held.missing();
+        if missing.is_empty() {
+            return Ok(held);
+        }
+        let why = match (limits.backend, why_not) {
+            (LimitBackend::Auto, Some(why)) => why,
+            _ => "the limits of a container are its engine's, which is backend = \"auto\"",
+        };
+        if matches!(limits.backend, LimitBackend::V2 | LimitBackend::V1) {
+            return Err(format!("{} not held by it ({why})", missing.join(", ")));
+        }
+        held.why = Some(why.to_owned());
         Ok(held)
     }
 

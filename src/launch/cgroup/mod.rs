@@ -288,6 +288,22 @@ impl Groups {
         Ok((Some(leaf), held))
     }
 
+    /// What holds the limits of a container, which has no group of ours; `why_not`: why its engine
+    /// holds none.
+    ///
+    /// # Errors
+    /// [`GroupError`]: a backend is asked for that no container has.
+    pub fn of_container(
+        limits: &GroupLimits,
+        why_not: Option<&str>,
+        has_nproc: bool,
+    ) -> Result<Held, GroupError> {
+        Held::of_container(limits, why_not, has_nproc).map_err(|why| {
+            let path = PathBuf::from(format!("backend = \"{}\"", limits.backend));
+            GroupError::of(GroupStep::Limit, &path, io::Error::other(why))
+        })
+    }
+
     /// What this host gives.
     #[must_use]
     pub fn findings(&self) -> Vec<Finding> {

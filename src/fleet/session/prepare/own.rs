@@ -124,7 +124,7 @@ fn list_plan(
     space: &Space,
 ) -> Result<LaunchPlan, PrepareError> {
     let inside = match pool.config.launcher {
-        Launcher::Unshare => WORKSPACE_INSIDE.to_owned(),
+        Launcher::Unshare | Launcher::Bwrap | Launcher::Container => WORKSPACE_INSIDE.to_owned(),
         Launcher::None | Launcher::Ssh => source.to_string_lossy().into_owned(),
     };
     let GitCommand { argv, env } = list::ls_files(&inside);
@@ -163,8 +163,7 @@ async fn look_around(
         WorkspaceMode::Worktree => return branch::attach(shared, session, space).await,
         WorkspaceMode::Ro | WorkspaceMode::Rw | WorkspaceMode::Overlay => {}
     }
-    if workspace.mask.is_empty() && workspace.slice.is_empty()
-        || pool.config.launcher != Launcher::Unshare
+    if workspace.mask.is_empty() && workspace.slice.is_empty() || !pool.config.launcher.has_walls()
     {
         return Ok(());
     }

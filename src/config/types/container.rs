@@ -1,0 +1,53 @@
+//! Which launchers there are beside marshal's own walls, and the container engine that one of them is.
+
+use super::{Launcher, Pool};
+use crate::model::words;
+
+impl Launcher {
+    /// Whether a child has a sandbox of this host around it, with a home and a workspace at places
+    /// of its own.
+    #[must_use]
+    pub const fn has_walls(self) -> bool {
+        matches!(self, Self::Unshare | Self::Bwrap | Self::Container)
+    }
+
+    /// Whether a child's programs are those of this host.
+    #[must_use]
+    pub const fn has_own_programs(self) -> bool {
+        !matches!(self, Self::Container | Self::Ssh)
+    }
+}
+
+words!(
+    /// Whose command line starts containers.
+    ContainerEngine {
+        /// podman's.
+        Podman = "podman",
+        /// docker's.
+        Docker = "docker",
+    }
+);
+
+/// `[container]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Container {
+    /// Whose command line it is.
+    pub engine: ContainerEngine,
+    /// The runtime that the engine is told to use; `None`: its own choice.
+    pub runtime: Option<String>,
+    /// The image of pools that name none: `NAME@sha256:…`, `sha256:…` or `localhost/NAME`.
+    pub image: Option<String>,
+    /// More options before the command, `--NAME=VALUE` each.
+    pub before: Vec<String>,
+    /// More options of `run`.
+    pub of_run: Vec<String>,
+}
+
+impl Pool {
+    /// The image that it runs in, with [`Launcher::Container`].
+    #[must_use]
+    pub fn image_of<'p>(&'p self, container: &'p Container) -> Option<&'p str> {
+        let image = self.image.as_deref().or(container.image.as_deref());
+        image.filter(|_| self.launcher == Launcher::Container)
+    }
+}

@@ -1,0 +1,331 @@
+//! A container engine's arguments for a plan: pure, so that they can be read and tested without it.
+//!
+//! The image gives the programs, so what a plan shows of the host's own is left out. Every bound is
+//! said and nothing is left to the engine's settings where there is an option for it. Must not touch
+//! the host.
+
+use super::super::plan::{self, HOME, MARSHAL, WORKSPACE};
+use super::stage::Placed;
+use crate::wire::engine::{Container, Flavour};
+use crate::wire::shim::{
+    AGENT_ID, ARG0_ENTRY, Access, Ids, Limits, MARKER, Mount, Net, ShimPlan, Source,
+};
+
+/// Where the libraries of this program are inside.
+pub(super) const LIBRARIES: &str = "/run/marshal/lib";
+/// Where the socket is by which pid 1 finds its helper.
+pub(super) const LINK: &str = "/run/marshal/link";
+/// The word that tells the entry to look there.
+pub(super) const BY_SOCKET: &str = "socket";
+
+/// A library that this program needs, and the name by which it is looked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Library {
+    /// On this host.
+    pub(super) path: String,
+    /// Its name.
+    pub(super) name: String,
+}
+
+impl Library {
+    /// Whether it is the one that loads the others.
+    fn is_loader(&self) -> bool {
+        self.name.starts_with("ld-") || self.name.starts_with("ld64")
+    }
+}
+
+/// What a container is made of.
+#[derive(Debug)]
+pub(super) struct Asked<'a> {
+    pub(super) container: &'a Container,
+    pub(super) plan: &'a ShimPlan,
+    /// One entry for each mount.
+    pub(super) placed: &'a [Placed],
+    /// None for a program that needs none.
+    pub(super) libraries: &'a [Library],
+    /// The socket, on this host.
+    pub(super) link: &'a str,
+    pub(super) marker: &'a str,
+    pub(super) limits: Limits,
+    /// The most processes of its user.
+    pub(super) processes: u64,
+}
+
+/// Whether a container is to be shown this mount: what belongs to the child, and what the profile
+/// adds to the programs of the system.
+pub(super) fn wants(mount: &Mount) -> bool {
+    match mount {
+        Mount::Tree {
+            source: Source::OwnBinary,
+            ..
+        }
+        | Mount::Tmpfs { .. }
+        | Mount::File { .. } => true,
+        Mount::Tree {
+            target,
+            access,
+            optional,
+            ..
+        } => *access != Access::Device && !optional && target != "/usr",
+        // A cover is a part of the tree that it covers.
+        Mount::Overlay { .. }
+        | Mount::Hidden { .. }
+        | Mount::Mirror { .. }
+        | Mount::Proc { .. }
+        | Mount::Dir { .. }
+        | Mount::Link { .. } => false,
+    }
+}
+
+/// How pid 1 starts: this program, by the loader of the host where it needs one, so that it runs in
+/// every image.
+pub(super) fn entry(libraries: &[Library], words: &[&str]) -> Vec<String> {
+    let own = |word: &str| word.to_owned();
+    let mut argv = match libraries.iter().find(|library| library.is_loader()) {
+        Some(loader) => vec![
+            format!("{LIBRARIES}/{}", loader.name),
+            own("--argv0"),
+            own(ARG0_ENTRY),
+            own("--library-path"),
+            own(LIBRARIES),
+            own(MARSHAL),
+        ],
+        // Its place is its name: an engine has no option for another.
+        None => vec![own(ARG0_ENTRY)],
+    };
+    argv.extend(words.iter().copied().map(own));
+    argv
+}
+
+/// The engine's whole command line.
+pub(super) fn run(asked: &Asked<'_>) -> Vec<String> {
+    let Asked {
+        container, plan, ..
+    } = asked;
+    let podman = container.flavour == Flavour::Podman;
+    let mut args = container.program.clone();
+    let mut say = |word: String| args.push(word);
+    for word in ["run", "--detach", "--rm", "--pull=never", "--read-only"] {
+        say(word.to_owned());
+    }
+    say(format!("--name={}", container.name));
+    for label in &container.labels {
+        say(format!("--label={label}"));
+    }
+    say(match plan.network {
+        Net::Loopback => "--network=none".to_owned(),
+        Net::Host => "--network=host".to_owned(),
+    });
+    say(format!("--hostname={}", plan.hostname));
+    for word in [
+        "--cap-drop=all",
+        "--security-opt=no-new-privileges",
+        "--ipc=private",
+        "--cgroupns=private",
+        "--workdir=/",
+        "--log-driver=none",
+        "--no-healthcheck",
+        "--restart=no",
+        "--ulimit=core=0:0",
+    ] {
+        say(word.to_owned());
+    }
+    let nofile = asked.limits.nofile;
+    say(format!("--ulimit=nofile={nofile}:{nofile}"));
+    let most = asked.processes;
+    say(format!("--ulimit=nproc={most}:{most}"));
+    say(format!("--env={MARKER}={}", asked.marker));
+    ids(container.flavour, plan.ids, &mut say);
+    if podman {
+        for word in [
+            "--read-only-tmpfs=false",
+            "--unsetenv-all",
+            "--http-proxy=false",
+            "--no-hosts",
+            "--passwd=false",
+            "--image-volume=ignore",
+            "--systemd=false",
+            "--sdnotify=ignore",
+        ] {
+            say(word.to_owned());
+        }
+        say(format!(
+            "--security-opt=mask={}",
+            plan::masked().0.join(":")
+        ));
+        // No use to an agent, and much to be learned of the host.
+        for target in ["/sys", "/sys/fs/cgroup"] {
+            say(format!(
+                "--mount=type=tmpfs,destination={target},ro=true,tmpfs-size=4096"
+            ));
+        }
+    }
+    mounts(asked, &mut say);
+    takes(container, &mut say);
+    for word in &container.extra {
+        say(word.clone());
+    }
+    let mut start = entry(asked.libraries, &[BY_SOCKET]).into_iter();
+    say(format!("--entrypoint={}", start.next().unwrap_or_default()));
+    say(container.image.clone());
+    start.for_each(say);
+    args
+}
+
+/// Who the container's users are outside. Never root of the host, as which the agent would be
+/// trusted by procfs.
+fn ids(flavour: Flavour, ids: Ids, say: &mut impl FnMut(String)) {
+    let id = AGENT_ID;
+    match (flavour, ids) {
+        // The engine maps one range only, from 0: it is the slot's own uid that becomes the agent's, and
+        // those below it, which the supervisor holds too, are nobody's.
+        (Flavour::Podman, Ids::Root { slot_uid }) => {
+            let first = slot_uid.saturating_sub(id);
+            let count = id + 1;
+            say(format!("--uidmap=0:{first}:{count}"));
+            say(format!("--gidmap=0:{first}:{count}"));
+            say(format!("--user={id}:{id}"));
+        }
+        (Flavour::Podman, Ids::Own { .. }) => {
+            say(format!("--userns=keep-id:uid={id},gid={id}"));
+            say(format!("--user={id}:{id}"));
+        }
+        (Flavour::Docker, ids) => {
+            let (uid, gid) = ids.outside();
+            say(format!("--user={uid}:{gid}"));
+        }
+    }
+}
+
+/// What the engine holds the container to. An option that stands in the file goes before ours.
+fn takes(container: &Container, say: &mut impl FnMut(String)) {
+    let Some(limits) = &container.limits else {
+        return;
+    };
+    if let Some(pids) = limits.pids {
+        say(format!("--pids-limit={pids}"));
+    }
+    if let Some(memory) = limits.memory {
+        say(format!("--memory={memory}b"));
+        // The engines' word for both together.
+        if let Some(both) = limits.swap.and_then(|swap| memory.checked_add(swap)) {
+            say(format!("--memory-swap={both}b"));
+        }
+    }
+    if let Some(millis) = limits.cpu_millis {
+        say(format!("--cpus={}.{:03}", millis / 1000, millis % 1000));
+    }
+}
+
+fn mounts(asked: &Asked<'_>, say: &mut impl FnMut(String)) {
+    let flavour = asked.container.flavour;
+    for (mount, placed) in asked.plan.mounts.iter().zip(asked.placed) {
+        match (mount, placed) {
+            (Mount::Tree { target, access, .. }, Placed::At { path, .. }) => {
+                say(bind(flavour, path, target, *access == Access::Rw));
+            }
+            (Mount::File { target, .. }, Placed::At { path, .. }) => {
+                say(bind(flavour, path, target, false));
+            }
+            (Mount::Tmpfs { target, .. }, Placed::At { path, .. }) => {
+                say(bind(flavour, path, target, true));
+            }
+            (
+                Mount::Tmpfs {
+                    target,
+                    bytes,
+                    mode,
+                    ..
+                },
+                Placed::Own,
+            ) => {
+                // It would belong to root inside: what is to be the agent's own is open instead,
+                // with nobody else there.
+                let mode = if [HOME, WORKSPACE].contains(&target.as_str()) {
+                    0o777
+                } else {
+                    *mode
+                };
+                say(format!(
+                    "--tmpfs={target}:rw,nosuid,nodev,size={bytes},mode={mode:o}"
+                ));
+            }
+            _ => {}
+        }
+    }
+    for library in asked.libraries {
+        let target = format!("{LIBRARIES}/{}", library.name);
+        say(bind(flavour, &library.path, &target, false));
+    }
+    if asked.libraries.is_empty()
+        && let Some(path) = own_binary(asked)
+    {
+        say(bind(flavour, path, ARG0_ENTRY, false));
+    }
+    say(bind(flavour, asked.link, LINK, false));
+}
+
+fn own_binary<'a>(asked: &'a Asked<'_>) -> Option<&'a str> {
+    let mut both = asked.plan.mounts.iter().zip(asked.placed);
+    both.find_map(|(mount, placed)| match (mount, placed) {
+        (
+            Mount::Tree {
+                source: Source::OwnBinary,
+                ..
+            },
+            Placed::At { path, .. },
+        ) => Some(&**path),
+        _ => None,
+    })
+}
+
+fn bind(flavour: Flavour, from: &str, to: &str, writable: bool) -> String {
+    let mut fields = vec![
+        "type=bind".to_owned(),
+        format!("source={from}"),
+        format!("destination={to}"),
+        "bind-propagation=rprivate".to_owned(),
+    ];
+    if !writable {
+        fields.push("readonly=true".to_owned());
+    }
+    if flavour == Flavour::Podman {
+        fields.extend(["nosuid", "nodev"].map(str::to_owned));
+    }
+    let fields: Vec<String> = fields.iter().map(|field| csv(field)).collect();
+    format!("--mount={}", fields.join(","))
+}
+
+/// A field of a line of comma-separated values, which is what the engines read here.
+fn csv(field: &str) -> String {
+    if field.contains([',', '"', '\n', '\r']) {
+        format!("\"{}\"", field.replace('"', "\"\""))
+    } else {
+        field.to_owned()
+    }
+}
+
+/// The commands by which a container is looked for and removed.
+pub(super) fn look(container: &Container) -> Vec<String> {
+    let words = ["container", "inspect", "--format={{.Id}}"];
+    with(container, &words)
+}
+
+/// See [`look`].
+pub(super) fn remove(container: &Container) -> Vec<String> {
+    match container.flavour {
+        Flavour::Podman => with(container, &["rm", "--force", "--time=0"]),
+        Flavour::Docker => with(container, &["rm", "--force"]),
+    }
+}
+
+fn with(container: &Container, words: &[&str]) -> Vec<String> {
+    let words = words.iter().map(|&word| word.to_owned());
+    container
+        .program
+        .iter()
+        .cloned()
+        .chain(words)
+        .chain([container.name.clone()])
+        .collect()
+}

@@ -1,0 +1,339 @@
+//! Pid 1 in walls that another program put up: looks whether they stand, puts on what it can itself,
+//! and becomes the agent's warden, as in walls of our own.
+//!
+//! Nothing is believed: what the plan says of users, capabilities, root, network and directories is
+//! asked of the kernel, and what is not so ends it.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::ExitCode;
+
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, StatVfsMountFlags};
+use rustix::io::Errno;
+use rustix::process::{DumpableBehavior, Pid, getpid};
+use rustix::thread::CapabilitySet;
+
+use super::super::door::Door;
+use super::super::fail::{At, Step, failure};
+use super::super::seccomp::Seal;
+use super::super::warden::{Scope, Warden};
+use super::super::{control, landlock, loopback, privilege, seccomp, warden};
+use super::container::{BY_SOCKET, LINK};
+use super::{BY_STDIN, HERE, own};
+use crate::limits::ENGINE_START;
+use crate::wire::engine::{Engine, Flavour};
+use crate::wire::shim::{
+    AGENT_ID, Access, Enter, Failure, Layers, Mount, Net, Opened, Report, Seccomp, ShimPlan,
+    Source, Stage, VERSION,
+};
+
+/// Where the kernel lists the interfaces of the own network.
+const INTERFACES: &str = "/proc/self/net/dev";
+
+/// Runs as pid 1.
+pub(in super::super) fn main() -> ExitCode {
+    // What is killed at the end is everybody: be sure that this means only the own namespace.
+    if getpid() != Pid::INIT
+        || privilege::close_inherited().is_err()
+        || privilege::set_dumpable(DumpableBehavior::NotDumpable).is_err()
+    {
+        return ExitCode::FAILURE;
+    }
+    let Some((link, enter, mut descriptors)) = called() else {
+        return ExitCode::FAILURE;
+    };
+    if descriptors.is_empty() {
+        return ExitCode::FAILURE;
+    }
+    let control = UnixStream::from(descriptors.remove(0));
+    match prepare(&control, enter, descriptors).and_then(|prepared| {
+        let reports = control
+            .try_clone()
+            .at(Stage::Shim, "copy the control socket")?;
+        Ok((prepared, reports))
+    }) {
+        Ok((prepared, reports)) => Warden {
+            agent: prepared.agent,
+            control,
+            reports: File::from(OwnedFd::from(reports)),
+            link: Some(link),
+            door: prepared.door,
+            scope: Scope::Namespace,
+        }
+        .watch(prepared.notes, Some(prepared.layers), || Ok(())),
+        Err(failure) => {
+            let _ = control::send(&control, &Report::Failed(failure), &[]);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Finds the helper and takes what it gives. Without it there is nobody who could be told.
+fn called() -> Option<(UnixStream, Enter, Vec<OwnedFd>)> {
+    let by = std::env::args().nth(1);
+    let mut link = match by.as_deref() {
+        Some(BY_STDIN) => control::from_stdin().ok()?,
+        Some(BY_SOCKET) => UnixStream::connect(LINK).ok()?,
+        _ => return None,
+    };
+    warden::silence().ok()?;
+    let _ = rustix::thread::set_name(c"marshal-entry");
+    link.set_read_timeout(Some(ENGINE_START)).ok()?;
+    let (enter, descriptors) = control::receive(&link).ok()?;
+    link.set_read_timeout(None).ok()?;
+    link.write_all(&[HERE]).ok()?;
+    Some((link, enter, descriptors))
+}
+
+/// What the watching begins with.
+struct Prepared {
+    agent: Pid,
+    door: Option<Door>,
+    notes: Vec<String>,
+    layers: Layers,
+}
+
+fn prepare(control: &UnixStream, enter: Enter, mut descriptors: Vec<OwnedFd>) -> Step<Prepared> {
+    let Enter {
+        start,
+        mut opened,
+        notes,
+        filter,
+    } = enter;
+    let (Some(plan), VERSION) = (&start.walls, start.version) else {
+        return Err(failure(Stage::Shim, "the plan is none for a sandbox"));
+    };
+    let door = descriptors.split_off(3.min(descriptors.len())).pop();
+    let stdio: [OwnedFd; 3] = descriptors
+        .try_into()
+        .map_err(|_| failure(Stage::Shim, "the agent's pipes did not arrive"))?;
+    if door.is_some() != plan.door {
+        return Err(failure(Stage::Shim, "the door did not arrive"));
+    }
+    if rustix::process::getsid(None).ok() != Some(getpid()) {
+        rustix::process::setsid().at(Stage::Shim, "begin a session")?;
+    }
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
+    privilege::no_new_privileges()?;
+    privilege::drop_capabilities()?;
+    who(plan, start.engine.as_ref())?;
+    no_capability_comes_back()?;
+    root_is_sealed()?;
+    for (mount, opened) in plan.mounts.iter().zip(&opened) {
+        is_what_was_meant(mount, opened)?;
+    }
+    if plan.network == Net::Loopback {
+        only_the_loopback()?;
+        hand_out(control, &plan.listen)?;
+    }
+    let mut program = start.program.clone();
+    rustix::process::chdir(&*program.cwd).on(Stage::Mount, "enter", &program.cwd)?;
+    privilege::limit(program.limits)?;
+    program.argv = own::argv(program.argv);
+    let mut mounts = plan.mounts.clone();
+    if matches!(start.engine, Some(Engine::Container(_))) {
+        of_image(&mut mounts, &mut opened);
+    }
+    let landlock = landlock::wear(&mounts, &opened, plan.network, plan.landlock_min_abi)?;
+    // Last, and before the agent is there: whatever is started from here on wears it too.
+    let seal = match &plan.seccomp {
+        Seccomp::BuiltIn => {
+            seccomp::wear(&seccomp::built_in())?;
+            Seal::Agents
+        }
+        Seccomp::File(path) => {
+            seccomp::wear(&seccomp::read(path, filter.as_deref())?)?;
+            Seal::Nothing
+        }
+        Seccomp::Off => Seal::Nothing,
+    };
+    let agent = warden::start(&program, stdio, seal)?;
+    Ok(Prepared {
+        agent,
+        door: door.map(|socket| Door::new(socket, seal)),
+        notes,
+        layers: Layers {
+            ids: plan.ids,
+            landlock,
+            seccomp: plan.seccomp.clone(),
+        },
+    })
+}
+
+/// What an image and its engine give beside the plan's own mounts: a root that can be read and
+/// executed, and the devices.
+fn of_image(mounts: &mut Vec<Mount>, opened: &mut Vec<Opened>) {
+    for (mount, opened) in mounts.iter().zip(opened.iter_mut()) {
+        let is_device = matches!(
+            mount,
+            Mount::Tree {
+                access: Access::Device,
+                ..
+            }
+        );
+        if is_device {
+            *opened = Opened::Tree { is_dir: false };
+        }
+    }
+    mounts.push(Mount::Tree {
+        source: Source::Path("/".to_owned()),
+        target: "/".to_owned(),
+        access: Access::Ro,
+        optional: false,
+        idmap: None,
+        expect: None,
+    });
+    opened.push(Opened::Tree { is_dir: true });
+}
+
+/// The user is the agent; in docker, which has no map for one container, its own uid of the host.
+fn who(plan: &ShimPlan, engine: Option<&Engine>) -> Step {
+    let is_docker = matches!(engine, Some(Engine::Container(it)) if it.flavour == Flavour::Docker);
+    let expected = if is_docker {
+        plan.ids.outside()
+    } else {
+        (AGENT_ID, AGENT_ID)
+    };
+    let uids = (rustix::process::getuid(), rustix::process::geteuid());
+    let gids = (rustix::process::getgid(), rustix::process::getegid());
+    let found = (uids.0.as_raw(), gids.0.as_raw());
+    let effective = (uids.1.as_raw(), gids.1.as_raw());
+    if found == expected && effective == expected && expected.0 != 0 {
+        return Ok(());
+    }
+    let what = format!("the user inside is {found:?}, not {expected:?}");
+    Err(failure(Stage::Uid, what))
+}
+
+/// The bounding set must be empty: with no_new_privs nothing gains, and with this nothing could.
+fn no_capability_comes_back() -> Step {
+    for bit in 0..u64::BITS {
+        let capability = CapabilitySet::from_bits_retain(1 << bit);
+        match rustix::thread::capability_is_in_bounding_set(capability) {
+            Ok(false) => {}
+            Ok(true) => {
+                let what = format!("the capability {capability:?} is in the bounding set");
+                return Err(failure(Stage::Caps, what));
+            }
+            // The first number beyond the kernel's last capability.
+            Err(rustix::io::Errno::INVAL) => return Ok(()),
+            Err(error) => return Err(error).at(Stage::Caps, "read the bounding set"),
+        }
+    }
+    Ok(())
+}
+
+fn root_is_sealed() -> Step {
+    let found = rustix::fs::statvfs("/").on(Stage::Mount, "inspect", "/")?;
+    if found.f_flag.contains(StatVfsMountFlags::RDONLY) {
+        return Ok(());
+    }
+    Err(failure(Stage::Mount, "the root inside can be written"))
+}
+
+/// The very directory that was looked at when the walls were planned, and sealed if it is to be.
+fn is_what_was_meant(mount: &Mount, opened: &Opened) -> Step {
+    if let Mount::Hidden { target } = mount {
+        return is_covered(target);
+    }
+    let (
+        Mount::Tree {
+            target,
+            access,
+            expect,
+            ..
+        },
+        Opened::Tree { .. },
+    ) = (mount, opened)
+    else {
+        return Ok(());
+    };
+    let wrong = |what: &str| Failure {
+        path: Some(target.clone()),
+        ..failure(Stage::Mount, what)
+    };
+    if let Some(expected) = expect {
+        let found = rustix::fs::stat(&**target).on(Stage::Mount, "inspect", target)?;
+        if (found.st_dev, found.st_ino) != *expected {
+            return Err(wrong("another directory stands at the place of"));
+        }
+    }
+    let flags = rustix::fs::statvfs(&**target)
+        .on(Stage::Mount, "inspect", target)?
+        .f_flag;
+    if *access == Access::Ro && !flags.contains(StatVfsMountFlags::RDONLY) {
+        return Err(wrong("it is not read-only:"));
+    }
+    if *access == Access::Rw && flags.contains(StatVfsMountFlags::RDONLY) {
+        return Err(wrong("it is read-only:"));
+    }
+    Ok(())
+}
+
+/// What is to be hidden is a node that nobody has a right to, on a read-only mount; or out of reach.
+fn is_covered(target: &str) -> Step {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    let found = match rustix::fs::openat2(CWD, target, flags, Mode::empty(), resolve) {
+        Ok(found) => found,
+        Err(Errno::ACCESS) => return Ok(()),
+        Err(errno) => return Err(errno).on(Stage::Mount, "hide", target),
+    };
+    let node = rustix::fs::fstat(&found).on(Stage::Mount, "inspect", target)?;
+    let mount = rustix::fs::fstatvfs(&found).on(Stage::Mount, "inspect", target)?;
+    if node.st_mode & 0o777 == 0 && mount.f_flag.contains(StatVfsMountFlags::RDONLY) {
+        return Ok(());
+    }
+    Err(Failure {
+        path: Some(target.to_owned()),
+        ..failure(Stage::Mount, "nothing covers")
+    })
+}
+
+/// An own network has no interface but the loopback.
+fn only_the_loopback() -> Step {
+    let table = std::fs::read_to_string(INTERFACES).on(Stage::Net, "read", INTERFACES)?;
+    match others(&table) {
+        None => Ok(()),
+        Some(name) => Err(failure(
+            Stage::Net,
+            format!("the network inside has the interface {name}"),
+        )),
+    }
+}
+
+/// An interface that is not the loopback.
+fn others(table: &str) -> Option<&str> {
+    let names = table.lines().filter_map(|line| line.split_once(':'));
+    names
+        .map(|(name, _)| name.trim())
+        .find(|name| *name != "lo" && !name.contains(' ') && !name.contains('|'))
+}
+
+/// Listens on the plan's ports and gives the sockets to the supervisor.
+fn hand_out(control: &UnixStream, ports: &[u16]) -> Step {
+    if ports.is_empty() {
+        return Ok(());
+    }
+    let sockets = loopback::listen(ports)?;
+    let sent: Vec<BorrowedFd<'_>> = sockets.iter().map(AsFd::as_fd).collect();
+    let ports = ports.to_vec();
+    control::send(control, &Report::Listening { ports }, &sent)
+        .at(Stage::Net, "hand the listening sockets out")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_loopback_is_no_other() {
+        let head = "Inter-|   Receive  |  Transmit\n face |bytes    packets|bytes\n";
+        let lo = "    lo:       0       0    0\n";
+        assert_eq!(others(&format!("{head}{lo}")), None);
+        let both = format!("{head}{lo}  eth0: 1 2\n");
+        assert_eq!(others(&both), Some("eth0"));
+    }
+}

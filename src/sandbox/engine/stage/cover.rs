@@ -1,0 +1,88 @@
+//! Covers what an agent must not see in a tree that stands on the stage, so that whoever shows the
+//! tree shows the cover with it.
+//!
+//! As in walls of our own: an empty node without any right, on a read-only mount. Must not know who
+//! shows it.
+
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, MoveMountFlags, OpenTreeFlags};
+
+use super::super::super::fail::{At, Step, failure};
+use super::Placed;
+use crate::wire::shim::{Failure, Mount, Stage};
+
+/// The nodes that cover, on the stage: a file and a directory.
+const FILE: &str = "hidden";
+const DIR: &str = "hidden.d";
+
+/// Covers `target`, which was there when the walls were planned; else nothing starts.
+pub(super) fn over(stage: &OwnedFd, mounts: &[Mount], placed: &[Placed], target: &str) -> Step {
+    let Some((number, below)) = place(mounts, placed, target) else {
+        return Err(Failure {
+            path: Some(target.to_owned()),
+            ..failure(Stage::Mount, "no tree is shown that could hold")
+        });
+    };
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS | ResolveFlags::BENEATH;
+    let path = format!("{number}/{below}");
+    let point = match rustix::fs::openat2(stage, &*path, flags, Mode::empty(), resolve) {
+        Ok(point) => point,
+        // An owner that this tree's map has no place for closed it, to the agent too.
+        Err(Errno::ACCESS) => return Ok(()),
+        Err(errno) => return Err(errno).on(Stage::Mount, "hide", target),
+    };
+    let found = rustix::fs::fstat(&point).on(Stage::Mount, "inspect", target)?;
+    let is_dir = rustix::fs::FileType::from_raw_mode(found.st_mode).is_dir();
+    let node = node(stage, is_dir)?;
+    let clone = OpenTreeFlags::OPEN_TREE_CLONE
+        | OpenTreeFlags::OPEN_TREE_CLOEXEC
+        | OpenTreeFlags::AT_EMPTY_PATH;
+    let cover =
+        rustix::mount::open_tree(&node, "", clone).on(Stage::Mount, "open the cover of", target)?;
+    let both = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    rustix::mount::move_mount(&cover, "", &point, "", both).on(Stage::Mount, "cover", target)?;
+    let hard = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    let itself = format!("/proc/self/fd/{}", cover.as_raw_fd());
+    rustix::mount::mount_remount(itself, MountFlags::BIND | hard, "").on(
+        Stage::Mount,
+        "seal the cover of",
+        target,
+    )
+}
+
+/// The number of the tree that holds `target`, and the path below it.
+fn place<'t>(mounts: &[Mount], placed: &[Placed], target: &'t str) -> Option<(usize, &'t str)> {
+    let trees = mounts.iter().zip(placed).enumerate();
+    let holding = trees.filter_map(|(number, (mount, placed))| {
+        let (Mount::Tree { target: tree, .. }, Placed::At { is_dir: true, .. }) = (mount, placed)
+        else {
+            return None;
+        };
+        let below = Path::new(target).strip_prefix(tree).ok()?.to_str()?;
+        Some((tree.len(), number, below))
+    });
+    let (_, number, below) = holding.max_by_key(|(length, ..)| *length)?;
+    (!below.is_empty()).then_some((number, below))
+}
+
+/// The node that covers files, or the one that covers directories; made if need be.
+fn node(stage: &OwnedFd, is_dir: bool) -> Step<OwnedFd> {
+    let name = if is_dir { DIR } else { FILE };
+    let made = if is_dir {
+        rustix::fs::mkdirat(stage, name, Mode::empty())
+    } else {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        rustix::fs::openat(stage, name, flags, Mode::empty()).map(drop)
+    };
+    match made {
+        Ok(()) | Err(Errno::EXIST) => {}
+        Err(errno) => return Err(errno).on(Stage::Mount, "make", name),
+    }
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    rustix::fs::openat(stage, name, flags, Mode::empty()).on(Stage::Mount, "open", name)
+}
