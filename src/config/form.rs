@@ -188,6 +188,7 @@ mod tests {
         assert_eq!(
             forms.below(""),
             [
+                "cache",
                 "egress",
                 "hint",
                 "policy",

@@ -13,6 +13,7 @@ use toml::de::DeValue;
 
 use super::acp::{self, Acp, Skipping};
 use super::agent::{self, Agent};
+use super::cache;
 use super::egress;
 use super::environment;
 use super::error::quoted;
@@ -22,8 +23,8 @@ use super::sandbox;
 use super::ssh;
 use super::table::{Found, Item, Place, Section, one_of, word};
 use super::types::{
-    ClientFs, Egress, Guard, Launcher, Network, OnUnaskedDeny, Pool, Route, RoutePort, Sandbox,
-    SessionScope, ShellCwd, Timeouts, Workspace, WorkspaceMode,
+    CacheDirs, ClientFs, Egress, Guard, Launcher, Network, OnUnaskedDeny, Pool, Route, RoutePort,
+    Sandbox, SessionScope, ShellCwd, Timeouts, Workspace, WorkspaceMode,
 };
 use super::waits;
 use crate::limits;
@@ -85,6 +86,8 @@ pub(super) struct Context<'a> {
     pub(super) routes: &'a BTreeMap<String, Route>,
     /// `[egress]`.
     pub(super) egress: &'a Egress,
+    /// `[cache]`.
+    pub(super) caches: &'a CacheDirs,
     /// Names of all profiles that the file has, faulty ones too.
     pub(super) sandbox_names: Vec<String>,
     /// Names of all policies that the file has, faulty ones too.
@@ -190,6 +193,7 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         rate_limit: waits::rate_limit(&section.section("rate_limit")),
         policy: policy(&section, context),
         workspace,
+        caches: cache::of_pool(&section, context.caches, context.found),
         home_files: home_files(&section, context),
         home_texts: agent.home_texts,
         attempts: value(attempts, 1),
@@ -208,6 +212,7 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
     section.close(LATER_KEYS, ELSEWHERE);
     agree::agree(ledger, &pool, &blame, context);
     ssh::agree(&section, &pool, context.found);
+    cache::agree(&section, &pool);
     Some(Draft {
         pool,
         size: place(sized.as_ref(), &section.place),

@@ -5,6 +5,7 @@
 //! that no new key can be forgotten.
 
 mod acp;
+mod cache;
 mod egress;
 mod limits;
 mod routes;
@@ -90,6 +91,7 @@ impl Config {
             sandboxes,
             routes,
             egress: of_egress,
+            caches,
             policies,
             hints: of_hints,
             notes: _,
@@ -110,6 +112,7 @@ impl Config {
         );
         tables.extend(self.shown_routes(routes).map(routes::route));
         tables.push(egress::table(of_egress));
+        tables.extend(cache::table(caches));
         tables.extend(policies.iter().map(|(name, file)| {
             let mut table = Shown::new(&["policy", name]);
             table.put("file", path(file));
@@ -246,6 +249,7 @@ fn pool(pool: &Pool) -> Shown {
         rate_limit: of_rate_limit,
         policy,
         workspace,
+        caches,
         home_files,
         // Of the agent.
         home_texts: _,
@@ -290,6 +294,7 @@ fn pool(pool: &Pool) -> Shown {
     table.put("launcher", launcher.word());
     if *launcher == Launcher::Unshare {
         table.put("sandbox", sandbox.as_str());
+        table.put("cache", cache::words(caches));
     }
     ssh::put(&mut table, far.as_deref(), *network);
     routes::of_pool(&mut table, routes);
