@@ -210,14 +210,19 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         client_terminal,
     };
     section.close(LATER_KEYS, ELSEWHERE);
-    agree::agree(ledger, &pool, &blame, context);
-    ssh::agree(&section, &pool, context.found);
-    cache::agree(&section, &pool);
+    agree(&section, &pool, &blame, context);
     Some(Draft {
         pool,
         size: place(sized.as_ref(), &section.place),
         workspace: path,
     })
+}
+
+/// What the keys must agree on.
+fn agree(section: &Section<'_>, pool: &Pool, blame: &Blame, context: &Context<'_>) {
+    agree::agree(section.ledger, pool, blame, context);
+    ssh::agree(section, pool, context.found);
+    cache::agree(section, pool);
 }
 
 /// Whether the pool has routes, and what its proxy does, if it has one.

@@ -93,18 +93,15 @@ impl Found {
             let target = Path::new(&inside).join(part);
             let target = target.to_string_lossy().trim_end_matches('/').to_owned();
             let upper = upper_of(&layer);
-            match dir.map(|dir| dir.join(part)).filter(|dir| is_there(dir)) {
-                Some(lower) => {
-                    let lower = lower_of(shared, cache, &lower)?;
-                    let own = tree(&layer, true)?;
-                    self.beside
-                        .layered
-                        .push((lower, (layer, own.owner), target));
-                }
-                None => {
-                    tracing::info!(%cache, part, "this host has no such cache: the session begins with an empty one");
-                    self.beside.trees.push((tree(&upper, true)?, target));
-                }
+            let lower = dir.map(|dir| dir.join(part)).filter(|dir| is_there(dir));
+            if let Some(lower) = lower {
+                let lower = lower_of(shared, cache, &lower)?;
+                let owner = tree(&layer, true)?.owner;
+                let layered = (lower, (layer, owner), target);
+                self.beside.layered.push(layered);
+            } else {
+                tracing::info!(%cache, part, "this host has no such cache: the session begins with an empty one");
+                self.beside.trees.push((tree(&upper, true)?, target));
             }
             self.written.push(upper);
         }
