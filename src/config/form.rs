@@ -188,6 +188,7 @@ mod tests {
         assert_eq!(
             forms.below(""),
             [
+                "cache",
                 "container",
                 "egress",
                 "hint",

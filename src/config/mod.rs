@@ -7,6 +7,7 @@
 
 mod acp;
 mod agent;
+mod cache;
 mod command;
 mod container;
 mod demands;
@@ -233,6 +234,7 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
     let found = origin.file.is_some() && !origin.named;
     let routes = route_table::read_all(&root.section("route"), found, &origin.dir);
     let egress = egress::read(&root.section("egress"), &Egress::default());
+    let caches = cache::dirs(&root.section("cache"), &origin.dir, found);
     let policies = policies(&root.section("policy"), &origin.dir);
     let names = |table: &'static str| {
         let named = root.section(table).named(sandbox::NAME_PATTERN);
@@ -247,6 +249,7 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
         sandboxes: &sandboxes,
         routes: &routes,
         egress: &egress,
+        caches: &caches,
         sandbox_names: names("sandbox"),
         policy_names: names("policy"),
         route_names: names("route"),
@@ -267,11 +270,13 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
     let supervisor = supervisor(&section, &origin.dir);
     children_fit(root, &drafts, supervisor.max_children);
     stay_outside(root, &drafts, &supervisor, &policies, &sandboxes, origin);
+    cache::stay_outside(root, &drafts, &caches);
     let hints = hint::read(root);
     root.close(
         LATER_TABLES,
         &[
             ("pools", "pool"),
+            ("caches", "cache"),
             ("policies", "policy"),
             ("routes", "route"),
         ],
@@ -284,6 +289,7 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
         container,
         routes,
         egress,
+        caches,
         policies,
         hints,
         notes: Vec::new(),

@@ -13,6 +13,7 @@ use toml::de::DeValue;
 
 use super::acp::{self, Acp, Skipping};
 use super::agent::{self, Agent};
+use super::cache;
 use super::container;
 use super::egress;
 use super::environment;
@@ -23,7 +24,8 @@ use super::sandbox;
 use super::ssh;
 use super::table::{Found, Item, Place, Section, one_of, word};
 use super::types::{
-    ClientFs, Container, Egress, Guard, Launcher, Network, OnUnaskedDeny, Pool, Route, RoutePort,
+    CacheDirs, ClientFs, Container, Egress, Guard, Launcher, Network, OnUnaskedDeny, Pool, Route,
+    RoutePort,
     Sandbox, SessionScope, ShellCwd, Timeouts, Workspace, WorkspaceMode,
 };
 use super::waits;
@@ -88,6 +90,8 @@ pub(super) struct Context<'a> {
     pub(super) routes: &'a BTreeMap<String, Route>,
     /// `[egress]`.
     pub(super) egress: &'a Egress,
+    /// `[cache]`.
+    pub(super) caches: &'a CacheDirs,
     /// Names of all profiles that the file has, faulty ones too.
     pub(super) sandbox_names: Vec<String>,
     /// Names of all policies that the file has, faulty ones too.
@@ -196,6 +200,7 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         rate_limit: waits::rate_limit(&section.section("rate_limit")),
         policy: policy(&section, context),
         workspace,
+        caches: cache::of_pool(&section, context.caches, context.found),
         home_files: home_files(&section, context),
         home_texts: agent.home_texts,
         attempts: value(attempts, 1),
@@ -212,13 +217,19 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         client_terminal,
     };
     section.close(LATER_KEYS, ELSEWHERE);
-    agree::agree(ledger, &pool, &blame, context);
-    ssh::agree(&section, &pool, context.found);
+    agree(&section, &pool, &blame, context);
     Some(Draft {
         pool,
         size: place(sized.as_ref(), &section.place),
         workspace: path,
     })
+}
+
+/// What the keys must agree on.
+fn agree(section: &Section<'_>, pool: &Pool, blame: &Blame, context: &Context<'_>) {
+    agree::agree(section.ledger, pool, blame, context);
+    ssh::agree(section, pool, context.found);
+    cache::agree(section, pool);
 }
 
 /// Whether the pool has routes, and what its proxy does, if it has one.

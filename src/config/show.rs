@@ -5,6 +5,7 @@
 //! that no new key can be forgotten.
 
 mod acp;
+mod cache;
 mod containers;
 mod egress;
 mod limits;
@@ -92,6 +93,7 @@ impl Config {
             container,
             routes,
             egress: of_egress,
+            caches,
             policies,
             hints: of_hints,
             notes: _,
@@ -118,6 +120,7 @@ impl Config {
         }
         tables.extend(self.shown_routes(routes).map(routes::route));
         tables.push(egress::table(of_egress));
+        tables.extend(cache::table(caches));
         tables.extend(policies.iter().map(|(name, file)| {
             let mut table = Shown::new(&["policy", name]);
             table.put("file", path(file));
@@ -255,6 +258,7 @@ fn pool(pool: &Pool) -> Shown {
         rate_limit: of_rate_limit,
         policy,
         workspace,
+        caches,
         home_files,
         // Of the agent.
         home_texts: _,
@@ -299,6 +303,9 @@ fn pool(pool: &Pool) -> Shown {
     table.put("launcher", launcher.word());
     if launcher.has_walls() {
         table.put("sandbox", sandbox.as_str());
+    }
+    if *launcher == Launcher::Unshare {
+        table.put("cache", cache::words(caches));
     }
     table.put_some("image", image.as_deref());
     ssh::put(&mut table, far.as_deref(), *network);

@@ -1,6 +1,8 @@
 //! What the configuration accepts, what it refuses and in which words.
 
 mod accepted;
+#[rustfmt::skip]
+mod cache;
 mod container;
 mod documented;
 mod egress;

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use super::cache::{Cache, CacheDirs};
 pub use super::egress::{AllowedHost, Egress, EgressTimeouts, is_host_name, proxy_variables};
 mod sandbox;
 
@@ -45,6 +46,8 @@ pub struct Config {
     pub routes: BTreeMap<String, Route>,
     /// `[egress]`: what a pool's proxy does where the pool says nothing else.
     pub egress: Egress,
+    /// `[cache]`: caches of this host whose place the file names.
+    pub caches: CacheDirs,
     /// `[policy.NAME]` files; the names of the built-in ones are not in it.
     pub policies: BTreeMap<String, PathBuf>,
     /// `[[hint]]`: what messages mean, the file's own rows and the built-in ones.
@@ -355,6 +358,9 @@ pub struct Pool {
     pub policy: String,
     /// Its workspace; with [`Launcher::Ssh`] the one at the far end ([`Pool::local_workspace`]).
     pub workspace: Workspace,
+    /// Caches of this host that are seen inside, with the directory that the file names; `None`: the
+    /// usual one of the user that runs this. Only with [`Launcher::Unshare`].
+    pub caches: BTreeMap<Cache, Option<PathBuf>>,
     /// Files that fill a new home: path inside the home -> file on the host.
     pub home_files: BTreeMap<String, PathBuf>,
     /// Files that the preset puts into a new home, where `home_files` has none: path inside the

@@ -112,6 +112,9 @@ const BEYOND: &[&str] = &[
     "no pattern but a",
     "mode = \"worktree\" needs a sandbox",
     "hides less than the usual one",
+    "go with a check",
+    "may not share caches",
+    "may not say which directories are caches",
     // JSON has one kind of number.
     "found the float 4.0",
 ];

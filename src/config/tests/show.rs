@@ -23,9 +23,11 @@ pub(super) fn is_read_again(config: &Config, origin: &Origin) {
                 policies,
                 routes,
                 egress,
+                caches,
                 ..
             } = config;
-            format!("{supervisor:#?}{pools:#?}{sandboxes:#?}{policies:#?}{routes:#?}{egress:#?}")
+            let walls = format!("{sandboxes:#?}{egress:#?}{caches:#?}");
+            format!("{supervisor:#?}{pools:#?}{policies:#?}{routes:#?}{walls}")
         };
         assert_eq!(seen(&again), seen(config), "{text}");
     }
@@ -50,6 +52,7 @@ home_files = { ".config/a b" = "a", "c\u001b" = "c" }
 env = { set = { A = "1", API_KEY = "plain", B = "env:HOME", C = "file:key", D = "\u009b'\"\\\n\t" } }
 sandbox = "own"
 policy = "own"
+cache = ["pip", "cargo"]
 guard_off = true
 [pool.two]
 command = ["agent", "{mode}"]
@@ -78,6 +81,10 @@ image = "localhost/own"
 runtime = "runc"
 image = "localhost/agent:1"
 extra = ["--memory=1g"]
+[cache]
+cargo = "/srv/cargo"
+npm = "npm"
+pip = "/srv/pip"
 [egress]
 allow = ["*.example.com:8443"]
 [pool.two.extractor.tool."a b"]
@@ -97,7 +104,7 @@ fn walk(path: &str, value: &toml::Value, shown: &mut BTreeSet<String>) {
     shown.insert(path.to_owned());
     for (name, value) in value.as_table().into_iter().flatten() {
         let generic = if path.contains('.') { name } else { "NAME" };
-        let is_one = matches!(path, "container" | "supervisor" | "egress");
+        let is_one = matches!(path, "container" | "supervisor" | "egress" | "cache");
         let generic = if is_one { name } else { generic };
         walk(&format!("{path}.{generic}"), value, shown);
     }

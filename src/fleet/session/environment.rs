@@ -50,6 +50,8 @@ pub(super) fn environment(
         .collect();
     let proxy = pool.proxy_variables().into_iter();
     env.extend(proxy.map(|(name, value)| (name.to_owned(), value)));
+    let caches = pool.cache_variables();
+    env.extend(caches.map(|(name, value)| (name.to_owned(), value)));
     for name in &config.pass {
         if let Some(value) = shared.environment.get(name) {
             env.insert(name.clone(), value.clone());

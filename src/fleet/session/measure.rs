@@ -2,7 +2,7 @@
 //! asked.
 
 use std::borrow::Cow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -55,13 +55,25 @@ impl Room {
 struct Limit<'a> {
     what: &'static str,
     path: Cow<'a, Path>,
+    /// More that counts as part of it.
+    beside: &'a [PathBuf],
     most: Room,
 }
 
 impl Limit<'_> {
     /// Its size; `None` if that cannot be known as a whole now.
     fn size(&self) -> Option<Size> {
-        measure(&Root::open(&self.path).ok()?).ok()
+        let mut sum = measure(&Root::open(&self.path).ok()?).ok()?;
+        for path in self.beside {
+            let more = measure(&Root::open(path).ok()?).ok()?;
+            sum = Size {
+                bytes: sum.bytes.saturating_add(more.bytes),
+                files: sum.files.saturating_add(more.files),
+                unreadable: sum.unreadable.saturating_add(more.unreadable),
+                cut: sum.cut.or(more.cut),
+            };
+        }
+        Some(sum)
     }
 
     /// How it is passed, in words.
@@ -118,12 +130,13 @@ impl Measured {
         self.stirred.store(true, Ordering::Relaxed);
     }
 
-    /// Home, and the copy if there is one. A copy may double what it may begin with; a directory
+    /// Home, with what was written in caches, and the copy if there is one. A copy may double what it may begin with; a directory
     /// of the user's own is not measured.
     fn limits(&self) -> impl Iterator<Item = Limit<'_>> {
         let home = Limit {
             what: "home",
             path: self.space.home().into(),
+            beside: &self.space.written,
             most: Room {
                 bytes: self.home_bytes,
                 files: u64::MAX,
@@ -132,6 +145,7 @@ impl Measured {
         let copy = self.space.copy().map(|path| Limit {
             what: "copy",
             path: path.into(),
+            beside: &[],
             most: Room {
                 bytes: 2 * COPY_BYTES,
                 files: 2 * COPY_FILES,
@@ -141,6 +155,7 @@ impl Measured {
             what: "overlay",
             // Beside it the kernel has a directory that nobody may enter.
             path: over.upper_path().into(),
+            beside: &[],
             most: Room {
                 bytes: 2 * COPY_BYTES,
                 files: 2 * COPY_FILES,
@@ -197,6 +212,7 @@ mod tests {
             let limit = Limit {
                 what: "home",
                 path: dir.path().into(),
+                beside: &[],
                 most: Room { bytes, files },
             };
             limit.passed(&limit.size().expect("a size"))
@@ -204,5 +220,14 @@ mod tests {
         assert_eq!(of(1 << 20, 100), None);
         assert!(of(5_000, 100).is_some_and(|why| why.contains("home has")));
         assert!(of(1 << 20, 0).is_some_and(|why| why.contains("files")));
+        let empty = tempfile::tempdir().expect("a directory");
+        let beside = [dir.path().to_owned()];
+        let limit = Limit {
+            what: "home",
+            path: empty.path().into(),
+            beside: &beside,
+            most: Room::default(),
+        };
+        assert!(limit.size().is_some_and(|size| size.bytes >= 10_000));
     }
 }

@@ -4,6 +4,7 @@
 //! a repository can name programs. Must not start the agent itself.
 
 pub(super) mod branch;
+mod caches;
 pub(super) mod own;
 
 use std::path::{Path, PathBuf};
@@ -122,6 +123,8 @@ pub(super) struct Space {
     directory: String,
     /// What else is seen, and what of the workspace is not.
     beside: Beside,
+    /// What takes what is written in caches.
+    pub(super) written: Vec<PathBuf>,
     /// What is known of the session's clone, if the workspace is one.
     branch: Option<Record>,
 }
@@ -170,6 +173,7 @@ impl Prepared {
             over: None,
             directory: String::new(),
             beside: Beside::none(),
+            written: Vec::new(),
             branch: None,
             workspace_inside: workspace_inside.clone(),
             home_inside,
@@ -323,9 +327,11 @@ pub(crate) async fn prepare(
         home_inside: HOME_INSIDE.to_owned(),
         directory: String::new(),
         beside: Beside::none(),
+        written: Vec::new(),
         branch: None,
     };
     own::settle(shared, pool, &order, &source, &mut space, owner).await?;
+    caches::lay(shared, pool, &order.session, &mut space, owner).await?;
     if pool.config.launcher == Launcher::None {
         space.workspace_inside = space.workspace.to_string_lossy().into_owned();
         space.home_inside = space.home.to_string_lossy().into_owned();

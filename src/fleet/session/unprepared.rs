@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use super::attached::NotAttached;
+use crate::config::Cache;
 use crate::launch::RunError;
 use crate::model::Foreign;
 use crate::sandbox::state_dir::StateError;
@@ -41,6 +42,16 @@ pub(crate) enum PrepareError {
         path: PathBuf,
         /// Why.
         source: OverlayError,
+    },
+    /// A cache of this host cannot be shared.
+    #[error("cache {cache}: {path}: {why}")]
+    Cache {
+        /// Which.
+        cache: Cache,
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        why: String,
     },
     /// Git could not list its files.
     #[error("workspace {path}: git could not list its files: {why}")]
@@ -109,7 +120,7 @@ impl PrepareError {
     pub(crate) const fn is_of_the_slot(&self) -> bool {
         match self {
             Self::GitWalls(error) => matches!(error, RunError::Spawn(_)),
-            Self::Home(_) | Self::Unsendable(..) => true,
+            Self::Home(_) | Self::Cache { .. } | Self::Unsendable(..) => true,
             Self::Plan(error) => !matches!(
                 error,
                 PlanError::RootOwned { .. } | PlanError::NotUtf8(_) | PlanError::NotAbsolute(_)

@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use super::{PlanError, Tree, WORKSPACE, WallsRequest, absolute, own_tree};
+use super::{Over, PlanError, Tree, WORKSPACE, WallsRequest, absolute, overlay, own_tree};
 use crate::wire::shim::Mount;
 
 /// What is to be seen beside home and workspace, and what of the workspace is not.
@@ -13,6 +13,9 @@ use crate::wire::shim::Mount;
 pub struct Beside {
     /// Trees of the host with their place inside; their owner on disk is the user inside.
     pub trees: Vec<(Tree, String)>,
+    /// Trees that are never written, each with what takes what is written in it, and its place
+    /// inside. They come after `trees`, and may lie in them where those have a directory for it.
+    pub layered: Vec<(Tree, Over, String)>,
     /// Trees below the workspace's place, with their path there, instead of the workspace itself.
     /// Empty: no slice.
     pub slice: Vec<(Tree, String)>,
@@ -26,6 +29,7 @@ impl Beside {
     pub const fn none() -> Self {
         Self {
             trees: Vec::new(),
+            layered: Vec::new(),
             slice: Vec::new(),
             hidden: Vec::new(),
         }
@@ -55,6 +59,10 @@ pub(super) fn add(request: &WallsRequest<'_>, mounts: &mut Vec<Mount>) -> Result
     for (tree, inside) in &request.beside.trees {
         let target = absolute(Path::new(inside))?;
         mounts.push(own_tree(tree, &target, request.ids)?);
+    }
+    for (lower, over, inside) in &request.beside.layered {
+        let target = absolute(Path::new(inside))?;
+        mounts.push(overlay(lower, Some(over), &target, request.ids)?);
     }
     for path in &request.beside.hidden {
         mounts.push(Mount::Hidden {

@@ -116,8 +116,10 @@ pub fn path(state: &StateDir, session: &SessionId) -> PathBuf {
     state.homes().path().join(session.as_str())
 }
 
-/// Removes a session's home. None there is fine. Nobody may be working in it.
+/// Removes a session's home and what it wrote in caches. None there is fine. Nobody may be working in
+/// it.
 pub fn remove(state: &StateDir, session: &SessionId) -> Result<(), TreeError> {
+    super::cache::remove(state, session)?;
     super::sweep::discard(state.homes(), session.as_str())
 }
 
@@ -222,7 +224,7 @@ fn put_file(
     io::Write::write_all(&mut std::fs::File::from(file), content)
 }
 
-fn give(fd: BorrowedFd<'_>, owner: Option<Owner>) -> io::Result<()> {
+pub(super) fn give(fd: BorrowedFd<'_>, owner: Option<Owner>) -> io::Result<()> {
     if let Some(owner) = owner {
         let (uid, gid) = (Uid::from_raw(owner.uid), Gid::from_raw(owner.gid));
         rustix::fs::fchown(fd, Some(uid), Some(gid))?;

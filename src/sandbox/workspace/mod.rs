@@ -7,6 +7,7 @@
 //! where blocking is allowed. Must not know sessions' states, protocols or policy.
 
 pub mod branch;
+pub mod cache;
 pub mod copy;
 pub mod home;
 pub mod list;

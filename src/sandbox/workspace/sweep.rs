@@ -80,10 +80,17 @@ pub fn sweep(
     }
     swept.overlays(state, &is_old, sessions);
     swept.copies(state, &is_old, sessions);
-    for session in sessions_in(state.homes(), &mut swept.failed) {
-        if !sessions.exists(&session) && !sessions.works(&session) {
-            let done = discard(state.homes(), session.as_str());
-            count(done, &mut swept.homes, &mut swept.failed);
+    for name in names(state.homes(), &mut swept.failed) {
+        let of_caches = super::cache::session_of(&name);
+        let Ok(session) = SessionId::new(of_caches.unwrap_or(&name)) else {
+            continue;
+        };
+        if sessions.exists(&session) || sessions.works(&session) {
+            continue;
+        }
+        match discard(state.homes(), &name) {
+            Ok(()) => swept.homes += u64::from(of_caches.is_none()),
+            Err(error) => swept.failed.push(error),
         }
     }
     swept
@@ -352,7 +359,16 @@ mod tests {
         let dir = scratch();
         let state = StateDir::open(&dir.path().join("state"), &[]).unwrap();
         let homes = state.homes().path().to_owned();
-        for name in ["kept", "starting", "gone", ".part-x", ".trash-y"] {
+        for name in [
+            "kept",
+            "kept,caches",
+            "starting",
+            "gone",
+            "gone,caches",
+            "lost,caches",
+            ".part-x",
+            ".trash-y",
+        ] {
             tree(&homes.join(name));
         }
         let known = Known {
@@ -361,7 +377,7 @@ mod tests {
         };
         let swept = sweep(&state, When::Hourly, SystemTime::now(), COPY_KEPT, &known);
         assert_eq!((swept.homes, swept.leftovers), (1, 0));
-        let all = set(&["kept", "starting", ".part-x", ".trash-y"]);
+        let all = set(&["kept", "kept,caches", "starting", ".part-x", ".trash-y"]);
         assert_eq!(
             names_in(&homes),
             all,
@@ -369,7 +385,7 @@ mod tests {
         );
         let swept = sweep(&state, When::Start, SystemTime::now(), COPY_KEPT, &known);
         assert_eq!((swept.homes, swept.leftovers), (0, 2));
-        assert_eq!(names_in(&homes), set(&["kept", "starting"]));
+        assert_eq!(names_in(&homes), set(&["kept", "kept,caches", "starting"]));
     }
 
     #[test]

@@ -175,9 +175,9 @@ async fn look_around(
             source,
         })?;
         Ok::<_, PrepareError>(Beside {
-            trees: Vec::new(),
             slice: slice::open(&root, &parts)?,
             hidden: masks.find(&root, &parts)?,
+            ..Beside::none()
         })
     });
     space.beside = found.await??;
