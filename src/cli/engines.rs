@@ -131,21 +131,19 @@ pub async fn ready(
             Launcher::Bwrap => Arc::new(bwrap()?),
             Launcher::Container => {
                 let image = pool.image_of(&config.container).unwrap_or_default();
-                match images.get(image) {
-                    Some(engine) => Arc::clone(engine),
-                    None => {
-                        let owner = state.to_string_lossy();
-                        let directory = state.join(DIRECTORY);
-                        let container = &config.container;
-                        let engine =
-                            of_image(container, image, spawner, &owner, &directory).await?;
-                        if images.is_empty() {
-                            sweep(&engine, spawner, state).await?;
-                        }
-                        let engine = Arc::new(Engine::Container(engine));
-                        images.insert(image, Arc::clone(&engine));
-                        engine
+                if let Some(engine) = images.get(image) {
+                    Arc::clone(engine)
+                } else {
+                    let owner = state.to_string_lossy();
+                    let directory = state.join(DIRECTORY);
+                    let container = &config.container;
+                    let engine = of_image(container, image, spawner, &owner, &directory).await?;
+                    if images.is_empty() {
+                        sweep(&engine, spawner, state).await?;
                     }
+                    let engine = Arc::new(Engine::Container(engine));
+                    images.insert(image, Arc::clone(&engine));
+                    engine
                 }
             }
             Launcher::Unshare | Launcher::None | Launcher::Ssh => continue,

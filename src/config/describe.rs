@@ -142,8 +142,7 @@ impl Pool {
                 foreign::show(&route.upstream.to_string(), WIDTH)
             ))
         });
-        let routes: Vec<String> = routes.map(|route| format!("  route    {route}")).collect();
-        let mut routes = routes;
+        let mut routes: Vec<String> = routes.map(|route| format!("  route    {route}")).collect();
         routes.extend(self.egress.as_ref().map(|egress| {
             let hosts: Vec<String> = egress.allow.iter().map(ToString::to_string).collect();
             let hosts = if hosts.is_empty() {
@@ -164,11 +163,9 @@ impl Pool {
             (Launcher::Ssh, Guard::PolicyAndSandbox) => "policy (there is no sandbox here)",
             (_, guard) => guard.word(),
         };
-        let weak = self.weaknesses();
-        let weak = if weak.is_empty() {
-            "none known".to_owned()
-        } else {
-            weak.join("; ")
+        let weak = match &self.weaknesses()[..] {
+            [] => "none known".to_owned(),
+            weak => weak.join("; "),
         };
         let mut lines = vec![
             format!(

@@ -25,8 +25,7 @@ use super::ssh;
 use super::table::{Found, Item, Place, Section, one_of, word};
 use super::types::{
     CacheDirs, ClientFs, Container, Egress, Guard, Launcher, Network, OnUnaskedDeny, Pool, Route,
-    RoutePort,
-    Sandbox, SessionScope, ShellCwd, Timeouts, Workspace, WorkspaceMode,
+    RoutePort, Sandbox, SessionScope, ShellCwd, Timeouts, Workspace, WorkspaceMode,
 };
 use super::waits;
 use crate::limits;
@@ -132,8 +131,7 @@ struct Blame {
 /// Reads one pool. `None` if it has no name that could be used.
 pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option<Draft> {
     let section = item.section()?;
-    let ledger = section.ledger;
-    let fault = |error| ledger.fault(&section.place, error, None);
+    let fault = |error| section.ledger.fault(&section.place, error, None);
     let pool_name = PoolName::new(name).map_err(fault).ok()?;
     let sized = section.integer("size", 1..=limits::POOL_SLOTS);
     let (section, preset) = presets::beneath(section);
@@ -141,8 +139,7 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
     let (is_routed, egress) = ways(&section, network.as_ref(), context);
     let agent = agent::read(&section, preset, is_routed, context.dir);
     let launcher = section.word("launcher", &["pty"]);
-    let guard = section.word("guard", &[]);
-    let guard_off = section.boolean("guard_off");
+    let (guard, guard_off) = (section.word("guard", &[]), section.boolean("guard_off"));
     let (client_fs, client_terminal, client) = client(&section);
     let attempts = section.integer("attempts", 1..=limits::ATTEMPTS);
     let (workspace, path, mode) = workspace(&section, context, launcher.as_ref());

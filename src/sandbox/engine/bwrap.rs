@@ -41,7 +41,10 @@ pub(super) fn options(
                 };
                 say(&[how, path, target]);
             }
-            (Mount::Mirror { path: target }, Placed::At { path, .. }) => {
+            (
+                Mount::Mirror { path: target } | Mount::File { target, .. },
+                Placed::At { path, .. },
+            ) => {
                 say(&["--ro-bind", path, target]);
             }
             (Mount::Mirror { path }, Placed::Link { to }) => say(&["--symlink", to, path]),
@@ -73,9 +76,6 @@ pub(super) fn options(
                 for path in read_only.iter().filter(|path| covers(path).is_some()) {
                     say(&["--ro-bind", path, path]);
                 }
-            }
-            (Mount::File { target, .. }, Placed::At { path, .. }) => {
-                say(&["--ro-bind", path, target]);
             }
             (Mount::File { target, text }, Placed::Own) => {
                 let number = data(text).to_string();

@@ -283,7 +283,7 @@ fn is_covered(target: &str) -> Step {
     };
     let node = rustix::fs::fstat(&found).on(Stage::Mount, "inspect", target)?;
     let mount = rustix::fs::fstatvfs(&found).on(Stage::Mount, "inspect", target)?;
-    if node.st_mode & 0o777 == 0 && mount.f_flag.contains(StatVfsMountFlags::RDONLY) {
+    if node.st_mode.trailing_zeros() >= 9 && mount.f_flag.contains(StatVfsMountFlags::RDONLY) {
         return Ok(());
     }
     Err(Failure {

@@ -57,17 +57,14 @@ fn name_of(path: &str) -> Option<String> {
 
 /// A command that starts this very binary under another name, wherever it runs.
 pub(in super::super) fn command(arg0: &str) -> Command {
-    match loader() {
-        Some(loader) => {
-            let mut command = Command::new(loader);
-            command.args(["--argv0", arg0, "--library-path", LIBRARIES, MARSHAL]);
-            command
-        }
-        None => {
-            let mut command = Command::new("/proc/self/exe");
-            command.arg0(arg0);
-            command
-        }
+    if let Some(loader) = loader() {
+        let mut command = Command::new(loader);
+        command.args(["--argv0", arg0, "--library-path", LIBRARIES, MARSHAL]);
+        command
+    } else {
+        let mut command = Command::new("/proc/self/exe");
+        command.arg0(arg0);
+        command
     }
 }
 

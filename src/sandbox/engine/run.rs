@@ -152,12 +152,11 @@ impl Running {
 
     /// Kills it, if it still runs; how it ended, for a message.
     pub(super) fn end(&mut self) -> String {
-        let ended = match self.child.try_wait() {
-            Ok(Some(status)) => Ok(status),
-            _ => {
-                let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
-                self.child.wait()
-            }
+        let ended = if let Ok(Some(status)) = self.child.try_wait() {
+            Ok(status)
+        } else {
+            let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
+            self.child.wait()
         };
         self.hear();
         ended.map_or_else(|error| error.to_string(), |status| status.to_string())

@@ -257,7 +257,8 @@ fn named(
                     });
                 }
                 Some(_) => notes.push(format!(
-                    "{path:?} is shown with the owners it has on disk: this engine cannot map them"
+                    "{} is shown with the owners it has on disk: this engine cannot map them",
+                    path.display()
                 )),
                 None => {}
             }

@@ -221,11 +221,20 @@ impl Arena {
                        limits = { nofile = 256, fsize = \"8M\", pids = 150, memory = \"256M\" }\n";
         let state = self.path("state").display().to_string();
         let workspace = workspace.display().to_string();
+        let store = crate::engines::podman();
+        let extra: Vec<String> = store
+            .iter()
+            .filter(|word| word.starts_with("--") && !word.starts_with("--runtime"))
+            .map(|word| format!("{word:?}"))
+            .collect();
+        let extra = extra.join(", ");
         let text = format!(
             "[supervisor]\nstate_dir = {state:?}\n\
              [pool.demo]\ncommand = [\"marshal\", \"script-agent\", \"--dialect\", \"scaiflux\"]\n\
              dialect = \"scaiflux\"\npolicy = \"developer\"\n\
              workspace = {{ path = {workspace:?}, mode = \"copy\" }}\n\
+             [container]\nengine = \"podman\"\nruntime = \"runc\"\n\
+             image = \"localhost/marshal-test:1\"\nextra = [{extra}]\n\
              [sandbox.standard]\n{profile}\
              [sandbox.strict]\n{profile}\
              [sandbox.standard-masked]\nproc = \"masked\"\n{profile}\

@@ -37,14 +37,37 @@ const COLUMNS: &[Column] = &[
         profile: "standard",
         launcher: None,
     },
+    Column {
+        name: "bwrap, root, strict",
+        who: Who::Root,
+        profile: "strict",
+        launcher: Some("bwrap"),
+    },
+    Column {
+        name: "bwrap, user, standard",
+        who: Who::User,
+        profile: "standard",
+        launcher: Some("bwrap"),
+    },
+    Column {
+        name: "container, root, strict",
+        who: Who::Root,
+        profile: "strict",
+        launcher: Some("container"),
+    },
 ];
 
 /// What a column lets through, and why: nothing else may get through anywhere.
-const LET_THROUGH: &[(&str, &str, &str)] = &[(
-    "user, standard",
-    "memory_bomb",
-    "without root and without a control group that was delegated, nothing bounds memory",
-)];
+const LET_THROUGH: &[(&str, &str, &str)] = &[
+    ("user, standard", "memory_bomb", NO_GROUPS),
+    ("bwrap, user, standard", "memory_bomb", NO_GROUPS),
+    ("bwrap, user, standard", "inode_bomb", NO_INODES),
+    ("bwrap, user, standard", "inode_bomb_shm", NO_INODES),
+];
+const NO_GROUPS: &str =
+    "without root and without a control group that was delegated, nothing bounds memory";
+const NO_INODES: &str = "bubblewrap bounds memory that is a file system in bytes, and has no option for its files; as \
+     root marshal makes it";
 
 /// Errors by which a control says that this host's kernel has no such thing at all.
 const ABSENT: [&str; 6] = [
