@@ -16,6 +16,16 @@ pub const OVERLAY_BYTES: u64 = 2 << 30;
 /// Bytes of the list of what was in a session's way, kept beside its overlay.
 pub const OVERLAY_RECORD_BYTES: u64 = 64 << 20;
 
+/// Bytes of a path below a workspace that is compared or applied: Linux' PATH_MAX.
+pub const OVERLAY_PATH_BYTES: usize = 4096;
+
+/// Bytes of all paths together that are compared or applied: as many as a list of a workspace's
+/// files may have.
+pub const OVERLAY_PATHS_BYTES: usize = super::MANIFEST_BYTES;
+
+/// Places that one sentence names.
+pub const OVERLAY_TOLD: usize = 20;
+
 /// Bytes of one file of which `diff` shows lines; of a larger one only that it differs.
 pub const OVERLAY_SHOWN_BYTES: usize = 256 << 10;
 

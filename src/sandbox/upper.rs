@@ -206,6 +206,10 @@ impl Reader {
                         Form::File { size, .. } => size,
                         _ => 0,
                     };
+                    // It is joined to directories of the workspace.
+                    if plain && path.split('/').any(|part| matches!(part, "" | "." | "..")) {
+                        return Err(io::ErrorKind::InvalidData.into());
+                    }
                     let written = Written {
                         plain: plain.then(|| path.clone()),
                         path: Foreign::new(path),

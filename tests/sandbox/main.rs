@@ -21,6 +21,7 @@ mod limits;
 mod missing;
 mod overlay;
 mod overlay_apply;
+mod overlay_late;
 mod overlay_run;
 mod refusals;
 mod trees;

@@ -29,6 +29,10 @@ use crate::sandbox::{HOME_INSIDE, WORKSPACE_INSIDE};
 const GUARD: &str =
     "schema = 1\nname = \"apply\"\nextends = [\"builtin:guard\"]\ndefault = \"allow\"\n";
 
+/// Columns of an error, and of a reason in it: names in them are an agent's.
+const ERROR: usize = 8000;
+const REASON: usize = 700;
+
 /// `diff …`
 #[derive(Debug, clap::Args)]
 pub struct DiffArgs {
@@ -99,7 +103,8 @@ pub(super) fn main(cli: Cli, streams: &mut dyn FnMut() -> Streams) -> Result<Exi
     let mut streams = streams();
     Ok(run(&cli, &mut streams).unwrap_or_else(|failed| {
         if !matches!(failed, Failed::Told(_)) {
-            streams.err.line(&format!("error: {failed}"));
+            let text = show(&failed.to_string(), ERROR);
+            streams.err.line(&format!("error: {text}"));
         }
         failed.exit()
     }))
@@ -125,7 +130,13 @@ fn run(cli: &Cli, streams: &mut Streams) -> Result<Exit, Failed> {
             put(&overlay, &plan, args, cli.json, streams)
         }
         Command::Discard(args) => {
-            let overlay = take(&state, &args.session, streams)?;
+            let overlay = hold(&state, &args.session)?;
+            // What cannot be brought to its end must not keep what is thrown away.
+            if let Err(error) = recover(&overlay, streams) {
+                let text = show(&error.to_string(), ERROR);
+                let text = format!("note: {text}; what the session wrote is removed all the same");
+                streams.err.line(&text);
+            }
             overlay.discard().map_err(OverlayError::from)?;
             text::done("discarded", &args.session, 0, cli.json, streams);
             Ok(Exit::Done)
@@ -136,16 +147,25 @@ fn run(cli: &Cli, streams: &mut Streams) -> Result<Exit, Failed> {
 
 /// Takes a session's overlay, and brings an apply of it to its end that was killed.
 fn take(state: &Path, session: &SessionId, streams: &mut Streams) -> Result<Overlay, Failed> {
+    let overlay = hold(state, session)?;
+    recover(&overlay, streams)?;
+    Ok(overlay)
+}
+
+fn recover(overlay: &Overlay, streams: &mut Streams) -> Result<(), ApplyError> {
+    if let Some(told) = apply::recover(overlay)? {
+        streams.err.line(&format!("note: {}", show(&told, ERROR)));
+    }
+    Ok(())
+}
+
+fn hold(state: &Path, session: &SessionId) -> Result<Overlay, Failed> {
     let roots = overlays_beside(state).map_err(|error| Failed::System(error.to_string()))?;
     let holds = |root: &&Root| overlay::path(root, session).symlink_metadata().is_ok();
     let Some(root) = roots.iter().find(holds) else {
         return Err(OverlayError::Missing(session.clone()).into());
     };
-    let overlay = Overlay::take(root, session)?;
-    if let Some(told) = apply::recover(&overlay)? {
-        streams.err.line(&format!("note: {told}"));
-    }
-    Ok(overlay)
+    Ok(Overlay::take(root, session)?)
 }
 
 /// Looks at everything that the session wrote, by the policy of its pool.
@@ -219,7 +239,9 @@ fn put(
     }
     if !refusals.is_empty() {
         for why in &refusals {
-            streams.err.line(&format!("refused: {why}"));
+            streams
+                .err
+                .line(&format!("refused: {}", show(why, 300 + REASON)));
         }
         let text = format!("error: nothing was applied: {} refused", refusals.len());
         streams.err.line(&text);
@@ -229,6 +251,7 @@ fn put(
         for item in &plan.items {
             if let Some(why) = &item.asks {
                 let path = item.path.show(300);
+                let why = show(why, REASON);
                 streams.err.line(&format!("asked: {path}: {why}"));
             }
         }

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::config::{HOME_OF_CHILD, Launcher, Pool, fill_routes};
+use crate::config::{HOME_OF_CHILD, Launcher, Pool, WorkspaceMode, fill_routes};
 use crate::fleet::setup::Shared;
 
 /// A child's PATH, unless the configuration says more.
@@ -48,6 +48,11 @@ pub(super) fn environment(
         .into_iter()
         .map(|(name, value)| (name.to_owned(), value))
         .collect();
+    if pool.workspace.mode == WorkspaceMode::Overlay {
+        // What only looks, such as `git status`, writes nothing: a changed index would be a change
+        // in `.git`, which is never applied.
+        env.insert("GIT_OPTIONAL_LOCKS".to_owned(), "0".to_owned());
+    }
     let proxy = pool.proxy_variables().into_iter();
     env.extend(proxy.map(|(name, value)| (name.to_owned(), value)));
     let caches = pool.cache_variables();

@@ -7,23 +7,22 @@
 //! place has the old or the new at any time; what was there goes to where the new was, and comes
 //! back if a later step finds that somebody else changed the workspace. Must not know the policy.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, RenameFlags};
-use rustix::io::Errno;
+use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags};
 use serde::{Deserialize, Serialize};
 
-use super::bases::{look, parent};
-use super::items::{self, Act, Plan, STAGING};
+use super::bases::{Base, look, parent};
+use super::items::{self, Act, Plan};
 use super::stage::{Stager, slots};
+use super::target::{Id, Old, Target, is_dir};
 use super::{Overlay, OverlayError};
 use crate::limits;
 use crate::model::{Foreign, SessionId};
 use crate::sandbox::workspace::Owner;
-use crate::sandbox::workspace::removal::remove_tree;
 use crate::sandbox::workspace::tree::{Root, TreeError};
 
 /// Why nothing was applied.
@@ -63,18 +62,6 @@ impl From<TreeError> for ApplyError {
     }
 }
 
-/// Device and inode.
-type Id = (u64, u64);
-
-/// What was at a place when the apply was decided.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Old {
-    id: Id,
-    size: i64,
-    mtime: (i64, u64),
-}
-
 /// One step, as it is written down.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -88,6 +75,8 @@ struct Step {
     old: Option<Old>,
     /// Permission bits of a directory, before and after.
     modes: Option<(u32, u32)>,
+    /// What is at the path when it is done, as it was made; none where only permissions change.
+    becomes: Option<Base>,
 }
 
 /// What is written down.
@@ -123,67 +112,6 @@ enum Stand {
     After,
     /// Somebody else was there.
     Neither,
-}
-
-/// The name of the directory beside the workspace's files.
-fn staging_of(session: &SessionId) -> String {
-    format!("{STAGING}{session}")
-}
-
-/// The workspace, while nobody else applies anything to it.
-struct Target {
-    root: Root,
-    staging: String,
-    _lock: OwnedFd,
-}
-
-impl Target {
-    fn hold(overlay: &Overlay) -> Result<Self, ApplyError> {
-        let root = overlay.lower()?;
-        let lock = crate::sandbox::workspace::tree::open_dir_at(&root, c".")
-            .map_err(|error| TreeError::at_path("open", root.path(), error))?;
-        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Err(Errno::WOULDBLOCK) => {
-                let path = root.path().to_string_lossy();
-                return Err(ApplyError::WorkspaceBusy(Foreign::new(path)));
-            }
-            locked => locked.map_err(|errno| TreeError::at_path("lock", root.path(), errno))?,
-        }
-        Ok(Self {
-            root,
-            staging: staging_of(overlay.session()),
-            _lock: lock,
-        })
-    }
-
-    fn staging(&self) -> io::Result<OwnedFd> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let dir = rustix::fs::openat(&self.root, &*self.staging, flags, Mode::empty())?;
-        let found = rustix::fs::fstat(&dir)?;
-        if found.st_uid != rustix::process::geteuid().as_raw() || found.st_mode & 0o077 != 0 {
-            return Err(io::Error::other("it is not the directory that apply made"));
-        }
-        Ok(dir)
-    }
-
-    fn remove_staging(&self) -> Result<(), TreeError> {
-        remove_tree(&self.root, &self.staging)
-    }
-
-    /// What a directory holds under this name.
-    fn at(dir: impl AsFd, name: &str) -> io::Result<Option<Old>> {
-        match rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
-            Err(Errno::NOENT) => Ok(None),
-            found => {
-                let found = found?;
-                Ok(Some(Old {
-                    id: (found.st_dev, found.st_ino),
-                    size: found.st_size,
-                    mtime: (found.st_mtime, found.st_mtime_nsec),
-                }))
-            }
-        }
-    }
 }
 
 fn undone(path: &str) -> impl Fn(io::Error) -> ApplyError + '_ {
@@ -233,7 +161,7 @@ fn write(overlay: &Overlay, intent: &Intent) -> Result<(), ApplyError> {
     if text.len() as u64 > limits::OVERLAY_RECORD_BYTES {
         return Err(undone("")(io::ErrorKind::FileTooLarge.into()));
     }
-    Ok(overlay.write_beside("intent", &text)?)
+    Ok(overlay.write_beside("intent", &text, true)?)
 }
 
 /// Makes everything new, and looks once more at everything old.
@@ -264,10 +192,16 @@ fn stage(
     stager.stage(&mut reader).map_err(&at_staging)?;
     drop(reader);
     exchanges(&dir).map_err(&at_staging)?;
+    let made = target.made()?;
     let record = overlay.record()?;
     let mut steps = Vec::new();
     for (path, act) in &plan.acts {
-        steps.push(step(target, &dir, &slots, path, *act).map_err(undone(path))?);
+        let mut step = step(target, &dir, &slots, path, *act).map_err(undone(path))?;
+        // Looked at here, where nobody else writes: later it may be somebody's own work already.
+        if let Some(slot) = &step.slot {
+            step.becomes = Some(look(&made, slot).map_err(undone(path))?.base);
+        }
+        steps.push(step);
         let then = record.bases.get(path);
         let now = look(&target.root, path).map_err(undone(path))?.base;
         let is_same = matches!(act, Act::Mode { .. }) || then == Some(&now);
@@ -330,41 +264,63 @@ fn step(
             Act::Mode { old, new } => Some((old, new)),
             _ => None,
         },
+        becomes: None,
     })
 }
 
 /// Brings a decided apply to its end, or all of it back.
 fn carry_out(overlay: &Overlay, target: &Target, steps: Vec<Step>) -> Result<(), ApplyError> {
     let dir = target.staging().map_err(undone(&target.staging))?;
-    for step in &steps {
-        if let Err(error) = forward(target, &dir, step) {
-            back(target, &dir, &steps)?;
-            write(overlay, &Intent::of(Phase::Untouched, Vec::new()))?;
-            target.remove_staging()?;
-            overlay.remove_beside("intent")?;
-            return Err(undone(&step.path)(error));
-        }
+    let bases = overlay.record()?.bases;
+    let made = target.made()?;
+    let went = |step: &Step| whole(&made, &dir, step, bases.get(&step.path));
+    let ahead = steps.iter().try_for_each(|step| {
+        let done = forward(target, &dir, step);
+        done.map_err(|error| (step, error))
+    });
+    let ahead = ahead.and_then(|()| {
+        let mut steps = steps.iter();
+        steps.try_for_each(|step| went(step).map_err(|error| (step, error)))
+    });
+    if let Err((step, error)) = ahead {
+        back(target, &dir, &steps)?;
+        write(overlay, &Intent::of(Phase::Untouched, Vec::new()))?;
+        target.remove_staging()?;
+        overlay.remove_beside("intent")?;
+        return Err(undone(&step.path)(error));
     }
-    let mut above = Vec::new();
+    let mut above = BTreeSet::new();
     for step in &steps {
         let dir = step.path.rsplit_once('/').map_or("", |(dir, _)| dir);
-        if !above.contains(&dir) {
-            above.push(dir);
+        if above.insert(dir) {
             sync_parent(&target.root, &step.path);
         }
     }
     finish(overlay, target, Intent::of(Phase::Done, steps))
 }
 
+/// That a directory which went is still what the session began with: its inode says nothing of what
+/// somebody put into it meanwhile, and it is about to be removed.
+fn whole(made: &Root, dir: &OwnedFd, step: &Step, then: Option<&Base>) -> io::Result<()> {
+    let (Some(slot), Some(_), None) = (&step.slot, step.old, step.modes) else {
+        return Ok(());
+    };
+    if !is_dir(dir, slot) || then == Some(&look(made, slot)?.base) {
+        return Ok(());
+    }
+    Err(changed())
+}
+
 /// What is left when every step is done.
 fn finish(overlay: &Overlay, target: &Target, done: Intent) -> Result<(), ApplyError> {
     write(overlay, &done)?;
     let mut record = overlay.record()?;
-    for step in done.steps.into_iter().filter(|step| step.modes.is_none()) {
-        let now = look(&target.root, &step.path).map_err(undone(&step.path))?;
-        record.bases.insert(step.path, now.base);
+    for step in done.steps {
+        if let Some(base) = step.becomes {
+            record.bases.insert(step.path, base);
+        }
     }
-    overlay.keep(&record)?;
+    overlay.keep_durably(&record)?;
     target.remove_staging()?;
     Ok(overlay.remove_beside("intent")?)
 }
@@ -397,11 +353,7 @@ fn stand(above: &OwnedFd, name: &str, dir: &OwnedFd, step: &Step) -> io::Result<
     };
     let is = |found: Option<Old>, id: Option<Id>| found.map(|found| found.id) == id;
     let old = step.old.map(|old| old.id);
-    // A directory's size and time change with its entries; those were compared by their contents.
-    let is_dir = |of: &OwnedFd, name: &str| {
-        rustix::fs::statat(of, name, AtFlags::SYMLINK_NOFOLLOW)
-            .is_ok_and(|found| rustix::fs::FileType::from_raw_mode(found.st_mode).is_dir())
-    };
+    // A directory's size and time change with its entries; those are compared by their contents.
     Ok(if is(here, step.new) && is(there, old) {
         Stand::After
     } else if is(here, old) && is(there, step.new) {
@@ -433,8 +385,7 @@ fn forward(target: &Target, dir: &OwnedFd, step: &Step) -> io::Result<()> {
         && let (Some(slot), Some(old)) = (&step.slot, step.old)
     {
         let went = Target::at(dir, slot)?;
-        let is_dir = rustix::fs::statat(dir, &**slot, AtFlags::SYMLINK_NOFOLLOW)
-            .is_ok_and(|found| rustix::fs::FileType::from_raw_mode(found.st_mode).is_dir());
+        let is_dir = is_dir(dir, slot);
         if went.is_none_or(|went| went.id != old.id || (!is_dir && went != old)) {
             turn(&above, name, dir, step, false)?;
             return Err(changed());
@@ -524,6 +475,14 @@ pub fn recover(overlay: &Overlay) -> Result<Option<String>, ApplyError> {
     let target = Target::hold(overlay)?;
     let session = overlay.session();
     let phase = intent.phase;
+    if phase == Phase::Decided
+        && Target::at(&target.root, &target.staging)
+            .map_err(undone(&target.staging))?
+            .is_none()
+    {
+        overlay.remove_beside("intent")?;
+        return Ok(Some(lost(session, &target.staging, &intent.steps)));
+    }
     match phase {
         Phase::Untouched => {}
         Phase::Decided => carry_out(overlay, &target, intent.steps)?,
@@ -539,6 +498,21 @@ pub fn recover(overlay: &Overlay) -> Result<Option<String>, ApplyError> {
     Ok(Some(format!(
         "an apply of the session {session} that was killed had changed nothing, and was forgotten"
     )))
+}
+
+/// What is said of an apply whose other half somebody removed.
+fn lost(session: &SessionId, staging: &str, steps: &[Step]) -> String {
+    let told = steps.iter().take(limits::OVERLAY_TOLD);
+    let told = told.map(|step| Foreign::new(&*step.path).show(200));
+    let mut told = told.collect::<Vec<_>>().join(", ");
+    if let Some(more @ 1..) = steps.len().checked_sub(limits::OVERLAY_TOLD) {
+        told = format!("{told} and {more} more");
+    }
+    format!(
+        "an apply of the session {session} did not end, and {staging} with its other half is not \
+         there any more: it is forgotten, and each of these places is as it was or as the session \
+         wrote it: {told}"
+    )
 }
 
 /// The same, of a session whose overlay nobody holds.

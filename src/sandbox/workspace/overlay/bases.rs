@@ -13,6 +13,7 @@ use std::ffi::CString;
 use std::io::{self, Read as _};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
@@ -65,7 +66,7 @@ pub enum Base {
         /// The SHA-256 of all names, modes, contents and targets.
         sha256: String,
     },
-    /// A device, a fifo or a socket, or a directory that is too large to be compared.
+    /// A device, a fifo or a socket, or what is too large to be compared.
     Other,
     /// Nobody knows: it was changed while the session worked.
     Changed,
@@ -92,6 +93,10 @@ impl Record {
     /// What the system says of the directories themselves.
     pub fn note(&mut self, upper: &Root, lower: &Root) -> io::Result<bool> {
         let mut noted = false;
+        let mut room = Room {
+            bytes: limits::OVERLAY_BYTES,
+            until: Some(Instant::now() + limits::WALK_TIME),
+        };
         let mut covered: Option<Vec<u8>> = None;
         forms::walk(upper, Look::Names, &mut |found| {
             if covered
@@ -111,7 +116,7 @@ impl Record {
                 covered = Some(found.path.to_vec());
             }
             if !self.bases.contains_key(path) {
-                let base = self.first_look(lower, path)?;
+                let base = self.first_look(lower, path, &mut room)?;
                 self.bases.insert(path.to_owned(), base);
                 noted = true;
             }
@@ -121,8 +126,8 @@ impl Record {
     }
 
     /// What the session began with, if it can be known now.
-    fn first_look(&self, lower: &Root, path: &str) -> io::Result<Base> {
-        let seen = look(lower, path)?;
+    fn first_look(&self, lower: &Root, path: &str, room: &mut Room) -> io::Result<Base> {
+        let seen = look_within(lower, path, room)?;
         Ok(if seen.newest >= self.began {
             Base::Changed
         } else {
@@ -149,8 +154,20 @@ pub struct Seen {
 /// Takes hold of a path below a directory, through no link. `Err` holds the last directory on the
 /// way, where there is nothing.
 fn find(root: &Root, path: &str) -> io::Result<Result<OwnedFd, OwnedFd>> {
+    find_by(root, path, &mut |_| Ok(()))
+}
+
+/// The same; `on_way` is shown every directory between.
+fn find_by(
+    root: &Root,
+    path: &str,
+    on_way: &mut dyn FnMut(&OwnedFd) -> io::Result<()>,
+) -> io::Result<Result<OwnedFd, OwnedFd>> {
     let mut at = hold_at(root, c".")?;
-    for part in path.split('/') {
+    for (level, part) in path.split('/').enumerate() {
+        if level > 0 {
+            on_way(&at)?;
+        }
         let name = CString::new(part)?;
         match hold_at(&at, &name) {
             Ok(next) => at = next,
@@ -187,25 +204,54 @@ pub fn kind_at(root: &Root, path: &str) -> io::Result<Option<Kind>> {
     }
 }
 
-/// Looks at a place.
+/// How much may still be read to look at places.
+struct Room {
+    bytes: u64,
+    /// From when on nothing more is looked at.
+    until: Option<Instant>,
+}
+
+/// Looks at a place. What is larger than [`limits::OVERLAY_BYTES`] is not read.
 ///
 /// # Errors
 /// What the system says.
 pub fn look(root: &Root, path: &str) -> io::Result<Seen> {
-    let held = match find(root, path)? {
+    let mut room = Room {
+        bytes: limits::OVERLAY_BYTES,
+        until: None,
+    };
+    look_within(root, path, &mut room)
+}
+
+fn look_within(root: &Root, path: &str, room: &mut Room) -> io::Result<Seen> {
+    // A directory whose own change time is not that of its entries was moved, or got other rights:
+    // what is in it may have been elsewhere, as old as it is.
+    let mut moved = (i64::MIN, 0);
+    let found = find_by(root, path, &mut |dir| {
+        let meta = meta_of(dir)?;
+        if meta.ctime != meta.mtime {
+            moved = meta.ctime.max(moved);
+        }
+        Ok(())
+    })?;
+    let held = match found {
         Ok(held) => held,
         Err(above) => {
             return Ok(Seen {
                 base: Base::Absent,
-                newest: meta_of(above)?.ctime,
+                newest: meta_of(above)?.ctime.max(moved),
             });
         }
     };
     let meta = meta_of(&held)?;
-    let mut newest = meta.ctime;
+    let mut newest = meta.ctime.max(moved);
+    let is_late = room.until.is_some_and(|until| Instant::now() > until);
     let base = match meta.kind {
+        Kind::File | Kind::Dir if is_late => Base::Other,
+        Kind::File if meta.size > room.bytes => Base::Other,
         Kind::File => {
-            let (sha256, after) = digest_of(&held)?;
+            room.bytes -= meta.size;
+            let (sha256, after) = digest_of(&held, meta.size)?;
             newest = newest.max(after);
             Base::File {
                 sha256,
@@ -220,12 +266,14 @@ pub fn look(root: &Root, path: &str) -> io::Result<Seen> {
                 sum: Sha256::new(),
                 newest,
                 entries: limits::OVERLAY_ENTRIES,
-                bytes: limits::OVERLAY_BYTES,
+                bytes: room.bytes,
+                paths: limits::OVERLAY_PATHS_BYTES,
                 told: &mut |_| (),
                 contents: true,
             };
             let whole = tree.dir(&held, "", 0)?;
             newest = tree.newest;
+            room.bytes = tree.bytes;
             if whole {
                 Base::Tree {
                     sha256: hex(tree.sum.finalize()),
@@ -255,6 +303,7 @@ pub fn paths_below(root: &Root, path: &str) -> io::Result<Option<Vec<String>>> {
         newest: (0, 0),
         entries: limits::OVERLAY_ENTRIES,
         bytes: u64::MAX,
+        paths: limits::OVERLAY_PATHS_BYTES,
         told: &mut told,
         contents: false,
     };
@@ -267,6 +316,8 @@ struct TreeDigest<'t> {
     newest: Stamp,
     entries: u64,
     bytes: u64,
+    /// Bytes of paths that may still be told.
+    paths: usize,
     /// Is told each path, with a slash before it.
     told: &'t mut dyn FnMut(&str),
     /// Files are read.
@@ -281,24 +332,30 @@ impl TreeDigest<'_> {
         }
         let dir = open_dir_at(held, c".")?;
         let mut names = Vec::new();
+        let mut is_whole = true;
         for_each_entry(&dir, |name| {
-            if (names.len() as u64) < self.entries {
+            // Counted when they are listed: those of every level are held at once.
+            if let Some(rest) = self.entries.checked_sub(1) {
+                self.entries = rest;
                 names.push(name.to_owned());
             } else {
-                self.entries = 0;
+                is_whole = false;
             }
             Ok(())
         })?;
+        if !is_whole {
+            return Ok(false);
+        }
         names.sort_unstable();
         for name in names {
-            let Some(rest) = self.entries.checked_sub(1) else {
-                return Ok(false);
-            };
-            self.entries = rest;
             let child = hold_at(&dir, &name)?;
             let meta = meta_of(&child)?;
             self.newest = self.newest.max(meta.ctime);
             let path = format!("{above}/{}", name.to_string_lossy());
+            let Some(rest) = self.paths.checked_sub(path.len()) else {
+                return Ok(false);
+            };
+            self.paths = rest;
             let slash = if meta.kind == Kind::Dir { "/" } else { "" };
             (self.told)(&format!("{path}{slash}"));
             self.sum.update(name.to_bytes_with_nul());
@@ -316,7 +373,7 @@ impl TreeDigest<'_> {
                         return Ok(false);
                     };
                     self.bytes = rest;
-                    let (sum, after) = digest_of(&child)?;
+                    let (sum, after) = digest_of(&child, meta.size)?;
                     self.newest = self.newest.max(after);
                     self.sum.update(sum);
                 }
@@ -332,11 +389,12 @@ fn target(held: impl AsFd) -> io::Result<Vec<u8>> {
     Ok(rustix::fs::readlinkat(held, c"", Vec::new())?.into_bytes())
 }
 
-/// The digest of a plain file that is held, and its last change after it was read.
-fn digest_of(held: &OwnedFd) -> io::Result<(String, Stamp)> {
+/// The digest of a plain file of `size` bytes that is held, and its last change after it was read. Of
+/// one that grows no more is read than shows it.
+fn digest_of(held: &OwnedFd, size: u64) -> io::Result<(String, Stamp)> {
     let file = reopen(held, OFlags::RDONLY | OFlags::NONBLOCK)?;
-    let mut file = std::fs::File::from(file);
-    let sum = digest(&mut file)?;
+    let file = std::fs::File::from(file);
+    let sum = digest(&mut (&file).take(size.saturating_add(1)))?;
     Ok((sum, meta_of(&file)?.ctime))
 }
 

@@ -109,6 +109,12 @@ pub enum Cut {
         limits::OVERLAY_DEPTH
     )]
     Depth,
+    /// Too long names.
+    #[error(
+        "the paths of what was written are longer than {} MiB together",
+        limits::OVERLAY_PATHS_BYTES >> 20
+    )]
+    Paths,
     /// Too long.
     #[error("to look at everything took longer than {} s", limits::WALK_TIME.as_secs())]
     Time,
@@ -129,6 +135,8 @@ pub fn walk(
         each,
         path: Vec::new(),
         left: limits::OVERLAY_ENTRIES,
+        bytes: limits::OVERLAY_PATHS_BYTES,
+        seen: 0,
         began: Instant::now(),
         cut: None,
     };
@@ -140,7 +148,11 @@ struct Walker<'e> {
     look: Look,
     each: &'e mut dyn FnMut(Found<'_>) -> io::Result<()>,
     path: Vec<u8>,
+    /// Entries that may still be listed.
     left: u64,
+    /// Bytes of paths that may still be told.
+    bytes: usize,
+    seen: u64,
     began: Instant,
     cut: Option<Cut>,
 }
@@ -151,28 +163,33 @@ impl Walker<'_> {
         // The order of a directory is nobody's promise, and what is told should not vary.
         let mut names = Vec::new();
         for_each_entry(dir, |name| {
-            if names.len() as u64 >= self.left {
+            // Counted when they are listed: those of every level are held at once.
+            if self.left == 0 {
                 self.cut = Some(Cut::Entries);
                 return Ok(());
             }
+            self.left -= 1;
             names.push(name.to_owned());
             Ok(())
         })?;
         names.sort_unstable();
         for name in names {
-            if self.left == 0 {
-                self.cut = Some(Cut::Entries);
-            } else if self.left.is_multiple_of(256) && self.began.elapsed() > limits::WALK_TIME {
+            self.seen += 1;
+            if self.seen.is_multiple_of(256) && self.began.elapsed() > limits::WALK_TIME {
                 self.cut = Some(Cut::Time);
             }
             if self.cut.is_some() {
                 return Ok(());
             }
-            self.left -= 1;
             if length > 0 {
                 self.path.push(b'/');
             }
             self.path.extend_from_slice(name.to_bytes());
+            let Some(rest) = self.bytes.checked_sub(self.path.len()) else {
+                self.cut = Some(Cut::Paths);
+                return Ok(());
+            };
+            self.bytes = rest;
             self.entry(dir, &name, depth)?;
             self.path.truncate(length);
         }
@@ -184,6 +201,10 @@ impl Walker<'_> {
             Err(Errno::NOENT) => return Ok(()),
             stat => stat?,
         };
+        if self.path.len() > limits::OVERLAY_PATH_BYTES {
+            let most = limits::OVERLAY_PATH_BYTES;
+            return self.odd(format!("has a path of more than {most} bytes"), &stat);
+        }
         let mode = stat.st_mode & 0o7777;
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::Directory => match open_dir_at(dir, name) {

@@ -329,7 +329,7 @@ impl Looker<'_> {
                     .to_owned(),
             ),
             Some(Base::Other) => Some(
-                "the workspace has a device, a fifo, a socket or a very large directory in its place"
+                "the workspace has a device, a fifo, a socket or something very large in its place"
                     .to_owned(),
             ),
             Some(then) => match now() {
@@ -572,7 +572,8 @@ impl Looker<'_> {
                 Some(_) => bases::content(self.lower, path, most)?,
             };
             let sha256 = bases::digest(&mut &after[..])?;
-            self.room = self.room.saturating_sub(after.len());
+            let kept = after.len() + then.as_ref().map_or(0, Vec::len);
+            self.room = self.room.saturating_sub(kept);
             (sha256, then.map(|then| (then, after)))
         } else {
             (bases::digest(content)?, None)

@@ -13,6 +13,7 @@ mod links;
 pub mod merged;
 pub mod stage;
 mod survey;
+mod target;
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -312,6 +313,18 @@ impl Overlay {
     /// # Errors
     /// What the system says.
     pub fn keep(&self, record: &Record) -> Result<(), OverlayError> {
+        self.keep_record(record, false)
+    }
+
+    /// The same, and it is on the disk when this returns.
+    ///
+    /// # Errors
+    /// As [`Self::keep`].
+    pub fn keep_durably(&self, record: &Record) -> Result<(), OverlayError> {
+        self.keep_record(record, true)
+    }
+
+    fn keep_record(&self, record: &Record, durably: bool) -> Result<(), OverlayError> {
         let text = serde_json::to_vec(record).map_err(|error| OverlayError::Record {
             session: self.session.clone(),
             why: error.to_string(),
@@ -322,7 +335,7 @@ impl Overlay {
                 why: "it would be too long: too much was written".to_owned(),
             });
         }
-        Ok(self.write_beside("record", &text)?)
+        Ok(self.write_beside("record", &text, durably)?)
     }
 
     /// Reads what is kept beside it; `None` if there is nothing.
@@ -342,8 +355,8 @@ impl Overlay {
         Ok(Some(text))
     }
 
-    /// Replaces what is kept beside it, at once and durably.
-    fn write_beside(&self, what: &str, text: &[u8]) -> Result<(), TreeError> {
+    /// Replaces what is kept beside it, at once; `durably` survives the machine's end too.
+    fn write_beside(&self, what: &str, text: &[u8], durably: bool) -> Result<(), TreeError> {
         use std::io::Write as _;
         let name = beside(self.session.as_str(), what);
         let fresh = beside(self.session.as_str(), "fresh");
@@ -355,11 +368,11 @@ impl Overlay {
                 rustix::fs::openat(&self.overlays, &*fresh, flags, Mode::from_raw_mode(0o600))?;
             let mut file = std::fs::File::from(file);
             file.write_all(text)?;
-            if what == "intent" {
+            if durably {
                 file.sync_all()?;
             }
             rustix::fs::renameat(&self.overlays, &*fresh, &self.overlays, &*name)?;
-            if what == "intent" {
+            if durably {
                 self.sync_overlays()?;
             }
             Ok(())

@@ -39,6 +39,7 @@ fn compare(upper: &Root, lower: &Root, before: &Manifest) -> io::Result<Changes>
     // A directory that hides what was below it, and what it hides.
     let mut hidden: Vec<(Vec<u8>, Vec<String>)> = Vec::new();
     let mut cut = false;
+    let mut room = limits::OVERLAY_PATHS_BYTES;
     let walked = forms::walk(upper, Look::Names, &mut |it| {
         let text = std::str::from_utf8(it.path).ok();
         let below = match text {
@@ -46,9 +47,16 @@ fn compare(upper: &Root, lower: &Root, before: &Manifest) -> io::Result<Changes>
             None => None,
         };
         let mut hides = |path: &[u8], text: &str| -> io::Result<()> {
-            match paths_below(lower, text)? {
-                Some(paths) => hidden.push((path.to_vec(), paths)),
-                None => cut = true,
+            let paths = paths_below(lower, text)?;
+            let bytes = |paths: &Vec<String>| paths.iter().map(String::len).sum();
+            let rest = paths
+                .as_ref()
+                .and_then(|paths| room.checked_sub(bytes(paths)));
+            if let (Some(paths), Some(rest)) = (paths, rest) {
+                room = rest;
+                hidden.push((path.to_vec(), paths));
+            } else {
+                cut = true;
             }
             Ok(())
         };

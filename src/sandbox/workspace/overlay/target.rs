@@ -1,0 +1,102 @@
+//! A workspace that something is applied to, and the directory beside its files where that is made.
+//!
+//! Owns the lock against a second apply in the same workspace. Must not know what is applied.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+
+use super::Overlay;
+use super::apply::ApplyError;
+use super::items::STAGING;
+use crate::model::{Foreign, SessionId};
+use crate::sandbox::workspace::removal::remove_tree;
+use crate::sandbox::workspace::tree::{Root, TreeError};
+
+/// Device and inode.
+pub(super) type Id = (u64, u64);
+
+/// What was at a place when the apply was decided.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Old {
+    pub(super) id: Id,
+    pub(super) size: i64,
+    pub(super) mtime: (i64, u64),
+}
+
+/// The name of the directory beside the workspace's files.
+fn staging_of(session: &SessionId) -> String {
+    format!("{STAGING}{session}")
+}
+
+/// The workspace, while nobody else applies anything to it.
+pub(super) struct Target {
+    pub(super) root: Root,
+    pub(super) staging: String,
+    _lock: OwnedFd,
+}
+
+impl Target {
+    pub(super) fn hold(overlay: &Overlay) -> Result<Self, ApplyError> {
+        let root = overlay.lower()?;
+        let lock = crate::sandbox::workspace::tree::open_dir_at(&root, c".")
+            .map_err(|error| TreeError::at_path("open", root.path(), error))?;
+        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) => {
+                let path = root.path().to_string_lossy();
+                return Err(ApplyError::WorkspaceBusy(Foreign::new(path)));
+            }
+            locked => locked.map_err(|errno| TreeError::at_path("lock", root.path(), errno))?,
+        }
+        Ok(Self {
+            root,
+            staging: staging_of(overlay.session()),
+            _lock: lock,
+        })
+    }
+
+    pub(super) fn staging(&self) -> io::Result<OwnedFd> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let dir = rustix::fs::openat(&self.root, &*self.staging, flags, Mode::empty())?;
+        let found = rustix::fs::fstat(&dir)?;
+        if found.st_uid != rustix::process::geteuid().as_raw() || found.st_mode & 0o077 != 0 {
+            return Err(io::Error::other("it is not the directory that apply made"));
+        }
+        Ok(dir)
+    }
+
+    /// What is beside the workspace's files, to be looked at by its names there.
+    pub(super) fn made(&self) -> Result<Root, TreeError> {
+        let path = self.root.path().join(&self.staging);
+        Root::open_at(&self.root, &self.staging, path)
+    }
+
+    pub(super) fn remove_staging(&self) -> Result<(), TreeError> {
+        remove_tree(&self.root, &self.staging)
+    }
+
+    /// What a directory holds under this name.
+    pub(super) fn at(dir: impl AsFd, name: &str) -> io::Result<Option<Old>> {
+        match rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Err(Errno::NOENT) => Ok(None),
+            found => {
+                let found = found?;
+                Ok(Some(Old {
+                    id: (found.st_dev, found.st_ino),
+                    size: found.st_size,
+                    mtime: (found.st_mtime, found.st_mtime_nsec),
+                }))
+            }
+        }
+    }
+}
+
+/// Whether a directory is here under this name.
+pub(super) fn is_dir(dir: &OwnedFd, name: &str) -> bool {
+    rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)
+        .is_ok_and(|found| rustix::fs::FileType::from_raw_mode(found.st_mode).is_dir())
+}
