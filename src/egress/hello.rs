@@ -55,6 +55,10 @@ pub enum ServerFirst {
 const CHANGE_CIPHER_SPEC: u8 = 20;
 const ALERT: u8 = 21;
 const HANDSHAKE: u8 = 22;
+const ALERT_WARNING: u8 = 1;
+const ALERT_FATAL: u8 = 2;
+/// Warnings that a server may send before it answers.
+const WARNINGS: usize = 4;
 const CLIENT_HELLO: u8 = 1;
 const SERVER_HELLO: u8 = 2;
 /// Bytes of a record before its payload, and of a message of the handshake before its body.
@@ -238,20 +242,38 @@ fn only_name(data: &[u8]) -> Result<String, HelloFault> {
 /// [`HelloFault`]: it is no answer to a ClientHello, or has no form that all clients read alike.
 pub fn read_server_first(bytes: &[u8]) -> Result<Read<ServerFirst>, HelloFault> {
     const WHOLE: usize = RECORD_HEAD + MESSAGE_HEAD + 2 + RETRY.len();
-    match bytes {
-        [ALERT, 3, ..] => return Ok(Read::Done(ServerFirst::GoesOn)),
-        [HANDSHAKE, 3, ..] | [HANDSHAKE | ALERT] | [] => {}
-        _ => return Err(HelloFault::NotTls),
+    const ALERT_WHOLE: usize = RECORD_HEAD + 2;
+    let mut at = 0;
+    // A warning is no answer: what decides comes after it.
+    for _ in 0..=WARNINGS {
+        let rest = bytes.get(at..).unwrap_or_default();
+        match rest {
+            [HANDSHAKE, 3, ..] | [HANDSHAKE] | [] => break,
+            [ALERT, 3, ..] | [ALERT] => {}
+            _ => return Err(HelloFault::NotTls),
+        }
+        let Some(alert) = rest.get(..ALERT_WHOLE) else {
+            return Ok(Read::Needs(at + ALERT_WHOLE));
+        };
+        match alert[3..] {
+            [0, 2, ALERT_FATAL, _] => return Ok(Read::Done(ServerFirst::GoesOn)),
+            [0, 2, ALERT_WARNING, _] => at += ALERT_WHOLE,
+            _ => return Err(HelloFault::Form),
+        }
+    }
+    let bytes = bytes.get(at..).unwrap_or_default();
+    if bytes.first() == Some(&ALERT) {
+        return Err(HelloFault::Form);
     }
     let Some(head) = bytes.get(..RECORD_HEAD) else {
-        return Ok(Read::Needs(RECORD_HEAD));
+        return Ok(Read::Needs(at + RECORD_HEAD));
     };
     let length = u16::from_be_bytes([head[3], head[4]]);
     if usize::from(length) < WHOLE - RECORD_HEAD {
         return Err(HelloFault::Form);
     }
     let Some(begin) = bytes.get(..WHOLE) else {
-        return Ok(Read::Needs(WHOLE));
+        return Ok(Read::Needs(at + WHOLE));
     };
     if begin.get(RECORD_HEAD) != Some(&SERVER_HELLO) {
         return Err(HelloFault::Form);

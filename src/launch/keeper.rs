@@ -375,7 +375,7 @@ impl Keeper {
         let over = self.end_groups().await;
         if let Some(over) = &over {
             killed += over.killed;
-            left = over.left;
+            left = left.max(over.left);
         }
         if status.is_none() && !self.process.has_namespace {
             let marker = self.process.marker.clone();

@@ -398,7 +398,8 @@ fn start_helper(
     // Its ends of the lines, so that the helper's death ends ours.
     drop(command);
     // Before it is told anything: it is the only process yet, and whatever it starts is in there.
-    let pid = helper.id().unwrap_or(0);
+    let gone = || fork(io::Error::other("the helper ended as it started"));
+    let pid = helper.id().ok_or_else(gone)?;
     if let Some(leaf) = &of_group.leaf {
         leaf.place(pid)?;
     }

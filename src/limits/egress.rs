@@ -38,3 +38,5 @@ pub const EGRESS_RECORDS: u32 = 32;
 pub const EGRESS_RECORD_EVERY: Duration = Duration::from_secs(5);
 /// Kinds of records that wait to be taken; further hosts are added up without their names.
 pub const EGRESS_RECORDS_WAITING: usize = 64;
+/// The same for hosts that are on the list: only a pattern, such as `*.example.com`, allows more.
+pub const EGRESS_PASSED_WAITING: usize = 1024;

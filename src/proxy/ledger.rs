@@ -13,7 +13,9 @@ use tokio::time::Instant;
 
 use super::Tell;
 use crate::egress::Asked;
-use crate::limits::{EGRESS_RECORD_EVERY, EGRESS_RECORDS, EGRESS_RECORDS_WAITING};
+use crate::limits::{
+    EGRESS_PASSED_WAITING, EGRESS_RECORD_EVERY, EGRESS_RECORDS, EGRESS_RECORDS_WAITING,
+};
 use crate::model::{EgressResult, SlotId};
 use crate::telemetry::event::egress::{EgressEnded, EgressMeters};
 
@@ -58,10 +60,19 @@ struct Open {
     carried: Arc<Carried>,
 }
 
+/// Records that wait, those that are alike added up.
+type Waiting = BTreeMap<(Option<(String, u16)>, EgressResult), Record>;
+
 struct Inner {
     open: BTreeMap<u64, Open>,
     next: u64,
-    waiting: BTreeMap<(Option<(String, u16)>, EgressResult), Record>,
+    /// What was asked of hosts on the list. Apart, so that whatever else is asked takes no name
+    /// from it.
+    allowed: Waiting,
+    /// All the rest.
+    others: Waiting,
+    /// Whose turn is next: neither can hold up the other.
+    others_next: bool,
     /// Records that may be told at once.
     places: u32,
     /// Since when they grow.
@@ -94,7 +105,9 @@ impl Ledger {
             inner: Mutex::new(Inner {
                 open: BTreeMap::new(),
                 next: 0,
-                waiting: BTreeMap::new(),
+                allowed: Waiting::new(),
+                others: Waiting::new(),
+                others_next: false,
                 places: EGRESS_RECORDS,
                 since: Instant::now(),
                 closed: false,
@@ -146,12 +159,12 @@ impl Ledger {
             return;
         }
         inner.refill(Instant::now());
-        if inner.waiting.is_empty() && inner.places > 0 {
+        if inner.is_idle() && inner.places > 0 {
             inner.places -= 1;
             drop(inner);
             return self.told(record);
         }
-        let was_empty = inner.waiting.is_empty();
+        let was_empty = inner.is_idle();
         inner.wait(record);
         drop(inner);
         if was_empty {
@@ -173,17 +186,27 @@ impl Ledger {
         (self.tell)(record);
     }
 
-    /// Waits until a record that waits may be told, and tells those that may.
+    /// Waits until a record that waits may be told, and tells those that may. Whoever gives up
+    /// waiting and begins anew, as often as it likes, waits no longer by that.
     pub(super) async fn due(&self) {
         loop {
             let at = {
-                let inner = self.lock();
-                (!inner.waiting.is_empty()).then_some(inner.since + EGRESS_RECORD_EVERY)
+                let mut inner = self.lock();
+                inner.refill(Instant::now());
+                let at = if inner.places > 0 {
+                    Instant::now()
+                } else {
+                    inner.since + EGRESS_RECORD_EVERY
+                };
+                (!inner.is_idle()).then_some(at)
             };
             match at {
                 None => self.waits.notified().await,
                 Some(at) => {
-                    tokio::time::sleep_until(at).await;
+                    // A sleep may take a tick that nobody waits for.
+                    if at > Instant::now() {
+                        tokio::time::sleep_until(at).await;
+                    }
                     return self.tell_waiting();
                 }
             }
@@ -195,7 +218,7 @@ impl Ledger {
         let mut inner = self.lock();
         inner.refill(Instant::now());
         while inner.places > 0
-            && let Some((_, record)) = inner.waiting.pop_first()
+            && let Some(record) = inner.next_waiting()
         {
             inner.places -= 1;
             ready.push(record);
@@ -216,9 +239,10 @@ impl Ledger {
             let record = open.record(EgressResult::Cut);
             inner.wait(record);
         }
-        let waiting = std::mem::take(&mut inner.waiting);
+        let allowed = std::mem::take(&mut inner.allowed);
+        let others = std::mem::take(&mut inner.others);
         drop(inner);
-        waiting.into_values().collect()
+        allowed.into_values().chain(others.into_values()).collect()
     }
 }
 
@@ -240,31 +264,60 @@ impl Inner {
         let every = EGRESS_RECORD_EVERY.as_millis();
         let passed = now.saturating_duration_since(self.since).as_millis() / every;
         let passed = u32::try_from(passed).unwrap_or(u32::MAX);
-        if self.places.saturating_add(passed) >= EGRESS_RECORDS {
-            self.places = EGRESS_RECORDS;
-            self.since = now;
+        self.places = self.places.saturating_add(passed).min(EGRESS_RECORDS);
+        // By whole steps only: how often it is asked changes nothing.
+        self.since += EGRESS_RECORD_EVERY * passed;
+    }
+
+    fn is_idle(&self) -> bool {
+        self.allowed.is_empty() && self.others.is_empty()
+    }
+
+    fn next_waiting(&mut self) -> Option<Record> {
+        let (first, second) = if self.others_next {
+            (&mut self.others, &mut self.allowed)
         } else {
-            self.places += passed;
-            self.since += EGRESS_RECORD_EVERY * passed;
-        }
+            (&mut self.allowed, &mut self.others)
+        };
+        self.others_next = !self.others_next;
+        let next = first.pop_first().or_else(|| second.pop_first());
+        next.map(|(_, record)| record)
     }
 
     fn wait(&mut self, mut record: Record) {
+        let (waiting, most) = if record.place.is_some() && is_of_allowed(record.result) {
+            (&mut self.allowed, EGRESS_PASSED_WAITING)
+        } else {
+            (&mut self.others, EGRESS_RECORDS_WAITING)
+        };
         let key = (record.place.clone(), record.result);
-        let is_new = !self.waiting.contains_key(&key);
-        let key = if is_new && self.waiting.len() >= EGRESS_RECORDS_WAITING {
+        let is_new = !waiting.contains_key(&key);
+        let key = if is_new && waiting.len() >= most {
             record.place = None;
             (None, record.result)
         } else {
             key
         };
-        match self.waiting.get_mut(&key) {
+        match waiting.get_mut(&key) {
             Some(before) => before.add(&record),
             None => {
-                self.waiting.insert(key, record);
+                waiting.insert(key, record);
             }
         }
     }
+}
+
+/// Whether it ends so only with hosts on the list.
+const fn is_of_allowed(result: EgressResult) -> bool {
+    result.has_passed()
+        || matches!(
+            result,
+            EgressResult::Lookup
+                | EgressResult::Address
+                | EgressResult::Unreachable
+                | EgressResult::Tls
+                | EgressResult::Name
+        )
 }
 
 /// One open connection's place in the ledger. Dropped without an end, it was cut.
@@ -344,7 +397,7 @@ mod tests {
             entry.end(EgressResult::NotAllowed);
         }
         assert_eq!(told.lock().expect("no panic").len() as u64, burst);
-        let waiting = ledger.lock().waiting.len();
+        let waiting = ledger.lock().others.len();
         assert!(
             waiting <= EGRESS_RECORDS_WAITING + EgressResult::ALL.len(),
             "{waiting}"
@@ -370,6 +423,76 @@ mod tests {
         assert_eq!(count(EgressResult::Connections), 10_000);
         assert_eq!(count(EgressResult::NotAllowed), 10_000);
         assert_eq!(all.iter().map(|record| record.sent).sum::<u64>(), burst * 7);
+    }
+
+    /// A wait for the next record that is given up at once, as a loop does that accepts.
+    async fn glance(ledger: &Ledger) {
+        tokio::select! {
+            biased;
+            () = ledger.due() => {}
+            () = std::future::ready(()) => {}
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nobody_is_silenced_by_a_flood() {
+        let (ledger, told) = ledger();
+        let pass = |host: &str| {
+            let entry = ledger.open();
+            entry.asks(&asked(host));
+            entry.end(EgressResult::Passed);
+        };
+        for _ in 0..EGRESS_RECORDS {
+            ledger.refused(EgressResult::Rate);
+        }
+        for number in 0..1000 {
+            let entry = ledger.open();
+            entry.asks(&asked(&format!("a{number}.example.com")));
+            entry.end(EgressResult::NotAllowed);
+        }
+        // What passed has its name, however much was refused before it.
+        pass("z.example.com");
+        told.lock().expect("no panic").clear();
+        // More than one in a tick of the clock, for as long as eleven records take.
+        let ticks = u32::try_from(EGRESS_RECORD_EVERY.as_millis()).expect("short") / 10 * 11;
+        for _ in 0..ticks {
+            tokio::time::advance(Duration::from_millis(10)).await;
+            for _ in 0..3 {
+                ledger.refused(EgressResult::Rate);
+                glance(&ledger).await;
+            }
+        }
+        let told = told.lock().expect("no panic").clone();
+        assert_eq!(told.len(), 11, "{told:?}");
+        let place = Some(("z.example.com".to_owned(), 443));
+        assert_eq!(
+            (&told[0].place, told[0].result),
+            (&place, EgressResult::Passed)
+        );
+        assert!(
+            told[1..]
+                .iter()
+                .all(|record| record.result != EgressResult::Passed)
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_passes_does_not_hold_up_what_is_refused() {
+        let (ledger, told) = ledger();
+        for _ in 0..EGRESS_RECORDS {
+            ledger.refused(EgressResult::Rate);
+        }
+        told.lock().expect("no panic").clear();
+        for _ in 0..4 {
+            ledger.refused(EgressResult::NotAllowed);
+            let entry = ledger.open();
+            entry.asks(&asked("a.example.com"));
+            entry.end(EgressResult::Passed);
+            ledger.due().await;
+        }
+        let told = told.lock().expect("no panic").clone();
+        let refused = told.iter().filter(|record| record.place.is_none()).count();
+        assert_eq!((told.len(), refused), (4, 2), "{told:?}");
     }
 
     #[tokio::test(start_paused = true)]

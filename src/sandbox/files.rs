@@ -34,8 +34,9 @@ type Step<T> = Result<T, FileFailure>;
 /// Runs as that process. Its stdin is the socket for its order, its stdout the pipe for its report.
 pub(super) fn main() -> ExitCode {
     // Whoever runs beside it has its uid. What it holds is harmless in their hands, but its own.
-    let _ = privilege::set_dumpable(DumpableBehavior::NotDumpable);
-    if privilege::close_inherited().is_err() {
+    if privilege::set_dumpable(DumpableBehavior::NotDumpable).is_err()
+        || privilege::close_inherited().is_err()
+    {
         return ExitCode::FAILURE;
     }
     // A file that answers nobody must not be waited for longer than the client does.

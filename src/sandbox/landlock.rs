@@ -6,11 +6,13 @@
 //! Must not know profiles: the plan says what must be had.
 
 use std::error::Error;
+use std::io;
 
 use landlock::{
     ABI, Access as _, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, NetPort, PathBeneath,
     PathFd, Ruleset, RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetError, Scope,
 };
+use rustix::io::Errno;
 
 use super::fail::{Step, failure};
 use crate::wire::shim::{Access, Failure, Mount, Net, Opened, Stage};
@@ -28,9 +30,17 @@ const USED: [(u8, ABI); 5] = [
 /// Restricts this process and all that it starts, for good, to what the plan's mounts are for;
 /// gives the ABI in force, 0 for none.
 pub(super) fn wear(mounts: &[Mount], opened: &[Opened], network: Net, least: u8) -> Step<u8> {
-    for (number, abi) in USED.iter().filter(|(number, _)| *number >= least.max(1)) {
-        let Ok(ruleset) = create(*abi, network) else {
-            continue;
+    let usable = |(number, _): &&(u8, ABI)| *number >= least.max(1);
+    let is_there = is_there()?;
+    for (number, abi) in USED.iter().filter(usable).filter(|_| is_there) {
+        let ruleset = match create(*abi, network) {
+            Ok(ruleset) => ruleset,
+            // The kernel was asked for it, and could not: that is no kernel without it.
+            Err(error @ RulesetError::CreateRuleset(_)) => {
+                return Err(of(&error, "make a ruleset", None));
+            }
+            // What the kernel knows was compared with this ABI: it knows less.
+            Err(_) => continue,
         };
         restrict(ruleset, *abi, mounts, opened, network)?;
         return Ok(*number);
@@ -42,6 +52,22 @@ pub(super) fn wear(mounts: &[Mount], opened: &[Opened], network: Net, least: u8)
         Stage::Landlock,
         format!("this kernel has no Landlock of ABI {least} or later"),
     ))
+}
+
+/// Whether this kernel has any Landlock. An answer that is not the kernel's word for having none
+/// is an error: what is forbidden, or fails for want of memory, is not missing.
+fn is_there() -> Step<bool> {
+    let ruleset = Ruleset::default();
+    // The call's, if it failed; the library keeps no more of it than that it did.
+    let asked = io::Error::last_os_error();
+    let ruleset = ruleset.set_compatibility(CompatLevel::HardRequirement);
+    if ruleset.handle_access(AccessFs::from_all(ABI::V1)).is_ok() {
+        return Ok(true);
+    }
+    match Errno::from_io_error(&asked) {
+        Some(Errno::NOSYS | Errno::OPNOTSUPP) => Ok(false),
+        _ => Err(of(&asked, "ask the kernel for its version", None)),
+    }
 }
 
 /// A ruleset of all that this ABI can restrict, or nothing at all.

@@ -22,8 +22,9 @@ use crate::wire::shim::{Failure, Report, Stage, Start, VERSION};
 /// Runs as the leash. Its stdin is the control socket, its stdout the pipe for reports.
 pub(super) fn main() -> ExitCode {
     // Whoever runs on it has its uid. What it holds is harmless in their hands, but its own.
-    let _ = privilege::set_dumpable(DumpableBehavior::NotDumpable);
-    if privilege::close_inherited().is_err() {
+    if privilege::set_dumpable(DumpableBehavior::NotDumpable).is_err()
+        || privilege::close_inherited().is_err()
+    {
         return ExitCode::FAILURE;
     }
     // A leash inside a sandbox has its mask from pid 1, which blocks what it reads; a command

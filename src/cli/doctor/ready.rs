@@ -10,12 +10,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::{OWN, limits, needs, own_ids, table};
-use crate::config::{Config, Launcher, Sandbox, UidRange};
+use crate::config::{Config, Degradable, Launcher, Sandbox, UidRange};
 use crate::launch::{self, Engine, RunError, SpawnError, Spawner, Walls};
 use crate::model::PoolName;
 use crate::sandbox::doctor::{self, Asked, Asking, Feature, Found, Need, Row, Verdict};
 use crate::sandbox::uids::SlotUids;
-use crate::sandbox::{self, Ids, PlanError};
+use crate::sandbox::{self, Ids, PlanError, ShimPlan};
 use crate::wire::shim::{AGENT_ID, Failure};
 
 /// How wide the table is when it is part of an error, in columns.
@@ -45,6 +45,15 @@ pub enum Unready {
     /// Nobody looked.
     #[error("what this host has could not be looked at")]
     NotLooked,
+}
+
+/// Why a command's limits are not held.
+#[derive(Debug)]
+pub(in crate::cli) enum Unheld {
+    /// There are no walls.
+    Walls(RunError),
+    /// There are, but not all of their limits.
+    Not(Unready),
 }
 
 /// What a host lacks: only the rows of the table that nobody can do without.
@@ -187,6 +196,29 @@ pub(in crate::cli) async fn check_one(
     settle(&mut config.sandboxes, &needs, asking).await
 }
 
+/// Sees to it that what a command's profile demands to be held is held: tries its walls, where it
+/// demands that.
+pub(in crate::cli) async fn check_held(
+    name: &str,
+    profile: &Sandbox,
+    spawner: &Spawner,
+    walls: &ShimPlan,
+) -> Result<(), Unheld> {
+    if !profile.demands.limits_held {
+        return Ok(());
+    }
+    let tried = launch::probe(spawner, walls.clone(), sandbox::limits_of(profile)).await;
+    let Some(held) = tried.map_err(Unheld::Walls)? else {
+        return Ok(());
+    };
+    let (rows, _) = limits::unheld(name, profile, &held);
+    if rows.is_empty() {
+        Ok(())
+    } else {
+        Err(Unheld::Not(Unready::Lacks(Lacks { rows })))
+    }
+}
+
 /// What is missing of a profile whose walls could not be had for a command.
 pub(in crate::cli) async fn blame_one(
     config: &Config,
@@ -288,6 +320,9 @@ fn go_without(profiles: &mut BTreeMap<String, Sandbox>, needs: &[Need], rows: &[
                 continue;
             };
             profile.goes_without(word);
+            if word == Degradable::Landlock {
+                profile.landlock_min_abi = lower_landlock(&row.found);
+            }
             tracing::warn!(
                 profile = name,
                 feature = word.word(),
@@ -295,6 +330,14 @@ fn go_without(profiles: &mut BTreeMap<String, Sandbox>, needs: &[Need], rows: &[
                 "the sandbox goes without a layer that this host has not"
             );
         }
+    }
+}
+
+/// The version that there is instead of the one that is wanted; 0 where there is none that is used.
+fn lower_landlock(found: &Found) -> u8 {
+    match u8::try_from(found.count) {
+        Ok(abi) if found.has && abi >= doctor::LEAST_LANDLOCK => abi,
+        _ => 0,
     }
 }
 

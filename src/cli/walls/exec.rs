@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::pump::{self, Ends, Own, Word};
 use super::room::{self, NoRoom, Room};
 use super::{ExecArgs, NO_WALLS, Reach, ids_to_look_with};
-use crate::cli::doctor::ready::{self, Unready};
+use crate::cli::doctor::ready::{self, Unheld, Unready};
 use crate::cli::signals::{Signal, Signals};
 use crate::cli::streams::Streams;
 use crate::config::{Config, HOME_OF_CHILD, OWN_PROGRAM, StopWaits};
@@ -68,6 +68,18 @@ pub(super) async fn exec(args: &ExecArgs, config: &Config, streams: &mut Streams
         Err(NoRoom::Walls(error)) => return fail(&blame(args, config, &error).await),
         Err(error) => return fail(&error),
     };
+    let profile = args.walls.profile();
+    if let Some(settings) = config.sandboxes.get(profile) {
+        let held = tokio::select! {
+            held = ready::check_held(profile, settings, &spawner, &room.walls) => held,
+            () = told_to_go(&mut signals) => return fail(&"stopped before the command ran"),
+        };
+        match held {
+            Ok(()) => {}
+            Err(Unheld::Not(unready)) => return fail(&unready),
+            Err(Unheld::Walls(error)) => return fail(&blame(args, config, &error).await),
+        }
+    }
     let launched = tokio::select! {
         launched = spawner.spawn(plan(args, &room)) => launched,
         () = told_to_go(&mut signals) => return fail(&"stopped before the command ran"),

@@ -268,6 +268,30 @@ fn a_server_goes_on_or_wants_another_hello() {
         read_server_first(&alert),
         Ok(Read::Done(ServerFirst::GoesOn))
     );
+    // A warning (unrecognized_name) ends nothing: what comes after it decides.
+    let warning = record(21, &[1, 112]);
+    assert_eq!(
+        read_server_first(&warning),
+        Ok(Read::Needs(warning.len() + 5))
+    );
+    assert_eq!(read_server_first(&warning[..6]), Ok(Read::Needs(7)));
+    let retry = [&warning[..], &server(RETRY)].concat();
+    for cut in warning.len()..warning.len() + 43 {
+        let read = read_server_first(&retry[..cut]);
+        assert!(matches!(read, Ok(Read::Needs(more)) if more > cut), "{cut}");
+    }
+    assert_eq!(
+        read_server_first(&retry),
+        Ok(Read::Done(ServerFirst::Retry))
+    );
+    assert_eq!(
+        read_server_first(&[&warning[..], &alert].concat()),
+        Ok(Read::Done(ServerFirst::GoesOn))
+    );
+    for bad in [warning.repeat(9), record(21, &[3, 0]), record(21, &[1])] {
+        let bad = [&bad[..], &[0; 9]].concat();
+        assert_eq!(read_server_first(&bad), Err(HelloFault::Form));
+    }
     assert_eq!(read_server_first(b"HTTP/1.1 400"), Err(HelloFault::NotTls));
     assert_eq!(
         read_server_first(&record(22, &[2, 0, 0, 9])),

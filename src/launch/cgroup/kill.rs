@@ -12,9 +12,12 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
+use super::GroupStep;
 use super::files::{Files as _, Kernel};
+use super::leaf::failed;
 
 /// The most that a tree of groups is gone down: nobody here makes more than one level, and whoever
 /// may make more has no walls.
@@ -39,13 +42,17 @@ pub(super) fn kill_v2(dir: &Path) -> io::Result<bool> {
 /// Kills and waits until nobody is in or below these groups. `v2` is their group of cgroup v2, if
 /// there is one; `all` are all of them. False if somebody is left at the deadline.
 pub(super) fn empty(v2: Option<&Path>, all: &[PathBuf], deadline: Instant) -> io::Result<bool> {
-    if let Some(dir) = v2
-        && kill_v2(dir)?
-    {
-        return wait(dir, deadline);
+    if let Some(dir) = v2 {
+        match kill_v2(dir).and_then(|is_killed| is_killed.then(|| wait(dir, deadline)).transpose())
+        {
+            Ok(Some(is_empty)) => return Ok(is_empty),
+            Ok(None) => {}
+            // Whatever the kernel does not do for us is done one by one.
+            Err(error) => failed(GroupStep::Kill, dir, &error),
+        }
     }
     loop {
-        let listed = listed(all);
+        let listed = list(all)?;
         if listed.is_empty() {
             return Ok(true);
         }
@@ -61,7 +68,7 @@ pub(super) fn empty(v2: Option<&Path>, all: &[PathBuf], deadline: Instant) -> io
             })
             .collect();
         // Pinned first, then asked again, so that a number given anew is never hit.
-        let still = self::listed(all);
+        let still = self::list(all)?;
         for (_, process) in pinned.iter().filter(|(pid, _)| still.contains(pid)) {
             let _ = pidfd_send_signal(process, Signal::KILL);
         }
@@ -78,21 +85,22 @@ pub(super) fn empty(v2: Option<&Path>, all: &[PathBuf], deadline: Instant) -> io
     }
 }
 
+/// Whether a group is there no more.
+fn is_gone(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || Errno::from_io_error(error) == Some(Errno::NODEV)
+}
+
 /// Waits until a v2 group is empty; false at the deadline. One that is gone is empty.
 fn wait(dir: &Path, deadline: Instant) -> io::Result<bool> {
-    let gone = |error: &io::Error| {
-        error.kind() == io::ErrorKind::NotFound
-            || error.raw_os_error() == Some(rustix::io::Errno::NODEV.raw_os_error())
-    };
     let mut events = match File::open(dir.join("cgroup.events")) {
-        Err(error) if gone(&error) => return Ok(true),
+        Err(error) if is_gone(&error) => return Ok(true),
         other => other?,
     };
     loop {
         let mut text = String::new();
         events.rewind()?;
         match events.read_to_string(&mut text) {
-            Err(error) if gone(&error) => return Ok(true),
+            Err(error) if is_gone(&error) => return Ok(true),
             other => other?,
         };
         if !text.lines().any(|line| line == "populated 1") {
@@ -112,23 +120,62 @@ fn poll_until(what: &impl std::os::fd::AsFd, flags: PollFlags, until: Instant) -
         tv_nsec: i64::from(left.subsec_nanos()),
     };
     match poll(&mut [PollFd::new(what, flags)], Some(&left)) {
-        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Ok(_) | Err(Errno::INTR) => Ok(()),
         Err(error) => Err(error.into()),
     }
 }
 
-/// The processes in and below these groups.
+/// The processes in and below these groups, as far as they can be read.
 pub(super) fn listed(dirs: &[PathBuf]) -> BTreeSet<u32> {
+    look(dirs).0
+}
+
+/// All processes in and below these groups, or none if not all can be read: a group that cannot be
+/// read is not an empty one.
+fn list(dirs: &[PathBuf]) -> io::Result<BTreeSet<u32>> {
+    match look(dirs) {
+        // Those that are known are killed first.
+        (found, Some(error)) if found.is_empty() => Err(error),
+        (found, _) => Ok(found),
+    }
+}
+
+fn look(dirs: &[PathBuf]) -> (BTreeSet<u32>, Option<io::Error>) {
     let mut found = BTreeSet::new();
+    let mut failed = None;
     for dir in dirs {
-        walk(dir, DEPTH, &mut |dir| {
-            let text = Kernel.read(&dir.join("cgroup.procs")).unwrap_or_default();
-            found.extend(text.lines().filter_map(|line| line.parse::<u32>().ok()));
+        walk(dir, DEPTH, &mut |dir| match procs(dir) {
+            Ok(processes) => found.extend(processes),
+            Err(error) if is_gone(&error) => {}
+            Err(error) => failed = Some(error),
         });
     }
     // Somebody of another pid namespace, whom nobody here can name.
     found.remove(&0);
-    found
+    (found, failed)
+}
+
+fn procs(dir: &Path) -> io::Result<Vec<u32>> {
+    let numbers = |text: String| {
+        let numbers = text.lines().filter_map(|line| line.parse().ok());
+        numbers.collect::<Vec<u32>>()
+    };
+    match Kernel.read(&dir.join("cgroup.procs")) {
+        // A threaded group lists threads alone.
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::OPNOTSUPP) => {
+            let threads = numbers(Kernel.read(&dir.join("cgroup.threads"))?);
+            Ok(threads.into_iter().map(process_of).collect())
+        }
+        other => other.map(numbers),
+    }
+}
+
+/// The process of a thread; the thread's own number if that is not known (any more).
+fn process_of(thread: u32) -> u32 {
+    let status = fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
+    let process = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
+    let process = process.and_then(|number| number.trim().parse().ok());
+    process.unwrap_or(thread)
 }
 
 /// Every group below one, then itself.
@@ -157,4 +204,51 @@ pub(super) fn remove(dirs: &[PathBuf]) -> io::Result<()> {
         });
     }
     failed.map_or(Ok(()), Err)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::process::ExitStatusExt as _;
+
+    #[test]
+    fn what_the_kernel_does_not_kill_at_once_is_killed_one_by_one() {
+        let dir = tempfile::tempdir().expect("a directory");
+        // Writing to it fails, and not because it is not there.
+        fs::create_dir(dir.path().join("cgroup.kill")).expect("a directory");
+        let mut child = std::process::Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .expect("a process");
+        fs::write(dir.path().join("cgroup.procs"), format!("{}\n", child.id())).expect("a file");
+        let soon = Instant::now() + Duration::from_millis(300);
+        // This list never gets shorter.
+        let all = [dir.path().to_owned()];
+        assert!(!empty(Some(dir.path()), &all, soon).expect("a list"));
+        let ended = child.wait().expect("its end");
+        assert_eq!(ended.signal(), Some(Signal::KILL.as_raw()));
+    }
+
+    #[test]
+    fn a_group_that_cannot_be_read_is_not_empty() {
+        let dir = tempfile::tempdir().expect("a directory");
+        fs::create_dir(dir.path().join("cgroup.procs")).expect("a directory");
+        let soon = Instant::now() + Duration::from_millis(300);
+        assert!(empty(None, &[dir.path().to_owned()], soon).is_err());
+        fs::remove_dir(dir.path().join("cgroup.procs")).expect("removed");
+        assert!(empty(None, &[dir.path().to_owned()], soon).expect("gone"));
+    }
+
+    #[test]
+    fn a_threads_process_is_known() {
+        let own = std::process::id();
+        assert_eq!(process_of(own), own);
+        let of_another = || {
+            let thread = rustix::thread::gettid().as_raw_nonzero().get();
+            (thread.cast_unsigned(), process_of(thread.cast_unsigned()))
+        };
+        let (thread, process) = std::thread::spawn(of_another).join().expect("no panic");
+        assert_ne!(thread, own);
+        assert_eq!(process, own);
+    }
 }

@@ -172,7 +172,10 @@ fn over(group: &Group) -> Over {
     match kill::empty(inner.v2.as_deref(), &inner.all, deadline) {
         Ok(true) => {}
         Ok(false) => over.left = count(&inner.all).max(1),
-        Err(error) => failed(GroupStep::Kill, first, &error),
+        Err(error) => {
+            over.left = count(&inner.all).max(1);
+            failed(GroupStep::Kill, first, &error);
+        }
     }
     over.usage = inner.counted.read();
     if let Err(error) = kill::remove(&inner.all) {

@@ -7,7 +7,7 @@ use crate::model::words;
 
 /// The least version of Landlock that is used: the first forbids moving a file from one directory to
 /// another.
-const LEAST_LANDLOCK: u8 = 2;
+pub const LEAST_LANDLOCK: u8 = 2;
 
 /// Somebody's need.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -240,6 +240,20 @@ const HALVES: &[(&str, u8)] = &[
     ("setsockopt", 2),
     ("keyctl", 0),
     ("bpf", 0),
+    ("arch_prctl", 0),
+    ("setns", 1),
+    ("prlimit64", 0),
+    ("prlimit64", 1),
+    ("mq_open", 1),
+    ("mq_open", 2),
+    ("madvise", 2),
+    ("kill", 0),
+    ("kill", 1),
+    ("tkill", 0),
+    ("tkill", 1),
+    ("tgkill", 0),
+    ("tgkill", 1),
+    ("tgkill", 2),
 ];
 
 fn half(name: &str, argument: &Argument, test: Test) -> Test {

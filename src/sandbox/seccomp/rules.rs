@@ -38,6 +38,11 @@ const IPPROTO_UDP: u32 = 17;
 /// TIOCLINUX, TIOCCONS, TIOCSETD.
 const TERMINAL_REQUESTS: [u32; 4] = [0x5412, 0x541c, 0x541d, 0x5423];
 
+/// Requests that change what others see of a file or a volume for good: BTRFS_IOC_SNAP_CREATE and
+/// SNAP_CREATE_V2, which make what nobody here can remove, and FS_IOC_ENABLE_VERITY, after which a
+/// file can never be written again.
+const LASTING_REQUESTS: [u32; 3] = [0x5000_9401, 0x5000_9417, 0x4080_6685];
+
 /// fcntl(2).
 const F_SETLEASE: u32 = 1024;
 
@@ -61,7 +66,7 @@ pub(super) fn built_in() -> Profile {
         profile.add(name, DENIED, &[test]);
     };
     unless(&mut profile, "clone", (0, Test::AnyOf(NEW_NAMESPACES)));
-    for request in TERMINAL_REQUESTS {
+    for request in TERMINAL_REQUESTS.into_iter().chain(LASTING_REQUESTS) {
         let asked = Test::Half(Compare::Eq, request);
         profile.add("ioctl", DENIED, &[(1, asked)]);
     }

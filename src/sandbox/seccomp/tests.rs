@@ -219,6 +219,18 @@ fn only_harmless_sockets_are_made() {
 }
 
 #[test]
+fn nothing_is_made_that_lasts_for_ever() {
+    for request in [0x5000_9401, 0x5000_9417, 0x4080_6685] {
+        expect("ioctl", &[0, request], EPERM);
+        expect("ioctl", &[0, 1 << 32 | request], EPERM);
+    }
+    // FICLONE, FS_IOC_MEASURE_VERITY.
+    for request in [0x4004_9409, 0xc004_6686] {
+        expect("ioctl", &[0, request], Action::Allow);
+    }
+}
+
+#[test]
 fn a_terminal_is_not_made_to_type() {
     for request in [0x5412, 0x541c, 0x541d, 0x5423] {
         expect("ioctl", &[0, request], EPERM);

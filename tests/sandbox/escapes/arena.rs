@@ -326,7 +326,7 @@ impl Arena {
             .output()
             .unwrap();
         let mut outcomes = read(&String::from_utf8_lossy(&said.stdout));
-        if more.contains(&"only=memory_bomb") && !said.status.success() {
+        if more.contains(&"only=memory_bomb") && said.status.code() == Some(128 + 9) {
             // The kernel may choose any process of the group, and the prober is one.
             let word = "the agent is killed".to_owned();
             outcomes.insert("memory_bomb".to_owned(), Outcome::Blocked(word));
