@@ -57,7 +57,7 @@ pub const AGENT_ID: u32 = 1000;
 
 mod layers;
 
-pub use layers::{Layers, Seccomp};
+pub use layers::{Layer, Layering, Layers, Seccomp};
 
 pub use crate::model::WallStage as Stage;
 
@@ -285,29 +285,6 @@ pub enum Mount {
         /// Whereto.
         to: String,
     },
-}
-
-/// What a [`Mount::Overlay`] is made of.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Layering {
-    /// The directory of the host that is seen, without what is mounted below it.
-    pub lower: Layer,
-    /// A directory of ours that holds two, `upper` and `work`: what is written, and the kernel's own
-    /// place beside it.
-    pub upper: Layer,
-}
-
-/// One directory of an overlay.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Layer {
-    /// Where it is on the host.
-    pub path: String,
-    /// Its owner on disk, who becomes the user inside.
-    pub idmap: Option<IdMap>,
-    /// Device and inode that were looked at when the walls were planned.
-    pub expect: Option<(u64, u64)>,
 }
 
 /// Where a tree comes from.

@@ -1,3 +1,5 @@
+//! What other programs are told, and how they are run.
+
 use super::container::{self, Asked, Library};
 use super::stage::Placed;
 use super::*;

@@ -4,7 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Ids;
+use super::{IdMap, Ids};
 
 /// The filter of system calls that everything inside wears.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,4 +50,27 @@ impl Layers {
         };
         vec![uid.to_owned(), landlock, seccomp]
     }
+}
+
+/// What a [`super::Mount::Overlay`] is made of.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Layering {
+    /// The directory of the host that is seen, without what is mounted below it.
+    pub lower: Layer,
+    /// A directory of ours that holds two, `upper` and `work`: what is written, and the kernel's own
+    /// place beside it.
+    pub upper: Layer,
+}
+
+/// One directory of an overlay.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Layer {
+    /// Where it is on the host.
+    pub path: String,
+    /// Its owner on disk, who becomes the user inside.
+    pub idmap: Option<IdMap>,
+    /// Device and inode that were looked at when the walls were planned.
+    pub expect: Option<(u64, u64)>,
 }
