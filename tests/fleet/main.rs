@@ -22,6 +22,7 @@ mod editor_settings;
 mod editors;
 mod endings;
 #[allow(dead_code, reason = "shared with the tests of the sandbox")]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #[path = "../support/engines.rs"]
 mod engine_support;
 mod engines;

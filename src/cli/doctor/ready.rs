@@ -15,7 +15,7 @@ use crate::launch::{self, Engine, RunError, SpawnError, Spawner, Walls};
 use crate::model::PoolName;
 use crate::sandbox::doctor::{self, Asked, Asking, Feature, Found, Need, Row, Verdict};
 use crate::sandbox::uids::SlotUids;
-use crate::sandbox::{self, Ids, PlanError, ShimPlan};
+use crate::sandbox::{self, Ids, PlanError};
 use crate::wire::shim::{AGENT_ID, Failure};
 
 /// How wide the table is when it is part of an error, in columns.
@@ -202,12 +202,12 @@ pub(in crate::cli) async fn check_held(
     name: &str,
     profile: &Sandbox,
     spawner: &Spawner,
-    walls: &ShimPlan,
+    walls: Walls,
 ) -> Result<(), Unheld> {
     if !profile.demands.limits_held {
         return Ok(());
     }
-    let tried = launch::probe(spawner, walls.clone(), sandbox::limits_of(profile)).await;
+    let tried = launch::probe_walls(spawner, walls, sandbox::limits_of(profile)).await;
     let Some(held) = tried.map_err(Unheld::Walls)? else {
         return Ok(());
     };

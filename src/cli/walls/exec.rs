@@ -71,7 +71,7 @@ pub(super) async fn exec(args: &ExecArgs, config: &Config, streams: &mut Streams
     let profile = args.walls.profile();
     if let Some(settings) = config.sandboxes.get(profile) {
         let held = tokio::select! {
-            held = ready::check_held(profile, settings, &spawner, &room.walls) => held,
+            held = ready::check_held(profile, settings, &spawner, room.around()) => held,
             () = told_to_go(&mut signals) => return fail(&"stopped before the command ran"),
         };
         match held {
