@@ -112,10 +112,7 @@ impl Config {
                 .iter()
                 .map(|(name, profile)| sandbox(name, profile)),
         );
-        if pools
-            .iter()
-            .any(|pool| pool.launcher == Launcher::Container)
-        {
+        if pools.iter().any(|it| it.launcher == Launcher::Container) {
             tables.push(containers::table(container));
         }
         tables.extend(self.shown_routes(routes).map(routes::route));

@@ -4,6 +4,7 @@
 //! relative paths made absolute. Must not know TOML, spans or files.
 
 mod container;
+mod sandbox;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,11 +12,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use self::sandbox::{Sandbox, Seccomp};
 pub use super::cache::{Cache, CacheDirs};
 pub use super::egress::{AllowedHost, Egress, EgressTimeouts, is_host_name, proxy_variables};
-mod sandbox;
-
-pub use self::sandbox::{Sandbox, Seccomp};
 use super::error::Places;
 use super::hint::Hints;
 pub use super::route::{
@@ -26,7 +25,6 @@ pub use super::ssh::{FarMode, FarNetwork, FarWalls, Ssh};
 use crate::limits;
 pub use crate::model::OnTimeout;
 use crate::model::{ClientOffers, PoolName, words};
-
 pub use container::{Container, ContainerEngine};
 
 /// The whole configuration.

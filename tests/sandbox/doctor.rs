@@ -185,6 +185,11 @@ fn landlock_is_a_need_or_done_without_as_the_profile_says() {
         lacks(&host.without(none, &run), 3, "landlock", name);
         assert_eq!(host.homes(), 0, "nothing was begun");
         let output = softer.without(none, &run);
+        if errno != libc::ENOSYS {
+            // There is one, and it is refused: nobody can tell from inside what else is.
+            lacks(&output, 3, "landlock", name);
+            continue;
+        }
         assert_eq!(output.status.code(), Some(0), "{}", shown(&output));
         let text = shown(&output);
         assert!(text.contains("goes without a layer"), "{text}");
