@@ -187,7 +187,7 @@ fn landlock_is_a_need_or_done_without_as_the_profile_says() {
         let output = softer.without(none, &run);
         if errno != libc::ENOSYS {
             // There is one, and it is refused: nobody can tell from inside what else is.
-            lacks(&output, 3, "landlock", name);
+            lacks(&output, 3, "walls", name);
             continue;
         }
         assert_eq!(output.status.code(), Some(0), "{}", shown(&output));
