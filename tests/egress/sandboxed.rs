@@ -8,7 +8,7 @@ const AGENT: &str = r#"
 import json, os, socket, ssl, subprocess, sys, urllib.request
 def say(**m): sys.stdout.write(json.dumps(m) + "\n"); sys.stdout.flush()
 def get(url):
-    context = ssl.create_default_context(cafile="/workspace/ca.pem")
+    context = ssl.create_default_context(cafile="/workspace/ca.crt")
     try: return urllib.request.build_opener(urllib.request.ProxyHandler(), urllib.request.HTTPSHandler(context=context)).open(url, timeout=20).read().decode()
     except OSError as e: return repr(e)
 def proxy(words):
@@ -23,7 +23,7 @@ def straight(*place):
     except OSError as e: return type(e).__name__
 def work(word):
     if word == "page": return get("https://good.example.com/")
-    if word == "curl": return subprocess.run(["curl", "-sS", "--cacert", "/workspace/ca.pem", "https://good.example.com/"], capture_output=True, text=True, timeout=30).stdout
+    if word == "curl": return subprocess.run(["curl", "-sS", "--cacert", "/workspace/ca.crt", "https://good.example.com/"], capture_output=True, text=True, timeout=30).stdout
     if word == "plain": return get("http://good.example.com/")
     if word == "others": return " | ".join([get("https://other.example.com/")] + [connect(t) for t in (b"other.example.com:443", b"8.8.4.4:443", b"127.0.0.1:443", b"local.example.com:443", b"good.example.com:22")])
     if word == "straight": return " ".join([straight("8.8.4.4", 443), straight("127.0.0.1", 443), straight("5.5.5.1", 443), straight("good.example.com", 443), straight("169.254.169.254", 443)])
@@ -66,7 +66,7 @@ allow     = ["good.example.com:443", "local.example.com"]
 fn prepare(drill: &Drill, world: &World) {
     std::fs::write(drill.workspace().join("agent.py"), AGENT).expect("agent.py");
     let ca = std::fs::read(world.path("ca.pem")).expect("ca.pem");
-    std::fs::write(drill.workspace().join("ca.pem"), ca).expect("ca.pem");
+    std::fs::write(drill.workspace().join("ca.crt"), ca).expect("ca.pem");
 }
 
 /// The one answer that begins with this.
