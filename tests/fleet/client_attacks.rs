@@ -77,7 +77,8 @@ fn told(drill: &Drill, tasks: &[&str]) -> (String, String) {
 
 #[test]
 fn what_is_stolen_from_a_helper_gives_the_supervisor_nothing_to_close() {
-    let drill = drill(SCRIPTED, "");
+    // The filter of system calls knows no such theft; this is about what is behind it.
+    let drill = drill(SCRIPTED, "[sandbox.standard]\nseccomp = \"off\"");
     let mut script = "run (setsid python3 thief.py >/dev/null 2>&1 &) ; sleep 1".to_owned();
     for _ in 0..40 {
         script.push_str("\nclient-read README.md\nterminal true");
