@@ -23,6 +23,7 @@ mod overlay;
 mod overlay_apply;
 mod overlay_late;
 mod overlay_run;
+mod ready;
 mod refusals;
 mod trees;
 mod view;

@@ -232,7 +232,63 @@ impl Groups {
         limits: &GroupLimits,
         has_nproc: bool,
     ) -> Result<(Option<Leaf>, Held), GroupError> {
+        let blank = self.blank()?;
+        self.furnish(blank, limits, has_nproc)
+    }
+
+    /// Makes the groups of one child that is to be, without a limit.
+    ///
+    /// # Errors
+    /// [`GroupError`]; nothing is left then.
+    pub fn blank(&mut self) -> Result<Option<Leaf>, GroupError> {
         self.watch_over();
+        let name = self.next.to_string();
+        self.next += 1;
+        let mut all: Vec<PathBuf> = Vec::new();
+        let mut counted = Counted::default();
+        if let Some(dir) = &self.v2 {
+            let dir = dir.join(&name);
+            all.push(dir.clone());
+            counted.pids_v2 = self.has.v2.contains(&Controller::Pids);
+            counted.memory_v2 = self.has.v2.contains(&Controller::Memory);
+            counted.v2 = Some(dir);
+        }
+        for (controller, dir) in &self.v1 {
+            let dir = dir.join(&name);
+            // Two controllers may share a tree.
+            if !all.contains(&dir) {
+                all.push(dir.clone());
+            }
+            match controller {
+                Controller::Pids => counted.pids_v1 = Some(dir),
+                Controller::Memory => counted.memory_v1 = Some(dir),
+                Controller::Cpuacct => counted.acct_v1 = Some(dir),
+                Controller::Cpu => {}
+            }
+        }
+        for (made, dir) in all.iter().enumerate() {
+            if let Err(error) = Kernel.make(dir) {
+                let _ = kill::remove(all.get(..made).unwrap_or_default());
+                return Err(GroupError::of(GroupStep::Create, dir, error));
+            }
+        }
+        if all.is_empty() {
+            return Ok(None);
+        }
+        let v2 = counted.v2.clone();
+        Ok(Some(Leaf::new(Group::new(name, v2, all, counted))))
+    }
+
+    /// Writes a child's limits into its groups.
+    ///
+    /// # Errors
+    /// [`GroupError`]; the groups end then, with everything in them.
+    pub fn furnish(
+        &mut self,
+        blank: Option<Leaf>,
+        limits: &GroupLimits,
+        has_nproc: bool,
+    ) -> Result<(Option<Leaf>, Held), GroupError> {
         let held = Held::choose(limits, &self.has, has_nproc).map_err(|why| {
             let path = PathBuf::from(format!("backend = \"{}\"", limits.backend));
             let source = io::Error::other(why);
@@ -244,48 +300,19 @@ impl Groups {
             tracing::warn!(limits = weakness, "this host does not hold every limit");
             self.said = weakness;
         }
-        let name = self.next.to_string();
-        self.next += 1;
-        let mut all: Vec<PathBuf> = Vec::new();
-        let mut furnish = || -> Result<Counted, GroupError> {
-            let mut counted = Counted::default();
-            if let Some(dir) = &self.v2 {
-                let dir = dir.join(&name);
-                all.push(dir.clone());
-                leaf::furnish(&Kernel, &dir, &leaf::of_v2(limits, &held))?;
-                counted.pids_v2 = self.has.v2.contains(&Controller::Pids);
-                counted.memory_v2 = self.has.v2.contains(&Controller::Memory);
-                counted.v2 = Some(dir);
-            }
-            for (controller, dir) in &self.v1 {
-                let dir = dir.join(&name);
-                if !all.contains(&dir) {
-                    all.push(dir.clone());
-                }
-                leaf::furnish(&Kernel, &dir, &leaf::of_v1(*controller, limits, &held))?;
-                match controller {
-                    Controller::Pids => counted.pids_v1 = Some(dir),
-                    Controller::Memory => counted.memory_v1 = Some(dir),
-                    Controller::Cpuacct => counted.acct_v1 = Some(dir),
-                    Controller::Cpu => {}
-                }
-            }
-            Ok(counted)
-        };
-        let counted = match furnish() {
-            Ok(counted) => counted,
-            Err(error) => {
-                let _ = kill::remove(&all);
-                return Err(error);
-            }
-        };
-        if all.is_empty() {
+        let Some(leaf) = blank else {
             return Ok((None, held));
+        };
+        let name = leaf.group().name();
+        if let Some(dir) = &self.v2 {
+            leaf::write(&Kernel, &dir.join(name), &leaf::of_v2(limits, &held))?;
         }
-        let v2 = counted.v2.clone();
+        for (controller, dir) in &self.v1 {
+            let values = leaf::of_v1(*controller, limits, &held);
+            leaf::write(&Kernel, &dir.join(name), &values)?;
+        }
         let memory = limits.memory.filter(|_| held.memory.is_group());
-        let leaf = Leaf::new(Group::new(v2, all, counted, memory));
-        Ok((Some(leaf), held))
+        Ok((Some(leaf.limited(memory)), held))
     }
 
     /// What holds the limits of a container, which has no group of ours; `why_not`: why its engine

@@ -17,7 +17,6 @@ use rustix::thread::CapabilitySet;
 
 use super::super::door::Door;
 use super::super::fail::{At, Step, failure};
-use super::super::seccomp::Seal;
 use super::super::warden::{Scope, Warden};
 use super::super::{control, landlock, loopback, privilege, seccomp, warden};
 use super::container::{BY_SOCKET, LINK};
@@ -25,8 +24,8 @@ use super::{BY_STDIN, HERE, own};
 use crate::limits::ENGINE_START;
 use crate::wire::engine::{Engine, Flavour};
 use crate::wire::shim::{
-    AGENT_ID, Access, Enter, Failure, Layers, Mount, Net, Opened, Report, Seccomp, ShimPlan,
-    Source, Stage, VERSION,
+    AGENT_ID, Access, Enter, Failure, Layers, Mount, Net, Opened, Report, ShimPlan, Source, Stage,
+    VERSION,
 };
 
 /// Where the kernel lists the interfaces of the own network.
@@ -138,17 +137,7 @@ fn prepare(control: &UnixStream, enter: Enter, mut descriptors: Vec<OwnedFd>) ->
     }
     let landlock = landlock::wear(&mounts, &opened, plan.network, plan.landlock_min_abi)?;
     // Last, and before the agent is there: whatever is started from here on wears it too.
-    let seal = match &plan.seccomp {
-        Seccomp::BuiltIn => {
-            seccomp::wear(&seccomp::built_in())?;
-            Seal::Agents
-        }
-        Seccomp::File(path) => {
-            seccomp::wear(&seccomp::read(path, filter.as_deref())?)?;
-            Seal::Nothing
-        }
-        Seccomp::Off => Seal::Nothing,
-    };
+    let seal = seccomp::wear_planned(&plan.seccomp, filter.as_deref())?;
     let agent = warden::start(&program, stdio, seal)?;
     Ok(Prepared {
         agent,

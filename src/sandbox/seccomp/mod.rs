@@ -15,7 +15,7 @@ use std::io::Read as _;
 use std::os::unix::fs::MetadataExt as _;
 
 use super::fail::{At, Step, failure};
-use crate::wire::shim::{Failure, Stage};
+use crate::wire::shim::{Failure, Seccomp, Stage};
 
 mod code;
 mod oci;
@@ -145,6 +145,22 @@ impl Profile {
 /// The built-in profile, as every process inside wears it.
 pub(super) fn built_in() -> Profile {
     rules::built_in()
+}
+
+/// Puts on what the plan names, for this thread and whatever it starts; gives what an agent wears
+/// beyond it. `file` is the text of the file that the plan names, if it names one.
+pub(super) fn wear_planned(planned: &Seccomp, file: Option<&str>) -> Step<Seal> {
+    match planned {
+        Seccomp::BuiltIn => {
+            wear(&built_in())?;
+            Ok(Seal::Agents)
+        }
+        Seccomp::File(path) => {
+            wear(&read(path, file)?)?;
+            Ok(Seal::Nothing)
+        }
+        Seccomp::Off => Ok(Seal::Nothing),
+    }
 }
 
 /// Puts a profile on, for this thread and whatever it starts, for good. Sets no_new_privs too.

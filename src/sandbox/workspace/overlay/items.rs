@@ -219,6 +219,14 @@ const fn tame(mode: u32, needed: u32) -> u32 {
     mode & 0o777 & !0o022 | needed
 }
 
+/// What a file or a link is, beside one that is there or without.
+const fn made_or_changed(now: Option<&Base>) -> ItemKind {
+    match now {
+        Some(_) => ItemKind::Modified,
+        None => ItemKind::Added,
+    }
+}
+
 /// Whether exactly this is in the workspace.
 fn is_there(node: &Node, now: Option<&Base>) -> io::Result<bool> {
     Ok(match (node, now) {
@@ -430,10 +438,7 @@ impl Looker<'_> {
         below: Option<Kind>,
         content: &mut dyn Read,
     ) -> io::Result<()> {
-        let now = match below {
-            Some(Kind::File | Kind::Link) => Some(look(self.lower, path)?.base),
-            _ => None,
-        };
+        let now = self.now(path, below)?;
         let (node, text, mode) = match self.read(path, form, now.as_ref(), content)? {
             Ok(read) => read,
             Err(why) => {
@@ -441,14 +446,10 @@ impl Looker<'_> {
                 return Ok(());
             }
         };
-        let is_there = is_there(&node, now.as_ref())?;
-        if is_there {
+        if is_there(&node, now.as_ref())? {
             return Ok(());
         }
-        let kind = match below {
-            Some(Kind::File | Kind::Link) => ItemKind::Modified,
-            _ => ItemKind::Added,
-        };
+        let kind = made_or_changed(now.as_ref());
         let goes = self.replaced(path, below)?;
         self.deleted(&goes);
         let mut of = self.judged(item(path, kind), &[path]);
@@ -459,6 +460,14 @@ impl Looker<'_> {
         self.plan.items.push(of);
         self.make(path, below, node);
         Ok(())
+    }
+
+    /// The file or link that is there now, if there is one.
+    fn now(&self, path: &str, below: Option<Kind>) -> io::Result<Option<Base>> {
+        Ok(match below {
+            Some(Kind::File | Kind::Link) => Some(look(self.lower, path)?.base),
+            _ => None,
+        })
     }
 
     /// Something in a directory that is made as a whole.
@@ -475,10 +484,7 @@ impl Looker<'_> {
                 (Node::Dir(tame(*mode, 0o700)), below == Some(Kind::Dir))
             }
             Form::File { .. } | Form::Link { .. } => {
-                let now = match below {
-                    Some(Kind::File | Kind::Link) => Some(look(self.lower, path)?.base),
-                    _ => None,
-                };
+                let now = self.now(path, below)?;
                 let (node, text, mode) = match self.read(path, form, now.as_ref(), content)? {
                     Ok(read) => read,
                     Err(why) => {
@@ -486,11 +492,7 @@ impl Looker<'_> {
                         return Ok(());
                     }
                 };
-                let kind = if now.is_some() {
-                    ItemKind::Modified
-                } else {
-                    ItemKind::Added
-                };
+                let kind = made_or_changed(now.as_ref());
                 let is_there = is_there(&node, now.as_ref())?;
                 let mut of = self.judged(item(path, kind), &[path]);
                 of.refused = of.refused.or(self.link_refused(path, &node));
