@@ -7,7 +7,7 @@ use crate::model::{SlotId, Weakness};
 use crate::telemetry::event::child::SandboxDegraded;
 
 /// What a child of this pool goes without.
-fn lacks(shared: &Shared, pool: &PoolShared) -> Vec<Weakness> {
+pub(in crate::fleet) fn lacks(shared: &Shared, pool: &PoolShared) -> Vec<Weakness> {
     if !pool.config.launcher.has_walls() {
         return Vec::new();
     }
