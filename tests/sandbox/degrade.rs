@@ -155,7 +155,7 @@ fn each_child_that_goes_without_is_counted() {
     };
     let page = || {
         let mut stream = TcpStream::connect(&address).unwrap();
-        write!(stream, "GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n").unwrap();
+        write!(stream, "GET /metrics HTTP/1.0\r\nHost: {address}\r\n\r\n").unwrap();
         let mut text = String::new();
         stream.read_to_string(&mut text).unwrap();
         text
