@@ -224,7 +224,7 @@ impl Bench {
         match (way, over) {
             (Way::Overlay, Some(held)) => held.discard()?,
             (Way::Copy, _) => {
-                fs::remove_dir_all(self.state.copies().path().join(session.as_str()))?
+                fs::remove_dir_all(self.state.copies().path().join(session.as_str()))?;
             }
             _ => {}
         }

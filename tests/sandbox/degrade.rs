@@ -178,6 +178,6 @@ fn each_child_that_goes_without_is_counted() {
         assert!(counted(feature) >= Some(1.0), "{feature}: {}", page());
     }
     // Where a child's processes have a bound of their own, it does not go without.
-    assert_eq!(counted("cgroup.pids").unwrap_or(0.0), 0.0);
+    assert!(counted("cgroup.pids") < Some(1.0));
     up.0.kill().unwrap();
 }

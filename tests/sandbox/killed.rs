@@ -241,7 +241,8 @@ fn inside(spaces: &BTreeSet<String>) -> Vec<u32> {
     found
 }
 
-async fn holds(drill: Drill) {
+/// Kills a supervisor at every stage of a drill, and says what was done.
+async fn holds(drill: Drill) -> String {
     let ground = Ground::new(drill);
     let before = mounts();
     let began = Instant::now();
@@ -274,22 +275,22 @@ async fn holds(drill: Drill) {
         ground.check(&when, &said).await;
         calls.insert(call);
     }
-    eprintln!(
+    assert!(calls.len() > 5, "{calls:?}");
+    let new: Vec<_> = mounts().difference(&before).cloned().collect();
+    let ours = |line: &&String| line.contains("marshal");
+    assert_eq!(new.iter().find(ours), None);
+    format!(
         "{} {}: killed at {stops} of {all} calls, {} of them different, in {:?}",
         drill.kind,
         drill.stages,
         calls.len(),
         began.elapsed()
-    );
-    assert!(calls.len() > 5, "{calls:?}");
-    let new: Vec<_> = mounts().difference(&before).cloned().collect();
-    let ours = |line: &&String| line.contains("marshal");
-    assert_eq!(new.iter().find(ours), None);
+    )
 }
 
 #[tokio::test]
 async fn a_supervisor_killed_at_any_stage_leaves_nothing() {
-    holds(Drill {
+    let said = holds(Drill {
         kind: "plain",
         stages: "helpers",
         has_shim: false,
@@ -297,11 +298,12 @@ async fn a_supervisor_killed_at_any_stage_leaves_nothing() {
         least: 100,
     })
     .await;
+    eprintln!("{said}");
 }
 
 #[tokio::test]
 async fn nor_one_whose_children_have_limits_and_the_small_helper() {
-    holds(Drill {
+    let said = holds(Drill {
         kind: "groups",
         stages: "helpers",
         has_shim: true,
@@ -309,11 +311,12 @@ async fn nor_one_whose_children_have_limits_and_the_small_helper() {
         least: 100,
     })
     .await;
+    eprintln!("{said}");
 }
 
 #[tokio::test]
 async fn nor_one_that_is_killed_while_it_makes_groups_and_starts_helpers() {
-    holds(Drill {
+    let said = holds(Drill {
         kind: "groups",
         stages: "spawner",
         has_shim: true,
@@ -321,11 +324,12 @@ async fn nor_one_that_is_killed_while_it_makes_groups_and_starts_helpers() {
         least: 20,
     })
     .await;
+    eprintln!("{said}");
 }
 
 #[tokio::test]
 async fn nor_one_whose_children_work_on_overlays() {
-    holds(Drill {
+    let said = holds(Drill {
         kind: "overlay",
         stages: "helpers",
         has_shim: true,
@@ -333,6 +337,7 @@ async fn nor_one_whose_children_work_on_overlays() {
         least: 100,
     })
     .await;
+    eprintln!("{said}");
 }
 
 #[tokio::test]
