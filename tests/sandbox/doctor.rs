@@ -11,8 +11,8 @@ use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
 use crate::children;
 
 /// A project, a state directory and a configuration.
-struct Host {
-    dir: tempfile::TempDir,
+pub(crate) struct Host {
+    pub(crate) dir: tempfile::TempDir,
 }
 
 /// What the kernel says to some calls.
@@ -29,7 +29,7 @@ enum Says {
 }
 
 impl Host {
-    fn new(sandbox: &str, pool: &str) -> Self {
+    pub(crate) fn new(sandbox: &str, pool: &str) -> Self {
         let host = Self {
             dir: tempfile::tempdir().unwrap(),
         };
@@ -46,7 +46,7 @@ impl Host {
         host
     }
 
-    fn command(&self, words: &[&str]) -> Command {
+    pub(crate) fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new(children::marshal());
         command
             .arg("--config")
@@ -60,7 +60,7 @@ impl Host {
         command
     }
 
-    fn run(&self, words: &[&str]) -> Output {
+    pub(crate) fn run(&self, words: &[&str]) -> Output {
         self.command(words).output().unwrap()
     }
 
@@ -84,12 +84,12 @@ impl Host {
     }
 
     /// Homes that were made for sessions.
-    fn homes(&self) -> usize {
+    pub(crate) fn homes(&self) -> usize {
         fs::read_dir(self.dir.path().join("state/homes")).map_or(0, Iterator::count)
     }
 }
 
-fn shown(output: &Output) -> String {
+pub(crate) fn shown(output: &Output) -> String {
     format!(
         "{}\n{}\n{}",
         output.status,
@@ -98,12 +98,12 @@ fn shown(output: &Output) -> String {
     )
 }
 
-fn out(output: &Output) -> String {
+pub(crate) fn out(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 /// A line of the table, its columns separated by one blank.
-fn row(text: &str, feature: &str) -> Option<String> {
+pub(crate) fn row(text: &str, feature: &str) -> Option<String> {
     let line = text
         .lines()
         .find(|line| line.split_whitespace().next() == Some(feature))?;
@@ -111,7 +111,7 @@ fn row(text: &str, feature: &str) -> Option<String> {
 }
 
 /// It ends with `code`, and its errors have a row for the feature, which says what the kernel said.
-fn lacks(output: &Output, code: i32, feature: &str, errno: &str) {
+pub(crate) fn lacks(output: &Output, code: i32, feature: &str, errno: &str) {
     assert_eq!(output.status.code(), Some(code), "{}", shown(output));
     let text = String::from_utf8_lossy(&output.stderr);
     let row = row(&text, feature);
