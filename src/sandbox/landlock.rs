@@ -165,6 +165,7 @@ fn granted<'m>(
         | Mount::Mirror { .. }
         | Mount::Dir { .. }
         | Mount::Hidden { .. }
+        | Mount::Held { .. }
         | Mount::Link { .. } => {
             return None;
         }

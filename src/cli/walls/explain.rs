@@ -236,6 +236,7 @@ fn told(mount: &Mount, mode: Mode) -> String {
         }
         Mount::Dir { target } => format!("empty      {}", show(target)),
         Mount::Hidden { target } => format!("hidden     {}", show(target)),
+        Mount::Held { target } => format!("stays      {}", show(target)),
         Mount::File { target, .. } => format!("made       {}", show(target)),
         Mount::Link { target, to } => format!("link       {} -> {}", show(target), show(to)),
     }
