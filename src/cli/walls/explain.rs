@@ -39,7 +39,7 @@ pub(super) fn explain(args: &WallArgs, config: &Config, json: bool, streams: &mu
     for line in lines(args, profile, &plan, &workspace) {
         streams.out.line(&line);
     }
-    for row in ready::lacks_here(args.profile(), profile, ids) {
+    for row in ready::lacks_here(args.profile(), profile, ids, plan.network == Net::Loopback) {
         streams.out.line(&lack(&row));
     }
     0

@@ -2,24 +2,48 @@
 //!
 //! Must not know why: that was settled when the fleet started.
 
+use crate::config::Network;
 use crate::fleet::setup::{PoolShared, Shared};
 use crate::model::{SlotId, Weakness};
+use crate::sandbox::doctor::{LANDLOCK_NET, LANDLOCK_SCOPE};
 use crate::telemetry::event::child::SandboxDegraded;
 
-/// What a child of this pool goes without.
-fn lacks(shared: &Shared, pool: &PoolShared) -> Vec<Weakness> {
+/// What a child of this pool goes without; `walls` are the words of those that stand around it.
+fn lacks(shared: &Shared, pool: &PoolShared, walls: &[String]) -> Vec<Weakness> {
     if !pool.config.launcher.has_walls() {
         return Vec::new();
     }
     let shares_uid = shared.uids.is_none().then_some(Weakness::SharedUid);
     let lacking = pool.sandbox.demands.lacking.iter();
     let lacking = lacking.filter_map(|word| Weakness::from_word(word.word()));
-    shares_uid.into_iter().chain(lacking).collect()
+    let open = pool.config.network == Network::Host;
+    let open = open
+        .then(|| on_the_hosts_network(walls))
+        .unwrap_or_default();
+    shares_uid.into_iter().chain(lacking).chain(open).collect()
+}
+
+/// What an agent on the host's network has nothing else than Landlock against, where Landlock has
+/// not got it. Words that do not say which Landlock stand for none.
+fn on_the_hosts_network(walls: &[String]) -> Vec<Weakness> {
+    let version = walls.iter().find_map(|word| word.strip_prefix("landlock "));
+    let version: u8 = version.and_then(|abi| abi.parse().ok()).unwrap_or(0);
+    let open = [
+        (LANDLOCK_NET, Weakness::LandlockNet),
+        (LANDLOCK_SCOPE, Weakness::LandlockScope),
+    ];
+    let lacks = open.into_iter().filter(|(least, _)| version < *least);
+    lacks.map(|(_, weakness)| weakness).collect()
 }
 
 /// The same for a child that was just started, which is counted.
-pub(super) fn counted(shared: &Shared, pool: &PoolShared, slot: &SlotId) -> Vec<Weakness> {
-    let lacks = lacks(shared, pool);
+pub(super) fn counted(
+    shared: &Shared,
+    pool: &PoolShared,
+    slot: &SlotId,
+    walls: &[String],
+) -> Vec<Weakness> {
+    let lacks = lacks(shared, pool, walls);
     for &feature in &lacks {
         SandboxDegraded { slot, feature }.emit();
     }
@@ -30,6 +54,17 @@ pub(super) fn counted(shared: &Shared, pool: &PoolShared, slot: &SlotId) -> Vec<
 mod tests {
     use super::*;
     use crate::config::Degradable;
+
+    #[test]
+    fn on_the_hosts_network_an_older_landlock_leaves_something_open() {
+        let lacks = |word: &str| on_the_hosts_network(&["uid slot".to_owned(), word.to_owned()]);
+        let (net, scope) = (Weakness::LandlockNet, Weakness::LandlockScope);
+        assert_eq!(lacks("landlock none"), [net, scope]);
+        assert_eq!(lacks("landlock 3"), [net, scope]);
+        assert_eq!(lacks("landlock 4"), [scope]);
+        assert_eq!(lacks("landlock 5"), [scope]);
+        assert_eq!(lacks("landlock 6"), []);
+    }
 
     #[test]
     fn whatever_a_profile_may_do_without_has_its_name_here() {
