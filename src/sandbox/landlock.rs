@@ -76,19 +76,25 @@ fn is_there(least: u8) -> Step<bool> {
 /// process of a domain can trace nobody outside of it, nor open what of another is only for its
 /// tracers (`/proc/PID/mem`, `fd`): so what an agent is started by this, marshal's own helpers inside
 /// are out of its reach at every moment, also in that between their start and their first call.
-/// Nothing where there is no Landlock.
+/// Nothing where there is no Landlock that is used.
 pub(super) fn further_inside() -> Step {
     if !is_there(0)? {
         return Ok(());
     }
-    let domain = Ruleset::default()
+    // Every domain forbids moving a file to another directory unless it says otherwise: this one says
+    // so, and nothing else.
+    let ruleset = Ruleset::default()
         .set_compatibility(CompatLevel::HardRequirement)
-        .handle_access(AccessFs::MakeBlock)
-        .and_then(Ruleset::create)
-        .and_then(RulesetCreated::restrict_self);
-    domain
-        .map(drop)
-        .map_err(|error| of(&error, "put the agent further inside", None))
+        .handle_access(AccessFs::Refer);
+    let Ok(ruleset) = ruleset else {
+        // ABI 1, which does not know it.
+        return Ok(());
+    };
+    let failed = |error: &(dyn Error + 'static)| of(error, "put the agent further inside", None);
+    let ruleset = ruleset.create().map_err(|error| failed(&error))?;
+    let ruleset = rule(ruleset, "/", AccessFs::Refer.into(), ABI::V2);
+    let domain = ruleset.map_err(|error| failed(&*error))?.restrict_self();
+    domain.map(drop).map_err(|error| failed(&error))
 }
 
 /// A ruleset of all that this ABI can restrict, or nothing at all.
@@ -232,9 +238,17 @@ mod tests {
             command.stderr(Stdio::null()).status().unwrap().success()
         };
         let from_here = opens();
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        std::fs::create_dir_all(at("there")).unwrap();
+        std::fs::write(at("file"), "x").unwrap();
+        let (from, to) = (at("file"), at("there/file"));
         let from_inside = std::thread::spawn(move || {
             rustix::thread::set_no_new_privs(true).unwrap();
-            further_inside().map(|()| opens())
+            further_inside().map(|()| {
+                std::fs::rename(from, to).expect("a file goes to another directory as before");
+                opens()
+            })
         });
         let from_inside = from_inside.join();
         other.kill().unwrap();

@@ -10,6 +10,7 @@ use marshal::sandbox::workspace::{Listing, Masks, Root, View, copy, slice};
 use marshal::sandbox::{Beside, WallsRequest};
 
 use crate::children::{Place, give, ids, profile, run, says, spawner, walled};
+use crate::overlay::Over;
 
 /// A workspace with secrets, of the agent's own.
 fn with_secrets(place: &Place) {
@@ -286,7 +287,8 @@ async fn what_an_agent_moves_stays_hidden_from_the_next_session() {
     }
     // What is held can be worked in all the same.
     masked(&mut request, &patterns, View::Writable);
-    let work = "set -e; echo new > deep/new; mkdir deep/d; mv deep/new deep/d/new; rm -r deep/d; \
+    let work = "set -e; echo new > deep/new; mkdir deep/d; \
+                perl -e 'rename \"deep/new\", \"deep/d/new\" or die $!'; rm -r deep/d; \
                 echo x > top; mv top deep/top; cat deep/top; readlink prod.pem; ls deep/deeper";
     assert_eq!(says(&request, work).await, "x\nhop\nkey.pem\n");
 }
@@ -349,4 +351,37 @@ async fn a_program_of_the_host_is_not_reached_by_its_socket_in_the_workspace() {
     assert_eq!(says(&request, CONNECTS).await, "at your service\n");
     masked(&mut request, &["nothing"], View::ReadOnly);
     assert_eq!(says(&request, CONNECTS).await, "no: Permission denied\n");
+}
+
+/// In a view nothing need be held: what an agent moves is moved in the view, and a program of the
+/// host does not answer at the view's socket.
+#[tokio::test]
+async fn in_a_writable_view_what_is_hidden_stays_so_and_no_socket_answers() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let over = Over::new();
+    for path in ["deep/deeper/key.pem", "prod", "run/file"] {
+        over.put(path, "secret\n");
+    }
+    std::os::unix::fs::symlink("prod", over.project("prod.pem")).unwrap();
+    let listener = std::os::unix::net::UnixListener::bind(over.project("run/agent.sock"));
+    let listener = listener.unwrap();
+    let all = fs::Permissions::from_mode(0o777);
+    fs::set_permissions(over.project("run/agent.sock"), all).unwrap();
+    let held = over.prepare().unwrap();
+    let tricks = "(mv deep moved; mv deep/deeper gone; rm -f prod.pem; mv prod was; rm -rf deep) \
+                  2>/dev/null; find . -type f -exec cat {} + 2>/dev/null; ";
+    for _ in ["a session", "the same, which goes on"] {
+        let mut request = over.request(&held);
+        masked(
+            &mut request,
+            &["deep/deeper/*.pem", "prod.pem"],
+            View::Layered,
+        );
+        assert_eq!(request.beside.hidden, ["deep/deeper/key.pem", "prod"]);
+        assert_eq!(request.beside.held, [""; 0]);
+        // Of the three files one is not hidden.
+        assert_eq!(says(&request, tricks).await, "secret\n");
+        assert_eq!(says(&request, CONNECTS).await, "no: Connection refused\n");
+    }
+    drop(listener);
 }

@@ -1,3 +1,5 @@
+//! What is found to be covered and held, and what is refused.
+
 use super::super::testing::{Scratch, scratch};
 use super::*;
 
