@@ -16,10 +16,10 @@ fn lacks(shared: &Shared, pool: &PoolShared, walls: &[String]) -> Vec<Weakness> 
     let shares_uid = shared.uids.is_none().then_some(Weakness::SharedUid);
     let lacking = pool.sandbox.demands.lacking.iter();
     let lacking = lacking.filter_map(|word| Weakness::from_word(word.word()));
-    let open = pool.config.network == Network::Host;
-    let open = open
-        .then(|| on_the_hosts_network(walls))
-        .unwrap_or_default();
+    let open = match pool.config.network {
+        Network::Host => on_the_hosts_network(walls),
+        Network::None | Network::Routes | Network::Proxy => Vec::new(),
+    };
     shares_uid.into_iter().chain(lacking).chain(open).collect()
 }
 
