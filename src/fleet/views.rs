@@ -1,7 +1,7 @@
 //! The fleet's pools as others see them. Plain data; must not know who looks.
 
 use super::FleetHandle;
-use super::session::lacks;
+use super::session::lacks_now;
 use crate::config::{Launcher, Network};
 use crate::model::{PoolName, Weakness};
 
@@ -45,7 +45,7 @@ impl FleetHandle {
             policy: pool.config.policy.clone(),
             tasks: pool.tasks.load(std::sync::atomic::Ordering::Relaxed),
             asks: pool.asks_waiting(),
-            lacks: lacks(&self.0.shared, pool),
+            lacks: lacks_now(&self.0.shared, pool),
             weak: pool.config.weaknesses(),
         };
         pools.map(|entry| view(&entry.shared)).collect()
