@@ -20,7 +20,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use super::cgroup::{Group, Held, Leaf};
 use super::control::Control;
 use super::starter::Starter;
-use super::{Door, LaunchPlan, SpawnError};
+use super::{Door, LaunchPlan, SpawnError, Walls};
 use crate::limits;
 use crate::wire::shim::{Layers, Report, VERSION};
 
@@ -153,6 +153,7 @@ impl Spawner {
             .acquire()
             .await
             .map_err(|_| SpawnError::Closed)?;
+        let is_sandbox = matches!(plan.walls, Walls::Shim(_));
         let listens = plan.walls.plan().map_or(0, |walls| walls.listen.len());
         let (reply, answer) = oneshot::channel();
         let mut plan = plan;
@@ -186,7 +187,7 @@ impl Spawner {
                 notes,
                 layers,
             })) => {
-                if layers.is_some() {
+                if is_sandbox {
                     // A full queue has no use for it.
                     let _ = self.jobs.try_send(Job::Prepare);
                 }
@@ -245,7 +246,6 @@ fn check(plan: &LaunchPlan) -> Result<(), SpawnError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::launch::Walls;
     use crate::model::GroupLimits;
     use crate::wire::shim::Limits;
 

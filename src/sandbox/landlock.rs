@@ -222,7 +222,7 @@ fn of(error: &(dyn Error + 'static), what: &str, path: Option<&str>) -> Failure 
 
 #[cfg(test)]
 mod tests {
-    use std::process::{Command, Stdio};
+    use std::process::Command;
 
     use super::*;
 
@@ -231,12 +231,8 @@ mod tests {
     fn what_is_started_further_inside_reaches_no_process_that_is_not() {
         let mut other = Command::new("sleep").arg("60").spawn().unwrap();
         let memory = format!("/proc/{}/mem", other.id());
-        let opens = move || {
-            // Opened, and nothing of it read.
-            let mut command = Command::new("head");
-            command.args(["-c0", &memory]).stdout(Stdio::null());
-            command.stderr(Stdio::null()).status().unwrap().success()
-        };
+        // Opened, and nothing of it read: by its ancestor, whom also Yama lets.
+        let opens = move || std::fs::File::open(&memory).is_ok();
         let from_here = opens();
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);

@@ -107,6 +107,9 @@ fn prepare(control: &UnixStream) -> Step<(Child, UnixStream)> {
     // What pid 1 still needs: to mount, and to empty its bounding set.
     privilege::keep_over_exec(CapabilitySet::SYS_ADMIN | CapabilitySet::SETPCAP)?;
     let (Placed, _) = control::receive(control).at(Stage::Shim, "wait for the resource groups")?;
+    // Whose root is the group that this process is in now.
+    nix::sched::unshare(CloneFlags::CLONE_NEWCGROUP)
+        .at(Stage::Userns, "make the namespace of its groups")?;
     let (init, link) = spawn_init(control)?;
     privilege::drop_capabilities()?;
     hand_over(&link, start, &stdio, trees, filter)?;
@@ -150,8 +153,7 @@ fn make_namespaces(plan: &ShimPlan) -> Step {
         | CloneFlags::CLONE_NEWNS
         | CloneFlags::CLONE_NEWPID
         | CloneFlags::CLONE_NEWIPC
-        | CloneFlags::CLONE_NEWUTS
-        | CloneFlags::CLONE_NEWCGROUP;
+        | CloneFlags::CLONE_NEWUTS;
     if plan.network == Net::Loopback {
         flags |= CloneFlags::CLONE_NEWNET;
     }

@@ -75,10 +75,10 @@ fn told(drill: &Drill, tasks: &[&str]) -> (String, String) {
     (said, ran.all())
 }
 
-#[test]
-fn what_is_stolen_from_a_helper_gives_the_supervisor_nothing_to_close() {
-    // The filter of system calls knows no such theft; this is about what is behind it.
-    let drill = drill(SCRIPTED, "[sandbox.standard]\nseccomp = \"off\"");
+/// How many sockets of helpers an agent took, and how many of those took a descriptor from it.
+fn theft(more: &str) -> (u32, u32) {
+    let drill = drill(SCRIPTED, more);
+    fs::write(drill.path("loose.json"), NO_LANDLOCK).expect("a filter");
     let mut script = "run (setsid python3 thief.py >/dev/null 2>&1 &) ; sleep 1".to_owned();
     for _ in 0..40 {
         script.push_str("\nclient-read README.md\nterminal true");
@@ -90,14 +90,28 @@ fn what_is_stolen_from_a_helper_gives_the_supervisor_nothing_to_close() {
         .split_once(" accepted ")
         .unwrap_or_else(|| panic!("{said}\n{all}"));
     let number = |text: &str| text.trim().parse::<u32>().expect("a number");
-    assert!(number(taken) > 0, "the theft was met: {said}");
-    assert_eq!(
-        number(accepted),
-        0,
-        "sockets that took a descriptor: {loot}"
-    );
-    // Nor did it disturb anything.
+    // Nothing was disturbed.
     assert!(said.contains("{\"terminalId\":\"terminal-40\"}"), "{said}");
+    (number(taken), number(accepted))
+}
+
+/// A filter of system calls under which there is no Landlock, and nothing else missing.
+const NO_LANDLOCK: &str = r#"{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{
+    "names": ["landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"],
+    "action": "SCMP_ACT_ERRNO", "errnoRet": 38}]}"#;
+
+#[test]
+fn what_is_stolen_from_a_helper_gives_the_supervisor_nothing_to_close() {
+    // The built-in filter knows no such theft, and Landlock forbids it; this is what is behind both.
+    let (taken, accepted) = theft("[sandbox.standard]\nseccomp = \"loose.json\"");
+    assert!(taken > 0, "no theft was met");
+    assert_eq!(accepted, 0, "sockets that took a descriptor, of {taken}");
+}
+
+#[test]
+fn helpers_inside_are_out_of_an_agents_reach_by_landlock_alone() {
+    let (taken, _) = theft("[sandbox.standard]\nseccomp = \"off\"");
+    assert_eq!(taken, 0, "sockets were taken from helpers");
 }
 
 #[test]

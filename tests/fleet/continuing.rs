@@ -197,8 +197,11 @@ fn a_daemon_takes_up_what_runs_left_and_its_clients_see_it_whole() {
     assert_eq!(number(&drill, open), 0);
     let mut client = drill.command(&["run", "--quiet", "sleep 600s", "say two"]);
     let mut client = client.spawn().expect("a client");
+    // Begun, so that it counts as an attempt.
     eventually(LONG, "the client's task runs", || {
-        !in_flight(&drill).is_empty()
+        let query = "SELECT count(*) FROM tasks JOIN events ON events.session = tasks.session \
+                     WHERE state = 'running' AND prompt LIKE 'sleep%' AND kind = 'prompt_accepted'";
+        number(&drill, query) == 1
     });
     daemon.child.kill().expect("kill -9");
     let _ = daemon.child.wait();

@@ -261,7 +261,7 @@ fn an_engine_that_does_not_do_its_part_is_said_before_anything_runs() {
         )
     };
     for (script, image, expected) in [
-        (String::new(), local, "needs the program podman"),
+        (String::new(), local, "no podman in the PATH"),
         (
             inspect("echo 'no such image' >&2; exit 125"),
             local,

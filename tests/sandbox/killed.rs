@@ -178,8 +178,7 @@ impl Ground {
 
     /// That nothing is left of a supervisor that was killed a moment ago.
     async fn check(&self, when: &str, said: &str) {
-        let until = Instant::now() + GONE;
-        let left = || until.saturating_duration_since(Instant::now());
+        let killed = ticks();
         let after = |word: &str| -> Vec<String> {
             let lines = said.lines();
             lines
@@ -197,16 +196,16 @@ impl Ground {
         );
         let spaces: BTreeSet<String> = after("ns ").into_iter().collect();
         let supervisor: u32 = after("supervisor ")[0].parse().unwrap();
-        children::until(left(), when, || {
+        children::until(GONE, when, || {
             !pids.iter().chain([&supervisor]).any(|pid| is_alive(*pid))
         })
         .await;
         let token = nap(self.drill);
-        children::until(left(), &format!("nobody of it: {when}"), || {
-            children::alive(&token).is_empty() && inside(&spaces).is_empty()
+        children::until(GONE, &format!("nobody of it: {when}"), || {
+            children::alive(&token).is_empty() && inside(&spaces, killed).is_empty()
         })
         .await;
-        children::until(left(), &format!("no group of it: {when}"), || {
+        children::until(GONE, &format!("no group of it: {when}"), || {
             left_of(supervisor).is_empty()
         })
         .await;
@@ -234,8 +233,28 @@ fn mounts() -> BTreeSet<String> {
         .collect()
 }
 
-/// The processes in any of these namespaces.
-fn inside(spaces: &BTreeSet<String>) -> Vec<u32> {
+/// The clock by which the kernel says when a process was started, in its ticks.
+fn ticks() -> f64 {
+    let uptime = fs::read_to_string("/proc/uptime").unwrap();
+    let seconds: f64 = uptime.split(' ').next().unwrap().parse().unwrap();
+    seconds * rustix::param::clock_ticks_per_second() as f64
+}
+
+/// When it was started.
+fn started(pid: u32) -> Option<f64> {
+    let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
+    let stat = String::from_utf8_lossy(&stat).into_owned();
+    stat.rsplit_once(')')?
+        .1
+        .split_ascii_whitespace()
+        .nth(19)?
+        .parse()
+        .ok()
+}
+
+/// The processes in any of these namespaces that were there at that time: the numbers of namespaces
+/// that are gone are given to the next ones.
+fn inside(spaces: &BTreeSet<String>, at: f64) -> Vec<u32> {
     let is_in = |pid: &u32| {
         ["mnt", "pid", "net", "user"].iter().any(|kind| {
             let link = fs::read_link(format!("/proc/{pid}/ns/{kind}"));
@@ -243,7 +262,8 @@ fn inside(spaces: &BTreeSet<String>) -> Vec<u32> {
         })
     };
     let mut found = children::processes();
-    found.retain(|pid| is_in(pid) && is_alive(*pid));
+    found
+        .retain(|pid| is_in(pid) && is_alive(*pid) && started(*pid).is_some_and(|then| then <= at));
     found
 }
 

@@ -266,12 +266,12 @@ async fn whoever_locks_the_workspace_holds_up_no_apply_and_another_apply_is_wait
     assert_eq!(over.read("a"), "new\n");
     // One that ends in time, and takes its file with it.
     let held = over.at(&name);
+    let began = Instant::now();
     let ending = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(700));
         fs::remove_file(held).unwrap();
         drop(other);
     });
-    let began = Instant::now();
     over.applies();
     assert!(began.elapsed() >= Duration::from_millis(500));
     ending.join().unwrap();

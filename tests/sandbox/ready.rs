@@ -82,7 +82,9 @@ async fn the_next_sandbox_is_put_up_by_a_helper_that_waited_for_it() {
     }
 
     // One that died meanwhile is nobody's start.
+    let second_pid = second.pid;
     drop(second);
+    until(SOON, "the second has ended", || !is_alive(second_pid)).await;
     let ready = ready_beside(&first).await;
     let mut kill = Command::new("kill");
     kill.args(["-9", &ready.to_string()]);
@@ -94,7 +96,10 @@ async fn the_next_sandbox_is_put_up_by_a_helper_that_waited_for_it() {
     echoes(&mut third).await;
 
     // And none is left of a spawner that is gone.
+    let third_pid = third.pid;
+    drop(third);
+    until(SOON, "the third has ended", || !is_alive(third_pid)).await;
     let ready = ready_beside(&first).await;
-    drop((first, third, spawner));
+    drop((first, spawner));
     until(SOON, "no helper is left", || !is_alive(ready)).await;
 }

@@ -26,9 +26,6 @@ mod syscalls;
 /// Bytes of a profile's file.
 const FILE_BYTES: u64 = 256 << 10;
 
-/// The word by which a leash is told to put on [`Seal::Agents`].
-const SEAL_WORD: &str = "agents";
-
 /// What the kernel does with a call. The later in this list, the more it takes away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Action {
@@ -158,9 +155,9 @@ pub(super) fn wear_planned(planned: &Seccomp, file: Option<&str>) -> Step<Seal> 
         }
         Seccomp::File(path) => {
             wear(&read(path, file)?)?;
-            Ok(Seal::Nothing)
+            Ok(Seal::Domain)
         }
-        Seccomp::Off => Ok(Seal::Nothing),
+        Seccomp::Off => Ok(Seal::Domain),
     }
 }
 
@@ -175,50 +172,49 @@ pub(super) fn wear(profile: &Profile) -> Step {
 /// do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Seal {
-    /// Nothing.
+    /// Nothing: there are no walls.
     Nothing,
-    /// No openat2: its mode is behind a pointer, where no filter can look, and could plant a set-id
-    /// program. The helpers need it to open what they were told and nothing else.
+    /// A domain of Landlock of its own.
+    Domain,
+    /// That, and no openat2: its mode is behind a pointer, where no filter can look, and could plant
+    /// a set-id program. The helpers need it to open what they were told and nothing else.
     Agents,
 }
 
 impl Seal {
     /// What this process, a leash, was told by its arguments.
     pub(super) fn asked_for() -> Self {
-        if std::env::args_os().any(|word| word == SEAL_WORD) {
-            Self::Agents
-        } else {
-            Self::Nothing
-        }
+        let said =
+            |seal: &Self| std::env::args_os().any(|word| seal.word().is_some_and(|w| word == w));
+        [Self::Agents, Self::Domain]
+            .into_iter()
+            .find(said)
+            .unwrap_or(Self::Nothing)
     }
 
     /// The argument that says so.
     pub(super) const fn word(self) -> Option<&'static str> {
         match self {
             Self::Nothing => None,
-            Self::Agents => Some(SEAL_WORD),
+            Self::Domain => Some("domain"),
+            Self::Agents => Some("agents"),
         }
     }
 }
 
 /// Starts something under a seal that this process itself does not wear. A filter belongs to a
 /// thread and to what that thread starts, and so does a domain of Landlock; so both are put on by a
-/// thread that lives no longer. Without walls there is neither.
+/// thread that lives no longer.
 pub(super) fn under<T: Send>(seal: Seal, start: impl FnOnce() -> T + Send) -> Step<T> {
-    let has_walls = rustix::thread::no_new_privs().at(
-        Stage::Seccomp,
-        "ask whether this process stands behind walls",
-    )?;
-    if !has_walls {
+    if seal == Seal::Nothing {
         return Ok(start());
     }
     std::thread::scope(|scope| {
         std::thread::Builder::new()
             .spawn_scoped(scope, || {
                 landlock::further_inside()?;
-                match seal {
-                    Seal::Nothing => {}
-                    Seal::Agents => wear(&rules::without_openat2())?,
+                if seal == Seal::Agents {
+                    wear(&rules::without_openat2())?;
                 }
                 Ok(start())
             })

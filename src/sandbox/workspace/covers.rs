@@ -75,17 +75,20 @@ fn look(masks: &Masks, root: &Root, within: &[String], view: View) -> Result<Cov
         within,
         view,
         owner: root.meta()?.uid,
-        left: limits::WALK_ENTRIES,
-        until: Instant::now() + limits::WALK_TIME,
+        left: 0,
+        until: Instant::now(),
         hidden: BTreeSet::new(),
         directories: Vec::new(),
         several: HashSet::new(),
         held: BTreeSet::new(),
         sockets: 0,
     };
+    search.afresh();
     search.each(root, Search::by_name)?;
+    search.afresh();
     search.in_hidden_directories()?;
     if !search.several.is_empty() {
+        search.afresh();
         search.each(root, Search::by_other_name)?;
     }
     search.done()
@@ -99,7 +102,7 @@ struct Search<'a> {
     view: View,
     /// The owner of the workspace, who is the agent inside.
     owner: u32,
-    /// How many entries may still be looked at.
+    /// How many entries may still be looked at, and until when.
     left: u64,
     until: Instant,
     hidden: BTreeSet<PathBuf>,
@@ -111,6 +114,12 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
+    /// Each way through the workspace has the whole bound.
+    fn afresh(&mut self) {
+        self.left = limits::WALK_ENTRIES;
+        self.until = Instant::now() + limits::WALK_TIME;
+    }
+
     /// Looks at everything below a directory.
     fn each(
         &mut self,
@@ -308,36 +317,72 @@ fn is_within(path: &[u8], within: &[String]) -> bool {
 
 /// Where below the root a link leads, and what is there, if it leads to something there.
 fn leads_to(root: &Root, link: &[u8]) -> Result<Option<(PathBuf, Meta)>, MaskError> {
-    use std::os::fd::{AsFd as _, AsRawFd as _};
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
     let held = match rustix::fs::openat2(root, link, flags, Mode::empty(), resolve) {
         Ok(held) => held,
-        // It leads out of the workspace: inside there is only what the sandbox has there.
-        Err(Errno::XDEV) => {
-            let text = rustix::fs::readlinkat(root, link, Vec::new())
-                .map_err(|errno| TreeError::at("read the link", link, errno))?;
-            let inside = crate::sandbox::WORKSPACE_INSIDE.as_bytes();
-            return if text.as_bytes().starts_with(inside) {
-                Err(MaskError::Link(foreign_path(link)))
-            } else {
-                Ok(None)
-            };
-        }
+        Err(Errno::XDEV) => return leaves(root, link).map(|()| None),
         Err(Errno::NOENT | Errno::LOOP | Errno::NOTDIR | Errno::ACCESS) => return Ok(None),
         Err(errno) => return Err(TreeError::at("follow the link", link, errno).into()),
     };
-    let name = |fd: i32| std::fs::read_link(format!("/proc/self/fd/{fd}"));
     let failed = |error| TreeError::at("follow the link", link, error);
     let (to, top) = (
-        name(held.as_raw_fd()).map_err(failed)?,
-        name(root.as_fd().as_raw_fd()).map_err(failed)?,
+        name_of(&held).map_err(failed)?,
+        name_of(root).map_err(failed)?,
     );
     let meta = meta_of(&held).map_err(failed)?;
     let below = to.strip_prefix(&top).ok();
     Ok(below
         .filter(|path| *path != Path::new(""))
         .map(|path| (path.to_owned(), meta)))
+}
+
+/// Sees to it that a link that leads out of the workspace does so inside too, and on the host: there
+/// is only what the sandbox has there. One that comes back by the workspace's name, here or there,
+/// or that leads out over another link, is an error: what it leads to would stay open.
+fn leaves(root: &Root, link: &[u8]) -> Result<(), MaskError> {
+    let text = rustix::fs::readlinkat(root, link, Vec::new())
+        .map_err(|errno| TreeError::at("read the link", link, errno))?;
+    let text = Path::new(OsStr::from_bytes(text.as_bytes()));
+    let from = |top: &Path| {
+        let link = top.join(Path::new(OsStr::from_bytes(link)));
+        let mut plain = PathBuf::from("/");
+        let above = link.parent().unwrap_or(top).join(text);
+        for part in above.components() {
+            match part {
+                Component::Normal(name) => plain.push(name),
+                Component::ParentDir => drop(plain.pop()),
+                Component::RootDir | Component::CurDir | Component::Prefix(_) => {}
+            }
+        }
+        plain
+    };
+    let inside = Path::new(crate::sandbox::WORKSPACE_INSIDE);
+    let comes_back = |top: &Path| from(top).starts_with(top);
+    if comes_back(inside) || comes_back(root.path()) {
+        return Err(MaskError::Link(foreign_path(link)));
+    }
+    // What stands at the other end, if its way on the host goes over links of the host.
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let held = rustix::fs::openat2(
+        root,
+        link,
+        flags,
+        Mode::empty(),
+        ResolveFlags::NO_MAGICLINKS,
+    );
+    let name = held.ok().and_then(|held| name_of(&held).ok());
+    let top = name_of(root).map_err(|error| TreeError::at("follow the link", link, error))?;
+    match name {
+        Some(name) if name.starts_with(&top) => Err(MaskError::Link(foreign_path(link))),
+        _ => Ok(()),
+    }
+}
+
+/// Where something that is held is, as the kernel names it.
+fn name_of(held: impl std::os::fd::AsFd) -> std::io::Result<PathBuf> {
+    use std::os::fd::AsRawFd as _;
+    std::fs::read_link(format!("/proc/self/fd/{}", held.as_fd().as_raw_fd()))
 }
 
 /// The way that a link takes.

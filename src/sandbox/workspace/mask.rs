@@ -51,7 +51,7 @@ pub enum MaskError {
     #[error("workspace.mask: {} is to be hidden, and its name is not UTF-8: rename it", .0.show(200))]
     NotUtf8(Foreign),
     /// A link that leads to a place which cannot be known here.
-    #[error("workspace.mask: {} is a link into the sandbox, and what it leads to cannot be hidden: make it relative", .0.show(200))]
+    #[error("workspace.mask: {} is a link that leaves the workspace over another link, or comes back to it by an absolute path, so what it leads to cannot be hidden: let it lead there directly, by a relative path", .0.show(200))]
     Link(Foreign),
     /// The system said no.
     #[error(transparent)]

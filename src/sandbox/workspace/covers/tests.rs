@@ -149,3 +149,41 @@ fn what_cannot_be_looked_through_is_an_error() {
     let covered = found(deep.path(), &[".env"], View::ReadOnly).unwrap();
     assert_eq!(covered.hidden.len(), 500);
 }
+
+#[test]
+fn a_link_that_comes_back_by_another_way_is_refused_and_one_that_leaves_is_not() {
+    let outside = scratch();
+    std::fs::write(outside.path().join("key"), "x").unwrap();
+    for (text, hop, is_refused) in [
+        ("/etc/passwd", None, false),
+        ("../../no/such", None, false),
+        ("OUTSIDE/key", None, false),
+        ("TOP/prod", None, true),
+        ("/workspace/../workspace/prod", None, true),
+        ("../../workspace/prod", None, true),
+        ("hop", Some("/workspace/prod"), true),
+        ("hop/prod", Some("TOP"), true),
+        ("OUTSIDE/back/prod", None, true),
+        ("hop", Some("/etc/passwd"), true),
+    ] {
+        let dir = with(&["prod", "a/x"]);
+        let at = |text: &str| {
+            text.replace("TOP", &dir.path().display().to_string())
+                .replace("OUTSIDE", &outside.path().display().to_string())
+        };
+        let _ = std::fs::remove_file(outside.path().join("back"));
+        link(outside.path(), &at("TOP"), "back");
+        link(dir.path(), &at(text), "a/l.pem");
+        if let Some(hop) = hop {
+            link(dir.path(), &at(hop), "a/hop");
+        }
+        for view in [View::ReadOnly, View::Writable, View::Layered] {
+            let found = found(dir.path(), &["*.pem"], view);
+            assert_eq!(
+                matches!(found, Err(MaskError::Link(_))),
+                is_refused,
+                "{text} {hop:?}: {found:?}"
+            );
+        }
+    }
+}

@@ -96,6 +96,8 @@ pub(super) fn clear(
         Err(Errno::NOTEMPTY | Errno::EXIST) => {}
         Err(errno) => return Err(failed(errno.into()).into()),
     }
+    // First, so that a directory under the name that an apply uses is always its own.
+    let kept = set_aside(overlay, target).map_err(failed)?;
     // It is somebody's, who is to reach it.
     if rustix::process::geteuid().is_root() {
         let meta = target.root.meta()?;
@@ -106,7 +108,6 @@ pub(super) fn clear(
         rustix::fs::fchown(dir.as_fd(), Some(uid), Some(gid))
             .map_err(|errno| failed(errno.into()))?;
     }
-    let kept = set_aside(overlay, target).map_err(failed)?;
     let told = left.iter().take(limits::OVERLAY_TOLD);
     let told = told.map(|path| place(path, places).show(200));
     let mut told = told.collect::<Vec<_>>().join(", ");
