@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 mod acp;
+mod asks;
 mod client;
 mod egress;
 mod overlay;
@@ -13,6 +14,7 @@ mod probe;
 mod route;
 mod trees;
 pub use acp::*;
+pub use asks::*;
 pub use client::*;
 pub use egress::*;
 pub use overlay::*;

@@ -5,6 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::asks::{AnsweredView, AskView};
 use super::request::{Code, Failure, VERSION};
 use crate::fleet::ConversationView;
 use crate::model::foreign::show;
@@ -23,7 +24,7 @@ crate::model::words!(
 );
 
 /// What a supervisor answers to a request, before a stream if there is one.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Reply {
     /// To [`Request::Hello`](super::request::Request::Hello).
     Hello {
@@ -54,6 +55,12 @@ pub enum Reply {
     },
     /// To [`Request::Conversations`](super::request::Request::Conversations).
     Conversations(Vec<ConversationLine>),
+    /// To [`Request::Asks`](super::request::Request::Asks): those of a list.
+    Asks(Vec<AskView>),
+    /// One of them, whole.
+    Ask(Box<AskView>),
+    /// What came of an answer.
+    Answered(AnsweredView),
     /// It could not be done.
     Failed(Failure),
 }
@@ -104,6 +111,10 @@ struct ReplyLine {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     conversations: Option<Vec<ConversationLine>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    asks: Option<Vec<AskView>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    answered: Option<AnsweredView>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     error: Option<ErrorLine>,
 }
 
@@ -125,6 +136,8 @@ pub fn write_reply(reply: &Reply) -> String {
         accepted: None,
         session: None,
         conversations: None,
+        asks: None,
+        answered: None,
         error: None,
     };
     match reply {
@@ -150,6 +163,18 @@ pub fn write_reply(reply: &Reply) -> String {
         Reply::Conversations(found) => {
             line.ok = Some("conversations".to_owned());
             line.conversations = Some(found.clone());
+        }
+        Reply::Asks(found) => {
+            line.ok = Some("asks".to_owned());
+            line.asks = Some(found.clone());
+        }
+        Reply::Ask(found) => {
+            line.ok = Some("ask".to_owned());
+            line.asks = Some(vec![(**found).clone()]);
+        }
+        Reply::Answered(answered) => {
+            line.ok = Some("answered".to_owned());
+            line.answered = Some(answered.clone());
         }
         Reply::Failed(failure) => {
             line.error = Some(ErrorLine {
@@ -189,6 +214,9 @@ pub fn read_reply(line: &str) -> Option<Reply> {
             session: SessionId::new(&line.session?).ok()?,
         },
         "conversations" => Reply::Conversations(line.conversations?),
+        "asks" => Reply::Asks(line.asks?),
+        "ask" => Reply::Ask(Box::new(line.asks?.pop()?)),
+        "answered" => Reply::Answered(line.answered?),
         _ => return None,
     })
 }

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Parser, Subcommand};
 
+use super::asks::AsksCommand;
 use super::board::Verbosity;
 use super::events::EventsArgs;
 use super::exit::Exit;
@@ -69,6 +70,12 @@ pub enum Command {
     },
     /// Show what happened, from an event or a time on; reads the journal, beside whatever runs
     Events(EventsArgs),
+    /// Look at what waits for a person, and answer it
+    Asks {
+        /// What to do with it
+        #[command(subcommand)]
+        command: AsksCommand,
+    },
     /// Show one session: its task, requests with their verdicts, tool calls, exit
     Show {
         /// The session, as `events` and results name it
@@ -168,6 +175,10 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub results: Option<PathBuf>,
 
+    /// Let what the policy wants a person to decide wait for `marshal asks`; else it is denied
+    #[arg(long)]
+    pub ask: bool,
+
     /// Work here even if a daemon holds the state directory, in a state directory of its own
     #[arg(long)]
     pub local: bool,
@@ -253,7 +264,10 @@ mod tests {
         for line in [
             "",
             "run",
-            "run --ask a",
+            "asks",
+            "asks allow",
+            "asks allow ../x",
+            "asks deny a --remember long",
             "run --continue a b",
             "run a --continue",
             "run a --continue r",

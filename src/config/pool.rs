@@ -13,6 +13,7 @@ use toml::de::DeValue;
 
 use super::acp::{self, Acp, Skipping};
 use super::agent::{self, Agent};
+use super::asking;
 use super::cache;
 use super::container;
 use super::egress;
@@ -206,7 +207,7 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         restart,
         timeouts,
         stop: waits::stop(&section.section("stop")),
-        ask: waits::ask(&section.section("ask")),
+        ask: asking::read(&section.section("ask")),
         guard: value(guard, Guard::PolicyAndSandbox),
         guard_off: value(guard_off, false),
         on_unasked_deny: value(section.word("on_unasked_deny", &[]), OnUnaskedDeny::Report),

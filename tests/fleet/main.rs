@@ -6,6 +6,7 @@
 #![allow(clippy::expect_used, reason = "a test ends with its first failure")]
 
 mod acp;
+mod asks;
 mod caches;
 mod client_attacks;
 mod client_methods;

@@ -4,6 +4,7 @@
 //! Must not carry anything out: its channel does that.
 
 use super::SessionState;
+use super::approvals::Member;
 use super::asks;
 use super::outbox::After;
 use super::prepare::Prepared;
@@ -35,7 +36,7 @@ impl Prepared {
 impl SessionState {
     /// Judges what the agent wants, and puts it on record.
     pub(super) fn client(&mut self, ask: Ask, wish: &ClientWish) {
-        let at = self.asked_at();
+        let at = self.asked_at(&ask);
         let (decided, place) = asks::decide_client(
             &self.pool,
             self.prepared.as_ref(),
@@ -45,7 +46,11 @@ impl SessionState {
             at,
         );
         if decided.verdict.decision == Decision::Ask {
-            return self.ask_a_person(ask, decided, place);
+            let wish = Some((wish.clone(), place));
+            return self.ask_a_person(Member {
+                wish,
+                ..Member::of(ask, decided)
+            });
         }
         self.tally.decided(&decided);
         decided.record(&ask, &mut self.outbox);

@@ -45,6 +45,7 @@ impl SessionState {
             SessionMsg::Checked(check) => self.checked(*check),
             SessionMsg::Surveyed(survey) => return self.report(*survey),
             SessionMsg::Answered { ask, said } => self.answered(&ask, said),
+            SessionMsg::Decide { ask, answer, reply } => self.decided_by(&ask, *answer, reply),
             SessionMsg::Set { setting, reply } => self.choose(setting, reply),
             SessionMsg::AskExpired(ask) => self.ask_expired(&ask),
             SessionMsg::TooLarge(why) => self.too_large(why),
@@ -188,6 +189,7 @@ impl SessionState {
         }
         self.denials = std::mem::take(&mut end.denials);
         self.nobody_decides("the agent ended before this was decided");
+        self.of_turn.clear();
         if self.begun && self.turn.is_none() {
             for call in self.asks.turn_ended() {
                 self.unasked(&call);

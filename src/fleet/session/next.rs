@@ -39,6 +39,7 @@ impl SessionState {
 
     /// The session is over, and with it the run of a conversation.
     pub(super) fn ended_rows(&mut self, class: Option<ExitClass>) {
+        self.shared.questions.session_over(&self.work.session);
         self.outbox.write(Write::SessionEnded {
             session: self.work.session.clone(),
             at_us: now_us(),
