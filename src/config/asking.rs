@@ -7,11 +7,23 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use super::error::quoted;
-use super::table::{Found, Section, word};
+use super::table::{Found, Ledger, Place, Section, word};
+use super::types::{OnCrash, Pool, RestartKind, SessionScope};
 use crate::limits;
-use crate::model::{OnTimeout, Remember};
+use crate::model::{OnTimeout, Remember, words};
 
-word!(OnTimeout, Remember);
+word!(OnTimeout, Remember, WhenWaiting);
+
+words!(
+    /// What becomes of the child of a session that waits for a person.
+    WhenWaiting {
+        /// It waits, too.
+        Hold = "hold",
+        /// It is stopped; when the answer has come, the session is loaded again and its prompt is
+        /// sent again.
+        Release = "release",
+    }
+);
 
 /// `ask = { … }`.
 #[derive(Debug, Clone)]
@@ -22,6 +34,8 @@ pub struct AskConfig {
     pub agent_waits: Option<Duration>,
     /// What follows when nobody answers: at once, where nobody can be asked.
     pub on_timeout: OnTimeout,
+    /// What becomes of the child meanwhile.
+    pub when_waiting: WhenWaiting,
     /// For how long an answer may hold at most.
     pub remember: Remember,
     /// Who may answer; nobody: nobody is asked.
@@ -88,11 +102,26 @@ pub(super) fn read(section: &Section<'_>) -> AskConfig {
             None,
         ),
         on_timeout: value(section.word("on_timeout", &[]), OnTimeout::Deny),
+        when_waiting: value(section.word("when_waiting", &[]), WhenWaiting::Hold),
         remember: value(section.word("remember", &[]), Remember::Session),
         approvers: approvers(section),
     };
-    section.close(&["when_waiting"], &[]);
+    section.close(&[], &[]);
     ask
+}
+
+/// A child is stopped only where another one can take its session up. `place` is where the pool says
+/// so.
+pub(super) fn released_comes_back(ledger: &Ledger, pool: &Pool, place: &Place) {
+    if pool.ask.when_waiting != WhenWaiting::Release {
+        return;
+    }
+    let is_kept = pool.session == SessionScope::Slot && pool.restart.on_crash == OnCrash::Resume;
+    if !is_kept || pool.restart.kind != RestartKind::Transient {
+        let message = "a child is stopped while a person is waited for only where its session is loaded again";
+        let help = "set session = \"slot\", restart.on_crash = \"resume\" and restart.kind = \"transient\"";
+        ledger.fault(place, message, Some(help.to_owned()));
+    }
 }
 
 fn approvers(section: &Section<'_>) -> Vec<Approver> {

@@ -228,6 +228,9 @@ fn agree(section: &Section<'_>, pool: &Pool, blame: &Blame, context: &Context<'_
     agree::agree(section.ledger, pool, blame, context);
     ssh::agree(section, pool, context.found);
     cache::agree(section, pool);
+    let place = section.section("ask").item("when_waiting");
+    let place = place.map_or(section.place.clone(), |item| item.place);
+    asking::released_comes_back(section.ledger, pool, &place);
 }
 
 /// Whether the pool has routes, and what its proxy does, if it has one.

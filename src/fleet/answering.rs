@@ -6,9 +6,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use ractor::ActorRef;
 use tokio::sync::oneshot;
 
 use super::clock::now_us;
+use super::pool::PoolMsg;
 use super::questions::{By, Open};
 use super::session::SessionMsg;
 use super::{FleetHandle, Shared};
@@ -214,7 +216,14 @@ impl FleetHandle {
                     Err(_) => Err(AnswerError::Slow),
                 }
             }
-            By::Nobody(_) => self.keep(&order.ask, open.deadline_us, row).await,
+            By::Nobody(_) => {
+                let kept = self.keep(&order.ask, open.deadline_us, row).await;
+                // A task may wait for it.
+                if let Some(entry) = self.0.pools.get(&open.pool) {
+                    let _ = entry.actor.send_message(PoolMsg::AskOver { expired: None });
+                }
+                kept
+            }
         }
     }
 
@@ -320,7 +329,9 @@ impl FleetHandle {
             Ok((open, remembered)) => {
                 shared.questions.take_up(&open, remembered);
                 for of in open {
-                    expires(shared, of.ask, of.deadline_us);
+                    let entry = self.0.pools.get(&of.pool);
+                    let pool = entry.map(|entry| entry.actor.clone());
+                    expires(shared, of.ask, of.deadline_us, pool);
                 }
             }
             Err(why) => tracing::warn!(why, "the asks of earlier starts cannot be read"),
@@ -329,7 +340,12 @@ impl FleetHandle {
 }
 
 /// Ends a question that no agent waits for at its deadline.
-pub(crate) fn expires(shared: &Arc<Shared>, ask: AskId, deadline_us: i64) {
+pub(crate) fn expires(
+    shared: &Arc<Shared>,
+    ask: AskId,
+    deadline_us: i64,
+    pool: Option<ActorRef<PoolMsg>>,
+) {
     let (shared, journal): (_, Journal) = (Arc::downgrade(shared), shared.journal.clone());
     tokio::spawn(async move {
         // The time of day may be set back meanwhile.
@@ -345,7 +361,7 @@ pub(crate) fn expires(shared: &Arc<Shared>, ask: AskId, deadline_us: i64) {
         }
         tracing::info!(%ask, "nobody came back for an ask in time");
         let write = Write::QuestionChanged {
-            question: ask,
+            question: ask.clone(),
             at_us: now_us(),
             change: QuestionChange::Ended {
                 state: QuestionState::Expired,
@@ -354,6 +370,10 @@ pub(crate) fn expires(shared: &Arc<Shared>, ask: AskId, deadline_us: i64) {
         };
         if let Err(refused) = journal.submit(Commit::of(vec![write])) {
             tracing::warn!(%refused, "the end of an ask was not journalled; the next start does it");
+        }
+        if let Some(pool) = pool {
+            let expired = Some(ask);
+            let _ = pool.send_message(PoolMsg::AskOver { expired });
         }
     });
 }

@@ -118,7 +118,7 @@ fn a_person_allows_what_waits_and_the_answer_counts_once() {
         assert_eq!(metric(&page, pending), Some(1.0));
         let shown = drill.run(&["asks", "show", &id(&ask)]);
         good(&shown);
-        for part in ["touch made.txt", "wants a person", "digest", "made.txt\""] {
+        for part in ["touch made.txt", "digest", "made.txt\"", "input"] {
             assert!(shown.stdout.contains(part), "{part}: {}", shown.all());
         }
         // Something else is answered than what waits.
@@ -326,6 +326,49 @@ fn after_a_kill_a_resumed_agent_waits_for_the_same_ask_and_others_are_over() {
     assert_eq!(state(&drill, &ask), "expired");
     let late = answer(&drill, "allow", &ask, &[]);
     assert_eq!(late.code, Some(1), "{}", late.all());
+}
+
+#[test]
+fn a_released_session_waits_without_its_child_and_lets_others_work() {
+    for dialect in DIALECTS {
+        let release = "ask = { when_waiting = \"release\" }\n";
+        let drill = Drill::new(&(slot_pool(dialect) + release));
+        let mut daemon = daemon(&drill);
+        let working = client(&drill, &[ASKED]);
+        let ask = waiting(&drill, 1).remove(0);
+        eventually(LONG, "its child is gone", || {
+            state(&drill, &ask) == "orphaned" && drill.agents().is_empty()
+        });
+        // Another task does not wait for it.
+        let between = drill.run(&["run", "say hello"]);
+        good(&between);
+        assert_eq!(state(&drill, &ask), "orphaned");
+        good(&answer(&drill, "allow", &ask, &[]));
+        let back = result(&drill, working);
+        assert_eq!(back["outcome"], "done", "{back}");
+        assert_eq!(back["attempts"], 1, "{back}");
+        assert_eq!(back["requests"]["denied"], 0, "{back}");
+        assert_eq!(back["changes"][0]["path"], "made.txt", "{back}");
+        assert_eq!(state(&drill, &ask), "allowed");
+
+        // A cancelled run does not wait, and neither does the end.
+        let mut working = client(&drill, &["run touch other.txt"]);
+        let ask = waiting(&drill, 1).remove(0);
+        eventually(LONG, "its child is gone", || {
+            state(&drill, &ask) == "orphaned"
+        });
+        daemon.signal("TERM");
+        assert_eq!(daemon.wait(LONG), Some(0));
+        working.wait().expect("ends");
+        drill.assert_dense();
+    }
+    let release = "ask = { when_waiting = \"release\", timeout = \"3s\" }\n";
+    let drill = Drill::new(&(slot_pool("acp") + release));
+    let _daemon = daemon(&drill);
+    let denied = result(&drill, client(&drill, &[ASKED]));
+    assert_eq!(denied["outcome"], "denied", "{denied}");
+    let detail = denied["detail"].as_str().expect("a detail");
+    assert!(detail.contains("nobody answered ask"), "{denied}");
 }
 
 #[test]
@@ -545,10 +588,13 @@ fn the_same_request_id_twice_is_denied_and_so_is_too_large_an_input() {
         "cancelled",
         "an answer could be for either"
     );
+    assert!(listed(&drill, &[]).is_empty());
+    let drill = Drill::new(&pool("scaiflux", ""));
+    let _daemon = self::daemon(&drill);
     let large = format!("run touch {}", "x".repeat(70 << 10));
     let denied = result(&drill, client(&drill, &[&large]));
     assert_eq!(denied["outcome"], "denied", "{denied}");
-    assert_eq!(denied["requests"]["denied_by"][0], "too_large", "{denied}");
+    assert_eq!(denied["denied_by"][0], "too_large", "{denied}");
     assert!(listed(&drill, &[]).is_empty());
 }
 

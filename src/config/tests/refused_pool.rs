@@ -158,7 +158,8 @@ fn keys_that_do_nothing_yet_are_not_accepted() {
     for later in ["hooks = []", "delegates = {}"] {
         check(later, "is not supported by this version");
     }
-    check("ask = { when_waiting = \"hold\" }", "\"when_waiting\" is not supported by this version");
+    check("ask = { when_waiting = \"release\" }", "only where its session is loaded again");
+    check("ask = { when_waiting = \"wait\" }", "expected \"hold\" or \"release\", found \"wait\"");
     check("policy = \"ci\"", "\"ci\" is not supported by this version");
     check("policy = \"reviewer\"", "\"reviewer\" is not supported by this version");
 }

@@ -12,13 +12,15 @@ use super::answers::{Shown, digest};
 use super::asks::{self, Decided};
 use super::outbox::After;
 use super::state::SessionState;
+use crate::config::WhenWaiting;
+use crate::fleet::answering::expires;
 use crate::fleet::approver::{Asking, PendingAsk, Said};
 use crate::fleet::clock;
 use crate::fleet::questions::{By, Known, Open};
 use crate::journal::{AnswerRow, QuestionChange, QuestionRow, Write};
 use crate::limits::{ASK_MARGIN, ASKS_PER_POOL, ASKS_PER_SESSION};
 use crate::model::{
-    Ask, AskId, AskKey, ClientWish, DecidedBy, Decision, Event, QuestionState, Verdict,
+    Ask, AskId, AskKey, ClientWish, DecidedBy, Decision, Event, QuestionState, TurnOutcome, Verdict,
 };
 use crate::telemetry::event::permission::{AskWaits, PermissionDecided};
 use crate::telemetry::sets::ToolClass;
@@ -308,7 +310,7 @@ impl SessionState {
         }
         .emit();
         let Some(talk) = &self.talk else {
-            return;
+            return self.release();
         };
         let facts = member.decided.facts.clone().unwrap_or_default();
         let asked = Asking::Asked(Box::new(PendingAsk {
@@ -404,6 +406,46 @@ impl SessionState {
         }
     }
 
+    /// Where the pool says so, the child does not wait: what it asked is kept, its turn and then
+    /// itself are ended, and the task is put back until there is an answer.
+    fn release(&mut self) {
+        let wanted = self.pool.config.ask.when_waiting == WhenWaiting::Release;
+        if !wanted || !self.comes_back() || self.ending.is_some() || self.turn.is_some() {
+            return;
+        }
+        self.released = self.pending.keys().next().cloned();
+        let open: Vec<AskId> = self.pending.keys().cloned().collect();
+        for id in open {
+            self.orphan(&id);
+        }
+        let why = "the child is stopped while its session waits for a person";
+        self.interrupt(TurnOutcome::Cancelled, why.to_owned());
+    }
+
+    /// The agent is told no, and the question stays for the one that comes back.
+    fn orphan(&mut self, id: &AskId) {
+        let Some(mut pending) = self.pending.remove(id) else {
+            return;
+        };
+        self.pool.ask_waits(pending.since, id, false);
+        self.change(id, QuestionChange::Orphaned);
+        let open = Open {
+            pool: self.pool.config.name.clone(),
+            session: self.work.session.clone(),
+            digest: pending.digest.clone(),
+            deadline_us: pending.until_us,
+            paths: pending.shown.paths.clone(),
+            by: By::Nobody(None),
+        };
+        self.shared.questions.put(id.clone(), open);
+        let pool = Some(self.pool_ref.clone());
+        expires(&self.shared, id.clone(), pending.until_us, pool);
+        let ending = Ending::denied(DecidedBy::Gone, RELEASED);
+        for member in std::mem::take(&mut pending.members) {
+            self.conclude(member, &ending);
+        }
+    }
+
     /// Journals a change of a question.
     pub(super) fn change(&mut self, id: &AskId, change: QuestionChange) {
         self.outbox.write(Write::QuestionChanged {
@@ -480,6 +522,8 @@ fn micros(time: Duration) -> i64 {
     i64::try_from(time.as_micros()).unwrap_or(i64::MAX)
 }
 
+const RELEASED: &str =
+    "a person would have to allow this: the session waits for one without its child";
 const CANCELLED: &str =
     "a person would have to allow this, and the request was cancelled before one decided";
 const UNDECIDED: &str = "a person would have to allow this and none gave an answer: do it another way or go on without it";

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::outbox::After;
 use super::state::{Phase, SessionState};
-use super::{Attempt, CheckResult, SessionMsg, StoredSession, work};
+use super::{Attempt, CheckResult, SessionMsg, StoredSession, Tally, work};
 use crate::config::SessionScope;
 use crate::dialect::Command;
 use crate::fleet::channel::{ChannelEnd, ChannelMsg};
@@ -327,6 +327,11 @@ impl SessionState {
                 self.outbox.flush_last();
             }
         }
+        let released = self.released.take().filter(|_| !self.cancelled && stays);
+        if released.is_some() {
+            // What was asked in it is asked again.
+            self.tally = Tally::default();
+        }
         let attempt = Attempt {
             index: self.work.slot.index,
             session: self.work.session.clone(),
@@ -339,6 +344,7 @@ impl SessionState {
             survey,
             cancelled: self.cancelled,
             limit: self.limit.take(),
+            waits: released.clone(),
             failure: self.failure.take(),
             given_back: self.gives_back.then(|| StoredSession {
                 session: self.work.session.clone(),
@@ -355,6 +361,9 @@ impl SessionState {
         let _ = self
             .pool_ref
             .send_message(PoolMsg::AttemptEnded(Box::new(attempt)));
+        if released.is_some() {
+            self.unload(self.task_number);
+        }
         !stays
     }
 }

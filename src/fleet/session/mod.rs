@@ -285,6 +285,7 @@ fn begin(args: SessionArgs, myself: SessionRef) -> Box<SessionState> {
         },
         talk,
         pending: BTreeMap::new(),
+        released: None,
         of_turn: HashMap::new(),
         agent_session: stored.as_ref().and_then(|of| of.agent_session.clone()),
         was_stored: stored.is_some(),

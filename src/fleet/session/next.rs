@@ -253,7 +253,7 @@ impl SessionState {
     }
 
     /// Whether a new child would remember what this one was told, which may be nothing yet.
-    fn comes_back(&self) -> bool {
+    pub(super) fn comes_back(&self) -> bool {
         let is_empty = self.talk.is_some() && !self.prompted;
         self.can_load() && (is_empty || self.resumes().is_some())
     }

@@ -68,6 +68,8 @@ pub(crate) struct SessionState {
     pub(super) talk: Option<TalkArgs>,
     /// Questions that a person is to decide; at most `ASKS_PER_SESSION`.
     pub(super) pending: BTreeMap<AskId, Pending>,
+    /// Its child is stopped, and its task put back, until that question is answered.
+    pub(super) released: Option<AskId>,
     /// Answers that hold until the turn ends, by digest.
     pub(super) of_turn: HashMap<String, Remembered>,
     /// The agent's own id of the session.
