@@ -62,8 +62,10 @@ impl Tokens {
             Ok(mut file) => {
                 let mut bytes = [0_u8; 32];
                 getrandom(&mut bytes)?;
-                let text: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-                file.write_all(format!("{text}\n").as_bytes())?;
+                for byte in bytes {
+                    write!(file, "{byte:02x}")?;
+                }
+                file.write_all(b"\n")?;
             }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             Err(error) => return Err(error),

@@ -103,9 +103,9 @@ async fn list(
         return Err(unexpected());
     };
     if json {
-        found
-            .iter()
-            .for_each(|ask| streams.out.json(&document(ask)));
+        for ask in &found {
+            streams.out.json(&document(ask));
+        }
         return Ok(());
     }
     if found.is_empty() {
@@ -160,16 +160,14 @@ fn now_us() -> i64 {
 
 /// What is left of its time, or when it ended.
 fn until(ask: &AskView, now_us: i64) -> String {
-    match ask.ended_at_us {
-        Some(at) => format!("ended {}", time(at)),
-        None => {
-            let left = ask.deadline_us.saturating_sub(now_us).max(0) / 1_000_000;
-            match (left / 3600, left / 60 % 60, left % 60) {
-                (0, 0, s) => format!("{s}s left"),
-                (0, m, s) => format!("{m}m {s}s left"),
-                (h, m, _) => format!("{h}h {m}m left"),
-            }
-        }
+    if let Some(at) = ask.ended_at_us {
+        return format!("ended {}", time(at));
+    }
+    let left = ask.deadline_us.saturating_sub(now_us).max(0) / 1_000_000;
+    match (left / 3600, left / 60 % 60, left % 60) {
+        (0, 0, s) => format!("{s}s left"),
+        (0, m, s) => format!("{m}m {s}s left"),
+        (h, m, _) => format!("{h}h {m}m left"),
     }
 }
 
@@ -334,8 +332,8 @@ mod tests {
 
     #[test]
     fn nothing_of_an_ask_acts_on_a_terminal() {
-        let evil = crate::api::testing::EVIL;
-        let text = || evil.to_owned();
+        let evil = crate::api::testing::EVIL.concat();
+        let text = || evil.clone();
         let ask = AskView {
             ask: text(),
             state: text(),

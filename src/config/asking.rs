@@ -130,15 +130,16 @@ fn approvers(section: &Section<'_>) -> Vec<Approver> {
     };
     let mut approvers = Vec::new();
     for name in found.value {
-        let fault = |message: String| section.ledger.fault(&name.place, message, None);
         match Approver::new(&name.value) {
-            None => fault(format!(
-                "approver {} must be \"owner\" or the name of a token, of small letters, digits and \"-\"",
-                quoted(&name.value)
-            )),
-            Some(approver) if approvers.contains(&approver) => {
-                fault(format!("approver {} is given twice", quoted(&name.value)));
+            None => {
+                let message = format!(
+                    "approver {} must be \"owner\" or the name of a token, of small letters, digits and \"-\"",
+                    quoted(&name.value)
+                );
+                section.ledger.fault(&name.place, message, None);
             }
+            // Twice says no more than once.
+            Some(approver) if approvers.contains(&approver) => {}
             Some(approver) => approvers.push(approver),
         }
     }

@@ -15,9 +15,7 @@ use super::questions::{By, Open};
 use super::session::SessionMsg;
 use super::{FleetHandle, Shared};
 use crate::config::Approver;
-use crate::journal::{
-    AnswerRow, Commit, Committed, Journal, QuestionChange, Reader, StoredQuestion, Write,
-};
+use crate::journal::{AnswerRow, Commit, Committed, QuestionChange, Reader, StoredQuestion, Write};
 use crate::limits;
 use crate::model::{AskId, Decision, Foreign, QuestionState, Remember};
 
@@ -281,7 +279,7 @@ impl FleetHandle {
             return over("expired");
         }
         if !shared.questions.keep(ask, &answer) {
-            return over("it has an answer");
+            return over("it has an answer, or its agent is back: look at it again");
         }
         let remember = answer.remember;
         let write = Write::QuestionChanged {
@@ -304,7 +302,7 @@ impl FleetHandle {
             }),
             Ok(_) => {
                 shared.questions.unkeep(ask);
-                over("its session ended")
+                over("its session ended, or the answer was used at once: look at it again")
             }
             Err(_) => Err(AnswerError::Slow),
         }
@@ -346,7 +344,7 @@ pub(crate) fn expires(
     deadline_us: i64,
     pool: Option<ActorRef<PoolMsg>>,
 ) {
-    let (shared, journal): (_, Journal) = (Arc::downgrade(shared), shared.journal.clone());
+    let shared = Arc::downgrade(shared);
     tokio::spawn(async move {
         // The time of day may be set back meanwhile.
         while now_us() < deadline_us {
@@ -368,7 +366,7 @@ pub(crate) fn expires(
                 answer: None,
             },
         };
-        if let Err(refused) = journal.submit(Commit::of(vec![write])) {
+        if let Err(refused) = shared.journal.submit(Commit::of(vec![write])) {
             tracing::warn!(%refused, "the end of an ask was not journalled; the next start does it");
         }
         if let Some(pool) = pool {

@@ -130,17 +130,6 @@ impl Questions {
         }
     }
 
-    /// Whether a person need not be asked anew about this request.
-    pub(crate) fn knows(&self, session: &SessionId, digest: &str) -> bool {
-        let inner = self.lock();
-        let of_session = inner.remembered.get(session);
-        of_session.is_some_and(|answers| answers.contains_key(digest))
-            || inner
-                .open
-                .values()
-                .any(|of| of.session == *session && of.digest == digest)
-    }
-
     /// A question is put, or put again.
     pub(crate) fn put(&self, id: AskId, open: Open) {
         self.lock().open.insert(id, open);
@@ -295,10 +284,13 @@ mod tests {
         );
         let elsewhere = all.known(&session("s"), "0", "[1]", 1);
         assert!(matches!(elsewhere, Known::Nothing), "{elsewhere:?}");
-        assert!(all.knows(&session("s"), "1") && !all.knows(&session("t"), "1"));
+        let other = all.known(&session("t"), "1", "[]", 1);
+        assert!(matches!(other, Known::Nothing), "{other:?}");
         all.put(id("a"), orphan("s", "d"));
         assert_eq!(all.waiting(&PoolName::new("p").expect("name")), 1);
         all.session_over(&session("s"));
-        assert!(!all.knows(&session("s"), "1") && all.find(&id("a")).is_none());
+        let gone = all.known(&session("s"), "1", "[]", 1);
+        assert!(matches!(gone, Known::Nothing), "{gone:?}");
+        assert!(all.find(&id("a")).is_none());
     }
 }

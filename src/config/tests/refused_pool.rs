@@ -318,7 +318,6 @@ fn restarts_are_checked() {
     check("budget = 5", "did you mean restart.budget?");
     check("ask = { remember = \"ever\" }", "expected \"never\", \"turn\" or \"session\", found \"ever\"");
     check("ask = { approvers = [\"Ops\"] }", "approver \"Ops\" must be \"owner\" or the name of a token");
-    check("ask = { approvers = [\"a\", \"a\"] }", "approver \"a\" is given twice");
     check("ask = { on_timeout = \"allow\" }", "expected \"deny\" or \"deny_turn\", found \"allow\"");
     check("attempts = 0", "expected an integer from 1 to 100");
     check("attempts = 101", "expected an integer from 1 to 100");

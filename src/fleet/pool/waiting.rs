@@ -5,7 +5,7 @@
 use super::ActiveTask;
 use super::state::PoolState;
 use crate::fleet::questions::By;
-use crate::model::{AskId, TaskOutcome};
+use crate::model::{AskId, SlotState, TaskOutcome};
 
 impl PoolState {
     /// A task's turn was ended because it waits for a person: no attempt is counted.
@@ -33,7 +33,11 @@ impl PoolState {
         };
         match self.shared.questions.find(ask).map(|open| open.by) {
             Some(By::Nobody(None)) => false,
-            Some(By::Nobody(Some(_)) | By::Session(_)) => index == *of,
+            Some(By::Nobody(Some(_)) | By::Session(_)) => {
+                let slot = self.slots.get(usize::from(*of));
+                // In a slot where nothing starts any more it would wait for ever.
+                index == *of || slot.is_none_or(|slot| slot.state == SlotState::Parked)
+            }
             // It is over with its session: another one asks anew.
             None => true,
         }

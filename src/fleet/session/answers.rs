@@ -10,12 +10,13 @@ use super::approvals::{Ending, Member};
 use super::asks::{self, canonical};
 use super::outbox::After;
 use super::state::SessionState;
+use crate::config::ShellCwd;
 use crate::fleet::answering::{AnswerError, AnswerReply, Answered};
 use crate::fleet::questions::Remembered;
 use crate::journal::AnswerRow;
 use crate::limits::ANSWERS_REMEMBERED;
 use crate::model::{Ask, AskId, DecidedBy, Decision, Foreign, QuestionState, Remember};
-use crate::policy::{self, Judgement, Part};
+use crate::policy::{self, Judgement, Led, Part};
 
 /// How wide a person's words may be in a reason.
 const SAID_WIDTH: usize = 500;
@@ -23,8 +24,11 @@ const SAID_WIDTH: usize = 500;
 /// What a person sees of a request beside its words.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Shown {
-    /// Where its paths lead, as JSON.
+    /// Where its paths lead, and where its shell may be, as JSON.
     pub(super) paths: String,
+    /// It is known where it would run, so that another request of the same words and places does
+    /// the same.
+    pub(super) is_certain: bool,
 }
 
 /// What an answer is bound to: SHA-256, in hexadecimal, of the tool, a zero byte and the canonical
@@ -82,14 +86,28 @@ impl SessionState {
             return Shown::default();
         };
         let places = member.decided.from.places(prepared);
-        let led = places.first().map(|place| policy::leads(parts, place));
+        let mut led: Vec<Led> = Vec::new();
+        // Of a shell that keeps its directory: where it may be.
+        if self.pool.config.shell_cwd != ShellCwd::Workspace {
+            led.extend(places.iter().filter_map(|place| place.cwd).map(|cwd| Led {
+                word: Foreign::from("."),
+                to: Foreign::new(cwd),
+                inside: true,
+            }));
+        }
+        led.extend(
+            places
+                .first()
+                .into_iter()
+                .flat_map(|place| policy::leads(parts, place)),
+        );
         let led: Vec<_> = led
-            .unwrap_or_default()
             .iter()
             .map(|led| json!({"word": led.word.raw(), "to": led.to.raw(), "inside": led.inside}))
             .collect();
         Shown {
             paths: serde_json::Value::Array(led).to_string(),
+            is_certain: places.iter().all(|place| place.cwd.is_some()),
         }
     }
 
@@ -145,19 +163,21 @@ impl SessionState {
                     )
                 }
             };
-            self.resolve(id, ending);
+            self.resolve(id, &ending);
             return Err(error);
         }
         if let Some(pending) = self.pending.get(id) {
             let (digest, paths) = (pending.digest.clone(), pending.shown.paths.clone());
-            self.remember(&digest, &paths, &answer);
+            if pending.shown.is_certain {
+                self.remember(&digest, &paths, &answer);
+            }
         }
         let state = match answer.decision {
             Decision::Allow => QuestionState::Allowed,
             Decision::Ask | Decision::Deny => QuestionState::Denied,
         };
         let remember = answer.remember;
-        self.resolve(id, Ending::said(DecidedBy::Human, answer));
+        self.resolve(id, &Ending::said(DecidedBy::Human, answer));
         Ok(Answered { state, remember })
     }
 
@@ -215,20 +235,15 @@ impl SessionState {
             claimed,
             ..
         } = &member.ask;
-        match &member.wish {
-            Some((wish, _)) => {
-                let (mut judgement, place) =
-                    self.pool.policy.decide_client(wish, &prepared.place());
-                asks::show_text(wish, input, &mut judgement);
-                (judgement, place)
-            }
-            None => {
-                let from = &member.decided.from;
-                let asked: (&Foreign, &serde_json::value::RawValue) = (tool, input);
-                let (judgement, _) = asks::judge(&self.pool, Some(prepared), from, asked, claimed);
-                (judgement, None)
-            }
+        if let Some((wish, _)) = &member.wish {
+            let (mut judgement, place) = self.pool.policy.decide_client(wish, &prepared.place());
+            asks::show_text(wish, input, &mut judgement);
+            return (judgement, place);
         }
+        let from = &member.decided.from;
+        let asked: (&Foreign, &serde_json::value::RawValue) = (tool, input);
+        let (judgement, _) = asks::judge(&self.pool, Some(prepared), from, asked, claimed);
+        (judgement, None)
     }
 }
 

@@ -12,13 +12,13 @@ use super::answers::{Shown, digest};
 use super::asks::{self, Decided};
 use super::outbox::After;
 use super::state::SessionState;
-use crate::config::WhenWaiting;
+use crate::config::{Approver, WhenWaiting};
 use crate::fleet::answering::expires;
 use crate::fleet::approver::{Asking, PendingAsk, Said};
 use crate::fleet::clock;
 use crate::fleet::questions::{By, Known, Open};
 use crate::journal::{AnswerRow, QuestionChange, QuestionRow, Write};
-use crate::limits::{ASK_MARGIN, ASKS_PER_POOL, ASKS_PER_SESSION};
+use crate::limits::{ASK_MARGIN, ASKS_PER_POOL, ASKS_PER_SESSION, QUESTION_REQUESTS};
 use crate::model::{
     Ask, AskId, AskKey, ClientWish, DecidedBy, Decision, Event, QuestionState, TurnOutcome, Verdict,
 };
@@ -98,6 +98,17 @@ impl Ending {
         }
     }
 
+    /// People have enough to decide.
+    fn full() -> Self {
+        Self {
+            rules: Some(vec!["max_pending".to_owned()]),
+            ..Self::denied(
+                DecidedBy::Error,
+                "too many requests wait for people already",
+            )
+        }
+    }
+
     /// What a person said.
     pub(super) fn said(by: DecidedBy, answer: AnswerRow) -> Self {
         Self {
@@ -121,26 +132,13 @@ impl Ending {
 
 impl SessionState {
     /// In what state of things an ask is decided now.
-    pub(super) fn asked_at(&self, ask: &Ask) -> asks::At {
-        let has_approver = self.talk.is_some()
-            || self.shared.asks_people && !self.pool.config.ask.approvers.is_empty();
-        let is_full = has_approver
-            && (self.pending.len() >= ASKS_PER_SESSION
-                || self.shared.questions.waiting(&self.pool.config.name) >= ASKS_PER_POOL)
-            && !self.is_known(&digest(ask));
+    pub(super) fn asked_at(&self) -> asks::At {
+        let has_people = self.talk.is_some() || self.shared.asks_people;
         asks::At {
             is_read_only: self.shared.journal.health().borrow().is_read_only(),
-            has_approver,
-            is_full,
+            has_approver: has_people && !self.pool.config.ask.approvers.is_empty(),
             waiting: self.pending.values().map(|of| of.members.len()).sum(),
         }
-    }
-
-    /// Whether no further question would be put.
-    fn is_known(&self, digest: &str) -> bool {
-        self.pending.values().any(|of| of.digest == digest)
-            || self.of_turn.contains_key(digest)
-            || self.shared.questions.knows(&self.work.session, digest)
     }
 
     /// Logs and counts a verdict that is durable.
@@ -165,8 +163,15 @@ impl SessionState {
         let seq = self.outbox.last_seq();
         let digest = digest(&member.ask);
         let shown = self.shown(&member);
-        let open = self.pending.iter_mut();
-        if let Some((id, pending)) = open.into_iter().find(|(_, of)| of.digest == digest) {
+        if !shown.is_certain {
+            // Nothing says that it would do the same as another one of these words.
+            return self.new_question(member, digest, shown, seq);
+        }
+        let mut open = self.pending.iter_mut();
+        if let Some((id, pending)) = open.find(|(_, of)| of.digest == digest && of.shown == shown) {
+            if pending.members.len() >= QUESTION_REQUESTS {
+                return self.conclude(member, &Ending::full());
+            }
             let id = id.clone();
             let agent_until_us = pending.agent_until_us;
             pending.members.push(member);
@@ -192,7 +197,7 @@ impl SessionState {
                 let ending = Ending::said(DecidedBy::Human, answer);
                 let change = QuestionChange::Ended {
                     state: ending.state(),
-                    answer: None,
+                    answer: ending.answer.clone(),
                 };
                 self.change(&id, change);
                 if let Some(answer) = &ending.answer {
@@ -218,6 +223,10 @@ impl SessionState {
     }
 
     fn new_question(&mut self, member: Member, digest: String, shown: Shown, seq: u64) {
+        let of_pool = self.shared.questions.waiting(&self.pool.config.name);
+        if self.pending.len() >= ASKS_PER_SESSION || of_pool >= ASKS_PER_POOL {
+            return self.conclude(member, &Ending::full());
+        }
         let id = member.decided.verdict.ask.clone();
         let at_us = clock::now_us();
         let most = self.pool.policy.ask_timeout();
@@ -309,7 +318,8 @@ impl SessionState {
             is_elsewhere: self.talk.is_some(),
         }
         .emit();
-        let Some(talk) = &self.talk else {
+        let is_for_client = self.pool.config.ask.approvers.contains(&Approver::Owner);
+        let Some(talk) = self.talk.as_ref().filter(|_| is_for_client) else {
             return self.release();
         };
         let facts = member.decided.facts.clone().unwrap_or_default();
@@ -326,7 +336,7 @@ impl SessionState {
             within,
         }));
         if talk.approver.try_send(asked).is_err() {
-            self.resolve(id, Ending::denied(DecidedBy::Gone, NOBODY));
+            self.resolve(id, &Ending::denied(DecidedBy::Gone, NOBODY));
         }
     }
 
@@ -356,7 +366,7 @@ impl SessionState {
         match said {
             Said::Allow => self.client_decides(id, Decision::Allow),
             Said::Reject => self.client_decides(id, Decision::Deny),
-            Said::Cancelled => self.resolve(id, Ending::denied(DecidedBy::Gone, CANCELLED)),
+            Said::Cancelled => self.resolve(id, &Ending::denied(DecidedBy::Gone, CANCELLED)),
             Said::Nothing => self.nobody_decided(id, UNDECIDED),
         }
     }
@@ -372,7 +382,7 @@ impl SessionState {
             for member in &mut pending.members {
                 member.decided.deny_turn = deny_turn;
             }
-            self.resolve(id, Ending::denied(DecidedBy::Timeout, why));
+            self.resolve(id, &Ending::denied(DecidedBy::Timeout, why));
         }
     }
 
@@ -390,7 +400,7 @@ impl SessionState {
         let Some((id, pending)) = found else { return };
         if pending.members.len() == 1 {
             let id = id.clone();
-            return self.resolve(&id, ending);
+            return self.resolve(&id, &ending);
         }
         if let Some(at) = pending.members.iter().position(of_key) {
             let member = pending.members.remove(at);
@@ -402,7 +412,7 @@ impl SessionState {
     pub(super) fn nobody_decides(&mut self, why: &str) {
         let open: Vec<AskId> = self.pending.keys().cloned().collect();
         for id in open {
-            self.resolve(&id, Ending::denied(DecidedBy::Gone, why));
+            self.resolve(&id, &Ending::denied(DecidedBy::Gone, why));
         }
     }
 
@@ -410,7 +420,12 @@ impl SessionState {
     /// itself are ended, and the task is put back until there is an answer.
     fn release(&mut self) {
         let wanted = self.pool.config.ask.when_waiting == WhenWaiting::Release;
-        if !wanted || !self.comes_back() || self.ending.is_some() || self.turn.is_some() {
+        if !wanted
+            || self.talk.is_some()
+            || !self.comes_back()
+            || self.ending.is_some()
+            || self.turn.is_some()
+        {
             return;
         }
         self.released = self.pending.keys().next().cloned();
@@ -456,7 +471,7 @@ impl SessionState {
     }
 
     /// The one end of every question that waited.
-    pub(super) fn resolve(&mut self, id: &AskId, ending: Ending) {
+    pub(super) fn resolve(&mut self, id: &AskId, ending: &Ending) {
         let Some(mut pending) = self.pending.remove(id) else {
             return;
         };
@@ -468,7 +483,7 @@ impl SessionState {
         };
         self.change(id, change);
         for member in std::mem::take(&mut pending.members) {
-            self.conclude(member, &ending);
+            self.conclude(member, ending);
         }
         if let Some(talk) = &self.talk {
             let (id, decision, by) = (id.clone(), ending.decision, ending.by);

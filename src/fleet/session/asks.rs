@@ -195,8 +195,6 @@ pub(crate) struct At {
     pub(crate) is_read_only: bool,
     /// There is a person to ask.
     pub(crate) has_approver: bool,
-    /// People have enough to decide.
-    pub(crate) is_full: bool,
     /// Requests that wait for people: they are not on their way to the disk.
     pub(crate) waiting: usize,
 }
@@ -353,11 +351,6 @@ fn decided(
     took: Duration,
     at: At,
 ) -> Decided {
-    let judgement = if judgement.decision == Decision::Ask && at.has_approver && at.is_full {
-        Judgement::refused("max_pending", "too many requests wait for people already")
-    } else {
-        judgement
-    };
     PolicyEvaluated {
         took,
         error: (judgement.by == DecidedBy::Error).then_some(EvaluationError::Malformed),

@@ -36,7 +36,7 @@ impl Prepared {
 impl SessionState {
     /// Judges what the agent wants, and puts it on record.
     pub(super) fn client(&mut self, ask: Ask, wish: &ClientWish) {
-        let at = self.asked_at(&ask);
+        let at = self.asked_at();
         let (decided, place) = asks::decide_client(
             &self.pool,
             self.prepared.as_ref(),

@@ -325,7 +325,7 @@ impl SessionState {
 
     pub(super) fn ask(&mut self, ask: Ask) {
         let prepared = self.prepared.as_ref();
-        let at = self.asked_at(&ask);
+        let at = self.asked_at();
         let asks = &mut self.asks;
         let decided = asks::decide(&self.pool, prepared, &self.work, &ask, asks, at);
         if decided.verdict.decision == Decision::Ask {
