@@ -7,6 +7,8 @@
 
 mod acp;
 mod asks;
+mod asks_doors;
+mod asks_kept;
 mod caches;
 mod client_attacks;
 mod client_methods;
