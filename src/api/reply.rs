@@ -6,6 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::asks::{AnsweredView, AskView};
+use super::listing::Listing;
 use super::request::{Code, Failure, VERSION};
 use crate::fleet::ConversationView;
 use crate::model::foreign::show;
@@ -61,6 +62,8 @@ pub enum Reply {
     Ask(Box<AskView>),
     /// What came of an answer.
     Answered(AnsweredView),
+    /// To [`Request::List`](super::request::Request::List).
+    Listed(Listing),
     /// It could not be done.
     Failed(Failure),
 }
@@ -115,6 +118,8 @@ struct ReplyLine {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     answered: Option<AnsweredView>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    listing: Option<Listing>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     error: Option<ErrorLine>,
 }
 
@@ -138,6 +143,7 @@ pub fn write_reply(reply: &Reply) -> String {
         conversations: None,
         asks: None,
         answered: None,
+        listing: None,
         error: None,
     };
     match reply {
@@ -175,6 +181,10 @@ pub fn write_reply(reply: &Reply) -> String {
         Reply::Answered(answered) => {
             line.ok = Some("answered".to_owned());
             line.answered = Some(answered.clone());
+        }
+        Reply::Listed(listing) => {
+            line.ok = Some("listed".to_owned());
+            line.listing = Some(listing.clone());
         }
         Reply::Failed(failure) => {
             line.error = Some(ErrorLine {
@@ -217,6 +227,7 @@ pub fn read_reply(line: &str) -> Option<Reply> {
         "asks" => Reply::Asks(line.asks?),
         "ask" => Reply::Ask(Box::new(line.asks?.pop()?)),
         "answered" => Reply::Answered(line.answered?),
+        "listed" => Reply::Listed(line.listing?),
         _ => return None,
     })
 }
@@ -224,6 +235,7 @@ pub fn read_reply(line: &str) -> Option<Reply> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::listing::{PoolLine, SlotLine};
 
     #[test]
     fn replies_survive_a_round_trip() {
@@ -245,6 +257,19 @@ mod tests {
                 title: Some("say".to_owned()),
                 at_us: 5,
             }]),
+            Reply::Listed(Listing {
+                pools: vec![PoolLine {
+                    pool: "demo".to_owned(),
+                    weak: vec!["a".to_owned()],
+                    ..PoolLine::default()
+                }],
+                slots: vec![SlotLine {
+                    slot: "demo/0".to_owned(),
+                    started_at: Some(1.5),
+                    note: Some("n".to_owned()),
+                    ..SlotLine::default()
+                }],
+            }),
             Reply::Failed(Failure::new(Code::Busy, "come again")),
         ] {
             let line = write_reply(&reply);

@@ -4,6 +4,7 @@
 use crate::config::{Egress, is_host_name};
 use crate::limits::EGRESS_HEADERS;
 use crate::model::EgressResult as Why;
+use crate::wire::http;
 
 /// Where somebody inside wants to go: the host in lower case, as it is compared, looked up and
 /// expected in TLS.
@@ -106,7 +107,7 @@ fn request_line(line: &[u8]) -> Result<(Asked, bool), Denied> {
         let what = "the request line is not a method, a target and a version";
         return Err(malformed(what));
     };
-    if method.is_empty() || !method.iter().copied().all(is_token) {
+    if !http::is_token(method) {
         return Err(malformed("the method is none"));
     }
     let is_old = match version {
@@ -153,24 +154,11 @@ fn target_of(target: &[u8]) -> Result<Asked, Denied> {
 fn check_headers(lines: &[&[u8]], asked: &Asked, is_old: bool) -> Result<(), Denied> {
     let mut hosts = 0;
     for line in lines {
-        let colon = line.iter().position(|byte| *byte == b':');
-        let Some((name, value)) = colon.map(|at| (&line[..at], &line[at + 1..])) else {
-            return Err(malformed("a header has no colon"));
-        };
-        if name.is_empty() || !name.iter().copied().all(is_token) {
-            let what = "the name of a header is none, or a header goes over two lines";
-            return Err(malformed(what));
-        }
-        if !value
-            .iter()
-            .all(|byte| matches!(byte, b'\t' | b' '..=b'~' | 0x80..))
-        {
-            return Err(malformed("the value of a header holds a control character"));
-        }
+        let (name, value) = http::header(line).map_err(malformed)?;
         match name.to_ascii_lowercase().as_slice() {
             b"host" => {
                 hosts += 1;
-                let value = value.trim_ascii().to_ascii_lowercase();
+                let value = value.to_ascii_lowercase();
                 let (host, port) = (asked.host.as_bytes(), asked.port.to_string());
                 let with_port = [host, b":", port.as_bytes()].concat();
                 if value != with_port && value != host {
@@ -192,27 +180,6 @@ fn check_headers(lines: &[&[u8]], asked: &Asked, is_old: bool) -> Result<(), Den
         ));
     }
     Ok(())
-}
-
-const fn is_token(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric()
-        || matches!(
-            byte,
-            b'!' | b'#'
-                | b'$'
-                | b'%'
-                | b'&'
-                | b'\''
-                | b'*'
-                | b'+'
-                | b'-'
-                | b'.'
-                | b'^'
-                | b'_'
-                | b'`'
-                | b'|'
-                | b'~'
-        )
 }
 
 /// Holds a target against the allow-list.

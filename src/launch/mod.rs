@@ -23,6 +23,7 @@ mod once;
 mod program;
 mod spawner;
 pub mod ssh;
+mod starter;
 mod survivors;
 
 pub use crate::wire::engine::{Container, Engine, Flavour};
@@ -54,8 +55,8 @@ pub struct LaunchPlan {
     pub preamble: Vec<u8>,
 }
 
-/// What stands around an agent. Cgroups, which are entered from outside between the spawn and the
-/// helper's first message, have their place here.
+/// What stands around an agent. Resource groups are entered from outside, before a helper starts
+/// anybody else.
 #[derive(Debug, Clone)]
 pub enum Walls {
     /// Nothing: a plain process on a leash.

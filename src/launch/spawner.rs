@@ -4,35 +4,25 @@
 //! *thread* that started a process ends (prctl(2)); and a thread of its own, so that no spawn
 //! holds up a runtime. Never a `pre_exec` hook: it would make every spawn copy the page tables.
 
-use std::ffi::OsString;
 use std::io;
 use std::net::TcpListener;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixStream as StdStream;
-use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::unix::pipe;
 use tokio::process::Child;
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
-use super::cgroup::{By, Group, Groups, Held, Leaf};
-use super::control::{self, Control, OneWay};
-use super::program::HelperProgram;
-use super::{Door, LaunchPlan, SpawnError, Walls};
+use super::cgroup::{Group, Held, Leaf};
+use super::control::Control;
+use super::starter::Starter;
+use super::{Door, LaunchPlan, SpawnError};
 use crate::limits;
-use crate::model::GroupLimits;
-use crate::wire::engine::{Engine, Taken};
-use crate::wire::shim::{
-    self, ARG0_ENGINE, ARG0_LEASH, ARG0_OUTER, Ids, Layers, MARKER, Program, Report, Start, VERSION,
-};
+use crate::wire::shim::{Layers, Report, VERSION};
 
 /// Starts children. Cheap to clone. Every [`Process`] holds one too, so that the thread lives as
 /// long as any child: its end would be the end of them, by their parent-death signal.
@@ -83,14 +73,20 @@ pub struct Process {
     /// Its control groups, where this host gives any.
     pub(super) leaf: Option<Leaf>,
     /// Keeps the thread.
-    _thread: mpsc::Sender<Job>,
+    pub(super) _thread: mpsc::Sender<Job>,
 }
 
+/// What the thread is asked for.
 #[derive(Debug)]
-struct Job {
-    plan: LaunchPlan,
-    reply: oneshot::Sender<Result<Launched, SpawnError>>,
-    thread: mpsc::Sender<Job>,
+pub(super) enum Job {
+    /// Start a child.
+    Start {
+        plan: Box<LaunchPlan>,
+        reply: oneshot::Sender<Result<Launched, SpawnError>>,
+        thread: mpsc::Sender<Job>,
+    },
+    /// A sandbox stands: have the helper of the next one ready.
+    Prepare,
 }
 
 impl Process {
@@ -123,16 +119,21 @@ impl Spawner {
             .name("spawner".to_owned())
             .spawn(move || {
                 let _inside = runtime.enter();
-                let mut groups = Groups::open(&executable);
-                let helpers = HelperProgram::find(executable);
-                while let Some(Job {
-                    plan,
-                    reply,
-                    thread,
-                }) = queue.blocking_recv()
-                {
-                    // A caller who left in between drops what was started, which ends it.
-                    let _ = reply.send(fork(&helpers, &plan, &mut groups, thread));
+                let mut starter = Starter::open(executable);
+                while let Some(job) = queue.blocking_recv() {
+                    match job {
+                        // A caller who left in between drops what was started, which ends it.
+                        Job::Start {
+                            plan,
+                            reply,
+                            thread,
+                        } => {
+                            let _ = reply.send(starter.start(&plan, thread));
+                        }
+                        // Whoever waits goes first.
+                        Job::Prepare if queue.is_empty() => starter.prepare(),
+                        Job::Prepare => {}
+                    }
                 }
             })?;
         Ok(Self {
@@ -156,8 +157,8 @@ impl Spawner {
         let (reply, answer) = oneshot::channel();
         let mut plan = plan;
         let preamble = std::mem::take(&mut plan.preamble);
-        let job = Job {
-            plan,
+        let job = Job::Start {
+            plan: Box::new(plan),
             reply,
             thread: self.jobs.clone(),
         };
@@ -185,6 +186,10 @@ impl Spawner {
                 notes,
                 layers,
             })) => {
+                if layers.is_some() {
+                    // A full queue has no use for it.
+                    let _ = self.jobs.try_send(Job::Prepare);
+                }
                 launched.notes = notes;
                 launched.layers = layers;
                 say_first(&mut launched.stdin, &preamble).await?;
@@ -237,223 +242,11 @@ fn check(plan: &LaunchPlan) -> Result<(), SpawnError> {
     Err(SpawnError::Unspeakable { what })
 }
 
-/// Starts a child's helper and tells it what to do; on the spawner thread only.
-fn fork(
-    helpers: &HelperProgram,
-    plan: &LaunchPlan,
-    groups: &mut Groups,
-    thread: mpsc::Sender<Job>,
-) -> Result<Launched, SpawnError> {
-    let counts_own = counts_own_processes(&plan.walls);
-    let (leaf, held) = match &plan.walls {
-        Walls::Engine(walls, engine) if engine.is_container() => (
-            None,
-            Groups::of_container(
-                &plan.limits.group,
-                engines_lack(engine, walls.ids),
-                counts_own,
-            )?,
-        ),
-        Walls::None | Walls::Shim(_) | Walls::Engine(..) => {
-            groups.leaf(&plan.limits.group, counts_own)?
-        }
-    };
-    let mut limits = plan.limits;
-    limits.nproc = plan.limits.group.pids.filter(|_| counts_own).map(u64::from);
-    let marker = uuid::Uuid::new_v4().simple().to_string();
-    let mut env = plan.env.clone();
-    env.retain(|(name, _)| name != MARKER);
-    env.push((MARKER.to_owned(), marker.clone()));
-    let (arg0, engine) = match &plan.walls {
-        Walls::None => (ARG0_LEASH, None),
-        Walls::Shim(_) => (ARG0_OUTER, None),
-        Walls::Engine(walls, engine) => (
-            ARG0_ENGINE,
-            Some(of_child(
-                engine,
-                &walls.hostname,
-                &marker,
-                taken(&plan.limits.group, &held),
-            )),
-        ),
-    };
-    let walls = plan.walls.plan().cloned();
-    let message = shim::encode(&Start {
-        version: VERSION,
-        parent: std::process::id(),
-        program: Program {
-            argv: plan.argv.clone(),
-            env,
-            cwd: plan.cwd.clone(),
-            limits,
-        },
-        program_beside: arg0 == ARG0_OUTER && helpers.program().is_some(),
-        walls,
-        no_links: false,
-        engine,
-    })?;
-    let door = plan.walls.plan().is_some_and(|walls| walls.door);
-    let door = door.then(|| Door::make(&marker)).transpose();
-    let door = door.map_err(SpawnError::Fork)?;
-    let of_group = Grouped { leaf, held };
-    start_helper(helpers, arg0, &marker, &message, door, of_group, thread)
-}
-
-/// The groups of a child that is to be.
-struct Grouped {
-    leaf: Option<Leaf>,
-    held: Held,
-}
-
-/// Whether RLIMIT_NPROC counts only processes of this child: where its uid is its own, or, since
-/// Linux 5.14, by its user namespace.
-fn counts_own_processes(walls: &Walls) -> bool {
-    match walls {
-        Walls::None => false,
-        Walls::Engine(plan, engine) if engine.has_no_user_namespace() => {
-            matches!(plan.ids, Ids::Root { .. })
-        }
-        Walls::Shim(plan) | Walls::Engine(plan, _) => {
-            matches!(plan.ids, Ids::Root { .. }) || linux_is_at_least(5, 14)
-        }
-    }
-}
-
-/// Why the engine of a container does not hold limits; `None`: it does.
-fn engines_lack(engine: &Engine, ids: Ids) -> Option<&'static str> {
-    let is_somebodys = matches!(ids, Ids::Own { .. }) && !engine.has_no_user_namespace();
-    // podman says so itself, and goes on without.
-    (is_somebodys && !std::path::Path::new("/sys/fs/cgroup/cgroup.controllers").exists())
-        .then_some("podman of an ordinary user holds limits only where cgroup v2 is the only one")
-}
-
-/// What the engine is to hold.
-fn taken(limits: &GroupLimits, held: &Held) -> Taken {
-    let by = |by: By| by == By::Engine;
-    Taken {
-        pids: limits.pids.filter(|_| by(held.pids)),
-        memory: limits.memory.filter(|_| by(held.memory)),
-        swap: limits.swap.filter(|_| by(held.swap)),
-        cpu_millis: limits.cpu_millis.filter(|_| by(held.cpu)),
-    }
-}
-
-fn linux_is_at_least(major: u32, minor: u32) -> bool {
-    let release = rustix::system::uname();
-    let release = release.release().to_string_lossy();
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
-    let mut number = || numbers.next()?.parse::<u32>().ok();
-    matches!((number(), number()), (Some(a), Some(b)) if (a, b) >= (major, minor))
-}
-
-/// The engine as this one child's helper has it: with a name of its own for its container, and what
-/// that may take.
-fn of_child(engine: &Engine, host: &str, marker: &str, takes: Taken) -> Engine {
-    let mut engine = engine.clone();
-    if let Engine::Container(container) = &mut engine {
-        let short = marker.get(..12).unwrap_or(marker);
-        container.limits = Some(takes);
-        container.name = format!("marshal-{}-{host}-{short}", std::process::id());
-    }
-    engine
-}
-
-fn start_helper(
-    helpers: &HelperProgram,
-    arg0: &str,
-    marker: &str,
-    message: &[u8],
-    door: Option<(Door, OwnedFd)>,
-    of_group: Grouped,
-    thread: mpsc::Sender<Job>,
-) -> Result<Launched, SpawnError> {
-    let fork = SpawnError::Fork;
-    let (agent_stdin, stdin) = pipe_with(PipeFlags::CLOEXEC).map_err(|e| fork(e.into()))?;
-    let (stdout, agent_stdout) = pipe_with(PipeFlags::CLOEXEC).map_err(|e| fork(e.into()))?;
-    let (stderr, agent_stderr) = pipe_with(PipeFlags::CLOEXEC).map_err(|e| fork(e.into()))?;
-    // A leash has the agent's uid and pid namespace; the helpers of a sandbox are out of its reach.
-    let (ours, reports, theirs, said) = if arg0 == ARG0_LEASH {
-        let lines = OneWay::make().map_err(fork)?;
-        let said = Stdio::from(lines.their_reports);
-        (lines.orders, Some(lines.reports), lines.their_orders, said)
-    } else {
-        let (ours, theirs) = StdStream::pair().map_err(fork)?;
-        (ours, None, OwnedFd::from(theirs), Stdio::null())
-    };
-    let program = if arg0 == ARG0_ENGINE {
-        helpers.own()
-    } else {
-        helpers.path().to_owned()
-    };
-    let mut command = Command::new(program);
-    command
-        .arg0(OsString::from(arg0))
-        .env_clear()
-        .env(MARKER, marker)
-        .stdin(Stdio::from(theirs))
-        .stdout(said)
-        .stderr(Stdio::null());
-    let mut command = tokio::process::Command::from(command);
-    let helper = command.spawn().map_err(fork)?;
-    // Its ends of the lines, so that the helper's death ends ours.
-    drop(command);
-    // Before it is told anything: it is the only process yet, and whatever it starts is in there.
-    let gone = || fork(io::Error::other("the helper ended as it started"));
-    let pid = helper.id().ok_or_else(gone)?;
-    if let Some(leaf) = &of_group.leaf {
-        leaf.place(pid)?;
-    }
-    // A helper reads at once; one that does not must not hold up all other children's starts.
-    ours.set_write_timeout(Some(limits::KILL_HELPER))
-        .map_err(fork)?;
-    let (door, pid_1s_end) = door.unzip();
-    let mut sent = vec![
-        agent_stdin.as_fd(),
-        agent_stdout.as_fd(),
-        agent_stderr.as_fd(),
-    ];
-    sent.extend(pid_1s_end.as_ref().map(AsFd::as_fd));
-    if arg0 == ARG0_OUTER {
-        sent.extend(helpers.program());
-    }
-    // Where it is told that it ended before it read, its own report says why.
-    match control::send_start(&ours, message, &sent) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => return Err(fork(error)),
-        _ => {}
-    }
-    Ok(Launched {
-        stdin: pipe::Sender::from_owned_fd(stdin).map_err(fork)?,
-        stdout: pipe::Receiver::from_owned_fd(stdout).map_err(fork)?,
-        stderr: pipe::Receiver::from_owned_fd(stderr).map_err(fork)?,
-        pid,
-        marker: marker.to_owned(),
-        notes: Vec::new(),
-        layers: None,
-        held: of_group.held,
-        door,
-        listeners: Vec::new(),
-        process: Process {
-            helper,
-            control: match reports {
-                Some(reports) => Control::one_way(ours, reports).map_err(fork)?,
-                None => Control::new(ours).map_err(fork)?,
-            },
-            marker: marker.to_owned(),
-            has_namespace: arg0 != ARG0_LEASH,
-            patience: if arg0 == ARG0_ENGINE {
-                limits::ENGINE_END
-            } else {
-                limits::KILL_HELPER
-            },
-            leaf: of_group.leaf,
-            _thread: thread,
-        },
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::launch::Walls;
+    use crate::model::GroupLimits;
     use crate::wire::shim::Limits;
 
     fn plan(argv: &[&str], env: &[(&str, &str)], cwd: &str) -> LaunchPlan {

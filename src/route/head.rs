@@ -6,6 +6,7 @@ use super::refusal::Refusal;
 use crate::config::{Route, is_plain_path};
 use crate::limits::ROUTE_HEADERS;
 use crate::telemetry::sets::RouteRefusal as Why;
+use crate::wire::http;
 
 /// Checks the bytes of a request's head, the empty line at its end included. What passes is still
 /// read by the HTTP library; this refuses what libraries forgive.
@@ -62,7 +63,7 @@ fn check_request_line(line: &[u8]) -> Result<bool, Refusal> {
             "the request line is not a method, a path and a version",
         ));
     };
-    if method.is_empty() || !method.iter().copied().all(is_token) {
+    if !http::is_token(method) {
         return Err(smuggled("the method is none"));
     }
     if method == b"CONNECT" || target.first() != Some(&b'/') {
@@ -88,20 +89,10 @@ fn check_headers(lines: &[&[u8]], is_old: bool) -> Result<(), Refusal> {
     }
     let (mut hosts, mut lengths, mut encodings) = (0, 0, 0);
     for line in lines {
-        let colon = line.iter().position(|byte| *byte == b':');
-        let Some((name, value)) = colon.map(|at| (&line[..at], &line[at + 1..])) else {
-            return smuggled("a header has no colon");
+        let (name, value) = match http::header(line) {
+            Ok(header) => header,
+            Err(what) => return smuggled(what),
         };
-        if name.is_empty() || !name.iter().copied().all(is_token) {
-            return smuggled("the name of a header is none, or a header goes over two lines");
-        }
-        if !value
-            .iter()
-            .all(|byte| matches!(byte, b'\t' | b' '..=b'~' | 0x80..))
-        {
-            return smuggled("the value of a header holds a control character");
-        }
-        let value = value.trim_ascii();
         match name.to_ascii_lowercase().as_slice() {
             b"host" => hosts += 1,
             b"content-length" => {
@@ -132,27 +123,6 @@ fn check_headers(lines: &[&[u8]], is_old: bool) -> Result<(), Refusal> {
         return smuggled("the length of the request is told twice");
     }
     Ok(())
-}
-
-const fn is_token(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric()
-        || matches!(
-            byte,
-            b'!' | b'#'
-                | b'$'
-                | b'%'
-                | b'&'
-                | b'\''
-                | b'*'
-                | b'+'
-                | b'-'
-                | b'.'
-                | b'^'
-                | b'_'
-                | b'`'
-                | b'|'
-                | b'~'
-        )
 }
 
 /// A request that the route's list allows.

@@ -14,10 +14,9 @@ use rustix::process::{DumpableBehavior, Pid, Signal, getpid};
 
 use super::door::Door;
 use super::fail::{At, Step, failure};
-use super::seccomp::Seal;
 use super::warden::{Scope, Warden};
 use super::{control, landlock, privilege, root, seccomp, warden};
-use crate::wire::shim::{Enter, Layers, Report, Seccomp, Stage, VERSION};
+use crate::wire::shim::{Enter, Layers, Report, Stage, VERSION};
 
 /// Runs as pid 1 of the sandbox.
 pub(super) fn main() -> ExitCode {
@@ -105,17 +104,7 @@ fn prepare() -> Step<Prepared> {
         plan.landlock_min_abi,
     )?;
     // Last, and before the agent is there: whatever is started from here on wears it too.
-    let seal = match &plan.seccomp {
-        Seccomp::BuiltIn => {
-            seccomp::wear(&seccomp::built_in())?;
-            Seal::Agents
-        }
-        Seccomp::File(path) => {
-            seccomp::wear(&seccomp::read(path, enter.filter.as_deref())?)?;
-            Seal::Nothing
-        }
-        Seccomp::Off => Seal::Nothing,
-    };
+    let seal = seccomp::wear_planned(&plan.seccomp, enter.filter.as_deref())?;
     let agent = warden::start(program, stdio, seal)?;
     Ok(Prepared {
         agent,

@@ -21,7 +21,8 @@ use super::fail::{At, Step, failure};
 use super::trees::{self, Binary, Trees};
 use super::{control, layers, loopback, privilege, seccomp, warden};
 use crate::wire::shim::{
-    AGENT_ID, ARG0_INIT, Enter, Ids, MARKER, Net, Report, Seccomp, ShimPlan, Stage, Start, VERSION,
+    AGENT_ID, ARG0_INIT, Enter, Ids, MARKER, Net, Placed, Report, Seccomp, ShimPlan, Stage, Start,
+    VERSION,
 };
 
 /// Runs as the outer helper. Its stdin is the control socket.
@@ -105,6 +106,7 @@ fn prepare(control: &UnixStream) -> Step<(Child, UnixStream)> {
     rustix::system::sethostname(plan.hostname.as_bytes()).at(Stage::Uts, "set the host name")?;
     // What pid 1 still needs: to mount, and to empty its bounding set.
     privilege::keep_over_exec(CapabilitySet::SYS_ADMIN | CapabilitySet::SETPCAP)?;
+    let (Placed, _) = control::receive(control).at(Stage::Shim, "wait for the resource groups")?;
     let (init, link) = spawn_init(control)?;
     privilege::drop_capabilities()?;
     hand_over(&link, start, &stdio, trees, filter)?;

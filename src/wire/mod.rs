@@ -5,6 +5,7 @@
 
 pub mod engine;
 pub mod files;
+pub mod http;
 pub mod json;
 pub mod ndjson;
 pub mod shim;

@@ -138,8 +138,7 @@ pub struct Limits {
 /// The walls, as data: made by `sandbox::plan`, executed by the shim in this order: ids,
 /// namespaces, network, host name, mounts, limits, capabilities, Landlock, seccomp, program.
 ///
-/// Layers that do not exist yet have their place here and nothing claims them: the cgroup is
-/// entered by the supervisor before [`Start`] is sent; egress is one more [`Net`].
+/// Resource groups are no part of it: the supervisor puts the helper there, and says so ([`Placed`]).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ShimPlan {
@@ -268,6 +267,12 @@ pub enum Mount {
     /// Nothing that can be read or written, over the file or directory that is there. If it is not,
     /// somebody moved it since the walls were planned, and nothing starts.
     Hidden {
+        /// Where.
+        target: String,
+    },
+    /// A directory or link that stays where it is: a mount of itself, which nobody inside can move or
+    /// remove. If it is not there, nothing starts.
+    Held {
         /// Where.
         target: String,
     },
@@ -409,6 +414,11 @@ impl From<End> for ExitStatus {
         }
     }
 }
+
+/// The second message to the outer helper of a sandbox: it stands in its resource groups, so that
+/// whatever it starts from now on does too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Placed;
 
 /// What the supervisor tells a helper after its start. The end of the socket is the order to kill
 /// everything and go.

@@ -27,7 +27,10 @@ fn busy(drill: &Drill) -> (Running, BTreeSet<u32>) {
     eventually(
         Duration::from_secs(30),
         "eight agents and eight orphans",
-        || drill.agents().len() >= 16,
+        || {
+            let agents = drill.agents();
+            agents.len() >= 16 && sandboxes(&agents).len() == 8
+        },
     );
     let mut all = descendants(running.pid());
     all.extend(drill.agents());

@@ -10,6 +10,7 @@ use tokio::sync::broadcast::{self, error::RecvError};
 use super::lines::{LineError, Lines};
 use super::{Desk, Fleet, converse};
 use crate::api::asks::{AnsweredView, AskRequest, AskView};
+use crate::api::listing::Listing;
 use crate::api::reply::{self, ConversationLine, Reply, Role};
 use crate::api::request::{self, Code, Failure, Request};
 use crate::api::service::Refusal;
@@ -155,6 +156,10 @@ async fn answer<F: Fleet>(
         Request::Asks(asked) => {
             let found = asks(desk, asked, peer).await;
             reply(lines, found.unwrap_or_else(Reply::Failed)).await
+        }
+        Request::List => {
+            let listing = Listing::of(desk.fleet.pools(), desk.fleet.slots());
+            reply(lines, Reply::Listed(listing)).await
         }
         Request::Logs { slot, follow } => logs(lines, desk, &slot, follow).await,
         Request::Restart { slot } => {

@@ -20,50 +20,62 @@ const PERIOD_MICROS: u64 = 100_000;
 
 /// Where a child's groups are. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Group(Arc<Inner>);
+pub struct Group {
+    inner: Arc<Inner>,
+    /// The limit of memory that holds, in bytes.
+    memory: Option<u64>,
+}
 
 #[derive(Debug)]
 struct Inner {
+    /// What its directory is called in each tree.
+    name: String,
     /// Its group of cgroup v2, by which it is killed and frozen.
     v2: Option<PathBuf>,
     /// All of its groups, each tree's once.
     all: Vec<PathBuf>,
     counted: Counted,
-    /// The limit of memory that holds, in bytes.
-    memory: Option<u64>,
 }
 
 impl Group {
     pub(super) fn new(
+        name: String,
         v2: Option<PathBuf>,
         all: Vec<PathBuf>,
         counted: Counted,
-        memory: Option<u64>,
     ) -> Self {
-        Self(Arc::new(Inner {
-            v2,
-            all,
-            counted,
-            memory,
-        }))
+        Self {
+            inner: Arc::new(Inner {
+                name,
+                v2,
+                all,
+                counted,
+            }),
+            memory: None,
+        }
+    }
+
+    /// What its directory is called in each tree.
+    pub(super) fn name(&self) -> &str {
+        &self.inner.name
     }
 
     /// What it used and uses. A handful of reads of small files.
     #[must_use]
     pub fn usage(&self) -> Usage {
-        self.0.counted.read()
+        self.inner.counted.read()
     }
 
     /// The limit of memory that holds, in bytes.
     #[must_use]
     pub fn memory_limit(&self) -> Option<u64> {
-        self.0.memory
+        self.memory
     }
 
     /// The directories of its groups.
     #[must_use]
     pub fn directories(&self) -> &[PathBuf] {
-        &self.0.all
+        &self.inner.all
     }
 
     /// Stops everything in it where it stands, or lets it go on; false where there is no cgroup v2.
@@ -71,7 +83,7 @@ impl Group {
     /// # Errors
     /// What the kernel says.
     pub fn freeze(&self, frozen: bool) -> io::Result<bool> {
-        let Some(dir) = &self.0.v2 else {
+        let Some(dir) = &self.inner.v2 else {
             return Ok(false);
         };
         let text = if frozen { "1" } else { "0" };
@@ -86,7 +98,7 @@ impl Group {
             let text = Kernel.read(&dir.join("cgroup.events"));
             text.is_ok_and(|text| text.lines().any(|line| line == "frozen 1"))
         };
-        self.0.v2.as_ref().is_some_and(frozen)
+        self.inner.v2.as_ref().is_some_and(frozen)
     }
 }
 
@@ -106,6 +118,12 @@ impl Leaf {
         }
     }
 
+    /// The same, with this limit of memory in force.
+    pub(super) const fn limited(mut self, memory: Option<u64>) -> Self {
+        self.group.memory = memory;
+        self
+    }
+
     /// Where it is.
     #[must_use]
     pub const fn group(&self) -> &Group {
@@ -117,7 +135,7 @@ impl Leaf {
     /// # Errors
     /// The first group that did not take it.
     pub fn place(&self, pid: u32) -> Result<(), GroupError> {
-        for dir in &self.group.0.all {
+        for dir in &self.group.inner.all {
             let file = dir.join("cgroup.procs");
             Kernel
                 .write(&file, &pid.to_string())
@@ -128,7 +146,9 @@ impl Leaf {
 
     /// Has the kernel kill everything in it, where the kernel does that. Returns at once.
     pub fn kill(&self) {
-        let Some(dir) = &self.group.0.v2 else { return };
+        let Some(dir) = &self.group.inner.v2 else {
+            return;
+        };
         if let Err(error) = kill::kill_v2(dir) {
             failed(GroupStep::Kill, dir, &error);
         }
@@ -157,14 +177,14 @@ pub struct Over {
 }
 
 fn over(group: &Group) -> Over {
-    let inner = &group.0;
+    let inner = &group.inner;
     let count = |dirs: &[PathBuf]| u32::try_from(kill::listed(dirs).len()).unwrap_or(u32::MAX);
     let mut over = Over {
         killed: inner
             .all
             .first()
             .map_or(0, |dir| count(std::slice::from_ref(dir))),
-        memory_limit: inner.memory,
+        memory_limit: group.memory,
         ..Over::default()
     };
     let first = inner.all.first().map_or(Path::new(""), PathBuf::as_path);
@@ -268,19 +288,12 @@ fn quota(millis: u32) -> u64 {
     u64::from(millis) * PERIOD_MICROS / 1000
 }
 
-/// Makes a group and writes its limits.
-pub(super) fn furnish(
+/// Writes limits into a group.
+pub(super) fn write(
     files: &impl Files,
     dir: &Path,
     values: &[(&'static str, String)],
 ) -> Result<(), GroupError> {
-    match files.make(dir) {
-        // Of a tree that two controllers share, it may be there by the first one.
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-            return Err(GroupError::of(GroupStep::Create, dir, error));
-        }
-        _ => {}
-    }
     for (name, text) in values {
         let file = dir.join(name);
         files

@@ -10,14 +10,15 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, StatVfsMountFlags};
+use rustix::fs::{
+    AtFlags, CWD, Mode, OFlags, ResolveFlags, StatVfsMountFlags, StatxAttributes, StatxFlags,
+};
 use rustix::io::Errno;
 use rustix::process::{DumpableBehavior, Pid, getpid};
 use rustix::thread::CapabilitySet;
 
 use super::super::door::Door;
 use super::super::fail::{At, Step, failure};
-use super::super::seccomp::Seal;
 use super::super::warden::{Scope, Warden};
 use super::super::{control, landlock, loopback, privilege, seccomp, warden};
 use super::container::{BY_SOCKET, LINK};
@@ -25,8 +26,8 @@ use super::{BY_STDIN, HERE, own};
 use crate::limits::ENGINE_START;
 use crate::wire::engine::{Engine, Flavour};
 use crate::wire::shim::{
-    AGENT_ID, Access, Enter, Failure, Layers, Mount, Net, Opened, Report, Seccomp, ShimPlan,
-    Source, Stage, VERSION,
+    AGENT_ID, Access, Enter, Failure, Layers, Mount, Net, Opened, Report, ShimPlan, Source, Stage,
+    VERSION,
 };
 
 /// Where the kernel lists the interfaces of the own network.
@@ -138,17 +139,7 @@ fn prepare(control: &UnixStream, enter: Enter, mut descriptors: Vec<OwnedFd>) ->
     }
     let landlock = landlock::wear(&mounts, &opened, plan.network, plan.landlock_min_abi)?;
     // Last, and before the agent is there: whatever is started from here on wears it too.
-    let seal = match &plan.seccomp {
-        Seccomp::BuiltIn => {
-            seccomp::wear(&seccomp::built_in())?;
-            Seal::Agents
-        }
-        Seccomp::File(path) => {
-            seccomp::wear(&seccomp::read(path, filter.as_deref())?)?;
-            Seal::Nothing
-        }
-        Seccomp::Off => Seal::Nothing,
-    };
+    let seal = seccomp::wear_planned(&plan.seccomp, filter.as_deref())?;
     let agent = warden::start(&program, stdio, seal)?;
     Ok(Prepared {
         agent,
@@ -235,8 +226,10 @@ fn root_is_sealed() -> Step {
 
 /// The very directory that was looked at when the walls were planned, and sealed if it is to be.
 fn is_what_was_meant(mount: &Mount, opened: &Opened) -> Step {
-    if let Mount::Hidden { target } = mount {
-        return is_covered(target);
+    match mount {
+        Mount::Hidden { target } => return is_covered(target),
+        Mount::Held { target } => return is_held(target),
+        _ => {}
     }
     let (
         Mount::Tree {
@@ -289,6 +282,34 @@ fn is_covered(target: &str) -> Step {
     Err(Failure {
         path: Some(target.to_owned()),
         ..failure(Stage::Mount, "nothing covers")
+    })
+}
+
+/// What is to stay where it is is a mount of its own; or out of reach.
+fn is_held(target: &str) -> Step {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    let found = match rustix::fs::openat2(CWD, target, flags, Mode::empty(), resolve) {
+        Ok(found) => found,
+        Err(Errno::ACCESS) => return Ok(()),
+        Err(errno) => return Err(errno).on(Stage::Mount, "hold", target),
+    };
+    let stat = rustix::fs::statx(&found, "", AtFlags::EMPTY_PATH, StatxFlags::TYPE).on(
+        Stage::Mount,
+        "inspect",
+        target,
+    )?;
+    let is_mount = stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT);
+    if stat
+        .stx_attributes_mask
+        .contains(StatxAttributes::MOUNT_ROOT)
+        && is_mount
+    {
+        return Ok(());
+    }
+    Err(Failure {
+        path: Some(target.to_owned()),
+        ..failure(Stage::Mount, "nothing holds")
     })
 }
 

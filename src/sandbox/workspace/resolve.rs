@@ -135,20 +135,7 @@ impl TreeLinks {
             }
         }
         let dir = reopen(&dir, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC).ok()?;
-        let mut links = Vec::new();
-        let mut entries = 0_usize;
-        for_each_entry(&dir, |name| {
-            entries += 1;
-            if entries > ENTRIES {
-                return Err(io::ErrorKind::QuotaExceeded.into());
-            }
-            if meta_at(&dir, name)?.kind == Kind::Link {
-                links.push(name.to_bytes().to_vec());
-            }
-            Ok(())
-        })
-        .ok()?;
-        Some(links)
+        links_in(&[dir])
     }
 
     /// The tree that a path is in, and the path's components below its root.
@@ -197,15 +184,20 @@ fn links_of(merged: &Merged, parts: &[&[u8]]) -> Option<Vec<Vec<u8>>> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Some(Vec::new()),
         Err(_) => return None,
     };
+    links_in(&dirs)
+}
+
+/// The links directly in any of these; `None` where there is too much to look through.
+fn links_in(dirs: &[OwnedFd]) -> Option<Vec<Vec<u8>>> {
     let mut links = Vec::new();
     let mut entries = 0_usize;
     for dir in dirs {
-        for_each_entry(&dir, |name| {
+        for_each_entry(dir, |name| {
             entries += 1;
             if entries > ENTRIES {
                 return Err(io::ErrorKind::QuotaExceeded.into());
             }
-            if meta_at(&dir, name)?.kind == Kind::Link {
+            if meta_at(dir, name)?.kind == Kind::Link {
                 links.push(name.to_bytes().to_vec());
             }
             Ok(())

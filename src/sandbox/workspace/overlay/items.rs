@@ -16,7 +16,7 @@ use crate::limits;
 use crate::model::Foreign;
 use crate::model::words;
 use crate::sandbox::upper::{Reader, Written};
-use crate::sandbox::workspace::tree::{Kind, Root, TreeError, meta_of};
+use crate::sandbox::workspace::tree::{FileId, Kind, Root, TreeError, meta_of};
 
 /// Names in a workspace that an apply uses for itself begin so.
 pub(super) const STAGING: &str = ".marshal-apply-";
@@ -97,6 +97,8 @@ pub enum Act {
     Remove,
     /// Gives a directory other rights.
     Mode {
+        /// Which it is.
+        id: FileId,
         /// Its permission bits now.
         old: u32,
         /// And then.
@@ -113,6 +115,8 @@ pub struct Plan {
     pub acts: BTreeMap<String, Act>,
     /// What is made, by path: what the acts put into their place, with what is in it.
     pub nodes: BTreeMap<String, Node>,
+    /// The directory that the place of each act is in.
+    pub above: BTreeMap<String, FileId>,
     /// Why not everything was seen, if so.
     pub cut: Option<String>,
 }
@@ -165,6 +169,12 @@ pub fn survey(
     looker.uncover();
     let mut plan = looker.plan;
     plan.cut = cut.map(|why| format!("not all of it can be looked at: {why}"));
+    for path in plan.acts.keys() {
+        // Where there is none, the place has changed, and the apply will say so.
+        if let Ok(above) = bases::parent(&lower, path).and_then(|(dir, _)| meta_of(dir)) {
+            plan.above.insert(path.clone(), above.id);
+        }
+    }
     plan.items.sort_by(|a, b| a.path.raw().cmp(b.path.raw()));
     Ok(plan)
 }
@@ -217,6 +227,14 @@ fn item(path: &str, kind: ItemKind) -> Item {
 /// execute, always everything that its owner needs, nothing special.
 const fn tame(mode: u32, needed: u32) -> u32 {
     mode & 0o777 & !0o022 | needed
+}
+
+/// What a file or a link is, beside one that is there or without.
+const fn made_or_changed(now: Option<&Base>) -> ItemKind {
+    match now {
+        Some(_) => ItemKind::Modified,
+        None => ItemKind::Added,
+    }
 }
 
 /// Whether exactly this is in the workspace.
@@ -405,7 +423,8 @@ impl Looker<'_> {
         let Some(held) = bases::hold(self.lower, path)? else {
             return Ok(());
         };
-        let old = u32::from(meta_of(held)?.mode);
+        let meta = meta_of(held)?;
+        let (id, old) = (meta.id, u32::from(meta.mode));
         // What is special of the workspace's own directory stays.
         let new = tame(mode, 0o700) | old & 0o7000;
         if mode & 0o777 == old & 0o777 || new == old {
@@ -413,7 +432,7 @@ impl Looker<'_> {
         }
         self.plan
             .acts
-            .insert(path.to_owned(), Act::Mode { old, new });
+            .insert(path.to_owned(), Act::Mode { id, old, new });
         let told = self.plan.items.len();
         self.directory(path, ItemKind::Mode, Some(Kind::Dir));
         if let Some(of) = self.plan.items.get_mut(told) {
@@ -430,10 +449,7 @@ impl Looker<'_> {
         below: Option<Kind>,
         content: &mut dyn Read,
     ) -> io::Result<()> {
-        let now = match below {
-            Some(Kind::File | Kind::Link) => Some(look(self.lower, path)?.base),
-            _ => None,
-        };
+        let now = self.now(path, below)?;
         let (node, text, mode) = match self.read(path, form, now.as_ref(), content)? {
             Ok(read) => read,
             Err(why) => {
@@ -441,14 +457,10 @@ impl Looker<'_> {
                 return Ok(());
             }
         };
-        let is_there = is_there(&node, now.as_ref())?;
-        if is_there {
+        if is_there(&node, now.as_ref())? {
             return Ok(());
         }
-        let kind = match below {
-            Some(Kind::File | Kind::Link) => ItemKind::Modified,
-            _ => ItemKind::Added,
-        };
+        let kind = made_or_changed(now.as_ref());
         let goes = self.replaced(path, below)?;
         self.deleted(&goes);
         let mut of = self.judged(item(path, kind), &[path]);
@@ -459,6 +471,14 @@ impl Looker<'_> {
         self.plan.items.push(of);
         self.make(path, below, node);
         Ok(())
+    }
+
+    /// The file or link that is there now, if there is one.
+    fn now(&self, path: &str, below: Option<Kind>) -> io::Result<Option<Base>> {
+        Ok(match below {
+            Some(Kind::File | Kind::Link) => Some(look(self.lower, path)?.base),
+            _ => None,
+        })
     }
 
     /// Something in a directory that is made as a whole.
@@ -475,10 +495,7 @@ impl Looker<'_> {
                 (Node::Dir(tame(*mode, 0o700)), below == Some(Kind::Dir))
             }
             Form::File { .. } | Form::Link { .. } => {
-                let now = match below {
-                    Some(Kind::File | Kind::Link) => Some(look(self.lower, path)?.base),
-                    _ => None,
-                };
+                let now = self.now(path, below)?;
                 let (node, text, mode) = match self.read(path, form, now.as_ref(), content)? {
                     Ok(read) => read,
                     Err(why) => {
@@ -486,11 +503,7 @@ impl Looker<'_> {
                         return Ok(());
                     }
                 };
-                let kind = if now.is_some() {
-                    ItemKind::Modified
-                } else {
-                    ItemKind::Added
-                };
+                let kind = made_or_changed(now.as_ref());
                 let is_there = is_there(&node, now.as_ref())?;
                 let mut of = self.judged(item(path, kind), &[path]);
                 of.refused = of.refused.or(self.link_refused(path, &node));
