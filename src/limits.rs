@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 mod acp;
+mod asks;
 mod client;
 mod egress;
 mod overlay;
@@ -13,6 +14,7 @@ mod probe;
 mod route;
 mod trees;
 pub use acp::*;
+pub use asks::*;
 pub use client::*;
 pub use egress::*;
 pub use overlay::*;
@@ -440,6 +442,7 @@ pub const fn session_bytes() -> usize {
 pub const fn fleet_bytes(sessions: usize, watchers: usize) -> usize {
     let session = session_bytes()
         + OPEN_CALLS * ASK_INPUT_BYTES
+        + ASKS_PER_SESSION * QUESTION_REQUESTS * ASK_INPUT_BYTES
         + STDERR_LINES * STDERR_LINE_BYTES
         + STDIN_BYTES
         + CLIENT_OPEN_BYTES

@@ -80,6 +80,7 @@ impl House {
         let marshal = PathBuf::from(env!("CARGO_BIN_EXE_marshal"));
         let fleet = FleetHandle::start(Setup {
             go_on: GoOn::Nothing,
+            asks_people: false,
             policies: policies(&config)?,
             extractors: extractors(&config)?,
             config,

@@ -1,4 +1,4 @@
-//! The HTTP door: `/metrics`, `/healthz`, `/readyz` on a loopback address.
+//! The HTTP door: `/metrics`, `/healthz`, `/readyz`, `/asks` on a loopback address.
 //!
 //! Owns connections, their bounds, and the check that a request was meant for this server: a web
 //! page whose name was rebound to a loopback address sends that name as `Host` and is refused.
@@ -95,6 +95,8 @@ pub struct Pages {
     pub metrics: Render,
     /// Whether work can be taken.
     pub ready: Ready,
+    /// Further pages, with their own check of who asks.
+    pub asks: Router,
 }
 
 impl std::fmt::Debug for Pages {
@@ -207,10 +209,12 @@ async fn connection(stream: TcpStream, router: Router, bounds: Bounds, stop: Can
 }
 
 fn router(pages: Pages, addr: SocketAddr) -> Router {
+    let asks = pages.asks.clone().with_state(());
     Router::new()
         .route("/metrics", get(metrics))
         .route("/healthz", get(|| async { text(StatusCode::OK, "ok\n") }))
         .route("/readyz", get(ready))
+        .merge(asks)
         .fallback(not_found)
         .method_not_allowed_fallback(wrong_method)
         .layer(middleware::from_fn(bounded))
@@ -253,14 +257,14 @@ async fn ready(State(pages): State<Pages>) -> Response {
 async fn not_found() -> Response {
     problem(
         StatusCode::NOT_FOUND,
-        "there is no such page; there are /metrics, /healthz and /readyz",
+        "there is no such page; there are /metrics, /healthz, /readyz and /asks",
     )
 }
 
 async fn wrong_method() -> Response {
     problem(
         StatusCode::METHOD_NOT_ALLOWED,
-        "this page knows GET and HEAD only",
+        "this page knows GET and HEAD only, and one ask POST",
     )
 }
 
@@ -277,7 +281,7 @@ fn text(status: StatusCode, body: impl Into<Body>) -> Response {
 }
 
 /// An error as RFC 9457 has it. `detail` is ours and holds nothing of the request.
-fn problem(status: StatusCode, detail: &str) -> Response {
+pub(super) fn problem(status: StatusCode, detail: &str) -> Response {
     let body = serde_json::json!({
         "type": "about:blank",
         "title": status.canonical_reason().unwrap_or("Error"),
@@ -292,7 +296,7 @@ fn problem(status: StatusCode, detail: &str) -> Response {
         .into_response()
 }
 
-/// No page takes a body: a large one, or one of unknown length, is refused unread.
+/// No page takes a large body: one, or one of unknown length, is refused unread.
 async fn bounded(request: Request, next: Next) -> Response {
     let headers = request.headers();
     let large = headers.contains_key(header::TRANSFER_ENCODING)
@@ -308,7 +312,7 @@ async fn bounded(request: Request, next: Next) -> Response {
     }
     let mut refused = problem(
         StatusCode::PAYLOAD_TOO_LARGE,
-        "no page here takes a request body",
+        "no page here takes such a request body",
     );
     let close = HeaderValue::from_static("close");
     refused.headers_mut().insert(header::CONNECTION, close);

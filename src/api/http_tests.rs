@@ -19,6 +19,7 @@ async fn server(ready: Readiness, bounds: Bounds) -> Server {
     let pages = Pages {
         metrics: Arc::new(|| "marshal_build_info 1\n".to_owned()),
         ready: Arc::new(move || ready.clone()),
+        asks: Router::new(),
     };
     let done = tokio::spawn(serve(listener, pages, bounds, stop.clone()));
     Server { addr, stop, done }
@@ -191,6 +192,7 @@ async fn a_render_that_panics_is_an_error_page() {
     let pages = Pages {
         metrics: Arc::new(|| panic!("wanted by the test")),
         ready: Arc::new(|| Readiness::Ready),
+        asks: Router::new(),
     };
     tokio::spawn(serve(
         listener,

@@ -5,6 +5,8 @@
 //! told so, and is dropped in the end.
 
 pub mod acp;
+pub mod ask_pages;
+pub mod asks;
 mod catch_up;
 pub mod control;
 mod conversation;

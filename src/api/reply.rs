@@ -5,6 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::asks::{AnsweredView, AskView};
 use super::listing::Listing;
 use super::request::{Code, Failure, VERSION};
 use crate::fleet::ConversationView;
@@ -55,6 +56,12 @@ pub enum Reply {
     },
     /// To [`Request::Conversations`](super::request::Request::Conversations).
     Conversations(Vec<ConversationLine>),
+    /// To [`Request::Asks`](super::request::Request::Asks): those of a list.
+    Asks(Vec<AskView>),
+    /// One of them, whole.
+    Ask(Box<AskView>),
+    /// What came of an answer.
+    Answered(AnsweredView),
     /// To [`Request::List`](super::request::Request::List).
     Listed(Listing),
     /// It could not be done.
@@ -107,6 +114,10 @@ struct ReplyLine {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     conversations: Option<Vec<ConversationLine>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    asks: Option<Vec<AskView>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    answered: Option<AnsweredView>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     listing: Option<Listing>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     error: Option<ErrorLine>,
@@ -130,6 +141,8 @@ pub fn write_reply(reply: &Reply) -> String {
         accepted: None,
         session: None,
         conversations: None,
+        asks: None,
+        answered: None,
         listing: None,
         error: None,
     };
@@ -156,6 +169,18 @@ pub fn write_reply(reply: &Reply) -> String {
         Reply::Conversations(found) => {
             line.ok = Some("conversations".to_owned());
             line.conversations = Some(found.clone());
+        }
+        Reply::Asks(found) => {
+            line.ok = Some("asks".to_owned());
+            line.asks = Some(found.clone());
+        }
+        Reply::Ask(found) => {
+            line.ok = Some("ask".to_owned());
+            line.asks = Some(vec![(**found).clone()]);
+        }
+        Reply::Answered(answered) => {
+            line.ok = Some("answered".to_owned());
+            line.answered = Some(answered.clone());
         }
         Reply::Listed(listing) => {
             line.ok = Some("listed".to_owned());
@@ -199,6 +224,9 @@ pub fn read_reply(line: &str) -> Option<Reply> {
             session: SessionId::new(&line.session?).ok()?,
         },
         "conversations" => Reply::Conversations(line.conversations?),
+        "asks" => Reply::Asks(line.asks?),
+        "ask" => Reply::Ask(Box::new(line.asks?.pop()?)),
+        "answered" => Reply::Answered(line.answered?),
         "listed" => Reply::Listed(line.listing?),
         _ => return None,
     })

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use super::asks::{self, AskRequest};
 use super::task_rules;
 use crate::limits;
 use crate::model::foreign::show;
@@ -67,6 +68,8 @@ pub enum Request {
         /// After so many.
         after: u32,
     },
+    /// What waits for people.
+    Asks(AskRequest),
 }
 
 crate::model::words!(
@@ -106,6 +109,10 @@ crate::model::words!(
         Taken = "taken",
         /// This supervisor works one list of tasks and takes no other in.
         NoDaemon = "no_daemon",
+        /// No ask of that id.
+        NoSuchAsk = "no_such_ask",
+        /// The ask is over, or is not what was answered.
+        AskOver = "ask_over",
         /// The supervisor ends.
         Stopping = "stopping",
     }
@@ -177,10 +184,12 @@ struct TaskLine {
     embed: Vec<String>,
 }
 
-/// Only the version, so that a request of another one is told so, whatever else is in it.
+/// Only version and op, so that a request of another one is told so, whatever else is in it.
 #[derive(Deserialize)]
 struct VersionOnly {
     v: Option<serde_json::Value>,
+    #[serde(default)]
+    op: serde_json::Value,
 }
 
 /// Reads one line.
@@ -203,6 +212,9 @@ pub fn read(line: &[u8]) -> Result<Request, Failure> {
                 "this supervisor speaks version {VERSION}; add \"v\":{VERSION}, or use its own marshal"
             ),
         ));
+    }
+    if version.op.as_str().is_some_and(asks::is_of_asks) {
+        return asks::read(text).map(Request::Asks);
     }
     let line: RequestLine = serde_json::from_str(text).map_err(|error| not_known(&error))?;
     operation(line)
@@ -294,7 +306,7 @@ fn operation(line: RequestLine) -> Result<Request, Failure> {
             })
         }
         other => Err(bad(format!(
-            "there is no op \"{}\"; there are hello, list, submit, watch, cancel, logs, restart, open and conversations",
+            "there is no op \"{}\"; there are hello, list, submit, watch, cancel, logs, restart, open, conversations, asks, ask and answer",
             show(other, 40)
         ))),
     }
@@ -383,6 +395,9 @@ fn spec(line: TaskLine) -> Result<TaskSpec, (&'static str, String)> {
 /// # Errors
 /// A workspace whose path is not UTF-8: JSON cannot carry it.
 pub fn write(request: &Request) -> Result<String, Failure> {
+    if let Request::Asks(asked) = request {
+        return Ok(asks::write(asked));
+    }
     let mut line = RequestLine {
         v: VERSION,
         op: String::new(),
@@ -436,6 +451,7 @@ pub fn write(request: &Request) -> Result<String, Failure> {
             line.after = Some(*after);
             "conversations"
         }
+        Request::Asks(_) => "asks", // written above
     };
     op.clone_into(&mut line.op);
     serde_json::to_string(&line).map_err(|error| {
@@ -461,133 +477,5 @@ fn task_line(task: &TaskSpec) -> TaskLine {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn check(line: &str, code: Code, part: &str) {
-        let failure = read(line.as_bytes()).expect_err(line);
-        assert_eq!(failure.code, code, "{line}: {failure}");
-        assert!(failure.message.contains(part), "{line}: {failure}");
-        assert!(
-            !failure
-                .message
-                .chars()
-                .any(crate::model::foreign::is_unsafe)
-        );
-    }
-
-    #[test]
-    fn what_is_no_request_is_told_so() {
-        check("", Code::BadJson, "one object a line");
-        check("{", Code::BadJson, "one object a line");
-        check("[1,\"hello\"]", Code::BadJson, "begin with {");
-        check("\"x\u{1b}[2J\"", Code::BadJson, "one object a line");
-        check("{}", Code::BadVersion, "speaks version 1");
-        check(
-            "{\"v\":2,\"op\":\"new\",\"x\":1}",
-            Code::BadVersion,
-            "speaks version 1",
-        );
-        check("{\"v\":1}", Code::BadRequest, "op");
-        check("{\"v\":1,\"op\":\"fly\\u001b\"}", Code::BadRequest, "no op");
-        check(
-            "{\"v\":1,\"op\":\"hello\",\"x\":1}",
-            Code::BadRequest,
-            "unknown field",
-        );
-        check(
-            "{\"v\":1,\"op\":\"hello\",\"run\":\"a\"}",
-            Code::BadRequest,
-            "\"run\"",
-        );
-        check(
-            "{\"v\":1,\"op\":\"watch\"}",
-            Code::BadRequest,
-            "\"run\" is missing",
-        );
-        check(
-            "{\"v\":1,\"op\":\"watch\",\"run\":\"../x\"}",
-            Code::BadRequest,
-            "must match",
-        );
-        check(
-            "{\"v\":1,\"op\":\"logs\",\"slot\":\"demo\"}",
-            Code::BadRequest,
-            "POOL/NUMBER",
-        );
-        check(
-            "{\"v\":1,\"op\":\"submit\",\"tasks\":[]}",
-            Code::BadTasks,
-            "no task",
-        );
-        let task = |rest: &str| {
-            format!("{{\"v\":1,\"op\":\"submit\",\"tasks\":[{{\"id\":\"a\",{rest}}}]}}")
-        };
-        check(&task("\"x\":1"), Code::BadRequest, "unknown field");
-        check(&task("\"prompt\":\" \""), Code::BadTasks, "is empty");
-        check(
-            &task("\"prompt\":\"p\",\"pool\":\"A\""),
-            Code::BadTasks,
-            "pool name",
-        );
-        check(
-            &task("\"prompt\":\"p\",\"attempts\":0"),
-            Code::BadTasks,
-            "from 1",
-        );
-        check(
-            &task("\"prompt\":\"p\",\"workspace\":\"x\""),
-            Code::BadTasks,
-            "absolute",
-        );
-        check(
-            &task("\"prompt\":\"p\",\"check\":[]"),
-            Code::BadTasks,
-            "is empty",
-        );
-        let twice = "{\"v\":1,\"op\":\"submit\",\"tasks\":[{\"id\":\"a\",\"prompt\":\"p\"},{\"id\":\"a\",\"prompt\":\"p\"}]}";
-        check(twice, Code::BadTasks, "twice");
-    }
-
-    #[test]
-    fn requests_survive_a_round_trip() {
-        let run = RunId::new("r-1").expect("id");
-        let slot = SlotId::parse("demo/3").expect("slot");
-        let task = TaskSpec {
-            id: TaskId::new("a").expect("id"),
-            prompt: "say \u{1b} hi\n".into(),
-            pool: PoolName::new("demo").ok(),
-            workspace: Some("/srv".into()),
-            attempts: Some(2),
-            check: Some(vec!["true".to_owned()]),
-            files: vec!["src/a b".to_owned()],
-            embed: vec!["README.md".to_owned()],
-        };
-        for request in [
-            Request::Hello,
-            Request::Submit {
-                tasks: vec![task],
-                watch: true,
-            },
-            Request::Watch { run: run.clone() },
-            Request::Cancel { run: run.clone() },
-            Request::Logs {
-                slot: slot.clone(),
-                follow: true,
-            },
-            Request::Restart { slot },
-            Request::Open {
-                pool: PoolName::new("demo").expect("name"),
-                directory: "/srv".into(),
-                session: SessionId::new("s").ok(),
-            },
-            Request::Conversations {
-                pool: PoolName::new("demo").expect("name"),
-                after: 3,
-            },
-        ] {
-            let line = write(&request).expect("written");
-            assert_eq!(read(line.as_bytes()), Ok(request), "{line}");
-        }
-    }
-}
+#[path = "request_tests.rs"]
+mod tests;

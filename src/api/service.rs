@@ -9,10 +9,12 @@ use tokio::sync::{broadcast, mpsc};
 
 use super::history::{History, Past};
 use crate::fleet::{
-    Conversation, ConversationOrder, ConversationView, FleetHandle, LogTail, Notice, OpenError,
-    PoolView, Readiness, SlotView, Stop, SubmitError, TakeUpError, TaskReport,
+    AnswerError, AnswerOrder, Answered, Conversation, ConversationOrder, ConversationView,
+    FleetHandle, LogTail, Notice, OpenError, PoolView, Readiness, SlotView, Stop, SubmitError,
+    TakeUpError, TaskReport,
 };
-use crate::model::{PoolName, RunId, SlotId, TaskId, TaskSpec};
+use crate::journal::StoredQuestion;
+use crate::model::{AskId, PoolName, RunId, SlotId, TaskId, TaskSpec};
 
 /// Why tasks were not taken in. Nothing of them was kept then.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -112,6 +114,33 @@ pub trait Fleet: Clone + Send + Sync + 'static {
         after: u32,
     ) -> impl Future<Output = Result<Vec<ConversationView>, OpenError>> + Send;
 
+    /// The asks that wait for people, or those that are over.
+    ///
+    /// # Errors
+    /// What the journal says.
+    fn questions(
+        &self,
+        over: bool,
+    ) -> impl Future<Output = Result<Vec<StoredQuestion>, String>> + Send;
+
+    /// One ask; `None` if there is none.
+    ///
+    /// # Errors
+    /// What the journal says.
+    fn question(
+        &self,
+        ask: AskId,
+    ) -> impl Future<Output = Result<Option<StoredQuestion>, String>> + Send;
+
+    /// Answers an ask; returns when that is durable.
+    ///
+    /// # Errors
+    /// [`AnswerError`]; nothing is allowed then.
+    fn answer(
+        &self,
+        order: AnswerOrder,
+    ) -> impl Future<Output = Result<Answered, AnswerError>> + Send;
+
     /// Stops every child and ends the fleet. A second call with [`Stop::Now`] overtakes a first
     /// graceful one.
     fn stop(&self, how: Stop) -> impl Future<Output = ()> + Send;
@@ -190,6 +219,18 @@ impl Fleet for FleetHandle {
         after: u32,
     ) -> Result<Vec<ConversationView>, OpenError> {
         self.conversations(pool, after).await
+    }
+
+    async fn questions(&self, over: bool) -> Result<Vec<StoredQuestion>, String> {
+        self.questions(over).await
+    }
+
+    async fn question(&self, ask: AskId) -> Result<Option<StoredQuestion>, String> {
+        self.question(ask).await
+    }
+
+    async fn answer(&self, order: AnswerOrder) -> Result<Answered, AnswerError> {
+        self.answer(order).await
     }
 
     async fn stop(&self, how: Stop) {

@@ -17,9 +17,10 @@ use super::service::{Continued, Fleet, Refusal, Reports};
 pub(crate) use super::session_events_tests::EVIL;
 use crate::fleet::PoolView;
 use crate::fleet::{
-    Conversation, ConversationOrder, ConversationView, LogTail, Notice, OpenError, Readiness,
-    SlotView, Stop, TaskReport,
+    AnswerError, AnswerOrder, Answered, Conversation, ConversationOrder, ConversationView, LogTail,
+    Notice, OpenError, Readiness, SlotView, Stop, TaskReport,
 };
+use crate::journal::StoredQuestion;
 use crate::model::{
     AskId, DecidedBy, Decision, Event, EventId, Foreign, PoolName, RunId, SessionId, SlotId,
     SlotState, Stamped, TaskId, TaskOutcome, TaskSpec, Usage, Verdict,
@@ -289,6 +290,18 @@ impl History for Told {
 }
 
 impl Fleet for FakeFleet {
+    async fn questions(&self, _: bool) -> Result<Vec<StoredQuestion>, String> {
+        Ok(Vec::new())
+    }
+
+    async fn question(&self, _: AskId) -> Result<Option<StoredQuestion>, String> {
+        Ok(None)
+    }
+
+    async fn answer(&self, order: AnswerOrder) -> Result<Answered, AnswerError> {
+        Err(AnswerError::NoSuchAsk(order.ask))
+    }
+
     async fn submit(
         &self,
         run: RunId,

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Parser, Subcommand};
 
+use super::asks::AsksCommand;
 use super::board::Verbosity;
 use super::events::EventsArgs;
 use super::exit::Exit;
@@ -71,6 +72,12 @@ pub enum Command {
     },
     /// Show what happened, from an event or a time on; reads the journal, beside whatever runs
     Events(EventsArgs),
+    /// Look at what waits for a person, and answer it
+    Asks {
+        /// What to do with it
+        #[command(subcommand)]
+        command: AsksCommand,
+    },
     /// Show one session: its task, requests with their verdicts, tool calls, exit
     Show {
         /// The session, as `events` and results name it
@@ -170,6 +177,10 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub results: Option<PathBuf>,
 
+    /// Let what the policy wants a person to decide wait for `marshal asks`; else it is denied
+    #[arg(long)]
+    pub ask: bool,
+
     /// Work here even if a daemon holds the state directory, in a state directory of its own
     #[arg(long)]
     pub local: bool,
@@ -255,7 +266,10 @@ mod tests {
         for line in [
             "",
             "run",
-            "run --ask a",
+            "asks",
+            "asks allow",
+            "asks allow ../x",
+            "asks deny a --remember long",
             "run --continue a b",
             "run a --continue",
             "run a --continue r",

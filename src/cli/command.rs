@@ -28,7 +28,7 @@ use super::state_dir::{self, StateDirError};
 use super::streams::Streams;
 use super::take;
 use super::tasks::{self, Surroundings};
-use super::{acp, agents, config_command, overlay, script_agent, script_model, up, walls};
+use super::{acp, agents, asks, config_command, overlay, script_agent, script_model, up, walls};
 use tokio_util::sync::CancellationToken;
 
 use crate::api::control;
@@ -159,6 +159,10 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
         },
         Command::Events(args) => match find_state(&loaded.config, &mut streams) {
             Ok(state) => events::events(&state, args, cli.json, &mut streams),
+            Err(exit) => exit,
+        },
+        Command::Asks { command } => match find_state(&loaded.config, &mut streams) {
+            Ok(state) => asks::run(&state, command, cli.json, &mut streams).await,
             Err(exit) => exit,
         },
         Command::Show { session: name } => match find_state(&loaded.config, &mut streams) {
@@ -312,7 +316,7 @@ async fn run(
     run_here(
         loaded.config,
         &state,
-        args.local,
+        (args.local, args.ask),
         order,
         streams,
         &mut signals,
@@ -344,7 +348,7 @@ fn job(
 async fn run_here(
     config: Config,
     state: &Path,
-    local: bool,
+    (local, ask): (bool, bool),
     order: Order,
     mut streams: Streams,
     signals: &mut Signals,
@@ -354,7 +358,7 @@ async fn run_here(
         Job::New(_) => GoOn::Nothing,
         Job::Continue { run, .. } => GoOn::Run(run.clone()),
     };
-    let started = match begin(config, state, local, go_on, &mut streams).await {
+    let started = match begin(config, state, local, (go_on, ask), &mut streams).await {
         Ok(started) => started,
         Err(exit) => return exit,
     };
@@ -369,7 +373,8 @@ async fn run_here(
         }
     };
     let metrics = started.metrics.clone();
-    let doors = Doors::open(&started.fleet, Role::Run, http, control, metrics);
+    let tokens = doors::tokens(started.state.path(), &mut streams.err);
+    let doors = Doors::open(&started.fleet, Role::Run, http, control, metrics, tokens);
     let exit = run::here(started.fleet.clone(), order, streams, signals).await;
     doors.close().await;
     finish(started, exit, signals).await
@@ -392,7 +397,8 @@ async fn daemon(cli: &Cli, loaded: Loaded, mut streams: Streams) -> Exit {
         Ok(http) => http,
         Err(exit) => return exit,
     };
-    let started = match begin(loaded.config, &state, false, GoOn::All, &mut streams).await {
+    let go_on = (GoOn::All, true);
+    let started = match begin(loaded.config, &state, false, go_on, &mut streams).await {
         Ok(started) => started,
         Err(exit) => return exit,
     };
@@ -404,7 +410,8 @@ async fn daemon(cli: &Cli, loaded: Loaded, mut streams: Streams) -> Exit {
         }
     };
     let metrics = started.metrics.clone();
-    let doors = Doors::open(&started.fleet, Role::Daemon, http, control, metrics);
+    let tokens = doors::tokens(started.state.path(), &mut streams.err);
+    let doors = Doors::open(&started.fleet, Role::Daemon, http, control, metrics, tokens);
     let unfinished = up::unfinished(&started.journal);
     if !unfinished.is_empty() {
         let count = unfinished.len();
@@ -447,7 +454,8 @@ async fn editor(cli: &Cli, pool: &PoolName, loaded: Loaded, mut streams: Streams
         announce(&loaded, &mut streams);
     }
     let listen = loaded.config.supervisor.listen;
-    let begun = begin(loaded.config, &state, false, GoOn::Nothing, &mut streams).await;
+    let go_on = (GoOn::Nothing, false);
+    let begun = begin(loaded.config, &state, false, go_on, &mut streams).await;
     let started = match begun {
         Ok(started) => started,
         Err(exit) => return exit,
@@ -463,7 +471,8 @@ async fn editor(cli: &Cli, pool: &PoolName, loaded: Loaded, mut streams: Streams
         }
     };
     let metrics = started.metrics.clone();
-    let doors = Doors::open(&started.fleet, Role::Editor, http, control, metrics);
+    let tokens = doors::tokens(started.state.path(), &mut streams.err);
+    let doors = Doors::open(&started.fleet, Role::Editor, http, control, metrics, tokens);
     let exit = front(place, &mut signals).await;
     started.fleet.cancel_all();
     let second = run::stop(&started.fleet, &mut signals).await;
@@ -495,7 +504,7 @@ async fn begin(
     config: Config,
     state: &Path,
     local: bool,
-    go_on: GoOn,
+    (go_on, asks_people): (GoOn, bool),
     streams: &mut Streams,
 ) -> Result<start::Started, Exit> {
     let taken = start::take_state(&config, state, local);
@@ -511,7 +520,7 @@ async fn begin(
             return Err(Exit::CannotStart);
         }
     };
-    match start::start(config, taken, go_on).await {
+    match start::start(config, taken, go_on, asks_people).await {
         Ok(started) => Ok(started),
         Err(failure) => {
             match &failure {

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use super::exit::Exit;
 use super::streams::Streams;
+use crate::api::asks::AskRequest;
 use crate::api::control::{LineError, Lines, connect};
 use crate::api::listing::Listing;
 use crate::api::reply::{self, ConversationLine, Reply, Role};
@@ -58,11 +59,13 @@ impl ClientError {
                 | Code::NoSuchSlot
                 | Code::NoSuchRun
                 | Code::NoSuchPool
+                | Code::NoSuchAsk
                 | Code::NoSuchSession
                 | Code::BadDirectory => Exit::Usage,
                 Code::Busy | Code::Stopping | Code::NoDaemon => Exit::NoDaemon,
                 Code::Refused | Code::NoSlot | Code::Taken => Exit::CannotStart,
-                Code::BadJson
+                Code::AskOver
+                | Code::BadJson
                 | Code::BadRequest
                 | Code::BadVersion
                 | Code::TooLong
@@ -200,6 +203,14 @@ impl Client {
     pub async fn cancel(state_dir: &Path, run: RunId) -> Result<(), ClientError> {
         let mut client = Self::connect(state_dir).await?;
         client.ask(&Request::Cancel { run }).await.map(drop)
+    }
+
+    /// Asks about the asks, or answers one.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn asks(&mut self, asked: AskRequest) -> Result<Reply, ClientError> {
+        self.ask(&Request::Asks(asked)).await
     }
 
     /// Opens a conversation, or loads one: the connection is the conversation's then.

@@ -3,14 +3,17 @@
 //! Owns what a taken address means for `run` and for `up`. Must not know what is served.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 
+use axum::Router;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::exit::Exit;
 use super::streams::Output;
 use crate::api::Fleet;
+use crate::api::ask_pages::{self, Tokens};
 use crate::api::control;
 use crate::api::http::{self, Pages, Render};
 use crate::api::reply::Role;
@@ -43,6 +46,18 @@ pub async fn listen(
     }
 }
 
+/// The tokens of a state directory. Without them the asks are not served, which is said.
+pub fn tokens(state: &Path, err: &mut Output) -> Option<Tokens> {
+    Tokens::of(state)
+        .inspect_err(|error| {
+            let name = ask_pages::TOKEN_FILE;
+            err.line(&format!(
+                "note: cannot write {name}: {error}; going on without /asks"
+            ));
+        })
+        .ok()
+}
+
 /// Open doors. They close with [`Doors::close`].
 #[derive(Debug)]
 pub struct Doors {
@@ -52,7 +67,8 @@ pub struct Doors {
 }
 
 impl Doors {
-    /// Serves what was bound. `metrics` renders the page of `/metrics`. Must be called inside a
+    /// Serves what was bound. `metrics` renders the page of `/metrics`; without `tokens` there are no
+    /// pages of asks. Must be called inside a
     /// runtime.
     #[must_use]
     pub fn open<F: Fleet>(
@@ -61,6 +77,7 @@ impl Doors {
         http: Option<http::Listener>,
         control: control::Listener,
         metrics: Render,
+        tokens: Option<Tokens>,
     ) -> Self {
         let stop = CancellationToken::new();
         let serving = TaskTracker::new();
@@ -70,6 +87,9 @@ impl Doors {
             let pages = Pages {
                 metrics,
                 ready: Arc::new(move || asked.readiness()),
+                asks: tokens.map_or_else(Router::new, |tokens| {
+                    ask_pages::router(fleet.clone(), tokens)
+                }),
             };
             serving.spawn(http::serve(
                 http,

@@ -203,7 +203,12 @@ fn open_journal(config: &Config, state: &Path) -> Result<Journal, OpenError> {
 ///
 /// # Errors
 /// [`Failure`]; nothing runs then.
-pub async fn start(mut config: Config, state: StateDir, go_on: GoOn) -> Result<Started, Failure> {
+pub async fn start(
+    mut config: Config,
+    state: StateDir,
+    go_on: GoOn,
+    asks_people: bool,
+) -> Result<Started, Failure> {
     secrets::read(&mut config, |name| std::env::var_os(name))?;
     routes(&config)?;
     let policies = policies(&config)?;
@@ -241,6 +246,7 @@ pub async fn start(mut config: Config, state: StateDir, go_on: GoOn) -> Result<S
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
             .collect(),
         go_on,
+        asks_people,
     };
     let fleet = FleetHandle::start(setup).await?;
     fleet.end_old_conversations().await;

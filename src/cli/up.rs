@@ -109,7 +109,7 @@ mod tests {
         let control = control::bind(dir.path()).expect("bound");
         let metrics = Arc::new(|| "up 1\n".to_owned());
         let http = http.expect("bound");
-        let doors = Doors::open(&fleet, Role::Daemon, http, control, metrics);
+        let doors = Doors::open(&fleet, Role::Daemon, http, control, metrics, None);
         let (sender, receiver) = mpsc::channel(4);
         let serving = fleet.clone();
         let done = tokio::spawn(async move {

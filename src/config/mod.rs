@@ -7,6 +7,7 @@
 
 mod acp;
 mod agent;
+mod asking;
 mod cache;
 mod command;
 mod container;
@@ -46,6 +47,7 @@ use toml::de::DeTable;
 pub use acp::{
     Acp, McpServer, OptionValue, PermissionReply, Reach, ServerKind, Skipping, TellDenials,
 };
+pub use asking::{Approver, AskConfig, WhenWaiting};
 pub use command::{Fill, OWN_PROGRAM};
 pub use demands::{Degradable, Demands, OnMissing, UidRange};
 pub use environment::{HOME as HOME_OF_CHILD, is_secretive};

@@ -13,6 +13,7 @@ use toml::de::DeValue;
 
 use super::acp::{self, Acp, Skipping};
 use super::agent::{self, Agent};
+use super::asking;
 use super::cache;
 use super::container;
 use super::egress;
@@ -206,7 +207,7 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         restart,
         timeouts,
         stop: waits::stop(&section.section("stop")),
-        ask: waits::ask(&section.section("ask")),
+        ask: asking::read(&section.section("ask")),
         guard: value(guard, Guard::PolicyAndSandbox),
         guard_off: value(guard_off, false),
         on_unasked_deny: value(section.word("on_unasked_deny", &[]), OnUnaskedDeny::Report),
@@ -227,6 +228,9 @@ fn agree(section: &Section<'_>, pool: &Pool, blame: &Blame, context: &Context<'_
     agree::agree(section.ledger, pool, blame, context);
     ssh::agree(section, pool, context.found);
     cache::agree(section, pool);
+    let place = section.section("ask").item("when_waiting");
+    let place = place.map_or(section.place.clone(), |item| item.place);
+    asking::released_comes_back(section.ledger, pool, &place);
 }
 
 /// Whether the pool has routes, and what its proxy does, if it has one.

@@ -5,6 +5,7 @@
 //! that no new key can be forgotten.
 
 mod acp;
+mod ask;
 mod cache;
 mod containers;
 mod egress;
@@ -24,8 +25,8 @@ use super::hint::Hint;
 use super::presets::{self, Preset};
 use super::route_table;
 use super::types::{
-    AskConfig, Config, Env, Extractor, JournalRules, Launcher, Pool, Restart, Route, Sandbox,
-    Seccomp, StopWaits, Supervisor, Timeouts,
+    Config, Env, Extractor, JournalRules, Launcher, Pool, Restart, Route, Sandbox, Seccomp,
+    StopWaits, Supervisor, Timeouts,
 };
 use super::units::{show_duration, show_size};
 use crate::model::foreign;
@@ -327,7 +328,7 @@ fn pool(pool: &Pool) -> Shown {
     timeouts(&mut table, of_timeouts);
     stop(&mut table, *of_stop);
     routes::rate_limit(&mut table, *of_rate_limit);
-    ask(&mut table, of_ask);
+    ask::put(&mut table, of_ask);
     table
 }
 
@@ -336,18 +337,6 @@ fn calls_table(extractor: &Extractor) -> Value {
         Extractor::BuiltIn(name) => text(name),
         Extractor::Inline(source) => Value::Table(source.parse().unwrap_or_default()),
     }
-}
-
-fn ask(table: &mut Shown, of_ask: &AskConfig) {
-    let AskConfig {
-        timeout,
-        agent_waits,
-        on_timeout,
-    } = of_ask;
-    table.put("ask.timeout", show_duration(*timeout));
-    let waits = agent_waits.map_or_else(|| "none".to_owned(), show_duration);
-    table.put("ask.agent_waits", waits);
-    table.put("ask.on_timeout", on_timeout.word());
 }
 
 /// What is the preset's own is left out: it is no secret, whatever it is called.

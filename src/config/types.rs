@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::sandbox::{Sandbox, Seccomp};
+use super::asking::AskConfig;
 pub use super::cache::{Cache, CacheDirs};
 pub use super::egress::{AllowedHost, Egress, EgressTimeouts, is_host_name, proxy_variables};
 use super::error::Places;
@@ -585,15 +586,4 @@ pub struct RateLimit {
     pub max: Duration,
     /// For how long, in a row, tasks go back to their queue; then they end `failed`.
     pub give_up: Duration,
-}
-
-/// `ask = { … }`.
-#[derive(Debug, Clone, Copy)]
-pub struct AskConfig {
-    /// How long a person may take to answer.
-    pub timeout: Duration,
-    /// How long the agent waits for an answer; `None`: for ever.
-    pub agent_waits: Option<Duration>,
-    /// What follows when nobody answers: at once, where nobody can be asked.
-    pub on_timeout: OnTimeout,
 }

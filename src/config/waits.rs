@@ -1,4 +1,4 @@
-//! `restart`, `timeouts`, `stop`, `rate_limit` and `ask`: everything of a pool that is counted in time; and how
+//! `restart`, `timeouts`, `stop` and `rate_limit`: everything of a pool that is counted in time; and how
 //! long the journal keeps what.
 //!
 //! Must not know a clock.
@@ -8,20 +8,15 @@ use std::time::Duration;
 
 use super::table::{Found, Item, Ledger, Place, Section, word};
 use super::types::{
-    AskConfig, JournalRules, OnCrash, OnTimeout, Pool, RateLimit, Restart, RestartKind,
-    SessionScope, StopWaits, Timeouts,
+    JournalRules, OnCrash, Pool, RateLimit, Restart, RestartKind, SessionScope, StopWaits, Timeouts,
 };
 use super::units::show_duration;
 use crate::limits;
 
-word!(RestartKind, OnCrash, OnTimeout);
+word!(RestartKind, OnCrash);
 
 /// Any time that is one: the shortest is what a timer can tell apart.
 const ANY: RangeInclusive<Duration> = Duration::from_millis(1)..=limits::CONFIG_DURATION;
-
-/// What an agent may wait: the answer is given some seconds before that.
-const LONGER_THAN_MARGIN: RangeInclusive<Duration> =
-    Duration::from_secs(limits::ASK_MARGIN.as_secs() + 1)..=limits::CONFIG_DURATION;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -164,18 +159,4 @@ pub(super) fn rate_limit(section: &Section<'_>) -> RateLimit {
     }
     section.close(&[], &[]);
     pauses
-}
-
-/// Reads `ask`.
-pub(super) fn ask(section: &Section<'_>) -> AskConfig {
-    let ask = AskConfig {
-        timeout: value(section.duration("timeout", ANY), 900 * SECOND),
-        agent_waits: value(
-            section.duration_or_none("agent_waits", LONGER_THAN_MARGIN),
-            None,
-        ),
-        on_timeout: value(section.word("on_timeout", &[]), OnTimeout::Deny),
-    };
-    section.close(&["when_waiting"], &[]);
-    ask
 }

@@ -72,6 +72,7 @@ impl FleetHandle {
             Err(error) => return tracing::warn!(%error, "old conversations stay"),
         };
         for old in found.into_iter().filter(|old| !self.works(&old.session)) {
+            self.0.shared.questions.session_over(&old.session);
             let ends = vec![
                 Write::SessionEnded {
                     session: old.session,

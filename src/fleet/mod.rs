@@ -10,6 +10,7 @@
 //! messages a task or a turn.
 
 mod ambient;
+mod answering;
 mod approver;
 mod channel;
 mod clock;
@@ -23,6 +24,7 @@ pub mod notice;
 mod parts;
 mod past;
 mod pool;
+mod questions;
 mod report;
 mod resume;
 mod session;
@@ -40,6 +42,7 @@ use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 pub use ambient::Ambient;
+pub use answering::{AnswerError, AnswerOrder, Answered};
 pub use approver::{Asking, PendingAsk, Said};
 pub use channel::stderr::LogTail;
 #[doc(hidden)]
@@ -238,11 +241,13 @@ impl FleetHandle {
                 },
             );
         }
-        Ok(Self(Arc::new(Inner {
+        let fleet = Self(Arc::new(Inner {
             shared,
             pools,
             ended: tokio::sync::Mutex::new(ended),
-        })))
+        }));
+        fleet.take_up_questions().await;
+        Ok(fleet)
     }
 
     /// Takes tasks in; returns when they are durable. Each of them will be reported once.

@@ -15,6 +15,7 @@ use super::ambient::Ambient;
 use super::channel::stderr::StderrLog;
 use super::clock;
 use super::notice::{Notice, Pinned, SlotView};
+use super::questions::Questions;
 use super::session::Scales;
 use super::used::Used;
 use crate::config::{Config, DialectName, Pool as PoolConfig, Sandbox};
@@ -57,6 +58,8 @@ pub struct Setup {
     pub environment: BTreeMap<String, String>,
     /// Which sessions of earlier starts its slots go on with.
     pub go_on: GoOn,
+    /// Somebody may look at the asks and answer them; else what wants a person is denied.
+    pub asks_people: bool,
 }
 
 /// What a fleet goes on with of what earlier starts of the supervisor left: which sessions, where a
@@ -105,6 +108,10 @@ pub(crate) struct Shared {
     pub(crate) slots: SlotTable,
     /// Measures homes and copies.
     pub(crate) scales: Scales,
+    /// What people are asked.
+    pub(crate) questions: Questions,
+    /// There are people to ask beside the clients of conversations.
+    pub(crate) asks_people: bool,
 }
 
 impl Shared {
@@ -127,6 +134,8 @@ impl Shared {
             pinned: Pinned::default(),
             slots,
             scales,
+            questions: Questions::default(),
+            asks_people: setup.asks_people,
         }
     }
 
@@ -209,12 +218,6 @@ impl PoolShared {
         } else {
             asks.remove(&entry);
         }
-    }
-
-    /// How many asks wait for people.
-    pub(crate) fn asks_waiting(&self) -> usize {
-        let asks = self.asks.lock().unwrap_or_else(PoisonError::into_inner);
-        asks.len()
     }
 
     fn oldest_ask(&self) -> Duration {

@@ -44,7 +44,7 @@ impl FleetHandle {
             network: pool.config.network,
             policy: pool.config.policy.clone(),
             tasks: pool.tasks.load(std::sync::atomic::Ordering::Relaxed),
-            asks: pool.asks_waiting(),
+            asks: self.0.shared.questions.waiting(&pool.config.name),
             lacks: lacks_now(&self.0.shared, pool),
             weak: pool.config.weaknesses(),
         };

@@ -6,6 +6,7 @@ use std::any::Any;
 use std::sync::Arc;
 
 use super::error::{Refusal, Violation};
+use super::questions::{QuestionChange, QuestionRow};
 use crate::model::{
     AskId, ExitClass, PoolName, RunId, SessionId, SlotId, Stamped, TaskId, TaskOutcome, TaskSpec,
 };
@@ -133,6 +134,22 @@ pub enum Write {
         ask: AskId,
         /// By what.
         judged: Judged,
+    },
+    /// A question to people is put, in the commit of its `Asked` event.
+    QuestionPut(Box<QuestionRow>),
+    /// A question changed. One that is over stays as it is.
+    QuestionChanged {
+        /// Which.
+        question: AskId,
+        /// When.
+        at_us: i64,
+        /// How.
+        change: QuestionChange,
+    },
+    /// A start: no agent waits for an answer any more, and what is late has expired.
+    QuestionsLeft {
+        /// When.
+        at_us: i64,
     },
     /// A run, or the life of a daemon, begins.
     RunBegun {

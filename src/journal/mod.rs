@@ -17,6 +17,7 @@ mod error;
 mod health;
 mod kept;
 mod lookup;
+mod questions;
 mod queue;
 mod reader;
 mod recovery;
@@ -45,6 +46,7 @@ pub use conversations::StoredConversation;
 pub use error::{OpenError, ReadError, Refusal, Violation};
 pub use health::{Health, Space};
 pub use kept::KeptSession;
+pub use questions::{AnswerRow, QuestionChange, QuestionRow, StoredQuestion};
 pub use reader::{
     Failures, Reader, RunSession, StoredAsk, StoredEvent, StoredRun, StoredSession, StoredTask,
 };

@@ -41,6 +41,11 @@ pub(super) fn plan(
 ) -> rusqlite::Result<(Vec<Commit>, Recovered)> {
     let mut found = Recovered::default();
     let mut commits = Vec::new();
+    // Before sessions are ended: the end of one is the end of its questions.
+    let is_open = "SELECT EXISTS (SELECT 1 FROM questions WHERE state IN ('pending', 'orphaned'))";
+    if conn.query_row(is_open, [], |row| row.get(0))? {
+        commits.push(Commit::of(vec![Write::QuestionsLeft { at_us }]));
+    }
     let before = i64::try_from(epoch).unwrap_or(i64::MAX);
     let mut open = conn.prepare(
         "SELECT session, task IS NOT NULL FROM sessions WHERE ended_at_us IS NULL AND epoch < ?1",

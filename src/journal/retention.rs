@@ -201,6 +201,8 @@ impl Pass {
         }
         conn.prepare_cached("DELETE FROM asks WHERE session = ?1 AND link IS NULL")?
             .execute([&session])?;
+        conn.prepare_cached("DELETE FROM questions WHERE session = ?1")?
+            .execute([&session])?;
         conn.prepare_cached("DELETE FROM removals WHERE session = ?1")?
             .execute([&session])?;
         Ok(())

@@ -83,6 +83,7 @@ impl Writer<'_> {
                     params![session.as_str(), at_us, class.map(ExitClass::word)],
                 )?
                 .one_or(|| Violation::NoSession(session.clone()))?;
+                self.questions_over(session, *at_us)?;
                 self.staged.ended.push(session.clone());
                 Ok(())
             }
@@ -99,6 +100,9 @@ impl Writer<'_> {
                     ],
                 )?
                 .one_or(|| Violation::NoAsk(ask.clone())),
+            Write::QuestionPut(_) | Write::QuestionChanged { .. } | Write::QuestionsLeft { .. } => {
+                self.question(write)
+            }
             Write::TaskQueued(row) => self.task_queued(row),
             Write::TaskUpdated {
                 run,
@@ -188,7 +192,11 @@ impl Writer<'_> {
         Ok(())
     }
 
-    fn execute(&self, sql: &str, params: impl rusqlite::Params) -> Result<Changed, Fault> {
+    pub(super) fn execute(
+        &self,
+        sql: &str,
+        params: impl rusqlite::Params,
+    ) -> Result<Changed, Fault> {
         Ok(Changed(self.conn.prepare_cached(sql)?.execute(params)?))
     }
 
@@ -410,11 +418,11 @@ impl Writer<'_> {
 }
 
 /// How many rows a statement changed.
-struct Changed(usize);
+pub(super) struct Changed(usize);
 
 impl Changed {
     /// Exactly one row was to be changed.
-    fn one_or(self, violation: impl FnOnce() -> Violation) -> Result<(), Fault> {
+    pub(super) fn one_or(self, violation: impl FnOnce() -> Violation) -> Result<(), Fault> {
         if self.0 == 1 {
             Ok(())
         } else {

@@ -15,7 +15,7 @@ use super::error::OpenError;
 use crate::limits;
 
 /// The schema that this program writes.
-pub const VERSION: i64 = 2;
+pub const VERSION: i64 = 3;
 
 /// `mrsh` in ASCII.
 const APPLICATION_ID: i64 = 0x6d72_7368;
@@ -25,6 +25,9 @@ const SCHEMA: &str = include_str!("schema.sql");
 /// Where the part of [`SCHEMA`] begins that version 1 had not: a database of version 1 gets it
 /// as it is.
 const SINCE_2: &str = "-- What retention needs";
+
+/// The same for version 2.
+const SINCE_3: &str = "-- What version 3 added";
 
 /// The database's name in the state directory.
 pub const FILE: &str = "journal.db";
@@ -151,7 +154,8 @@ pub(super) fn open(file: &Path, at_us: i64) -> Result<(Connection, u64), OpenErr
     if found < VERSION {
         let from = match found {
             0 => 0,
-            _ => SCHEMA.find(SINCE_2).unwrap_or(0),
+            1 => SCHEMA.find(SINCE_2).unwrap_or(0),
+            _ => SCHEMA.find(SINCE_3).unwrap_or(0),
         };
         tx.execute_batch(&SCHEMA[from..]).map_err(named)?;
         tx.pragma_update(None, "application_id", APPLICATION_ID)

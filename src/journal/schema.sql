@@ -1,4 +1,4 @@
--- The journal, version 2. Open it with: sqlite3 -readonly journal.db
+-- The journal, version 3. Open it with: sqlite3 -readonly journal.db
 -- Times are microseconds since the Unix epoch: datetime(at_us / 1000000, 'unixepoch').
 
 -- One row for every start of the supervisor.
@@ -148,3 +148,31 @@ UPDATE runs
        code = EXISTS (SELECT 1 FROM tasks WHERE tasks.run = runs.run AND outcome <> 'done')
  WHERE ended_at_us IS NULL
    AND NOT EXISTS (SELECT 1 FROM tasks WHERE tasks.run = runs.run AND state <> 'ended');
+
+-- What version 3 added: questions to people. One row for identical requests of one session; id is
+-- the id of the first of them in `asks`, times is how many there were. digest is the SHA-256, in
+-- hexadecimal, of the tool's name, a zero byte and the input with its object keys sorted and its
+-- white space gone. state: pending, orphaned, allowed, denied, expired, cancelled. answer is what a
+-- person said of an orphaned one, kept for the resumed agent. deadline_us holds for both; while its
+-- agent waits, agent_until_us does too.
+CREATE TABLE questions (
+    id             TEXT PRIMARY KEY,
+    session        TEXT NOT NULL,
+    pool           TEXT NOT NULL,
+    digest         TEXT NOT NULL,
+    rules          TEXT NOT NULL,
+    why            TEXT NOT NULL,
+    paths          TEXT NOT NULL,
+    times          INTEGER NOT NULL,
+    asked_at_us    INTEGER NOT NULL,
+    deadline_us    INTEGER NOT NULL,
+    agent_until_us INTEGER,
+    state          TEXT NOT NULL,
+    answer         TEXT,
+    approver       TEXT,
+    said           TEXT,
+    remember       TEXT,
+    ended_at_us    INTEGER
+) STRICT, WITHOUT ROWID;
+CREATE INDEX questions_by_session ON questions (session);
+CREATE INDEX questions_open ON questions (asked_at_us) WHERE state IN ('pending', 'orphaned');

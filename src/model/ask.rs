@@ -25,6 +25,8 @@ words!(
         Default = "default",
         /// A person.
         Human = "human",
+        /// An answer that a person gave to the same request before, and that was to be remembered.
+        Cache = "cache",
         /// Nobody answered in time, or nobody can be asked.
         Timeout = "timeout",
         /// The request could not be judged: malformed, or the engine failed.

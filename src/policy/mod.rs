@@ -26,6 +26,7 @@ mod fact;
 mod grammar;
 mod index;
 mod judge;
+mod leads;
 mod load;
 mod path;
 mod request;
@@ -39,6 +40,7 @@ mod url;
 mod wrap;
 
 pub use error::LoadError;
+pub use leads::{Led, leads};
 pub use load::Find;
 pub use path::{Look, NoLinks, Place, Resolver};
 pub use request::{Facts, Judgement, Moved, Part, Request, Target, ToolClass};

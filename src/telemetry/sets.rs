@@ -411,7 +411,9 @@ pub fn verdicts() -> Vec<&'static str> {
 #[must_use]
 pub fn can_decide(by: DecidedBy, decision: Decision) -> bool {
     match by {
-        DecidedBy::Policy | DecidedBy::Default | DecidedBy::Human => decision != Decision::Ask,
+        DecidedBy::Policy | DecidedBy::Default | DecidedBy::Human | DecidedBy::Cache => {
+            decision != Decision::Ask
+        }
         DecidedBy::Timeout | DecidedBy::Error | DecidedBy::Gone => decision == Decision::Deny,
     }
 }

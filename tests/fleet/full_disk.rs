@@ -11,7 +11,7 @@ use crate::drill::{Drill, Running, eventually, metric};
 use crate::stress::{PROGRAM_BYTES, peak_rss};
 
 /// Without walls, so that it works in any user namespace.
-const POOLS: &str = r#"
+pub(crate) const POOLS: &str = r#"
 [pool.demo]
 size      = 4
 command   = ["marshal", "script-agent", "--dialect", "scaiflux"]
@@ -26,7 +26,7 @@ env       = { set = { DRILL = "MARK" } }
 const BALLAST: &str = "ballast";
 
 /// A supervisor whose state directory is a tmpfs of 72 MiB, 40 of which are taken.
-fn up(drill: &Drill) -> Running {
+pub(crate) fn up(drill: &Drill) -> Running {
     let file = |name| fs::File::create(drill.path(name)).expect("a log file");
     fs::create_dir_all(drill.state()).expect("state");
     let script = format!(
@@ -68,14 +68,14 @@ fn up(drill: &Drill) -> Running {
 }
 
 /// The state directory, as it is in the supervisor's namespace.
-fn inside(drill: &Drill, running: &Running) -> PathBuf {
+pub(crate) fn inside(drill: &Drill, running: &Running) -> PathBuf {
     let state = drill.state();
     let state = state.strip_prefix("/").expect("absolute");
     PathBuf::from(format!("/proc/{}/root", running.pid())).join(state)
 }
 
 /// The program as a client of that supervisor.
-fn client(drill: &Drill, running: &Running, args: &[&str]) -> Command {
+pub(crate) fn client(drill: &Drill, running: &Running, args: &[&str]) -> Command {
     let text = fs::read_to_string(drill.config()).expect("toml");
     let (own, there) = (drill.state(), inside(drill, running));
     let text = text.replace(&*own.to_string_lossy(), &there.to_string_lossy());

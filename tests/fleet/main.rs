@@ -6,6 +6,9 @@
 #![allow(clippy::expect_used, reason = "a test ends with its first failure")]
 
 mod acp;
+mod asks;
+mod asks_doors;
+mod asks_kept;
 mod caches;
 mod client_attacks;
 mod client_methods;

@@ -150,6 +150,7 @@ async fn one(world: &World, mut dice: Dice, is_last: bool) {
         marshal: "/nowhere/marshal".into(),
         environment: BTreeMap::new(),
         go_on: calling.go_on.clone(),
+        asks_people: false,
     })
     .await
     .expect("a fleet");

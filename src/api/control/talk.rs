@@ -9,13 +9,16 @@ use tokio::sync::broadcast::{self, error::RecvError};
 
 use super::lines::{LineError, Lines};
 use super::{Desk, Fleet, converse};
+use crate::api::asks::{AnsweredView, AskRequest, AskView};
 use crate::api::listing::Listing;
 use crate::api::reply::{self, ConversationLine, Reply, Role};
 use crate::api::request::{self, Code, Failure, Request};
 use crate::api::service::Refusal;
 use crate::api::view;
 use crate::api::watch::{Item, Ledger, RunStream, new_run};
+use crate::config::Approver;
 use crate::fleet::ConversationOrder;
+use crate::model::foreign::show;
 use crate::model::{Foreign, RunId, SlotId, TaskSpec};
 
 /// Tells a client why it is sent away, as far as its socket takes it at once.
@@ -27,6 +30,7 @@ pub(super) fn dismiss(stream: &UnixStream, failure: Failure) {
 
 /// Talks until the client leaves, breaks a bound, or the supervisor stops.
 pub(super) async fn converse<F: Fleet>(stream: UnixStream, desk: Desk<F>) {
+    let peer = stream.peer_cred().ok().map(|peer| peer.uid());
     let mut lines = Lines::new(stream, desk.bounds.line, desk.bounds.wait);
     loop {
         let asked = tokio::select! {
@@ -50,7 +54,7 @@ pub(super) async fn converse<F: Fleet>(stream: UnixStream, desk: Desk<F>) {
             }
         };
         let answered = match request::read(&line) {
-            Ok(request) => answer(&mut lines, &desk, request).await,
+            Ok(request) => answer(&mut lines, &desk, request, peer).await,
             Err(failure) => reply(&mut lines, Reply::Failed(failure)).await,
         };
         if let Err(error) = answered {
@@ -68,10 +72,39 @@ async fn reply(lines: &mut Lines, reply: Reply) -> Result<(), LineError> {
     lines.send(reply::write_reply(&reply)).await
 }
 
+async fn asks<F: Fleet>(
+    desk: &Desk<F>,
+    asked: AskRequest,
+    peer: Option<u32>,
+) -> Result<Reply, Failure> {
+    let unread = |why: String| Failure::new(Code::Refused, show(&why, 300));
+    match asked {
+        AskRequest::List { over } => {
+            let found = desk.fleet.questions(over).await.map_err(unread)?;
+            Ok(Reply::Asks(found.iter().map(AskView::of).collect()))
+        }
+        AskRequest::Show { ask } => {
+            let found = desk.fleet.question(ask.clone()).await.map_err(unread)?;
+            let found = found.ok_or_else(|| {
+                let message = format!("there is no ask {ask}");
+                Failure::new(Code::NoSuchAsk, message)
+            })?;
+            Ok(Reply::Ask(Box::new(AskView::whole(&found))))
+        }
+        AskRequest::Answer(answer) => {
+            let who = peer.map_or_else(|| "control socket".to_owned(), |uid| format!("uid {uid}"));
+            let answered = desk.fleet.answer(answer.order(Approver::Owner, who)).await;
+            let answered = answered.map_err(|error| crate::api::asks::failure(&error))?;
+            Ok(Reply::Answered(AnsweredView::of(&answered)))
+        }
+    }
+}
+
 async fn answer<F: Fleet>(
     lines: &mut Lines,
     desk: &Desk<F>,
     request: Request,
+    peer: Option<u32>,
 ) -> Result<(), LineError> {
     match request {
         Request::Hello => {
@@ -119,6 +152,10 @@ async fn answer<F: Fleet>(
                 Err(error) => Reply::Failed(converse::failure(&error)),
             };
             reply(lines, found).await
+        }
+        Request::Asks(asked) => {
+            let found = asks(desk, asked, peer).await;
+            reply(lines, found.unwrap_or_else(Reply::Failed)).await
         }
         Request::List => {
             let listing = Listing::of(desk.fleet.pools(), desk.fleet.slots());

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use super::{accepted_by, file, found, named, only, pool, script};
 use crate::config::{
-    AsksFor, DialectName, Extractor, Fill, Guard, Launcher, LogFormat, Network, OnCrash, OnTimeout,
-    Origin, Pool, RestartKind, SessionScope, ShellCwd, WorkspaceMode,
+    Approver, AsksFor, DialectName, Extractor, Fill, Guard, Launcher, LogFormat, Network, OnCrash,
+    OnTimeout, Origin, Pool, RestartKind, SessionScope, ShellCwd, WorkspaceMode,
 };
-use crate::model::LimitBackend;
+use crate::model::{LimitBackend, Remember};
 
 /// The pool of a good file with these keys.
 fn read(keys: &str) -> Pool {
@@ -51,7 +51,7 @@ fn values_are_read_as_they_are_written() {
          restart = { kind = \"permanent\", budget = 100, base = \"20ms\", max = \"20ms\", on_crash = \"retry\", never_codes = [3, 2, 3] }\n\
          timeouts = { handshake = \"none\", turn = \"1h\", silence = \"none\", cancel = \"1ms\" }\n\
          stop = { goodbye = \"0s\", term = \"1h\" }\n\
-         ask = { on_timeout = \"deny_turn\", agent_waits = \"6s\" }\n\
+         ask = { on_timeout = \"deny_turn\", agent_waits = \"6s\", remember = \"turn\", approvers = [\"ops\", \"owner\"] }\n\
          shell_cwd = \"sticky\"\n",
     );
     assert_eq!(pool.size, 16);
@@ -65,6 +65,9 @@ fn values_are_read_as_they_are_written() {
     assert_eq!(pool.stop.goodbye, Duration::ZERO);
     assert_eq!(pool.ask.on_timeout, OnTimeout::DenyTurn);
     assert_eq!(pool.ask.agent_waits, Some(Duration::from_secs(6)));
+    assert_eq!(pool.ask.remember, Remember::Turn);
+    let ops = Approver::Named("ops".to_owned());
+    assert_eq!(pool.ask.approvers, [ops, Approver::Owner]);
     assert_eq!(pool.shell_cwd, ShellCwd::Sticky);
 }
 

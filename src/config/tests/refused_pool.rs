@@ -158,7 +158,8 @@ fn keys_that_do_nothing_yet_are_not_accepted() {
     for later in ["hooks = []", "delegates = {}"] {
         check(later, "is not supported by this version");
     }
-    check("ask = { when_waiting = \"hold\" }", "\"when_waiting\" is not supported by this version");
+    check("ask = { when_waiting = \"release\" }", "only where its session is loaded again");
+    check("ask = { when_waiting = \"wait\" }", "expected \"hold\" or \"release\", found \"wait\"");
     check("policy = \"ci\"", "\"ci\" is not supported by this version");
     check("policy = \"reviewer\"", "\"reviewer\" is not supported by this version");
 }
@@ -315,6 +316,8 @@ fn restarts_are_checked() {
     check("restart = { on_crash = \"retri\" }", "did you mean retry?");
     check("restart = { bugdet = 1 }", "did you mean budget?");
     check("budget = 5", "did you mean restart.budget?");
+    check("ask = { remember = \"ever\" }", "expected \"never\", \"turn\" or \"session\", found \"ever\"");
+    check("ask = { approvers = [\"Ops\"] }", "approver \"Ops\" must be \"owner\" or the name of a token");
     check("ask = { on_timeout = \"allow\" }", "expected \"deny\" or \"deny_turn\", found \"allow\"");
     check("attempts = 0", "expected an integer from 1 to 100");
     check("attempts = 101", "expected an integer from 1 to 100");

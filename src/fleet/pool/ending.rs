@@ -94,7 +94,11 @@ impl PoolState {
             task.restarts += 1;
             task.backoff += after;
         }
-        let is_sent_again = if let Some(limit) = limit {
+        let waits = attempt.waits.clone().filter(|_| !self.is_closing(&task));
+        let is_sent_again = if let Some(ask) = waits {
+            self.released(index, task, ask);
+            false
+        } else if let Some(limit) = limit {
             self.limited(task, &slot_id, &attempt.session, limit);
             false
         } else {
@@ -264,7 +268,7 @@ impl PoolState {
     }
 
     /// Whether this task is not sent again, whatever became of it.
-    fn is_closing(&self, task: &ActiveTask) -> bool {
+    pub(super) fn is_closing(&self, task: &ActiveTask) -> bool {
         self.cancelled || self.stopping || task.cancelled
     }
 

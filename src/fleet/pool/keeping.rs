@@ -137,6 +137,7 @@ impl PoolState {
             Some(Kept::Stored(stored)) if for_good => {
                 let id = slot.id.clone();
                 self.shared.slots.change(&id, |view| view.session = None);
+                self.shared.questions.session_over(&stored.session);
                 self.submit(Write::SessionEnded {
                     session: stored.session,
                     at_us: now_us(),

@@ -10,6 +10,7 @@ mod slot;
 mod state;
 mod talk;
 mod task;
+mod waiting;
 
 use std::sync::Arc;
 
@@ -29,7 +30,7 @@ use super::session::{Attempt, SessionRef, Stays, StoredSession};
 use super::setup::{PoolShared, Shared};
 use crate::lifecycle::pause::Pause;
 use crate::lifecycle::state::SlotEvent;
-use crate::model::{RunId, SessionId};
+use crate::model::{AskId, RunId, SessionId};
 
 /// What a Pool hears.
 #[derive(Debug)]
@@ -73,6 +74,11 @@ pub(crate) enum PoolMsg {
     Answered {
         /// In which session.
         session: SessionId,
+    },
+    /// A question that a task may wait for has an answer, or has expired.
+    AskOver {
+        /// It has expired.
+        expired: Option<AskId>,
     },
     /// A pause may be over.
     PauseOver,
@@ -189,6 +195,7 @@ impl Actor for Pool {
                 given_back,
             } => state.session_closed(index, &session, given_back),
             PoolMsg::Answered { session } => state.answered(&session),
+            PoolMsg::AskOver { expired } => state.ask_over(expired.as_ref()),
             // What follows is settled below.
             PoolMsg::PauseOver => {}
             PoolMsg::BackoffOver { index, round } => state.backoff_over(index, round),

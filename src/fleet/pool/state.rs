@@ -163,7 +163,7 @@ impl PoolState {
             let next = match &mut slot.held {
                 Some(held) => held.waiting.pop_front(),
                 None if self.pause.may_start() == MayStart::None => None,
-                None => self.queue.pop_front(),
+                None => self.next_for(index),
             };
             if let Some(task) = next {
                 self.assign(index, task);

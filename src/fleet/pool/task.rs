@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 use crate::fleet::clock;
 use crate::fleet::notice::{FileChange, TaskReport};
 use crate::fleet::session::{Attempt, CheckResult, Tally, outcome};
-use crate::model::{Foreign, PoolName, RunId, SessionId, SlotId, TaskOutcome, TaskSpec};
+use crate::model::{AskId, Foreign, PoolName, RunId, SessionId, SlotId, TaskOutcome, TaskSpec};
 
 /// A task that is not over.
 #[derive(Debug)]
@@ -27,6 +27,8 @@ pub(crate) struct ActiveTask {
     pub(crate) first_assigned: Option<Instant>,
     /// Its run was cancelled: it is not sent again.
     pub(crate) cancelled: bool,
+    /// It waits for the answer to this question, which the session of that slot put.
+    pub(crate) waits: Option<(AskId, u16)>,
     /// Sendings made.
     pub(crate) sent: u32,
     pub(crate) restarts: u32,
@@ -58,6 +60,7 @@ impl ActiveTask {
             queued: clock::now(),
             first_assigned: None,
             cancelled: false,
+            waits: None,
             sent: 0,
             restarts: 0,
             backoff: Duration::ZERO,

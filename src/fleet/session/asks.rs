@@ -184,6 +184,8 @@ pub(crate) struct Decided {
     judged: Judged,
     /// What the rules saw, where a person is to decide.
     pub(crate) facts: Option<Facts>,
+    /// The directories that it was judged from, where a person is to decide.
+    pub(crate) from: Directory,
 }
 
 /// In what state of things an ask is decided.
@@ -193,8 +195,8 @@ pub(crate) struct At {
     pub(crate) is_read_only: bool,
     /// There is a person to ask.
     pub(crate) has_approver: bool,
-    /// People have enough to decide.
-    pub(crate) is_full: bool,
+    /// Requests that wait for people: they are not on their way to the disk.
+    pub(crate) waiting: usize,
 }
 
 impl Decided {
@@ -235,7 +237,7 @@ pub(crate) fn decide(
     at: At,
 ) -> Decided {
     let began = clock::now();
-    let crowded = asks.open.len() >= ASKS_PER_SESSION;
+    let crowded = asks.open.len().saturating_sub(at.waiting) >= ASKS_PER_SESSION;
     let twice = asks.open.values().any(|open| open.id == ask.key.id);
     asks.note_request(ask);
     let mut moved = Moved::Not;
@@ -248,6 +250,7 @@ pub(crate) fn decide(
             .any(|call| !call.asked && class(pool, Some(&call.name)) == ToolClass::Shell);
     let nowhere = Directory::unknown();
     let directory = if unseen { &nowhere } else { &asks.directory };
+    let from = directory.clone();
     let judgement = if twice {
         Judgement::refused("twice", "the same request id was used twice")
     } else if at.is_read_only {
@@ -273,6 +276,7 @@ pub(crate) fn decide(
     let decision = decided.verdict.decision;
     asks.directory.decided(keeps, &moved, decision);
     decided.moved = moved;
+    decided.from = from;
     asks.open
         .insert(decided.verdict.ask.clone(), ask.key.clone());
     decided
@@ -300,10 +304,7 @@ pub(crate) fn decide_client(
         let why = "there is no workspace to judge paths by";
         (Judgement::refused("no_workspace", why), None)
     };
-    if let ClientWish::Write(_) = wish {
-        // A person is asked about the text, too, and there is no tool call that shows it.
-        judgement.facts.parts.extend(text_part(&ask.input));
-    }
+    show_text(wish, &ask.input, &mut judgement);
     let class = match wish {
         ClientWish::Read(_) => ToolClass::Read,
         ClientWish::Write(_) => ToolClass::Write,
@@ -313,6 +314,14 @@ pub(crate) fn decide_client(
     asks.clients
         .insert(decided.verdict.ask.clone(), ask.key.clone());
     (decided, place)
+}
+
+/// A person is asked about the text that is to be written, too, and there is no tool call that shows
+/// it.
+pub(super) fn show_text(wish: &ClientWish, input: &RawValue, judgement: &mut Judgement) {
+    if let ClientWish::Write(_) = wish {
+        judgement.facts.parts.extend(text_part(input));
+    }
 }
 
 /// What is on record of a text that is to be written, for whoever decides.
@@ -342,11 +351,6 @@ fn decided(
     took: Duration,
     at: At,
 ) -> Decided {
-    let judgement = if judgement.decision == Decision::Ask && at.has_approver && at.is_full {
-        Judgement::refused("max_pending", "too many requests wait for people already")
-    } else {
-        judgement
-    };
     PolicyEvaluated {
         took,
         error: (judgement.by == DecidedBy::Error).then_some(EvaluationError::Malformed),
@@ -384,6 +388,7 @@ fn decided(
         class,
         deny_turn,
         moved: Moved::Not,
+        from: Directory::default(),
         judged: Judged {
             policy: pool.policy.name().to_owned(),
             policy_sha256: pool.policy_sha256.clone(),
@@ -433,7 +438,7 @@ pub(crate) fn judge_unasked(
     }
 }
 
-fn judge(
+pub(super) fn judge(
     pool: &PoolShared,
     prepared: Option<&Prepared>,
     directory: &Directory,
@@ -526,10 +531,14 @@ fn facts_json(facts: &Facts) -> String {
 /// The digest of the input with its object keys sorted and its white space gone, so that the
 /// announcement and the request of one call compare equal.
 fn digest(input: &RawValue) -> Digest {
+    Sha256::digest(canonical(input).as_bytes()).into()
+}
+
+/// An input with its object keys sorted and its white space gone.
+pub(super) fn canonical(input: &RawValue) -> String {
     // `Value` keeps object keys sorted.
     let value: Result<serde_json::Value, _> = serde_json::from_str(input.get());
-    let canonical = value.map_or_else(|_| input.get().to_owned(), |value| value.to_string());
-    Sha256::digest(canonical.as_bytes()).into()
+    value.map_or_else(|_| input.get().to_owned(), |value| value.to_string())
 }
 
 #[cfg(test)]

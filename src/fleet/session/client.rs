@@ -4,6 +4,7 @@
 //! Must not carry anything out: its channel does that.
 
 use super::SessionState;
+use super::approvals::Member;
 use super::asks;
 use super::outbox::After;
 use super::prepare::Prepared;
@@ -45,7 +46,11 @@ impl SessionState {
             at,
         );
         if decided.verdict.decision == Decision::Ask {
-            return self.ask_a_person(ask, decided, place);
+            let wish = Some((wish.clone(), place));
+            return self.ask_a_person(Member {
+                wish,
+                ..Member::of(ask, decided)
+            });
         }
         self.tally.decided(&decided);
         decided.record(&ask, &mut self.outbox);

@@ -14,14 +14,14 @@ use crate::model::Decision;
 use crate::policy::{Moved, Place};
 
 /// Where the shell may be.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Directory {
     at: At,
     /// Requests that would move it, and that a person is to decide.
     open: usize,
 }
 
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 enum At {
     /// Where it begins, or in one of these.
     Among(Vec<String>),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::outbox::After;
 use super::state::{Phase, SessionState};
-use super::{Attempt, CheckResult, SessionMsg, StoredSession, work};
+use super::{Attempt, CheckResult, SessionMsg, StoredSession, Tally, work};
 use crate::config::SessionScope;
 use crate::dialect::Command;
 use crate::fleet::channel::{ChannelEnd, ChannelMsg};
@@ -45,6 +45,7 @@ impl SessionState {
             SessionMsg::Checked(check) => self.checked(*check),
             SessionMsg::Surveyed(survey) => return self.report(*survey),
             SessionMsg::Answered { ask, said } => self.answered(&ask, said),
+            SessionMsg::Decide { ask, answer, reply } => self.decided_by(&ask, *answer, reply),
             SessionMsg::Set { setting, reply } => self.choose(setting, reply),
             SessionMsg::AskExpired(ask) => self.ask_expired(&ask),
             SessionMsg::TooLarge(why) => self.too_large(why),
@@ -188,6 +189,7 @@ impl SessionState {
         }
         self.denials = std::mem::take(&mut end.denials);
         self.nobody_decides("the agent ended before this was decided");
+        self.of_turn.clear();
         if self.begun && self.turn.is_none() {
             for call in self.asks.turn_ended() {
                 self.unasked(&call);
@@ -325,6 +327,11 @@ impl SessionState {
                 self.outbox.flush_last();
             }
         }
+        let released = self.released.take().filter(|_| !self.cancelled && stays);
+        if released.is_some() {
+            // What was asked in it is asked again.
+            self.tally = Tally::default();
+        }
         let attempt = Attempt {
             index: self.work.slot.index,
             session: self.work.session.clone(),
@@ -337,6 +344,7 @@ impl SessionState {
             survey,
             cancelled: self.cancelled,
             limit: self.limit.take(),
+            waits: released.clone(),
             failure: self.failure.take(),
             given_back: self.gives_back.then(|| StoredSession {
                 session: self.work.session.clone(),
@@ -353,6 +361,9 @@ impl SessionState {
         let _ = self
             .pool_ref
             .send_message(PoolMsg::AttemptEnded(Box::new(attempt)));
+        if released.is_some() {
+            self.unload(self.task_number);
+        }
         !stays
     }
 }

@@ -5,6 +5,7 @@
 //! Stamps what the Channel reports, journals it, and acts on what must be durable first only when
 //! it is. Must not know how a child is started or stopped, nor which task comes next.
 
+mod answers;
 mod approvals;
 mod asks;
 mod attached;
@@ -31,7 +32,7 @@ mod walls;
 mod weak;
 mod work;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::future::poll_fn;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -53,6 +54,7 @@ use asks::Asks;
 use outbox::{After, Outbox};
 use state::{Phase, SessionState};
 
+use super::answering::AnswerReply;
 use super::approver::{Approver, Said};
 use super::channel::ChannelEnd;
 use super::credit::Hold;
@@ -62,6 +64,7 @@ use super::setting::SetReply;
 use super::setup::{PoolShared, Shared};
 use crate::config::SessionScope;
 use crate::dialect::Attachment;
+use crate::journal::AnswerRow;
 use crate::lifecycle::watch::Expired;
 use crate::model::{
     AgentInfo, Ask, AskId, AskKey, ClientWish, Event, Foreign, RunId, SessionId, Setting,
@@ -143,6 +146,15 @@ pub(crate) enum SessionMsg {
         ask: AskId,
         /// What came back.
         said: Said,
+    },
+    /// A person decided, of the people of the queue.
+    Decide {
+        /// Which question.
+        ask: AskId,
+        /// What they say.
+        answer: Box<AnswerRow>,
+        /// Who waits to hear what came of it.
+        reply: AnswerReply,
     },
     /// Something is to be set in the session.
     Set {
@@ -274,6 +286,8 @@ fn begin(args: SessionArgs, myself: SessionRef) -> Box<SessionState> {
         },
         talk,
         pending: BTreeMap::new(),
+        released: None,
+        of_turn: HashMap::new(),
         agent_session: stored.as_ref().and_then(|of| of.agent_session.clone()),
         was_stored: stored.is_some(),
         loading: false,

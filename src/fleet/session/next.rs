@@ -39,6 +39,7 @@ impl SessionState {
 
     /// The session is over, and with it the run of a conversation.
     pub(super) fn ended_rows(&mut self, class: Option<ExitClass>) {
+        self.shared.questions.session_over(&self.work.session);
         self.outbox.write(Write::SessionEnded {
             session: self.work.session.clone(),
             at_us: now_us(),
@@ -252,7 +253,7 @@ impl SessionState {
     }
 
     /// Whether a new child would remember what this one was told, which may be nothing yet.
-    fn comes_back(&self) -> bool {
+    pub(super) fn comes_back(&self) -> bool {
         let is_empty = self.talk.is_some() && !self.prompted;
         self.can_load() && (is_empty || self.resumes().is_some())
     }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 use super::{SessionMsg, SessionRef};
+use crate::fleet::answering::{AnswerError, AnswerReply, Answered};
 use crate::fleet::clock::now_us;
 use crate::fleet::credit::Hold;
 use crate::fleet::notice::Notice;
@@ -59,6 +60,8 @@ pub(crate) enum After {
     },
     /// A person may be asked.
     Asked(AskId),
+    /// A person's answer holds: whoever gave it is told.
+    Said(AnswerReply, Result<Answered, AnswerError>),
     /// What the agent says of itself is known.
     Warm(oneshot::Sender<()>),
     /// What was to be set is.

@@ -1,6 +1,6 @@
 //! What a session knows, and what it does while its child lives: the turn, its asks, its calls.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::approvals::Pending;
+use super::approvals::{Member, Pending};
 use super::asks::{self, Asks};
 use super::choosing::Choosing;
 use super::measure::Measured;
@@ -20,6 +20,7 @@ use crate::dialect::{Command, Denials};
 use crate::fleet::channel::{ChannelEnd, ChannelHandle, ChannelMsg};
 use crate::fleet::clock;
 use crate::fleet::pool::PoolMsg;
+use crate::fleet::questions::Remembered;
 use crate::fleet::setup::{PoolShared, Shared};
 use crate::lifecycle::state::SlotEvent;
 use crate::lifecycle::watch::Expired;
@@ -65,8 +66,12 @@ pub(crate) struct SessionState {
     pub(super) scope: SessionScope,
     /// It is a client's conversation.
     pub(super) talk: Option<TalkArgs>,
-    /// Requests that a person is to decide; at most `ASKS_PER_SESSION`.
+    /// Questions that a person is to decide; at most `ASKS_PER_SESSION`.
     pub(super) pending: BTreeMap<AskId, Pending>,
+    /// Its child is stopped, and its task put back, until that question is answered.
+    pub(super) released: Option<AskId>,
+    /// Answers that hold until the turn ends, by digest.
+    pub(super) of_turn: HashMap<String, Remembered>,
     /// The agent's own id of the session.
     pub(super) agent_session: Option<Foreign>,
     /// An earlier start of the supervisor began it.
@@ -275,6 +280,7 @@ impl SessionState {
         detail: Option<String>,
     ) {
         self.nobody_decides("the turn ended before this was decided");
+        self.of_turn.clear();
         for call in self.asks.turn_ended() {
             self.unasked(&call);
         }
@@ -324,7 +330,7 @@ impl SessionState {
         let asks = &mut self.asks;
         let decided = asks::decide(&self.pool, prepared, &self.work, &ask, asks, at);
         if decided.verdict.decision == Decision::Ask {
-            return self.ask_a_person(ask, decided, None);
+            return self.ask_a_person(Member::of(ask, decided));
         }
         self.tally.decided(&decided);
         decided.record(&ask, &mut self.outbox);
@@ -409,6 +415,7 @@ impl SessionState {
                 self.client_durable(key, place, verdict, deny_turn);
             }
             After::Asked(id) => self.put(&id),
+            After::Said(reply, said) => reply.done(said),
             After::Warm(ready) => {
                 let _ = ready.send(());
             }

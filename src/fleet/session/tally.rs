@@ -95,7 +95,10 @@ impl Tally {
         self.event(event);
         if let Event::Decided(verdict) = event {
             // What wanted a person was decided by one, or denied by the end of its time.
-            let was_ask = matches!(verdict.by, DecidedBy::Timeout | DecidedBy::Human);
+            let was_ask = matches!(
+                verdict.by,
+                DecidedBy::Timeout | DecidedBy::Human | DecidedBy::Cache
+            );
             self.verdict(verdict, was_ask);
         }
         self.unasked(event);

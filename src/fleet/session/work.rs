@@ -15,7 +15,9 @@ use crate::fleet::notice::{ChangeKind, FileChange};
 use crate::fleet::setup::{PoolShared, Shared};
 use crate::launch::Finished;
 use crate::limits::{CHECK_OUTPUT_BYTES, CHECK_TIMEOUT};
-use crate::model::{Event, ExitStatus, Foreign, RunId, SessionId, SlotId, TaskId, TurnOutcome};
+use crate::model::{
+    AskId, Event, ExitStatus, Foreign, RunId, SessionId, SlotId, TaskId, TurnOutcome,
+};
 use crate::sandbox::workspace::{self, Changes, Manifest, Root, TreeError};
 
 /// One attempt at a task.
@@ -82,6 +84,8 @@ pub(crate) struct Attempt {
     pub(crate) cancelled: bool,
     /// Its provider limits requests: that is why the turn failed.
     pub(crate) limit: Option<Limited>,
+    /// It was ended to wait for a person without its child: for which question.
+    pub(crate) waits: Option<AskId>,
     /// Why it could not even begin, where that is the task's fault and not the slot's.
     pub(crate) failure: Option<String>,
     /// The session of an earlier start could not be prepared, and is as it was.
@@ -116,6 +120,7 @@ impl Attempt {
             survey: Survey::default(),
             cancelled: false,
             limit: None,
+            waits: None,
             failure: None,
             given_back: None,
             stays: None,

@@ -6,6 +6,7 @@ mod faults;
 mod opening;
 mod order;
 mod pace;
+mod questions;
 mod retention;
 mod unfinished;
 

@@ -29,6 +29,37 @@ impl PermissionRequested<'_> {
     }
 }
 
+/// An ask waits for a person.
+#[derive(Debug)]
+pub struct AskWaits<'a> {
+    /// Where.
+    pub slot: &'a SlotId,
+    /// In which session.
+    pub session: &'a SessionId,
+    /// What an answer names.
+    pub ask: &'a AskId,
+    /// The tool.
+    pub tool: &'a Foreign,
+    /// The rules that want a person.
+    pub rules: &'a [String],
+    /// How long an answer is waited for.
+    pub within: Duration,
+    /// Somebody is asked elsewhere, in an editor.
+    pub is_elsewhere: bool,
+}
+
+impl AskWaits<'_> {
+    /// Logs it: at the level of a warning where nobody else tells it.
+    pub fn emit(self) {
+        let (tool, rules) = (self.tool.show(WIDTH), self.rules);
+        if self.is_elsewhere {
+            tracing::debug!(slot = %self.slot, session = %self.session, ask = %self.ask, tool, ?rules, within = ?self.within, "an ask waits for a person");
+        } else {
+            tracing::warn!(slot = %self.slot, session = %self.session, ask = %self.ask, tool, ?rules, within = ?self.within, "an ask waits for a person; see `marshal asks show`");
+        }
+    }
+}
+
 /// An ask ended.
 #[derive(Debug)]
 pub struct PermissionDecided<'a> {

@@ -1,0 +1,147 @@
+//! `ask`: who is asked what the policy wants a person to decide, and for how long that holds.
+//!
+//! Must not know a clock, nor how people are reached.
+
+use std::fmt;
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use super::error::quoted;
+use super::table::{Found, Ledger, Place, Section, word};
+use super::types::{OnCrash, Pool, RestartKind, SessionScope};
+use crate::limits;
+use crate::model::{OnTimeout, Remember, words};
+
+word!(OnTimeout, Remember, WhenWaiting);
+
+words!(
+    /// What becomes of the child of a session that waits for a person.
+    WhenWaiting {
+        /// It waits, too.
+        Hold = "hold",
+        /// It is stopped; when the answer has come, the session is loaded again and its prompt is
+        /// sent again.
+        Release = "release",
+    }
+);
+
+/// `ask = { … }`.
+#[derive(Debug, Clone)]
+pub struct AskConfig {
+    /// How long a person may take to answer.
+    pub timeout: Duration,
+    /// How long the agent waits for an answer; `None`: for ever.
+    pub agent_waits: Option<Duration>,
+    /// What follows when nobody answers: at once, where nobody can be asked.
+    pub on_timeout: OnTimeout,
+    /// What becomes of the child meanwhile.
+    pub when_waiting: WhenWaiting,
+    /// For how long an answer may hold at most.
+    pub remember: Remember,
+    /// Who may answer; nobody: nobody is asked.
+    pub approvers: Vec<Approver>,
+}
+
+/// Who may answer.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Approver {
+    /// The supervisor's user and root, by the command line, and whoever has its own token.
+    Owner,
+    /// Whoever has the token of this name.
+    Named(String),
+}
+
+/// The word for [`Approver::Owner`].
+const OWNER: &str = "owner";
+
+/// What the schema says of an approver.
+const PATTERN: &str = "^[a-z0-9][a-z0-9-]{0,31}$";
+
+impl Approver {
+    /// From its name.
+    #[must_use]
+    pub fn new(name: &str) -> Option<Self> {
+        let is_name = (1..=32).contains(&name.len())
+            && !name.starts_with('-')
+            && name
+                .bytes()
+                .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
+        match name {
+            OWNER => Some(Self::Owner),
+            _ => is_name.then(|| Self::Named(name.to_owned())),
+        }
+    }
+}
+
+impl fmt::Display for Approver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Owner => OWNER,
+            Self::Named(name) => name,
+        })
+    }
+}
+
+/// Any time that is one: the shortest is what a timer can tell apart.
+const ANY: RangeInclusive<Duration> = Duration::from_millis(1)..=limits::CONFIG_DURATION;
+
+/// What an agent may wait: the answer is given some seconds before that.
+const LONGER_THAN_MARGIN: RangeInclusive<Duration> =
+    Duration::from_secs(limits::ASK_MARGIN.as_secs() + 1)..=limits::CONFIG_DURATION;
+
+fn value<T>(found: Option<Found<T>>, default: T) -> T {
+    found.map_or(default, |found| found.value)
+}
+
+/// Reads `ask`.
+pub(super) fn read(section: &Section<'_>) -> AskConfig {
+    let ask = AskConfig {
+        timeout: value(section.duration("timeout", ANY), Duration::from_secs(900)),
+        agent_waits: value(
+            section.duration_or_none("agent_waits", LONGER_THAN_MARGIN),
+            None,
+        ),
+        on_timeout: value(section.word("on_timeout", &[]), OnTimeout::Deny),
+        when_waiting: value(section.word("when_waiting", &[]), WhenWaiting::Hold),
+        remember: value(section.word("remember", &[]), Remember::Session),
+        approvers: approvers(section),
+    };
+    section.close(&[], &[]);
+    ask
+}
+
+/// A child is stopped only where another one can take its session up. `place` is where the pool says
+/// so.
+pub(super) fn released_comes_back(ledger: &Ledger, pool: &Pool, place: &Place) {
+    if pool.ask.when_waiting != WhenWaiting::Release {
+        return;
+    }
+    let is_kept = pool.session == SessionScope::Slot && pool.restart.on_crash == OnCrash::Resume;
+    if !is_kept || pool.restart.kind != RestartKind::Transient {
+        let message = "a child is stopped while a person is waited for only where its session is loaded again";
+        let help = "set session = \"slot\", restart.on_crash = \"resume\" and restart.kind = \"transient\"";
+        ledger.fault(place, message, Some(help.to_owned()));
+    }
+}
+
+fn approvers(section: &Section<'_>) -> Vec<Approver> {
+    let Some(found) = section.texts_like("approvers", PATTERN) else {
+        return vec![Approver::Owner];
+    };
+    let mut approvers = Vec::new();
+    for name in found.value {
+        match Approver::new(&name.value) {
+            None => {
+                let message = format!(
+                    "approver {} must be \"owner\" or the name of a token, of small letters, digits and \"-\"",
+                    quoted(&name.value)
+                );
+                section.ledger.fault(&name.place, message, None);
+            }
+            // Twice says no more than once.
+            Some(approver) if approvers.contains(&approver) => {}
+            Some(approver) => approvers.push(approver),
+        }
+    }
+    approvers
+}

@@ -1,0 +1,25 @@
+//! `ask` of a pool, as it is shown.
+
+use super::super::asking::AskConfig;
+use super::super::units::show_duration;
+use super::{Shown, texts};
+
+/// The keys.
+pub(super) fn put(table: &mut Shown, of_ask: &AskConfig) {
+    let AskConfig {
+        timeout,
+        agent_waits,
+        on_timeout,
+        when_waiting,
+        remember,
+        approvers,
+    } = of_ask;
+    table.put("ask.timeout", show_duration(*timeout));
+    let waits = agent_waits.map_or_else(|| "none".to_owned(), show_duration);
+    table.put("ask.agent_waits", waits);
+    table.put("ask.on_timeout", on_timeout.word());
+    table.put("ask.when_waiting", when_waiting.word());
+    table.put("ask.remember", remember.word());
+    let approvers: Vec<String> = approvers.iter().map(ToString::to_string).collect();
+    table.put("ask.approvers", texts(&approvers));
+}

@@ -1,0 +1,59 @@
+//! Tasks that wait for a person without a child: which may begin again, and when they are over.
+//!
+//! Must not know what is asked, nor what the answer is.
+
+use super::ActiveTask;
+use super::state::PoolState;
+use crate::fleet::questions::By;
+use crate::model::{AskId, SlotState, TaskOutcome};
+
+impl PoolState {
+    /// A task's turn was ended because it waits for a person: no attempt is counted.
+    pub(super) fn released(&mut self, index: u16, mut task: ActiveTask, ask: AskId) {
+        task.sent = task.sent.saturating_sub(1);
+        task.waits = Some((ask, index));
+        self.put_back(index, task);
+    }
+
+    /// The first task that this slot may begin.
+    pub(super) fn next_for(&mut self, index: u16) -> Option<ActiveTask> {
+        let at = self
+            .queue
+            .iter()
+            .position(|task| self.may_begin(task, index))?;
+        let mut task = self.queue.remove(at)?;
+        task.waits = None;
+        Some(task)
+    }
+
+    /// Whether what it waits for has come; then it belongs to the session that asked.
+    fn may_begin(&self, task: &ActiveTask, index: u16) -> bool {
+        let Some((ask, of)) = &task.waits else {
+            return true;
+        };
+        match self.shared.questions.find(ask).map(|open| open.by) {
+            Some(By::Nobody(None)) => false,
+            Some(By::Nobody(Some(_)) | By::Session(_)) => {
+                let slot = self.slots.get(usize::from(*of));
+                // In a slot where nothing starts any more it would wait for ever.
+                index == *of || slot.is_none_or(|slot| slot.state == SlotState::Parked)
+            }
+            // It is over with its session: another one asks anew.
+            None => true,
+        }
+    }
+
+    /// A question that a task may wait for has an answer, or nobody gave one in time.
+    pub(super) fn ask_over(&mut self, expired: Option<&AskId>) {
+        let Some(expired) = expired else { return };
+        let waits = |task: &ActiveTask| task.waits.as_ref().is_some_and(|(ask, _)| ask == expired);
+        while let Some(at) = self.queue.iter().position(waits) {
+            if let Some(task) = self.queue.remove(at) {
+                let why = format!(
+                    "a person would have to allow what it asked, and nobody answered ask {expired} in time"
+                );
+                self.end_one(task, TaskOutcome::Denied, Some(why));
+            }
+        }
+    }
+}

@@ -1,0 +1,331 @@
+//! Questions to people: their rows, from before anybody is shown one until it is over.
+//!
+//! The request itself is in `asks`, whose row is the audit record of one request; a question may be
+//! of several requests, and outlive the agent that asked. Must not know who is asked, or how.
+
+use rusqlite::{OptionalExtension as _, Row, params};
+
+use super::commit::Write;
+use super::error::{ReadError, Violation};
+use super::reader::Reader;
+use super::rows::{Fault, Writer};
+use crate::model::{AskId, Decision, Foreign, PoolName, QuestionState, Remember, SessionId};
+
+/// A question as it is put. Times are microseconds since the Unix epoch.
+#[derive(Debug, Clone)]
+pub struct QuestionRow {
+    /// The first request, whose `Asked` event comes before it in the same commit.
+    pub ask: AskId,
+    /// Whose agent asks.
+    pub session: SessionId,
+    /// In which pool.
+    pub pool: PoolName,
+    /// What an answer is bound to: SHA-256 of tool and canonical input, hexadecimal.
+    pub digest: String,
+    /// The rules that want a person.
+    pub rules: Vec<String>,
+    /// Why, in our words.
+    pub why: String,
+    /// Where the paths in it lead, as JSON.
+    pub paths: String,
+    /// When.
+    pub at_us: i64,
+    /// Until when it can be answered, whether its agent lives or not.
+    pub deadline_us: i64,
+    /// Until when its agent waits, if that is known.
+    pub agent_until_us: Option<i64>,
+}
+
+/// What a person said.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AnswerRow {
+    /// `Allow` or `Deny`.
+    pub decision: Decision,
+    /// Who, in our words.
+    pub approver: String,
+    /// Why, in theirs.
+    pub said: Option<Foreign>,
+    /// For how long it holds.
+    pub remember: Remember,
+}
+
+/// A change of a question that is open.
+#[derive(Debug, Clone)]
+pub enum QuestionChange {
+    /// The same was asked once more; an agent waits for the answer.
+    Again {
+        /// Until when the agent waits, if that is known.
+        agent_until_us: Option<i64>,
+    },
+    /// A person answered one that no agent waits for. A fault if it is over, or answered.
+    Kept(AnswerRow),
+    /// It is over.
+    Ended {
+        /// How; none of the open states.
+        state: QuestionState,
+        /// What a person said, if one did.
+        answer: Option<AnswerRow>,
+    },
+    /// Its agent is gone, and its session can be resumed.
+    Orphaned,
+}
+
+impl Writer<'_> {
+    /// Rows of questions.
+    pub(super) fn question(&self, write: &Write) -> Result<(), Fault> {
+        match write {
+            Write::QuestionPut(row) => self.put(row),
+            Write::QuestionChanged {
+                question,
+                at_us,
+                change,
+            } => self.changed(question, *at_us, change),
+            Write::QuestionsLeft { at_us } => {
+                self.execute(
+                    "UPDATE questions SET state = 'orphaned', agent_until_us = NULL \
+                     WHERE state = 'pending'",
+                    [],
+                )?;
+                self.execute(
+                    "UPDATE questions SET state = 'expired', ended_at_us = ?1 \
+                     WHERE state = 'orphaned' AND deadline_us <= ?1",
+                    [at_us],
+                )?;
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn put(&self, row: &QuestionRow) -> Result<(), Fault> {
+        let rules = serde_json::to_string(&row.rules).unwrap_or_default();
+        self.execute(
+            "INSERT INTO questions (id, session, pool, digest, rules, why, paths, times, \
+             asked_at_us, deadline_us, agent_until_us, state) \
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, 1, ?8, ?9, ?10, 'pending')",
+            params![
+                row.ask.as_str(),
+                row.session.as_str(),
+                row.pool.as_str(),
+                row.digest,
+                rules,
+                row.why,
+                row.paths,
+                row.at_us,
+                row.deadline_us,
+                row.agent_until_us,
+            ],
+        )?;
+        Ok(())
+    }
+
+    /// A question that is over does not change: its end may come by two ways, and one is enough.
+    fn changed(&self, id: &AskId, at_us: i64, change: &QuestionChange) -> Result<(), Fault> {
+        match change {
+            QuestionChange::Again { agent_until_us } => {
+                self.execute(
+                    "UPDATE questions SET times = times + 1, state = 'pending', \
+                     agent_until_us = ?2 \
+                     WHERE id = ?1 AND state IN ('pending', 'orphaned')",
+                    params![id.as_str(), agent_until_us],
+                )?;
+            }
+            QuestionChange::Kept(answer) => self
+                .execute(
+                    "UPDATE questions SET answer = ?2, approver = ?3, said = ?4, remember = ?5 \
+                     WHERE id = ?1 AND state = 'orphaned' AND answer IS NULL",
+                    params![
+                        id.as_str(),
+                        answer.decision.word(),
+                        answer.approver,
+                        answer.said.as_ref().map(Foreign::raw),
+                        answer.remember.word(),
+                    ],
+                )?
+                .one_or(|| Violation::NoAsk(id.clone()))?,
+            QuestionChange::Ended { state, answer } => {
+                let of = answer.as_ref();
+                self.execute(
+                    "UPDATE questions SET state = ?2, answer = coalesce(?3, answer), \
+                     approver = coalesce(?4, approver), said = coalesce(?5, said), \
+                     remember = coalesce(?6, remember), ended_at_us = ?7 \
+                     WHERE id = ?1 AND state IN ('pending', 'orphaned')",
+                    params![
+                        id.as_str(),
+                        state.word(),
+                        of.map(|of| of.decision.word()),
+                        of.map(|of| of.approver.as_str()),
+                        of.and_then(|of| of.said.as_ref().map(Foreign::raw)),
+                        of.map(|of| of.remember.word()),
+                        at_us,
+                    ],
+                )?;
+            }
+            QuestionChange::Orphaned => {
+                self.execute(
+                    "UPDATE questions SET state = 'orphaned', agent_until_us = NULL \
+                     WHERE id = ?1 AND state = 'pending'",
+                    [id.as_str()],
+                )?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The end of a session is the end of its questions: nobody will ask them again.
+    pub(super) fn questions_over(&self, session: &SessionId, at_us: i64) -> Result<(), Fault> {
+        self.execute(
+            "UPDATE questions SET ended_at_us = ?2, \
+             state = CASE state WHEN 'pending' THEN 'cancelled' ELSE 'expired' END \
+             WHERE session = ?1 AND state IN ('pending', 'orphaned')",
+            params![session.as_str(), at_us],
+        )?;
+        Ok(())
+    }
+}
+
+/// A question with its first request. Times are microseconds since the Unix epoch.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StoredQuestion {
+    /// What an answer names.
+    pub ask: AskId,
+    /// Whose agent asked.
+    pub session: SessionId,
+    /// In which pool.
+    pub pool: PoolName,
+    /// In which slot.
+    pub slot: u16,
+    /// What an answer is bound to.
+    pub digest: String,
+    /// The rules that want a person.
+    pub rules: Vec<String>,
+    /// Why, in our words.
+    pub why: String,
+    /// Where the paths in it lead, as JSON.
+    pub paths: String,
+    /// How many requests it is of.
+    pub times: u64,
+    /// When it was put.
+    pub asked_at_us: i64,
+    /// Until when it can be answered.
+    pub deadline_us: i64,
+    /// Where it stands.
+    pub state: QuestionState,
+    /// What a person said.
+    pub answer: Option<AnswerRow>,
+    /// When it ended.
+    pub ended_at_us: Option<i64>,
+    /// The tool, as the agent calls it.
+    pub tool: Foreign,
+    /// The input as it came, JSON; `None` once it was removed.
+    pub input: Option<Foreign>,
+    /// What the agent claims beside it, as JSON.
+    pub claimed: Foreign,
+    /// What the rules saw, as JSON.
+    pub facts: Foreign,
+    /// The policy that judged it.
+    pub policy: Option<String>,
+}
+
+const SELECT: &str = "SELECT q.id, q.session, q.pool, coalesce(sessions.slot, 0), q.digest, \
+    q.rules, q.why, q.paths, q.times, q.asked_at_us, \
+    min(q.deadline_us, coalesce(q.agent_until_us, q.deadline_us)), q.state, q.answer, q.approver, \
+    q.said, q.remember, q.ended_at_us, asks.tool, asks.input, asks.claimed, \
+    coalesce(asks.facts, '{}'), asks.policy \
+    FROM questions q JOIN asks ON asks.id = q.id \
+    LEFT JOIN sessions ON sessions.session = q.session";
+
+impl Reader {
+    /// The open questions, oldest first, at most so many; with `over` the newest of the others
+    /// instead.
+    ///
+    /// # Errors
+    /// [`ReadError`]
+    pub fn questions(&self, over: bool, most: u32) -> Result<Vec<StoredQuestion>, ReadError> {
+        let which = if over {
+            "q.state NOT IN ('pending', 'orphaned') ORDER BY q.asked_at_us DESC, q.id DESC"
+        } else {
+            "q.state IN ('pending', 'orphaned') ORDER BY q.asked_at_us, q.id"
+        };
+        let sql = format!("{SELECT} WHERE {which} LIMIT ?1");
+        let mut statement = self.conn().prepare_cached(&sql)?;
+        let rows = statement.query_map([most], |row| Ok(stored(row)))?;
+        rows.map(|row| row?).collect()
+    }
+
+    /// One question; `None` if there is none of this id.
+    ///
+    /// # Errors
+    /// [`ReadError`]
+    pub fn question(&self, id: &AskId) -> Result<Option<StoredQuestion>, ReadError> {
+        let sql = format!("{SELECT} WHERE q.id = ?1");
+        let found = self
+            .conn()
+            .prepare_cached(&sql)?
+            .query_row([id.as_str()], |row| Ok(stored(row)))
+            .optional()?;
+        found.transpose()
+    }
+
+    /// The questions of sessions that have not ended whose answers hold until they do; the newest
+    /// so many, oldest first.
+    ///
+    /// # Errors
+    /// [`ReadError`]
+    pub fn remembered(&self, most: u32) -> Result<Vec<StoredQuestion>, ReadError> {
+        let sql = format!(
+            "{SELECT} WHERE q.remember = 'session' AND q.state IN ('allowed', 'denied') \
+             AND sessions.ended_at_us IS NULL AND sessions.session IS NOT NULL \
+             ORDER BY q.asked_at_us DESC LIMIT ?1"
+        );
+        let mut statement = self.conn().prepare_cached(&sql)?;
+        let rows = statement.query_map([most], |row| Ok(stored(row)))?;
+        let mut found = rows.map(|row| row?).collect::<Result<Vec<_>, _>>()?;
+        found.reverse();
+        Ok(found)
+    }
+}
+
+fn stored(row: &Row<'_>) -> Result<StoredQuestion, ReadError> {
+    let text = |column| row.get::<_, String>(column);
+    let word = |what, text: String| ReadError::Word { what, text };
+    let id = text(0)?;
+    let session = text(1)?;
+    let pool = text(2)?;
+    let state = text(11)?;
+    let answer = row.get::<_, Option<String>>(12)?;
+    let remember = row.get::<_, Option<String>>(15)?;
+    let decision = answer.as_deref().and_then(Decision::from_word);
+    Ok(StoredQuestion {
+        ask: AskId::new(&id).map_err(|_| word("ask", id))?,
+        session: SessionId::new(&session).map_err(|_| word("session", session))?,
+        pool: PoolName::new(&pool).map_err(|_| word("pool", pool))?,
+        slot: row.get(3)?,
+        digest: text(4)?,
+        rules: serde_json::from_str(&text(5)?).unwrap_or_default(),
+        why: text(6)?,
+        paths: text(7)?,
+        times: row.get::<_, i64>(8)?.unsigned_abs(),
+        asked_at_us: row.get(9)?,
+        deadline_us: row.get(10)?,
+        state: QuestionState::from_word(&state).ok_or_else(|| word("state", state))?,
+        answer: match decision {
+            None => None,
+            Some(decision) => Some(AnswerRow {
+                decision,
+                approver: row.get::<_, Option<String>>(13)?.unwrap_or_default(),
+                said: row.get::<_, Option<String>>(14)?.map(Foreign::new),
+                remember: remember
+                    .as_deref()
+                    .and_then(Remember::from_word)
+                    .unwrap_or(Remember::Never),
+            }),
+        },
+        ended_at_us: row.get(16)?,
+        tool: text(17)?.into(),
+        input: row.get::<_, Option<String>>(18)?.map(Foreign::new),
+        claimed: text(19)?.into(),
+        facts: text(20)?.into(),
+        policy: row.get(21)?,
+    })
+}
