@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 mod acp;
+mod audit;
 mod client;
 mod egress;
 mod overlay;
@@ -13,6 +14,7 @@ mod probe;
 mod route;
 mod trees;
 pub use acp::*;
+pub use audit::*;
 pub use client::*;
 pub use egress::*;
 pub use overlay::*;

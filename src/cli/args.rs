@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Parser, Subcommand};
 
+use super::audit::AuditCommand;
 use super::board::Verbosity;
 use super::events::EventsArgs;
 use super::exit::Exit;
@@ -74,6 +75,12 @@ pub enum Command {
         /// The session, as `events` and results name it
         #[arg(value_parser = |text: &str| SessionId::new(text))]
         session: SessionId,
+    },
+    /// Look at the verdicts on record, and prove that nobody changed them
+    Audit {
+        /// What to do with them
+        #[command(subcommand)]
+        command: AuditCommand,
     },
     /// Show what a session wrote over its workspace (workspace mode overlay)
     Diff(overlay::DiffArgs),

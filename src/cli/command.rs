@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use super::args::{self, Cli, Command, ConfigCommand, RunArgs};
+use super::audit;
 use super::board::Verbosity;
 use super::config_file::{self, LoadError, Loaded};
 use super::continuing;
@@ -158,6 +159,10 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
         },
         Command::Show { session: name } => match find_state(&loaded.config, &mut streams) {
             Ok(state) => session::show(&state, name, cli.json, &mut streams),
+            Err(exit) => exit,
+        },
+        Command::Audit { command } => match find_state(&loaded.config, &mut streams) {
+            Ok(state) => audit::run(&state, command, cli.json, &mut streams),
             Err(exit) => exit,
         },
         Command::Take { session } => match find_state(&loaded.config, &mut streams) {

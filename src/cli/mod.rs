@@ -6,6 +6,7 @@
 pub mod acp;
 pub mod agents;
 pub mod args;
+pub mod audit;
 pub mod board;
 pub mod command;
 mod config_command;

@@ -19,6 +19,7 @@ mod kept;
 mod lookup;
 mod queue;
 mod reader;
+mod records;
 mod recovery;
 mod retention;
 mod rows;
@@ -48,6 +49,7 @@ pub use kept::KeptSession;
 pub use reader::{
     Failures, Reader, RunSession, StoredAsk, StoredEvent, StoredRun, StoredSession, StoredTask,
 };
+pub use records::{AuditQuery, AuditRecord, Named, Proof};
 pub use recovery::Recovered;
 pub use retention::Keeping;
 pub use schema::{FILE, VERSION as SCHEMA_VERSION};

@@ -5,6 +5,7 @@
 #![allow(clippy::expect_used, reason = "a test that cannot go on fails")]
 
 mod agents;
+mod audit;
 #[allow(
     dead_code,
     reason = "shared with the tests of the whole fleet, which use all of it"
