@@ -12,6 +12,8 @@ use super::audit::AuditCommand;
 use super::board::Verbosity;
 use super::events::EventsArgs;
 use super::exit::Exit;
+use super::policy::PolicyCommand;
+use super::report::ReportArgs;
 use super::walls::SandboxCommand;
 use super::{agents, overlay, script_agent, script_model};
 use crate::model::{PoolName, RunId, SessionId, SlotId};
@@ -81,6 +83,14 @@ pub enum Command {
         /// What to do with them
         #[command(subcommand)]
         command: AuditCommand,
+    },
+    /// Show what became of the last hours: outcomes, costs, denials, what waits for a person
+    Report(ReportArgs),
+    /// Try policies: on one request, on labelled ones, on those of the past
+    Policy {
+        /// What to do with them
+        #[command(subcommand)]
+        command: PolicyCommand,
     },
     /// Show what a session wrote over its workspace (workspace mode overlay)
     Diff(overlay::DiffArgs),

@@ -17,6 +17,7 @@ mod error;
 mod health;
 mod kept;
 mod lookup;
+mod morning;
 mod queue;
 mod reader;
 mod records;
@@ -46,6 +47,7 @@ pub use conversations::StoredConversation;
 pub use error::{OpenError, ReadError, Refusal, Violation};
 pub use health::{Health, Space};
 pub use kept::KeptSession;
+pub use morning::{Crashes, Waiting};
 pub use reader::{
     Failures, Reader, RunSession, StoredAsk, StoredEvent, StoredRun, StoredSession, StoredTask,
 };

@@ -26,6 +26,9 @@ mod fact;
 mod grammar;
 mod index;
 mod judge;
+pub mod learn;
+pub mod lint;
+mod listing;
 mod load;
 mod path;
 mod request;
@@ -39,6 +42,7 @@ mod url;
 mod wrap;
 
 pub use error::LoadError;
+pub use listing::policy_names;
 pub use load::Find;
 pub use path::{Look, NoLinks, Place, Resolver};
 pub use request::{Facts, Judgement, Moved, Part, Request, Target, ToolClass};

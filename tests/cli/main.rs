@@ -12,7 +12,9 @@ mod audit;
 )]
 #[path = "../fleet/drill.rs"]
 mod drill;
+mod lint;
 mod past;
+mod policy_tools;
 mod script_model;
 
 mod configuration;
