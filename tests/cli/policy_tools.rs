@@ -134,13 +134,13 @@ fn labelled_requests_are_counted_with_every_miss_and_every_rule_that_nothing_hit
 /// A night of three requests that nobody was there to decide, and two that needed nobody.
 fn night() -> Drill {
     let drill = Drill::new(POOL);
-    let prompt = "read README.md\nwrite notes.txt hello\nrun curl https://example.com\nrun make all\nrun make test -j2\nrun cargo run";
+    let prompt = "read README.md\nwrite notes.txt hello\nrun curl https://example.com\nrun ninja all\nrun ninja test -j2\nrun cargo run";
     let ran = drill.run(&["run", prompt, "exit 3"]);
     assert_eq!(ran.code, Some(1), "{}", ran.all());
     fs::write(
         drill.path("strict.toml"),
-        "schema = 1\nname = \"strict\"\nextends = [\"builtin:developer\"]\n[[rule]]\nid = \"no-make\"\n\
-         decision = \"deny\"\ntool = \"shell\"\nargv = [\"make\"]\n",
+        "schema = 1\nname = \"strict\"\nextends = [\"builtin:developer\"]\n[[rule]]\nid = \"no-ninja\"\n\
+         decision = \"deny\"\ntool = \"shell\"\nargv = [\"ninja\"]\n",
     )
     .expect("a policy");
     fs::write(
@@ -184,7 +184,7 @@ fn the_past_judged_again_shows_exactly_what_a_policy_changes() {
             (&change["old"], &change["new"]),
             (&json!("ask"), &json!("deny"))
         );
-        assert_eq!(change["new_rules"], json!(["no-make"]));
+        assert_eq!(change["new_rules"], json!(["no-ninja"]));
     }
     assert_eq!(
         drill
@@ -206,9 +206,18 @@ fn the_past_judged_again_shows_exactly_what_a_policy_changes() {
         "--fail-on",
         "widened",
     ];
+    // The agent says itself that its commands need everything: no policy allows them then.
     let ran = drill.run(&wide);
+    assert_eq!(ran.code, Some(0), "{}", ran.all());
+    let silent = lines(&export).into_iter().map(|mut line| {
+        line["claimed"] = json!({});
+        line.to_string()
+    });
+    let silent: Vec<_> = silent.collect();
+    fs::write(drill.path("silent.jsonl"), silent.join("\n")).expect("written");
+    let ran = drill.run(&[&wide[..], &["--log", "silent.jsonl"]].concat());
     assert_eq!(ran.code, Some(1), "{}", ran.all());
-    assert_eq!(lines(&ran)[0]["widened"], 1, "{}", ran.all());
+    assert_eq!(lines(&ran)[0]["widened"], 4, "{}", ran.all());
     // What cannot be judged again is told, and is no success.
     let ran = drill.run(&[&wide[..], &["--decision", "allow", "--extractor", "none"]].concat());
     exits(&ran, 2, &["no built-in table"]);
@@ -235,8 +244,8 @@ fn the_past_judged_again_shows_exactly_what_a_policy_changes() {
 fn rules_are_learned_from_what_people_allowed_and_allow_nothing_that_was_denied() {
     let drill = night();
     let export = drill.run(&["audit", "export"]);
-    // As if a person had been there: `make` twice allowed, `cargo run` refused.
-    let log = |make_test: &str| {
+    // As if a person had been there: `ninja` twice allowed, `cargo run` refused.
+    let log = |second: &str| {
         let lines = lines(&export).into_iter().map(|mut line| {
             let command = line["input"]["command"]
                 .as_str()
@@ -244,8 +253,8 @@ fn rules_are_learned_from_what_people_allowed_and_allow_nothing_that_was_denied(
                 .to_owned();
             line["claimed"] = json!({});
             let said = match command.as_str() {
-                "make all" => "allow",
-                "make test -j2" => make_test,
+                "ninja all" => "allow",
+                "ninja test -j2" => second,
                 "cargo run" => "deny",
                 _ => return line.to_string(),
             };
@@ -257,7 +266,7 @@ fn rules_are_learned_from_what_people_allowed_and_allow_nothing_that_was_denied(
         fs::write(drill.path("people.jsonl"), text.join("\n")).expect("written");
         let ran = drill.run(&["--json", "policy", "learn", "--log", "people.jsonl"]);
         assert_eq!(ran.code, Some(0), "{}", ran.all());
-        lines_of(&ran)
+        self::lines(&ran)
     };
     let both = log("allow");
     let widths: Vec<_> = both
@@ -277,7 +286,7 @@ fn rules_are_learned_from_what_people_allowed_and_allow_nothing_that_was_denied(
     assert!(
         widest["rule"]
             .as_str()
-            .is_some_and(|rule| rule.contains("argv = [\"make\"]"))
+            .is_some_and(|rule| rule.contains("argv = [\"ninja\"]"))
     );
     // One of the two was refused: nothing is proposed that would allow it.
     let one = log("deny");
@@ -293,13 +302,9 @@ fn rules_are_learned_from_what_people_allowed_and_allow_nothing_that_was_denied(
                 .run(&["policy", "check", "--file", "l.toml", text])
                 .code
         };
-        assert_eq!(check("make all"), Some(0), "{rule}");
-        assert_eq!(check("make test -j2"), Some(1), "{rule}");
+        assert_eq!(check("ninja all"), Some(0), "{rule}");
+        assert_eq!(check("ninja test -j2"), Some(1), "{rule}");
     }
-}
-
-fn lines_of(ran: &Ran) -> Vec<Value> {
-    lines(ran)
 }
 
 #[test]
