@@ -168,27 +168,7 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
             Ok(state) => session::show(&state, name, cli.json, &mut streams),
             Err(exit) => exit,
         },
-        Command::Audit { command } => match find_state(&loaded.config, &mut streams) {
-            Ok(state) => audit::run(&state, command, cli.json, &mut streams),
-            Err(exit) => exit,
-        },
-        Command::Report(args) => match find_state(&loaded.config, &mut streams) {
-            Ok(state) => {
-                let around = policy::source::Around {
-                    config: cli.config.as_deref(),
-                    directory: directory.clone(),
-                };
-                report::report(
-                    &state,
-                    &loaded.config,
-                    &around,
-                    args,
-                    cli.json,
-                    &mut streams,
-                )
-            }
-            Err(exit) => exit,
-        },
+        Command::Audit { .. } | Command::Report(_) => past(&cli, &loaded, &directory, &mut streams),
         Command::Take { session } => match find_state(&loaded.config, &mut streams) {
             Ok(state) => take::take(&state, &loaded.config, session, cli.json, &mut streams).await,
             Err(exit) => exit,
@@ -202,6 +182,25 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
         | Command::Apply(_)
         | Command::Discard(_)
         | Command::Agents(_) => Exit::Usage,
+    }
+}
+
+/// What was decided, and what became of it.
+fn past(cli: &Cli, loaded: &Loaded, directory: &Path, streams: &mut Streams) -> Exit {
+    let state = match find_state(&loaded.config, streams) {
+        Ok(state) => state,
+        Err(exit) => return exit,
+    };
+    match &cli.command {
+        Command::Audit { command } => audit::run(&state, command, cli.json, streams),
+        Command::Report(args) => {
+            let around = policy::source::Around {
+                config: cli.config.as_deref(),
+                directory: directory.to_owned(),
+            };
+            report::report(&state, &loaded.config, &around, args, cli.json, streams)
+        }
+        _ => Exit::Usage,
     }
 }
 

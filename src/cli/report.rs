@@ -226,7 +226,7 @@ fn denied(
         true
     })?;
     let mut kinds: Vec<Denied> = kinds.into_values().collect();
-    kinds.sort_by(|a, b| b.count.cmp(&a.count));
+    kinds.sort_by_key(|kind| std::cmp::Reverse(kind.count));
     kinds.truncate(limits::REPORT_ROWS);
     let known = known_policies(around, config, streams);
     let tables = Tables::of(Some(config), None, streams).ok();
@@ -337,7 +337,7 @@ fn document(page: &Page) -> Value {
         .map(|w| {
             json!({
                 "ask": w.id, "session": w.session, "pool": w.pool, "tool": w.tool.raw(),
-                "input": w.input.as_ref().map(|input| input.raw()), "asked_at_us": w.asked_at_us,
+                "input": w.input.as_ref().map(crate::model::Foreign::raw), "asked_at_us": w.asked_at_us,
             })
         })
         .collect();
@@ -396,9 +396,10 @@ fn tell(page: &Page, streams: &mut Streams) {
         "RETRIES    {} attempts, {} tasks more than once, {} restarts",
         page.attempts, page.retried, page.restarts
     ));
-    lines.push(match page.crashes.is_empty() {
-        true => "CRASHES    none".to_owned(),
-        false => "CRASHES".to_owned(),
+    lines.push(if page.crashes.is_empty() {
+        "CRASHES    none".to_owned()
+    } else {
+        "CRASHES".to_owned()
     });
     for crash in page.crashes.iter().take(limits::REPORT_ROWS) {
         let (pool, class) = (show(&crash.pool, WORD), show(&crash.class, WORD));
@@ -452,9 +453,10 @@ fn tell(page: &Page, streams: &mut Streams) {
 }
 
 fn waits(page: &Page, lines: &mut Vec<String>) {
-    lines.push(match page.waiting.is_empty() && page.parked.is_empty() {
-        true => "WAITS      nothing waits for a person".to_owned(),
-        false => "WAITS      for a person:".to_owned(),
+    lines.push(if page.waiting.is_empty() && page.parked.is_empty() {
+        "WAITS      nothing waits for a person".to_owned()
+    } else {
+        "WAITS      for a person:".to_owned()
     });
     for ask in &page.waiting {
         let input = ask

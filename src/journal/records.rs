@@ -2,6 +2,8 @@
 //!
 //! Only reads, in pages. Must not know how a record is shown, nor judge anything.
 
+use std::fmt::Write as _;
+
 use rusqlite::types::Value;
 use rusqlite::{OptionalExtension, Row, params_from_iter};
 
@@ -131,12 +133,12 @@ impl AuditQuery {
         for (column, wanted) in texts {
             if let Some(wanted) = wanted {
                 values.push(Value::from(wanted.clone()));
-                sql.push_str(&format!(" AND {column} = ?{}", values.len()));
+                let _ = write!(sql, " AND {column} = ?{}", values.len());
             }
         }
         if let Some(since) = self.since_us {
             values.push(Value::from(since));
-            sql.push_str(&format!(" AND a.decided_at_us >= ?{}", values.len()));
+            let _ = write!(sql, " AND a.decided_at_us >= ?{}", values.len());
         }
         (sql, values)
     }

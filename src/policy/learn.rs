@@ -83,7 +83,11 @@ pub fn proposals(request: &Request, judged: &Judgement, workspace: &str) -> Vec<
     }
     let mut found = Vec::new();
     match request {
-        Request::Shell { .. } => open.iter().for_each(|part| command(part, &mut found)),
+        Request::Shell { .. } => {
+            for part in &open {
+                command(part, &mut found);
+            }
+        }
         Request::Read { targets } => {
             for target in targets {
                 if let Target::Path(path) = target {
@@ -92,9 +96,9 @@ pub fn proposals(request: &Request, judged: &Judgement, workspace: &str) -> Vec<
             }
         }
         Request::Write { paths } => {
-            paths
-                .iter()
-                .for_each(|path| file("write", path, workspace, &mut found));
+            for path in paths {
+                file("write", path, workspace, &mut found);
+            }
         }
         Request::Fetch { url, .. } => address(url, &mut found),
         _ => {}

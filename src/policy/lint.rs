@@ -260,7 +260,7 @@ pub fn lint(texts: &[&str], policy: &Policy) -> Vec<Finding> {
     for rule in &own.rules {
         one(rule, &denies, &mut found);
     }
-    found.sort_by(|a, b| b.level.cmp(&a.level));
+    found.sort_by_key(|finding| std::cmp::Reverse(finding.level));
     found
 }
 
