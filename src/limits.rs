@@ -7,6 +7,7 @@ use std::time::Duration;
 
 mod acp;
 mod asks;
+mod audit;
 mod client;
 mod egress;
 mod overlay;
@@ -15,6 +16,7 @@ mod route;
 mod trees;
 pub use acp::*;
 pub use asks::*;
+pub use audit::*;
 pub use client::*;
 pub use egress::*;
 pub use overlay::*;

@@ -9,9 +9,12 @@ use std::path::PathBuf;
 use clap::{ArgAction, Parser, Subcommand};
 
 use super::asks::AsksCommand;
+use super::audit::AuditCommand;
 use super::board::Verbosity;
 use super::events::EventsArgs;
 use super::exit::Exit;
+use super::policy::PolicyCommand;
+use super::report::ReportArgs;
 use super::walls::SandboxCommand;
 use super::{agents, overlay, script_agent, script_model};
 use crate::model::{PoolName, RunId, SessionId, SlotId};
@@ -83,6 +86,20 @@ pub enum Command {
         /// The session, as `events` and results name it
         #[arg(value_parser = |text: &str| SessionId::new(text))]
         session: SessionId,
+    },
+    /// Look at the verdicts on record, and prove that nobody changed them
+    Audit {
+        /// What to do with them
+        #[command(subcommand)]
+        command: AuditCommand,
+    },
+    /// Show what became of the last hours: outcomes, costs, denials, what waits for a person
+    Report(ReportArgs),
+    /// Try policies: on one request, on labelled ones, on those of the past
+    Policy {
+        /// What to do with them
+        #[command(subcommand)]
+        command: PolicyCommand,
     },
     /// Show what a session wrote over its workspace (workspace mode overlay)
     Diff(overlay::DiffArgs),

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use super::args::{self, Cli, Command, ConfigCommand, RunArgs};
+use super::audit;
 use super::board::Verbosity;
 use super::config_file::{self, LoadError, Loaded};
 use super::continuing;
@@ -19,6 +20,7 @@ use super::events;
 use super::exit::Exit;
 use super::ls;
 use super::progress::Screen;
+use super::report;
 use super::results::Results;
 use super::run::{self, Job, Order};
 use super::show as session;
@@ -28,7 +30,9 @@ use super::state_dir::{self, StateDirError};
 use super::streams::Streams;
 use super::take;
 use super::tasks::{self, Surroundings};
-use super::{acp, agents, asks, config_command, overlay, script_agent, script_model, up, walls};
+use super::{
+    acp, agents, asks, config_command, overlay, policy, script_agent, script_model, up, walls,
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::api::control;
@@ -48,8 +52,11 @@ pub fn main() -> ExitCode {
         streams.err.line(&format!("error: {why}"));
         return Exit::NotPermitted.into();
     }
+    let is_check = policy::is_check(&arguments);
     let cli = match args::parse(arguments) {
         Ok(cli) => cli,
+        // For who asks for a verdict, wrong usage must not look like one.
+        Err(Exit::Usage) if is_check => return policy::NO_VERDICT.into(),
         Err(exit) => return exit.into(),
     };
     // An agent is one of many: it starts without a runtime.
@@ -61,6 +68,9 @@ pub fn main() -> ExitCode {
     // What it ends with is the command's own.
     if let Command::Sandbox { command } = cli.command {
         return walls::main(command, cli.config.as_deref(), cli.json, streams);
+    }
+    if let Command::Policy { command } = &cli.command {
+        return policy::main(command, cli.config.as_deref(), cli.json, streams);
     }
     // These start a process that must not outlive this thread, and wait for nothing else.
     let cli = match overlay::main(cli, &mut || Streams::standard(no_colour)) {
@@ -169,6 +179,7 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
             Ok(state) => session::show(&state, name, cli.json, &mut streams),
             Err(exit) => exit,
         },
+        Command::Audit { .. } | Command::Report(_) => past(&cli, &loaded, &directory, &mut streams),
         Command::Take { session } => match find_state(&loaded.config, &mut streams) {
             Ok(state) => take::take(&state, &loaded.config, session, cli.json, &mut streams).await,
             Err(exit) => exit,
@@ -176,11 +187,31 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
         // Taken before the runtime, or before the configuration.
         Command::ScriptAgent(_)
         | Command::Sandbox { .. }
+        | Command::Policy { .. }
         | Command::ScriptModel(_)
         | Command::Diff(_)
         | Command::Apply(_)
         | Command::Discard(_)
         | Command::Agents(_) => Exit::Usage,
+    }
+}
+
+/// What was decided, and what became of it.
+fn past(cli: &Cli, loaded: &Loaded, directory: &Path, streams: &mut Streams) -> Exit {
+    let state = match find_state(&loaded.config, streams) {
+        Ok(state) => state,
+        Err(exit) => return exit,
+    };
+    match &cli.command {
+        Command::Audit { command } => audit::run(&state, command, cli.json, streams),
+        Command::Report(args) => {
+            let around = policy::source::Around {
+                config: cli.config.as_deref(),
+                directory: directory.to_owned(),
+            };
+            report::report(&state, &loaded.config, &around, args, cli.json, streams)
+        }
+        _ => Exit::Usage,
     }
 }
 

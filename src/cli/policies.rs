@@ -66,28 +66,44 @@ pub(super) fn policies(
 /// plain SHA-256 if it extends no file, then the files that it extends with their names, in the
 /// order in which they are read. Built-in texts that it extends go with the program's version.
 fn policy(config: &Config, name: &str) -> Result<LoadedPolicy, String> {
+    match config.policies.get(name) {
+        Some(path) => of_file(path, name, &|path| read_policy(path)),
+        None => built_in(name),
+    }
+}
+
+/// The policy of a file; `read` gives its text and those of the files that it extends.
+pub(super) fn of_file(
+    path: &Path,
+    name: &str,
+    read: &dyn Fn(&Path) -> Result<String, String>,
+) -> Result<LoadedPolicy, String> {
     let digest = RefCell::new(Sha256::new());
-    let policy = if let Some(path) = config.policies.get(name) {
-        let text = read_policy(path)?;
-        digest.borrow_mut().update(text.as_bytes());
-        let directory = path.parent().unwrap_or(Path::new("/"));
-        let find = |file: &str| {
-            let text = read_policy(&directory.join(file))?;
-            let mut digest = digest.borrow_mut();
-            for piece in ["\0", file, "\0", &text] {
-                digest.update(piece.as_bytes());
-            }
-            Ok(text)
-        };
-        Policy::load(&text, name, &find).map_err(|error| error.to_string())?
-    } else {
-        let text = crate::policy::builtin_text(name).unwrap_or_default();
-        digest.borrow_mut().update(text.as_bytes());
-        Policy::builtin(name).ok_or_else(|| format!("there is no built-in policy {name:?}"))?
+    let text = read(path)?;
+    digest.borrow_mut().update(text.as_bytes());
+    let directory = path.parent().unwrap_or(Path::new("/"));
+    let find = |file: &str| {
+        let text = read(&directory.join(file))?;
+        let mut digest = digest.borrow_mut();
+        for piece in ["\0", file, "\0", &text] {
+            digest.update(piece.as_bytes());
+        }
+        Ok(text)
     };
+    let policy = Policy::load(&text, name, &find).map_err(|error| error.to_string())?;
     Ok(LoadedPolicy {
         policy: Arc::new(policy),
         sha256: hexadecimal(&digest.into_inner().finalize()),
+    })
+}
+
+/// The policy that comes with the program.
+pub(super) fn built_in(name: &str) -> Result<LoadedPolicy, String> {
+    let text = crate::policy::builtin_text(name).unwrap_or_default();
+    let policy = Policy::builtin(name);
+    Ok(LoadedPolicy {
+        policy: Arc::new(policy.ok_or_else(|| format!("there is no built-in policy {name:?}"))?),
+        sha256: hexadecimal(&Sha256::digest(text.as_bytes())),
     })
 }
 
@@ -100,7 +116,7 @@ fn hexadecimal(bytes: &[u8]) -> String {
 }
 
 /// A policy is code: it is trusted like the configuration.
-fn read_policy(path: &Path) -> Result<String, String> {
+pub(super) fn read_policy(path: &Path) -> Result<String, String> {
     let file = trust::open_trusted(path).map_err(|error| error.to_string())?;
     let mut text = String::new();
     let bound = limits::CONFIG_BYTES as u64;

@@ -7,6 +7,7 @@ use rusqlite::{Connection, OptionalExtension, Row};
 use sha2::{Digest, Sha256};
 
 use super::error::ReadError;
+use crate::model::foreign::show;
 
 /// The end of the chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -122,9 +123,20 @@ pub(super) fn head(conn: &Connection) -> rusqlite::Result<Head> {
 /// Checks every record against the one before it, and stored inputs against their digests, from
 /// the last removed record on.
 pub(super) fn verify(conn: &Connection) -> Result<Head, ReadError> {
-    // Both from the same state of the database: retention may go on meanwhile.
+    walk(conn, &mut |_| {}).map(|(_, head)| head)
+}
+
+/// The same; gives where the chain begins, and its end. `seen` hears of the begin and of every
+/// record that fits.
+pub(super) fn walk(
+    conn: &Connection,
+    seen: &mut dyn FnMut(&Head),
+) -> Result<(Head, Head), ReadError> {
+    // All from the same state of the database: retention may go on meanwhile.
     let conn = conn.unchecked_transaction()?;
-    let mut head = cut(&conn)?;
+    let begin = cut(&conn)?;
+    let mut head = begin.clone();
+    seen(&head);
     let mut statement = conn.prepare(SELECT_CHAIN)?;
     let mut rows = statement.query([])?;
     while let Some(row) = rows.next()? {
@@ -133,22 +145,37 @@ pub(super) fn verify(conn: &Connection) -> Result<Head, ReadError> {
             link,
             detail: detail.to_owned(),
         };
+        // A column that was emptied is a broken record, not a broken database.
+        let text = |column| row.get::<_, Option<String>>(column);
         if link != head.link + 1 {
             return Err(broken("a record before it is missing"));
         }
-        if row.get::<_, String>(1)? != head.hash {
+        if text(1)?.as_ref() != Some(&head.hash) {
             return Err(broken("prev_hash is not the hash of the record before it"));
         }
         let hash = hash_row(link, &head.hash, row, 5)?;
-        if row.get::<_, String>(2)? != hash {
+        if text(2)?.as_ref() != Some(&hash) {
             return Err(broken("its columns do not give its hash"));
         }
-        if let Some(input) = row.get::<_, Option<String>>(3)?
-            && sha256_hex(input.as_bytes()) != row.get::<_, String>(4)?
+        if let Some(input) = text(3)?
+            && text(4)? != Some(sha256_hex(input.as_bytes()))
         {
             return Err(broken("its input does not give its digest"));
         }
         head = Head { link, hash };
+        seen(&head);
     }
-    Ok(head)
+    drop(rows);
+    // A verdict outside of the chain is one that was taken out of it: both are one commit.
+    let loose: Option<String> = conn
+        .prepare("SELECT id FROM asks WHERE decision IS NOT NULL AND link IS NULL LIMIT 1")?
+        .query_row([], |row| row.get(0))
+        .optional()?;
+    if let Some(id) = loose {
+        return Err(ReadError::Chain {
+            link: head.link + 1,
+            detail: format!("the verdict on {} was taken out of it", show(&id, 128)),
+        });
+    }
+    Ok((begin, head))
 }

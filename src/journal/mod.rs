@@ -17,9 +17,11 @@ mod error;
 mod health;
 mod kept;
 mod lookup;
+mod morning;
 mod questions;
 mod queue;
 mod reader;
+mod records;
 mod recovery;
 mod retention;
 mod rows;
@@ -46,10 +48,12 @@ pub use conversations::StoredConversation;
 pub use error::{OpenError, ReadError, Refusal, Violation};
 pub use health::{Health, Space};
 pub use kept::KeptSession;
+pub use morning::{Crashes, Waiting};
 pub use questions::{AnswerRow, QuestionChange, QuestionRow, StoredQuestion};
 pub use reader::{
     Failures, Reader, RunSession, StoredAsk, StoredEvent, StoredRun, StoredSession, StoredTask,
 };
+pub use records::{AuditQuery, AuditRecord, Named, Proof};
 pub use recovery::Recovered;
 pub use retention::Keeping;
 pub use schema::{FILE, VERSION as SCHEMA_VERSION};

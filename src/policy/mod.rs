@@ -27,6 +27,9 @@ mod grammar;
 mod index;
 mod judge;
 mod leads;
+pub mod learn;
+pub mod lint;
+mod listing;
 mod load;
 mod path;
 mod request;
@@ -41,6 +44,7 @@ mod wrap;
 
 pub use error::LoadError;
 pub use leads::{Led, leads};
+pub use listing::policy_names;
 pub use load::Find;
 pub use path::{Look, NoLinks, Place, Resolver};
 pub use request::{Facts, Judgement, Moved, Part, Request, Target, ToolClass};

@@ -5,13 +5,16 @@
 #![allow(clippy::expect_used, reason = "a test that cannot go on fails")]
 
 mod agents;
+mod audit;
 #[allow(
     dead_code,
     reason = "shared with the tests of the whole fleet, which use all of it"
 )]
 #[path = "../fleet/drill.rs"]
 mod drill;
+mod lint;
 mod past;
+mod policy_tools;
 mod script_model;
 
 mod configuration;

@@ -12,6 +12,7 @@ use sha2::{Digest as _, Sha256};
 use super::directory::Directory;
 use super::outbox::Outbox;
 use super::prepare::Prepared;
+use super::record;
 use super::work::Work;
 use crate::config::ShellCwd;
 use crate::fleet::clock;
@@ -273,6 +274,7 @@ pub(crate) fn decide(
     };
     let class = class(pool, Some(&ask.tool));
     let mut decided = decided(pool, work, ask, judgement, class, clock::since(began), at);
+    decided.judged.facts = record::at_place(&decided.judged.facts, prepared, directory);
     let decision = decided.verdict.decision;
     asks.directory.decided(keeps, &moved, decision);
     decided.moved = moved;

@@ -24,6 +24,7 @@ mod outbox;
 pub(crate) mod outcome;
 mod over;
 mod prepare;
+mod record;
 mod scales;
 mod state;
 mod tally;

@@ -1,0 +1,165 @@
+//! `audit`: the verdicts on record, and the proof that nobody changed them since.
+//!
+//! Owns what is asked for. Reads the state directory's journal itself, beside whatever runs there,
+//! and writes nothing. Must not judge anything.
+
+mod list;
+mod prove;
+pub(super) mod record;
+
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use clap::{Args, Subcommand};
+
+use super::events::PastError;
+use super::exit::Exit;
+use super::since::Since;
+use super::streams::Streams;
+use crate::journal::AuditQuery;
+use crate::model::{DecidedBy, Decision, PoolName, SessionId};
+
+/// `audit …`
+#[derive(Debug, Subcommand)]
+pub enum AuditCommand {
+    /// Prove that the chain of verdicts is whole; names the first broken record
+    ///
+    /// A chain alone shows neither a cut tail nor a rewrite of everything. The log has its head at
+    /// every start and stop and every hour ("audit head"): with --head, everything up to there is
+    /// proved to be what it was then.
+    Verify(VerifyArgs),
+    /// Show the last verdicts
+    Tail(TailArgs),
+    /// Show the verdicts that fit
+    Query(FilterArgs),
+    /// Write the verdicts that fit as JSON Lines, with everything that is on record of them
+    Export(FilterArgs),
+}
+
+/// `audit verify …`
+#[derive(Debug, Args)]
+pub struct VerifyArgs {
+    /// A head that the log told: it must still be in the chain
+    #[arg(long, value_name = "HASH", value_parser = hash)]
+    pub head: Option<String>,
+}
+
+/// `audit tail …`
+#[derive(Debug, Args)]
+pub struct TailArgs {
+    /// How many
+    #[arg(short = 'n', long = "lines", value_name = "N", default_value_t = 20)]
+    pub count: u32,
+
+    /// Go on as verdicts come
+    #[arg(short, long)]
+    pub follow: bool,
+
+    /// Which
+    #[command(flatten)]
+    pub filter: FilterArgs,
+}
+
+/// Which verdicts are wanted.
+#[derive(Debug, Clone, Default, Args)]
+pub struct FilterArgs {
+    /// Only of this session
+    #[arg(long, value_parser = |text: &str| SessionId::new(text))]
+    pub session: Option<SessionId>,
+
+    /// Only of sessions of this pool
+    #[arg(long, value_parser = |text: &str| PoolName::new(text))]
+    pub pool: Option<PoolName>,
+
+    /// Only this verdict: allow or deny
+    #[arg(long, value_parser = decision)]
+    pub decision: Option<Decision>,
+
+    /// Only verdicts of this origin: policy, default, human, timeout, error, gone
+    #[arg(long, value_name = "WHO", value_parser = decided_by)]
+    pub by: Option<DecidedBy>,
+
+    /// Only what this rule decided
+    #[arg(long, value_name = "ID")]
+    pub rule: Option<String>,
+
+    /// Only this tool, as the agent calls it
+    #[arg(long)]
+    pub tool: Option<String>,
+
+    /// Only since so long ago (10m), or from this time on (RFC 3339)
+    #[arg(long, value_name = "TIME", value_parser = since)]
+    pub since: Option<Since>,
+}
+
+impl FilterArgs {
+    /// The same for the journal, as of now.
+    pub(super) fn query(&self) -> AuditQuery {
+        AuditQuery {
+            session: self.session.as_ref().map(ToString::to_string),
+            pool: self.pool.as_ref().map(ToString::to_string),
+            decision: self.decision.map(|word| word.word().to_owned()),
+            decided_by: self.by.map(|word| word.word().to_owned()),
+            tool: self.tool.clone(),
+            rule: self.rule.clone(),
+            since_us: self.since.and_then(|since| since.at_us(now_us())),
+        }
+    }
+}
+
+fn hash(text: &str) -> Result<String, String> {
+    let is_hash = text.len() == 64 && text.bytes().all(|b| b.is_ascii_hexdigit());
+    if is_hash {
+        Ok(text.to_ascii_lowercase())
+    } else {
+        Err("expected the 64 hexadecimal digits that the log has as \"audit head\"".to_owned())
+    }
+}
+
+fn decision(text: &str) -> Result<Decision, String> {
+    match Decision::from_word(text) {
+        Some(word @ (Decision::Allow | Decision::Deny)) => Ok(word),
+        _ => Err("a verdict is `allow` or `deny`".to_owned()),
+    }
+}
+
+fn decided_by(text: &str) -> Result<DecidedBy, String> {
+    DecidedBy::from_word(text).ok_or_else(|| {
+        let words: Vec<_> = DecidedBy::ALL.iter().map(|by| by.word()).collect();
+        format!("expected one of {}", words.join(", "))
+    })
+}
+
+/// A time, or how long ago.
+pub(super) fn since(text: &str) -> Result<Since, String> {
+    match Since::parse(text) {
+        Ok(Since::Event(_)) | Err(_) => Err(
+            "expected a duration of at most 30d such as 12h, or a time such as \
+             2026-01-31T12:00:00Z"
+                .to_owned(),
+        ),
+        Ok(since) => Ok(since),
+    }
+}
+
+/// Now, in microseconds since the Unix epoch.
+pub(super) fn now_us() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| {
+        i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
+    })
+}
+
+/// Runs the command on the journal of a state directory.
+pub fn run(state: &Path, command: &AuditCommand, json: bool, streams: &mut Streams) -> Exit {
+    let done = match command {
+        AuditCommand::Verify(args) => prove::verify(state, args, json, streams),
+        AuditCommand::Tail(args) => list::tail(state, args, json, streams),
+        AuditCommand::Query(filter) => list::query(state, filter, json, streams),
+        AuditCommand::Export(filter) => list::export(state, filter, streams),
+    };
+    done.unwrap_or_else(|error: PastError| {
+        streams.err.line(&format!("error: {error}"));
+        error.exit()
+    })
+}

@@ -1,0 +1,415 @@
+//! `policy test`: labelled requests, and how often a policy is wrong about them.
+//!
+//! Owns the format of a case, one JSON object a line: `id`, `policy`, `tool`, `input`, `expect`,
+//! and where wanted `also_ok` (decisions that are as good) and `rules` (those that must decide).
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+
+use super::Fault;
+use super::place::{self, PlaceArgs};
+use super::source::{Around, Chosen, Which, read};
+use crate::cli::streams::Streams;
+use crate::limits;
+use crate::model::foreign::show;
+use crate::model::{Claimed, Decision};
+use crate::policy::Judgement;
+
+/// Columns of a foreign id.
+const ID: usize = 80;
+/// Columns of a foreign request.
+const REQUEST: usize = 160;
+
+/// `policy test …`
+#[derive(Debug, clap::Args)]
+pub struct TestArgs {
+    /// Files of labelled requests, or directories of *.jsonl
+    #[arg(required = true, value_name = "CASES.jsonl | DIR")]
+    pub cases: Vec<PathBuf>,
+
+    /// Judge each case by the file of this directory that its `policy` names, without .toml
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["policy", "file"])]
+    pub policies: Option<PathBuf>,
+
+    /// Without --policies: judge all of them by this one
+    #[command(flatten)]
+    pub which: Which,
+
+    /// Where
+    #[command(flatten)]
+    pub place: PlaceArgs,
+}
+
+#[derive(Deserialize)]
+struct Line {
+    id: String,
+    #[serde(default)]
+    policy: Option<String>,
+    tool: String,
+    input: Box<RawValue>,
+    expect: String,
+    #[serde(default)]
+    also_ok: Vec<String>,
+    rules: Option<Vec<String>>,
+}
+
+/// One labelled request.
+struct Case {
+    line: Line,
+    expect: Decision,
+    also: Vec<Decision>,
+}
+
+impl Case {
+    fn parse(text: &str) -> Result<Self, String> {
+        let line: Line =
+            serde_json::from_str(text).map_err(|error| show(&error.to_string(), 200))?;
+        let decision = |key: &str, word: &str| {
+            Decision::from_word(word).ok_or_else(|| {
+                let word = show(word, ID);
+                format!("`{key}` is {word:?}, expected `allow`, `ask` or `deny`")
+            })
+        };
+        let expect = decision("expect", &line.expect)?;
+        let also = line.also_ok.iter().map(|word| decision("also_ok", word));
+        let also = also.collect::<Result<_, _>>()?;
+        Ok(Self { line, expect, also })
+    }
+
+    fn grade(&self, got: &Judgement) -> Grade {
+        let is_named = self
+            .line
+            .rules
+            .as_ref()
+            .is_none_or(|rules| *rules == got.rules);
+        match got.decision {
+            decision if decision == self.expect && is_named => Grade::Exact,
+            decision if decision == self.expect => Grade::OtherRules,
+            decision if self.also.contains(&decision) => Grade::AlsoOk,
+            Decision::Allow => Grade::FalseAllow,
+            _ if self.expect == Decision::Allow => Grade::FalseBlock,
+            _ => Grade::Confused,
+        }
+    }
+}
+
+/// How a judgement compares with a label.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Grade {
+    Exact,
+    OtherRules,
+    AlsoOk,
+    FalseAllow,
+    FalseBlock,
+    Confused,
+}
+
+impl Grade {
+    const ALL: [Self; 6] = [
+        Self::Exact,
+        Self::AlsoOk,
+        Self::FalseAllow,
+        Self::FalseBlock,
+        Self::Confused,
+        Self::OtherRules,
+    ];
+
+    const fn word(self) -> &'static str {
+        match self {
+            Self::Exact => "exact",
+            Self::OtherRules => "other_rules",
+            Self::AlsoOk => "also_ok",
+            Self::FalseAllow => "false_allow",
+            Self::FalseBlock => "false_block",
+            Self::Confused => "confused",
+        }
+    }
+
+    const fn is_miss(self) -> bool {
+        !matches!(self, Self::Exact | Self::AlsoOk)
+    }
+}
+
+/// What became of the cases of one policy, or of all.
+#[derive(Default)]
+struct Score {
+    cases: usize,
+    grades: BTreeMap<Grade, usize>,
+    /// Cases that must be allowed, and those that must be denied.
+    allows: usize,
+    denies: usize,
+    /// Denies that were denied, or decided as well.
+    caught: usize,
+}
+
+impl Score {
+    fn add(&mut self, case: &Case, grade: Grade) {
+        self.cases += 1;
+        *self.grades.entry(grade).or_default() += 1;
+        self.allows += usize::from(case.expect == Decision::Allow);
+        if case.expect == Decision::Deny {
+            self.denies += 1;
+            let is_caught = matches!(grade, Grade::Exact | Grade::OtherRules | Grade::AlsoOk);
+            self.caught += usize::from(is_caught);
+        }
+    }
+
+    fn of(&self, grade: Grade) -> usize {
+        self.grades.get(&grade).copied().unwrap_or(0)
+    }
+
+    fn json(&self) -> serde_json::Map<String, Value> {
+        let mut map = serde_json::Map::new();
+        map.insert("cases".to_owned(), self.cases.into());
+        for grade in Grade::ALL {
+            map.insert(grade.word().to_owned(), self.of(grade).into());
+        }
+        map.insert("expect_allow".to_owned(), self.allows.into());
+        map.insert("expect_deny".to_owned(), self.denies.into());
+        map.insert("denies_caught".to_owned(), self.caught.into());
+        map
+    }
+
+    fn line(&self) -> String {
+        format!(
+            "{} cases: {} exact, {} also ok, {} false allows, {} of {} false blocks, {} confused, \
+             {} by other rules; {} of {} denies caught",
+            self.cases,
+            self.of(Grade::Exact),
+            self.of(Grade::AlsoOk),
+            self.of(Grade::FalseAllow),
+            self.of(Grade::FalseBlock),
+            self.allows,
+            self.of(Grade::Confused),
+            self.of(Grade::OtherRules),
+            self.caught,
+            self.denies
+        )
+    }
+}
+
+/// One policy and what its cases did.
+struct Tried {
+    chosen: Chosen,
+    score: Score,
+    hits: BTreeMap<String, usize>,
+}
+
+impl Tried {
+    fn hit(&mut self, got: &Judgement) {
+        let of_parts = got.facts.parts.iter().flat_map(|part| &part.rules);
+        let mut seen: Vec<&String> = of_parts.chain(&got.rules).collect();
+        seen.sort_unstable();
+        seen.dedup();
+        for id in seen {
+            *self.hits.entry(id.clone()).or_default() += 1;
+        }
+    }
+
+    fn never_hit(&self) -> Vec<&str> {
+        let ids = self.chosen.policy.rule_ids();
+        ids.filter(|id| !self.hits.contains_key(*id)).collect()
+    }
+}
+
+/// A case that was judged otherwise than its label says.
+struct Miss {
+    id: String,
+    policy: String,
+    expect: Decision,
+    got: Judgement,
+    grade: Grade,
+    tool: String,
+    input: String,
+}
+
+pub(super) fn test(
+    args: &TestArgs,
+    around: &Around<'_>,
+    json: bool,
+    streams: &mut Streams,
+) -> Result<u8, Fault> {
+    let table = place::plain()?;
+    let links = args.place.links();
+    let at = args.place.place(&links);
+    let mut tried: BTreeMap<String, Tried> = BTreeMap::new();
+    let (mut all, mut misses) = (Score::default(), Vec::new());
+    for file in files(&args.cases, around)? {
+        let text = read(&file, limits::CASES_BYTES as u64).map_err(Fault::Usage)?;
+        for (number, line) in text
+            .lines()
+            .enumerate()
+            .filter(|(_, l)| !l.trim().is_empty())
+        {
+            let shown = || show(&file.to_string_lossy(), 300);
+            let case = Case::parse(line).map_err(|why| {
+                Fault::Usage(format!("{}:{}: no case: {why}", shown(), number + 1))
+            })?;
+            let name = match &args.policies {
+                None => String::new(),
+                Some(_) => case.line.policy.clone().ok_or_else(|| {
+                    let text = format!("{}:{}: the case names no `policy`", shown(), number + 1);
+                    Fault::Usage(text)
+                })?,
+            };
+            if !tried.contains_key(&name) {
+                let chosen = match &args.policies {
+                    None => around.choose(&args.which, streams)?,
+                    Some(dir) => around.file(&dir.join(file_name(&name)?))?,
+                };
+                let fresh = Tried {
+                    chosen,
+                    score: Score::default(),
+                    hits: BTreeMap::new(),
+                };
+                tried.insert(name.clone(), fresh);
+            }
+            let Some(tried) = tried.get_mut(&name) else {
+                continue;
+            };
+            let request = table.extract(&case.line.tool, &case.line.input);
+            let got = tried
+                .chosen
+                .policy
+                .decide(&request, &Claimed::default(), &at);
+            let grade = case.grade(&got);
+            tried.hit(&got);
+            tried.score.add(&case, grade);
+            all.add(&case, grade);
+            if grade.is_miss() {
+                misses.push(Miss {
+                    id: case.line.id,
+                    policy: tried.chosen.policy.name().to_owned(),
+                    expect: case.expect,
+                    got,
+                    grade,
+                    tool: case.line.tool,
+                    input: case.line.input.get().to_owned(),
+                });
+            }
+        }
+    }
+    if all.cases == 0 {
+        return Err(Fault::Usage("there is no case in these files".to_owned()));
+    }
+    if json {
+        let document = document(&all, &tried, &misses);
+        streams.out.json(&document.to_string());
+    } else {
+        tell(&all, &tried, &misses, streams);
+    }
+    Ok(u8::from(!misses.is_empty()))
+}
+
+/// The files of the cases: those that are named, and those of named directories.
+fn files(named: &[PathBuf], around: &Around<'_>) -> Result<Vec<PathBuf>, Fault> {
+    let mut found = Vec::new();
+    for path in named {
+        let path = around.directory.join(path);
+        if !path.is_dir() {
+            found.push(path);
+            continue;
+        }
+        let failed = |error: std::io::Error| {
+            let shown = show(&path.to_string_lossy(), 300);
+            Fault::Usage(format!("cannot read {shown}: {error}"))
+        };
+        let mut below = Vec::new();
+        for entry in std::fs::read_dir(&path).map_err(failed)? {
+            let entry = entry.map_err(failed)?.path();
+            if entry.extension().is_some_and(|ending| ending == "jsonl") {
+                below.push(entry);
+            }
+        }
+        below.sort();
+        found.extend(below);
+    }
+    Ok(found)
+}
+
+/// A case may not lead out of the directory of policies.
+fn file_name(policy: &str) -> Result<PathBuf, Fault> {
+    if crate::model::ids::is_safe_token(policy) {
+        Ok(Path::new(&format!("{policy}.toml")).to_owned())
+    } else {
+        let name = show(policy, ID);
+        Err(Fault::Usage(format!(
+            "a case names the policy {name:?}, which is no name of a file"
+        )))
+    }
+}
+
+fn document(all: &Score, tried: &BTreeMap<String, Tried>, misses: &[Miss]) -> Value {
+    let policies: Vec<Value> = tried
+        .values()
+        .map(|tried| {
+            let mut map = tried.score.json();
+            map.insert("name".to_owned(), tried.chosen.policy.name().into());
+            map.insert("sha256".to_owned(), tried.chosen.sha256.clone().into());
+            map.insert("hits".to_owned(), json!(tried.hits));
+            map.insert("never_hit".to_owned(), tried.never_hit().into());
+            map.into()
+        })
+        .collect();
+    let misses: Vec<Value> = misses
+        .iter()
+        .map(|miss| {
+            json!({
+                "id": miss.id,
+                "policy": miss.policy,
+                "kind": miss.grade.word(),
+                "expect": miss.expect.word(),
+                "got": miss.got.decision.word(),
+                "rules": miss.got.rules,
+                "reason": miss.got.reason,
+                "tool": miss.tool,
+                "input": miss.input,
+            })
+        })
+        .collect();
+    let mut map = all.json();
+    map.insert("policies".to_owned(), policies.into());
+    map.insert("misses".to_owned(), misses.into());
+    map.into()
+}
+
+fn tell(all: &Score, tried: &BTreeMap<String, Tried>, misses: &[Miss], streams: &mut Streams) {
+    for miss in misses {
+        streams.out.line(&format!(
+            "{} {} {}: expected {}, got {}: {} {}",
+            miss.grade.word(),
+            show(&miss.policy, ID),
+            show(&miss.id, ID),
+            miss.expect,
+            miss.got.decision,
+            show(&miss.tool, ID),
+            show(&miss.input, REQUEST),
+        ));
+        streams.out.line(&format!("    {}", miss.got.reason));
+    }
+    for tried in tried.values() {
+        let name = show(tried.chosen.policy.name(), ID);
+        streams.out.line(&format!("{name}: {}", tried.score.line()));
+        let never = tried.never_hit();
+        let count = tried.chosen.policy.rules();
+        if never.is_empty() {
+            streams
+                .out
+                .line(&format!("    each of its {count} rules was hit"));
+        } else {
+            let ids: Vec<_> = never.iter().map(|id| show(id, ID)).collect();
+            streams.out.line(&format!(
+                "    {} of {count} rules never hit: {}",
+                never.len(),
+                ids.join(", ")
+            ));
+        }
+    }
+    if tried.len() > 1 {
+        streams.out.line(&format!("all: {}", all.line()));
+    }
+}

@@ -1,0 +1,188 @@
+//! `policy check` and `policy explain`: one request, judged.
+
+use std::io::Read as _;
+use std::time::Instant;
+
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+
+use super::place::{self, PlaceArgs};
+use super::source::{Around, Chosen, Which};
+use super::{Fault, tree};
+use crate::cli::policies::extractors;
+use crate::cli::streams::Streams;
+use crate::limits;
+use crate::model::{Claimed, Decision, PoolName};
+use crate::policy::{Judgement, Request};
+
+/// `policy check …` and `policy explain …`
+#[derive(Debug, clap::Args)]
+pub struct CheckArgs {
+    /// By which policy
+    #[command(flatten)]
+    pub which: Which,
+
+    /// By the policy and the table of tools of this pool; --tool and --input are then the agent's own
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["policy", "file"], value_parser = PoolName::new)]
+    pub pool: Option<PoolName>,
+
+    /// The tool: shell, read, write or fetch; with --input any
+    #[arg(long, default_value = "shell")]
+    pub tool: String,
+
+    /// The tool's whole input, instead of TEXT
+    #[arg(long, value_name = "JSON", required_unless_present = "text")]
+    pub input: Option<String>,
+
+    /// The command, path or URL; - reads it from standard input
+    #[arg(conflicts_with = "input")]
+    pub text: Option<String>,
+
+    /// Print a tree of parts, facts and rules
+    #[arg(long)]
+    pub explain: bool,
+
+    /// Where
+    #[command(flatten)]
+    pub place: PlaceArgs,
+}
+
+/// A judged request.
+struct Judged {
+    chosen: Chosen,
+    judgement: Judgement,
+    eval_us: u128,
+}
+
+pub(super) fn check(
+    args: &CheckArgs,
+    around: &Around<'_>,
+    json: bool,
+    streams: &mut Streams,
+) -> Result<u8, Fault> {
+    let judged = judge(args, around, streams)?;
+    if args.explain && !json {
+        tree::show(&judged.chosen, &judged.judgement, streams);
+    } else if json {
+        streams
+            .out
+            .json(&document(&judged, args.explain).to_string());
+    } else {
+        let judgement = &judged.judgement;
+        streams
+            .out
+            .line(&format!("{}  {}", judgement.decision, judgement.reason));
+    }
+    Ok(match judged.judgement.decision {
+        Decision::Allow => 0,
+        Decision::Ask => 1,
+        Decision::Deny => 2,
+    })
+}
+
+pub(super) fn explain(
+    args: &CheckArgs,
+    around: &Around<'_>,
+    json: bool,
+    streams: &mut Streams,
+) -> Result<u8, Fault> {
+    let judged = judge(args, around, streams)?;
+    if json {
+        streams.out.json(&document(&judged, true).to_string());
+    } else {
+        tree::show(&judged.chosen, &judged.judgement, streams);
+    }
+    Ok(0)
+}
+
+fn judge(args: &CheckArgs, around: &Around<'_>, streams: &mut Streams) -> Result<Judged, Fault> {
+    let (chosen, request) = match &args.pool {
+        None => {
+            let request = request(args, &place::plain()?)?;
+            (around.choose(&args.which, streams)?, request)
+        }
+        Some(pool) => {
+            let config = around.load(streams)?;
+            let Some(found) = config.pool(pool.as_str()) else {
+                let text = format!("there is no pool {pool} in the configuration");
+                return Err(Fault::Usage(text));
+            };
+            let tables = extractors(&config).map_err(|errors| {
+                crate::cli::command::show(&errors, false, streams);
+                Fault::Told(crate::cli::exit::Exit::Usage)
+            })?;
+            let Some(table) = tables.get(pool.as_str()) else {
+                return Err(Fault::Failed(format!("pool {pool} has no table of tools")));
+            };
+            let request = request(args, table)?;
+            (around.named(&found.policy, streams)?, request)
+        }
+    };
+    let links = args.place.links();
+    let began = Instant::now();
+    let claimed = Claimed::default();
+    let judgement = chosen
+        .policy
+        .decide(&request, &claimed, &args.place.place(&links));
+    Ok(Judged {
+        chosen,
+        judgement,
+        eval_us: began.elapsed().as_micros(),
+    })
+}
+
+fn request(args: &CheckArgs, table: &crate::policy::extract::Extractor) -> Result<Request, Fault> {
+    if let Some(input) = &args.input {
+        let input = RawValue::from_string(input.clone())
+            .map_err(|error| Fault::Usage(format!("--input is no JSON: {error}")))?;
+        return Ok(table.extract(&args.tool, &input));
+    }
+    let text = match args.text.as_deref() {
+        Some("-") => {
+            let mut text = String::new();
+            let most = limits::ASK_INPUT_BYTES as u64;
+            let read = std::io::stdin().take(most + 1).read_to_string(&mut text);
+            let read = read.map_err(|error| Fault::Usage(format!("standard input: {error}")))?;
+            if read as u64 > most {
+                let text = format!("standard input has more than {most} bytes");
+                return Err(Fault::Usage(text));
+            }
+            text
+        }
+        text => text.unwrap_or_default().to_owned(),
+    };
+    place::request(&args.tool, &text)
+}
+
+fn document(judged: &Judged, with_rules: bool) -> Value {
+    let judgement = &judged.judgement;
+    let parts: Vec<Value> = judgement
+        .facts
+        .parts
+        .iter()
+        .map(|part| {
+            let words: Vec<_> = part.words.iter().map(crate::model::Foreign::raw).collect();
+            json!({
+                "argv": words,
+                "decision": part.decision.word(),
+                "rules": part.rules,
+                "why": tree::why(part),
+            })
+        })
+        .collect();
+    let mut document = json!({
+        "decision": judgement.decision.word(),
+        "by": judgement.by.word(),
+        "rules": judgement.rules,
+        "reason": judgement.reason,
+        "parts": parts,
+        "facts": {"plain": judgement.facts.not_plain.is_none(), "not_plain": judgement.facts.not_plain},
+        "policy": {"name": judged.chosen.policy.name(), "sha256": judged.chosen.sha256},
+        "eval_us": u64::try_from(judged.eval_us).unwrap_or(u64::MAX),
+    });
+    if with_rules && let Some(document) = document.as_object_mut() {
+        let rules = tree::rules(&judged.chosen, judgement);
+        document.insert("rules_as_written".to_owned(), rules.into());
+    }
+    document
+}

@@ -1,0 +1,147 @@
+//! `policy`: what a policy says of a request, of labelled requests, and of those of the past.
+//!
+//! Owns the exit codes of `check`: 0 allow, 1 ask, 2 deny, 3 everything that is no verdict. Must not
+//! know how a policy judges, and starts nothing.
+
+mod cases;
+mod check;
+pub(super) mod learn;
+mod lint;
+pub(super) mod past;
+mod place;
+pub(super) mod replay;
+pub(super) mod source;
+mod tree;
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::Subcommand;
+
+use super::exit::Exit;
+use super::streams::Streams;
+use source::Around;
+
+/// What `policy check` ends with where there is no verdict.
+pub const NO_VERDICT: u8 = 3;
+
+/// `policy …`
+#[derive(Debug, Subcommand)]
+pub enum PolicyCommand {
+    /// Judge one request; exits with 0 for allow, 1 for ask, 2 for deny, 3 for anything else
+    Check(check::CheckArgs),
+    /// Show how one request is judged: its parts, what is known of them, the rules that apply
+    Explain(check::CheckArgs),
+    /// Judge labelled requests (JSON Lines) and count what is allowed or stopped wrongly
+    Test(cases::TestArgs),
+    /// Judge the requests on record again by another policy, and show what would change
+    Replay(replay::ReplayArgs),
+    /// Propose rules from what people allowed, the narrowest first; none would allow what was denied
+    Learn(learn::LearnArgs),
+    /// Look for rules that do less, or allow more, than they seem to
+    Lint(lint::LintArgs),
+}
+
+/// Why a command gave no result.
+#[derive(Debug)]
+pub(in crate::cli) enum Fault {
+    /// It was told already.
+    Told(Exit),
+    /// Wrong usage, or a policy or file that cannot be used.
+    Usage(String),
+    /// Something failed.
+    Failed(String),
+}
+
+impl Fault {
+    pub(in crate::cli) fn exit(&self) -> Exit {
+        match self {
+            Self::Told(exit) => *exit,
+            Self::Usage(_) => Exit::Usage,
+            Self::Failed(_) => Exit::Failures,
+        }
+    }
+}
+
+/// Runs the command.
+pub fn main(
+    command: &PolicyCommand,
+    config: Option<&Path>,
+    json: bool,
+    mut streams: Streams,
+) -> ExitCode {
+    let is_check = matches!(command, PolicyCommand::Check(_));
+    let done = run(command, config, json, &mut streams);
+    match done {
+        Ok(code) => code.into(),
+        Err(fault) => {
+            if let Fault::Usage(text) | Fault::Failed(text) = &fault {
+                streams.err.line(&format!("error: {text}"));
+            }
+            if is_check {
+                NO_VERDICT.into()
+            } else {
+                fault.exit().into()
+            }
+        }
+    }
+}
+
+fn run(
+    command: &PolicyCommand,
+    config: Option<&Path>,
+    json: bool,
+    streams: &mut Streams,
+) -> Result<u8, Fault> {
+    let directory = std::env::current_dir()
+        .map_err(|_| Fault::Usage("the current directory cannot be read".to_owned()))?;
+    let around = Around { config, directory };
+    match command {
+        PolicyCommand::Check(args) => check::check(args, &around, json, streams),
+        PolicyCommand::Explain(args) => check::explain(args, &around, json, streams),
+        PolicyCommand::Test(args) => cases::test(args, &around, json, streams),
+        PolicyCommand::Replay(args) => replay::replay(args, &around, json, streams),
+        PolicyCommand::Learn(args) => learn::learn(args, &around, json, streams),
+        PolicyCommand::Lint(args) => lint::lint(args, &around, json, streams),
+    }
+}
+
+/// Whether the arguments, the program's name first, are for `policy check`, which has a code of its
+/// own for wrong usage.
+#[must_use]
+pub fn is_check(arguments: &[OsString]) -> bool {
+    let mut words = arguments.iter().skip(1);
+    let mut found = Vec::new();
+    while let Some(word) = words.next() {
+        if word == "--config" {
+            words.next();
+        } else if !word.as_encoded_bytes().starts_with(b"-") {
+            found.push(word);
+            if found.len() == 2 {
+                break;
+            }
+        }
+    }
+    found == ["policy", "check"]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn check_is_known_by_its_words() {
+        let words = |line: &str| line.split(' ').map(OsString::from).collect::<Vec<_>>();
+        for (line, expect) in [
+            ("marshal policy check", true),
+            ("marshal --config a --json policy -q check --bad", true),
+            ("marshal --config policy check", false),
+            ("marshal policy test check", false),
+            ("marshal run policy check", false),
+            ("marshal", false),
+        ] {
+            assert_eq!(is_check(&words(line)), expect, "{line}");
+        }
+    }
+}

@@ -1,0 +1,351 @@
+//! `policy replay`: the requests on record, judged again by another policy.
+//!
+//! Owns what can be judged again: what a policy judged, whose input is kept, and of which it is on
+//! record where. Links in the workspace are not: they are counted as not there, and the policy
+//! that judged then tells, where it is still the same, whether that makes a difference.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::Fault;
+use super::past::{Past, judged_then};
+use super::source::{Around, Chosen};
+use crate::cli::audit::FilterArgs;
+use crate::cli::audit::record::Line;
+use crate::cli::exit::Exit;
+use crate::cli::policies::extractors;
+use crate::cli::streams::Streams;
+use crate::config::Config;
+use crate::limits;
+use crate::model::Decision;
+use crate::model::foreign::show;
+use crate::policy::extract::{Extractor, builtin_text};
+
+/// Changes that a person is shown; --json has all.
+const SHOWN: usize = 200;
+/// Columns of a foreign request.
+const REQUEST: usize = 160;
+
+/// `policy replay …`
+#[derive(Debug, clap::Args)]
+pub struct ReplayArgs {
+    /// The policy that judges now: a file, or with builtin:NAME one that is built in
+    #[arg(long = "with", value_name = "FILE")]
+    pub new: String,
+
+    /// Requests of `audit export` instead of the journal's
+    #[arg(long, value_name = "AUDIT.jsonl")]
+    pub log: Option<PathBuf>,
+
+    /// Read tool calls by this built-in table instead of that of each request's pool
+    #[arg(long, value_name = "NAME")]
+    pub extractor: Option<String>,
+
+    /// Exit with 1 if anything that was denied or asked for is now allowed, or on any change, or if
+    /// a request cannot be judged again
+    #[arg(long, value_name = "WHAT")]
+    pub fail_on: Option<FailOn>,
+
+    /// Which requests, of the journal's
+    #[command(flatten)]
+    pub filter: FilterArgs,
+}
+
+/// What makes a replay fail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum FailOn {
+    /// What was not allowed is allowed.
+    Widened,
+    /// Anything is judged otherwise.
+    Changed,
+}
+
+/// How tool calls are read, and by what they were judged.
+pub(in crate::cli) struct Tables {
+    given: Option<Arc<Extractor>>,
+    pools: BTreeMap<String, Arc<Extractor>>,
+}
+
+impl Tables {
+    /// Those of the configuration, or the one that is named.
+    pub(in crate::cli) fn of(
+        config: Option<&Config>,
+        named: Option<&str>,
+        streams: &mut Streams,
+    ) -> Result<Self, Fault> {
+        if let Some(name) = named {
+            let text = builtin_text(name).ok_or_else(|| {
+                Fault::Usage(format!("there is no built-in table {:?}", show(name, 40)))
+            })?;
+            let table = Extractor::parse(text).map_err(|e| Fault::Failed(e.to_string()))?;
+            return Ok(Self {
+                given: Some(Arc::new(table)),
+                pools: BTreeMap::new(),
+            });
+        }
+        let pools = config.map(extractors).transpose().map_err(|errors| {
+            crate::cli::command::show(&errors, false, streams);
+            Fault::Told(Exit::Usage)
+        })?;
+        Ok(Self {
+            given: None,
+            pools: pools.unwrap_or_default(),
+        })
+    }
+
+    /// The table for a pool's requests.
+    pub(in crate::cli) fn get(&self, pool: Option<&str>) -> Option<&Extractor> {
+        let of_pool = || self.pools.get(pool?);
+        self.given.as_ref().or_else(of_pool).map(AsRef::as_ref)
+    }
+}
+
+/// Gives every request on record, from a file or from the journal.
+pub(super) fn each(
+    log: Option<&PathBuf>,
+    filter: &FilterArgs,
+    config: &Config,
+    around: &Around<'_>,
+    streams: &mut Streams,
+    take: &mut dyn FnMut(Line),
+) -> Result<(), Fault> {
+    let Some(log) = log else {
+        let state = crate::cli::command::find_state(config, streams).map_err(Fault::Told)?;
+        let told = |error: crate::cli::events::PastError| match error.exit() {
+            Exit::Usage => Fault::Usage(error.to_string()),
+            _ => Fault::Failed(error.to_string()),
+        };
+        let reader = crate::cli::events::open(&state).map_err(told)?;
+        let read = reader.audit_after(&filter.query(), 0, &mut |record| {
+            take(Line::of(&record, None));
+            true
+        });
+        return read.map(|_| ()).map_err(|error| told(error.into()));
+    };
+    if filter.query() != crate::journal::AuditQuery::default() {
+        let text =
+            "filters are for the journal: filter the export instead (`marshal audit export`)";
+        return Err(Fault::Usage(text.to_owned()));
+    }
+    let shown = show(&log.to_string_lossy(), 300);
+    let failed = |error: std::io::Error| Fault::Usage(format!("cannot read {shown}: {error}"));
+    let file = std::fs::File::open(around.directory.join(log)).map_err(failed)?;
+    let mut file = BufReader::new(file);
+    for number in 1_usize.. {
+        let mut text = String::new();
+        let most = limits::AUDIT_LINE_BYTES as u64;
+        let read = file
+            .by_ref()
+            .take(most)
+            .read_line(&mut text)
+            .map_err(failed)?;
+        if read == 0 {
+            break;
+        }
+        if text.trim().is_empty() {
+            continue;
+        }
+        let line = serde_json::from_str(&text).map_err(|error| {
+            let why = show(&error.to_string(), 200);
+            Fault::Usage(format!(
+                "{shown}:{number}: no line of `audit export`: {why}"
+            ))
+        })?;
+        take(line);
+    }
+    Ok(())
+}
+
+/// A request that is judged otherwise.
+struct Change {
+    line: Line,
+    old: Decision,
+    new: Decision,
+    rules: Vec<String>,
+    reason: String,
+    /// The policy that judged then judges otherwise now, too: what differs is not known here.
+    drifted: bool,
+}
+
+#[derive(Default)]
+struct Seen {
+    requests: usize,
+    counts: BTreeMap<(Decision, Decision), usize>,
+    skipped: BTreeMap<&'static str, usize>,
+    changes: Vec<Change>,
+    widened: usize,
+}
+
+pub(super) fn replay(
+    args: &ReplayArgs,
+    around: &Around<'_>,
+    json: bool,
+    streams: &mut Streams,
+) -> Result<u8, Fault> {
+    let new = match args.new.strip_prefix("builtin:") {
+        Some(name) => around.named(name, streams)?,
+        None => around.file(args.new.as_ref())?,
+    };
+    let config = around.load(streams)?;
+    let tables = Tables::of(Some(&config), args.extractor.as_deref(), streams)?;
+    let known = known_policies(around, &config, streams);
+    let mut seen = Seen::default();
+    each(
+        args.log.as_ref(),
+        &args.filter,
+        &config,
+        around,
+        streams,
+        &mut |line| {
+            one(line, &new, &tables, &known, &mut seen);
+        },
+    )?;
+    if json {
+        streams.out.json(&document(&seen, &new).to_string());
+    } else {
+        tell(&seen, &new, streams);
+    }
+    let unsure = seen.skipped.values().sum::<usize>() > 0;
+    let fails = match args.fail_on {
+        None => false,
+        Some(FailOn::Widened) => seen.widened > 0 || unsure,
+        Some(FailOn::Changed) => !seen.changes.is_empty() || unsure,
+    };
+    Ok(u8::from(fails))
+}
+
+/// The policies that may have judged, by their digest.
+pub(in crate::cli) fn known_policies(
+    around: &Around<'_>,
+    config: &Config,
+    streams: &mut Streams,
+) -> BTreeMap<String, Chosen> {
+    let own = config.policies.keys().cloned();
+    let all = own.chain(crate::policy::policy_names().map(str::to_owned));
+    let loaded = all.filter_map(|name| around.named(&name, streams).ok());
+    loaded.map(|of| (of.sha256.clone(), of)).collect()
+}
+
+fn one(
+    line: Line,
+    new: &Chosen,
+    tables: &Tables,
+    known: &BTreeMap<String, Chosen>,
+    seen: &mut Seen,
+) {
+    let Some(old) = judged_then(&line) else {
+        return; // No policy was asked.
+    };
+    seen.requests += 1;
+    let past = match Past::of(&line, tables) {
+        Ok(past) => past,
+        Err(why) => {
+            *seen.skipped.entry(why).or_default() += 1;
+            return;
+        }
+    };
+    let got = past.judge(&new.policy);
+    *seen.counts.entry((old, got.decision)).or_default() += 1;
+    if got.decision == old {
+        return;
+    }
+    seen.widened += usize::from(got.decision == Decision::Allow);
+    let same = line
+        .policy
+        .sha256
+        .as_ref()
+        .and_then(|sha256| known.get(sha256));
+    let drifted = same.is_some_and(|same| past.judge(&same.policy).decision != old);
+    seen.changes.push(Change {
+        old,
+        new: got.decision,
+        rules: got.rules,
+        reason: got.reason,
+        drifted,
+        line,
+    });
+}
+
+fn document(seen: &Seen, new: &Chosen) -> Value {
+    let counts: Vec<Value> = seen
+        .counts
+        .iter()
+        .map(|((old, new), count)| json!({"old": old.word(), "new": new.word(), "count": count}))
+        .collect();
+    let changes: Vec<Value> = seen
+        .changes
+        .iter()
+        .map(|change| {
+            json!({
+                "seq": change.line.seq,
+                "session": change.line.session,
+                "pool": change.line.pool,
+                "tool": change.line.tool,
+                "input": change.line.input,
+                "old": change.old.word(),
+                "old_rules": change.line.rules,
+                "new": change.new.word(),
+                "new_rules": change.rules,
+                "reason": change.reason,
+                "widened": change.new == Decision::Allow,
+                "drifted": change.drifted,
+            })
+        })
+        .collect();
+    json!({
+        "policy": {"name": new.policy.name(), "sha256": new.sha256},
+        "requests": seen.requests,
+        "counts": counts,
+        "changed": seen.changes.len(),
+        "widened": seen.widened,
+        "skipped": seen.skipped,
+        "changes": changes,
+    })
+}
+
+fn tell(seen: &Seen, new: &Chosen, streams: &mut Streams) {
+    for change in seen.changes.iter().take(SHOWN) {
+        let input = change.line.input.as_ref().map_or("", |input| input.get());
+        let mark = match (change.new, change.drifted) {
+            (_, true) => "  (its own policy judges it otherwise here, too)",
+            (Decision::Allow, false) => "  WIDENED",
+            _ => "",
+        };
+        streams.out.line(&format!(
+            "{} {} -> {}  {} {}{mark}",
+            change.line.seq,
+            change.old,
+            change.new,
+            show(&change.line.tool, 40),
+            show(input, REQUEST),
+        ));
+        streams.out.line(&format!("    {}", change.reason));
+    }
+    if seen.changes.len() > SHOWN {
+        let more = seen.changes.len() - SHOWN;
+        streams
+            .out
+            .line(&format!("and {more} more; --json has all of them"));
+    }
+    let name = show(new.policy.name(), 80);
+    streams
+        .out
+        .line(&format!("{} requests by {name}:", seen.requests));
+    for ((old, new), count) in &seen.counts {
+        streams.out.line(&format!("  {old} -> {new}  {count}"));
+    }
+    for (why, count) in &seen.skipped {
+        streams
+            .out
+            .line(&format!("  not judged again: {count}, {why}"));
+    }
+    streams.out.line(&format!(
+        "{} changed, {} of them widened",
+        seen.changes.len(),
+        seen.widened
+    ));
+}

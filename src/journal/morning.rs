@@ -1,0 +1,133 @@
+//! What the report of the last hours is made of: tasks, ends of children, costs, what waits.
+//!
+//! Only reads. Must not know how anything is shown.
+
+use rusqlite::params;
+
+use super::error::ReadError;
+use super::reader::{Reader, StoredTask, stored_task};
+use crate::model::Foreign;
+
+/// A request that waits for a person.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Waiting {
+    /// Its id.
+    pub id: String,
+    /// Its session.
+    pub session: String,
+    /// The session's pool.
+    pub pool: String,
+    /// The tool; foreign.
+    pub tool: Foreign,
+    /// The input; foreign.
+    pub input: Option<Foreign>,
+    /// Since when, in microseconds since the Unix epoch.
+    pub asked_at_us: i64,
+}
+
+/// Ends of children that nobody asked for, of one pool and class.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Crashes {
+    /// The pool.
+    pub pool: String,
+    /// The class of the end.
+    pub class: String,
+    /// How many.
+    pub count: u64,
+    /// The last one's own words.
+    pub detail: Foreign,
+}
+
+impl Reader {
+    /// Gives every task that ended at a time or later (microseconds since the Unix epoch), or has
+    /// not ended, with its run, in the order of their queueing.
+    ///
+    /// # Errors
+    /// [`ReadError::Database`]
+    pub fn tasks_since(
+        &self,
+        at_us: i64,
+        each: &mut dyn FnMut(String, StoredTask),
+    ) -> Result<(), ReadError> {
+        let mut statement = self.conn().prepare_cached(
+            "SELECT id, pool, prompt, spec, state, outcome, detail, attempts, slot, session, \
+             queued_at_us, begun_at_us, ended_at_us, result, run FROM tasks \
+             WHERE state <> 'ended' OR ended_at_us >= ?1 ORDER BY queued_at_us, run, place",
+        )?;
+        let mut rows = statement.query([at_us])?;
+        while let Some(row) = rows.next()? {
+            each(row.get(14)?, stored_task(row)?);
+        }
+        Ok(())
+    }
+
+    /// Ends of children that nobody asked for, since a time, the most frequent first.
+    ///
+    /// # Errors
+    /// [`ReadError::Database`]
+    pub fn crashes_since(&self, at_us: i64) -> Result<Vec<Crashes>, ReadError> {
+        // With one max() the other columns are of the row that has it.
+        let mut statement = self.conn().prepare_cached(
+            "SELECT pool, class, count(*), detail, max(at_us) FROM slot_failures WHERE at_us >= ?1 \
+             GROUP BY pool, class ORDER BY 3 DESC, pool, class",
+        )?;
+        let rows = statement.query_map([at_us], |row| {
+            Ok(Crashes {
+                pool: row.get(0)?,
+                class: row.get(1)?,
+                count: row.get::<_, i64>(2)?.unsigned_abs(),
+                detail: row.get::<_, String>(3)?.into(),
+            })
+        })?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    /// Requests of sessions that have not ended on which there is no verdict, oldest first, at most
+    /// so many.
+    ///
+    /// # Errors
+    /// [`ReadError::Database`]
+    pub fn waiting(&self, most: usize) -> Result<Vec<Waiting>, ReadError> {
+        let mut statement = self.conn().prepare_cached(
+            "SELECT a.id, a.session, s.pool, a.tool, a.input, a.asked_at_us FROM asks a \
+             JOIN sessions s ON s.session = a.session \
+             WHERE a.link IS NULL AND a.decision IS NULL AND s.ended_at_us IS NULL \
+             ORDER BY a.asked_at_us LIMIT ?1",
+        )?;
+        let rows =
+            statement.query_map(params![i64::try_from(most).unwrap_or(i64::MAX)], |row| {
+                Ok(Waiting {
+                    id: row.get(0)?,
+                    session: row.get(1)?,
+                    pool: row.get(2)?,
+                    tool: row.get::<_, String>(3)?.into(),
+                    input: row.get::<_, Option<String>>(4)?.map(Foreign::new),
+                    asked_at_us: row.get(5)?,
+                })
+            })?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    /// What agents said last of the costs of each session with events since a time: amount and
+    /// currency, as they say it.
+    ///
+    /// # Errors
+    /// [`ReadError::Database`]
+    pub fn costs_since(&self, at_us: i64) -> Result<Vec<(f64, Foreign)>, ReadError> {
+        let mut statement = self.conn().prepare_cached(
+            "SELECT json_extract(body, '$.cost.amount'), json_extract(body, '$.cost.currency') \
+             FROM events WHERE session = ?1 AND kind = 'context_used' AND json_valid(body) \
+             ORDER BY seq DESC LIMIT 1",
+        )?;
+        let mut costs = Vec::new();
+        for session in self.sessions_since(at_us)? {
+            let mut rows = statement.query([&session.session])?;
+            if let Some(row) = rows.next()? {
+                let amount: Option<f64> = row.get(0).unwrap_or_default();
+                let currency: Option<String> = row.get(1).unwrap_or_default();
+                costs.extend(amount.zip(currency.map(Foreign::new)));
+            }
+        }
+        Ok(costs)
+    }
+}
