@@ -3,8 +3,13 @@
 //! Owns the patterns: `@/…` is below the workspace, `~/…` below the home, `**/…` anywhere. Must
 //! not know links or words: it judges absolute paths.
 
+use std::collections::{BTreeMap, HashMap};
+
 use globset::{Candidate, GlobBuilder, GlobSet, GlobSetBuilder};
 
+use super::compile::Role;
+use super::error::LoadError;
+use super::layers::Layer;
 use super::path::Place;
 
 /// How far a set reaches.
@@ -22,8 +27,8 @@ pub(super) struct PathSet {
     folded: bool,
     below: Globs,
     wide: Globs,
-    /// File names that the patterns stand for, to judge what a shell's pattern may become.
-    samples: Vec<String>,
+    /// The file names that the patterns stand for, to judge what a shell's pattern may become.
+    names: Vec<Vec<Token>>,
 }
 
 #[derive(Debug)]
@@ -57,7 +62,7 @@ impl PathSet {
             folded,
             below: Globs::compile(patterns, folded, Reach::Below)?,
             wide: Globs::compile(patterns, folded, Reach::Wide)?,
-            samples: patterns.iter().filter_map(|p| sample(p)).collect(),
+            names: patterns.iter().filter_map(|p| name(p, folded)).collect(),
         })
     }
 
@@ -85,18 +90,131 @@ impl PathSet {
                 && globs.anywhere.is_match_candidate(&Candidate::new(path))
     }
 
-    /// Whether a name with `*`, `?` or `[…]` in it may become one of the set's names. A pattern
-    /// without a letter of its own (`*`) is not held to stand for them: it is as wide as a
-    /// search of the whole directory. `crosses`: its `*` also matches a leading dot and `/`.
+    /// Whether a name with `*`, `?` or `[…]` in it may become one of the set's names, of which it
+    /// spells a letter or a digit. A pattern without one of its own (`*`, `src*`) is not held to
+    /// stand for them: it is as wide as a search of the whole directory, and what it becomes there
+    /// is compared name by name. `crosses`: its `*` also matches a leading dot and `/`.
     pub(super) fn may_become(&self, pattern: &str, crosses: bool) -> bool {
+        let folded;
+        let pattern = if self.folded {
+            folded = pattern.to_lowercase();
+            &folded
+        } else {
+            pattern
+        };
         let fits = |pattern: &str| {
-            pattern.bytes().any(|b| b.is_ascii_alphanumeric())
-                && self.samples.iter().any(|name| {
-                    could_match(pattern, name) || crosses && matches_text(pattern, name)
-                })
+            let tokens = spelled(pattern);
+            let dotted = matches!(tokens.first(), Some(Token::Is('.')));
+            let hidden = |name: &[Token]| matches!(name.first(), Some(Token::Is('.')));
+            self.names
+                .iter()
+                .any(|name| (crosses || dotted || !hidden(name)) && share(&tokens, name))
         };
         let stars = pattern.match_indices(['*', '?', '[']);
         fits(pattern) || crosses && stars.take(CROSSINGS).any(|(at, _)| fits(&pattern[at..]))
+    }
+}
+
+/// The sets of a policy by their names, while it is being loaded.
+#[derive(Debug)]
+pub(super) struct SetTable {
+    /// The name of each set, and its patterns with the layer that brings each.
+    named: Vec<(String, Vec<(usize, String)>)>,
+    /// The group of each layer.
+    groups: Vec<usize>,
+    sets: Vec<PathSet>,
+    /// Sets that only have the patterns of the layers before a place.
+    partial: HashMap<(usize, usize), usize>,
+}
+
+impl SetTable {
+    /// Joins the sets of all layers by name. `secrets` and `protected` always exist; names in
+    /// `protected` are compared without their case.
+    pub(super) fn compile(layers: &[Layer]) -> Result<Self, LoadError> {
+        let mut joined: BTreeMap<&str, Vec<(usize, String)>> =
+            [("secrets", Vec::new()), ("protected", Vec::new())].into();
+        for (at, layer) in layers.iter().enumerate() {
+            for (name, patterns) in &layer.document.paths {
+                if matches!(name.as_str(), "inside" | "outside" | "dynamic") {
+                    return Err(LoadError::Value {
+                        policy: layer.name.clone(),
+                        key: "paths".to_owned(),
+                        found: name.clone(),
+                        expected: "a name that is not built in".to_owned(),
+                    });
+                }
+                PathSet::compile(patterns, false).map_err(|source| LoadError::Pattern {
+                    policy: layer.name.clone(),
+                    set: name.clone(),
+                    source,
+                })?;
+                let of_layer = patterns.iter().map(|pattern| (at, pattern.clone()));
+                joined.entry(name).or_default().extend(of_layer);
+            }
+        }
+        let mut table = Self {
+            named: Vec::new(),
+            groups: layers.iter().map(|layer| layer.group).collect(),
+            sets: Vec::new(),
+            partial: HashMap::new(),
+        };
+        for (name, patterns) in joined {
+            table.named.push((name.to_owned(), patterns));
+            let set = table.made(table.named.len() - 1, layers.len());
+            table.sets.push(set.map_err(|source| LoadError::Pattern {
+                policy: layers.last().map(|l| l.name.clone()).unwrap_or_default(),
+                set: name.to_owned(),
+                source,
+            })?);
+        }
+        Ok(table)
+    }
+
+    /// The set `place` with the patterns of the first `layers` layers.
+    fn made(&self, place: usize, layers: usize) -> Result<PathSet, PatternError> {
+        let (name, patterns) = &self.named[place];
+        let mut patterns: Vec<String> = patterns
+            .iter()
+            .filter(|(layer, _)| *layer < layers)
+            .map(|(_, pattern)| pattern.clone())
+            .collect();
+        // A policy may repeat what it extends; every pattern costs time with every path.
+        patterns.sort_unstable();
+        patterns.dedup();
+        PathSet::compile(&patterns, name == "protected")
+    }
+
+    /// The place of a set that surely exists.
+    pub(super) fn named(&self, name: &str) -> usize {
+        self.named.iter().position(|(n, _)| n == name).unwrap_or(0)
+    }
+
+    /// The place of a set for a rule of the layer `layer`. What a later layer adds to a set never
+    /// widens what an earlier one's rule lets through.
+    pub(super) fn find(&mut self, name: &str, role: Role, layer: usize) -> Option<usize> {
+        let place = self.named.iter().position(|(n, _)| n == name)?;
+        let until = match role {
+            Role::Forbid => return Some(place),
+            Role::Permit => {
+                let group = self.groups.get(layer);
+                self.groups.iter().take_while(|g| Some(*g) <= group).count()
+            }
+            Role::Except => layer + 1,
+        };
+        if self.named[place].1.iter().all(|(of, _)| *of < until) {
+            return Some(place);
+        }
+        if let Some(known) = self.partial.get(&(place, until)) {
+            return Some(*known);
+        }
+        let set = self.made(place, until).ok()?;
+        self.sets.push(set);
+        self.partial.insert((place, until), self.sets.len() - 1);
+        Some(self.sets.len() - 1)
+    }
+
+    pub(super) fn into_sets(self) -> Vec<PathSet> {
+        self.sets
     }
 }
 
@@ -160,16 +278,93 @@ impl Globs {
     }
 }
 
-/// A file name that a pattern stands for.
-fn sample(pattern: &str) -> Option<String> {
+/// The file names that a pattern stands for; `None` if it is any name at all.
+fn name(pattern: &str, folded: bool) -> Option<Vec<Token>> {
     let name = pattern.rsplit('/').next().unwrap_or(pattern);
-    let name = match name.strip_prefix('*') {
-        Some(rest) => format!("x{rest}"),
-        None => name.to_owned(),
+    let name = if folded {
+        name.to_lowercase()
+    } else {
+        name.to_owned()
     };
-    let name = name.replace('*', "");
-    (!name.is_empty() && name != "x" && !name.contains(['?', '[', '{'])).then_some(name)
+    let tokens = tokens(&name.replace(['{', '}'], "*"));
+    let is_letter = |token: &Token| matches!(token, Token::Is(c) if c.is_alphanumeric());
+    tokens.iter().any(is_letter).then_some(tokens)
 }
+
+/// Whether two patterns have a name in common of which both spell a letter or digit.
+fn share(pattern: &[Token], name: &[Token]) -> bool {
+    // No name is as long, so that none would be matched.
+    if pattern.iter().filter(|t| **t != Token::Any).count() > NAME_MAX {
+        return false;
+    }
+    // Which places of `name` can be reached with what of `pattern` was read, with and without a
+    // character that both spell.
+    let mut row = vec![[false; 2]; name.len() + 1];
+    row[0][0] = true;
+    skip(&mut row, name);
+    for token in pattern {
+        let mut next = vec![[false; 2]; name.len() + 1];
+        for at in 0..=name.len() {
+            if name.get(at) == Some(&Token::Any) {
+                for spelled in 0..2 {
+                    row[at + 1][spelled] |= row[at][spelled];
+                }
+            }
+            for spelled in 0..2 {
+                if !row[at][spelled] {
+                    continue;
+                }
+                let wide = *token == Token::Any;
+                if wide {
+                    next[at][spelled] = true;
+                }
+                let Some(other) = name.get(at) else { continue };
+                let to = match other {
+                    Token::Any => at,
+                    Token::One | Token::Is(_) | Token::Set(_) => at + 1,
+                };
+                let (meets, both) = match (token, other) {
+                    (Token::Is(a), Token::Is(b)) => (a == b, a.is_alphanumeric()),
+                    (Token::Set(set), Token::Is(b)) => (set.contains(b), b.is_alphanumeric()),
+                    _ => (true, false),
+                };
+                if !meets {
+                    continue;
+                }
+                let found = usize::from(spelled == 1 || both);
+                if wide {
+                    // It goes on from there with the same token.
+                    reach(&mut next, &mut row, to, found);
+                } else {
+                    next[to][found] = true;
+                }
+            }
+        }
+        skip(&mut next, name);
+        row = next;
+    }
+    row[name.len()][1]
+}
+
+/// A place that is reached within one wide token.
+fn reach(next: &mut [[bool; 2]], row: &mut [[bool; 2]], to: usize, found: usize) {
+    next[to][found] = true;
+    row[to][found] = true;
+}
+
+/// A `*` of the name may stand for nothing.
+fn skip(row: &mut [[bool; 2]], name: &[Token]) {
+    for (at, token) in name.iter().enumerate() {
+        if *token == Token::Any {
+            for spelled in 0..2 {
+                row[at + 1][spelled] |= row[at][spelled];
+            }
+        }
+    }
+}
+
+/// The longest file name (limits.h).
+const NAME_MAX: usize = 255;
 
 /// Whether a shell's pattern could match a name. From the first `[` to the last `]` counts as any
 /// text, because where a class ends is subtle (`[]a]`, `[[:x:]]`): the answer errs towards yes; a leading dot must be matched by a dot, as in bash.
@@ -180,7 +375,31 @@ pub(super) fn could_match(pattern: &str, name: &str) -> bool {
     matches_text(pattern, name)
 }
 
-fn matches_text(pattern: &str, name: &str) -> bool {
+/// The same with classes whose end is plain as one character, of those that a short one lists.
+fn spelled(pattern: &str) -> Vec<Token> {
+    let mut out = Vec::new();
+    let mut rest = pattern;
+    while let Some(open) = rest.find('[') {
+        let class = &rest[open + 1..];
+        let plain = class.find(']').filter(|&end| end > 0);
+        let inside = plain.map(|end| &class[..end]);
+        let Some(inside) = inside.filter(|inside| !inside.contains('[')) else {
+            break; // Where it ends is another reader's guess.
+        };
+        out.extend(tokens(&rest[..open]));
+        let wide = inside.starts_with(['!', '^']) || inside.contains('-');
+        out.push(if wide {
+            Token::One
+        } else {
+            Token::Set(inside.chars().collect())
+        });
+        rest = &class[inside.len() + 1..];
+    }
+    out.extend(tokens(rest));
+    out
+}
+
+fn tokens(pattern: &str) -> Vec<Token> {
     let mut tokens = Vec::new();
     let mut chars = pattern.chars();
     while let Some(c) = chars.next() {
@@ -197,6 +416,11 @@ fn matches_text(pattern: &str, name: &str) -> bool {
             c => Token::Is(c),
         });
     }
+    tokens
+}
+
+fn matches_text(pattern: &str, name: &str) -> bool {
+    let tokens = tokens(pattern);
     // One row of the usual table: which prefixes of the pattern match the name read so far.
     let mut row = vec![false; tokens.len() + 1];
     row[0] = true;
@@ -209,7 +433,7 @@ fn matches_text(pattern: &str, name: &str) -> bool {
             let above = row[i + 1];
             row[i + 1] = match token {
                 Token::Any => row[i] || above,
-                Token::One => diagonal,
+                Token::One | Token::Set(_) => diagonal,
                 Token::Is(literal) => diagonal && *literal == c,
             };
             diagonal = above;
@@ -218,9 +442,11 @@ fn matches_text(pattern: &str, name: &str) -> bool {
     row[tokens.len()]
 }
 
-#[derive(PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 enum Token {
     Any,
+    /// One of these.
+    Set(Vec<char>),
     One,
     Is(char),
 }
@@ -266,10 +492,42 @@ mod tests {
     #[test]
     fn a_shell_pattern_may_become_a_secret() {
         let secrets = set(&["**/.env", "**/*.pem", "**/id_rsa*"], false);
-        for pattern in [".e*", ".en?", ".en[v]", "*.p*", "id_*", "i?_rsa"] {
+        for pattern in [
+            ".e*",
+            ".en?",
+            ".en[v]",
+            "*.p*",
+            "id_*",
+            "i?_rsa",
+            "server.p*",
+            "*.p?m",
+            "s*.pem",
+            "server.[p]em",
+            "id*",
+            "*_rsa",
+            "i[d]_rsa*",
+            "s*m",
+            "[i][d]_[r][s][a]",
+            "*e*",
+        ] {
             assert!(secrets.may_become(pattern, false), "{pattern}");
         }
-        for pattern in ["*", "*.md", "*.rs", "*env", "?env", "src*", "*.*x"] {
+        for pattern in [
+            "*",
+            "*.md",
+            "*.rs",
+            "*env",
+            "?env",
+            "src*",
+            "*.*x",
+            "*.??",
+            "[a-z]*",
+            "src/[ab].rs",
+            "[[:lower:]]ink_out",
+            "main.*",
+            "*.toml",
+            "README*",
+        ] {
             assert!(!secrets.may_become(pattern, false), "{pattern}");
         }
     }

@@ -117,10 +117,20 @@ impl TreeLinks {
     /// A directory that is missing has none; `None`: they cannot be listed, or are too many.
     #[must_use]
     pub fn links_in(&self, path: &[u8]) -> Option<Vec<Vec<u8>>> {
+        self.listed(path, true)
+    }
+
+    /// The names of everything directly in the directory `path`, as for [`Self::links_in`].
+    #[must_use]
+    pub fn names_in(&self, path: &[u8]) -> Option<Vec<Vec<u8>>> {
+        self.listed(path, false)
+    }
+
+    fn listed(&self, path: &[u8], only_links: bool) -> Option<Vec<Vec<u8>>> {
         let (tree, parts) = self.find(path).ok()?;
         let root = match tree {
             Tree::Plain(root) => root,
-            Tree::Merged(merged) => return links_of(merged, &parts),
+            Tree::Merged(merged) => return listed(merged, &parts, only_links),
         };
         let mut dir = hold_at(root, c".").ok()?;
         for part in parts {
@@ -142,7 +152,7 @@ impl TreeLinks {
             if entries > ENTRIES {
                 return Err(io::ErrorKind::QuotaExceeded.into());
             }
-            if meta_at(&dir, name)?.kind == Kind::Link {
+            if !only_links || meta_at(&dir, name)?.kind == Kind::Link {
                 links.push(name.to_bytes().to_vec());
             }
             Ok(())
@@ -189,9 +199,9 @@ fn what(held: &OwnedFd) -> Link {
     }
 }
 
-/// The links directly in a directory that an overlay lies over. A link that was written over counts
-/// as long as it is below: more than there are is less than harm.
-fn links_of(merged: &Merged, parts: &[&[u8]]) -> Option<Vec<Vec<u8>>> {
+/// The names, or only those of links, directly in a directory that an overlay lies over. One that
+/// was written over counts as long as it is below: more than there are is less than harm.
+fn listed(merged: &Merged, parts: &[&[u8]], only_links: bool) -> Option<Vec<Vec<u8>>> {
     let dirs = match merged.open(parts.iter().copied()) {
         Ok(dirs) => dirs,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Some(Vec::new()),
@@ -205,7 +215,7 @@ fn links_of(merged: &Merged, parts: &[&[u8]]) -> Option<Vec<Vec<u8>>> {
             if entries > ENTRIES {
                 return Err(io::ErrorKind::QuotaExceeded.into());
             }
-            if meta_at(&dir, name)?.kind == Kind::Link {
+            if !only_links || meta_at(&dir, name)?.kind == Kind::Link {
                 links.push(name.to_bytes().to_vec());
             }
             Ok(())
