@@ -90,11 +90,14 @@ pub(super) struct Walked {
     pub directory: bool,
 }
 
+/// The names in a directory; `None`: they cannot be had.
+type Listing = Option<Vec<String>>;
+
 /// Walks paths for one decision and remembers what it saw.
 pub(super) struct Walker<'a> {
     pub place: Place<'a>,
     seen: RefCell<HashMap<String, Look>>,
-    listed: RefCell<HashMap<(String, bool), Option<Vec<String>>>>,
+    listed: RefCell<HashMap<(String, bool), Listing>>,
     left: Cell<usize>,
 }
 

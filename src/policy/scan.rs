@@ -535,6 +535,8 @@ impl Scanner<'_> {
             let mut end = start;
             loop {
                 if end >= self.text.len() {
+                    // Shells take it; but what follows may be no body at all to them.
+                    self.broken("a here-document that is never closed");
                     self.at = end;
                     break;
                 }

@@ -3,6 +3,7 @@
 //! Owns the patterns: `@/…` is below the workspace, `~/…` below the home, `**/…` anywhere. Must
 //! not know links or words: it judges absolute paths.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 
 use globset::{Candidate, GlobBuilder, GlobSet, GlobSetBuilder};
@@ -33,9 +34,49 @@ pub(super) struct PathSet {
 
 #[derive(Debug)]
 struct Globs {
-    workspace: GlobSet,
-    home: GlobSet,
-    anywhere: GlobSet,
+    workspace: Glob,
+    home: Glob,
+    anywhere: Glob,
+}
+
+/// Patterns below one root.
+#[derive(Debug)]
+struct Glob {
+    globs: GlobSet,
+    /// Texts of which one must be in a path that any of the patterns matches: most paths are told
+    /// apart by that alone. `None`: a pattern has no such text.
+    needles: Option<Vec<String>>,
+}
+
+impl Glob {
+    fn has(&self, path: &str) -> bool {
+        let may = self.needles.as_ref().is_none_or(|needles| {
+            let mut needles = needles.iter();
+            needles.any(|n| memchr::memmem::find(path.as_bytes(), n.as_bytes()).is_some())
+        });
+        may && self.globs.is_match_candidate(&Candidate::new(path))
+    }
+}
+
+/// The longest text that is in every path which a pattern matches; `None`: there is none, or the
+/// pattern has more than `*` and `?` in it.
+fn needle(pattern: &str) -> Option<&str> {
+    if pattern.contains(['[', '{', '\\', ']', '}']) {
+        return None;
+    }
+    let runs = pattern.split(['*', '?', '/']);
+    runs.max_by_key(|run| run.len())
+        .filter(|run| !run.is_empty())
+}
+
+/// Lower case, without an own text where there is nothing to change.
+fn low(text: &str) -> Cow<'_, str> {
+    let is_low = |b: u8| b.is_ascii() && !b.is_ascii_uppercase();
+    if text.bytes().all(is_low) {
+        Cow::Borrowed(text)
+    } else {
+        Cow::Owned(text.to_lowercase())
+    }
 }
 
 /// What is wrong with a pattern.
@@ -70,8 +111,8 @@ impl PathSet {
     pub(super) fn has(&self, path: &str, place: &Place<'_>, reach: Reach) -> bool {
         let folded;
         let (path, workspace, home) = if self.folded {
-            folded = [path, place.workspace, place.home].map(str::to_lowercase);
-            (folded[0].as_str(), folded[1].as_str(), folded[2].as_str())
+            folded = [path, place.workspace, place.home].map(low);
+            (&*folded[0], &*folded[1], &*folded[2])
         } else {
             (path, place.workspace, place.home)
         };
@@ -79,15 +120,12 @@ impl PathSet {
             Reach::Below => &self.below,
             Reach::Wide => &self.wide,
         };
-        let under = |set: &GlobSet, root: &str| {
-            !set.is_empty()
-                && relative(path, root)
-                    .is_some_and(|rest| set.is_match_candidate(&Candidate::new(rest)))
+        let under = |set: &Glob, root: &str| {
+            !set.globs.is_empty() && relative(path, root).is_some_and(|rest| set.has(rest))
         };
         under(&globs.workspace, workspace)
             || under(&globs.home, home)
-            || !globs.anywhere.is_empty()
-                && globs.anywhere.is_match_candidate(&Candidate::new(path))
+            || !globs.anywhere.globs.is_empty() && globs.anywhere.has(path)
     }
 
     /// Whether a name with `*`, `?` or `[…]` in it may become one of the set's names, of which it
@@ -237,6 +275,7 @@ impl Globs {
             GlobSetBuilder::new(),
             GlobSetBuilder::new(),
         ];
+        let mut needles = [Some(Vec::new()), Some(Vec::new()), Some(Vec::new())];
         for pattern in patterns {
             let (which, rest) = if let Some(rest) = pattern.strip_prefix("@/") {
                 (0, rest)
@@ -257,6 +296,13 @@ impl Globs {
                 } else {
                     form.to_owned()
                 };
+                match (needle(&text), &mut needles[which]) {
+                    (Some(needle), Some(known)) if !known.iter().any(|n| n == needle) => {
+                        known.push(needle.to_owned());
+                    }
+                    (Some(_), _) => {}
+                    (None, known) => *known = None,
+                }
                 let glob = GlobBuilder::new(&text).literal_separator(true).build();
                 sets[which].add(glob.map_err(|e| PatternError::Syntax {
                     pattern: pattern.clone(),
@@ -270,10 +316,14 @@ impl Globs {
                 why: e.to_string(),
             })
         });
+        let [below, at_home, any] = needles;
+        let glob = |globs: Result<GlobSet, PatternError>, needles| {
+            globs.map(|globs| Glob { globs, needles })
+        };
         Ok(Self {
-            workspace: workspace?,
-            home: home?,
-            anywhere: anywhere?,
+            workspace: glob(workspace, below)?,
+            home: glob(home, at_home)?,
+            anywhere: glob(anywhere, any)?,
         })
     }
 }
@@ -306,9 +356,7 @@ fn share(pattern: &[Token], name: &[Token]) -> bool {
         let mut next = vec![[false; 2]; name.len() + 1];
         for at in 0..=name.len() {
             if name.get(at) == Some(&Token::Any) {
-                for spelled in 0..2 {
-                    row[at + 1][spelled] |= row[at][spelled];
-                }
+                pass(&mut row, at);
             }
             for spelled in 0..2 {
                 if !row[at][spelled] {
@@ -352,13 +400,18 @@ fn reach(next: &mut [[bool; 2]], row: &mut [[bool; 2]], to: usize, found: usize)
     row[to][found] = true;
 }
 
+/// What reaches a place reaches the next one, too.
+fn pass(row: &mut [[bool; 2]], at: usize) {
+    let [bare, spelled] = row[at];
+    row[at + 1][0] |= bare;
+    row[at + 1][1] |= spelled;
+}
+
 /// A `*` of the name may stand for nothing.
 fn skip(row: &mut [[bool; 2]], name: &[Token]) {
     for (at, token) in name.iter().enumerate() {
         if *token == Token::Any {
-            for spelled in 0..2 {
-                row[at + 1][spelled] |= row[at][spelled];
-            }
+            pass(row, at);
         }
     }
 }
@@ -479,6 +532,25 @@ mod tests {
         assert!(has("/etc/shadow") && !has("/etc/shadow2") && !has("/workspace/.env.md"));
         assert!(!has("/workspace/.ssh/id") && !has("/home/agent2/.ssh/id"));
         assert!(!secrets.has("/home/agent/.ssh", &place(), Reach::Below));
+    }
+
+    #[test]
+    fn what_a_pattern_must_have_in_it_hides_no_path() {
+        for (pattern, path) in [
+            ("**/id_*_x*", "/a/id_1_x2"),
+            ("**/*.p?m", "/a/b.pam"),
+            ("**/{a,b}.key", "/c/b.key"),
+            ("**/[ab].key", "/c/a.key"),
+            ("**/a*b/**/c", "/x/aab/d/c"),
+            ("/**", "/anything"),
+        ] {
+            assert!(
+                set(&[pattern, "**/never"], false).has(path, &place(), Reach::Wide),
+                "{pattern}"
+            );
+        }
+        assert_eq!(needle("**/.git/workflows/**"), Some("workflows"));
+        assert_eq!(needle("**/*"), None);
     }
 
     #[test]

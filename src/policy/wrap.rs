@@ -5,6 +5,8 @@
 //! here; a rule that allows sees only what [`transparent`] strips, which knows its wrappers
 //! exactly. Must not know rules or paths.
 
+use std::collections::HashSet;
+
 use super::command::{Command, Word, base_name, is_name};
 
 mod known;
@@ -168,7 +170,11 @@ pub(super) fn behind(command: &Command, texts: &[String]) -> Behind {
     // Ranges only ever shrink, and those of one `find` do not overlap.
     let whole = 0..words.len();
     let mut open = vec![whole.clone()];
+    let mut seen = HashSet::new();
     while let Some(range) = open.pop() {
+        if !seen.insert((range.start, range.end)) {
+            continue;
+        }
         if out.commands.len() >= CHAIN {
             out.cut = true;
             break;
@@ -289,7 +295,7 @@ fn tangled(
     let known = |word: &Word| !word.live() && !word.text.starts_with('-');
     for (at, word) in words.iter().enumerate().skip(from).take(TANGLE) {
         let inner = range.start + at..range.end;
-        if known(word) && !open.contains(&inner) {
+        if known(word) {
             open.push(inner);
         }
     }

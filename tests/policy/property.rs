@@ -10,9 +10,9 @@ use crate::tree::Tree;
 
 const LABELS: [&str; 8] = ["P1", "P2", "P3", "P4", "ci", "developer", "mcp", "reviewer"];
 
-/// How many random policies are made; `MARSHAL_TEST_LONG` makes ten times as many.
+/// How many random policies are made; `MARSHAL_TEST_LONG=1` makes ten times as many.
 fn rounds() -> usize {
-    if std::env::var_os("MARSHAL_TEST_LONG").is_some() {
+    if std::env::var("MARSHAL_TEST_LONG").is_ok_and(|long| long == "1") {
         400
     } else {
         40

@@ -131,22 +131,25 @@ pub(super) fn tool(text: ToolText) -> Result<Tool, String> {
             url: needed("url", text.url)?,
             method: places(text.method)?,
         }),
-        Some(ToolClass::Mcp) => {
-            let arguments = text.arguments.as_deref().map(Place::parse).transpose()?;
-            if arguments.as_ref().is_some_and(Place::is_spread) {
-                return Err("`arguments` is one object, not one in every element".to_owned());
-            }
-            Ok(Tool::Mcp {
-                server: needed("server", text.server)?,
-                name: needed("name", text.name)?,
-                arguments,
-            })
-        }
+        Some(ToolClass::Mcp) => Ok(Tool::Mcp {
+            server: needed("server", text.server)?,
+            name: needed("name", text.name)?,
+            arguments: text.arguments.as_deref().map(object).transpose()?,
+        }),
         Some(ToolClass::Unknown) | None => Err(format!(
             "`class` is `{}`, expected `shell`, `read`, `write`, `edit`, `delete`, `move`, `fetch` or `mcp`",
             text.class
         )),
     }
+}
+
+/// The place of one object.
+fn object(name: &str) -> Result<Place, String> {
+    let place = Place::parse(name)?;
+    if place.is_spread() {
+        return Err("`arguments` is one object, not one in every element".to_owned());
+    }
+    Ok(place)
 }
 
 impl Tool {

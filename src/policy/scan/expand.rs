@@ -183,6 +183,14 @@ impl Scanner<'_> {
                 b'(' => depth += 1,
                 b')' if depth == 0 => break,
                 b')' => depth -= 1,
+                b'\\' => end += 1,
+                quote @ (b'\'' | b'"') => {
+                    let rest = self.text.get(end + 1..bound).unwrap_or_default();
+                    let Some(length) = memchr::memchr(quote, rest) else {
+                        return false;
+                    };
+                    end += length + 1;
+                }
                 _ => {}
             }
             end += 1;
