@@ -554,6 +554,9 @@ pub const POLICY_COMMANDS: usize = 4096;
 /// How deep substitutions and scripts inside scripts are followed.
 pub const POLICY_DEPTH: usize = 24;
 
+/// Bytes in which the end of `((…))` must stand.
+pub const POLICY_ARITHMETIC: usize = 1024;
+
 /// Components that are looked at for one decision, all its questions about files (is this component
 /// a link?) together: each is asked from the root on, so that it costs as many as its path has. It
 /// is some 4 microseconds each, on a thread that others wait for.

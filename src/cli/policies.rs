@@ -6,7 +6,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io::Read as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use sha2::{Digest as _, Sha256};
@@ -15,8 +15,8 @@ use super::trust;
 use crate::config::{Config, ConfigErrors, Extractor as ExtractorRef};
 use crate::fleet::LoadedPolicy;
 use crate::limits;
-use crate::policy::Policy;
 use crate::policy::extract::Extractor;
+use crate::policy::{LayerText, Policy};
 
 /// Reads every policy that a pool names, each once.
 ///
@@ -63,26 +63,39 @@ pub(super) fn policies(
 }
 
 /// A policy with the digest of every text that it was made of: its own, which gives the file's
-/// plain SHA-256 if it extends no file, then the files that it extends with their names, in the
-/// order in which they are read. Built-in texts that it extends go with the program's version.
-fn policy(config: &Config, name: &str) -> Result<LoadedPolicy, String> {
-    match config.policies.get(name) {
-        Some(path) => of_file(path, name, &|path| read_policy(path)),
-        None => built_in(name),
-    }
+/// plain SHA-256 if it extends no file and there is no site's policy below it, then the files that it
+/// extends with their names, in the order in which they are read, then the site's in the same way.
+/// Built-in texts that it extends go with the program's version.
+pub(super) fn policy(config: &Config, name: &str) -> Result<LoadedPolicy, String> {
+    let own = source(config, name)?;
+    let site = config.site_policy.as_deref().filter(|site| *site != name);
+    let site = site.map(|site| source(config, site)).transpose()?;
+    layered(&own, site.as_ref(), &|path| read_policy(path))
 }
 
-/// The policy of a file; `read` gives its text and those of the files that it extends.
+/// The policy of a file, without a site's below it; `read` gives its text and those of the files that
+/// it extends.
 pub(super) fn of_file(
     path: &Path,
     name: &str,
     read: &dyn Fn(&Path) -> Result<String, String>,
 ) -> Result<LoadedPolicy, String> {
+    let own = Source {
+        name: name.to_owned(),
+        text: read(path)?,
+        directory: path.parent().unwrap_or(Path::new("/")).to_owned(),
+    };
+    layered(&own, None, read)
+}
+
+fn layered(
+    own: &Source,
+    site: Option<&Source>,
+    read: &dyn Fn(&Path) -> Result<String, String>,
+) -> Result<LoadedPolicy, String> {
     let digest = RefCell::new(Sha256::new());
-    let text = read(path)?;
-    digest.borrow_mut().update(text.as_bytes());
-    let directory = path.parent().unwrap_or(Path::new("/"));
-    let find = |file: &str| {
+    digest.borrow_mut().update(own.text.as_bytes());
+    let find = |directory: &Path, file: &str| {
         let text = read(&directory.join(file))?;
         let mut digest = digest.borrow_mut();
         for piece in ["\0", file, "\0", &text] {
@@ -90,20 +103,59 @@ pub(super) fn of_file(
         }
         Ok(text)
     };
-    let policy = Policy::load(&text, name, &find).map_err(|error| error.to_string())?;
+    let find_own = |file: &str| find(&own.directory, file);
+    let find_site = |file: &str| match site {
+        Some(site) => find(&site.directory, file),
+        None => Err("there is no site's policy".to_owned()),
+    };
+    let mut layers = Vec::new();
+    if let Some(site) = site {
+        for piece in ["\0site\0", &site.text] {
+            digest.borrow_mut().update(piece.as_bytes());
+        }
+        layers.push(LayerText {
+            name: &site.name,
+            text: &site.text,
+            find: &find_site,
+        });
+    }
+    layers.push(LayerText {
+        name: &own.name,
+        text: &own.text,
+        find: &find_own,
+    });
+    let policy = Policy::load_layers(&layers).map_err(|error| error.to_string())?;
+    drop(layers);
+    let sha256 = hexadecimal(&digest.borrow().clone().finalize());
     Ok(LoadedPolicy {
         policy: Arc::new(policy),
-        sha256: hexadecimal(&digest.into_inner().finalize()),
+        sha256,
     })
 }
 
-/// The policy that comes with the program.
-pub(super) fn built_in(name: &str) -> Result<LoadedPolicy, String> {
-    let text = crate::policy::builtin_text(name).unwrap_or_default();
-    let policy = Policy::builtin(name);
-    Ok(LoadedPolicy {
-        policy: Arc::new(policy.ok_or_else(|| format!("there is no built-in policy {name:?}"))?),
-        sha256: hexadecimal(&Sha256::digest(text.as_bytes())),
+/// The text of a policy and where what it extends is looked for.
+pub(super) struct Source {
+    pub(super) name: String,
+    pub(super) text: String,
+    pub(super) directory: PathBuf,
+}
+
+/// The text of a policy of the configuration, or of one that is built in.
+pub(super) fn source(config: &Config, name: &str) -> Result<Source, String> {
+    if let Some(path) = config.policies.get(name) {
+        return Ok(Source {
+            name: name.to_owned(),
+            text: read_policy(path)?,
+            directory: path.parent().unwrap_or(Path::new("/")).to_owned(),
+        });
+    }
+    let text = crate::policy::builtin_text(name);
+    Ok(Source {
+        name: format!("builtin:{name}"),
+        text: text
+            .ok_or_else(|| format!("there is no built-in policy {name:?}"))?
+            .to_owned(),
+        directory: PathBuf::from("/"),
     })
 }
 
@@ -200,6 +252,43 @@ mod tests {
         assert!(!shown.contains("pool.a.policy"), "{shown}");
         let loaded = policies(&config(&dir, &format!("{file}{off}"))).expect("by its own word");
         assert_eq!(loaded.len(), 1);
+    }
+
+    #[test]
+    fn what_the_site_denies_no_pool_allows() {
+        let dir = tempfile::tempdir().expect("directory");
+        let dir = fs::canonicalize(dir.path()).expect("real");
+        fs::write(dir.join("bare.toml"), BARE).expect("written");
+        let site = "schema = 1\nname = \"corp\"\n[[rule]]\nid = \"no-ls\"\ndecision = \"deny\"\n\
+            tool = \"shell\"\nargv = [\"ls\"]\n";
+        fs::write(dir.join("corp.toml"), site).expect("written");
+        let file = "[policy.bare]\nfile = \"bare.toml\"\n[policy.corp]\nfile = \"corp.toml\"\nsite = true\n";
+        let text = format!("{file}{}{}", pool("a", "guard_off = true"), pool("b", "")).replacen(
+            "[pool.b]\nagent = \"script\"\npolicy = \"bare\"",
+            "[pool.b]\nagent = \"script\"",
+            1,
+        );
+        let loaded = policies(&config(&dir, &text)).expect("loaded");
+        let at = crate::policy::Place {
+            workspace: "/w",
+            home: "/h",
+            cwd: Some("/w"),
+            resolver: &crate::policy::NoLinks,
+        };
+        let request = crate::policy::Request::Shell {
+            command: "ls".to_owned(),
+            cwd: None,
+        };
+        for name in ["bare", "developer"] {
+            let policy = &loaded[name].policy;
+            let judged = policy.decide(&request, &crate::model::Claimed::default(), &at);
+            assert_eq!(judged.rules, ["no-ls"], "{name}");
+            assert_ne!(policy.name(), "corp");
+        }
+        let before = loaded["developer"].sha256.clone();
+        fs::write(dir.join("corp.toml"), format!("{site}# changed\n")).expect("written");
+        let again = policies(&config(&dir, &text)).expect("loaded");
+        assert_ne!(before, again["developer"].sha256);
     }
 
     #[test]

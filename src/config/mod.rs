@@ -28,6 +28,7 @@ mod sandbox;
 mod sandbox_limits;
 mod schema;
 mod show;
+mod site;
 mod ssh;
 mod table;
 pub mod types;
@@ -237,7 +238,7 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
     let routes = route_table::read_all(&root.section("route"), found, &origin.dir);
     let egress = egress::read(&root.section("egress"), &Egress::default());
     let caches = cache::dirs(&root.section("cache"), &origin.dir, found);
-    let policies = policies(&root.section("policy"), &origin.dir);
+    let (policies, site_policy) = policies(&root.section("policy"), &origin.dir);
     let names = |table: &'static str| {
         let named = root.section(table).named(sandbox::NAME_PATTERN);
         named.into_iter().map(|(name, _)| name).collect()
@@ -293,6 +294,7 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
         egress,
         caches,
         policies,
+        site_policy,
         hints,
         notes: Vec::new(),
         places: Places::new(ledger.text.clone(), BTreeMap::new()),
@@ -361,8 +363,9 @@ fn listen(item: &Item<'_>, ledger: &Ledger) -> Option<SocketAddr> {
 }
 
 /// Reads the table `policy`.
-fn policies(section: &Section<'_>, dir: &Path) -> BTreeMap<String, PathBuf> {
+fn policies(section: &Section<'_>, dir: &Path) -> (BTreeMap<String, PathBuf>, Option<String>) {
     let mut policies = BTreeMap::new();
+    let mut site = None;
     for (name, item) in section.named(sandbox::NAME_PATTERN) {
         let built_in = pool::POLICIES.iter().chain(pool::LATER_POLICIES);
         let message = if built_in.into_iter().any(|known| *known == name) {
@@ -386,6 +389,7 @@ fn policies(section: &Section<'_>, dir: &Path) -> BTreeMap<String, PathBuf> {
         let Some(table) = item.section() else {
             continue;
         };
+        site::read(&table, &name, &mut site);
         let file = table.item("file");
         if file.is_none() {
             let message = "the policy needs a file";
@@ -400,7 +404,7 @@ fn policies(section: &Section<'_>, dir: &Path) -> BTreeMap<String, PathBuf> {
         }
         table.close(&["test_dir", "tests", "rules"], &[]);
     }
-    policies
+    (policies, site)
 }
 
 /// All pools together must fit into the fleet.

@@ -44,10 +44,10 @@ word!(
 );
 
 /// Policies that are built in.
-pub(super) const POLICIES: &[&str] = &["developer"];
+pub(super) const POLICIES: &[&str] = &["developer", "ci", "reviewer"];
 
 /// Built-in policies of the format that this version has not.
-pub(super) const LATER_POLICIES: &[&str] = &["ci", "reviewer"];
+pub(super) const LATER_POLICIES: &[&str] = &[];
 
 /// Keys of the format that do nothing in this version.
 const LATER_KEYS: &[&str] = &["hooks", "delegates"];

@@ -10,6 +10,7 @@ mod cache;
 mod containers;
 mod egress;
 mod limits;
+mod policies;
 mod routes;
 mod ssh;
 
@@ -96,6 +97,7 @@ impl Config {
             egress: of_egress,
             caches,
             policies,
+            site_policy,
             hints: of_hints,
             notes: _,
             places: _,
@@ -119,11 +121,7 @@ impl Config {
         tables.extend(self.shown_routes(routes).map(routes::route));
         tables.push(egress::table(of_egress));
         tables.extend(cache::table(caches));
-        tables.extend(policies.iter().map(|(name, file)| {
-            let mut table = Shown::new(&["policy", name]);
-            table.put("file", path(file));
-            table
-        }));
+        tables.extend(policies::tables(policies, site_policy.as_deref()));
         Effective { tables }
     }
 

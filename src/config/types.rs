@@ -49,10 +49,11 @@ pub struct Config {
     pub caches: CacheDirs,
     /// `[policy.NAME]` files; the names of the built-in ones are not in it.
     pub policies: BTreeMap<String, PathBuf>,
+    /// The one of them that lies below every pool's, if there is one.
+    pub site_policy: Option<String>,
     /// `[[hint]]`: what messages mean, the file's own rows and the built-in ones.
     pub hints: Hints,
-    /// What its reader should know before it is used: promises that a choice narrows, keys that
-    /// have no effect as things stand. Safe to show.
+    /// What its reader should know: promises that a choice narrows, keys without effect. Safe to show.
     pub notes: Vec<String>,
     /// Where each key stands in the file, for faults that are found later.
     pub places: Places,

@@ -43,10 +43,18 @@ words!(
         Shell = "shell",
         /// It reads files.
         Read = "read",
-        /// It writes a file.
+        /// It writes files.
         Write = "write",
+        /// It changes a part of a file.
+        Edit = "edit",
+        /// It deletes files.
+        Delete = "delete",
+        /// It moves files.
+        Move = "move",
         /// It fetches a URL.
         Fetch = "fetch",
+        /// It is a tool of an MCP server.
+        Mcp = "mcp",
         /// Anything else.
         Unknown = "unknown",
     }

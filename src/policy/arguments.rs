@@ -86,6 +86,9 @@ pub(super) fn parse<'w>(
     parser.finish()
 }
 
+/// Letters of a cluster behind which a value is looked for.
+const CLUSTER: usize = 32;
+
 struct Parser<'w> {
     grammar: Option<&'static Grammar>,
     out: Arguments<'w>,
@@ -100,9 +103,21 @@ struct Parser<'w> {
 impl<'w> Parser<'w> {
     fn word(&mut self, index: usize, word: &'w Word) {
         let text = word.text.as_str();
-        if let Some(is_text) = self.value_of.take() {
+        if let Some(is_text) = self.value_of.take()
+            && !self.keeps_flag(text)
+        {
             if !is_text {
                 self.candidate(word, index, 0, false);
+            }
+            // Whether it is a value after all is another program's business to know: what could
+            // be a flag counts as one where that forbids.
+            if text.len() > 1 && text.starts_with('-') {
+                let ended = std::mem::replace(&mut self.ended, true);
+                let candidates = self.out.candidates.len();
+                self.flag(index, word);
+                self.out.candidates.truncate(candidates);
+                self.ended = ended;
+                self.value_of = None;
             }
             return;
         }
@@ -118,6 +133,12 @@ impl<'w> Parser<'w> {
             }
         }
         self.operand(index, word);
+    }
+
+    /// Whether a word that stands where a value is wanted is a flag all the same, because the
+    /// program takes no value that begins with `-`.
+    fn keeps_flag(&self, text: &str) -> bool {
+        text.len() > 1 && text.starts_with('-') && self.grammar.is_some_and(|g| g.dashes_are_flags)
     }
 
     fn operand(&mut self, index: usize, word: &'w Word) {
@@ -224,6 +245,12 @@ impl<'w> Parser<'w> {
         {
             self.candidate(word, index, 2, false);
         }
+        // Behind every letter of a cluster a value may begin.
+        if self.grammar.is_none_or(|g| g.colon_paths) {
+            for (from, _) in text.char_indices().skip(3).take(CLUSTER) {
+                self.candidate(word, index, from, true);
+            }
+        }
         // A value may be attached to any letter: what looks like a path counts as one.
         if text.contains(['/', '~', '.']) {
             self.candidate(word, index, 2, true);
@@ -321,6 +348,9 @@ mod tests {
         has("sort -oout names", "-o", true);
         has("sort -k1o names", "-o", false);
         has("sort -t o names", "-o", false);
+        has("cargo build --bin --config x", "--config", true);
+        has("cargo test -p -Zx", "-Z", true);
+        has("sort -k -o names", "-o", true);
         has("sort --outp=x names", "--output", true);
         has("sort --output x", "--output", true);
         has("sort --reverse", "--output", false);
@@ -360,5 +390,8 @@ mod tests {
         paths("unknown -f../x", &["../x"]);
         paths("find . -newer /etc/passwd", &[".", "/etc/passwd"]);
         paths("uniq -f 1 names", &["1", "names"]);
+        let words = words("git diff -pOid_rsa");
+        let parsed = parse(grammar::of("git"), &words, 2);
+        assert!(parsed.candidates.iter().any(|c| c.text() == "id_rsa"));
     }
 }

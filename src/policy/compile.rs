@@ -2,20 +2,36 @@
 //!
 //! Owns which condition belongs to which tool. Must not know layers or other rules.
 
-use std::collections::HashMap;
-
-use super::document::{OneOrMore, RuleText};
+use super::document::{ArgText, OneOrMore, PipeText, RuleText};
 use super::load::one_line;
+use super::mcp::{self, Arg, McpRule, Test};
+use super::pipes::Pipe;
 use super::request::ToolClass;
 use super::rule::{Area, Rule};
 use super::strict;
-use super::url::UrlPattern;
+use super::url::{HostPattern, UrlPattern};
 use crate::model::Decision;
+
+mod conditions;
+
+/// What a rule names a set of paths for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Role {
+    /// To forbid: what any layer adds to the set counts.
+    Forbid,
+    /// To permit: what stricter layers than the rule's add counts, and no other.
+    Permit,
+    /// To except from what a rule forbids: only what the rule's own layer has.
+    Except,
+}
+
+/// Finds a set by its name; `None`: there is none.
+pub(super) type FindSet<'f> = dyn FnMut(&str, Role) -> Option<usize> + 'f;
 
 /// Compiles one rule; the error says what is wrong with it, naming the key.
 pub(super) fn rule(
-    text: RuleText,
-    sets: &HashMap<String, usize>,
+    mut text: RuleText,
+    sets: &mut FindSet<'_>,
 ) -> Result<(Rule, Vec<ToolClass>), String> {
     let named = !text.id.is_empty()
         && text
@@ -32,75 +48,179 @@ pub(super) fn rule(
         )
     })?;
     let tools = tools(&text.tool)?;
-    check_conditions(&text, &tools)?;
-    if decision == Decision::Allow
-        && tools.contains(&ToolClass::Shell)
-        && text.argv.is_none()
-        && text.exact.is_none()
-    {
-        return Err("a rule that allows `shell` needs `argv` or `exact`".to_owned());
-    }
-    let area = |key: &str, word: Option<&String>| -> Result<Option<Area>, String> {
-        word.map(|word| {
-            area(word, sets)
-                .ok_or_else(|| format!("`{key}` names `{word}`, which is no set of paths"))
-        })
-        .transpose()
+    conditions::check(&text, &tools, decision)?;
+    let permits = decision == Decision::Allow;
+    let (whole, except) = match decision {
+        Decision::Allow => (Role::Permit, Role::Forbid),
+        _ => (Role::Forbid, Role::Except),
     };
-    let paths = area("paths", text.paths.as_ref())?;
-    let path = area("path", text.path.as_ref())?;
-    let any_word = text.any_word.as_deref().map(|word| {
-        regex::Regex::new(word)
-            .map_err(|_| format!("`any_word`: `{word}` is no regular expression"))
-    });
-    let mut url = Vec::new();
-    for pattern in text.url.map(|u| u.0).unwrap_or_default() {
-        url.push(
-            UrlPattern::parse(&pattern).map_err(|why| format!("`url`: `{pattern}` has {why}"))?,
-        );
-    }
-    let all_flags: Vec<Vec<String>> = text
-        .all_flags
-        .unwrap_or_default()
+    let mut area = |key: &str, word: Option<&String>, role: Role| {
+        let find = |word: &String| {
+            area(word, role, sets)
+                .ok_or_else(|| format!("`{key}` names `{word}`, which is no set of paths"))
+        };
+        word.map(find).transpose()
+    };
+    let paths = area("paths", text.paths.as_ref(), whole)?;
+    let path = area("path", text.path.as_ref(), whole)?;
+    let any_path = area("any_path", text.any_path.as_ref(), Role::Forbid)?;
+    let excepted = text.unless.as_ref().and_then(|u| u.paths.as_ref());
+    let unless = area("unless.paths", excepted, except)?;
+    let args = text.args.take().unwrap_or_default();
+    let args = args
         .into_iter()
-        .map(|group| group.0)
-        .collect();
+        .map(|arg| arguments(arg, &mut |word| area("args.path", Some(word), whole)))
+        .collect::<Result<_, _>>()?;
+    let any_word = text.any_word.as_deref().map(regex).transpose();
+    let (url, hosts) = urls(text.url.take(), text.hosts.take())?;
+    let pipe = text.pipe.take().map(pipe).transpose()?;
+    let all_flags = text.all_flags.take().unwrap_or_default();
+    let all_flags: Vec<Vec<String>> = all_flags.into_iter().map(|group| group.0).collect();
     for group in &all_flags {
         flags("all_flags", group)?;
     }
-    Ok((
-        Rule {
-            id: text.id.into(),
-            decision,
-            reason: one_line(text.reason),
-            argv: tokens(text.argv)?,
-            exact: exact(text.exact)?,
-            globals: checked("globals", text.globals)?,
-            paths: paths.or(path),
-            any_path: area("any_path", text.any_path.as_ref())?,
-            not_flags: checked("not_flags", text.not_flags)?,
-            any_flags: checked("any_flags", text.any_flags)?,
-            all_flags,
-            only_flags: text
-                .only_flags
-                .map(|list| flags("only_flags", &list).map(|()| list))
-                .transpose()?,
-            not_words: text.not_words.unwrap_or_default(),
-            any_word: any_word.transpose()?,
-            min_operands: text.min_operands,
-            max_operands: text.max_operands,
-            operands_need: text
-                .operands_need
-                .map(|flag| flags("operands_need", std::slice::from_ref(&flag)).map(|()| flag))
-                .transpose()?,
-            unless: area(
-                "unless.paths",
-                text.unless.as_ref().and_then(|u| u.paths.as_ref()),
-            )?,
-            url,
+    let rule = Rule {
+        id: text.id.into(),
+        decision,
+        reason: one_line(text.reason),
+        argv: tokens(text.argv)?,
+        exact: exact(text.exact)?,
+        globals: checked("globals", text.globals)?,
+        paths: paths.or(path),
+        any_path,
+        not_flags: checked("not_flags", text.not_flags)?,
+        any_flags: checked("any_flags", text.any_flags)?,
+        all_flags,
+        only_flags: text
+            .only_flags
+            .map(|list| flags("only_flags", &list).map(|()| list))
+            .transpose()?,
+        not_words: text.not_words.unwrap_or_default(),
+        any_word: any_word.map_err(|why| format!("`any_word`: {why}"))?,
+        min_operands: text.min_operands,
+        max_operands: text.max_operands,
+        operands_need: text
+            .operands_need
+            .map(|flag| flags("operands_need", std::slice::from_ref(&flag)).map(|()| flag))
+            .transpose()?,
+        unless,
+        pipe,
+        url,
+        hosts,
+        methods: methods(text.methods, permits)?,
+        mcp: McpRule {
+            server: globs("server", text.server)?,
+            name: globs("name", text.name)?,
+            args,
         },
-        tools,
-    ))
+    };
+    Ok((rule, tools))
+}
+
+fn regex(text: &str) -> Result<regex::Regex, String> {
+    regex::Regex::new(text).map_err(|_| format!("`{text}` is no regular expression"))
+}
+
+type Urls = (Vec<UrlPattern>, Vec<HostPattern>);
+
+fn urls(url: Option<OneOrMore>, hosts: Option<OneOrMore>) -> Result<Urls, String> {
+    let mut urls = Vec::new();
+    for pattern in url.map(|u| u.0).unwrap_or_default() {
+        let read = UrlPattern::parse(&pattern);
+        urls.push(read.map_err(|why| format!("`url`: `{pattern}` has {why}"))?);
+    }
+    let mut found = Vec::new();
+    for pattern in hosts.map(|h| h.0).unwrap_or_default() {
+        let read = HostPattern::parse(&pattern);
+        found.push(read.map_err(|why| format!("`hosts`: `{pattern}` has {why}"))?);
+    }
+    Ok((urls, found))
+}
+
+fn methods(text: Option<OneOrMore>, permits: bool) -> Result<Vec<String>, String> {
+    let methods = text.map(|m| m.0).unwrap_or_default();
+    let odd = |m: &&String| m.is_empty() || !m.bytes().all(|b| b.is_ascii_uppercase());
+    match methods.iter().find(odd) {
+        Some(odd) => Err(format!(
+            "`methods`: `{odd}` is no method, expected one like `GET`{}",
+            if permits {
+                ""
+            } else {
+                "; case does not matter in a call"
+            }
+        )),
+        None => Ok(methods),
+    }
+}
+
+fn globs(key: &str, text: Option<OneOrMore>) -> Result<Vec<globset::GlobMatcher>, String> {
+    let names = text.map(|names| names.0).unwrap_or_default();
+    let globs = names.iter().map(|name| mcp::glob(name));
+    let globs = globs.collect::<Result<_, _>>();
+    globs.map_err(|why| format!("`{key}`: {why}"))
+}
+
+/// A condition on an argument, of which there must be one.
+fn arguments(
+    text: ArgText,
+    area: &mut dyn FnMut(&String) -> Result<Option<Area>, String>,
+) -> Result<Arg, String> {
+    if !text.at.is_empty() && !text.at.starts_with('/') {
+        return Err(format!(
+            "`args`: `at` is `{}`, expected a JSON pointer such as `/path`",
+            text.at
+        ));
+    }
+    let mut tests = Vec::new();
+    if let Some(words) = text.is {
+        tests.push(Test::Is(words.0));
+    }
+    if let Some(pattern) = &text.glob {
+        tests.push(Test::Glob(
+            mcp::glob(pattern).map_err(|why| format!("`args`: {why}"))?,
+        ));
+    }
+    if let Some(pattern) = &text.regex {
+        let anywhere = regex(pattern).map_err(|why| format!("`args`: {why}"))?;
+        let whole =
+            regex(&format!("\\A(?:{pattern})\\z")).map_err(|why| format!("`args`: {why}"))?;
+        tests.push(Test::Regex(anywhere, whole));
+    }
+    if text.min.is_some() || text.max.is_some() {
+        let least = text.min.unwrap_or(f64::NEG_INFINITY);
+        let most = text.max.unwrap_or(f64::INFINITY);
+        if least.is_nan() || most.is_nan() || least > most {
+            return Err("`args`: `min` is above `max`, so that no number fits".to_owned());
+        }
+        tests.push(Test::Range(least, most));
+    }
+    if let Some(word) = &text.path {
+        tests.extend(area(word)?.map(Test::Path));
+    }
+    match text.absent {
+        Some(true) => tests.push(Test::Absent),
+        Some(false) => return Err("`args`: `absent` can only be true".to_owned()),
+        None => {}
+    }
+    let mut tests = tests.into_iter();
+    match (tests.next(), tests.next()) {
+        (Some(test), None) => Ok(Arg { at: text.at, test }),
+        _ => Err(format!(
+            "`args`: `{}` needs exactly one of `is`, `glob`, `regex`, `min` and `max`, `path`, `absent`",
+            text.at
+        )),
+    }
+}
+
+fn pipe(text: PipeText) -> Result<Pipe, String> {
+    let mut names = text.from.0.iter().chain(&text.to.0);
+    if names.any(|name| name.is_empty() || name.contains('/')) {
+        return Err("`pipe` names programs, without a directory".to_owned());
+    }
+    Ok(Pipe {
+        from: text.from.0,
+        to: text.to.0,
+    })
 }
 
 fn tools(text: &OneOrMore) -> Result<Vec<ToolClass>, String> {
@@ -108,61 +228,19 @@ fn tools(text: &OneOrMore) -> Result<Vec<ToolClass>, String> {
         .iter()
         .map(|word| match ToolClass::from_word(word) {
             None | Some(ToolClass::Unknown) => Err(format!(
-                "`tool` is `{word}`, expected `shell`, `read`, `write` or `fetch`"
+                "`tool` is `{word}`, expected `shell`, `read`, `write`, `edit`, `delete`, `move`, `fetch` or `mcp`"
             )),
             Some(class) => Ok(class),
         })
         .collect()
 }
 
-/// Refuses conditions that the rule's tools can never meet: they would look like a limit and be
-/// none.
-fn check_conditions(text: &RuleText, tools: &[ToolClass]) -> Result<(), String> {
-    let shell = [
-        ("argv", text.argv.is_some()),
-        ("exact", text.exact.is_some()),
-        ("globals", text.globals.is_some()),
-        ("paths", text.paths.is_some()),
-        ("any_path", text.any_path.is_some()),
-        ("not_flags", text.not_flags.is_some()),
-        ("any_flags", text.any_flags.is_some()),
-        ("all_flags", text.all_flags.is_some()),
-        ("only_flags", text.only_flags.is_some()),
-        ("not_words", text.not_words.is_some()),
-        ("any_word", text.any_word.is_some()),
-        ("min_operands", text.min_operands.is_some()),
-        ("max_operands", text.max_operands.is_some()),
-        ("operands_need", text.operands_need.is_some()),
-        ("unless", text.unless.is_some()),
-    ];
-    let refuse = |key: &str, needs: &str| Err(format!("`{key}` is only for `{needs}`"));
-    for (key, given) in shell {
-        if given && tools.iter().any(|t| *t != ToolClass::Shell) {
-            return refuse(key, "tool = \"shell\"");
-        }
-    }
-    let file = |t: &ToolClass| matches!(t, ToolClass::Read | ToolClass::Write);
-    if text.path.is_some() && !tools.iter().all(file) {
-        return refuse("path", "tool = \"read\" and \"write\"");
-    }
-    if text.url.is_some() && tools.iter().any(|t| *t != ToolClass::Fetch) {
-        return refuse("url", "tool = \"fetch\"");
-    }
-    if text.exact.is_some() && shell.iter().any(|(key, given)| *given && *key != "exact") {
-        return Err("`exact` stands alone: it names whole commands".to_owned());
-    }
-    if text.unless.as_ref().is_some_and(|u| u.paths.is_none()) {
-        return Err("`unless` is empty".to_owned());
-    }
-    Ok(())
-}
-
-fn area(word: &str, sets: &HashMap<String, usize>) -> Option<Area> {
+fn area(word: &str, role: Role, sets: &mut FindSet<'_>) -> Option<Area> {
     Some(match word {
         "inside" => Area::Inside,
         "outside" => Area::Outside,
         "dynamic" => Area::Dynamic,
-        name => Area::Set(*sets.get(name)?),
+        name => Area::Set(sets(name, role)?),
     })
 }
 

@@ -294,6 +294,10 @@ mod tests {
         fn links(&self, _: &str) -> Option<Vec<String>> {
             None
         }
+
+        fn names(&self, _: &str) -> Option<Vec<String>> {
+            None
+        }
     }
 
     /// The directories in which the last command may run, sorted.

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 
 /// The whole file.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Document {
     pub schema: u32,
@@ -33,15 +33,16 @@ pub(super) struct Document {
 }
 
 /// `[limits]`.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct LimitsText {
     pub max_bytes: Option<usize>,
     pub max_commands: Option<usize>,
+    pub eval_ms: Option<usize>,
 }
 
 /// `[shell]`.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ShellText {
     pub dynamic: Option<String>,
@@ -54,7 +55,7 @@ pub(super) struct ShellText {
 }
 
 /// `[shell] redirect`.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RedirectText {
     pub dev_null: Option<String>,
@@ -66,7 +67,7 @@ pub(super) struct RedirectText {
 }
 
 /// `[ask]`.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct AskText {
     pub timeout_s: Option<u64>,
@@ -74,7 +75,7 @@ pub(super) struct AskText {
 }
 
 /// `[[rule]]`.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RuleText {
     pub id: String,
@@ -96,7 +97,13 @@ pub(super) struct RuleText {
     pub max_operands: Option<usize>,
     pub operands_need: Option<String>,
     pub unless: Option<UnlessText>,
+    pub pipe: Option<PipeText>,
     pub url: Option<OneOrMore>,
+    pub hosts: Option<OneOrMore>,
+    pub methods: Option<OneOrMore>,
+    pub server: Option<OneOrMore>,
+    pub name: Option<OneOrMore>,
+    pub args: Option<Vec<ArgText>>,
     pub reason: Option<String>,
     #[serde(default, rename = "match")]
     pub matches: Vec<String>,
@@ -105,10 +112,32 @@ pub(super) struct RuleText {
 }
 
 /// `unless = { paths = "scratch" }`.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct UnlessText {
     pub paths: Option<String>,
+}
+
+/// `args = [{ at = "/path", glob = "docs/**" }]`.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ArgText {
+    pub at: String,
+    pub is: Option<OneOrMore>,
+    pub glob: Option<String>,
+    pub regex: Option<String>,
+    pub min: Option<f64>,
+    pub max: Option<f64>,
+    pub path: Option<String>,
+    pub absent: Option<bool>,
+}
+
+/// `pipe = { from = ["curl"], to = ["sh"] }`.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct PipeText {
+    pub from: OneOrMore,
+    pub to: OneOrMore,
 }
 
 /// A string, or a list of alternatives.

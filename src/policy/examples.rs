@@ -8,30 +8,36 @@ use super::request::{Request, Target, ToolClass};
 use super::{Policy, judge};
 use crate::model::{Claimed, Decision};
 
-/// The layer, the examples that apply and those that do not.
-pub(super) type Examples = (String, Vec<String>, Vec<String>);
+/// The examples of one rule.
+#[derive(Debug)]
+pub(super) struct Examples {
+    /// The place of its layer, and that layer's name.
+    pub layer: usize,
+    pub policy: String,
+    pub matches: Vec<String>,
+    pub not_match: Vec<String>,
+    pub tools: Vec<ToolClass>,
+}
 
-/// Checks every rule's examples; `checks` are in the order of the policy's rules.
-pub(super) fn check(
-    policy: &Policy,
-    checks: &[(Examples, Vec<ToolClass>)],
-) -> Result<(), LoadError> {
-    for (place, ((layer, matches, not_match), tools)) in checks.iter().enumerate() {
+/// Checks the examples of the rules of one layer; `checks` are in the order of the policy's rules.
+pub(super) fn check(policy: &Policy, checks: &[Examples], layer: usize) -> Result<(), LoadError> {
+    let of_layer = |(_, examples): &(usize, &Examples)| examples.layer == layer;
+    for (place, examples) in checks.iter().enumerate().filter(of_layer) {
         let rule = &policy.rules[place];
         let wrong = |key: &'static str, example: &String, does: &'static str| LoadError::Example {
-            policy: layer.clone(),
+            policy: examples.policy.clone(),
             rule: rule.id.to_string(),
             key,
             example: example.clone(),
             does,
         };
-        for example in matches {
-            if !applies(policy, place, tools, example) {
+        for example in &examples.matches {
+            if !applies(policy, place, &examples.tools, example) {
                 return Err(wrong("match", example, "does not apply to it"));
             }
         }
-        for example in not_match {
-            if applies(policy, place, tools, example) {
+        for example in &examples.not_match {
+            if applies(policy, place, &examples.tools, example) {
                 return Err(wrong("not_match", example, "applies to it"));
             }
         }
@@ -61,9 +67,27 @@ fn applies(policy: &Policy, place: usize, tools: &[ToolClass], example: &str) ->
             ToolClass::Write => Request::Write {
                 paths: vec![example.to_owned()],
             },
-            ToolClass::Fetch | ToolClass::Unknown => Request::Fetch {
-                url: example.to_owned(),
+            ToolClass::Edit => Request::Edit {
+                paths: vec![example.to_owned()],
             },
+            ToolClass::Delete => Request::Delete {
+                paths: vec![example.to_owned()],
+            },
+            ToolClass::Move => {
+                let (from, to) = example.split_once(" -> ").unwrap_or((example, example));
+                Request::Move {
+                    from: vec![from.to_owned()],
+                    to: vec![to.to_owned()],
+                }
+            }
+            ToolClass::Mcp => mcp(example),
+            ToolClass::Fetch | ToolClass::Unknown => {
+                let (method, url) = example.split_once(' ').unwrap_or(("GET", example));
+                Request::Fetch {
+                    url: url.to_owned(),
+                    method: Some(method.to_owned()),
+                }
+            }
         };
         let facts = judge::judge(policy, &request, &Claimed::default(), &at).facts;
         let has = |rules: &[String]| rules.iter().any(|id| **id == *rule.id);
@@ -73,4 +97,26 @@ fn applies(policy: &Policy, place: usize, tools: &[ToolClass], example: &str) ->
             facts.parts.iter().any(|part| has(&part.rules))
         }
     })
+}
+
+/// `SERVER/NAME`, and behind a blank the arguments as JSON.
+fn mcp(example: &str) -> Request {
+    let (call, arguments) = example.split_once(' ').unwrap_or((example, "{}"));
+    let Some((server, name)) = call.split_once('/') else {
+        return malformed("an example for `mcp` begins with SERVER/NAME");
+    };
+    match serde_json::from_str(arguments) {
+        Ok(arguments) => Request::Mcp {
+            server: server.into(),
+            name: name.into(),
+            arguments,
+        },
+        Err(_) => malformed("the arguments of the example are no JSON"),
+    }
+}
+
+fn malformed(why: &str) -> Request {
+    Request::Malformed {
+        why: why.to_owned(),
+    }
 }

@@ -8,17 +8,20 @@
 
 pub(super) mod argv;
 mod fields;
+mod pattern;
+mod tool;
 mod values;
 
 use std::collections::BTreeMap;
 
-use regex::Regex;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use self::fields::{Fields, Found, Place};
-use self::values::{files, lacks, one, required, text};
-use super::request::{Request, Target, ToolClass};
+use self::tool::{Tool, tool};
+use self::values::lacks;
+use super::cases::mcp_name;
+use super::request::{Request, ToolClass};
 use crate::model::Foreign;
 use crate::model::foreign::show;
 
@@ -61,6 +64,7 @@ pub fn builtin_text(name: &str) -> Option<&'static str> {
 #[derive(Debug, Clone)]
 pub struct Extractor {
     tools: BTreeMap<String, Entry>,
+    mcp: Option<McpText>,
     missing: Missing,
 }
 
@@ -105,6 +109,7 @@ struct Document {
     missing: Missing,
     closed: Option<String>,
     shell_text: Option<ShellText>,
+    mcp: Option<McpText>,
     #[serde(default)]
     tool: BTreeMap<String, ToolText>,
 }
@@ -134,8 +139,22 @@ struct ToolText {
     #[serde(default)]
     path_optional: bool,
     pattern: Option<Names>,
+    from: Option<Names>,
+    to: Option<Names>,
     url: Option<Names>,
+    method: Option<Names>,
+    server: Option<Names>,
+    name: Option<Names>,
+    arguments: Option<String>,
     harmless: Option<Names>,
+}
+
+/// How the names of MCP servers' tools are made.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct McpText {
+    begins: String,
+    between: String,
 }
 
 /// A text that an agent makes of a command.
@@ -161,33 +180,6 @@ struct FrameText {
 enum Names {
     One(String),
     Several(Vec<String>),
-}
-
-#[derive(Debug, Clone)]
-enum Tool {
-    Shell {
-        command: Vec<Place>,
-        /// The command may be an array of words.
-        argv: bool,
-        cwd: Vec<Place>,
-        /// The directory stands in a text of the agent's own, which must be there.
-        frame: Option<Frame>,
-        /// What the agent would run otherwise than it says.
-        unlike: Option<Regex>,
-        /// Where the command stands behind a text, in a call that has none of its fields.
-        shown: Option<(Place, String)>,
-    },
-    Read {
-        path: Vec<Place>,
-        optional: bool,
-        pattern: Vec<Place>,
-    },
-    Write {
-        path: Vec<Place>,
-    },
-    Fetch {
-        url: Vec<Place>,
-    },
 }
 
 /// A text at a place that begins with one text, then names a directory, then goes on with another.
@@ -280,8 +272,16 @@ impl Extractor {
             })?;
             tools.insert(name, entry);
         }
+        let empty = |mcp: &McpText| mcp.begins.is_empty() || mcp.between.is_empty();
+        if document.mcp.as_ref().is_some_and(empty) {
+            return Err(ExtractorError::Tool {
+                tool: "mcp".to_owned(),
+                what: "`begins` and `between` must not be empty".to_owned(),
+            });
+        }
         Ok(Self {
             tools,
+            mcp: document.mcp,
             missing: document.missing,
         })
     }
@@ -292,7 +292,12 @@ impl Extractor {
             Some(Tool::Shell { .. }) => ToolClass::Shell,
             Some(Tool::Read { .. }) => ToolClass::Read,
             Some(Tool::Write { .. }) => ToolClass::Write,
+            Some(Tool::Edit { .. }) => ToolClass::Edit,
+            Some(Tool::Delete { .. }) => ToolClass::Delete,
+            Some(Tool::Move { .. }) => ToolClass::Move,
             Some(Tool::Fetch { .. }) => ToolClass::Fetch,
+            Some(Tool::Mcp { .. }) => ToolClass::Mcp,
+            None if self.mcp_name(tool).is_some() => ToolClass::Mcp,
             None => ToolClass::Unknown,
         }
     }
@@ -303,9 +308,11 @@ impl Extractor {
         let unknown = || Request::Unknown {
             tool: Foreign::new(tool),
         };
-        let Some(entry) = self.tools.get(tool) else {
+        let entry = self.tools.get(tool);
+        let named = self.mcp_name(tool);
+        if entry.is_none() && named.is_none() {
             return unknown();
-        };
+        }
         let fields = match serde_json::from_str::<Fields>(input.get()) {
             Ok(fields) => fields,
             Err(error) => {
@@ -317,9 +324,13 @@ impl Extractor {
                 return Request::Malformed { why };
             }
         };
-        let made = self
-            .hidden_command(entry, &fields)
-            .and_then(|hidden| hidden.map_or_else(|| entry.request(&fields), Ok));
+        let made = match (entry, named) {
+            (Some(entry), _) => self
+                .hidden_command(entry, &fields, input)
+                .and_then(|hidden| hidden.map_or_else(|| entry.request(&fields, input), Ok)),
+            (None, Some((server, name))) => Ok(tool::mcp(server, name, None, input)),
+            (None, None) => return unknown(),
+        };
         match (made, self.missing) {
             (Ok(request), _) => request,
             (Err(Trouble::Unclear(_)), Missing::Unknown) => unknown(),
@@ -327,9 +338,20 @@ impl Extractor {
         }
     }
 
+    /// Server and tool of a name that stands for both.
+    fn mcp_name<'n>(&self, tool: &'n str) -> Option<(&'n str, &'n str)> {
+        let mcp = self.mcp.as_ref()?;
+        mcp_name(tool, &mcp.begins, &mcp.between)
+    }
+
     /// The command that a call carries which is not called one: some adapters name a command line
     /// after what they take it for (`cat` becomes `read`). Only a shell's argv is sure to be one.
-    fn hidden_command(&self, entry: &Entry, fields: &Fields) -> Result<Option<Request>, Trouble> {
+    fn hidden_command(
+        &self,
+        entry: &Entry,
+        fields: &Fields,
+        input: &RawValue,
+    ) -> Result<Option<Request>, Trouble> {
         if matches!(entry.tool, Tool::Shell { .. }) {
             return Ok(None);
         }
@@ -349,7 +371,7 @@ impl Extractor {
                 let is_script = matches!(found, Found::List(words)
                     if argv::words(words).is_ok_and(|words| argv::script(&words).is_some()));
                 if is_script {
-                    return shell.request(fields).map(Some);
+                    return shell.request(fields, input).map(Some);
                 }
                 let why = "it has a command and is not called one";
                 return Err(Trouble::Unclear(why.to_owned()));
@@ -373,8 +395,8 @@ impl Entry {
         Ok(Self { tool, known })
     }
 
-    fn request(&self, fields: &Fields) -> Result<Request, Trouble> {
-        let request = self.tool.request(fields)?;
+    fn request(&self, fields: &Fields, input: &RawValue) -> Result<Request, Trouble> {
+        let request = self.tool.request(fields, input)?;
         match &self.known {
             Some((object, known)) if fields.has_others(object, known) => {
                 let why = format!("`{object}` has a member that no table knows");
@@ -397,148 +419,6 @@ fn places(names: Option<Names>) -> Result<Vec<Place>, String> {
     names.iter().map(|name| Place::parse(name)).collect()
 }
 
-fn tool(text: ToolText) -> Result<Tool, String> {
-    let class = ToolClass::from_word(&text.class);
-    let is = |wanted: &[ToolClass]| class.is_some_and(|class| wanted.contains(&class));
-    let shell = is(&[ToolClass::Shell]);
-    let read = is(&[ToolClass::Read]);
-    let file = is(&[ToolClass::Read, ToolClass::Write]);
-    let fetch = is(&[ToolClass::Fetch]);
-    let spare = [
-        ("command", text.command.is_some(), shell),
-        ("argv", text.argv, shell),
-        ("cwd", text.cwd.is_some(), shell),
-        ("cwd_frame", text.cwd_frame.is_some(), shell),
-        ("unlike", text.unlike.is_some(), shell),
-        ("path", text.path.is_some(), file),
-        ("path_optional", text.path_optional, read),
-        ("pattern", text.pattern.is_some(), read),
-        ("url", text.url.is_some(), fetch),
-    ];
-    if let Some((key, ..)) = spare.iter().find(|(_, given, fits)| *given && !*fits) {
-        return Err(format!(
-            "`{key}` does nothing for the class `{}`",
-            text.class
-        ));
-    }
-    let needed = |key: &str, names: Option<Names>| match places(names)? {
-        places if places.is_empty() => Err(format!(
-            "`{key}` is missing, expected the name of the field"
-        )),
-        places => Ok(places),
-    };
-    match class {
-        Some(ToolClass::Shell) => Ok(Tool::Shell {
-            command: needed("command", text.command)?,
-            argv: text.argv,
-            cwd: places(text.cwd)?,
-            frame: text.cwd_frame.map(Frame::read).transpose()?,
-            unlike: text
-                .unlike
-                .map(|pattern| Regex::new(&pattern).map_err(|error| format!("`unlike`: {error}")))
-                .transpose()?,
-            shown: None,
-        }),
-        Some(ToolClass::Read) => Ok(Tool::Read {
-            path: needed("path", text.path)?,
-            optional: text.path_optional,
-            pattern: places(text.pattern)?,
-        }),
-        Some(ToolClass::Write) => Ok(Tool::Write {
-            path: needed("path", text.path)?,
-        }),
-        Some(ToolClass::Fetch) => Ok(Tool::Fetch {
-            url: needed("url", text.url)?,
-        }),
-        Some(ToolClass::Unknown) | None => Err(format!(
-            "`class` is `{}`, expected `shell`, `read`, `write` or `fetch`",
-            text.class
-        )),
-    }
-}
-
-impl Tool {
-    /// Every place that is judged.
-    fn places(&self) -> Vec<&Place> {
-        match self {
-            Self::Shell { command, cwd, .. } => command.iter().chain(cwd).collect(),
-            Self::Read { path, pattern, .. } => path.iter().chain(pattern).collect(),
-            Self::Write { path } => path.iter().collect(),
-            Self::Fetch { url } => url.iter().collect(),
-        }
-    }
-
-    fn request(&self, fields: &Fields) -> Result<Request, Trouble> {
-        match self {
-            Self::Shell {
-                command,
-                argv,
-                cwd,
-                frame,
-                unlike,
-                shown,
-            } => {
-                let read = |found: Found<'_>| match found {
-                    Found::List(words) if *argv => argv::command(&argv::words(words)?),
-                    other => other.text(),
-                };
-                let command = match (one(fields, command, read)?, shown) {
-                    (None, Some(shown)) => Some(shown_command(fields, shown)?),
-                    (named, _) => named,
-                }
-                .ok_or_else(|| lacks(command))?;
-                if unlike
-                    .as_ref()
-                    .is_some_and(|unlike| unlike.is_match(&command))
-                {
-                    let why = "the agent would run something else than this says";
-                    return Err(Trouble::Unclear(why.to_owned()));
-                }
-                let framed = frame.as_ref().map(|frame| frame.directory(fields));
-                let named = one(fields, cwd, text)?;
-                Ok(Request::Shell {
-                    command,
-                    cwd: framed.transpose()?.or(named),
-                })
-            }
-            Self::Read {
-                path,
-                optional,
-                pattern: at,
-            } => {
-                let named = files(fields, path)?;
-                let pattern = one(fields, at, text)?;
-                if named.is_empty() && !*optional {
-                    return Err(lacks(path));
-                }
-                if pattern.is_none() && !at.is_empty() {
-                    return Err(lacks(at));
-                }
-                let mut targets = Vec::new();
-                if let Some(pattern) = pattern {
-                    if named.is_empty() {
-                        targets.push(leading(None, &pattern));
-                    }
-                    let below = |path: &String| leading(Some(path), &pattern);
-                    targets.extend(named.iter().map(below));
-                }
-                if named.is_empty() {
-                    targets.push(Target::Workspace);
-                }
-                targets.extend(named.into_iter().map(Target::Path));
-                Ok(Request::Read { targets })
-            }
-            Self::Write { path } => match files(fields, path)? {
-                paths if paths.is_empty() => Err(lacks(path)),
-                paths => Ok(Request::Write { paths }),
-            },
-            Self::Fetch { url } => Ok(Request::Fetch {
-                url: required(url, one(fields, url, text)?)?,
-            }),
-        }
-    }
-}
-
 /// The command behind the text that an agent puts before it.
 fn shown_command(fields: &Fields, (place, begins): &(Place, String)) -> Result<String, Trouble> {
     let found = fields.find(place)?;
@@ -548,30 +428,6 @@ fn shown_command(fields: &Fields, (place, begins): &(Place, String)) -> Result<S
     match text.strip_prefix(begins.as_str()) {
         Some(command) if !command.trim().is_empty() => Ok(command.to_owned()),
         _ => Err(lacks(std::slice::from_ref(place))),
-    }
-}
-
-/// What a search pattern reads: the directory before its first wildcard, or anything if it goes
-/// up behind one.
-fn leading(path: Option<&str>, pattern: &str) -> Target {
-    let magic = pattern
-        .find(['*', '?', '[', '{', '(', '!', '\\'])
-        .unwrap_or(pattern.len());
-    let (fixed, rest) = pattern.split_at(magic);
-    let joined = |tail: &str| match path {
-        Some(path) if !tail.starts_with(['/', '~']) => format!("{path}/{tail}"),
-        _ => tail.to_owned(),
-    };
-    if rest.contains("..") {
-        return Target::Anywhere(joined(pattern));
-    }
-    if rest.is_empty() {
-        return Target::Path(joined(pattern));
-    }
-    // Its last name is judged, too: a pattern for a secret's name is a search for secrets.
-    match fixed.rfind('/') {
-        Some(slash) => Target::Path(joined(&fixed[..=slash])),
-        None => path.map_or(Target::Workspace, |path| Target::Path(path.to_owned())),
     }
 }
 

@@ -20,7 +20,7 @@ pub(super) struct PathFact {
     pub whereabouts: Whereabouts,
     /// It is a shell's pattern: its last component.
     pub pattern: Option<String>,
-    /// Where the links lead that the pattern may become.
+    /// What the pattern becomes now, and where the links among that lead.
     pub links: Vec<String>,
     /// Only a guess: may forbid, never needed to permit.
     pub guess: bool,
@@ -220,6 +220,15 @@ fn pattern(walker: &Walker<'_>, base: &str, text: &str, fact: &mut PathFact) {
         fact.whereabouts = Whereabouts::Dynamic;
         return;
     };
+    // What it becomes now; what it may become once files have come is compared by name alone.
+    let Some(names) = walker.names(&parent.path) else {
+        fact.whereabouts = Whereabouts::Dynamic;
+        return;
+    };
+    let root = parent.path.trim_end_matches('/');
+    let becomes = names.iter().filter(|found| could_match(name, found));
+    fact.links
+        .extend(becomes.map(|found| format!("{root}/{found}")));
     for link in links.iter().filter(|link| could_match(name, link)) {
         let end = walker.walk(&parent.path, link);
         if end.left || !walker.inside(&end.path) {

@@ -30,6 +30,8 @@ pub(super) struct Grammar {
     pub global_values: &'static [&'static str],
     /// Its words that begin with `-` are no clusters of letters (`find -name`).
     pub words: bool,
+    /// Where a value is wanted, a word that begins with `-` is a flag and no value.
+    pub dashes_are_flags: bool,
     /// A word `REV:PATH` names a path behind its colon.
     pub colon_paths: bool,
 }
@@ -44,6 +46,7 @@ const PLAIN: Grammar = Grammar {
     subcommand: false,
     global_values: &[],
     words: false,
+    dashes_are_flags: false,
     colon_paths: false,
 };
 
@@ -213,6 +216,7 @@ const CARGO: Grammar = Grammar {
         "--exclude",
     ],
     dashes: true,
+    dashes_are_flags: true,
     subcommand: true,
     global_values: &["--config", "-C", "-Z", "--color", "--manifest-path"],
     ..PLAIN

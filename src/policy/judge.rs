@@ -5,14 +5,11 @@
 
 use std::sync::Arc;
 
-use super::command::Word;
-use super::fact::{self, PathFact};
 use super::path::{Place, Walker};
-use super::request::{Facts, Judgement, Part, Request, Target, ToolClass};
+use super::request::{Facts, Judgement, Part, Request, ToolClass};
 use super::rule::{Rule, Sets};
-use super::url::Url;
-use super::{Policy, cwd, shell};
-use crate::model::foreign::{is_unsafe, show};
+use super::{Policy, mcp, shell, tools};
+use crate::model::foreign::show;
 use crate::model::{Claimed, DecidedBy, Decision, Foreign};
 
 /// Something that applied: a rule, or a setting.
@@ -119,53 +116,61 @@ pub(super) fn judge_with(
             );
         }
         Request::Shell { command, cwd } => shell::outcome(policy, command, cwd.as_deref(), &walker),
-        Request::Write { paths } if paths.is_empty() => {
+        _ if request.names_nothing() => {
             return error(
                 "malformed",
                 "the request cannot be judged: it names no path",
             );
         }
-        Request::Read { targets } if targets.is_empty() => {
-            return error(
-                "malformed",
-                "the request cannot be judged: it names no path",
-            );
+        Request::Read { targets } => parts(targets.iter().map(|t| tools::read(policy, t, &walker))),
+        Request::Write { paths } => files(policy, ToolClass::Write, paths, &walker),
+        Request::Edit { paths } => files(policy, ToolClass::Edit, paths, &walker),
+        Request::Delete { paths } => files(policy, ToolClass::Delete, paths, &walker),
+        Request::Move { from, to } => {
+            let ends = from.iter().chain(to);
+            parts(ends.map(|path| tools::file(policy, ToolClass::Move, path, &walker)))
         }
-        Request::Read { targets } => Outcome {
-            parts: targets.iter().map(|t| read(policy, t, &walker)).collect(),
-            ..Outcome::default()
-        },
-        Request::Write { paths } => Outcome {
-            parts: paths
-                .iter()
-                .map(|path| file(policy, ToolClass::Write, path, &walker))
-                .collect(),
-            ..Outcome::default()
-        },
-        Request::Fetch { url } => Outcome {
-            parts: vec![fetch(policy, url)],
-            ..Outcome::default()
-        },
-        Request::Unknown { tool } => Outcome {
-            parts: vec![PartOutcome {
+        Request::Fetch { url, method } => {
+            parts([tools::fetch(policy, url, method.as_deref())].into_iter())
+        }
+        Request::Mcp {
+            server,
+            name,
+            arguments,
+        } => {
+            let call = mcp::Call {
+                server: server.raw(),
+                name: name.raw(),
+                arguments,
+            };
+            parts([tools::mcp(policy, call, &walker)].into_iter())
+        }
+        Request::Unknown { tool } => parts(
+            [PartOutcome {
                 words: vec![tool.clone()],
-                hits: vec![unknown(policy, tool)],
+                hits: vec![tools::unknown(policy, tool)],
                 unallowed: false,
-            }],
-            ..Outcome::default()
-        },
+            }]
+            .into_iter(),
+        ),
     };
     claims(claimed, &mut outcome);
     outcome.hits.extend(more);
     conclude(policy, outcome)
 }
 
-fn unknown(policy: &Policy, tool: &Foreign) -> Hit {
-    let tool = tool.show(SHOWN_COLUMNS);
-    Hit::setting(
-        policy.unknown_tool,
-        "unknown_tool",
-        &format!("no table says what the tool {tool} does"),
+fn parts(parts: impl Iterator<Item = PartOutcome>) -> Outcome {
+    Outcome {
+        parts: parts.collect(),
+        ..Outcome::default()
+    }
+}
+
+fn files(policy: &Policy, tool: ToolClass, paths: &[String], walker: &Walker<'_>) -> Outcome {
+    parts(
+        paths
+            .iter()
+            .map(|path| tools::file(policy, tool, path, walker)),
     )
 }
 
@@ -189,90 +194,6 @@ fn claims(claimed: &Claimed, outcome: &mut Outcome) {
             "the agent itself says that the call needs danger-full-access",
         ));
     }
-}
-
-fn read(policy: &Policy, target: &Target, walker: &Walker<'_>) -> PartOutcome {
-    match target {
-        Target::Path(path) => file(policy, ToolClass::Read, path, walker),
-        // Without a path it is where the agent is, which need not be the root, and need not be known.
-        Target::Workspace => {
-            let root = walker.place.workspace;
-            let is_root = walker.place.cwd == Some(root);
-            let path = if is_root { root } else { "." };
-            file(policy, ToolClass::Read, path, walker)
-        }
-        Target::Anywhere(pattern) => {
-            let mut part = file(policy, ToolClass::Read, pattern, walker);
-            part.hits.retain(|hit| hit.decision != Decision::Allow);
-            part.unallowed = true;
-            part
-        }
-    }
-}
-
-/// The path of a tool that reads or writes one file.
-fn file(policy: &Policy, tool: ToolClass, path: &str, walker: &Walker<'_>) -> PartOutcome {
-    let mut part = PartOutcome {
-        words: vec![Foreign::new(path)],
-        unallowed: true,
-        ..PartOutcome::default()
-    };
-    if path.chars().any(is_unsafe) {
-        let why = "a control or invisible character is in the path";
-        part.add(Hit::setting(Decision::Ask, "limits.characters", why));
-    }
-    let word = Word {
-        text: path.to_owned(),
-        tilde: path == "~" || path.starts_with("~/"),
-        ..Word::default()
-    };
-    let bases = cwd::start(walker, walker.place.cwd);
-    let mut paths = Vec::new();
-    fact::facts(walker, &bases, &word, 0, &mut paths);
-    let sets = policy.path_sets();
-    for &place in policy.index.tool(tool) {
-        let rule = &policy.rules[place];
-        if file_fits(rule, &sets, &paths, walker) {
-            part.unallowed &= rule.decision != Decision::Allow;
-            part.add(Hit::rule(rule));
-        }
-    }
-    part
-}
-
-fn file_fits(rule: &Rule, sets: &Sets<'_>, paths: &[PathFact], walker: &Walker<'_>) -> bool {
-    match rule.paths {
-        None => true,
-        Some(area) if rule.decision == Decision::Allow => {
-            paths.iter().all(|p| sets.holds(p, area, walker))
-        }
-        Some(area) => paths.iter().any(|p| sets.touches(p, area, walker)),
-    }
-}
-
-fn fetch(policy: &Policy, text: &str) -> PartOutcome {
-    let mut part = PartOutcome {
-        words: vec![Foreign::new(text)],
-        unallowed: true,
-        ..PartOutcome::default()
-    };
-    let url = Url::parse(text);
-    if let Err(what) = &url {
-        let reason = format!("the URL has {what}");
-        part.add(Hit::setting(Decision::Deny, "malformed_url", &reason));
-    }
-    for &place in policy.index.tool(ToolClass::Fetch) {
-        let rule = &policy.rules[place];
-        let fits = match &url {
-            Ok(url) => rule.url.is_empty() || rule.url.iter().any(|p| p.matches(url)),
-            Err(_) => rule.url.is_empty() && rule.decision != Decision::Allow,
-        };
-        if fits {
-            part.unallowed &= rule.decision != Decision::Allow;
-            part.add(Hit::rule(rule));
-        }
-    }
-    part
 }
 
 /// The worst of everything, and why.

@@ -433,6 +433,12 @@ fn is_plain(rule: &RuleText) -> bool {
         operands_need: None,
         unless: None,
         exact: None,
+        pipe: None,
+        hosts: None,
+        methods: None,
+        server: None,
+        name: None,
+        args: None,
         ..
     } = rule
     else {

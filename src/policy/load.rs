@@ -1,16 +1,17 @@
-//! From a policy's text, and those it extends, to a checked [`Policy`].
+//! From the texts of a policy's layers to a checked [`Policy`].
 //!
 //! Owns the merging of layers and the check of every value. A layer adds rules, paths and
-//! severity to those it extends; it never removes any. Must not read files: texts of extended
-//! policies come from the caller.
+//! severity to those below it; it never removes any. Must not read files.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::document::{Document, RedirectText};
 use super::error::LoadError;
-use super::sets::PathSet;
+use super::examples::Examples;
+use super::layers::{self, Layer, LayerText};
+use super::sets::SetTable;
 use super::{Policy, compile, examples};
 use crate::limits;
 use crate::model::Decision;
@@ -61,138 +62,94 @@ pub(super) struct Redirects {
     pub write_protected: Decision,
 }
 
-/// One file, with the name that errors use.
-pub(super) struct Layer {
-    pub name: String,
-    pub document: Document,
-}
-
-/// Finds the text of an extended policy by the name that `extends` gives.
-pub type Find<'f> = dyn Fn(&str) -> Result<String, String> + 'f;
-
-/// The prefix of names in `extends` that come with the program.
-const BUILTIN: &str = "builtin:";
-
-pub(super) fn load(text: &str, name: &str, find: &Find<'_>) -> Result<Policy, LoadError> {
-    let mut layers = Vec::new();
-    gather(text, name, find, &mut Vec::new(), &mut layers)?;
-    build(layers)
-}
-
-/// Reads a file after those that it extends, each once.
-fn gather(
-    text: &str,
-    name: &str,
-    find: &Find<'_>,
-    open: &mut Vec<String>,
-    layers: &mut Vec<Layer>,
-) -> Result<(), LoadError> {
-    let document: Document = toml::from_str(text).map_err(|error| {
-        let before = error.span().and_then(|span| text.get(..span.start));
-        LoadError::Text {
-            policy: name.to_owned(),
-            line: before.map_or(1, |t| t.matches('\n').count() + 1),
-            message: error.message().to_owned(),
-        }
-    })?;
-    if document.schema != 1 {
-        return Err(LoadError::Schema {
-            policy: name.to_owned(),
-            found: document.schema,
-        });
-    }
-    open.push(name.to_owned());
-    for base in &document.extends {
-        let fail = |why: String| LoadError::Extends {
-            policy: name.to_owned(),
-            name: base.clone(),
-            why,
-        };
-        if open.contains(base) {
-            return Err(fail("it extends itself".to_owned()));
-        }
-        if layers.iter().any(|layer| layer.name == *base) {
+pub(super) fn load(own: &[LayerText<'_>]) -> Result<Policy, LoadError> {
+    let layers = layers::gather(own)?;
+    let name = own.last().map(|layer| layer.name).unwrap_or_default();
+    // A rule's examples are about its own file and what that extends: what other layers add to
+    // sets, or take from lists, is not known there.
+    let (mut policy, checks) = build(&layers, name, None)?;
+    for (at, layer) in layers.iter().enumerate().filter(|(_, l)| l.has_examples()) {
+        let part = layers::closure(&layers, at);
+        if part.len() == layers.len() {
+            examples::check(&policy, &checks, at)?;
             continue;
         }
-        if layers.len() + open.len() > limits::POLICY_EXTENDS {
-            let most = limits::POLICY_EXTENDS;
-            return Err(fail(format!("more than {most} policies are involved")));
-        }
-        let owned;
-        let text = if let Some(builtin) = base.strip_prefix(BUILTIN) {
-            super::builtin_text(builtin).ok_or_else(|| {
-                fail(format!(
-                    "there is none, there are {}",
-                    super::builtin_names()
-                ))
-            })?
-        } else {
-            let stays = !base.is_empty()
-                && !base.starts_with('/')
-                && base.split('/').all(|part| !matches!(part, "" | "." | ".."));
-            if !stays {
-                return Err(fail(
-                    "it must be a file below the policy's directory".to_owned(),
-                ));
-            }
-            owned = find(base).map_err(fail)?;
-            &owned
-        };
-        gather(text, base, find, open, layers)?;
+        let (alone, checks) = build(&part, &layer.name, Some(Decision::Deny))?;
+        examples::check(&alone, &checks, part.len() - 1)?;
     }
-    open.pop();
-    layers.push(Layer {
-        name: name.to_owned(),
-        document,
-    });
-    Ok(())
+    let title = layers.iter().rfind(|layer| layer.name == name);
+    policy.name = title
+        .map(|layer| layer.document.name.clone())
+        .unwrap_or_default();
+    Ok(policy)
 }
 
-fn build(mut layers: Vec<Layer>) -> Result<Policy, LoadError> {
-    let own = layers
-        .last()
-        .map(|l| (l.name.clone(), l.document.name.clone()));
-    let (own, title) = own.unwrap_or_default();
+/// The policy of these layers, and the examples of its rules. `otherwise` stands for a default
+/// that none of them has.
+fn build(
+    layers: &[Layer],
+    name: &str,
+    otherwise: Option<Decision>,
+) -> Result<(Policy, Vec<Examples>), LoadError> {
     let missing = |key: &'static str| LoadError::Missing {
-        policy: own.clone(),
+        policy: name.to_owned(),
         key,
         expected: "\"allow\", \"ask\" or \"deny\"",
     };
-    let default =
-        of_last(&layers, "default", |d| d.default.as_deref())?.ok_or_else(|| missing("default"))?;
-    let unknown_tool =
-        of_last(&layers, "unknown_tool", |d| d.unknown_tool.as_deref())?.unwrap_or(Decision::Ask);
-    let ask_as = of_last(&layers, "ask_as", |d| d.ask_as.as_deref())?.unwrap_or(Decision::Ask);
+    let default = severest(layers, "default", None, |d| d.default.as_deref())?
+        .or(otherwise)
+        .ok_or_else(|| missing("default"))?;
+    let unknown_tool = severest(layers, "unknown_tool", Some(Decision::Ask), |d| {
+        d.unknown_tool.as_deref()
+    })?;
+    let ask_as =
+        severest(layers, "ask_as", None, |d| d.ask_as.as_deref())?.unwrap_or(Decision::Ask);
     if ask_as == Decision::Allow {
-        return Err(value(&own, "ask_as", "allow", "`ask` or `deny`"));
+        return Err(value(name, "ask_as", "allow", "`ask` or `deny`"));
     }
-    let (sets, names) = compile_sets(&layers)?;
-    let shell = shell(&layers)?;
-    let (ask_timeout, on_timeout) = ask(&layers)?;
+    let shell = shell(layers)?;
+    let (ask_timeout, on_timeout) = ask(layers)?;
+    let mut table = SetTable::compile(layers)?;
+    let eval_ms = smallest(layers, None, |d| d.limits.eval_ms);
+    if eval_ms == Some(0) {
+        return Err(value(name, "limits.eval_ms", "0", "milliseconds from 1"));
+    }
     let mut policy = Policy {
-        name: title,
+        name: String::new(),
         default,
-        unknown_tool,
+        unknown_tool: unknown_tool.unwrap_or(Decision::Ask),
         ask_as,
-        max_bytes: smallest(&layers, |d| d.limits.max_bytes).unwrap_or(8192),
-        max_commands: smallest(&layers, |d| d.limits.max_commands).unwrap_or(50),
+        max_bytes: smallest(layers, Some(8192), |d| d.limits.max_bytes).unwrap_or(8192),
+        max_commands: smallest(layers, Some(50), |d| d.limits.max_commands).unwrap_or(50),
+        eval_ms,
         ask_timeout,
         on_timeout,
         has_guard: layers.iter().any(|l| l.name == "builtin:guard"),
         shell,
-        secrets: names["secrets"],
-        protected: names["protected"],
-        sets,
+        secrets: table.named("secrets"),
+        protected: table.named("protected"),
+        sets: Vec::new(),
         rules: Vec::new(),
         index: super::index::Index::default(),
     };
+    let checks = rules(&mut policy, layers, &mut table)?;
+    policy.sets = table.into_sets();
+    Ok((policy, checks))
+}
+
+/// Compiles the rules of all layers into the policy; gives their examples, in the same order.
+fn rules(
+    policy: &mut Policy,
+    layers: &[Layer],
+    table: &mut SetTable,
+) -> Result<Vec<Examples>, LoadError> {
     let mut checks = Vec::new();
-    for layer in &mut layers {
-        for text in std::mem::take(&mut layer.document.rules) {
-            let id = text.id.clone();
+    let mut known = HashSet::new();
+    for (at, layer) in layers.iter().enumerate() {
+        for text in &layer.document.rules {
             let fail = |what: String| LoadError::Rule {
                 policy: layer.name.clone(),
-                rule: id.clone(),
+                rule: text.id.clone(),
                 what,
             };
             if policy.rules.len() >= limits::POLICY_RULES {
@@ -201,22 +158,23 @@ fn build(mut layers: Vec<Layer>) -> Result<Policy, LoadError> {
                     limits::POLICY_RULES
                 )));
             }
-            if policy.rules.iter().any(|r| *r.id == *id) {
+            if !known.insert(text.id.as_str()) {
                 return Err(fail("the `id` is used twice".to_owned()));
             }
-            let examples = (
-                layer.name.clone(),
-                text.matches.clone(),
-                text.not_match.clone(),
-            );
-            let (rule, tools) = compile::rule(text, &names).map_err(fail)?;
+            let find = &mut |name: &str, role| table.find(name, role, at);
+            let (rule, tools) = compile::rule(text.clone(), find).map_err(fail)?;
             policy.index.add(policy.rules.len(), &rule, &tools);
             policy.rules.push(rule);
-            checks.push((examples, tools));
+            checks.push(Examples {
+                layer: at,
+                policy: layer.name.clone(),
+                matches: text.matches.clone(),
+                not_match: text.not_match.clone(),
+                tools,
+            });
         }
     }
-    examples::check(&policy, &checks)?;
-    Ok(policy)
+    Ok(checks)
 }
 
 pub(super) fn value(policy: &str, key: &str, found: &str, expected: &str) -> LoadError {
@@ -233,19 +191,23 @@ fn decision(layer: &Layer, key: &str, word: &str) -> Result<Decision, LoadError>
         .ok_or_else(|| value(&layer.name, key, word, "`allow`, `ask` or `deny`"))
 }
 
-/// A key of the last layer that has it: the extending file decides.
-fn of_last(
+/// A key of which the extending file decides, and over separate layers the most severe.
+fn severest(
     layers: &[Layer],
     key: &str,
+    usual: Option<Decision>,
     get: impl Fn(&Document) -> Option<&str>,
 ) -> Result<Option<Decision>, LoadError> {
-    let mut found = None;
+    let mut found: BTreeMap<usize, Decision> = BTreeMap::new();
     for layer in layers {
         if let Some(word) = get(&layer.document) {
-            found = Some(decision(layer, key, word)?);
+            found.insert(layer.group, decision(layer, key, word)?);
         }
     }
-    Ok(found)
+    if let Some(usual) = usual {
+        complete(layers, usual, &mut found);
+    }
+    Ok(found.into_values().max())
 }
 
 /// A setting that every layer can only make more severe.
@@ -253,35 +215,72 @@ fn most_severe<T: Copy + Ord>(
     layers: &[Layer],
     key: &str,
     words: fn(&str) -> Option<T>,
+    usual: Option<T>,
     get: impl Fn(&Document) -> Option<&str>,
 ) -> Result<Option<T>, LoadError> {
-    let mut worst = None;
+    let mut found: BTreeMap<usize, T> = BTreeMap::new();
     for layer in layers {
         if let Some(word) = get(&layer.document) {
             let expected = "`allow`, `ask` or `deny`";
             let read = words(word).ok_or_else(|| value(&layer.name, key, word, expected))?;
-            worst = worst.max(Some(read));
+            let worst = found.entry(layer.group).or_insert(read);
+            *worst = read.max(*worst);
         }
     }
-    Ok(worst)
+    if let Some(usual) = usual {
+        complete(layers, usual, &mut found);
+    }
+    Ok(found.into_values().max().or(usual))
 }
 
-fn smallest(layers: &[Layer], get: impl Fn(&Document) -> Option<usize>) -> Option<usize> {
-    layers.iter().filter_map(|l| get(&l.document)).min()
-}
-
-/// The last layer's list: a list widens what may be allowed, so it is never added up.
-fn last_list(layers: &[Layer], get: impl Fn(&Document) -> Option<&Vec<String>>) -> Vec<String> {
-    layers
+/// What a layer that says nothing of a key has by it, if it is a whole policy and not only a few
+/// rules for others: alone it would hold, and so it does beside others.
+fn complete<T: Copy>(layers: &[Layer], usual: T, found: &mut BTreeMap<usize, T>) {
+    for layer in layers
         .iter()
-        .rev()
-        .find_map(|l| get(&l.document))
-        .cloned()
-        .unwrap_or_default()
+        .filter(|layer| layer.document.default.is_some())
+    {
+        found.entry(layer.group).or_insert(usual);
+    }
+}
+
+fn smallest(
+    layers: &[Layer],
+    usual: Option<usize>,
+    get: impl Fn(&Document) -> Option<usize>,
+) -> Option<usize> {
+    let mut found: BTreeMap<usize, usize> = BTreeMap::new();
+    for layer in layers {
+        if let Some(number) = get(&layer.document) {
+            let least = found.entry(layer.group).or_insert(number);
+            *least = number.min(*least);
+        }
+    }
+    if let Some(usual) = usual {
+        complete(layers, usual, &mut found);
+    }
+    found.into_values().min().or(usual)
+}
+
+/// The extending file's list: a list widens what may be allowed, so it is never added up. Of
+/// separate layers, what all that have the list agree on.
+fn agreed_list(layers: &[Layer], get: impl Fn(&Document) -> Option<&Vec<String>>) -> Vec<String> {
+    let mut found: BTreeMap<usize, &Vec<String>> = BTreeMap::new();
+    for layer in layers {
+        if let Some(list) = get(&layer.document) {
+            found.insert(layer.group, list);
+        }
+    }
+    let mut lists = found.into_values();
+    let first = lists.next().cloned().unwrap_or_default();
+    lists.fold(first, |mut all, list| {
+        all.retain(|item| list.contains(item));
+        all
+    })
 }
 
 fn shell(layers: &[Layer]) -> Result<Shell, LoadError> {
-    let transparent = last_list(layers, |d| d.shell.transparent.as_ref());
+    let transparent = agreed_list(layers, |d| d.shell.transparent.as_ref());
     let own = layers.last().map(|l| l.name.as_str()).unwrap_or_default();
     if let Some(unknown) = transparent
         .iter()
@@ -292,7 +291,7 @@ fn shell(layers: &[Layer]) -> Result<Shell, LoadError> {
     }
     let set = |key: &str, get: fn(&RedirectText) -> Option<&str>, usual: Decision| {
         let key = format!("shell.redirect.{key}");
-        let found = most_severe(layers, &key, Decision::from_word, |d| {
+        let found = most_severe(layers, &key, Decision::from_word, Some(usual), |d| {
             get(&d.shell.redirect)
         })?;
         Ok::<_, LoadError>(found.unwrap_or(usual))
@@ -303,19 +302,23 @@ fn shell(layers: &[Layer]) -> Result<Shell, LoadError> {
         Decision::Deny,
     )?;
     Ok(Shell {
-        dynamic: most_severe(layers, "shell.dynamic", Decision::from_word, |d| {
+        dynamic: most_severe(layers, "shell.dynamic", Decision::from_word, None, |d| {
             d.shell.dynamic.as_deref()
         })?,
-        env_allow: last_list(layers, |d| d.shell.env_allow.as_ref()),
+        env_allow: agreed_list(layers, |d| d.shell.env_allow.as_ref()),
         transparent,
-        glob_programs: last_list(layers, |d| d.shell.glob_programs.as_ref()),
-        trusted_dirs: last_list(layers, |d| d.shell.trusted_dirs.as_ref()),
+        glob_programs: agreed_list(layers, |d| d.shell.glob_programs.as_ref()),
+        trusted_dirs: agreed_list(layers, |d| d.shell.trusted_dirs.as_ref()),
         redirect: Redirects {
             dev_null: set("dev_null", |r| r.dev_null.as_deref(), Decision::Allow)?,
             fd_dup: set("fd_dup", |r| r.fd_dup.as_deref(), Decision::Allow)?,
-            read: most_severe(layers, "shell.redirect.read", ReadRule::from_word, |d| {
-                d.shell.redirect.read.as_deref()
-            })?
+            read: most_severe(
+                layers,
+                "shell.redirect.read",
+                ReadRule::from_word,
+                Some(ReadRule::Paths),
+                |d| d.shell.redirect.read.as_deref(),
+            )?
             .unwrap_or(ReadRule::Paths),
             write_inside: set("write_inside", |r| r.write_inside.as_deref(), Decision::Ask)?,
             write_outside,
@@ -352,52 +355,6 @@ fn ask(layers: &[Layer]) -> Result<(Option<Duration>, Option<OnTimeout>), LoadEr
         }
     }
     Ok((timeout, then))
-}
-
-type Names = HashMap<String, usize>;
-
-/// Joins the sets of all layers by name. `secrets` and `protected` always exist; names in
-/// `protected` are compared without their case.
-fn compile_sets(layers: &[Layer]) -> Result<(Vec<PathSet>, Names), LoadError> {
-    let mut joined: std::collections::BTreeMap<&str, Vec<String>> =
-        [("secrets", Vec::new()), ("protected", Vec::new())].into();
-    for layer in layers {
-        for (name, patterns) in &layer.document.paths {
-            if matches!(name.as_str(), "inside" | "outside" | "dynamic") {
-                return Err(value(
-                    &layer.name,
-                    "paths",
-                    name,
-                    "a name that is not built in",
-                ));
-            }
-            PathSet::compile(patterns, false).map_err(|source| LoadError::Pattern {
-                policy: layer.name.clone(),
-                set: name.clone(),
-                source,
-            })?;
-            joined
-                .entry(name)
-                .or_default()
-                .extend(patterns.iter().cloned());
-        }
-    }
-    let mut names = Names::new();
-    let mut sets = Vec::new();
-    for (name, mut patterns) in joined {
-        // A policy may repeat what it extends; every pattern costs time with every path.
-        patterns.sort_unstable();
-        patterns.dedup();
-        let folded = name == "protected";
-        let set = PathSet::compile(&patterns, folded).map_err(|source| LoadError::Pattern {
-            policy: layers.last().map(|l| l.name.clone()).unwrap_or_default(),
-            set: name.to_owned(),
-            source,
-        })?;
-        names.insert(name.to_owned(), sets.len());
-        sets.push(set);
-    }
-    Ok((sets, names))
 }
 
 /// What a rule's reason says, on one line.

@@ -14,6 +14,7 @@ use std::time::Duration;
 use crate::model::{Claimed, DecidedBy, Decision, OnTimeout};
 
 mod arguments;
+pub mod cases;
 mod client;
 mod command;
 mod compile;
@@ -23,15 +24,19 @@ mod error;
 mod examples;
 pub mod extract;
 mod fact;
+mod flow;
 mod grammar;
 mod index;
 mod judge;
+mod layers;
 mod leads;
 pub mod learn;
 pub mod lint;
 mod listing;
 mod load;
+mod mcp;
 mod path;
+mod pipes;
 mod request;
 mod rule;
 mod scan;
@@ -39,21 +44,24 @@ mod sets;
 mod shell;
 mod skeleton;
 mod strict;
+mod tools;
 mod url;
 mod wrap;
 
 pub use error::LoadError;
+pub use layers::{Find, LayerText};
 pub use leads::{Led, leads};
 pub use listing::policy_names;
-pub use load::Find;
 pub use path::{Look, NoLinks, Place, Resolver};
 pub use request::{Facts, Judgement, Moved, Part, Request, Target, ToolClass};
 pub use sets::PatternError;
 
 /// The policies that come with the program. `guard` is only for `extends`.
 const BUILTIN: &[(&str, &str)] = &[
+    ("ci", include_str!("builtin/ci.toml")),
     ("developer", include_str!("builtin/developer.toml")),
     ("guard", include_str!("builtin/guard.toml")),
+    ("reviewer", include_str!("builtin/reviewer.toml")),
 ];
 
 /// The text of a policy that comes with the program.
@@ -81,6 +89,8 @@ pub struct Policy {
     ask_as: Decision,
     max_bytes: usize,
     max_commands: usize,
+    /// How long a decision may take, in milliseconds; its work is bounded accordingly.
+    eval_ms: Option<usize>,
     ask_timeout: Option<Duration>,
     on_timeout: Option<OnTimeout>,
     has_guard: bool,
@@ -108,7 +118,15 @@ impl Policy {
     /// errors call it; `find` gives the texts of files that it extends, by the name in
     /// `extends` (a relative path without `..`). A policy is loaded whole or not at all.
     pub fn load(text: &str, name: &str, find: &Find<'_>) -> Result<Self, LoadError> {
-        load::load(text, name, find)
+        Self::load_layers(&[LayerText { name, text, find }])
+    }
+
+    /// The same of several layers, the site's first, then the pool's, then the session's. Each
+    /// adds its rules to those before; none takes any away: over all of them the most severe
+    /// `default`, `unknown_tool` and `ask_as` hold, and of lists that widen what may be allowed
+    /// only what all agree on. The policy's name is the last one's.
+    pub fn load_layers(layers: &[LayerText<'_>]) -> Result<Self, LoadError> {
+        load::load(layers)
     }
 
     /// Its own `name`.

@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use crate::limits;
 
 /// The longest path that the kernel takes (limits.h).
-const PATH_MAX: usize = 4096;
+pub(super) const PATH_MAX: usize = 4096;
 
 /// What stands at a path, its last component not followed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,6 +41,10 @@ pub trait Resolver {
     /// wants to read; patterns in that directory are then not allowed by a rule. A missing
     /// directory has none.
     fn links(&self, path: &str) -> Option<Vec<String>>;
+
+    /// The names of everything directly in a directory, on the same terms: a pattern is compared
+    /// with what it would become.
+    fn names(&self, path: &str) -> Option<Vec<String>>;
 }
 
 /// A file system without links, for checking policies and requests away from any workspace.
@@ -53,6 +57,10 @@ impl Resolver for NoLinks {
     }
 
     fn links(&self, _: &str) -> Option<Vec<String>> {
+        Some(Vec::new())
+    }
+
+    fn names(&self, _: &str) -> Option<Vec<String>> {
         Some(Vec::new())
     }
 }
@@ -82,11 +90,14 @@ pub(super) struct Walked {
     pub directory: bool,
 }
 
+/// The names in a directory; `None`: they cannot be had.
+type Listing = Option<Vec<String>>;
+
 /// Walks paths for one decision and remembers what it saw.
 pub(super) struct Walker<'a> {
     pub place: Place<'a>,
     seen: RefCell<HashMap<String, Look>>,
-    listed: RefCell<HashMap<String, Option<Vec<String>>>>,
+    listed: RefCell<HashMap<(String, bool), Listing>>,
     left: Cell<usize>,
 }
 
@@ -138,16 +149,29 @@ impl<'a> Walker<'a> {
 
     /// The names of links in a directory that a walk has reached.
     pub(super) fn links(&self, directory: &str) -> Option<Vec<String>> {
-        if let Some(listed) = self.listed.borrow().get(directory) {
+        self.list(directory, true)
+    }
+
+    /// All names in a directory that a walk has reached.
+    pub(super) fn names(&self, directory: &str) -> Option<Vec<String>> {
+        self.list(directory, false)
+    }
+
+    fn list(&self, directory: &str, only_links: bool) -> Option<Vec<String>> {
+        let key = (directory.to_owned(), only_links);
+        if let Some(listed) = self.listed.borrow().get(&key) {
             return listed.clone();
         }
         if !self.pays(directory, limits::POLICY_LISTING) {
             return None;
         }
-        let links = self.place.resolver.links(directory);
-        let mut listed = self.listed.borrow_mut();
-        listed.insert(directory.to_owned(), links.clone());
-        links
+        let names = if only_links {
+            self.place.resolver.links(directory)
+        } else {
+            self.place.resolver.names(directory)
+        };
+        self.listed.borrow_mut().insert(key, names.clone());
+        names
     }
 
     /// Follows `path` from the directory `base`, which is absolute and already walked.
@@ -286,6 +310,10 @@ mod tests {
         fn links(&self, _: &str) -> Option<Vec<String>> {
             None
         }
+
+        fn names(&self, _: &str) -> Option<Vec<String>> {
+            None
+        }
     }
 
     #[track_caller]
@@ -341,6 +369,9 @@ mod tests {
             fn links(&self, _: &str) -> Option<Vec<String>> {
                 self.1.set(self.1.get() + 1);
                 Some(vec!["x".to_owned()])
+            }
+            fn names(&self, path: &str) -> Option<Vec<String>> {
+                self.links(path)
             }
         }
         let endless = Endless::default();

@@ -27,10 +27,38 @@ pub enum Request {
         /// Their paths, as the call has them; the worst of them counts.
         paths: Vec<String>,
     },
+    /// Files to change in part.
+    Edit {
+        /// Their paths, as the call has them; the worst of them counts.
+        paths: Vec<String>,
+    },
+    /// Files to delete.
+    Delete {
+        /// Their paths, as the call has them; the worst of them counts.
+        paths: Vec<String>,
+    },
+    /// Files to move.
+    Move {
+        /// Where they are.
+        from: Vec<String>,
+        /// Where they go.
+        to: Vec<String>,
+    },
     /// A URL to fetch.
     Fetch {
         /// The URL, as the call has it.
         url: String,
+        /// The method, as the call has it; `None`: its table has no field for one.
+        method: Option<String>,
+    },
+    /// A tool of an MCP server.
+    Mcp {
+        /// The server's name.
+        server: Foreign,
+        /// The tool's name on that server.
+        name: Foreign,
+        /// What it is called with: any JSON.
+        arguments: serde_json::Value,
     },
     /// A tool that no table knows.
     Unknown {
@@ -42,6 +70,20 @@ pub enum Request {
         /// What is wrong, in our words.
         why: String,
     },
+}
+
+impl Request {
+    /// Whether it is about files and names none.
+    pub(super) fn names_nothing(&self) -> bool {
+        match self {
+            Self::Read { targets } => targets.is_empty(),
+            Self::Write { paths } | Self::Edit { paths } | Self::Delete { paths } => {
+                paths.is_empty()
+            }
+            Self::Move { from, to } => from.is_empty() || to.is_empty(),
+            _ => false,
+        }
+    }
 }
 
 /// What a request does to the directory of a shell that keeps it from one command to the next.

@@ -12,9 +12,11 @@ use super::arguments::{self, Arguments};
 use super::command::{Redirect, Word, base_name};
 use super::fact::{self, Cwd, PathFact, Whereabouts};
 use super::grammar::{self, Grammar};
+use super::mcp::McpRule;
 use super::path::Walker;
+use super::pipes::Pipe;
 use super::sets::{PathSet, Reach};
-use super::url::UrlPattern;
+use super::url::{HostPattern, UrlPattern};
 use crate::model::Decision;
 
 /// What a condition on paths names.
@@ -56,7 +58,12 @@ pub(super) struct Rule {
     pub operands_need: Option<String>,
     /// It does not apply to a command all of whose paths lie here.
     pub unless: Option<Area>,
+    /// It is about what flows from one program into another, and about nothing else.
+    pub pipe: Option<Pipe>,
     pub url: Vec<UrlPattern>,
+    pub hosts: Vec<HostPattern>,
+    pub methods: Vec<String>,
+    pub mcp: McpRule,
 }
 
 impl Rule {

@@ -5,6 +5,7 @@
 //! guess; it must not fail, recurse without bound, or read a byte more than a few times.
 
 use super::command::{Assignment, Command, Direction, Join, RESERVED, Redirect, Word, is_name};
+use super::flow::Flows;
 use crate::limits;
 
 mod expand;
@@ -18,6 +19,8 @@ pub(super) struct Scan {
     pub commands: Vec<Command>,
     /// Here-document bodies and here-strings, for [`Command::stdin`].
     pub texts: Vec<String>,
+    /// Which commands feed which.
+    pub flows: Flows,
     /// Why no shell would accept the text, or why it was not read to its end.
     pub broken: Option<&'static str>,
 }
@@ -65,6 +68,10 @@ struct List {
     cases: usize,
     /// Open `if`, loops, `{` and functions, to see what was never closed.
     opened: isize,
+    /// How many pipelines stand around this list.
+    depth: usize,
+    /// Commands in process substitutions of the current command: they feed it, or it feeds them.
+    fed: Vec<(std::ops::Range<usize>, bool)>,
     /// The current command only holds what the grammar put there, such as `then`.
     keyword: bool,
 }
@@ -80,7 +87,11 @@ impl Scanner<'_> {
 
     /// Reads commands until `until` closes this list, or to the end.
     fn list(&mut self, until: Option<u8>) {
-        let mut list = List::default();
+        self.enter();
+        let mut list = List {
+            depth: self.found.flows.depth(),
+            ..List::default()
+        };
         while let Some(byte) = self.peek(0) {
             match byte {
                 b' ' | b'\t' => self.at += 1,
@@ -94,18 +105,22 @@ impl Scanner<'_> {
                         self.at += 1;
                     }
                 }
+                b'(' if self.peek(1) == Some(b'(') && self.arithmetic(1) => {}
                 b'(' => {
                     self.at += 1;
                     list.groups += 1;
                     self.finish(&mut list, Join::Then);
+                    self.enter();
                 }
                 b')' => {
                     self.at += 1;
                     self.finish(&mut list, Join::Then);
                     if list.groups > 0 {
                         list.groups -= 1;
+                        self.leave(&list);
                     } else if list.cases == 0 {
                         if until == Some(b')') {
+                            self.leave_all(&list);
                             return;
                         }
                         self.broken("a parenthesis that nothing opened");
@@ -124,6 +139,7 @@ impl Scanner<'_> {
         let dangling = list.current.is_empty() && list.current.join != Join::Then;
         self.finish(&mut list, Join::Then);
         self.bodies();
+        self.leave_all(&list);
         if until.is_some() || list.groups > 0 || list.opened != 0 || list.cases > 0 || dangling {
             self.broken("something that is never closed");
         }
@@ -150,10 +166,37 @@ impl Scanner<'_> {
         self.finish(list, join);
     }
 
+    /// A group begins.
+    fn enter(&mut self) {
+        let at = self.found.commands.len();
+        self.found.flows.enter(at);
+    }
+
+    /// A group of this list ends.
+    fn leave(&mut self, list: &List) {
+        let flows = &mut self.found.flows;
+        if flows.depth() > list.depth {
+            flows.leave(self.found.commands.len(), flows.depth() - 1);
+        }
+    }
+
+    /// The list ends, and all of its groups.
+    fn leave_all(&mut self, list: &List) {
+        let at = self.found.commands.len();
+        self.found.flows.leave(at, list.depth.saturating_sub(1));
+    }
+
     fn finish(&mut self, list: &mut List, next: Join) {
         list.keyword = false;
         let command = std::mem::take(&mut list.current);
+        let at = self.found.commands.len();
         if command.is_empty() {
+            match next {
+                // What follows `|`, after a newline or in a group, is still the pipe's.
+                Join::Then if command.join == Join::Pipe => {}
+                Join::Pipe => self.found.flows.pipe(at),
+                _ => self.found.flows.end(at),
+            }
             // A newline after `&&` leaves the joint open.
             list.current.join = if next == Join::Then {
                 command.join
@@ -163,6 +206,18 @@ impl Scanner<'_> {
             return;
         }
         self.found.commands.push(command);
+        for (inner, incoming) in std::mem::take(&mut list.fed) {
+            let (from, to) = if incoming {
+                (inner, at..at + 1)
+            } else {
+                (at..at + 1, inner)
+            };
+            self.found.flows.feed(from, to);
+        }
+        match next {
+            Join::Pipe => self.found.flows.pipe(at + 1),
+            _ => self.found.flows.end(at + 1),
+        }
         list.current.join = next;
     }
 
@@ -182,7 +237,8 @@ impl Scanner<'_> {
             let group = !word.quoted && word.text == "{";
             if group {
                 list.opened += 1;
-                return self.finish(list, Join::Then);
+                self.finish(list, Join::Then);
+                return self.enter();
             }
             return expand::push(&mut list.current.words, word);
         }
@@ -226,17 +282,28 @@ impl Scanner<'_> {
         list.keyword = true;
         match word.text.as_str() {
             "time" => list.current.timed = true,
-            "if" | "while" | "until" | "{" => list.opened += 1,
-            "fi" | "done" | "}" => list.opened -= 1,
+            "if" | "while" | "until" | "{" => {
+                list.opened += 1;
+                self.enter();
+            }
+            "fi" | "done" | "}" => {
+                list.opened -= 1;
+                self.leave(list);
+            }
             "for" | "select" => {
                 list.opened += 1;
+                self.enter();
                 list.current.words.push(word);
             }
             "case" => {
                 list.cases += 1;
+                self.enter();
                 list.current.words.push(word);
             }
-            "esac" => list.cases = list.cases.saturating_sub(1),
+            "esac" => {
+                list.cases = list.cases.saturating_sub(1);
+                self.leave(list);
+            }
             "[[" => self.test(),
             "]]" | "in" => list.current.words.push(word),
             _ => {}
@@ -378,8 +445,11 @@ impl Scanner<'_> {
         let (length, direction) = match rest {
             [b'<' | b'>', b'(', ..] => {
                 let start = self.at;
+                let incoming = rest[0] == b'<';
+                let first = self.found.commands.len();
                 self.at += 2;
                 self.nested(b')');
+                list.fed.push((first..self.found.commands.len(), incoming));
                 let text = String::from_utf8_lossy(&self.text[start..self.at.min(self.text.len())]);
                 list.current.words.push(Word {
                     text: text.into_owned(),
@@ -390,7 +460,9 @@ impl Scanner<'_> {
             }
             [b'<', b'<', b'<', ..] => {
                 self.at += 3;
+                let first = self.found.commands.len();
                 let target = self.target();
+                list.fed.push((first..self.found.commands.len(), true));
                 list.current.stdin.push(self.found.texts.len());
                 self.found.texts.push(target.text);
                 return;
@@ -463,6 +535,8 @@ impl Scanner<'_> {
             let mut end = start;
             loop {
                 if end >= self.text.len() {
+                    // Shells take it; but what follows may be no body at all to them.
+                    self.broken("a here-document that is never closed");
                     self.at = end;
                     break;
                 }
@@ -480,6 +554,7 @@ impl Scanner<'_> {
             }
             let body = &self.text[start..end];
             let resume = self.at;
+            let first = self.found.commands.len();
             if !heredoc.literal && memchr::memchr2(b'$', b'`', body).is_some() {
                 let mut inner = Scanner {
                     text: body,
@@ -492,6 +567,11 @@ impl Scanner<'_> {
                     inner.double_quoted(&mut Vec::new(), &mut Word::default(), None);
                 }
                 self.found = inner.found;
+                let reader = |command: &Command| command.stdin.contains(&heredoc.place);
+                if let Some(at) = self.found.commands[..first].iter().rposition(reader) {
+                    let body = first..self.found.commands.len();
+                    self.found.flows.feed(body, at..at + 1);
+                }
             }
             self.at = resume;
             self.found.texts[heredoc.place] = String::from_utf8_lossy(body).into_owned();

@@ -3,8 +3,14 @@
 //! Owns the patterns: `@/…` is below the workspace, `~/…` below the home, `**/…` anywhere. Must
 //! not know links or words: it judges absolute paths.
 
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap};
+
 use globset::{Candidate, GlobBuilder, GlobSet, GlobSetBuilder};
 
+use super::compile::Role;
+use super::error::LoadError;
+use super::layers::Layer;
 use super::path::Place;
 
 /// How far a set reaches.
@@ -22,15 +28,55 @@ pub(super) struct PathSet {
     folded: bool,
     below: Globs,
     wide: Globs,
-    /// File names that the patterns stand for, to judge what a shell's pattern may become.
-    samples: Vec<String>,
+    /// The file names that the patterns stand for, to judge what a shell's pattern may become.
+    names: Vec<Vec<Token>>,
 }
 
 #[derive(Debug)]
 struct Globs {
-    workspace: GlobSet,
-    home: GlobSet,
-    anywhere: GlobSet,
+    workspace: Glob,
+    home: Glob,
+    anywhere: Glob,
+}
+
+/// Patterns below one root.
+#[derive(Debug)]
+struct Glob {
+    globs: GlobSet,
+    /// Texts of which one must be in a path that any of the patterns matches: most paths are told
+    /// apart by that alone. `None`: a pattern has no such text.
+    needles: Option<Vec<String>>,
+}
+
+impl Glob {
+    fn has(&self, path: &str) -> bool {
+        let may = self.needles.as_ref().is_none_or(|needles| {
+            let mut needles = needles.iter();
+            needles.any(|n| memchr::memmem::find(path.as_bytes(), n.as_bytes()).is_some())
+        });
+        may && self.globs.is_match_candidate(&Candidate::new(path))
+    }
+}
+
+/// The longest text that is in every path which a pattern matches; `None`: there is none, or the
+/// pattern has more than `*` and `?` in it.
+fn needle(pattern: &str) -> Option<&str> {
+    if pattern.contains(['[', '{', '\\', ']', '}']) {
+        return None;
+    }
+    let runs = pattern.split(['*', '?', '/']);
+    runs.max_by_key(|run| run.len())
+        .filter(|run| !run.is_empty())
+}
+
+/// Lower case, without an own text where there is nothing to change.
+fn low(text: &str) -> Cow<'_, str> {
+    let is_low = |b: u8| b.is_ascii() && !b.is_ascii_uppercase();
+    if text.bytes().all(is_low) {
+        Cow::Borrowed(text)
+    } else {
+        Cow::Owned(text.to_lowercase())
+    }
 }
 
 /// What is wrong with a pattern.
@@ -57,7 +103,7 @@ impl PathSet {
             folded,
             below: Globs::compile(patterns, folded, Reach::Below)?,
             wide: Globs::compile(patterns, folded, Reach::Wide)?,
-            samples: patterns.iter().filter_map(|p| sample(p)).collect(),
+            names: patterns.iter().filter_map(|p| name(p, folded)).collect(),
         })
     }
 
@@ -65,8 +111,8 @@ impl PathSet {
     pub(super) fn has(&self, path: &str, place: &Place<'_>, reach: Reach) -> bool {
         let folded;
         let (path, workspace, home) = if self.folded {
-            folded = [path, place.workspace, place.home].map(str::to_lowercase);
-            (folded[0].as_str(), folded[1].as_str(), folded[2].as_str())
+            folded = [path, place.workspace, place.home].map(low);
+            (&*folded[0], &*folded[1], &*folded[2])
         } else {
             (path, place.workspace, place.home)
         };
@@ -74,29 +120,139 @@ impl PathSet {
             Reach::Below => &self.below,
             Reach::Wide => &self.wide,
         };
-        let under = |set: &GlobSet, root: &str| {
-            !set.is_empty()
-                && relative(path, root)
-                    .is_some_and(|rest| set.is_match_candidate(&Candidate::new(rest)))
+        let under = |set: &Glob, root: &str| {
+            !set.globs.is_empty() && relative(path, root).is_some_and(|rest| set.has(rest))
         };
         under(&globs.workspace, workspace)
             || under(&globs.home, home)
-            || !globs.anywhere.is_empty()
-                && globs.anywhere.is_match_candidate(&Candidate::new(path))
+            || !globs.anywhere.globs.is_empty() && globs.anywhere.has(path)
     }
 
-    /// Whether a name with `*`, `?` or `[…]` in it may become one of the set's names. A pattern
-    /// without a letter of its own (`*`) is not held to stand for them: it is as wide as a
-    /// search of the whole directory. `crosses`: its `*` also matches a leading dot and `/`.
+    /// Whether a name with `*`, `?` or `[…]` in it may become one of the set's names, of which it
+    /// spells a letter or a digit. A pattern without one of its own (`*`, `src*`) is not held to
+    /// stand for them: it is as wide as a search of the whole directory, and what it becomes there
+    /// is compared name by name. `crosses`: its `*` also matches a leading dot and `/`.
     pub(super) fn may_become(&self, pattern: &str, crosses: bool) -> bool {
+        let folded;
+        let pattern = if self.folded {
+            folded = pattern.to_lowercase();
+            &folded
+        } else {
+            pattern
+        };
         let fits = |pattern: &str| {
-            pattern.bytes().any(|b| b.is_ascii_alphanumeric())
-                && self.samples.iter().any(|name| {
-                    could_match(pattern, name) || crosses && matches_text(pattern, name)
-                })
+            let tokens = spelled(pattern);
+            let dotted = matches!(tokens.first(), Some(Token::Is('.')));
+            let hidden = |name: &[Token]| matches!(name.first(), Some(Token::Is('.')));
+            self.names
+                .iter()
+                .any(|name| (crosses || dotted || !hidden(name)) && share(&tokens, name))
         };
         let stars = pattern.match_indices(['*', '?', '[']);
         fits(pattern) || crosses && stars.take(CROSSINGS).any(|(at, _)| fits(&pattern[at..]))
+    }
+}
+
+/// The sets of a policy by their names, while it is being loaded.
+#[derive(Debug)]
+pub(super) struct SetTable {
+    /// The name of each set, and its patterns with the layer that brings each.
+    named: Vec<(String, Vec<(usize, String)>)>,
+    /// The group of each layer.
+    groups: Vec<usize>,
+    sets: Vec<PathSet>,
+    /// Sets that only have the patterns of the layers before a place.
+    partial: HashMap<(usize, usize), usize>,
+}
+
+impl SetTable {
+    /// Joins the sets of all layers by name. `secrets` and `protected` always exist; names in
+    /// `protected` are compared without their case.
+    pub(super) fn compile(layers: &[Layer]) -> Result<Self, LoadError> {
+        let mut joined: BTreeMap<&str, Vec<(usize, String)>> =
+            [("secrets", Vec::new()), ("protected", Vec::new())].into();
+        for (at, layer) in layers.iter().enumerate() {
+            for (name, patterns) in &layer.document.paths {
+                if matches!(name.as_str(), "inside" | "outside" | "dynamic") {
+                    return Err(LoadError::Value {
+                        policy: layer.name.clone(),
+                        key: "paths".to_owned(),
+                        found: name.clone(),
+                        expected: "a name that is not built in".to_owned(),
+                    });
+                }
+                PathSet::compile(patterns, false).map_err(|source| LoadError::Pattern {
+                    policy: layer.name.clone(),
+                    set: name.clone(),
+                    source,
+                })?;
+                let of_layer = patterns.iter().map(|pattern| (at, pattern.clone()));
+                joined.entry(name).or_default().extend(of_layer);
+            }
+        }
+        let mut table = Self {
+            named: Vec::new(),
+            groups: layers.iter().map(|layer| layer.group).collect(),
+            sets: Vec::new(),
+            partial: HashMap::new(),
+        };
+        for (name, patterns) in joined {
+            table.named.push((name.to_owned(), patterns));
+            let set = table.made(table.named.len() - 1, layers.len());
+            table.sets.push(set.map_err(|source| LoadError::Pattern {
+                policy: layers.last().map(|l| l.name.clone()).unwrap_or_default(),
+                set: name.to_owned(),
+                source,
+            })?);
+        }
+        Ok(table)
+    }
+
+    /// The set `place` with the patterns of the first `layers` layers.
+    fn made(&self, place: usize, layers: usize) -> Result<PathSet, PatternError> {
+        let (name, patterns) = &self.named[place];
+        let mut patterns: Vec<String> = patterns
+            .iter()
+            .filter(|(layer, _)| *layer < layers)
+            .map(|(_, pattern)| pattern.clone())
+            .collect();
+        // A policy may repeat what it extends; every pattern costs time with every path.
+        patterns.sort_unstable();
+        patterns.dedup();
+        PathSet::compile(&patterns, name == "protected")
+    }
+
+    /// The place of a set that surely exists.
+    pub(super) fn named(&self, name: &str) -> usize {
+        self.named.iter().position(|(n, _)| n == name).unwrap_or(0)
+    }
+
+    /// The place of a set for a rule of the layer `layer`. What a later layer adds to a set never
+    /// widens what an earlier one's rule lets through.
+    pub(super) fn find(&mut self, name: &str, role: Role, layer: usize) -> Option<usize> {
+        let place = self.named.iter().position(|(n, _)| n == name)?;
+        let until = match role {
+            Role::Forbid => return Some(place),
+            Role::Permit => {
+                let group = self.groups.get(layer);
+                self.groups.iter().take_while(|g| Some(*g) <= group).count()
+            }
+            Role::Except => layer + 1,
+        };
+        if self.named[place].1.iter().all(|(of, _)| *of < until) {
+            return Some(place);
+        }
+        if let Some(known) = self.partial.get(&(place, until)) {
+            return Some(*known);
+        }
+        let set = self.made(place, until).ok()?;
+        self.sets.push(set);
+        self.partial.insert((place, until), self.sets.len() - 1);
+        Some(self.sets.len() - 1)
+    }
+
+    pub(super) fn into_sets(self) -> Vec<PathSet> {
+        self.sets
     }
 }
 
@@ -119,6 +275,7 @@ impl Globs {
             GlobSetBuilder::new(),
             GlobSetBuilder::new(),
         ];
+        let mut needles = [Some(Vec::new()), Some(Vec::new()), Some(Vec::new())];
         for pattern in patterns {
             let (which, rest) = if let Some(rest) = pattern.strip_prefix("@/") {
                 (0, rest)
@@ -139,6 +296,13 @@ impl Globs {
                 } else {
                     form.to_owned()
                 };
+                match (needle(&text), &mut needles[which]) {
+                    (Some(needle), Some(known)) if !known.iter().any(|n| n == needle) => {
+                        known.push(needle.to_owned());
+                    }
+                    (Some(_), _) => {}
+                    (None, known) => *known = None,
+                }
                 let glob = GlobBuilder::new(&text).literal_separator(true).build();
                 sets[which].add(glob.map_err(|e| PatternError::Syntax {
                     pattern: pattern.clone(),
@@ -152,24 +316,108 @@ impl Globs {
                 why: e.to_string(),
             })
         });
+        let [below, at_home, any] = needles;
+        let glob = |globs: Result<GlobSet, PatternError>, needles| {
+            globs.map(|globs| Glob { globs, needles })
+        };
         Ok(Self {
-            workspace: workspace?,
-            home: home?,
-            anywhere: anywhere?,
+            workspace: glob(workspace, below)?,
+            home: glob(home, at_home)?,
+            anywhere: glob(anywhere, any)?,
         })
     }
 }
 
-/// A file name that a pattern stands for.
-fn sample(pattern: &str) -> Option<String> {
+/// The file names that a pattern stands for; `None` if it is any name at all.
+fn name(pattern: &str, folded: bool) -> Option<Vec<Token>> {
     let name = pattern.rsplit('/').next().unwrap_or(pattern);
-    let name = match name.strip_prefix('*') {
-        Some(rest) => format!("x{rest}"),
-        None => name.to_owned(),
+    let name = if folded {
+        name.to_lowercase()
+    } else {
+        name.to_owned()
     };
-    let name = name.replace('*', "");
-    (!name.is_empty() && name != "x" && !name.contains(['?', '[', '{'])).then_some(name)
+    let tokens = tokens(&name.replace(['{', '}'], "*"));
+    let is_letter = |token: &Token| matches!(token, Token::Is(c) if c.is_alphanumeric());
+    tokens.iter().any(is_letter).then_some(tokens)
 }
+
+/// Whether two patterns have a name in common of which both spell a letter or digit.
+fn share(pattern: &[Token], name: &[Token]) -> bool {
+    // No name is as long, so that none would be matched.
+    if pattern.iter().filter(|t| **t != Token::Any).count() > NAME_MAX {
+        return false;
+    }
+    // Which places of `name` can be reached with what of `pattern` was read, with and without a
+    // character that both spell.
+    let mut row = vec![[false; 2]; name.len() + 1];
+    row[0][0] = true;
+    skip(&mut row, name);
+    for token in pattern {
+        let mut next = vec![[false; 2]; name.len() + 1];
+        for at in 0..=name.len() {
+            if name.get(at) == Some(&Token::Any) {
+                pass(&mut row, at);
+            }
+            for spelled in 0..2 {
+                if !row[at][spelled] {
+                    continue;
+                }
+                let wide = *token == Token::Any;
+                if wide {
+                    next[at][spelled] = true;
+                }
+                let Some(other) = name.get(at) else { continue };
+                let to = match other {
+                    Token::Any => at,
+                    Token::One | Token::Is(_) | Token::Set(_) => at + 1,
+                };
+                let (meets, both) = match (token, other) {
+                    (Token::Is(a), Token::Is(b)) => (a == b, a.is_alphanumeric()),
+                    (Token::Set(set), Token::Is(b)) => (set.contains(b), b.is_alphanumeric()),
+                    _ => (true, false),
+                };
+                if !meets {
+                    continue;
+                }
+                let found = usize::from(spelled == 1 || both);
+                if wide {
+                    // It goes on from there with the same token.
+                    reach(&mut next, &mut row, to, found);
+                } else {
+                    next[to][found] = true;
+                }
+            }
+        }
+        skip(&mut next, name);
+        row = next;
+    }
+    row[name.len()][1]
+}
+
+/// A place that is reached within one wide token.
+fn reach(next: &mut [[bool; 2]], row: &mut [[bool; 2]], to: usize, found: usize) {
+    next[to][found] = true;
+    row[to][found] = true;
+}
+
+/// What reaches a place reaches the next one, too.
+fn pass(row: &mut [[bool; 2]], at: usize) {
+    let [bare, spelled] = row[at];
+    row[at + 1][0] |= bare;
+    row[at + 1][1] |= spelled;
+}
+
+/// A `*` of the name may stand for nothing.
+fn skip(row: &mut [[bool; 2]], name: &[Token]) {
+    for (at, token) in name.iter().enumerate() {
+        if *token == Token::Any {
+            pass(row, at);
+        }
+    }
+}
+
+/// The longest file name (limits.h).
+const NAME_MAX: usize = 255;
 
 /// Whether a shell's pattern could match a name. From the first `[` to the last `]` counts as any
 /// text, because where a class ends is subtle (`[]a]`, `[[:x:]]`): the answer errs towards yes; a leading dot must be matched by a dot, as in bash.
@@ -180,7 +428,31 @@ pub(super) fn could_match(pattern: &str, name: &str) -> bool {
     matches_text(pattern, name)
 }
 
-fn matches_text(pattern: &str, name: &str) -> bool {
+/// The same with classes whose end is plain as one character, of those that a short one lists.
+fn spelled(pattern: &str) -> Vec<Token> {
+    let mut out = Vec::new();
+    let mut rest = pattern;
+    while let Some(open) = rest.find('[') {
+        let class = &rest[open + 1..];
+        let plain = class.find(']').filter(|&end| end > 0);
+        let inside = plain.map(|end| &class[..end]);
+        let Some(inside) = inside.filter(|inside| !inside.contains('[')) else {
+            break; // Where it ends is another reader's guess.
+        };
+        out.extend(tokens(&rest[..open]));
+        let wide = inside.starts_with(['!', '^']) || inside.contains('-');
+        out.push(if wide {
+            Token::One
+        } else {
+            Token::Set(inside.chars().collect())
+        });
+        rest = &class[inside.len() + 1..];
+    }
+    out.extend(tokens(rest));
+    out
+}
+
+fn tokens(pattern: &str) -> Vec<Token> {
     let mut tokens = Vec::new();
     let mut chars = pattern.chars();
     while let Some(c) = chars.next() {
@@ -197,6 +469,11 @@ fn matches_text(pattern: &str, name: &str) -> bool {
             c => Token::Is(c),
         });
     }
+    tokens
+}
+
+fn matches_text(pattern: &str, name: &str) -> bool {
+    let tokens = tokens(pattern);
     // One row of the usual table: which prefixes of the pattern match the name read so far.
     let mut row = vec![false; tokens.len() + 1];
     row[0] = true;
@@ -209,7 +486,7 @@ fn matches_text(pattern: &str, name: &str) -> bool {
             let above = row[i + 1];
             row[i + 1] = match token {
                 Token::Any => row[i] || above,
-                Token::One => diagonal,
+                Token::One | Token::Set(_) => diagonal,
                 Token::Is(literal) => diagonal && *literal == c,
             };
             diagonal = above;
@@ -218,82 +495,14 @@ fn matches_text(pattern: &str, name: &str) -> bool {
     row[tokens.len()]
 }
 
-#[derive(PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 enum Token {
     Any,
+    /// One of these.
+    Set(Vec<char>),
     One,
     Is(char),
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::policy::path::NoLinks;
-
-    fn set(patterns: &[&str], folded: bool) -> PathSet {
-        let patterns: Vec<_> = patterns.iter().map(|&p| p.to_owned()).collect();
-        PathSet::compile(&patterns, folded).expect("patterns")
-    }
-
-    fn place() -> Place<'static> {
-        Place {
-            workspace: "/workspace",
-            home: "/home/agent",
-            cwd: None,
-            resolver: &NoLinks,
-        }
-    }
-
-    #[test]
-    fn patterns_hold_below_their_root() {
-        let secrets = set(&["**/.env", "**/*.pem", "~/.ssh/**", "/etc/shadow"], false);
-        let has = |path: &str| secrets.has(path, &place(), Reach::Wide);
-        assert!(has("/workspace/.env") && has("/x/y/.env") && has("/.env"));
-        assert!(has("/workspace/a/k.pem") && has("/home/agent/.ssh/id") && has("/home/agent/.ssh"));
-        assert!(has("/etc/shadow") && !has("/etc/shadow2") && !has("/workspace/.env.md"));
-        assert!(!has("/workspace/.ssh/id") && !has("/home/agent2/.ssh/id"));
-        assert!(!secrets.has("/home/agent/.ssh", &place(), Reach::Below));
-    }
-
-    #[test]
-    fn folded_sets_ignore_case() {
-        let protected = set(&["@/.git/**"], true);
-        let has = |path: &str| protected.has(path, &place(), Reach::Wide);
-        assert!(has("/workspace/.GIT/config") && has("/workspace/.git"));
-        assert!(!has("/workspace/.gitignore") && !has("/workspace/src/.git/x"));
-    }
-
-    #[test]
-    fn a_shell_pattern_may_become_a_secret() {
-        let secrets = set(&["**/.env", "**/*.pem", "**/id_rsa*"], false);
-        for pattern in [".e*", ".en?", ".en[v]", "*.p*", "id_*", "i?_rsa"] {
-            assert!(secrets.may_become(pattern, false), "{pattern}");
-        }
-        for pattern in ["*", "*.md", "*.rs", "*env", "?env", "src*", "*.*x"] {
-            assert!(!secrets.may_become(pattern, false), "{pattern}");
-        }
-    }
-
-    #[test]
-    fn a_class_hides_no_name_however_it_is_spelled() {
-        for pattern in [
-            "[[:lower:]]ink",
-            "[]l]ink",
-            "[!]a]ink",
-            "[^]]ink",
-            "l[i]n[k]",
-            "[l-]ink",
-        ] {
-            assert!(could_match(pattern, "link"), "{pattern}");
-        }
-        assert!(could_match("[]link", "[]link") && could_match("[link", "[link"));
-        assert!(!could_match("[ab].rs", "link") && !could_match("[link", "link"));
-    }
-
-    #[test]
-    fn a_pattern_without_a_root_is_refused() {
-        let error = PathSet::compile(&["src/**".to_owned()], false).expect_err("rootless");
-        assert!(error.to_string().contains("src/**"));
-        assert!(PathSet::compile(&["/a[".to_owned()], false).is_err());
-    }
-}
+mod tests;

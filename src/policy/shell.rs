@@ -9,11 +9,12 @@ use super::Policy;
 use super::command::{Command, Direction, Join, Redirect, Word, base_name};
 use super::cwd::{self, Track};
 use super::fact::{Cwd, Whereabouts};
+use super::flow::Edge;
 use super::judge::{Hit, Outcome, PartOutcome};
 use super::load::ReadRule;
 use super::path::Walker;
 use super::rule::{Area, Facts, View};
-use super::{scan, strict, wrap};
+use super::{flow, pipes, scan, strict, wrap};
 use crate::limits;
 use crate::model::foreign::show;
 use crate::model::{Decision, Foreign};
@@ -21,6 +22,10 @@ use crate::model::{Decision, Foreign};
 /// Words behind wrappers and in scripts inside scripts that one decision looks at. An ordinary
 /// request stays far below; a text made to be slow does not.
 const WORK: usize = 100_000;
+
+/// The work that is done in a millisecond of a slow machine: what `eval_ms` is counted in, so that
+/// a decision does not depend on how busy the machine is.
+const WORK_MS: usize = 2_000;
 
 /// Everything about a command text.
 pub(super) fn outcome(
@@ -36,7 +41,11 @@ pub(super) fn outcome(
             walker,
             sets: &sets,
         },
-        work: Cell::new(WORK),
+        work: Cell::new(
+            policy
+                .eval_ms
+                .map_or(WORK, |ms| WORK.min(ms.saturating_mul(WORK_MS))),
+        ),
     };
     bench.text(text, cwd)
 }
@@ -51,6 +60,7 @@ struct Bench<'p, 'f, 'a> {
 struct Reading {
     commands: Vec<Command>,
     texts: Vec<String>,
+    flows: Vec<Edge>,
     plain: bool,
 }
 
@@ -71,12 +81,26 @@ impl Bench<'_, '_, '_> {
             let part = self.part(command, &reading, &bases);
             out.parts.push(part);
         }
+        let piped = pipes::hits(
+            self.policy,
+            &reading.commands,
+            &reading.texts,
+            &reading.flows,
+        );
+        for (rule, command) in piped {
+            if let Some(part) = out.parts.get_mut(command) {
+                part.add(Hit::rule(&self.policy.rules[rule]));
+            }
+        }
         if self.work.get() == 0 {
-            limit(
-                &mut out,
-                "limits.work",
-                "the command line is too entangled to be looked through",
-            );
+            let why = "the command line is too entangled to be looked through";
+            // A policy that says how long a decision may take has it denied.
+            if self.policy.eval_ms.is_some() {
+                out.hits
+                    .push(Hit::setting(Decision::Deny, "limits.eval_ms", why));
+            } else {
+                limit(&mut out, "limits.work", why);
+            }
         }
         out
     }
@@ -106,6 +130,7 @@ impl Bench<'_, '_, '_> {
         }
         let reading = match strict::read(text) {
             Ok(commands) => Reading {
+                flows: flow::plain(&commands),
                 commands,
                 texts: Vec::new(),
                 plain: true,
@@ -127,6 +152,7 @@ impl Bench<'_, '_, '_> {
                 Reading {
                     commands: scan.commands,
                     texts: scan.texts,
+                    flows: scan.flows.edges,
                     plain: false,
                 }
             }
@@ -191,6 +217,10 @@ impl Bench<'_, '_, '_> {
                 return;
             }
             let scan = scan::scan(&script);
+            let flows = &scan.flows.edges;
+            for (rule, _) in pipes::hits(self.policy, &scan.commands, &scan.texts, flows) {
+                part.add(Hit::rule(&self.policy.rules[rule]));
+            }
             for inner in &scan.commands {
                 if self.spend(inner.words.len()) {
                     let view = View::new(&inner.words, &inner.redirects, bases);

@@ -56,6 +56,9 @@ impl Url {
         if !named {
             return Err("a host that is no name");
         }
+        if is_odd_address(&host) {
+            return Err("an address in an unusual spelling");
+        }
         let path = tail.split(['?', '#']).next().unwrap_or_default();
         Ok(Self {
             scheme,
@@ -149,6 +152,58 @@ impl UrlPattern {
     }
 }
 
+/// A host that a rule names: `docs.rs`, `*.example.com`, `localhost:8080`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct HostPattern {
+    /// Any name below the host, and not the host itself.
+    below: bool,
+    host: String,
+    port: Option<u16>,
+}
+
+impl HostPattern {
+    /// Reads a pattern; the error says what is wrong with it.
+    pub(super) fn parse(text: &str) -> Result<Self, &'static str> {
+        let (below, rest) = match text.strip_prefix("*.") {
+            Some(rest) => (true, rest),
+            None => (false, text),
+        };
+        if rest.contains(['/', '?', '#']) {
+            return Err("more than a host and a port");
+        }
+        let url = Url::parse(&format!("https://{rest}"))?;
+        Ok(Self {
+            below,
+            port: rest.contains(':').then_some(url.port),
+            host: url.host,
+        })
+    }
+
+    /// Whether a URL is of this host. One that may be fetched (`permits`) must be so by https, and
+    /// where no port is named at the usual one.
+    pub(super) fn matches(&self, url: &Url, permits: bool) -> bool {
+        let host = if self.below {
+            url.host
+                .strip_suffix(&self.host)
+                .is_some_and(|rest| rest.ends_with('.'))
+        } else {
+            url.host == self.host
+        };
+        let port = match self.port {
+            Some(port) => url.port == port,
+            None => !permits || url.port == 443,
+        };
+        host && port && (!permits || url.scheme == "https")
+    }
+}
+
+/// Whether a host is a number to some readers and a name to others: its last label begins with a
+/// digit, and it is not an IPv4 address as everybody writes it.
+fn is_odd_address(host: &str) -> bool {
+    let last = host.rsplit('.').next().unwrap_or_default();
+    last.starts_with(|c: char| c.is_ascii_digit()) && host.parse::<std::net::Ipv4Addr>().is_err()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -206,6 +261,33 @@ mod tests {
             false,
         );
         check("https://h.example/x", "https://h.example/x/y", false);
+    }
+
+    #[test]
+    fn a_host_is_compared_by_its_name_and_port() {
+        let check = |pattern: &str, url: &str, permits: bool| {
+            let pattern = HostPattern::parse(pattern).expect("pattern");
+            Url::parse(url).is_ok_and(|url| pattern.matches(&url, permits))
+        };
+        assert!(check("docs.rs", "https://DOCS.rs./x", true));
+        assert!(!check("docs.rs", "http://docs.rs/x", true));
+        assert!(check("docs.rs", "http://docs.rs:81/x", false));
+        assert!(!check("docs.rs", "https://docs.rs:444/x", true));
+        assert!(check("docs.rs:444", "https://docs.rs:444/x", true));
+        assert!(check("*.rs", "https://docs.rs/", true));
+        assert!(!check("*.docs.rs", "https://docs.rs/", true));
+        assert!(!check("docs.rs", "https://evil.example/docs.rs", false));
+        for bad in ["https://x", "x/y", "x:y", "", "*", "a b"] {
+            assert!(HostPattern::parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn an_address_has_one_spelling() {
+        for odd in ["0x7f.1", "127.1", "2130706433", "0177.0.0.1", "127.0.0.0x1"] {
+            assert!(Url::parse(&format!("http://{odd}/")).is_err(), "{odd}");
+        }
+        assert!(Url::parse("http://127.0.0.1/").is_ok());
     }
 
     #[test]

@@ -5,7 +5,13 @@
 //! here; a rule that allows sees only what [`transparent`] strips, which knows its wrappers
 //! exactly. Must not know rules or paths.
 
+use std::collections::HashSet;
+
 use super::command::{Command, Word, base_name, is_name};
+
+mod known;
+
+use known::{RUNNERS, RUNS, RUNS_ANYWHERE, TANGLED};
 
 /// How a wrapper's arguments end and the inner command begins.
 struct Wrapper {
@@ -114,9 +120,15 @@ fn wrapper(name: &str) -> Option<Wrapper> {
             values: "eopsuPaESO",
             ..BARE
         },
-        "taskset" | "chrt" | "chroot" | "flock" => Wrapper {
+        "taskset" | "chrt" | "chroot" | "numactl" | "uclampset" => Wrapper {
+            values: "TPDNmpC",
+            long: &["--userspec", "--groups"],
+            skip: 1,
+            ..BARE
+        },
+        "flock" => Wrapper {
             values: "wEn",
-            long: &["--timeout", "--userspec", "--groups"],
+            long: &["--timeout", "--conflict-exit-code"],
             skip: 1,
             script: Some('c'),
             ..BARE
@@ -129,6 +141,9 @@ fn wrapper(name: &str) -> Option<Wrapper> {
         _ => return None,
     })
 }
+
+/// Words behind such a wrapper that are looked at.
+const TANGLE: usize = 24;
 
 /// Programs that run a script given as text.
 pub(super) const SHELLS: &[&str] = &["sh", "bash", "dash", "zsh", "ksh", "mksh", "ash", "fish"];
@@ -155,7 +170,11 @@ pub(super) fn behind(command: &Command, texts: &[String]) -> Behind {
     // Ranges only ever shrink, and those of one `find` do not overlap.
     let whole = 0..words.len();
     let mut open = vec![whole.clone()];
+    let mut seen = HashSet::new();
     while let Some(range) = open.pop() {
+        if !seen.insert((range.start, range.end)) {
+            continue;
+        }
         if out.commands.len() >= CHAIN {
             out.cut = true;
             break;
@@ -175,6 +194,13 @@ pub(super) fn behind(command: &Command, texts: &[String]) -> Behind {
             "trap" => out.scripts.extend(here.get(1).map(|w| w.text.clone())),
             "find" => find(here, range.start, &mut open),
             _ => {
+                if TANGLED.contains(&name) {
+                    tangled(here, &range, 1, &mut open);
+                } else if RUNNERS.contains(&name)
+                    && let Some(run) = runs(here)
+                {
+                    tangled(here, &range, run + 1, &mut open);
+                }
                 let inner = wrapper(name).and_then(|w| w.inner(here, &mut out.scripts));
                 open.extend(inner.map(|at| range.start + at..range.end));
             }
@@ -239,6 +265,39 @@ impl Wrapper {
             }
         }
         1
+    }
+}
+
+/// Where a subcommand stands that runs what is behind it: as the first word that is no flag, or the
+/// second (`docker compose run`).
+fn runs(words: &[Word]) -> Option<usize> {
+    let mut named = 0;
+    for (at, word) in words.iter().enumerate().skip(1) {
+        let text = word.text.as_str();
+        if RUNS_ANYWHERE.contains(&text)
+            || named == 0 && RUNS.contains(&text)
+            || named == 1 && matches!(text, "run" | "exec")
+        {
+            return Some(at);
+        }
+        named += usize::from(!text.starts_with('-'));
+    }
+    None
+}
+
+/// Every word behind a wrapper that could begin a command of its own.
+fn tangled(
+    words: &[Word],
+    range: &std::ops::Range<usize>,
+    from: usize,
+    open: &mut Vec<std::ops::Range<usize>>,
+) {
+    let known = |word: &Word| !word.live() && !word.text.starts_with('-');
+    for (at, word) in words.iter().enumerate().skip(from).take(TANGLE) {
+        let inner = range.start + at..range.end;
+        if known(word) {
+            open.push(inner);
+        }
     }
 }
 
@@ -441,6 +500,17 @@ mod tests {
             "\\env rm x",
             "\\time -o f rm x",
             "bash -s <<<'rm x'",
+            "taskset -c 0,1 rm x",
+            "taskset 0x3 rm x",
+            "systemd-run --user --scope -p MemoryMax=1G rm x",
+            "chrt -f 10 rm x",
+            "numactl -C 0 rm x",
+            "prlimit --nofile=10 rm x",
+            "setpriv --reuid 0 rm x",
+            "unshare -r rm x",
+            "ssh-agent rm x",
+            "docker run -v /:/h img rm x",
+            "npx -y rm x",
         ] {
             inner(text, "rm x");
         }

@@ -203,6 +203,7 @@ fn a_policy_without_people_denies_instead_of_asking() {
             &policy,
             &Request::Fetch {
                 url: url.to_owned(),
+                method: Some("GET".to_owned()),
             },
         )
         .decision
@@ -243,6 +244,9 @@ fn what_cannot_be_judged_is_denied() {
             panic!("a bug")
         }
         fn links(&self, _: &str) -> Option<Vec<String>> {
+            panic!("a bug")
+        }
+        fn names(&self, _: &str) -> Option<Vec<String>> {
             panic!("a bug")
         }
     }

@@ -11,6 +11,8 @@ mod load;
 #[cfg(test)]
 mod mutation;
 #[cfg(test)]
+mod property;
+#[cfg(test)]
 mod speed;
 #[cfg(test)]
 mod tree;

@@ -72,6 +72,16 @@ impl Resolver for Tree {
     }
 
     fn links(&self, path: &str) -> Option<Vec<String>> {
+        self.list(path, true)
+    }
+
+    fn names(&self, path: &str) -> Option<Vec<String>> {
+        self.list(path, false)
+    }
+}
+
+impl Tree {
+    fn list(&self, path: &str, only_links: bool) -> Option<Vec<String>> {
         let entries = match fs::read_dir(self.real(path)?) {
             Ok(entries) => entries,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Some(Vec::new()),
@@ -80,7 +90,7 @@ impl Resolver for Tree {
         let mut names = Vec::new();
         for entry in entries {
             let entry = entry.ok()?;
-            if entry.file_type().ok()?.is_symlink() {
+            if !only_links || entry.file_type().ok()?.is_symlink() {
                 names.push(entry.file_name().into_string().ok()?);
             }
         }

@@ -1,23 +1,21 @@
 //! `policy test`: labelled requests, and how often a policy is wrong about them.
 //!
-//! Owns the format of a case, one JSON object a line: `id`, `policy`, `tool`, `input`, `expect`,
-//! and where wanted `also_ok` (decisions that are as good) and `rules` (those that must decide).
+//! Owns how cases are counted and told. Must not know what a line of them means (`policy/cases.rs`).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
-use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::Fault;
-use super::place::{self, PlaceArgs};
+use super::place::PlaceArgs;
 use super::source::{Around, Chosen, Which, read};
 use crate::cli::streams::Streams;
 use crate::limits;
 use crate::model::foreign::show;
 use crate::model::{Claimed, Decision};
 use crate::policy::Judgement;
+use crate::policy::cases::{Case, Grade};
 
 /// Columns of a foreign id.
 const ID: usize = 80;
@@ -42,96 +40,6 @@ pub struct TestArgs {
     /// Where
     #[command(flatten)]
     pub place: PlaceArgs,
-}
-
-#[derive(Deserialize)]
-struct Line {
-    id: String,
-    #[serde(default)]
-    policy: Option<String>,
-    tool: String,
-    input: Box<RawValue>,
-    expect: String,
-    #[serde(default)]
-    also_ok: Vec<String>,
-    rules: Option<Vec<String>>,
-}
-
-/// One labelled request.
-struct Case {
-    line: Line,
-    expect: Decision,
-    also: Vec<Decision>,
-}
-
-impl Case {
-    fn parse(text: &str) -> Result<Self, String> {
-        let line: Line =
-            serde_json::from_str(text).map_err(|error| show(&error.to_string(), 200))?;
-        let decision = |key: &str, word: &str| {
-            Decision::from_word(word).ok_or_else(|| {
-                let word = show(word, ID);
-                format!("`{key}` is {word:?}, expected `allow`, `ask` or `deny`")
-            })
-        };
-        let expect = decision("expect", &line.expect)?;
-        let also = line.also_ok.iter().map(|word| decision("also_ok", word));
-        let also = also.collect::<Result<_, _>>()?;
-        Ok(Self { line, expect, also })
-    }
-
-    fn grade(&self, got: &Judgement) -> Grade {
-        let is_named = self
-            .line
-            .rules
-            .as_ref()
-            .is_none_or(|rules| *rules == got.rules);
-        match got.decision {
-            decision if decision == self.expect && is_named => Grade::Exact,
-            decision if decision == self.expect => Grade::OtherRules,
-            decision if self.also.contains(&decision) => Grade::AlsoOk,
-            Decision::Allow => Grade::FalseAllow,
-            _ if self.expect == Decision::Allow => Grade::FalseBlock,
-            _ => Grade::Confused,
-        }
-    }
-}
-
-/// How a judgement compares with a label.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Grade {
-    Exact,
-    OtherRules,
-    AlsoOk,
-    FalseAllow,
-    FalseBlock,
-    Confused,
-}
-
-impl Grade {
-    const ALL: [Self; 6] = [
-        Self::Exact,
-        Self::AlsoOk,
-        Self::FalseAllow,
-        Self::FalseBlock,
-        Self::Confused,
-        Self::OtherRules,
-    ];
-
-    const fn word(self) -> &'static str {
-        match self {
-            Self::Exact => "exact",
-            Self::OtherRules => "other_rules",
-            Self::AlsoOk => "also_ok",
-            Self::FalseAllow => "false_allow",
-            Self::FalseBlock => "false_block",
-            Self::Confused => "confused",
-        }
-    }
-
-    const fn is_miss(self) -> bool {
-        !matches!(self, Self::Exact | Self::AlsoOk)
-    }
 }
 
 /// What became of the cases of one policy, or of all.
@@ -233,7 +141,6 @@ pub(super) fn test(
     json: bool,
     streams: &mut Streams,
 ) -> Result<u8, Fault> {
-    let table = place::plain()?;
     let links = args.place.links();
     let at = args.place.place(&links);
     let mut tried: BTreeMap<String, Tried> = BTreeMap::new();
@@ -246,15 +153,15 @@ pub(super) fn test(
             .filter(|(_, l)| !l.trim().is_empty())
         {
             let shown = || show(&file.to_string_lossy(), 300);
-            let case = Case::parse(line).map_err(|why| {
-                Fault::Usage(format!("{}:{}: no case: {why}", shown(), number + 1))
-            })?;
+            let case = Case::parse(line)
+                .map_err(|why| Fault::Usage(format!("{}:{}: {why}", shown(), number + 1)))?;
             let name = match &args.policies {
                 None => String::new(),
-                Some(_) => case.line.policy.clone().ok_or_else(|| {
+                Some(_) if case.policy.is_empty() => {
                     let text = format!("{}:{}: the case names no `policy`", shown(), number + 1);
-                    Fault::Usage(text)
-                })?,
+                    return Err(Fault::Usage(text));
+                }
+                Some(_) => case.policy.clone(),
             };
             if !tried.contains_key(&name) {
                 let chosen = match &args.policies {
@@ -271,24 +178,23 @@ pub(super) fn test(
             let Some(tried) = tried.get_mut(&name) else {
                 continue;
             };
-            let request = table.extract(&case.line.tool, &case.line.input);
             let got = tried
                 .chosen
                 .policy
-                .decide(&request, &Claimed::default(), &at);
+                .decide(&case.request, &Claimed::default(), &at);
             let grade = case.grade(&got);
             tried.hit(&got);
             tried.score.add(&case, grade);
             all.add(&case, grade);
             if grade.is_miss() {
                 misses.push(Miss {
-                    id: case.line.id,
+                    id: case.id,
                     policy: tried.chosen.policy.name().to_owned(),
                     expect: case.expect,
                     got,
                     grade,
-                    tool: case.line.tool,
-                    input: case.line.input.get().to_owned(),
+                    tool: case.tool,
+                    input: case.input.to_string(),
                 });
             }
         }

@@ -122,6 +122,10 @@ impl Resolver for Links {
         };
         Some(self.0.keys().filter_map(name).collect())
     }
+
+    fn names(&self, path: &str) -> Option<Vec<String>> {
+        self.links(path)
+    }
 }
 
 /// How labelled requests are read.

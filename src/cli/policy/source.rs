@@ -79,19 +79,35 @@ impl Around<'_> {
 
     /// The policy of this name.
     pub(in crate::cli) fn named(&self, name: &str, streams: &mut Streams) -> Result<Chosen, Fault> {
-        if builtin_text(name).is_some() {
-            return built_in(name);
-        }
         let config = self.load(streams)?;
-        match config.policies.get(name) {
-            Some(path) => of_file(path, name, &|path| policies::read_policy(path)),
-            None => Err(Fault::Usage(format!(
-                "there is no policy {:?}: neither is it built in, nor has the configuration a \
-                 [policy.{}]",
-                show(name, NAME),
-                show(name, NAME)
-            ))),
+        if !config.policies.contains_key(name) {
+            if builtin_text(name).is_none() {
+                return Err(Fault::Usage(format!(
+                    "there is no policy {:?}: neither is it built in, nor has the configuration a \
+                     [policy.{}]",
+                    show(name, NAME),
+                    show(name, NAME)
+                )));
+            }
+            if Policy::builtin(name).is_none() {
+                return Err(Fault::Usage(format!(
+                    "builtin:{name} is no policy by itself: it is for `extends`"
+                )));
+            }
         }
+        let loaded = policies::policy(&config, name).map_err(Fault::Usage)?;
+        let mut layers = Vec::new();
+        let site = config.site_policy.as_deref().filter(|site| *site != name);
+        for name in site.into_iter().chain([name]) {
+            let source = policies::source(&config, name).map_err(Fault::Usage)?;
+            let find = |file: &str| policies::read_policy(&source.directory.join(file));
+            gather(&source.name, &source.text, &find, &mut layers).map_err(Fault::Usage)?;
+        }
+        Ok(Chosen {
+            policy: loaded.policy,
+            sha256: loaded.sha256,
+            layers,
+        })
     }
 
     /// The policy of a file. It decides nothing here, so it may be anybody's.
@@ -102,25 +118,6 @@ impl Around<'_> {
             read(path, limits::CONFIG_BYTES as u64)
         })
     }
-}
-
-/// A policy that comes with the program.
-fn built_in(name: &str) -> Result<Chosen, Fault> {
-    let usage = |why: String| Fault::Usage(why);
-    let loaded = policies::built_in(name).map_err(|_| {
-        usage(format!(
-            "builtin:{name} is no policy by itself: it is for `extends`"
-        ))
-    })?;
-    let mut layers = Vec::new();
-    let text = builtin_text(name).unwrap_or_default();
-    let none = |file: &str| Err(format!("there is no file {file} beside it"));
-    gather(&format!("builtin:{name}"), text, &none, &mut layers).map_err(usage)?;
-    Ok(Chosen {
-        policy: loaded.policy,
-        sha256: loaded.sha256,
-        layers,
-    })
 }
 
 fn of_file(

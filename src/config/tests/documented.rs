@@ -54,6 +54,7 @@ impl Row {
             "pool.NAME.agent_dir" => format!("pool.demo.agent = \"codex\"\n{set}"),
             "pool.NAME.model" => format!("pool.demo.command = [\"a\", \"{{model}}\"]\n{set}"),
             "pool.NAME.mode" => format!("pool.demo.command = [\"a\", \"{{mode}}\"]\n{set}"),
+            "policy.NAME.site" => format!("{BARE}policy.own.file = \"own.toml\"\n{set}"),
             "pool.NAME.auth" => format!("pool.demo.dialect = \"acp\"\n{BARE}{set}"),
             // What the two keys that are needed say is said once.
             key if key.starts_with(FAR_KEYS) => {

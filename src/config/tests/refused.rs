@@ -257,6 +257,8 @@ fn profiles_and_policies_have_plain_names() {
     check(&file("[policy.own]\nfile = \"\""), "must not be empty");
     check(&file("[policy.own]\nfile = \"~/p.toml\""), "\"~\" is not expanded");
     check(&file("[policy.own]\nfile = 4"), "policy.own.file: expected a string");
+    let two = "[policy.a]\nfile = \"a.toml\"\nsite = true\n[policy.b]\nfile = \"b.toml\"\nsite = true";
+    check(&file(two), "the site's policy is \"a\" already");
     check(&file("[policy.own]\nfile = \"p.toml\"\nfil = 1"), "did you mean file?");
 }
 

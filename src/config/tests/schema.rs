@@ -10,6 +10,7 @@ use crate::config::{ConfigErrors, DEFAULT, schema};
 /// Words of faults that no schema can find: of texts before they are TOML, of bounds that a pattern
 /// cannot say, of names that must lead somewhere, of keys that must agree.
 const BEYOND: &[&str] = &[
+    "the site's policy is",
     // How the file came here.
     "a supervisor.toml that was found may",
     "looks like a secret",

@@ -97,6 +97,7 @@ ca = "ca.pem"
 [sandbox.own]
 [policy.own]
 file = "own.toml"
+site = true
 "#;
 
 /// Every path of the tree, with NAME for chosen names.

@@ -21,6 +21,10 @@ impl Resolver for Tree {
     fn links(&self, _: &str) -> Option<Vec<String>> {
         None
     }
+
+    fn names(&self, _: &str) -> Option<Vec<String>> {
+        None
+    }
 }
 
 fn decided(wish: &ClientWish) -> (Judgement, Option<String>) {

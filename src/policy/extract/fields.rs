@@ -45,6 +45,19 @@ impl Place {
     }
 }
 
+impl Place {
+    /// Whether it goes on in the elements of a list.
+    pub(super) fn is_spread(&self) -> bool {
+        self.0.iter().any(|step| step.each)
+    }
+
+    /// The JSON pointer to it.
+    pub(super) fn pointer(&self) -> String {
+        let step = |step: &Step| format!("/{}", step.name.replace('~', "~0").replace('/', "~1"));
+        self.0.iter().map(step).collect()
+    }
+}
+
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (at, step) in self.0.iter().enumerate() {

@@ -1,8 +1,7 @@
 //! Tables and calls: what is read, what is malformed, what stays unknown.
 
 use super::*;
-use crate::limits::CALL_PATHS;
-
+use crate::{limits::CALL_PATHS, policy::Target};
 fn table(name: &str) -> Extractor {
     Extractor::parse(builtin_text(name).expect("built in")).expect("the table")
 }
@@ -381,6 +380,7 @@ mod acp {
                 r#"{"rawInput":{"url":"https://example.org/","prompt":"x"}}"#
             ),
             Request::Fetch {
+                method: Some("GET".to_owned()),
                 url: "https://example.org/".to_owned()
             }
         );

@@ -10,8 +10,10 @@ impl Scanner<'_> {
         let start = self.at;
         match self.peek(1) {
             Some(b'(') => {
-                self.at += 2;
-                self.nested(b')');
+                if self.peek(2) != Some(b'(') || !self.arithmetic(2) {
+                    self.at += 2;
+                    self.nested(b')');
+                }
             }
             Some(b'{') => {
                 if self.home(b"${HOME}", text, word) {
@@ -150,15 +152,61 @@ impl Scanner<'_> {
             return;
         }
         let inner = scan_at(&String::from_utf8_lossy(&script), self.depth + 1);
+        self.found.broken = self.found.broken.or(inner.broken);
+        self.adopt(inner);
+    }
+
+    /// Takes the commands of a text that was read by itself.
+    fn adopt(&mut self, inner: super::Scan) {
         let offset = self.found.texts.len();
         self.found.texts.extend(inner.texts);
-        self.found.broken = self.found.broken.or(inner.broken);
+        let commands = self.found.commands.len();
+        self.found.flows.adopt(inner.flows.edges, commands);
         for mut command in inner.commands {
             for place in &mut command.stdin {
                 *place += offset;
             }
             self.found.commands.push(command);
         }
+    }
+
+    /// `((…))`, whose second parenthesis is `ahead` bytes away: there `<<` shifts and begins no
+    /// here-document that would hide what follows. As it may also be a command in a group in a
+    /// group, its inside is read as one, too, by itself. `false`: no `))` ends it.
+    pub(super) fn arithmetic(&mut self, ahead: usize) -> bool {
+        let start = self.at + ahead + 1;
+        let bound = (start + limits::POLICY_ARITHMETIC).min(self.text.len());
+        let mut depth = 0_usize;
+        let mut end = start;
+        while end < bound {
+            match self.text[end] {
+                b'(' => depth += 1,
+                b')' if depth == 0 => break,
+                b')' => depth -= 1,
+                b'\\' => end += 1,
+                quote @ (b'\'' | b'"') => {
+                    let rest = self.text.get(end + 1..bound).unwrap_or_default();
+                    let Some(length) = memchr::memchr(quote, rest) else {
+                        return false;
+                    };
+                    end += length + 1;
+                }
+                _ => {}
+            }
+            end += 1;
+        }
+        if end >= bound {
+            self.broken("parentheses whose end is not seen");
+            return false;
+        }
+        if self.text.get(end + 1) != Some(&b')') || self.depth >= limits::POLICY_DEPTH {
+            return false;
+        }
+        let inside = String::from_utf8_lossy(&self.text[start..end]).into_owned();
+        let inner = scan_at(&inside, self.depth + 1);
+        self.adopt(inner);
+        self.at = end + 2;
+        true
     }
 
     /// `$'…'` with the escapes of bash(1), QUOTING.

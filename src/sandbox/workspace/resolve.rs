@@ -117,10 +117,20 @@ impl TreeLinks {
     /// A directory that is missing has none; `None`: they cannot be listed, or are too many.
     #[must_use]
     pub fn links_in(&self, path: &[u8]) -> Option<Vec<Vec<u8>>> {
+        self.listed(path, true)
+    }
+
+    /// The names of everything directly in the directory `path`, as for [`Self::links_in`].
+    #[must_use]
+    pub fn names_in(&self, path: &[u8]) -> Option<Vec<Vec<u8>>> {
+        self.listed(path, false)
+    }
+
+    fn listed(&self, path: &[u8], only_links: bool) -> Option<Vec<Vec<u8>>> {
         let (tree, parts) = self.find(path).ok()?;
         let root = match tree {
             Tree::Plain(root) => root,
-            Tree::Merged(merged) => return links_of(merged, &parts),
+            Tree::Merged(merged) => return listed(merged, &parts, only_links),
         };
         let mut dir = hold_at(root, c".").ok()?;
         for part in parts {
@@ -135,7 +145,7 @@ impl TreeLinks {
             }
         }
         let dir = reopen(&dir, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC).ok()?;
-        links_in(&[dir])
+        links_in(&[dir], only_links)
     }
 
     /// The tree that a path is in, and the path's components below its root.
@@ -176,19 +186,19 @@ fn what(held: &OwnedFd) -> Link {
     }
 }
 
-/// The links directly in a directory that an overlay lies over. A link that was written over counts
-/// as long as it is below: more than there are is less than harm.
-fn links_of(merged: &Merged, parts: &[&[u8]]) -> Option<Vec<Vec<u8>>> {
+/// The names, or only those of links, directly in a directory that an overlay lies over. One that
+/// was written over counts as long as it is below: more than there are is less than harm.
+fn listed(merged: &Merged, parts: &[&[u8]], only_links: bool) -> Option<Vec<Vec<u8>>> {
     let dirs = match merged.open(parts.iter().copied()) {
         Ok(dirs) => dirs,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Some(Vec::new()),
         Err(_) => return None,
     };
-    links_in(&dirs)
+    links_in(&dirs, only_links)
 }
 
-/// The links directly in any of these; `None` where there is too much to look through.
-fn links_in(dirs: &[OwnedFd]) -> Option<Vec<Vec<u8>>> {
+/// The links directly in any of these, or everything there; `None` where there is too much to look through.
+fn links_in(dirs: &[OwnedFd], only_links: bool) -> Option<Vec<Vec<u8>>> {
     let mut links = Vec::new();
     let mut entries = 0_usize;
     for dir in dirs {
@@ -197,7 +207,7 @@ fn links_in(dirs: &[OwnedFd]) -> Option<Vec<Vec<u8>>> {
             if entries > ENTRIES {
                 return Err(io::ErrorKind::QuotaExceeded.into());
             }
-            if meta_at(dir, name)?.kind == Kind::Link {
+            if !only_links || meta_at(dir, name)?.kind == Kind::Link {
                 links.push(name.to_bytes().to_vec());
             }
             Ok(())

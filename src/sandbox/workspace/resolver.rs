@@ -5,6 +5,12 @@
 use super::resolve::{Link, TreeLinks};
 use crate::policy::{Look, Resolver};
 
+/// A name that is no text cannot be compared with what a pattern matches.
+fn texts(names: Vec<Vec<u8>>) -> Option<Vec<String>> {
+    let text = |name| String::from_utf8(name).ok();
+    names.into_iter().map(text).collect()
+}
+
 impl Resolver for TreeLinks {
     fn look(&self, path: &str) -> Look {
         match self.read_link(path.as_bytes()) {
@@ -17,11 +23,10 @@ impl Resolver for TreeLinks {
     }
 
     fn links(&self, path: &str) -> Option<Vec<String>> {
-        let names = self.links_in(path.as_bytes())?;
-        // A name that is no text cannot be compared with what a pattern matches.
-        names
-            .into_iter()
-            .map(|name| String::from_utf8(name).ok())
-            .collect()
+        texts(self.links_in(path.as_bytes())?)
+    }
+
+    fn names(&self, path: &str) -> Option<Vec<String>> {
+        texts(self.names_in(path.as_bytes())?)
     }
 }

@@ -1,0 +1,19 @@
+//! `[policy.NAME]`: the policies that the file brings.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use super::{Shown, path};
+
+/// The tables of all policies, as `config show` has them.
+pub(super) fn tables(policies: &BTreeMap<String, PathBuf>, site: Option<&str>) -> Vec<Shown> {
+    let table = |(name, file): (&String, &PathBuf)| {
+        let mut table = Shown::new(&["policy", name]);
+        table.put("file", path(file));
+        if site == Some(name.as_str()) {
+            table.put("site", true);
+        }
+        table
+    };
+    policies.iter().map(table).collect()
+}

@@ -1,0 +1,171 @@
+//! What a search pattern reads.
+//!
+//! Owns the caution about patterns: every library reads `{…}`, `[…]` and `(…)` in its own way, and
+//! what one of them could take for `..` leads anywhere. Must not know tools.
+
+use crate::policy::request::Target;
+
+/// What a search pattern reads: the directory before its first wildcard, or anything if it goes
+/// up behind one.
+pub(super) fn leading(path: Option<&str>, pattern: &str) -> Target {
+    let magic = pattern
+        .find(['*', '?', '[', '{', '(', '!', '\\'])
+        .unwrap_or(pattern.len());
+    let (fixed, rest) = pattern.split_at(magic);
+    let joined = |tail: &str| match path {
+        Some(path) if !tail.starts_with(['/', '~']) => format!("{path}/{tail}"),
+        _ => tail.to_owned(),
+    };
+    // The component in which the first wildcard stands, and what follows.
+    let open = &pattern[fixed.rfind('/').map_or(0, |slash| slash + 1)..];
+    if climbs(open, rest) {
+        return Target::Anywhere(joined(pattern));
+    }
+    if rest.is_empty() {
+        return Target::Path(joined(pattern));
+    }
+    // Its last name is judged, too: a pattern for a secret's name is a search for secrets.
+    match fixed.rfind('/') {
+        Some(slash) => Target::Path(joined(&fixed[..=slash])),
+        None => path.map_or(Target::Workspace, |path| Target::Path(path.to_owned())),
+    }
+}
+
+/// Forms of a pattern with alternatives that are written out.
+const FORMS: usize = 64;
+
+/// Whether a pattern may go up behind its first wildcard, or by it.
+fn climbs(pattern: &str, rest: &str) -> bool {
+    if rest.contains("..") || rest.contains('(') {
+        return true;
+    }
+    if !rest.contains(['{', '[', '\\', '?', '*']) || !pattern.contains('.') && !rest.contains('[') {
+        return false;
+    }
+    match written_out(pattern) {
+        None => true,
+        Some(forms) => forms.iter().any(|form| {
+            let mut components = form.split('/').peekable();
+            let mut up = false;
+            while let Some(component) = components.next() {
+                // The last name is only shown, whatever it is.
+                up |= components.peek().is_some() && may_be_up(component);
+            }
+            up
+        }),
+    }
+}
+
+/// Every form that `{a,b}` stands for; `None`: there are many, or braces in braces.
+fn written_out(pattern: &str) -> Option<Vec<String>> {
+    let mut forms = vec![String::new()];
+    let mut rest = pattern;
+    while let Some(open) = rest.find('{') {
+        let close = open + rest[open..].find('}')?;
+        let inside = &rest[open + 1..close];
+        let choices = inside.matches(',').count() + 1;
+        if inside.contains('{') || forms.len() * choices > FORMS {
+            return None;
+        }
+        let before = &rest[..open];
+        forms = forms
+            .iter()
+            .flat_map(|form| {
+                inside
+                    .split(',')
+                    .map(move |choice| format!("{form}{before}{choice}"))
+            })
+            .collect();
+        rest = &rest[close + 1..];
+    }
+    for form in &mut forms {
+        form.push_str(rest);
+    }
+    Some(forms)
+}
+
+/// Whether a component of a pattern may be read as `..`; a wildcard at the beginning never is a dot.
+fn may_be_up(component: &str) -> bool {
+    let plain = dotted(&component.replace('\\', ""));
+    plain.len() > 1 && plain.starts_with('.') && plain.chars().all(|c| matches!(c, '.' | '?' | '*'))
+}
+
+/// The component with a dot for every class that may hold one, and a letter for the others.
+fn dotted(component: &str) -> String {
+    let mut out = String::new();
+    let mut rest = component;
+    while let Some(open) = rest.find('[') {
+        let (before, class) = (&rest[..open], &rest[open + 1..]);
+        let first = class.chars().next().map_or(0, char::len_utf8);
+        let Some(close) = class[first..].find(']').map(|at| at + first) else {
+            break;
+        };
+        let inside = &class[..close];
+        let may = inside.contains(['.', '!', '^', ':', '=']) || ranges_over_a_dot(inside);
+        out.push_str(before);
+        out.push(if may { '.' } else { 'x' });
+        rest = &class[close + 1..];
+    }
+    out.push_str(rest);
+    out
+}
+
+fn ranges_over_a_dot(class: &str) -> bool {
+    let chars: Vec<char> = class.chars().collect();
+    chars
+        .windows(3)
+        .any(|w| w[1] == '-' && w[0] <= '.' && w[2] >= '.')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_some_reader_takes_for_the_parent_leads_anywhere() {
+        for pattern in [
+            "*/../x",
+            "src/{..,x}/y",
+            "{.,x}{.,y}/etc/passwd",
+            "{.,a}./x",
+            "src/[.][.]/x",
+            "[.]?/x",
+            ".?/x",
+            ".*/x",
+            "a/.[.]/b",
+            "\\.\\./x",
+            "a/\\../x",
+            "@(..)/x",
+            "+(.)/x",
+            "{{.,a},b}./x",
+            "[!a][!b]/x",
+            "[a.][a.]/x",
+            "[ -0][+-9]/x",
+            "{.,b}{.,c}{.,d}{.,e}{.,f}{.,g}{.,h}/x",
+        ] {
+            assert!(
+                matches!(leading(None, pattern), Target::Anywhere(_)),
+                "{pattern}"
+            );
+        }
+    }
+
+    #[test]
+    fn ordinary_patterns_read_below_their_directory() {
+        for pattern in [
+            "**/*.rs",
+            "src/**/*.{ts,tsx}",
+            "*.{a,b}.[ch]",
+            "docs/*",
+            "**/.*",
+            "src/[a-z]*/mod.rs",
+            "a?/b.c",
+            "{src,tests}/**/*.rs",
+        ] {
+            assert!(
+                !matches!(leading(None, pattern), Target::Anywhere(_)),
+                "{pattern}"
+            );
+        }
+    }
+}
