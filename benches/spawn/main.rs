@@ -2,9 +2,11 @@
 //! view, by turns in one run.
 //!
 //! A round of a side is one `cat`: started, given a line, ended. Prints one JSON line a side and one
-//! with the ratios. Gates nothing.
+//! with the ratios. With `--files` it is a shell in a workspace of so many files instead, which it
+//! gets in every way. Gates nothing.
 
 mod sides;
+mod workspace;
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -32,6 +34,12 @@ struct Line {
     /// Children that live at once while memory is measured
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=200))]
     children: u32,
+    /// Measures a workspace of so many files instead
+    #[arg(long, value_parser = clap::value_parser!(u32).range(2..=200_000))]
+    files: Option<u32>,
+    /// Copies of that workspace
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    copies: u32,
     /// Another `marshal` than the one that was built with this bench
     #[arg(long)]
     marshal: Option<PathBuf>,
@@ -69,6 +77,21 @@ fn run(line: &Line) -> Result<(), Failure> {
         .enable_all()
         .build()?;
     let _inside = runtime.enter();
+    if let Some(files) = line.files {
+        let lines = workspace::measure(
+            &marshal,
+            &line.profile,
+            files,
+            line.rounds,
+            line.copies.min(line.rounds),
+            &runtime,
+        )?;
+        let mut out = io::stdout().lock();
+        for line in lines {
+            writeln!(out, "{line}")?;
+        }
+        return Ok(());
+    }
     let house = House::new(&marshal, &line.profile)?;
     let mut sides = Vec::new();
     for side in house.sides()? {

@@ -42,18 +42,23 @@ enum Running {
     Marshal(Box<Launched>),
 }
 
+/// Who agents are.
+pub(crate) fn own_ids() -> Ids {
+    let uid = rustix::process::geteuid();
+    if uid.is_root() {
+        Ids::Root { slot_uid: SLOT_UID }
+    } else {
+        let (uid, gid) = (uid.as_raw(), rustix::process::getegid().as_raw());
+        Ids::Own { uid, gid }
+    }
+}
+
 impl House {
     pub(crate) fn new(marshal: &Path, profile: &str) -> Result<Self, Failure> {
         let dir = tempfile::Builder::new()
             .prefix("spawn")
             .tempdir_in(env!("CARGO_TARGET_TMPDIR"))?;
-        let uid = rustix::process::geteuid();
-        let ids = if uid.is_root() {
-            Ids::Root { slot_uid: SLOT_UID }
-        } else {
-            let (uid, gid) = (uid.as_raw(), rustix::process::getegid().as_raw());
-            Ids::Own { uid, gid }
-        };
+        let ids = own_ids();
         let config = Config::parse(DEFAULT, &Origin::built_in(dir.path().to_owned()))?;
         let profile = config
             .sandboxes

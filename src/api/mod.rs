@@ -10,6 +10,7 @@ pub mod control;
 mod conversation;
 pub mod history;
 pub mod http;
+pub mod listing;
 pub mod process_stats;
 pub mod reply;
 pub mod request;

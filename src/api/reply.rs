@@ -5,6 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::listing::Listing;
 use super::request::{Code, Failure, VERSION};
 use crate::fleet::ConversationView;
 use crate::model::foreign::show;
@@ -23,7 +24,7 @@ crate::model::words!(
 );
 
 /// What a supervisor answers to a request, before a stream if there is one.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Reply {
     /// To [`Request::Hello`](super::request::Request::Hello).
     Hello {
@@ -54,6 +55,8 @@ pub enum Reply {
     },
     /// To [`Request::Conversations`](super::request::Request::Conversations).
     Conversations(Vec<ConversationLine>),
+    /// To [`Request::List`](super::request::Request::List).
+    Listed(Listing),
     /// It could not be done.
     Failed(Failure),
 }
@@ -104,6 +107,8 @@ struct ReplyLine {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     conversations: Option<Vec<ConversationLine>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    listing: Option<Listing>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     error: Option<ErrorLine>,
 }
 
@@ -125,6 +130,7 @@ pub fn write_reply(reply: &Reply) -> String {
         accepted: None,
         session: None,
         conversations: None,
+        listing: None,
         error: None,
     };
     match reply {
@@ -150,6 +156,10 @@ pub fn write_reply(reply: &Reply) -> String {
         Reply::Conversations(found) => {
             line.ok = Some("conversations".to_owned());
             line.conversations = Some(found.clone());
+        }
+        Reply::Listed(listing) => {
+            line.ok = Some("listed".to_owned());
+            line.listing = Some(listing.clone());
         }
         Reply::Failed(failure) => {
             line.error = Some(ErrorLine {
@@ -189,6 +199,7 @@ pub fn read_reply(line: &str) -> Option<Reply> {
             session: SessionId::new(&line.session?).ok()?,
         },
         "conversations" => Reply::Conversations(line.conversations?),
+        "listed" => Reply::Listed(line.listing?),
         _ => return None,
     })
 }
@@ -196,6 +207,7 @@ pub fn read_reply(line: &str) -> Option<Reply> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::listing::{PoolLine, SlotLine};
 
     #[test]
     fn replies_survive_a_round_trip() {
@@ -217,6 +229,19 @@ mod tests {
                 title: Some("say".to_owned()),
                 at_us: 5,
             }]),
+            Reply::Listed(Listing {
+                pools: vec![PoolLine {
+                    pool: "demo".to_owned(),
+                    weak: vec!["a".to_owned()],
+                    ..PoolLine::default()
+                }],
+                slots: vec![SlotLine {
+                    slot: "demo/0".to_owned(),
+                    started_at: Some(1.5),
+                    note: Some("n".to_owned()),
+                    ..SlotLine::default()
+                }],
+            }),
             Reply::Failed(Failure::new(Code::Busy, "come again")),
         ] {
             let line = write_reply(&reply);

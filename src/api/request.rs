@@ -44,6 +44,8 @@ pub enum Request {
         /// Go on as lines come.
         follow: bool,
     },
+    /// List pools and slots.
+    List,
     /// Stop a slot's child.
     Restart {
         /// Which.
@@ -239,6 +241,7 @@ fn operation(line: RequestLine) -> Result<Request, Failure> {
     };
     match line.op.as_str() {
         "hello" => only(&[]).map(|()| Request::Hello),
+        "list" => only(&[]).map(|()| Request::List),
         "submit" => {
             only(&["tasks", "watch"])?;
             Ok(Request::Submit {
@@ -291,7 +294,7 @@ fn operation(line: RequestLine) -> Result<Request, Failure> {
             })
         }
         other => Err(bad(format!(
-            "there is no op \"{}\"; there are hello, submit, watch, cancel, logs, restart, open and conversations",
+            "there is no op \"{}\"; there are hello, list, submit, watch, cancel, logs, restart, open and conversations",
             show(other, 40)
         ))),
     }
@@ -395,6 +398,7 @@ pub fn write(request: &Request) -> Result<String, Failure> {
     };
     let op = match request {
         Request::Hello => "hello",
+        Request::List => "list",
         Request::Submit { tasks, watch } => {
             line.tasks = Some(tasks.iter().map(task_line).collect());
             line.watch = Some(*watch);

@@ -10,7 +10,7 @@ use tokio::sync::{broadcast, mpsc};
 use super::history::{History, Past};
 use crate::fleet::{
     Conversation, ConversationOrder, ConversationView, FleetHandle, LogTail, Notice, OpenError,
-    Readiness, SlotView, Stop, SubmitError, TakeUpError, TaskReport,
+    PoolView, Readiness, SlotView, Stop, SubmitError, TakeUpError, TaskReport,
 };
 use crate::model::{PoolName, RunId, SlotId, TaskId, TaskSpec};
 
@@ -73,6 +73,9 @@ pub trait Fleet: Clone + Send + Sync + 'static {
 
     /// Every slot, as it is now.
     fn slots(&self) -> Vec<SlotView>;
+
+    /// Every pool, as it is now.
+    fn pools(&self) -> Vec<PoolView>;
 
     /// Stops a slot's child; its next work starts a new one. `false` if there is no such slot.
     fn restart(&self, slot: SlotId) -> impl Future<Output = bool> + Send;
@@ -151,6 +154,10 @@ impl Fleet for FleetHandle {
 
     fn slots(&self) -> Vec<SlotView> {
         self.slots()
+    }
+
+    fn pools(&self) -> Vec<PoolView> {
+        self.pool_views()
     }
 
     async fn restart(&self, slot: SlotId) -> bool {

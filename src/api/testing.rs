@@ -15,6 +15,7 @@ use super::history::{History, Worked};
 pub(crate) use super::hostile::hostile;
 use super::service::{Continued, Fleet, Refusal, Reports};
 pub(crate) use super::session_events_tests::EVIL;
+use crate::fleet::PoolView;
 use crate::fleet::{
     Conversation, ConversationOrder, ConversationView, LogTail, Notice, OpenError, Readiness,
     SlotView, Stop, TaskReport,
@@ -339,6 +340,10 @@ impl Fleet for FakeFleet {
 
     fn history(&self) -> Arc<dyn History> {
         Arc::clone(&self.0.told) as Arc<dyn History>
+    }
+
+    fn pools(&self) -> Vec<PoolView> {
+        Vec::new()
     }
 
     fn slots(&self) -> Vec<SlotView> {

@@ -55,6 +55,8 @@ pub enum Command {
     Run(RunArgs),
     /// Run the daemon: the same fleet with /metrics, /healthz, /readyz and a control socket
     Up,
+    /// Show pools and slots of the supervisor that runs here, and where their walls are weak
+    Ls,
     /// Show what a slot's child writes to its standard error
     Logs {
         /// The slot, for example demo/0
@@ -282,7 +284,7 @@ mod tests {
             "config",
             "config fly",
             "-q -v up",
-            "ls",
+            "ls demo",
         ] {
             assert!(parsed(line).is_err(), "{line}");
         }

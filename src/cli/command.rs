@@ -18,6 +18,7 @@ use super::doctor;
 use super::doors::{self, Doors};
 use super::events;
 use super::exit::Exit;
+use super::ls;
 use super::progress::Screen;
 use super::report;
 use super::results::Results;
@@ -147,6 +148,10 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
                 let profile = profile.as_deref();
                 doctor::run(&loaded.config, &state, profile, cli.json, &mut streams)
             }
+            Err(exit) => exit,
+        },
+        Command::Ls => match find_state(&loaded.config, &mut streams) {
+            Ok(state) => ls::run(&state, cli.json, &mut streams).await,
             Err(exit) => exit,
         },
         Command::Logs { slot, follow } => match find_state(&loaded.config, &mut streams) {

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use super::exit::Exit;
 use super::streams::Streams;
 use crate::api::control::{LineError, Lines, connect};
+use crate::api::listing::Listing;
 use crate::api::reply::{self, ConversationLine, Reply, Role};
 use crate::api::request::{self, Code, Failure, Request};
 use crate::api::view::{self, LogItem};
@@ -138,6 +139,17 @@ impl Client {
     pub async fn hello(&mut self) -> Result<(Role, u32), ClientError> {
         match self.ask(&Request::Hello).await? {
             Reply::Hello { role, pid } => Ok((role, pid)),
+            _ => Err(unexpected()),
+        }
+    }
+
+    /// Pools and slots, as they are now.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn list(&mut self) -> Result<Listing, ClientError> {
+        match self.ask(&Request::List).await? {
+            Reply::Listed(listing) => Ok(listing),
             _ => Err(unexpected()),
         }
     }

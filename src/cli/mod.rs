@@ -20,6 +20,7 @@ pub mod engines;
 pub mod event_text;
 pub mod events;
 pub mod exit;
+mod ls;
 pub mod overlay;
 mod policies;
 pub mod policy;

@@ -219,6 +219,7 @@ pub async fn start(mut config: Config, state: StateDir, go_on: GoOn) -> Result<S
     } else {
         None
     };
+    ready::check_programs(&config).await?;
     let engines = engines::ready(&config, &spawner, state.path()).await?;
     ready::check(&mut config, &spawner, uids.as_ref(), state.path(), &engines).await?;
     let config = Arc::new(config);

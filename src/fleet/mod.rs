@@ -29,6 +29,7 @@ mod session;
 mod setting;
 mod setup;
 mod used;
+mod views;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -51,6 +52,7 @@ pub use notice::{ChangeKind, FileChange, Notice, SlotView, TaskReport};
 pub use report::ReportError;
 pub use setting::SetDone;
 pub use setup::{GoOn, LoadedPolicy, Setup};
+pub use views::PoolView;
 
 use crate::config::{Config, SessionScope, WorkspaceMode};
 use crate::journal::{Commit, Committed, Journal, Refusal, TaskRow, Write};

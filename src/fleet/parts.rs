@@ -48,6 +48,7 @@ pub(super) fn pools(setup: &Setup) -> Result<Vec<Arc<PoolShared>>, StartError> {
             tasks: AtomicUsize::new(0),
             oldest: Mutex::new(None),
             asks: Mutex::default(),
+            lacks: Mutex::default(),
             first_slot,
         };
         first_slot += config.size;

@@ -21,7 +21,7 @@ use crate::config::{Config, DialectName, Pool as PoolConfig, Sandbox};
 use crate::journal::Journal;
 use crate::launch::{Engine, Host};
 use crate::limits::{BROADCAST_EVENTS, COPIES_AT_ONCE, POOL_QUEUE, SPAWNS_AT_ONCE};
-use crate::model::{AskId, PoolName, RunId, SessionId, SlotId, TaskSpec};
+use crate::model::{AskId, PoolName, RunId, SessionId, SlotId, TaskSpec, Weakness};
 use crate::policy::Policy;
 use crate::policy::extract::Extractor;
 use crate::relay::Upstream;
@@ -157,6 +157,8 @@ pub(crate) struct PoolShared {
     pub(crate) oldest: Mutex<Option<Instant>>,
     /// Asks that wait for a person, with the time of their question.
     pub(crate) asks: Mutex<BTreeSet<(Instant, AskId)>>,
+    /// What the newest child's walls lack; `None` before there was one.
+    pub(crate) lacks: Mutex<Option<Vec<Weakness>>>,
     /// The number of the pool's first slot in the fleet: slot `i` uses uid `first_slot + i`.
     pub(crate) first_slot: u16,
 }

@@ -103,7 +103,7 @@ impl Starter {
         thread: mpsc::Sender<Job>,
     ) -> Result<Launched, SpawnError> {
         let counts_own = counts_own_processes(&plan.walls);
-        let ready = self.spare.take_if(|spare| spare.is_there());
+        let ready = self.spare.take_if(Spare::is_there);
         let (begun, ready) = match ready {
             Some(Spare { begun, leaf }) => (begun, Some(leaf)),
             None => (Begun::start(&self.helpers, ARG0_OUTER)?, None),

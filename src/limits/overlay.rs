@@ -2,8 +2,17 @@
 //!
 //! As in the file above: each with its unit and its reason.
 
+use std::time::Duration;
+
 /// Things that one session may have written over its workspace for it to be compared or applied.
 pub const OVERLAY_ENTRIES: u64 = 200_000;
+
+/// Things that an apply may take away and put in their place together.
+pub const OVERLAY_LISTED: u64 = 2 * OVERLAY_ENTRIES;
+
+/// How long an apply waits for another one in the same workspace, in seconds: an apply of ordinary
+/// size is over by then.
+pub const OVERLAY_APPLY_WAIT: Duration = Duration::from_secs(10);
 
 /// Levels of directories below a workspace that are compared or applied. One descriptor a level is
 /// open meanwhile.

@@ -14,6 +14,9 @@ pub const BUNDLE_BASES: usize = 1024;
 pub const GIT_SAID_BYTES: usize = 64 << 10;
 /// Files and directories of one workspace that a mask hides. One more, and nothing is started.
 pub const MASKED: usize = 1000;
+/// Directories and links of one workspace that are held where they are, because they lead to what a
+/// mask hides. One more, and nothing is started.
+pub const MASK_HELD: usize = 4000;
 /// Paths of one slice: each is opened and mounted on its own.
 pub const SLICES: usize = 64;
 /// Patterns of one mask.

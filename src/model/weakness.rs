@@ -10,6 +10,11 @@ words!(
         SharedUid = "shared_uid",
         /// Landlock, or the version of it that its profile names.
         Landlock = "landlock",
+        /// Landlock's rules for ports, on the host's network: it may listen where somebody else is
+        /// expected.
+        LandlockNet = "landlock_net",
+        /// Landlock's bounds of abstract sockets, on the host's network: it reaches the host's.
+        LandlockScope = "landlock_scope",
         /// The bound of memory by a cgroup.
         Memory = "cgroup.memory",
         /// The bound of processes by a cgroup.

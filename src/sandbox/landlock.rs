@@ -31,7 +31,7 @@ const USED: [(u8, ABI); 5] = [
 /// gives the ABI in force, 0 for none.
 pub(super) fn wear(mounts: &[Mount], opened: &[Opened], network: Net, least: u8) -> Step<u8> {
     let usable = |(number, _): &&(u8, ABI)| *number >= least.max(1);
-    let is_there = is_there()?;
+    let is_there = is_there(least)?;
     for (number, abi) in USED.iter().filter(usable).filter(|_| is_there) {
         let ruleset = match create(*abi, network) {
             Ok(ruleset) => ruleset,
@@ -54,9 +54,10 @@ pub(super) fn wear(mounts: &[Mount], opened: &[Opened], network: Net, least: u8)
     ))
 }
 
-/// Whether this kernel has any Landlock. An answer that is not the kernel's word for having none
-/// is an error: what is forbidden, or fails for want of memory, is not missing.
-fn is_there() -> Step<bool> {
+/// Whether this kernel has any Landlock that can be used. An answer that is not the kernel's word for
+/// having none is an error: what fails for want of memory is not missing. Where none will do, one that
+/// is forbidden, as old container engines forbid it to what is in them, is none.
+fn is_there(least: u8) -> Step<bool> {
     let ruleset = Ruleset::default();
     // The call's, if it failed; the library keeps no more of it than that it did.
     let asked = io::Error::last_os_error();
@@ -66,8 +67,34 @@ fn is_there() -> Step<bool> {
     }
     match Errno::from_io_error(&asked) {
         Some(Errno::NOSYS | Errno::OPNOTSUPP) => Ok(false),
+        Some(Errno::PERM | Errno::ACCESS) if least == 0 => Ok(false),
         _ => Err(of(&asked, "ask the kernel for its version", None)),
     }
+}
+
+/// Puts this thread, and what it starts, one domain further inside, which forbids nothing more. A
+/// process of a domain can trace nobody outside of it, nor open what of another is only for its
+/// tracers (`/proc/PID/mem`, `fd`): so what an agent is started by this, marshal's own helpers inside
+/// are out of its reach at every moment, also in that between their start and their first call.
+/// Nothing where there is no Landlock that is used.
+pub(super) fn further_inside() -> Step {
+    if !is_there(0)? {
+        return Ok(());
+    }
+    // Every domain forbids moving a file to another directory unless it says otherwise: this one says
+    // so, and nothing else.
+    let ruleset = Ruleset::default()
+        .set_compatibility(CompatLevel::HardRequirement)
+        .handle_access(AccessFs::Refer);
+    let Ok(ruleset) = ruleset else {
+        // ABI 1, which does not know it.
+        return Ok(());
+    };
+    let failed = |error: &(dyn Error + 'static)| of(error, "put the agent further inside", None);
+    let ruleset = ruleset.create().map_err(|error| failed(&error))?;
+    let ruleset = rule(ruleset, "/", AccessFs::Refer.into(), ABI::V2);
+    let domain = ruleset.map_err(|error| failed(&*error))?.restrict_self();
+    domain.map(drop).map_err(|error| failed(&error))
 }
 
 /// A ruleset of all that this ABI can restrict, or nothing at all.
@@ -165,6 +192,7 @@ fn granted<'m>(
         | Mount::Mirror { .. }
         | Mount::Dir { .. }
         | Mount::Hidden { .. }
+        | Mount::Held { .. }
         | Mount::Link { .. } => {
             return None;
         }
@@ -189,5 +217,44 @@ fn of(error: &(dyn Error + 'static), what: &str, path: Option<&str>) -> Failure 
         path: path.map(str::to_owned),
         errno,
         ..failure(Stage::Landlock, what)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    /// Another process of this user, and whether its memory can be opened.
+    #[test]
+    fn what_is_started_further_inside_reaches_no_process_that_is_not() {
+        let mut other = Command::new("sleep").arg("60").spawn().unwrap();
+        let memory = format!("/proc/{}/mem", other.id());
+        let opens = move || {
+            // Opened, and nothing of it read.
+            let mut command = Command::new("head");
+            command.args(["-c0", &memory]).stdout(Stdio::null());
+            command.stderr(Stdio::null()).status().unwrap().success()
+        };
+        let from_here = opens();
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        std::fs::create_dir_all(at("there")).unwrap();
+        std::fs::write(at("file"), "x").unwrap();
+        let (from, to) = (at("file"), at("there/file"));
+        let from_inside = std::thread::spawn(move || {
+            rustix::thread::set_no_new_privs(true).unwrap();
+            further_inside().map(|()| {
+                std::fs::rename(from, to).expect("a file goes to another directory as before");
+                opens()
+            })
+        });
+        let from_inside = from_inside.join();
+        other.kill().unwrap();
+        other.wait().unwrap();
+        assert!(from_here, "without a domain of its own it does");
+        let has_landlock = is_there(0).unwrap();
+        assert_eq!(from_inside.unwrap().unwrap(), !has_landlock);
     }
 }

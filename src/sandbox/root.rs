@@ -134,6 +134,7 @@ impl Root {
                 ..,
             ) => self.proc(*pid_only, covered, read_only),
             (Mount::Dir { target }, ..) => self.point(target, true).map(drop),
+            (Mount::Held { target }, ..) => self.hold(target),
             (Mount::Hidden { target }, ..) => self.hide(target),
             (Mount::File { target, text }, ..) => self.file(target, text),
             (Mount::Link { target, to }, ..) => self.link(target, to),
@@ -325,7 +326,7 @@ impl Root {
     }
 }
 
-mod hidden;
+pub(super) mod hidden;
 
 const fn seal_of(access: Access) -> MountFlags {
     match access {

@@ -270,6 +270,12 @@ pub enum Mount {
         /// Where.
         target: String,
     },
+    /// A directory or link that stays where it is: a mount of itself, which nobody inside can move or
+    /// remove. If it is not there, nothing starts.
+    Held {
+        /// Where.
+        target: String,
+    },
     /// A small file of the root.
     File {
         /// Where.

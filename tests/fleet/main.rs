@@ -31,6 +31,7 @@ mod first_run;
 mod full_disk;
 mod kill;
 mod limits;
+mod listing;
 mod misbehaving;
 mod orders;
 #[allow(dead_code, reason = "the tests of routes use more of it")]

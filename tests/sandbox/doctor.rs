@@ -11,8 +11,8 @@ use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
 use crate::children;
 
 /// A project, a state directory and a configuration.
-struct Host {
-    dir: tempfile::TempDir,
+pub(crate) struct Host {
+    pub(crate) dir: tempfile::TempDir,
 }
 
 /// What the kernel says to some calls.
@@ -29,7 +29,7 @@ enum Says {
 }
 
 impl Host {
-    fn new(sandbox: &str, pool: &str) -> Self {
+    pub(crate) fn new(sandbox: &str, pool: &str) -> Self {
         let host = Self {
             dir: tempfile::tempdir().unwrap(),
         };
@@ -46,7 +46,7 @@ impl Host {
         host
     }
 
-    fn command(&self, words: &[&str]) -> Command {
+    pub(crate) fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new(children::marshal());
         command
             .arg("--config")
@@ -60,7 +60,7 @@ impl Host {
         command
     }
 
-    fn run(&self, words: &[&str]) -> Output {
+    pub(crate) fn run(&self, words: &[&str]) -> Output {
         self.command(words).output().unwrap()
     }
 
@@ -84,12 +84,12 @@ impl Host {
     }
 
     /// Homes that were made for sessions.
-    fn homes(&self) -> usize {
+    pub(crate) fn homes(&self) -> usize {
         fs::read_dir(self.dir.path().join("state/homes")).map_or(0, Iterator::count)
     }
 }
 
-fn shown(output: &Output) -> String {
+pub(crate) fn shown(output: &Output) -> String {
     format!(
         "{}\n{}\n{}",
         output.status,
@@ -98,12 +98,12 @@ fn shown(output: &Output) -> String {
     )
 }
 
-fn out(output: &Output) -> String {
+pub(crate) fn out(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 /// A line of the table, its columns separated by one blank.
-fn row(text: &str, feature: &str) -> Option<String> {
+pub(crate) fn row(text: &str, feature: &str) -> Option<String> {
     let line = text
         .lines()
         .find(|line| line.split_whitespace().next() == Some(feature))?;
@@ -111,7 +111,7 @@ fn row(text: &str, feature: &str) -> Option<String> {
 }
 
 /// It ends with `code`, and its errors have a row for the feature, which says what the kernel said.
-fn lacks(output: &Output, code: i32, feature: &str, errno: &str) {
+pub(crate) fn lacks(output: &Output, code: i32, feature: &str, errno: &str) {
     assert_eq!(output.status.code(), Some(code), "{}", shown(output));
     let text = String::from_utf8_lossy(&output.stderr);
     let row = row(&text, feature);
@@ -185,11 +185,6 @@ fn landlock_is_a_need_or_done_without_as_the_profile_says() {
         lacks(&host.without(none, &run), 3, "landlock", name);
         assert_eq!(host.homes(), 0, "nothing was begun");
         let output = softer.without(none, &run);
-        if errno != libc::ENOSYS {
-            // There is one, and it is refused: nobody can tell from inside what else is.
-            lacks(&output, 3, "walls", name);
-            continue;
-        }
         assert_eq!(output.status.code(), Some(0), "{}", shown(&output));
         let text = shown(&output);
         assert!(text.contains("goes without a layer"), "{text}");
@@ -218,6 +213,95 @@ fn landlock_is_a_need_or_done_without_as_the_profile_says() {
     let events = out(&host.run(&["--json", "events"]));
     let started = events.lines().find(|line| line.contains("child_started"));
     assert!(!started.unwrap().contains(r#""landlock""#), "{events}");
+}
+
+#[test]
+fn the_standard_profile_starts_where_landlock_is_forbidden_and_says_so() {
+    let host = Host::new("", "");
+    let output = host.without(refusing(LANDLOCK, libc::EPERM), &["run", "say hi"]);
+    assert_eq!(output.status.code(), Some(0), "{}", shown(&output));
+    assert!(
+        shown(&output).contains("goes without a layer"),
+        "{}",
+        shown(&output)
+    );
+    let events = out(&host.run(&["--json", "events"]));
+    let started = events.lines().find(|line| line.contains("child_started"));
+    let started = started.unwrap();
+    assert!(
+        started.contains(r#""landlock""#) && started.contains("landlock none"),
+        "{started}"
+    );
+    let strict = Host::new("", "sandbox = \"strict\"");
+    let output = strict.without(refusing(LANDLOCK, libc::EPERM), &["run", "say hi"]);
+    assert_eq!(output.status.code(), Some(3), "{}", shown(&output));
+}
+
+#[test]
+fn on_the_hosts_network_a_missing_landlock_is_told_as_what_it_leaves_open() {
+    let host = Host::new("", "network = \"host\"");
+    let without = refusing(LANDLOCK, libc::ENOSYS);
+    let output = host.without(without, &["run", "say hi"]);
+    assert_eq!(output.status.code(), Some(0), "{}", shown(&output));
+    let told = shown(&output);
+    let events = out(&host.run(&["--json", "events"]));
+    let started = events.lines().find(|line| line.contains("child_started"));
+    let started = started.unwrap();
+    let table = out(&host.without(without, &["doctor"]));
+    let mut explain = vec!["sandbox", "explain", "standard", "--workspace", "project"];
+    let own = out(&host.without(without, &explain));
+    explain.extend(["--network", "host"]);
+    let explained = out(&host.without(without, &explain));
+    for word in ["landlock_net", "landlock_scope"] {
+        assert!(started.contains(&format!("{word:?}")), "{started}");
+        assert!(told.contains(word), "{told}");
+        let row = row(&table, word).unwrap();
+        assert!(
+            row.contains("network = \"host\"") && row.contains("degraded"),
+            "{row}"
+        );
+        assert!(
+            explained.contains(&format!("degraded {word}")),
+            "{explained}"
+        );
+        assert!(!own.contains(word), "{own}");
+    }
+    // With all of it nothing is said.
+    let output = host.run(&["run", "say hi"]);
+    assert!(
+        !shown(&output).contains("landlock_scope"),
+        "{}",
+        shown(&output)
+    );
+}
+
+#[test]
+fn a_program_that_is_to_put_walls_up_and_is_missing_is_in_the_table() {
+    for (launcher, feature, image) in [
+        ("bwrap", "bwrap", ""),
+        (
+            "container",
+            "container",
+            "[container]\nengine = \"docker\"\nimage = \"localhost/none:1\"\n",
+        ),
+    ] {
+        let host = Host::new(image, &format!("launcher = {launcher:?}"));
+        let nowhere = |words: &[&str]| {
+            let mut command = host.command(words);
+            command.env("PATH", "/nowhere").output().unwrap()
+        };
+        let by = "pool demo: launcher missing - ";
+        for words in [&["run", "say hi"][..], &["up"], &["acp", "--pool", "demo"]] {
+            let output = nowhere(words);
+            lacks(&output, 3, feature, "-");
+            assert!(shown(&output).contains("hint: "), "{}", shown(&output));
+        }
+        let output = nowhere(&["doctor"]);
+        assert_eq!(output.status.code(), Some(1), "{}", shown(&output));
+        let row = row(&out(&output), feature).unwrap();
+        assert!(row.contains(by), "{row}");
+        assert_eq!(host.homes(), 0, "nothing was begun");
+    }
 }
 
 #[test]

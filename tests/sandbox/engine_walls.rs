@@ -324,6 +324,7 @@ async fn what_a_mask_hides_is_covered_or_nothing_starts() {
     for file in ["keys/a", "sub/.env", "seen"] {
         fs::write(path.join(file), "secret\n").unwrap();
     }
+    std::os::unix::fs::symlink("seen", path.join("link")).unwrap();
     if is_root() {
         let owner = ids().outside();
         for name in ["", "keys", "keys/a", "sub", "sub/.env", "seen"] {
@@ -333,12 +334,14 @@ async fn what_a_mask_hides_is_covered_or_nothing_starts() {
     for engine in all(&place) {
         let mut request = place.request(&profile);
         request.beside.hidden = vec!["keys".to_owned(), "sub/.env".to_owned()];
+        request.beside.held = vec!["link".to_owned(), "sub".to_owned()];
         let script = "cat seen; { cat keys/a sub/.env; ls keys; chmod 777 keys sub/.env; \
-                      rm -rf keys sub/.env; mv sub/.env new; } 2>/dev/null; echo done";
+                      rm -rf keys sub/.env; mv sub/.env new; mv sub new; rm -f link; \
+                      mv link new; } 2>/dev/null; echo done; readlink link; ls -d sub";
         let ran = run(walled(&request, &engine, script)).await;
         if is_root() {
             let said = String::from_utf8(ran.unwrap().stdout).unwrap();
-            assert_eq!(said, "secret\ndone\n", "{engine:?}");
+            assert_eq!(said, "secret\ndone\nseen\nsub\n", "{engine:?}");
             assert_eq!(fs::read_to_string(path.join("keys/a")).unwrap(), "secret\n");
             let missing = "missing".to_owned();
             request.beside.hidden.push(missing);

@@ -1,12 +1,15 @@
-/* Runs a supervisor and kills it when its helpers make their Nth call that matters.
+/* Runs a supervisor and kills it when its helpers make their Nth call that matters, or when it makes
+ * that call itself while it starts them.
  *
- *   killer N PROGRAM [ARGUMENT...]
+ *   killer helpers|spawner N PROGRAM [ARGUMENT...]
  *
  * Every thread and process below is traced, so that it stands still while the supervisor dies; then
  * all go on without a tracer. Calls are counted in helpers only, from a helper's first instruction
  * until the agent's program runs; calls that change nothing (memory, reading, signals) are not
- * counted. Prints the call, then the pids that were seen, and ends. With an N that is never reached
- * it kills when the agent runs and prints "past COUNT". */
+ * counted. With "spawner" those of the supervisor's thread of that name are, from its beginning.
+ * Prints the call, the supervisor's pid, the pids that were seen and the namespaces that they are in
+ * and it is not, and ends. With an N that is never reached it kills when the agent runs and prints
+ * "past COUNT". */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <signal.h>
@@ -69,23 +72,40 @@ static int runs(pid_t pid, const char *name) {
     return strcmp(comm, name) == 0;
 }
 
+static void namespaces(pid_t pid, pid_t supervisor) {
+    static const char *const names[] = {"mnt", "pid", "net", "user", "pid_for_children"};
+    for (unsigned at = 0; at < sizeof names / sizeof *names; at++) {
+        char path[64], of[64] = "", own[64] = "";
+        snprintf(path, sizeof path, "/proc/%d/ns/%s", pid, names[at]);
+        if (readlink(path, of, sizeof of - 1) <= 0) continue;
+        snprintf(path, sizeof path, "/proc/%d/ns/%s", supervisor, names[at]);
+        if (readlink(path, own, sizeof own - 1) <= 0) continue;
+        if (strcmp(of, own)) printf("ns %s\n", of);
+    }
+}
+
 static void finish(pid_t supervisor) {
-    kill(supervisor, SIGKILL);
+    printf("supervisor %d\n", supervisor);
     for (int at = 0; at < count_seen; at++)
-        if (seen[at].helper == 1) printf("pid %d\n", seen[at].tid);
+        if (seen[at].helper == 1) {
+            printf("pid %d\n", seen[at].tid);
+            namespaces(seen[at].tid, supervisor);
+        }
+    kill(supervisor, SIGKILL);
     fflush(stdout);
     /* The end of a tracer lets go of all. */
     _exit(0);
 }
 
 int main(int argc, char **argv) {
-    if (argc < 3) return 2;
-    long wanted = atol(argv[1]), counted = 0;
+    if (argc < 4) return 2;
+    int own = strcmp(argv[1], "spawner") == 0;
+    long wanted = atol(argv[2]), counted = 0;
     pid_t supervisor = fork();
     if (supervisor == 0) {
         ptrace(PTRACE_TRACEME, 0, 0, 0);
         raise(SIGSTOP);
-        execv(argv[2], argv + 2);
+        execv(argv[3], argv + 3);
         _exit(127);
     }
     int status;
@@ -110,6 +130,7 @@ int main(int argc, char **argv) {
             memset(&info, 0, sizeof info);
             ptrace(PTRACE_GET_SYSCALL_INFO, tid, sizeof info, &info);
             if (info.op == PTRACE_SYSCALL_INFO_ENTRY && !silent(info.entry.nr) &&
+                (own ? *kind == 0 && runs(tid, "spawner") : *kind == 1) &&
                 ++counted == wanted) {
                 printf("call %llu\n", (unsigned long long)info.entry.nr);
                 finish(supervisor);
@@ -122,6 +143,6 @@ int main(int argc, char **argv) {
         } else if (event == 0 && signal != SIGSTOP && signal != SIGTRAP) {
             deliver = signal;
         }
-        ptrace(*kind == 1 ? PTRACE_SYSCALL : PTRACE_CONT, tid, 0, deliver);
+        ptrace(own || *kind == 1 ? PTRACE_SYSCALL : PTRACE_CONT, tid, 0, deliver);
     }
 }

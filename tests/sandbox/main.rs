@@ -8,6 +8,7 @@ use marshal::{launch, sandbox};
 #[path = "../support/children.rs"]
 #[allow(dead_code, reason = "shared with other test binaries")]
 mod children;
+mod degrade;
 mod doctor;
 mod engine_walls;
 #[path = "../support/engines.rs"]
@@ -22,6 +23,7 @@ mod missing;
 mod overlay;
 mod overlay_apply;
 mod overlay_late;
+mod overlay_raced;
 mod overlay_run;
 mod ready;
 mod refusals;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use marshal::sandbox::workspace::overlay;
 
 use crate::children::{give, is_root, marshal};
-use crate::overlay::{Over, session};
+use crate::overlay::{Over, Said, session};
 
 impl Over {
     /// Applies, which must do it.
@@ -58,6 +58,11 @@ impl Over {
 
     /// Runs `apply` and kills it at its n-th step.
     pub(crate) fn killed_at(&self, tracer: &Path, n: u32) -> Option<i32> {
+        self.stopped_at(tracer, n, None).code
+    }
+
+    /// Runs `apply` and kills it at its n-th step, or runs a command of a shell there.
+    pub(crate) fn stopped_at(&self, tracer: &Path, n: u32, run: Option<&str>) -> Said {
         let output = Command::new(tracer)
             .arg(n.to_string())
             .arg(marshal())
@@ -68,9 +73,14 @@ impl Over {
             .env_clear()
             .env("PATH", "/usr/bin:/bin")
             .env("HOME", self.at("home"))
+            .envs(run.map(|run| ("AT_RUN", run)))
             .output()
             .unwrap();
-        output.status.code()
+        Said {
+            code: output.status.code(),
+            out: String::from_utf8(output.stdout).unwrap(),
+            err: String::from_utf8(output.stderr).unwrap(),
+        }
     }
 
     /// Applies, which must refuse everything, and says why.

@@ -27,7 +27,7 @@ fn others_of(first: &Launched) -> Vec<u32> {
     let tasks = fs::read_dir("/proc/self/task").unwrap().flatten();
     let lists: Vec<Vec<u32>> = tasks.map(|task| children(&task)).collect();
     let own = lists.into_iter().find(|list| list.contains(&first.pid));
-    let mut own = own.expect("the spawner's thread");
+    let mut own = own.unwrap();
     own.retain(|pid| *pid != first.pid && is_helper(pid) && is_alive(*pid));
     own
 }

@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use marshal::model::SessionId;
 use marshal::sandbox::state_dir::StateDir;
-use marshal::sandbox::workspace::{Listing, Root, copy, slice};
+use marshal::sandbox::workspace::{Listing, Masks, Root, View, copy, slice};
 use marshal::sandbox::{Beside, WallsRequest};
 
 use crate::children::{Place, give, ids, profile, run, says, spawner, walled};
+use crate::overlay::Over;
 
 /// A workspace with secrets, of the agent's own.
 fn with_secrets(place: &Place) {
@@ -212,4 +213,175 @@ async fn a_slice_of_twenty_thousand_files_is_there_at_once() {
         slice.saturating_sub(empty)
     );
     assert!(slice < empty + copy, "a slice costs less than a copy");
+}
+
+/// What a mask finds now, in the request.
+fn masked(request: &mut WallsRequest<'_>, patterns: &[&str], view: View) {
+    let patterns: Vec<String> = patterns.iter().map(|&pattern| pattern.to_owned()).collect();
+    let root = Root::open(&request.workspace.as_ref().unwrap().path).unwrap();
+    let covers = Masks::new(&patterns).unwrap().find(&root, &[], view);
+    let covers = covers.unwrap();
+    request.beside.hidden = covers.hidden;
+    request.beside.held = covers.held;
+}
+
+/// Each in walls of its own, as the sessions of a slot are.
+#[tokio::test]
+async fn what_an_agent_moves_stays_hidden_from_the_next_session() {
+    let (place, profile) = (Place::new(), profile());
+    with_secrets(&place);
+    let at = |name: &str| place.path("workspace").join(name);
+    std::os::unix::fs::symlink("hop", at("prod.pem")).unwrap();
+    std::os::unix::fs::symlink("shown/text", at("hop")).unwrap();
+    let mut request = place.request(&profile);
+    let patterns = ["deep/deeper/*.pem", "prod.pem", "vault"];
+    // Without what is held, an agent that renames a directory or removes a link has the text in the
+    // next session: these lead to it, if they can be done.
+    let tricks = [
+        ("mv deep moved", "moved/deeper/key.pem"),
+        ("mv deep/deeper deep/moved", "deep/moved/key.pem"),
+        ("rm -f prod.pem", "shown/text"),
+        ("mv prod.pem was", "shown/text"),
+        ("rm -f hop", "shown/text"),
+        ("ln -sfn nowhere hop", "shown/text"),
+        ("mv shown moved", "moved/text"),
+    ];
+    for is_held in [true, false] {
+        let mut got = Vec::new();
+        for (trick, path) in tricks {
+            masked(&mut request, &patterns, View::Writable);
+            if !is_held {
+                request.beside.held.clear();
+            }
+            let script = format!("{trick}; cat {path} 2>/dev/null");
+            let finished = run(walled(&request, &script)).await.unwrap();
+            let out = String::from_utf8_lossy(&finished.stdout).into_owned();
+            assert!(
+                !out.contains("secret"),
+                "{trick}, in its own session: {out}"
+            );
+            masked(&mut request, &patterns, View::Writable);
+            let finished = run(walled(&request, &format!("cat {path}"))).await.unwrap();
+            if String::from_utf8_lossy(&finished.stdout).contains("secret") {
+                got.push(trick);
+            }
+            if !is_held {
+                // As it was, by whoever may.
+                for dir in ["deep", "shown", "moved"] {
+                    let _ = fs::remove_dir_all(at(dir));
+                }
+                for link in ["prod.pem", "hop", "was"] {
+                    let _ = fs::remove_file(at(link));
+                }
+                with_secrets(&place);
+                std::os::unix::fs::symlink("hop", at("prod.pem")).unwrap();
+                std::os::unix::fs::symlink("shown/text", at("hop")).unwrap();
+            }
+        }
+        if is_held {
+            assert_eq!(got, [""; 0], "nothing leads to it");
+        } else {
+            let all: Vec<&str> = tricks.iter().map(|(trick, _)| *trick).collect();
+            assert_eq!(got, all, "each works where nothing is held");
+        }
+    }
+    // What is held can be worked in all the same.
+    masked(&mut request, &patterns, View::Writable);
+    let work = "set -e; echo new > deep/new; mkdir deep/d; \
+                perl -e 'rename \"deep/new\", \"deep/d/new\" or die $!'; rm -r deep/d; \
+                echo x > top; mv top deep/top; cat deep/top; readlink prod.pem; ls deep/deeper";
+    assert_eq!(says(&request, work).await, "x\nhop\nkey.pem\n");
+}
+
+#[tokio::test]
+async fn another_name_of_a_hidden_file_is_hidden_too() {
+    let (place, profile) = (Place::new(), profile());
+    with_secrets(&place);
+    let at = |name: &str| place.path("workspace").join(name);
+    fs::hard_link(at(".env"), at("shown/planted")).unwrap();
+    fs::hard_link(at("vault/inner"), at("planted-too")).unwrap();
+    let mut request = place.request(&profile);
+    let reads = "cat shown/planted planted-too shown/text 2>&1; true";
+    assert_eq!(says(&request, reads).await, "secret\n".repeat(3));
+    masked(&mut request, &[".env", "vault"], View::ReadOnly);
+    let seen = says(&request, reads).await;
+    assert_eq!(seen.matches("Permission denied").count(), 2, "{seen}");
+    assert_eq!(seen.matches("secret").count(), 1, "{seen}");
+}
+
+/// Connects to a socket, and says what it hears there.
+const CONNECTS: &str = "perl -MSocket -e 'socket(S,AF_UNIX,SOCK_STREAM,0); \
+    connect(S,pack_sockaddr_un($ARGV[0])) or die \"no: $!\\n\"; print scalar <S>' run/agent.sock 2>&1; true";
+
+#[tokio::test]
+async fn a_program_of_the_host_is_not_reached_by_its_socket_in_the_workspace() {
+    use std::io::Write as _;
+    use std::os::unix::fs::PermissionsExt as _;
+    let (place, profile) = (Place::new(), profile());
+    let at = |name: &str| place.path("workspace").join(name);
+    fs::create_dir(at("run")).unwrap();
+    let listener = std::os::unix::net::UnixListener::bind(at("run/agent.sock")).unwrap();
+    fs::set_permissions(at("run/agent.sock"), fs::Permissions::from_mode(0o777)).unwrap();
+    for path in ["run", "run/agent.sock"] {
+        give(&at(path), ids().outside());
+    }
+    let _answers = std::thread::spawn(move || {
+        for caller in listener.incoming().flatten() {
+            let _ = (&caller).write_all(b"at your service\n");
+        }
+    });
+    let mut request = place.request(&profile);
+    assert_eq!(says(&request, CONNECTS).await, "at your service\n");
+    masked(&mut request, &["nothing"], View::Writable);
+    assert_eq!(request.beside.hidden, ["run/agent.sock"]);
+    assert_eq!(says(&request, CONNECTS).await, "no: Permission denied\n");
+    let moved = format!(
+        "(mv run moved; mv run/agent.sock run/x; rm -f run/agent.sock) 2>/dev/null; {CONNECTS}"
+    );
+    assert!(
+        says(&request, &moved)
+            .await
+            .ends_with("no: Permission denied\n")
+    );
+    // Read-only makes no difference to a socket.
+    if let Some(tree) = &mut request.workspace {
+        tree.access = marshal::wire::shim::Access::Ro;
+    }
+    request.beside = Beside::none();
+    assert_eq!(says(&request, CONNECTS).await, "at your service\n");
+    masked(&mut request, &["nothing"], View::ReadOnly);
+    assert_eq!(says(&request, CONNECTS).await, "no: Permission denied\n");
+}
+
+/// In a view nothing need be held: what an agent moves is moved in the view, and a program of the
+/// host does not answer at the view's socket.
+#[tokio::test]
+async fn in_a_writable_view_what_is_hidden_stays_so_and_no_socket_answers() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let over = Over::new();
+    for path in ["deep/deeper/key.pem", "prod", "run/file"] {
+        over.put(path, "secret\n");
+    }
+    std::os::unix::fs::symlink("prod", over.project("prod.pem")).unwrap();
+    let listener = std::os::unix::net::UnixListener::bind(over.project("run/agent.sock"));
+    let listener = listener.unwrap();
+    let all = fs::Permissions::from_mode(0o777);
+    fs::set_permissions(over.project("run/agent.sock"), all).unwrap();
+    let held = over.prepare().unwrap();
+    let tricks = "(mv deep moved; mv deep/deeper gone; rm -f prod.pem; mv prod was; rm -rf deep) \
+                  2>/dev/null; find . -type f -exec cat {} + 2>/dev/null; ";
+    for _ in ["a session", "the same, which goes on"] {
+        let mut request = over.request(&held);
+        masked(
+            &mut request,
+            &["deep/deeper/*.pem", "prod.pem"],
+            View::Layered,
+        );
+        assert_eq!(request.beside.hidden, ["deep/deeper/key.pem", "prod"]);
+        assert_eq!(request.beside.held, [""; 0]);
+        // Of the three files one is not hidden.
+        assert_eq!(says(&request, tricks).await, "secret\n");
+        assert_eq!(says(&request, CONNECTS).await, "no: Connection refused\n");
+    }
+    drop(listener);
 }

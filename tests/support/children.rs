@@ -21,10 +21,18 @@ pub(crate) const SLOT_UID: u32 = 2_000_100;
 pub(crate) const USER: u32 = 54_321;
 /// Where the binary under test is, when not where cargo put it.
 const EXE: &str = "MARSHAL_UNDER_TEST";
+/// The same of its helpers' binary.
+const SHIM: &str = "MARSHAL_SHIM_UNDER_TEST";
 
 /// The binary under test.
 pub(crate) fn marshal() -> PathBuf {
     std::env::var_os(EXE).map_or_else(|| env!("CARGO_BIN_EXE_marshal").into(), PathBuf::from)
+}
+
+/// The small binary of its helpers, of the same build.
+pub(crate) fn shim() -> PathBuf {
+    let built = || env!("CARGO_BIN_EXE_marshal-shim").into();
+    std::env::var_os(SHIM).map_or_else(built, PathBuf::from)
 }
 
 pub(crate) fn is_root() -> bool {
@@ -236,6 +244,8 @@ pub(crate) fn again_as_ordinary_user(this: &str) {
     };
     let tests = copy(&std::env::current_exe().unwrap(), "tests");
     let marshal = copy(&marshal(), "marshal");
+    // Not beside the program: most tests are without it.
+    let shim = copy(&shim(), "shim");
     let tmp = dir.path().join("tmp");
     fs::create_dir(&tmp).unwrap();
     give(&tmp, (USER, USER));
@@ -248,6 +258,7 @@ pub(crate) fn again_as_ordinary_user(this: &str) {
         .env("PATH", "/usr/bin:/bin")
         .env("TMPDIR", &tmp)
         .env(EXE, &marshal)
+        .env(SHIM, &shim)
         .current_dir("/")
         .output()
         .unwrap();

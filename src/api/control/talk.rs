@@ -9,6 +9,7 @@ use tokio::sync::broadcast::{self, error::RecvError};
 
 use super::lines::{LineError, Lines};
 use super::{Desk, Fleet, converse};
+use crate::api::listing::Listing;
 use crate::api::reply::{self, ConversationLine, Reply, Role};
 use crate::api::request::{self, Code, Failure, Request};
 use crate::api::service::Refusal;
@@ -118,6 +119,10 @@ async fn answer<F: Fleet>(
                 Err(error) => Reply::Failed(converse::failure(&error)),
             };
             reply(lines, found).await
+        }
+        Request::List => {
+            let listing = Listing::of(desk.fleet.pools(), desk.fleet.slots());
+            reply(lines, Reply::Listed(listing)).await
         }
         Request::Logs { slot, follow } => logs(lines, desk, &slot, follow).await,
         Request::Restart { slot } => {

@@ -108,3 +108,53 @@ pub(super) fn unheld(name: &str, profile: &Sandbox, held: &Held) -> (Vec<Row>, V
     }
     (rows, without)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::OnMissing;
+    use crate::model::GroupLimits;
+
+    #[test]
+    fn each_limit_that_nothing_holds_is_missing_unless_the_profile_may_lack_it() {
+        let limits = GroupLimits {
+            pids: Some(1),
+            memory: Some(1),
+            cpu_millis: Some(1),
+            ..GroupLimits::NONE
+        };
+        let held = cgroup::Groups::of_container(&limits, Some("no groups"), false)
+            .expect("nothing is held");
+        assert_eq!(held.missing(), ["pids", "memory", "cpu"]);
+        let mut profile = Config::parse(
+            crate::config::DEFAULT,
+            &crate::config::Origin::built_in("/".into()),
+        )
+        .expect("the shipped file")
+        .sandboxes
+        .remove("strict")
+        .expect("strict");
+        let words = [Degradable::Pids, Degradable::Memory, Degradable::Cpu];
+        let (rows, without) = unheld("strict", &profile, &held);
+        let names: Vec<&str> = rows.iter().map(|row| row.what.feature.word()).collect();
+        assert_eq!(names, ["cgroup.pids", "cgroup.memory", "cgroup.cpu"]);
+        assert!(rows.iter().all(|row| row.verdict == Verdict::Missing));
+        assert_eq!(without, []);
+        for word in words {
+            profile.demands.on_missing = OnMissing::Degrade;
+            profile.demands.allow_degrade = vec![word];
+            let (rows, without) = unheld("strict", &profile, &held);
+            assert_eq!((rows.len(), without), (2, vec![word]), "{word}");
+            assert!(
+                rows.iter()
+                    .all(|row| row.what.feature.word() != word.word())
+            );
+        }
+        profile.demands.limits_held = false;
+        profile.demands.allow_degrade.clear();
+        assert_eq!(
+            unheld("strict", &profile, &held),
+            (Vec::new(), words.to_vec())
+        );
+    }
+}

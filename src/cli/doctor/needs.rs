@@ -29,18 +29,34 @@ pub(super) fn of_all(config: &Config, state: &str, only: Option<&str>) -> Vec<Ne
             .pools
             .iter()
             .filter(|pool| pool.launcher == Launcher::Ssh);
-        needs.extend(far.map(|pool| Need {
-            what: Asked {
-                feature: Feature::Ssh,
-                at: None,
-            },
-            least: 0,
-            by: format!("pool {}: launcher", pool.name),
-            profile: None,
-            may_lack: None,
-        }));
+        needs.extend(far.map(|pool| of_launcher(pool, Feature::Ssh, None)));
+        needs.extend(of_launchers(config));
     }
     needs
+}
+
+/// The programs that pools have their walls put up by.
+pub(super) fn of_launchers(config: &Config) -> Vec<Need> {
+    let engine = config.container.engine.word();
+    let needs = config.pools.iter().filter_map(|pool| match pool.launcher {
+        Launcher::Bwrap => Some(of_launcher(pool, Feature::Bwrap, None)),
+        Launcher::Container => Some(of_launcher(pool, Feature::Container, Some(engine))),
+        Launcher::Unshare | Launcher::None | Launcher::Ssh => None,
+    });
+    needs.collect()
+}
+
+fn of_launcher(pool: &Pool, feature: Feature, at: Option<&str>) -> Need {
+    Need {
+        what: Asked {
+            feature,
+            at: at.map(str::to_owned),
+        },
+        least: 0,
+        by: format!("pool {}: launcher", pool.name),
+        profile: None,
+        may_lack: None,
+    }
 }
 
 /// What the pools that have walls need.

@@ -182,16 +182,31 @@ pub(in crate::cli) async fn check(
     Ok(())
 }
 
+/// Sees to it that the programs that pools have their walls put up by are there.
+pub(in crate::cli) async fn check_programs(config: &Config) -> Result<(), Unready> {
+    let asking = Asking {
+        ids: own_ids(),
+        slots: 1,
+    };
+    let rows = doctor::unmet(&look(&needs::of_launchers(config), asking).await?);
+    if rows.is_empty() {
+        Ok(())
+    } else {
+        Err(Unready::Lacks(Lacks { rows }))
+    }
+}
+
 /// The same for one command in the walls of a profile, which tries them itself.
 pub(in crate::cli) async fn check_one(
     config: &mut Config,
     name: &str,
     ids: Ids,
+    own_network: bool,
 ) -> Result<(), Unready> {
     let Some(profile) = config.sandboxes.get(name) else {
         return Ok(());
     };
-    let needs = needs::of_command(name, profile, true);
+    let needs = needs::of_command(name, profile, own_network);
     let asking = Asking { ids, slots: 1 };
     settle(&mut config.sandboxes, &needs, asking).await
 }
@@ -235,8 +250,13 @@ pub(in crate::cli) async fn blame_one(
 
 /// What a command in the walls of this profile goes without here: rows that are missing or done
 /// without.
-pub(in crate::cli) fn lacks_here(name: &str, profile: &Sandbox, ids: Ids) -> Vec<Row> {
-    let mut needs = needs::of_command(name, profile, true);
+pub(in crate::cli) fn lacks_here(
+    name: &str,
+    profile: &Sandbox,
+    ids: Ids,
+    own_network: bool,
+) -> Vec<Row> {
+    let mut needs = needs::of_command(name, profile, own_network);
     let asked = distinct(&needs);
     let mut found = doctor::probe(Path::new(OWN), Asking { ids, slots: 1 }, &asked);
     needs.extend(limits::needs(name, profile));
@@ -319,13 +339,21 @@ fn go_without(profiles: &mut BTreeMap<String, Sandbox>, needs: &[Need], rows: &[
             let Some(profile) = profiles.get_mut(name) else {
                 continue;
             };
-            profile.goes_without(word);
-            if word == Degradable::Landlock {
+            // A part of Landlock that the host's network wants is not the version of a profile: the
+            // children that have that network lack it.
+            let feature = if need.what.feature == Feature::Landlock || word != Degradable::Landlock
+            {
+                profile.goes_without(word);
+                word.word()
+            } else {
+                need.what.feature.word()
+            };
+            if need.what.feature == Feature::Landlock {
                 profile.landlock_min_abi = lower_landlock(&row.found);
             }
             tracing::warn!(
                 profile = name,
-                feature = word.word(),
+                feature,
                 found = row.found.said,
                 "the sandbox goes without a layer that this host has not"
             );

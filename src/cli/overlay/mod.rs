@@ -263,7 +263,10 @@ fn put(
         return Ok(Exit::Done);
     }
     let program: PathBuf = "/proc/self/exe".into();
-    apply::apply(overlay, plan, &program)?;
+    let applied = apply::apply(overlay, plan, &program)?;
+    if let Some(kept) = applied.kept {
+        streams.err.line(&format!("note: {}", show(&kept, ERROR)));
+    }
     text::done(
         "applied",
         overlay.session(),

@@ -39,7 +39,7 @@ pub(super) fn explain(args: &WallArgs, config: &Config, json: bool, streams: &mu
     for line in lines(args, profile, &plan, &workspace) {
         streams.out.line(&line);
     }
-    for row in ready::lacks_here(args.profile(), profile, ids) {
+    for row in ready::lacks_here(args.profile(), profile, ids, plan.network == Net::Loopback) {
         streams.out.line(&lack(&row));
     }
     0
@@ -236,6 +236,7 @@ fn told(mount: &Mount, mode: Mode) -> String {
         }
         Mount::Dir { target } => format!("empty      {}", show(target)),
         Mount::Hidden { target } => format!("hidden     {}", show(target)),
+        Mount::Held { target } => format!("stays      {}", show(target)),
         Mount::File { target, .. } => format!("made       {}", show(target)),
         Mount::Link { target, to } => format!("link       {} -> {}", show(target), show(to)),
     }

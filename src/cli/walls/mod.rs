@@ -219,7 +219,8 @@ pub fn main(
         match command {
             SandboxCommand::Exec(args) => {
                 let ids = ids_to_look_with();
-                match ready::check_one(&mut config, args.walls.profile(), ids).await {
+                let own = args.walls.network == Reach::None;
+                match ready::check_one(&mut config, args.walls.profile(), ids, own).await {
                     Ok(()) => exec::exec(&args, &config, &mut streams).await,
                     Err(unready) => {
                         streams.err.line(&format!("marshal: {unready}"));

@@ -17,7 +17,8 @@ use crate::model::{RunId, SessionId, foreign};
 use crate::sandbox::state_dir::{StateDir, StateError, default_path};
 use crate::sandbox::uids::{self, HeldBlock, Sources, UidError};
 use crate::sandbox::workspace::{
-    CopyError, FileList, GitDir, Listing, Owner, Root, TreeError, copy, list,
+    CopyError, FileList, GitDir, Listing, MaskError, Owner, Root, TreeError, View, copy, covers,
+    list,
 };
 use crate::sandbox::{self, Ids, PlanError, ShimPlan, Tree, WallsRequest};
 use crate::wire::shim::{AGENT_ID, Access};
@@ -74,6 +75,9 @@ pub(super) enum NoRoom {
     /// The workspace cannot be looked at.
     #[error(transparent)]
     Tree(#[from] TreeError),
+    /// It cannot be looked through for what the command must not reach.
+    #[error(transparent)]
+    Covers(#[from] MaskError),
     /// It cannot be copied.
     #[error(transparent)]
     Copy(#[from] CopyError),
@@ -249,6 +253,11 @@ pub(super) fn plan(
         .as_deref()
         .map(|home| tree(home, true))
         .transpose()?;
+    let beside = match args.mode {
+        Mode::Copy => sandbox::Beside::none(),
+        Mode::Ro => beside(&workspace.path, View::ReadOnly)?,
+        Mode::Rw => beside(&workspace.path, View::Writable)?,
+    };
     Ok(sandbox::plan(&WallsRequest {
         profile: wanted.profile,
         network: match args.network {
@@ -261,10 +270,20 @@ pub(super) fn plan(
         workspace: Some(workspace),
         over: None,
         extra_ro: Vec::new(),
-        beside: sandbox::Beside::none(),
+        beside,
         door: false,
         listen: Vec::new(),
     })?)
+}
+
+/// What of the workspace the command must not reach: sockets, behind which somebody else listens.
+fn beside(workspace: &Path, view: View) -> Result<sandbox::Beside, NoRoom> {
+    let covers = covers::sockets(&Root::open_resolved(workspace)?, view)?;
+    Ok(sandbox::Beside {
+        hidden: covers.hidden,
+        held: covers.held,
+        ..sandbox::Beside::none()
+    })
 }
 
 /// A directory of the host for inside, with its owner on disk.

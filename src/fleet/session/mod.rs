@@ -47,6 +47,7 @@ pub(crate) use limited::Limited;
 pub(crate) use prepare::{PrepareError, Prepared, WORKSPACE_INSIDE};
 pub(crate) use scales::Scales;
 pub(crate) use tally::Tally;
+pub(in crate::fleet) use weak::lacks_now;
 pub(crate) use work::{Attempt, CheckResult, Stays, Work};
 
 use asks::Asks;

@@ -162,10 +162,11 @@ impl SessionState {
         match item {
             Item::Started { pid, limits, walls } => {
                 self.tell_pool(SlotEvent::Spawned, Some(pid));
+                let lacks = weak::counted(&self.shared, &self.pool, &self.work.slot, &walls);
                 self.outbox.event(Event::ChildStarted {
                     pid,
                     launcher: self.pool.config.launcher.word(),
-                    lacks: weak::counted(&self.shared, &self.pool, &self.work.slot),
+                    lacks,
                     limits,
                     walls,
                 });

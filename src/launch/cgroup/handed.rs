@@ -31,6 +31,13 @@ pub(super) struct Handed {
     pub(super) why: Option<String>,
 }
 
+impl Handed {
+    /// Whether anything was changed, or is to be.
+    pub(super) const fn is_changed(&self) -> bool {
+        !self.enabled.is_empty() || self.moved
+    }
+}
+
 fn words(text: &str) -> Vec<String> {
     text.split_ascii_whitespace().map(str::to_owned).collect()
 }
@@ -98,8 +105,9 @@ pub(super) fn look(files: &impl Files, tree: &Tree, pid: u32, wanted: &[&str]) -
     handed
 }
 
-/// Does what [`look`] found, and says what came of it.
-pub(super) fn take(files: &impl Files, mut handed: Handed, pid: u32) -> Handed {
+/// Does what [`look`] found, and says what came of it. `pids` are moved where one is: this process
+/// last, for what others of its own were started in the same group since.
+pub(super) fn take(files: &impl Files, mut handed: Handed, pids: &[u32]) -> Handed {
     if handed.enabled.is_empty() {
         return handed;
     }
@@ -108,7 +116,9 @@ pub(super) fn take(files: &impl Files, mut handed: Handed, pid: u32) -> Handed {
         // One that is there was left by an earlier supervisor, or is shared with another one.
         let made = match files.make(&below) {
             Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => Err(error),
-            _ => files.write(&below.join("cgroup.procs"), &pid.to_string()),
+            _ => pids
+                .iter()
+                .try_for_each(|pid| files.write(&below.join("cgroup.procs"), &pid.to_string())),
         };
         if let Err(error) = made {
             let _ = files.remove(&below);

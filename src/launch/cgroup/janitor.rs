@@ -2,10 +2,11 @@
 //!
 //! No process in a sandbox can remove the group that it is in, and a supervisor that gets SIGKILL
 //! does nothing any more. So each supervisor has one small process beside it, this binary started
-//! again: it reads what there is to clear away from a pipe, then waits for the pipe's end, which comes
-//! with the supervisor's, clears away and goes. If it is killed too, the next start sweeps.
+//! again: it is told at its start what there will be to clear away, before any of it is made, waits
+//! for the end of a pipe, which comes with the supervisor's, clears away and goes. If it is killed
+//! too, the next start sweeps.
 
-use std::io::{self, Read as _, Write as _};
+use std::io;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
@@ -16,10 +17,15 @@ use serde::{Deserialize, Serialize};
 use super::files::Kernel;
 use super::handed::{self, Handed};
 use super::kill;
+use super::layout::Layout;
 use crate::limits;
 use crate::wire::shim::ARG0_JANITOR;
 
-/// Everything that one supervisor leaves.
+/// The variable that tells it what there is. In the environment, not in the pipe: it knows from its
+/// first instruction on, however early the supervisor ends.
+const ESTATE: &str = "MARSHAL_ESTATE";
+
+/// Everything that one supervisor leaves, whether it came to be or not.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Estate {
@@ -45,19 +51,21 @@ impl Janitor {
         command
             .arg0(ARG0_JANITOR)
             .env_clear()
+            .env(ESTATE, serde_json::to_string(estate)?)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null());
         let mut process = command.spawn()?;
-        let mut text = serde_json::to_vec(estate)?;
-        text.push(b'\n');
-        let mut line = process
+        let line = process
             .stdin
             .take()
             .ok_or_else(|| io::Error::other("no pipe"))?;
-        // Far less than a pipe takes, so this waits for nobody.
-        line.write_all(&text)?;
         Ok(Self { process, line })
+    }
+
+    /// Its process.
+    pub(super) fn pid(&self) -> u32 {
+        self.process.id()
     }
 
     /// Has it do its work now, and waits for that.
@@ -84,18 +92,14 @@ pub fn janitor_main() -> Option<ExitCode> {
     let _ = rustix::process::setsid();
     let _ = rustix::process::chdir("/");
     let _ = rustix::thread::set_name(c"marshal-janitor");
-    let mut text = String::new();
-    // Returns at the supervisor's end.
-    if io::stdin().read_to_string(&mut text).is_err() {
-        return Some(ExitCode::FAILURE);
-    }
-    let Some(estate) = text
-        .lines()
-        .next()
-        .and_then(|line| serde_json::from_str::<Estate>(line).ok())
-    else {
+    let estate = std::env::var(ESTATE).ok();
+    let Some(estate) = estate.and_then(|text| serde_json::from_str::<Estate>(&text).ok()) else {
         return Some(ExitCode::FAILURE);
     };
+    // Returns at the supervisor's end.
+    if io::copy(&mut io::stdin(), &mut io::sink()).is_err() {
+        return Some(ExitCode::FAILURE);
+    }
     Some(if estate.clear() {
         ExitCode::SUCCESS
     } else {
@@ -103,7 +107,28 @@ pub fn janitor_main() -> Option<ExitCode> {
     })
 }
 
+/// Whether this user may make a group in this one.
+pub(super) fn may_make_in(dir: &Path) -> io::Result<()> {
+    let rights = rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK;
+    Ok(rustix::fs::access(dir, rights)?)
+}
+
 impl Estate {
+    /// Everything that a supervisor may come to make: a group called `name` in each tree that this
+    /// user may write, and what `handed` says is to be done above.
+    pub(super) fn plan(&mut self, layout: &Layout, handed: Option<&Handed>, name: &str) {
+        let v2 = handed.filter(|of| may_make_in(&of.base).is_ok());
+        self.v2 = v2.map(|of| of.base.join(name));
+        self.all.extend(self.v2.clone());
+        for tree in layout.v1.values() {
+            let dir = tree.own.join(name);
+            if !self.all.contains(&dir) && may_make_in(&tree.own).is_ok() {
+                self.all.push(dir);
+            }
+        }
+        self.handed = handed.filter(|of| of.is_changed()).cloned();
+    }
+
     /// Kills everybody in it and removes it; false if something is left.
     pub(super) fn clear(&self) -> bool {
         let deadline = Instant::now() + limits::SWEEP_PROCESSES;

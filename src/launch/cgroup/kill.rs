@@ -45,8 +45,9 @@ pub(super) fn empty(v2: Option<&Path>, all: &[PathBuf], deadline: Instant) -> io
     if let Some(dir) = v2 {
         match kill_v2(dir).and_then(|is_killed| is_killed.then(|| wait(dir, deadline)).transpose())
         {
-            Ok(Some(is_empty)) => return Ok(is_empty),
-            Ok(None) => {}
+            // One that was never made, or is gone, says nothing of the other trees.
+            Ok(Some(is_empty)) if dir.exists() => return Ok(is_empty),
+            Ok(_) => {}
             // Whatever the kernel does not do for us is done one by one.
             Err(error) => failed(GroupStep::Kill, dir, &error),
         }

@@ -86,6 +86,8 @@ pub struct Groups {
     locks: Vec<File>,
     janitor: Option<Janitor>,
     executable: PathBuf,
+    /// What its own group is called in every tree.
+    name: String,
     next: u64,
     /// What was last said to be missing.
     said: Option<String>,
@@ -96,7 +98,7 @@ impl Groups {
     /// is known from then on and is no error. `executable` is this very program.
     pub fn open(executable: &Path) -> Self {
         let layout = host_layout();
-        let mut groups = Self::take(&layout, executable.to_owned());
+        let groups = Self::take(&layout, executable.to_owned(), true);
         let mounts: Vec<PathBuf> = layout.v1.values().map(|tree| tree.mount.clone()).collect();
         let v2 = layout.v2.map(|tree| tree.mount);
         let swept = std::thread::Builder::new()
@@ -110,13 +112,15 @@ impl Groups {
         if let Err(error) = swept {
             tracing::warn!(%error, "groups of dead supervisors are not swept");
         }
-        groups.watch_over();
         groups
     }
 
-    /// The same without sweep and janitor.
-    fn take(layout: &Layout, executable: PathBuf) -> Self {
+    /// The same without the sweep; `is_watched`: with a janitor, which is there before the first of
+    /// what it is to clear away, so that no moment is left in which this process dies and leaves some.
+    fn take(layout: &Layout, executable: PathBuf, is_watched: bool) -> Self {
         let pid = std::process::id();
+        let handed = layout.v2.as_ref();
+        let handed = handed.map(|tree| handed::look(&Kernel, tree, pid, &WANTED));
         let mut groups = Self {
             has: Has::default(),
             v2: None,
@@ -125,22 +129,29 @@ impl Groups {
             locks: Vec::new(),
             janitor: None,
             executable,
+            name: sweep::name(pid, &uuid::Uuid::new_v4().simple().to_string()),
             next: 0,
             said: None,
         };
-        if let Some(tree) = &layout.v2 {
-            let handed = handed::look(&Kernel, tree, pid, &WANTED);
-            let handed = handed::take(&Kernel, handed, pid);
+        groups.estate.plan(layout, handed.as_ref(), &groups.name);
+        if is_watched {
+            groups.watch_over();
+        }
+        if let Some(handed) = handed {
+            let janitor = groups.janitor.as_ref().map(Janitor::pid);
+            let moving: Vec<u32> = janitor.into_iter().chain([pid]).collect();
+            let handed = handed::take(&Kernel, handed, &moving);
             match groups.make(&handed.base) {
                 Ok(dir) => {
                     groups.has.kill = true;
                     groups.with_v2(&dir, &handed);
                 }
-                Err(error) => groups.has.why_v2 = Some(shown(&handed.base, &error)),
+                Err(error) => {
+                    groups.estate.v2 = None;
+                    groups.has.why_v2 = Some(shown(&handed.base, &error));
+                }
             }
-            if !handed.enabled.is_empty() || handed.moved {
-                groups.estate.handed = Some(handed);
-            }
+            groups.estate.handed = handed.is_changed().then_some(handed);
         } else {
             groups.has.why_v2 = Some("cgroup v2 is not mounted".to_owned());
         }
@@ -171,7 +182,6 @@ impl Groups {
 
     /// Its group in the tree of v2, with the controllers that it can pass on.
     fn with_v2(&mut self, dir: &Path, handed: &Handed) {
-        self.estate.v2 = Some(dir.to_owned());
         self.v2 = Some(dir.to_owned());
         self.has.why_v2 = handed.why.clone();
         for name in &handed.controllers {
@@ -185,15 +195,18 @@ impl Groups {
 
     /// Makes the supervisor's group in a tree, and locks it.
     fn make(&mut self, below: &Path) -> io::Result<PathBuf> {
+        let dir = below.join(&self.name);
+        if !self.estate.all.contains(&dir) {
+            // It was not planned, so nobody would clear it away: this user may not make it.
+            janitor::may_make_in(below)?;
+            return Err(io::Error::other("it could not be written a moment ago"));
+        }
         for _ in 0..TRIES {
-            let random = uuid::Uuid::new_v4().simple().to_string();
-            let dir = below.join(sweep::name(std::process::id(), &random));
             Kernel.make(&dir)?;
             // Between the two, a sweeper may have taken it for a dead one's.
             match sweep::lock(&dir) {
                 Ok(Some(lock)) => {
                     self.locks.push(lock);
-                    self.estate.all.push(dir.clone());
                     return Ok(dir);
                 }
                 Ok(None) => {}
@@ -368,5 +381,5 @@ fn swap_is_off() -> bool {
 /// something better. Makes groups and removes them again.
 #[must_use]
 pub fn survey() -> Vec<Finding> {
-    Groups::take(&host_layout(), PathBuf::new()).findings()
+    Groups::take(&host_layout(), PathBuf::new(), false).findings()
 }

@@ -237,12 +237,18 @@ fn find(order: &Order, name: &str) -> Option<PathBuf> {
 fn program(order: &Order, names: &[&str]) -> Found {
     match names.iter().find_map(|name| find(order, name)) {
         Some(path) => has(path.display().to_string()),
-        None => lacks(format!("no {} in the PATH", names.join(" or "))),
+        None => Found {
+            hint: Some(format!("install {}", names.join(" or "))),
+            ..lacks(format!("no {} in the PATH", names.join(" or ")))
+        },
     }
 }
 
 fn container(order: &Order) -> Found {
-    let mut found = program(order, &["podman", "docker"]);
+    let mut found = match order.at.as_deref() {
+        Some(engine) => program(order, &[engine]),
+        None => program(order, &["podman", "docker"]),
+    };
     let runtimes: Vec<&str> = ["crun", "runc"]
         .into_iter()
         .filter(|name| find(order, name).is_some() || Path::new("/usr/sbin").join(name).exists())

@@ -11,7 +11,10 @@ mod trials;
 
 use crate::model::words;
 
-pub use needs::{LEAST_LANDLOCK, Need, NeedsOf, Row, Verdict, judge, needs_of, unmet};
+pub use needs::{
+    LANDLOCK_NET, LANDLOCK_SCOPE, LEAST_LANDLOCK, Need, NeedsOf, Row, Verdict, judge, needs_of,
+    unmet,
+};
 pub use probe::{Asked, Asking, Found, probe};
 pub(super) use trials::main;
 

@@ -8,6 +8,10 @@ use crate::model::words;
 /// The least version of Landlock that is used: the first forbids moving a file from one directory to
 /// another.
 pub const LEAST_LANDLOCK: u8 = 2;
+/// The version of Landlock that has rules for ports.
+pub const LANDLOCK_NET: u8 = 4;
+/// The version of Landlock that bounds abstract sockets and signals.
+pub const LANDLOCK_SCOPE: u8 = 6;
 
 /// Somebody's need.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -135,7 +139,26 @@ pub fn needs_of(of: &NeedsOf<'_>) -> Vec<Need> {
         need(Feature::UidPerSlot, range.as_deref(), u64::from(of.slots));
     }
     needs.push(landlock(of));
+    if !of.own_network {
+        needs.extend(on_the_hosts_network(of));
+    }
     needs
+}
+
+/// With the host's network nothing but Landlock keeps an agent from its ports and abstract sockets.
+/// Which version there must be is said by `landlock_min_abi`; what an older one lacks is told.
+fn on_the_hosts_network(of: &NeedsOf<'_>) -> [Need; 2] {
+    let versions = [
+        (Feature::LandlockNet, LANDLOCK_NET),
+        (Feature::LandlockScope, LANDLOCK_SCOPE),
+    ];
+    versions.map(|(feature, least)| Need {
+        what: Asked { feature, at: None },
+        least: u64::from(least),
+        by: format!("{}: network = \"host\"", of.name),
+        profile: Some(of.name.to_owned()),
+        may_lack: Some(Degradable::Landlock),
+    })
 }
 
 /// A profile that names no version takes the highest that there is, and says so where there is
@@ -307,6 +330,38 @@ mod tests {
         assert_eq!(of("strict"), (6, None));
         assert_eq!(of("standard"), (2, Some(Degradable::Landlock)));
         assert_eq!(of("own"), (4, Some(Degradable::Landlock)));
+    }
+
+    #[test]
+    fn the_hosts_network_makes_more_of_landlock_a_need_that_is_told_and_not_insisted_on() {
+        let config = crate::config::Config::parse(
+            crate::config::DEFAULT,
+            &crate::config::Origin::built_in("/".into()),
+        );
+        let config = config.expect("the built-in configuration");
+        let rows = |own_network, abi: u64| {
+            let needs = needs_of(&NeedsOf {
+                name: "standard",
+                profile: &config.sandboxes["standard"],
+                own_network,
+                is_root: false,
+                slots: 1,
+                state: None,
+                writable_workspace: None,
+            });
+            let of = [Feature::LandlockNet, Feature::LandlockScope];
+            let has = |feature| abi >= u64::from(if feature == of[0] { 4_u8 } else { 6 });
+            let found = of.map(|feature| (asked(feature), found(has(feature), abi)));
+            let rows = judge(&needs, found.into());
+            let rows = rows
+                .into_iter()
+                .filter(|row| of.contains(&row.what.feature));
+            rows.map(|row| row.verdict).collect::<Vec<_>>()
+        };
+        assert_eq!(rows(false, 6), [Verdict::Ok, Verdict::Ok]);
+        assert_eq!(rows(false, 5), [Verdict::Ok, Verdict::Degraded]);
+        assert_eq!(rows(false, 3), [Verdict::Degraded, Verdict::Degraded]);
+        assert_eq!(rows(true, 3), [Verdict::NotNeeded, Verdict::NotNeeded]);
     }
 
     #[test]

@@ -451,8 +451,8 @@ fn landlock(feature: Feature) -> Step<Found> {
         } => kernel_abi.unwrap_or(effective_abi as i32).unsigned_abs(),
     };
     let needs = match feature {
-        Feature::LandlockNet => 4,
-        Feature::LandlockScope => 6,
+        Feature::LandlockNet => u32::from(super::LANDLOCK_NET),
+        Feature::LandlockScope => u32::from(super::LANDLOCK_SCOPE),
         _ => 1,
     };
     Ok(Found {

@@ -90,7 +90,8 @@ pub(super) fn options(
                 | Mount::Tmpfs { .. }
                 | Mount::File { .. }
                 | Mount::Overlay { .. }
-                | Mount::Hidden { .. },
+                | Mount::Hidden { .. }
+                | Mount::Held { .. },
                 _,
             ) => {}
         }
@@ -100,8 +101,8 @@ pub(super) fn options(
     args
 }
 
-/// Whether bubblewrap is to show this mount: all of them, but for covers, which are a part of the
-/// trees that they cover.
+/// Whether bubblewrap is to show this mount: all of them, but for covers and what is held, which are
+/// a part of the trees that they are in.
 pub(super) const fn wants(mount: &Mount) -> bool {
-    !matches!(mount, Mount::Hidden { .. })
+    !matches!(mount, Mount::Hidden { .. } | Mount::Held { .. })
 }

@@ -70,6 +70,7 @@ pub(super) fn wants(mount: &Mount) -> bool {
         // A cover is a part of the tree that it covers.
         Mount::Overlay { .. }
         | Mount::Hidden { .. }
+        | Mount::Held { .. }
         | Mount::Mirror { .. }
         | Mount::Proc { .. }
         | Mount::Dir { .. }

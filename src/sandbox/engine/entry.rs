@@ -10,7 +10,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, StatVfsMountFlags};
+use rustix::fs::{
+    AtFlags, CWD, Mode, OFlags, ResolveFlags, StatVfsMountFlags, StatxAttributes, StatxFlags,
+};
 use rustix::io::Errno;
 use rustix::process::{DumpableBehavior, Pid, getpid};
 use rustix::thread::CapabilitySet;
@@ -224,8 +226,10 @@ fn root_is_sealed() -> Step {
 
 /// The very directory that was looked at when the walls were planned, and sealed if it is to be.
 fn is_what_was_meant(mount: &Mount, opened: &Opened) -> Step {
-    if let Mount::Hidden { target } = mount {
-        return is_covered(target);
+    match mount {
+        Mount::Hidden { target } => return is_covered(target),
+        Mount::Held { target } => return is_held(target),
+        _ => {}
     }
     let (
         Mount::Tree {
@@ -278,6 +282,34 @@ fn is_covered(target: &str) -> Step {
     Err(Failure {
         path: Some(target.to_owned()),
         ..failure(Stage::Mount, "nothing covers")
+    })
+}
+
+/// What is to stay where it is is a mount of its own; or out of reach.
+fn is_held(target: &str) -> Step {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    let found = match rustix::fs::openat2(CWD, target, flags, Mode::empty(), resolve) {
+        Ok(found) => found,
+        Err(Errno::ACCESS) => return Ok(()),
+        Err(errno) => return Err(errno).on(Stage::Mount, "hold", target),
+    };
+    let stat = rustix::fs::statx(&found, "", AtFlags::EMPTY_PATH, StatxFlags::TYPE).on(
+        Stage::Mount,
+        "inspect",
+        target,
+    )?;
+    let is_mount = stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT);
+    if stat
+        .stx_attributes_mask
+        .contains(StatxAttributes::MOUNT_ROOT)
+        && is_mount
+    {
+        return Ok(());
+    }
+    Err(Failure {
+        path: Some(target.to_owned()),
+        ..failure(Stage::Mount, "nothing holds")
     })
 }
 

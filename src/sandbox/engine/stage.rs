@@ -111,8 +111,10 @@ pub(super) fn build(plan: &ShimPlan, wants: impl Fn(&Mount) -> bool) -> Step<Sta
         } else {
             made(plan, &stage, number, mount)?
         };
-        if let Mount::Hidden { target } = mount {
-            cover::over(&stage, &plan.mounts, &placed, target)?;
+        match mount {
+            Mount::Hidden { target } => cover::over(&stage, &plan.mounts, &placed, target)?,
+            Mount::Held { target } => cover::hold(&stage, &plan.mounts, &placed, target)?,
+            _ => {}
         }
         placed.push(next);
     }
@@ -144,6 +146,7 @@ fn possible(plan: &ShimPlan) -> Step {
             | Mount::Proc { .. }
             | Mount::Dir { .. }
             | Mount::Hidden { .. }
+            | Mount::Held { .. }
             | Mount::File { .. }
             | Mount::Link { .. } => {}
         }
@@ -207,7 +210,7 @@ pub(super) fn name(
         directory: directory.map(Path::to_owned),
     };
     for (number, mount) in plan.mounts.iter().enumerate() {
-        if let Mount::Hidden { target } = mount {
+        if let Mount::Hidden { target } | Mount::Held { target } = mount {
             return Err(Failure {
                 path: Some(target.clone()),
                 ..failure(

@@ -21,6 +21,8 @@ pub struct Beside {
     pub slice: Vec<(Tree, String)>,
     /// Paths below the workspace that are covered, where something is there.
     pub hidden: Vec<String>,
+    /// Directories and links below the workspace that stay where they are, those above first.
+    pub held: Vec<String>,
 }
 
 impl Beside {
@@ -32,6 +34,7 @@ impl Beside {
             layered: Vec::new(),
             slice: Vec::new(),
             hidden: Vec::new(),
+            held: Vec::new(),
         }
     }
 }
@@ -63,6 +66,12 @@ pub(super) fn add(request: &WallsRequest<'_>, mounts: &mut Vec<Mount>) -> Result
     for (lower, over, inside) in &request.beside.layered {
         let target = absolute(Path::new(inside))?;
         mounts.push(overlay(lower, Some(over), &target, request.ids)?);
+    }
+    // Before what is covered in them.
+    for path in &request.beside.held {
+        mounts.push(Mount::Held {
+            target: below_workspace(path)?,
+        });
     }
     for path in &request.beside.hidden {
         mounts.push(Mount::Hidden {

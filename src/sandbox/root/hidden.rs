@@ -1,12 +1,13 @@
 //! Covers what an agent must not see: an empty node without any right is mounted over it.
 //!
 //! A mount point can be neither removed nor renamed inside, and goes along with a directory above
-//! it that is renamed. The node has no permission bit and lies on a read-only mount, so that even
+//! it that is renamed; that one is held where a later session would not find it again, by a mount of
+//! itself on itself. The node has no permission bit and lies on a read-only mount, so that even
 //! its owner can give itself none.
 
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 
-use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::fs::{Mode, OFlags, ResolveFlags, StatVfsMountFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, OpenTreeFlags};
 
@@ -22,13 +23,8 @@ impl Root {
     /// Covers `target`, which was there when the walls were planned. If it no longer is, somebody
     /// moved it since, and it may lie open elsewhere: then nothing starts.
     pub(super) fn hide(&mut self, target: &str) -> Step {
-        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-        let path = target.trim_start_matches('/');
-        let point = match rustix::fs::openat2(&self.fd, path, flags, Mode::empty(), resolve) {
-            Ok(point) => point,
-            Err(Errno::ACCESS) if self.is_closed_for_good(path) => return Ok(()),
-            Err(errno) => return Err(errno).on(Stage::Mount, "hide", target),
+        let Some(point) = self.there(target)? else {
+            return Ok(());
         };
         let found = rustix::fs::fstat(&point).on(Stage::Mount, "inspect", target)?;
         let is_dir = rustix::fs::FileType::from_raw_mode(found.st_mode).is_dir();
@@ -45,6 +41,26 @@ impl Root {
         let hard = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
         self.seals.push((target.to_owned(), hard));
         Ok(())
+    }
+
+    /// Keeps `target`, a directory or a link, where it is, and all above it that is held too.
+    pub(super) fn hold(&mut self, target: &str) -> Step {
+        if let Some(point) = self.there(target)? {
+            onto_itself(&point, target)?;
+        }
+        Ok(())
+    }
+
+    /// What is at `target` now, no link followed; `None` where the agent cannot come.
+    fn there(&self, target: &str) -> Step<Option<OwnedFd>> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        let path = target.trim_start_matches('/');
+        match rustix::fs::openat2(&self.fd, path, flags, Mode::empty(), resolve) {
+            Ok(point) => Ok(Some(point)),
+            Err(Errno::ACCESS) if self.is_closed_for_good(path) => Ok(None),
+            Err(errno) => Err(errno).on(Stage::Mount, "hide", target),
+        }
     }
 
     /// Whether the way to `path` ends at a directory that is closed to the agent's user and belongs
@@ -67,7 +83,7 @@ impl Root {
     }
 
     /// The node that covers files, or the one that covers directories; made if need be.
-    fn node(&self, is_dir: bool) -> Step<std::os::fd::OwnedFd> {
+    fn node(&self, is_dir: bool) -> Step<OwnedFd> {
         let target = if is_dir { DIR } else { FILE };
         let (parent, name) = self.parent(target)?;
         let made = if is_dir {
@@ -82,4 +98,40 @@ impl Root {
         }
         open_path(parent.as_fd(), name).on(Stage::Mount, "open", target)
     }
+}
+
+/// Mounts what is at `point`, with all that is mounted below it, on itself. The kernel moves or
+/// removes no mount point of the own namespace. Set-user-id programs and devices do not count in it.
+pub(in super::super) fn onto_itself(point: &OwnedFd, target: &str) -> Step {
+    let clone = OpenTreeFlags::OPEN_TREE_CLONE
+        | OpenTreeFlags::OPEN_TREE_CLOEXEC
+        | OpenTreeFlags::AT_RECURSIVE
+        | OpenTreeFlags::AT_EMPTY_PATH;
+    let itself = rustix::mount::open_tree(point, "", clone).on(Stage::Mount, "hold", target)?;
+    move_onto(&itself, point).on(Stage::Mount, "hold", target)?;
+    let has = rustix::fs::fstatvfs(&itself).on(Stage::Mount, "inspect", target)?;
+    let has = flags_of(has.f_flag);
+    let wanted = has | MountFlags::NOSUID | MountFlags::NODEV;
+    if has == wanted {
+        return Ok(());
+    }
+    // By its descriptor: a link would be followed by its path.
+    let itself = format!("/proc/self/fd/{}", itself.as_raw_fd());
+    rustix::mount::mount_remount(itself, MountFlags::BIND | wanted, "").on(
+        Stage::Mount,
+        "seal what is held at",
+        target,
+    )
+}
+
+/// The flags of a mount that a remount would take away if it did not name them.
+fn flags_of(found: StatVfsMountFlags) -> MountFlags {
+    let pairs = [
+        (StatVfsMountFlags::RDONLY, MountFlags::RDONLY),
+        (StatVfsMountFlags::NOSUID, MountFlags::NOSUID),
+        (StatVfsMountFlags::NODEV, MountFlags::NODEV),
+        (StatVfsMountFlags::NOEXEC, MountFlags::NOEXEC),
+    ];
+    let has = pairs.iter().filter(|(from, _)| found.contains(*from));
+    has.map(|(_, to)| *to).collect()
 }

@@ -15,6 +15,7 @@ use std::io::Read as _;
 use std::os::unix::fs::MetadataExt as _;
 
 use super::fail::{At, Step, failure};
+use super::landlock;
 use crate::wire::shim::{Failure, Seccomp, Stage};
 
 mod code;
@@ -201,21 +202,30 @@ impl Seal {
 }
 
 /// Starts something under a seal that this process itself does not wear. A filter belongs to a
-/// thread and to what that thread starts; so the seal is put on by a thread that lives no longer.
+/// thread and to what that thread starts, and so does a domain of Landlock; so both are put on by a
+/// thread that lives no longer. Without walls there is neither.
 pub(super) fn under<T: Send>(seal: Seal, start: impl FnOnce() -> T + Send) -> Step<T> {
-    match seal {
-        Seal::Nothing => Ok(start()),
-        Seal::Agents => std::thread::scope(|scope| {
-            std::thread::Builder::new()
-                .spawn_scoped(scope, || {
-                    wear(&rules::without_openat2())?;
-                    Ok(start())
-                })
-                .at(Stage::Seccomp, "start the thread that starts the agent")?
-                .join()
-                .map_err(|_| failure(Stage::Seccomp, "the thread that starts the agent broke"))?
-        }),
+    let has_walls = rustix::thread::no_new_privs().at(
+        Stage::Seccomp,
+        "ask whether this process stands behind walls",
+    )?;
+    if !has_walls {
+        return Ok(start());
     }
+    std::thread::scope(|scope| {
+        std::thread::Builder::new()
+            .spawn_scoped(scope, || {
+                landlock::further_inside()?;
+                match seal {
+                    Seal::Nothing => {}
+                    Seal::Agents => wear(&rules::without_openat2())?,
+                }
+                Ok(start())
+            })
+            .at(Stage::Seccomp, "start the thread that starts the agent")?
+            .join()
+            .map_err(|_| failure(Stage::Seccomp, "the thread that starts the agent broke"))?
+    })
 }
 
 /// The text of a profile's file, which nobody but root and the user that runs marshal can have

@@ -9,6 +9,7 @@
 pub mod branch;
 pub mod cache;
 pub mod copy;
+pub mod covers;
 pub mod home;
 pub mod list;
 pub mod manifest;
@@ -23,6 +24,7 @@ pub mod sweep;
 pub mod tree;
 
 pub use copy::{Copied, CopyError, Listing};
+pub use covers::{Covers, View};
 pub use home::{Filling, Home, HomeError};
 pub use list::{FileList, GitDir};
 pub use manifest::{Change, ChangeKind, Changes, Manifest};

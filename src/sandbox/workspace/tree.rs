@@ -142,6 +142,8 @@ pub type Stamp = (i64, u32);
 pub struct Meta {
     /// Its kind.
     pub kind: Kind,
+    /// Whether it is a socket, at which somebody may listen.
+    pub socket: bool,
     /// Its permission bits, `0o7777`.
     pub mode: u16,
     /// Its length in bytes.
@@ -185,6 +187,7 @@ fn stat(dir: BorrowedFd<'_>, name: &CStr, flags: AtFlags) -> io::Result<Meta> {
             FileType::Symlink => Kind::Link,
             _ => Kind::Other,
         },
+        socket: FileType::from_raw_mode(s.stx_mode.into()) == FileType::Socket,
         mode: s.stx_mode & 0o7777,
         size: s.stx_size,
         disk_bytes: s.stx_blocks.saturating_mul(512),

@@ -5,6 +5,7 @@ use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
@@ -126,11 +127,17 @@ pub(super) fn read(text: &str) -> Outcomes {
     text.lines().filter_map(row).collect()
 }
 
+/// The mode of a workspace, shown itself and read-only, with a socket in it at which a program of the
+/// host listens.
+const SERVED: &str = "served";
+
 /// A place with somebody else's workspace, home and state, all with a secret in them.
 pub(super) struct Arena {
     who: Who,
     dir: tempfile::TempDir,
     secret: String,
+    /// Of programs of the host, in directories that are shown.
+    services: Vec<UnixListener>,
 }
 
 impl Arena {
@@ -140,10 +147,11 @@ impl Arena {
             .tempdir_in("/tmp")
             .unwrap();
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
-        let arena = Self {
+        let mut arena = Self {
             who,
             dir,
             secret: format!("secret-{}", uuid::Uuid::new_v4().simple()),
+            services: Vec::new(),
         };
         for name in [
             "other",
@@ -151,6 +159,7 @@ impl Arena {
             "state/homes/other",
             "work",
             "frozen",
+            "served",
             "scratch",
             "bin",
         ] {
@@ -162,9 +171,14 @@ impl Arena {
         fs::write(arena.path("state/decoy.db"), "").unwrap();
         arena.configure(&arena.path("work"));
         arena.workspace("work");
-        for name in ["frozen", "scratch"] {
+        for name in ["frozen", "served", "scratch"] {
             arena.workspace(name);
             arena.repository(name);
+        }
+        for name in ["served/service.sock", "scratch/service.sock"] {
+            let path = arena.path(name);
+            arena.services.push(UnixListener::bind(&path).unwrap());
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).unwrap();
         }
         for name in [
             "other",
@@ -267,7 +281,11 @@ impl Arena {
     pub(super) fn walls(&self, column: &Column, mode: &str) -> Vec<String> {
         let mut words = vec![self.path("bin/marshal").display().to_string()];
         let config = self.path("supervisor.toml").display().to_string();
-        let work = if mode == "ro" { "frozen" } else { "work" };
+        let (work, mode) = match mode {
+            "ro" => ("frozen", "ro"),
+            SERVED => ("served", "ro"),
+            mode => ("work", mode),
+        };
         let work = self.path(work).display().to_string();
         words.extend(["--config", &config, "sandbox", "exec"].map(str::to_owned));
         words.extend(["--profile", column.profile, "--workspace", &work].map(str::to_owned));
@@ -305,6 +323,7 @@ impl Arena {
         outcomes.extend(self.attack(column, "ro", &["only=ro_"]));
         outcomes.extend(self.attack(&masked, "ro", &["only=masked_"]));
         outcomes.extend(self.attack(column, "ro", &["only=memory_bomb"]));
+        outcomes.extend(self.attack(column, SERVED, &["only=service_"]));
         outcomes.extend(super::terminal::attack(self, column));
         outcomes
     }
@@ -332,6 +351,12 @@ impl Arena {
             outcomes.insert("memory_bomb".to_owned(), Outcome::Blocked(word));
             return outcomes;
         }
+        let refused = String::from_utf8_lossy(&said.stderr);
+        if mode == SERVED && said.status.code() == Some(125) && refused.contains("covers nothing") {
+            let word = "nothing starts".to_owned();
+            outcomes.insert("service_socket".to_owned(), Outcome::Blocked(word));
+            return outcomes;
+        }
         assert!(
             said.status.success() && !outcomes.is_empty(),
             "{}: {}: {}",
@@ -347,7 +372,7 @@ impl Arena {
         let script = "exec 7<\"$1\"; shift; prober=$1; shift; fifo=$1; shift; \
             \"$prober\" decoys far=\"$FAR\" \"$@\" <\"$fifo\" >\"$fifo.said\" & \
             exec 3>\"$fifo\"; while ! grep -q victim= \"$fifo.said\"; do sleep 0.05; done; \
-            for only in '' ro_ masked_ memory_bomb; do \
+            for only in '' ro_ masked_ memory_bomb service_; do \
             \"$prober\" control=1 only=$only \"$@\" $(cat \"$fifo.said\") 3>&-; done";
         let fifo = self.path("scratch/fifo");
         rustix::fs::mkfifoat(

@@ -16,7 +16,7 @@ use crate::launch::LaunchPlan;
 use crate::model::SessionId;
 use crate::sandbox::Beside;
 use crate::sandbox::workspace::list::GitCommand;
-use crate::sandbox::workspace::{GitDir, Listing, Masks, Owner, Root, copy, list, slice};
+use crate::sandbox::workspace::{GitDir, Listing, Masks, Owner, Root, View, copy, list, slice};
 
 /// What git's own walls have.
 pub(in crate::fleet::session) struct Git {
@@ -158,11 +158,13 @@ async fn look_around(
     space: &mut Space,
 ) -> Result<(), PrepareError> {
     let workspace = &pool.config.workspace;
-    match workspace.mode {
+    let view = match workspace.mode {
         WorkspaceMode::Copy => return Ok(()),
         WorkspaceMode::Worktree => return branch::attach(shared, session, space).await,
-        WorkspaceMode::Ro | WorkspaceMode::Rw | WorkspaceMode::Overlay => {}
-    }
+        WorkspaceMode::Ro => View::ReadOnly,
+        WorkspaceMode::Rw => View::Writable,
+        WorkspaceMode::Overlay => View::Layered,
+    };
     if workspace.mask.is_empty() && workspace.slice.is_empty() || !pool.config.launcher.has_walls()
     {
         return Ok(());
@@ -174,9 +176,14 @@ async fn look_around(
             path: path.clone(),
             source,
         })?;
+        let covers = masks.find(&root, &parts, view)?;
+        if covers.sockets > 0 {
+            tracing::warn!(workspace = %path.display(), sockets = covers.sockets, "sockets of the workspace are hidden");
+        }
         Ok::<_, PrepareError>(Beside {
             slice: slice::open(&root, &parts)?,
-            hidden: masks.find(&root, &parts)?,
+            hidden: covers.hidden,
+            held: covers.held,
             ..Beside::none()
         })
     });

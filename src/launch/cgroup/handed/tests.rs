@@ -19,7 +19,7 @@ fn tree(own: &str) -> Tree {
 fn a_delegated_service_moves_below_its_group_and_back() {
     let mut model = Model::new(&ALL, false).with(SERVICE, &["7"]);
     model.delegated.insert(SERVICE.into());
-    let handed = take(&model, look(&model, &tree(SERVICE), 7, &WANTED), 7);
+    let handed = take(&model, look(&model, &tree(SERVICE), 7, &WANTED), &[7]);
     assert_eq!(handed.controllers, ["cpu", "memory", "pids"]);
     assert_eq!((handed.moved, &handed.why), (true, &None));
     let of_service = |model: &Model| -> Vec<String> {
@@ -51,11 +51,38 @@ fn a_delegated_service_moves_below_its_group_and_back() {
 }
 
 #[test]
+fn what_was_started_before_the_move_goes_along_and_gives_back() {
+    let mut model = Model::new(&ALL, false).with(SERVICE, &["7"]);
+    model.delegated.insert(SERVICE.into());
+    let planned = look(&model, &tree(SERVICE), 7, &WANTED);
+    let mut model = model.with(SERVICE, &["7", "8"]);
+    model.delegated.insert(SERVICE.into());
+    let handed = take(&model, planned.clone(), &[8, 7]);
+    assert!(handed.moved && handed.controllers.len() == 3, "{handed:?}");
+    let of_service = |model: &Model| -> Vec<String> {
+        let lines = model.shown().into_iter();
+        lines.filter(|line| line.starts_with(SERVICE)).collect()
+    };
+    assert!(
+        of_service(&model)[1].contains("procs[7,8]"),
+        "{:?}",
+        of_service(&model)
+    );
+    // The supervisor is gone, and its janitor knows no more than the plan.
+    model.write(Path::new("/cg/cgroup.procs"), "7").unwrap();
+    give_back(&model, &planned, 8);
+    assert_eq!(
+        of_service(&model),
+        [format!("{SERVICE} procs[8] subtree[]")]
+    );
+}
+
+#[test]
 fn a_group_that_is_not_ours_alone_is_left_as_it_is() {
     let shared = Model::new(&ALL, false).with(SERVICE, &["6", "7"]);
     let before = shared.shown();
     let why = |model: &Model, own: &str| {
-        let handed = take(model, look(model, &tree(own), 7, &WANTED), 7);
+        let handed = take(model, look(model, &tree(own), 7, &WANTED), &[7]);
         assert_eq!(handed.controllers, [""; 0], "{handed:?}");
         handed.why.unwrap()
     };
@@ -74,12 +101,12 @@ fn a_group_that_is_not_ours_alone_is_left_as_it_is() {
 #[test]
 fn the_root_of_a_host_keeps_its_processes_and_that_of_a_namespace_does_not() {
     let host = Model::new(&ALL, false).with("/cg", &["1", "7"]);
-    let handed = take(&host, look(&host, &tree("/cg"), 7, &WANTED), 7);
+    let handed = take(&host, look(&host, &tree("/cg"), 7, &WANTED), &[7]);
     assert_eq!(handed.controllers, ["cpu", "memory", "pids"]);
     assert!(!handed.moved);
 
     let part = Model::new(&ALL, true).with("/cg", &["7"]);
-    let handed = take(&part, look(&part, &tree("/cg"), 7, &WANTED), 7);
+    let handed = take(&part, look(&part, &tree("/cg"), 7, &WANTED), &[7]);
     assert_eq!(handed.controllers, ["cpu", "memory", "pids"]);
     assert!(handed.moved);
 }
@@ -87,7 +114,7 @@ fn the_root_of_a_host_keeps_its_processes_and_that_of_a_namespace_does_not() {
 #[test]
 fn what_the_tree_has_not_is_said() {
     let some = Model::new(&["pids", "hugetlb"], false).with("/cg", &["7"]);
-    let handed = take(&some, look(&some, &tree("/cg"), 7, &WANTED), 7);
+    let handed = take(&some, look(&some, &tree("/cg"), 7, &WANTED), &[7]);
     assert_eq!(handed.controllers, ["pids"]);
     assert!(handed.why.unwrap().contains("has not all controllers"));
     let none = Model::new(&["hugetlb"], false).with("/cg", &["7"]);

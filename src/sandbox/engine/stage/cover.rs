@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use rustix::mount::{MountFlags, MoveMountFlags, OpenTreeFlags};
 
 use super::super::super::fail::{At, Step, failure};
+use super::super::super::root::hidden::onto_itself;
 use super::Placed;
 use crate::wire::shim::{Failure, Mount, Stage};
 
@@ -21,20 +22,8 @@ const DIR: &str = "hidden.d";
 
 /// Covers `target`, which was there when the walls were planned; else nothing starts.
 pub(super) fn over(stage: &OwnedFd, mounts: &[Mount], placed: &[Placed], target: &str) -> Step {
-    let Some((number, below)) = place(mounts, placed, target) else {
-        return Err(Failure {
-            path: Some(target.to_owned()),
-            ..failure(Stage::Mount, "no tree is shown that could hold")
-        });
-    };
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS | ResolveFlags::BENEATH;
-    let path = format!("{number}/{below}");
-    let point = match rustix::fs::openat2(stage, &*path, flags, Mode::empty(), resolve) {
-        Ok(point) => point,
-        // An owner that this tree's map has no place for closed it, to the agent too.
-        Err(Errno::ACCESS) => return Ok(()),
-        Err(errno) => return Err(errno).on(Stage::Mount, "hide", target),
+    let Some(point) = there(stage, mounts, placed, target)? else {
+        return Ok(());
     };
     let found = rustix::fs::fstat(&point).on(Stage::Mount, "inspect", target)?;
     let is_dir = rustix::fs::FileType::from_raw_mode(found.st_mode).is_dir();
@@ -53,6 +42,38 @@ pub(super) fn over(stage: &OwnedFd, mounts: &[Mount], placed: &[Placed], target:
         "seal the cover of",
         target,
     )
+}
+
+/// Keeps `target`, a directory or a link, where it is.
+pub(super) fn hold(stage: &OwnedFd, mounts: &[Mount], placed: &[Placed], target: &str) -> Step {
+    match there(stage, mounts, placed, target)? {
+        Some(point) => onto_itself(&point, target),
+        None => Ok(()),
+    }
+}
+
+/// What is at `target` on the stage; `None` where nobody inside can come.
+fn there(
+    stage: &OwnedFd,
+    mounts: &[Mount],
+    placed: &[Placed],
+    target: &str,
+) -> Step<Option<OwnedFd>> {
+    let Some((number, below)) = place(mounts, placed, target) else {
+        return Err(Failure {
+            path: Some(target.to_owned()),
+            ..failure(Stage::Mount, "no tree is shown that could hold")
+        });
+    };
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS | ResolveFlags::BENEATH;
+    let path = format!("{number}/{below}");
+    match rustix::fs::openat2(stage, &*path, flags, Mode::empty(), resolve) {
+        Ok(point) => Ok(Some(point)),
+        // An owner that this tree's map has no place for closed it, to the agent too.
+        Err(Errno::ACCESS) => Ok(None),
+        Err(errno) => Err(errno).on(Stage::Mount, "hide", target),
+    }
 }
 
 /// The number of the tree that holds `target`, and the path below it.

@@ -4,26 +4,30 @@
 //! done is written down, durably: until that moment the workspace is untouched and a kill leaves it
 //! so; from then on the apply is decided, and whoever next works with the session's overlay, or the
 //! supervisor's start, brings it to its end ([`recover`]). Every step is one rename, so that each
-//! place has the old or the new at any time; what was there goes to where the new was, and comes
-//! back if a later step finds that somebody else changed the workspace. Must not know the policy.
+//! place has the old or the new at any time; what was there goes to where the new was, is compared
+//! there once more, and comes back if anything is not what was judged. Only what was compared is
+//! removed in the end ([`super::clearing`]). Must not know the policy.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::time::Duration;
 
 use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags};
 use serde::{Deserialize, Serialize};
 
 use super::bases::{Base, look, parent};
+use super::clearing::{self, List};
 use super::items::{self, Act, Plan};
-use super::stage::{Stager, slots};
-use super::target::{Id, Old, Target, is_dir};
+use super::stage::{Stager, exchanges, slots};
+use super::target::{Id, Old, Target, id_of, is_dir};
 use super::{Overlay, OverlayError};
 use crate::limits;
 use crate::model::{Foreign, SessionId};
 use crate::sandbox::workspace::Owner;
-use crate::sandbox::workspace::tree::{Root, TreeError};
+use crate::sandbox::workspace::tree::{Root, TreeError, meta_at, meta_of};
 
 /// Why nothing was applied.
 #[derive(Debug, thiserror::Error)]
@@ -31,9 +35,12 @@ pub enum ApplyError {
     /// The overlay.
     #[error(transparent)]
     Overlay(#[from] OverlayError),
-    /// Another apply works in the same workspace.
-    #[error("another apply is at work in the workspace {}", .0.show(300))]
-    WorkspaceBusy(Foreign),
+    /// Another apply works in the same workspace, and went on for so long.
+    #[error(
+        "another apply is at work in the workspace {}, and was not over after {} seconds: wait for its end, and try again",
+        .0.show(300), .1.as_secs()
+    )]
+    WorkspaceBusy(Foreign, Duration),
     /// It was not done, and the workspace is as it was.
     #[error("nothing was applied: {}: {why}", .path.show(300))]
     Undone {
@@ -62,6 +69,15 @@ impl From<TreeError> for ApplyError {
     }
 }
 
+/// What was applied.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Applied {
+    /// How many places were changed.
+    pub changes: usize,
+    /// What somebody put into what the apply took away, and where it is now, as a sentence.
+    pub kept: Option<String>,
+}
+
 /// One step, as it is written down.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -73,6 +89,8 @@ struct Step {
     new: Option<Id>,
     /// What goes.
     old: Option<Old>,
+    /// The directory that it is in.
+    above: Id,
     /// Permission bits of a directory, before and after.
     modes: Option<(u32, u32)>,
     /// What is at the path when it is done, as it was made; none where only permissions change.
@@ -121,15 +139,18 @@ fn undone(path: &str) -> impl Fn(io::Error) -> ApplyError + '_ {
     }
 }
 
-/// Applies a plan that nothing speaks against. `program` is this binary. How many places were changed.
+/// Applies a plan that nothing speaks against. `program` is this binary.
 ///
 /// # Errors
 /// [`ApplyError`]; but for [`ApplyError::Stuck`] the workspace is as it was.
-pub fn apply(overlay: &Overlay, plan: &Plan, program: &Path) -> Result<usize, ApplyError> {
+pub fn apply(overlay: &Overlay, plan: &Plan, program: &Path) -> Result<Applied, ApplyError> {
     if plan.acts.is_empty() {
-        return Ok(0);
+        return Ok(Applied {
+            changes: 0,
+            kept: None,
+        });
     }
-    let target = Target::hold(overlay)?;
+    let target = Target::hold(overlay, limits::OVERLAY_APPLY_WAIT)?;
     if Target::at(&target.root, &target.staging)
         .map_err(undone(&target.staging))?
         .is_some()
@@ -137,6 +158,7 @@ pub fn apply(overlay: &Overlay, plan: &Plan, program: &Path) -> Result<usize, Ap
         let there = io::Error::other("is there already; remove it");
         return Err(undone(&target.staging)(there));
     }
+    clearing::forget(overlay)?;
     write(overlay, &Intent::of(Phase::Untouched, Vec::new()))?;
     let steps = match stage(overlay, plan, program, &target) {
         Ok(steps) => steps,
@@ -152,8 +174,10 @@ pub fn apply(overlay: &Overlay, plan: &Plan, program: &Path) -> Result<usize, Ap
         overlay.remove_beside("intent")?;
         return Err(error);
     }
-    carry_out(overlay, &target, decided.steps)?;
-    Ok(plan.acts.len())
+    Ok(Applied {
+        kept: carry_out(overlay, &target, decided.steps)?,
+        changes: plan.acts.len(),
+    })
 }
 
 fn write(overlay: &Overlay, intent: &Intent) -> Result<(), ApplyError> {
@@ -196,7 +220,7 @@ fn stage(
     let record = overlay.record()?;
     let mut steps = Vec::new();
     for (path, act) in &plan.acts {
-        let mut step = step(target, &dir, &slots, path, *act).map_err(undone(path))?;
+        let mut step = step(target, &dir, plan, &slots, path).map_err(undone(path))?;
         // Looked at here, where nobody else writes: later it may be somebody's own work already.
         if let Some(slot) = &step.slot {
             step.becomes = Some(look(&made, slot).map_err(undone(path))?.base);
@@ -210,33 +234,18 @@ fn stage(
             return Err(undone(path)(changed));
         }
     }
+    clearing::note(overlay, target, List::Made).map_err(&at_staging)?;
     Ok(steps)
-}
-
-/// Whether this file system can put two things in each other's place.
-fn exchanges(dir: &OwnedFd) -> io::Result<()> {
-    for name in ["x", "y"] {
-        rustix::fs::mkdirat(dir, name, Mode::from_raw_mode(0o700))?;
-    }
-    rustix::fs::renameat_with(dir, "x", dir, "y", RenameFlags::EXCHANGE).map_err(|errno| {
-        io::Error::other(format!(
-            "the workspace's file system cannot exchange two files ({}); use workspace mode \"copy\"",
-            io::Error::from(errno)
-        ))
-    })?;
-    for name in ["x", "y"] {
-        rustix::fs::unlinkat(dir, name, AtFlags::REMOVEDIR)?;
-    }
-    Ok(())
 }
 
 fn step(
     target: &Target,
     dir: &OwnedFd,
+    plan: &Plan,
     slots: &BTreeMap<String, String>,
     path: &str,
-    act: Act,
 ) -> io::Result<Step> {
+    let act = *plan.acts.get(path).ok_or_else(changed)?;
     let slot = slots.get(path).cloned();
     let new = match &slot {
         Some(slot) => Target::at(dir, slot)?.map(|new| new.id),
@@ -248,46 +257,54 @@ fn step(
         Act::New => new.is_some() && old.is_none(),
         Act::Replace => new.is_some() && old.is_some(),
         Act::Remove => new.is_none() && old.is_some(),
-        Act::Mode { .. } => old.is_some(),
+        Act::Mode { id, .. } => meta_at(&above, &CString::new(name)?)?.id == id,
     };
-    if !fits {
-        return Err(io::Error::other(
-            "it was changed in the workspace at this moment",
-        ));
+    if !fits || plan.above.get(path) != Some(&meta_of(&above)?.id) {
+        return Err(changed());
     }
     Ok(Step {
         path: path.to_owned(),
         slot,
         new,
         old,
+        above: id_of(&above)?,
         modes: match act {
-            Act::Mode { old, new } => Some((old, new)),
+            Act::Mode { old, new, .. } => Some((old, new)),
             _ => None,
         },
         becomes: None,
     })
 }
 
-/// Brings a decided apply to its end, or all of it back.
-fn carry_out(overlay: &Overlay, target: &Target, steps: Vec<Step>) -> Result<(), ApplyError> {
+/// Brings a decided apply to its end, or all of it back. What was kept, as a sentence.
+fn carry_out(
+    overlay: &Overlay,
+    target: &Target,
+    steps: Vec<Step>,
+) -> Result<Option<String>, ApplyError> {
     let dir = target.staging().map_err(undone(&target.staging))?;
     let bases = overlay.record()?.bases;
     let made = target.made()?;
-    let went = |step: &Step| whole(&made, &dir, step, bases.get(&step.path));
-    let ahead = steps.iter().try_for_each(|step| {
-        let done = forward(target, &dir, step);
-        done.map_err(|error| (step, error))
-    });
-    let ahead = ahead.and_then(|()| {
-        let mut steps = steps.iter();
-        steps.try_for_each(|step| went(step).map_err(|error| (step, error)))
-    });
-    if let Err((step, error)) = ahead {
+    let ahead = || -> Result<(), (&str, io::Error)> {
+        for step in &steps {
+            forward(target, &dir, step).map_err(|error| (&*step.path, error))?;
+        }
+        // Listed before it is compared: what somebody puts there later is in neither, and stays.
+        clearing::note(overlay, target, List::Went).map_err(|error| (&*target.staging, error))?;
+        for step in &steps {
+            whole(&made, step, bases.get(&step.path)).map_err(|error| (&*step.path, error))?;
+        }
+        Ok(())
+    };
+    if let Err((path, error)) = ahead() {
         back(target, &dir, &steps)?;
         write(overlay, &Intent::of(Phase::Untouched, Vec::new()))?;
-        target.remove_staging()?;
+        let kept = clearing::clear(overlay, target, List::Made, &places(&steps))?;
         overlay.remove_beside("intent")?;
-        return Err(undone(&step.path)(error));
+        clearing::forget(overlay)?;
+        let why = kept.map_or(error.to_string(), |kept| format!("{error}; {kept}"));
+        let path = Foreign::new(path);
+        return Err(ApplyError::Undone { path, why });
     }
     let mut above = BTreeSet::new();
     for step in &steps {
@@ -299,21 +316,30 @@ fn carry_out(overlay: &Overlay, target: &Target, steps: Vec<Step>) -> Result<(),
     finish(overlay, target, Intent::of(Phase::Done, steps))
 }
 
-/// That a directory which went is still what the session began with: its inode says nothing of what
-/// somebody put into it meanwhile, and it is about to be removed.
-fn whole(made: &Root, dir: &OwnedFd, step: &Step, then: Option<&Base>) -> io::Result<()> {
+/// The workspace's paths by their numbers beside its files.
+fn places(steps: &[Step]) -> BTreeMap<String, String> {
+    let places = steps.iter();
+    places
+        .filter_map(|step| Some((step.slot.clone()?, step.path.clone())))
+        .collect()
+}
+
+/// That what went is still what the session began with: its inode, size and time say little of what
+/// somebody did with it meanwhile, and it is about to be removed.
+fn whole(made: &Root, step: &Step, then: Option<&Base>) -> io::Result<()> {
     let (Some(slot), Some(_), None) = (&step.slot, step.old, step.modes) else {
         return Ok(());
     };
-    if !is_dir(dir, slot) || then == Some(&look(made, slot)?.base) {
+    if then == Some(&look(made, slot)?.base) {
         return Ok(());
     }
     Err(changed())
 }
 
-/// What is left when every step is done.
-fn finish(overlay: &Overlay, target: &Target, done: Intent) -> Result<(), ApplyError> {
+/// What is left when every step is done. What was kept, as a sentence.
+fn finish(overlay: &Overlay, target: &Target, done: Intent) -> Result<Option<String>, ApplyError> {
     write(overlay, &done)?;
+    let places = places(&done.steps);
     let mut record = overlay.record()?;
     for step in done.steps {
         if let Some(base) = step.becomes {
@@ -321,8 +347,10 @@ fn finish(overlay: &Overlay, target: &Target, done: Intent) -> Result<(), ApplyE
         }
     }
     overlay.keep_durably(&record)?;
-    target.remove_staging()?;
-    Ok(overlay.remove_beside("intent")?)
+    let kept = clearing::clear(overlay, target, List::Went, &places)?;
+    overlay.remove_beside("intent")?;
+    clearing::forget(overlay)?;
+    Ok(kept)
 }
 
 /// A rename is durable when its directory is; what is said of it here changes nothing any more.
@@ -374,12 +402,21 @@ fn changed() -> io::Error {
 /// Does one step, unless it is done.
 fn forward(target: &Target, dir: &OwnedFd, step: &Step) -> io::Result<()> {
     let (above, name) = parent(&target.root, &step.path)?;
+    if id_of(&above)? != step.above {
+        return Err(changed());
+    }
     match stand(&above, name, dir, step)? {
         Stand::After => return Ok(()),
         Stand::Neither => return Err(changed()),
         Stand::Before => {}
     }
     turn(&above, name, dir, step, true)?;
+    // The directory itself may have gone elsewhere with it.
+    let now = parent(&target.root, &step.path).and_then(|(above, _)| id_of(above));
+    if now.ok() != Some(step.above) {
+        turn(&above, name, dir, step, false)?;
+        return Err(changed());
+    }
     // What was there a moment ago need not be what went.
     if step.modes.is_none()
         && let (Some(slot), Some(old)) = (&step.slot, step.old)
@@ -399,8 +436,16 @@ fn turn(above: &OwnedFd, name: &str, dir: &OwnedFd, step: &Step, ahead: bool) ->
     if let Some((old, new)) = step.modes {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let at = rustix::fs::openat(above, name, flags, Mode::empty())?;
-        let mode = Mode::from_raw_mode(if ahead { new } else { old });
-        return Ok(rustix::fs::fchmod(at, mode)?);
+        let (from, to) = if ahead { (old, new) } else { (new, old) };
+        // Another may have come to this place since it was looked at.
+        let found = rustix::fs::fstat(&at)?;
+        let is_same = step
+            .old
+            .is_some_and(|of| of.id == (found.st_dev, found.st_ino));
+        if !is_same || found.st_mode & 0o7777 != from {
+            return Err(changed());
+        }
+        return Ok(rustix::fs::fchmod(at, Mode::from_raw_mode(to))?);
     }
     let Some(slot) = &step.slot else {
         return Ok(());
@@ -462,6 +507,11 @@ fn back(target: &Target, dir: &OwnedFd, steps: &[Step]) -> Result<(), ApplyError
 /// # Errors
 /// [`ApplyError`]: [`ApplyError::Undone`] where it was decided and had to be taken back.
 pub fn recover(overlay: &Overlay) -> Result<Option<String>, ApplyError> {
+    recover_within(overlay, limits::OVERLAY_APPLY_WAIT)
+}
+
+/// The same, which waits at most so long for another apply in the same workspace.
+fn recover_within(overlay: &Overlay, wait: Duration) -> Result<Option<String>, ApplyError> {
     let text = overlay
         .read_beside("intent", limits::OVERLAY_RECORD_BYTES)
         .map_err(undone(""))?;
@@ -472,7 +522,7 @@ pub fn recover(overlay: &Overlay) -> Result<Option<String>, ApplyError> {
         session: overlay.session().clone(),
         why: error.to_string(),
     })?;
-    let target = Target::hold(overlay)?;
+    let target = Target::hold(overlay, wait)?;
     let session = overlay.session();
     let phase = intent.phase;
     if phase == Phase::Decided
@@ -481,22 +531,28 @@ pub fn recover(overlay: &Overlay) -> Result<Option<String>, ApplyError> {
             .is_none()
     {
         overlay.remove_beside("intent")?;
+        clearing::forget(overlay)?;
         return Ok(Some(lost(session, &target.staging, &intent.steps)));
     }
-    match phase {
-        Phase::Untouched => {}
-        Phase::Decided => carry_out(overlay, &target, intent.steps)?,
-        Phase::Done => finish(overlay, &target, intent)?,
-    }
-    if phase != Phase::Untouched {
-        return Ok(Some(format!(
-            "an apply of the session {session} that was killed was brought to its end"
-        )));
-    }
-    target.remove_staging()?;
-    overlay.remove_beside("intent")?;
+    let (kept, what) = match phase {
+        Phase::Untouched => {
+            let kept = clearing::clear(overlay, &target, List::Made, &BTreeMap::new())?;
+            overlay.remove_beside("intent")?;
+            clearing::forget(overlay)?;
+            (kept, "had changed nothing, and was forgotten")
+        }
+        Phase::Decided => {
+            let kept = carry_out(overlay, &target, intent.steps)?;
+            (kept, "was brought to its end")
+        }
+        Phase::Done => {
+            let kept = finish(overlay, &target, intent)?;
+            (kept, "was brought to its end")
+        }
+    };
+    let kept = kept.map_or(String::new(), |kept| format!("; {kept}"));
     Ok(Some(format!(
-        "an apply of the session {session} that was killed had changed nothing, and was forgotten"
+        "an apply of the session {session} that was killed {what}{kept}"
     )))
 }
 
@@ -522,6 +578,7 @@ fn lost(session: &SessionId, staging: &str, steps: &[Step]) -> String {
 pub fn recover_of(overlays: &Root, session: &SessionId) -> Result<Option<String>, ApplyError> {
     match Overlay::take(overlays, session) {
         Err(OverlayError::Busy(_)) => Ok(None),
-        overlay => recover(&overlay?),
+        // A start waits for nobody: the next command finishes it.
+        overlay => recover_within(&overlay?, Duration::ZERO),
     }
 }

@@ -16,7 +16,7 @@ use crate::limits;
 use crate::model::Foreign;
 use crate::model::words;
 use crate::sandbox::upper::{Reader, Written};
-use crate::sandbox::workspace::tree::{Kind, Root, TreeError, meta_of};
+use crate::sandbox::workspace::tree::{FileId, Kind, Root, TreeError, meta_of};
 
 /// Names in a workspace that an apply uses for itself begin so.
 pub(super) const STAGING: &str = ".marshal-apply-";
@@ -97,6 +97,8 @@ pub enum Act {
     Remove,
     /// Gives a directory other rights.
     Mode {
+        /// Which it is.
+        id: FileId,
         /// Its permission bits now.
         old: u32,
         /// And then.
@@ -113,6 +115,8 @@ pub struct Plan {
     pub acts: BTreeMap<String, Act>,
     /// What is made, by path: what the acts put into their place, with what is in it.
     pub nodes: BTreeMap<String, Node>,
+    /// The directory that the place of each act is in.
+    pub above: BTreeMap<String, FileId>,
     /// Why not everything was seen, if so.
     pub cut: Option<String>,
 }
@@ -165,6 +169,12 @@ pub fn survey(
     looker.uncover();
     let mut plan = looker.plan;
     plan.cut = cut.map(|why| format!("not all of it can be looked at: {why}"));
+    for path in plan.acts.keys() {
+        // Where there is none, the place has changed, and the apply will say so.
+        if let Ok(above) = bases::parent(&lower, path).and_then(|(dir, _)| meta_of(dir)) {
+            plan.above.insert(path.clone(), above.id);
+        }
+    }
     plan.items.sort_by(|a, b| a.path.raw().cmp(b.path.raw()));
     Ok(plan)
 }
@@ -413,7 +423,8 @@ impl Looker<'_> {
         let Some(held) = bases::hold(self.lower, path)? else {
             return Ok(());
         };
-        let old = u32::from(meta_of(held)?.mode);
+        let meta = meta_of(held)?;
+        let (id, old) = (meta.id, u32::from(meta.mode));
         // What is special of the workspace's own directory stays.
         let new = tame(mode, 0o700) | old & 0o7000;
         if mode & 0o777 == old & 0o777 || new == old {
@@ -421,7 +432,7 @@ impl Looker<'_> {
         }
         self.plan
             .acts
-            .insert(path.to_owned(), Act::Mode { old, new });
+            .insert(path.to_owned(), Act::Mode { id, old, new });
         let told = self.plan.items.len();
         self.directory(path, ItemKind::Mode, Some(Kind::Dir));
         if let Some(of) = self.plan.items.get_mut(told) {

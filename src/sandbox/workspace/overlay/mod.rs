@@ -3,13 +3,17 @@
 //! Owns `STATE/overlays/<session>`, which holds `upper` (what was written) and `work` (the kernel's),
 //! and what is kept beside it: the lock, the record of what the session began with, the mark of its
 //! end, an unfinished apply. The names of those have a comma, which no session's id has. Who holds
-//! the lock is the only one who works with the overlay: a session, or whoever applies it.
+//! the lock is the only one who works with the overlay: a session, or whoever applies it. The locks
+//! of workspaces that something is applied to are there too.
 
 pub mod apply;
 pub mod bases;
+mod clearing;
 pub mod forms;
 pub mod items;
 mod links;
+mod listing;
+mod lock;
 pub mod merged;
 pub mod stage;
 mod survey;
@@ -98,7 +102,8 @@ pub(super) fn beside(session: &str, what: &str) -> String {
 }
 
 /// Everything that may be kept beside one.
-pub(super) const KEPT_BESIDE: [&str; 5] = ["lock", "began", "record", "intent", "ended"];
+pub(super) const KEPT_BESIDE: [&str; 7] =
+    ["lock", "began", "record", "intent", "made", "went", "ended"];
 
 /// Where a session's overlay is, or would be.
 #[must_use]

@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{Gid, Mode, OFlags, Uid};
+use rustix::fs::{AtFlags, Gid, Mode, OFlags, RenameFlags, Uid};
 use sha2::{Digest as _, Sha256};
 
 use super::bases::hex;
@@ -159,4 +159,21 @@ pub(super) fn slots(plan: &Plan) -> BTreeMap<String, String> {
         .enumerate()
         .map(|(at, (path, _))| (path.clone(), at.to_string()))
         .collect()
+}
+
+/// Whether this file system can put two things in each other's place.
+pub(super) fn exchanges(dir: &OwnedFd) -> io::Result<()> {
+    for name in ["x", "y"] {
+        rustix::fs::mkdirat(dir, name, Mode::from_raw_mode(0o700))?;
+    }
+    rustix::fs::renameat_with(dir, "x", dir, "y", RenameFlags::EXCHANGE).map_err(|errno| {
+        io::Error::other(format!(
+            "the workspace's file system cannot exchange two files ({}); use workspace mode \"copy\"",
+            io::Error::from(errno)
+        ))
+    })?;
+    for name in ["x", "y"] {
+        rustix::fs::unlinkat(dir, name, AtFlags::REMOVEDIR)?;
+    }
+    Ok(())
 }

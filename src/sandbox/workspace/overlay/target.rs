@@ -1,18 +1,20 @@
 //! A workspace that something is applied to, and the directory beside its files where that is made.
 //!
-//! Owns the lock against a second apply in the same workspace. Must not know what is applied.
+//! Holds the lock against a second apply in the same workspace. Must not know what is applied.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 
-use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
+use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::Overlay;
 use super::apply::ApplyError;
 use super::items::STAGING;
-use crate::model::{Foreign, SessionId};
+use super::lock::WorkspaceLock;
+use crate::model::SessionId;
 use crate::sandbox::workspace::removal::remove_tree;
 use crate::sandbox::workspace::tree::{Root, TreeError};
 
@@ -37,21 +39,14 @@ fn staging_of(session: &SessionId) -> String {
 pub(super) struct Target {
     pub(super) root: Root,
     pub(super) staging: String,
-    _lock: OwnedFd,
+    _lock: WorkspaceLock,
 }
 
 impl Target {
-    pub(super) fn hold(overlay: &Overlay) -> Result<Self, ApplyError> {
+    /// Takes the workspace, or waits for another apply in it, at most so long.
+    pub(super) fn hold(overlay: &Overlay, wait: Duration) -> Result<Self, ApplyError> {
         let root = overlay.lower()?;
-        let lock = crate::sandbox::workspace::tree::open_dir_at(&root, c".")
-            .map_err(|error| TreeError::at_path("open", root.path(), error))?;
-        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Err(Errno::WOULDBLOCK) => {
-                let path = root.path().to_string_lossy();
-                return Err(ApplyError::WorkspaceBusy(Foreign::new(path)));
-            }
-            locked => locked.map_err(|errno| TreeError::at_path("lock", root.path(), errno))?,
-        }
+        let lock = WorkspaceLock::take(overlay, &root, wait)?;
         Ok(Self {
             root,
             staging: staging_of(overlay.session()),
@@ -93,6 +88,12 @@ impl Target {
             }
         }
     }
+}
+
+/// Device and inode of what is held.
+pub(super) fn id_of(held: impl AsFd) -> io::Result<Id> {
+    let found = rustix::fs::fstat(held)?;
+    Ok((found.st_dev, found.st_ino))
 }
 
 /// Whether a directory is here under this name.

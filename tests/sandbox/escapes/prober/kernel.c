@@ -43,6 +43,7 @@ static int connects(const char *path) {
     return fd < 0 ? errno : result(connect(fd, (void *)&to, sizeof to));
 }
 ATTEMPT(unix_path, ROOT, "a socket of the host by its path") { return connects(joined(told("state"), "decoy.sock")); }
+ATTEMPT(service_socket, USER, "a socket of the host in a workspace that is shown itself") { return connects(joined(told("scratch"), "service.sock")); }
 ATTEMPT(engine_socket, NONE, "a container engine's socket (no control: none runs here; unix_path is the same call)") {
     static const char *paths[] = {"/run/docker.sock", "/var/run/docker.sock", "/run/podman/podman.sock", "/run/containerd/containerd.sock", "/run/dbus/system_bus_socket", "/run/systemd/private"};
     int error = 0;

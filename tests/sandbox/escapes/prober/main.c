@@ -122,7 +122,7 @@ int main(int argc, char **argv) {
     const char *only = told("only");
     for (int i = 0; i < count; i++) {
         size_t length = strlen(only);
-        int is_special = !strncmp(all[i].name, "ro_", 3) || !strncmp(all[i].name, "masked_", 7) || !strncmp(all[i].name, "tty_", 4) || !strcmp(all[i].name, "memory_bomb");
+        int is_special = !strncmp(all[i].name, "ro_", 3) || !strncmp(all[i].name, "masked_", 7) || !strncmp(all[i].name, "tty_", 4) || !strncmp(all[i].name, "service_", 8) || !strcmp(all[i].name, "memory_bomb");
         if (length ? !strncmp(all[i].name, only, length) : !is_special) one(i);
     }
     return 0;

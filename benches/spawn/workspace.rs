@@ -1,0 +1,233 @@
+//! How soon a large workspace can be worked in: an overlay of it, a copy of it, and the same walls
+//! with the tree itself read-only, by turns in one run.
+//!
+//! A round of a side asks for its workspace, starts a shell in the walls with it and ends when that
+//! shell has read a file of it and, where it may, written one.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use marshal::config::{Config, DEFAULT, Network, Origin, Sandbox};
+use marshal::launch::{LaunchPlan, Spawner, Walls, run_to_end};
+use marshal::model::SessionId;
+use marshal::sandbox::state_dir::StateDir;
+use marshal::sandbox::workspace::{Listing, Overlay, Owner, Root, copy};
+use marshal::sandbox::{self, Ids, Tree, WallsRequest};
+use marshal::wire::shim::Access;
+use serde_json::{Map, Value, json};
+
+use crate::sides::own_ids;
+use crate::{Failure, at};
+
+/// Files of one directory.
+const IN_ONE: u32 = 100;
+/// How long a shell may take to say that it is there.
+const START: Duration = Duration::from_secs(60);
+
+/// The ways to give an agent the tree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// The tree itself, read-only: the walls alone.
+    Plain,
+    Overlay,
+    Copy,
+}
+
+impl Way {
+    const ALL: [Self; 3] = [Self::Plain, Self::Overlay, Self::Copy];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            Self::Overlay => "overlay",
+            Self::Copy => "copy",
+        }
+    }
+
+    const fn script(self) -> &'static str {
+        match self {
+            Self::Plain => "cat 0/0",
+            Self::Overlay | Self::Copy => "echo new > 0/0 && cat 0/1",
+        }
+    }
+}
+
+/// What was measured of one way.
+#[derive(Debug, Default)]
+struct Measured {
+    /// Asked until the workspace is made on the host.
+    made: Vec<Duration>,
+    /// Asked until the shell inside has used it and ended.
+    used: Vec<Duration>,
+}
+
+struct Bench {
+    dir: tempfile::TempDir,
+    ids: Ids,
+    profile: Sandbox,
+    spawner: Spawner,
+    state: StateDir,
+}
+
+/// Makes a workspace of so many files and takes it in every way, `rounds` times; copies only
+/// `copies` times. Lines as JSON.
+pub(crate) fn measure(
+    marshal: &Path,
+    profile: &str,
+    files: u32,
+    rounds: u32,
+    copies: u32,
+    runtime: &tokio::runtime::Runtime,
+) -> Result<Vec<Value>, Failure> {
+    let bench = Bench::new(marshal, profile, files)?;
+    let mut all = Way::ALL.map(|way| (way, Measured::default()));
+    // The first round reads files from the disk.
+    for round in 0..=rounds {
+        for (way, measured) in &mut all {
+            if *way == Way::Copy && (round == 0 || round > copies) {
+                continue;
+            }
+            let (made, used) = runtime
+                .block_on(bench.once(*way, round))
+                .map_err(|error| format!("{}: {error}", way.name()))?;
+            if round > 0 {
+                measured.made.push(made);
+                measured.used.push(used);
+            }
+        }
+    }
+    let half = |of: &[Duration]| at(of, 500);
+    let mut lines: Vec<Value> = all
+        .iter()
+        .map(|(way, measured)| {
+            json!({
+                "workspace": way.name(),
+                "files": files,
+                "rounds": measured.used.len(),
+                "made_p50_ms": half(&measured.made),
+                "used_p10_ms": at(&measured.used, 100),
+                "used_p50_ms": half(&measured.used),
+                "used_p90_ms": at(&measured.used, 900),
+            })
+        })
+        .collect();
+    let [plain, overlay, copy] = all.map(|(_, measured)| half(&measured.used));
+    let mut ratios = Map::new();
+    ratios.insert("overlay/plain".to_owned(), Value::from(overlay / plain));
+    ratios.insert("overlay/copy".to_owned(), Value::from(overlay / copy));
+    lines.push(json!({ "used_p50_ratios": ratios, "overlay_over_plain_ms": overlay - plain }));
+    Ok(lines)
+}
+
+impl Bench {
+    fn new(marshal: &Path, profile: &str, files: u32) -> Result<Self, Failure> {
+        let dir = tempfile::Builder::new()
+            .prefix("workspace")
+            .tempdir_in(env!("CARGO_TARGET_TMPDIR"))?;
+        let ids = own_ids();
+        let config = Config::parse(DEFAULT, &Origin::built_in(dir.path().to_owned()))?;
+        let profile = config.sandboxes.get(profile).cloned();
+        let profile = profile.ok_or("no such profile")?;
+        let project = dir.path().join("project");
+        for number in 0..files {
+            let below = project.join((number / IN_ONE).to_string());
+            if number % IN_ONE == 0 {
+                fs::create_dir_all(&below)?;
+            }
+            fs::write(below.join((number % IN_ONE).to_string()), "text\n")?;
+        }
+        let home = dir.path().join("home");
+        fs::create_dir(&home)?;
+        fs::set_permissions(&home, fs::Permissions::from_mode(0o700))?;
+        let owner = ids.outside();
+        chown(&home, Some(owner.0), Some(owner.1))?;
+        let state = StateDir::open(&dir.path().join("state"), &[])?;
+        Ok(Self {
+            ids,
+            profile,
+            spawner: Spawner::with_executable(marshal.to_owned())?,
+            state,
+            dir,
+        })
+    }
+
+    fn project(&self) -> PathBuf {
+        self.dir.path().join("project")
+    }
+
+    async fn once(&self, way: Way, round: u32) -> Result<(Duration, Duration), Failure> {
+        let session = SessionId::new(&format!("round-{round}"))?;
+        let owner = self.ids.outside();
+        let owned = matches!(self.ids, Ids::Root { .. }).then_some(Owner {
+            uid: owner.0,
+            gid: owner.1,
+        });
+        let tree = |path: PathBuf, owner, access| Tree {
+            path,
+            owner,
+            access,
+            identity: None,
+        };
+        let asked = Instant::now();
+        let lower = Root::open_resolved(&self.project())?;
+        let meta = fs::metadata(self.project())?;
+        let whole = tree(self.project(), (meta.uid(), meta.gid()), Access::Rw);
+        let (workspace, over) = match way {
+            Way::Plain => {
+                let access = Access::Ro;
+                (Tree { access, ..whole }, None)
+            }
+            Way::Overlay => {
+                let root = self.state.overlays();
+                let held = Overlay::prepare(root, &session, &lower, "bench", owned)?;
+                (whole, Some(held))
+            }
+            Way::Copy => {
+                let (all, bounds) = (Listing::Everything, copy::Bounds::default());
+                copy::make(&self.state, &session, &lower, &all, owned, bounds)?;
+                let path = self.state.copies().path().join(session.as_str());
+                (tree(path, owner, Access::Rw), None)
+            }
+        };
+        let made = asked.elapsed();
+        let layer = match &over {
+            Some(held) => {
+                let owner = held.owner()?;
+                Some((held.path().to_owned(), (owner.uid, owner.gid)))
+            }
+            None => None,
+        };
+        let walls = sandbox::plan(&WallsRequest {
+            network: Network::None,
+            home: Some(tree(self.dir.path().join("home"), owner, Access::Rw)),
+            workspace: Some(workspace),
+            over: layer,
+            hostname: "bench",
+            ..sandbox::probe_request(&self.profile, self.ids)
+        })?;
+        let plan = LaunchPlan {
+            argv: ["/bin/sh", "-c", way.script()].map(str::to_owned).to_vec(),
+            env: vec![("PATH".to_owned(), "/usr/bin:/bin".to_owned())],
+            cwd: sandbox::WORKSPACE_INSIDE.to_owned(),
+            limits: sandbox::limits_of(&self.profile),
+            walls: Walls::Shim(Box::new(walls)),
+            preamble: Vec::new(),
+        };
+        let finished = run_to_end(&self.spawner, plan, START, 1 << 10).await?;
+        let used = asked.elapsed();
+        if finished.stdout != b"text\n" {
+            let said = String::from_utf8_lossy(&finished.stderr).into_owned();
+            return Err(format!("it could not be used: {said}").into());
+        }
+        match (way, over) {
+            (Way::Overlay, Some(held)) => held.discard()?,
+            (Way::Copy, _) => {
+                fs::remove_dir_all(self.state.copies().path().join(session.as_str()))?;
+            }
+            _ => {}
+        }
+        Ok((made, used))
+    }
+}

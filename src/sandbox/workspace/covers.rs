@@ -1,0 +1,392 @@
+//! What of a workspace is to be covered, and what must stay where it is for that to hold.
+//!
+//! Covered is whatever a mask names now: files and directories, what links with such names lead to,
+//! other names of the same files, and sockets, behind which a program of the host listens. What is
+//! found is covered inside, so a look that saw not everything is an error, never a shorter list.
+//! Must not know how anything is covered or held.
+
+use std::collections::{BTreeSet, HashSet};
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::path::{Component, Path, PathBuf};
+use std::time::Instant;
+
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+
+use super::foreign_path;
+use super::mask::{MaskError, Masks};
+use super::tree::{Bounds, Cut, Entry, FileId, Kind, Meta, Root, Step, TreeError, meta_of, walk};
+use crate::limits;
+
+/// Links on the way to one place, as the kernel counts them.
+const LINKS: usize = 40;
+
+/// How an agent sees the workspace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum View {
+    /// It cannot write in it.
+    ReadOnly,
+    /// It writes the workspace itself: what it moves is moved for the next session too.
+    Writable,
+    /// It writes somewhere else: the workspace stays as it is, and no program of the host answers
+    /// at a socket in the view.
+    Layered,
+}
+
+/// What is to be covered, and what is to be held.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Covers {
+    /// Paths below the workspace that are covered.
+    pub hidden: Vec<String>,
+    /// Directories and links, those above first, that must not be moved or removed inside, or a
+    /// later session would find something else hidden.
+    pub held: Vec<String>,
+    /// How many of `hidden` are sockets.
+    pub sockets: usize,
+}
+
+impl Masks {
+    /// What of the workspace at `root` is to be covered now. With `within`, only there. The names in
+    /// the `.git` at the top are git's and never hidden.
+    ///
+    /// # Errors
+    /// See [`MaskError`]: whatever keeps this from being all of it.
+    pub fn find(&self, root: &Root, within: &[String], view: View) -> Result<Covers, MaskError> {
+        if self.is_empty() {
+            return Ok(Covers::default());
+        }
+        look(self, root, within, view)
+    }
+}
+
+/// The sockets of a workspace, whatever their names.
+///
+/// # Errors
+/// See [`MaskError`]: whatever keeps this from being all of them.
+pub fn sockets(root: &Root, view: View) -> Result<Covers, MaskError> {
+    look(&Masks::default(), root, &[], view)
+}
+
+fn look(masks: &Masks, root: &Root, within: &[String], view: View) -> Result<Covers, MaskError> {
+    let mut search = Search {
+        masks,
+        root,
+        within,
+        view,
+        owner: root.meta()?.uid,
+        left: limits::WALK_ENTRIES,
+        until: Instant::now() + limits::WALK_TIME,
+        hidden: BTreeSet::new(),
+        directories: Vec::new(),
+        several: HashSet::new(),
+        held: BTreeSet::new(),
+        sockets: 0,
+    };
+    search.each(root, Search::by_name)?;
+    search.in_hidden_directories()?;
+    if !search.several.is_empty() {
+        search.each(root, Search::by_other_name)?;
+    }
+    search.done()
+}
+
+/// A search that is under way.
+struct Search<'a> {
+    masks: &'a Masks,
+    root: &'a Root,
+    within: &'a [String],
+    view: View,
+    /// The owner of the workspace, who is the agent inside.
+    owner: u32,
+    /// How many entries may still be looked at.
+    left: u64,
+    until: Instant,
+    hidden: BTreeSet<PathBuf>,
+    directories: Vec<PathBuf>,
+    /// Hidden files that have other names too.
+    several: HashSet<FileId>,
+    held: BTreeSet<PathBuf>,
+    sockets: usize,
+}
+
+impl Search<'_> {
+    /// Looks at everything below a directory.
+    fn each(
+        &mut self,
+        start: impl std::os::fd::AsFd,
+        look: fn(&mut Self, &Entry<'_>) -> Result<Step, MaskError>,
+    ) -> Result<(), MaskError> {
+        let bounds = Bounds {
+            entries: self.left,
+            time: self.until.saturating_duration_since(Instant::now()),
+            ..Bounds::default()
+        };
+        let top = self.root.path();
+        let mut failed = None;
+        let walked = walk(start, bounds, &mut |entry| {
+            look(self, entry).unwrap_or_else(|error| {
+                failed = Some(error);
+                Step::Stop
+            })
+        })
+        .map_err(|error| TreeError::at_path("list", top, error))?;
+        self.left = self.left.saturating_sub(walked.entries);
+        match (failed, walked.cut) {
+            (Some(error), _) => Err(error),
+            (None, None) => Ok(()),
+            (None, Some(cut)) => Err(MaskError::Incomplete(match cut {
+                Cut::Entries => "it has too many files",
+                Cut::Depth => "it has too many levels",
+                Cut::Time => "that takes too long",
+                Cut::Moved | Cut::Visitor => "it was changed meanwhile",
+            })),
+        }
+    }
+
+    fn by_name(&mut self, entry: &Entry<'_>) -> Result<Step, MaskError> {
+        if !is_within(entry.path, self.within) {
+            return Ok(Step::Pass);
+        }
+        let path = Path::new(OsStr::from_bytes(entry.path));
+        if self.is_direct() && entry.meta.socket {
+            self.sockets += 1;
+            self.hide(path, entry.meta)?;
+            return Ok(Step::Pass);
+        }
+        if entry.path == b".git" && !self.is_direct() {
+            return Ok(Step::Pass);
+        }
+        if path.starts_with(".git") || !self.masks.has(entry.path) {
+            // The agent is this owner inside, and could give itself the right.
+            let is_closed = entry.meta.kind == Kind::Dir
+                && entry.meta.uid == self.owner
+                && entry.meta.mode & 0o500 != 0o500;
+            return if is_closed {
+                Err(MaskError::Closed(foreign_path(entry.path)))
+            } else {
+                Ok(Step::Enter)
+            };
+        }
+        match entry.meta.kind {
+            Kind::Link => self.through(path)?,
+            Kind::File | Kind::Dir | Kind::Other => self.hide(path, entry.meta)?,
+        }
+        Ok(Step::Pass)
+    }
+
+    /// Whether an agent gets at the very nodes of the workspace.
+    fn is_direct(&self) -> bool {
+        self.view != View::Layered
+    }
+
+    fn hide(&mut self, path: &Path, meta: &Meta) -> Result<(), MaskError> {
+        if !self.hidden.insert(path.to_owned()) {
+            return Ok(());
+        }
+        if self.hidden.len() > limits::MASKED {
+            return Err(MaskError::TooMany(foreign_path(
+                path.as_os_str().as_bytes(),
+            )));
+        }
+        match meta.kind {
+            Kind::Dir => self.directories.push(path.to_owned()),
+            Kind::File if meta.links > 1 => drop(self.several.insert(meta.id)),
+            Kind::File | Kind::Link | Kind::Other => {}
+        }
+        Ok(())
+    }
+
+    /// Hides what a link leads to. Where the agent could remove the link, or another on the way, and
+    /// with it the only trace of what is to be hidden, they are held.
+    fn through(&mut self, link: &Path) -> Result<(), MaskError> {
+        let Some((to, meta)) = leads_to(self.root, link.as_os_str().as_bytes())? else {
+            return Ok(());
+        };
+        if self.view == View::Writable {
+            let way = way(self.root, link)
+                .map_err(|errno| TreeError::at_path("follow the link", link, errno))?;
+            if way.end != to {
+                return Err(MaskError::Incomplete("it was changed meanwhile"));
+            }
+            self.held.extend(way.over);
+        }
+        self.hide(&to, &meta)
+    }
+
+    /// Files in hidden directories may have names outside of them.
+    fn in_hidden_directories(&mut self) -> Result<(), MaskError> {
+        for path in std::mem::take(&mut self.directories) {
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let resolve =
+                ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+            match rustix::fs::openat2(self.root, &*path, flags, Mode::empty(), resolve) {
+                Ok(held) => match self.each(held, |search, entry| Ok(search.in_hidden(entry))) {
+                    // Nobody inside opens what its own owner may not.
+                    Err(MaskError::Tree(error)) if is_closed(&error) => {}
+                    looked => looked?,
+                },
+                Err(Errno::ACCESS) => {}
+                Err(errno) => return Err(TreeError::at_path("open", &path, errno).into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn in_hidden(&mut self, entry: &Entry<'_>) -> Step {
+        if entry.meta.kind == Kind::File && entry.meta.links > 1 {
+            self.several.insert(entry.meta.id);
+        }
+        Step::Enter
+    }
+
+    fn by_other_name(&mut self, entry: &Entry<'_>) -> Result<Step, MaskError> {
+        let path = Path::new(OsStr::from_bytes(entry.path));
+        if !is_within(entry.path, self.within) || self.hidden.contains(path) {
+            return Ok(Step::Pass);
+        }
+        if entry.meta.kind == Kind::File
+            && entry.meta.links > 1
+            && self.several.contains(&entry.meta.id)
+        {
+            self.hide(path, entry.meta)?;
+        }
+        Ok(Step::Enter)
+    }
+
+    fn done(self) -> Result<Covers, MaskError> {
+        let is_below = |path: &Path| {
+            let mut above = path.ancestors().skip(1);
+            above.any(|above| self.hidden.contains(above))
+        };
+        let hidden: Vec<&PathBuf> = self.hidden.iter().filter(|path| !is_below(path)).collect();
+        let mut held = BTreeSet::new();
+        if self.view == View::Writable {
+            for path in hidden.iter().copied().chain(&self.held) {
+                held.extend(path.ancestors().skip(1).map(Path::to_owned));
+            }
+            held.extend(self.held.iter().cloned());
+            held.retain(|path| {
+                *path != Path::new("") && !self.hidden.contains(path) && !is_below(path)
+            });
+        }
+        if let Some(last) = held.iter().nth(limits::MASK_HELD) {
+            return Err(MaskError::TooManyHeld(foreign_path(
+                last.as_os_str().as_bytes(),
+            )));
+        }
+        Ok(Covers {
+            sockets: self.sockets,
+            hidden: texts(hidden.into_iter().map(PathBuf::as_path))?,
+            held: texts(held.iter().map(PathBuf::as_path))?,
+        })
+    }
+}
+
+fn texts<'p>(paths: impl Iterator<Item = &'p Path>) -> Result<Vec<String>, MaskError> {
+    let text = |path: &Path| match path.to_str() {
+        Some(text) => Ok(text.to_owned()),
+        None => Err(MaskError::NotUtf8(foreign_path(
+            path.as_os_str().as_bytes(),
+        ))),
+    };
+    paths.map(text).collect()
+}
+
+fn is_closed(error: &TreeError) -> bool {
+    error.source.kind() == std::io::ErrorKind::PermissionDenied
+}
+
+/// Whether a path lies in the slice, or on the way to it.
+fn is_within(path: &[u8], within: &[String]) -> bool {
+    let path = Path::new(OsStr::from_bytes(path));
+    within.is_empty()
+        || within
+            .iter()
+            .any(|part| path.starts_with(part) || Path::new(part).starts_with(path))
+}
+
+/// Where below the root a link leads, and what is there, if it leads to something there.
+fn leads_to(root: &Root, link: &[u8]) -> Result<Option<(PathBuf, Meta)>, MaskError> {
+    use std::os::fd::{AsFd as _, AsRawFd as _};
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+    let held = match rustix::fs::openat2(root, link, flags, Mode::empty(), resolve) {
+        Ok(held) => held,
+        // It leads out of the workspace: inside there is only what the sandbox has there.
+        Err(Errno::XDEV) => {
+            let text = rustix::fs::readlinkat(root, link, Vec::new())
+                .map_err(|errno| TreeError::at("read the link", link, errno))?;
+            let inside = crate::sandbox::WORKSPACE_INSIDE.as_bytes();
+            return if text.as_bytes().starts_with(inside) {
+                Err(MaskError::Link(foreign_path(link)))
+            } else {
+                Ok(None)
+            };
+        }
+        Err(Errno::NOENT | Errno::LOOP | Errno::NOTDIR | Errno::ACCESS) => return Ok(None),
+        Err(errno) => return Err(TreeError::at("follow the link", link, errno).into()),
+    };
+    let name = |fd: i32| std::fs::read_link(format!("/proc/self/fd/{fd}"));
+    let failed = |error| TreeError::at("follow the link", link, error);
+    let (to, top) = (
+        name(held.as_raw_fd()).map_err(failed)?,
+        name(root.as_fd().as_raw_fd()).map_err(failed)?,
+    );
+    let meta = meta_of(&held).map_err(failed)?;
+    let below = to.strip_prefix(&top).ok();
+    Ok(below
+        .filter(|path| *path != Path::new(""))
+        .map(|path| (path.to_owned(), meta)))
+}
+
+/// The way that a link takes.
+struct Way {
+    /// The links on it, the first one included, and the directories that it leaves again by `..`:
+    /// without any of them it would lead nowhere.
+    over: Vec<PathBuf>,
+    end: PathBuf,
+}
+
+/// Goes the way of a link below the root, one name at a time.
+fn way(root: &Root, link: &Path) -> Result<Way, Errno> {
+    let mut over = Vec::new();
+    let mut here = PathBuf::new();
+    let mut ahead: Vec<OsString> = Vec::new();
+    let put = |ahead: &mut Vec<OsString>, text: &Path| {
+        let names = text.components().rev();
+        ahead.extend(names.map(|name| name.as_os_str().to_owned()));
+    };
+    put(&mut ahead, link);
+    let mut links = 0;
+    while let Some(name) = ahead.pop() {
+        match Path::new(&name).components().next() {
+            Some(Component::Normal(name)) => here.push(name),
+            Some(Component::ParentDir) => {
+                over.push(here.clone());
+                if !here.pop() {
+                    return Err(Errno::XDEV);
+                }
+                continue;
+            }
+            Some(Component::CurDir) | None => continue,
+            Some(Component::RootDir | Component::Prefix(_)) => return Err(Errno::XDEV),
+        }
+        let text = match rustix::fs::readlinkat(root, &here, Vec::new()) {
+            Ok(text) => PathBuf::from(OsString::from_vec(text.into_bytes())),
+            Err(Errno::INVAL) => continue,
+            Err(errno) => return Err(errno),
+        };
+        links += 1;
+        if links > LINKS {
+            return Err(Errno::LOOP);
+        }
+        over.push(here.clone());
+        here.pop();
+        put(&mut ahead, &text);
+    }
+    Ok(Way { over, end: here })
+}
+
+#[cfg(test)]
+mod tests;
