@@ -12,6 +12,7 @@ mod client;
 mod egress;
 mod overlay;
 mod probe;
+mod retention;
 mod route;
 mod trees;
 pub use acp::*;
@@ -21,6 +22,7 @@ pub use client::*;
 pub use egress::*;
 pub use overlay::*;
 pub use probe::*;
+pub use retention::*;
 pub use route::*;
 pub use trees::*;
 
@@ -71,34 +73,6 @@ pub const JOURNAL_FREE_BYTES: u64 = 1 << 30;
 
 /// What one session may journal, in bytes of event bodies, before its child is stopped.
 pub const SESSION_JOURNAL_BYTES: u64 = 256 << 20;
-
-/// The database's size, in bytes, beyond which the oldest ended sessions are removed.
-pub const JOURNAL_BYTES: u64 = 8 << 30;
-
-/// How long an ended session is kept.
-pub const JOURNAL_KEPT: Duration = Duration::from_secs(30 * 24 * 3600);
-
-/// How often the journal looks for sessions that are kept no longer.
-pub const RETENTION_EVERY: Duration = Duration::from_secs(60);
-
-/// How long one step of a removal may hold the writer.
-pub const RETENTION_STEP: Duration = Duration::from_millis(5);
-
-/// The pause between two steps of a removal: commits go first, and a removal takes at most a
-/// fifth of the writer's time.
-pub const RETENTION_PAUSE: Duration = Duration::from_millis(20);
-
-/// Events, requests or tasks that one statement of a removal takes.
-pub const RETENTION_ROWS: u32 = 64;
-
-/// Ended sessions that one step of a removal looks at: those of unfinished runs are passed over.
-pub const RETENTION_LOOKS: u32 = 64;
-
-/// Pages that one statement gives back to the file system: 1 MiB.
-pub const RETENTION_PAGES: u32 = 256;
-
-/// Empty pages that the database keeps for its next rows: 4 MiB.
-pub const RETENTION_SPARE_PAGES: u64 = 1024;
 
 /// Free space, in percent of the file system, below which the journal takes no new work.
 pub const JOURNAL_FREE_PERCENT: u64 = 5;

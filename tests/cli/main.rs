@@ -118,7 +118,7 @@ fn bad_usage_is_told_and_begins_nothing() {
         &[][..],
         &["fly"],
         &["run"],
-        &["run", "--ask", "say hi"],
+        &["run", "--ask"],
         &["logs"],
         &["logs", "demo"],
         &["restart", "demo/x"],
