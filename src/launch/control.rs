@@ -206,3 +206,26 @@ fn receive(
     buffer.extend_from_slice(chunk.get(..got.bytes).unwrap_or_default());
     Ok(got.bytes)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+    use std::os::fd::AsFd as _;
+
+    use super::*;
+
+    #[test]
+    fn what_comes_by_the_socket_of_orders_is_refused_with_its_descriptors() {
+        let lines = OneWay::make().expect("lines");
+        let mut theirs = StdStream::from(lines.their_orders);
+        let stranger = std::fs::File::open("/dev/null").expect("a file");
+        let sent = send_first(&theirs, b"x", &[stranger.as_fd()]);
+        let error = sent.expect_err("nothing goes that way");
+        assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
+        // The other way is open.
+        (&lines.orders).write_all(b"y").expect("an order");
+        let mut byte = [0];
+        theirs.read_exact(&mut byte).expect("an order");
+        assert_eq!(&byte, b"y");
+    }
+}

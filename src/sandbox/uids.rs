@@ -342,7 +342,13 @@ fn taken(dir: &OwnedFd, place: &Path) -> Result<Vec<Range>, UidError> {
         let file = rustix::fs::openat(dir, &name, flags, Mode::empty())
             .map_err(|errno| failed("open", &path, errno))?;
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => continue,
+            Ok(()) => {
+                // In so many words: a process that another thread starts at this moment has a copy of
+                // the descriptor until it executes its program, and with it the lock.
+                rustix::fs::flock(&file, FlockOperation::Unlock)
+                    .map_err(|errno| failed("unlock", &path, errno))?;
+                continue;
+            }
             Err(Errno::WOULDBLOCK) => {}
             Err(errno) => return Err(failed("lock", &path, errno)),
         }

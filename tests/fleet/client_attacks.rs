@@ -78,7 +78,6 @@ fn told(drill: &Drill, tasks: &[&str]) -> (String, String) {
 /// How many sockets of helpers an agent took, and how many of those took a descriptor from it.
 fn theft(more: &str) -> (u32, u32) {
     let drill = drill(SCRIPTED, more);
-    fs::write(drill.path("loose.json"), NO_LANDLOCK).expect("a filter");
     let mut script = "run (setsid python3 thief.py >/dev/null 2>&1 &) ; sleep 1".to_owned();
     for _ in 0..40 {
         script.push_str("\nclient-read README.md\nterminal true");
@@ -95,23 +94,12 @@ fn theft(more: &str) -> (u32, u32) {
     (number(taken), number(accepted))
 }
 
-/// A filter of system calls under which there is no Landlock, and nothing else missing.
-const NO_LANDLOCK: &str = r#"{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{
-    "names": ["landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"],
-    "action": "SCMP_ACT_ERRNO", "errnoRet": 38}]}"#;
-
-#[test]
-fn what_is_stolen_from_a_helper_gives_the_supervisor_nothing_to_close() {
-    // The built-in filter knows no such theft, and Landlock forbids it; this is what is behind both.
-    let (taken, accepted) = theft("[sandbox.standard]\nseccomp = \"loose.json\"");
-    assert!(taken > 0, "no theft was met");
-    assert_eq!(accepted, 0, "sockets that took a descriptor, of {taken}");
-}
-
 #[test]
 fn helpers_inside_are_out_of_an_agents_reach_by_landlock_alone() {
-    let (taken, _) = theft("[sandbox.standard]\nseccomp = \"off\"");
+    // The filter of system calls knows no such theft; this is about what is behind it.
+    let (taken, accepted) = theft("[sandbox.standard]\nseccomp = \"off\"");
     assert_eq!(taken, 0, "sockets were taken from helpers");
+    assert_eq!(accepted, 0, "sockets that took a descriptor");
 }
 
 #[test]

@@ -126,7 +126,21 @@ fn followed_logs_are_clean() {
     // Of a daemon: the last child's words stay after its end.
     let running = drill.start(&["up"]);
     assert_eq!(drill.get("/healthz").0, 200);
-    drill.run(&["run", "hello"]);
+    // What it asks for waits for a person, who sees it.
+    let mut client = drill.command(&["run", "hello"]);
+    let mut client = client.spawn().expect("a client");
+    let ask = crate::asks::waiting(&drill, 1).remove(0);
+    let id = crate::asks::id(&ask);
+    for args in [&["asks", "ls"][..], &["asks", "show", &id], &["ls"]] {
+        let ran = drill.run(args);
+        assert_eq!(ran.code, Some(0), "{}", ran.all());
+        assert_clean("asks", &ran.stdout);
+        assert_clean("asks", &ran.stderr);
+    }
+    let ran = crate::asks::answer(&drill, "deny", &ask, &[]);
+    assert_eq!(ran.code, Some(0), "{}", ran.all());
+    assert_clean("asks", &ran.all());
+    client.wait().expect("ends");
     let mut seen = String::new();
     for _ in 0..200 {
         let ran = drill.run(&["logs", "demo/0"]);
