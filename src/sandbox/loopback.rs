@@ -2,14 +2,16 @@
 //! ports listened on, for whoever outside serves them.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
+use super::control;
 use super::fail::{At, Step, failure};
 use crate::limits;
-use crate::wire::shim::{Failure, Stage};
+use crate::wire::shim::{Failure, Report, Stage};
 
 /// RTM_NEWLINK.
 const NEWLINK: u16 = 16;
@@ -52,7 +54,7 @@ pub(super) fn up() -> Step {
 }
 
 /// Listens on ports of the loopback. The sockets stay in this network namespace whoever holds them.
-pub(super) fn listen(ports: &[u16]) -> Step<Vec<OwnedFd>> {
+fn listen(ports: &[u16]) -> Step<Vec<OwnedFd>> {
     let listen = |port: &u16| {
         let what = format!("listen on 127.0.0.1:{port}");
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -64,6 +66,19 @@ pub(super) fn listen(ports: &[u16]) -> Step<Vec<OwnedFd>> {
         Ok(socket)
     };
     ports.iter().map(listen).collect()
+}
+
+/// Listens on the plan's ports and gives the sockets to the supervisor: before the agent is there,
+/// and without a copy left here.
+pub(super) fn hand_out(control: &UnixStream, ports: &[u16]) -> Step {
+    if ports.is_empty() {
+        return Ok(());
+    }
+    let sockets = listen(ports)?;
+    let sent: Vec<BorrowedFd<'_>> = sockets.iter().map(AsFd::as_fd).collect();
+    let ports = ports.to_vec();
+    control::send(control, &Report::Listening { ports }, &sent)
+        .at(Stage::Net, "hand the listening sockets out")
 }
 
 /// `struct nlmsghdr` and `struct ifinfomsg`.

@@ -101,7 +101,7 @@ fn prepare(control: &UnixStream) -> Step<(Child, UnixStream)> {
     privilege::set_dumpable(DumpableBehavior::NotDumpable)?;
     if plan.network == Net::Loopback {
         loopback::up()?;
-        hand_out(control, &plan.listen)?;
+        loopback::hand_out(control, &plan.listen)?;
     }
     rustix::system::sethostname(plan.hostname.as_bytes()).at(Stage::Uts, "set the host name")?;
     // What pid 1 still needs: to mount, and to empty its bounding set.
@@ -114,19 +114,6 @@ fn prepare(control: &UnixStream) -> Step<(Child, UnixStream)> {
     privilege::drop_capabilities()?;
     hand_over(&link, start, &stdio, trees, filter)?;
     Ok((init, link))
-}
-
-/// Listens on the plan's ports and gives the sockets to the supervisor: before anybody is inside,
-/// and without a copy left here.
-fn hand_out(control: &UnixStream, ports: &[u16]) -> Step {
-    if ports.is_empty() {
-        return Ok(());
-    }
-    let sockets = loopback::listen(ports)?;
-    let sent: Vec<BorrowedFd<'_>> = sockets.iter().map(AsFd::as_fd).collect();
-    let ports = ports.to_vec();
-    control::send(control, &Report::Listening { ports }, &sent)
-        .at(Stage::Net, "hand the listening sockets out")
 }
 
 /// Without root nobody's ids are changed: the caller's are mapped.

@@ -179,6 +179,8 @@ impl Ground {
     /// That nothing is left of a supervisor that was killed a moment ago.
     async fn check(&self, when: &str, said: &str) {
         let killed = ticks();
+        let until = Instant::now() + GONE;
+        let left = || until.saturating_duration_since(Instant::now());
         let after = |word: &str| -> Vec<String> {
             let lines = said.lines();
             lines
@@ -196,12 +198,12 @@ impl Ground {
         );
         let spaces: BTreeSet<String> = after("ns ").into_iter().collect();
         let supervisor: u32 = after("supervisor ")[0].parse().unwrap();
-        children::until(GONE, when, || {
+        children::until(left(), when, || {
             !pids.iter().chain([&supervisor]).any(|pid| is_alive(*pid))
         })
         .await;
         let token = nap(self.drill);
-        children::until(GONE, &format!("nobody of it: {when}"), || {
+        children::until(left(), &format!("nobody of it: {when}"), || {
             children::alive(&token).is_empty() && inside(&spaces, killed).is_empty()
         })
         .await;

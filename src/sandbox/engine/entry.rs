@@ -6,7 +6,7 @@
 
 use std::fs::File;
 use std::io::Write as _;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 
@@ -127,7 +127,7 @@ fn prepare(control: &UnixStream, enter: Enter, mut descriptors: Vec<OwnedFd>) ->
     }
     if plan.network == Net::Loopback {
         only_the_loopback()?;
-        hand_out(control, &plan.listen)?;
+        loopback::hand_out(control, &plan.listen)?;
     }
     let mut program = start.program.clone();
     rustix::process::chdir(&*program.cwd).on(Stage::Mount, "enter", &program.cwd)?;
@@ -331,18 +331,6 @@ fn others(table: &str) -> Option<&str> {
     names
         .map(|(name, _)| name.trim())
         .find(|name| *name != "lo" && !name.contains(' ') && !name.contains('|'))
-}
-
-/// Listens on the plan's ports and gives the sockets to the supervisor.
-fn hand_out(control: &UnixStream, ports: &[u16]) -> Step {
-    if ports.is_empty() {
-        return Ok(());
-    }
-    let sockets = loopback::listen(ports)?;
-    let sent: Vec<BorrowedFd<'_>> = sockets.iter().map(AsFd::as_fd).collect();
-    let ports = ports.to_vec();
-    control::send(control, &Report::Listening { ports }, &sent)
-        .at(Stage::Net, "hand the listening sockets out")
 }
 
 #[cfg(test)]
