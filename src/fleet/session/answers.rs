@@ -7,7 +7,8 @@ use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
 use super::approvals::{Ending, Member};
-use super::asks::{self, canonical};
+use super::asks;
+use super::calls::canonical;
 use super::outbox::After;
 use super::state::SessionState;
 use crate::config::ShellCwd;

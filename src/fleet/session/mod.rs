@@ -9,6 +9,7 @@ mod answers;
 mod approvals;
 mod asks;
 mod attached;
+mod calls;
 mod choosing;
 mod client;
 mod directory;
@@ -51,7 +52,7 @@ pub(crate) use tally::Tally;
 pub(in crate::fleet) use weak::lacks_now;
 pub(crate) use work::{Attempt, CheckResult, Stays, Work};
 
-use asks::Asks;
+use calls::Asks;
 use outbox::{After, Outbox};
 use state::{Phase, SessionState};
 

@@ -10,7 +10,8 @@ use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::approvals::{Member, Pending};
-use super::asks::{self, Asks};
+use super::asks;
+use super::calls::{Asks, Call};
 use super::choosing::Choosing;
 use super::measure::Measured;
 use super::outbox::{After, Outbox};
@@ -345,7 +346,7 @@ impl SessionState {
     }
 
     /// A tool call that ran without a request is judged by the same rules, afterwards.
-    pub(super) fn unasked(&mut self, call: &asks::Call) {
+    pub(super) fn unasked(&mut self, call: &Call) {
         let (prepared, directory) = (self.prepared.as_ref(), &mut self.asks.directory);
         let event = asks::judge_unasked(&self.pool, prepared, &self.work, call, directory);
         let denied = self.tally.unasked(&event);

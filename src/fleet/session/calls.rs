@@ -1,0 +1,197 @@
+//! The tool calls of a turn and the requests that are open: which request is of which call.
+//!
+//! Pure. Must not judge anything.
+
+use std::collections::{HashMap, VecDeque};
+
+use serde_json::value::RawValue;
+use sha2::{Digest as _, Sha256};
+
+use super::directory::Directory;
+use crate::limits::{ASK_INPUT_BYTES, OPEN_CALLS};
+use crate::model::{Ask, AskId, AskKey, Event, Foreign};
+
+/// One tool call, as the agent announced it.
+#[derive(Debug)]
+pub(crate) struct Call {
+    pub(super) id: Foreign,
+    pub(super) name: Foreign,
+    /// Its input; `None` if it is larger than can be judged.
+    pub(super) input: Option<Box<RawValue>>,
+    digest: Digest,
+    pub(super) asked: bool,
+}
+
+/// SHA-256 of the canonical input: what an announcement and a request are compared by.
+type Digest = [u8; 32];
+
+/// The open asks and tool calls of a turn.
+#[derive(Debug, Default)]
+pub(crate) struct Asks {
+    /// Asked, decided, not yet answered. By our own id: a verdict that becomes durable is for that
+    /// one request, whatever names an agent gives to others.
+    pub(super) open: HashMap<AskId, AskKey>,
+    /// The same, of what the agent has its client do; its dialect bounds these.
+    pub(super) clients: HashMap<AskId, AskKey>,
+    pub(super) calls: VecDeque<Call>,
+    /// Requests that came before their call.
+    requests: VecDeque<Early>,
+    /// Where the agent's shell is.
+    pub(crate) directory: Directory,
+}
+
+/// A request whose call was not announced: the call's id where it has one, tool, canonical input.
+#[derive(Debug)]
+struct Early {
+    id: Option<Foreign>,
+    tool: Foreign,
+    digest: Digest,
+}
+
+impl Asks {
+    /// Whether the answer is still wanted.
+    pub(crate) fn answered(&mut self, ask: &AskId) -> bool {
+        self.open.remove(ask).is_some() || self.clients.remove(ask).is_some()
+    }
+
+    /// The agent does not wait for the answer any more.
+    pub(crate) fn withdrawn(&mut self, key: &AskKey) {
+        self.open.retain(|_, open| open != key);
+        self.clients.retain(|_, open| open != key);
+    }
+
+    /// The child is gone: nothing can be answered.
+    pub(crate) fn gone(&mut self) {
+        self.open.clear();
+        self.clients.clear();
+        // Its next child begins at the root.
+        self.directory = Directory::default();
+    }
+
+    /// Notes a tool call; a request that came before it makes it an asked one. Gives the oldest
+    /// call back if there are too many: it must be judged now, as nothing will be known of it.
+    pub(crate) fn tool_started(&mut self, event: &Event) -> Option<Call> {
+        let Event::ToolStart { id, name, input } = event else {
+            return None;
+        };
+        let digest = digest(input);
+        let of_id = |early: &Early| early.id.as_ref() == Some(id);
+        let same = |early: &Early| early.tool == *name && early.digest == digest;
+        let before = self.requests.iter().position(of_id);
+        let before = before.or_else(|| self.requests.iter().position(same));
+        let asked = before.is_some_and(|at| self.requests.remove(at).is_some());
+        let evicted = if self.calls.len() >= OPEN_CALLS {
+            self.calls.pop_front()
+        } else {
+            None
+        };
+        self.calls.push_back(Call {
+            id: id.clone(),
+            name: name.clone(),
+            input: (input.get().len() <= ASK_INPUT_BYTES).then(|| input.clone()),
+            digest,
+            asked,
+        });
+        evicted.filter(|call| !call.asked)
+    }
+
+    /// Notes what a call is by now: what it was when it began may have been half of it.
+    pub(crate) fn tool_updated(&mut self, event: &Event) {
+        let Event::ToolUpdate {
+            id, name, input, ..
+        } = event
+        else {
+            return;
+        };
+        let Some(call) = self.calls.iter_mut().find(|call| call.id == *id) else {
+            return;
+        };
+        if let Some(name) = name {
+            call.name = name.clone();
+        }
+        if let Some(input) = input {
+            call.input = (input.get().len() <= ASK_INPUT_BYTES).then(|| input.clone());
+            call.digest = digest(input);
+        }
+    }
+
+    /// A call's result came: gives the tool's name, and the call if it ran without a request.
+    pub(crate) fn tool_ended(&mut self, id: &Foreign) -> (Option<Foreign>, Option<Call>) {
+        let at = self.calls.iter().position(|call| call.id == *id);
+        let call = at.and_then(|at| self.calls.remove(at));
+        let name = call.as_ref().map(|call| call.name.clone());
+        (name, call.filter(|call| !call.asked))
+    }
+
+    /// The turn is over: gives the calls that ran without a request and brought no result.
+    pub(crate) fn turn_ended(&mut self) -> Vec<Call> {
+        self.requests.clear();
+        self.calls.drain(..).filter(|call| !call.asked).collect()
+    }
+
+    /// Joins a request with its call: by the tool's id, else by tool and canonical input, the
+    /// oldest first.
+    pub(super) fn note_request(&mut self, ask: &Ask) {
+        let digest = digest(&ask.input);
+        let of_id = |call: &&mut Call| ask.tool_id.as_ref() == Some(&call.id);
+        if let Some(call) = self.calls.iter_mut().find(of_id) {
+            call.asked = true;
+            return;
+        }
+        let same = |call: &&mut Call| !call.asked && call.name == ask.tool && call.digest == digest;
+        if let Some(call) = self.calls.iter_mut().find(same) {
+            call.asked = true;
+            return;
+        }
+        if self.requests.len() >= OPEN_CALLS {
+            self.requests.pop_front();
+        }
+        self.requests.push_back(Early {
+            id: ask.tool_id.clone(),
+            tool: ask.tool.clone(),
+            digest,
+        });
+    }
+}
+
+/// The digest of the input with its object keys sorted and its white space gone, so that the
+/// announcement and the request of one call compare equal.
+fn digest(input: &RawValue) -> Digest {
+    Sha256::digest(canonical(input).as_bytes()).into()
+}
+
+/// An input with its object keys sorted and its white space gone.
+pub(super) fn canonical(input: &RawValue) -> String {
+    // `Value` keeps object keys sorted.
+    let value: Result<serde_json::Value, _> = serde_json::from_str(input.get());
+    value.map_or_else(|_| input.get().to_owned(), |value| value.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_verdict_is_for_the_one_request_that_it_was_given_for() {
+        let key = |serial| AskKey {
+            id: "7".to_owned(),
+            serial,
+        };
+        let id = |text: &str| AskId::new(text).unwrap();
+        let mut asks = Asks::default();
+        // The agent withdrew one, and asks for another thing under the same name.
+        asks.clients.insert(id("first"), key(1));
+        asks.withdrawn(&key(1));
+        asks.clients.insert(id("second"), key(2));
+        assert!(!asks.answered(&id("first")));
+        // A request for a permission that has its name is none of it either.
+        asks.open.insert(id("third"), key(3));
+        assert!(asks.answered(&id("third")));
+        assert!(asks.answered(&id("second")) && !asks.answered(&id("second")));
+        // Nor is one of the next child.
+        asks.open.insert(id("fourth"), key(1));
+        asks.gone();
+        asks.open.insert(id("fifth"), key(1));
+        assert!(!asks.answered(&id("fourth")) && asks.answered(&id("fifth")));
+    }
+}
