@@ -208,7 +208,9 @@ fn nobody_answers_in_time() {
         let more = format!("ask = {{ timeout = \"1s\", on_timeout = \"{then}\" }}");
         let drill = Drill::new(&pool(dialect, &more));
         let _daemon = daemon(&drill);
-        let client = client(&drill, &[&format!("{ASKED}\nsay went on")]);
+        // The end of the turn comes behind the denial.
+        let prompt = format!("{ASKED}\nsleep 2s\nsay went on");
+        let client = client(&drill, &[&prompt]);
         let ask = waiting(&drill, 1).remove(0);
         let result = result(&drill, client);
         assert_eq!(result["outcome"], outcome, "{result}");
