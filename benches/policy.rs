@@ -1,29 +1,86 @@
 //! What a decision costs: median and the 99th of 100, by how many rules there are and how long the
 //! command is.
 //!
+//! And what masking known secrets costs beside it, in the same run.
+//!
 //! Prints one JSON line for each measurement. Decisions are timed one by one, warm, on one thread, by
-//! the thread's own CPU time.
+//! the thread's own CPU time and by the clock.
 
 use std::fmt::Write as _;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use marshal::model::Claimed;
-use marshal::policy::{NoLinks, Place, Policy, Request, builtin_text};
+use marshal::policy::{Mask, NoLinks, Place, Policy, Request, builtin_text};
+use serde_json::value::RawValue;
 
 /// Decisions that are timed for each line.
 const ROUNDS: usize = 5_000;
 
+/// Secrets that are known: as many as a large fleet has.
+const SECRETS: usize = 50;
+
 fn main() {
     let long = long_command();
     let plain = "cargo test --lib 2>&1 | tail -20";
-    for rules in [0, 100, 1_000, 9_900] {
+    // `-- masking`: that alone.
+    let is_masking_alone = std::env::args().any(|arg| arg == "masking");
+    let more: &[usize] = if is_masking_alone {
+        &[]
+    } else {
+        &[0, 100, 1_000, 9_900]
+    };
+    for &rules in more {
         let (policy, load) = with_rules(rules);
         for (name, command) in [("plain", plain), ("8KiB", &long), ("8KiB-echo", &echo())] {
             let times = measure(&policy, command);
             report(name, command.len(), &policy, load, &times);
         }
     }
+    masking("plain", plain);
+    masking("8KiB", &long);
+    masking("8KiB-echo", &echo());
+}
+
+/// Times masking and judging of the same input under `developer`, and prints what the one is of the
+/// other.
+#[expect(clippy::expect_used, reason = "a bench ends with its first failure")]
+#[expect(clippy::print_stdout, reason = "its output")]
+fn masking(name: &str, command: &str) {
+    let secrets: Vec<_> = (0..SECRETS)
+        .map(|at| (format!("SECRET_{at}"), format!("value-{at:04}-of-a-secret")))
+        .collect();
+    let values: Vec<_> = secrets
+        .iter()
+        .map(|(name, value)| (name.clone(), value.as_str()))
+        .collect();
+    let (mask, _) = Mask::new(&values);
+    let input = |command: &str| {
+        let text = serde_json::json!({"command": command, "description": "what it does"});
+        RawValue::from_string(text.to_string()).expect("JSON")
+    };
+    let (without, with) = (input(command), input(&format!("{command} {}", values[7].1)));
+    assert!(
+        !mask.json(&with).get().contains(values[7].1),
+        "it is masked"
+    );
+    let [none, _] = timed(|| {
+        black_box(mask.json(black_box(&without)));
+    });
+    let [one, _] = timed(|| {
+        black_box(mask.json(black_box(&with)));
+    });
+    let [decision, _] = measure(&with_rules(0).0, command);
+    let median = |times: &[Duration]| times[times.len() / 2].as_secs_f64() * 1e6;
+    println!(
+        "{{\"masking\":\"{name}\",\"bytes\":{},\"secrets\":{SECRETS},\"none_p50_us\":{:.2},\"one_p50_us\":{:.2},\"decision_p50_us\":{:.2},\"none_over_decision\":{:.3},\"one_over_decision\":{:.3}}}",
+        command.len(),
+        median(&none),
+        median(&one),
+        median(&decision),
+        median(&none) / median(&decision),
+        median(&one) / median(&decision),
+    );
 }
 
 /// `developer` with as many more rules, each for a program of its own.
@@ -62,7 +119,8 @@ fn echo() -> String {
     format!("echo {}", "words ".repeat(1_364))
 }
 
-fn measure(policy: &Policy, command: &str) -> Vec<Duration> {
+/// CPU time and time by the clock, each in ascending order.
+fn measure(policy: &Policy, command: &str) -> [Vec<Duration>; 2] {
     let claimed = Claimed::default();
     let place = Place {
         workspace: "/workspace",
@@ -74,17 +132,26 @@ fn measure(policy: &Policy, command: &str) -> Vec<Duration> {
         command: command.to_owned(),
         cwd: None,
     };
-    let run = || {
-        let start = cpu();
+    timed(|| {
         black_box(policy.decide(black_box(&request), &claimed, &place));
-        cpu().saturating_sub(start)
+    })
+}
+
+/// CPU time and time by the clock of so many runs, each in ascending order.
+fn timed(work: impl Fn()) -> [Vec<Duration>; 2] {
+    let run = || {
+        let (start, began) = (cpu(), Instant::now());
+        work();
+        (cpu().saturating_sub(start), began.elapsed())
     };
     for _ in 0..ROUNDS / 10 {
         black_box(run());
     }
-    let mut times: Vec<_> = (0..ROUNDS).map(|_| run()).collect();
-    times.sort_unstable();
-    times
+    let (cpu, wall): (Vec<_>, Vec<_>) = (0..ROUNDS).map(|_| run()).unzip();
+    [cpu, wall].map(|mut times| {
+        times.sort_unstable();
+        times
+    })
 }
 
 /// What this thread has computed so far: unlike the time of day, other work does not lengthen it.
@@ -97,13 +164,21 @@ fn cpu() -> Duration {
 }
 
 #[expect(clippy::print_stdout, reason = "its output")]
-fn report(name: &str, bytes: usize, policy: &Policy, load: Duration, times: &[Duration]) {
+fn report(
+    name: &str,
+    bytes: usize,
+    policy: &Policy,
+    load: Duration,
+    [times, wall]: &[Vec<Duration>; 2],
+) {
     let us = |time: Duration| time.as_secs_f64() * 1e6;
     println!(
-        "{{\"command\":\"{name}\",\"bytes\":{bytes},\"rules\":{},\"p50_us\":{:.2},\"p99_us\":{:.2},\"load_ms\":{:.1}}}",
+        "{{\"command\":\"{name}\",\"bytes\":{bytes},\"rules\":{},\"p50_us\":{:.2},\"p99_us\":{:.2},\"wall_p50_us\":{:.2},\"wall_p99_us\":{:.2},\"load_ms\":{:.1}}}",
         policy.rules(),
         us(times[times.len() / 2]),
         us(times[times.len() * 99 / 100]),
+        us(wall[wall.len() / 2]),
+        us(wall[wall.len() * 99 / 100]),
         load.as_secs_f64() * 1e3,
     );
 }

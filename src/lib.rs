@@ -6,6 +6,7 @@
 pub mod api;
 pub mod cli;
 pub mod config;
+pub mod delegate;
 pub mod dialect;
 pub mod egress;
 pub mod fleet;

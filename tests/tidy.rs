@@ -29,6 +29,7 @@ const FLOORS: &[(&str, u8)] = &[
     ("journal", 3),
     ("proxy", 3),
     ("relay", 3),
+    ("delegate", 3),
     ("fleet", 4),
     ("api", 5),
     ("cli", 6),

@@ -81,7 +81,9 @@ impl House {
         let fleet = FleetHandle::start(Setup {
             go_on: GoOn::Nothing,
             asks_people: false,
-            policies: policies(&config)?,
+            policies: policies(&config)?.into(),
+            policy_reader: None,
+            mask: std::sync::Arc::default(),
             extractors: extractors(&config)?,
             config,
             state: Arc::new(state),
@@ -134,6 +136,7 @@ impl House {
                 check: None,
                 files: Vec::new(),
                 embed: Vec::new(),
+                policy_layer: None,
             })
         };
         let tasks = (1..=count).map(task).collect::<Result<_, _>>()?;
@@ -257,6 +260,7 @@ fn policies(config: &Config) -> Result<BTreeMap<String, LoadedPolicy>, Failure> 
         let loaded = LoadedPolicy {
             policy: Arc::new(policy),
             sha256: "0".repeat(64),
+            files: Vec::new(),
         };
         Ok((name.clone(), loaded))
     };

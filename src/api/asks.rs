@@ -39,8 +39,8 @@ pub enum AskRequest {
 pub struct Answer {
     /// To which ask.
     pub ask: AskId,
-    /// What the person saw: an answer to anything else changes nothing.
-    pub digest: String,
+    /// What the person saw: an answer to anything else changes nothing. `None`: whatever has that id.
+    pub digest: Option<String>,
     /// `Allow` or `Deny`.
     pub decision: Decision,
     /// Why.
@@ -154,9 +154,6 @@ fn id(text: &str) -> Result<AskId, Failure> {
 }
 
 fn answer(ask: AskId, says: AnswerLine) -> Result<Answer, Failure> {
-    let digest = says
-        .digest
-        .ok_or_else(|| bad("key \"digest\" is missing: it is that of the ask which was shown"))?;
     let decision = match says.decision.as_deref() {
         Some("allow") => Decision::Allow,
         Some("deny") => Decision::Deny,
@@ -175,7 +172,7 @@ fn answer(ask: AskId, says: AnswerLine) -> Result<Answer, Failure> {
     }
     Ok(Answer {
         ask,
-        digest,
+        digest: says.digest,
         decision,
         reason: says
             .reason
@@ -209,7 +206,7 @@ pub fn write(request: &AskRequest) -> String {
         }
         AskRequest::Answer(answer) => {
             line.ask = Some(answer.ask.to_string());
-            line.digest = Some(answer.digest.clone());
+            line.digest.clone_from(&answer.digest);
             line.decision = Some(answer.decision.to_string());
             line.reason = answer.reason.as_ref().map(|text| text.raw().to_owned());
             line.remember = Some(answer.remember.to_string());
@@ -300,8 +297,14 @@ pub struct More {
 /// One command, or one path.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PartView {
+    /// What stands before a command for its environment, `NAME=value` each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub env: Vec<String>,
     /// Its words.
     pub words: Vec<String>,
+    /// The redirects of a command, as `> file` each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub redirects: Vec<String>,
     /// What the policy says of it.
     pub decision: String,
     /// By which rules.
@@ -332,7 +335,10 @@ impl AskView {
     #[must_use]
     pub fn of(question: &StoredQuestion) -> Self {
         let facts: Facts = serde_json::from_str(question.facts.raw()).unwrap_or_default();
-        let parts = facts.parts.iter().map(|part| part.words.join(" "));
+        let parts = facts.parts.iter().map(|part| {
+            let all = part.env.iter().chain(&part.words).chain(&part.redirects);
+            all.map(String::as_str).collect::<Vec<_>>().join(" ")
+        });
         let mut text = parts.collect::<Vec<_>>().join(" ; ");
         if text.is_empty() {
             text = question.input.as_ref().map_or("", Foreign::raw).to_owned();
@@ -414,6 +420,7 @@ pub fn failure(error: &AnswerError) -> Failure {
         AnswerError::Over(..)
         | AnswerError::Digest(_)
         | AnswerError::Denied(_)
+        | AnswerError::Delegate(_)
         | AnswerError::Changed(_) => Code::AskOver,
         AnswerError::NotPermitted { .. } => Code::NotPermitted,
         AnswerError::Remember { .. } => Code::BadRequest,
@@ -434,10 +441,17 @@ mod tests {
             AskRequest::Show { ask: ask.clone() },
             AskRequest::Answer(Answer {
                 ask: ask.clone(),
-                digest: "00".to_owned(),
+                digest: Some("00".to_owned()),
                 decision: Decision::Deny,
                 reason: Some(Foreign::from("no \u{1b}")),
                 remember: Remember::Turn,
+            }),
+            AskRequest::Answer(Answer {
+                ask: ask.clone(),
+                digest: None,
+                decision: Decision::Allow,
+                reason: None,
+                remember: Remember::Never,
             }),
         ] {
             let line = write(&request);
@@ -447,9 +461,10 @@ mod tests {
             (r#"{"v":1,"op":"ask"}"#, "there are asks"),
             (r#"{"v":1,"op":"asks","ask":"a"}"#, "there are asks"),
             (r#"{"v":1,"op":"ask","ask":"../a"}"#, "must match"),
+            (r#"{"v":1,"op":"answer","ask":"a"}"#, "there are asks"),
             (
-                r#"{"v":1,"op":"answer","ask":"a","decision":"allow"}"#,
-                "digest",
+                r#"{"v":1,"op":"answer","ask":"a","digest":7,"decision":"allow"}"#,
+                "invalid type",
             ),
             (
                 r#"{"v":1,"op":"answer","ask":"a","digest":"0","decision":"ask"}"#,

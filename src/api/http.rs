@@ -9,20 +9,22 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header, uri::Authority};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use axum::{Extension, Router};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::ask_events::Until;
 use crate::fleet::Readiness;
 use crate::limits;
 
@@ -110,6 +112,10 @@ impl std::fmt::Debug for Pages {
 pub struct Bounds {
     /// Open connections.
     pub connections: usize,
+    /// Further ones, which are only told whether the supervisor is alive and ready.
+    pub spare: usize,
+    /// For the whole of such a connection.
+    pub spare_life: Duration,
     /// For a request's head, and between requests.
     pub head: Duration,
     /// For a whole connection.
@@ -122,6 +128,8 @@ impl Default for Bounds {
     fn default() -> Self {
         Self {
             connections: limits::HTTP_CONNECTIONS,
+            spare: limits::HTTP_SPARE,
+            spare_life: limits::HTTP_SPARE_LIFE,
             head: limits::HTTP_HEAD_WAIT,
             life: limits::HTTP_CONNECTION_LIFE,
             drain: limits::HTTP_DRAIN,
@@ -131,14 +139,20 @@ impl Default for Bounds {
 
 /// Serves the pages until `stop`, then lets open requests end within the bounds.
 pub async fn serve(listener: Listener, pages: Pages, bounds: Bounds, stop: CancellationToken) {
-    let router = router(pages, listener.addr);
-    let places = Arc::new(Semaphore::new(bounds.connections));
+    let routers = [
+        router(pages.clone(), listener.addr),
+        spare_router(pages, listener.addr),
+    ];
+    let places = Places {
+        usual: Arc::new(Semaphore::new(bounds.connections)),
+        spare: Arc::new(Semaphore::new(bounds.spare)),
+    };
     let open = TaskTracker::new();
     let kill = CancellationToken::new();
     loop {
         let accepted = tokio::select! {
             () = stop.cancelled() => break,
-            accepted = accept(&listener.tcp, &places) => accepted,
+            accepted = places.accept(&listener.tcp) => accepted,
         };
         let (stream, place) = match accepted {
             Ok(accepted) => accepted,
@@ -149,7 +163,14 @@ pub async fn serve(listener: Listener, pages: Pages, bounds: Bounds, stop: Cance
                 continue;
             }
         };
-        let (router, stop, kill) = (router.clone(), stop.clone(), kill.clone());
+        let [usual, spare] = &routers;
+        let (router, life) = if place.is_spare {
+            (spare.clone(), bounds.spare_life)
+        } else {
+            (usual.clone(), bounds.life)
+        };
+        let bounds = Bounds { life, ..bounds };
+        let (stop, kill) = (stop.clone(), kill.clone());
         open.spawn(async move {
             tokio::select! {
                 () = connection(stream, router, bounds, stop) => {}
@@ -168,21 +189,48 @@ pub async fn serve(listener: Listener, pages: Pages, bounds: Bounds, stop: Cance
     }
 }
 
-/// Takes a place first, so that a connection that finds none waits in the kernel's queue.
-async fn accept(
-    tcp: &TcpListener,
-    places: &Arc<Semaphore>,
-) -> io::Result<(TcpStream, tokio::sync::OwnedSemaphorePermit)> {
-    let place = Arc::clone(places)
-        .acquire_owned()
-        .await
-        .map_err(io::Error::other)?;
-    let (stream, _) = tcp.accept().await?;
-    Ok((stream, place))
+/// What connections take, and give back at their end.
+struct Places {
+    usual: Arc<Semaphore>,
+    spare: Arc<Semaphore>,
+}
+
+/// The place of one connection.
+struct Place {
+    is_spare: bool,
+    _held: OwnedSemaphorePermit,
+}
+
+impl Places {
+    /// Takes a place first, so that a connection that finds none waits in the kernel's queue.
+    async fn accept(&self, tcp: &TcpListener) -> io::Result<(TcpStream, Place)> {
+        let take = |of: &Arc<Semaphore>| Arc::clone(of).acquire_owned();
+        let (held, is_spare) = tokio::select! {
+            biased;
+            usual = take(&self.usual) => (usual, false),
+            spare = take(&self.spare) => (spare, true),
+        };
+        let held = held.map_err(io::Error::other)?;
+        let (stream, _) = tcp.accept().await?;
+        // A better one may have become free while nobody came.
+        let place = match Arc::clone(&self.usual).try_acquire_owned() {
+            Ok(usual) if is_spare => Place {
+                is_spare: false,
+                _held: usual,
+            },
+            _ => Place {
+                is_spare,
+                _held: held,
+            },
+        };
+        Ok((stream, place))
+    }
 }
 
 async fn connection(stream: TcpStream, router: Router, bounds: Bounds, stop: CancellationToken) {
     let _ = stream.set_nodelay(true);
+    // What goes on and on must know when to end.
+    let router = router.layer(Extension(Until(Instant::now() + bounds.life)));
     let served = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(bounds.head)
@@ -212,7 +260,7 @@ fn router(pages: Pages, addr: SocketAddr) -> Router {
     let asks = pages.asks.clone().with_state(());
     Router::new()
         .route("/metrics", get(metrics))
-        .route("/healthz", get(|| async { text(StatusCode::OK, "ok\n") }))
+        .route("/healthz", get(healthz))
         .route("/readyz", get(ready))
         .merge(asks)
         .fallback(not_found)
@@ -220,6 +268,40 @@ fn router(pages: Pages, addr: SocketAddr) -> Router {
         .layer(middleware::from_fn(bounded))
         .layer(middleware::from_fn_with_state(addr, meant_for_us))
         .with_state(pages)
+}
+
+/// What is served on a spare place: one request, and only whether the supervisor is alive and ready.
+fn spare_router(pages: Pages, addr: SocketAddr) -> Router {
+    let page = || {
+        let detail = "too many connections are open; this one takes /healthz and /readyz only";
+        async move { problem(StatusCode::SERVICE_UNAVAILABLE, detail) }
+    };
+    Router::new()
+        .route("/healthz", get(healthz))
+        .route("/readyz", get(ready))
+        .fallback(page)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(middleware::from_fn(bounded))
+        .layer(middleware::from_fn_with_state(addr, meant_for_us))
+        .layer(middleware::from_fn(the_last))
+        .with_state(pages)
+}
+
+/// Ends the connection with the answer.
+async fn the_last(request: Request, next: Next) -> Response {
+    closing(next.run(request).await)
+}
+
+/// An answer after which the connection ends: what would follow on it is the rest of a body, or
+/// its place is wanted.
+pub(super) fn closing(mut response: Response) -> Response {
+    let close = HeaderValue::from_static("close");
+    response.headers_mut().insert(header::CONNECTION, close);
+    response
+}
+
+async fn healthz() -> Response {
+    text(StatusCode::OK, "ok\n")
 }
 
 async fn metrics(State(pages): State<Pages>) -> Response {
@@ -257,7 +339,7 @@ async fn ready(State(pages): State<Pages>) -> Response {
 async fn not_found() -> Response {
     problem(
         StatusCode::NOT_FOUND,
-        "there is no such page; there are /metrics, /healthz, /readyz and /asks",
+        "there is no such page; there are /metrics, /healthz, /readyz, /asks and /policies",
     )
 }
 
@@ -310,13 +392,10 @@ async fn bounded(request: Request, next: Next) -> Response {
     if !large || request.method() == Method::HEAD {
         return next.run(request).await;
     }
-    let mut refused = problem(
+    closing(problem(
         StatusCode::PAYLOAD_TOO_LARGE,
         "no page here takes such a request body",
-    );
-    let close = HeaderValue::from_static("close");
-    refused.headers_mut().insert(header::CONNECTION, close);
-    refused
+    ))
 }
 
 /// Refuses requests that name another server: after a rebound name, a web page could read these

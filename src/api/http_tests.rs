@@ -148,6 +148,7 @@ async fn heads_and_bodies_are_bounded() {
 async fn a_silent_client_loses_its_place_and_others_get_it() {
     let bounds = Bounds {
         connections: 2,
+        spare: 0,
         head: Duration::from_millis(200),
         ..Bounds::default()
     };
@@ -159,6 +160,37 @@ async fn a_silent_client_loses_its_place_and_others_get_it() {
         silent.push(stream);
     }
     let (code, _) = ask(server.addr, "GET", "/healthz", &server.addr.to_string()).await;
+    assert_eq!(code, 200);
+}
+
+#[tokio::test]
+async fn whoever_takes_every_place_does_not_make_the_supervisor_look_dead() {
+    let bounds = Bounds {
+        connections: 2,
+        spare: 2,
+        spare_life: Duration::from_millis(300),
+        drain: Duration::from_millis(100),
+        ..Bounds::default()
+    };
+    let server = server(Readiness::Ready, bounds).await;
+    let host = server.addr.to_string();
+    let hold = async || {
+        let mut stream = TcpStream::connect(server.addr).await.expect("connected");
+        stream.write_all(b"GET /heal").await.expect("written");
+        stream
+    };
+    let _held = [hold().await, hold().await];
+    for (path, code) in [("/healthz", 200), ("/readyz", 200), ("/metrics", 503)] {
+        let request = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n");
+        let answer = raw(server.addr, &request).await;
+        assert_eq!(status(&answer), code, "{path}: {answer}");
+        assert!(answer.contains("connection: close"), "{answer}");
+    }
+    let (code, _) = ask(server.addr, "GET", "/healthz", "evil.example").await;
+    assert_eq!(code, 421, "the name is checked there too");
+    // And who takes those as well does not keep them.
+    let _more = [hold().await, hold().await];
+    let (code, _) = ask(server.addr, "GET", "/healthz", &host).await;
     assert_eq!(code, 200);
 }
 

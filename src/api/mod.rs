@@ -5,6 +5,7 @@
 //! told so, and is dropped in the end.
 
 pub mod acp;
+mod ask_events;
 pub mod ask_pages;
 pub mod asks;
 mod catch_up;
@@ -13,12 +14,15 @@ mod conversation;
 pub mod history;
 pub mod http;
 pub mod listing;
+pub mod policies;
+pub mod policy_pages;
 pub mod process_stats;
 pub mod reply;
 pub mod request;
 pub mod service;
 pub mod talk;
 pub mod task_rules;
+pub mod tokens;
 pub mod view;
 pub mod watch;
 

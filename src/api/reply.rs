@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::asks::{AnsweredView, AskView};
 use super::listing::Listing;
+use super::policies::PolicyStatusView;
 use super::request::{Code, Failure, VERSION};
 use crate::fleet::ConversationView;
 use crate::model::foreign::show;
@@ -64,6 +65,8 @@ pub enum Reply {
     Answered(AnsweredView),
     /// To [`Request::List`](super::request::Request::List).
     Listed(Listing),
+    /// To [`Request::Policies`](super::request::Request::Policies) and [`Request::Reload`](super::request::Request::Reload).
+    Policies(Box<PolicyStatusView>),
     /// It could not be done.
     Failed(Failure),
 }
@@ -120,6 +123,8 @@ struct ReplyLine {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     listing: Option<Listing>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    policies: Option<Box<PolicyStatusView>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     error: Option<ErrorLine>,
 }
 
@@ -144,6 +149,7 @@ pub fn write_reply(reply: &Reply) -> String {
         asks: None,
         answered: None,
         listing: None,
+        policies: None,
         error: None,
     };
     match reply {
@@ -186,6 +192,10 @@ pub fn write_reply(reply: &Reply) -> String {
             line.ok = Some("listed".to_owned());
             line.listing = Some(listing.clone());
         }
+        Reply::Policies(found) => {
+            line.ok = Some("policies".to_owned());
+            line.policies = Some(found.clone());
+        }
         Reply::Failed(failure) => {
             line.error = Some(ErrorLine {
                 code: failure.code.to_string(),
@@ -227,6 +237,7 @@ pub fn read_reply(line: &str) -> Option<Reply> {
         "asks" => Reply::Asks(line.asks?),
         "ask" => Reply::Ask(Box::new(line.asks?.pop()?)),
         "answered" => Reply::Answered(line.answered?),
+        "policies" => Reply::Policies(line.policies?),
         "listed" => Reply::Listed(line.listing?),
         _ => return None,
     })

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::asks::{self, AskRequest};
 use super::task_rules;
+use crate::fleet::RunBounds;
 use crate::limits;
 use crate::model::foreign::show;
 use crate::model::{Foreign, PoolName, RunId, SessionId, SlotId, TaskId, TaskSpec};
@@ -27,6 +28,8 @@ pub enum Request {
         tasks: Vec<TaskSpec>,
         /// Stream the run afterwards; nothing of it is missed.
         watch: bool,
+        /// What bounds the run.
+        bounds: RunBounds,
     },
     /// Stream a run until its tasks have ended.
     Watch {
@@ -70,6 +73,10 @@ pub enum Request {
     },
     /// What waits for people.
     Asks(AskRequest),
+    /// What judges each pool, and what came of reading the policies again.
+    Policies,
+    /// Read the policies again.
+    Reload,
 }
 
 crate::model::words!(
@@ -109,6 +116,8 @@ crate::model::words!(
         Taken = "taken",
         /// This supervisor works one list of tasks and takes no other in.
         NoDaemon = "no_daemon",
+        /// A policy is faulty; the older ones stay.
+        BadPolicy = "bad_policy",
         /// No ask of that id.
         NoSuchAsk = "no_such_ask",
         /// The ask is over, or is not what was answered.
@@ -150,6 +159,8 @@ struct RequestLine {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     watch: Option<bool>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    bounds: Option<RunBounds>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     run: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     slot: Option<String>,
@@ -182,6 +193,8 @@ struct TaskLine {
     files: Vec<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     embed: Vec<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    policy_layer: Option<String>,
 }
 
 /// Only version and op, so that a request of another one is told so, whatever else is in it.
@@ -238,6 +251,7 @@ fn operation(line: RequestLine) -> Result<Request, Failure> {
         ("watch", line.watch.is_some()),
         ("run", line.run.is_some()),
         ("slot", line.slot.is_some()),
+        ("bounds", line.bounds.is_some()),
         ("follow", line.follow.is_some()),
         ("pool", line.pool.is_some()),
         ("directory", line.directory.is_some()),
@@ -254,11 +268,14 @@ fn operation(line: RequestLine) -> Result<Request, Failure> {
     match line.op.as_str() {
         "hello" => only(&[]).map(|()| Request::Hello),
         "list" => only(&[]).map(|()| Request::List),
+        "policies" => only(&[]).map(|()| Request::Policies),
+        "reload" => only(&[]).map(|()| Request::Reload),
         "submit" => {
-            only(&["tasks", "watch"])?;
+            only(&["tasks", "watch", "bounds"])?;
             Ok(Request::Submit {
                 tasks: specs(line.tasks.ok_or_else(|| missing("tasks"))?)?,
                 watch: line.watch.unwrap_or(false),
+                bounds: line.bounds.unwrap_or_default(),
             })
         }
         "watch" => {
@@ -306,7 +323,7 @@ fn operation(line: RequestLine) -> Result<Request, Failure> {
             })
         }
         other => Err(bad(format!(
-            "there is no op \"{}\"; there are hello, list, submit, watch, cancel, logs, restart, open, conversations, asks, ask and answer",
+            "there is no op \"{}\"; there are hello, list, submit, watch, cancel, logs, restart, open, conversations, policies, reload, asks, ask and answer",
             show(other, 40)
         ))),
     }
@@ -378,6 +395,9 @@ fn spec(line: TaskLine) -> Result<TaskSpec, (&'static str, String)> {
     }
     task_rules::files(&line.files).map_err(|e| ("files", e))?;
     task_rules::files(&line.embed).map_err(|e| ("embed", e))?;
+    if let Some(name) = &line.policy_layer {
+        task_rules::policy_layer(name).map_err(|e| ("policy_layer", e))?;
+    }
     Ok(TaskSpec {
         id,
         prompt: Foreign::new(line.prompt),
@@ -387,6 +407,7 @@ fn spec(line: TaskLine) -> Result<TaskSpec, (&'static str, String)> {
         check: line.check,
         files: line.files,
         embed: line.embed,
+        policy_layer: line.policy_layer,
     })
 }
 
@@ -403,6 +424,7 @@ pub fn write(request: &Request) -> Result<String, Failure> {
         op: String::new(),
         tasks: None,
         watch: None,
+        bounds: None,
         run: None,
         slot: None,
         follow: None,
@@ -414,7 +436,14 @@ pub fn write(request: &Request) -> Result<String, Failure> {
     let op = match request {
         Request::Hello => "hello",
         Request::List => "list",
-        Request::Submit { tasks, watch } => {
+        Request::Policies => "policies",
+        Request::Reload => "reload",
+        Request::Submit {
+            tasks,
+            watch,
+            bounds,
+        } => {
+            line.bounds = bounds.is_set().then_some(*bounds);
             line.tasks = Some(tasks.iter().map(task_line).collect());
             line.watch = Some(*watch);
             "submit"
@@ -473,6 +502,7 @@ fn task_line(task: &TaskSpec) -> TaskLine {
         check: task.check.clone(),
         files: task.files.clone(),
         embed: task.embed.clone(),
+        policy_layer: task.policy_layer.clone(),
     }
 }
 

@@ -99,12 +99,19 @@ fn requests_survive_a_round_trip() {
         check: Some(vec!["true".to_owned()]),
         files: vec!["src/a b".to_owned()],
         embed: vec!["README.md".to_owned()],
+        policy_layer: Some("night".to_owned()),
     };
     for request in [
         Request::Hello,
         Request::Submit {
             tasks: vec![task],
             watch: true,
+            bounds: crate::fleet::RunBounds {
+                until_us: Some(1_795_391_999_999_999),
+                grace_ms: Some(1000),
+                max_cost: Some(40_000_000_000),
+                jobs: Some(8),
+            },
         },
         Request::Watch { run: run.clone() },
         Request::Cancel { run: run.clone() },

@@ -5,16 +5,17 @@
 use std::future::Future;
 use std::sync::Arc;
 
-use tokio::sync::{broadcast, mpsc};
+use tokio::sync::{broadcast, mpsc, watch};
 
 use super::history::{History, Past};
 use crate::fleet::{
     AnswerError, AnswerOrder, Answered, Conversation, ConversationOrder, ConversationView,
-    FleetHandle, LogTail, Notice, OpenError, PoolView, Readiness, SlotView, Stop, SubmitError,
-    TakeUpError, TaskReport,
+    FleetHandle, LogTail, Notice, OpenError, PolicyStatus, PoolView, Readiness, RunBounds,
+    SlotView, Stop, SubmitError, TakeUpError, TaskReport,
 };
 use crate::journal::StoredQuestion;
 use crate::model::{AskId, PoolName, RunId, SlotId, TaskId, TaskSpec};
+use crate::telemetry::sets::ReloadCause;
 
 /// Why tasks were not taken in. Nothing of them was kept then.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -60,6 +61,9 @@ pub trait Fleet: Clone + Send + Sync + 'static {
         tasks: Vec<TaskSpec>,
     ) -> impl Future<Output = Result<Reports, Refusal>> + Send;
 
+    /// Says what bounds a run, before it is submitted or taken up.
+    fn bound(&self, run: &RunId, bounds: RunBounds);
+
     /// Goes on with a run that an earlier start of the supervisor left unfinished.
     ///
     /// # Errors
@@ -84,6 +88,18 @@ pub trait Fleet: Clone + Send + Sync + 'static {
 
     /// The stderr of a slot's child; `None` if there is no such slot.
     fn logs(&self, slot: &SlotId) -> Option<LogTail>;
+
+    /// What judges each pool's requests.
+    fn policy_status(&self) -> PolicyStatus;
+
+    /// Reads the policies again; those of all pools come into force, or none.
+    ///
+    /// # Errors
+    /// What is wrong with them, made to be shown.
+    fn reload_policies(
+        &self,
+        cause: ReloadCause,
+    ) -> impl Future<Output = Result<usize, String>> + Send;
 
     /// Whether the fleet can take work.
     fn readiness(&self) -> Readiness;
@@ -132,6 +148,12 @@ pub trait Fleet: Clone + Send + Sync + 'static {
         ask: AskId,
     ) -> impl Future<Output = Result<Option<StoredQuestion>, String>> + Send;
 
+    /// A number that grows each time that asks changed and the change is durable.
+    fn asks_changed(&self) -> watch::Receiver<u64>;
+
+    /// Returns when everything that was journalled so far is durable, or cannot be.
+    fn settled(&self) -> impl Future<Output = ()> + Send;
+
     /// Answers an ask; returns when that is durable.
     ///
     /// # Errors
@@ -158,6 +180,10 @@ impl Fleet for FleetHandle {
             SubmitError::Pool { .. } | SubmitError::TooMany => Refusal::Tasks(error.to_string()),
             _ => Refusal::Fleet(error.to_string()),
         })
+    }
+
+    fn bound(&self, run: &RunId, bounds: RunBounds) {
+        self.bound(run, bounds);
     }
 
     async fn take_up(&self, run: RunId) -> Result<Continued, Refusal> {
@@ -197,6 +223,14 @@ impl Fleet for FleetHandle {
         self.logs(slot)
     }
 
+    fn policy_status(&self) -> PolicyStatus {
+        self.policy_status()
+    }
+
+    async fn reload_policies(&self, cause: ReloadCause) -> Result<usize, String> {
+        self.reload_policies(cause).await
+    }
+
     fn readiness(&self) -> Readiness {
         self.readiness()
     }
@@ -227,6 +261,14 @@ impl Fleet for FleetHandle {
 
     async fn question(&self, ask: AskId) -> Result<Option<StoredQuestion>, String> {
         self.question(ask).await
+    }
+
+    fn asks_changed(&self) -> watch::Receiver<u64> {
+        self.journal().questions_changed()
+    }
+
+    async fn settled(&self) {
+        self.settled().await;
     }
 
     async fn answer(&self, order: AnswerOrder) -> Result<Answered, AnswerError> {

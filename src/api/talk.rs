@@ -120,8 +120,14 @@ pub struct AskView {
 /// One command, or one path, of an ask.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PartView {
+    /// What stands before a command for its environment, `NAME=value` each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub env: Vec<String>,
     /// Its words: a command's arguments, or a path.
     pub words: Vec<String>,
+    /// The redirects of a command, as `> file` each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub redirects: Vec<String>,
     /// What the policy says of it.
     pub decision: String,
     /// By which rules.
@@ -132,12 +138,12 @@ impl AskView {
     /// Of an ask.
     #[must_use]
     pub fn of(ask: &PendingAsk) -> Self {
+        let texts =
+            |of: &[Foreign]| -> Vec<String> { of.iter().map(|of| of.raw().to_owned()).collect() };
         let part = |part: &crate::policy::Part| PartView {
-            words: part
-                .words
-                .iter()
-                .map(|word| word.raw().to_owned())
-                .collect(),
+            env: texts(&part.env),
+            words: texts(&part.words),
+            redirects: texts(&part.redirects),
             decision: part.decision.to_string(),
             rules: part.rules.clone(),
         };
@@ -476,6 +482,8 @@ mod tests {
     #[test]
     fn what_is_told_survives_a_round_trip() {
         let part = PartView {
+            env: Vec::new(),
+            redirects: Vec::new(),
             words: vec!["rm".to_owned(), "\u{202e}x".to_owned()],
             decision: "ask".to_owned(),
             rules: vec!["r".to_owned()],

@@ -94,6 +94,25 @@ pub fn files(paths: &[String]) -> Result<(), String> {
     Ok(())
 }
 
+/// The name of a policy. Whether there is one, and for this, is seen when the task is taken in.
+///
+/// # Errors
+/// What is wrong.
+pub fn policy_layer(name: &str) -> Result<(), String> {
+    let is_name = (1..=32).contains(&name.len())
+        && name
+            .bytes()
+            .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
+    if is_name {
+        Ok(())
+    } else {
+        let shown = crate::model::foreign::show(name, 40);
+        Err(format!(
+            "is no name of a policy: {shown:?}; give the NAME of a [policy.NAME]"
+        ))
+    }
+}
+
 /// A workspace is an absolute path without NUL. Whether it exists is seen when it is used.
 ///
 /// # Errors

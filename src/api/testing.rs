@@ -18,13 +18,14 @@ pub(crate) use super::session_events_tests::EVIL;
 use crate::fleet::PoolView;
 use crate::fleet::{
     AnswerError, AnswerOrder, Answered, Conversation, ConversationOrder, ConversationView, LogTail,
-    Notice, OpenError, Readiness, SlotView, Stop, TaskReport,
+    Notice, OpenError, PolicyStatus, Readiness, SlotView, Stop, TaskReport,
 };
 use crate::journal::StoredQuestion;
 use crate::model::{
     AskId, DecidedBy, Decision, Event, EventId, Foreign, PoolName, RunId, SessionId, SlotId,
     SlotState, Stamped, TaskId, TaskOutcome, TaskSpec, Usage, Verdict,
 };
+use crate::telemetry::sets::ReloadCause;
 
 #[derive(Clone)]
 pub(crate) struct FakeFleet(Arc<Inner>);
@@ -36,6 +37,7 @@ struct Inner {
     /// What an earlier start left of a run: reports, and tasks that wait.
     pub(crate) left: Mutex<HashMap<RunId, Left>>,
     pub(crate) restarts: AtomicUsize,
+    reloads: AtomicUsize,
     pub(crate) stops: Mutex<Vec<Stop>>,
     /// Tasks that hang do not even end when they are cancelled, only when killed.
     pub(crate) stubborn: AtomicBool,
@@ -63,6 +65,7 @@ pub(crate) fn spec(id: &str, prompt: &str) -> TaskSpec {
         check: None,
         files: Vec::new(),
         embed: Vec::new(),
+        policy_layer: None,
     }
 }
 
@@ -116,6 +119,7 @@ impl FakeFleet {
             runs: Mutex::default(),
             left: Mutex::default(),
             restarts: AtomicUsize::new(0),
+            reloads: AtomicUsize::new(0),
             stops: Mutex::default(),
             stubborn: AtomicBool::new(false),
             killed: CancellationToken::new(),
@@ -168,6 +172,10 @@ impl FakeFleet {
 
     pub(crate) fn print(&self, line: &str) {
         let _ = self.0.log.send(line.into());
+    }
+
+    pub(crate) fn reloads(&self) -> usize {
+        self.0.reloads.load(Ordering::SeqCst)
     }
 
     pub(crate) fn restarts(&self) -> usize {
@@ -298,6 +306,12 @@ impl Fleet for FakeFleet {
         Ok(None)
     }
 
+    async fn settled(&self) {}
+
+    fn asks_changed(&self) -> tokio::sync::watch::Receiver<u64> {
+        tokio::sync::watch::channel(0).1
+    }
+
     async fn answer(&self, order: AnswerOrder) -> Result<Answered, AnswerError> {
         Err(AnswerError::NoSuchAsk(order.ask))
     }
@@ -332,6 +346,8 @@ impl Fleet for FakeFleet {
         tokio::spawn(self.clone().work(run, tasks, sender, cancelled));
         Ok(receiver)
     }
+
+    fn bound(&self, _: &RunId, _: crate::fleet::RunBounds) {}
 
     async fn take_up(&self, run: RunId) -> Result<Continued, Refusal> {
         let left = self.0.left.lock().expect("lock").remove(&run);
@@ -388,6 +404,15 @@ impl Fleet for FakeFleet {
             backlog: vec!["first".into(), "second\u{1b}[2J".into()],
             live: self.0.log.subscribe(),
         })
+    }
+
+    fn policy_status(&self) -> PolicyStatus {
+        PolicyStatus::default()
+    }
+
+    async fn reload_policies(&self, _: ReloadCause) -> Result<usize, String> {
+        self.0.reloads.fetch_add(1, Ordering::SeqCst);
+        Err("line 3: unknown field".to_owned())
     }
 
     fn readiness(&self) -> Readiness {

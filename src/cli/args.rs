@@ -4,17 +4,19 @@
 //! commands do.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{ArgAction, Parser, Subcommand};
 
 use super::asks::AsksCommand;
 use super::audit::AuditCommand;
 use super::board::Verbosity;
+use super::config_file::{self, LoadError, Loaded};
 use super::events::EventsArgs;
 use super::exit::Exit;
 use super::policy::PolicyCommand;
 use super::report::ReportArgs;
+use super::run_bounds::BoundArgs;
 use super::walls::SandboxCommand;
 use super::{agents, overlay, script_agent, script_model};
 use crate::model::{PoolName, RunId, SessionId, SlotId};
@@ -169,7 +171,7 @@ pub struct RunArgs {
     /// Prompts, task files (an existing FILE.jsonl) or - for tasks from standard input
     ///
     /// A task is one JSON object a line: {"id", "prompt", "pool", "workspace", "attempts",
-    /// "check"}, of which "prompt" is needed.
+    /// "check", "policy_layer"}, of which "prompt" is needed.
     #[arg(
         required_unless_present = "goes_on",
         conflicts_with = "goes_on",
@@ -194,6 +196,11 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub results: Option<PathBuf>,
 
+    /// Put this [policy.NAME] (one with layer = true) on top of the pool's for each task that names
+    /// none; it can only deny and ask
+    #[arg(long, value_name = "NAME", conflicts_with = "goes_on", value_parser = layer)]
+    pub policy_layer: Option<String>,
+
     /// Let what the policy wants a person to decide wait for `marshal asks`; else it is denied
     #[arg(long)]
     pub ask: bool,
@@ -201,6 +208,31 @@ pub struct RunArgs {
     /// Work here even if a daemon holds the state directory, in a state directory of its own
     #[arg(long)]
     pub local: bool,
+
+    /// What bounds it
+    #[command(flatten)]
+    pub bounds: BoundArgs,
+}
+
+impl Command {
+    /// Loads the configuration, as far as the command needs it.
+    ///
+    /// # Errors
+    /// [`LoadError`]
+    pub fn load(&self, named: Option<&Path>, cwd: &Path) -> Result<Loaded, LoadError> {
+        match self {
+            Self::Ls
+            | Self::Logs { .. }
+            | Self::Restart { .. }
+            | Self::Asks { .. }
+            | Self::Policy { .. } => config_file::load_to_ask(named, cwd),
+            _ => config_file::load(named, cwd),
+        }
+    }
+}
+
+fn layer(name: &str) -> Result<String, String> {
+    crate::api::task_rules::policy_layer(name).map(|()| name.to_owned())
 }
 
 impl Cli {

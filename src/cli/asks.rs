@@ -284,7 +284,13 @@ fn words(part: &PartView) -> String {
             shown
         }
     };
-    let words: Vec<String> = part.words.iter().map(word).collect();
+    let words = part.env.iter().chain(&part.words).map(word);
+    // A redirect is two words: what it does, and its file.
+    let redirects = part.redirects.iter().map(|redirect| {
+        let (sign, file) = redirect.split_once(' ').unwrap_or(("", redirect));
+        format!("{} {}", safe(sign, WORD), word(&file.to_owned()))
+    });
+    let words: Vec<String> = words.chain(redirects).collect();
     words.join(" ")
 }
 
@@ -302,7 +308,7 @@ async fn answer(
     };
     let answer = Answer {
         ask: args.ask.clone(),
-        digest,
+        digest: Some(digest),
         decision,
         reason: args.reason.clone().map(Foreign::new),
         remember: args.remember,
@@ -319,9 +325,13 @@ async fn answer(
     } else {
         answered.state.as_str()
     };
-    streams
-        .err
-        .line(&format!("{}: {}", args.ask, safe(kept, NAME)));
+    let once = if answered.remember == args.remember.word() {
+        ""
+    } else {
+        "; it holds once: nothing says that the same words would do the same again, or there is no room"
+    };
+    let text = format!("{}: {}{once}", args.ask, safe(kept, NAME));
+    streams.err.line(&text);
     Ok(())
 }
 
@@ -347,6 +357,8 @@ mod tests {
             deadline_us: 90_000_000,
             more: Some(Box::new(More {
                 parts: vec![PartView {
+                    env: Vec::new(),
+                    redirects: Vec::new(),
                     words: vec![text(), String::new(), "a b".to_owned()],
                     decision: text(),
                     rules: vec![text()],

@@ -6,11 +6,12 @@ use std::ffi::OsString;
 use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use super::args::{self, Cli, Command, ConfigCommand, RunArgs};
 use super::audit;
 use super::board::Verbosity;
-use super::config_file::{self, LoadError, Loaded};
+use super::config_file::{LoadError, Loaded};
 use super::continuing;
 use super::control_client::{self, complain};
 use super::diagnostic::{self, Look};
@@ -23,6 +24,7 @@ use super::progress::Screen;
 use super::report;
 use super::results::Results;
 use super::run::{self, Job, Order};
+use super::run_bounds;
 use super::show as session;
 use super::signals::{Signal, Signals};
 use super::start::{self, Failure};
@@ -30,6 +32,7 @@ use super::state_dir::{self, StateDirError};
 use super::streams::Streams;
 use super::take;
 use super::tasks::{self, Surroundings};
+use super::trust;
 use super::{
     acp, agents, asks, config_command, overlay, policy, script_agent, script_model, up, walls,
 };
@@ -47,7 +50,7 @@ use crate::telemetry::log::{self, Form};
 #[must_use]
 pub fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
-    if let Err(why) = refuse_privilege() {
+    if let Err(why) = trust::refuse_privilege() {
         let mut streams = Streams::standard(true);
         streams.err.line(&format!("error: {why}"));
         return Exit::NotPermitted.into();
@@ -69,7 +72,9 @@ pub fn main() -> ExitCode {
     if let Command::Sandbox { command } = cli.command {
         return walls::main(command, cli.config.as_deref(), cli.json, streams);
     }
-    if let Command::Policy { command } = &cli.command {
+    if let Command::Policy { command } = &cli.command
+        && !command.is_live()
+    {
         return policy::main(command, cli.config.as_deref(), cli.json, streams);
     }
     // These start a process that must not outlive this thread, and wait for nothing else.
@@ -96,23 +101,6 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// A set-uid or capability-raised program would let its caller start children as somebody else.
-fn refuse_privilege() -> Result<(), String> {
-    use rustix::process::{getegid, geteuid, getgid, getuid};
-    if getuid() != geteuid() || getgid() != getegid() {
-        return Err("this program refuses to run set-uid or set-gid".to_owned());
-    }
-    // The attribute that setcap(8) writes.
-    // Its longest form has 24 bytes; one that does not fit is there too.
-    let mut value = [0_u8; 64];
-    match rustix::fs::getxattr("/proc/self/exe", "security.capability", &mut value[..]) {
-        Ok(1..) | Err(rustix::io::Errno::RANGE) => {
-            Err("this program refuses to run with file capabilities".to_owned())
-        }
-        Ok(0) | Err(_) => Ok(()),
-    }
-}
-
 async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
     if let Command::Config {
         command: ConfigCommand::Schema,
@@ -132,7 +120,7 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
     if let Command::Agents(args) = cli.command {
         return agents::run(args, cli.json, &directory, streams).await;
     }
-    let loaded = match config_file::load(cli.config.as_deref(), &directory) {
+    let loaded = match cli.command.load(cli.config.as_deref(), &directory) {
         Ok(loaded) => loaded,
         Err(error) => return faulty(&error, cli.json, &mut streams),
     };
@@ -175,6 +163,10 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
             Ok(state) => asks::run(&state, command, cli.json, &mut streams).await,
             Err(exit) => exit,
         },
+        Command::Policy { command } => match find_state(&loaded.config, &mut streams) {
+            Ok(state) => policy::live(command, &state, cli.json, &mut streams).await,
+            Err(exit) => exit,
+        },
         Command::Show { session: name } => match find_state(&loaded.config, &mut streams) {
             Ok(state) => session::show(&state, name, cli.json, &mut streams),
             Err(exit) => exit,
@@ -187,7 +179,6 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
         // Taken before the runtime, or before the configuration.
         Command::ScriptAgent(_)
         | Command::Sandbox { .. }
-        | Command::Policy { .. }
         | Command::ScriptModel(_)
         | Command::Diff(_)
         | Command::Apply(_)
@@ -302,6 +293,13 @@ async fn run(
             return Exit::Usage;
         }
     };
+    let bounds = match args.bounds.bounds() {
+        Ok(bounds) => bounds,
+        Err(error) => {
+            streams.err.line(&format!("error: {error}"));
+            return Exit::Usage;
+        }
+    };
     let results = match args.results.as_deref().map(Results::open).transpose() {
         Ok(results) => results,
         Err(error) => {
@@ -322,9 +320,14 @@ async fn run(
             streams.err.line(&format!("note: {note}"));
         }
     }
+    // Also where little is said: nobody may see the bill before the morning.
+    for warning in run_bounds::warnings(&loaded.config, &job, &bounds) {
+        streams.err.line(&warning);
+    }
     let is_new = matches!(job, Job::New(_));
     let order = Order {
         job,
+        bounds,
         results,
         json: cli.json,
         verbosity: if cli.json {
@@ -372,7 +375,11 @@ fn job(
         directory,
         stdin: &mut std::io::stdin(),
     };
-    let tasks = tasks::read(&args.tasks, around).map_err(|error| error.to_string())?;
+    let mut tasks = tasks::read(&args.tasks, around).map_err(|error| error.to_string())?;
+    for spec in &mut tasks.specs {
+        let layer = spec.policy_layer.take();
+        spec.policy_layer = layer.or_else(|| args.policy_layer.clone());
+    }
     Ok((Job::New(tasks.specs), tasks.notes))
 }
 
@@ -405,7 +412,8 @@ async fn run_here(
     };
     let metrics = started.metrics.clone();
     let tokens = doors::tokens(started.state.path(), &mut streams.err);
-    let doors = Doors::open(&started.fleet, Role::Run, http, control, metrics, tokens);
+    let (fleet, runs) = (&started.fleet, Arc::default());
+    let doors = Doors::open(fleet, Role::Run, http, control, metrics, tokens, runs);
     let exit = run::here(started.fleet.clone(), order, streams, signals).await;
     doors.close().await;
     finish(started, exit, signals).await
@@ -442,8 +450,10 @@ async fn daemon(cli: &Cli, loaded: Loaded, mut streams: Streams) -> Exit {
     };
     let metrics = started.metrics.clone();
     let tokens = doors::tokens(started.state.path(), &mut streams.err);
-    let doors = Doors::open(&started.fleet, Role::Daemon, http, control, metrics, tokens);
+    // Before the doors are open: whoever asks for one of these is not told that it is not here.
     let unfinished = up::unfinished(&started.journal);
+    let (fleet, runs) = (&started.fleet, Arc::new(up::awaited(&unfinished)));
+    let doors = Doors::open(fleet, Role::Daemon, http, control, metrics, tokens, runs);
     if !unfinished.is_empty() {
         let count = unfinished.len();
         let text = format!("going on with unfinished runs: {count}");
@@ -503,7 +513,8 @@ async fn editor(cli: &Cli, pool: &PoolName, loaded: Loaded, mut streams: Streams
     };
     let metrics = started.metrics.clone();
     let tokens = doors::tokens(started.state.path(), &mut streams.err);
-    let doors = Doors::open(&started.fleet, Role::Editor, http, control, metrics, tokens);
+    let (fleet, runs) = (&started.fleet, Arc::default());
+    let doors = Doors::open(fleet, Role::Editor, http, control, metrics, tokens, runs);
     let exit = front(place, &mut signals).await;
     started.fleet.cancel_all();
     let second = run::stop(&started.fleet, &mut signals).await;

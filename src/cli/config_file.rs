@@ -75,6 +75,16 @@ pub enum LoadError {
 /// No file, a file of somebody else, or its faults, those that only the file system shows
 /// included.
 pub fn load(named: Option<&Path>, cwd: &Path) -> Result<Loaded, LoadError> {
+    let loaded = load_to_ask(named, cwd)?;
+    check_policies(&loaded.config).map_err(Box::new)?;
+    Ok(loaded)
+}
+
+/// The same for whoever asks a supervisor that runs: the files of policies are not looked at.
+///
+/// # Errors
+/// [`LoadError`]
+pub fn load_to_ask(named: Option<&Path>, cwd: &Path) -> Result<Loaded, LoadError> {
     let found = cwd.join(NAME);
     let (path, source) = match named {
         Some(path) => (cwd.join(path), Source::Named as fn(PathBuf) -> Source),
@@ -149,6 +159,17 @@ fn check_files(config: &Config, origin: &Origin) -> Result<(), ConfigErrors> {
             }
         }
     }
+    if faults.is_empty() {
+        Ok(())
+    } else {
+        Err(config.places.refuse(faults))
+    }
+}
+
+/// The same of the files of policies. Whoever only asks a supervisor that runs needs none of them: it
+/// has its own, and is asked what is wrong with these.
+fn check_policies(config: &Config) -> Result<(), ConfigErrors> {
+    let mut faults = Vec::new();
     for (name, file) in &config.policies {
         if let Err(error) = open_trusted(file) {
             let message = match error {

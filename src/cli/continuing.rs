@@ -139,6 +139,7 @@ mod tests {
                         check: None,
                         files: Vec::new(),
                         embed: Vec::new(),
+                        policy_layer: None,
                     },
                     pool: PoolName::new("demo").expect("name"),
                     at_us,

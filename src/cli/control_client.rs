@@ -11,10 +11,12 @@ use super::streams::Streams;
 use crate::api::asks::AskRequest;
 use crate::api::control::{LineError, Lines, connect};
 use crate::api::listing::Listing;
+use crate::api::policies::PolicyStatusView;
 use crate::api::reply::{self, ConversationLine, Reply, Role};
 use crate::api::request::{self, Code, Failure, Request};
 use crate::api::view::{self, LogItem};
 use crate::api::watch::Item;
+use crate::fleet::RunBounds;
 use crate::limits;
 use crate::model::foreign::show;
 use crate::model::{Foreign, PoolName, RunId, SessionId, SlotId, TaskSpec};
@@ -64,7 +66,8 @@ impl ClientError {
                 | Code::BadDirectory => Exit::Usage,
                 Code::Busy | Code::Stopping | Code::NoDaemon => Exit::NoDaemon,
                 Code::Refused | Code::NoSlot | Code::Taken => Exit::CannotStart,
-                Code::AskOver
+                Code::BadPolicy
+                | Code::AskOver
                 | Code::BadJson
                 | Code::BadRequest
                 | Code::BadVersion
@@ -162,7 +165,23 @@ impl Client {
     /// # Errors
     /// [`ClientError`]; nothing was taken in then.
     pub async fn submit(&mut self, tasks: Vec<TaskSpec>) -> Result<RunId, ClientError> {
-        let request = Request::Submit { tasks, watch: true };
+        self.submit_within(tasks, RunBounds::default()).await
+    }
+
+    /// The same of a run with bounds.
+    ///
+    /// # Errors
+    /// [`ClientError`]; nothing was taken in then.
+    pub async fn submit_within(
+        &mut self,
+        tasks: Vec<TaskSpec>,
+        bounds: RunBounds,
+    ) -> Result<RunId, ClientError> {
+        let request = Request::Submit {
+            tasks,
+            watch: true,
+            bounds,
+        };
         match self.ask(&request).await? {
             Reply::Submitted { run, .. } => Ok(run),
             _ => Err(unexpected()),
@@ -211,6 +230,22 @@ impl Client {
     /// [`ClientError`].
     pub async fn asks(&mut self, asked: AskRequest) -> Result<Reply, ClientError> {
         self.ask(&Request::Asks(asked)).await
+    }
+
+    /// What judges each pool; with `reload` after reading the policies again.
+    ///
+    /// # Errors
+    /// [`ClientError`], also for policies that are faulty: the older ones stay then.
+    pub async fn policies(&mut self, reload: bool) -> Result<PolicyStatusView, ClientError> {
+        let request = if reload {
+            Request::Reload
+        } else {
+            Request::Policies
+        };
+        match self.ask(&request).await? {
+            Reply::Policies(status) => Ok(*status),
+            _ => Err(unexpected()),
+        }
     }
 
     /// Opens a conversation, or loads one: the connection is the conversation's then.

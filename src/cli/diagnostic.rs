@@ -212,7 +212,7 @@ mod tests {
     #[test]
     fn words_of_later_versions_are_shown_as_such() {
         insta::assert_snapshot!(plain(
-            "[pool.demo]\nagent = \"script\"\nlauncher = \"pty\"\ndelegates = [\"--resume\", \"{session}\"]\n"
+            "[pool.demo]\nagent = \"script\"\nlauncher = \"pty\"\n[remote]\n"
         ));
     }
 

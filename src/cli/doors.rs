@@ -2,6 +2,8 @@
 //!
 //! Owns what a taken address means for `run` and for `up`. Must not know what is served.
 
+use std::fs::File;
+use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -12,11 +14,12 @@ use tokio_util::task::TaskTracker;
 
 use super::exit::Exit;
 use super::streams::Output;
+use super::trust::{OpenError, open_trusted, why};
 use crate::api::Fleet;
-use crate::api::ask_pages::{self, Tokens};
-use crate::api::control;
 use crate::api::http::{self, Pages, Render};
 use crate::api::reply::Role;
+use crate::api::tokens::{self, Tokens};
+use crate::api::{ask_pages, control, policy_pages};
 
 /// Listens on the configured address. A port of 0 is the system's choice, which is printed. If
 /// the address cannot be had, `run` says so and goes on without it, and `up` cannot start.
@@ -48,14 +51,25 @@ pub async fn listen(
 
 /// The tokens of a state directory. Without them the asks are not served, which is said.
 pub fn tokens(state: &Path, err: &mut Output) -> Option<Tokens> {
-    Tokens::of(state)
+    Tokens::of(state, open_token)
         .inspect_err(|error| {
-            let name = ask_pages::TOKEN_FILE;
+            let name = tokens::TOKEN_FILE;
             err.line(&format!(
                 "note: cannot write {name}: {error}; going on without /asks"
             ));
         })
         .ok()
+}
+
+/// Whoever can put a token there can answer: its file is trusted like one that is code.
+fn open_token(path: &Path) -> Result<Option<File>, String> {
+    let path = std::path::absolute(path).map_err(|error| error.to_string())?;
+    match open_trusted(&path) {
+        Ok(file) => Ok(Some(file)),
+        Err(OpenError::Read(error)) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(OpenError::Read(error)) => Err(format!("it cannot be opened: {}", why(&error))),
+        Err(OpenError::Untrusted(error)) => Err(error.to_string()),
+    }
 }
 
 /// Open doors. They close with [`Doors::close`].
@@ -68,8 +82,7 @@ pub struct Doors {
 
 impl Doors {
     /// Serves what was bound. `metrics` renders the page of `/metrics`; without `tokens` there are no
-    /// pages of asks. Must be called inside a
-    /// runtime.
+    /// pages of asks. `runs` are those that clients may watch. Must be called inside a runtime.
     #[must_use]
     pub fn open<F: Fleet>(
         fleet: &F,
@@ -78,17 +91,18 @@ impl Doors {
         control: control::Listener,
         metrics: Render,
         tokens: Option<Tokens>,
+        runs: Arc<control::Runs>,
     ) -> Self {
         let stop = CancellationToken::new();
         let serving = TaskTracker::new();
-        let runs = Arc::new(control::Runs::default());
         if let Some(http) = http {
             let asked = fleet.clone();
             let pages = Pages {
                 metrics,
                 ready: Arc::new(move || asked.readiness()),
                 asks: tokens.map_or_else(Router::new, |tokens| {
-                    ask_pages::router(fleet.clone(), tokens)
+                    let policies = policy_pages::router(fleet.clone(), tokens.clone());
+                    ask_pages::router(fleet.clone(), tokens, stop.clone()).merge(policies)
                 }),
             };
             serving.spawn(http::serve(

@@ -4,73 +4,178 @@
 //! judged by them.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use sha2::{Digest as _, Sha256};
 
-use super::trust;
-use crate::config::{Config, ConfigErrors, Extractor as ExtractorRef};
-use crate::fleet::LoadedPolicy;
+use super::{own_cases, trust};
+use crate::config::{Config, ConfigErrors, Extractor as ExtractorRef, writes_in_place};
+use crate::fleet::{LoadedPolicy, Policies, PolicyReader, Reading, leads_into};
 use crate::limits;
 use crate::policy::extract::Extractor;
-use crate::policy::{LayerText, Policy};
+use crate::policy::{Find, LayerText, Policy};
 
-/// Reads every policy that a pool names, each once.
+/// The files that were looked for, for whoever watches them.
+type Seen = RefCell<BTreeSet<PathBuf>>;
+
+/// Reads and checks every policy that a pool uses, each once: those that decide, shadows, and the
+/// layers that a session may put on top.
 ///
 /// # Errors
 /// Everything that is wrong with them, and every pool that lacks the guard without saying so.
-pub(super) fn policies(
-    config: &Config,
-) -> Result<BTreeMap<String, LoadedPolicy>, Box<ConfigErrors>> {
-    let mut loaded: BTreeMap<String, LoadedPolicy> = BTreeMap::new();
+pub(super) fn policies(config: &Config) -> Result<Policies, Box<ConfigErrors>> {
+    read(config, &Seen::default())
+}
+
+/// The same as often as it is wanted, of the same configuration.
+pub(super) fn reader(config: &Config) -> PolicyReader {
+    let config = config.clone();
+    PolicyReader::new(move || {
+        let seen = Seen::default();
+        let policies = read(&config, &seen).map_err(|errors| told(&errors));
+        Reading {
+            policies,
+            files: seen.into_inner(),
+        }
+    })
+}
+
+/// Every fault on one line.
+fn told(errors: &ConfigErrors) -> String {
+    errors.to_string().replace('\n', "; ")
+}
+
+fn read(config: &Config, seen: &Seen) -> Result<Policies, Box<ConfigErrors>> {
+    let mut all = Policies::default();
     let mut faults = Vec::new();
+    let mut failed: BTreeSet<&str> = BTreeSet::new();
     for pool in &config.pools {
-        let key = format!("pool.{}.policy", pool.name);
-        let has_guard = match loaded.get(&pool.policy) {
-            Some(known) => known.policy.has_guard(),
-            None => match policy(config, &pool.policy) {
-                Ok(policy) => {
-                    let has_guard = policy.policy.has_guard();
-                    loaded.insert(pool.policy.clone(), policy);
-                    has_guard
-                }
+        let decides = Some(("policy", &pool.policy));
+        let shadow = pool
+            .shadow_policy
+            .as_ref()
+            .map(|name| ("shadow_policy", name));
+        for (key, name) in decides.into_iter().chain(shadow) {
+            if all.by_name.contains_key(name) || failed.contains(name.as_str()) {
+                continue;
+            }
+            match checked(config, name, None, seen) {
+                Ok(loaded) => drop(all.by_name.insert(name.clone(), loaded)),
                 Err(why) => {
-                    faults.push((key, why, None));
-                    continue;
+                    failed.insert(name);
+                    faults.push((format!("pool.{}.{key}", pool.name), why, None));
                 }
-            },
+            }
+        }
+        let Some(loaded) = all.by_name.get(&pool.policy) else {
+            continue;
         };
         // A pool's own choice: that another pool does without the guard says nothing of this one.
-        if !has_guard && !pool.guard_off {
+        if !loaded.policy.has_guard() && !pool.guard_off {
+            let help = "add extends = [\"builtin:guard\"] to it, or guard_off = true to the pool";
             faults.push((
-                key,
+                format!("pool.{}.policy", pool.name),
                 format!("policy {:?} does not extend builtin:guard", pool.policy),
-                Some(
-                    "add extends = [\"builtin:guard\"] to it, or guard_off = true to the pool"
-                        .to_owned(),
-                ),
+                Some(help.to_owned()),
             ));
+        }
+        for layer in &config.policy_uses.layers {
+            let names = (pool.policy.clone(), layer.clone());
+            if all.layered.contains_key(&names) || failed.contains(layer.as_str()) {
+                continue;
+            }
+            match checked(config, &pool.policy, Some(layer), seen) {
+                Ok(loaded) => drop(all.layered.insert(names, loaded)),
+                Err(why) => {
+                    failed.insert(layer);
+                    faults.push((format!("policy.{layer}.layer"), why, None));
+                }
+            }
         }
     }
     if faults.is_empty() {
-        Ok(loaded)
+        Ok(all)
     } else {
         Err(Box::new(config.places.refuse(faults)))
     }
 }
 
+/// A policy as it may come into force: read, no agent's to write, and right about its own cases.
+fn checked(
+    config: &Config,
+    name: &str,
+    layer: Option<&str>,
+    seen: &Seen,
+) -> Result<LoadedPolicy, String> {
+    let loaded = joined(config, name, layer, seen)?;
+    for file in &loaded.files {
+        stays_outside(config, file)?;
+    }
+    // A layer is tried with what it lies on: alone it is no policy.
+    let tested = layer.unwrap_or(name);
+    if let Some(dir) = config.policy_uses.test_dirs.get(tested) {
+        own_cases::pass(&loaded, dir, seen)?;
+    }
+    Ok(loaded)
+}
+
+/// No agent may write what decides about it: the file, all links followed, must not lie in a workspace
+/// that its pool's agent changes in place.
+fn stays_outside(config: &Config, file: &Path) -> Result<(), String> {
+    for pool in &config.pools {
+        let Some(workspace) = writes_in_place(pool).filter(|_| pool.launcher.has_walls()) else {
+            continue;
+        };
+        if leads_into(file, workspace) {
+            return Err(format!(
+                "{} lies in the workspace of pool {}, whose agent could write it: move it out of there",
+                trust::shown(file),
+                pool.name
+            ));
+        }
+    }
+    Ok(())
+}
+
 /// A policy with the digest of every text that it was made of: its own, which gives the file's
 /// plain SHA-256 if it extends no file and there is no site's policy below it, then the files that it
-/// extends with their names, in the order in which they are read, then the site's in the same way.
-/// Built-in texts that it extends go with the program's version.
-pub(super) fn policy(config: &Config, name: &str) -> Result<LoadedPolicy, String> {
-    let own = source(config, name)?;
+/// extends with their names, in the order in which they are read, then the site's in the same way,
+/// then that of the layer on top. Built-in texts that it extends go with the program's version.
+pub(super) fn policy(
+    config: &Config,
+    name: &str,
+    layer: Option<&str>,
+) -> Result<LoadedPolicy, String> {
+    joined(config, name, layer, &Seen::default())
+}
+
+fn joined(
+    config: &Config,
+    name: &str,
+    layer: Option<&str>,
+    seen: &Seen,
+) -> Result<LoadedPolicy, String> {
+    let files = Seen::default();
+    let read = |path: &Path| {
+        seen.borrow_mut().insert(path.to_owned());
+        files.borrow_mut().insert(path.to_owned());
+        read_policy(path)
+    };
+    let own = source_by(config, name, &read)?;
     let site = config.site_policy.as_deref().filter(|site| *site != name);
-    let site = site.map(|site| source(config, site)).transpose()?;
-    layered(&own, site.as_ref(), &|path| read_policy(path))
+    let site = site
+        .map(|site| source_by(config, site, &read))
+        .transpose()?;
+    let layer = layer.filter(|layer| *layer != name);
+    let top = layer
+        .map(|layer| source_by(config, layer, &read))
+        .transpose()?;
+    let mut loaded = layered(&own, site.as_ref(), top.as_ref(), &read)?;
+    loaded.files = files.into_inner().into_iter().collect();
+    Ok(loaded)
 }
 
 /// The policy of a file, without a site's below it; `read` gives its text and those of the files that
@@ -85,12 +190,13 @@ pub(super) fn of_file(
         text: read(path)?,
         directory: path.parent().unwrap_or(Path::new("/")).to_owned(),
     };
-    layered(&own, None, read)
+    layered(&own, None, None, read)
 }
 
 fn layered(
     own: &Source,
     site: Option<&Source>,
+    top: Option<&Source>,
     read: &dyn Fn(&Path) -> Result<String, String>,
 ) -> Result<LoadedPolicy, String> {
     let digest = RefCell::new(Sha256::new());
@@ -103,33 +209,42 @@ fn layered(
         }
         Ok(text)
     };
+    let nothing = PathBuf::new();
+    let directory = |of: Option<&Source>| of.map_or(&nothing, |of| &of.directory).clone();
+    let (site_dir, top_dir) = (directory(site), directory(top));
     let find_own = |file: &str| find(&own.directory, file);
-    let find_site = |file: &str| match site {
-        Some(site) => find(&site.directory, file),
-        None => Err("there is no site's policy".to_owned()),
+    let find_site = |file: &str| find(&site_dir, file);
+    let find_top = |file: &str| find(&top_dir, file);
+    let note = |kind: &str, source: &Source| {
+        for piece in [kind, &source.text] {
+            digest.borrow_mut().update(piece.as_bytes());
+        }
     };
     let mut layers = Vec::new();
     if let Some(site) = site {
-        for piece in ["\0site\0", &site.text] {
-            digest.borrow_mut().update(piece.as_bytes());
-        }
-        layers.push(LayerText {
-            name: &site.name,
-            text: &site.text,
-            find: &find_site,
-        });
+        note("\0site\0", site);
+        layers.push(site.layer(&find_site));
     }
-    layers.push(LayerText {
-        name: &own.name,
-        text: &own.text,
-        find: &find_own,
-    });
-    let policy = Policy::load_layers(&layers).map_err(|error| error.to_string())?;
+    layers.push(own.layer(&find_own));
+    if let Some(top) = top {
+        let layer = top.layer(&find_top);
+        crate::policy::check_layer(&layer).map_err(|error| error.to_string())?;
+        note("\0layer\0", top);
+        layers.push(layer);
+    }
+    let mut policy = Policy::load_layers(&layers).map_err(|error| error.to_string())?;
+    if top.is_some() {
+        let below = Policy::load_layers(&layers[..layers.len() - 1]);
+        let below = below.map_err(|error| error.to_string())?;
+        let name = format!("{}+{}", below.name(), policy.name());
+        policy = policy.renamed(name);
+    }
     drop(layers);
     let sha256 = hexadecimal(&digest.borrow().clone().finalize());
     Ok(LoadedPolicy {
         policy: Arc::new(policy),
         sha256,
+        files: Vec::new(),
     })
 }
 
@@ -140,12 +255,30 @@ pub(super) struct Source {
     pub(super) directory: PathBuf,
 }
 
+impl Source {
+    fn layer<'l>(&'l self, find: &'l Find<'l>) -> LayerText<'l> {
+        LayerText {
+            name: &self.name,
+            text: &self.text,
+            find,
+        }
+    }
+}
+
 /// The text of a policy of the configuration, or of one that is built in.
 pub(super) fn source(config: &Config, name: &str) -> Result<Source, String> {
+    source_by(config, name, &|path| read_policy(path))
+}
+
+fn source_by(
+    config: &Config,
+    name: &str,
+    read: &dyn Fn(&Path) -> Result<String, String>,
+) -> Result<Source, String> {
     if let Some(path) = config.policies.get(name) {
         return Ok(Source {
             name: name.to_owned(),
-            text: read_policy(path)?,
+            text: read(path)?,
             directory: path.parent().unwrap_or(Path::new("/")).to_owned(),
         });
     }
@@ -251,7 +384,7 @@ mod tests {
         );
         assert!(!shown.contains("pool.a.policy"), "{shown}");
         let loaded = policies(&config(&dir, &format!("{file}{off}"))).expect("by its own word");
-        assert_eq!(loaded.len(), 1);
+        assert_eq!(loaded.by_name.len(), 1);
     }
 
     #[test]
@@ -280,15 +413,15 @@ mod tests {
             cwd: None,
         };
         for name in ["bare", "developer"] {
-            let policy = &loaded[name].policy;
+            let policy = &loaded.by_name[name].policy;
             let judged = policy.decide(&request, &crate::model::Claimed::default(), &at);
             assert_eq!(judged.rules, ["no-ls"], "{name}");
             assert_ne!(policy.name(), "corp");
         }
-        let before = loaded["developer"].sha256.clone();
+        let before = loaded.by_name["developer"].sha256.clone();
         fs::write(dir.join("corp.toml"), format!("{site}# changed\n")).expect("written");
         let again = policies(&config(&dir, &text)).expect("loaded");
-        assert_ne!(before, again["developer"].sha256);
+        assert_ne!(before, again.by_name["developer"].sha256);
     }
 
     #[test]
@@ -299,7 +432,7 @@ mod tests {
         let text = format!("{file}{}", pool("a", "guard_off = true"));
         let digest = || {
             let loaded = policies(&config(&dir, &text)).expect("loaded");
-            loaded["bare"].sha256.clone()
+            loaded.by_name["bare"].sha256.clone()
         };
         fs::write(dir.join("bare.toml"), BARE).expect("written");
         assert_eq!(digest(), hexadecimal(&Sha256::digest(BARE)));

@@ -4,13 +4,15 @@
 //! journal beside whatever runs, and judges what was denied again only to say what would have
 //! allowed it.
 
+mod spent;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde_json::{Value, json};
 
 use super::audit::now_us;
-use super::audit::record::Line;
+use super::audit::record::{Line, value};
 use super::event_text::time;
 use super::events::{PastError, open};
 use super::exit::Exit;
@@ -22,10 +24,11 @@ use super::since::Since;
 use super::streams::Streams;
 use crate::config::Config;
 use crate::journal::codec::read_report;
-use crate::journal::{AuditQuery, Crashes, Reader, StoredTask, Waiting};
+use crate::journal::{AuditQuery, Crashes, Reader, StoredQuestion, StoredSpent, StoredTask};
 use crate::limits;
 use crate::model::Decision;
 use crate::model::foreign::show;
+use crate::policy::Request;
 use crate::policy::learn::proposals;
 
 /// Columns of a foreign word, and of a sentence.
@@ -74,10 +77,11 @@ struct Page {
     input: u64,
     output: u64,
     costs: BTreeMap<String, f64>,
+    spent: BTreeMap<String, StoredSpent>,
     verdicts: BTreeMap<(String, String), usize>,
     denied: Vec<(Denied, Advice)>,
     crashes: Vec<Crashes>,
-    waiting: Vec<Waiting>,
+    waiting: Vec<StoredQuestion>,
     parked: Vec<(String, String, i64)>,
     rows: Vec<Row>,
     more_rows: usize,
@@ -133,8 +137,12 @@ fn page(
     for (amount, currency) in reader.costs_since(since_us)? {
         *page.costs.entry(currency.show(WORD)).or_default() += amount;
     }
+    page.spent = reader.spent_since(since_us)?;
     page.crashes = reader.crashes_since(since_us)?;
-    page.waiting = reader.waiting(limits::REPORT_ROWS)?;
+    page.waiting = reader.questions(false, limits::QUESTIONS_LISTED)?;
+    // Of a supervisor that is gone some may be open whose time is over: the next start ends them.
+    page.waiting.retain(|ask| ask.deadline_us > now_us());
+    page.waiting.truncate(limits::REPORT_ROWS);
     for park in reader.parks()? {
         page.parked
             .push((park.slot.to_string(), park.reason, park.at_us));
@@ -300,7 +308,19 @@ fn advise(line: &Line, tables: Option<&Tables>, known: &BTreeMap<String, Chosen>
             return Advice::Rule(proposal.toml(&id));
         }
     }
-    none("no single rule would have")
+    none(unproposed(&past.request))
+}
+
+/// Why no rule is proposed for a request that one might allow.
+const fn unproposed(request: &Request) -> &'static str {
+    match request {
+        Request::Move { .. } => "rules for moving files are not proposed: a person writes them",
+        Request::Mcp { .. } => {
+            "rules for tools of MCP servers are not proposed: a person writes them"
+        }
+        Request::Unknown { .. } => "no rule can: the tool is in no table",
+        _ => "no single rule would have",
+    }
 }
 
 fn document(page: &Page) -> Value {
@@ -314,7 +334,7 @@ fn document(page: &Page) -> Value {
             };
             json!({
                 "count": kind.count, "tool": kind.tool, "about": kind.about, "by": kind.by,
-                "rules": kind.rules, "last_input": kind.line.input, "last_reason": kind.line.reason,
+                "rules": kind.rules, "last_input": value(kind.line.input.as_deref()), "last_reason": kind.line.reason,
                 "would_allow": rule, "no_rule_because": why,
             })
         })
@@ -336,8 +356,11 @@ fn document(page: &Page) -> Value {
         .iter()
         .map(|w| {
             json!({
-                "ask": w.id, "session": w.session, "pool": w.pool, "tool": w.tool.raw(),
-                "input": w.input.as_ref().map(crate::model::Foreign::raw), "asked_at_us": w.asked_at_us,
+                "ask": w.ask.as_str(), "session": w.session.as_str(), "pool": w.pool.as_str(),
+                "tool": w.tool.raw(), "state": w.state.word(), "times": w.times,
+                "answered": w.answer.as_ref().map(|answer| answer.decision.word()),
+                "input": w.input.as_ref().map(crate::model::Foreign::raw),
+                "asked_at_us": w.asked_at_us, "deadline_us": w.deadline_us,
             })
         })
         .collect();
@@ -360,6 +383,7 @@ fn document(page: &Page) -> Value {
         "since": time(page.since_us), "outcomes": page.outcomes, "open": page.open,
         "attempts": page.attempts, "retried": page.retried, "restarts": page.restarts,
         "tokens": {"input": page.input, "output": page.output}, "costs": page.costs,
+        "spent": spent::document(&page.spent),
         "verdicts": verdicts, "denied": denied, "crashes": crashes, "waiting": waiting,
         "parked": parked, "tasks": rows, "more_tasks": page.more_rows,
     })
@@ -392,6 +416,7 @@ fn tell(page: &Page, streams: &mut Streams) {
         "COST       {cost} (as agents say); {} tokens in, {} out",
         page.input, page.output
     ));
+    spent::tell(&page.spent, &mut lines);
     lines.push(format!(
         "RETRIES    {} attempts, {} tasks more than once, {} restarts",
         page.attempts, page.retried, page.restarts
@@ -463,12 +488,17 @@ fn waits(page: &Page, lines: &mut Vec<String>) {
             .input
             .as_ref()
             .map_or(String::new(), |input| input.show(SENTENCE));
+        let answer = ask.answer.as_ref().map_or(String::new(), |answer| {
+            format!(", {} by {}", answer.decision, show(&answer.approver, WORD))
+        });
         lines.push(format!(
-            "  since {}  request {} of {} ({}): {} {input}",
+            "  since {}  ask {} of {} ({}; {}{answer}; until {}): {} {input}",
             time(ask.asked_at_us),
-            show(&ask.id, 128),
-            show(&ask.session, 128),
-            show(&ask.pool, WORD),
+            show(ask.ask.as_str(), 128),
+            show(ask.session.as_str(), 128),
+            ask.pool,
+            ask.state,
+            time(ask.deadline_us),
             ask.tool.show(WORD)
         ));
     }
@@ -517,5 +547,30 @@ fn trees(page: &Page, lines: &mut Vec<String>) {
     let more = page.rows.len().saturating_sub(limits::REPORT_ROWS) + page.more_rows;
     if more > 0 {
         lines.push(format!("  and {more} more; --json has all of them"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Foreign;
+
+    #[test]
+    fn what_is_not_proposed_is_not_called_impossible() {
+        let ends = || vec!["a".to_owned()];
+        let (from, to) = (ends(), ends());
+        let moved = unproposed(&Request::Move { from, to });
+        let called = unproposed(&Request::Mcp {
+            server: Foreign::from("s"),
+            name: Foreign::from("n"),
+            arguments: Value::Null,
+        });
+        for why in [moved, called] {
+            assert!(why.contains("not proposed"), "{why}");
+        }
+        assert_eq!(
+            unproposed(&Request::Write { paths: ends() }),
+            "no single rule would have"
+        );
     }
 }

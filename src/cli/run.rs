@@ -25,7 +25,7 @@ use super::streams::Streams;
 use super::table;
 use crate::api::watch::{Item, Ledger, RunStream, new_run};
 use crate::api::{Fleet, Refusal, view};
-use crate::fleet::{Stop, TaskReport};
+use crate::fleet::{RunBounds, Stop, TaskReport};
 use crate::limits;
 use crate::model::{RunId, TaskId, TaskOutcome, TaskSpec};
 
@@ -34,6 +34,8 @@ use crate::model::{RunId, TaskId, TaskOutcome, TaskSpec};
 pub struct Order {
     /// What is worked.
     pub job: Job,
+    /// What bounds it.
+    pub bounds: RunBounds,
     /// Where results go beside the table.
     pub results: Option<Results>,
     /// Everything as JSON Lines on standard output, instead of progress and table.
@@ -75,7 +77,7 @@ pub async fn here<F: Fleet>(
     mut streams: Streams,
     signals: &mut Signals,
 ) -> Exit {
-    let taken = unless_signalled(take_in(&fleet, &order.job), signals).await;
+    let taken = unless_signalled(take_in(&fleet, &order.job, order.bounds), signals).await;
     let exit = match taken {
         Ok(Ok(stream)) => {
             let run = stream.run().clone();
@@ -137,16 +139,20 @@ pub(super) async fn unless_insisted<T>(
     }
 }
 
-async fn take_in<F: Fleet>(fleet: &F, job: &Job) -> Result<RunStream, Refusal> {
+async fn take_in<F: Fleet>(fleet: &F, job: &Job, bounds: RunBounds) -> Result<RunStream, Refusal> {
     // Before the tasks, so that nothing of them is missed.
     let notices = fleet.watch();
     let ledger = match job {
         Job::New(tasks) => {
             let run = new_run().map_err(|error| Refusal::Fleet(error.to_string()))?;
+            fleet.bound(&run, bounds);
             let reports = fleet.submit(run.clone(), "run", tasks.clone()).await?;
             Ledger::collect(run, tasks.len(), reports)
         }
-        Job::Continue { run, .. } => take_up(fleet, run.clone()).await?,
+        Job::Continue { run, .. } => {
+            fleet.bound(run, bounds);
+            take_up(fleet, run.clone()).await?
+        }
     };
     Ok(RunStream::new(notices, ledger, fleet.history()))
 }
@@ -197,9 +203,16 @@ pub async fn there(
     mut streams: Streams,
     signals: &mut Signals,
 ) -> Exit {
+    if let (Job::Continue { run, .. }, true) = (&order.job, order.bounds.is_set()) {
+        let text = format!(
+            "error: the daemon goes on with run {run} under the bounds that it began with: leave out --until, --max-cost and --jobs"
+        );
+        streams.err.line(&text);
+        return Exit::Usage;
+    }
     let asked = async {
         match &order.job {
-            Job::New(tasks) => client.submit(tasks.clone()).await,
+            Job::New(tasks) => client.submit_within(tasks.clone(), order.bounds).await,
             Job::Continue { run, .. } => client.watch(run.clone()).await.map(|()| run.clone()),
         }
     };

@@ -50,6 +50,7 @@ impl Setting {
 
     fn order(&self, tasks: Vec<TaskSpec>) -> Order {
         Order {
+            bounds: crate::fleet::RunBounds::default(),
             job: Job::New(tasks),
             results: Some(Results::open(&self.dir.path().join("out.jsonl")).expect("opened")),
             json: self.json,

@@ -4,14 +4,18 @@
 //! A secret's file is one that nobody but root and the caller can change and that not everybody can
 //! read. Must not know who gets the values; no value is part of any message.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::io::Read as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use super::trust::{OpenError, open_trusted, shown, why};
-use crate::config::{Authorities, Config, ConfigErrors, Route, Secret, SecretSource};
+use crate::config::{
+    Authorities, Config, ConfigErrors, HookTo, Route, Secret, SecretSource, is_secretive,
+};
 use crate::limits;
+use crate::policy::Mask;
 
 /// Gives every secret of the configuration its value. `env` reads the environment.
 ///
@@ -28,6 +32,25 @@ pub fn read(
                 let key = format!("pool.{}.env.set.{name}", pool.name);
                 faults.push((key, message, None));
             }
+        }
+    }
+    for hook in &mut config.hooks {
+        let signs = format!("hook.{}.secret", hook.name);
+        for (key, secret) in hook.secrets() {
+            let mut given = give(secret, &env);
+            if key == signs {
+                given = given.and_then(|()| can_sign(secret));
+            }
+            if let Err(message) = given {
+                faults.push((key, message, None));
+            }
+        }
+        let ca_key = format!("hook.{}.ca", hook.name);
+        if let HookTo::Address(to) = &mut hook.to
+            && let Some(ca) = &mut to.ca
+            && let Err(message) = read_authorities(ca)
+        {
+            faults.push((ca_key, message, None));
         }
     }
     // The keys of routes that nobody uses need not be there.
@@ -50,11 +73,79 @@ pub fn read(
             faults.push((ca_key, message, None));
         }
     }
+    let pools = &config.pools;
+    let used = |name: &str| {
+        pools
+            .iter()
+            .any(|pool| pool.delegate.as_deref() == Some(name))
+    };
+    for delegate in config.delegates.values_mut().filter(|of| used(&of.name)) {
+        let key = format!("delegate.{}.token", delegate.name);
+        if let Some(token) = &mut delegate.token {
+            let given = give(token, &env).and_then(|()| can_be_sent(token));
+            faults.extend(given.err().map(|message| (key, message, None)));
+        }
+    }
     if faults.is_empty() {
         Ok(())
     } else {
         Err(Box::new(config.places.refuse(faults)))
     }
+}
+
+/// What finds the secrets of a configuration whose values were read, and the shapes of well-known
+/// keys. What passes from the own environment, read by `env`, is among them where its name says so.
+/// Names of values that are too short to be found are told.
+#[must_use]
+pub fn mask(config: &Config, env: impl Fn(&str) -> Option<OsString>) -> Mask {
+    let passed: BTreeSet<&String> = config
+        .pools
+        .iter()
+        .flat_map(|pool| &pool.env.pass)
+        .collect();
+    let passed = passed.into_iter().filter(|name| is_secretive(name));
+    let passed: Vec<(String, String)> = passed
+        .filter_map(|name| Some((name.clone(), env(name)?.into_string().ok()?)))
+        .collect();
+    let given = passed
+        .iter()
+        .map(|(name, value)| (name.clone(), value.as_str()));
+    let mut values: Vec<(String, &str)> = given.collect();
+    for pool in &config.pools {
+        for (name, secret) in &pool.env.secrets {
+            values.extend(secret.expose().map(|value| (name.clone(), value)));
+        }
+    }
+    for route in config.routes.values() {
+        let value = route.secret.as_ref().and_then(Secret::expose);
+        values.extend(value.map(|value| (format!("route.{}", route.name), value)));
+    }
+    for delegate in config.delegates.values() {
+        let value = delegate.token.as_ref().and_then(Secret::expose);
+        values.extend(value.map(|value| (format!("delegate.{}", delegate.name), value)));
+    }
+    for hook in &config.hooks {
+        let name = |of: &str| format!("hook.{}.{of}", hook.name);
+        match &hook.to {
+            HookTo::Address(address) => {
+                values.extend(address.secret.expose().map(|value| (name("secret"), value)));
+            }
+            HookTo::Command(command) => {
+                for (variable, secret) in &command.secrets {
+                    values.extend(secret.expose().map(|value| (name(variable), value)));
+                }
+            }
+        }
+    }
+    let (mask, short) = Mask::new(&values);
+    if !short.is_empty() {
+        tracing::warn!(
+            secrets = ?short,
+            least = limits::SECRET_LEAST_BYTES,
+            "these secrets are shorter than what is looked for in texts: they are not masked in the journal"
+        );
+    }
+    mask
 }
 
 /// Gives a secret its value.
@@ -81,6 +172,17 @@ fn can_be_sent(secret: &Secret) -> Result<(), String> {
                 .to_owned(),
         )
     }
+}
+
+/// A short secret can be guessed from one message.
+fn can_sign(secret: &Secret) -> Result<(), String> {
+    let least = limits::HOOK_SECRET_BYTES;
+    let is_long = secret.expose().unwrap_or_default().len() >= least;
+    is_long.then_some(()).ok_or_else(|| {
+        format!(
+            "the secret is shorter than {least} characters: make one with `openssl rand -hex 32`"
+        )
+    })
 }
 
 fn read_authorities(ca: &mut Authorities) -> Result<(), String> {

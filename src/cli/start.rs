@@ -12,17 +12,17 @@ use super::config_file::Source;
 use super::doctor::ready::{self, Unready};
 use super::engines::{self, EngineError};
 use super::exit::Exit;
-use super::policies::{extractors, policies};
-use super::secrets;
+use super::policies::{self, extractors};
+use super::{programs, secrets, watching};
 use crate::api::http::Render;
 use crate::api::process_stats;
-use crate::config::{Config, ConfigErrors};
+use crate::config::{Config, ConfigErrors, HookTo};
 use crate::fleet::{Ambient, FleetHandle, GoOn, Setup, StartError};
 use crate::journal::{Health, Journal, Keeping, OpenError, Rules, Space};
 use crate::launch::Spawner;
 use crate::limits;
 use crate::model::{RunId, SessionId};
-use crate::relay::{Upstream, UpstreamError};
+use crate::relay::{Poster, Upstream, UpstreamError};
 use crate::sandbox::state_dir::{StateDir, StateError};
 use crate::sandbox::uids::{SlotUids, Sources, UidError};
 use crate::sandbox::workspace::sweep::{self, Sessions, When};
@@ -157,12 +157,13 @@ pub fn check(config: &Config) -> Result<(), Box<ConfigErrors>> {
     secrets::read(&mut config, |name| std::env::var_os(name))?;
     let config = &config;
     routes(config)?;
-    policies(config)?;
+    programs::check(config)?;
+    policies::policies(config)?;
     extractors(config)?;
     Ok(())
 }
 
-/// Tries to make each used route ready: its file of certificate authorities may hold none.
+/// Tries to make each used route and each hook ready: a file of certificate authorities may hold none.
 fn routes(config: &Config) -> Result<(), Box<ConfigErrors>> {
     let used = config.pools.iter().flat_map(|pool| &pool.routes);
     let mut faults = Vec::new();
@@ -178,6 +179,14 @@ fn routes(config: &Config) -> Result<(), Box<ConfigErrors>> {
                 error.to_string(),
                 None,
             ));
+        }
+    }
+    for hook in &config.hooks {
+        if let HookTo::Address(to) = &hook.to
+            && let Err(error) = Poster::new(&hook.name, to)
+        {
+            let key = format!("hook.{}.{}", hook.name, error.key());
+            faults.push((key, error.to_string(), None));
         }
     }
     if faults.is_empty() {
@@ -211,7 +220,8 @@ pub async fn start(
 ) -> Result<Started, Failure> {
     secrets::read(&mut config, |name| std::env::var_os(name))?;
     routes(&config)?;
-    let policies = policies(&config)?;
+    programs::check(&config)?;
+    let policies = policies::policies(&config)?;
     let extractors = extractors(&config)?;
     raise_descriptor_limit();
     let journal = open_journal(&config, state.path())?;
@@ -227,6 +237,7 @@ pub async fn start(
     ready::check_programs(&config).await?;
     let engines = engines::ready(&config, &spawner, state.path()).await?;
     ready::check(&mut config, &spawner, uids.as_ref(), state.path(), &engines).await?;
+    let mask = Arc::new(secrets::mask(&config, |name| std::env::var_os(name)));
     let config = Arc::new(config);
     let exporter = Exporter::install(BUILD)?;
     let state = Arc::new(state);
@@ -234,6 +245,7 @@ pub async fn start(
     let setup = Setup {
         config: Arc::clone(&config),
         policies,
+        policy_reader: Some(policies::reader(&config)),
         extractors,
         state: Arc::clone(&state),
         journal: journal.clone(),
@@ -247,9 +259,11 @@ pub async fn start(
             .collect(),
         go_on,
         asks_people,
+        mask,
     };
     let fleet = FleetHandle::start(setup).await?;
     fleet.end_old_conversations().await;
+    tokio::spawn(watching::watch(fleet.clone()));
     let exporter = Arc::new(exporter);
     tokio::spawn(keep_house(
         Arc::clone(&exporter),

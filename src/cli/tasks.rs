@@ -1,7 +1,7 @@
 //! The tasks of a run: prompts, task files and standard input -> checked tasks.
 //!
 //! A task file is JSON Lines, one task a line:
-//! `{"id","prompt","pool","workspace","attempts","check","files","embed"}`, of which `prompt` is
+//! `{"id","prompt","pool","workspace","attempts","check","files","embed","policy_layer"}`, of which `prompt` is
 //! needed. Owns how
 //! it is read and what is said about every error in it. Must not know the fleet.
 
@@ -29,6 +29,7 @@ const KEYS: &[&str] = &[
     "check",
     "files",
     "embed",
+    "policy_layer",
 ];
 
 /// One thing that is wrong with the tasks. Its text is safe to show.
@@ -158,6 +159,7 @@ struct Unnamed {
     check: Option<Vec<String>>,
     files: Vec<String>,
     embed: Vec<String>,
+    policy_layer: Option<String>,
 }
 
 struct Reader<'a> {
@@ -195,6 +197,7 @@ impl Reader<'_> {
             check: None,
             files: Vec::new(),
             embed: Vec::new(),
+            policy_layer: None,
         };
         self.take(place, None, spec);
     }
@@ -272,6 +275,7 @@ impl Reader<'_> {
             check: None,
             files: Vec::new(),
             embed: Vec::new(),
+            policy_layer: None,
         };
         let mut seen = HashSet::new();
         for (key, value) in pairs {
@@ -288,6 +292,7 @@ impl Reader<'_> {
                 "check" => read_check(&value).map(|read| spec.check = read),
                 "files" => read_files(&value).map(|read| spec.files = read),
                 "embed" => read_files(&value).map(|read| spec.embed = read),
+                "policy_layer" => read_layer(&value).map(|read| spec.policy_layer = read),
                 _ => Err(format!("is unknown; the keys are {}", KEYS.join(", "))),
             };
             if let Err(message) = read {
@@ -388,6 +393,7 @@ fn name_all(found: Vec<Found>, given: &HashSet<TaskId>) -> Vec<TaskSpec> {
         check: found.spec.check,
         files: found.spec.files,
         embed: found.spec.embed,
+        policy_layer: found.spec.policy_layer,
     });
     specs.collect()
 }
@@ -486,6 +492,14 @@ fn read_files(value: &Value) -> Result<Vec<String>, String> {
     let paths = paths.ok_or("holds something that is no string")?;
     task_rules::files(&paths)?;
     Ok(paths)
+}
+
+fn read_layer(value: &Value) -> Result<Option<String>, String> {
+    let Value::String(name) = value else {
+        return optional(value, "the name of a policy");
+    };
+    task_rules::policy_layer(name)?;
+    Ok(Some(name.clone()))
 }
 
 /// An object with its keys as they stand, so that one given twice is seen.

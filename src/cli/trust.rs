@@ -309,6 +309,23 @@ fn is_private(groups: &str, users: &str, gid: u32, owner: u32) -> bool {
     is(user.get(3), gid) && only_user && only_member
 }
 
+/// A set-uid or capability-raised program would let its caller start children as somebody else.
+pub(super) fn refuse_privilege() -> Result<(), String> {
+    use rustix::process::{getegid, geteuid, getgid, getuid};
+    if getuid() != geteuid() || getgid() != getegid() {
+        return Err("this program refuses to run set-uid or set-gid".to_owned());
+    }
+    // The attribute that setcap(8) writes.
+    // Its longest form has 24 bytes; one that does not fit is there too.
+    let mut value = [0_u8; 64];
+    match rustix::fs::getxattr("/proc/self/exe", "security.capability", &mut value[..]) {
+        Ok(1..) | Err(rustix::io::Errno::RANGE) => {
+            Err("this program refuses to run with file capabilities".to_owned())
+        }
+        Ok(0) | Err(_) => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

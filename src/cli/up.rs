@@ -15,6 +15,7 @@ use crate::api::{Fleet, Refusal};
 use crate::journal::{Journal, StoredRun};
 use crate::limits;
 use crate::model::RunId;
+use crate::telemetry::sets::ReloadCause;
 
 /// The runs that earlier starts left, oldest first. A journal that cannot be read has none.
 #[must_use]
@@ -25,6 +26,13 @@ pub fn unfinished(journal: &Journal) -> Vec<StoredRun> {
         tracing::error!(why, "unfinished runs cannot be read: none is taken up");
         Vec::new()
     })
+}
+
+/// The runs that are about to be taken up, for the doors.
+#[must_use]
+pub fn awaited(unfinished: &[StoredRun]) -> Runs {
+    let ids = unfinished.iter().map(|stored| RunId::new(&stored.run));
+    Runs::awaiting(ids.filter_map(Result::ok))
 }
 
 /// Goes on with these runs, one after the other; clients may watch them. One that does not fit
@@ -51,6 +59,7 @@ pub async fn take_up<F: Fleet>(fleet: F, runs: Arc<Runs>, unfinished: Vec<Stored
                 }
                 Err(error) => {
                     tracing::error!(run = %run, %error, "an unfinished run is not taken up");
+                    runs.give_up(&run);
                 }
             }
             break;
@@ -58,7 +67,7 @@ pub async fn take_up<F: Fleet>(fleet: F, runs: Arc<Runs>, unfinished: Vec<Stored
     }
 }
 
-/// Serves until the first SIGINT or SIGTERM, then stops the fleet by the ladder; a second one
+/// Serves, and reads the policies again at every SIGHUP, until the first SIGINT or SIGTERM, then stops the fleet by the ladder; a second one
 /// kills. The doors stay open until the children are gone, so that the end can be watched.
 pub async fn serve<F: Fleet>(
     fleet: F,
@@ -67,8 +76,9 @@ pub async fn serve<F: Fleet>(
     signals: &mut Signals,
 ) -> Exit {
     while signals.next().await == Signal::Hangup {
-        let text = "SIGHUP: reloading is not supported yet; restart to use a changed file";
-        tracing::warn!("{text}");
+        // Beside the signals: one that ends us must not wait for a file. What is wrong is logged.
+        let fleet = fleet.clone();
+        tokio::spawn(async move { drop(fleet.reload_policies(ReloadCause::Signal).await) });
     }
     err.line("stopping; a second signal kills");
     fleet.cancel_all();
@@ -109,7 +119,15 @@ mod tests {
         let control = control::bind(dir.path()).expect("bound");
         let metrics = Arc::new(|| "up 1\n".to_owned());
         let http = http.expect("bound");
-        let doors = Doors::open(&fleet, Role::Daemon, http, control, metrics, None);
+        let doors = Doors::open(
+            &fleet,
+            Role::Daemon,
+            http,
+            control,
+            metrics,
+            None,
+            Arc::default(),
+        );
         let (sender, receiver) = mpsc::channel(4);
         let serving = fleet.clone();
         let done = tokio::spawn(async move {
@@ -132,6 +150,7 @@ mod tests {
         gentle.signals.send(Signal::Terminate).await.expect("sent");
         assert_eq!(gentle.done.await.expect("ends"), Exit::Done);
         assert_eq!(gentle.fleet.stops(), [Stop::Graceful]);
+        assert_eq!(gentle.fleet.reloads(), 1);
         let told = gentle.err.text();
         assert!(told.contains("listening on http://127.0.0.1:"), "{told}");
         assert!(matches!(daemon(gentle.dir.path()).await, Ok(None)));

@@ -40,6 +40,8 @@ pub struct AskConfig {
     pub remember: Remember,
     /// Who may answer; nobody: nobody is asked.
     pub approvers: Vec<Approver>,
+    /// How many asks of the pool wait at the same time, from 1; one more is denied.
+    pub max_pending: usize,
 }
 
 /// Who may answer.
@@ -105,6 +107,10 @@ pub(super) fn read(section: &Section<'_>) -> AskConfig {
         when_waiting: value(section.word("when_waiting", &[]), WhenWaiting::Hold),
         remember: value(section.word("remember", &[]), Remember::Session),
         approvers: approvers(section),
+        max_pending: value(
+            section.integer("max_pending", 1..=limits::ASKS_PER_POOL),
+            limits::ASKS_PER_POOL,
+        ),
     };
     section.close(&[], &[]);
     ask
@@ -124,6 +130,9 @@ pub(super) fn released_comes_back(ledger: &Ledger, pool: &Pool, place: &Place) {
     }
 }
 
+/// A group of the system would have to reach the control socket, which is its owner's alone.
+const GROUPS: &str = "the control socket is the supervisor's user's alone, so no group of the system reaches it: put a token into the directory approvers of the state directory, give it to the group's members, and name that";
+
 fn approvers(section: &Section<'_>) -> Vec<Approver> {
     let Some(found) = section.texts_like("approvers", PATTERN) else {
         return vec![Approver::Owner];
@@ -136,7 +145,8 @@ fn approvers(section: &Section<'_>) -> Vec<Approver> {
                     "approver {} must be \"owner\" or the name of a token, of small letters, digits and \"-\"",
                     quoted(&name.value)
                 );
-                section.ledger.fault(&name.place, message, None);
+                let help = name.value.starts_with("group:").then(|| GROUPS.to_owned());
+                section.ledger.fault(&name.place, message, help);
             }
             // Twice says no more than once.
             Some(approver) if approvers.contains(&approver) => {}

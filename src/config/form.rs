@@ -190,10 +190,13 @@ mod tests {
             [
                 "cache",
                 "container",
+                "delegate",
                 "egress",
                 "hint",
+                "hook",
                 "policy",
                 "pool",
+                "price",
                 "route",
                 "sandbox",
                 "supervisor"

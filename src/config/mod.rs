@@ -8,9 +8,11 @@
 mod acp;
 mod agent;
 mod asking;
+mod budget;
 mod cache;
 mod command;
 mod container;
+mod delegate;
 mod demands;
 mod describe;
 mod egress;
@@ -18,8 +20,10 @@ mod environment;
 mod error;
 mod form;
 pub mod hint;
+mod hook;
 mod nearest;
 mod paths;
+mod policy_uses;
 mod pool;
 mod presets;
 mod route;
@@ -31,6 +35,7 @@ mod show;
 mod site;
 mod ssh;
 mod table;
+mod trusted;
 pub mod types;
 mod units;
 mod waits;
@@ -49,13 +54,18 @@ pub use acp::{
     Acp, McpServer, OptionValue, PermissionReply, Reach, ServerKind, Skipping, TellDenials,
 };
 pub use asking::{Approver, AskConfig, WhenWaiting};
+pub use budget::{PoolBudget, Price, Prices, may_know_cost, may_report_no_cost, price};
 pub use command::{Fill, OWN_PROGRAM};
+pub use delegate::{Decider, Delegate};
 pub use demands::{Degradable, Demands, OnMissing, UidRange};
 pub use environment::{HOME as HOME_OF_CHILD, is_secretive};
 pub use error::{ConfigError, ConfigErrors, Places};
+pub use hook::{Hook, HookAddress, HookCommand, HookTo, HookUrl};
+pub use policy_uses::PolicyUses;
 pub use presets::{Find, Preset, names as agent_names, preset as agent_preset};
 pub use schema::schema;
 pub use show::Effective;
+pub use trusted::{Part, Trusted, writes_in_place};
 pub use types::*;
 pub use units::{duration as read_duration, show_duration, show_size};
 
@@ -71,14 +81,7 @@ word!(LogFormat);
 pub const DEFAULT: &str = include_str!("../../supervisor.toml");
 
 /// Tables of the format that this version has not.
-const LATER_TABLES: &[&str] = &[
-    "dialect",
-    "hook",
-    "hooks",
-    "delegate",
-    "delegates",
-    "remote",
-];
+const LATER_TABLES: &[&str] = &["dialect", "remote"];
 
 /// Where a configuration comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -238,7 +241,8 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
     let routes = route_table::read_all(&root.section("route"), found, &origin.dir);
     let egress = egress::read(&root.section("egress"), &Egress::default());
     let caches = cache::dirs(&root.section("cache"), &origin.dir, found);
-    let (policies, site_policy) = policies(&root.section("policy"), &origin.dir);
+    let (policies, site_policy, policy_uses) = policies(&root.section("policy"), &origin.dir);
+    let delegates = delegate::read_all(&root.section("delegate"), found, &origin.dir);
     let names = |table: &'static str| {
         let named = root.section(table).named(sandbox::NAME_PATTERN);
         named.into_iter().map(|(name, _)| name).collect()
@@ -256,6 +260,8 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
         sandbox_names: names("sandbox"),
         policy_names: names("policy"),
         route_names: names("route"),
+        delegates: &delegates,
+        delegate_names: names("delegate"),
     };
     let table = root.section("pool");
     let drafts: Vec<Draft> = table
@@ -274,14 +280,21 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
     children_fit(root, &drafts, supervisor.max_children);
     stay_outside(root, &drafts, &supervisor, &policies, &sandboxes, origin);
     cache::stay_outside(root, &drafts, &caches);
+    let prices = budget::prices(&root.section("price"));
+    budget::costs_are_known(root, &drafts, &prices);
+    let hooks = hook::read_all(&root.section("hook"), found, &origin.dir, &drafts);
+    trusted::stay_outside(root, &drafts, &hooks, delegates.values());
     let hints = hint::read(root);
     root.close(
         LATER_TABLES,
         &[
             ("pools", "pool"),
             ("caches", "cache"),
+            ("delegates", "delegate"),
+            ("hooks", "hook"),
             ("policies", "policy"),
             ("routes", "route"),
+            ("prices", "price"),
         ],
     );
     let mut config = Config {
@@ -293,13 +306,18 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
         routes,
         egress,
         caches,
+        delegates,
+        prices,
         policies,
         site_policy,
+        policy_uses,
+        hooks,
         hints,
         notes: Vec::new(),
         places: Places::new(ledger.text.clone(), BTreeMap::new()),
     };
     config.notes = describe::notes(&config);
+    config.notes.extend(hook::notes(&config.hooks));
     config
 }
 
@@ -363,8 +381,12 @@ fn listen(item: &Item<'_>, ledger: &Ledger) -> Option<SocketAddr> {
 }
 
 /// Reads the table `policy`.
-fn policies(section: &Section<'_>, dir: &Path) -> (BTreeMap<String, PathBuf>, Option<String>) {
+fn policies(
+    section: &Section<'_>,
+    dir: &Path,
+) -> (BTreeMap<String, PathBuf>, Option<String>, PolicyUses) {
     let mut policies = BTreeMap::new();
+    let mut uses = PolicyUses::default();
     let mut site = None;
     for (name, item) in section.named(sandbox::NAME_PATTERN) {
         let built_in = pool::POLICIES.iter().chain(pool::LATER_POLICIES);
@@ -390,6 +412,8 @@ fn policies(section: &Section<'_>, dir: &Path) -> (BTreeMap<String, PathBuf>, Op
             continue;
         };
         site::read(&table, &name, &mut site);
+        let is_site = site.as_ref() == Some(&name);
+        policy_uses::read(&table, &name, is_site, dir, &mut uses);
         let file = table.item("file");
         if file.is_none() {
             let message = "the policy needs a file";
@@ -402,9 +426,9 @@ fn policies(section: &Section<'_>, dir: &Path) -> (BTreeMap<String, PathBuf>, Op
             }
             policies.insert(name, paths::absolute(dir, &found.value));
         }
-        table.close(&["test_dir", "tests", "rules"], &[]);
+        table.close(&["rules"], &[("tests", "test_dir"), ("cases", "test_dir")]);
     }
-    (policies, site)
+    (policies, site, uses)
 }
 
 /// All pools together must fit into the fleet.

@@ -14,12 +14,15 @@ use toml::de::DeValue;
 use super::acp::{self, Acp, Skipping};
 use super::agent::{self, Agent};
 use super::asking;
+use super::budget;
 use super::cache;
 use super::container;
+use super::delegate::{self, Delegate};
 use super::egress;
 use super::environment;
 use super::error::quoted;
 use super::paths;
+use super::policy_uses;
 use super::presets;
 use super::sandbox;
 use super::ssh;
@@ -50,13 +53,14 @@ pub(super) const POLICIES: &[&str] = &["developer", "ci", "reviewer"];
 pub(super) const LATER_POLICIES: &[&str] = &[];
 
 /// Keys of the format that do nothing in this version.
-const LATER_KEYS: &[&str] = &["hooks", "delegates"];
+const LATER_KEYS: &[&str] = &[];
 
 /// Keys that a reader may look for beside their table.
 const ELSEWHERE: &[(&str, &str)] = &[
+    ("hooks", "hook.NAME.pools"),
     ("path", "workspace.path"),
+    ("delegates", "delegate"),
     ("kind", "restart.kind"),
-    ("budget", "restart.budget"),
     ("window", "restart.window"),
     ("on_crash", "restart.on_crash"),
     ("never_codes", "restart.never_codes"),
@@ -98,6 +102,10 @@ pub(super) struct Context<'a> {
     pub(super) policy_names: Vec<String>,
     /// Names of all routes that the file has, faulty ones too.
     pub(super) route_names: Vec<String>,
+    /// The delegates.
+    pub(super) delegates: &'a BTreeMap<String, Delegate>,
+    /// Names of all delegates that the file has, faulty ones too.
+    pub(super) delegate_names: Vec<String>,
 }
 
 /// A pool and where its size stands.
@@ -105,6 +113,16 @@ pub(super) struct Draft {
     pub(super) pool: Pool,
     pub(super) size: Place,
     pub(super) workspace: Place,
+}
+
+impl Draft {
+    const fn of(pool: Pool, size: Place, workspace: Place) -> Self {
+        Self {
+            pool,
+            size,
+            workspace,
+        }
+    }
 }
 
 /// Where the keys stand that a check of the whole pool may blame.
@@ -132,8 +150,7 @@ struct Blame {
 /// Reads one pool. `None` if it has no name that could be used.
 pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option<Draft> {
     let section = item.section()?;
-    let fault = |error| section.ledger.fault(&section.place, error, None);
-    let pool_name = PoolName::new(name).map_err(fault).ok()?;
+    let pool_name = named(&section, name)?;
     let sized = section.integer("size", 1..=limits::POOL_SLOTS);
     let (section, preset) = presets::beneath(section);
     let network: Option<Found<Network>> = section.word("network", &[]);
@@ -146,7 +163,6 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
     let (workspace, path, mode) = workspace(&section, context, launcher.as_ref());
     let (restart, on_crash) = waits::restart(&section.section("restart"));
     let (timeouts, idle) = timeouts(&section);
-    let acp = acp::read(&section, context.found);
     let blame = Blame {
         program: agent.program.clone(),
         launcher: place(launcher.as_ref(), &section.place),
@@ -163,7 +179,7 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         path: path.clone(),
         attempts_faulty: attempts.is_none() && section.item("attempts").is_some(),
         idle,
-        acp,
+        acp: acp::read(&section, context.found),
         acp_mode: section.item("mode").map(|item| item.place),
     };
     let launcher = value(launcher, Launcher::Unshare);
@@ -197,6 +213,8 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         routes: routes(&section, context),
         rate_limit: waits::rate_limit(&section.section("rate_limit")),
         policy: policy(&section, context),
+        shadow_policy: policy_uses::named(&section, "shadow_policy", context),
+        delegate: delegate::of_pool(&section, context.delegates, &context.delegate_names),
         workspace,
         caches: cache::of_pool(&section, context.caches, context.found),
         home_files: home_files(&section, context),
@@ -208,6 +226,7 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         timeouts,
         stop: waits::stop(&section.section("stop")),
         ask: asking::read(&section.section("ask")),
+        budget: budget::read(&section.section("budget")),
         guard: value(guard, Guard::PolicyAndSandbox),
         guard_off: value(guard_off, false),
         on_unasked_deny: value(section.word("on_unasked_deny", &[]), OnUnaskedDeny::Report),
@@ -216,11 +235,13 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
     };
     section.close(LATER_KEYS, ELSEWHERE);
     agree(&section, &pool, &blame, context);
-    Some(Draft {
-        pool,
-        size: place(sized.as_ref(), &section.place),
-        workspace: path,
-    })
+    let size = place(sized.as_ref(), &section.place);
+    Some(Draft::of(pool, size, path))
+}
+
+fn named(section: &Section<'_>, name: &str) -> Option<PoolName> {
+    let fault = |error| section.ledger.fault(&section.place, error, None);
+    PoolName::new(name).map_err(fault).ok()
 }
 
 /// What the keys must agree on.
@@ -367,19 +388,8 @@ fn profile(section: &Section<'_>, launcher: Launcher, context: &Context<'_>) -> 
 
 /// The name of the policy, which must exist.
 fn policy(section: &Section<'_>, context: &Context<'_>) -> String {
-    let Some((item, found)) = section.item("policy").and_then(|item| {
-        item.text_like(sandbox::NAME_PATTERN)
-            .map(|found| (item, found))
-    }) else {
-        return POLICIES.first().copied().unwrap_or_default().to_owned();
-    };
-    let own = context.policy_names.iter().map(String::as_str);
-    let names: Vec<_> = POLICIES.iter().copied().chain(own).collect();
-    if !names.contains(&found.value.as_str()) {
-        let expected = format!("{} or the name of a [policy.NAME]", one_of(&names));
-        item.unknown_word(&found.value, &names, LATER_POLICIES, &expected);
-    }
-    found.value
+    let usual = || POLICIES.first().copied().unwrap_or_default().to_owned();
+    policy_uses::named(section, "policy", context).unwrap_or_else(usual)
 }
 
 /// Where an agent that is built in is installed, if the file says that.

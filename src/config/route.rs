@@ -138,7 +138,7 @@ impl fmt::Display for Upstream {
 }
 
 /// Host and port, if both are such.
-fn split_port(authority: &str) -> Option<(&str, Option<&str>)> {
+pub(super) fn split_port(authority: &str) -> Option<(&str, Option<&str>)> {
     let (host, port) = if let Some(rest) = authority.strip_prefix('[') {
         let (inside, after) = rest.split_once(']')?;
         inside.parse::<std::net::Ipv6Addr>().ok()?;
@@ -162,7 +162,7 @@ fn split_port(authority: &str) -> Option<(&str, Option<&str>)> {
     (plain && port.is_none_or(number)).then_some((host, port))
 }
 
-fn is_loopback(host: &str) -> bool {
+pub(super) fn is_loopback(host: &str) -> bool {
     host.eq_ignore_ascii_case("localhost")
         || host == "[::1]"
         || host

@@ -304,8 +304,9 @@ fn read(
     }
     timeouts(&section.section("timeouts"), &mut route.timeouts);
     section.close(
-        &["budget", "models"],
+        &["models"],
         &[
+            ("budget", "pool.NAME.budget"),
             ("url", "upstream"),
             ("base_url", "upstream"),
             ("key", "secret"),

@@ -21,14 +21,18 @@ fn rules(key: &str) -> Value {
         "pool" => json!({"minProperties": 1}),
         "pool.NAME" => json!({"anyOf": [{"required": ["agent"]}, {"required": ["command"]}]}),
         "pool.NAME.ssh" => json!({"required": ["host", "workspace"]}),
+        "price.NAME" => json!({"required": ["input", "output"]}),
         "hint[]" => json!({"required": ["pattern", "text"]}),
-        "pool.NAME.command" | "pool.NAME.routes" | "route.NAME.allow" => json!({"minItems": 1}),
+        "pool.NAME.command" | "pool.NAME.routes" | "route.NAME.allow" | "delegate.NAME.command" => {
+            json!({"minItems": 1})
+        }
         // Swap is limited only together with memory.
         "sandbox.NAME.limits" => json!({"not": {
             "required": ["memory", "swap"],
             "properties": {"memory": {"const": "none"}, "swap": {"not": {"const": "none"}}},
         }}),
         "policy.NAME" => json!({"required": ["file"]}),
+        "delegate.NAME" => json!({"oneOf": [{"required": ["command"]}, {"required": ["url"]}]}),
         _ => json!({}),
     }
 }

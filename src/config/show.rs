@@ -6,9 +6,13 @@
 
 mod acp;
 mod ask;
+mod budget;
 mod cache;
 mod containers;
+mod delegates;
 mod egress;
+mod hints;
+mod hooks;
 mod limits;
 mod policies;
 mod routes;
@@ -22,7 +26,6 @@ use std::time::Duration;
 use toml::{Table, Value};
 
 use super::environment::{self, HIDDEN};
-use super::hint::Hint;
 use super::presets::{self, Preset};
 use super::route_table;
 use super::types::{
@@ -96,8 +99,12 @@ impl Config {
             routes,
             egress: of_egress,
             caches,
+            delegates: of_delegates,
+            prices,
             policies,
             site_policy,
+            policy_uses,
+            hooks: of_hooks,
             hints: of_hints,
             notes: _,
             places: _,
@@ -106,7 +113,10 @@ impl Config {
         if !of_hints.own().is_empty() {
             // A key of the file itself, so before all tables.
             let mut table = Shown::new(&[]);
-            table.put("hint", of_hints.own().iter().map(hint).collect::<Vec<_>>());
+            table.put(
+                "hint",
+                of_hints.own().iter().map(hints::hint).collect::<Vec<_>>(),
+            );
             tables.insert(0, table);
         }
         tables.extend(pools.iter().map(pool));
@@ -121,7 +131,11 @@ impl Config {
         tables.extend(self.shown_routes(routes).map(routes::route));
         tables.push(egress::table(of_egress));
         tables.extend(cache::table(caches));
-        tables.extend(policies::tables(policies, site_policy.as_deref()));
+        tables.extend(budget::tables(prices));
+        tables.extend(delegates::tables(of_delegates));
+        let site = site_policy.as_deref();
+        tables.extend(policies::tables(policies, site, policy_uses));
+        tables.extend(of_hooks.iter().map(hooks::hook));
         Effective { tables }
     }
 
@@ -253,6 +267,8 @@ fn pool(pool: &Pool) -> Shown {
         egress: of_egress,
         rate_limit: of_rate_limit,
         policy,
+        shadow_policy,
+        delegate,
         workspace,
         caches,
         home_files,
@@ -265,6 +281,7 @@ fn pool(pool: &Pool) -> Shown {
         timeouts: of_timeouts,
         stop: of_stop,
         ask: of_ask,
+        budget: of_budget,
         guard,
         guard_off,
         on_unasked_deny,
@@ -310,6 +327,8 @@ fn pool(pool: &Pool) -> Shown {
         egress::put(&mut table, "egress.", rules);
     }
     table.put("policy", policy.as_str());
+    table.put_some("shadow_policy", shadow_policy.as_deref());
+    table.put_some("delegate", delegate.clone());
     table.put("guard", guard.word());
     table.put("guard_off", *guard_off);
     table.put("on_unasked_deny", on_unasked_deny.word());
@@ -327,6 +346,7 @@ fn pool(pool: &Pool) -> Shown {
     stop(&mut table, *of_stop);
     routes::rate_limit(&mut table, *of_rate_limit);
     ask::put(&mut table, of_ask);
+    budget::put(&mut table, of_budget);
     table
 }
 
@@ -429,36 +449,6 @@ fn stop(table: &mut Shown, stop: StopWaits) {
     ] {
         table.put(&format!("stop.{key}"), show_duration(wait));
     }
-}
-
-fn hint(hint: &Hint) -> Value {
-    let Hint {
-        pattern,
-        place,
-        agent,
-        launcher,
-        code,
-        text: said,
-        class,
-    } = hint;
-    let mut table = Table::new();
-    let mut put = |key: &str, value: Value| table.insert(key.to_owned(), value);
-    put("pattern", text(pattern.as_str()));
-    put("where", text(place.word()));
-    if let Some(agent) = agent {
-        put("agent", text(agent));
-    }
-    if let Some(launcher) = launcher {
-        put("launcher", text(launcher.word()));
-    }
-    if let Some(code) = code {
-        put("code", i64::from(*code).into());
-    }
-    put("text", text(said));
-    if let Some(class) = class {
-        put("class", text(class.word()));
-    }
-    Value::Table(table)
 }
 
 fn sandbox(name: &str, profile: &Sandbox) -> Shown {

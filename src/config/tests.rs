@@ -4,8 +4,11 @@ mod accepted;
 #[rustfmt::skip]
 mod cache;
 mod container;
+#[rustfmt::skip]
+mod delegates;
 mod documented;
 mod egress;
+mod hook;
 // One case a line.
 #[rustfmt::skip]
 mod refused;

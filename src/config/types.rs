@@ -5,19 +5,24 @@
 
 mod container;
 mod sandbox;
+mod secret;
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::sandbox::{Sandbox, Seccomp};
+pub use self::secret::{Secret, SecretSource};
 use super::asking::AskConfig;
+use super::budget::{PoolBudget, Prices};
 pub use super::cache::{Cache, CacheDirs};
+use super::delegate::Delegate;
 pub use super::egress::{AllowedHost, Egress, EgressTimeouts, is_host_name, proxy_variables};
 use super::error::Places;
 use super::hint::Hints;
+use super::hook::Hook;
+use super::policy_uses::PolicyUses;
 pub use super::route::{
     Allowed, Authorities, Route, RoutePort, RouteTimeouts, Upstream, UpstreamFault, fill_routes,
     is_path_byte, is_plain_path, unknown_route,
@@ -47,10 +52,18 @@ pub struct Config {
     pub egress: Egress,
     /// `[cache]`: caches of this host whose place the file names.
     pub caches: CacheDirs,
+    /// `[delegate.NAME]`.
+    pub delegates: BTreeMap<String, Delegate>,
+    /// What models cost.
+    pub prices: Prices,
     /// `[policy.NAME]` files; the names of the built-in ones are not in it.
     pub policies: BTreeMap<String, PathBuf>,
     /// The one of them that lies below every pool's, if there is one.
     pub site_policy: Option<String>,
+    /// What else they are for.
+    pub policy_uses: PolicyUses,
+    /// `[hook.NAME]`: who is told what happens.
+    pub hooks: Vec<Hook>,
     /// `[[hint]]`: what messages mean, the file's own rows and the built-in ones.
     pub hints: Hints,
     /// What its reader should know: promises that a choice narrows, keys without effect. Safe to show.
@@ -356,6 +369,10 @@ pub struct Pool {
     pub rate_limit: RateLimit,
     /// The name of its policy: a built-in one (`developer`) or a key of [`Config::policies`].
     pub policy: String,
+    /// The name of one that is tried beside it and decides nothing.
+    pub shadow_policy: Option<String>,
+    /// The name of its delegate (a key of [`Config::delegates`]), if it has one.
+    pub delegate: Option<String>,
     /// Its workspace; with [`Launcher::Ssh`] the one at the far end ([`Pool::local_workspace`]).
     pub workspace: Workspace,
     /// Caches of this host that are seen inside, with the directory that the file names; `None`: the
@@ -380,6 +397,8 @@ pub struct Pool {
     pub stop: StopWaits,
     /// Asks.
     pub ask: AskConfig,
+    /// What may be spent.
+    pub budget: PoolBudget,
     /// What stands between agent and host.
     pub guard: Guard,
     /// The pool's policy lacks `builtin:guard`, and the configuration says that this is meant.
@@ -460,69 +479,6 @@ pub struct Env {
     pub secrets: BTreeMap<String, Secret>,
     /// Directories put before the child's PATH.
     pub path_add: Vec<PathBuf>,
-}
-
-/// Where a secret stands.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum SecretSource {
-    /// `env:NAME`: a variable of the supervisor's own environment.
-    Variable(String),
-    /// `file:PATH`: the content of a file, absolute.
-    File(PathBuf),
-    /// `‹secret›`: a configuration was shown, and this is what was shown of it.
-    NotShown,
-}
-
-impl SecretSource {
-    /// How the file names this kind of source.
-    #[must_use]
-    pub const fn kind(&self) -> &'static str {
-        match self {
-            Self::Variable(_) => "env:",
-            Self::File(_) => "file:",
-            Self::NotShown => "‹secret›",
-        }
-    }
-}
-
-/// A value that is shown to nobody.
-#[derive(Clone)]
-pub struct Secret {
-    /// Where it stands.
-    pub source: SecretSource,
-    value: Option<Arc<str>>,
-}
-
-impl Secret {
-    /// A secret that was not read yet.
-    #[must_use]
-    pub const fn new(source: SecretSource) -> Self {
-        Self {
-            source,
-            value: None,
-        }
-    }
-
-    /// The same with its value, as whoever reads the environment and files found it.
-    #[must_use]
-    pub fn read(self, value: &str) -> Self {
-        Self {
-            value: Some(Arc::from(value)),
-            ..self
-        }
-    }
-
-    /// The value, for the child's environment and nothing else; `None`: it was not read yet.
-    #[must_use]
-    pub fn expose(&self) -> Option<&str> {
-        self.value.as_deref()
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Secret({:?})", self.source)
-    }
 }
 
 /// `restart = { … }`.

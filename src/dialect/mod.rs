@@ -18,6 +18,8 @@ use std::time::{Duration, Instant};
 
 pub use denials::Denials;
 
+use serde_json::value::RawValue;
+
 use crate::config::{self, DialectName};
 use crate::limits;
 use crate::model::{
@@ -304,6 +306,12 @@ fn append(kept: &mut Foreign, next: &Foreign) -> bool {
         *kept = Foreign::new(text);
     }
     fits
+}
+
+/// Whether what an ask has as its input stands for one that was too large to be kept.
+#[must_use]
+pub fn is_cut(input: &RawValue) -> bool {
+    acp::is_cut(input)
 }
 
 #[cfg(test)]

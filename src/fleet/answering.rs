@@ -24,8 +24,9 @@ use crate::model::{AskId, Decision, Foreign, QuestionState, Remember};
 pub struct AnswerOrder {
     /// To which question.
     pub ask: AskId,
-    /// To what: the digest that was shown, or nothing happens.
-    pub digest: String,
+    /// To what: the digest that was shown, or nothing happens; `None`: to whatever has that id, which
+    /// is of one digest for as long as it is there.
+    pub digest: Option<String>,
     /// `Allow` or `Deny`.
     pub decision: Decision,
     /// Why; the model is told of a denial.
@@ -74,7 +75,7 @@ pub enum AnswerError {
     },
     /// It would hold for too long.
     #[error(
-        "pool {pool} remembers an answer for {most} at most (ask.remember); nothing was changed"
+        "pool {pool} remembers an answer for {most} at most (ask.remember of pool and policy); nothing was changed"
     )]
     Remember {
         /// Its pool.
@@ -85,6 +86,9 @@ pub enum AnswerError {
     /// A rule denies it by now: no person overrules that. The agent was denied.
     #[error("a rule denies this, and no answer overrules a rule: it was denied ({0})")]
     Denied(String),
+    /// The pool's delegate denies it, or gave no decision. The agent was denied.
+    #[error("{0}")]
+    Delegate(String),
     /// It is not what was shown any more. The agent was denied.
     #[error("{0}: it was denied, and can be asked for again")]
     Changed(String),
@@ -130,7 +134,7 @@ impl AnswerReply {
 impl Drop for AnswerReply {
     fn drop(&mut self) {
         if let Some(tell) = self.tell.take() {
-            let why = "its session ended".to_owned();
+            let why = "it ended otherwise before the answer held".to_owned();
             let _ = tell.send(Err(AnswerError::Over(self.ask.clone(), why)));
         }
     }
@@ -239,24 +243,29 @@ impl FleetHandle {
 
     /// Whether this answer may be given at all.
     fn may(&self, order: &AnswerOrder, open: &Open) -> Result<(), AnswerError> {
-        if order.digest != open.digest {
+        let is_other = |said: &String| *said != open.digest;
+        if order.digest.as_ref().is_some_and(is_other) {
             return Err(AnswerError::Digest(order.ask.clone()));
         }
         // A pool that is gone from the configuration has only its owner.
         let entry = self.0.pools.get(&open.pool);
-        let rules = entry.map(|entry| &entry.shared.config.ask);
+        let rules = entry.map(|entry| entry.shared.ask_rules());
         let owner = [Approver::Owner];
-        let approvers = rules.map_or(&owner[..], |ask| &ask.approvers[..]);
+        let approvers = rules.as_ref().map_or(&owner[..], |ask| &ask.approvers[..]);
         if !approvers.contains(&order.approver) {
             let names: Vec<_> = approvers.iter().map(ToString::to_string).collect();
             return Err(AnswerError::NotPermitted {
                 ask: order.ask.clone(),
                 pool: open.pool.to_string(),
                 who: order.who.clone(),
-                approvers: names.join(", "),
+                approvers: if names.is_empty() {
+                    "nobody".to_owned()
+                } else {
+                    names.join(", ")
+                },
             });
         }
-        let most = rules.map_or(Remember::Never, |ask| ask.remember);
+        let most = rules.as_ref().map_or(Remember::Never, |ask| ask.remember);
         if order.remember > most {
             return Err(AnswerError::Remember {
                 pool: open.pool.to_string(),
@@ -308,19 +317,24 @@ impl FleetHandle {
         }
     }
 
-    /// Takes over the questions that earlier starts left, and ends each at its deadline.
-    pub(super) async fn take_up_questions(&self) {
-        let shared = &self.0.shared;
-        // What was ended a moment ago is durable then, and not taken over.
+    /// Returns when everything that was journalled so far is durable, or cannot be.
+    pub async fn settled(&self) {
         let (done, durable) = oneshot::channel();
         let barrier = Commit::default().then(move |_| {
             let _ = done.send(());
         });
-        if shared.journal.submit(barrier).is_ok() {
+        if self.0.shared.journal.submit(barrier).is_ok() {
             let _ = tokio::time::timeout(limits::ANSWER_WAIT, durable).await;
         }
+    }
+
+    /// Takes over the questions that earlier starts left, and ends each at its deadline.
+    pub(super) async fn take_up_questions(&self) {
+        let shared = &self.0.shared;
+        // What was ended a moment ago is durable then, and not taken over.
+        self.settled().await;
         let read = |reader: &Reader| {
-            let open = reader.questions(false, limits::QUESTIONS_LISTED)?;
+            let open = reader.questions(false, limits::QUESTIONS_TAKEN_UP)?;
             Ok((open, reader.remembered(limits::ANSWERS_TAKEN_UP)?))
         };
         match self.read_questions(read).await {

@@ -6,6 +6,8 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use crate::policy::DayTime;
+
 thread_local! {
     /// On a thread that simulates: a wall-clock time, and the moment at which it was that.
     static STAMPS: Cell<Option<(i64, Instant)>> = const { Cell::new(None) };
@@ -21,6 +23,17 @@ pub(crate) fn since(then: Instant) -> Duration {
     now().saturating_duration_since(then)
 }
 
+/// What this thread has computed so far: unlike the time of day, other work does not lengthen it. On
+/// a thread that simulates it stands still.
+pub(crate) fn computed() -> Duration {
+    if STAMPS.get().is_some() {
+        return Duration::ZERO;
+    }
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    let seconds = u64::try_from(now.tv_sec).unwrap_or_default();
+    Duration::new(seconds, u32::try_from(now.tv_nsec).unwrap_or_default())
+}
+
 /// Microseconds since the Unix epoch: the time that stamps carry.
 pub(crate) fn now_us() -> i64 {
     let whole = |time: Duration| i64::try_from(time.as_micros()).unwrap_or(i64::MAX);
@@ -29,6 +42,16 @@ pub(crate) fn now_us() -> i64 {
     }
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, whole)
+}
+
+/// The time of day of a moment, in microseconds since the Unix epoch: here, by the host's own zone,
+/// and in UTC.
+pub fn day_time(at_us: i64) -> DayTime {
+    let unix = at_us.div_euclid(1_000_000);
+    let at = jiff::Timestamp::from_second(unix).unwrap_or(jiff::Timestamp::UNIX_EPOCH);
+    // The zone is remembered for some minutes, and looked up again then.
+    let offset = jiff::tz::TimeZone::system().to_offset(at);
+    DayTime::of(unix, offset.seconds())
 }
 
 /// From now on the stamps that this thread makes count from `at_us` by tokio's clock: for

@@ -11,10 +11,12 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 
+use super::bounds;
+use super::budgets::RunLimits;
 use super::clock::{self, now_us};
 use super::notice::{Notice, TaskReport};
 use super::past::{self, Attempted, ENDED, Found, RUNNING};
-use super::pool::{ActiveTask, OpenTasks, Past, PoolMsg};
+use super::pool::{ActiveTask, OpenTasks, Past, PoolMsg, RunOver};
 use super::session::{CheckResult, Tally, outcome};
 use super::{FleetHandle, PoolEntry, SubmitError};
 use crate::config::OnCrash;
@@ -121,9 +123,12 @@ impl FleetHandle {
         if is_over && found.run.ended_at_us.is_some() {
             return Err(TakeUpError::Finished(run));
         }
+        let (bounds, spent) = self.bounds_again(&run).await?;
+        let limits = self.hold(&run, bounds, spent);
         let mut plan = self.plan(&run, found)?;
+        plan.writes.push(bounds::row(&run, &bounds));
         let (tell, reports) = mpsc::channel(plan.waiting.len().max(1));
-        let waiting = self.waiting(&run, &mut plan, &tell);
+        let waiting = self.waiting(&run, &mut plan, &tell, limits.clone());
         self.make_room(&waiting)?;
         if let Err(error) = self.make_durable(plan.writes).await {
             for (pool, tasks) in &waiting {
@@ -132,10 +137,16 @@ impl FleetHandle {
             return Err(error.into());
         }
         self.tell_over(&plan.over);
+        if waiting.is_empty() {
+            self.tell_run_over(&run, &plan.ended, &plan.over);
+        }
         plan.ended.sort_by_key(|(at_us, _)| *at_us);
         let mut ended: Vec<_> = plan.ended.into_iter().map(|(_, report)| report).collect();
         ended.extend(plan.over);
         self.queue_again(&run, waiting)?;
+        if let Some(limits) = limits {
+            limits.tell_if_over();
+        }
         Ok(TakenUp {
             tasks: plan.tasks,
             ended,
@@ -187,8 +198,9 @@ impl FleetHandle {
         run: &RunId,
         plan: &mut Plan,
         tell: &mpsc::Sender<Arc<TaskReport>>,
+        limits: Option<Arc<RunLimits>>,
     ) -> BTreeMap<PoolName, Vec<ActiveTask>> {
-        let open = OpenTasks::new(plan.waiting.len(), plan.has_failed());
+        let open = OpenTasks::within(plan.waiting.len(), plan.has_failed(), limits);
         let mut by_pool: BTreeMap<PoolName, Vec<ActiveTask>> = BTreeMap::new();
         for left in std::mem::take(&mut plan.waiting) {
             let entry = self.0.pools.get(&left.pool);
@@ -199,6 +211,20 @@ impl FleetHandle {
             by_pool.entry(left.pool).or_default().push(task);
         }
         by_pool
+    }
+
+    /// The run ended with what was in flight when the supervisor did.
+    fn tell_run_over(
+        &self,
+        run: &RunId,
+        ended: &[(i64, Arc<TaskReport>)],
+        over: &[Arc<TaskReport>],
+    ) {
+        let mut told = RunOver::default();
+        for report in ended.iter().map(|(_, report)| report).chain(over) {
+            told.add(&report.pool, report.outcome);
+        }
+        self.0.shared.hooks.tell(&told.told(run.clone()));
     }
 
     fn tell_over(&self, over: &[Arc<TaskReport>]) {

@@ -180,6 +180,7 @@ impl Conversation {
             check: Some(Vec::new()),
             files: Vec::new(),
             embed: Vec::new(),
+            policy_layer: None,
         };
         let entry = self.fleet.entry(&self.pool).ok_or(SubmitError::Stopping)?;
         if !entry.shared.takes(1) {

@@ -12,12 +12,18 @@
 mod ambient;
 mod answering;
 mod approver;
+mod asking_rules;
+mod bounds;
+mod budgets;
 mod channel;
 mod clock;
 mod continuing;
 mod conversation;
 mod conversations;
 mod credit;
+mod delegate;
+mod hooks;
+mod in_force;
 mod mailbox;
 mod memory;
 pub mod notice;
@@ -25,11 +31,16 @@ mod parts;
 mod past;
 mod pool;
 mod questions;
+mod reload;
 mod report;
 mod resume;
 mod session;
 mod setting;
 mod setup;
+mod shadow;
+mod start_error;
+mod told;
+mod trusted;
 mod used;
 mod views;
 
@@ -44,71 +55,40 @@ use tokio::task::JoinHandle;
 pub use ambient::Ambient;
 pub use answering::{AnswerError, AnswerOrder, Answered};
 pub use approver::{Asking, PendingAsk, Said};
+pub use budgets::RunBounds;
 pub use channel::stderr::LogTail;
+pub use clock::day_time;
 #[doc(hidden)]
 pub use clock::simulate_stamps;
 pub use continuing::{TakeUpError, TakenUp};
 pub use conversation::{Brought, Conversation, ConversationOrder, OpenError, PromptError};
 pub use conversations::ConversationView;
+pub use in_force::{LoadedPolicy, Policies};
 pub use memory::MemoryError;
 pub use notice::{ChangeKind, FileChange, Notice, SlotView, TaskReport};
+pub use reload::{LastReload, PolicyReader, PolicyStatus, PolicyView, Reading, ShadowView};
 pub use report::ReportError;
 pub use setting::SetDone;
-pub use setup::{GoOn, LoadedPolicy, Setup};
+pub use setup::{GoOn, Setup};
+pub use trusted::leads_into;
 pub use views::PoolView;
 
 use crate::config::{Config, SessionScope, WorkspaceMode};
 use crate::journal::{Commit, Committed, Journal, Refusal, TaskRow, Write};
 use crate::limits::POOL_QUEUE;
 use crate::model::{PoolName, RunId, SessionId, SlotId, SlotState, TaskSpec};
-use crate::relay::UpstreamError;
 use crate::telemetry::SlotUse;
 use crate::telemetry::event::child::SlotStateChanged;
 use crate::telemetry::event::task::{QueueRejected, TaskQueued};
 use crate::telemetry::exporter::{initialise_pool, initialise_routes};
 use crate::telemetry::sets::QueueRefusal;
 use clock::now_us;
+use hooks::Hooks;
+use in_force::InForce;
 use parts::{pools, slot_views};
 use pool::{ActiveTask, OpenTasks, Pool, PoolArgs, PoolMsg};
 use setup::{PoolShared, Shared, SlotTable};
-
-/// Why a fleet did not start.
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// The policy that a pool names was not given.
-    #[error("pool {pool}: policy {policy:?} is not loaded")]
-    NoPolicy {
-        /// The pool.
-        pool: PoolName,
-        /// Its policy's name.
-        policy: String,
-    },
-    /// The extractor of a pool was not given.
-    #[error("pool {0}: no extractor is loaded")]
-    NoExtractor(PoolName),
-    /// A sandbox profile that a pool names does not exist.
-    #[error("pool {pool}: sandbox profile {profile:?} does not exist")]
-    NoSandbox {
-        /// The pool.
-        pool: PoolName,
-        /// The profile's name.
-        profile: String,
-    },
-    /// A route cannot be served.
-    #[error("pool {pool}: {source}")]
-    Route {
-        /// The pool.
-        pool: PoolName,
-        /// Why.
-        source: UpstreamError,
-    },
-    /// The journal does not say what the slots remember.
-    #[error("what the slots remember of earlier starts: {0}")]
-    Memory(#[from] MemoryError),
-    /// An actor could not be started.
-    #[error("an actor could not be started: {0}")]
-    Actor(String),
-}
+pub use start_error::StartError;
 
 /// Why tasks were not taken in.
 #[derive(Debug, thiserror::Error)]
@@ -185,7 +165,8 @@ impl FleetHandle {
     /// # Errors
     /// [`StartError`] if the parts do not fit together.
     pub async fn start(setup: Setup) -> Result<Self, StartError> {
-        let parts = pools(&setup)?;
+        let in_force = InForce::new(&setup.config, &setup.policies)?;
+        let parts = pools(&setup, &in_force)?;
         let mut memories = memory::recall(&setup.journal, &setup.config.pools, &setup.go_on)?;
         let memory_of = |pool: &PoolShared| memories.get(&pool.config.name);
         let views = parts
@@ -202,7 +183,12 @@ impl FleetHandle {
                 slots.change(&slot, |view| view.session = Some(of.session.clone()));
             }
         }
-        let shared = Arc::new(Shared::new(setup, slots));
+        let hooks = Hooks::start(&setup.config, &setup.host, &setup.ambient)?;
+        let hooks = Arc::new(hooks);
+        for pool in &parts {
+            pool.ledger.tell(&hooks);
+        }
+        let shared = Arc::new(Shared::new(setup, in_force, slots, hooks));
         let mut pools = BTreeMap::new();
         let mut ended = Vec::new();
         for pool in parts {
@@ -264,12 +250,15 @@ impl FleetHandle {
             return Err(SubmitError::TooMany);
         }
         let (tell, reports) = mpsc::channel(tasks.len().max(1));
-        let open = OpenTasks::new(tasks.len(), false);
+        let bounds = self.0.shared.bounds.take(&run);
+        let limits = self.hold(&run, bounds, 0);
+        let open = OpenTasks::within(tasks.len(), false, limits);
         let mut writes = vec![Write::RunBegun {
             run: run.clone(),
             command,
             at_us: now_us(),
         }];
+        writes.extend(bounds.is_set().then(|| bounds::row(&run, &bounds)));
         let mut by_pool: BTreeMap<PoolName, Vec<ActiveTask>> = BTreeMap::new();
         let mut queued = Vec::with_capacity(tasks.len());
         for (place, mut spec) in tasks.into_iter().enumerate() {
@@ -287,8 +276,13 @@ impl FleetHandle {
                 });
             }
             entry.shared.takes_files(&spec)?;
+            entry.shared.takes_layer(&spec)?;
+            self.knows_cost(&entry.shared, &spec, &bounds)?;
             if let Some(path) = spec.workspace.take() {
-                spec.workspace = Some(self.resolve(&spec, path).await?);
+                let path = self.resolve(&spec, path).await?;
+                self.holds_nothing_trusted(&entry.shared, &spec, &path)
+                    .await?;
+                spec.workspace = Some(path);
             }
             let name = entry.shared.config.name.clone();
             writes.push(Write::TaskQueued(TaskRow {
@@ -548,9 +542,13 @@ impl FleetHandle {
         }
     }
 
-    /// Stops every child and ends the fleet; returns when nothing of it is left.
+    /// Stops every child and ends the fleet; returns when nothing of it is left, and hooks have told
+    /// what waited or their time is over. `Now` waits for no hook.
     pub async fn stop(&self, how: Stop) {
         let now = how == Stop::Now;
+        if now {
+            self.0.shared.hooks.abandon();
+        }
         for entry in self.0.pools.values() {
             let _ = entry.actor.send_message(PoolMsg::Stop { now });
         }
@@ -558,5 +556,6 @@ impl FleetHandle {
         for end in ended.drain(..) {
             let _ = end.await;
         }
+        self.0.shared.hooks.finish().await;
     }
 }

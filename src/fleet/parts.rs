@@ -5,6 +5,9 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
 
 use super::StartError;
+use super::budgets::Ledger;
+use super::delegate::Delegate;
+use super::in_force::{InForce, PoolPolicy};
 use super::memory::SlotMemory;
 use super::notice::SlotView;
 use super::setup::{PoolShared, Setup};
@@ -14,21 +17,15 @@ use crate::relay::Upstream;
 use crate::telemetry::PoolMeters;
 
 /// Puts together what each pool's sessions share.
-pub(super) fn pools(setup: &Setup) -> Result<Vec<Arc<PoolShared>>, StartError> {
+pub(super) fn pools(setup: &Setup, in_force: &InForce) -> Result<Vec<Arc<PoolShared>>, StartError> {
     let mut first_slot = 0;
     let mut pools = Vec::with_capacity(setup.config.pools.len());
-    for config in &setup.config.pools {
+    for (place, config) in setup.config.pools.iter().enumerate() {
         let pool = || config.name.clone();
-        let policy = setup.policies.get(&config.policy);
-        let policy = policy.ok_or_else(|| StartError::NoPolicy {
-            pool: pool(),
-            policy: config.policy.clone(),
-        })?;
         let sandbox = setup.config.sandboxes.get(&config.sandbox);
         let extractor = setup.extractors.get(config.name.as_str());
         let shared = PoolShared {
-            policy: Arc::clone(&policy.policy),
-            policy_sha256: policy.sha256.clone(),
+            policy: PoolPolicy::new(in_force, place),
             sandbox: sandbox.cloned().ok_or_else(|| StartError::NoSandbox {
                 pool: pool(),
                 profile: config.sandbox.clone(),
@@ -36,7 +33,15 @@ pub(super) fn pools(setup: &Setup) -> Result<Vec<Arc<PoolShared>>, StartError> {
             extractor: extractor
                 .cloned()
                 .ok_or_else(|| StartError::NoExtractor(pool()))?,
+            mask: Arc::clone(&setup.mask),
+            delegate: delegate(&setup.config, config)?,
             meters: PoolMeters::new(&config.name),
+            ledger: Arc::new(Ledger::open(
+                &config.name,
+                config.budget,
+                &setup.config.prices,
+                &setup.journal,
+            )?),
             upstreams: upstreams(&setup.config, config)?,
             ambient: setup.ambient.clone(),
             config: config.clone(),
@@ -69,6 +74,22 @@ fn upstreams(config: &Config, pool: &Pool) -> Result<Vec<Arc<Upstream>>, StartEr
         Ok(Arc::new(upstream))
     });
     made.collect()
+}
+
+/// Who may be stricter than the pool's policy.
+fn delegate(config: &Config, pool: &Pool) -> Result<Option<Arc<Delegate>>, StartError> {
+    let Some(name) = &pool.delegate else {
+        return Ok(None);
+    };
+    let bad = |why: String| StartError::Delegate {
+        pool: pool.name.clone(),
+        delegate: name.clone(),
+        why,
+    };
+    let of = config.delegates.get(name);
+    let of = of.ok_or_else(|| bad("it does not exist".to_owned()))?;
+    let made = Delegate::new(&pool.name, of).map_err(|error| bad(error.to_string()))?;
+    Ok(Some(Arc::new(made)))
 }
 
 /// How a pool's slots look before anything was started.

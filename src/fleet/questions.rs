@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use super::asking_rules::AskRules;
 use super::session::SessionRef;
 use crate::journal::{AnswerRow, StoredQuestion};
 use crate::limits::ANSWERS_REMEMBERED;
@@ -65,8 +66,9 @@ pub(crate) enum Known {
     Orphaned(AskId, i64),
     /// It was, and this is the answer: for this once.
     Answered(AskId, AnswerRow),
-    /// It was, and led elsewhere then: it is asked anew, and this one is over.
-    Elsewhere(AskId),
+    /// It was, and led elsewhere then, or whoever answered it may not any more: it is asked anew,
+    /// and this one is over.
+    Anew(AskId),
     /// An answer holds for the whole session.
     Remembered(AnswerRow),
 }
@@ -97,13 +99,15 @@ impl Questions {
         }
     }
 
-    /// What is known of a request. What was kept for it is given once.
+    /// What is known of a request. What was kept for it is given once; what `rules` do not let hold
+    /// any more is forgotten.
     pub(crate) fn known(
         &self,
         session: &SessionId,
         digest: &str,
         paths: &str,
         now_us: i64,
+        rules: &AskRules,
     ) -> Known {
         let mut inner = self.lock();
         let same = |of: &Open| {
@@ -116,15 +120,24 @@ impl Questions {
             let (id, deadline_us) = (id.clone(), of.deadline_us);
             if of.paths != paths {
                 inner.open.remove(&id);
-                return Known::Elsewhere(id);
+                return Known::Anew(id);
             }
             return match inner.open.remove(&id).map(|of| of.by) {
+                Some(By::Nobody(Some(answer))) if !rules.still_permit(&answer) => Known::Anew(id),
                 Some(By::Nobody(Some(answer))) => Known::Answered(id, answer),
                 _ => Known::Orphaned(id, deadline_us),
             };
         }
-        let of_session = inner.remembered.get(session);
-        match of_session.and_then(|answers| answers.get(digest)) {
+        let Some(answers) = inner.remembered.get_mut(session) else {
+            return Known::Nothing;
+        };
+        if answers
+            .get(digest)
+            .is_some_and(|of| !rules.still_hold(&of.answer))
+        {
+            answers.remove(digest);
+        }
+        match answers.get(digest) {
             Some(of) if of.paths == paths => Known::Remembered(of.answer.clone()),
             _ => Known::Nothing,
         }
@@ -203,7 +216,16 @@ impl Questions {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Approver;
     use crate::model::{Decision, Remember};
+
+    fn rules() -> AskRules {
+        AskRules {
+            approvers: vec![Approver::Owner],
+            remember: Remember::Session,
+            max_pending: 1,
+        }
+    }
 
     fn id(text: &str) -> AskId {
         AskId::new(text).expect("id")
@@ -248,22 +270,22 @@ mod tests {
         assert!(!all.keep(&id("a"), &answer(Decision::Deny)), "answered");
         assert!(!all.keep(&id("b"), &answer(Decision::Deny)), "unknown");
         assert!(matches!(
-            all.known(&session("t"), "d", "[]", 1),
+            all.known(&session("t"), "d", "[]", 1, &rules()),
             Known::Nothing
         ));
         assert!(matches!(
-            all.known(&session("s"), "e", "[]", 1),
+            all.known(&session("s"), "e", "[]", 1, &rules()),
             Known::Nothing
         ));
-        let late = all.known(&session("s"), "d", "[]", 100);
+        let late = all.known(&session("s"), "d", "[]", 100, &rules());
         assert!(matches!(late, Known::Nothing), "late: {late:?}");
-        let found = all.known(&session("s"), "d", "[]", 99);
+        let found = all.known(&session("s"), "d", "[]", 99, &rules());
         let Known::Answered(of, kept) = found else {
             panic!("{found:?}");
         };
         assert_eq!((of, kept), (id("a"), answer(Decision::Allow)));
         assert!(matches!(
-            all.known(&session("s"), "d", "[]", 1),
+            all.known(&session("s"), "d", "[]", 1, &rules()),
             Known::Nothing
         ));
     }
@@ -277,20 +299,56 @@ mod tests {
         }
         assert!(!all.remember(&session("s"), "more".to_owned(), remembered(Decision::Deny)));
         assert!(all.remember(&session("s"), "0".to_owned(), remembered(Decision::Allow)));
-        let known = all.known(&session("s"), "0", "[]", 1);
+        let known = all.known(&session("s"), "0", "[]", 1, &rules());
         assert!(
             matches!(&known, Known::Remembered(of) if of.decision == Decision::Allow),
             "{known:?}"
         );
-        let elsewhere = all.known(&session("s"), "0", "[1]", 1);
+        let elsewhere = all.known(&session("s"), "0", "[1]", 1, &rules());
         assert!(matches!(elsewhere, Known::Nothing), "{elsewhere:?}");
-        let other = all.known(&session("t"), "1", "[]", 1);
+        let other = all.known(&session("t"), "1", "[]", 1, &rules());
         assert!(matches!(other, Known::Nothing), "{other:?}");
         all.put(id("a"), orphan("s", "d"));
         assert_eq!(all.waiting(&PoolName::new("p").expect("name")), 1);
         all.session_over(&session("s"));
-        let gone = all.known(&session("s"), "1", "[]", 1);
+        let gone = all.known(&session("s"), "1", "[]", 1, &rules());
         assert!(matches!(gone, Known::Nothing), "{gone:?}");
         assert!(all.find(&id("a")).is_none());
+    }
+
+    #[test]
+    fn what_is_in_force_now_says_what_still_holds() {
+        let all = Questions::default();
+        let known =
+            |digest: &str, rules: &AskRules| all.known(&session("s"), digest, "[]", 1, rules);
+        let ops = AskRules {
+            approvers: vec![Approver::new("ops").expect("a name")],
+            ..rules()
+        };
+        let short = AskRules {
+            remember: Remember::Turn,
+            ..rules()
+        };
+        let held = || Remembered {
+            paths: "[]".to_owned(),
+            answer: AnswerRow {
+                remember: Remember::Session,
+                ..answer(Decision::Allow)
+            },
+        };
+        for stricter in [&ops, &short] {
+            assert!(all.remember(&session("s"), "d".to_owned(), held()));
+            assert!(matches!(known("d", &rules()), Known::Remembered(_)));
+            assert!(matches!(known("d", stricter), Known::Nothing));
+            // It does not come back when that is taken back.
+            assert!(matches!(known("d", &rules()), Known::Nothing));
+        }
+        all.put(id("a"), orphan("s", "e"));
+        assert!(all.keep(&id("a"), &held().answer));
+        assert!(matches!(known("e", &ops), Known::Anew(of) if of == id("a")));
+        all.put(id("b"), orphan("s", "f"));
+        assert!(all.keep(&id("b"), &held().answer));
+        // Once it holds: only how long is cut.
+        assert!(matches!(known("f", &short), Known::Answered(..)));
     }
 }

@@ -12,18 +12,23 @@ use tokio::sync::{Semaphore, broadcast};
 
 use super::SubmitError;
 use super::ambient::Ambient;
+use super::budgets::{BoundsOfRuns, Ledger};
 use super::channel::stderr::StderrLog;
 use super::clock;
+use super::delegate::Delegate;
+use super::hooks::Hooks;
+use super::in_force::{InForce, Policies, PoolPolicy};
 use super::notice::{Notice, Pinned, SlotView};
 use super::questions::Questions;
+use super::reload::{PolicyReader, Reloads};
 use super::session::Scales;
 use super::used::Used;
-use crate::config::{Config, DialectName, Pool as PoolConfig, Sandbox};
+use crate::config::{Config, DialectName, Pool as PoolConfig, Sandbox, SessionScope};
 use crate::journal::Journal;
 use crate::launch::{Engine, Host};
 use crate::limits::{BROADCAST_EVENTS, COPIES_AT_ONCE, POOL_QUEUE, SPAWNS_AT_ONCE};
 use crate::model::{AskId, PoolName, RunId, SessionId, SlotId, TaskSpec, Weakness};
-use crate::policy::Policy;
+use crate::policy::Mask;
 use crate::policy::extract::Extractor;
 use crate::relay::Upstream;
 use crate::sandbox::state_dir::StateDir;
@@ -36,8 +41,10 @@ use crate::telemetry::{PoolMeters, SlotUse};
 pub struct Setup {
     /// The checked configuration.
     pub config: Arc<Config>,
-    /// The policy of each pool, by the name that the pool uses.
-    pub policies: BTreeMap<String, LoadedPolicy>,
+    /// The policies of the pools.
+    pub policies: Policies,
+    /// Reads them again; `None`: they stay as they are.
+    pub policy_reader: Option<PolicyReader>,
     /// The extractor of each pool, by the pool's name.
     pub extractors: BTreeMap<String, Arc<Extractor>>,
     /// The state directory, locked.
@@ -60,6 +67,8 @@ pub struct Setup {
     pub go_on: GoOn,
     /// Somebody may look at the asks and answer them; else what wants a person is denied.
     pub asks_people: bool,
+    /// Finds the secrets that are taken out of what is kept.
+    pub mask: Arc<Mask>,
 }
 
 /// What a fleet goes on with of what earlier starts of the supervisor left: which sessions, where a
@@ -75,19 +84,14 @@ pub enum GoOn {
     All,
 }
 
-/// A policy with the digest of its text.
-#[derive(Debug, Clone)]
-pub struct LoadedPolicy {
-    /// The policy.
-    pub policy: Arc<Policy>,
-    /// SHA-256 of its text and of what it extends, hexadecimal.
-    pub sha256: String,
-}
-
 /// What every actor shares.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) config: Arc<Config>,
+    /// The policies of all pools.
+    pub(crate) in_force: InForce,
+    /// What is remembered of reading them again.
+    pub(crate) reloads: Reloads,
     pub(crate) state: Arc<StateDir>,
     pub(crate) journal: Journal,
     pub(crate) host: Arc<dyn Host>,
@@ -112,13 +116,26 @@ pub(crate) struct Shared {
     pub(crate) questions: Questions,
     /// There are people to ask beside the clients of conversations.
     pub(crate) asks_people: bool,
+    /// Finds known secrets.
+    pub(crate) mask: Arc<Mask>,
+    /// What bounds the runs that are about to be taken in.
+    pub(crate) bounds: BoundsOfRuns,
+    /// Who is told what happens.
+    pub(crate) hooks: Arc<Hooks>,
 }
 
 impl Shared {
-    pub(crate) fn new(setup: Setup, slots: SlotTable) -> Self {
+    pub(crate) fn new(
+        setup: Setup,
+        in_force: InForce,
+        slots: SlotTable,
+        hooks: Arc<Hooks>,
+    ) -> Self {
         let scales = Scales::new(setup.ambient.clone(), setup.state.path().to_owned());
         Self {
             config: setup.config,
+            reloads: Reloads::new(setup.policy_reader, &in_force),
+            in_force,
             state: setup.state,
             journal: setup.journal,
             host: setup.host,
@@ -136,6 +153,9 @@ impl Shared {
             scales,
             questions: Questions::default(),
             asks_people: setup.asks_people,
+            mask: setup.mask,
+            bounds: BoundsOfRuns::default(),
+            hooks,
         }
     }
 
@@ -150,10 +170,16 @@ impl Shared {
 pub(crate) struct PoolShared {
     pub(crate) config: PoolConfig,
     pub(crate) sandbox: Sandbox,
-    pub(crate) policy: Arc<Policy>,
-    pub(crate) policy_sha256: String,
+    /// What judges its requests; it changes while the fleet runs.
+    pub(crate) policy: PoolPolicy,
     pub(crate) extractor: Arc<Extractor>,
+    /// Finds known secrets.
+    pub(crate) mask: Arc<Mask>,
+    /// Who may be stricter than the policy.
+    pub(crate) delegate: Option<Arc<Delegate>>,
     pub(crate) meters: PoolMeters,
+    /// What it spent, and may spend.
+    pub(crate) ledger: Arc<Ledger>,
     /// What its routes lead to, in their order.
     pub(crate) upstreams: Vec<Arc<Upstream>>,
     pub(crate) ambient: Ambient,
@@ -189,6 +215,34 @@ impl PoolShared {
         Err(SubmitError::Pool {
             task: spec.id.to_string(),
             why: why.to_owned(),
+        })
+    }
+
+    /// Whether a task can have the policy on top of the pool's that it names.
+    pub(crate) fn takes_layer(&self, spec: &TaskSpec) -> Result<(), SubmitError> {
+        let Some(layer) = &spec.policy_layer else {
+            return Ok(());
+        };
+        let version = self.policy.now();
+        let why = if self.config.session == SessionScope::Slot {
+            "a task of a pool with session = \"slot\" works in a session that is not its own: leave out policy_layer".to_owned()
+        } else if version.of(Some(layer)).is_none() {
+            let there: Vec<&str> = version.layered.keys().map(String::as_str).collect();
+            format!(
+                "there is no policy layer {:?}; {}",
+                crate::model::foreign::show(layer, 40),
+                if there.is_empty() {
+                    "set layer = true at a [policy.NAME] of the configuration".to_owned()
+                } else {
+                    format!("the layers are {}", there.join(", "))
+                }
+            )
+        } else {
+            return Ok(());
+        };
+        Err(SubmitError::Pool {
+            task: spec.id.to_string(),
+            why,
         })
     }
 

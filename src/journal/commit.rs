@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::error::{Refusal, Violation};
 use super::questions::{QuestionChange, QuestionRow};
+use super::spent::SpentRow;
 use crate::model::{
     AskId, ExitClass, PoolName, RunId, SessionId, SlotId, Stamped, TaskId, TaskOutcome, TaskSpec,
 };
@@ -61,6 +62,17 @@ impl Commit {
     }
 
     /// Whether it begins work that did not exist before.
+    /// Whether it has a row of a question.
+    pub(super) fn is_of_questions(&self) -> bool {
+        let mut writes = self.writes.iter();
+        writes.any(|write| {
+            matches!(
+                write,
+                Write::QuestionPut(_) | Write::QuestionChanged { .. } | Write::QuestionsLeft { .. }
+            )
+        })
+    }
+
     pub(super) fn is_new_work(&self) -> bool {
         self.writes
             .iter()
@@ -160,6 +172,15 @@ pub enum Write {
         /// When.
         at_us: i64,
     },
+    /// What bounds a run, as JSON; `None`: nothing does any more.
+    RunLimited {
+        /// Its id.
+        run: RunId,
+        /// The bounds.
+        limits: Option<String>,
+    },
+    /// So much more was spent.
+    Spent(SpentRow),
     /// This start of the supervisor goes on with a run of an earlier one.
     RunTakenUp {
         /// Its id.

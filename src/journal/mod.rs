@@ -26,6 +26,7 @@ mod recovery;
 mod retention;
 mod rows;
 mod schema;
+mod spent;
 mod stepper;
 mod store;
 mod unfinished;
@@ -48,7 +49,7 @@ pub use conversations::StoredConversation;
 pub use error::{OpenError, ReadError, Refusal, Violation};
 pub use health::{Health, Space};
 pub use kept::KeptSession;
-pub use morning::{Crashes, Waiting};
+pub use morning::Crashes;
 pub use questions::{AnswerRow, QuestionChange, QuestionRow, StoredQuestion};
 pub use reader::{
     Failures, Reader, RunSession, StoredAsk, StoredEvent, StoredRun, StoredSession, StoredTask,
@@ -57,6 +58,7 @@ pub use records::{AuditQuery, AuditRecord, Named, Proof};
 pub use recovery::Recovered;
 pub use retention::Keeping;
 pub use schema::{FILE, VERSION as SCHEMA_VERSION};
+pub use spent::{Period, SpentRow, StoredSpent};
 #[doc(hidden)]
 pub use stepper::{Step, Stepper};
 pub use unfinished::StoredPark;
@@ -70,6 +72,7 @@ pub struct Journal(Arc<Inner>);
 struct Inner {
     queue: Arc<queue::Queue>,
     health: watch::Receiver<Health>,
+    questions: watch::Receiver<u64>,
     head: Arc<Mutex<Head>>,
     epoch: u64,
     file: PathBuf,
@@ -193,9 +196,11 @@ impl Journal {
             Some(reason) => Health::ReadOnly { reason },
             None => Health::Ok,
         });
+        let (questions, changed) = watch::channel(0);
         let writer = writer::Writer {
             store,
             queue: Arc::clone(&queue),
+            questions,
             health,
             head: Arc::clone(&head),
             meters: JournalMeters::new(),
@@ -208,6 +213,7 @@ impl Journal {
         let journal = Self(Arc::new(Inner {
             queue,
             health: receiver,
+            questions: changed,
             head,
             epoch,
             file,
@@ -240,6 +246,12 @@ impl Journal {
     #[must_use]
     pub fn health(&self) -> watch::Receiver<Health> {
         self.0.health.clone()
+    }
+
+    /// A number that grows each time that questions changed and the change is durable.
+    #[must_use]
+    pub fn questions_changed(&self) -> watch::Receiver<u64> {
+        self.0.questions.clone()
     }
 
     /// Rows accepted and not yet durable.

@@ -2,28 +2,9 @@
 //!
 //! Only reads. Must not know how anything is shown.
 
-use rusqlite::params;
-
 use super::error::ReadError;
 use super::reader::{Reader, StoredTask, stored_task};
 use crate::model::Foreign;
-
-/// A request that waits for a person.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Waiting {
-    /// Its id.
-    pub id: String,
-    /// Its session.
-    pub session: String,
-    /// The session's pool.
-    pub pool: String,
-    /// The tool; foreign.
-    pub tool: Foreign,
-    /// The input; foreign.
-    pub input: Option<Foreign>,
-    /// Since when, in microseconds since the Unix epoch.
-    pub asked_at_us: i64,
-}
 
 /// Ends of children that nobody asked for, of one pool and class.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -79,32 +60,6 @@ impl Reader {
                 detail: row.get::<_, String>(3)?.into(),
             })
         })?;
-        Ok(rows.collect::<Result<_, _>>()?)
-    }
-
-    /// Requests of sessions that have not ended on which there is no verdict, oldest first, at most
-    /// so many.
-    ///
-    /// # Errors
-    /// [`ReadError::Database`]
-    pub fn waiting(&self, most: usize) -> Result<Vec<Waiting>, ReadError> {
-        let mut statement = self.conn().prepare_cached(
-            "SELECT a.id, a.session, s.pool, a.tool, a.input, a.asked_at_us FROM asks a \
-             JOIN sessions s ON s.session = a.session \
-             WHERE a.link IS NULL AND a.decision IS NULL AND s.ended_at_us IS NULL \
-             ORDER BY a.asked_at_us LIMIT ?1",
-        )?;
-        let rows =
-            statement.query_map(params![i64::try_from(most).unwrap_or(i64::MAX)], |row| {
-                Ok(Waiting {
-                    id: row.get(0)?,
-                    session: row.get(1)?,
-                    pool: row.get(2)?,
-                    tool: row.get::<_, String>(3)?.into(),
-                    input: row.get::<_, Option<String>>(4)?.map(Foreign::new),
-                    asked_at_us: row.get(5)?,
-                })
-            })?;
         Ok(rows.collect::<Result<_, _>>()?)
     }
 

@@ -26,7 +26,10 @@ pub struct AuditRecord {
     pub id: String,
     /// Its session.
     pub session: String,
-    /// The session's pool; `None` once the session was removed because of its age.
+    /// What its hash covers: 2, or `None` for a record of an earlier version. Of such a one the next
+    /// four are its session's, and `None` once that was removed because of its age.
+    pub form: Option<i64>,
+    /// The session's pool.
     pub pool: Option<String>,
     /// The session's slot in it.
     pub slot: Option<u16>,
@@ -68,6 +71,8 @@ pub struct AuditRecord {
     pub rules: Vec<String>,
     /// The reason.
     pub reason: String,
+    /// Who answered, as it was written with it.
+    pub approver: Option<String>,
     /// When it was decided.
     pub decided_at_us: i64,
 }
@@ -113,19 +118,41 @@ pub struct Named {
     pub decided_at_us: Option<i64>,
 }
 
-const SELECT: &str = "SELECT a.link, a.prev_hash, a.hash, a.id, a.session, s.pool, s.slot, s.run, \
-    s.task, a.asked_seq, a.decided_seq, a.request_key, a.tool_id, a.tool, a.input, \
-    a.input_sha256, a.claimed, a.asked_at_us, a.policy, a.policy_sha256, a.facts, a.eval_us, \
-    a.decision, a.decided_by, a.rules, a.reason, a.decided_at_us \
-    FROM asks a LEFT JOIN sessions s ON s.session = a.session WHERE a.link IS NOT NULL";
+/// A column that says whose a record is: as it was written with it, or, in the form of earlier
+/// versions, as its session says.
+fn whose(column: &str, has_forms: bool) -> String {
+    if has_forms {
+        format!("CASE WHEN a.form IS NULL THEN s.{column} ELSE a.{column} END")
+    } else {
+        format!("s.{column}")
+    }
+}
+
+fn select(has_forms: bool) -> String {
+    let [pool, slot, run, task] =
+        ["pool", "slot", "run", "task"].map(|column| whose(column, has_forms));
+    let own = if has_forms {
+        "a.form, a.approver"
+    } else {
+        "NULL, NULL"
+    };
+    format!(
+        "SELECT a.link, a.prev_hash, a.hash, a.id, a.session, {pool}, {slot}, {run}, {task}, \
+         a.asked_seq, a.decided_seq, a.request_key, a.tool_id, a.tool, a.input, a.input_sha256, \
+         a.claimed, a.asked_at_us, a.policy, a.policy_sha256, a.facts, a.eval_us, a.decision, \
+         a.decided_by, a.rules, a.reason, a.decided_at_us, {own} \
+         FROM asks a LEFT JOIN sessions s ON s.session = a.session WHERE a.link IS NOT NULL"
+    )
+}
 
 impl AuditQuery {
     /// The conditions that SQL can look at, and their values.
-    fn conditions(&self) -> (String, Vec<Value>) {
+    fn conditions(&self, has_forms: bool) -> (String, Vec<Value>) {
         let (mut sql, mut values) = (String::new(), Vec::new());
+        let pool = whose("pool", has_forms);
         let texts = [
             ("a.session", &self.session),
-            ("s.pool", &self.pool),
+            (pool.as_str(), &self.pool),
             ("a.decision", &self.decision),
             ("a.decided_by", &self.decided_by),
             ("a.tool", &self.tool),
@@ -150,6 +177,10 @@ impl AuditQuery {
     }
 }
 
+/// A request that was one with an earlier one names that in what is on record of its facts.
+const OF_QUESTION: &str = "SELECT approver FROM questions WHERE id = coalesce(\
+    (SELECT json_extract(facts, '$.question') FROM asks WHERE id = ?1 AND json_valid(facts)), ?1)";
+
 impl Reader {
     /// Gives every record after a link that is wanted, in the order of the chain, until `each`
     /// says `false`. Gives the link of the last record that was looked at.
@@ -162,10 +193,12 @@ impl Reader {
         after: u64,
         each: &mut dyn FnMut(AuditRecord) -> bool,
     ) -> Result<u64, ReadError> {
-        let (conditions, values) = query.conditions();
+        let has_forms = audit::has_forms(self.conn())?;
+        let select = select(has_forms);
+        let (conditions, values) = query.conditions(has_forms);
         let link = values.len() + 1;
         let sql = format!(
-            "{SELECT}{conditions} AND a.link > ?{link} ORDER BY a.link LIMIT {}",
+            "{select}{conditions} AND a.link > ?{link} ORDER BY a.link LIMIT {}",
             limits::AUDIT_PAGE
         );
         let mut last = after;
@@ -193,10 +226,12 @@ impl Reader {
         query: &AuditQuery,
         most: usize,
     ) -> Result<Vec<AuditRecord>, ReadError> {
-        let (conditions, values) = query.conditions();
+        let has_forms = audit::has_forms(self.conn())?;
+        let select = select(has_forms);
+        let (conditions, values) = query.conditions(has_forms);
         let link = values.len() + 1;
         let sql = format!(
-            "{SELECT}{conditions} AND a.link < ?{link} ORDER BY a.link DESC LIMIT {}",
+            "{select}{conditions} AND a.link < ?{link} ORDER BY a.link DESC LIMIT {}",
             limits::AUDIT_PAGE
         );
         let (mut found, mut before) = (Vec::new(), i64::MAX.unsigned_abs());
@@ -228,6 +263,22 @@ impl Reader {
         let values = values.iter().cloned().chain([link]);
         let rows = statement.query_map(params_from_iter(values), record)?;
         Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    /// Who answered the question that a request was, or that it was one with; `None` where there was
+    /// none.
+    ///
+    /// # Errors
+    /// [`ReadError::Database`]
+    pub fn approver(&self, id: &str) -> Result<Option<String>, ReadError> {
+        // A database of an earlier version, opened for reading, has no such table.
+        let is_there = "SELECT 1 FROM sqlite_master WHERE name = 'questions'";
+        if !self.conn().prepare_cached(is_there)?.exists([])? {
+            return Ok(None);
+        }
+        let mut statement = self.conn().prepare_cached(OF_QUESTION)?;
+        let found = statement.query_row([id], |row| row.get(0)).optional()?;
+        Ok(found.flatten())
     }
 
     /// Checks the whole chain, from its first record or the last that was removed because of its
@@ -296,6 +347,7 @@ fn record(row: &Row<'_>) -> rusqlite::Result<AuditRecord> {
         hash: or_empty(2)?,
         id: row.get(3)?,
         session: row.get(4)?,
+        form: row.get(27)?,
         pool: row.get(5)?,
         slot: row.get(6)?,
         run: row.get(7)?,
@@ -318,6 +370,7 @@ fn record(row: &Row<'_>) -> rusqlite::Result<AuditRecord> {
         // A damaged list is an empty one here; `prove_audit` names its record.
         rules: serde_json::from_str(&rules).unwrap_or_default(),
         reason: or_empty(25)?,
+        approver: row.get(28)?,
         decided_at_us: row.get::<_, Option<i64>>(26)?.unwrap_or_default(),
     })
 }

@@ -13,7 +13,7 @@ use super::commit::{SessionRow, TaskChange, TaskRow, Write};
 use super::error::Violation;
 use crate::limits;
 use crate::model::{
-    Ask, AskId, Event, ExitClass, RunId, SessionId, SlotId, Stamped, TaskId, Verdict,
+    Ask, AskId, DecidedBy, Event, ExitClass, RunId, SessionId, SlotId, Stamped, TaskId, Verdict,
 };
 
 /// A write's failure, before it is known which commit it belongs to.
@@ -104,6 +104,7 @@ impl Writer<'_> {
                 self.question(write)
             }
             Write::TaskQueued(row) => self.task_queued(row),
+            Write::Spent(row) => self.spent(row),
             Write::TaskUpdated {
                 run,
                 task,
@@ -131,6 +132,12 @@ impl Writer<'_> {
                 .execute(
                     "UPDATE runs SET ended_at_us = ?2, code = ?3 WHERE run = ?1",
                     params![run.as_str(), at_us, code],
+                )?
+                .one_or(|| Violation::NoRun(run.clone()))?,
+            Write::RunLimited { run, limits } => self
+                .execute(
+                    "UPDATE runs SET limits = ?2 WHERE run = ?1",
+                    params![run.as_str(), limits],
                 )?
                 .one_or(|| Violation::NoRun(run.clone()))?,
             Write::RunTakenUp { run } => self
@@ -294,12 +301,17 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Ends an ask and links its row into the chain.
+    /// Ends an ask and links its row into the chain. A request that was one with an earlier one has
+    /// that one's question, which its facts name.
     fn decided(&mut self, stamped: &Stamped, verdict: &Verdict) -> Result<(), Fault> {
         let rules = serde_json::to_string(&verdict.rules).unwrap_or_default();
         self.execute(
             "UPDATE asks SET decided_seq = ?2, decision = ?3, decided_by = ?4, rules = ?5, \
-             reason = ?6, decided_at_us = ?7 WHERE id = ?1 AND link IS NULL",
+             reason = ?6, decided_at_us = ?7, form = ?8, (pool, slot, run, task) = \
+             (SELECT s.pool, s.slot, s.run, s.task FROM sessions s WHERE s.session = asks.session), \
+             approver = (SELECT q.approver FROM questions q WHERE ?4 = ?9 AND q.id = \
+             iif(json_valid(facts), coalesce(json_extract(facts, '$.question'), asks.id), asks.id)) \
+             WHERE id = ?1 AND link IS NULL",
             params![
                 verdict.ask.as_str(),
                 signed(stamped.id.seq),
@@ -307,7 +319,9 @@ impl Writer<'_> {
                 verdict.by.word(),
                 rules,
                 verdict.reason,
-                stamped.at_us
+                stamped.at_us,
+                audit::FORM,
+                DecidedBy::Human.word()
             ],
         )?
         .one_or(|| Violation::NoAsk(verdict.ask.clone()))?;

@@ -15,7 +15,7 @@ use super::error::OpenError;
 use crate::limits;
 
 /// The schema that this program writes.
-pub const VERSION: i64 = 3;
+pub const VERSION: i64 = 5;
 
 /// `mrsh` in ASCII.
 const APPLICATION_ID: i64 = 0x6d72_7368;
@@ -28,6 +28,12 @@ const SINCE_2: &str = "-- What retention needs";
 
 /// The same for version 2.
 const SINCE_3: &str = "-- What version 3 added";
+
+/// The same for version 3.
+const SINCE_4: &str = "-- What version 4 added";
+
+/// The same for version 4.
+const SINCE_5: &str = "-- What version 5 added";
 
 /// The database's name in the state directory.
 pub const FILE: &str = "journal.db";
@@ -155,7 +161,9 @@ pub(super) fn open(file: &Path, at_us: i64) -> Result<(Connection, u64), OpenErr
         let from = match found {
             0 => 0,
             1 => SCHEMA.find(SINCE_2).unwrap_or(0),
-            _ => SCHEMA.find(SINCE_3).unwrap_or(0),
+            2 => SCHEMA.find(SINCE_3).unwrap_or(0),
+            3 => SCHEMA.find(SINCE_4).unwrap_or(0),
+            _ => SCHEMA.find(SINCE_5).unwrap_or(0),
         };
         tx.execute_batch(&SCHEMA[from..]).map_err(named)?;
         tx.pragma_update(None, "application_id", APPLICATION_ID)
@@ -175,6 +183,7 @@ pub(super) fn open(file: &Path, at_us: i64) -> Result<(Connection, u64), OpenErr
         [at_us.saturating_sub(kept)],
     )
     .map_err(named)?;
+    super::spent::forget(&tx, at_us).map_err(named)?;
     tx.commit().map_err(named)?;
     conn.busy_timeout(limits::JOURNAL_BUSY).map_err(named)?;
     Ok((conn, u64::try_from(epoch).unwrap_or(0)))

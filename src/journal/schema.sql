@@ -1,4 +1,4 @@
--- The journal, version 3. Open it with: sqlite3 -readonly journal.db
+-- The journal, version 5. Open it with: sqlite3 -readonly journal.db
 -- Times are microseconds since the Unix epoch: datetime(at_us / 1000000, 'unixepoch').
 
 -- One row for every start of the supervisor.
@@ -72,7 +72,8 @@ CREATE TABLE events (
 -- SHA-256, in hexadecimal, of a JSON array without spaces of these columns, in this order:
 -- link, prev_hash, id, session, asked_seq, decided_seq, request_key, tool_id, tool, input_sha256,
 -- claimed, asked_at_us, policy, policy_sha256, facts, eval_us, decision, decided_by, rules,
--- reason, decided_at_us. input is as it came; NULL if longer than 64 KiB.
+-- reason, decided_at_us; and of those that version 5 added, see there. input is as it came; NULL if
+-- longer than 64 KiB.
 CREATE TABLE asks (
     id            TEXT PRIMARY KEY,
     session       TEXT NOT NULL,
@@ -176,3 +177,32 @@ CREATE TABLE questions (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX questions_by_session ON questions (session);
 CREATE INDEX questions_open ON questions (asked_at_us) WHERE state IN ('pending', 'orphaned');
+
+-- What version 4 added: what budgets count. period: session (name is its id), day (by UTC, as
+-- 2026-11-22), pool (name is empty: for ever), run (its id). Cost is in billionths of a US dollar.
+-- counted_ is what routes counted; tokens and cost are that, or what agents said where it is more.
+CREATE TABLE spent (
+    pool           TEXT NOT NULL,
+    period         TEXT NOT NULL,
+    name           TEXT NOT NULL,
+    tokens         INTEGER NOT NULL,
+    cost           INTEGER NOT NULL,
+    counted_tokens INTEGER NOT NULL,
+    counted_cost   INTEGER NOT NULL,
+    at_us          INTEGER NOT NULL,
+    PRIMARY KEY (pool, period, name)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX spent_by_name ON spent (period, name);
+
+-- What bounds a run, as JSON; NULL: nothing does.
+ALTER TABLE runs ADD COLUMN limits TEXT;
+
+-- What version 5 added: whose request it was, and who answered. form says what hash covers: NULL, of
+-- records of earlier versions, the columns named above; 2: after them form, pool, slot, run, task and
+-- approver. After a record with a form there is none without.
+ALTER TABLE asks ADD COLUMN form INTEGER;
+ALTER TABLE asks ADD COLUMN pool TEXT;
+ALTER TABLE asks ADD COLUMN slot INTEGER;
+ALTER TABLE asks ADD COLUMN run TEXT;
+ALTER TABLE asks ADD COLUMN task TEXT;
+ALTER TABLE asks ADD COLUMN approver TEXT;

@@ -57,6 +57,8 @@ pub(super) struct Writer {
     pub(super) queue: Arc<Queue>,
     pub(super) health: watch::Sender<Health>,
     pub(super) head: Arc<Mutex<Head>>,
+    /// Counts the batches that changed questions.
+    pub(super) questions: watch::Sender<u64>,
     pub(super) meters: JournalMeters,
     pub(super) file: PathBuf,
     pub(super) space: SpaceProbe,
@@ -202,6 +204,10 @@ impl Writer {
         *self.head.lock().unwrap_or_else(PoisonError::into_inner) = self.store.head().clone();
         self.queue.done();
         self.meters.backlog(self.queue.backlog());
+        let mut written = batch.iter().filter(|entry| entry.left.is_none());
+        if written.any(|entry| entry.commit.is_of_questions()) {
+            self.questions.send_modify(|count| *count += 1);
+        }
         for mut entry in batch {
             let outcome = entry.outcome();
             let done = entry.commit.done.take();

@@ -15,8 +15,8 @@ use crate::wire::shim::BUILD;
 
 /// The small binary's name, in the directory of the program.
 const SHIM: &str = "marshal-shim";
-/// It has some hundred kilobytes, and some megabytes without optimisation.
-const SHIM_BYTES: u64 = 64 << 20;
+/// It has some hundred kilobytes, and some ten megabytes as it is built for tests.
+const SHIM_BYTES: u64 = 256 << 20;
 /// Who may write a file beside its owner.
 const OTHERS_WRITE: u32 = 0o022;
 

@@ -2,6 +2,12 @@
 
 use std::time::Duration;
 
+/// The longest name of a tool that is judged, in bytes; a request with a longer one is denied.
+pub const ASK_TOOL_BYTES: usize = 256;
+
+/// Of each thing that an agent says beside a request's input, so much is kept, in bytes.
+pub const ASK_CLAIM_BYTES: usize = 4096;
+
 /// Answers that one session remembers until it ends, and one turn until that ends; a further one
 /// holds once.
 pub const ANSWERS_REMEMBERED: usize = 256;
@@ -13,6 +19,10 @@ pub const ANSWERS_TAKEN_UP: u32 = 10_000;
 /// input, of [`super::ASK_INPUT_BYTES`] at most.
 pub const QUESTION_REQUESTS: usize = 4;
 
+/// Open questions that a start takes over: far more than [`super::ASKS_PER_POOL`] of as many pools as
+/// there are.
+pub const QUESTIONS_TAKEN_UP: u32 = 10_000;
+
 /// Questions in one list. More than [`super::ASKS_PER_POOL`] of each of a few pools.
 pub const QUESTIONS_LISTED: u32 = 500;
 
@@ -21,3 +31,24 @@ pub const ANSWER_REASON_CHARS: usize = 1000;
 
 /// How long whoever answers waits until it holds for good.
 pub const ANSWER_WAIT: Duration = Duration::from_secs(20);
+
+/// Watchers of the stream of asks at the same time; one more is refused.
+pub const ASK_STREAMS: usize = 16;
+
+/// Pieces that wait for one watcher, and how long the next one waits for a place before the watcher
+/// is dropped.
+pub const ASK_STREAM_QUEUE: usize = 8;
+/// See [`ASK_STREAM_QUEUE`].
+pub const ASK_STREAM_WAIT: Duration = Duration::from_secs(10);
+
+/// How often a watcher that hears nothing gets a comment, by which it knows that somebody is there.
+pub const ASK_STREAM_BEAT: Duration = Duration::from_secs(15);
+
+/// How long a stream waits after a change for further ones: they are read together.
+pub const ASK_STREAM_PAUSE: Duration = Duration::from_millis(100);
+
+/// How long before its connection ends a stream does.
+pub const ASK_STREAM_MARGIN: Duration = Duration::from_secs(5);
+
+/// After how long a watcher should come again.
+pub const ASK_STREAM_AGAIN: Duration = Duration::from_secs(1);

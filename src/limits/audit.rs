@@ -5,6 +5,9 @@
 /// Audit records that are read at once: each may have an input of 64 KiB and facts as large.
 pub const AUDIT_PAGE: usize = 64;
 
+/// Paths of a request whose ends are on record with it.
+pub const FACT_PATHS: usize = 64;
+
 /// Bytes of one line of an exported audit, or of a file of labelled requests: an input is at most
 /// 64 KiB, and its facts repeat it.
 pub const AUDIT_LINE_BYTES: usize = 1 << 20;

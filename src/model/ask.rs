@@ -31,8 +31,36 @@ words!(
         Timeout = "timeout",
         /// The request could not be judged: malformed, or the engine failed.
         Error = "error",
+        /// A budget was spent: what the policy would have allowed was not.
+        Budget = "budget",
         /// The turn, the child or the supervisor ended first.
         Gone = "gone",
+        /// The pool's delegate, which may only be stricter than the policy; or it gave no decision.
+        Delegate = "delegate",
+    }
+);
+
+words!(
+    /// Why a decider gave no decision.
+    DelegateError {
+        /// It took too long.
+        Timeout = "timeout",
+        /// It could not be started.
+        Spawn = "spawn",
+        /// It ended with another code than 0, or was killed.
+        Exit = "exit",
+        /// It could not be connected to, or the connection broke.
+        Unreachable = "unreachable",
+        /// It answered with another status than 200.
+        Status = "status",
+        /// Its answer is longer than is read.
+        TooLong = "too_long",
+        /// Its answer has no result.
+        Undefined = "undefined",
+        /// Its answer is no JSON of the right form.
+        Malformed = "malformed",
+        /// The supervisor failed.
+        Internal = "internal",
     }
 );
 
@@ -112,6 +140,54 @@ pub struct Ask {
     pub claimed: Claimed,
 }
 
+/// How much is kept of what stands beside a request's input, in bytes.
+#[derive(Debug, Clone, Copy)]
+pub struct AskBounds {
+    /// Of the tool's name.
+    pub tool: usize,
+    /// Of each thing that the agent claims.
+    pub claim: usize,
+    /// Of a tool call's id; a longer one is left out.
+    pub id: usize,
+}
+
+impl Ask {
+    /// Cuts the words that an agent puts beside the input to what is kept of them. Whether the tool's
+    /// name was longer than any is: then it is not known what is asked.
+    pub fn bound(&mut self, most: AskBounds) -> bool {
+        let Claimed {
+            active_mode,
+            required_mode,
+            reason,
+            title,
+            kind,
+            no_allow: _,
+        } = &mut self.claimed;
+        for word in [active_mode, required_mode, reason, title, kind]
+            .into_iter()
+            .flatten()
+        {
+            cut(word, most.claim);
+        }
+        // Half an id names another call.
+        self.tool_id = self.tool_id.take().filter(|id| id.len() <= most.id);
+        cut(&mut self.tool, most.tool)
+    }
+}
+
+fn cut(word: &mut Foreign, most: usize) -> bool {
+    let is_long = word.len() > most;
+    if is_long {
+        let mut text = std::mem::take(word).into_raw();
+        let end = most.saturating_sub('…'.len_utf8());
+        let end = (0..=end).rev().find(|end| text.is_char_boundary(*end));
+        text.truncate(end.unwrap_or(0));
+        text.push('…');
+        *word = Foreign::new(text);
+    }
+    is_long
+}
+
 /// The end of an ask. Durable before it is sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Verdict {
@@ -134,4 +210,44 @@ pub enum Answer {
     Allow,
     /// Do not run it; the text is for the model.
     Deny(String),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOST: AskBounds = AskBounds {
+        tool: 256,
+        claim: 4096,
+        id: 1024,
+    };
+
+    #[test]
+    fn what_an_agent_says_beside_its_input_is_bounded() {
+        let long = |bytes: usize| Foreign::new("é".repeat(bytes / 2));
+        let mut ask = Ask {
+            key: AskKey {
+                id: "1".to_owned(),
+                serial: 1,
+            },
+            tool_id: Some(long(MOST.id)),
+            tool: long(MOST.tool),
+            input: RawValue::NULL.to_owned(),
+            claimed: Claimed {
+                reason: Some(long(MOST.claim)),
+                ..Claimed::default()
+            },
+        };
+        let before = ask.clone();
+        assert!(!ask.bound(MOST));
+        assert_eq!((&ask.tool, &ask.tool_id), (&before.tool, &before.tool_id));
+        assert_eq!(ask.claimed, before.claimed);
+        ask.tool = long(MOST.tool + 2);
+        ask.tool_id = Some(long(MOST.id + 2));
+        ask.claimed.reason = Some(long(1 << 20));
+        assert!(ask.bound(MOST));
+        assert!(ask.tool.len() <= MOST.tool && ask.tool.raw().ends_with("é…"));
+        assert_eq!(ask.tool_id, None);
+        assert!(ask.claimed.reason.unwrap().len() <= MOST.claim);
+    }
 }

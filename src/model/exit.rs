@@ -29,6 +29,8 @@ words!(
         Stopped = "stopped",
         /// It wrote more than a session may journal.
         JournalQuota = "journal_quota",
+        /// It was stopped because a budget is spent whose `then` is `park`.
+        Budget = "budget",
     }
 );
 

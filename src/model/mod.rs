@@ -4,6 +4,8 @@
 //! database) and must know nothing of IO, clocks, protocols or serialisation formats.
 
 pub mod ask;
+pub mod budget;
+pub mod canonical;
 pub mod client;
 pub mod egress;
 pub mod event;
@@ -15,10 +17,16 @@ pub mod question;
 pub mod setting;
 pub mod slot;
 pub mod task;
+pub mod told;
 pub mod turn;
 pub mod weakness;
 
-pub use ask::{Answer, Ask, AskKey, Claimed, DecidedBy, Decision, OnTimeout, ToolClass, Verdict};
+pub use ask::{
+    Answer, Ask, AskBounds, AskKey, Claimed, DecidedBy, Decision, DelegateError, OnTimeout,
+    ToolClass, Verdict,
+};
+pub use budget::{Amount, BudgetName, Most, Spent, Then};
+pub use canonical::{NotCanonical, canonical};
 pub use client::{
     ClientAnswer, ClientCall, ClientDone, ClientError, ClientFault, ClientMethod, ClientOffers,
     ClientWish, TerminalExit, TerminalSpec,
@@ -35,6 +43,7 @@ pub use question::{QuestionState, Remember};
 pub use setting::{ChoiceInfo, Setting, SettingValue};
 pub use slot::SlotState;
 pub use task::{TaskOutcome, TaskSpec};
+pub use told::ToldKind;
 pub use turn::TurnOutcome;
 pub use weakness::Weakness;
 

@@ -46,4 +46,6 @@ pub struct TaskSpec {
     pub files: Vec<String>,
     /// Files of the workspace whose text the prompt holds, where the agent takes that.
     pub embed: Vec<String>,
+    /// A policy that lies on top of the pool's for this task's session: it can only deny and ask.
+    pub policy_layer: Option<String>,
 }

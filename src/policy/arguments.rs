@@ -36,6 +36,8 @@ pub(super) struct Candidate<'w> {
     pub index: usize,
     /// Where it begins in the word: 0 is the whole word.
     pub from: usize,
+    /// Where it ends, if not with the word.
+    pub to: Option<usize>,
     /// Only a guess: counts for what is forbidden, not for what is permitted.
     pub guess: bool,
     /// The program itself reads wildcards in it, quoted or not.
@@ -45,8 +47,15 @@ pub(super) struct Candidate<'w> {
 }
 
 impl<'w> Candidate<'w> {
+    /// Whether it is a word as it stands there, and surely a path.
+    pub(super) fn is_whole_literal(&self) -> bool {
+        let odd = self.guess || self.spec || self.unknown || self.word.tilde || self.word.glob;
+        self.from == 0 && self.to.is_none() && !odd && !self.word.live()
+    }
+
     pub(super) fn text(&self) -> &'w str {
-        self.word.text.get(self.from..).unwrap_or_default()
+        let to = self.to.unwrap_or(self.word.text.len());
+        self.word.text.get(self.from..to).unwrap_or_default()
     }
 }
 
@@ -78,6 +87,9 @@ pub(super) fn parse<'w>(
         },
         ended: false,
         value_of: None,
+        excludes: false,
+        ranged: false,
+        searches: grammar.is_some_and(|g| g.colon_paths && searches(g, words)),
         first_operand: None,
     };
     for (index, word) in words.iter().enumerate().skip(start) {
@@ -85,6 +97,9 @@ pub(super) fn parse<'w>(
     }
     parser.finish()
 }
+
+/// Marks inside one word of an unknown program that a path may stand beside.
+const PARTS: usize = 8;
 
 /// Letters of a cluster behind which a value is looked for.
 const CLUSTER: usize = 32;
@@ -96,6 +111,12 @@ struct Parser<'w> {
     ended: bool,
     /// The next word is a flag's value; `true`: it is text.
     value_of: Option<bool>,
+    /// That value may be a pattern with `!` before it, for what is left out.
+    excludes: bool,
+    /// That value is a range of lines with a file behind its last colon.
+    ranged: bool,
+    /// It is one of git's commands in which `-S` and `-G` look for a text.
+    searches: bool,
     /// The place of the first operand among the candidates.
     first_operand: Option<usize>,
 }
@@ -106,7 +127,11 @@ impl<'w> Parser<'w> {
         if let Some(is_text) = self.value_of.take()
             && !self.keeps_flag(text)
         {
-            if !is_text {
+            let excluded = std::mem::take(&mut self.excludes) && text.starts_with('!');
+            let ranged = std::mem::take(&mut self.ranged);
+            if ranged && let Some(at) = text.rfind(':') {
+                self.candidate(word, index, at + 1, false);
+            } else if !is_text && !excluded {
                 self.candidate(word, index, 0, false);
             }
             // Whether it is a value after all is another program's business to know: what could
@@ -158,6 +183,44 @@ impl<'w> Parser<'w> {
         if let Some(at) = word.text.rfind(':').filter(|_| colon) {
             self.candidate(word, index, at + 1, true);
         }
+        self.parts(index, word);
+        self.otherwise(index, word);
+    }
+
+    /// The path in `${x:-path}`.
+    fn otherwise(&mut self, index: usize, word: &'w Word) {
+        if !word.live() {
+            return;
+        }
+        let text = word.text.as_str();
+        if let Some(at) = text.find('-')
+            && let Some(end) = text.rfind('}')
+            && at < end
+        {
+            self.candidate(word, index, at + 1, true);
+            if let Some(last) = self.out.candidates.last_mut() {
+                last.to = Some(end);
+            }
+        }
+    }
+
+    /// A program of which nothing is known may read a path behind `@`, `<`, `:` or `,` and before
+    /// the last two (`-d @file`, `host:file`, `from:to`).
+    fn parts(&mut self, index: usize, word: &'w Word) {
+        let text = word.text.as_str();
+        if self.grammar.is_some() || text.contains("://") {
+            return;
+        }
+        let marks = text.match_indices(['@', '<', ':', ',']).take(PARTS);
+        for (at, mark) in marks {
+            self.candidate(word, index, at + 1, true);
+            if at > 0 && matches!(mark, ":" | ",") {
+                self.candidate(word, index, 0, true);
+                if let Some(last) = self.out.candidates.last_mut() {
+                    last.to = Some(at);
+                }
+            }
+        }
     }
 
     /// An operand of git: a revision, or a pathspec whose wildcards git reads itself and which
@@ -181,6 +244,7 @@ impl<'w> Parser<'w> {
             word,
             index,
             from,
+            to: None,
             guess: false,
             spec: true,
             unknown,
@@ -192,10 +256,39 @@ impl<'w> Parser<'w> {
             word,
             index,
             from,
+            to: None,
             guess,
             spec: false,
             unknown: false,
         });
+    }
+
+    /// A flag of git's that has its value attached, or before it; `false`: it is no such flag.
+    fn of_git(&mut self, index: usize, word: &'w Word) -> bool {
+        let text = word.text.as_str();
+        if !self.searches || word.live() {
+            return false;
+        }
+        match text.get(..2) {
+            Some("-S" | "-G" | "-L") if text.len() == 2 => {
+                if !self.ended {
+                    self.value_of = Some(text != "-L");
+                    self.ranged = text == "-L";
+                }
+                true
+            }
+            Some("-S" | "-G") => {
+                self.candidate(word, index, 2, true);
+                true
+            }
+            // `-L1,5:FILE`, `-L:NAME:FILE`
+            Some("-L") => {
+                let at = text.rfind(':').map_or(2, |at| at + 1);
+                self.candidate(word, index, at, false);
+                true
+            }
+            _ => false,
+        }
     }
 
     fn used(&mut self, flag: Flag<'w>) {
@@ -214,7 +307,8 @@ impl<'w> Parser<'w> {
             return;
         }
         self.used(Flag::Whole(text));
-        if self.grammar.is_some_and(|g| g.words) {
+        self.parts(index, word);
+        if self.grammar.is_some_and(|g| g.words) || self.of_git(index, word) {
             return;
         }
         for (at, letter) in text.char_indices().skip(1) {
@@ -231,12 +325,15 @@ impl<'w> Parser<'w> {
                 .text_flags
                 .iter()
                 .any(|f| f.len() == 2 && f.ends_with(letter));
+            let excludes = letter == 'g' && excludes(grammar);
             if after < text.len() {
-                if !is_text && !optional {
+                let is_none = excludes && text[after..].starts_with('!');
+                if !(is_text || optional || is_none) {
                     self.candidate(word, index, after, false);
                 }
             } else if !optional && !doubtful {
                 self.value_of = Some(is_text);
+                self.excludes = excludes;
             }
             return;
         }
@@ -244,6 +341,12 @@ impl<'w> Parser<'w> {
         if self.grammar.is_some_and(|g| g.colon_paths) && text.is_char_boundary(2) && text.len() > 2
         {
             self.candidate(word, index, 2, false);
+        }
+        // `-L:FUNCTION:FILE`, whatever stands in the function's pattern.
+        if self.grammar.is_some_and(|g| g.colon_paths)
+            && let Some(colon) = text.rfind(':')
+        {
+            self.candidate(word, index, colon + 1, false);
         }
         // Behind every letter of a cluster a value may begin.
         if self.grammar.is_none_or(|g| g.colon_paths) {
@@ -267,11 +370,14 @@ impl<'w> Parser<'w> {
         };
         self.used(Flag::Long(name));
         let is_text = self.grammar.is_some_and(|g| g.text_flags.contains(&name));
+        let excludes = matches!(name, "--glob" | "--iglob") && self.grammar.is_some_and(excludes);
         match value {
+            Some(from) if excludes && text[from..].starts_with('!') => {}
             Some(from) if !is_text => self.candidate(word, index, from, false),
             // Not for abbreviations: `--binary` is a flag of its own beside `--binary-files`.
             None if !self.ended && self.grammar.is_some_and(|g| g.long_values.contains(&name)) => {
                 self.value_of = Some(is_text);
+                self.excludes = excludes;
             }
             _ => {}
         }
@@ -295,9 +401,57 @@ impl<'w> Parser<'w> {
     }
 }
 
+/// Whether the program's patterns for files take `!` for what is left out (rg(1)).
+fn excludes(grammar: &Grammar) -> bool {
+    grammar.long_values.contains(&"--iglob")
+}
+
+/// Whether it is a command of git's whose `-S` and `-G` look for a text (gitdiffcore(7)); to
+/// others `-S` is a file, or a key.
+fn searches(grammar: &Grammar, words: &[Word]) -> bool {
+    let mut at = 1;
+    while let Some(word) = words.get(at).filter(|word| word.text.starts_with('-')) {
+        at += 1 + usize::from(grammar.global_values.contains(&word.text.as_str()));
+    }
+    let name = words.get(at).filter(|word| !word.live() && !word.glob);
+    name.is_some_and(|word| matches!(word.text.as_str(), "log" | "show" | "diff"))
+}
+
+/// Words by which a flag that needs none is switched off again.
+const OFF: &[&str] = &["false", "0", "no", "off", "null"];
+
+/// Whether a flag is surely used, for an exception to what is forbidden: written out, no other
+/// flag's value, and not taken back.
+pub(super) fn is_surely_used(words: &[Word], flag: &str) -> bool {
+    let texts: Vec<&str> = words.iter().map(|word| word.text.as_str()).collect();
+    let end = texts.iter().position(|text| *text == "--");
+    let before = &texts[..end.unwrap_or(texts.len())];
+    let name = flag.trim_start_matches('-');
+    let is_off = |text: &&str| {
+        let no = text
+            .strip_prefix("--no-")
+            .map(|rest| rest.split('=').next());
+        no == Some(Some(name))
+            || text
+                .strip_prefix(flag)
+                .is_some_and(|rest| rest.starts_with('='))
+    };
+    let takes_next = |text: &str| text.starts_with('-') && !text.contains('=');
+    let is_there = |at: usize| {
+        let is_value = at > 0 && takes_next(before[at - 1]);
+        let is_off = before.get(at + 1).is_some_and(|next| OFF.contains(next));
+        let is_open = words[at].live() || words[at].glob;
+        before[at] == flag && !(is_open || is_value || is_off)
+    };
+    (0..before.len()).any(is_there) && !before.iter().any(is_off)
+}
+
+/// Flags that are whole and would else be taken for the beginning of another one.
+const WHOLE: &[&str] = &["--text"];
+
 /// Whether `written` is `flag` or an abbreviation of it, as getopt_long(3) and git accept.
 fn abbreviates(written: &str, flag: &str) -> bool {
-    written.len() > 2 && flag.starts_with(written)
+    written == flag || written.len() > 2 && flag.starts_with(written) && !WHOLE.contains(&written)
 }
 
 /// Whether a use is the flag that a condition names: `-o`, `--output` or a whole word.

@@ -1,15 +1,21 @@
 //! Labelled requests: what a policy must say of them, and how often it does.
 //!
 //! Owns the format, one JSON object a line: `id`, `policy`, `tool`, `input`, `expect`, and where
-//! wanted `also_ok` (other decisions that are as good) and `rules` (those that must decide).
+//! wanted `also_ok` (other decisions that are as good), `rules` (those that must decide), and the
+//! occasion: `pool`, `agent`, `mode`, `at` (`HH:MM`).
 //! Must not read files.
+
+mod ground;
 
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::occasion::{DayTime, Occasion};
 use super::request::{Judgement, Request, Target};
 use crate::model::foreign::show;
 use crate::model::{Decision, Foreign};
+
+pub use ground::{DIRECTORIES, FILES, Ground, HOME, LINKS, WORKSPACE};
 
 /// One labelled request.
 #[derive(Debug, Clone)]
@@ -30,6 +36,14 @@ pub struct Case {
     pub also: Vec<Decision>,
     /// The rules that must decide, in this order; `None`: any.
     pub rules: Option<Vec<String>>,
+    /// In which pool, where it says so.
+    pub pool: Option<String>,
+    /// By which agent.
+    pub agent: Option<String>,
+    /// In which mode of the session.
+    pub mode: Option<String>,
+    /// At what time of day, both here and in UTC.
+    pub at: Option<DayTime>,
 }
 
 /// Why a line is no case.
@@ -45,6 +59,14 @@ pub enum CaseError {
         id: String,
         /// The key.
         key: &'static str,
+        /// What it says.
+        found: String,
+    },
+    /// `at` is no time of day.
+    #[error("case `{id}`: `at` is `{found}`, expected a time such as `22:30`")]
+    Time {
+        /// The case.
+        id: String,
         /// What it says.
         found: String,
     },
@@ -71,9 +93,25 @@ struct Line {
     #[serde(default)]
     also_ok: Vec<String>,
     rules: Option<Vec<String>>,
+    pool: Option<String>,
+    agent: Option<String>,
+    mode: Option<String>,
+    at: Option<String>,
 }
 
 impl Case {
+    /// On which occasion it is made, as far as it says.
+    #[must_use]
+    pub fn occasion(&self) -> Occasion<'_> {
+        Occasion {
+            pool: self.pool.as_deref(),
+            agent: self.agent.as_deref(),
+            mode: self.mode.as_deref(),
+            clock: self.at,
+            used: None,
+        }
+    }
+
     /// Reads one line. Tools are `shell`, `read`, `write`, `fetch` and `mcp__SERVER__NAME`; every
     /// other name is an unknown tool, unless `class` says `edit`, `delete` or `move`.
     pub fn parse(line: &str) -> Result<Self, CaseError> {
@@ -96,7 +134,17 @@ impl Case {
                 found: show(class, 40),
             })?,
         };
+        let at = line.at.as_deref().map(|text| {
+            DayTime::read(text).ok_or_else(|| CaseError::Time {
+                id: show(&line.id, 80),
+                found: show(text, 40),
+            })
+        });
         Ok(Self {
+            at: at.transpose()?,
+            pool: line.pool,
+            agent: line.agent,
+            mode: line.mode,
             id: line.id,
             policy: line.policy,
             tool: line.tool,

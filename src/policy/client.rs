@@ -10,6 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::extract::argv;
 use super::judge::{self, Hit};
+use super::occasion::{Now, Occasion};
 use super::path::{NoLinks, Place, Walker, is_below};
 use super::request::{Facts, Judgement, Part, Request, Target};
 use super::{Policy, skeleton};
@@ -145,21 +146,38 @@ impl Policy {
     /// Judges a wish. Beside the judgement stands, unless the wish is denied, the place that was
     /// judged: an absolute path below (for a terminal: or of) the workspace, without links.
     pub fn decide_client(&self, wish: &ClientWish, at: &Place<'_>) -> (Judgement, Option<String>) {
+        self.decide_client_on(wish, at, &Occasion::default())
+    }
+
+    /// The same on this occasion.
+    pub fn decide_client_on(
+        &self,
+        wish: &ClientWish,
+        at: &Place<'_>,
+        occasion: &Occasion<'_>,
+    ) -> (Judgement, Option<String>) {
         // A bug in a reader must not become an answer, nor end the caller.
-        catch_unwind(AssertUnwindSafe(|| decide(self, wish, at))).unwrap_or_else(|_| {
+        catch_unwind(AssertUnwindSafe(|| decide(self, wish, at, occasion))).unwrap_or_else(|_| {
             let why = "the policy engine failed on this request; it is denied";
             (judge::error("engine_error", why), None)
         })
     }
 }
 
-fn decide(policy: &Policy, wish: &ClientWish, at: &Place<'_>) -> (Judgement, Option<String>) {
+fn decide(
+    policy: &Policy,
+    wish: &ClientWish,
+    at: &Place<'_>,
+    occasion: &Occasion<'_>,
+) -> (Judgement, Option<String>) {
     let decided = match wish {
-        ClientWish::Read(path) => file(policy, path, at, |paths| Request::Read {
+        ClientWish::Read(path) => file(policy, path, (at, occasion), |paths| Request::Read {
             targets: paths.into_iter().map(Target::Path).collect(),
         }),
-        ClientWish::Write(path) => file(policy, path, at, |paths| Request::Write { paths }),
-        ClientWish::Run(spec) => terminal(policy, spec, at),
+        ClientWish::Write(path) => file(policy, path, (at, occasion), |paths| Request::Write {
+            paths,
+        }),
+        ClientWish::Run(spec) => terminal(policy, spec, at, occasion),
     };
     match decided {
         Ok((judgement, place)) => {
@@ -181,12 +199,16 @@ fn refused(rule: &str, words: &[&str], reason: String) -> Judgement {
         by: DecidedBy::Policy,
         facts: Facts {
             parts: vec![Part {
+                env: Vec::new(),
+                redirects: Vec::new(),
                 words: words.iter().copied().map(Foreign::from).collect(),
                 decision: Decision::Deny,
                 rules: vec![rule.to_owned()],
             }],
-            not_plain: None,
+            ..Facts::default()
         },
+        would: None,
+        uses: Vec::new(),
     }
 }
 
@@ -198,7 +220,7 @@ fn malformed(why: &str) -> Judgement {
 fn file(
     policy: &Policy,
     path: &str,
-    at: &Place<'_>,
+    (at, occasion): (&Place<'_>, &Occasion<'_>),
     request: impl FnOnce(Vec<String>) -> Request,
 ) -> Decided {
     let place = place_of(path, at)?;
@@ -220,7 +242,7 @@ fn file(
         resolver: &NoLinks,
         ..*at
     };
-    let judgement = judge::judge(policy, &request(paths), &Claimed::default(), &at);
+    let judgement = judge::judge(policy, &request(paths), &Claimed::default(), &at, occasion);
     Ok((judgement, place))
 }
 
@@ -259,7 +281,12 @@ fn place_of(path: &str, at: &Place<'_>) -> Result<String, Box<Judgement>> {
     Ok(end.path)
 }
 
-fn terminal(policy: &Policy, spec: &TerminalSpec, at: &Place<'_>) -> Decided {
+fn terminal(
+    policy: &Policy,
+    spec: &TerminalSpec,
+    at: &Place<'_>,
+    occasion: &Occasion<'_>,
+) -> Decided {
     let words: Vec<&str> = spec.argv.iter().map(String::as_str).collect();
     if words
         .first()
@@ -302,7 +329,14 @@ fn terminal(policy: &Policy, spec: &TerminalSpec, at: &Place<'_>) -> Decided {
         command,
         cwd: Some(cwd.clone()),
     };
-    let mut judgement = judge::judge_with(policy, &request, &Claimed::default(), at, hits);
+    let mut judgement = judge::judge_with(
+        policy,
+        &request,
+        &Claimed::default(),
+        at,
+        Now::on(occasion),
+        hits,
+    );
     if judgement.decision == Decision::Ask && !can_be_shown(&variables) {
         let reason = format!(
             "a person would have to allow this, and more than {SHOWN_VARIABLES} variables, or one of \
@@ -326,6 +360,8 @@ fn seen(words: &[&str], is_known: bool) -> Part {
         (Decision::Ask, vec![ENV_ALLOW.to_owned()])
     };
     Part {
+        env: Vec::new(),
+        redirects: Vec::new(),
         words: words.iter().copied().map(Foreign::from).collect(),
         decision,
         rules,

@@ -13,6 +13,8 @@ pub(super) struct Word {
     pub glob: bool,
     /// `Some(n)`: the shell computes a part of it; the first `n` bytes are literal.
     pub live_from: Option<usize>,
+    /// Where its live parts stand in the text, from and to.
+    pub lives: Vec<(usize, usize)>,
     /// A part of it was quoted or escaped, so that it is no reserved word.
     pub quoted: bool,
 }
@@ -58,6 +60,17 @@ pub(super) enum Direction {
     Duplicate,
 }
 
+impl Direction {
+    /// How it is shown.
+    pub(super) const fn sign(self) -> &'static str {
+        match self {
+            Self::Read => "<",
+            Self::Write => ">",
+            Self::Duplicate => ">&",
+        }
+    }
+}
+
 /// One redirect. Here-documents are not among them: see [`Command::stdin`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Redirect {
@@ -90,6 +103,9 @@ pub(super) struct Command {
     pub redirects: Vec<Redirect>,
     /// Texts of here-documents and here-strings, by their place in the reading's list of texts.
     pub stdin: Vec<usize>,
+    /// It stands in a group, a branch, a substitution or the background: it may not run at all,
+    /// and what it does to the shell may be undone.
+    pub nested: bool,
 }
 
 impl Command {

@@ -5,6 +5,7 @@
 use super::document::{ArgText, OneOrMore, PipeText, RuleText};
 use super::load::one_line;
 use super::mcp::{self, Arg, McpRule, Test};
+use super::occasion::When;
 use super::pipes::Pipe;
 use super::request::ToolClass;
 use super::rule::{Area, Rule};
@@ -48,6 +49,7 @@ pub(super) fn rule(
         )
     })?;
     let tools = tools(&text.tool)?;
+    let when = When::of(&text, decision)?.map(Box::new);
     conditions::check(&text, &tools, decision)?;
     let permits = decision == Decision::Allow;
     let (whole, except) = match decision {
@@ -84,6 +86,7 @@ pub(super) fn rule(
         decision,
         reason: one_line(text.reason),
         argv: tokens(text.argv)?,
+        not_programs: text.not_programs.unwrap_or_default(),
         exact: exact(text.exact)?,
         globals: checked("globals", text.globals)?,
         paths: paths.or(path),
@@ -113,6 +116,10 @@ pub(super) fn rule(
             name: globs("name", text.name)?,
             args,
         },
+        when,
+        dry: false,
+        #[cfg(any(test, feature = "test-rules"))]
+        fault: text.fault,
     };
     Ok((rule, tools))
 }

@@ -122,11 +122,33 @@ fn changes_cd(command: &Command) -> bool {
     sets || has_assignment && (program.is_none() || program == Some("cd"))
 }
 
+/// Whether a command sets a variable that makes this or a later `cd` lead elsewhere.
+fn leads_cd(command: &Command) -> bool {
+    let mut assigned = command.assignments.iter();
+    assigned.any(|a| OF_CD[..3].contains(&a.name.as_str()))
+        || changes_cd(command) && command.assignments.is_empty()
+}
+
+/// Whether a command may move the shell that runs it.
+pub(super) fn may_move(command: &Command) -> bool {
+    let program = command.words.first();
+    program.is_some_and(|word| word.text == "cd" || moves(word)) || leads_cd(command)
+}
+
 impl<'w, 'a> Track<'w, 'a> {
     pub(super) fn new(walker: &'w Walker<'a>, path: Option<&str>) -> Self {
         Self {
             walker,
             ok: path.map(|_| start(walker, path)),
+            failed: Some(Vec::new()),
+        }
+    }
+
+    /// The same from any of several directories; none of them: it is not known where.
+    pub(super) fn from(walker: &'w Walker<'a>, bases: &[Cwd]) -> Self {
+        Self {
+            walker,
+            ok: (!bases.is_empty() && !bases.iter().any(Cwd::is_any)).then(|| bases.to_vec()),
             failed: Some(Vec::new()),
         }
     }
@@ -153,6 +175,14 @@ impl<'w, 'a> Track<'w, 'a> {
             Some(word) if !piped && moves(word) => (None, None),
             _ => (from.clone(), from.clone()),
         };
+        let (done, undone) = if leads_cd(command) {
+            (None, None)
+        } else if command.nested {
+            // It may not run, or in a shell of its own: what it does is only possible.
+            (union(from.clone(), done), union(from.clone(), undone))
+        } else {
+            (done, undone)
+        };
         match command.join {
             Join::Or => {
                 self.ok = union(self.ok.take(), done);
@@ -175,7 +205,13 @@ impl<'w, 'a> Track<'w, 'a> {
         let mut operands = arguments
             .iter()
             .filter(|w| !matches!(w.text.as_str(), "-P" | "-L" | "--"));
+        let home = Word {
+            text: "~".to_owned(),
+            tilde: true,
+            ..Word::default()
+        };
         let target = match (operands.next(), operands.next()) {
+            (None, None) => &home,
             (Some(word), None) if !word.live() && !word.glob && !word.text.starts_with('-') => word,
             _ => return (None, None),
         };
@@ -336,6 +372,7 @@ mod tests {
         check("cd src | ls; ls", &["/w"]);
         check("cd ~ && ls", &["/h"]);
         check("cd /etc && ls", &["/etc"]);
+        check("cd && ls", &["/h"]);
     }
 
     #[test]
@@ -449,7 +486,6 @@ mod tests {
     fn what_is_not_followed_makes_the_directory_unknown() {
         for text in [
             "cd - && ls",
-            "cd && ls",
             "cd a b && ls",
             "pushd src && ls",
             "cd -e src && ls",

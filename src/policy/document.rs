@@ -20,6 +20,7 @@ pub(super) struct Document {
     pub default: Option<String>,
     pub unknown_tool: Option<String>,
     pub ask_as: Option<String>,
+    pub enforce: Option<bool>,
     #[serde(default)]
     pub limits: LimitsText,
     #[serde(default)]
@@ -28,6 +29,8 @@ pub(super) struct Document {
     pub shell: ShellText,
     #[serde(default)]
     pub ask: AskText,
+    #[serde(default)]
+    pub budget: BudgetText,
     #[serde(default, rename = "rule")]
     pub rules: Vec<RuleText>,
 }
@@ -72,6 +75,22 @@ pub(super) struct RedirectText {
 pub(super) struct AskText {
     pub timeout_s: Option<u64>,
     pub on_timeout: Option<String>,
+    pub max_pending: Option<usize>,
+    pub approvers: Option<Vec<String>>,
+    pub remember: Option<String>,
+}
+
+/// `[budget]`.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct BudgetText {
+    pub allows_per_turn: Option<i64>,
+    pub allows_per_minute: Option<i64>,
+    pub denies_in_a_row: Option<i64>,
+    pub turn_seconds: Option<i64>,
+    pub turn_tokens: Option<i64>,
+    pub turn_cost: Option<f64>,
+    pub then: Option<String>,
 }
 
 /// `[[rule]]`.
@@ -82,6 +101,7 @@ pub(super) struct RuleText {
     pub decision: String,
     pub tool: OneOrMore,
     pub argv: Option<Vec<OneOrMore>>,
+    pub not_programs: Option<Vec<String>>,
     pub exact: Option<Vec<String>>,
     pub globals: Option<Vec<String>>,
     pub paths: Option<String>,
@@ -104,6 +124,14 @@ pub(super) struct RuleText {
     pub server: Option<OneOrMore>,
     pub name: Option<OneOrMore>,
     pub args: Option<Vec<ArgText>>,
+    pub pools: Option<OneOrMore>,
+    pub agents: Option<OneOrMore>,
+    pub modes: Option<OneOrMore>,
+    pub hours: Option<OneOrMore>,
+    pub zone: Option<String>,
+    pub max_per_turn: Option<u32>,
+    #[cfg(any(test, feature = "test-rules"))]
+    pub fault: Option<super::fault::Fault>,
     pub reason: Option<String>,
     #[serde(default, rename = "match")]
     pub matches: Vec<String>,

@@ -3,6 +3,7 @@
 //! Owns the place that examples are judged in: `/workspace`, `/home/agent`, no links.
 
 use super::error::LoadError;
+use super::occasion::Now;
 use super::path::{NoLinks, Place};
 use super::request::{Request, Target, ToolClass};
 use super::{Policy, judge};
@@ -89,7 +90,10 @@ fn applies(policy: &Policy, place: usize, tools: &[ToolClass], example: &str) ->
                 }
             }
         };
-        let facts = judge::judge(policy, &request, &Claimed::default(), &at).facts;
+        let claimed = Claimed::default();
+        let always = Now::always();
+        let judged = judge::judge_with(policy, &request, &claimed, &at, always, Vec::new());
+        let facts = judged.facts;
         let has = |rules: &[String]| rules.iter().any(|id| **id == *rule.id);
         if rule.decision == Decision::Allow {
             !facts.parts.is_empty() && facts.parts.iter().all(|part| has(&part.rules))

@@ -13,6 +13,7 @@ mod tool;
 mod values;
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -22,8 +23,8 @@ use self::tool::{Tool, tool};
 use self::values::lacks;
 use super::cases::mcp_name;
 use super::request::{Request, ToolClass};
-use crate::model::Foreign;
 use crate::model::foreign::show;
+use crate::model::{Foreign, canonical};
 
 /// The tables that come with the program.
 const BUILTIN: &[(&str, &str)] = &[
@@ -139,6 +140,7 @@ struct ToolText {
     #[serde(default)]
     path_optional: bool,
     pattern: Option<Names>,
+    glob: Option<Names>,
     from: Option<Names>,
     to: Option<Names>,
     url: Option<Names>,
@@ -218,6 +220,15 @@ impl Frame {
             }
         }
     }
+}
+
+/// How a call is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Word {
+    /// The agent asks for it.
+    Asked,
+    /// The agent showed it.
+    Shown,
 }
 
 /// Why a call makes no request of its class.
@@ -305,8 +316,32 @@ impl Extractor {
     /// The request that a tool call makes. `input` is the call's JSON as it came, at most
     /// [`crate::limits::ASK_INPUT_BYTES`] long: the caller refuses longer ones.
     pub fn extract(&self, tool: &str, input: &RawValue) -> Request {
-        let unknown = || Request::Unknown {
-            tool: Foreign::new(tool),
+        self.extract_as(tool, input, Word::Asked)
+    }
+
+    /// The same of a call that nobody asked for. What an agent shows of one may be its beginning and
+    /// no more, so that an empty input says nothing, while a request with one is malformed.
+    pub fn extract_shown(&self, tool: &str, input: &RawValue) -> Request {
+        self.extract_as(tool, input, Word::Shown)
+    }
+
+    fn extract_as(&self, tool: &str, input: &RawValue, word: Word) -> Request {
+        // A bug in a reader must not end the caller.
+        let read = catch_unwind(AssertUnwindSafe(|| self.read(tool, input, word)));
+        read.unwrap_or_else(|_| Request::Malformed {
+            why: "the table of tools failed on its input".to_owned(),
+        })
+    }
+
+    fn read(&self, tool: &str, input: &RawValue, word: Word) -> Request {
+        // No field of it is judged, but who decides must see what the tool will see.
+        let unknown = || match canonical(input) {
+            Ok(_) => Request::Unknown {
+                tool: Foreign::new(tool),
+            },
+            Err(why) => Request::Malformed {
+                why: format!("its input cannot be read in one way only: {why}"),
+            },
         };
         let entry = self.tools.get(tool);
         let named = self.mcp_name(tool);
@@ -331,8 +366,10 @@ impl Extractor {
             (None, Some((server, name))) => Ok(tool::mcp(server, name, None, input)),
             (None, None) => return unknown(),
         };
+        let is_empty = word == Word::Asked && entry.is_some_and(|entry| entry.is_empty(&fields));
         match (made, self.missing) {
             (Ok(request), _) => request,
+            (Err(Trouble::Unclear(why)), _) if is_empty => Request::Malformed { why },
             (Err(Trouble::Unclear(_)), Missing::Unknown) => unknown(),
             (Err(Trouble::Unclear(why) | Trouble::Malformed(why)), _) => Request::Malformed { why },
         }
@@ -395,6 +432,22 @@ impl Entry {
         Ok(Self { tool, known })
     }
 
+    /// Whether the object of the table's `closed` is there and has nothing in it. A command may be
+    /// said in a member that no table knows; beside members that are all known none is said.
+    fn is_empty(&self, fields: &Fields) -> bool {
+        let Some((object, known)) = &self.known else {
+            return false;
+        };
+        let beside: Vec<Place> = match &self.tool {
+            Tool::Shell { command, .. } => {
+                let beside = known.iter().filter(|place| !command.contains(place));
+                beside.cloned().collect()
+            }
+            _ => Vec::new(),
+        };
+        fields.has_object(object) && !fields.has_others(object, &beside)
+    }
+
     fn request(&self, fields: &Fields, input: &RawValue) -> Result<Request, Trouble> {
         let request = self.tool.request(fields, input)?;
         match &self.known {
@@ -433,3 +486,6 @@ fn shown_command(fields: &Fields, (place, begins): &(Place, String)) -> Result<S
 
 #[cfg(test)]
 mod tests;
+
+#[cfg(test)]
+mod odd_tests;

@@ -6,28 +6,49 @@
 use std::cell::Cell;
 
 use super::command::Word;
-use super::path::{Walker, lexical};
-use super::sets::{PathSet, Reach, could_match};
+use super::path::{Walked, Walker, lexical};
+use super::sets::wide::ANYTHING;
+use super::sets::{PathSet, Reach};
+use super::unfold;
 
 /// What one path is. A path may be several things when the current directory is not certain;
 /// then there is one fact for each.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct PathFact {
-    /// As written, absolute, links not followed.
-    pub written: String,
+    /// As written, absolute, links not followed; `None`: the same as where it leads.
+    pub written: Option<String>,
     /// Where it leads.
     pub leads: String,
     pub whereabouts: Whereabouts,
     /// It is a shell's pattern: its last component.
     pub pattern: Option<String>,
+    /// It as a whole, where the shell computes more of it than that: see `sets::wide`.
+    pub shape: Option<String>,
     /// What the pattern becomes now, and where the links among that lead.
     pub links: Vec<String>,
     /// Only a guess: may forbid, never needed to permit.
     pub guess: bool,
     /// The pattern is git's: `*` also matches a leading dot and `/`.
     pub spec: bool,
+    /// The shell computes its end: it may name more than it seems to.
+    pub live: bool,
+    /// What is below it is meant, too.
+    pub whole: Whole,
     /// Answers about sets, which several rules ask for: `(asked, yes)`, one bit a set.
     pub known: Cell<(u64, u64)>,
+}
+
+/// How far a request reaches below a path that it names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Whole {
+    /// Not: it is about the path itself.
+    No,
+    /// A directory may come to stand there.
+    Into,
+    /// It is read with all that is in it.
+    Copied,
+    /// It goes away, or changes, with all that is in it.
+    Taken,
 }
 
 /// Where a path leads, as far as it is known.
@@ -60,9 +81,27 @@ impl PathFact {
         is
     }
 
+    /// Whether what belongs to a set may be below it, and is meant.
+    pub(super) fn holds_of(&self, set: &PathSet, walker: &Walker<'_>) -> bool {
+        let reach = match self.whole {
+            Whole::No => return false,
+            Whole::Into => Reach::Into,
+            Whole::Copied => Reach::Above,
+            Whole::Taken => Reach::Over,
+        };
+        set.has(&self.leads, &walker.place, reach)
+            || self
+                .written
+                .as_ref()
+                .is_some_and(|written| set.has(written, &walker.place, reach))
+    }
+
     fn is_in(&self, set: &PathSet, walker: &Walker<'_>) -> bool {
         set.has(&self.leads, &walker.place, Reach::Wide)
-            || self.written != self.leads && set.has(&self.written, &walker.place, Reach::Wide)
+            || self
+                .written
+                .as_ref()
+                .is_some_and(|written| set.has(written, &walker.place, Reach::Wide))
             || self
                 .links
                 .iter()
@@ -71,6 +110,18 @@ impl PathFact {
                 .pattern
                 .as_ref()
                 .is_some_and(|p| set.may_become(p, self.spec))
+            || self.may_lead(set, walker)
+    }
+
+    /// Whether it may be in a set by what is not known of its directories.
+    fn may_lead(&self, set: &PathSet, walker: &Walker<'_>) -> bool {
+        match &self.shape {
+            Some(shape) if shape.contains([ANYTHING, '*', '?', '[']) => {
+                set.may_lead(shape, &walker.place)
+            }
+            Some(text) => set.ends_with(text),
+            None => false,
+        }
     }
 }
 
@@ -85,9 +136,51 @@ pub(super) struct Cwd {
     pub left: bool,
 }
 
+impl Cwd {
+    /// Adds that it may be any other one, too, to directories that are known.
+    pub(super) fn doubt(bases: &mut Vec<Self>) {
+        if !bases.is_empty() {
+            bases.push(Self {
+                logical: String::new(),
+                physical: String::new(),
+                left: true,
+            });
+        }
+    }
+
+    /// Whether it stands for any.
+    pub(super) fn is_any(&self) -> bool {
+        self.physical.is_empty()
+    }
+}
+
 /// The facts of one text, from each of `bases`; none of them: the directory is not known.
 pub(super) fn facts(
     walker: &Walker<'_>,
+    bases: &[Cwd],
+    word: &Word,
+    from: usize,
+    out: &mut Vec<PathFact>,
+) {
+    facts_as(Walker::walk, walker, bases, word, from, out);
+}
+
+/// The same of what a path names itself, if that is a link: for what takes it away.
+pub(super) fn facts_of_name(
+    walker: &Walker<'_>,
+    bases: &[Cwd],
+    word: &Word,
+    out: &mut Vec<PathFact>,
+) {
+    facts_as(Walker::walk_to_name, walker, bases, word, 0, out);
+}
+
+/// How a path is followed from a directory.
+type Follow<'a> = fn(&Walker<'a>, &str, &str) -> Walked;
+
+fn facts_as<'a>(
+    follow: Follow<'a>,
+    walker: &Walker<'a>,
     bases: &[Cwd],
     word: &Word,
     from: usize,
@@ -102,43 +195,76 @@ pub(super) fn facts(
     } else {
         text
     };
+    if let Some((base, text)) = otherwise(walker, bases, word, from, text) {
+        let mut other = fact(follow, walker, (&base, false), true, word, from, &text);
+        other.guess = true;
+        out.push(other);
+    }
     if text.starts_with('/') || bases.is_empty() {
         let known = text.starts_with('/');
-        out.push(fact(
-            walker,
-            walker.place.workspace,
-            false,
-            known,
-            word,
-            from,
-            text,
-        ));
+        let base = (walker.place.workspace, false);
+        out.push(fact(follow, walker, base, known, word, from, text));
     } else {
         for base in bases {
-            out.push(fact(
-                walker,
-                &base.physical,
-                base.left,
-                true,
-                word,
-                from,
-                text,
-            ));
+            let known = !base.is_any();
+            let base = if known {
+                (base.physical.as_str(), base.left)
+            } else {
+                (walker.place.workspace, false)
+            };
+            out.push(fact(follow, walker, base, known, word, from, text));
         }
     }
 }
 
-fn fact(
+/// What a text may be a second name of: another user's home may be this one, and `/proc/…/root`
+/// and `/proc/…/cwd` lead back. Only for what forbids.
+fn otherwise(
     walker: &Walker<'_>,
-    base: &str,
-    base_left: bool,
+    bases: &[Cwd],
+    word: &Word,
+    from: usize,
+    text: &str,
+) -> Option<(String, String)> {
+    if text.starts_with('~') && from == 0 && word.live_from == Some(0) {
+        let rest = text.split_once('/').map_or("", |(_, rest)| rest);
+        let home = walker.place.home;
+        return Some((home.to_owned(), format!("{home}/{rest}")));
+    }
+    if !text.contains("proc/") {
+        return None;
+    }
+    let whole = lexical("/", text);
+    let rest = whole.strip_prefix("/proc/")?;
+    let links = ["root", "cwd"];
+    let (at, link) = rest
+        .split('/')
+        .enumerate()
+        .skip(1)
+        .find(|(_, part)| links.contains(part))?;
+    let rest: Vec<&str> = rest.split('/').skip(at + 1).collect();
+    let rest = rest.join("/");
+    if link == "root" {
+        return Some(("/".to_owned(), format!("/{rest}")));
+    }
+    let base = bases
+        .first()
+        .filter(|b| !b.is_any())
+        .map_or(walker.place.workspace, |b| b.physical.as_str());
+    Some((base.to_owned(), rest))
+}
+
+fn fact<'a>(
+    follow: Follow<'a>,
+    walker: &Walker<'a>,
+    (base, base_left): (&str, bool),
     known: bool,
     word: &Word,
     from: usize,
     text: &str,
 ) -> PathFact {
-    let end = walker.walk(base, text);
-    let written = lexical(base, text);
+    let end = follow(walker, base, text);
+    let written = differs(base, text, &end.path);
     let left = end.left || base_left && !text.starts_with('/');
     let mut fact = PathFact {
         whereabouts: if left || !walker.inside(&end.path) {
@@ -149,23 +275,119 @@ fn fact(
         written,
         leads: end.path,
         pattern: None,
+        shape: None,
         links: Vec::new(),
         guess: false,
         spec: false,
+        live: word.live(),
+        whole: Whole::No,
         known: Cell::new((0, 0)),
     };
     // `x/../dev/null` is another file where `x` is a link.
-    if fact.written == "/dev/null" && fact.leads == fact.written && !text.contains("..") {
+    if fact.leads == "/dev/null" && fact.written.is_none() && !text.contains("..") {
         fact.whereabouts = Whereabouts::Null;
+    }
+    if word.live() {
+        let shape = shape(word, from);
+        let name = shape.rsplit('/').next().unwrap_or_default();
+        fact.pattern = Some(name.replace(ANYTHING, "*"));
+        fact.shape = whole(walker, known.then_some(base), word, from, &shape);
+        fact.spec = true;
+    } else if word.glob {
+        let above = text.rfind('/').map_or("", |slash| &text[..slash]);
+        if !known || above.contains(['*', '?', '[']) {
+            fact.shape = whole(
+                walker,
+                known.then_some(base),
+                word,
+                from,
+                &word.text[from..],
+            );
+        }
+    } else if !known {
+        fact.shape = Some(text.to_owned());
     }
     if !known {
         fact.whereabouts = Whereabouts::Dynamic;
     } else if word.live() {
         fact.whereabouts = live(walker, base, word, from, fact.whereabouts);
     } else if word.glob && text.contains(['*', '?', '[']) {
-        pattern(walker, base, text, &mut fact);
+        unfold::pattern(walker, base, text, &mut fact);
     }
     fact
+}
+
+/// The path as it is written, if that is not where it leads.
+fn differs(base: &str, text: &str, leads: &str) -> Option<String> {
+    let base = base.trim_end_matches('/');
+    let rest = leads
+        .strip_prefix(base)
+        .and_then(|rest| rest.strip_prefix('/'));
+    // Without another look: nothing in it is other than it seems.
+    let is_same = rest == Some(text)
+        && !text.is_empty()
+        && !text.split('/').any(|part| matches!(part, "" | "." | ".."));
+    if is_same {
+        return None;
+    }
+    let written = lexical(base, text);
+    (written != leads).then_some(written)
+}
+
+/// A text with [`ANYTHING`] for what the shell computes.
+fn shape(word: &Word, from: usize) -> String {
+    let mut shape = String::new();
+    let mut at = from;
+    for &(start, end) in &word.lives {
+        if start >= at {
+            shape.push_str(word.text.get(at..start).unwrap_or_default());
+            shape.push(ANYTHING);
+            at = end;
+        }
+    }
+    shape.push_str(word.text.get(at..).unwrap_or_default());
+    shape
+}
+
+/// The same as a whole path, from `base` if that is known; `None` where it spells nothing.
+fn whole(
+    walker: &Walker<'_>,
+    base: Option<&str>,
+    word: &Word,
+    from: usize,
+    shape: &str,
+) -> Option<String> {
+    if !shape.contains(|c: char| c.is_alphanumeric()) {
+        return None;
+    }
+    let start = match base {
+        _ if word.tilde && from == 0 => walker.place.home.to_owned(),
+        _ if shape.starts_with(['/', ANYTHING]) => String::new(),
+        Some(base) => base.trim_end_matches('/').to_owned(),
+        None => ANYTHING.to_string(),
+    };
+    let rest = if word.tilde && from == 0 {
+        &shape[1..]
+    } else {
+        shape
+    };
+    let mut whole = start;
+    for (at, name) in rest.split('/').enumerate() {
+        match name {
+            "" | "." => continue,
+            // Where that leads from something computed is not known either.
+            ".." => {
+                whole = ANYTHING.to_string();
+                continue;
+            }
+            _ => {}
+        }
+        if at > 0 || !whole.is_empty() {
+            whole.push('/');
+        }
+        whole.push_str(name);
+    }
+    Some(whole)
 }
 
 /// A path whose end the shell computes: surely outside only if its literal directory is.
@@ -193,47 +415,5 @@ fn live(
         Whereabouts::Outside
     } else {
         Whereabouts::Dynamic
-    }
-}
-
-/// A shell's pattern: known if only its last component is one, and no link in that directory
-/// that it may match leads outside.
-fn pattern(walker: &Walker<'_>, base: &str, text: &str, fact: &mut PathFact) {
-    let (directory, name) = text.rsplit_once('/').map_or(("", text), |(_, name)| {
-        (&text[..text.len() - name.len()], name)
-    });
-    fact.pattern = Some(name.to_owned());
-    let magic = |text: &str| text.contains(['*', '?', '[']);
-    if magic(directory) || text.starts_with('-') || name.starts_with('.') || name.is_empty() {
-        fact.whereabouts = Whereabouts::Dynamic;
-        return;
-    }
-    if fact.whereabouts != Whereabouts::Inside {
-        return;
-    }
-    let parent = walker.walk(base, directory);
-    if parent.left || !walker.inside(&parent.path) {
-        fact.whereabouts = Whereabouts::Outside;
-        return;
-    }
-    let Some(links) = walker.links(&parent.path) else {
-        fact.whereabouts = Whereabouts::Dynamic;
-        return;
-    };
-    // What it becomes now; what it may become once files have come is compared by name alone.
-    let Some(names) = walker.names(&parent.path) else {
-        fact.whereabouts = Whereabouts::Dynamic;
-        return;
-    };
-    let root = parent.path.trim_end_matches('/');
-    let becomes = names.iter().filter(|found| could_match(name, found));
-    fact.links
-        .extend(becomes.map(|found| format!("{root}/{found}")));
-    for link in links.iter().filter(|link| could_match(name, link)) {
-        let end = walker.walk(&parent.path, link);
-        if end.left || !walker.inside(&end.path) {
-            fact.whereabouts = Whereabouts::Outside;
-        }
-        fact.links.push(end.path);
     }
 }

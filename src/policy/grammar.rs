@@ -5,6 +5,8 @@
 //! program that is not here is read with suspicion: every word counts as a possible path and
 //! every letter behind `-` as a possible flag. Must not know rules.
 
+use super::command::Word;
+
 /// How a program reads its arguments.
 #[derive(Debug)]
 #[expect(
@@ -34,6 +36,9 @@ pub(super) struct Grammar {
     pub dashes_are_flags: bool,
     /// A word `REV:PATH` names a path behind its colon.
     pub colon_paths: bool,
+    /// Its flags may take a value or not, and its subcommands may be abbreviated: for what forbids
+    /// one, each word that could be the subcommand is.
+    pub loose_subcommand: bool,
 }
 
 const PLAIN: Grammar = Grammar {
@@ -48,6 +53,7 @@ const PLAIN: Grammar = Grammar {
     words: false,
     dashes_are_flags: false,
     colon_paths: false,
+    loose_subcommand: false,
 };
 
 const LS: Grammar = Grammar {
@@ -234,6 +240,7 @@ const NPM: Grammar = Grammar {
         "--cache",
         "--loglevel",
     ],
+    loose_subcommand: true,
     ..PLAIN
 };
 const RM: Grammar = Grammar {
@@ -258,6 +265,33 @@ const TOUCH: Grammar = Grammar {
     text_flags: &["-d", "--date"],
     ..PLAIN
 };
+
+/// Where a rule that forbids begins to look at arguments, for a program of which it is hard to tell
+/// which word is the subcommand: behind one that follows only flags and what may be their values.
+/// `tokens` are the rule's, each with its alternatives.
+pub(super) fn begins_somewhere(tokens: &[Vec<String>], words: &[Word]) -> Option<usize> {
+    let fits = |at: usize| {
+        let words = words.get(at..at + tokens.len())?;
+        let fits = tokens.iter().zip(words).all(|(token, word)| {
+            let text = &word.text;
+            let short = |whole: &String| whole == text || text.len() > 1 && whole.starts_with(text);
+            !word.live() && !word.glob && token.iter().any(short)
+        });
+        fits.then_some(at + tokens.len())
+    };
+    let mut after_flag = false;
+    for (at, word) in words.iter().enumerate().skip(1) {
+        let is_flag = word.text.starts_with('-');
+        if !is_flag && let Some(end) = fits(at) {
+            return Some(end);
+        }
+        if !is_flag && !after_flag {
+            return None;
+        }
+        after_flag = is_flag && !word.text.contains('=');
+    }
+    None
+}
 
 /// The grammar of a program, by its name without a directory.
 pub(super) fn of(program: &str) -> Option<&'static Grammar> {

@@ -5,10 +5,12 @@
 
 use std::sync::Arc;
 
+use super::occasion::{Now, Occasion};
 use super::path::{Place, Walker};
 use super::request::{Facts, Judgement, Part, Request, ToolClass};
 use super::rule::{Rule, Sets};
-use super::{Policy, mcp, shell, tools};
+use super::tools::Taking;
+use super::{Policy, mask, mcp, shell, tools};
 use crate::model::foreign::show;
 use crate::model::{Claimed, DecidedBy, Decision, Foreign};
 
@@ -18,11 +20,14 @@ pub(super) struct Hit {
     pub decision: Decision,
     pub id: Arc<str>,
     pub reason: Option<Arc<str>>,
+    /// Of a policy that is only tried: what it denies is asked.
+    pub dry: bool,
 }
 
 impl Hit {
     pub(super) fn rule(rule: &Rule) -> Self {
         Self {
+            dry: rule.dry,
             decision: rule.decision,
             id: Arc::clone(&rule.id),
             reason: rule.reason.clone(),
@@ -31,6 +36,7 @@ impl Hit {
 
     pub(super) fn setting(decision: Decision, id: &str, reason: &str) -> Self {
         Self {
+            dry: false,
             decision,
             id: id.into(),
             reason: Some(reason.into()),
@@ -50,10 +56,25 @@ pub(super) struct Outcome {
 /// What is found out about one part.
 #[derive(Debug, Default)]
 pub(super) struct PartOutcome {
+    pub env: Vec<Foreign>,
     pub words: Vec<Foreign>,
+    pub redirects: Vec<Foreign>,
+    /// A variable before it because of which no rule can allow it.
+    pub barred: Option<String>,
     pub hits: Vec<Hit>,
     /// No rule allows it, so the default counts.
     pub unallowed: bool,
+}
+
+impl Hit {
+    /// What it comes to where its policy is only tried.
+    fn softened(&self) -> Decision {
+        if self.dry {
+            self.decision.min(Decision::Ask)
+        } else {
+            self.decision
+        }
+    }
 }
 
 impl PartOutcome {
@@ -64,7 +85,11 @@ impl PartOutcome {
     }
 
     fn decision(&self, default: Decision) -> Decision {
-        let hits = self.hits.iter().map(|h| h.decision).max();
+        self.worst(default, |hit| hit.decision)
+    }
+
+    fn worst(&self, default: Decision, of: impl Fn(&Hit) -> Decision) -> Decision {
+        let hits = self.hits.iter().map(of).max();
         let floor = if self.unallowed {
             default
         } else {
@@ -85,8 +110,9 @@ pub(super) fn judge(
     request: &Request,
     claimed: &Claimed,
     at: &Place<'_>,
+    occasion: &Occasion<'_>,
 ) -> Judgement {
-    judge_with(policy, request, claimed, at, Vec::new())
+    judge_with(policy, request, claimed, at, Now::on(occasion), Vec::new())
 }
 
 /// The same with more that applies to the whole request.
@@ -95,10 +121,62 @@ pub(super) fn judge_with(
     request: &Request,
     claimed: &Claimed,
     at: &Place<'_>,
+    now: Now<'_>,
     more: Vec<Hit>,
 ) -> Judgement {
-    let walker = Walker::new(*at);
-    let mut outcome = match request {
+    let walker = Walker::on(*at, now);
+    let mut outcome = match look(policy, request, &walker) {
+        Ok(outcome) => outcome,
+        Err(refused) => return *refused,
+    };
+    let spent = spent(policy, &outcome, &walker.now);
+    if !spent.is_empty() {
+        // Without them: what they would allow once too often, they do not allow.
+        let walker = Walker::on(*at, walker.now.without(spent));
+        outcome = match look(policy, request, &walker) {
+            Ok(outcome) => outcome,
+            Err(refused) => return *refused,
+        };
+    }
+    claims(claimed, &mut outcome);
+    outcome.hits.extend(mask::held(request));
+    outcome.hits.extend(more);
+    conclude(policy, outcome)
+}
+
+/// How often the rules that allow only so often in a turn allow something here.
+fn uses(policy: &Policy, outcome: &Outcome) -> Vec<(Arc<str>, u32)> {
+    let count = |id: &Arc<str>| {
+        let parts = outcome.parts.iter();
+        let parts = parts.filter(|part| part.hits.iter().any(|hit| hit.id == *id));
+        u32::try_from(parts.count()).unwrap_or(u32::MAX)
+    };
+    let counted = policy
+        .limited
+        .iter()
+        .map(|(id, _)| (Arc::clone(id), count(id)));
+    counted.filter(|(_, count)| *count > 0).collect()
+}
+
+/// Those of them that would allow too often.
+fn spent(policy: &Policy, outcome: &Outcome, now: &Now<'_>) -> Vec<Arc<str>> {
+    let uses = uses(policy, outcome).into_iter();
+    let spent = uses.filter(|(id, count)| {
+        let most = policy.limited.iter().find(|(known, _)| known == id);
+        most.is_some_and(|(_, most)| !now.has_left(id, *most, *count))
+    });
+    spent.map(|(id, _)| id).collect()
+}
+
+/// Looks at everything in a request; an error if it cannot be judged at all.
+fn look(
+    policy: &Policy,
+    request: &Request,
+    walker: &Walker<'_>,
+) -> Result<Outcome, Box<Judgement>> {
+    let at = &walker.place;
+    let error = |name: &str, reason: &str| Err(Box::new(error(name, reason)));
+    Ok(match request {
         Request::Malformed { why } => {
             let why = show(why, SHOWN_COLUMNS * 2);
             return error("malformed", &format!("the request cannot be judged: {why}"));
@@ -115,23 +193,27 @@ pub(super) fn judge_with(
                 "the request cannot be judged: the command is blank",
             );
         }
-        Request::Shell { command, cwd } => shell::outcome(policy, command, cwd.as_deref(), &walker),
+        Request::Shell { command, cwd } => shell::outcome(policy, command, cwd.as_deref(), walker),
         _ if request.names_nothing() => {
             return error(
                 "malformed",
                 "the request cannot be judged: it names no path",
             );
         }
-        Request::Read { targets } => parts(targets.iter().map(|t| tools::read(policy, t, &walker))),
-        Request::Write { paths } => files(policy, ToolClass::Write, paths, &walker),
-        Request::Edit { paths } => files(policy, ToolClass::Edit, paths, &walker),
-        Request::Delete { paths } => files(policy, ToolClass::Delete, paths, &walker),
+        Request::Read { targets } => parts(targets.iter().map(|t| tools::read(policy, t, walker))),
+        Request::Write { paths } => files(policy, ToolClass::Write, paths, walker),
+        Request::Edit { paths } => files(policy, ToolClass::Edit, paths, walker),
+        Request::Delete { paths } => files(policy, ToolClass::Delete, paths, walker),
         Request::Move { from, to } => {
-            let ends = from.iter().chain(to);
-            parts(ends.map(|path| tools::file(policy, ToolClass::Move, path, &walker)))
+            let away = from.iter().map(|path| (path, Taking::Away));
+            let ends = away.chain(to.iter().map(|path| (path, Taking::Put)));
+            let end = |(path, taking): (&String, _)| {
+                tools::taken(policy, ToolClass::Move, path, taking, walker)
+            };
+            parts(ends.map(end))
         }
         Request::Fetch { url, method } => {
-            parts([tools::fetch(policy, url, method.as_deref())].into_iter())
+            parts([tools::fetch(policy, url, method.as_deref(), walker)].into_iter())
         }
         Request::Mcp {
             server,
@@ -143,20 +225,17 @@ pub(super) fn judge_with(
                 name: name.raw(),
                 arguments,
             };
-            parts([tools::mcp(policy, call, &walker)].into_iter())
+            parts([tools::mcp(policy, call, walker)].into_iter())
         }
         Request::Unknown { tool } => parts(
             [PartOutcome {
                 words: vec![tool.clone()],
                 hits: vec![tools::unknown(policy, tool)],
-                unallowed: false,
+                ..PartOutcome::default()
             }]
             .into_iter(),
         ),
-    };
-    claims(claimed, &mut outcome);
-    outcome.hits.extend(more);
-    conclude(policy, outcome)
+    })
 }
 
 fn parts(parts: impl Iterator<Item = PartOutcome>) -> Outcome {
@@ -225,11 +304,25 @@ fn conclude(policy: &Policy, outcome: Outcome) -> Judgement {
     if defaulted {
         deciding.clear();
     }
-    let decision = match worst {
+    let as_asked = |decision| match decision {
         Decision::Ask => policy.ask_as,
         other => other,
     };
-    let reason = reason(policy, worst, decision, &deciding, &outcome);
+    let decision = as_asked(worst);
+    let mut reason = reason(policy, worst, decision, &deciding, &outcome);
+    let would = policy.dry.is_some().then_some(decision);
+    let decision = match policy.dry {
+        None => decision,
+        Some(default) => {
+            reason = format!("the policy is only tried (enforce = false); {reason}");
+            as_asked(tried(default, &outcome))
+        }
+    };
+    let uses = if decision == Decision::Allow {
+        uses(policy, &outcome)
+    } else {
+        Vec::new()
+    };
     let rules = deciding.iter().map(|h| h.id.to_string()).collect();
     let by = DecidedBy::of(!deciding.is_empty());
     Judgement {
@@ -238,7 +331,21 @@ fn conclude(policy: &Policy, outcome: Outcome) -> Judgement {
         reason,
         by,
         facts: facts(policy, outcome),
+        would,
+        uses: uses
+            .into_iter()
+            .map(|(id, n)| (id.to_string(), n))
+            .collect(),
     }
+}
+
+/// What is done instead where a policy is only tried: nothing is allowed, and what only that policy
+/// denies is asked. `default` is what no rule allows.
+fn tried(default: Decision, outcome: &Outcome) -> Decision {
+    let parts = outcome.parts.iter();
+    let parts = parts.map(|part| part.worst(default, Hit::softened)).max();
+    let whole = outcome.hits.iter().map(Hit::softened).max();
+    parts.max(whole).unwrap_or(default).max(Decision::Ask)
 }
 
 fn reason(
@@ -276,19 +383,26 @@ fn reason(
         || "this".to_owned(),
         |part| {
             let words: Vec<_> = part
-                .words
+                .env
                 .iter()
+                .chain(&part.words)
+                .chain(&part.redirects)
                 .take(SHOWN_WORDS)
                 .map(Foreign::raw)
                 .collect();
             show(&words.join(" "), SHOWN_COLUMNS)
         },
     );
-    let why = match &outcome.not_plain {
-        Some(why) => format!(
+    let barred = unallowed.and_then(|part| part.barred.as_deref());
+    let why = match (&outcome.not_plain, barred) {
+        (Some(why), _) => format!(
             "; the command line is not plain: {why}; write simple commands with literal words"
         ),
-        None => String::new(),
+        (None, Some(name)) => format!(
+            "; the variable {} may not be set before a command: run it without",
+            show(name, SHOWN_COLUMNS)
+        ),
+        (None, None) => String::new(),
     };
     match decision {
         Decision::Allow => format!("no rule of policy {} is against it", policy.name),
@@ -300,7 +414,9 @@ fn facts(policy: &Policy, outcome: Outcome) -> Facts {
     let part = |part: PartOutcome| Part {
         decision: part.decision(policy.default),
         rules: part.hits.iter().map(|h| h.id.to_string()).collect(),
+        env: part.env,
         words: part.words,
+        redirects: part.redirects,
     };
     Facts {
         parts: outcome
@@ -310,6 +426,7 @@ fn facts(policy: &Policy, outcome: Outcome) -> Facts {
             .map(part)
             .collect(),
         not_plain: outcome.not_plain,
+        ..Facts::default()
     }
 }
 
@@ -321,6 +438,8 @@ pub(super) fn error(name: &str, reason: &str) -> Judgement {
         reason: reason.to_owned(),
         by: DecidedBy::Error,
         facts: Facts::default(),
+        would: None,
+        uses: Vec::new(),
     }
 }
 

@@ -67,6 +67,20 @@ impl Proposal {
     }
 }
 
+/// Many proposals as the rules of one policy, with their ids.
+#[must_use]
+pub fn together<'p>(proposals: impl Iterator<Item = (&'p Proposal, String)>) -> String {
+    let (mut rules, mut sets) = (String::new(), String::from("[paths]\n"));
+    for (proposal, id) in proposals {
+        let text = proposal.toml(&id);
+        let (rule, set) = text.split_once("\n[paths]\n").unwrap_or((&text, ""));
+        rules.push_str(rule);
+        rules.push('\n');
+        sets.push_str(set);
+    }
+    rules + &sets
+}
+
 /// Rules that might have allowed the parts of a request that no rule allows, the narrowest first;
 /// none where a rule wants a person or denies, or what it does is not plain.
 #[must_use]
@@ -98,6 +112,16 @@ pub fn proposals(request: &Request, judged: &Judgement, workspace: &str) -> Vec<
         Request::Write { paths } => {
             for path in paths {
                 file("write", path, workspace, &mut found);
+            }
+        }
+        Request::Edit { paths } => {
+            for path in paths {
+                file("edit", path, workspace, &mut found);
+            }
+        }
+        Request::Delete { paths } => {
+            for path in paths {
+                file("delete", path, workspace, &mut found);
             }
         }
         Request::Fetch { url, .. } => address(url, &mut found),

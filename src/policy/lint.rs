@@ -286,6 +286,10 @@ fn whole(own: &Document, policy: &Policy, found: &mut Vec<Finding>) {
         let text = "`unknown_tool` is allow: a tool may run of which nobody knows what it does";
         add(Level::Warning, "unknown-allowed", text);
     }
+    if policy.is_dry() {
+        let text = "`enforce` is false: it allows nothing, and what it denies is asked; take it away when it is tried";
+        add(Level::Warning, "not-enforced", text);
+    }
     for name in own.shell.env_allow.iter().flatten() {
         if LOADING
             .iter()
@@ -310,6 +314,20 @@ fn one(rule: &RuleText, denies: &[&RuleText], found: &mut Vec<Finding>) {
     if rule.decision == Decision::Deny.word() && rule.reason.is_none() {
         let text = "it denies without a `reason`: the agent is not told what to do instead";
         add(Level::Note, "no-reason", text.to_owned());
+    }
+    let sometimes: Vec<&str> = [
+        ("pools", rule.pools.is_some()),
+        ("agents", rule.agents.is_some()),
+        ("modes", rule.modes.is_some()),
+        ("hours", rule.hours.is_some()),
+    ]
+    .into_iter()
+    .filter_map(|(key, is)| is.then_some(key))
+    .collect();
+    if rule.decision == Decision::Deny.word() && !sometimes.is_empty() {
+        let keys = sometimes.join(", ");
+        let text = format!("it denies only sometimes ({keys}): at other times nothing of it holds");
+        add(Level::Note, "sometimes", text);
     }
     if rule.decision != Decision::Allow.word() {
         return;
@@ -439,6 +457,12 @@ fn is_plain(rule: &RuleText) -> bool {
         server: None,
         name: None,
         args: None,
+        pools: None,
+        agents: None,
+        modes: None,
+        hours: None,
+        zone: None,
+        max_per_turn: None,
         ..
     } = rule
     else {

@@ -5,7 +5,6 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::document::{Document, RedirectText};
 use super::error::LoadError;
@@ -15,7 +14,6 @@ use super::sets::SetTable;
 use super::{Policy, compile, examples};
 use crate::limits;
 use crate::model::Decision;
-use crate::model::OnTimeout;
 
 /// What a redirect from a file needs. Ordered by severity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -108,7 +106,7 @@ fn build(
         return Err(value(name, "ask_as", "allow", "`ask` or `deny`"));
     }
     let shell = shell(layers)?;
-    let (ask_timeout, on_timeout) = ask(layers)?;
+    let asking = super::asking::read(layers)?;
     let mut table = SetTable::compile(layers)?;
     let eval_ms = smallest(layers, None, |d| d.limits.eval_ms);
     if eval_ms == Some(0) {
@@ -122,9 +120,11 @@ fn build(
         max_bytes: smallest(layers, Some(8192), |d| d.limits.max_bytes).unwrap_or(8192),
         max_commands: smallest(layers, Some(50), |d| d.limits.max_commands).unwrap_or(50),
         eval_ms,
-        ask_timeout,
-        on_timeout,
-        has_guard: layers.iter().any(|l| l.name == "builtin:guard"),
+        asking,
+        budget: super::budget::Budget::load(layers)?,
+        has_guard: layers.iter().any(|l| l.name == GUARD),
+        dry: dry(layers, default)?,
+        limited: Vec::new(),
         shell,
         secrets: table.named("secrets"),
         protected: table.named("protected"),
@@ -162,7 +162,12 @@ fn rules(
                 return Err(fail("the `id` is used twice".to_owned()));
             }
             let find = &mut |name: &str, role| table.find(name, role, at);
-            let (rule, tools) = compile::rule(text.clone(), find).map_err(fail)?;
+            let (mut rule, tools) = compile::rule(text.clone(), find).map_err(fail)?;
+            rule.dry = layer.name != GUARD && is_dry(layers, layer.group);
+            let most = rule.when.as_ref().and_then(|when| when.max_per_turn());
+            if let Some(most) = most {
+                policy.limited.push((Arc::clone(&rule.id), most));
+            }
             policy.index.add(policy.rules.len(), &rule, &tools);
             policy.rules.push(rule);
             checks.push(Examples {
@@ -175,6 +180,29 @@ fn rules(
         }
     }
     Ok(checks)
+}
+
+/// The name of what protects every policy, also one that is only tried.
+const GUARD: &str = "builtin:guard";
+
+/// Whether an owner's layer is only tried: the extending file decides.
+fn is_dry(layers: &[Layer], group: usize) -> bool {
+    let of_group = layers.iter().filter(|layer| layer.group == group);
+    let mut said = of_group.filter_map(|layer| layer.document.enforce);
+    said.next_back() == Some(false)
+}
+
+/// Whether the policy is only tried, and what it does then where no rule allows: what a layer that
+/// is tried denies is asked, what another one denies stays denied.
+fn dry(layers: &[Layer], default: Decision) -> Result<Option<Decision>, LoadError> {
+    let dry = |layer: &&Layer| is_dry(layers, layer.group);
+    if !layers.iter().any(|layer| dry(&layer)) {
+        return Ok(None);
+    }
+    let firm: Vec<Layer> = layers.iter().filter(|layer| !dry(layer)).cloned().collect();
+    let firm = severest(&firm, "default", None, |d| d.default.as_deref())?;
+    let asked = default.min(Decision::Ask);
+    Ok(Some(firm.map_or(asked, |firm| firm.max(asked))))
 }
 
 pub(super) fn value(policy: &str, key: &str, found: &str, expected: &str) -> LoadError {
@@ -329,32 +357,6 @@ fn shell(layers: &[Layer]) -> Result<Shell, LoadError> {
             )?,
         },
     })
-}
-
-fn ask(layers: &[Layer]) -> Result<(Option<Duration>, Option<OnTimeout>), LoadError> {
-    let mut timeout = None;
-    let mut then = None;
-    for layer in layers {
-        if let Some(seconds) = layer.document.ask.timeout_s {
-            if seconds == 0 {
-                return Err(value(
-                    &layer.name,
-                    "ask.timeout_s",
-                    "0",
-                    "a number of seconds from 1",
-                ));
-            }
-            let wait = Duration::from_secs(seconds);
-            timeout = Some(timeout.map_or(wait, |other: Duration| other.min(wait)));
-        }
-        if let Some(word) = &layer.document.ask.on_timeout {
-            let read = OnTimeout::from_word(word).ok_or_else(|| {
-                value(&layer.name, "ask.on_timeout", word, "`deny` or `deny_turn`")
-            })?;
-            then = then.max(Some(read));
-        }
-    }
-    Ok((timeout, then))
 }
 
 /// What a rule's reason says, on one line.

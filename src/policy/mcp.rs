@@ -11,6 +11,7 @@ use super::command::Word;
 use super::fact::{self, Cwd, PathFact};
 use super::path::{PATH_MAX, Walker};
 use super::rule::{Area, Sets};
+use super::{cwd, spelling};
 use crate::model::foreign::is_unsafe;
 
 /// A call of a server's tool.
@@ -121,8 +122,9 @@ impl Test {
             }
             (Self::Regex(_, whole), Value::String(text)) => whole.is_match(text),
             (Self::Path(area), Value::String(text)) => {
-                let odd = text.contains("://") || text.contains('%') || text.is_empty();
-                !odd && !text.chars().any(is_unsafe)
+                !text.is_empty()
+                    && spelling::is_plain(text)
+                    && !text.chars().any(is_unsafe)
                     && paths(text, ground)
                         .iter()
                         .all(|path| ground.sets.holds(path, *area, ground.walker))
@@ -191,19 +193,20 @@ fn scalar(value: &Value) -> Option<String> {
     }
 }
 
-/// What a text is as a path, and as a `file:` URL if it is one.
+/// What a text is as a path, in every way that a server may read it.
 fn paths(text: &str, ground: &Ground<'_, '_>) -> Vec<PathFact> {
     let mut out = Vec::new();
     // What is longer is no path: the kernel takes none.
     if text.is_empty() || text.len() > PATH_MAX {
         return out;
     }
-    let plain = text.strip_prefix("file://").unwrap_or(text);
-    let word = Word {
-        text: plain.to_owned(),
-        tilde: plain == "~" || plain.starts_with("~/"),
-        ..Word::default()
-    };
-    fact::facts(ground.walker, ground.bases, &word, 0, &mut out);
+    for reading in spelling::readings(text, true) {
+        let word = Word {
+            tilde: cwd::is_home(&reading),
+            text: reading,
+            ..Word::default()
+        };
+        fact::facts(ground.walker, ground.bases, &word, 0, &mut out);
+    }
     out
 }

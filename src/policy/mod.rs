@@ -9,21 +9,28 @@
 //! verdict wins: deny, then ask, then allow, whatever the order of rules.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::model::{Claimed, DecidedBy, Decision, OnTimeout};
 
 mod arguments;
+mod asking;
+pub mod budget;
 pub mod cases;
 mod client;
 mod command;
 mod compile;
 mod cwd;
+pub mod delegation;
 mod document;
 mod error;
 mod examples;
 pub mod extract;
 mod fact;
+#[cfg(any(test, feature = "test-rules"))]
+mod fault;
+mod fed;
 mod flow;
 mod grammar;
 mod index;
@@ -34,7 +41,11 @@ pub mod learn;
 pub mod lint;
 mod listing;
 mod load;
+mod looked;
+mod mask;
 mod mcp;
+mod narrow;
+mod occasion;
 mod path;
 mod pipes;
 mod request;
@@ -43,16 +54,24 @@ mod scan;
 mod sets;
 mod shell;
 mod skeleton;
+mod spelling;
 mod strict;
 mod tools;
+mod trees;
+mod unfold;
 mod url;
 mod wrap;
 
+pub use asking::Asking;
 pub use error::LoadError;
 pub use layers::{Find, LayerText};
 pub use leads::{Led, leads};
 pub use listing::policy_names;
-pub use path::{Look, NoLinks, Place, Resolver};
+pub use looked::{Looked, Looking, Remembered};
+pub use mask::Mask;
+pub use narrow::check as check_layer;
+pub use occasion::{DayTime, Occasion};
+pub use path::{Look, NoLinks, Place, Resolver, Unseen};
 pub use request::{Facts, Judgement, Moved, Part, Request, Target, ToolClass};
 pub use sets::PatternError;
 
@@ -91,9 +110,13 @@ pub struct Policy {
     max_commands: usize,
     /// How long a decision may take, in milliseconds; its work is bounded accordingly.
     eval_ms: Option<usize>,
-    ask_timeout: Option<Duration>,
-    on_timeout: Option<OnTimeout>,
+    asking: Asking,
+    budget: budget::Budget,
     has_guard: bool,
+    /// It is only tried; then what is done where no rule allows.
+    dry: Option<Decision>,
+    /// Rules that allow only so often in a turn.
+    limited: Vec<(Arc<str>, u32)>,
     shell: load::Shell,
     secrets: usize,
     protected: usize,
@@ -139,14 +162,42 @@ impl Policy {
         self.has_guard
     }
 
+    /// Whether it is only tried (`enforce = false`): it allows nothing.
+    pub fn is_dry(&self) -> bool {
+        self.dry.is_some()
+    }
+
+    /// The same under another name: what reasons and records call it.
+    #[must_use]
+    pub fn renamed(self, name: String) -> Self {
+        Self { name, ..self }
+    }
+
     /// How long it lets an ask wait, if it says so.
     pub fn ask_timeout(&self) -> Option<Duration> {
-        self.ask_timeout
+        self.asking.timeout
     }
 
     /// What follows when nobody answers, if it says so.
     pub fn on_timeout(&self) -> Option<OnTimeout> {
-        self.on_timeout
+        self.asking.on_timeout
+    }
+
+    /// All that it demands of the asking.
+    pub fn asking(&self) -> &Asking {
+        &self.asking
+    }
+
+    /// How long a decision may take of its thread's time, if it says so. Its work is bounded by that
+    /// beforehand; whoever measures denies what took longer all the same.
+    pub fn eval_limit(&self) -> Option<Duration> {
+        let ms = u64::try_from(self.eval_ms?).unwrap_or(u64::MAX);
+        Some(Duration::from_millis(ms))
+    }
+
+    /// How much of what it allows is too much.
+    pub fn budget(&self) -> &budget::Budget {
+        &self.budget
     }
 
     /// The number of its rules, those of extended policies included.
@@ -162,9 +213,20 @@ impl Policy {
     /// Judges a request. Never fails: what cannot be judged is denied. What the agent claims can
     /// only raise the severity.
     pub fn decide(&self, request: &Request, claimed: &Claimed, at: &Place<'_>) -> Judgement {
+        self.decide_on(request, claimed, at, &Occasion::default())
+    }
+
+    /// The same on this occasion: what is not known of it counts against rules that allow.
+    pub fn decide_on(
+        &self,
+        request: &Request,
+        claimed: &Claimed,
+        at: &Place<'_>,
+        occasion: &Occasion<'_>,
+    ) -> Judgement {
         // A bug in a reader must not become an answer, nor end the caller.
         catch_unwind(AssertUnwindSafe(|| {
-            judge::judge(self, request, claimed, at)
+            judge::judge(self, request, claimed, at, occasion)
         }))
         .unwrap_or_else(|_| {
             judge::error(

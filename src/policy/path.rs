@@ -4,10 +4,10 @@
 //! (which are paths inside the sandbox), the bounds. What a component is comes from a
 //! [`Resolver`]; this module reads no file itself.
 
-use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 
+use super::occasion::Now;
 use crate::limits;
 
 /// The longest path that the kernel takes (limits.h).
@@ -45,9 +45,16 @@ pub trait Resolver {
     /// The names of everything directly in a directory, on the same terms: a pattern is compared
     /// with what it would become.
     fn names(&self, path: &str) -> Option<Vec<String>>;
+
+    /// Whether anything stands at `path`, a path as for [`Resolver::look`]. What cannot be told
+    /// counts as there.
+    fn exists(&self, path: &str) -> bool {
+        self.look(path) != Look::Missing
+    }
 }
 
-/// A file system without links, for checking policies and requests away from any workspace.
+/// A file system without links, for checking policies and requests away from any workspace. In it
+/// nothing is there but what a text names.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NoLinks;
 
@@ -62,6 +69,29 @@ impl Resolver for NoLinks {
 
     fn names(&self, _: &str) -> Option<Vec<String>> {
         Some(Vec::new())
+    }
+}
+
+/// A file system that nobody can look into: links count as not there, and anything may stand
+/// anywhere.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Unseen;
+
+impl Resolver for Unseen {
+    fn look(&self, _: &str) -> Look {
+        Look::Missing
+    }
+
+    fn links(&self, _: &str) -> Option<Vec<String>> {
+        Some(Vec::new())
+    }
+
+    fn names(&self, _: &str) -> Option<Vec<String>> {
+        Some(Vec::new())
+    }
+
+    fn exists(&self, _: &str) -> bool {
+        true
     }
 }
 
@@ -96,6 +126,9 @@ type Listing = Option<Vec<String>>;
 /// Walks paths for one decision and remembers what it saw.
 pub(super) struct Walker<'a> {
     pub place: Place<'a>,
+    pub now: Now<'a>,
+    /// The home is in the workspace.
+    nested: bool,
     seen: RefCell<HashMap<String, Look>>,
     listed: RefCell<HashMap<(String, bool), Listing>>,
     left: Cell<usize>,
@@ -103,12 +136,71 @@ pub(super) struct Walker<'a> {
 
 impl<'a> Walker<'a> {
     pub(super) fn new(place: Place<'a>) -> Self {
+        Self::on(place, Now::always())
+    }
+
+    /// One that also knows which rules count.
+    pub(super) fn on(place: Place<'a>, now: Now<'a>) -> Self {
         Self {
             place,
+            now,
+            nested: is_below(place.home, place.workspace),
             seen: RefCell::default(),
             listed: RefCell::default(),
             left: Cell::new(limits::POLICY_LOOKUPS),
         }
+    }
+
+    /// Follows `path` but for its last component: what deleting and moving act on. A path that ends
+    /// with `/`, `.` or `..` is followed whole.
+    pub(super) fn walk_to_name(&self, base: &str, path: &str) -> Walked {
+        let (parent, name) = path.rsplit_once('/').unwrap_or(("", path));
+        if matches!(name, "" | "." | "..") {
+            return self.walk(base, path);
+        }
+        let parent = if path.starts_with('/') && parent.is_empty() {
+            "/"
+        } else {
+            parent
+        };
+        let mut end = self.walk(base, parent);
+        end.path = format!("{}/{name}", trimmed(&end.path));
+        end.left |= self.root_of(&end.path) == Position::Elsewhere;
+        end.directory = false;
+        end
+    }
+
+    /// Whether git, started in `directory` (a path without links), would take a repository that is
+    /// not the workspace's own: one on the way up to the workspace's root. What is in a tree can
+    /// look like one without a `.git`, and then its configuration says what git runs.
+    pub(super) fn has_strange_repository(&self, directory: &str) -> bool {
+        let root = trimmed(self.place.workspace);
+        let mut at = trimmed(directory);
+        loop {
+            if !is_below(at, root) {
+                return true;
+            }
+            let there = |name: &str| self.exists(&format!("{at}/{name}"));
+            if there(".git") {
+                return at != root;
+            }
+            if there("HEAD") && (there("objects") || there("commondir")) {
+                return true;
+            }
+            if at == root {
+                return false;
+            }
+            at = at.rfind('/').map_or("", |slash| &at[..slash]);
+        }
+    }
+
+    fn exists(&self, path: &str) -> bool {
+        !self.pays(path, 0) || self.place.resolver.exists(path)
+    }
+
+    /// What stands at a path that was walked but for its last component.
+    pub(super) fn is_link(&self, path: &str) -> bool {
+        self.root_of(path) == Position::Below && matches!(self.look(path), Look::Link(_))
     }
 
     fn look(&self, path: &str) -> Look {
@@ -137,6 +229,10 @@ impl<'a> Walker<'a> {
     }
 
     fn root_of(&self, path: &str) -> Position {
+        // The usual case, with one comparison.
+        if !self.nested && self.is_in_workspace(path) {
+            return Position::Below;
+        }
         let roots = [self.place.workspace, self.place.home];
         if roots.contains(&path) || roots.iter().any(|root| is_below(root, path)) {
             Position::Above
@@ -145,6 +241,12 @@ impl<'a> Walker<'a> {
         } else {
             Position::Elsewhere
         }
+    }
+
+    fn is_in_workspace(&self, path: &str) -> bool {
+        let root = trimmed(self.place.workspace);
+        path.strip_prefix(root)
+            .is_some_and(|rest| rest.len() > 1 && rest.starts_with('/'))
     }
 
     /// The names of links in a directory that a walk has reached.
@@ -170,28 +272,67 @@ impl<'a> Walker<'a> {
         } else {
             self.place.resolver.names(directory)
         };
+        // Of a listing of names the cost is known once it is there.
+        if let Some(names) = names.as_ref().filter(|_| !only_links) {
+            let unused = limits::POLICY_LISTING.saturating_sub(names.len());
+            self.left.set(self.left.get() + unused);
+        }
         self.listed.borrow_mut().insert(key, names.clone());
         names
     }
 
+    /// The same for a single name in the workspace, which most words are, where it is no link.
+    fn step(&self, base: &str, name: &str) -> Option<Walked> {
+        let root = trimmed(self.place.workspace);
+        let plain =
+            !matches!(name, "" | "." | "..") && name.len() <= PATH_MAX && !name.contains('/');
+        if !plain || self.nested || root.is_empty() || !is_below(base, root) {
+            return None;
+        }
+        let base = trimmed(base);
+        let mut path = String::with_capacity(base.len() + name.len() + 1);
+        path.push_str(base);
+        path.push('/');
+        path.push_str(name);
+        let directory = match self.look(&path) {
+            Look::Directory => true,
+            Look::File | Look::Missing => false,
+            Look::Link(_) | Look::Unresolved => return None,
+        };
+        Some(Walked {
+            path,
+            left: false,
+            directory,
+        })
+    }
+
     /// Follows `path` from the directory `base`, which is absolute and already walked.
     pub(super) fn walk(&self, base: &str, path: &str) -> Walked {
-        let mut at = if path.starts_with('/') {
-            String::new()
-        } else {
-            trimmed(base).to_owned()
-        };
+        if let Some(end) = self.step(base, path) {
+            return end;
+        }
+        let mut at = String::with_capacity(base.len() + path.len() + 1);
+        if !path.starts_with('/') {
+            at.push_str(trimmed(base));
+        }
         let mut out = Walked {
             path: String::new(),
             left: path.len() > PATH_MAX
                 || !at.is_empty() && self.root_of(&at) == Position::Elsewhere,
             directory: true,
         };
-        let mut todo: Vec<Cow<'_, str>> = components(path).map(Cow::Borrowed).collect();
+        // What is still to be followed: the rest of the path, and before it, once there was a link,
+        // what its target has left.
+        let mut rest = forwards(path);
+        let mut todo: Vec<String> = Vec::new();
         let mut links = 0;
         // The length of `at` beyond which nothing exists.
         let mut missing: Option<usize> = None;
-        while let Some(component) = todo.pop() {
+        loop {
+            let of_link = todo.pop();
+            let Some(component) = of_link.as_deref().or_else(|| rest.next()) else {
+                break;
+            };
             if component == ".." {
                 at.truncate(at.rfind('/').unwrap_or(0));
                 missing = missing.filter(|&length| at.len() > length);
@@ -200,7 +341,7 @@ impl<'a> Walker<'a> {
             }
             let parent = at.len();
             at.push('/');
-            at.push_str(&component);
+            at.push_str(component);
             match self.root_of(&at) {
                 Position::Above => {}
                 Position::Elsewhere => {
@@ -224,7 +365,7 @@ impl<'a> Walker<'a> {
                         if links > limits::POLICY_LINKS || target.is_empty() {
                             out.left = true;
                         } else {
-                            todo.extend(components(&target).map(|c| Cow::Owned(c.to_owned())));
+                            todo.extend(components(&target).map(str::to_owned));
                         }
                     }
                 },
@@ -245,9 +386,14 @@ enum Position {
     Elsewhere,
 }
 
-/// A path's components, the last one first.
+/// A path's components.
+fn forwards(path: &str) -> impl DoubleEndedIterator<Item = &str> {
+    path.split('/').filter(|c| !matches!(*c, "" | "."))
+}
+
+/// The same, the last one first.
 fn components(path: &str) -> impl Iterator<Item = &str> {
-    path.split('/').rev().filter(|c| !matches!(*c, "" | "."))
+    forwards(path).rev()
 }
 
 fn trimmed(path: &str) -> &str {

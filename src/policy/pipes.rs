@@ -3,10 +3,11 @@
 //! Owns the meaning of `pipe`. Must not know how a text was read, nor how severe a rule is.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
-use super::command::{Command, base_name};
+use super::command::{Command, Word, base_name};
 use super::flow::Edge;
-use super::{Policy, wrap};
+use super::{Policy, scan, wrap};
 
 /// The condition `pipe`, compiled: names of programs without their directories.
 #[derive(Debug, Clone)]
@@ -16,35 +17,54 @@ pub(super) struct Pipe {
 }
 
 /// Which programs each command runs, behind wrappers and in literal scripts too.
-pub(super) struct Programs<'c> {
-    places: BTreeMap<&'c str, Vec<usize>>,
+pub(super) struct Programs {
+    places: BTreeMap<String, Vec<usize>>,
 }
 
-impl<'c> Programs<'c> {
-    pub(super) fn of(commands: &'c [Command], texts: &[String]) -> Self {
-        let mut places: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
-        let mut add = |name: &'c str, at: usize| {
-            let of_name = places.entry(name).or_default();
+/// How deep scripts inside scripts are looked into.
+const SCRIPTS: usize = 3;
+
+impl Programs {
+    pub(super) fn of(
+        commands: &[Command],
+        texts: &[String],
+        functions: &[(String, Range<usize>)],
+    ) -> Self {
+        let mut of_each: Vec<Vec<String>> = Vec::new();
+        for command in commands {
+            let mut names = Vec::new();
+            names_of(command, texts, 0, &mut names);
+            of_each.push(names);
+        }
+        let mut places: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+        let mut add = |name: &String, at: usize| {
+            let of_name = places.entry(name.clone()).or_default();
             if of_name.last() != Some(&at) {
                 of_name.push(at);
             }
         };
-        for (at, command) in commands.iter().enumerate() {
-            let mut first = |words: &'c [super::command::Word]| {
-                if let Some(word) = words.first().filter(|w| !w.live()) {
-                    add(base_name(&word.text), at);
-                }
-            };
-            first(&command.words);
-            for range in wrap::behind(command, texts).commands {
-                first(&command.words[range]);
+        for (at, names) in of_each.iter().enumerate() {
+            for name in names {
+                add(name, at);
+            }
+            // A function runs what its body does.
+            let own = commands[at].words.first().map(|word| word.text.as_str());
+            let bodies = functions
+                .iter()
+                .filter(|(name, _)| Some(name.as_str()) == own);
+            for name in bodies
+                .filter_map(|(_, body)| of_each.get(body.clone()))
+                .flatten()
+                .flatten()
+            {
+                add(name, at);
             }
         }
         Self { places }
     }
 
     /// Whether a command among `range` runs one of the programs.
-    fn any(&self, names: &[String], range: &std::ops::Range<usize>) -> Option<usize> {
+    fn any(&self, names: &[String], range: &Range<usize>) -> Option<usize> {
         let first = |name: &String| {
             let places = self.places.get(name.as_str())?;
             let next = places.partition_point(|&at| at < range.start);
@@ -60,11 +80,12 @@ pub(super) fn hits(
     commands: &[Command],
     texts: &[String],
     edges: &[Edge],
+    functions: &[(String, Range<usize>)],
 ) -> Vec<(usize, usize)> {
     if edges.is_empty() || !policy.index.has_pipes() {
         return Vec::new();
     }
-    let programs = Programs::of(commands, texts);
+    let programs = Programs::of(commands, texts, functions);
     let rules: BTreeSet<usize> = programs
         .places
         .keys()
@@ -83,4 +104,27 @@ pub(super) fn hits(
         found.extend(hit.map(|command| (rule, command)));
     }
     found
+}
+
+/// The programs that one command runs, behind wrappers and in literal scripts too.
+fn names_of(command: &Command, texts: &[String], depth: usize, names: &mut Vec<String>) {
+    let mut first = |words: &[Word]| {
+        if let Some(word) = words.first().filter(|w| !w.live()) {
+            names.push(base_name(&word.text).to_owned());
+        }
+    };
+    first(&command.words);
+    let behind = wrap::behind(command, texts);
+    for inner in behind.commands {
+        first(&command.words[inner.range]);
+    }
+    if depth >= SCRIPTS {
+        return;
+    }
+    for script in behind.scripts {
+        let scan = scan::scan(&script);
+        for inner in &scan.commands {
+            names_of(inner, &scan.texts, depth + 1, names);
+        }
+    }
 }

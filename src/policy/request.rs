@@ -3,6 +3,8 @@
 //! Owns the request's closed shape, whatever protocol it came by, and what is shown of a
 //! decision. Must not know how either is made.
 
+use super::leads::Led;
+use super::looked::Looked;
 use crate::model::{DecidedBy, Decision, Foreign};
 
 pub use crate::model::ToolClass;
@@ -73,6 +75,21 @@ pub enum Request {
 }
 
 impl Request {
+    /// The kind of tool that it is for, whatever that is called.
+    pub const fn class(&self) -> ToolClass {
+        match self {
+            Self::Shell { .. } => ToolClass::Shell,
+            Self::Read { .. } => ToolClass::Read,
+            Self::Write { .. } => ToolClass::Write,
+            Self::Edit { .. } => ToolClass::Edit,
+            Self::Delete { .. } => ToolClass::Delete,
+            Self::Move { .. } => ToolClass::Move,
+            Self::Fetch { .. } => ToolClass::Fetch,
+            Self::Mcp { .. } => ToolClass::Mcp,
+            Self::Unknown { .. } | Self::Malformed { .. } => ToolClass::Unknown,
+        }
+    }
+
     /// Whether it is about files and names none.
     pub(super) fn names_nothing(&self) -> bool {
         match self {
@@ -106,6 +123,15 @@ pub enum Target {
     Path(String),
     /// The root of the workspace.
     Workspace,
+    /// Files below a directory (none: where the agent is) whose names a pattern matches.
+    Search {
+        /// The directory, as the call has it.
+        below: Option<String>,
+        /// The last name of the pattern.
+        name: String,
+    },
+    /// A text that names a path and is more likely one to look for: only what forbids counts.
+    Mentioned(String),
     /// It may lead anywhere: a pattern that goes up behind a wildcard.
     Anywhere(String),
 }
@@ -124,6 +150,11 @@ pub struct Judgement {
     pub by: DecidedBy,
     /// What was seen, for people.
     pub facts: Facts,
+    /// What it would be, where the policy is only tried (`enforce = false`).
+    pub would: Option<Decision>,
+    /// Rules that allow only so often in a turn, and how often each did here; empty unless it is
+    /// allowed.
+    pub uses: Vec<(String, u32)>,
 }
 
 /// What the engine saw of a request.
@@ -133,13 +164,21 @@ pub struct Facts {
     pub parts: Vec<Part>,
     /// Why a shell text is not plain, so that no rule could allow it.
     pub not_plain: Option<String>,
+    /// Where its paths lead, where whoever asked looked that up ([`super::leads`]).
+    pub paths: Vec<Led>,
+    /// What was seen of the file system, where whoever asked remembers it ([`super::Looking`]).
+    pub looked: Looked,
 }
 
 /// One part of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
+    /// What stands before a command for its environment, `NAME=value` each.
+    pub env: Vec<Foreign>,
     /// Its words: the arguments of a command, or a path.
     pub words: Vec<Foreign>,
+    /// The redirects of a command, as `> file`, `< file` or `>& 1` each.
+    pub redirects: Vec<Foreign>,
     /// What the policy says of it.
     pub decision: Decision,
     /// What applied to it, allowing rules included.

@@ -4,18 +4,21 @@
 //! how a command was found.
 
 use std::cell::OnceCell;
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use regex::Regex;
 
 use super::arguments::{self, Arguments};
 use super::command::{Redirect, Word, base_name};
-use super::fact::{self, Cwd, PathFact, Whereabouts};
+use super::fact::{self, Cwd, PathFact, Whereabouts, Whole};
 use super::grammar::{self, Grammar};
 use super::mcp::McpRule;
+use super::occasion::When;
 use super::path::Walker;
 use super::pipes::Pipe;
 use super::sets::{PathSet, Reach};
+use super::trees::Trees;
 use super::url::{HostPattern, UrlPattern};
 use crate::model::Decision;
 
@@ -40,6 +43,8 @@ pub(super) struct Rule {
     pub reason: Option<Arc<str>>,
     /// Tokens of the command's beginning, each with its alternatives.
     pub argv: Vec<Vec<String>>,
+    /// It is for every program but these.
+    pub not_programs: Vec<String>,
     /// Whole commands.
     pub exact: Vec<Vec<String>>,
     /// Flags that may stand before the subcommand.
@@ -64,6 +69,12 @@ pub(super) struct Rule {
     pub hosts: Vec<HostPattern>,
     pub methods: Vec<String>,
     pub mcp: McpRule,
+    /// On which occasions it counts; `None`: on all.
+    pub when: Option<Box<When>>,
+    /// Its policy is only tried: what it denies is asked.
+    pub dry: bool,
+    #[cfg(any(test, feature = "test-rules"))]
+    pub fault: Option<super::fault::Fault>,
 }
 
 impl Rule {
@@ -86,8 +97,21 @@ impl Sets<'_> {
             Area::Inside => fact.whereabouts == Whereabouts::Inside,
             Area::Outside => matches!(fact.whereabouts, Whereabouts::Outside | Whereabouts::Null),
             Area::Dynamic => fact.whereabouts == Whereabouts::Dynamic,
-            Area::Set(set) => fact.in_set(self.all, set, walker),
+            Area::Set(set) => {
+                // What is copied into a directory is compared by its own name there.
+                let whole = set != self.secrets || fact.whole != Whole::Into;
+                fact.in_set(self.all, set, walker) || whole && fact.holds_of(&self.all[set], walker)
+            }
         }
+    }
+
+    /// Whether a path may lie in an area, for a condition of a rule that forbids on all paths.
+    fn may_hold(&self, fact: &PathFact, area: Area, walker: &Walker<'_>) -> bool {
+        fact.guess
+            || fact.live
+            || fact.pattern.is_some()
+            || fact.whereabouts == Whereabouts::Dynamic
+            || self.touches(fact, area, walker)
     }
 
     /// Whether a path surely lies in an area, for a condition that permits.
@@ -97,10 +121,11 @@ impl Sets<'_> {
         }
         match area {
             Area::Inside => fact.whereabouts == Whereabouts::Inside && !self.secret(fact, walker),
-            Area::Outside => fact.whereabouts == Whereabouts::Outside,
+            Area::Outside => fact.whereabouts == Whereabouts::Outside && !fact.live,
             Area::Dynamic => fact.whereabouts == Whereabouts::Dynamic,
             Area::Set(set) => {
                 fact.whereabouts != Whereabouts::Dynamic
+                    && !fact.live
                     && fact.pattern.is_none()
                     && self.all[set].has(&fact.leads, &walker.place, Reach::Below)
             }
@@ -108,7 +133,7 @@ impl Sets<'_> {
     }
 
     pub(super) fn secret(&self, fact: &PathFact, walker: &Walker<'_>) -> bool {
-        fact.in_set(self.all, self.secrets, walker)
+        self.touches(fact, Area::Set(self.secrets), walker)
     }
 }
 
@@ -121,7 +146,8 @@ pub(super) struct View<'c> {
     whole: OnceCell<Taken<'c>>,
     inner: OnceCell<Taken<'c>>,
     targets: OnceCell<Vec<PathFact>>,
-    inner_bases: OnceCell<Vec<Cwd>>,
+    /// `None`: the same as `bases`.
+    inner_bases: OnceCell<Option<Vec<Cwd>>>,
 }
 
 /// Arguments from one place on, with the facts of their paths.
@@ -211,19 +237,21 @@ impl<'c> View<'c> {
 
     /// The directories that operands of the subcommand are relative to: `git -C DIR` moves.
     fn inner_bases(&self, walker: &Walker<'_>) -> &[Cwd] {
-        self.inner_bases.get_or_init(|| {
-            let mut bases = self.bases.to_vec();
+        let moved = self.inner_bases.get_or_init(|| {
             if !self.grammar.is_some_and(|g| g.subcommand) {
-                return bases;
+                return None;
             }
+            let mut bases: Option<Vec<Cwd>> = None;
             let before = &self.words[1..self.subcommand().min(self.words.len())];
             for pair in before.windows(2).filter(|pair| pair[0].text == "-C") {
                 let mut paths = Vec::new();
-                fact::facts(walker, &bases, &pair[1], 0, &mut paths);
-                bases = moved(paths);
+                let from = bases.as_deref().unwrap_or(self.bases);
+                fact::facts(walker, from, &pair[1], 0, &mut paths);
+                bases = Some(moved(paths));
             }
             bases
-        })
+        });
+        moved.as_deref().unwrap_or(self.bases)
     }
 
     /// Whether it surely runs inside and in no secret directory: what names no path reads the
@@ -240,7 +268,18 @@ impl<'c> View<'c> {
                         && !secrets.has(&base.logical, place, Reach::Wide)
                 })
         };
-        inside(self.bases) && inside(self.inner_bases(facts.walker))
+        let inner = self.inner_bases(facts.walker);
+        inside(self.bases)
+            && (std::ptr::eq(inner, self.bases) || inside(inner))
+            && (self.program() != Some("git") || self.has_own_repository(facts.walker))
+    }
+
+    /// Whether git surely takes the workspace's repository, wherever it may run.
+    fn has_own_repository(&self, walker: &Walker<'_>) -> bool {
+        let bases = self.inner_bases(walker).iter();
+        !bases
+            .into_iter()
+            .any(|base| walker.has_strange_repository(&base.physical))
     }
 
     fn taken(&self, start: usize) -> &Taken<'c> {
@@ -256,10 +295,22 @@ impl<'c> View<'c> {
     fn paths<'t>(&self, taken: &'t Taken<'c>, walker: &Walker<'_>) -> &'t [PathFact] {
         taken.paths.get_or_init(|| {
             let subcommand = self.subcommand();
-            let mut paths = Vec::new();
+            let reach = Trees::of(self.program().unwrap_or_default(), self.words, subcommand);
+            let is_cd = self.program() == Some("cd");
+            let candidates = taken.arguments.candidates.len();
+            let mut paths = Vec::with_capacity(candidates * self.bases.len().max(1));
+            // What stands there twice is one path.
+            let mut known = HashSet::new();
             for candidate in &taken.arguments.candidates {
+                if candidates > REPEATS
+                    && candidate.index > subcommand
+                    && candidate.is_whole_literal()
+                    && !known.insert((candidate.text(), reach.of_index(candidate.index)))
+                {
+                    continue;
+                }
                 // `cd -` is no path: the shell knows where it leads.
-                if candidate.text() == "-" && self.program() == Some("cd") {
+                if is_cd && candidate.text() == "-" {
                     paths.push(PathFact::unknown());
                     continue;
                 }
@@ -269,8 +320,14 @@ impl<'c> View<'c> {
                     self.bases
                 };
                 let first = paths.len();
-                let spec;
-                let word = if candidate.spec && !candidate.word.glob {
+                let (spec, cut);
+                let word = if let Some(to) = candidate.to {
+                    cut = Word {
+                        text: candidate.word.text.get(..to).unwrap_or_default().to_owned(),
+                        ..candidate.word.clone()
+                    };
+                    &cut
+                } else if candidate.spec && !candidate.word.glob {
                     spec = Word {
                         glob: true,
                         ..candidate.word.clone()
@@ -280,14 +337,17 @@ impl<'c> View<'c> {
                     candidate.word
                 };
                 fact::facts(walker, bases, word, candidate.from, &mut paths);
+                let whole = reach.of_index(candidate.index);
                 for path in &mut paths[first..] {
-                    path.guess = candidate.guess;
-                    path.spec = candidate.spec;
+                    path.guess |= candidate.guess;
+                    path.spec |= candidate.spec;
+                    path.whole = whole;
                 }
                 if candidate.unknown {
                     paths.push(PathFact::unknown());
                 }
             }
+            reach.arrivals(walker, self.bases, &mut paths);
             paths
         })
     }
@@ -306,6 +366,9 @@ impl<'c> View<'c> {
     }
 }
 
+/// From so many paths on, those are told apart that stand in a command more than once.
+const REPEATS: usize = 64;
+
 /// What rules need beside the command.
 pub(super) struct Facts<'f, 'a> {
     pub walker: &'f Walker<'a>,
@@ -316,8 +379,16 @@ impl Rule {
     /// Whether the rule applies to a command. The program's name has been compared already,
     /// by the index.
     pub(super) fn applies(&self, view: &View<'_>, facts: &Facts<'_, '_>) -> bool {
+        #[cfg(any(test, feature = "test-rules"))]
+        if let Some(fault) = self.fault {
+            fault.happen();
+        }
         if !self.exact.is_empty() {
             return self.is_exactly(view);
+        }
+        let excepted = |name: &str| self.not_programs.iter().any(|program| program == name);
+        if view.program().is_some_and(excepted) {
+            return false;
         }
         let Some(start) = self.begins(view, facts) else {
             return false;
@@ -354,9 +425,19 @@ impl Rule {
     fn is_exactly(&self, view: &View<'_>) -> bool {
         self.exact.iter().any(|whole| {
             whole.len() == view.words.len()
-                && whole.iter().zip(view.words).all(|(want, word)| {
-                    !word.live() && !word.glob && !word.tilde && *want == word.text
-                })
+                && whole
+                    .iter()
+                    .zip(view.words)
+                    .enumerate()
+                    .all(|(at, (want, word))| {
+                        // Which directories a program may come from has been seen to already.
+                        let text = if at == 0 {
+                            base_name(&word.text)
+                        } else {
+                            &word.text
+                        };
+                        !word.live() && !word.glob && !word.tilde && want == text
+                    })
         })
     }
 
@@ -364,6 +445,9 @@ impl Rule {
     fn begins(&self, view: &View<'_>, facts: &Facts<'_, '_>) -> Option<usize> {
         if self.argv.len() <= 1 {
             return Some(1);
+        }
+        if !self.permits() && view.grammar.is_some_and(|g| g.loose_subcommand) {
+            return grammar::begins_somewhere(&self.argv[1..], view.words);
         }
         let mut at = view.second(self, facts)?;
         for token in &self.argv[1..] {
@@ -384,7 +468,14 @@ impl Rule {
                 .filter(|u| self.permits() || !u.doubtful)
                 .any(|u| arguments::matches(u.flag, flag))
         };
-        let forbidden = self.not_flags.iter().any(|flag| used(flag))
+        let excepted = |flag: &String| {
+            if self.permits() {
+                used(flag)
+            } else {
+                arguments::is_surely_used(arguments.words, flag)
+            }
+        };
+        let forbidden = self.not_flags.iter().any(excepted)
             || arguments
                 .words
                 .iter()
@@ -424,13 +515,19 @@ impl Rule {
                 .iter()
                 .all(|p| facts.sets.holds(p, area, facts.walker))
         };
-        if self.paths.is_some_and(|area| !holds(area)) {
+        let all = |area: Area| {
+            let mut paths = paths.iter();
+            // What forbids does so already where it may be meant.
+            self.permits() && holds(area)
+                || !self.permits() && paths.all(|p| facts.sets.may_hold(p, area, facts.walker))
+        };
+        if self.paths.is_some_and(|area| !all(area)) {
             return false;
         }
         if let Some(area) = self.any_path {
             let touches = |path: &PathFact| facts.sets.touches(path, area, facts.walker);
             // A rule for every program also sees what redirects open.
-            let everywhere = self.argv.is_empty();
+            let everywhere = self.argv.is_empty() && self.not_programs.is_empty();
             let hit = paths.iter().any(touches)
                 || everywhere && view.targets(facts.walker).iter().any(touches);
             if !hit {
@@ -470,13 +567,16 @@ fn is_among(word: &str, flags: &[String]) -> bool {
 impl PathFact {
     fn unknown() -> Self {
         Self {
-            written: String::new(),
+            written: None,
             leads: String::new(),
             whereabouts: Whereabouts::Dynamic,
             pattern: None,
+            shape: None,
             links: Vec::new(),
             guess: false,
             spec: false,
+            live: true,
+            whole: Whole::No,
             known: std::cell::Cell::new((0, 0)),
         }
     }

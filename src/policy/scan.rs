@@ -4,11 +4,14 @@
 //! deny or ask. Nothing that only this reader understands is ever allowed by a rule, so it may
 //! guess; it must not fail, recurse without bound, or read a byte more than a few times.
 
-use super::command::{Assignment, Command, Direction, Join, RESERVED, Redirect, Word, is_name};
+use super::command::{Assignment, Command, Join, RESERVED, Word, is_name};
 use super::flow::Flows;
 use crate::limits;
 
+mod brace;
+mod compound;
 mod expand;
+mod redirect;
 #[cfg(test)]
 mod tests;
 
@@ -21,6 +24,10 @@ pub(super) struct Scan {
     pub texts: Vec<String>,
     /// Which commands feed which.
     pub flows: Flows,
+    /// The bodies of functions, by name.
+    pub functions: Vec<(String, std::ops::Range<usize>)>,
+    /// Commands may run again, or later than where they stand: loops, functions.
+    pub again: bool,
     /// Why no shell would accept the text, or why it was not read to its end.
     pub broken: Option<&'static str>,
 }
@@ -38,9 +45,26 @@ fn scan_at(text: &str, depth: usize) -> Scan {
         found: Scan::default(),
         pending: Vec::new(),
     };
+    if glued(scanner.text) {
+        scanner.broken("a line that is continued inside an operator");
+    }
     scanner.list(None);
     scanner.found
 }
+
+/// Whether a continuation stands where the shell joins its two sides to one operator, which this
+/// reader would take for two.
+fn glued(text: &[u8]) -> bool {
+    let joins = |at: usize| {
+        let before = at.checked_sub(1).and_then(|i| text.get(i));
+        matches!(before, Some(b'$' | b'<' | b'>' | b'('))
+            || before == Some(&b'=') && text.get(at + 2) == Some(&b'(')
+    };
+    memchr::memmem::find_iter(text, b"\\\n").any(joins)
+}
+
+/// Commands of a process substitution; `true`: they feed the command that it stands in.
+type Fed = (std::ops::Range<usize>, bool);
 
 struct Heredoc {
     delimiter: String,
@@ -64,16 +88,21 @@ struct List {
     current: Command,
     /// Open `(` of this list.
     groups: usize,
-    /// Open `case` of this list: its patterns end with a lone `)`.
+    /// Open `case` of this list.
     cases: usize,
     /// Open `if`, loops, `{` and functions, to see what was never closed.
     opened: isize,
     /// How many pipelines stand around this list.
     depth: usize,
     /// Commands in process substitutions of the current command: they feed it, or it feeds them.
-    fed: Vec<(std::ops::Range<usize>, bool)>,
+    fed: Vec<Fed>,
     /// The current command only holds what the grammar put there, such as `then`.
     keyword: bool,
+    /// `function` stands before: the next word is a name, whatever it spells.
+    names: bool,
+    /// Functions whose bodies are being read: the name, the first command, and how many groups
+    /// and how many open words there were around it.
+    bodies: Vec<(String, usize, usize, isize)>,
 }
 
 impl Scanner<'_> {
@@ -95,18 +124,16 @@ impl Scanner<'_> {
         while let Some(byte) = self.peek(0) {
             match byte {
                 b' ' | b'\t' => self.at += 1,
+                b'\\' if self.peek(1) == Some(b'\n') => self.at += 2,
                 b'\n' => {
                     self.at += 1;
                     self.finish(&mut list, Join::Then);
                     self.bodies();
                 }
-                b'#' => {
-                    while self.peek(0).is_some_and(|b| b != b'\n') {
-                        self.at += 1;
-                    }
-                }
+                b'#' => self.comment(),
                 b'(' if self.peek(1) == Some(b'(') && self.arithmetic(1) => {}
                 b'(' => {
+                    self.parenthesis(&mut list);
                     self.at += 1;
                     list.groups += 1;
                     self.finish(&mut list, Join::Then);
@@ -118,14 +145,16 @@ impl Scanner<'_> {
                     if list.groups > 0 {
                         list.groups -= 1;
                         self.leave(&list);
-                    } else if list.cases == 0 {
-                        if until == Some(b')') {
+                        self.defined(&mut list);
+                    } else {
+                        if until == Some(b')') && list.cases == 0 {
                             self.leave_all(&list);
                             return;
                         }
                         self.broken("a parenthesis that nothing opened");
                     }
                 }
+                b'<' | b'>' if self.peek(1) == Some(b'(') => self.next_word(&mut list),
                 b'<' | b'>' => self.redirect(&mut list),
                 b'&' if self.peek(1) == Some(b'>') => self.redirect(&mut list),
                 b';' | b'&' | b'|' => self.operator(&mut list),
@@ -162,8 +191,17 @@ impl Scanner<'_> {
         if dangling {
             self.broken("an operator without a command");
         }
+        let background = self.peek(0) == Some(b'&') && length == 1;
+        let pattern = list.cases > 0 && self.peek(0) == Some(b';') && length == 2;
         self.at += length;
         self.finish(list, join);
+        if background {
+            self.apart();
+        }
+        if pattern {
+            self.at += usize::from(self.peek(0) == Some(b'&'));
+            self.pattern(list);
+        }
     }
 
     /// A group begins.
@@ -188,7 +226,7 @@ impl Scanner<'_> {
 
     fn finish(&mut self, list: &mut List, next: Join) {
         list.keyword = false;
-        let command = std::mem::take(&mut list.current);
+        let mut command = std::mem::take(&mut list.current);
         let at = self.found.commands.len();
         if command.is_empty() {
             match next {
@@ -205,6 +243,7 @@ impl Scanner<'_> {
             };
             return;
         }
+        command.nested |= self.depth > 0 || list.groups > 0 || list.opened != 0 || list.cases > 0;
         self.found.commands.push(command);
         for (inner, incoming) in std::mem::take(&mut list.fed) {
             let (from, to) = if incoming {
@@ -222,16 +261,24 @@ impl Scanner<'_> {
     }
 
     fn next_word(&mut self, list: &mut List) {
-        let (word, equals) = self.word();
+        let start = self.at;
+        let first = list.current.words.is_empty();
+        let (word, equals) = self.word(first, &mut list.fed);
         if word.text.is_empty() && !word.quoted {
             return; // a continuation alone
         }
-        let digits = !word.quoted
-            && !word.live()
-            && !word.text.is_empty()
-            && word.text.bytes().all(|b| b.is_ascii_digit());
-        if digits && matches!(self.peek(0), Some(b'<' | b'>')) {
+        let redirects = matches!(self.peek(0), Some(b'<' | b'>'));
+        if redirects && names_descriptor(&word) {
             return self.redirect(list);
+        }
+        let source = &self.text[start..self.at.min(self.text.len())];
+        if list.names {
+            list.names = false;
+            let here = (list.groups, list.opened);
+            let name = word.text.clone();
+            list.bodies
+                .push((name, self.found.commands.len() + 1, here.0, here.1));
+            return list.current.words.push(word);
         }
         if !list.current.words.is_empty() {
             let group = !word.quoted && word.text == "{";
@@ -240,42 +287,56 @@ impl Scanner<'_> {
                 self.finish(list, Join::Then);
                 return self.enter();
             }
-            return expand::push(&mut list.current.words, word);
+            return self.spread(list, word, source);
         }
         if let Some(equals) = equals {
-            return self.assignment(list, &word, equals);
+            return assignment(list, &word, equals);
         }
-        if !word.quoted && !word.live() && RESERVED.contains(&word.text.as_str()) {
+        // The shell knows its reserved words only where nothing stands before them.
+        let prefixed = !list.current.assignments.is_empty()
+            || !list.current.redirects.is_empty()
+            || !list.current.stdin.is_empty();
+        let reserved = !word.quoted && !word.live() && RESERVED.contains(&word.text.as_str());
+        if reserved && prefixed && list.current.assignments.is_empty() {
+            // In a substitution bash writes redirects behind the words and reads it once more.
+            self.broken("a reserved word behind a redirect");
+        }
+        if reserved && !prefixed {
             return self.reserved(list, word);
         }
         if list.current.timed && matches!(word.text.as_str(), "-p" | "--") {
             return;
         }
-        expand::push(&mut list.current.words, word);
+        self.spread(list, word, source);
     }
 
-    fn assignment(&mut self, list: &mut List, word: &Word, equals: usize) {
-        let append = word.text[..equals].ends_with('+');
-        let name = word.text[..equals - usize::from(append)].to_owned();
-        let value = Word {
-            text: word.text[equals + 1..].to_owned(),
-            live_from: word.live_from.map(|n| n.saturating_sub(equals + 1)),
-            quoted: word.quoted,
-            ..Word::default()
-        };
-        if value.text.is_empty() && self.peek(0) == Some(b'(') {
-            // An array's elements are words, not commands; substitutions in them are found.
-            self.at += 1;
-            while let Some(byte) = self.peek(0) {
-                match byte {
-                    b')' => break,
-                    b'\'' | b'"' | b'\\' | b'$' | b'`' => drop(self.word()),
-                    _ => self.at += 1,
+    /// Adds a word to a command, with its braces written out as the shell would.
+    fn spread(&mut self, list: &mut List, word: Word, source: &[u8]) {
+        if memchr::memchr(b'{', source).is_none() {
+            return list.current.words.push(word);
+        }
+        match brace::expand(source) {
+            brace::Spread::Same => list.current.words.push(word),
+            brace::Spread::Many => {
+                self.broken("braces that make more words than are looked at");
+                list.current.words.push(word);
+            }
+            brace::Spread::Words(sources) => {
+                for source in sources {
+                    let mut reader = Scanner {
+                        text: &source,
+                        at: 0,
+                        depth: limits::POLICY_DEPTH,
+                        found: Scan::default(),
+                        pending: Vec::new(),
+                    };
+                    let (word, _) = reader.word(false, &mut Vec::new());
+                    if !word.text.is_empty() || word.quoted {
+                        list.current.words.push(word);
+                    }
                 }
             }
-            self.at += 1;
         }
-        list.current.assignments.push(Assignment { name, value });
     }
 
     fn reserved(&mut self, list: &mut List, word: Word) {
@@ -283,14 +344,17 @@ impl Scanner<'_> {
         match word.text.as_str() {
             "time" => list.current.timed = true,
             "if" | "while" | "until" | "{" => {
+                self.found.again |= matches!(word.text.as_str(), "while" | "until");
                 list.opened += 1;
                 self.enter();
             }
             "fi" | "done" | "}" => {
                 list.opened -= 1;
                 self.leave(list);
+                self.defined(list);
             }
             "for" | "select" => {
+                self.found.again = true;
                 list.opened += 1;
                 self.enter();
                 list.current.words.push(word);
@@ -299,40 +363,43 @@ impl Scanner<'_> {
                 list.cases += 1;
                 self.enter();
                 list.current.words.push(word);
+                self.case(list);
             }
             "esac" => {
                 list.cases = list.cases.saturating_sub(1);
                 self.leave(list);
+                self.defined(list);
             }
-            "[[" => self.test(),
+            "[[" => self.test(list, word),
             "]]" | "in" => list.current.words.push(word),
+            "function" => {
+                self.found.again = true;
+                list.names = true;
+            }
+            "!" | "coproc" => list.current.nested = true,
             _ => {}
         }
     }
 
-    /// The inside of `[[ … ]]`: operators there compare, they do not join or redirect.
-    fn test(&mut self) {
-        while self.at < self.text.len() {
-            if self.text[self.at..].starts_with(b"]]") {
-                self.at += 2;
-                return;
-            }
-            match self.peek(0) {
-                Some(b'\'' | b'"' | b'\\' | b'$' | b'`') => drop(self.word()),
-                _ => self.at += 1,
-            }
-        }
-        self.broken("something that is never closed");
-    }
-
-    /// Reads one word; the second value is the place of an unquoted `=` after a name.
-    fn word(&mut self) -> (Word, Option<usize>) {
+    /// Reads one word; the second value is the place of an unquoted `=` after a name. `first`: a
+    /// command is expected here, so that `a[…` is the subscript of an assignment. What feeds the
+    /// word's command by process substitution goes to `fed`.
+    fn word(&mut self, first: bool, fed: &mut Vec<Fed>) -> (Word, Option<usize>) {
         let mut text = Vec::new();
         let mut word = Word::default();
         let mut equals = None;
         while let Some(byte) = self.peek(0) {
             match byte {
+                b'<' | b'>' if self.peek(1) == Some(b'(') => {
+                    self.process(&mut text, &mut word, fed);
+                    continue;
+                }
                 b' ' | b'\t' | b'\n' | b';' | b'&' | b'|' | b'<' | b'>' | b'(' | b')' => break,
+                b'[' if first && equals.is_none() && names(&text) && !word.quoted => {
+                    self.subscript(&mut text);
+                    word.glob |= !matches!(self.peek(0), Some(b'=' | b'+'));
+                    continue;
+                }
                 b'\'' => {
                     word.quoted = true;
                     self.single_quoted(&mut text);
@@ -362,7 +429,7 @@ impl Scanner<'_> {
                     continue;
                 }
                 b'`' => {
-                    self.backticks(&mut text, &mut word);
+                    self.backticks(&mut text, &mut word, false);
                     continue;
                 }
                 b'~' if text.is_empty() && !word.quoted => match self.peek(1) {
@@ -380,6 +447,12 @@ impl Scanner<'_> {
                     };
                     if std::str::from_utf8(name).is_ok_and(is_name) {
                         equals = Some(text.len());
+                        if self.peek(1) == Some(b'(') {
+                            self.at += 1;
+                            text.push(b'=');
+                            self.array(&mut text, fed);
+                            continue;
+                        }
                     }
                 }
                 _ => {}
@@ -421,7 +494,7 @@ impl Scanner<'_> {
                     return;
                 }
                 Some(b'$') => self.dollar(text, word, true),
-                Some(b'`') => self.backticks(text, word),
+                Some(b'`') => self.backticks(text, word, until.is_some()),
                 Some(b'\\') => {
                     match self.peek(1) {
                         Some(b'\n') => {}
@@ -438,143 +511,34 @@ impl Scanner<'_> {
             }
         }
     }
+}
 
-    /// A redirect, a here-document, a here-string or a process substitution.
-    fn redirect(&mut self, list: &mut List) {
-        let rest = &self.text[self.at..];
-        let (length, direction) = match rest {
-            [b'<' | b'>', b'(', ..] => {
-                let start = self.at;
-                let incoming = rest[0] == b'<';
-                let first = self.found.commands.len();
-                self.at += 2;
-                self.nested(b')');
-                list.fed.push((first..self.found.commands.len(), incoming));
-                let text = String::from_utf8_lossy(&self.text[start..self.at.min(self.text.len())]);
-                list.current.words.push(Word {
-                    text: text.into_owned(),
-                    live_from: Some(0),
-                    ..Word::default()
-                });
-                return;
-            }
-            [b'<', b'<', b'<', ..] => {
-                self.at += 3;
-                let first = self.found.commands.len();
-                let target = self.target();
-                list.fed.push((first..self.found.commands.len(), true));
-                list.current.stdin.push(self.found.texts.len());
-                self.found.texts.push(target.text);
-                return;
-            }
-            [b'<', b'<', ..] => return self.heredoc(list),
-            [b'&', b'>', b'>', ..] => (3, Direction::Write),
-            [b'&' | b'<', b'>', ..] | [b'>', b'>' | b'|', ..] => (2, Direction::Write),
-            [b'>' | b'<', b'&', ..] => (2, Direction::Duplicate),
-            [b'>', ..] => (1, Direction::Write),
-            _ => (1, Direction::Read),
-        };
-        let writes = rest[0] == b'>';
-        self.at += length;
-        while matches!(self.peek(0), Some(b' ' | b'\t')) {
-            self.at += 1;
-        }
-        if matches!(self.peek(0), Some(b'<' | b'>')) && self.peek(1) == Some(b'(') {
-            return; // a process substitution as target: the next round finds its commands
-        }
-        if direction == Direction::Duplicate && self.peek(0) == Some(b'-') {
-            self.at += 1; // `>& -x` closes the descriptor, and `x` is an argument
-            return;
-        }
-        let target = self.target();
-        let number =
-            !target.text.is_empty() && target.text.bytes().all(|b| b.is_ascii_digit() || b == b'-');
-        let direction = match direction {
-            Direction::Duplicate if number || !writes => Direction::Duplicate,
-            Direction::Duplicate => Direction::Write,
-            other => other,
-        };
-        list.current.redirects.push(Redirect { direction, target });
-    }
+/// Whether unquoted text is a variable's name.
+fn names(text: &[u8]) -> bool {
+    std::str::from_utf8(text).is_ok_and(is_name)
+}
 
-    fn target(&mut self) -> Word {
-        while matches!(self.peek(0), Some(b' ' | b'\t')) {
-            self.at += 1;
-        }
-        let (word, _) = self.word();
-        if word.text.is_empty() && !word.quoted {
-            self.broken("a redirect without a target");
-        }
-        word
+/// Whether a word right before `<` or `>` is a descriptor: its number, or `{name}` for a new one.
+fn names_descriptor(word: &Word) -> bool {
+    if word.quoted || word.live() || word.text.is_empty() {
+        return false;
     }
+    let inside = word
+        .text
+        .strip_prefix('{')
+        .and_then(|t| t.strip_suffix('}'));
+    let name = inside.map(|text| text.split('[').next().unwrap_or(text));
+    name.is_some_and(is_name) || word.text.bytes().all(|b| b.is_ascii_digit())
+}
 
-    fn heredoc(&mut self, list: &mut List) {
-        self.at += 2;
-        let tabs = self.peek(0) == Some(b'-');
-        self.at += usize::from(tabs);
-        let word = self.target();
-        let place = self.found.texts.len();
-        self.found.texts.push(String::new());
-        list.current.stdin.push(place);
-        if self.pending.len() < limits::POLICY_DEPTH {
-            self.pending.push(Heredoc {
-                delimiter: word.text,
-                tabs,
-                literal: word.quoted,
-                place,
-            });
-        } else {
-            self.broken("too many here-documents");
-        }
-    }
-
-    /// Reads the bodies that begin on this line.
-    fn bodies(&mut self) {
-        for heredoc in std::mem::take(&mut self.pending) {
-            let start = self.at.min(self.text.len());
-            let mut end = start;
-            loop {
-                if end >= self.text.len() {
-                    // Shells take it; but what follows may be no body at all to them.
-                    self.broken("a here-document that is never closed");
-                    self.at = end;
-                    break;
-                }
-                let rest = &self.text[end..];
-                let length = memchr::memchr(b'\n', rest).unwrap_or(rest.len());
-                let mut line = &rest[..length];
-                while heredoc.tabs && line.first() == Some(&b'\t') {
-                    line = &line[1..];
-                }
-                self.at = (end + length + 1).min(self.text.len());
-                if line == heredoc.delimiter.as_bytes() {
-                    break;
-                }
-                end = self.at;
-            }
-            let body = &self.text[start..end];
-            let resume = self.at;
-            let first = self.found.commands.len();
-            if !heredoc.literal && memchr::memchr2(b'$', b'`', body).is_some() {
-                let mut inner = Scanner {
-                    text: body,
-                    at: 0,
-                    depth: self.depth + 1,
-                    found: std::mem::take(&mut self.found),
-                    pending: Vec::new(),
-                };
-                if inner.depth <= limits::POLICY_DEPTH {
-                    inner.double_quoted(&mut Vec::new(), &mut Word::default(), None);
-                }
-                self.found = inner.found;
-                let reader = |command: &Command| command.stdin.contains(&heredoc.place);
-                if let Some(at) = self.found.commands[..first].iter().rposition(reader) {
-                    let body = first..self.found.commands.len();
-                    self.found.flows.feed(body, at..at + 1);
-                }
-            }
-            self.at = resume;
-            self.found.texts[heredoc.place] = String::from_utf8_lossy(body).into_owned();
-        }
-    }
+fn assignment(list: &mut List, word: &Word, equals: usize) {
+    let append = word.text[..equals].ends_with('+');
+    let name = word.text[..equals - usize::from(append)].to_owned();
+    let value = Word {
+        text: word.text[equals + 1..].to_owned(),
+        live_from: word.live_from.map(|n| n.saturating_sub(equals + 1)),
+        quoted: word.quoted,
+        ..Word::default()
+    };
+    list.current.assignments.push(Assignment { name, value });
 }

@@ -8,10 +8,16 @@ use std::collections::{BTreeMap, HashMap};
 
 use globset::{Candidate, GlobBuilder, GlobSet, GlobSetBuilder};
 
+mod needles;
+pub(super) mod wide;
+
+use needles::Needles;
+use wide::Wide;
+
 use super::compile::Role;
 use super::error::LoadError;
 use super::layers::Layer;
-use super::path::Place;
+use super::path::{Place, is_below};
 
 /// How far a set reaches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,6 +26,12 @@ pub(super) enum Reach {
     Below,
     /// `X/**` is X itself, too: for conditions that forbid.
     Wide,
+    /// The directories above: of `X/Y/**` it is X. For what puts a directory there.
+    Into,
+    /// The same, and the home and the root of all: for what takes a directory with all in it.
+    Above,
+    /// The same, and the workspace: for what takes it away.
+    Over,
 }
 
 /// A set of patterns, compiled.
@@ -28,8 +40,13 @@ pub(super) struct PathSet {
     folded: bool,
     below: Globs,
     wide: Globs,
+    above: Globs,
+    /// Whether a pattern begins at the workspace, the home, the root of all.
+    roots: [bool; 3],
     /// The file names that the patterns stand for, to judge what a shell's pattern may become.
     names: Vec<Vec<Token>>,
+    /// The whole patterns, for what the shell computes more of than a name.
+    long: Wide,
 }
 
 #[derive(Debug)]
@@ -43,18 +60,16 @@ struct Globs {
 #[derive(Debug)]
 struct Glob {
     globs: GlobSet,
-    /// Texts of which one must be in a path that any of the patterns matches: most paths are told
-    /// apart by that alone. `None`: a pattern has no such text.
-    needles: Option<Vec<String>>,
+    /// Texts of which one must be in a path that any of the patterns matches. `None`: a pattern has
+    /// no such text.
+    needles: Option<Needles>,
 }
 
 impl Glob {
     fn has(&self, path: &str) -> bool {
-        let may = self.needles.as_ref().is_none_or(|needles| {
-            let mut needles = needles.iter();
-            needles.any(|n| memchr::memmem::find(path.as_bytes(), n.as_bytes()).is_some())
-        });
-        may && self.globs.is_match_candidate(&Candidate::new(path))
+        let needles = self.needles.as_ref();
+        needles.is_none_or(|needles| needles.any(path.as_bytes()))
+            && self.globs.is_match_candidate(&Candidate::new(path))
     }
 }
 
@@ -103,7 +118,10 @@ impl PathSet {
             folded,
             below: Globs::compile(patterns, folded, Reach::Below)?,
             wide: Globs::compile(patterns, folded, Reach::Wide)?,
+            above: Globs::compile(patterns, folded, Reach::Above)?,
+            roots: ["@/", "~/", "/"].map(|root| patterns.iter().any(|p| p.starts_with(root))),
             names: patterns.iter().filter_map(|p| name(p, folded)).collect(),
+            long: Wide::of(patterns, folded),
         })
     }
 
@@ -119,6 +137,16 @@ impl PathSet {
         let globs = match reach {
             Reach::Below => &self.below,
             Reach::Wide => &self.wide,
+            Reach::Into | Reach::Above | Reach::Over => {
+                let holds = |root: &str| is_below(root, path);
+                let is_root = self.roots[0] && reach == Reach::Over && holds(workspace)
+                    || self.roots[1] && holds(home)
+                    || self.roots[2] && path == "/";
+                if is_root && reach != Reach::Into {
+                    return true;
+                }
+                &self.above
+            }
         };
         let under = |set: &Glob, root: &str| {
             !set.globs.is_empty() && relative(path, root).is_some_and(|rest| set.has(rest))
@@ -126,6 +154,32 @@ impl PathSet {
         under(&globs.workspace, workspace)
             || under(&globs.home, home)
             || !globs.anywhere.globs.is_empty() && globs.anywhere.has(path)
+    }
+
+    /// Whether a path may lead into the set of which the shell computes directories, too; see
+    /// [`wide`].
+    pub(super) fn may_lead(&self, shape: &str, place: &Place<'_>) -> bool {
+        let shape = if self.folded {
+            low(shape)
+        } else {
+            Cow::Borrowed(shape)
+        };
+        self.long.may_have(&shape, place, self.folded)
+    }
+
+    /// Whether a relative path may be in the set from some other directory than is known.
+    pub(super) fn ends_with(&self, text: &str) -> bool {
+        let text = if self.folded {
+            low(text)
+        } else {
+            Cow::Borrowed(text)
+        };
+        let text = text.trim_start_matches("./");
+        let globs = &self.wide;
+        [&globs.home, &globs.workspace]
+            .iter()
+            .any(|set| !set.globs.is_empty() && set.has(text))
+            || !globs.anywhere.globs.is_empty() && globs.anywhere.has(&format!("/{text}"))
     }
 
     /// Whether a name with `*`, `?` or `[…]` in it may become one of the set's names, of which it
@@ -287,8 +341,10 @@ impl Globs {
                 return Err(PatternError::Rootless(pattern.clone()));
             };
             let mut forms = vec![rest];
-            if reach == Reach::Wide {
-                forms.extend(rest.strip_suffix("/**"));
+            match reach {
+                Reach::Below => {}
+                Reach::Wide => forms.extend(rest.strip_suffix("/**")),
+                Reach::Into | Reach::Above | Reach::Over => forms = above(rest),
             }
             for form in forms {
                 let text = if folded {
@@ -317,7 +373,8 @@ impl Globs {
             })
         });
         let [below, at_home, any] = needles;
-        let glob = |globs: Result<GlobSet, PatternError>, needles| {
+        let glob = |globs: Result<GlobSet, PatternError>, needles: Option<Vec<String>>| {
+            let needles = needles.map(|texts| Needles::new(&texts));
             globs.map(|globs| Glob { globs, needles })
         };
         Ok(Self {
@@ -326,6 +383,15 @@ impl Globs {
             anywhere: glob(anywhere, any)?,
         })
     }
+}
+
+/// The beginnings of a pattern that name a directory above what it names; `**` alone names none.
+fn above(pattern: &str) -> Vec<&str> {
+    let whole = pattern.trim_end_matches("/**");
+    let slashes = whole.match_indices('/').map(|(at, _)| &whole[..at]);
+    slashes
+        .filter(|begin| !begin.is_empty() && !begin.ends_with("**"))
+        .collect()
 }
 
 /// The file names that a pattern stands for; `None` if it is any name at all.

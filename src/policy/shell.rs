@@ -4,6 +4,7 @@
 //! know how a rule's conditions are met, nor how parts become one judgement.
 
 use std::cell::Cell;
+use std::ops::Range;
 
 use super::Policy;
 use super::command::{Command, Direction, Join, Redirect, Word, base_name};
@@ -14,7 +15,7 @@ use super::judge::{Hit, Outcome, PartOutcome};
 use super::load::ReadRule;
 use super::path::Walker;
 use super::rule::{Area, Facts, View};
-use super::{flow, pipes, scan, strict, wrap};
+use super::{fed, flow, pipes, scan, strict, wrap};
 use crate::limits;
 use crate::model::foreign::show;
 use crate::model::{Decision, Foreign};
@@ -61,6 +62,9 @@ struct Reading {
     commands: Vec<Command>,
     texts: Vec<String>,
     flows: Vec<Edge>,
+    functions: Vec<(String, Range<usize>)>,
+    /// Commands may run again or later than where they stand, and something moves the shell.
+    adrift: bool,
     plain: bool,
 }
 
@@ -77,7 +81,10 @@ impl Bench<'_, '_, '_> {
         for (i, command) in reading.commands.iter().enumerate() {
             let next = reading.commands.get(i + 1);
             let piped = command.join == Join::Pipe || next.is_some_and(|c| c.join == Join::Pipe);
-            let bases = track.enter(command, piped);
+            let mut bases = track.enter(command, piped);
+            if reading.adrift && command.nested {
+                Cwd::doubt(&mut bases);
+            }
             let part = self.part(command, &reading, &bases);
             out.parts.push(part);
         }
@@ -86,11 +93,24 @@ impl Bench<'_, '_, '_> {
             &reading.commands,
             &reading.texts,
             &reading.flows,
+            &reading.functions,
         );
-        for (rule, command) in piped {
+        for (rule, command) in self.on_now(piped) {
             if let Some(part) = out.parts.get_mut(command) {
                 part.add(Hit::rule(&self.policy.rules[rule]));
             }
+        }
+        // Nothing looks at the commands any more: their texts become what is shown.
+        for (part, command) in out.parts.iter_mut().zip(reading.commands) {
+            let env = command.assignments.into_iter();
+            let env = env.map(|a| Foreign::new(format!("{}={}", a.name, a.value.text)));
+            part.env = env.collect();
+            let redirects = command.redirects.into_iter();
+            let redirects = redirects
+                .map(|r| Foreign::new(format!("{} {}", r.direction.sign(), r.target.text)));
+            part.redirects = redirects.collect();
+            let words = command.words.into_iter();
+            part.words = words.map(|word| Foreign::new(word.text)).collect();
         }
         if self.work.get() == 0 {
             let why = "the command line is too entangled to be looked through";
@@ -128,11 +148,13 @@ impl Bench<'_, '_, '_> {
                 "the command line is longer than the policy reads",
             );
         }
-        let reading = match strict::read(text) {
+        let mut reading = match strict::read(text) {
             Ok(commands) => Reading {
                 flows: flow::plain(&commands),
                 commands,
                 texts: Vec::new(),
+                functions: Vec::new(),
+                adrift: false,
                 plain: true,
             },
             Err(not_plain) => {
@@ -150,6 +172,8 @@ impl Bench<'_, '_, '_> {
                     limit(out, "limits.syntax", &format!("the command line has {why}"));
                 }
                 Reading {
+                    adrift: is_adrift(&scan),
+                    functions: scan.functions,
                     commands: scan.commands,
                     texts: scan.texts,
                     flows: scan.flows.edges,
@@ -157,6 +181,8 @@ impl Bench<'_, '_, '_> {
                 }
             }
         };
+        let (flows, functions) = (&reading.flows, &reading.functions);
+        fed::give(&mut reading.commands, &mut reading.texts, flows, functions);
         if reading.commands.len() > self.policy.max_commands {
             limit(
                 out,
@@ -170,19 +196,16 @@ impl Bench<'_, '_, '_> {
     /// One simple command, with everything behind it.
     fn part(&self, command: &Command, reading: &Reading, bases: &[Cwd]) -> PartOutcome {
         let mut part = PartOutcome {
-            words: command
-                .words
-                .iter()
-                .map(|w| Foreign::new(w.text.as_str()))
-                .collect(),
             unallowed: true,
             ..PartOutcome::default()
         };
         let view = View::new(&command.words, &command.redirects, bases);
         self.against(&view, true, &mut part);
         self.behind(command, &reading.texts, bases, &mut part, 0);
+        self.assigns(command, bases, &mut part, 0);
         let redirects = self.redirects(&command.redirects, bases, &mut part);
-        if reading.plain && redirects && self.assigned(command) {
+        part.barred = self.barred(command);
+        if reading.plain && redirects && part.barred.is_none() {
             self.allowed(command, &view, &mut part);
         }
         part
@@ -203,33 +226,137 @@ impl Bench<'_, '_, '_> {
         if behind.cut {
             self.work.set(0);
         }
-        for (i, range) in behind.commands.into_iter().enumerate() {
-            let view = View::new(&command.words[range], &[], bases);
+        let moved = self.moved_to(command, &behind.directories, bases);
+        let bases = moved.as_deref().unwrap_or(bases);
+        for (i, inner) in behind.commands.into_iter().enumerate() {
+            let words = &command.words[inner.range];
+            let filled;
+            let words = if inner.more {
+                filled = wrap::filled(words);
+                &filled
+            } else {
+                words
+            };
+            let view = View::new(words, &[], if inner.adrift { &[] } else { bases });
             // The outer command has every word already; a long chain is not read over and over.
             let innermost = i + 1 == last;
             if self.spend(view.words.len()) || innermost {
-                self.against(&view, innermost, part);
+                self.against(&view, innermost || inner.more, part);
             }
         }
         for script in behind.scripts {
-            if depth >= limits::POLICY_DEPTH || !self.spend(script.len() / 2) {
-                self.work.set(0);
+            if !self.script(&script, bases, part, depth) {
                 return;
             }
-            let scan = scan::scan(&script);
-            let flows = &scan.flows.edges;
-            for (rule, _) in pipes::hits(self.policy, &scan.commands, &scan.texts, flows) {
-                part.add(Hit::rule(&self.policy.rules[rule]));
-            }
-            for inner in &scan.commands {
-                if self.spend(inner.words.len()) {
-                    let view = View::new(&inner.words, &inner.redirects, bases);
-                    self.against(&view, true, part);
-                }
-                self.behind(inner, &scan.texts, bases, part, depth + 1);
-                self.redirects(&inner.redirects, bases, part);
-            }
         }
+    }
+
+    /// A text that something behind a command runs; `false`: there is too much of it.
+    fn script(&self, script: &str, bases: &[Cwd], part: &mut PartOutcome, depth: usize) -> bool {
+        if depth >= limits::POLICY_DEPTH || !self.spend(script.len() / 2) {
+            self.work.set(0);
+            return false;
+        }
+        let mut scan = scan::scan(script);
+        let flows = &scan.flows.edges;
+        fed::give(&mut scan.commands, &mut scan.texts, flows, &scan.functions);
+        let piped = pipes::hits(
+            self.policy,
+            &scan.commands,
+            &scan.texts,
+            flows,
+            &scan.functions,
+        );
+        for (rule, _) in self.on_now(piped) {
+            part.add(Hit::rule(&self.policy.rules[rule]));
+        }
+        let adrift = is_adrift(&scan);
+        let mut track = Track::from(self.facts.walker, bases);
+        for (i, inner) in scan.commands.iter().enumerate() {
+            let next = scan.commands.get(i + 1);
+            let piped = inner.join == Join::Pipe || next.is_some_and(|c| c.join == Join::Pipe);
+            let mut bases = track.enter(inner, piped);
+            if adrift && inner.nested {
+                Cwd::doubt(&mut bases);
+            }
+            if self.spend(inner.words.len()) {
+                let view = View::new(&inner.words, &inner.redirects, &bases);
+                self.against(&view, true, part);
+            }
+            self.behind(inner, &scan.texts, &bases, part, depth + 1);
+            self.assigns(inner, &bases, part, depth);
+            self.redirects(&inner.redirects, &bases, part);
+        }
+        true
+    }
+
+    /// What stands before a command is judged as the words of a `declare` would be: a value may be
+    /// a path that it, or a later command, opens.
+    fn assigns(&self, command: &Command, bases: &[Cwd], part: &mut PartOutcome, depth: usize) {
+        if command.assignments.is_empty() || !self.spend(command.assignments.len()) {
+            return;
+        }
+        let program = Word {
+            text: "declare".to_owned(),
+            ..Word::default()
+        };
+        let values = command.assignments.iter().map(|a| a.value.clone());
+        let words: Vec<Word> = std::iter::once(program).chain(values).collect();
+        self.against(&View::new(&words, &[], bases), true, part);
+        let commands = command
+            .assignments
+            .iter()
+            .filter(|a| wrap::runs_value(&a.name));
+        for of in commands {
+            self.script(&of.value.text, bases, part, depth + 1);
+        }
+    }
+
+    /// Of rules and what they hit those that count now.
+    fn on_now(&self, hits: Vec<(usize, usize)>) -> impl Iterator<Item = (usize, usize)> {
+        let now = &self.facts.walker.now;
+        let counts = |(rule, _): &(usize, usize)| now.counts(&self.policy.rules[*rule]);
+        hits.into_iter().filter(counts)
+    }
+
+    /// Where commands behind a wrapper that names directories may run: there, or where it does.
+    /// `None`: it names none.
+    fn moved_to(&self, command: &Command, places: &[usize], bases: &[Cwd]) -> Option<Vec<Cwd>> {
+        if places.is_empty() {
+            return None;
+        }
+        let mut all = bases.to_vec();
+        for &place in places {
+            let mut word = command.words[place].clone();
+            if let Some((flag, value)) = word.text.split_once('=')
+                && flag.starts_with("--")
+            {
+                word.text = value.to_owned();
+            }
+            if word.live() || word.text.starts_with('-') || all.len() > limits::POLICY_CWDS {
+                return Some(Vec::new());
+            }
+            let mut track = Track::from(self.facts.walker, &all);
+            let name = |text: &str| Word {
+                text: text.to_owned(),
+                ..Word::default()
+            };
+            let change = Command {
+                words: vec![name("cd"), name("--"), word],
+                ..Command::default()
+            };
+            track.enter(&change, false);
+            let then = Command {
+                join: Join::And,
+                ..Command::default()
+            };
+            let there = track.enter(&then, false);
+            if there.is_empty() {
+                return Some(there);
+            }
+            all.extend(there);
+        }
+        Some(all)
     }
 
     /// Takes from the decision's budget of work; `false`: it is spent.
@@ -242,14 +369,16 @@ impl Bench<'_, '_, '_> {
     fn against(&self, view: &View<'_>, with_common: bool, part: &mut PartOutcome) {
         let index = &self.policy.index;
         let program = view.program();
-        let mut places = program.map_or(&[][..], |name| index.program(name)).to_vec();
-        if with_common {
-            places.extend(index.any_program());
-        }
-        places.retain(|&place| self.policy.rules[place].decision != Decision::Allow);
-        for place in places {
+        let of_program = program.map_or(&[][..], |name| index.program(name));
+        let common = if with_common {
+            index.any_program()
+        } else {
+            &[]
+        };
+        for &place in of_program.iter().chain(common) {
             let rule = &self.policy.rules[place];
-            if rule.applies(view, &self.facts) {
+            let counts = rule.decision != Decision::Allow && self.facts.walker.now.counts(rule);
+            if counts && rule.applies(view, &self.facts) {
                 part.add(Hit::rule(rule));
             }
         }
@@ -292,7 +421,8 @@ impl Bench<'_, '_, '_> {
         }
         for &place in self.policy.index.program(&name) {
             let rule = &self.policy.rules[place];
-            if rule.decision == Decision::Allow && rule.applies(view, &self.facts) {
+            let counts = rule.decision == Decision::Allow && self.facts.walker.now.counts(rule);
+            if counts && rule.applies(view, &self.facts) {
                 part.add(Hit::rule(rule));
                 part.unallowed = false;
             }
@@ -313,11 +443,12 @@ impl Bench<'_, '_, '_> {
         trusted.then(|| name.to_owned())
     }
 
-    fn assigned(&self, command: &Command) -> bool {
-        command
-            .assignments
-            .iter()
-            .all(|a| self.policy.shell.env_allow.contains(&a.name) && !a.value.live())
+    /// The first variable that may not be set before a command.
+    fn barred(&self, command: &Command) -> Option<String> {
+        let allow = &self.policy.shell.env_allow;
+        let mut all = command.assignments.iter();
+        let barred = all.find(|a| !allow.contains(&a.name) || a.value.live());
+        barred.map(|a| a.name.clone())
     }
 
     /// What redirects need; `false`: none of them is denied or asked, but one is not allowed.
@@ -412,9 +543,16 @@ fn computed(view: &View<'_>) -> bool {
     };
     match view.program() {
         None => !view.words.is_empty(),
-        Some("git" | "eval") => view.words.get(view.subcommand()).is_some_and(Word::live),
+        Some("eval") => view.words.iter().any(Word::live),
+        Some("git") => view.words.get(view.subcommand()).is_some_and(Word::live),
         Some(name) => scripted(name),
     }
+}
+
+/// Whether it is not known where nested commands run: the text moves its shell and has loops or
+/// functions.
+fn is_adrift(scan: &scan::Scan) -> bool {
+    scan.again && scan.commands.iter().any(cwd::may_move)
 }
 
 fn limit(out: &mut Outcome, id: &str, why: &str) {

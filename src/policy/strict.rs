@@ -23,7 +23,10 @@ pub(super) struct NotPlain {
 
 /// Reads a plain command line. An empty or comment-only text gives no commands.
 pub(super) fn read(text: &str) -> Result<Vec<Command>, NotPlain> {
-    if let Some((at, _)) = text.char_indices().find(|&(_, c)| is_hidden(c)) {
+    let is_plain = |b: u8| matches!(b, b' '..=b'~' | b'\n' | b'\t');
+    if !text.bytes().all(is_plain)
+        && let Some((at, _)) = text.char_indices().find(|&(_, c)| is_hidden(c))
+    {
         return Err(NotPlain {
             what: "a control or invisible character",
             at,
@@ -238,7 +241,11 @@ impl Reader<'_> {
     /// Reads one word. The second value is the place of an unquoted `=` after an unquoted name:
     /// where a command is expected, that makes it an assignment.
     fn word(&mut self) -> Result<(Word, Option<usize>), NotPlain> {
-        let mut text = Vec::new();
+        // Most words have nothing in them that means anything.
+        let rest = &self.text[self.at..];
+        let bare = rest.iter().take_while(|b| is_bare(**b)).count();
+        let mut text = rest[..bare].to_vec();
+        self.at += bare;
         let mut word = Word::default();
         let mut equals = None;
         while let Some(byte) = self.peek(0) {
@@ -267,6 +274,13 @@ impl Reader<'_> {
                 b'~' => self.tilde(&text, &mut word)?,
                 b'*' | b'?' | b'[' => word.glob = true,
                 b'=' => {
+                    // In zsh `=name` is the path of that program.
+                    let named = self
+                        .peek(1)
+                        .is_some_and(|b| b.is_ascii_alphanumeric() || b == b'_');
+                    if text.is_empty() && !word.quoted && named {
+                        return Err(self.not("a word that begins with `=`"));
+                    }
                     if equals.is_none() && !word.quoted && is_ascii_name(&text) {
                         equals = Some(text.len());
                     }
@@ -448,6 +462,15 @@ impl Reader<'_> {
             _ => Err(self.not("an unusual redirect")),
         }
     }
+}
+
+/// Bytes that are a part of whatever word they stand in, and nothing else.
+fn is_bare(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric()
+        || matches!(
+            byte,
+            b'_' | b'-' | b'.' | b'/' | b',' | b':' | b'@' | b'%' | b'+' | b'^'
+        )
 }
 
 fn is_ascii_name(text: &[u8]) -> bool {

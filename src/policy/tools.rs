@@ -4,13 +4,13 @@
 //! become one judgement.
 
 use super::command::Word;
-use super::fact::{self, PathFact};
+use super::fact::{self, PathFact, Whole};
 use super::judge::{Hit, PartOutcome};
 use super::path::Walker;
 use super::request::{Target, ToolClass};
 use super::rule::{Rule, Sets};
 use super::url::Url;
-use super::{Policy, cwd, mcp};
+use super::{Policy, cwd, mcp, spelling};
 use crate::model::foreign::{is_unsafe, show};
 use crate::model::{Decision, Foreign};
 
@@ -23,12 +23,13 @@ const SHOWN_ARGUMENTS: usize = 400;
 pub(super) fn read(policy: &Policy, target: &Target, walker: &Walker<'_>) -> PartOutcome {
     match target {
         Target::Path(path) => file(policy, ToolClass::Read, path, walker),
+        Target::Search { below, name } => search(policy, below.as_deref(), name, walker),
         // Without a path it is where the agent is, which need not be the root, and need not be known.
-        Target::Workspace => {
-            let root = walker.place.workspace;
-            let is_root = walker.place.cwd == Some(root);
-            let path = if is_root { root } else { "." };
-            file(policy, ToolClass::Read, path, walker)
+        Target::Workspace => file(policy, ToolClass::Read, here(walker), walker),
+        Target::Mentioned(path) => {
+            let mut part = file(policy, ToolClass::Read, path, walker);
+            part.unallowed = false;
+            part
         }
         Target::Anywhere(pattern) => {
             let mut part = file(policy, ToolClass::Read, pattern, walker);
@@ -39,11 +40,97 @@ pub(super) fn read(policy: &Policy, target: &Target, walker: &Walker<'_>) -> Par
     }
 }
 
+/// Where the agent is, as a path.
+fn here<'w>(walker: &Walker<'w>) -> &'w str {
+    let root = walker.place.workspace;
+    if walker.place.cwd == Some(root) {
+        root
+    } else {
+        "."
+    }
+}
+
+/// Files below a directory whose names a pattern matches.
+fn search(policy: &Policy, below: Option<&str>, name: &str, walker: &Walker<'_>) -> PartOutcome {
+    let directory = below.unwrap_or_else(|| here(walker));
+    let mut part = file(policy, ToolClass::Read, directory, walker);
+    let paths = paths(directory, Taking::Named, walker);
+    let wanted: Vec<_> = paths
+        .into_iter()
+        .map(|path| PathFact {
+            pattern: Some(name.to_owned()),
+            spec: true,
+            ..path
+        })
+        .collect();
+    let sets = policy.path_sets();
+    for &place in policy.index.tool(ToolClass::Read) {
+        let rule = &policy.rules[place];
+        if rule.decision != Decision::Allow && file_fits(rule, &sets, &wanted, walker) {
+            part.add(Hit::rule(rule));
+        }
+    }
+    if let Some(last) = part.words.last_mut() {
+        *last = Foreign::new(format!("{directory} {name}"));
+    }
+    part
+}
+
+/// How a tool takes what a path names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Taking {
+    /// What it leads to.
+    Named,
+    /// The link itself if it is one, and a directory with all in it.
+    Away,
+    /// Something comes to stand there, a directory with all in it perhaps.
+    Put,
+}
+
+/// What a path may mean, in every way that a tool may read it.
+fn paths(path: &str, taking: Taking, walker: &Walker<'_>) -> Vec<PathFact> {
+    let bases = cwd::start(walker, walker.place.cwd);
+    let mut paths = Vec::new();
+    for reading in spelling::readings(path, false) {
+        let word = Word {
+            tilde: cwd::is_home(&reading),
+            text: reading,
+            ..Word::default()
+        };
+        match taking {
+            Taking::Named | Taking::Put => fact::facts(walker, &bases, &word, 0, &mut paths),
+            Taking::Away => fact::facts_of_name(walker, &bases, &word, &mut paths),
+        }
+    }
+    if taking != Taking::Named {
+        for path in &mut paths {
+            path.whole = Whole::Taken;
+        }
+    }
+    paths
+}
+
 /// One path of a tool that reads, writes, edits, deletes or moves files.
 pub(super) fn file(
     policy: &Policy,
     tool: ToolClass,
     path: &str,
+    walker: &Walker<'_>,
+) -> PartOutcome {
+    let taking = match tool {
+        ToolClass::Delete => Taking::Away,
+        ToolClass::Move => Taking::Put,
+        _ => Taking::Named,
+    };
+    taken(policy, tool, path, taking, walker)
+}
+
+/// The same of a path that is taken in a way of its own.
+pub(super) fn taken(
+    policy: &Policy,
+    tool: ToolClass,
+    path: &str,
+    taking: Taking,
     walker: &Walker<'_>,
 ) -> PartOutcome {
     let mut part = PartOutcome {
@@ -55,18 +142,11 @@ pub(super) fn file(
         let why = "a control or invisible character is in the path";
         part.add(Hit::setting(Decision::Ask, "limits.characters", why));
     }
-    let word = Word {
-        text: path.to_owned(),
-        tilde: path == "~" || path.starts_with("~/"),
-        ..Word::default()
-    };
-    let bases = cwd::start(walker, walker.place.cwd);
-    let mut paths = Vec::new();
-    fact::facts(walker, &bases, &word, 0, &mut paths);
+    let paths = paths(path, taking, walker);
     let sets = policy.path_sets();
     for &place in policy.index.tool(tool) {
         let rule = &policy.rules[place];
-        if file_fits(rule, &sets, &paths, walker) {
+        if walker.now.counts(rule) && file_fits(rule, &sets, &paths, walker) {
             part.unallowed &= rule.decision != Decision::Allow;
             part.add(Hit::rule(rule));
         }
@@ -93,7 +173,12 @@ fn file_fits(rule: &Rule, sets: &Sets<'_>, paths: &[PathFact], walker: &Walker<'
 }
 
 /// A URL that is fetched; `method` is what the call says of it, `None` if its table does not tell.
-pub(super) fn fetch(policy: &Policy, text: &str, method: Option<&str>) -> PartOutcome {
+pub(super) fn fetch(
+    policy: &Policy,
+    text: &str,
+    method: Option<&str>,
+    walker: &Walker<'_>,
+) -> PartOutcome {
     let mut words = vec![Foreign::new(text)];
     words.extend(method.filter(|m| *m != "GET").map(Foreign::from));
     let mut part = PartOutcome {
@@ -118,7 +203,7 @@ pub(super) fn fetch(policy: &Policy, text: &str, method: Option<&str>) -> PartOu
             }
             Err(_) => whole && !permits,
         };
-        if fits && method_fits(rule, method) {
+        if fits && walker.now.counts(rule) && method_fits(rule, method) {
             part.unallowed &= !permits;
             part.add(Hit::rule(rule));
         }
@@ -170,6 +255,9 @@ pub(super) fn mcp(policy: &Policy, call: mcp::Call<'_>, walker: &Walker<'_>) -> 
     for &place in policy.index.tool(ToolClass::Mcp) {
         let rule = &policy.rules[place];
         let permits = rule.decision == Decision::Allow;
+        if !walker.now.counts(rule) {
+            continue;
+        }
         let touches = |area| mcp::any_path(call.arguments, area, &ground);
         if rule.mcp.applies(call, permits, &ground) && rule.any_path.is_none_or(touches) {
             allowed |= permits;

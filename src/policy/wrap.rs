@@ -6,9 +6,11 @@
 //! exactly. Must not know rules or paths.
 
 use std::collections::HashSet;
+use std::ops::Range;
 
 use super::command::{Command, Word, base_name, is_name};
 
+mod code;
 mod known;
 
 use known::{RUNNERS, RUNS, RUNS_ANYWHERE, TANGLED};
@@ -25,6 +27,8 @@ struct Wrapper {
     assigns: bool,
     /// A letter whose value is a script.
     script: Option<char>,
+    /// A letter whose value is the directory that the inner command runs in.
+    directory: Option<char>,
 }
 
 const BARE: Wrapper = Wrapper {
@@ -33,6 +37,7 @@ const BARE: Wrapper = Wrapper {
     skip: 0,
     assigns: false,
     script: None,
+    directory: None,
 };
 
 /// The wrapper of that name. Options are those of the manual pages of coreutils, util-linux,
@@ -53,10 +58,11 @@ fn wrapper(name: &str) -> Option<Wrapper> {
             ..BARE
         },
         "env" => Wrapper {
-            values: "uC",
-            long: &["--unset", "--chdir"],
+            values: "uCa",
+            long: &["--unset", "--chdir", "--argv0"],
             assigns: true,
             script: Some('S'),
+            directory: Some('C'),
             ..BARE
         },
         "sudo" | "doas" | "run0" => Wrapper {
@@ -68,8 +74,14 @@ fn wrapper(name: &str) -> Option<Wrapper> {
                 "--prompt",
                 "--chdir",
                 "--other-user",
+                "--chroot",
+                "--command-timeout",
+                "--close-from",
+                "--role",
+                "--type",
             ],
             assigns: true,
+            directory: Some('D'),
             ..BARE
         },
         "su" | "runuser" | "script" | "sg" => Wrapper {
@@ -104,15 +116,27 @@ fn wrapper(name: &str) -> Option<Wrapper> {
             long: &["--format", "--output"],
             ..BARE
         },
-        "xargs" | "parallel" => Wrapper {
+        // `-i`, `-l` and `-e` take values only attached.
+        "xargs" => Wrapper {
+            values: "ILnPsadEJRS",
+            long: &[
+                "--arg-file",
+                "--delimiter",
+                "--max-args",
+                "--max-procs",
+                "--max-chars",
+                "--process-slot-var",
+            ],
+            ..BARE
+        },
+        "parallel" => Wrapper {
             values: "IiLlnPsadEeJRjS",
             long: &[
                 "--arg-file",
                 "--delimiter",
                 "--max-args",
                 "--max-procs",
-                "--max-lines",
-                "--max-chars",
+                "--jobs",
             ],
             ..BARE
         },
@@ -127,8 +151,8 @@ fn wrapper(name: &str) -> Option<Wrapper> {
             ..BARE
         },
         "flock" => Wrapper {
-            values: "wEn",
-            long: &["--timeout", "--conflict-exit-code"],
+            values: "wE",
+            long: &["--timeout", "--wait", "--conflict-exit-code"],
             skip: 1,
             script: Some('c'),
             ..BARE
@@ -142,19 +166,45 @@ fn wrapper(name: &str) -> Option<Wrapper> {
     })
 }
 
+/// Whether what a variable of that name holds is run as a command by a shell or by common programs.
+pub(super) fn runs_value(name: &str) -> bool {
+    let ends = ["PAGER", "EDITOR", "_COMMAND", "ASKPASS", "BROWSER"];
+    ends.iter().any(|end| name.ends_with(end))
+        || matches!(
+            name,
+            "VISUAL" | "LESSOPEN" | "LESSCLOSE" | "GIT_SSH" | "GIT_EXTERNAL_DIFF"
+        )
+}
+
 /// Words behind such a wrapper that are looked at.
 const TANGLE: usize = 24;
 
 /// Programs that run a script given as text.
-pub(super) const SHELLS: &[&str] = &["sh", "bash", "dash", "zsh", "ksh", "mksh", "ash", "fish"];
+pub(super) const SHELLS: &[&str] = &[
+    "sh", "bash", "dash", "zsh", "ksh", "mksh", "ash", "fish", "rbash", "rksh", "rzsh", "csh",
+    "tcsh", "ksh93", "lksh", "yash", "posh",
+];
+
+/// One inner command.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Inner {
+    /// Its place in the outer one's words.
+    pub range: Range<usize>,
+    /// The wrapper adds words or replaces `{}` in them.
+    pub more: bool,
+    /// It runs in directories that are not known.
+    pub adrift: bool,
+}
 
 /// What stands behind one command.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Behind {
-    /// Inner commands, each with its place in the outer one's words.
-    pub commands: Vec<std::ops::Range<usize>>,
+    /// Inner commands.
+    pub commands: Vec<Inner>,
     /// Scripts, still to be read.
     pub scripts: Vec<String>,
+    /// Directories that a wrapper may run them in, by the places of their words.
+    pub directories: Vec<usize>,
     /// There was more than [`CHAIN`] of it.
     pub cut: bool,
 }
@@ -167,42 +217,66 @@ const CHAIN: usize = 256;
 pub(super) fn behind(command: &Command, texts: &[String]) -> Behind {
     let mut out = Behind::default();
     let words = &command.words;
+    if words.is_empty() {
+        return out;
+    }
     // Ranges only ever shrink, and those of one `find` do not overlap.
-    let whole = 0..words.len();
+    let whole = Inner {
+        range: 0..words.len(),
+        more: false,
+        adrift: false,
+    };
     let mut open = vec![whole.clone()];
     let mut seen = HashSet::new();
-    while let Some(range) = open.pop() {
-        if !seen.insert((range.start, range.end)) {
+    while let Some(inner) = open.pop() {
+        if !seen.insert(inner.clone()) {
             continue;
         }
         if out.commands.len() >= CHAIN {
             out.cut = true;
             break;
         }
+        let range = inner.range.clone();
         let here = &words[range.clone()];
-        if range != whole {
-            out.commands.push(range.clone());
+        if inner != whole {
+            out.commands.push(inner.clone());
         }
         let Some(first) = here.first().filter(|w| !w.live()) else {
             continue;
         };
         let name = base_name(&first.text);
+        code::scripts(name, here, &mut out.scripts);
         match name {
             _ if SHELLS.contains(&name) => shell(here, &command.stdin, texts, &mut out),
             "eval" => out.scripts.push(join(&here[1..])),
+            "at" | "batch" => {
+                let read = command.stdin.iter().filter_map(|&place| texts.get(place));
+                out.scripts.extend(read.cloned());
+            }
             "watch" | "entr" => out.scripts.push(join(&here[1 + watch_flags(&here[1..])..])),
-            "trap" => out.scripts.extend(here.get(1).map(|w| w.text.clone())),
-            "find" => find(here, range.start, &mut open),
+            "find" | "fd" | "fdfind" => find(here, &inner, &mut open),
             _ => {
                 if TANGLED.contains(&name) {
-                    tangled(here, &range, 1, &mut open);
+                    tangled(here, &inner, 1, &mut open);
                 } else if RUNNERS.contains(&name)
                     && let Some(run) = runs(here)
                 {
-                    tangled(here, &range, run + 1, &mut open);
+                    tangled(here, &inner, run + 1, &mut open);
                 }
-                let inner = wrapper(name).and_then(|w| w.inner(here, &mut out.scripts));
-                open.extend(inner.map(|at| range.start + at..range.end));
+                let Some(wrapper) = wrapper(name) else {
+                    continue;
+                };
+                let at = wrapper.inner(here, &mut out.scripts);
+                if wrapper.directory.is_some() {
+                    let places = wrapper.directories(here, at.unwrap_or(here.len()));
+                    out.directories
+                        .extend(places.into_iter().map(|at| range.start + at));
+                }
+                open.extend(at.map(|at| Inner {
+                    range: range.start + at..range.end,
+                    more: inner.more || matches!(name, "xargs" | "parallel"),
+                    adrift: inner.adrift,
+                }));
             }
         }
     }
@@ -218,18 +292,28 @@ impl Wrapper {
             let text = word.text.as_str();
             if text == "--" {
                 at += 1;
+                while self.assigns && words.get(at).is_some_and(assigns) {
+                    at += 1;
+                }
                 if skip == 0 {
                     break;
                 }
+                if skip == usize::MAX {
+                    skip = 0; // `su` and `script` take a command there
+                    break;
+                }
+            } else if text == "-" {
+                at += 1;
             } else if let Some(name) = text.strip_prefix("--") {
                 let (name, value) = name
                     .split_once('=')
                     .map_or((name, None), |(n, v)| (n, Some(v)));
-                let long_script = match name {
-                    "command" | "split-string" => self.script.is_some(),
-                    _ => false,
-                };
-                let takes = long_script || self.long.iter().any(|l| &l[2..] == name);
+                // Abbreviations count, as getopt_long(3) takes them.
+                let long_script = self.script.is_some()
+                    && ["command", "split-string"]
+                        .iter()
+                        .any(|long| long.starts_with(name));
+                let takes = long_script || self.long.iter().any(|l| l[2..].starts_with(name));
                 if long_script {
                     let next = words.get(at + 1).map(|w| w.text.as_str());
                     scripts.extend(value.or(next).map(str::to_owned));
@@ -247,6 +331,28 @@ impl Wrapper {
             }
         }
         (at < words.len() && skip == 0).then_some(at)
+    }
+
+    /// The words before `end` that name the directory of the inner command.
+    fn directories(&self, words: &[Word], end: usize) -> Vec<usize> {
+        let letter = self.directory.unwrap_or_default();
+        let mut out = Vec::new();
+        for (at, word) in words.iter().enumerate().take(end).skip(1) {
+            let text = word.text.as_str();
+            let long = text
+                .strip_prefix("--")
+                .map(|t| t.split('=').next().unwrap_or(t));
+            let is_long = long.is_some_and(|t| t.len() > 1 && "chdir".starts_with(t));
+            let short = text.strip_prefix('-').filter(|t| !t.starts_with('-'));
+            if !is_long && !short.is_some_and(|t| t.contains(letter)) {
+                continue;
+            }
+            // Attached, its beginning is hard to tell: then the word itself counts, which is live.
+            let attached = text.contains('=') || short.is_some_and(|t| !t.ends_with(letter));
+            out.push(if attached { at } else { at + 1 });
+        }
+        out.retain(|at| *at < words.len());
+        out
     }
 
     /// How many words a cluster of short flags takes.
@@ -286,17 +392,14 @@ fn runs(words: &[Word]) -> Option<usize> {
 }
 
 /// Every word behind a wrapper that could begin a command of its own.
-fn tangled(
-    words: &[Word],
-    range: &std::ops::Range<usize>,
-    from: usize,
-    open: &mut Vec<std::ops::Range<usize>>,
-) {
+fn tangled(words: &[Word], outer: &Inner, from: usize, open: &mut Vec<Inner>) {
     let known = |word: &Word| !word.live() && !word.text.starts_with('-');
     for (at, word) in words.iter().enumerate().skip(from).take(TANGLE) {
-        let inner = range.start + at..range.end;
         if known(word) {
-            open.push(inner);
+            open.push(Inner {
+                range: outer.range.start + at..outer.range.end,
+                ..outer.clone()
+            });
         }
     }
 }
@@ -316,30 +419,62 @@ fn join(words: &[Word]) -> String {
 fn watch_flags(words: &[Word]) -> usize {
     let mut at = 0;
     while let Some(word) = words.get(at).filter(|w| w.text.starts_with('-')) {
-        at += 1 + usize::from(matches!(word.text.as_str(), "-n" | "--interval"));
+        let takes = ["--interval", "--equexit", "--shotsdir"]
+            .iter()
+            .any(|long| word.text.len() > 2 && long.starts_with(&word.text));
+        let short = matches!(word.text.as_str(), "-n" | "-q" | "-s");
+        at += 1 + usize::from(takes || short);
     }
     at.min(words.len())
 }
 
-/// The commands of `find -exec` and its relatives.
-fn find(words: &[Word], offset: usize, open: &mut Vec<std::ops::Range<usize>>) {
+/// The commands of `find -exec` and its relatives, and those of `fd -x`.
+fn find(words: &[Word], outer: &Inner, open: &mut Vec<Inner>) {
     let mut at = 1;
     while at < words.len() {
         at += 1;
-        if matches!(
-            words[at - 1].text.as_str(),
-            "-exec" | "-execdir" | "-ok" | "-okdir"
-        ) {
+        let flag = words[at - 1].text.as_str();
+        let of_find = matches!(flag, "-exec" | "-execdir" | "-ok" | "-okdir");
+        if of_find || matches!(flag, "-x" | "-X" | "--exec" | "--exec-batch") {
             let length = words[at..]
                 .iter()
                 .position(|w| matches!(w.text.as_str(), ";" | "+"))
                 .unwrap_or(words.len() - at);
             if length > 0 {
-                open.push(offset + at..offset + at + length);
+                let start = outer.range.start + at;
+                open.push(Inner {
+                    range: start..start + length,
+                    more: outer.more || !of_find || words[at..at + length].iter().any(is_filled),
+                    adrift: outer.adrift || flag.ends_with("dir"),
+                });
             }
             at += length;
         }
     }
+}
+
+/// The words of a command to which its wrapper adds some that are not known.
+pub(super) fn filled(words: &[Word]) -> Vec<Word> {
+    let mut out = words.to_vec();
+    for word in out.iter_mut().filter(|word| is_filled(word)) {
+        let from = word.text.find("{}").unwrap_or(0);
+        word.live_from = Some(from);
+        word.lives = vec![(from, from + 2)];
+    }
+    if !words.iter().any(is_filled) {
+        out.push(Word {
+            text: "{}".to_owned(),
+            live_from: Some(0),
+            lives: vec![(0, 2)],
+            ..Word::default()
+        });
+    }
+    out
+}
+
+/// Whether `find` puts paths into a word.
+fn is_filled(word: &Word) -> bool {
+    word.text.contains("{}")
 }
 
 /// `sh -c TEXT`, and a script on standard input.
@@ -362,9 +497,16 @@ fn shell(words: &[Word], stdin: &[usize], texts: &[String], out: &mut Behind) {
         wants_script |= flags.contains('c');
         at += flags.matches(['o', 'O']).count();
     }
+    let reads = |word: &Word| {
+        let text = word.text.as_str();
+        matches!(text, "-s" | "/dev/stdin" | "/dev/fd/0" | "/proc/self/fd/0")
+            || word.live() && text.starts_with("<(")
+    };
     if wants_script {
         out.scripts.extend(words.get(at).map(|w| w.text.clone()));
-    } else if at >= words.len() || words.iter().any(|w| w.text == "-s") {
+    }
+    // What a script starts reads the same standard input.
+    if wants_script || at >= words.len() || words.iter().any(reads) {
         out.scripts
             .extend(stdin.iter().filter_map(|&place| texts.get(place)).cloned());
     }
@@ -431,108 +573,4 @@ fn nice(words: &[Word]) -> Option<usize> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::policy::scan;
-
-    #[track_caller]
-    fn inner(text: &str, expect: &str) {
-        let scan = scan::scan(text);
-        let command = scan.commands.last().expect("one command");
-        let behind = behind(command, &scan.texts);
-        let mut got: Vec<_> = behind
-            .commands
-            .iter()
-            .map(|range| join(&command.words[range.clone()]))
-            .collect();
-        got.extend(behind.scripts);
-        assert!(got.iter().any(|c| c == expect), "{text:?} gives {got:?}");
-    }
-
-    #[test]
-    fn the_command_behind_a_wrapper_is_found() {
-        for text in [
-            "env rm x",
-            "env -i A=1 rm x",
-            "env -u A -C /tmp rm x",
-            "sudo -u root rm x",
-            "sudo -E A=1 rm x",
-            "nice -n 5 rm x",
-            "nice -5 rm x",
-            "nohup rm x",
-            "timeout -k 5 10 rm x",
-            "timeout --signal=9 5s rm x",
-            "xargs -0 -n 1 rm x",
-            "xargs -I{} rm x",
-            "setsid -f rm x",
-            "stdbuf -oL rm x",
-            "ionice -c3 rm x",
-            "command rm x",
-            "command -p rm x",
-            "exec -a y rm x",
-            "builtin rm x",
-            "env sudo nice rm x",
-            "busybox rm x",
-            "find . -exec rm x \\;",
-            "find . -name a -execdir rm x +",
-            "find . -exec ls \\; -exec env rm x \\;",
-            "find . -exec env rm x \\; -exec ls \\;",
-            "sh -c 'rm x'",
-            "bash -lc 'rm x'",
-            "bash -e -o pipefail -c 'rm x'",
-            "/bin/sh -c 'rm x'",
-            "eval rm x",
-            "eval 'rm x'",
-            "watch -n 5 rm x",
-            "watch 'rm x'",
-            "env -S 'rm x'",
-            "env --split-string='rm x'",
-            "su -c 'rm x'",
-            "su root -c 'rm x'",
-            "trap 'rm x' EXIT",
-            "bash <<<'rm x'",
-            "flock lock rm x",
-            "flock lock -c 'rm x'",
-            "env bash -c 'rm x'",
-            "find . -exec sh -c 'rm x' \\;",
-            "chroot / rm x",
-            "/usr/bin/env rm x",
-            "\\env rm x",
-            "\\time -o f rm x",
-            "bash -s <<<'rm x'",
-            "taskset -c 0,1 rm x",
-            "taskset 0x3 rm x",
-            "systemd-run --user --scope -p MemoryMax=1G rm x",
-            "chrt -f 10 rm x",
-            "numactl -C 0 rm x",
-            "prlimit --nofile=10 rm x",
-            "setpriv --reuid 0 rm x",
-            "unshare -r rm x",
-            "ssh-agent rm x",
-            "docker run -v /:/h img rm x",
-            "npx -y rm x",
-        ] {
-            inner(text, "rm x");
-        }
-        inner("bash <<E\nrm x\nE", "rm x\n");
-    }
-
-    #[test]
-    fn only_an_understood_wrapper_is_transparent() {
-        let allowed = ["timeout", "nice", "time", "nohup"].map(str::to_owned);
-        let check = |text: &str, expect: &str| {
-            let words: Vec<_> = text.split(' ').map(Word::literal).collect();
-            let rest = transparent(&words, &allowed, |name| Some(name.to_owned()));
-            assert_eq!(join(rest), expect, "{text}");
-        };
-        check("timeout 5 ls -l", "ls -l");
-        check("timeout -k 5s --foreground 1.5m ls", "ls");
-        check("timeout 5 nice -n 3 nohup ls", "ls");
-        check("timeout --unknown 5 ls", "timeout --unknown 5 ls");
-        check("timeout ls", "timeout ls");
-        check("nice --x ls", "nice --x ls");
-        check("time -o f ls", "time -o f ls");
-        check("env ls", "env ls");
-        check("timeout 5 -x", "timeout 5 -x");
-    }
-}
+mod tests;

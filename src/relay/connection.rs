@@ -17,6 +17,7 @@ use tokio::time::Instant;
 
 use super::exchange;
 use super::limits_seen::LimitWatch;
+use super::purse::Purse;
 use super::upstream::Upstream;
 use crate::limits::{ROUTE_BODIES_CHILD, ROUTE_HEAD_BYTES, ROUTE_HEADERS};
 use crate::model::SlotId;
@@ -42,6 +43,8 @@ pub(super) struct Gate {
     pub(super) upstream: Arc<Upstream>,
     pub(super) slot: SlotId,
     pub(super) watch: Arc<LimitWatch>,
+    /// Who pays.
+    pub(super) purse: Arc<dyn Purse>,
     /// Connections that may be open.
     places: Arc<Semaphore>,
     refusing: Arc<Semaphore>,
@@ -50,7 +53,12 @@ pub(super) struct Gate {
 }
 
 impl Gate {
-    pub(super) fn new(upstream: Arc<Upstream>, slot: SlotId, watch: Arc<LimitWatch>) -> Self {
+    pub(super) fn new(
+        upstream: Arc<Upstream>,
+        slot: SlotId,
+        watch: Arc<LimitWatch>,
+        purse: Arc<dyn Purse>,
+    ) -> Self {
         let places = usize::from(upstream.route.connections);
         let bodies = upstream.route.body_max.max(ROUTE_BODIES_CHILD);
         let bodies = bodies.div_ceil(BODY_UNIT as u64);
@@ -58,6 +66,7 @@ impl Gate {
             upstream,
             slot,
             watch,
+            purse,
             places: Arc::new(Semaphore::new(places)),
             refusing: Arc::new(Semaphore::new(REFUSING)),
             bodies: Semaphore::new(usize::try_from(bodies).unwrap_or(Semaphore::MAX_PERMITS)),

@@ -4,6 +4,7 @@
 use std::error::Error as _;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use hyper::body::{Body as _, Bytes, Incoming};
@@ -15,10 +16,11 @@ use tokio::time::Instant;
 
 use super::connection::{BODY_UNIT, Gate};
 use super::passing::{Back, Passing, Record, Whole, now};
+use super::purse::{Bill, Charge};
 use crate::limits::ROUTE_BODIES_BYTES;
 use crate::route::{
-    Asked, Refusal, UsageReader, announced, asked, inspect, is_limited, is_redirect,
-    keep_answer_header, pass_headers,
+    Asked, Refusal, UsageReader, Wants, announced, asked, inspect, is_free, is_limited,
+    is_redirect, keep_answer_header, pass_headers,
 };
 use crate::telemetry::sets::RouteRefusal as Why;
 
@@ -42,7 +44,7 @@ pub(super) async fn exchange(
         Ok(response) => response,
         Err(refusal) => {
             gate.refused(&refusal);
-            let mut response = Response::new(Back::Whole(Whole(Some(refusal.json().into()))));
+            let mut response = Response::new(Back::Whole(Whole::of(refusal.json())));
             *response.status_mut() =
                 StatusCode::from_u16(refusal.status).unwrap_or(StatusCode::BAD_GATEWAY);
             let json = HeaderValue::from_static("application/json");
@@ -86,8 +88,16 @@ async fn forward(
     if !route.server_tools {
         look_into(&head.headers, body.bytes.clone()).await?;
     }
-    let outgoing = outgoing(gate, head, &asked, &body)?;
-    let answer = send(gate, outgoing, asked.line).await?;
+    let bill = bill(gate, &head, body.bytes.clone()).await?;
+    gate.purse.may_pass(&bill)?;
+    let charge = Charge::new(Arc::clone(&gate.purse), bill, body.bytes.len());
+    let outgoing = outgoing(gate, head, &asked, &body, charge.sent())?;
+    let answer = send(
+        gate,
+        outgoing,
+        Record::new(Arc::clone(gate), asked.line, charge),
+    )
+    .await?;
     drop(body);
     Ok(answer)
 }
@@ -210,12 +220,33 @@ async fn look_into(headers: &HeaderMap, body: Bytes) -> Result<(), Refusal> {
     looked.await.map_err(failed)?
 }
 
+/// What the request is, as far as it costs something.
+async fn bill(
+    gate: &Gate,
+    head: &hyper::http::request::Parts,
+    body: Bytes,
+) -> Result<Bill, Refusal> {
+    let path = head.uri.path().to_owned();
+    let is_free = is_free(head.method.as_str(), &path, &body);
+    let wants = if is_free || !gate.purse.looks_into_requests() {
+        Wants::default()
+    } else if body.len() <= LONG_BODY {
+        Wants::of(&path, &body)
+    } else {
+        let looked = tokio::task::spawn_blocking(move || Wants::of(&path, &body));
+        let failed = |_| Refusal::upstream(503, "the supervisor is ending");
+        looked.await.map_err(failed)?
+    };
+    Ok(Bill { wants, is_free })
+}
+
 /// The request for the upstream.
 fn outgoing(
     gate: &Gate,
     head: hyper::http::request::Parts,
     asked: &Asked,
     body: &Body<'_>,
+    sent: Arc<AtomicBool>,
 ) -> Result<Request<Whole>, Refusal> {
     let upstream = &gate.upstream;
     let mut headers = pass_headers(&head.headers, &upstream.route);
@@ -224,8 +255,7 @@ fn outgoing(
     if let Some((name, key)) = &upstream.key {
         headers.insert(name.clone(), key.clone());
     }
-    let sent = Whole((!body.bytes.is_empty()).then(|| body.bytes.clone()));
-    let mut request = Request::new(sent);
+    let mut request = Request::new(Whole::seen(body.bytes.clone(), sent));
     *request.method_mut() = head.method;
     let uri = upstream.uri(&asked.target).parse();
     *request.uri_mut() =
@@ -238,10 +268,9 @@ fn outgoing(
 async fn send(
     gate: &Arc<Gate>,
     request: Request<Whole>,
-    line: usize,
+    mut record: Record,
 ) -> Result<Response<Back>, Refusal> {
     let route = &gate.upstream.route;
-    let mut record = Record::new(Arc::clone(gate), line);
     let answer = gate.upstream.client.request(request);
     let answer = tokio::time::timeout(route.timeouts.answer, answer).await;
     let answer = answer.map_err(|_| {
@@ -251,7 +280,10 @@ async fn send(
         );
         failed(gate, 504, what)
     })?;
-    let answer = answer.map_err(|error| failed(gate, 502, told(&route.name, &error)))?;
+    let answer = answer.map_err(|error| {
+        record.charge.cut();
+        failed(gate, 502, told(&route.name, &error))
+    })?;
     let (head, from) = answer.into_parts();
     let status = head.status.as_u16();
     let text = |name| {

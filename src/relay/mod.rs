@@ -15,6 +15,9 @@ mod connection;
 mod exchange;
 mod limits_seen;
 mod passing;
+mod post;
+mod purse;
+mod tls;
 mod upstream;
 
 use std::net::TcpListener as StdListener;
@@ -24,6 +27,9 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
 pub use limits_seen::{LimitWatch, Seen};
+pub use post::{PostError, Poster, PosterError};
+pub use purse::{Bill, Bottomless, Purse};
+pub use tls::TlsError;
 pub use upstream::{Upstream, UpstreamError};
 
 use crate::model::SlotId;
@@ -42,13 +48,15 @@ impl Drop for Relays {
 }
 
 impl Relays {
-    /// Serves a child's sockets, each for the upstream at the same place. Needs a runtime around it.
+    /// Serves a child's sockets, each for the upstream at the same place; `purse` pays for what
+    /// passes. Needs a runtime around it.
     #[must_use]
     pub fn start(
         listeners: Vec<StdListener>,
         upstreams: &[Arc<Upstream>],
         slot: &SlotId,
         watch: &Arc<LimitWatch>,
+        purse: &Arc<dyn Purse>,
     ) -> Self {
         let pairs = listeners.into_iter().zip(upstreams);
         let start = |(listener, upstream): (StdListener, &Arc<Upstream>)| {
@@ -57,7 +65,8 @@ impl Relays {
                 .and_then(|()| TcpListener::from_std(listener))
                 .inspect_err(|error| tracing::error!(%slot, %error, "a route is not served"))
                 .ok()?;
-            let gate = Gate::new(Arc::clone(upstream), slot.clone(), Arc::clone(watch));
+            let (watch, purse) = (Arc::clone(watch), Arc::clone(purse));
+            let gate = Gate::new(Arc::clone(upstream), slot.clone(), watch, purse);
             Some(tokio::spawn(connection::serve(listener, Arc::new(gate))))
         };
         Self(pairs.filter_map(start).collect())

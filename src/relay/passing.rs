@@ -6,6 +6,7 @@
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -14,6 +15,7 @@ use memchr::memmem;
 use tokio::time::Sleep;
 
 use super::connection::Gate;
+use super::purse::Charge;
 use crate::limits::RATE_LIMIT_BODY;
 use crate::route::{Tokens, UsageReader, announced_in_body};
 use crate::telemetry::event::route::{RouteAnswered, RouteRefused};
@@ -24,7 +26,27 @@ pub(super) type Piece = Whole;
 
 /// See [`Piece`].
 #[derive(Debug, Default)]
-pub(super) struct Whole(pub(super) Option<Bytes>);
+pub(super) struct Whole {
+    bytes: Option<Bytes>,
+    /// Set when the first of it is taken.
+    taken: Option<Arc<AtomicBool>>,
+}
+
+impl Whole {
+    /// A body of these bytes, which may be none.
+    pub(super) fn of(bytes: impl Into<Bytes>) -> Self {
+        let bytes = Some(bytes.into()).filter(|bytes| !bytes.is_empty());
+        Self { bytes, taken: None }
+    }
+
+    /// The same, and whether it is sent can be seen.
+    pub(super) fn seen(bytes: Bytes, taken: Arc<AtomicBool>) -> Self {
+        Self {
+            taken: Some(taken),
+            ..Self::of(bytes)
+        }
+    }
+}
 
 impl Body for Whole {
     type Data = Bytes;
@@ -34,15 +56,18 @@ impl Body for Whole {
         mut self: Pin<&mut Self>,
         _: &mut Context<'_>,
     ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        Poll::Ready(self.0.take().map(|bytes| Ok(Frame::data(bytes))))
+        if let Some(taken) = &self.taken {
+            taken.store(true, Ordering::Release);
+        }
+        Poll::Ready(self.bytes.take().map(|bytes| Ok(Frame::data(bytes))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.0.as_ref().is_none_or(Bytes::is_empty)
+        self.bytes.as_ref().is_none_or(Bytes::is_empty)
     }
 
     fn size_hint(&self) -> SizeHint {
-        SizeHint::with_exact(self.0.as_ref().map_or(0, |bytes| bytes.len() as u64))
+        SizeHint::with_exact(self.bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
     }
 }
 
@@ -93,12 +118,13 @@ pub(super) struct Record {
     first_byte: Option<Duration>,
     code: RouteCode,
     usage: Option<UsageReader>,
+    pub(super) charge: Charge,
     /// The beginning of an answer that limits and whose head does not say for how long.
     pub(super) limit: Option<Vec<u8>>,
 }
 
 impl Record {
-    pub(super) fn new(gate: Arc<Gate>, line: usize) -> Self {
+    pub(super) fn new(gate: Arc<Gate>, line: usize, charge: Charge) -> Self {
         Self {
             gate,
             line,
@@ -106,6 +132,7 @@ impl Record {
             first_byte: None,
             code: RouteCode::Failed,
             usage: None,
+            charge,
             limit: None,
         }
     }
@@ -130,6 +157,7 @@ impl Record {
     pub(super) fn answered(&mut self, status: u16, usage: UsageReader) {
         self.first_byte = Some(now().saturating_duration_since(self.began));
         self.usage = Some(usage);
+        self.charge.head(status);
         self.code = match status {
             _ if crate::route::is_limited(status) => RouteCode::Limited,
             200..=299 => RouteCode::Ok,
@@ -147,6 +175,7 @@ impl Drop for Record {
             .usage
             .take()
             .map_or(Tokens::default(), UsageReader::finish);
+        self.charge.over(tokens);
         let lines = &self.gate.upstream.lines;
         RouteAnswered {
             slot: &self.gate.slot,
@@ -204,8 +233,12 @@ impl Passing {
             let next = tokio::time::Instant::now() + self.idle_time;
             self.idle.as_mut().reset(next);
             let data = match frame {
-                None => return Poll::Ready(None),
+                None => {
+                    self.record.charge.whole();
+                    return Poll::Ready(None);
+                }
                 Some(Err(_)) => {
+                    self.record.charge.cut();
                     self.record.code = RouteCode::Failed;
                     return failed("the upstream vanished in the middle of its answer");
                 }
@@ -225,6 +258,11 @@ impl Passing {
                 return failed("the upstream's answer held the key");
             }
             self.record.look_for_wait(&data);
+            self.record.charge.piece(data.len());
+            if self.from.is_end_stream() {
+                // Its end may not be asked for.
+                self.record.charge.whole();
+            }
             if let Some(usage) = &mut self.record.usage {
                 usage.take(&data);
             }

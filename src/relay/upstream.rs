@@ -8,11 +8,9 @@ use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject as _;
-use rustls::{ClientConfig, RootCertStore};
 
 use super::passing::Piece;
+use super::tls::{TlsError, tls};
 use crate::config::Route;
 use crate::limits::{ROUTE_IDLE_TIME, ROUTE_IDLE_UPSTREAM};
 
@@ -74,12 +72,19 @@ impl Upstream {
                 Some((header, value))
             }
         };
+        let tls = tls(route.ca.as_ref()).map_err(|error| match error {
+            TlsError::Authorities(path) => UpstreamError::Authorities {
+                route: name(),
+                path,
+            },
+            TlsError::Tls(error) => UpstreamError::Tls(name(), error),
+        })?;
         let mut tcp = HttpConnector::new();
         tcp.enforce_http(false);
         tcp.set_nodelay(true);
         tcp.set_connect_timeout(Some(route.timeouts.connect));
         tcp.set_keepalive(Some(KEEPALIVE));
-        let connector = HttpsConnectorBuilder::new().with_tls_config(tls(route)?);
+        let connector = HttpsConnectorBuilder::new().with_tls_config(tls);
         // Plain HTTP is in a checked route only for a loopback address.
         let connector = connector.https_or_http().enable_http1().wrap_connector(tcp);
         let client = Client::builder(TokioExecutor::new())
@@ -110,29 +115,3 @@ impl Upstream {
 
 /// How often an idle connection is tried.
 const KEEPALIVE: Duration = Duration::from_secs(30);
-
-fn tls(route: &Route) -> Result<ClientConfig, UpstreamError> {
-    let mut roots = RootCertStore::empty();
-    if let Some(ca) = &route.ca {
-        let bad = || UpstreamError::Authorities {
-            route: route.name.clone(),
-            path: crate::model::foreign::show(&ca.path.to_string_lossy(), 200),
-        };
-        let pem = ca.pem.as_deref().ok_or_else(bad)?;
-        for certificate in CertificateDer::pem_slice_iter(pem) {
-            roots
-                .add(certificate.map_err(|_| bad())?)
-                .map_err(|_| bad())?;
-        }
-        if roots.is_empty() {
-            return Err(bad());
-        }
-    } else {
-        roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
-    }
-    let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
-    let config =
-        ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-    let config = config.map_err(|error| UpstreamError::Tls(route.name.clone(), error))?;
-    Ok(config.with_root_certificates(roots).with_no_client_auth())
-}

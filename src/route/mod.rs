@@ -11,6 +11,7 @@ mod head;
 mod headers;
 mod refusal;
 mod usage;
+mod wants;
 
 pub use answer::{announced, announced_in_body, is_limited, is_redirect, keep_answer_header};
 pub use body::inspect;
@@ -18,3 +19,4 @@ pub use head::{Asked, asked, check_head};
 pub use headers::{is_credential, pass_headers};
 pub use refusal::Refusal;
 pub use usage::{Tokens, UsageReader};
+pub use wants::{Wants, is_free};

@@ -152,18 +152,25 @@ pub fn initialise_routes(pool: &PoolName, routes: &[&str]) {
         let mut labels = metric.labels.iter();
         if labels.any(|label| matches!(label.values, Values::Routes)) {
             for route in routes {
-                touch_with(metric, Some(pool.as_str()), Some(route));
+                touch_with(metric, Some(pool.as_str()), Some(route), None);
             }
         }
     }
 }
 
-/// Makes a metric's series for every combination of its closed labels.
-fn touch_all(metric: &Metric, pool: Option<&str>) {
-    touch_with(metric, pool, None);
+/// Makes every series of a hook, at 0.
+pub fn initialise_hook(hook: &str) {
+    for metric in [&names::HOOK_MESSAGES, &names::HOOK_HELD_BACK] {
+        touch_with(metric, None, None, Some(hook));
+    }
 }
 
-fn touch_with(metric: &Metric, pool: Option<&str>, route: Option<&str>) {
+/// Makes a metric's series for every combination of its closed labels.
+fn touch_all(metric: &Metric, pool: Option<&str>) {
+    touch_with(metric, pool, None, None);
+}
+
+fn touch_with(metric: &Metric, pool: Option<&str>, route: Option<&str>, fixed: Option<&str>) {
     if metric.source == Source::Page {
         return;
     }
@@ -173,6 +180,7 @@ fn touch_with(metric: &Metric, pool: Option<&str>, route: Option<&str>) {
             (Values::Words(words), ..) => words(),
             (Values::Pools, Some(pool), _) => vec![pool],
             (Values::Routes, _, Some(route)) => vec![route],
+            (Values::Fixed, ..) if fixed.is_some() => fixed.into_iter().collect(),
             _ => return,
         };
         combinations = combinations

@@ -279,6 +279,11 @@ catalogue!(
     POOL_PAUSED = Recorder Gauge, "marshal_pool_paused", [POOL],
         "Whether the pool starts no tasks because a provider limits requests (1).";
 
+    BUDGET_REMAINING = Recorder Gauge, "marshal_budget_remaining_ratio", [POOL],
+        "Part of the pool's budgets of a day and for ever still unspent, 0 to 1: of the one of which least is left.";
+    BUDGET_SPENT = Recorder Counter, "marshal_budget_spent_total", [POOL, closed("budget", sets::budgets)],
+        "Budgets that were spent, by budget: once for each turn, session, day, pool or run.";
+
     EGRESS_CONNECTIONS_TOTAL = Recorder Counter, "marshal_egress_connections_total", [POOL, closed("result", sets::egress_results)],
         "Connections from sandboxes to the egress proxy that ended or were refused, by result.";
     EGRESS_CONNECTIONS = Recorder Gauge, "marshal_egress_connections", [POOL],
@@ -298,6 +303,27 @@ catalogue!(
         "Time of one policy evaluation.";
     POLICY_ERRORS = Recorder Counter, "marshal_policy_evaluation_errors_total", [closed("reason", sets::evaluation_errors)],
         "Policy evaluations that failed (fail closed: answered deny).";
+    POLICY_RELOADS = Recorder Counter, "marshal_policy_reloads_total", [closed("result", sets::reload_results)],
+        "Times that the policies were read again, by result.";
+    POLICY_RULES = Recorder Gauge, "marshal_policy_rules", [],
+        "Rules in the policies in force, each policy counted once.";
+    SHADOW_JUDGED = Recorder Counter, "marshal_policy_shadow_evaluations_total", [POOL],
+        "Requests that a shadow policy judged beside the one that decides.";
+    SHADOW_DIFFERENCES = Recorder Counter, "marshal_policy_shadow_differences_total", [POOL, closed("from", sets::shadow_verdicts), closed("to", sets::shadow_verdicts)],
+        "Requests that a shadow policy would have decided otherwise: from the decision to its own.";
+    CONFIG_RELOADED = Recorder Gauge, "marshal_config_last_reload_successful", [],
+        "Whether the last reading of the policies succeeded (1) or failed, so that older ones are in force (0).";
+    CONFIG_RELOADED_AT = Recorder Gauge, "marshal_config_last_reload_success_timestamp_seconds", [],
+        "Unix time of the last successful reading of the policies.";
+    DELEGATE_SECONDS = Recorder Histogram(MILLIS), "marshal_delegate_seconds", [POOL],
+        "Time that a request waited for its pool's delegate.";
+    DELEGATE_ERRORS = Recorder Counter, "marshal_delegate_errors_total", [POOL, closed("reason", sets::delegate_errors)],
+        "Requests denied because their pool's delegate gave no decision, by reason.";
+
+    HOOK_MESSAGES = Recorder Counter, "marshal_hook_messages_total", [fixed("hook"), closed("result", sets::hook_results)],
+        "Messages of hooks by what became of them.";
+    HOOK_HELD_BACK = Recorder Counter, "marshal_hook_held_back_total", [fixed("hook")],
+        "Events that no message shows, because a newer one of the same kind took their place.";
 
     QUEUE_TASKS = Recorder Gauge, "marshal_queue_tasks", [POOL],
         "Tasks waiting for a slot.";

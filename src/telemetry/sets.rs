@@ -1,6 +1,8 @@
 //! The closed sets that label values come from, where `model` does not have them already.
 
-use crate::model::{DecidedBy, Decision, EventKind, ExitClass, SlotState, TaskOutcome};
+use crate::model::{
+    BudgetName, DecidedBy, Decision, DelegateError, EventKind, ExitClass, SlotState, TaskOutcome,
+};
 use crate::model::{TurnOutcome, Weakness, words};
 
 words!(
@@ -55,7 +57,7 @@ impl RestartCause {
             | ExitClass::Signalled
             | ExitClass::ConnectionLost
             | ExitClass::JournalQuota => Self::Crash,
-            ExitClass::IdleUnload | ExitClass::Stopped => Self::Manual,
+            ExitClass::IdleUnload | ExitClass::Stopped | ExitClass::Budget => Self::Manual,
         }
     }
 }
@@ -201,6 +203,66 @@ words!(
 );
 
 words!(
+    /// What came of reading the policies again.
+    ReloadResult {
+        /// All of them were good, and are in force.
+        Ok = "ok",
+        /// One of them was not; all stays as it was.
+        Error = "error",
+    }
+);
+
+words!(
+    /// Why the policies were read again.
+    ReloadCause {
+        /// SIGHUP.
+        Signal = "signal",
+        /// Somebody asked for it.
+        Request = "request",
+        /// One of their files changed.
+        File = "file",
+    }
+);
+
+words!(
+    /// What a policy says of a request where two are compared.
+    ShadowVerdict {
+        /// It allows.
+        Allow = "allow",
+        /// It wants a person.
+        Ask = "ask",
+        /// It denies.
+        Deny = "deny",
+        /// It could not judge it.
+        Error = "error",
+    }
+);
+
+impl From<Decision> for ShadowVerdict {
+    fn from(decision: Decision) -> Self {
+        match decision {
+            Decision::Allow => Self::Allow,
+            Decision::Ask => Self::Ask,
+            Decision::Deny => Self::Deny,
+        }
+    }
+}
+
+words!(
+    /// What became of a hook's message.
+    HookResult {
+        /// It was taken.
+        Told = "told",
+        /// The server answered that it does not take it, or wants it elsewhere.
+        Refused = "refused",
+        /// There was no answer, or the command did not end well.
+        Failed = "failed",
+        /// The supervisor ended first.
+        Lost = "lost",
+    }
+);
+
+words!(
     /// The kinds of tokens that agents report.
     TokenType {
         /// Read by the model.
@@ -239,6 +301,8 @@ words!(
         ServerTool = "server_tool",
         /// Its body names a file that the provider would fetch.
         RemoteContent = "remote_content",
+        /// A budget is spent, or could not be held: the request's model has no price.
+        Budget = "budget",
         /// The upstream answered with a redirect.
         Redirect = "redirect",
         /// The upstream's answer held the key.
@@ -363,6 +427,12 @@ lists!(
     stall_kinds = StallKind;
     /// [`EvaluationError`]
     evaluation_errors = EvaluationError;
+    /// [`ReloadResult`]
+    reload_results = ReloadResult;
+    /// [`ShadowVerdict`]
+    shadow_verdicts = ShadowVerdict;
+    /// [`HookResult`]
+    hook_results = HookResult;
     /// [`TokenType`]
     token_types = TokenType;
     /// [`RouteRefusal`]
@@ -393,6 +463,10 @@ lists!(
     decisions = Decision;
     /// [`DecidedBy`]
     deciders = DecidedBy;
+    /// [`DelegateError`]
+    delegate_errors = DelegateError;
+    /// [`BudgetName`]
+    budgets = BudgetName;
 );
 
 /// The kinds that `marshal_events_total` tells apart.
@@ -414,6 +488,10 @@ pub fn can_decide(by: DecidedBy, decision: Decision) -> bool {
         DecidedBy::Policy | DecidedBy::Default | DecidedBy::Human | DecidedBy::Cache => {
             decision != Decision::Ask
         }
-        DecidedBy::Timeout | DecidedBy::Error | DecidedBy::Gone => decision == Decision::Deny,
+        DecidedBy::Timeout
+        | DecidedBy::Error
+        | DecidedBy::Budget
+        | DecidedBy::Gone
+        | DecidedBy::Delegate => decision == Decision::Deny,
     }
 }

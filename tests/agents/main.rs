@@ -18,4 +18,5 @@ mod gemini;
 mod mcp;
 mod proxies;
 mod sdk;
+mod shell_facts;
 mod table;

@@ -59,9 +59,13 @@ fn a_chain_is_proved_up_to_a_head_that_was_told() {
         "{}",
         ran.all()
     );
-    // A cut tail is a shorter chain and a whole one: only the head shows it.
+    // A cut tail is a shorter chain and a whole one: only the head shows it, once its event is gone.
     let last = head(&drill);
     tamper(&drill, "DELETE FROM asks WHERE link = 4");
+    exits(&drill.run(&["audit", "verify"]), 1, &["is not there"]);
+    let no_record = "DELETE FROM events WHERE kind = 'decided' AND NOT EXISTS (SELECT 1 FROM asks \
+                     WHERE asks.session = events.session AND asks.decided_seq = events.seq)";
+    tamper(&drill, no_record);
     assert_eq!(drill.run(&["audit", "verify"]).code, Some(0));
     exits(
         &drill.run(&["audit", "verify", "--head", &last]),
@@ -128,6 +132,17 @@ fn the_first_broken_record_is_named() {
             "taken out of it",
         ),
         ("UPDATE asks SET link = 9 WHERE link = 2", 3, "is missing"),
+        ("UPDATE asks SET slot = 7 WHERE link = 2", 2, "its columns"),
+        (
+            "UPDATE sessions SET pool = 'other'",
+            1,
+            "pool, slot, run or task of its session",
+        ),
+        (
+            "UPDATE asks SET form = 9 WHERE link = 2",
+            2,
+            "its form is 9",
+        ),
     ];
     let drill = Drill::new(POOL);
     assert_eq!(drill.run(&["run", PROMPT]).code, Some(0));
@@ -216,7 +231,7 @@ fn an_export_has_what_is_on_record() {
         assert_eq!(line["prev_hash"], before, "chained");
         before = line["hash"].clone();
         assert_eq!(line["turn"], 1);
-        assert_eq!(line["pool"], "demo");
+        assert_eq!((&line["pool"], &line["form"]), (&"demo".into(), &2.into()));
         assert_eq!(line["policy"]["name"], "developer");
         assert_eq!(line["policy"]["sha256"].as_str().map(str::len), Some(64));
         assert!(line["eval_us"].is_u64() && line["request_id"].is_string());

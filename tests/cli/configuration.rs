@@ -237,6 +237,10 @@ fn a_file_that_was_found_may_not_weaken_the_walls() {
             "may not use secrets, found \"file:\"",
         ),
         (
+            "[hook.x]\ncommand = [\"/bin/true\"]".to_owned(),
+            "may not use hooks",
+        ),
+        (
             "env.pass = [\"API_KEY\"]".to_owned(),
             "may not pass secrets",
         ),
@@ -246,14 +250,8 @@ fn a_file_that_was_found_may_not_weaken_the_walls() {
         exits(&place.check(&["--config", "supervisor.toml"]), 0, &[]);
     }
     // What this version does not have is refused in any file.
-    for keys in [
-        "hooks = []",
-        "delegates = []",
-        "dialect = { custom = \"x.toml\" }",
-    ] {
-        let place = Place::new(&format!("{GOOD}{keys}\n"));
-        place.refused(&[], "not supported by this version");
-    }
+    let place = Place::new(&format!("{GOOD}dialect = {{ custom = \"x.toml\" }}\n"));
+    place.refused(&[], "not supported by this version");
 }
 
 #[test]

@@ -75,6 +75,130 @@ fn check_ends_with_its_verdict_and_with_3_for_everything_else() {
 }
 
 #[test]
+fn every_kind_of_tool_can_be_tried_without_a_pool() {
+    let drill = Drill::new(POOL);
+    let mcp = "schema = 1\nname = \"m\"\ndefault = \"ask\"\n[[rule]]\nid = \"notes\"\ndecision = \"allow\"\n\
+        tool = \"mcp\"\nserver = \"notes\"\nname = \"read_*\"\n";
+    fs::write(drill.path("m.toml"), mcp).expect("a policy");
+    for (args, code) in [
+        (&["--tool", "edit", "src/a.rs"][..], 0),
+        (&["--tool", "edit", "/etc/x"], 2),
+        (&["--tool", "delete", "src/a.rs"], 0),
+        (&["--tool", "delete", "--input", "{\"path\":\"/etc/x\"}"], 2),
+        (&["--tool", "move", "src/a.rs -> src/b.rs"], 0),
+        (&["--tool", "move", "src/a.rs -> /etc/b"], 2),
+        (&["--tool", "move", "src/a.rs"], 3),
+        (&["--tool", "move", "--input", "{\"from\":\"src/a.rs\"}"], 2),
+        (
+            &[
+                "--file",
+                "m.toml",
+                "--tool",
+                "mcp__notes__read_one",
+                "--input",
+                "{}",
+            ],
+            0,
+        ),
+        (
+            &[
+                "--file",
+                "m.toml",
+                "--tool",
+                "mcp__notes__put",
+                "--input",
+                "{}",
+            ],
+            1,
+        ),
+    ] {
+        let ran = drill.run(&[&["policy", "check"], args].concat());
+        assert_eq!(ran.code, Some(code), "{args:?}: {}", ran.all());
+    }
+}
+
+/// What stands around a command decides as much as its words: it is shown, told and kept.
+#[test]
+fn variables_redirects_and_ends_of_paths_are_among_the_facts() {
+    let drill = Drill::new(POOL);
+    let ran = drill.run(&["policy", "explain", "LD_PRELOAD=x cat a > link_out/passwd"]);
+    for part in [
+        "environment: LD_PRELOAD=x",
+        "redirect: > link_out/passwd",
+        "link_out/passwd leads to /etc/passwd, outside",
+    ] {
+        assert!(ran.stdout.contains(part), "{part:?} in {}", ran.all());
+    }
+    let ran = drill.run(&["policy", "check", "LD_PRELOAD=x ls"]);
+    assert_eq!(ran.code, Some(1), "{}", ran.all());
+    let advice = "allows `LD_PRELOAD=x ls`; the variable LD_PRELOAD may not be set";
+    assert!(ran.stdout.contains(advice), "{}", ran.all());
+    let ran = drill.run(&["--json", "policy", "check", "CI=1 cat link_in/a 2>&1"]);
+    let shown = &lines(&ran)[0];
+    let part = &shown["parts"][0];
+    assert_eq!(part["env"], json!(["CI=1"]), "{shown}");
+    assert_eq!(part["redirects"], json!([">& 1"]), "{shown}");
+    let path = json!({"word": "link_in/a", "to": "/repo/proj/src/a", "inside": true});
+    assert_eq!(shown["facts"]["paths"], json!([path]), "{shown}");
+
+    let ran = drill.run(&["run", "run FOO=1 cat ./README.md > out/x"]);
+    assert_eq!(ran.code, Some(1), "nobody is there: {}", ran.all());
+    let kept = &lines(&drill.run(&["audit", "export"]))[0];
+    let part = &kept["facts"]["parts"][0];
+    assert_eq!(part["env"], json!(["FOO=1"]), "{kept}");
+    assert_eq!(part["redirects"], json!(["> out/x"]), "{kept}");
+    let paths = kept["facts"]["paths"].as_array().expect("paths");
+    let ends = |path: &Value| path["to"].as_str().is_some_and(|to| to.ends_with("/out/x"));
+    assert!(paths.iter().any(ends), "{kept}");
+}
+
+/// What is labelled in this repository is judged by the program as by its own tests.
+#[test]
+fn the_labelled_requests_of_this_repository_have_no_miss() {
+    let drill = Drill::new(POOL);
+    let beside = |path: &str| format!("{}/tests/policy/{path}", env!("CARGO_MANIFEST_DIR"));
+    let (policies, cases) = (beside("policies"), beside("cases"));
+    let ran = drill.run(&["--json", "policy", "test", "--policies", &policies, &cases]);
+    assert_eq!(ran.code, Some(0), "{}", ran.all());
+    let shown = &lines(&ran)[0];
+    assert!(shown["cases"].as_u64() > Some(3_000), "{}", shown["cases"]);
+    assert_eq!(shown["misses"], json!([]));
+}
+
+#[test]
+fn a_policy_is_shown_to_start_from() {
+    let drill = Drill::new(&format!("{POOL}[policy.mine]\nfile = \"mine.toml\"\n"));
+    fs::write(drill.path("mine.toml"), "schema = 1\n").expect("a policy");
+    let builtin = |name| marshal::policy::builtin_text(name).expect("built in");
+    for name in ["developer", "ci", "reviewer", "guard", "builtin:guard"] {
+        let ran = drill.run(&["policy", "show", name]);
+        let text = builtin(name.trim_start_matches("builtin:"));
+        assert_eq!(
+            (ran.code, ran.stdout.trim_end()),
+            (Some(0), text.trim_end())
+        );
+    }
+    let ran = drill.run(&["policy", "show", "developer"]);
+    fs::write(drill.path("mine.toml"), &ran.stdout).expect("a policy");
+    let ran = drill.run(&["--json", "policy", "show", "mine"]);
+    assert_eq!(
+        lines(&ran)[0]["text"],
+        builtin("developer"),
+        "{}",
+        ran.all()
+    );
+    assert_eq!(
+        drill.run(&["policy", "check", "-p", "mine", "ls"]).code,
+        Some(0)
+    );
+    exits(
+        &drill.run(&["policy", "show", "none"]),
+        2,
+        &["there is no policy \"none\""],
+    );
+}
+
+#[test]
 fn labelled_requests_are_counted_with_every_miss_and_every_rule_that_nothing_hit() {
     let drill = Drill::new(POOL);
     fs::create_dir(drill.path("p")).expect("a directory");
@@ -305,6 +429,40 @@ fn rules_are_learned_from_what_people_allowed_and_allow_nothing_that_was_denied(
         assert_eq!(check("ninja all"), Some(0), "{rule}");
         assert_eq!(check("ninja test -j2"), Some(1), "{rule}");
     }
+}
+
+#[test]
+fn what_was_denied_in_another_spelling_is_not_allowed_by_what_is_learned() {
+    let drill = Drill::new(POOL);
+    let prompt = "run ninja all\nrun nin\"j\"a all\nrun nin\\ja test\nrun ninja docs";
+    drill.run(&["run", prompt]);
+    let export = drill.run(&["audit", "export"]);
+    let learned = |allowed: &[&str]| {
+        let log = lines(&export).into_iter().map(|mut line| {
+            let command = line["input"]["command"].as_str().unwrap_or_default();
+            let said = if allowed.contains(&command) {
+                "allow"
+            } else {
+                "deny"
+            };
+            line["by"] = "human".into();
+            line["decision"] = said.into();
+            line["claimed"] = json!({});
+            line.to_string()
+        });
+        let log: Vec<String> = log.collect();
+        assert_eq!(log.len(), 4, "{log:?}");
+        fs::write(drill.path("people.jsonl"), log.join("\n")).expect("written");
+        let ran = drill.run(&["--json", "policy", "learn", "--log", "people.jsonl"]);
+        assert_eq!(ran.code, Some(0), "{}", ran.all());
+        lines(&ran)
+    };
+    assert_eq!(learned(&["ninja all"]), Vec::<Value>::new());
+    let rules = learned(&["ninja docs"]);
+    assert_eq!(rules.len(), 1, "{rules:?}");
+    assert_eq!(rules[0]["width"], "exact", "{rules:?}");
+    let all = learned(&["ninja all", "nin\"j\"a all", "nin\\ja test", "ninja docs"]);
+    assert!(all.iter().any(|rule| rule["answered"] == 4), "{all:?}");
 }
 
 #[test]

@@ -220,7 +220,10 @@ fn nobody_answers_in_time() {
         let late = answer(&drill, "allow", &ask, &[]);
         assert_eq!(late.code, Some(1), "{}", late.all());
         assert!(late.stderr.contains("is over (expired)"), "{}", late.all());
-        assert!(!fs::exists(drill.workspace().join("made.txt")).expect("looked"));
+        assert_eq!(result["changes"], serde_json::json!([]), "{result}");
+        let tree = copy(&drill, &ask);
+        assert!(fs::exists(tree.join("README.md")).expect("looked"));
+        assert!(!fs::exists(tree.join("made.txt")).expect("looked"));
     }
 }
 
@@ -230,7 +233,8 @@ fn copy(drill: &Drill, ask: &Value) -> std::path::PathBuf {
     let copies = drill.state().join("copies");
     let entries = fs::read_dir(&copies).expect("copies");
     let names = entries.map(|entry| entry.expect("an entry").path());
-    let mut of_session = names.filter(|path| path.to_string_lossy().contains(session));
+    let mut of_session =
+        names.filter(|path| path.is_dir() && path.to_string_lossy().contains(session));
     of_session
         .next()
         .unwrap_or_else(|| panic!("no copy of {session} in {}", copies.display()))
@@ -269,6 +273,45 @@ fn no_answer_overrules_a_rule_or_holds_for_another_place() {
             .expect("a record");
         assert_eq!(found, format!("deny {by}"));
     }
+}
+
+#[test]
+fn a_bare_name_that_becomes_a_link_is_another_place() {
+    let drill = Drill::new(&pool("acp", ""));
+    fs::write(drill.workspace().join("note"), "").expect("note");
+    let _daemon = daemon(&drill);
+    let working = client(&drill, &["run sh made.sh note"]);
+    let ask = waiting(&drill, 1).remove(0);
+    let copy = copy(&drill, &ask);
+    fs::remove_file(copy.join("note")).expect("removed");
+    std::os::unix::fs::symlink("/etc/hostname", copy.join("note")).expect("a link");
+    let refused = answer(&drill, "allow", &ask, &[]);
+    assert_eq!(refused.code, Some(1), "{}", refused.all());
+    assert!(
+        refused.stderr.contains("changed while it waited"),
+        "{}",
+        refused.all()
+    );
+    assert_eq!(result(&drill, working)["outcome"], "denied");
+
+    // Remembered for the session, and the first one makes the link.
+    let drill = Drill::new(&pool("acp", ""));
+    fs::write(drill.workspace().join("note"), "").expect("note");
+    let swap = "rm note\nln -s /etc/hostname note\n";
+    fs::write(drill.workspace().join("swap.sh"), swap).expect("swap.sh");
+    let _daemon = daemon(&drill);
+    let working = client(&drill, &["run sh swap.sh note\nrun sh swap.sh note"]);
+    let first = waiting(&drill, 1).remove(0);
+    let remembered = ["--remember", "session"];
+    good(&answer(&drill, "allow", &first, &remembered));
+    let again = || {
+        let listed = listed(&drill, &[]);
+        listed.into_iter().find(|of| id(of) != id(&first))
+    };
+    eventually(LONG, "it is asked again", || again().is_some());
+    let second = again().expect("it waits");
+    good(&answer(&drill, "deny", &second, &[]));
+    result(&drill, working);
 }
 
 #[test]
@@ -335,6 +378,16 @@ fn a_full_queue_denies_and_identical_asks_are_one_row() {
             .query_row(allowed, [], |row| row.get::<_, i64>(0))
             == Ok(2)
     });
+    // Both records lead to whoever answered.
+    let exported = drill.run(&["audit", "export"]);
+    let lines = exported.stdout.lines();
+    let lines = lines.map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+    let of_people: Vec<Value> = lines.filter(|line| line["by"] == "human").collect();
+    assert_eq!(of_people.len(), 2, "{}", exported.all());
+    for line in of_people {
+        assert_eq!(line["approver"], "uid 0", "{line}");
+    }
+    good(&drill.run(&["audit", "verify"]));
     drop(working);
 }
 
@@ -371,15 +424,45 @@ fn an_agent_that_goes_a_turn_that_is_cancelled_and_a_supervisor_that_ends_deny()
     assert_eq!(open, Ok(0));
 }
 
+/// A request of its own for a permission, whatever its script does besides.
+fn raw_ask(command: &str) -> String {
+    format!(
+        r#"raw {{"jsonrpc":"2.0","id":900,"method":"session/request_permission","params":{{"sessionId":"{{session}}","toolCall":{{"toolCallId":"x","kind":"execute","rawInput":{{"command":"{command}"}}}},"options":[{{"optionId":"y","name":"y","kind":"allow_once"}},{{"optionId":"n","name":"n","kind":"reject_once"}}]}}}}"#
+    )
+}
+
+#[test]
+fn a_request_id_that_was_answered_is_not_judged_again() {
+    let drill = Drill::new(&pool("acp", ""));
+    let _daemon = daemon(&drill);
+    // Of the later two a rule would allow one, and a person has allowed the other already.
+    let script = [
+        &raw_ask("touch a"),
+        "sleep 3s",
+        &raw_ask("ls"),
+        &raw_ask("touch a"),
+        "say on",
+    ];
+    let working = client(&drill, &[&script.join("\n")]);
+    let first = waiting(&drill, 1).remove(0);
+    good(&answer(&drill, "allow", &first, &["--remember", "turn"]));
+    let done = result(&drill, working);
+    assert_eq!(done["outcome"], "done", "{done}");
+    assert_eq!(done["requests"]["allowed"], 1, "{done}");
+    let count = |query: &str| -> i64 {
+        let row = drill.database().query_row(query, [], |row| row.get(0));
+        row.expect("a count")
+    };
+    assert_eq!(count("SELECT count(*) FROM asks"), 1);
+    let refused = "SELECT count(*) FROM events WHERE body LIKE '%duplicate_id%'";
+    assert_eq!(count(refused), 2);
+}
+
 #[test]
 fn the_same_request_id_twice_is_denied_and_so_is_too_large_an_input() {
     let drill = Drill::new(&pool("acp", ""));
     let _daemon = daemon(&drill);
-    let ask = |command: &str| {
-        format!(
-            r#"raw {{"jsonrpc":"2.0","id":900,"method":"session/request_permission","params":{{"sessionId":"{{session}}","toolCall":{{"toolCallId":"x","kind":"execute","rawInput":{{"command":"{command}"}}}},"options":[{{"optionId":"y","name":"y","kind":"allow_once"}},{{"optionId":"n","name":"n","kind":"reject_once"}}]}}}}"#
-        )
-    };
+    let ask = raw_ask;
     let script = [&ask("touch a"), "sleep 3s", &ask("touch b"), "say on"].join("\n");
     let working = client(&drill, &[&script]);
     let first = waiting(&drill, 1).remove(0);

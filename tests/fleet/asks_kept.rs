@@ -237,3 +237,71 @@ fn the_same_words_in_another_directory_are_another_ask() {
         .expect("records");
     assert_eq!(by, "human cache policy human");
 }
+
+#[test]
+fn what_a_stricter_policy_does_not_permit_any_more_does_not_hold() {
+    let text = slot_pool("acp").replace("\"developer\"", "\"own\"");
+    let drill = Drill::new(&(text + "[policy.own]\nfile = \"own.toml\"\n"));
+    let put = |ask: &str| {
+        let text = format!(
+            "schema = 1\nname = \"own\"\nextends = [\"builtin:developer\"]\n[ask]\n{ask}\n"
+        );
+        std::fs::write(drill.path("own.toml"), text).expect("a policy");
+    };
+    put("");
+    let first = daemon(&drill);
+    let working = client(&drill, &[ASKED]);
+    let ask = waiting(&drill, 1).remove(0);
+    good(&answer(&drill, "allow", &ask, &["--remember", "session"]));
+    assert_eq!(result(&drill, working)["outcome"], "done");
+    let cached = result(&drill, client(&drill, &[ASKED]));
+    assert_eq!(cached["outcome"], "done", "{cached}");
+    put("remember = \"turn\"");
+    good(&drill.run(&["policy", "reload"]));
+    let working = client(&drill, &[ASKED]);
+    let ask = waiting(&drill, 1).remove(0);
+    good(&answer(&drill, "deny", &ask, &[]));
+    assert_eq!(result(&drill, working)["outcome"], "denied");
+    // An answer that was kept is of somebody who may not answer by now.
+    let lost = client(&drill, &["run touch other.txt"]);
+    let ask = waiting(&drill, 1).remove(0);
+    killed(first, lost);
+    let _second = daemon(&drill);
+    good(&answer(&drill, "allow", &ask, &[]));
+    put("approvers = [\"ops\"]");
+    let config = std::fs::read_to_string(drill.config()).expect("supervisor.toml");
+    assert!(!config.contains("approvers"), "{config}");
+    good(&drill.run(&["policy", "reload"]));
+    // Nobody whom both name: nobody is asked, and what was kept allows nothing.
+    let denied = result(&drill, client(&drill, &["run touch other.txt"]));
+    assert_eq!(denied["outcome"], "denied", "{denied}");
+}
+
+#[test]
+fn what_is_not_remembered_is_not_said_to_be() {
+    let drill = Drill::new(&pool("acp", "").replace(
+        "DRILL = \"MARK\"",
+        "DRILL = \"MARK\", TOKEN = \"file:token\"",
+    ));
+    let file = drill.path("token");
+    std::fs::write(&file, "a-value-that-is-secret").expect("a secret");
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+    std::fs::set_permissions(&file, mode).expect("chmod");
+    let _daemon = daemon(&drill);
+    let working = client(&drill, &["run touch a-value-that-is-secret.txt"]);
+    let ask = waiting(&drill, 1).remove(0);
+    let said = drill.run(&[
+        "--json",
+        "asks",
+        "allow",
+        &id(&ask),
+        "--remember",
+        "session",
+    ]);
+    good(&said);
+    let told: Value = serde_json::from_str(said.stdout.trim()).expect("JSON");
+    assert_eq!(told["remember"], "never", "{told}");
+    assert_eq!(result(&drill, working)["outcome"], "done");
+    let over = listed(&drill, &["--over"]).remove(0);
+    assert_eq!(over["answer"]["remember"], "never", "{over}");
+}

@@ -176,6 +176,14 @@ fn a_full_disk_holds_everything_and_space_lets_it_go_on_without_a_loss() {
         "asks are denied without space: {requests}"
     );
     assert_eq!(number("denied") + number("allowed"), 60, "{requests}");
+    // With space, requests are allowed again, and nothing that was answered is not on record.
+    let mut again = client(
+        &drill,
+        &running,
+        &["run", "--results", "again.jsonl", "read README.md"],
+    );
+    assert!(again.output().expect("a client").status.success());
+    assert_eq!(drill.results("again.jsonl")[0]["requests"]["allowed"], 1);
     // Taken out of its namespace, into the directory below the mount: SQLite would follow /proc
     // to that one.
     let from = inside(&drill, &running);
@@ -183,6 +191,8 @@ fn a_full_disk_holds_everything_and_space_lets_it_go_on_without_a_loss() {
         fs::copy(from.join(name), drill.state().join(name)).expect(name);
     }
     drill.assert_dense();
+    let proved = drill.run(&["audit", "verify"]);
+    assert_eq!(proved.code, Some(0), "{}", proved.all());
     let texts: i64 = drill
         .database()
         .query_row(

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::drill::{Drill, NOBODY, count, eventually};
+use crate::drill::{Drill, NOBODY, count, eventually, metric};
 
 fn pool(more: &str) -> String {
     format!(
@@ -192,6 +192,47 @@ fn a_call_that_ran_without_a_request_is_judged_afterwards() {
         )
         .expect("events");
     assert_eq!(verdicts, 1);
+}
+
+#[test]
+fn a_denied_call_that_nobody_asked_for_interrupts_its_turn_and_a_doubtful_one_is_counted() {
+    let more = format!("{COPY}\nsession = \"slot\"\non_unasked_deny = \"interrupt\"");
+    let drill = Drill::new(&pool(&more));
+    let _daemon = drill.start(&["up"]);
+    eventually(Duration::from_secs(20), "ready", || {
+        drill.get("/readyz").0 == 200
+    });
+    // A person would have to allow the first; that it ran ends nothing.
+    let prompts = [
+        "unasked touch made.txt\nsay on",
+        "unasked curl https://example.com\nsleep 60s",
+        "unasked ls\nsay on",
+    ];
+    let began = Instant::now();
+    let (results, code, all) = outcomes(&drill, &prompts);
+    let took = began.elapsed();
+    assert_eq!(code, Some(1), "{all}");
+    assert!(took < Duration::from_secs(30), "{took:?}");
+    let of = |key: &str| -> Vec<Value> { results.iter().map(|of| of[key].clone()).collect() };
+    assert_eq!(of("outcome"), ["done", "failed", "done"], "{all}");
+    assert_eq!(of("unasked_denied"), [0, 1, 0], "{all}");
+    let detail = results[1]["detail"].as_str().expect("a detail");
+    assert!(detail.contains("ran without a request"), "{detail}");
+    let children: i64 = drill
+        .database()
+        .query_row(
+            "SELECT count(*) FROM events WHERE kind = 'child_started'",
+            [],
+            |row| row.get(0),
+        )
+        .expect("events");
+    assert_eq!(children, 1, "only its turn ended: {all}");
+    let page = drill.get("/metrics").1;
+    for verdict in ["allow", "ask", "deny"] {
+        let name =
+            format!("marshal_tool_calls_unasked_total{{pool=\"demo\",verdict=\"{verdict}\"}}");
+        assert_eq!(metric(&page, &name), Some(1.0), "{verdict}: {page}");
+    }
 }
 
 #[test]

@@ -10,7 +10,7 @@ use crate::provider::{Provider, message, whole};
 const KEY: &str = "sk-drill-0123456789abcdef-the-real-one";
 
 /// An agent that asks its model once a prompt, and tells what it can see of keys. `limited` in an
-/// answer ends its turn with an error.
+/// answer ends its turn with an error. `boast` has it say that it took 900,000 tokens.
 const AGENT: &str = r#"
 import http.client, json, os, sys
 def say(**m): sys.stdout.write(json.dumps(m) + "\n"); sys.stdout.flush()
@@ -39,6 +39,7 @@ for line in sys.stdin:
     if m["type"] == "prompt":
         say(type="turn_started", turn_id="t")
         words = m["text"].split()
+        boast = 900000 if words[0] == "boast" else 0
         if words[0] == "look":
             # Only the halves are in this process, so that it does not find itself.
             needle = words[1] + words[2]
@@ -63,6 +64,16 @@ for line in sys.stdin:
             for s in held: s.close()
             time.sleep(0.5)
             say(type="text_delta", turn_id="t", delta="flooded %s then %s" % (told > 0, ask("after")[0]))
+        elif words[0] == "leave":
+            import time
+            c = http.client.HTTPConnection(host, timeout=30)
+            body = json.dumps({"model": "m", "max_tokens": int(words[1]), "messages": []})
+            c.request("POST", "/v1/messages", body, {"content-type": "application/json"})
+            time.sleep(1); c.close()
+            say(type="text_delta", turn_id="t", delta="left")
+        elif words[0] == "late":
+            import time
+            time.sleep(8); ask("late"); time.sleep(120)
         else:
             try: status, text = ask(" ".join(words))
             except OSError as e: status, text = 0, str(e)
@@ -72,11 +83,11 @@ for line in sys.stdin:
                 say(type="turn_complete", turn_id="t", stop_reason="error", iterations=1, input_tokens=0, output_tokens=0, mutations=[])
                 continue
             say(type="text_delta", turn_id="t", delta="the model said %d %s" % (status, text))
-        say(type="turn_complete", turn_id="t", stop_reason="end_turn", iterations=1, input_tokens=0, output_tokens=0, mutations=[])
+        say(type="turn_complete", turn_id="t", stop_reason="end_turn", iterations=1, input_tokens=boast, output_tokens=0, mutations=[])
     elif m["type"] == "shutdown": sys.exit(0)
 "#;
 
-fn drill(provider: &Provider, keys: &str) -> Drill {
+pub(crate) fn drill(provider: &Provider, keys: &str) -> Drill {
     let drill = Drill::new(&format!(
         r#"
 [pool.demo]

@@ -82,10 +82,12 @@ fn submit(state: &Path, id: &str, prompt: &str) -> UnixStream {
         check: None,
         files: Vec::new(),
         embed: Vec::new(),
+        policy_layer: None,
     };
     let request = Request::Submit {
         tasks: vec![task],
         watch: true,
+        bounds: marshal::fleet::RunBounds::default(),
     };
     let line = request::write(&request).expect("written");
     writeln!(stream, "{line}").expect("sent");

@@ -3,7 +3,7 @@
 //! Random texts from pieces that have fooled readers before; those that the engine calls plain
 //! are run by real bash with a PATH that leads nowhere and without built-ins, where every command ends in
 //! `command_not_found_handle`, which reports its words. `MARSHAL_FUZZ` sets how many texts
-//! (2,000, or 100,000 with `MARSHAL_TEST_LONG=1`), `MARSHAL_FUZZ_SEED` which.
+//! (5,000, or 100,000 with `MARSHAL_TEST_LONG=1`), `MARSHAL_FUZZ_SEED` which.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -275,7 +275,7 @@ fn what_is_called_plain_runs_exactly_as_it_was_read() {
             .unwrap_or(usual)
     };
     let is_long = std::env::var("MARSHAL_TEST_LONG").is_ok_and(|long| long == "1");
-    let usual = if is_long { 100_000 } else { 2_000 };
+    let usual = if is_long { 100_000 } else { 5_000 };
     let goal = usize::try_from(number("MARSHAL_FUZZ", usual)).expect("a number");
     let seed = number("MARSHAL_FUZZ_SEED", 0x6d61_7273_6861_6c21);
     println!("seed {seed}");

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use marshal::model::{Claimed, Decision};
-use marshal::policy::cases::{Case, Grade, Score};
-use marshal::policy::{Judgement, Policy};
+use marshal::policy::cases::{Case, Grade, Ground, Score};
+use marshal::policy::{Judgement, Policy, Request};
 
 use crate::tree::Tree;
 
@@ -65,7 +65,17 @@ pub(crate) fn text(label: &str) -> String {
 
 /// Every policy that cases name, loaded.
 pub(crate) fn policies() -> BTreeMap<String, Policy> {
-    let labels = ["P1", "P2", "P3", "P4", "ci", "developer", "mcp", "reviewer"];
+    let labels = [
+        "P1",
+        "P2",
+        "P3",
+        "P4",
+        "ci",
+        "developer",
+        "loose",
+        "mcp",
+        "reviewer",
+    ];
     let load = |label: &str| {
         let policy = Policy::load(&text(label), label, &|name| Err(format!("no {name}")));
         policy.unwrap_or_else(|error| panic!("{error}"))
@@ -108,6 +118,42 @@ fn every_labelled_request_gets_its_decision_from_its_rules() {
         misses.len(),
         misses.join("\n")
     );
+}
+
+/// What `marshal policy test` and a policy's own cases are judged in is the tree that is real here.
+#[test]
+fn a_case_is_judged_alike_in_the_real_tree_and_in_the_one_that_is_only_described() {
+    let (tree, ground) = (Tree::new(), Ground::default());
+    let policies = policies();
+    let mut differ = Vec::new();
+    for case in files("cases").iter().flat_map(|file| read(file)) {
+        let policy = &policies[&case.policy];
+        let real = judge(policy, &tree, &case);
+        let described = policy.decide(&case.request, &Claimed::default(), &ground.place());
+        if (real.decision, &real.rules) != (described.decision, &described.rules) {
+            differ.push(format!(
+                "{}: {} {:?}, described {} {:?}",
+                case.id, real.decision, real.rules, described.decision, described.rules
+            ));
+        }
+    }
+    assert!(differ.is_empty(), "{differ:#?}");
+}
+
+/// A text that was made to be slow is denied, whatever a policy says of it.
+#[test]
+fn every_policy_that_comes_with_the_program_bounds_the_time_of_a_decision() {
+    for name in ["ci", "developer", "reviewer"] {
+        let policy = Policy::builtin(name).expect("a policy");
+        let limit = policy.eval_limit().expect("a bound");
+        assert!(limit.as_millis() <= 250, "{name}: {limit:?}");
+        let command = format!("true {}", "; bash -c 'env env env env x'".repeat(5_000));
+        let request = Request::Shell { command, cwd: None };
+        let ground = Ground::default();
+        let got = policy.decide(&request, &Claimed::default(), &ground.place());
+        assert_eq!(got.decision, Decision::Deny, "{name}");
+        assert!(got.rules.iter().any(|r| r == "limits.eval_ms"), "{got:?}");
+    }
 }
 
 #[test]

@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
-use marshal::model::{Claimed, DecidedBy, Decision, OnTimeout};
-use marshal::policy::{Judgement, Look, NoLinks, Place, Policy, Request, Resolver, Target};
+use marshal::model::{Claimed, DecidedBy, Decision, OnTimeout, Remember};
+use marshal::policy::{
+    Judgement, LayerText, Look, NoLinks, Place, Policy, Request, Resolver, Target,
+};
 
 const HEAD: &str = "schema = 1\nname = \"t\"\ndefault = \"ask\"\n";
 
@@ -86,6 +88,15 @@ fn what_does_nothing_is_refused_by_name() {
         &format!("{HEAD}[ask]\non_timeout = \"allow\""),
         &["on_timeout", "allow"],
     );
+    let asking = |key: &str, parts: &[&str]| refused(&format!("{HEAD}[ask]\n{key}"), parts);
+    asking("max_pending = 0", &["ask.max_pending", "from 1 to 20"]);
+    asking("max_pending = 21", &["ask.max_pending", "from 1 to 20"]);
+    asking("remember = \"ever\"", &["ask.remember", "ever", "`turn`"]);
+    asking("approvers = [\"Ops\"]", &["ask.approvers", "Ops"]);
+    asking(
+        "approvers = [\"group:ops\"]",
+        &["ask.approvers", "group:ops", "give its members a token"],
+    );
     refused("schema = 2\nname = \"t\"", &["schema", "2"]);
     refused("schema = 1\nname = \"t\"", &["default"]);
     refused(
@@ -157,6 +168,34 @@ fn settings_of_asks_are_read() {
     .expect("a policy");
     assert_eq!(policy.ask_timeout(), Some(Duration::from_secs(60)));
     assert_eq!(policy.on_timeout(), Some(OnTimeout::DenyTurn));
+    assert_eq!(policy.asking().max_pending, None);
+    let text = |name: &str, ask: &str| format!("{HEAD}[ask]\n{ask}").replace("\"t\"", name);
+    let site = text(
+        "\"site\"",
+        "max_pending = 3\nremember = \"turn\"\napprovers = [\"ops\", \"owner\", \"night\"]",
+    );
+    let own = text(
+        "\"own\"",
+        "max_pending = 7\nremember = \"session\"\napprovers = [\"owner\", \"ops\", \"dev\"]",
+    );
+    let none = |_: &str| Err("none".to_owned());
+    let layer = |name, text| LayerText {
+        name,
+        text,
+        find: &none,
+    };
+    for both in [
+        [layer("site", site.as_str()), layer("own", own.as_str())],
+        [layer("own", own.as_str()), layer("site", site.as_str())],
+    ] {
+        let policy = Policy::load_layers(&both).expect("two layers");
+        let asking = policy.asking();
+        assert_eq!(asking.max_pending, Some(3), "the fewest");
+        assert_eq!(asking.remember, Some(Remember::Turn), "the shortest");
+        let mut approvers = asking.approvers.clone().expect("both say so");
+        approvers.sort();
+        assert_eq!(approvers, ["ops", "owner"], "whom both name");
+    }
 }
 
 #[test]

@@ -5,11 +5,15 @@ mod bash;
 #[cfg(test)]
 mod corpus;
 #[cfg(test)]
+mod denied;
+#[cfg(test)]
 mod documented;
 #[cfg(test)]
 mod load;
 #[cfg(test)]
 mod mutation;
+#[cfg(test)]
+mod occasion;
 #[cfg(test)]
 mod property;
 #[cfg(test)]

@@ -4,12 +4,11 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
+use marshal::policy::cases::{DIRECTORIES, FILES, LINKS};
+pub(crate) use marshal::policy::cases::{HOME, WORKSPACE};
 use marshal::policy::{Look, Place, Resolver};
 
-pub(crate) const WORKSPACE: &str = "/repo/proj";
-pub(crate) const HOME: &str = "/home/agent";
-
-/// `link_out -> /etc`, `link_in -> /repo/proj/src`, and a few directories.
+/// The tree in which labelled requests are judged, in a directory.
 pub(crate) struct Tree {
     root: tempfile::TempDir,
 }
@@ -17,17 +16,18 @@ pub(crate) struct Tree {
 impl Tree {
     pub(crate) fn new() -> Self {
         let root = tempfile::tempdir().expect("a directory");
-        let workspace = root.path().join("workspace");
-        for directory in ["src", "docs", "crates/core/src", ".git"] {
-            fs::create_dir_all(workspace.join(directory)).expect("a directory");
+        let tree = Self { root };
+        let real = |path: &str| tree.real(path).expect("a path of the tree");
+        for directory in [WORKSPACE, HOME].iter().chain(DIRECTORIES) {
+            fs::create_dir_all(real(directory)).expect("a directory");
         }
-        fs::create_dir_all(root.path().join("home/.ssh")).expect("a directory");
-        fs::write(workspace.join(".env"), "x").expect("a file");
-        symlink("/etc", workspace.join("link_out")).expect("a link");
-        symlink(format!("{WORKSPACE}/src"), workspace.join("link_in")).expect("a link");
-        symlink("../../.env", workspace.join("crates/core/settings")).expect("a link");
-        symlink("crates/core", workspace.join("link_deep")).expect("a link");
-        Self { root }
+        for file in FILES {
+            fs::write(real(file), "x").expect("a file");
+        }
+        for (link, target) in LINKS {
+            symlink(target, real(link)).expect("a link");
+        }
+        tree
     }
 
     fn real(&self, path: &str) -> Option<PathBuf> {

@@ -109,7 +109,10 @@ impl Bench {
             .expect("a runtime");
         let relays = {
             let _inside = runtime.enter();
-            Relays::start(vec![listener], &[upstream], &slot, &watch)
+            {
+                let purse: Arc<dyn marshal::relay::Purse> = Arc::new(marshal::relay::Bottomless);
+                Relays::start(vec![listener], &[upstream], &slot, &watch, &purse)
+            }
         };
         Self {
             provider,

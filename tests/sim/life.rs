@@ -134,7 +134,8 @@ async fn one(world: &World, mut dice: Dice, is_last: bool) {
     let number = world.ledger.book().life;
     let fleet = FleetHandle::start(Setup {
         config: Arc::clone(&world.config),
-        policies: world::policies(),
+        policies: world::policies().into(),
+        policy_reader: None,
         extractors: world::extractors(&world.config),
         state: Arc::new(state),
         journal,
@@ -151,6 +152,7 @@ async fn one(world: &World, mut dice: Dice, is_last: bool) {
         environment: BTreeMap::new(),
         go_on: calling.go_on.clone(),
         asks_people: false,
+        mask: Arc::default(),
     })
     .await
     .expect("a fleet");
@@ -304,6 +306,7 @@ impl Stage<'_> {
                 check: None,
                 files: Vec::new(),
                 embed: Vec::new(),
+                policy_layer: None,
             });
         }
         specs

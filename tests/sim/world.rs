@@ -188,6 +188,7 @@ pub(crate) fn policies() -> BTreeMap<String, LoadedPolicy> {
     let policy = LOADED.get_or_init(|| LoadedPolicy {
         policy: Arc::new(Policy::builtin("developer").expect("a policy")),
         sha256: "0".repeat(64),
+        files: Vec::new(),
     });
     [("developer".to_owned(), policy.clone())].into()
 }

@@ -103,7 +103,13 @@ fn words(part: &PartView) -> String {
             format!("'{}'", show(word, WIDTH).replace('\'', "\\'"))
         }
     };
-    let words: Vec<_> = part.words.iter().map(word).collect();
+    let words = part.env.iter().chain(&part.words).map(word);
+    // A redirect is two words: what it does, and its file.
+    let redirects = part.redirects.iter().map(|redirect| {
+        let (sign, file) = redirect.split_once(' ').unwrap_or(("", redirect));
+        format!("{sign} {}", word(&file.to_owned()))
+    });
+    let words: Vec<_> = words.chain(redirects).collect();
     show(&words.join(" "), WIDTH)
 }
 
@@ -119,6 +125,8 @@ mod tests {
             tool: "bash".to_owned(),
             class: "shell".to_owned(),
             parts: vec![PartView {
+                env: Vec::new(),
+                redirects: Vec::new(),
                 words: words.iter().map(|word| (*word).to_owned()).collect(),
                 decision: "ask".to_owned(),
                 rules: vec!["ask-curl".to_owned()],
@@ -172,6 +180,8 @@ mod tests {
     #[test]
     fn words_that_look_like_two_are_seen_as_one() {
         let part = PartView {
+            env: Vec::new(),
+            redirects: Vec::new(),
             words: vec![
                 "rm".to_owned(),
                 "a b".to_owned(),

@@ -9,11 +9,11 @@ mod lines;
 pub mod socket;
 mod talk;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -138,12 +138,19 @@ fn is_permitted(peer: Option<u32>, owner: u32) -> Result<(), Failure> {
     Err(Failure::new(Code::NotPermitted, message))
 }
 
-/// The runs of a daemon: those that are worked, and the last few that are over.
+/// The runs of a daemon: those that are worked, and the last few that are over; and by name those
+/// of earlier starts that it is about to take up.
 #[derive(Debug, Default)]
-pub struct Runs(Mutex<RunsInner>);
+pub struct Runs {
+    inner: Mutex<RunsInner>,
+    /// Changes when a run is no longer about to be taken up.
+    settled: watch::Sender<()>,
+}
 
 #[derive(Debug, Default)]
 struct RunsInner {
+    /// About to be taken up.
+    awaited: HashSet<RunId>,
     ledgers: HashMap<RunId, Arc<Ledger>>,
     /// Oldest first.
     order: VecDeque<RunId>,
@@ -151,11 +158,38 @@ struct RunsInner {
 
 impl Runs {
     fn lock(&self) -> std::sync::MutexGuard<'_, RunsInner> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn get(&self, run: &RunId) -> Option<Arc<Ledger>> {
-        self.lock().ledgers.get(run).cloned()
+    /// None yet; these are about to be taken up. Whoever asks for one of them waits for
+    /// [`Runs::keep`] or [`Runs::give_up`].
+    #[must_use]
+    pub fn awaiting(runs: impl IntoIterator<Item = RunId>) -> Self {
+        let own = Self::default();
+        own.lock().awaited.extend(runs);
+        own
+    }
+
+    /// A run is not taken up.
+    pub fn give_up(&self, run: &RunId) {
+        self.lock().awaited.remove(run);
+        self.settled.send_replace(());
+    }
+
+    /// A run, once it is taken up; `None` if there is none of this name.
+    async fn taken_up(&self, run: &RunId) -> Option<Arc<Ledger>> {
+        // Before it is looked, so that nothing is missed.
+        let mut settled = self.settled.subscribe();
+        loop {
+            {
+                let inner = self.lock();
+                let found = inner.ledgers.get(run).cloned();
+                if found.is_some() || !inner.awaited.contains(run) {
+                    return found;
+                }
+            }
+            settled.changed().await.ok()?;
+        }
     }
 
     /// Keeps a run, and forgets the oldest ones that are over beyond the bound. Runs that are
@@ -177,6 +211,8 @@ impl Runs {
         inner
             .ledgers
             .insert(ledger.run().clone(), Arc::clone(ledger));
+        inner.awaited.remove(ledger.run());
+        self.settled.send_replace(());
     }
 }
 

@@ -11,15 +11,17 @@ use super::lines::{LineError, Lines};
 use super::{Desk, Fleet, converse};
 use crate::api::asks::{AnsweredView, AskRequest, AskView};
 use crate::api::listing::Listing;
+use crate::api::policies::PolicyStatusView;
 use crate::api::reply::{self, ConversationLine, Reply, Role};
 use crate::api::request::{self, Code, Failure, Request};
 use crate::api::service::Refusal;
 use crate::api::view;
 use crate::api::watch::{Item, Ledger, RunStream, new_run};
 use crate::config::Approver;
-use crate::fleet::ConversationOrder;
+use crate::fleet::{ConversationOrder, RunBounds};
 use crate::model::foreign::show;
 use crate::model::{Foreign, RunId, SlotId, TaskSpec};
+use crate::telemetry::sets::ReloadCause;
 
 /// Tells a client why it is sent away, as far as its socket takes it at once.
 pub(super) fn dismiss(stream: &UnixStream, failure: Failure) {
@@ -114,10 +116,14 @@ async fn answer<F: Fleet>(
             };
             reply(lines, hello).await
         }
-        Request::Submit { tasks, watch } => submit(lines, desk, tasks, watch).await,
-        Request::Watch { run } => match desk.runs.get(&run) {
-            None => reply(lines, Reply::Failed(no_such_run(&run))).await,
-            Some(ledger) => {
+        Request::Submit {
+            tasks,
+            watch,
+            bounds,
+        } => submit(lines, desk, (tasks, bounds), watch).await,
+        Request::Watch { run } => match taken_up(lines, desk, &run).await? {
+            Err(failure) => reply(lines, Reply::Failed(failure)).await,
+            Ok(ledger) => {
                 let stream = RunStream::new(desk.fleet.watch(), ledger, desk.fleet.history());
                 let accepted = stream.total();
                 reply(lines, Reply::Watching { accepted }).await?;
@@ -125,8 +131,8 @@ async fn answer<F: Fleet>(
             }
         },
         Request::Cancel { run } => {
-            if desk.runs.get(&run).is_none() {
-                return reply(lines, Reply::Failed(no_such_run(&run))).await;
+            if let Err(failure) = taken_up(lines, desk, &run).await? {
+                return reply(lines, Reply::Failed(failure)).await;
             }
             desk.fleet.cancel(&run);
             reply(lines, Reply::Done).await
@@ -161,6 +167,15 @@ async fn answer<F: Fleet>(
             let listing = Listing::of(desk.fleet.pools(), desk.fleet.slots());
             reply(lines, Reply::Listed(listing)).await
         }
+        Request::Policies => reply(lines, policies(&desk.fleet)).await,
+        Request::Reload => {
+            let done = desk.fleet.reload_policies(ReloadCause::Request).await;
+            let answer = match done {
+                Ok(_) => policies(&desk.fleet),
+                Err(why) => Reply::Failed(Failure::new(Code::BadPolicy, why)),
+            };
+            reply(lines, answer).await
+        }
         Request::Logs { slot, follow } => logs(lines, desk, &slot, follow).await,
         Request::Restart { slot } => {
             let restarted = if desk.fleet.restart(slot.clone()).await {
@@ -171,6 +186,35 @@ async fn answer<F: Fleet>(
             reply(lines, restarted).await
         }
     }
+}
+
+/// A run that is worked here or was; one that is about to be taken up is waited for, as long as
+/// the client stays.
+async fn taken_up<F: Fleet>(
+    lines: &mut Lines,
+    desk: &Desk<F>,
+    run: &RunId,
+) -> Result<Result<Arc<Ledger>, Failure>, LineError> {
+    let mut found = std::pin::pin!(desk.runs.taken_up(run));
+    let mut listens = true;
+    loop {
+        tokio::select! {
+            biased;
+            found = &mut found => return Ok(found.ok_or_else(|| no_such_run(run))),
+            () = desk.stop.cancelled() => return Ok(Err(stopping())),
+            speaks = lines.speaks(), if listens => {
+                if !speaks {
+                    return Err(LineError::Io(std::io::ErrorKind::ConnectionAborted.into()));
+                }
+                // A further request: it is read when this one is done.
+                listens = false;
+            }
+        }
+    }
+}
+
+fn policies<F: Fleet>(fleet: &F) -> Reply {
+    Reply::Policies(Box::new(PolicyStatusView::of(&fleet.policy_status())))
 }
 
 fn no_daemon() -> Failure {
@@ -203,7 +247,7 @@ fn no_such_slot<F: Fleet>(desk: &Desk<F>, slot: &SlotId) -> Failure {
 async fn submit<F: Fleet>(
     lines: &mut Lines,
     desk: &Desk<F>,
-    tasks: Vec<TaskSpec>,
+    (tasks, bounds): (Vec<TaskSpec>, RunBounds),
     watch: bool,
 ) -> Result<(), LineError> {
     if desk.role != Role::Daemon {
@@ -214,7 +258,7 @@ async fn submit<F: Fleet>(
     let accepted = tasks.len();
     // A disk that takes nothing must not hold the supervisor's end.
     let taken = tokio::select! {
-        taken = take_in(desk, tasks) => taken,
+        taken = take_in(desk, tasks, bounds) => taken,
         () = desk.stop.cancelled() => Err(stopping()),
     };
     let ledger = match taken {
@@ -234,9 +278,14 @@ async fn submit<F: Fleet>(
     Ok(())
 }
 
-async fn take_in<F: Fleet>(desk: &Desk<F>, tasks: Vec<TaskSpec>) -> Result<Arc<Ledger>, Failure> {
+async fn take_in<F: Fleet>(
+    desk: &Desk<F>,
+    tasks: Vec<TaskSpec>,
+    bounds: RunBounds,
+) -> Result<Arc<Ledger>, Failure> {
     let run = new_run().map_err(|error| Failure::new(Code::Refused, error.to_string()))?;
     let total = tasks.len();
+    desk.fleet.bound(&run, bounds);
     let taken = desk.fleet.submit(run.clone(), "up", tasks).await;
     let reports = taken.map_err(|refusal| match refusal {
         Refusal::Tasks(message) => Failure::new(Code::BadTasks, message),

@@ -22,6 +22,10 @@ struct Server {
 }
 
 fn server(role: Role, bounds: Bounds) -> Server {
+    server_of(role, bounds, Arc::default())
+}
+
+fn server_of(role: Role, bounds: Bounds, runs: Arc<Runs>) -> Server {
     let dir = tempfile::tempdir().expect("directory");
     let fleet = FakeFleet::new();
     let stop = CancellationToken::new();
@@ -31,7 +35,7 @@ fn server(role: Role, bounds: Bounds) -> Server {
         fleet.clone(),
         role,
         bounds,
-        Arc::new(Runs::default()),
+        runs,
         stop.clone(),
     ));
     Server {
@@ -40,6 +44,33 @@ fn server(role: Role, bounds: Bounds) -> Server {
         stop,
         done,
     }
+}
+
+#[tokio::test]
+async fn a_run_that_is_about_to_be_taken_up_is_waited_for() {
+    let id = |text: &str| RunId::new(text).expect("id");
+    let runs = Arc::new(Runs::awaiting([id("one"), id("two"), id("three")]));
+    let server = server_of(Role::Daemon, Bounds::default(), Arc::clone(&runs));
+    let dir = server.dir.path();
+    let watch = |run: &str| format!(r#"{{"v":1,"op":"watch","run":"{run}"}}"#);
+    let mut none = client(dir).await;
+    assert_eq!(code(&ask(&mut none, &watch("none")).await), Code::NoSuchRun);
+    let (mut one, mut two, mut three) = (client(dir).await, client(dir).await, client(dir).await);
+    for (client, run) in [(&mut one, "one"), (&mut two, "two"), (&mut three, "three")] {
+        client.send(watch(run)).await.expect("sent");
+        let early = client.next(Some(Duration::from_millis(100))).await;
+        assert!(matches!(early, Err(LineError::TooSlow(_))), "{early:?}");
+    }
+    let (_tell, reports) = tokio::sync::mpsc::channel(1);
+    runs.keep(&Ledger::collect(id("one"), 7, reports));
+    let told = reply::read_reply(&line(&mut one).await.expect("a reply")).expect("known");
+    assert!(matches!(told, Reply::Watching { accepted: 7 }), "{told:?}");
+    runs.give_up(&id("two"));
+    let told = reply::read_reply(&line(&mut two).await.expect("a reply")).expect("known");
+    assert_eq!(code(&told), Code::NoSuchRun);
+    server.stop.cancel();
+    let told = reply::read_reply(&line(&mut three).await.expect("a reply")).expect("known");
+    assert_eq!(code(&told), Code::Stopping);
 }
 
 fn brief() -> Bounds {
@@ -74,7 +105,12 @@ fn code(reply: &Reply) -> Code {
 }
 
 fn submit(tasks: Vec<TaskSpec>) -> String {
-    request::write(&Request::Submit { tasks, watch: true }).expect("written")
+    request::write(&Request::Submit {
+        tasks,
+        watch: true,
+        bounds: crate::fleet::RunBounds::default(),
+    })
+    .expect("written")
 }
 
 async fn stream(lines: &mut Lines) -> Vec<Item> {

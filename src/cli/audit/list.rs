@@ -81,7 +81,7 @@ fn one(
 ) {
     if json {
         let turn = turns.of(reader, record);
-        streams.out.json(&record::json(record, turn));
+        streams.out.json(&record::json(reader, record, turn));
     } else {
         let line = record::line(record, streams.width);
         streams.out.line(&line);

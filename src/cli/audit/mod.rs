@@ -75,7 +75,7 @@ pub struct FilterArgs {
     #[arg(long, value_parser = decision)]
     pub decision: Option<Decision>,
 
-    /// Only verdicts of this origin: policy, default, human, timeout, error, gone
+    /// Only verdicts of this origin: policy, default, human, cache, timeout, error, budget, gone, delegate
     #[arg(long, value_name = "WHO", value_parser = decided_by)]
     pub by: Option<DecidedBy>,
 
@@ -162,4 +162,22 @@ pub fn run(state: &Path, command: &AuditCommand, json: bool, streams: &mut Strea
         streams.err.line(&format!("error: {error}"));
         error.exit()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_can_decide_is_named_by_the_help_and_by_the_page() {
+        let mut help = FilterArgs::augment_args(clap::Command::new("query"));
+        let help = help.render_long_help().to_string();
+        let page = include_str!("../../../docs/audit.md");
+        let page = page.lines().find(|line| line.starts_with("| `--by WHO`"));
+        let page = page.expect("the page has the option");
+        for who in DecidedBy::ALL {
+            assert!(help.contains(who.word()), "{who}: {help}");
+            assert!(page.contains(&format!("`{who}`")), "{who}: {page}");
+        }
+    }
 }

@@ -59,10 +59,7 @@ fn whole(proof: &Proof, wanted: Option<&str>, json: bool, streams: &mut Streams)
         ));
         streams.out.line(&format!("head {link} {hash}"));
         if let Some(found) = proof.found {
-            let since = proof.head.link - found;
-            streams.out.line(&format!(
-                "the head of --head is record {found}: up to there all is as it was told, {since} came after it"
-            ));
+            streams.out.line(&told(found, proof));
         }
     }
     if !is_missing {
@@ -73,6 +70,23 @@ fn whole(proof: &Proof, wanted: Option<&str>, json: bool, streams: &mut Streams)
          told, or removed because of their age",
     );
     Exit::Failures
+}
+
+/// What is known of the records up to the head that was told.
+fn told(found: u64, proof: &Proof) -> String {
+    let since = proof.head.link - found;
+    match proof.begin.link {
+        0 => format!(
+            "the head of --head is record {found}: up to there all is as it was told, {since} came after it"
+        ),
+        begin if begin == found => format!(
+            "the head of --head is record {found}, the last of those that were removed because of their age: of them nothing can be said; the {since} that came after it continue it"
+        ),
+        begin => format!(
+            "the head of --head is record {found}: from record {} up to there all is as it was told, {since} came after it",
+            begin + 1
+        ),
+    }
 }
 
 fn broken(link: u64, detail: &str, named: Option<&Named>, json: bool, streams: &mut Streams) {

@@ -9,8 +9,8 @@ use serde_json::value::RawValue;
 
 use crate::cli::event_text::time;
 use crate::journal::{AuditRecord, Reader};
-use crate::model::Foreign;
 use crate::model::foreign::show;
+use crate::model::{DecidedBy, Foreign};
 
 /// Columns of a foreign word.
 const WORD: usize = 40;
@@ -56,11 +56,18 @@ pub(in crate::cli) struct Line {
     pub(in crate::cli) ts: String,
     pub(in crate::cli) prev_hash: String,
     pub(in crate::cli) hash: String,
+    /// What the hash covers; `None` in records of earlier versions.
+    #[serde(default)]
+    pub(in crate::cli) form: Option<i64>,
     pub(in crate::cli) decision_id: String,
     pub(in crate::cli) pool: Option<String>,
     pub(in crate::cli) slot: Option<u16>,
     pub(in crate::cli) run: Option<String>,
     pub(in crate::cli) task: Option<String>,
+    #[serde(default)]
+    pub(in crate::cli) agent: Option<String>,
+    #[serde(default)]
+    pub(in crate::cli) protocol: Option<String>,
     pub(in crate::cli) session: String,
     pub(in crate::cli) turn: Option<usize>,
     pub(in crate::cli) request_id: String,
@@ -70,8 +77,13 @@ pub(in crate::cli) struct Line {
     pub(in crate::cli) input_sha256: String,
     pub(in crate::cli) claimed: Option<Box<RawValue>>,
     pub(in crate::cli) facts: Option<Box<RawValue>>,
+    /// What budgets had counted of the turn before this.
+    #[serde(default)]
+    pub(in crate::cli) budget: Option<Counted>,
     pub(in crate::cli) decision: String,
     pub(in crate::cli) by: String,
+    #[serde(default)]
+    pub(in crate::cli) approver: Option<String>,
     pub(in crate::cli) rules: Vec<String>,
     pub(in crate::cli) reason: String,
     pub(in crate::cli) policy: PolicyName,
@@ -81,6 +93,20 @@ pub(in crate::cli) struct Line {
     pub(in crate::cli) waited_ms: i64,
 }
 
+/// Whose request it is, as its facts say beside the place.
+#[derive(Default, Deserialize)]
+struct Placed {
+    at: Option<At>,
+}
+
+#[derive(Default, Deserialize)]
+struct At {
+    #[serde(default)]
+    agent: Option<String>,
+    #[serde(default)]
+    protocol: Option<String>,
+}
+
 /// A stored document on one line: outside of its strings, where there are no raw line ends, white
 /// space has no meaning. `None` if it is none.
 fn raw(text: Option<&Foreign>) -> Option<Box<RawValue>> {
@@ -88,20 +114,56 @@ fn raw(text: Option<&Foreign>) -> Option<Box<RawValue>> {
     RawValue::from_string(text).ok()
 }
 
+/// A stored text as a value of a document: as it is, where it is no value that can be (half of a
+/// surrogate pair, a number beyond all bounds).
+pub(in crate::cli) fn value(of: Option<&RawValue>) -> serde_json::Value {
+    of.map_or(serde_json::Value::Null, |of| {
+        serde_json::from_str(of.get()).unwrap_or_else(|_| of.get().into())
+    })
+}
+
+/// Requests of a turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::cli) struct Counted {
+    allows: u64,
+    denies: u64,
+}
+
+impl Counted {
+    /// From the facts as they are stored; records of earlier versions have none.
+    fn of(facts: &Foreign) -> Option<Self> {
+        #[derive(Deserialize)]
+        struct Facts {
+            budget: Option<Counted>,
+        }
+        let facts: Facts = serde_json::from_str(facts.raw()).ok()?;
+        facts.budget
+    }
+}
+
 impl Line {
     /// The line of a record; `turn` as [`Turns::of`] gives it.
     pub(in crate::cli) fn of(record: &AuditRecord, turn: Option<usize>) -> Self {
+        let facts = raw(record.facts.as_ref());
+        let place = facts.as_ref().and_then(|facts| {
+            let placed: Placed = serde_json::from_str(facts.get()).ok()?;
+            placed.at
+        });
+        let At { agent, protocol } = place.unwrap_or_default();
         let waited = record.decided_at_us.saturating_sub(record.asked_at_us);
         Self {
             seq: record.link,
             ts: time(record.decided_at_us),
             prev_hash: record.prev_hash.clone(),
             hash: record.hash.clone(),
+            form: record.form,
             decision_id: record.id.clone(),
             pool: record.pool.clone(),
             slot: record.slot,
             run: record.run.clone(),
             task: record.task.clone(),
+            agent,
+            protocol,
             session: record.session.clone(),
             turn,
             request_id: record.request_key.raw().to_owned(),
@@ -110,9 +172,11 @@ impl Line {
             input: raw(record.input.as_ref()),
             input_sha256: record.input_sha256.clone(),
             claimed: raw(Some(&record.claimed)),
-            facts: raw(record.facts.as_ref()),
+            facts,
+            budget: record.facts.as_ref().and_then(Counted::of),
             decision: record.decision.clone(),
             by: record.decided_by.clone(),
+            approver: record.approver.clone(),
             rules: record.rules.clone(),
             reason: record.reason.clone(),
             policy: PolicyName {
@@ -127,10 +191,15 @@ impl Line {
     }
 }
 
-/// A record as one line of JSON.
-pub(super) fn json(record: &AuditRecord, turn: Option<usize>) -> String {
+/// A record as one line of JSON, with whoever answered it.
+pub(super) fn json(reader: &Reader, record: &AuditRecord, turn: Option<usize>) -> String {
+    let mut line = Line::of(record, turn);
+    // Of records of earlier versions it stands with the question alone.
+    if line.form.is_none() && line.by == DecidedBy::Human.word() {
+        line.approver = reader.approver(&record.id).unwrap_or_default();
+    }
     // No map with keys that are no strings: this does not fail.
-    serde_json::to_string(&Line::of(record, turn)).unwrap_or_default()
+    serde_json::to_string(&line).unwrap_or_default()
 }
 
 /// A record as one line that is safe to show.

@@ -168,7 +168,8 @@ fn what_a_file_names_must_exist_and_lie_where_it_says() {
         panic!("faulty");
     };
     let lines: Vec<_> = errors.errors.iter().map(|error| error.line).collect();
-    assert_eq!(lines, [4, 5, 7, 9], "{errors}");
+    // A policy's own file is looked at by whoever judges by it, so that all else works without.
+    assert_eq!(lines, [4, 5, 9], "{errors}");
     let shown = render(&errors, Look::PLAIN);
     assert!(shown.contains("workspace = { path = \"gone\" }"), "{shown}");
 }

@@ -187,7 +187,7 @@ fn look(
         super::command::show(&errors, false, streams);
         Failed::Told(Exit::Usage)
     })?;
-    let Some(policy) = loaded.get(&pool.policy) else {
+    let Some(policy) = loaded.by_name.get(&pool.policy) else {
         return Err(Failed::Usage(format!(
             "there is no policy {}",
             show(&pool.policy, 60)

@@ -8,14 +8,14 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use super::Fault;
-use super::place::PlaceArgs;
+use super::place::{OccasionArgs, PlaceArgs};
 use super::source::{Around, Chosen, Which, read};
 use crate::cli::streams::Streams;
 use crate::limits;
 use crate::model::foreign::show;
 use crate::model::{Claimed, Decision};
-use crate::policy::Judgement;
 use crate::policy::cases::{Case, Grade};
+use crate::policy::{Judgement, Occasion};
 
 /// Columns of a foreign id.
 const ID: usize = 80;
@@ -29,7 +29,8 @@ pub struct TestArgs {
     #[arg(required = true, value_name = "CASES.jsonl | DIR")]
     pub cases: Vec<PathBuf>,
 
-    /// Judge each case by the file of this directory that its `policy` names, without .toml
+    /// Judge each case by the file of this directory that its `policy` names, without .toml; else by
+    /// the built-in policy of this name
     #[arg(long, value_name = "DIR", conflicts_with_all = ["policy", "file"])]
     pub policies: Option<PathBuf>,
 
@@ -40,6 +41,10 @@ pub struct TestArgs {
     /// Where
     #[command(flatten)]
     pub place: PlaceArgs,
+
+    /// When, and by whom, where a case does not say it
+    #[command(flatten)]
+    pub occasion: OccasionArgs,
 }
 
 /// What became of the cases of one policy, or of all.
@@ -141,8 +146,8 @@ pub(super) fn test(
     json: bool,
     streams: &mut Streams,
 ) -> Result<u8, Fault> {
-    let links = args.place.links();
-    let at = args.place.place(&links);
+    let standing = args.place.standing();
+    let at = args.place.place(&standing);
     let mut tried: BTreeMap<String, Tried> = BTreeMap::new();
     let (mut all, mut misses) = (Score::default(), Vec::new());
     for file in files(&args.cases, around)? {
@@ -166,7 +171,7 @@ pub(super) fn test(
             if !tried.contains_key(&name) {
                 let chosen = match &args.policies {
                     None => around.choose(&args.which, streams)?,
-                    Some(dir) => around.file(&dir.join(file_name(&name)?))?,
+                    Some(dir) => around.beside(&dir.join(file_name(&name)?), &name)?,
                 };
                 let fresh = Tried {
                     chosen,
@@ -178,10 +183,18 @@ pub(super) fn test(
             let Some(tried) = tried.get_mut(&name) else {
                 continue;
             };
+            let (own, given) = (case.occasion(), args.occasion.occasion(None));
+            let occasion = Occasion {
+                agent: own.agent.or(given.agent),
+                mode: own.mode.or(given.mode),
+                clock: own.clock.or(given.clock),
+                ..own
+            };
+            let claimed = Claimed::default();
             let got = tried
                 .chosen
                 .policy
-                .decide(&case.request, &Claimed::default(), &at);
+                .decide_on(&case.request, &claimed, &at, &occasion);
             let grade = case.grade(&got);
             tried.hit(&got);
             tried.score.add(&case, grade);

@@ -6,14 +6,14 @@ use std::time::Instant;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::place::{self, PlaceArgs};
+use super::place::{self, OccasionArgs, PlaceArgs};
 use super::source::{Around, Chosen, Which};
 use super::{Fault, tree};
 use crate::cli::policies::extractors;
 use crate::cli::streams::Streams;
 use crate::limits;
-use crate::model::{Claimed, Decision, PoolName};
-use crate::policy::{Judgement, Request};
+use crate::model::{Claimed, Decision, Foreign, PoolName};
+use crate::policy::{Judgement, Led, Request, leads};
 
 /// `policy check …` and `policy explain …`
 #[derive(Debug, clap::Args)]
@@ -26,7 +26,8 @@ pub struct CheckArgs {
     #[arg(long, value_name = "NAME", conflicts_with_all = ["policy", "file"], value_parser = PoolName::new)]
     pub pool: Option<PoolName>,
 
-    /// The tool: shell, read, write or fetch; with --input any
+    /// The tool: shell, read, write, edit, delete, move or fetch; with --input also mcp__SERVER__NAME,
+    /// and any other, which is an unknown one
     #[arg(long, default_value = "shell")]
     pub tool: String,
 
@@ -34,7 +35,7 @@ pub struct CheckArgs {
     #[arg(long, value_name = "JSON", required_unless_present = "text")]
     pub input: Option<String>,
 
-    /// The command, path or URL; - reads it from standard input
+    /// The command, path, FROM -> TO or URL; - reads it from standard input
     #[arg(conflicts_with = "input")]
     pub text: Option<String>,
 
@@ -45,12 +46,18 @@ pub struct CheckArgs {
     /// Where
     #[command(flatten)]
     pub place: PlaceArgs,
+
+    /// When, and by whom; with --pool its agent and mode, if nothing else is said
+    #[command(flatten)]
+    pub occasion: OccasionArgs,
 }
 
 /// A judged request.
 struct Judged {
     chosen: Chosen,
     judgement: Judgement,
+    /// Where its paths lead.
+    led: Vec<Led>,
     eval_us: u128,
 }
 
@@ -62,7 +69,7 @@ pub(super) fn check(
 ) -> Result<u8, Fault> {
     let judged = judge(args, around, streams)?;
     if args.explain && !json {
-        tree::show(&judged.chosen, &judged.judgement, streams);
+        tree::show(&judged.chosen, &judged.judgement, &judged.led, streams);
     } else if json {
         streams
             .out
@@ -90,12 +97,13 @@ pub(super) fn explain(
     if json {
         streams.out.json(&document(&judged, true).to_string());
     } else {
-        tree::show(&judged.chosen, &judged.judgement, streams);
+        tree::show(&judged.chosen, &judged.judgement, &judged.led, streams);
     }
     Ok(0)
 }
 
 fn judge(args: &CheckArgs, around: &Around<'_>, streams: &mut Streams) -> Result<Judged, Fault> {
+    let mut occasion = args.occasion.clone();
     let (chosen, request) = match &args.pool {
         None => {
             let request = request(args, &place::plain()?)?;
@@ -107,6 +115,8 @@ fn judge(args: &CheckArgs, around: &Around<'_>, streams: &mut Streams) -> Result
                 let text = format!("there is no pool {pool} in the configuration");
                 return Err(Fault::Usage(text));
             };
+            occasion.agent.get_or_insert_with(|| found.agent.clone());
+            occasion.mode = occasion.mode.or_else(|| found.mode.clone());
             let tables = extractors(&config).map_err(|errors| {
                 crate::cli::command::show(&errors, false, streams);
                 Fault::Told(crate::cli::exit::Exit::Usage)
@@ -118,16 +128,20 @@ fn judge(args: &CheckArgs, around: &Around<'_>, streams: &mut Streams) -> Result
             (around.named(&found.policy, streams)?, request)
         }
     };
-    let links = args.place.links();
+    let standing = args.place.standing();
     let began = Instant::now();
     let claimed = Claimed::default();
+    let pool = args.pool.as_ref().map(PoolName::as_str);
+    let (place, occasion) = (args.place.place(&standing), occasion.occasion(pool));
     let judgement = chosen
         .policy
-        .decide(&request, &claimed, &args.place.place(&links));
+        .decide_on(&request, &claimed, &place, &occasion);
+    let eval_us = began.elapsed().as_micros();
     Ok(Judged {
+        led: leads(Some(&request), &judgement.facts.parts, &place),
         chosen,
         judgement,
-        eval_us: began.elapsed().as_micros(),
+        eval_us,
     })
 }
 
@@ -161,14 +175,22 @@ fn document(judged: &Judged, with_rules: bool) -> Value {
         .parts
         .iter()
         .map(|part| {
-            let words: Vec<_> = part.words.iter().map(crate::model::Foreign::raw).collect();
+            let texts = |of: &[Foreign]| -> Vec<String> {
+                of.iter().map(|of| of.raw().to_owned()).collect()
+            };
             json!({
-                "argv": words,
+                "argv": texts(&part.words),
+                "env": texts(&part.env),
+                "redirects": texts(&part.redirects),
                 "decision": part.decision.word(),
                 "rules": part.rules,
                 "why": tree::why(part),
             })
         })
+        .collect();
+    let led = judged.led.iter();
+    let paths: Vec<Value> = led
+        .map(|led| json!({"word": led.word.raw(), "to": led.to.raw(), "inside": led.inside}))
         .collect();
     let mut document = json!({
         "decision": judgement.decision.word(),
@@ -176,12 +198,17 @@ fn document(judged: &Judged, with_rules: bool) -> Value {
         "rules": judgement.rules,
         "reason": judgement.reason,
         "parts": parts,
-        "facts": {"plain": judgement.facts.not_plain.is_none(), "not_plain": judgement.facts.not_plain},
+        "facts": {
+            "plain": judgement.facts.not_plain.is_none(),
+            "not_plain": judgement.facts.not_plain,
+            "paths": paths,
+        },
         "policy": {"name": judged.chosen.policy.name(), "sha256": judged.chosen.sha256},
         "eval_us": u64::try_from(judged.eval_us).unwrap_or(u64::MAX),
     });
     if with_rules && let Some(document) = document.as_object_mut() {
         let rules = tree::rules(&judged.chosen, judgement);
+        document.insert("paths".to_owned(), paths.into());
         document.insert("rules_as_written".to_owned(), rules.into());
     }
     document

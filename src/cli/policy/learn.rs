@@ -1,25 +1,24 @@
 //! `policy learn`: rules that would have answered what people were asked.
 //!
 //! Owns what a proposal is tried on: all that was allowed and denied by the same policy. One that
-//! would allow anything that was denied is not made.
+//! would allow anything that was denied, however it was spelled, is not made: the engine itself says
+//! what it would allow.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use serde_json::json;
 
 use super::Fault;
-use super::past::{Past, judged_then};
-use super::replay::{Tables, each};
+use super::past::{Past, is_of_budget, judged_then};
+use super::replay::{LogArgs, Tables, each};
 use super::source::{Around, Chosen, Which};
-use crate::cli::audit::FilterArgs;
 use crate::cli::audit::record::Line;
 use crate::cli::streams::Streams;
 use crate::limits;
 use crate::model::Decision;
 use crate::model::foreign::show;
 use crate::policy::Policy;
-use crate::policy::learn::{Proposal, proposals};
+use crate::policy::learn::{Proposal, proposals, together};
 
 /// `policy learn …`
 #[derive(Debug, clap::Args)]
@@ -28,35 +27,46 @@ pub struct LearnArgs {
     #[command(flatten)]
     pub which: Which,
 
-    /// Requests of `audit export` instead of the journal's
-    #[arg(long, value_name = "AUDIT.jsonl")]
-    pub log: Option<PathBuf>,
-
-    /// Read tool calls by this built-in table instead of that of each request's pool
-    #[arg(long, value_name = "NAME")]
-    pub extractor: Option<String>,
-
-    /// Which requests, of the journal's
+    /// Which requests
     #[command(flatten)]
-    pub filter: FilterArgs,
+    pub of: LogArgs,
 }
 
-/// A request with how it ended.
-struct Ended {
-    past: Past,
-    /// Its words, for a quick look.
-    text: String,
+/// A proposal as the last rule of the policy.
+struct Candidate {
+    proposal: Proposal,
+    policy: Policy,
 }
 
-/// The requests of one policy.
+/// Proposals on trial.
+struct Trial<'t> {
+    base: &'t Policy,
+    all: Vec<Candidate>,
+    /// All of them in one policy: what that does not allow none of them allows.
+    together: Option<Policy>,
+}
+
+/// How the rules of proposals that are tried together are called, before their numbers.
+const NUMBERED: &str = "learned-together-";
+
+/// As many parts as a judgement tells of.
+const PARTS_SHOWN: usize = 64;
+
+/// How a request ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum How {
+    /// Allowed by a person.
+    Allowed,
+    /// Denied by the policy or by a person.
+    Denied,
+    /// Nobody answered.
+    Unanswered,
+}
+
+/// The newest requests of one policy.
 #[derive(Default)]
 struct Requests {
-    /// Allowed by a person.
-    allowed: Vec<Ended>,
-    /// Denied by the policy or by a person.
-    denied: Vec<Ended>,
-    /// Nobody answered.
-    unanswered: Vec<Ended>,
+    all: VecDeque<(How, Past)>,
     skipped: BTreeMap<&'static str, usize>,
 }
 
@@ -110,88 +120,125 @@ pub(super) fn learn(
 ) -> Result<u8, Fault> {
     let base = around.choose(&args.which, streams)?;
     let config = around.load(streams)?;
-    let tables = Tables::of(Some(&config), args.extractor.as_deref(), streams)?;
+    let tables = Tables::of(Some(&config), args.of.extractor.as_deref(), streams)?;
     let mut requests = Requests::default();
     let name = base.policy.name().to_owned();
-    each(
-        args.log.as_ref(),
-        &args.filter,
-        &config,
-        around,
-        streams,
-        &mut |line| {
-            if line.policy.name.as_ref() == Some(&name) {
-                requests.take(&line, &tables);
-            }
-        },
-    )?;
+    each(&args.of, &config, around, streams, &mut |line| {
+        if line.policy.name.as_ref() == Some(&name) {
+            requests.take(&line, &tables);
+        }
+    })?;
     let mut wanted: BTreeSet<Proposal> = BTreeSet::new();
-    for ended in &requests.allowed {
-        let judged = ended.past.judge(&base.policy);
+    for past in requests.of(How::Allowed) {
         if wanted.len() < limits::LEARN_GROUPS {
-            wanted.extend(proposals(
-                &ended.past.request,
-                &judged,
-                ended.past.workspace(),
-            ));
+            let judged = past.judge(&base.policy);
+            wanted.extend(proposals(&past.request, &judged, past.workspace()));
         }
     }
-    let mut tried = Vec::new();
-    let mut refused = 0_usize;
-    for proposal in wanted {
-        let Some(policy) = with_rule(&base, &proposal.toml("learned")) else {
-            continue;
-        };
-        let newly = |of: &[Ended]| {
-            let near = of
-                .iter()
-                .filter(|ended| ended.text.contains(&proposal.about));
-            near.filter(|ended| {
-                ended.past.judge(&policy).decision == Decision::Allow
-                    && ended.past.judge(&base.policy).decision != Decision::Allow
-            })
-            .count()
-        };
-        if newly(&requests.denied) > 0 {
-            refused += 1;
-            continue;
-        }
-        let answered = newly(&requests.allowed);
-        if answered > 0 {
-            tried.push(Tried {
-                answered,
-                unanswered: newly(&requests.unanswered),
-                proposal,
-            });
-        }
-    }
+    let trial = Trial::of(&base, wanted);
+    let denied = trial.newly(&requests, How::Denied);
+    let allowed = trial.newly(&requests, How::Allowed);
+    let unanswered = trial.newly(&requests, How::Unanswered);
+    let refused = denied.iter().filter(|count| **count > 0).count();
+    let counts = allowed.into_iter().zip(unanswered).zip(denied);
+    let tried = trial.all.into_iter().zip(counts);
+    let tried = tried.filter(|(_, ((answered, _), denied))| *denied == 0 && *answered > 0);
+    let mut tried: Vec<Tried> = tried
+        .map(|(candidate, ((answered, unanswered), _))| Tried {
+            answered,
+            unanswered,
+            proposal: candidate.proposal,
+        })
+        .collect();
     // The narrowest first; among those, what would have spared most questions.
     tried.sort_by(|a, b| (a.proposal.width, b.answered).cmp(&(b.proposal.width, a.answered)));
     tell(&tried, &requests, refused, json, streams);
     Ok(0)
 }
 
-impl Requests {
-    fn take(&mut self, line: &Line, tables: &Tables) {
-        let asked = self.allowed.len() + self.denied.len() + self.unanswered.len();
-        if asked >= limits::LEARN_REQUESTS {
-            *self.skipped.entry("more than are looked at").or_default() += 1;
-            return;
+impl<'t> Trial<'t> {
+    fn of(base: &'t Chosen, wanted: BTreeSet<Proposal>) -> Self {
+        let candidates = wanted.into_iter().filter_map(|proposal| {
+            let policy = with_rule(base, &proposal.toml("learned"))?;
+            Some(Candidate { proposal, policy })
+        });
+        let all: Vec<Candidate> = candidates.collect();
+        let rules = all.iter().enumerate();
+        let rules = rules.map(|(at, of)| (&of.proposal, format!("{NUMBERED}{at}")));
+        let together = with_rule(base, &together(rules));
+        Self {
+            base: &base.policy,
+            all,
+            together,
         }
-        let to = match (line.by.as_str(), line.decision.as_str()) {
-            ("human", "allow") => &mut self.allowed,
-            ("timeout", _) => &mut self.unanswered,
-            ("policy" | "default" | "human" | "error", "deny") => &mut self.denied,
+    }
+
+    /// How many of the requests that ended so each proposal would allow and the policy does not.
+    fn newly(&self, requests: &Requests, how: How) -> Vec<usize> {
+        let mut counts = vec![0; self.all.len()];
+        for past in requests.of(how) {
+            if past.judge(self.base).decision == Decision::Allow {
+                continue;
+            }
+            for at in self.may_allow(past) {
+                let is_allowed = past.judge(&self.all[at].policy).decision == Decision::Allow;
+                counts[at] += usize::from(is_allowed);
+            }
+        }
+        counts
+    }
+
+    /// The proposals of which one alone may allow a request: those that are for each of its parts.
+    /// Where that cannot be told, all.
+    fn may_allow(&self, past: &Past) -> Vec<usize> {
+        let every = || (0..self.all.len()).collect();
+        let Some(together) = &self.together else {
+            return every();
+        };
+        let judged = past.judge(together);
+        if judged.decision != Decision::Allow {
+            return Vec::new();
+        }
+        let rules = judged.facts.parts.iter().flat_map(|part| &part.rules);
+        let numbers = rules.filter_map(|id| id.strip_prefix(NUMBERED)?.parse().ok());
+        let numbers: BTreeSet<usize> = numbers.filter(|at| *at < self.all.len()).collect();
+        // Parts that are not shown, or that were judged from elsewhere, may need another one.
+        let all_shown = judged.facts.parts.len() < PARTS_SHOWN && past.is_from_one_place();
+        if numbers.is_empty() || !all_shown {
+            return every();
+        }
+        numbers.into_iter().collect()
+    }
+}
+
+impl Requests {
+    fn of(&self, how: How) -> impl Iterator<Item = &Past> {
+        let ended = self.all.iter().filter(move |(of, _)| *of == how);
+        ended.map(|(_, past)| past)
+    }
+
+    fn take(&mut self, line: &Line, tables: &Tables) {
+        let how = match (line.by.as_str(), line.decision.as_str()) {
+            ("human" | "cache", "allow") => How::Allowed,
+            ("timeout" | "gone", _) => How::Unanswered,
+            (_, "deny") => How::Denied,
             _ => return,
         };
-        if judged_then(line).is_none() {
+        if judged_then(line).is_none() || is_of_budget(line) {
             return; // Nobody looked at what it was.
         }
         match Past::of(line, tables) {
-            Ok(past) => to.push(Ended {
-                text: format!("{:?}", past.request),
-                past,
-            }),
+            Ok(past) => {
+                self.all.push_back((how, past));
+                // They come in their order: the oldest goes.
+                if self.all.len() > limits::LEARN_REQUESTS {
+                    self.all.pop_front();
+                    *self
+                        .skipped
+                        .entry("older than those that are looked at")
+                        .or_default() += 1;
+                }
+            }
             Err(why) => *self.skipped.entry(why).or_default() += 1,
         }
     }
@@ -216,7 +263,7 @@ fn tell(tried: &[Tried], requests: &Requests, refused: usize, json: bool, stream
             "# {}: would have answered {} of {} that people allowed, and none that was denied; {} that nobody answered",
             tried.proposal.width.word(),
             tried.answered,
-            requests.allowed.len(),
+            requests.of(How::Allowed).count(),
             tried.unanswered
         ));
         for line in rule.lines() {
@@ -229,8 +276,8 @@ fn tell(tried: &[Tried], requests: &Requests, refused: usize, json: bool, stream
     }
     streams.out.line(&format!(
         "# {} requests that people allowed, {} denied; {refused} rules are not proposed because they would allow something that was denied",
-        requests.allowed.len(),
-        requests.denied.len()
+        requests.of(How::Allowed).count(),
+        requests.of(How::Denied).count()
     ));
     for (why, count) in &requests.skipped {
         streams

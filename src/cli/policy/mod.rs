@@ -8,9 +8,11 @@ mod check;
 pub(super) mod learn;
 mod lint;
 pub(super) mod past;
-mod place;
+pub(super) mod place;
 pub(super) mod replay;
+mod show;
 pub(super) mod source;
+mod status;
 mod tree;
 
 use std::ffi::OsString;
@@ -41,6 +43,31 @@ pub enum PolicyCommand {
     Learn(learn::LearnArgs),
     /// Look for rules that do less, or allow more, than they seem to
     Lint(lint::LintArgs),
+    /// Print the text of a policy: one to start from, or to read
+    Show(show::ShowArgs),
+    /// Show what judges each pool of the running supervisor, and what came of the last reload
+    Status,
+    /// Have the running supervisor read its policies again: all of them come into force, or none
+    Reload,
+}
+
+impl PolicyCommand {
+    /// Whether a running supervisor is asked.
+    #[must_use]
+    pub const fn is_live(&self) -> bool {
+        matches!(self, Self::Status | Self::Reload)
+    }
+}
+
+/// Asks the supervisor of a state directory.
+pub async fn live(
+    command: &PolicyCommand,
+    state: &Path,
+    json: bool,
+    streams: &mut Streams,
+) -> Exit {
+    let reload = matches!(command, PolicyCommand::Reload);
+    status::run(state, reload, json, streams).await
 }
 
 /// Why a command gave no result.
@@ -104,6 +131,8 @@ fn run(
         PolicyCommand::Replay(args) => replay::replay(args, &around, json, streams),
         PolicyCommand::Learn(args) => learn::learn(args, &around, json, streams),
         PolicyCommand::Lint(args) => lint::lint(args, &around, json, streams),
+        PolicyCommand::Show(args) => show::show(args, &around, json, streams),
+        PolicyCommand::Status | PolicyCommand::Reload => Ok(NO_VERDICT), // asked before
     }
 }
 

@@ -1,19 +1,21 @@
 //! Where a request is judged, and how it is read, away from any workspace.
 //!
-//! Owns the tools of labelled requests (`shell`, `read`, `write`, `fetch`) and the links that paths
-//! lead through. Looks at no file.
+//! Owns the tools that `check` and `explain` know without a pool, and what stands where requests are
+//! judged. Looks at no file.
 
 use std::collections::BTreeMap;
 
 use serde_json::value::RawValue;
 
 use super::Fault;
+use crate::policy::cases::{Ground, HOME, WORKSPACE};
 use crate::policy::extract::Extractor;
-use crate::policy::{Look, Place, Request, Resolver};
+use crate::policy::{DayTime, Look, Occasion, Place, Request, Resolver};
 
 /// Which field holds what, of a tool of labelled requests.
 const PLAIN: &str = r#"
 schema = 1
+mcp = { begins = "mcp__", between = "__" }
 [tool.shell]
 class = "shell"
 command = "command"
@@ -24,18 +26,21 @@ path = "path"
 [tool.write]
 class = "write"
 path = "path"
+[tool.edit]
+class = "edit"
+path = "path"
+[tool.delete]
+class = "delete"
+path = "path"
+[tool.move]
+class = "move"
+from = "from"
+to = "to"
 [tool.fetch]
 class = "fetch"
 url = "url"
+method = "method"
 "#;
-
-/// Where labelled requests are judged, if they do not say otherwise.
-const WORKSPACE: &str = "/repo/proj";
-const HOME: &str = "/home/agent";
-const LINKS: &[(&str, &str)] = &[
-    ("/repo/proj/link_out", "/etc"),
-    ("/repo/proj/link_in", "/repo/proj/src"),
-];
 
 /// Where requests are judged.
 #[derive(Debug, Clone, clap::Args)]
@@ -52,10 +57,44 @@ pub struct PlaceArgs {
     #[arg(long, value_name = "PATH", value_parser = absolute)]
     pub cwd: Option<String>,
 
-    /// A symbolic link below the workspace or the home; may be repeated. Else there are
-    /// /repo/proj/link_out=/etc and /repo/proj/link_in=/repo/proj/src
+    /// A symbolic link below the workspace or the home; may be repeated, and there is nothing else then.
+    /// Without any, and with the usual workspace and home, there is the tree of labelled requests
     #[arg(long, value_name = "PATH=TARGET", value_parser = link)]
     pub link: Vec<(String, String)>,
+}
+
+/// On which occasion requests are made; what is not said is not known, which counts against rules that
+/// allow.
+#[derive(Debug, Clone, clap::Args)]
+pub struct OccasionArgs {
+    /// The agent, as a pool of the configuration names it
+    #[arg(long, value_name = "NAME")]
+    pub agent: Option<String>,
+
+    /// The mode that the session is set to
+    #[arg(long, value_name = "MODE")]
+    pub mode: Option<String>,
+
+    /// The time of day, taken for the time here and for UTC
+    #[arg(long, value_name = "HH:MM", value_parser = time)]
+    pub at: Option<DayTime>,
+}
+
+fn time(text: &str) -> Result<DayTime, String> {
+    DayTime::read(text).ok_or_else(|| "expected a time of day such as 22:30".to_owned())
+}
+
+impl OccasionArgs {
+    /// The occasion in a pool, as far as it is known.
+    pub(super) fn occasion<'a>(&'a self, pool: Option<&'a str>) -> Occasion<'a> {
+        Occasion {
+            pool,
+            agent: self.agent.as_deref(),
+            mode: self.mode.as_deref(),
+            clock: self.at,
+            used: None,
+        }
+    }
 }
 
 fn absolute(text: &str) -> Result<String, String> {
@@ -78,53 +117,64 @@ fn link(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// A file system in which there are only links.
+/// What stands where requests are judged.
 #[derive(Debug)]
-pub(super) struct Links(BTreeMap<String, String>);
+pub(super) enum Standing {
+    /// The tree of labelled requests.
+    Ground(Ground),
+    /// Only links.
+    Links(BTreeMap<String, String>),
+}
 
 impl PlaceArgs {
-    /// The links that there are.
-    pub(super) fn links(&self) -> Links {
-        let given = self.link.iter().cloned();
-        let usual = LINKS
-            .iter()
-            .map(|(path, to)| ((*path).to_owned(), (*to).to_owned()));
-        Links(if self.link.is_empty() {
-            usual.collect()
+    /// What stands there.
+    pub(super) fn standing(&self) -> Standing {
+        let elsewhere = self.workspace != WORKSPACE || self.home != HOME;
+        if self.link.is_empty() && !elsewhere {
+            Standing::Ground(Ground::default())
         } else {
-            given.collect()
-        })
+            Standing::Links(self.link.iter().cloned().collect())
+        }
     }
 
-    /// The place; `links` are [`PlaceArgs::links`].
-    pub(super) fn place<'a>(&'a self, links: &'a Links) -> Place<'a> {
+    /// The place; `standing` is [`PlaceArgs::standing`].
+    pub(super) fn place<'a>(&'a self, standing: &'a Standing) -> Place<'a> {
         Place {
             workspace: &self.workspace,
             home: &self.home,
             cwd: Some(self.cwd.as_deref().unwrap_or(&self.workspace)),
-            resolver: links,
+            resolver: standing,
         }
     }
 }
 
-impl Resolver for Links {
+impl Resolver for Standing {
     fn look(&self, path: &str) -> Look {
-        match self.0.get(path) {
-            Some(target) => Look::Link(target.clone()),
-            None => Look::Missing,
+        match self {
+            Self::Ground(ground) => ground.look(path),
+            Self::Links(links) => links
+                .get(path)
+                .map_or(Look::Missing, |target| Look::Link(target.clone())),
         }
     }
 
     fn links(&self, path: &str) -> Option<Vec<String>> {
+        let links = match self {
+            Self::Ground(ground) => return ground.links(path),
+            Self::Links(links) => links,
+        };
         let name = |link: &String| {
             let name = link.strip_prefix(path)?.strip_prefix('/')?;
             (!name.contains('/')).then(|| name.to_owned())
         };
-        Some(self.0.keys().filter_map(name).collect())
+        Some(links.keys().filter_map(name).collect())
     }
 
     fn names(&self, path: &str) -> Option<Vec<String>> {
-        self.links(path)
+        match self {
+            Self::Ground(ground) => ground.names(path),
+            Self::Links(_) => self.links(path),
+        }
     }
 }
 
@@ -133,20 +183,28 @@ pub(super) fn plain() -> Result<Extractor, Fault> {
     Extractor::parse(PLAIN).map_err(|error| Fault::Failed(error.to_string()))
 }
 
-/// The request of a tool and its one text: a command, a path, a URL.
+/// The request of a tool and its one text: a command, a path, `FROM -> TO`, a URL.
 pub(super) fn request(tool: &str, text: &str) -> Result<Request, Fault> {
-    let key = match tool {
-        "shell" => "command",
-        "read" | "write" => "path",
-        "fetch" => "url",
+    let input = match tool {
+        "shell" => serde_json::json!({ "command": text }),
+        "read" | "write" | "edit" | "delete" => serde_json::json!({ "path": text }),
+        "fetch" => serde_json::json!({ "url": text }),
+        "move" => {
+            let Some((from, to)) = text.split_once(" -> ") else {
+                let text = "what a `move` is about is written FROM -> TO".to_owned();
+                return Err(Fault::Usage(text));
+            };
+            serde_json::json!({ "from": from, "to": to })
+        }
         _ => {
             return Err(Fault::Usage(
-                "--tool is `shell`, `read`, `write` or `fetch`; any other needs its --input"
+                "--tool is `shell`, `read`, `write`, `edit`, `delete`, `move` or `fetch`; any other, \
+                 mcp__SERVER__NAME among them, needs its --input"
                     .to_owned(),
             ));
         }
     };
-    let input = serde_json::json!({ key: text }).to_string();
-    let input = RawValue::from_string(input).map_err(|error| Fault::Failed(error.to_string()))?;
+    let input = RawValue::from_string(input.to_string())
+        .map_err(|error| Fault::Failed(error.to_string()))?;
     Ok(plain()?.extract(tool, &input))
 }

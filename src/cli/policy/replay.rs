@@ -1,8 +1,8 @@
 //! `policy replay`: the requests on record, judged again by another policy.
 //!
 //! Owns what can be judged again: what a policy judged, whose input is kept, and of which it is on
-//! record where. Links in the workspace are not: they are counted as not there, and the policy
-//! that judged then tells, where it is still the same, whether that makes a difference.
+//! record where. Links and directories are as they were seen then; what nobody looked at then is
+//! counted as not there, and told.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Read as _};
@@ -15,7 +15,7 @@ use super::Fault;
 use super::past::{Past, judged_then};
 use super::source::{Around, Chosen};
 use crate::cli::audit::FilterArgs;
-use crate::cli::audit::record::Line;
+use crate::cli::audit::record::{Line, value};
 use crate::cli::exit::Exit;
 use crate::cli::policies::extractors;
 use crate::cli::streams::Streams;
@@ -37,6 +37,19 @@ pub struct ReplayArgs {
     #[arg(long = "with", value_name = "FILE")]
     pub new: String,
 
+    /// Which requests
+    #[command(flatten)]
+    pub of: LogArgs,
+
+    /// Exit with 1 if anything that was denied or asked for is now allowed, or on any change, or if
+    /// a request cannot be judged again
+    #[arg(long, value_name = "WHAT")]
+    pub fail_on: Option<FailOn>,
+}
+
+/// Requests of the past, and how their tool calls are read.
+#[derive(Debug, Clone, clap::Args)]
+pub struct LogArgs {
     /// Requests of `audit export` instead of the journal's
     #[arg(long, value_name = "AUDIT.jsonl")]
     pub log: Option<PathBuf>,
@@ -44,11 +57,6 @@ pub struct ReplayArgs {
     /// Read tool calls by this built-in table instead of that of each request's pool
     #[arg(long, value_name = "NAME")]
     pub extractor: Option<String>,
-
-    /// Exit with 1 if anything that was denied or asked for is now allowed, or on any change, or if
-    /// a request cannot be judged again
-    #[arg(long, value_name = "WHAT")]
-    pub fail_on: Option<FailOn>,
 
     /// Which requests, of the journal's
     #[command(flatten)]
@@ -106,8 +114,7 @@ impl Tables {
 
 /// Gives every request on record, from a file or from the journal.
 pub(super) fn each(
-    log: Option<&PathBuf>,
-    filter: &FilterArgs,
+    LogArgs { log, filter, .. }: &LogArgs,
     config: &Config,
     around: &Around<'_>,
     streams: &mut Streams,
@@ -169,6 +176,8 @@ struct Change {
     reason: String,
     /// The policy that judged then judges otherwise now, too: what differs is not known here.
     drifted: bool,
+    /// It depends on files that nobody looked at then.
+    guessed: bool,
 }
 
 #[derive(Default)]
@@ -178,6 +187,8 @@ struct Seen {
     skipped: BTreeMap<&'static str, usize>,
     changes: Vec<Change>,
     widened: usize,
+    /// How many depend on files that nobody looked at then.
+    guessed: usize,
 }
 
 pub(super) fn replay(
@@ -191,19 +202,12 @@ pub(super) fn replay(
         None => around.file(args.new.as_ref())?,
     };
     let config = around.load(streams)?;
-    let tables = Tables::of(Some(&config), args.extractor.as_deref(), streams)?;
+    let tables = Tables::of(Some(&config), args.of.extractor.as_deref(), streams)?;
     let known = known_policies(around, &config, streams);
     let mut seen = Seen::default();
-    each(
-        args.log.as_ref(),
-        &args.filter,
-        &config,
-        around,
-        streams,
-        &mut |line| {
-            one(line, &new, &tables, &known, &mut seen);
-        },
-    )?;
+    each(&args.of, &config, around, streams, &mut |line| {
+        one(line, &new, &tables, &known, &mut seen);
+    })?;
     if json {
         streams.out.json(&document(&seen, &new).to_string());
     } else {
@@ -249,6 +253,8 @@ fn one(
         }
     };
     let got = past.judge(&new.policy);
+    let guessed = past.guessed();
+    seen.guessed += usize::from(guessed);
     *seen.counts.entry((old, got.decision)).or_default() += 1;
     if got.decision == old {
         return;
@@ -266,6 +272,7 @@ fn one(
         rules: got.rules,
         reason: got.reason,
         drifted,
+        guessed,
         line,
     });
 }
@@ -285,7 +292,7 @@ fn document(seen: &Seen, new: &Chosen) -> Value {
                 "session": change.line.session,
                 "pool": change.line.pool,
                 "tool": change.line.tool,
-                "input": change.line.input,
+                "input": value(change.line.input.as_deref()),
                 "old": change.old.word(),
                 "old_rules": change.line.rules,
                 "new": change.new.word(),
@@ -293,6 +300,7 @@ fn document(seen: &Seen, new: &Chosen) -> Value {
                 "reason": change.reason,
                 "widened": change.new == Decision::Allow,
                 "drifted": change.drifted,
+                "guessed": change.guessed,
             })
         })
         .collect();
@@ -302,6 +310,7 @@ fn document(seen: &Seen, new: &Chosen) -> Value {
         "counts": counts,
         "changed": seen.changes.len(),
         "widened": seen.widened,
+        "guessed": seen.guessed,
         "skipped": seen.skipped,
         "changes": changes,
     })
@@ -310,9 +319,10 @@ fn document(seen: &Seen, new: &Chosen) -> Value {
 fn tell(seen: &Seen, new: &Chosen, streams: &mut Streams) {
     for change in seen.changes.iter().take(SHOWN) {
         let input = change.line.input.as_ref().map_or("", |input| input.get());
-        let mark = match (change.new, change.drifted) {
-            (_, true) => "  (its own policy judges it otherwise here, too)",
-            (Decision::Allow, false) => "  WIDENED",
+        let mark = match (change.new, change.drifted, change.guessed) {
+            (_, true, _) => "  (its own policy judges it otherwise here, too)",
+            (Decision::Allow, ..) => "  WIDENED",
+            (.., true) => "  (it asks for files that nobody looked at then)",
             _ => "",
         };
         streams.out.line(&format!(
@@ -342,6 +352,12 @@ fn tell(seen: &Seen, new: &Chosen, streams: &mut Streams) {
         streams
             .out
             .line(&format!("  not judged again: {count}, {why}"));
+    }
+    if seen.guessed > 0 {
+        streams.out.line(&format!(
+            "  {} ask for files that nobody looked at then: these count as not there",
+            seen.guessed
+        ));
     }
     streams.out.line(&format!(
         "{} changed, {} of them widened",

@@ -95,7 +95,7 @@ impl Around<'_> {
                 )));
             }
         }
-        let loaded = policies::policy(&config, name).map_err(Fault::Usage)?;
+        let loaded = policies::policy(&config, name, None).map_err(Fault::Usage)?;
         let mut layers = Vec::new();
         let site = config.site_policy.as_deref().filter(|site| *site != name);
         for name in site.into_iter().chain([name]) {
@@ -117,6 +117,15 @@ impl Around<'_> {
         of_file(&path, &name, &|path| {
             read(path, limits::CONFIG_BYTES as u64)
         })
+    }
+
+    /// The policy of a file, or the built-in one of this name if there is no such file.
+    pub(super) fn beside(&self, path: &Path, name: &str) -> Result<Chosen, Fault> {
+        if Policy::builtin(name).is_none() || self.directory.join(path).exists() {
+            return self.file(path);
+        }
+        let text = builtin_text(name).unwrap_or_default();
+        of_file(Path::new(name), name, &|_| Ok(text.to_owned()))
     }
 }
 

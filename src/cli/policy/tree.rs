@@ -6,7 +6,7 @@ use super::source::Chosen;
 use crate::cli::streams::Streams;
 use crate::model::Foreign;
 use crate::model::foreign::show as safe;
-use crate::policy::{Judgement, Part};
+use crate::policy::{Judgement, Led, Part};
 
 /// Columns of a foreign text.
 const TEXT: usize = 200;
@@ -63,13 +63,13 @@ pub(super) fn why(part: &Part) -> String {
 }
 
 /// Shows the tree.
-pub(super) fn show(chosen: &Chosen, judgement: &Judgement, streams: &mut Streams) {
-    for line in lines(chosen, judgement) {
+pub(super) fn show(chosen: &Chosen, judgement: &Judgement, led: &[Led], streams: &mut Streams) {
+    for line in lines(chosen, judgement, led) {
         streams.out.line(&line);
     }
 }
 
-fn lines(chosen: &Chosen, judgement: &Judgement) -> Vec<String> {
+fn lines(chosen: &Chosen, judgement: &Judgement, led: &[Led]) -> Vec<String> {
     let mut lines = vec![
         format!("{}  {}", judgement.decision, judgement.reason),
         format!(
@@ -87,10 +87,23 @@ fn lines(chosen: &Chosen, judgement: &Judgement) -> Vec<String> {
     }
     for (place, part) in judgement.facts.parts.iter().enumerate() {
         lines.push(format!("part {}: {}", place + 1, part.decision));
+        for variable in &part.env {
+            lines.push(format!("  | environment: {}", variable.show(TEXT)));
+        }
         for word in &part.words {
             lines.push(format!("  | {}", word.show(TEXT)));
         }
+        for redirect in &part.redirects {
+            lines.push(format!("  | redirect: {}", redirect.show(TEXT)));
+        }
         lines.push(format!("  {}", why(part)));
+    }
+    for led in led {
+        let side = if led.inside { "inside" } else { "outside" };
+        let (word, to) = (led.word.show(TEXT), led.to.show(TEXT));
+        lines.push(format!(
+            "path {word} leads to {to}, {side} of the workspace"
+        ));
     }
     for id in applied(judgement) {
         let Some(written) = find(chosen, id) else {

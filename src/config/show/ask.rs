@@ -13,6 +13,7 @@ pub(super) fn put(table: &mut Shown, of_ask: &AskConfig) {
         when_waiting,
         remember,
         approvers,
+        max_pending,
     } = of_ask;
     table.put("ask.timeout", show_duration(*timeout));
     let waits = agent_waits.map_or_else(|| "none".to_owned(), show_duration);
@@ -22,4 +23,6 @@ pub(super) fn put(table: &mut Shown, of_ask: &AskConfig) {
     table.put("ask.remember", remember.word());
     let approvers: Vec<String> = approvers.iter().map(ToString::to_string).collect();
     table.put("ask.approvers", texts(&approvers));
+    let most = i64::try_from(*max_pending).unwrap_or(i64::MAX);
+    table.put("ask.max_pending", most);
 }

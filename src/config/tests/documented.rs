@@ -47,14 +47,19 @@ impl Row {
             .replace("pool.NAME", "pool.demo")
             .replace("sandbox.NAME", "sandbox.standard")
             .replace("policy.NAME", "policy.own")
-            .replace("route.NAME", "route.own");
+            .replace("route.NAME", "route.own")
+            .replace("delegate.NAME", "delegate.own")
+            .replace("price.NAME", "price.own")
+            .replace("hook.NAME", "hook.own");
         let set = format!("{key} = {value}\n");
         match self.key {
             "pool.NAME.agent" | "pool.NAME.command" => set,
             "pool.NAME.agent_dir" => format!("pool.demo.agent = \"codex\"\n{set}"),
             "pool.NAME.model" => format!("pool.demo.command = [\"a\", \"{{model}}\"]\n{set}"),
             "pool.NAME.mode" => format!("pool.demo.command = [\"a\", \"{{mode}}\"]\n{set}"),
-            "policy.NAME.site" => format!("{BARE}policy.own.file = \"own.toml\"\n{set}"),
+            "policy.NAME.site" | "policy.NAME.layer" | "policy.NAME.test_dir" => {
+                format!("{BARE}policy.own.file = \"own.toml\"\n{set}")
+            }
             "pool.NAME.auth" => format!("pool.demo.dialect = \"acp\"\n{BARE}{set}"),
             // What the two keys that are needed say is said once.
             key if key.starts_with(FAR_KEYS) => {
@@ -63,17 +68,36 @@ impl Row {
                 let others: Vec<&str> = others.collect();
                 format!("{}\n{set}", others.join("\n"))
             }
+            key if key.starts_with("pool.NAME.budget.") => format!("{BARE}{PRICED}{set}"),
+            key if key.starts_with("price.NAME.") => {
+                let own = self.key.replace("NAME", "own");
+                let others = PRICED.lines().filter(|line| !line.starts_with(&own));
+                let others: Vec<_> = others.collect();
+                format!("{BARE}{}\n{set}", others.join("\n"))
+            }
             "pool.NAME.image" => format!("{BARE}pool.demo.launcher = \"container\"\n{set}"),
             key if key.starts_with("pool.NAME.egress.") => {
                 format!("{BARE}pool.demo.network = \"proxy\"\n{set}")
             }
             "pool.NAME.routes" => format!("{BARE}pool.demo.network = \"routes\"\n{set}"),
+            "delegate.NAME.command" => format!("{BARE}{set}"),
+            key if key.starts_with("delegate.NAME.") => {
+                let url = "delegate.own.url = \"http://127.0.0.1:8181/v1/data/own\"\n";
+                let url = if key == "delegate.NAME.url" { "" } else { url };
+                format!("{BARE}{url}{set}")
+            }
+            "pool.NAME.delegate" => format!("{BARE}delegate.own.command = [\"/x\"]\n{set}"),
             "route.NAME.upstream" | "route.NAME.allow" => {
                 let name = self.key.replace("NAME", "own");
                 let others = BARE.lines().filter(|line| !line.starts_with(&name));
                 let others: Vec<_> = others.collect();
                 format!("{}\n{set}", others.join("\n"))
             }
+            "hook.NAME.url" => format!("{BARE}{HOOK_SECRET}{set}"),
+            "hook.NAME.secret" => format!("{BARE}{HOOK_URL}{set}"),
+            "hook.NAME.ca" => format!("{BARE}{HOOK_URL}{HOOK_SECRET}{set}"),
+            "hook.NAME.command" => format!("{BARE}{set}"),
+            key if key.starts_with("hook.NAME.") => format!("{BARE_HOOK}{set}"),
             _ => format!("{BARE}{set}"),
         }
     }
@@ -87,6 +111,8 @@ impl Row {
     fn bare(&self) -> &'static str {
         if self.key.starts_with(FAR_KEYS) {
             BARE_FAR
+        } else if self.key.starts_with("hook.NAME.") {
+            BARE_HOOK
         } else {
             BARE
         }
@@ -103,6 +129,16 @@ pool.demo.command = [\"agent\"]
 route.own.upstream = \"http://127.0.0.1:8089\"
 route.own.allow = [\"GET /x\"]
 ";
+
+const BARE_HOOK: &str = "\
+pool.demo.command = [\"agent\"]
+route.own.upstream = \"http://127.0.0.1:8089\"
+route.own.allow = [\"GET /x\"]
+hook.own.command = [\"/bin/tell\"]
+";
+
+const HOOK_URL: &str = "hook.own.url = \"https://example.com\"\n";
+const HOOK_SECRET: &str = "hook.own.secret = \"env:S\"\n";
 
 /// Values for keys that have no default.
 const SAMPLES: &[(&str, &str)] = &[
@@ -130,6 +166,28 @@ const SAMPLES: &[(&str, &str)] = &[
     ("route.NAME.port", "8080"),
     ("route.NAME.ca", "\"ca.pem\""),
     ("policy.NAME.file", "\"own.toml\""),
+    ("pool.NAME.shadow_policy", "\"reviewer\""),
+    ("policy.NAME.test_dir", "\"cases\""),
+    ("pool.NAME.delegate", "\"own\""),
+    ("delegate.NAME.command", "[\"/usr/bin/decide\"]"),
+    ("delegate.NAME.url", "\"http://127.0.0.1:8181/v1/data/own\""),
+    ("delegate.NAME.timeout", "\"2s\""),
+    ("delegate.NAME.token", "\"env:TOKEN\""),
+    ("pool.NAME.budget.session_tokens", "1000000"),
+    ("pool.NAME.budget.session_cost", "2.5"),
+    ("pool.NAME.budget.day_tokens", "1000000"),
+    ("pool.NAME.budget.day_cost", "40"),
+    ("pool.NAME.budget.pool_tokens", "1000000"),
+    ("pool.NAME.budget.pool_cost", "0.000001"),
+    ("price.NAME.input", "3"),
+    ("price.NAME.output", "15.0"),
+    ("price.NAME.cache_read", "0.3"),
+    ("price.NAME.cache_write", "3.75"),
+    ("hook.NAME.url", "\"https://hooks.example.com/x?y=z\""),
+    ("hook.NAME.secret", "\"env:HOOK_SECRET\""),
+    ("hook.NAME.ca", "\"ca.pem\""),
+    ("hook.NAME.command", "[\"/usr/local/bin/tell\", \"x\"]"),
+    ("hook.NAME.pools", "[\"demo\"]"),
     ("pool.NAME.image", "\"localhost/agent:1\""),
     ("container.runtime", "\"runc\""),
     ("container.image", "\"localhost/agent:1\""),
@@ -147,10 +205,14 @@ const SAMPLES: &[(&str, &str)] = &[
     ("pool.NAME.ssh.home", "\"/srv/home\""),
 ];
 
+/// Prices, without which there is no budget of cost.
+const PRICED: &str = "price.own.input = 1\nprice.own.output = 2\n";
+
 /// Everything that the program sees of a configuration.
 fn seen(config: &Config) -> String {
     format!(
-        "{:#?}{:#?}{:#?}{:#?}{:#?}",
+        "{:#?}{:#?}{:#?}{:#?}{:#?}{:#?}",
+        config.hooks,
         config.supervisor,
         config.pools,
         config.sandboxes,

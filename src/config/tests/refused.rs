@@ -126,7 +126,8 @@ fn top_level_tables_are_known_by_name() {
     check("[[pool]]\nsize = 1\n", "pool: expected a table, found an array");
     check("[supervisor]\n", "pool: the file has no pool");
     check("[pool]\n", "pool: the file has no pool");
-    for later in ["dialect.x", "hooks", "delegates"] {
+    check(&file("[hooks.x]"), "unknown key \"hooks\"…did you mean hook?");
+    for later in ["dialect.x", "remote"] {
         check(&file(&format!("[{later}]")), "is not supported by this version");
     }
     check(&file("include = [\"other.toml\"]"), "unknown key \"include\"");

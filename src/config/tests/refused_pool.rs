@@ -155,9 +155,7 @@ fn an_overlay_needs_walls_and_goes_with_no_check_beside_its_agent() {
 
 #[test]
 fn keys_that_do_nothing_yet_are_not_accepted() {
-    for later in ["hooks = []", "delegates = {}"] {
-        check(later, "is not supported by this version");
-    }
+    check("hooks = []", "unknown key \"hooks\"…hook.NAME.pools");
     check("ask = { when_waiting = \"release\" }", "only where its session is loaded again");
     check("ask = { when_waiting = \"wait\" }", "expected \"hold\" or \"release\", found \"wait\"");
     check("policy = \"reviewers\"", "reviewer");
@@ -314,8 +312,16 @@ fn restarts_are_checked() {
     check("restart = { never_codes = 1 }", "expected an array of exit codes");
     check("restart = { on_crash = \"retri\" }", "did you mean retry?");
     check("restart = { bugdet = 1 }", "did you mean budget?");
-    check("budget = 5", "did you mean restart.budget?");
+    check("budget = 5", "expected a table, found the integer 5");
+    check("budget = { turn_tokens = 5 }", "[budget] of the pool's policy");
+    check("budget = { day_tokens = 0 }", "expected an integer from 1 to");
+    check("budget = { day_cost = 0 }", "expected a number from 0.000001 to");
+    check("budget = { day_cost = 5 }", "no model has a price");
+    check("budget = { day_tokens = 5, then = \"stop\" }", "interrupt");
     check("ask = { remember = \"ever\" }", "expected \"never\", \"turn\" or \"session\", found \"ever\"");
+    check("ask = { approvers = [\"group:ops\"] }", "approver \"group:ops\" must be…no group of the system reaches it…put a token");
+    check("ask = { max_pending = 0 }", "expected an integer from 1 to 20, found the integer 0");
+    check("ask = { max_pending = 21 }", "expected an integer from 1 to 20, found the integer 21");
     check("ask = { approvers = [\"Ops\"] }", "approver \"Ops\" must be \"owner\" or the name of a token");
     check("ask = { on_timeout = \"allow\" }", "expected \"deny\" or \"deny_turn\", found \"allow\"");
     check("attempts = 0", "expected an integer from 1 to 100");

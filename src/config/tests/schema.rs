@@ -11,6 +11,7 @@ use crate::config::{ConfigErrors, DEFAULT, schema};
 /// cannot say, of names that must lead somewhere, of keys that must agree.
 const BEYOND: &[&str] = &[
     "the site's policy is",
+    "no model has a price",
     // How the file came here.
     "a supervisor.toml that was found may",
     "looks like a secret",
@@ -32,6 +33,9 @@ const BEYOND: &[&str] = &[
     "shorter than the first",
     "agent_dir is for agents",
     "the agent could write",
+    "the program must be an absolute path",
+    "a command gets none",
+    "the name of a [delegate.NAME]",
     "the built-in policy \"developer\" has the guard",
     "the command has {",
     "the path of a profile in OCI form",
@@ -116,6 +120,17 @@ const BEYOND: &[&str] = &[
     "go with a check",
     "may not share caches",
     "may not say which directories are caches",
+    // What keys of a hook agree on, and what an address is.
+    "a hook has a url or a command",
+    "the hook needs a",
+    "the key is for a hook with a",
+    "by its absolute path",
+    "no server listens on port 0",
+    "expected a path, and a query",
+    "there are more than 16 hooks",
+    "there is no pool",
+    "the list is empty: the hook",
+    "does not begin with MARSHAL_",
     // JSON has one kind of number.
     "found the float 4.0",
 ];

@@ -21,13 +21,17 @@ pub(super) fn is_read_again(config: &Config, origin: &Origin) {
                 pools,
                 sandboxes,
                 policies,
+                delegates,
                 routes,
                 egress,
                 caches,
+                hooks,
                 ..
             } = config;
             let walls = format!("{sandboxes:#?}{egress:#?}{caches:#?}");
-            format!("{supervisor:#?}{pools:#?}{policies:#?}{routes:#?}{walls}")
+            format!(
+                "{supervisor:#?}{pools:#?}{policies:#?}{delegates:#?}{routes:#?}{walls}{hooks:#?}"
+            )
         };
         assert_eq!(seen(&again), seen(config), "{text}");
     }
@@ -57,6 +61,8 @@ guard_off = true
 [pool.two]
 command = ["agent", "{mode}"]
 mode = "plan"
+shadow_policy = "reviewer"
+delegate = "two"
 network = "routes"
 routes = ["own", "anthropic"]
 [pool.three]
@@ -69,6 +75,11 @@ dialect = "acp"
 auth = "key"
 options = { "a b" = "x", fast = true }
 mcp_servers = [{ name = "files", command = "/usr/bin/mcp", args = ["-x"], env = { A = "1" } }]
+budget = { session_tokens = 1, session_cost = 0.5, day_tokens = 2, day_cost = 40, pool_tokens = 3, pool_cost = 1000.25, then = "park" }
+[price."m-1.5*"]
+input = 3
+output = 15
+cache_read = 0.3
 [pool.five]
 command = ["agent"]
 network = "proxy"
@@ -98,6 +109,24 @@ ca = "ca.pem"
 [policy.own]
 file = "own.toml"
 site = true
+[policy.top]
+file = "top.toml"
+layer = true
+test_dir = "cases"
+[delegate.one]
+command = ["/usr/bin/decide"]
+[delegate.two]
+url = "https://opa.example/v1/data/x"
+token = "file:key"
+[hook.a]
+url = "https://hooks.example.com/x?y=z"
+secret = "file:key"
+ca = "ca.pem"
+pools = ["two"]
+[hook.b]
+command = ["/usr/local/bin/tell", "\u001b"]
+env = { PATH = "/bin" }
+events = ["parked"]
 "#;
 
 /// Every path of the tree, with NAME for chosen names.

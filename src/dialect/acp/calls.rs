@@ -159,6 +159,11 @@ const UNREADABLE: &str = "\"a part of this call cannot be read\"";
 /// Small messages made much be told, too often.
 const SPENT: &str = "\"this call is too large to be told again\"";
 
+/// Whether a call's input stands for one that was too large to be kept, or to be told again.
+pub(in crate::dialect) fn is_cut(input: &RawValue) -> bool {
+    [OVERSIZE, SPENT].contains(&input.get())
+}
+
 /// What is known of a call after a message about it.
 #[derive(Debug)]
 pub(super) struct Known {
@@ -251,6 +256,8 @@ impl Call {
         }
         let new_diffs = new_diffs.ok().flatten();
         let raw_input = fields.raw_input.filter(|raw| says(raw));
+        // A request whose input is there and empty is not one without an input.
+        let empty = fields.raw_input.filter(|_| word == Word::Requested);
         let locations = fields.locations.filter(|raw| says(raw));
         if let Some(title) = fields.title() {
             self.title = Some(title);
@@ -283,7 +290,10 @@ impl Call {
             let members = [
                 (
                     "rawInput",
-                    raw_input.or(self.raw_input.as_deref()).map(RawValue::get),
+                    raw_input
+                        .or(self.raw_input.as_deref())
+                        .or(empty)
+                        .map(RawValue::get),
                 ),
                 ("content", new_diffs.as_deref().or(self.diffs.as_deref())),
                 (

@@ -7,6 +7,9 @@
 
 mod answers;
 mod params;
+mod recorded;
+
+pub use recorded::recorded_wish;
 
 use serde_json::value::RawValue;
 use sha2::{Digest as _, Sha256};

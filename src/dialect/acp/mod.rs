@@ -46,6 +46,9 @@ mod settings;
 mod updates;
 mod write;
 
+pub(super) use calls::is_cut;
+pub use client::recorded_wish;
+
 use std::time::Instant;
 
 use serde_json::value::RawValue;

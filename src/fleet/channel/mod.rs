@@ -40,7 +40,7 @@ use crate::lifecycle::stop::Ladder;
 use crate::lifecycle::watch::Watch;
 use crate::model::{SessionId, SlotId};
 use crate::proxy::Record;
-use crate::relay::{LimitWatch, Relays};
+use crate::relay::{LimitWatch, Purse, Relays};
 
 /// What a Channel hears.
 #[derive(Debug)]
@@ -96,6 +96,8 @@ pub(crate) struct ChannelArgs {
     pub(crate) opening: Opening,
     /// What its routes' answers say of limits.
     pub(crate) watch: Arc<LimitWatch>,
+    /// Who pays for what passes its routes.
+    pub(crate) purse: Arc<dyn Purse>,
     /// What is needed to do something for the agent, if anything is offered.
     pub(crate) client: Option<ClientSetup>,
 }
@@ -144,6 +146,7 @@ pub(crate) fn start(args: ChannelArgs) -> ChannelHandle {
         began: now,
         opening: args.opening,
         limits: args.watch,
+        purse: args.purse,
         relays: Relays::default(),
         proxy: None,
         clients: args.client.map(|setup| Box::new(Clients::new(setup))),

@@ -25,7 +25,7 @@ use crate::lifecycle::stop::{Ladder, Step};
 use crate::lifecycle::watch::Watch;
 use crate::model::{AskKey, Event, EventKind, SessionId, SlotId};
 use crate::proxy::Proxy;
-use crate::relay::{LimitWatch, Relays};
+use crate::relay::{LimitWatch, Purse, Relays};
 use crate::telemetry::event::child::{ChildHung, ChildSpawned, ProtocolError, SandboxFailed};
 use crate::telemetry::sets::{Hang, LineFault, SpawnResult, Stream};
 use crate::wire::ndjson::LineError;
@@ -49,6 +49,8 @@ pub(crate) struct ChannelState {
     pub(super) credits: Credits,
     /// What its routes' answers say of limits.
     pub(super) limits: Arc<LimitWatch>,
+    /// Who pays for what passes its routes.
+    pub(super) purse: Arc<dyn Purse>,
     /// The child's routes, served while the child lives.
     pub(super) relays: Relays,
     /// Its way to hosts outside, likewise.
@@ -98,7 +100,7 @@ impl ChannelState {
         let mut listeners = child.listeners;
         self.start_proxy(&mut listeners, myself);
         let upstreams = &self.pool.upstreams;
-        self.relays = Relays::start(listeners, upstreams, &self.slot, &self.limits);
+        self.relays = Relays::start(listeners, upstreams, &self.slot, &self.limits, &self.purse);
         self.keeper = Some(child.keeper);
         self.process = Some(child.ended);
         if let Some(clients) = &mut self.clients {

@@ -12,6 +12,7 @@ use crate::fleet::channel::ChannelEnd;
 use crate::fleet::clock::{self, now_us};
 use crate::fleet::notice::{Notice, SlotView};
 use crate::fleet::session::Attempt;
+use crate::fleet::told::Told;
 use crate::journal::{Commit, Refusal, TaskChange, Write};
 use crate::lifecycle::restart::{self, Next};
 use crate::lifecycle::state::SlotEvent;
@@ -88,6 +89,13 @@ impl PoolState {
                 self.change(index, SlotEvent::GoneToRest, None);
                 Follows::default()
             }
+        };
+        let follows = match &attempt.parks {
+            Some(why) if !has_child && follows.parked.is_none() => {
+                self.park_for_budget(index, why);
+                follows
+            }
+            _ => follows,
         };
         task.take_in(&slot_id, attempt);
         if let Some(after) = follows.backoff {
@@ -180,6 +188,11 @@ impl PoolState {
                     reason: &reason,
                 }
                 .emit();
+                self.shared.hooks.tell(&Told::Parked {
+                    slot: self.slots[usize::from(index)].id.clone(),
+                    class: end.class,
+                    reason: Foreign::new(reason.clone()),
+                });
                 self.change(index, SlotEvent::Parked, Some(reason.clone()));
                 Follows {
                     backoff: None,
@@ -269,7 +282,7 @@ impl PoolState {
 
     /// Whether this task is not sent again, whatever became of it.
     pub(super) fn is_closing(&self, task: &ActiveTask) -> bool {
-        self.cancelled || self.stopping || task.cancelled
+        self.cancelled || self.stopping || task.cancelled || task.open.is_over()
     }
 
     /// Puts a task back before those that wait with it.
@@ -288,6 +301,7 @@ impl PoolState {
         }
         .emit();
         task.queued = clock::now();
+        task.place = None;
         self.wait_again(index, task);
     }
 
@@ -303,6 +317,7 @@ impl PoolState {
         self.pool.left(tasks.len());
         let mut writes = Vec::with_capacity(tasks.len());
         let mut told = Vec::with_capacity(tasks.len());
+        let mut runs = Vec::new();
         for (task, outcome, why) in tasks {
             TaskEnded {
                 pool: &self.pool.config.name,
@@ -312,7 +327,7 @@ impl PoolState {
                 from,
             }
             .emit();
-            let over = task.open.ended(outcome);
+            let over = task.open.ended(&self.pool.config.name, outcome);
             let (report, tell) = task.into_report(&self.pool.config.name, outcome, why);
             let detail = report.detail.as_ref().map(|detail| detail.raw().to_owned());
             writes.push(Write::TaskUpdated {
@@ -327,15 +342,22 @@ impl PoolState {
             });
             // A run that spans pools may get its end before a task of another pool has: a run with
             // an open task counts as unfinished all the same.
-            writes.extend(over.map(|code| Write::RunEnded {
-                run: report.run.clone(),
-                at_us: now_us(),
-                code,
-            }));
+            if let Some(over) = over {
+                writes.push(Write::RunEnded {
+                    run: report.run.clone(),
+                    at_us: now_us(),
+                    code: over.code(),
+                });
+                runs.push(over.told(report.run.clone()));
+            }
             told.push((Arc::new(report), tell));
         }
         let shared = Arc::clone(&self.shared);
         let commit = Commit::of(writes).then(move |_| {
+            // Before the last report: who has that may end the fleet.
+            for run in &runs {
+                shared.hooks.tell(run);
+            }
             for (report, tell) in told {
                 shared.tell(Notice::Ended(Arc::clone(&report)));
                 // Its channel has a place for every task of its run.

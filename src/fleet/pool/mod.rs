@@ -3,9 +3,11 @@
 //! Owns the queue, the slots' states, their restart history and what becomes of a task whose
 //! attempt ended. Must not know protocols, processes or permission requests.
 
+mod bounds;
 mod ending;
 mod keeping;
 mod pausing;
+mod queue;
 mod slot;
 mod state;
 mod talk;
@@ -19,10 +21,11 @@ use std::collections::VecDeque;
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::sync::oneshot;
 
+use queue::Queue;
 use slot::{Kept, Slot};
 use state::PoolState;
 pub(crate) use talk::{Opener, Talk};
-pub(crate) use task::{ActiveTask, OpenTasks, Past};
+pub(crate) use task::{ActiveTask, OpenTasks, Past, RunOver};
 
 use super::channel::ChannelEnd;
 use super::memory::SlotMemory;
@@ -98,6 +101,17 @@ pub(crate) enum PoolMsg {
     },
     /// Start no new task, cancel running turns: of one run, or of all and for good.
     Cancel(Option<RunId>),
+    /// A bound of a run is reached: none of its tasks begins any more.
+    RunOver {
+        /// Which run.
+        run: RunId,
+        /// Why, for its tasks that wait.
+        why: String,
+        /// Those that are worked are cancelled, too.
+        cancels: bool,
+    },
+    /// A task of a run with a bound on how many are worked at once made its place free.
+    PlaceFree,
     /// A session's actor is gone, with or without a report.
     SessionGone {
         /// Which actor.
@@ -158,7 +172,7 @@ impl Actor for Pool {
             shared,
             pool,
             slots,
-            queue: VecDeque::new(),
+            queue: Queue::default(),
             pause: Pause::new(limits),
             probe: None,
             openers: VecDeque::new(),
@@ -197,7 +211,8 @@ impl Actor for Pool {
             PoolMsg::Answered { session } => state.answered(&session),
             PoolMsg::AskOver { expired } => state.ask_over(expired.as_ref()),
             // What follows is settled below.
-            PoolMsg::PauseOver => {}
+            PoolMsg::PauseOver | PoolMsg::PlaceFree => {}
+            PoolMsg::RunOver { run, why, cancels } => state.run_over(&run, &why, cancels),
             PoolMsg::BackoffOver { index, round } => state.backoff_over(index, round),
             PoolMsg::Restart { index, done } => state.restart(index, done),
             PoolMsg::Cancel(run) => state.cancel(run.as_ref()),

@@ -7,6 +7,7 @@ use ractor::ActorRef;
 use tokio::sync::oneshot;
 
 use super::ending::unbegun;
+use super::queue::Queue;
 use super::slot::{Kept, Occupied, Slot};
 use super::{ActiveTask, Opener, PoolMsg};
 use crate::fleet::clock::{self, now_us};
@@ -27,7 +28,7 @@ pub(crate) struct PoolState {
     pub(super) shared: Arc<Shared>,
     pub(super) pool: Arc<PoolShared>,
     pub(super) slots: Vec<Slot>,
-    pub(super) queue: VecDeque<ActiveTask>,
+    pub(super) queue: Queue,
     /// How it stands to its provider's limits.
     pub(super) pause: Pause,
     /// The session whose task tries whether the provider takes requests again.
@@ -56,7 +57,8 @@ impl PoolState {
     fn end_waiting(&mut self, why: &str) {
         let ended = self
             .queue
-            .drain(..)
+            .take_all()
+            .into_iter()
             .map(|task| unbegun(task, why))
             .collect();
         self.end(ended, EndedFrom::Queue);
@@ -137,13 +139,10 @@ impl PoolState {
         } else if self.slots.iter().all(is_parked) {
             self.end_waiting("every slot of the pool is parked");
         } else {
+            self.park_what_is_spent();
             self.give_out();
         }
-        let waiting = self.queue.len();
-        if waiting < self.queue.capacity() / 4 {
-            // A queue that was long gives its memory back.
-            self.queue.shrink_to(2 * waiting);
-        }
+        self.queue.shrink();
         let oldest = self.queue.front().map(|task| task.queued);
         self.pool.waits_since(oldest);
     }
@@ -205,8 +204,10 @@ impl PoolState {
             // A conversation's prompt names where its client is, not what is copied.
             workspace: task.spec.workspace.clone().filter(|_| !is_held),
             check: task.spec.check.clone(),
+            layer: task.spec.policy_layer.clone(),
             asked: now,
             down_since: slot.down_since,
+            limits: task.open.limits.clone(),
             probe: !is_held && self.pause.may_start() == MayStart::Probe,
         };
         let probe = work.probe.then(|| session.clone());
@@ -277,9 +278,7 @@ impl PoolState {
                 let _ = work.actor.send_message(SessionMsg::Cancel);
             }
         }
-        let waiting = std::mem::take(&mut self.queue);
-        let (ended, stay): (VecDeque<_>, VecDeque<_>) = waiting.into_iter().partition(meant);
-        self.queue = stay;
+        let ended = self.queue.take_all_if(meant);
         let prompts = self.cancelled_prompts(meant);
         let ended = ended
             .into_iter()

@@ -1,15 +1,18 @@
 //! A task on its way through the pool: what it asked for, what its attempts added up to.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 
+use crate::fleet::budgets::{Place, RunLimits};
 use crate::fleet::clock;
 use crate::fleet::notice::{FileChange, TaskReport};
 use crate::fleet::session::{Attempt, CheckResult, Tally, outcome};
+use crate::fleet::told::Told;
 use crate::model::{AskId, Foreign, PoolName, RunId, SessionId, SlotId, TaskOutcome, TaskSpec};
 
 /// A task that is not over.
@@ -29,6 +32,8 @@ pub(crate) struct ActiveTask {
     pub(crate) cancelled: bool,
     /// It waits for the answer to this question, which the session of that slot put.
     pub(crate) waits: Option<(AskId, u16)>,
+    /// Its place among the tasks of its run that are worked, while it is.
+    pub(crate) place: Option<Place>,
     /// Sendings made.
     pub(crate) sent: u32,
     pub(crate) restarts: u32,
@@ -61,6 +66,7 @@ impl ActiveTask {
             first_assigned: None,
             cancelled: false,
             waits: None,
+            place: None,
             sent: 0,
             restarts: 0,
             backoff: Duration::ZERO,
@@ -72,6 +78,15 @@ impl ActiveTask {
             bundle: None,
             remark: None,
         }
+    }
+
+    /// Takes its place among those of its run; `false` if it may not begin now.
+    pub(super) fn takes_place(&mut self) -> bool {
+        let Some(limits) = &self.open.limits else {
+            return true;
+        };
+        self.place = limits.begin_task();
+        self.place.is_some()
     }
 
     /// Goes on from what an earlier start of the supervisor did.
@@ -153,17 +168,72 @@ pub(crate) struct Past {
 #[derive(Debug)]
 pub(crate) struct OpenTasks {
     left: AtomicUsize,
-    /// One of the run's tasks is not done.
-    failed: AtomicBool,
+    so_far: Mutex<RunOver>,
+    /// What bounds the run, if anything does.
+    pub(crate) limits: Option<Arc<RunLimits>>,
+}
+
+/// What a run came to.
+#[derive(Debug, Default)]
+pub(crate) struct RunOver {
+    failed: bool,
+    pools: BTreeSet<PoolName>,
+    tasks: BTreeMap<TaskOutcome, u64>,
+}
+
+impl RunOver {
+    /// A task of a pool ended.
+    pub(crate) fn add(&mut self, pool: &PoolName, outcome: TaskOutcome) {
+        self.failed |= outcome != TaskOutcome::Done;
+        *self.tasks.entry(outcome).or_default() += 1;
+        if !self.pools.contains(pool) {
+            self.pools.insert(pool.clone());
+        }
+    }
+
+    /// 0 if every task is done.
+    pub(crate) const fn code(&self) -> u8 {
+        self.failed as u8
+    }
+
+    /// What people are told of it.
+    pub(crate) fn told(self, run: RunId) -> Told {
+        Told::RunEnded {
+            run,
+            code: self.code(),
+            pools: self.pools,
+            tasks: self.tasks,
+        }
+    }
 }
 
 impl OpenTasks {
     /// Of a run with so many open tasks; `failed` says whether one that ended is not done.
     pub(crate) fn new(left: usize, failed: bool) -> Arc<Self> {
+        Self::within(left, failed, None)
+    }
+
+    /// The same of a run with such bounds.
+    pub(crate) fn within(left: usize, failed: bool, limits: Option<Arc<RunLimits>>) -> Arc<Self> {
         Arc::new(Self {
             left: AtomicUsize::new(left),
-            failed: AtomicBool::new(failed),
+            so_far: Mutex::new(RunOver {
+                failed,
+                ..RunOver::default()
+            }),
+            limits,
         })
+    }
+
+    /// Whether no task of the run begins any more, because of what bounds it.
+    pub(crate) fn is_over(&self) -> bool {
+        self.limits.as_ref().is_some_and(|limits| limits.is_over())
+    }
+
+    /// Whether a task of the run that began now might get a place.
+    pub(super) fn has_place(&self) -> bool {
+        let limits = self.limits.as_ref();
+        limits.is_none_or(|limits| limits.has_place())
     }
 
     /// Of a conversation, which does not end with a prompt.
@@ -171,13 +241,12 @@ impl OpenTasks {
         Self::new(usize::MAX, false)
     }
 
-    /// A task ended. With the last one the run does: then its code.
-    pub(crate) fn ended(&self, outcome: TaskOutcome) -> Option<u8> {
-        if outcome != TaskOutcome::Done {
-            self.failed.store(true, Ordering::Release);
-        }
+    /// A task of a pool ended. With the last one the run does.
+    pub(crate) fn ended(&self, pool: &PoolName, outcome: TaskOutcome) -> Option<RunOver> {
+        let mut so_far = self.so_far.lock().unwrap_or_else(PoisonError::into_inner);
+        so_far.add(pool, outcome);
         let was = self.left.fetch_sub(1, Ordering::AcqRel);
-        (was == 1).then(|| u8::from(self.failed.load(Ordering::Acquire)))
+        (was == 1).then(|| std::mem::take(&mut *so_far))
     }
 }
 

@@ -3,8 +3,9 @@
 //! Must not know what is asked, nor what the answer is.
 
 use super::ActiveTask;
+use super::slot::Slot;
 use super::state::PoolState;
-use crate::fleet::questions::By;
+use crate::fleet::questions::{By, Questions};
 use crate::model::{AskId, SlotState, TaskOutcome};
 
 impl PoolState {
@@ -17,43 +18,38 @@ impl PoolState {
 
     /// The first task that this slot may begin.
     pub(super) fn next_for(&mut self, index: u16) -> Option<ActiveTask> {
-        let at = self
-            .queue
-            .iter()
-            .position(|task| self.may_begin(task, index))?;
-        let mut task = self.queue.remove(at)?;
+        let (questions, slots) = (&self.shared.questions, &self.slots);
+        let meant = |task: &ActiveTask| may_begin(questions, slots, task, index);
+        let mut task = self.queue.next(meant)?;
         task.waits = None;
         Some(task)
-    }
-
-    /// Whether what it waits for has come; then it belongs to the session that asked.
-    fn may_begin(&self, task: &ActiveTask, index: u16) -> bool {
-        let Some((ask, of)) = &task.waits else {
-            return true;
-        };
-        match self.shared.questions.find(ask).map(|open| open.by) {
-            Some(By::Nobody(None)) => false,
-            Some(By::Nobody(Some(_)) | By::Session(_)) => {
-                let slot = self.slots.get(usize::from(*of));
-                // In a slot where nothing starts any more it would wait for ever.
-                index == *of || slot.is_none_or(|slot| slot.state == SlotState::Parked)
-            }
-            // It is over with its session: another one asks anew.
-            None => true,
-        }
     }
 
     /// A question that a task may wait for has an answer, or nobody gave one in time.
     pub(super) fn ask_over(&mut self, expired: Option<&AskId>) {
         let Some(expired) = expired else { return };
-        let waits = |task: &ActiveTask| task.waits.as_ref().is_some_and(|(ask, _)| ask == expired);
-        while let Some(at) = self.queue.iter().position(waits) {
-            if let Some(task) = self.queue.remove(at) {
-                let why = format!(
-                    "a person would have to allow what it asked, and nobody answered ask {expired} in time"
-                );
-                self.end_one(task, TaskOutcome::Denied, Some(why));
-            }
+        while let Some(task) = self.queue.take_asking(expired) {
+            let why = format!(
+                "a person would have to allow what it asked, and nobody answered ask {expired} in time"
+            );
+            self.end_one(task, TaskOutcome::Denied, Some(why));
         }
+    }
+}
+
+/// Whether what a task waits for has come; then it belongs to the session that asked.
+fn may_begin(questions: &Questions, slots: &[Slot], task: &ActiveTask, index: u16) -> bool {
+    let Some((ask, of)) = &task.waits else {
+        return true;
+    };
+    match questions.find(ask).map(|open| open.by) {
+        Some(By::Nobody(None)) => false,
+        Some(By::Nobody(Some(_)) | By::Session(_)) => {
+            let slot = slots.get(usize::from(*of));
+            // In a slot where nothing starts any more it would wait for ever.
+            index == *of || slot.is_none_or(|slot| slot.state == SlotState::Parked)
+        }
+        // It is over with its session: another one asks anew.
+        None => true,
     }
 }

@@ -9,10 +9,13 @@ use sha2::{Digest as _, Sha256};
 use super::approvals::{Ending, Member};
 use super::asks;
 use super::calls::canonical;
-use super::outbox::After;
+use super::judging::{self, Asked};
+use super::ruling::{self, Ruling};
 use super::state::SessionState;
 use crate::config::ShellCwd;
 use crate::fleet::answering::{AnswerError, AnswerReply, Answered};
+use crate::fleet::asking_rules::IN_THE_CLIENT;
+use crate::fleet::clock;
 use crate::fleet::questions::Remembered;
 use crate::journal::AnswerRow;
 use crate::limits::ANSWERS_REMEMBERED;
@@ -69,7 +72,7 @@ pub(super) fn reason(answer: &AnswerRow, by: DecidedBy) -> String {
 /// Why what was allowed is denied.
 enum Overruled {
     /// The policy denies it.
-    Denied(Judgement),
+    Denied(Box<Judgement>),
     /// It is something else by now.
     Changed,
 }
@@ -96,11 +99,16 @@ impl SessionState {
                 inside: true,
             }));
         }
+        // What an agent has its client do names its places itself, and is bound to them.
+        let request = member.wish.is_none().then(|| {
+            let ask = &member.ask;
+            self.pool.extractor.extract(ask.tool.raw(), &ask.input)
+        });
         led.extend(
             places
                 .first()
                 .into_iter()
-                .flat_map(|place| policy::leads(parts, place)),
+                .flat_map(|place| policy::leads(request.as_ref(), parts, place)),
         );
         let led: Vec<_> = led
             .iter()
@@ -108,7 +116,9 @@ impl SessionState {
             .collect();
         Shown {
             paths: serde_json::Value::Array(led).to_string(),
-            is_certain: places.iter().all(|place| place.cwd.is_some()),
+            // Two that differ in their secrets look alike.
+            is_certain: member.decided.came.is_none()
+                && places.iter().all(|place| place.cwd.is_some()),
         }
     }
 
@@ -116,11 +126,11 @@ impl SessionState {
     pub(super) fn client_decides(&mut self, id: &AskId, decision: Decision) {
         let answer = AnswerRow {
             decision,
-            approver: "in the client".to_owned(),
+            approver: IN_THE_CLIENT.to_owned(),
             said: None,
             remember: Remember::Never,
         };
-        let _ = self.decides(id, answer);
+        self.given(id, answer, None);
     }
 
     /// A person decided.
@@ -128,16 +138,29 @@ impl SessionState {
         if !self.is_put(id) {
             return reply.over();
         }
+        if self
+            .pending
+            .get(id)
+            .is_some_and(|of| of.is_over(clock::now_us()))
+        {
+            // The time of day was set, or this machine slept: what people were told counts.
+            self.ask_expired(id);
+            return reply.over();
+        }
         if answer.decision == Decision::Allow
             && self.shared.journal.health().borrow().is_read_only()
         {
             return reply.done(Err(AnswerError::ReadOnly));
         }
-        let said = self.decides(id, answer);
-        self.outbox.after(After::Said(reply, said));
+        self.given(id, answer, Some(reply));
     }
 
-    fn decides(&mut self, id: &AskId, mut answer: AnswerRow) -> Result<Answered, AnswerError> {
+    /// An answer is carried out, if what it allows is still what was shown and no rule denies it.
+    pub(super) fn decides(
+        &mut self,
+        id: &AskId,
+        mut answer: AnswerRow,
+    ) -> Result<Answered, AnswerError> {
         if answer.decision == Decision::Allow
             && let Err(overruled) = self.look_again(id)
         {
@@ -169,8 +192,10 @@ impl SessionState {
         }
         if let Some(pending) = self.pending.get(id) {
             let (digest, paths) = (pending.digest.clone(), pending.shown.paths.clone());
-            if pending.shown.is_certain {
-                self.remember(&digest, &paths, &answer);
+            let holds = pending.shown.is_certain && !pending.is_of_budget();
+            if !holds || !self.remember(&digest, &paths, &answer) {
+                // What is told and on record is what is so.
+                answer.remember = Remember::Never;
             }
         }
         let state = match answer.decision {
@@ -182,8 +207,8 @@ impl SessionState {
         Ok(Answered { state, remember })
     }
 
-    /// Keeps an answer for as long as it holds. Where there is no room it holds once.
-    pub(super) fn remember(&mut self, digest: &str, paths: &str, answer: &AnswerRow) {
+    /// Keeps an answer for as long as it holds. Gives `false` where there is no room: it holds once.
+    pub(super) fn remember(&mut self, digest: &str, paths: &str, answer: &AnswerRow) -> bool {
         let remembered = Remembered {
             paths: paths.to_owned(),
             answer: answer.clone(),
@@ -205,6 +230,7 @@ impl SessionState {
         if !fits {
             tracing::warn!(session = %self.work.session, "too many answers are remembered: this one holds once");
         }
+        fits
     }
 
     /// Judges every request of a question again, and follows its paths again.
@@ -215,7 +241,7 @@ impl SessionState {
         for member in &pending.members {
             let (judgement, place) = self.judged_again(member);
             if judgement.decision == Decision::Deny {
-                return Err(Overruled::Denied(judgement));
+                return Err(Overruled::Denied(Box::new(judgement)));
             }
             let is_same_place = member.wish.as_ref().is_none_or(|(_, then)| *then == place);
             if !is_same_place || self.led(member, &judgement.facts.parts) != pending.shown {
@@ -225,26 +251,44 @@ impl SessionState {
         Ok(())
     }
 
-    fn judged_again(&self, member: &Member) -> (Judgement, Option<String>) {
+    /// What the delegate is asked once a person has allowed a question: one document for each of its
+    /// requests, with what the policy says now. `None`: it is denied, or is something else by now.
+    pub(super) fn documents_now(&self, id: &AskId) -> Option<Vec<String>> {
+        self.look_again(id).ok()?;
+        let (pending, delegate) = self.pending.get(id).zip(self.pool.delegate.as_ref())?;
+        let text = |member: &Member| {
+            let (now, _) = self.judged_again(member);
+            let says = (now.decision, &now.rules[..], &now.reason[..]);
+            self.document(member, &delegate.config.name, says).text()
+        };
+        let asked = pending.members.iter();
+        Some(asked.filter(|of| self.is_delegated(of)).map(text).collect())
+    }
+
+    /// What the policy says of a request now; of what an agent has its client do, with the place.
+    pub(super) fn judged_again(&self, member: &Member) -> (Judgement, Option<String>) {
         let Some(prepared) = self.prepared.as_ref() else {
             let why = "there is no workspace to judge paths by";
             return (Judgement::refused("no_workspace", why), None);
         };
-        let Ask {
-            tool,
-            input,
-            claimed,
-            ..
-        } = &member.ask;
+        // By the newest policy: what denies now denies what was asked before.
+        let ruling = Ruling::now(&self.pool, &self.work, self.mode());
+        let Some(loaded) = ruling.loaded() else {
+            let why = "the policy that lies on top of this session's is not there any more";
+            return (Judgement::refused("no_policy", why), None);
+        };
+        let used = ruling::without(self.asks.used(), &member.decided.uses);
+        let occasion = ruling.occasion(&self.pool, &used);
+        let by = (&*loaded.policy, &occasion);
+        let came = member.decided.came.as_deref();
         if let Some((wish, _)) = &member.wish {
-            let (mut judgement, place) = self.pool.policy.decide_client(wish, &prepared.place());
-            asks::show_text(wish, input, &mut judgement);
-            return (judgement, place);
+            let is_masked = came.is_some();
+            return asks::judge_client(&self.pool, by, prepared, wish, &member.ask, is_masked);
         }
+        let (asked, came) = (Asked::of(&member.ask), came.map(Asked::of));
         let from = &member.decided.from;
-        let asked: (&Foreign, &serde_json::value::RawValue) = (tool, input);
-        let (judgement, _) = asks::judge(&self.pool, Some(prepared), from, asked, claimed);
-        (judgement, None)
+        let looked = judging::judge(&self.pool, by, Some(prepared), from, asked, came);
+        (looked.judgement, None)
     }
 }
 
@@ -275,6 +319,19 @@ mod tests {
         assert_eq!(one, digest(&same));
         assert_ne!(one, digest(&ask("bash", r#"{"a":1,"b":[3]}"#)));
         assert_ne!(one, digest(&ask("read", r#"{"a":1,"b":[2]}"#)));
+        // What is one number for us may be two for the tool, and of two fields it takes either.
+        let other = [
+            r#"{"id":18446744073709551616}"#,
+            r#"{"id":18446744073709551617}"#,
+            r#"{"id":1.0}"#,
+            r#"{"id":1.0000000000000000001}"#,
+            r#"{"id":2}"#,
+            r#"{"id":1,"id":2}"#,
+            r#"{"id":2,"id":1}"#,
+        ];
+        let digests: std::collections::BTreeSet<_> =
+            other.iter().map(|input| digest(&ask("t", input))).collect();
+        assert_eq!(digests.len(), other.len());
         // The tool's name ends where it ends.
         assert_ne!(digest(&ask("a", "\"b\"")), digest(&ask("a\"b", "\"\"")));
     }

@@ -10,7 +10,10 @@ use tokio::task::AbortHandle;
 use super::SessionMsg;
 use super::answers::{Shown, digest};
 use super::asks::{self, Decided};
+use super::before::Before;
+use super::confirming::Confirming;
 use super::outbox::After;
+use super::ruling::Ruling;
 use super::state::SessionState;
 use crate::config::{Approver, WhenWaiting};
 use crate::fleet::answering::expires;
@@ -18,9 +21,10 @@ use crate::fleet::approver::{Asking, PendingAsk, Said};
 use crate::fleet::clock;
 use crate::fleet::questions::{By, Known, Open};
 use crate::journal::{AnswerRow, QuestionChange, QuestionRow, Write};
-use crate::limits::{ASK_MARGIN, ASKS_PER_POOL, ASKS_PER_SESSION, QUESTION_REQUESTS};
+use crate::limits::{ASK_MARGIN, ASKS_PER_SESSION, QUESTION_REQUESTS};
 use crate::model::{
-    Ask, AskId, AskKey, ClientWish, DecidedBy, Decision, Event, QuestionState, TurnOutcome, Verdict,
+    Ask, AskId, AskKey, ClientWish, DecidedBy, Decision, Event, QuestionState, Remember,
+    TurnOutcome, Verdict,
 };
 use crate::telemetry::event::permission::{AskWaits, PermissionDecided};
 use crate::telemetry::sets::ToolClass;
@@ -65,6 +69,21 @@ pub(crate) struct Pending {
     agent_until_us: Option<i64>,
     /// Ends the wait for an answer; there once it is durable.
     deadline: Option<AbortHandle>,
+    /// A person allowed it, and the delegate is asked about that.
+    pub(super) confirming: Option<Confirming>,
+}
+
+impl Pending {
+    /// Whether its time is over, by the time of day that people were shown.
+    pub(super) const fn is_over(&self, now_us: i64) -> bool {
+        self.until_us <= now_us
+    }
+
+    /// It is asked because a budget is spent: an answer holds once.
+    pub(super) fn is_of_budget(&self) -> bool {
+        let mut members = self.members.iter();
+        members.any(|member| member.decided.spent.is_some())
+    }
 }
 
 impl Drop for Pending {
@@ -132,12 +151,21 @@ impl Ending {
 
 impl SessionState {
     /// In what state of things an ask is decided now.
-    pub(super) fn asked_at(&self) -> asks::At {
+    pub(super) fn asked_at<'m>(&self, mode: Option<&'m str>) -> asks::At<'m> {
         let has_people = self.talk.is_some() || self.shared.asks_people;
         asks::At {
+            mode,
             is_read_only: self.shared.journal.health().borrow().is_read_only(),
-            has_approver: has_people && !self.pool.config.ask.approvers.is_empty(),
-            waiting: self.pending.values().map(|of| of.members.len()).sum(),
+            has_approver: has_people && !self.pool.ask_rules().approvers.is_empty(),
+            waiting: self
+                .pending
+                .values()
+                .map(|of| of.members.len())
+                .sum::<usize>()
+                + self.delegated.len(),
+            is_too_long: false,
+            spent: self.spent_now(),
+            counted: (self.budget.allows, self.budget.denies),
         }
     }
 
@@ -158,59 +186,49 @@ impl SessionState {
 
     /// The policy wants a person: the request is journalled, then put to them, unless the same was
     /// asked or answered before.
-    pub(super) fn ask_a_person(&mut self, member: Member) {
-        member.decided.record_request(&member.ask, &mut self.outbox);
-        let seq = self.outbox.last_seq();
+    pub(super) fn ask_a_person(&mut self, mut member: Member) {
+        if let Some(spent) = &member.decided.spent {
+            self.budget.purse.note(spent);
+        }
         let digest = digest(&member.ask);
         let shown = self.shown(&member);
-        if !shown.is_certain {
-            // Nothing says that it would do the same as another one of these words.
-            return self.new_question(member, digest, shown, seq);
+        let before = self.before(&member, &digest, &shown);
+        if let Some(question) = before.question() {
+            // So that its record leads to whoever answered.
+            let question = question.as_str().into();
+            member.decided.note("question", &question);
         }
-        let mut open = self.pending.iter_mut();
-        if let Some((id, pending)) = open.find(|(_, of)| of.digest == digest && of.shown == shown) {
-            if pending.members.len() >= QUESTION_REQUESTS {
-                return self.conclude(member, &Ending::full());
-            }
-            let id = id.clone();
-            let agent_until_us = pending.agent_until_us;
-            pending.members.push(member);
-            return self.change(&id, QuestionChange::Again { agent_until_us });
-        }
-        if let Some(of) = self.of_turn.get(&digest)
-            && of.paths == shown.paths
-        {
-            let ending = Ending::said(DecidedBy::Cache, of.answer.clone());
-            return self.conclude(member, &ending);
-        }
-        let session = &self.work.session;
-        let now_us = clock::now_us();
-        let known = self
-            .shared
-            .questions
-            .known(session, &digest, &shown.paths, now_us);
+        member.decided.record_request(&member.ask, &mut self.outbox);
+        let seq = self.outbox.last_seq();
+        let known = match before {
+            Before::Nothing => Known::Nothing,
+            Before::Waits(id) => return self.joins(&id, member),
+            Before::OfTurn(answer) => Known::Remembered(answer),
+            Before::Known(known) => known,
+        };
         match known {
             Known::Remembered(answer) => {
                 self.conclude(member, &Ending::said(DecidedBy::Cache, answer));
             }
-            Known::Answered(id, answer) => {
+            Known::Answered(id, mut answer) => {
+                answer.remember = answer.remember.min(self.pool.ask_rules().remember);
+                if !self.remember(&digest, &shown.paths, &answer) {
+                    answer.remember = Remember::Never;
+                }
                 let ending = Ending::said(DecidedBy::Human, answer);
                 let change = QuestionChange::Ended {
                     state: ending.state(),
                     answer: ending.answer.clone(),
                 };
                 self.change(&id, change);
-                if let Some(answer) = &ending.answer {
-                    self.remember(&digest, &shown.paths, answer);
-                }
                 self.conclude(member, &ending);
             }
             Known::Orphaned(id, until_us) => {
-                let agent_until_us = self.agent_until(now_us);
+                let agent_until_us = self.agent_until(clock::now_us());
                 self.change(&id, QuestionChange::Again { agent_until_us });
                 self.wait(id, member, digest, shown, seq, until_us);
             }
-            Known::Elsewhere(before) => {
+            Known::Anew(before) => {
                 let change = QuestionChange::Ended {
                     state: QuestionState::Cancelled,
                     answer: None,
@@ -222,14 +240,27 @@ impl SessionState {
         }
     }
 
+    /// The same waits already: they are one question.
+    fn joins(&mut self, id: &AskId, member: Member) {
+        let Some(pending) = self.pending.get_mut(id) else {
+            return;
+        };
+        if pending.members.len() >= QUESTION_REQUESTS {
+            return self.conclude(member, &Ending::full());
+        }
+        let agent_until_us = pending.agent_until_us;
+        pending.members.push(member);
+        self.change(id, QuestionChange::Again { agent_until_us });
+    }
+
     fn new_question(&mut self, member: Member, digest: String, shown: Shown, seq: u64) {
         let of_pool = self.shared.questions.waiting(&self.pool.config.name);
-        if self.pending.len() >= ASKS_PER_SESSION || of_pool >= ASKS_PER_POOL {
+        if self.pending.len() >= ASKS_PER_SESSION || of_pool >= self.pool.ask_rules().max_pending {
             return self.conclude(member, &Ending::full());
         }
         let id = member.decided.verdict.ask.clone();
         let at_us = clock::now_us();
-        let most = self.pool.policy.ask_timeout();
+        let most = member.decided.ask_timeout;
         let most = most.map_or(self.pool.config.ask.timeout, |of| {
             of.min(self.pool.config.ask.timeout)
         });
@@ -284,6 +315,7 @@ impl SessionState {
             until_us,
             agent_until_us: self.agent_until(clock::now_us()),
             deadline: None,
+            confirming: None,
         };
         self.pending.insert(id.clone(), pending);
         self.outbox.after(After::Asked(id));
@@ -300,10 +332,12 @@ impl SessionState {
             tokio::time::sleep(within).await;
             let _ = to.send_message(SessionMsg::AskExpired(expired));
         });
-        let Some(pending) = self.pending.get_mut(id) else {
+        if let Some(pending) = self.pending.get_mut(id) {
+            pending.deadline = Some(waits.abort_handle());
+        }
+        let Some(pending) = self.pending.get(id) else {
             return;
         };
-        pending.deadline = Some(waits.abort_handle());
         let Some(member) = pending.members.first() else {
             return;
         };
@@ -318,7 +352,8 @@ impl SessionState {
             is_elsewhere: self.talk.is_some(),
         }
         .emit();
-        let is_for_client = self.pool.config.ask.approvers.contains(&Approver::Owner);
+        self.tell_ask(id, member, pending.until_us);
+        let is_for_client = self.pool.ask_rules().approvers.contains(&Approver::Owner);
         let Some(talk) = self.talk.as_ref().filter(|_| is_for_client) else {
             return self.release();
         };
@@ -377,7 +412,8 @@ impl SessionState {
     }
 
     fn nobody_decided(&mut self, id: &AskId, why: &str) {
-        let deny_turn = asks::denies_turn(&self.pool);
+        let ruling = Ruling::now(&self.pool, &self.work, None);
+        let deny_turn = asks::denies_turn(&self.pool, ruling.policy());
         if let Some(pending) = self.pending.get_mut(id) {
             for member in &mut pending.members {
                 member.decided.deny_turn = deny_turn;
@@ -388,10 +424,9 @@ impl SessionState {
 
     /// The agent does not wait for the answer to one of its requests any more.
     pub(super) fn withdrawn(&mut self, key: &AskKey) {
-        let ending = Ending::denied(
-            DecidedBy::Gone,
-            "the agent withdrew its request before this was decided",
-        );
+        let why = "the agent withdrew its request before this was decided";
+        self.delegated_withdrawn(key, why);
+        let ending = Ending::denied(DecidedBy::Gone, why);
         let of_key = |of: &Member| of.ask.key == *key;
         let found = self.pending.iter_mut();
         let found = found
@@ -410,6 +445,7 @@ impl SessionState {
 
     /// Nobody will decide what is open.
     pub(super) fn nobody_decides(&mut self, why: &str) {
+        self.not_delegated(why);
         let open: Vec<AskId> = self.pending.keys().cloned().collect();
         for id in open {
             self.resolve(&id, &Ending::denied(DecidedBy::Gone, why));
@@ -492,7 +528,7 @@ impl SessionState {
     }
 
     /// The one end of every request that a person was to decide.
-    fn conclude(&mut self, member: Member, ending: &Ending) {
+    pub(super) fn conclude(&mut self, member: Member, ending: &Ending) {
         let Member {
             ask,
             mut decided,
@@ -510,6 +546,7 @@ impl SessionState {
             .directory
             .resolved(keeps, &decided.moved, ending.decision);
         self.tally.decided(&decided);
+        self.count_verdict(&mut decided);
         self.outbox.event(Event::Decided(decided.verdict.clone()));
         let (key, deny_turn, class) = (ask.key, decided.deny_turn, decided.class);
         self.outbox.after(match wish {

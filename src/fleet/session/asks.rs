@@ -7,25 +7,41 @@ use std::time::Duration;
 
 use serde_json::value::RawValue;
 
+use super::budget::cap;
 use super::calls::{Asks, Call};
 use super::directory::Directory;
+use super::engine;
+use super::judging::{Asked, Looked, class, judge, judge_call, too_large};
+use super::masking;
 use super::outbox::Outbox;
 use super::prepare::Prepared;
 use super::record;
+use super::ruling::{self, Ruling};
 use super::work::Work;
 use crate::config::ShellCwd;
 use crate::fleet::clock;
 use crate::fleet::setup::PoolShared;
 use crate::journal::{Judged, Write};
-use crate::limits::{ASK_INPUT_BYTES, ASKS_PER_SESSION};
-use crate::model::{
-    Answer, Ask, AskId, Claimed, ClientWish, DecidedBy, Decision, Event, Foreign, OnTimeout,
-    Verdict,
+use crate::limits::{
+    ASK_CLAIM_BYTES, ASK_INPUT_BYTES, ASK_TOOL_BYTES, ASKS_PER_SESSION, FACT_PATHS,
+    FOREIGN_ID_BYTES,
 };
-use crate::policy::{self, Facts, Judgement, Moved, Part, Place, Request};
+use crate::model::{
+    Answer, Ask, AskBounds, AskId, ClientWish, DecidedBy, Decision, Event, Foreign, OnTimeout,
+    Spent, Then, Verdict,
+};
+use crate::policy::{Facts, Judgement, Looking, Moved, Occasion, Part, Place, Policy};
 use crate::telemetry::event::permission::{PermissionRequested, PolicyEvaluated};
+use crate::telemetry::event::policy::PolicyTried;
 use crate::telemetry::event::turn::UnaskedJudged;
-use crate::telemetry::sets::{EvaluationError, ToolClass};
+use crate::telemetry::sets::ToolClass;
+
+/// What is kept of what stands beside a request's input.
+pub(super) const BOUNDS: AskBounds = AskBounds {
+    tool: ASK_TOOL_BYTES,
+    claim: ASK_CLAIM_BYTES,
+    id: FOREIGN_ID_BYTES,
+};
 
 /// A decided ask; or, with [`Decision::Ask`], one that a person is to decide.
 #[derive(Debug)]
@@ -38,22 +54,38 @@ pub(crate) struct Decided {
     pub(crate) deny_turn: bool,
     /// What it does to the shell's directory.
     pub(crate) moved: Moved,
-    judged: Judged,
-    /// What the rules saw, where a person is to decide.
+    pub(super) judged: Judged,
+    /// How long its policy lets it wait for a person, if that says so.
+    pub(crate) ask_timeout: Option<Duration>,
+    /// The budget because of which it was not just allowed.
+    pub(crate) spent: Option<Spent>,
+    /// What the rules saw, where somebody else is to decide.
     pub(crate) facts: Option<Facts>,
     /// The directories that it was judged from, where a person is to decide.
     pub(crate) from: Directory,
+    /// The request as it came, where it holds secrets: on no record, and never shown.
+    pub(crate) came: Option<Box<Ask>>,
+    /// What it took of the rules that allow only so often.
+    pub(super) uses: Vec<(String, u32)>,
 }
 
 /// In what state of things an ask is decided.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct At {
+pub(crate) struct At<'a> {
+    /// The mode that the session is set to.
+    pub(crate) mode: Option<&'a str>,
     /// The journal takes nothing new.
     pub(crate) is_read_only: bool,
     /// There is a person to ask.
     pub(crate) has_approver: bool,
     /// Requests that wait for people: they are not on their way to the disk.
     pub(crate) waiting: usize,
+    /// The tool's name is longer than any.
+    pub(crate) is_too_long: bool,
+    /// The budget that is spent, if one is.
+    pub(crate) spent: Option<Spent>,
+    /// Requests of the turn that were allowed, and those that were denied.
+    pub(crate) counted: (u64, u64),
 }
 
 impl Decided {
@@ -75,6 +107,16 @@ impl Decided {
         });
     }
 
+    /// What the rules saw, as its record has it: JSON.
+    pub(super) fn facts_json(&self) -> &str {
+        &self.judged.facts
+    }
+
+    /// Adds to that.
+    pub(super) fn note(&mut self, name: &str, value: &serde_json::Value) {
+        self.judged.facts = record::noted(&self.judged.facts, name, value);
+    }
+
     /// What goes back to the agent.
     pub(crate) fn answer(&self) -> Answer {
         match self.verdict.decision {
@@ -89,15 +131,15 @@ pub(crate) fn decide(
     pool: &PoolShared,
     prepared: Option<&Prepared>,
     work: &Work,
-    ask: &Ask,
+    (ask, came): (&Ask, Option<Box<Ask>>),
     asks: &mut Asks,
-    at: At,
+    at: At<'_>,
 ) -> Decided {
     let began = clock::now();
+    let ruling = Ruling::now(pool, work, at.mode.map(str::to_owned));
     let crowded = asks.open.len().saturating_sub(at.waiting) >= ASKS_PER_SESSION;
     let twice = asks.open.values().any(|open| open.id == ask.key.id);
-    asks.note_request(ask);
-    let mut moved = Moved::Not;
+    asks.note_request(came.as_deref().unwrap_or(ask));
     let keeps = pool.config.shell_cwd;
     // What runs unasked may have moved the shell already, and what it did is only seen at its end.
     let unseen = keeps != ShellCwd::Workspace
@@ -108,33 +150,52 @@ pub(crate) fn decide(
     let nowhere = Directory::unknown();
     let directory = if unseen { &nowhere } else { &asks.directory };
     let from = directory.clone();
-    let judgement = if twice {
-        Judgement::refused("twice", "the same request id was used twice")
-    } else if at.is_read_only {
-        Judgement::refused(
-            "journal",
-            "the journal is read-only: nothing can be allowed",
-        )
-    } else if crowded {
-        Judgement::refused("max_pending", "too many requests are open at the same time")
-    } else {
-        let judgement;
-        (judgement, moved) = judge(
-            pool,
-            prepared,
-            directory,
-            (&ask.tool, &ask.input),
-            &ask.claimed,
-        );
-        judgement
+    let by = |policy: &Policy| {
+        let occasion = ruling.occasion(pool, &asks.used);
+        let (asked, came) = (Asked::of(ask), came.as_deref().map(Asked::of));
+        judge(pool, (policy, &occasion), prepared, directory, asked, came)
     };
+    let refused = if twice {
+        Some(("twice", "the same request id was used twice"))
+    } else if at.is_read_only {
+        let why = "the journal is read-only: nothing can be allowed";
+        Some(("journal", why))
+    } else if crowded {
+        let why = "too many requests are open at the same time";
+        Some(("max_pending", why))
+    } else if at.is_too_long {
+        Some(("too_large", "the tool's name is longer than any"))
+    } else {
+        None
+    };
+    let Looked {
+        judgement,
+        moved,
+        floor,
+    } = match (refused, ruling.loaded()) {
+        (Some((name, why)), _) => Looked::of(Judgement::refused(name, why), Moved::Not),
+        (None, Some(loaded)) => by(&loaded.policy),
+        (None, None) => Looked::of(no_layer(), Moved::Away),
+    };
+    let took = clock::since(began);
+    if let Some(shadow) = ruling.version.shadow.as_ref().filter(|_| refused.is_none()) {
+        shadow.judge(&judgement, |policy| by(policy).judgement);
+    }
     let class = class(pool, Some(&ask.tool));
-    let mut decided = decided(pool, work, ask, judgement, class, clock::since(began), at);
-    decided.judged.facts = record::at_place(&decided.judged.facts, prepared, directory);
+    let uses = judgement.uses.clone();
+    let mut decided = decided(pool, &ruling, work, ask, (judgement, took), class, at);
+    let occasion = ruling.occasion(pool, &asks.used);
+    let facts = &decided.judged.facts;
+    decided.judged.facts = record::at_place(facts, pool, prepared, directory, &occasion, floor);
     let decision = decided.verdict.decision;
     asks.directory.decided(keeps, &moved, decision);
+    if decision == Decision::Allow {
+        ruling::count(&mut asks.used, &uses);
+        decided.uses = uses;
+    }
     decided.moved = moved;
     decided.from = from;
+    decided.came = came;
     asks.open
         .insert(decided.verdict.ask.clone(), ask.key.clone());
     decided
@@ -146,37 +207,88 @@ pub(crate) fn decide_client(
     pool: &PoolShared,
     prepared: Option<&Prepared>,
     work: &Work,
-    (ask, wish): (&Ask, &ClientWish),
+    (ask, came, wish): (&Ask, Option<Box<Ask>>, &ClientWish),
     asks: &mut Asks,
-    at: At,
+    at: At<'_>,
 ) -> (Decided, Option<String>) {
     let began = clock::now();
-    let (mut judgement, place) = if at.is_read_only {
+    let ruling = Ruling::now(pool, work, at.mode.map(str::to_owned));
+    let mut tried = None;
+    let by = |policy: &Policy, prepared: &Prepared| {
+        let occasion = ruling.occasion(pool, &asks.used);
+        let is_masked = came.is_some();
+        judge_client(pool, (policy, &occasion), prepared, wish, ask, is_masked)
+    };
+    let (judgement, place) = if at.is_read_only {
         let why = "the journal is read-only: nothing can be allowed";
         (Judgement::refused("journal", why), None)
     } else if ask.input.get().len() > ASK_INPUT_BYTES {
         (too_large(), None)
     } else if let Some(prepared) = prepared {
-        pool.policy.decide_client(wish, &prepared.place())
+        tried = Some(prepared);
+        match ruling.loaded() {
+            Some(loaded) => by(&loaded.policy, prepared),
+            None => (no_layer(), None),
+        }
     } else {
         let why = "there is no workspace to judge paths by";
         (Judgement::refused("no_workspace", why), None)
     };
-    show_text(wish, &ask.input, &mut judgement);
+    let took = clock::since(began);
+    if let Some((shadow, prepared)) = ruling.version.shadow.as_ref().zip(tried) {
+        shadow.judge(&judgement, |policy| by(policy, prepared).0);
+    }
     let class = match wish {
         ClientWish::Read(_) => ToolClass::Read,
         ClientWish::Write(_) => ToolClass::Write,
         ClientWish::Run(_) => ToolClass::Shell,
     };
-    let decided = decided(pool, work, ask, judgement, class, clock::since(began), at);
+    let uses = judgement.uses.clone();
+    let mut decided = decided(pool, &ruling, work, ask, (judgement, took), class, at);
+    let (facts, nowhere) = (&decided.judged.facts, Directory::default());
+    let occasion = ruling.occasion(pool, &asks.used);
+    decided.judged.facts = record::at_place(facts, pool, prepared, &nowhere, &occasion, None);
+    if decided.verdict.decision == Decision::Allow {
+        ruling::count(&mut asks.used, &uses);
+        decided.uses = uses;
+    }
+    decided.came = came;
     asks.clients
         .insert(decided.verdict.ask.clone(), ask.key.clone());
     (decided, place)
 }
 
+/// What the policy says of it. It is judged as it came, because that is what will be done; what is
+/// kept of that is masked, and with a secret in it no rule allows it.
+pub(super) fn judge_client(
+    pool: &PoolShared,
+    (policy, occasion): (&Policy, &Occasion<'_>),
+    prepared: &Prepared,
+    wish: &ClientWish,
+    ask: &Ask,
+    is_masked: bool,
+) -> (Judgement, Option<String>) {
+    let began = clock::computed();
+    let looking = Looking::new(prepared.place().resolver);
+    let resolver = &looking;
+    let at = Place {
+        resolver,
+        ..prepared.place()
+    };
+    let (judgement, place) = policy.decide_client_on(wish, &at, occasion);
+    let mut judgement = engine::in_time(policy, began, judgement);
+    judgement.facts.looked = looking.looked();
+    if is_masked {
+        judgement = policy.hold_back(judgement);
+        masking::judgement(&pool.mask, &mut judgement);
+    }
+    show_text(wish, &ask.input, &mut judgement);
+    (judgement, place)
+}
+
 /// A person is asked about the text that is to be written, too, and there is no tool call that shows
 /// it.
-pub(super) fn show_text(wish: &ClientWish, input: &RawValue, judgement: &mut Judgement) {
+fn show_text(wish: &ClientWish, input: &RawValue, judgement: &mut Judgement) {
     if let ClientWish::Write(_) = wish {
         judgement.facts.parts.extend(text_part(input));
     }
@@ -193,6 +305,8 @@ fn text_part(input: &RawValue) -> Option<Part> {
     let bytes = text.bytes.to_string();
     let words = ["text:", &bytes, "bytes,", "SHA-256", &text.sha256];
     Some(Part {
+        env: Vec::new(),
+        redirects: Vec::new(),
         words: words.into_iter().map(Foreign::from).collect(),
         decision: Decision::Allow,
         rules: Vec::new(),
@@ -202,18 +316,24 @@ fn text_part(input: &RawValue) -> Option<Part> {
 /// A judgement, with what follows where nobody can be asked.
 fn decided(
     pool: &PoolShared,
+    ruling: &Ruling,
     work: &Work,
     ask: &Ask,
-    judgement: Judgement,
+    (judgement, took): (Judgement, Duration),
     class: ToolClass,
-    took: Duration,
-    at: At,
+    at: At<'_>,
 ) -> Decided {
+    let loaded = ruling.loaded().unwrap_or(&ruling.version.own);
     PolicyEvaluated {
         took,
-        error: (judgement.by == DecidedBy::Error).then_some(EvaluationError::Malformed),
+        error: engine::error(&judgement),
     }
     .emit();
+    let mut judgement = judgement;
+    let spent = at.spent.filter(|_| judgement.decision == Decision::Allow);
+    if let Some(spent) = &spent {
+        cap(&mut judgement, spent);
+    }
     let policy = judgement.decision;
     let mut verdict = Verdict {
         ask: fresh_ask_id(pool),
@@ -222,15 +342,19 @@ fn decided(
         rules: judgement.rules,
         reason: judgement.reason,
     };
-    let mut deny_turn = false;
+    let mut deny_turn = spent.is_some_and(|spent| spent.then >= Then::Interrupt);
     if verdict.decision == Decision::Ask && !at.has_approver {
-        verdict.decision = Decision::Deny;
-        verdict.by = DecidedBy::Timeout;
-        verdict.reason = format!(
-            "{}; a person would have to allow this and nobody can be asked here: do it another way or go on without it",
-            verdict.reason
-        );
-        deny_turn = denies_turn(pool);
+        deny_turn = nobody_to_ask(pool, &loaded.policy, &mut verdict);
+    }
+    if let Some(would) = judgement.would {
+        PolicyTried {
+            slot: &work.slot,
+            session: &work.session,
+            ask: &verdict.ask,
+            would,
+            rules: &verdict.rules,
+        }
+        .emit();
     }
     PermissionRequested {
         slot: &work.slot,
@@ -241,25 +365,41 @@ fn decided(
     .emit();
     Decided {
         policy,
-        facts: (verdict.decision == Decision::Ask).then(|| judgement.facts.clone()),
+        facts: (verdict.decision == Decision::Ask || pool.delegate.is_some())
+            .then(|| judgement.facts.clone()),
         verdict,
         class,
         deny_turn,
+        spent,
         moved: Moved::Not,
         from: Directory::default(),
+        came: None,
+        uses: Vec::new(),
         judged: Judged {
-            policy: pool.policy.name().to_owned(),
-            policy_sha256: pool.policy_sha256.clone(),
-            facts: facts_json(&judgement.facts),
+            policy: loaded.policy.name().to_owned(),
+            policy_sha256: loaded.sha256.clone(),
+            facts: facts_json(&judgement.facts, at.counted),
             eval_us: u64::try_from(took.as_micros()).unwrap_or(u64::MAX),
         },
+        ask_timeout: loaded.policy.ask_timeout(),
     }
 }
 
+/// Makes a denial of what a person should have decided. Gives whether it also ends the turn.
+pub(super) fn nobody_to_ask(pool: &PoolShared, policy: &Policy, verdict: &mut Verdict) -> bool {
+    verdict.decision = Decision::Deny;
+    verdict.by = DecidedBy::Timeout;
+    verdict.reason = format!(
+        "{}; a person would have to allow this and nobody can be asked here: do it another way or go on without it",
+        verdict.reason
+    );
+    denies_turn(pool, policy)
+}
+
 /// Whether an ask that nobody answers also ends the turn.
-pub(super) fn denies_turn(pool: &PoolShared) -> bool {
+pub(super) fn denies_turn(pool: &PoolShared, policy: &Policy) -> bool {
     pool.config.ask.on_timeout == OnTimeout::DenyTurn
-        || pool.policy.on_timeout() == Some(OnTimeout::DenyTurn)
+        || policy.on_timeout() == Some(OnTimeout::DenyTurn)
 }
 
 /// Judges a call that ran without a request.
@@ -268,18 +408,27 @@ pub(crate) fn judge_unasked(
     prepared: Option<&Prepared>,
     work: &Work,
     call: &Call,
-    directory: &mut Directory,
+    asks: &mut Asks,
+    mode: Option<String>,
 ) -> Event {
-    let (judgement, moved) = match &call.input {
-        Some(input) => {
-            let claimed = Claimed::default();
-            judge(pool, prepared, directory, (&call.name, input), &claimed)
+    let ruling = Ruling::now(pool, work, mode);
+    let (judgement, moved) = match (&call.input, ruling.loaded()) {
+        (Some(input), Some(loaded)) => {
+            let occasion = ruling.occasion(pool, &asks.used);
+            let by = (&*loaded.policy, &occasion);
+            let looked = judge_call(pool, by, prepared, &asks.directory, &call.name, input);
+            (looked.judgement, looked.moved)
         }
-        None if class(pool, Some(&call.name)) == ToolClass::Shell => (too_large(), Moved::Away),
-        None => (too_large(), Moved::Not),
+        (Some(_), None) => (no_layer(), Moved::Away),
+        (None, _) if class(pool, Some(&call.name)) == ToolClass::Shell => {
+            (too_large(), Moved::Away)
+        }
+        (None, _) => (too_large(), Moved::Not),
     };
     // It ran, whatever is said of it.
-    directory.decided(pool.config.shell_cwd, &moved, Decision::Allow);
+    ruling::count(&mut asks.used, &judgement.uses);
+    let keeps = pool.config.shell_cwd;
+    asks.directory.decided(keeps, &moved, Decision::Allow);
     UnaskedJudged {
         slot: &work.slot,
         session: &work.session,
@@ -296,72 +445,9 @@ pub(crate) fn judge_unasked(
     }
 }
 
-pub(super) fn judge(
-    pool: &PoolShared,
-    prepared: Option<&Prepared>,
-    directory: &Directory,
-    (tool, input): (&Foreign, &RawValue),
-    claimed: &Claimed,
-) -> (Judgement, Moved) {
-    if input.get().len() > ASK_INPUT_BYTES {
-        return (too_large(), Moved::Away);
-    }
-    let Some(prepared) = prepared else {
-        let why = "there is no workspace to judge paths by";
-        return (Judgement::refused("no_workspace", why), Moved::Away);
-    };
-    let request: Request = pool.extractor.extract(tool.raw(), input);
-    let places = directory.places(prepared);
-    let judged = places
-        .iter()
-        .map(|place| pool.policy.decide(&request, claimed, place));
-    let severe = judged.reduce(|a, b| {
-        let is_as_severe = match a.decision {
-            Decision::Deny => true,
-            Decision::Ask => b.decision != Decision::Deny,
-            Decision::Allow => b.decision == Decision::Allow,
-        };
-        if is_as_severe { a } else { b }
-    });
-    let Some(judgement) = severe else {
-        let why = "there is no directory to judge paths by";
-        return (Judgement::refused("no_directory", why), Moved::Away);
-    };
-    let moved = match pool.config.shell_cwd {
-        ShellCwd::Workspace => Moved::Not,
-        ShellCwd::Turn | ShellCwd::Sticky => moved_from(pool, tool, &request, &places),
-    };
-    (judgement, moved)
-}
-
-/// Where the shell may be afterwards, from each place where it may be now.
-fn moved_from(pool: &PoolShared, tool: &Foreign, request: &Request, places: &[Place<'_>]) -> Moved {
-    let is_shell = class(pool, Some(tool)) == ToolClass::Shell;
-    if is_shell && !matches!(request, Request::Shell { .. }) {
-        return Moved::Away; // It runs something, and nobody can say what.
-    }
-    let mut all = Vec::new();
-    for place in places {
-        match policy::moved(request, place) {
-            Moved::Not => {}
-            Moved::To(ends) => all.extend(ends),
-            Moved::Away => return Moved::Away,
-        }
-    }
-    if all.is_empty() {
-        Moved::Not
-    } else {
-        Moved::To(all)
-    }
-}
-
-/// The kind of tool that a name stands for.
-pub(crate) fn class(pool: &PoolShared, tool: Option<&Foreign>) -> ToolClass {
-    tool.map_or(ToolClass::Unknown, |tool| pool.extractor.class(tool.raw()))
-}
-
-fn too_large() -> Judgement {
-    Judgement::refused("too_large", "the input is larger than can be judged")
+fn no_layer() -> Judgement {
+    let why = "the policy that lies on top of this session's is not there any more: nothing can be allowed";
+    Judgement::refused("no_policy", why)
 }
 
 fn fresh_ask_id(pool: &PoolShared) -> AskId {
@@ -369,19 +455,39 @@ fn fresh_ask_id(pool: &PoolShared) -> AskId {
     AskId::new(&id).unwrap_or_else(|_| unreachable!("a UUID is a safe token"))
 }
 
-/// What the rules saw, for the audit record.
-fn facts_json(facts: &Facts) -> String {
+/// What the rules saw and what budgets had counted, for the audit record.
+fn facts_json(facts: &Facts, (allows, denies): (u64, u64)) -> String {
     let parts: Vec<_> = facts
         .parts
         .iter()
         .map(|part| {
-            let words: Vec<_> = part.words.iter().map(Foreign::raw).collect();
-            serde_json::json!({
-                "words": words,
+            let texts = |of: &[Foreign]| -> serde_json::Value {
+                of.iter().map(Foreign::raw).collect::<Vec<_>>().into()
+            };
+            let mut json = serde_json::json!({
+                "words": texts(&part.words),
                 "decision": part.decision.word(),
                 "rules": part.rules,
-            })
+            });
+            for (key, of) in [("env", &part.env), ("redirects", &part.redirects)] {
+                if !of.is_empty() {
+                    json[key] = texts(of);
+                }
+            }
+            json
         })
         .collect();
-    serde_json::json!({"parts": parts, "not_plain": facts.not_plain}).to_string()
+    let budget = serde_json::json!({"allows": allows, "denies": denies});
+    let mut json =
+        serde_json::json!({"parts": parts, "not_plain": facts.not_plain, "budget": budget});
+    if !facts.paths.is_empty() {
+        let paths = facts.paths.iter().take(FACT_PATHS).map(|led| {
+            serde_json::json!({"word": led.word.raw(), "to": led.to.raw(), "inside": led.inside})
+        });
+        json["paths"] = paths.collect::<Vec<_>>().into();
+    }
+    if !facts.looked.is_empty() {
+        json["looked"] = serde_json::json!(facts.looked);
+    }
+    json.to_string()
 }

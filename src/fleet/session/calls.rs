@@ -2,14 +2,14 @@
 //!
 //! Pure. Must not judge anything.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use serde_json::value::RawValue;
 use sha2::{Digest as _, Sha256};
 
 use super::directory::Directory;
 use crate::limits::{ASK_INPUT_BYTES, OPEN_CALLS};
-use crate::model::{Ask, AskId, AskKey, Event, Foreign};
+use crate::model::{self, Ask, AskId, AskKey, Event, Foreign};
 
 /// One tool call, as the agent announced it.
 #[derive(Debug)]
@@ -38,6 +38,8 @@ pub(crate) struct Asks {
     requests: VecDeque<Early>,
     /// Where the agent's shell is.
     pub(crate) directory: Directory,
+    /// How often rules that allow only so often have allowed something in this turn.
+    pub(super) used: BTreeMap<String, u32>,
 }
 
 /// A request whose call was not announced: the call's id where it has one, tool, canonical input.
@@ -49,6 +51,11 @@ struct Early {
 }
 
 impl Asks {
+    /// How often rules that allow only so often have allowed something in this turn.
+    pub(super) fn used(&self) -> &BTreeMap<String, u32> {
+        &self.used
+    }
+
     /// Whether the answer is still wanted.
     pub(crate) fn answered(&mut self, ask: &AskId) -> bool {
         self.open.remove(ask).is_some() || self.clients.remove(ask).is_some()
@@ -126,6 +133,7 @@ impl Asks {
     /// The turn is over: gives the calls that ran without a request and brought no result.
     pub(crate) fn turn_ended(&mut self) -> Vec<Call> {
         self.requests.clear();
+        self.used.clear();
         self.calls.drain(..).filter(|call| !call.asked).collect()
     }
 
@@ -154,17 +162,15 @@ impl Asks {
     }
 }
 
-/// The digest of the input with its object keys sorted and its white space gone, so that the
-/// announcement and the request of one call compare equal.
+/// The digest of the input in its one form, so that the announcement and the request of one call
+/// compare equal.
 fn digest(input: &RawValue) -> Digest {
     Sha256::digest(canonical(input).as_bytes()).into()
 }
 
-/// An input with its object keys sorted and its white space gone.
+/// An input in its one form; one that has none is only like itself, byte for byte.
 pub(super) fn canonical(input: &RawValue) -> String {
-    // `Value` keeps object keys sorted.
-    let value: Result<serde_json::Value, _> = serde_json::from_str(input.get());
-    value.map_or_else(|_| input.get().to_owned(), |value| value.to_string())
+    model::canonical(input).unwrap_or_else(|why| format!("{why}\0{}", input.get()))
 }
 
 #[cfg(test)]

@@ -51,6 +51,14 @@ impl Choosing {
         Arc::new(acp)
     }
 
+    /// The mode that was chosen.
+    fn mode(&self) -> Option<&String> {
+        self.chosen.iter().find_map(|setting| match setting {
+            Setting::Mode(mode) => Some(mode),
+            Setting::Option { .. } => None,
+        })
+    }
+
     fn choose(&mut self, setting: Setting) {
         self.chosen.retain(|of| !of.is_of_the_same(&setting));
         if self.chosen.len() <= limits::OFFERED {
@@ -101,6 +109,13 @@ impl Choosing {
 }
 
 impl SessionState {
+    /// The mode that the session is set to: by its client, else by the configuration. What the
+    /// agent says of itself is not asked.
+    pub(super) fn mode(&self) -> Option<String> {
+        let chosen = self.choosing.mode();
+        chosen.or(self.pool.config.mode.as_ref()).cloned()
+    }
+
     /// Something is to be set: by the child that runs, or in the next one.
     pub(super) fn choose(&mut self, setting: Setting, reply: SetReply) {
         if self.choosing.open.is_some() {

@@ -6,14 +6,11 @@
 use super::SessionState;
 use super::approvals::Member;
 use super::asks;
-use super::outbox::After;
+use super::masking;
 use super::prepare::Prepared;
 use crate::fleet::channel::{ChannelMsg, ClientNews, ClientSetup};
-use crate::fleet::clock;
 use crate::fleet::setup::{PoolShared, Shared};
-use crate::model::{
-    Ask, AskKey, ClientError, ClientFault, ClientWish, Decision, TurnOutcome, Verdict,
-};
+use crate::model::{Ask, AskKey, ClientError, ClientFault, ClientWish, Decision, Verdict};
 use crate::sandbox;
 
 impl Prepared {
@@ -35,32 +32,24 @@ impl Prepared {
 
 impl SessionState {
     /// Judges what the agent wants, and puts it on record.
-    pub(super) fn client(&mut self, ask: Ask, wish: &ClientWish) {
-        let at = self.asked_at();
+    pub(super) fn client(&mut self, mut ask: Ask, wish: &ClientWish) {
+        // Its tool's name is ours.
+        let _ = ask.bound(asks::BOUNDS);
+        let mode = self.mode();
+        let at = self.asked_at(mode.as_deref());
+        let (ask, came) = masking::ask(&self.pool.mask, ask);
         let (decided, place) = asks::decide_client(
             &self.pool,
             self.prepared.as_ref(),
             &self.work,
-            (&ask, wish),
+            (&ask, came, wish),
             &mut self.asks,
             at,
         );
-        if decided.verdict.decision == Decision::Ask {
-            let wish = Some((wish.clone(), place));
-            return self.ask_a_person(Member {
-                wish,
-                ..Member::of(ask, decided)
-            });
-        }
-        self.tally.decided(&decided);
-        decided.record(&ask, &mut self.outbox);
-        self.outbox.after(After::Client {
-            key: ask.key,
-            place,
-            asked: clock::now(),
-            deny_turn: decided.deny_turn,
-            verdict: decided.verdict,
-            class: decided.class,
+        let wish = Some((wish.clone(), place));
+        self.judged(Member {
+            wish,
+            ..Member::of(ask, decided)
         });
     }
 
@@ -75,6 +64,7 @@ impl SessionState {
         if !self.asks.answered(&verdict.ask) {
             return;
         }
+        let denied = deny_turn.then(|| verdict.clone());
         let is_over = self.ending.is_some() || self.turn.is_some();
         let verdict = match (verdict.decision, place) {
             (Decision::Allow, _) if is_over => Err(ClientError::new(
@@ -88,9 +78,8 @@ impl SessionState {
             let news = ClientNews::Judged { key, verdict };
             let _ = channel.send_message(ChannelMsg::Client(Box::new(news)));
         }
-        if deny_turn {
-            let why = "a person had to be asked, and nobody can be".to_owned();
-            self.interrupt(TurnOutcome::Cancelled, why);
+        if let Some(denied) = denied {
+            self.deny_turn(&denied);
         }
     }
 }

@@ -47,7 +47,10 @@ impl SessionState {
             SessionMsg::Answered { ask, said } => self.answered(&ask, said),
             SessionMsg::Decide { ask, answer, reply } => self.decided_by(&ask, *answer, reply),
             SessionMsg::Set { setting, reply } => self.choose(setting, reply),
+            SessionMsg::BudgetSpent { spent, turn } => self.budget_spent(&spent, turn),
             SessionMsg::AskExpired(ask) => self.ask_expired(&ask),
+            SessionMsg::Delegated { ask, said } => self.delegate_said(&ask, said),
+            SessionMsg::Confirmed { ask, said } => self.confirmed(&ask, said),
             SessionMsg::TooLarge(why) => self.too_large(why),
             SessionMsg::Next(work) => self.next(*work),
             SessionMsg::Recorded(before) => self.recorded(before),
@@ -345,6 +348,7 @@ impl SessionState {
             cancelled: self.cancelled,
             limit: self.limit.take(),
             waits: released.clone(),
+            parks: self.budget.parks.take(),
             failure: self.failure.take(),
             given_back: self.gives_back.then(|| StoredSession {
                 session: self.work.session.clone(),

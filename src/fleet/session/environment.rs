@@ -40,9 +40,12 @@ pub(super) fn environment(
         ("LOGNAME", "agent".to_owned()),
         ("SHELL", "/bin/sh".to_owned()),
         // The workspace's owner inside is the agent, or is shown as such; git must believe it.
-        ("GIT_CONFIG_COUNT", "1".to_owned()),
+        ("GIT_CONFIG_COUNT", "2".to_owned()),
         ("GIT_CONFIG_KEY_0", "safe.directory".to_owned()),
         ("GIT_CONFIG_VALUE_0", workspace.to_owned()),
+        // A directory that only looks like a repository, and may have come with the tree, is none.
+        ("GIT_CONFIG_KEY_1", "safe.bareRepository".to_owned()),
+        ("GIT_CONFIG_VALUE_1", "explicit".to_owned()),
     ];
     let mut env: BTreeMap<String, String> = fixed
         .into_iter()

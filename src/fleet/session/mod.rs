@@ -9,15 +9,22 @@ mod answers;
 mod approvals;
 mod asks;
 mod attached;
+mod before;
+mod budget;
 mod calls;
 mod choosing;
 mod client;
+mod confirming;
+mod delegated;
 mod directory;
 mod ending;
+mod engine;
 mod environment;
 mod far;
+mod judging;
 mod limited;
 mod listing;
+mod masking;
 mod measure;
 mod next;
 mod opening;
@@ -26,9 +33,11 @@ pub(crate) mod outcome;
 mod over;
 mod prepare;
 mod record;
+mod ruling;
 mod scales;
 mod state;
 mod tally;
+mod telling;
 mod unprepared;
 mod walls;
 mod weak;
@@ -69,8 +78,10 @@ use crate::dialect::Attachment;
 use crate::journal::AnswerRow;
 use crate::lifecycle::watch::Expired;
 use crate::model::{
-    AgentInfo, Ask, AskId, AskKey, ClientWish, Event, Foreign, RunId, SessionId, Setting,
+    AgentInfo, Ask, AskId, AskKey, ClientWish, DelegateError, Event, Foreign, RunId, SessionId,
+    Setting, Spent,
 };
+use crate::policy::delegation;
 use crate::sandbox::workspace::Manifest;
 use crate::telemetry::log::session_span;
 
@@ -165,8 +176,29 @@ pub(crate) enum SessionMsg {
         /// Who waits for the answer.
         reply: SetReply,
     },
+    /// A budget is spent whose end is the turn's, too.
+    BudgetSpent {
+        /// Which.
+        spent: Spent,
+        /// In which turn, as the purse numbers them: a late word of an earlier one is no news.
+        turn: u64,
+    },
     /// Nobody decided in time.
     AskExpired(AskId),
+    /// The pool's delegate decided, or gave no decision.
+    Delegated {
+        /// About which request.
+        ask: AskId,
+        /// What it said.
+        said: Result<delegation::Said, DelegateError>,
+    },
+    /// The same about what a person allowed.
+    Confirmed {
+        /// Of which question.
+        ask: AskId,
+        /// What it said: of several requests a denial, if there is one.
+        said: Result<delegation::Said, DelegateError>,
+    },
     /// Home or copy is larger than it may be.
     TooLarge(String),
     /// The session's next task. Only for a session that is between tasks.
@@ -288,6 +320,7 @@ fn begin(args: SessionArgs, myself: SessionRef) -> Box<SessionState> {
         },
         talk,
         pending: BTreeMap::new(),
+        delegated: BTreeMap::new(),
         released: None,
         of_turn: HashMap::new(),
         agent_session: stored.as_ref().and_then(|of| of.agent_session.clone()),
@@ -318,6 +351,7 @@ fn begin(args: SessionArgs, myself: SessionRef) -> Box<SessionState> {
         phase: Phase::Preparing,
         prepared: None,
         channel: None,
+        budget: budget::Counters::open(&pool, &work, &myself),
         limits: Arc::default(),
         limit: None,
         denials: crate::dialect::Denials::default(),
@@ -352,6 +386,12 @@ fn begin(args: SessionArgs, myself: SessionRef) -> Box<SessionState> {
         }
     }
     state.flush();
+    prepares(&state);
+    state
+}
+
+/// Has what the session needs made; it is told when that is done.
+fn prepares(state: &SessionState) {
     let to = state.myself.clone();
     let (shared, pool) = (Arc::clone(&state.shared), Arc::clone(&state.pool));
     let order = state.order();
@@ -359,12 +399,12 @@ fn begin(args: SessionArgs, myself: SessionRef) -> Box<SessionState> {
         let prepared = prepare::prepare(&shared, &pool, order).await;
         let _ = to.send_message(SessionMsg::Prepared(Box::new(prepared)));
     });
-    state
 }
 
 impl Drop for SessionState {
     /// The last word, also of a session that failed: its pool knows what was not said before.
     fn drop(&mut self) {
+        self.budget.purse.close(false);
         let why = if std::thread::panicking() {
             tracing::error!(session = %self.work.session, "a session failed");
             "the session failed"

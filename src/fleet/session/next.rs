@@ -40,6 +40,7 @@ impl SessionState {
     /// The session is over, and with it the run of a conversation.
     pub(super) fn ended_rows(&mut self, class: Option<ExitClass>) {
         self.shared.questions.session_over(&self.work.session);
+        self.budget.purse.close(true);
         self.outbox.write(Write::SessionEnded {
             session: self.work.session.clone(),
             at_us: now_us(),
@@ -140,6 +141,7 @@ impl SessionState {
             return;
         }
         self.outbox.is_for(work.task.clone());
+        self.budget.purse.works_for(work.limits.clone(), &work.slot);
         self.work = work;
         self.has_task = true;
         self.task_number += 1;

@@ -117,6 +117,7 @@ impl SessionState {
                 },
             },
             watch: Arc::clone(&self.limits),
+            purse: Arc::clone(&self.budget.purse) as Arc<dyn crate::relay::Purse>,
             client: prepared.client_setup(&self.shared, &self.pool),
         }));
     }
@@ -134,6 +135,9 @@ impl SessionState {
         self.tell_pool(SlotEvent::Ready, None);
         self.knows_agent_session(&info);
         self.choosing.ready(&info);
+        if let Some(model) = &info.model {
+            self.budget.purse.uses_model(model.raw());
+        }
         self.outbox.event(Event::Ready(info));
         if let Some(warm) = self.warm.take() {
             self.outbox.after(After::Warm(warm));

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
-use super::{SessionMsg, SessionRef};
+use super::{SessionMsg, SessionRef, masking};
 use crate::fleet::answering::{AnswerError, AnswerReply, Answered};
 use crate::fleet::clock::now_us;
 use crate::fleet::credit::Hold;
@@ -142,8 +142,9 @@ impl Outbox {
         self.task = Some(task);
     }
 
-    /// Stamps an event and queues it.
-    pub(crate) fn event(&mut self, event: Event) {
+    /// Stamps an event and queues it, without the secrets in it.
+    pub(crate) fn event(&mut self, mut event: Event) {
+        masking::event(&self.shared.mask, &mut event);
         let stamped = Stamped {
             id: EventId {
                 epoch: self.shared.journal.epoch(),

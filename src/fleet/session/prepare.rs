@@ -26,7 +26,7 @@ use crate::fleet::ambient::Ambient;
 use crate::fleet::setup::{PoolShared, Shared};
 use crate::launch::{LaunchPlan, Walls};
 use crate::model::{Foreign, SessionId, SlotId};
-use crate::policy::{NoLinks, Place};
+use crate::policy::{Place, Unseen};
 use crate::sandbox::workspace::branch::Record;
 use crate::sandbox::workspace::{
     Filling, Manifest, Overlay, Owner, Root, TreeError, TreeLinks, home,
@@ -104,7 +104,7 @@ enum Links {
     /// What the host says.
     Trees(TreeLinks),
     /// Nothing: they are at a far end, and paths are judged by their text.
-    Unseen(NoLinks),
+    Unseen(Unseen),
 }
 
 /// The session's directories, outside and inside.
@@ -183,7 +183,7 @@ impl Prepared {
             session,
             before: None,
             attached: Arc::default(),
-            links: Links::Unseen(NoLinks),
+            links: Links::Unseen(Unseen),
             space: Arc::new(space),
         }
     }
@@ -208,6 +208,14 @@ impl Prepared {
                 Links::Trees(trees) => trees,
                 Links::Unseen(unseen) => unseen,
             },
+        }
+    }
+
+    /// The workspace was removed from the host.
+    pub(super) fn is_without_workspace(&self) -> bool {
+        match &self.links {
+            Links::Trees(trees) => trees.is_gone(self.space.workspace_inside.as_bytes()),
+            Links::Unseen(_) => false,
         }
     }
 

@@ -7,10 +7,23 @@ use serde_json::{Map, Value};
 
 use super::directory::Directory;
 use super::prepare::Prepared;
+use crate::fleet::setup::PoolShared;
+use crate::model::Decision;
+use crate::policy::Occasion;
 
 /// The facts of a request with its place: the workspace and the home as the agent sees them, and
-/// the directories that it was judged from. `null` among these is one that nobody knows.
-pub(super) fn at_place(facts: &str, prepared: Option<&Prepared>, directory: &Directory) -> String {
+/// the directories that it was judged from; and with the agent, the protocol that it speaks, and the
+/// mode that it was set to.
+/// `null` among these is one that nobody knows. `floor` is what it was with its secrets, where that is
+/// more severe: they are not on record.
+pub(super) fn at_place(
+    facts: &str,
+    pool: &PoolShared,
+    prepared: Option<&Prepared>,
+    directory: &Directory,
+    occasion: &Occasion<'_>,
+    floor: Option<Decision>,
+) -> String {
     let Some(prepared) = prepared else {
         return facts.to_owned(); // Nothing was judged.
     };
@@ -22,7 +35,21 @@ pub(super) fn at_place(facts: &str, prepared: Option<&Prepared>, directory: &Dir
     let place = prepared.place();
     let at = serde_json::json!({
         "workspace": place.workspace, "home": place.home, "from": from,
+        "agent": occasion.agent, "mode": occasion.mode,
+        "protocol": pool.config.dialect.word(),
     });
     facts.insert("at".to_owned(), at);
+    if let Some(floor) = floor {
+        facts.insert("with_secrets".to_owned(), floor.word().into());
+    }
+    Value::Object(facts).to_string()
+}
+
+/// The facts with one more member.
+pub(super) fn noted(facts: &str, name: &str, value: &Value) -> String {
+    let Ok(mut facts) = serde_json::from_str::<Map<String, Value>>(facts) else {
+        return facts.to_owned();
+    };
+    facts.insert(name.to_owned(), value.clone());
     Value::Object(facts).to_string()
 }

@@ -11,8 +11,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::approvals::{Member, Pending};
 use super::asks;
+use super::budget::Counters;
 use super::calls::{Asks, Call};
 use super::choosing::Choosing;
+use super::delegated::Delegated;
+use super::judging;
+use super::masking;
 use super::measure::Measured;
 use super::outbox::{After, Outbox};
 use super::{CheckResult, Item, Limited, Prepared, SessionRef, TalkArgs, Tally, Work, weak};
@@ -25,7 +29,7 @@ use crate::fleet::questions::Remembered;
 use crate::fleet::setup::{PoolShared, Shared};
 use crate::lifecycle::state::SlotEvent;
 use crate::lifecycle::watch::Expired;
-use crate::model::{Ask, AskId, Decision, Event, Foreign, TurnOutcome, Usage};
+use crate::model::{Ask, AskId, Event, Foreign, TurnOutcome, Usage};
 use crate::relay::LimitWatch;
 use crate::telemetry::event::turn::{TokensUsed, ToolCallEnded, TurnEnded, TurnFirstEvent};
 use crate::telemetry::sets::ToolOutcome;
@@ -69,6 +73,8 @@ pub(crate) struct SessionState {
     pub(super) talk: Option<TalkArgs>,
     /// Questions that a person is to decide; at most `ASKS_PER_SESSION`.
     pub(super) pending: BTreeMap<AskId, Pending>,
+    /// Requests that the delegate is asked about; at most `DELEGATED_PER_SESSION`.
+    pub(super) delegated: BTreeMap<AskId, Delegated>,
     /// Its child is stopped, and its task put back, until that question is answered.
     pub(super) released: Option<AskId>,
     /// Answers that hold until the turn ends, by digest.
@@ -104,6 +110,8 @@ pub(crate) struct SessionState {
     pub(super) phase: Phase,
     pub(super) prepared: Option<Prepared>,
     pub(super) channel: Option<ChannelHandle>,
+    /// What budgets count: requests, and what it spent.
+    pub(super) budget: Counters,
     /// What the answers on the child's routes say of limits.
     pub(super) limits: Arc<LimitWatch>,
     /// The turn failed because its provider limits requests.
@@ -214,6 +222,7 @@ impl SessionState {
 
     pub(super) fn event(&mut self, event: Event) {
         self.choosing.event(&event);
+        self.usage_said(&event);
         let was_silent = !self.tally.has_output();
         self.tally.event(&event);
         if let Some(began) = self.turn_began
@@ -255,7 +264,7 @@ impl SessionState {
                 let (name, unasked) = self.asks.tool_ended(id);
                 ToolCallEnded {
                     slot: &self.work.slot,
-                    tool_class: asks::class(&self.pool, name.as_ref()),
+                    tool_class: judging::class(&self.pool, name.as_ref()),
                     outcome: if is_error {
                         ToolOutcome::Error
                     } else {
@@ -282,6 +291,7 @@ impl SessionState {
     ) {
         self.nobody_decides("the turn ended before this was decided");
         self.of_turn.clear();
+        self.turn_budget_ends();
         for call in self.asks.turn_ended() {
             self.unasked(&call);
         }
@@ -325,30 +335,24 @@ impl SessionState {
         .emit();
     }
 
-    pub(super) fn ask(&mut self, ask: Ask) {
+    pub(super) fn ask(&mut self, mut ask: Ask) {
         let prepared = self.prepared.as_ref();
-        let at = self.asked_at();
+        let mode = self.mode();
+        let at = asks::At {
+            is_too_long: ask.bound(asks::BOUNDS),
+            ..self.asked_at(mode.as_deref())
+        };
         let asks = &mut self.asks;
-        let decided = asks::decide(&self.pool, prepared, &self.work, &ask, asks, at);
-        if decided.verdict.decision == Decision::Ask {
-            return self.ask_a_person(Member::of(ask, decided));
-        }
-        self.tally.decided(&decided);
-        decided.record(&ask, &mut self.outbox);
-        self.outbox.after(After::Answer {
-            key: ask.key,
-            answer: decided.answer(),
-            asked: clock::now(),
-            deny_turn: decided.deny_turn,
-            verdict: decided.verdict,
-            class: decided.class,
-        });
+        let (ask, came) = masking::ask(&self.pool.mask, ask);
+        let decided = asks::decide(&self.pool, prepared, &self.work, (&ask, came), asks, at);
+        self.judged(Member::of(ask, decided));
     }
 
     /// A tool call that ran without a request is judged by the same rules, afterwards.
     pub(super) fn unasked(&mut self, call: &Call) {
-        let (prepared, directory) = (self.prepared.as_ref(), &mut self.asks.directory);
-        let event = asks::judge_unasked(&self.pool, prepared, &self.work, call, directory);
+        let (mode, prepared) = (self.mode(), self.prepared.as_ref());
+        let event =
+            asks::judge_unasked(&self.pool, prepared, &self.work, call, &mut self.asks, mode);
         let denied = self.tally.unasked(&event);
         self.outbox.event(event);
         if !denied {
@@ -377,6 +381,7 @@ impl SessionState {
                     self.asks.directory.turn_begins(self.pool.config.shell_cwd);
                     // Before the agent can ask its model anything for it.
                     self.limits.begin();
+                    self.turn_budget_begins();
                     let attached = self.prepared.as_ref();
                     let attached = attached.map(|of| Arc::clone(&of.attached));
                     self.command(Command::Prompt {
@@ -399,8 +404,7 @@ impl SessionState {
                 if self.asks.answered(&verdict.ask) {
                     self.command(Command::Answer { key, answer });
                     if deny_turn {
-                        let why = "a person had to be asked, and nobody can be".to_owned();
-                        self.interrupt(TurnOutcome::Cancelled, why);
+                        self.deny_turn(&verdict);
                     }
                 }
             }
@@ -421,7 +425,9 @@ impl SessionState {
                 let _ = ready.send(());
             }
             After::Set(reply) => reply.done(Ok(())),
-            After::TurnEnded if self.scope == SessionScope::Slot => self.after_turn(),
+            After::TurnEnded if self.scope == SessionScope::Slot && self.budget.parks.is_none() => {
+                self.after_turn();
+            }
             After::TurnEnded => self.stop(false),
             After::ChildEnded { task } => self.after_child(task),
         }

@@ -9,6 +9,7 @@ use super::prepare::Prepared;
 use super::prepare::branch::{Returned, returning};
 use super::tally::Tally;
 use super::{Files, Limited, StoredSession};
+use crate::fleet::budgets::RunLimits;
 use crate::fleet::channel::ChannelEnd;
 use crate::fleet::clock;
 use crate::fleet::notice::{ChangeKind, FileChange};
@@ -36,12 +37,16 @@ pub(crate) struct Work {
     pub(crate) workspace: Option<PathBuf>,
     /// Instead of the pool's check.
     pub(crate) check: Option<Vec<String>>,
+    /// The policy that lies on top of the pool's.
+    pub(crate) layer: Option<String>,
     /// When the slot was given the task.
     pub(crate) asked: Instant,
     /// Since when the slot has had no ready child, after a failure.
     pub(crate) down_since: Option<Instant>,
     /// It tries whether the provider takes requests again, and nobody knows yet.
     pub(crate) probe: bool,
+    /// What bounds its run, if anything does.
+    pub(crate) limits: Option<Arc<RunLimits>>,
 }
 
 impl Work {
@@ -57,9 +62,11 @@ impl Work {
             files: Files::default(),
             workspace: None,
             check: None,
+            layer: None,
             asked: clock::now(),
             down_since: None,
             probe: false,
+            limits: None,
         }
     }
 }
@@ -86,6 +93,8 @@ pub(crate) struct Attempt {
     pub(crate) limit: Option<Limited>,
     /// It was ended to wait for a person without its child: for which question.
     pub(crate) waits: Option<AskId>,
+    /// A budget is spent that parks its slot: which, in our words.
+    pub(crate) parks: Option<String>,
     /// Why it could not even begin, where that is the task's fault and not the slot's.
     pub(crate) failure: Option<String>,
     /// The session of an earlier start could not be prepared, and is as it was.
@@ -121,6 +130,7 @@ impl Attempt {
             cancelled: false,
             limit: None,
             waits: None,
+            parks: None,
             failure: None,
             given_back: None,
             stays: None,

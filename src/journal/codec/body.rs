@@ -400,6 +400,8 @@ pub(super) struct Spec<'a> {
     pub(super) files: Vec<Text<'a>>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) embed: Vec<Text<'a>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) policy_layer: Maybe<'a>,
 }
 
 #[derive(Serialize, Deserialize)]

@@ -124,6 +124,7 @@ pub fn read_spec(id: &str, prompt: &Foreign, spec: &str) -> Result<TaskSpec, Cod
             .map(|argv| argv.into_iter().map(Cow::into_owned).collect()),
         files: body.files.into_iter().map(Cow::into_owned).collect(),
         embed: body.embed.into_iter().map(Cow::into_owned).collect(),
+        policy_layer: body.policy_layer.map(Cow::into_owned),
     })
 }
 

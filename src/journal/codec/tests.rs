@@ -571,6 +571,7 @@ fn what_a_task_asks_for_is_read_back() {
         check: Some(vec!["test".to_owned(), "-e".to_owned(), "\"x\"".to_owned()]),
         files: vec!["src/a b".to_owned()],
         embed: vec!["README.md".to_owned()],
+        policy_layer: Some("night".to_owned()),
     };
     let bare = TaskSpec {
         pool: None,
@@ -579,6 +580,7 @@ fn what_a_task_asks_for_is_read_back() {
         check: None,
         files: Vec::new(),
         embed: Vec::new(),
+        policy_layer: None,
         ..full.clone()
     };
     for spec in [full, bare] {
@@ -591,9 +593,7 @@ fn what_a_task_asks_for_is_read_back() {
         ("../t", "{}"),
         ("t", r#"{"pool":"Not A Pool"}"#),
     ] {
-        let error = read_spec(id, &foreign(""), text)
-            .expect_err(text)
-            .to_string();
-        assert!(error.starts_with("what task "), "{error}");
+        let error = read_spec(id, &foreign(""), text).expect_err(text);
+        assert!(error.to_string().starts_with("what task "), "{error}");
     }
 }

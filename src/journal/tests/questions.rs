@@ -137,7 +137,13 @@ fn a_database_of_version_2_is_taken_over() {
     journal.close(LONG).expect("closed");
     drop(journal);
     rusqlite::Connection::open(dir.path().join(FILE))
-        .and_then(|conn| conn.execute_batch("DROP TABLE questions; PRAGMA user_version = 2"))
+        .and_then(|conn| {
+            without_forms(&conn);
+            conn.execute_batch(
+                "DROP TABLE questions; DROP TABLE spent; ALTER TABLE runs DROP COLUMN limits; \
+                 PRAGMA user_version = 2",
+            )
+        })
         .expect("version 2");
     let journal = open(dir.path());
     assert_eq!(journal.recovered().asks, 1);

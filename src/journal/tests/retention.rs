@@ -286,15 +286,18 @@ fn a_database_of_version_1_is_taken_over() {
     let journal = open(dir.path());
     let id = session("a");
     worked(&journal, begun(&id), &id, 3, 10, 10);
-    let head = journal.audit_head();
+    let links = journal.audit_head().link;
     journal.close(LONG).expect("closed");
     drop(journal);
     let back = "DROP INDEX sessions_by_end; DROP INDEX sessions_by_run; DROP INDEX tasks_open; \
                 DROP TABLE removals; DROP TABLE audit_cut; DROP TABLE slot_parks; \
-                DROP INDEX sessions_open; DROP TABLE questions; PRAGMA user_version = 1";
-    rusqlite::Connection::open(dir.path().join(FILE))
-        .and_then(|conn| conn.execute_batch(back))
-        .expect("version 1");
+                DROP INDEX sessions_open; DROP TABLE questions; DROP TABLE spent; \
+                ALTER TABLE runs DROP COLUMN limits; PRAGMA user_version = 1";
+    let conn = rusqlite::Connection::open(dir.path().join(FILE)).expect("database");
+    let head = without_forms(&conn);
+    assert_eq!((head.link, links), (1, 1));
+    conn.execute_batch(back).expect("version 1");
+    drop(conn);
     let reader = Reader::open(dir.path()).expect("reader");
     assert_eq!(reader.verify_audit().expect("whole"), head);
     let journal = open_under(dir.path(), rules(Some(HOUR), u64::MAX));

@@ -53,6 +53,9 @@ pub(super) fn check(
     if text.unless.as_ref().is_some_and(|u| u.paths.is_none()) {
         return Err("`unless` is empty".to_owned());
     }
+    if text.not_programs.is_some() && text.argv.is_some() {
+        return Err("`not_programs` is for rules without `argv`: it names the programs that a rule for all leaves out".to_owned());
+    }
     if decision != Decision::Allow {
         return Ok(());
     }
@@ -76,6 +79,7 @@ pub(super) fn check(
 fn given(text: &RuleText) -> Vec<(&'static str, bool, &'static [ToolClass])> {
     vec![
         ("argv", text.argv.is_some(), SHELL),
+        ("not_programs", text.not_programs.is_some(), SHELL),
         ("exact", text.exact.is_some(), SHELL),
         ("globals", text.globals.is_some(), SHELL),
         ("paths", text.paths.is_some(), SHELL),

@@ -112,6 +112,11 @@ impl Fields {
         Ok(found)
     }
 
+    /// Whether an object of that name is there.
+    pub(super) fn has_object(&self, name: &str) -> bool {
+        matches!(self.0.get(name), Some(Field::Object(_)))
+    }
+
     /// Whether the object of that name has a member, at any depth, that none of the places is or
     /// leads to. A member that is `null` is not there.
     pub(super) fn has_others(&self, object: &str, known: &[Place]) -> bool {

@@ -5,12 +5,42 @@
 
 use crate::policy::request::Target;
 
+/// What a search reads: where its pattern leads, and the files of which it has the last name.
+/// `loose`: it may be a text to look for as well, so that a whole path in it is no file.
+pub(super) fn searched(path: Option<&str>, pattern: &str, loose: bool, out: &mut Vec<Target>) {
+    let has_magic = pattern.contains(MAGIC);
+    let is_up = || pattern.split('/').any(|part| part == "..");
+    if loose && pattern.starts_with('/') && !has_magic && !is_up() {
+        out.push(Target::Mentioned(pattern.to_owned()));
+    } else {
+        out.push(leading(path, pattern));
+    }
+}
+
+/// The files that a pattern means by its last name: one for a secret's name is a search for secrets.
+pub(super) fn named(path: Option<&str>, pattern: &str, out: &mut Vec<Target>) {
+    let below = path.map(str::to_owned);
+    match written_out(pattern) {
+        Some(forms) => out.extend(forms.iter().filter_map(|form| {
+            let name = form.rsplit('/').find(|name| !name.is_empty())?;
+            Some(Target::Search {
+                below: below.clone(),
+                name: name.replace('\\', ""),
+            })
+        })),
+        // A brace that is never closed is a text's.
+        None if pattern.matches('{').count() != pattern.matches('}').count() => {}
+        None => out.push(Target::Anywhere(pattern.to_owned())),
+    }
+}
+
+/// What may stand for more than itself in some reader of patterns.
+const MAGIC: [char; 7] = ['*', '?', '[', '{', '(', '!', '\\'];
+
 /// What a search pattern reads: the directory before its first wildcard, or anything if it goes
 /// up behind one.
 pub(super) fn leading(path: Option<&str>, pattern: &str) -> Target {
-    let magic = pattern
-        .find(['*', '?', '[', '{', '(', '!', '\\'])
-        .unwrap_or(pattern.len());
+    let magic = pattern.find(MAGIC).unwrap_or(pattern.len());
     let (fixed, rest) = pattern.split_at(magic);
     let joined = |tail: &str| match path {
         Some(path) if !tail.starts_with(['/', '~']) => format!("{path}/{tail}"),
@@ -24,7 +54,6 @@ pub(super) fn leading(path: Option<&str>, pattern: &str) -> Target {
     if rest.is_empty() {
         return Target::Path(joined(pattern));
     }
-    // Its last name is judged, too: a pattern for a secret's name is a search for secrets.
     match fixed.rfind('/') {
         Some(slash) => Target::Path(joined(&fixed[..=slash])),
         None => path.map_or(Target::Workspace, |path| Target::Path(path.to_owned())),
@@ -36,7 +65,11 @@ const FORMS: usize = 64;
 
 /// Whether a pattern may go up behind its first wildcard, or by it.
 fn climbs(pattern: &str, rest: &str) -> bool {
-    if rest.contains("..") || rest.contains('(') {
+    // A single name is only shown, whatever it is.
+    if !pattern.contains('/') {
+        return false;
+    }
+    if rest.contains("..") || rest.contains('(') && rest.contains(['.', '[', '!']) {
         return true;
     }
     if !rest.contains(['{', '[', '\\', '?', '*']) || !pattern.contains('.') && !rest.contains('[') {
@@ -147,6 +180,97 @@ mod tests {
                 matches!(leading(None, pattern), Target::Anywhere(_)),
                 "{pattern}"
             );
+        }
+    }
+
+    /// What `developer` says of a search that is made by ACP.
+    #[track_caller]
+    fn verdict(raw: &str, expect: crate::model::Decision) {
+        use crate::policy::extract::{Extractor, builtin_text};
+        use crate::policy::{NoLinks, Place, Policy};
+        let table = Extractor::parse(builtin_text("acp").expect("acp")).expect("a table");
+        let input = format!(r#"{{"rawInput": {raw}}}"#);
+        let input = serde_json::value::RawValue::from_string(input).expect("json");
+        let place = Place {
+            workspace: "/repo/proj",
+            home: "/home/agent",
+            cwd: Some("/repo/proj"),
+            resolver: &NoLinks,
+        };
+        let policy = Policy::builtin("developer").expect("developer");
+        let request = table.extract("search", &input);
+        let got = policy.decide(&request, &crate::model::Claimed::default(), &place);
+        assert_eq!(got.decision, expect, "{raw}: {request:?} {got:?}");
+    }
+
+    #[test]
+    fn a_search_for_secrets_is_denied_and_one_for_text_is_not_taken_for_paths() {
+        use crate::model::Decision::{Allow, Ask, Deny};
+        for pattern in [
+            "**/.env",
+            ".env",
+            "*.pem",
+            ".en*",
+            "{.env,x}",
+            "src/**/id_rsa",
+            "{a,b}/*.pem",
+            "**/.env/",
+            "/etc/shadow",
+            "[.]env",
+            "*.p?m",
+        ] {
+            verdict(&format!(r#"{{"pattern": "{pattern}"}}"#), Deny);
+        }
+        for raw in [
+            r#"{"pattern": "x", "glob": "**/.env"}"#,
+            r#"{"pattern": "x", "glob": "{*.rs,*.pem}"}"#,
+            r#"{"glob": "*.pem"}"#,
+            r#"{"pattern": "x", "path": ".env"}"#,
+        ] {
+            verdict(raw, Deny);
+        }
+        for pattern in [
+            "fn main\\\\(",
+            "fn main\\\\(\\\\) \\\\{",
+            "/api/v1",
+            "**/*.rs",
+            "src/**/*.{ts,tsx}",
+            "TODO",
+            "foo..bar",
+            "a(b|c)d",
+            "https?://x",
+            "process\\\\.env\\\\.X",
+            "*",
+            "impl (A|B)/x",
+        ] {
+            verdict(&format!(r#"{{"pattern": "{pattern}"}}"#), Allow);
+        }
+        for raw in [
+            r#"{"pattern": "fn main\\(", "glob": "*.rs", "path": "src", "output_mode": "content"}"#,
+            r#"{"pattern": "/api/v1", "glob": "src/**/*.ts"}"#,
+        ] {
+            verdict(raw, Allow);
+        }
+        for pattern in [
+            "/etc/*",
+            "../x",
+            "@(..)/x",
+            "*/../x",
+            "/etc/{a,b}",
+            "/../etc/x",
+            "~/x/*",
+        ] {
+            verdict(&format!(r#"{{"pattern": "{pattern}"}}"#), Ask);
+        }
+        for raw in [
+            r#"{"pattern": "x", "glob": "/etc/*"}"#,
+            r#"{"pattern": "x", "glob": "/etc/hosts"}"#,
+            r#"{"pattern": "/etc/*", "glob": "x"}"#,
+            r#"{"pattern": "x", "glob": "*/../y"}"#,
+            r#"{"pattern": "x", "path": "/etc"}"#,
+            r#"{"path": "src"}"#,
+        ] {
+            verdict(raw, Ask);
         }
     }
 

@@ -6,7 +6,7 @@ use regex::Regex;
 use serde_json::value::RawValue;
 
 use super::fields::{Fields, Found, Place};
-use super::pattern::leading;
+use super::pattern::{self, searched};
 use super::values::{files, lacks, one, required, text};
 use super::{Frame, Names, ToolText, Trouble, argv, places, shown_command};
 use crate::policy::request::{Request, Target, ToolClass};
@@ -29,6 +29,7 @@ pub(super) enum Tool {
         path: Vec<Place>,
         optional: bool,
         pattern: Vec<Place>,
+        glob: Vec<Place>,
     },
     Write {
         path: Vec<Place>,
@@ -77,6 +78,7 @@ pub(super) fn tool(text: ToolText) -> Result<Tool, String> {
         ("path", text.path.is_some(), file),
         ("path_optional", text.path_optional, read),
         ("pattern", text.pattern.is_some(), read),
+        ("glob", text.glob.is_some(), read),
         ("from", text.from.is_some(), moves),
         ("to", text.to.is_some(), moves),
         ("url", text.url.is_some(), fetch),
@@ -113,6 +115,7 @@ pub(super) fn tool(text: ToolText) -> Result<Tool, String> {
             path: needed("path", text.path)?,
             optional: text.path_optional,
             pattern: places(text.pattern)?,
+            glob: places(text.glob)?,
         }),
         Some(ToolClass::Write) => Ok(Tool::Write {
             path: needed("path", text.path)?,
@@ -157,7 +160,12 @@ impl Tool {
     pub(super) fn places(&self) -> Vec<&Place> {
         match self {
             Self::Shell { command, cwd, .. } => command.iter().chain(cwd).collect(),
-            Self::Read { path, pattern, .. } => path.iter().chain(pattern).collect(),
+            Self::Read {
+                path,
+                pattern,
+                glob,
+                ..
+            } => path.iter().chain(pattern).chain(glob).collect(),
             Self::Write { path } | Self::Edit { path } | Self::Delete { path } => {
                 path.iter().collect()
             }
@@ -208,27 +216,9 @@ impl Tool {
                 path,
                 optional,
                 pattern: at,
+                glob: globs,
             } => {
-                let named = files(fields, path)?;
-                let pattern = one(fields, at, text)?;
-                if named.is_empty() && !*optional {
-                    return Err(lacks(path));
-                }
-                if pattern.is_none() && !at.is_empty() {
-                    return Err(lacks(at));
-                }
-                let mut targets = Vec::new();
-                if let Some(pattern) = pattern {
-                    if named.is_empty() {
-                        targets.push(leading(None, &pattern));
-                    }
-                    let below = |path: &String| leading(Some(path), &pattern);
-                    targets.extend(named.iter().map(below));
-                }
-                if named.is_empty() {
-                    targets.push(Target::Workspace);
-                }
-                targets.extend(named.into_iter().map(Target::Path));
+                let targets = targets(fields, path, *optional, at, globs)?;
                 Ok(Request::Read { targets })
             }
             Self::Write { path } => Ok(Request::Write {
@@ -270,6 +260,49 @@ fn some_files(fields: &Fields, places: &[Place]) -> Result<Vec<String>, Trouble>
         paths if paths.is_empty() => Err(lacks(places)),
         paths => Ok(paths),
     }
+}
+
+/// What a call reads: its paths, and what its patterns may name below them.
+fn targets(
+    fields: &Fields,
+    path: &[Place],
+    optional: bool,
+    at: &[Place],
+    globs: &[Place],
+) -> Result<Vec<Target>, Trouble> {
+    let named = files(fields, path)?;
+    if named.is_empty() && !optional {
+        return Err(lacks(path));
+    }
+    let pattern = one(fields, at, text)?;
+    let glob = one(fields, globs, text)?;
+    if pattern.is_none() && glob.is_none() && !at.is_empty() {
+        return Err(lacks(at));
+    }
+    let mut targets = Vec::new();
+    let below: Vec<Option<&str>> = if named.is_empty() {
+        vec![None]
+    } else {
+        named.iter().map(|path| Some(path.as_str())).collect()
+    };
+    // Beside a pattern for files the other one is a text to look for, if the tool reads
+    // it; which it does is its own business, so that it is judged where it leads.
+    for below in below {
+        if let Some(pattern) = &pattern {
+            searched(below, pattern, !globs.is_empty(), &mut targets);
+        }
+        if let Some(pattern) = glob.as_ref() {
+            searched(below, pattern, false, &mut targets);
+        }
+        if let Some(pattern) = glob.as_ref().or(pattern.as_ref()) {
+            pattern::named(below, pattern, &mut targets);
+        }
+    }
+    if named.is_empty() {
+        targets.push(Target::Workspace);
+    }
+    targets.extend(named.into_iter().map(Target::Path));
+    Ok(targets)
 }
 
 /// A call of an MCP server's tool, whose arguments stand at a place of the input or are all of it.

@@ -11,6 +11,9 @@ impl Scanner<'_> {
         match self.peek(1) {
             Some(b'(') => {
                 if self.peek(2) != Some(b'(') || !self.arithmetic(2) {
+                    if self.peek(2) == Some(b'(') {
+                        self.broken("parentheses whose end is hard to tell");
+                    }
                     self.at += 2;
                     self.nested(b')');
                 }
@@ -20,11 +23,11 @@ impl Scanner<'_> {
                     return;
                 }
                 self.at += 2;
-                self.braced(b'}');
+                self.braced(b'}', in_quotes);
             }
             Some(b'[') => {
                 self.at += 2;
-                self.braced(b']');
+                self.braced(b']', in_quotes);
             }
             Some(b'\'') if !in_quotes => {
                 word.quoted = true;
@@ -53,9 +56,15 @@ impl Scanner<'_> {
                 return;
             }
         }
-        word.live_from.get_or_insert(text.len());
-        let end = self.at.min(self.text.len());
-        text.extend_from_slice(&self.text[start..end]);
+        self.alive(start, text, word);
+    }
+
+    /// What was read from `start` on is computed when the command runs.
+    pub(super) fn alive(&self, start: usize, text: &mut Vec<u8>, word: &mut Word) {
+        let from = text.len();
+        word.live_from.get_or_insert(from);
+        text.extend_from_slice(&self.text[start..self.at.min(self.text.len())]);
+        word.lives.push((from, text.len()));
     }
 
     /// `$HOME` at a word's start, as a name of its own, is read as `~`.
@@ -87,13 +96,15 @@ impl Scanner<'_> {
         self.depth -= 1;
     }
 
-    /// The inside of `${…}` or `$[…]`.
-    fn braced(&mut self, until: u8) {
+    /// The inside of `${…}` or `$[…]`. `in_quotes`: in a double-quoted string or the body of a
+    /// here-document, where quotes have no say in what is computed.
+    fn braced(&mut self, until: u8, in_quotes: bool) {
         if self.depth >= limits::POLICY_DEPTH {
             self.broken("substitutions nested too deeply");
             return;
         }
         self.depth += 1;
+        let start = self.at;
         let (mut text, mut word) = (Vec::new(), Word::default());
         loop {
             match self.peek(0) {
@@ -105,25 +116,83 @@ impl Scanner<'_> {
                     self.at += 1;
                     break;
                 }
-                Some(b'$') => self.dollar(&mut text, &mut word, false),
-                Some(b'`') => self.backticks(&mut text, &mut word),
-                Some(b'"') => {
+                Some(b'$') => {
+                    let from = self.at;
+                    self.dollar(&mut text, &mut word, false);
+                    if in_quotes && self.text.get(from + 1) == Some(&b'\'') {
+                        self.still_computed(from + 2);
+                    }
+                }
+                Some(b'`') => self.backticks(&mut text, &mut word, in_quotes),
+                Some(b'"') if until == b'}' => {
                     self.at += 1;
                     self.double_quoted(&mut text, &mut word, Some(b'"'));
                 }
+                Some(b'<' | b'>') if !in_quotes && until == b'}' && self.peek(1) == Some(b'(') => {
+                    self.process(&mut text, &mut word, &mut Vec::new());
+                }
                 // Quotes are text inside `$[…]`, where a subscript may hide a substitution.
-                Some(b'\'') if until == b'}' => self.single_quoted(&mut text),
+                Some(b'\'') if until == b'}' => {
+                    let from = self.at + 1;
+                    self.single_quoted(&mut text);
+                    if in_quotes {
+                        self.still_computed(from);
+                    }
+                }
+                Some(b'\'' | b'"' | b'[' | b'#') if until == b']' => {
+                    self.broken("an old form of arithmetic whose end is hard to tell");
+                    self.at += 1;
+                }
                 Some(b'\\') => self.at += 2,
                 Some(_) => self.at += 1,
             }
         }
         self.depth -= 1;
+        let inside = &self.text[start.min(self.text.len())..self.at.min(self.text.len())];
+        let runs = until == b'}' && matches!(inside.first(), Some(b' ' | b'\t' | b'\n' | b'|'));
+        if runs && self.depth > 0 {
+            self.broken("a substitution of new shells inside another");
+        } else if runs {
+            // New shells run what is in there.
+            let script = String::from_utf8_lossy(inside.strip_suffix(b"}").unwrap_or(inside));
+            let inner = scan_at(script.trim_start_matches('|'), self.depth + 1);
+            self.adopt(inner);
+        }
+        if inside.windows(2).any(|pair| pair == b"@P") {
+            self.broken("a text that is computed twice");
+        }
     }
 
-    /// A command substitution in backticks: its text loses one level of backslashes.
-    pub(super) fn backticks(&mut self, text: &mut Vec<u8>, word: &mut Word) {
+    /// Single quotes from `from` to here that end where they seem to but keep nothing from being
+    /// computed.
+    fn still_computed(&mut self, from: usize) {
+        let end = self.at.saturating_sub(1).min(self.text.len());
+        let inside = self.text.get(from..end).unwrap_or_default();
+        if inside
+            .iter()
+            .any(|b| matches!(b, b'}' | b'"' | b'\\' | b'\n'))
+        {
+            self.broken("quotes whose end is hard to tell");
+        }
+        if memchr::memchr2(b'$', b'`', inside).is_some() && self.depth < limits::POLICY_DEPTH {
+            let mut inner = Scanner {
+                text: inside,
+                at: 0,
+                depth: self.depth + 1,
+                found: std::mem::take(&mut self.found),
+                pending: Vec::new(),
+            };
+            inner.double_quoted(&mut Vec::new(), &mut Word::default(), None);
+            self.found = inner.found;
+        }
+    }
+
+    /// A command substitution in backticks: its text loses one level of backslashes, those before
+    /// double quotes only within double quotes.
+    pub(super) fn backticks(&mut self, text: &mut Vec<u8>, word: &mut Word, in_quotes: bool) {
         let start = self.at;
         let mut script = Vec::new();
+        let mut escaped = false;
         self.at += 1;
         loop {
             match self.peek(0) {
@@ -135,6 +204,11 @@ impl Scanner<'_> {
                     self.at += 1;
                     break;
                 }
+                Some(b'\\') if in_quotes && self.peek(1) == Some(b'"') => {
+                    escaped = true;
+                    script.extend(b"\\\"");
+                    self.at += 2;
+                }
                 Some(b'\\') if matches!(self.peek(1), Some(b'`' | b'\\' | b'$')) => {
                     script.extend(self.peek(1));
                     self.at += 2;
@@ -145,19 +219,29 @@ impl Scanner<'_> {
                 }
             }
         }
-        word.live_from.get_or_insert(text.len());
-        text.extend_from_slice(&self.text[start..self.at.min(self.text.len())]);
+        self.alive(start, text, word);
         if self.depth >= limits::POLICY_DEPTH {
             self.broken("substitutions nested too deeply");
             return;
         }
-        let inner = scan_at(&String::from_utf8_lossy(&script), self.depth + 1);
+        let script = String::from_utf8_lossy(&script);
+        if escaped && self.depth >= 2 {
+            self.broken("quotes in backticks nested too deeply");
+        }
+        if escaped && self.depth < 2 {
+            // Which of the two it is depends on what stands around them.
+            let inner = scan_at(&script.replace("\\\"", "\""), self.depth + 1);
+            self.found.broken = self.found.broken.or(inner.broken);
+            self.adopt(inner);
+        }
+        let inner = scan_at(&script, self.depth + 1);
         self.found.broken = self.found.broken.or(inner.broken);
         self.adopt(inner);
     }
 
     /// Takes the commands of a text that was read by itself.
     fn adopt(&mut self, inner: super::Scan) {
+        self.found.again |= inner.again;
         let offset = self.found.texts.len();
         self.found.texts.extend(inner.texts);
         let commands = self.found.commands.len();
@@ -209,82 +293,116 @@ impl Scanner<'_> {
         true
     }
 
-    /// `$'…'` with the escapes of bash(1), QUOTING.
+    /// `$'…'`: the quotes end at the first `'` without a backslash before it.
     fn ansi_c(&mut self, text: &mut Vec<u8>) {
         self.at += 2;
+        let start = self.at;
         loop {
-            let Some(byte) = self.peek(0) else {
-                self.broken("an unterminated quote");
-                return;
-            };
-            self.at += 1;
-            match byte {
-                b'\'' => return,
-                b'\\' => {
-                    let Some(code) = self.peek(0) else { continue };
-                    self.at += 1;
-                    match code {
-                        b'n' => text.push(b'\n'),
-                        b't' => text.push(b'\t'),
-                        b'r' => text.push(b'\r'),
-                        b'a' => text.push(7),
-                        b'b' => text.push(8),
-                        b'e' | b'E' => text.push(0x1b),
-                        b'x' => self.number(text, 16, 2),
-                        b'u' => self.number(text, 16, 4),
-                        b'U' => self.number(text, 16, 8),
-                        b'0'..=b'7' => {
-                            self.at -= 1;
-                            self.number(text, 8, 3);
-                        }
-                        other => text.push(other),
-                    }
+            match self.peek(0) {
+                None => {
+                    self.broken("an unterminated quote");
+                    break;
                 }
-                other => text.push(other),
+                Some(b'\'') => break,
+                Some(b'\\') => self.at += 2,
+                Some(_) => self.at += 1,
             }
         }
-    }
-
-    fn number(&mut self, text: &mut Vec<u8>, radix: u32, most: usize) {
-        let mut value = 0_u32;
-        for _ in 0..most {
-            let Some(digit) = self.peek(0).and_then(|b| char::from(b).to_digit(radix)) else {
-                break;
-            };
-            value = value.wrapping_mul(radix).wrapping_add(digit);
-            self.at += 1;
-        }
-        if let Some(c) = char::from_u32(value) {
-            text.extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes());
-        }
+        let end = self.at.min(self.text.len());
+        self.at = end + 1;
+        decode(&self.text[start.min(end)..end], text);
     }
 }
 
-/// Adds a word to a command, with one flat `{a,b}` written out as bash would: enough to see
-/// `{rm,-rf,x}`. Deeper forms stay a live word.
-pub(super) fn push(words: &mut Vec<Word>, word: Word) {
-    let Some((open, close)) = braces(&word) else {
-        words.push(word);
-        return;
-    };
-    let (before, after) = (&word.text[..open], &word.text[close + 1..]);
-    for part in word.text[open + 1..close].split(',') {
-        words.push(Word {
-            text: format!("{before}{part}{after}"),
-            ..word.clone()
-        });
+/// The escapes of bash(1), QUOTING. A NUL ends the text.
+fn decode(source: &[u8], text: &mut Vec<u8>) {
+    let mut at = 0;
+    while let Some(&byte) = source.get(at) {
+        at += 1;
+        let code = source.get(at).copied();
+        let (b'\\', Some(code)) = (byte, code) else {
+            text.push(byte);
+            continue;
+        };
+        at += 1;
+        let value = match code {
+            b'n' => b'\n',
+            b't' => b'\t',
+            b'r' => b'\r',
+            b'a' => 7,
+            b'b' => 8,
+            b'v' => 11,
+            b'f' => 12,
+            b'e' | b'E' => 0x1b,
+            b'\\' | b'\'' | b'"' | b'?' => code,
+            b'0'..=b'7' => low_byte(number(source, at - 1, 8, 3, &mut at)),
+            b'x' => {
+                let brace = source.get(at) == Some(&b'{');
+                let from = at + usize::from(brace);
+                let value = number(
+                    source,
+                    from,
+                    16,
+                    if brace { usize::MAX } else { 2 },
+                    &mut at,
+                );
+                if at == from && !brace {
+                    text.extend(b"\\x");
+                    continue;
+                }
+                at += usize::from(brace && source.get(at) == Some(&b'}'));
+                low_byte(value)
+            }
+            b'u' | b'U' => {
+                let from = at;
+                let value = number(source, from, 16, if code == b'u' { 4 } else { 8 }, &mut at);
+                match char::from_u32(value).filter(|_| at > from) {
+                    Some('\0') => return,
+                    Some(c) => text.extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes()),
+                    None => text.extend([b'\\', code]),
+                }
+                continue;
+            }
+            b'c' => match source.get(at).copied() {
+                None => {
+                    text.extend(b"\\c");
+                    continue;
+                }
+                Some(of) => {
+                    at += 1;
+                    at += usize::from(of == b'\\' && source.get(at) == Some(&b'\\'));
+                    if of == b'?' {
+                        0x7f
+                    } else {
+                        of.to_ascii_uppercase() & 0x1f
+                    }
+                }
+            },
+            other => {
+                text.extend([b'\\', other]);
+                continue;
+            }
+        };
+        if value == 0 {
+            return;
+        }
+        text.push(value);
     }
 }
 
-fn braces(word: &Word) -> Option<(usize, usize)> {
-    if word.quoted || word.live() {
-        return None;
+fn low_byte(value: u32) -> u8 {
+    value.to_le_bytes()[0]
+}
+
+/// A number of at most `most` digits from `from` on; `at` is moved behind it.
+fn number(source: &[u8], from: usize, radix: u32, most: usize, at: &mut usize) -> u32 {
+    let mut value = 0_u32;
+    *at = from;
+    while *at - from < most
+        && let Some(digit) = source.get(*at).and_then(|b| char::from(*b).to_digit(radix))
+    {
+        value = value.wrapping_mul(radix).wrapping_add(digit);
+        *at += 1;
     }
-    let open = word.text.find('{')?;
-    let close = open + word.text[open..].find('}')?;
-    let inside = &word.text[open + 1..close];
-    let parts = inside.matches(',').count() + 1;
-    // What is written out costs parts × length: bounded, so that the whole stays linear.
-    (parts > 1 && parts <= 16 && !inside.contains('{') && word.text.len() <= 256)
-        .then_some((open, close))
+    value
 }

@@ -99,6 +99,20 @@ impl TreeLinks {
         self
     }
 
+    /// Whether the tree that is seen at `inside` is there no more: its root was removed, or cannot be
+    /// looked at. What stands in it could not be told from what never did.
+    #[must_use]
+    pub fn is_gone(&self, inside: &[u8]) -> bool {
+        let of_path = |(at, _): &&(Vec<u8>, Tree)| at == inside;
+        let held = match self.trees.iter().find(of_path) {
+            None => return false,
+            Some((_, Tree::Plain(root))) => hold_at(root, c"."),
+            Some((_, Tree::Merged(merged))) => merged.hold(std::iter::empty()),
+        };
+        let stat = held.and_then(|held| Ok(rustix::fs::fstat(held)?));
+        stat.map_or(true, |stat| stat.st_nlink == 0)
+    }
+
     /// What stands at an absolute path as seen inside, whose components before the last are
     /// directories: a caller that resolves a path asks for each of its prefixes in turn.
     #[must_use]
@@ -276,6 +290,19 @@ mod tests {
 
     fn target(text: &str) -> Link {
         Link::Target(text.into())
+    }
+
+    #[test]
+    fn a_tree_that_was_removed_is_gone() {
+        let dir = scratch();
+        let at = dir.path().join("ws");
+        std::fs::create_dir(&at).unwrap();
+        let links = TreeLinks::new().with("/workspace", Root::open(&at).unwrap());
+        assert!(!links.is_gone(b"/workspace") && !links.is_gone(b"/elsewhere"));
+        std::fs::remove_dir(&at).unwrap();
+        assert!(links.is_gone(b"/workspace"));
+        std::fs::create_dir(&at).unwrap();
+        assert!(links.is_gone(b"/workspace"), "another one is not it");
     }
 
     #[test]

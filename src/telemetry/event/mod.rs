@@ -2,10 +2,14 @@
 //!
 //! What happens for every line of a child is not here but in [`super::meters`], without logs.
 
+pub mod budget;
 pub mod child;
+pub mod delegate;
 pub mod egress;
+pub mod hook;
 pub mod journal;
 pub mod permission;
+pub mod policy;
 pub mod process;
 pub mod route;
 pub mod task;

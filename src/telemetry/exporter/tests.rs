@@ -7,10 +7,10 @@ use crate::limits;
 use crate::model::{AskId, EventKind, ExitClass, ExitStatus, SessionId, SlotId, SlotState};
 use crate::model::{Foreign, TaskId, TaskOutcome, TurnOutcome, Usage, Weakness};
 use crate::telemetry::SlotUse;
-use crate::telemetry::event::{child, permission, process, task, turn};
+use crate::telemetry::event::{child, hook, permission, process, task, turn};
 use crate::telemetry::sets::{
-    ActorKind, EvaluationError, Hang, LineFault, QueueRefusal, RestartCause, SandboxStage,
-    SpawnResult, Stream, ToolClass, ToolOutcome,
+    ActorKind, EvaluationError, Hang, HookResult, LineFault, QueueRefusal, RestartCause,
+    SandboxStage, SpawnResult, Stream, ToolClass, ToolOutcome,
 };
 
 const BUILD: Build = Build {
@@ -32,6 +32,7 @@ fn page_after(emit: impl FnOnce()) -> String {
         initialise();
         initialise_pool(&pool(), 2);
         super::initialise_routes(&pool(), &["own"]);
+        super::initialise_hook("ops");
         emit();
     });
     let slots = [
@@ -218,6 +219,7 @@ fn emit_everything() {
     let took = Duration::from_millis(3);
     let foreign = Foreign::new("text\u{1b}[31m");
     let (slot, session, ask, task) = (&slot, &session, &ask, &task);
+    emit_hooks();
     emit_child(slot, session, &foreign, took);
     emit_task(slot, task, took);
     turn::TurnFirstEvent { slot, after: took }.emit();
@@ -323,6 +325,16 @@ fn emit_task(slot: &SlotId, task: &TaskId, took: Duration) {
         oldest_ask: took,
     }
     .emit();
+}
+
+fn emit_hooks() {
+    hook::HookTold {
+        hook: "ops",
+        result: HookResult::Failed,
+        why: "x",
+    }
+    .emit();
+    hook::HookHeldBack { hook: "ops" }.emit();
 }
 
 fn emit_child(slot: &SlotId, session: &SessionId, foreign: &Foreign, took: Duration) {

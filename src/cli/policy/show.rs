@@ -1,0 +1,56 @@
+//! `policy show`: the text of a policy, to be read or to start from.
+//!
+//! Owns nothing but the naming. Must not know what a text means.
+
+use serde_json::json;
+
+use super::Fault;
+use super::source::Around;
+use crate::cli::policies;
+use crate::cli::streams::Streams;
+use crate::model::foreign::show as safe;
+use crate::policy::builtin_text;
+
+/// Columns of a foreign name.
+const NAME: usize = 120;
+
+/// `policy show …`
+#[derive(Debug, clap::Args)]
+pub struct ShowArgs {
+    /// A [policy.NAME] of the configuration, or one that is built in: developer, ci, reviewer, guard
+    pub name: String,
+}
+
+pub(super) fn show(
+    args: &ShowArgs,
+    around: &Around<'_>,
+    json: bool,
+    streams: &mut Streams,
+) -> Result<u8, Fault> {
+    let builtin = args.name.strip_prefix("builtin:");
+    let config = around.load(streams)?;
+    let text = match builtin {
+        None if config.policies.contains_key(&args.name) => {
+            let source = policies::source(&config, &args.name).map_err(Fault::Usage)?;
+            source.text
+        }
+        _ => builtin_text(builtin.unwrap_or(&args.name))
+            .ok_or_else(|| {
+                let name = safe(&args.name, NAME);
+                Fault::Usage(format!(
+                    "there is no policy {name:?}: neither is it built in (developer, ci, reviewer, \
+                     guard), nor has the configuration a [policy.{name}]"
+                ))
+            })?
+            .to_owned(),
+    };
+    if json {
+        let document = json!({"name": args.name, "text": text});
+        streams.out.json(&document.to_string());
+    } else {
+        for line in text.lines() {
+            streams.out.line(line);
+        }
+    }
+    Ok(0)
+}

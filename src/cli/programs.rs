@@ -1,0 +1,91 @@
+//! Whether the programs of hooks and delegates may be run: like a configuration, they must be files
+//! that nobody but root and the caller can write, and that no agent's workspace leads to.
+//!
+//! Must not know what a delegate says, or what a hook is told.
+
+use std::path::Path;
+
+use super::trust::{OpenError, open_trusted, shown, why};
+use crate::config::{Config, ConfigErrors, Decider, HookTo, writes_in_place};
+use crate::fleet::leads_into;
+
+/// A fault found after the check: key, message, help.
+type Fault = (String, String, Option<String>);
+
+/// Checks every hook's program and every used delegate's, and every file that is an argument; and
+/// that nothing of what the supervisor runs or trusts is looked up in a directory that agents write.
+///
+/// # Errors
+/// Every one that cannot be used, at its line.
+pub fn check(config: &Config) -> Result<(), Box<ConfigErrors>> {
+    let mut faults = Vec::new();
+    let pools = &config.pools;
+    for delegate in config.delegates.values() {
+        let name = Some(delegate.name.as_str());
+        let is_used = pools.iter().any(|pool| pool.delegate.as_deref() == name);
+        if let Decider::Command(argv) = &delegate.how
+            && is_used
+        {
+            let key = format!("delegate.{}.command", delegate.name);
+            files(&key, argv, Path::exists, &mut faults);
+        }
+    }
+    for hook in &config.hooks {
+        if let HookTo::Command(command) = &hook.to {
+            let key = format!("hook.{}.command", hook.name);
+            files(&key, &command.argv, Path::is_file, &mut faults);
+        }
+    }
+    outside(config, &mut faults);
+    if faults.is_empty() {
+        Ok(())
+    } else {
+        Err(Box::new(config.places.refuse(faults)))
+    }
+}
+
+/// The program, and of the arguments those that are files.
+fn files(key: &str, argv: &[String], counts: fn(&Path) -> bool, faults: &mut Vec<Fault>) {
+    for (at, word) in argv.iter().enumerate() {
+        // They run in the root.
+        let path = Path::new("/").join(word);
+        if at > 0 && (word.is_empty() || !counts(&path)) {
+            continue;
+        }
+        let message = match open_trusted(&path) {
+            Ok(_) => continue,
+            Err(OpenError::Read(error)) => {
+                format!("cannot read {}: {}", shown(&path), why(&error))
+            }
+            Err(OpenError::Untrusted(error)) => error.to_string(),
+        };
+        faults.push((key.to_owned(), message, None));
+    }
+}
+
+/// All links followed: what the texts say was looked at before.
+fn outside(config: &Config, faults: &mut Vec<Fault>) {
+    for of in config.trusted() {
+        for pool in &config.pools {
+            let Some(workspace) = writes_in_place(pool) else {
+                continue;
+            };
+            if !pool.launcher.has_walls() || !leads_into(&of.path, workspace) {
+                continue;
+            }
+            let message = format!(
+                "{} leads into the workspace of pool {}, whose agent could write it: it is a file {}",
+                shown(&of.path),
+                pool.name,
+                of.part.why()
+            );
+            let help = "move it out of there; workspace mode \"copy\" needs no such care";
+            if !faults
+                .iter()
+                .any(|known| known.0 == of.key && known.1 == message)
+            {
+                faults.push((of.key.clone(), message, Some(help.to_owned())));
+            }
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! What was wished, from the record of it: the other direction of what a request to the client is
+//! on record as.
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::model::{ClientMethod, ClientWish, TerminalSpec};
+
+#[derive(Deserialize)]
+struct File {
+    path: String,
+}
+
+#[derive(Deserialize)]
+struct Started {
+    command: Vec<String>,
+    cwd: Option<String>,
+    env: Vec<Variable>,
+}
+
+#[derive(Deserialize)]
+struct Variable {
+    name: String,
+    value: String,
+}
+
+/// The wish that a record with this tool and this input is of; `None`: it is of something else.
+#[must_use]
+pub fn recorded_wish(tool: &str, input: &RawValue) -> Option<ClientWish> {
+    let file = || serde_json::from_str::<File>(input.get()).ok();
+    match ClientMethod::from_word(tool)? {
+        ClientMethod::ReadTextFile => Some(ClientWish::Read(file()?.path)),
+        ClientMethod::WriteTextFile => Some(ClientWish::Write(file()?.path)),
+        ClientMethod::TerminalCreate => {
+            let Started { command, cwd, env } = serde_json::from_str(input.get()).ok()?;
+            let env = env.into_iter().map(|of| (of.name, of.value)).collect();
+            Some(ClientWish::Run(TerminalSpec {
+                argv: command,
+                env,
+                cwd,
+                output_bytes: None,
+            }))
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{AskKey, ClientCall};
+
+    #[test]
+    fn a_wish_comes_back_from_its_record() {
+        let key = AskKey {
+            id: "1".to_owned(),
+            serial: 1,
+        };
+        for call in [
+            ClientCall::Read {
+                path: "/w/a".to_owned(),
+                line: 1,
+                limit: None,
+            },
+            ClientCall::Write {
+                path: "/w/b".to_owned(),
+                content: "x".to_owned(),
+            },
+            ClientCall::Run(TerminalSpec {
+                argv: vec!["ls".to_owned(), "a b".to_owned()],
+                env: vec![("A".to_owned(), "b\n".to_owned())],
+                cwd: Some("/w".to_owned()),
+                output_bytes: None,
+            }),
+        ] {
+            let ask = super::super::ask(&key, &call);
+            assert_eq!(recorded_wish(ask.tool.raw(), &ask.input), call.wish());
+        }
+        let other = RawValue::from_string("{}".to_owned()).expect("JSON");
+        for tool in ["read", "fs/read_text_file", "terminal/kill"] {
+            assert_eq!(recorded_wish(tool, &other), None, "{tool}");
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! The tasks of a pool that wait for a slot, in their order.
+//!
+//! Counts them by their runs, so that nobody looks through a long queue for a task while no run in
+//! it has a place for one. Must not know slots.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use super::ActiveTask;
+use super::task::OpenTasks;
+use crate::model::AskId;
+
+/// See the head of this file.
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    tasks: VecDeque<ActiveTask>,
+    /// Of each run with tasks here that wait for nothing but a slot: how many. By the address of
+    /// what they share, which is held here as long as there are any.
+    ready: HashMap<usize, (Arc<OpenTasks>, usize)>,
+    /// Tasks that wait for an answer.
+    asking: usize,
+}
+
+impl Queue {
+    pub(super) fn is_empty(&self) -> bool {
+        self.tasks.is_empty()
+    }
+
+    pub(super) fn front(&self) -> Option<&ActiveTask> {
+        self.tasks.front()
+    }
+
+    /// Puts tasks behind those that wait.
+    pub(super) fn extend(&mut self, tasks: impl IntoIterator<Item = ActiveTask>) {
+        for task in tasks {
+            self.count(&task);
+            self.tasks.push_back(task);
+        }
+    }
+
+    /// Puts a task before those that wait.
+    pub(super) fn push_front(&mut self, task: ActiveTask) {
+        self.count(&task);
+        self.tasks.push_front(task);
+    }
+
+    /// Takes all of them.
+    pub(super) fn take_all(&mut self) -> VecDeque<ActiveTask> {
+        std::mem::take(self).tasks
+    }
+
+    /// Takes those that are meant, in their order.
+    pub(super) fn take_all_if(
+        &mut self,
+        meant: impl FnMut(&ActiveTask) -> bool,
+    ) -> VecDeque<ActiveTask> {
+        let (taken, stay): (VecDeque<_>, VecDeque<_>) =
+            self.take_all().into_iter().partition(meant);
+        self.extend(stay);
+        taken
+    }
+
+    /// Takes the first task that waits for this question.
+    pub(super) fn take_asking(&mut self, ask: &AskId) -> Option<ActiveTask> {
+        let waits = |task: &ActiveTask| task.waits.as_ref().is_some_and(|(of, _)| of == ask);
+        let at = self.tasks.iter().position(waits)?;
+        self.take(at)
+    }
+
+    /// Takes the first task that is meant and gets a place in its run, with that place. Looks at
+    /// none while no run has a place, and at no more than those that wait for an answer if these
+    /// are all that could begin.
+    pub(super) fn next(
+        &mut self,
+        mut meant: impl FnMut(&ActiveTask) -> bool,
+    ) -> Option<ActiveTask> {
+        let has_place = self.ready.values().any(|(open, _)| open.has_place());
+        let mut asking = self.asking;
+        for at in 0..self.tasks.len() {
+            if !has_place && asking == 0 {
+                return None;
+            }
+            let task = self.tasks.get_mut(at)?;
+            asking -= usize::from(task.waits.is_some());
+            if meant(task) && task.takes_place() {
+                return self.take(at);
+            }
+        }
+        None
+    }
+
+    /// A queue that was long gives its memory back.
+    pub(super) fn shrink(&mut self) {
+        let waiting = self.tasks.len();
+        if waiting < self.tasks.capacity() / 4 {
+            self.tasks.shrink_to(2 * waiting);
+        }
+    }
+
+    fn take(&mut self, at: usize) -> Option<ActiveTask> {
+        let task = self.tasks.remove(at)?;
+        if task.waits.is_some() {
+            self.asking -= 1;
+        } else if let Some((_, ready)) = self.ready.get_mut(&key(&task)) {
+            *ready -= 1;
+            if *ready == 0 {
+                self.ready.remove(&key(&task));
+            }
+        }
+        Some(task)
+    }
+
+    fn count(&mut self, task: &ActiveTask) {
+        if task.waits.is_some() {
+            self.asking += 1;
+            return;
+        }
+        let open = || (Arc::clone(&task.open), 0);
+        self.ready.entry(key(task)).or_insert_with(open).1 += 1;
+    }
+}
+
+/// What the tasks of a run share.
+fn key(task: &ActiveTask) -> usize {
+    Arc::as_ptr(&task.open).addr()
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::mpsc;
+
+    use super::*;
+    use crate::fleet::budgets::{RunBounds, RunLimits};
+    use crate::model::{RunId, TaskId, TaskSpec};
+
+    fn open(run: &str, jobs: Option<u16>) -> Arc<OpenTasks> {
+        let run = RunId::new(run).expect("an id");
+        let bounds = RunBounds {
+            jobs,
+            ..RunBounds::default()
+        };
+        let limits = RunLimits::begin(&run, bounds, 0, Vec::new());
+        OpenTasks::within(usize::MAX, false, limits)
+    }
+
+    fn task(open: &Arc<OpenTasks>, id: &str) -> ActiveTask {
+        let (tell, _) = mpsc::channel(1);
+        let run = RunId::new("r").expect("an id");
+        let spec = TaskSpec {
+            id: TaskId::new(id).expect("an id"),
+            prompt: "x".into(),
+            pool: None,
+            workspace: None,
+            attempts: None,
+            check: None,
+            files: Vec::new(),
+            embed: Vec::new(),
+            policy_layer: None,
+        };
+        ActiveTask::new(run, spec, 1, tell, Arc::clone(open))
+    }
+
+    fn ids(tasks: impl IntoIterator<Item = ActiveTask>) -> Vec<String> {
+        let id = |task: ActiveTask| task.spec.id.as_str().to_owned();
+        tasks.into_iter().map(id).collect()
+    }
+
+    #[test]
+    fn a_long_queue_is_not_looked_through_while_no_run_has_a_place() {
+        let (full, other) = (open("full", Some(2)), open("other", Some(1)));
+        let mut queue = Queue::default();
+        queue.extend((0..1_000).map(|at| task(&full, &format!("t-{at}"))));
+        let mut looked = 0;
+        let mut next = |queue: &mut Queue| {
+            let before = looked;
+            let found = queue.next(|_| {
+                looked += 1;
+                true
+            });
+            (found, looked - before)
+        };
+        let begun: Vec<_> = (0..2).map(|_| next(&mut queue)).collect();
+        assert!(
+            begun
+                .iter()
+                .all(|(task, looked)| task.is_some() && *looked == 1)
+        );
+        let (none, looked) = next(&mut queue);
+        assert!(none.is_none());
+        assert_eq!(looked, 0, "tasks were looked at in vain");
+        // A run behind it has a place until one of its tasks is worked.
+        queue.extend([task(&other, "o-1"), task(&other, "o-2")]);
+        let (other_one, _) = next(&mut queue);
+        let id = other_one.as_ref().map(|task| task.spec.id.as_str());
+        assert_eq!(id, Some("o-1"));
+        assert_eq!(next(&mut queue).1, 0);
+        // One that waits for an answer is looked at, and nothing behind it.
+        let mut asking = task(&full, "asks");
+        asking.waits = Some((AskId::new("a-1").expect("an id"), 0));
+        queue.push_front(asking);
+        assert_eq!(next(&mut queue).1, 1);
+        // A task that is over makes place for the next one.
+        drop(begun);
+        let ask = AskId::new("a-1").expect("an id");
+        assert_eq!(ids(queue.take_asking(&ask)), ["asks"]);
+        let (found, looked) = next(&mut queue);
+        assert_eq!((ids(found), looked), (vec!["t-2".to_owned()], 1));
+    }
+
+    #[test]
+    fn what_is_taken_is_counted_no_more() {
+        let (one, two) = (open("one", None), open("two", None));
+        let mut queue = Queue::default();
+        queue.extend([task(&one, "a"), task(&two, "b"), task(&one, "c")]);
+        queue.push_front(task(&two, "z"));
+        let of_one = queue.take_all_if(|task| Arc::ptr_eq(&task.open, &one));
+        assert_eq!(ids(of_one), ["a", "c"]);
+        assert_eq!((queue.tasks.len(), queue.ready.len()), (2, 1));
+        let found = queue.next(|task| task.spec.id.as_str() == "b");
+        assert_eq!(ids(found), ["b"]);
+        assert_eq!(ids(queue.take_all()), ["z"]);
+        assert!(queue.is_empty() && queue.ready.is_empty());
+        assert_eq!(Arc::strong_count(&one), 1);
+    }
+}

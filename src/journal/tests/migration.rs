@@ -1,0 +1,194 @@
+//! Files of earlier versions with everything in them: nothing is lost, and the chain is proved from
+//! its old records into its new ones.
+
+use rusqlite::Connection;
+use rusqlite::types::Value;
+
+use super::*;
+
+/// Version 3, as it was, and rows as its supervisor left them.
+const SCHEMA_3: &str = include_str!("../golden/schema_v3.sql");
+const ROWS_3: &str = include_str!("../golden/rows_v3.sql");
+/// What version 4 added to it.
+const ADDED_BY_4: &str = "
+    CREATE TABLE spent (
+        pool           TEXT NOT NULL,
+        period         TEXT NOT NULL,
+        name           TEXT NOT NULL,
+        tokens         INTEGER NOT NULL,
+        cost           INTEGER NOT NULL,
+        counted_tokens INTEGER NOT NULL,
+        counted_cost   INTEGER NOT NULL,
+        at_us          INTEGER NOT NULL,
+        PRIMARY KEY (pool, period, name)
+    ) STRICT, WITHOUT ROWID;
+    CREATE INDEX spent_by_name ON spent (period, name);
+    ALTER TABLE runs ADD COLUMN limits TEXT;
+    INSERT INTO spent VALUES ('other', 'session', 'kept', 7, 8, 5, 6, 9);
+    UPDATE runs SET limits = '{\"max_cost\":1}' WHERE run = 'daemon';
+    PRAGMA user_version = 4;";
+
+/// The tables of version 3 with their columns and rows.
+type Tables = Vec<(String, Vec<String>, Vec<Vec<Value>>)>;
+
+fn file_of(version: i64) -> tempfile::TempDir {
+    let dir = tempdir();
+    let file = dir.path().join(FILE);
+    let conn = Connection::open(&file).expect("database");
+    conn.pragma_update(None, "journal_mode", "wal")
+        .expect("wal");
+    conn.execute_batch(SCHEMA_3).expect("version 3");
+    conn.execute_batch(ROWS_3).expect("its rows");
+    if version == 4 {
+        conn.execute_batch(ADDED_BY_4).expect("version 4");
+    }
+    drop(conn);
+    std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o600))
+        .expect("mode");
+    dir
+}
+
+fn rows(conn: &Connection, table: &str, columns: &[String]) -> Vec<Vec<Value>> {
+    let sql = format!("SELECT {} FROM {table} ORDER BY 1", columns.join(", "));
+    let mut statement = conn.prepare(&sql).expect("columns");
+    let rows = statement.query_map([], |row| (0..columns.len()).map(|at| row.get(at)).collect());
+    rows.expect("rows").collect::<Result<_, _>>().expect("rows")
+}
+
+fn tables(conn: &Connection) -> Tables {
+    let texts = |sql: &str| -> Vec<String> {
+        let mut statement = conn.prepare(sql).expect("schema");
+        let rows = statement.query_map([], |row| row.get(0)).expect("rows");
+        rows.collect::<Result<_, _>>().expect("rows")
+    };
+    let names = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'";
+    let with_rows = |name: String| {
+        let columns = texts(&format!("SELECT name FROM pragma_table_info('{name}')"));
+        let rows = rows(conn, &name, &columns);
+        assert!(!rows.is_empty(), "the test has no row of {name}");
+        (name, columns, rows)
+    };
+    texts(names).into_iter().map(with_rows).collect()
+}
+
+fn connection(dir: &tempfile::TempDir) -> Connection {
+    Connection::open(dir.path().join(FILE)).expect("database")
+}
+
+/// What a start changes in rows that were open when the supervisor was killed, and nothing else.
+fn is_ended_by_a_start(table: &str, row: &[Value]) -> bool {
+    let open = |id: &str| row[0] == Value::from(id.to_owned());
+    matches!(table, "asks" | "questions") && open("k-2")
+}
+
+#[test]
+fn a_file_of_an_earlier_version_loses_nothing_and_its_chain_goes_on() {
+    for version in [3, 4] {
+        let old = file_of(version);
+        let before = tables(&connection(&old));
+        assert_eq!(before.len(), 12 - usize::from(version == 3));
+        // As it is, by whoever only reads.
+        let reader = Reader::open(old.path()).expect("reader");
+        let proof = reader.prove_audit(None).expect("whole as it is");
+        assert_eq!((proof.begin.link, proof.head.link), (4, 7));
+        let records = reader.audit_last(&AuditQuery::default(), 9).expect("read");
+        assert_eq!((records.len(), records[0].form), (3, None));
+        drop(reader);
+
+        let journal = open(old.path());
+        assert_eq!(journal.epoch(), 3);
+        let found = Recovered {
+            kept: 1,
+            turns: 1,
+            asks: 1,
+            ..Recovered::default()
+        };
+        assert_eq!(journal.recovered(), found);
+        let conn = connection(&old);
+        for (table, columns, was) in &before {
+            let now = rows(&conn, table, columns);
+            let changed: Vec<_> = was.iter().filter(|row| !now.contains(row)).collect();
+            assert!(
+                changed.iter().all(|row| is_ended_by_a_start(table, row)),
+                "version {version}, {table}: {changed:?}"
+            );
+            let more = match table.as_str() {
+                // The verdict on what was open, and the end of its turn.
+                "events" => 2,
+                "epochs" => 1,
+                _ => 0,
+            };
+            assert_eq!(now.len(), was.len() + more, "version {version}, {table}");
+        }
+        // The old records as they were, and behind them one in the form of today.
+        let reader = journal.reader().expect("reader");
+        let proof = reader.prove_audit(Some(&proof.head.hash)).expect("whole");
+        assert_eq!((proof.begin.link, proof.head.link), (4, 8));
+        assert_eq!(proof.found, Some(7), "the head that was told is in it");
+        assert_eq!(proof.head, journal.audit_head());
+        let records = reader.audit_last(&AuditQuery::default(), 9).expect("read");
+        let of = |at: usize| {
+            (
+                records[at].form,
+                records[at].pool.as_deref(),
+                records[at].slot,
+            )
+        };
+        assert_eq!(of(0), (None, Some("demo"), Some(0)));
+        assert_eq!(of(3), (Some(2), Some("other"), Some(1)));
+        let other = AuditQuery {
+            pool: Some("other".to_owned()),
+            ..AuditQuery::default()
+        };
+        assert_eq!(reader.audit_last(&other, 9).expect("read").len(), 2);
+        assert_eq!(
+            reader.approver("e-2").expect("read").as_deref(),
+            Some("uid 0")
+        );
+        journal.close(LONG).expect("flushed");
+
+        let new = tempdir();
+        open(new.path()).close(LONG).expect("flushed");
+        assert_eq!(shape(&connection(&old)), shape(&connection(&new)));
+        // A change of an old record is found in the new file as well.
+        let change = "UPDATE asks SET reason = '' WHERE link = 6";
+        assert_eq!(connection(&old).execute(change, []), Ok(1));
+        let error = Reader::open(old.path()).expect("reader").verify_audit();
+        let error = error.expect_err("changed").to_string();
+        assert!(error.contains("audit record 6"), "{error}");
+    }
+}
+
+/// Tables, their columns and indexes, without the white space that statements were written with.
+fn shape(conn: &Connection) -> Vec<String> {
+    let mut statement = conn
+        .prepare("SELECT name || ' ' || coalesce(sql, '') FROM sqlite_master ORDER BY name")
+        .expect("schema");
+    let rows = statement.query_map([], |row| row.get::<_, String>(0));
+    let words = |row: rusqlite::Result<String>| {
+        let text = row.expect("a row");
+        text.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    rows.expect("rows").map(words).collect()
+}
+
+#[test]
+fn a_start_that_fails_half_way_leaves_the_file_as_it_was() {
+    let old = file_of(3);
+    let before = tables(&connection(&old));
+    // The last step of growing cannot be done: the column is there.
+    connection(&old)
+        .execute_batch("ALTER TABLE asks ADD COLUMN approver TEXT")
+        .expect("in the way");
+    assert!(Journal::open_with(old.path(), roomy()).is_err());
+    let conn = connection(&old);
+    let version: i64 = conn
+        .pragma_query_value(None, "user_version", |row| row.get(0))
+        .expect("version");
+    assert_eq!(version, 3);
+    for (table, columns, was) in before {
+        assert_eq!(rows(&conn, &table, &columns), was, "{table}");
+    }
+    let spent = conn.prepare("SELECT 1 FROM spent");
+    assert!(spent.is_err(), "nothing of version 4 is left");
+}
