@@ -17,6 +17,7 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 use rustix::process::DumpableBehavior;
 
+use super::open::open_within;
 use super::{control, door, privilege};
 use crate::limits::{CLIENT_FILE_BYTES, CLIENT_FILE_WAIT, CLIENT_SCAN_BYTES};
 use crate::wire::files::{FileFailure, FileFault, FileOrder, FileReport};
@@ -129,7 +130,7 @@ fn system(doing: &str, error: &io::Error) -> FileFailure {
 fn hold_root(root: &str) -> Step<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    rustix::fs::openat2(CWD, root, flags, Mode::empty(), resolve)
+    open_within(CWD, root, flags, resolve)
         .map_err(|errno| failed("the workspace cannot be opened", errno))
 }
 
@@ -143,14 +144,7 @@ fn open_below(dir: impl AsFd, path: &str, flags: OFlags, doing: &str) -> Step<Ow
     if !flags.contains(OFlags::PATH) {
         flags |= OFlags::NONBLOCK | OFlags::NOCTTY;
     }
-    let mut tries = 0;
-    loop {
-        match rustix::fs::openat2(&dir, path, flags, Mode::empty(), resolve) {
-            // Somebody renames directories at the same moment (openat2(2)).
-            Err(Errno::AGAIN) if tries < 8 => tries += 1,
-            opened => return opened.map_err(|errno| failed(doing, errno)),
-        }
-    }
+    open_within(&dir, path, flags, resolve).map_err(|errno| failed(doing, errno))
 }
 
 fn examine(fd: impl AsFd) -> Step<Stat> {

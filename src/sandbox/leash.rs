@@ -9,11 +9,12 @@ use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 
 use nix::sys::signal::SigSet;
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+use rustix::fs::{CWD, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use rustix::process::{DumpableBehavior, Pid, Signal, getpid};
 
 use super::fail::{At, Step, failure};
+use super::open::open_within;
 use super::seccomp::Seal;
 use super::warden::{Scope, Warden};
 use super::{control, privilege, warden};
@@ -85,6 +86,6 @@ fn enter(cwd: &str, no_links: bool) -> Result<(), Errno> {
     }
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    let dir = rustix::fs::openat2(CWD, cwd, flags, Mode::empty(), resolve)?;
+    let dir = open_within(CWD, cwd, flags, resolve)?;
     rustix::process::fchdir(dir)
 }

@@ -31,6 +31,7 @@ mod landlock;
 mod layers;
 mod leash;
 mod loopback;
+mod open;
 mod outer;
 mod plan;
 mod privilege;

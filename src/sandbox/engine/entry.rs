@@ -11,7 +11,7 @@ use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 
 use rustix::fs::{
-    AtFlags, CWD, Mode, OFlags, ResolveFlags, StatVfsMountFlags, StatxAttributes, StatxFlags,
+    AtFlags, CWD, OFlags, ResolveFlags, StatVfsMountFlags, StatxAttributes, StatxFlags,
 };
 use rustix::io::Errno;
 use rustix::process::{DumpableBehavior, Pid, getpid};
@@ -19,6 +19,7 @@ use rustix::thread::CapabilitySet;
 
 use super::super::door::Door;
 use super::super::fail::{At, Step, failure};
+use super::super::open::open_within;
 use super::super::warden::{Scope, Warden};
 use super::super::{control, landlock, loopback, privilege, seccomp, warden};
 use super::container::{BY_SOCKET, LINK};
@@ -269,7 +270,7 @@ fn is_what_was_meant(mount: &Mount, opened: &Opened) -> Step {
 fn is_covered(target: &str) -> Step {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    let found = match rustix::fs::openat2(CWD, target, flags, Mode::empty(), resolve) {
+    let found = match open_within(CWD, target, flags, resolve) {
         Ok(found) => found,
         Err(Errno::ACCESS) => return Ok(()),
         Err(errno) => return Err(errno).on(Stage::Mount, "hide", target),
@@ -289,7 +290,7 @@ fn is_covered(target: &str) -> Step {
 fn is_held(target: &str) -> Step {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    let found = match rustix::fs::openat2(CWD, target, flags, Mode::empty(), resolve) {
+    let found = match open_within(CWD, target, flags, resolve) {
         Ok(found) => found,
         Err(Errno::ACCESS) => return Ok(()),
         Err(errno) => return Err(errno).on(Stage::Mount, "hold", target),

@@ -13,6 +13,7 @@ use rustix::mount::{MountFlags, OpenTreeFlags};
 
 use super::{Root, move_onto, open_path};
 use crate::sandbox::fail::{At, Step};
+use crate::sandbox::open::open_within;
 use crate::wire::shim::Stage;
 
 /// Where the nodes are that cover: a file and a directory.
@@ -56,7 +57,7 @@ impl Root {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
         let path = target.trim_start_matches('/');
-        match rustix::fs::openat2(&self.fd, path, flags, Mode::empty(), resolve) {
+        match open_within(&self.fd, path, flags, resolve) {
             Ok(point) => Ok(Some(point)),
             Err(Errno::ACCESS) if self.is_closed_for_good(path) => Ok(None),
             Err(errno) => Err(errno).on(Stage::Mount, "hide", target),
@@ -68,7 +69,7 @@ impl Root {
     fn is_closed_for_good(&self, path: &str) -> bool {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-        let open = |dir: &str| rustix::fs::openat2(&self.fd, dir, flags, Mode::empty(), resolve);
+        let open = |dir: &str| open_within(&self.fd, dir, flags, resolve);
         let ends = path.char_indices().filter(|(_, c)| *c == '/');
         let mut last = None;
         for (end, _) in ends {

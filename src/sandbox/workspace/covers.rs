@@ -11,13 +11,14 @@ use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Component, Path, PathBuf};
 use std::time::Instant;
 
-use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::fs::{OFlags, ResolveFlags};
 use rustix::io::Errno;
 
 use super::foreign_path;
 use super::mask::{MaskError, Masks};
 use super::tree::{Bounds, Cut, Entry, FileId, Kind, Meta, Root, Step, TreeError, meta_of, walk};
 use crate::limits;
+use crate::sandbox::open::open_within;
 
 /// Links on the way to one place, as the kernel counts them.
 const LINKS: usize = 40;
@@ -229,7 +230,7 @@ impl Search<'_> {
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let resolve =
                 ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-            match rustix::fs::openat2(self.root, &*path, flags, Mode::empty(), resolve) {
+            match open_within(self.root, &*path, flags, resolve) {
                 Ok(held) => match self.each(held, |search, entry| Ok(search.in_hidden(entry))) {
                     // Nobody inside opens what its own owner may not.
                     Err(MaskError::Tree(error)) if is_closed(&error) => {}
@@ -319,7 +320,7 @@ fn is_within(path: &[u8], within: &[String]) -> bool {
 fn leads_to(root: &Root, link: &[u8]) -> Result<Option<(PathBuf, Meta)>, MaskError> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
-    let held = match rustix::fs::openat2(root, link, flags, Mode::empty(), resolve) {
+    let held = match open_within(root, link, flags, resolve) {
         Ok(held) => held,
         Err(Errno::XDEV) => return leaves(root, link).map(|()| None),
         Err(Errno::NOENT | Errno::LOOP | Errno::NOTDIR | Errno::ACCESS) => return Ok(None),
@@ -364,13 +365,7 @@ fn leaves(root: &Root, link: &[u8]) -> Result<(), MaskError> {
     }
     // What stands at the other end, if its way on the host goes over links of the host.
     let flags = OFlags::PATH | OFlags::CLOEXEC;
-    let held = rustix::fs::openat2(
-        root,
-        link,
-        flags,
-        Mode::empty(),
-        ResolveFlags::NO_MAGICLINKS,
-    );
+    let held = open_within(root, link, flags, ResolveFlags::NO_MAGICLINKS);
     let name = held.ok().and_then(|held| name_of(&held).ok());
     let top = name_of(root).map_err(|error| TreeError::at("follow the link", link, error))?;
     match name {

@@ -6,12 +6,13 @@
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::fs::{OFlags, ResolveFlags};
 use rustix::io::Errno;
 
 use super::tree::{Kind, Root, TreeError, meta_of};
 use crate::model::Foreign;
 use crate::sandbox::Tree;
+use crate::sandbox::open::open_within;
 use crate::wire::shim::Access;
 
 /// Why a slice cannot be had.
@@ -69,7 +70,7 @@ fn one(workspace: &Root, part: &str) -> Result<Tree, SliceError> {
 fn hold(workspace: &Root, part: &Path) -> Result<OwnedFd, Errno> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    rustix::fs::openat2(workspace, part, flags, Mode::empty(), resolve)
+    open_within(workspace, part, flags, resolve)
 }
 
 #[cfg(test)]
@@ -86,7 +87,7 @@ mod tests {
         rustix::fs::mkfifoat(
             rustix::fs::CWD,
             dir.path().join("fifo"),
-            Mode::from_raw_mode(0o600),
+            rustix::fs::Mode::from_raw_mode(0o600),
         )
         .unwrap();
         let root = Root::open(dir.path()).unwrap();

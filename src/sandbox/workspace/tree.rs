@@ -17,6 +17,7 @@ use rustix::io::Errno;
 use super::foreign_path;
 use crate::limits;
 use crate::model::Foreign;
+use crate::sandbox::open::open_within;
 
 /// How a directory is opened to be read. `O_NONBLOCK` for whatever stands there instead of it.
 const READ_DIR: OFlags = OFlags::RDONLY
@@ -88,7 +89,7 @@ impl Root {
     pub fn open_resolved(path: &Path) -> Result<Self, TreeError> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-        let fd = rustix::fs::openat2(rustix::fs::CWD, path, flags, Mode::empty(), resolve)
+        let fd = open_within(rustix::fs::CWD, path, flags, resolve)
             .map_err(|errno| TreeError::at_path("open, without following a link,", path, errno))?;
         Ok(Self {
             fd,

@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use rustix::mount::{MountFlags, MoveMountFlags, OpenTreeFlags};
 
 use super::super::super::fail::{At, Step, failure};
+use super::super::super::open::open_within;
 use super::super::super::root::hidden::onto_itself;
 use super::Placed;
 use crate::wire::shim::{Failure, Mount, Stage};
@@ -68,7 +69,7 @@ fn there(
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS | ResolveFlags::BENEATH;
     let path = format!("{number}/{below}");
-    match rustix::fs::openat2(stage, &*path, flags, Mode::empty(), resolve) {
+    match open_within(stage, &*path, flags, resolve) {
         Ok(point) => Ok(Some(point)),
         // An owner that this tree's map has no place for closed it, to the agent too.
         Err(Errno::ACCESS) => Ok(None),

@@ -15,12 +15,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::forms::{self, Form, Look};
 use crate::limits;
+use crate::sandbox::open::open_within;
 use crate::sandbox::workspace::tree::{
     FileId, Kind, Meta, Root, Stamp, for_each_entry, hold_at, meta_of, open_dir_at, reopen,
 };
@@ -449,6 +450,6 @@ pub fn parent<'p>(root: &Root, path: &'p str) -> io::Result<(OwnedFd, &'p str)> 
         | ResolveFlags::NO_SYMLINKS
         | ResolveFlags::NO_MAGICLINKS
         | ResolveFlags::NO_XDEV;
-    let dir = rustix::fs::openat2(root, dir, flags, Mode::empty(), resolve)?;
+    let dir = open_within(root, dir, flags, resolve)?;
     Ok((dir, name))
 }
