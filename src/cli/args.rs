@@ -18,7 +18,7 @@ use super::policy::PolicyCommand;
 use super::report::ReportArgs;
 use super::run_bounds::BoundArgs;
 use super::walls::SandboxCommand;
-use super::{agents, overlay, script_agent, script_model};
+use super::{agents, manual, overlay, script_agent, script_model};
 use crate::model::{PoolName, RunId, SessionId, SlotId};
 
 /// Runs many AI agents on one host, each in its own sandbox, judged by policy
@@ -141,6 +141,12 @@ pub enum Command {
         #[command(subcommand)]
         command: SandboxCommand,
     },
+    /// Print what a shell reads to complete this program's words
+    ///
+    /// For example: marshal completions bash > /etc/bash_completion.d/marshal
+    Completions(manual::CompletionsArgs),
+    /// Print the manual page, or write one for each command
+    Man(manual::ManArgs),
     /// Be an ACP agent on standard input and output, for editors: each of its sessions is one of the
     /// daemon's, or of a fleet that it starts itself
     Acp {

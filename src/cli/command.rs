@@ -26,7 +26,7 @@ use super::results::Results;
 use super::run::{self, Job, Order};
 use super::run_bounds;
 use super::show as session;
-use super::signals::{Signal, Signals};
+use super::signals::Signals;
 use super::start::{self, Failure};
 use super::state_dir::{self, StateDirError};
 use super::streams::Streams;
@@ -34,9 +34,9 @@ use super::take;
 use super::tasks::{self, Surroundings};
 use super::trust;
 use super::{
-    acp, agents, asks, config_command, overlay, policy, script_agent, script_model, up, walls,
+    agents, asks, config_command, editor, manual, overlay, policy, script_agent, script_model, up,
+    walls,
 };
-use tokio_util::sync::CancellationToken;
 
 use crate::api::control;
 use crate::api::reply::Role;
@@ -68,6 +68,9 @@ pub fn main() -> ExitCode {
     }
     let no_colour = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let streams = Streams::standard(no_colour);
+    if let Command::Completions(_) | Command::Man(_) = &cli.command {
+        return manual::main(&cli.command, streams).into();
+    }
     // What it ends with is the command's own.
     if let Command::Sandbox { command } = cli.command {
         return walls::main(command, cli.config.as_deref(), cli.json, streams);
@@ -132,7 +135,7 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
         },
         Command::Run(args) => run(&cli, args, loaded, &directory, streams).await,
         Command::Up => daemon(&cli, loaded, streams).await,
-        Command::Acp { pool } => editor(&cli, pool, loaded, streams).await,
+        Command::Acp { pool } => editor::run(&cli, pool, loaded, streams).await,
         Command::Doctor { profile } => match find_state(&loaded.config, &mut streams) {
             Ok(state) => {
                 let profile = profile.as_deref();
@@ -180,6 +183,8 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
         Command::ScriptAgent(_)
         | Command::Sandbox { .. }
         | Command::ScriptModel(_)
+        | Command::Completions(_)
+        | Command::Man(_)
         | Command::Diff(_)
         | Command::Apply(_)
         | Command::Discard(_)
@@ -239,7 +244,7 @@ pub(super) fn find_state(config: &Config, streams: &mut Streams) -> Result<PathB
 }
 
 /// Logs go to standard error, beside the progress: only trouble, unless more is asked for.
-fn start_log(cli: &Cli, config: &Config, screen: Option<&Screen>, is_daemon: bool) {
+pub(super) fn start_log(cli: &Cli, config: &Config, screen: Option<&Screen>, is_daemon: bool) {
     let is_terminal = std::io::stderr().is_terminal();
     let form = match config.supervisor.log {
         LogFormat::Json => Form::Json,
@@ -268,7 +273,7 @@ fn start_log(cli: &Cli, config: &Config, screen: Option<&Screen>, is_daemon: boo
 }
 
 /// What `run` and `up` say first.
-fn announce(loaded: &Loaded, streams: &mut Streams) {
+pub(super) fn announce(loaded: &Loaded, streams: &mut Streams) {
     streams.err.line(&start::in_use(&loaded.source));
     for note in &loaded.config.notes {
         streams.err.line(&format!("note: {note}"));
@@ -465,84 +470,8 @@ async fn daemon(cli: &Cli, loaded: Loaded, mut streams: Streams) -> Exit {
     finish(started, exit, &mut signals).await
 }
 
-/// Serves an editor, by the supervisor of the state directory or by a fleet of this process.
-/// Standard output is the editor's: everything else goes to standard error.
-async fn editor(cli: &Cli, pool: &PoolName, loaded: Loaded, mut streams: Streams) -> Exit {
-    let state = match find_state(&loaded.config, &mut streams) {
-        Ok(state) => state,
-        Err(exit) => return exit,
-    };
-    let Ok(mut signals) = Signals::install() else {
-        streams.err.line("error: signals cannot be handled");
-        return Exit::CannotStart;
-    };
-    start_log(cli, &loaded.config, None, false);
-    let place = acp::Place {
-        state_dir: state.clone(),
-        pool: pool.clone(),
-    };
-    match control_client::serves_conversations(&state).await {
-        Ok(true) => return front(place, &mut signals).await,
-        Ok(false) => {}
-        Err(error) => return complain(&error, &mut streams),
-    }
-    if loaded.config.pool(pool.as_str()).is_none() {
-        let text = format!("error: there is no pool {pool} in the configuration");
-        streams.err.line(&text);
-        return Exit::Usage;
-    }
-    if !cli.quiet {
-        announce(&loaded, &mut streams);
-    }
-    let listen = loaded.config.supervisor.listen;
-    let go_on = (GoOn::Nothing, false);
-    let begun = begin(loaded.config, &state, false, go_on, &mut streams).await;
-    let started = match begun {
-        Ok(started) => started,
-        Err(exit) => return exit,
-    };
-    let http = doors::listen(listen, Role::Editor, &mut streams.err).await;
-    let control = control::bind(started.state.path());
-    let (http, control) = match (http, control) {
-        (Ok(http), Ok(control)) => (http, control),
-        (Err(exit), _) => return exit,
-        (_, Err(error)) => {
-            streams.err.line(&format!("error: {error}"));
-            return Exit::CannotStart;
-        }
-    };
-    let metrics = started.metrics.clone();
-    let tokens = doors::tokens(started.state.path(), &mut streams.err);
-    let (fleet, runs) = (&started.fleet, Arc::default());
-    let doors = Doors::open(fleet, Role::Editor, http, control, metrics, tokens, runs);
-    let exit = front(place, &mut signals).await;
-    started.fleet.cancel_all();
-    let second = run::stop(&started.fleet, &mut signals).await;
-    doors.close().await;
-    finish(started, second.map_or(exit, Signal::exit), &mut signals).await
-}
-
-/// Speaks with the editor until it closes its end, or a signal ends it.
-async fn front(place: acp::Place, signals: &mut Signals) -> Exit {
-    let stop = CancellationToken::new();
-    let serving = acp::serve(place, std::io::stdin(), std::io::stdout(), stop.clone());
-    let mut serving = std::pin::pin!(serving);
-    loop {
-        tokio::select! {
-            ended = &mut serving => return match ended {
-                acp::Ended::Closed => Exit::Done,
-                acp::Ended::Endless => Exit::Failures,
-            },
-            // The editor may go on without its terminal.
-            signal = signals.next() => if signal != Signal::Hangup {
-                stop.cancel();
-            },
-        }
-    }
-}
-
 /// Takes the state directory and starts the fleet; says why not.
-async fn begin(
+pub(super) async fn begin(
     config: Config,
     state: &Path,
     local: bool,
@@ -577,7 +506,7 @@ async fn begin(
 /// The journal is closed last: everything before may still write to it.
 ///
 /// A signal ends the wait for a disk that takes nothing; the next start says what was lost by it.
-async fn finish(started: start::Started, exit: Exit, signals: &mut Signals) -> Exit {
+pub(super) async fn finish(started: start::Started, exit: Exit, signals: &mut Signals) -> Exit {
     match run::unless_insisted(started.close(), signals).await {
         Err(signal) => {
             tracing::error!("the end of the journal's writing was not waited for");

@@ -13,6 +13,7 @@ mod audit;
 #[path = "../fleet/drill.rs"]
 mod drill;
 mod lint;
+mod manual;
 mod past;
 mod policy_tools;
 mod script_model;

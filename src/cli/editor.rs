@@ -1,0 +1,98 @@
+//! `marshal acp`: serves an editor on standard input and output.
+//!
+//! Owns which fleet works for it: the daemon's, or one of this process. Must not know the protocol.
+
+use std::sync::Arc;
+
+use tokio_util::sync::CancellationToken;
+
+use super::acp;
+use super::args::Cli;
+use super::command::{announce, begin, find_state, finish, start_log};
+use super::config_file::Loaded;
+use super::control_client::{self, complain};
+use super::doors::{self, Doors};
+use super::exit::Exit;
+use super::run;
+use super::signals::{Signal, Signals};
+use super::streams::Streams;
+use crate::api::control;
+use crate::api::reply::Role;
+use crate::fleet::GoOn;
+use crate::model::PoolName;
+
+/// Serves an editor, by the supervisor of the state directory or by a fleet of this process.
+/// Standard output is the editor's: everything else goes to standard error.
+pub(super) async fn run(cli: &Cli, pool: &PoolName, loaded: Loaded, mut streams: Streams) -> Exit {
+    let state = match find_state(&loaded.config, &mut streams) {
+        Ok(state) => state,
+        Err(exit) => return exit,
+    };
+    let Ok(mut signals) = Signals::install() else {
+        streams.err.line("error: signals cannot be handled");
+        return Exit::CannotStart;
+    };
+    start_log(cli, &loaded.config, None, false);
+    let place = acp::Place {
+        state_dir: state.clone(),
+        pool: pool.clone(),
+    };
+    match control_client::serves_conversations(&state).await {
+        Ok(true) => return front(place, &mut signals).await,
+        Ok(false) => {}
+        Err(error) => return complain(&error, &mut streams),
+    }
+    if loaded.config.pool(pool.as_str()).is_none() {
+        let text = format!("error: there is no pool {pool} in the configuration");
+        streams.err.line(&text);
+        return Exit::Usage;
+    }
+    if !cli.quiet {
+        announce(&loaded, &mut streams);
+    }
+    let listen = loaded.config.supervisor.listen;
+    let go_on = (GoOn::Nothing, false);
+    let begun = begin(loaded.config, &state, false, go_on, &mut streams).await;
+    let started = match begun {
+        Ok(started) => started,
+        Err(exit) => return exit,
+    };
+    let http = doors::listen(listen, Role::Editor, &mut streams.err).await;
+    let control = control::bind(started.state.path());
+    let (http, control) = match (http, control) {
+        (Ok(http), Ok(control)) => (http, control),
+        (Err(exit), _) => return exit,
+        (_, Err(error)) => {
+            streams.err.line(&format!("error: {error}"));
+            return Exit::CannotStart;
+        }
+    };
+    let metrics = started.metrics.clone();
+    let tokens = doors::tokens(started.state.path(), &mut streams.err);
+    let (fleet, runs) = (&started.fleet, Arc::default());
+    let doors = Doors::open(fleet, Role::Editor, http, control, metrics, tokens, runs);
+    let exit = front(place, &mut signals).await;
+    started.fleet.cancel_all();
+    let second = run::stop(&started.fleet, &mut signals).await;
+    doors.close().await;
+    finish(started, second.map_or(exit, Signal::exit), &mut signals).await
+}
+
+/// Speaks with the editor until it closes its end, or a signal ends it.
+async fn front(place: acp::Place, signals: &mut Signals) -> Exit {
+    let stop = CancellationToken::new();
+    let serving = acp::serve(place, std::io::stdin(), std::io::stdout(), stop.clone());
+    let mut serving = std::pin::pin!(serving);
+    loop {
+        tokio::select! {
+            ended = &mut serving => return match ended {
+                acp::Ended::Closed => Exit::Done,
+                acp::Ended::Endless => Exit::Failures,
+            },
+            // The editor may go on without its terminal.
+            signal = signals.next() => if signal != Signal::Hangup {
+                stop.cancel();
+            },
+        }
+    }
+}
