@@ -60,7 +60,11 @@ impl Cluster {
             .current_dir("/")
             .output()
             .expect("initdb of Debian's postgresql: run `tests/run needs`");
-        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        assert!(
+            done.status.success(),
+            "{}",
+            String::from_utf8_lossy(&done.stderr)
+        );
         let mut cluster = Self {
             dir,
             bin,
@@ -91,10 +95,11 @@ impl Cluster {
             .append(true)
             .open(self.dir.path().join("log"))
             .expect("a log");
-        // The server is ended by its immediate way when the shell's input ends; nothing outlives a test.
+        // Input that ends without a word means that the test's process is gone: nothing outlives it.
         let script = "\"$@\" </dev/null & pid=$!; \
-                      { read -r how; [ \"$how\" = fast ] && kill -INT $pid || kill -QUIT $pid; } <&3 & \
-                      exec 3<&-; wait $pid";
+            { if read -r how; then kill -INT $pid; else \
+              kill -QUIT $pid; while kill -0 $pid; do sleep 0.1; done; rm -rf -- \"$MARSHAL_TEST_DIR\"; fi; } <&3 & \
+            exec 3<&-; wait $pid";
         let server = as_server(&self.bin.join("postgres"));
         let mut shell = Command::new("/bin/sh")
             .args(["-c", &format!("exec 3<&0; {script}"), "sh"])
@@ -108,15 +113,17 @@ impl Cluster {
             .args(["-c", "shared_buffers=16MB", "-c", "max_connections=90"])
             .args(["-c", "fsync=off", "-c", "dynamic_shared_memory_type=mmap"])
             .current_dir("/")
+            .env("MARSHAL_TEST_DIR", self.dir.path())
             .stdin(Stdio::piped())
             .stdout(log.try_clone().expect("a log"))
             .stderr(log)
             .spawn()
             .expect("sh");
-        let input = shell.stdin.take();
+        let mut input = shell.stdin.take();
         let until = Instant::now() + LONG;
         while Instant::now() < until {
             if shell.try_wait().expect("wait").is_some() {
+                stop_word(&mut input);
                 return false;
             }
             let ready = Command::new(self.bin.join("pg_isready"))
@@ -136,9 +143,7 @@ impl Cluster {
     /// Ends the server: its clients are cut off.
     pub(crate) fn stop(&mut self) {
         if let Some(mut running) = self.running.take() {
-            if let Some(mut input) = running.input.take() {
-                let _ = input.write_all(b"fast\n");
-            }
+            stop_word(&mut running.input);
             running.shell.wait().expect("wait");
         }
     }
@@ -162,8 +167,17 @@ impl Cluster {
 
     /// A connection string by the loopback.
     pub(crate) fn loopback(&self, password: &str) -> String {
-        let port = self.port;
+        Self::through(self.port, password)
+    }
+
+    /// The same, by a port that leads to the server's.
+    pub(crate) fn through(port: u16, password: &str) -> String {
         format!("postgres://tester:{password}@127.0.0.1:{port}/postgres")
+    }
+
+    /// The server's port of the loopback.
+    pub(crate) fn port(&self) -> u16 {
+        self.port
     }
 
     /// Has the server do something, as its owner.
@@ -173,7 +187,11 @@ impl Cluster {
             .arg(self.socket("public"))
             .output()
             .expect("psql");
-        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        assert!(
+            done.status.success(),
+            "{}",
+            String::from_utf8_lossy(&done.stderr)
+        );
         String::from_utf8_lossy(&done.stdout).trim().to_owned()
     }
 
@@ -205,6 +223,13 @@ pub(crate) async fn store() -> Store {
     Store::connect(&server).await.expect("a store")
 }
 
+/// Tells the shell to end its server in the ordinary way.
+fn stop_word(input: &mut Option<ChildStdin>) {
+    if let Some(mut input) = input.take() {
+        let _ = input.write_all(b"stop\n");
+    }
+}
+
 /// PostgreSQL refuses to run as root.
 fn as_server(program: &Path) -> Command {
     if !rustix::process::geteuid().is_root() {
@@ -218,7 +243,8 @@ fn as_server(program: &Path) -> Command {
 
 /// Where Debian has the server's programs.
 fn bin() -> PathBuf {
-    let versions = fs::read_dir("/usr/lib/postgresql").expect("Debian's postgresql: `tests/run needs`");
+    let versions =
+        fs::read_dir("/usr/lib/postgresql").expect("Debian's postgresql: `tests/run needs`");
     let found = versions.map(|entry| entry.expect("an entry").path().join("bin"));
     found
         .filter(|bin| bin.join("initdb").exists())

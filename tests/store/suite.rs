@@ -40,7 +40,14 @@ pub(crate) async fn put(
     text: &str,
 ) -> Result<Version, StoreError> {
     store
-        .put(&ws(), &path(name), base, given(text), by("ann"), Cause::Write)
+        .put(
+            &ws(),
+            &path(name),
+            base,
+            given(text),
+            by("ann"),
+            Cause::Write,
+        )
         .await
 }
 
@@ -50,32 +57,61 @@ pub(crate) async fn text(store: &Store, name: &str, v: Option<u64>) -> String {
 }
 
 pub(crate) async fn life_of_a_file(store: Store) {
-    let refused = put(&store, "a.txt", Base::New, "one").await.expect_err("refused");
+    let refused = put(&store, "a.txt", Base::New, "one")
+        .await
+        .expect_err("refused");
     assert!(matches!(refused, StoreError::NoWorkspace(_)), "{refused}");
     store.register(&ws()).await.expect("registered");
     store.register(&ws()).await.expect("once more");
     assert_eq!(store.workspaces().await.expect("ids"), [ws()]);
 
-    let refused = put(&store, "a.txt", Base::At(1), "x").await.expect_err("refused");
+    let refused = put(&store, "a.txt", Base::At(1), "x")
+        .await
+        .expect_err("refused");
     assert!(matches!(refused, StoreError::NoBase { .. }), "{refused}");
     let first = put(&store, "a.txt", Base::New, "one\n").await.expect("v1");
     assert_eq!((first.v, first.base, first.held), (1, None, Held::Kept));
     assert_eq!(first.digest, Some(Digest::of(b"one\n")));
     let mut origin = by("bob");
     (origin.turn, origin.task) = (Some("t1".into()), Some("k1".into()));
-    let run = Given { exec: true, ..given("two\n") };
+    let run = Given {
+        exec: true,
+        ..given("two\n")
+    };
     let second = store
-        .put(&ws(), &path("./a.txt"), Base::At(1), run, origin.clone(), Cause::Edit)
+        .put(
+            &ws(),
+            &path("./a.txt"),
+            Base::At(1),
+            run,
+            origin.clone(),
+            Cause::Edit,
+        )
         .await
         .expect("v2");
-    assert_eq!((second.v, second.base, second.file), (2, Some(1), first.file));
+    assert_eq!(
+        (second.v, second.base, second.file),
+        (2, Some(1), first.file)
+    );
     assert!(second.exec && second.at_ms >= first.at_ms && second.origin == origin);
 
-    let refused = put(&store, "a.txt", Base::At(1), "late").await.expect_err("stale");
-    assert!(refused.to_string().contains("version is 2, made by agent (edit)"), "{refused}");
-    let StoreError::Stale { current, .. } = refused else { panic!("stale") };
+    let refused = put(&store, "a.txt", Base::At(1), "late")
+        .await
+        .expect_err("stale");
+    assert!(
+        refused
+            .to_string()
+            .contains("version is 2, made by agent (edit)"),
+        "{refused}"
+    );
+    let StoreError::Stale { current, .. } = refused else {
+        panic!("stale")
+    };
     assert_eq!(*current, second);
-    assert!(matches!(put(&store, "a.txt", Base::New, "x").await, Err(StoreError::Stale { .. })));
+    assert!(matches!(
+        put(&store, "a.txt", Base::New, "x").await,
+        Err(StoreError::Stale { .. })
+    ));
     assert_eq!(text(&store, "a.txt", None).await, "two\n");
     assert_eq!(text(&store, "a.txt", Some(1)).await, "one\n");
     let refused = store.get(at("a.txt"), Some(3)).await.expect_err("none");
@@ -85,27 +121,54 @@ pub(crate) async fn life_of_a_file(store: Store) {
     };
     assert!(lines.contains("-one\n+two"), "{lines}");
 
-    let back = store.restore(&ws(), &path("a.txt"), 1, Base::At(2), by("ann")).await.expect("v3");
-    assert_eq!((back.v, back.cause, back.digest), (3, Cause::Restore, first.digest));
-    let gone = store.delete(&ws(), &path("a.txt"), Base::At(3), by("ann")).await.expect("v4");
+    let back = store
+        .restore(&ws(), &path("a.txt"), 1, Base::At(2), by("ann"))
+        .await
+        .expect("v3");
+    assert_eq!(
+        (back.v, back.cause, back.digest),
+        (3, Cause::Restore, first.digest)
+    );
+    let gone = store
+        .delete(&ws(), &path("a.txt"), Base::At(3), by("ann"))
+        .await
+        .expect("v4");
     assert_eq!((gone.v, gone.held, gone.digest), (4, Held::Gone, None));
-    let twice = store.delete(&ws(), &path("a.txt"), Base::Any, by("ann")).await;
+    let twice = store
+        .delete(&ws(), &path("a.txt"), Base::Any, by("ann"))
+        .await;
     assert!(matches!(twice, Err(StoreError::NoFile(_))));
     assert!(store.file(at("a.txt")).await.expect("a file").deleted);
     assert!(matches!(
-        store.restore(&ws(), &path("a.txt"), 4, Base::Any, by("x")).await,
+        store
+            .restore(&ws(), &path("a.txt"), 4, Base::Any, by("x"))
+            .await,
         Err(StoreError::NoContent { .. })
     ));
     let again = put(&store, "a.txt", Base::New, "three").await.expect("v5");
     assert_eq!((again.v, again.file), (5, first.file));
     let page = store.history(at("a.txt"), None, 3).await.expect("history");
-    assert_eq!(page.rows.iter().map(|row| row.v).collect::<Vec<_>>(), [5, 4, 3]);
-    let page = store.history(Which::Id(first.file), page.next, 3).await.expect("history");
+    assert_eq!(
+        page.rows.iter().map(|row| row.v).collect::<Vec<_>>(),
+        [5, 4, 3]
+    );
+    let page = store
+        .history(Which::Id(first.file), page.next, 3)
+        .await
+        .expect("history");
     assert_eq!(page.rows, [second, first]);
     assert_eq!(page.next, None);
-    assert!(store.history(at("a.txt"), None, limits::STORE_PAGE + 1).await.is_err());
+    assert!(
+        store
+            .history(at("a.txt"), None, limits::STORE_PAGE + 1)
+            .await
+            .is_err()
+    );
     store.close().await;
-    assert!(matches!(put(&store, "a.txt", Base::Any, "x").await, Err(StoreError::Closed)));
+    assert!(matches!(
+        put(&store, "a.txt", Base::Any, "x").await,
+        Err(StoreError::Closed)
+    ));
 }
 
 pub(crate) async fn names_and_pages(store: Store) {
@@ -116,38 +179,74 @@ pub(crate) async fn names_and_pages(store: Store) {
     let mut all = Vec::new();
     let mut after = None;
     loop {
-        let page = store.list(&ws(), "src/", after.as_deref(), 2).await.expect("a page");
-        all.extend(page.rows.iter().map(|file| file.current.path.as_str().to_owned()));
+        let page = store
+            .list(&ws(), "src/", after.as_deref(), 2)
+            .await
+            .expect("a page");
+        all.extend(
+            page.rows
+                .iter()
+                .map(|file| file.current.path.as_str().to_owned()),
+        );
         after = page.next;
         if after.is_none() {
             break;
         }
     }
-    assert_eq!(all, ["src/Z", "src/a", "src/é"], "in the order of bytes in either database");
+    assert_eq!(
+        all,
+        ["src/Z", "src/a", "src/é"],
+        "in the order of bytes in either database"
+    );
     let whole = store.list(&ws(), "", None, 200).await.expect("a page");
     assert_eq!(whole.rows.len(), 6);
 
     let v1 = store.file(at("src/a")).await.expect("a file").current;
-    let refused = store.rename(&ws(), &path("src/a"), &path("b/c"), Base::Any, by("ann")).await;
+    let refused = store
+        .rename(&ws(), &path("src/a"), &path("b/c"), Base::Any, by("ann"))
+        .await;
     assert!(matches!(refused, Err(StoreError::Exists(_))));
     let moved = store
-        .rename(&ws(), &path("src/a"), &path("lib/a"), Base::At(1), by("ann"))
+        .rename(
+            &ws(),
+            &path("src/a"),
+            &path("lib/a"),
+            Base::At(1),
+            by("ann"),
+        )
         .await
         .expect("moved");
-    assert_eq!((moved.file, moved.v, moved.cause), (v1.file, 2, Cause::Rename));
+    assert_eq!(
+        (moved.file, moved.v, moved.cause),
+        (v1.file, 2, Cause::Rename)
+    );
     assert_eq!(text(&store, "lib/a", None).await, "src/a");
-    assert!(matches!(store.file(at("src/a")).await, Err(StoreError::NoFile(_))));
+    assert!(matches!(
+        store.file(at("src/a")).await,
+        Err(StoreError::NoFile(_))
+    ));
     let by_id = store.file(Which::Id(v1.file)).await.expect("a file");
     assert_eq!(by_id.current.path, path("lib/a"));
-    let new = put(&store, "src/a", Base::New, "another").await.expect("written");
+    let new = put(&store, "src/a", Base::New, "another")
+        .await
+        .expect("written");
     assert!(new.v == 1 && new.file != v1.file);
 
     let other = WorkspaceId::new("other").expect("an id");
     store.register(&other).await.expect("registered");
-    assert!(store.list(&other, "", None, 10).await.expect("a page").rows.is_empty());
+    assert!(
+        store
+            .list(&other, "", None, 10)
+            .await
+            .expect("a page")
+            .rows
+            .is_empty()
+    );
     let mut long = by("x");
     long.turn = Some("t\0".into());
-    let refused = store.put(&ws(), &path("n"), Base::Any, given(""), long, Cause::Write).await;
+    let refused = store
+        .put(&ws(), &path("n"), Base::Any, given(""), long, Cause::Write)
+        .await;
     assert!(matches!(refused, Err(StoreError::Name(_))));
 }
 
@@ -164,25 +263,42 @@ pub(crate) async fn what_is_found_on_disk(store: Store) {
     assert_eq!((first.v, first.cause), (1, Cause::Observed));
     assert_eq!(first.origin.author.kind, AuthorKind::Observed);
     assert_eq!(observe("f", Some(given("x"))).await, None, "known already");
-    let run = Given { exec: true, ..given("x") };
+    let run = Given {
+        exec: true,
+        ..given("x")
+    };
     assert_eq!(observe("f", Some(run)).await.expect("v2").v, 2);
     put(&store, "f", Base::At(2), "y").await.expect("v3");
-    assert_eq!(observe("f", Some(given("y"))).await, None, "written through the store");
+    assert_eq!(
+        observe("f", Some(given("y"))).await,
+        None,
+        "written through the store"
+    );
     assert_eq!(observe("f", None).await.expect("v4").held, Held::Gone);
     assert_eq!(observe("f", None).await, None);
 
     let large = vec![7_u8; limits::STORE_CONTENT_BYTES + 1];
     let digest = Digest::of(&large);
-    let large = Given { content: Content::Whole(Bytes::from(large)), exec: false };
+    let large = Given {
+        content: Content::Whole(Bytes::from(large)),
+        exec: false,
+    };
     let kept = observe("large", Some(large)).await.expect("v1");
     assert_eq!((kept.held, kept.digest), (Held::Measured, Some(digest)));
     assert_eq!(kept.bytes, limits::STORE_CONTENT_BYTES as u64 + 1);
     let got = store.get(at("large"), None).await.expect("a version");
     assert_eq!(got.content, None);
-    let refused = store.restore(&ws(), &path("large"), 1, Base::Any, by("x")).await;
+    let refused = store
+        .restore(&ws(), &path("large"), 1, Base::Any, by("x"))
+        .await;
     assert!(matches!(refused, Err(StoreError::NoContent { .. })));
-    put(&store, "large", Base::At(1), "small").await.expect("v2");
-    assert_eq!(store.diff(at("large"), 1, 2).await.expect("diff"), Diff::NotHeld);
+    put(&store, "large", Base::At(1), "small")
+        .await
+        .expect("v2");
+    assert_eq!(
+        store.diff(at("large"), 1, 2).await.expect("diff"),
+        Diff::NotHeld
+    );
 }
 
 pub(crate) async fn content_is_kept_once_and_swept(store: Store) {
@@ -191,20 +307,42 @@ pub(crate) async fn content_is_kept_once_and_swept(store: Store) {
     let large: Vec<u8> = (0..(2 * limits::STORE_CHUNK_BYTES as u32 + 5))
         .map(|n| (n % 251) as u8)
         .collect();
-    let large = Given { content: Content::Whole(Bytes::from(large)), exec: false };
+    let large = Given {
+        content: Content::Whole(Bytes::from(large)),
+        exec: false,
+    };
     for name in ["one", "two"] {
-        let put = store.put(&ws(), &path(name), Base::New, large.clone(), by("a"), Cause::Write);
+        let put = store.put(
+            &ws(),
+            &path(name),
+            Base::New,
+            large.clone(),
+            by("a"),
+            Cause::Write,
+        );
         put.await.expect("written");
         put_n(&store, name, 4).await;
     }
     let got = store.get(at("two"), Some(1)).await.expect("a version");
     assert_eq!(got.content, large.content_bytes());
-    let all = Retention { newest: 10, younger: Duration::ZERO, bytes: u64::MAX };
+    let all = Retention {
+        newest: 10,
+        younger: Duration::ZERO,
+        bytes: u64::MAX,
+    };
     let swept = store.sweep(all).await.expect("swept");
     let size = 2 * limits::STORE_CHUNK_BYTES as u64 + 5;
-    assert_eq!((swept.versions, swept.left), (0, size + 8), "each content is there once");
+    assert_eq!(
+        (swept.versions, swept.left),
+        (0, size + 8),
+        "each content is there once"
+    );
 
-    let young = Retention { newest: 1, younger: Duration::from_secs(3600), bytes: u64::MAX };
+    let young = Retention {
+        newest: 1,
+        younger: Duration::from_secs(3600),
+        bytes: u64::MAX,
+    };
     assert_eq!(store.sweep(young).await.expect("swept").versions, 0);
     // Beyond the bound of bytes the young go too, but never the newest.
     let tight = Retention { bytes: 8, ..young };
@@ -212,18 +350,32 @@ pub(crate) async fn content_is_kept_once_and_swept(store: Store) {
     assert_eq!((swept.versions, swept.blobs, swept.freed), (2, 1, size));
     assert!(!swept.more && swept.left == 8);
     tokio::time::sleep(Duration::from_millis(5)).await;
-    let few = Retention { newest: 2, younger: Duration::ZERO, bytes: u64::MAX };
+    let few = Retention {
+        newest: 2,
+        younger: Duration::ZERO,
+        bytes: u64::MAX,
+    };
     let swept = store.sweep(few).await.expect("swept");
     assert_eq!((swept.versions, swept.left), (4, 4));
     let page = store.history(at("one"), None, 10).await.expect("history");
-    assert_eq!(page.rows.iter().map(|row| row.v).collect::<Vec<_>>(), [5, 4]);
+    assert_eq!(
+        page.rows.iter().map(|row| row.v).collect::<Vec<_>>(),
+        [5, 4]
+    );
     assert!(matches!(
         store.get(at("one"), Some(1)).await,
         Err(StoreError::NoVersion { .. })
     ));
     assert_eq!(text(&store, "one", None).await, "v4");
     // What was swept comes back whole when it is written again.
-    let put = store.put(&ws(), &path("two"), Base::Any, large.clone(), by("a"), Cause::Write);
+    let put = store.put(
+        &ws(),
+        &path("two"),
+        Base::Any,
+        large.clone(),
+        by("a"),
+        Cause::Write,
+    );
     put.await.expect("written");
     let got = store.get(at("two"), None).await.expect("a version");
     assert_eq!(got.content, large.content_bytes());
@@ -231,7 +383,9 @@ pub(crate) async fn content_is_kept_once_and_swept(store: Store) {
 
 async fn put_n(store: &Store, name: &str, n: u64) {
     for n in 1..=n {
-        put(store, name, Base::At(n), &format!("v{n}")).await.expect("written");
+        put(store, name, Base::At(n), &format!("v{n}"))
+            .await
+            .expect("written");
     }
 }
 
@@ -261,7 +415,9 @@ pub(crate) async fn writers_at_once(store: Store, second: Store) {
         );
         let (won, lost) = if one.is_ok() { (one, two) } else { (two, one) };
         let won = won.expect("one wins");
-        let Err(StoreError::Stale { current, .. }) = lost else { panic!("{lost:?}") };
+        let Err(StoreError::Stale { current, .. }) = lost else {
+            panic!("{lost:?}")
+        };
         assert_eq!((won.v, *current), (round + 1, won));
     }
     // New files too: who is second is told of the first.
@@ -293,16 +449,27 @@ pub(crate) async fn writers_at_once(store: Store, second: Store) {
     assert_eq!(file.current.v, 401, "the numbers have no gap");
 }
 
-/// Adds a line, as often as it takes.
+/// Adds a line, as often as it takes, also while a server is gone for longer than the store waits.
 pub(crate) async fn append(store: &Store, line: &str) {
-    loop {
-        let got = store.get(at("log"), None).await.expect("a version");
+    let mut unknown = false;
+    for _ in 0..100_000 {
+        let got = match store.get(at("log"), None).await {
+            Ok(got) => got,
+            Err(StoreError::Gone { .. }) => continue,
+            Err(error) => panic!("{error}"),
+        };
         let old = got.content.expect("content");
-        let new = format!("{}{line}\n", String::from_utf8_lossy(&old));
+        let old = String::from_utf8_lossy(&old);
+        if unknown && old.lines().any(|there| there == line) {
+            return;
+        }
+        let new = format!("{old}{line}\n");
         match put(store, "log", Base::At(got.version.v), &new).await {
             Ok(_) => return,
             Err(StoreError::Stale { .. }) => {}
+            Err(StoreError::Gone { unknown: lost, .. }) => unknown |= lost,
             Err(error) => panic!("{error}"),
         }
     }
+    panic!("{line} was never written");
 }
