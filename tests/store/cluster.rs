@@ -195,6 +195,22 @@ impl Cluster {
         String::from_utf8_lossy(&done.stdout).trim().to_owned()
     }
 
+    /// Gives the server a certificate, and TLS with it.
+    pub(crate) fn with_tls(&mut self, certificate: &str, key: &str) {
+        for (name, text) in [("server.crt", certificate), ("server.key", key)] {
+            let path = self.dir.path().join("data").join(name);
+            fs::write(&path, text).expect("written");
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("mode");
+            if rustix::process::geteuid().is_root() {
+                let status = Command::new("chown").arg("postgres").arg(&path).status();
+                assert!(status.expect("chown").success());
+            }
+        }
+        self.sql("ALTER SYSTEM SET ssl = on");
+        self.stop();
+        self.start();
+    }
+
     /// The name of a new schema.
     pub(crate) fn schema(&self) -> String {
         static COUNT: AtomicU32 = AtomicU32::new(0);

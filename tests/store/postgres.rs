@@ -72,6 +72,25 @@ async fn a_password_is_used_and_never_told() {
     assert!(refused.expect_err("no TLS").to_string().contains("TLS"));
 }
 
+/// With TLS the certificate must be of an authority that is believed; there is no way around it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_certificate_that_nobody_vouches_for_is_not_believed() {
+    let name = vec!["127.0.0.1".to_owned()];
+    let own = rcgen::generate_simple_self_signed(name).expect("a certificate");
+    let mut cluster = Cluster::new("own");
+    cluster.with_tls(&own.cert.pem(), &own.signing_key.serialize_pem());
+    let text = format!("{}?sslmode=require", cluster.loopback("own"));
+    let believed = Server::new(&text, Some(own.cert.pem().as_bytes())).expect("a server");
+    let store = Store::connect(&believed).await.expect("a store");
+    store.register(&ws()).await.expect("registered");
+    let tls = cluster.sql("SELECT count(*) FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) WHERE ssl AND application_name = 'marshal'");
+    assert_eq!(tls, "1");
+    let unknown = Server::new(&text, None).expect("a server");
+    let refused = Store::connect(&unknown).await.expect_err("not believed");
+    assert!(matches!(refused, StoreError::Database { .. }), "{refused}");
+    assert!(refused.to_string().contains("certificate"), "{refused}");
+}
+
 /// The server goes twice in the middle of a load: what was accepted is there, once, and writers that
 /// waited go on by themselves.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
