@@ -305,12 +305,12 @@ impl Reader {
             // Code, or the next line of a paragraph: no item in either.
             return;
         }
-        if let Some((kind, length, info)) = fence(rest) {
-            if kind == b'~' || !info.contains('`') {
-                self.fence = Some((kind, length, base));
-                self.in_paragraph = false;
-                return;
-            }
+        if let Some((kind, length, info)) = fence(rest)
+            && (kind == b'~' || !info.contains('`'))
+        {
+            self.fence = Some((kind, length, base));
+            self.in_paragraph = false;
+            return;
         }
         self.bullets(at, number, line, start, column);
     }

@@ -83,8 +83,11 @@ mod tests {
 
     #[test]
     fn a_long_difference_is_cut_and_says_so() {
-        let old: String = (0..40_000).map(|n| format!("old {n}\n")).collect();
-        let new: String = (0..40_000).map(|n| format!("né {n}\n")).collect();
+        let lines = |word: &str| {
+            let lines: Vec<String> = (0..40_000).map(|n| format!("{word} {n}\n")).collect();
+            lines.concat()
+        };
+        let (old, new) = (lines("old"), lines("né"));
         let Diff::Text { text, cut } = compare(old.as_bytes(), new.as_bytes()) else {
             panic!("text");
         };

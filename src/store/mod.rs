@@ -65,7 +65,7 @@ pub use self::version::{
 #[derive(Debug)]
 enum Database {
     Sqlite(Sqlite),
-    Postgres(Postgres),
+    Postgres(Box<Postgres>),
 }
 
 /// The store of workspaces' files, in either database.
@@ -89,9 +89,8 @@ impl Store {
     /// [`StoreError::Connection`] if the connection string cannot be used,
     /// [`StoreError::Gone`] if the server cannot be reached, and whatever it says.
     pub async fn connect(server: &Server) -> Result<Self, StoreError> {
-        Ok(Self(Database::Postgres(
-            Postgres::connect(server, now_ms()).await?,
-        )))
+        let store = Postgres::connect(server, now_ms()).await?;
+        Ok(Self(Database::Postgres(Box::new(store))))
     }
 
     /// Registers a workspace; one that is registered already stays as it is.

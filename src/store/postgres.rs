@@ -114,13 +114,11 @@ impl Postgres {
     /// Tries until it is done or refused, or the server is gone for too long.
     async fn persist(&self, work: Work<'_>) -> Result<Answer, StoreError> {
         let until = Instant::now() + limits::STORE_RETRY;
-        let _permit = match timeout_at(until, self.permits.acquire()).await {
-            Ok(permit) => permit.map_err(|_| StoreError::Closed)?,
-            Err(_) => {
-                let trouble = Trouble::new(Kind::Gone, "every connection is in use");
-                return Err(trouble.at(&self.server.place, false));
-            }
+        let Ok(permit) = timeout_at(until, self.permits.acquire()).await else {
+            let trouble = Trouble::new(Kind::Gone, "every connection is in use");
+            return Err(trouble.at(&self.server.place, false));
         };
+        let _permit = permit.map_err(|_| StoreError::Closed)?;
         let (mut pause, longest) = limits::STORE_BACKOFF;
         let mut unknown = false;
         let mut again = false;
@@ -409,8 +407,12 @@ fn kind(error: &tokio_postgres::Error) -> Kind {
             // A certificate that is not believed will not be believed in a second either.
             let tls = io
                 .get_ref()
-                .is_some_and(|inner| inner.is::<rustls::Error>());
-            return if tls { Kind::Other } else { Kind::Gone };
+                .and_then(|inner| inner.downcast_ref::<rustls::Error>());
+            return if tls.is_some() {
+                Kind::Other
+            } else {
+                Kind::Gone
+            };
         }
         source = cause.source();
     }

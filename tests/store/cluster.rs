@@ -124,6 +124,7 @@ impl Cluster {
         while Instant::now() < until {
             if shell.try_wait().expect("wait").is_some() {
                 stop_word(&mut input);
+                shell.wait().expect("wait");
                 return false;
             }
             let ready = Command::new(self.bin.join("pg_isready"))
@@ -137,6 +138,8 @@ impl Cluster {
             }
             std::thread::sleep(Duration::from_millis(50));
         }
+        stop_word(&mut input);
+        shell.wait().expect("wait");
         panic!("the server takes nobody: {}", self.log());
     }
 

@@ -56,6 +56,7 @@ pub(crate) async fn text(store: &Store, name: &str, v: Option<u64>) -> String {
     String::from_utf8(got.content.expect("content").to_vec()).expect("text")
 }
 
+#[allow(clippy::too_many_lines, reason = "one life, told in its order")]
 pub(crate) async fn life_of_a_file(store: Store) {
     let refused = put(&store, "a.txt", Base::New, "one")
         .await
@@ -304,8 +305,9 @@ pub(crate) async fn what_is_found_on_disk(store: Store) {
 pub(crate) async fn content_is_kept_once_and_swept(store: Store) {
     store.register(&ws()).await.expect("registered");
     // Several chunks, and a last one that is not full.
-    let large: Vec<u8> = (0..(2 * limits::STORE_CHUNK_BYTES as u32 + 5))
-        .map(|n| (n % 251) as u8)
+    let large: Vec<u8> = (0..251_u8)
+        .cycle()
+        .take(2 * limits::STORE_CHUNK_BYTES + 5)
         .collect();
     let large = Given {
         content: Content::Whole(Bytes::from(large)),
