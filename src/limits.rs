@@ -20,6 +20,7 @@ mod policies;
 mod probe;
 mod retention;
 mod route;
+mod store;
 mod trees;
 pub use acp::*;
 pub use asks::*;
@@ -36,6 +37,7 @@ pub use policies::*;
 pub use probe::*;
 pub use retention::*;
 pub use route::*;
+pub use store::*;
 pub use trees::*;
 
 /// The longest line read from a child, in bytes, newline excluded. A longer one is a protocol

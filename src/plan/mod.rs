@@ -1,0 +1,7 @@
+//! Plans that people and agents work through, as ordinary Markdown files.
+//!
+//! Floor 1, pure: text in, text out.
+
+pub mod checklist;
+
+pub use checklist::{Added, Checklist, ChecklistError, Item, ItemId, Progress};

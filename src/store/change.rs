@@ -1,0 +1,464 @@
+//! What is changed in the store: each change is one transaction, written once for both databases.
+//!
+//! A change is carried out by its paths' rows: who changes a path holds its row until the
+//! transaction's end, so that a base is compared with what nobody else changes meanwhile, on
+//! whichever host. A change has the id of the version that it makes from its beginning, so that a
+//! transaction whose end was not heard is found again instead of being made twice.
+
+use bytes::Bytes;
+use uuid::Uuid;
+
+use super::error::{Fault, StoreError, Trouble};
+use super::look::{Which, file, registered, version_by_id, version_of};
+use super::name::{Digest, FileId, FilePath, WorkspaceId};
+use super::rows::{Rows, Value};
+use super::sweep;
+use super::version::{Base, Cause, Given, Held, Origin, Retention, Swept, Version};
+use crate::limits;
+
+/// A change with all that it needs, so that it can be tried again.
+#[derive(Debug, Clone)]
+pub(super) struct Change {
+    /// The id of the version that it makes.
+    pub(super) id: Uuid,
+    /// The id of the file that it makes, if there is none at the path.
+    pub(super) file: Uuid,
+    /// When, in milliseconds since the Unix epoch.
+    pub(super) at_ms: i64,
+    pub(super) what: What,
+}
+
+#[derive(Debug, Clone)]
+pub(super) enum What {
+    Register(WorkspaceId),
+    Write {
+        at: Place,
+        base: Base,
+        given: Given,
+        origin: Origin,
+        cause: Cause,
+    },
+    /// What was found on disk; none if nothing was.
+    Observe {
+        at: Place,
+        given: Option<Given>,
+        origin: Origin,
+    },
+    Delete {
+        at: Place,
+        base: Base,
+        origin: Origin,
+    },
+    Rename {
+        at: Place,
+        to: FilePath,
+        base: Base,
+        origin: Origin,
+    },
+    Restore {
+        at: Place,
+        v: u64,
+        base: Base,
+        origin: Origin,
+    },
+    Sweep(Retention),
+}
+
+/// A path of a workspace.
+#[derive(Debug, Clone)]
+pub(super) struct Place {
+    pub(super) workspace: WorkspaceId,
+    pub(super) path: FilePath,
+}
+
+impl Change {
+    /// The bytes of content that it holds.
+    pub(super) fn bytes(&self) -> usize {
+        let given = match &self.what {
+            What::Write { given, .. } => Some(given),
+            What::Observe { given, .. } => given.as_ref(),
+            _ => None,
+        };
+        given
+            .and_then(|given| given.content.kept())
+            .map_or(0, Bytes::len)
+    }
+}
+
+/// What came of a change.
+#[derive(Debug)]
+pub(super) enum Done {
+    /// A version was made.
+    Made(Version),
+    /// Nothing needed to be done.
+    Nothing,
+    Swept(Swept),
+}
+
+/// What a version is made of.
+struct Next<'a> {
+    path: &'a FilePath,
+    digest: Option<Digest>,
+    bytes: u64,
+    held: Held,
+    exec: bool,
+    origin: &'a Origin,
+    cause: Cause,
+}
+
+/// Carries a change out. `again`: an earlier try of it may have succeeded.
+pub(super) async fn apply<R: Rows>(
+    rows: &mut R,
+    change: &Change,
+    again: bool,
+) -> Result<Done, Fault> {
+    match &change.what {
+        What::Register(id) => {
+            let sql =
+                "INSERT INTO marshal_workspaces (id, at_ms) VALUES ($1, $2) ON CONFLICT DO NOTHING";
+            let values = [id.as_str().into(), change.at_ms.into()];
+            rows.execute(sql, &values).await?;
+            Ok(Done::Nothing)
+        }
+        What::Sweep(retention) => {
+            let younger = i64::try_from(retention.younger.as_millis()).unwrap_or(i64::MAX);
+            let before = change.at_ms.saturating_sub(younger);
+            Ok(Done::Swept(sweep::sweep(rows, retention, before).await?))
+        }
+        What::Write { at, .. }
+        | What::Observe { at, .. }
+        | What::Delete { at, .. }
+        | What::Rename { at, .. }
+        | What::Restore { at, .. } => {
+            registered(rows, &at.workspace).await?;
+            let current = hold(rows, change, at).await?;
+            // Looked for behind the row's lock: an earlier try has ended, however it did.
+            if again && let Some(made) = version_by_id(rows, change.id).await? {
+                return Ok(Done::Made(made));
+            }
+            at_path(rows, change, at, current).await
+        }
+    }
+}
+
+/// Takes the rows of the paths of a change, in one order, and gives the current version of the file.
+async fn hold<R: Rows>(
+    rows: &mut R,
+    change: &Change,
+    at: &Place,
+) -> Result<Option<Version>, Fault> {
+    let mut paths = vec![&at.path];
+    if let What::Rename { to, .. } = &change.what {
+        paths.push(to);
+    }
+    paths.sort();
+    for path in paths {
+        let values = [at.workspace.as_str().into(), path.as_str().into()];
+        let sql =
+            "INSERT INTO marshal_paths (workspace, path) VALUES ($1, $2) ON CONFLICT DO NOTHING";
+        rows.execute(sql, &values).await?;
+        let sql = format!(
+            "SELECT 1 FROM marshal_paths WHERE workspace = $1 AND path = $2{}",
+            R::LOCK
+        );
+        if rows.query(&sql, &values).await?.is_empty() {
+            return Err(Trouble::corrupt("a path's row went while it was held").into());
+        }
+    }
+    current(rows, at).await
+}
+
+async fn current<R: Rows>(rows: &mut R, at: &Place) -> Result<Option<Version>, Fault> {
+    let which = Which::Path(at.workspace.clone(), at.path.clone());
+    match file(rows, &which).await {
+        Ok(file) => Ok(Some(file.current)),
+        Err(Fault::Refused(StoreError::NoFile(_))) => Ok(None),
+        Err(fault) => Err(fault),
+    }
+}
+
+async fn at_path<R: Rows>(
+    rows: &mut R,
+    change: &Change,
+    at: &Place,
+    current: Option<Version>,
+) -> Result<Done, Fault> {
+    let next = match &change.what {
+        What::Write {
+            base,
+            given,
+            origin,
+            cause,
+            ..
+        } => {
+            check_base(&at.path, *base, current.as_ref())?;
+            written(rows, &at.path, given, origin, *cause).await?
+        }
+        What::Observe { given, origin, .. } => {
+            let there = current.as_ref().filter(|now| now.held != Held::Gone);
+            match (given, there) {
+                (None, None) => return Ok(Done::Nothing),
+                (None, Some(_)) => gone(&at.path, origin, Cause::Observed),
+                (Some(given), Some(now))
+                    if now.digest == Some(given.content.digest()) && now.exec == given.exec =>
+                {
+                    return Ok(Done::Nothing);
+                }
+                (Some(given), _) => written(rows, &at.path, given, origin, Cause::Observed).await?,
+            }
+        }
+        What::Delete { base, origin, .. } => {
+            there(at, current.as_ref())?;
+            check_base(&at.path, *base, current.as_ref())?;
+            gone(&at.path, origin, Cause::Delete)
+        }
+        What::Rename {
+            to, base, origin, ..
+        } => {
+            let now = there(at, current.as_ref())?;
+            check_base(&at.path, *base, current.as_ref())?;
+            moved(rows, at, to, now).await?;
+            same(rows, to, now, origin, Cause::Rename).await?
+        }
+        What::Restore {
+            v, base, origin, ..
+        } => {
+            let now = current
+                .as_ref()
+                .ok_or_else(|| StoreError::NoFile(at.path.as_str().to_owned()))?;
+            check_base(&at.path, *base, current.as_ref())?;
+            let old = version_of(rows, now.file, *v, at.path.as_str()).await?;
+            let why = match old.held {
+                Held::Kept => None,
+                Held::Measured => Some("it was too large to be kept"),
+                Held::Gone => Some("the file is gone in it"),
+            };
+            if let Some(why) = why {
+                let path = at.path.as_str().to_owned();
+                return Err(StoreError::NoContent { path, v: *v, why }.into());
+            }
+            same(rows, &at.path, &old, origin, Cause::Restore).await?
+        }
+        What::Register(_) | What::Sweep(_) => return Ok(Done::Nothing),
+    };
+    add(rows, change, at, current.as_ref(), next).await
+}
+
+fn check_base(path: &FilePath, base: Base, current: Option<&Version>) -> Result<(), Fault> {
+    let fits = match (base, current) {
+        (Base::Any, _) | (Base::New, None) => true,
+        (Base::New, Some(now)) => now.held == Held::Gone,
+        (Base::At(v), Some(now)) => now.v == v,
+        (Base::At(v), None) => {
+            let path = path.clone();
+            return Err(StoreError::NoBase { path, v }.into());
+        }
+    };
+    match current {
+        Some(now) if !fits => Err(StoreError::Stale {
+            path: path.clone(),
+            current: Box::new(now.clone()),
+        }
+        .into()),
+        _ => Ok(()),
+    }
+}
+
+fn there<'a>(at: &Place, current: Option<&'a Version>) -> Result<&'a Version, Fault> {
+    current
+        .filter(|now| now.held != Held::Gone)
+        .ok_or_else(|| StoreError::NoFile(at.path.as_str().to_owned()).into())
+}
+
+fn gone<'a>(path: &'a FilePath, origin: &'a Origin, cause: Cause) -> Next<'a> {
+    Next {
+        path,
+        digest: None,
+        bytes: 0,
+        held: Held::Gone,
+        exec: false,
+        origin,
+        cause,
+    }
+}
+
+/// A version with new content, which is kept once however often it comes.
+async fn written<'a, R: Rows>(
+    rows: &mut R,
+    path: &'a FilePath,
+    given: &Given,
+    origin: &'a Origin,
+    cause: Cause,
+) -> Result<Next<'a>, Fault> {
+    let digest = given.content.digest();
+    let mut held = Held::Measured;
+    if let Some(content) = given.content.kept() {
+        held = Held::Kept;
+        keep(rows, digest, content).await?;
+    }
+    Ok(Next {
+        path,
+        digest: Some(digest),
+        bytes: given.content.bytes(),
+        held,
+        exec: given.exec,
+        origin,
+        cause,
+    })
+}
+
+async fn keep<R: Rows>(rows: &mut R, digest: Digest, content: &Bytes) -> Result<(), Fault> {
+    let key = Value::from(digest.0.as_slice());
+    // Takes the row also where it is there: no sweep removes it before we are done.
+    let sql = "INSERT INTO marshal_blobs (digest, bytes, refs) VALUES ($1, $2, 1) \
+               ON CONFLICT (digest) DO UPDATE SET refs = marshal_blobs.refs + 1 RETURNING refs";
+    let values = [key.clone(), (content.len() as u64).into()];
+    let found = rows.query(sql, &values).await?;
+    let refs = found.first().map_or(Ok(0), |row| row.int(0))?;
+    if refs > 1 {
+        return Ok(());
+    }
+    let mut left = content.clone();
+    let mut n = 0_i64;
+    while !left.is_empty() {
+        let chunk = left.split_to(left.len().min(limits::STORE_CHUNK_BYTES));
+        let sql = "INSERT INTO marshal_chunks (digest, n, data) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING";
+        let values = [key.clone(), n.into(), chunk.into()];
+        rows.execute(sql, &values).await?;
+        n += 1;
+    }
+    Ok(())
+}
+
+/// A version with the content of another one.
+async fn same<'a, R: Rows>(
+    rows: &mut R,
+    path: &'a FilePath,
+    old: &Version,
+    origin: &'a Origin,
+    cause: Cause,
+) -> Result<Next<'a>, Fault> {
+    if let (Held::Kept, Some(digest)) = (old.held, old.digest) {
+        let sql = "UPDATE marshal_blobs SET refs = refs + 1 WHERE digest = $1";
+        if rows.execute(sql, &[digest.0.as_slice().into()]).await? != 1 {
+            return Err(Trouble::corrupt(format!("the content of {digest} is not there")).into());
+        }
+    }
+    Ok(Next {
+        path,
+        digest: old.digest,
+        bytes: old.bytes,
+        held: old.held,
+        exec: old.exec,
+        origin,
+        cause,
+    })
+}
+
+/// Gives a file's path to another one.
+async fn moved<R: Rows>(
+    rows: &mut R,
+    at: &Place,
+    to: &FilePath,
+    now: &Version,
+) -> Result<(), Fault> {
+    let there = Place {
+        workspace: at.workspace.clone(),
+        path: to.clone(),
+    };
+    if let Some(other) = current(rows, &there).await?
+        && other.held != Held::Gone
+    {
+        return Err(StoreError::Exists(to.clone()).into());
+    }
+    let sql = "UPDATE marshal_paths SET file = $3 WHERE workspace = $1 AND path = $2";
+    for (path, file) in [(&at.path, Value::Null), (to, now.file.to_string().into())] {
+        let values = [at.workspace.as_str().into(), path.as_str().into(), file];
+        rows.execute(sql, &values).await?;
+    }
+    Ok(())
+}
+
+/// Adds the next version of a file, and the file if there is none.
+async fn add<R: Rows>(
+    rows: &mut R,
+    change: &Change,
+    at: &Place,
+    current: Option<&Version>,
+    next: Next<'_>,
+) -> Result<Done, Fault> {
+    let version = Version {
+        id: change.id,
+        file: current.map_or(FileId(change.file), |now| now.file),
+        path: next.path.clone(),
+        v: current.map_or(1, |now| now.v + 1),
+        digest: next.digest,
+        bytes: next.bytes,
+        held: next.held,
+        exec: next.exec,
+        origin: next.origin.clone(),
+        cause: next.cause,
+        base: current.map(|now| now.v),
+        at_ms: current.map_or(change.at_ms, |now| now.at_ms.max(change.at_ms)),
+    };
+    let file = version.file.to_string();
+    let deleted = version.held == Held::Gone;
+    if current.is_none() {
+        let sql = "INSERT INTO marshal_files (id, workspace, path, current, deleted) VALUES ($1, $2, $3, 1, $4)";
+        let values = [
+            file.as_str().into(),
+            at.workspace.as_str().into(),
+            version.path.as_str().into(),
+            deleted.into(),
+        ];
+        rows.execute(sql, &values).await?;
+        let sql = "UPDATE marshal_paths SET file = $3 WHERE workspace = $1 AND path = $2";
+        let values = [
+            at.workspace.as_str().into(),
+            version.path.as_str().into(),
+            file.as_str().into(),
+        ];
+        rows.execute(sql, &values).await?;
+    } else {
+        let sql = "UPDATE marshal_files SET path = $2, current = $3, deleted = $4 WHERE id = $1";
+        let values = [
+            file.as_str().into(),
+            version.path.as_str().into(),
+            version.v.into(),
+            deleted.into(),
+        ];
+        rows.execute(sql, &values).await?;
+    }
+    insert(rows, &version, file).await?;
+    Ok(Done::Made(version))
+}
+
+async fn insert<R: Rows>(rows: &mut R, version: &Version, file: String) -> Result<(), Fault> {
+    let sql = "INSERT INTO marshal_versions (file, v, id, path, digest, bytes, held, exec, author, \
+               name, turn, task, cause, base, at_ms) \
+               VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)";
+    let origin = &version.origin;
+    let values = [
+        file.into(),
+        version.v.into(),
+        version.id.to_string().into(),
+        version.path.as_str().into(),
+        version
+            .digest
+            .as_ref()
+            .map(|digest| digest.0.as_slice())
+            .into(),
+        version.bytes.into(),
+        version.held.word().into(),
+        version.exec.into(),
+        origin.author.kind.word().into(),
+        origin.author.name.raw().into(),
+        origin.turn.as_deref().into(),
+        origin.task.as_deref().into(),
+        version.cause.word().into(),
+        version.base.into(),
+        version.at_ms.into(),
+    ];
+    rows.execute(sql, &values).await?;
+    Ok(())
+}

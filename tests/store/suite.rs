@@ -1,0 +1,468 @@
+//! What holds of every store, told once and run on both databases.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use marshal::limits;
+use marshal::store::{
+    Author, AuthorKind, Base, Cause, Content, Diff, Digest, FilePath, Given, Held, Origin,
+    Retention, Store, StoreError, Version, Which, WorkspaceId,
+};
+
+pub(crate) fn ws() -> WorkspaceId {
+    WorkspaceId::new("shop").expect("an id")
+}
+
+pub(crate) fn path(text: &str) -> FilePath {
+    FilePath::new(text).expect("a path")
+}
+
+pub(crate) fn at(text: &str) -> Which {
+    Which::Path(ws(), path(text))
+}
+
+pub(crate) fn by(name: &str) -> Origin {
+    Origin::of(Author::new(AuthorKind::Agent, name))
+}
+
+pub(crate) fn given(text: &str) -> Given {
+    Given {
+        content: Content::from(text.as_bytes()),
+        exec: false,
+    }
+}
+
+pub(crate) async fn put(
+    store: &Store,
+    name: &str,
+    base: Base,
+    text: &str,
+) -> Result<Version, StoreError> {
+    store
+        .put(
+            &ws(),
+            &path(name),
+            base,
+            given(text),
+            by("ann"),
+            Cause::Write,
+        )
+        .await
+}
+
+pub(crate) async fn text(store: &Store, name: &str, v: Option<u64>) -> String {
+    let got = store.get(at(name), v).await.expect("a version");
+    String::from_utf8(got.content.expect("content").to_vec()).expect("text")
+}
+
+#[allow(clippy::too_many_lines, reason = "one life, told in its order")]
+pub(crate) async fn life_of_a_file(store: Store) {
+    let refused = put(&store, "a.txt", Base::New, "one")
+        .await
+        .expect_err("refused");
+    assert!(matches!(refused, StoreError::NoWorkspace(_)), "{refused}");
+    store.register(&ws()).await.expect("registered");
+    store.register(&ws()).await.expect("once more");
+    assert_eq!(store.workspaces().await.expect("ids"), [ws()]);
+
+    let refused = put(&store, "a.txt", Base::At(1), "x")
+        .await
+        .expect_err("refused");
+    assert!(matches!(refused, StoreError::NoBase { .. }), "{refused}");
+    let first = put(&store, "a.txt", Base::New, "one\n").await.expect("v1");
+    assert_eq!((first.v, first.base, first.held), (1, None, Held::Kept));
+    assert_eq!(first.digest, Some(Digest::of(b"one\n")));
+    let mut origin = by("bob");
+    (origin.turn, origin.task) = (Some("t1".into()), Some("k1".into()));
+    let run = Given {
+        exec: true,
+        ..given("two\n")
+    };
+    let second = store
+        .put(
+            &ws(),
+            &path("./a.txt"),
+            Base::At(1),
+            run,
+            origin.clone(),
+            Cause::Edit,
+        )
+        .await
+        .expect("v2");
+    assert_eq!(
+        (second.v, second.base, second.file),
+        (2, Some(1), first.file)
+    );
+    assert!(second.exec && second.at_ms >= first.at_ms && second.origin == origin);
+
+    let refused = put(&store, "a.txt", Base::At(1), "late")
+        .await
+        .expect_err("stale");
+    assert!(
+        refused
+            .to_string()
+            .contains("version is 2, made by agent (edit)"),
+        "{refused}"
+    );
+    let StoreError::Stale { current, .. } = refused else {
+        panic!("stale")
+    };
+    assert_eq!(*current, second);
+    assert!(matches!(
+        put(&store, "a.txt", Base::New, "x").await,
+        Err(StoreError::Stale { .. })
+    ));
+    assert_eq!(text(&store, "a.txt", None).await, "two\n");
+    assert_eq!(text(&store, "a.txt", Some(1)).await, "one\n");
+    let refused = store.get(at("a.txt"), Some(3)).await.expect_err("none");
+    assert!(matches!(refused, StoreError::NoVersion { v: 3, .. }));
+    let Diff::Text { text: lines, .. } = store.diff(at("a.txt"), 1, 2).await.expect("diff") else {
+        panic!("text")
+    };
+    assert!(lines.contains("-one\n+two"), "{lines}");
+
+    let back = store
+        .restore(&ws(), &path("a.txt"), 1, Base::At(2), by("ann"))
+        .await
+        .expect("v3");
+    assert_eq!(
+        (back.v, back.cause, back.digest),
+        (3, Cause::Restore, first.digest)
+    );
+    let gone = store
+        .delete(&ws(), &path("a.txt"), Base::At(3), by("ann"))
+        .await
+        .expect("v4");
+    assert_eq!((gone.v, gone.held, gone.digest), (4, Held::Gone, None));
+    let twice = store
+        .delete(&ws(), &path("a.txt"), Base::Any, by("ann"))
+        .await;
+    assert!(matches!(twice, Err(StoreError::NoFile(_))));
+    assert!(store.file(at("a.txt")).await.expect("a file").deleted);
+    assert!(matches!(
+        store
+            .restore(&ws(), &path("a.txt"), 4, Base::Any, by("x"))
+            .await,
+        Err(StoreError::NoContent { .. })
+    ));
+    let again = put(&store, "a.txt", Base::New, "three").await.expect("v5");
+    assert_eq!((again.v, again.file), (5, first.file));
+    let page = store.history(at("a.txt"), None, 3).await.expect("history");
+    assert_eq!(
+        page.rows.iter().map(|row| row.v).collect::<Vec<_>>(),
+        [5, 4, 3]
+    );
+    let page = store
+        .history(Which::Id(first.file), page.next, 3)
+        .await
+        .expect("history");
+    assert_eq!(page.rows, [second, first]);
+    assert_eq!(page.next, None);
+    assert!(
+        store
+            .history(at("a.txt"), None, limits::STORE_PAGE + 1)
+            .await
+            .is_err()
+    );
+    store.close().await;
+    assert!(matches!(
+        put(&store, "a.txt", Base::Any, "x").await,
+        Err(StoreError::Closed)
+    ));
+}
+
+pub(crate) async fn names_and_pages(store: Store) {
+    store.register(&ws()).await.expect("registered");
+    for name in ["src/é", "src/a", "src", "srcs", "b/c", "src/Z"] {
+        put(&store, name, Base::New, name).await.expect("written");
+    }
+    let mut all = Vec::new();
+    let mut after = None;
+    loop {
+        let page = store
+            .list(&ws(), "src/", after.as_deref(), 2)
+            .await
+            .expect("a page");
+        all.extend(
+            page.rows
+                .iter()
+                .map(|file| file.current.path.as_str().to_owned()),
+        );
+        after = page.next;
+        if after.is_none() {
+            break;
+        }
+    }
+    assert_eq!(
+        all,
+        ["src/Z", "src/a", "src/é"],
+        "in the order of bytes in either database"
+    );
+    let whole = store.list(&ws(), "", None, 200).await.expect("a page");
+    assert_eq!(whole.rows.len(), 6);
+
+    let v1 = store.file(at("src/a")).await.expect("a file").current;
+    let refused = store
+        .rename(&ws(), &path("src/a"), &path("b/c"), Base::Any, by("ann"))
+        .await;
+    assert!(matches!(refused, Err(StoreError::Exists(_))));
+    let moved = store
+        .rename(
+            &ws(),
+            &path("src/a"),
+            &path("lib/a"),
+            Base::At(1),
+            by("ann"),
+        )
+        .await
+        .expect("moved");
+    assert_eq!(
+        (moved.file, moved.v, moved.cause),
+        (v1.file, 2, Cause::Rename)
+    );
+    assert_eq!(text(&store, "lib/a", None).await, "src/a");
+    assert!(matches!(
+        store.file(at("src/a")).await,
+        Err(StoreError::NoFile(_))
+    ));
+    let by_id = store.file(Which::Id(v1.file)).await.expect("a file");
+    assert_eq!(by_id.current.path, path("lib/a"));
+    let new = put(&store, "src/a", Base::New, "another")
+        .await
+        .expect("written");
+    assert!(new.v == 1 && new.file != v1.file);
+
+    let other = WorkspaceId::new("other").expect("an id");
+    store.register(&other).await.expect("registered");
+    assert!(
+        store
+            .list(&other, "", None, 10)
+            .await
+            .expect("a page")
+            .rows
+            .is_empty()
+    );
+    let mut long = by("x");
+    long.turn = Some("t\0".into());
+    let refused = store
+        .put(&ws(), &path("n"), Base::Any, given(""), long, Cause::Write)
+        .await;
+    assert!(matches!(refused, Err(StoreError::Name(_))));
+}
+
+pub(crate) async fn what_is_found_on_disk(store: Store) {
+    store.register(&ws()).await.expect("registered");
+    let observe = async |name: &str, given: Option<Given>| {
+        store
+            .observe(&ws(), &path(name), given, Origin::of(Author::observed()))
+            .await
+            .expect("observed")
+    };
+    assert_eq!(observe("f", None).await, None);
+    let first = observe("f", Some(given("x"))).await.expect("v1");
+    assert_eq!((first.v, first.cause), (1, Cause::Observed));
+    assert_eq!(first.origin.author.kind, AuthorKind::Observed);
+    assert_eq!(observe("f", Some(given("x"))).await, None, "known already");
+    let run = Given {
+        exec: true,
+        ..given("x")
+    };
+    assert_eq!(observe("f", Some(run)).await.expect("v2").v, 2);
+    put(&store, "f", Base::At(2), "y").await.expect("v3");
+    assert_eq!(
+        observe("f", Some(given("y"))).await,
+        None,
+        "written through the store"
+    );
+    assert_eq!(observe("f", None).await.expect("v4").held, Held::Gone);
+    assert_eq!(observe("f", None).await, None);
+
+    let large = vec![7_u8; limits::STORE_CONTENT_BYTES + 1];
+    let digest = Digest::of(&large);
+    let large = Given {
+        content: Content::Whole(Bytes::from(large)),
+        exec: false,
+    };
+    let kept = observe("large", Some(large)).await.expect("v1");
+    assert_eq!((kept.held, kept.digest), (Held::Measured, Some(digest)));
+    assert_eq!(kept.bytes, limits::STORE_CONTENT_BYTES as u64 + 1);
+    let got = store.get(at("large"), None).await.expect("a version");
+    assert_eq!(got.content, None);
+    let refused = store
+        .restore(&ws(), &path("large"), 1, Base::Any, by("x"))
+        .await;
+    assert!(matches!(refused, Err(StoreError::NoContent { .. })));
+    put(&store, "large", Base::At(1), "small")
+        .await
+        .expect("v2");
+    assert_eq!(
+        store.diff(at("large"), 1, 2).await.expect("diff"),
+        Diff::NotHeld
+    );
+}
+
+pub(crate) async fn content_is_kept_once_and_swept(store: Store) {
+    store.register(&ws()).await.expect("registered");
+    // Several chunks, and a last one that is not full.
+    let large: Vec<u8> = (0..251_u8)
+        .cycle()
+        .take(2 * limits::STORE_CHUNK_BYTES + 5)
+        .collect();
+    let large = Given {
+        content: Content::Whole(Bytes::from(large)),
+        exec: false,
+    };
+    for name in ["one", "two"] {
+        put_whole(&store, name, Base::New, &large).await;
+        put_n(&store, name, 4).await;
+    }
+    let got = store.get(at("two"), Some(1)).await.expect("a version");
+    assert_eq!(got.content, large.content_bytes());
+    let all = Retention {
+        newest: 10,
+        younger: Duration::ZERO,
+        bytes: u64::MAX,
+    };
+    let swept = store.sweep(all).await.expect("swept");
+    let size = 2 * limits::STORE_CHUNK_BYTES as u64 + 5;
+    assert_eq!(
+        (swept.versions, swept.left),
+        (0, size + 8),
+        "each content is there once"
+    );
+
+    let young = Retention {
+        newest: 1,
+        younger: Duration::from_secs(3600),
+        bytes: u64::MAX,
+    };
+    assert_eq!(store.sweep(young).await.expect("swept").versions, 0);
+    // Beyond the bound of bytes the young go too, oldest first, but never the newest: four of `one`, whose
+    // content `two` has as well, and the first of `two`.
+    let tight = Retention { bytes: 8, ..young };
+    let swept = store.sweep(tight).await.expect("swept");
+    assert_eq!((swept.versions, swept.blobs, swept.freed), (5, 1, size));
+    assert!(!swept.more && swept.left == 8);
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    let few = Retention {
+        newest: 2,
+        younger: Duration::ZERO,
+        bytes: u64::MAX,
+    };
+    let swept = store.sweep(few).await.expect("swept");
+    assert_eq!((swept.versions, swept.left), (2, 4));
+    let page = store.history(at("two"), None, 10).await.expect("history");
+    assert_eq!(
+        page.rows.iter().map(|row| row.v).collect::<Vec<_>>(),
+        [5, 4]
+    );
+    assert!(matches!(
+        store.get(at("one"), Some(1)).await,
+        Err(StoreError::NoVersion { .. })
+    ));
+    assert_eq!(text(&store, "one", None).await, "v4");
+    // What was swept comes back whole when it is written again.
+    put_whole(&store, "two", Base::Any, &large).await;
+    let got = store.get(at("two"), None).await.expect("a version");
+    assert_eq!(got.content, large.content_bytes());
+}
+
+async fn put_n(store: &Store, name: &str, n: u64) {
+    for n in 1..=n {
+        put(store, name, Base::At(n), &format!("v{n}"))
+            .await
+            .expect("written");
+    }
+}
+
+async fn put_whole(store: &Store, name: &str, base: Base, given: &Given) {
+    let (ws, path) = (ws(), path(name));
+    let put = store.put(&ws, &path, base, given.clone(), by("ann"), Cause::Write);
+    put.await.expect("written");
+}
+
+trait Whole {
+    fn content_bytes(&self) -> Option<Bytes>;
+}
+
+impl Whole for Given {
+    fn content_bytes(&self) -> Option<Bytes> {
+        match &self.content {
+            Content::Whole(bytes) => Some(bytes.clone()),
+            Content::Measured { .. } => None,
+        }
+    }
+}
+
+/// Of two writers with one base exactly one wins, and with retries nothing of eight is lost.
+/// `second`: the same store once more, as another supervisor has it.
+pub(crate) async fn writers_at_once(store: Store, second: Store) {
+    let stores = [Arc::new(store), Arc::new(second)];
+    stores[0].register(&ws()).await.expect("registered");
+    put(&stores[0], "f", Base::New, "").await.expect("v1");
+    for round in 1..=10 {
+        let (one, two) = tokio::join!(
+            put(&stores[0], "f", Base::At(round), "one"),
+            put(&stores[1], "f", Base::At(round), "two"),
+        );
+        let (won, lost) = if one.is_ok() { (one, two) } else { (two, one) };
+        let won = won.expect("one wins");
+        let Err(StoreError::Stale { current, .. }) = lost else {
+            panic!("{lost:?}")
+        };
+        assert_eq!((won.v, *current), (round + 1, won));
+    }
+    // New files too: who is second is told of the first.
+    let (one, two) = tokio::join!(
+        put(&stores[0], "new", Base::New, "one"),
+        put(&stores[1], "new", Base::New, "two"),
+    );
+    assert!(one.is_ok() != two.is_ok(), "{one:?} {two:?}");
+
+    put(&stores[0], "log", Base::New, "").await.expect("v1");
+    let writers = (0..8).map(|writer| {
+        let store = Arc::clone(&stores[writer % 2]);
+        tokio::spawn(async move {
+            for n in 0..50 {
+                append(&store, &format!("{writer}.{n}")).await;
+            }
+        })
+    });
+    for writer in writers.collect::<Vec<_>>() {
+        writer.await.expect("a writer");
+    }
+    let log = text(&stores[1], "log", None).await;
+    let mut lines: Vec<&str> = log.lines().collect();
+    assert_eq!(lines.len(), 400);
+    lines.sort_unstable();
+    lines.dedup();
+    assert_eq!(lines.len(), 400, "every edit is there, once");
+    let file = stores[0].file(at("log")).await.expect("a file");
+    assert_eq!(file.current.v, 401, "the numbers have no gap");
+}
+
+/// Adds a line, as often as it takes, also while a server is gone for longer than the store waits.
+pub(crate) async fn append(store: &Store, line: &str) {
+    let mut unknown = false;
+    for _ in 0..100_000 {
+        let got = match store.get(at("log"), None).await {
+            Ok(got) => got,
+            Err(StoreError::Gone { .. }) => continue,
+            Err(error) => panic!("{error}"),
+        };
+        let old = got.content.expect("content");
+        let old = String::from_utf8_lossy(&old);
+        if unknown && old.lines().any(|there| there == line) {
+            return;
+        }
+        let new = format!("{old}{line}\n");
+        match put(store, "log", Base::At(got.version.v), &new).await {
+            Ok(_) => return,
+            Err(StoreError::Stale { .. }) => {}
+            Err(StoreError::Gone { unknown: lost, .. }) => unknown |= lost,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    panic!("{line} was never written");
+}
