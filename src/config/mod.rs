@@ -231,6 +231,20 @@ fn syntax(source: &str, error: &toml::de::Error) -> ConfigError {
     Text::error("", span, message, None)
 }
 
+/// Names that are nearly those of a table.
+const NEARLY: &[(&str, &str)] = &[
+    ("pools", "pool"),
+    ("caches", "cache"),
+    ("delegates", "delegate"),
+    ("hooks", "hook"),
+    ("policies", "policy"),
+    ("routes", "route"),
+    ("prices", "price"),
+    ("chats", "chat"),
+    ("roles", "role"),
+    ("workspaces", "workspace"),
+];
+
 /// Reads the whole tree. What is faulty has its default; the ledger knows.
 fn read(root: &Section<'_>, origin: &Origin) -> Config {
     let ledger = root.ledger;
@@ -290,21 +304,7 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
     let chat = role::chat(&root.section("chat"));
     let roles = role::roles(&root.section("role"), &drafts, &names("pool"));
     let workspaces = role::workspaces(&root.section("workspace"), &origin.dir, found);
-    root.close(
-        LATER_TABLES,
-        &[
-            ("pools", "pool"),
-            ("caches", "cache"),
-            ("delegates", "delegate"),
-            ("hooks", "hook"),
-            ("policies", "policy"),
-            ("routes", "route"),
-            ("prices", "price"),
-            ("chats", "chat"),
-            ("roles", "role"),
-            ("workspaces", "workspace"),
-        ],
-    );
+    root.close(LATER_TABLES, NEARLY);
     let mut config = Config {
         file: origin.file.clone(),
         supervisor,

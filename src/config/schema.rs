@@ -17,7 +17,7 @@ const DOCUMENT: &str = include_str!("../../docs/configuration.md");
 /// Rules between keys: the table, and what is said of it beside its keys.
 fn rules(key: &str) -> Value {
     match key {
-        "" => json!({"required": ["pool"]}),
+        "" | "role.NAME" => json!({"required": ["pool"]}),
         "pool" => json!({"minProperties": 1}),
         "pool.NAME" => json!({"anyOf": [{"required": ["agent"]}, {"required": ["command"]}]}),
         "pool.NAME.ssh" => json!({"required": ["host", "workspace"]}),
@@ -32,7 +32,6 @@ fn rules(key: &str) -> Value {
             "properties": {"memory": {"const": "none"}, "swap": {"not": {"const": "none"}}},
         }}),
         "policy.NAME" => json!({"required": ["file"]}),
-        "role.NAME" => json!({"required": ["pool"]}),
         "workspace.NAME" => json!({"required": ["path"]}),
         "delegate.NAME" => json!({"oneOf": [{"required": ["command"]}, {"required": ["url"]}]}),
         _ => json!({}),

@@ -183,10 +183,8 @@ fn a_chat_is_a_conversation_with_its_run_and_session_and_reads_back_whole() {
     assert_eq!(later, Vec::from_iter(by_key));
     assert_eq!(reader.turns(&row.session, 0, 1).expect("read").len(), 1);
     assert_eq!(reader.waiting_turns(&row.session).expect("read").len(), 2);
-    assert_eq!(
-        reader.waiting_chats(None, 9).expect("read"),
-        [row.session.clone()]
-    );
+    let waiting = reader.waiting_chats(None, 9).expect("read");
+    assert_eq!(waiting, std::slice::from_ref(&row.session));
     assert_eq!(
         reader.waiting_chats(Some(&row.session), 9).expect("read"),
         []
