@@ -16,7 +16,7 @@ use super::continuing;
 use super::control_client::{self, complain};
 use super::diagnostic::{self, Look};
 use super::doctor;
-use super::doors::{self, Doors};
+use super::doors::{self, Doors, Plan};
 use super::events;
 use super::exit::Exit;
 use super::ls;
@@ -391,7 +391,7 @@ async fn run_here(
     mut streams: Streams,
     signals: &mut Signals,
 ) -> Exit {
-    let listen = config.supervisor.listen;
+    let plan = Plan::of(&config);
     let go_on = match &order.job {
         Job::New(_) => GoOn::Nothing,
         Job::Continue { run, .. } => GoOn::Run(run.clone()),
@@ -400,7 +400,7 @@ async fn run_here(
         Ok(started) => started,
         Err(exit) => return exit,
     };
-    let http = doors::listen(listen, Role::Run, &mut streams.err).await;
+    let http = doors::listen(&plan, Role::Run, &mut streams.err).await;
     let control = control::bind(started.state.path());
     let (http, control) = match (http, control) {
         (Ok(http), Ok(control)) => (http, control),
@@ -411,9 +411,9 @@ async fn run_here(
         }
     };
     let metrics = started.metrics.clone();
-    let tokens = doors::tokens(started.state.path(), &mut streams.err);
+    let within = doors::within(started.state.path(), &plan, &mut streams.err);
     let (fleet, runs) = (&started.fleet, Arc::default());
-    let doors = Doors::open(fleet, Role::Run, http, control, metrics, tokens, runs);
+    let doors = Doors::open(fleet, Role::Run, http, control, metrics, within, runs);
     let exit = run::here(started.fleet.clone(), order, streams, signals).await;
     doors.close().await;
     finish(started, exit, signals).await
@@ -430,9 +430,9 @@ async fn daemon(cli: &Cli, loaded: Loaded, mut streams: Streams) -> Exit {
     };
     start_log(cli, &loaded.config, None, true);
     announce(&loaded, &mut streams);
-    let listen = loaded.config.supervisor.listen;
+    let plan = Plan::of(&loaded.config);
     // Before anything is started: a taken address must leave nothing behind.
-    let http = match doors::listen(listen, Role::Daemon, &mut streams.err).await {
+    let http = match doors::listen(&plan, Role::Daemon, &mut streams.err).await {
         Ok(http) => http,
         Err(exit) => return exit,
     };
@@ -449,11 +449,11 @@ async fn daemon(cli: &Cli, loaded: Loaded, mut streams: Streams) -> Exit {
         }
     };
     let metrics = started.metrics.clone();
-    let tokens = doors::tokens(started.state.path(), &mut streams.err);
+    let within = doors::within(started.state.path(), &plan, &mut streams.err);
     // Before the doors are open: whoever asks for one of these is not told that it is not here.
     let unfinished = up::unfinished(&started.journal);
     let (fleet, runs) = (&started.fleet, Arc::new(up::awaited(&unfinished)));
-    let doors = Doors::open(fleet, Role::Daemon, http, control, metrics, tokens, runs);
+    let doors = Doors::open(fleet, Role::Daemon, http, control, metrics, within, runs);
     if !unfinished.is_empty() {
         let count = unfinished.len();
         let text = format!("going on with unfinished runs: {count}");
@@ -494,14 +494,14 @@ async fn editor(cli: &Cli, pool: &PoolName, loaded: Loaded, mut streams: Streams
     if !cli.quiet {
         announce(&loaded, &mut streams);
     }
-    let listen = loaded.config.supervisor.listen;
+    let plan = Plan::of(&loaded.config);
     let go_on = (GoOn::Nothing, false);
     let begun = begin(loaded.config, &state, false, go_on, &mut streams).await;
     let started = match begun {
         Ok(started) => started,
         Err(exit) => return exit,
     };
-    let http = doors::listen(listen, Role::Editor, &mut streams.err).await;
+    let http = doors::listen(&plan, Role::Editor, &mut streams.err).await;
     let control = control::bind(started.state.path());
     let (http, control) = match (http, control) {
         (Ok(http), Ok(control)) => (http, control),
@@ -512,9 +512,9 @@ async fn editor(cli: &Cli, pool: &PoolName, loaded: Loaded, mut streams: Streams
         }
     };
     let metrics = started.metrics.clone();
-    let tokens = doors::tokens(started.state.path(), &mut streams.err);
+    let within = doors::within(started.state.path(), &plan, &mut streams.err);
     let (fleet, runs) = (&started.fleet, Arc::default());
-    let doors = Doors::open(fleet, Role::Editor, http, control, metrics, tokens, runs);
+    let doors = Doors::open(fleet, Role::Editor, http, control, metrics, within, runs);
     let exit = front(place, &mut signals).await;
     started.fleet.cancel_all();
     let second = run::stop(&started.fleet, &mut signals).await;

@@ -13,6 +13,7 @@ mod delegates;
 mod egress;
 mod hints;
 mod hooks;
+mod http;
 mod limits;
 mod policies;
 mod routes;
@@ -93,6 +94,8 @@ impl Config {
         let Self {
             file: _,
             supervisor: of_supervisor,
+            http: of_http,
+            tokens,
             pools,
             sandboxes,
             container,
@@ -119,6 +122,8 @@ impl Config {
             );
             tables.insert(0, table);
         }
+        tables.extend(http::table(of_http));
+        tables.extend(http::tokens(tokens));
         tables.extend(pools.iter().map(pool));
         tables.extend(
             sandboxes

@@ -26,9 +26,11 @@ pub(super) fn is_read_again(config: &Config, origin: &Origin) {
                 egress,
                 caches,
                 hooks,
+                http,
+                tokens,
                 ..
             } = config;
-            let walls = format!("{sandboxes:#?}{egress:#?}{caches:#?}");
+            let walls = format!("{sandboxes:#?}{egress:#?}{caches:#?}{http:#?}{tokens:#?}");
             format!(
                 "{supervisor:#?}{pools:#?}{policies:#?}{delegates:#?}{routes:#?}{walls}{hooks:#?}"
             )
@@ -48,6 +50,12 @@ pub(super) fn is_read_again(config: &Config, origin: &Origin) {
 const EVERYTHING: &str = r#"
 [supervisor]
 state_dir = "/var/lib/marshal"
+[http]
+tls = { certificate = "cert.pem", key = "/keys/key.pem" }
+hosts = ["marshal.example:8443"]
+[token.ops]
+file = "/etc/marshal-tokens/ops"
+role = "approve"
 [pool.one]
 agent = "gemini"
 agent_dir = "/opt/agents"
@@ -134,7 +142,7 @@ fn walk(path: &str, value: &toml::Value, shown: &mut BTreeSet<String>) {
     shown.insert(path.to_owned());
     for (name, value) in value.as_table().into_iter().flatten() {
         let generic = if path.contains('.') { name } else { "NAME" };
-        let is_one = matches!(path, "container" | "supervisor" | "egress" | "cache");
+        let is_one = matches!(path, "container" | "supervisor" | "http" | "egress" | "cache");
         let generic = if is_one { name } else { generic };
         walk(&format!("{path}.{generic}"), value, shown);
     }
