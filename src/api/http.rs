@@ -259,7 +259,11 @@ async fn ready(State(pages): State<Pages>, request: Request) -> Response {
         Readiness::Ready => text(StatusCode::OK, "ready\n"),
         Readiness::NotReady(reasons) => {
             let mut body = String::from("not ready\n");
-            let told = if is_from_afar(&request) { Vec::new() } else { reasons };
+            let told = if is_from_afar(&request) {
+                Vec::new()
+            } else {
+                reasons
+            };
             for reason in told {
                 body.push_str(&crate::model::foreign::show(&reason, 400));
                 body.push('\n');

@@ -277,10 +277,7 @@ async fn a_taken_address_is_named_and_told_from_other_failures() {
     assert_ne!(first.port(), 0);
     let second = bind(first).await.expect_err("taken");
     assert!(second.in_use());
-    assert!(
-        second.to_string().contains(&first.to_string()),
-        "{second}"
-    );
+    assert!(second.to_string().contains(&first.to_string()), "{second}");
     let elsewhere = bind("192.0.2.1:1".parse().expect("address"))
         .await
         .expect_err("not ours");
@@ -481,18 +478,27 @@ async fn the_socket_serves_the_same_and_leaves_no_file() {
         Bounds::of_the_socket(),
         stop.clone(),
     ));
-    for (host, code) in [("localhost", 200), ("localhost:80", 200), ("evil.example", 421)] {
+    for (host, code) in [
+        ("localhost", 200),
+        ("localhost:80", 200),
+        ("evil.example", 421),
+    ] {
         let mut stream = tokio::net::UnixStream::connect(&path).await.expect("there");
-        let request =
-            format!("GET /metrics HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+        let request = format!("GET /metrics HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await.expect("written");
         let mut answer = String::new();
         let read = stream.read_to_string(&mut answer);
-        tokio::time::timeout(LONG, read).await.expect("it ends").expect("text");
+        tokio::time::timeout(LONG, read)
+            .await
+            .expect("it ends")
+            .expect("text");
         assert_eq!(status(&answer), code, "{host}: {answer}");
     }
     stop.cancel();
-    tokio::time::timeout(LONG, done).await.expect("it ends").expect("whole");
+    tokio::time::timeout(LONG, done)
+        .await
+        .expect("it ends")
+        .expect("whole");
     assert!(!path.exists());
     std::fs::write(&path, "").expect("a file");
     let error = bind_socket(dir.path()).expect_err("no socket");

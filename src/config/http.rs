@@ -183,7 +183,10 @@ pub(super) fn tokens(
         } else if found {
             Some("a supervisor.toml that was found may not have tokens".to_owned())
         } else if tokens.len() >= limits::TOKEN_FILES {
-            Some(format!("there are more than {} tokens", limits::TOKEN_FILES))
+            Some(format!(
+                "there are more than {} tokens",
+                limits::TOKEN_FILES
+            ))
         } else {
             None
         };
@@ -205,7 +208,11 @@ fn token(section: &Section<'_>, dir: &Path) -> Option<NamedToken> {
     let file = section.item("file");
     let role = section.item("role");
     for (item, name, help) in [
-        (&file, "file", "for example: file = \"/etc/marshal/ops.token\""),
+        (
+            &file,
+            "file",
+            "for example: file = \"/etc/marshal/ops.token\"",
+        ),
         (&role, "role", "one of read, operate, approve and admin"),
     ] {
         if item.is_none() {

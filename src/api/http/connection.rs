@@ -93,7 +93,10 @@ impl Serving {
             // What goes on and on must know when to end.
             extensions.insert(Until(until));
             async move {
-                let response = pages.call(request).await.unwrap_or_else(|never| match never {});
+                let response = pages
+                    .call(request)
+                    .await
+                    .unwrap_or_else(|never| match never {});
                 Ok::<_, Infallible>(answer(response, hold, until))
             }
         });

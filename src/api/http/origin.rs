@@ -98,13 +98,10 @@ impl Names {
         };
         let is_own = port == local.port() && (names_address(local, &host));
         is_own
-            || self
-                .hosts
-                .iter()
-                .any(|known| match known.split_once(':') {
-                    Some((known, at)) => known == host && at.parse() == Ok(port),
-                    None => *known == host && port == local.port(),
-                })
+            || self.hosts.iter().any(|known| match known.split_once(':') {
+                Some((known, at)) => known == host && at.parse() == Ok(port),
+                None => *known == host && port == local.port(),
+            })
     }
 }
 
@@ -191,7 +188,11 @@ mod tests {
                 headers.append(header::ORIGIN, origin.parse().expect("value"));
             }
             let names = names(80);
-            assert_eq!(is_of_our_pages(&names, peer, &headers), expect, "{origins:?}");
+            assert_eq!(
+                is_of_our_pages(&names, peer, &headers),
+                expect,
+                "{origins:?}"
+            );
         };
         let here = at("127.0.0.1:7117");
         for good in [

@@ -45,9 +45,7 @@ impl Idle {
         let mut waiting = self.lock();
         waiting.next += 1;
         let number = waiting.next;
-        waiting
-            .each
-            .insert(number, (Instant::now(), gone.clone()));
+        waiting.each.insert(number, (Instant::now(), gone.clone()));
         number
     }
 

@@ -140,7 +140,10 @@ mod tests {
         let made = || {
             let key = KeyPair::generate().expect("key");
             let params = CertificateParams::new(vec!["localhost".to_owned()]).expect("names");
-            (params.self_signed(&key).expect("signed").pem(), key.serialize_pem())
+            (
+                params.self_signed(&key).expect("signed").pem(),
+                key.serialize_pem(),
+            )
         };
         let put = |certificate: &str, key: &str, mode: u32| {
             fs::write(&files.certificate, certificate).expect("written");
@@ -169,7 +172,10 @@ mod tests {
         let before = tls.used.load_full();
         put("nothing", &key, 0o600);
         tls.read_again().expect_err("it is gone");
-        assert!(Arc::ptr_eq(&before, &tls.used.load_full()), "what was in use stays");
+        assert!(
+            Arc::ptr_eq(&before, &tls.used.load_full()),
+            "what was in use stays"
+        );
         let (certificate, key) = made();
         put(&certificate, &key, 0o600);
         tls.read_again().expect("another");

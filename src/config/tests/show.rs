@@ -142,7 +142,10 @@ fn walk(path: &str, value: &toml::Value, shown: &mut BTreeSet<String>) {
     shown.insert(path.to_owned());
     for (name, value) in value.as_table().into_iter().flatten() {
         let generic = if path.contains('.') { name } else { "NAME" };
-        let is_one = matches!(path, "container" | "supervisor" | "http" | "egress" | "cache");
+        let is_one = matches!(
+            path,
+            "container" | "supervisor" | "http" | "egress" | "cache"
+        );
         let generic = if is_one { name } else { generic };
         walk(&format!("{path}.{generic}"), value, shown);
     }
