@@ -49,12 +49,12 @@ pub const ROUTES: Routes = &[
 ];
 
 /// The pages. Streams end with `stop`.
-pub fn router<F: Fleet>(fleet: F, tokens: Tokens, stop: CancellationToken) -> Router {
+pub fn router<F: Fleet>(fleet: F, tokens: &Tokens, stop: CancellationToken) -> Router {
     let pages = Router::new()
         .route("/asks", get(list::<F>))
         .route("/asks/events", get(events::<F>))
         .route("/asks/{ask}", get(one::<F>).post(answer::<F>));
-    guarded(pages, &tokens, ROUTES, About::Asks).with_state(Desk {
+    guarded(pages, tokens, ROUTES, About::Asks).with_state(Desk {
         fleet,
         gallery: Gallery::new(stop),
     })

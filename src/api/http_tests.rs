@@ -335,7 +335,7 @@ async fn streams_have_places_of_their_own_and_requests_keep_theirs() {
         spare: 0,
         streams: 3,
         grace: Duration::ZERO,
-        life: Duration::from_millis(200),
+        life: Duration::from_secs(3),
         drain: Duration::from_millis(100),
         ..Bounds::default()
     };
@@ -354,7 +354,7 @@ async fn streams_have_places_of_their_own_and_requests_keep_theirs() {
     let (code, _) = ask(server.addr, "GET", "/metrics", &server.addr.to_string()).await;
     assert_eq!(code, 200);
     // They outlive the life of other connections: nothing comes, and no end either.
-    tokio::time::sleep(3 * bounds.life).await;
+    tokio::time::sleep(bounds.life + Duration::from_secs(1)).await;
     for stream in &mut streams {
         let mut rest = vec![0; 4096];
         while let Ok(read) = stream.try_read(&mut rest) {
@@ -380,7 +380,8 @@ async fn streams_have_places_of_their_own_and_requests_keep_theirs() {
 #[tokio::test]
 async fn a_stream_ends_with_its_own_life() {
     let bounds = Bounds {
-        stream_life: Duration::from_millis(300),
+        life: Duration::from_secs(3),
+        stream_life: Duration::from_secs(4),
         drain: Duration::from_millis(100),
         ..Bounds::default()
     };
@@ -503,4 +504,54 @@ async fn the_socket_serves_the_same_and_leaves_no_file() {
     std::fs::write(&path, "").expect("a file");
     let error = bind_socket(dir.path()).expect_err("no socket");
     assert!(error.to_string().contains("is no socket"), "{error}");
+}
+
+#[tokio::test]
+async fn from_other_hosts_the_metrics_need_a_token_and_no_reason_is_told() {
+    use hyper::service::Service as _;
+    use hyper_util::service::TowerToHyperService;
+
+    let dir = tempfile::tempdir().expect("directory");
+    let open = |path: &std::path::Path| Ok(std::fs::File::open(path).ok());
+    let tokens = Tokens::of(dir.path(), std::collections::BTreeMap::new(), open).expect("made");
+    let owner = std::fs::read_to_string(dir.path().join("http.token")).expect("a token");
+    for (local, token, code, is_told) in [
+        ("127.0.0.1:7117", None, 200, true),
+        ("10.0.0.1:7117", None, 401, false),
+        ("10.0.0.1:7117", Some(owner.trim()), 200, false),
+    ] {
+        let pages = Pages {
+            metrics: Arc::new(|| "up 1\n".to_owned()),
+            ready: Arc::new(|| Readiness::NotReady(vec!["pool demo is parked".to_owned()])),
+            asks: Router::new(),
+            tokens: Some(tokens.clone()),
+        };
+        let names = Names {
+            hosts: [].into(),
+            usual_port: 80,
+        };
+        let service = TowerToHyperService::new(router(pages, names));
+        let ask = async |path: &str| {
+            let mut request = Request::new(Body::empty());
+            *request.uri_mut() = path.parse().expect("a path");
+            let headers = request.headers_mut();
+            headers.insert(header::HOST, HeaderValue::from_static(local));
+            if let Some(token) = token {
+                let value = format!("Bearer {token}").parse().expect("a value");
+                headers.insert(header::AUTHORIZATION, value);
+            }
+            request.extensions_mut().insert(Peer::Address {
+                remote: [10, 0, 0, 9].into(),
+                local: local.parse().expect("an address"),
+            });
+            let response = service.call(request).await.expect("an answer");
+            let status = response.status().as_u16();
+            let body = axum::body::to_bytes(response.into_body(), 4096).await;
+            let body = body.expect("whole").to_vec();
+            (status, String::from_utf8(body).expect("text"))
+        };
+        assert_eq!(ask("/metrics").await.0, code, "{local}");
+        let (status, body) = ask("/readyz").await;
+        assert_eq!((status, body.contains("parked")), (503, is_told), "{body}");
+    }
 }

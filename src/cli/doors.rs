@@ -186,7 +186,7 @@ impl Doors {
             tokens: tokens.clone(),
             asks: tokens.map_or_else(Router::new, |tokens| {
                 let policies = policy_pages::router(fleet.clone(), &tokens);
-                ask_pages::router(fleet.clone(), tokens, stop.clone()).merge(policies)
+                ask_pages::router(fleet.clone(), &tokens, stop.clone()).merge(policies)
             }),
         };
         let tls = http.as_ref().and_then(http::Listener::tls);

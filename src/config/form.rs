@@ -194,12 +194,14 @@ mod tests {
                 "egress",
                 "hint",
                 "hook",
+                "http",
                 "policy",
                 "pool",
                 "price",
                 "route",
                 "sandbox",
-                "supervisor"
+                "supervisor",
+                "token"
             ]
         );
         assert_eq!(forms.of("pool.NAME.command"), [Form::Array]);

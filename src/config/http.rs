@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use super::asking::Approver;
-use super::egress::is_host_name;
+use super::egress::{HostFault, is_host_name};
 use super::error::quoted;
 use super::paths;
 use super::pool::{Draft, TRUST};
@@ -152,7 +152,9 @@ fn host(section: &Section<'_>, name: &Found<String>) -> Option<String> {
         None => (small.as_str(), None),
     };
     let is_port = port.is_none_or(|port| port.parse::<u16>().is_ok_and(|port| port > 0));
-    if is_port && is_host_name(host).is_ok() {
+    // At home a host has one name.
+    let is_name = matches!(is_host_name(host), Ok(()) | Err(HostFault::Short));
+    if is_port && is_name {
         return Some(small);
     }
     let message = format!(

@@ -85,6 +85,19 @@ pub const DEFAULT: &str = include_str!("../../supervisor.toml");
 /// Tables of the format that this version has not.
 const LATER_TABLES: &[&str] = &["dialect", "remote"];
 
+/// Tables that people look for, and where what they want stands.
+const MEANT_TABLES: &[(&str, &str)] = &[
+    ("pools", "pool"),
+    ("caches", "cache"),
+    ("delegates", "delegate"),
+    ("hooks", "hook"),
+    ("policies", "policy"),
+    ("routes", "route"),
+    ("prices", "price"),
+    ("tokens", "token"),
+    ("tls", "http.tls"),
+];
+
 /// Where a configuration comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Origin {
@@ -290,20 +303,7 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
     trusted::stay_outside(root, &drafts, &hooks, delegates.values());
     http::stay_hidden(root, &drafts, &http, &tokens);
     let hints = hint::read(root);
-    root.close(
-        LATER_TABLES,
-        &[
-            ("pools", "pool"),
-            ("caches", "cache"),
-            ("delegates", "delegate"),
-            ("hooks", "hook"),
-            ("policies", "policy"),
-            ("routes", "route"),
-            ("prices", "price"),
-            ("tokens", "token"),
-            ("tls", "http.tls"),
-        ],
-    );
+    root.close(LATER_TABLES, MEANT_TABLES);
     let mut config = Config {
         file: origin.file.clone(),
         supervisor,

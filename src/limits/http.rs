@@ -66,7 +66,7 @@ pub const HTTP_CALLERS: usize = 4 * TOKEN_FILES;
 /// among those back when it begins.
 pub const HTTP_STREAMS: usize = 4096;
 /// How long a stream of events may last; then its client comes again, with its token.
-pub const HTTP_STREAM_LIFE: Duration = Duration::from_hours(1);
+pub const HTTP_STREAM_LIFE: Duration = Duration::from_secs(3600);
 /// How soon a client is told to come again where every stream is taken.
 pub const HTTP_STREAM_AGAIN: Duration = Duration::from_secs(5);
 /// How young a connection without a request must be to keep its place though another one wants it:

@@ -154,13 +154,11 @@ impl<K: Hash + Eq> Buckets<K> {
             self.others.get_or_insert(full)
         };
         *bucket = bucket.filled(rate, now);
-        match bucket.wait(rate) {
-            Some(wait) => Err(wait),
-            None => {
-                bucket.left -= 1.0;
-                Ok(())
-            }
+        if let Some(wait) = bucket.wait(rate) {
+            return Err(wait);
         }
+        bucket.left -= 1.0;
+        Ok(())
     }
 
     fn wait(&self, key: &K, now: Instant) -> Option<Duration> {
@@ -193,7 +191,7 @@ mod tests {
         assert_eq!(passed(500), 1);
         assert_eq!(passed(1000), 1);
         assert_eq!(passed(3_600_000), 3, "no more than a burst is saved up");
-        let now = start + Duration::from_hours(1);
+        let now = start + Duration::from_secs(3600);
         assert_eq!(buckets.take("a", now), Err(Duration::from_millis(500)));
         assert_eq!(buckets.take("b", now), Ok(()), "another one is not held up");
     }
@@ -207,7 +205,7 @@ mod tests {
         assert_eq!(buckets.each.len(), 4);
         assert!(buckets.wait(&2000, start).is_some());
         // Full ones make room.
-        let later = start + Duration::from_mins(1);
+        let later = start + Duration::from_secs(60);
         assert_eq!(buckets.take(3000, later), Ok(()));
         assert_eq!(buckets.each.len(), 1);
     }

@@ -61,7 +61,7 @@ agent = "gemini"
 agent_dir = "/opt/agents"
 model = "lab/model-1"
 home_files = { ".config/a b" = "a", "c\u001b" = "c" }
-env = { set = { A = "1", API_KEY = "plain", B = "env:HOME", C = "file:key", D = "\u009b'\"\\\n\t" } }
+env = { set = { A = "1", API_KEY = "in-the-open", B = "env:HOME", C = "file:key", D = "\u009b'\"\\\n\t" } }
 sandbox = "own"
 policy = "own"
 cache = ["pip", "cargo"]
@@ -177,7 +177,7 @@ fn secrets_are_hidden_wherever_they_stand() {
         );
     }
     assert!(text.contains("env.set.A = \"1\"\n"), "{text}");
-    for secret in ["plain", "env:HOME", "file:key", "/etc/marshal/key"] {
+    for secret in ["in-the-open", "env:HOME", "file:key", "/etc/marshal/key"] {
         assert!(!text.contains(secret), "{secret}: {text}");
     }
     let again = accepted_by(&named(), &text);
