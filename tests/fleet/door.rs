@@ -54,10 +54,10 @@ fn said(output: &Output) -> String {
 
 #[test]
 fn every_route_takes_its_roles_and_nobody_else() {
-    let named: String = Role::ALL
+    let named = Role::ALL
         .iter()
-        .map(|role| format!("[token.{role}]\nfile = \"DIR/{role}.token\"\nrole = \"{role}\"\n"))
-        .collect();
+        .map(|role| format!("[token.{role}]\nfile = \"DIR/{role}.token\"\nrole = \"{role}\"\n"));
+    let named = named.collect::<Vec<_>>().join("");
     let drill = drill(&named);
     for role in Role::ALL {
         let path = drill.path(&format!("{role}.token"));
