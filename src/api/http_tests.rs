@@ -431,7 +431,7 @@ async fn who_reads_nothing_is_given_up() {
         write: Duration::from_millis(200),
         ..Bounds::default()
     };
-    let pages = endless("text/plain", &[b'x'; 64 << 10], usize::MAX);
+    let pages = endless("text/plain", &[b'x'; 8 << 10], usize::MAX);
     let server = server_of(Readiness::Ready, bounds, pages).await;
     let (_held, answer) = begun(server.addr, "/on").await;
     assert_eq!(status(&answer), 200);

@@ -57,7 +57,7 @@ fn every_route_takes_its_roles_and_nobody_else() {
     let named = Role::ALL
         .iter()
         .map(|role| format!("[token.{role}]\nfile = \"DIR/{role}.token\"\nrole = \"{role}\"\n"));
-    let named = named.collect::<Vec<_>>().join("");
+    let named = named.collect::<Vec<_>>().concat();
     let drill = drill(&named);
     for role in Role::ALL {
         let path = drill.path(&format!("{role}.token"));

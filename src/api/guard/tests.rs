@@ -59,7 +59,10 @@ impl Drop for World {
 }
 
 fn plainly(path: &Path) -> Result<Option<File>, String> {
-    Ok(File::open(path).ok())
+    match File::open(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        opened => opened.map(Some).map_err(|error| error.to_string()),
+    }
 }
 
 fn put(path: &Path, text: &str) {

@@ -59,7 +59,7 @@ fn a_token_has_a_name_a_file_and_a_role() {
     refused("ops", "file = \"/x\"\nrole = \"owner\"", "expected \"read\", \"operate\", \"approve\" or \"admin\", found \"owner\"");
     refused("ops", "file = \"\"\nrole = \"read\"", "a path must not be empty");
     refused("ops", &format!("{good}\ntoken = \"abc\""), "unknown key \"token\"");
-    let many = (0..65).map(|n| format!("[token.n{n}]\n{good}\n")).collect::<Vec<_>>().join("");
+    let many = (0..65).map(|n| format!("[token.n{n}]\n{good}\n")).collect::<Vec<_>>().concat();
     refused_by(&named(), &file(&many), "there are more than 64 tokens");
 }
 
