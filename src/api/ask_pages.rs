@@ -7,8 +7,7 @@
 use axum::body::{self, Body};
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path as UrlPath, State};
-use axum::http::{HeaderMap, StatusCode, Uri, header};
-use axum::middleware;
+use axum::http::{HeaderMap, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
 use axum::{Extension, Router};
@@ -16,10 +15,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::ask_events::{Gallery, Until};
 use super::asks::{self, AnsweredView, AskView};
+use super::guard::{About, Role, Routes, guarded};
 use super::http::{closing, problem};
 use super::request::{Code, Failure};
 use super::service::Fleet;
-use super::tokens::{self, Tokens};
+use super::tokens::Tokens;
 use crate::config::Approver;
 use crate::limits;
 use crate::model::AskId;
@@ -40,17 +40,24 @@ impl<F: Clone> Clone for Desk<F> {
     }
 }
 
+/// Who may have which page.
+pub const ROUTES: Routes = &[
+    (Method::GET, "/asks", Role::Read),
+    (Method::GET, "/asks/events", Role::Read),
+    (Method::GET, "/asks/{ask}", Role::Read),
+    (Method::POST, "/asks/{ask}", Role::Approve),
+];
+
 /// The pages. Streams end with `stop`.
-pub fn router<F: Fleet>(fleet: F, tokens: Tokens, stop: CancellationToken) -> Router {
-    Router::new()
+pub fn router<F: Fleet>(fleet: F, tokens: &Tokens, stop: CancellationToken) -> Router {
+    let pages = Router::new()
         .route("/asks", get(list::<F>))
         .route("/asks/events", get(events::<F>))
-        .route("/asks/{ask}", get(one::<F>).post(answer::<F>))
-        .layer(middleware::from_fn_with_state(tokens, tokens::known))
-        .with_state(Desk {
-            fleet,
-            gallery: Gallery::new(stop),
-        })
+        .route("/asks/{ask}", get(one::<F>).post(answer::<F>));
+    guarded(pages, tokens, ROUTES, About::Asks).with_state(Desk {
+        fleet,
+        gallery: Gallery::new(stop),
+    })
 }
 
 pub(super) fn json(status: StatusCode, body: &impl serde::Serialize) -> Response {

@@ -1,89 +1,40 @@
-//! The HTTP door: `/metrics`, `/healthz`, `/readyz`, `/asks` on a loopback address.
+//! The HTTP door: `/metrics`, `/healthz`, `/readyz`, `/asks`, by an address and by a socket.
 //!
-//! Owns connections, their bounds, and the check that a request was meant for this server: a web
-//! page whose name was rebound to a loopback address sends that name as `Host` and is refused.
-//! Must not know what the metrics are.
+//! Owns the pages that need no fleet, and what holds for all of them: bounds of bodies, the form of
+//! errors. Below it: where the door is (`listen`), the places (`places`), one connection
+//! (`connection`), and whether a request is meant for us (`origin`). Must not know what the metrics
+//! are.
 
-use std::io;
-use std::net::SocketAddr;
+mod connection;
+mod listen;
+mod origin;
+mod patient;
+mod places;
+mod tls;
+
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header, uri::Authority};
+use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use axum::{Extension, Router};
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::ask_events::Until;
+pub use self::listen::{BindError, Listener, SOCKET, bind, bind_socket};
+pub use self::tls::{Tls, TlsError};
+
+use self::connection::Serving;
+use self::origin::{Names, meant_for_us};
+use self::places::Places;
+use super::guard::{self, Asker, Peer, Role};
+use super::tokens::Tokens;
 use crate::fleet::Readiness;
 use crate::limits;
-
-/// Why the address cannot be listened on.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot listen on {addr}: {}", self.reason())]
-pub struct BindError {
-    /// The address, as configured.
-    pub addr: SocketAddr,
-    /// What the system said.
-    #[source]
-    pub source: io::Error,
-}
-
-impl BindError {
-    /// Whether another program listens there.
-    #[must_use]
-    pub fn in_use(&self) -> bool {
-        self.source.kind() == io::ErrorKind::AddrInUse
-    }
-
-    fn reason(&self) -> String {
-        if self.in_use() {
-            "another program listens there; set supervisor.listen to a free address, or to port 0"
-                .to_owned()
-        } else {
-            format!(
-                "{}; set supervisor.listen to another loopback address",
-                self.source
-            )
-        }
-    }
-}
-
-/// An address that is listened on and not served yet.
-#[derive(Debug)]
-pub struct Listener {
-    tcp: TcpListener,
-    addr: SocketAddr,
-}
-
-impl Listener {
-    /// The address, with the port that the system chose where the configured one was 0.
-    #[must_use]
-    pub fn addr(&self) -> SocketAddr {
-        self.addr
-    }
-}
-
-/// Listens on a loopback address. Connections wait until [`serve`] runs.
-///
-/// # Errors
-/// [`BindError`].
-pub async fn bind(addr: SocketAddr) -> Result<Listener, BindError> {
-    let failed = |source| BindError { addr, source };
-    let tcp = TcpListener::bind(addr).await.map_err(failed)?;
-    let addr = tcp.local_addr().map_err(failed)?;
-    Ok(Listener { tcp, addr })
-}
 
 /// Makes a text for a page; runs on a thread that may block for a short time.
 pub type Render = Arc<dyn Fn() -> String + Send + Sync>;
@@ -99,6 +50,8 @@ pub struct Pages {
     pub ready: Ready,
     /// Further pages, with their own check of who asks.
     pub asks: Router,
+    /// Who may see the metrics from another host; nobody, without tokens.
+    pub tokens: Option<Tokens>,
 }
 
 impl std::fmt::Debug for Pages {
@@ -116,12 +69,33 @@ pub struct Bounds {
     pub spare: usize,
     /// For the whole of such a connection.
     pub spare_life: Duration,
+    /// Streams of events beside the open connections.
+    pub streams: usize,
     /// For a request's head, and between requests.
     pub head: Duration,
+    /// For a TLS handshake.
+    pub handshake: Duration,
+    /// For a client to take anything of an answer.
+    pub write: Duration,
+    /// How long a connection without a request keeps its place at least.
+    pub grace: Duration,
     /// For a whole connection.
     pub life: Duration,
+    /// For one that carries a stream.
+    pub stream_life: Duration,
     /// For open requests at the end.
     pub drain: Duration,
+}
+
+impl Bounds {
+    /// What the program uses for its socket.
+    #[must_use]
+    pub fn of_the_socket() -> Self {
+        Self {
+            connections: limits::HTTP_SOCKET_CONNECTIONS,
+            ..Self::default()
+        }
+    }
 }
 
 impl Default for Bounds {
@@ -130,8 +104,13 @@ impl Default for Bounds {
             connections: limits::HTTP_CONNECTIONS,
             spare: limits::HTTP_SPARE,
             spare_life: limits::HTTP_SPARE_LIFE,
+            streams: limits::HTTP_STREAMS,
             head: limits::HTTP_HEAD_WAIT,
+            handshake: limits::HTTP_HANDSHAKE_WAIT,
+            write: limits::HTTP_WRITE_WAIT,
+            grace: limits::HTTP_IDLE_GRACE,
             life: limits::HTTP_CONNECTION_LIFE,
+            stream_life: limits::HTTP_STREAM_LIFE,
             drain: limits::HTTP_DRAIN,
         }
     }
@@ -139,46 +118,46 @@ impl Default for Bounds {
 
 /// Serves the pages until `stop`, then lets open requests end within the bounds.
 pub async fn serve(listener: Listener, pages: Pages, bounds: Bounds, stop: CancellationToken) {
-    let routers = [
-        router(pages.clone(), listener.addr),
-        spare_router(pages, listener.addr),
-    ];
-    let places = Places {
-        usual: Arc::new(Semaphore::new(bounds.connections)),
-        spare: Arc::new(Semaphore::new(bounds.spare)),
+    let Listener { door, tls, hosts } = listener;
+    let names = Names {
+        hosts,
+        usual_port: if tls.is_some() { 443 } else { 80 },
     };
+    let routers = [
+        router(pages.clone(), names.clone()),
+        spare_router(pages, names),
+    ];
+    let places = Places::new(&bounds);
     let open = TaskTracker::new();
     let kill = CancellationToken::new();
     loop {
-        let accepted = tokio::select! {
-            () = stop.cancelled() => break,
-            accepted = places.accept(&listener.tcp) => accepted,
+        let accepted = async {
+            let came = door.accept().await;
+            // Taken behind the connection: one is ended for its place only if another one is there.
+            (came, places.take(&bounds).await)
         };
-        let (stream, place) = match accepted {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                // Out of descriptors, most often: it passes, and spinning would not help.
-                tracing::warn!(%error, "cannot accept an HTTP connection");
-                tokio::time::sleep(Duration::from_millis(100)).await;
-                continue;
-            }
+        let (came, hold) = tokio::select! {
+            () = stop.cancelled() => break,
+            accepted = accepted => accepted,
         };
         let [usual, spare] = &routers;
-        let (router, life) = if place.is_spare {
-            (spare.clone(), bounds.spare_life)
-        } else {
-            (usual.clone(), bounds.life)
+        let pages = if hold.is_spare { spare } else { usual }.clone();
+        let serving = Serving {
+            pages,
+            bounds,
+            hold,
+            stop: stop.clone(),
         };
-        let bounds = Bounds { life, ..bounds };
-        let (stop, kill) = (stop.clone(), kill.clone());
+        let (tls, kill) = (tls.clone(), kill.clone());
         open.spawn(async move {
             tokio::select! {
-                () = connection(stream, router, bounds, stop) => {}
+                () = serving.whoever(came, tls) => {}
                 () = kill.cancelled() => {}
             }
-            drop(place);
         });
     }
+    // No longer listened at, and a socket's file is gone, while open requests end.
+    drop(door);
     open.close();
     if tokio::time::timeout(bounds.drain, open.wait())
         .await
@@ -189,74 +168,7 @@ pub async fn serve(listener: Listener, pages: Pages, bounds: Bounds, stop: Cance
     }
 }
 
-/// What connections take, and give back at their end.
-struct Places {
-    usual: Arc<Semaphore>,
-    spare: Arc<Semaphore>,
-}
-
-/// The place of one connection.
-struct Place {
-    is_spare: bool,
-    _held: OwnedSemaphorePermit,
-}
-
-impl Places {
-    /// Takes a place first, so that a connection that finds none waits in the kernel's queue.
-    async fn accept(&self, tcp: &TcpListener) -> io::Result<(TcpStream, Place)> {
-        let take = |of: &Arc<Semaphore>| Arc::clone(of).acquire_owned();
-        let (held, is_spare) = tokio::select! {
-            biased;
-            usual = take(&self.usual) => (usual, false),
-            spare = take(&self.spare) => (spare, true),
-        };
-        let held = held.map_err(io::Error::other)?;
-        let (stream, _) = tcp.accept().await?;
-        // A better one may have become free while nobody came.
-        let place = match Arc::clone(&self.usual).try_acquire_owned() {
-            Ok(usual) if is_spare => Place {
-                is_spare: false,
-                _held: usual,
-            },
-            _ => Place {
-                is_spare,
-                _held: held,
-            },
-        };
-        Ok((stream, place))
-    }
-}
-
-async fn connection(stream: TcpStream, router: Router, bounds: Bounds, stop: CancellationToken) {
-    let _ = stream.set_nodelay(true);
-    // What goes on and on must know when to end.
-    let router = router.layer(Extension(Until(Instant::now() + bounds.life)));
-    let served = hyper::server::conn::http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(bounds.head)
-        .max_buf_size(limits::HTTP_HEAD_BYTES)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
-    let mut served = std::pin::pin!(served);
-    let ended = tokio::select! {
-        ended = served.as_mut() => Some(ended),
-        () = stop.cancelled() => None,
-        () = tokio::time::sleep(bounds.life) => None,
-    };
-    let ended = if let Some(ended) = ended {
-        ended
-    } else {
-        served.as_mut().graceful_shutdown();
-        match tokio::time::timeout(bounds.drain, served).await {
-            Ok(ended) => ended,
-            Err(_) => return,
-        }
-    };
-    if let Err(error) = ended {
-        tracing::debug!(%error, "an HTTP connection failed");
-    }
-}
-
-fn router(pages: Pages, addr: SocketAddr) -> Router {
+fn router(pages: Pages, names: Names) -> Router {
     let asks = pages.asks.clone().with_state(());
     Router::new()
         .route("/metrics", get(metrics))
@@ -266,12 +178,12 @@ fn router(pages: Pages, addr: SocketAddr) -> Router {
         .fallback(not_found)
         .method_not_allowed_fallback(wrong_method)
         .layer(middleware::from_fn(bounded))
-        .layer(middleware::from_fn_with_state(addr, meant_for_us))
+        .layer(middleware::from_fn_with_state(names, meant_for_us))
         .with_state(pages)
 }
 
 /// What is served on a spare place: one request, and only whether the supervisor is alive and ready.
-fn spare_router(pages: Pages, addr: SocketAddr) -> Router {
+fn spare_router(pages: Pages, names: Names) -> Router {
     let page = || {
         let detail = "too many connections are open; this one takes /healthz and /readyz only";
         async move { problem(StatusCode::SERVICE_UNAVAILABLE, detail) }
@@ -282,7 +194,7 @@ fn spare_router(pages: Pages, addr: SocketAddr) -> Router {
         .fallback(page)
         .method_not_allowed_fallback(wrong_method)
         .layer(middleware::from_fn(bounded))
-        .layer(middleware::from_fn_with_state(addr, meant_for_us))
+        .layer(middleware::from_fn_with_state(names, meant_for_us))
         .layer(middleware::from_fn(the_last))
         .with_state(pages)
 }
@@ -304,7 +216,21 @@ async fn healthz() -> Response {
     text(StatusCode::OK, "ok\n")
 }
 
-async fn metrics(State(pages): State<Pages>) -> Response {
+/// From this host everybody may see them, as its other users may; from another one who may look.
+async fn metrics(State(pages): State<Pages>, request: Request) -> Response {
+    let (is_from_afar, asker) = (is_from_afar(&request), Asker::of(&request));
+    drop(request);
+    if is_from_afar {
+        let Some(tokens) = &pages.tokens else {
+            let detail = "the metrics are for this host: there are no tokens";
+            return problem(StatusCode::FORBIDDEN, detail);
+        };
+        match guard::identify(tokens, asker).await {
+            Ok(caller) if !caller.only_asks => {}
+            Ok(caller) => return guard::forbidden(&caller, Role::Read),
+            Err(refused) => return refused,
+        }
+    }
     let render = pages.metrics;
     match tokio::task::spawn_blocking(move || render()).await {
         Ok(page) => (
@@ -322,12 +248,23 @@ async fn metrics(State(pages): State<Pages>) -> Response {
     }
 }
 
-async fn ready(State(pages): State<Pages>) -> Response {
+fn is_from_afar(request: &Request) -> bool {
+    let peer = request.extensions().get::<Peer>();
+    peer.is_none_or(|peer| peer.is_beyond_loopback())
+}
+
+/// Why it is not ready names pools and their faults, which is for this host.
+async fn ready(State(pages): State<Pages>, request: Request) -> Response {
     match (pages.ready)() {
         Readiness::Ready => text(StatusCode::OK, "ready\n"),
         Readiness::NotReady(reasons) => {
             let mut body = String::from("not ready\n");
-            for reason in reasons {
+            let told = if is_from_afar(&request) {
+                Vec::new()
+            } else {
+                reasons
+            };
+            for reason in told {
                 body.push_str(&crate::model::foreign::show(&reason, 400));
                 body.push('\n');
             }
@@ -378,8 +315,15 @@ pub(super) fn problem(status: StatusCode, detail: &str) -> Response {
         .into_response()
 }
 
-/// No page takes a large body: one, or one of unknown length, is refused unread.
+/// The longest bodies of families of pages, by how their paths begin; others take
+/// [`limits::HTTP_BODY_BYTES`].
+const BODIES: &[(&str, u64)] = &[("/api/", limits::HTTP_API_BODY_BYTES)];
+
+/// No page takes a body larger than its bound: one, or one of unknown length, is refused unread.
 async fn bounded(request: Request, next: Next) -> Response {
+    let path = request.uri().path();
+    let family = BODIES.iter().find(|(below, _)| path.starts_with(below));
+    let most = family.map_or(limits::HTTP_BODY_BYTES, |(_, most)| *most);
     let headers = request.headers();
     let large = headers.contains_key(header::TRANSFER_ENCODING)
         || headers.get(header::CONTENT_LENGTH).is_some_and(|value| {
@@ -387,7 +331,7 @@ async fn bounded(request: Request, next: Next) -> Response {
                 .to_str()
                 .ok()
                 .and_then(|text| text.parse::<u64>().ok());
-            length.is_none_or(|length| length > limits::HTTP_BODY_BYTES)
+            length.is_none_or(|length| length > most)
         });
     if !large || request.method() == Method::HEAD {
         return next.run(request).await;
@@ -396,45 +340,6 @@ async fn bounded(request: Request, next: Next) -> Response {
         StatusCode::PAYLOAD_TOO_LARGE,
         "no page here takes such a request body",
     ))
-}
-
-/// Refuses requests that name another server: after a rebound name, a web page could read these
-/// pages otherwise.
-async fn meant_for_us(State(addr): State<SocketAddr>, request: Request, next: Next) -> Response {
-    if is_ours(addr, request.uri(), request.headers()) {
-        return next.run(request).await;
-    }
-    problem(
-        StatusCode::MISDIRECTED_REQUEST,
-        "the Host header names another server; use localhost or the loopback address with the port",
-    )
-}
-
-fn is_ours(addr: SocketAddr, uri: &Uri, headers: &HeaderMap) -> bool {
-    let mut hosts = headers.get_all(header::HOST).iter();
-    let (Some(host), None) = (hosts.next(), hosts.next()) else {
-        return false;
-    };
-    let named = host
-        .to_str()
-        .ok()
-        .and_then(|text| text.parse::<Authority>().ok());
-    let Some(named) = named else {
-        return false;
-    };
-    names_us(addr, &named) && uri.authority().is_none_or(|named| names_us(addr, named))
-}
-
-fn names_us(addr: SocketAddr, named: &Authority) -> bool {
-    if named.as_str().contains('@') || named.port_u16().unwrap_or(80) != addr.port() {
-        return false;
-    }
-    // `host()` keeps the brackets of an IPv6 address, `Display` of `SocketAddr` writes them.
-    let host = named.host();
-    host.eq_ignore_ascii_case("localhost")
-        || host == "127.0.0.1"
-        || host == "[::1]"
-        || format!("{host}:{}", addr.port()) == addr.to_string()
 }
 
 #[cfg(test)]

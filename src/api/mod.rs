@@ -11,6 +11,7 @@ pub mod asks;
 mod catch_up;
 pub mod control;
 mod conversation;
+pub mod guard;
 pub mod history;
 pub mod http;
 pub mod listing;

@@ -1,42 +1,34 @@
 //! The policies over HTTP: `GET /policies`, `POST /policies/reload`.
 //!
-//! Owns who may: whoever brings the owner's token, and nobody else. Must not know how policies are
-//! read.
+//! Owns who may: everybody with a role looks, and an admin has them read again. Must not know how
+//! policies are read.
 
-use axum::extract::{Request, State};
-use axum::http::StatusCode;
-use axum::middleware::{self, Next};
+use axum::Router;
+use axum::extract::State;
+use axum::http::{Method, StatusCode};
 use axum::response::Response;
 use axum::routing::{get, post};
-use axum::{Extension, Router};
 
 use super::ask_pages::json;
+use super::guard::{About, Role, Routes, guarded};
 use super::http::problem;
 use super::policies::PolicyStatusView;
 use super::service::Fleet;
-use super::tokens::{self, Tokens};
-use crate::config::Approver;
+use super::tokens::Tokens;
 use crate::telemetry::sets::ReloadCause;
 
-/// The pages.
-pub fn router<F: Fleet>(fleet: F, tokens: Tokens) -> Router {
-    Router::new()
-        .route("/policies", get(status::<F>))
-        .route("/policies/reload", post(reload::<F>))
-        .layer(middleware::from_fn(owner))
-        .layer(middleware::from_fn_with_state(tokens, tokens::known))
-        .with_state(fleet)
-}
+/// Who may have which page.
+pub const ROUTES: Routes = &[
+    (Method::GET, "/policies", Role::Read),
+    (Method::POST, "/policies/reload", Role::Admin),
+];
 
-/// Comes after the token was found.
-async fn owner(Extension(who): Extension<Approver>, request: Request, next: Next) -> Response {
-    match who {
-        Approver::Owner => next.run(request).await,
-        Approver::Named(_) => problem(
-            StatusCode::FORBIDDEN,
-            "the policies are for the owner's token only: what stands in http.token",
-        ),
-    }
+/// The pages.
+pub fn router<F: Fleet>(fleet: F, tokens: &Tokens) -> Router {
+    let pages = Router::new()
+        .route("/policies", get(status::<F>))
+        .route("/policies/reload", post(reload::<F>));
+    guarded(pages, tokens, ROUTES, About::Fleet).with_state(fleet)
 }
 
 fn told<F: Fleet>(fleet: &F) -> Response {

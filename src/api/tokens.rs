@@ -1,7 +1,6 @@
 //! Who a request over HTTP is from: tokens, each in a file that the supervisor's user alone can read.
 //!
-//! Owns the files and the check, which comes before anything else of a request is read. Must not
-//! know the pages, or what an approver may do.
+//! Owns the files and whose they are. Must not know HTTP, the pages, or what an approver may do.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,15 +10,15 @@ use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
-use axum::middleware::Next;
-use axum::response::Response;
 use sha2::{Digest as _, Sha256};
 
-use super::http::{closing, problem};
-use crate::config::Approver;
+use super::guard::{Digest, Rates};
+use crate::config::{Approver, NamedToken};
 use crate::limits;
+use crate::model::Role;
+
+#[allow(unused_imports, reason = "for pages whose routes are in no table")]
+pub(super) use super::guard::known;
 
 /// The owner's token, in the state directory.
 pub const TOKEN_FILE: &str = "http.token";
@@ -37,6 +36,8 @@ pub type OpenTrusted = fn(&Path) -> Result<Option<File>, String>;
 pub struct Tokens {
     dir: Arc<Path>,
     open: OpenTrusted,
+    named: Arc<BTreeMap<String, NamedToken>>,
+    rates: Arc<Rates>,
     /// What was wrong when they were last looked at, so that each is said once.
     faults: Arc<Mutex<BTreeMap<PathBuf, Fault>>>,
 }
@@ -47,6 +48,34 @@ impl fmt::Debug for Tokens {
     }
 }
 
+/// Who brought a token.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Caller {
+    /// The name by which it answers asks.
+    pub approver: Approver,
+    /// What it may do.
+    pub role: Role,
+    /// And that for asks alone.
+    pub only_asks: bool,
+}
+
+impl Caller {
+    /// The supervisor's user.
+    #[must_use]
+    pub fn owner() -> Self {
+        Self {
+            approver: Approver::Owner,
+            role: Role::Admin,
+            only_asks: false,
+        }
+    }
+}
+
+/// What is kept and compared of a token.
+pub(super) fn digest(token: &str) -> Digest {
+    Sha256::digest(token.as_bytes()).into()
+}
+
 /// Why a file is not taken, and which one that was: another one is another fault.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Fault {
@@ -55,11 +84,16 @@ struct Fault {
 }
 
 impl Tokens {
-    /// The tokens of a state directory; makes the owner's if there is none.
+    /// The tokens of a state directory, and those that the configuration names; makes the owner's if
+    /// there is none.
     ///
     /// # Errors
     /// The file cannot be made.
-    pub fn of(state_dir: &Path, open: OpenTrusted) -> io::Result<Self> {
+    pub fn of(
+        state_dir: &Path,
+        named: BTreeMap<String, NamedToken>,
+        open: OpenTrusted,
+    ) -> io::Result<Self> {
         let path = state_dir.join(TOKEN_FILE);
         // One that nothing was written into, because its writer was killed, is nobody's.
         if fs::symlink_metadata(&path).is_ok_and(|meta| meta.is_file() && meta.len() == 0) {
@@ -85,13 +119,19 @@ impl Tokens {
         Ok(Self {
             dir: state_dir.into(),
             open,
+            named: Arc::new(named),
+            rates: Arc::default(),
             faults: Arc::default(),
         })
     }
 
-    /// Whose token this is. Reads the files anew: one can be taken away while we run.
-    fn approver(&self, token: &str) -> Option<Approver> {
-        let given = Sha256::digest(token.as_bytes());
+    /// How often who asked.
+    pub(super) fn rates(&self) -> &Rates {
+        &self.rates
+    }
+
+    /// Whose token has this digest. Reads the files anew: one can be taken away while we run.
+    pub(super) fn caller(&self, given: &Digest) -> Option<Caller> {
         let mut faults = BTreeMap::new();
         let mut is_same = |path: &Path| {
             let known = match read_token(path, self.open) {
@@ -103,14 +143,25 @@ impl Tokens {
                 }
             };
             // Over digests, and every byte of them: how long it takes tells nothing.
-            let known = Sha256::digest(known.as_bytes());
+            let known = digest(&known);
             let differ = known
                 .iter()
                 .zip(given.iter())
                 .fold(0, |all, (a, b)| all | (a ^ b));
             std::hint::black_box(differ) == 0
         };
-        let mut found = is_same(&self.dir.join(TOKEN_FILE)).then_some(Approver::Owner);
+        let mut found = is_same(&self.dir.join(TOKEN_FILE)).then(Caller::owner);
+        for (name, token) in self.named.iter() {
+            if let Some(approver) = Approver::new(name)
+                && is_same(&token.file)
+            {
+                found = found.or(Some(Caller {
+                    approver,
+                    role: token.role,
+                    only_asks: false,
+                }));
+            }
+        }
         let approvers = self.dir.join(APPROVERS_DIR);
         let names = names(&approvers);
         for name in names.iter().flatten() {
@@ -118,7 +169,11 @@ impl Tokens {
             if let Some(approver) = approver
                 && is_same(&approvers.join(name))
             {
-                found = found.or(Some(approver));
+                found = found.or(Some(Caller {
+                    approver,
+                    role: Role::Approve,
+                    only_asks: true,
+                }));
             }
         }
         if let Err(why) = names {
@@ -212,40 +267,16 @@ fn read_token(path: &Path, open: OpenTrusted) -> Result<Option<String>, String> 
     Ok(Some(text.to_owned()))
 }
 
-/// What stands after the scheme, whose letters may be of either case.
-fn given(headers: &HeaderMap) -> Option<String> {
-    let mut given = headers.get_all(header::AUTHORIZATION).iter();
-    let (Some(one), None) = (given.next(), given.next()) else {
-        return None;
-    };
-    let (scheme, token) = one.to_str().ok()?.split_once(' ')?;
-    let is_bearer = scheme.eq_ignore_ascii_case("bearer");
-    is_bearer.then(|| token.trim().to_owned())
-}
-
-/// Lets a request with a token pass, and says whose it is: an [`Approver`] among its extensions.
-/// Nothing else of another one is looked at, and its body is not read.
-pub(super) async fn known(
-    State(tokens): State<Tokens>,
-    mut request: Request,
-    next: Next,
-) -> Response {
-    let found = match given(request.headers()) {
-        Some(token) => {
-            let find = move || tokens.approver(&token);
-            tokio::task::spawn_blocking(find).await.ok().flatten()
-        }
-        None => None,
-    };
-    if let Some(approver) = found {
-        request.extensions_mut().insert(approver);
-        return next.run(request).await;
+/// Whether the file of a token can be used, and why not.
+///
+/// # Errors
+/// What is wrong with it, for people; nothing of what it holds.
+pub fn check(path: &Path, open: OpenTrusted) -> Result<(), String> {
+    match read_token(path, open) {
+        Ok(Some(_)) => Ok(()),
+        Ok(None) => Err("there is no such file".to_owned()),
+        Err(why) => Err(why),
     }
-    let detail = "a token is needed: Authorization: Bearer, and what stands in http.token of the state directory";
-    let mut response = problem(StatusCode::UNAUTHORIZED, detail);
-    let how = HeaderValue::from_static("Bearer");
-    response.headers_mut().insert(header::WWW_AUTHENTICATE, how);
-    closing(response)
 }
 
 #[cfg(test)]
@@ -264,6 +295,10 @@ mod tests {
         Err("somebody else could have put it there".to_owned())
     }
 
+    fn approver(tokens: &Tokens, token: &str) -> Option<Approver> {
+        tokens.caller(&digest(token)).map(|found| found.approver)
+    }
+
     fn put(path: &Path, text: &str, mode: u32) {
         fs::write(path, text).expect("written");
         fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("mode");
@@ -272,21 +307,21 @@ mod tests {
     #[test]
     fn a_token_is_whole_and_its_files_own_and_what_is_wrong_is_said_once_a_change() {
         let dir = tempfile::tempdir().expect("directory");
-        let tokens = Tokens::of(dir.path(), plainly).expect("made");
+        let tokens = Tokens::of(dir.path(), BTreeMap::new(), plainly).expect("made");
         let owner = fs::read_to_string(dir.path().join(TOKEN_FILE)).expect("made");
-        assert_eq!(tokens.approver(owner.trim()), Some(Approver::Owner));
+        assert_eq!(approver(&tokens, owner.trim()), Some(Approver::Owner));
         let approvers = dir.path().join(APPROVERS_DIR);
         fs::create_dir(&approvers).expect("made");
         let ops = approvers.join("ops");
         let good = "o".repeat(40);
         put(&ops, &good, 0o600);
-        assert_eq!(tokens.approver(&good), Approver::new("ops"));
+        assert_eq!(approver(&tokens, &good), Approver::new("ops"));
         // A whole token of the longest file, and not the beginning of a longer one.
         let long = "o".repeat(limits::TOKEN_BYTES);
         put(&ops, &long, 0o600);
-        assert_eq!(tokens.approver(&long), Approver::new("ops"));
+        assert_eq!(approver(&tokens, &long), Approver::new("ops"));
         put(&ops, &format!("{long}p"), 0o600);
-        assert_eq!(tokens.approver(&long), None);
+        assert_eq!(approver(&tokens, &long), None);
         let faults = || tokens.faults.lock().expect("whole").clone();
         let why = |path: &Path| faults().get(path).map(|of| of.why.clone());
         assert!(why(&ops).expect("a fault").contains("more than 4096 bytes"));
@@ -294,43 +329,55 @@ mod tests {
         assert_eq!(tokens.tell(faults()), 0);
         let before = faults();
         put(&approvers.join("two"), "short", 0o600);
-        assert_eq!(tokens.approver(&good), None);
+        assert_eq!(approver(&tokens, &good), None);
         let after = faults();
         *tokens.faults.lock().expect("whole") = before;
         assert_eq!(tokens.tell(after), 1);
         put(&ops, &good, 0o640);
-        assert_eq!(tokens.approver(&good), None);
+        assert_eq!(approver(&tokens, &good), None);
         assert!(why(&ops).expect("a fault").contains("mode 0600"));
         fs::remove_file(&ops).expect("removed");
         std::os::unix::fs::symlink(dir.path().join(TOKEN_FILE), &ops).expect("a link");
-        assert_eq!(tokens.approver(owner.trim()), Some(Approver::Owner));
+        assert_eq!(approver(&tokens, owner.trim()), Some(Approver::Owner));
         assert!(why(&ops).expect("a fault").contains("no link"));
         fs::remove_file(&ops).expect("removed");
         for number in 0..=limits::TOKEN_FILES {
             put(&approvers.join(format!("n{number}")), &good, 0o600);
         }
-        assert_eq!(tokens.approver(&good), None);
+        assert_eq!(approver(&tokens, &good), None);
         assert!(why(&approvers).expect("a fault").contains("more than 64"));
-        let wary = Tokens::of(dir.path(), distrusting).expect("there");
-        assert_eq!(wary.approver(owner.trim()), None);
+        let wary = Tokens::of(dir.path(), BTreeMap::new(), distrusting).expect("there");
+        assert_eq!(approver(&wary, owner.trim()), None);
     }
 
     #[test]
-    fn the_scheme_is_of_either_case_and_there_is_one() {
-        let of = |values: &[&'static str]| {
-            let mut headers = HeaderMap::new();
-            for value in values {
-                headers.append(header::AUTHORIZATION, HeaderValue::from_static(value));
-            }
-            given(&headers)
+    fn a_named_token_has_its_role_as_long_as_its_file_is_there() {
+        let dir = tempfile::tempdir().expect("directory");
+        let file = dir.path().join("elsewhere");
+        let named = |role| NamedToken {
+            file: file.clone(),
+            role,
         };
-        for good in ["Bearer abc", "bearer abc", "BEARER  abc "] {
-            assert_eq!(of(&[good]).as_deref(), Some("abc"), "{good}");
+        let good = "n".repeat(32);
+        for role in Role::ALL {
+            let all = BTreeMap::from([("ops".to_owned(), named(*role))]);
+            let tokens = Tokens::of(dir.path(), all, plainly).expect("made");
+            let found = || tokens.caller(&digest(&good));
+            assert_eq!(found(), None, "no file yet");
+            put(&file, &format!("{good}\n"), 0o600);
+            let caller = found().expect("known");
+            assert_eq!((caller.role, caller.only_asks), (*role, false));
+            assert_eq!(Some(caller.approver), Approver::new("ops"));
+            put(&file, &good, 0o644);
+            assert_eq!(found(), None, "others could read it");
+            fs::remove_file(&file).expect("removed");
+            assert_eq!(found(), None, "taken away");
         }
-        for bad in ["Basic abc", "Bearerabc", "Bearer", ""] {
-            assert_eq!(of(&[bad]), None, "{bad}");
-        }
-        assert_eq!(of(&["Bearer a", "Bearer a"]), None);
-        assert_eq!(of(&[]), None);
+        put(&file, &good, 0o600);
+        assert_eq!(check(&file, plainly), Ok(()));
+        put(&file, "short", 0o600);
+        let why = check(&file, plainly).expect_err("too short");
+        assert!(why.contains("shorter than 32"), "{why}");
+        assert!(check(&dir.path().join("none"), plainly).is_err());
     }
 }

@@ -16,7 +16,7 @@ use super::continuing;
 use super::control_client::{self, complain};
 use super::diagnostic::{self, Look};
 use super::doctor;
-use super::doors::{self, Doors};
+use super::doors::{self, Doors, Plan};
 use super::events;
 use super::exit::Exit;
 use super::ls;
@@ -396,7 +396,7 @@ async fn run_here(
     mut streams: Streams,
     signals: &mut Signals,
 ) -> Exit {
-    let listen = config.supervisor.listen;
+    let plan = Plan::of(&config);
     let go_on = match &order.job {
         Job::New(_) => GoOn::Nothing,
         Job::Continue { run, .. } => GoOn::Run(run.clone()),
@@ -405,7 +405,7 @@ async fn run_here(
         Ok(started) => started,
         Err(exit) => return exit,
     };
-    let http = doors::listen(listen, Role::Run, &mut streams.err).await;
+    let http = doors::listen(&plan, Role::Run, &mut streams.err).await;
     let control = control::bind(started.state.path());
     let (http, control) = match (http, control) {
         (Ok(http), Ok(control)) => (http, control),
@@ -416,9 +416,9 @@ async fn run_here(
         }
     };
     let metrics = started.metrics.clone();
-    let tokens = doors::tokens(started.state.path(), &mut streams.err);
+    let within = doors::within(started.state.path(), &plan, &mut streams.err);
     let (fleet, runs) = (&started.fleet, Arc::default());
-    let doors = Doors::open(fleet, Role::Run, http, control, metrics, tokens, runs);
+    let doors = Doors::open(fleet, Role::Run, http, control, metrics, within, runs);
     let exit = run::here(started.fleet.clone(), order, streams, signals).await;
     doors.close().await;
     finish(started, exit, signals).await
@@ -435,9 +435,9 @@ async fn daemon(cli: &Cli, loaded: Loaded, mut streams: Streams) -> Exit {
     };
     start_log(cli, &loaded.config, None, true);
     announce(&loaded, &mut streams);
-    let listen = loaded.config.supervisor.listen;
+    let plan = Plan::of(&loaded.config);
     // Before anything is started: a taken address must leave nothing behind.
-    let http = match doors::listen(listen, Role::Daemon, &mut streams.err).await {
+    let http = match doors::listen(&plan, Role::Daemon, &mut streams.err).await {
         Ok(http) => http,
         Err(exit) => return exit,
     };
@@ -454,11 +454,11 @@ async fn daemon(cli: &Cli, loaded: Loaded, mut streams: Streams) -> Exit {
         }
     };
     let metrics = started.metrics.clone();
-    let tokens = doors::tokens(started.state.path(), &mut streams.err);
+    let within = doors::within(started.state.path(), &plan, &mut streams.err);
     // Before the doors are open: whoever asks for one of these is not told that it is not here.
     let unfinished = up::unfinished(&started.journal);
     let (fleet, runs) = (&started.fleet, Arc::new(up::awaited(&unfinished)));
-    let doors = Doors::open(fleet, Role::Daemon, http, control, metrics, tokens, runs);
+    let doors = Doors::open(fleet, Role::Daemon, http, control, metrics, within, runs);
     if !unfinished.is_empty() {
         let count = unfinished.len();
         let text = format!("going on with unfinished runs: {count}");

@@ -1,7 +1,9 @@
-//! Opens and closes the doors of a supervisor: the HTTP address and the control socket.
+//! Opens and closes the doors of a supervisor: the HTTP address, the HTTP socket and the control
+//! socket.
 //!
 //! Owns what a taken address means for `run` and for `up`. Must not know what is served.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::net::SocketAddr;
@@ -14,27 +16,92 @@ use tokio_util::task::TaskTracker;
 
 use super::exit::Exit;
 use super::streams::Output;
-use super::trust::{OpenError, open_trusted, why};
+use super::trust::{OpenError, open_trusted, shown, why};
 use crate::api::Fleet;
-use crate::api::http::{self, Pages, Render};
+use crate::api::http::{self, Pages, Render, Tls};
 use crate::api::reply::Role;
 use crate::api::tokens::{self, Tokens};
 use crate::api::{ask_pages, control, policy_pages};
+use crate::config::{Config, ConfigErrors, Http, NamedToken};
+
+/// Where the doors are, and who comes in, as the configuration has it.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    listen: SocketAddr,
+    http: Http,
+    tokens: BTreeMap<String, NamedToken>,
+}
+
+impl Plan {
+    /// Of a configuration.
+    #[must_use]
+    pub fn of(config: &Config) -> Self {
+        Self {
+            listen: config.supervisor.listen,
+            http: config.http.clone(),
+            tokens: config.tokens.clone(),
+        }
+    }
+}
+
+impl From<SocketAddr> for Plan {
+    /// An address without anything else.
+    fn from(listen: SocketAddr) -> Self {
+        Self {
+            listen,
+            http: Http::default(),
+            tokens: BTreeMap::new(),
+        }
+    }
+}
+
+/// Checks the files by which people come in: tokens, the certificate and its key.
+///
+/// # Errors
+/// Every one that cannot be used, at its line.
+pub fn check(config: &Config) -> Result<(), Box<ConfigErrors>> {
+    let mut faults = Vec::new();
+    if let Some(files) = &config.http.tls
+        && let Err(error) = Tls::read(files, open_token)
+    {
+        faults.push((error.key.to_owned(), error.message, None));
+    }
+    for (name, token) in &config.tokens {
+        if let Err(why) = tokens::check(&token.file, open_token) {
+            let message = format!("{}: {why}", shown(&token.file));
+            let help = "for example: head -c 32 /dev/urandom | base64 > FILE; chmod 600 FILE";
+            let key = format!("token.{name}.file");
+            faults.push((key, message, Some(help.to_owned())));
+        }
+    }
+    if faults.is_empty() {
+        Ok(())
+    } else {
+        Err(Box::new(config.places.refuse(faults)))
+    }
+}
 
 /// Listens on the configured address. A port of 0 is the system's choice, which is printed. If
 /// the address cannot be had, `run` says so and goes on without it, and `up` cannot start.
 ///
 /// # Errors
-/// [`Exit::CannotStart`] for a daemon; what was wrong is printed.
+/// [`Exit::CannotStart`] for a daemon, [`Exit::Usage`] for a certificate; what was wrong is printed.
 pub async fn listen(
-    addr: SocketAddr,
+    plan: &Plan,
     role: Role,
     err: &mut Output,
 ) -> Result<Option<http::Listener>, Exit> {
-    match http::bind(addr).await {
+    let tls = plan.http.tls.as_ref();
+    let tls = tls.map(|files| Tls::read(files, open_token)).transpose();
+    let tls = tls.map_err(|error| {
+        err.line(&format!("error: {}: {error}", error.key));
+        Exit::Usage
+    })?;
+    match http::bind(plan.listen).await {
         Ok(listener) => {
-            if addr.port() == 0 || role == Role::Daemon {
-                err.line(&format!("listening on http://{}", listener.addr()));
+            let listener = listener.with(tls, &plan.http.hosts);
+            if plan.listen.port() == 0 || role == Role::Daemon {
+                err.line(&format!("listening on {}", listener.url()));
             }
             Ok(Some(listener))
         }
@@ -49,16 +116,31 @@ pub async fn listen(
     }
 }
 
-/// The tokens of a state directory. Without them the asks are not served, which is said.
-pub fn tokens(state: &Path, err: &mut Output) -> Option<Tokens> {
-    Tokens::of(state, open_token)
-        .inspect_err(|error| {
-            let name = tokens::TOKEN_FILE;
-            err.line(&format!(
-                "note: cannot write {name}: {error}; going on without /asks"
-            ));
-        })
-        .ok()
+/// What of the doors lies in a state directory.
+#[derive(Debug, Default)]
+pub struct Within {
+    tokens: Option<Tokens>,
+    socket: Option<http::Listener>,
+}
+
+/// The tokens and the HTTP socket of a state directory. Without tokens the asks are not served, and
+/// without the socket there is the address, which is said.
+pub fn within(state: &Path, plan: &Plan, err: &mut Output) -> Within {
+    let tokens = Tokens::of(state, plan.tokens.clone(), open_token);
+    let tokens = tokens.inspect_err(|error| {
+        let name = tokens::TOKEN_FILE;
+        err.line(&format!(
+            "note: cannot write {name}: {error}; going on without /asks"
+        ));
+    });
+    let socket = http::bind_socket(state);
+    let socket = socket.inspect_err(|error| {
+        err.line(&format!("note: {error}; going on without it"));
+    });
+    Within {
+        tokens: tokens.ok(),
+        socket: socket.ok(),
+    }
 }
 
 /// Whoever can put a token there can answer: its file is trusted like one that is code.
@@ -78,10 +160,11 @@ pub struct Doors {
     runs: Arc<control::Runs>,
     stop: CancellationToken,
     serving: TaskTracker,
+    tls: Option<Tls>,
 }
 
 impl Doors {
-    /// Serves what was bound. `metrics` renders the page of `/metrics`; without `tokens` there are no
+    /// Serves what was bound. `metrics` renders the page of `/metrics`; without tokens there are no
     /// pages of asks. `runs` are those that clients may watch. Must be called inside a runtime.
     #[must_use]
     pub fn open<F: Fleet>(
@@ -90,27 +173,28 @@ impl Doors {
         http: Option<http::Listener>,
         control: control::Listener,
         metrics: Render,
-        tokens: Option<Tokens>,
+        within: Within,
         runs: Arc<control::Runs>,
     ) -> Self {
         let stop = CancellationToken::new();
         let serving = TaskTracker::new();
-        if let Some(http) = http {
-            let asked = fleet.clone();
-            let pages = Pages {
-                metrics,
-                ready: Arc::new(move || asked.readiness()),
-                asks: tokens.map_or_else(Router::new, |tokens| {
-                    let policies = policy_pages::router(fleet.clone(), tokens.clone());
-                    ask_pages::router(fleet.clone(), tokens, stop.clone()).merge(policies)
-                }),
-            };
-            serving.spawn(http::serve(
-                http,
-                pages,
-                http::Bounds::default(),
-                stop.clone(),
-            ));
+        let Within { tokens, socket } = within;
+        let asked = fleet.clone();
+        let pages = Pages {
+            metrics,
+            ready: Arc::new(move || asked.readiness()),
+            tokens: tokens.clone(),
+            asks: tokens.map_or_else(Router::new, |tokens| {
+                let policies = policy_pages::router(fleet.clone(), &tokens);
+                ask_pages::router(fleet.clone(), &tokens, stop.clone()).merge(policies)
+            }),
+        };
+        let tls = http.as_ref().and_then(http::Listener::tls);
+        let bounds = http::Bounds::default();
+        let http = http.map(|listener| (listener, bounds));
+        let socket = socket.map(|listener| (listener, http::Bounds::of_the_socket()));
+        for (listener, bounds) in http.into_iter().chain(socket) {
+            serving.spawn(http::serve(listener, pages.clone(), bounds, stop.clone()));
         }
         serving.spawn(control::serve(
             control,
@@ -125,7 +209,23 @@ impl Doors {
             runs,
             stop,
             serving,
+            tls,
         }
+    }
+
+    /// Reads the certificate again, beside whoever calls; what is wrong with it is logged, and the
+    /// one in use stays.
+    pub fn read_again(&self) {
+        let Some(tls) = self.tls.clone() else {
+            return;
+        };
+        tokio::task::spawn_blocking(move || match tls.read_again() {
+            Ok(()) => tracing::info!("the certificate was read again"),
+            Err(error) => {
+                let why = error.to_string();
+                tracing::error!(key = error.key, why, "the certificate in use stays");
+            }
+        });
     }
 
     /// The runs that clients may watch.

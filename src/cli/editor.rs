@@ -11,7 +11,7 @@ use super::args::Cli;
 use super::command::{announce, begin, find_state, finish, start_log};
 use super::config_file::Loaded;
 use super::control_client::{self, complain};
-use super::doors::{self, Doors};
+use super::doors::{self, Doors, Plan};
 use super::exit::Exit;
 use super::run;
 use super::signals::{Signal, Signals};
@@ -50,14 +50,14 @@ pub(super) async fn run(cli: &Cli, pool: &PoolName, loaded: Loaded, mut streams:
     if !cli.quiet {
         announce(&loaded, &mut streams);
     }
-    let listen = loaded.config.supervisor.listen;
+    let plan = Plan::of(&loaded.config);
     let go_on = (GoOn::Nothing, false);
     let begun = begin(loaded.config, &state, false, go_on, &mut streams).await;
     let started = match begun {
         Ok(started) => started,
         Err(exit) => return exit,
     };
-    let http = doors::listen(listen, Role::Editor, &mut streams.err).await;
+    let http = doors::listen(&plan, Role::Editor, &mut streams.err).await;
     let control = control::bind(started.state.path());
     let (http, control) = match (http, control) {
         (Ok(http), Ok(control)) => (http, control),
@@ -68,9 +68,9 @@ pub(super) async fn run(cli: &Cli, pool: &PoolName, loaded: Loaded, mut streams:
         }
     };
     let metrics = started.metrics.clone();
-    let tokens = doors::tokens(started.state.path(), &mut streams.err);
+    let within = doors::within(started.state.path(), &plan, &mut streams.err);
     let (fleet, runs) = (&started.fleet, Arc::default());
-    let doors = Doors::open(fleet, Role::Editor, http, control, metrics, tokens, runs);
+    let doors = Doors::open(fleet, Role::Editor, http, control, metrics, within, runs);
     let exit = front(place, &mut signals).await;
     started.fleet.cancel_all();
     let second = run::stop(&started.fleet, &mut signals).await;

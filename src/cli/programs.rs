@@ -37,6 +37,7 @@ pub fn check(config: &Config) -> Result<(), Box<ConfigErrors>> {
         }
     }
     outside(config, &mut faults);
+    hidden(config, &mut faults);
     if faults.is_empty() {
         Ok(())
     } else {
@@ -85,6 +86,31 @@ fn outside(config: &Config, faults: &mut Vec<Fault>) {
                 .any(|known| known.0 == of.key && known.1 == message)
             {
                 faults.push((of.key.clone(), message, Some(help.to_owned())));
+            }
+        }
+    }
+}
+
+/// What people come in with is no file that an agent sees, all links followed.
+fn hidden(config: &Config, faults: &mut Vec<Fault>) {
+    let workspaces = config.pools.iter().filter_map(|pool| {
+        let workspace = pool.local_workspace()?;
+        Some((workspace, format!("the workspace of pool {}", pool.name)))
+    });
+    let bound = config.sandboxes.iter().flat_map(|(name, profile)| {
+        let dirs = profile.ro_bind.iter();
+        dirs.map(move |dir| (dir.as_path(), format!("ro_bind of sandbox {name}")))
+    });
+    let seen: Vec<_> = workspaces.chain(bound).collect();
+    for (key, path) in config.secret_door_files() {
+        for (dir, what) in &seen {
+            if leads_into(path, dir) {
+                let message = format!(
+                    "{} lies in {what}, whose agents could read it: it is a file by which people come in",
+                    shown(path)
+                );
+                let help = Some("move it out of there".to_owned());
+                faults.push((key.clone(), message, help));
             }
         }
     }

@@ -13,7 +13,7 @@ use super::doctor::ready::{self, Unready};
 use super::engines::{self, EngineError};
 use super::exit::Exit;
 use super::policies::{self, extractors};
-use super::{programs, secrets, watching};
+use super::{doors, programs, secrets, watching};
 use crate::api::http::Render;
 use crate::api::process_stats;
 use crate::config::{Config, ConfigErrors, HookTo};
@@ -158,6 +158,7 @@ pub fn check(config: &Config) -> Result<(), Box<ConfigErrors>> {
     let config = &config;
     routes(config)?;
     programs::check(config)?;
+    doors::check(config)?;
     policies::policies(config)?;
     extractors(config)?;
     Ok(())
@@ -221,6 +222,7 @@ pub async fn start(
     secrets::read(&mut config, |name| std::env::var_os(name))?;
     routes(&config)?;
     programs::check(&config)?;
+    doors::check(&config)?;
     let policies = policies::policies(&config)?;
     let extractors = extractors(&config)?;
     raise_descriptor_limit();

@@ -67,7 +67,7 @@ pub async fn take_up<F: Fleet>(fleet: F, runs: Arc<Runs>, unfinished: Vec<Stored
     }
 }
 
-/// Serves, and reads the policies again at every SIGHUP, until the first SIGINT or SIGTERM, then stops the fleet by the ladder; a second one
+/// Serves, and reads the policies and the certificate again at every SIGHUP, until the first SIGINT or SIGTERM, then stops the fleet by the ladder; a second one
 /// kills. The doors stay open until the children are gone, so that the end can be watched.
 pub async fn serve<F: Fleet>(
     fleet: F,
@@ -77,6 +77,7 @@ pub async fn serve<F: Fleet>(
 ) -> Exit {
     while signals.next().await == Signal::Hangup {
         // Beside the signals: one that ends us must not wait for a file. What is wrong is logged.
+        doors.read_again();
         let fleet = fleet.clone();
         tokio::spawn(async move { drop(fleet.reload_policies(ReloadCause::Signal).await) });
     }
@@ -89,6 +90,7 @@ pub async fn serve<F: Fleet>(
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
     use std::sync::Arc;
     use std::time::Duration;
 
@@ -99,7 +101,7 @@ mod tests {
     use crate::api::reply::Role;
     use crate::api::testing::{FakeFleet, spec};
     use crate::cli::control_client::{Client, daemon};
-    use crate::cli::doors::listen;
+    use crate::cli::doors::{Within, listen};
     use crate::cli::streams::{Captured, Streams};
     use crate::fleet::Stop;
 
@@ -114,8 +116,9 @@ mod tests {
     async fn daemon_of(fleet: FakeFleet) -> Daemon {
         let dir = tempfile::tempdir().expect("directory");
         let (mut streams, _, err) = Streams::captured(false);
-        let any = "127.0.0.1:0".parse().expect("address");
-        let http = listen(any, Role::Daemon, &mut streams.err).await;
+        let any: SocketAddr = "127.0.0.1:0".parse().expect("address");
+        let any = any.into();
+        let http = listen(&any, Role::Daemon, &mut streams.err).await;
         let control = control::bind(dir.path()).expect("bound");
         let metrics = Arc::new(|| "up 1\n".to_owned());
         let http = http.expect("bound");
@@ -125,7 +128,7 @@ mod tests {
             http,
             control,
             metrics,
-            None,
+            Within::default(),
             Arc::default(),
         );
         let (sender, receiver) = mpsc::channel(4);
@@ -190,16 +193,18 @@ mod tests {
     #[tokio::test]
     async fn a_taken_address_is_a_note_for_run_and_the_end_for_up() {
         let (mut streams, _, err) = Streams::captured(false);
-        let any = "127.0.0.1:0".parse().expect("address");
-        let first = listen(any, Role::Run, &mut streams.err).await;
+        let any: SocketAddr = "127.0.0.1:0".parse().expect("address");
+        let any = any.into();
+        let first = listen(&any, Role::Run, &mut streams.err).await;
         let taken = first.expect("bound").expect("there").addr();
+        let taken = taken.expect("an address");
         let holder = std::net::TcpListener::bind(taken).expect("bound");
         let taken = holder.local_addr().expect("address");
         assert!(matches!(
-            listen(taken, Role::Run, &mut streams.err).await,
+            listen(&taken.into(), Role::Run, &mut streams.err).await,
             Ok(None)
         ));
-        let ended = listen(taken, Role::Daemon, &mut streams.err).await;
+        let ended = listen(&taken.into(), Role::Daemon, &mut streams.err).await;
         assert_eq!(ended.expect_err("ends"), Exit::CannotStart);
         let told = err.text();
         assert!(told.contains("note: cannot listen on 127.0.0.1:"), "{told}");

@@ -195,6 +195,7 @@ mod tests {
                 "egress",
                 "hint",
                 "hook",
+                "http",
                 "policy",
                 "pool",
                 "price",
@@ -202,6 +203,7 @@ mod tests {
                 "route",
                 "sandbox",
                 "supervisor",
+                "token",
                 "workspace"
             ]
         );

@@ -21,6 +21,7 @@ mod error;
 mod form;
 pub mod hint;
 mod hook;
+mod http;
 mod nearest;
 mod paths;
 mod policy_uses;
@@ -62,6 +63,7 @@ pub use demands::{Degradable, Demands, OnMissing, UidRange};
 pub use environment::{HOME as HOME_OF_CHILD, is_secretive};
 pub use error::{ConfigError, ConfigErrors, Places};
 pub use hook::{Hook, HookAddress, HookCommand, HookTo, HookUrl};
+pub use http::{Certificate, Http, NamedToken};
 pub use policy_uses::PolicyUses;
 pub use presets::{Find, Preset, names as agent_names, preset as agent_preset};
 pub use role::{ChatConfig, RegisteredWorkspace, Role};
@@ -75,7 +77,7 @@ use crate::limits;
 use crate::model::foreign;
 use error::{Text, quoted};
 use pool::{Context, Draft};
-use table::{Item, Ledger, Section, word};
+use table::{Ledger, Section, word};
 
 word!(LogFormat);
 
@@ -84,6 +86,22 @@ pub const DEFAULT: &str = include_str!("../../supervisor.toml");
 
 /// Tables of the format that this version has not.
 const LATER_TABLES: &[&str] = &["dialect", "remote"];
+
+/// Tables that people look for, and where what they want stands.
+const MEANT_TABLES: &[(&str, &str)] = &[
+    ("pools", "pool"),
+    ("caches", "cache"),
+    ("delegates", "delegate"),
+    ("hooks", "hook"),
+    ("policies", "policy"),
+    ("routes", "route"),
+    ("prices", "price"),
+    ("tokens", "token"),
+    ("tls", "http.tls"),
+    ("chats", "chat"),
+    ("roles", "role"),
+    ("workspaces", "workspace"),
+];
 
 /// Where a configuration comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -231,20 +249,6 @@ fn syntax(source: &str, error: &toml::de::Error) -> ConfigError {
     Text::error("", span, message, None)
 }
 
-/// Names that are nearly those of a table.
-const NEARLY: &[(&str, &str)] = &[
-    ("pools", "pool"),
-    ("caches", "cache"),
-    ("delegates", "delegate"),
-    ("hooks", "hook"),
-    ("policies", "policy"),
-    ("routes", "route"),
-    ("prices", "price"),
-    ("chats", "chat"),
-    ("roles", "role"),
-    ("workspaces", "workspace"),
-];
-
 /// Reads the whole tree. What is faulty has its default; the ledger knows.
 fn read(root: &Section<'_>, origin: &Origin) -> Config {
     let ledger = root.ledger;
@@ -292,7 +296,9 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
         ledger.fault(&table.place, message, Some(help.to_owned()));
     }
     let section = root.section("supervisor");
-    let supervisor = supervisor(&section, &origin.dir);
+    let http = http::read(&root.section("http"), found, &origin.dir);
+    let tokens = http::tokens(&root.section("token"), found, &origin.dir);
+    let supervisor = supervisor(&section, &origin.dir, &http);
     children_fit(root, &drafts, supervisor.max_children);
     stay_outside(root, &drafts, &supervisor, &policies, &sandboxes, origin);
     cache::stay_outside(root, &drafts, &caches);
@@ -300,14 +306,17 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
     budget::costs_are_known(root, &drafts, &prices);
     let hooks = hook::read_all(&root.section("hook"), found, &origin.dir, &drafts);
     trusted::stay_outside(root, &drafts, &hooks, delegates.values());
+    http::stay_hidden(root, &drafts, &http, &tokens);
     let hints = hint::read(root);
     let chat = role::chat(&root.section("chat"));
     let roles = role::roles(&root.section("role"), &drafts, &names("pool"));
     let workspaces = role::workspaces(&root.section("workspace"), &origin.dir, found);
-    root.close(LATER_TABLES, NEARLY);
+    root.close(LATER_TABLES, MEANT_TABLES);
     let mut config = Config {
         file: origin.file.clone(),
         supervisor,
+        http,
+        tokens,
         pools: drafts.into_iter().map(|draft| draft.pool).collect(),
         sandboxes,
         container,
@@ -333,7 +342,7 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
 }
 
 /// Reads `[supervisor]`.
-fn supervisor(section: &Section<'_>, dir: &Path) -> Supervisor {
+fn supervisor(section: &Section<'_>, dir: &Path, http: &Http) -> Supervisor {
     let state_dir = section.item("state_dir");
     let state_dir = state_dir.and_then(|item| item.text_like(paths::PATTERN_OR_EMPTY));
     let state_dir = state_dir.filter(|found| {
@@ -346,14 +355,17 @@ fn supervisor(section: &Section<'_>, dir: &Path) -> Supervisor {
     });
     let listen = section
         .item("listen")
-        .and_then(|item| listen(&item, section.ledger));
+        .and_then(|item| http.listen(&item, section.ledger));
     let log = section.word("log", &[]);
     let max_children = section.integer("max_children", 1..=limits::MAX_CHILDREN);
     let journal = waits::journal(&section.section("journal"));
     section.close(
-        &["instance", "tokens", "approvers"],
+        &["instance", "approvers"],
         &[
             ("journal_quota", "journal.session_max"),
+            ("tokens", "token"),
+            ("tls", "http.tls"),
+            ("hosts", "http.hosts"),
             ("retention", "journal.keep"),
         ],
     );
@@ -363,31 +375,6 @@ fn supervisor(section: &Section<'_>, dir: &Path) -> Supervisor {
         log: log.map_or(LogFormat::Auto, |found| found.value),
         max_children: max_children.map_or(64, |found| found.value),
         journal,
-    }
-}
-
-/// What the schema says of an address: as near as a pattern comes.
-const LISTEN: &str = r"^(127(\.[0-9]{1,3}){3}|\[::1\]):[0-9]{1,5}$";
-
-fn listen(item: &Item<'_>, ledger: &Ledger) -> Option<SocketAddr> {
-    let found = item.text_like(LISTEN)?;
-    let text = found.value.as_str();
-    match text.parse::<SocketAddr>() {
-        Ok(address) if address.ip().is_loopback() => Some(address),
-        Ok(_) => {
-            let message = format!("{} is not a loopback address", quoted(text));
-            let help = "nobody is asked who they are here: use 127.0.0.1 or [::1]";
-            ledger.fault(&found.place, message, Some(help.to_owned()));
-            None
-        }
-        Err(_) => {
-            let message = format!(
-                "expected an address and a port such as \"127.0.0.1:7117\", found {}",
-                quoted(text)
-            );
-            ledger.fault(&found.place, message, None);
-            None
-        }
     }
 }
 

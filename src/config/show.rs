@@ -14,6 +14,7 @@ mod delegates;
 mod egress;
 mod hints;
 mod hooks;
+mod http;
 mod limits;
 mod policies;
 mod routes;
@@ -94,6 +95,8 @@ impl Config {
         let Self {
             file: _,
             supervisor: of_supervisor,
+            http: of_http,
+            tokens,
             pools,
             sandboxes,
             container,
@@ -123,6 +126,8 @@ impl Config {
             );
             tables.insert(0, table);
         }
+        tables.extend(http::table(of_http));
+        tables.extend(http::tokens(tokens));
         tables.extend(pools.iter().map(pool));
         tables.extend(
             sandboxes

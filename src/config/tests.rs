@@ -11,6 +11,8 @@ mod egress;
 mod hook;
 #[rustfmt::skip]
 mod roles;
+#[rustfmt::skip]
+mod http;
 // One case a line.
 #[rustfmt::skip]
 mod refused;

@@ -36,6 +36,8 @@ pub enum Part {
     Named,
     /// A file that decides: the configuration, a policy, a filter, what ssh goes by.
     Decides,
+    /// A file by which people come in: a token, a certificate, its key.
+    Opens,
 }
 
 impl Part {
@@ -46,6 +48,7 @@ impl Part {
             Self::Program => "which the supervisor runs",
             Self::Argument | Self::Named => "which a program that the supervisor runs is given",
             Self::Decides => "which decides what agents may do",
+            Self::Opens => "by which people come in",
         }
     }
 }
@@ -136,6 +139,12 @@ impl Config {
         let mut all: Vec<_> = self.hooks.iter().flat_map(of_hook).collect();
         all.extend(self.delegates.values().flat_map(of_delegate));
         all.extend(self.pools.iter().flat_map(of_pool));
+        let doors = self.door_files().into_iter();
+        all.extend(doors.map(|(key, path)| Trusted {
+            key,
+            path: path.to_owned(),
+            part: Part::Opens,
+        }));
         all.extend(
             self.file
                 .iter()

@@ -22,6 +22,7 @@ pub use super::egress::{AllowedHost, Egress, EgressTimeouts, is_host_name, proxy
 use super::error::Places;
 use super::hint::Hints;
 use super::hook::Hook;
+use super::http::{Http, NamedToken};
 use super::policy_uses::PolicyUses;
 use super::role::{ChatConfig, RegisteredWorkspace, Role};
 pub use super::route::{
@@ -41,6 +42,10 @@ pub struct Config {
     pub file: Option<PathBuf>,
     /// `[supervisor]`.
     pub supervisor: Supervisor,
+    /// `[http]`.
+    pub http: Http,
+    /// `[token.NAME]`, by name.
+    pub tokens: BTreeMap<String, NamedToken>,
     /// `[pool.NAME]`, in the order of the file.
     pub pools: Vec<Pool>,
     /// `[sandbox.NAME]`, `standard` and `strict` included.
@@ -85,7 +90,8 @@ pub struct Supervisor {
     /// Where the journal, homes and copies live; `None`: `$STATE_DIRECTORY`, else
     /// `$XDG_STATE_HOME/marshal`, else `~/.local/state/marshal`, resolved at the command line.
     pub state_dir: Option<PathBuf>,
-    /// The address of `/metrics`, `/healthz`, `/readyz`; always a loopback address.
+    /// The address of the HTTP door: a loopback address, unless `[http]` says how others are kept
+    /// out of what passes.
     pub listen: std::net::SocketAddr,
     /// How logs look.
     pub log: LogFormat,

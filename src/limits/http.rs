@@ -33,3 +33,54 @@ pub const HTTP_SPARE_LIFE: Duration = Duration::from_secs(5);
 pub const TOKEN_BYTES: usize = 4096;
 /// Files of tokens in the directory of approvers that are looked at, by their names' order.
 pub const TOKEN_FILES: usize = 64;
+/// Names by which the HTTP door may be asked, beside its address.
+pub const HTTP_HOSTS: usize = 32;
+
+/// How many at a time and in a row something may happen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rate {
+    /// A second, in the long run.
+    pub per_second: u32,
+    /// At once.
+    pub burst: u32,
+}
+
+/// Requests of one token: more than a person or a script needs, and far less than what the
+/// supervisor can answer.
+pub const HTTP_RATE: Rate = Rate {
+    per_second: 100,
+    burst: 200,
+};
+/// Requests of one address that bring no token, or one that nobody has. What is to be guessed has
+/// 32 characters at least; this keeps those who try from taking the time of others.
+pub const HTTP_STRANGERS_RATE: Rate = Rate {
+    per_second: 20,
+    burst: 200,
+};
+/// Addresses without a token whose requests are counted apart; further ones are counted together.
+pub const HTTP_STRANGERS: usize = 4096;
+/// Tokens whose requests are counted apart: all that there can be, and as many that were taken away.
+pub const HTTP_CALLERS: usize = 4 * TOKEN_FILES;
+
+/// Connections that carry a stream of events, beside [`HTTP_CONNECTIONS`]: a stream gives its place
+/// among those back when it begins.
+pub const HTTP_STREAMS: usize = 4096;
+/// How long a stream of events may last; then its client comes again, with its token.
+pub const HTTP_STREAM_LIFE: Duration = Duration::from_secs(3600);
+/// How soon a client is told to come again where every stream is taken.
+pub const HTTP_STREAM_AGAIN: Duration = Duration::from_secs(5);
+/// How young a connection without a request must be to keep its place though another one wants it:
+/// what a head needs on its way, and a handshake before it.
+pub const HTTP_IDLE_GRACE: Duration = Duration::from_millis(250);
+/// How long a client may take nothing of an answer.
+pub const HTTP_WRITE_WAIT: Duration = Duration::from_secs(30);
+/// How long a TLS handshake may take.
+pub const HTTP_HANDSHAKE_WAIT: Duration = Duration::from_secs(10);
+/// Headers of one HTTP request.
+pub const HTTP_HEADERS: usize = 64;
+/// Bytes of a request's body below `/api/`: a prompt with its files' names, or a page of tasks.
+pub const HTTP_API_BODY_BYTES: u64 = 4 << 20;
+/// Connections of the HTTP socket, beside those of the address.
+pub const HTTP_SOCKET_CONNECTIONS: usize = 64;
+/// Bytes of a certificate's chain, and of its key.
+pub const CERTIFICATE_BYTES: u64 = 1 << 20;

@@ -15,6 +15,7 @@ pub mod foreign;
 pub mod group;
 pub mod ids;
 pub mod question;
+pub mod role;
 pub mod setting;
 pub mod slot;
 pub mod task;
@@ -45,6 +46,7 @@ pub use ids::{
     WorkspaceName,
 };
 pub use question::{QuestionState, Remember};
+pub use role::Role;
 pub use setting::{ChoiceInfo, Setting, SettingValue};
 pub use slot::SlotState;
 pub use task::{TaskOutcome, TaskSpec};

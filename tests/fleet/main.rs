@@ -19,6 +19,7 @@ mod deadlines;
 mod delegate;
 mod delegate_late;
 mod directories;
+mod door;
 mod drill;
 mod editor;
 mod editor_clients;

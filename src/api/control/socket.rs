@@ -1,4 +1,4 @@
-//! The control socket's file: where it is, how it is made and reached.
+//! The files of sockets in the state directory: where they are, how they are made and reached.
 //!
 //! Must not know what is said over it.
 
@@ -21,7 +21,7 @@ pub enum BindError {
     #[error("{} is no socket; remove it, or choose another state directory", .0.display())]
     NotASocket(PathBuf),
     /// The system refused.
-    #[error("cannot make the control socket {}: {source}", .path.display())]
+    #[error("cannot make the socket {}: {source}", .path.display())]
     System {
         /// Where.
         path: PathBuf,
@@ -31,10 +31,10 @@ pub enum BindError {
     },
 }
 
-/// A control socket that nobody serves yet. Its file is removed when this is dropped.
+/// A socket that nobody serves yet. Its file is removed when this is dropped.
 #[derive(Debug)]
 pub struct Listener {
-    pub(super) unix: UnixListener,
+    pub(in crate::api) unix: UnixListener,
     path: PathBuf,
 }
 
@@ -50,7 +50,15 @@ impl Drop for Listener {
 /// # Errors
 /// [`BindError`].
 pub fn bind(state_dir: &Path) -> Result<Listener, BindError> {
-    let path = state_dir.join(NAME);
+    bind_as(state_dir, NAME)
+}
+
+/// As [`bind`], with another name.
+///
+/// # Errors
+/// [`BindError`].
+pub fn bind_as(state_dir: &Path, name: &str) -> Result<Listener, BindError> {
+    let path = state_dir.join(name);
     match fs::symlink_metadata(&path) {
         Ok(found) if !found.file_type().is_socket() => return Err(BindError::NotASocket(path)),
         Ok(_) => fs::remove_file(&path).map_err(|source| system(&path, source))?,
@@ -58,7 +66,7 @@ pub fn bind(state_dir: &Path) -> Result<Listener, BindError> {
         Err(source) => return Err(system(&path, source)),
     }
     let dir = open_dir(state_dir).map_err(|source| system(&path, source))?;
-    let unix = UnixListener::bind(through(&dir)).map_err(|source| system(&path, source))?;
+    let unix = UnixListener::bind(through(&dir, name)).map_err(|source| system(&path, source))?;
     let listener = Listener { unix, path };
     // Until here the directory's 0700 and the check of the peer's uid keep others out.
     fs::set_permissions(&listener.path, fs::Permissions::from_mode(0o600))
@@ -79,7 +87,7 @@ fn system(path: &Path, source: io::Error) -> BindError {
 /// What the system said: `NotFound` and `ConnectionRefused` mean that no supervisor is there.
 pub async fn connect(state_dir: &Path) -> io::Result<UnixStream> {
     let dir = open_dir(state_dir)?;
-    UnixStream::connect(through(&dir)).await
+    UnixStream::connect(through(&dir, NAME)).await
 }
 
 fn open_dir(path: &Path) -> io::Result<OwnedFd> {
@@ -89,6 +97,6 @@ fn open_dir(path: &Path) -> io::Result<OwnedFd> {
 
 /// A socket's address has room for 107 bytes (unix(7)), and a state directory's path may be
 /// longer: the open directory's name in procfs is not.
-fn through(dir: &OwnedFd) -> PathBuf {
-    PathBuf::from(format!("/proc/self/fd/{}/{NAME}", dir.as_raw_fd()))
+fn through(dir: &OwnedFd, name: &str) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}/{name}", dir.as_raw_fd()))
 }

@@ -52,7 +52,8 @@ impl Row {
             .replace("price.NAME", "price.own")
             .replace("hook.NAME", "hook.own")
             .replace("role.NAME", "role.own")
-            .replace("workspace.NAME", "workspace.own");
+            .replace("workspace.NAME", "workspace.own")
+            .replace("token.NAME", "token.own");
         let set = format!("{key} = {value}\n");
         match self.key {
             "pool.NAME.agent" | "pool.NAME.command" => set,
@@ -95,6 +96,10 @@ impl Row {
                 let others: Vec<_> = others.collect();
                 format!("{}\n{set}", others.join("\n"))
             }
+            "http.tls.certificate" => format!("{BARE}http.tls.key = \"/k\"\n{set}"),
+            "http.tls.key" => format!("{BARE}http.tls.certificate = \"c\"\n{set}"),
+            "token.NAME.file" => format!("{BARE}token.own.role = \"read\"\n{set}"),
+            "token.NAME.role" => format!("{BARE}token.own.file = \"/t\"\n{set}"),
             "hook.NAME.url" => format!("{BARE}{HOOK_SECRET}{set}"),
             "hook.NAME.secret" => format!("{BARE}{HOOK_URL}{set}"),
             "hook.NAME.ca" => format!("{BARE}{HOOK_URL}{HOOK_SECRET}{set}"),
@@ -149,6 +154,10 @@ const HOOK_SECRET: &str = "hook.own.secret = \"env:S\"\n";
 /// Values for keys that have no default.
 const SAMPLES: &[(&str, &str)] = &[
     ("pool.NAME.agent", "\"scaiflux\""),
+    ("http.tls.certificate", "\"cert.pem\""),
+    ("http.tls.key", "\"/key.pem\""),
+    ("token.NAME.file", "\"/etc/ops.token\""),
+    ("token.NAME.role", "\"operate\""),
     ("pool.NAME.agent_dir", "\"/opt/codex\""),
     ("pool.NAME.command", "[\"agent\"]"),
     ("pool.NAME.resume_args", "[\"--resume\", \"{session}\"]"),

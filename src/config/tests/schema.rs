@@ -120,6 +120,18 @@ const BEYOND: &[&str] = &[
     "go with a check",
     "may not share caches",
     "may not say which directories are caches",
+    // What keys of the door agree on, and which address is whose.
+    "is not a loopback address",
+    "may not have tokens",
+    "may not say who reaches",
+    "with a certificate nothing",
+    "expected the name of a host",
+    "more than 32 names",
+    "the owner's token is",
+    "the token needs",
+    "more than 64 tokens",
+    "tls needs the file",
+    "by which people come in",
     // What keys of a hook agree on, and what an address is.
     "a hook has a url or a command",
     "the hook needs a",

@@ -29,10 +29,12 @@ pub(super) fn is_read_again(config: &Config, origin: &Origin) {
                 chat,
                 roles,
                 workspaces,
+                http,
+                tokens,
                 ..
             } = config;
             let chats = format!("{chat:#?}{roles:#?}{workspaces:#?}");
-            let walls = format!("{sandboxes:#?}{egress:#?}{caches:#?}");
+            let walls = format!("{sandboxes:#?}{egress:#?}{caches:#?}{http:#?}{tokens:#?}");
             format!(
                 "{supervisor:#?}{pools:#?}{policies:#?}{delegates:#?}{routes:#?}{walls}{hooks:#?}{chats}"
             )
@@ -52,12 +54,18 @@ pub(super) fn is_read_again(config: &Config, origin: &Origin) {
 const EVERYTHING: &str = r#"
 [supervisor]
 state_dir = "/var/lib/marshal"
+[http]
+tls = { certificate = "cert.pem", key = "/keys/key.pem" }
+hosts = ["marshal.example:8443"]
+[token.ops]
+file = "/etc/marshal-tokens/ops"
+role = "approve"
 [pool.one]
 agent = "gemini"
 agent_dir = "/opt/agents"
 model = "lab/model-1"
 home_files = { ".config/a b" = "a", "c\u001b" = "c" }
-env = { set = { A = "1", API_KEY = "plain", B = "env:HOME", C = "file:key", D = "\u009b'\"\\\n\t" } }
+env = { set = { A = "1", API_KEY = "in-the-open", B = "env:HOME", C = "file:key", D = "\u009b'\"\\\n\t" } }
 sandbox = "own"
 policy = "own"
 cache = ["pip", "cargo"]
@@ -148,7 +156,7 @@ fn walk(path: &str, value: &toml::Value, shown: &mut BTreeSet<String>) {
         let generic = if path.contains('.') { name } else { "NAME" };
         let is_one = matches!(
             path,
-            "container" | "supervisor" | "egress" | "cache" | "chat"
+            "container" | "supervisor" | "http" | "egress" | "cache" | "chat"
         );
         let generic = if is_one { name } else { generic };
         walk(&format!("{path}.{generic}"), value, shown);
@@ -181,7 +189,7 @@ fn secrets_are_hidden_wherever_they_stand() {
         );
     }
     assert!(text.contains("env.set.A = \"1\"\n"), "{text}");
-    for secret in ["plain", "env:HOME", "file:key", "/etc/marshal/key"] {
+    for secret in ["in-the-open", "env:HOME", "file:key", "/etc/marshal/key"] {
         assert!(!text.contains(secret), "{secret}: {text}");
     }
     let again = accepted_by(&named(), &text);
