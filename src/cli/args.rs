@@ -126,6 +126,12 @@ pub enum Command {
         #[command(subcommand)]
         command: ConfigCommand,
     },
+    /// Describe the HTTP API
+    Api {
+        /// What of it
+        #[command(subcommand)]
+        command: ApiCommand,
+    },
     /// Show which agents are built in, and which of them this host has
     Agents(agents::Args),
     /// Look at what this host has of what the walls are made of, and what is missing; exits with 1
@@ -152,6 +158,15 @@ pub enum Command {
     ScriptAgent(script_agent::Args),
     /// Be the rehearsal model: a server that answers as model providers do, by a script in the prompt
     ScriptModel(script_model::Args),
+}
+
+/// `api …`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Subcommand)]
+pub enum ApiCommand {
+    /// Print the OpenAPI document of /api/v1
+    Schema,
+    /// Print its routes as a Markdown table, each with the least role that it needs
+    Routes,
 }
 
 /// `config …`

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use super::args::{self, Cli, Command, ConfigCommand, RunArgs};
+use super::args::{self, ApiCommand, Cli, Command, ConfigCommand, RunArgs};
 use super::audit;
 use super::board::Verbosity;
 use super::config_file::{LoadError, Loaded};
@@ -38,8 +38,7 @@ use super::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::api::control;
-use crate::api::reply::Role;
+use crate::api::{control, reply::Role, v1::openapi};
 use crate::config::{Config, ConfigErrors, LogFormat};
 use crate::fleet::GoOn;
 use crate::model::PoolName;
@@ -107,6 +106,12 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
     } = cli.command
     {
         return config_command::schema(cli.json, &mut streams);
+    }
+    if let Command::Api { command } = cli.command {
+        streams
+            .out
+            .text(&openapi::told(command == ApiCommand::Routes));
+        return Exit::Done;
     }
     if let Command::ScriptModel(args) = cli.command {
         return script_model::run(args, cli.json, cli.quiet, streams).await;
@@ -183,6 +188,7 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
         | Command::Diff(_)
         | Command::Apply(_)
         | Command::Discard(_)
+        | Command::Api { .. }
         | Command::Agents(_) => Exit::Usage,
     }
 }
@@ -410,9 +416,8 @@ async fn run_here(
             return Exit::CannotStart;
         }
     };
-    let metrics = started.metrics.clone();
-    let tokens = doors::tokens(started.state.path(), &mut streams.err);
-    let (fleet, runs) = (&started.fleet, Arc::default());
+    let tokens = doors::tokens(started.state.path(), &started.fleet, &mut streams.err);
+    let (fleet, metrics, runs) = (&started.fleet, started.metrics.clone(), Arc::default());
     let doors = Doors::open(fleet, Role::Run, http, control, metrics, tokens, runs);
     let exit = run::here(started.fleet.clone(), order, streams, signals).await;
     doors.close().await;
@@ -448,11 +453,11 @@ async fn daemon(cli: &Cli, loaded: Loaded, mut streams: Streams) -> Exit {
             return Exit::CannotStart;
         }
     };
-    let metrics = started.metrics.clone();
-    let tokens = doors::tokens(started.state.path(), &mut streams.err);
+    let tokens = doors::tokens(started.state.path(), &started.fleet, &mut streams.err);
     // Before the doors are open: whoever asks for one of these is not told that it is not here.
     let unfinished = up::unfinished(&started.journal);
-    let (fleet, runs) = (&started.fleet, Arc::new(up::awaited(&unfinished)));
+    let (fleet, metrics) = (&started.fleet, started.metrics.clone());
+    let runs = Arc::new(up::awaited(&unfinished));
     let doors = Doors::open(fleet, Role::Daemon, http, control, metrics, tokens, runs);
     if !unfinished.is_empty() {
         let count = unfinished.len();
@@ -511,9 +516,8 @@ async fn editor(cli: &Cli, pool: &PoolName, loaded: Loaded, mut streams: Streams
             return Exit::CannotStart;
         }
     };
-    let metrics = started.metrics.clone();
-    let tokens = doors::tokens(started.state.path(), &mut streams.err);
-    let (fleet, runs) = (&started.fleet, Arc::default());
+    let tokens = doors::tokens(started.state.path(), &started.fleet, &mut streams.err);
+    let (fleet, metrics, runs) = (&started.fleet, started.metrics.clone(), Arc::default());
     let doors = Doors::open(fleet, Role::Editor, http, control, metrics, tokens, runs);
     let exit = front(place, &mut signals).await;
     started.fleet.cancel_all();

@@ -12,6 +12,7 @@ use axum::Router;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::agents;
 use super::exit::Exit;
 use super::streams::Output;
 use super::trust::{OpenError, open_trusted, why};
@@ -19,7 +20,8 @@ use crate::api::Fleet;
 use crate::api::http::{self, Pages, Render};
 use crate::api::reply::Role;
 use crate::api::tokens::{self, Tokens};
-use crate::api::{ask_pages, control, policy_pages};
+use crate::api::{ask_pages, control, policy_pages, v1};
+use crate::fleet::FleetHandle;
 
 /// Listens on the configured address. A port of 0 is the system's choice, which is printed. If
 /// the address cannot be had, `run` says so and goes on without it, and `up` cannot start.
@@ -49,16 +51,18 @@ pub async fn listen(
     }
 }
 
-/// The tokens of a state directory. Without them the asks are not served, which is said.
-pub fn tokens(state: &Path, err: &mut Output) -> Option<Tokens> {
-    Tokens::of(state, open_token)
+/// The tokens of a state directory, and what they open of a fleet beside the asks. Without them neither
+/// is served, which is said.
+pub fn tokens(state: &Path, fleet: &FleetHandle, err: &mut Output) -> Option<(Tokens, Resources)> {
+    let tokens = Tokens::of(state, open_token)
         .inspect_err(|error| {
             let name = tokens::TOKEN_FILE;
             err.line(&format!(
                 "note: cannot write {name}: {error}; going on without /asks"
             ));
         })
-        .ok()
+        .ok();
+    tokens.map(|tokens| (tokens, resources(fleet)))
 }
 
 /// Whoever can put a token there can answer: its file is trusted like one that is code.
@@ -70,6 +74,20 @@ fn open_token(path: &Path) -> Result<Option<File>, String> {
         Err(OpenError::Read(error)) => Err(format!("it cannot be opened: {}", why(&error))),
         Err(OpenError::Untrusted(error)) => Err(error.to_string()),
     }
+}
+
+/// Makes the routes below `/api/v1`, of runs, tokens, and what ends streams.
+pub type Resources =
+    Box<dyn FnOnce(&Arc<control::Runs>, Tokens, CancellationToken) -> Router + Send>;
+
+/// Those of a fleet. Packages of agents may be where the supervisor was started.
+fn resources(fleet: &FleetHandle) -> Resources {
+    let fleet = fleet.clone();
+    let agents: v1::Agents = Arc::new(|| {
+        let directory = std::env::current_dir().unwrap_or_default();
+        Box::pin(async move { agents::standings(&directory).await })
+    });
+    Box::new(move |runs, tokens, stop| v1::router(fleet, Arc::clone(runs), agents, tokens, stop))
 }
 
 /// Open doors. They close with [`Doors::close`].
@@ -90,7 +108,7 @@ impl Doors {
         http: Option<http::Listener>,
         control: control::Listener,
         metrics: Render,
-        tokens: Option<Tokens>,
+        tokens: Option<(Tokens, Resources)>,
         runs: Arc<control::Runs>,
     ) -> Self {
         let stop = CancellationToken::new();
@@ -100,9 +118,11 @@ impl Doors {
             let pages = Pages {
                 metrics,
                 ready: Arc::new(move || asked.readiness()),
-                asks: tokens.map_or_else(Router::new, |tokens| {
+                asks: tokens.map_or_else(Router::new, |(tokens, resources)| {
                     let policies = policy_pages::router(fleet.clone(), tokens.clone());
-                    ask_pages::router(fleet.clone(), tokens, stop.clone()).merge(policies)
+                    let resources = resources(&runs, tokens.clone(), stop.clone());
+                    let asks = ask_pages::router(fleet.clone(), tokens, stop.clone());
+                    asks.merge(policies).merge(resources)
                 }),
             };
             serving.spawn(http::serve(
