@@ -137,6 +137,7 @@ impl House {
                 files: Vec::new(),
                 embed: Vec::new(),
                 policy_layer: None,
+                priority: 0,
             })
         };
         let tasks = (1..=count).map(task).collect::<Result<_, _>>()?;

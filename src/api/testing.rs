@@ -66,6 +66,7 @@ pub(crate) fn spec(id: &str, prompt: &str) -> TaskSpec {
         files: Vec::new(),
         embed: Vec::new(),
         policy_layer: None,
+        priority: 0,
     }
 }
 

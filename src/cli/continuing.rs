@@ -140,6 +140,7 @@ mod tests {
                         files: Vec::new(),
                         embed: Vec::new(),
                         policy_layer: None,
+                        priority: 0,
                     },
                     pool: PoolName::new("demo").expect("name"),
                     at_us,

@@ -27,7 +27,7 @@ use crate::config::{Config, DialectName, Pool as PoolConfig, Sandbox, SessionSco
 use crate::journal::Journal;
 use crate::launch::{Engine, Host};
 use crate::limits::{BROADCAST_EVENTS, COPIES_AT_ONCE, POOL_QUEUE, SPAWNS_AT_ONCE};
-use crate::model::{AskId, PoolName, RunId, SessionId, SlotId, TaskSpec, Weakness};
+use crate::model::{AskId, PoolFlow, PoolName, RunId, SessionId, SlotId, TaskSpec, Weakness};
 use crate::policy::Mask;
 use crate::policy::extract::Extractor;
 use crate::relay::Upstream;
@@ -194,6 +194,8 @@ pub(crate) struct PoolShared {
     pub(crate) asks: Mutex<BTreeSet<(Instant, AskId)>>,
     /// What the newest child's walls lack; `None` before there was one.
     pub(crate) lacks: Mutex<Option<Vec<Weakness>>>,
+    /// Whether its tasks begin, and in how many of its slots.
+    pub(crate) flow: Mutex<(PoolFlow, u16)>,
     /// The number of the pool's first slot in the fleet: slot `i` uses uid `first_slot + i`.
     pub(crate) first_slot: u16,
 }

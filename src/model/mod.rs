@@ -41,7 +41,7 @@ pub use group::{GroupLimits, LimitBackend};
 pub use ids::{AskId, EventId, IdError, PoolName, RunId, SessionId, SlotId, TaskId};
 pub use question::{QuestionState, Remember};
 pub use setting::{ChoiceInfo, Setting, SettingValue};
-pub use slot::SlotState;
+pub use slot::{PoolFlow, SlotState};
 pub use task::{TaskOutcome, TaskSpec};
 pub use told::ToldKind;
 pub use turn::TurnOutcome;

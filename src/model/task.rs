@@ -48,4 +48,6 @@ pub struct TaskSpec {
     pub embed: Vec<String>,
     /// A policy that lies on top of the pool's for this task's session: it can only deny and ask.
     pub policy_layer: Option<String>,
+    /// From -100 to 100: what has more begins before what has less, in its pool.
+    pub priority: i8,
 }

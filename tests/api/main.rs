@@ -5,6 +5,7 @@
 
 #![allow(clippy::expect_used, reason = "a test that cannot go on fails")]
 
+mod acting;
 mod document;
 mod door;
 #[allow(
@@ -15,4 +16,5 @@ mod door;
 mod drill;
 mod looking;
 mod refusing;
+mod schemathesis;
 mod streams;

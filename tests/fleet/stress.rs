@@ -83,6 +83,7 @@ fn submit(state: &Path, id: &str, prompt: &str) -> UnixStream {
         files: Vec::new(),
         embed: Vec::new(),
         policy_layer: None,
+        priority: 0,
     };
     let request = Request::Submit {
         tasks: vec![task],

@@ -307,6 +307,7 @@ impl Stage<'_> {
                 files: Vec::new(),
                 embed: Vec::new(),
                 policy_layer: None,
+                priority: 0,
             });
         }
         specs

@@ -4,15 +4,16 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use axum::http::StatusCode;
+use serde::{Deserialize, Serialize};
 
 use super::call::Call;
 use super::fault::Fault;
-use super::views::{Pool, Slot, listed, shown};
+use super::views::{Pool, Slot, listed, page, shown};
 use super::{Answer, Desk};
-use crate::fleet::{PoolView, Readiness};
+use crate::fleet::{OrderError, Readiness};
 use crate::model::foreign::show;
-use crate::model::{PoolName, SlotId, SlotState};
+use crate::model::{PoolFlow, PoolName, SlotId, SlotState};
 
 #[derive(Serialize)]
 struct Summary {
@@ -47,15 +48,9 @@ pub(super) async fn summary(desk: Desk, _: Call) -> Answer {
     })
 }
 
-fn as_pool(desk: &Desk, view: PoolView) -> Pool {
-    let config = desk.fleet.config();
-    let size = config.pool(view.name.as_str()).map_or(0, |pool| pool.size);
-    Pool::of(view, size)
-}
-
 pub(super) async fn pools(desk: Desk, call: Call) -> Answer {
     let views = desk.fleet.pool_views().into_iter();
-    let pools = views.map(|view| as_pool(&desk, view));
+    let pools = views.map(Pool::of);
     let name = |pool: &Pool| pool.pool.clone();
     Ok(listed(pools, name, call.given("cursor"), call.limit()))
 }
@@ -69,7 +64,7 @@ fn known(desk: &Desk, name: &str) -> Result<Pool, Fault> {
     let mut views = desk.fleet.pool_views().into_iter();
     let found = views.find(|view| view.name.as_str() == name);
     let view = found.ok_or_else(|| Fault::not_found("there is no such pool"))?;
-    Ok(as_pool(desk, view))
+    Ok(Pool::of(view))
 }
 
 /// The pool that a filter names.
@@ -125,4 +120,49 @@ fn as_slot(desk: &Desk, id: &SlotId) -> Result<Slot, Fault> {
     let mut views = desk.fleet.slots().into_iter();
     let found = views.find(|view| view.slot == *id);
     found.map(Slot::of).ok_or_else(no_slot)
+}
+
+/// Why an order was not followed.
+pub(super) fn refused(error: OrderError) -> Fault {
+    match error {
+        OrderError::Stopping => Fault::unavailable(error.to_string()),
+        OrderError::Size(_) => Fault::bad(error.to_string()),
+        _ => Fault::conflict(error.to_string()),
+    }
+}
+
+/// Has the tasks of a pool begin, or wait.
+pub(super) async fn flow(desk: Desk, call: Call, flow: PoolFlow) -> Answer {
+    let name = pool_of(&desk, &call)?;
+    desk.fleet.set_flow(&name, flow).await.map_err(refused)?;
+    shown(&known(&desk, name.as_str())?)
+}
+
+/// The pool that the path names.
+fn pool_of(desk: &Desk, call: &Call) -> Result<PoolName, Fault> {
+    known(desk, call.name("pool"))?;
+    PoolName::new(call.name("pool")).map_err(|_| Fault::not_found("there is no such pool"))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Size {
+    size: u16,
+}
+
+pub(super) async fn resize(desk: Desk, call: Call) -> Answer {
+    let name = pool_of(&desk, &call)?;
+    let wanted: Size = call.body()?;
+    let resized = desk.fleet.resize(&name, wanted.size).await;
+    resized.map_err(refused)?;
+    shown(&known(&desk, name.as_str())?)
+}
+
+/// The old child may take its time: whoever wants to know its end looks at the slot.
+pub(super) async fn restart(desk: Desk, call: Call) -> Answer {
+    let id = slot_of(&call)?;
+    let view = as_slot(&desk, &id)?;
+    let fleet = desk.fleet.clone();
+    tokio::spawn(async move { drop(fleet.restart(id).await) });
+    page(StatusCode::ACCEPTED, &view)
 }

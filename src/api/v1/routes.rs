@@ -7,6 +7,7 @@
 use axum::http::Method;
 
 use super::{Handler, asks, events, fleet, openapi, sessions, supervisor, tasks};
+use crate::model::PoolFlow;
 
 /// What a token may do; each role may do what those before it may.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -290,6 +291,39 @@ pub static ROUTES: &[Route] = &[
         ..LOOKS
     },
     Route {
+        path: "/api/v1/pools/{pool}/drain",
+        name: "drainPool",
+        does: "Begins no further task; running ones end, and children go that have nothing to do",
+        gives: (200, "Pool"),
+        handle: |desk, call| Box::pin(fleet::flow(desk, call, PoolFlow::Draining)),
+        ..ACTS
+    },
+    Route {
+        path: "/api/v1/pools/{pool}/pause",
+        name: "pausePool",
+        does: "Begins no further task; slots keep their children",
+        gives: (200, "Pool"),
+        handle: |desk, call| Box::pin(fleet::flow(desk, call, PoolFlow::Paused)),
+        ..ACTS
+    },
+    Route {
+        path: "/api/v1/pools/{pool}/resize",
+        name: "resizePool",
+        does: "Has the first so many slots get tasks; the others end what they work",
+        body: Some("PoolSize"),
+        gives: (200, "Pool"),
+        handle: |desk, call| Box::pin(fleet::resize(desk, call)),
+        ..ACTS
+    },
+    Route {
+        path: "/api/v1/pools/{pool}/resume",
+        name: "resumePool",
+        does: "Begins tasks again after a drain or a pause",
+        gives: (200, "Pool"),
+        handle: |desk, call| Box::pin(fleet::flow(desk, call, PoolFlow::Running)),
+        ..ACTS
+    },
+    Route {
         path: "/api/v1/sessions",
         name: "listSessions",
         does: "The sessions that the journal has, the newest first",
@@ -332,6 +366,22 @@ pub static ROUTES: &[Route] = &[
         ..LOOKS
     },
     Route {
+        path: "/api/v1/sessions/{session}/interrupt",
+        name: "interruptSession",
+        does: "Ends the turn of a session; the session goes on where it can",
+        gives: (202, "Session"),
+        handle: |desk, call| Box::pin(sessions::interrupt(desk, call)),
+        ..ACTS
+    },
+    Route {
+        path: "/api/v1/sessions/{session}/stop",
+        name: "stopSession",
+        does: "Ends a session, its turn first",
+        gives: (202, "Session"),
+        handle: |desk, call| Box::pin(sessions::stop(desk, call)),
+        ..ACTS
+    },
+    Route {
         path: "/api/v1/slots",
         name: "listSlots",
         does: "The slots, by pool and number",
@@ -359,6 +409,15 @@ pub static ROUTES: &[Route] = &[
         ..LOOKS
     },
     Route {
+        path: "/api/v1/slots/{pool}/{slot}/restart",
+        name: "restartSlot",
+        does: "Ends the slot's child; its next work starts a new one. Unparks",
+        refuses: &[404],
+        gives: (202, "Slot"),
+        handle: |desk, call| Box::pin(fleet::restart(desk, call)),
+        ..ACTS
+    },
+    Route {
         path: "/api/v1/tasks",
         name: "listTasks",
         does: "The tasks that the journal has, the newest first",
@@ -382,6 +441,20 @@ pub static ROUTES: &[Route] = &[
         ..LOOKS
     },
     Route {
+        path: "/api/v1/tasks",
+        name: "submitTask",
+        does: "Takes a task in; returns when it is durable",
+        headers: &[(
+            "Idempotency-Key",
+            "the same task under the same key is taken in once",
+        )],
+        body: Some("NewTask"),
+        refuses: &[422, 429],
+        gives: (202, "TaskTaken"),
+        handle: |desk, call| Box::pin(tasks::submit(desk, call)),
+        ..ACTS
+    },
+    Route {
         path: "/api/v1/tasks/{task}",
         name: "getTask",
         does: "One task",
@@ -389,5 +462,13 @@ pub static ROUTES: &[Route] = &[
         refuses: &[404],
         handle: |desk, call| Box::pin(tasks::one(desk, call)),
         ..LOOKS
+    },
+    Route {
+        path: "/api/v1/tasks/{task}/cancel",
+        name: "cancelTask",
+        does: "Ends a task that waits or is worked; it still gets its report",
+        gives: (202, "Task"),
+        handle: |desk, call| Box::pin(tasks::cancel(desk, call)),
+        ..ACTS
     },
 ];

@@ -2,13 +2,15 @@
 //!
 //! Must not know actors, or SQL.
 
+use axum::http::StatusCode;
+
 use super::call::Call;
 use super::fault::Fault;
-use super::fleet::named;
-use super::views::{List, Session, shown};
+use super::fleet::{named, refused};
+use super::views::{List, Session, page, shown};
 use super::{Answer, Desk};
 use crate::journal::{SessionQuery, StoredSession};
-use crate::model::SessionId;
+use crate::model::{PoolName, SessionId};
 
 pub(super) async fn list(desk: Desk, call: Call) -> Answer {
     let pool = named(&desk, &call)?.map(|pool| pool.to_string());
@@ -54,4 +56,25 @@ pub(super) async fn known(desk: &Desk, call: &Call) -> Result<(SessionId, Stored
         .read(move |reader| reader.session(&asked))
         .await?;
     Ok((id, found.ok_or_else(gone)?))
+}
+
+/// Ends the turn of a session; it goes on where it can.
+pub(super) async fn interrupt(desk: Desk, call: Call) -> Answer {
+    let (id, row) = known(&desk, &call).await?;
+    let pool = pool(&row)?;
+    desk.fleet.interrupt(&pool, id).await.map_err(refused)?;
+    page(StatusCode::ACCEPTED, &view(&desk, row))
+}
+
+/// Ends a session, its turn first.
+pub(super) async fn stop(desk: Desk, call: Call) -> Answer {
+    let (id, row) = known(&desk, &call).await?;
+    let pool = pool(&row)?;
+    desk.fleet.stop_session(&pool, id).await.map_err(refused)?;
+    page(StatusCode::ACCEPTED, &view(&desk, row))
+}
+
+fn pool(row: &StoredSession) -> Result<PoolName, Fault> {
+    let gone = || Fault::conflict("its pool is not in the configuration any more");
+    PoolName::new(&row.pool).map_err(|_| gone())
 }

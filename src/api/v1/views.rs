@@ -82,7 +82,11 @@ pub(super) fn timed(body: &impl Serialize) -> Value {
 #[derive(Serialize)]
 pub(super) struct Pool {
     pub(super) pool: String,
+    /// How many slots get tasks.
     size: u16,
+    /// How many there are.
+    slots: u16,
+    flow: String,
     launcher: String,
     sandbox: Option<String>,
     network: String,
@@ -94,10 +98,12 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    pub(super) fn of(view: PoolView, size: u16) -> Self {
+    pub(super) fn of(view: PoolView) -> Self {
         Self {
             pool: view.name.to_string(),
-            size,
+            size: view.width,
+            slots: view.size,
+            flow: view.flow.to_string(),
             launcher: view.launcher.to_string(),
             sandbox: view.sandbox,
             network: view.network.to_string(),

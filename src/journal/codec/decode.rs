@@ -125,6 +125,7 @@ pub fn read_spec(id: &str, prompt: &Foreign, spec: &str) -> Result<TaskSpec, Cod
         files: body.files.into_iter().map(Cow::into_owned).collect(),
         embed: body.embed.into_iter().map(Cow::into_owned).collect(),
         policy_layer: body.policy_layer.map(Cow::into_owned),
+        priority: body.priority,
     })
 }
 

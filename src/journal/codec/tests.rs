@@ -572,6 +572,7 @@ fn what_a_task_asks_for_is_read_back() {
         files: vec!["src/a b".to_owned()],
         embed: vec!["README.md".to_owned()],
         policy_layer: Some("night".to_owned()),
+        priority: 0,
     };
     let bare = TaskSpec {
         pool: None,
@@ -581,6 +582,7 @@ fn what_a_task_asks_for_is_read_back() {
         files: Vec::new(),
         embed: Vec::new(),
         policy_layer: None,
+        priority: 0,
         ..full.clone()
     };
     for spec in [full, bare] {
