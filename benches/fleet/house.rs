@@ -138,6 +138,7 @@ impl House {
                 embed: Vec::new(),
                 policy_layer: None,
                 priority: 0,
+                after: Vec::new(),
             })
         };
         let tasks = (1..=count).map(task).collect::<Result<_, _>>()?;

@@ -413,6 +413,7 @@ fn spec(line: TaskLine) -> Result<TaskSpec, (&'static str, String)> {
         embed: line.embed,
         policy_layer: line.policy_layer,
         priority,
+        after: Vec::new(),
     })
 }
 

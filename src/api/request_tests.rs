@@ -101,6 +101,7 @@ fn requests_survive_a_round_trip() {
         embed: vec!["README.md".to_owned()],
         policy_layer: Some("night".to_owned()),
         priority: 0,
+        after: Vec::new(),
     };
     for request in [
         Request::Hello,

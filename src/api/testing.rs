@@ -67,6 +67,7 @@ pub(crate) fn spec(id: &str, prompt: &str) -> TaskSpec {
         embed: Vec::new(),
         policy_layer: None,
         priority: 0,
+        after: Vec::new(),
     }
 }
 

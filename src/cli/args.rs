@@ -186,7 +186,7 @@ pub struct RunArgs {
     /// Prompts, task files (an existing FILE.jsonl) or - for tasks from standard input
     ///
     /// A task is one JSON object a line: {"id", "prompt", "pool", "workspace", "attempts",
-    /// "check", "policy_layer"}, of which "prompt" is needed.
+    /// "check", "policy_layer", "priority"}, of which "prompt" is needed.
     #[arg(
         required_unless_present = "goes_on",
         conflicts_with = "goes_on",

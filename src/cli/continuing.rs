@@ -141,6 +141,7 @@ mod tests {
                         embed: Vec::new(),
                         policy_layer: None,
                         priority: 0,
+                        after: Vec::new(),
                     },
                     pool: PoolName::new("demo").expect("name"),
                     at_us,

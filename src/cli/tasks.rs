@@ -400,6 +400,7 @@ fn name_all(found: Vec<Found>, given: &HashSet<TaskId>) -> Vec<TaskSpec> {
         embed: found.spec.embed,
         policy_layer: found.spec.policy_layer,
         priority: found.spec.priority,
+        after: Vec::new(),
     });
     specs.collect()
 }

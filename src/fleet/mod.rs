@@ -26,6 +26,7 @@ mod hooks;
 mod in_force;
 mod mailbox;
 mod memory;
+mod needs;
 pub mod notice;
 mod orders;
 mod parts;
@@ -229,6 +230,8 @@ impl FleetHandle {
                 },
             );
         }
+        let actors = pools.values().map(|entry| entry.actor.clone());
+        shared.needs.tell(actors.collect());
         let fleet = Self(Arc::new(Inner {
             shared,
             pools,
@@ -296,9 +299,9 @@ impl FleetHandle {
             }));
             queued.push((spec.id.clone(), name.clone()));
             let attempts = spec.attempts.unwrap_or(entry.shared.config.attempts);
-            let open = Arc::clone(&open);
+            let (open, needs) = (Arc::clone(&open), self.needs_of(&spec, true).await?);
             let task = ActiveTask::new(run.clone(), spec, attempts, tell.clone(), open);
-            by_pool.entry(name).or_default().push(task);
+            by_pool.entry(name).or_default().push(task.needing(needs));
         }
         self.make_room(&by_pool)?;
         if let Err(error) = self.make_durable(writes).await {

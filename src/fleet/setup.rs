@@ -18,6 +18,7 @@ use super::clock;
 use super::delegate::Delegate;
 use super::hooks::Hooks;
 use super::in_force::{InForce, Policies, PoolPolicy};
+use super::needs::Needs;
 use super::notice::{Notice, Pinned, SlotView};
 use super::questions::Questions;
 use super::reload::{PolicyReader, Reloads};
@@ -120,6 +121,8 @@ pub(crate) struct Shared {
     pub(crate) mask: Arc<Mask>,
     /// What bounds the runs that are about to be taken in.
     pub(crate) bounds: BoundsOfRuns,
+    /// What tasks come after.
+    pub(crate) needs: Arc<Needs>,
     /// Who is told what happens.
     pub(crate) hooks: Arc<Hooks>,
 }
@@ -155,6 +158,7 @@ impl Shared {
             asks_people: setup.asks_people,
             mask: setup.mask,
             bounds: BoundsOfRuns::default(),
+            needs: Arc::default(),
             hooks,
         }
     }

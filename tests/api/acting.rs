@@ -61,7 +61,7 @@ fn a_task_is_taken_in_worked_and_watched() {
     );
     let events = door.stream(&path, None, |_| false);
     let said = events.iter().find(|event| event.name == "text");
-    assert_eq!(said.expect("a text").data["body"]["delta"], "hello");
+    assert_eq!(said.expect("a text").data["body"]["delta"], "hello\n");
     let late = door.post(&format!("/tasks/{id}/cancel"), "");
     late.assert_problem(409);
     for (task, status) in [
@@ -119,7 +119,7 @@ fn the_same_key_takes_a_task_in_once_also_after_a_kill() {
 }
 
 #[test]
-fn what_has_more_priority_begins_first_also_after_a_kill() {
+fn what_has_more_priority_begins_first() {
     let door = narrow();
     order(&door, "/pools/demo/pause", "", 200);
     let mut ids = Vec::new();
@@ -127,7 +127,6 @@ fn what_has_more_priority_begins_first_also_after_a_kill() {
         let task = json!({"prompt": format!("say {word}"), "priority": priority});
         ids.push(give(&door, &task));
     }
-    // Each is a run of its own, and they are taken up one after another: so what is already in the queue counts.
     order(&door, "/pools/demo/resume", "", 200);
     for id in &ids {
         until(&door, id, "done");
@@ -264,4 +263,48 @@ fn turns_and_sessions_are_ended_by_their_ids_and_slots_restarted() {
     let third = give(&door, &json!({"prompt": "say on"}));
     until(&door, &third, "done");
     assert_ne!(door.see("/slots/demo/0")["session"], now);
+}
+
+#[test]
+fn a_task_comes_after_others_or_never_also_after_a_kill() {
+    let door = narrow();
+    order(&door, "/pools/demo/pause", "", 200);
+    let first = give(&door, &json!({"prompt": "say first"}));
+    let fails = give(&door, &json!({"prompt": "exit 3"}));
+    let after = |of: &[&String], priority: i8| json!({"prompt": "say then", "after": of, "priority": priority});
+    // More priority does not bring it before what it comes after.
+    let then = give(&door, &after(&[&first], 100));
+    let never = give(&door, &after(&[&first, &fails], 0));
+    let nor = give(&door, &after(&[&never], 0));
+    for (bad, status) in [
+        (json!({"prompt": "x", "after": ["none:1"]}), 422),
+        (json!({"prompt": "x", "after": ["none"]}), 400),
+        (json!({"prompt": "x", "after": vec![&first; 65]}), 400),
+    ] {
+        door.post("/tasks", &bad.to_string()).assert_problem(status);
+    }
+    assert_eq!(door.see(&format!("/tasks/{then}"))["after"], json!([first]));
+    // Nothing has begun; the next start has no pause, and the same order.
+    let door = door.again();
+    until(&door, &then, "done");
+    until(&door, &never, "skipped");
+    until(&door, &nor, "skipped");
+    let began = |id: &str, key: &str| door.see(&format!("/tasks/{id}"))[key].to_string();
+    assert!(began(&then, "begun_at") >= began(&first, "ended_at"));
+    let why = door.see(&format!("/tasks/{never}"))["detail"].to_string();
+    assert!(
+        why.contains(&format!("task {fails}, which ended failed")),
+        "{why}"
+    );
+    // What has ended already counts as well, and one that waits can be cancelled.
+    let late = give(&door, &after(&[&then], 0));
+    until(&door, &late, "done");
+    let late = give(&door, &after(&[&fails], 0));
+    until(&door, &late, "skipped");
+    let long = give(&door, &json!({"prompt": "sleep 300s"}));
+    let waits = give(&door, &after(&[&long], 0));
+    order(&door, &format!("/tasks/{waits}/cancel"), "", 202);
+    until(&door, &waits, "skipped");
+    order(&door, &format!("/tasks/{long}/cancel"), "", 202);
+    until(&door, &long, "cancelled");
 }

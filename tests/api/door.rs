@@ -154,7 +154,7 @@ impl Door {
         let (address, bearer) = (&self.address, self.bearer());
         write!(
             stream,
-            "GET /api/v1{path} HTTP/1.1\r\nHost: {address}\r\n{bearer}\r\n{last}\r\n"
+            "GET /api/v1{path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n{bearer}\r\n{last}\r\n"
         )
         .expect("sent");
         let mut lines = BufReader::new(stream).lines().map_while(Result::ok);

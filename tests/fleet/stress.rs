@@ -84,6 +84,7 @@ fn submit(state: &Path, id: &str, prompt: &str) -> UnixStream {
         embed: Vec::new(),
         policy_layer: None,
         priority: 0,
+        after: Vec::new(),
     };
     let request = Request::Submit {
         tasks: vec![task],

@@ -308,6 +308,7 @@ impl Stage<'_> {
                 embed: Vec::new(),
                 policy_layer: None,
                 priority: 0,
+                after: Vec::new(),
             });
         }
         specs

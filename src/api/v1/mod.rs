@@ -21,6 +21,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
+use axum::extract::rejection::RawPathParamsRejection;
 use axum::extract::{RawPathParams, Request, State};
 use axum::http::Method;
 use axum::middleware;
@@ -91,7 +92,7 @@ pub fn router(
         let serve = move |desk: State<Desk>,
                           who: Extension<Approver>,
                           until: Extension<Until>,
-                          names: RawPathParams,
+                          names: Result<RawPathParams, RawPathParamsRejection>,
                           request: Request| {
             dispatch(routes.clone(), desk, who, until, names, request)
         };
@@ -112,9 +113,13 @@ async fn dispatch(
     State(desk): State<Desk>,
     Extension(who): Extension<Approver>,
     Extension(Until(until)): Extension<Until>,
-    names: RawPathParams,
+    names: Result<RawPathParams, RawPathParamsRejection>,
     request: Request,
 ) -> Response {
+    // What is no text names nothing.
+    let Ok(names) = names else {
+        return nothing().await;
+    };
     let asked = match request.method() {
         &Method::HEAD => &Method::GET,
         other => other,

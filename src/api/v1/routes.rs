@@ -7,33 +7,7 @@
 use axum::http::Method;
 
 use super::{Handler, asks, events, fleet, openapi, sessions, supervisor, tasks};
-use crate::model::PoolFlow;
-
-/// What a token may do; each role may do what those before it may.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Role {
-    /// Look.
-    Read,
-    /// Give work, and start and stop what does it.
-    Operate,
-    /// Answer asks.
-    Approve,
-    /// Change what judges.
-    Admin,
-}
-
-impl Role {
-    /// Its word.
-    #[must_use]
-    pub const fn word(self) -> &'static str {
-        match self {
-            Self::Read => "read",
-            Self::Operate => "operate",
-            Self::Approve => "approve",
-            Self::Admin => "admin",
-        }
-    }
-}
+use crate::model::{PoolFlow, Role};
 
 /// What a key of a query may be.
 #[derive(Debug, Clone, Copy)]

@@ -18,12 +18,14 @@ use crate::api::watch::{Ledger, new_run};
 use crate::fleet::SubmitError;
 use crate::journal::{Reader, StoredTask, TaskQuery, codec};
 use crate::model::foreign::show;
-use crate::model::{Foreign, PoolName, RunId, TaskId, TaskSpec};
+use crate::model::{Foreign, PoolName, RunId, TaskId, TaskRef, TaskSpec};
 
 /// The journal's word for who gave these tasks.
 const COMMAND: &str = "api";
 /// A task's id in its run, which has no other one.
 const ONLY: &str = "1";
+/// The most tasks that one may come after.
+const TASK_AFTER: usize = 64;
 /// The longest key of idempotency.
 const KEY: usize = 200;
 
@@ -100,6 +102,8 @@ struct NewTask {
     policy_layer: Option<String>,
     #[serde(default)]
     priority: Option<i64>,
+    #[serde(default)]
+    after: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -121,6 +125,18 @@ impl NewTask {
             task_rules::policy_layer(name).map_err(|e| ("policy_layer", e))?;
         }
         let priority = task_rules::priority(Some(self.priority.unwrap_or(0)));
+        if self.after.len() > TASK_AFTER {
+            let why = format!("names {} tasks; at most {TASK_AFTER} fit", self.after.len());
+            return Err(("after", why));
+        }
+        let after = self.after.iter().map(|of| TaskRef::parse(of));
+        let after: Result<Vec<_>, _> = after.collect();
+        let bad = |_| {
+            (
+                "after",
+                "holds what is no id of a task, such as RUN:TASK".to_owned(),
+            )
+        };
         Ok(TaskSpec {
             id: TaskId::new(ONLY).map_err(|error| ("id", error.to_string()))?,
             prompt: Foreign::new(self.prompt),
@@ -132,6 +148,7 @@ impl NewTask {
             embed: self.embed,
             policy_layer: self.policy_layer,
             priority: priority.map_err(|e| ("priority", e))?,
+            after: after.map_err(bad)?,
         })
     }
 }

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use super::Answer;
 use crate::api::ask_pages::json;
 use crate::fleet::{PoolView, SlotView};
-use crate::journal::{StoredSession, StoredTask};
+use crate::journal::{StoredSession, StoredTask, codec};
 
 /// One page of a list.
 #[derive(Serialize)]
@@ -201,6 +201,8 @@ pub(super) struct Task {
     task: String,
     pool: String,
     prompt: String,
+    priority: i8,
+    after: Vec<String>,
     state: String,
     outcome: Option<String>,
     detail: Option<String>,
@@ -218,7 +220,11 @@ impl Task {
     /// With `whole` also its report.
     pub(super) fn of(run: String, row: StoredTask, whole: bool) -> Self {
         let result = row.result.filter(|_| whole);
+        let spec = codec::read_spec(&row.id, &row.prompt, &row.spec).ok();
+        let after = spec.iter().flat_map(|spec| &spec.after);
         Self {
+            priority: spec.as_ref().map_or(0, |spec| spec.priority),
+            after: after.map(ToString::to_string).collect(),
             id: task_id(&run, &row.id),
             run,
             task: row.id,

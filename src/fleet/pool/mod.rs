@@ -43,6 +43,8 @@ use crate::model::{AskId, RunId, SessionId};
 pub(crate) enum PoolMsg {
     /// Tasks, already durable, wait for a slot.
     Submit(Vec<ActiveTask>),
+    /// Something that a task may come after has ended.
+    NeedOver,
     /// A slot's session moved on.
     Slot {
         /// Which slot.
@@ -183,8 +185,10 @@ impl Actor for Pool {
             pool,
             slots,
             queue: Queue::default(),
+            blocked: Vec::new(),
             pause: Pause::new(limits),
             probe: None,
+            dismisses: false,
             unloading: BTreeSet::new(),
             openers: VecDeque::new(),
             held: 0,
@@ -200,7 +204,8 @@ impl Actor for Pool {
         state: &mut PoolState,
     ) -> Result<(), ActorProcessingErr> {
         match message {
-            PoolMsg::Submit(tasks) => state.queue.extend(tasks),
+            PoolMsg::Submit(tasks) => state.take_in(tasks),
+            PoolMsg::NeedOver => state.need_over(),
             PoolMsg::Slot {
                 index,
                 session,

@@ -178,6 +178,7 @@ mod tests {
             embed: Vec::new(),
             policy_layer: None,
             priority: 0,
+            after: Vec::new(),
         };
         ActiveTask::new(run, spec, 1, tell, Arc::clone(open))
     }

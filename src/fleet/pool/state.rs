@@ -29,10 +29,14 @@ pub(crate) struct PoolState {
     pub(super) pool: Arc<PoolShared>,
     pub(super) slots: Vec<Slot>,
     pub(super) queue: Queue,
+    /// Tasks that come after others which are not done.
+    pub(super) blocked: Vec<ActiveTask>,
     /// How it stands to its provider's limits.
     pub(super) pause: Pause,
     /// The session whose task tries whether the provider takes requests again.
     pub(super) probe: Option<SessionId>,
+    /// A slot's session ends as soon as it has nothing to do.
+    pub(super) dismisses: bool,
     /// Slots whose child was told to go, because they get no task any more.
     pub(super) unloading: BTreeSet<u16>,
     /// Clients that wait for a slot.
@@ -57,12 +61,9 @@ impl Drop for PoolState {
 impl PoolState {
     /// Ends every waiting task.
     fn end_waiting(&mut self, why: &str) {
-        let ended = self
-            .queue
-            .take_all()
-            .into_iter()
-            .map(|task| unbegun(task, why))
-            .collect();
+        let blocked = std::mem::take(&mut self.blocked);
+        let waiting = self.queue.take_all().into_iter().chain(blocked);
+        let ended = waiting.map(|task| unbegun(task, why)).collect();
         self.end(ended, EndedFrom::Queue);
     }
 
@@ -294,7 +295,8 @@ impl PoolState {
                 let _ = work.actor.send_message(SessionMsg::Cancel);
             }
         }
-        let ended = self.queue.take_all_if(meant);
+        let mut ended: Vec<ActiveTask> = self.queue.take_all_if(meant).into();
+        ended.extend(self.blocked.extract_if(.., |task| meant(task)));
         let prompts = self.cancelled_prompts(meant);
         let ended = ended
             .into_iter()

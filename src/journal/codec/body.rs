@@ -410,6 +410,8 @@ pub(super) struct Spec<'a> {
     pub(super) policy_layer: Maybe<'a>,
     #[serde(default, skip_serializing_if = "is_usual")]
     pub(super) priority: i8,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) after: Vec<Text<'a>>,
 }
 
 #[derive(Serialize, Deserialize)]

@@ -76,6 +76,7 @@ pub(in crate::journal) fn spec_json(spec: &TaskSpec) -> String {
             embed: spec.embed.iter().map(Into::into).collect(),
             policy_layer: spec.policy_layer.as_deref().map(Cow::Borrowed),
             priority: spec.priority,
+            after: spec.after.iter().map(|of| of.to_string().into()).collect(),
         },
     );
     String::from_utf8(out).unwrap_or_default()

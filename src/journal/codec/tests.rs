@@ -8,7 +8,7 @@ use crate::limits;
 use crate::model::{
     AgentInfo, Ask, AskId, AskKey, ChoiceInfo, Claimed, CommandInfo, Cost, DecidedBy, Decision,
     Event, ExitClass, ExitStatus, Foreign, OptionState, Origin, PlanEntry, PoolName, TaskId,
-    TaskSpec, TurnOutcome, Usage, Verdict,
+    TaskRef, TaskSpec, TurnOutcome, Usage, Verdict,
 };
 
 /// One line of the golden file: a kind, a version, a body, separated by tabs.
@@ -572,7 +572,8 @@ fn what_a_task_asks_for_is_read_back() {
         files: vec!["src/a b".to_owned()],
         embed: vec!["README.md".to_owned()],
         policy_layer: Some("night".to_owned()),
-        priority: 0,
+        priority: -7,
+        after: vec![TaskRef::parse("r-1:t-1").expect("a task")],
     };
     let bare = TaskSpec {
         pool: None,
@@ -583,6 +584,7 @@ fn what_a_task_asks_for_is_read_back() {
         embed: Vec::new(),
         policy_layer: None,
         priority: 0,
+        after: Vec::new(),
         ..full.clone()
     };
     for spec in [full, bare] {

@@ -127,6 +127,7 @@ fn task(run: &RunId, id: &str, place: u32) -> Write {
             embed: Vec::new(),
             policy_layer: None,
             priority: 0,
+            after: Vec::new(),
         },
         pool: PoolName::new("demo").expect("name"),
         at_us: 1,
