@@ -293,7 +293,7 @@ fn a_task_comes_after_others_or_never_also_after_a_kill() {
     assert!(began(&then, "begun_at") >= began(&first, "ended_at"));
     let why = door.see(&format!("/tasks/{never}"))["detail"].to_string();
     assert!(
-        why.contains(&format!("task {fails}, which ended failed")),
+        why.contains(&format!("task {fails}, which ended lost")),
         "{why}"
     );
     // What has ended already counts as well, and one that waits can be cancelled.
