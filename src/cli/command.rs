@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use super::args::{self, ApiCommand, Cli, Command, ConfigCommand, RunArgs};
+use super::args::{self, Cli, Command, ConfigCommand, RunArgs};
 use super::audit;
 use super::board::Verbosity;
 use super::config_file::{LoadError, Loaded};
@@ -38,7 +38,7 @@ use super::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::api::{control, reply::Role, v1::openapi};
+use crate::api::{control, reply::Role};
 use crate::config::{Config, ConfigErrors, LogFormat};
 use crate::fleet::GoOn;
 use crate::model::PoolName;
@@ -108,10 +108,7 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
         return config_command::schema(cli.json, &mut streams);
     }
     if let Command::Api { command } = cli.command {
-        streams
-            .out
-            .text(&openapi::told(command == ApiCommand::Routes));
-        return Exit::Done;
+        return config_command::api(command, &mut streams);
     }
     if let Command::ScriptModel(args) = cli.command {
         return script_model::run(args, cli.json, cli.quiet, streams).await;

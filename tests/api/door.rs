@@ -97,7 +97,7 @@ impl Door {
     pub(crate) fn plain(&self, line: &str, head: &[&str], body: &str) -> Said {
         let mut stream = TcpStream::connect(&self.address).expect("it listens");
         stream.set_read_timeout(Some(LONG)).expect("a timeout");
-        let head: String = head.iter().map(|line| format!("{line}\r\n")).collect();
+        let head: String = head.iter().flat_map(|line| [*line, "\r\n"]).collect();
         let length = body.len();
         let address = &self.address;
         write!(

@@ -29,7 +29,7 @@ pub(super) async fn list(desk: Desk, call: Call) -> Answer {
     };
     let mut views: Vec<_> = found
         .iter()
-        .map(|question| AskView::of(question))
+        .map(AskView::of)
         .map(|view| (place(&view), view))
         .collect();
     views.sort_by(|(one, _), (other, _)| one.cmp(other));

@@ -3,6 +3,12 @@
 //! Owns the way of a request: who asks, then the route's row in [`routes::ROUTES`] says what its query
 //! and body may be, and only what fits reaches a handler. Must not know what a handler does.
 
+#![allow(
+    clippy::unused_async,
+    clippy::unnecessary_wraps,
+    reason = "all handlers have one form, whether they wait or can fail or not"
+)]
+
 mod asks;
 mod call;
 mod events;
@@ -131,5 +137,5 @@ async fn dispatch(
         Ok(call) => (route.handle)(desk, call).await,
         Err(fault) => Err(fault),
     };
-    answer.unwrap_or_else(|fault| fault.response())
+    answer.unwrap_or_else(Fault::response)
 }

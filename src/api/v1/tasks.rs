@@ -170,8 +170,7 @@ fn keyed(call: &Call) -> Result<Option<RunId>, Fault> {
         .ok()
         .filter(|key| is_key(key) && given.next().is_none());
     let digest = Sha256::digest(key.ok_or_else(bad)?.as_bytes());
-    let hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
-    RunId::new(&format!("key-{hex}"))
+    RunId::new(&format!("key-{digest:x}"))
         .map(Some)
         .map_err(|_| bad())
 }

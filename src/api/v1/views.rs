@@ -3,6 +3,11 @@
 //! Owns the forms: lists with their cursors, times as RFC 3339. `schemas.json` says the same to
 //! clients. Must not know where things come from.
 
+#![allow(
+    clippy::struct_field_names,
+    reason = "fields are the words that clients read"
+)]
+
 use axum::http::StatusCode;
 use axum::response::Response;
 use serde::Serialize;
