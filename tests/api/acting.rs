@@ -302,6 +302,7 @@ fn a_task_comes_after_others_or_never_also_after_a_kill() {
     let late = give(&door, &after(&[&fails], 0));
     until(&door, &late, "skipped");
     let long = give(&door, &json!({"prompt": "sleep 300s"}));
+    until(&door, &long, "running");
     let waits = give(&door, &after(&[&long], 0));
     order(&door, &format!("/tasks/{waits}/cancel"), "", 202);
     until(&door, &waits, "skipped");

@@ -553,11 +553,9 @@ fn a_line_is_one_json_object_with_the_body_inside() {
             delta: foreign("a\nb"),
         },
     };
-    let line = to_json(&stamped, &session);
-    assert_eq!(
-        line,
-        r#"{"v":1,"session":"s-1","id":"3-117","at_us":42,"kind":"text","body":{"delta":"a\nb"}}"#
-    );
+    let line =
+        r#"{"v":1,"session":"s-1","id":"3-117","at_us":42,"kind":"text","body":{"delta":"a\nb"}}"#;
+    assert_eq!(to_json(&stamped, &session), line);
 }
 
 #[test]
@@ -592,11 +590,8 @@ fn what_a_task_asks_for_is_read_back() {
         let read = read_spec(spec.id.as_str(), &spec.prompt, &text).expect(&text);
         assert_eq!(read, spec);
     }
-    for (id, text) in [
-        ("t", "x"),
-        ("../t", "{}"),
-        ("t", r#"{"pool":"Not A Pool"}"#),
-    ] {
+    let bad = r#"{"pool":"Not A Pool"}"#;
+    for (id, text) in [("t", "x"), ("../t", "{}"), ("t", bad)] {
         let error = read_spec(id, &foreign(""), text).expect_err(text);
         assert!(error.to_string().starts_with("what task "), "{error}");
     }
