@@ -137,6 +137,8 @@ impl House {
                 files: Vec::new(),
                 embed: Vec::new(),
                 policy_layer: None,
+                priority: 0,
+                after: Vec::new(),
             })
         };
         let tasks = (1..=count).map(task).collect::<Result<_, _>>()?;

@@ -6,6 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::fleet::{PoolView, SlotView};
+use crate::model::PoolFlow;
 
 /// Pools and slots, as they are now.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -30,6 +31,9 @@ pub struct PoolLine {
     pub network: String,
     /// The policy that judges them.
     pub policy: String,
+    /// Whether its tasks begin, and in how many slots, where that was ordered otherwise than usual.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flow: Option<String>,
     /// Tasks that were taken in and are not over.
     pub tasks: usize,
     /// Asks that wait for a person.
@@ -83,6 +87,7 @@ impl Listing {
 impl PoolLine {
     fn of(view: PoolView) -> Self {
         Self {
+            flow: ordered(&view),
             pool: view.name.to_string(),
             launcher: view.launcher.to_string(),
             sandbox: view.sandbox,
@@ -94,6 +99,18 @@ impl PoolLine {
             weak: view.weak,
         }
     }
+}
+
+/// What people ordered of a pool, if it holds.
+fn ordered(view: &PoolView) -> Option<String> {
+    let mut words = Vec::new();
+    if view.flow != PoolFlow::Running {
+        words.push(format!("tasks wait: {}", view.flow));
+    }
+    if view.width != view.size {
+        words.push(format!("{} of {} slots get tasks", view.width, view.size));
+    }
+    (!words.is_empty()).then(|| words.join("; "))
 }
 
 impl SlotLine {

@@ -24,6 +24,7 @@ pub mod service;
 pub mod talk;
 pub mod task_rules;
 pub mod tokens;
+pub mod v1;
 pub mod view;
 pub mod watch;
 

@@ -195,6 +195,8 @@ struct TaskLine {
     embed: Vec<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     policy_layer: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    priority: Option<i64>,
 }
 
 /// Only version and op, so that a request of another one is told so, whatever else is in it.
@@ -398,6 +400,8 @@ fn spec(line: TaskLine) -> Result<TaskSpec, (&'static str, String)> {
     if let Some(name) = &line.policy_layer {
         task_rules::policy_layer(name).map_err(|e| ("policy_layer", e))?;
     }
+    let priority = task_rules::priority(Some(line.priority.unwrap_or(0)));
+    let priority = priority.map_err(|e| ("priority", e))?;
     Ok(TaskSpec {
         id,
         prompt: Foreign::new(line.prompt),
@@ -408,6 +412,8 @@ fn spec(line: TaskLine) -> Result<TaskSpec, (&'static str, String)> {
         files: line.files,
         embed: line.embed,
         policy_layer: line.policy_layer,
+        priority,
+        after: Vec::new(),
     })
 }
 
@@ -503,6 +509,7 @@ fn task_line(task: &TaskSpec) -> TaskLine {
         files: task.files.clone(),
         embed: task.embed.clone(),
         policy_layer: task.policy_layer.clone(),
+        priority: Some(task.priority.into()).filter(|number| *number != 0),
     }
 }
 

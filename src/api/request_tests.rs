@@ -100,6 +100,8 @@ fn requests_survive_a_round_trip() {
         files: vec!["src/a b".to_owned()],
         embed: vec!["README.md".to_owned()],
         policy_layer: Some("night".to_owned()),
+        priority: 0,
+        after: Vec::new(),
     };
     for request in [
         Request::Hello,

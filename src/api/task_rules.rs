@@ -41,6 +41,16 @@ pub fn attempts(number: u64) -> Result<u32, String> {
         })
 }
 
+/// A priority: a whole number from -100 to 100. `None`: it is no whole number.
+///
+/// # Errors
+/// What is wrong.
+pub fn priority(number: Option<i64>) -> Result<i8, String> {
+    let fits = number.and_then(|number| i8::try_from(number).ok());
+    let fits = fits.filter(|number| (-100..=100).contains(number));
+    fits.ok_or_else(|| "is no whole number from -100 to 100".to_owned())
+}
+
 /// A check is an argv: at least a program, no NUL, at most [`limits::CHECK_WORDS`] words.
 ///
 /// # Errors

@@ -66,6 +66,8 @@ pub(crate) fn spec(id: &str, prompt: &str) -> TaskSpec {
         files: Vec::new(),
         embed: Vec::new(),
         policy_layer: None,
+        priority: 0,
+        after: Vec::new(),
     }
 }
 

@@ -126,6 +126,12 @@ pub enum Command {
         #[command(subcommand)]
         command: ConfigCommand,
     },
+    /// Describe the HTTP API
+    Api {
+        /// What of it
+        #[command(subcommand)]
+        command: ApiCommand,
+    },
     /// Show which agents are built in, and which of them this host has
     Agents(agents::Args),
     /// Look at what this host has of what the walls are made of, and what is missing; exits with 1
@@ -160,6 +166,15 @@ pub enum Command {
     ScriptModel(script_model::Args),
 }
 
+/// `api …`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Subcommand)]
+pub enum ApiCommand {
+    /// Print the OpenAPI document of /api/v1
+    Schema,
+    /// Print its routes as a Markdown table, each with the least role that it needs
+    Routes,
+}
+
 /// `config …`
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Subcommand)]
 pub enum ConfigCommand {
@@ -177,7 +192,7 @@ pub struct RunArgs {
     /// Prompts, task files (an existing FILE.jsonl) or - for tasks from standard input
     ///
     /// A task is one JSON object a line: {"id", "prompt", "pool", "workspace", "attempts",
-    /// "check", "policy_layer"}, of which "prompt" is needed.
+    /// "check", "policy_layer", "priority"}, of which "prompt" is needed.
     #[arg(
         required_unless_present = "goes_on",
         conflicts_with = "goes_on",

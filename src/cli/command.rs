@@ -38,8 +38,7 @@ use super::{
     walls,
 };
 
-use crate::api::control;
-use crate::api::reply::Role;
+use crate::api::{control, reply::Role};
 use crate::config::{Config, ConfigErrors, LogFormat};
 use crate::fleet::GoOn;
 use crate::model::PoolName;
@@ -110,6 +109,9 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
     } = cli.command
     {
         return config_command::schema(cli.json, &mut streams);
+    }
+    if let Command::Api { command } = cli.command {
+        return config_command::api(command, &mut streams);
     }
     if let Command::ScriptModel(args) = cli.command {
         return script_model::run(args, cli.json, cli.quiet, streams).await;
@@ -188,6 +190,7 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
         | Command::Diff(_)
         | Command::Apply(_)
         | Command::Discard(_)
+        | Command::Api { .. }
         | Command::Agents(_) => Exit::Usage,
     }
 }
@@ -415,9 +418,13 @@ async fn run_here(
             return Exit::CannotStart;
         }
     };
-    let metrics = started.metrics.clone();
-    let within = doors::within(started.state.path(), &plan, &mut streams.err);
-    let (fleet, runs) = (&started.fleet, Arc::default());
+    let within = doors::within(
+        started.state.path(),
+        &plan,
+        &started.fleet,
+        &mut streams.err,
+    );
+    let (fleet, metrics, runs) = (&started.fleet, started.metrics.clone(), Arc::default());
     let doors = Doors::open(fleet, Role::Run, http, control, metrics, within, runs);
     let exit = run::here(started.fleet.clone(), order, streams, signals).await;
     doors.close().await;
@@ -453,11 +460,16 @@ async fn daemon(cli: &Cli, loaded: Loaded, mut streams: Streams) -> Exit {
             return Exit::CannotStart;
         }
     };
-    let metrics = started.metrics.clone();
-    let within = doors::within(started.state.path(), &plan, &mut streams.err);
+    let within = doors::within(
+        started.state.path(),
+        &plan,
+        &started.fleet,
+        &mut streams.err,
+    );
     // Before the doors are open: whoever asks for one of these is not told that it is not here.
     let unfinished = up::unfinished(&started.journal);
-    let (fleet, runs) = (&started.fleet, Arc::new(up::awaited(&unfinished)));
+    let (fleet, metrics) = (&started.fleet, started.metrics.clone());
+    let runs = Arc::new(up::awaited(&unfinished));
     let doors = Doors::open(fleet, Role::Daemon, http, control, metrics, within, runs);
     if !unfinished.is_empty() {
         let count = unfinished.len();

@@ -1,12 +1,14 @@
-//! `config check`, `config schema` and `config show`.
+//! `config check`, `config schema` and `config show`; `api schema` and `api routes`.
 //!
 //! Must not know how a configuration is read, or how a schema or a table is written.
 
+use super::args::ApiCommand;
 use super::command::{find_state, show};
 use super::config_file::Loaded;
 use super::exit::Exit;
 use super::start;
 use super::streams::Streams;
+use crate::api::v1::openapi;
 use crate::config;
 
 /// `config check`: what is wrong with it, or what it says in a few lines.
@@ -41,6 +43,13 @@ pub(super) fn schema(json: bool, streams: &mut Streams) -> Exit {
         Ok(document) if json => streams.out.json(&document.to_string()),
         _ => streams.out.text(&text),
     }
+    Exit::Done
+}
+
+/// `api schema` and `api routes`: the HTTP API, as a document or as a table.
+pub(super) fn api(command: ApiCommand, streams: &mut Streams) -> Exit {
+    let document = openapi::told(command == ApiCommand::Routes);
+    streams.out.text(&document);
     Exit::Done
 }
 

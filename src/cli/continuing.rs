@@ -140,6 +140,8 @@ mod tests {
                         files: Vec::new(),
                         embed: Vec::new(),
                         policy_layer: None,
+                        priority: 0,
+                        after: Vec::new(),
                     },
                     pool: PoolName::new("demo").expect("name"),
                     at_us,

@@ -14,6 +14,7 @@ use axum::Router;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::agents;
 use super::exit::Exit;
 use super::streams::Output;
 use super::trust::{OpenError, open_trusted, shown, why};
@@ -21,8 +22,9 @@ use crate::api::Fleet;
 use crate::api::http::{self, Pages, Render, Tls};
 use crate::api::reply::Role;
 use crate::api::tokens::{self, Tokens};
-use crate::api::{ask_pages, control, policy_pages};
+use crate::api::{ask_pages, control, policy_pages, v1};
 use crate::config::{Config, ConfigErrors, Http, NamedToken};
+use crate::fleet::FleetHandle;
 
 /// Where the doors are, and who comes in, as the configuration has it.
 #[derive(Debug, Clone)]
@@ -117,20 +119,20 @@ pub async fn listen(
 }
 
 /// What of the doors lies in a state directory.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Within {
-    tokens: Option<Tokens>,
+    tokens: Option<(Tokens, Resources)>,
     socket: Option<http::Listener>,
 }
 
-/// The tokens and the HTTP socket of a state directory. Without tokens the asks are not served, and
-/// without the socket there is the address, which is said.
-pub fn within(state: &Path, plan: &Plan, err: &mut Output) -> Within {
+/// The tokens of a state directory with what they open of a fleet beside the asks, and its HTTP
+/// socket. Without tokens neither is served, and without the socket there is the address, which is said.
+pub fn within(state: &Path, plan: &Plan, fleet: &FleetHandle, err: &mut Output) -> Within {
     let tokens = Tokens::of(state, plan.tokens.clone(), open_token);
     let tokens = tokens.inspect_err(|error| {
         let name = tokens::TOKEN_FILE;
         err.line(&format!(
-            "note: cannot write {name}: {error}; going on without /asks"
+            "note: cannot write {name}: {error}; going on without /asks and /api"
         ));
     });
     let socket = http::bind_socket(state);
@@ -138,7 +140,7 @@ pub fn within(state: &Path, plan: &Plan, err: &mut Output) -> Within {
         err.line(&format!("note: {error}; going on without it"));
     });
     Within {
-        tokens: tokens.ok(),
+        tokens: tokens.ok().map(|tokens| (tokens, resources(fleet))),
         socket: socket.ok(),
     }
 }
@@ -152,6 +154,20 @@ fn open_token(path: &Path) -> Result<Option<File>, String> {
         Err(OpenError::Read(error)) => Err(format!("it cannot be opened: {}", why(&error))),
         Err(OpenError::Untrusted(error)) => Err(error.to_string()),
     }
+}
+
+/// Makes the routes below `/api/v1`, of runs, tokens, and what ends streams.
+pub type Resources =
+    Box<dyn FnOnce(&Arc<control::Runs>, &Tokens, CancellationToken) -> Router + Send>;
+
+/// Those of a fleet. Packages of agents may be where the supervisor was started.
+fn resources(fleet: &FleetHandle) -> Resources {
+    let fleet = fleet.clone();
+    let agents: v1::Agents = Arc::new(|| {
+        let directory = std::env::current_dir().unwrap_or_default();
+        Box::pin(async move { agents::standings(&directory).await })
+    });
+    Box::new(move |runs, tokens, stop| v1::router(fleet, Arc::clone(runs), agents, tokens, stop))
 }
 
 /// Open doors. They close with [`Doors::close`].
@@ -183,10 +199,12 @@ impl Doors {
         let pages = Pages {
             metrics,
             ready: Arc::new(move || asked.readiness()),
-            tokens: tokens.clone(),
-            asks: tokens.map_or_else(Router::new, |tokens| {
+            tokens: tokens.as_ref().map(|(tokens, _)| tokens.clone()),
+            asks: tokens.map_or_else(Router::new, |(tokens, resources)| {
                 let policies = policy_pages::router(fleet.clone(), &tokens);
-                ask_pages::router(fleet.clone(), &tokens, stop.clone()).merge(policies)
+                let asks = ask_pages::router(fleet.clone(), &tokens, stop.clone());
+                let resources = resources(&runs, &tokens, stop.clone());
+                asks.merge(policies).merge(resources)
             }),
         };
         let tls = http.as_ref().and_then(http::Listener::tls);

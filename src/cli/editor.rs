@@ -68,7 +68,12 @@ pub(super) async fn run(cli: &Cli, pool: &PoolName, loaded: Loaded, mut streams:
         }
     };
     let metrics = started.metrics.clone();
-    let within = doors::within(started.state.path(), &plan, &mut streams.err);
+    let within = doors::within(
+        started.state.path(),
+        &plan,
+        &started.fleet,
+        &mut streams.err,
+    );
     let (fleet, runs) = (&started.fleet, Arc::default());
     let doors = Doors::open(fleet, Role::Editor, http, control, metrics, within, runs);
     let exit = front(place, &mut signals).await;

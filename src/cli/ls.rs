@@ -80,6 +80,7 @@ fn pool(line: &PoolLine) -> Row {
         .iter()
         .map(|weak| format!("weak: {weak}"))
         .collect();
+    below.extend(line.flow.clone());
     if !line.lacks.is_empty() {
         below.push(format!("without on this host: {}", line.lacks.join(", ")));
     }

@@ -1,7 +1,7 @@
 //! The tasks of a run: prompts, task files and standard input -> checked tasks.
 //!
 //! A task file is JSON Lines, one task a line:
-//! `{"id","prompt","pool","workspace","attempts","check","files","embed","policy_layer"}`, of which `prompt` is
+//! `{"id","prompt","pool","workspace","attempts","check","files","embed","policy_layer","priority"}`, of which `prompt` is
 //! needed. Owns how
 //! it is read and what is said about every error in it. Must not know the fleet.
 
@@ -30,6 +30,7 @@ const KEYS: &[&str] = &[
     "files",
     "embed",
     "policy_layer",
+    "priority",
 ];
 
 /// One thing that is wrong with the tasks. Its text is safe to show.
@@ -160,6 +161,7 @@ struct Unnamed {
     files: Vec<String>,
     embed: Vec<String>,
     policy_layer: Option<String>,
+    priority: i8,
 }
 
 struct Reader<'a> {
@@ -198,6 +200,7 @@ impl Reader<'_> {
             files: Vec::new(),
             embed: Vec::new(),
             policy_layer: None,
+            priority: 0,
         };
         self.take(place, None, spec);
     }
@@ -276,6 +279,7 @@ impl Reader<'_> {
             files: Vec::new(),
             embed: Vec::new(),
             policy_layer: None,
+            priority: 0,
         };
         let mut seen = HashSet::new();
         for (key, value) in pairs {
@@ -293,6 +297,7 @@ impl Reader<'_> {
                 "files" => read_files(&value).map(|read| spec.files = read),
                 "embed" => read_files(&value).map(|read| spec.embed = read),
                 "policy_layer" => read_layer(&value).map(|read| spec.policy_layer = read),
+                "priority" => read_priority(&value).map(|read| spec.priority = read),
                 _ => Err(format!("is unknown; the keys are {}", KEYS.join(", "))),
             };
             if let Err(message) = read {
@@ -394,6 +399,8 @@ fn name_all(found: Vec<Found>, given: &HashSet<TaskId>) -> Vec<TaskSpec> {
         files: found.spec.files,
         embed: found.spec.embed,
         policy_layer: found.spec.policy_layer,
+        priority: found.spec.priority,
+        after: Vec::new(),
     });
     specs.collect()
 }
@@ -492,6 +499,13 @@ fn read_files(value: &Value) -> Result<Vec<String>, String> {
     let paths = paths.ok_or("holds something that is no string")?;
     task_rules::files(&paths)?;
     Ok(paths)
+}
+
+fn read_priority(value: &Value) -> Result<i8, String> {
+    match value {
+        Value::Null => Ok(0),
+        value => task_rules::priority(value.as_i64()),
+    }
 }
 
 fn read_layer(value: &Value) -> Result<Option<String>, String> {

@@ -115,6 +115,14 @@ const BAD: &[(&str, &str)] = &[
         "key `attempts` is a number; give a whole number",
     ),
     (
+        "{\"prompt\":\"p\",\"pool\":\"demo\",\"priority\":101}",
+        "key `priority` is no whole number from -100 to 100",
+    ),
+    (
+        "{\"prompt\":\"p\",\"pool\":\"demo\",\"priority\":\"high\"}",
+        "key `priority` is no whole number from -100 to 100",
+    ),
+    (
         "{\"prompt\":\"p\",\"pool\":\"demo\",\"check\":\"make\"}",
         "key `check` is a string; give an array",
     ),
@@ -192,7 +200,7 @@ fn bytes_that_are_no_text_and_files_that_are_too_long_are_refused() {
 
 #[test]
 fn a_whole_task_is_read_as_it_stands() {
-    let contents = "\u{feff}{\"id\":\"a.1\",\"prompt\":\"say hi\\nrun ls\",\"pool\":\"demo\",\"workspace\":\"src\",\"attempts\":3,\"check\":[\"make\",\"test\"]}\r\n";
+    let contents = "\u{feff}{\"id\":\"a.1\",\"prompt\":\"say hi\\nrun ls\",\"pool\":\"demo\",\"workspace\":\"src\",\"attempts\":3,\"priority\":-7,\"check\":[\"make\",\"test\"]}\r\n";
     let tasks = from_file(contents, &["demo", "other"]).expect("read");
     let [task] = tasks.specs.as_slice() else {
         panic!("one task");
@@ -205,7 +213,7 @@ fn a_whole_task_is_read_as_it_stands() {
             .as_ref()
             .is_some_and(|p| p.is_absolute() && p.ends_with("src"))
     );
-    assert_eq!(task.attempts, Some(3));
+    assert_eq!((task.attempts, task.priority), (Some(3), -7));
     assert_eq!(task.check, Some(vec!["make".to_owned(), "test".to_owned()]));
     let sparse =
         "{\"prompt\":\"p\",\"pool\":null,\"workspace\":null,\"attempts\":null,\"check\":null}";

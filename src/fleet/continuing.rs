@@ -128,7 +128,10 @@ impl FleetHandle {
         let mut plan = self.plan(&run, found)?;
         plan.writes.push(bounds::row(&run, &bounds));
         let (tell, reports) = mpsc::channel(plan.waiting.len().max(1));
-        let waiting = self.waiting(&run, &mut plan, &tell, limits.clone());
+        let mut waiting = self.waiting(&run, &mut plan, &tell, limits.clone());
+        for task in waiting.values_mut().flatten() {
+            task.needs = self.needs_of(&task.spec, false).await?;
+        }
         self.make_room(&waiting)?;
         if let Err(error) = self.make_durable(plan.writes).await {
             for (pool, tasks) in &waiting {
@@ -229,6 +232,8 @@ impl FleetHandle {
 
     fn tell_over(&self, over: &[Arc<TaskReport>]) {
         for report in over {
+            let needs = &self.0.shared.needs;
+            needs.over(&report.run, &report.task, report.outcome);
             let detail = report.detail.as_ref().map(|detail| detail.show(300));
             TaskEnded {
                 pool: &report.pool,

@@ -181,6 +181,8 @@ impl Conversation {
             files: Vec::new(),
             embed: Vec::new(),
             policy_layer: None,
+            priority: 0,
+            after: Vec::new(),
         };
         let entry = self.fleet.entry(&self.pool).ok_or(SubmitError::Stopping)?;
         if !entry.shared.takes(1) {

@@ -26,7 +26,9 @@ mod hooks;
 mod in_force;
 mod mailbox;
 mod memory;
+mod needs;
 pub mod notice;
+mod orders;
 mod parts;
 mod past;
 mod pool;
@@ -66,6 +68,7 @@ pub use conversations::ConversationView;
 pub use in_force::{LoadedPolicy, Policies};
 pub use memory::MemoryError;
 pub use notice::{ChangeKind, FileChange, Notice, SlotView, TaskReport};
+pub use orders::OrderError;
 pub use reload::{LastReload, PolicyReader, PolicyStatus, PolicyView, Reading, ShadowView};
 pub use report::ReportError;
 pub use setting::SetDone;
@@ -227,6 +230,8 @@ impl FleetHandle {
                 },
             );
         }
+        let actors = pools.values().map(|entry| entry.actor.clone());
+        shared.needs.tell(actors.collect());
         let fleet = Self(Arc::new(Inner {
             shared,
             pools,
@@ -294,9 +299,9 @@ impl FleetHandle {
             }));
             queued.push((spec.id.clone(), name.clone()));
             let attempts = spec.attempts.unwrap_or(entry.shared.config.attempts);
-            let open = Arc::clone(&open);
+            let (open, needs) = (Arc::clone(&open), self.needs_of(&spec, true).await?);
             let task = ActiveTask::new(run.clone(), spec, attempts, tell.clone(), open);
-            by_pool.entry(name).or_default().push(task);
+            by_pool.entry(name).or_default().push(task.needing(needs));
         }
         self.make_room(&by_pool)?;
         if let Err(error) = self.make_durable(writes).await {

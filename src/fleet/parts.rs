@@ -12,7 +12,7 @@ use super::memory::SlotMemory;
 use super::notice::SlotView;
 use super::setup::{PoolShared, Setup};
 use crate::config::{Config, Pool};
-use crate::model::{SlotId, SlotState};
+use crate::model::{PoolFlow, SlotId, SlotState};
 use crate::relay::Upstream;
 use crate::telemetry::PoolMeters;
 
@@ -54,6 +54,7 @@ pub(super) fn pools(setup: &Setup, in_force: &InForce) -> Result<Vec<Arc<PoolSha
             oldest: Mutex::new(None),
             asks: Mutex::default(),
             lacks: Mutex::default(),
+            flow: Mutex::new((PoolFlow::Running, config.size)),
             first_slot,
         };
         first_slot += config.size;

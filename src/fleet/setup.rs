@@ -18,6 +18,7 @@ use super::clock;
 use super::delegate::Delegate;
 use super::hooks::Hooks;
 use super::in_force::{InForce, Policies, PoolPolicy};
+use super::needs::Needs;
 use super::notice::{Notice, Pinned, SlotView};
 use super::questions::Questions;
 use super::reload::{PolicyReader, Reloads};
@@ -27,7 +28,7 @@ use crate::config::{Config, DialectName, Pool as PoolConfig, Sandbox, SessionSco
 use crate::journal::Journal;
 use crate::launch::{Engine, Host};
 use crate::limits::{BROADCAST_EVENTS, COPIES_AT_ONCE, POOL_QUEUE, SPAWNS_AT_ONCE};
-use crate::model::{AskId, PoolName, RunId, SessionId, SlotId, TaskSpec, Weakness};
+use crate::model::{AskId, PoolFlow, PoolName, RunId, SessionId, SlotId, TaskSpec, Weakness};
 use crate::policy::Mask;
 use crate::policy::extract::Extractor;
 use crate::relay::Upstream;
@@ -120,6 +121,8 @@ pub(crate) struct Shared {
     pub(crate) mask: Arc<Mask>,
     /// What bounds the runs that are about to be taken in.
     pub(crate) bounds: BoundsOfRuns,
+    /// What tasks come after.
+    pub(crate) needs: Arc<Needs>,
     /// Who is told what happens.
     pub(crate) hooks: Arc<Hooks>,
 }
@@ -155,6 +158,7 @@ impl Shared {
             asks_people: setup.asks_people,
             mask: setup.mask,
             bounds: BoundsOfRuns::default(),
+            needs: Arc::default(),
             hooks,
         }
     }
@@ -194,6 +198,8 @@ pub(crate) struct PoolShared {
     pub(crate) asks: Mutex<BTreeSet<(Instant, AskId)>>,
     /// What the newest child's walls lack; `None` before there was one.
     pub(crate) lacks: Mutex<Option<Vec<Weakness>>>,
+    /// Whether its tasks begin, and in how many of its slots.
+    pub(crate) flow: Mutex<(PoolFlow, u16)>,
     /// The number of the pool's first slot in the fleet: slot `i` uses uid `first_slot + i`.
     pub(crate) first_slot: u16,
 }

@@ -3,7 +3,7 @@
 use super::FleetHandle;
 use super::session::lacks_now;
 use crate::config::{Launcher, Network};
-use crate::model::{PoolName, Weakness};
+use crate::model::{PoolFlow, PoolName, Weakness};
 
 /// One pool: what was settled when the fleet started, and what waits for it now.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,6 +18,12 @@ pub struct PoolView {
     pub network: Network,
     /// The policy that judges them.
     pub policy: String,
+    /// Whether its tasks begin.
+    pub flow: PoolFlow,
+    /// In how many of its slots, from the first one.
+    pub width: u16,
+    /// How many it has.
+    pub size: u16,
     /// Tasks that were taken in and are not over.
     pub tasks: usize,
     /// Asks that wait for a person.
@@ -43,6 +49,9 @@ impl FleetHandle {
                 .then(|| pool.config.sandbox.clone()),
             network: pool.config.network,
             policy: pool.config.policy.clone(),
+            flow: pool.flow(),
+            width: pool.width(),
+            size: pool.config.size,
             tasks: pool.tasks.load(std::sync::atomic::Ordering::Relaxed),
             asks: self.0.shared.questions.waiting(&pool.config.name),
             lacks: lacks_now(&self.0.shared, pool),

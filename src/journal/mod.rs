@@ -19,6 +19,7 @@ mod health;
 mod kept;
 mod lookup;
 mod morning;
+mod pages;
 mod questions;
 mod queue;
 mod reader;
@@ -54,6 +55,7 @@ pub use error::{OpenError, ReadError, Refusal, Violation};
 pub use health::{Health, Space};
 pub use kept::KeptSession;
 pub use morning::Crashes;
+pub use pages::{SessionQuery, TaskQuery};
 pub use questions::{AnswerRow, QuestionChange, QuestionRow, StoredQuestion};
 pub use reader::{
     Failures, Reader, RunSession, StoredAsk, StoredEvent, StoredRun, StoredSession, StoredTask,

@@ -48,8 +48,8 @@ pub use ids::{
 pub use question::{QuestionState, Remember};
 pub use role::Role;
 pub use setting::{ChoiceInfo, Setting, SettingValue};
-pub use slot::SlotState;
-pub use task::{TaskOutcome, TaskSpec};
+pub use slot::{PoolFlow, SlotState};
+pub use task::{TaskOutcome, TaskRef, TaskSpec};
 pub use told::ToldKind;
 pub use turn::TurnOutcome;
 pub use weakness::Weakness;

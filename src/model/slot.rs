@@ -3,6 +3,18 @@
 use super::words;
 
 words!(
+    /// Whether a pool's tasks begin.
+    PoolFlow {
+        /// They do.
+        Running = "running",
+        /// They wait; slots keep their children.
+        Paused = "paused",
+        /// They wait, and children that have nothing to do go.
+        Draining = "draining",
+    }
+);
+
+words!(
     /// The state of a slot. The table of states x events stands in `lifecycle/state.rs`.
     SlotState {
         /// A process is being started.

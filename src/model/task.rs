@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::{Foreign, PoolName, TaskId, words};
+use super::{Foreign, IdError, PoolName, RunId, TaskId, words};
 
 words!(
     /// How a task ends. Only `done` counts as success.
@@ -48,4 +48,37 @@ pub struct TaskSpec {
     pub embed: Vec<String>,
     /// A policy that lies on top of the pool's for this task's session: it can only deny and ask.
     pub policy_layer: Option<String>,
+    /// From -100 to 100: what has more begins before what has less, in its pool.
+    pub priority: i8,
+    /// Tasks that must be done before it begins.
+    pub after: Vec<TaskRef>,
+}
+
+/// A task, over all runs: `RUN:TASK`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TaskRef {
+    /// Its run.
+    pub run: RunId,
+    /// Its id there.
+    pub task: TaskId,
+}
+
+impl TaskRef {
+    /// Reads `RUN:TASK`.
+    ///
+    /// # Errors
+    /// [`IdError`]
+    pub fn parse(text: &str) -> Result<Self, IdError> {
+        let (run, task) = text.split_once(':').unwrap_or((text, ""));
+        Ok(Self {
+            run: RunId::new(run)?,
+            task: TaskId::new(task)?,
+        })
+    }
+}
+
+impl std::fmt::Display for TaskRef {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:{}", self.run, self.task)
+    }
 }

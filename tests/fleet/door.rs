@@ -10,7 +10,7 @@ use std::process::{Command, Output};
 use std::time::Duration;
 
 use marshal::api::guard::{Role, Routes};
-use marshal::api::{ask_pages, policy_pages};
+use marshal::api::{ask_pages, policy_pages, v1};
 use rcgen::{CertificateParams, KeyPair};
 use rustix::process::{Resource, getrlimit, setrlimit};
 
@@ -19,7 +19,9 @@ use crate::asks_doors::http;
 use crate::drill::{Drill, NOBODY, count, eventually};
 
 /// Every table of pages that need a token.
-const TABLES: &[Routes] = &[ask_pages::ROUTES, policy_pages::ROUTES];
+fn tables() -> [Routes; 3] {
+    [ask_pages::ROUTES, policy_pages::ROUTES, v1::needs()]
+}
 
 fn put(path: &Path, text: &str, mode: u32) {
     fs::write(path, text).expect("written");
@@ -77,8 +79,12 @@ fn every_route_takes_its_roles_and_nobody_else() {
         )
         .0
     };
-    for (method, path, needed) in TABLES.iter().copied().flatten() {
-        let (method, path) = (method.as_str(), path.replace("{ask}", "none"));
+    for (method, path, needed) in tables().into_iter().flatten() {
+        let path = path.split('/');
+        let path: Vec<_> = path
+            .map(|part| if part.starts_with('{') { "none" } else { part })
+            .collect();
+        let (method, path) = (method.as_str(), path.join("/"));
         // A stream does not end by itself, and who may have it is looked at in one place.
         let is_stream = path.ends_with("/events");
         assert_eq!(ask(method, &path, None), 401, "{method} {path}");

@@ -83,6 +83,8 @@ fn submit(state: &Path, id: &str, prompt: &str) -> UnixStream {
         files: Vec::new(),
         embed: Vec::new(),
         policy_layer: None,
+        priority: 0,
+        after: Vec::new(),
     };
     let request = Request::Submit {
         tasks: vec![task],

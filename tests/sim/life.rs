@@ -307,6 +307,8 @@ impl Stage<'_> {
                 files: Vec::new(),
                 embed: Vec::new(),
                 policy_layer: None,
+                priority: 0,
+                after: Vec::new(),
             });
         }
         specs

@@ -170,6 +170,16 @@ impl Standing {
     }
 }
 
+/// What there is of every agent, as `marshal --json agents` tells it.
+pub(super) async fn standings(directory: &Path) -> Vec<serde_json::Value> {
+    let around = Around::of_process(directory);
+    let mut all = Vec::new();
+    for preset in agent_names().into_iter().filter_map(agent_preset) {
+        all.push(Standing::of(preset, &around).await.json());
+    }
+    all
+}
+
 async fn list(around: &Around, json: bool, streams: &mut Streams) -> Exit {
     let mut rows = vec![["agent", "state", "version", "tested", "asks", ""].map(str::to_owned)];
     for preset in agent_names().into_iter().filter_map(agent_preset) {

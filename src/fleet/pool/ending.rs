@@ -359,6 +359,7 @@ impl PoolState {
                 shared.hooks.tell(run);
             }
             for (report, tell) in told {
+                shared.needs.over(&report.run, &report.task, report.outcome);
                 shared.tell(Notice::Ended(Arc::clone(&report)));
                 // Its channel has a place for every task of its run.
                 let _ = tell.try_send(report);

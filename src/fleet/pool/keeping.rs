@@ -102,7 +102,8 @@ impl PoolState {
 
     /// With `restart.kind = "permanent"` a child is started though no task waits.
     pub(super) fn load_at_once(&mut self, index: u16) {
-        if self.pool.config.restart.kind != RestartKind::Permanent || self.stopping {
+        let unloads = self.pool.unloads(index);
+        if self.pool.config.restart.kind != RestartKind::Permanent || self.stopping || unloads {
             return;
         }
         if let Some(slot) = self.slot(index)
@@ -125,6 +126,11 @@ impl PoolState {
     /// Closes a conversation's session so that it can be loaded again.
     pub(super) fn close_for_now(&mut self, index: u16) {
         self.close_as(index, false, false);
+    }
+
+    /// Ends a session that waits.
+    pub(super) fn close_for_good(&mut self, index: u16) {
+        self.close_as(index, true, false);
     }
 
     fn close_as(&mut self, index: u16, for_good: bool, now: bool) {

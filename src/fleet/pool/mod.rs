@@ -6,6 +6,7 @@
 mod bounds;
 mod ending;
 mod keeping;
+mod orders;
 mod pausing;
 mod queue;
 mod slot;
@@ -16,11 +17,12 @@ mod waiting;
 
 use std::sync::Arc;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::sync::oneshot;
 
+pub(crate) use orders::Order;
 use queue::Queue;
 use slot::{Kept, Slot};
 use state::PoolState;
@@ -29,6 +31,7 @@ pub(crate) use task::{ActiveTask, OpenTasks, Past, RunOver};
 
 use super::channel::ChannelEnd;
 use super::memory::SlotMemory;
+use super::orders::Ordered;
 use super::session::{Attempt, SessionRef, Stays, StoredSession};
 use super::setup::{PoolShared, Shared};
 use crate::lifecycle::pause::Pause;
@@ -40,6 +43,8 @@ use crate::model::{AskId, RunId, SessionId};
 pub(crate) enum PoolMsg {
     /// Tasks, already durable, wait for a slot.
     Submit(Vec<ActiveTask>),
+    /// Something that a task may come after has ended.
+    NeedOver,
     /// A slot's session moved on.
     Slot {
         /// Which slot.
@@ -119,6 +124,13 @@ pub(crate) enum PoolMsg {
         /// Why, if nothing else was said.
         why: &'static str,
     },
+    /// People order something.
+    Order {
+        /// What.
+        order: Order,
+        /// Who waits to hear what came of it.
+        done: oneshot::Sender<Ordered>,
+    },
     /// A client wants something of its conversation.
     Talk(Talk),
     /// End every child, then the pool.
@@ -173,8 +185,11 @@ impl Actor for Pool {
             pool,
             slots,
             queue: Queue::default(),
+            blocked: Vec::new(),
             pause: Pause::new(limits),
             probe: None,
+            dismisses: false,
+            unloading: BTreeSet::new(),
             openers: VecDeque::new(),
             held: 0,
             cancelled: false,
@@ -189,7 +204,8 @@ impl Actor for Pool {
         state: &mut PoolState,
     ) -> Result<(), ActorProcessingErr> {
         match message {
-            PoolMsg::Submit(tasks) => state.queue.extend(tasks),
+            PoolMsg::Submit(tasks) => state.take_in(tasks),
+            PoolMsg::NeedOver => state.need_over(),
             PoolMsg::Slot {
                 index,
                 session,
@@ -216,6 +232,7 @@ impl Actor for Pool {
             PoolMsg::BackoffOver { index, round } => state.backoff_over(index, round),
             PoolMsg::Restart { index, done } => state.restart(index, done),
             PoolMsg::Cancel(run) => state.cancel(run.as_ref()),
+            PoolMsg::Order { order, done } => state.ordered(order, done),
             PoolMsg::Talk(talk) => state.talk(talk),
             PoolMsg::Stop { now } => state.stop(now),
             PoolMsg::SessionGone { who, why } => state.session_gone(&who, why),

@@ -1,8 +1,9 @@
-//! The tasks of a pool that wait for a slot, in their order.
+//! The tasks of a pool that wait for a slot: by their priority, then in their order.
 //!
 //! Counts them by their runs, so that nobody looks through a long queue for a task while no run in
 //! it has a place for one. Must not know slots.
 
+use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
@@ -30,18 +31,38 @@ impl Queue {
         self.tasks.front()
     }
 
-    /// Puts tasks behind those that wait.
+    /// Puts tasks behind those that wait and have no lower priority.
     pub(super) fn extend(&mut self, tasks: impl IntoIterator<Item = ActiveTask>) {
+        let mut tasks: Vec<ActiveTask> = tasks.into_iter().collect();
+        tasks.sort_by_key(|task| Reverse(task.spec.priority));
+        for task in &tasks {
+            self.count(task);
+        }
+        let Some(first) = tasks.first() else { return };
+        let last = self.tasks.back();
+        if last.is_none_or(|last| last.spec.priority >= first.spec.priority) {
+            self.tasks.extend(tasks);
+            return;
+        }
+        // Both are in order: once through both, however many there are.
+        let mut waiting = std::mem::take(&mut self.tasks).into_iter().peekable();
+        self.tasks.reserve(waiting.len() + tasks.len());
         for task in tasks {
-            self.count(&task);
+            let before = |of: &ActiveTask| of.spec.priority >= task.spec.priority;
+            while let Some(earlier) = waiting.next_if(before) {
+                self.tasks.push_back(earlier);
+            }
             self.tasks.push_back(task);
         }
+        self.tasks.extend(waiting);
     }
 
-    /// Puts a task before those that wait.
+    /// Puts a task before those that wait and have no higher priority.
     pub(super) fn push_front(&mut self, task: ActiveTask) {
         self.count(&task);
-        self.tasks.push_front(task);
+        let higher = |of: &ActiveTask| of.spec.priority > task.spec.priority;
+        let at = self.tasks.partition_point(higher);
+        self.tasks.insert(at, task);
     }
 
     /// Takes all of them.
@@ -156,6 +177,8 @@ mod tests {
             files: Vec::new(),
             embed: Vec::new(),
             policy_layer: None,
+            priority: 0,
+            after: Vec::new(),
         };
         ActiveTask::new(run, spec, 1, tell, Arc::clone(open))
     }
@@ -221,5 +244,27 @@ mod tests {
         assert_eq!(ids(queue.take_all()), ["z"]);
         assert!(queue.is_empty() && queue.ready.is_empty());
         assert_eq!(Arc::strong_count(&one), 1);
+    }
+    #[test]
+    fn what_has_more_priority_comes_first_and_the_rest_in_its_order() {
+        let open = open("one", None);
+        let with = |id: &str, priority: i8| {
+            let mut task = task(&open, id);
+            task.spec.priority = priority;
+            task
+        };
+        let mut queue = Queue::default();
+        queue.extend([with("a", 0), with("b", 5), with("c", 0)]);
+        queue.extend([with("d", 100), with("e", -1), with("f", 0), with("g", 5)]);
+        // One that goes back is the first of its own.
+        queue.push_front(with("z", 0));
+        let found = queue.take_all_if(|task| task.spec.id.as_str() == "c");
+        assert_eq!(ids(found), ["c"]);
+        queue.extend([with("h", 1)]);
+        let mut order = Vec::new();
+        while let Some(task) = queue.next(|_| true) {
+            order.push(task);
+        }
+        assert_eq!(ids(order), ["d", "b", "g", "h", "z", "a", "f", "e"]);
     }
 }

@@ -57,6 +57,8 @@ pub(crate) struct Slot {
     pub(super) down_since: Option<Instant>,
     /// Somebody asked for a restart and waits for the old child's end.
     pub(super) restarted: Vec<oneshot::Sender<()>>,
+    /// The session that ends as soon as it has nothing to do: somebody said so.
+    pub(super) dismissed: Option<SessionId>,
     /// The session that could not be loaded again, and why, until another takes its place.
     pub(super) given_up: Option<(SessionId, String)>,
 }
@@ -80,6 +82,7 @@ impl Slot {
             spawned_at: None,
             down_since: None,
             restarted: Vec::new(),
+            dismissed: None,
             given_up: None,
         }
     }

@@ -1,6 +1,6 @@
 //! What a pool knows, and how tasks meet slots.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use ractor::ActorRef;
@@ -29,10 +29,16 @@ pub(crate) struct PoolState {
     pub(super) pool: Arc<PoolShared>,
     pub(super) slots: Vec<Slot>,
     pub(super) queue: Queue,
+    /// Tasks that come after others which are not done.
+    pub(super) blocked: Vec<ActiveTask>,
     /// How it stands to its provider's limits.
     pub(super) pause: Pause,
     /// The session whose task tries whether the provider takes requests again.
     pub(super) probe: Option<SessionId>,
+    /// A slot's session ends as soon as it has nothing to do.
+    pub(super) dismisses: bool,
+    /// Slots whose child was told to go, because they get no task any more.
+    pub(super) unloading: BTreeSet<u16>,
     /// Clients that wait for a slot.
     pub(super) openers: VecDeque<Opener>,
     /// How many slots a conversation has: a pool without one does nothing for them.
@@ -55,12 +61,9 @@ impl Drop for PoolState {
 impl PoolState {
     /// Ends every waiting task.
     fn end_waiting(&mut self, why: &str) {
-        let ended = self
-            .queue
-            .take_all()
-            .into_iter()
-            .map(|task| unbegun(task, why))
-            .collect();
+        let blocked = std::mem::take(&mut self.blocked);
+        let waiting = self.queue.take_all().into_iter().chain(blocked);
+        let ended = waiting.map(|task| unbegun(task, why)).collect();
         self.end(ended, EndedFrom::Queue);
     }
 
@@ -134,14 +137,16 @@ impl PoolState {
     pub(super) fn settle(&mut self) {
         self.settle_conversations();
         let is_parked = |slot: &Slot| slot.state == SlotState::Parked;
+        let width = usize::from(self.pool.width());
         if self.cancelled || self.stopping {
             self.end_waiting(CANCELLED);
-        } else if self.slots.iter().all(is_parked) {
+        } else if self.slots.iter().take(width).all(is_parked) {
             self.end_waiting("every slot of the pool is parked");
         } else {
             self.park_what_is_spent();
             self.give_out();
         }
+        self.clear_out();
         self.queue.shrink();
         let oldest = self.queue.front().map(|task| task.queued);
         self.pool.waits_since(oldest);
@@ -161,6 +166,7 @@ impl PoolState {
             }
             let next = match &mut slot.held {
                 Some(held) => held.waiting.pop_front(),
+                None if !self.pool.gives_to(usize::from(index)) => None,
                 None if self.pause.may_start() == MayStart::None => None,
                 None => self.next_for(index),
             };
@@ -272,20 +278,34 @@ impl PoolState {
     pub(super) fn cancel(&mut self, run: Option<&RunId>) {
         self.cancelled |= run.is_none();
         let meant = |task: &ActiveTask| run.is_none_or(|run| task.run == *run);
+        self.cancel_those(meant, CANCELLED);
+    }
+
+    /// Ends the tasks that are meant; says how many those are. `why`: of those that wait.
+    pub(super) fn cancel_those(
+        &mut self,
+        meant: impl Fn(&ActiveTask) -> bool + Copy,
+        why: &str,
+    ) -> usize {
+        let mut found = 0;
         for work in self.slots.iter_mut().filter_map(|slot| slot.work.as_mut()) {
             if meant(&work.task) {
+                found += 1;
                 work.task.cancelled = true;
                 let _ = work.actor.send_message(SessionMsg::Cancel);
             }
         }
-        let ended = self.queue.take_all_if(meant);
+        let mut ended: Vec<ActiveTask> = self.queue.take_all_if(meant).into();
+        ended.extend(self.blocked.extract_if(.., |task| meant(task)));
         let prompts = self.cancelled_prompts(meant);
         let ended = ended
             .into_iter()
             .chain(prompts)
-            .map(|task| unbegun(task, CANCELLED))
-            .collect();
+            .map(|task| unbegun(task, why))
+            .collect::<Vec<_>>();
+        found += ended.len();
         self.end(ended, EndedFrom::Queue);
+        found
     }
 
     pub(super) fn stop(&mut self, now: bool) {

@@ -251,7 +251,9 @@ impl PoolState {
                 continue;
             }
             let is_open = |slot: &Slot| slot.holds(&opener.session);
-            let free = self.slots.iter().position(Slot::has_room);
+            let has_room = |(at, slot): (usize, &Slot)| self.pool.gives_to(at) && slot.has_room();
+            let mut slots = self.slots.iter().enumerate();
+            let free = slots.position(has_room);
             let Some(at) = free.filter(|_| !self.slots.iter().any(is_open)) else {
                 self.openers.push_front(opener);
                 break;

@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 
 use crate::fleet::budgets::{Place, RunLimits};
 use crate::fleet::clock;
+use crate::fleet::needs::Need;
 use crate::fleet::notice::{FileChange, TaskReport};
 use crate::fleet::session::{Attempt, CheckResult, Tally, outcome};
 use crate::fleet::told::Told;
@@ -32,6 +33,8 @@ pub(crate) struct ActiveTask {
     pub(crate) cancelled: bool,
     /// It waits for the answer to this question, which the session of that slot put.
     pub(crate) waits: Option<(AskId, u16)>,
+    /// What it comes after, as far as that is not done.
+    pub(crate) needs: Vec<Need>,
     /// Its place among the tasks of its run that are worked, while it is.
     pub(crate) place: Option<Place>,
     /// Sendings made.
@@ -66,6 +69,7 @@ impl ActiveTask {
             first_assigned: None,
             cancelled: false,
             waits: None,
+            needs: Vec::new(),
             place: None,
             sent: 0,
             restarts: 0,
@@ -78,6 +82,12 @@ impl ActiveTask {
             bundle: None,
             remark: None,
         }
+    }
+
+    /// Has it come after others.
+    pub(crate) fn needing(mut self, needs: Vec<Need>) -> Self {
+        self.needs = needs;
+        self
     }
 
     /// Takes its place among those of its run; `false` if it may not begin now.

@@ -19,7 +19,18 @@ impl PoolState {
     /// The first task that this slot may begin.
     pub(super) fn next_for(&mut self, index: u16) -> Option<ActiveTask> {
         let (questions, slots) = (&self.shared.questions, &self.slots);
-        let meant = |task: &ActiveTask| may_begin(questions, slots, task, index);
+        let width = self.pool.width();
+        let meant = |task: &ActiveTask| {
+            // A slot that gets no tasks any more gives them to another one.
+            let of = task.waits.as_ref().map(|(_, of)| *of);
+            may_begin(
+                questions,
+                slots,
+                task,
+                index,
+                of.is_some_and(|of| of >= width),
+            )
+        };
         let mut task = self.queue.next(meant)?;
         task.waits = None;
         Some(task)
@@ -38,7 +49,13 @@ impl PoolState {
 }
 
 /// Whether what a task waits for has come; then it belongs to the session that asked.
-fn may_begin(questions: &Questions, slots: &[Slot], task: &ActiveTask, index: u16) -> bool {
+fn may_begin(
+    questions: &Questions,
+    slots: &[Slot],
+    task: &ActiveTask,
+    index: u16,
+    is_gone: bool,
+) -> bool {
     let Some((ask, of)) = &task.waits else {
         return true;
     };
@@ -47,7 +64,7 @@ fn may_begin(questions: &Questions, slots: &[Slot], task: &ActiveTask, index: u1
         Some(By::Nobody(Some(_)) | By::Session(_)) => {
             let slot = slots.get(usize::from(*of));
             // In a slot where nothing starts any more it would wait for ever.
-            index == *of || slot.is_none_or(|slot| slot.state == SlotState::Parked)
+            index == *of || is_gone || slot.is_none_or(|slot| slot.state == SlotState::Parked)
         }
         // It is over with its session: another one asks anew.
         None => true,

@@ -385,6 +385,12 @@ pub(super) struct SessionFresh<'a> {
     pub(super) why: Text<'a>,
 }
 
+/// Serde hands a reference over.
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde says so")]
+fn is_usual(priority: &i8) -> bool {
+    *priority == 0
+}
+
 /// What a task asks for beside its prompt. Not an event: the `spec` column of a task.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Spec<'a> {
@@ -402,6 +408,10 @@ pub(super) struct Spec<'a> {
     pub(super) embed: Vec<Text<'a>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) policy_layer: Maybe<'a>,
+    #[serde(default, skip_serializing_if = "is_usual")]
+    pub(super) priority: i8,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) after: Vec<Text<'a>>,
 }
 
 #[derive(Serialize, Deserialize)]

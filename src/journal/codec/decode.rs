@@ -9,7 +9,7 @@ use super::{CodecError, VERSION, body};
 use crate::model::{
     AgentInfo, Ask, AskId, AskKey, ChoiceInfo, Claimed, CommandInfo, Cost, DecidedBy, Decision,
     EgressResult, Event, EventKind, ExitClass, Foreign, OptionState, Origin, PlanEntry, PoolName,
-    SessionId, TaskId, TaskSpec, TurnOutcome, Usage, Verdict, Weakness,
+    SessionId, TaskId, TaskRef, TaskSpec, TurnOutcome, Usage, Verdict, Weakness,
 };
 
 /// The words that [`Event::ChildStarted`] and [`Event::BadLine`] carry as static texts. A word
@@ -113,6 +113,8 @@ pub fn read_spec(id: &str, prompt: &Foreign, spec: &str) -> Result<TaskSpec, Cod
     };
     let body: body::Spec<'_> = serde_json::from_str(spec).map_err(|e| damaged(e.to_string()))?;
     let pool = body.pool.map(|pool| PoolName::new(&pool)).transpose();
+    let after = body.after.iter().map(|of| TaskRef::parse(of)).collect();
+    let after: Result<Vec<_>, _> = after;
     Ok(TaskSpec {
         id: TaskId::new(id).map_err(|e| damaged(e.to_string()))?,
         prompt: prompt.clone(),
@@ -125,6 +127,8 @@ pub fn read_spec(id: &str, prompt: &Foreign, spec: &str) -> Result<TaskSpec, Cod
         files: body.files.into_iter().map(Cow::into_owned).collect(),
         embed: body.embed.into_iter().map(Cow::into_owned).collect(),
         policy_layer: body.policy_layer.map(Cow::into_owned),
+        priority: body.priority,
+        after: after.map_err(|e| damaged(e.to_string()))?,
     })
 }
 

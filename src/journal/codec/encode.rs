@@ -75,6 +75,8 @@ pub(in crate::journal) fn spec_json(spec: &TaskSpec) -> String {
             files: spec.files.iter().map(Into::into).collect(),
             embed: spec.embed.iter().map(Into::into).collect(),
             policy_layer: spec.policy_layer.as_deref().map(Cow::Borrowed),
+            priority: spec.priority,
+            after: spec.after.iter().map(|of| of.to_string().into()).collect(),
         },
     );
     String::from_utf8(out).unwrap_or_default()

@@ -8,7 +8,7 @@ use crate::limits;
 use crate::model::{
     AgentInfo, Ask, AskId, AskKey, ChoiceInfo, Claimed, CommandInfo, Cost, DecidedBy, Decision,
     Event, ExitClass, ExitStatus, Foreign, OptionState, Origin, PlanEntry, PoolName, TaskId,
-    TaskSpec, TurnOutcome, Usage, Verdict,
+    TaskRef, TaskSpec, TurnOutcome, Usage, Verdict,
 };
 
 /// One line of the golden file: a kind, a version, a body, separated by tabs.
@@ -553,11 +553,9 @@ fn a_line_is_one_json_object_with_the_body_inside() {
             delta: foreign("a\nb"),
         },
     };
-    let line = to_json(&stamped, &session);
-    assert_eq!(
-        line,
-        r#"{"v":1,"session":"s-1","id":"3-117","at_us":42,"kind":"text","body":{"delta":"a\nb"}}"#
-    );
+    let line =
+        r#"{"v":1,"session":"s-1","id":"3-117","at_us":42,"kind":"text","body":{"delta":"a\nb"}}"#;
+    assert_eq!(to_json(&stamped, &session), line);
 }
 
 #[test]
@@ -572,6 +570,8 @@ fn what_a_task_asks_for_is_read_back() {
         files: vec!["src/a b".to_owned()],
         embed: vec!["README.md".to_owned()],
         policy_layer: Some("night".to_owned()),
+        priority: -7,
+        after: vec![TaskRef::parse("r-1:t-1").expect("a task")],
     };
     let bare = TaskSpec {
         pool: None,
@@ -581,6 +581,8 @@ fn what_a_task_asks_for_is_read_back() {
         files: Vec::new(),
         embed: Vec::new(),
         policy_layer: None,
+        priority: 0,
+        after: Vec::new(),
         ..full.clone()
     };
     for spec in [full, bare] {
@@ -588,11 +590,8 @@ fn what_a_task_asks_for_is_read_back() {
         let read = read_spec(spec.id.as_str(), &spec.prompt, &text).expect(&text);
         assert_eq!(read, spec);
     }
-    for (id, text) in [
-        ("t", "x"),
-        ("../t", "{}"),
-        ("t", r#"{"pool":"Not A Pool"}"#),
-    ] {
+    let bad = r#"{"pool":"Not A Pool"}"#;
+    for (id, text) in [("t", "x"), ("../t", "{}"), ("t", bad)] {
         let error = read_spec(id, &foreign(""), text).expect_err(text);
         assert!(error.to_string().starts_with("what task "), "{error}");
     }

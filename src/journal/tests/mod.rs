@@ -127,6 +127,8 @@ fn task(run: &RunId, id: &str, place: u32) -> Write {
             files: Vec::new(),
             embed: Vec::new(),
             policy_layer: None,
+            priority: 0,
+            after: Vec::new(),
         },
         pool: PoolName::new("demo").expect("name"),
         at_us: 1,

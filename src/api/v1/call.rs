@@ -1,0 +1,189 @@
+//! One request, read as its route's row says: names of the path, query, body.
+//!
+//! Owns what is refused before a handler sees it. Must not know what is asked for.
+
+use std::collections::BTreeMap;
+
+use axum::body;
+use axum::extract::{RawPathParams, Request};
+use axum::http::{HeaderMap, StatusCode, header};
+use serde::de::DeserializeOwned;
+use tokio::time::Instant;
+
+use super::fault::Fault;
+use super::routes::{Given, Route};
+use crate::config::Approver;
+use crate::limits;
+use crate::model::foreign::show;
+
+/// Items of a page where the request does not say.
+pub(super) const PAGE: u32 = 100;
+/// The most items of a page.
+pub(super) const LONGEST_PAGE: u32 = 500;
+
+/// See the head of this file.
+pub(super) struct Call {
+    pub(super) who: Approver,
+    pub(super) headers: HeaderMap,
+    /// Until when its connection lives.
+    pub(super) until: Instant,
+    names: BTreeMap<String, String>,
+    query: BTreeMap<String, String>,
+    body: Vec<u8>,
+}
+
+impl Call {
+    pub(super) async fn read(
+        route: &Route,
+        who: Approver,
+        until: Instant,
+        names: &RawPathParams,
+        request: Request,
+    ) -> Result<Self, Fault> {
+        let names = names.iter();
+        let names = names.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let names = names.collect();
+        let query = query(route, request.uri().query().unwrap_or(""))?;
+        let headers = request.headers().clone();
+        let body = match route.body {
+            None => Vec::new(),
+            Some(_) => json_body(&headers, request).await?,
+        };
+        Ok(Self {
+            who,
+            headers,
+            until,
+            names,
+            query,
+            body,
+        })
+    }
+
+    /// What stands in the path's place of this name.
+    pub(super) fn name(&self, name: &str) -> &str {
+        self.names.get(name).map_or("", String::as_str)
+    }
+
+    /// What the query gives, if it gives it.
+    pub(super) fn given(&self, name: &str) -> Option<&str> {
+        self.query.get(name).map(String::as_str)
+    }
+
+    /// A switch of the query.
+    pub(super) fn flag(&self, name: &str) -> Option<bool> {
+        self.given(name).map(|word| word == "true")
+    }
+
+    /// How many items are wanted.
+    pub(super) fn limit(&self) -> usize {
+        let given = self.given("limit").and_then(|text| text.parse().ok());
+        given.unwrap_or(PAGE as usize)
+    }
+
+    /// The body, strictly.
+    pub(super) fn body<T: DeserializeOwned>(&self) -> Result<T, Fault> {
+        if !self.body.trim_ascii_start().starts_with(b"{") {
+            return Err(Fault::bad("the body is no JSON object"));
+        }
+        let read = serde_json::from_slice(&self.body);
+        read.map_err(|error| Fault::bad(format!("the body: {}", show(&error.to_string(), 300))))
+    }
+
+    /// The body as it came.
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.body
+    }
+}
+
+/// Reads a query strictly: every key is one of the route's, and is given once.
+fn query(route: &Route, text: &str) -> Result<BTreeMap<String, String>, Fault> {
+    let mut found = BTreeMap::new();
+    for piece in text.split('&').filter(|piece| !piece.is_empty()) {
+        let (key, value) = piece.split_once('=').unwrap_or((piece, ""));
+        let (Some(key), Some(value)) = (decoded(key), decoded(value)) else {
+            return Err(Fault::bad("the query is no text in percent-encoding"));
+        };
+        let shown = show(&key, 60);
+        let Some(known) = route.query.iter().find(|known| known.name == key) else {
+            let names: Vec<&str> = route.query.iter().map(|known| known.name).collect();
+            let there_are = match names.as_slice() {
+                [] => "this resource has none".to_owned(),
+                names => format!("there are {}", names.join(", ")),
+            };
+            return Err(Fault::bad(format!(
+                "unknown query key {shown:?}; {there_are}"
+            )));
+        };
+        let fits = match known.is {
+            Given::Limit => value.parse::<u32>().is_ok_and(|number| {
+                (1..=LONGEST_PAGE).contains(&number) && !value.starts_with('+')
+            }),
+            Given::Flag => matches!(value.as_str(), "true" | "false"),
+            Given::Word(words) => words.contains(&value.as_str()),
+            Given::Text { longest } => !value.is_empty() && value.chars().count() <= longest,
+        };
+        if !fits {
+            return Err(Fault::bad(format!(
+                "query key {shown:?} must be {}",
+                known.is.told()
+            )));
+        }
+        if found.insert(key, value).is_some() {
+            return Err(Fault::bad(format!("query key {shown:?} is given twice")));
+        }
+    }
+    Ok(found)
+}
+
+/// Undoes percent-encoding, and `+` for a blank; `None` if it is none, or no text.
+fn decoded(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        bytes.push(match byte {
+            b'+' => b' ',
+            b'%' => {
+                let mut digit = || char::from(rest.next()?).to_digit(16);
+                let (high, low) = (digit()?, digit()?);
+                u8::try_from(high * 16 + low).ok()?
+            }
+            other => other,
+        });
+    }
+    String::from_utf8(bytes).ok()
+}
+
+async fn json_body(headers: &HeaderMap, request: Request) -> Result<Vec<u8>, Fault> {
+    let is_json = headers.get(header::CONTENT_TYPE).is_some_and(|of| {
+        let of = of.as_bytes();
+        of == b"application/json" || of.starts_with(b"application/json;")
+    });
+    if !is_json {
+        let detail = "the body must be application/json";
+        return Err(Fault::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, detail).closing());
+    }
+    let most = usize::try_from(limits::HTTP_BODY_BYTES).unwrap_or(usize::MAX);
+    let read = body::to_bytes(request.into_body(), most);
+    match tokio::time::timeout(limits::HTTP_BODY_WAIT, read).await {
+        Ok(Ok(body)) => Ok(body.into()),
+        Ok(Err(_)) => Err(Fault::bad("the body did not come whole").closing()),
+        Err(_) => {
+            let detail = "the body did not come in time";
+            Err(Fault::new(StatusCode::REQUEST_TIMEOUT, detail).closing())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percent_encoding_is_undone_or_refused() {
+        assert_eq!(decoded("a%20b+c").as_deref(), Some("a b c"));
+        assert_eq!(decoded("%E2%82%AC").as_deref(), Some("\u{20ac}"));
+        for bad in ["%", "%4", "%zz", "%+1", "%ff"] {
+            assert_eq!(decoded(bad), None, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! The fleet's own resources over HTTP, below `/api/v1`.
+//!
+//! Owns the way of a request: who asks, then the route's row in [`routes::ROUTES`] says what its query
+//! and body may be, and only what fits reaches a handler. Must not know what a handler does.
+
+#![allow(
+    clippy::unused_async,
+    clippy::unnecessary_wraps,
+    reason = "all handlers have one form, whether they wait or can fail or not"
+)]
+
+mod asks;
+mod call;
+mod events;
+mod fault;
+mod fleet;
+pub mod openapi;
+pub mod routes;
+mod sessions;
+mod shelf;
+mod supervisor;
+mod tasks;
+mod views;
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, LazyLock};
+
+use axum::extract::rejection::RawPathParamsRejection;
+use axum::extract::{RawPathParams, Request, State};
+use axum::http::Method;
+use axum::response::Response;
+use axum::routing::any;
+use axum::{Extension, Router};
+use serde_json::Value;
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+
+use self::call::Call;
+use self::fault::Fault;
+use self::routes::{ROUTES, Route};
+use self::shelf::Shelf;
+use super::ask_events::Until;
+use super::control::Runs;
+use super::guard::{About, Routes, guarded};
+use super::tokens::Tokens;
+use crate::config::Approver;
+use crate::fleet::FleetHandle;
+use crate::model::Role;
+
+/// Streams of events that may be open at once: below the number of connections, so that questions
+/// beside them are answered.
+pub const STREAMS: usize = 128;
+
+/// What a handler gives.
+type Answer = Result<Response, Fault>;
+/// A handler of one route.
+type Handler = fn(Desk, Call) -> Pin<Box<dyn Future<Output = Answer> + Send>>;
+
+/// Tells which agents this host has; it looks at the host when it is asked.
+pub type Agents = Arc<dyn Fn() -> Pin<Box<dyn Future<Output = Vec<Value>> + Send>> + Send + Sync>;
+
+/// What the routes need.
+#[derive(Clone)]
+struct Desk {
+    fleet: FleetHandle,
+    runs: Arc<Runs>,
+    shelf: Arc<Shelf>,
+    agents: Agents,
+    /// Places of streams.
+    streams: Arc<Semaphore>,
+    /// Ends streams.
+    stop: CancellationToken,
+}
+
+/// The routes. Streams end with `stop`.
+pub fn router(
+    fleet: FleetHandle,
+    runs: Arc<Runs>,
+    agents: Agents,
+    tokens: &Tokens,
+    stop: CancellationToken,
+) -> Router {
+    let desk = Desk {
+        shelf: Arc::new(Shelf::of(fleet.journal().clone())),
+        fleet,
+        runs,
+        agents,
+        streams: Arc::new(Semaphore::new(STREAMS)),
+        stop,
+    };
+    let (asks, others): (Vec<_>, Vec<_>) = ROUTES
+        .iter()
+        .partition(|route| route.path.starts_with("/api/v1/asks"));
+    let rest = Router::new().route("/api/v1/{*rest}", any(nothing));
+    let needs = needs();
+    guarded(paths(&asks), tokens, needs, About::Asks)
+        .merge(guarded(
+            paths(&others).merge(rest),
+            tokens,
+            needs,
+            About::Fleet,
+        ))
+        .with_state(desk)
+}
+
+/// Who may what: the routes with the least roles that they need.
+#[must_use]
+pub fn needs() -> Routes {
+    &NEEDS
+}
+
+static NEEDS: LazyLock<Vec<(Method, &str, Role)>> = LazyLock::new(|| {
+    let needs = ROUTES.iter();
+    needs
+        .map(|route| (route.method.clone(), route.path, route.role))
+        .collect()
+});
+
+fn paths(routes: &[&'static Route]) -> Router<Desk> {
+    let mut by_path: BTreeMap<&'static str, Vec<&'static Route>> = BTreeMap::new();
+    for route in routes {
+        by_path.entry(route.path).or_default().push(route);
+    }
+    let mut router = Router::new();
+    for (path, routes) in by_path {
+        let serve = move |desk: State<Desk>,
+                          who: Extension<Approver>,
+                          until: Extension<Until>,
+                          names: Result<RawPathParams, RawPathParamsRejection>,
+                          request: Request| {
+            dispatch(routes.clone(), desk, who, until, names, request)
+        };
+        router = router.route(path, any(serve));
+    }
+    router
+}
+
+async fn nothing() -> Response {
+    Fault::not_found("there is no such resource; /api/v1/openapi.json lists all of them").response()
+}
+
+async fn dispatch(
+    routes: Vec<&'static Route>,
+    State(desk): State<Desk>,
+    Extension(who): Extension<Approver>,
+    Extension(Until(until)): Extension<Until>,
+    names: Result<RawPathParams, RawPathParamsRejection>,
+    request: Request,
+) -> Response {
+    // What is no text names nothing.
+    let Ok(names) = names else {
+        return nothing().await;
+    };
+    let asked = match request.method() {
+        &Method::HEAD => &Method::GET,
+        other => other,
+    };
+    let Some(route) = routes.iter().find(|route| route.method == asked) else {
+        return Fault::wrong_method(&routes).response();
+    };
+    let answer = match Call::read(route, who, until, &names, request).await {
+        Ok(call) => (route.handle)(desk, call).await,
+        Err(fault) => Err(fault),
+    };
+    answer.unwrap_or_else(Fault::response)
+}

@@ -1,0 +1,208 @@
+//! The OpenAPI 3.1 document: made from [`ROUTES`] and `schemas.json`.
+//!
+//! Owns its form, which `docs/openapi.json` and `/api/v1/openapi.json` both show. Must not know what a
+//! route does.
+
+use serde_json::{Map, Value, json};
+
+use super::call::{Call, LONGEST_PAGE};
+use super::routes::{Given, Key, ROUTES, Route, STREAM};
+use super::views::shown;
+use super::{Answer, Desk};
+
+/// The forms of bodies and answers.
+const SCHEMAS: &str = include_str!("schemas.json");
+
+/// With which statuses every route refuses.
+const ALWAYS: [u16; 8] = [400, 401, 403, 411, 413, 421, 429, 503];
+/// And those that take a body.
+const WITH_BODY: [u16; 2] = [408, 415];
+
+pub(super) async fn page(_: Desk, _: Call) -> Answer {
+    shown(&document())
+}
+
+/// The document as a file, or instead the routes as a table.
+#[must_use]
+pub fn told(routes: bool) -> String {
+    if routes { table() } else { text() }
+}
+
+/// The document as a file: `docs/openapi.json`.
+fn text() -> String {
+    let text = serde_json::to_string_pretty(&document());
+    format!("{}\n", text.unwrap_or_default())
+}
+
+/// The routes as a table in Markdown: what `docs/rest.md` has.
+fn table() -> String {
+    let mut out = "| route | least role | what it does |\n|---|---|---|\n".to_owned();
+    for route in ROUTES {
+        let line = format!(
+            "| `{} {}` | {} | {} |\n",
+            route.method,
+            route.path,
+            route.role.word(),
+            route.does
+        );
+        out.push_str(&line);
+    }
+    out
+}
+
+fn document() -> Value {
+    let mut paths = Map::new();
+    for route in ROUTES {
+        let of_path = paths.entry(route.path).or_insert_with(|| json!({}));
+        if let Value::Object(of_path) = of_path {
+            let method = route.method.as_str().to_ascii_lowercase();
+            of_path.insert(method, operation(route));
+        }
+    }
+    let schemas: Value = serde_json::from_str(SCHEMAS).unwrap_or_default();
+    json!({
+        "openapi": "3.1.0",
+        "info": {
+            "title": "marshal",
+            "version": env!("CARGO_PKG_VERSION"),
+            "description": "A fleet of agents on one host: pools, slots, sessions, tasks, asks.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "servers": [{"url": "/"}],
+        "security": [{"token": []}],
+        "paths": paths,
+        "components": {
+            "securitySchemes": {
+                "token": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "What stands in the file http.token of the state directory.",
+                },
+            },
+            "schemas": schemas,
+        },
+    })
+}
+
+fn named(schema: &str) -> Value {
+    json!({"$ref": format!("#/components/schemas/{schema}")})
+}
+
+fn operation(route: &Route) -> Value {
+    let mut parameters: Vec<Value> = names(route.path).map(in_path).collect();
+    parameters.extend(route.query.iter().map(in_query));
+    parameters.extend(route.headers.iter().map(|(name, does)| {
+        json!({
+            "name": name, "in": "header", "required": false, "description": does,
+            "schema": {"type": "string", "minLength": 1, "maxLength": 200},
+        })
+    }));
+    let mut operation = json!({
+        "operationId": route.name,
+        "summary": route.does,
+        "x-role": route.role.word(),
+        "parameters": parameters,
+        "responses": responses(route),
+    });
+    if let (Some(body), Value::Object(entries)) = (route.body, &mut operation) {
+        let content = json!({"application/json": {"schema": named(body)}});
+        let body = json!({"required": true, "content": content});
+        entries.insert("requestBody".to_owned(), body);
+    }
+    operation
+}
+
+/// The names in a path.
+fn names(path: &str) -> impl Iterator<Item = &str> {
+    path.split('/')
+        .filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'))
+}
+
+fn in_path(name: &str) -> Value {
+    let schema = match name {
+        "pool" => json!({"type": "string", "pattern": "^[a-z0-9][a-z0-9-]{0,31}$"}),
+        "slot" => json!({"type": "integer", "minimum": 0, "maximum": u16::MAX}),
+        "task" => json!({
+            "type": "string",
+            "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,127}:[A-Za-z0-9][A-Za-z0-9._-]{0,127}$",
+        }),
+        _ => json!({"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"}),
+    };
+    json!({"name": name, "in": "path", "required": true, "schema": schema})
+}
+
+fn in_query(key: &Key) -> Value {
+    let schema = match key.is {
+        Given::Limit => {
+            json!({"type": "integer", "minimum": 1, "maximum": LONGEST_PAGE})
+        }
+        Given::Flag => json!({"type": "boolean"}),
+        Given::Word(words) => json!({"type": "string", "enum": words}),
+        Given::Text { longest } => json!({"type": "string", "minLength": 1, "maxLength": longest}),
+    };
+    json!({
+        "name": key.name, "in": "query", "required": false, "description": key.does,
+        "schema": schema,
+    })
+}
+
+fn responses(route: &Route) -> Value {
+    let (status, schema) = route.gives;
+    let done = match schema {
+        STREAM => json!({STREAM: {"schema": {"type": "string"}}}),
+        schema => json!({"application/json": {"schema": named(schema)}}),
+    };
+    let mut all = Map::new();
+    let mut put = |status: u16, content: Value| {
+        let code = axum::http::StatusCode::from_u16(status).ok();
+        let said = code.and_then(|code| code.canonical_reason());
+        let response = json!({"description": said.unwrap_or("An answer"), "content": content});
+        all.insert(status.to_string(), response);
+    };
+    put(status, done);
+    let of_body: &[u16] = if route.body.is_some() {
+        &WITH_BODY
+    } else {
+        &[]
+    };
+    for status in ALWAYS.iter().chain(of_body).chain(route.refuses) {
+        put(
+            *status,
+            json!({"application/problem+json": {"schema": named("Problem")}}),
+        );
+    }
+    Value::Object(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn every_route_has_a_name_and_schemas_of_its_own_and_no_schema_is_left_over() {
+        let schemas: Map<String, Value> = serde_json::from_str(SCHEMAS).expect("schemas");
+        let text = serde_json::to_string(&document()).expect("JSON");
+        for name in schemas.keys() {
+            let uses = text.matches(&format!("schemas/{name}\"")).count();
+            assert!(uses > 0, "nothing uses {name}");
+        }
+        let mut seen = BTreeSet::new();
+        for route in ROUTES {
+            assert!(seen.insert(route.name), "{} is there twice", route.name);
+            for schema in route.body.iter().chain([&route.gives.1]) {
+                let known = *schema == STREAM || schemas.contains_key(*schema);
+                assert!(known, "{}: no schema {schema}", route.path);
+            }
+        }
+        let places: Vec<(&str, &str)> = ROUTES
+            .iter()
+            .map(|route| (route.path, route.method.as_str()))
+            .collect();
+        let mut sorted = places.clone();
+        sorted.sort_unstable();
+        sorted.dedup();
+        assert_eq!(places, sorted, "by path, each once");
+    }
+}

@@ -1,0 +1,80 @@
+//! The sessions: `GET /api/v1/sessions…`. Their events are in `events`.
+//!
+//! Must not know actors, or SQL.
+
+use axum::http::StatusCode;
+
+use super::call::Call;
+use super::fault::Fault;
+use super::fleet::{named, refused};
+use super::views::{List, Session, page, shown};
+use super::{Answer, Desk};
+use crate::journal::{SessionQuery, StoredSession};
+use crate::model::{PoolName, SessionId};
+
+pub(super) async fn list(desk: Desk, call: Call) -> Answer {
+    let pool = named(&desk, &call)?.map(|pool| pool.to_string());
+    let before = call.given("cursor").map(SessionId::new).transpose();
+    let before = before.map_err(|_| Fault::bad("query key \"cursor\" is no `next` of a page"))?;
+    let query = SessionQuery {
+        pool,
+        open: call.flag("open"),
+        before: before.map(|before| before.to_string()),
+    };
+    let limit = call.limit();
+    let read = move |reader: &crate::journal::Reader| reader.sessions_page(&query, limit + 1);
+    let mut rows = desk.shelf.read(read).await?;
+    let more = rows.len() > limit;
+    rows.truncate(limit);
+    let last = rows.last().map(|row| row.session.clone());
+    let items = rows.into_iter().map(|row| view(&desk, row)).collect();
+    shown(&List {
+        items,
+        next: last.filter(|_| more),
+    })
+}
+
+fn view(desk: &Desk, row: StoredSession) -> Session {
+    let id = SessionId::new(&row.session);
+    let working = id.is_ok_and(|id| desk.fleet.works(&id));
+    Session::of(row, working)
+}
+
+pub(super) async fn one(desk: Desk, call: Call) -> Answer {
+    let (_, row) = known(&desk, &call).await?;
+    shown(&view(&desk, row))
+}
+
+/// The session that the path names.
+pub(super) async fn known(desk: &Desk, call: &Call) -> Result<(SessionId, StoredSession), Fault> {
+    let gone =
+        || Fault::not_found("there is no such session, or it was removed because of its age");
+    let id = SessionId::new(call.name("session")).map_err(|_| gone())?;
+    let asked = id.clone();
+    let found = desk
+        .shelf
+        .read(move |reader| reader.session(&asked))
+        .await?;
+    Ok((id, found.ok_or_else(gone)?))
+}
+
+/// Ends the turn of a session; it goes on where it can.
+pub(super) async fn interrupt(desk: Desk, call: Call) -> Answer {
+    let (id, row) = known(&desk, &call).await?;
+    let pool = pool(&row)?;
+    desk.fleet.interrupt(&pool, id).await.map_err(refused)?;
+    page(StatusCode::ACCEPTED, &view(&desk, row))
+}
+
+/// Ends a session, its turn first.
+pub(super) async fn stop(desk: Desk, call: Call) -> Answer {
+    let (id, row) = known(&desk, &call).await?;
+    let pool = pool(&row)?;
+    desk.fleet.stop_session(&pool, id).await.map_err(refused)?;
+    page(StatusCode::ACCEPTED, &view(&desk, row))
+}
+
+fn pool(row: &StoredSession) -> Result<PoolName, Fault> {
+    let gone = || Fault::conflict("its pool is not in the configuration any more");
+    PoolName::new(&row.pool).map_err(|_| gone())
+}

@@ -1,0 +1,55 @@
+//! What the supervisor itself is asked: agents, policies, configuration.
+//!
+//! Must not know how any of them is read.
+
+use axum::http::StatusCode;
+use serde::Serialize;
+
+use super::call::Call;
+use super::fault::Fault;
+use super::views::{List, shown, timed};
+use super::{Answer, Desk};
+use crate::api::policies::PolicyStatusView;
+use crate::telemetry::sets::ReloadCause;
+
+pub(super) async fn agents(desk: Desk, _: Call) -> Answer {
+    let items = (desk.agents)().await;
+    shown(&List { items, next: None })
+}
+
+pub(super) async fn policies(desk: Desk, _: Call) -> Answer {
+    let status = PolicyStatusView::of(&desk.fleet.policy_status());
+    shown(&timed(&status))
+}
+
+pub(super) async fn reload_policies(desk: Desk, call: Call) -> Answer {
+    reload(&desk).await?;
+    policies(desk, call).await
+}
+
+async fn reload(desk: &Desk) -> Result<usize, Fault> {
+    let read = desk.fleet.reload_policies(ReloadCause::Request).await;
+    read.map_err(|why| Fault::new(StatusCode::UNPROCESSABLE_ENTITY, why))
+}
+
+pub(super) async fn config(desk: Desk, _: Call) -> Answer {
+    shown(&desk.fleet.config().effective().tree())
+}
+
+/// What was read again, and what was not.
+#[derive(Serialize)]
+struct Reloaded {
+    policies: usize,
+    /// The file needs a start.
+    config: bool,
+    detail: &'static str,
+}
+
+pub(super) async fn reload_config(desk: Desk, _: Call) -> Answer {
+    let policies = reload(&desk).await?;
+    shown(&Reloaded {
+        policies,
+        config: false,
+        detail: "the policies were read again; supervisor.toml itself is read when the supervisor starts",
+    })
+}

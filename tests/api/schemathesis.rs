@@ -1,0 +1,53 @@
+//! A foreign checker asks for everything that the OpenAPI document has, well and badly.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use crate::door::{Door, POOL};
+
+/// What it looks for: no failure of ours, and nothing that the document does not say.
+const CHECKS: &str = "not_a_server_error,status_code_conformance,content_type_conformance,\
+                      response_headers_conformance,response_schema_conformance,\
+                      negative_data_rejection,unsupported_method";
+
+#[test]
+fn the_document_says_what_happens() {
+    let tool = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("target/tools/schemathesis/bin/st");
+    assert!(
+        tool.exists(),
+        "`tests/run needs` installs {}",
+        tool.display()
+    );
+    let door = Door::of(POOL);
+    let dir = tempfile::tempdir().expect("a directory");
+    // A body that is too long is refused by its length, before it is read.
+    let config = "[checks]\nnegative_data_rejection.expected-statuses = \
+                  [\"400\", \"404\", \"409\", \"413\", \"415\", \"422\"]\n";
+    std::fs::write(dir.path().join("schemathesis.toml"), config).expect("written");
+    let ran = Command::new("timeout")
+        .args(["--kill-after=10", "400"])
+        .arg(tool)
+        .args(["--config-file", "schemathesis.toml", "run"])
+        .arg(format!("http://{}/api/v1/openapi.json", door.address))
+        .args(["--header", &format!("Authorization: Bearer {}", door.token)])
+        .args(["--checks", CHECKS, "--phases", "examples,coverage,fuzzing"])
+        .args(["--max-examples", "8", "--seed", "7", "--workers", "2"])
+        .args(["--request-timeout", "60", "--no-color"])
+        // Streams do not end; what ends them is tested in `streams`.
+        .args(["--exclude-path-regex", "events$"])
+        .args(["--generation-database", "none"])
+        .current_dir(dir.path())
+        .env_clear()
+        .env("PATH", "/usr/local/bin:/usr/bin:/bin")
+        .env("HOME", dir.path())
+        .output()
+        .expect("it starts");
+    let said = String::from_utf8_lossy(&ran.stdout);
+    assert!(
+        ran.status.success(),
+        "{:?}\n{said}\n{}",
+        ran.status,
+        String::from_utf8_lossy(&ran.stderr)
+    );
+    assert_eq!(door.see("/fleet")["ready"], true, "it still works");
+}
