@@ -170,7 +170,7 @@ fn needed(routes: Routes, request: &Request) -> Result<Role, String> {
     if allowed.contains(&"GET") {
         allowed.push("HEAD");
     }
-    Err(allowed.join(","))
+    Err(allowed.join(", "))
 }
 
 /// What stands after the scheme, whose letters may be of either case.
