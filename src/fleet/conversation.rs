@@ -165,11 +165,25 @@ impl Conversation {
     /// # Errors
     /// [`PromptError`]; nothing was taken in then.
     pub async fn prompt(&mut self, text: Foreign) -> Result<TaskId, PromptError> {
+        let name = format!("p-{}", self.next);
+        let id = TaskId::new(&name).unwrap_or_else(|_| unreachable!("a safe token"));
+        self.turn(id.clone(), text, Vec::new()).await?;
+        Ok(id)
+    }
+
+    /// The same under a name of the caller's, in one commit with what goes with it.
+    ///
+    /// # Errors
+    /// [`PromptError`]; nothing was taken in then.
+    pub async fn turn(
+        &mut self,
+        id: TaskId,
+        text: Foreign,
+        with: Vec<Write>,
+    ) -> Result<(), PromptError> {
         if self.open > limits::CONVERSATION_QUEUE {
             return Err(PromptError::Full);
         }
-        let name = format!("p-{}", self.next);
-        let id = TaskId::new(&name).unwrap_or_else(|_| unreachable!("a safe token"));
         let spec = TaskSpec {
             id: id.clone(),
             prompt: text,
@@ -193,7 +207,8 @@ impl Conversation {
             place: self.next,
             at_us: now_us(),
         });
-        if let Err(error) = self.fleet.make_durable(vec![queued]).await {
+        let writes = std::iter::once(queued).chain(with).collect();
+        if let Err(error) = self.fleet.make_durable(writes).await {
             entry.shared.left(1);
             return Err(error.into());
         }
@@ -217,7 +232,15 @@ impl Conversation {
         });
         let sent = self.grant.pool.send_message(message);
         sent.map_err(|_| SubmitError::Stopping)?;
-        Ok(id)
+        Ok(())
+    }
+
+    /// Ends the running turn for a person: a tool call that runs may end first, for at most
+    /// [`limits::TOOL_GRACE`].
+    pub fn interrupt(&self) {
+        let session = self.grant.session.clone();
+        let message = PoolMsg::Talk(Talk::Interrupt { session });
+        let _ = self.grant.pool.send_message(message);
     }
 
     /// Cancels the running turn and every prompt that waits; each still gets its end.
@@ -331,6 +354,15 @@ impl FleetHandle {
     /// # Errors
     /// [`OpenError`]
     pub async fn converse(&self, order: ConversationOrder) -> Result<Conversation, OpenError> {
+        self.open_talk(order, false).await
+    }
+
+    /// The same for a client, or for a chat.
+    pub(super) async fn open_talk(
+        &self,
+        order: ConversationOrder,
+        is_chat: bool,
+    ) -> Result<Conversation, OpenError> {
         let name = &order.pool;
         let entry = self.entry(name).ok_or_else(|| {
             let there: Vec<_> = self.0.pools.keys().map(PoolName::as_str).collect();
@@ -359,6 +391,7 @@ impl FleetHandle {
             within,
             stored,
             approver,
+            is_chat,
             reply,
         })));
         let sent = entry.actor.send_message(opens);
@@ -411,7 +444,7 @@ impl FleetHandle {
         })
     }
 
-    fn fresh_ids(&self) -> Result<(SessionId, RunId), OpenError> {
+    pub(super) fn fresh_ids(&self) -> Result<(SessionId, RunId), OpenError> {
         let fresh = || self.0.shared.ambient.id().to_string();
         let is_token = |_| OpenError::Journal("no id could be made".to_owned());
         let session = SessionId::new(&fresh()).map_err(is_token)?;
@@ -434,7 +467,7 @@ impl FleetHandle {
     }
 
     /// The client's directory with its links followed, and the way to it from the workspace.
-    async fn place(
+    pub(super) async fn place(
         &self,
         entry: &PoolEntry,
         directory: &Path,
@@ -479,9 +512,10 @@ impl FleetHandle {
         let wanted = session.clone();
         let found = self.read_past(move |reader| {
             let kept = reader.conversation(&wanted)?;
-            Ok((kept, reader.stream_of(&wanted)?))
+            let forgot = reader.forgot(&wanted)?;
+            Ok((kept, reader.stream_of(&wanted)?, forgot))
         });
-        let (kept, (agent_session, last_seq, bytes)) = found.await?;
+        let (kept, (agent_session, last_seq, bytes), forgot) = found.await?;
         let kept = kept.filter(|kept| kept.pool == *pool);
         let kept = kept.ok_or_else(|| OpenError::NoSuchSession(session.clone()))?;
         let stored = StoredSession {
@@ -490,6 +524,7 @@ impl FleetHandle {
             last_seq,
             bytes,
             prompted: kept.prompts > 0,
+            forgot,
         };
         Ok((kept, stored))
     }
@@ -520,7 +555,7 @@ async fn warm(warmed: &mut Option<(oneshot::Receiver<()>, Instant)>) {
 }
 
 /// The rows of a new conversation.
-fn begun(run: RunId, session: SessionId, slot: SlotId) -> Vec<Write> {
+pub(super) fn begun(run: RunId, session: SessionId, slot: SlotId) -> Vec<Write> {
     let at_us = now_us();
     vec![
         Write::RunBegun {

@@ -16,6 +16,7 @@ mod asking_rules;
 mod bounds;
 mod budgets;
 mod channel;
+mod chats;
 mod clock;
 mod continuing;
 mod conversation;
@@ -39,6 +40,7 @@ mod setting;
 mod setup;
 mod shadow;
 mod start_error;
+mod taps;
 mod told;
 mod trusted;
 mod used;
@@ -400,7 +402,7 @@ impl FleetHandle {
         self.0.shared.slots.look()
     }
 
-    async fn make_durable(&self, writes: Vec<Write>) -> Result<(), SubmitError> {
+    pub(super) async fn make_durable(&self, writes: Vec<Write>) -> Result<(), SubmitError> {
         let (done, durable) = oneshot::channel();
         let commit = Commit::of(writes).then(move |result| {
             let _ = done.send(result);

@@ -25,6 +25,7 @@ mod records;
 mod recovery;
 mod retention;
 mod rows;
+mod said;
 mod schema;
 mod spent;
 mod stepper;
@@ -57,6 +58,7 @@ pub use reader::{
 pub use records::{AuditQuery, AuditRecord, Named, Proof};
 pub use recovery::Recovered;
 pub use retention::Keeping;
+pub use said::{Saying, Speaker};
 pub use schema::{FILE, VERSION as SCHEMA_VERSION};
 pub use spent::{Period, SpentRow, StoredSpent};
 #[doc(hidden)]

@@ -139,6 +139,7 @@ impl SessionState {
             self.budget.purse.uses_model(model.raw());
         }
         self.outbox.event(Event::Ready(info));
+        self.tell_resumed();
         if let Some(warm) = self.warm.take() {
             self.outbox.after(After::Warm(warm));
         }
@@ -159,6 +160,9 @@ impl SessionState {
 
     /// Takes the task's prompt in.
     pub(super) fn accept(&mut self) {
+        if self.recalls() {
+            return;
+        }
         self.phase = Phase::Prompting;
         self.accepted = true;
         self.outbox.write(Write::TaskUpdated {
