@@ -1,5 +1,5 @@
-//! What chats need of the fleet: a session that begins without a slot, its loading, and rows that
-//! are durable before anybody is told.
+//! What chats need of the fleet: ids, rows that are durable before anybody is told, loading, and
+//! events of a session that is not loaded.
 //!
 //! Must not know what a turn of a chat is, or who says it.
 
@@ -7,33 +7,27 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::clock::now_us;
-use super::conversation::{self, OpenError};
+use super::conversation::OpenError;
 use super::{Conversation, ConversationOrder, FleetHandle, SubmitError};
-use crate::journal::{ReadError, Reader, Write};
-use crate::model::{Event, EventId, PoolName, RunId, SessionId, SlotId, SlotState, Stamped};
+use crate::journal::Write;
+use crate::model::{Event, EventId, PoolName, RunId, SessionId, SlotState, Stamped};
+
+/// Why a turn ended that a person stopped before its agent had it.
+pub const STOPPED_UNSENT: &str = "a person stopped it before it was sent";
 
 impl FleetHandle {
-    /// Begins a session that has no slot yet; returns when its rows are durable, and in the same
-    /// commit what `with` makes of its id.
+    /// The time of the rows of chats: milliseconds since the Unix epoch.
+    #[must_use]
+    pub fn now_ms(&self) -> i64 {
+        now_us().div_euclid(1000)
+    }
+
+    /// Fresh ids for a chat: its session, which is its own id, and its run.
     ///
     /// # Errors
-    /// [`OpenError`]; nothing was begun then.
-    pub async fn begin_chat(
-        &self,
-        pool: &PoolName,
-        with: impl FnOnce(&SessionId, &RunId) -> Vec<Write> + Send,
-    ) -> Result<SessionId, OpenError> {
-        let (session, run) = self.fresh_ids()?;
-        // Which slot works it is known when it is loaded.
-        let slot = SlotId {
-            pool: pool.clone(),
-            index: 0,
-        };
-        let mut writes = conversation::begun(run.clone(), session.clone(), slot);
-        writes.extend(with(&session, &run));
-        let durable = self.make_durable(writes).await;
-        durable.map_err(|error| OpenError::Journal(error.to_string()))?;
-        Ok(session)
+    /// [`OpenError`]
+    pub fn chat_ids(&self) -> Result<(SessionId, RunId), OpenError> {
+        self.fresh_ids()
     }
 
     /// Makes rows of a chat durable.
@@ -62,7 +56,7 @@ impl FleetHandle {
         self.place(entry, directory).await.map(|_| ())
     }
 
-    /// Loads a session that [`FleetHandle::begin_chat`] began into a slot, or says why that cannot
+    /// Loads a chat's session into a slot, or says why that cannot
     /// be done now. An agent that does not remember it is told what was said.
     ///
     /// # Errors
@@ -124,16 +118,5 @@ impl FleetHandle {
         durable.map_err(|error| OpenError::Journal(error.to_string()))?;
         self.0.shared.taps.durable(session, seq);
         Ok(())
-    }
-
-    /// Reads what is durable.
-    ///
-    /// # Errors
-    /// [`OpenError`]
-    pub async fn recall<T: Send + 'static>(
-        &self,
-        read: impl FnOnce(&Reader) -> Result<T, ReadError> + Send + 'static,
-    ) -> Result<T, OpenError> {
-        self.read_past(read).await
     }
 }

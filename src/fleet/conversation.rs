@@ -555,7 +555,7 @@ async fn warm(warmed: &mut Option<(oneshot::Receiver<()>, Instant)>) {
 }
 
 /// The rows of a new conversation.
-pub(super) fn begun(run: RunId, session: SessionId, slot: SlotId) -> Vec<Write> {
+fn begun(run: RunId, session: SessionId, slot: SlotId) -> Vec<Write> {
     let at_us = now_us();
     vec![
         Write::RunBegun {

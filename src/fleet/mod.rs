@@ -59,6 +59,7 @@ pub use answering::{AnswerError, AnswerOrder, Answered};
 pub use approver::{Asking, PendingAsk, Said};
 pub use budgets::RunBounds;
 pub use channel::stderr::LogTail;
+pub use chats::STOPPED_UNSENT;
 pub use clock::day_time;
 #[doc(hidden)]
 pub use clock::simulate_stamps;
@@ -70,6 +71,7 @@ pub use memory::MemoryError;
 pub use notice::{ChangeKind, FileChange, Notice, SlotView, TaskReport};
 pub use reload::{LastReload, PolicyReader, PolicyStatus, PolicyView, Reading, ShadowView};
 pub use report::ReportError;
+pub use session::{STOPPED, UNWRITTEN};
 pub use setting::SetDone;
 pub use setup::{GoOn, Setup};
 pub use trusted::leads_into;

@@ -5,6 +5,7 @@
 use std::any::Any;
 use std::sync::Arc;
 
+use super::chats::ChatWrite;
 use super::error::{Refusal, Violation};
 use super::questions::{QuestionChange, QuestionRow};
 use super::spent::SpentRow;
@@ -61,7 +62,6 @@ impl Commit {
         self.writes.iter().map(of).sum()
     }
 
-    /// Whether it begins work that did not exist before.
     /// Whether it has a row of a question.
     pub(super) fn is_of_questions(&self) -> bool {
         let mut writes = self.writes.iter();
@@ -73,10 +73,14 @@ impl Commit {
         })
     }
 
+    /// Whether it begins work that did not exist before.
     pub(super) fn is_new_work(&self) -> bool {
-        self.writes
-            .iter()
-            .any(|write| matches!(write, Write::RunBegun { .. } | Write::TaskQueued(_)))
+        let is_new = |write: &Write| match write {
+            Write::RunBegun { .. } | Write::TaskQueued(_) => true,
+            Write::Chat(write) => matches!(write, ChatWrite::Create(_) | ChatWrite::Accept(_)),
+            _ => false,
+        };
+        self.writes.iter().any(is_new)
     }
 }
 
@@ -179,6 +183,8 @@ pub enum Write {
         /// The bounds.
         limits: Option<String>,
     },
+    /// Of a chat or one of its turns.
+    Chat(ChatWrite),
     /// So much more was spent.
     Spent(SpentRow),
     /// This start of the supervisor goes on with a run of an earlier one.

@@ -41,8 +41,11 @@ const COLUMNS: &str = "SELECT sessions.session, sessions.run, sessions.pool, \
     FROM sessions JOIN runs ON runs.run = sessions.run \
     WHERE command = ?1 AND sessions.ended_at_us IS NULL AND runs.ended_at_us IS NULL ";
 
+/// Those that clients open, and not the daemon.
+const NO_CHAT: &str = "NOT EXISTS (SELECT 1 FROM chats WHERE chats.session = sessions.session)";
+
 impl Reader {
-    /// At most `limit` conversations of a pool, after so many, the one that was used last first.
+    /// At most `limit` conversations of a pool that are no chats, after so many, the one that was used last first.
     ///
     /// # Errors
     /// [`ReadError::Database`]
@@ -53,7 +56,7 @@ impl Reader {
         limit: u32,
     ) -> Result<Vec<StoredConversation>, ReadError> {
         let mut statement = self.conn().prepare_cached(&format!(
-            "{COLUMNS} AND sessions.pool = ?3 ORDER BY at_us DESC, sessions.session \
+            "{COLUMNS} AND {NO_CHAT} AND sessions.pool = ?3 ORDER BY at_us DESC, sessions.session \
              LIMIT ?4 OFFSET ?5"
         ))?;
         let given = params![CONVERSATION, TITLE, pool.as_str(), limit, after];
@@ -62,7 +65,7 @@ impl Reader {
         Ok(found.into_iter().flatten().collect())
     }
 
-    /// One of them.
+    /// One conversation, whether it is a chat or not.
     ///
     /// # Errors
     /// [`ReadError::Database`]
@@ -77,14 +80,15 @@ impl Reader {
         Ok(statement.query_row(given, stored).optional()?.flatten())
     }
 
-    /// Those that nobody has used since `before_us`.
+    /// Those that nobody has used since `before_us`. A chat is not among them: it stays until it is
+    /// closed.
     ///
     /// # Errors
     /// [`ReadError::Database`]
     pub fn old_conversations(&self, before_us: i64) -> Result<Vec<StoredConversation>, ReadError> {
-        let mut statement = self
-            .conn()
-            .prepare_cached(&format!("SELECT * FROM ({COLUMNS}) WHERE at_us < ?3"))?;
+        let mut statement = self.conn().prepare_cached(&format!(
+            "SELECT * FROM ({COLUMNS} AND {NO_CHAT}) WHERE at_us < ?3"
+        ))?;
         let rows = statement.query_map(params![CONVERSATION, TITLE, before_us], stored)?;
         let found: Vec<_> = rows.collect::<Result<_, _>>()?;
         Ok(found.into_iter().flatten().collect())

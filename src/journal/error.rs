@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use crate::model::{AskId, EventId, RunId, SessionId, TaskId};
+use super::chats::ChatFault;
+use crate::model::{AskId, EventId, RunId, SessionId, TaskId, TurnId};
 
 /// Why a journal cannot be opened.
 #[derive(Debug, thiserror::Error)]
@@ -139,6 +140,17 @@ pub enum Violation {
     /// The end of a run that was never begun.
     #[error("run {0} was never begun")]
     NoRun(RunId),
+    /// What a chat does not allow.
+    #[error("chat {chat}: {fault}")]
+    Chat {
+        /// Which.
+        chat: SessionId,
+        /// What.
+        fault: ChatFault,
+    },
+    /// A change of a turn that was never accepted.
+    #[error("turn {0} was never accepted")]
+    NoTurn(TurnId),
     /// A row that exists already, or is larger than the database can hold.
     #[error("the database refuses a row: {0}")]
     Row(String),

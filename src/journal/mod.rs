@@ -1,4 +1,4 @@
-//! The SQLite store: events, asks with their verdicts, tasks, runs, slot failures.
+//! The SQLite store: events, asks with their verdicts, tasks, runs, chats, slot failures.
 //!
 //! Floor 3. Owns everything that must survive the process, and the promise that a commit is
 //! reported durable only when it is (WAL, synchronous FULL). Must not know children, protocols
@@ -10,6 +10,7 @@
 //! the journal; whoever sees [`Health::Corrupt`] must end the process.
 
 mod audit;
+mod chats;
 pub mod codec;
 mod commit;
 mod conversations;
@@ -43,6 +44,9 @@ use crate::limits;
 use crate::telemetry::event::journal::JournalMeters;
 
 pub use audit::Head;
+pub use chats::{
+    ChatFault, ChatRow, ChatWrite, SaidText, Speaker, StoredChat, StoredTurn, TurnRow,
+};
 pub use commit::{
     CONVERSATION, Commit, Committed, Judged, Refused, SessionRow, TaskChange, TaskRow, Write,
 };
@@ -58,7 +62,7 @@ pub use reader::{
 pub use records::{AuditQuery, AuditRecord, Named, Proof};
 pub use recovery::Recovered;
 pub use retention::Keeping;
-pub use said::{Saying, Speaker};
+pub use said::LastTurn;
 pub use schema::{FILE, VERSION as SCHEMA_VERSION};
 pub use spent::{Period, SpentRow, StoredSpent};
 #[doc(hidden)]
@@ -236,7 +240,7 @@ impl Journal {
     ///
     /// # Errors
     /// [`Refused`], with the commit in it. `ReadOnly` only meets commits that begin new work
-    /// (`RunBegun`, `TaskQueued`).
+    /// (`RunBegun`, `TaskQueued`, a chat's `Create` and `Accept`).
     pub fn submit(&self, commit: Commit) -> Result<(), Refused> {
         if commit.is_new_work() && self.0.health.borrow().is_read_only() {
             return Err(Refused::new(commit, Refusal::ReadOnly));

@@ -321,7 +321,7 @@ impl Reader {
     ///
     /// # Errors
     /// [`ReadError::Database`]
-    pub fn turns(&self, session: &str) -> Result<Vec<u64>, ReadError> {
+    pub fn turn_starts(&self, session: &str) -> Result<Vec<u64>, ReadError> {
         let mut statement = self.conn().prepare_cached(
             "SELECT seq FROM events WHERE session = ?1 AND kind = 'turn_started' ORDER BY seq",
         )?;

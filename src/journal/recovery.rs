@@ -4,17 +4,19 @@
 //! without a process. Their streams get the missing events, under the new epoch and with the next
 //! seq: the ask is denied because everybody is gone, the turn is lost. A session that was made for
 //! one task ends with it. A slot's own session (one without a task) stays open, its stream whole:
-//! whether it is gone on with is its pool's decision. So are tasks: those that waited or ran stay as
+//! whether it is gone on with is its pool's decision. A turn of a chat that ran is lost; one that
+//! waited, or whose task never began, waits to be sent. So are tasks: those that waited or ran stay as
 //! they are until their run is continued.
 
 use std::sync::Arc;
 
 use rusqlite::Connection;
 
+use super::chats::ChatWrite;
 use super::commit::{CONVERSATION, Commit, TaskChange, Write};
 use crate::model::{
     AskId, DecidedBy, Decision, Event, EventId, RunId, SessionId, Stamped, TaskId, TaskOutcome,
-    TurnOutcome, Usage, Verdict,
+    TurnId, TurnOutcome, Usage, Verdict,
 };
 
 const GONE: &str = "the supervisor ended before this was decided";
@@ -89,7 +91,7 @@ fn abandoned(conn: &Connection, at_us: i64) -> rusqlite::Result<Option<Commit>> 
         let text = |column| row.get::<_, String>(column);
         Ok((text(0)?, text(1)?, text(2)?))
     })?;
-    let mut writes = Vec::new();
+    let mut writes = left_turns(conn, at_us)?;
     for row in rows {
         let (run, task, state) = row?;
         let (Ok(run), Ok(task)) = (RunId::new(&run), TaskId::new(&task)) else {
@@ -112,6 +114,38 @@ fn abandoned(conn: &Connection, at_us: i64) -> rusqlite::Result<Option<Commit>> 
         });
     }
     Ok((!writes.is_empty()).then(|| Commit::of(writes)))
+}
+
+/// What becomes of the turns of chats that were running: lost, unless their task never began. Then
+/// no agent has seen them, and they wait again.
+fn left_turns(conn: &Connection, at_us: i64) -> rusqlite::Result<Vec<Write>> {
+    let mut running = conn.prepare(
+        "SELECT turn, coalesce(tasks.attempts = 0 AND (tasks.state = 'queued' \
+         OR tasks.outcome = 'skipped'), 0) FROM turns JOIN chats ON chats.session = turns.chat \
+         LEFT JOIN tasks ON tasks.run = chats.run AND tasks.id = turns.task \
+         WHERE turns.state = 'running'",
+    )?;
+    let rows = running.query_map([], |row| {
+        Ok((row.get::<_, String>(0)?, row.get::<_, bool>(1)?))
+    })?;
+    let mut writes = Vec::new();
+    for row in rows {
+        let (turn, is_unsent) = row?;
+        let Ok(turn) = TurnId::new(&turn) else {
+            continue;
+        };
+        writes.push(Write::Chat(if is_unsent {
+            ChatWrite::Again { turn }
+        } else {
+            let (outcome, at_ms) = (TurnOutcome::Lost, at_us.div_euclid(1000));
+            ChatWrite::End {
+                turn,
+                outcome,
+                at_ms,
+            }
+        }));
+    }
+    Ok(writes)
 }
 
 /// The events that a session's stream lacks.

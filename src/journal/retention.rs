@@ -203,6 +203,17 @@ impl Pass {
             .execute([&session])?;
         conn.prepare_cached("DELETE FROM questions WHERE session = ?1")?
             .execute([&session])?;
+        let turns = conn
+            .prepare_cached(
+                "DELETE FROM turns WHERE chat = ?1 AND seq < ?2 + \
+                 (SELECT min(seq) FROM turns WHERE chat = ?1)",
+            )?
+            .execute(params![session, rows])?;
+        if turns > 0 {
+            return Ok(());
+        }
+        conn.prepare_cached("DELETE FROM chats WHERE session = ?1")?
+            .execute([&session])?;
         conn.prepare_cached("DELETE FROM removals WHERE session = ?1")?
             .execute([&session])?;
         Ok(())

@@ -77,16 +77,7 @@ impl Writer<'_> {
                 session,
                 at_us,
                 class,
-            } => {
-                self.execute(
-                    "UPDATE sessions SET ended_at_us = ?2, class = ?3 WHERE session = ?1",
-                    params![session.as_str(), at_us, class.map(ExitClass::word)],
-                )?
-                .one_or(|| Violation::NoSession(session.clone()))?;
-                self.questions_over(session, *at_us)?;
-                self.staged.ended.push(session.clone());
-                Ok(())
-            }
+            } => self.session_ended(session, *at_us, *class),
             Write::AskJudged { ask, judged } => self
                 .execute(
                     "UPDATE asks SET policy = ?2, policy_sha256 = ?3, facts = ?4, eval_us = ?5 \
@@ -105,6 +96,7 @@ impl Writer<'_> {
             }
             Write::TaskQueued(row) => self.task_queued(row),
             Write::Spent(row) => self.spent(row),
+            Write::Chat(write) => self.chat(write),
             Write::TaskUpdated {
                 run,
                 task,
@@ -113,6 +105,23 @@ impl Writer<'_> {
             } => self.task_updated(run, task, *at_us, change),
             other => self.run(other),
         }
+    }
+
+    pub(super) fn session_ended(
+        &mut self,
+        session: &SessionId,
+        at_us: i64,
+        class: Option<ExitClass>,
+    ) -> Result<(), Fault> {
+        self.execute(
+            "UPDATE sessions SET ended_at_us = ?2, class = ?3 WHERE session = ?1",
+            params![session.as_str(), at_us, class.map(ExitClass::word)],
+        )?
+        .one_or(|| Violation::NoSession(session.clone()))?;
+        self.questions_over(session, at_us)?;
+        self.chat_over(session, at_us)?;
+        self.staged.ended.push(session.clone());
+        Ok(())
     }
 
     /// Runs.
@@ -269,6 +278,7 @@ impl Writer<'_> {
         match &stamped.event {
             Event::Asked { id, ask } => self.asked(session, stamped, id, ask),
             Event::Decided(verdict) => self.decided(stamped, verdict),
+            Event::TurnEnded { outcome, .. } => self.chat_turn_ended(session, *outcome),
             _ => Ok(()),
         }
     }
@@ -427,12 +437,16 @@ impl Writer<'_> {
         changed.one_or(|| Violation::NoTask {
             run: run.clone(),
             task: task.clone(),
-        })
+        })?;
+        match change {
+            TaskChange::Ended { outcome, .. } => self.chat_task_ended(run, task, *outcome, at_us),
+            _ => Ok(()),
+        }
     }
 }
 
 /// How many rows a statement changed.
-pub(super) struct Changed(usize);
+pub(super) struct Changed(pub(super) usize);
 
 impl Changed {
     /// Exactly one row was to be changed.
@@ -446,6 +460,6 @@ impl Changed {
 }
 
 /// SQLite's integers are signed; ours never come near the difference.
-fn signed(number: u64) -> i64 {
+pub(super) fn signed(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }

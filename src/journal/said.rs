@@ -1,4 +1,4 @@
-//! What was said in a session: its prompts and the agent's text, without thoughts and tools.
+//! What was said in a session, and what became of its turns, from its events alone.
 //!
 //! Only reads. Must not know what it is read for.
 
@@ -9,92 +9,25 @@ use super::error::ReadError;
 use super::reader::Reader;
 use crate::model::{Event, Foreign, SessionId, TaskId};
 
-/// Who said it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Speaker {
-    /// A prompt.
-    User,
-    /// The agent.
-    Agent,
-}
-
-/// One message.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Saying {
-    /// Who said it.
-    pub by: Speaker,
-    /// Its text.
-    pub text: Foreign,
-}
-
-/// One that may be growing, in pieces from its end.
-struct Growing {
-    by: Speaker,
-    pieces: Vec<Foreign>,
-}
-
-impl Growing {
-    fn whole(mut self) -> Saying {
-        self.pieces.reverse();
-        let text: String = self.pieces.iter().map(Foreign::raw).collect();
-        Saying {
-            by: self.by,
-            text: Foreign::new(text),
-        }
-    }
+/// The newest turn of a session.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LastTurn {
+    /// The seq of the newest prompt; 0 if there is none.
+    pub prompted: u64,
+    /// Its task.
+    pub task: Option<TaskId>,
+    /// The seq of the newest end of a turn; 0 if there is none.
+    pub ended: u64,
+    /// Why it ended so, in our words.
+    pub detail: Option<String>,
 }
 
 impl Reader {
-    /// The first prompt of a session, and its newest messages, newest first, until they have so
-    /// many bytes together. The prompts of the task `but` are left out.
+    /// The first prompt that a session's agent was given.
     ///
     /// # Errors
     /// [`ReadError::Database`]
-    pub fn said(
-        &self,
-        session: &SessionId,
-        but: &TaskId,
-        bytes: usize,
-    ) -> Result<(Option<Foreign>, Vec<Saying>), ReadError> {
-        let mut statement = self.conn().prepare_cached(
-            "SELECT kind, version, body FROM events WHERE session = ?1 \
-             AND kind IN ('prompt_accepted', 'text') ORDER BY seq DESC",
-        )?;
-        let mut rows = statement.query([session.as_str()])?;
-        let mut said: Vec<Saying> = Vec::new();
-        let mut growing: Option<Growing> = None;
-        let mut taken = 0;
-        let mut last_task = None;
-        while let Some(row) = rows.next()? {
-            if taken >= bytes {
-                break;
-            }
-            let (by, text) = match event(row)? {
-                Some(Event::PromptAccepted { task, text, .. }) => {
-                    // A prompt that was taken in again, because it had not been written.
-                    if task.as_ref() == Some(but) || task.is_some() && task == last_task {
-                        continue;
-                    }
-                    last_task = task;
-                    (Speaker::User, text)
-                }
-                Some(Event::Text { delta }) => (Speaker::Agent, delta),
-                _ => continue,
-            };
-            taken += text.raw().len();
-            match &mut growing {
-                Some(of) if of.by == by && by == Speaker::Agent => of.pieces.push(text),
-                _ => {
-                    let pieces = vec![text];
-                    said.extend(growing.replace(Growing { by, pieces }).map(Growing::whole));
-                }
-            }
-        }
-        said.extend(growing.map(Growing::whole));
-        Ok((self.first_prompt(session)?, said))
-    }
-
-    fn first_prompt(&self, session: &SessionId) -> Result<Option<Foreign>, ReadError> {
+    pub fn first_prompt(&self, session: &SessionId) -> Result<Option<Foreign>, ReadError> {
         let mut statement = self.conn().prepare_cached(
             "SELECT kind, version, body FROM events WHERE session = ?1 \
              AND kind = 'prompt_accepted' ORDER BY seq LIMIT 1",
@@ -136,7 +69,7 @@ impl Reader {
     ) -> Result<(Foreign, Option<TaskId>), ReadError> {
         let mut statement = self.conn().prepare_cached(
             "SELECT kind, version, body FROM events WHERE session = ?1 AND seq < ?2 \
-             AND kind IN ('prompt_accepted', 'text') ORDER BY seq DESC",
+             AND kind IN ('prompt_accepted', 'text', 'turn_ended') ORDER BY seq DESC",
         )?;
         let seq = i64::try_from(seq).unwrap_or(i64::MAX);
         let mut rows = statement.query(params![session.as_str(), seq])?;
@@ -149,6 +82,8 @@ impl Reader {
                     of = task;
                     break;
                 }
+                // What ended is no part of it.
+                Some(Event::TurnEnded { .. }) => break,
                 Some(Event::Text { delta }) if room > 0 => {
                     let text = delta.raw();
                     let mut at = text.len().saturating_sub(room);
@@ -163,6 +98,35 @@ impl Reader {
         }
         pieces.reverse();
         Ok((Foreign::new(pieces.concat()), of))
+    }
+
+    /// The newest prompt that the session's agent was given, and the newest end of a turn.
+    ///
+    /// # Errors
+    /// [`ReadError::Database`]
+    pub fn last_turn(&self, session: &SessionId) -> Result<LastTurn, ReadError> {
+        let mut last = LastTurn::default();
+        for kind in ["prompt_accepted", "turn_ended"] {
+            let mut statement = self.conn().prepare_cached(
+                "SELECT kind, version, body, seq FROM events WHERE session = ?1 AND kind = ?2 \
+                 ORDER BY seq DESC LIMIT 1",
+            )?;
+            let mut rows = statement.query([session.as_str(), kind])?;
+            let Some(row) = rows.next()? else { continue };
+            let seq = row.get::<_, i64>(3)?.unsigned_abs();
+            match event(row)? {
+                Some(Event::PromptAccepted { task, .. }) => {
+                    last.prompted = seq;
+                    last.task = task;
+                }
+                Some(Event::TurnEnded { detail, .. }) => {
+                    last.ended = seq;
+                    last.detail = detail;
+                }
+                _ => {}
+            }
+        }
+        Ok(last)
     }
 
     /// Whether commands that the session's client runs for its agent are running, as far as is

@@ -15,7 +15,7 @@ use super::error::OpenError;
 use crate::limits;
 
 /// The schema that this program writes.
-pub const VERSION: i64 = 5;
+pub const VERSION: i64 = 6;
 
 /// `mrsh` in ASCII.
 const APPLICATION_ID: i64 = 0x6d72_7368;
@@ -34,6 +34,9 @@ const SINCE_4: &str = "-- What version 4 added";
 
 /// The same for version 4.
 const SINCE_5: &str = "-- What version 5 added";
+
+/// The same for version 5.
+const SINCE_6: &str = "-- What version 6 added";
 
 /// The database's name in the state directory.
 pub const FILE: &str = "journal.db";
@@ -163,7 +166,8 @@ pub(super) fn open(file: &Path, at_us: i64) -> Result<(Connection, u64), OpenErr
             1 => SCHEMA.find(SINCE_2).unwrap_or(0),
             2 => SCHEMA.find(SINCE_3).unwrap_or(0),
             3 => SCHEMA.find(SINCE_4).unwrap_or(0),
-            _ => SCHEMA.find(SINCE_5).unwrap_or(0),
+            4 => SCHEMA.find(SINCE_5).unwrap_or(0),
+            _ => SCHEMA.find(SINCE_6).unwrap_or(0),
         };
         tx.execute_batch(&SCHEMA[from..]).map_err(named)?;
         tx.pragma_update(None, "application_id", APPLICATION_ID)

@@ -1,4 +1,4 @@
--- The journal, version 5. Open it with: sqlite3 -readonly journal.db
+-- The journal, version 6. Open it with: sqlite3 -readonly journal.db
 -- Times are microseconds since the Unix epoch: datetime(at_us / 1000000, 'unixepoch').
 
 -- One row for every start of the supervisor.
@@ -206,3 +206,43 @@ ALTER TABLE asks ADD COLUMN slot INTEGER;
 ALTER TABLE asks ADD COLUMN run TEXT;
 ALTER TABLE asks ADD COLUMN task TEXT;
 ALTER TABLE asks ADD COLUMN approver TEXT;
+
+-- What version 6 added: chats, which are conversations that the daemon keeps: session and run are
+-- those of the conversation, whose tasks carry the turns. Times of chats and turns are milliseconds
+-- since the Unix epoch. files is a JSON array of paths; mode: chat. ended_ms: it was closed.
+CREATE TABLE chats (
+    session    TEXT PRIMARY KEY,
+    run        TEXT NOT NULL UNIQUE,
+    workspace  TEXT NOT NULL,
+    role       TEXT NOT NULL,
+    model      TEXT,
+    goal       TEXT NOT NULL,
+    files      TEXT NOT NULL,
+    pool       TEXT NOT NULL,
+    mode       TEXT NOT NULL,
+    created_ms INTEGER NOT NULL,
+    ended_ms   INTEGER
+) STRICT, WITHOUT ROWID;
+CREATE INDEX chats_by_workspace ON chats (workspace, session);
+
+-- The messages of chats, accepted before their senders were told so. chat is the session; seq is
+-- dense from 1 in each chat. state: waiting, running (task, of the chat's run, carries it), ended.
+-- outcome: how its turn ended, from the turn's end on. key is its client's, to send it twice.
+CREATE TABLE turns (
+    turn        TEXT PRIMARY KEY,
+    chat        TEXT NOT NULL,
+    seq         INTEGER NOT NULL,
+    content     TEXT NOT NULL,
+    state       TEXT NOT NULL,
+    task        TEXT,
+    outcome     TEXT,
+    accepted_ms INTEGER NOT NULL,
+    begun_ms    INTEGER,
+    ended_ms    INTEGER,
+    key         TEXT,
+    UNIQUE (chat, seq)
+) STRICT;
+CREATE UNIQUE INDEX turns_by_key ON turns (chat, key) WHERE key IS NOT NULL;
+CREATE UNIQUE INDEX turns_running ON turns (chat) WHERE state = 'running';
+CREATE INDEX turns_waiting ON turns (chat, seq) WHERE state = 'waiting';
+CREATE INDEX turns_by_task ON turns (chat, task) WHERE task IS NOT NULL;

@@ -12,6 +12,12 @@ pub enum IdError {
     /// The text does not match the pattern of pool names.
     #[error("pool name {0:?} must match [a-z0-9][a-z0-9-]{{0,31}}")]
     Pool(String),
+    /// The text does not match the pattern of role names, which is that of pool names.
+    #[error("role name {0:?} must match [a-z0-9][a-z0-9-]{{0,31}}")]
+    Role(String),
+    /// The text does not match the pattern of workspace names, which is that of pool names.
+    #[error("workspace name {0:?} must match [a-z0-9][a-z0-9-]{{0,31}}")]
+    Workspace(String),
     /// The text does not match the pattern of task ids.
     #[error("id {0:?} must match [A-Za-z0-9][A-Za-z0-9._-]{{0,127}} and must not be \"latest\"")]
     Token(String),
@@ -37,40 +43,65 @@ pub fn is_safe_token(text: &str) -> bool {
         && text != "latest"
 }
 
-/// The name of a pool: `[a-z0-9][a-z0-9-]{0,31}`.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct PoolName(Arc<str>);
+/// Whether a text is `[a-z0-9][a-z0-9-]{0,31}`.
+fn is_name(text: &str) -> bool {
+    (1..=32).contains(&text.len())
+        && !text.starts_with('-')
+        && text
+            .bytes()
+            .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+}
 
-impl PoolName {
-    /// Checks the pattern.
-    ///
-    /// # Errors
-    /// [`IdError::Pool`] if `text` does not match it.
-    pub fn new(text: &str) -> Result<Self, IdError> {
-        let ok = (1..=32).contains(&text.len())
-            && !text.starts_with('-')
-            && text
-                .bytes()
-                .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
-        if ok {
-            Ok(Self(text.into()))
-        } else {
-            Err(IdError::Pool(text.to_owned()))
+/// Declares a name that a configuration gives.
+macro_rules! name {
+    ($(#[$meta:meta])* $name:ident, $error:ident) => {
+        $(#[$meta])*
+        #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub struct $name(Arc<str>);
+
+        impl $name {
+            /// Checks the pattern.
+            ///
+            /// # Errors
+            #[doc = concat!("[`IdError::", stringify!($error), "`] if `text` does not match it.")]
+            pub fn new(text: &str) -> Result<Self, IdError> {
+                if is_name(text) {
+                    Ok(Self(text.into()))
+                } else {
+                    Err(IdError::$error(text.to_owned()))
+                }
+            }
+
+            /// The name as text.
+            #[must_use]
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
         }
-    }
 
-    /// The name as text.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(&self.0)
+            }
+        }
+    };
 }
 
-impl fmt::Display for PoolName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&self.0)
-    }
-}
+name!(
+    /// The name of a pool: `[a-z0-9][a-z0-9-]{0,31}`.
+    PoolName,
+    Pool
+);
+name!(
+    /// The name of a role, what a chat's agent is for: `[a-z0-9][a-z0-9-]{0,31}`.
+    RoleName,
+    Role
+);
+name!(
+    /// The name of a registered workspace: `[a-z0-9][a-z0-9-]{0,31}`.
+    WorkspaceName,
+    Workspace
+);
 
 /// A fixed place in a pool, written `builders/3`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -150,6 +181,10 @@ token_id!(
     RunId
 );
 token_id!(
+    /// One message of a chat and the turn that answers it; ours (a UUID).
+    TurnId
+);
+token_id!(
     /// One permission request in the journal; ours, never the agent's request id.
     AskId
 );
@@ -198,6 +233,10 @@ mod tests {
         }
         for bad in ["", "-a", "A", "a_b", "a/b", &"x".repeat(33)] {
             assert!(PoolName::new(bad).is_err(), "{bad}");
+            let role = RoleName::new(bad).expect_err("bad").to_string();
+            assert!(role.starts_with("role name"), "{role}");
+            let workspace = WorkspaceName::new(bad).expect_err("bad").to_string();
+            assert!(workspace.starts_with("workspace name"), "{workspace}");
         }
     }
 

@@ -6,6 +6,7 @@
 pub mod ask;
 pub mod budget;
 pub mod canonical;
+pub mod chat;
 pub mod client;
 pub mod egress;
 pub mod event;
@@ -27,6 +28,7 @@ pub use ask::{
 };
 pub use budget::{Amount, BudgetName, Most, Spent, Then};
 pub use canonical::{NotCanonical, canonical};
+pub use chat::{ChatMode, TurnState};
 pub use client::{
     ClientAnswer, ClientCall, ClientDone, ClientError, ClientFault, ClientMethod, ClientOffers,
     ClientWish, TerminalExit, TerminalSpec,
@@ -38,7 +40,10 @@ pub use event::{
 pub use exit::{ExitClass, ExitStatus, WallStage};
 pub use foreign::Foreign;
 pub use group::{GroupLimits, LimitBackend};
-pub use ids::{AskId, EventId, IdError, PoolName, RunId, SessionId, SlotId, TaskId};
+pub use ids::{
+    AskId, EventId, IdError, PoolName, RoleName, RunId, SessionId, SlotId, TaskId, TurnId,
+    WorkspaceName,
+};
 pub use question::{QuestionState, Remember};
 pub use setting::{ChoiceInfo, Setting, SettingValue};
 pub use slot::SlotState;

@@ -33,7 +33,7 @@ impl Turns {
             if self.0.len() >= SESSIONS {
                 self.0.clear();
             }
-            let turns = reader.turns(&record.session).unwrap_or_default();
+            let turns = reader.turn_starts(&record.session).unwrap_or_default();
             self.0.insert(record.session.clone(), turns);
         }
         let turns = self.0.get(&record.session)?;

@@ -12,6 +12,9 @@ use crate::fleet::pool::PoolMsg;
 use crate::lifecycle::state::SlotEvent;
 use crate::model::{Event, ExitClass, TurnOutcome, Usage};
 
+/// Why a turn ended that had not begun; its task waits again.
+pub const UNWRITTEN: &str = "the child ended before the prompt was written";
+
 impl SessionState {
     /// Does what a message says; `true` if the session is over.
     pub(super) fn take(&mut self, message: SessionMsg) -> bool {
@@ -226,7 +229,7 @@ impl SessionState {
                 outcome: TurnOutcome::Lost,
                 stop_reason: None,
                 usage: Usage::default(),
-                detail: Some("the child ended before the prompt was written".to_owned()),
+                detail: Some(UNWRITTEN.to_owned()),
             });
         }
         self.asks.gone();

@@ -9,7 +9,8 @@ use super::SessionMsg;
 use super::state::{Phase, SessionState};
 use crate::limits;
 
-const STOPPED: &str = "a person stopped it";
+/// Why a turn ended that a person stopped.
+pub const STOPPED: &str = "a person stopped it";
 
 /// The wait for a tool call after a stop.
 #[derive(Debug, Default)]

@@ -56,6 +56,8 @@ use tokio_util::sync::CancellationToken;
 use ractor::ActorRef;
 
 pub(crate) use attached::Files;
+pub use ending::UNWRITTEN;
+pub use gentle::STOPPED;
 pub(crate) use limited::Limited;
 pub(crate) use prepare::{PrepareError, Prepared, WORKSPACE_INSIDE};
 pub(crate) use scales::Scales;

@@ -5,8 +5,8 @@
 
 use super::SessionMsg;
 use super::state::{Phase, SessionState};
-use crate::journal::{Saying, Speaker};
-use crate::limits::{TRANSCRIPT_BYTES, TRANSCRIPT_GOAL_BYTES};
+use crate::journal::{SaidText, Speaker};
+use crate::limits::{CHAT_RECALLED_BYTES, CHAT_RECALLED_GOAL};
 use crate::model::{Event, Foreign};
 
 const BEGINS: &str = "[System: You do not remember this conversation. This is a transcript of it, \
@@ -85,17 +85,28 @@ impl SessionState {
             return true;
         }
         let (journal, ambient) = (self.shared.journal.clone(), self.shared.ambient.clone());
-        let (session, task) = (self.work.session.clone(), self.work.task.clone());
+        let (session, prompt) = (self.work.session.clone(), self.work.prompt.clone());
         let to = self.myself.clone();
         tokio::spawn(async move {
             let read = move || {
                 let reader = journal.reader().map_err(|error| error.to_string())?;
-                let said = reader.said(&session, &task, TRANSCRIPT_BYTES);
-                said.map_err(|error| error.to_string())
+                let said = reader.last_texts(&session, CHAT_RECALLED_BYTES);
+                let said = said.map_err(|error| error.to_string())?;
+                let goal = reader.first_prompt(&session);
+                Ok((goal.map_err(|error| error.to_string())?, said))
             };
             let said = ambient.blocking(read).await;
             let said = said.unwrap_or_else(|_| Err("the reading was interrupted".to_owned()));
-            let text = said.map(|(goal, newest)| transcript(goal.as_ref(), &newest));
+            let text = said.map(|(goal, mut said)| {
+                // One that was taken in, and not written, is the message that follows.
+                let is_next = |last: &SaidText| {
+                    last.by == Speaker::User && prompt.raw().ends_with(last.text.raw())
+                };
+                while said.last().is_some_and(is_next) {
+                    said.pop();
+                }
+                transcript(goal.as_ref(), &said)
+            });
             let _ = to.send_message(SessionMsg::Recalled(text));
         });
         true
@@ -128,13 +139,12 @@ impl SessionState {
     }
 }
 
-fn transcript(goal: Option<&Foreign>, newest: &[Saying]) -> String {
-    let goal = goal.map_or("", |goal| beginning(goal.raw(), TRANSCRIPT_GOAL_BYTES));
+fn transcript(goal: Option<&Foreign>, said: &[SaidText]) -> String {
+    let goal = goal.map_or("", |goal| beginning(goal.raw(), CHAT_RECALLED_GOAL));
     let frame = BEGINS.len() + NEWEST.len() + ENDS.len() + 8;
-    let mut left = TRANSCRIPT_BYTES.saturating_sub(goal.len() + frame);
+    let mut left = CHAT_RECALLED_BYTES.saturating_sub(goal.len() + frame);
     let mut kept = Vec::new();
-    // The newest come first.
-    for saying in newest {
+    for saying in said.iter().rev() {
         let who = match saying.by {
             Speaker::User => "User: ",
             Speaker::Agent => "Agent: ",
@@ -175,8 +185,8 @@ fn end(text: &str, most: usize) -> &str {
 mod tests {
     use super::*;
 
-    fn said(by: Speaker, text: &str) -> Saying {
-        Saying {
+    fn said(by: Speaker, text: &str) -> SaidText {
+        SaidText {
             by,
             text: Foreign::from(text),
         }
@@ -185,9 +195,9 @@ mod tests {
     #[test]
     fn the_goal_and_the_newest_messages_stand_in_it_in_their_order() {
         let newest = [
-            said(Speaker::Agent, "four"),
-            said(Speaker::User, "three"),
             said(Speaker::Agent, "two"),
+            said(Speaker::User, "three"),
+            said(Speaker::Agent, "four"),
         ];
         let text = transcript(Some(&Foreign::from("one")), &newest);
         let expected = format!(
@@ -198,11 +208,11 @@ mod tests {
 
     #[test]
     fn it_is_bounded_and_what_is_left_out_is_the_oldest() {
-        let long = "\u{fc}".repeat(TRANSCRIPT_BYTES);
-        let newest = [said(Speaker::User, "the last"), said(Speaker::Agent, &long)];
+        let long = "\u{fc}".repeat(CHAT_RECALLED_BYTES);
+        let newest = [said(Speaker::Agent, &long), said(Speaker::User, "the last")];
         let text = transcript(Some(&Foreign::from(long.as_str())), &newest);
-        assert!(text.len() <= TRANSCRIPT_BYTES, "{}", text.len());
-        assert!(text.len() > TRANSCRIPT_BYTES - 64, "{}", text.len());
+        assert!(text.len() <= CHAT_RECALLED_BYTES, "{}", text.len());
+        assert!(text.len() > CHAT_RECALLED_BYTES - 64, "{}", text.len());
         assert!(text.contains("User: the last"));
     }
 }

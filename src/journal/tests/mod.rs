@@ -1,6 +1,7 @@
 //! The journal with a real SQLite on a real disk.
 
 mod audit;
+mod chats;
 mod crash;
 mod faults;
 mod migration;

@@ -1,4 +1,4 @@
-//! The bounds of chats.
+//! The bounds of chats that run: their actors and streams.
 //!
 //! As in the file above: each with its unit and its reason.
 
@@ -7,17 +7,12 @@ use std::time::Duration;
 /// How long a running tool call may go on after a person stopped its turn, before the agent is told.
 pub const TOOL_GRACE: Duration = Duration::from_secs(30);
 
-/// Bytes of the transcript that takes the place of an agent's lost memory.
-pub const TRANSCRIPT_BYTES: usize = 32 << 10;
-/// Of these, bytes of the goal, so that there is room for what was said last.
-pub const TRANSCRIPT_GOAL_BYTES: usize = 8 << 10;
+/// Of the transcript's bytes ([`super::CHAT_RECALLED_BYTES`]), those of the goal, so that there is room
+/// for what was said last.
+pub const CHAT_RECALLED_GOAL: usize = 8 << 10;
 
 /// Bytes of the body of a request that creates a chat, or sends a message.
 pub const CHAT_BODY_BYTES: usize = 512 << 10;
-/// Turns that wait in one chat.
-pub const CHAT_QUEUE: usize = 256;
-/// Files that a chat's goal names.
-pub const CHAT_FILES: usize = 64;
 /// Chats that have an actor at the same time: far more than pools have slots, as those that wait
 /// for one count.
 pub const CHATS_LOADED: usize = 4096;

@@ -1,0 +1,390 @@
+//! Reading chats, their turns, and what was said in them last.
+//!
+//! Only reads. Must not know who may see what.
+
+use rusqlite::{Params, Row, params};
+
+use crate::journal::codec;
+use crate::journal::error::ReadError;
+use crate::journal::reader::Reader;
+use crate::journal::rows::signed;
+use crate::limits;
+use crate::model::{
+    ChatMode, Event, Foreign, PoolName, RoleName, RunId, SessionId, TaskId, TurnId, TurnOutcome,
+    TurnState, WorkspaceName,
+};
+
+/// A row of `chats`. Times are milliseconds since the Unix epoch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredChat {
+    /// Its session, and its own id.
+    pub session: SessionId,
+    /// The run whose tasks carry its turns.
+    pub run: RunId,
+    /// The registered workspace that it works in.
+    pub workspace: WorkspaceName,
+    /// Its role.
+    pub role: RoleName,
+    /// The model that was asked for.
+    pub model: Option<String>,
+    /// What it is for.
+    pub goal: Foreign,
+    /// Files of the workspace that it began with.
+    pub files: Vec<String>,
+    /// The pool that works it.
+    pub pool: PoolName,
+    /// How it goes on.
+    pub mode: ChatMode,
+    /// When it began.
+    pub created_ms: i64,
+    /// When it was closed.
+    pub ended_ms: Option<i64>,
+    /// How many turns were accepted: the last one's number.
+    pub turns: u64,
+    /// How many of them wait.
+    pub waiting: u32,
+    /// The one that runs.
+    pub running: Option<TurnId>,
+    /// When the last one was accepted; when it began if there is none.
+    pub used_ms: i64,
+}
+
+/// A row of `turns`. Times are milliseconds since the Unix epoch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredTurn {
+    /// Its id.
+    pub turn: TurnId,
+    /// Its chat.
+    pub chat: SessionId,
+    /// Its place in the chat, from 1.
+    pub seq: u64,
+    /// What was written.
+    pub content: Foreign,
+    /// Where it stands.
+    pub state: TurnState,
+    /// The task of the chat's run that carries it, or did.
+    pub task: Option<TaskId>,
+    /// How its turn ended.
+    pub outcome: Option<TurnOutcome>,
+    /// When it was accepted.
+    pub accepted_ms: i64,
+    /// When a task took it.
+    pub begun_ms: Option<i64>,
+    /// When it ended.
+    pub ended_ms: Option<i64>,
+    /// By what its sender may send it again.
+    pub key: Option<Foreign>,
+}
+
+/// Who said something in a chat.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Speaker {
+    /// Whoever sent a message.
+    User,
+    /// The agent.
+    Agent,
+}
+
+/// Something that was said in a chat.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SaidText {
+    /// Who said it.
+    pub by: Speaker,
+    /// What.
+    pub text: Foreign,
+}
+
+const CHAT: &str = "SELECT session, run, workspace, role, model, goal, files, pool, mode, \
+    created_ms, ended_ms, (SELECT coalesce(max(seq), 0) FROM turns WHERE chat = session), \
+    (SELECT count(*) FROM turns WHERE chat = session AND state = 'waiting'), \
+    (SELECT turn FROM turns WHERE chat = session AND state = 'running'), \
+    coalesce((SELECT accepted_ms FROM turns WHERE chat = session ORDER BY seq DESC LIMIT 1), \
+        created_ms) FROM chats";
+
+const TURN: &str = "SELECT turn, chat, seq, content, state, task, outcome, accepted_ms, begun_ms, \
+    ended_ms, key FROM turns";
+
+impl Reader {
+    /// One chat; `None` if there is none of this id.
+    ///
+    /// # Errors
+    /// [`ReadError`]
+    pub fn chat(&self, chat: &SessionId) -> Result<Option<StoredChat>, ReadError> {
+        let found = self.rows(
+            &format!("{CHAT} WHERE session = ?1"),
+            [chat.as_str()],
+            stored_chat,
+        );
+        Ok(found?.pop())
+    }
+
+    /// At most `limit` chats, closed ones too, of all workspaces or of one, whose ids come before
+    /// `after`: the greatest id first, which is the newest.
+    ///
+    /// # Errors
+    /// [`ReadError`]
+    pub fn chats(
+        &self,
+        workspace: Option<&str>,
+        after: Option<&SessionId>,
+        limit: u32,
+    ) -> Result<Vec<StoredChat>, ReadError> {
+        let after = after.map(SessionId::as_str);
+        let order = "(?1 IS NULL OR session < ?1) ORDER BY session DESC LIMIT ?2";
+        match workspace {
+            Some(workspace) => self.rows(
+                &format!("{CHAT} WHERE workspace = ?3 AND {order}"),
+                params![after, limit, workspace],
+                stored_chat,
+            ),
+            None => self.rows(
+                &format!("{CHAT} WHERE {order}"),
+                params![after, limit],
+                stored_chat,
+            ),
+        }
+    }
+
+    /// At most `limit` chats in which a message waits, by their ids, after one of them.
+    ///
+    /// # Errors
+    /// [`ReadError`]
+    pub fn waiting_chats(
+        &self,
+        after: Option<&SessionId>,
+        limit: u32,
+    ) -> Result<Vec<SessionId>, ReadError> {
+        let sql = "SELECT DISTINCT chat FROM turns WHERE state = 'waiting' AND chat > ?1 \
+                   ORDER BY chat LIMIT ?2";
+        let after = after.map_or("", SessionId::as_str);
+        self.rows(sql, params![after, limit], |row| {
+            known("session", row.get(0)?, |text| SessionId::new(text).ok())
+        })
+    }
+
+    /// At most `limit` turns of a chat after a number, in order.
+    ///
+    /// # Errors
+    /// [`ReadError`]
+    pub fn turns(
+        &self,
+        chat: &SessionId,
+        after: u64,
+        limit: u32,
+    ) -> Result<Vec<StoredTurn>, ReadError> {
+        self.rows(
+            &format!("{TURN} WHERE chat = ?1 AND seq > ?2 ORDER BY seq LIMIT ?3"),
+            params![chat.as_str(), signed(after), limit],
+            stored_turn,
+        )
+    }
+
+    /// One turn; `None` if there is none of this id.
+    ///
+    /// # Errors
+    /// [`ReadError`]
+    pub fn turn(&self, turn: &TurnId) -> Result<Option<StoredTurn>, ReadError> {
+        let sql = format!("{TURN} WHERE turn = ?1");
+        Ok(self.rows(&sql, [turn.as_str()], stored_turn)?.pop())
+    }
+
+    /// The turns of a chat that wait, in order: at most [`limits::CHAT_WAITING`], and one that
+    /// waits again.
+    ///
+    /// # Errors
+    /// [`ReadError`]
+    pub fn waiting_turns(&self, chat: &SessionId) -> Result<Vec<StoredTurn>, ReadError> {
+        let sql = format!("{TURN} WHERE chat = ?1 AND state = 'waiting' ORDER BY seq");
+        self.rows(&sql, [chat.as_str()], stored_turn)
+    }
+
+    /// The turn of a chat that was accepted under a client's key.
+    ///
+    /// # Errors
+    /// [`ReadError`]
+    pub fn turn_by_key(
+        &self,
+        chat: &SessionId,
+        key: &str,
+    ) -> Result<Option<StoredTurn>, ReadError> {
+        let sql = format!("{TURN} WHERE chat = ?1 AND key = ?2");
+        let given = params![chat.as_str(), key];
+        Ok(self.rows(&sql, given, stored_turn)?.pop())
+    }
+
+    /// What was said last in a chat, oldest first: as many whole messages of its users and texts
+    /// of its agents as have together at most so many bytes. Of a newest one that is longer, its
+    /// end. A user's message is told as it was accepted, whatever else went with it to the agent.
+    ///
+    /// # Errors
+    /// [`ReadError`]
+    pub fn last_texts(&self, chat: &SessionId, bytes: usize) -> Result<Vec<SaidText>, ReadError> {
+        let last = self.last_seq(chat)?;
+        let since = last.saturating_sub(limits::CHAT_RECALLED_EVENTS);
+        let mut statement = self.conn().prepare_cached(
+            "SELECT kind, version, iif(kind = 'tool_start', '', body) FROM events \
+             WHERE session = ?1 AND seq > ?2 AND kind IN ('prompt_accepted', 'text', 'tool_start') \
+             ORDER BY seq DESC",
+        )?;
+        let mut rows = statement.query(params![chat.as_str(), signed(since)])?;
+        let mut recalled = Recalled::new(bytes);
+        while let Some(row) = rows.next()?
+            && !recalled.is_full
+        {
+            let kind = row.get_ref(0)?.as_str().unwrap_or_default();
+            if kind == "tool_start" {
+                recalled.cut();
+                continue;
+            }
+            let body = row.get_ref(2)?.as_str().unwrap_or_default();
+            // What a newer program wrote is passed over.
+            match codec::decode(kind, row.get(1)?, body) {
+                Ok(Event::Text { delta }) => recalled.take(Speaker::Agent, delta),
+                Ok(Event::PromptAccepted { task, text, .. }) => {
+                    let accepted = match task {
+                        Some(task) => self.content(chat, &task)?,
+                        None => None,
+                    };
+                    recalled.cut();
+                    recalled.take(Speaker::User, accepted.unwrap_or(text));
+                    recalled.cut();
+                }
+                _ => {}
+            }
+        }
+        Ok(recalled.finish())
+    }
+
+    /// What was accepted and carried by a task.
+    fn content(&self, chat: &SessionId, task: &TaskId) -> Result<Option<Foreign>, ReadError> {
+        let sql = "SELECT content FROM turns WHERE chat = ?1 AND task = ?2";
+        let given = params![chat.as_str(), task.as_str()];
+        let found: Vec<String> = self.rows(sql, given, |row| Ok(row.get(0)?))?;
+        Ok(found.into_iter().next().map(Foreign::new))
+    }
+
+    fn rows<T>(
+        &self,
+        sql: &str,
+        given: impl Params,
+        stored: impl Fn(&Row<'_>) -> Result<T, ReadError>,
+    ) -> Result<Vec<T>, ReadError> {
+        let mut statement = self.conn().prepare_cached(sql)?;
+        let rows = statement.query_map(given, |row| Ok(stored(row)))?;
+        rows.map(|row| row?).collect()
+    }
+}
+
+/// Texts, taken from the newest to the oldest.
+struct Recalled {
+    left: usize,
+    /// Whole messages, the newest first.
+    said: Vec<SaidText>,
+    /// The pieces of the one that is being put together, the last first.
+    pieces: Vec<Foreign>,
+    by: Speaker,
+    is_full: bool,
+}
+
+impl Recalled {
+    const fn new(bytes: usize) -> Self {
+        Self {
+            left: bytes,
+            said: Vec::new(),
+            pieces: Vec::new(),
+            by: Speaker::Agent,
+            is_full: false,
+        }
+    }
+
+    fn take(&mut self, by: Speaker, text: Foreign) {
+        self.by = by;
+        let raw = text.raw();
+        if let Some(left) = self.left.checked_sub(raw.len()) {
+            self.left = left;
+            self.pieces.push(text);
+            return;
+        }
+        self.is_full = true;
+        if self.said.is_empty() {
+            let mut from = raw.len() - self.left;
+            while !raw.is_char_boundary(from) {
+                from += 1;
+            }
+            self.pieces.push(Foreign::new(raw[from..].to_owned()));
+            self.cut();
+        }
+        self.pieces.clear();
+    }
+
+    /// What comes next is another message.
+    fn cut(&mut self) {
+        let text: String = self.pieces.drain(..).rev().map(Foreign::into_raw).collect();
+        if !text.is_empty() {
+            self.said.push(SaidText {
+                by: self.by,
+                text: Foreign::new(text),
+            });
+        }
+    }
+
+    fn finish(mut self) -> Vec<SaidText> {
+        self.cut();
+        self.said.reverse();
+        self.said
+    }
+}
+
+fn known<T>(
+    what: &'static str,
+    text: String,
+    read: impl Fn(&str) -> Option<T>,
+) -> Result<T, ReadError> {
+    read(&text).ok_or(ReadError::Word { what, text })
+}
+
+fn stored_chat(row: &Row<'_>) -> Result<StoredChat, ReadError> {
+    let text = |column| row.get::<_, String>(column);
+    let running: Option<String> = row.get(13)?;
+    let files = known("list of files", text(6)?, |text| {
+        serde_json::from_str(text).ok()
+    });
+    Ok(StoredChat {
+        session: known("session", text(0)?, |text| SessionId::new(text).ok())?,
+        run: known("run", text(1)?, |text| RunId::new(text).ok())?,
+        workspace: known("workspace", text(2)?, |text| WorkspaceName::new(text).ok())?,
+        role: known("role", text(3)?, |text| RoleName::new(text).ok())?,
+        model: row.get(4)?,
+        goal: Foreign::new(text(5)?),
+        files: files?,
+        pool: known("pool", text(7)?, |text| PoolName::new(text).ok())?,
+        mode: known("mode", text(8)?, ChatMode::from_word)?,
+        created_ms: row.get(9)?,
+        ended_ms: row.get(10)?,
+        turns: row.get::<_, i64>(11)?.unsigned_abs(),
+        waiting: row.get(12)?,
+        running: running.and_then(|turn| TurnId::new(&turn).ok()),
+        used_ms: row.get(14)?,
+    })
+}
+
+fn stored_turn(row: &Row<'_>) -> Result<StoredTurn, ReadError> {
+    let text = |column| row.get::<_, String>(column);
+    let task: Option<String> = row.get(5)?;
+    let outcome: Option<String> = row.get(6)?;
+    Ok(StoredTurn {
+        turn: known("turn", text(0)?, |text| TurnId::new(text).ok())?,
+        chat: known("session", text(1)?, |text| SessionId::new(text).ok())?,
+        seq: row.get::<_, i64>(2)?.unsigned_abs(),
+        content: Foreign::new(text(3)?),
+        state: known("state of a turn", text(4)?, TurnState::from_word)?,
+        task: task.and_then(|task| TaskId::new(&task).ok()),
+        outcome: outcome
+            .map(|outcome| known("outcome", outcome, TurnOutcome::from_word))
+            .transpose()?,
+        accepted_ms: row.get(7)?,
+        begun_ms: row.get(8)?,
+        ended_ms: row.get(9)?,
+        key: row.get::<_, Option<String>>(10)?.map(Foreign::new),
+    })
+}

@@ -1,0 +1,25 @@
+//! The bounds of chats and their messages.
+
+/// Bytes of one message.
+pub const TURN_BYTES: usize = 256 << 10;
+
+/// Messages of one chat that wait, beside the one that is worked.
+pub const CHAT_WAITING: u32 = 16;
+
+/// Bytes of a chat's goal.
+pub const CHAT_GOAL_BYTES: usize = 64 << 10;
+
+/// Files that a chat may name at its beginning.
+pub const CHAT_FILES: usize = 64;
+
+/// Bytes of the path of one of them: as long as the kernel takes.
+pub const CHAT_FILE_BYTES: usize = 4096;
+
+/// Bytes of the key by which a client may send the same message twice.
+pub const TURN_KEY_BYTES: usize = 255;
+
+/// Bytes of what was said that an agent is told which cannot resume.
+pub const CHAT_RECALLED_BYTES: usize = 32 << 10;
+
+/// Events, from a chat's end, in which they are looked for.
+pub const CHAT_RECALLED_EVENTS: u64 = 100_000;
