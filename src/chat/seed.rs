@@ -92,7 +92,7 @@ pub(super) fn told(
                 vec![("ask", data)]
             }
         },
-        event => plain(event).into_iter().collect(),
+        event => plain(event, stored.id.seq).into_iter().collect(),
     };
     let count = u32::try_from(found.len()).unwrap_or(u32::MAX);
     let told = (1..).zip(found).map(|(part, (name, data))| Told {
@@ -115,7 +115,7 @@ pub(super) fn rewound(to: EventId) -> Told {
     }
 }
 
-fn plain(event: Event) -> Option<(&'static str, Value)> {
+fn plain(event: Event, seq: u64) -> Option<(&'static str, Value)> {
     Some(match event {
         Event::Text { delta } => ("chunk", json!({"text": delta.raw()})),
         Event::Thought { delta } => ("thought", json!({"text": delta.raw()})),
@@ -134,7 +134,8 @@ fn plain(event: Event) -> Option<(&'static str, Value)> {
             let data = json!({"id": id.raw(), "output": output.raw(), "success": !is_error});
             ("observation", data)
         }
-        Event::FileUpdated { path, .. } => return Some(("file_updated", json!({"path": path.raw()}))),
+        // It grows with each update of the path.
+        Event::FileUpdated { path, .. } => ("file_updated", json!({"path": path.raw(), "v": seq})),
         Event::AgentError { code, message, .. } => {
             ("error", json!({"code": code.raw(), "message": message.raw()}))
         }
