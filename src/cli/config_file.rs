@@ -151,6 +151,12 @@ fn check_files(config: &Config, origin: &Origin) -> Result<(), ConfigErrors> {
     for pool in &config.pools {
         check_pool(pool, origin, &mut faults);
     }
+    for (name, workspace) in &config.workspaces {
+        if let Some((message, help)) = directory_fault(&workspace.path, origin) {
+            let help = help.map(str::to_owned);
+            faults.push((format!("workspace.{name}.path"), message, help));
+        }
+    }
     for (name, profile) in &config.sandboxes {
         for bind in &profile.ro_bind {
             if let Err(error) = fs::metadata(bind) {
@@ -203,23 +209,8 @@ fn check_pool(pool: &Pool, origin: &Origin, faults: &mut Vec<Fault>) {
     let Some(workspace) = pool.local_workspace() else {
         return;
     };
-    match fs::canonicalize(workspace) {
-        Ok(real) if !real.is_dir() => {
-            let message = format!("{} is not a directory", shown(workspace));
-            fault("workspace.path", message, None);
-        }
-        Ok(real) if outside(&real) => {
-            let message = format!(
-                "the workspace is really {}, and a supervisor.toml that was found may not use a workspace outside its own directory",
-                shown(&real)
-            );
-            fault("workspace.path", message, trust);
-        }
-        Ok(_) => {}
-        Err(error) => {
-            let message = format!("no workspace at {}: {}", shown(workspace), why(&error));
-            fault("workspace.path", message, None);
-        }
+    if let Some((message, help)) = directory_fault(workspace, origin) {
+        fault("workspace.path", message, help);
     }
     for (inside, source) in &pool.home_files {
         let key = format!("home_files.{inside}");
@@ -240,6 +231,26 @@ fn check_pool(pool: &Pool, origin: &Origin, faults: &mut Vec<Fault>) {
                 format!("no file at {}: {}", shown(source), why(&error)),
                 None,
             ),
+        }
+    }
+}
+
+/// What is wrong with a workspace, and what helps.
+fn directory_fault(path: &Path, origin: &Origin) -> Option<(String, Option<&'static str>)> {
+    let found = origin.file.is_some() && !origin.named;
+    match fs::canonicalize(path) {
+        Ok(real) if !real.is_dir() => Some((format!("{} is not a directory", shown(path)), None)),
+        Ok(real) if found && !real.starts_with(&origin.dir) => {
+            let message = format!(
+                "the workspace is really {}, and a supervisor.toml that was found may not use a workspace outside its own directory",
+                shown(&real)
+            );
+            Some((message, Some("name the file with --config if you trust it")))
+        }
+        Ok(_) => None,
+        Err(error) => {
+            let message = format!("no workspace at {}: {}", shown(path), why(&error));
+            Some((message, None))
         }
     }
 }

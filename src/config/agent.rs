@@ -177,18 +177,21 @@ fn check_placeholders(pool: &Section<'_>, word: &Found<String>) {
 }
 
 /// What the schema says of `model` and `mode`.
-const FILLING: &str = r"^[A-Za-z0-9][A-Za-z0-9._:/@+\[\]-]{0,127}$";
+pub(super) const FILLING: &str = r"^[A-Za-z0-9][A-Za-z0-9._:/@+\[\]-]{0,127}$";
+
+/// Whether a text may be a `model` or a `mode`.
+pub(super) fn fits_filling(text: &str) -> bool {
+    text.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && text.len() <= 128
+        && text
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b"._:/@+[]-".contains(&b))
+}
 
 /// `model` and `mode`: they become arguments, so they must not look like flags or paths upwards.
 fn filling(pool: &Section<'_>, key: &'static str) -> Option<Found<String>> {
     let found = pool.item(key)?.text_like(FILLING)?;
-    let safe = found.value.starts_with(|c: char| c.is_ascii_alphanumeric())
-        && found.value.len() <= 128
-        && found
-            .value
-            .bytes()
-            .all(|b| b.is_ascii_alphanumeric() || b"._:/@+[]-".contains(&b));
-    if safe {
+    if fits_filling(&found.value) {
         return Some(found);
     }
     let message = format!(

@@ -26,6 +26,7 @@ mod paths;
 mod policy_uses;
 mod pool;
 mod presets;
+mod role;
 mod route;
 mod route_table;
 mod sandbox;
@@ -63,6 +64,7 @@ pub use error::{ConfigError, ConfigErrors, Places};
 pub use hook::{Hook, HookAddress, HookCommand, HookTo, HookUrl};
 pub use policy_uses::PolicyUses;
 pub use presets::{Find, Preset, names as agent_names, preset as agent_preset};
+pub use role::{ChatConfig, RegisteredWorkspace, Role};
 pub use schema::schema;
 pub use show::Effective;
 pub use trusted::{Part, Trusted, writes_in_place};
@@ -285,6 +287,9 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
     let hooks = hook::read_all(&root.section("hook"), found, &origin.dir, &drafts);
     trusted::stay_outside(root, &drafts, &hooks, delegates.values());
     let hints = hint::read(root);
+    let chat = role::chat(&root.section("chat"));
+    let roles = role::roles(&root.section("role"), &drafts, &names("pool"));
+    let workspaces = role::workspaces(&root.section("workspace"), &origin.dir, found);
     root.close(
         LATER_TABLES,
         &[
@@ -295,6 +300,9 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
             ("policies", "policy"),
             ("routes", "route"),
             ("prices", "price"),
+            ("chats", "chat"),
+            ("roles", "role"),
+            ("workspaces", "workspace"),
         ],
     );
     let mut config = Config {
@@ -313,6 +321,9 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
         policy_uses,
         hooks,
         hints,
+        chat,
+        roles,
+        workspaces,
         notes: Vec::new(),
         places: Places::new(ledger.text.clone(), BTreeMap::new()),
     };

@@ -32,6 +32,8 @@ fn rules(key: &str) -> Value {
             "properties": {"memory": {"const": "none"}, "swap": {"not": {"const": "none"}}},
         }}),
         "policy.NAME" => json!({"required": ["file"]}),
+        "role.NAME" => json!({"required": ["pool"]}),
+        "workspace.NAME" => json!({"required": ["path"]}),
         "delegate.NAME" => json!({"oneOf": [{"required": ["command"]}, {"required": ["url"]}]}),
         _ => json!({}),
     }

@@ -8,6 +8,7 @@ mod acp;
 mod ask;
 mod budget;
 mod cache;
+mod chats;
 mod containers;
 mod delegates;
 mod egress;
@@ -106,6 +107,9 @@ impl Config {
             policy_uses,
             hooks: of_hooks,
             hints: of_hints,
+            chat,
+            roles,
+            workspaces,
             notes: _,
             places: _,
         } = self;
@@ -136,6 +140,7 @@ impl Config {
         let site = site_policy.as_deref();
         tables.extend(policies::tables(policies, site, policy_uses));
         tables.extend(of_hooks.iter().map(hooks::hook));
+        tables.extend(chats::tables(*chat, roles, workspaces));
         Effective { tables }
     }
 

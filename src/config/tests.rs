@@ -9,6 +9,8 @@ mod delegates;
 mod documented;
 mod egress;
 mod hook;
+#[rustfmt::skip]
+mod roles;
 // One case a line.
 #[rustfmt::skip]
 mod refused;

@@ -23,6 +23,7 @@ use super::error::Places;
 use super::hint::Hints;
 use super::hook::Hook;
 use super::policy_uses::PolicyUses;
+use super::role::{ChatConfig, RegisteredWorkspace, Role};
 pub use super::route::{
     Allowed, Authorities, Route, RoutePort, RouteTimeouts, Upstream, UpstreamFault, fill_routes,
     is_path_byte, is_plain_path, unknown_route,
@@ -30,7 +31,7 @@ pub use super::route::{
 pub use super::ssh::{FarMode, FarNetwork, FarWalls, Ssh};
 use crate::limits;
 pub use crate::model::OnTimeout;
-use crate::model::{ClientOffers, PoolName, words};
+use crate::model::{ClientOffers, PoolName, RoleName, WorkspaceName, words};
 pub use container::{Container, ContainerEngine};
 
 /// The whole configuration.
@@ -66,6 +67,12 @@ pub struct Config {
     pub hooks: Vec<Hook>,
     /// `[[hint]]`: what messages mean, the file's own rows and the built-in ones.
     pub hints: Hints,
+    /// `[chat]`.
+    pub chat: ChatConfig,
+    /// `[role.NAME]`.
+    pub roles: BTreeMap<RoleName, Role>,
+    /// `[workspace.NAME]`.
+    pub workspaces: BTreeMap<WorkspaceName, RegisteredWorkspace>,
     /// What its reader should know: promises that a choice narrows, keys without effect. Safe to show.
     pub notes: Vec<String>,
     /// Where each key stands in the file, for faults that are found later.

@@ -225,6 +225,10 @@ fn a_file_that_was_found_may_not_weaken_the_walls() {
             "may not use a workspace outside",
         ),
         (
+            format!("[workspace.site]\npath = \"{outside}\""),
+            "may not use a workspace outside",
+        ),
+        (
             format!("home_files.x = \"{outside}/key\""),
             "may take files only from",
         ),

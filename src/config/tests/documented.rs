@@ -50,7 +50,9 @@ impl Row {
             .replace("route.NAME", "route.own")
             .replace("delegate.NAME", "delegate.own")
             .replace("price.NAME", "price.own")
-            .replace("hook.NAME", "hook.own");
+            .replace("hook.NAME", "hook.own")
+            .replace("role.NAME", "role.own")
+            .replace("workspace.NAME", "workspace.own");
         let set = format!("{key} = {value}\n");
         match self.key {
             "pool.NAME.agent" | "pool.NAME.command" => set,
@@ -98,6 +100,10 @@ impl Row {
             "hook.NAME.ca" => format!("{BARE}{HOOK_URL}{HOOK_SECRET}{set}"),
             "hook.NAME.command" => format!("{BARE}{set}"),
             key if key.starts_with("hook.NAME.") => format!("{BARE_HOOK}{set}"),
+            "role.NAME.model" => {
+                format!("pool.demo.dialect = \"acp\"\n{BARE}role.own.pool = \"demo\"\n{set}")
+            }
+            "role.NAME.instructions" => format!("{BARE}role.own.pool = \"demo\"\n{set}"),
             _ => format!("{BARE}{set}"),
         }
     }
@@ -179,6 +185,10 @@ const SAMPLES: &[(&str, &str)] = &[
     ("pool.NAME.budget.day_cost", "40"),
     ("pool.NAME.budget.pool_tokens", "1000000"),
     ("pool.NAME.budget.pool_cost", "0.000001"),
+    ("role.NAME.pool", "\"demo\""),
+    ("role.NAME.model", "\"lab/model-1\""),
+    ("role.NAME.instructions", "\"Be brief.\""),
+    ("workspace.NAME.path", "\"site\""),
     ("price.NAME.input", "3"),
     ("price.NAME.output", "15.0"),
     ("price.NAME.cache_read", "0.3"),
@@ -211,7 +221,8 @@ const PRICED: &str = "price.own.input = 1\nprice.own.output = 2\n";
 /// Everything that the program sees of a configuration.
 fn seen(config: &Config) -> String {
     format!(
-        "{:#?}{:#?}{:#?}{:#?}{:#?}{:#?}",
+        "{:#?}{:#?}{:#?}{:#?}{:#?}{:#?}{:#?}",
+        config.chat,
         config.hooks,
         config.supervisor,
         config.pools,

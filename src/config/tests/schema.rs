@@ -131,6 +131,9 @@ const BEYOND: &[&str] = &[
     "there is no pool",
     "the list is empty: the hook",
     "does not begin with MARSHAL_",
+    // What a role's pool can do, and bytes, which are no characters.
+    "cannot take a model for each session",
+    "the instructions have more than",
     // JSON has one kind of number.
     "found the float 4.0",
 ];

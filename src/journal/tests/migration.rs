@@ -28,6 +28,9 @@ const ADDED_BY_4: &str = "
     UPDATE runs SET limits = '{\"max_cost\":1}' WHERE run = 'daemon';
     PRAGMA user_version = 4;";
 
+/// What version 5 added to that.
+const ADDED_BY_5: &str = include_str!("../golden/added_v5.sql");
+
 /// The tables of version 3 with their columns and rows.
 type Tables = Vec<(String, Vec<String>, Vec<Vec<Value>>)>;
 
@@ -39,8 +42,11 @@ fn file_of(version: i64) -> tempfile::TempDir {
         .expect("wal");
     conn.execute_batch(SCHEMA_3).expect("version 3");
     conn.execute_batch(ROWS_3).expect("its rows");
-    if version == 4 {
+    if version >= 4 {
         conn.execute_batch(ADDED_BY_4).expect("version 4");
+    }
+    if version >= 5 {
+        conn.execute_batch(ADDED_BY_5).expect("version 5");
     }
     drop(conn);
     std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o600))
@@ -83,22 +89,26 @@ fn is_ended_by_a_start(table: &str, row: &[Value]) -> bool {
 
 #[test]
 fn a_file_of_an_earlier_version_loses_nothing_and_its_chain_goes_on() {
-    for version in [3, 4] {
+    for version in [3, 4, 5] {
+        let (more, talks) = if version == 5 { (1, 1) } else { (0, 0) };
         let old = file_of(version);
         let before = tables(&connection(&old));
         assert_eq!(before.len(), 12 - usize::from(version == 3));
         // As it is, by whoever only reads.
         let reader = Reader::open(old.path()).expect("reader");
         let proof = reader.prove_audit(None).expect("whole as it is");
-        assert_eq!((proof.begin.link, proof.head.link), (4, 7));
+        assert_eq!((proof.begin.link, proof.head.link), (4, 7 + more));
         let records = reader.audit_last(&AuditQuery::default(), 9).expect("read");
-        assert_eq!((records.len(), records[0].form), (3, None));
+        assert_eq!(records[0].form, None);
+        let is_formed = |record: &&AuditRecord| record.form == Some(2);
+        let formed = records.iter().filter(is_formed).count();
+        assert_eq!((records.len() - formed, formed as u64), (3, more));
         drop(reader);
 
         let journal = open(old.path());
         assert_eq!(journal.epoch(), 3);
         let found = Recovered {
-            kept: 1,
+            kept: 1 + talks,
             turns: 1,
             asks: 1,
             ..Recovered::default()
@@ -112,19 +122,23 @@ fn a_file_of_an_earlier_version_loses_nothing_and_its_chain_goes_on() {
                 changed.iter().all(|row| is_ended_by_a_start(table, row)),
                 "version {version}, {table}: {changed:?}"
             );
-            let more = match table.as_str() {
+            let added = match table.as_str() {
                 // The verdict on what was open, and the end of its turn.
                 "events" => 2,
                 "epochs" => 1,
                 _ => 0,
             };
-            assert_eq!(now.len(), was.len() + more, "version {version}, {table}");
+            assert_eq!(now.len(), was.len() + added, "version {version}, {table}");
         }
         // The old records as they were, and behind them one in the form of today.
         let reader = journal.reader().expect("reader");
         let proof = reader.prove_audit(Some(&proof.head.hash)).expect("whole");
-        assert_eq!((proof.begin.link, proof.head.link), (4, 8));
-        assert_eq!(proof.found, Some(7), "the head that was told is in it");
+        assert_eq!((proof.begin.link, proof.head.link), (4, 8 + more));
+        assert_eq!(
+            proof.found,
+            Some(7 + more),
+            "the head that was told is in it"
+        );
         assert_eq!(proof.head, journal.audit_head());
         let records = reader.audit_last(&AuditQuery::default(), 9).expect("read");
         let of = |at: usize| {
@@ -135,16 +149,28 @@ fn a_file_of_an_earlier_version_loses_nothing_and_its_chain_goes_on() {
             )
         };
         assert_eq!(of(0), (None, Some("demo"), Some(0)));
-        assert_eq!(of(3), (Some(2), Some("other"), Some(1)));
+        assert_eq!(
+            of(records.len() - 1),
+            (Some(2), Some("other"), Some(1)),
+            "version {version}"
+        );
         let other = AuditQuery {
             pool: Some("other".to_owned()),
             ..AuditQuery::default()
         };
-        assert_eq!(reader.audit_last(&other, 9).expect("read").len(), 2);
+        assert_eq!(
+            reader.audit_last(&other, 9).expect("read").len() as u64,
+            2 + more
+        );
         assert_eq!(
             reader.approver("e-2").expect("read").as_deref(),
             Some("uid 0")
         );
+        // A conversation of before stays one, and is no chat.
+        let talked = session("talked");
+        let conversation = reader.conversation(&talked).expect("read");
+        assert_eq!(conversation.is_some(), version == 5);
+        assert_eq!(reader.chats(None, None, 9).expect("read"), []);
         journal.close(LONG).expect("flushed");
 
         let new = tempdir();

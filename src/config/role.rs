@@ -1,0 +1,213 @@
+//! `[chat]`, `[role.NAME]` and `[workspace.NAME]`: what chats are begun with, by names that a client
+//! may say.
+//!
+//! Must not know chats, HTTP or files: whoever looks at the tree finds what is at a path.
+
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::agent::{FILLING, fits_filling};
+use super::command::{self, Piece};
+use super::error::quoted;
+use super::paths;
+use super::pool::{Draft, TRUST};
+use super::presets;
+use super::sandbox::NAME_PATTERN;
+use super::table::{Found, Section, one_of};
+use super::types::{DialectName, Network, Pool};
+use crate::model::{IdError, PoolName, RoleName, WorkspaceName};
+
+/// `[chat]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ChatConfig {
+    /// How long a chat that nobody uses keeps its agent.
+    pub idle: Duration,
+}
+
+impl Default for ChatConfig {
+    fn default() -> Self {
+        Self {
+            idle: Duration::from_secs(600),
+        }
+    }
+}
+
+/// What the agent of a chat is for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Role {
+    /// The pool that works its chats.
+    pub pool: PoolName,
+    /// The model of its sessions, instead of the pool's.
+    pub model: Option<String>,
+    /// What its agents are told before anything else.
+    pub instructions: Option<String>,
+}
+
+/// A directory that chats may work in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RegisteredWorkspace {
+    /// Absolute, without `.` and `..`.
+    pub path: PathBuf,
+}
+
+/// How long a chat may be idle.
+const IDLE: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(24 * 3600);
+
+/// Bytes of a role's instructions: they go with every first prompt.
+const INSTRUCTIONS_BYTES: usize = 64 << 10;
+
+/// Reads the table `chat`.
+pub(super) fn chat(section: &Section<'_>) -> ChatConfig {
+    let idle = section.duration("idle", IDLE);
+    section.close(&[], &[("role", "role"), ("workspace", "workspace")]);
+    idle.map_or_else(ChatConfig::default, |found| ChatConfig {
+        idle: found.value,
+    })
+}
+
+/// Reads the table `role`. `names` are those of all pools that the file has, faulty ones too.
+pub(super) fn roles(
+    section: &Section<'_>,
+    drafts: &[Draft],
+    names: &[String],
+) -> BTreeMap<RoleName, Role> {
+    let mut roles = BTreeMap::new();
+    for (name, item) in section.named(NAME_PATTERN) {
+        let name = named(RoleName::new(&name), |fault| item.fault(fault, None));
+        if let (Some(name), Some(table)) = (name, item.section())
+            && let Some(role) = role(&table, drafts, names)
+        {
+            roles.insert(name, role);
+        }
+    }
+    roles
+}
+
+fn named<T>(name: Result<T, IdError>, refuse: impl FnOnce(String)) -> Option<T> {
+    name.map_err(|error| refuse(format!("the {error}"))).ok()
+}
+
+fn role(section: &Section<'_>, drafts: &[Draft], names: &[String]) -> Option<Role> {
+    let item = section.item("pool");
+    if item.is_none() {
+        let message = "the role needs a pool, whose agents work its chats";
+        section.ledger.fault(&section.place, message, None);
+    }
+    let pool = item.and_then(|item| item.text_like(NAME_PATTERN));
+    let model = section
+        .item("model")
+        .and_then(|item| item.text_like(FILLING));
+    let instructions = section.item("instructions").and_then(|item| item.text());
+    section.close(
+        &[],
+        &[
+            ("command", "pool.NAME.command"),
+            ("policy", "pool.NAME.policy"),
+        ],
+    );
+    if let Some(found) = &instructions
+        && found.value.len() > INSTRUCTIONS_BYTES
+    {
+        let message = format!("the instructions have more than {INSTRUCTIONS_BYTES} bytes");
+        let help = "put what is long into a file of the workspace, and name that";
+        section
+            .ledger
+            .fault(&found.place, message, Some(help.to_owned()));
+    }
+    let pool = pool?;
+    let mut all = drafts.iter().map(|draft| &draft.pool);
+    let Some(of) = all.find(|of| of.name.as_str() == pool.value) else {
+        // One that is faulty itself was told.
+        if !names.contains(&pool.value) {
+            let names: Vec<&str> = names.iter().map(String::as_str).collect();
+            let message = format!(
+                "there is no pool {}: expected {}",
+                quoted(&pool.value),
+                one_of(&names)
+            );
+            section.ledger.fault(&pool.place, message, None);
+        }
+        return None;
+    };
+    if let Some(model) = &model {
+        fits(section, model, of);
+    }
+    Some(Role {
+        pool: of.name.clone(),
+        model: model.map(|found| found.value),
+        instructions: instructions.map(|found| found.value),
+    })
+}
+
+/// A model that a session of the pool can be given.
+fn fits(section: &Section<'_>, model: &Found<String>, pool: &Pool) {
+    if !fits_filling(&model.value) {
+        let message = format!(
+            "expected [A-Za-z0-9][A-Za-z0-9._:/@+[]-]{{0,127}}, found {}",
+            quoted(&model.value)
+        );
+        section.ledger.fault(&model.place, message, None);
+    } else if !takes_model(pool) {
+        let message = format!(
+            "pool {} cannot take a model for each session: its command has no {{model}}, and its protocol sets none",
+            pool.name
+        );
+        let help =
+            "leave the role's model out, or give the pool's command {model} and the pool a model";
+        section
+            .ledger
+            .fault(&model.place, message, Some(help.to_owned()));
+    }
+}
+
+/// Whether each session of a pool can have a model of its own: in its command, or by its protocol.
+/// Files of a new home have the pool's.
+fn takes_model(pool: &Pool) -> bool {
+    let pieces = pool.command.iter().flat_map(|word| command::pieces(word));
+    let mut names = pieces.filter_map(|piece| match piece {
+        Piece::Braced(name, _) => Some(name == "model"),
+        Piece::Plain(_) => None,
+    });
+    if names.any(|is_model| is_model) {
+        return true;
+    }
+    let preset = presets::preset(&pool.agent).filter(|_| pool.is_preset);
+    let is_routed = pool.network == Network::Routes;
+    pool.dialect == DialectName::Acp && !preset.is_some_and(|of| of.writes_model(is_routed))
+}
+
+/// Reads the table `workspace`. `found`: the file was found, not named.
+pub(super) fn workspaces(
+    section: &Section<'_>,
+    dir: &Path,
+    found: bool,
+) -> BTreeMap<WorkspaceName, RegisteredWorkspace> {
+    let mut workspaces = BTreeMap::new();
+    for (name, item) in section.named(NAME_PATTERN) {
+        let name = named(WorkspaceName::new(&name), |fault| item.fault(fault, None));
+        let (Some(name), Some(table)) = (name, item.section()) else {
+            continue;
+        };
+        let path = table.item("path");
+        if path.is_none() {
+            let message = "the workspace needs a path, the directory that chats work in";
+            section.ledger.fault(&table.place, message, None);
+        }
+        let path = path.and_then(|item| item.text_like(paths::PATTERN));
+        table.close(&[], &[("mode", "pool.NAME.workspace.mode")]);
+        let Some(path) = path else { continue };
+        let absolute = paths::absolute(dir, &path.value);
+        if let Some(fault) = paths::fault(&path.value) {
+            section.ledger.fault(&path.place, fault, None);
+        } else if found && !absolute.starts_with(dir) {
+            let message = "a supervisor.toml that was found may not use a workspace outside its own directory";
+            section
+                .ledger
+                .fault(&path.place, message, Some(TRUST.to_owned()));
+        }
+        workspaces.insert(name, RegisteredWorkspace { path: absolute });
+    }
+    workspaces
+}

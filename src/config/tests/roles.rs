@@ -1,0 +1,67 @@
+//! What chats are begun with, as it is read.
+
+use std::path::Path;
+use std::time::Duration;
+
+use super::{accepted_by, found, named, pool, refused_by};
+use crate::model::{RoleName, WorkspaceName};
+
+const TAKES: &str = "[pool.demo]\ncommand = [\"agent\", \"--model\", \"{model}\"]\nmodel = \"big\"\n";
+
+#[test]
+fn chats_roles_and_workspaces_are_read_with_their_defaults() {
+    let config = accepted_by(&named(), &pool(""));
+    assert_eq!(config.chat.idle, Duration::from_secs(600));
+    assert!(config.roles.is_empty() && config.workspaces.is_empty());
+    let text = TAKES.to_owned() + "[chat]\nidle = \"24h\"\n[role.writer]\npool = \"demo\"\nmodel = \"small\"\ninstructions = \"\"\"Be\nbrief.\"\"\"\n[role.plain]\npool = \"demo\"\n[workspace.site]\npath = \"../site\"\n[workspace.abs]\npath = \"/srv/x\"\n";
+    let config = accepted_by(&named(), &text);
+    assert_eq!(config.chat.idle, Duration::from_secs(24 * 3600));
+    let role = |name| &config.roles[&RoleName::new(name).expect("name")];
+    assert_eq!(role("writer").pool.as_str(), "demo");
+    assert_eq!(role("writer").model.as_deref(), Some("small"));
+    assert_eq!(role("writer").instructions.as_deref(), Some("Be\nbrief."));
+    assert_eq!((&role("plain").model, &role("plain").instructions), (&None, &None));
+    let path = |name| config.workspaces[&WorkspaceName::new(name).expect("name")].path.as_path();
+    assert_eq!(path("site"), Path::new("/etc/site"));
+    assert_eq!(path("abs"), Path::new("/srv/x"));
+}
+
+#[test]
+fn a_role_has_a_model_only_where_its_pool_takes_one() {
+    let role = "[role.r]\npool = \"demo\"\nmodel = \"m\"\n";
+    refused_by(&named(), &(pool("") + role), "role.r.model: pool demo cannot take a model for each session");
+    accepted_by(&named(), &(TAKES.to_owned() + role));
+    accepted_by(&named(), &(pool("dialect = \"acp\"") + role));
+    // Its file in a new home has the pool's model.
+    let codex = "[pool.demo]\nagent = \"codex\"\n";
+    refused_by(&named(), &(codex.to_owned() + role), "cannot take a model for each session");
+}
+
+#[test]
+fn what_leads_nowhere_is_refused() {
+    let refused = |text: &str, why: &str| refused_by(&named(), &(pool("") + text), why);
+    refused("[chat]\nidle = \"0s\"", "chat.idle…a duration from 1s to 24h");
+    refused("[chat]\nidle = \"25h\"", "chat.idle…a duration from 1s to 24h");
+    refused("[chat]\nidel = \"1m\"", "unknown key \"idel\"");
+    refused("[role.r]", "the role needs a pool");
+    refused("[role.r]\npool = \"other\"", "there is no pool \"other\": expected \"demo\"");
+    refused("[role.R]\npool = \"demo\"", "the role name \"R\" must match");
+    refused("[role.r]\npool = \"demo\"\ncommand = []", "command");
+    let long = "x".repeat((64 << 10) + 1);
+    refused(&format!("[role.r]\npool = \"demo\"\ninstructions = \"{long}\""), "the instructions have more than 65536 bytes");
+    refused("[workspace.w]", "the workspace needs a path");
+    refused("[workspace.W]\npath = \".\"", "the workspace name \"W\" must match");
+    refused("[workspace.w]\npath = \"~/x\"", "\"~\" is not expanded");
+    refused("[workspace.w]\npath = \"\"", "a path must not be empty");
+    let takes = |model: &str| format!("{TAKES}[role.r]\npool = \"demo\"\nmodel = \"{model}\"");
+    refused_by(&named(), &takes("--flag"), "role.r.model: expected [A-Za-z0-9]");
+}
+
+#[test]
+fn a_file_that_was_found_registers_only_what_is_in_its_directory() {
+    let of = |path: &str| format!("{}[workspace.w]\npath = \"{path}\"", super::script(""));
+    accepted_by(&found(), &of("sub/dir"));
+    for outside in ["/srv", "..", "x/../../other", "/home/me/project2"] {
+        refused_by(&found(), &of(outside), "workspace.w.path…may not use a workspace outside its own directory…--config");
+    }
+}
