@@ -5,6 +5,7 @@
 
 pub mod api;
 pub mod cli;
+pub mod chat;
 pub mod config;
 pub mod delegate;
 pub mod dialect;

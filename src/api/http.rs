@@ -339,14 +339,14 @@ async fn ready(State(pages): State<Pages>) -> Response {
 async fn not_found() -> Response {
     problem(
         StatusCode::NOT_FOUND,
-        "there is no such page; there are /metrics, /healthz, /readyz, /asks and /policies",
+        "there is no such page; there are /metrics, /healthz, /readyz, /asks, /policies and /api/v1/workspaces",
     )
 }
 
 async fn wrong_method() -> Response {
     problem(
         StatusCode::METHOD_NOT_ALLOWED,
-        "this page knows GET and HEAD only, and one ask POST",
+        "this page does not take this method",
     )
 }
 
@@ -381,13 +381,18 @@ pub(super) fn problem(status: StatusCode, detail: &str) -> Response {
 /// No page takes a large body: one, or one of unknown length, is refused unread.
 async fn bounded(request: Request, next: Next) -> Response {
     let headers = request.headers();
+    let most = if request.uri().path().starts_with("/api/v1/workspaces/") {
+        limits::CHAT_BODY_BYTES as u64
+    } else {
+        limits::HTTP_BODY_BYTES
+    };
     let large = headers.contains_key(header::TRANSFER_ENCODING)
         || headers.get(header::CONTENT_LENGTH).is_some_and(|value| {
             let length = value
                 .to_str()
                 .ok()
                 .and_then(|text| text.parse::<u64>().ok());
-            length.is_none_or(|length| length > limits::HTTP_BODY_BYTES)
+            length.is_none_or(|length| length > most)
         });
     if !large || request.method() == Method::HEAD {
         return next.run(request).await;

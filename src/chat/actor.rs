@@ -186,7 +186,7 @@ impl Actor {
         loop {
             let loading = chats
                 .fleet
-                .load_chat(&chat.pool, &directory, chat.session.clone());
+                .load_chat(&chat.pool, &directory, chat.session.clone(), chat.model.clone());
             let mut loading = std::pin::pin!(loading);
             let patience = Instant::now() + limits::CHAT_SLOT_PATIENCE;
             let refused = loop {

@@ -6,7 +6,7 @@
 use std::path::{Component, Path, PathBuf};
 
 use super::ChatError;
-use crate::config::{Config, Role, Workspace};
+use crate::config::{Config, RegisteredWorkspace, Role};
 use crate::limits;
 use crate::model::foreign::show;
 use crate::model::{RoleName, WorkspaceName};
@@ -28,7 +28,7 @@ pub struct Wish {
 pub(super) fn workspace<'a>(
     config: &'a Config,
     name: &str,
-) -> Result<(WorkspaceName, &'a Workspace), ChatError> {
+) -> Result<(WorkspaceName, &'a RegisteredWorkspace), ChatError> {
     let found = WorkspaceName::new(name).ok();
     let found = found.and_then(|name| Some((name.clone(), config.workspaces.get(&name)?)));
     found.ok_or_else(|| ChatError::NotFound(format!("there is no workspace {:?}", show(name, 40))))
@@ -119,13 +119,10 @@ pub(super) fn first_prompt(role: Option<&Role>, files: &[String], content: &str)
         text.push_str("\n\n");
     }
     if !files.is_empty() {
-        text.push_str("These files of the workspace belong to the task:\n");
-        for path in files {
-            text.push_str("- ");
-            text.push_str(path);
-            text.push('\n');
-        }
-        text.push('\n');
+        let files = files.join(", ");
+        text.push_str("[System: These files of the workspace belong to the task: ");
+        text.push_str(&files);
+        text.push_str("]\n\n");
     }
     text.push_str(content);
     text
@@ -154,7 +151,7 @@ mod tests {
     #[test]
     fn the_first_prompt_names_the_files_before_the_goal() {
         let text = first_prompt(None, &["a".to_owned(), "b".to_owned()], "Do it.");
-        let expected = "These files of the workspace belong to the task:\n- a\n- b\n\nDo it.";
+        let expected = "[System: These files of the workspace belong to the task: a, b]\n\nDo it.";
         assert_eq!(text, expected);
     }
 }

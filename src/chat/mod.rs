@@ -114,7 +114,8 @@ impl std::fmt::Debug for Inner {
 impl Chats {
     /// The chats of a fleet. Nothing is loaded before [`Chats::go_on`].
     #[must_use]
-    pub fn new(fleet: FleetHandle, config: Arc<Config>) -> Self {
+    pub fn new(fleet: FleetHandle) -> Self {
+        let config = Arc::new(fleet.config().clone());
         let pools = config.pools.iter().map(|pool| pool.name.clone());
         let lobbies = pools.map(|pool| (pool, Lobby::new())).collect();
         Self(Arc::new(Inner {

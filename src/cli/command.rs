@@ -16,7 +16,7 @@ use super::continuing;
 use super::control_client::{self, complain};
 use super::diagnostic::{self, Look};
 use super::doctor;
-use super::doors::{self, Doors};
+use super::doors::{self, Doors, With};
 use super::events;
 use super::exit::Exit;
 use super::ls;
@@ -40,6 +40,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::api::control;
 use crate::api::reply::Role;
+use crate::chat::Chats;
 use crate::config::{Config, ConfigErrors, LogFormat};
 use crate::fleet::GoOn;
 use crate::model::PoolName;
@@ -412,8 +413,11 @@ async fn run_here(
     };
     let metrics = started.metrics.clone();
     let tokens = doors::tokens(started.state.path(), &mut streams.err);
-    let (fleet, runs) = (&started.fleet, Arc::default());
-    let doors = Doors::open(fleet, Role::Run, http, control, metrics, tokens, runs);
+    let with = With {
+        tokens,
+        ..With::default()
+    };
+    let doors = Doors::open(&started.fleet, Role::Run, http, control, metrics, with);
     let exit = run::here(started.fleet.clone(), order, streams, signals).await;
     doors.close().await;
     finish(started, exit, signals).await
@@ -452,8 +456,14 @@ async fn daemon(cli: &Cli, loaded: Loaded, mut streams: Streams) -> Exit {
     let tokens = doors::tokens(started.state.path(), &mut streams.err);
     // Before the doors are open: whoever asks for one of these is not told that it is not here.
     let unfinished = up::unfinished(&started.journal);
-    let (fleet, runs) = (&started.fleet, Arc::new(up::awaited(&unfinished)));
-    let doors = Doors::open(fleet, Role::Daemon, http, control, metrics, tokens, runs);
+    let chats = Chats::new(started.fleet.clone());
+    let with = With {
+        tokens,
+        runs: Arc::new(up::awaited(&unfinished)),
+        chats: Some(chats.clone()),
+    };
+    let doors = Doors::open(&started.fleet, Role::Daemon, http, control, metrics, with);
+    chats.go_on().await;
     if !unfinished.is_empty() {
         let count = unfinished.len();
         let text = format!("going on with unfinished runs: {count}");
@@ -513,8 +523,11 @@ async fn editor(cli: &Cli, pool: &PoolName, loaded: Loaded, mut streams: Streams
     };
     let metrics = started.metrics.clone();
     let tokens = doors::tokens(started.state.path(), &mut streams.err);
-    let (fleet, runs) = (&started.fleet, Arc::default());
-    let doors = Doors::open(fleet, Role::Editor, http, control, metrics, tokens, runs);
+    let with = With {
+        tokens,
+        ..With::default()
+    };
+    let doors = Doors::open(&started.fleet, Role::Editor, http, control, metrics, with);
     let exit = front(place, &mut signals).await;
     started.fleet.cancel_all();
     let second = run::stop(&started.fleet, &mut signals).await;

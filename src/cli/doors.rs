@@ -19,7 +19,8 @@ use crate::api::Fleet;
 use crate::api::http::{self, Pages, Render};
 use crate::api::reply::Role;
 use crate::api::tokens::{self, Tokens};
-use crate::api::{ask_pages, control, policy_pages};
+use crate::api::{ask_pages, chat_pages, control, policy_pages};
+use crate::chat::Chats;
 
 /// Listens on the configured address. A port of 0 is the system's choice, which is printed. If
 /// the address cannot be had, `run` says so and goes on without it, and `up` cannot start.
@@ -72,17 +73,29 @@ fn open_token(path: &Path) -> Result<Option<File>, String> {
     }
 }
 
+/// What the doors show beside the fleet.
+#[derive(Default)]
+pub struct With {
+    /// Who may see the asks and chats; without tokens there are no pages of them.
+    pub tokens: Option<Tokens>,
+    /// The runs that clients may watch.
+    pub runs: Arc<control::Runs>,
+    /// The chats, in a daemon.
+    pub chats: Option<Chats>,
+}
+
 /// Open doors. They close with [`Doors::close`].
 #[derive(Debug)]
 pub struct Doors {
     runs: Arc<control::Runs>,
+    chats: Option<Chats>,
     stop: CancellationToken,
     serving: TaskTracker,
 }
 
 impl Doors {
-    /// Serves what was bound. `metrics` renders the page of `/metrics`; without `tokens` there are no
-    /// pages of asks. `runs` are those that clients may watch. Must be called inside a runtime.
+    /// Serves what was bound. `metrics` renders the page of `/metrics`. Must be called inside a
+    /// runtime.
     #[must_use]
     pub fn open<F: Fleet>(
         fleet: &F,
@@ -90,9 +103,13 @@ impl Doors {
         http: Option<http::Listener>,
         control: control::Listener,
         metrics: Render,
-        tokens: Option<Tokens>,
-        runs: Arc<control::Runs>,
+        with: With,
     ) -> Self {
+        let With {
+            tokens,
+            runs,
+            chats,
+        } = with;
         let stop = CancellationToken::new();
         let serving = TaskTracker::new();
         if let Some(http) = http {
@@ -102,7 +119,11 @@ impl Doors {
                 ready: Arc::new(move || asked.readiness()),
                 asks: tokens.map_or_else(Router::new, |tokens| {
                     let policies = policy_pages::router(fleet.clone(), tokens.clone());
-                    ask_pages::router(fleet.clone(), tokens, stop.clone()).merge(policies)
+                    let chats = chats.clone().map_or_else(Router::new, |chats| {
+                        chat_pages::router(chats, tokens.clone(), stop.clone())
+                    });
+                    let asks = ask_pages::router(fleet.clone(), tokens, stop.clone());
+                    asks.merge(policies).merge(chats)
                 }),
             };
             serving.spawn(http::serve(
@@ -123,8 +144,16 @@ impl Doors {
         serving.close();
         Self {
             runs,
+            chats,
             stop,
             serving,
+        }
+    }
+
+    /// Begins no turn of a chat any more.
+    pub fn stop_chats(&self) {
+        if let Some(chats) = &self.chats {
+            chats.stop_working();
         }
     }
 

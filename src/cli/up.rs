@@ -81,6 +81,7 @@ pub async fn serve<F: Fleet>(
         tokio::spawn(async move { drop(fleet.reload_policies(ReloadCause::Signal).await) });
     }
     err.line("stopping; a second signal kills");
+    doors.stop_chats();
     fleet.cancel_all();
     let second = run::stop(&fleet, signals).await;
     doors.close().await;
@@ -99,7 +100,7 @@ mod tests {
     use crate::api::reply::Role;
     use crate::api::testing::{FakeFleet, spec};
     use crate::cli::control_client::{Client, daemon};
-    use crate::cli::doors::listen;
+    use crate::cli::doors::{With, listen};
     use crate::cli::streams::{Captured, Streams};
     use crate::fleet::Stop;
 
@@ -125,8 +126,7 @@ mod tests {
             http,
             control,
             metrics,
-            None,
-            Arc::default(),
+            With::default(),
         );
         let (sender, receiver) = mpsc::channel(4);
         let serving = fleet.clone();

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use super::clock::now_us;
 use super::conversation::OpenError;
+use super::session::OfChat;
 use super::{Conversation, ConversationOrder, FleetHandle, SubmitError};
 use crate::journal::Write;
 use crate::model::{Event, EventId, PoolName, RunId, SessionId, SlotState, Stamped};
@@ -66,13 +67,14 @@ impl FleetHandle {
         pool: &PoolName,
         directory: &Path,
         session: SessionId,
+        model: Option<String>,
     ) -> Result<Conversation, OpenError> {
         let order = ConversationOrder {
             pool: pool.clone(),
             directory: directory.to_owned(),
             session: Some(session),
         };
-        self.open_talk(order, true).await
+        self.open_talk(order, Some(OfChat { model })).await
     }
 
     /// Whether a client could have a slot of the pool now.

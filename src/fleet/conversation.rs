@@ -16,7 +16,7 @@ use super::approver::{Asking, Said};
 use super::clock::now_us;
 use super::notice::{Notice, TaskReport};
 use super::pool::{ActiveTask, OpenTasks, Opener, PoolMsg, Talk};
-use super::session::StoredSession;
+use super::session::{OfChat, StoredSession};
 use super::session::WORKSPACE_INSIDE;
 use super::setting::{SetDone, SetReply};
 use super::{FleetHandle, PoolEntry, SubmitError};
@@ -354,14 +354,14 @@ impl FleetHandle {
     /// # Errors
     /// [`OpenError`]
     pub async fn converse(&self, order: ConversationOrder) -> Result<Conversation, OpenError> {
-        self.open_talk(order, false).await
+        self.open_talk(order, None).await
     }
 
     /// The same for a client, or for a chat.
     pub(super) async fn open_talk(
         &self,
         order: ConversationOrder,
-        is_chat: bool,
+        chat: Option<OfChat>,
     ) -> Result<Conversation, OpenError> {
         let name = &order.pool;
         let entry = self.entry(name).ok_or_else(|| {
@@ -391,7 +391,7 @@ impl FleetHandle {
             within,
             stored,
             approver,
-            is_chat,
+            chat,
             reply,
         })));
         let sent = entry.actor.send_message(opens);

@@ -11,6 +11,8 @@ mod asks_doors;
 mod asks_kept;
 mod budgets;
 mod caches;
+mod chat_client;
+mod chats;
 mod client_attacks;
 mod client_methods;
 mod continuing;

@@ -13,7 +13,7 @@ use super::slot::{Kept, Slot};
 use super::state::PoolState;
 use crate::fleet::approver::{Approver, Said};
 use crate::fleet::conversation::{Grant, OpenError};
-use crate::fleet::session::{SessionMsg, StoredSession, TalkArgs, Work};
+use crate::fleet::session::{OfChat, SessionMsg, StoredSession, TalkArgs, Work};
 use crate::fleet::setting::SetReply;
 use crate::lifecycle::state::SlotEvent;
 use crate::limits;
@@ -83,7 +83,7 @@ pub(crate) struct Opener {
     /// What there is of it already.
     pub(crate) stored: Option<StoredSession>,
     pub(crate) approver: Approver,
-    pub(crate) is_chat: bool,
+    pub(crate) chat: Option<OfChat>,
     /// Told the slot; closed when the client waits no longer.
     pub(crate) reply: oneshot::Sender<Result<Grant, OpenError>>,
 }
@@ -95,7 +95,7 @@ pub(super) struct Held {
     run: RunId,
     within: PathBuf,
     approver: Approver,
-    is_chat: bool,
+    chat: Option<OfChat>,
     /// The session's actor was started: what is not kept since is over.
     begun: bool,
     /// What there was of it when it was opened.
@@ -116,7 +116,7 @@ impl Held {
             run: self.run.clone(),
             within: self.within.clone(),
             approver: self.approver.clone(),
-            is_chat: self.is_chat,
+            chat: self.chat.clone(),
         }
     }
 
@@ -328,7 +328,7 @@ impl PoolState {
             run: opener.run,
             within: opener.within,
             approver: opener.approver,
-            is_chat: opener.is_chat,
+            chat: opener.chat,
             begun: false,
             stored: opener.stored,
             waiting: VecDeque::new(),

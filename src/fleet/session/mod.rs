@@ -273,7 +273,14 @@ pub(crate) struct TalkArgs {
     /// Where asks go.
     pub(crate) approver: Approver,
     /// It is a chat: what its agent has forgotten is told to it.
-    pub(crate) is_chat: bool,
+    pub(crate) chat: Option<OfChat>,
+}
+
+/// What is a chat's own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct OfChat {
+    /// Its model, instead of the pool's.
+    pub(crate) model: Option<String>,
 }
 
 /// What is known of a session that an earlier start of the supervisor began.

@@ -81,7 +81,7 @@ impl SessionState {
             instead_of: self.work.session.clone(),
             why,
         });
-        if self.is_chat() {
+        if self.chat().is_some() {
             self.memory.lose();
         }
     }

@@ -69,7 +69,8 @@ impl SessionState {
         let Some(prepared) = &self.prepared else {
             return self.survey();
         };
-        let plan = prepared.agent_plan(&self.shared, &self.pool, resume.as_ref());
+        let model = self.chat().and_then(|chat| chat.model.as_deref());
+        let plan = prepared.agent_plan(&self.shared, &self.pool, resume.as_ref(), model);
         let plan = match plan {
             Ok(plan) => plan,
             // No task suffers from it; the session cannot be loaded.
@@ -99,7 +100,7 @@ impl SessionState {
             opening: Opening {
                 workspace: prepared.directory_inside().to_owned(),
                 resume,
-                acp: self.choosing.applied_to(&self.pool.config.acp),
+                acp: self.with_its_model(self.choosing.applied_to(&self.pool.config.acp)),
                 routes: self
                     .pool
                     .config

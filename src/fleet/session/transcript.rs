@@ -3,8 +3,11 @@
 //!
 //! Must not know how a session is loaded.
 
-use super::SessionMsg;
+use std::sync::Arc;
+
+use super::{OfChat, SessionMsg};
 use super::state::{Phase, SessionState};
+use crate::config::Acp;
 use crate::journal::{SaidText, Speaker};
 use crate::limits::{CHAT_RECALLED_BYTES, CHAT_RECALLED_GOAL};
 use crate::model::{Event, Foreign};
@@ -58,15 +61,28 @@ impl Memory {
 }
 
 impl SessionState {
-    pub(super) fn is_chat(&self) -> bool {
-        self.talk.as_ref().is_some_and(|talk| talk.is_chat)
+    /// What it is as a chat, if it is one.
+    pub(super) fn chat(&self) -> Option<&OfChat> {
+        self.talk.as_ref()?.chat.as_ref()
+    }
+
+    /// What an agent is set to whose command does not say which model to take.
+    pub(super) fn with_its_model(&self, acp: Arc<Acp>) -> Arc<Acp> {
+        let model = self.chat().and_then(|chat| chat.model.clone());
+        if model.is_none() || self.pool.config.says_model() {
+            return acp;
+        }
+        Arc::new(Acp {
+            model,
+            ..Acp::clone(&acp)
+        })
     }
 
     /// A child that was started with the id of a session has gone on with it: its dialect has no
     /// words for that.
     pub(super) fn tell_resumed(&mut self) {
         let by_argument = self.pool.config.dialect.resumes_by_argument();
-        if self.is_chat() && self.loading && by_argument {
+        if self.chat().is_some() && self.loading && by_argument {
             self.outbox.event(Event::SessionResumed {
                 how: "resume_args",
                 replayed: 0,
