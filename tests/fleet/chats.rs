@@ -507,7 +507,7 @@ fn a_role_has_its_model() {
         };
         let drill = drill_of(dialect, 1, flags, more, "10m");
         let config = std::fs::read_to_string(drill.config()).expect("a file");
-        let model = if dialect == "acp" { "large" } else { "big" };
+        let model = if dialect == "acp" { "b" } else { "big" };
         let role = format!("[role.dev]\nmodel = \"{model}\"");
         std::fs::write(drill.config(), config.replace("[role.dev]", &role)).expect("written");
         let daemon = Daemon::start(&drill);

@@ -13,6 +13,7 @@ mod budgets;
 mod caches;
 mod chat_client;
 mod chats;
+mod chats_tour;
 mod client_attacks;
 mod client_methods;
 mod continuing;
