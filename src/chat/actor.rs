@@ -351,8 +351,8 @@ impl Actor {
             detail: Some(why.to_owned()),
         };
         while let Err(error) = self.chats.fleet.append(self.id(), event.clone()).await {
-            tracing::warn!(chat = %self.chat.session, %error, "a turn's end is not told yet");
-            if self.chats.stop.is_cancelled() {
+            tracing::warn!(chat = %self.chat.session, %error, "a turn's end is not told");
+            if self.chats.stop.is_cancelled() || !matches!(error, SubmitError::Journal(_)) {
                 return;
             }
             self.pause().await;

@@ -151,11 +151,7 @@ impl Chats {
             };
             for chat in page {
                 match self.0.chat(&chat).await {
-                    Ok(chat) => {
-                        if let Err(error) = self.0.wake(chat, |wants| wants.turns += 1) {
-                            tracing::error!(%error, "a chat waits for its next message");
-                        }
-                    }
+                    Ok(chat) => self.0.wake(chat, |wants| wants.turns += 1),
                     Err(error) => tracing::error!(%error, "a chat is not taken up"),
                 }
             }
@@ -217,14 +213,14 @@ impl Chats {
             turn: turn.turn.clone(),
             sequence: 1,
         };
-        inner.room(&session)?;
+        inner.room(&session, &role.pool)?;
         let writes = vec![
             Write::Chat(ChatWrite::Create(row)),
             Write::Chat(ChatWrite::Accept(turn)),
         ];
         inner.fleet.keep_rows(writes).await?;
         let chat = inner.chat(&session).await?;
-        inner.wake(chat, |wants| wants.turns += 1)?;
+        inner.wake(chat, |wants| wants.turns += 1);
         Ok((session, accepted))
     }
 
@@ -279,10 +275,10 @@ impl Chats {
             turn: turn.turn.clone(),
             sequence: turn.seq,
         };
-        inner.room(&id)?;
+        inner.room(&id, &found.pool)?;
         let accept = Write::Chat(ChatWrite::Accept(turn));
         inner.fleet.keep_rows(vec![accept]).await?;
-        inner.wake(found, |wants| wants.turns += 1)?;
+        inner.wake(found, |wants| wants.turns += 1);
         Ok(accepted)
     }
 
@@ -487,7 +483,12 @@ impl Inner {
     }
 
     /// Whether the chat could have an actor.
-    fn room(&self, chat: &SessionId) -> Result<(), ChatError> {
+    fn room(&self, chat: &SessionId, pool: &PoolName) -> Result<(), ChatError> {
+        if !self.lobbies.contains_key(pool) {
+            return Err(ChatError::Unavailable(format!(
+                "the configuration has no pool {pool} any more: the chat waits until it has"
+            )));
+        }
         let loaded = self.loaded();
         if loaded.contains_key(chat) || loaded.len() < limits::CHATS_LOADED {
             return Ok(());
@@ -498,24 +499,19 @@ impl Inner {
 
     /// Tells the chat's actor; there is one after this, and not more. What came before the
     /// supervisor stops waits for the next start.
-    fn wake(
-        self: &Arc<Self>,
-        chat: StoredChat,
-        want: impl FnOnce(&mut Wants),
-    ) -> Result<(), ChatError> {
+    fn wake(self: &Arc<Self>, chat: StoredChat, want: impl FnOnce(&mut Wants)) {
         if self.stop.is_cancelled() {
-            return Ok(());
+            return;
         }
         let Some(lobby) = self.lobbies.get(&chat.pool).cloned() else {
-            let pool = &chat.pool;
-            return Err(ChatError::Unavailable(format!(
-                "the configuration has no pool {pool} any more: the chat waits until it has"
-            )));
+            let (chat, pool) = (&chat.session, &chat.pool);
+            tracing::error!(%chat, %pool, "a chat waits: the configuration has no such pool");
+            return;
         };
         let mut loaded = self.loaded();
         if let Some(actor) = loaded.get(&chat.session) {
             actor.send_modify(want);
-            return Ok(());
+            return;
         }
         let (tell, wants) = watch::channel(Wants::default());
         loaded.insert(chat.session.clone(), tell);
@@ -528,7 +524,6 @@ impl Inner {
             conversation: None,
         };
         tokio::spawn(actor.run());
-        Ok(())
     }
 
     /// Tells the chat's actor, if it has one.

@@ -96,13 +96,13 @@ impl FleetHandle {
     /// when it is durable. Whoever loads sessions must keep this one from being loaded meanwhile.
     ///
     /// # Errors
-    /// [`OpenError::Journal`]
-    pub async fn append(&self, session: &SessionId, event: Event) -> Result<(), OpenError> {
+    /// [`SubmitError`]: of [`SubmitError::Journal`] it may be tried again.
+    pub async fn append(&self, session: &SessionId, event: Event) -> Result<(), SubmitError> {
         // What an earlier slot of it was writing goes first.
-        let settled = self.make_durable(Vec::new()).await;
-        settled.map_err(|error| OpenError::Journal(error.to_string()))?;
+        self.make_durable(Vec::new()).await?;
         let of = session.clone();
-        let last = self.read_past(move |reader| reader.last_seq(&of)).await?;
+        let last = self.read_past(move |reader| reader.last_seq(&of)).await;
+        let last = last.map_err(|error| SubmitError::Rejected(error.to_string()))?;
         let seq = last + 1;
         let stamped = Stamped {
             id: EventId {
@@ -116,8 +116,7 @@ impl FleetHandle {
             session: session.clone(),
             events: Arc::new(vec![stamped]),
         };
-        let durable = self.make_durable(vec![write]).await;
-        durable.map_err(|error| OpenError::Journal(error.to_string()))?;
+        self.make_durable(vec![write]).await?;
         self.0.shared.taps.durable(session, seq);
         Ok(())
     }

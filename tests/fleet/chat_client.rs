@@ -17,23 +17,13 @@ pub(crate) const DIALECTS: [&str; 2] = ["scaiflux", "acp"];
 const POLICY: &str = r#"
 schema  = 1
 name    = "asking"
-default = "ask"
-
-[[rule]]
-id       = "reads"
-decision = "allow"
-tool     = "read"
-
-[[rule]]
-id       = "writes"
-decision = "allow"
-tool     = "write"
+extends = ["builtin:developer"]
 
 [[rule]]
 id       = "waits"
 decision = "allow"
 tool     = "shell"
-argv     = [["sleep", "*"]]
+argv     = [["sleep"]]
 "#;
 
 /// A configuration with chats. `flags` are more words of the agent's command, `more` more keys of
@@ -70,7 +60,6 @@ env       = {{ set = {{ DRILL = "MARK" }} }}
 
 [policy.asking]
 file = "asking.toml"
-guard_off = true
 "##
     ));
     fs::write(drill.path("asking.toml"), POLICY).expect("asking.toml");

@@ -15,7 +15,7 @@ fn every_line_of_the_tour_works() {
     let daemon = Daemon::start(&drill);
     let script = script
         .replace("/var/lib/marshal", &drill.state().display().to_string())
-        .replace("127.0.0.1:9464", &daemon.address);
+        .replace("127.0.0.1:7117", &daemon.address);
     let ran = Command::new("timeout")
         .args(["120", "bash", "-eux", "-c", &script])
         .current_dir(drill.path("."))
