@@ -90,6 +90,7 @@ impl Daemon {
         let _ = fs::remove_file(drill.path("stderr.log"));
         let running = drill.start(&["up"]);
         let address = drill.address();
+        assert_eq!(drill.get("/healthz").0, 200);
         let token = fs::read_to_string(drill.state().join("http.token")).expect("a token");
         Self {
             running,

@@ -10,7 +10,7 @@ fn every_line_of_the_tour_works() {
     let blocks = page.split("```bash\n").skip(1);
     let blocks = blocks.filter_map(|block| block.split("```").next());
     let script: String = blocks.collect();
-    assert_eq!(script.matches("curl ").count(), 12, "{script}");
+    assert_eq!(script.matches("curl ").count(), 13, "{script}");
     let drill = drill("acp", 1);
     let daemon = Daemon::start(&drill);
     let script = script
