@@ -4,8 +4,8 @@
 //! The floors, the words and the two walks stand in `ARCHITECTURE.md`.
 
 pub mod api;
-pub mod cli;
 pub mod chat;
+pub mod cli;
 pub mod config;
 pub mod delegate;
 pub mod dialect;

@@ -149,7 +149,10 @@ async fn read<T: for<'a> Deserialize<'a>>(headers: &HeaderMap, body: Body) -> Re
     serde_json::from_slice(&bytes).map_err(|error| {
         let why = crate::model::foreign::show(&error.to_string(), 200);
         if error.is_data() {
-            problem(StatusCode::UNPROCESSABLE_ENTITY, &format!("the body: {why}"))
+            problem(
+                StatusCode::UNPROCESSABLE_ENTITY,
+                &format!("the body: {why}"),
+            )
         } else {
             let detail = format!("the body is no JSON: {why}");
             problem(StatusCode::BAD_REQUEST, &detail)
@@ -168,7 +171,8 @@ fn key(headers: &HeaderMap) -> Result<Option<String>, Response> {
         Some(text) if second.is_none() => Ok(Some(text.to_owned())),
         _ => {
             let most = limits::TURN_KEY_BYTES;
-            let detail = format!("an Idempotency-Key is one text of 1 to {most} characters of ASCII");
+            let detail =
+                format!("an Idempotency-Key is one text of 1 to {most} characters of ASCII");
             Err(problem(StatusCode::BAD_REQUEST, &detail))
         }
     }
@@ -213,7 +217,10 @@ async fn say(
     let UrlPath((workspace, chat)) = named.map_err(|_| nothing())?;
     let key = key(&headers)?;
     let message: Message = read(&headers, body).await?;
-    let said = desk.chats.say(&workspace, &chat, message.content, key).await;
+    let said = desk
+        .chats
+        .say(&workspace, &chat, message.content, key)
+        .await;
     let Accepted { turn, sequence } = said.map_err(|error| failed(&error))?;
     let body = json!({"turn_id": turn.as_str(), "sequence": sequence});
     Ok(page(StatusCode::ACCEPTED, &body))
@@ -282,7 +289,8 @@ async fn events(
     let cursor = match last.filter(|id| !id.is_empty()).or(after) {
         None => Cursor::default(),
         Some(text) => Cursor::read(text).ok_or_else(|| {
-            let detail = "Last-Event-ID and \"after\" are ids of events of this stream, or a number";
+            let detail =
+                "Last-Event-ID and \"after\" are ids of events of this stream, or a number";
             problem(StatusCode::BAD_REQUEST, detail)
         })?,
     };

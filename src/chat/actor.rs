@@ -18,9 +18,7 @@ use crate::fleet::{
 };
 use crate::journal::{ChatWrite, LastTurn, StoredChat, StoredTurn, Write};
 use crate::limits;
-use crate::model::{
-    Event, Foreign, SessionId, TaskId, TaskOutcome, TurnId, TurnOutcome, Usage,
-};
+use crate::model::{Event, Foreign, SessionId, TaskId, TaskOutcome, TurnId, TurnOutcome, Usage};
 
 /// What the agent is told at its next turn after a person stopped one.
 pub(super) const MARKER: &str = "[System: Response was interrupted by user (user_cancelled)]";
@@ -125,7 +123,10 @@ impl Actor {
 
     async fn waiting(&self) -> Result<Option<StoredTurn>, String> {
         let chat = self.chat.session.clone();
-        let read = self.chats.readers.read(move |reader| reader.waiting_turns(&chat));
+        let read = self
+            .chats
+            .readers
+            .read(move |reader| reader.waiting_turns(&chat));
         Ok(read.await?.into_iter().next())
     }
 
@@ -179,14 +180,19 @@ impl Actor {
         let (chats, chat) = (Arc::clone(&self.chats), self.chat.clone());
         let Some(directory) = chats.directory(&chat) else {
             let name = &chat.workspace;
-            return Loaded::Never(format!("the configuration has no [workspace.{name}] any more"));
+            return Loaded::Never(format!(
+                "the configuration has no [workspace.{name}] any more"
+            ));
         };
         let is_crowded = !chats.fleet.has_free_slot(&chat.pool);
         let mut place: Option<Waiting> = is_crowded.then(|| self.lobby.enter());
         loop {
-            let loading = chats
-                .fleet
-                .load_chat(&chat.pool, &directory, chat.session.clone(), chat.model.clone());
+            let loading = chats.fleet.load_chat(
+                &chat.pool,
+                &directory,
+                chat.session.clone(),
+                chat.model.clone(),
+            );
             let mut loading = std::pin::pin!(loading);
             let patience = Instant::now() + limits::CHAT_SLOT_PATIENCE;
             let refused = loop {
@@ -315,7 +321,10 @@ impl Actor {
                 }
                 _ => {
                     let why = report.detail.as_ref().map(|why| why.raw().to_owned());
-                    (TurnOutcome::Failed, why.unwrap_or_else(|| NOBODY.to_owned()))
+                    (
+                        TurnOutcome::Failed,
+                        why.unwrap_or_else(|| NOBODY.to_owned()),
+                    )
                 }
             };
             self.unsent(&turn.turn, outcome, &why).await;

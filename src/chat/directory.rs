@@ -35,10 +35,7 @@ pub(super) fn workspace<'a>(
 }
 
 /// The role that is asked for; without a name the only one.
-pub(super) fn role<'a>(
-    config: &'a Config,
-    wish: &Wish,
-) -> Result<(RoleName, &'a Role), ChatError> {
+pub(super) fn role<'a>(config: &'a Config, wish: &Wish) -> Result<(RoleName, &'a Role), ChatError> {
     let there = || {
         let names: Vec<&str> = config.roles.keys().map(RoleName::as_str).collect();
         match names.as_slice() {
@@ -90,14 +87,17 @@ pub(super) fn files(root: &Path, files: &[String]) -> Result<(), ChatError> {
         let shown = show(path, 200);
         ChatError::Unprocessable(format!("the file {shown:?} {why}"))
     };
-    let root = std::fs::canonicalize(root)
-        .map_err(|error| ChatError::Unavailable(format!("the workspace cannot be read: {error}")))?;
+    let root = std::fs::canonicalize(root).map_err(|error| {
+        ChatError::Unavailable(format!("the workspace cannot be read: {error}"))
+    })?;
     for path in files {
         let parts = Path::new(path).components();
         let is_plain = !path.is_empty()
             && path.len() <= limits::CHAT_FILE_BYTES
             && !path.chars().any(char::is_control)
-            && parts.clone().all(|part| matches!(part, Component::Normal(_)));
+            && parts
+                .clone()
+                .all(|part| matches!(part, Component::Normal(_)));
         if !is_plain {
             let why = "is no path in the workspace: give one from its top, without \"..\"";
             return Err(unfit(path, why));
@@ -142,8 +142,20 @@ mod tests {
         std::os::unix::fs::symlink("../secret", root.join("out")).expect("a link");
         let check = |path: &str| files(&root, &[path.to_owned()]);
         assert!(check("src/a.rs").is_ok());
-        for bad in ["", "src", "none", "../secret", "/etc/passwd", "out", "src/../src/a.rs", "a\nb"] {
-            assert!(matches!(check(bad), Err(ChatError::Unprocessable(_))), "{bad:?}");
+        for bad in [
+            "",
+            "src",
+            "none",
+            "../secret",
+            "/etc/passwd",
+            "out",
+            "src/../src/a.rs",
+            "a\nb",
+        ] {
+            assert!(
+                matches!(check(bad), Err(ChatError::Unprocessable(_))),
+                "{bad:?}"
+            );
         }
         assert!(files(&root, &vec!["src/a.rs".to_owned(); 65]).is_err());
     }

@@ -218,7 +218,11 @@ impl Hub {
     }
 }
 
-fn page(reader: &Reader, session: &SessionId, after: u64) -> Result<(Vec<Encoded>, u64), ReadError> {
+fn page(
+    reader: &Reader,
+    session: &SessionId,
+    after: u64,
+) -> Result<(Vec<Encoded>, u64), ReadError> {
     let (most, bytes) = (limits::CHAT_PAGE_EVENTS, limits::CHAT_PAGE_BYTES);
     let rows = reader.page(session, after, most, bytes)?;
     let to = rows.last().map_or(after, |row| row.id.seq);
@@ -254,7 +258,10 @@ async fn pump(hub: Weak<Hub>, mut tap: watch::Receiver<u64>, gone: CancellationT
                     hub.grown.send_replace(reached);
                 }
                 Err(why) => {
-                    tracing::warn!(why, "the events of a chat cannot be read for its subscribers");
+                    tracing::warn!(
+                        why,
+                        "the events of a chat cannot be read for its subscribers"
+                    );
                     drop(hub);
                     tokio::select! {
                         () = gone.cancelled() => return,
@@ -376,8 +383,13 @@ mod tests {
         }
         let event = told(7, 3);
         let id = event.named();
-        let id = id.strip_prefix("id: ").and_then(|rest| rest.split_once('\n'));
-        assert_eq!(id.and_then(|id| Cursor::read(id.0)), Some(Cursor::after(&event)));
+        let id = id
+            .strip_prefix("id: ")
+            .and_then(|rest| rest.split_once('\n'));
+        assert_eq!(
+            id.and_then(|id| Cursor::read(id.0)),
+            Some(Cursor::after(&event))
+        );
     }
 
     #[test]
@@ -386,7 +398,10 @@ mod tests {
         let all = [told(6, 0), told(7, 1), told(7, 2), told(7, 0), told(9, 0)];
         for (at, event) in all.iter().enumerate() {
             let cursor = Cursor::after(event);
-            let left: Vec<_> = all.iter().filter(|of| cursor.is_before(Cursor::after(of))).collect();
+            let left: Vec<_> = all
+                .iter()
+                .filter(|of| cursor.is_before(Cursor::after(of)))
+                .collect();
             assert_eq!(left, all[at + 1..].iter().collect::<Vec<_>>(), "{cursor:?}");
         }
     }

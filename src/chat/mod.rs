@@ -125,7 +125,9 @@ impl Chats {
             loaded: Mutex::default(),
             lobbies,
             hubs: tokio::sync::Mutex::default(),
-            places: (0..STRIPES).map(|_| tokio::sync::Mutex::default()).collect(),
+            places: (0..STRIPES)
+                .map(|_| tokio::sync::Mutex::default())
+                .collect(),
             subscribers: Arc::new(Semaphore::new(limits::CHAT_SUBSCRIBERS)),
             stop: CancellationToken::new(),
         }))
@@ -246,7 +248,9 @@ impl Chats {
         let _place = inner.place(&id).await;
         if let Some(key) = key.clone() {
             let chat = id.clone();
-            let read = inner.readers.read(move |reader| reader.turn_by_key(&chat, &key));
+            let read = inner
+                .readers
+                .read(move |reader| reader.turn_by_key(&chat, &key));
             if let Some(before) = read.await.map_err(ChatError::Unavailable)? {
                 if before.content.raw() != content {
                     let why = "another message was sent under this Idempotency-Key: take a new one";
@@ -347,12 +351,15 @@ impl Chats {
         let (name, _) = directory::workspace(&self.0.config, workspace)?;
         let after = after.map(SessionId::new).transpose();
         let after = after.map_err(|_| {
-            ChatError::Unprocessable("\"after\" is no id of a chat: take it from \"next\"".to_owned())
+            ChatError::Unprocessable(
+                "\"after\" is no id of a chat: take it from \"next\"".to_owned(),
+            )
         })?;
         let most = limit.clamp(1, limits::CHAT_PAGE);
-        let read = self.0.readers.read(move |reader| {
-            reader.chats(Some(name.as_str()), after.as_ref(), most + 1)
-        });
+        let read = self
+            .0
+            .readers
+            .read(move |reader| reader.chats(Some(name.as_str()), after.as_ref(), most + 1));
         let mut found = read.await.map_err(ChatError::Unavailable)?;
         let has_more = found.len() > most as usize;
         found.truncate(most as usize);
@@ -373,7 +380,10 @@ impl Chats {
     ) -> Result<(Vec<StoredTurn>, bool), ChatError> {
         let id = self.0.find(workspace, chat).await?.session;
         let most = limit.clamp(1, limits::CHAT_PAGE);
-        let read = self.0.readers.read(move |reader| reader.turns(&id, after, most + 1));
+        let read = self
+            .0
+            .readers
+            .read(move |reader| reader.turns(&id, after, most + 1));
         let mut found = read.await.map_err(ChatError::Unavailable)?;
         let has_more = found.len() > most as usize;
         found.truncate(most as usize);

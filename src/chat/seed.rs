@@ -3,14 +3,14 @@
 //!
 //! Owns the names and payloads of the stream. Must not know who subscribes.
 
-use serde_json::{Value, json};
 use serde_json::value::RawValue;
+use serde_json::{Value, json};
 
 use crate::fleet::{STOPPED, STOPPED_UNSENT, UNWRITTEN};
 use crate::journal::{ReadError, Reader, StoredEvent};
 use crate::limits;
-use crate::model::{Event, EventId, Foreign, SessionId, TurnOutcome};
 use crate::model::foreign::json_for_terminal;
+use crate::model::{Event, EventId, Foreign, SessionId, TurnOutcome};
 
 /// Why a turn was stopped, when a person did it.
 const BY_PERSON: &str = "user_cancelled";
@@ -136,16 +136,15 @@ fn plain(event: Event, seq: u64) -> Option<(&'static str, Value)> {
         }
         // It grows with each update of the path.
         Event::FileUpdated { path, .. } => ("file_updated", json!({"path": path.raw(), "v": seq})),
-        Event::AgentError { code, message, .. } => {
-            ("error", json!({"code": code.raw(), "message": message.raw()}))
-        }
+        Event::AgentError { code, message, .. } => (
+            "error",
+            json!({"code": code.raw(), "message": message.raw()}),
+        ),
         Event::SessionResumed { how, replayed } => {
             let data = json!({"by": "resume", "how": how, "replayed": replayed});
             ("rehydrated", data)
         }
-        Event::SessionFresh { why, .. } => {
-            ("rehydrated", json!({"by": "transcript", "why": why}))
-        }
+        Event::SessionFresh { why, .. } => ("rehydrated", json!({"by": "transcript", "why": why})),
         _ => return None,
     })
 }
@@ -166,8 +165,7 @@ fn turn_ended(
     let turn = task.as_ref().map(crate::model::TaskId::as_str);
     Ok(Some(match outcome {
         Completed | Limited | Refused => {
-            let data =
-                json!({"message": text.raw(), "outcome": outcome.word(), "turn_id": turn});
+            let data = json!({"message": text.raw(), "outcome": outcome.word(), "turn_id": turn});
             ("done", data)
         }
         Cancelled => {
@@ -176,14 +174,12 @@ fn turn_ended(
                 Some(why) => why,
                 None => "cancelled".to_owned(),
             };
-            let data =
-                json!({"reason": reason, "partial_response": text.raw(), "turn_id": turn});
+            let data = json!({"reason": reason, "partial_response": text.raw(), "turn_id": turn});
             ("stopped", data)
         }
         Failed | TimedOut | Lost => {
             let message = detail.unwrap_or_else(|| "the turn did not end well".to_owned());
-            let data =
-                json!({"message": message, "outcome": outcome.word(), "turn_id": turn});
+            let data = json!({"message": message, "outcome": outcome.word(), "turn_id": turn});
             ("error", data)
         }
     }))
@@ -195,7 +191,16 @@ fn bounded(input: &RawValue) -> Value {
 }
 
 /// The path in a call's arguments, by the names that agents give it.
-fn path(args: &Value) -> Option<&str> {
-    let names = ["path", "file_path", "filePath", "abs_path", "file", "filename"];
-    names.iter().find_map(|name| args.get(name)?.as_str())
+fn path<'a>(args: &'a Value) -> Option<&'a str> {
+    let names = [
+        "path",
+        "file_path",
+        "filePath",
+        "abs_path",
+        "file",
+        "filename",
+    ];
+    let of = |args: &'a Value| names.iter().find_map(|name| args.get(name)?.as_str());
+    // In ACP the arguments stand beside what its client is shown.
+    of(args).or_else(|| of(args.get("rawInput")?))
 }

@@ -16,8 +16,8 @@ use super::approver::{Asking, Said};
 use super::clock::now_us;
 use super::notice::{Notice, TaskReport};
 use super::pool::{ActiveTask, OpenTasks, Opener, PoolMsg, Talk};
-use super::session::{OfChat, StoredSession};
 use super::session::WORKSPACE_INSIDE;
+use super::session::{OfChat, StoredSession};
 use super::setting::{SetDone, SetReply};
 use super::{FleetHandle, PoolEntry, SubmitError};
 use crate::config::{Launcher, WorkspaceMode};
@@ -513,9 +513,10 @@ impl FleetHandle {
         let found = self.read_past(move |reader| {
             let kept = reader.conversation(&wanted)?;
             let forgot = reader.forgot(&wanted)?;
-            Ok((kept, reader.stream_of(&wanted)?, forgot))
+            let prompted = reader.last_turn(&wanted)?.prompted > 0;
+            Ok((kept, reader.stream_of(&wanted)?, (prompted, forgot)))
         });
-        let (kept, (agent_session, last_seq, bytes), forgot) = found.await?;
+        let (kept, (agent_session, last_seq, bytes), (prompted, forgot)) = found.await?;
         let kept = kept.filter(|kept| kept.pool == *pool);
         let kept = kept.ok_or_else(|| OpenError::NoSuchSession(session.clone()))?;
         let stored = StoredSession {
@@ -523,7 +524,7 @@ impl FleetHandle {
             agent_session,
             last_seq,
             bytes,
-            prompted: kept.prompts > 0,
+            prompted,
             forgot,
         };
         Ok((kept, stored))

@@ -17,7 +17,19 @@ pub(crate) const DIALECTS: [&str; 2] = ["scaiflux", "acp"];
 const POLICY: &str = r#"
 schema  = 1
 name    = "asking"
-extends = ["builtin:developer"]
+extends = ["builtin:guard"]
+default = "ask"
+
+[[rule]]
+id       = "reads"
+decision = "allow"
+tool     = "read"
+
+[[rule]]
+id       = "writes"
+decision = "allow"
+tool     = "write"
+path     = "inside"
 
 [[rule]]
 id       = "waits"
@@ -30,9 +42,7 @@ argv     = [["sleep"]]
 /// its pool.
 pub(crate) fn drill_of(dialect: &str, size: usize, flags: &str, more: &str, idle: &str) -> Drill {
     let resume = match dialect {
-        "scaiflux" if !flags.contains("--forget") => {
-            r#"resume_args = ["--resume", "{session}"]"#
-        }
+        "scaiflux" if !flags.contains("--forget") => r#"resume_args = ["--resume", "{session}"]"#,
         _ => "",
     };
     let drill = Drill::new(&format!(
@@ -222,7 +232,11 @@ impl Sse {
 
     /// What stands before the next empty line.
     fn block(&mut self) -> Option<String> {
-        let mark: &[u8] = if self.is_in_head { b"\r\n\r\n" } else { b"\n\n" };
+        let mark: &[u8] = if self.is_in_head {
+            b"\r\n\r\n"
+        } else {
+            b"\n\n"
+        };
         let at = self.bytes.windows(mark.len()).position(|of| of == mark)?;
         let rest = self.bytes.split_off(at + mark.len());
         let block = std::mem::replace(&mut self.bytes, rest);
@@ -282,7 +296,9 @@ fn read_block(block: &str) -> Option<Told> {
 /// What was said in these.
 pub(crate) fn text(events: &[Told]) -> String {
     let chunks = events.iter().filter(|told| told.name == "chunk");
-    chunks.filter_map(|told| told.data["text"].as_str()).collect()
+    chunks
+        .filter_map(|told| told.data["text"].as_str())
+        .collect()
 }
 
 /// Their names, each once for several in a row.

@@ -367,7 +367,7 @@ impl SessionState {
                 last_seq: self.outbox.last_seq(),
                 bytes: self.outbox.bytes(),
                 prompted: self.prompted,
-            forgot: self.memory.is_lost(),
+                forgot: self.memory.is_lost(),
             }),
             stays: stays.then(|| self.as_it_stays()),
         };

@@ -5,8 +5,8 @@
 
 use std::sync::Arc;
 
-use super::{OfChat, SessionMsg};
 use super::state::{Phase, SessionState};
+use super::{OfChat, SessionMsg};
 use crate::config::Acp;
 use crate::journal::{SaidText, Speaker};
 use crate::limits::{CHAT_RECALLED_BYTES, CHAT_RECALLED_GOAL};
