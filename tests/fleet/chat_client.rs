@@ -45,6 +45,11 @@ pub(crate) fn drill_of(dialect: &str, size: usize, flags: &str, more: &str, idle
         "scaiflux" if !flags.contains("--forget") => r#"resume_args = ["--resume", "{session}"]"#,
         _ => "",
     };
+    // Beyond that, what it claims to need is asked for.
+    let mode = match dialect {
+        "scaiflux" => r#", "--permission-mode", "workspace-write""#,
+        _ => "",
+    };
     let drill = Drill::new(&format!(
         r##"
 [chat]
@@ -59,7 +64,7 @@ path = "project"
 
 [pool.demo]
 size      = {size}
-command   = ["marshal", "script-agent", "--dialect", "{dialect}"{flags}]
+command   = ["marshal", "script-agent", "--dialect", "{dialect}"{mode}{flags}]
 dialect   = "{dialect}"
 {resume}
 policy    = "asking"

@@ -31,7 +31,7 @@ fn every_line_of_the_tour_works() {
         "\"sequence\":2",
         "\"status\":\"cancelled\"",
         "\"type\":\"stopped\"",
-        "so far",
+        "working",
         "\"state\":\"idle\"",
         "\"next\":2",
     ] {
