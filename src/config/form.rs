@@ -189,6 +189,7 @@ mod tests {
             forms.below(""),
             [
                 "cache",
+                "chat",
                 "container",
                 "delegate",
                 "egress",
@@ -197,9 +198,11 @@ mod tests {
                 "policy",
                 "pool",
                 "price",
+                "role",
                 "route",
                 "sandbox",
-                "supervisor"
+                "supervisor",
+                "workspace"
             ]
         );
         assert_eq!(forms.of("pool.NAME.command"), [Form::Array]);

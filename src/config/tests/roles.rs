@@ -40,8 +40,8 @@ fn a_role_has_a_model_only_where_its_pool_takes_one() {
 #[test]
 fn what_leads_nowhere_is_refused() {
     let refused = |text: &str, why: &str| refused_by(&named(), &(pool("") + text), why);
-    refused("[chat]\nidle = \"0s\"", "chat.idle…a duration from 1s to 24h");
-    refused("[chat]\nidle = \"25h\"", "chat.idle…a duration from 1s to 24h");
+    refused("[chat]\nidle = \"0s\"", "chat.idle…a duration from 1s to 1d");
+    refused("[chat]\nidle = \"25h\"", "chat.idle…a duration from 1s to 1d");
     refused("[chat]\nidel = \"1m\"", "unknown key \"idel\"");
     refused("[role.r]", "the role needs a pool");
     refused("[role.r]\npool = \"other\"", "there is no pool \"other\": expected \"demo\"");

@@ -26,11 +26,15 @@ pub(super) fn is_read_again(config: &Config, origin: &Origin) {
                 egress,
                 caches,
                 hooks,
+                chat,
+                roles,
+                workspaces,
                 ..
             } = config;
+            let chats = format!("{chat:#?}{roles:#?}{workspaces:#?}");
             let walls = format!("{sandboxes:#?}{egress:#?}{caches:#?}");
             format!(
-                "{supervisor:#?}{pools:#?}{policies:#?}{delegates:#?}{routes:#?}{walls}{hooks:#?}"
+                "{supervisor:#?}{pools:#?}{policies:#?}{delegates:#?}{routes:#?}{walls}{hooks:#?}{chats}"
             )
         };
         assert_eq!(seen(&again), seen(config), "{text}");
@@ -127,6 +131,14 @@ pools = ["two"]
 command = ["/usr/local/bin/tell", "\u001b"]
 env = { PATH = "/bin" }
 events = ["parked"]
+[chat]
+idle = "90s"
+[role.writer]
+pool = "one"
+model = "lab/model-2"
+instructions = "Be \u001b brief."
+[workspace.site]
+path = "site"
 "#;
 
 /// Every path of the tree, with NAME for chosen names.
@@ -134,7 +146,10 @@ fn walk(path: &str, value: &toml::Value, shown: &mut BTreeSet<String>) {
     shown.insert(path.to_owned());
     for (name, value) in value.as_table().into_iter().flatten() {
         let generic = if path.contains('.') { name } else { "NAME" };
-        let is_one = matches!(path, "container" | "supervisor" | "egress" | "cache");
+        let is_one = matches!(
+            path,
+            "container" | "supervisor" | "egress" | "cache" | "chat"
+        );
         let generic = if is_one { name } else { generic };
         walk(&format!("{path}.{generic}"), value, shown);
     }

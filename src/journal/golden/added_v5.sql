@@ -14,7 +14,7 @@ INSERT INTO events (session, seq, epoch, at_us, kind, version, body) VALUES
     ('kept', 6, 2, 2035, 'decided', 1, '{"ask":"k-3","decision":"allow","by":"human","rules":[],"reason":"a person (uid 0) allowed this"}');
 
 INSERT INTO asks (id, session, asked_seq, decided_seq, request_key, tool_id, tool, input_sha256, claimed, asked_at_us, policy, policy_sha256, facts, eval_us, decision, decided_by, rules, reason, decided_at_us, form, pool, slot, run, task, approver, link, prev_hash, hash, input) VALUES
-    ('k-3', 'kept', 5, 6, 'key-k-3', NULL, 'write_file', '9202535d7f9ddfd8b7799dd5987f9640148d8767b6a02f69c7834db1d5e4b4ae', '{"title":"It''s é \u0007"}', 2030, 'developer', '0000000000000000000000000000000000000000000000000000000000000000', '{}', 7, 'allow', 'human', '[]', 'a person (uid 0) allowed this', 2035, 2, 'other', 1, NULL, NULL, 'uid 0', 8, 'fbd5f01e4f33bead5dbd1d436ae4db5c36d24a2505250c91872f72c1812c7a5f', 'fb5d7a88e5cf0f478421cdb6d6ed62ac23c27289ad737c86b1f2f44fd605f3fb', '{"path":"b"}');
+    ('k-3', 'kept', 5, 6, 'key-k-3', NULL, 'write_file', '9202535d7f9ddfd8b7799dd5987f9640148d8767b6a02f69c7834db1d5e4b4ae', '{"title":"It''s é \u0007"}', 2030, 'developer', '0000000000000000000000000000000000000000000000000000000000000000', '{}', 7, 'allow', 'human', '[]', 'a person (uid 0) allowed this', 2035, 2, 'other', 1, 'daemon', NULL, 'uid 0', 8, 'fbd5f01e4f33bead5dbd1d436ae4db5c36d24a2505250c91872f72c1812c7a5f', '51ed0e2b98fe5a0d985a4f4a900efdebe8ffe747b64aeb6d3c83af122e21249f', '{"path":"b"}');
 
 INSERT INTO runs (run, epoch, command, begun_at_us, ended_at_us, code, limits) VALUES
     ('talk', 2, 'conversation', 2040, NULL, NULL, NULL);

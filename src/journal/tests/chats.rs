@@ -1,5 +1,7 @@
 //! Chats: what was accepted is there, in order and once, whatever happens to who accepted it.
 
+mod crash;
+
 use super::*;
 use crate::model::{
     ChatMode, RoleName, TaskOutcome, TurnId, TurnOutcome, TurnState, Usage, WorkspaceName,
