@@ -3,6 +3,11 @@
 //! Owns what the pages take and give. Whoever brings no token is answered before anything else of the
 //! request is looked at. Must not know what a chat does with a message.
 
+#![allow(
+    clippy::result_large_err,
+    reason = "what is refused is an answer, made once a request"
+)]
+
 use axum::body::{self, Body, Bytes};
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path as UrlPath, State};
@@ -98,13 +103,11 @@ fn query<'a, const N: usize>(
     for pair in pairs.filter(|pair| !pair.is_empty()) {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
         let at = known.iter().position(|name| *name == key);
-        match at.and_then(|at| found.get_mut(at)) {
-            Some(place @ None) => *place = Some(value),
-            _ => {
-                let detail = format!("this page knows {}, each once", known.join(" and "));
-                return Err(problem(StatusCode::BAD_REQUEST, &detail));
-            }
-        }
+        let Some(place @ None) = at.and_then(|at| found.get_mut(at)) else {
+            let detail = format!("this page knows {}, each once", known.join(" and "));
+            return Err(problem(StatusCode::BAD_REQUEST, &detail));
+        };
+        *place = Some(value);
     }
     Ok(found)
 }

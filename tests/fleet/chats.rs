@@ -335,6 +335,11 @@ fn a_stop_lets_a_tool_call_end_and_the_agent_hears_of_it_at_its_next_turn() {
         stream.until("the call", |told| told.name == "call");
         // It runs, as its request was allowed.
         eventually(LONG, "it is allowed", || {
+            // In ScaiFlux what it claims to need makes it a question.
+            let asks = daemon.get("/asks").body;
+            if let Some(id) = asks[0]["ask"].as_str() {
+                daemon.post(&format!("/asks/{id}"), &json!({"decision": "allow"}));
+            }
             number(&drill, "events WHERE kind = 'decided'") == 1
         });
         for _ in 0..2 {
@@ -399,7 +404,7 @@ fn an_idle_chat_gives_its_slot_to_one_that_waits() {
     }
     // And one that has much to do gives way between its turns.
     for at in 0..6 {
-        daemon.say(&first, &format!("say long{at}\nrun sleep 1"));
+        daemon.say(&first, &format!("say long{at}\nsleep 1s"));
     }
     let turn = daemon.say(&second, "say between");
     streams[1].turn(&turn);
@@ -438,7 +443,7 @@ fn after_a_kill_every_chat_is_back_and_no_accepted_message_is_lost_or_sent_twice
         let mut told: Vec<Vec<Told>> = vec![Vec::new(); chats.len()];
         for round in 0..count(3) {
             for chat in &chats {
-                daemon.say(chat, &format!("say round{round}-a\nrun sleep 0.2"));
+                daemon.say(chat, &format!("say round{round}-a\nsleep 200ms"));
                 daemon.say(chat, &format!("say round{round}-b"));
             }
             for (at, chat) in chats.iter().enumerate() {
