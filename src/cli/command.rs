@@ -131,7 +131,7 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
             ConfigCommand::Show => config_command::effective(loaded, cli.json, &mut streams),
             ConfigCommand::Schema => Exit::Usage, // taken before the configuration
         },
-        Command::Run(args) => run(&cli, args, loaded, &directory, streams).await,
+        Command::Run(args) => Box::pin(run(&cli, args, loaded, &directory, streams)).await,
         Command::Up => Box::pin(daemon(&cli, loaded, streams)).await,
         Command::Acp { pool } => editor(&cli, pool, loaded, streams).await,
         Command::Doctor { profile } => match find_state(&loaded.config, &mut streams) {
