@@ -4,6 +4,7 @@
 //! The floors, the words and the two walks stand in `ARCHITECTURE.md`.
 
 pub mod api;
+pub mod chat;
 pub mod cli;
 pub mod config;
 pub mod delegate;

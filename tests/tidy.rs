@@ -33,8 +33,9 @@ const FLOORS: &[(&str, u8)] = &[
     ("delegate", 3),
     ("store", 3),
     ("fleet", 4),
-    ("api", 5),
-    ("cli", 6),
+    ("chat", 5),
+    ("api", 6),
+    ("cli", 7),
 ];
 
 /// What floors 0 to 2 must not name: IO, processes, an async runtime, a clock.

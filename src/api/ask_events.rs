@@ -73,7 +73,7 @@ impl Gallery {
 }
 
 /// What was told and not yet written.
-struct Stream(mpsc::Receiver<Bytes>);
+pub(super) struct Stream(pub(super) mpsc::Receiver<Bytes>);
 
 impl hyper::body::Body for Stream {
     type Data = Bytes;

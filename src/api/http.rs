@@ -276,14 +276,14 @@ async fn ready(State(pages): State<Pages>, request: Request) -> Response {
 async fn not_found() -> Response {
     problem(
         StatusCode::NOT_FOUND,
-        "there is no such page; there are /metrics, /healthz, /readyz, /asks and /policies",
+        "there is no such page; there are /metrics, /healthz, /readyz, /asks, /policies and /api/v1",
     )
 }
 
 async fn wrong_method() -> Response {
     problem(
         StatusCode::METHOD_NOT_ALLOWED,
-        "this page knows GET and HEAD only, and one ask POST",
+        "this page does not take this method",
     )
 }
 
@@ -315,9 +315,12 @@ pub(super) fn problem(status: StatusCode, detail: &str) -> Response {
         .into_response()
 }
 
-/// The longest bodies of families of pages, by how their paths begin; others take
+/// The longest bodies of families of pages, by how their paths begin, the first that fits; others take
 /// [`limits::HTTP_BODY_BYTES`].
-const BODIES: &[(&str, u64)] = &[("/api/", limits::HTTP_API_BODY_BYTES)];
+const BODIES: &[(&str, u64)] = &[
+    ("/api/v1/workspaces/", limits::CHAT_BODY_BYTES as u64),
+    ("/api/", limits::HTTP_API_BODY_BYTES),
+];
 
 /// No page takes a body larger than its bound: one, or one of unknown length, is refused unread.
 async fn bounded(request: Request, next: Next) -> Response {

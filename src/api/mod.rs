@@ -1,6 +1,6 @@
 //! The doors of the supervisor: HTTP on a loopback address and the control socket.
 //!
-//! Floor 5. Owns what clients see on the wire, and how much of the program one client can hold.
+//! Floor 6. Owns what clients see on the wire, and how much of the program one client can hold.
 //! Must not know the command line. A slow or silent client never slows the fleet: it lags, is
 //! told so, and is dropped in the end.
 
@@ -9,6 +9,8 @@ mod ask_events;
 pub mod ask_pages;
 pub mod asks;
 mod catch_up;
+pub mod chat_pages;
+mod chat_streams;
 pub mod control;
 mod conversation;
 pub mod guard;

@@ -39,6 +39,7 @@ use super::{
 };
 
 use crate::api::{control, reply::Role};
+use crate::chat::Chats;
 use crate::config::{Config, ConfigErrors, LogFormat};
 use crate::fleet::GoOn;
 use crate::model::PoolName;
@@ -136,7 +137,7 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
             ConfigCommand::Schema => Exit::Usage, // taken before the configuration
         },
         Command::Run(args) => Box::pin(run(&cli, args, loaded, &directory, streams)).await,
-        Command::Up => daemon(&cli, loaded, streams).await,
+        Command::Up => Box::pin(daemon(&cli, loaded, streams)).await,
         Command::Acp { pool } => editor::run(&cli, pool, loaded, streams).await,
         Command::Doctor { profile } => match find_state(&loaded.config, &mut streams) {
             Ok(state) => {
@@ -460,7 +461,7 @@ async fn daemon(cli: &Cli, loaded: Loaded, mut streams: Streams) -> Exit {
             return Exit::CannotStart;
         }
     };
-    let within = doors::within(
+    let mut within = doors::within(
         started.state.path(),
         &plan,
         &started.fleet,
@@ -468,9 +469,12 @@ async fn daemon(cli: &Cli, loaded: Loaded, mut streams: Streams) -> Exit {
     );
     // Before the doors are open: whoever asks for one of these is not told that it is not here.
     let unfinished = up::unfinished(&started.journal);
+    let chats = Chats::new(started.fleet.clone());
+    within.chats = Some(chats.clone());
     let (fleet, metrics) = (&started.fleet, started.metrics.clone());
     let runs = Arc::new(up::awaited(&unfinished));
     let doors = Doors::open(fleet, Role::Daemon, http, control, metrics, within, runs);
+    chats.go_on().await;
     if !unfinished.is_empty() {
         let count = unfinished.len();
         let text = format!("going on with unfinished runs: {count}");

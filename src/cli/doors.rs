@@ -22,7 +22,8 @@ use crate::api::Fleet;
 use crate::api::http::{self, Pages, Render, Tls};
 use crate::api::reply::Role;
 use crate::api::tokens::{self, Tokens};
-use crate::api::{ask_pages, control, policy_pages, v1};
+use crate::api::{ask_pages, chat_pages, control, policy_pages, v1};
+use crate::chat::Chats;
 use crate::config::{Config, ConfigErrors, Http, NamedToken};
 use crate::fleet::FleetHandle;
 
@@ -123,6 +124,8 @@ pub async fn listen(
 pub struct Within {
     tokens: Option<(Tokens, Resources)>,
     socket: Option<http::Listener>,
+    /// The chats, in a daemon.
+    pub chats: Option<Chats>,
 }
 
 /// The tokens of a state directory with what they open of a fleet beside the asks, and its HTTP
@@ -142,6 +145,7 @@ pub fn within(state: &Path, plan: &Plan, fleet: &FleetHandle, err: &mut Output) 
     Within {
         tokens: tokens.ok().map(|tokens| (tokens, resources(fleet))),
         socket: socket.ok(),
+        chats: None,
     }
 }
 
@@ -174,6 +178,7 @@ fn resources(fleet: &FleetHandle) -> Resources {
 #[derive(Debug)]
 pub struct Doors {
     runs: Arc<control::Runs>,
+    chats: Option<Chats>,
     stop: CancellationToken,
     serving: TaskTracker,
     tls: Option<Tls>,
@@ -194,7 +199,11 @@ impl Doors {
     ) -> Self {
         let stop = CancellationToken::new();
         let serving = TaskTracker::new();
-        let Within { tokens, socket } = within;
+        let Within {
+            tokens,
+            socket,
+            chats,
+        } = within;
         let asked = fleet.clone();
         let pages = Pages {
             metrics,
@@ -203,8 +212,11 @@ impl Doors {
             asks: tokens.map_or_else(Router::new, |(tokens, resources)| {
                 let policies = policy_pages::router(fleet.clone(), &tokens);
                 let asks = ask_pages::router(fleet.clone(), &tokens, stop.clone());
+                let chats = chats.clone().map_or_else(Router::new, |chats| {
+                    chat_pages::router(chats, &tokens, stop.clone())
+                });
                 let resources = resources(&runs, &tokens, stop.clone());
-                asks.merge(policies).merge(resources)
+                asks.merge(policies).merge(chats).merge(resources)
             }),
         };
         let tls = http.as_ref().and_then(http::Listener::tls);
@@ -225,6 +237,7 @@ impl Doors {
         serving.close();
         Self {
             runs,
+            chats,
             stop,
             serving,
             tls,
@@ -244,6 +257,13 @@ impl Doors {
                 tracing::error!(key = error.key, why, "the certificate in use stays");
             }
         });
+    }
+
+    /// Begins no turn of a chat any more.
+    pub fn stop_chats(&self) {
+        if let Some(chats) = &self.chats {
+            chats.stop_working();
+        }
     }
 
     /// The runs that clients may watch.

@@ -1,6 +1,6 @@
 //! The command line: what a person types, and what they see.
 //!
-//! Floor 6. Owns arguments, progress, tables, result files, exit codes and signals. Must not
+//! Floor 7. Owns arguments, progress, tables, result files, exit codes and signals. Must not
 //! decide anything about agents. Foreign text reaches an output only through `model::foreign`.
 
 pub mod acp;

@@ -16,6 +16,8 @@ pub struct Fill<'a> {
     pub session: &'a str,
     /// The workspace as the child sees it.
     pub workspace: &'a str,
+    /// The session's own model, instead of the pool's.
+    pub model: Option<&'a str>,
 }
 
 impl Pool {
@@ -48,6 +50,13 @@ impl Pool {
         self.command.first().is_some_and(|word| word == OWN_PROGRAM)
     }
 
+    /// Whether its command says which model to take.
+    #[must_use]
+    pub fn says_model(&self) -> bool {
+        let mut pieces = self.command.iter().flat_map(|word| pieces(word));
+        pieces.any(|piece| matches!(piece, Piece::Braced("model", _)))
+    }
+
     fn fill(&self, word: &str, fill: Fill<'_>) -> String {
         let mut out = String::with_capacity(word.len());
         for piece in pieces(word) {
@@ -56,7 +65,7 @@ impl Pool {
                 Piece::Braced(name, text) => out.push_str(match name {
                     "session" => fill.session,
                     "workspace" => fill.workspace,
-                    "model" => self.model.as_deref().unwrap_or_default(),
+                    "model" => fill.model.or(self.model.as_deref()).unwrap_or_default(),
                     "mode" => self.mode.as_deref().unwrap_or_default(),
                     _ => text,
                 }),

@@ -16,8 +16,8 @@ use super::approver::{Asking, Said};
 use super::clock::now_us;
 use super::notice::{Notice, TaskReport};
 use super::pool::{ActiveTask, OpenTasks, Opener, PoolMsg, Talk};
-use super::session::StoredSession;
 use super::session::WORKSPACE_INSIDE;
+use super::session::{OfChat, StoredSession};
 use super::setting::{SetDone, SetReply};
 use super::{FleetHandle, PoolEntry, SubmitError};
 use crate::config::{Launcher, WorkspaceMode};
@@ -165,11 +165,25 @@ impl Conversation {
     /// # Errors
     /// [`PromptError`]; nothing was taken in then.
     pub async fn prompt(&mut self, text: Foreign) -> Result<TaskId, PromptError> {
+        let name = format!("p-{}", self.next);
+        let id = TaskId::new(&name).unwrap_or_else(|_| unreachable!("a safe token"));
+        self.turn(id.clone(), text, Vec::new()).await?;
+        Ok(id)
+    }
+
+    /// The same under a name of the caller's, in one commit with what goes with it.
+    ///
+    /// # Errors
+    /// [`PromptError`]; nothing was taken in then.
+    pub async fn turn(
+        &mut self,
+        id: TaskId,
+        text: Foreign,
+        with: Vec<Write>,
+    ) -> Result<(), PromptError> {
         if self.open > limits::CONVERSATION_QUEUE {
             return Err(PromptError::Full);
         }
-        let name = format!("p-{}", self.next);
-        let id = TaskId::new(&name).unwrap_or_else(|_| unreachable!("a safe token"));
         let spec = TaskSpec {
             id: id.clone(),
             prompt: text,
@@ -195,7 +209,8 @@ impl Conversation {
             place: self.next,
             at_us: now_us(),
         });
-        if let Err(error) = self.fleet.make_durable(vec![queued]).await {
+        let writes = std::iter::once(queued).chain(with).collect();
+        if let Err(error) = self.fleet.make_durable(writes).await {
             entry.shared.left(1);
             return Err(error.into());
         }
@@ -219,7 +234,15 @@ impl Conversation {
         });
         let sent = self.grant.pool.send_message(message);
         sent.map_err(|_| SubmitError::Stopping)?;
-        Ok(id)
+        Ok(())
+    }
+
+    /// Ends the running turn for a person: a tool call that runs may end first, for at most
+    /// [`limits::TOOL_GRACE`].
+    pub fn interrupt(&self) {
+        let session = self.grant.session.clone();
+        let message = PoolMsg::Talk(Talk::Interrupt { session });
+        let _ = self.grant.pool.send_message(message);
     }
 
     /// Cancels the running turn and every prompt that waits; each still gets its end.
@@ -333,6 +356,15 @@ impl FleetHandle {
     /// # Errors
     /// [`OpenError`]
     pub async fn converse(&self, order: ConversationOrder) -> Result<Conversation, OpenError> {
+        self.open_talk(order, None).await
+    }
+
+    /// The same for a client, or for a chat.
+    pub(super) async fn open_talk(
+        &self,
+        order: ConversationOrder,
+        chat: Option<OfChat>,
+    ) -> Result<Conversation, OpenError> {
         let name = &order.pool;
         let entry = self.entry(name).ok_or_else(|| {
             let there: Vec<_> = self.0.pools.keys().map(PoolName::as_str).collect();
@@ -361,6 +393,7 @@ impl FleetHandle {
             within,
             stored,
             approver,
+            chat,
             reply,
         })));
         let sent = entry.actor.send_message(opens);
@@ -413,7 +446,7 @@ impl FleetHandle {
         })
     }
 
-    fn fresh_ids(&self) -> Result<(SessionId, RunId), OpenError> {
+    pub(super) fn fresh_ids(&self) -> Result<(SessionId, RunId), OpenError> {
         let fresh = || self.0.shared.ambient.id().to_string();
         let is_token = |_| OpenError::Journal("no id could be made".to_owned());
         let session = SessionId::new(&fresh()).map_err(is_token)?;
@@ -436,7 +469,7 @@ impl FleetHandle {
     }
 
     /// The client's directory with its links followed, and the way to it from the workspace.
-    async fn place(
+    pub(super) async fn place(
         &self,
         entry: &PoolEntry,
         directory: &Path,
@@ -481,9 +514,11 @@ impl FleetHandle {
         let wanted = session.clone();
         let found = self.read_past(move |reader| {
             let kept = reader.conversation(&wanted)?;
-            Ok((kept, reader.stream_of(&wanted)?))
+            let forgot = reader.forgot(&wanted)?;
+            let prompted = reader.last_turn(&wanted)?.prompted > 0;
+            Ok((kept, reader.stream_of(&wanted)?, (prompted, forgot)))
         });
-        let (kept, (agent_session, last_seq, bytes)) = found.await?;
+        let (kept, (agent_session, last_seq, bytes), (prompted, forgot)) = found.await?;
         let kept = kept.filter(|kept| kept.pool == *pool);
         let kept = kept.ok_or_else(|| OpenError::NoSuchSession(session.clone()))?;
         let stored = StoredSession {
@@ -491,7 +526,8 @@ impl FleetHandle {
             agent_session,
             last_seq,
             bytes,
-            prompted: kept.prompts > 0,
+            prompted,
+            forgot,
         };
         Ok((kept, stored))
     }

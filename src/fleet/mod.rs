@@ -16,6 +16,7 @@ mod asking_rules;
 mod bounds;
 mod budgets;
 mod channel;
+mod chats;
 mod clock;
 mod continuing;
 mod conversation;
@@ -41,6 +42,7 @@ mod setting;
 mod setup;
 mod shadow;
 mod start_error;
+mod taps;
 mod told;
 mod trusted;
 mod used;
@@ -59,6 +61,7 @@ pub use answering::{AnswerError, AnswerOrder, Answered};
 pub use approver::{Asking, PendingAsk, Said};
 pub use budgets::RunBounds;
 pub use channel::stderr::LogTail;
+pub use chats::STOPPED_UNSENT;
 pub use clock::day_time;
 #[doc(hidden)]
 pub use clock::simulate_stamps;
@@ -71,6 +74,7 @@ pub use notice::{ChangeKind, FileChange, Notice, SlotView, TaskReport};
 pub use orders::OrderError;
 pub use reload::{LastReload, PolicyReader, PolicyStatus, PolicyView, Reading, ShadowView};
 pub use report::ReportError;
+pub use session::{STOPPED, UNWRITTEN};
 pub use setting::SetDone;
 pub use setup::{GoOn, Setup};
 pub use trusted::leads_into;
@@ -405,7 +409,7 @@ impl FleetHandle {
         self.0.shared.slots.look()
     }
 
-    async fn make_durable(&self, writes: Vec<Write>) -> Result<(), SubmitError> {
+    pub(super) async fn make_durable(&self, writes: Vec<Write>) -> Result<(), SubmitError> {
         let (done, durable) = oneshot::channel();
         let commit = Commit::of(writes).then(move |result| {
             let _ = done.send(result);

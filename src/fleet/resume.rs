@@ -109,6 +109,7 @@ fn loadable(pool: &Pool, session: &KeptSession) -> Option<StoredSession> {
         last_seq: session.last_seq,
         bytes: session.bytes,
         prompted: true,
+        forgot: false,
     })
 }
 

@@ -23,6 +23,7 @@ use super::notice::{Notice, Pinned, SlotView};
 use super::questions::Questions;
 use super::reload::{PolicyReader, Reloads};
 use super::session::Scales;
+use super::taps::Taps;
 use super::used::Used;
 use crate::config::{Config, DialectName, Pool as PoolConfig, Sandbox, SessionScope};
 use crate::journal::Journal;
@@ -108,6 +109,8 @@ pub(crate) struct Shared {
     /// At most so many workspaces are being copied at the same time.
     pub(crate) copying: Semaphore,
     pub(crate) watchers: broadcast::Sender<Notice>,
+    /// Who follows single sessions.
+    pub(crate) taps: Taps,
     /// What the notices to watchers hold.
     pub(crate) pinned: Pinned,
     pub(crate) slots: SlotTable,
@@ -151,6 +154,7 @@ impl Shared {
             spawning: Semaphore::new(SPAWNS_AT_ONCE),
             copying: Semaphore::new(COPIES_AT_ONCE),
             watchers: broadcast::channel(BROADCAST_EVENTS).0,
+            taps: Taps::default(),
             pinned: Pinned::default(),
             slots,
             scales,

@@ -27,6 +27,7 @@ mod records;
 mod recovery;
 mod retention;
 mod rows;
+mod said;
 mod schema;
 mod spent;
 mod stepper;
@@ -63,6 +64,7 @@ pub use reader::{
 pub use records::{AuditQuery, AuditRecord, Named, Proof};
 pub use recovery::Recovered;
 pub use retention::Keeping;
+pub use said::LastTurn;
 pub use schema::{FILE, VERSION as SCHEMA_VERSION};
 pub use spent::{Period, SpentRow, StoredSpent};
 #[doc(hidden)]

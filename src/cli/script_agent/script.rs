@@ -252,7 +252,7 @@ pub(super) fn parse(prompt: &str) -> Result<Vec<(&str, Step)>, NotAScript> {
     let mut steps = Vec::new();
     for (at, line) in prompt.lines().enumerate() {
         let line = line.trim();
-        if line.is_empty() || line.starts_with('#') {
+        if line.is_empty() || line.starts_with('#') || line.starts_with("[System: ") {
             continue;
         }
         let (first, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));

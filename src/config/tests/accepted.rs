@@ -84,6 +84,7 @@ fn a_slot_may_keep_its_session_and_load_it_again() {
     let fill = Fill {
         session: "ours",
         workspace: "/workspace",
+        model: None,
     };
     assert_eq!(own.argv(fill), ["agent"]);
     assert_eq!(

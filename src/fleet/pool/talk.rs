@@ -13,7 +13,7 @@ use super::slot::{Kept, Slot};
 use super::state::PoolState;
 use crate::fleet::approver::{Approver, Said};
 use crate::fleet::conversation::{Grant, OpenError};
-use crate::fleet::session::{SessionMsg, StoredSession, TalkArgs, Work};
+use crate::fleet::session::{OfChat, SessionMsg, StoredSession, TalkArgs, Work};
 use crate::fleet::setting::SetReply;
 use crate::lifecycle::state::SlotEvent;
 use crate::limits;
@@ -59,6 +59,11 @@ pub(crate) enum Talk {
         /// Who waits for the answer.
         reply: SetReply,
     },
+    /// A person stops the turn that runs; a tool call may end first.
+    Interrupt {
+        /// Of which conversation.
+        session: SessionId,
+    },
     /// The client goes.
     Leave {
         /// Which conversation.
@@ -78,6 +83,7 @@ pub(crate) struct Opener {
     /// What there is of it already.
     pub(crate) stored: Option<StoredSession>,
     pub(crate) approver: Approver,
+    pub(crate) chat: Option<OfChat>,
     /// Told the slot; closed when the client waits no longer.
     pub(crate) reply: oneshot::Sender<Result<Grant, OpenError>>,
 }
@@ -89,6 +95,7 @@ pub(super) struct Held {
     run: RunId,
     within: PathBuf,
     approver: Approver,
+    chat: Option<OfChat>,
     /// The session's actor was started: what is not kept since is over.
     begun: bool,
     /// What there was of it when it was opened.
@@ -109,6 +116,7 @@ impl Held {
             run: self.run.clone(),
             within: self.within.clone(),
             approver: self.approver.clone(),
+            chat: self.chat.clone(),
         }
     }
 
@@ -149,6 +157,7 @@ impl PoolState {
                 setting,
                 reply,
             } => self.tell_session(&session, SessionMsg::Set { setting, reply }),
+            Talk::Interrupt { session } => self.interrupted(&session),
             Talk::Leave { session, done } => self.leave(&session, done),
         }
     }
@@ -193,6 +202,21 @@ impl PoolState {
             Some(held) if !held.is_leaving() => held.waiting.push_back(task),
             _ => self.end(vec![unbegun(task, LEFT)], EndedFrom::Queue),
         }
+    }
+
+    fn interrupted(&mut self, session: &SessionId) {
+        let slot = self.slots.iter_mut().find(|slot| slot.holds(session));
+        let Some(slot) = slot else { return };
+        if let Some(work) = &mut slot.work {
+            work.task.cancelled = true;
+            let _ = work.actor.send_message(SessionMsg::Interrupt);
+            return;
+        }
+        let held = slot.held.as_mut();
+        let waiting = held.map(|held| std::mem::take(&mut held.waiting));
+        let ended = waiting.into_iter().flatten();
+        let ended = ended.map(|task| unbegun(task, super::state::CANCELLED));
+        self.end(ended.collect(), EndedFrom::Queue);
     }
 
     fn leave(&mut self, session: &SessionId, done: Option<oneshot::Sender<()>>) {
@@ -306,6 +330,7 @@ impl PoolState {
             run: opener.run,
             within: opener.within,
             approver: opener.approver,
+            chat: opener.chat,
             begun: false,
             stored: opener.stored,
             waiting: VecDeque::new(),

@@ -12,6 +12,9 @@ use crate::fleet::pool::PoolMsg;
 use crate::lifecycle::state::SlotEvent;
 use crate::model::{Event, ExitClass, TurnOutcome, Usage};
 
+/// Why a turn ended that had not begun; its task waits again.
+pub const UNWRITTEN: &str = "the child ended before the prompt was written";
+
 impl SessionState {
     /// Does what a message says; `true` if the session is over.
     pub(super) fn take(&mut self, message: SessionMsg) -> bool {
@@ -61,12 +64,10 @@ impl SessionState {
                 return true;
             }
             SessionMsg::Cancel if !self.has_task => {}
-            SessionMsg::Cancel => {
-                self.cancelled = true;
-                self.preparing.cancel();
-                self.interrupt(TurnOutcome::Cancelled, "the run was cancelled".to_owned());
-                self.end_check("the run was cancelled");
-            }
+            SessionMsg::Cancel => self.cancel("the run was cancelled"),
+            SessionMsg::Interrupt => self.stopped_by_person(),
+            SessionMsg::GraceOver(task) => self.grace_over(task),
+            SessionMsg::Recalled(text) => self.recalled(text),
             SessionMsg::Idle(task) => self.unload(task),
             SessionMsg::Stop { now } => {
                 self.stopped |= self.has_task;
@@ -93,6 +94,14 @@ impl SessionState {
             _ if self.end.is_some() || self.channel.is_none() => self.survey(),
             _ => self.stop(true),
         }
+    }
+
+    /// The task is to end.
+    pub(super) fn cancel(&mut self, why: &str) {
+        self.cancelled = true;
+        self.preparing.cancel();
+        self.interrupt(TurnOutcome::Cancelled, why.to_owned());
+        self.end_check(why);
     }
 
     /// Ends a running check.
@@ -190,6 +199,8 @@ impl SessionState {
                 end.detail.clone_from(why);
             }
         }
+        self.grace.over();
+        self.memory.child_gone();
         self.denials = std::mem::take(&mut end.denials);
         self.nobody_decides("the agent ended before this was decided");
         self.of_turn.clear();
@@ -218,7 +229,7 @@ impl SessionState {
                 outcome: TurnOutcome::Lost,
                 stop_reason: None,
                 usage: Usage::default(),
-                detail: Some("the child ended before the prompt was written".to_owned()),
+                detail: Some(UNWRITTEN.to_owned()),
             });
         }
         self.asks.gone();
@@ -356,6 +367,7 @@ impl SessionState {
                 last_seq: self.outbox.last_seq(),
                 bytes: self.outbox.bytes(),
                 prompted: self.prompted,
+                forgot: self.memory.is_lost(),
             }),
             stays: stays.then(|| self.as_it_stays()),
         };

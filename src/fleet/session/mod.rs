@@ -21,6 +21,7 @@ mod ending;
 mod engine;
 mod environment;
 mod far;
+mod gentle;
 mod judging;
 mod limited;
 mod listing;
@@ -38,6 +39,7 @@ mod scales;
 mod state;
 mod tally;
 mod telling;
+mod transcript;
 mod unprepared;
 mod walls;
 mod weak;
@@ -54,6 +56,8 @@ use tokio_util::sync::CancellationToken;
 use ractor::ActorRef;
 
 pub(crate) use attached::Files;
+pub use ending::UNWRITTEN;
+pub use gentle::STOPPED;
 pub(crate) use limited::Limited;
 pub(crate) use prepare::{PrepareError, Prepared, WORKSPACE_INSIDE};
 pub(crate) use scales::Scales;
@@ -218,6 +222,12 @@ pub(crate) enum SessionMsg {
     Settled,
     /// End the running turn, and with it the task.
     Cancel,
+    /// The same for a person, who lets a running tool call end first.
+    Interrupt,
+    /// The tool calls of the task of that number were waited for long enough.
+    GraceOver(u64),
+    /// What was said before, for an agent that does not remember it, or why it cannot be read.
+    Recalled(Result<String, String>),
     /// The session has waited for its next task for as long as its child is kept, since the task
     /// of that number.
     Idle(u64),
@@ -262,6 +272,15 @@ pub(crate) struct TalkArgs {
     pub(crate) within: PathBuf,
     /// Where asks go.
     pub(crate) approver: Approver,
+    /// It is a chat: what its agent has forgotten is told to it.
+    pub(crate) chat: Option<OfChat>,
+}
+
+/// What is a chat's own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct OfChat {
+    /// Its model, instead of the pool's.
+    pub(crate) model: Option<String>,
 }
 
 /// What is known of a session that an earlier start of the supervisor began.
@@ -276,6 +295,8 @@ pub(crate) struct StoredSession {
     pub(crate) bytes: u64,
     /// It had a prompt: an agent may keep nothing of a session before.
     pub(crate) prompted: bool,
+    /// Its agent forgot what was said before, and was not told it again.
+    pub(crate) forgot: bool,
 }
 
 /// Where a Session is told things.
@@ -323,7 +344,11 @@ fn begin(args: SessionArgs, myself: SessionRef) -> Box<SessionState> {
         delegated: BTreeMap::new(),
         released: None,
         of_turn: HashMap::new(),
-        agent_session: stored.as_ref().and_then(|of| of.agent_session.clone()),
+        // One that forgot begins anew, and is told what was said.
+        agent_session: stored
+            .as_ref()
+            .filter(|of| !of.forgot)
+            .and_then(|of| of.agent_session.clone()),
         was_stored: stored.is_some(),
         loading: false,
         loads_failed: 0,
@@ -332,6 +357,8 @@ fn begin(args: SessionArgs, myself: SessionRef) -> Box<SessionState> {
         warm,
         choosing: choosing::Choosing::default(),
         prompted: stored.as_ref().is_some_and(|of| of.prompted),
+        memory: transcript::Memory::default(),
+        grace: gentle::Grace::default(),
         task_number: 0,
         idle_timer: None,
         oversized: false,

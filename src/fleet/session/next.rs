@@ -81,6 +81,9 @@ impl SessionState {
             instead_of: self.work.session.clone(),
             why,
         });
+        if self.chat().is_some() {
+            self.memory.lose();
+        }
     }
 
     /// Keeps the agent's own id of the session, if it is of any use.
@@ -355,6 +358,7 @@ impl SessionState {
             last_seq: self.outbox.last_seq(),
             bytes: self.outbox.bytes(),
             prompted: self.prompted,
+            forgot: self.memory.is_lost(),
         }));
     }
 }

@@ -69,7 +69,8 @@ impl SessionState {
         let Some(prepared) = &self.prepared else {
             return self.survey();
         };
-        let plan = prepared.agent_plan(&self.shared, &self.pool, resume.as_ref());
+        let model = self.chat().and_then(|chat| chat.model.as_deref());
+        let plan = prepared.agent_plan(&self.shared, &self.pool, resume.as_ref(), model);
         let plan = match plan {
             Ok(plan) => plan,
             // No task suffers from it; the session cannot be loaded.
@@ -99,7 +100,7 @@ impl SessionState {
             opening: Opening {
                 workspace: prepared.directory_inside().to_owned(),
                 resume,
-                acp: self.choosing.applied_to(&self.pool.config.acp),
+                acp: self.with_its_model(self.choosing.applied_to(&self.pool.config.acp)),
                 routes: self
                     .pool
                     .config
@@ -139,6 +140,7 @@ impl SessionState {
             self.budget.purse.uses_model(model.raw());
         }
         self.outbox.event(Event::Ready(info));
+        self.tell_resumed();
         if let Some(warm) = self.warm.take() {
             self.outbox.after(After::Warm(warm));
         }
@@ -159,6 +161,9 @@ impl SessionState {
 
     /// Takes the task's prompt in.
     pub(super) fn accept(&mut self) {
+        if self.recalls() {
+            return;
+        }
         self.phase = Phase::Prompting;
         self.accepted = true;
         self.outbox.write(Write::TaskUpdated {

@@ -281,6 +281,10 @@ impl Outbox {
             let Committed::Durable { bytes } = *result else {
                 return;
             };
+            let last = told.last().and_then(|events| events.last());
+            if let Some(last) = last {
+                shared.taps.durable(&session, last.id.seq);
+            }
             if told.is_empty() || shared.watchers.receiver_count() == 0 {
                 return;
             }

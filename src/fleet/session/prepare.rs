@@ -241,10 +241,12 @@ impl Prepared {
         shared: &Shared,
         pool: &PoolShared,
         resume: Option<&Foreign>,
+        model: Option<&str>,
     ) -> Result<LaunchPlan, PrepareError> {
         let fill = Fill {
             session: self.session.as_str(),
             workspace: &self.space.workspace_inside,
+            model,
         };
         let argv = match resume {
             Some(id) if pool.config.dialect.resumes_by_argument() => {

@@ -15,10 +15,12 @@ use super::budget::Counters;
 use super::calls::{Asks, Call};
 use super::choosing::Choosing;
 use super::delegated::Delegated;
+use super::gentle::Grace;
 use super::judging;
 use super::masking;
 use super::measure::Measured;
 use super::outbox::{After, Outbox};
+use super::transcript::Memory;
 use super::{CheckResult, Item, Limited, Prepared, SessionRef, TalkArgs, Tally, Work, weak};
 use crate::config::{OnUnaskedDeny, SessionScope};
 use crate::dialect::{Command, Denials};
@@ -97,6 +99,10 @@ pub(crate) struct SessionState {
     pub(super) choosing: Choosing,
     /// The agent has had a prompt in it.
     pub(super) prompted: bool,
+    /// What the agent has forgotten, and is told again.
+    pub(super) memory: Memory,
+    /// A person stopped the turn, and a tool call may end first.
+    pub(super) grace: Grace,
     /// `work` is not over.
     pub(super) has_task: bool,
     /// Counts its tasks: what was waited for of an earlier one is no news for the next.
@@ -189,6 +195,7 @@ impl SessionState {
             Item::Set(result) => self.was_set(result),
             Item::PromptSent => {
                 self.prompted = true;
+                self.memory.told();
                 self.begun = true;
                 self.turn_began = Some(clock::now());
                 self.phase = Phase::Turn;
@@ -277,6 +284,7 @@ impl SessionState {
                 if let Some(call) = unasked {
                     self.unasked(&call);
                 }
+                self.tool_ended_in_grace();
             }
             event => self.outbox.event(event),
         }
@@ -289,6 +297,7 @@ impl SessionState {
         usage: Usage,
         detail: Option<String>,
     ) {
+        self.grace.over();
         self.nobody_decides("the turn ended before this was decided");
         self.of_turn.clear();
         self.turn_budget_ends();
@@ -377,7 +386,7 @@ impl SessionState {
                     return; // The child is gone, and with it what the prompt was for.
                 }
                 if self.ending.is_none() {
-                    let text = self.work.prompt.clone();
+                    let text = self.memory.before(&self.work.prompt);
                     self.asks.directory.turn_begins(self.pool.config.shell_cwd);
                     // Before the agent can ask its model anything for it.
                     self.limits.begin();

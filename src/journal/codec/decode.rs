@@ -32,6 +32,7 @@ const STATIC_WORDS: &[&str] = &[
     "version",
     "session/load",
     "session/resume",
+    "resume_args",
 ];
 
 /// Reads an event back.

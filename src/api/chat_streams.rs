@@ -1,0 +1,85 @@
+//! The stream of a chat: server-sent events from a cursor on.
+//!
+//! Owns its beat, and its end: whoever is sent away is told when to come again, and comes back with
+//! the id of what it read last. Must not know what an event says.
+
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderValue, header};
+use axum::response::{IntoResponse as _, Response};
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::ask_events::Stream;
+use crate::chat::Followed;
+use crate::limits;
+
+/// How long a stream that ends with the supervisor waits for one more event.
+const LAST: Duration = Duration::from_millis(300);
+
+/// Gives a subscriber its stream.
+pub(super) fn open(followed: Followed, stop: CancellationToken, until: Instant) -> Response {
+    let (tell, told) = mpsc::channel(limits::CHAT_STREAM_QUEUE);
+    let until = until
+        .checked_sub(limits::CHAT_STREAM_MARGIN)
+        .unwrap_or(until);
+    tokio::spawn(follow(followed, tell, stop, until));
+    let mut response = Body::new(Stream(told)).into_response();
+    let headers = response.headers_mut();
+    for (name, value) in [
+        (header::CONTENT_TYPE, "text/event-stream"),
+        (header::CACHE_CONTROL, "no-store"),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    ] {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    response
+}
+
+/// Until the client is gone, its connection is old, or the supervisor stops.
+async fn follow(
+    mut followed: Followed,
+    tell: mpsc::Sender<Bytes>,
+    stop: CancellationToken,
+    until: Instant,
+) {
+    let again = limits::CHAT_STREAM_AGAIN.as_millis();
+    if !send(&tell, format!("retry: {again}\n\n").into()).await {
+        return;
+    }
+    loop {
+        let piece = tokio::select! {
+            pieces = followed.events.next() => match pieces {
+                Ok(pieces) => pieces.concat().into(),
+                Err(why) => {
+                    tracing::warn!(why, "a chat's stream ends: its events cannot be read");
+                    break;
+                }
+            },
+            () = sleep(limits::CHAT_STREAM_BEAT) => Bytes::from_static(b": nothing new\n\n"),
+            () = tell.closed() => return,
+            () = sleep_until(until) => break,
+            () = stop.cancelled() => {
+                // What the end of its agent brought is durable by now.
+                while let Ok(Ok(pieces)) = timeout(LAST, followed.events.next()).await {
+                    if !send(&tell, pieces.concat().into()).await {
+                        return;
+                    }
+                }
+                break;
+            }
+        };
+        if !send(&tell, piece).await {
+            return;
+        }
+    }
+    let last = format!("retry: {again}\n: the stream ends here, come again with its last id\n\n");
+    send(&tell, last.into()).await;
+}
+
+/// Whether it was taken. Whoever takes nothing is given up, and loses nothing by it.
+async fn send(tell: &mpsc::Sender<Bytes>, piece: Bytes) -> bool {
+    let sent = timeout(limits::CHAT_STREAM_WAIT, tell.send(piece)).await;
+    matches!(sent, Ok(Ok(())))
+}

@@ -1,0 +1,446 @@
+//! The actor of one loaded chat: it works the turns that wait, one after the other, in a session that
+//! it loads when there is something to do and gives back when there is not.
+//!
+//! Owns the chat's conversation. A turn is never awaited where a stop could not be heard. Must not
+//! know who sends messages or reads the stream.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::Inner;
+use super::directory::first_prompt;
+use super::lobby::{Lobby, Waiting};
+use crate::fleet::{
+    Brought, Conversation, OpenError, PromptError, STOPPED, STOPPED_UNSENT, SubmitError, TaskReport,
+};
+use crate::journal::{ChatWrite, LastTurn, StoredChat, StoredTurn, Write};
+use crate::limits;
+use crate::model::{Event, Foreign, SessionId, TaskId, TaskOutcome, TurnId, TurnOutcome, Usage};
+
+/// What the agent is told at its next turn after a person stopped one.
+pub(super) const MARKER: &str = "[System: Response was interrupted by user (user_cancelled)]";
+/// Why a turn waits no longer: there is nobody who could work it.
+const NOBODY: &str = "the chat cannot be worked now";
+
+/// What an actor is told; it looks at the newest alone, so nothing queues.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Wants {
+    /// Turns were accepted so often.
+    pub(super) turns: u64,
+    /// The turns up to this place in the chat are to be stopped.
+    pub(super) stopped_to: u64,
+    /// Turns were ended so often that nobody had been sent.
+    pub(super) unsent: u64,
+    /// Somebody is still there so often.
+    pub(super) pings: u64,
+}
+
+/// The actor.
+pub(super) struct Actor {
+    pub(super) chats: Arc<Inner>,
+    pub(super) chat: StoredChat,
+    pub(super) lobby: Arc<Lobby>,
+    pub(super) wants: watch::Receiver<Wants>,
+    /// What of these was seen to.
+    pub(super) seen: Wants,
+    pub(super) conversation: Option<Conversation>,
+}
+
+/// How a try to load a chat ended.
+enum Loaded {
+    Yes(Box<Conversation>),
+    /// A person stopped the turn that it was for.
+    Stopped,
+    /// It cannot be.
+    Never(String),
+    /// The supervisor stops.
+    Stopping,
+}
+
+/// How a turn ended, as far as the actor must know.
+enum Worked {
+    /// Its report came.
+    Ended(Arc<TaskReport>),
+    /// It was not taken: look again what waits.
+    Not,
+    /// The fleet is gone.
+    Gone,
+}
+
+/// What an idle chat does next.
+enum Next {
+    Work,
+    Unload,
+    Stopping,
+}
+
+impl Actor {
+    /// Until nothing is to be done in the chat, or the supervisor stops.
+    pub(super) async fn run(mut self) {
+        loop {
+            if self.chats.stop.is_cancelled() {
+                return self.chats.forget(self.id());
+            }
+            let wants = *self.wants.borrow_and_update();
+            self.seen.turns = wants.turns;
+            if std::mem::replace(&mut self.seen.unsent, wants.unsent) != wants.unsent {
+                self.tell_end(TurnOutcome::Cancelled, STOPPED_UNSENT).await;
+            }
+            let waiting = match self.waiting().await {
+                Ok(waiting) => waiting,
+                Err(why) => {
+                    tracing::warn!(chat = %self.chat.session, why, "a chat's turns cannot be read");
+                    self.pause().await;
+                    continue;
+                }
+            };
+            if let Some(turn) = waiting {
+                if !self.work(turn).await {
+                    return self.chats.forget(self.id());
+                }
+                continue;
+            }
+            match self.idle().await {
+                Next::Work => {}
+                Next::Stopping => return self.chats.forget(self.id()),
+                Next::Unload => {
+                    self.unload().await;
+                    // A turn that came meanwhile is worked, by this actor or by the next one.
+                    if self.chats.retire(self.id(), self.seen) {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    const fn id(&self) -> &SessionId {
+        &self.chat.session
+    }
+
+    async fn waiting(&self) -> Result<Option<StoredTurn>, String> {
+        let chat = self.chat.session.clone();
+        let read = self
+            .chats
+            .readers
+            .read(move |reader| reader.waiting_turns(&chat));
+        Ok(read.await?.into_iter().next())
+    }
+
+    async fn last(&self) -> Result<LastTurn, String> {
+        let chat = self.chat.session.clone();
+        self.chats
+            .readers
+            .read(move |reader| reader.last_turn(&chat))
+            .await
+    }
+
+    /// Before something is tried again.
+    async fn pause(&self) {
+        tokio::select! {
+            () = self.chats.stop.cancelled() => {}
+            () = sleep(limits::CHAT_AGAIN) => {}
+        }
+    }
+
+    /// A person stopped the turn.
+    fn is_stopped(&mut self, turn: &StoredTurn) -> bool {
+        turn.seq <= self.wants.borrow_and_update().stopped_to
+    }
+
+    /// Works one turn to its end; `false` when the supervisor stops.
+    async fn work(&mut self, turn: StoredTurn) -> bool {
+        if self.conversation.is_none() {
+            match self.load(&turn).await {
+                Loaded::Yes(conversation) => self.conversation = Some(*conversation),
+                // Whoever stopped it has ended it.
+                Loaded::Stopped => return true,
+                Loaded::Never(why) => {
+                    self.unsent(&turn.turn, TurnOutcome::Failed, &why).await;
+                    return true;
+                }
+                Loaded::Stopping => return false,
+            }
+        }
+        match self.send(&turn).await {
+            Worked::Ended(report) => self.ended(&turn, &report).await,
+            Worked::Not => {
+                self.pause().await;
+                true
+            }
+            Worked::Gone => false,
+        }
+    }
+
+    /// Loads the session into a slot; waits for one as long as it takes.
+    async fn load(&mut self, turn: &StoredTurn) -> Loaded {
+        let (chats, chat) = (Arc::clone(&self.chats), self.chat.clone());
+        let Some(directory) = chats.directory(&chat) else {
+            let name = &chat.workspace;
+            return Loaded::Never(format!(
+                "the configuration has no [workspace.{name}] any more"
+            ));
+        };
+        let is_crowded = !chats.fleet.has_free_slot(&chat.pool);
+        let mut place: Option<Waiting> = is_crowded.then(|| self.lobby.enter());
+        loop {
+            let loading = chats.fleet.load_chat(
+                &chat.pool,
+                &directory,
+                chat.session.clone(),
+                chat.model.clone(),
+            );
+            let mut loading = std::pin::pin!(loading);
+            let patience = Instant::now() + limits::CHAT_SLOT_PATIENCE;
+            let refused = loop {
+                tokio::select! {
+                    loaded = &mut loading => match loaded {
+                        Ok(conversation) => return Loaded::Yes(Box::new(conversation)),
+                        Err(error) => break error,
+                    },
+                    () = sleep_until(patience), if place.is_none() => {
+                        place = Some(self.lobby.enter());
+                    }
+                    changed = self.wants.changed() => {
+                        if changed.is_err() || self.is_stopped(turn) {
+                            return Loaded::Stopped;
+                        }
+                    }
+                    () = chats.stop.cancelled() => return Loaded::Stopping,
+                }
+            };
+            match refused {
+                OpenError::Stopping => return Loaded::Stopping,
+                OpenError::NoSlot(why) if chats.fleet.is_parked(&chat.pool) => {
+                    return Loaded::Never(why);
+                }
+                // Somebody else took what was given up for it.
+                OpenError::NoSlot(_) => place = None,
+                OpenError::Taken(_) | OpenError::Journal(_) => {}
+                error => return Loaded::Never(format!("{NOBODY}: {error}")),
+            }
+            self.pause().await;
+        }
+    }
+
+    /// The prompt that a turn becomes.
+    async fn prompt(&self, turn: &StoredTurn) -> Result<Foreign, String> {
+        let last = self.last().await?;
+        let content = turn.content.raw();
+        if last.prompted == 0 {
+            let role = self.chats.config.roles.get(&self.chat.role);
+            return Ok(Foreign::new(first_prompt(role, &self.chat.files, content)));
+        }
+        let was_stopped = last.detail.as_deref() == Some(STOPPED);
+        Ok(if was_stopped {
+            Foreign::new(format!("{MARKER}\n\n{content}"))
+        } else {
+            turn.content.clone()
+        })
+    }
+
+    /// Sends a turn and waits for its end, hearing stops all the while.
+    async fn send(&mut self, turn: &StoredTurn) -> Worked {
+        let text = match self.prompt(turn).await {
+            Ok(text) => text,
+            Err(why) => {
+                tracing::warn!(chat = %self.chat.session, why, "a turn waits for the journal");
+                return Worked::Not;
+            }
+        };
+        let Some(conversation) = &mut self.conversation else {
+            return Worked::Not;
+        };
+        let Ok(task) = TaskId::new(turn.turn.as_str()) else {
+            return Worked::Not;
+        };
+        let begin = Write::Chat(ChatWrite::Begin {
+            turn: turn.turn.clone(),
+            task: task.clone(),
+            at_ms: self.chats.fleet.now_ms(),
+        });
+        match conversation.turn(task, text, vec![begin]).await {
+            Ok(()) => {}
+            Err(PromptError::Submit(SubmitError::Stopping)) => return Worked::Gone,
+            Err(error) => {
+                tracing::debug!(chat = %self.chat.session, %error, "a turn was not taken");
+                return Worked::Not;
+            }
+        }
+        loop {
+            tokio::select! {
+                brought = conversation.next() => match brought {
+                    Some(Brought::Ended(report)) => return Worked::Ended(report),
+                    // People answer through the doors of the asks.
+                    Some(_) => {}
+                    None => return Worked::Gone,
+                },
+                changed = self.wants.changed() => {
+                    if changed.is_err() {
+                        return Worked::Gone;
+                    }
+                    let wants = *self.wants.borrow_and_update();
+                    if turn.seq <= wants.stopped_to {
+                        // Its end is told by its session.
+                        self.seen.unsent = wants.unsent;
+                        conversation.interrupt();
+                    }
+                }
+            }
+        }
+    }
+
+    /// A turn's report came; `false` when the supervisor stops.
+    async fn ended(&mut self, turn: &StoredTurn, report: &TaskReport) -> bool {
+        let is_told = match self.last().await {
+            Ok(last) => {
+                let is_of_it = last.task.as_ref().map(TaskId::as_str) == Some(turn.turn.as_str());
+                let detail = last.detail.as_deref();
+                is_of_it && last.ended > last.prompted && detail != Some(crate::fleet::UNWRITTEN)
+            }
+            Err(why) => {
+                tracing::warn!(chat = %self.chat.session, why, "a turn's end is not looked up");
+                true
+            }
+        };
+        if !is_told {
+            if self.chats.stop.is_cancelled() && report.outcome == TaskOutcome::Skipped {
+                // Nobody has had it: the next start sends it.
+                let again = Write::Chat(ChatWrite::Again {
+                    turn: turn.turn.clone(),
+                });
+                let _ = self.chats.fleet.keep_rows(vec![again]).await;
+                return false;
+            }
+            let (outcome, why) = match report.outcome {
+                TaskOutcome::Cancelled | TaskOutcome::Skipped if self.is_stopped(turn) => {
+                    (TurnOutcome::Cancelled, STOPPED_UNSENT.to_owned())
+                }
+                _ => {
+                    let why = report.detail.as_ref().map(|why| why.raw().to_owned());
+                    (
+                        TurnOutcome::Failed,
+                        why.unwrap_or_else(|| NOBODY.to_owned()),
+                    )
+                }
+            };
+            self.unsent(&turn.turn, outcome, &why).await;
+        } else if report.outcome == TaskOutcome::Skipped {
+            self.end(&turn.turn, TurnOutcome::Lost).await;
+        }
+        if self.chats.stop.is_cancelled() {
+            return false;
+        }
+        let is_over = self
+            .conversation
+            .as_ref()
+            .is_none_or(Conversation::has_left);
+        if !is_over && self.lobby.gives_way() {
+            self.unload().await;
+        }
+        true
+    }
+
+    /// A turn ends that no agent has had: its row, and an event that says so.
+    async fn unsent(&mut self, turn: &TurnId, outcome: TurnOutcome, why: &str) {
+        self.end(turn, outcome).await;
+        self.tell_end(outcome, why).await;
+    }
+
+    /// Puts a turn's end into the stream, which the chat's session must not write meanwhile.
+    async fn tell_end(&mut self, outcome: TurnOutcome, why: &str) {
+        self.unload().await;
+        let event = Event::TurnEnded {
+            outcome,
+            stop_reason: None,
+            usage: Usage::default(),
+            detail: Some(why.to_owned()),
+        };
+        while let Err(error) = self.chats.fleet.append(self.id(), event.clone()).await {
+            tracing::warn!(chat = %self.chat.session, %error, "a turn's end is not told");
+            if self.chats.stop.is_cancelled() || !matches!(error, SubmitError::Journal(_)) {
+                return;
+            }
+            self.pause().await;
+        }
+    }
+
+    async fn end(&self, turn: &TurnId, outcome: TurnOutcome) {
+        loop {
+            let end = Write::Chat(ChatWrite::End {
+                turn: turn.clone(),
+                outcome,
+                at_ms: self.chats.fleet.now_ms(),
+            });
+            match self.chats.fleet.keep_rows(vec![end]).await {
+                Ok(()) | Err(SubmitError::Rejected(_) | SubmitError::Stopping) => return,
+                Err(error) => {
+                    tracing::warn!(chat = %self.chat.session, %error, "a turn's end is not kept yet");
+                }
+            }
+            if self.chats.stop.is_cancelled() {
+                return;
+            }
+            self.pause().await;
+        }
+    }
+
+    /// Nothing is to be done: waits for a turn, for as long as the chat may keep its slot.
+    async fn idle(&mut self) -> Next {
+        let kept = self.chats.config.chat.idle;
+        let mut until = Instant::now() + kept;
+        loop {
+            let Some(conversation) = &mut self.conversation else {
+                return Next::Unload;
+            };
+            tokio::select! {
+                changed = self.wants.changed() => {
+                    if changed.is_err() {
+                        return Next::Stopping;
+                    }
+                    let wants = *self.wants.borrow_and_update();
+                    if std::mem::replace(&mut self.seen.pings, wants.pings) != wants.pings {
+                        until = Instant::now() + kept;
+                    }
+                    if wants.turns != self.seen.turns || wants.unsent != self.seen.unsent {
+                        return Next::Work;
+                    }
+                }
+                brought = conversation.next() => if brought.is_none() {
+                    return Next::Stopping;
+                },
+                () = sleep_until(until) => {
+                    if !self.has_live_commands().await {
+                        return Next::Unload;
+                    }
+                    until = Instant::now() + kept.min(LOOK);
+                }
+                () = self.lobby.wanted() => return Next::Unload,
+                () = self.chats.stop.cancelled() => return Next::Stopping,
+            }
+        }
+    }
+
+    /// A command in the background is no idleness. What cannot be looked up is none.
+    async fn has_live_commands(&self) -> bool {
+        let chat = self.chat.session.clone();
+        let read = self
+            .chats
+            .readers
+            .read(move |reader| reader.has_live_commands(&chat));
+        read.await.unwrap_or(true)
+    }
+
+    /// The child is stopped and the slot given back; home and stream stay.
+    async fn unload(&mut self) {
+        if let Some(mut conversation) = self.conversation.take() {
+            conversation.leave().await;
+        }
+    }
+}
+
+/// How soon it is looked again whether a command in the background is over.
+const LOOK: Duration = Duration::from_secs(60);

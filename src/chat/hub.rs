@@ -1,0 +1,426 @@
+//! The streams of one chat: its events are read and encoded once for all who follow at its end;
+//! each subscriber is a cursor.
+//!
+//! A subscriber reads the journal up to where the ring begins, and the ring from there. One that
+//! falls behind the ring reads the journal again. Nobody waits for a subscriber, and whoever is slow
+//! holds nothing but its own place. Must not know how a stream is written, or to whom.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use axum::body::Bytes;
+use tokio::sync::watch;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::readers::Readers;
+use super::seed::{self, Told};
+use crate::journal::{ReadError, Reader};
+use crate::limits;
+use crate::model::{EventId, SessionId};
+
+/// What a subscriber goes on after: a seq, and if that is not told to its end, a part of it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Cursor {
+    seq: u64,
+    part: u32,
+}
+
+impl Cursor {
+    /// Reads what an event's `id:` says, or a number alone.
+    #[must_use]
+    pub fn read(text: &str) -> Option<Self> {
+        let (text, part) = match text.split_once('.') {
+            Some((text, part)) => (text, part.parse().ok().filter(|part| *part > 0)?),
+            None => (text, 0),
+        };
+        let seq = match text.split_once('-') {
+            Some((epoch, seq)) => {
+                epoch.parse::<u64>().ok()?;
+                seq.parse().ok()?
+            }
+            None => text.parse().ok()?,
+        };
+        Some(Self { seq, part })
+    }
+
+    /// The seq of which everything was told.
+    const fn whole(self) -> u64 {
+        match self.part {
+            0 => self.seq,
+            _ => self.seq.saturating_sub(1),
+        }
+    }
+
+    /// Whether an event comes after it.
+    const fn is_before(self, event: Self) -> bool {
+        if event.seq != self.seq {
+            return event.seq > self.seq;
+        }
+        // The last part has the number 0, and so has a cursor behind it.
+        self.part != 0 && (event.part == 0 || event.part > self.part)
+    }
+
+    const fn after(told: &Told) -> Self {
+        Self {
+            seq: told.id.seq,
+            part: told.part,
+        }
+    }
+}
+
+/// In which form events are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shape {
+    /// With their names.
+    Named,
+    /// Without, and the name beside the data.
+    Enveloped,
+}
+
+/// An event as it is written.
+#[derive(Debug, Clone)]
+struct Encoded {
+    /// What a client goes on after that has it.
+    cursor: Cursor,
+    named: Bytes,
+    enveloped: Bytes,
+}
+
+impl Encoded {
+    fn of(told: &Told) -> Self {
+        Self {
+            cursor: Cursor::after(told),
+            named: told.named().into(),
+            enveloped: told.enveloped().into(),
+        }
+    }
+
+    fn bytes(&self, shape: Shape) -> Bytes {
+        match shape {
+            Shape::Named => self.named.clone(),
+            Shape::Enveloped => self.enveloped.clone(),
+        }
+    }
+
+    fn size(&self) -> usize {
+        self.named.len() + self.enveloped.len()
+    }
+}
+
+/// The newest events.
+#[derive(Debug)]
+struct Ring {
+    /// Everything up to this seq is not in it.
+    after: u64,
+    /// Everything up to this seq was looked at.
+    to: u64,
+    events: VecDeque<Encoded>,
+    bytes: usize,
+}
+
+impl Ring {
+    fn put(&mut self, events: Vec<Encoded>, to: u64) {
+        for event in events {
+            self.bytes += event.size();
+            self.events.push_back(event);
+        }
+        self.to = to;
+        while self.events.len() > limits::CHAT_RING_EVENTS || self.bytes > limits::CHAT_RING_BYTES {
+            let Some(gone) = self.events.pop_front() else {
+                break;
+            };
+            self.bytes = self.bytes.saturating_sub(gone.size());
+            // Of one seq that is told in parts, all are gone as far as cursors are concerned.
+            self.after = gone.cursor.seq;
+        }
+    }
+}
+
+/// The hub of one chat, as long as somebody subscribes.
+#[derive(Debug)]
+pub(super) struct Hub {
+    session: SessionId,
+    epoch: u64,
+    readers: Readers,
+    ring: Mutex<Ring>,
+    /// The seq up to which the ring goes.
+    grown: watch::Sender<u64>,
+    _pump: DropGuard,
+}
+
+impl Hub {
+    /// A hub at the durable end of a session; `tap` tells how that grows.
+    pub(super) async fn open(
+        session: SessionId,
+        epoch: u64,
+        readers: Readers,
+        tap: watch::Receiver<u64>,
+    ) -> Result<Arc<Self>, String> {
+        // The tap was there before: what is durable after this look is told by it.
+        let of = session.clone();
+        let end = readers.read(move |reader| reader.last_seq(&of)).await?;
+        let gone = CancellationToken::new();
+        let hub = Arc::new(Self {
+            session,
+            epoch,
+            readers,
+            ring: Mutex::new(Ring {
+                after: end,
+                to: end,
+                events: VecDeque::new(),
+                bytes: 0,
+            }),
+            grown: watch::channel(end).0,
+            _pump: gone.clone().drop_guard(),
+        });
+        tokio::spawn(pump(Arc::downgrade(&hub), tap, gone));
+        Ok(hub)
+    }
+
+    /// A subscriber after a cursor. One beyond the durable end is told so, and goes on from there.
+    pub(super) async fn subscribe(
+        self: &Arc<Self>,
+        cursor: Cursor,
+        shape: Shape,
+    ) -> Result<Subscriber, String> {
+        let of = self.session.clone();
+        let end = self
+            .readers
+            .read(move |reader| reader.last_seq(&of))
+            .await?;
+        let mut subscriber = Subscriber {
+            grown: self.grown.subscribe(),
+            hub: Arc::clone(self),
+            cursor,
+            shape,
+            first: None,
+        };
+        if cursor.seq > end {
+            let to = EventId {
+                epoch: self.epoch,
+                seq: end,
+            };
+            subscriber.first = Some(Encoded::of(&seed::rewound(to)).bytes(shape));
+            subscriber.cursor = Cursor { seq: end, part: 0 };
+        }
+        Ok(subscriber)
+    }
+
+    fn ring<T>(&self, look: impl FnOnce(&mut Ring) -> T) -> T {
+        look(&mut self.ring.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Events after a seq as they are told, and up to which seq these go.
+    async fn page(&self, after: u64) -> Result<(Vec<Encoded>, u64), String> {
+        let session = self.session.clone();
+        let read = move |reader: &Reader| page(reader, &session, after);
+        self.readers.read(read).await
+    }
+}
+
+fn page(
+    reader: &Reader,
+    session: &SessionId,
+    after: u64,
+) -> Result<(Vec<Encoded>, u64), ReadError> {
+    let (most, bytes) = (limits::CHAT_PAGE_EVENTS, limits::CHAT_PAGE_BYTES);
+    let rows = reader.page(session, after, most, bytes)?;
+    let to = rows.last().map_or(after, |row| row.id.seq);
+    let mut events = Vec::new();
+    for row in &rows {
+        let told = seed::told(reader, session, row)?;
+        events.extend(told.iter().map(Encoded::of));
+    }
+    Ok((events, to))
+}
+
+/// Keeps the ring at the durable end.
+async fn pump(hub: Weak<Hub>, mut tap: watch::Receiver<u64>, gone: CancellationToken) {
+    loop {
+        tokio::select! {
+            () = gone.cancelled() => return,
+            changed = tap.changed() => if changed.is_err() {
+                return;
+            },
+        }
+        let end = *tap.borrow_and_update();
+        loop {
+            let Some(hub) = hub.upgrade() else { return };
+            let to = hub.ring(|ring| ring.to);
+            if to >= end {
+                break;
+            }
+            match hub.page(to).await {
+                Ok((events, reached)) => {
+                    // What was removed meanwhile leaves a gap that nothing fills.
+                    let reached = if reached == to { end } else { reached };
+                    hub.ring(|ring| ring.put(events, reached));
+                    hub.grown.send_replace(reached);
+                }
+                Err(why) => {
+                    tracing::warn!(
+                        why,
+                        "the events of a chat cannot be read for its subscribers"
+                    );
+                    drop(hub);
+                    tokio::select! {
+                        () = gone.cancelled() => return,
+                        () = tokio::time::sleep(limits::CHAT_AGAIN) => {}
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// One who follows a chat.
+#[derive(Debug)]
+pub struct Subscriber {
+    hub: Arc<Hub>,
+    grown: watch::Receiver<u64>,
+    cursor: Cursor,
+    shape: Shape,
+    /// What it is told before anything else.
+    first: Option<Bytes>,
+}
+
+/// What the ring has for a cursor.
+enum Found {
+    Events(Vec<Encoded>),
+    /// Nothing yet.
+    End,
+    /// What comes next is not in it any more.
+    Behind,
+}
+
+impl Subscriber {
+    /// What comes next, some events together, each whole; waits for it. Cancel-safe: nothing is
+    /// lost or told twice.
+    ///
+    /// # Errors
+    /// The journal cannot be read.
+    pub async fn next(&mut self) -> Result<Vec<Bytes>, String> {
+        if let Some(first) = self.first.take() {
+            return Ok(vec![first]);
+        }
+        loop {
+            self.grown.mark_unchanged();
+            match self.in_ring() {
+                Found::Events(events) => return Ok(self.take(&events)),
+                Found::End => {
+                    if self.grown.changed().await.is_err() {
+                        std::future::pending::<()>().await;
+                    }
+                }
+                Found::Behind => {
+                    let (mut events, to) = self.hub.page(self.cursor.whole()).await?;
+                    events.retain(|event| self.cursor.is_before(event.cursor));
+                    if !events.is_empty() {
+                        let taken = self.take(&events);
+                        // Also past what is told to nobody.
+                        self.cursor = Cursor { seq: to, part: 0 };
+                        return Ok(taken);
+                    }
+                    let seq = if to > self.cursor.whole() {
+                        to
+                    } else {
+                        // What was there is removed: it goes on where the ring begins.
+                        self.hub.ring(|ring| ring.after)
+                    };
+                    self.cursor = Cursor { seq, part: 0 };
+                }
+            }
+        }
+    }
+
+    fn in_ring(&self) -> Found {
+        self.hub.ring(|ring| {
+            if self.cursor.whole() < ring.after {
+                return Found::Behind;
+            }
+            let at = ring
+                .events
+                .partition_point(|event| !self.cursor.is_before(event.cursor));
+            let most = limits::CHAT_PAGE_EVENTS as usize;
+            let events: Vec<_> = ring.events.range(at..).take(most).cloned().collect();
+            if events.is_empty() {
+                Found::End
+            } else {
+                Found::Events(events)
+            }
+        })
+    }
+
+    fn take(&mut self, events: &[Encoded]) -> Vec<Bytes> {
+        if let Some(last) = events.last() {
+            self.cursor = last.cursor;
+        }
+        let shape = self.shape;
+        events.iter().map(|event| event.bytes(shape)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(seq: u64, part: u32) -> Told {
+        Told {
+            id: EventId { epoch: 2, seq },
+            part,
+            name: "chunk",
+            data: "{}".to_owned(),
+        }
+    }
+
+    #[test]
+    fn a_cursor_is_what_an_id_says() {
+        for (text, seq, part) in [("7", 7, 0), ("2-7", 7, 0), ("2-7.3", 7, 3), ("0", 0, 0)] {
+            assert_eq!(Cursor::read(text), Some(Cursor { seq, part }), "{text}");
+        }
+        for bad in ["", "x", "2-", "-7", "2-7.", "2-7.0", "2-7.x", "7 ", "1-2-3"] {
+            assert_eq!(Cursor::read(bad), None, "{bad:?}");
+        }
+        let event = told(7, 3);
+        let id = event.named();
+        let id = id
+            .strip_prefix("id: ")
+            .and_then(|rest| rest.split_once('\n'));
+        assert_eq!(
+            id.and_then(|id| Cursor::read(id.0)),
+            Some(Cursor::after(&event))
+        );
+    }
+
+    #[test]
+    fn after_each_cursor_comes_what_was_not_told() {
+        // Seq 7 is told in three parts.
+        let all = [told(6, 0), told(7, 1), told(7, 2), told(7, 0), told(9, 0)];
+        for (at, event) in all.iter().enumerate() {
+            let cursor = Cursor::after(event);
+            let left: Vec<_> = all
+                .iter()
+                .filter(|of| cursor.is_before(Cursor::after(of)))
+                .collect();
+            assert_eq!(left, all[at + 1..].iter().collect::<Vec<_>>(), "{cursor:?}");
+        }
+    }
+
+    #[test]
+    fn a_ring_is_bounded_and_says_what_it_has_not() {
+        let mut ring = Ring {
+            after: 0,
+            to: 0,
+            events: VecDeque::new(),
+            bytes: 0,
+        };
+        let most = u64::try_from(limits::CHAT_RING_EVENTS).expect("a number");
+        for seq in 1..=most + 10 {
+            ring.put(vec![Encoded::of(&told(seq, 0))], seq);
+        }
+        assert_eq!(ring.events.len(), limits::CHAT_RING_EVENTS);
+        assert_eq!((ring.after, ring.to), (10, most + 10));
+        let first = ring.events.front().expect("one");
+        assert_eq!(first.cursor.seq, ring.after + 1);
+    }
+}

@@ -1,0 +1,581 @@
+//! Chats: conversations that clients reach by an id, whose agents come and go while the stream stays.
+//!
+//! Floor 5. Owns which chats have an actor, and that there is never more than one. Must not know how
+//! a client is reached, or how an agent is run.
+
+mod actor;
+mod directory;
+mod hub;
+mod lobby;
+mod readers;
+mod seed;
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use tokio::sync::{Semaphore, watch};
+use tokio_util::sync::CancellationToken;
+
+pub use directory::Wish;
+pub use hub::{Cursor, Shape, Subscriber};
+
+use crate::config::Config;
+use crate::fleet::{FleetHandle, OpenError, SubmitError};
+use crate::journal::{ChatRow, ChatWrite, StoredChat, StoredTurn, TurnRow, Write};
+use crate::limits;
+use crate::model::{ChatMode, Foreign, PoolName, SessionId, TurnId, TurnOutcome};
+use actor::{Actor, Wants};
+use hub::Hub;
+use lobby::Lobby;
+use readers::Readers;
+
+/// Places in which chats take messages, so that two of one chat never have the same number.
+const STRIPES: usize = 64;
+
+/// Why something was not done. Each says what, and what to do.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ChatError {
+    /// There is no such thing.
+    #[error("{0}")]
+    NotFound(String),
+    /// What was sent names something that is not there.
+    #[error("{0}")]
+    Unprocessable(String),
+    /// It does not go with how the chat stands.
+    #[error("{0}")]
+    Conflict(String),
+    /// Too much waits already.
+    #[error("{0}")]
+    Full(String),
+    /// The supervisor cannot take it now.
+    #[error("{0}")]
+    Unavailable(String),
+}
+
+impl From<OpenError> for ChatError {
+    fn from(error: OpenError) -> Self {
+        match error {
+            OpenError::Directory(_) | OpenError::NoPool { .. } => {
+                Self::Unprocessable(error.to_string())
+            }
+            _ => Self::Unavailable(error.to_string()),
+        }
+    }
+}
+
+impl From<SubmitError> for ChatError {
+    fn from(error: SubmitError) -> Self {
+        Self::Unavailable(error.to_string())
+    }
+}
+
+/// An accepted message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Accepted {
+    /// Its turn.
+    pub turn: TurnId,
+    /// Its place in the chat, from 1.
+    pub sequence: u64,
+}
+
+/// A chat and how it stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChatView {
+    /// What is durable of it.
+    pub chat: StoredChat,
+    /// It has an actor now.
+    pub is_loaded: bool,
+}
+
+/// The chats of a supervisor. Clones are the same.
+#[derive(Clone, Debug)]
+pub struct Chats(Arc<Inner>);
+
+pub(crate) struct Inner {
+    fleet: FleetHandle,
+    config: Arc<Config>,
+    readers: Readers,
+    loaded: Mutex<HashMap<SessionId, watch::Sender<Wants>>>,
+    lobbies: BTreeMap<PoolName, Arc<Lobby>>,
+    hubs: tokio::sync::Mutex<HashMap<SessionId, Weak<Hub>>>,
+    places: Vec<tokio::sync::Mutex<()>>,
+    subscribers: Arc<Semaphore>,
+    /// The supervisor stops: no turn is begun any more.
+    stop: CancellationToken,
+}
+
+impl std::fmt::Debug for Inner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Chats").finish_non_exhaustive()
+    }
+}
+
+impl Chats {
+    /// The chats of a fleet. Nothing is loaded before [`Chats::go_on`].
+    #[must_use]
+    pub fn new(fleet: FleetHandle) -> Self {
+        let config = Arc::new(fleet.config().clone());
+        let pools = config.pools.iter().map(|pool| pool.name.clone());
+        let lobbies = pools.map(|pool| (pool, Lobby::new())).collect();
+        Self(Arc::new(Inner {
+            readers: Readers::of(fleet.journal().clone()),
+            fleet,
+            config,
+            loaded: Mutex::default(),
+            lobbies,
+            hubs: tokio::sync::Mutex::default(),
+            places: (0..STRIPES)
+                .map(|_| tokio::sync::Mutex::default())
+                .collect(),
+            subscribers: Arc::new(Semaphore::new(limits::CHAT_SUBSCRIBERS)),
+            stop: CancellationToken::new(),
+        }))
+    }
+
+    /// Goes on with every chat in which a message waits since an earlier start.
+    pub async fn go_on(&self) {
+        let mut after: Option<SessionId> = None;
+        loop {
+            let from = after.clone();
+            let read = move |reader: &crate::journal::Reader| {
+                reader.waiting_chats(from.as_ref(), limits::CHAT_PAGE)
+            };
+            let page = match self.0.readers.read(read).await {
+                Ok(page) => page,
+                Err(why) => {
+                    tracing::error!(why, "the chats of earlier starts cannot be read");
+                    return;
+                }
+            };
+            let Some(last) = page.last().cloned() else {
+                return;
+            };
+            for chat in page {
+                match self.0.chat(&chat).await {
+                    Ok(chat) => self.0.wake(chat, |wants| wants.turns += 1),
+                    Err(error) => tracing::error!(%error, "a chat is not taken up"),
+                }
+            }
+            after = Some(last);
+        }
+    }
+
+    /// No turn is begun from now on; those that wait stay for the next start.
+    pub fn stop_working(&self) {
+        self.0.stop.cancel();
+    }
+
+    /// Begins a chat, and with its goal the first turn; returns when both are durable.
+    ///
+    /// # Errors
+    /// [`ChatError`]; nothing was begun then.
+    pub async fn create(
+        &self,
+        workspace: &str,
+        wish: Wish,
+    ) -> Result<(SessionId, Accepted), ChatError> {
+        let inner = &self.0;
+        let (name, registered) = directory::workspace(&inner.config, workspace)?;
+        let (role_name, role) = directory::role(&inner.config, &wish)?;
+        if wish.goal.trim().is_empty() {
+            let why = "\"goal\" is empty: say what the chat is for".to_owned();
+            return Err(ChatError::Unprocessable(why));
+        }
+        let path = registered.path.clone();
+        let files = wish.files.clone();
+        let root = path.clone();
+        let checked = tokio::task::spawn_blocking(move || directory::files(&root, &files)).await;
+        checked.map_err(|error| ChatError::Unavailable(error.to_string()))??;
+        let can = inner.fleet.can_work_in(&role.pool, &path).await;
+        can.map_err(|error| match error {
+            OpenError::Directory(why) => ChatError::Unprocessable(format!(
+                "the role {role_name} cannot work in the workspace {name}: {why}"
+            )),
+            error => error.into(),
+        })?;
+        let (session, run) = inner.fleet.chat_ids()?;
+        let now = inner.fleet.now_ms();
+        let row = ChatRow {
+            session: session.clone(),
+            run,
+            workspace: name,
+            role: role_name,
+            model: wish.model.or_else(|| role.model.clone()),
+            goal: Foreign::from(wish.goal.as_str()),
+            files: wish.files,
+            pool: role.pool.clone(),
+            mode: ChatMode::Chat,
+            created_ms: now,
+        };
+        row.check()
+            .map_err(|fault| ChatError::Unprocessable(fault.to_string()))?;
+        let turn = inner.turn(&session, 1, wish.goal, None)?;
+        let accepted = Accepted {
+            turn: turn.turn.clone(),
+            sequence: 1,
+        };
+        inner.room(&session, &role.pool)?;
+        let writes = vec![
+            Write::Chat(ChatWrite::Create(row)),
+            Write::Chat(ChatWrite::Accept(turn)),
+        ];
+        inner.fleet.keep_rows(writes).await?;
+        let chat = inner.chat(&session).await?;
+        inner.wake(chat, |wants| wants.turns += 1);
+        Ok((session, accepted))
+    }
+
+    /// Takes a message in; returns when it is durable. One with the key of an earlier one is that
+    /// one.
+    ///
+    /// # Errors
+    /// [`ChatError`]; nothing was taken in then.
+    pub async fn say(
+        &self,
+        workspace: &str,
+        chat: &str,
+        content: String,
+        key: Option<String>,
+    ) -> Result<Accepted, ChatError> {
+        let inner = &self.0;
+        let found = inner.find(workspace, chat).await?;
+        let id = found.session.clone();
+        if content.trim().is_empty() {
+            let why = "\"content\" is empty: there is nothing to send".to_owned();
+            return Err(ChatError::Unprocessable(why));
+        }
+        let _place = inner.place(&id).await;
+        if let Some(key) = key.clone() {
+            let chat = id.clone();
+            let read = inner
+                .readers
+                .read(move |reader| reader.turn_by_key(&chat, &key));
+            if let Some(before) = read.await.map_err(ChatError::Unavailable)? {
+                if before.content.raw() != content {
+                    let why = "another message was sent under this Idempotency-Key: take a new one";
+                    return Err(ChatError::Unprocessable(why.to_owned()));
+                }
+                return Ok(Accepted {
+                    turn: before.turn,
+                    sequence: before.seq,
+                });
+            }
+        }
+        // What was read before the place was had may be old.
+        let found = inner.chat(&id).await?;
+        if found.ended_ms.is_some() {
+            let why = "the chat is closed and takes no messages: create a new one".to_owned();
+            return Err(ChatError::Conflict(why));
+        }
+        if found.waiting >= limits::CHAT_WAITING {
+            let most = limits::CHAT_WAITING;
+            return Err(ChatError::Full(format!(
+                "{most} messages of this chat wait already: wait for the end of one"
+            )));
+        }
+        let turn = inner.turn(&id, found.turns + 1, content, key)?;
+        let accepted = Accepted {
+            turn: turn.turn.clone(),
+            sequence: turn.seq,
+        };
+        inner.room(&id, &found.pool)?;
+        let accept = Write::Chat(ChatWrite::Accept(turn));
+        inner.fleet.keep_rows(vec![accept]).await?;
+        inner.wake(found, |wants| wants.turns += 1);
+        Ok(accepted)
+    }
+
+    /// Stops what runs in a chat and ends what waits; nothing to stop is no error.
+    ///
+    /// # Errors
+    /// [`ChatError`]
+    pub async fn stop(&self, workspace: &str, chat: &str) -> Result<SessionId, ChatError> {
+        let inner = &self.0;
+        let id = inner.find(workspace, chat).await?.session;
+        let _place = inner.place(&id).await;
+        let of = id.clone();
+        let waiting = inner.readers.read(move |reader| reader.waiting_turns(&of));
+        let waiting = waiting.await.map_err(ChatError::Unavailable)?;
+        let chat = inner.chat(&id).await?;
+        let has_waiting = !waiting.is_empty();
+        let ends = waiting.into_iter().map(|turn| {
+            Write::Chat(ChatWrite::End {
+                turn: turn.turn,
+                outcome: TurnOutcome::Cancelled,
+                at_ms: inner.fleet.now_ms(),
+            })
+        });
+        if has_waiting {
+            inner.fleet.keep_rows(ends.collect()).await?;
+        }
+        if has_waiting || chat.running.is_some() {
+            inner.tell(&id, |wants| {
+                wants.stopped_to = chat.turns;
+                // An actor that has begun one of them meanwhile tells its end.
+                wants.unsent += u64::from(has_waiting && chat.running.is_none());
+            });
+        }
+        Ok(id)
+    }
+
+    /// Somebody is there: the chat is not idle from now on.
+    ///
+    /// # Errors
+    /// [`ChatError::NotFound`]
+    pub async fn ping(&self, workspace: &str, chat: &str) -> Result<(), ChatError> {
+        let id = self.0.find(workspace, chat).await?.session;
+        self.0.tell(&id, |wants| wants.pings += 1);
+        Ok(())
+    }
+
+    /// One chat.
+    ///
+    /// # Errors
+    /// [`ChatError`]
+    pub async fn get(&self, workspace: &str, chat: &str) -> Result<ChatView, ChatError> {
+        let chat = self.0.find(workspace, chat).await?;
+        Ok(self.0.view(chat))
+    }
+
+    /// The newest chats of a workspace, after one of them: a page, and whether there are more.
+    ///
+    /// # Errors
+    /// [`ChatError`]
+    pub async fn list(
+        &self,
+        workspace: &str,
+        after: Option<&str>,
+        limit: u32,
+    ) -> Result<(Vec<ChatView>, bool), ChatError> {
+        let (name, _) = directory::workspace(&self.0.config, workspace)?;
+        let after = after.map(SessionId::new).transpose();
+        let after = after.map_err(|_| {
+            ChatError::Unprocessable(
+                "\"after\" is no id of a chat: take it from \"next\"".to_owned(),
+            )
+        })?;
+        let most = limit.clamp(1, limits::CHAT_PAGE);
+        let read = self
+            .0
+            .readers
+            .read(move |reader| reader.chats(Some(name.as_str()), after.as_ref(), most + 1));
+        let mut found = read.await.map_err(ChatError::Unavailable)?;
+        let has_more = found.len() > most as usize;
+        found.truncate(most as usize);
+        let views = found.into_iter().map(|chat| self.0.view(chat));
+        Ok((views.collect(), has_more))
+    }
+
+    /// The turns of a chat after a number: a page, and whether there are more.
+    ///
+    /// # Errors
+    /// [`ChatError`]
+    pub async fn turns(
+        &self,
+        workspace: &str,
+        chat: &str,
+        after: u64,
+        limit: u32,
+    ) -> Result<(Vec<StoredTurn>, bool), ChatError> {
+        let id = self.0.find(workspace, chat).await?.session;
+        let most = limit.clamp(1, limits::CHAT_PAGE);
+        let read = self
+            .0
+            .readers
+            .read(move |reader| reader.turns(&id, after, most + 1));
+        let mut found = read.await.map_err(ChatError::Unavailable)?;
+        let has_more = found.len() > most as usize;
+        found.truncate(most as usize);
+        Ok((found, has_more))
+    }
+
+    /// Follows a chat after a cursor. Following is no activity.
+    ///
+    /// # Errors
+    /// [`ChatError`]
+    pub async fn subscribe(
+        &self,
+        workspace: &str,
+        chat: &str,
+        cursor: Cursor,
+        shape: Shape,
+    ) -> Result<Followed, ChatError> {
+        let id = self.0.find(workspace, chat).await?.session;
+        let Ok(place) = Arc::clone(&self.0.subscribers).try_acquire_owned() else {
+            let why = "too many follow chats already: come again later".to_owned();
+            return Err(ChatError::Unavailable(why));
+        };
+        let hub = self.0.hub(&id).await?;
+        let events = hub.subscribe(cursor, shape).await;
+        Ok(Followed {
+            events: events.map_err(ChatError::Unavailable)?,
+            _place: place,
+        })
+    }
+}
+
+/// A subscription with its place among all.
+#[derive(Debug)]
+pub struct Followed {
+    /// The events.
+    pub events: Subscriber,
+    _place: tokio::sync::OwnedSemaphorePermit,
+}
+
+impl Inner {
+    fn loaded(&self) -> MutexGuard<'_, HashMap<SessionId, watch::Sender<Wants>>> {
+        self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Only one at a time takes messages of a chat in.
+    async fn place(&self, chat: &SessionId) -> tokio::sync::MutexGuard<'_, ()> {
+        let sum = chat.as_str().bytes().fold(0_usize, |sum, byte| {
+            sum.wrapping_mul(31).wrapping_add(usize::from(byte))
+        });
+        // There is one for each remainder.
+        let place = &self.places[sum % STRIPES];
+        place.lock().await
+    }
+
+    fn turn(
+        &self,
+        chat: &SessionId,
+        seq: u64,
+        content: String,
+        key: Option<String>,
+    ) -> Result<TurnRow, ChatError> {
+        let id = self.fleet.fresh_id();
+        let turn = TurnId::new(&id).map_err(|error| ChatError::Unavailable(error.to_string()))?;
+        let row = TurnRow {
+            turn,
+            chat: chat.clone(),
+            seq,
+            content: Foreign::new(content),
+            key: key.map(Foreign::new),
+            accepted_ms: self.fleet.now_ms(),
+        };
+        row.check()
+            .map_err(|fault| ChatError::Unprocessable(fault.to_string()))?;
+        Ok(row)
+    }
+
+    async fn chat(&self, id: &SessionId) -> Result<StoredChat, ChatError> {
+        let of = id.clone();
+        let read = self.readers.read(move |reader| reader.chat(&of));
+        let found = read.await.map_err(ChatError::Unavailable)?;
+        found.ok_or_else(no_chat)
+    }
+
+    /// The chat of a workspace: one of another is none.
+    async fn find(&self, workspace: &str, chat: &str) -> Result<StoredChat, ChatError> {
+        let (name, _) = directory::workspace(&self.config, workspace)?;
+        let id = SessionId::new(chat).map_err(|_| no_chat())?;
+        let found = self.chat(&id).await?;
+        if found.workspace == name {
+            Ok(found)
+        } else {
+            Err(no_chat())
+        }
+    }
+
+    fn view(&self, chat: StoredChat) -> ChatView {
+        ChatView {
+            is_loaded: self.loaded().contains_key(&chat.session),
+            chat,
+        }
+    }
+
+    /// Where a chat works.
+    fn directory(&self, chat: &StoredChat) -> Option<PathBuf> {
+        let workspace = self.config.workspaces.get(&chat.workspace)?;
+        Some(workspace.path.clone())
+    }
+
+    /// Whether the chat could have an actor.
+    fn room(&self, chat: &SessionId, pool: &PoolName) -> Result<(), ChatError> {
+        if !self.lobbies.contains_key(pool) {
+            return Err(ChatError::Unavailable(format!(
+                "the configuration has no pool {pool} any more: the chat waits until it has"
+            )));
+        }
+        let loaded = self.loaded();
+        if loaded.contains_key(chat) || loaded.len() < limits::CHATS_LOADED {
+            return Ok(());
+        }
+        let why = "too many chats work or wait for a slot: come again later";
+        Err(ChatError::Unavailable(why.to_owned()))
+    }
+
+    /// Tells the chat's actor; there is one after this, and not more. What came before the
+    /// supervisor stops waits for the next start.
+    fn wake(self: &Arc<Self>, chat: StoredChat, want: impl FnOnce(&mut Wants)) {
+        if self.stop.is_cancelled() {
+            return;
+        }
+        let Some(lobby) = self.lobbies.get(&chat.pool).cloned() else {
+            let (chat, pool) = (&chat.session, &chat.pool);
+            tracing::error!(%chat, %pool, "a chat waits: the configuration has no such pool");
+            return;
+        };
+        let mut loaded = self.loaded();
+        if let Some(actor) = loaded.get(&chat.session) {
+            actor.send_modify(want);
+            return;
+        }
+        let (tell, wants) = watch::channel(Wants::default());
+        loaded.insert(chat.session.clone(), tell);
+        let actor = Actor {
+            chats: Arc::clone(self),
+            chat,
+            lobby,
+            wants,
+            seen: Wants::default(),
+            conversation: None,
+        };
+        tokio::spawn(actor.run());
+    }
+
+    /// Tells the chat's actor, if it has one.
+    fn tell(&self, chat: &SessionId, want: impl FnOnce(&mut Wants)) {
+        if let Some(actor) = self.loaded().get(chat) {
+            actor.send_modify(want);
+        }
+    }
+
+    /// The chat's actor ends, unless it was told what it has not looked for.
+    fn retire(&self, chat: &SessionId, seen: Wants) -> bool {
+        let mut loaded = self.loaded();
+        let is_done = loaded.get(chat).is_none_or(|actor| {
+            let wants = actor.borrow();
+            wants.turns == seen.turns && wants.unsent == seen.unsent
+        });
+        if is_done {
+            loaded.remove(chat);
+        }
+        is_done
+    }
+
+    /// The chat's actor ends because the supervisor does.
+    fn forget(&self, chat: &SessionId) {
+        self.loaded().remove(chat);
+    }
+
+    async fn hub(&self, chat: &SessionId) -> Result<Arc<Hub>, ChatError> {
+        let mut hubs = self.hubs.lock().await;
+        if let Some(hub) = hubs.get(chat).and_then(Weak::upgrade) {
+            return Ok(hub);
+        }
+        hubs.retain(|_, hub| hub.strong_count() > 0);
+        let tap = self.fleet.follow(chat);
+        let epoch = self.fleet.journal().epoch();
+        let hub = Hub::open(chat.clone(), epoch, self.readers.clone(), tap).await;
+        let hub = hub.map_err(ChatError::Unavailable)?;
+        hubs.insert(chat.clone(), Arc::downgrade(&hub));
+        Ok(hub)
+    }
+}
+
+fn no_chat() -> ChatError {
+    ChatError::NotFound("there is no such chat in this workspace".to_owned())
+}

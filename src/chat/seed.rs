@@ -1,0 +1,206 @@
+//! What subscribers of a chat are told of a session's events: each event of theirs follows from the
+//! journal alone, so that it is the same whenever it is read.
+//!
+//! Owns the names and payloads of the stream. Must not know who subscribes.
+
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+
+use crate::fleet::{STOPPED, STOPPED_UNSENT, UNWRITTEN};
+use crate::journal::{ReadError, Reader, StoredEvent};
+use crate::limits;
+use crate::model::foreign::json_for_terminal;
+use crate::model::{Event, EventId, Foreign, SessionId, TurnOutcome};
+
+/// Why a turn was stopped, when a person did it.
+const BY_PERSON: &str = "user_cancelled";
+
+/// An event of the stream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Told {
+    /// Where it stands in the session.
+    pub(super) id: EventId,
+    /// Which of several that follow from the same event, from 1; 0 for the last of them.
+    pub(super) part: u32,
+    pub(super) name: &'static str,
+    /// One line of JSON.
+    pub(super) data: String,
+}
+
+impl Told {
+    /// What a client that has seen it goes on after.
+    fn cursor(&self) -> String {
+        match self.part {
+            0 => self.id.to_string(),
+            part => format!("{}.{part}", self.id),
+        }
+    }
+
+    /// As a server-sent event with its name.
+    pub(super) fn named(&self) -> String {
+        let (id, name, data) = (self.cursor(), self.name, &self.data);
+        format!("id: {id}\nevent: {name}\ndata: {data}\n\n")
+    }
+
+    /// The same without a name, which stands in the data.
+    pub(super) fn enveloped(&self) -> String {
+        let (id, name, data) = (self.cursor(), self.name, &self.data);
+        format!("id: {id}\ndata: {{\"type\":\"{name}\",\"data\":{data}}}\n\n")
+    }
+}
+
+/// What is told of an event: mostly one thing, or nothing.
+///
+/// # Errors
+/// [`ReadError`]
+pub(super) fn told(
+    reader: &Reader,
+    session: &SessionId,
+    stored: &StoredEvent,
+) -> Result<Vec<Told>, ReadError> {
+    // What a newer program wrote is not told.
+    let Ok(stamped) = stored.decode() else {
+        return Ok(Vec::new());
+    };
+    let found = match stamped.event {
+        Event::Plan { entries } => {
+            let steps = entries.iter().enumerate().map(|(at, entry)| {
+                let status = entry.status.as_ref().map(Foreign::raw);
+                let content = entry.content.raw();
+                let data = json!({"step": at + 1, "status": status, "content": content});
+                ("plan_step", data)
+            });
+            steps.collect()
+        }
+        Event::TurnEnded {
+            outcome, detail, ..
+        } => turn_ended(reader, session, stored.id.seq, outcome, detail)?
+            .into_iter()
+            .collect(),
+        Event::Asked { id, .. } => match reader.question(&id)? {
+            // One that the policy decided is no question.
+            None => Vec::new(),
+            Some(question) => {
+                let facts: Value = serde_json::from_str(question.facts.raw()).unwrap_or_default();
+                let data = json!({
+                    "id": question.ask.as_str(),
+                    "tool": question.tool.raw(),
+                    "facts": facts,
+                    "rule": question.rules.first(),
+                    "deadline": question.deadline_us.div_euclid(1000),
+                });
+                vec![("ask", data)]
+            }
+        },
+        event => plain(event, stored.id.seq).into_iter().collect(),
+    };
+    let count = u32::try_from(found.len()).unwrap_or(u32::MAX);
+    let told = (1..).zip(found).map(|(part, (name, data))| Told {
+        id: stored.id,
+        part: if part == count { 0 } else { part },
+        name,
+        // One line, which nothing in it can end.
+        data: json_for_terminal(&data.to_string()),
+    });
+    Ok(told.collect())
+}
+
+/// Where the durable end is, for a client that was beyond it.
+pub(super) fn rewound(to: EventId) -> Told {
+    Told {
+        id: to,
+        part: 0,
+        name: "rewound",
+        data: json!({"to": to.to_string()}).to_string(),
+    }
+}
+
+fn plain(event: Event, seq: u64) -> Option<(&'static str, Value)> {
+    Some(match event {
+        Event::Text { delta } => ("chunk", json!({"text": delta.raw()})),
+        Event::Thought { delta } => ("thought", json!({"text": delta.raw()})),
+        Event::ToolStart { id, name, input } => {
+            let args = bounded(&input);
+            let path = path(&args);
+            let data = json!({"id": id.raw(), "tool": name.raw(), "path": path, "args": args});
+            ("call", data)
+        }
+        Event::ToolResult {
+            id,
+            output,
+            is_error,
+            ..
+        } => {
+            let data = json!({"id": id.raw(), "output": output.raw(), "success": !is_error});
+            ("observation", data)
+        }
+        // It grows with each update of the path.
+        Event::FileUpdated { path, .. } => ("file_updated", json!({"path": path.raw(), "v": seq})),
+        Event::AgentError { code, message, .. } => (
+            "error",
+            json!({"code": code.raw(), "message": message.raw()}),
+        ),
+        Event::SessionResumed { how, replayed } => {
+            let data = json!({"by": "resume", "how": how, "replayed": replayed});
+            ("rehydrated", data)
+        }
+        Event::SessionFresh { why, .. } => ("rehydrated", json!({"by": "transcript", "why": why})),
+        _ => return None,
+    })
+}
+
+/// Each turn that was told of has one end: `done`, `stopped`, or an `error` with its `outcome`.
+fn turn_ended(
+    reader: &Reader,
+    session: &SessionId,
+    seq: u64,
+    outcome: TurnOutcome,
+    detail: Option<String>,
+) -> Result<Option<(&'static str, Value)>, ReadError> {
+    use TurnOutcome::{Cancelled, Completed, Failed, Limited, Lost, Refused, TimedOut};
+    if detail.as_deref() == Some(UNWRITTEN) {
+        return Ok(None); // The agent never had it, and gets it again.
+    }
+    let (text, task) = reader.turn_before(session, seq, limits::CHAT_ANSWER_BYTES)?;
+    let turn = task.as_ref().map(crate::model::TaskId::as_str);
+    Ok(Some(match outcome {
+        Completed | Limited | Refused => {
+            let data = json!({"message": text.raw(), "outcome": outcome.word(), "turn_id": turn});
+            ("done", data)
+        }
+        Cancelled => {
+            let reason = match detail {
+                Some(why) if why == STOPPED || why == STOPPED_UNSENT => BY_PERSON.to_owned(),
+                Some(why) => why,
+                None => "cancelled".to_owned(),
+            };
+            let data = json!({"reason": reason, "partial_response": text.raw(), "turn_id": turn});
+            ("stopped", data)
+        }
+        Failed | TimedOut | Lost => {
+            let message = detail.unwrap_or_else(|| "the turn did not end well".to_owned());
+            let data = json!({"message": message, "outcome": outcome.word(), "turn_id": turn});
+            ("error", data)
+        }
+    }))
+}
+
+/// An input as it came.
+fn bounded(input: &RawValue) -> Value {
+    serde_json::from_str(input.get()).unwrap_or(Value::Null)
+}
+
+/// The path in a call's arguments, by the names that agents give it.
+fn path<'a>(args: &'a Value) -> Option<&'a str> {
+    let names = [
+        "path",
+        "file_path",
+        "filePath",
+        "abs_path",
+        "file",
+        "filename",
+    ];
+    let of = |args: &'a Value| names.iter().find_map(|name| args.get(name)?.as_str());
+    // In ACP the arguments stand beside what its client is shown.
+    of(args).or_else(|| of(args.get("rawInput")?))
+}

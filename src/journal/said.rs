@@ -1,0 +1,152 @@
+//! What was said in a session, and what became of its turns, from its events alone.
+//!
+//! Only reads. Must not know what it is read for.
+
+use rusqlite::{Row, params};
+
+use super::codec;
+use super::error::ReadError;
+use super::reader::Reader;
+use crate::model::{Event, Foreign, SessionId, TaskId};
+
+/// The newest turn of a session.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LastTurn {
+    /// The seq of the newest prompt; 0 if there is none.
+    pub prompted: u64,
+    /// Its task.
+    pub task: Option<TaskId>,
+    /// The seq of the newest end of a turn; 0 if there is none.
+    pub ended: u64,
+    /// Why it ended so, in our words.
+    pub detail: Option<String>,
+}
+
+impl Reader {
+    /// The first prompt that a session's agent was given.
+    ///
+    /// # Errors
+    /// [`ReadError::Database`]
+    pub fn first_prompt(&self, session: &SessionId) -> Result<Option<Foreign>, ReadError> {
+        let mut statement = self.conn().prepare_cached(
+            "SELECT kind, version, body FROM events WHERE session = ?1 \
+             AND kind = 'prompt_accepted' ORDER BY seq LIMIT 1",
+        )?;
+        let mut rows = statement.query([session.as_str()])?;
+        let Some(row) = rows.next()? else {
+            return Ok(None);
+        };
+        Ok(match event(row)? {
+            Some(Event::PromptAccepted { text, .. }) => Some(text),
+            _ => None,
+        })
+    }
+
+    /// Whether the session's agent began anew and has said nothing since: it may not have been told
+    /// what was said before.
+    ///
+    /// # Errors
+    /// [`ReadError::Database`]
+    pub fn forgot(&self, session: &SessionId) -> Result<bool, ReadError> {
+        let mut statement = self.conn().prepare_cached(
+            "SELECT coalesce(max(seq) FILTER (WHERE kind = 'session_fresh'), 0) > \
+             coalesce(max(seq) FILTER (WHERE kind IN ('text', 'thought', 'tool_start')), 0) \
+             FROM events WHERE session = ?1",
+        )?;
+        Ok(statement.query_row([session.as_str()], |row| row.get(0))?)
+    }
+
+    /// The end of what the agent said in the turn that was running before `seq`, at most so many
+    /// bytes, and the task whose prompt began it.
+    ///
+    /// # Errors
+    /// [`ReadError::Database`]
+    pub fn turn_before(
+        &self,
+        session: &SessionId,
+        seq: u64,
+        bytes: usize,
+    ) -> Result<(Foreign, Option<TaskId>), ReadError> {
+        let mut statement = self.conn().prepare_cached(
+            "SELECT kind, version, body FROM events WHERE session = ?1 AND seq < ?2 \
+             AND kind IN ('prompt_accepted', 'text', 'turn_ended') ORDER BY seq DESC",
+        )?;
+        let seq = i64::try_from(seq).unwrap_or(i64::MAX);
+        let mut rows = statement.query(params![session.as_str(), seq])?;
+        let mut pieces: Vec<String> = Vec::new();
+        let mut room = bytes;
+        let mut of = None;
+        while let Some(row) = rows.next()? {
+            match event(row)? {
+                Some(Event::PromptAccepted { task, .. }) => {
+                    of = task;
+                    break;
+                }
+                // What ended is no part of it.
+                Some(Event::TurnEnded { .. }) => break,
+                Some(Event::Text { delta }) if room > 0 => {
+                    let text = delta.raw();
+                    let mut at = text.len().saturating_sub(room);
+                    while !text.is_char_boundary(at) {
+                        at += 1;
+                    }
+                    room = if at > 0 { 0 } else { room - text.len() };
+                    pieces.push(text[at..].to_owned());
+                }
+                _ => {}
+            }
+        }
+        pieces.reverse();
+        Ok((Foreign::new(pieces.concat()), of))
+    }
+
+    /// The newest prompt that the session's agent was given, and the newest end of a turn.
+    ///
+    /// # Errors
+    /// [`ReadError::Database`]
+    pub fn last_turn(&self, session: &SessionId) -> Result<LastTurn, ReadError> {
+        let mut last = LastTurn::default();
+        for kind in ["prompt_accepted", "turn_ended"] {
+            let mut statement = self.conn().prepare_cached(
+                "SELECT kind, version, body, seq FROM events WHERE session = ?1 AND kind = ?2 \
+                 ORDER BY seq DESC LIMIT 1",
+            )?;
+            let mut rows = statement.query([session.as_str(), kind])?;
+            let Some(row) = rows.next()? else { continue };
+            let seq = row.get::<_, i64>(3)?.unsigned_abs();
+            match event(row)? {
+                Some(Event::PromptAccepted { task, .. }) => {
+                    last.prompted = seq;
+                    last.task = task;
+                }
+                Some(Event::TurnEnded { detail, .. }) => {
+                    last.ended = seq;
+                    last.detail = detail;
+                }
+                _ => {}
+            }
+        }
+        Ok(last)
+    }
+
+    /// Whether commands that the session's client runs for its agent are running, as far as is
+    /// known: those of children that are gone are not.
+    ///
+    /// # Errors
+    /// [`ReadError::Database`]
+    pub fn has_live_commands(&self, session: &SessionId) -> Result<bool, ReadError> {
+        let mut statement = self.conn().prepare_cached(
+            "SELECT count(*) FILTER (WHERE kind = 'terminal_started') > \
+             count(*) FILTER (WHERE kind = 'terminal_ended') FROM events WHERE session = ?1 \
+             AND seq > (SELECT coalesce(max(seq), 0) FROM events WHERE session = ?1 \
+             AND kind = 'child_started') AND kind IN ('terminal_started', 'terminal_ended')",
+        )?;
+        Ok(statement.query_row([session.as_str()], |row| row.get(0))?)
+    }
+}
+
+/// The event of a row; `None` if a newer program wrote it.
+fn event(row: &Row<'_>) -> rusqlite::Result<Option<Event>> {
+    let (kind, version, body): (String, u32, String) = (row.get(0)?, row.get(1)?, row.get(2)?);
+    Ok(codec::decode(&kind, version, &body).ok())
+}

@@ -1,0 +1,50 @@
+//! The bounds of chats that run: their actors and streams.
+//!
+//! As in the file above: each with its unit and its reason.
+
+use std::time::Duration;
+
+/// How long a running tool call may go on after a person stopped its turn, before the agent is told.
+pub const TOOL_GRACE: Duration = Duration::from_secs(30);
+
+/// Of the transcript's bytes ([`super::CHAT_RECALLED_BYTES`]), those of the goal, so that there is room
+/// for what was said last.
+pub const CHAT_RECALLED_GOAL: usize = 8 << 10;
+
+/// Bytes of the body of a request that creates a chat, or sends a message.
+pub const CHAT_BODY_BYTES: usize = 512 << 10;
+/// Chats that have an actor at the same time: far more than pools have slots, as those that wait
+/// for one count.
+pub const CHATS_LOADED: usize = 4096;
+/// Chats or turns on one page of a list.
+pub const CHAT_PAGE: u32 = 50;
+
+/// Subscribers of all chats together.
+pub const CHAT_SUBSCRIBERS: usize = 4096;
+/// Events of one chat that are kept encoded for its subscribers.
+pub const CHAT_RING_EVENTS: usize = 1024;
+/// Their bytes.
+pub const CHAT_RING_BYTES: usize = 1 << 20;
+/// Events that are read from the journal at once for a subscriber, or for the ring.
+pub const CHAT_PAGE_EVENTS: u32 = 256;
+/// Bytes of their bodies.
+pub const CHAT_PAGE_BYTES: usize = 256 << 10;
+/// Pieces that wait to be written to a subscriber; while they do, nothing more is read for it.
+pub const CHAT_STREAM_QUEUE: usize = 4;
+/// How long a subscriber may take for a piece before its connection is given up.
+pub const CHAT_STREAM_WAIT: Duration = Duration::from_secs(60);
+/// How often a quiet stream says that it lives.
+pub const CHAT_STREAM_BEAT: Duration = Duration::from_secs(15);
+/// When a subscriber is to come again after the end of its stream.
+pub const CHAT_STREAM_AGAIN: Duration = Duration::from_secs(1);
+/// A stream ends so long before its connection must.
+pub const CHAT_STREAM_MARGIN: Duration = Duration::from_secs(2);
+/// Connections to the journal that are kept for chats, and readings at the same time.
+pub const CHAT_READERS: usize = 4;
+/// Bytes of a turn's text that its last event repeats: the end of it.
+pub const CHAT_ANSWER_BYTES: usize = 64 << 10;
+
+/// How long a chat waits for a slot before those of its pool that are idle are asked to give one up.
+pub const CHAT_SLOT_PATIENCE: Duration = Duration::from_millis(250);
+/// How long it waits before it asks again for a slot, or for a journal that takes nothing now.
+pub const CHAT_AGAIN: Duration = Duration::from_millis(500);

@@ -1,0 +1,314 @@
+//! A client of chats for the tests: requests over plain HTTP, and a reader of their streams.
+
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::drill::{Drill, Running};
+
+pub(crate) const LONG: Duration = Duration::from_secs(60);
+
+/// Every protocol that the script agent speaks.
+pub(crate) const DIALECTS: [&str; 2] = ["scaiflux", "acp"];
+
+const POLICY: &str = r#"
+schema  = 1
+name    = "asking"
+extends = ["builtin:guard"]
+default = "ask"
+
+[[rule]]
+id       = "reads"
+decision = "allow"
+tool     = "read"
+
+[[rule]]
+id       = "writes"
+decision = "allow"
+tool     = "write"
+path     = "inside"
+
+[[rule]]
+id       = "waits"
+decision = "allow"
+tool     = "shell"
+argv     = [["sleep"]]
+"#;
+
+/// A configuration with chats. `flags` are more words of the agent's command, `more` more keys of
+/// its pool.
+pub(crate) fn drill_of(dialect: &str, size: usize, flags: &str, more: &str, idle: &str) -> Drill {
+    let resume = match dialect {
+        "scaiflux" if !flags.contains("--forget") => r#"resume_args = ["--resume", "{session}"]"#,
+        _ => "",
+    };
+    // Beyond that, what it claims to need is asked for.
+    let mode = match dialect {
+        "scaiflux" => r#", "--permission-mode", "workspace-write""#,
+        _ => "",
+    };
+    let drill = Drill::new(&format!(
+        r##"
+[chat]
+idle = "{idle}"
+
+[role.dev]
+pool         = "demo"
+instructions = "# You are careful."
+
+[workspace.main]
+path = "project"
+
+[pool.demo]
+size      = {size}
+command   = ["marshal", "script-agent", "--dialect", "{dialect}"{mode}{flags}]
+dialect   = "{dialect}"
+{resume}
+policy    = "asking"
+workspace = {{ path = "project", mode = "copy" }}
+restart   = {{ base = "20ms", max = "100ms" }}
+env       = {{ set = {{ DRILL = "MARK" }} }}
+{more}
+
+[policy.asking]
+file = "asking.toml"
+"##
+    ));
+    fs::write(drill.path("asking.toml"), POLICY).expect("asking.toml");
+    drill
+}
+
+pub(crate) fn drill(dialect: &str, size: usize) -> Drill {
+    drill_of(dialect, size, "", "", "10m")
+}
+
+/// A daemon, and what its clients need.
+pub(crate) struct Daemon {
+    pub(crate) running: Running,
+    pub(crate) address: String,
+    pub(crate) token: String,
+}
+
+/// An answer.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) head: String,
+    pub(crate) body: Value,
+}
+
+impl Daemon {
+    pub(crate) fn start(drill: &Drill) -> Self {
+        let _ = fs::remove_file(drill.path("stderr.log"));
+        let running = drill.start(&["up"]);
+        let address = drill.address();
+        assert_eq!(drill.get("/healthz").0, 200);
+        let token = fs::read_to_string(drill.state().join("http.token")).expect("a token");
+        Self {
+            running,
+            address,
+            token: token.trim().to_owned(),
+        }
+    }
+
+    pub(crate) fn request(&self, method: &str, path: &str, more: &str, body: &str) -> Answer {
+        let mut stream = TcpStream::connect(&self.address).expect("it listens");
+        stream.set_read_timeout(Some(LONG)).expect("a time");
+        let (address, token, length) = (&self.address, &self.token, body.len());
+        write!(
+            stream,
+            "{method} {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\
+             Authorization: Bearer {token}\r\nContent-Type: application/json\r\n\
+             Content-Length: {length}\r\n{more}\r\n{body}"
+        )
+        .expect("sent");
+        let mut text = String::new();
+        stream.read_to_string(&mut text).expect("an answer");
+        let status = text.split(' ').nth(1).and_then(|code| code.parse().ok());
+        let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
+        Answer {
+            status: status.unwrap_or_else(|| panic!("no status: {text}")),
+            head: head.to_owned(),
+            body: serde_json::from_str(body).unwrap_or(Value::Null),
+        }
+    }
+
+    pub(crate) fn post(&self, path: &str, body: &Value) -> Answer {
+        self.request("POST", path, "", &body.to_string())
+    }
+
+    pub(crate) fn get(&self, path: &str) -> Answer {
+        self.request("GET", path, "", "")
+    }
+
+    /// Creates a chat; gives its path.
+    pub(crate) fn create(&self, goal: &str) -> String {
+        let body = serde_json::json!({"goal": goal, "role": "dev"});
+        let made = self.post("/api/v1/workspaces/main/chats", &body);
+        assert_eq!(made.status, 201, "{made:?}");
+        let id = made.body["chat_id"].as_str().expect("an id");
+        format!("/api/v1/workspaces/main/chats/{id}")
+    }
+
+    /// Sends a message; gives its turn.
+    pub(crate) fn say(&self, chat: &str, content: &str) -> String {
+        let said = self.post(chat, &serde_json::json!({"content": content}));
+        assert_eq!(said.status, 202, "{said:?}");
+        said.body["turn_id"].as_str().expect("an id").to_owned()
+    }
+
+    /// Follows a chat after an id.
+    pub(crate) fn follow(&self, chat: &str, after: Option<&str>) -> Sse {
+        self.follow_with(&format!("{chat}/events"), after)
+    }
+
+    pub(crate) fn follow_with(&self, path: &str, after: Option<&str>) -> Sse {
+        let mut stream = TcpStream::connect(&self.address).expect("it listens");
+        stream
+            .set_read_timeout(Some(Duration::from_millis(50)))
+            .expect("a time");
+        let last = after.map_or_else(String::new, |id| format!("Last-Event-ID: {id}\r\n"));
+        let (address, token) = (&self.address, &self.token);
+        // Of the old version, so that what comes is not cut into chunks.
+        write!(
+            stream,
+            "GET {path} HTTP/1.0\r\nHost: {address}\r\nAuthorization: Bearer {token}\r\n{last}\r\n"
+        )
+        .expect("sent");
+        Sse {
+            stream,
+            bytes: Vec::new(),
+            is_in_head: true,
+            is_over: false,
+        }
+    }
+}
+
+/// An event of a stream.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Told {
+    pub(crate) id: String,
+    pub(crate) name: String,
+    pub(crate) data: Value,
+}
+
+/// A stream that is read.
+pub(crate) struct Sse {
+    stream: TcpStream,
+    bytes: Vec<u8>,
+    is_in_head: bool,
+    pub(crate) is_over: bool,
+}
+
+impl Sse {
+    /// The next event, if one comes in time; `None` also at the stream's end.
+    pub(crate) fn next(&mut self, most: Duration) -> Option<Told> {
+        let end = Instant::now() + most;
+        loop {
+            while let Some(block) = self.block() {
+                let told = read_block(&block);
+                if told.is_some() {
+                    return told;
+                }
+            }
+            if self.is_over || Instant::now() > end {
+                return None;
+            }
+            self.read();
+        }
+    }
+
+    fn read(&mut self) {
+        let mut piece = [0; 4096];
+        match self.stream.read(&mut piece) {
+            Ok(0) => self.is_over = true,
+            Ok(count) => self.bytes.extend(&piece[..count]),
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut
+                ) => {}
+            Err(_) => self.is_over = true,
+        }
+    }
+
+    /// What stands before the next empty line.
+    fn block(&mut self) -> Option<String> {
+        let mark: &[u8] = if self.is_in_head {
+            b"\r\n\r\n"
+        } else {
+            b"\n\n"
+        };
+        let at = self.bytes.windows(mark.len()).position(|of| of == mark)?;
+        let rest = self.bytes.split_off(at + mark.len());
+        let block = std::mem::replace(&mut self.bytes, rest);
+        let block = String::from_utf8(block).expect("UTF-8");
+        if std::mem::take(&mut self.is_in_head) {
+            assert!(block.contains(" 200 "), "{block}");
+        }
+        Some(block)
+    }
+
+    /// Everything up to one that passes, which is the last.
+    pub(crate) fn until(&mut self, what: &str, check: impl Fn(&Told) -> bool) -> Vec<Told> {
+        let mut all = Vec::new();
+        loop {
+            let Some(told) = self.next(LONG) else {
+                panic!("not in time, or after the end: {what}; there was {all:#?}");
+            };
+            let is_it = check(&told);
+            all.push(told);
+            if is_it {
+                return all;
+            }
+        }
+    }
+
+    /// Everything up to the end of that turn.
+    pub(crate) fn turn(&mut self, turn: &str) -> Vec<Told> {
+        self.until("the end of a turn", |told| told.data["turn_id"] == *turn)
+    }
+
+    /// Everything up to the next end of a turn.
+    pub(crate) fn any_turn(&mut self) -> Vec<Told> {
+        self.until("the end of a turn", |told| {
+            matches!(told.name.as_str(), "done" | "stopped")
+                || told.name == "error" && !told.data["outcome"].is_null()
+        })
+    }
+}
+
+fn read_block(block: &str) -> Option<Told> {
+    let (mut id, mut name, mut data) = (None, String::new(), None);
+    for line in block.lines() {
+        match line.split_once(": ") {
+            Some(("id", value)) => id = Some(value.to_owned()),
+            Some(("event", value)) => value.clone_into(&mut name),
+            Some(("data", value)) => data = Some(value),
+            _ => {}
+        }
+    }
+    Some(Told {
+        id: id?,
+        name,
+        data: serde_json::from_str(data?).expect("JSON"),
+    })
+}
+
+/// What was said in these.
+pub(crate) fn text(events: &[Told]) -> String {
+    let chunks = events.iter().filter(|told| told.name == "chunk");
+    chunks
+        .filter_map(|told| told.data["text"].as_str())
+        .collect()
+}
+
+/// Their names, each once for several in a row.
+pub(crate) fn names(events: &[Told]) -> Vec<&str> {
+    let mut names: Vec<&str> = events.iter().map(|told| told.name.as_str()).collect();
+    names.dedup();
+    names
+}
