@@ -413,10 +413,7 @@ async fn run_here(
     };
     let metrics = started.metrics.clone();
     let tokens = doors::tokens(started.state.path(), &mut streams.err);
-    let with = With {
-        tokens,
-        ..With::default()
-    };
+    let with = With::of(tokens);
     let doors = Doors::open(&started.fleet, Role::Run, http, control, metrics, with);
     let exit = run::here(started.fleet.clone(), order, streams, signals).await;
     doors.close().await;
@@ -457,11 +454,8 @@ async fn daemon(cli: &Cli, loaded: Loaded, mut streams: Streams) -> Exit {
     // Before the doors are open: whoever asks for one of these is not told that it is not here.
     let unfinished = up::unfinished(&started.journal);
     let chats = Chats::new(started.fleet.clone());
-    let with = With {
-        tokens,
-        runs: Arc::new(up::awaited(&unfinished)),
-        chats: Some(chats.clone()),
-    };
+    let runs = Arc::new(up::awaited(&unfinished));
+    let with = With::of(tokens).and(runs, chats.clone());
     let doors = Doors::open(&started.fleet, Role::Daemon, http, control, metrics, with);
     chats.go_on().await;
     if !unfinished.is_empty() {
@@ -523,10 +517,7 @@ async fn editor(cli: &Cli, pool: &PoolName, loaded: Loaded, mut streams: Streams
     };
     let metrics = started.metrics.clone();
     let tokens = doors::tokens(started.state.path(), &mut streams.err);
-    let with = With {
-        tokens,
-        ..With::default()
-    };
+    let with = With::of(tokens);
     let doors = Doors::open(&started.fleet, Role::Editor, http, control, metrics, with);
     let exit = front(place, &mut signals).await;
     started.fleet.cancel_all();
