@@ -13,6 +13,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::Inner;
 use super::directory::first_prompt;
 use super::lobby::{Lobby, Waiting};
+use super::seed;
 use crate::fleet::{
     Brought, Conversation, OpenError, PromptError, STOPPED, STOPPED_UNSENT, SubmitError, TaskReport,
 };
@@ -254,7 +255,9 @@ impl Actor {
         let Some(conversation) = &mut self.conversation else {
             return Worked::Not;
         };
-        let Ok(task) = TaskId::new(turn.turn.as_str()) else {
+        // A turn that waits again had a task before.
+        let name = format!("{}.{}", turn.turn, conversation.next_number());
+        let Ok(task) = TaskId::new(&name) else {
             return Worked::Not;
         };
         let begin = Write::Chat(ChatWrite::Begin {
@@ -297,7 +300,7 @@ impl Actor {
     async fn ended(&mut self, turn: &StoredTurn, report: &TaskReport) -> bool {
         let is_told = match self.last().await {
             Ok(last) => {
-                let is_of_it = last.task.as_ref().map(TaskId::as_str) == Some(turn.turn.as_str());
+                let is_of_it = last.task.as_ref().map(seed::turn_of) == Some(turn.turn.as_str());
                 let detail = last.detail.as_deref();
                 is_of_it && last.ended > last.prompted && detail != Some(crate::fleet::UNWRITTEN)
             }

@@ -10,7 +10,7 @@ use crate::fleet::{STOPPED, STOPPED_UNSENT, UNWRITTEN};
 use crate::journal::{ReadError, Reader, StoredEvent};
 use crate::limits;
 use crate::model::foreign::json_for_terminal;
-use crate::model::{Event, EventId, Foreign, SessionId, TurnOutcome};
+use crate::model::{Event, EventId, Foreign, SessionId, TaskId, TurnOutcome};
 
 /// Why a turn was stopped, when a person did it.
 const BY_PERSON: &str = "user_cancelled";
@@ -105,6 +105,12 @@ pub(super) fn told(
     Ok(told.collect())
 }
 
+/// The turn that a task carries: its name begins with the turn's.
+pub(super) fn turn_of(task: &TaskId) -> &str {
+    let name = task.as_str();
+    name.split_once('.').map_or(name, |(turn, _)| turn)
+}
+
 /// Where the durable end is, for a client that was beyond it.
 pub(super) fn rewound(to: EventId) -> Told {
     Told {
@@ -162,7 +168,7 @@ fn turn_ended(
         return Ok(None); // The agent never had it, and gets it again.
     }
     let (text, task) = reader.turn_before(session, seq, limits::CHAT_ANSWER_BYTES)?;
-    let turn = task.as_ref().map(crate::model::TaskId::as_str);
+    let turn = task.as_ref().map(turn_of);
     Ok(Some(match outcome {
         Completed | Limited | Refused => {
             let data = json!({"message": text.raw(), "outcome": outcome.word(), "turn_id": turn});

@@ -333,6 +333,12 @@ impl Conversation {
         (inside, outside)
     }
 
+    /// The number of its next prompt, which no other has.
+    #[must_use]
+    pub const fn next_number(&self) -> u32 {
+        self.next
+    }
+
     /// Whether it was left.
     #[must_use]
     pub const fn has_left(&self) -> bool {

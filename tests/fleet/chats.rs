@@ -330,7 +330,7 @@ fn a_stop_lets_a_tool_call_end_and_the_agent_hears_of_it_at_its_next_turn() {
     for dialect in DIALECTS {
         let drill = drill(dialect, 1);
         let daemon = Daemon::start(&drill);
-        let chat = daemon.create("say before\nrun sleep 3\nsay after\nhang");
+        let chat = daemon.create("say before\nrun sleep 3\nsay after\nsleep 60s");
         let mut stream = daemon.follow(&chat, None);
         stream.until("the call", |told| told.name == "call");
         // It runs, as its request was allowed.

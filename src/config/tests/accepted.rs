@@ -244,6 +244,7 @@ fn a_placeholder_is_filled_and_never_split() {
     let fill = Fill {
         session: "s-1",
         workspace: "/work space/{model}",
+        model: None,
     };
     let argv = |text: &str| {
         let config = accepted_by(&named(), &format!("[pool.demo]\n{text}\n"));
