@@ -18,6 +18,7 @@ pub mod setting;
 pub mod slot;
 pub mod task;
 pub mod told;
+pub mod tool;
 pub mod turn;
 pub mod weakness;
 
@@ -44,6 +45,9 @@ pub use setting::{ChoiceInfo, Setting, SettingValue};
 pub use slot::SlotState;
 pub use task::{TaskOutcome, TaskSpec};
 pub use told::ToldKind;
+pub use tool::{
+    ENGINE_SERVER, EditError, EngineAnswer, EngineCall, EngineTool, EngineWish, StepStatus, TextEdit,
+};
 pub use turn::TurnOutcome;
 pub use weakness::Weakness;
 

@@ -191,7 +191,13 @@ impl Scaiflux {
         out.extend(
             mutations
                 .into_iter()
-                .map(|(tool, path)| Effect::Event(Event::FileUpdated { tool, path })),
+                .map(|(tool, path)| {
+                    Effect::Event(Event::FileUpdated {
+                        tool,
+                        path,
+                        sha256: None,
+                    })
+                }),
         );
         if !current {
             return;

@@ -38,6 +38,7 @@ mod scales;
 mod state;
 mod tally;
 mod telling;
+mod tools;
 mod unprepared;
 mod walls;
 mod weak;
