@@ -5,6 +5,7 @@
 //! verbs.
 
 mod client;
+mod tools;
 mod hearing;
 mod messages;
 mod requests;
@@ -19,6 +20,7 @@ use super::pipes::Outbox;
 use super::said::{Moment, Said, TextFrame};
 use super::step::Call;
 pub(super) use client::Wanted;
+pub(super) use tools::ToolServers;
 use messages::{
     Block, Entry, Notification, PermissionOption, PermissionParams, RawOutput, Request, Status,
     StopReason, Success, ToolCall, ToolContent, TurnEnd, Update,
