@@ -34,8 +34,8 @@ use super::take;
 use super::tasks::{self, Surroundings};
 use super::trust;
 use super::{
-    agents, asks, config_command, editor, manual, mcp, overlay, policy, script_agent, script_model, up,
-    walls,
+    agents, asks, config_command, editor, manual, mcp, overlay, policy, script_agent, script_model,
+    up, walls,
 };
 
 use crate::api::control;

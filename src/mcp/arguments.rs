@@ -60,10 +60,7 @@ struct Step {
 }
 
 /// Reads `tools/call`.
-pub(super) fn read(
-    params: Option<&RawValue>,
-    tools: &[EngineTool],
-) -> Result<EngineCall, String> {
+pub(super) fn read(params: Option<&RawValue>, tools: &[EngineTool]) -> Result<EngineCall, String> {
     let params = params.and_then(|raw| serde_json::from_str::<Params<'_>>(raw.get()).ok());
     let params = params.ok_or("tools/call needs name, a text, and arguments, an object")?;
     let tool = EngineTool::from_word(&params.name).filter(|tool| tools.contains(tool));

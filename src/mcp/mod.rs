@@ -154,7 +154,8 @@ impl Server {
             "ping" => out.push(write::result(id, &write::Nothing {})),
             "initialize" => self.initialize(id, params, out)?,
             _ if self.phase == Phase::Fresh => {
-                let why = format!("the server is not initialised: {method:.64} came before initialize");
+                let why =
+                    format!("the server is not initialised: {method:.64} came before initialize");
                 return Err((write::INVALID_REQUEST, why));
             }
             "tools/list" => {

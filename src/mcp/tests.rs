@@ -73,7 +73,10 @@ fn the_version_is_the_one_that_is_wanted_or_the_newest() {
 fn nothing_but_a_ping_comes_before_initialize_and_that_comes_once() {
     let mut server = Server::new(EngineTool::ALL);
     let ping = json!({"jsonrpc": "2.0", "id": "p", "method": "ping"});
-    assert_eq!(said(&mut server, &ping), json!({"jsonrpc": "2.0", "id": "p", "result": {}}));
+    assert_eq!(
+        said(&mut server, &ping),
+        json!({"jsonrpc": "2.0", "id": "p", "result": {}})
+    );
     let list = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/list"});
     assert_eq!(code(&said(&mut server, &list)), -32600);
     let step = call(2, "plan_step", &json!({"step": "a", "status": "done"}));
@@ -84,10 +87,16 @@ fn nothing_but_a_ping_comes_before_initialize_and_that_comes_once() {
     assert_eq!(code(&said(&mut server, &hello("2025-06-18"))), -32600);
     let ready = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
     assert_eq!(fed(&mut server, &ready), []);
-    assert_eq!(said(&mut server, &list)["result"]["tools"].as_array().map(Vec::len), Some(5));
+    assert_eq!(
+        said(&mut server, &list)["result"]["tools"]
+            .as_array()
+            .map(Vec::len),
+        Some(5)
+    );
     let other = json!({"jsonrpc": "2.0", "id": 4, "method": "resources/list"});
     assert_eq!(code(&said(&mut server, &other)), -32601);
-    let page = json!({"jsonrpc": "2.0", "id": 5, "method": "tools/list", "params": {"cursor": "x"}});
+    let page =
+        json!({"jsonrpc": "2.0", "id": 5, "method": "tools/list", "params": {"cursor": "x"}});
     assert_eq!(code(&said(&mut server, &page)), -32602);
 }
 
@@ -109,11 +118,18 @@ fn each_schema_takes_what_the_reader_takes_and_names_its_members() {
         let schema = &schema["inputSchema"];
         let full = arguments(*tool);
         let names: Vec<&String> = full.as_object().expect("an object").keys().collect();
-        let known: Vec<&String> = schema["properties"].as_object().expect("one").keys().collect();
+        let known: Vec<&String> = schema["properties"]
+            .as_object()
+            .expect("one")
+            .keys()
+            .collect();
         assert_eq!(names, known, "{tool}");
         let mut server = open("2025-06-18");
         let effects = fed(&mut server, &call(1, tool.word(), &full));
-        assert!(matches!(&effects[..], [Effect::Call { .. }]), "{tool}: {effects:?}");
+        assert!(
+            matches!(&effects[..], [Effect::Call { .. }]),
+            "{tool}: {effects:?}"
+        );
         let required = schema["required"].as_array().expect("a list");
         for (id, name) in (2..).zip(names) {
             // What is required is missed, what is not may be left out; another type never fits.
@@ -122,14 +138,24 @@ fn each_schema_takes_what_the_reader_takes_and_names_its_members() {
             let is_required = required.iter().any(|of| of == name);
             let mut server = open("2025-06-18");
             let effects = fed(&mut server, &call(id, tool.word(), &less));
-            assert_eq!(matches!(&effects[..], [Effect::Call { .. }]), !is_required, "{tool} {name}");
+            assert_eq!(
+                matches!(&effects[..], [Effect::Call { .. }]),
+                !is_required,
+                "{tool} {name}"
+            );
             let mut other = full.clone();
             other[name] = json!({"x": 1});
-            assert_eq!(code(&said(&mut server, &call(99, tool.word(), &other))), -32602);
+            assert_eq!(
+                code(&said(&mut server, &call(99, tool.word(), &other))),
+                -32602
+            );
         }
         let mut more = full.clone();
         more["surplus"] = json!(1);
-        assert_eq!(code(&said(&mut server, &call(50, tool.word(), &more))), -32602);
+        assert_eq!(
+            code(&said(&mut server, &call(50, tool.word(), &more))),
+            -32602
+        );
     }
 }
 
@@ -139,15 +165,43 @@ fn what_does_not_fit_is_refused_with_a_word() {
     let long = "x".repeat(CLIENT_FILE_BYTES + 1);
     let many: Vec<String> = (0..=TOOL_OPTIONS).map(|n| n.to_string()).collect();
     for (name, arguments, word) in [
-        ("write_file", json!({"path": "/w/a", "content": long}), "longer than"),
-        ("write_file", json!({"path": "", "content": ""}), "path is empty"),
+        (
+            "write_file",
+            json!({"path": "/w/a", "content": long}),
+            "longer than",
+        ),
+        (
+            "write_file",
+            json!({"path": "", "content": ""}),
+            "path is empty",
+        ),
         ("write_file", json!({"path": "/w/a"}), "content"),
-        ("edit_file", json!({"path": "/w/a", "old_text": "", "new_text": "x"}), "old_text is empty"),
-        ("read_file", json!({"path": "/w/a", "line": 0}), "count from 1"),
+        (
+            "edit_file",
+            json!({"path": "/w/a", "old_text": "", "new_text": "x"}),
+            "old_text is empty",
+        ),
+        (
+            "read_file",
+            json!({"path": "/w/a", "line": 0}),
+            "count from 1",
+        ),
         ("ask_person", json!({"question": " "}), "question is empty"),
-        ("ask_person", json!({"question": "x".repeat(5000)}), "longer than"),
-        ("ask_person", json!({"question": "?", "options": many}), "options"),
-        ("plan_step", json!({"step": "a", "status": "over"}), "pending, running, done, blocked"),
+        (
+            "ask_person",
+            json!({"question": "x".repeat(5000)}),
+            "longer than",
+        ),
+        (
+            "ask_person",
+            json!({"question": "?", "options": many}),
+            "options",
+        ),
+        (
+            "plan_step",
+            json!({"step": "a", "status": "over"}),
+            "pending, running, done, blocked",
+        ),
         ("run", json!({}), "unknown tool"),
     ] {
         let reply = said(&mut server, &call(7, name, &arguments));
@@ -167,12 +221,27 @@ fn answers_go_to_their_calls_and_late_ones_nowhere() {
     let mut server = open("2025-06-18");
     let step = json!({"step": "a", "status": "done"});
     let effects = fed(&mut server, &call(1, "plan_step", &step));
-    let [Effect::Call { number: first, call: of }] = &effects[..] else {
+    let [
+        Effect::Call {
+            number: first,
+            call: of,
+        },
+    ] = &effects[..]
+    else {
         panic!("{effects:?}");
     };
     let status = StepStatus::Done;
-    assert_eq!(**of, EngineCall::Step { step: "a".to_owned(), status });
-    assert_eq!(code(&said(&mut server, &call(1, "plan_step", &step))), -32600);
+    assert_eq!(
+        **of,
+        EngineCall::Step {
+            step: "a".to_owned(),
+            status
+        }
+    );
+    assert_eq!(
+        code(&said(&mut server, &call(1, "plan_step", &step))),
+        -32600
+    );
     let effects = fed(&mut server, &call(2, "plan_step", &step));
     let [Effect::Call { number: second, .. }] = &effects[..] else {
         panic!("{effects:?}");
@@ -203,7 +272,10 @@ fn so_many_calls_are_under_way_and_no_more() {
         let effects = fed(&mut server, &call(id, "plan_step", &step));
         assert!(matches!(&effects[..], [Effect::Call { .. }]));
     }
-    assert_eq!(code(&said(&mut server, &call(99, "plan_step", &step))), -32603);
+    assert_eq!(
+        code(&said(&mut server, &call(99, "plan_step", &step))),
+        -32603
+    );
     let mut out = Vec::new();
     server.answered(1, &Ok(String::new()), &mut out);
     let effects = fed(&mut server, &call(100, "plan_step", &step));
@@ -224,14 +296,22 @@ fn a_line_that_is_no_message_is_answered_and_the_next_one_counts() {
         (br#"{"jsonrpc":"2.0","id":null,"method":"ping"}"#, -32600),
         (br#"{"jsonrpc":"2.0","id":1.5,"method":"ping"}"#, -32600),
         (br#"{"jsonrpc":"2.0","id":[1],"method":"ping"}"#, -32600),
-        (br#"{"jsonrpc":"2.0","id":1,"id":2,"method":"ping"}"#, -32600),
+        (
+            br#"{"jsonrpc":"2.0","id":1,"id":2,"method":"ping"}"#,
+            -32600,
+        ),
         (b"[]", -32600),
     ] {
         let mut out = Vec::new();
         server.line(line, &mut out);
         let lines = written(&out);
         assert_eq!(lines.len(), 1, "{line:?}");
-        assert_eq!(code(&lines[0]), expected, "{}", String::from_utf8_lossy(line));
+        assert_eq!(
+            code(&lines[0]),
+            expected,
+            "{}",
+            String::from_utf8_lossy(line)
+        );
         assert_eq!(lines[0]["id"], Value::Null);
     }
     let reply = json!({"jsonrpc": "2.0", "id": 9, "result": {}});

@@ -46,7 +46,8 @@ pub use slot::SlotState;
 pub use task::{TaskOutcome, TaskSpec};
 pub use told::ToldKind;
 pub use tool::{
-    ENGINE_SERVER, EditError, EngineAnswer, EngineCall, EngineTool, EngineWish, StepStatus, TextEdit,
+    ENGINE_SERVER, EditError, EngineAnswer, EngineCall, EngineTool, EngineWish, StepStatus,
+    TextEdit,
 };
 pub use turn::TurnOutcome;
 pub use weakness::Weakness;

@@ -249,7 +249,9 @@ impl TextEdit {
             // Where it stands at two places that overlap, it is not said which is meant.
             let next = text.get(first..).and_then(|rest| rest.chars().next());
             let next = first + next.map_or(1, char::len_utf8);
-            let again = text.get(next..).is_some_and(|rest| rest.contains(&self.old));
+            let again = text
+                .get(next..)
+                .is_some_and(|rest| rest.contains(&self.old));
             if again {
                 return Err(EditError::Several(found.max(2)));
             }
@@ -308,7 +310,12 @@ mod tests {
         for tool in EngineTool::ALL {
             assert_eq!(EngineTool::from_record(&tool.recorded()), Some(*tool));
         }
-        for other in ["write_file", "marshalwrite_file", "other/write_file", "marshal/x"] {
+        for other in [
+            "write_file",
+            "marshalwrite_file",
+            "other/write_file",
+            "marshal/x",
+        ] {
             assert_eq!(EngineTool::from_record(other), None, "{other}");
         }
     }

@@ -113,7 +113,10 @@ async fn accept(listener: &UnixListener, uid: u32, shared: &Arc<Shared>) {
         match stream.peer_cred() {
             Ok(peer) if peer.uid() == uid => {}
             Ok(peer) => {
-                tracing::warn!(uid = peer.uid(), "somebody else than the child is at its tools");
+                tracing::warn!(
+                    uid = peer.uid(),
+                    "somebody else than the child is at its tools"
+                );
                 continue;
             }
             Err(error) => {

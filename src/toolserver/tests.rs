@@ -54,7 +54,10 @@ impl Served {
 
 async fn say(to: &mut BufReader<UnixStream>, line: &str) {
     let line = format!("{line}\n");
-    to.get_mut().write_all(line.as_bytes()).await.expect("written");
+    to.get_mut()
+        .write_all(line.as_bytes())
+        .await
+        .expect("written");
 }
 
 async fn hear(from: &mut BufReader<UnixStream>) -> String {
@@ -79,7 +82,10 @@ async fn a_call_is_told_and_its_answer_goes_back() {
     };
     reply.send(Ok("noted".to_owned())).expect("waited for");
     let answer = hear(&mut client).await;
-    assert!(answer.contains("noted") && answer.contains("\"isError\":false"), "{answer}");
+    assert!(
+        answer.contains("noted") && answer.contains("\"isError\":false"),
+        "{answer}"
+    );
     // One that is dropped is an error, and the connection goes on.
     say(&mut client, STEP).await;
     drop(served.heard.recv().await);
@@ -139,5 +145,9 @@ async fn somebody_else_and_one_too_many_are_not_served() {
     let file = served.file();
     assert!(file.exists());
     drop(served);
-    assert!(clients.pop().is_some_and(|client| client.buffer().is_empty()));
+    assert!(
+        clients
+            .pop()
+            .is_some_and(|client| client.buffer().is_empty())
+    );
 }

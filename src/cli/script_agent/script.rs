@@ -301,7 +301,11 @@ fn json(text: &str) -> Result<String, String> {
 
 fn tool(rest: &str, waits: bool) -> Result<Step, String> {
     let (tool, arguments) = word(rest, "TOOL")?;
-    let arguments = json(if arguments.is_empty() { "{}" } else { arguments })?;
+    let arguments = json(if arguments.is_empty() {
+        "{}"
+    } else {
+        arguments
+    })?;
     Ok(Step::Client(ClientStep::Tool {
         tool,
         arguments,

@@ -9,10 +9,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::files::{Act, FileWork, Wrote, carry_out};
 use super::state::ChannelState;
 use super::stdin::Stdin;
 use super::terminal::{self, Terminal};
-use super::files::{Act, FileWork, Wrote, carry_out};
 use super::tools::{self, ToolSetup, Tools};
 use super::{ChannelMsg, ChannelRef};
 use crate::dialect::Command;

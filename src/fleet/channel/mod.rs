@@ -29,9 +29,9 @@ use bytes::Bytes;
 use client::Clients;
 pub(crate) use client::{ClientNews, ClientSetup};
 pub(crate) use end::{Cause, ChannelEnd};
-pub(crate) use tools::ToolSetup;
 use state::ChannelState;
 use stdout::StreamEnd;
+pub(crate) use tools::ToolSetup;
 
 use super::clock;
 use super::credit::{Credits, Hold};

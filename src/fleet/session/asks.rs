@@ -28,8 +28,7 @@ use crate::limits::{
 };
 use crate::model::{
     Answer, Ask, AskBounds, AskId, ClientWish, DecidedBy, Decision, EngineTool, Event, Foreign,
-    OnTimeout,
-    Spent, Then, Verdict,
+    OnTimeout, Spent, Then, Verdict,
 };
 use crate::policy::{Facts, Judgement, Looking, Moved, Occasion, Part, Place, Policy};
 use crate::telemetry::event::permission::{PermissionRequested, PolicyEvaluated};

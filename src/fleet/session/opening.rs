@@ -99,10 +99,7 @@ impl SessionState {
             opening: Opening {
                 workspace: prepared.directory_inside().to_owned(),
                 resume,
-                acp: tools::with_ours(
-                    self.choosing.applied_to(&self.pool.config.acp),
-                    &self.pool,
-                ),
+                acp: tools::with_ours(self.choosing.applied_to(&self.pool.config.acp), &self.pool),
                 routes: self
                     .pool
                     .config

@@ -5,6 +5,8 @@
 
 use std::sync::Arc;
 
+use serde_json::value::RawValue;
+
 use super::approvals::Ending;
 use super::calls::Call;
 use super::prepare::{self, Prepared};
@@ -52,6 +54,21 @@ pub(super) fn with_ours(acp: Arc<Acp>, pool: &PoolShared) -> Arc<Acp> {
     Arc::new(acp)
 }
 
+/// The tool that a call's title names, where the protocol has no other name for it.
+fn titled(input: &RawValue) -> Option<EngineTool> {
+    #[derive(serde::Deserialize)]
+    struct Shown {
+        title: String,
+    }
+    let shown: Shown = serde_json::from_str(input.get()).ok()?;
+    let mut words = shown.title.split(|c: char| !c.is_ascii_alphanumeric());
+    let is_ours = words.any(|word| word == ENGINE_SERVER);
+    let tools = EngineTool::ALL.iter().copied();
+    is_ours
+        .then(|| tools.into_iter().find(|of| shown.title.contains(of.word())))
+        .flatten()
+}
+
 /// What a person's word is as the answer to a question of the agent's.
 pub(super) fn said(wish: &ClientWish, ending: &Ending) -> Option<String> {
     let ClientWish::Tool(wish) = wish else {
@@ -84,7 +101,9 @@ impl SessionState {
             Some(Request::Mcp { server, name, .. }) if server.raw() == ENGINE_SERVER => {
                 EngineTool::from_word(name.raw())
             }
-            _ => EngineTool::from_record(call.name.raw()),
+            // What is shown as a command or a file is judged as that, whatever its title is.
+            Some(Request::Unknown { .. }) => input.and_then(titled),
+            _ => None,
         };
         // One for one: a call that did not come here is none of ours, whatever it is called.
         let Some(calls) = tool.and_then(|tool| self.asks.own.get_mut(&tool)) else {

@@ -5,9 +5,7 @@
 //! that the file's rules do not.
 
 use super::{Decided, file, refused};
-use crate::model::{
-    Claimed, DecidedBy, Decision, ENGINE_SERVER, EngineTool, EngineWish, Foreign,
-};
+use crate::model::{DecidedBy, Decision, ENGINE_SERVER, EngineTool, EngineWish, Foreign};
 use crate::policy::occasion::Occasion;
 use crate::policy::path::Place;
 use crate::policy::request::{Facts, Judgement, Part, Request, Target};
@@ -24,16 +22,12 @@ pub(super) fn called(
     occasion: &Occasion<'_>,
 ) -> Decided {
     let by_file = match (wish.tool, &wish.path) {
-        (EngineTool::WriteFile, Some(path)) => {
-            file(policy, path, (at, occasion), |paths| Request::Write {
-                paths,
-            })?
-        }
-        (EngineTool::EditFile, Some(path)) => {
-            file(policy, path, (at, occasion), |paths| Request::Edit {
-                paths,
-            })?
-        }
+        (EngineTool::WriteFile, Some(path)) => file(policy, path, (at, occasion), |paths| {
+            Request::Write { paths }
+        })?,
+        (EngineTool::EditFile, Some(path)) => file(policy, path, (at, occasion), |paths| {
+            Request::Edit { paths }
+        })?,
         (EngineTool::ReadFile, Some(path)) => {
             file(policy, path, (at, occasion), |paths| Request::Read {
                 targets: paths.into_iter().map(Target::Path).collect(),
@@ -51,9 +45,8 @@ pub(super) fn called(
         name: Foreign::from(wish.tool.word()),
         arguments: wish.arguments.clone(),
     };
-    let named = judge::judge(policy, &request, &Claimed::default(), at, occasion);
+    let named = judge::named(policy, &request, at, occasion);
     let (judgement, place) = by_file;
-    // The default is for what no rule knows; this is known by its file.
     if named.rules.is_empty() || named.decision <= judgement.decision {
         return Ok((judgement, place));
     }

@@ -5,11 +5,11 @@
 //! verbs.
 
 mod client;
-mod tools;
 mod hearing;
 mod messages;
 mod requests;
 mod sessions;
+mod tools;
 
 use std::io;
 
@@ -20,11 +20,11 @@ use super::pipes::Outbox;
 use super::said::{Moment, Said, TextFrame};
 use super::step::Call;
 pub(super) use client::Wanted;
-pub(super) use tools::ToolServers;
 use messages::{
     Block, Entry, Notification, PermissionOption, PermissionParams, RawOutput, Request, Status,
     StopReason, Success, ToolCall, ToolContent, TurnEnd, Update,
 };
+pub(super) use tools::ToolServers;
 
 /// Lines that are no messages of the protocol, one of each kind.
 pub(super) const GARBAGE: [&[u8]; 5] = [

@@ -58,7 +58,9 @@ impl ToolServers {
         let program = program.ok_or("the server is no program that can be started")?;
         let texts = |of: &Value| -> Vec<String> {
             let items = of.as_array().into_iter().flatten();
-            items.filter_map(|of| of.as_str().map(str::to_owned)).collect()
+            items
+                .filter_map(|of| of.as_str().map(str::to_owned))
+                .collect()
         };
         let env = given["env"].as_array().into_iter().flatten();
         let env = env.filter_map(|of| Some((of["name"].as_str()?, of["value"].as_str()?)));
@@ -141,8 +143,7 @@ impl Agent {
         self.tell_tool(&json!({
             "sessionUpdate": "tool_call",
             "toolCallId": id,
-            "title": tool,
-            "name": format!("mcp__{}__{tool}", running.name),
+            "title": format!("mcp__{}__{tool}", running.name),
             "kind": "other",
             "status": "in_progress",
             "rawInput": arguments,
@@ -259,9 +260,8 @@ impl Agent {
 
     fn tell_tool(&mut self, update: &Value) -> Result<(), Halt> {
         let params = json!({"sessionId": self.session.id, "update": update});
-        self.out.send(
-            &json!({"jsonrpc": "2.0", "method": "session/update", "params": params}),
-        )?;
+        self.out
+            .send(&json!({"jsonrpc": "2.0", "method": "session/update", "params": params}))?;
         Ok(())
     }
 }
