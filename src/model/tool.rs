@@ -131,6 +131,43 @@ impl EngineTool {
     }
 }
 
+impl EngineWish {
+    /// Whether a call that an agent shows with this input is the one that came to us.
+    #[must_use]
+    pub fn is_shown_as(&self, input: &Value) -> bool {
+        let text = |name: &str| input.get(name).and_then(Value::as_str);
+        let same = |name: &str| {
+            let kept = self.arguments.get(name).and_then(Value::as_str);
+            kept.is_some() && kept == text(name)
+        };
+        // Of a text there is always the digest, and not always the text.
+        let same_text = |name: &str, kept: &str| {
+            let kept = self.arguments.get(kept).and_then(Value::as_str);
+            text(name).is_some_and(|text| kept == Some(digest(text).as_str()))
+        };
+        let number = |name: &str, default: Option<u64>| {
+            let kept = self.arguments.get(name).and_then(Value::as_u64);
+            kept == input.get(name).and_then(Value::as_u64).or(default)
+        };
+        match self.tool {
+            EngineTool::WriteFile => same("path") && same_text("content", "sha256"),
+            EngineTool::EditFile => {
+                same("path")
+                    && same_text("old_text", "old_sha256")
+                    && same_text("new_text", "sha256")
+            }
+            EngineTool::ReadFile => {
+                same("path") && number("line", Some(1)) && number("limit", None)
+            }
+            EngineTool::AskPerson => same("question"),
+            EngineTool::PlanStep => {
+                let step = text("step").or(text("item"));
+                same("status") && step == self.arguments.get("step").and_then(Value::as_str)
+            }
+        }
+    }
+}
+
 impl EngineCall {
     /// Its tool.
     #[must_use]
@@ -293,6 +330,41 @@ mod tests {
         let long = "x".repeat(32);
         assert_eq!(made("a", &long, true, "aa").unwrap().len(), 64);
         assert_eq!(made("a", &long, true, "aaa"), Err(EditError::TooLong(64)));
+    }
+
+    #[test]
+    fn a_call_is_known_by_its_arguments() {
+        let wish = |call: EngineCall| call.wish();
+        let path = || "/w/a".to_owned();
+        let long = "x".repeat(RECORDED_TEXT_BYTES + 1);
+        let write = wish(EngineCall::Write {
+            path: path(),
+            content: long.clone(),
+        });
+        assert!(write.is_shown_as(&json!({"path": "/w/a", "content": long})));
+        assert!(!write.is_shown_as(&json!({"path": "/w/a", "content": "x"})));
+        assert!(!write.is_shown_as(&json!({"path": "/w/b", "content": long})));
+        assert!(!write.is_shown_as(&json!({})));
+        let edit = wish(EngineCall::Edit {
+            path: path(),
+            edit: edit("a", "b", false),
+        });
+        assert!(edit.is_shown_as(&json!({"path": "/w/a", "old_text": "a", "new_text": "b"})));
+        assert!(!edit.is_shown_as(&json!({"path": "/w/a", "old_text": "a", "new_text": "c"})));
+        let read = wish(EngineCall::Read {
+            path: path(),
+            line: 1,
+            limit: None,
+        });
+        assert!(read.is_shown_as(&json!({"path": "/w/a"})));
+        assert!(!read.is_shown_as(&json!({"path": "/w/a", "limit": 2})));
+        let step = wish(EngineCall::Step {
+            step: "s".to_owned(),
+            status: StepStatus::Done,
+        });
+        assert!(step.is_shown_as(&json!({"step": "s", "status": "done"})));
+        assert!(step.is_shown_as(&json!({"item": "s", "status": "done"})));
+        assert!(!step.is_shown_as(&json!({"status": "done"})));
     }
 
     #[test]

@@ -40,24 +40,30 @@ name    = "own"
 extends = ["builtin:guard"]
 default = "allow"
 
+[paths]
+kept  = ["@/secret.txt"]
+shown = ["@/asked.txt"]
+
 [[rule]]
 id       = "no-secrets"
 decision = "deny"
 tool     = ["write", "edit"]
-path     = ["@/secret.txt"]
+path     = "kept"
 reason   = "secrets are kept elsewhere"
 
 [[rule]]
 id       = "a-person"
 decision = "ask"
 tool     = ["write"]
-path     = ["@/asked.txt"]
+path     = "shown"
 
 [[rule]]
 id       = "no-steps"
 decision = "deny"
 tool     = "mcp"
-mcp      = { server = "marshal", name = "plan_step", args = { status = { is = ["blocked"] } } }
+server   = "marshal"
+name     = "plan_step"
+args     = [{ at = "/status", is = ["blocked"] }]
 reason   = "nothing is blocked here"
 "#;
 
@@ -168,25 +174,25 @@ const LINKS: &str = "import os\n\
 fn what_a_rule_or_a_wall_forbids_is_an_error_with_its_reason() {
     let drill = drill("");
     fs::write(drill.workspace().join("links.py"), LINKS).expect("links.py");
-    let long = "x".repeat((1 << 20) + 1);
-    let script = format!(
-        "run python3 links.py\n\
-        mcp write_file {{\"path\":\"/workspace/secret.txt\",\"content\":\"x\"}}\n\
-        mcp edit_file {{\"path\":\"/workspace/secret.txt\",\"old_text\":\"x\",\"new_text\":\"y\"}}\n\
-        mcp write_file {{\"path\":\"/workspace/.git/config\",\"content\":\"x\"}}\n\
-        mcp write_file {{\"path\":\"/home/agent/x\",\"content\":\"x\"}}\n\
-        mcp write_file {{\"path\":\"relative\",\"content\":\"x\"}}\n\
-        mcp write_file {{\"path\":\"/workspace/../x\",\"content\":\"x\"}}\n\
-        mcp write_file {{\"path\":\"/workspace/out/made\",\"content\":\"x\"}}\n\
-        mcp write_file {{\"path\":\"/workspace/none/made\",\"content\":\"x\"}}\n\
-        mcp plan_step {{\"step\":\"a\",\"status\":\"blocked\"}}\n\
-        mcp ask_person {{\"question\":\"Which?\"}}\n\
-        mcp write_file {{\"path\":\"/workspace/asked.txt\",\"content\":\"x\"}}\n\
-        mcp write_file {{\"path\":\"/workspace/b.txt\",\"content\":1}}\n\
-        mcp no_such_tool {{}}\n\
-        mcp write_file {{\"path\":\"/workspace/long.txt\",\"content\":\"{long}\"}}"
-    );
-    let told = tell(&drill, &script);
+    let script = "run python3 links.py\n\
+        mcp write_file {\"path\":\"/workspace/secret.txt\",\"content\":\"x\"}\n\
+        mcp edit_file {\"path\":\"/workspace/secret.txt\",\"old_text\":\"x\",\"new_text\":\"y\"}\n\
+        mcp write_file {\"path\":\"/workspace/.git/config\",\"content\":\"x\"}\n\
+        mcp write_file {\"path\":\"/home/agent/x\",\"content\":\"x\"}\n\
+        mcp write_file {\"path\":\"relative\",\"content\":\"x\"}\n\
+        mcp write_file {\"path\":\"/workspace/../x\",\"content\":\"x\"}\n\
+        mcp write_file {\"path\":\"/workspace/out/made\",\"content\":\"x\"}\n\
+        mcp write_file {\"path\":\"/workspace/none/made\",\"content\":\"x\"}\n\
+        mcp plan_step {\"step\":\"a\",\"status\":\"blocked\"}\n\
+        mcp ask_person {\"question\":\"Which?\"}\n\
+        mcp write_file {\"path\":\"/workspace/asked.txt\",\"content\":\"x\"}\n\
+        mcp write_file {\"path\":\"/workspace/b.txt\",\"content\":1}\n\
+        mcp no_such_tool {}\n\
+        run python3 -c 'open(\"long.txt\", \"w\").write(\"x\" * 600000)'\n\
+        mcp edit_file {\"path\":\"/workspace/long.txt\",\"old_text\":\"x\",\"new_text\":\"yy\",\"replace_all\":true}\n\
+        run python3 -c 'open(\"longer.txt\", \"w\").write(\"x\" * 2000000)'\n\
+        mcp read_file {\"path\":\"/workspace/longer.txt\"}";
+    let told = tell(&drill, script);
     told.has("mcp write_file error denied: denied by rule no-secrets: secrets are kept elsewhere")
         .has("mcp edit_file error denied: denied by rule no-secrets: secrets are kept elsewhere")
         .has("mcp write_file error denied: denied by rule guard-protected-file")
@@ -200,8 +206,9 @@ fn what_a_rule_or_a_wall_forbids_is_an_error_with_its_reason() {
         .has("mcp write_file error denied: rule a-person wants a person")
         .has("mcp write_file refused -32602 the arguments of write_file do not fit")
         .has("mcp no_such_tool refused -32602 unknown tool")
-        .has("mcp write_file refused -32602 content is longer than 1048576 bytes");
-    for name in ["secret.txt", "asked.txt", "b.txt", "long.txt", "none/made"] {
+        .has("mcp edit_file error /workspace/long.txt: the file would become longer than 1048576 bytes")
+        .has("mcp read_file error /workspace/longer.txt: what was asked for is longer than 1048576 bytes");
+    for name in ["secret.txt", "asked.txt", "b.txt", "none/made"] {
         assert_eq!(copied(&drill, name), None, "{name}");
     }
     assert!(told.of("file_updated").is_empty() && told.of("plan_step").is_empty());

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use serde_json::value::RawValue;
+use serde_json::Value;
 
 use super::approvals::Ending;
 use super::calls::Call;
@@ -14,7 +14,8 @@ use super::state::SessionState;
 use crate::config::{Acp, McpServer, Reach};
 use crate::fleet::channel::ToolSetup;
 use crate::fleet::setup::{PoolShared, Shared};
-use crate::model::{ClientWish, Decision, ENGINE_SERVER, EngineTool};
+use crate::limits::OPEN_CALLS;
+use crate::model::{ClientWish, Decision, ENGINE_SERVER, EngineTool, EngineWish};
 use crate::policy::Request;
 use crate::sandbox;
 
@@ -54,19 +55,11 @@ pub(super) fn with_ours(acp: Arc<Acp>, pool: &PoolShared) -> Arc<Acp> {
     Arc::new(acp)
 }
 
-/// The tool that a call's title names, where the protocol has no other name for it.
-fn titled(input: &RawValue) -> Option<EngineTool> {
-    #[derive(serde::Deserialize)]
-    struct Shown {
-        title: String,
-    }
-    let shown: Shown = serde_json::from_str(input.get()).ok()?;
-    let mut words = shown.title.split(|c: char| !c.is_ascii_alphanumeric());
-    let is_ours = words.any(|word| word == ENGINE_SERVER);
-    let tools = EngineTool::ALL.iter().copied();
-    is_ours
-        .then(|| tools.into_iter().find(|of| shown.title.contains(of.word())))
-        .flatten()
+/// What an agent shows of a call: what it gave to its tool, or that within what names the tool.
+#[derive(serde::Deserialize)]
+struct Shown {
+    #[serde(rename = "rawInput")]
+    raw: Value,
 }
 
 /// What a person's word is as the answer to a question of the agent's.
@@ -85,32 +78,35 @@ impl SessionState {
     /// Notes that a tool of ours was called: its call was asked for, however the agent shows it.
     pub(super) fn tool_called(&mut self, wish: &ClientWish) {
         if let ClientWish::Tool(wish) = wish {
-            let calls = self.asks.own.entry(wish.tool).or_default();
-            *calls = calls.saturating_add(1);
+            if self.asks.own.len() >= OPEN_CALLS {
+                self.asks.own.pop_front();
+            }
+            self.asks.own.push_back(EngineWish::clone(wish));
         }
     }
 
-    /// Whether a call that the agent shows is one that came to us, and was judged.
+    /// Whether a call that the agent shows is one that came to us, and was judged. One for one: a
+    /// call that did not come here is none of ours, whatever it is called.
     pub(super) fn is_our_tools(&mut self, call: &Call) -> bool {
-        if self.asks.own.is_empty() {
-            return false;
-        }
-        let input = call.input.as_deref();
-        let shown = input.map(|input| self.pool.extractor.extract_shown(call.name.raw(), input));
-        let tool = match &shown {
-            Some(Request::Mcp { server, name, .. }) if server.raw() == ENGINE_SERVER => {
-                EngineTool::from_word(name.raw())
-            }
-            // What is shown as a command or a file is judged as that, whatever its title is.
-            Some(Request::Unknown { .. }) => input.and_then(titled),
-            _ => None,
-        };
-        // One for one: a call that did not come here is none of ours, whatever it is called.
-        let Some(calls) = tool.and_then(|tool| self.asks.own.get_mut(&tool)) else {
+        let Some(input) = call.input.as_deref().filter(|_| !self.asks.own.is_empty()) else {
             return false;
         };
-        let is_ours = *calls > 0;
-        *calls = calls.saturating_sub(1);
-        is_ours
+        // What is shown as a command, or as a file that is touched, is judged as that.
+        let arguments = match self.pool.extractor.extract_shown(call.name.raw(), input) {
+            Request::Mcp {
+                server, arguments, ..
+            } if server.raw() == ENGINE_SERVER => arguments,
+            Request::Unknown { .. } => match serde_json::from_str::<Shown>(input.get()) {
+                Ok(shown) => shown.raw,
+                Err(_) => return false,
+            },
+            _ => return false,
+        };
+        let within = arguments.get("arguments");
+        let is_it = |wish: &EngineWish| {
+            wish.is_shown_as(&arguments) || within.is_some_and(|within| wish.is_shown_as(within))
+        };
+        let at = self.asks.own.iter().position(is_it);
+        at.and_then(|at| self.asks.own.remove(at)).is_some()
     }
 }

@@ -14,6 +14,9 @@ use crate::policy::{Policy, judge};
 /// What a question to a person is decided by.
 const ASKS: &str = "engine_tools.ask_person";
 
+/// Arguments that rules do not see.
+const TEXTS: [&str; 3] = ["content", "old_text", "new_text"];
+
 /// Judges a call. Of one that is about no file the place is empty.
 pub(super) fn called(
     policy: &Policy,
@@ -40,10 +43,15 @@ pub(super) fn called(
             return Err(refused("malformed", &[], why).into());
         }
     };
+    let mut arguments = wish.arguments.clone();
+    if let Some(members) = arguments.as_object_mut() {
+        // What a file is to hold is no path, however it looks, and long ones are not on record.
+        members.retain(|name, _| !TEXTS.contains(&name.as_str()));
+    }
     let request = Request::Mcp {
         server: Foreign::from(ENGINE_SERVER),
         name: Foreign::from(wish.tool.word()),
-        arguments: wish.arguments.clone(),
+        arguments,
     };
     let named = judge::named(policy, &request, at, occasion);
     let (judgement, place) = by_file;
