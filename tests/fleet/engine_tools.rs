@@ -313,16 +313,24 @@ fn an_agent_that_dies_in_the_middle_of_a_call_leaves_nothing() {
 }
 
 #[test]
-fn a_question_ends_with_the_turn_and_its_file_is_not_written() {
-    let drill = drill("timeouts = { turn = \"2s\" }\nask = { timeout = \"1h\" }");
-    let _daemon = daemon(&drill);
-    // The turn's time does not pass while people are asked, but for what runs beside.
-    let script =
-        "mcp-drop write_file {\"path\":\"/workspace/asked.txt\",\"content\":\"x\"}\nsay done";
-    let client = client(&drill, &[script]);
-    let result = result(&drill, client);
-    assert!(waiting(&drill, 0).is_empty(), "{result}");
+fn a_cancelled_turn_ends_what_waits_for_a_person_and_nothing_is_written() {
+    let drill = drill("");
+    let mut daemon = daemon(&drill);
+    let script = "mcp write_file {\"path\":\"/workspace/asked.txt\",\"content\":\"x\"}";
+    let mut client = client(&drill, &[script]);
+    let ask = waiting(&drill, 1).remove(0);
+    // Its turns are cancelled first.
+    daemon.signal("TERM");
+    daemon.wait(LONG).expect("the daemon ends");
+    client.wait().expect("its client ends");
+    assert_eq!(state(&drill, &ask), "cancelled");
     assert_eq!(copied(&drill, "asked.txt"), None);
+    let row = "SELECT count(*) FROM asks WHERE tool = 'marshal/write_file' AND decision = 'deny' AND decided_by = 'gone'";
+    let count: i64 = drill
+        .database()
+        .query_row(row, [], |row| row.get(0))
+        .expect("asks");
+    assert_eq!(count, 1);
 }
 
 #[test]
