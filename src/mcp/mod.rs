@@ -87,9 +87,8 @@ impl Server {
         if !text.trim_ascii_start().starts_with('[') {
             return self.message(text, out);
         }
-        let batch = match serde_json::from_str::<Vec<&RawValue>>(text) {
-            Ok(batch) => batch,
-            Err(_) => return out.push(write::error(None, write::PARSE, "the line is no JSON")),
+        let Ok(batch) = serde_json::from_str::<Vec<&RawValue>>(text) else {
+            return out.push(write::error(None, write::PARSE, "the line is no JSON"));
         };
         let why = match self.phase {
             Phase::Open { has_batches: true } if batch.is_empty() => "the batch is empty",

@@ -58,12 +58,11 @@ pub(super) async fn serve(mut stream: UnixStream, shared: Arc<Shared>) {
                     let came = chunk.get(..got).unwrap_or_default();
                     lines.push(came.to_vec());
                     for line in lines.by_ref() {
-                        match line {
-                            Ok(line) => server.line(&line, &mut out),
-                            Err(_) => {
-                                server.too_long(&mut out);
-                                is_over = true;
-                            }
+                        if let Ok(line) = line {
+                            server.line(&line, &mut out);
+                        } else {
+                            server.too_long(&mut out);
+                            is_over = true;
                         }
                     }
                 }

@@ -14,6 +14,7 @@ mod socket;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use tokio::net::UnixListener;
 use tokio::sync::oneshot;
@@ -23,6 +24,9 @@ use crate::limits::TOOL_CONNECTIONS;
 use crate::mcp;
 use crate::model::{EngineAnswer, EngineCall, EngineTool};
 pub use socket::Socket;
+
+/// How long it waits after a connection could not be taken.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
 /// What a connection has to say.
 #[derive(Debug)]
@@ -106,7 +110,7 @@ async fn accept(listener: &UnixListener, uid: u32, shared: &Arc<Shared>) {
             Err(error) => {
                 // Descriptors have run out; who connects waits in the socket's own queue.
                 tracing::warn!(%error, "a connection to the tools of a child cannot be taken");
-                tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+                tokio::time::sleep(ACCEPT_AGAIN).await;
                 continue;
             }
         };

@@ -200,17 +200,13 @@ impl ChannelState {
         let Some(clients) = &mut self.clients else {
             return;
         };
-        match clients.file_work((tool, path), &place, act) {
-            Some(work) => {
-                clients.file_waits(key, work);
-                self.client_files(myself);
-            }
-            None => {
-                let why = "the place that was judged is not in the workspace";
-                let error = ClientError::new(ClientFault::Failed, why);
-                self.client_reply(key, Reply::Ready(Err(error)), now);
-            }
+        if let Some(work) = clients.file_work((tool, path), &place, act) {
+            clients.file_waits(key, work);
+            return self.client_files(myself);
         }
+        let why = "the place that was judged is not in the workspace";
+        let error = ClientError::new(ClientFault::Failed, why);
+        self.client_reply(key, Reply::Ready(Err(error)), now);
     }
 
     /// Answers a call.

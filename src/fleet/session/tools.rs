@@ -15,7 +15,7 @@ use crate::config::{Acp, McpServer, Reach};
 use crate::fleet::channel::ToolSetup;
 use crate::fleet::setup::{PoolShared, Shared};
 use crate::limits::OPEN_CALLS;
-use crate::model::{ClientWish, Decision, ENGINE_SERVER, EngineTool, EngineWish};
+use crate::model::{ClientWish, Decision, ENGINE_SERVER, EngineTool, EngineWish, Foreign};
 use crate::policy::Request;
 use crate::sandbox;
 
@@ -71,7 +71,7 @@ pub(super) fn said(wish: &ClientWish, ending: &Ending) -> Option<String> {
         return None;
     }
     let said = ending.answer.as_ref().and_then(|of| of.said.clone());
-    Some(said.map_or_else(|| AGREED.to_owned(), |said| said.into_raw()))
+    Some(said.map_or_else(|| AGREED.to_owned(), Foreign::into_raw))
 }
 
 impl SessionState {
