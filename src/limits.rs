@@ -22,6 +22,7 @@ mod probe;
 mod retention;
 mod route;
 mod store;
+mod tools;
 mod trees;
 pub use acp::*;
 pub use asks::*;
@@ -40,6 +41,7 @@ pub use probe::*;
 pub use retention::*;
 pub use route::*;
 pub use store::*;
+pub use tools::*;
 pub use trees::*;
 
 /// The longest line read from a child, in bytes, newline excluded. A longer one is a protocol
@@ -426,6 +428,7 @@ pub const fn fleet_bytes(sessions: usize, watchers: usize) -> usize {
         + STDERR_LINES * STDERR_LINE_BYTES
         + STDIN_BYTES
         + CLIENT_OPEN_BYTES
+        + TOOL_HELD_BYTES
         + CLIENT_FILES * CLIENT_FILE_BYTES
         + TERMINALS * (2 * TERMINAL_BYTES + TERMINAL_CHUNK_BYTES);
     let told = BROADCAST_BYTES + BROADCAST_EVENTS * NOTICE_BYTES;

@@ -110,6 +110,11 @@ fn hostile_events(evil: &str, task: &TaskId) -> Vec<Event> {
         Event::FileUpdated {
             tool: text(),
             path: text(),
+            sha256: Some("0".repeat(64)),
+        },
+        Event::PlanStep {
+            step: text(),
+            status: crate::model::StepStatus::Blocked,
         },
         Event::StateChanged {
             model: Some(text()),

@@ -160,6 +160,14 @@ pub enum Command {
         #[arg(long, value_name = "NAME", value_parser = PoolName::new)]
         pool: PoolName,
     },
+    /// Be the tool server `marshal` of an agent, inside its walls: copies between standard input and
+    /// output and a socket of the supervisor
+    #[command(hide = true)]
+    Mcp {
+        /// The socket
+        #[arg(value_name = "SOCKET")]
+        socket: PathBuf,
+    },
     /// Be the script agent: a deterministic agent that works a prompt as a small script
     ScriptAgent(script_agent::Args),
     /// Be the rehearsal model: a server that answers as model providers do, by a script in the prompt

@@ -34,8 +34,8 @@ use super::take;
 use super::tasks::{self, Surroundings};
 use super::trust;
 use super::{
-    agents, asks, config_command, editor, manual, overlay, policy, script_agent, script_model, up,
-    walls,
+    agents, asks, config_command, editor, manual, mcp, overlay, policy, script_agent, script_model,
+    up, walls,
 };
 
 use crate::api::{control, reply::Role};
@@ -65,6 +65,9 @@ pub fn main() -> ExitCode {
     // An agent is one of many: it starts without a runtime.
     if let Command::ScriptAgent(args) = cli.command {
         return script_agent::run(args);
+    }
+    if let Command::Mcp { socket } = cli.command {
+        return mcp::run(&socket);
     }
     let no_colour = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let streams = Streams::standard(no_colour);
@@ -184,6 +187,7 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
         },
         // Taken before the runtime, or before the configuration.
         Command::ScriptAgent(_)
+        | Command::Mcp { .. }
         | Command::Sandbox { .. }
         | Command::ScriptModel(_)
         | Command::Completions(_)

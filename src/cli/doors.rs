@@ -174,27 +174,6 @@ fn resources(fleet: &FleetHandle) -> Resources {
     Box::new(move |runs, tokens, stop| v1::router(fleet, Arc::clone(runs), agents, tokens, stop))
 }
 
-impl With {
-    /// Who may see the asks, and nothing more.
-    #[must_use]
-    pub fn of(tokens: Option<Tokens>) -> Self {
-        Self {
-            tokens,
-            ..Self::default()
-        }
-    }
-
-    /// What a daemon shows beside that.
-    #[must_use]
-    pub fn and(self, runs: Arc<control::Runs>, chats: Chats) -> Self {
-        Self {
-            runs,
-            chats: Some(chats),
-            ..self
-        }
-    }
-}
-
 /// Open doors. They close with [`Doors::close`].
 #[derive(Debug)]
 pub struct Doors {

@@ -130,7 +130,8 @@ fn says(event: &Event) -> String {
             format!("{used} of {size} tokens{}", cost.unwrap_or_default())
         }
         Event::Usage(usage) => format!("{} in, {} out", usage.input, usage.output),
-        Event::FileUpdated { tool, path } => format!("{} by {}", path.raw(), tool.raw()),
+        Event::PlanStep { step, status } => format!("{status}: {}", step.raw()),
+        Event::FileUpdated { tool, path, .. } => format!("{} by {}", path.raw(), tool.raw()),
         Event::StateChanged { model, mode, .. } => {
             format!("{} {}", or(model.as_ref()), or(mode.as_ref()))
         }

@@ -24,6 +24,7 @@ pub mod events;
 pub mod exit;
 mod ls;
 mod manual;
+mod mcp;
 pub mod overlay;
 mod own_cases;
 mod policies;

@@ -16,6 +16,7 @@ mod delegate;
 mod demands;
 mod describe;
 mod egress;
+mod engine_tools;
 mod environment;
 mod error;
 mod form;

@@ -19,6 +19,7 @@ use super::cache;
 use super::container;
 use super::delegate::{self, Delegate};
 use super::egress;
+use super::engine_tools;
 use super::environment;
 use super::error::quoted;
 use super::paths;
@@ -139,6 +140,7 @@ struct Blame {
     guard_off: Option<Place>,
     /// Of `client_fs` and `client_terminal`.
     client: [Option<Place>; 2],
+    of_tools: Option<Place>,
     mode: Place,
     path: Place,
     attempts_faulty: bool,
@@ -159,6 +161,7 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
     let launcher = section.word("launcher", &["pty"]);
     let (guard, guard_off) = (section.word("guard", &[]), section.boolean("guard_off"));
     let (client_fs, client_terminal, client) = client(&section);
+    let (engine_tools, of_tools) = engine_tools::read(&section);
     let attempts = section.integer("attempts", 1..=limits::ATTEMPTS);
     let (workspace, path, mode) = workspace(&section, context, launcher.as_ref());
     let (restart, on_crash) = waits::restart(&section.section("restart"));
@@ -175,6 +178,7 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         guard: guard.as_ref().map(|found| found.place.clone()),
         guard_off: guard_off.as_ref().map(|found| found.place.clone()),
         client,
+        of_tools,
         mode,
         path: path.clone(),
         attempts_faulty: attempts.is_none() && section.item("attempts").is_some(),
@@ -232,11 +236,11 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         on_unasked_deny: value(section.word("on_unasked_deny", &[]), OnUnaskedDeny::Report),
         client_fs,
         client_terminal,
+        engine_tools,
     };
     section.close(LATER_KEYS, ELSEWHERE);
     agree(&section, &pool, &blame, context);
-    let size = place(sized.as_ref(), &section.place);
-    Some(Draft::of(pool, size, path))
+    Some(Draft::of(pool, place(sized.as_ref(), &section.place), path))
 }
 
 fn named(section: &Section<'_>, name: &str) -> Option<PoolName> {
@@ -249,6 +253,7 @@ fn agree(section: &Section<'_>, pool: &Pool, blame: &Blame, context: &Context<'_
     agree::agree(section.ledger, pool, blame, context);
     ssh::agree(section, pool, context.found);
     cache::agree(section, pool);
+    engine_tools::agree(section.ledger, pool, blame.of_tools.as_ref());
     let place = section.section("ask").item("when_waiting");
     let place = place.map_or(section.place.clone(), |item| item.place);
     asking::released_comes_back(section.ledger, pool, &place);

@@ -296,6 +296,7 @@ fn pool(pool: &Pool) -> Shown {
         guard_off,
         on_unasked_deny,
         client_fs,
+        engine_tools,
         client_terminal,
     } = pool;
     let mut table = Shown::new(&["pool", name.as_str()]);
@@ -344,6 +345,8 @@ fn pool(pool: &Pool) -> Shown {
     table.put("on_unasked_deny", on_unasked_deny.word());
     table.put("client_fs", client_fs.word());
     table.put("client_terminal", *client_terminal);
+    let engine_tools = engine_tools.iter().map(|tool| text(tool.word()));
+    table.put("engine_tools", engine_tools.collect::<Vec<_>>());
     if far.is_none() {
         ssh::files_of(&mut table, workspace, *launcher, home_files);
     }

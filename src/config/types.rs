@@ -32,7 +32,7 @@ pub use super::route::{
 pub use super::ssh::{FarMode, FarNetwork, FarWalls, Ssh};
 use crate::limits;
 pub use crate::model::OnTimeout;
-use crate::model::{ClientOffers, PoolName, RoleName, WorkspaceName, words};
+use crate::model::{ClientOffers, EngineTool, PoolName, RoleName, WorkspaceName, words};
 pub use container::{Container, ContainerEngine};
 
 /// The whole configuration.
@@ -287,6 +287,12 @@ impl Pool {
             terminal: self.client_terminal,
         }
     }
+
+    /// Whether anything is done for its agents inside their walls.
+    #[must_use]
+    pub fn has_door(&self) -> bool {
+        self.client_offers().any() || !self.engine_tools.is_empty()
+    }
 }
 
 impl DialectName {
@@ -422,6 +428,8 @@ pub struct Pool {
     pub client_fs: ClientFs,
     /// Whether it may have us run commands for it.
     pub client_terminal: bool,
+    /// The tools of ours that it gets, in their order.
+    pub engine_tools: Vec<EngineTool>,
 }
 
 /// A program that was found on this host.

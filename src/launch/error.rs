@@ -20,6 +20,9 @@ pub enum SpawnError {
     /// The kernel gave no process, pipe or socket.
     #[error("the child's helper cannot be started: {0}")]
     Fork(#[source] std::io::Error),
+    /// The socket of its tools cannot be made.
+    #[error("the socket of the child's tools cannot be made: {0}")]
+    ToolSocket(#[source] std::io::Error),
     /// Its limits cannot be had.
     #[error(transparent)]
     Group(#[from] super::cgroup::GroupError),
@@ -51,7 +54,7 @@ impl SpawnError {
     #[must_use]
     pub const fn metric_result(&self) -> &'static str {
         match self {
-            Self::Fork(_) | Self::Closed => "fork_failed",
+            Self::Fork(_) | Self::ToolSocket(_) | Self::Closed => "fork_failed",
             Self::Group(_) => "cgroup_failed",
             Self::Exec(_) | Self::Unspeakable { .. } | Self::TooLarge(_) | Self::Deaf => {
                 "exec_failed"
@@ -68,6 +71,7 @@ impl SpawnError {
             Self::HelperLost(_) | Self::TimedOut => Some(Stage::Shim),
             Self::Exec(_)
             | Self::Fork(_)
+            | Self::ToolSocket(_)
             | Self::Group(_)
             | Self::Closed
             | Self::Deaf

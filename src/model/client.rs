@@ -3,7 +3,7 @@
 //!
 //! Plain words. Must not know how a protocol says them, nor who carries them out.
 
-use super::{ExitStatus, words};
+use super::{EngineWish, ExitStatus, words};
 
 words!(
     /// A method that an agent calls. The word is its name in the Agent Client Protocol.
@@ -110,6 +110,8 @@ pub enum ClientWish {
     Write(String),
     /// This command is to be run.
     Run(TerminalSpec),
+    /// A tool of the supervisor's is called.
+    Tool(Box<EngineWish>),
 }
 
 impl ClientCall {

@@ -5,8 +5,8 @@ use std::time::Duration;
 use serde_json::value::RawValue;
 
 use super::{
-    Ask, AskId, ChoiceInfo, EgressResult, ExitClass, ExitStatus, Foreign, TaskId, TurnOutcome,
-    Verdict, words,
+    Ask, AskId, ChoiceInfo, EgressResult, ExitClass, ExitStatus, Foreign, StepStatus, TaskId,
+    TurnOutcome, Verdict, words,
 };
 use super::{Decision, EventId, SessionId, Weakness};
 
@@ -46,6 +46,8 @@ words!(
         ContextUsed = "context_used",
         /// [`Event::FileUpdated`]
         FileUpdated = "file_updated",
+        /// [`Event::PlanStep`]
+        PlanStep = "plan_step",
         /// [`Event::StateChanged`]
         StateChanged = "state_changed",
         /// [`Event::SlashResult`]
@@ -329,6 +331,15 @@ pub enum Event {
         tool: Foreign,
         /// The path, as the agent names it.
         path: Foreign,
+        /// SHA-256 of what it holds, where the supervisor wrote it for the agent.
+        sha256: Option<String>,
+    },
+    /// How a step of the plan stands, as the agent says by a tool.
+    PlanStep {
+        /// The step, in its words.
+        step: Foreign,
+        /// How it stands.
+        status: StepStatus,
     },
     /// The agent's model, mode or context changed.
     StateChanged {
@@ -538,6 +549,7 @@ impl Event {
             Self::Usage(_) => EventKind::Usage,
             Self::ContextUsed { .. } => EventKind::ContextUsed,
             Self::FileUpdated { .. } => EventKind::FileUpdated,
+            Self::PlanStep { .. } => EventKind::PlanStep,
             Self::StateChanged { .. } => EventKind::StateChanged,
             Self::SlashResult { .. } => EventKind::SlashResult,
             Self::AgentError { .. } => EventKind::AgentError,

@@ -20,6 +20,7 @@ pub mod setting;
 pub mod slot;
 pub mod task;
 pub mod told;
+pub mod tool;
 pub mod turn;
 pub mod weakness;
 
@@ -51,6 +52,10 @@ pub use setting::{ChoiceInfo, Setting, SettingValue};
 pub use slot::{PoolFlow, SlotState};
 pub use task::{TaskOutcome, TaskRef, TaskSpec};
 pub use told::ToldKind;
+pub use tool::{
+    ENGINE_SERVER, EditError, EngineAnswer, EngineCall, EngineTool, EngineWish, StepStatus,
+    TextEdit,
+};
 pub use turn::TurnOutcome;
 pub use weakness::Weakness;
 

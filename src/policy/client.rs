@@ -6,6 +6,8 @@
 //! exactly that place and follows none, so that nothing which is swapped meanwhile is opened. Must
 //! not know the protocol, nor who opens it.
 
+mod tools;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::extract::argv;
@@ -178,6 +180,7 @@ fn decide(
             paths,
         }),
         ClientWish::Run(spec) => terminal(policy, spec, at, occasion),
+        ClientWish::Tool(wish) => tools::called(policy, wish, at, occasion),
     };
     match decided {
         Ok((judgement, place)) => {

@@ -144,6 +144,25 @@ pub(super) fn judge_with(
     conclude(policy, outcome)
 }
 
+/// What rules that name a call of one of our own tools say of it: none of these is unknown.
+pub(super) fn named(
+    policy: &Policy,
+    request: &Request,
+    at: &Place<'_>,
+    occasion: &Occasion<'_>,
+) -> Judgement {
+    let walker = Walker::on(*at, Now::on(occasion));
+    match look(policy, request, &walker) {
+        Ok(mut outcome) => {
+            for part in &mut outcome.parts {
+                part.hits.retain(|hit| &*hit.id != tools::UNKNOWN);
+            }
+            conclude(policy, outcome)
+        }
+        Err(refused) => *refused,
+    }
+}
+
 /// How often the rules that allow only so often in a turn allow something here.
 fn uses(policy: &Policy, outcome: &Outcome) -> Vec<(Arc<str>, u32)> {
     let count = |id: &Arc<str>| {

@@ -270,12 +270,15 @@ pub(super) fn mcp(policy: &Policy, call: mcp::Call<'_>, walker: &Walker<'_>) -> 
     part
 }
 
+/// The setting for what no table knows.
+pub(super) const UNKNOWN: &str = "unknown_tool";
+
 /// A tool that no table knows.
 pub(super) fn unknown(policy: &Policy, tool: &Foreign) -> Hit {
     let tool = show(tool.raw(), SHOWN_COLUMNS);
     Hit::setting(
         policy.unknown_tool,
-        "unknown_tool",
+        UNKNOWN,
         &format!("no table says what the tool {tool} does"),
     )
 }

@@ -20,6 +20,7 @@ use rustix::process::DumpableBehavior;
 use super::open::open_within;
 use super::{control, door, privilege};
 use crate::limits::{CLIENT_FILE_BYTES, CLIENT_FILE_WAIT, CLIENT_SCAN_BYTES};
+use crate::model::tool;
 use crate::wire::files::{FileFailure, FileFault, FileOrder, FileReport};
 
 /// The mode of a file that was not there.
@@ -64,10 +65,16 @@ fn serve(socket: &UnixStream, mut reports: &File) -> io::Result<()> {
         } => hold_root(&root)
             .and_then(|root| read(root, &path, line, limit))
             .map(Some),
-        FileOrder::Write { root, path, bytes } => {
+        FileOrder::Write {
+            root,
+            path,
+            bytes,
+            expect,
+        } => {
             let text = door::text(socket, bytes)?;
+            let of = (&path[..], expect.as_deref());
             hold_root(&root)
-                .and_then(|root| write(root, &path, &text, || is_wanted(socket)))
+                .and_then(|root| write(root, of, &text, || is_wanted(socket)))
                 .map(|()| None)
         }
     };
@@ -231,8 +238,13 @@ fn skip_line(from: &mut impl BufRead) -> io::Result<bool> {
 
 /// Replaces a file, or makes one in a directory that is there: a new file under a name of its own
 /// takes the old one's place at once, if that is still `wanted`, and all of it is on the disk before
-/// this returns.
-fn write(root: impl AsFd, path: &str, text: &[u8], wanted: impl FnOnce() -> bool) -> Step<()> {
+/// this returns. What it must hold until then, if anything is `expected`, is looked at last.
+fn write(
+    root: impl AsFd,
+    (path, expected): (&str, Option<&str>),
+    text: &[u8],
+    wanted: impl FnOnce() -> bool,
+) -> Step<()> {
     let (parent, name) = path.rsplit_once('/').unwrap_or((".", path));
     if name.is_empty() || matches!(name, "." | "..") {
         return Err(refused("it is a directory"));
@@ -249,13 +261,27 @@ fn write(root: impl AsFd, path: &str, text: &[u8], wanted: impl FnOnce() -> bool
             Err(refused("nobody waits for it any more"))
         }
     });
-    let written = filled.and_then(|()| fresh.take_place(name));
+    let same = filled.and_then(|()| match expected {
+        Some(digest) => holds_still(&root, path, digest),
+        None => Ok(()),
+    });
+    let written = same.and_then(|()| fresh.take_place(name));
     if written.is_err() {
         fresh.discard();
     }
     written?;
     let synced = rustix::fs::fsync(&dir);
     synced.map_err(|errno| unsure(&failed("the directory cannot be synced", errno)))
+}
+
+/// Whether a file still holds what was read of it.
+fn holds_still(root: impl AsFd, path: &str, digest: &str) -> Step<()> {
+    if tool::digest(&read(root, path, 1, None)?) == digest {
+        return Ok(());
+    }
+    Err(refused(
+        "it was changed by somebody else while this was done: read it again",
+    ))
 }
 
 /// It has happened, but may not last.

@@ -45,8 +45,8 @@ mod warden;
 pub mod workspace;
 
 pub use plan::{
-    Beside, HOME as HOME_INSIDE, MARSHAL as MARSHAL_INSIDE, Over, PlanError, Tree,
-    WORKSPACE as WORKSPACE_INSIDE, WallsRequest, limits_of, plan, probe_request,
+    Beside, HOME as HOME_INSIDE, MARSHAL as MARSHAL_INSIDE, Over, PlanError, TOOLS as TOOLS_INSIDE,
+    Tree, WORKSPACE as WORKSPACE_INSIDE, WallsRequest, limits_of, plan, probe_request,
 };
 pub use shim::{Ids, ShimPlan};
 

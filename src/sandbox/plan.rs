@@ -19,6 +19,8 @@ pub const HOME: &str = "/home/agent";
 pub const WORKSPACE: &str = "/workspace";
 /// Where this binary is inside.
 pub const MARSHAL: &str = OWN_INSIDE;
+/// Where the socket of its tools is inside, if the agent has any.
+pub const TOOLS: &str = "/run/marshal/tools.sock";
 /// Places that the plan fills itself; a profile can bind nothing at, below or above them.
 const OWN_PLACES: [&str; 6] = ["/proc", "/dev", "/etc", HOME, WORKSPACE, "/run/marshal"];
 /// Directories that are links into `/usr` on most hosts.

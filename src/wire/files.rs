@@ -29,6 +29,9 @@ pub enum FileOrder {
         path: String,
         /// The length of the text.
         bytes: u64,
+        /// SHA-256 of what the file must hold until its text is replaced, in hexadecimal.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        expect: Option<String>,
     },
 }
 

@@ -319,7 +319,7 @@ fn describe_event(event: &Event) -> String {
             out
         }
         Event::Thought { delta } => format!("thought {}", text(delta)),
-        Event::FileUpdated { tool, path } => format!("file {} {}", text(tool), text(path)),
+        Event::FileUpdated { tool, path, .. } => format!("file {} {}", text(tool), text(path)),
         Event::TurnEnded {
             outcome,
             stop_reason,

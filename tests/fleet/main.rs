@@ -35,6 +35,7 @@ mod endings;
 #[allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #[path = "../support/engines.rs"]
 mod engine_support;
+mod engine_tools;
 mod engines;
 mod escapes;
 mod fails_closed;

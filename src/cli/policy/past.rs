@@ -6,7 +6,7 @@ use super::replay::Tables;
 use crate::cli::audit::record::Line;
 use crate::dialect::acp::recorded_wish;
 use crate::fleet::day_time;
-use crate::model::{Claimed, ClientWish, Decision, Foreign};
+use crate::model::{Claimed, ClientWish, Decision, ENGINE_SERVER, Foreign};
 use crate::policy::{
     DayTime, Judgement, Looked, Occasion, Place, Policy, Remembered, Request, Target,
 };
@@ -103,6 +103,11 @@ fn as_request(wish: &ClientWish, tool: &str) -> Request {
         },
         ClientWish::Write(path) => Request::Write {
             paths: vec![path.clone()],
+        },
+        ClientWish::Tool(wish) => Request::Mcp {
+            server: Foreign::from(ENGINE_SERVER),
+            name: Foreign::from(wish.tool.word()),
+            arguments: wish.arguments.clone(),
         },
         ClientWish::Run(_) => Request::Unknown {
             tool: Foreign::new(tool),

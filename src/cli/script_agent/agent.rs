@@ -159,6 +159,8 @@ pub(super) struct Agent {
     pub(super) wanted: Option<acp::Wanted>,
     /// The terminal that was made last.
     pub(super) terminal: String,
+    /// The tool servers that the client handed over.
+    pub(super) tool_servers: acp::ToolServers,
     turns: u64,
     calls: u64,
     asks: u64,
@@ -206,6 +208,7 @@ impl Agent {
             open: None,
             wanted: None,
             terminal: String::new(),
+            tool_servers: acp::ToolServers::default(),
             asks: 0,
         }
     }

@@ -93,7 +93,7 @@ pub(super) struct Woken<const N: usize> {
 }
 
 impl<R: Read> Inbox<R> {
-    fn new(source: R) -> Self {
+    pub(super) fn new(source: R) -> Self {
         Self {
             source,
             buffer: Vec::new(),
@@ -102,6 +102,11 @@ impl<R: Read> Inbox<R> {
             skipping: false,
             ended: false,
         }
+    }
+
+    /// Where the bytes come from.
+    pub(super) fn source(&self) -> &R {
+        &self.source
     }
 
     /// Whether everything was taken and nothing more will come.

@@ -126,12 +126,21 @@ pub static VERBS: &[Verb] = &[
         |rest| {
             let (method, params) = word(rest, "METHOD")?;
             let params = if params.is_empty() { "{}" } else { params };
-            if serde_json::from_str::<serde_json::Value>(params).is_err() {
-                return Err(format!("needs JSON, not `{}`", echo(params)));
-            }
-            let params = params.to_owned();
+            let params = json(params)?;
             Ok(Step::Client(ClientStep::Raw { method, params }))
         },
+    ),
+    verb(
+        "mcp",
+        "[SERVER/]TOOL [JSON]",
+        "calls a tool of a tool server",
+        |rest| tool(rest, true),
+    ),
+    verb(
+        "mcp-drop",
+        "[SERVER/]TOOL [JSON]",
+        "calls a tool without waiting for its answer",
+        |rest| tool(rest, false),
     ),
     verb("sleep", "DURATION", "pauses", |rest| {
         Ok(Step::Sleep(duration(rest)?))
@@ -281,6 +290,27 @@ fn search(rest: &str) -> Result<Step, String> {
         Some(whole(rest, "PATH")?)
     };
     Ok(Step::Tool(Call::GrepSearch { pattern, path }))
+}
+
+fn json(text: &str) -> Result<String, String> {
+    match serde_json::from_str::<serde_json::Value>(text) {
+        Ok(_) => Ok(text.to_owned()),
+        Err(_) => Err(format!("needs JSON, not `{}`", echo(text))),
+    }
+}
+
+fn tool(rest: &str, waits: bool) -> Result<Step, String> {
+    let (tool, arguments) = word(rest, "TOOL")?;
+    let arguments = json(if arguments.is_empty() {
+        "{}"
+    } else {
+        arguments
+    })?;
+    Ok(Step::Client(ClientStep::Tool {
+        tool,
+        arguments,
+        waits,
+    }))
 }
 
 fn terminal(rest: &str) -> Result<Step, String> {

@@ -42,6 +42,15 @@ pub(super) enum ClientStep {
     Run {
         argv: Vec<String>,
     },
+    /// Call a tool of a tool server that the client handed over.
+    Tool {
+        /// `SERVER/TOOL`, or the tool of the first server.
+        tool: String,
+        /// JSON.
+        arguments: String,
+        /// Wait for what comes of it.
+        waits: bool,
+    },
     /// Any request.
     Raw {
         method: String,

@@ -124,6 +124,12 @@ fn what_is_for_acp_is_refused_elsewhere_and_what_weakens_it_is_spelled_out() {
         let expect = format!("{name} needs a sandbox of this host: with launcher = \"ssh\"");
         acp(&format!("{key}\nlauncher = \"ssh\"\nssh = {{ host = \"h\", workspace = \"/w\" }}"), &expect);
     }
+    check("engine_tools = \"all\"", "engine_tools needs dialect = \"acp\"");
+    acp("engine_tools = \"all\"\nlauncher = \"bwrap\"", "engine_tools needs launcher = \"unshare\"");
+    acp("engine_tools = [\"ask_person\", \"ask_person\"]", "ask_person is there twice");
+    acp("engine_tools = \"al\"", "expected \"all\" or an array of tools");
+    acp("engine_tools = 1", "expected \"all\" or an array of tools");
+    acp("engine_tools = [\"write_file\"]\nworkspace = { mode = \"ro\" }", "write_file needs a workspace that can be written");
     acp("auth = \"a\\u0007\"", "expected an id of the agent");
     acp("logout = true", "logout = true without auth");
     acp("auth = \"x\"\nlogout = true\nstop = { goodbye = \"0s\" }", "logout = true needs a goodbye");

@@ -86,6 +86,7 @@ command = ["agent"]
 dialect = "acp"
 auth = "key"
 options = { "a b" = "x", fast = true }
+engine_tools = ["read_file", "ask_person"]
 mcp_servers = [{ name = "files", command = "/usr/bin/mcp", args = ["-x"], env = { A = "1" } }]
 budget = { session_tokens = 1, session_cost = 0.5, day_tokens = 2, day_cost = 40, pool_tokens = 3, pool_cost = 1000.25, then = "park" }
 [price."m-1.5*"]

@@ -188,11 +188,13 @@ impl Scaiflux {
             return bad_line(OUT_OF_STATE, line, out);
         }
         let (mutations, beyond) = complete.mutations();
-        out.extend(
-            mutations
-                .into_iter()
-                .map(|(tool, path)| Effect::Event(Event::FileUpdated { tool, path })),
-        );
+        out.extend(mutations.into_iter().map(|(tool, path)| {
+            Effect::Event(Event::FileUpdated {
+                tool,
+                path,
+                sha256: None,
+            })
+        }));
         if !current {
             return;
         }

@@ -9,20 +9,21 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::files::{Act, FileWork, Wrote, carry_out};
 use super::state::ChannelState;
 use super::stdin::Stdin;
 use super::terminal::{self, Terminal};
+use super::tools::{self, ToolSetup, Tools};
 use super::{ChannelMsg, ChannelRef};
 use crate::dialect::Command;
 use crate::fleet::credit::Hold;
 use crate::fleet::session::Item;
-use crate::launch::{Door, Errand, FileError, Limits};
+use crate::launch::{Door, Errand, Limits};
 use crate::limits::{CLIENT_FILES, TERMINALS};
 use crate::model::{
     Ask, AskKey, ClientAnswer, ClientCall, ClientDone, ClientError, ClientFault, ClientMethod,
-    Event, Foreign, TerminalExit, TerminalSpec,
+    EngineCall, Event, Foreign, TerminalExit, TerminalSpec,
 };
-use crate::wire::files::{FileFault, FileOrder};
 
 /// What every command for the agent has, and where its files are.
 #[derive(Debug, Clone)]
@@ -33,6 +34,8 @@ pub(crate) struct ClientSetup {
     pub(crate) limits: Limits,
     /// The workspace, as seen inside.
     pub(crate) workspace: String,
+    /// The tools that it gets, if it gets any.
+    pub(crate) tools: Option<ToolSetup>,
 }
 
 /// What is heard of the requests under way.
@@ -52,7 +55,7 @@ pub(crate) enum ClientNews {
         /// What came of it.
         answer: ClientAnswer,
         /// The file, if it was written, or may have been.
-        wrote: Option<String>,
+        wrote: Option<Wrote>,
     },
     /// A command runs, or does not.
     Started {
@@ -87,9 +90,18 @@ pub(crate) enum ClientNews {
     },
 }
 
+/// What the agent wants, until it is judged.
+#[derive(Debug)]
+pub(super) enum Wanted {
+    /// Of its client.
+    Client(ClientCall),
+    /// Of a tool of ours.
+    Tool(Box<EngineCall>),
+}
+
 /// What is to be said, once the child's stdin has room for it.
 #[derive(Debug)]
-enum Reply {
+pub(super) enum Reply {
     /// This.
     Ready(ClientAnswer),
     /// The same, of a file: its place among those that are worked on is free then.
@@ -98,23 +110,15 @@ enum Reply {
     Output(String),
 }
 
-/// A file to be read or written.
-#[derive(Debug)]
-struct FileWork {
-    order: FileOrder,
-    /// As the agent names it.
-    path: String,
-    /// What is to be written.
-    text: Option<String>,
-}
-
 /// The requests and terminals of one child.
 #[derive(Debug)]
 pub(super) struct Clients {
     setup: ClientSetup,
+    /// The tools that we give it.
+    pub(super) tools: Tools,
     door: Option<Arc<Door>>,
     /// What waits for its verdict.
-    judging: Vec<(AskKey, ClientCall)>,
+    pub(super) judging: Vec<(AskKey, Wanted)>,
     waiting: VecDeque<(AskKey, FileWork)>,
     /// Files that are worked on, or whose answer waits.
     files: usize,
@@ -127,6 +131,7 @@ impl Clients {
     pub(super) fn new(setup: ClientSetup) -> Self {
         Self {
             setup,
+            tools: Tools::default(),
             door: None,
             judging: Vec::new(),
             waiting: VecDeque::new(),
@@ -145,7 +150,7 @@ impl Clients {
     /// Terminals that there are or will be.
     fn crowd(&self) -> usize {
         let coming = self.judging.iter();
-        let coming = coming.filter(|(_, call)| matches!(call, ClientCall::Run(_)));
+        let coming = coming.filter(|(_, call)| matches!(call, Wanted::Client(ClientCall::Run(_))));
         self.terminals.len() + coming.count()
     }
 
@@ -166,31 +171,47 @@ impl Clients {
         })
     }
 
-    fn file_order(&self, call: ClientCall, place: &str) -> Option<FileWork> {
+    /// The place that was judged, as a path below the workspace.
+    pub(super) fn file_work(
+        &self,
+        (tool, path): (&'static str, String),
+        place: &str,
+        act: Act,
+    ) -> Option<FileWork> {
         let root = self.setup.workspace.trim_end_matches('/').to_owned();
         let below = place.strip_prefix(&root)?.strip_prefix('/')?.to_owned();
-        Some(match call {
-            ClientCall::Read { path, line, limit } => FileWork {
-                order: FileOrder::Read {
-                    root,
-                    path: below,
-                    line,
-                    limit,
-                },
-                path,
-                text: None,
-            },
-            ClientCall::Write { path, content } => FileWork {
-                order: FileOrder::Write {
-                    root,
-                    path: below,
-                    bytes: content.len() as u64,
-                },
-                path,
-                text: Some(content),
-            },
-            ClientCall::Run(_) | ClientCall::Terminal { .. } => return None,
+        Some(FileWork {
+            tool,
+            path,
+            root,
+            below,
+            act,
         })
+    }
+
+    fn file_order(&self, call: ClientCall, place: &str) -> Option<FileWork> {
+        let method = call.method().word();
+        let (path, act) = match call {
+            ClientCall::Read { path, line, limit } => (path, Act::Read { line, limit }),
+            ClientCall::Write { path, content } => (path, Act::Write(content)),
+            ClientCall::Run(_) | ClientCall::Terminal { .. } => return None,
+        };
+        self.file_work((method, path), place, act)
+    }
+
+    /// A file waits for its turn.
+    pub(super) fn file_waits(&mut self, key: AskKey, work: FileWork) {
+        self.waiting.push_back((key, work));
+    }
+
+    /// The tools that the agent gets, and where.
+    pub(super) fn tool_setup(&self) -> Option<&ToolSetup> {
+        self.setup.tools.as_ref()
+    }
+
+    /// A file of a tool's call is done.
+    pub(super) fn file_done(&mut self) {
+        self.files = self.files.saturating_sub(1);
     }
 
     fn errand(&self, spec: &TerminalSpec, cwd: String) -> Errand {
@@ -247,7 +268,7 @@ impl ChannelState {
         }
         match (ask, call.wish(), &call) {
             (Some(ask), Some(wish), _) => {
-                clients.judging.push((key, call));
+                clients.judging.push((key, Wanted::Client(call)));
                 Some(Item::Client { ask, wish })
             }
             (_, _, ClientCall::Terminal { method, id }) => {
@@ -294,11 +315,12 @@ impl ChannelState {
         match news {
             ClientNews::Judged { key, verdict } => self.client_judged(&key, verdict, myself, now),
             ClientNews::File { key, answer, wrote } => {
-                if let Some(path) = wrote {
+                if let Some(Wrote { tool, path, sha256 }) = wrote {
                     self.client_event(
                         Event::FileUpdated {
-                            tool: ClientMethod::WriteTextFile.word().into(),
+                            tool: tool.into(),
                             path: path.into(),
+                            sha256,
                         },
                         None,
                     );
@@ -385,7 +407,7 @@ impl ChannelState {
         }
     }
 
-    fn client_event(&mut self, event: Event, hold: Option<Hold>) {
+    pub(super) fn client_event(&mut self, event: Event, hold: Option<Hold>) {
         self.pool.meters.event(event.kind());
         self.send(vec![Item::Event(event)], hold);
     }
@@ -419,6 +441,10 @@ impl ChannelState {
             Ok(begun) => begun,
             Err(error) => return self.client_reply(key, Reply::Ready(Err(error)), now),
         };
+        let call = match call {
+            Wanted::Client(call) => call,
+            Wanted::Tool(call) => return self.tool_judged(key, *call, place, myself, now),
+        };
         if let ClientCall::Run(spec) = &call {
             clients.last_terminal += 1;
             let id = format!("terminal-{}", clients.last_terminal);
@@ -434,7 +460,7 @@ impl ChannelState {
             });
             clients.terminals.insert(id, begun);
         } else if let Some(work) = clients.file_order(call, &place) {
-            clients.waiting.push_back((key, work));
+            clients.file_waits(key, work);
             self.client_files(myself);
         }
     }
@@ -460,7 +486,7 @@ impl ChannelState {
     }
 
     /// Begins the next files, as far as there are places.
-    fn client_files(&mut self, myself: &ChannelRef) {
+    pub(super) fn client_files(&mut self, myself: &ChannelRef) {
         let is_ending = self.ladder.has_begun() || self.ended.is_some();
         let Some(clients) = &mut self.clients else {
             return;
@@ -483,9 +509,12 @@ impl ChannelState {
         }
     }
 
-    fn client_reply(&mut self, key: AskKey, reply: Reply, now: Instant) {
+    pub(super) fn client_reply(&mut self, key: AskKey, reply: Reply, now: Instant) {
         // The agent waits for nothing but itself from here on: one that does not read is silent.
         self.ask_closed(&key, now);
+        if tools::is_ours(&key) {
+            return self.tool_reply(&key, reply);
+        }
         match &mut self.clients {
             Some(clients) => {
                 clients.replies.push_back((key, reply));
@@ -526,42 +555,4 @@ impl ChannelState {
             }
         }
     }
-}
-
-/// Reads or writes a file; beside the answer its path, if it was written, or may have been.
-async fn carry_out(door: &Door, work: FileWork) -> (ClientAnswer, Option<String>) {
-    let FileWork { order, path, text } = work;
-    let done = match &text {
-        Some(text) => door.write(order, text).await.map(|()| ClientDone::Nothing),
-        None => door.read(order).await.map(ClientDone::Text),
-    };
-    let is_write = text.is_some();
-    match done {
-        Ok(done) => (Ok(done), is_write.then_some(path)),
-        Err(error) => {
-            let error_said = described(&error, &path, is_write);
-            let may_be = is_write && error.is_unsure();
-            (Err(error_said), may_be.then_some(path))
-        }
-    }
-}
-
-fn described(error: &FileError, path: &str, is_write: bool) -> ClientError {
-    let fault = match error {
-        FileError::Failed(failure) => match failure.kind {
-            FileFault::NotFound if is_write => {
-                let what = format!("the directory of {path}");
-                return ClientError::new(ClientFault::NotFound, what);
-            }
-            FileFault::NotFound => return ClientError::new(ClientFault::NotFound, path),
-            FileFault::Refused => ClientFault::Invalid,
-            FileFault::System | FileFault::Unsure => ClientFault::Failed,
-        },
-        FileError::NotBegun(_) | FileError::Lost(_) | FileError::TimedOut => ClientFault::Failed,
-    };
-    let may_be = match error {
-        FileError::Lost(_) | FileError::TimedOut if is_write => "; it may have been written",
-        _ => "",
-    };
-    ClientError::new(fault, format!("{path}: {error}{may_be}"))
 }

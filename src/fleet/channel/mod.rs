@@ -9,14 +9,17 @@ mod deadlines;
 mod egress;
 mod end;
 mod explain;
+mod files;
 mod state;
 pub(crate) mod stderr;
 pub(crate) mod stdin;
 pub(crate) mod stdout;
 mod terminal;
+mod tools;
 
 use std::collections::HashSet;
 use std::future::poll_fn;
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -28,6 +31,7 @@ pub(crate) use client::{ClientNews, ClientSetup};
 pub(crate) use end::{Cause, ChannelEnd};
 use state::ChannelState;
 use stdout::StreamEnd;
+pub(crate) use tools::ToolSetup;
 
 use super::clock;
 use super::credit::{Credits, Hold};
@@ -41,6 +45,7 @@ use crate::lifecycle::watch::Watch;
 use crate::model::{SessionId, SlotId};
 use crate::proxy::Record;
 use crate::relay::{LimitWatch, Purse, Relays};
+use crate::toolserver::{Said, Socket};
 
 /// What a Channel hears.
 #[derive(Debug)]
@@ -79,6 +84,10 @@ pub(crate) enum ChannelMsg {
     Kill,
     /// Something is heard of what the agent has its client do.
     Client(Box<ClientNews>),
+    /// The socket of the agent's tools is there.
+    ToolSocket(Socket),
+    /// Something is heard of a tool's call.
+    Tool(Box<Said>),
     /// Connections to hosts outside ended.
     Egress(Box<Record>),
     /// A deadline may have passed.
@@ -131,6 +140,8 @@ pub(crate) fn start(args: ChannelArgs) -> ChannelHandle {
     let (myself, mailbox) = mailbox();
     let shared = Arc::clone(&args.shared);
     let (plan, waits) = (args.plan, args.pool.config.stop);
+    let tools = args.client.as_ref().and_then(|of| of.tools.as_ref());
+    let tools = tools.map(|tools| tools.path.clone());
     let now = clock::now();
     let state = Box::new(ChannelState {
         dialect: dialect::build(args.pool.config.dialect),
@@ -161,6 +172,7 @@ pub(crate) fn start(args: ChannelArgs) -> ChannelHandle {
         stderr_ended: false,
         pump: None,
         prompting: false,
+        in_turn: false,
         broken: None,
         told_end: false,
         timer: None,
@@ -169,12 +181,29 @@ pub(crate) fn start(args: ChannelArgs) -> ChannelHandle {
     let to = myself.clone();
     tokio::spawn(async move {
         let permit = shared.spawning.acquire().await;
-        let started = shared.host.start(plan, waits).await;
+        let started = match listening(&shared, tools, &to).await {
+            Ok(()) => shared.host.start(plan, waits).await,
+            Err(error) => Err(error),
+        };
         drop(permit);
         // If nobody takes it any more, dropping the child kills it.
         let _ = to.send_message(ChannelMsg::Spawned(Box::new(started)));
     });
     ChannelHandle(myself)
+}
+
+/// Makes the socket of the child's tools, which its walls show.
+async fn listening(
+    shared: &Shared,
+    path: Option<PathBuf>,
+    to: &ChannelRef,
+) -> Result<(), SpawnError> {
+    let Some(path) = path else { return Ok(()) };
+    let bound = shared.ambient.blocking(move || Socket::bind(&path)).await;
+    let socket = bound.map_err(|_| SpawnError::Closed)?;
+    let socket = socket.map_err(SpawnError::ToolSocket)?;
+    let _ = to.send_message(ChannelMsg::ToolSocket(socket));
+    Ok(())
 }
 
 /// Runs until the end is told, or nobody wants it any more.
@@ -237,6 +266,8 @@ impl ChannelState {
             ChannelMsg::Unload => self.stop(Cause::Idle, now),
             ChannelMsg::Kill => self.kill(now),
             ChannelMsg::Client(news) => self.client_news(*news, myself, now),
+            ChannelMsg::ToolSocket(socket) => self.tool_socket(socket, myself),
+            ChannelMsg::Tool(said) => self.tool_said(*said, now),
             ChannelMsg::Egress(record) => self.egress(vec![*record]),
             ChannelMsg::Tick => {}
         }

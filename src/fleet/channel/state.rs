@@ -76,6 +76,8 @@ pub(crate) struct ChannelState {
     pub(super) pump: Option<stdout::Pump>,
     /// A prompt is on its way to the pipe.
     pub(super) prompting: bool,
+    /// A prompt was given, and its turn is neither over nor cancelled.
+    pub(super) in_turn: bool,
     /// Which pipe the child closed while it went on running.
     pub(super) broken: Option<&'static str>,
     pub(super) told_end: bool,
@@ -241,6 +243,9 @@ impl ChannelState {
         self.shared.slots.used(&self.slot).ended(over);
         self.ended = Some(Gone(ended));
         self.relays = Relays::default();
+        if let Some(clients) = &mut self.clients {
+            clients.tools.end();
+        }
         self.end_proxy();
         self.ladder.exited();
         self.watch.turn_ended();
@@ -270,6 +275,7 @@ impl ChannelState {
                 self.waits_for.clear();
             }
             Command::Cancel => {
+                self.in_turn = false;
                 self.watch.cancel_sent(now);
                 self.client_turn_over(now);
             }
@@ -287,6 +293,7 @@ impl ChannelState {
         match self.dialect.command(command, now, &mut effects) {
             Ok(()) => {
                 self.prompting |= is_prompt;
+                self.in_turn |= is_prompt;
                 if let Some(key) = answered {
                     self.ask_closed(&key, now);
                 }
@@ -383,6 +390,7 @@ impl ChannelState {
                 }
                 Effect::Set(result) => items.push(Item::Set(result)),
                 Effect::Cancelling => {
+                    self.in_turn = false;
                     self.watch.cancel_sent(now);
                     self.client_turn_over(now);
                     items.push(Item::Cancelling);
@@ -432,6 +440,7 @@ impl ChannelState {
             Event::ToolStart { .. } => self.watch.tool_opened(),
             Event::ToolResult { .. } => self.watch.tool_closed(now),
             Event::TurnEnded { .. } => {
+                self.in_turn = false;
                 self.watch.turn_ended();
                 self.waits_for.clear();
                 self.client_turn_over(now);

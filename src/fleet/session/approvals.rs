@@ -550,9 +550,9 @@ impl SessionState {
         self.outbox.event(Event::Decided(decided.verdict.clone()));
         let (key, deny_turn, class) = (ask.key, decided.deny_turn, decided.class);
         self.outbox.after(match wish {
-            Some((_, place)) => After::Client {
+            Some((wish, place)) => After::Client {
                 key,
-                place,
+                place: super::tools::said(&wish, ending).or(place),
                 asked,
                 verdict: decided.verdict,
                 deny_turn,

@@ -27,8 +27,8 @@ use crate::limits::{
     FOREIGN_ID_BYTES,
 };
 use crate::model::{
-    Answer, Ask, AskBounds, AskId, ClientWish, DecidedBy, Decision, Event, Foreign, OnTimeout,
-    Spent, Then, Verdict,
+    Answer, Ask, AskBounds, AskId, ClientWish, DecidedBy, Decision, EngineTool, Event, Foreign,
+    OnTimeout, Spent, Then, Verdict,
 };
 use crate::policy::{Facts, Judgement, Looking, Moved, Occasion, Part, Place, Policy};
 use crate::telemetry::event::permission::{PermissionRequested, PolicyEvaluated};
@@ -242,6 +242,12 @@ pub(crate) fn decide_client(
         ClientWish::Read(_) => ToolClass::Read,
         ClientWish::Write(_) => ToolClass::Write,
         ClientWish::Run(_) => ToolClass::Shell,
+        ClientWish::Tool(wish) => match wish.tool {
+            EngineTool::WriteFile => ToolClass::Write,
+            EngineTool::EditFile => ToolClass::Edit,
+            EngineTool::ReadFile => ToolClass::Read,
+            EngineTool::AskPerson | EngineTool::PlanStep => ToolClass::Mcp,
+        },
     };
     let uses = judgement.uses.clone();
     let mut decided = decided(pool, &ruling, work, ask, (judgement, took), class, at);
@@ -289,7 +295,12 @@ pub(super) fn judge_client(
 /// A person is asked about the text that is to be written, too, and there is no tool call that shows
 /// it.
 fn show_text(wish: &ClientWish, input: &RawValue, judgement: &mut Judgement) {
-    if let ClientWish::Write(_) = wish {
+    let writes = match wish {
+        ClientWish::Write(_) => true,
+        ClientWish::Tool(wish) => wish.tool.writes(),
+        ClientWish::Read(_) | ClientWish::Run(_) => false,
+    };
+    if writes {
         judgement.facts.parts.extend(text_part(input));
     }
 }

@@ -9,7 +9,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::directory::Directory;
 use crate::limits::{ASK_INPUT_BYTES, OPEN_CALLS};
-use crate::model::{self, Ask, AskId, AskKey, Event, Foreign};
+use crate::model::{self, Ask, AskId, AskKey, EngineWish, Event, Foreign};
 
 /// One tool call, as the agent announced it.
 #[derive(Debug)]
@@ -40,6 +40,9 @@ pub(crate) struct Asks {
     pub(crate) directory: Directory,
     /// How often rules that allow only so often have allowed something in this turn.
     pub(super) used: BTreeMap<String, u32>,
+    /// Calls of our own tools in this turn that the agent has not shown as calls; at most
+    /// [`OPEN_CALLS`].
+    pub(super) own: VecDeque<EngineWish>,
 }
 
 /// A request whose call was not announced: the call's id where it has one, tool, canonical input.

@@ -17,7 +17,7 @@ impl Prepared {
     /// What is needed to do something for the agent, if its pool offers anything. What it runs has
     /// the agent's environment without its secrets.
     pub(super) fn client_setup(&self, shared: &Shared, pool: &PoolShared) -> Option<ClientSetup> {
-        if !pool.config.client_offers().any() {
+        if !pool.config.has_door() {
             return None;
         }
         let mut env = self.space().environment(shared, pool);
@@ -26,6 +26,7 @@ impl Prepared {
             env,
             limits: sandbox::limits_of(&pool.sandbox),
             workspace: self.place().workspace.to_owned(),
+            tools: self.tool_setup(shared, pool),
         })
     }
 }
@@ -33,6 +34,7 @@ impl Prepared {
 impl SessionState {
     /// Judges what the agent wants, and puts it on record.
     pub(super) fn client(&mut self, mut ask: Ask, wish: &ClientWish) {
+        self.tool_called(wish);
         // Its tool's name is ours.
         let _ = ask.bound(asks::BOUNDS);
         let mode = self.mode();

@@ -136,7 +136,12 @@ pub(super) fn event(mask: &Mask, event: &mut Event) {
                 mask.foreign(&mut cost.currency);
             }
         }
-        Event::FileUpdated { tool, path } => {
+        Event::PlanStep { step, status: _ } => mask.foreign(step),
+        Event::FileUpdated {
+            tool,
+            path,
+            sha256: _,
+        } => {
             mask.foreign(tool);
             mask.foreign(path);
         }
@@ -381,9 +386,14 @@ mod tests {
                 title: Some(text()),
                 updated_at: Some(text()),
             },
+            Event::PlanStep {
+                step: text(),
+                status: crate::model::StepStatus::Done,
+            },
             Event::FileUpdated {
                 tool: text(),
                 path: text(),
+                sha256: None,
             },
         ];
         check(events);

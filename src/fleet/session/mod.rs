@@ -39,6 +39,7 @@ mod scales;
 mod state;
 mod tally;
 mod telling;
+mod tools;
 mod transcript;
 mod unprepared;
 mod walls;

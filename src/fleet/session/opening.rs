@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::outbox::After;
 use super::state::{Phase, SessionState};
-use super::{PrepareError, Prepared, measure, prepare};
+use super::{PrepareError, Prepared, measure, prepare, tools};
 use crate::dialect::{Denials, Opening};
 use crate::fleet::channel::{self, ChannelArgs, ChannelEnd};
 use crate::fleet::clock::{self, now_us};
@@ -100,7 +100,10 @@ impl SessionState {
             opening: Opening {
                 workspace: prepared.directory_inside().to_owned(),
                 resume,
-                acp: self.with_its_model(self.choosing.applied_to(&self.pool.config.acp)),
+                acp: tools::with_ours(
+                    self.with_its_model(self.choosing.applied_to(&self.pool.config.acp)),
+                    &self.pool,
+                ),
                 routes: self
                     .pool
                     .config

@@ -140,6 +140,11 @@ impl Space {
         )
     }
 
+    /// Whose they are.
+    pub(super) const fn slot(&self) -> &SlotId {
+        &self.slot
+    }
+
     /// The session's home on the host.
     pub(super) fn home(&self) -> &Path {
         &self.home
@@ -280,13 +285,15 @@ impl Prepared {
         }
         let routes = is_agent;
         let writable = pool.config.workspace.mode != WorkspaceMode::Ro;
-        let door = is_agent && pool.config.client_offers().any();
+        let door = is_agent && pool.config.has_door();
         let what = For::Agent {
             writable,
             routes,
             door,
         };
-        launch_plan(shared, pool, &self.space, argv, &what)
+        let tools = is_agent && !pool.config.engine_tools.is_empty();
+        let tools = tools.then(|| tool_socket(shared, &self.session));
+        launch_plan(shared, pool, &self.space, argv, (&what, tools))
     }
 }
 
@@ -448,7 +455,7 @@ fn launch_plan(
     pool: &PoolShared,
     space: &Space,
     mut argv: Vec<String>,
-    what: &For,
+    (what, tools): (&For, Option<PathBuf>),
 ) -> Result<LaunchPlan, PrepareError> {
     let walled = pool.config.launcher.has_walls();
     if argv.first().is_some_and(|word| word == OWN_PROGRAM) {
@@ -494,7 +501,11 @@ fn launch_plan(
             },
             hostname: pool.config.name.as_str(),
             extra_ro: match what {
-                For::Agent { .. } => program(pool),
+                For::Agent { .. } => {
+                    let mut shown = program(pool);
+                    shown.extend(tools.map(|socket| (socket, sandbox::TOOLS_INSIDE.to_owned())));
+                    shown
+                }
                 For::Git(_) => Vec::new(),
             },
             beside: match what {
@@ -539,7 +550,14 @@ fn slot_uid(shared: &Shared, pool: &PoolShared, slot: &SlotId) -> Option<u32> {
     shared.uids.as_ref()?.uid(range, number)
 }
 
-fn ids(shared: &Shared, pool: &PoolShared, slot: &SlotId) -> sandbox::Ids {
+/// The socket of a session's tools, on the host.
+pub(super) fn tool_socket(shared: &Shared, session: &SessionId) -> PathBuf {
+    let name = format!("{session}.sock");
+    shared.state.path().join("tools").join(name)
+}
+
+/// Who the agent is outside of its walls.
+pub(super) fn ids(shared: &Shared, pool: &PoolShared, slot: &SlotId) -> sandbox::Ids {
     match slot_uid(shared, pool, slot) {
         Some(slot_uid) => sandbox::Ids::Root { slot_uid },
         None => sandbox::Ids::Own {

@@ -304,6 +304,7 @@ impl SessionState {
         for call in self.asks.turn_ended() {
             self.unasked(&call);
         }
+        self.asks.own.clear();
         // What we asked for decides: some agents say of a turn that was cancelled that it completed.
         let (outcome, detail, is_ours) = match self.ending.take() {
             None => (outcome, detail, false),
@@ -359,6 +360,9 @@ impl SessionState {
 
     /// A tool call that ran without a request is judged by the same rules, afterwards.
     pub(super) fn unasked(&mut self, call: &Call) {
+        if self.is_our_tools(call) {
+            return;
+        }
         let (mode, prepared) = (self.mode(), self.prepared.as_ref());
         let event =
             asks::judge_unasked(&self.pool, prepared, &self.work, call, &mut self.asks, mode);

@@ -201,6 +201,15 @@ pub(super) struct Cost<'a> {
 pub(super) struct FileUpdated<'a> {
     pub(super) tool: Text<'a>,
     pub(super) path: Text<'a>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) sha256: Option<Cow<'a, str>>,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct PlanStep<'a> {
+    pub(super) step: Text<'a>,
+    #[serde(borrow)]
+    pub(super) status: Cow<'a, str>,
 }
 
 #[derive(Serialize, Deserialize)]

@@ -9,7 +9,7 @@ use super::{CodecError, VERSION, body};
 use crate::model::{
     AgentInfo, Ask, AskId, AskKey, ChoiceInfo, Claimed, CommandInfo, Cost, DecidedBy, Decision,
     EgressResult, Event, EventKind, ExitClass, Foreign, OptionState, Origin, PlanEntry, PoolName,
-    SessionId, TaskId, TaskRef, TaskSpec, TurnOutcome, Usage, Verdict, Weakness,
+    SessionId, StepStatus, TaskId, TaskRef, TaskSpec, TurnOutcome, Usage, Verdict, Weakness,
 };
 
 /// The words that [`Event::ChildStarted`] and [`Event::BadLine`] carry as static texts. A word
@@ -68,7 +68,8 @@ pub fn decode(kind: &str, version: u32, body: &str) -> Result<Event, CodecError>
         | EventKind::Asked
         | EventKind::Decided
         | EventKind::Unasked
-        | EventKind::FileUpdated => tools(&reader),
+        | EventKind::FileUpdated
+        | EventKind::PlanStep => tools(&reader),
         EventKind::TerminalStarted | EventKind::TerminalOutput | EventKind::TerminalEnded => {
             terminals(&reader)
         }
@@ -316,11 +317,19 @@ fn tools(reader: &Reader<'_>) -> Result<Event, CodecError> {
                 rules: b.rules.into_iter().map(Cow::into_owned).collect(),
             }
         }
+        EventKind::PlanStep => {
+            let b: body::PlanStep<'_> = reader.parse()?;
+            Event::PlanStep {
+                status: reader.word("status", &b.status, StepStatus::from_word)?,
+                step: own(b.step),
+            }
+        }
         _ => {
             let b: body::FileUpdated<'_> = reader.parse()?;
             Event::FileUpdated {
                 tool: own(b.tool),
                 path: own(b.path),
+                sha256: b.sha256.map(Cow::into_owned),
             }
         }
     })

@@ -1,8 +1,8 @@
-//! Events of connections to hosts outside, for the tests of the codec.
+//! Events of connections to hosts outside, and of tools of our own, for the tests of the codec.
 
 use std::time::Duration;
 
-use crate::model::{EgressResult, Event};
+use crate::model::{EgressResult, Event, StepStatus};
 
 /// One of each form.
 pub(super) fn events() -> Vec<Event> {
@@ -24,6 +24,15 @@ pub(super) fn events() -> Vec<Event> {
             sent: 0,
             received: 0,
             took: Duration::ZERO,
+        },
+        Event::PlanStep {
+            step: "the \u{1b}[2J step".into(),
+            status: StepStatus::Blocked,
+        },
+        Event::FileUpdated {
+            tool: "edit_file".into(),
+            path: "/workspace/a".into(),
+            sha256: Some("0".repeat(64)),
         },
     ]
 }

@@ -28,7 +28,8 @@ pub fn encode_into(event: &Event, out: &mut Vec<u8>) {
         | Event::Asked { .. }
         | Event::Decided(_)
         | Event::Unasked { .. }
-        | Event::FileUpdated { .. } => tools(event, out),
+        | Event::FileUpdated { .. }
+        | Event::PlanStep { .. } => tools(event, out),
         Event::TerminalStarted { .. }
         | Event::TerminalOutput { .. }
         | Event::TerminalEnded { .. } => terminals(event, out),
@@ -244,11 +245,19 @@ fn tools(event: &Event, out: &mut Vec<u8>) {
                 rules: rules.iter().map(Into::into).collect(),
             },
         ),
-        Event::FileUpdated { tool, path } => put(
+        Event::FileUpdated { tool, path, sha256 } => put(
             out,
             &body::FileUpdated {
                 tool: text(tool),
                 path: text(path),
+                sha256: sha256.as_deref().map(Into::into),
+            },
+        ),
+        Event::PlanStep { step, status } => put(
+            out,
+            &body::PlanStep {
+                step: text(step),
+                status: status.word().into(),
             },
         ),
         _ => {}

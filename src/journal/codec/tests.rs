@@ -321,6 +321,7 @@ fn tools() -> Vec<Event> {
         Event::FileUpdated {
             tool: foreign("write_file"),
             path: foreign("notes.txt"),
+            sha256: None,
         },
         Event::TerminalStarted {
             terminal: "terminal-1".to_owned(),

@@ -35,7 +35,7 @@ impl Place {
     }
 
     fn write(&self, path: &str, text: &str) -> Step<()> {
-        write(self.root(), path, text.as_bytes(), || true)
+        write(self.root(), (path, None), text.as_bytes(), || true)
     }
 
     /// The names in the workspace's top directory.
@@ -151,11 +151,31 @@ fn a_file_is_replaced_at_once_and_keeps_its_mode() {
 }
 
 #[test]
+fn a_file_that_was_changed_meanwhile_is_not_replaced() {
+    let place = Place::new();
+    place.write("notes.txt", "read\n").unwrap();
+    let digest = tool::digest("read\n");
+    let write = |text: &str| {
+        let of = ("notes.txt", Some(digest.as_str()));
+        write(place.root(), of, text.as_bytes(), || true)
+    };
+    write("changed\n").unwrap();
+    let failure = write("lost\n").unwrap_err();
+    assert_eq!(failure.kind, FileFault::Refused);
+    assert!(failure.what.contains("changed by somebody else"));
+    assert_eq!(place.read("notes.txt").unwrap(), "changed\n");
+}
+
+#[test]
 fn what_nobody_waits_for_any_more_is_not_written() {
     let place = Place::new();
     let (ours, theirs) = UnixStream::pair().unwrap();
     ours.shutdown(std::net::Shutdown::Read).unwrap();
-    let write = || write(place.root(), "notes.txt", b"late", || is_wanted(&theirs));
+    let write = || {
+        write(place.root(), ("notes.txt", None), b"late", || {
+            is_wanted(&theirs)
+        })
+    };
     write().unwrap();
     place.write("notes.txt", "new").unwrap();
     drop(ours);

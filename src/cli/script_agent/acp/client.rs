@@ -35,6 +35,11 @@ impl Agent {
                 self.client_said("fs/write_text_file", params)?;
             }
             ClientStep::Run { argv } => self.client_run(argv)?,
+            ClientStep::Tool {
+                tool,
+                arguments,
+                waits,
+            } => self.tool_step(tool, arguments, *waits)?,
             ClientStep::Raw { method, params } => {
                 let params = serde_json::from_str(params).unwrap_or(Value::Null);
                 self.client_said(method, params)?;

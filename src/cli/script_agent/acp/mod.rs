@@ -9,6 +9,7 @@ mod hearing;
 mod messages;
 mod requests;
 mod sessions;
+mod tools;
 
 use std::io;
 
@@ -23,6 +24,7 @@ use messages::{
     Block, Entry, Notification, PermissionOption, PermissionParams, RawOutput, Request, Status,
     StopReason, Success, ToolCall, ToolContent, TurnEnd, Update,
 };
+pub(super) use tools::ToolServers;
 
 /// Lines that are no messages of the protocol, one of each kind.
 pub(super) const GARBAGE: [&[u8]; 5] = [

@@ -111,10 +111,10 @@ impl Params {
         Ok(cwd)
     }
 
-    /// Whether the tool servers are listed, as every new or loaded session must; none is used.
-    pub(super) fn servers(&self) -> Result<(), Fault> {
+    /// The tool servers that are listed, as every new or loaded session must.
+    pub(super) fn servers(&self) -> Result<&[Value], Fault> {
         match self.0.get("mcpServers") {
-            Some(Value::Array(_)) => Ok(()),
+            Some(Value::Array(servers)) => Ok(servers),
             _ => Err(Fault::invalid_params("`mcpServers` is a list")),
         }
     }

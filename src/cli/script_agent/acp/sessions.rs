@@ -19,11 +19,12 @@ use crate::limits::{AGENT_SESSION_PAGE, AGENT_SESSIONS};
 impl Agent {
     pub(super) fn hear_new(&mut self, params: &Params) -> Reply {
         let cwd = params.cwd()?;
-        params.servers()?;
+        let servers = params.servers()?;
         self.has_room()?;
         enterable(&cwd)?;
         let session = self.begin_session(cwd);
         let id = session.id.clone();
+        self.tool_servers.are(servers);
         self.open_session(session, "new")?;
         let mut result = self.settable();
         result["sessionId"] = id.into();
@@ -31,7 +32,7 @@ impl Agent {
     }
 
     pub(super) fn hear_load(&mut self, id: &Value, params: &Params) -> Reply {
-        params.servers()?;
+        self.tool_servers.are(params.servers()?);
         let session = match self.take_up(params) {
             Err(Refusal::Fault(_)) if self.settings.has(Quirk::LenientLoad) => {
                 return Ok(Some(json!({})));
@@ -47,6 +48,7 @@ impl Agent {
     }
 
     pub(super) fn hear_resume(&mut self, id: &Value, params: &Params) -> Reply {
+        self.tool_servers.are(params.servers().unwrap_or_default());
         let session = self.take_up(params)?;
         if self.settings.has(Quirk::LateReplay) {
             return self.open_late(id, session, "resume");

@@ -4,7 +4,7 @@
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::model::{ClientMethod, ClientWish, TerminalSpec};
+use crate::model::{ClientMethod, ClientWish, EngineTool, EngineWish, TerminalSpec};
 
 #[derive(Deserialize)]
 struct File {
@@ -28,6 +28,17 @@ struct Variable {
 #[must_use]
 pub fn recorded_wish(tool: &str, input: &RawValue) -> Option<ClientWish> {
     let file = || serde_json::from_str::<File>(input.get()).ok();
+    if let Some(tool) = EngineTool::from_record(tool) {
+        let arguments: serde_json::Value = serde_json::from_str(input.get()).ok()?;
+        let path = arguments.get("path").and_then(|path| path.as_str());
+        let path = path.map(str::to_owned);
+        let wish = EngineWish {
+            tool,
+            path,
+            arguments,
+        };
+        return Some(ClientWish::Tool(Box::new(wish)));
+    }
     match ClientMethod::from_word(tool)? {
         ClientMethod::ReadTextFile => Some(ClientWish::Read(file()?.path)),
         ClientMethod::WriteTextFile => Some(ClientWish::Write(file()?.path)),

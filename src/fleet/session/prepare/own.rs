@@ -147,7 +147,7 @@ pub(super) fn git_plan(
         directory: String::new(),
         ..space.clone()
     };
-    launch_plan(shared, pool, &space, argv, &For::Git(git))
+    launch_plan(shared, pool, &space, argv, (&For::Git(git), None))
 }
 
 /// Finds what stands beside the workspace, and what of it is not seen, now that it is there.

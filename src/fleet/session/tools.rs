@@ -1,0 +1,112 @@
+//! The tools that we give to the agent, as far as the session has a word in it: which, where, what a
+//! person answers, and that a call of one was asked for.
+//!
+//! Must not carry anything out: its channel does that.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::approvals::Ending;
+use super::calls::Call;
+use super::prepare::{self, Prepared};
+use super::state::SessionState;
+use crate::config::{Acp, McpServer, Reach};
+use crate::fleet::channel::ToolSetup;
+use crate::fleet::setup::{PoolShared, Shared};
+use crate::limits::OPEN_CALLS;
+use crate::model::{ClientWish, Decision, ENGINE_SERVER, EngineTool, EngineWish, Foreign};
+use crate::policy::Request;
+use crate::sandbox;
+
+/// What a person said who said nothing.
+const AGREED: &str = "the person agrees, and said nothing more";
+
+impl Prepared {
+    /// The tools that the agent gets, if its pool gives it any.
+    pub(super) fn tool_setup(&self, shared: &Shared, pool: &PoolShared) -> Option<ToolSetup> {
+        let tools = &pool.config.engine_tools;
+        if tools.is_empty() {
+            return None;
+        }
+        let (uid, _) = prepare::ids(shared, pool, self.space().slot()).outside();
+        Some(ToolSetup {
+            path: prepare::tool_socket(shared, &self.session),
+            uid,
+            tools: tools.clone(),
+        })
+    }
+}
+
+/// What an agent is handed with its session: the pool's own tool servers, and ours.
+pub(super) fn with_ours(acp: Arc<Acp>, pool: &PoolShared) -> Arc<Acp> {
+    if pool.config.engine_tools.is_empty() {
+        return acp;
+    }
+    let mut acp = Acp::clone(&acp);
+    acp.mcp_servers.push(McpServer {
+        name: ENGINE_SERVER.to_owned(),
+        reach: Reach::Program {
+            command: sandbox::MARSHAL_INSIDE.to_owned(),
+            args: vec!["mcp".to_owned(), sandbox::TOOLS_INSIDE.to_owned()],
+            env: std::collections::BTreeMap::new(),
+        },
+    });
+    Arc::new(acp)
+}
+
+/// What an agent shows of a call: what it gave to its tool, or that within what names the tool.
+#[derive(serde::Deserialize)]
+struct Shown {
+    #[serde(rename = "rawInput")]
+    raw: Value,
+}
+
+/// What a person's word is as the answer to a question of the agent's.
+pub(super) fn said(wish: &ClientWish, ending: &Ending) -> Option<String> {
+    let ClientWish::Tool(wish) = wish else {
+        return None;
+    };
+    if wish.tool != EngineTool::AskPerson || ending.decision != Decision::Allow {
+        return None;
+    }
+    let said = ending.answer.as_ref().and_then(|of| of.said.clone());
+    Some(said.map_or_else(|| AGREED.to_owned(), Foreign::into_raw))
+}
+
+impl SessionState {
+    /// Notes that a tool of ours was called: its call was asked for, however the agent shows it.
+    pub(super) fn tool_called(&mut self, wish: &ClientWish) {
+        if let ClientWish::Tool(wish) = wish {
+            if self.asks.own.len() >= OPEN_CALLS {
+                self.asks.own.pop_front();
+            }
+            self.asks.own.push_back(EngineWish::clone(wish));
+        }
+    }
+
+    /// Whether a call that the agent shows is one that came to us, and was judged. One for one: a
+    /// call that did not come here is none of ours, whatever it is called.
+    pub(super) fn is_our_tools(&mut self, call: &Call) -> bool {
+        let Some(input) = call.input.as_deref().filter(|_| !self.asks.own.is_empty()) else {
+            return false;
+        };
+        // What is shown as a command, or as a file that is touched, is judged as that.
+        let arguments = match self.pool.extractor.extract_shown(call.name.raw(), input) {
+            Request::Mcp {
+                server, arguments, ..
+            } if server.raw() == ENGINE_SERVER => arguments,
+            Request::Unknown { .. } => match serde_json::from_str::<Shown>(input.get()) {
+                Ok(shown) => shown.raw,
+                Err(_) => return false,
+            },
+            _ => return false,
+        };
+        let within = arguments.get("arguments");
+        let is_it = |wish: &EngineWish| {
+            wish.is_shown_as(&arguments) || within.is_some_and(|within| wish.is_shown_as(within))
+        };
+        let at = self.asks.own.iter().position(is_it);
+        at.and_then(|at| self.asks.own.remove(at)).is_some()
+    }
+}

@@ -1,0 +1,84 @@
+//! What the server writes, as lines.
+//!
+//! Must not know when.
+
+use serde::Serialize;
+use serde_json::json;
+use serde_json::value::RawValue;
+
+use super::Effect;
+use super::message::Id;
+use crate::model::{ClientFault, EngineAnswer};
+
+/// The line is no JSON.
+pub(super) const PARSE: i32 = -32700;
+/// It is no request that can be had now.
+pub(super) const INVALID_REQUEST: i32 = -32600;
+/// There is no such method.
+pub(super) const METHOD_NOT_FOUND: i32 = -32601;
+/// Its parameters do not fit.
+pub(super) const INVALID_PARAMS: i32 = -32602;
+/// It cannot be carried out.
+pub const INTERNAL: i32 = -32603;
+
+/// An empty object.
+#[derive(Serialize)]
+pub(super) struct Nothing {}
+
+/// The answer to a request.
+pub(super) fn result(id: &Id, result: &impl Serialize) -> Effect {
+    #[derive(Serialize)]
+    struct Reply<'a, T> {
+        jsonrpc: &'static str,
+        id: &'a RawValue,
+        result: &'a T,
+    }
+    let id = RawValue::from_string(id.json().to_owned());
+    let id = id.unwrap_or_else(|_| crate::wire::json::null());
+    let reply = Reply {
+        jsonrpc: "2.0",
+        id: &id,
+        result,
+    };
+    Effect::Write(line(&reply))
+}
+
+/// Why a request is not answered otherwise.
+pub(super) fn error(id: Option<&Id>, code: i32, why: &str) -> Effect {
+    Effect::Write(failed(id.map(Id::json), code, why))
+}
+
+/// The line of an error; `id` is JSON.
+#[must_use]
+pub fn failed(id: Option<&str>, code: i32, why: &str) -> Vec<u8> {
+    let id = id.and_then(|id| RawValue::from_string(id.to_owned()).ok());
+    line(&json!({
+        "jsonrpc": "2.0",
+        "id": id,
+        "error": {"code": code, "message": why},
+    }))
+}
+
+/// What came of a call. A refusal is a result, too: the model is to read it.
+pub(super) fn called(id: &Id, answer: &EngineAnswer) -> Effect {
+    let (text, is_error) = match answer {
+        Ok(text) => (text.clone(), false),
+        Err(error) => {
+            let before = match error.fault {
+                ClientFault::Denied => "denied: ",
+                ClientFault::NotFound => "not found: ",
+                ClientFault::Cancelled => "cancelled: ",
+                ClientFault::Invalid | ClientFault::Failed => "",
+            };
+            (format!("{before}{}", error.message), true)
+        }
+    };
+    let content = json!([{"type": "text", "text": text}]);
+    result(id, &json!({"content": content, "isError": is_error}))
+}
+
+fn line(message: &impl Serialize) -> Vec<u8> {
+    let mut line = serde_json::to_vec(message).unwrap_or_default();
+    line.push(b'\n');
+    line
+}

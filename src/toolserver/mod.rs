@@ -1,0 +1,143 @@
+//! The way of a call of one of the supervisor's own tools: a socket inside a child's walls, served.
+//!
+//! ```text
+//! agent -> marshal mcp (inside: bytes, and nothing else) -> /run/marshal/tools.sock
+//!       -- the file of a socket of this host, mounted into this child's walls alone
+//!       -- the peer's uid is the child's -> lines -> mcp/ -> whoever judges the call, and answers
+//! ```
+//!
+//! Floor 3. Who calls is known by the socket: no other child sees it. Must not know policies, files
+//! or turns, nor what a tool does.
+
+mod connection;
+mod socket;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::net::UnixListener;
+use tokio::sync::oneshot;
+use tokio::task::{JoinHandle, JoinSet};
+
+use crate::limits::TOOL_CONNECTIONS;
+use crate::mcp;
+use crate::model::{EngineAnswer, EngineCall, EngineTool};
+pub use socket::Socket;
+
+/// How long it waits after a connection could not be taken.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+
+/// What a connection has to say.
+#[derive(Debug)]
+pub enum Said {
+    /// A tool is called.
+    Call {
+        /// The call's number among those of the child.
+        number: u64,
+        /// What is called.
+        call: Box<EngineCall>,
+        /// Where its answer goes. Dropped, the call has failed.
+        reply: oneshot::Sender<EngineAnswer>,
+    },
+    /// Nobody waits for the answer to that call any more.
+    Gone(u64),
+}
+
+/// Where it is said; it must not wait.
+pub type Tell = Arc<dyn Fn(Said) + Send + Sync>;
+
+/// The server of one child's tools. When it is dropped it ends, with all its connections and its
+/// socket.
+#[derive(Debug)]
+pub struct ToolServer {
+    task: JoinHandle<()>,
+}
+
+impl Drop for ToolServer {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// What every connection of a server shares.
+struct Shared {
+    tools: Vec<EngineTool>,
+    tell: Tell,
+    last: AtomicU64,
+}
+
+impl Shared {
+    fn number(&self) -> u64 {
+        self.last.fetch_add(1, Ordering::Relaxed) + 1
+    }
+}
+
+impl ToolServer {
+    /// Serves these tools to whoever connects as that uid. Needs a runtime around it.
+    ///
+    /// # Errors
+    /// The runtime cannot watch the socket.
+    pub fn start(
+        socket: Socket,
+        tools: Vec<EngineTool>,
+        uid: u32,
+        tell: Tell,
+    ) -> std::io::Result<Self> {
+        let (listener, file) = socket.take()?;
+        let shared = Arc::new(Shared {
+            tools,
+            tell,
+            last: AtomicU64::new(0),
+        });
+        let task = tokio::spawn(async move {
+            let _file = file;
+            accept(&listener, uid, &shared).await;
+        });
+        Ok(Self { task })
+    }
+}
+
+async fn accept(listener: &UnixListener, uid: u32, shared: &Arc<Shared>) {
+    let mut connections = JoinSet::new();
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            Some(_) = connections.join_next() => continue,
+        };
+        let stream = match accepted {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                // Descriptors have run out; who connects waits in the socket's own queue.
+                tracing::warn!(%error, "a connection to the tools of a child cannot be taken");
+                tokio::time::sleep(ACCEPT_AGAIN).await;
+                continue;
+            }
+        };
+        match stream.peer_cred() {
+            Ok(peer) if peer.uid() == uid => {}
+            Ok(peer) => {
+                tracing::warn!(
+                    uid = peer.uid(),
+                    "somebody else than the child is at its tools"
+                );
+                continue;
+            }
+            Err(error) => {
+                tracing::warn!(%error, "nobody knows who is at the tools of a child");
+                continue;
+            }
+        }
+        if connections.len() >= TOOL_CONNECTIONS {
+            let why = format!("{TOOL_CONNECTIONS} connections are open: close one of them");
+            let line = mcp::failed(None, mcp::INTERNAL, &why);
+            // A fresh socket has room for it; whoever is not there to read it misses nothing.
+            let _ = stream.try_write(&line);
+            continue;
+        }
+        connections.spawn(connection::serve(stream, Arc::clone(shared)));
+    }
+}
+
+#[cfg(test)]
+mod tests;
