@@ -142,49 +142,6 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
         Command::Run(args) => Box::pin(run(&cli, args, loaded, &directory, streams)).await,
         Command::Up => Box::pin(daemon(&cli, loaded, streams)).await,
         Command::Acp { pool } => editor::run(&cli, pool, loaded, streams).await,
-        Command::Doctor { profile } => match find_state(&loaded.config, &mut streams) {
-            Ok(state) => {
-                let profile = profile.as_deref();
-                doctor::run(&loaded.config, &state, profile, cli.json, &mut streams)
-            }
-            Err(exit) => exit,
-        },
-        Command::Ls => match find_state(&loaded.config, &mut streams) {
-            Ok(state) => ls::run(&state, cli.json, &mut streams).await,
-            Err(exit) => exit,
-        },
-        Command::Logs { slot, follow } => match find_state(&loaded.config, &mut streams) {
-            Ok(state) => {
-                let slot = slot.clone();
-                control_client::logs(&state, slot, *follow, cli.json, &mut streams).await
-            }
-            Err(exit) => exit,
-        },
-        Command::Restart { slot } => match find_state(&loaded.config, &mut streams) {
-            Ok(state) => control_client::restart(&state, slot.clone(), &mut streams).await,
-            Err(exit) => exit,
-        },
-        Command::Events(args) => match find_state(&loaded.config, &mut streams) {
-            Ok(state) => events::events(&state, args, cli.json, &mut streams),
-            Err(exit) => exit,
-        },
-        Command::Asks { command } => match find_state(&loaded.config, &mut streams) {
-            Ok(state) => asks::run(&state, command, cli.json, &mut streams).await,
-            Err(exit) => exit,
-        },
-        Command::Policy { command } => match find_state(&loaded.config, &mut streams) {
-            Ok(state) => policy::live(command, &state, cli.json, &mut streams).await,
-            Err(exit) => exit,
-        },
-        Command::Show { session: name } => match find_state(&loaded.config, &mut streams) {
-            Ok(state) => session::show(&state, name, cli.json, &mut streams),
-            Err(exit) => exit,
-        },
-        Command::Audit { .. } | Command::Report(_) => past(&cli, &loaded, &directory, &mut streams),
-        Command::Take { session } => match find_state(&loaded.config, &mut streams) {
-            Ok(state) => take::take(&state, &loaded.config, session, cli.json, &mut streams).await,
-            Err(exit) => exit,
-        },
         // Taken before the runtime, or before the configuration.
         Command::ScriptAgent(_)
         | Command::Mcp { .. }
@@ -197,24 +154,44 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
         | Command::Discard(_)
         | Command::Api { .. }
         | Command::Agents(_) => Exit::Usage,
+        _ => match find_state(&loaded.config, &mut streams) {
+            Ok(state) => of_state(&cli, &loaded, &directory, &state, &mut streams).await,
+            Err(exit) => exit,
+        },
     }
 }
 
-/// What was decided, and what became of it.
-fn past(cli: &Cli, loaded: &Loaded, directory: &Path, streams: &mut Streams) -> Exit {
-    let state = match find_state(&loaded.config, streams) {
-        Ok(state) => state,
-        Err(exit) => return exit,
-    };
+/// The commands that look at a state directory, or ask whoever works there.
+async fn of_state(
+    cli: &Cli,
+    loaded: &Loaded,
+    directory: &Path,
+    state: &Path,
+    streams: &mut Streams,
+) -> Exit {
+    let config = &loaded.config;
     match &cli.command {
-        Command::Audit { command } => audit::run(&state, command, cli.json, streams),
+        Command::Doctor { profile } => {
+            doctor::run(config, state, profile.as_deref(), cli.json, streams)
+        }
+        Command::Ls => ls::run(state, cli.json, streams).await,
+        Command::Logs { slot, follow } => {
+            control_client::logs(state, slot.clone(), *follow, cli.json, streams).await
+        }
+        Command::Restart { slot } => control_client::restart(state, slot.clone(), streams).await,
+        Command::Events(args) => events::events(state, args, cli.json, streams),
+        Command::Asks { command } => asks::run(state, command, cli.json, streams).await,
+        Command::Policy { command } => policy::live(command, state, cli.json, streams).await,
+        Command::Show { session: name } => session::show(state, name, cli.json, streams),
+        Command::Audit { command } => audit::run(state, command, cli.json, streams),
         Command::Report(args) => {
             let around = policy::source::Around {
                 config: cli.config.as_deref(),
                 directory: directory.to_owned(),
             };
-            report::report(&state, &loaded.config, &around, args, cli.json, streams)
+            report::report(state, config, &around, args, cli.json, streams)
         }
+        Command::Take { session } => take::take(state, config, session, cli.json, streams).await,
         _ => Exit::Usage,
     }
 }

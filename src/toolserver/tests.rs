@@ -15,7 +15,7 @@ const STEP: &str = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"n
 struct Served {
     dir: tempfile::TempDir,
     _server: ToolServer,
-    heard: mpsc::UnboundedReceiver<Said>,
+    heard: mpsc::Receiver<Said>,
 }
 
 impl Served {
@@ -25,11 +25,12 @@ impl Served {
         let deep = dir.path().join("d".repeat(120));
         std::fs::create_dir(&deep).expect("made");
         let socket = Socket::bind(&deep.join("tools").join("s.sock")).expect("a socket");
-        let (tell, heard) = mpsc::unbounded_channel();
+        let (tell, heard) = mpsc::channel(1024);
         let tell = Mutex::new(tell);
         let tell: Tell = Arc::new(move |said| {
             let tell = tell.lock().expect("no panic");
-            let _ = tell.send(said);
+            let said = tell.try_send(said);
+            assert!(!matches!(said, Err(mpsc::error::TrySendError::Full(_))));
         });
         let tools = vec![EngineTool::PlanStep];
         let server = ToolServer::start(socket, tools, uid, tell).expect("served");
