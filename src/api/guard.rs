@@ -95,7 +95,20 @@ async fn enter(State(guard): State<Guard>, mut request: Request, next: Next) -> 
     }
     request.extensions_mut().insert(caller.approver.clone());
     request.extensions_mut().insert(caller);
-    next.run(request).await
+    whole(request, next).await
+}
+
+/// What changes something is carried out to its end, also when whoever asked for it goes away
+/// meanwhile: half of it would be durable and not begun.
+async fn whole(request: Request, next: Next) -> Response {
+    if matches!(*request.method(), Method::GET | Method::HEAD) {
+        return next.run(request).await;
+    }
+    let carried_out = tokio::spawn(next.run(request)).await;
+    carried_out.unwrap_or_else(|_| {
+        let detail = "this went wrong: see the supervisor's log";
+        problem(StatusCode::INTERNAL_SERVER_ERROR, detail)
+    })
 }
 
 /// What a request says of who asks.
@@ -139,6 +152,7 @@ pub(super) async fn identify(tokens: &Tokens, asker: Asker) -> Result<Caller, Re
     let looked = tokens.clone();
     let found = tokio::task::spawn_blocking(move || looked.caller(&token));
     let Some(caller) = found.await.ok().flatten() else {
+        tokens.rates().forget(&token);
         return Err(stranger(tokens));
     };
     let name = caller.approver.to_string();

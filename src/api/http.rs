@@ -317,10 +317,7 @@ pub(super) fn problem(status: StatusCode, detail: &str) -> Response {
 
 /// The longest bodies of families of pages, by how their paths begin, the first that fits; others take
 /// [`limits::HTTP_BODY_BYTES`].
-const BODIES: &[(&str, u64)] = &[
-    ("/api/v1/workspaces/", limits::CHAT_BODY_BYTES as u64),
-    ("/api/", limits::HTTP_API_BODY_BYTES),
-];
+const BODIES: &[(&str, u64)] = &[("/api/v1/workspaces/", limits::CHAT_BODY_BYTES as u64)];
 
 /// No page takes a body larger than its bound: one, or one of unknown length, is refused unread.
 async fn bounded(request: Request, next: Next) -> Response {

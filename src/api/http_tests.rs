@@ -80,7 +80,7 @@ async fn the_three_pages_answer_and_nothing_else_does() {
         ("GET", "/", 404, "problem+json"),
         ("GET", "/metrics/", 404, "no such page"),
         ("GET", "/../etc/passwd", 404, "no such page"),
-        ("POST", "/metrics", 405, "GET and HEAD only"),
+        ("POST", "/metrics", 405, "does not take this method"),
         ("DELETE", "/readyz", 405, "allow: GET,HEAD"),
     ] {
         let (got, answer) = ask(server.addr, method, path, &host).await;
@@ -158,7 +158,7 @@ async fn heads_and_bodies_are_bounded() {
     assert_eq!(status(&raw(server.addr, &head).await), 431);
     // A family of pages has its own bound; what is within it gets as far as the page.
     let length = limits::HTTP_BODY_BYTES + 1;
-    for (path, code) in [("/api/v1/none", 404), ("/apix", 413)] {
+    for (path, code) in [("/api/v1/workspaces/none", 404), ("/apix", 413)] {
         let head = format!(
             "POST {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n"
         );

@@ -24,7 +24,7 @@ use crate::config::Config;
 use crate::fleet::{FleetHandle, OpenError, SubmitError};
 use crate::journal::{ChatRow, ChatWrite, StoredChat, StoredTurn, TurnRow, Write};
 use crate::limits;
-use crate::model::{ChatMode, Foreign, PoolName, SessionId, TurnId, TurnOutcome};
+use crate::model::{ChatMode, Foreign, PoolName, SessionId, TurnId, TurnOutcome, TurnState};
 use actor::{Actor, Wants};
 use hub::Hub;
 use lobby::Lobby;
@@ -255,6 +255,11 @@ impl Chats {
                 if before.content.raw() != content {
                     let why = "another message was sent under this Idempotency-Key: take a new one";
                     return Err(ChatError::Unprocessable(why.to_owned()));
+                }
+                // Whoever sent it first may have gone before its actor was told.
+                if before.state == TurnState::Waiting {
+                    let found = inner.chat(&id).await?;
+                    inner.wake(found, |wants| wants.turns += 1);
                 }
                 return Ok(Accepted {
                     turn: before.turn,

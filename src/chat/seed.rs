@@ -142,6 +142,10 @@ fn plain(event: Event, seq: u64) -> Option<(&'static str, Value)> {
         }
         // It grows with each update of the path.
         Event::FileUpdated { path, .. } => ("file_updated", json!({"path": path.raw(), "v": seq})),
+        Event::PlanStep { step, status } => (
+            "plan_step",
+            json!({"step": step.raw(), "status": status.word()}),
+        ),
         Event::AgentError { code, message, .. } => (
             "error",
             json!({"code": code.raw(), "message": message.raw()}),
@@ -209,4 +213,21 @@ fn path<'a>(args: &'a Value) -> Option<&'a str> {
     let of = |args: &'a Value| names.iter().find_map(|name| args.get(name)?.as_str());
     // In ACP the arguments stand beside what its client is shown.
     of(args).or_else(|| of(args.get("rawInput")?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::StepStatus;
+
+    #[test]
+    fn a_step_that_an_agent_marks_by_a_tool_is_told_by_its_words() {
+        let step = Event::PlanStep {
+            step: Foreign::new("tests \u{1b}[2J".to_owned()),
+            status: StepStatus::Done,
+        };
+        let (name, data) = plain(step, 4).expect("told");
+        assert_eq!(name, "plan_step");
+        assert_eq!(data, json!({"step": "tests \u{1b}[2J", "status": "done"}));
+    }
 }

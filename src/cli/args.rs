@@ -15,6 +15,7 @@ use super::config_file::{self, LoadError, Loaded};
 use super::events::EventsArgs;
 use super::exit::Exit;
 use super::policy::PolicyCommand;
+use super::prompt::PromptArgs;
 use super::report::ReportArgs;
 use super::run_bounds::BoundArgs;
 use super::walls::SandboxCommand;
@@ -75,6 +76,48 @@ pub enum Command {
         #[arg(value_parser = SlotId::parse)]
         slot: SlotId,
     },
+    /// Begin no further task of a pool; running ones end, and children go that have nothing to do
+    Drain {
+        /// The pool
+        #[arg(value_parser = PoolName::new)]
+        pool: PoolName,
+    },
+    /// Begin no further task of a pool; slots keep their children
+    Pause {
+        /// The pool
+        #[arg(value_parser = PoolName::new)]
+        pool: PoolName,
+    },
+    /// Begin tasks of a pool again after `drain` or `pause`
+    Resume {
+        /// The pool
+        #[arg(value_parser = PoolName::new)]
+        pool: PoolName,
+    },
+    /// Have only the first so many slots of a pool get tasks; until the daemon ends
+    Resize {
+        /// The pool
+        #[arg(value_parser = PoolName::new)]
+        pool: PoolName,
+        /// How many, up to the size in the configuration
+        #[arg(value_parser = clap::value_parser!(u16).range(1..))]
+        size: u16,
+    },
+    /// End a session, its turn first
+    Stop {
+        /// The session, as `ls` and `events` name it
+        #[arg(value_parser = |text: &str| SessionId::new(text))]
+        session: SessionId,
+        /// Only the turn: the session goes on where it can
+        #[arg(long)]
+        turn: bool,
+    },
+    /// Have the daemon read its policies again
+    Reload,
+    /// Send a message to a chat of the daemon, a new one or one that goes on, and show the answer
+    ///
+    /// The first Ctrl-C stops the turn, the second leaves.
+    Prompt(PromptArgs),
     /// Show what happened, from an event or a time on; reads the journal, beside whatever runs
     Events(EventsArgs),
     /// Look at what waits for a person, and answer it
@@ -253,6 +296,13 @@ impl Command {
             Self::Ls
             | Self::Logs { .. }
             | Self::Restart { .. }
+            | Self::Drain { .. }
+            | Self::Pause { .. }
+            | Self::Resume { .. }
+            | Self::Resize { .. }
+            | Self::Stop { .. }
+            | Self::Reload
+            | Self::Prompt(_)
             | Self::Asks { .. }
             | Self::Policy { .. } => config_file::load_to_ask(named, cwd),
             _ => config_file::load(named, cwd),

@@ -20,6 +20,7 @@ use super::doors::{self, Doors, Plan};
 use super::events;
 use super::exit::Exit;
 use super::ls;
+use super::orders::Flow;
 use super::progress::Screen;
 use super::report;
 use super::results::Results;
@@ -34,8 +35,8 @@ use super::take;
 use super::tasks::{self, Surroundings};
 use super::trust;
 use super::{
-    agents, asks, config_command, editor, manual, mcp, overlay, policy, script_agent, script_model,
-    up, walls,
+    agents, asks, config_command, editor, manual, mcp, orders, overlay, policy, prompt,
+    script_agent, script_model, up, walls,
 };
 
 use crate::api::{control, reply::Role};
@@ -179,6 +180,19 @@ async fn of_state(
             control_client::logs(state, slot.clone(), *follow, cli.json, streams).await
         }
         Command::Restart { slot } => control_client::restart(state, slot.clone(), streams).await,
+        Command::Drain { pool } => orders::flow(state, pool, Flow::Drain, cli.json, streams).await,
+        Command::Pause { pool } => orders::flow(state, pool, Flow::Pause, cli.json, streams).await,
+        Command::Resume { pool } => {
+            orders::flow(state, pool, Flow::Resume, cli.json, streams).await
+        }
+        Command::Resize { pool, size } => {
+            orders::resize(state, pool, *size, cli.json, streams).await
+        }
+        Command::Stop { session, turn } => {
+            orders::stop(state, session, *turn, cli.json, streams).await
+        }
+        Command::Reload => orders::reload(state, cli.json, streams).await,
+        Command::Prompt(args) => prompt::run(state, args, cli.json, cli.quiet, streams).await,
         Command::Events(args) => events::events(state, args, cli.json, streams),
         Command::Asks { command } => asks::run(state, command, cli.json, streams).await,
         Command::Policy { command } => policy::live(command, state, cli.json, streams).await,

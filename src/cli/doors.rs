@@ -164,13 +164,13 @@ fn open_token(path: &Path) -> Result<Option<File>, String> {
 pub type Resources =
     Box<dyn FnOnce(&Arc<control::Runs>, &Tokens, CancellationToken) -> Router + Send>;
 
-/// Those of a fleet. Packages of agents may be where the supervisor was started.
+/// Those of a fleet. Packages of agents may be beside its configuration.
 fn resources(fleet: &FleetHandle) -> Resources {
     let fleet = fleet.clone();
-    let agents: v1::Agents = Arc::new(|| {
-        let directory = std::env::current_dir().unwrap_or_default();
-        Box::pin(async move { agents::standings(&directory).await })
-    });
+    let file = fleet.config().file.as_deref();
+    let directory = file.and_then(Path::parent).unwrap_or(Path::new("/"));
+    let directory = directory.to_owned();
+    let agents: v1::Agents = Arc::new(move || agents::standings(&directory));
     Box::new(move |runs, tokens, stop| v1::router(fleet, Arc::clone(runs), agents, tokens, stop))
 }
 

@@ -101,7 +101,11 @@ fn hidden(config: &Config, faults: &mut Vec<Fault>) {
         let dirs = profile.ro_bind.iter();
         dirs.map(move |dir| (dir.as_path(), format!("ro_bind of sandbox {name}")))
     });
-    let seen: Vec<_> = workspaces.chain(bound).collect();
+    let own = config.pools.iter().filter_map(|pool| {
+        let binds = pool.program.as_ref()?.binds.iter();
+        Some(binds.map(move |dir| (dir.as_path(), format!("the program of pool {}", pool.name))))
+    });
+    let seen: Vec<_> = workspaces.chain(bound).chain(own.flatten()).collect();
     for (key, path) in config.secret_door_files() {
         for (dir, what) in &seen {
             if leads_into(path, dir) {

@@ -381,7 +381,13 @@ impl FleetHandle {
         })?;
         let (directory, within) = self.place(entry, &order.directory).await?;
         let found = match &order.session {
-            Some(session) => Some(self.find(name, session.clone()).await?),
+            Some(session) => {
+                let found = self.find(name, session.clone()).await?;
+                if chat.is_none() && self.is_of_a_chat(session).await? {
+                    return Err(OpenError::NoSuchSession(session.clone()));
+                }
+                Some(found)
+            }
             None => None,
         };
         let begins = found.is_none();
@@ -510,6 +516,13 @@ impl FleetHandle {
         })?;
         let within = within.to_owned();
         Ok((resolved, within))
+    }
+
+    /// Whether a session is the daemon's own, which no other client may take from it.
+    async fn is_of_a_chat(&self, session: &SessionId) -> Result<bool, OpenError> {
+        let wanted = session.clone();
+        self.read_past(move |reader| Ok(reader.chat(&wanted)?.is_some()))
+            .await
     }
 
     async fn find(

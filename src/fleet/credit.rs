@@ -20,8 +20,18 @@ pub(crate) struct Credits {
 /// Credits in use; dropping it gives them back.
 #[derive(Debug)]
 pub(crate) struct Hold {
-    _frames: OwnedSemaphorePermit,
+    _frames: Option<OwnedSemaphorePermit>,
     _bytes: OwnedSemaphorePermit,
+}
+
+impl Hold {
+    /// The room that a call of a tool takes, which is counted apart.
+    pub(crate) const fn of_call(room: OwnedSemaphorePermit) -> Self {
+        Self {
+            _frames: None,
+            _bytes: room,
+        }
+    }
 }
 
 impl Credits {
@@ -53,7 +63,7 @@ impl Credits {
 
     fn try_take(&self, frames: u32, bytes: u32) -> Option<Hold> {
         Some(Hold {
-            _frames: self.frames.clone().try_acquire_many_owned(frames).ok()?,
+            _frames: Some(self.frames.clone().try_acquire_many_owned(frames).ok()?),
             _bytes: self.bytes.clone().try_acquire_many_owned(bytes).ok()?,
         })
     }
@@ -63,7 +73,7 @@ impl Credits {
         let frames = self.frames.clone().acquire_many_owned(frames).await.ok()?;
         let bytes = self.bytes.clone().acquire_many_owned(bytes).await.ok()?;
         Some(Hold {
-            _frames: frames,
+            _frames: Some(frames),
             _bytes: bytes,
         })
     }

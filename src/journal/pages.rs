@@ -9,6 +9,10 @@ use super::error::ReadError;
 use super::reader::{Reader, StoredSession, StoredTask, stored_task};
 use crate::model::{RunId, TaskId};
 
+/// Tasks of a page: without results, and of prompts only the beginning.
+const LISTED: &str = "SELECT id, pool, substr(prompt, 1, 4096), spec, state, outcome, detail, attempts, slot, \
+                      session, queued_at_us, begun_at_us, ended_at_us, NULL, run FROM tasks";
+
 const TASK: &str = "SELECT id, pool, prompt, spec, state, outcome, detail, attempts, slot, session, \
                     queued_at_us, begun_at_us, ended_at_us, result, run FROM tasks";
 
@@ -118,7 +122,7 @@ impl Reader {
             wanted.and("(queued_at_us, run, id) < (?, ?, ?)", values);
         }
         let sql = format!(
-            "{TASK}{} ORDER BY queued_at_us DESC, run DESC, id DESC LIMIT ?",
+            "{LISTED}{} ORDER BY queued_at_us DESC, run DESC, id DESC LIMIT ?",
             wanted.sql()
         );
         let mut statement = self.conn().prepare_cached(&sql)?;

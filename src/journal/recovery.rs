@@ -116,28 +116,34 @@ fn abandoned(conn: &Connection, at_us: i64) -> rusqlite::Result<Option<Commit>> 
     Ok((!writes.is_empty()).then(|| Commit::of(writes)))
 }
 
-/// What becomes of the turns of chats that were running: lost, unless their task never began. Then
-/// no agent has seen them, and they wait again.
+/// What becomes of the turns of chats that were running: what their end says, if it is durable; they
+/// wait again, if no agent has seen them; else they are lost.
 fn left_turns(conn: &Connection, at_us: i64) -> rusqlite::Result<Vec<Write>> {
     let mut running = conn.prepare(
         "SELECT turn, coalesce(tasks.attempts = 0 AND (tasks.state = 'queued' \
-         OR tasks.outcome = 'skipped'), 0) FROM turns JOIN chats ON chats.session = turns.chat \
+         OR tasks.outcome = 'skipped'), 0) OR turns.outcome IS NULL AND coalesce((SELECT kind \
+         FROM events WHERE session = turns.chat AND kind IN ('prompt_accepted', 'turn_ended') \
+         ORDER BY seq DESC LIMIT 1), 'turn_ended') = 'turn_ended', turns.outcome FROM turns JOIN chats ON chats.session = turns.chat \
          LEFT JOIN tasks ON tasks.run = chats.run AND tasks.id = turns.task \
          WHERE turns.state = 'running'",
     )?;
     let rows = running.query_map([], |row| {
-        Ok((row.get::<_, String>(0)?, row.get::<_, bool>(1)?))
+        let ended = row.get::<_, Option<String>>(2)?;
+        Ok((row.get::<_, String>(0)?, row.get::<_, bool>(1)?, ended))
     })?;
     let mut writes = Vec::new();
     for row in rows {
-        let (turn, is_unsent) = row?;
+        let (turn, is_unsent, ended) = row?;
         let Ok(turn) = TurnId::new(&turn) else {
             continue;
         };
         writes.push(Write::Chat(if is_unsent {
             ChatWrite::Again { turn }
         } else {
-            let (outcome, at_ms) = (TurnOutcome::Lost, at_us.div_euclid(1000));
+            // How it ended may be durable while its task was not over.
+            let ended = ended.as_deref().and_then(TurnOutcome::from_word);
+            let outcome = ended.unwrap_or(TurnOutcome::Lost);
+            let at_ms = at_us.div_euclid(1000);
             ChatWrite::End {
                 turn,
                 outcome,

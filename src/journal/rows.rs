@@ -13,7 +13,8 @@ use super::commit::{SessionRow, TaskChange, TaskRow, Write};
 use super::error::Violation;
 use crate::limits;
 use crate::model::{
-    Ask, AskId, DecidedBy, Event, ExitClass, RunId, SessionId, SlotId, Stamped, TaskId, Verdict,
+    Ask, AskId, DecidedBy, Event, ExitClass, RunId, SessionId, SlotId, Stamped, TaskId, UNWRITTEN,
+    Verdict,
 };
 
 /// A write's failure, before it is known which commit it belongs to.
@@ -278,6 +279,10 @@ impl Writer<'_> {
         match &stamped.event {
             Event::Asked { id, ask } => self.asked(session, stamped, id, ask),
             Event::Decided(verdict) => self.decided(stamped, verdict),
+            // Such a turn goes on.
+            Event::TurnEnded {
+                detail: Some(why), ..
+            } if why == UNWRITTEN => Ok(()),
             Event::TurnEnded { outcome, .. } => self.chat_turn_ended(session, *outcome),
             _ => Ok(()),
         }

@@ -78,8 +78,6 @@ pub const HTTP_WRITE_WAIT: Duration = Duration::from_secs(30);
 pub const HTTP_HANDSHAKE_WAIT: Duration = Duration::from_secs(10);
 /// Headers of one HTTP request.
 pub const HTTP_HEADERS: usize = 64;
-/// Bytes of a request's body below `/api/`: a prompt with its files' names, or a page of tasks.
-pub const HTTP_API_BODY_BYTES: u64 = 4 << 20;
 /// Connections of the HTTP socket, beside those of the address.
 pub const HTTP_SOCKET_CONNECTIONS: usize = 64;
 /// Bytes of a certificate's chain, and of its key.

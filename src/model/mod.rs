@@ -56,7 +56,7 @@ pub use tool::{
     ENGINE_SERVER, EditError, EngineAnswer, EngineCall, EngineTool, EngineWish, StepStatus,
     TextEdit,
 };
-pub use turn::TurnOutcome;
+pub use turn::{TurnOutcome, UNWRITTEN};
 pub use weakness::Weakness;
 
 /// Declares a closed set of words: the enum, its words for machines and the list of all of them.

@@ -2,6 +2,9 @@
 
 use super::words;
 
+/// What the end of a turn says that no agent has seen: it is sent again.
+pub const UNWRITTEN: &str = "the child ended before the prompt was written";
+
 words!(
     /// The end of a turn: one prompt and everything until its end.
     TurnOutcome {

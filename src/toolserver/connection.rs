@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
 use super::{Said, Shared, Tell};
-use crate::limits::{LINE_BYTES, READ_CHUNK_BYTES};
+use crate::limits::{READ_CHUNK_BYTES, TOOL_LINE_BYTES};
 use crate::mcp::{Effect, Server};
 use crate::model::{ClientError, ClientFault, EngineAnswer};
 use crate::wire::ndjson::Lines;
@@ -41,7 +41,7 @@ impl Drop for UnderWay {
 /// Serves one connection until its other end closes it.
 pub(super) async fn serve(mut stream: UnixStream, shared: Arc<Shared>) {
     let mut server = Server::new(&shared.tools);
-    let mut lines = Lines::new(LINE_BYTES);
+    let mut lines = Lines::new(TOOL_LINE_BYTES);
     let mut answers: JoinSet<(u64, EngineAnswer)> = JoinSet::new();
     let mut under_way = UnderWay {
         tell: Arc::clone(&shared.tell),
@@ -83,6 +83,10 @@ pub(super) async fn serve(mut stream: UnixStream, shared: Arc<Shared>) {
                     }
                 }
                 Effect::Call { number, call } => {
+                    // Whoever calls faster than the disk takes it in is not read meanwhile.
+                    let Some(room) = shared.room(call.held()).await else {
+                        return;
+                    };
                     let (reply, answer) = oneshot::channel();
                     let of_child = shared.number();
                     under_way.calls.push((number, of_child));
@@ -91,6 +95,7 @@ pub(super) async fn serve(mut stream: UnixStream, shared: Arc<Shared>) {
                         number: of_child,
                         call,
                         reply,
+                        room,
                     });
                 }
                 Effect::Cancelled(number) => {

@@ -17,13 +17,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::net::UnixListener;
-use tokio::sync::oneshot;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::task::{JoinHandle, JoinSet};
 
-use crate::limits::TOOL_CONNECTIONS;
+use crate::limits::{CLIENT_OPEN_BYTES, TOOL_CALLS, TOOL_CONNECTIONS};
 use crate::mcp;
 use crate::model::{EngineAnswer, EngineCall, EngineTool};
 pub use socket::Socket;
+
+/// Calls of a child on their way at the same time.
+const CALLS: usize = TOOL_CONNECTIONS * TOOL_CALLS;
 
 /// How long it waits after a connection could not be taken.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
@@ -39,6 +42,9 @@ pub enum Said {
         call: Box<EngineCall>,
         /// Where its answer goes. Dropped, the call has failed.
         reply: oneshot::Sender<EngineAnswer>,
+        /// What it takes of the child's room: kept until the call is durable, also if nobody waits
+        /// for it any more.
+        room: OwnedSemaphorePermit,
     },
     /// Nobody waits for the answer to that call any more.
     Gone(u64),
@@ -65,9 +71,18 @@ struct Shared {
     tools: Vec<EngineTool>,
     tell: Tell,
     last: AtomicU64,
+    /// Room for calls on their way, in bytes.
+    room: Arc<Semaphore>,
 }
 
 impl Shared {
+    /// Room for one more call, when there is some.
+    async fn room(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
+        let bytes = bytes.clamp(CLIENT_OPEN_BYTES / CALLS, CLIENT_OPEN_BYTES);
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        Arc::clone(&self.room).acquire_many_owned(bytes).await.ok()
+    }
+
     fn number(&self) -> u64 {
         self.last.fetch_add(1, Ordering::Relaxed) + 1
     }
@@ -89,6 +104,7 @@ impl ToolServer {
             tools,
             tell,
             last: AtomicU64::new(0),
+            room: Arc::new(Semaphore::new(CLIENT_OPEN_BYTES)),
         });
         let task = tokio::spawn(async move {
             let _file = file;

@@ -112,7 +112,12 @@ async fn calls_of_a_connection_that_ends_or_cancels_are_not_waited_for() {
     assert_eq!(gone, number);
     drop(reply);
     say(&mut client, STEP).await;
-    let Some(Said::Call { number, .. }) = served.heard.recv().await else {
+    let Some(Said::Call {
+        number,
+        reply: _kept,
+        ..
+    }) = served.heard.recv().await
+    else {
         panic!("no call");
     };
     drop(client);

@@ -14,6 +14,7 @@ mod audit;
 mod drill;
 mod lint;
 mod manual;
+mod orders;
 mod past;
 mod policy_tools;
 mod script_model;

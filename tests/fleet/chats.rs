@@ -210,7 +210,7 @@ fn a_stream_that_is_cut_goes_on_without_a_gap_or_a_double() {
 #[test]
 fn prompts_that_come_at_once_to_an_unloaded_chat_start_one_child() {
     for dialect in DIALECTS {
-        let drill = drill_of(dialect, 3, "", "", "1s");
+        let drill = drill_of(dialect, 3, "", "", "5s");
         let daemon = Arc::new(Daemon::start(&drill));
         let chat = daemon.create("say one");
         let mut stream = daemon.follow(&chat, None);

@@ -32,7 +32,7 @@ fn every_line_of_the_tour_works() {
         "\"status\":\"cancelled\"",
         "\"type\":\"stopped\"",
         "working",
-        "\"state\":\"idle\"",
+        "\"loaded\":true",
         "\"next\":2",
     ] {
         assert!(said.contains(part), "{part}: {said}\n{told}");

@@ -25,7 +25,7 @@ use crate::limits;
 use crate::model::RunId;
 
 pub use lines::{LineError, LineReader, LineWriter, Lines};
-pub use socket::{BindError, Listener, bind, connect};
+pub use socket::{BindError, Listener, bind, connect, connect_as};
 
 /// The bounds of one server; [`Bounds::default`] is what the program uses.
 #[derive(Debug, Clone, Copy)]

@@ -86,8 +86,16 @@ fn system(path: &Path, source: io::Error) -> BindError {
 /// # Errors
 /// What the system said: `NotFound` and `ConnectionRefused` mean that no supervisor is there.
 pub async fn connect(state_dir: &Path) -> io::Result<UnixStream> {
+    connect_as(state_dir, NAME).await
+}
+
+/// As [`connect`], to the socket of another name.
+///
+/// # Errors
+/// As [`connect`].
+pub async fn connect_as(state_dir: &Path, name: &str) -> io::Result<UnixStream> {
     let dir = open_dir(state_dir)?;
-    UnixStream::connect(through(&dir, NAME)).await
+    UnixStream::connect(through(&dir, name)).await
 }
 
 fn open_dir(path: &Path) -> io::Result<OwnedFd> {

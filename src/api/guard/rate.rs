@@ -67,6 +67,11 @@ impl Rates {
         self.lock().peers.take(network(peer), now)
     }
 
+    /// A token is nobody's any more: it is a guess like another from now on.
+    pub(in crate::api) fn forget(&self, token: &Digest) {
+        self.lock().known.retain(|_, known| known != token);
+    }
+
     /// How long an address must wait before another of its tokens is looked at. One that came in
     /// before is always looked at: it may be gone by now, and guesses of others do not stop it.
     pub(in crate::api) fn must_wait(

@@ -162,7 +162,7 @@ async fn each_route_takes_the_roles_of_its_row_and_nobody_else() {
     // A method that is in no row is in no row for anybody, though the page has it.
     let (code, answer) = world.ask("PUT /look/x", Some(&token("owner"))).await;
     assert_eq!(code, 405, "{answer}");
-    assert!(answer.contains("allow: GET,POST,HEAD"), "{answer}");
+    assert!(answer.contains("allow: GET, POST, HEAD"), "{answer}");
     assert_eq!(world.code("PUT /look/x", "").await, 401);
     // One that is taken away is nobody's at once, and nothing of it is told.
     fs::remove_file(world.dir.path().join("read")).expect("removed");

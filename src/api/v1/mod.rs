@@ -58,8 +58,8 @@ type Answer = Result<Response, Fault>;
 /// A handler of one route.
 type Handler = fn(Desk, Call) -> Pin<Box<dyn Future<Output = Answer> + Send>>;
 
-/// Tells which agents this host has; it looks at the host when it is asked.
-pub type Agents = Arc<dyn Fn() -> Pin<Box<dyn Future<Output = Vec<Value>> + Send>> + Send + Sync>;
+/// Tells which agents this host has; it looks at the host when it is asked, and may block for that.
+pub type Agents = Arc<dyn Fn() -> Vec<Value> + Send + Sync>;
 
 /// What the routes need.
 #[derive(Clone)]

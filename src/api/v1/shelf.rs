@@ -4,6 +4,8 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use tokio::sync::Semaphore;
+
 use super::fault::Fault;
 use crate::journal::{Journal, ReadError, Reader};
 
@@ -12,6 +14,8 @@ use crate::journal::{Journal, ReadError, Reader};
 pub(super) struct Shelf {
     journal: Journal,
     reader: Mutex<Option<Reader>>,
+    /// Taken before a thread is: what waits for the reader holds none.
+    place: Semaphore,
 }
 
 impl Shelf {
@@ -19,6 +23,7 @@ impl Shelf {
         Self {
             journal,
             reader: Mutex::new(None),
+            place: Semaphore::new(1),
         }
     }
 
@@ -27,6 +32,8 @@ impl Shelf {
         self: &Arc<Self>,
         read: impl FnOnce(&Reader) -> Result<T, ReadError> + Send + 'static,
     ) -> Result<T, Fault> {
+        let place = self.place.acquire().await;
+        let _place = place.map_err(|_| Fault::unavailable("the journal is closed".to_owned()))?;
         let shelf = Arc::clone(self);
         let read = tokio::task::spawn_blocking(move || shelf.look(read)).await;
         let found = read.unwrap_or_else(|_| Err("its reader ended".to_owned()));

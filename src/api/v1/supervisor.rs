@@ -13,7 +13,8 @@ use crate::api::policies::PolicyStatusView;
 use crate::telemetry::sets::ReloadCause;
 
 pub(super) async fn agents(desk: Desk, _: Call) -> Answer {
-    let items = (desk.agents)().await;
+    let looked = tokio::task::spawn_blocking(move || (desk.agents)()).await;
+    let items = looked.map_err(|_| Fault::unavailable("the host could not be looked at"))?;
     shown(&List { items, next: None })
 }
 

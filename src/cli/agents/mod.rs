@@ -102,13 +102,19 @@ struct Standing {
 
 impl Standing {
     async fn of(preset: &'static Preset, around: &Around) -> Self {
+        let mut standing = Self::looked_for(preset, around);
+        if let (None, Some(Ok(found))) = (&standing.version, &standing.found) {
+            standing.version = version::ask(&found.program.argv).await;
+        }
+        standing
+    }
+
+    /// The same by its files alone: nothing is run.
+    fn looked_for(preset: &'static Preset, around: &Around) -> Self {
         let find = preset.find.as_ref();
         let found = find.map(|find| find::find(find, None, around));
         let version = match &found {
-            Some(Ok(found)) => match &found.version {
-                Some(version) => Some(version.clone()),
-                None => version::ask(&found.program.argv).await,
-            },
+            Some(Ok(found)) => found.version.clone(),
             _ => None,
         };
         Self {
@@ -170,14 +176,13 @@ impl Standing {
     }
 }
 
-/// What there is of every agent, as `marshal --json agents` tells it.
-pub(super) async fn standings(directory: &Path) -> Vec<serde_json::Value> {
+/// What there is of every agent, as `marshal --json agents` tells it, but by its files alone: whoever
+/// may look has nothing run by the supervisor.
+pub(super) fn standings(directory: &Path) -> Vec<serde_json::Value> {
     let around = Around::of_process(directory);
-    let mut all = Vec::new();
-    for preset in agent_names().into_iter().filter_map(agent_preset) {
-        all.push(Standing::of(preset, &around).await.json());
-    }
-    all
+    let presets = agent_names().into_iter().filter_map(agent_preset);
+    let all = presets.map(|preset| Standing::looked_for(preset, &around).json());
+    all.collect()
 }
 
 async fn list(around: &Around, json: bool, streams: &mut Streams) -> Exit {

@@ -8,12 +8,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use tokio::sync::oneshot;
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use super::client::{Reply, Wanted};
 use super::files::Act;
 use super::state::ChannelState;
 use super::{ChannelMsg, ChannelRef};
+use crate::fleet::credit::Hold;
 use crate::fleet::session::Item;
 use crate::limits::CLIENT_OPEN_BYTES;
 use crate::model::{
@@ -105,8 +106,9 @@ impl ChannelState {
                 number,
                 call,
                 reply,
+                room,
             } => {
-                if let Err((error, reply)) = self.tool_called(number, call, reply) {
+                if let Err((error, reply)) = self.tool_called(number, call, reply, room) {
                     let _ = reply.send(Err(error));
                 }
             }
@@ -129,6 +131,7 @@ impl ChannelState {
         number: u64,
         call: Box<EngineCall>,
         reply: oneshot::Sender<EngineAnswer>,
+        room: OwnedSemaphorePermit,
     ) -> Result<(), (ClientError, oneshot::Sender<EngineAnswer>)> {
         let refused = |fault, why: &str| ClientError::new(fault, why);
         if !self.in_turn || self.ladder.has_begun() || self.ended.is_some() {
@@ -169,7 +172,7 @@ impl ChannelState {
         self.pool.meters.event(EventKind::Asked);
         let wish = ClientWish::Tool(Box::new(wish));
         let ask = Box::new(ask);
-        self.send(vec![Item::Client { ask, wish }], None);
+        self.send(vec![Item::Client { ask, wish }], Some(Hold::of_call(room)));
         Ok(())
     }
 

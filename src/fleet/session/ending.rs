@@ -13,7 +13,7 @@ use crate::lifecycle::state::SlotEvent;
 use crate::model::{Event, ExitClass, TurnOutcome, Usage};
 
 /// Why a turn ended that had not begun; its task waits again.
-pub const UNWRITTEN: &str = "the child ended before the prompt was written";
+pub use crate::model::UNWRITTEN;
 
 impl SessionState {
     /// Does what a message says; `true` if the session is over.

@@ -4,7 +4,8 @@ mod crash;
 
 use super::*;
 use crate::model::{
-    ChatMode, RoleName, TaskOutcome, TurnId, TurnOutcome, TurnState, Usage, WorkspaceName,
+    ChatMode, RoleName, TaskOutcome, TurnId, TurnOutcome, TurnState, UNWRITTEN, Usage,
+    WorkspaceName,
 };
 
 fn chat_row(name: &str) -> ChatRow {
@@ -477,6 +478,36 @@ fn a_start_loses_what_ran_and_keeps_what_waited_and_the_chat() {
         assert_durable(&commit(&journal, sent(name, 2, "p-2")));
         assert_durable(&commit(&journal, vec![accept(name, 3)]));
     }
+}
+
+#[test]
+fn a_turn_whose_end_is_durable_ended_so_and_one_that_no_agent_had_waits_again() {
+    let dir = tempdir();
+    let journal = open(dir.path());
+    let mut begin = Vec::new();
+    for name in ["done", "unwritten"] {
+        begin.extend([create(name), accept(name, 1)]);
+        begin.extend(sent(name, 1, "p-1"));
+        begin.extend(prompted(&journal, name, "p-1", 1, "m"));
+    }
+    // The supervisor is killed before the ends of their tasks.
+    begin.push(turn_ended(&journal, "done", 2, TurnOutcome::Completed));
+    let ended = Event::TurnEnded {
+        outcome: TurnOutcome::Lost,
+        stop_reason: None,
+        usage: Usage::default(),
+        detail: Some(UNWRITTEN.to_owned()),
+    };
+    begin.push(event(&session("unwritten"), journal.epoch(), 2, ended));
+    assert_durable(&commit(&journal, begin));
+    journal.close(LONG).expect("closed");
+    drop(journal);
+
+    let journal = open(dir.path());
+    let reader = journal.reader().expect("reader");
+    let completed = Some(TurnOutcome::Completed);
+    assert_eq!(states(&reader, "done"), [(1, ENDED, completed)]);
+    assert_eq!(states(&reader, "unwritten"), [(1, WAITING, None)]);
 }
 
 #[test]

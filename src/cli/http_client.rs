@@ -1,0 +1,229 @@
+//! The daemon asked over the HTTP socket of its state directory.
+//!
+//! Owns one request and its answer, and the lines of a stream. Whoever may connect is the owner, so no
+//! token is sent. Must not know what is asked for.
+
+use std::io;
+use std::path::Path;
+use std::pin::Pin;
+
+use axum::body::{self, Body};
+use axum::http::{Method, Request, StatusCode, header};
+use hyper::body::{Body as _, Incoming};
+use hyper_util::rt::TokioIo;
+use serde_json::Value;
+
+use super::control_client::{ClientError, complain};
+use super::exit::Exit;
+use super::streams::Streams;
+use crate::api::control::connect_as;
+use crate::api::http::SOCKET;
+use crate::limits;
+use crate::model::foreign::show;
+
+/// Columns of a sentence of the daemon's.
+const SENTENCE: usize = 600;
+
+/// Why something was not done.
+#[derive(Debug)]
+pub(super) enum HttpError {
+    /// The daemon cannot be asked.
+    Client(ClientError),
+    /// It refused.
+    Refused {
+        /// How.
+        status: StatusCode,
+        /// Why, as it says it.
+        detail: String,
+    },
+}
+
+impl HttpError {
+    /// Says it, and how the program ends.
+    pub(super) fn complain(&self, streams: &mut Streams) -> Exit {
+        match self {
+            Self::Client(error) => complain(error, streams),
+            Self::Refused { status, detail } => {
+                streams
+                    .err
+                    .line(&format!("error: {}", show(detail, SENTENCE)));
+                match status.as_u16() {
+                    401 | 403 => Exit::NotPermitted,
+                    400 | 404 | 413 | 422 => Exit::Usage,
+                    _ => Exit::Failures,
+                }
+            }
+        }
+    }
+}
+
+fn lost(error: impl std::fmt::Display) -> HttpError {
+    HttpError::Client(ClientError::Lost(error.to_string()))
+}
+
+/// Asks for one thing; the answer is JSON, or nothing.
+///
+/// # Errors
+/// [`HttpError`]
+pub(super) async fn ask(
+    state: &Path,
+    method: Method,
+    path: &str,
+    body: Option<&Value>,
+) -> Result<Value, HttpError> {
+    let answer = send(state, method, path, body, None).await?;
+    let bytes = body::to_bytes(Body::new(answer), limits::CONTROL_TOLD_BYTES);
+    let bytes = bytes.await.map_err(lost)?;
+    if bytes.is_empty() {
+        return Ok(Value::Null);
+    }
+    serde_json::from_slice(&bytes).map_err(lost)
+}
+
+/// Opens a stream of server-sent events, after the last one that was read.
+///
+/// # Errors
+/// [`HttpError`]
+pub(super) async fn stream(
+    state: &Path,
+    path: &str,
+    last: Option<&str>,
+) -> Result<EventStream, HttpError> {
+    let body = send(state, Method::GET, path, None, last).await?;
+    Ok(EventStream {
+        body,
+        held: Vec::new(),
+    })
+}
+
+async fn send(
+    state: &Path,
+    method: Method,
+    path: &str,
+    body: Option<&Value>,
+    last: Option<&str>,
+) -> Result<Incoming, HttpError> {
+    let stream = connect_as(state, SOCKET).await.map_err(|source| {
+        let path = state.to_owned();
+        HttpError::Client(if source.kind() == io::ErrorKind::PermissionDenied {
+            ClientError::NotPermitted(path)
+        } else {
+            ClientError::NobodyThere { path, source }
+        })
+    })?;
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+        .await
+        .map_err(lost)?;
+    tokio::spawn(connection);
+    let mut request = Request::builder()
+        .method(method)
+        .uri(path)
+        .header(header::HOST, "localhost");
+    if let Some(last) = last {
+        request = request.header("last-event-id", last);
+    }
+    if body.is_some() {
+        request = request.header(header::CONTENT_TYPE, "application/json");
+    }
+    let body = body.map_or_else(Body::empty, |body| Body::from(body.to_string()));
+    let answer = sender.send_request(request.body(body).map_err(lost)?);
+    let answer = answer.await.map_err(lost)?;
+    let status = answer.status();
+    let body = answer.into_body();
+    if status.is_success() {
+        return Ok(body);
+    }
+    let bytes = body::to_bytes(Body::new(body), limits::CONTROL_TOLD_BYTES).await;
+    let said = serde_json::from_slice::<Value>(&bytes.unwrap_or_default()).unwrap_or_default();
+    let detail = said.get("detail").and_then(Value::as_str);
+    Err(HttpError::Refused {
+        status,
+        detail: detail.map_or_else(|| status.to_string(), str::to_owned),
+    })
+}
+
+/// A stream of events.
+pub(super) struct EventStream {
+    body: Incoming,
+    held: Vec<u8>,
+}
+
+/// An event: its id, if it has one, and its data.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct ReadEvent {
+    pub(super) id: Option<String>,
+    pub(super) data: String,
+}
+
+impl EventStream {
+    /// The next event; `None` when the stream ends.
+    ///
+    /// # Errors
+    /// [`HttpError`], also for an event longer than any that is sent.
+    pub(super) async fn next(&mut self) -> Result<Option<ReadEvent>, HttpError> {
+        loop {
+            if let Some(event) = cut(&mut self.held) {
+                if event.data.is_empty() {
+                    continue;
+                }
+                return Ok(Some(event));
+            }
+            if self.held.len() > limits::CONTROL_TOLD_BYTES {
+                return Err(lost("an event is too long"));
+            }
+            let frame = std::future::poll_fn(|cx| Pin::new(&mut self.body).poll_frame(cx));
+            match frame.await {
+                None => return Ok(None),
+                Some(Err(error)) => return Err(lost(error)),
+                Some(Ok(frame)) => {
+                    if let Some(data) = frame.data_ref() {
+                        self.held.extend_from_slice(data);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Takes a whole event off the front: comments and hints have no data.
+fn cut(held: &mut Vec<u8>) -> Option<ReadEvent> {
+    let end = held.windows(2).position(|two| two == b"\n\n")?;
+    let text: Vec<u8> = held.drain(..end + 2).collect();
+    let text = String::from_utf8_lossy(&text);
+    let mut event = ReadEvent {
+        id: None,
+        data: String::new(),
+    };
+    for line in text.lines() {
+        if let Some(id) = line.strip_prefix("id: ") {
+            event.id = Some(id.to_owned());
+        } else if let Some(data) = line.strip_prefix("data: ") {
+            event.data.push_str(data);
+        }
+    }
+    Some(event)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_are_cut_wherever_the_pieces_end() {
+        let text = b"retry: 1000\n\nid: 1-2\nevent: chunk\ndata: {\"a\":1}\n\n: nothing new\n\nid: 1-3\ndata: {}\n\n";
+        for step in 1..text.len() {
+            let mut held = Vec::new();
+            let mut found = Vec::new();
+            for piece in text.chunks(step) {
+                held.extend_from_slice(piece);
+                while let Some(event) = cut(&mut held) {
+                    found.extend(Some(event).filter(|event| !event.data.is_empty()));
+                }
+            }
+            let ids: Vec<_> = found.iter().map(|event| event.id.as_deref()).collect();
+            assert_eq!(ids, [Some("1-2"), Some("1-3")], "{step}");
+            assert_eq!(found[0].data, "{\"a\":1}");
+            assert!(held.is_empty());
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! What a person orders of the daemon's pools and sessions: `drain`, `pause`, `resume`, `resize`,
+//! `stop`, `reload`.
+//!
+//! Owns the words and what is said when it is done. Must not know how it is carried out.
+
+use std::path::Path;
+
+use axum::http::Method;
+use serde_json::{Value, json};
+
+use super::exit::Exit;
+use super::http_client::{HttpError, ask};
+use super::streams::Streams;
+use crate::model::foreign::show;
+use crate::model::{PoolName, SessionId};
+
+/// What of a pool's tasks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Flow {
+    Drain,
+    Pause,
+    Resume,
+}
+
+impl Flow {
+    const fn word(self) -> &'static str {
+        match self {
+            Self::Drain => "drain",
+            Self::Pause => "pause",
+            Self::Resume => "resume",
+        }
+    }
+}
+
+/// `drain POOL`, `pause POOL`, `resume POOL`.
+pub(super) async fn flow(
+    state: &Path,
+    pool: &PoolName,
+    flow: Flow,
+    json: bool,
+    streams: &mut Streams,
+) -> Exit {
+    let path = format!("/api/v1/pools/{pool}/{}", flow.word());
+    let answer = ask(state, Method::POST, &path, None).await;
+    told(answer, json, streams, of_pool)
+}
+
+/// `resize POOL SIZE`.
+pub(super) async fn resize(
+    state: &Path,
+    pool: &PoolName,
+    size: u16,
+    json: bool,
+    streams: &mut Streams,
+) -> Exit {
+    let path = format!("/api/v1/pools/{pool}/resize");
+    let body = json!({"size": size});
+    let answer = ask(state, Method::POST, &path, Some(&body)).await;
+    told(answer, json, streams, of_pool)
+}
+
+/// `stop SESSION`: all of it, or its turn alone.
+pub(super) async fn stop(
+    state: &Path,
+    session: &SessionId,
+    turn: bool,
+    json: bool,
+    streams: &mut Streams,
+) -> Exit {
+    let what = if turn { "interrupt" } else { "stop" };
+    let path = format!("/api/v1/sessions/{session}/{what}");
+    let answer = ask(state, Method::POST, &path, None).await;
+    let words = if turn {
+        "its turn is told to end"
+    } else {
+        "it is told to end"
+    };
+    told(answer, json, streams, |_| format!("{session}: {words}"))
+}
+
+/// `reload`.
+pub(super) async fn reload(state: &Path, json: bool, streams: &mut Streams) -> Exit {
+    let answer = ask(state, Method::POST, "/api/v1/config/reload", None).await;
+    told(answer, json, streams, |_| {
+        "the policies were read again; the configuration file itself is read at a start".to_owned()
+    })
+}
+
+fn of_pool(answer: &Value) -> String {
+    let text = |key: &str| show(answer[key].as_str().unwrap_or("?"), 60);
+    let (size, slots) = (&answer["size"], &answer["slots"]);
+    format!(
+        "{}: {}, {size} of {slots} slots get tasks",
+        text("pool"),
+        text("flow")
+    )
+}
+
+fn told(
+    answer: Result<Value, HttpError>,
+    json: bool,
+    streams: &mut Streams,
+    words: impl FnOnce(&Value) -> String,
+) -> Exit {
+    match answer {
+        Ok(answer) if json => streams.out.json(&answer.to_string()),
+        Ok(answer) => streams.err.line(&words(&answer)),
+        Err(error) => return error.complain(streams),
+    }
+    Exit::Done
+}

@@ -1,0 +1,217 @@
+//! `marshal prompt`: a message to a chat of the daemon, and its answer as it comes.
+//!
+//! Owns how a turn is shown, and that a stream that is cut is taken up where it was. Must not know how
+//! a chat is worked.
+
+use std::path::Path;
+
+use axum::http::Method;
+use serde_json::{Value, json};
+
+use super::exit::Exit;
+use super::http_client::{EventStream, HttpError, ask, stream};
+use super::signals::{Signal, Signals};
+use super::streams::Streams;
+use crate::limits;
+use crate::model::foreign::show;
+use crate::model::{RoleName, SessionId, WorkspaceName};
+
+/// How often a stream that is cut is taken up, before an event came of it again.
+const CUTS: u32 = 5;
+/// A place that no session reaches: a stream from there begins at its end, and says where that is.
+const END: u64 = u64::MAX >> 1;
+
+/// `prompt …`
+#[derive(Debug, Clone, clap::Args)]
+pub struct PromptArgs {
+    /// The message
+    text: String,
+    /// The workspace, a [workspace.NAME] of the configuration
+    #[arg(long, value_name = "NAME", value_parser = |text: &str| WorkspaceName::new(text))]
+    workspace: WorkspaceName,
+    /// The role of a new chat, a [role.NAME]; may be left out where there is one
+    #[arg(long, value_name = "NAME", conflicts_with = "chat", value_parser = |text: &str| RoleName::new(text))]
+    role: Option<RoleName>,
+    /// A file of the workspace that a new chat is about; may be repeated
+    #[arg(long, value_name = "PATH", conflicts_with = "chat")]
+    file: Vec<String>,
+    /// Go on with this chat, instead of a new one
+    #[arg(long, value_name = "ID", value_parser = |text: &str| SessionId::new(text))]
+    chat: Option<SessionId>,
+}
+
+/// A turn that is followed.
+struct Turn {
+    place: String,
+    id: String,
+    events: EventStream,
+    last: Option<String>,
+}
+
+/// Sends the message and shows what comes of it.
+pub(super) async fn run(
+    state: &Path,
+    args: &PromptArgs,
+    json: bool,
+    quiet: bool,
+    streams: &mut Streams,
+) -> Exit {
+    let Ok(mut signals) = Signals::install() else {
+        streams.err.line("error: signals cannot be handled");
+        return Exit::CannotStart;
+    };
+    let begun = begin(state, args).await;
+    let mut turn = match begun {
+        Ok(turn) => turn,
+        Err(error) => return error.complain(streams),
+    };
+    if !quiet && args.chat.is_none() {
+        let chat = turn.place.rsplit('/').next().unwrap_or_default();
+        streams.err.line(&format!("chat {}", show(chat, 80)));
+    }
+    let mut cuts = 0;
+    let mut is_stopped = false;
+    loop {
+        let next = tokio::select! {
+            next = turn.events.next() => next,
+            signal = signals.next() => {
+                match signal {
+                    Signal::Hangup => {}
+                    ended if is_stopped => return ended.exit(),
+                    _ => {
+                        is_stopped = true;
+                        let path = format!("{}/stop", turn.place);
+                        if let Err(error) = ask(state, Method::POST, &path, None).await {
+                            return error.complain(streams);
+                        }
+                    }
+                }
+                continue;
+            }
+        };
+        match next {
+            Ok(Some(event)) => {
+                cuts = 0;
+                turn.last = event.id.or(turn.last);
+                if let Some(exit) = show_event(&event.data, &turn.id, json, quiet, streams) {
+                    return exit;
+                }
+            }
+            // The daemon restarts, or the stream is old.
+            ended => {
+                cuts += 1;
+                tokio::time::sleep(limits::CHAT_STREAM_AGAIN * cuts).await;
+                let path = format!("{}/events?shape=enveloped", turn.place);
+                match stream(state, &path, turn.last.as_deref()).await {
+                    Ok(events) => turn.events = events,
+                    Err(error) if cuts >= CUTS => return error.complain(streams),
+                    Err(_) => {}
+                }
+                if let (Err(error), true) = (ended, cuts >= CUTS) {
+                    return error.complain(streams);
+                }
+            }
+        }
+    }
+}
+
+/// Sends the message; the stream begins before anything of its turn.
+async fn begin(state: &Path, args: &PromptArgs) -> Result<Turn, HttpError> {
+    let chats = format!("/api/v1/workspaces/{}/chats", args.workspace);
+    let Some(chat) = &args.chat else {
+        let mut body = json!({"goal": args.text, "files": args.file});
+        if let Some(role) = &args.role {
+            body["role"] = json!(role.as_str());
+        }
+        let answer = ask(state, Method::POST, &chats, Some(&body)).await?;
+        let place = format!("{chats}/{}", text(&answer, "chat_id"));
+        let events = stream(state, &format!("{place}/events?shape=enveloped"), None).await?;
+        let id = text(&answer, "turn_id").to_owned();
+        return Ok(Turn {
+            place,
+            id,
+            events,
+            last: None,
+        });
+    };
+    let place = format!("{chats}/{chat}");
+    let path = format!("{place}/events?shape=enveloped&after={END}");
+    let mut events = stream(state, &path, None).await?;
+    // It says where it begins.
+    let first = events.next().await?;
+    let body = json!({"content": args.text});
+    let answer = ask(state, Method::POST, &place, Some(&body)).await?;
+    Ok(Turn {
+        id: text(&answer, "turn_id").to_owned(),
+        place,
+        events,
+        last: first.and_then(|event| event.id),
+    })
+}
+
+fn text<'a>(answer: &'a Value, key: &str) -> &'a str {
+    answer.get(key).and_then(Value::as_str).unwrap_or_default()
+}
+
+/// Shows an event; the end of the turn is the end.
+fn show_event(
+    line: &str,
+    turn: &str,
+    json: bool,
+    quiet: bool,
+    streams: &mut Streams,
+) -> Option<Exit> {
+    let event: Value = serde_json::from_str(line).unwrap_or_default();
+    let (name, data) = (text(&event, "type"), &event["data"]);
+    if json {
+        streams.out.json(line);
+    } else {
+        match name {
+            "chunk" => streams.out.text(&safe(text(data, "text"))),
+            "done" => streams.out.text("\n"),
+            "stopped" => streams.err.line("stopped"),
+            "error" => {
+                let why = show(text(data, "message"), 400);
+                streams.err.line(&format!("error: {why}"));
+            }
+            "ask" => {
+                let (id, tool) = (show(text(data, "id"), 80), show(text(data, "tool"), 80));
+                let text = format!("{tool} waits for a person: marshal asks show {id}");
+                streams.err.line(&text);
+            }
+            "call" if !quiet => {
+                let (tool, path) = (show(text(data, "tool"), 80), show(text(data, "path"), 200));
+                streams.err.line(format!("· {tool} {path}").trim_end());
+            }
+            "rehydrated" if !quiet => {
+                let by = show(text(data, "by"), 40);
+                streams.err.line(&format!("the agent came back by {by}"));
+            }
+            _ => {}
+        }
+    }
+    if text(data, "turn_id") != turn {
+        return None;
+    }
+    match name {
+        "done" => Some(Exit::Done),
+        "stopped" | "error" => Some(Exit::Failures),
+        _ => None,
+    }
+}
+
+/// A text of the agent's, on its lines.
+fn safe(text: &str) -> String {
+    let lines = text.split('\n').map(|line| show(line, usize::MAX));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_keeps_its_lines_and_nothing_that_acts_on_a_terminal() {
+        assert_eq!(safe("a\nb\u{1b}[2J\n"), "a\nb\\u{1b}[2J\n");
+    }
+}
