@@ -33,6 +33,8 @@ fn the_document_says_what_happens() {
         .args(["--checks", CHECKS, "--phases", "examples,coverage,fuzzing"])
         .args(["--max-examples", "8", "--seed", "7", "--workers", "2"])
         .args(["--request-timeout", "60", "--no-color"])
+        // Within what one token may ask.
+        .args(["--rate-limit", "60/s"])
         // Streams do not end; what ends them is tested in `streams`.
         .args(["--exclude-path-regex", "events$"])
         .args(["--generation-database", "none"])
