@@ -100,13 +100,15 @@ impl Door {
         let head: String = head.iter().flat_map(|line| [*line, "\r\n"]).collect();
         let length = body.len();
         let address = &self.address;
-        write!(
-            stream,
+        let request = format!(
             "{line} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nContent-Length: {length}\r\n{head}\r\n{body}"
-        )
-        .expect("sent");
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).expect("an answer");
+        );
+        // What is refused unread may be refused before all of it was sent.
+        let sent = stream.write_all(request.as_bytes());
+        let mut answer = Vec::new();
+        let read = stream.read_to_end(&mut answer);
+        assert!(!answer.is_empty(), "no answer: {sent:?} {read:?}");
+        let answer = String::from_utf8(answer).expect("text");
         let (head, text) = answer.split_once("\r\n\r\n").expect("a head");
         let status = head.split(' ').nth(1).and_then(|code| code.parse().ok());
         Said {

@@ -118,15 +118,17 @@ impl Daemon {
         let mut stream = TcpStream::connect(&self.address).expect("it listens");
         stream.set_read_timeout(Some(LONG)).expect("a time");
         let (address, token, length) = (&self.address, &self.token, body.len());
-        write!(
-            stream,
+        let request = format!(
             "{method} {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\
              Authorization: Bearer {token}\r\nContent-Type: application/json\r\n\
              Content-Length: {length}\r\n{more}\r\n{body}"
-        )
-        .expect("sent");
-        let mut text = String::new();
-        stream.read_to_string(&mut text).expect("an answer");
+        );
+        // What is refused unread may be refused before all of it was sent.
+        let sent = stream.write_all(request.as_bytes());
+        let mut text = Vec::new();
+        let read = stream.read_to_end(&mut text);
+        assert!(!text.is_empty(), "no answer: {sent:?} {read:?}");
+        let text = String::from_utf8(text).expect("text");
         let status = text.split(' ').nth(1).and_then(|code| code.parse().ok());
         let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
         Answer {

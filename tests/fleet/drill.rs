@@ -164,7 +164,7 @@ impl Drill {
     /// The address that the supervisor printed, once it has.
     pub(crate) fn address(&self) -> String {
         let mut found = None;
-        eventually(Duration::from_secs(10), "an address on stderr", || {
+        eventually(Duration::from_secs(60), "an address on stderr", || {
             let text = self.log("stderr.log");
             let at = text.find("http://127.0.0.1:");
             found = at.map(|at| {
@@ -341,7 +341,7 @@ pub(crate) fn get(address: &str, path: &str) -> (u16, String) {
     use std::io::{Read, Write};
     let mut stream = std::net::TcpStream::connect(address).expect("the supervisor listens");
     stream
-        .set_read_timeout(Some(Duration::from_secs(10)))
+        .set_read_timeout(Some(Duration::from_secs(60)))
         .expect("timeout");
     write!(
         stream,
