@@ -185,7 +185,9 @@ impl Actor {
                 "the configuration has no [workspace.{name}] any more"
             ));
         };
-        let is_crowded = !chats.fleet.has_free_slot(&chat.pool);
+        // Where none is given, nobody needs to give one up.
+        let gives = || chats.fleet.gives_slots(&chat.pool);
+        let is_crowded = gives() && !chats.fleet.has_free_slot(&chat.pool);
         let mut place: Option<Waiting> = is_crowded.then(|| self.lobby.enter());
         loop {
             let loading = chats.fleet.load_chat(
@@ -202,7 +204,7 @@ impl Actor {
                         Ok(conversation) => return Loaded::Yes(Box::new(conversation)),
                         Err(error) => break error,
                     },
-                    () = sleep_until(patience), if place.is_none() => {
+                    () = sleep_until(patience), if place.is_none() && gives() => {
                         place = Some(self.lobby.enter());
                     }
                     changed = self.wants.changed() => {

@@ -85,6 +85,13 @@ impl FleetHandle {
         slots.any(|view| view.session.is_none() && view.state != SlotState::Parked)
     }
 
+    /// Whether the pool begins anything now: one that was paused or drained does not.
+    #[must_use]
+    pub fn gives_slots(&self, pool: &PoolName) -> bool {
+        let entry = self.0.pools.get(pool);
+        entry.is_some_and(|entry| entry.shared.gives_to(0))
+    }
+
     /// Whether nothing can be begun in the pool until a person has looked.
     #[must_use]
     pub fn is_parked(&self, pool: &PoolName) -> bool {

@@ -413,6 +413,25 @@ fn an_idle_chat_gives_its_slot_to_one_that_waits() {
 }
 
 #[test]
+fn a_paused_pool_keeps_its_idle_chats_until_it_begins_again() {
+    let drill = drill("acp", 1);
+    let daemon = Daemon::start(&drill);
+    let first = daemon.create("say one");
+    daemon.follow(&first, None).any_turn();
+    let order = |what: &str| daemon.request("POST", &format!("/api/v1/pools/demo/{what}"), "", "");
+    assert_eq!(order("pause").status, 200);
+    let second = daemon.create("say two");
+    let mut stream = daemon.follow(&second, None);
+    // Longer than a chat waits before it wants another's slot.
+    thread::sleep(Duration::from_secs(2));
+    assert_eq!(daemon.get(&first).body["loaded"], true);
+    assert_eq!(daemon.get(&second).body["state"], "waiting");
+    assert_eq!(order("resume").status, 200);
+    let events = stream.any_turn();
+    assert_eq!(events.last().expect("the end").name, "done", "{events:#?}");
+}
+
+#[test]
 fn a_question_is_told_and_answered_and_waits_for_no_timer() {
     let drill = drill_of("acp", 1, "", "", "1s");
     let daemon = Daemon::start(&drill);
