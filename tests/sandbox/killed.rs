@@ -361,7 +361,7 @@ async fn nor_one_whose_children_work_on_overlays() {
         kind: "overlay",
         stages: "helpers",
         has_shim: true,
-        stops: STOPS / 2,
+        stops: STOPS,
         least: 100,
     })
     .await;
