@@ -31,7 +31,7 @@ fn the_document_says_what_happens() {
         .arg(format!("http://{}/api/v1/openapi.json", door.address))
         .args(["--header", &format!("Authorization: Bearer {}", door.token)])
         .args(["--checks", CHECKS, "--phases", "examples,coverage,fuzzing"])
-        .args(["--max-examples", "8", "--seed", "7", "--workers", "2"])
+        .args(["--max-examples", "8", "--seed", "7", "--workers", "1"])
         .args(["--request-timeout", "60", "--no-color"])
         // Within what one token may ask.
         .args(["--rate-limit", "60/s"])
