@@ -22,7 +22,7 @@ use crate::api::Fleet;
 use crate::api::http::{self, Pages, Render, Tls};
 use crate::api::reply::Role;
 use crate::api::tokens::{self, Tokens};
-use crate::api::{ask_pages, chat_pages, control, policy_pages, v1};
+use crate::api::{ask_pages, control, policy_pages, v1};
 use crate::chat::Chats;
 use crate::config::{Config, ConfigErrors, Http, NamedToken};
 use crate::fleet::FleetHandle;
@@ -160,9 +160,10 @@ fn open_token(path: &Path) -> Result<Option<File>, String> {
     }
 }
 
-/// Makes the routes below `/api/v1`, of runs, tokens, and what ends streams.
-pub type Resources =
-    Box<dyn FnOnce(&Arc<control::Runs>, &Tokens, CancellationToken) -> Router + Send>;
+/// Makes the routes below `/api/v1`, of runs, chats, tokens, and what ends streams.
+pub type Resources = Box<
+    dyn FnOnce(&Arc<control::Runs>, Option<Chats>, &Tokens, CancellationToken) -> Router + Send,
+>;
 
 /// Those of a fleet. Packages of agents may be beside its configuration.
 fn resources(fleet: &FleetHandle) -> Resources {
@@ -171,7 +172,9 @@ fn resources(fleet: &FleetHandle) -> Resources {
     let directory = file.and_then(Path::parent).unwrap_or(Path::new("/"));
     let directory = directory.to_owned();
     let agents: v1::Agents = Arc::new(move || agents::standings(&directory));
-    Box::new(move |runs, tokens, stop| v1::router(fleet, Arc::clone(runs), agents, tokens, stop))
+    Box::new(move |runs, chats, tokens, stop| {
+        v1::router(fleet, Arc::clone(runs), chats, agents, tokens, stop)
+    })
 }
 
 /// Open doors. They close with [`Doors::close`].
@@ -212,11 +215,8 @@ impl Doors {
             asks: tokens.map_or_else(Router::new, |(tokens, resources)| {
                 let policies = policy_pages::router(fleet.clone(), &tokens);
                 let asks = ask_pages::router(fleet.clone(), &tokens, stop.clone());
-                let chats = chats.clone().map_or_else(Router::new, |chats| {
-                    chat_pages::router(chats, &tokens, stop.clone())
-                });
-                let resources = resources(&runs, &tokens, stop.clone());
-                asks.merge(policies).merge(chats).merge(resources)
+                let resources = resources(&runs, chats.clone(), &tokens, stop.clone());
+                asks.merge(policies).merge(resources)
             }),
         };
         let tls = http.as_ref().and_then(http::Listener::tls);

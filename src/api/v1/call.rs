@@ -47,7 +47,7 @@ impl Call {
         let headers = request.headers().clone();
         let body = match route.body {
             None => Vec::new(),
-            Some(_) => json_body(&headers, request).await?,
+            Some(_) => json_body(&headers, request, route.body_bytes).await?,
         };
         Ok(Self {
             who,
@@ -153,7 +153,7 @@ fn decoded(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-async fn json_body(headers: &HeaderMap, request: Request) -> Result<Vec<u8>, Fault> {
+async fn json_body(headers: &HeaderMap, request: Request, most: u64) -> Result<Vec<u8>, Fault> {
     let is_json = headers.get(header::CONTENT_TYPE).is_some_and(|of| {
         let of = of.as_bytes();
         of == b"application/json" || of.starts_with(b"application/json;")
@@ -162,7 +162,7 @@ async fn json_body(headers: &HeaderMap, request: Request) -> Result<Vec<u8>, Fau
         let detail = "the body must be application/json";
         return Err(Fault::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, detail).closing());
     }
-    let most = usize::try_from(limits::HTTP_BODY_BYTES).unwrap_or(usize::MAX);
+    let most = usize::try_from(most).unwrap_or(usize::MAX);
     let read = body::to_bytes(request.into_body(), most);
     match tokio::time::timeout(limits::HTTP_BODY_WAIT, read).await {
         Ok(Ok(body)) => Ok(body.into()),

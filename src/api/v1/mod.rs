@@ -11,6 +11,7 @@
 
 mod asks;
 mod call;
+mod chats;
 mod events;
 mod fault;
 mod fleet;
@@ -39,12 +40,13 @@ use tokio_util::sync::CancellationToken;
 
 use self::call::Call;
 use self::fault::Fault;
-use self::routes::{ROUTES, Route};
+use self::routes::Route;
 use self::shelf::Shelf;
 use super::ask_events::Until;
 use super::control::Runs;
 use super::guard::{About, Routes, guarded};
 use super::tokens::Tokens;
+use crate::chat::Chats;
 use crate::config::Approver;
 use crate::fleet::FleetHandle;
 use crate::model::Role;
@@ -66,6 +68,8 @@ pub type Agents = Arc<dyn Fn() -> Vec<Value> + Send + Sync>;
 struct Desk {
     fleet: FleetHandle,
     runs: Arc<Runs>,
+    /// In a daemon.
+    chats: Option<Chats>,
     shelf: Arc<Shelf>,
     agents: Agents,
     /// Places of streams.
@@ -78,6 +82,7 @@ struct Desk {
 pub fn router(
     fleet: FleetHandle,
     runs: Arc<Runs>,
+    chats: Option<Chats>,
     agents: Agents,
     tokens: &Tokens,
     stop: CancellationToken,
@@ -86,13 +91,13 @@ pub fn router(
         shelf: Arc::new(Shelf::of(fleet.journal().clone())),
         fleet,
         runs,
+        chats,
         agents,
         streams: Arc::new(Semaphore::new(STREAMS)),
         stop,
     };
-    let (asks, others): (Vec<_>, Vec<_>) = ROUTES
-        .iter()
-        .partition(|route| route.path.starts_with("/api/v1/asks"));
+    let (asks, others): (Vec<_>, Vec<_>) =
+        routes::all().partition(|route| route.path.starts_with("/api/v1/asks"));
     let rest = Router::new().route("/api/v1/{*rest}", any(nothing));
     let needs = needs();
     guarded(paths(&asks), tokens, needs, About::Asks)
@@ -112,8 +117,7 @@ pub fn needs() -> Routes {
 }
 
 static NEEDS: LazyLock<Vec<(Method, &str, Role)>> = LazyLock::new(|| {
-    let needs = ROUTES.iter();
-    needs
+    routes::all()
         .map(|route| (route.method.clone(), route.path, route.role))
         .collect()
 });

@@ -4,9 +4,12 @@
 //! Owns what each takes, gives and refuses, and the least role that it needs. Must not know how a
 //! request is read.
 
+mod chats;
+
 use axum::http::Method;
 
 use super::{Handler, asks, events, fleet, openapi, sessions, supervisor, tasks};
+use crate::limits;
 use crate::model::{PoolFlow, Role};
 
 /// What a key of a query may be.
@@ -68,6 +71,8 @@ pub struct Route {
     pub headers: &'static [(&'static str, &'static str)],
     /// The schema of its body, if it takes one.
     pub body: Option<&'static str>,
+    /// The most bytes of it.
+    pub body_bytes: u64,
     /// What it answers when it is done: status and schema.
     pub gives: (u16, &'static str),
     /// With which further statuses it refuses, beside those that every route has.
@@ -77,6 +82,8 @@ pub struct Route {
 
 /// The schema's name of what is a stream.
 pub const STREAM: &str = "text/event-stream";
+/// The schema's name of an answer without a body.
+pub const NOTHING: &str = "";
 
 const LIMIT: Key = Key {
     name: "limit",
@@ -108,6 +115,7 @@ const LOOKS: Route = Route {
     query: &[],
     headers: &[],
     body: None,
+    body_bytes: limits::HTTP_BODY_BYTES,
     gives: (200, ""),
     refuses: &[],
     handle: |desk, call| Box::pin(fleet::summary(desk, call)),
@@ -121,7 +129,12 @@ const ACTS: Route = Route {
 };
 
 /// All of them, by their paths.
-pub static ROUTES: &[Route] = &[
+pub fn all() -> impl Iterator<Item = &'static Route> {
+    ROUTES.iter().chain(chats::ROUTES)
+}
+
+/// Those of the fleet itself; their paths stand before those of workspaces.
+static ROUTES: &[Route] = &[
     Route {
         path: "/api/v1/agents",
         name: "listAgents",
