@@ -111,6 +111,11 @@ fn hostile_events(evil: &str, task: &TaskId) -> Vec<Event> {
             tool: text(),
             path: text(),
             sha256: Some("0".repeat(64)),
+            version: Some(Box::new(crate::model::FileVersion {
+                workspace: text(),
+                path: text(),
+                v: 1,
+            })),
         },
         Event::PlanStep {
             step: text(),

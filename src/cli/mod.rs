@@ -22,6 +22,7 @@ pub mod engines;
 pub mod event_text;
 pub mod events;
 pub mod exit;
+mod file_store;
 mod http_client;
 mod ls;
 mod manual;

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde_json::value::RawValue;
 
+use super::tool::FileVersion;
 use super::{
     Ask, AskId, ChoiceInfo, EgressResult, ExitClass, ExitStatus, Foreign, StepStatus, TaskId,
     TurnOutcome, Verdict, words,
@@ -331,8 +332,10 @@ pub enum Event {
         tool: Foreign,
         /// The path, as the agent names it.
         path: Foreign,
-        /// SHA-256 of what it holds, where the supervisor wrote it for the agent.
+        /// SHA-256 of what it holds, where the supervisor wrote it for the agent, or looked.
         sha256: Option<String>,
+        /// The version that this is, where versions are kept.
+        version: Option<Box<FileVersion>>,
     },
     /// How a step of the plan stands, as the agent says by a tool.
     PlanStep {

@@ -53,8 +53,8 @@ pub use slot::{PoolFlow, SlotState};
 pub use task::{TaskOutcome, TaskRef, TaskSpec};
 pub use told::ToldKind;
 pub use tool::{
-    ENGINE_SERVER, EditError, EngineAnswer, EngineCall, EngineTool, EngineWish, StepStatus,
-    TextEdit,
+    ENGINE_SERVER, EditError, EngineAnswer, EngineCall, EngineDone, EngineTool, EngineWish,
+    FileVersion, StepStatus, TextEdit,
 };
 pub use turn::{TurnOutcome, UNWRITTEN};
 pub use weakness::Weakness;

@@ -141,9 +141,13 @@ pub(super) fn event(mask: &Mask, event: &mut Event) {
             tool,
             path,
             sha256: _,
+            version,
         } => {
             mask.foreign(tool);
             mask.foreign(path);
+            if let Some(of) = version {
+                mask.foreign(&mut of.path);
+            }
         }
         Event::Unknown { tag, raw: message } => {
             mask.foreign(tag);
@@ -394,6 +398,11 @@ mod tests {
                 tool: text(),
                 path: text(),
                 sha256: None,
+                version: Some(Box::new(crate::model::FileVersion {
+                    workspace: "w".into(),
+                    path: text(),
+                    v: 1,
+                })),
             },
         ];
         check(events);

@@ -203,6 +203,15 @@ pub(super) struct FileUpdated<'a> {
     pub(super) path: Text<'a>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) sha256: Option<Cow<'a, str>>,
+    #[serde(default, borrow, skip_serializing_if = "Option::is_none")]
+    pub(super) version: Option<FileVersion<'a>>,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct FileVersion<'a> {
+    pub(super) workspace: Text<'a>,
+    pub(super) path: Text<'a>,
+    pub(super) v: u64,
 }
 
 #[derive(Serialize, Deserialize)]

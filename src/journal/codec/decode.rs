@@ -8,8 +8,9 @@ use serde::Deserialize;
 use super::{CodecError, VERSION, body};
 use crate::model::{
     AgentInfo, Ask, AskId, AskKey, ChoiceInfo, Claimed, CommandInfo, Cost, DecidedBy, Decision,
-    EgressResult, Event, EventKind, ExitClass, Foreign, OptionState, Origin, PlanEntry, PoolName,
-    SessionId, StepStatus, TaskId, TaskRef, TaskSpec, TurnOutcome, Usage, Verdict, Weakness,
+    EgressResult, Event, EventKind, ExitClass, FileVersion, Foreign, OptionState, Origin,
+    PlanEntry, PoolName, SessionId, StepStatus, TaskId, TaskRef, TaskSpec, TurnOutcome, Usage,
+    Verdict, Weakness,
 };
 
 /// The words that [`Event::ChildStarted`] and [`Event::BadLine`] carry as static texts. A word
@@ -330,6 +331,13 @@ fn tools(reader: &Reader<'_>) -> Result<Event, CodecError> {
                 tool: own(b.tool),
                 path: own(b.path),
                 sha256: b.sha256.map(Cow::into_owned),
+                version: b.version.map(|of| {
+                    Box::new(FileVersion {
+                        workspace: own(of.workspace),
+                        path: own(of.path),
+                        v: of.v,
+                    })
+                }),
             }
         }
     })

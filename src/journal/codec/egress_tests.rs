@@ -33,6 +33,11 @@ pub(super) fn events() -> Vec<Event> {
             tool: "edit_file".into(),
             path: "/workspace/a".into(),
             sha256: Some("0".repeat(64)),
+            version: Some(Box::new(crate::model::FileVersion {
+                workspace: "site".into(),
+                path: "a".into(),
+                v: 7,
+            })),
         },
     ]
 }

@@ -245,12 +245,22 @@ fn tools(event: &Event, out: &mut Vec<u8>) {
                 rules: rules.iter().map(Into::into).collect(),
             },
         ),
-        Event::FileUpdated { tool, path, sha256 } => put(
+        Event::FileUpdated {
+            tool,
+            path,
+            sha256,
+            version,
+        } => put(
             out,
             &body::FileUpdated {
                 tool: text(tool),
                 path: text(path),
                 sha256: sha256.as_deref().map(Into::into),
+                version: version.as_deref().map(|of| body::FileVersion {
+                    workspace: text(&of.workspace),
+                    path: text(&of.path),
+                    v: of.v,
+                }),
             },
         ),
         Event::PlanStep { step, status } => put(
