@@ -6,7 +6,7 @@ use crate::model::{EgressResult, Event, StepStatus};
 
 /// One of each form.
 pub(super) fn events() -> Vec<Event> {
-    vec![
+    let mut events = vec![
         Event::Egress {
             host: Some("api.example.com".to_owned()),
             port: Some(443),
@@ -39,5 +39,7 @@ pub(super) fn events() -> Vec<Event> {
                 v: 7,
             })),
         },
-    ]
+    ];
+    events.extend(super::work::events());
+    events
 }
