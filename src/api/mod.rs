@@ -28,6 +28,7 @@ pub mod tokens;
 pub mod v1;
 pub mod view;
 pub mod watch;
+mod web_socket;
 
 pub use service::{Fleet, Refusal};
 

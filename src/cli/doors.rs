@@ -16,6 +16,7 @@ use tokio_util::task::TaskTracker;
 
 use super::agents;
 use super::exit::Exit;
+use super::overlay;
 use super::streams::Output;
 use super::trust::{OpenError, open_trusted, shown, why};
 use crate::api::Fleet;
@@ -143,7 +144,7 @@ pub fn within(state: &Path, plan: &Plan, fleet: &FleetHandle, err: &mut Output) 
         err.line(&format!("note: {error}; going on without it"));
     });
     Within {
-        tokens: tokens.ok().map(|tokens| (tokens, resources(fleet))),
+        tokens: tokens.ok().map(|tokens| (tokens, resources(state, fleet))),
         socket: socket.ok(),
         chats: None,
     }
@@ -166,14 +167,24 @@ pub type Resources = Box<
 >;
 
 /// Those of a fleet. Packages of agents may be beside its configuration.
-fn resources(fleet: &FleetHandle) -> Resources {
+fn resources(state: &Path, fleet: &FleetHandle) -> Resources {
     let fleet = fleet.clone();
+    let (state, config) = (state.to_owned(), fleet.config().clone());
+    let overlays: v1::Overlays =
+        Arc::new(move |session, order| overlay::asked(&state, &config, session, order));
     let file = fleet.config().file.as_deref();
     let directory = file.and_then(Path::parent).unwrap_or(Path::new("/"));
     let directory = directory.to_owned();
     let agents: v1::Agents = Arc::new(move || agents::standings(&directory));
     Box::new(move |runs, chats, tokens, stop| {
-        v1::router(fleet, Arc::clone(runs), chats, agents, tokens, stop)
+        v1::router(
+            fleet,
+            Arc::clone(runs),
+            chats,
+            (agents, overlays),
+            tokens,
+            stop,
+        )
     })
 }
 

@@ -128,8 +128,13 @@ pub(super) async fn create(desk: Desk, call: Call) -> Answer {
 
 pub(super) async fn say(desk: Desk, call: Call) -> Answer {
     let (chats, workspace, chat) = asked(&desk, &call)?;
+    message(&chats, workspace, chat, &call).await
+}
+
+/// Has a chat take the message that a call brings.
+pub(super) async fn message(chats: &Chats, workspace: &str, chat: &str, call: &Call) -> Answer {
     let key = key(&call.headers)?;
-    let message: Message = read(&call)?;
+    let message: Message = read(call)?;
     let said = chats.say(workspace, chat, message.content, key).await;
     let Accepted { turn, sequence } = said?;
     let body = json!({"turn_id": turn.as_str(), "sequence": sequence});
@@ -164,8 +169,9 @@ pub(super) async fn turns(desk: Desk, call: Call) -> Answer {
 
 pub(super) async fn events(desk: Desk, call: Call) -> Answer {
     let (chats, workspace, chat) = asked(&desk, &call)?;
+    // Over a WebSocket every message is an envelope.
     let shape = match call.given("shape") {
-        Some("enveloped") => Shape::Enveloped,
+        Some("enveloped") if call.socket.is_none() => Shape::Enveloped,
         _ => Shape::Named,
     };
     // What a client has read counts more than what it was told to begin with.
@@ -178,7 +184,8 @@ pub(super) async fn events(desk: Desk, call: Call) -> Answer {
         })?,
     };
     let followed = chats.subscribe(workspace, chat, cursor, shape).await?;
-    Ok(chat_streams::open(followed, desk.stop, call.until))
+    let Call { until, socket, .. } = call;
+    Ok(chat_streams::open(followed, socket, desk.stop, until))
 }
 
 pub(super) async fn cancel(desk: Desk, call: Call) -> Answer {

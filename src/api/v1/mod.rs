@@ -16,6 +16,7 @@ mod events;
 mod fault;
 mod fleet;
 pub mod openapi;
+mod overlays;
 pub mod routes;
 mod sessions;
 mod shelf;
@@ -38,6 +39,8 @@ use serde_json::Value;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
+pub use self::overlays::{OverlayOrder, OverlayRefusal, Overlays};
+
 use self::call::Call;
 use self::fault::Fault;
 use self::routes::Route;
@@ -45,9 +48,8 @@ use self::shelf::Shelf;
 use super::ask_events::Until;
 use super::control::Runs;
 use super::guard::{About, Routes, guarded};
-use super::tokens::Tokens;
+use super::tokens::{Caller, Tokens};
 use crate::chat::Chats;
-use crate::config::Approver;
 use crate::fleet::FleetHandle;
 use crate::model::Role;
 
@@ -72,6 +74,9 @@ struct Desk {
     chats: Option<Chats>,
     shelf: Arc<Shelf>,
     agents: Agents,
+    overlays: Overlays,
+    /// Places of those who look at overlays.
+    overlay_places: Arc<Semaphore>,
     /// Places of streams.
     streams: Arc<Semaphore>,
     /// Ends streams.
@@ -83,7 +88,7 @@ pub fn router(
     fleet: FleetHandle,
     runs: Arc<Runs>,
     chats: Option<Chats>,
-    agents: Agents,
+    (agents, overlays): (Agents, Overlays),
     tokens: &Tokens,
     stop: CancellationToken,
 ) -> Router {
@@ -93,6 +98,8 @@ pub fn router(
         runs,
         chats,
         agents,
+        overlays,
+        overlay_places: Arc::new(Semaphore::new(overlays::AT_ONCE)),
         streams: Arc::new(Semaphore::new(STREAMS)),
         stop,
     };
@@ -130,7 +137,7 @@ fn paths(routes: &[&'static Route]) -> Router<Desk> {
     let mut router = Router::new();
     for (path, routes) in by_path {
         let serve = move |desk: State<Desk>,
-                          who: Extension<Approver>,
+                          who: Extension<Caller>,
                           until: Extension<Until>,
                           names: Result<RawPathParams, RawPathParamsRejection>,
                           request: Request| {
@@ -148,7 +155,7 @@ async fn nothing() -> Response {
 async fn dispatch(
     routes: Vec<&'static Route>,
     State(desk): State<Desk>,
-    Extension(who): Extension<Approver>,
+    Extension(caller): Extension<Caller>,
     Extension(Until(until)): Extension<Until>,
     names: Result<RawPathParams, RawPathParamsRejection>,
     request: Request,
@@ -164,7 +171,7 @@ async fn dispatch(
     let Some(route) = routes.iter().find(|route| route.method == asked) else {
         return Fault::wrong_method(&routes).response();
     };
-    let answer = match Call::read(route, who, until, &names, request).await {
+    let answer = match Call::read(route, caller, until, &names, request).await {
         Ok(call) => (route.handle)(desk, call).await,
         Err(fault) => Err(fault),
     };

@@ -91,10 +91,10 @@ fn named(schema: &str) -> Value {
 fn operation(route: &Route) -> Value {
     let mut parameters: Vec<Value> = names(route.path).map(in_path).collect();
     parameters.extend(route.query.iter().map(in_query));
-    parameters.extend(route.headers.iter().map(|(name, does)| {
+    parameters.extend(route.headers.iter().map(|(name, does, longest)| {
         json!({
             "name": name, "in": "header", "required": false, "description": does,
-            "schema": {"type": "string", "minLength": 1, "maxLength": 200},
+            "schema": {"type": "string", "minLength": 1, "maxLength": longest},
         })
     }));
     let mut operation = json!({

@@ -8,7 +8,7 @@ mod chats;
 
 use axum::http::Method;
 
-use super::{Handler, asks, events, fleet, openapi, sessions, supervisor, tasks};
+use super::{Handler, asks, events, fleet, openapi, overlays, sessions, supervisor, tasks};
 use crate::limits;
 use crate::model::{PoolFlow, Role};
 
@@ -67,8 +67,8 @@ pub struct Route {
     pub does: &'static str,
     /// The keys of its query.
     pub query: &'static [Key],
-    /// Headers that it looks at: name, what it is.
-    pub headers: &'static [(&'static str, &'static str)],
+    /// Headers that it looks at: name, what it is, the most characters of it.
+    pub headers: &'static [(&'static str, &'static str, usize)],
     /// The schema of its body, if it takes one.
     pub body: Option<&'static str>,
     /// The most bytes of it.
@@ -100,9 +100,10 @@ const POOL: Key = Key {
     is: Given::Text { longest: 32 },
     does: "of this pool only",
 };
-const LAST_EVENT: &[(&str, &str)] = &[(
+const LAST_EVENT: &[(&str, &str, usize)] = &[(
     "Last-Event-ID",
     "the id of the last event that was read; it goes before `after`",
+    200,
 )];
 
 /// A route that only looks.
@@ -338,6 +339,24 @@ static ROUTES: &[Route] = &[
         ..LOOKS
     },
     Route {
+        path: "/api/v1/sessions/{session}/apply",
+        name: "applySession",
+        does: "Puts what a session wrote over its workspace there, as `marshal apply` does",
+        body: Some("Apply"),
+        gives: (200, "Overlay"),
+        handle: |desk, call| Box::pin(overlays::apply(desk, call)),
+        ..ACTS
+    },
+    Route {
+        path: "/api/v1/sessions/{session}/diff",
+        name: "diffSession",
+        does: "What a session wrote over its workspace, as `marshal diff` shows it",
+        gives: (200, "Overlay"),
+        refuses: &[404, 409],
+        handle: |desk, call| Box::pin(overlays::diff(desk, call)),
+        ..LOOKS
+    },
+    Route {
         path: "/api/v1/sessions/{session}/events",
         name: "streamSessionEvents",
         does: "A session's events from the journal and on, as server-sent events, each once",
@@ -358,6 +377,22 @@ static ROUTES: &[Route] = &[
         does: "Ends the turn of a session; the session goes on where it can",
         gives: (202, "Session"),
         handle: |desk, call| Box::pin(sessions::interrupt(desk, call)),
+        ..ACTS
+    },
+    Route {
+        path: "/api/v1/sessions/{session}/prompt",
+        name: "promptSession",
+        does: "Sends a message to a session that is a chat; returns when it is durable",
+        headers: &[(
+            "Idempotency-Key",
+            "the same message under the same key is taken once",
+            limits::TURN_KEY_BYTES,
+        )],
+        body: Some("Message"),
+        body_bytes: chats::BODY_BYTES,
+        gives: (202, "TurnTaken"),
+        refuses: &[404, 409, 422],
+        handle: |desk, call| Box::pin(sessions::prompt(desk, call)),
         ..ACTS
     },
     Route {
@@ -434,6 +469,7 @@ static ROUTES: &[Route] = &[
         headers: &[(
             "Idempotency-Key",
             "the same task under the same key is taken in once",
+            200,
         )],
         body: Some("NewTask"),
         refuses: &[422, 429],

@@ -17,7 +17,7 @@ const SOME: Key = Key {
     does: "how many items at most; 50 if not given, and never more",
     ..LIMIT
 };
-const BODY_BYTES: u64 = limits::CHAT_BODY_BYTES as u64;
+pub(super) const BODY_BYTES: u64 = limits::CHAT_BODY_BYTES as u64;
 
 /// See the head of this file.
 pub(super) static ROUTES: &[Route] = &[
@@ -58,6 +58,7 @@ pub(super) static ROUTES: &[Route] = &[
         headers: &[(
             "Idempotency-Key",
             "the same message under the same key is taken once",
+            limits::TURN_KEY_BYTES,
         )],
         body: Some("Message"),
         body_bytes: BODY_BYTES,
