@@ -50,6 +50,7 @@ pub const ROUTES: Routes = &[
     (Method::POST, CHATS, Role::Operate),
     (Method::GET, CHAT, Role::Read),
     (Method::POST, CHAT, Role::Operate),
+    (Method::DELETE, CHAT, Role::Operate),
     (Method::GET, TURNS, Role::Read),
     (Method::GET, EVENTS, Role::Read),
     (Method::POST, STOP, Role::Operate),
@@ -60,7 +61,7 @@ pub const ROUTES: Routes = &[
 pub fn router(chats: Chats, tokens: &Tokens, stop: CancellationToken) -> Router {
     let pages = Router::new()
         .route(CHATS, get(list).post(create))
-        .route(CHAT, get(one).post(say))
+        .route(CHAT, get(one).post(say).delete(close))
         .route(TURNS, get(turns))
         .route(EVENTS, get(events))
         .route(STOP, post(cancel))
@@ -327,6 +328,22 @@ async fn cancel(
     let chat = stopped.map_err(|error| failed(&error))?;
     let body = json!({"status": "cancelled", "chat_id": chat.as_str()});
     Ok(page(StatusCode::OK, &body))
+}
+
+async fn close(
+    State(desk): State<Desk>,
+    named: Named<(String, String)>,
+) -> Result<Response, Response> {
+    let UrlPath((workspace, chat)) = named.map_err(|_| nothing())?;
+    let closed = desk.chats.close(&workspace, &chat).await;
+    Ok(match closed.map_err(|error| failed(&error))? {
+        true => StatusCode::NO_CONTENT.into_response(),
+        // It is closed when its turn and its agent have ended.
+        false => page(
+            StatusCode::ACCEPTED,
+            &json!({"status": "closing", "chat_id": chat}),
+        ),
+    })
 }
 
 async fn ping(
