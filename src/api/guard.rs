@@ -239,24 +239,6 @@ fn wrong_method(allowed: &str) -> Response {
     closing(response)
 }
 
-/// As [`guarded`] for pages of asks of which every one is for whoever may answer: the owner and the
-/// approvers.
-#[allow(dead_code, reason = "for pages whose routes are in no table")]
-pub(super) async fn known(
-    State(tokens): State<Tokens>,
-    mut request: Request,
-    next: Next,
-) -> Response {
-    match identify(&tokens, Asker::of(&request)).await {
-        Ok(caller) if caller.role.may(Role::Approve) => {
-            request.extensions_mut().insert(caller.approver);
-            next.run(request).await
-        }
-        Ok(caller) => forbidden(&caller, Role::Approve),
-        Err(refused) => refused,
-    }
-}
-
 #[cfg(test)]
 #[path = "guard/tests.rs"]
 mod tests;

@@ -145,6 +145,11 @@ fn hostile_events(evil: &str, task: &TaskId) -> Vec<Event> {
             usage: Usage::default(),
             detail: Some(evil.to_owned()),
         },
+        Event::TurnUnsent {
+            turn: crate::model::TurnId::new("turn").expect("an id"),
+            outcome: crate::model::TurnOutcome::Failed,
+            detail: evil.to_owned(),
+        },
         Event::Unknown {
             tag: text(),
             raw: raw(),

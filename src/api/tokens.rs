@@ -17,9 +17,6 @@ use crate::config::{Approver, NamedToken};
 use crate::limits;
 use crate::model::Role;
 
-#[allow(unused_imports, reason = "for pages whose routes are in no table")]
-pub(super) use super::guard::known;
-
 /// The owner's token, in the state directory.
 pub const TOKEN_FILE: &str = "http.token";
 /// The directory of further tokens there, one a file; its name is the approver's.

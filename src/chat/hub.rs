@@ -225,11 +225,19 @@ fn page(
 ) -> Result<(Vec<Encoded>, u64), ReadError> {
     let (most, bytes) = (limits::CHAT_PAGE_EVENTS, limits::CHAT_PAGE_BYTES);
     let rows = reader.page(session, after, most, bytes)?;
-    let to = rows.last().map_or(after, |row| row.id.seq);
-    let mut events = Vec::new();
+    let mut to = after;
+    let mut events: Vec<Encoded> = Vec::new();
+    let mut size = 0;
     for row in &rows {
         let told = seed::told(reader, session, row)?;
+        let from = events.len();
         events.extend(told.iter().map(Encoded::of));
+        to = row.id.seq;
+        // A turn's end says more than its row has: the rest comes with the next page.
+        size += events[from..].iter().map(Encoded::size).sum::<usize>();
+        if size > limits::CHAT_RING_BYTES {
+            break;
+        }
     }
     Ok((events, to))
 }

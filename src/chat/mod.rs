@@ -4,6 +4,8 @@
 //! a client is reached, or how an agent is run.
 
 mod actor;
+mod aging;
+mod closing;
 mod directory;
 mod hub;
 mod lobby;
@@ -24,7 +26,7 @@ use crate::config::Config;
 use crate::fleet::{FleetHandle, OpenError, SubmitError};
 use crate::journal::{ChatRow, ChatWrite, StoredChat, StoredTurn, TurnRow, Write};
 use crate::limits;
-use crate::model::{ChatMode, Foreign, PoolName, SessionId, TurnId, TurnOutcome, TurnState};
+use crate::model::{ChatMode, Foreign, PoolName, SessionId, TurnId, TurnState};
 use actor::{Actor, Wants};
 use hub::Hub;
 use lobby::Lobby;
@@ -96,9 +98,11 @@ pub(crate) struct Inner {
     fleet: FleetHandle,
     config: Arc<Config>,
     readers: Readers,
+    /// Those of streams, so that no crowd of them keeps a turn waiting.
+    stream_readers: Readers,
     loaded: Mutex<HashMap<SessionId, watch::Sender<Wants>>>,
     lobbies: BTreeMap<PoolName, Arc<Lobby>>,
-    hubs: tokio::sync::Mutex<HashMap<SessionId, Weak<Hub>>>,
+    hubs: Mutex<HashMap<SessionId, Weak<Hub>>>,
     places: Vec<tokio::sync::Mutex<()>>,
     subscribers: Arc<Semaphore>,
     /// The supervisor stops: no turn is begun any more.
@@ -120,11 +124,12 @@ impl Chats {
         let lobbies = pools.map(|pool| (pool, Lobby::new())).collect();
         Self(Arc::new(Inner {
             readers: Readers::of(fleet.journal().clone()),
+            stream_readers: Readers::of(fleet.journal().clone()),
             fleet,
             config,
             loaded: Mutex::default(),
             lobbies,
-            hubs: tokio::sync::Mutex::default(),
+            hubs: Mutex::default(),
             places: (0..STRIPES)
                 .map(|_| tokio::sync::Mutex::default())
                 .collect(),
@@ -133,8 +138,10 @@ impl Chats {
         }))
     }
 
-    /// Goes on with every chat in which a message waits since an earlier start.
+    /// Goes on with every chat in which a message waits since an earlier start, and from now on
+    /// closes those that nobody uses.
     pub async fn go_on(&self) {
+        tokio::spawn(aging::run(Arc::clone(&self.0)));
         let mut after: Option<SessionId> = None;
         loop {
             let from = after.clone();
@@ -152,6 +159,7 @@ impl Chats {
                 return;
             };
             for chat in page {
+                let _place = self.0.place(&chat).await;
                 match self.0.chat(&chat).await {
                     Ok(chat) => self.0.wake(chat, |wants| wants.turns += 1),
                     Err(error) => tracing::error!(%error, "a chat is not taken up"),
@@ -272,7 +280,7 @@ impl Chats {
         }
         // What was read before the place was had may be old.
         let found = inner.chat(&id).await?;
-        if found.ended_ms.is_some() {
+        if found.ended_ms.is_some() || inner.is_closing(&id) {
             let why = "the chat is closed and takes no messages: create a new one".to_owned();
             return Err(ChatError::Conflict(why));
         }
@@ -292,39 +300,6 @@ impl Chats {
         inner.fleet.keep_rows(vec![accept]).await?;
         inner.wake(found, |wants| wants.turns += 1);
         Ok(accepted)
-    }
-
-    /// Stops what runs in a chat and ends what waits; nothing to stop is no error.
-    ///
-    /// # Errors
-    /// [`ChatError`]
-    pub async fn stop(&self, workspace: &str, chat: &str) -> Result<SessionId, ChatError> {
-        let inner = &self.0;
-        let id = inner.find(workspace, chat).await?.session;
-        let _place = inner.place(&id).await;
-        let of = id.clone();
-        let waiting = inner.readers.read(move |reader| reader.waiting_turns(&of));
-        let waiting = waiting.await.map_err(ChatError::Unavailable)?;
-        let chat = inner.chat(&id).await?;
-        let has_waiting = !waiting.is_empty();
-        let ends = waiting.into_iter().map(|turn| {
-            Write::Chat(ChatWrite::End {
-                turn: turn.turn,
-                outcome: TurnOutcome::Cancelled,
-                at_ms: inner.fleet.now_ms(),
-            })
-        });
-        if has_waiting {
-            inner.fleet.keep_rows(ends.collect()).await?;
-        }
-        if has_waiting || chat.running.is_some() {
-            inner.tell(&id, |wants| {
-                wants.stopped_to = chat.turns;
-                // An actor that has begun one of them meanwhile tells its end.
-                wants.unsent += u64::from(has_waiting && chat.running.is_none());
-            });
-        }
-        Ok(id)
     }
 
     /// Somebody is there: the chat is not idle from now on.
@@ -531,7 +506,9 @@ impl Inner {
             actor.send_modify(want);
             return;
         }
-        let (tell, wants) = watch::channel(Wants::default());
+        let mut first = Wants::default();
+        want(&mut first);
+        let (tell, wants) = watch::channel(first);
         loaded.insert(chat.session.clone(), tell);
         let actor = Actor {
             chats: Arc::clone(self),
@@ -540,6 +517,7 @@ impl Inner {
             wants,
             seen: Wants::default(),
             conversation: None,
+            tries: 0,
         };
         tokio::spawn(actor.run());
     }
@@ -556,7 +534,7 @@ impl Inner {
         let mut loaded = self.loaded();
         let is_done = loaded.get(chat).is_none_or(|actor| {
             let wants = actor.borrow();
-            wants.turns == seen.turns && wants.unsent == seen.unsent
+            wants.turns == seen.turns && wants.is_closed == seen.is_closed
         });
         if is_done {
             loaded.remove(chat);
@@ -570,15 +548,20 @@ impl Inner {
     }
 
     async fn hub(&self, chat: &SessionId) -> Result<Arc<Hub>, ChatError> {
-        let mut hubs = self.hubs.lock().await;
-        if let Some(hub) = hubs.get(chat).and_then(Weak::upgrade) {
+        let there = || self.hubs.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(hub) = there().get(chat).and_then(Weak::upgrade) {
             return Ok(hub);
         }
-        hubs.retain(|_, hub| hub.strong_count() > 0);
         let tap = self.fleet.follow(chat);
         let epoch = self.fleet.journal().epoch();
-        let hub = Hub::open(chat.clone(), epoch, self.readers.clone(), tap).await;
+        let hub = Hub::open(chat.clone(), epoch, self.stream_readers.clone(), tap).await;
         let hub = hub.map_err(ChatError::Unavailable)?;
+        let mut hubs = there();
+        // Of two that were opened at the same time the first one stays.
+        if let Some(first) = hubs.get(chat).and_then(Weak::upgrade) {
+            return Ok(first);
+        }
+        hubs.retain(|_, hub| hub.strong_count() > 0);
         hubs.insert(chat.clone(), Arc::downgrade(&hub));
         Ok(hub)
     }

@@ -44,6 +44,12 @@ pub enum ChatWrite {
         /// Which.
         turn: TurnId,
     },
+    /// A person stopped a waiting turn: no agent is sent it any more. It is over with its `End`,
+    /// which goes with the event that says so. One that does not wait stays as it is.
+    Stop {
+        /// Which.
+        turn: TurnId,
+    },
     /// A turn ended. One that is over stays as it is. Not needed for a running turn whose task
     /// began: the end of that is the end of the turn.
     End {
@@ -155,7 +161,7 @@ pub enum ChatFault {
     /// The key was used.
     #[error("turn {0} has this idempotency key")]
     KeyTaken(String),
-    /// A turn that was to begin is running or over.
+    /// A turn that was to begin is running, stopped or over.
     #[error("turn {0} does not wait")]
     NotWaiting(TurnId),
     /// A turn was to begin while another one runs.
@@ -215,6 +221,13 @@ impl Writer<'_> {
                     [turn.as_str()],
                 );
                 self.or_known(again?.0, turn)
+            }
+            ChatWrite::Stop { turn } => {
+                let stopped = self.execute(
+                    "UPDATE turns SET outcome = ?2 WHERE turn = ?1 AND state = 'waiting'",
+                    params![turn.as_str(), TurnOutcome::Cancelled.word()],
+                );
+                self.or_known(stopped?.0, turn)
             }
             ChatWrite::End {
                 turn,
@@ -325,21 +338,22 @@ impl Writer<'_> {
     }
 
     fn turn_begun(&self, turn: &TurnId, task: &TaskId, at_ms: i64) -> Result<(), Fault> {
-        let found: Option<(String, String, Option<String>)> = self
+        let found: Option<(String, bool, Option<String>)> = self
             .conn
             .prepare_cached(
-                "SELECT chat, state, (SELECT turn FROM turns of WHERE of.chat = turns.chat \
+                "SELECT chat, state = 'waiting' AND outcome IS NULL, \
+                 (SELECT turn FROM turns of WHERE of.chat = turns.chat \
                  AND of.state = 'running') FROM turns WHERE turn = ?1",
             )?
             .query_row([turn.as_str()], |row| {
                 Ok((row.get(0)?, row.get(1)?, row.get(2)?))
             })
             .optional()?;
-        let Some((chat, state, running)) = found else {
+        let Some((chat, waits, running)) = found else {
             return Err(Violation::NoTurn(turn.clone()).into());
         };
         let fault = match running {
-            _ if state != "waiting" => Some(ChatFault::NotWaiting(turn.clone())),
+            _ if !waits => Some(ChatFault::NotWaiting(turn.clone())),
             Some(running) => Some(ChatFault::Running(running)),
             None => None,
         };

@@ -48,3 +48,9 @@ pub const CHAT_ANSWER_BYTES: usize = 64 << 10;
 pub const CHAT_SLOT_PATIENCE: Duration = Duration::from_millis(250);
 /// How long it waits before it asks again for a slot, or for a journal that takes nothing now.
 pub const CHAT_AGAIN: Duration = Duration::from_millis(500);
+/// As long as that becomes at most: it doubles from one try to the next.
+pub const CHAT_AGAIN_MOST: Duration = Duration::from_secs(30);
+/// How long whoever closes a chat waits for the end of its turn and its agent; it goes on without.
+pub const CHAT_CLOSE_WAIT: Duration = Duration::from_secs(20);
+/// How often it is looked for chats that nobody has used for long, at most.
+pub const CHAT_AGING: Duration = Duration::from_secs(3600);

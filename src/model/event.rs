@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 use super::tool::FileVersion;
 use super::{
     Ask, AskId, ChoiceInfo, EgressResult, ExitClass, ExitStatus, Foreign, StepStatus, TaskId,
-    TurnOutcome, Verdict, words,
+    TurnId, TurnOutcome, Verdict, words,
 };
 use super::{Decision, EventId, SessionId, Weakness, Work};
 
@@ -57,6 +57,8 @@ words!(
         AgentError = "agent_error",
         /// [`Event::TurnEnded`]
         TurnEnded = "turn_ended",
+        /// [`Event::TurnUnsent`]
+        TurnUnsent = "turn_unsent",
         /// [`Event::Unknown`]
         Unknown = "unknown",
         /// [`Event::BadLine`]
@@ -390,6 +392,15 @@ pub enum Event {
         /// Why, in our words, where the agent did not end it.
         detail: Option<String>,
     },
+    /// A turn of a chat ended that no agent has had.
+    TurnUnsent {
+        /// Which.
+        turn: TurnId,
+        /// How.
+        outcome: TurnOutcome,
+        /// Why, in our words.
+        detail: String,
+    },
     /// A message that the dialect does not know; kept and counted.
     Unknown {
         /// Its tag.
@@ -561,6 +572,7 @@ impl Event {
             Self::SlashResult { .. } => EventKind::SlashResult,
             Self::AgentError { .. } => EventKind::AgentError,
             Self::TurnEnded { .. } => EventKind::TurnEnded,
+            Self::TurnUnsent { .. } => EventKind::TurnUnsent,
             Self::Unknown { .. } => EventKind::Unknown,
             Self::BadLine { .. } => EventKind::BadLine,
             Self::ChildExited { .. } => EventKind::ChildExited,

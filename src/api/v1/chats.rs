@@ -194,6 +194,14 @@ pub(super) async fn cancel(desk: Desk, call: Call) -> Answer {
     shown(&json!({"status": "cancelled", "chat_id": chat.as_str()}))
 }
 
+pub(super) async fn close(desk: Desk, call: Call) -> Answer {
+    let (chats, workspace, chat) = asked(&desk, &call)?;
+    // Until its turn and its agent have ended it is only closing.
+    let is_closed = chats.close(workspace, chat).await?;
+    let status = if is_closed { "closed" } else { "closing" };
+    shown(&json!({"status": status, "chat_id": chat}))
+}
+
 pub(super) async fn ping(desk: Desk, call: Call) -> Answer {
     let (chats, workspace, chat) = asked(&desk, &call)?;
     chats.ping(workspace, chat).await?;

@@ -58,7 +58,7 @@ impl Prepared {
 impl SessionState {
     /// Judges what the agent wants, and puts it on record.
     pub(super) fn client(&mut self, mut ask: Ask, wish: &ClientWish) {
-        self.tool_called(wish);
+        self.tool_called(&ask.key, wish);
         // Its tool's name is ours.
         let _ = ask.bound(asks::BOUNDS);
         let mode = self.mode();
@@ -97,7 +97,10 @@ impl SessionState {
                 ClientFault::Cancelled,
                 "the turn was over before this was begun",
             )),
-            (Decision::Allow, Some(place)) => Ok(place),
+            (Decision::Allow, Some(place)) => {
+                self.tool_allowed(&key);
+                Ok(place)
+            }
             _ => Err(ClientError::new(ClientFault::Denied, verdict.reason)),
         };
         if let Some(channel) = &self.channel {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::calls::Shown;
 use super::outbox::After;
 use super::state::{Phase, SessionState};
 use super::{Attempt, CheckResult, SessionMsg, StoredSession, Tally, work};
@@ -63,6 +64,7 @@ impl SessionState {
                 self.settled();
                 return true;
             }
+            SessionMsg::Note { event, rows, done } => self.note(*event, rows, done),
             SessionMsg::Cancel if !self.has_task => {}
             SessionMsg::Cancel => self.cancel("the run was cancelled"),
             SessionMsg::Interrupt => self.stopped_by_person(),
@@ -206,7 +208,7 @@ impl SessionState {
         self.of_turn.clear();
         if self.begun && self.turn.is_none() {
             for call in self.asks.turn_ended() {
-                self.unasked(&call);
+                self.unasked(&call, Shown::NotDone);
             }
             let (outcome, why) = self.ending.take().unwrap_or_else(|| {
                 let why = end.detail.clone();

@@ -169,6 +169,7 @@ pub(super) fn event(mask: &Mask, event: &mut Event) {
         | Event::Notice { .. }
         | Event::Compaction { .. } => said(mask, event),
         Event::SessionFresh { why, instead_of: _ } => own(mask, why),
+        Event::TurnUnsent { detail, .. } => own(mask, detail),
         Event::TerminalStarted {
             argv,
             cwd,

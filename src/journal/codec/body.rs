@@ -263,6 +263,13 @@ pub(super) struct TurnEnded<'a> {
 }
 
 #[derive(Serialize, Deserialize)]
+pub(super) struct TurnUnsent<'a> {
+    pub(super) turn: Text<'a>,
+    pub(super) outcome: Text<'a>,
+    pub(super) detail: Text<'a>,
+}
+
+#[derive(Serialize, Deserialize)]
 pub(super) struct Unknown<'a> {
     pub(super) tag: Text<'a>,
     pub(super) raw: Raw<'a>,

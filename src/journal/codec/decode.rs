@@ -9,8 +9,8 @@ use super::{CodecError, VERSION, body};
 use crate::model::{
     AgentInfo, Ask, AskId, AskKey, ChoiceInfo, Claimed, CommandInfo, Cost, DecidedBy, Decision,
     EgressResult, Event, EventKind, ExitClass, FileVersion, Foreign, OptionState, Origin,
-    PlanEntry, PoolName, SessionId, StepStatus, TaskId, TaskRef, TaskSpec, TurnOutcome, Usage,
-    Verdict, Weakness,
+    PlanEntry, PoolName, SessionId, StepStatus, TaskId, TaskRef, TaskSpec, TurnId, TurnOutcome,
+    Usage, Verdict, Weakness,
 };
 
 /// The words that [`Event::ChildStarted`] and [`Event::BadLine`] carry as static texts. A word
@@ -61,6 +61,7 @@ pub fn decode(kind: &str, version: u32, body: &str) -> Result<Event, CodecError>
         | EventKind::Ready
         | EventKind::TurnStarted
         | EventKind::TurnEnded
+        | EventKind::TurnUnsent
         | EventKind::ChildExited
         | EventKind::CheckEnded => course(&reader),
         EventKind::ToolStart
@@ -241,6 +242,14 @@ fn course(reader: &Reader<'_>) -> Result<Event, CodecError> {
             Event::CheckEnded {
                 status: b.status.map(Into::into),
                 output: own(b.output),
+            }
+        }
+        EventKind::TurnUnsent => {
+            let b: body::TurnUnsent<'_> = reader.parse()?;
+            Event::TurnUnsent {
+                turn: reader.word("turn id", &b.turn, |text| TurnId::new(text).ok())?,
+                outcome: reader.word("turn outcome", &b.outcome, TurnOutcome::from_word)?,
+                detail: b.detail.into_owned(),
             }
         }
         _ => {

@@ -20,6 +20,7 @@ pub fn encode_into(event: &Event, out: &mut Vec<u8>) {
         | Event::Ready(_)
         | Event::TurnStarted { .. }
         | Event::TurnEnded { .. }
+        | Event::TurnUnsent { .. }
         | Event::ChildExited { .. }
         | Event::CheckEnded { .. } => course(event, out),
         Event::ToolStart { .. }
@@ -151,6 +152,18 @@ fn course(event: &Event, out: &mut Vec<u8>) {
                 stop_reason: maybe(stop_reason.as_ref()),
                 usage: usage(*used),
                 detail: detail.as_deref().map(Cow::Borrowed),
+            },
+        ),
+        Event::TurnUnsent {
+            turn,
+            outcome,
+            detail,
+        } => put(
+            out,
+            &body::TurnUnsent {
+                turn: Cow::Borrowed(turn.as_str()),
+                outcome: Cow::Borrowed(outcome.word()),
+                detail: Cow::Borrowed(detail),
             },
         ),
         Event::ChildExited {

@@ -2,6 +2,8 @@
 //!
 //! Owns them alone; what a row means is the table's. Must not know what a chat does.
 
+use axum::http::Method;
+
 use super::super::chats;
 use super::{ACTS, Given, Key, LAST_EVENT, LIMIT, LOOKS, NOTHING, Route, STREAM};
 use crate::limits;
@@ -65,6 +67,16 @@ pub(super) static ROUTES: &[Route] = &[
         gives: (202, "TurnTaken"),
         refuses: &[404, 409, 422],
         handle: |desk, call| Box::pin(chats::say(desk, call)),
+        ..ACTS
+    },
+    Route {
+        method: Method::DELETE,
+        path: "/api/v1/workspaces/{workspace}/chats/{chat}",
+        name: "closeChat",
+        does: "Closes a chat: what runs is stopped, and no message is taken any more",
+        gives: (200, "ChatClosed"),
+        refuses: &[404],
+        handle: |desk, call| Box::pin(chats::close(desk, call)),
         ..ACTS
     },
     Route {
