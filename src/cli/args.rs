@@ -240,16 +240,31 @@ pub enum ConfigCommand {
 /// `run …`
 #[derive(Debug, clap::Args)]
 pub struct RunArgs {
-    /// Prompts, task files (an existing FILE.jsonl) or - for tasks from standard input
+    /// Prompts, task files (an existing FILE.jsonl), - for tasks from standard input, or one plan
+    /// (an existing FILE.md)
+    ///
+    /// A plan is a Markdown checklist: its open items are worked, and ticked when they are done.
     ///
     /// A task is one JSON object a line: {"id", "prompt", "pool", "workspace", "attempts",
     /// "check", "policy_layer", "priority"}, of which "prompt" is needed.
     #[arg(
-        required_unless_present = "goes_on",
+        required_unless_present_any = ["goes_on", "plan"],
         conflicts_with = "goes_on",
-        value_name = "TASK | FILE.jsonl | -"
+        value_name = "TASK | FILE.jsonl | PLAN.md | -"
     )]
     pub tasks: Vec<OsString>,
+
+    /// Work the open items of this Markdown checklist, whatever its name is
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["tasks", "goes_on"])]
+    pub plan: Option<PathBuf>,
+
+    /// Work also what agents may have added to the plan, at most 100 items
+    #[arg(long)]
+    pub agent_items: bool,
+
+    /// The pool that works the plan's items, where there are several
+    #[arg(long, value_name = "NAME", value_parser = PoolName::new)]
+    pub pool: Option<PoolName>,
 
     /// Finish a run that was left unfinished, without new tasks; without RUN the newest one
     ///

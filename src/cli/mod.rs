@@ -30,6 +30,7 @@ mod mcp;
 mod orders;
 pub mod overlay;
 mod own_cases;
+pub mod plan;
 mod policies;
 pub mod policy;
 pub mod programs;

@@ -70,7 +70,7 @@ pub use schema::{FILE, VERSION as SCHEMA_VERSION};
 pub use spent::{Period, SpentRow, StoredSpent};
 #[doc(hidden)]
 pub use stepper::{Step, Stepper};
-pub use unfinished::StoredPark;
+pub use unfinished::{NamedTask, StoredPark};
 pub use writer::SpaceProbe;
 
 /// The front of the journal; clones share it. When the last clone is dropped, the writer
