@@ -12,10 +12,14 @@ use super::calls::{Asks, Call, Own, Shown};
 use super::prepare::{self, Prepared};
 use super::state::SessionState;
 use crate::config::{Acp, McpServer, Reach};
+use crate::dialect::acp;
 use crate::fleet::channel::ToolSetup;
 use crate::fleet::setup::{PoolShared, Shared};
 use crate::limits::OPEN_CALLS;
-use crate::model::{AskKey, ClientWish, Decision, ENGINE_SERVER, EngineTool, EngineWish, Foreign};
+use crate::mcp;
+use crate::model::{
+    Ask, AskKey, ClientWish, Decision, ENGINE_SERVER, EngineTool, EngineWish, Foreign,
+};
 use crate::policy::Request;
 use crate::sandbox;
 
@@ -60,6 +64,16 @@ pub(super) fn with_ours(acp: Arc<Acp>, pool: &PoolShared) -> Arc<Acp> {
 struct Input {
     #[serde(rename = "rawInput")]
     raw: Value,
+}
+
+/// The tool of ours that the agent will call, if that is what it asks a permission for.
+pub(super) fn announced(pool: &PoolShared, ask: &Ask) -> Option<EngineTool> {
+    let tools = &pool.config.engine_tools;
+    if tools.is_empty() {
+        return None;
+    }
+    let served = acp::served(ask, ENGINE_SERVER)?;
+    mcp::fitting(&served.tool, &served.arguments, tools)
 }
 
 /// What a person's word is as the answer to a question of the agent's.

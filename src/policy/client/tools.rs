@@ -14,6 +14,9 @@ use crate::policy::{Policy, judge};
 /// What a question to a person is decided by.
 const ASKS: &str = "engine_tools.ask_person";
 
+/// What a permission to call a tool of ours is decided by.
+const ANNOUNCED: &str = "engine_tools.announced";
+
 /// Arguments that rules do not see.
 const TEXTS: [&str; 3] = ["content", "old_text", "new_text"];
 
@@ -59,6 +62,17 @@ pub(super) fn called(
         return Ok((judgement, place));
     }
     Ok((named, place))
+}
+
+/// What is said of a permission that an agent asks for before it calls a tool of ours: the call itself
+/// comes to us, and is judged then.
+#[must_use]
+pub fn announced(tool: EngineTool) -> Judgement {
+    Judgement {
+        rules: vec![ANNOUNCED.to_owned()],
+        reason: format!("the call of {} is judged when it comes", tool.recorded()),
+        ..harmless()
+    }
 }
 
 /// A person is asked, whatever the rules allow.
