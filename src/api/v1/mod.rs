@@ -13,6 +13,7 @@ mod asks;
 mod call;
 mod events;
 mod fault;
+mod files;
 mod fleet;
 pub mod openapi;
 pub mod routes;

@@ -402,6 +402,7 @@ mod tests {
                     workspace: "w".into(),
                     path: text(),
                     v: 1,
+                    observed: false,
                 })),
             },
         ];
