@@ -115,6 +115,7 @@ fn hostile_events(evil: &str, task: &TaskId) -> Vec<Event> {
                 workspace: text(),
                 path: text(),
                 v: 1,
+                observed: false,
             })),
         },
         Event::PlanStep {

@@ -156,6 +156,7 @@ fn plain(event: Event) -> Option<(&'static str, Value)> {
                     "path": format!("/{}", of.path.raw()),
                     "v": of.v,
                     "workspace": of.workspace.raw(),
+                    "observed": of.observed,
                 }),
                 // As the agent names it: of what has no versions.
                 None => json!({"path": path.raw(), "v": null}),

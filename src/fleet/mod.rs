@@ -69,7 +69,7 @@ pub use clock::simulate_stamps;
 pub use continuing::{TakeUpError, TakenUp};
 pub use conversation::{Brought, Conversation, ConversationOrder, OpenError, PromptError};
 pub use conversations::ConversationView;
-pub use files::{FileRead, FileWrite, FilesError, Parents};
+pub use files::{FileRead, FileWrite, FilesError, HandError, Parents};
 pub use in_force::{LoadedPolicy, Policies};
 pub use memory::MemoryError;
 pub use notice::{ChangeKind, FileChange, Notice, SlotView, TaskReport};

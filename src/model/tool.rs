@@ -141,6 +141,8 @@ pub struct FileVersion {
     pub path: Foreign,
     /// The version, from 1.
     pub v: u64,
+    /// It was found so on the disk: nobody wrote it by the supervisor.
+    pub observed: bool,
 }
 
 impl EngineTool {

@@ -14,6 +14,7 @@ mod call;
 mod chats;
 mod events;
 mod fault;
+mod files;
 mod fleet;
 pub mod openapi;
 mod overlays;

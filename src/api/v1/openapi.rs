@@ -53,7 +53,9 @@ fn table() -> String {
 fn document() -> Value {
     let mut paths = Map::new();
     for route in all() {
-        let of_path = paths.entry(route.path).or_insert_with(|| json!({}));
+        // What takes the rest of a path is one name to a client, its slashes encoded or not.
+        let path = route.path.replace("{*", "{");
+        let of_path = paths.entry(path).or_insert_with(|| json!({}));
         if let Value::Object(of_path) = of_path {
             let method = route.method.as_str().to_ascii_lowercase();
             of_path.insert(method, operation(route));
@@ -116,11 +118,14 @@ fn operation(route: &Route) -> Value {
 fn names(path: &str) -> impl Iterator<Item = &str> {
     path.split('/')
         .filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'))
+        .map(|name| name.trim_start_matches('*'))
 }
 
 fn in_path(name: &str) -> Value {
     let schema = match name {
         "pool" => json!({"type": "string", "pattern": "^[a-z0-9][a-z0-9-]{0,31}$"}),
+        "workspace" => json!({"type": "string", "pattern": "^[a-z0-9][a-z0-9-]{0,31}$"}),
+        "path" => json!({"type": "string", "minLength": 1, "maxLength": 1024}),
         "slot" => json!({"type": "integer", "minimum": 0, "maximum": u16::MAX}),
         "task" => json!({
             "type": "string",

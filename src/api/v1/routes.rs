@@ -5,6 +5,7 @@
 //! request is read.
 
 mod chats;
+mod files;
 
 use axum::http::Method;
 
@@ -131,7 +132,7 @@ const ACTS: Route = Route {
 
 /// All of them, by their paths.
 pub fn all() -> impl Iterator<Item = &'static Route> {
-    ROUTES.iter().chain(chats::ROUTES)
+    ROUTES.iter().chain(chats::ROUTES).chain(files::ROUTES)
 }
 
 /// Those of the fleet itself; their paths stand before those of workspaces.

@@ -11,7 +11,7 @@ use bytes::Bytes;
 
 use super::{Draft, FilesError, Spot, Stood};
 use crate::fleet::setup::Shared;
-use crate::limits::FILES_SEEN;
+use crate::limits::{FILES_SEEN, OBSERVE_WAIT};
 use crate::model::{FileVersion, SessionId, TaskId};
 use crate::store::{
     Author, AuthorKind, Base, Cause, Digest, FilePath, Origin, Version, WorkspaceId,
@@ -96,6 +96,54 @@ impl Versioning {
     }
 }
 
+/// A file that was found to be another than its newest version.
+#[derive(Debug)]
+pub(crate) struct Observed {
+    /// Its path below the session's workspace.
+    pub(crate) below: String,
+    /// SHA-256 of what it holds; none if it is gone.
+    pub(crate) sha256: Option<String>,
+    /// The version that this is now.
+    pub(crate) version: FileVersion,
+}
+
+impl Versioning {
+    /// Looks at files of the session's workspace, at what a task may have changed past the
+    /// supervisor, and gives what is a version now. What there is no time for is found when somebody
+    /// looks at it.
+    pub(crate) async fn observe(&self, below: Vec<String>, task: &TaskId) -> Vec<Observed> {
+        let mut found = Vec::new();
+        let all = async {
+            for below in below {
+                let Some(file) = self.file(&below, task) else {
+                    continue;
+                };
+                let origin = Origin {
+                    author: Author::new(AuthorKind::Observed, self.session.as_str()),
+                    ..file.origin()
+                };
+                match self.shared.files.look_as(&file.spot, origin).await {
+                    Ok(settled) => found.extend(settled.observed.map(|version| Observed {
+                        below,
+                        sha256: version.digest.map(|digest| digest.to_string()),
+                        version: told(&file.spot, &version),
+                    })),
+                    // No plain file, or too large.
+                    Err(FilesError::Disk { .. }) => {}
+                    Err(error) => {
+                        tracing::warn!(%error, "what was written is not observed now");
+                        return;
+                    }
+                }
+            }
+        };
+        if tokio::time::timeout(OBSERVE_WAIT, all).await.is_err() {
+            tracing::info!(session = %self.session, "not all that was written is observed now");
+        }
+        found
+    }
+}
+
 impl AgentFile {
     /// Its version as it stands there now; none if it cannot be told.
     pub(crate) async fn look(&self) -> Option<u64> {
@@ -146,6 +194,7 @@ impl AgentFile {
             origin: self.origin(),
             cause: change.cause,
             holds: change.holds,
+            restores: None,
         };
         let version = self.shared.files.write(&self.spot, draft, place).await?;
         self.saw(version.v);
@@ -166,5 +215,6 @@ fn told(spot: &Spot, version: &Version) -> FileVersion {
         workspace: spot.id.as_str().into(),
         path: spot.path.as_str().into(),
         v: version.v,
+        observed: version.cause == Cause::Observed,
     }
 }

@@ -99,6 +99,7 @@ impl FleetHandle {
                 origin: file.origin,
                 cause: Cause::Write,
                 holds: None,
+                restores: None,
             };
             let parents = file.parents;
             files

@@ -9,6 +9,7 @@
 mod agent;
 mod hand;
 mod keeping;
+mod shown;
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -21,16 +22,17 @@ use super::ambient::Ambient;
 use crate::config::{Config, MASK};
 use crate::limits::{CLIENT_FILE_BYTES, FILE_LOCKS, STORE_CONTENT_BYTES, STORE_MEASURED_BYTES};
 use crate::model::WorkspaceName;
-use crate::sandbox::workspace::hand::{Expected, Found, HandError, Held, read};
+use crate::sandbox::workspace::hand::{Expected, Found, Held, read};
 use crate::sandbox::workspace::{Masks, Root, TreeError};
 use crate::store::{
     Author, Base, Cause, Content, Digest, FilePath, Given, NameError, Origin, Store, StoreError,
     Version, Which, WorkspaceId,
 };
 
-pub(crate) use agent::{AgentFile, AgentWrite, Versioning};
+pub(crate) use agent::{AgentFile, AgentWrite, Observed, Versioning};
 
-pub use crate::sandbox::workspace::hand::Parents;
+#[doc(hidden)]
+pub use crate::sandbox::workspace::hand::{HandError, Parents};
 pub use hand::{FileRead, FileWrite};
 
 /// Why a file of a workspace was not read or written.
@@ -110,6 +112,8 @@ pub(crate) struct Draft {
     pub(crate) cause: Cause,
     /// What the file must hold, where only a part of that is changed.
     pub(crate) holds: Option<Digest>,
+    /// It is what this earlier version held.
+    pub(crate) restores: Option<u64>,
 }
 
 /// What stood at a place before it is written.
@@ -229,8 +233,13 @@ impl Files {
 
     /// Looks at a file, and has the store know what stands there.
     pub(crate) async fn look(&self, spot: &Spot) -> Result<Settled, FilesError> {
+        self.look_as(spot, Origin::of(Author::observed())).await
+    }
+
+    /// The same for somebody who says in which work.
+    pub(crate) async fn look_as(&self, spot: &Spot, origin: Origin) -> Result<Settled, FilesError> {
         let _alone = self.lock(spot).await;
-        self.settle(spot, Origin::of(Author::observed())).await
+        self.settle(spot, origin).await
     }
 
     async fn settle(&self, spot: &Spot, origin: Origin) -> Result<Settled, FilesError> {
@@ -315,11 +324,16 @@ impl Files {
         let content = Content::Whole(draft.bytes.clone());
         let exec = settled.found.as_ref().is_some_and(|found| found.exec);
         let given = Given { content, exec };
-        let (origin, cause) = (draft.origin.clone(), draft.cause);
-        let put = self
-            .store()?
-            .put(&spot.id, &spot.path, base, given, origin, cause)
-            .await?;
+        let (store, origin) = (self.store()?, draft.origin.clone());
+        let put = match draft.restores {
+            Some(v) => store.restore(&spot.id, &spot.path, v, base, origin).await?,
+            None => {
+                let cause = draft.cause;
+                store
+                    .put(&spot.id, &spot.path, base, given, origin, cause)
+                    .await?
+            }
+        };
         let stood = Stood {
             expected: now.map_or(Expected::Missing, |digest| Expected::Digest(digest.0)),
             is_text: settled.found.as_ref().is_some_and(is_text),

@@ -47,6 +47,7 @@ fn draft(base: Base, text: &str) -> Draft {
         origin: Origin::of(Author::new(AuthorKind::Person, "ann")),
         cause: Cause::Write,
         holds: None,
+        restores: None,
     }
 }
 

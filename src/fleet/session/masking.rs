@@ -404,6 +404,7 @@ mod tests {
                     workspace: "w".into(),
                     path: text(),
                     v: 1,
+                    observed: false,
                 })),
             },
         ];

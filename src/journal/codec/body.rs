@@ -212,6 +212,8 @@ pub(super) struct FileVersion<'a> {
     pub(super) workspace: Text<'a>,
     pub(super) path: Text<'a>,
     pub(super) v: u64,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) observed: bool,
 }
 
 #[derive(Serialize, Deserialize)]

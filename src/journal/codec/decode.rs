@@ -346,6 +346,7 @@ fn tools(reader: &Reader<'_>) -> Result<Event, CodecError> {
                         workspace: own(of.workspace),
                         path: own(of.path),
                         v: of.v,
+                        observed: of.observed,
                     })
                 }),
             }

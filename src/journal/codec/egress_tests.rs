@@ -37,6 +37,7 @@ pub(super) fn events() -> Vec<Event> {
                 workspace: "site".into(),
                 path: "a".into(),
                 v: 7,
+                observed: true,
             })),
         },
         Event::TurnUnsent {

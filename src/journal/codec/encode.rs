@@ -274,6 +274,7 @@ fn tools(event: &Event, out: &mut Vec<u8>) {
                     workspace: text(&of.workspace),
                     path: text(&of.path),
                     v: of.v,
+                    observed: of.observed,
                 }),
             },
         ),
