@@ -159,6 +159,20 @@ fn hostile_events(evil: &str, task: &TaskId) -> Vec<Event> {
             status: None,
             output: text(),
         },
+        Event::Work(crate::model::Work::Item {
+            step: 1,
+            status: crate::model::StepStatus::Running,
+            content: text(),
+            role: None,
+            chat: None,
+            done: 0,
+            total: 1,
+        }),
+        Event::Work(crate::model::Work::Ended {
+            outcome: crate::model::TurnOutcome::Failed,
+            reason: evil.to_owned(),
+            message: evil.to_owned(),
+        }),
     ];
     events.extend(super::session_events_tests::hostile(evil));
     events

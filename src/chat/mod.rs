@@ -206,6 +206,9 @@ impl Chats {
             files: wish.files,
             pool: role.pool.clone(),
             mode: ChatMode::Chat,
+            parent: None,
+            phase: None,
+            settings: None,
             created_ms: now,
         };
         row.check()

@@ -46,7 +46,8 @@ use crate::telemetry::event::journal::JournalMeters;
 
 pub use audit::Head;
 pub use chats::{
-    ChatFault, ChatRow, ChatWrite, SaidText, Speaker, StoredChat, StoredTurn, TurnRow,
+    ChatFault, ChatRow, ChatWrite, PlanItem, PlanReview, PlanWrite, SaidText, Speaker, StoredChat,
+    StoredTurn, TurnRow,
 };
 pub use commit::{
     CONVERSATION, Commit, Committed, Judged, Refused, SessionRow, TaskChange, TaskRow, Write,

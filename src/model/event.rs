@@ -8,7 +8,7 @@ use super::{
     Ask, AskId, ChoiceInfo, EgressResult, ExitClass, ExitStatus, Foreign, StepStatus, TaskId,
     TurnOutcome, Verdict, words,
 };
-use super::{Decision, EventId, SessionId, Weakness};
+use super::{Decision, EventId, SessionId, Weakness, Work};
 
 words!(
     /// The kinds of events. `word` is the journal's `kind` column; [`EventKind::metric`] is the
@@ -90,6 +90,8 @@ words!(
         TerminalEnded = "terminal_ended",
         /// [`Event::Egress`]
         Egress = "egress",
+        /// [`Event::Work`]
+        Work = "work",
     }
 );
 
@@ -526,6 +528,8 @@ pub enum Event {
         /// How long the longest of them was open.
         took: Duration,
     },
+    /// Of the work of a chat that goes on by itself.
+    Work(Work),
 }
 
 impl Event {
@@ -571,6 +575,7 @@ impl Event {
             Self::TerminalOutput { .. } => EventKind::TerminalOutput,
             Self::TerminalEnded { .. } => EventKind::TerminalEnded,
             Self::Egress { .. } => EventKind::Egress,
+            Self::Work(_) => EventKind::Work,
         }
     }
 }

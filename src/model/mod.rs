@@ -30,7 +30,10 @@ pub use ask::{
 };
 pub use budget::{Amount, BudgetName, Most, Spent, Then};
 pub use canonical::{NotCanonical, canonical};
-pub use chat::{ChatMode, TurnState};
+pub use chat::{
+    ChatBounds, ChatMode, ChatPhase, ChatProgress, ChatSettings, ItemState, ReviewState, TurnState,
+    Work,
+};
 pub use client::{
     ClientAnswer, ClientCall, ClientDone, ClientError, ClientFault, ClientMethod, ClientOffers,
     ClientWish, TerminalExit, TerminalSpec,

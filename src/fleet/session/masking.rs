@@ -176,7 +176,7 @@ pub(super) fn event(mask: &Mask, event: &mut Event) {
             mask.foreign(cwd);
         }
         // Masked before it was judged; a person's own; ids, by which models and modes are set; without
-        // texts of others.
+        // texts of others, or never a session's.
         Event::Asked { .. }
         | Event::PromptAccepted { .. }
         | Event::ChildStarted { .. }
@@ -185,7 +185,8 @@ pub(super) fn event(mask: &Mask, event: &mut Event) {
         | Event::StateChanged { .. }
         | Event::SessionResumed { .. }
         | Event::TerminalEnded { .. }
-        | Event::Egress { .. } => {}
+        | Event::Egress { .. }
+        | Event::Work(_) => {}
     }
 }
 

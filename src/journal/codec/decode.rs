@@ -85,6 +85,7 @@ pub fn decode(kind: &str, version: u32, body: &str) -> Result<Event, CodecError>
                 took: Duration::from_millis(b.took_ms),
             })
         }
+        EventKind::Work => super::work::read(body).map(Event::Work),
         EventKind::Plan
         | EventKind::Usage
         | EventKind::ContextUsed

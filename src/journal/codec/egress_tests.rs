@@ -6,7 +6,7 @@ use crate::model::{EgressResult, Event, StepStatus};
 
 /// One of each form.
 pub(super) fn events() -> Vec<Event> {
-    vec![
+    let mut events = vec![
         Event::Egress {
             host: Some("api.example.com".to_owned()),
             port: Some(443),
@@ -34,5 +34,7 @@ pub(super) fn events() -> Vec<Event> {
             path: "/workspace/a".into(),
             sha256: Some("0".repeat(64)),
         },
-    ]
+    ];
+    events.extend(super::work::events());
+    events
 }

@@ -34,6 +34,7 @@ pub fn encode_into(event: &Event, out: &mut Vec<u8>) {
         | Event::TerminalOutput { .. }
         | Event::TerminalEnded { .. } => terminals(event, out),
         Event::Egress { .. } => egress(event, out),
+        Event::Work(work) => super::work::write(work, out),
         Event::Plan { .. }
         | Event::Usage(_)
         | Event::ContextUsed { .. }
