@@ -26,6 +26,7 @@ use crate::relay::{Poster, Upstream, UpstreamError};
 use crate::sandbox::state_dir::{StateDir, StateError};
 use crate::sandbox::uids::{SlotUids, Sources, UidError};
 use crate::sandbox::workspace::sweep::{self, Sessions, When};
+use crate::store::{Store, StoreError};
 use crate::telemetry::{Build, Exporter, InstallError, SlotSample, Usages};
 
 /// How often histograms are folded: until then the recorder keeps every observation, and a flood
@@ -44,6 +45,9 @@ pub enum Failure {
     /// The journal cannot be opened.
     #[error(transparent)]
     Journal(#[from] OpenError),
+    /// The store of workspaces' files cannot be opened.
+    #[error("the versions of files: {0}")]
+    Store(#[from] StoreError),
     /// There are no user ids for the slots.
     #[error(transparent)]
     Uids(#[from] UidError),
@@ -209,6 +213,20 @@ fn open_journal(config: &Config, state: &Path) -> Result<Journal, OpenError> {
     Journal::open_under(state, rules, Box::new(Space::of))
 }
 
+/// Opens the store of workspaces' files. Only a daemon keeps versions: what one run does is looked at
+/// where it is done.
+async fn open_store(state: &Arc<StateDir>, is_daemon: bool) -> Result<Option<Store>, Failure> {
+    if !is_daemon {
+        return Ok(None);
+    }
+    let state = Arc::clone(state);
+    let opened = tokio::task::spawn_blocking(move || Store::open(state.path())).await;
+    match opened {
+        Ok(opened) => Ok(Some(opened?)),
+        Err(_) => Err(StoreError::Closed.into()),
+    }
+}
+
 /// Starts the fleet.
 ///
 /// # Errors
@@ -239,6 +257,7 @@ pub async fn start(
     ready::check_programs(&config).await?;
     let engines = engines::ready(&config, &spawner, state.path()).await?;
     ready::check(&mut config, &spawner, uids.as_ref(), state.path(), &engines).await?;
+    let is_daemon = go_on == GoOn::All;
     let mask = Arc::new(secrets::mask(&config, |name| std::env::var_os(name)));
     let config = Arc::new(config);
     let exporter = Exporter::install(BUILD)?;
@@ -251,6 +270,7 @@ pub async fn start(
         extractors,
         state: Arc::clone(&state),
         journal: journal.clone(),
+        store: open_store(&state, is_daemon).await?,
         host: Arc::new(spawner),
         ambient: Ambient::default(),
         uids,
