@@ -1,6 +1,7 @@
 //! Chats: what was accepted is there, in order and once, whatever happens to who accepted it.
 
 mod crash;
+mod stopped;
 
 use super::*;
 use crate::model::{
