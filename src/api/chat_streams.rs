@@ -5,7 +5,6 @@
 
 use axum::body::Bytes;
 use axum::response::Response;
-use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
@@ -13,9 +12,6 @@ use tokio_util::sync::CancellationToken;
 use super::web_socket::{self, Wanted};
 use crate::chat::Followed;
 use crate::limits;
-
-/// How long a stream that ends with the supervisor waits for one more event.
-const LAST: Duration = Duration::from_millis(300);
 
 /// Gives a subscriber its stream.
 pub(super) fn open(
@@ -58,9 +54,16 @@ async fn follow(
             () = sleep_until(until) => break,
             () = stop.cancelled() => {
                 // What the end of its agent brought is durable by now.
-                while let Ok(Ok(pieces)) = timeout(LAST, followed.events.next()).await {
-                    if !send(&tell, pieces.concat().into()).await {
-                        return;
+                loop {
+                    match followed.events.rest().await {
+                        Ok(pieces) if pieces.is_empty() => break,
+                        Ok(pieces) => if !send(&tell, pieces.concat().into()).await {
+                            return;
+                        },
+                        Err(why) => {
+                            tracing::warn!(why, "a chat's last events are not told");
+                            break;
+                        }
                     }
                 }
                 break;

@@ -50,8 +50,8 @@ pub enum ChatWrite {
         /// Which.
         turn: TurnId,
     },
-    /// A turn ended. One that is over stays as it is. Not needed for a running turn whose task
-    /// began: the end of that is the end of the turn.
+    /// A turn ended. One that is over stays as it is. Not needed for a running turn whose session
+    /// said how it ended: the end of its task is the end of the turn.
     End {
         /// Which.
         turn: TurnId,
@@ -418,8 +418,8 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// A task ended, and the turn that it carried with it: as its session said, or as the task
-    /// did. What never began is left to whoever sent it off.
+    /// A task ended, and the turn that it carried with it, as its session said. One of which the
+    /// session said nothing is left to whoever sent it off, who ends it with an event that says so.
     pub(super) fn chat_task_ended(
         &self,
         run: &RunId,
@@ -427,25 +427,14 @@ impl Writer<'_> {
         outcome: TaskOutcome,
         at_us: i64,
     ) -> Result<(), Fault> {
-        let outcome = match outcome {
-            TaskOutcome::Done | TaskOutcome::Denied => TurnOutcome::Completed,
-            TaskOutcome::Refused => TurnOutcome::Refused,
-            TaskOutcome::Failed => TurnOutcome::Failed,
-            TaskOutcome::Cancelled => TurnOutcome::Cancelled,
-            TaskOutcome::TimedOut => TurnOutcome::TimedOut,
-            TaskOutcome::Lost => TurnOutcome::Lost,
-            TaskOutcome::Skipped => return Ok(()),
-        };
+        if outcome == TaskOutcome::Skipped {
+            return Ok(());
+        }
         self.execute(
-            "UPDATE turns SET state = 'ended', outcome = coalesce(outcome, ?3), ended_ms = ?4 \
+            "UPDATE turns SET state = 'ended', ended_ms = ?3 \
              WHERE chat = (SELECT session FROM chats WHERE run = ?1) AND task = ?2 \
-             AND state = 'running'",
-            params![
-                run.as_str(),
-                task.as_str(),
-                outcome.word(),
-                at_us.div_euclid(1000)
-            ],
+             AND state = 'running' AND outcome IS NOT NULL",
+            params![run.as_str(), task.as_str(), at_us.div_euclid(1000)],
         )?;
         Ok(())
     }

@@ -29,6 +29,9 @@ pub const CHAT_RING_BYTES: usize = 1 << 20;
 pub const CHAT_PAGE_EVENTS: u32 = 256;
 /// Bytes of their bodies.
 pub const CHAT_PAGE_BYTES: usize = 256 << 10;
+/// Bytes that are taken for one subscriber at once, one event at least: many that take nothing hold
+/// this much each.
+pub const CHAT_PIECE_BYTES: usize = 32 << 10;
 /// Pieces that wait to be written to a subscriber; while they do, nothing more is read for it.
 pub const CHAT_STREAM_QUEUE: usize = 4;
 /// How long a subscriber may take for a piece before its connection is given up.

@@ -13,6 +13,8 @@ mod budgets;
 mod caches;
 mod chat_client;
 mod chats;
+mod chats_kept;
+mod chats_storms;
 mod chats_tour;
 mod client_attacks;
 mod client_methods;
