@@ -234,7 +234,8 @@ impl Actor {
         let last = self.last().await?;
         let content = turn.content.raw();
         if last.prompted == 0 {
-            let role = self.chats.config.roles.get(&self.chat.role);
+            let config = self.chats.config.now();
+            let role = config.roles.get(&self.chat.role);
             return Ok(Foreign::new(first_prompt(role, &self.chat.files, content)));
         }
         let was_stopped = last.detail.as_deref() == Some(STOPPED);
@@ -395,7 +396,7 @@ impl Actor {
 
     /// Nothing is to be done: waits for a turn, for as long as the chat may keep its slot.
     async fn idle(&mut self) -> Next {
-        let kept = self.chats.config.chat.idle;
+        let kept = self.chats.config.now().chat.idle;
         let mut until = Instant::now() + kept;
         loop {
             let Some(conversation) = &mut self.conversation else {

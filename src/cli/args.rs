@@ -113,7 +113,7 @@ pub enum Command {
         #[arg(long)]
         turn: bool,
     },
-    /// Have the daemon read its policies again
+    /// Have the daemon read its configuration and policies again, and say what needs a restart
     Reload,
     /// Send a message to a chat of the daemon, a new one or one that goes on, and show the answer
     ///
