@@ -208,7 +208,10 @@ impl Line {
                 () = kept.over() => Step::Close(close_code::AWAY, "stopping"),
                 came = self.socket.recv() => self.heard(came),
                 piece = told.recv() => match piece {
-                    Some(piece) => self.tell(&piece).await,
+                    Some(piece) => tokio::select! {
+                        step = self.tell(&piece) => step,
+                        () = kept.over() => Step::Gone,
+                    },
                     None => self.end(),
                 },
             };

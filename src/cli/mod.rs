@@ -9,6 +9,7 @@ pub mod args;
 mod asks;
 pub mod audit;
 pub mod board;
+mod chat;
 pub mod command;
 mod config_command;
 pub mod config_file;

@@ -18,6 +18,7 @@ mod files;
 mod fleet;
 pub mod openapi;
 mod overlays;
+mod reload;
 pub mod routes;
 mod sessions;
 mod shelf;
@@ -37,10 +38,11 @@ use axum::response::Response;
 use axum::routing::any;
 use axum::{Extension, Router};
 use serde_json::Value;
-use tokio::sync::Semaphore;
+use tokio::sync::{Mutex, Semaphore};
 use tokio_util::sync::CancellationToken;
 
 pub use self::overlays::{OverlayOrder, OverlayRefusal, Overlays};
+pub use self::reload::Rereader;
 
 use self::call::Call;
 use self::fault::Fault;
@@ -49,8 +51,10 @@ use self::shelf::Shelf;
 use super::ask_events::Until;
 use super::control::Runs;
 use super::guard::{About, Routes, guarded};
+use super::http::Tls;
 use super::tokens::{Caller, Tokens};
 use crate::chat::Chats;
+use crate::config::Config;
 use crate::fleet::FleetHandle;
 use crate::model::Role;
 
@@ -66,6 +70,24 @@ type Handler = fn(Desk, Call) -> Pin<Box<dyn Future<Output = Answer> + Send>>;
 /// Tells which agents this host has; it looks at the host when it is asked, and may block for that.
 pub type Agents = Arc<dyn Fn() -> Vec<Value> + Send + Sync>;
 
+/// What is done on this host for those who ask.
+pub struct Host {
+    /// Which agents there are.
+    pub agents: Agents,
+    /// What sessions wrote over their workspaces.
+    pub overlays: Overlays,
+    /// The configuration's file.
+    pub rereader: Rereader,
+    /// The certificate that is in use.
+    pub tls: Option<Tls>,
+}
+
+impl std::fmt::Debug for Host {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Host").finish_non_exhaustive()
+    }
+}
+
 /// What the routes need.
 #[derive(Clone)]
 struct Desk {
@@ -74,8 +96,10 @@ struct Desk {
     /// In a daemon.
     chats: Option<Chats>,
     shelf: Arc<Shelf>,
-    agents: Agents,
-    overlays: Overlays,
+    host: Arc<Host>,
+    tokens: Tokens,
+    /// The configuration, with what of it was taken over since the start.
+    in_force: Arc<Mutex<Config>>,
     /// Places of those who look at overlays.
     overlay_places: Arc<Semaphore>,
     /// Places of streams.
@@ -89,17 +113,18 @@ pub fn router(
     fleet: FleetHandle,
     runs: Arc<Runs>,
     chats: Option<Chats>,
-    (agents, overlays): (Agents, Overlays),
+    host: Host,
     tokens: &Tokens,
     stop: CancellationToken,
 ) -> Router {
     let desk = Desk {
+        in_force: Arc::new(Mutex::new(fleet.config().clone())),
         shelf: Arc::new(Shelf::of(fleet.journal().clone())),
         fleet,
         runs,
         chats,
-        agents,
-        overlays,
+        host: Arc::new(host),
+        tokens: tokens.clone(),
         overlay_places: Arc::new(Semaphore::new(overlays::AT_ONCE)),
         streams: Arc::new(Semaphore::new(STREAMS)),
         stop,

@@ -168,6 +168,10 @@ fn responses(route: &Route) -> Value {
         }
         all.insert(status.to_string(), response);
     };
+    if schema == STREAM {
+        // The same over a WebSocket, where the request asks for one.
+        put(101, json!({}));
+    }
     put(status, done);
     let of_body: &[u16] = if route.body.is_some() {
         &WITH_BODY

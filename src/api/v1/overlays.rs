@@ -87,8 +87,8 @@ async fn carry_out(desk: Desk, call: Call, order: OverlayOrder) -> Answer {
     let (session, _) = known(&desk, &call).await?;
     let place = desk.overlay_places.acquire().await;
     let _place = place.map_err(|_| Fault::unavailable("the supervisor stops"))?;
-    let overlays = desk.overlays.clone();
-    let done = tokio::task::spawn_blocking(move || overlays(&session, order)).await;
+    let host = desk.host.clone();
+    let done = tokio::task::spawn_blocking(move || (host.overlays)(&session, order)).await;
     let gone = |_| Fault::unavailable("the overlay could not be looked at: see the log");
     shown(&done.map_err(gone)??)
 }

@@ -9,7 +9,7 @@ mod files;
 
 use axum::http::Method;
 
-use super::{Handler, asks, events, fleet, openapi, overlays, sessions, supervisor, tasks};
+use super::{Handler, asks, events, fleet, openapi, overlays, reload, sessions, supervisor, tasks};
 use crate::limits;
 use crate::model::{PoolFlow, Role};
 
@@ -193,10 +193,10 @@ static ROUTES: &[Route] = &[
         path: "/api/v1/config/reload",
         role: Role::Admin,
         name: "reloadConfig",
-        does: "Reads the policies again; the configuration file itself is read at a start only",
+        does: "Reads the file and the policies again; takes over what can be while running, and says what needs a start",
         gives: (200, "Reloaded"),
         refuses: &[422],
-        handle: |desk, call| Box::pin(supervisor::reload_config(desk, call)),
+        handle: |desk, call| Box::pin(reload::reload(desk, call)),
         ..ACTS
     },
     Route {

@@ -231,13 +231,10 @@ async fn registered(desk: &Desk, name: &str) -> Result<PathBuf, Fault> {
     };
     let none = || refused("which is no [workspace.NAME] of the configuration");
     let known = WorkspaceName::new(name).map_err(|_| none())?;
-    let found = desk
-        .fleet
-        .config()
-        .workspaces
-        .get(&known)
-        .ok_or_else(none)?;
+    let config = desk.in_force.lock().await;
+    let found = config.workspaces.get(&known).ok_or_else(none)?;
     let path = found.path.clone();
+    drop(config);
     let found = tokio::task::spawn_blocking(move || path.canonicalize()).await;
     let gone = || refused("whose directory is not there: make it, or correct its path");
     found.ok().and_then(Result::ok).ok_or_else(gone)
