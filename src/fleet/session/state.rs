@@ -305,6 +305,7 @@ impl SessionState {
             self.unasked(&call);
         }
         self.asks.own.clear();
+        self.asks.announced.clear();
         // What we asked for decides: some agents say of a turn that was cancelled that it completed.
         let (outcome, detail, is_ours) = match self.ending.take() {
             None => (outcome, detail, false),

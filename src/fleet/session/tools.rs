@@ -45,12 +45,19 @@ pub(super) fn with_ours(acp: Arc<Acp>, pool: &PoolShared) -> Arc<Acp> {
     if pool.config.engine_tools.is_empty() {
         return acp;
     }
+    let inside = sandbox::marshal_inside(pool.config.launcher).unwrap_or_else(|error| {
+        tracing::warn!(%error, "nobody knows how this program is started in an image");
+        vec![sandbox::MARSHAL_INSIDE.to_owned()]
+    });
+    let mut words = inside.into_iter();
+    let command = words.next().unwrap_or_default();
+    let tail = ["mcp", sandbox::TOOLS_INSIDE].map(str::to_owned);
     let mut acp = Acp::clone(&acp);
     acp.mcp_servers.push(McpServer {
         name: ENGINE_SERVER.to_owned(),
         reach: Reach::Program {
-            command: sandbox::MARSHAL_INSIDE.to_owned(),
-            args: vec!["mcp".to_owned(), sandbox::TOOLS_INSIDE.to_owned()],
+            command,
+            args: words.chain(tail).collect(),
             env: std::collections::BTreeMap::new(),
         },
     });
@@ -64,8 +71,8 @@ struct Shown {
     raw: Value,
 }
 
-/// The tool of ours that the agent will call, if that is what it asks a permission for.
-pub(super) fn announced(pool: &PoolShared, ask: &Ask) -> Option<EngineTool> {
+/// The call of a tool of ours that is to come, if that is what the agent asks a permission for.
+pub(super) fn announced(pool: &PoolShared, ask: &Ask) -> Option<EngineWish> {
     let tools = &pool.config.engine_tools;
     if tools.is_empty() {
         return None;
@@ -100,6 +107,10 @@ impl SessionState {
     /// Whether a call that the agent shows is one that came to us, and was judged. One for one: a
     /// call that did not come here is none of ours, whatever it is called.
     pub(super) fn is_our_tools(&mut self, call: &Call) -> bool {
+        if let Some(wish) = self.asks.announced_as(&call.id) {
+            let at = self.asks.own.iter().position(|own| *own == wish);
+            return at.and_then(|at| self.asks.own.remove(at)).is_some();
+        }
         let Some(input) = call.input.as_deref().filter(|_| !self.asks.own.is_empty()) else {
             return false;
         };

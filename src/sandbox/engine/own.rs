@@ -78,6 +78,19 @@ pub(super) fn argv(mut argv: Vec<String>) -> Vec<String> {
     argv
 }
 
+/// The words by which a program inside starts this binary, where an engine's image need not have its
+/// libraries: as they are known outside.
+pub(in super::super) fn inside() -> std::io::Result<Vec<String>> {
+    let libraries = libraries().map_err(std::io::Error::other)?;
+    let mut words = Vec::new();
+    if let Some(loader) = libraries.iter().find(|library| library.is_loader()) {
+        words.push(format!("{LIBRARIES}/{}", loader.name));
+        words.extend(["--library-path", LIBRARIES].map(str::to_owned));
+    }
+    words.push(MARSHAL.to_owned());
+    Ok(words)
+}
+
 /// The loader that was started with this binary as argument, if that is how this process runs.
 fn loader() -> Option<String> {
     let exe = fs::read_link("/proc/self/exe").ok()?;
