@@ -20,13 +20,14 @@ extends = ["builtin:guard"]
 default = "deny"
 
 [paths]
-kept = ["@/secret.txt"]
+kept  = ["@/secret.txt"]
+given = ["@/*.txt"]
 
 [[rule]]
 id       = "files"
 decision = "allow"
 tool     = ["read", "write", "edit"]
-paths    = "inside"
+path     = "given"
 
 [[rule]]
 id       = "no-secrets"
@@ -131,36 +132,67 @@ fn uses_our_tools(taker: &Taker) {
     check(taker);
 }
 
-/// Each call was asked for, decided and done, in this order, and before the model heard of it.
+/// Each call was asked for, decided and done before the next one came, which the model asked for when it
+/// had heard what became of this one.
 fn in_their_order(events: &[Value]) {
-    let mut at = 0;
-    for (tool, decision, done, heard) in [
-        ("marshal/write_file", "allow", Some("file_updated"), "was written: 8 bytes"),
-        ("marshal/edit_file", "allow", Some("file_updated"), "was changed"),
+    let deltas = events.iter().filter(|event| event["kind"] == "text");
+    let heard: String = deltas
+        .filter_map(|event| event["body"]["delta"].as_str())
+        .collect();
+    let mut from = 0;
+    for (tool, decision, done, said) in [
+        (
+            "marshal/write_file",
+            "allow",
+            Some("file_updated"),
+            "was written: 8 bytes",
+        ),
+        (
+            "marshal/edit_file",
+            "allow",
+            Some("file_updated"),
+            "was changed",
+        ),
         ("marshal/read_file", "allow", None, "one three"),
-        ("marshal/write_file", "deny", None, "secrets are kept elsewhere"),
+        (
+            "marshal/write_file",
+            "deny",
+            None,
+            "secrets are kept elsewhere",
+        ),
         ("marshal/plan_step", "deny", None, "nothing is blocked here"),
-        ("marshal/plan_step", "allow", Some("plan_step"), "noted as done"),
+        (
+            "marshal/plan_step",
+            "allow",
+            Some("plan_step"),
+            "noted as done",
+        ),
     ] {
-        let asked = place(events, at, tool, |kind, body| kind == "asked" && body["tool"] == tool);
-        let ask = events[asked]["body"]["id"].clone();
-        let decided = place(events, asked, decision, |kind, body| {
-            kind == "decided" && body["ask"] == ask
+        // The next call of any tool of ours is this one.
+        let asked = place(events, from, tool, |kind, body| {
+            let name = body["tool"].as_str().unwrap_or_default();
+            kind == "asked" && name.starts_with("marshal/")
+        });
+        let body = &events[asked]["body"];
+        assert_eq!(body["tool"], tool, "{events:#?}");
+        let decided = place(events, asked, decision, |kind, of| {
+            kind == "decided" && of["ask"] == body["id"]
         });
         assert_eq!(events[decided]["body"]["decision"], decision, "{events:#?}");
-        at = match done {
-            Some(done) => place(events, decided, done, |kind, _| kind == done),
-            None => decided,
-        };
-        // The next request of the model's, which repeats what the tool said.
-        let told = place(events, at, heard, |kind, body| {
-            kind == "text" && body["delta"].as_str().unwrap_or_default().contains(heard)
-        });
-        let next = events[at + 1..told]
-            .iter()
-            .find(|event| event["kind"] == "asked" && event["body"]["key"] != "");
-        assert!(next.is_none(), "{heard} came late: {events:#?}");
-        at = told.min(at + 1);
+        let what = done.unwrap_or("decided");
+        let at = place(events, decided, what, |kind, _| kind == what);
+        let between = &events[asked + 1..=at];
+        assert!(
+            between.iter().all(|event| event["body"]["key"]
+                .as_str()
+                .is_none_or(|key| !key.starts_with("marshal:"))),
+            "{tool}: {events:#?}"
+        );
+        assert!(
+            heard.contains(said),
+            "the model never heard {said:?}: {heard}"
+        );
+        from = at + 1;
     }
 }
 
@@ -185,8 +217,16 @@ fn asked_as_known(taker: &Taker, drill: &Drill, session: &str) {
     let given = decided
         .iter()
         .filter(|body| body["rules"][0] == "engine_tools.announced");
-    assert_eq!(given.count(), if taker.asks { 6 } else { 0 }, "{decided:#?}");
-    assert_eq!(decided.len(), if taker.asks { 12 } else { 6 }, "{decided:#?}");
+    assert_eq!(
+        given.count(),
+        if taker.asks { 6 } else { 0 },
+        "{decided:#?}"
+    );
+    assert_eq!(
+        decided.len(),
+        if taker.asks { 12 } else { 6 },
+        "{decided:#?}"
+    );
 }
 
 /// Compares the row of an agent with the committed one, or writes it.

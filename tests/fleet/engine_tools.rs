@@ -396,7 +396,11 @@ fn what_only_looks_like_a_tool_of_ours_is_judged_as_ever() {
         .has("mcp__other__write_file: no");
     let decided = told.of("decided");
     assert_eq!(decided.len(), 4, "{}", told.ran.stdout);
-    for (at, rule) in [(0, "unknown_tool"), (1, "unknown_tool"), (3, "unknown_tool")] {
+    for (at, rule) in [
+        (0, "unknown_tool"),
+        (1, "unknown_tool"),
+        (3, "unknown_tool"),
+    ] {
         assert_eq!(decided[at]["rules"][0], rule, "{}", told.ran.stdout);
     }
     // The command is judged as one, whatever it calls itself.
@@ -406,7 +410,10 @@ fn what_only_looks_like_a_tool_of_ours_is_judged_as_ever() {
 #[test]
 fn walls_of_other_programs_carry_the_socket_too() {
     for launcher in ["bwrap", "container"] {
-        let more = format!("launcher = {launcher:?}\n{}", crate::engines::container(launcher));
+        let more = format!(
+            "launcher = {launcher:?}\n{}",
+            crate::engines::container(launcher)
+        );
         let drill = drill(&more);
         let script = "\
             mcp write_file {\"path\":\"/workspace/a.txt\",\"content\":\"one two\\n\"}\n\
@@ -435,7 +442,11 @@ fn walls_of_other_programs_carry_the_socket_too() {
         let shown = told.of("tool_result");
         let shown = shown.iter().filter_map(|body| body["output"].as_str());
         let shown: String = shown.collect();
-        assert_eq!(shown.matches("tools.sock").count(), 1, "{launcher}: {shown}");
+        assert_eq!(
+            shown.matches("tools.sock").count(),
+            1,
+            "{launcher}: {shown}"
+        );
         eventually(LONG, "no socket is left", || {
             let left = fs::read_dir(drill.state().join("tools")).expect("tools");
             left.count() == 0 && drill.agents().is_empty()
