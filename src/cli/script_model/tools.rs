@@ -113,7 +113,11 @@ fn named(tools: &[Tool], wanted: &Named) -> Option<Call> {
             None => (tool.name.strip_suffix(wanted.name.as_str()))
                 .filter(|before| before.ends_with(BETWEEN)),
         };
-        let alone = before.and_then(|before| before.trim_end_matches(BETWEEN).strip_suffix(server.as_str()));
+        let alone = before.and_then(|before| {
+            before
+                .trim_end_matches(BETWEEN)
+                .strip_suffix(server.as_str())
+        });
         alone.is_some_and(|start| start.is_empty() || start.trim_end_matches(BETWEEN) == "mcp")
     };
     let tool = tools.iter().find(is_it)?;

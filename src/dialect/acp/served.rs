@@ -139,10 +139,18 @@ mod tests {
         let raw = json!({"rawInput": {"path": "/w/a"}});
         let of_claude = ask("toolu_1", "mcp__marshal__read_file", &raw);
         assert_eq!(served(&of_claude, "marshal"), read_a());
-        let of_codex = ask("call_1", "Approve MCP tool call", &form("marshal", "call_1"));
+        let of_codex = ask(
+            "call_1",
+            "Approve MCP tool call",
+            &form("marshal", "call_1"),
+        );
         assert_eq!(served(&of_codex, "marshal"), read_a());
         let title = "read_file (marshal MCP Server)";
-        let of_gemini = ask("mcp_marshal_read_file__1", title, &said("{\"path\":\"/w/a\"}"));
+        let of_gemini = ask(
+            "mcp_marshal_read_file__1",
+            title,
+            &said("{\"path\":\"/w/a\"}"),
+        );
         assert_eq!(served(&of_gemini, "marshal"), read_a());
     }
 
@@ -164,8 +172,16 @@ mod tests {
             ask("1", "mcp__marshal2__read_file", &raw),
             ask("1", "read_file", &raw),
             // More than the arguments, or none.
-            ask("1", title, &json!({"rawInput": {}, "locations": [{"path": "/w"}]})),
-            ask("1", title, &json!({"title": "other", "rawInput": {"path": "/w/a"}})),
+            ask(
+                "1",
+                title,
+                &json!({"rawInput": {}, "locations": [{"path": "/w"}]}),
+            ),
+            ask(
+                "1",
+                title,
+                &json!({"title": "other", "rawInput": {"path": "/w/a"}}),
+            ),
             ask("1", title, &json!({"rawInput": "path"})),
             ask("1", title, &json!({})),
             // A form of another server, or about another call.

@@ -145,6 +145,7 @@ pub(crate) fn decide(
     if announced.is_none() {
         asks.note_request(came.as_deref().unwrap_or(ask));
     }
+    let announces = announced.as_ref().map(|wish| wish.tool);
     let keeps = pool.config.shell_cwd;
     // What runs unasked may have moved the shell already, and what it did is only seen at its end.
     let unseen = keeps != ShellCwd::Workspace
@@ -177,18 +178,18 @@ pub(crate) fn decide(
         judgement,
         moved,
         floor,
-    } = match (refused, ruling.loaded(), announced) {
+    } = match (refused, ruling.loaded(), announces) {
         (Some((name, why)), ..) => Looked::of(Judgement::refused(name, why), Moved::Not),
         (None, Some(_), Some(tool)) => Looked::of(policy::announced(tool), Moved::Not),
         (None, Some(loaded), None) => by(&loaded.policy),
         (None, None, _) => Looked::of(no_layer(), Moved::Away),
     };
     let took = clock::since(began);
-    let is_judged = refused.is_none() && announced.is_none();
+    let is_judged = refused.is_none() && announces.is_none();
     if let Some(shadow) = ruling.version.shadow.as_ref().filter(|_| is_judged) {
         shadow.judge(&judgement, |policy| by(policy).judgement);
     }
-    let class = match announced {
+    let class = match announces {
         Some(_) => ToolClass::Mcp,
         None => class(pool, Some(&ask.tool)),
     };
@@ -202,6 +203,7 @@ pub(crate) fn decide(
     if decision == Decision::Allow {
         ruling::count(&mut asks.used, &uses);
         decided.uses = uses;
+        asks.note_announced(ask.tool_id.as_ref(), announced);
     }
     decided.moved = moved;
     decided.from = from;
