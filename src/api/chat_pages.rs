@@ -336,14 +336,12 @@ async fn close(
 ) -> Result<Response, Response> {
     let UrlPath((workspace, chat)) = named.map_err(|_| nothing())?;
     let closed = desk.chats.close(&workspace, &chat).await;
-    Ok(match closed.map_err(|error| failed(&error))? {
-        true => StatusCode::NO_CONTENT.into_response(),
-        // It is closed when its turn and its agent have ended.
-        false => page(
-            StatusCode::ACCEPTED,
-            &json!({"status": "closing", "chat_id": chat}),
-        ),
-    })
+    if closed.map_err(|error| failed(&error))? {
+        return Ok(StatusCode::NO_CONTENT.into_response());
+    }
+    // It is closed when its turn and its agent have ended.
+    let body = json!({"status": "closing", "chat_id": chat});
+    Ok(page(StatusCode::ACCEPTED, &body))
 }
 
 async fn ping(

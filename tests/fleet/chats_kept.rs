@@ -114,7 +114,7 @@ fn each_message_that_is_stopped_is_told_of_once_by_its_id_and_the_agent_lives_on
     let all = daemon.follow(&other, None).turn(&turn);
     assert_eq!(all[..2], events, "each once, also after a kill");
     assert_eq!(stopped(&all).len(), 2);
-    assert_eq!(text(&all), "at-last");
+    assert_eq!(text(&all).trim(), "at-last");
     drill.assert_dense();
 }
 
