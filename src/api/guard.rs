@@ -16,6 +16,7 @@ use axum::response::Response;
 
 use super::http::{closing, problem};
 use super::tokens::{Caller, Tokens, digest};
+use super::web_socket;
 pub use crate::model::Role;
 
 pub(super) use rate::{Digest, Rates};
@@ -189,6 +190,9 @@ fn needed(routes: Routes, request: &Request) -> Result<Role, String> {
 
 /// What stands after the scheme, whose letters may be of either case.
 fn given(headers: &HeaderMap) -> Option<String> {
+    if !headers.contains_key(header::AUTHORIZATION) {
+        return web_socket::bearer(headers);
+    }
     let mut given = headers.get_all(header::AUTHORIZATION).iter();
     let (Some(one), None) = (given.next(), given.next()) else {
         return None;

@@ -276,7 +276,8 @@ impl Actor {
         let content = turn.content.raw();
         // One that was stopped at once may not have come as far as the agent.
         if !has_answered {
-            let role = self.chats.config.roles.get(&self.chat.role);
+            let config = self.chats.config.now();
+            let role = config.roles.get(&self.chat.role);
             return Ok(Foreign::new(first_prompt(role, &self.chat.files, content)));
         }
         let was_stopped = last.detail.as_deref() == Some(STOPPED);
@@ -463,7 +464,7 @@ impl Actor {
 
     /// Nothing is to be done: waits for a turn, for as long as the chat may keep its slot.
     async fn idle(&mut self) -> Next {
-        let kept = self.chats.config.chat.idle;
+        let kept = self.chats.config.now().chat.idle;
         let mut until = Instant::now() + kept;
         // While a command runs in the background the slot is not given up; the stream tells its end.
         let mut busy: Option<watch::Receiver<u64>> = None;

@@ -11,6 +11,7 @@ mod hub;
 mod lobby;
 mod readers;
 mod seed;
+mod standing;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -31,6 +32,7 @@ use actor::{Actor, Wants};
 use hub::Hub;
 use lobby::Lobby;
 use readers::Readers;
+use standing::Standing;
 
 /// Places in which chats take messages, so that two of one chat never have the same number.
 const STRIPES: usize = 64;
@@ -96,7 +98,7 @@ pub struct Chats(Arc<Inner>);
 
 pub(crate) struct Inner {
     fleet: FleetHandle,
-    config: Arc<Config>,
+    config: Standing,
     readers: Readers,
     /// Those of streams, so that no crowd of them keeps a turn waiting.
     stream_readers: Readers,
@@ -119,14 +121,14 @@ impl Chats {
     /// The chats of a fleet. Nothing is loaded before [`Chats::go_on`].
     #[must_use]
     pub fn new(fleet: FleetHandle) -> Self {
-        let config = Arc::new(fleet.config().clone());
+        let config = fleet.config().clone();
         let pools = config.pools.iter().map(|pool| pool.name.clone());
         let lobbies = pools.map(|pool| (pool, Lobby::new())).collect();
         Self(Arc::new(Inner {
             readers: Readers::of(fleet.journal().clone()),
             stream_readers: Readers::of(fleet.journal().clone()),
             fleet,
-            config,
+            config: Standing::of(config),
             loaded: Mutex::default(),
             lobbies,
             hubs: Mutex::default(),
@@ -174,6 +176,11 @@ impl Chats {
         self.0.stop.cancel();
     }
 
+    /// Goes by this configuration from now on; what runs goes on as it began.
+    pub fn go_by(&self, config: Config) {
+        self.0.config.set(config);
+    }
+
     /// Begins a chat, and with its goal the first turn; returns when both are durable.
     ///
     /// # Errors
@@ -184,8 +191,9 @@ impl Chats {
         wish: Wish,
     ) -> Result<(SessionId, Accepted), ChatError> {
         let inner = &self.0;
-        let (name, registered) = directory::workspace(&inner.config, workspace)?;
-        let (role_name, role) = directory::role(&inner.config, &wish)?;
+        let config = inner.config.now();
+        let (name, registered) = directory::workspace(&config, workspace)?;
+        let (role_name, role) = directory::role(&config, &wish)?;
         if wish.goal.trim().is_empty() {
             let why = "\"goal\" is empty: say what the chat is for".to_owned();
             return Err(ChatError::Unprocessable(why));
@@ -214,6 +222,9 @@ impl Chats {
             files: wish.files,
             pool: role.pool.clone(),
             mode: ChatMode::Chat,
+            parent: None,
+            phase: None,
+            settings: None,
             created_ms: now,
         };
         row.check()
@@ -328,7 +339,8 @@ impl Chats {
         after: Option<&str>,
         limit: u32,
     ) -> Result<(Vec<ChatView>, bool), ChatError> {
-        let (name, _) = directory::workspace(&self.0.config, workspace)?;
+        let config = self.0.config.now();
+        let (name, _) = directory::workspace(&config, workspace)?;
         let after = after.map(SessionId::new).transpose();
         let after = after.map_err(|_| {
             ChatError::Unprocessable(
@@ -449,7 +461,8 @@ impl Inner {
 
     /// The chat of a workspace: one of another is none.
     async fn find(&self, workspace: &str, chat: &str) -> Result<StoredChat, ChatError> {
-        let (name, _) = directory::workspace(&self.config, workspace)?;
+        let config = self.config.now();
+        let (name, _) = directory::workspace(&config, workspace)?;
         let id = SessionId::new(chat).map_err(|_| no_chat())?;
         let found = self.chat(&id).await?;
         if found.workspace == name {
@@ -468,7 +481,8 @@ impl Inner {
 
     /// Where a chat works.
     fn directory(&self, chat: &StoredChat) -> Option<PathBuf> {
-        let workspace = self.config.workspaces.get(&chat.workspace)?;
+        let config = self.config.now();
+        let workspace = config.workspaces.get(&chat.workspace)?;
         Some(workspace.path.clone())
     }
 

@@ -102,7 +102,7 @@ pub(super) fn told(
                 vec![("ask", data)]
             }
         },
-        event => plain(event, stored.id.seq).into_iter().collect(),
+        event => plain(event).into_iter().collect(),
     };
     let count = u32::try_from(found.len()).unwrap_or(u32::MAX);
     let told = (1..).zip(found).map(|(part, (name, data))| Told {
@@ -131,7 +131,7 @@ pub(super) fn rewound(to: EventId) -> Told {
     }
 }
 
-fn plain(event: Event, seq: u64) -> Option<(&'static str, Value)> {
+fn plain(event: Event) -> Option<(&'static str, Value)> {
     Some(match event {
         Event::Text { delta } => ("chunk", json!({"text": delta.raw()})),
         Event::Thought { delta } => ("thought", json!({"text": delta.raw()})),
@@ -150,8 +150,19 @@ fn plain(event: Event, seq: u64) -> Option<(&'static str, Value)> {
             let data = json!({"id": id.raw(), "output": output.raw(), "success": !is_error});
             ("observation", data)
         }
-        // It grows with each update of the path.
-        Event::FileUpdated { path, .. } => ("file_updated", json!({"path": path.raw(), "v": seq})),
+        Event::FileUpdated { path, version, .. } => {
+            let data = match version {
+                Some(of) => json!({
+                    "path": format!("/{}", of.path.raw()),
+                    "v": of.v,
+                    "workspace": of.workspace.raw(),
+                    "observed": of.observed,
+                }),
+                // As the agent names it: of what has no versions.
+                None => json!({"path": path.raw(), "v": null}),
+            };
+            ("file_updated", data)
+        }
         Event::PlanStep { step, status } => (
             "plan_step",
             json!({"step": step.raw(), "status": status.word()}),
@@ -256,7 +267,7 @@ mod tests {
             step: Foreign::new("tests \u{1b}[2J".to_owned()),
             status: StepStatus::Done,
         };
-        let (name, data) = plain(step, 4).expect("told");
+        let (name, data) = plain(step).expect("told");
         assert_eq!(name, "plan_step");
         assert_eq!(data, json!({"step": "tests \u{1b}[2J", "status": "done"}));
     }

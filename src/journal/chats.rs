@@ -4,19 +4,22 @@
 //! there is an agent, and carried by tasks of that run later, one at a time. Owns how a turn's row
 //! follows its task's: it ends in the same transaction. Must not know who sends messages, or when.
 
+mod plan;
 mod read;
 
 use rusqlite::{OptionalExtension as _, params};
 
+use super::codec;
 use super::commit::{CONVERSATION, SessionRow, Write};
 use super::error::Violation;
 use super::rows::{Fault, Writer, signed};
 use crate::limits;
 use crate::model::{
-    ChatMode, Foreign, PoolName, RoleName, RunId, SessionId, SlotId, TaskId, TaskOutcome, TurnId,
-    TurnOutcome, WorkspaceName,
+    ChatMode, ChatPhase, ChatSettings, Foreign, PoolName, RoleName, RunId, SessionId, SlotId,
+    TaskId, TaskOutcome, TurnId, TurnOutcome, WorkspaceName,
 };
 
+pub use plan::{PlanItem, PlanReview, PlanWrite};
 pub use read::{SaidText, Speaker, StoredChat, StoredTurn};
 
 /// A change of a chat or of one of its turns. Times are milliseconds since the Unix epoch.
@@ -65,6 +68,8 @@ pub enum ChatWrite {
         /// When.
         at_ms: i64,
     },
+    /// Of the work of a chat that goes on by itself.
+    Plan(PlanWrite),
 }
 
 /// A chat as it begins.
@@ -88,6 +93,12 @@ pub struct ChatRow {
     pub pool: PoolName,
     /// How it goes on.
     pub mode: ChatMode,
+    /// The chat whose work it does.
+    pub parent: Option<SessionId>,
+    /// Where its work stands, if that goes on by itself.
+    pub phase: Option<ChatPhase>,
+    /// What its mode is begun with.
+    pub settings: Option<ChatSettings>,
     /// When, in milliseconds since the Unix epoch.
     pub created_ms: i64,
 }
@@ -144,6 +155,9 @@ pub enum ChatFault {
         /// The number that was given.
         got: u64,
     },
+    /// An item of its plan that was to be taken is not open.
+    #[error("item {0} of its plan is not open")]
+    NotOpen(String),
     /// The key was used.
     #[error("turn {0} has this idempotency key")]
     KeyTaken(String),
@@ -228,6 +242,7 @@ impl Writer<'_> {
                 self.or_known(ended?.0, turn)
             }
             ChatWrite::Close { chat, at_ms } => self.closed(chat, *at_ms),
+            ChatWrite::Plan(write) => self.plan(write),
         }
     }
 
@@ -253,7 +268,8 @@ impl Writer<'_> {
         }))?;
         self.execute(
             "INSERT INTO chats (session, run, workspace, role, model, goal, files, pool, mode, \
-             created_ms) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)",
+             created_ms, parent, phase, settings) \
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)",
             params![
                 row.session.as_str(),
                 row.run.as_str(),
@@ -265,6 +281,9 @@ impl Writer<'_> {
                 row.pool.as_str(),
                 row.mode.word(),
                 row.created_ms,
+                row.parent.as_ref().map(SessionId::as_str),
+                row.phase.map(ChatPhase::word),
+                row.settings.as_ref().map(codec::settings_json),
             ],
         )?;
         Ok(())

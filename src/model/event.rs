@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use serde_json::value::RawValue;
 
+use super::tool::FileVersion;
 use super::{
     Ask, AskId, ChoiceInfo, EgressResult, ExitClass, ExitStatus, Foreign, StepStatus, TaskId,
     TurnId, TurnOutcome, Verdict, words,
 };
-use super::{Decision, EventId, SessionId, Weakness};
+use super::{Decision, EventId, SessionId, Weakness, Work};
 
 words!(
     /// The kinds of events. `word` is the journal's `kind` column; [`EventKind::metric`] is the
@@ -92,6 +93,8 @@ words!(
         TerminalEnded = "terminal_ended",
         /// [`Event::Egress`]
         Egress = "egress",
+        /// [`Event::Work`]
+        Work = "work",
     }
 );
 
@@ -333,8 +336,10 @@ pub enum Event {
         tool: Foreign,
         /// The path, as the agent names it.
         path: Foreign,
-        /// SHA-256 of what it holds, where the supervisor wrote it for the agent.
+        /// SHA-256 of what it holds, where the supervisor wrote it for the agent, or looked.
         sha256: Option<String>,
+        /// The version that this is, where versions are kept.
+        version: Option<Box<FileVersion>>,
     },
     /// How a step of the plan stands, as the agent says by a tool.
     PlanStep {
@@ -537,6 +542,8 @@ pub enum Event {
         /// How long the longest of them was open.
         took: Duration,
     },
+    /// Of the work of a chat that goes on by itself.
+    Work(Work),
 }
 
 impl Event {
@@ -583,6 +590,7 @@ impl Event {
             Self::TerminalOutput { .. } => EventKind::TerminalOutput,
             Self::TerminalEnded { .. } => EventKind::TerminalEnded,
             Self::Egress { .. } => EventKind::Egress,
+            Self::Work(_) => EventKind::Work,
         }
     }
 }

@@ -13,6 +13,7 @@ mod directories;
 #[path = "../fleet/drill.rs"]
 #[allow(dead_code, reason = "drills of the fleet use more of it")]
 mod drill;
+mod engine_tools;
 mod five;
 mod gemini;
 mod mcp;

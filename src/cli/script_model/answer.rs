@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::reply::{Reply, tokens};
 use super::script::{self, Failure};
+use super::scripts::Scripts;
 use super::talk::{Talk, smallest};
 use super::{anthropic, gemini, openai_chat, openai_responses, tools};
 
@@ -156,7 +157,7 @@ pub(super) enum Body {
 }
 
 /// The answer to a request. `body` is its JSON, `bytes` the length of that.
-pub(super) fn answer(ask: &Ask, body: &Value, bytes: usize) -> Answer {
+pub(super) fn answer(ask: &Ask, body: &Value, bytes: usize, scripts: &Scripts) -> Answer {
     let plain = |note: &str, value: Value| Answer {
         sleep: Duration::ZERO,
         failures: Vec::new(),
@@ -197,14 +198,14 @@ pub(super) fn answer(ask: &Ask, body: &Value, bytes: usize) -> Answer {
                 json!({ "models": MODELS.iter().map(of).collect::<Vec<_>>() }),
             )
         }
-        _ => of_script(ask, body, bytes),
+        _ => of_script(ask, body, bytes, scripts),
     }
 }
 
-fn of_script(ask: &Ask, body: &Value, bytes: usize) -> Answer {
+fn of_script(ask: &Ask, body: &Value, bytes: usize, scripts: &Scripts) -> Answer {
     let mut talk = ask.read(body);
     talk.bytes = bytes;
-    let standing = talk.standing();
+    let standing = talk.standing(scripts);
     let mut turn = script::turn(&standing.lines, standing.results, standing.last.as_deref());
     let mut call = None;
     if let Some(want) = &turn.want {

@@ -25,6 +25,7 @@ use tokio::sync::Semaphore;
 
 use super::answer::{self, Answer, Ask};
 use super::script::{Failure, LONGEST};
+use super::scripts::Scripts;
 use crate::limits;
 use crate::model::foreign;
 
@@ -45,16 +46,18 @@ const KEY_HEADERS: &[&str] = &["authorization", "x-api-key", "x-goog-api-key", "
 pub(super) struct Server {
     key: Option<String>,
     told: bool,
+    scripts: Scripts,
     /// How often each prompt's failures were given, by the prompt and their place in it.
     failed: Mutex<HashMap<(u64, usize), u32>>,
 }
 
 impl Server {
     /// A server; `told`: each request is a line on standard error.
-    pub(super) fn new(key: Option<String>, told: bool) -> Arc<Self> {
+    pub(super) fn new(key: Option<String>, told: bool, scripts: Scripts) -> Arc<Self> {
         Arc::new(Self {
             key,
             told,
+            scripts,
             failed: Mutex::default(),
         })
     }
@@ -169,7 +172,7 @@ async fn handle(State(server): State<Arc<Server>>, request: Request) -> Response
     } else {
         Value::Null
     };
-    let answer = answer::answer(&ask, &body, bytes.len());
+    let answer = answer::answer(&ask, &body, bytes.len(), &server.scripts);
     drop((body, bytes));
     tokio::time::sleep(answer.sleep).await;
     if let Some(failure) = server.failure(&answer) {

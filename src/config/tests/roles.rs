@@ -50,6 +50,9 @@ fn what_leads_nowhere_is_refused() {
     );
     refused("[chat]\nidle = \"25h\"", "chat.idle…a duration from 1s to 1d");
     refused("[chat]\nidel = \"1m\"", "unknown key \"idel\"");
+    refused("[store]\npostgres = \"postgres://u:p@h/d\"", "a connection string has a password, and never stands in the file");
+    refused("[store]\nca = \"ca.pem\"", "there is no postgres");
+    refused("[store]\nnewest = 0", "store.newest…an integer from 1 to 100000");
     refused("[role.r]", "the role needs a pool");
     refused("[role.r]\npool = \"other\"", "there is no pool \"other\": expected \"demo\"");
     refused("[role.R]\npool = \"demo\"", "the role name \"R\" must match");

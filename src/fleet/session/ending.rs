@@ -317,7 +317,7 @@ impl SessionState {
         let over = !self.stays() && !self.gives_back;
         let survey = work::survey(
             self.prepared.as_mut(),
-            self.work.session.clone(),
+            (self.work.session.clone(), self.work.task.clone()),
             Arc::clone(&self.shared),
             &self.pool,
             over,
@@ -333,8 +333,9 @@ impl SessionState {
     }
 
     /// Tells what the attempt brought; `true` if the session is over with it.
-    pub(super) fn report(&mut self, survey: work::Survey) -> bool {
+    pub(super) fn report(&mut self, mut survey: work::Survey) -> bool {
         let stays = self.stays();
+        self.observed(std::mem::take(&mut survey.observed));
         if !stays {
             if !self.gives_back {
                 self.ended_rows(self.end.as_ref().map(|end| end.class));

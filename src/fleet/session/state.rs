@@ -310,6 +310,7 @@ impl SessionState {
             self.unasked(&call, Shown::NotDone);
         }
         self.asks.own.clear();
+        self.asks.announced.clear();
         // What we asked for decides: some agents say of a turn that was cancelled that it completed.
         let (outcome, detail, is_ours) = match self.ending.take() {
             None => (outcome, detail, false),

@@ -12,10 +12,14 @@ use super::calls::{Asks, Call, Own, Shown};
 use super::prepare::{self, Prepared};
 use super::state::SessionState;
 use crate::config::{Acp, McpServer, Reach};
+use crate::dialect::acp;
 use crate::fleet::channel::ToolSetup;
 use crate::fleet::setup::{PoolShared, Shared};
 use crate::limits::OPEN_CALLS;
-use crate::model::{AskKey, ClientWish, Decision, ENGINE_SERVER, EngineTool, EngineWish, Foreign};
+use crate::mcp;
+use crate::model::{
+    Ask, AskKey, ClientWish, Decision, ENGINE_SERVER, EngineTool, EngineWish, Foreign,
+};
 use crate::policy::Request;
 use crate::sandbox;
 
@@ -43,12 +47,19 @@ pub(super) fn with_ours(acp: Arc<Acp>, pool: &PoolShared) -> Arc<Acp> {
     if pool.config.engine_tools.is_empty() {
         return acp;
     }
+    let inside = sandbox::marshal_inside(pool.config.launcher).unwrap_or_else(|error| {
+        tracing::warn!(%error, "nobody knows how this program is started in an image");
+        vec![sandbox::MARSHAL_INSIDE.to_owned()]
+    });
+    let mut words = inside.into_iter();
+    let command = words.next().unwrap_or_default();
+    let tail = ["mcp", sandbox::TOOLS_INSIDE].map(str::to_owned);
     let mut acp = Acp::clone(&acp);
     acp.mcp_servers.push(McpServer {
         name: ENGINE_SERVER.to_owned(),
         reach: Reach::Program {
-            command: sandbox::MARSHAL_INSIDE.to_owned(),
-            args: vec!["mcp".to_owned(), sandbox::TOOLS_INSIDE.to_owned()],
+            command,
+            args: words.chain(tail).collect(),
             env: std::collections::BTreeMap::new(),
         },
     });
@@ -60,6 +71,16 @@ pub(super) fn with_ours(acp: Arc<Acp>, pool: &PoolShared) -> Arc<Acp> {
 struct Input {
     #[serde(rename = "rawInput")]
     raw: Value,
+}
+
+/// The call of a tool of ours that is to come, if that is what the agent asks a permission for.
+pub(super) fn announced(pool: &PoolShared, ask: &Ask) -> Option<EngineWish> {
+    let tools = &pool.config.engine_tools;
+    if tools.is_empty() {
+        return None;
+    }
+    let served = acp::served(ask, ENGINE_SERVER)?;
+    mcp::fitting(&served.tool, &served.arguments, tools)
 }
 
 /// What a person's word is as the answer to a question of the agent's.
@@ -100,6 +121,9 @@ impl SessionState {
     /// call that did not come here is none of ours, whatever it is called; and one that was denied
     /// is none that was done.
     pub(super) fn is_our_tools(&mut self, call: &Call, shown: Shown) -> bool {
+        if let Some(wish) = self.asks.announced_as(&call.id) {
+            return self.asks.takes_own(|own| *own == wish, shown);
+        }
         let Some(input) = call.input.as_deref().filter(|_| !self.asks.own.is_empty()) else {
             return false;
         };
@@ -114,23 +138,22 @@ impl SessionState {
             },
             _ => return false,
         };
-        self.asks.takes_own(&arguments, shown)
+        let within = arguments.get("arguments");
+        let is_it = |wish: &EngineWish| {
+            wish.is_shown_as(&arguments) || within.is_some_and(|within| wish.is_shown_as(within))
+        };
+        self.asks.takes_own(is_it, shown)
     }
 }
 
 impl Asks {
-    /// Takes out the call of ours that is shown with these arguments; `false` if there is none.
-    fn takes_own(&mut self, arguments: &Value, shown: Shown) -> bool {
-        let within = arguments.get("arguments");
-        let is_it = |own: &Own| {
-            let wish = &own.wish;
-            wish.is_shown_as(arguments) || within.is_some_and(|within| wish.is_shown_as(within))
-        };
+    /// Takes out the call of ours that is the one shown; `false` if there is none.
+    fn takes_own(&mut self, is_it: impl Fn(&EngineWish) -> bool, shown: Shown) -> bool {
         let done = shown == Shown::Done;
         // What failed is rather one that was denied.
-        let fits = |own: &Own| own.is_allowed == done && is_it(own);
+        let fits = |own: &Own| own.is_allowed == done && is_it(&own.wish);
         let at = self.own.iter().position(fits);
-        let at = at.or_else(|| self.own.iter().position(|own| !done && is_it(own)));
+        let at = at.or_else(|| self.own.iter().position(|own| !done && is_it(&own.wish)));
         at.and_then(|at| self.own.remove(at)).is_some()
     }
 }

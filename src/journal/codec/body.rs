@@ -203,6 +203,17 @@ pub(super) struct FileUpdated<'a> {
     pub(super) path: Text<'a>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) sha256: Option<Cow<'a, str>>,
+    #[serde(default, borrow, skip_serializing_if = "Option::is_none")]
+    pub(super) version: Option<FileVersion<'a>>,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct FileVersion<'a> {
+    pub(super) workspace: Text<'a>,
+    pub(super) path: Text<'a>,
+    pub(super) v: u64,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) observed: bool,
 }
 
 #[derive(Serialize, Deserialize)]

@@ -8,9 +8,9 @@ use serde::Deserialize;
 use super::{CodecError, VERSION, body};
 use crate::model::{
     AgentInfo, Ask, AskId, AskKey, ChoiceInfo, Claimed, CommandInfo, Cost, DecidedBy, Decision,
-    EgressResult, Event, EventKind, ExitClass, Foreign, OptionState, Origin, PlanEntry, PoolName,
-    SessionId, StepStatus, TaskId, TaskRef, TaskSpec, TurnId, TurnOutcome, Usage, Verdict,
-    Weakness,
+    EgressResult, Event, EventKind, ExitClass, FileVersion, Foreign, OptionState, Origin,
+    PlanEntry, PoolName, SessionId, StepStatus, TaskId, TaskRef, TaskSpec, TurnId, TurnOutcome,
+    Usage, Verdict, Weakness,
 };
 
 /// The words that [`Event::ChildStarted`] and [`Event::BadLine`] carry as static texts. A word
@@ -87,6 +87,7 @@ pub fn decode(kind: &str, version: u32, body: &str) -> Result<Event, CodecError>
                 took: Duration::from_millis(b.took_ms),
             })
         }
+        EventKind::Work => super::work::read(body).map(Event::Work),
         EventKind::Plan
         | EventKind::Usage
         | EventKind::ContextUsed
@@ -340,6 +341,14 @@ fn tools(reader: &Reader<'_>) -> Result<Event, CodecError> {
                 tool: own(b.tool),
                 path: own(b.path),
                 sha256: b.sha256.map(Cow::into_owned),
+                version: b.version.map(|of| {
+                    Box::new(FileVersion {
+                        workspace: own(of.workspace),
+                        path: own(of.path),
+                        v: of.v,
+                        observed: of.observed,
+                    })
+                }),
             }
         }
     })

@@ -6,7 +6,7 @@ use crate::model::{EgressResult, Event, StepStatus, TurnId, TurnOutcome};
 
 /// One of each form.
 pub(super) fn events() -> Vec<Event> {
-    vec![
+    let mut events = vec![
         Event::Egress {
             host: Some("api.example.com".to_owned()),
             port: Some(443),
@@ -33,11 +33,19 @@ pub(super) fn events() -> Vec<Event> {
             tool: "edit_file".into(),
             path: "/workspace/a".into(),
             sha256: Some("0".repeat(64)),
+            version: Some(Box::new(crate::model::FileVersion {
+                workspace: "site".into(),
+                path: "a".into(),
+                v: 7,
+                observed: true,
+            })),
         },
-        Event::TurnUnsent {
-            turn: TurnId::new("turn-1").expect("an id"),
-            outcome: TurnOutcome::Cancelled,
-            detail: "nobody \u{1b} had it".to_owned(),
-        },
-    ]
+    ];
+    events.extend(super::work::events());
+    events.push(Event::TurnUnsent {
+        turn: TurnId::new("turn-1").expect("an id"),
+        outcome: TurnOutcome::Cancelled,
+        detail: "nobody \u{1b} had it".to_owned(),
+    });
+    events
 }

@@ -35,6 +35,7 @@ pub fn encode_into(event: &Event, out: &mut Vec<u8>) {
         | Event::TerminalOutput { .. }
         | Event::TerminalEnded { .. } => terminals(event, out),
         Event::Egress { .. } => egress(event, out),
+        Event::Work(work) => super::work::write(work, out),
         Event::Plan { .. }
         | Event::Usage(_)
         | Event::ContextUsed { .. }
@@ -258,12 +259,23 @@ fn tools(event: &Event, out: &mut Vec<u8>) {
                 rules: rules.iter().map(Into::into).collect(),
             },
         ),
-        Event::FileUpdated { tool, path, sha256 } => put(
+        Event::FileUpdated {
+            tool,
+            path,
+            sha256,
+            version,
+        } => put(
             out,
             &body::FileUpdated {
                 tool: text(tool),
                 path: text(path),
                 sha256: sha256.as_deref().map(Into::into),
+                version: version.as_deref().map(|of| body::FileVersion {
+                    workspace: text(&of.workspace),
+                    path: text(&of.path),
+                    v: of.v,
+                    observed: of.observed,
+                }),
             },
         ),
         Event::PlanStep { step, status } => put(

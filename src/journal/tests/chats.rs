@@ -5,8 +5,8 @@ mod stopped;
 
 use super::*;
 use crate::model::{
-    ChatMode, RoleName, TaskOutcome, TurnId, TurnOutcome, TurnState, UNWRITTEN, Usage,
-    WorkspaceName,
+    ChatMode, ChatProgress, ChatSettings, RoleName, TaskOutcome, TurnId, TurnOutcome, TurnState,
+    UNWRITTEN, Usage, WorkspaceName,
 };
 
 fn chat_row(name: &str) -> ChatRow {
@@ -20,6 +20,9 @@ fn chat_row(name: &str) -> ChatRow {
         files: vec!["notes/a b.md".to_owned()],
         pool: PoolName::new("demo").expect("name"),
         mode: ChatMode::Chat,
+        parent: None,
+        phase: None,
+        settings: None,
         created_ms: 1,
     }
 }
@@ -158,6 +161,11 @@ fn a_chat_is_a_conversation_with_its_run_and_session_and_reads_back_whole() {
         files: row.files,
         pool: row.pool.clone(),
         mode: row.mode,
+        parent: None,
+        phase: None,
+        settings: ChatSettings::default(),
+        progress: ChatProgress::default(),
+        forwarded: 0,
         created_ms: 1,
         ended_ms: None,
         turns: 2,
