@@ -104,7 +104,9 @@ impl Daemon {
             };
             let fits = |c: char| c.is_ascii_digit() || c == '.' || c == ':';
             let end = rest.find(|c| !fits(c)).unwrap_or(rest.len());
-            rest[..end].trim_end_matches('.').clone_into(&mut daemon.address);
+            rest[..end]
+                .trim_end_matches('.')
+                .clone_into(&mut daemon.address);
             let token = fs::read_to_string(state.join("http.token")).unwrap_or_default();
             token.trim().clone_into(&mut daemon.token);
         }
@@ -161,7 +163,10 @@ impl Daemon {
         let text = fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
         let line = text.lines().find_map(|line| line.strip_prefix(name));
         let words = line.ok_or("no such line")?.split_whitespace();
-        Ok(words.filter_map(|word| word.parse().ok()).next().unwrap_or(0))
+        Ok(words
+            .filter_map(|word| word.parse().ok())
+            .next()
+            .unwrap_or(0))
     }
 
     /// CPU time so far, in ticks.
@@ -176,7 +181,9 @@ impl Daemon {
     async fn over(&self, chat: &str, turn: &Value) -> Result<Value, Failure> {
         let began = Instant::now();
         while began.elapsed() < PATIENCE {
-            let page = self.ask("GET", &format!("{chat}/turns"), &Value::Null).await?;
+            let page = self
+                .ask("GET", &format!("{chat}/turns"), &Value::Null)
+                .await?;
             let items = page["items"].as_array().cloned().unwrap_or_default();
             let mut items = items.into_iter();
             let found = items.find(|of| of["turn_id"] == *turn && of["state"] == "ended");
@@ -213,7 +220,9 @@ async fn read_turn(mut stream: TcpStream) -> Result<u64, Failure> {
 /// One turn with so many who follow it.
 async fn turn(daemon: &Arc<Daemon>, line: &Line, subscribers: usize) -> Result<Value, Failure> {
     let chats = "/api/v1/workspaces/main/chats";
-    let made = daemon.ask("POST", chats, &json!({"goal": "say ready"})).await?;
+    let made = daemon
+        .ask("POST", chats, &json!({"goal": "say ready"}))
+        .await?;
     let chat = format!("{chats}/{}", made["chat_id"].as_str().ok_or("no id")?);
     daemon.over(&chat, &made["turn_id"]).await?;
     // From its durable end on: a cursor that nothing has reached is told that.
@@ -272,7 +281,10 @@ async fn turn(daemon: &Arc<Daemon>, line: &Line, subscribers: usize) -> Result<V
 }
 
 fn median(values: &[Value], of: &str) -> f64 {
-    let mut values: Vec<f64> = values.iter().filter_map(|value| value[of].as_f64()).collect();
+    let mut values: Vec<f64> = values
+        .iter()
+        .filter_map(|value| value[of].as_f64())
+        .collect();
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }

@@ -134,6 +134,28 @@ impl Ring {
             self.after = gone.cursor.seq;
         }
     }
+
+    /// What comes next after a cursor: some bytes of it, one event at least.
+    fn after(&self, cursor: Cursor) -> Found {
+        if cursor.whole() < self.after {
+            return Found::Behind;
+        }
+        let at = self
+            .events
+            .partition_point(|event| !cursor.is_before(event.cursor));
+        let mut bytes = 0;
+        let fits = |event: &&Encoded| {
+            let is_first = bytes == 0;
+            bytes += event.named.len();
+            is_first || bytes <= limits::CHAT_PIECE_BYTES
+        };
+        let events: Vec<_> = self.events.range(at..).take_while(fits).cloned().collect();
+        if events.is_empty() {
+            Found::End
+        } else {
+            Found::Events(events)
+        }
+    }
 }
 
 /// The hub of one chat, as long as somebody subscribes.
@@ -368,26 +390,7 @@ impl Subscriber {
     }
 
     fn in_ring(&self) -> Found {
-        self.hub.ring(|ring| {
-            if self.cursor.whole() < ring.after {
-                return Found::Behind;
-            }
-            let at = ring
-                .events
-                .partition_point(|event| !self.cursor.is_before(event.cursor));
-            let mut bytes = 0;
-            let fits = |event: &&Encoded| {
-                let is_first = bytes == 0;
-                bytes += event.named.len();
-                is_first || bytes <= limits::CHAT_PIECE_BYTES
-            };
-            let events: Vec<_> = ring.events.range(at..).take_while(fits).cloned().collect();
-            if events.is_empty() {
-                Found::End
-            } else {
-                Found::Events(events)
-            }
-        })
+        self.hub.ring(|ring| ring.after(self.cursor))
     }
 
     fn take(&mut self, events: &[Encoded]) -> Vec<Bytes> {
@@ -461,5 +464,39 @@ mod tests {
         assert_eq!((ring.after, ring.to), (10, most + 10));
         let first = ring.events.front().expect("one");
         assert_eq!(first.cursor.seq, ring.after + 1);
+    }
+
+    #[test]
+    fn a_subscriber_takes_some_bytes_at_once_and_all_of_them_in_turn() {
+        let mut ring = Ring {
+            after: 0,
+            to: 0,
+            events: VecDeque::new(),
+            bytes: 0,
+        };
+        let long = |seq| Told {
+            data: format!("{:?}", "x".repeat(20 << 10)),
+            ..told(seq, 0)
+        };
+        let all: Vec<_> = (1..=20).map(|seq| Encoded::of(&long(seq))).collect();
+        ring.put(all, 20);
+        let (mut cursor, mut seen) = (Cursor::default(), 0);
+        while let Found::Events(events) = ring.after(cursor) {
+            let bytes: usize = events.iter().map(|event| event.named.len()).sum();
+            assert!(bytes <= limits::CHAT_PIECE_BYTES, "{bytes}");
+            seen += events.len();
+            cursor = events.last().expect("one").cursor;
+        }
+        assert_eq!((seen, cursor.seq), (20, 20));
+        // One that is longer goes alone.
+        let huge = Told {
+            data: format!("{:?}", "x".repeat(2 * limits::CHAT_PIECE_BYTES)),
+            ..told(21, 0)
+        };
+        ring.put(vec![Encoded::of(&huge), Encoded::of(&long(22))], 22);
+        let Found::Events(events) = ring.after(cursor) else {
+            panic!("there is one")
+        };
+        assert_eq!(events.len(), 1);
     }
 }

@@ -40,12 +40,12 @@ pub(super) fn events() -> Vec<Event> {
                 observed: true,
             })),
         },
-        Event::TurnUnsent {
-            turn: TurnId::new("turn-1").expect("an id"),
-            outcome: TurnOutcome::Cancelled,
-            detail: "nobody \u{1b} had it".to_owned(),
-        },
     ];
     events.extend(super::work::events());
+    events.push(Event::TurnUnsent {
+        turn: TurnId::new("turn-1").expect("an id"),
+        outcome: TurnOutcome::Cancelled,
+        detail: "nobody \u{1b} had it".to_owned(),
+    });
     events
 }
