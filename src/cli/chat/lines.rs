@@ -6,7 +6,7 @@
 use std::fs::OpenOptions;
 use std::io::{self, BufRead, IsTerminal as _, Read as _};
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rustix::termios::Termios;
 use rustyline::config::Configurer as _;
@@ -64,7 +64,7 @@ impl Lines {
         // It may wait for a person for ever, and ends with the process.
         std::thread::spawn(move || {
             if is_terminal {
-                edited(wishes, &tell, history);
+                edited(wishes, &tell, &history);
             } else {
                 piped(wishes, &tell);
             }
@@ -121,7 +121,7 @@ impl Lines {
     }
 }
 
-fn edited(mut wishes: mpsc::Receiver<Wish>, tell: &mpsc::Sender<Line>, history: PathBuf) {
+fn edited(mut wishes: mpsc::Receiver<Wish>, tell: &mpsc::Sender<Line>, history: &Path) {
     let config = Config::builder().auto_add_history(false).build();
     let editor = Editor::<(), FileHistory>::with_config(config);
     let mut editor = match editor {
@@ -132,14 +132,14 @@ fn edited(mut wishes: mpsc::Receiver<Wish>, tell: &mpsc::Sender<Line>, history: 
         }
     };
     let _ = editor.set_max_history_size(REMEMBERED);
-    let keeps = owned(&history) && editor.load_history(&history).is_ok();
+    let keeps = owned(history) && editor.load_history(history).is_ok();
     while let Some(wish) = wishes.blocking_recv() {
         let line = match editor.readline(&wish.prompt) {
             Ok(text) => {
                 if wish.is_remembered && !text.trim().is_empty() {
                     let added = editor.add_history_entry(text.as_str()).unwrap_or(false);
                     if keeps && added {
-                        let _ = editor.save_history(&history);
+                        let _ = editor.save_history(history);
                     }
                 }
                 Line::Text(text)

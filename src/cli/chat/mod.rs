@@ -206,9 +206,10 @@ impl Talk<'_> {
                 self.last = error.complain(self.streams);
                 // What is wrong with a message is no reason to leave, if there is a chat.
                 let is_refused = matches!(error, HttpError::Refused { .. });
-                return match self.feed.is_some() && is_refused {
-                    true => Next::On,
-                    false => Next::Leave(self.last),
+                return if self.feed.is_some() && is_refused {
+                    Next::On
+                } else {
+                    Next::Leave(self.last)
                 };
             }
         };
