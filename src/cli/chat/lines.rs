@@ -45,8 +45,11 @@ struct Wish {
 pub(super) struct Lines {
     ask: mpsc::Sender<Wish>,
     lines: mpsc::Receiver<Line>,
-    /// Lines that were asked for and have not come.
-    awaited: usize,
+    /// A line was asked for that has not come.
+    is_awaited: bool,
+    /// And for something that is over by now; the same of the line that came last.
+    is_stale: bool,
+    was_stale: bool,
     is_terminal: bool,
     /// How the terminal was set.
     before: Option<Termios>,
@@ -72,7 +75,9 @@ impl Lines {
         Self {
             ask,
             lines,
-            awaited: 0,
+            is_awaited: false,
+            is_stale: false,
+            was_stale: false,
             is_terminal,
             before,
         }
@@ -91,32 +96,36 @@ impl Lines {
         self.is_terminal
     }
 
-    /// Whether a line was asked for that has not come.
-    pub(super) const fn is_awaited(&self) -> bool {
-        self.awaited > 0
+    /// What was asked is over: a line that still comes for it is late.
+    pub(super) const fn nothing_is_asked(&mut self) {
+        self.is_stale = self.is_awaited;
+    }
+
+    /// Whether the line that came last was asked for something that is over.
+    pub(super) const fn is_late(&self) -> bool {
+        self.was_stale
     }
 
     /// Asks for a line, unless one was asked for already.
     pub(super) fn want(&mut self, prompt: &str, is_remembered: bool) {
-        if self.awaited > 0 {
+        if self.is_awaited {
             return;
         }
         let wish = Wish {
             prompt: prompt.to_owned(),
             is_remembered,
         };
-        if self.ask.try_send(wish).is_ok() {
-            self.awaited += 1;
-        }
+        self.is_awaited = self.ask.try_send(wish).is_ok();
     }
 
     /// The line that was asked for; waits for ever if none was.
     pub(super) async fn next(&mut self) -> Line {
-        if self.awaited == 0 {
+        if !self.is_awaited {
             return std::future::pending().await;
         }
         let line = self.lines.recv().await.unwrap_or(Line::End);
-        self.awaited = self.awaited.saturating_sub(1);
+        self.is_awaited = false;
+        self.was_stale = std::mem::take(&mut self.is_stale);
         line
     }
 }
