@@ -14,7 +14,7 @@ use crate::door::{Door, LONG, POOL};
 use crate::drill::eventually;
 
 type Socket = WebSocket<TcpStream>;
-type Refused = Response<Option<Vec<u8>>>;
+type Refused = Box<Response<Option<Vec<u8>>>>;
 
 /// How a stream ended.
 #[derive(Debug, PartialEq)]
@@ -38,7 +38,7 @@ fn connect(door: &Door, path: &str, head: &[(&'static str, &str)]) -> Result<Soc
     stream.set_read_timeout(Some(LONG)).expect("a timeout");
     match tungstenite::client(request(door, path, head), stream) {
         Ok((socket, _)) => Ok(socket),
-        Err(HandshakeError::Failure(tungstenite::Error::Http(answer))) => Err(*answer),
+        Err(HandshakeError::Failure(tungstenite::Error::Http(answer))) => Err(answer),
         Err(error) => panic!("{path}: {error}"),
     }
 }
@@ -266,7 +266,13 @@ fn a_client_that_speaks_is_sent_away_and_its_place_comes_back() {
     // A goodbye is answered, and a client that is only gone is found out.
     let mut one = held.pop().expect("one");
     one.close(None).expect("sent");
-    while !matches!(one.read(), Err(tungstenite::Error::ConnectionClosed)) {}
+    let end = loop {
+        if let Err(end) = one.read() {
+            break end;
+        }
+    };
+    let is_closed = matches!(end, tungstenite::Error::ConnectionClosed);
+    assert!(is_closed, "{end}");
     drop(held);
     eventually(LONG, "the places are free", || {
         connect(&door, "/events", &[("authorization", &bearer(&door))]).is_ok()

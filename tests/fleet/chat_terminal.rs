@@ -249,6 +249,13 @@ impl Typed {
         }
     }
 
+    /// Waits until the editor has the terminal for so many times: what is pressed before that is
+    /// the terminal's to understand.
+    fn edits(&self, times: usize) {
+        let has = || self.screen.text().matches("\u{1b}[?2004h").count() >= times;
+        eventually(LONG, "the editor asks", has);
+    }
+
     fn press(&mut self, keys: &str) {
         self.keys.write_all(keys.as_bytes()).expect("pressed");
     }
@@ -270,28 +277,34 @@ fn on_a_terminal_there_is_an_editor_and_ctrl_c_ends_a_turn() {
     let drill = drill("acp", 1);
     let _daemon = Daemon::start(&drill);
     let mut talk = Typed::start(&drill, &["chat"]);
-    talk.screen.until("> ");
+    talk.edits(1);
     // What is typed wrongly is taken back.
     talk.press("say helloX\u{7f}\r");
     talk.screen.until("hello\r\n\r\n");
+    talk.edits(2);
     talk.press("say working\\\r");
-    talk.screen.until("… ");
+    talk.edits(3);
     talk.press("hang\r");
     talk.screen.until("working\r\n");
     talk.press("\u{3}");
     talk.screen.until("stopping; Ctrl-C again leaves");
     talk.screen.until("stopped\r\n");
+    talk.edits(4);
     talk.press("run touch asked\r");
     talk.screen
         .until("allow? y, n, n REASON, or s to leave it: ");
+    talk.edits(5);
     talk.press("y\r");
     talk.screen.until("allowed\r\n");
-    // The line before last, out of the history; answers are not in it.
+    talk.edits(6);
+    // The first line, out of the history; answers are not in it.
     talk.press("\u{1b}[A\u{1b}[A\u{1b}[A\u{1b}[A\r");
     let is_twice = || talk.screen.text().matches("hello\r\n\r\n").count() == 2;
     eventually(LONG, "it was said again", is_twice);
+    talk.edits(7);
     talk.press("\u{3}");
     talk.screen.until("Ctrl-C again leaves\r\n");
+    talk.edits(8);
     talk.press("\u{3}");
     assert_eq!(talk.end(), Some(130));
     let history = drill.state().join("chat.history");
@@ -302,9 +315,10 @@ fn on_a_terminal_there_is_an_editor_and_ctrl_c_ends_a_turn() {
     assert!(!kept.contains("\ny\n"), "{kept}");
     // What was typed is there the next time, and Ctrl-D leaves.
     let mut talk = Typed::start(&drill, &["chat"]);
-    talk.screen.until("> ");
+    talk.edits(1);
     talk.press("\u{1b}[A\r");
     talk.screen.until("hello\r\n\r\n");
+    talk.edits(2);
     talk.press("\u{4}");
     assert_eq!(talk.end(), Some(0));
 }

@@ -28,12 +28,18 @@ schema  = 1
 name    = "careful"
 extends = ["builtin:guard"]
 default = "allow"
+"#;
 
+/// What is added to it when the agent has worked.
+const STRICTER: &str = r#"
 [[rule]]
 id       = "asks"
 decision = "ask"
 tool     = "write"
-path     = "**/asked*"
+path     = "asked"
+
+[paths]
+asked = ["@/asked*"]
 "#;
 
 fn problem(answer: &Answer, status: u16) -> &str {
@@ -94,7 +100,9 @@ fn what_a_session_wrote_is_shown_judged_and_applied() {
     assert_eq!(read("README.md").expect("there"), "theirs, and longer\n");
 
     // What the policy asks a person for: only who may answer asks says yes.
-    let asked = worked(&daemon, "write other.txt x\nrun sh -c 'echo y > asked.txt'");
+    let asked = worked(&daemon, "write other.txt x\nwrite asked.txt y");
+    let stricter = format!("{POLICY}{STRICTER}");
+    fs::write(drill.path("careful.toml"), stricter).expect("written");
     let path = format!("{asked}/apply");
     let refused = daemon.post(&path, &json!({}));
     assert!(problem(&refused, 409).contains("asked.txt"), "{refused:?}");

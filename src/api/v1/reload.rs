@@ -74,12 +74,13 @@ pub(super) async fn reload(desk: Desk, _: Call) -> Answer {
         chats.go_by(in_force.clone());
     }
     *now = in_force;
-    let mut detail = match restart.is_empty() {
-        true => "the file and the policies are in force".to_owned(),
-        false => "the policies are in force, and of the file what can be while running; \
-                  the rest needs a restart of the supervisor"
-            .to_owned(),
+    let detail = if restart.is_empty() {
+        "the file and the policies are in force"
+    } else {
+        "the policies are in force, and of the file what can be while running; \
+         the rest needs a restart of the supervisor"
     };
+    let mut detail = detail.to_owned();
     if let Some(why) = certificate(&desk).await {
         detail = format!("{detail}; the certificate in use stays: {why}");
     }

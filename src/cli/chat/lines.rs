@@ -6,7 +6,7 @@
 use std::fs::OpenOptions;
 use std::io::{self, BufRead, IsTerminal as _, Read as _};
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rustix::termios::Termios;
 use rustyline::config::Configurer as _;
@@ -45,8 +45,11 @@ struct Wish {
 pub(super) struct Lines {
     ask: mpsc::Sender<Wish>,
     lines: mpsc::Receiver<Line>,
-    /// Lines that were asked for and have not come.
-    awaited: usize,
+    /// A line was asked for that has not come.
+    is_awaited: bool,
+    /// And for something that is over by now; the same of the line that came last.
+    is_stale: bool,
+    was_stale: bool,
     is_terminal: bool,
     /// How the terminal was set.
     before: Option<Termios>,
@@ -64,7 +67,7 @@ impl Lines {
         // It may wait for a person for ever, and ends with the process.
         std::thread::spawn(move || {
             if is_terminal {
-                edited(wishes, &tell, history);
+                edited(wishes, &tell, &history);
             } else {
                 piped(wishes, &tell);
             }
@@ -72,7 +75,9 @@ impl Lines {
         Self {
             ask,
             lines,
-            awaited: 0,
+            is_awaited: false,
+            is_stale: false,
+            was_stale: false,
             is_terminal,
             before,
         }
@@ -91,37 +96,41 @@ impl Lines {
         self.is_terminal
     }
 
-    /// Whether a line was asked for that has not come.
-    pub(super) const fn is_awaited(&self) -> bool {
-        self.awaited > 0
+    /// What was asked is over: a line that still comes for it is late.
+    pub(super) const fn nothing_is_asked(&mut self) {
+        self.is_stale = self.is_awaited;
+    }
+
+    /// Whether the line that came last was asked for something that is over.
+    pub(super) const fn is_late(&self) -> bool {
+        self.was_stale
     }
 
     /// Asks for a line, unless one was asked for already.
     pub(super) fn want(&mut self, prompt: &str, is_remembered: bool) {
-        if self.awaited > 0 {
+        if self.is_awaited {
             return;
         }
         let wish = Wish {
             prompt: prompt.to_owned(),
             is_remembered,
         };
-        if self.ask.try_send(wish).is_ok() {
-            self.awaited += 1;
-        }
+        self.is_awaited = self.ask.try_send(wish).is_ok();
     }
 
     /// The line that was asked for; waits for ever if none was.
     pub(super) async fn next(&mut self) -> Line {
-        if self.awaited == 0 {
+        if !self.is_awaited {
             return std::future::pending().await;
         }
         let line = self.lines.recv().await.unwrap_or(Line::End);
-        self.awaited = self.awaited.saturating_sub(1);
+        self.is_awaited = false;
+        self.was_stale = std::mem::take(&mut self.is_stale);
         line
     }
 }
 
-fn edited(mut wishes: mpsc::Receiver<Wish>, tell: &mpsc::Sender<Line>, history: PathBuf) {
+fn edited(mut wishes: mpsc::Receiver<Wish>, tell: &mpsc::Sender<Line>, history: &Path) {
     let config = Config::builder().auto_add_history(false).build();
     let editor = Editor::<(), FileHistory>::with_config(config);
     let mut editor = match editor {
@@ -132,14 +141,14 @@ fn edited(mut wishes: mpsc::Receiver<Wish>, tell: &mpsc::Sender<Line>, history: 
         }
     };
     let _ = editor.set_max_history_size(REMEMBERED);
-    let keeps = owned(&history) && editor.load_history(&history).is_ok();
+    let keeps = owned(history) && editor.load_history(history).is_ok();
     while let Some(wish) = wishes.blocking_recv() {
         let line = match editor.readline(&wish.prompt) {
             Ok(text) => {
                 if wish.is_remembered && !text.trim().is_empty() {
                     let added = editor.add_history_entry(text.as_str()).unwrap_or(false);
                     if keeps && added {
-                        let _ = editor.save_history(&history);
+                        let _ = editor.save_history(history);
                     }
                 }
                 Line::Text(text)

@@ -27,7 +27,7 @@ use crate::model::foreign::show;
 use crate::model::{AskId, Decision, Remember, RoleName, SessionId, WorkspaceName};
 
 /// How often a message is sent again to a daemon that is not there, under the same key.
-const TRIES: u32 = 20;
+const TRIES: u32 = 60;
 /// Questions of one turn that wait here to be shown.
 const QUESTIONS: usize = 32;
 /// What a person is asked with.
@@ -149,19 +149,19 @@ impl Talk<'_> {
         let mut message = String::new();
         let mut interrupts = 0;
         loop {
-            // It was the answer to a question that is over.
-            let is_late = self.lines.is_awaited();
             let prompt = if message.is_empty() { PROMPT } else { MORE };
             self.lines.want(prompt, true);
             let line = tokio::select! {
                 line = self.lines.next() => line,
                 signal = self.signals.next() => match signal {
                     Signal::Hangup => continue,
+                    // The editor does not have the terminal yet.
+                    Signal::Interrupt if self.lines.is_terminal() => Line::Interrupt,
                     ended => return ended.exit(),
                 },
             };
             match line {
-                Line::Text(_) if is_late => {
+                Line::Text(_) if self.lines.is_late() => {
                     self.say("the question was over before that: nothing was sent");
                 }
                 Line::Text(line) => {
@@ -179,6 +179,7 @@ impl Talk<'_> {
                     if let Next::Leave(exit) = self.turn(&message).await {
                         return exit;
                     }
+                    self.lines.nothing_is_asked();
                 }
                 Line::Interrupt if interrupts > 0 => return Exit::Interrupted,
                 Line::Interrupt => {
@@ -206,9 +207,10 @@ impl Talk<'_> {
                 self.last = error.complain(self.streams);
                 // What is wrong with a message is no reason to leave, if there is a chat.
                 let is_refused = matches!(error, HttpError::Refused { .. });
-                return match self.feed.is_some() && is_refused {
-                    true => Next::On,
-                    false => Next::Leave(self.last),
+                return if self.feed.is_some() && is_refused {
+                    Next::On
+                } else {
+                    Next::Leave(self.last)
                 };
             }
         };

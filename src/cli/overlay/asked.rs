@@ -52,7 +52,7 @@ pub(in crate::cli) fn asked(
     };
     let refusals = plan.refusals();
     if !refusals.is_empty() {
-        return Err(conflict("the policy, or the workspace, refuses", refusals));
+        return Err(conflict("the policy, or the workspace, refuses", &refusals));
     }
     let asks = plan.items.iter().filter_map(|item| {
         let why = item.asks.as_ref()?;
@@ -61,7 +61,7 @@ pub(in crate::cli) fn asked(
     let asks: Vec<String> = asks.collect();
     if !asks.is_empty() && !yes {
         let what = "the policy would ask a person (send \"yes\": true to be that person)";
-        return Err(conflict(what, asks));
+        return Err(conflict(what, &asks));
     }
     if !check {
         let program: PathBuf = "/proc/self/exe".into();
@@ -88,7 +88,7 @@ fn changes(session: &SessionId, plan: &Plan) -> Value {
     })
 }
 
-fn conflict(what: &str, reasons: Vec<String>) -> OverlayRefusal {
+fn conflict(what: &str, reasons: &[String]) -> OverlayRefusal {
     let count = reasons.len();
     let shown = reasons.iter().take(REASONS);
     let shown: Vec<String> = shown.map(|why| show(why, 2 * REASON)).collect();
