@@ -479,7 +479,7 @@ fn tools_are_given_only_where_they_can_be_carried() {
         (
             "asks      = \"all\"",
             "launcher = \"none\"",
-            "no socket is the agent's alone",
+            "needs a sandbox of this host",
         ),
         (
             "mode = \"copy\"",
