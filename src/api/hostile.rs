@@ -111,6 +111,12 @@ fn hostile_events(evil: &str, task: &TaskId) -> Vec<Event> {
             tool: text(),
             path: text(),
             sha256: Some("0".repeat(64)),
+            version: Some(Box::new(crate::model::FileVersion {
+                workspace: text(),
+                path: text(),
+                v: 1,
+                observed: false,
+            })),
         },
         Event::PlanStep {
             step: text(),
@@ -140,6 +146,11 @@ fn hostile_events(evil: &str, task: &TaskId) -> Vec<Event> {
             usage: Usage::default(),
             detail: Some(evil.to_owned()),
         },
+        Event::TurnUnsent {
+            turn: crate::model::TurnId::new("turn").expect("an id"),
+            outcome: crate::model::TurnOutcome::Failed,
+            detail: evil.to_owned(),
+        },
         Event::Unknown {
             tag: text(),
             raw: raw(),
@@ -159,6 +170,20 @@ fn hostile_events(evil: &str, task: &TaskId) -> Vec<Event> {
             status: None,
             output: text(),
         },
+        Event::Work(crate::model::Work::Item {
+            step: 1,
+            status: crate::model::StepStatus::Running,
+            content: text(),
+            role: None,
+            chat: None,
+            done: 0,
+            total: 1,
+        }),
+        Event::Work(crate::model::Work::Ended {
+            outcome: crate::model::TurnOutcome::Failed,
+            reason: evil.to_owned(),
+            message: evil.to_owned(),
+        }),
     ];
     events.extend(super::session_events_tests::hostile(evil));
     events

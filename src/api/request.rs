@@ -41,6 +41,15 @@ pub enum Request {
         /// Which.
         run: RunId,
     },
+    /// End one task of a run that waits or is worked.
+    CancelTask {
+        /// Its pool.
+        pool: PoolName,
+        /// Its run.
+        run: RunId,
+        /// Which.
+        task: TaskId,
+    },
     /// Show a slot's stderr.
     Logs {
         /// Which.
@@ -163,6 +172,8 @@ struct RequestLine {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     run: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    task: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     slot: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     follow: Option<bool>,
@@ -252,6 +263,7 @@ fn operation(line: RequestLine) -> Result<Request, Failure> {
         ("tasks", line.tasks.is_some()),
         ("watch", line.watch.is_some()),
         ("run", line.run.is_some()),
+        ("task", line.task.is_some()),
         ("slot", line.slot.is_some()),
         ("bounds", line.bounds.is_some()),
         ("follow", line.follow.is_some()),
@@ -292,6 +304,15 @@ fn operation(line: RequestLine) -> Result<Request, Failure> {
                 run: run(line.run.as_deref())?,
             })
         }
+        "cancel_task" => {
+            only(&["pool", "run", "task"])?;
+            let task = line.task.ok_or_else(|| missing("task"))?;
+            Ok(Request::CancelTask {
+                pool: pool(line.pool.as_deref())?,
+                run: run(line.run.as_deref())?,
+                task: TaskId::new(&task).map_err(|error| bad(show(&error.to_string(), 200)))?,
+            })
+        }
         "logs" => {
             only(&["slot", "follow"])?;
             Ok(Request::Logs {
@@ -325,7 +346,7 @@ fn operation(line: RequestLine) -> Result<Request, Failure> {
             })
         }
         other => Err(bad(format!(
-            "there is no op \"{}\"; there are hello, list, submit, watch, cancel, logs, restart, open, conversations, policies, reload, asks, ask and answer",
+            "there is no op \"{}\"; there are hello, list, submit, watch, cancel, cancel_task, logs, restart, open, conversations, policies, reload, asks, ask and answer",
             show(other, 40)
         ))),
     }
@@ -432,6 +453,7 @@ pub fn write(request: &Request) -> Result<String, Failure> {
         watch: None,
         bounds: None,
         run: None,
+        task: None,
         slot: None,
         follow: None,
         pool: None,
@@ -461,6 +483,12 @@ pub fn write(request: &Request) -> Result<String, Failure> {
         Request::Cancel { run } => {
             line.run = Some(run.to_string());
             "cancel"
+        }
+        Request::CancelTask { pool, run, task } => {
+            line.pool = Some(pool.to_string());
+            line.run = Some(run.to_string());
+            line.task = Some(task.to_string());
+            "cancel_task"
         }
         Request::Logs { slot, follow } => {
             line.slot = Some(slot.to_string());

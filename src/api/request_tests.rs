@@ -117,6 +117,11 @@ fn requests_survive_a_round_trip() {
         },
         Request::Watch { run: run.clone() },
         Request::Cancel { run: run.clone() },
+        Request::CancelTask {
+            pool: PoolName::new("demo").expect("a name"),
+            run: run.clone(),
+            task: TaskId::new("t").expect("an id"),
+        },
         Request::Logs {
             slot: slot.clone(),
             follow: true,

@@ -10,8 +10,8 @@ use tokio::sync::{broadcast, mpsc, watch};
 use super::history::{History, Past};
 use crate::fleet::{
     AnswerError, AnswerOrder, Answered, Conversation, ConversationOrder, ConversationView,
-    FleetHandle, LogTail, Notice, OpenError, PolicyStatus, PoolView, Readiness, RunBounds,
-    SlotView, Stop, SubmitError, TakeUpError, TaskReport,
+    FleetHandle, LogTail, Notice, OpenError, OrderError, PolicyStatus, PoolView, Readiness,
+    RunBounds, SlotView, Stop, SubmitError, TakeUpError, TaskReport,
 };
 use crate::journal::StoredQuestion;
 use crate::model::{AskId, PoolName, RunId, SlotId, TaskId, TaskSpec};
@@ -107,6 +107,14 @@ pub trait Fleet: Clone + Send + Sync + 'static {
     /// Begins no further task of this run and cancels its running turns; each of its tasks still
     /// gets its end.
     fn cancel(&self, run: &RunId);
+
+    /// Ends one task of a pool that waits or is worked; it still gets its end.
+    fn cancel_task(
+        &self,
+        pool: &PoolName,
+        run: &RunId,
+        task: &TaskId,
+    ) -> impl Future<Output = Result<(), OrderError>> + Send;
 
     /// The same for every run.
     fn cancel_all(&self);
@@ -237,6 +245,15 @@ impl Fleet for FleetHandle {
 
     fn cancel(&self, run: &RunId) {
         self.cancel(run);
+    }
+
+    async fn cancel_task(
+        &self,
+        pool: &PoolName,
+        run: &RunId,
+        task: &TaskId,
+    ) -> Result<(), OrderError> {
+        self.cancel_task(pool, run.clone(), task.clone()).await
     }
 
     fn cancel_all(&self) {

@@ -439,6 +439,15 @@ impl Fleet for FakeFleet {
         }
     }
 
+    async fn cancel_task(
+        &self,
+        _: &PoolName,
+        _: &RunId,
+        _: &TaskId,
+    ) -> Result<(), crate::fleet::OrderError> {
+        Err(crate::fleet::OrderError::NotHere)
+    }
+
     fn cancel_all(&self) {
         for cancelled in self.0.runs.lock().expect("lock").values() {
             cancelled.cancel();

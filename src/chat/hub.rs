@@ -210,10 +210,10 @@ impl Hub {
         look(&mut self.ring.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Events after a seq as they are told, and up to which seq these go.
-    async fn page(&self, after: u64) -> Result<(Vec<Encoded>, u64), String> {
+    /// Events after a seq as they are told, of some bytes, and up to which seq these go.
+    async fn page(&self, after: u64, bytes: usize) -> Result<(Vec<Encoded>, u64), String> {
         let session = self.session.clone();
-        let read = move |reader: &Reader| page(reader, &session, after);
+        let read = move |reader: &Reader| page(reader, &session, after, bytes);
         self.readers.read(read).await
     }
 }
@@ -222,14 +222,23 @@ fn page(
     reader: &Reader,
     session: &SessionId,
     after: u64,
+    bytes: usize,
 ) -> Result<(Vec<Encoded>, u64), ReadError> {
-    let (most, bytes) = (limits::CHAT_PAGE_EVENTS, limits::CHAT_PAGE_BYTES);
+    let most = limits::CHAT_PAGE_EVENTS;
     let rows = reader.page(session, after, most, bytes)?;
-    let to = rows.last().map_or(after, |row| row.id.seq);
-    let mut events = Vec::new();
+    let mut to = after;
+    let mut events: Vec<Encoded> = Vec::new();
+    let mut size = 0;
     for row in &rows {
         let told = seed::told(reader, session, row)?;
+        let from = events.len();
         events.extend(told.iter().map(Encoded::of));
+        to = row.id.seq;
+        // A turn's end says more than its row has: the rest comes with the next page.
+        size += events[from..].iter().map(Encoded::size).sum::<usize>();
+        if size > 2 * bytes {
+            break;
+        }
     }
     Ok((events, to))
 }
@@ -250,7 +259,7 @@ async fn pump(hub: Weak<Hub>, mut tap: watch::Receiver<u64>, gone: CancellationT
             if to >= end {
                 break;
             }
-            match hub.page(to).await {
+            match hub.page(to, limits::CHAT_PAGE_BYTES).await {
                 Ok((events, reached)) => {
                     // What was removed meanwhile leaves a gap that nothing fills.
                     let reached = if reached == to { end } else { reached };
@@ -313,24 +322,49 @@ impl Subscriber {
                     }
                 }
                 Found::Behind => {
-                    let (mut events, to) = self.hub.page(self.cursor.whole()).await?;
-                    events.retain(|event| self.cursor.is_before(event.cursor));
-                    if !events.is_empty() {
-                        let taken = self.take(&events);
-                        // Also past what is told to nobody.
-                        self.cursor = Cursor { seq: to, part: 0 };
+                    let before = self.cursor.whole();
+                    let taken = self.read_on().await?;
+                    if !taken.is_empty() {
                         return Ok(taken);
                     }
-                    let seq = if to > self.cursor.whole() {
-                        to
-                    } else {
+                    if self.cursor.whole() == before {
                         // What was there is removed: it goes on where the ring begins.
-                        self.hub.ring(|ring| ring.after)
-                    };
-                    self.cursor = Cursor { seq, part: 0 };
+                        let seq = self.hub.ring(|ring| ring.after);
+                        self.cursor = Cursor { seq, part: 0 };
+                    }
                 }
             }
         }
+    }
+
+    /// What is durable by now and was not told, piece by piece; waits for nothing. None when that is
+    /// all.
+    ///
+    /// # Errors
+    /// The journal cannot be read.
+    pub async fn rest(&mut self) -> Result<Vec<Bytes>, String> {
+        if let Some(first) = self.first.take() {
+            return Ok(vec![first]);
+        }
+        loop {
+            let before = self.cursor.whole();
+            let taken = self.read_on().await?;
+            if !taken.is_empty() || self.cursor.whole() == before {
+                return Ok(taken);
+            }
+        }
+    }
+
+    /// Reads the journal from the cursor on, which goes also past what is told to nobody.
+    async fn read_on(&mut self) -> Result<Vec<Bytes>, String> {
+        let after = self.cursor.whole();
+        let (mut events, to) = self.hub.page(after, limits::CHAT_PIECE_BYTES).await?;
+        events.retain(|event| self.cursor.is_before(event.cursor));
+        let taken = self.take(&events);
+        if to > after {
+            self.cursor = Cursor { seq: to, part: 0 };
+        }
+        Ok(taken)
     }
 
     fn in_ring(&self) -> Found {
@@ -341,8 +375,13 @@ impl Subscriber {
             let at = ring
                 .events
                 .partition_point(|event| !self.cursor.is_before(event.cursor));
-            let most = limits::CHAT_PAGE_EVENTS as usize;
-            let events: Vec<_> = ring.events.range(at..).take(most).cloned().collect();
+            let mut bytes = 0;
+            let fits = |event: &&Encoded| {
+                let is_first = bytes == 0;
+                bytes += event.named.len();
+                is_first || bytes <= limits::CHAT_PIECE_BYTES
+            };
+            let events: Vec<_> = ring.events.range(at..).take_while(fits).cloned().collect();
             if events.is_empty() {
                 Found::End
             } else {

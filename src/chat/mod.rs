@@ -4,11 +4,14 @@
 //! a client is reached, or how an agent is run.
 
 mod actor;
+mod aging;
+mod closing;
 mod directory;
 mod hub;
 mod lobby;
 mod readers;
 mod seed;
+mod standing;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -24,11 +27,12 @@ use crate::config::Config;
 use crate::fleet::{FleetHandle, OpenError, SubmitError};
 use crate::journal::{ChatRow, ChatWrite, StoredChat, StoredTurn, TurnRow, Write};
 use crate::limits;
-use crate::model::{ChatMode, Foreign, PoolName, SessionId, TurnId, TurnOutcome, TurnState};
+use crate::model::{ChatMode, Foreign, PoolName, SessionId, TurnId, TurnState};
 use actor::{Actor, Wants};
 use hub::Hub;
 use lobby::Lobby;
 use readers::Readers;
+use standing::Standing;
 
 /// Places in which chats take messages, so that two of one chat never have the same number.
 const STRIPES: usize = 64;
@@ -94,11 +98,13 @@ pub struct Chats(Arc<Inner>);
 
 pub(crate) struct Inner {
     fleet: FleetHandle,
-    config: Arc<Config>,
+    config: Standing,
     readers: Readers,
+    /// Those of streams, so that no crowd of them keeps a turn waiting.
+    stream_readers: Readers,
     loaded: Mutex<HashMap<SessionId, watch::Sender<Wants>>>,
     lobbies: BTreeMap<PoolName, Arc<Lobby>>,
-    hubs: tokio::sync::Mutex<HashMap<SessionId, Weak<Hub>>>,
+    hubs: Mutex<HashMap<SessionId, Weak<Hub>>>,
     places: Vec<tokio::sync::Mutex<()>>,
     subscribers: Arc<Semaphore>,
     /// The supervisor stops: no turn is begun any more.
@@ -115,16 +121,17 @@ impl Chats {
     /// The chats of a fleet. Nothing is loaded before [`Chats::go_on`].
     #[must_use]
     pub fn new(fleet: FleetHandle) -> Self {
-        let config = Arc::new(fleet.config().clone());
+        let config = fleet.config().clone();
         let pools = config.pools.iter().map(|pool| pool.name.clone());
         let lobbies = pools.map(|pool| (pool, Lobby::new())).collect();
         Self(Arc::new(Inner {
             readers: Readers::of(fleet.journal().clone()),
+            stream_readers: Readers::of(fleet.journal().clone()),
             fleet,
-            config,
+            config: Standing::of(config),
             loaded: Mutex::default(),
             lobbies,
-            hubs: tokio::sync::Mutex::default(),
+            hubs: Mutex::default(),
             places: (0..STRIPES)
                 .map(|_| tokio::sync::Mutex::default())
                 .collect(),
@@ -133,8 +140,10 @@ impl Chats {
         }))
     }
 
-    /// Goes on with every chat in which a message waits since an earlier start.
+    /// Goes on with every chat in which a message waits since an earlier start, and from now on
+    /// closes those that nobody uses.
     pub async fn go_on(&self) {
+        tokio::spawn(aging::run(Arc::clone(&self.0)));
         let mut after: Option<SessionId> = None;
         loop {
             let from = after.clone();
@@ -152,6 +161,7 @@ impl Chats {
                 return;
             };
             for chat in page {
+                let _place = self.0.place(&chat).await;
                 match self.0.chat(&chat).await {
                     Ok(chat) => self.0.wake(chat, |wants| wants.turns += 1),
                     Err(error) => tracing::error!(%error, "a chat is not taken up"),
@@ -166,6 +176,11 @@ impl Chats {
         self.0.stop.cancel();
     }
 
+    /// Goes by this configuration from now on; what runs goes on as it began.
+    pub fn go_by(&self, config: Config) {
+        self.0.config.set(config);
+    }
+
     /// Begins a chat, and with its goal the first turn; returns when both are durable.
     ///
     /// # Errors
@@ -176,8 +191,9 @@ impl Chats {
         wish: Wish,
     ) -> Result<(SessionId, Accepted), ChatError> {
         let inner = &self.0;
-        let (name, registered) = directory::workspace(&inner.config, workspace)?;
-        let (role_name, role) = directory::role(&inner.config, &wish)?;
+        let config = inner.config.now();
+        let (name, registered) = directory::workspace(&config, workspace)?;
+        let (role_name, role) = directory::role(&config, &wish)?;
         if wish.goal.trim().is_empty() {
             let why = "\"goal\" is empty: say what the chat is for".to_owned();
             return Err(ChatError::Unprocessable(why));
@@ -206,6 +222,9 @@ impl Chats {
             files: wish.files,
             pool: role.pool.clone(),
             mode: ChatMode::Chat,
+            parent: None,
+            phase: None,
+            settings: None,
             created_ms: now,
         };
         row.check()
@@ -269,7 +288,7 @@ impl Chats {
         }
         // What was read before the place was had may be old.
         let found = inner.chat(&id).await?;
-        if found.ended_ms.is_some() {
+        if found.ended_ms.is_some() || inner.is_closing(&id) {
             let why = "the chat is closed and takes no messages: create a new one".to_owned();
             return Err(ChatError::Conflict(why));
         }
@@ -289,39 +308,6 @@ impl Chats {
         inner.fleet.keep_rows(vec![accept]).await?;
         inner.wake(found, |wants| wants.turns += 1);
         Ok(accepted)
-    }
-
-    /// Stops what runs in a chat and ends what waits; nothing to stop is no error.
-    ///
-    /// # Errors
-    /// [`ChatError`]
-    pub async fn stop(&self, workspace: &str, chat: &str) -> Result<SessionId, ChatError> {
-        let inner = &self.0;
-        let id = inner.find(workspace, chat).await?.session;
-        let _place = inner.place(&id).await;
-        let of = id.clone();
-        let waiting = inner.readers.read(move |reader| reader.waiting_turns(&of));
-        let waiting = waiting.await.map_err(ChatError::Unavailable)?;
-        let chat = inner.chat(&id).await?;
-        let has_waiting = !waiting.is_empty();
-        let ends = waiting.into_iter().map(|turn| {
-            Write::Chat(ChatWrite::End {
-                turn: turn.turn,
-                outcome: TurnOutcome::Cancelled,
-                at_ms: inner.fleet.now_ms(),
-            })
-        });
-        if has_waiting {
-            inner.fleet.keep_rows(ends.collect()).await?;
-        }
-        if has_waiting || chat.running.is_some() {
-            inner.tell(&id, |wants| {
-                wants.stopped_to = chat.turns;
-                // An actor that has begun one of them meanwhile tells its end.
-                wants.unsent += u64::from(has_waiting && chat.running.is_none());
-            });
-        }
-        Ok(id)
     }
 
     /// Somebody is there: the chat is not idle from now on.
@@ -353,7 +339,8 @@ impl Chats {
         after: Option<&str>,
         limit: u32,
     ) -> Result<(Vec<ChatView>, bool), ChatError> {
-        let (name, _) = directory::workspace(&self.0.config, workspace)?;
+        let config = self.0.config.now();
+        let (name, _) = directory::workspace(&config, workspace)?;
         let after = after.map(SessionId::new).transpose();
         let after = after.map_err(|_| {
             ChatError::Unprocessable(
@@ -474,7 +461,8 @@ impl Inner {
 
     /// The chat of a workspace: one of another is none.
     async fn find(&self, workspace: &str, chat: &str) -> Result<StoredChat, ChatError> {
-        let (name, _) = directory::workspace(&self.config, workspace)?;
+        let config = self.config.now();
+        let (name, _) = directory::workspace(&config, workspace)?;
         let id = SessionId::new(chat).map_err(|_| no_chat())?;
         let found = self.chat(&id).await?;
         if found.workspace == name {
@@ -493,7 +481,8 @@ impl Inner {
 
     /// Where a chat works.
     fn directory(&self, chat: &StoredChat) -> Option<PathBuf> {
-        let workspace = self.config.workspaces.get(&chat.workspace)?;
+        let config = self.config.now();
+        let workspace = config.workspaces.get(&chat.workspace)?;
         Some(workspace.path.clone())
     }
 
@@ -528,7 +517,9 @@ impl Inner {
             actor.send_modify(want);
             return;
         }
-        let (tell, wants) = watch::channel(Wants::default());
+        let mut first = Wants::default();
+        want(&mut first);
+        let (tell, wants) = watch::channel(first);
         loaded.insert(chat.session.clone(), tell);
         let actor = Actor {
             chats: Arc::clone(self),
@@ -537,6 +528,7 @@ impl Inner {
             wants,
             seen: Wants::default(),
             conversation: None,
+            tries: 0,
         };
         tokio::spawn(actor.run());
     }
@@ -553,7 +545,7 @@ impl Inner {
         let mut loaded = self.loaded();
         let is_done = loaded.get(chat).is_none_or(|actor| {
             let wants = actor.borrow();
-            wants.turns == seen.turns && wants.unsent == seen.unsent
+            wants.turns == seen.turns && wants.is_closed == seen.is_closed
         });
         if is_done {
             loaded.remove(chat);
@@ -567,15 +559,20 @@ impl Inner {
     }
 
     async fn hub(&self, chat: &SessionId) -> Result<Arc<Hub>, ChatError> {
-        let mut hubs = self.hubs.lock().await;
-        if let Some(hub) = hubs.get(chat).and_then(Weak::upgrade) {
+        let there = || self.hubs.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(hub) = there().get(chat).and_then(Weak::upgrade) {
             return Ok(hub);
         }
-        hubs.retain(|_, hub| hub.strong_count() > 0);
         let tap = self.fleet.follow(chat);
         let epoch = self.fleet.journal().epoch();
-        let hub = Hub::open(chat.clone(), epoch, self.readers.clone(), tap).await;
+        let hub = Hub::open(chat.clone(), epoch, self.stream_readers.clone(), tap).await;
         let hub = hub.map_err(ChatError::Unavailable)?;
+        let mut hubs = there();
+        // Of two that were opened at the same time the first one stays.
+        if let Some(first) = hubs.get(chat).and_then(Weak::upgrade) {
+            return Ok(first);
+        }
+        hubs.retain(|_, hub| hub.strong_count() > 0);
         hubs.insert(chat.clone(), Arc::downgrade(&hub));
         Ok(hub)
     }

@@ -7,10 +7,10 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use crate::fleet::{STOPPED, STOPPED_UNSENT, UNWRITTEN};
-use crate::journal::{ReadError, Reader, StoredEvent};
+use crate::journal::{ReadError, Reader, StoredEvent, StoredQuestion};
 use crate::limits;
 use crate::model::foreign::json_for_terminal;
-use crate::model::{Event, EventId, Foreign, SessionId, TaskId, TurnOutcome};
+use crate::model::{AskId, Event, EventId, Foreign, SessionId, TaskId, TurnOutcome};
 
 /// Why a turn was stopped, when a person did it.
 const BY_PERSON: &str = "user_cancelled";
@@ -77,7 +77,17 @@ pub(super) fn told(
         } => turn_ended(reader, session, stored.id.seq, outcome, detail)?
             .into_iter()
             .collect(),
-        Event::Asked { id, .. } => match reader.question(&id)? {
+        Event::TurnUnsent {
+            turn,
+            outcome,
+            detail,
+        } => vec![ended(
+            outcome,
+            Some(detail),
+            &Foreign::default(),
+            Some(turn.as_str()),
+        )],
+        Event::Asked { id, .. } => match question(reader, &id)? {
             // One that the policy decided is no question.
             None => Vec::new(),
             Some(question) => {
@@ -92,7 +102,7 @@ pub(super) fn told(
                 vec![("ask", data)]
             }
         },
-        event => plain(event, stored.id.seq).into_iter().collect(),
+        event => plain(event).into_iter().collect(),
     };
     let count = u32::try_from(found.len()).unwrap_or(u32::MAX);
     let told = (1..).zip(found).map(|(part, (name, data))| Told {
@@ -121,7 +131,7 @@ pub(super) fn rewound(to: EventId) -> Told {
     }
 }
 
-fn plain(event: Event, seq: u64) -> Option<(&'static str, Value)> {
+fn plain(event: Event) -> Option<(&'static str, Value)> {
     Some(match event {
         Event::Text { delta } => ("chunk", json!({"text": delta.raw()})),
         Event::Thought { delta } => ("thought", json!({"text": delta.raw()})),
@@ -140,8 +150,19 @@ fn plain(event: Event, seq: u64) -> Option<(&'static str, Value)> {
             let data = json!({"id": id.raw(), "output": output.raw(), "success": !is_error});
             ("observation", data)
         }
-        // It grows with each update of the path.
-        Event::FileUpdated { path, .. } => ("file_updated", json!({"path": path.raw(), "v": seq})),
+        Event::FileUpdated { path, version, .. } => {
+            let data = match version {
+                Some(of) => json!({
+                    "path": format!("/{}", of.path.raw()),
+                    "v": of.v,
+                    "workspace": of.workspace.raw(),
+                    "observed": of.observed,
+                }),
+                // As the agent names it: of what has no versions.
+                None => json!({"path": path.raw(), "v": null}),
+            };
+            ("file_updated", data)
+        }
         Event::PlanStep { step, status } => (
             "plan_step",
             json!({"step": step.raw(), "status": status.word()}),
@@ -167,13 +188,33 @@ fn turn_ended(
     outcome: TurnOutcome,
     detail: Option<String>,
 ) -> Result<Option<(&'static str, Value)>, ReadError> {
-    use TurnOutcome::{Cancelled, Completed, Failed, Limited, Lost, Refused, TimedOut};
     if detail.as_deref() == Some(UNWRITTEN) {
         return Ok(None); // The agent never had it, and gets it again.
     }
     let (text, task) = reader.turn_before(session, seq, limits::CHAT_ANSWER_BYTES)?;
     let turn = task.as_ref().map(turn_of);
-    Ok(Some(match outcome {
+    Ok(Some(ended(outcome, detail, &text, turn)))
+}
+
+/// A request's question: its own, or one from before its agent went that waits again.
+fn question(reader: &Reader, id: &AskId) -> Result<Option<StoredQuestion>, ReadError> {
+    if let Some(own) = reader.question(id)? {
+        return Ok(Some(own));
+    }
+    match reader.asked_again(id)? {
+        Some(earlier) => reader.question(&earlier),
+        None => Ok(None),
+    }
+}
+
+fn ended(
+    outcome: TurnOutcome,
+    detail: Option<String>,
+    text: &Foreign,
+    turn: Option<&str>,
+) -> (&'static str, Value) {
+    use TurnOutcome::{Cancelled, Completed, Failed, Limited, Lost, Refused, TimedOut};
+    match outcome {
         Completed | Limited | Refused => {
             let data = json!({"message": text.raw(), "outcome": outcome.word(), "turn_id": turn});
             ("done", data)
@@ -192,7 +233,7 @@ fn turn_ended(
             let data = json!({"message": message, "outcome": outcome.word(), "turn_id": turn});
             ("error", data)
         }
-    }))
+    }
 }
 
 /// An input as it came.
@@ -226,7 +267,7 @@ mod tests {
             step: Foreign::new("tests \u{1b}[2J".to_owned()),
             status: StepStatus::Done,
         };
-        let (name, data) = plain(step, 4).expect("told");
+        let (name, data) = plain(step).expect("told");
         assert_eq!(name, "plan_step");
         assert_eq!(data, json!({"step": "tests \u{1b}[2J", "status": "done"}));
     }

@@ -11,6 +11,7 @@ use clap::{ArgAction, Parser, Subcommand};
 use super::asks::AsksCommand;
 use super::audit::AuditCommand;
 use super::board::Verbosity;
+use super::chat::ChatArgs;
 use super::config_file::{self, LoadError, Loaded};
 use super::events::EventsArgs;
 use super::exit::Exit;
@@ -112,12 +113,17 @@ pub enum Command {
         #[arg(long)]
         turn: bool,
     },
-    /// Have the daemon read its policies again
+    /// Have the daemon read its configuration and policies again, and say what needs a restart
     Reload,
     /// Send a message to a chat of the daemon, a new one or one that goes on, and show the answer
     ///
     /// The first Ctrl-C stops the turn, the second leaves.
     Prompt(PromptArgs),
+    /// Talk with an agent of the daemon, message by message
+    ///
+    /// On a terminal there is an editor with a history; from a pipe each line is a message. Ctrl-C ends
+    /// the turn, twice it leaves. What needs a person is asked in place.
+    Chat(ChatArgs),
     /// Show what happened, from an event or a time on; reads the journal, beside whatever runs
     Events(EventsArgs),
     /// Look at what waits for a person, and answer it
@@ -240,16 +246,31 @@ pub enum ConfigCommand {
 /// `run …`
 #[derive(Debug, clap::Args)]
 pub struct RunArgs {
-    /// Prompts, task files (an existing FILE.jsonl) or - for tasks from standard input
+    /// Prompts, task files (an existing FILE.jsonl), - for tasks from standard input, or one plan
+    /// (an existing FILE.md)
+    ///
+    /// A plan is a Markdown checklist: its open items are worked, and ticked when they are done.
     ///
     /// A task is one JSON object a line: {"id", "prompt", "pool", "workspace", "attempts",
     /// "check", "policy_layer", "priority"}, of which "prompt" is needed.
     #[arg(
-        required_unless_present = "goes_on",
+        required_unless_present_any = ["goes_on", "plan"],
         conflicts_with = "goes_on",
-        value_name = "TASK | FILE.jsonl | -"
+        value_name = "TASK | FILE.jsonl | PLAN.md | -"
     )]
     pub tasks: Vec<OsString>,
+
+    /// Work the open items of this Markdown checklist, whatever its name is
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["tasks", "goes_on"])]
+    pub plan: Option<PathBuf>,
+
+    /// Work also what agents may have added to the plan, at most 100 items
+    #[arg(long)]
+    pub agent_items: bool,
+
+    /// The pool that works the plan's items, where there are several
+    #[arg(long, value_name = "NAME", value_parser = PoolName::new)]
+    pub pool: Option<PoolName>,
 
     /// Finish a run that was left unfinished, without new tasks; without RUN the newest one
     ///
@@ -303,6 +324,7 @@ impl Command {
             | Self::Stop { .. }
             | Self::Reload
             | Self::Prompt(_)
+            | Self::Chat(_)
             | Self::Asks { .. }
             | Self::Policy { .. } => config_file::load_to_ask(named, cwd),
             _ => config_file::load(named, cwd),

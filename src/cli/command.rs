@@ -21,6 +21,7 @@ use super::events;
 use super::exit::Exit;
 use super::ls;
 use super::orders::Flow;
+use super::plan;
 use super::progress::Screen;
 use super::report;
 use super::results::Results;
@@ -35,7 +36,7 @@ use super::take;
 use super::tasks::{self, Surroundings};
 use super::trust;
 use super::{
-    agents, asks, config_command, editor, manual, mcp, orders, overlay, policy, prompt,
+    agents, asks, chat, config_command, editor, manual, mcp, orders, overlay, policy, prompt,
     script_agent, script_model, up, walls,
 };
 
@@ -43,7 +44,7 @@ use crate::api::{control, reply::Role};
 use crate::chat::Chats;
 use crate::config::{Config, ConfigErrors, LogFormat};
 use crate::fleet::GoOn;
-use crate::model::PoolName;
+use crate::model::{PoolName, RunId};
 use crate::sandbox::state_dir::StateError;
 use crate::telemetry::log::{self, Form};
 
@@ -193,6 +194,7 @@ async fn of_state(
         }
         Command::Reload => orders::reload(state, cli.json, streams).await,
         Command::Prompt(args) => prompt::run(state, args, cli.json, cli.quiet, streams).await,
+        Command::Chat(args) => chat::run(state, config, args, (cli.json, cli.quiet), streams).await,
         Command::Events(args) => events::events(state, args, cli.json, streams),
         Command::Asks { command } => asks::run(state, command, cli.json, streams).await,
         Command::Policy { command } => policy::live(command, state, cli.json, streams).await,
@@ -328,6 +330,12 @@ async fn run(
     for warning in run_bounds::warnings(&loaded.config, &job, &bounds) {
         streams.err.line(&warning);
     }
+    if let Job::Plan(plan) = &job
+        && plan.is_done()
+    {
+        streams.err.line("every item of the plan is done");
+        return Exit::Done;
+    }
     let is_new = matches!(job, Job::New(_));
     let order = Order {
         job,
@@ -369,9 +377,27 @@ fn job(
     directory: &Path,
     state: &Path,
 ) -> Result<(Job, Vec<String>), String> {
+    let named = match &args.plan {
+        Some(plan) => Some(directory.join(plan)),
+        None => plan::named(&args.tasks, directory)?,
+    };
+    let wish = plan::Wish {
+        config,
+        state,
+        pool: args.pool.as_ref(),
+        policy_layer: args.policy_layer.as_ref(),
+        agent_items: args.agent_items,
+        local: args.local,
+    };
+    if let Some(path) = named {
+        return plan_job(&path, wish);
+    }
     if let Some(wanted) = &args.goes_on {
-        let job = continuing::find(state, wanted.as_ref()).map_err(|error| error.to_string())?;
-        return Ok((job, Vec::new()));
+        return continued(wanted.as_ref(), wish);
+    }
+    if args.agent_items || args.pool.is_some() {
+        let text = "--agent-items and --pool are for a plan: name one, as FILE.md or with --plan";
+        return Err(text.to_owned());
     }
     let pools: Vec<PoolName> = config.pools.iter().map(|pool| pool.name.clone()).collect();
     let around = Surroundings {
@@ -387,11 +413,38 @@ fn job(
     Ok((Job::New(tasks.specs), tasks.notes))
 }
 
+fn plan_job(path: &Path, wish: plan::Wish<'_>) -> Result<(Job, Vec<String>), String> {
+    let plan = plan::PlanJob::read(path, wish)?;
+    let notes = plan.notes();
+    Ok((Job::Plan(Box::new(plan)), notes))
+}
+
+/// What `--continue` goes on with: a run, or the plan whose run it is.
+fn continued(wanted: Option<&RunId>, wish: plan::Wish<'_>) -> Result<(Job, Vec<String>), String> {
+    match continuing::find(wish.state, wanted) {
+        Ok(job) => {
+            let tasks = match &job {
+                Job::Continue { tasks, .. } => tasks.as_slice(),
+                _ => &[],
+            };
+            match plan::of_run(wish.state, tasks) {
+                Some(path) => plan_job(&path, wish),
+                None => Ok((job, Vec::new())),
+            }
+        }
+        // Its runs may be over while its file is behind.
+        Err(error) => match plan::unsettled(wish.state).filter(|_| wanted.is_none()) {
+            Some(path) => plan_job(&path, wish),
+            None => Err(error.to_string()),
+        },
+    }
+}
+
 async fn run_here(
     config: Config,
     state: &Path,
     (local, ask): (bool, bool),
-    order: Order,
+    mut order: Order,
     mut streams: Streams,
     signals: &mut Signals,
 ) -> Exit {
@@ -399,6 +452,9 @@ async fn run_here(
     let go_on = match &order.job {
         Job::New(_) => GoOn::Nothing,
         Job::Continue { run, .. } => GoOn::Run(run.clone()),
+        Job::Plan(plan) => plan
+            .goes_on()
+            .map_or(GoOn::Nothing, |run| GoOn::Run(run.clone())),
     };
     let started = match begin(config, state, local, (go_on, ask), &mut streams).await {
         Ok(started) => started,
@@ -422,7 +478,17 @@ async fn run_here(
     );
     let (fleet, metrics, runs) = (&started.fleet, started.metrics.clone(), Arc::default());
     let doors = Doors::open(fleet, Role::Run, http, control, metrics, within, runs);
-    let exit = run::here(started.fleet.clone(), order, streams, signals).await;
+    let (fleet, job) = (
+        started.fleet.clone(),
+        std::mem::replace(&mut order.job, Job::New(Vec::new())),
+    );
+    let exit = if let Job::Plan(plan) = job {
+        let state = started.state.path();
+        run::plan_here(fleet, *plan, state, order, streams, signals).await
+    } else {
+        order.job = job;
+        run::here(fleet, order, streams, signals).await
+    };
     doors.close().await;
     finish(started, exit, signals).await
 }

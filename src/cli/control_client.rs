@@ -19,7 +19,7 @@ use crate::api::watch::Item;
 use crate::fleet::RunBounds;
 use crate::limits;
 use crate::model::foreign::show;
-use crate::model::{Foreign, PoolName, RunId, SessionId, SlotId, TaskSpec};
+use crate::model::{Foreign, PoolName, RunId, SessionId, SlotId, TaskId, TaskSpec};
 
 /// Why a supervisor could not be asked, or did not do what it was asked for.
 #[derive(Debug, thiserror::Error)]
@@ -222,6 +222,25 @@ impl Client {
     pub async fn cancel(state_dir: &Path, run: RunId) -> Result<(), ClientError> {
         let mut client = Self::connect(state_dir).await?;
         client.ask(&Request::Cancel { run }).await.map(drop)
+    }
+
+    /// Ends one task of a run, over a connection of its own.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn cancel_task(
+        state_dir: &Path,
+        pool: &PoolName,
+        run: &RunId,
+        task: &TaskId,
+    ) -> Result<(), ClientError> {
+        let mut client = Self::connect(state_dir).await?;
+        let request = Request::CancelTask {
+            pool: pool.clone(),
+            run: run.clone(),
+            task: task.clone(),
+        };
+        client.ask(&request).await.map(drop)
     }
 
     /// Asks about the asks, or answers one.

@@ -4,7 +4,7 @@
 
 use crate::journal::StoredEvent;
 use crate::model::foreign::show;
-use crate::model::{Event, Foreign, Verdict};
+use crate::model::{Event, Foreign, Verdict, Work};
 
 /// The least that is shown of what an event says, in columns.
 const LEAST: usize = 40;
@@ -143,6 +143,9 @@ fn says(event: &Event) -> String {
             Some(detail) => format!("{outcome}: {detail}"),
             None => outcome.to_string(),
         },
+        Event::TurnUnsent {
+            outcome, detail, ..
+        } => format!("{outcome}: {detail}"),
         Event::Unknown { tag, raw } => format!("{} {}", tag.raw(), raw.get()),
         Event::BadLine { reason, head } => format!("{reason}: {}", head.raw()),
         Event::ChildExited { class, detail, .. } => format!("{class}: {detail}"),
@@ -154,6 +157,7 @@ fn says(event: &Event) -> String {
         | Event::TerminalOutput { .. }
         | Event::TerminalEnded { .. } => of_terminal(event),
         Event::Egress { .. } => of_egress(event),
+        Event::Work(work) => of_work(work),
         other => of_session(other),
     }
 }
@@ -197,6 +201,32 @@ fn of_session(event: &Event) -> String {
         }
         Event::SessionFresh { instead_of, why } => format!("instead of {instead_of}: {why}"),
         _ => String::new(),
+    }
+}
+
+fn of_work(work: &Work) -> String {
+    match work {
+        Work::Item {
+            step,
+            status,
+            content,
+            done,
+            total,
+            ..
+        } => format!("{done}/{total}, {step} {status}: {}", content.raw()),
+        Work::Forwarded { chat, seq } => format!("event {seq} of {chat}"),
+        Work::Member {
+            chat,
+            role,
+            outcome,
+        } => format!("{role} in {chat}: {outcome}"),
+        Work::Review {
+            state, plan, by, ..
+        } => format!("{plan} {state} by {}", by.as_deref().unwrap_or("nobody")),
+        Work::Round { round, why } => format!("{round}: {why}"),
+        Work::Ended {
+            outcome, message, ..
+        } => format!("{outcome}: {message}"),
     }
 }
 

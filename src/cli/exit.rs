@@ -36,6 +36,15 @@ impl Exit {
         Self::Terminated,
     ];
 
+    /// Failures, where everything would be done.
+    #[must_use]
+    pub const fn or_failures(self) -> Self {
+        match self {
+            Self::Done => Self::Failures,
+            other => other,
+        }
+    }
+
     /// The code that the shell sees.
     #[must_use]
     pub const fn code(self) -> u8 {

@@ -97,6 +97,14 @@ impl Progress {
         }
     }
 
+    /// So many tasks came.
+    pub fn grow(&mut self, more: usize) {
+        if let How::Bars(bars) = &mut self.how {
+            bars.total
+                .inc_length(u64::try_from(more).unwrap_or(u64::MAX));
+        }
+    }
+
     /// Shows a sentence of our own.
     pub fn note(&mut self, text: &str, err: &mut Output) {
         match &mut self.how {

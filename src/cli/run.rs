@@ -7,9 +7,9 @@
 //! What is shown is written by a task of its own, so that a terminal or pipe that takes nothing
 //! delays no signal.
 
-use std::collections::HashMap;
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::collections::{HashMap, HashSet};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
@@ -18,6 +18,7 @@ use tokio::time::timeout;
 use super::board::Verbosity;
 use super::control_client::{Client, ClientError, complain};
 use super::exit::Exit;
+use super::plan::{self, PlanJob, Told};
 use super::progress::{Progress, Screen};
 use super::results::{Results, ResultsError};
 use super::signals::{Signal, Signals};
@@ -58,6 +59,8 @@ pub enum Job {
         /// All of its tasks, in their order.
         tasks: Vec<TaskId>,
     },
+    /// The open items of a plan.
+    Plan(Box<PlanJob>),
 }
 
 impl Job {
@@ -66,6 +69,8 @@ impl Job {
         match self {
             Self::New(tasks) => tasks.iter().map(|task| task.id.clone()).collect(),
             Self::Continue { tasks, .. } => tasks.clone(),
+            // They come as they are begun.
+            Self::Plan(_) => Vec::new(),
         }
     }
 }
@@ -81,8 +86,8 @@ pub async fn here<F: Fleet>(
     let exit = match taken {
         Ok(Ok(stream)) => {
             let run = stream.run().clone();
-            let show = Show::new(order, streams, &run);
-            let reins = Here(fleet.clone(), run);
+            let show = Show::new(order, streams, Some(&run));
+            let reins = Here(fleet.clone(), Begun::one(run));
             work(Source::Here(Box::new(stream)), show, &reins, signals).await
         }
         Ok(Err(refusal)) => {
@@ -98,9 +103,26 @@ pub async fn here<F: Fleet>(
             Exit::Failures
         }
     };
+    stopped(&fleet, exit, signals).await
+}
+
+/// The same for a plan; its book is in the state directory.
+pub async fn plan_here<F: Fleet>(
+    fleet: F,
+    plan: PlanJob,
+    state: &Path,
+    order: Order,
+    streams: Streams,
+    signals: &mut Signals,
+) -> Exit {
+    let exit = plan::here(fleet.clone(), plan, state, order, streams, signals).await;
+    stopped(&fleet, exit, signals).await
+}
+
+async fn stopped<F: Fleet>(fleet: &F, exit: Exit, signals: &mut Signals) -> Exit {
     match exit {
         Exit::Interrupted | Exit::Terminated => exit,
-        exit => stop(&fleet, signals).await.map_or(exit, Signal::exit),
+        exit => stop(fleet, signals).await.map_or(exit, Signal::exit),
     }
 }
 
@@ -153,8 +175,14 @@ async fn take_in<F: Fleet>(fleet: &F, job: &Job, bounds: RunBounds) -> Result<Ru
             fleet.bound(run, bounds);
             take_up(fleet, run.clone()).await?
         }
+        Job::Plan(_) => return Err(not_at_once()),
     };
     Ok(RunStream::new(notices, ledger, fleet.history()))
+}
+
+/// A plan's items are taken in as they are open: see [`plan_here`].
+fn not_at_once() -> Refusal {
+    Refusal::Tasks("a plan is not taken in at once".to_owned())
 }
 
 /// Goes on with a run, and keeps its reports.
@@ -199,10 +227,14 @@ async fn kill<F: Fleet>(fleet: &F) {
 /// were here.
 pub async fn there(
     mut client: Client,
-    order: Order,
+    mut order: Order,
     mut streams: Streams,
     signals: &mut Signals,
 ) -> Exit {
+    if let Job::Plan(plan) = order.job {
+        order.job = Job::New(Vec::new());
+        return plan::there(client, *plan, order, streams, signals).await;
+    }
     if let (Job::Continue { run, .. }, true) = (&order.job, order.bounds.is_set()) {
         let text = format!(
             "error: the daemon goes on with run {run} under the bounds that it began with: leave out --until, --max-cost and --jobs"
@@ -214,6 +246,7 @@ pub async fn there(
         match &order.job {
             Job::New(tasks) => client.submit_within(tasks.clone(), order.bounds).await,
             Job::Continue { run, .. } => client.watch(run.clone()).await.map(|()| run.clone()),
+            Job::Plan(_) => Err(ClientError::Lost(not_at_once().to_string())),
         }
     };
     let run = match unless_signalled(asked, signals).await {
@@ -225,19 +258,66 @@ pub async fn there(
             return Exit::Failures;
         }
     };
-    let reins = There(client.state_dir().to_owned(), run.clone());
-    let show = Show::new(order, streams, &run);
+    let reins = There(client.state_dir().to_owned(), Begun::one(run.clone()));
+    let show = Show::new(order, streams, Some(&run));
     work(Source::There(Box::new(client)), show, &reins, signals).await
 }
 
 /// Where a run's items come from.
-enum Source {
+pub(super) enum Source {
     Here(Box<RunStream>),
     There(Box<Client>),
 }
 
-/// How a run is stopped.
-trait Reins {
+impl Source {
+    /// The next item; from a daemon with its line.
+    pub(super) async fn next(&mut self) -> Result<(Option<Item>, Option<String>), ClientError> {
+        match self {
+            Self::Here(stream) => Ok((Some(stream.next().await), None)),
+            Self::There(client) => {
+                let (item, line) = client.next().await?;
+                Ok((item, Some(line)))
+            }
+        }
+    }
+}
+
+/// The runs that were begun, and whether they are cancelled.
+#[derive(Debug, Default)]
+pub(super) struct Begun(Mutex<(Vec<RunId>, bool)>);
+
+impl Begun {
+    fn one(run: RunId) -> Arc<Self> {
+        Arc::new(Self(Mutex::new((vec![run], false))))
+    }
+
+    fn look<T>(&self, look: impl FnOnce(&mut (Vec<RunId>, bool)) -> T) -> T {
+        look(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// One more; `true` if it is to be cancelled at once.
+    pub(super) fn add(&self, run: RunId) -> bool {
+        self.look(|(runs, is_cancelled)| {
+            runs.push(run);
+            *is_cancelled
+        })
+    }
+
+    pub(super) fn is_cancelled(&self) -> bool {
+        self.look(|(_, is_cancelled)| *is_cancelled)
+    }
+
+    /// None is begun from now on; those that were.
+    fn cancel(&self) -> Vec<RunId> {
+        self.look(|(runs, is_cancelled)| {
+            *is_cancelled = true;
+            runs.clone()
+        })
+    }
+}
+
+/// How runs are stopped.
+pub(super) trait Reins {
     /// Begins the cancel; waits for nothing.
     fn cancel(&self, say: &mpsc::Sender<String>);
 
@@ -245,12 +325,14 @@ trait Reins {
     async fn kill(&self) -> bool;
 }
 
-/// The run is worked by this fleet.
-struct Here<F>(F, RunId);
+/// The runs are worked by this fleet.
+pub(super) struct Here<F>(pub(super) F, pub(super) Arc<Begun>);
 
 impl<F: Fleet> Reins for Here<F> {
     fn cancel(&self, _: &mpsc::Sender<String>) {
-        self.0.cancel(&self.1);
+        for run in self.1.cancel() {
+            self.0.cancel(&run);
+        }
     }
 
     async fn kill(&self) -> bool {
@@ -259,15 +341,17 @@ impl<F: Fleet> Reins for Here<F> {
     }
 }
 
-/// The run is worked by the daemon of this state directory.
-struct There(PathBuf, RunId);
+/// The runs are worked by the daemon of this state directory.
+pub(super) struct There(pub(super) PathBuf, pub(super) Arc<Begun>);
 
 impl Reins for There {
     fn cancel(&self, say: &mpsc::Sender<String>) {
-        let (state_dir, run, say) = (self.0.clone(), self.1.clone(), say.clone());
+        let (state_dir, runs, say) = (self.0.clone(), self.1.cancel(), say.clone());
         tokio::spawn(async move {
-            if let Err(error) = Client::cancel(&state_dir, run).await {
-                let _ = say.try_send(format!("the daemon does not cancel: {error}"));
+            for run in runs {
+                if let Err(error) = Client::cancel(&state_dir, run).await {
+                    let _ = say.try_send(format!("the daemon does not cancel: {error}"));
+                }
             }
         });
     }
@@ -282,7 +366,17 @@ async fn work(source: Source, show: Show, reins: &impl Reins, signals: &mut Sign
     /// Sentences that wait to be shown; more would say nothing new.
     const SENTENCES: usize = 8;
     let (say, said) = mpsc::channel(SENTENCES);
-    let mut following = tokio::spawn(follow(source, show, said));
+    obey(follow(source, show, said), &say, reins, signals).await
+}
+
+/// Waits for the end of what is followed, and obeys signals.
+pub(super) async fn obey(
+    following: impl Future<Output = Exit> + Send + 'static,
+    say: &mpsc::Sender<String>,
+    reins: &impl Reins,
+    signals: &mut Signals,
+) -> Exit {
+    let mut following = tokio::spawn(following);
     let mut first = None;
     loop {
         let signal = tokio::select! {
@@ -302,7 +396,7 @@ async fn work(source: Source, show: Show, reins: &impl Reins, signals: &mut Sign
                 first = Some(signal);
                 let note = "cancelling; the results follow; a second signal kills";
                 let _ = say.try_send(note.to_owned());
-                reins.cancel(&say);
+                reins.cancel(say);
             }
             (signal, Some(_)) => {
                 let _ = say.try_send("killing".to_owned());
@@ -330,17 +424,8 @@ fn settled(ended: Result<Exit, tokio::task::JoinError>) -> Exit {
 
 async fn follow(mut source: Source, mut show: Show, mut said: mpsc::Receiver<String>) -> Exit {
     loop {
-        let next = async {
-            match &mut source {
-                Source::Here(stream) => Ok((Some(stream.next().await), None)),
-                Source::There(client) => {
-                    let (item, line) = client.next().await?;
-                    Ok::<_, ClientError>((item, Some(line)))
-                }
-            }
-        };
         let told = tokio::select! {
-            told = next => told,
+            told = source.next() => told,
             Some(note) = said.recv() => {
                 show.note(&note);
                 continue;
@@ -359,7 +444,7 @@ async fn follow(mut source: Source, mut show: Show, mut said: mpsc::Receiver<Str
 }
 
 /// Everything that a person, a program and the results file are told.
-struct Show {
+pub(super) struct Show {
     streams: Streams,
     progress: Progress,
     json: bool,
@@ -368,11 +453,14 @@ struct Show {
     /// The tasks, in their order.
     tasks: Vec<TaskId>,
     reports: HashMap<TaskId, Arc<TaskReport>>,
+    /// Those of which no success is wanted.
+    excused: HashSet<TaskId>,
     begun: Instant,
 }
 
 impl Show {
-    fn new(order: Order, mut streams: Streams, run: &RunId) -> Self {
+    /// `run` is the run whose tasks these are; without it they come.
+    pub(super) fn new(order: Order, mut streams: Streams, run: Option<&RunId>) -> Self {
         let tasks = order.job.ids();
         let total = tasks.len();
         let verbosity = if order.json {
@@ -380,7 +468,7 @@ impl Show {
         } else {
             order.verbosity
         };
-        if order.json {
+        if let (true, Some(run)) = (order.json, run) {
             streams.out.json(&view::begun(run, total));
         }
         let mut show = Self {
@@ -391,6 +479,7 @@ impl Show {
             results_failed: false,
             tasks,
             reports: HashMap::new(),
+            excused: HashSet::new(),
             begun: Instant::now(),
         };
         let emptied = show.results.as_mut().map_or(Ok(()), Results::begin);
@@ -408,7 +497,38 @@ impl Show {
         }
     }
 
-    fn note(&mut self, text: &str) {
+    /// What comes of a plan.
+    pub(super) fn told(&mut self, told: Told) {
+        match told {
+            Told::Item(item, line) => self.item(item.as_ref(), line),
+            Told::Begun(run, tasks) => {
+                if self.json {
+                    self.streams.out.json(&view::begun(&run, tasks.len()));
+                }
+                self.progress.grow(tasks.len());
+                self.tasks.extend(tasks);
+            }
+            Told::Step(step) if self.json => self.streams.out.json(&step.json()),
+            Told::Step(step) => {
+                if let Some(text) = step.text() {
+                    self.note(&text);
+                }
+            }
+            Told::Note(text) => self.note(&text),
+            Told::Excused(task) => {
+                self.excused.insert(task);
+            }
+        }
+    }
+
+    /// Nothing more can be begun.
+    pub(super) fn given_up(mut self, why: &str) -> Exit {
+        self.summary();
+        self.streams.err.line(&format!("error: {why}"));
+        Exit::Failures
+    }
+
+    pub(super) fn note(&mut self, text: &str) {
         self.progress.note(text, &mut self.streams.err);
     }
 
@@ -428,19 +548,21 @@ impl Show {
     }
 
     /// The daemon went away: what is known is shown.
-    fn broken(mut self, error: &ClientError) -> Exit {
+    pub(super) fn broken(mut self, error: &ClientError) -> Exit {
         self.summary();
         complain(error, &mut self.streams)
     }
 
-    fn finish(mut self) -> Exit {
+    pub(super) fn finish(mut self) -> Exit {
         self.summary();
         let missing = self.missing();
         if missing > 0 {
             let text = format!("error: {missing} tasks ended without a report; see the log");
             self.streams.err.line(&text);
         }
-        let done = |report: &Arc<TaskReport>| report.outcome == TaskOutcome::Done;
+        let done = |report: &Arc<TaskReport>| {
+            report.outcome == TaskOutcome::Done || self.excused.contains(&report.task)
+        };
         if missing == 0 && !self.results_failed && self.reports.values().all(done) {
             Exit::Done
         } else {

@@ -75,6 +75,7 @@ pub fn warnings(config: &Config, job: &Job, bounds: &RunBounds) -> Vec<String> {
         Job::New(tasks) => tasks
             .iter()
             .any(|task| task.pool.as_ref().is_none_or(|pool| pool == name)),
+        Job::Plan(plan) => plan.pool == *name,
     };
     let pools = config.pools.iter().filter(|pool| is_used(&pool.name));
     pools

@@ -13,7 +13,7 @@ use super::doctor::ready::{self, Unready};
 use super::engines::{self, EngineError};
 use super::exit::Exit;
 use super::policies::{self, extractors};
-use super::{doors, programs, secrets, watching};
+use super::{doors, file_store, programs, secrets, watching};
 use crate::api::http::Render;
 use crate::api::process_stats;
 use crate::config::{Config, ConfigErrors, HookTo};
@@ -26,6 +26,7 @@ use crate::relay::{Poster, Upstream, UpstreamError};
 use crate::sandbox::state_dir::{StateDir, StateError};
 use crate::sandbox::uids::{SlotUids, Sources, UidError};
 use crate::sandbox::workspace::sweep::{self, Sessions, When};
+use crate::store::StoreError;
 use crate::telemetry::{Build, Exporter, InstallError, SlotSample, Usages};
 
 /// How often histograms are folded: until then the recorder keeps every observation, and a flood
@@ -44,6 +45,9 @@ pub enum Failure {
     /// The journal cannot be opened.
     #[error(transparent)]
     Journal(#[from] OpenError),
+    /// The store of workspaces' files cannot be opened.
+    #[error("the versions of files: {0}")]
+    Store(#[from] StoreError),
     /// There are no user ids for the slots.
     #[error(transparent)]
     Uids(#[from] UidError),
@@ -108,6 +112,7 @@ impl Started {
             Ok(Err(left)) => return Err(left.to_string()),
             Err(error) => return Err(error.to_string()),
         }
+        self.fleet.close_versions().await;
         // The fleet has stopped, so nothing works any more; it may still answer that a session
         // does which could not be stopped.
         let working = Working::of(&self.journal, Some(self.fleet));
@@ -158,6 +163,7 @@ pub fn check(config: &Config) -> Result<(), Box<ConfigErrors>> {
     let config = &config;
     routes(config)?;
     programs::check(config)?;
+    file_store::check(config)?;
     doors::check(config)?;
     policies::policies(config)?;
     extractors(config)?;
@@ -222,6 +228,7 @@ pub async fn start(
     secrets::read(&mut config, |name| std::env::var_os(name))?;
     routes(&config)?;
     programs::check(&config)?;
+    file_store::check(&config)?;
     doors::check(&config)?;
     let policies = policies::policies(&config)?;
     let extractors = extractors(&config)?;
@@ -239,6 +246,7 @@ pub async fn start(
     ready::check_programs(&config).await?;
     let engines = engines::ready(&config, &spawner, state.path()).await?;
     ready::check(&mut config, &spawner, uids.as_ref(), state.path(), &engines).await?;
+    let is_daemon = go_on == GoOn::All;
     let mask = Arc::new(secrets::mask(&config, |name| std::env::var_os(name)));
     let config = Arc::new(config);
     let exporter = Exporter::install(BUILD)?;
@@ -251,6 +259,7 @@ pub async fn start(
         extractors,
         state: Arc::clone(&state),
         journal: journal.clone(),
+        store: file_store::open(&config, &state, is_daemon).await?,
         host: Arc::new(spawner),
         ambient: Ambient::default(),
         uids,
@@ -364,6 +373,9 @@ async fn keep_house(
             _ = sweeping.tick() => {
                 fleet.end_old_conversations().await;
                 sweep_copies(&state, When::Hourly, Working::of(&journal, Some(fleet.clone()))).await;
+                // Beside the rest: a server may take its time.
+                let fleet = fleet.clone();
+                tokio::spawn(async move { fleet.sweep_versions().await });
             }
             changed = health.changed() => {
                 let now = health.borrow_and_update().clone();

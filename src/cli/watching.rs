@@ -135,7 +135,8 @@ const CHANGES: WatchFlags = WatchFlags::CLOSE_WRITE
     .union(WatchFlags::MOVE_SELF)
     .union(WatchFlags::ONLYDIR);
 
-struct Watch {
+/// Directories that are watched.
+pub(super) struct Watch {
     fd: AsyncFd<OwnedFd>,
     /// By the number that the kernel gave: a path of the directory, and what is of interest.
     dirs: BTreeMap<i32, (PathBuf, Names)>,
@@ -144,7 +145,7 @@ struct Watch {
 }
 
 impl Watch {
-    fn open() -> io::Result<Self> {
+    pub(super) fn open() -> io::Result<Self> {
         let fd = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
         #[expect(
             deprecated,
@@ -160,7 +161,7 @@ impl Watch {
 
     /// Watches for these files and no others. Whether something is watched that was not before: what
     /// happened to it until now was not seen.
-    fn set(&mut self, files: &BTreeSet<PathBuf>) -> io::Result<bool> {
+    pub(super) fn set(&mut self, files: &BTreeSet<PathBuf>) -> io::Result<bool> {
         let wanted = Wanted::of(files).0;
         if wanted.len() > POLICY_DIRECTORIES {
             let text = format!("they are in more than {POLICY_DIRECTORIES} directories");
@@ -202,7 +203,7 @@ impl Watch {
     }
 
     /// Waits until something of interest happened. Cancel-safe: what was read was of no interest.
-    async fn changed(&mut self) -> io::Result<()> {
+    pub(super) async fn changed(&mut self) -> io::Result<()> {
         loop {
             let mut ready = self.fd.readable().await?;
             let mut seen = Vec::new();

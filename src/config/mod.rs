@@ -37,6 +37,7 @@ mod schema;
 mod show;
 mod site;
 mod ssh;
+mod store;
 mod table;
 mod trusted;
 pub mod types;
@@ -70,6 +71,7 @@ pub use presets::{Find, Preset, names as agent_names, preset as agent_preset};
 pub use role::{ChatConfig, RegisteredWorkspace, Role};
 pub use schema::schema;
 pub use show::Effective;
+pub use store::StoreConfig;
 pub use trusted::{Part, Trusted, writes_in_place};
 pub use types::*;
 pub use units::{duration as read_duration, show_duration, show_size};
@@ -102,6 +104,7 @@ const MEANT_TABLES: &[(&str, &str)] = &[
     ("chats", "chat"),
     ("roles", "role"),
     ("workspaces", "workspace"),
+    ("stores", "store"),
 ];
 
 /// Where a configuration comes from.
@@ -311,6 +314,7 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
     let hints = hint::read(root);
     let chat = role::chat(&root.section("chat"));
     let roles = role::roles(&root.section("role"), &drafts, &names("pool"));
+    let store = store::read(&root.section("store"), &origin.dir, found);
     let workspaces = role::workspaces(&root.section("workspace"), &origin.dir, found);
     root.close(LATER_TABLES, MEANT_TABLES);
     let mut config = Config {
@@ -334,6 +338,7 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
         chat,
         roles,
         workspaces,
+        store,
         notes: Vec::new(),
         places: Places::new(ledger.text.clone(), BTreeMap::new()),
     };

@@ -24,12 +24,15 @@ use crate::model::{IdError, PoolName, RoleName, WorkspaceName};
 pub struct ChatConfig {
     /// How long a chat that nobody uses keeps its agent.
     pub idle: Duration,
+    /// How long a chat that nobody uses stays open.
+    pub close_after: Duration,
 }
 
 impl Default for ChatConfig {
     fn default() -> Self {
         Self {
             idle: Duration::from_secs(600),
+            close_after: Duration::from_secs(90 * 24 * 3600),
         }
     }
 }
@@ -55,16 +58,23 @@ pub struct RegisteredWorkspace {
 /// How long a chat may be idle.
 const IDLE: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(24 * 3600);
 
+/// How long a chat that nobody uses may stay open.
+const CLOSE_AFTER: RangeInclusive<Duration> =
+    Duration::from_secs(1)..=Duration::from_secs(3650 * 24 * 3600);
+
 /// Bytes of a role's instructions: they go with every first prompt.
 const INSTRUCTIONS_BYTES: usize = 64 << 10;
 
 /// Reads the table `chat`.
 pub(super) fn chat(section: &Section<'_>) -> ChatConfig {
     let idle = section.duration("idle", IDLE);
+    let close_after = section.duration("close_after", CLOSE_AFTER);
     section.close(&[], &[("role", "role"), ("workspace", "workspace")]);
-    idle.map_or_else(ChatConfig::default, |found| ChatConfig {
-        idle: found.value,
-    })
+    let none = ChatConfig::default();
+    ChatConfig {
+        idle: idle.map_or(none.idle, |found| found.value),
+        close_after: close_after.map_or(none.close_after, |found| found.value),
+    }
 }
 
 /// Reads the table `role`. `names` are those of all pools that the file has, faulty ones too.

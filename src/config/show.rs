@@ -19,6 +19,7 @@ mod limits;
 mod policies;
 mod routes;
 mod ssh;
+mod store;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -113,6 +114,7 @@ impl Config {
             chat,
             roles,
             workspaces,
+            store: of_store,
             notes: _,
             places: _,
         } = self;
@@ -146,6 +148,7 @@ impl Config {
         tables.extend(policies::tables(policies, site, policy_uses));
         tables.extend(of_hooks.iter().map(hooks::hook));
         tables.extend(chats::tables(*chat, roles, workspaces));
+        tables.push(store::table(of_store));
         Effective { tables }
     }
 

@@ -112,16 +112,16 @@ impl Drop for Grant {
 /// An open conversation. Dropping it leaves it.
 #[derive(Debug)]
 pub struct Conversation {
-    grant: Grant,
+    pub(super) grant: Grant,
     run: RunId,
-    pool: PoolName,
+    pub(super) pool: PoolName,
     directory: PathBuf,
     last_seq: u64,
     /// The number of the next prompt.
     next: u32,
     /// Prompts that were taken in and whose reports were not given.
     open: usize,
-    fleet: FleetHandle,
+    pub(super) fleet: FleetHandle,
     tasks: Arc<OpenTasks>,
     tell: mpsc::Sender<Arc<TaskReport>>,
     reports: mpsc::Receiver<Arc<TaskReport>>,

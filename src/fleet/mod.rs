@@ -23,6 +23,7 @@ mod conversation;
 mod conversations;
 mod credit;
 mod delegate;
+mod files;
 mod hooks;
 mod in_force;
 mod mailbox;
@@ -68,6 +69,7 @@ pub use clock::simulate_stamps;
 pub use continuing::{TakeUpError, TakenUp};
 pub use conversation::{Brought, Conversation, ConversationOrder, OpenError, PromptError};
 pub use conversations::ConversationView;
+pub use files::{FileRead, FileWrite, FilesError, HandError, Parents};
 pub use in_force::{LoadedPolicy, Policies};
 pub use memory::MemoryError;
 pub use notice::{ChangeKind, FileChange, Notice, SlotView, TaskReport};
@@ -90,6 +92,7 @@ use crate::telemetry::event::task::{QueueRejected, TaskQueued};
 use crate::telemetry::exporter::{initialise_pool, initialise_routes};
 use crate::telemetry::sets::QueueRefusal;
 use clock::now_us;
+use files::Files;
 use hooks::Hooks;
 use in_force::InForce;
 use parts::{pools, slot_views};
@@ -171,7 +174,7 @@ impl FleetHandle {
     ///
     /// # Errors
     /// [`StartError`] if the parts do not fit together.
-    pub async fn start(setup: Setup) -> Result<Self, StartError> {
+    pub async fn start(mut setup: Setup) -> Result<Self, StartError> {
         let in_force = InForce::new(&setup.config, &setup.policies)?;
         let parts = pools(&setup, &in_force)?;
         let mut memories = memory::recall(&setup.journal, &setup.config.pools, &setup.go_on)?;
@@ -195,7 +198,9 @@ impl FleetHandle {
         for pool in &parts {
             pool.ledger.tell(&hooks);
         }
-        let shared = Arc::new(Shared::new(setup, in_force, slots, hooks));
+        let store = setup.store.take();
+        let files = Files::start(store, &setup.config, setup.state.path(), &setup.ambient).await?;
+        let shared = Arc::new(Shared::new(setup, in_force, slots, hooks, files));
         let mut pools = BTreeMap::new();
         let mut ended = Vec::new();
         for pool in parts {

@@ -16,6 +16,7 @@ use super::budgets::{BoundsOfRuns, Ledger};
 use super::channel::stderr::StderrLog;
 use super::clock;
 use super::delegate::Delegate;
+use super::files::Files;
 use super::hooks::Hooks;
 use super::in_force::{InForce, Policies, PoolPolicy};
 use super::needs::Needs;
@@ -35,6 +36,7 @@ use crate::policy::extract::Extractor;
 use crate::relay::Upstream;
 use crate::sandbox::state_dir::StateDir;
 use crate::sandbox::uids::SlotUids;
+use crate::store::Store;
 use crate::telemetry::event::task::PoolSampled;
 use crate::telemetry::{PoolMeters, SlotUse};
 
@@ -53,6 +55,8 @@ pub struct Setup {
     pub state: Arc<StateDir>,
     /// The journal, open.
     pub journal: Journal,
+    /// The store of workspaces' files, open; `None`: no versions of them are kept.
+    pub store: Option<Store>,
     /// Where children run: the permanent spawner.
     pub host: Arc<dyn Host>,
     /// Chance and threads; its default is what a supervisor takes.
@@ -96,6 +100,8 @@ pub(crate) struct Shared {
     pub(crate) reloads: Reloads,
     pub(crate) state: Arc<StateDir>,
     pub(crate) journal: Journal,
+    /// The files of registered workspaces.
+    pub(crate) files: Files,
     pub(crate) host: Arc<dyn Host>,
     pub(crate) ambient: Ambient,
     pub(crate) uids: Option<SlotUids>,
@@ -136,6 +142,7 @@ impl Shared {
         in_force: InForce,
         slots: SlotTable,
         hooks: Arc<Hooks>,
+        files: Files,
     ) -> Self {
         let scales = Scales::new(setup.ambient.clone(), setup.state.path().to_owned());
         Self {
@@ -144,6 +151,7 @@ impl Shared {
             in_force,
             state: setup.state,
             journal: setup.journal,
+            files,
             host: setup.host,
             ambient: setup.ambient,
             uids: setup.uids,

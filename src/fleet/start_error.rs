@@ -3,6 +3,7 @@
 use super::memory::MemoryError;
 use crate::model::PoolName;
 use crate::relay::{PosterError, UpstreamError};
+use crate::store::StoreError;
 
 /// Why a fleet did not start.
 #[derive(Debug, thiserror::Error)]
@@ -50,6 +51,9 @@ pub enum StartError {
     /// The journal does not say what the slots remember.
     #[error("what the slots remember of earlier starts: {0}")]
     Memory(#[from] MemoryError),
+    /// The store of workspaces' files takes no workspaces.
+    #[error("the versions of files: {0}")]
+    Store(#[from] StoreError),
     /// An actor could not be started.
     #[error("an actor could not be started: {0}")]
     Actor(String),

@@ -4,19 +4,22 @@
 //! there is an agent, and carried by tasks of that run later, one at a time. Owns how a turn's row
 //! follows its task's: it ends in the same transaction. Must not know who sends messages, or when.
 
+mod plan;
 mod read;
 
 use rusqlite::{OptionalExtension as _, params};
 
+use super::codec;
 use super::commit::{CONVERSATION, SessionRow, Write};
 use super::error::Violation;
 use super::rows::{Fault, Writer, signed};
 use crate::limits;
 use crate::model::{
-    ChatMode, Foreign, PoolName, RoleName, RunId, SessionId, SlotId, TaskId, TaskOutcome, TurnId,
-    TurnOutcome, WorkspaceName,
+    ChatMode, ChatPhase, ChatSettings, Foreign, PoolName, RoleName, RunId, SessionId, SlotId,
+    TaskId, TaskOutcome, TurnId, TurnOutcome, WorkspaceName,
 };
 
+pub use plan::{PlanItem, PlanReview, PlanWrite};
 pub use read::{SaidText, Speaker, StoredChat, StoredTurn};
 
 /// A change of a chat or of one of its turns. Times are milliseconds since the Unix epoch.
@@ -41,8 +44,14 @@ pub enum ChatWrite {
         /// Which.
         turn: TurnId,
     },
-    /// A turn ended. One that is over stays as it is. Not needed for a running turn whose task
-    /// began: the end of that is the end of the turn.
+    /// A person stopped a waiting turn: no agent is sent it any more. It is over with its `End`,
+    /// which goes with the event that says so. One that does not wait stays as it is.
+    Stop {
+        /// Which.
+        turn: TurnId,
+    },
+    /// A turn ended. One that is over stays as it is. Not needed for a running turn whose session
+    /// said how it ended: the end of its task is the end of the turn.
     End {
         /// Which.
         turn: TurnId,
@@ -59,6 +68,8 @@ pub enum ChatWrite {
         /// When.
         at_ms: i64,
     },
+    /// Of the work of a chat that goes on by itself.
+    Plan(PlanWrite),
 }
 
 /// A chat as it begins.
@@ -82,6 +93,12 @@ pub struct ChatRow {
     pub pool: PoolName,
     /// How it goes on.
     pub mode: ChatMode,
+    /// The chat whose work it does.
+    pub parent: Option<SessionId>,
+    /// Where its work stands, if that goes on by itself.
+    pub phase: Option<ChatPhase>,
+    /// What its mode is begun with.
+    pub settings: Option<ChatSettings>,
     /// When, in milliseconds since the Unix epoch.
     pub created_ms: i64,
 }
@@ -138,10 +155,13 @@ pub enum ChatFault {
         /// The number that was given.
         got: u64,
     },
+    /// An item of its plan that was to be taken is not open.
+    #[error("item {0} of its plan is not open")]
+    NotOpen(String),
     /// The key was used.
     #[error("turn {0} has this idempotency key")]
     KeyTaken(String),
-    /// A turn that was to begin is running or over.
+    /// A turn that was to begin is running, stopped or over.
     #[error("turn {0} does not wait")]
     NotWaiting(TurnId),
     /// A turn was to begin while another one runs.
@@ -202,6 +222,13 @@ impl Writer<'_> {
                 );
                 self.or_known(again?.0, turn)
             }
+            ChatWrite::Stop { turn } => {
+                let stopped = self.execute(
+                    "UPDATE turns SET outcome = ?2 WHERE turn = ?1 AND state = 'waiting'",
+                    params![turn.as_str(), TurnOutcome::Cancelled.word()],
+                );
+                self.or_known(stopped?.0, turn)
+            }
             ChatWrite::End {
                 turn,
                 outcome,
@@ -215,6 +242,7 @@ impl Writer<'_> {
                 self.or_known(ended?.0, turn)
             }
             ChatWrite::Close { chat, at_ms } => self.closed(chat, *at_ms),
+            ChatWrite::Plan(write) => self.plan(write),
         }
     }
 
@@ -240,7 +268,8 @@ impl Writer<'_> {
         }))?;
         self.execute(
             "INSERT INTO chats (session, run, workspace, role, model, goal, files, pool, mode, \
-             created_ms) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)",
+             created_ms, parent, phase, settings) \
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)",
             params![
                 row.session.as_str(),
                 row.run.as_str(),
@@ -252,6 +281,9 @@ impl Writer<'_> {
                 row.pool.as_str(),
                 row.mode.word(),
                 row.created_ms,
+                row.parent.as_ref().map(SessionId::as_str),
+                row.phase.map(ChatPhase::word),
+                row.settings.as_ref().map(codec::settings_json),
             ],
         )?;
         Ok(())
@@ -306,21 +338,22 @@ impl Writer<'_> {
     }
 
     fn turn_begun(&self, turn: &TurnId, task: &TaskId, at_ms: i64) -> Result<(), Fault> {
-        let found: Option<(String, String, Option<String>)> = self
+        let found: Option<(String, bool, Option<String>)> = self
             .conn
             .prepare_cached(
-                "SELECT chat, state, (SELECT turn FROM turns of WHERE of.chat = turns.chat \
+                "SELECT chat, state = 'waiting' AND outcome IS NULL, \
+                 (SELECT turn FROM turns of WHERE of.chat = turns.chat \
                  AND of.state = 'running') FROM turns WHERE turn = ?1",
             )?
             .query_row([turn.as_str()], |row| {
                 Ok((row.get(0)?, row.get(1)?, row.get(2)?))
             })
             .optional()?;
-        let Some((chat, state, running)) = found else {
+        let Some((chat, waits, running)) = found else {
             return Err(Violation::NoTurn(turn.clone()).into());
         };
         let fault = match running {
-            _ if state != "waiting" => Some(ChatFault::NotWaiting(turn.clone())),
+            _ if !waits => Some(ChatFault::NotWaiting(turn.clone())),
             Some(running) => Some(ChatFault::Running(running)),
             None => None,
         };
@@ -385,8 +418,8 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// A task ended, and the turn that it carried with it: as its session said, or as the task
-    /// did. What never began is left to whoever sent it off.
+    /// A task ended, and the turn that it carried with it, as its session said. One of which the
+    /// session said nothing is left to whoever sent it off, who ends it with an event that says so.
     pub(super) fn chat_task_ended(
         &self,
         run: &RunId,
@@ -394,25 +427,14 @@ impl Writer<'_> {
         outcome: TaskOutcome,
         at_us: i64,
     ) -> Result<(), Fault> {
-        let outcome = match outcome {
-            TaskOutcome::Done | TaskOutcome::Denied => TurnOutcome::Completed,
-            TaskOutcome::Refused => TurnOutcome::Refused,
-            TaskOutcome::Failed => TurnOutcome::Failed,
-            TaskOutcome::Cancelled => TurnOutcome::Cancelled,
-            TaskOutcome::TimedOut => TurnOutcome::TimedOut,
-            TaskOutcome::Lost => TurnOutcome::Lost,
-            TaskOutcome::Skipped => return Ok(()),
-        };
+        if outcome == TaskOutcome::Skipped {
+            return Ok(());
+        }
         self.execute(
-            "UPDATE turns SET state = 'ended', outcome = coalesce(outcome, ?3), ended_ms = ?4 \
+            "UPDATE turns SET state = 'ended', ended_ms = ?3 \
              WHERE chat = (SELECT session FROM chats WHERE run = ?1) AND task = ?2 \
-             AND state = 'running'",
-            params![
-                run.as_str(),
-                task.as_str(),
-                outcome.word(),
-                at_us.div_euclid(1000)
-            ],
+             AND state = 'running' AND outcome IS NOT NULL",
+            params![run.as_str(), task.as_str(), at_us.div_euclid(1000)],
         )?;
         Ok(())
     }

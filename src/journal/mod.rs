@@ -46,7 +46,8 @@ use crate::telemetry::event::journal::JournalMeters;
 
 pub use audit::Head;
 pub use chats::{
-    ChatFault, ChatRow, ChatWrite, SaidText, Speaker, StoredChat, StoredTurn, TurnRow,
+    ChatFault, ChatRow, ChatWrite, PlanItem, PlanReview, PlanWrite, SaidText, Speaker, StoredChat,
+    StoredTurn, TurnRow,
 };
 pub use commit::{
     CONVERSATION, Commit, Committed, Judged, Refused, SessionRow, TaskChange, TaskRow, Write,
@@ -69,7 +70,7 @@ pub use schema::{FILE, VERSION as SCHEMA_VERSION};
 pub use spent::{Period, SpentRow, StoredSpent};
 #[doc(hidden)]
 pub use stepper::{Step, Stepper};
-pub use unfinished::StoredPark;
+pub use unfinished::{NamedTask, StoredPark};
 pub use writer::SpaceProbe;
 
 /// The front of the journal; clones share it. When the last clone is dropped, the writer

@@ -212,6 +212,11 @@ impl Pass {
         if turns > 0 {
             return Ok(());
         }
+        // A plan has a bounded number of items; what was said of it is said by people.
+        for table in ["plan_items", "plan_reviews"] {
+            conn.prepare_cached(&format!("DELETE FROM {table} WHERE chat = ?1"))?
+                .execute([&session])?;
+        }
         conn.prepare_cached("DELETE FROM chats WHERE session = ?1")?
             .execute([&session])?;
         conn.prepare_cached("DELETE FROM removals WHERE session = ?1")?

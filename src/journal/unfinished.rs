@@ -23,6 +23,21 @@ pub struct StoredPark {
     pub reason: String,
 }
 
+/// How a task stands, of those that are looked up by their names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NamedTask {
+    /// Its run.
+    pub run: String,
+    /// Its id there.
+    pub id: String,
+    /// Its pool.
+    pub pool: String,
+    /// `queued`, `running`, `ended`.
+    pub state: String,
+    /// How it ended.
+    pub outcome: Option<String>,
+}
+
 impl Reader {
     /// Whether nothing was ever written: a start was killed before it had made the schema.
     ///
@@ -64,6 +79,27 @@ impl Reader {
              ORDER BY begun_at_us, run",
         )?;
         let rows = statement.query_map([CONVERSATION], StoredRun::of)?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    /// The tasks of all runs whose id begins with a word, in the order of their queueing.
+    ///
+    /// # Errors
+    /// [`ReadError::Database`]
+    pub fn tasks_named(&self, beginning: &str) -> Result<Vec<NamedTask>, ReadError> {
+        let mut statement = self.conn().prepare_cached(
+            "SELECT run, id, pool, state, outcome FROM tasks \
+             WHERE substr(id, 1, length(?1)) = ?1 ORDER BY queued_at_us, run, place",
+        )?;
+        let rows = statement.query_map([beginning], |row| {
+            Ok(NamedTask {
+                run: row.get(0)?,
+                id: row.get(1)?,
+                pool: row.get(2)?,
+                state: row.get(3)?,
+                outcome: row.get(4)?,
+            })
+        })?;
         Ok(rows.collect::<Result<_, _>>()?)
     }
 

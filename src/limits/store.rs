@@ -65,3 +65,19 @@ pub const STORE_DIFF_SHOWN: usize = 256 << 10;
 
 /// How long a comparison may look for the shortest difference; then it takes a coarser one.
 pub const STORE_DIFF_TIME: Duration = Duration::from_millis(500);
+
+/// The largest file of a workspace that is read for its digest, in bytes; a larger one has no
+/// versions.
+pub const STORE_MEASURED_BYTES: u64 = 256 << 20;
+
+/// Locks that keep writers of one file apart in this process; several files share one.
+pub const FILE_LOCKS: usize = 64;
+
+/// Files of which is known what version a session saw last; the oldest of them are forgotten.
+pub const FILES_SEEN: usize = 16_384;
+
+/// Sweeps of old versions one after the other; the next hour goes on.
+pub const STORE_SWEEPS: u32 = 100;
+
+/// How long what a turn wrote past the supervisor is looked at, at its end.
+pub const OBSERVE_WAIT: Duration = Duration::from_secs(30);

@@ -30,7 +30,10 @@ pub use ask::{
 };
 pub use budget::{Amount, BudgetName, Most, Spent, Then};
 pub use canonical::{NotCanonical, canonical};
-pub use chat::{ChatMode, TurnState};
+pub use chat::{
+    ChatBounds, ChatMode, ChatPhase, ChatProgress, ChatSettings, ItemState, ReviewState, TurnState,
+    Work,
+};
 pub use client::{
     ClientAnswer, ClientCall, ClientDone, ClientError, ClientFault, ClientMethod, ClientOffers,
     ClientWish, TerminalExit, TerminalSpec,
@@ -53,8 +56,8 @@ pub use slot::{PoolFlow, SlotState};
 pub use task::{TaskOutcome, TaskRef, TaskSpec};
 pub use told::ToldKind;
 pub use tool::{
-    ENGINE_SERVER, EditError, EngineAnswer, EngineCall, EngineTool, EngineWish, StepStatus,
-    TextEdit,
+    ENGINE_SERVER, EditError, EngineAnswer, EngineCall, EngineDone, EngineTool, EngineWish,
+    FileVersion, StepStatus, TextEdit,
 };
 pub use turn::{TurnOutcome, UNWRITTEN};
 pub use weakness::Weakness;

@@ -3,5 +3,6 @@
 //! Floor 1, pure: text in, text out.
 
 pub mod checklist;
+pub mod prompt;
 
 pub use checklist::{Added, Checklist, ChecklistError, Item, ItemId, Progress};

@@ -12,7 +12,10 @@ mod asks_kept;
 mod budgets;
 mod caches;
 mod chat_client;
+mod chat_terminal;
 mod chats;
+mod chats_kept;
+mod chats_storms;
 mod chats_tour;
 mod client_attacks;
 mod client_methods;
@@ -51,6 +54,7 @@ mod misbehaving;
 mod morning;
 mod night;
 mod orders;
+mod plan_runs;
 mod policies;
 #[allow(dead_code, reason = "the tests of routes use more of it")]
 #[path = "../support/provider.rs"]
@@ -59,6 +63,7 @@ mod reload;
 mod reload_writing;
 mod routes;
 mod secrets;
+mod session_pages;
 mod sizes;
 mod slots;
 mod stall;

@@ -139,6 +139,7 @@ async fn one(world: &World, mut dice: Dice, is_last: bool) {
         extractors: world::extractors(&world.config),
         state: Arc::new(state),
         journal,
+        store: None,
         host: Arc::new(Machine {
             ledger: Arc::clone(&world.ledger),
             seed: world.seed,

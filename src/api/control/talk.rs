@@ -137,6 +137,13 @@ async fn answer<F: Fleet>(
             desk.fleet.cancel(&run);
             reply(lines, Reply::Done).await
         }
+        Request::CancelTask { pool, run, task } => {
+            let answer = match desk.fleet.cancel_task(&pool, &run, &task).await {
+                Ok(()) => Reply::Done,
+                Err(error) => Reply::Failed(Failure::new(Code::Refused, error.to_string())),
+            };
+            reply(lines, answer).await
+        }
         Request::Open {
             pool,
             directory,

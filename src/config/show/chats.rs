@@ -13,9 +13,10 @@ pub(super) fn tables(
     roles: &BTreeMap<RoleName, Role>,
     workspaces: &BTreeMap<WorkspaceName, RegisteredWorkspace>,
 ) -> Vec<Shown> {
-    let ChatConfig { idle } = chat;
+    let ChatConfig { idle, close_after } = chat;
     let mut table = Shown::new(&["chat"]);
     table.put("idle", show_duration(idle));
+    table.put("close_after", show_duration(close_after));
     let mut tables = vec![table];
     for (name, role) in roles {
         let Role {

@@ -12,10 +12,13 @@ const TAKES: &str = "[pool.demo]\ncommand = [\"agent\", \"--model\", \"{model}\"
 fn chats_roles_and_workspaces_are_read_with_their_defaults() {
     let config = accepted_by(&named(), &pool(""));
     assert_eq!(config.chat.idle, Duration::from_secs(600));
+    let day = Duration::from_secs(24 * 3600);
+    assert_eq!(config.chat.close_after, 90 * day);
     assert!(config.roles.is_empty() && config.workspaces.is_empty());
-    let text = TAKES.to_owned() + "[chat]\nidle = \"24h\"\n[role.writer]\npool = \"demo\"\nmodel = \"small\"\ninstructions = \"\"\"Be\nbrief.\"\"\"\n[role.plain]\npool = \"demo\"\n[workspace.site]\npath = \"../site\"\n[workspace.abs]\npath = \"/srv/x\"\n";
+    let text = TAKES.to_owned() + "[chat]\nidle = \"24h\"\nclose_after = \"1h\"\n[role.writer]\npool = \"demo\"\nmodel = \"small\"\ninstructions = \"\"\"Be\nbrief.\"\"\"\n[role.plain]\npool = \"demo\"\n[workspace.site]\npath = \"../site\"\n[workspace.abs]\npath = \"/srv/x\"\n";
     let config = accepted_by(&named(), &text);
     assert_eq!(config.chat.idle, Duration::from_secs(24 * 3600));
+    assert_eq!(config.chat.close_after, Duration::from_secs(3600));
     let role = |name| &config.roles[&RoleName::new(name).expect("name")];
     assert_eq!(role("writer").pool.as_str(), "demo");
     assert_eq!(role("writer").model.as_deref(), Some("small"));
@@ -41,8 +44,15 @@ fn a_role_has_a_model_only_where_its_pool_takes_one() {
 fn what_leads_nowhere_is_refused() {
     let refused = |text: &str, why: &str| refused_by(&named(), &(pool("") + text), why);
     refused("[chat]\nidle = \"0s\"", "chat.idle…a duration from 1s to 1d");
+    refused(
+        "[chat]\nclose_after = \"0s\"",
+        "chat.close_after…a duration from 1s to 3650d",
+    );
     refused("[chat]\nidle = \"25h\"", "chat.idle…a duration from 1s to 1d");
     refused("[chat]\nidel = \"1m\"", "unknown key \"idel\"");
+    refused("[store]\npostgres = \"postgres://u:p@h/d\"", "a connection string has a password, and never stands in the file");
+    refused("[store]\nca = \"ca.pem\"", "there is no postgres");
+    refused("[store]\nnewest = 0", "store.newest…an integer from 1 to 100000");
     refused("[role.r]", "the role needs a pool");
     refused("[role.r]\npool = \"other\"", "there is no pool \"other\": expected \"demo\"");
     refused("[role.R]\npool = \"demo\"", "the role name \"R\" must match");

@@ -42,10 +42,29 @@ pub(crate) struct Asks {
     pub(super) used: BTreeMap<String, u32>,
     /// Calls of our own tools in this turn that the agent has not shown as calls; at most
     /// [`OPEN_CALLS`].
-    pub(super) own: VecDeque<EngineWish>,
+    pub(super) own: VecDeque<Own>,
     /// Calls of our own tools that the agent may make, as it asked first, by their ids; at most
     /// [`OPEN_ASKS`].
     pub(super) announced: VecDeque<(Foreign, EngineWish)>,
+}
+
+/// A call of one of our own tools that came to us.
+#[derive(Debug)]
+pub(super) struct Own {
+    /// The request that it is.
+    pub(super) key: AskKey,
+    pub(super) wish: EngineWish,
+    /// It was allowed, and carried out: only then can what the agent shows as done be this one.
+    pub(super) is_allowed: bool,
+}
+
+/// What an agent shows of the end of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Shown {
+    /// It brought a result.
+    Done,
+    /// It failed, or nothing is shown.
+    NotDone,
 }
 
 /// A request whose call was not announced: the call's id where it has one, tool, canonical input.

@@ -64,7 +64,7 @@ pub(crate) use prepare::{PrepareError, Prepared, WORKSPACE_INSIDE};
 pub(crate) use scales::Scales;
 pub(crate) use tally::Tally;
 pub(in crate::fleet) use weak::lacks_now;
-pub(crate) use work::{Attempt, CheckResult, Stays, Work};
+pub(crate) use work::{Attempt, CheckResult, Stays, Work, farewell};
 
 use calls::Asks;
 use outbox::{After, Outbox};
@@ -80,7 +80,7 @@ use super::setting::SetReply;
 use super::setup::{PoolShared, Shared};
 use crate::config::SessionScope;
 use crate::dialect::Attachment;
-use crate::journal::AnswerRow;
+use crate::journal::{AnswerRow, Write};
 use crate::lifecycle::watch::Expired;
 use crate::model::{
     AgentInfo, Ask, AskId, AskKey, ClientWish, DelegateError, Event, Foreign, RunId, SessionId,
@@ -221,6 +221,15 @@ pub(crate) enum SessionMsg {
     },
     /// What is left of the session on the disk is settled.
     Settled,
+    /// An event of the supervisor's own, in one commit with what goes with it.
+    Note {
+        /// What is told.
+        event: Box<Event>,
+        /// What goes with it.
+        rows: Vec<Write>,
+        /// Told when it is durable; dropped when nobody knows whether it will be.
+        done: oneshot::Sender<()>,
+    },
     /// End the running turn, and with it the task.
     Cancel,
     /// The same for a person, who lets a running tool call end first.

@@ -10,8 +10,8 @@ use crate::journal::reader::Reader;
 use crate::journal::rows::signed;
 use crate::limits;
 use crate::model::{
-    ChatMode, Event, Foreign, PoolName, RoleName, RunId, SessionId, TaskId, TurnId, TurnOutcome,
-    TurnState, WorkspaceName,
+    ChatMode, ChatPhase, ChatProgress, ChatSettings, Event, Foreign, PoolName, RoleName, RunId,
+    SessionId, TaskId, TurnId, TurnOutcome, TurnState, WorkspaceName,
 };
 
 /// A row of `chats`. Times are milliseconds since the Unix epoch.
@@ -35,6 +35,16 @@ pub struct StoredChat {
     pub pool: PoolName,
     /// How it goes on.
     pub mode: ChatMode,
+    /// The chat whose work it does.
+    pub parent: Option<SessionId>,
+    /// Where its work stands, if that goes on by itself.
+    pub phase: Option<ChatPhase>,
+    /// What its mode was begun with.
+    pub settings: ChatSettings,
+    /// How far its work is.
+    pub progress: ChatProgress,
+    /// The last of its events that its parent's stream has told.
+    pub forwarded: u64,
     /// When it began.
     pub created_ms: i64,
     /// When it was closed.
@@ -76,6 +86,14 @@ pub struct StoredTurn {
     pub key: Option<Foreign>,
 }
 
+impl StoredTurn {
+    /// A person stopped it while it waited: it is to be ended, and no agent gets it.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        self.state == TurnState::Waiting && self.outcome.is_some()
+    }
+}
+
 /// Who said something in a chat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Speaker {
@@ -99,7 +117,7 @@ const CHAT: &str = "SELECT session, run, workspace, role, model, goal, files, po
     (SELECT count(*) FROM turns WHERE chat = session AND state = 'waiting'), \
     (SELECT turn FROM turns WHERE chat = session AND state = 'running'), \
     coalesce((SELECT accepted_ms FROM turns WHERE chat = session ORDER BY seq DESC LIMIT 1), \
-        created_ms) FROM chats";
+        created_ms), parent, phase, settings, progress, forwarded FROM chats";
 
 const TURN: &str = "SELECT turn, chat, seq, content, state, task, outcome, accepted_ms, begun_ms, \
     ended_ms, key FROM turns";
@@ -158,6 +176,28 @@ impl Reader {
                    ORDER BY chat LIMIT ?2";
         let after = after.map_or("", SessionId::as_str);
         self.rows(sql, params![after, limit], |row| {
+            known("session", row.get(0)?, |text| SessionId::new(text).ok())
+        })
+    }
+
+    /// At most `limit` open chats that nobody has used since `before_ms` and in which nothing waits
+    /// or runs, by their ids, after one of them.
+    ///
+    /// # Errors
+    /// [`ReadError`]
+    pub fn unused_chats(
+        &self,
+        before_ms: i64,
+        after: Option<&SessionId>,
+        limit: u32,
+    ) -> Result<Vec<SessionId>, ReadError> {
+        let sql = "SELECT session FROM chats WHERE ended_ms IS NULL AND session > ?1 \
+                   AND coalesce((SELECT max(accepted_ms, coalesce(ended_ms, 0)) FROM turns \
+                   WHERE chat = session ORDER BY seq DESC LIMIT 1), created_ms) < ?2 \
+                   AND NOT EXISTS (SELECT 1 FROM turns WHERE chat = session \
+                   AND state <> 'ended') ORDER BY session LIMIT ?3";
+        let after = after.map_or("", SessionId::as_str);
+        self.rows(sql, params![after, before_ms, limit], |row| {
             known("session", row.get(0)?, |text| SessionId::new(text).ok())
         })
     }
@@ -263,7 +303,7 @@ impl Reader {
         Ok(found.into_iter().next().map(Foreign::new))
     }
 
-    fn rows<T>(
+    pub(super) fn rows<T>(
         &self,
         sql: &str,
         given: impl Params,
@@ -335,7 +375,7 @@ impl Recalled {
     }
 }
 
-fn known<T>(
+pub(super) fn known<T>(
     what: &'static str,
     text: String,
     read: impl Fn(&str) -> Option<T>,
@@ -346,6 +386,8 @@ fn known<T>(
 fn stored_chat(row: &Row<'_>) -> Result<StoredChat, ReadError> {
     let text = |column| row.get::<_, String>(column);
     let running: Option<String> = row.get(13)?;
+    let (parent, phase): (Option<String>, Option<String>) = (row.get(15)?, row.get(16)?);
+    let (settings, progress): (Option<String>, Option<String>) = (row.get(17)?, row.get(18)?);
     let files = known("list of files", text(6)?, |text| {
         serde_json::from_str(text).ok()
     });
@@ -365,6 +407,21 @@ fn stored_chat(row: &Row<'_>) -> Result<StoredChat, ReadError> {
         waiting: row.get(12)?,
         running: running.and_then(|turn| TurnId::new(&turn).ok()),
         used_ms: row.get(14)?,
+        parent: parent
+            .map(|id| known("session", id, |text| SessionId::new(text).ok()))
+            .transpose()?,
+        phase: phase
+            .map(|word| known("phase of a chat", word, ChatPhase::from_word))
+            .transpose()?,
+        settings: match settings {
+            Some(text) => known("settings of a chat", text, codec::read_settings)?,
+            None => ChatSettings::default(),
+        },
+        progress: match progress {
+            Some(text) => known("progress of a chat", text, codec::read_progress)?,
+            None => ChatProgress::default(),
+        },
+        forwarded: row.get::<_, Option<i64>>(19)?.unwrap_or(0).unsigned_abs(),
     })
 }
 

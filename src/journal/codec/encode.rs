@@ -20,6 +20,7 @@ pub fn encode_into(event: &Event, out: &mut Vec<u8>) {
         | Event::Ready(_)
         | Event::TurnStarted { .. }
         | Event::TurnEnded { .. }
+        | Event::TurnUnsent { .. }
         | Event::ChildExited { .. }
         | Event::CheckEnded { .. } => course(event, out),
         Event::ToolStart { .. }
@@ -34,6 +35,7 @@ pub fn encode_into(event: &Event, out: &mut Vec<u8>) {
         | Event::TerminalOutput { .. }
         | Event::TerminalEnded { .. } => terminals(event, out),
         Event::Egress { .. } => egress(event, out),
+        Event::Work(work) => super::work::write(work, out),
         Event::Plan { .. }
         | Event::Usage(_)
         | Event::ContextUsed { .. }
@@ -152,6 +154,18 @@ fn course(event: &Event, out: &mut Vec<u8>) {
                 detail: detail.as_deref().map(Cow::Borrowed),
             },
         ),
+        Event::TurnUnsent {
+            turn,
+            outcome,
+            detail,
+        } => put(
+            out,
+            &body::TurnUnsent {
+                turn: Cow::Borrowed(turn.as_str()),
+                outcome: Cow::Borrowed(outcome.word()),
+                detail: Cow::Borrowed(detail),
+            },
+        ),
         Event::ChildExited {
             class,
             status,
@@ -245,12 +259,23 @@ fn tools(event: &Event, out: &mut Vec<u8>) {
                 rules: rules.iter().map(Into::into).collect(),
             },
         ),
-        Event::FileUpdated { tool, path, sha256 } => put(
+        Event::FileUpdated {
+            tool,
+            path,
+            sha256,
+            version,
+        } => put(
             out,
             &body::FileUpdated {
                 tool: text(tool),
                 path: text(path),
                 sha256: sha256.as_deref().map(Into::into),
+                version: version.as_deref().map(|of| body::FileVersion {
+                    workspace: text(&of.workspace),
+                    path: text(&of.path),
+                    v: of.v,
+                    observed: of.observed,
+                }),
             },
         ),
         Event::PlanStep { step, status } => put(

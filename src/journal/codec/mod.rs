@@ -9,6 +9,7 @@ mod body;
 mod decode;
 mod encode;
 mod report;
+mod work;
 
 use serde_json::value::RawValue;
 
@@ -18,6 +19,7 @@ pub use decode::{decode, read_spec};
 pub use encode::encode_into;
 pub(in crate::journal) use encode::{claimed_json, spec_json};
 pub use report::{Change, Report, Requests, Tokens, read_report, write_report};
+pub(in crate::journal) use work::{progress_json, read_progress, read_settings, settings_json};
 
 /// The version that [`encode_into`] writes. Grows when a reader of this version could
 /// misunderstand a body; a new optional field does not count.

@@ -5,6 +5,7 @@ use rusqlite::Connection;
 use rusqlite::types::Value;
 
 use super::*;
+use crate::model::{ChatProgress, ChatSettings};
 
 /// Version 3, as it was, and rows as its supervisor left them.
 const SCHEMA_3: &str = include_str!("../golden/schema_v3.sql");
@@ -31,6 +32,9 @@ const ADDED_BY_4: &str = "
 /// What version 5 added to that.
 const ADDED_BY_5: &str = include_str!("../golden/added_v5.sql");
 
+/// What version 6 added to that.
+const ADDED_BY_6: &str = include_str!("../golden/added_v6.sql");
+
 /// The tables of version 3 with their columns and rows.
 type Tables = Vec<(String, Vec<String>, Vec<Vec<Value>>)>;
 
@@ -47,6 +51,9 @@ fn file_of(version: i64) -> tempfile::TempDir {
     }
     if version >= 5 {
         conn.execute_batch(ADDED_BY_5).expect("version 5");
+    }
+    if version >= 6 {
+        conn.execute_batch(ADDED_BY_6).expect("version 6");
     }
     drop(conn);
     std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o600))
@@ -89,11 +96,20 @@ fn is_ended_by_a_start(table: &str, row: &[Value]) -> bool {
 
 #[test]
 fn a_file_of_an_earlier_version_loses_nothing_and_its_chain_goes_on() {
-    for version in [3, 4, 5] {
-        let (more, talks) = if version == 5 { (1, 1) } else { (0, 0) };
+    for version in [3, 4, 5, 6] {
+        let (more, talks) = match version {
+            6 => (1, 2),
+            5 => (1, 1),
+            _ => (0, 0),
+        };
         let old = file_of(version);
         let before = tables(&connection(&old));
-        assert_eq!(before.len(), 12 - usize::from(version == 3));
+        let expected = match version {
+            3 => 11,
+            6 => 14,
+            _ => 12,
+        };
+        assert_eq!(before.len(), expected);
         // As it is, by whoever only reads.
         let reader = Reader::open(old.path()).expect("reader");
         let proof = reader.prove_audit(None).expect("whole as it is");
@@ -169,8 +185,19 @@ fn a_file_of_an_earlier_version_loses_nothing_and_its_chain_goes_on() {
         // A conversation of before stays one, and is no chat.
         let talked = session("talked");
         let conversation = reader.conversation(&talked).expect("read");
-        assert_eq!(conversation.is_some(), version == 5);
-        assert_eq!(reader.chats(None, None, 9).expect("read"), []);
+        assert_eq!(conversation.is_some(), version >= 5);
+        let chats = reader.chats(None, None, 9).expect("read");
+        assert_eq!(chats.len(), if version == 6 { 2 } else { 0 });
+        if let Some(chat) = chats.iter().find(|chat| chat.ended_ms.is_none()) {
+            assert_eq!(chat.goal.raw(), "a page about é");
+            assert_eq!((chat.turns, chat.waiting, chat.forwarded), (2, 1, 0));
+            let since = (&chat.parent, chat.phase, &chat.settings, &chat.progress);
+            let none = (ChatSettings::default(), ChatProgress::default());
+            assert_eq!(since, (&None, None, &none.0, &none.1));
+            let turn = reader.turn_by_key(&chat.session, "k 1").expect("read");
+            assert_eq!(turn.expect("there").content.raw(), "and another");
+        }
+        assert_eq!(reader.chats_going_on(None, 9).expect("read"), []);
         journal.close(LONG).expect("flushed");
 
         let new = tempdir();

@@ -8,6 +8,7 @@ mod migration;
 mod opening;
 mod order;
 mod pace;
+mod plans;
 mod questions;
 mod retention;
 mod unfinished;

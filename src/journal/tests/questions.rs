@@ -140,7 +140,8 @@ fn a_database_of_version_2_is_taken_over() {
         .and_then(|conn| {
             without_forms(&conn);
             conn.execute_batch(
-                "DROP TABLE questions; DROP TABLE spent; DROP TABLE chats; DROP TABLE turns; ALTER TABLE runs DROP COLUMN limits; \
+                "DROP TABLE questions; DROP TABLE spent; DROP TABLE chats; DROP TABLE turns; DROP TABLE plan_items; \
+                DROP TABLE plan_reviews; DROP INDEX tasks_listed; ALTER TABLE runs DROP COLUMN limits; \
                  PRAGMA user_version = 2",
             )
         })

@@ -291,7 +291,8 @@ fn a_database_of_version_1_is_taken_over() {
     drop(journal);
     let back = "DROP INDEX sessions_by_end; DROP INDEX sessions_by_run; DROP INDEX tasks_open; \
                 DROP TABLE removals; DROP TABLE audit_cut; DROP TABLE slot_parks; \
-                DROP INDEX sessions_open; DROP TABLE questions; DROP TABLE spent; DROP TABLE chats; DROP TABLE turns; \
+                DROP INDEX sessions_open; DROP TABLE questions; DROP TABLE spent; DROP TABLE chats; DROP TABLE turns; DROP TABLE plan_items; \
+                DROP TABLE plan_reviews; DROP INDEX tasks_listed; \
                 ALTER TABLE runs DROP COLUMN limits; PRAGMA user_version = 1";
     let conn = rusqlite::Connection::open(dir.path().join(FILE)).expect("database");
     let head = without_forms(&conn);

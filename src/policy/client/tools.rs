@@ -31,14 +31,19 @@ pub(super) fn called(
         (EngineTool::WriteFile, Some(path)) => file(policy, path, (at, occasion), |paths| {
             Request::Write { paths }
         })?,
-        (EngineTool::EditFile, Some(path)) => file(policy, path, (at, occasion), |paths| {
-            Request::Edit { paths }
-        })?,
-        (EngineTool::ReadFile, Some(path)) => {
-            file(policy, path, (at, occasion), |paths| Request::Read {
-                targets: paths.into_iter().map(Target::Path).collect(),
-            })?
+        (EngineTool::EditFile, Some(path)) => {
+            let edited = file(policy, path, (at, occasion), |paths| Request::Edit {
+                paths,
+            })?;
+            // Whether a text is in a file is told by whether it could be changed.
+            let read = file(policy, path, (at, occasion), reading)?;
+            if read.0.decision > edited.0.decision {
+                read
+            } else {
+                edited
+            }
         }
+        (EngineTool::ReadFile, Some(path)) => file(policy, path, (at, occasion), reading)?,
         (EngineTool::AskPerson, None) => (question(wish), String::new()),
         (EngineTool::PlanStep, None) => (harmless(), String::new()),
         (tool, _) => {
@@ -72,6 +77,12 @@ pub fn announced(tool: EngineTool) -> Judgement {
         rules: vec![ANNOUNCED.to_owned()],
         reason: format!("the call of {} is judged when it comes", tool.recorded()),
         ..harmless()
+    }
+}
+
+fn reading(paths: Vec<String>) -> Request {
+    Request::Read {
+        targets: paths.into_iter().map(Target::Path).collect(),
     }
 }
 

@@ -10,6 +10,7 @@ pub mod branch;
 pub mod cache;
 pub mod copy;
 pub mod covers;
+pub mod hand;
 pub mod home;
 pub mod list;
 pub mod manifest;

@@ -1,0 +1,279 @@
+//! The file of a plan on the disk: read whole, ticked by one byte.
+//!
+//! Owns that no link is followed, that a tick puts a new file in the place of the old one with its
+//! owner and mode, and that what somebody else wrote meanwhile is not lost. Must not know who works
+//! the plan.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Stat, Uid};
+use rustix::io::Errno;
+
+use crate::model::foreign::show;
+use crate::plan::checklist::{Checklist, ChecklistError, ItemId, TEXT_BYTES, tick};
+
+/// So often a tick begins anew because somebody wrote the file meanwhile.
+const TRIES: usize = 20;
+
+/// Why a plan cannot be read or ticked. Its text is safe to show.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum FileError {
+    /// The system said no.
+    #[error("the plan {name} cannot be {doing}: {source}")]
+    Io {
+        /// The plan.
+        name: String,
+        /// What was to be done.
+        doing: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// It is not what a plan has to be.
+    #[error("the plan {name} {why}")]
+    Kind {
+        /// The plan.
+        name: String,
+        /// What it is, and what to do.
+        why: &'static str,
+    },
+    /// It is no checklist.
+    #[error("{name}: {source}")]
+    Checklist {
+        /// The plan.
+        name: String,
+        /// What is wrong.
+        source: ChecklistError,
+    },
+}
+
+/// A plan's file.
+#[derive(Debug, Clone)]
+pub(super) struct PlanFile {
+    /// Its directory, without links.
+    dir: PathBuf,
+    name: OsString,
+    /// Its name as it is shown.
+    pub(super) shown: String,
+}
+
+/// A text with what is in it.
+#[derive(Debug, Clone)]
+pub(super) struct Read {
+    pub(super) text: String,
+    pub(super) list: Checklist,
+}
+
+impl PlanFile {
+    /// The plan of this path; links on the way to its directory are followed once, now.
+    ///
+    /// # Errors
+    /// [`FileError`]
+    pub(super) fn at(path: &Path) -> Result<Self, FileError> {
+        let shown = show(&path.to_string_lossy(), 200);
+        let Some(name) = path.file_name() else {
+            return Err(FileError::Kind {
+                name: shown,
+                why: "is no file: name a Markdown file with a checklist",
+            });
+        };
+        let parent = match path.parent() {
+            Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
+            Some(parent) => parent,
+            None => Path::new("/"),
+        };
+        let dir = parent.canonicalize().map_err(|source| FileError::Io {
+            name: shown.clone(),
+            doing: "found",
+            source,
+        })?;
+        Ok(Self {
+            dir,
+            name: name.to_owned(),
+            shown: show(&name.to_string_lossy(), 200),
+        })
+    }
+
+    /// Its path, without links on the way.
+    pub(super) fn path(&self) -> PathBuf {
+        self.dir.join(&self.name)
+    }
+
+    fn io(&self, doing: &'static str) -> impl Fn(Errno) -> FileError + '_ {
+        move |errno| match errno {
+            Errno::LOOP => {
+                self.kind("is a link, or its directory was put elsewhere: name the file itself")
+            }
+            errno => FileError::Io {
+                name: self.shown.clone(),
+                doing,
+                source: errno.into(),
+            },
+        }
+    }
+
+    fn kind(&self, why: &'static str) -> FileError {
+        FileError::Kind {
+            name: self.shown.clone(),
+            why,
+        }
+    }
+
+    fn checklist(&self) -> impl Fn(ChecklistError) -> FileError + '_ {
+        |source| FileError::Checklist {
+            name: self.shown.clone(),
+            source,
+        }
+    }
+
+    fn directory(&self) -> Result<OwnedFd, FileError> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let way = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        rustix::fs::openat2(CWD, &self.dir, flags, Mode::empty(), way).map_err(self.io("found"))
+    }
+
+    /// Opens it and reads it as it is now.
+    fn take(&self, dir: &OwnedFd) -> Result<(Stat, Read), FileError> {
+        // Not to wait for somebody at the other end of a fifo.
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let fd = rustix::fs::openat(dir, &self.name, flags, Mode::empty());
+        let fd = fd.map_err(self.io("opened"))?;
+        let stat = rustix::fs::fstat(&fd).map_err(self.io("read"))?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(self.kind("is no regular file: name a Markdown file with a checklist"));
+        }
+        if stat.st_nlink > 1 {
+            return Err(self.kind("has several names (hard links), of which a tick would change one: give it one name"));
+        }
+        let mut bytes = Vec::new();
+        let bound = u64::try_from(TEXT_BYTES).unwrap_or(u64::MAX) + 1;
+        let read = File::from(fd).take(bound).read_to_end(&mut bytes);
+        read.map_err(|source| FileError::Io {
+            name: self.shown.clone(),
+            doing: "read",
+            source,
+        })?;
+        let bytes = if bytes.len() > TEXT_BYTES {
+            // How large it is in fact may be more than was read.
+            let whole = usize::try_from(stat.st_size).unwrap_or(usize::MAX);
+            let bytes = whole.max(bytes.len());
+            return Err(self.checklist()(ChecklistError::TooLarge { bytes }));
+        } else {
+            bytes
+        };
+        let text = String::from_utf8(bytes);
+        let text = text.map_err(|_| self.kind("is not UTF-8, as Markdown must be"))?;
+        let list = Checklist::parse(&text).map_err(self.checklist())?;
+        Ok((stat, Read { text, list }))
+    }
+
+    /// Reads it.
+    ///
+    /// # Errors
+    /// [`FileError`]
+    pub(super) fn read(&self) -> Result<Read, FileError> {
+        let dir = self.directory()?;
+        Ok(self.take(&dir)?.1)
+    }
+
+    /// Ticks an item in the file as it is now, durably. One that is ticked stays so.
+    ///
+    /// # Errors
+    /// [`FileError`]; the file is as it was then.
+    pub(super) fn tick(&self, item: ItemId) -> Result<Read, FileError> {
+        for _ in 0..TRIES {
+            let dir = self.directory()?;
+            let (before, read) = self.take(&dir)?;
+            let text = tick(&read.text, item).map_err(self.checklist())?;
+            if text == read.text {
+                return Ok(read);
+            }
+            if self.put(&dir, &before, &text)? {
+                let list = Checklist::parse(&text).map_err(self.checklist())?;
+                return Ok(Read { text, list });
+            }
+        }
+        Err(self.kind("is being written all the time: it was not ticked"))
+    }
+
+    /// Puts a text in its place, if it still is what was read; `false` if it is not.
+    fn put(&self, dir: &OwnedFd, before: &Stat, text: &str) -> Result<bool, FileError> {
+        let mut beside = OsString::from(".");
+        beside.push(&self.name);
+        beside.push(".marshal");
+        // What an end in the middle of this left.
+        match rustix::fs::unlinkat(dir, &beside, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(error) => return Err(self.io("ticked: what was left beside it stays")(error)),
+        }
+        let made = self.make(dir, &beside, before, text);
+        let is_put = made.and_then(|()| {
+            let now = rustix::fs::statat(dir, &self.name, AtFlags::SYMLINK_NOFOLLOW);
+            if !now.is_ok_and(|now| is_same(&now, before)) {
+                return Ok(false);
+            }
+            rustix::fs::renameat(dir, &beside, dir, &self.name).map_err(self.io("ticked"))?;
+            rustix::fs::fsync(dir).map_err(self.io("made durable"))?;
+            Ok(true)
+        });
+        if !matches!(is_put, Ok(true)) {
+            let _ = rustix::fs::unlinkat(dir, &beside, AtFlags::empty());
+        }
+        is_put
+    }
+
+    fn make(
+        &self,
+        dir: &OwnedFd,
+        beside: &OsString,
+        before: &Stat,
+        text: &str,
+    ) -> Result<(), FileError> {
+        let flags =
+            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let fd = rustix::fs::openat(dir, beside, flags, Mode::from_raw_mode(0o600));
+        let fd = fd.map_err(self.io("ticked: nothing can be written beside it"))?;
+        let now = rustix::fs::fstat(&fd).map_err(self.io("ticked"))?;
+        if (now.st_uid, now.st_gid) != (before.st_uid, before.st_gid) {
+            let (uid, gid) = (Uid::from_raw(before.st_uid), Gid::from_raw(before.st_gid));
+            let given = rustix::fs::fchown(&fd, Some(uid), Some(gid));
+            given.map_err(self.io("ticked: it would not keep its owner"))?;
+        }
+        let mode = Mode::from_raw_mode(before.st_mode & 0o7777);
+        rustix::fs::fchmod(&fd, mode).map_err(self.io("ticked"))?;
+        let mut file = File::from(fd);
+        let written = file
+            .write_all(text.as_bytes())
+            .and_then(|()| file.sync_all());
+        written.map_err(|source| FileError::Io {
+            name: self.shown.clone(),
+            doing: "ticked",
+            source,
+        })
+    }
+
+    /// What names it among all plans of a state directory.
+    pub(super) fn digest(&self) -> String {
+        use sha2::{Digest as _, Sha256};
+        let sum = Sha256::digest(self.path().as_os_str().as_bytes());
+        sum.iter().take(6).fold(String::new(), |mut text, byte| {
+            use std::fmt::Write as _;
+            let _ = write!(text, "{byte:02x}");
+            text
+        })
+    }
+}
+
+fn is_same(now: &Stat, before: &Stat) -> bool {
+    (now.st_dev, now.st_ino, now.st_size) == (before.st_dev, before.st_ino, before.st_size)
+        && (now.st_mtime, now.st_mtime_nsec) == (before.st_mtime, before.st_mtime_nsec)
+        && (now.st_ctime, now.st_ctime_nsec) == (before.st_ctime, before.st_ctime_nsec)
+}
+
+#[cfg(test)]
+#[path = "file_tests.rs"]
+mod tests;

@@ -1,0 +1,187 @@
+//! `run PLAN.md`: a Markdown checklist whose open items are the tasks of a run.
+//!
+//! Owns what a plan's run is made of, and which earlier runs it goes on with. Must not know how a run
+//! is shown.
+
+mod book;
+mod file;
+mod work;
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+pub(super) use work::{Told, here, there};
+
+use crate::config::{Config, Launcher, Pool, WorkspaceMode};
+use crate::model::foreign::show;
+use crate::model::{PoolName, RunId, TaskId};
+use book::Left;
+use file::{PlanFile, Read};
+
+/// A plan that is to be worked.
+#[derive(Debug, Clone)]
+pub struct PlanJob {
+    file: PlanFile,
+    /// As it was when the run was asked for.
+    read: Read,
+    /// The pool whose slots work its items.
+    pub(super) pool: PoolName,
+    policy_layer: Option<String>,
+    /// Items that agents may have added run, too.
+    agent_items: bool,
+    /// Agents of the pool could write the file, so that nobody knows who added an item while one works.
+    agents_write: bool,
+    left: Left,
+}
+
+/// How a plan is to be worked.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wish<'a> {
+    pub(super) config: &'a Config,
+    /// The state directory.
+    pub(super) state: &'a Path,
+    pub(super) pool: Option<&'a PoolName>,
+    pub(super) policy_layer: Option<&'a String>,
+    pub(super) agent_items: bool,
+    /// In a state directory of its own, which has nothing of earlier runs.
+    pub(super) local: bool,
+}
+
+/// The plan among the arguments of `run`: the only one, if it names a file that ends in `.md`.
+///
+/// # Errors
+/// There are others beside it.
+pub(super) fn named(arguments: &[OsString], directory: &Path) -> Result<Option<PathBuf>, String> {
+    let is_plan = |argument: &&OsString| {
+        let path = Path::new(argument);
+        path.extension() == Some("md".as_ref())
+            && std::fs::symlink_metadata(directory.join(path)).is_ok()
+    };
+    let Some(plan) = arguments.iter().find(is_plan) else {
+        return Ok(None);
+    };
+    if arguments.len() > 1 {
+        let name = show(&plan.to_string_lossy(), 100);
+        return Err(format!(
+            "{name} is a plan, and a plan is worked alone: leave the other tasks out"
+        ));
+    }
+    Ok(Some(directory.join(plan)))
+}
+
+/// The plan whose run this is, by the ids of its tasks.
+pub(super) fn of_run(state: &Path, tasks: &[TaskId]) -> Option<PathBuf> {
+    let (digest, _) = book::item_of(tasks.first()?.as_str())?;
+    let kept = book::look(state, digest).ok()??;
+    Some(kept.path)
+}
+
+/// The plan that was left with items that are done and not ticked.
+pub(super) fn unsettled(state: &Path) -> Option<PathBuf> {
+    book::unsettled(state)
+}
+
+impl PlanJob {
+    /// Reads a plan, and what earlier runs left of it.
+    ///
+    /// # Errors
+    /// What is wrong, made to be shown.
+    pub(super) fn read(path: &Path, wish: Wish<'_>) -> Result<Self, String> {
+        let file = PlanFile::at(path).map_err(|error| error.to_string())?;
+        let read = file.read().map_err(|error| error.to_string())?;
+        if read.list.items().is_empty() {
+            return Err(format!(
+                "the plan {} has no checklist: write each item as a line \"- [ ] what is to be done\"",
+                file.shown
+            ));
+        }
+        let kept = if wish.local {
+            None
+        } else {
+            let kept = book::look(wish.state, &file.digest());
+            kept.map_err(|error| format!("the book of the plan {}: {error}", file.shown))?
+        };
+        let left = if wish.local {
+            Left::default()
+        } else {
+            book::left(wish.state, &file).map_err(|error| error.to_string())?
+        };
+        // What is gone on with keeps what it was begun with.
+        let before = kept.as_ref().filter(|_| !left.is_nothing());
+        let pool = wish.pool.cloned();
+        let pool = pool.or_else(|| before.and_then(book::pool_of));
+        let pool = pool_among(wish.config, pool.as_ref())?;
+        let layer = wish.policy_layer.cloned();
+        Ok(Self {
+            read,
+            agents_write: agents_write(pool, &file.path()),
+            pool: pool.name.clone(),
+            policy_layer: layer.or_else(|| before.and_then(|kept| kept.policy_layer.clone())),
+            agent_items: wish.agent_items,
+            left,
+            file,
+        })
+    }
+
+    /// The run that a fleet of this process goes on with.
+    pub(super) fn goes_on(&self) -> Option<&RunId> {
+        self.left.open.last().map(|(run, _)| run)
+    }
+
+    /// Nothing of it is open, and nothing is left.
+    pub(super) fn is_done(&self) -> bool {
+        let progress = self.read.list.progress();
+        progress.done == progress.total && self.left.is_nothing()
+    }
+
+    /// What a person should know about how it is worked.
+    pub(super) fn notes(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        for (run, _) in &self.left.open {
+            notes.push(format!(
+                "run {run} of the plan {} is unfinished: it is gone on with",
+                self.file.shown
+            ));
+        }
+        if self.agents_write && !self.agent_items {
+            notes.push(format!(
+                "agents of pool {} can write {}: items that come while they work are not worked without --agent-items",
+                self.pool, self.file.shown
+            ));
+        }
+        notes
+    }
+}
+
+fn pool_among<'a>(config: &'a Config, wanted: Option<&PoolName>) -> Result<&'a Pool, String> {
+    let names = || {
+        let names: Vec<&str> = config.pools.iter().map(|pool| pool.name.as_str()).collect();
+        names.join(", ")
+    };
+    match (wanted, config.pools.as_slice()) {
+        (None, [only]) => Ok(only),
+        (None, _) => Err(format!(
+            "--pool is needed to work a plan; the pools are {}",
+            names()
+        )),
+        (Some(name), pools) => {
+            let found = pools.iter().find(|pool| pool.name == *name);
+            found.ok_or_else(|| format!("there is no pool {name}; the pools are {}", names()))
+        }
+    }
+}
+
+/// Whether agents of a pool could write a file of this host.
+fn agents_write(pool: &Pool, path: &Path) -> bool {
+    if pool.launcher == Launcher::None {
+        return true;
+    }
+    let workspace = &pool.workspace;
+    workspace.mode == WorkspaceMode::Rw
+        && pool.ssh.is_none()
+        && (path.starts_with(&workspace.path)
+            || workspace
+                .path
+                .canonicalize()
+                .is_ok_and(|top| path.starts_with(top)))
+}

@@ -1,0 +1,741 @@
+//! A plan that is worked: its open items become runs, what is done is ticked, what is added follows.
+//!
+//! Owns the order: the book before a run, the tick after its report, the file read anew before
+//! anything of it is begun or ticked. Must not know how it is shown.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use super::PlanJob;
+use super::book::{Book, item_of, prefix};
+use super::file::{FileError, Read};
+use crate::api::task_rules;
+use crate::api::watch::{Item, Ledger, RunStream, new_run};
+use crate::api::{Fleet, Refusal};
+use crate::cli::control_client::{Client, ClientError};
+use crate::cli::exit::Exit;
+use crate::cli::run::{Begun, Here, Order, Reins, Show, Source, There, obey};
+use crate::cli::signals::Signals;
+use crate::cli::streams::Streams;
+use crate::cli::watching::Watch;
+use crate::fleet::{FleetHandle, Notice, RunBounds, TaskReport};
+use crate::model::foreign::show;
+use crate::model::{Foreign, RunId, TaskId, TaskOutcome, TaskSpec};
+use crate::plan::checklist::AGENT_ITEMS;
+use crate::plan::{Item as PlanItem, ItemId, prompt};
+
+/// Items of runs that wait to be looked at.
+const QUEUE: usize = 256;
+/// How long a file that changes is left alone before it is read.
+const SETTLE: Duration = Duration::from_millis(100);
+/// So often it is waited for that.
+const SETTLES: usize = 20;
+/// Columns of an item's text in a sentence.
+const TOLD: usize = 160;
+
+/// Who works the runs.
+#[derive(Debug)]
+enum Hands<F> {
+    Here(F),
+    /// The daemon of this state directory.
+    There(PathBuf),
+}
+
+/// Why a run was not begun.
+enum Refused {
+    Client(ClientError),
+    Fleet(Refusal),
+}
+
+impl<F: Fleet> Hands<F> {
+    async fn submit(
+        &self,
+        tasks: Vec<TaskSpec>,
+        bounds: RunBounds,
+    ) -> Result<(RunId, Source), Refused> {
+        match self {
+            Self::Here(fleet) => {
+                let notices = fleet.watch();
+                let run = new_run();
+                let run = run.map_err(|error| Refused::Fleet(Refusal::Fleet(error.to_string())))?;
+                let total = tasks.len();
+                fleet.bound(&run, bounds);
+                let reports = fleet.submit(run.clone(), "run", tasks).await;
+                let reports = reports.map_err(Refused::Fleet)?;
+                let ledger = Ledger::collect(run.clone(), total, reports);
+                let stream = RunStream::new(notices, ledger, fleet.history());
+                Ok((run, Source::Here(Box::new(stream))))
+            }
+            Self::There(state) => {
+                let mut client = Client::connect(state).await.map_err(Refused::Client)?;
+                let run = client.submit_within(tasks, bounds).await;
+                Ok((
+                    run.map_err(Refused::Client)?,
+                    Source::There(Box::new(client)),
+                ))
+            }
+        }
+    }
+
+    async fn go_on(&self, run: &RunId, bounds: RunBounds) -> Result<Source, Refused> {
+        match self {
+            Self::Here(fleet) => {
+                let notices = fleet.watch();
+                fleet.bound(run, bounds);
+                let ledger = crate::cli::run::take_up(fleet, run.clone()).await;
+                let ledger: Arc<Ledger> = ledger.map_err(Refused::Fleet)?;
+                let stream = RunStream::new(notices, ledger, fleet.history());
+                Ok(Source::Here(Box::new(stream)))
+            }
+            Self::There(state) => {
+                let mut client = Client::connect(state).await.map_err(Refused::Client)?;
+                client.watch(run.clone()).await.map_err(Refused::Client)?;
+                Ok(Source::There(Box::new(client)))
+            }
+        }
+    }
+
+    /// The signal came while the run was begun.
+    fn cancel(&self, run: &RunId) {
+        match self {
+            Self::Here(fleet) => fleet.cancel(run),
+            Self::There(state) => {
+                let (state, run) = (state.clone(), run.clone());
+                tokio::spawn(async move {
+                    if let Err(error) = Client::cancel(&state, run).await {
+                        tracing::warn!(%error, "the daemon does not cancel");
+                    }
+                });
+            }
+        }
+    }
+
+    /// Ends a task that waits; that it could not be is no more than a task that is worked.
+    async fn withdraw(&self, plan: &PlanJob, run: &RunId, task: &TaskId) {
+        let withdrawn = match self {
+            Self::Here(fleet) => {
+                let done = fleet.cancel_task(&plan.pool, run, task).await;
+                done.map_err(|error| error.to_string())
+            }
+            Self::There(state) => {
+                let done = Client::cancel_task(state, &plan.pool, run, task).await;
+                done.map_err(|error| error.to_string())
+            }
+        };
+        if let Err(why) = withdrawn {
+            tracing::debug!(why, "an item is not withdrawn");
+        }
+    }
+}
+
+/// How an item stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Stage {
+    Waiting(RunId),
+    Running(RunId),
+    Done,
+    /// It was worked and is not done.
+    Blocked,
+    /// It is not worked here.
+    Held,
+    /// It went from the plan, or was ticked, before it began.
+    Withdrawn,
+}
+
+/// What is to be shown.
+pub(in crate::cli) enum Told {
+    Item(Option<Item>, Option<String>),
+    /// A run with these tasks.
+    Begun(RunId, Vec<TaskId>),
+    Step(Step),
+    Note(String),
+    /// This task needs no success.
+    Excused(TaskId),
+}
+
+/// An item's move.
+#[derive(Debug, Clone, serde::Serialize)]
+pub(in crate::cli) struct Step {
+    v: u32,
+    r#type: &'static str,
+    step: usize,
+    status: &'static str,
+    content: String,
+    task: String,
+    done: usize,
+    total: usize,
+}
+
+impl Step {
+    /// One JSON object.
+    pub(in crate::cli) fn json(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default()
+    }
+
+    /// A sentence that is safe to show; `None` for what needs none.
+    pub(in crate::cli) fn text(&self) -> Option<String> {
+        let word = match self.status {
+            "done" => "is done",
+            "blocked" => "is not done",
+            _ => return None,
+        };
+        let (done, total) = (self.done, self.total);
+        let content = show(&self.content, TOLD);
+        Some(format!(
+            "plan: item {} {word} ({done} of {total}): {content}",
+            self.step
+        ))
+    }
+}
+
+/// What came.
+enum Came {
+    Of(Result<(Option<Item>, Option<String>), ClientError>),
+    /// The file changed.
+    File,
+}
+
+/// How the work ends before its end.
+enum Broken {
+    Client(ClientError),
+    Said(String),
+}
+
+impl From<Refused> for Broken {
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::Client(error) => Self::Client(error),
+            Refused::Fleet(refusal) => Self::Said(refusal.to_string()),
+        }
+    }
+}
+
+struct Work<F> {
+    plan: PlanJob,
+    book: Book,
+    state: PathBuf,
+    hands: Hands<F>,
+    bounds: RunBounds,
+    begun: Arc<Begun>,
+    items: BTreeMap<ItemId, Stage>,
+    tell: mpsc::Sender<Result<(Option<Item>, Option<String>), ClientError>>,
+    came: mpsc::Receiver<Result<(Option<Item>, Option<String>), ClientError>>,
+    streams: JoinSet<()>,
+    /// Runs that are not complete.
+    open: usize,
+    /// All runs of this work.
+    runs: Vec<RunId>,
+    watch: Option<Watch>,
+    /// An agent may have written the file since it was read.
+    touched: bool,
+    /// Something that is done could not be ticked.
+    unticked: bool,
+    /// What is wrong with the file was said.
+    said: bool,
+    out: VecDeque<Told>,
+}
+
+impl<F: Fleet> Work<F> {
+    fn new(plan: PlanJob, book: Book, state: &Path, hands: Hands<F>, bounds: RunBounds) -> Self {
+        let (tell, came) = mpsc::channel(QUEUE);
+        let watch = Watch::open().and_then(|mut watch| {
+            watch.set(&[plan.file.path()].into())?;
+            Ok(watch)
+        });
+        let watch = watch.inspect_err(
+            |error| tracing::warn!(%error, "the plan is not watched: it is read when an item ends"),
+        );
+        Self {
+            plan,
+            book,
+            state: state.to_owned(),
+            hands,
+            bounds,
+            begun: Arc::default(),
+            items: BTreeMap::new(),
+            tell,
+            came,
+            streams: JoinSet::new(),
+            open: 0,
+            runs: Vec::new(),
+            watch: watch.ok(),
+            touched: false,
+            unticked: false,
+            said: false,
+            out: VecDeque::new(),
+        }
+    }
+
+    /// Carries what is done into the file, goes on with what is left, begins what is open.
+    async fn begin(&mut self) -> Result<(), Broken> {
+        let left = self.plan.left.clone();
+        self.book.kept.pool = Some(self.plan.pool.to_string());
+        self.book
+            .kept
+            .policy_layer
+            .clone_from(&self.plan.policy_layer);
+        let written = self.book.write();
+        written.map_err(|error| Broken::Said(error.to_string()))?;
+        for item in left.done {
+            self.items.insert(item, Stage::Done);
+            self.tick(item).await;
+        }
+        self.runs.extend(left.over);
+        for (run, tasks) in left.open {
+            let source = self.hands.go_on(&run, self.bounds).await?;
+            for task in &tasks {
+                if let Some((_, item)) = item_of(task.as_str()) {
+                    let stage = Stage::Waiting(run.clone());
+                    self.items.entry(item).or_insert(stage);
+                }
+            }
+            self.follow(run, tasks, source);
+        }
+        for item in self.plan.read.list.clone().items() {
+            self.step(item, if item.done { "done" } else { "pending" });
+        }
+        self.look().await
+    }
+
+    fn follow(&mut self, run: RunId, tasks: Vec<TaskId>, mut source: Source) {
+        if self.begun.add(run.clone()) {
+            self.hands.cancel(&run);
+        }
+        self.runs.push(run.clone());
+        self.out.push_back(Told::Begun(run, tasks));
+        self.open += 1;
+        let tell = self.tell.clone();
+        self.streams.spawn(async move {
+            loop {
+                let got = source.next().await;
+                let is_last = matches!(got, Err(_) | Ok((Some(Item::Complete), _)));
+                if tell.send(got).await.is_err() || is_last {
+                    return;
+                }
+            }
+        });
+    }
+
+    /// What comes next. Cancel-safe.
+    async fn came(&mut self) -> Came {
+        tokio::select! {
+            got = self.came.recv() => match got {
+                Some(got) => Came::Of(got),
+                None => Came::File,
+            },
+            () = changed(&mut self.watch) => Came::File,
+        }
+    }
+
+    /// Everything that follows from it; `false` when nothing comes any more.
+    async fn take(&mut self, came: Came) -> Result<bool, Broken> {
+        match came {
+            Came::Of(Err(error)) => return Err(Broken::Client(error)),
+            Came::Of(Ok((Some(Item::Complete), _))) => {
+                self.open -= 1;
+                if self.open == 0 {
+                    self.look().await?;
+                }
+                return Ok(self.open > 0);
+            }
+            Came::Of(Ok((item, line))) => self.heard(item, line).await?,
+            Came::File => {
+                self.settled().await;
+                self.look().await?;
+            }
+        }
+        Ok(true)
+    }
+
+    async fn heard(&mut self, item: Option<Item>, line: Option<String>) -> Result<(), Broken> {
+        match &item {
+            Some(Item::Notice(Notice::Assigned { task, run, .. })) => {
+                self.touched = true;
+                if let Some(id) = self.item_of(task) {
+                    self.items.insert(id, Stage::Running(run.clone()));
+                    if let Some(of) = self.plan.read.list.item(id).cloned() {
+                        self.step(&of, "running");
+                    }
+                }
+            }
+            Some(Item::Ended(report)) => {
+                let report = Arc::clone(report);
+                self.out.push_back(Told::Item(item, line));
+                self.touched = true;
+                self.ended(&report).await;
+                return self.look().await;
+            }
+            _ => {}
+        }
+        self.out.push_back(Told::Item(item, line));
+        Ok(())
+    }
+
+    fn item_of(&self, task: &TaskId) -> Option<ItemId> {
+        let (digest, item) = item_of(task.as_str())?;
+        (digest == self.plan.file.digest()).then_some(item)
+    }
+
+    async fn ended(&mut self, report: &TaskReport) {
+        let Some(id) = self.item_of(&report.task) else {
+            return;
+        };
+        if self.items.get(&id) == Some(&Stage::Withdrawn) && report.outcome != TaskOutcome::Done {
+            self.out.push_back(Told::Excused(report.task.clone()));
+            return;
+        }
+        if report.outcome == TaskOutcome::Done {
+            self.items.insert(id, Stage::Done);
+            self.tick(id).await;
+            return;
+        }
+        self.items.insert(id, Stage::Blocked);
+        if let Some(item) = self.plan.read.list.item(id).cloned() {
+            let began = report.outcome != TaskOutcome::Skipped;
+            self.step(&item, if began { "blocked" } else { "pending" });
+        }
+    }
+
+    async fn tick(&mut self, id: ItemId) {
+        let file = self.plan.file.clone();
+        let ticked = tokio::task::spawn_blocking(move || file.tick(id)).await;
+        match ticked {
+            Ok(Ok(read)) => {
+                // What else is new in it is looked at next.
+                if let Some(item) = read.list.item(id).cloned() {
+                    self.plan.read.list.clone_from(&read.list);
+                    self.step(&item, "done");
+                }
+            }
+            Ok(Err(FileError::Checklist {
+                source: crate::plan::ChecklistError::Gone(_),
+                ..
+            })) => {
+                let text = "plan: an item is done that is not in the plan any more: it was removed, or its text was changed";
+                self.out.push_back(Told::Note(text.to_owned()));
+            }
+            other => {
+                self.unticked = true;
+                let why = match other {
+                    Ok(Err(error)) => error.to_string(),
+                    _ => "the supervisor ends".to_owned(),
+                };
+                let text = format!("error: an item is done and not ticked: {why}");
+                self.out.push_back(Told::Note(text));
+            }
+        }
+    }
+
+    fn step(&mut self, item: &PlanItem, status: &'static str) {
+        let list = &self.plan.read.list;
+        let progress = list.progress();
+        let place = list.items().iter().position(|other| other.id == item.id);
+        self.out.push_back(Told::Step(Step {
+            v: 1,
+            r#type: "plan_step",
+            step: place.map_or(0, |place| place + 1),
+            status,
+            content: item.text.clone(),
+            task: self.task(item.id),
+            done: progress.done,
+            total: progress.total,
+        }));
+    }
+
+    fn task(&self, item: ItemId) -> String {
+        format!("{}{item}", prefix(&self.plan.file.digest()))
+    }
+
+    /// Waits until the file is left alone for a moment, but not for ever.
+    async fn settled(&mut self) {
+        for _ in 0..SETTLES {
+            if timeout(SETTLE, changed(&mut self.watch)).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Reads the file anew, and follows it.
+    async fn look(&mut self) -> Result<(), Broken> {
+        let file = self.plan.file.clone();
+        let read = tokio::task::spawn_blocking(move || file.read()).await;
+        let read: Read = match read {
+            Ok(Ok(read)) => {
+                self.said = false;
+                read
+            }
+            Ok(Err(error)) => {
+                // As editors put a new file in the place of an old one, it may be away for a moment.
+                if !std::mem::replace(&mut self.said, true) {
+                    let text =
+                        format!("{error}: nothing further of it is begun until it can be read");
+                    self.out.push_back(Told::Note(text));
+                }
+                return Ok(());
+            }
+            Err(_) => return Ok(()),
+        };
+        let is_running = self
+            .items
+            .values()
+            .any(|stage| matches!(stage, Stage::Running(_)));
+        // Nobody knows who wrote what came while an agent could have.
+        let by_agents = self.plan.agents_write && (is_running || self.touched);
+        self.touched = is_running;
+        self.plan.read = read;
+        self.withdraw().await;
+        if self.begun.is_cancelled() {
+            return Ok(());
+        }
+        self.begin_new(by_agents).await
+    }
+
+    /// Items that wait and are gone, or were ticked by somebody else, are not worked.
+    async fn withdraw(&mut self) {
+        let list = &self.plan.read.list;
+        let waiting = self.items.iter().filter_map(|(id, stage)| match stage {
+            Stage::Waiting(run) if list.item(*id).is_none_or(|item| item.done) => {
+                Some((*id, run.clone()))
+            }
+            _ => None,
+        });
+        for (id, run) in waiting.collect::<Vec<_>>() {
+            self.items.insert(id, Stage::Withdrawn);
+            if let Ok(task) = TaskId::new(&self.task(id)) {
+                self.hands.withdraw(&self.plan, &run, &task).await;
+            }
+        }
+    }
+
+    async fn begin_new(&mut self, by_agents: bool) -> Result<(), Broken> {
+        let list = self.plan.read.list.clone();
+        let is_new = |item: &&PlanItem| !item.done && !self.items.contains_key(&item.id);
+        let new: Vec<PlanItem> = list.items().iter().filter(is_new).cloned().collect();
+        if new.is_empty() {
+            return Ok(());
+        }
+        if !self.runs.is_empty() && self.bounds.is_set() {
+            let text = "these come with the next `marshal run`: this one has bounds, which are of the items that it began with";
+            self.hold(&new, text);
+            return Ok(());
+        }
+        if by_agents && !self.plan.agent_items {
+            self.hold(&new, "agents may have added these: without --agent-items they are not worked before the next `marshal run`");
+            return Ok(());
+        }
+        if by_agents {
+            let added = self.book.kept.added.saturating_add(new.len());
+            if added > AGENT_ITEMS {
+                let text = format!(
+                    "agents may add {AGENT_ITEMS} items to a plan: these are not worked before the next `marshal run`"
+                );
+                self.hold(&new, &text);
+                return Ok(());
+            }
+            self.book.kept.added = added;
+            let written = self.book.write();
+            written.map_err(|error| Broken::Said(error.to_string()))?;
+        }
+        let mut specs = Vec::with_capacity(new.len());
+        for item in &new {
+            let text = prompt::of_item(
+                &self.plan.file.shown,
+                &self.plan.read.text,
+                &list,
+                item,
+                self.plan.agent_items && self.plan.agents_write,
+            );
+            if let Err(why) = task_rules::prompt(&text) {
+                self.hold(
+                    std::slice::from_ref(item),
+                    &format!("what stands beneath it {why}"),
+                );
+                continue;
+            }
+            if let Ok(id) = TaskId::new(&self.task(item.id)) {
+                specs.push((item.id, self.spec(id, text)));
+            }
+        }
+        if specs.is_empty() {
+            return Ok(());
+        }
+        let tasks: Vec<TaskSpec> = specs.iter().map(|(_, spec)| spec.clone()).collect();
+        let ids: Vec<TaskId> = tasks.iter().map(|task| task.id.clone()).collect();
+        let (run, source) = self.hands.submit(tasks, self.bounds).await?;
+        for (item, _) in specs {
+            self.items.insert(item, Stage::Waiting(run.clone()));
+        }
+        self.follow(run, ids, source);
+        Ok(())
+    }
+
+    fn hold(&mut self, items: &[PlanItem], why: &str) {
+        for item in items {
+            self.items.insert(item.id, Stage::Held);
+            let content = show(&item.text, TOLD);
+            let text = format!("plan: not worked: {content}: {why}");
+            self.out.push_back(Told::Note(text));
+        }
+    }
+
+    fn spec(&self, id: TaskId, text: String) -> TaskSpec {
+        TaskSpec {
+            id,
+            prompt: Foreign::new(text),
+            pool: Some(self.plan.pool.clone()),
+            workspace: None,
+            attempts: None,
+            check: None,
+            files: Vec::new(),
+            embed: Vec::new(),
+            policy_layer: self.plan.policy_layer.clone(),
+            priority: 0,
+            after: Vec::new(),
+        }
+    }
+
+    /// Everything is over: the book says so. How many items are open, and whether all is kept.
+    fn finish(&mut self) -> (usize, bool) {
+        let progress = self.plan.read.list.progress();
+        let open = progress.total - progress.done;
+        if self.unticked {
+            // The next start ticks them.
+            return (open, false);
+        }
+        if open == 0 {
+            self.book.kept.added = 0;
+        }
+        match self.book.settle(&self.runs, &self.state) {
+            Ok(()) => (open, true),
+            Err(error) => {
+                self.out.push_back(Told::Note(format!("error: {error}")));
+                (open, false)
+            }
+        }
+    }
+}
+
+/// Returns when the file may be another one. Cancel-safe.
+async fn changed(watch: &mut Option<Watch>) {
+    match watch {
+        Some(of) => {
+            if let Err(error) = of.changed().await {
+                tracing::warn!(%error, "the plan is not watched any more");
+                *watch = None;
+                std::future::pending::<()>().await;
+            }
+        }
+        None => std::future::pending().await,
+    }
+}
+
+/// Works a plan with a fleet of this process.
+pub(in crate::cli) async fn here<F: Fleet>(
+    fleet: F,
+    plan: PlanJob,
+    state: &Path,
+    order: Order,
+    mut streams: Streams,
+    signals: &mut Signals,
+) -> Exit {
+    let book = match Book::open(state, &plan.file) {
+        Ok(book) => book,
+        Err(error) => {
+            streams.err.line(&format!("error: {error}"));
+            return Exit::CannotStart;
+        }
+    };
+    let hands = Hands::Here(fleet.clone());
+    let work = Work::new(plan, book, state, hands, order.bounds);
+    let reins = Here(fleet, Arc::clone(&work.begun));
+    run(work, Show::new(order, streams, None), &reins, signals).await
+}
+
+/// Works a plan with the daemon of a state directory.
+pub(in crate::cli) async fn there(
+    client: Client,
+    mut plan: PlanJob,
+    order: Order,
+    mut streams: Streams,
+    signals: &mut Signals,
+) -> Exit {
+    let state = client.state_dir().to_owned();
+    drop(client);
+    let opened = Book::open(&state, &plan.file).and_then(|book| {
+        // Now nobody else changes it.
+        plan.left = super::book::left(&state, &plan.file)?;
+        Ok(book)
+    });
+    let book = match opened {
+        Ok(book) => book,
+        Err(error) => {
+            streams.err.line(&format!("error: {error}"));
+            return Exit::CannotStart;
+        }
+    };
+    if let (Some(run), true) = (plan.goes_on(), order.bounds.is_set()) {
+        let text = format!(
+            "error: the daemon goes on with run {run} under the bounds that it began with: leave out --until, --max-cost and --jobs"
+        );
+        streams.err.line(&text);
+        return Exit::Usage;
+    }
+    let hands = Hands::<FleetHandle>::There(state.clone());
+    let work = Work::new(plan, book, &state, hands, order.bounds);
+    let reins = There(state, Arc::clone(&work.begun));
+    run(work, Show::new(order, streams, None), &reins, signals).await
+}
+
+async fn run<F: Fleet>(
+    work: Work<F>,
+    show: Show,
+    reins: &impl Reins,
+    signals: &mut Signals,
+) -> Exit {
+    /// Sentences that wait to be shown; more would say nothing new.
+    const SENTENCES: usize = 8;
+    let (say, said) = mpsc::channel(SENTENCES);
+    obey(follow(work, show, said), &say, reins, signals).await
+}
+
+async fn follow<F: Fleet>(
+    mut work: Work<F>,
+    mut show: Show,
+    mut said: mpsc::Receiver<String>,
+) -> Exit {
+    let mut goes_on = work.begin().await.map(|()| work.open > 0);
+    loop {
+        while let Some(told) = work.out.pop_front() {
+            show.told(told);
+        }
+        match goes_on {
+            Ok(true) => {}
+            Ok(false) => break,
+            Err(Broken::Client(error)) => return show.broken(&error),
+            Err(Broken::Said(why)) => return show.given_up(&why),
+        }
+        let came = tokio::select! {
+            came = work.came() => came,
+            Some(note) = said.recv() => {
+                show.note(&note);
+                continue;
+            }
+        };
+        goes_on = work.take(came).await;
+    }
+    let (open, is_kept) = work.finish();
+    while let Some(told) = work.out.pop_front() {
+        show.told(told);
+    }
+    let exit = show.finish();
+    if open > 0 || !is_kept {
+        return exit.or_failures();
+    }
+    exit
+}

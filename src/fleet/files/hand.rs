@@ -1,0 +1,132 @@
+//! A file of a registered workspace, read and written by the supervisor itself, with no agent
+//! involved: for people over HTTP, for plans.
+//!
+//! Must not know who asks, nor whether they may.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::{Draft, Files, FilesError, Spot, Stood, digest};
+use crate::fleet::FleetHandle;
+use crate::limits::STORE_CONTENT_BYTES;
+use crate::model::WorkspaceName;
+use crate::sandbox::workspace::Root;
+use crate::sandbox::workspace::hand::{HandError, Held, Parents, write};
+use crate::store::{Base, Cause, Origin, Version};
+
+/// A file as it was read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileRead {
+    /// What is in it.
+    pub bytes: Bytes,
+    /// Its SHA-256, in hexadecimal.
+    pub sha256: String,
+    /// Its version; none where no versions are kept.
+    pub version: Option<u64>,
+}
+
+/// A file to be written.
+#[derive(Debug, Clone)]
+pub struct FileWrite {
+    /// From which version it was made.
+    pub base: Base,
+    /// What is to be in it.
+    pub bytes: Bytes,
+    /// By whom, in which work.
+    pub origin: Origin,
+    /// What becomes of missing directories.
+    pub parents: Parents,
+}
+
+impl FleetHandle {
+    /// Reads a file of a registered workspace as it stands there; what of it the store did not know
+    /// is a version of it then.
+    ///
+    /// # Errors
+    /// [`FilesError`]
+    pub async fn read_file(
+        &self,
+        workspace: &WorkspaceName,
+        path: &str,
+    ) -> Result<FileRead, FilesError> {
+        let files = &self.0.shared.files;
+        let spot = files.spot(workspace, path)?;
+        let (found, current) = if files.store.is_some() {
+            let settled = files.look(&spot).await?;
+            (settled.found, settled.current)
+        } else {
+            (files.read(&spot).await?, None)
+        };
+        let found = found.ok_or_else(|| FilesError::NoFile(spot.path.clone()))?;
+        let sha256 = digest(&found).to_string();
+        let Held::Whole(bytes) = found.held else {
+            let source = HandError::TooLarge(STORE_CONTENT_BYTES as u64);
+            let path = spot.path;
+            return Err(FilesError::Disk { path, source });
+        };
+        Ok(FileRead {
+            bytes: bytes.into(),
+            sha256,
+            version: current.map(|version| version.v),
+        })
+    }
+
+    /// Writes a file of a registered workspace; returns when the version is durable and the file on
+    /// the disk. A caller that does not wait for it leaves it to be finished.
+    ///
+    /// # Errors
+    /// [`FilesError`]; of a stale base it is [`crate::store::StoreError::Stale`], which has the newer
+    /// version.
+    pub async fn write_file(
+        &self,
+        workspace: &WorkspaceName,
+        path: &str,
+        file: FileWrite,
+    ) -> Result<Version, FilesError> {
+        let spot = self.0.shared.files.spot(workspace, path)?;
+        if file.bytes.len() > STORE_CONTENT_BYTES {
+            let source = HandError::TooLarge(STORE_CONTENT_BYTES as u64);
+            let path = spot.path;
+            return Err(FilesError::Disk { path, source });
+        }
+        let shared = Arc::clone(&self.0.shared);
+        let written = tokio::spawn(async move {
+            let files = &shared.files;
+            let draft = Draft {
+                base: file.base,
+                bytes: file.bytes,
+                origin: file.origin,
+                cause: Cause::Write,
+                holds: None,
+                restores: None,
+            };
+            let parents = file.parents;
+            files
+                .write(&spot, draft, |stood, bytes| {
+                    files.place(&spot, parents, stood, bytes)
+                })
+                .await
+        });
+        written.await.map_err(|_| FilesError::Stopping)?
+    }
+}
+
+impl Files {
+    pub(super) async fn place(
+        &self,
+        spot: &Spot,
+        parents: Parents,
+        Stood { expected, .. }: Stood,
+        bytes: Bytes,
+    ) -> Result<(), FilesError> {
+        let (root, path) = (spot.root.clone(), spot.path.clone());
+        let placed = move || {
+            let root = Root::open_resolved(&root)?;
+            let done = write(&root, path.as_str(), &bytes, expected, parents);
+            done.map_err(|source| FilesError::Disk { path, source })
+        };
+        let placed = self.ambient.blocking(placed).await;
+        placed.map_err(|_| FilesError::Stopping)?
+    }
+}

@@ -1,0 +1,387 @@
+//! The files of registered workspaces, and their versions.
+//!
+//! Owns that disk and store agree: what stands on the disk and is not the store's newest version
+//! becomes a version before anything is written over it; a write is a version in the store first,
+//! with its base held against the newest, and then takes its place on the disk. Whoever is killed in
+//! between left a version that never reached the disk: the next look at the file finds what stands
+//! there, and makes that the newest. Must not know agents, policies, or how a file is written.
+
+mod agent;
+mod hand;
+mod keeping;
+mod shown;
+
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+use tokio::sync::{Mutex, MutexGuard};
+
+use super::ambient::Ambient;
+use crate::config::{Config, MASK};
+use crate::limits::{CLIENT_FILE_BYTES, FILE_LOCKS, STORE_CONTENT_BYTES, STORE_MEASURED_BYTES};
+use crate::model::WorkspaceName;
+use crate::sandbox::workspace::hand::{Expected, Found, Held, read};
+use crate::sandbox::workspace::{Masks, Root, TreeError};
+use crate::store::{
+    Author, Base, Cause, Content, Digest, FilePath, Given, NameError, Origin, Store, StoreError,
+    Version, Which, WorkspaceId,
+};
+
+pub(crate) use agent::{AgentFile, AgentWrite, Observed, Versioning};
+
+#[doc(hidden)]
+pub use crate::sandbox::workspace::hand::{HandError, Parents};
+pub use hand::{FileRead, FileWrite};
+
+/// Why a file of a workspace was not read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum FilesError {
+    /// No such workspace.
+    #[error("there is no workspace {0:?}: name one of [workspace.NAME]")]
+    NoWorkspace(String),
+    /// No such file.
+    #[error("there is no file {0:?}")]
+    NoFile(FilePath),
+    /// This supervisor keeps no versions.
+    #[error("no versions of files are kept here: only the daemon (`up`) keeps them")]
+    NoStore,
+    /// It cannot be a file's path.
+    #[error(transparent)]
+    Name(#[from] NameError),
+    /// The file decides what may be done, opens the door, or is hidden: nobody gets at it this way.
+    #[error(
+        "{0:?} is not read or written this way: it has a name that is hidden from agents, belongs to git, or to the supervisor"
+    )]
+    Kept(FilePath),
+    /// Somebody else changed it meanwhile.
+    #[error("{0:?} was changed by somebody else while this was done: read it again")]
+    Changed(FilePath),
+    /// Another registered workspace has it.
+    #[error("{path:?} belongs to the workspace {inner}: name it there")]
+    Inner {
+        /// The file.
+        path: FilePath,
+        /// That workspace.
+        inner: WorkspaceName,
+    },
+    /// The workspace cannot be opened.
+    #[error(transparent)]
+    Workspace(#[from] TreeError),
+    /// What stands at the path cannot be read or written.
+    #[error("{path:?}: {source}")]
+    Disk {
+        /// The file.
+        path: FilePath,
+        /// Why.
+        source: HandError,
+    },
+    /// The store says no; also that a base is stale.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The supervisor is ending.
+    #[error("the supervisor is ending")]
+    Stopping,
+}
+
+/// A file of a registered workspace.
+#[derive(Debug, Clone)]
+pub(crate) struct Spot {
+    root: PathBuf,
+    id: WorkspaceId,
+    path: FilePath,
+}
+
+/// What a file is on the disk, and in the store, which agree.
+#[derive(Debug)]
+pub(crate) struct Settled {
+    pub(crate) found: Option<Found>,
+    /// Its newest version; none if there never was one.
+    pub(crate) current: Option<Version>,
+    /// The disk had something else than the store: the version that it became.
+    pub(crate) observed: Option<Version>,
+}
+
+/// A write, ready to be made.
+#[derive(Debug)]
+pub(crate) struct Draft {
+    pub(crate) base: Base,
+    pub(crate) bytes: Bytes,
+    pub(crate) origin: Origin,
+    pub(crate) cause: Cause,
+    /// What the file must hold, where only a part of that is changed.
+    pub(crate) holds: Option<Digest>,
+    /// It is what this earlier version held.
+    pub(crate) restores: Option<u64>,
+}
+
+/// What stood at a place before it is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Stood {
+    /// That, to be looked at again.
+    pub(crate) expected: Expected,
+    /// It is a text that an agent could read.
+    pub(crate) is_text: bool,
+}
+
+/// The files of all registered workspaces.
+#[derive(Debug)]
+pub(crate) struct Files {
+    store: Option<Store>,
+    /// The workspaces' directories, their links resolved at the start.
+    roots: BTreeMap<WorkspaceName, PathBuf>,
+    /// What sessions saw.
+    seen: std::sync::Mutex<agent::Seen>,
+    /// Names that are hidden from agents: no versions are kept of such files.
+    masks: Vec<Masks>,
+    /// Files and directories that decide, open the door, or are the supervisor's own.
+    kept: Vec<PathBuf>,
+    locks: [Mutex<()>; FILE_LOCKS],
+    ambient: Ambient,
+}
+
+impl Files {
+    /// Takes the workspaces of the configuration, and registers them in the store.
+    pub(crate) async fn start(
+        store: Option<Store>,
+        config: &Config,
+        state: &Path,
+        ambient: &Ambient,
+    ) -> Result<Self, StoreError> {
+        let real = |path: &Path| std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        let mut roots = BTreeMap::new();
+        for (name, workspace) in &config.workspaces {
+            if let Some(store) = &store {
+                store.register(&WorkspaceId::new(name.as_str())?).await?;
+            }
+            roots.insert(name.clone(), real(&workspace.path));
+        }
+        let kept = config.trusted().into_iter().map(|of| real(&of.path));
+        let kept = kept.chain([real(state)]);
+        Ok(Self {
+            store,
+            roots,
+            kept: kept.collect(),
+            masks: masks(config),
+            seen: std::sync::Mutex::default(),
+            locks: std::array::from_fn(|_| Mutex::default()),
+            ambient: ambient.clone(),
+        })
+    }
+
+    /// The store, if versions are kept.
+    pub(crate) fn store(&self) -> Result<&Store, FilesError> {
+        self.store.as_ref().ok_or(FilesError::NoStore)
+    }
+
+    /// The file at a path of a registered workspace; a leading slash is the workspace's top.
+    pub(crate) fn spot(&self, workspace: &WorkspaceName, path: &str) -> Result<Spot, FilesError> {
+        let root = self.roots.get(workspace);
+        let root = root.ok_or_else(|| FilesError::NoWorkspace(workspace.to_string()))?;
+        let path = FilePath::new(path.strip_prefix('/').unwrap_or(path))?;
+        let place = root.join(path.as_str());
+        let (inner, nearest) = self.around(&place).unwrap_or((workspace, root));
+        if nearest != root {
+            let inner = inner.clone();
+            return Err(FilesError::Inner { path, inner });
+        }
+        if self.is_kept(&place) || self.is_hidden(&path) {
+            return Err(FilesError::Kept(path));
+        }
+        Ok(Spot {
+            root: root.clone(),
+            id: WorkspaceId::new(inner.as_str())?,
+            path,
+        })
+    }
+
+    /// The registered workspace whose directory is the nearest above a path of this host.
+    fn around(&self, place: &Path) -> Option<(&WorkspaceName, &PathBuf)> {
+        let around = self
+            .roots
+            .iter()
+            .filter(|(_, root)| place.starts_with(root));
+        // Two names of one directory have one history: the first one's.
+        around.rev().max_by_key(|(_, root)| root.as_os_str().len())
+    }
+
+    fn is_kept(&self, place: &Path) -> bool {
+        self.kept.iter().any(|kept| place.starts_with(kept))
+    }
+
+    /// Secrets, what git keeps for itself, and files of ours that have no place yet.
+    fn is_hidden(&self, path: &FilePath) -> bool {
+        let path = path.as_str();
+        let is_ours = |name: &str| name == ".git" || name.starts_with(".marshal-");
+        path.split('/').any(is_ours) || self.masks.iter().any(|of| of.hides(path.as_bytes()))
+    }
+
+    /// The file at a path of this host, if it is one of a registered workspace that has versions.
+    pub(crate) fn spot_at(&self, place: &Path) -> Option<Spot> {
+        let (name, root) = self.around(place)?;
+        let below = place.strip_prefix(root).ok()?;
+        self.spot(name, below.to_str()?).ok()
+    }
+
+    async fn lock(&self, spot: &Spot) -> MutexGuard<'_, ()> {
+        let mut hasher = DefaultHasher::new();
+        (&spot.id, &spot.path).hash(&mut hasher);
+        let at = usize::try_from(hasher.finish() % FILE_LOCKS as u64).unwrap_or(0);
+        self.locks[at].lock().await
+    }
+
+    /// Looks at a file, and has the store know what stands there.
+    pub(crate) async fn look(&self, spot: &Spot) -> Result<Settled, FilesError> {
+        self.look_as(spot, Origin::of(Author::observed())).await
+    }
+
+    /// The same for somebody who says in which work.
+    pub(crate) async fn look_as(&self, spot: &Spot, origin: Origin) -> Result<Settled, FilesError> {
+        let _alone = self.lock(spot).await;
+        self.settle(spot, origin).await
+    }
+
+    async fn settle(&self, spot: &Spot, origin: Origin) -> Result<Settled, FilesError> {
+        let store = self.store()?;
+        let found = self.read(spot).await?;
+        let given = found.as_ref().map(given);
+        let observed = store.observe(&spot.id, &spot.path, given, origin).await?;
+        let current = match &observed {
+            Some(version) => Some(version.clone()),
+            None => self.current(spot).await?,
+        };
+        Ok(Settled {
+            found,
+            current,
+            observed,
+        })
+    }
+
+    async fn current(&self, spot: &Spot) -> Result<Option<Version>, FilesError> {
+        let which = Which::Path(spot.id.clone(), spot.path.clone());
+        match self.store()?.file(which).await {
+            Ok(file) => Ok(Some(file.current)),
+            Err(StoreError::NoFile(_)) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// What stands on the disk.
+    async fn read(&self, spot: &Spot) -> Result<Option<Found>, FilesError> {
+        let (root, path) = (spot.root.clone(), spot.path.clone());
+        let most = STORE_CONTENT_BYTES as u64;
+        let read = move || {
+            let root = Root::open_resolved(&root)?;
+            let found = read(&root, path.as_str(), most, STORE_MEASURED_BYTES);
+            found.map_err(|source| FilesError::Disk { path, source })
+        };
+        let read = self.ambient.blocking(read).await;
+        read.map_err(|_| FilesError::Stopping)?
+    }
+
+    /// Writes a file: its version first, then the disk, by `place`, which is told what must stand
+    /// there. If that fails, what stands there instead is the version after.
+    pub(crate) async fn write<E, F>(
+        &self,
+        spot: &Spot,
+        draft: Draft,
+        place: impl FnOnce(Stood, Bytes) -> F,
+    ) -> Result<Version, E>
+    where
+        E: From<FilesError>,
+        F: Future<Output = Result<(), E>>,
+    {
+        let _alone = self.lock(spot).await;
+        let nobody = || Origin::of(Author::observed());
+        let settled = self.settle(spot, nobody()).await?;
+        let (version, stood) = self.put(spot, &draft, &settled).await?;
+        let placed = place(stood, draft.bytes).await;
+        if let Err(error) = placed {
+            if let Err(why) = self.settle(spot, nobody()).await {
+                tracing::warn!(path = ?spot.path, %why, "what became of a write is looked at later");
+            }
+            return Err(error);
+        }
+        Ok(version)
+    }
+
+    async fn put(
+        &self,
+        spot: &Spot,
+        draft: &Draft,
+        settled: &Settled,
+    ) -> Result<(Version, Stood), FilesError> {
+        let now = settled.found.as_ref().map(digest);
+        if draft.holds.is_some() && draft.holds != now {
+            return Err(FilesError::Changed(spot.path.clone()));
+        }
+        let base = match (draft.base, &settled.current) {
+            (Base::Any, Some(now)) => Base::At(now.v),
+            (Base::Any, None) => Base::New,
+            (given, _) => given,
+        };
+        let content = Content::Whole(draft.bytes.clone());
+        let exec = settled.found.as_ref().is_some_and(|found| found.exec);
+        let given = Given { content, exec };
+        let (store, origin) = (self.store()?, draft.origin.clone());
+        let put = match draft.restores {
+            Some(v) => store.restore(&spot.id, &spot.path, v, base, origin).await?,
+            None => {
+                let cause = draft.cause;
+                store
+                    .put(&spot.id, &spot.path, base, given, origin, cause)
+                    .await?
+            }
+        };
+        let stood = Stood {
+            expected: now.map_or(Expected::Missing, |digest| Expected::Digest(digest.0)),
+            is_text: settled.found.as_ref().is_some_and(is_text),
+        };
+        Ok((put, stood))
+    }
+}
+
+/// What agents must not see, by the pools' masks, and by the one that holds where nothing is said.
+fn masks(config: &Config) -> Vec<Masks> {
+    let usual = MASK.map(str::to_owned).to_vec();
+    let pools = config.pools.iter().map(|pool| pool.workspace.mask.clone());
+    let mut all: Vec<Vec<String>> = pools.chain([usual]).collect();
+    all.sort_unstable();
+    all.dedup();
+    // Patterns that are none are found where a pool is prepared.
+    all.iter().filter_map(|of| Masks::new(of).ok()).collect()
+}
+
+fn is_text(found: &Found) -> bool {
+    match &found.held {
+        Held::Whole(bytes) => {
+            bytes.len() <= CLIENT_FILE_BYTES && std::str::from_utf8(bytes).is_ok()
+        }
+        Held::Measured { .. } => false,
+    }
+}
+
+fn digest(found: &Found) -> Digest {
+    match &found.held {
+        Held::Whole(bytes) => Digest::of(bytes),
+        Held::Measured { sha256, .. } => Digest(*sha256),
+    }
+}
+
+fn given(found: &Found) -> Given {
+    let content = match &found.held {
+        Held::Whole(bytes) => Content::Whole(Bytes::copy_from_slice(bytes)),
+        Held::Measured { sha256, bytes } => Content::Measured {
+            digest: Digest(*sha256),
+            bytes: *bytes,
+        },
+    };
+    Given {
+        content,
+        exec: found.exec,
+    }
+}
+
+#[cfg(test)]
+mod tests;

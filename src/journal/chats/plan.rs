@@ -1,0 +1,286 @@
+//! Chats that go on by themselves: how far they are, the items of their plans, what was said of these.
+//!
+//! A claim is refused unless its item is open, so that no two members have one. Must not know what a
+//! plan's file says, or who does the work.
+
+use rusqlite::{Row, params};
+
+use super::read::known;
+use super::{ChatFault, of};
+use crate::journal::codec;
+use crate::journal::error::{ReadError, Violation};
+use crate::journal::reader::Reader;
+use crate::journal::rows::{Fault, Writer, signed};
+use crate::model::{ChatPhase, ChatProgress, Foreign, ItemState, ReviewState, SessionId, TurnId};
+use crate::plan::checklist::ItemId;
+
+/// A change of a chat that goes on by itself. Times are milliseconds since the Unix epoch.
+#[derive(Debug, Clone)]
+pub enum PlanWrite {
+    /// Where its work stands, and how far it is.
+    Progress {
+        /// Which.
+        chat: SessionId,
+        /// Where it stands now.
+        phase: ChatPhase,
+        /// How far it is.
+        progress: ChatProgress,
+    },
+    /// The path of its plan is known.
+    Settings {
+        /// Which.
+        chat: SessionId,
+        /// All that it goes on with.
+        settings: crate::model::ChatSettings,
+    },
+    /// The stream of its parent has told a member's events up to one.
+    Forwarded {
+        /// The member.
+        chat: SessionId,
+        /// The event's place in its session.
+        seq: u64,
+    },
+    /// An item as it stands now.
+    Item(PlanItem),
+    /// A member takes an open item, and its turn with it.
+    Claim {
+        /// The chat whose plan it is.
+        chat: SessionId,
+        /// The item.
+        item: ItemId,
+        /// The member.
+        by: SessionId,
+        /// The member's turn.
+        turn: TurnId,
+        /// When.
+        at_ms: i64,
+    },
+    /// Something was said of a plan.
+    Review(PlanReview),
+}
+
+/// An item of a plan.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlanItem {
+    /// The chat whose plan it is.
+    pub chat: SessionId,
+    /// Which.
+    pub item: ItemId,
+    /// Its place in the plan, from 1.
+    pub ordinal: u32,
+    /// Its text.
+    pub content: Foreign,
+    /// Where it stands.
+    pub state: ItemState,
+    /// An agent added it.
+    pub by_agent: bool,
+    /// Who has it, or had it last.
+    pub claimed_by: Option<SessionId>,
+    /// In which turn of theirs.
+    pub turn: Option<TurnId>,
+    /// Turns for it that failed.
+    pub tries: u32,
+    /// Turns for it that went with the supervisor.
+    pub losses: u32,
+    /// When it changed, in milliseconds since the Unix epoch.
+    pub at_ms: i64,
+}
+
+/// What was said of a plan.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlanReview {
+    /// The chat whose plan it is.
+    pub chat: SessionId,
+    /// What.
+    pub state: ReviewState,
+    /// Of which text: its SHA-256, in hexadecimal.
+    pub sha256: String,
+    /// By whom.
+    pub by: String,
+    /// The rules that said it.
+    pub rules: Vec<String>,
+    /// Why.
+    pub why: Foreign,
+    /// When, in milliseconds since the Unix epoch.
+    pub at_ms: i64,
+}
+
+impl Writer<'_> {
+    /// Rows of plans.
+    pub(in crate::journal) fn plan(&self, write: &PlanWrite) -> Result<(), Fault> {
+        match write {
+            PlanWrite::Progress {
+                chat,
+                phase,
+                progress,
+            } => self.of_chat(
+                chat,
+                "UPDATE chats SET phase = ?2, progress = ?3 WHERE session = ?1",
+                params![chat.as_str(), phase.word(), codec::progress_json(progress)],
+            ),
+            PlanWrite::Settings { chat, settings } => self.of_chat(
+                chat,
+                "UPDATE chats SET settings = ?2 WHERE session = ?1",
+                params![chat.as_str(), codec::settings_json(settings)],
+            ),
+            PlanWrite::Forwarded { chat, seq } => self.of_chat(
+                chat,
+                "UPDATE chats SET forwarded = ?2 WHERE session = ?1",
+                params![chat.as_str(), signed(*seq)],
+            ),
+            PlanWrite::Item(item) => self.plan_item(item),
+            PlanWrite::Claim {
+                chat,
+                item,
+                by,
+                turn,
+                at_ms,
+            } => {
+                let claimed = self.execute(
+                    "UPDATE plan_items SET state = 'claimed', claimed_by = ?3, turn = ?4, \
+                     at_ms = ?5 WHERE chat = ?1 AND item = ?2 AND state = 'open'",
+                    params![
+                        chat.as_str(),
+                        item.to_string(),
+                        by.as_str(),
+                        turn.as_str(),
+                        at_ms
+                    ],
+                )?;
+                claimed.one_or(|| of(chat, ChatFault::NotOpen(item.to_string())))
+            }
+            PlanWrite::Review(review) => {
+                self.execute(
+                    "INSERT INTO plan_reviews (chat, nth, state, sha256, said_by, rules, why, at_ms) \
+                     VALUES (?1, (SELECT coalesce(max(nth), 0) + 1 FROM plan_reviews WHERE chat = ?1), \
+                     ?2, ?3, ?4, ?5, ?6, ?7)",
+                    params![
+                        review.chat.as_str(),
+                        review.state.word(),
+                        review.sha256,
+                        review.by,
+                        serde_json::to_string(&review.rules).unwrap_or_default(),
+                        review.why.raw(),
+                        review.at_ms,
+                    ],
+                )?;
+                Ok(())
+            }
+        }
+    }
+
+    fn of_chat(
+        &self,
+        chat: &SessionId,
+        sql: &str,
+        given: impl rusqlite::Params,
+    ) -> Result<(), Fault> {
+        let unknown = || -> Violation { of(chat, ChatFault::Unknown) };
+        self.execute(sql, given)?.one_or(unknown)
+    }
+
+    fn plan_item(&self, item: &PlanItem) -> Result<(), Fault> {
+        self.execute(
+            "INSERT INTO plan_items (chat, item, ordinal, content, state, by_agent, claimed_by, \
+             turn, tries, losses, at_ms) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11) \
+             ON CONFLICT (chat, item) DO UPDATE SET ordinal = ?3, content = ?4, state = ?5, \
+             by_agent = ?6, claimed_by = ?7, turn = ?8, tries = ?9, losses = ?10, at_ms = ?11",
+            params![
+                item.chat.as_str(),
+                item.item.to_string(),
+                item.ordinal,
+                item.content.raw(),
+                item.state.word(),
+                item.by_agent,
+                item.claimed_by.as_ref().map(SessionId::as_str),
+                item.turn.as_ref().map(TurnId::as_str),
+                item.tries,
+                item.losses,
+                item.at_ms,
+            ],
+        )?;
+        Ok(())
+    }
+}
+
+impl Reader {
+    /// At most `limit` chats whose work goes on by itself, by their ids, after one of them.
+    ///
+    /// # Errors
+    /// [`ReadError`]
+    pub fn chats_going_on(
+        &self,
+        after: Option<&SessionId>,
+        limit: u32,
+    ) -> Result<Vec<SessionId>, ReadError> {
+        let sql = "SELECT session FROM chats WHERE phase IS NOT NULL AND phase <> 'over' \
+                   AND ended_ms IS NULL AND session > ?1 ORDER BY session LIMIT ?2";
+        let after = after.map_or("", SessionId::as_str);
+        self.rows(sql, params![after, limit], |row| session(row.get(0)?))
+    }
+
+    /// The members of a chat, by their ids, which is in the order of their roles.
+    ///
+    /// # Errors
+    /// [`ReadError`]
+    pub fn members(&self, chat: &SessionId) -> Result<Vec<SessionId>, ReadError> {
+        let sql = "SELECT session FROM chats WHERE parent = ?1 ORDER BY session";
+        self.rows(sql, [chat.as_str()], |row| session(row.get(0)?))
+    }
+
+    /// The items of a chat's plan in their order, those that are gone last.
+    ///
+    /// # Errors
+    /// [`ReadError`]
+    pub fn plan_items(&self, chat: &SessionId) -> Result<Vec<PlanItem>, ReadError> {
+        let sql = "SELECT chat, item, ordinal, content, state, by_agent, claimed_by, turn, tries, \
+                   losses, at_ms FROM plan_items WHERE chat = ?1 \
+                   ORDER BY state = 'gone', ordinal, item";
+        self.rows(sql, [chat.as_str()], plan_item)
+    }
+
+    /// What was said of a chat's plan, in order.
+    ///
+    /// # Errors
+    /// [`ReadError`]
+    pub fn plan_reviews(&self, chat: &SessionId) -> Result<Vec<PlanReview>, ReadError> {
+        let sql = "SELECT chat, state, sha256, said_by, rules, why, at_ms FROM plan_reviews \
+                   WHERE chat = ?1 ORDER BY nth";
+        self.rows(sql, [chat.as_str()], |row| {
+            let rules = known("list of rules", row.get(4)?, |text| {
+                serde_json::from_str(text).ok()
+            });
+            Ok(PlanReview {
+                chat: session(row.get(0)?)?,
+                state: known("review", row.get(1)?, ReviewState::from_word)?,
+                sha256: row.get(2)?,
+                by: row.get(3)?,
+                rules: rules?,
+                why: Foreign::new(row.get::<_, String>(5)?),
+                at_ms: row.get(6)?,
+            })
+        })
+    }
+}
+
+fn session(text: String) -> Result<SessionId, ReadError> {
+    known("session", text, |text| SessionId::new(text).ok())
+}
+
+fn plan_item(row: &Row<'_>) -> Result<PlanItem, ReadError> {
+    let claimed_by: Option<String> = row.get(6)?;
+    let turn: Option<String> = row.get(7)?;
+    Ok(PlanItem {
+        chat: session(row.get(0)?)?,
+        item: known("item", row.get(1)?, ItemId::parse)?,
+        ordinal: row.get(2)?,
+        content: Foreign::new(row.get::<_, String>(3)?),
+        state: known("state of an item", row.get(4)?, ItemState::from_word)?,
+        by_agent: row.get(5)?,
+        claimed_by: claimed_by.map(session).transpose()?,
+        turn: turn.and_then(|turn| TurnId::new(&turn).ok()),
+        tries: row.get(8)?,
+        losses: row.get(9)?,
+        at_ms: row.get(10)?,
+    })
+}

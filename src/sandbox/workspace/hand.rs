@@ -1,0 +1,536 @@
+//! The supervisor's own hand in a workspace: one file read or written, with no agent involved.
+//!
+//! Agents may be changing the tree meanwhile, so everything is opened below one held root with
+//! openat2(RESOLVE_BENEATH | NO_SYMLINKS | NO_MAGICLINKS | NO_XDEV): the file that was named, or
+//! nothing. Only regular files with one name are touched. What is written stands beside the file
+//! until it takes its place, with the file's mode and owner, and is on the disk before this says so.
+//! Must not know versions, nor who wanted it.
+
+use std::fs::File;
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, RenameFlags, ResolveFlags, Stat, Uid};
+use rustix::io::Errno;
+use sha2::{Digest as _, Sha256};
+
+use super::tree::Root;
+use crate::limits::STORE_MEASURED_BYTES;
+use crate::sandbox::open::open_within;
+
+/// The mode of a file that was not there.
+const FRESH_MODE: u32 = 0o644;
+/// Set-user-id, set-group-id, sticky.
+const SPECIAL: u32 = 0o7000;
+/// Attempts at a name for the new file that nobody has.
+const NAMES: u32 = 16;
+/// Bytes read at once.
+const CHUNK_BYTES: usize = 64 << 10;
+
+/// Why a file was not read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum HandError {
+    /// A directory on the way is not there.
+    #[error("there is no directory for it")]
+    NoDirectory,
+    /// It cannot be done to what stands there.
+    #[error("{0}")]
+    Refused(&'static str),
+    /// It is larger than this.
+    #[error("it is larger than {0} bytes")]
+    TooLarge(u64),
+    /// It does not hold any more what it was to hold.
+    #[error("it was changed by somebody else while this was done")]
+    Changed,
+    /// The system says no.
+    #[error("{doing}: {source}")]
+    System {
+        /// What was to be done.
+        doing: &'static str,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// It was written, and may not last.
+    #[error("it was written, but may not be on the disk: {0}")]
+    Unsure(io::Error),
+}
+
+type Step<T> = Result<T, HandError>;
+
+/// What a file holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Held {
+    /// All of it.
+    Whole(Vec<u8>),
+    /// It is larger than was wanted: digest and size.
+    Measured {
+        /// SHA-256 of the whole.
+        sha256: [u8; 32],
+        /// Its size in bytes.
+        bytes: u64,
+    },
+}
+
+/// A file as it stands there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Found {
+    /// What is in it.
+    pub held: Held,
+    /// Whether its owner may run it.
+    pub exec: bool,
+}
+
+/// What must stand at a place, looked at last of all before it is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Expected {
+    /// No file.
+    Missing,
+    /// A file with this SHA-256.
+    Digest([u8; 32]),
+}
+
+/// What becomes of directories that are missing on the way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Parents {
+    /// They are made.
+    Make,
+    /// They must be there.
+    Need,
+}
+
+fn system(doing: &'static str, error: impl Into<io::Error>) -> HandError {
+    HandError::System {
+        doing,
+        source: error.into(),
+    }
+}
+
+/// What the system said of a way below the root.
+fn on_the_way(doing: &'static str, errno: Errno) -> HandError {
+    match errno {
+        Errno::LOOP => HandError::Refused("a symbolic link is on the way to it"),
+        Errno::XDEV => HandError::Refused("it is not in the workspace's own file system"),
+        Errno::NOTDIR => HandError::Refused("a component before its last is no directory"),
+        Errno::ISDIR => HandError::Refused("it is a directory"),
+        Errno::NXIO | Errno::NODEV => HandError::Refused("it is no regular file"),
+        errno => system(doing, errno),
+    }
+}
+
+fn open_below(dir: impl AsFd, path: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
+    let resolve = ResolveFlags::BENEATH
+        | ResolveFlags::NO_SYMLINKS
+        | ResolveFlags::NO_MAGICLINKS
+        | ResolveFlags::NO_XDEV;
+    let mut flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    if !flags.contains(OFlags::PATH) {
+        flags |= OFlags::NONBLOCK | OFlags::NOCTTY;
+    }
+    open_within(&dir, path, flags, resolve)
+}
+
+fn examine(fd: impl AsFd) -> Step<Stat> {
+    rustix::fs::fstat(fd).map_err(|errno| system("it cannot be examined", errno))
+}
+
+fn plain(stat: &Stat) -> Step<()> {
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile if stat.st_nlink > 1 => {
+            Err(HandError::Refused("it has several names (hard links)"))
+        }
+        FileType::RegularFile => Ok(()),
+        FileType::Directory => Err(HandError::Refused("it is a directory")),
+        FileType::Symlink => Err(HandError::Refused("it is a symbolic link")),
+        _ => Err(HandError::Refused(
+            "it is no regular file, but a device, a pipe or a socket",
+        )),
+    }
+}
+
+/// Reads a file below a root; `None` if there is none. One that is longer than `most` bytes is only
+/// measured, and one that is longer than `measured` bytes is refused.
+///
+/// # Errors
+/// [`HandError`]
+pub fn read(root: &Root, path: &str, most: u64, measured: u64) -> Step<Option<Found>> {
+    let cannot = "it cannot be opened";
+    // Held first: a pipe that were opened could be what somebody waits for, a device could react.
+    let held = match open_below(root, path, OFlags::PATH) {
+        Ok(held) => held,
+        Err(Errno::NOENT) => return Ok(None),
+        Err(errno) => return Err(on_the_way(cannot, errno)),
+    };
+    plain(&examine(&held)?)?;
+    let file = match open_below(root, path, OFlags::RDONLY) {
+        Ok(file) => file,
+        Err(Errno::NOENT) => return Ok(None),
+        Err(errno) => return Err(on_the_way(cannot, errno)),
+    };
+    let stat = examine(&file)?;
+    plain(&stat)?;
+    let held = contents(File::from(file), most, measured)?;
+    let exec = stat.st_mode & 0o100 != 0;
+    Ok(Some(Found { held, exec }))
+}
+
+fn contents(mut file: File, most: u64, measured: u64) -> Step<Held> {
+    let cannot = |error| system("it cannot be read", error);
+    let mut whole = Vec::new();
+    let mut first = (&mut file).take(most.saturating_add(1));
+    first.read_to_end(&mut whole).map_err(cannot)?;
+    if whole.len() as u64 <= most {
+        return Ok(Held::Whole(whole));
+    }
+    let mut sum = Sha256::new();
+    let mut bytes = whole.len() as u64;
+    sum.update(&whole);
+    drop(whole);
+    let mut chunk = vec![0; CHUNK_BYTES];
+    loop {
+        match file.read(&mut chunk).map_err(cannot)? {
+            0 => break,
+            length => {
+                bytes += length as u64;
+                if bytes > measured {
+                    return Err(HandError::TooLarge(measured));
+                }
+                sum.update(&chunk[..length]);
+            }
+        }
+    }
+    let sha256 = sum.finalize().into();
+    Ok(Held::Measured { sha256, bytes })
+}
+
+/// Replaces a file below a root, or makes one, if what stands there is what is `expected`. What is
+/// there keeps its mode and owner; what is new gets the owner of its directory.
+///
+/// # Errors
+/// [`HandError`]; nothing was changed but for directories that were made, unless it is
+/// [`HandError::Unsure`].
+pub fn write(
+    root: &Root,
+    path: &str,
+    bytes: &[u8],
+    expected: Expected,
+    parents: Parents,
+) -> Step<()> {
+    let (parent, name) = path.rsplit_once('/').unwrap_or((".", path));
+    if name.is_empty() || matches!(name, "." | "..") {
+        return Err(HandError::Refused("it is a directory"));
+    }
+    let dir = directory(root, parent, parents)?;
+    let old = standing(&dir, name)?;
+    let fresh = Fresh::make(&dir)?;
+    let placed = fresh
+        .fill(bytes, old.as_ref(), &dir)
+        .and_then(|()| still(&dir, name, expected))
+        .and_then(|()| fresh.take_place(name, expected));
+    if placed.is_err() {
+        fresh.discard();
+    }
+    placed?;
+    rustix::fs::fsync(&dir).map_err(|errno| HandError::Unsure(errno.into()))
+}
+
+/// The directory, open to be read, so that it can be synced.
+fn directory(root: &Root, path: &str, parents: Parents) -> Step<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+    let cannot = "its directory cannot be opened";
+    match open_below(root, path, flags) {
+        Ok(dir) => return Ok(dir),
+        Err(Errno::NOENT) if parents == Parents::Make => {}
+        Err(Errno::NOENT) => return Err(HandError::NoDirectory),
+        Err(errno) => return Err(on_the_way(cannot, errno)),
+    }
+    let mut dir = open_below(root, ".", flags).map_err(|errno| on_the_way(cannot, errno))?;
+    for name in path.split('/') {
+        dir = match open_below(&dir, name, flags) {
+            Ok(next) => next,
+            Err(Errno::NOENT) => made(&dir, name)?,
+            Err(errno) => return Err(on_the_way(cannot, errno)),
+        };
+    }
+    Ok(dir)
+}
+
+/// Makes a directory that is like the one it is in.
+fn made(above: &OwnedFd, name: &str) -> Step<OwnedFd> {
+    let cannot = "its directory cannot be made";
+    let like = examine(above)?;
+    match rustix::fs::mkdirat(above, name, Mode::from_raw_mode(0o700)) {
+        // Somebody else made it meanwhile.
+        Ok(()) | Err(Errno::EXIST) => {}
+        Err(errno) => return Err(system(cannot, errno)),
+    }
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+    let dir = open_below(above, name, flags).map_err(|errno| on_the_way(cannot, errno))?;
+    let ours = examine(&dir)?;
+    if ours.st_uid == rustix::process::geteuid().as_raw() {
+        give(&dir, like.st_uid, like.st_gid)?;
+        let mode = Mode::from_raw_mode(like.st_mode & 0o777 | 0o700);
+        rustix::fs::fchmod(&dir, mode).map_err(|errno| system(cannot, errno))?;
+    }
+    rustix::fs::fsync(&dir).map_err(|errno| system(cannot, errno))?;
+    rustix::fs::fsync(above).map_err(|errno| system(cannot, errno))?;
+    Ok(dir)
+}
+
+/// Gives what is open to its owner, if it is not theirs already.
+fn give(fd: impl AsFd, uid: u32, gid: u32) -> Step<()> {
+    let now = examine(&fd)?;
+    if (now.st_uid, now.st_gid) == (uid, gid) {
+        return Ok(());
+    }
+    // A group that the caller may not give is none that decides who may write.
+    let group = (now.st_gid != gid).then(|| Gid::from_raw(gid));
+    let user = (now.st_uid != uid).then(|| Uid::from_raw(uid));
+    match rustix::fs::fchown(&fd, user, group) {
+        Err(Errno::PERM) if user.is_none() => Ok(()),
+        Err(Errno::PERM) => Err(HandError::Refused(
+            "it belongs to another user, to whom only root can give a file",
+        )),
+        done => done.map_err(|errno| system("its owner cannot be set", errno)),
+    }
+}
+
+/// What stands at the place, if it may be replaced.
+fn standing(dir: &OwnedFd, name: &str) -> Step<Option<Stat>> {
+    let stat = match open_below(dir, name, OFlags::PATH) {
+        Ok(held) => examine(held)?,
+        Err(Errno::NOENT) => return Ok(None),
+        Err(errno) => return Err(on_the_way("it cannot be opened", errno)),
+    };
+    plain(&stat)?;
+    if stat.st_mode & SPECIAL != 0 {
+        return Err(HandError::Refused(
+            "it is set-user-id, set-group-id or sticky",
+        ));
+    }
+    Ok(Some(stat))
+}
+
+/// Whether what was expected stands there still.
+fn still(dir: &OwnedFd, name: &str, expected: Expected) -> Step<()> {
+    let Expected::Digest(wanted) = expected else {
+        return match rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Err(Errno::NOENT) => Ok(()),
+            _ => Err(HandError::Changed),
+        };
+    };
+    let file = match open_below(dir, name, OFlags::RDONLY) {
+        Ok(file) => file,
+        Err(Errno::NOENT) => return Err(HandError::Changed),
+        Err(errno) => return Err(on_the_way("it cannot be opened", errno)),
+    };
+    plain(&examine(&file)?)?;
+    let now = match contents(File::from(file), 0, STORE_MEASURED_BYTES)? {
+        Held::Whole(whole) => Sha256::digest(whole).into(),
+        Held::Measured { sha256, .. } => sha256,
+    };
+    if now == wanted {
+        Ok(())
+    } else {
+        Err(HandError::Changed)
+    }
+}
+
+/// A new file that has no place yet.
+struct Fresh<'d> {
+    dir: &'d OwnedFd,
+    name: String,
+    file: File,
+}
+
+impl<'d> Fresh<'d> {
+    fn make(dir: &'d OwnedFd) -> Step<Self> {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
+        for _ in 0..NAMES {
+            let name = format!(".marshal-{}", uuid::Uuid::new_v4().simple());
+            let mode = Mode::from_raw_mode(0o600);
+            match rustix::fs::openat(dir, &name, flags | OFlags::CLOEXEC, mode) {
+                Ok(file) => {
+                    let file = File::from(file);
+                    return Ok(Self { dir, name, file });
+                }
+                Err(Errno::EXIST) => {}
+                Err(errno) => return Err(system("no file can be made in its directory", errno)),
+            }
+        }
+        Err(HandError::Refused(
+            "no new name could be found in its directory",
+        ))
+    }
+
+    fn fill(&self, bytes: &[u8], old: Option<&Stat>, dir: &OwnedFd) -> Step<()> {
+        let cannot = "it cannot be written";
+        let mut file = &self.file;
+        file.write_all(bytes)
+            .map_err(|error| system(cannot, error))?;
+        let (mode, uid, gid) = match old {
+            Some(old) => (old.st_mode & 0o777, old.st_uid, old.st_gid),
+            None => {
+                let dir = examine(dir)?;
+                (FRESH_MODE, dir.st_uid, dir.st_gid)
+            }
+        };
+        give(file, uid, gid)?;
+        rustix::fs::fchmod(file, Mode::from_raw_mode(mode))
+            .map_err(|errno| system("its mode cannot be set", errno))?;
+        file.sync_all().map_err(|error| system(cannot, error))
+    }
+
+    fn take_place(&self, name: &str, expected: Expected) -> Step<()> {
+        let plainly = || rustix::fs::renameat(self.dir, &self.name, self.dir, name);
+        let placed = match expected {
+            Expected::Digest(_) => plainly(),
+            Expected::Missing => {
+                let flags = RenameFlags::NOREPLACE;
+                match rustix::fs::renameat_with(self.dir, &self.name, self.dir, name, flags) {
+                    Err(Errno::EXIST) => return Err(HandError::Changed),
+                    // A file system that does not know it.
+                    Err(Errno::INVAL | Errno::NOSYS) => plainly(),
+                    done => done,
+                }
+            }
+        };
+        placed.map_err(|errno| system("it cannot take the file's place", errno))
+    }
+
+    fn discard(&self) {
+        let _ = rustix::fs::unlinkat(self.dir, &self.name, AtFlags::empty());
+    }
+}
+
+/// Removes a file below a root, if what stands there is what is expected.
+///
+/// # Errors
+/// [`HandError`]
+pub fn remove(root: &Root, path: &str, expected: [u8; 32]) -> Step<()> {
+    let (parent, name) = path.rsplit_once('/').unwrap_or((".", path));
+    let dir = directory(root, parent, Parents::Need)?;
+    still(&dir, name, Expected::Digest(expected))?;
+    rustix::fs::unlinkat(&dir, name, AtFlags::empty())
+        .map_err(|errno| system("it cannot be removed", errno))?;
+    rustix::fs::fsync(&dir).map_err(|errno| HandError::Unsure(errno.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+    use super::*;
+
+    fn digest(bytes: &[u8]) -> Expected {
+        Expected::Digest(Sha256::digest(bytes).into())
+    }
+
+    fn whole(root: &Root, path: &str) -> Option<Vec<u8>> {
+        let found = read(root, path, 100, 1000).expect("read")?;
+        match found.held {
+            Held::Whole(bytes) => Some(bytes),
+            Held::Measured { .. } => None,
+        }
+    }
+
+    #[test]
+    fn a_file_is_made_replaced_and_read_with_its_mode() {
+        let dir = tempfile::tempdir().expect("directory");
+        let root = Root::open(dir.path()).expect("root");
+        let need = Parents::Need;
+        assert_eq!(whole(&root, "a"), None);
+        write(&root, "a", b"one", Expected::Missing, need).expect("made");
+        let file = dir.path().join("a");
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o751)).expect("mode");
+        write(&root, "a", b"two", digest(b"one"), need).expect("replaced");
+        assert_eq!(whole(&root, "a").as_deref(), Some(b"two".as_slice()));
+        let mode = std::fs::metadata(&file)
+            .expect("there")
+            .permissions()
+            .mode();
+        assert_eq!(mode & 0o777, 0o751);
+        assert!(read(&root, "a", 10, 10).expect("read").expect("there").exec);
+        let missing = write(&root, "x/y/b", b"", Expected::Missing, need);
+        assert!(
+            matches!(missing, Err(HandError::NoDirectory)),
+            "{missing:?}"
+        );
+        write(&root, "x/y/b", b"deep", Expected::Missing, Parents::Make).expect("made");
+        assert_eq!(whole(&root, "x/y/b").as_deref(), Some(b"deep".as_slice()));
+        let Expected::Digest(two) = digest(b"two") else {
+            unreachable!()
+        };
+        remove(&root, "a", two).expect("removed");
+        assert_eq!(whole(&root, "a"), None);
+        // Nothing of ours is left beside.
+        let left = std::fs::read_dir(dir.path()).expect("listed").count();
+        assert_eq!(left, 1);
+    }
+
+    #[test]
+    fn what_is_not_expected_stays_as_it_is() {
+        let dir = tempfile::tempdir().expect("directory");
+        let root = Root::open(dir.path()).expect("root");
+        std::fs::write(dir.path().join("a"), "theirs").expect("written");
+        for expected in [Expected::Missing, digest(b"other")] {
+            let done = write(&root, "a", b"ours", expected, Parents::Need);
+            assert!(matches!(done, Err(HandError::Changed)), "{done:?}");
+        }
+        let done = write(&root, "gone", b"ours", digest(b"x"), Parents::Need);
+        assert!(matches!(done, Err(HandError::Changed)), "{done:?}");
+        assert_eq!(whole(&root, "a").as_deref(), Some(b"theirs".as_slice()));
+        assert_eq!(std::fs::read_dir(dir.path()).expect("listed").count(), 1);
+    }
+
+    #[test]
+    fn nothing_but_a_plain_file_of_the_tree_is_touched() {
+        let kept = tempfile::tempdir().expect("directory");
+        let (dir, out) = (kept.path().join("in"), kept.path().join("out"));
+        std::fs::create_dir_all(dir.join("d")).expect("made");
+        std::fs::create_dir(&out).expect("made");
+        std::fs::write(out.join("x"), "secret").expect("written");
+        symlink(&out, dir.join("way")).expect("linked");
+        symlink(out.join("x"), dir.join("link")).expect("linked");
+        std::fs::write(dir.join("one"), "1").expect("written");
+        std::fs::hard_link(dir.join("one"), dir.join("two")).expect("linked");
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            dir.join("pipe"),
+            FileType::Fifo,
+            Mode::from_raw_mode(0o600),
+            0,
+        )
+        .expect("a pipe");
+        let root = Root::open(&dir).expect("root");
+        for path in ["way/x", "link", "one", "two", "pipe", "d", "../out/x"] {
+            let seen = read(&root, path, 10, 10);
+            assert!(seen.is_err(), "{path}: {seen:?}");
+            for expected in [Expected::Missing, digest(b"secret")] {
+                let done = write(&root, path, b"ours", expected, Parents::Make);
+                assert!(done.is_err(), "{path}: {done:?}");
+            }
+        }
+        assert_eq!(std::fs::read(out.join("x")).expect("there"), b"secret");
+    }
+
+    #[test]
+    fn what_is_long_is_measured_and_what_is_longer_refused() {
+        let dir = tempfile::tempdir().expect("directory");
+        let root = Root::open(dir.path()).expect("root");
+        let long = vec![7_u8; 200_000];
+        std::fs::write(dir.path().join("a"), &long).expect("written");
+        let found = read(&root, "a", 1000, 1 << 20)
+            .expect("read")
+            .expect("there");
+        let expect = Held::Measured {
+            sha256: Sha256::digest(&long).into(),
+            bytes: 200_000,
+        };
+        assert_eq!(found.held, expect);
+        let refused = read(&root, "a", 1000, 100_000);
+        assert!(
+            matches!(refused, Err(HandError::TooLarge(_))),
+            "{refused:?}"
+        );
+    }
+}
