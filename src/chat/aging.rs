@@ -17,10 +17,10 @@ const LEAST: Duration = Duration::from_secs(1);
 
 /// Until the supervisor stops.
 pub(super) async fn run(chats: Arc<Inner>) {
-    let most = chats.config.chat.close_after;
-    let every = (most / 4).clamp(LEAST, limits::CHAT_AGING);
-    let most_ms = i64::try_from(most.as_millis()).unwrap_or(i64::MAX);
     loop {
+        let most = chats.config.now().chat.close_after;
+        let every = (most / 4).clamp(LEAST, limits::CHAT_AGING);
+        let most_ms = i64::try_from(most.as_millis()).unwrap_or(i64::MAX);
         tokio::select! {
             () = chats.stop.cancelled() => return,
             () = sleep(every) => {}

@@ -183,19 +183,20 @@ mod tests {
     #[test]
     fn a_call_that_was_denied_excuses_none_that_was_done() {
         let shown = json!({"step": "a", "status": "done"});
+        let is_shown = |wish: &EngineWish| wish.is_shown_as(&shown);
         let mut asks = Asks::default();
         asks.own.push_back(own(1, false));
-        assert!(!asks.takes_own(&shown, Shown::Done), "it was denied");
-        assert!(asks.takes_own(&shown, Shown::NotDone), "it is that one");
-        assert!(!asks.takes_own(&shown, Shown::NotDone), "one for one");
+        assert!(!asks.takes_own(is_shown, Shown::Done), "it was denied");
+        assert!(asks.takes_own(is_shown, Shown::NotDone), "it is that one");
+        assert!(!asks.takes_own(is_shown, Shown::NotDone), "one for one");
         // Of two that are alike each is the one that it can be.
         asks.own.push_back(own(2, true));
         asks.own.push_back(own(3, false));
-        assert!(asks.takes_own(&shown, Shown::NotDone));
-        assert!(asks.takes_own(&shown, Shown::Done));
+        assert!(asks.takes_own(is_shown, Shown::NotDone));
+        assert!(asks.takes_own(is_shown, Shown::Done));
         // One that failed though it was allowed.
         asks.own.push_back(own(4, true));
-        assert!(asks.takes_own(&shown, Shown::NotDone));
+        assert!(asks.takes_own(is_shown, Shown::NotDone));
         assert!(asks.own.is_empty());
     }
 }
