@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::reply::{Reply, tokens};
-use super::script::{self, Failure};
+use super::script::{self, Failure, Sign};
 use super::scripts::Scripts;
 use super::talk::{Talk, smallest};
 use super::{anthropic, gemini, openai_chat, openai_responses, tools};
@@ -135,6 +135,8 @@ impl Ask {
 pub(super) struct Answer {
     /// How long to wait first.
     pub(super) sleep: Duration,
+    /// What is waited for and told before it.
+    pub(super) signs: Vec<Sign>,
     /// The failures that stand before it.
     pub(super) failures: Vec<Failure>,
     /// What the failures are counted by.
@@ -160,6 +162,7 @@ pub(super) enum Body {
 pub(super) fn answer(ask: &Ask, body: &Value, bytes: usize, scripts: &Scripts) -> Answer {
     let plain = |note: &str, value: Value| Answer {
         sleep: Duration::ZERO,
+        signs: Vec::new(),
         failures: Vec::new(),
         key: 0,
         hang: false,
@@ -234,6 +237,7 @@ fn of_script(ask: &Ask, body: &Value, bytes: usize, scripts: &Scripts) -> Answer
     };
     Answer {
         sleep: turn.sleep,
+        signs: turn.signs,
         failures: turn.failures,
         key: standing.key,
         hang: turn.hang,

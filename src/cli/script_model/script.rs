@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 /// The words that begin a line of a script, as the documentation lists them.
 pub(super) const VERBS: &[&str] = &[
-    "RUN", "WRITE", "TOOL", "SAY", "SLEEP", "FAIL", "HANG", "BIG",
+    "RUN", "WRITE", "TOOL", "SAY", "SLEEP", "WAIT", "TELL", "FAIL", "HANG", "BIG",
 ];
 
 /// The longest pause of one `SLEEP`, and of a `HANG`.
@@ -39,6 +39,8 @@ pub(super) enum Line {
     Say(String),
     /// Waits before it answers.
     Sleep(Duration),
+    /// Waits for another conversation, or tells another.
+    Sign(Sign),
     /// Answers with an HTTP error instead.
     Fail(Failure),
     /// Never answers.
@@ -69,6 +71,15 @@ pub(super) struct Failure {
     pub(super) retry_after: Option<u32>,
 }
 
+/// What conversations tell each other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Sign {
+    /// Goes on when this was told, at most [`LONGEST`] later.
+    Wait(String),
+    /// This is told from now on.
+    Tell(String),
+}
+
 /// What a tool is called for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Want {
@@ -90,6 +101,8 @@ pub(super) enum Want {
 pub(super) struct Turn {
     /// How long to wait before anything else.
     pub(super) sleep: Duration,
+    /// What is waited for and told before the answer, in order.
+    pub(super) signs: Vec<Sign>,
     /// The failures that stand before the answer, in order.
     pub(super) failures: Vec<Failure>,
     /// Never answer.
@@ -150,6 +163,9 @@ fn line(text: &str) -> Option<Line> {
         },
         "TOOL" => named(rest).map(Line::Tool).or_else(odd),
         "SAY" => Some(Line::Say(rest.to_owned())),
+        "WAIT" | "TELL" if rest.is_empty() => odd(),
+        "WAIT" => Some(Line::Sign(Sign::Wait(rest.to_owned()))),
+        "TELL" => Some(Line::Sign(Sign::Tell(rest.to_owned()))),
         "SLEEP" => seconds(rest).map(Line::Sleep).or_else(odd),
         "FAIL" => failure(rest).map(Line::Fail).or_else(odd),
         "HANG" => Some(Line::Hang),
@@ -252,6 +268,7 @@ pub(super) fn turn(lines: &[Line], results: usize, last: Option<&str>) -> Turn {
                 turn.text.push('\n');
             }
             Line::Sleep(wait) => turn.sleep = (turn.sleep + *wait).min(LONGEST),
+            Line::Sign(sign) => turn.signs.push(sign.clone()),
             Line::Fail(failure) => turn.failures.push(*failure),
             Line::Hang => {
                 turn.hang = true;
@@ -287,7 +304,7 @@ mod tests {
     #[test]
     fn every_verb_is_read_with_and_without_a_colon() {
         let prompt = "Please do this:\nRUN: touch a && ls\n  WRITE: notes.txt two words\nSAY hello\n\
-                      SLEEP 200ms\nSLEEP: 1.5\nTOOL: far/look {\"at\":1}\nTOOL look\nFAIL 429\nFAIL: 503 x2 after 7s\nHANG\nBIG 10\n\
+                      SLEEP 200ms\nSLEEP: 1.5\nTOOL: far/look {\"at\":1}\nTOOL look\nWAIT a b\nTELL: c\nFAIL 429\nFAIL: 503 x2 after 7s\nHANG\nBIG 10\n\
                       RUNNING is no verb\nrun neither\n";
         let failure = |status, times, retry_after| {
             Line::Fail(Failure {
@@ -316,6 +333,8 @@ mod tests {
                 Line::Sleep(Duration::from_millis(1500)),
                 tool(Some("far"), "look", &json!({ "at": 1 })),
                 tool(None, "look", &json!({})),
+                Line::Sign(Sign::Wait("a b".into())),
+                Line::Sign(Sign::Tell("c".into())),
                 failure(429, None, Some(1)),
                 failure(503, Some(2), Some(7)),
                 Line::Hang,
@@ -348,6 +367,8 @@ mod tests {
             "RUN:",
             "WRITE:",
             "TOOL:",
+            "WAIT",
+            "TELL:",
             "TOOL: /look {}",
             "TOOL: look [1]",
             "TOOL: look {",
@@ -389,10 +410,11 @@ mod tests {
 
     #[test]
     fn a_pause_a_failure_and_a_hang_belong_to_the_answer_that_they_precede() {
-        let lines = read("RUN a\nSLEEP 2\nFAIL 500 x1\nSAY x\nHANG\nSAY never");
+        let lines = read("RUN a\nSLEEP 2\nTELL b\nFAIL 500 x1\nSAY x\nHANG\nSAY never");
         assert_eq!(turn(&lines, 0, None).sleep, Duration::ZERO);
         let after = turn(&lines, 1, None);
         assert_eq!(after.sleep, Duration::from_secs(2));
+        assert_eq!(after.signs, [Sign::Tell("b".into())]);
         assert_eq!(after.failures.len(), 1);
         assert!(after.hang);
         assert_eq!(after.text, "x\n");
