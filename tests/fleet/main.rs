@@ -16,6 +16,9 @@ mod chats;
 mod chats_tour;
 mod client_attacks;
 mod client_methods;
+#[allow(dead_code, reason = "the tests of the store use more of it")]
+#[path = "../store/cluster.rs"]
+mod cluster;
 mod continuing;
 mod crashes;
 mod deadlines;
@@ -39,6 +42,7 @@ mod engine_tools;
 mod engines;
 mod escapes;
 mod fails_closed;
+mod files;
 mod first_run;
 mod full_disk;
 mod hooks;
