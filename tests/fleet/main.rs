@@ -19,6 +19,9 @@ mod chats_storms;
 mod chats_tour;
 mod client_attacks;
 mod client_methods;
+#[allow(dead_code, reason = "the tests of the store use more of it")]
+#[path = "../store/cluster.rs"]
+mod cluster;
 mod continuing;
 mod crashes;
 mod deadlines;
@@ -42,6 +45,7 @@ mod engine_tools;
 mod engines;
 mod escapes;
 mod fails_closed;
+mod files;
 mod first_run;
 mod full_disk;
 mod hooks;

@@ -163,6 +163,11 @@ impl Asks {
         self.announced.remove(at).map(|(_, wish)| wish)
     }
 
+    /// A call that runs.
+    pub(super) fn call(&self, id: &Foreign) -> Option<&Call> {
+        self.calls.iter().find(|call| call.id == *id)
+    }
+
     /// A call's result came: gives the tool's name, and the call if it ran without a request.
     pub(crate) fn tool_ended(&mut self, id: &Foreign) -> (Option<Foreign>, Option<Call>) {
         let at = self.calls.iter().position(|call| call.id == *id);

@@ -10,15 +10,10 @@ use super::approvals::Member;
 use super::asks;
 use super::masking;
 use super::prepare::Prepared;
-use crate::config::WorkspaceMode;
 use crate::fleet::channel::{ChannelMsg, ClientNews, ClientSetup};
-use crate::fleet::files::{Observed, Versioning};
 use crate::fleet::setup::{PoolShared, Shared};
-use crate::model::{Ask, AskKey, ClientError, ClientFault, ClientWish, Decision, Event, Verdict};
+use crate::model::{Ask, AskKey, ClientError, ClientFault, ClientWish, Decision, Verdict};
 use crate::sandbox;
-
-/// In place of a tool: it was found on the disk.
-const OBSERVED: &str = "observed";
 
 impl Prepared {
     /// What is needed to do something for the agent, if its pool offers anything. What it runs has
@@ -43,36 +38,7 @@ impl Prepared {
     }
 }
 
-impl Prepared {
-    /// The versions of what is in its workspace: only where the agent writes that itself. Of a copy
-    /// and of an overlay nothing is anybody else's before it is applied.
-    pub(super) fn versioning(&self, shared: &Arc<Shared>, pool: &PoolShared) -> Option<Versioning> {
-        let config = &pool.config;
-        let is_itself = config.workspace.mode != WorkspaceMode::Overlay
-            && !config.workspace.mode.is_own()
-            && config.ssh.is_none();
-        let host = self.space().workspace().to_owned();
-        is_itself
-            .then(|| Versioning::of(shared, host, &self.session))
-            .flatten()
-    }
-}
-
 impl SessionState {
-    /// Tells the versions that were found.
-    pub(super) fn observed(&mut self, observed: Vec<Observed>) {
-        let inside = self.prepared.as_ref().map(Prepared::workspace_inside);
-        let inside = inside.unwrap_or_default().to_owned();
-        for of in observed {
-            self.outbox.event(Event::FileUpdated {
-                tool: OBSERVED.into(),
-                path: format!("{inside}/{}", of.below).into(),
-                sha256: of.sha256,
-                version: Some(Box::new(of.version)),
-            });
-        }
-    }
-
     /// Judges what the agent wants, and puts it on record.
     pub(super) fn client(&mut self, mut ask: Ask, wish: &ClientWish) {
         self.tool_called(&ask.key, wish);

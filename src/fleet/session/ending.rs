@@ -47,6 +47,7 @@ impl SessionState {
             SessionMsg::Rejected(why) => self.rejected(&why),
             SessionMsg::Flush => self.outbox.retried(),
             SessionMsg::Checked(check) => self.checked(*check),
+            SessionMsg::Observed(found) => self.observed(found),
             SessionMsg::Surveyed(survey) => return self.report(*survey),
             SessionMsg::Answered { ask, said } => self.answered(&ask, said),
             SessionMsg::Decide { ask, answer, reply } => self.decided_by(&ask, *answer, reply),

@@ -28,6 +28,7 @@ mod listing;
 mod masking;
 mod measure;
 mod next;
+mod observing;
 mod opening;
 mod outbox;
 pub(crate) mod outcome;
@@ -74,6 +75,7 @@ use super::answering::AnswerReply;
 use super::approver::{Approver, Said};
 use super::channel::ChannelEnd;
 use super::credit::Hold;
+use super::files::Observed;
 use super::mailbox::{Address, Mailbox, mailbox};
 use super::pool::PoolMsg;
 use super::setting::SetReply;
@@ -156,6 +158,8 @@ pub(crate) enum SessionMsg {
     Flush,
     /// The check ended.
     Checked(Box<CheckResult>),
+    /// Files that a call named are versions now.
+    Observed(Vec<Observed>),
     /// What changed in the workspace is known.
     Surveyed(Box<work::Survey>),
     /// A person decided.

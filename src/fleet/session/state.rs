@@ -268,6 +268,7 @@ impl SessionState {
                 took,
                 ..
             } => {
+                self.observe_call(id);
                 let (name, unasked) = self.asks.tool_ended(id);
                 ToolCallEnded {
                     slot: &self.work.slot,
