@@ -24,16 +24,17 @@ use super::ask_pages::json as page;
 use super::chat_streams;
 use super::guard::{About, Role, Routes, guarded};
 use super::http::{closing, problem};
+use super::plan_pages;
 use super::tokens::Tokens;
-use crate::chat::{Accepted, ChatError, ChatView, Chats, Cursor, Shape, Wish};
+use crate::chat::{Accepted, ChatError, ChatView, Chats, Created, Cursor, Shape, Wish, WorkWish};
 use crate::journal::StoredTurn;
 use crate::limits;
-use crate::model::{Foreign, TurnId};
+use crate::model::{ChatBounds, ChatPhase, Foreign, SessionId, TurnId};
 
 /// What the pages need.
 #[derive(Debug, Clone)]
-struct Desk {
-    chats: Chats,
+pub(super) struct Desk {
+    pub(super) chats: Chats,
     stop: CancellationToken,
 }
 
@@ -43,6 +44,10 @@ const TURNS: &str = "/api/v1/workspaces/{workspace}/chats/{chat}/turns";
 const EVENTS: &str = "/api/v1/workspaces/{workspace}/chats/{chat}/events";
 const STOP: &str = "/api/v1/workspaces/{workspace}/chats/{chat}/stop";
 const PING: &str = "/api/v1/workspaces/{workspace}/chats/{chat}/ping";
+
+const PLAN: &str = "/api/v1/workspaces/{workspace}/chats/{chat}/plan";
+const APPROVE: &str = "/api/v1/workspaces/{workspace}/chats/{chat}/plan/approve";
+const REJECT: &str = "/api/v1/workspaces/{workspace}/chats/{chat}/plan/reject";
 
 /// Who may what.
 pub const ROUTES: Routes = &[
@@ -54,6 +59,9 @@ pub const ROUTES: Routes = &[
     (Method::GET, EVENTS, Role::Read),
     (Method::POST, STOP, Role::Operate),
     (Method::POST, PING, Role::Operate),
+    (Method::GET, PLAN, Role::Read),
+    (Method::POST, APPROVE, Role::Approve),
+    (Method::POST, REJECT, Role::Approve),
 ];
 
 /// The pages. Streams end with `stop`.
@@ -64,7 +72,10 @@ pub fn router(chats: Chats, tokens: &Tokens, stop: CancellationToken) -> Router 
         .route(TURNS, get(turns))
         .route(EVENTS, get(events))
         .route(STOP, post(cancel))
-        .route(PING, post(ping));
+        .route(PING, post(ping))
+        .route(PLAN, get(plan_pages::plan))
+        .route(APPROVE, post(plan_pages::approve))
+        .route(REJECT, post(plan_pages::reject));
     guarded(pages, tokens, ROUTES, About::Fleet).with_state(Desk { chats, stop })
 }
 
@@ -77,6 +88,27 @@ struct Create {
     files: Vec<String>,
     role: Option<String>,
     model: Option<String>,
+    mode: Option<String>,
+    template: Option<String>,
+    plan_id: Option<String>,
+    #[serde(default)]
+    roles: Vec<String>,
+    planner: Option<String>,
+    check: Option<String>,
+    continue_prompt: Option<String>,
+    agent_items: Option<bool>,
+    #[serde(default)]
+    limits: Bounds,
+}
+
+/// Where work ends that goes on by itself.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Bounds {
+    turns: Option<u32>,
+    seconds: Option<u64>,
+    tokens: Option<u64>,
+    cost_usd: Option<f64>,
 }
 
 /// A message.
@@ -86,9 +118,9 @@ struct Message {
     content: String,
 }
 
-type Named<T> = Result<UrlPath<T>, PathRejection>;
+pub(super) type Named<T> = Result<UrlPath<T>, PathRejection>;
 
-fn failed(error: &ChatError) -> Response {
+pub(super) fn failed(error: &ChatError) -> Response {
     let (status, again) = match error {
         ChatError::NotFound(_) => (StatusCode::NOT_FOUND, None),
         ChatError::Unprocessable(_) => (StatusCode::UNPROCESSABLE_ENTITY, None),
@@ -105,7 +137,7 @@ fn failed(error: &ChatError) -> Response {
 }
 
 /// A path that is no text names nothing.
-fn nothing() -> Response {
+pub(super) fn nothing() -> Response {
     problem(StatusCode::NOT_FOUND, "there is no such chat")
 }
 
@@ -143,7 +175,10 @@ fn limit(text: Option<&str>) -> Result<u32, Response> {
 }
 
 /// The body of a request, JSON of this form.
-async fn read<T: for<'a> Deserialize<'a>>(headers: &HeaderMap, body: Body) -> Result<T, Response> {
+pub(super) async fn read<T: for<'a> Deserialize<'a>>(
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<T, Response> {
     let is_json = headers.get(header::CONTENT_TYPE).is_some_and(|of| {
         let of = of.as_bytes();
         of == b"application/json" || of.starts_with(b"application/json;")
@@ -210,16 +245,44 @@ async fn create(
         files: create.files,
         role: create.role,
         model: create.model,
+        work: WorkWish {
+            mode: create.mode,
+            template: create.template,
+            plan: create.plan_id,
+            roles: create.roles,
+            planner: create.planner,
+            check: create.check,
+            continue_prompt: create.continue_prompt,
+            agent_items: create.agent_items,
+            bounds: ChatBounds {
+                turns: create.limits.turns,
+                seconds: create.limits.seconds,
+                tokens: create.limits.tokens,
+                cost: create.limits.cost_usd.map(billionths),
+            },
+            instructions: None,
+        },
     };
     let created = desk.chats.create(&workspace, wish).await;
-    let (chat, accepted) = created.map_err(|error| failed(&error))?;
-    let place = format!("/api/v1/workspaces/{workspace}/chats/{chat}");
-    let body = json!({
-        "chat_id": chat.as_str(),
-        "turn_id": accepted.turn.as_str(),
-        "sequence": accepted.sequence,
-        "events": format!("{place}/events"),
-    });
+    let created = created.map_err(|error| failed(&error))?;
+    let place = |chat| format!("/api/v1/workspaces/{workspace}/chats/{chat}");
+    let (place, body) = match created {
+        Created::Chat(chat, accepted) => {
+            let place = place(&chat);
+            let body = json!({
+                "chat_id": chat.as_str(),
+                "turn_id": accepted.turn.as_str(),
+                "sequence": accepted.sequence,
+                "events": format!("{place}/events"),
+            });
+            (place, body)
+        }
+        Created::Work(begun) => {
+            let place = place(&begun.chat);
+            let body = plan_pages::begun(&begun, &place);
+            (place, body)
+        }
+    };
     let mut response = page(StatusCode::CREATED, &body);
     if let Ok(place) = HeaderValue::from_str(&place) {
         response.headers_mut().insert(header::LOCATION, place);
@@ -339,6 +402,17 @@ async fn ping(
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
+/// Dollars in billionths; what is no amount is none.
+fn billionths(dollars: f64) -> u64 {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "it saturates, which is what is meant"
+    )]
+    let billionths = (dollars * 1e9).round() as u64;
+    billionths
+}
+
 fn chat_view(of: &ChatView) -> Value {
     let chat = &of.chat;
     let state = match (&chat.running, chat.waiting) {
@@ -355,6 +429,9 @@ fn chat_view(of: &ChatView) -> Value {
         "goal": chat.goal.raw(),
         "files": chat.files,
         "mode": chat.mode.word(),
+        "phase": chat.phase.map(ChatPhase::word),
+        "plan_id": chat.settings.plan,
+        "parent": chat.parent.as_ref().map(SessionId::as_str),
         "state": state,
         "loaded": of.is_loaded,
         "turns": chat.turns,

@@ -17,6 +17,7 @@ pub mod guard;
 pub mod history;
 pub mod http;
 pub mod listing;
+mod plan_pages;
 pub mod policies;
 pub mod policy_pages;
 pub mod process_stats;

@@ -38,6 +38,7 @@ mod show;
 mod site;
 mod ssh;
 mod table;
+mod template;
 mod trusted;
 pub mod types;
 mod units;
@@ -70,6 +71,7 @@ pub use presets::{Find, Preset, names as agent_names, preset as agent_preset};
 pub use role::{ChatConfig, RegisteredWorkspace, Role};
 pub use schema::schema;
 pub use show::Effective;
+pub use template::{Template, plan_path};
 pub use trusted::{Part, Trusted, writes_in_place};
 pub use types::*;
 pub use units::{duration as read_duration, show_duration, show_size};
@@ -102,6 +104,7 @@ const MEANT_TABLES: &[(&str, &str)] = &[
     ("chats", "chat"),
     ("roles", "role"),
     ("workspaces", "workspace"),
+    ("templates", "template"),
 ];
 
 /// Where a configuration comes from.
@@ -312,6 +315,7 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
     let chat = role::chat(&root.section("chat"));
     let roles = role::roles(&root.section("role"), &drafts, &names("pool"));
     let workspaces = role::workspaces(&root.section("workspace"), &origin.dir, found);
+    let templates = template::templates(&root.section("template"), &roles, &names("role"));
     root.close(LATER_TABLES, MEANT_TABLES);
     let mut config = Config {
         file: origin.file.clone(),
@@ -334,6 +338,7 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
         chat,
         roles,
         workspaces,
+        templates,
         notes: Vec::new(),
         places: Places::new(ledger.text.clone(), BTreeMap::new()),
     };

@@ -112,6 +112,7 @@ impl Config {
             hints: of_hints,
             chat,
             roles,
+            templates,
             workspaces,
             notes: _,
             places: _,
@@ -145,7 +146,7 @@ impl Config {
         let site = site_policy.as_deref();
         tables.extend(policies::tables(policies, site, policy_uses));
         tables.extend(of_hooks.iter().map(hooks::hook));
-        tables.extend(chats::tables(*chat, roles, workspaces));
+        tables.extend(chats::tables(*chat, roles, workspaces, templates));
         Effective { tables }
     }
 
