@@ -13,6 +13,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::Inner;
 use super::directory::first_prompt;
 use super::lobby::{Lobby, Waiting};
+use super::plan::with_instructions;
 use super::seed;
 use crate::fleet::{
     Brought, Conversation, OpenError, PromptError, STOPPED, STOPPED_UNSENT, SubmitError, TaskReport,
@@ -99,10 +100,15 @@ impl Actor {
                 }
             };
             if let Some(turn) = waiting {
-                if turn.is_stopped() {
+                let goes_on = if turn.is_stopped() {
                     let why = STOPPED_UNSENT;
                     self.unsent(&turn.turn, TurnOutcome::Cancelled, why).await;
-                } else if !self.work(turn).await {
+                    true
+                } else {
+                    self.work(turn).await
+                };
+                self.chats.turn_over(&self.chat);
+                if !goes_on {
                     return self.chats.forget(self.id());
                 }
                 continue;
@@ -278,7 +284,9 @@ impl Actor {
         if !has_answered {
             let config = self.chats.config.now();
             let role = config.roles.get(&self.chat.role);
-            return Ok(Foreign::new(first_prompt(role, &self.chat.files, content)));
+            let first = first_prompt(role, &self.chat.files, content);
+            let instructions = self.chat.settings.instructions.as_deref();
+            return Ok(Foreign::new(with_instructions(instructions, first)));
         }
         let was_stopped = last.detail.as_deref() == Some(STOPPED);
         Ok(if was_stopped {
@@ -286,6 +294,16 @@ impl Actor {
         } else {
             turn.content.clone()
         })
+    }
+
+    /// What the next turn of a member is checked by; empty if by nothing.
+    async fn check(&self) -> Result<Vec<String>, super::ChatError> {
+        if self.chat.parent.is_none() {
+            return Ok(Vec::new());
+        }
+        let settings = self.chats.chat(self.id()).await?.settings;
+        let shell = |check| vec!["sh".to_owned(), "-c".to_owned(), check];
+        Ok(settings.check.map(shell).unwrap_or_default())
     }
 
     /// Sends a turn and waits for its end, hearing stops all the while.
@@ -296,6 +314,9 @@ impl Actor {
                 tracing::warn!(chat = %self.chat.session, why, "a turn waits for the journal");
                 return Worked::Not;
             }
+        };
+        let Ok(check) = self.check().await else {
+            return Worked::Not;
         };
         let Some(conversation) = &mut self.conversation else {
             return Worked::Not;
@@ -310,7 +331,7 @@ impl Actor {
             task: task.clone(),
             at_ms: self.chats.fleet.now_ms(),
         });
-        match conversation.turn(task, text, vec![begin]).await {
+        match conversation.turn(task, text, check, vec![begin]).await {
             Ok(()) => {}
             Err(PromptError::Submit(SubmitError::Stopping)) => return Worked::Gone,
             Err(error) => {

@@ -11,7 +11,7 @@ use super::{ChatError, Chats, Inner};
 use crate::fleet::STOPPED_UNSENT;
 use crate::journal::{ChatWrite, StoredChat, Write};
 use crate::limits;
-use crate::model::{Event, SessionId, TurnId, TurnOutcome, TurnState};
+use crate::model::{ChatPhase, Event, SessionId, TurnId, TurnOutcome, TurnState};
 
 impl Chats {
     /// Stops what runs in a chat and ends what waits; nothing to stop is no error.
@@ -20,7 +20,12 @@ impl Chats {
     /// [`ChatError`]
     pub async fn stop(&self, workspace: &str, chat: &str) -> Result<SessionId, ChatError> {
         let inner = &self.0;
-        let id = inner.find(workspace, chat).await?.session;
+        let found = inner.find(workspace, chat).await?;
+        let id = found.session.clone();
+        if found.mode.coordinates() {
+            inner.stop_work(&found).await?;
+            return Ok(id);
+        }
         let _place = inner.place(&id).await;
         let chat = inner.chat(&id).await?;
         inner.stop_waiting(&id).await?;
@@ -43,7 +48,28 @@ impl Chats {
     /// [`ChatError`]
     pub async fn close(&self, workspace: &str, chat: &str) -> Result<bool, ChatError> {
         let found = self.0.find(workspace, chat).await?;
-        self.0.close(&found.session).await
+        if let Some(parent) = &found.parent {
+            let parent = self.0.chat(parent).await?;
+            if parent.phase != Some(ChatPhase::Over) {
+                let why = format!(
+                    "the chat works the plan of the chat {}: close that one",
+                    parent.session
+                );
+                return Err(ChatError::Conflict(why));
+            }
+        }
+        if !found.mode.coordinates() {
+            return self.0.close(&found.session).await;
+        }
+        self.0.stop_work(&found).await?;
+        let id = found.session.clone();
+        let read = self.0.readers.read(move |reader| reader.members(&id));
+        let mut is_closed = true;
+        for member in read.await.map_err(ChatError::Unavailable)? {
+            is_closed &= self.0.close(&member).await?;
+        }
+        // Its members go first: one that is left would have nobody to close it.
+        Ok(is_closed && self.0.close(&found.session).await?)
     }
 }
 

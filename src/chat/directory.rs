@@ -5,7 +5,7 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use super::ChatError;
+use super::{ChatError, WorkWish};
 use crate::config::{Config, RegisteredWorkspace, Role};
 use crate::limits;
 use crate::model::foreign::show;
@@ -22,6 +22,8 @@ pub struct Wish {
     pub role: Option<String>,
     /// The model's name.
     pub model: Option<String>,
+    /// How it goes on.
+    pub work: WorkWish,
 }
 
 /// The workspace of that name.

@@ -9,6 +9,7 @@ mod closing;
 mod directory;
 mod hub;
 mod lobby;
+mod plan;
 mod readers;
 mod seed;
 mod standing;
@@ -22,15 +23,19 @@ use tokio_util::sync::CancellationToken;
 
 pub use directory::Wish;
 pub use hub::{Cursor, Shape, Subscriber};
+pub use plan::{Begun, Said, WorkWish};
 
 use crate::config::Config;
 use crate::fleet::{FleetHandle, OpenError, SubmitError};
-use crate::journal::{ChatRow, ChatWrite, StoredChat, StoredTurn, TurnRow, Write};
+use crate::journal::{
+    ChatRow, ChatWrite, PlanItem, PlanReview, StoredChat, StoredTurn, TurnRow, Write,
+};
 use crate::limits;
 use crate::model::{ChatMode, Foreign, PoolName, SessionId, TurnId, TurnState};
 use actor::{Actor, Wants};
 use hub::Hub;
 use lobby::Lobby;
+use plan::Works;
 use readers::Readers;
 use standing::Standing;
 
@@ -92,6 +97,28 @@ pub struct ChatView {
     pub is_loaded: bool,
 }
 
+/// A chat that has begun.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Created {
+    /// One with an agent of its own, and its first message.
+    Chat(SessionId, Accepted),
+    /// One whose plan others work.
+    Work(Begun),
+}
+
+/// A plan and how it stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlanView {
+    /// The chat whose plan it is.
+    pub chat: StoredChat,
+    /// Its items.
+    pub items: Vec<PlanItem>,
+    /// What was said of it.
+    pub reviews: Vec<PlanReview>,
+    /// Who writes and works it.
+    pub members: Vec<StoredChat>,
+}
+
 /// The chats of a supervisor. Clones are the same.
 #[derive(Clone, Debug)]
 pub struct Chats(Arc<Inner>);
@@ -106,6 +133,8 @@ pub(crate) struct Inner {
     lobbies: BTreeMap<PoolName, Arc<Lobby>>,
     hubs: Mutex<HashMap<SessionId, Weak<Hub>>>,
     places: Vec<tokio::sync::Mutex<()>>,
+    /// Plans that several agents work.
+    works: Works,
     subscribers: Arc<Semaphore>,
     /// The supervisor stops: no turn is begun any more.
     stop: CancellationToken,
@@ -135,15 +164,18 @@ impl Chats {
             places: (0..STRIPES)
                 .map(|_| tokio::sync::Mutex::default())
                 .collect(),
+            works: Works::default(),
             subscribers: Arc::new(Semaphore::new(limits::CHAT_SUBSCRIBERS)),
             stop: CancellationToken::new(),
         }))
     }
 
-    /// Goes on with every chat in which a message waits since an earlier start, and from now on
-    /// closes those that nobody uses.
+    /// Goes on with every chat in which a message waits since an earlier start, and with the work of
+    /// those that coordinate others: these first, so that they see what the earlier start lost. From
+    /// now on closes those that nobody uses.
     pub async fn go_on(&self) {
         tokio::spawn(aging::run(Arc::clone(&self.0)));
+        self.go_on_with_plans().await;
         let mut after: Option<SessionId> = None;
         loop {
             let from = after.clone();
@@ -171,6 +203,32 @@ impl Chats {
         }
     }
 
+    async fn go_on_with_plans(&self) {
+        let mut after: Option<SessionId> = None;
+        loop {
+            let from = after.clone();
+            let read = move |reader: &crate::journal::Reader| {
+                let mut page = Vec::new();
+                for id in reader.chats_going_on(from.as_ref(), limits::CHAT_PAGE)? {
+                    page.extend(reader.chat(&id)?);
+                }
+                Ok(page)
+            };
+            let page = match self.0.readers.read(read).await {
+                Ok(page) => page,
+                Err(why) => {
+                    tracing::error!(why, "the plans of earlier starts cannot be read");
+                    return;
+                }
+            };
+            let Some(last) = page.last() else { return };
+            after = Some(last.session.clone());
+            for chat in page.iter().filter(|chat| chat.mode.coordinates()) {
+                self.0.coordinate(&chat.session);
+            }
+        }
+    }
+
     /// No turn is begun from now on; those that wait stay for the next start.
     pub fn stop_working(&self) {
         self.0.stop.cancel();
@@ -185,12 +243,25 @@ impl Chats {
     ///
     /// # Errors
     /// [`ChatError`]; nothing was begun then.
-    pub async fn create(
-        &self,
-        workspace: &str,
-        wish: Wish,
-    ) -> Result<(SessionId, Accepted), ChatError> {
+    pub async fn create(&self, workspace: &str, wish: Wish) -> Result<Created, ChatError> {
         let inner = &self.0;
+        let (mode, wish) = inner.templated(wish)?;
+        match mode {
+            ChatMode::Chat => {}
+            ChatMode::PlanThenExecute | ChatMode::ParallelAgents => {
+                return Ok(Created::Work(
+                    inner.begin_work(workspace, mode, wish).await?,
+                ));
+            }
+            ChatMode::Autonomous => {
+                let why = "the mode \"autonomous\" is not there yet";
+                return Err(ChatError::Unprocessable(why.to_owned()));
+            }
+        }
+        if wish.work != WorkWish::default() && wish.work.mode.is_none() {
+            let why = "\"mode\" is missing: a chat in which each message is a person's has none of the keys of the others";
+            return Err(ChatError::Unprocessable(why.to_owned()));
+        }
         let config = inner.config.now();
         let (name, registered) = directory::workspace(&config, workspace)?;
         let (role_name, role) = directory::role(&config, &wish)?;
@@ -242,7 +313,7 @@ impl Chats {
         inner.fleet.keep_rows(writes).await?;
         let chat = inner.chat(&session).await?;
         inner.wake(chat, |wants| wants.turns += 1);
-        Ok((session, accepted))
+        Ok(Created::Chat(session, accepted))
     }
 
     /// Takes a message in; returns when it is durable. One with the key of an earlier one is that
@@ -263,6 +334,9 @@ impl Chats {
         if content.trim().is_empty() {
             let why = "\"content\" is empty: there is nothing to send".to_owned();
             return Err(ChatError::Unprocessable(why));
+        }
+        if found.mode.coordinates() {
+            return inner.say_to_planner(&found, content, key).await;
         }
         let _place = inner.place(&id).await;
         if let Some(key) = key.clone() {
@@ -308,6 +382,49 @@ impl Chats {
         inner.fleet.keep_rows(vec![accept]).await?;
         inner.wake(found, |wants| wants.turns += 1);
         Ok(accepted)
+    }
+
+    /// What a person says of a plan that waits for approval.
+    ///
+    /// # Errors
+    /// [`ChatError`]
+    pub async fn review(
+        &self,
+        workspace: &str,
+        chat: &str,
+        by: String,
+        said: Said,
+    ) -> Result<SessionId, ChatError> {
+        let found = self.0.find(workspace, chat).await?;
+        self.0.review(&found, by, said).await?;
+        Ok(found.session)
+    }
+
+    /// The plan of a chat as it stands on record: its items, what was said of it, and its members.
+    ///
+    /// # Errors
+    /// [`ChatError`]
+    pub async fn plan(&self, workspace: &str, chat: &str) -> Result<PlanView, ChatError> {
+        let found = self.0.find(workspace, chat).await?;
+        if !found.mode.coordinates() {
+            let why = "this chat has no plan: its mode is another one";
+            return Err(ChatError::NotFound(why.to_owned()));
+        }
+        let id = found.session.clone();
+        let read = self.0.readers.read(move |reader| {
+            let mut members = Vec::new();
+            for member in reader.members(&id)? {
+                members.extend(reader.chat(&member)?);
+            }
+            Ok((reader.plan_items(&id)?, reader.plan_reviews(&id)?, members))
+        });
+        let (items, reviews, members) = read.await.map_err(ChatError::Unavailable)?;
+        Ok(PlanView {
+            chat: found,
+            items,
+            reviews,
+            members,
+        })
     }
 
     /// Somebody is there: the chat is not idle from now on.

@@ -10,7 +10,9 @@ use crate::fleet::{STOPPED, STOPPED_UNSENT, UNWRITTEN};
 use crate::journal::{ReadError, Reader, StoredEvent, StoredQuestion};
 use crate::limits;
 use crate::model::foreign::json_for_terminal;
-use crate::model::{AskId, Event, EventId, Foreign, SessionId, TaskId, TurnOutcome};
+use crate::model::{
+    AskId, Event, EventId, Foreign, RoleName, SessionId, TaskId, TurnOutcome, Work,
+};
 
 /// Why a turn was stopped, when a person did it.
 const BY_PERSON: &str = "user_cancelled";
@@ -72,6 +74,8 @@ pub(super) fn told(
             });
             steps.collect()
         }
+        Event::Work(Work::Forwarded { chat, seq }) => forwarded(reader, &chat, seq)?,
+        Event::Work(work) => work_told(work).into_iter().collect(),
         Event::TurnEnded {
             outcome, detail, ..
         } => turn_ended(reader, session, stored.id.seq, outcome, detail)?
@@ -113,6 +117,97 @@ pub(super) fn told(
         data: json_for_terminal(&data.to_string()),
     });
     Ok(told.collect())
+}
+
+/// What a member's stream tells of one of its events, with the member's id.
+fn forwarded(
+    reader: &Reader,
+    member: &SessionId,
+    seq: u64,
+) -> Result<Vec<(&'static str, Value)>, ReadError> {
+    let found = reader.page(member, seq.saturating_sub(1), 1, 0)?;
+    let Some(stored) = found.first().filter(|stored| stored.id.seq == seq) else {
+        return Ok(Vec::new()); // It was removed.
+    };
+    let told = told(reader, member, stored)?.into_iter().map(|told| {
+        let mut data: Value = serde_json::from_str(&told.data).unwrap_or_default();
+        if let Some(data) = data.as_object_mut() {
+            data.insert("chat_id".to_owned(), member.as_str().into());
+        }
+        (told.name, data)
+    });
+    Ok(told.collect())
+}
+
+/// The work of a chat whose members do it.
+fn work_told(work: Work) -> Option<(&'static str, Value)> {
+    Some(match work {
+        Work::Item {
+            step,
+            status,
+            content,
+            role,
+            chat,
+            done,
+            total,
+        } => {
+            let data = json!({
+                "step": step,
+                "status": status.word(),
+                "content": content.raw(),
+                "agent": role.as_ref().map(RoleName::as_str),
+                "chat_id": chat.as_ref().map(SessionId::as_str),
+                "done": done,
+                "total": total,
+            });
+            ("plan_step", data)
+        }
+        Work::Member {
+            chat,
+            role,
+            outcome,
+        } => {
+            let data = json!({
+                "chat_id": chat.as_str(),
+                "role": role.as_str(),
+                "status": outcome.word(),
+            });
+            ("member", data)
+        }
+        Work::Review {
+            state,
+            plan,
+            sha256,
+            by,
+            why,
+        } => {
+            let data = json!({
+                "status": state.word(),
+                "plan_id": plan,
+                "sha256": sha256,
+                "by": by,
+                "reason": why.as_ref().map(Foreign::raw),
+            });
+            ("plan", data)
+        }
+        Work::Round { round, why } => ("round", json!({"round": round, "reason": why})),
+        Work::Ended {
+            outcome,
+            reason,
+            message,
+        } => {
+            let (name, data) = match outcome {
+                TurnOutcome::Completed => ("done", json!({"message": message})),
+                TurnOutcome::Cancelled => ("stopped", json!({"partial_response": ""})),
+                _ => ("error", json!({"message": message})),
+            };
+            let mut data = data;
+            data["outcome"] = outcome.word().into();
+            data["reason"] = reason.into();
+            (name, data)
+        }
+        Work::Forwarded { .. } => return None,
+    })
 }
 
 /// The turn that a task carries: its name begins with the turn's.

@@ -39,6 +39,7 @@ mod site;
 mod ssh;
 mod store;
 mod table;
+mod template;
 mod trusted;
 pub mod types;
 mod units;
@@ -72,6 +73,7 @@ pub use role::{ChatConfig, RegisteredWorkspace, Role};
 pub use schema::schema;
 pub use show::Effective;
 pub use store::StoreConfig;
+pub use template::{Template, plan_path};
 pub use trusted::{Part, Trusted, writes_in_place};
 pub use types::*;
 pub use units::{duration as read_duration, show_duration, show_size};
@@ -105,6 +107,7 @@ const MEANT_TABLES: &[(&str, &str)] = &[
     ("roles", "role"),
     ("workspaces", "workspace"),
     ("stores", "store"),
+    ("templates", "template"),
 ];
 
 /// Where a configuration comes from.
@@ -316,6 +319,7 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
     let roles = role::roles(&root.section("role"), &drafts, &names("pool"));
     let store = store::read(&root.section("store"), &origin.dir, found);
     let workspaces = role::workspaces(&root.section("workspace"), &origin.dir, found);
+    let templates = template::templates(&root.section("template"), &roles, &names("role"));
     root.close(LATER_TABLES, MEANT_TABLES);
     let mut config = Config {
         file: origin.file.clone(),
@@ -339,6 +343,7 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
         roles,
         workspaces,
         store,
+        templates,
         notes: Vec::new(),
         places: Places::new(ledger.text.clone(), BTreeMap::new()),
     };

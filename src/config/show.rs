@@ -113,6 +113,7 @@ impl Config {
             hints: of_hints,
             chat,
             roles,
+            templates,
             workspaces,
             store: of_store,
             notes: _,
@@ -147,7 +148,7 @@ impl Config {
         let site = site_policy.as_deref();
         tables.extend(policies::tables(policies, site, policy_uses));
         tables.extend(of_hooks.iter().map(hooks::hook));
-        tables.extend(chats::tables(*chat, roles, workspaces));
+        tables.extend(chats::tables(*chat, roles, workspaces, templates));
         tables.push(store::table(of_store));
         Effective { tables }
     }

@@ -31,9 +31,12 @@ pub use super::route::{
 };
 pub use super::ssh::{FarMode, FarNetwork, FarWalls, Ssh};
 use super::store::StoreConfig;
+use super::template::Template;
 use crate::limits;
 pub use crate::model::OnTimeout;
-use crate::model::{ClientOffers, EngineTool, PoolName, RoleName, WorkspaceName, words};
+use crate::model::{
+    ClientOffers, EngineTool, PoolName, RoleName, TemplateName, WorkspaceName, words,
+};
 pub use container::{Container, ContainerEngine};
 
 /// The whole configuration.
@@ -81,6 +84,8 @@ pub struct Config {
     pub workspaces: BTreeMap<WorkspaceName, RegisteredWorkspace>,
     /// `[store]`.
     pub store: StoreConfig,
+    /// `[template.NAME]`.
+    pub templates: BTreeMap<TemplateName, Template>,
     /// What its reader should know: promises that a choice narrows, keys without effect. Safe to show.
     pub notes: Vec<String>,
     /// Where each key stands in the file, for faults that are found later.

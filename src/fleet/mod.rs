@@ -48,6 +48,7 @@ mod told;
 mod trusted;
 mod used;
 mod views;
+mod works;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -46,8 +46,8 @@ pub use exit::{ExitClass, ExitStatus, WallStage};
 pub use foreign::Foreign;
 pub use group::{GroupLimits, LimitBackend};
 pub use ids::{
-    AskId, EventId, IdError, PoolName, RoleName, RunId, SessionId, SlotId, TaskId, TurnId,
-    WorkspaceName,
+    AskId, EventId, IdError, PoolName, RoleName, RunId, SessionId, SlotId, TaskId, TemplateName,
+    TurnId, WorkspaceName,
 };
 pub use question::{QuestionState, Remember};
 pub use role::Role;

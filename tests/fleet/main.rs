@@ -59,6 +59,7 @@ mod morning;
 mod night;
 mod orders;
 mod plan_runs;
+mod plans;
 mod policies;
 #[allow(dead_code, reason = "the tests of routes use more of it")]
 #[path = "../support/provider.rs"]

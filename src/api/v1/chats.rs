@@ -9,13 +9,14 @@ use serde_json::{Value, json};
 
 use super::call::Call;
 use super::fault::Fault;
+use super::plans;
 use super::views::{page, shown};
 use super::{Answer, Desk};
 use crate::api::chat_streams;
-use crate::chat::{Accepted, ChatError, ChatView, Chats, Cursor, Shape, Wish};
+use crate::chat::{Accepted, ChatError, ChatView, Chats, Created, Cursor, Shape, Wish, WorkWish};
 use crate::journal::StoredTurn;
 use crate::limits;
-use crate::model::{Foreign, TurnId};
+use crate::model::{ChatBounds, ChatPhase, Foreign, SessionId, TurnId};
 
 /// The body of a request that creates a chat.
 #[derive(Deserialize)]
@@ -26,6 +27,27 @@ struct Create {
     files: Vec<String>,
     role: Option<String>,
     model: Option<String>,
+    mode: Option<String>,
+    template: Option<String>,
+    plan_id: Option<String>,
+    #[serde(default)]
+    roles: Vec<String>,
+    planner: Option<String>,
+    check: Option<String>,
+    continue_prompt: Option<String>,
+    agent_items: Option<bool>,
+    #[serde(default)]
+    limits: Bounds,
+}
+
+/// Where work ends that goes on by itself.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Bounds {
+    turns: Option<u32>,
+    seconds: Option<u64>,
+    tokens: Option<u64>,
+    cost_usd: Option<f64>,
 }
 
 /// A message.
@@ -60,7 +82,7 @@ impl From<ChatError> for Fault {
 }
 
 /// The chats of a daemon, and which workspace and chat the path names.
-fn asked<'a>(desk: &Desk, call: &'a Call) -> Result<(Chats, &'a str, &'a str), Fault> {
+pub(super) fn asked<'a>(desk: &Desk, call: &'a Call) -> Result<(Chats, &'a str, &'a str), Fault> {
     let none = || Fault::not_found("a daemon has chats, and this is none: marshal up");
     let chats = desk.chats.clone().ok_or_else(none)?;
     Ok((chats, call.name("workspace"), call.name("chat")))
@@ -72,7 +94,7 @@ fn limit(call: &Call) -> u32 {
 }
 
 /// The body, JSON of this form: what is no JSON is bad, and what is of another form is refused.
-fn read<T: for<'a> Deserialize<'a>>(call: &Call) -> Result<T, Fault> {
+pub(super) fn read<T: for<'a> Deserialize<'a>>(call: &Call) -> Result<T, Fault> {
     serde_json::from_slice(call.bytes()).map_err(|error| {
         let why = crate::model::foreign::show(&error.to_string(), 200);
         if error.is_data() {
@@ -110,15 +132,42 @@ pub(super) async fn create(desk: Desk, call: Call) -> Answer {
         files: create.files,
         role: create.role,
         model: create.model,
+        work: WorkWish {
+            mode: create.mode,
+            template: create.template,
+            plan: create.plan_id,
+            roles: create.roles,
+            planner: create.planner,
+            check: create.check,
+            continue_prompt: create.continue_prompt,
+            agent_items: create.agent_items,
+            bounds: ChatBounds {
+                turns: create.limits.turns,
+                seconds: create.limits.seconds,
+                tokens: create.limits.tokens,
+                cost: create.limits.cost_usd.map(billionths),
+            },
+            instructions: None,
+        },
     };
-    let (chat, accepted) = chats.create(workspace, wish).await?;
-    let place = format!("/api/v1/workspaces/{workspace}/chats/{chat}");
-    let body = json!({
-        "chat_id": chat.as_str(),
-        "turn_id": accepted.turn.as_str(),
-        "sequence": accepted.sequence,
-        "events": format!("{place}/events"),
-    });
+    let place = |chat| format!("/api/v1/workspaces/{workspace}/chats/{chat}");
+    let (place, body) = match chats.create(workspace, wish).await? {
+        Created::Chat(chat, accepted) => {
+            let place = place(&chat);
+            let body = json!({
+                "chat_id": chat.as_str(),
+                "turn_id": accepted.turn.as_str(),
+                "sequence": accepted.sequence,
+                "events": format!("{place}/events"),
+            });
+            (place, body)
+        }
+        Created::Work(begun) => {
+            let place = place(&begun.chat);
+            let body = plans::begun(&begun, &place);
+            (place, body)
+        }
+    };
     let mut response = page(StatusCode::CREATED, &body)?;
     if let Ok(place) = HeaderValue::from_str(&place) {
         response.headers_mut().insert(header::LOCATION, place);
@@ -208,6 +257,17 @@ pub(super) async fn ping(desk: Desk, call: Call) -> Answer {
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
+/// Dollars in billionths; what is no amount is none.
+fn billionths(dollars: f64) -> u64 {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "it saturates, which is what is meant"
+    )]
+    let billionths = (dollars * 1e9).round() as u64;
+    billionths
+}
+
 fn chat_view(of: &ChatView) -> Value {
     let chat = &of.chat;
     let state = match (&chat.running, chat.waiting) {
@@ -224,6 +284,9 @@ fn chat_view(of: &ChatView) -> Value {
         "goal": chat.goal.raw(),
         "files": chat.files,
         "mode": chat.mode.word(),
+        "phase": chat.phase.map(ChatPhase::word),
+        "plan_id": chat.settings.plan,
+        "parent": chat.parent.as_ref().map(SessionId::as_str),
         "state": state,
         "loaded": of.is_loaded,
         "turns": chat.turns,

@@ -18,6 +18,7 @@ mod files;
 mod fleet;
 pub mod openapi;
 mod overlays;
+mod plans;
 mod reload;
 pub mod routes;
 mod sessions;

@@ -4,9 +4,10 @@
 
 use axum::http::Method;
 
-use super::super::chats;
+use super::super::{chats, plans};
 use super::{ACTS, Given, Key, LAST_EVENT, LIMIT, LOOKS, NOTHING, Route, STREAM};
 use crate::limits;
+use crate::model::Role;
 
 /// Where a page of a list begins.
 const AFTER: Key = Key {
@@ -75,7 +76,7 @@ pub(super) static ROUTES: &[Route] = &[
         name: "closeChat",
         does: "Closes a chat: what runs is stopped, and no message is taken any more",
         gives: (200, "ChatClosed"),
-        refuses: &[404],
+        refuses: &[404, 409],
         handle: |desk, call| Box::pin(chats::close(desk, call)),
         ..ACTS
     },
@@ -97,7 +98,7 @@ pub(super) static ROUTES: &[Route] = &[
         ],
         headers: LAST_EVENT,
         gives: (200, STREAM),
-        refuses: &[404],
+        refuses: &[404, 409],
         handle: |desk, call| Box::pin(chats::events(desk, call)),
         ..LOOKS
     },
@@ -108,6 +109,37 @@ pub(super) static ROUTES: &[Route] = &[
         gives: (204, NOTHING),
         refuses: &[404],
         handle: |desk, call| Box::pin(chats::ping(desk, call)),
+        ..ACTS
+    },
+    Route {
+        path: "/api/v1/workspaces/{workspace}/chats/{chat}/plan",
+        name: "getPlan",
+        does: "The plan of a chat whose members work one: its items, its approval, who works it",
+        gives: (200, "Plan"),
+        refuses: &[404],
+        handle: |desk, call| Box::pin(plans::plan(desk, call)),
+        ..LOOKS
+    },
+    Route {
+        path: "/api/v1/workspaces/{workspace}/chats/{chat}/plan/approve",
+        role: Role::Approve,
+        name: "approvePlan",
+        does: "Approves the plan that waits: it is worked from now on",
+        body: Some("ApprovePlan"),
+        gives: (200, "PlanReviewed"),
+        refuses: &[404, 409, 422],
+        handle: |desk, call| Box::pin(plans::approve(desk, call)),
+        ..ACTS
+    },
+    Route {
+        path: "/api/v1/workspaces/{workspace}/chats/{chat}/plan/reject",
+        role: Role::Approve,
+        name: "rejectPlan",
+        does: "Rejects the plan that waits: its planner is told why, and writes another",
+        body: Some("RejectPlan"),
+        gives: (200, "PlanReviewed"),
+        refuses: &[404, 409, 422],
+        handle: |desk, call| Box::pin(plans::reject(desk, call)),
         ..ACTS
     },
     Route {
