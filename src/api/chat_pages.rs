@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::ask_events::Until;
 use super::ask_pages::json as page;
+use super::chat_rounds;
 use super::chat_streams;
 use super::guard::{About, Role, Routes, guarded};
 use super::http::{closing, problem};
@@ -77,6 +78,11 @@ struct Create {
     files: Vec<String>,
     role: Option<String>,
     model: Option<String>,
+    mode: Option<String>,
+    limits: Option<Value>,
+    check: Option<String>,
+    continue_prompt: Option<String>,
+    plan_id: Option<String>,
 }
 
 /// A message.
@@ -205,7 +211,17 @@ async fn create(
 ) -> Result<Response, Response> {
     let UrlPath(workspace) = workspace.map_err(|_| nothing())?;
     let create: Create = read(&headers, body).await?;
+    let members = chat_rounds::Members {
+        mode: create.mode,
+        limits: create.limits,
+        check: create.check,
+        continue_prompt: create.continue_prompt,
+        plan_id: create.plan_id,
+    };
+    let going_on = members.read();
+    let going_on = going_on.map_err(|why| problem(StatusCode::UNPROCESSABLE_ENTITY, &why))?;
     let wish = Wish {
+        going_on,
         goal: create.goal,
         files: create.files,
         role: create.role,
@@ -363,6 +379,7 @@ fn chat_view(of: &ChatView) -> Value {
         "created_ms": chat.created_ms,
         "used_ms": chat.used_ms,
         "closed_ms": chat.ended_ms,
+        "rounds": chat_rounds::view(chat),
     })
 }
 

@@ -10,6 +10,7 @@ pub mod ask_pages;
 pub mod asks;
 mod catch_up;
 pub mod chat_pages;
+mod chat_rounds;
 mod chat_streams;
 pub mod control;
 mod conversation;

@@ -13,6 +13,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::Inner;
 use super::directory::first_prompt;
 use super::lobby::{Lobby, Waiting};
+use super::rounds::{self, Round};
 use super::seed;
 use crate::fleet::{
     Brought, Conversation, OpenError, PromptError, STOPPED, STOPPED_UNSENT, SubmitError, TaskReport,
@@ -55,6 +56,8 @@ enum Loaded {
     Yes(Box<Conversation>),
     /// A person stopped the turn that it was for.
     Stopped,
+    /// The time of its chat is over.
+    Late,
     /// It cannot be.
     Never(String),
     /// The supervisor stops.
@@ -103,6 +106,16 @@ impl Actor {
                     return self.chats.forget(self.id());
                 }
                 continue;
+            }
+            if rounds::goes_on(&self.chat) {
+                match self.round().await {
+                    Round::Work => continue,
+                    Round::Over => {}
+                    Round::Later => {
+                        self.pause().await;
+                        continue;
+                    }
+                }
             }
             match self.idle().await {
                 Next::Work => {}
@@ -159,6 +172,11 @@ impl Actor {
                 Loaded::Yes(conversation) => self.conversation = Some(*conversation),
                 // Whoever stopped it has ended it.
                 Loaded::Stopped => return true,
+                Loaded::Late => {
+                    let why = "the time of the chat is over";
+                    self.unsent(&turn.turn, TurnOutcome::Cancelled, why).await;
+                    return true;
+                }
                 Loaded::Never(why) => {
                     self.unsent(&turn.turn, TurnOutcome::Failed, &why).await;
                     return true;
@@ -189,6 +207,7 @@ impl Actor {
         let gives = || chats.fleet.gives_slots(&chat.pool);
         let is_crowded = gives() && !chats.fleet.has_free_slot(&chat.pool);
         let mut place: Option<Waiting> = is_crowded.then(|| self.lobby.enter());
+        let due = self.due();
         loop {
             let loading = chats.fleet.load_chat(
                 &chat.pool,
@@ -212,6 +231,7 @@ impl Actor {
                             return Loaded::Stopped;
                         }
                     }
+                    () = rounds::until(due) => return Loaded::Late,
                     () = chats.stop.cancelled() => return Loaded::Stopping,
                 }
             };
@@ -235,7 +255,11 @@ impl Actor {
         let content = turn.content.raw();
         if last.prompted == 0 {
             let role = self.chats.config.roles.get(&self.chat.role);
-            return Ok(Foreign::new(first_prompt(role, &self.chat.files, content)));
+            let mut text = first_prompt(role, &self.chat.files, content);
+            if rounds::goes_on(&self.chat) {
+                text.push_str(&rounds::told(&self.chat));
+            }
+            return Ok(Foreign::new(text));
         }
         let was_stopped = last.detail.as_deref() == Some(STOPPED);
         Ok(if was_stopped {
@@ -254,6 +278,7 @@ impl Actor {
                 return Worked::Not;
             }
         };
+        let (check, mut due) = (rounds::check(&self.chat), self.due());
         let Some(conversation) = &mut self.conversation else {
             return Worked::Not;
         };
@@ -267,7 +292,7 @@ impl Actor {
             task: task.clone(),
             at_ms: self.chats.fleet.now_ms(),
         });
-        match conversation.turn(task, text, vec![begin]).await {
+        match conversation.turn(task, text, check, vec![begin]).await {
             Ok(()) => {}
             Err(PromptError::Submit(SubmitError::Stopping)) => return Worked::Gone,
             Err(error) => {
@@ -283,6 +308,10 @@ impl Actor {
                     Some(_) => {}
                     None => return Worked::Gone,
                 },
+                () = rounds::until(due) => {
+                    due = None;
+                    conversation.cancel();
+                }
                 changed = self.wants.changed() => {
                     if changed.is_err() {
                         return Worked::Gone;
@@ -440,7 +469,7 @@ impl Actor {
     }
 
     /// The child is stopped and the slot given back; home and stream stay.
-    async fn unload(&mut self) {
+    pub(super) async fn unload(&mut self) {
         if let Some(mut conversation) = self.conversation.take() {
             conversation.leave().await;
         }

@@ -8,6 +8,7 @@ mod directory;
 mod hub;
 mod lobby;
 mod readers;
+mod rounds;
 mod seed;
 
 use std::collections::{BTreeMap, HashMap};
@@ -19,16 +20,24 @@ use tokio_util::sync::CancellationToken;
 
 pub use directory::Wish;
 pub use hub::{Cursor, Shape, Subscriber};
+pub use rounds::GoingOn;
 
 use crate::config::Config;
 use crate::fleet::{FleetHandle, OpenError, SubmitError};
-use crate::journal::{ChatRow, ChatWrite, StoredChat, StoredTurn, TurnRow, Write};
+use crate::journal::{
+    ChatRow, ChatWrite, ReadError, Reader, StoredChat, StoredTurn, TurnRow, Write,
+};
 use crate::limits;
-use crate::model::{ChatMode, Foreign, PoolName, SessionId, TurnId, TurnOutcome, TurnState};
+use crate::model::{
+    ChatMode, ChatPhase, Foreign, PoolName, SessionId, TurnId, TurnOutcome, TurnState,
+};
 use actor::{Actor, Wants};
 use hub::Hub;
 use lobby::Lobby;
 use readers::Readers;
+
+/// Reads a page of chats.
+type Pages = fn(&Reader, Option<&SessionId>, u32) -> Result<Vec<SessionId>, ReadError>;
 
 /// Places in which chats take messages, so that two of one chat never have the same number.
 const STRIPES: usize = 64;
@@ -133,14 +142,18 @@ impl Chats {
         }))
     }
 
-    /// Goes on with every chat in which a message waits since an earlier start.
+    /// Goes on with every chat in which a message waits since an earlier start, or which goes on by
+    /// itself.
     pub async fn go_on(&self) {
+        self.take_up(Reader::waiting_chats).await;
+        self.take_up(Reader::chats_going_on).await;
+    }
+
+    async fn take_up(&self, pages: Pages) {
         let mut after: Option<SessionId> = None;
         loop {
             let from = after.clone();
-            let read = move |reader: &crate::journal::Reader| {
-                reader.waiting_chats(from.as_ref(), limits::CHAT_PAGE)
-            };
+            let read = move |reader: &Reader| pages(reader, from.as_ref(), limits::CHAT_PAGE);
             let page = match self.0.readers.read(read).await {
                 Ok(page) => page,
                 Err(why) => {
@@ -196,6 +209,9 @@ impl Chats {
         })?;
         let (session, run) = inner.fleet.chat_ids()?;
         let now = inner.fleet.now_ms();
+        let going_on = wish.going_on;
+        let settings = going_on.map(|of| rounds::settings(&inner.config, &role.pool, &session, of));
+        let settings = settings.transpose()?;
         let row = ChatRow {
             session: session.clone(),
             run,
@@ -205,10 +221,13 @@ impl Chats {
             goal: Foreign::from(wish.goal.as_str()),
             files: wish.files,
             pool: role.pool.clone(),
-            mode: ChatMode::Chat,
+            mode: match &settings {
+                Some(_) => ChatMode::Autonomous,
+                None => ChatMode::Chat,
+            },
             parent: None,
-            phase: None,
-            settings: None,
+            phase: settings.as_ref().map(|_| ChatPhase::Working),
+            settings,
             created_ms: now,
         };
         row.check()
@@ -307,6 +326,8 @@ impl Chats {
         let waiting = waiting.await.map_err(ChatError::Unavailable)?;
         let chat = inner.chat(&id).await?;
         let has_waiting = !waiting.is_empty();
+        let over = rounds::stopped(&chat);
+        let goes_on = over.is_some();
         let ends = waiting.into_iter().map(|turn| {
             Write::Chat(ChatWrite::End {
                 turn: turn.turn,
@@ -314,8 +335,8 @@ impl Chats {
                 at_ms: inner.fleet.now_ms(),
             })
         });
-        if has_waiting {
-            inner.fleet.keep_rows(ends.collect()).await?;
+        if has_waiting || goes_on {
+            inner.fleet.keep_rows(ends.chain(over).collect()).await?;
         }
         if has_waiting || chat.running.is_some() {
             inner.tell(&id, |wants| {
@@ -323,6 +344,10 @@ impl Chats {
                 // An actor that has begun one of them meanwhile tells its end.
                 wants.unsent += u64::from(has_waiting && chat.running.is_none());
             });
+        }
+        if goes_on {
+            // Whoever works it ends it.
+            inner.wake(chat, |wants| wants.turns += 1);
         }
         Ok(id)
     }

@@ -10,7 +10,7 @@ use crate::fleet::{STOPPED, STOPPED_UNSENT, UNWRITTEN};
 use crate::journal::{ReadError, Reader, StoredEvent};
 use crate::limits;
 use crate::model::foreign::json_for_terminal;
-use crate::model::{Event, EventId, Foreign, SessionId, TaskId, TurnOutcome};
+use crate::model::{Event, EventId, Foreign, SessionId, TaskId, TurnOutcome, Work};
 
 /// Why a turn was stopped, when a person did it.
 const BY_PERSON: &str = "user_cancelled";
@@ -92,6 +92,7 @@ pub(super) fn told(
                 vec![("ask", data)]
             }
         },
+        Event::Work(work) => over(work).into_iter().collect(),
         event => plain(event, stored.id.seq).into_iter().collect(),
     };
     let count = u32::try_from(found.len()).unwrap_or(u32::MAX);
@@ -193,6 +194,33 @@ fn turn_ended(
             ("error", data)
         }
     }))
+}
+
+/// The end of all of a chat's turns, which is no turn's.
+fn over(work: Work) -> Option<(&'static str, Value)> {
+    let Work::Ended {
+        outcome,
+        reason,
+        message,
+    } = work
+    else {
+        return None;
+    };
+    let word = outcome.word();
+    Some(match outcome {
+        TurnOutcome::Completed => (
+            "done",
+            json!({"message": message, "outcome": word, "reason": reason, "turn_id": null}),
+        ),
+        TurnOutcome::Cancelled | TurnOutcome::Limited => (
+            "stopped",
+            json!({"message": message, "outcome": word, "reason": reason, "partial_response": "", "turn_id": null}),
+        ),
+        _ => (
+            "error",
+            json!({"message": message, "outcome": word, "reason": reason, "turn_id": null}),
+        ),
+    })
 }
 
 /// An input as it came.

@@ -17,6 +17,7 @@ use super::presets;
 use super::sandbox::NAME_PATTERN;
 use super::table::{Found, Section, one_of};
 use super::types::{DialectName, Network, Pool};
+use crate::limits::CHAT_ROUNDS;
 use crate::model::{IdError, PoolName, RoleName, WorkspaceName};
 
 /// `[chat]`.
@@ -24,12 +25,15 @@ use crate::model::{IdError, PoolName, RoleName, WorkspaceName};
 pub struct ChatConfig {
     /// How long a chat that nobody uses keeps its agent.
     pub idle: Duration,
+    /// Turns of a chat of the mode `autonomous` that names no limit.
+    pub rounds: u32,
 }
 
 impl Default for ChatConfig {
     fn default() -> Self {
         Self {
             idle: Duration::from_secs(600),
+            rounds: 20,
         }
     }
 }
@@ -61,10 +65,13 @@ const INSTRUCTIONS_BYTES: usize = 64 << 10;
 /// Reads the table `chat`.
 pub(super) fn chat(section: &Section<'_>) -> ChatConfig {
     let idle = section.duration("idle", IDLE);
+    let rounds = section.integer("rounds", 1..=CHAT_ROUNDS);
     section.close(&[], &[("role", "role"), ("workspace", "workspace")]);
-    idle.map_or_else(ChatConfig::default, |found| ChatConfig {
-        idle: found.value,
-    })
+    let none = ChatConfig::default();
+    ChatConfig {
+        idle: idle.map_or(none.idle, |found| found.value),
+        rounds: rounds.map_or(none.rounds, |found| found.value),
+    }
 }
 
 /// Reads the table `role`. `names` are those of all pools that the file has, faulty ones too.

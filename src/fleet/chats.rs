@@ -105,6 +105,19 @@ impl FleetHandle {
     /// # Errors
     /// [`SubmitError`]: of [`SubmitError::Journal`] it may be tried again.
     pub async fn append(&self, session: &SessionId, event: Event) -> Result<(), SubmitError> {
+        self.append_with(session, event, Vec::new()).await
+    }
+
+    /// The same in one commit with what goes with it.
+    ///
+    /// # Errors
+    /// [`SubmitError`]; nothing was kept then.
+    pub async fn append_with(
+        &self,
+        session: &SessionId,
+        event: Event,
+        with: Vec<Write>,
+    ) -> Result<(), SubmitError> {
         // What an earlier slot of it was writing goes first.
         self.make_durable(Vec::new()).await?;
         let of = session.clone();
@@ -123,7 +136,8 @@ impl FleetHandle {
             session: session.clone(),
             events: Arc::new(vec![stamped]),
         };
-        self.make_durable(vec![write]).await?;
+        let writes = std::iter::once(write).chain(with).collect();
+        self.make_durable(writes).await?;
         self.0.shared.taps.durable(session, seq);
         Ok(())
     }

@@ -167,11 +167,12 @@ impl Conversation {
     pub async fn prompt(&mut self, text: Foreign) -> Result<TaskId, PromptError> {
         let name = format!("p-{}", self.next);
         let id = TaskId::new(&name).unwrap_or_else(|_| unreachable!("a safe token"));
-        self.turn(id.clone(), text, Vec::new()).await?;
+        self.turn(id.clone(), text, Vec::new(), Vec::new()).await?;
         Ok(id)
     }
 
-    /// The same under a name of the caller's, in one commit with what goes with it.
+    /// The same under a name of the caller's, with a check of its own after it if that is not empty,
+    /// in one commit with what goes with it.
     ///
     /// # Errors
     /// [`PromptError`]; nothing was taken in then.
@@ -179,6 +180,7 @@ impl Conversation {
         &mut self,
         id: TaskId,
         text: Foreign,
+        check: Vec<String>,
         with: Vec<Write>,
     ) -> Result<(), PromptError> {
         if self.open > limits::CONVERSATION_QUEUE {
@@ -190,8 +192,7 @@ impl Conversation {
             pool: Some(self.pool.clone()),
             workspace: Some(self.directory.clone()),
             attempts: Some(1),
-            // A check is for tasks: nobody waits for one in a conversation.
-            check: Some(Vec::new()),
+            check: Some(check),
             files: Vec::new(),
             embed: Vec::new(),
             policy_layer: None,

@@ -58,6 +58,7 @@ mod policies;
 mod provider;
 mod reload;
 mod reload_writing;
+mod rounds;
 mod routes;
 mod secrets;
 mod sizes;

@@ -13,9 +13,10 @@ pub(super) fn tables(
     roles: &BTreeMap<RoleName, Role>,
     workspaces: &BTreeMap<WorkspaceName, RegisteredWorkspace>,
 ) -> Vec<Shown> {
-    let ChatConfig { idle } = chat;
+    let ChatConfig { idle, rounds } = chat;
     let mut table = Shown::new(&["chat"]);
     table.put("idle", show_duration(idle));
+    table.put("rounds", rounds);
     let mut tables = vec![table];
     for (name, role) in roles {
         let Role {
