@@ -14,6 +14,7 @@ use super::Inner;
 use super::directory::first_prompt;
 use super::lobby::{Lobby, Waiting};
 use super::plan::with_instructions;
+use super::rounds::{self, Round};
 use super::seed;
 use crate::fleet::{
     Brought, Conversation, OpenError, PromptError, STOPPED, STOPPED_UNSENT, SubmitError, TaskReport,
@@ -58,6 +59,8 @@ enum Loaded {
     Yes(Box<Conversation>),
     /// A person stopped the turn that it was for.
     Stopped,
+    /// The time of its chat is over.
+    Late,
     /// It cannot be.
     Never(String),
     /// The supervisor stops.
@@ -116,6 +119,16 @@ impl Actor {
             if wants.is_closed {
                 self.close().await;
                 return self.chats.forget(self.id());
+            }
+            if rounds::goes_on(&self.chat) {
+                match self.round().await {
+                    Round::Work => continue,
+                    Round::Over => {}
+                    Round::Later => {
+                        self.pause().await;
+                        continue;
+                    }
+                }
             }
             match self.idle().await {
                 Next::Work => {}
@@ -189,6 +202,11 @@ impl Actor {
                 }
                 // It says so itself.
                 Loaded::Stopped => return true,
+                Loaded::Late => {
+                    let why = "the time of the chat is over";
+                    self.unsent(&turn.turn, TurnOutcome::Cancelled, why).await;
+                    return true;
+                }
                 Loaded::Never(why) => {
                     self.unsent(&turn.turn, TurnOutcome::Failed, &why).await;
                     return true;
@@ -222,6 +240,7 @@ impl Actor {
         let gives = || chats.fleet.gives_slots(&chat.pool);
         let is_crowded = gives() && !chats.fleet.has_free_slot(&chat.pool);
         let mut place: Option<Waiting> = is_crowded.then(|| self.lobby.enter());
+        let due = self.due();
         loop {
             if self.is_stopped(turn) {
                 return Loaded::Stopped;
@@ -249,6 +268,7 @@ impl Actor {
                             return Loaded::Stopped;
                         }
                     }
+                    () = rounds::until(due) => return Loaded::Late,
                     () = chats.stop.cancelled() => return Loaded::Stopping,
                 }
             };
@@ -286,7 +306,11 @@ impl Actor {
             let role = config.roles.get(&self.chat.role);
             let first = first_prompt(role, &self.chat.files, content);
             let instructions = self.chat.settings.instructions.as_deref();
-            return Ok(Foreign::new(with_instructions(instructions, first)));
+            let mut text = with_instructions(instructions, first);
+            if rounds::goes_on(&self.chat) {
+                text.push_str(&rounds::told(&self.chat));
+            }
+            return Ok(Foreign::new(text));
         }
         let was_stopped = last.detail.as_deref() == Some(STOPPED);
         Ok(if was_stopped {
@@ -299,7 +323,7 @@ impl Actor {
     /// What the next turn of a member is checked by; empty if by nothing.
     async fn check(&self) -> Result<Vec<String>, super::ChatError> {
         if self.chat.parent.is_none() {
-            return Ok(Vec::new());
+            return Ok(rounds::check(&self.chat));
         }
         let settings = self.chats.chat(self.id()).await?.settings;
         let shell = |check| vec!["sh".to_owned(), "-c".to_owned(), check];
@@ -318,6 +342,7 @@ impl Actor {
         let Ok(check) = self.check().await else {
             return Worked::Not;
         };
+        let mut due = self.due();
         let Some(conversation) = &mut self.conversation else {
             return Worked::Not;
         };
@@ -347,6 +372,10 @@ impl Actor {
                     Some(_) => {}
                     None => return Worked::Gone,
                 },
+                () = rounds::until(due) => {
+                    due = None;
+                    conversation.cancel();
+                }
                 changed = self.wants.changed() => {
                     if changed.is_err() {
                         return Worked::Gone;
@@ -546,7 +575,7 @@ impl Actor {
     }
 
     /// The child is stopped and the slot given back; home and stream stay.
-    async fn unload(&mut self) {
+    pub(super) async fn unload(&mut self) {
         if let Some(mut conversation) = self.conversation.take() {
             conversation.leave().await;
         }

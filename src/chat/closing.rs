@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use tokio::time::timeout;
 
-use super::{ChatError, Chats, Inner};
+use super::{ChatError, Chats, Inner, rounds};
 use crate::fleet::STOPPED_UNSENT;
 use crate::journal::{ChatWrite, StoredChat, Write};
 use crate::limits;
@@ -28,8 +28,13 @@ impl Chats {
         }
         let _place = inner.place(&id).await;
         let chat = inner.chat(&id).await?;
+        let over = rounds::stopped(&chat);
+        let goes_on = over.is_some();
+        if let Some(over) = over {
+            inner.fleet.keep_rows(vec![over]).await?;
+        }
         inner.stop_waiting(&id).await?;
-        if chat.waiting > 0 || chat.running.is_some() {
+        if chat.waiting > 0 || chat.running.is_some() || goes_on {
             // Each is ended, and told of, by the chat's actor.
             let to = chat.turns;
             inner.wake(chat, |wants| {

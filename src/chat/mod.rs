@@ -11,6 +11,7 @@ mod hub;
 mod lobby;
 mod plan;
 mod readers;
+mod rounds;
 mod seed;
 mod standing;
 
@@ -31,7 +32,7 @@ use crate::journal::{
     ChatRow, ChatWrite, PlanItem, PlanReview, StoredChat, StoredTurn, TurnRow, Write,
 };
 use crate::limits;
-use crate::model::{ChatMode, Foreign, PoolName, SessionId, TurnId, TurnState};
+use crate::model::{ChatMode, ChatPhase, Foreign, PoolName, SessionId, TurnId, TurnState};
 use actor::{Actor, Wants};
 use hub::Hub;
 use lobby::Lobby;
@@ -223,8 +224,12 @@ impl Chats {
             };
             let Some(last) = page.last() else { return };
             after = Some(last.session.clone());
-            for chat in page.iter().filter(|chat| chat.mode.coordinates()) {
-                self.0.coordinate(&chat.session);
+            for chat in page {
+                if chat.mode.coordinates() {
+                    self.0.coordinate(&chat.session);
+                } else {
+                    self.0.wake(chat, |wants| wants.turns += 1);
+                }
             }
         }
     }
@@ -247,15 +252,11 @@ impl Chats {
         let inner = &self.0;
         let (mode, wish) = inner.templated(wish)?;
         match mode {
-            ChatMode::Chat => {}
+            ChatMode::Chat | ChatMode::Autonomous => {}
             ChatMode::PlanThenExecute | ChatMode::ParallelAgents => {
                 return Ok(Created::Work(
                     inner.begin_work(workspace, mode, wish).await?,
                 ));
-            }
-            ChatMode::Autonomous => {
-                let why = "the mode \"autonomous\" is not there yet";
-                return Err(ChatError::Unprocessable(why.to_owned()));
             }
         }
         if wish.work != WorkWish::default() && wish.work.mode.is_none() {
@@ -283,6 +284,9 @@ impl Chats {
         })?;
         let (session, run) = inner.fleet.chat_ids()?;
         let now = inner.fleet.now_ms();
+        let goes_on = mode == ChatMode::Autonomous;
+        let settings = goes_on.then(|| rounds::settings(&config, &role.pool, &session, wish.work));
+        let settings = settings.transpose()?;
         let row = ChatRow {
             session: session.clone(),
             run,
@@ -292,10 +296,10 @@ impl Chats {
             goal: Foreign::from(wish.goal.as_str()),
             files: wish.files,
             pool: role.pool.clone(),
-            mode: ChatMode::Chat,
+            mode,
             parent: None,
-            phase: None,
-            settings: None,
+            phase: settings.as_ref().map(|_| ChatPhase::Working),
+            settings,
             created_ms: now,
         };
         row.check()

@@ -198,12 +198,16 @@ fn work_told(work: Work) -> Option<(&'static str, Value)> {
         } => {
             let (name, data) = match outcome {
                 TurnOutcome::Completed => ("done", json!({"message": message})),
-                TurnOutcome::Cancelled => ("stopped", json!({"partial_response": ""})),
+                TurnOutcome::Cancelled | TurnOutcome::Limited => (
+                    "stopped",
+                    json!({"message": message, "partial_response": ""}),
+                ),
                 _ => ("error", json!({"message": message})),
             };
             let mut data = data;
             data["outcome"] = outcome.word().into();
             data["reason"] = reason.into();
+            data["turn_id"] = Value::Null;
             (name, data)
         }
         Work::Forwarded { .. } => return None,

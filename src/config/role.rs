@@ -17,6 +17,7 @@ use super::presets;
 use super::sandbox::NAME_PATTERN;
 use super::table::{Found, Section, one_of};
 use super::types::{DialectName, Network, Pool};
+use crate::limits::CHAT_ROUNDS;
 use crate::model::{IdError, PoolName, RoleName, WorkspaceName};
 
 /// `[chat]`.
@@ -26,6 +27,8 @@ pub struct ChatConfig {
     pub idle: Duration,
     /// How long a chat that nobody uses stays open.
     pub close_after: Duration,
+    /// Turns of a chat of the mode `autonomous` that names no limit.
+    pub rounds: u32,
 }
 
 impl Default for ChatConfig {
@@ -33,6 +36,7 @@ impl Default for ChatConfig {
         Self {
             idle: Duration::from_secs(600),
             close_after: Duration::from_secs(90 * 24 * 3600),
+            rounds: 20,
         }
     }
 }
@@ -69,11 +73,13 @@ const INSTRUCTIONS_BYTES: usize = 64 << 10;
 pub(super) fn chat(section: &Section<'_>) -> ChatConfig {
     let idle = section.duration("idle", IDLE);
     let close_after = section.duration("close_after", CLOSE_AFTER);
+    let rounds = section.integer("rounds", 1..=CHAT_ROUNDS);
     section.close(&[], &[("role", "role"), ("workspace", "workspace")]);
     let none = ChatConfig::default();
     ChatConfig {
         idle: idle.map_or(none.idle, |found| found.value),
         close_after: close_after.map_or(none.close_after, |found| found.value),
+        rounds: rounds.map_or(none.rounds, |found| found.value),
     }
 }
 

@@ -65,7 +65,7 @@ pub use reader::{
 pub use records::{AuditQuery, AuditRecord, Named, Proof};
 pub use recovery::Recovered;
 pub use retention::Keeping;
-pub use said::LastTurn;
+pub use said::{LastCheck, LastTurn};
 pub use schema::{FILE, VERSION as SCHEMA_VERSION};
 pub use spent::{Period, SpentRow, StoredSpent};
 #[doc(hidden)]

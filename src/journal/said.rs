@@ -7,7 +7,7 @@ use rusqlite::{Row, params};
 use super::codec;
 use super::error::ReadError;
 use super::reader::Reader;
-use crate::model::{Event, Foreign, SessionId, TaskId};
+use crate::model::{Event, ExitStatus, Foreign, SessionId, TaskId};
 
 /// The newest turn of a session.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -22,7 +22,36 @@ pub struct LastTurn {
     pub detail: Option<String>,
 }
 
+/// What came of a check.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LastCheck {
+    /// What the kernel said, where it ran.
+    pub status: Option<ExitStatus>,
+    /// The end of what it printed.
+    pub output: Foreign,
+}
+
 impl Reader {
+    /// What came of the check after the newest prompt, if there was one.
+    ///
+    /// # Errors
+    /// [`ReadError::Database`]
+    pub fn last_check(&self, session: &SessionId) -> Result<Option<LastCheck>, ReadError> {
+        let after = i64::try_from(self.last_turn(session)?.prompted).unwrap_or(i64::MAX);
+        let mut statement = self.conn().prepare_cached(
+            "SELECT kind, version, body FROM events WHERE session = ?1 AND seq > ?2 \
+             AND kind = 'check_ended' ORDER BY seq DESC LIMIT 1",
+        )?;
+        let mut rows = statement.query(params![session.as_str(), after])?;
+        let Some(row) = rows.next()? else {
+            return Ok(None);
+        };
+        Ok(match event(row)? {
+            Some(Event::CheckEnded { status, output }) => Some(LastCheck { status, output }),
+            _ => None,
+        })
+    }
+
     /// The first prompt that a session's agent was given.
     ///
     /// # Errors

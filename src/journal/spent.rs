@@ -203,6 +203,21 @@ impl Reader {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
+    /// What was spent in a session.
+    ///
+    /// # Errors
+    /// [`ReadError::Database`]
+    pub fn spent_in(&self, session: &SessionId) -> Result<Amount, ReadError> {
+        let sql = format!("SELECT {COLUMNS} FROM spent WHERE period = 'session' AND name = ?1");
+        let mut statement = self.conn().prepare_cached(&sql)?;
+        let rows = statement.query_map([session.as_str()], |row| stored(row, 0))?;
+        let mut sum = StoredSpent::default();
+        for row in rows {
+            sum = sum.plus(row?);
+        }
+        Ok(sum.amount)
+    }
+
     /// What all pools spent for a run.
     ///
     /// # Errors

@@ -23,3 +23,6 @@ pub const CHAT_RECALLED_BYTES: usize = 32 << 10;
 
 /// Events, from a chat's end, in which they are looked for.
 pub const CHAT_RECALLED_EVENTS: u64 = 100_000;
+
+/// The most turns of a chat of the mode `autonomous`.
+pub const CHAT_ROUNDS: u32 = 1000;

@@ -69,7 +69,9 @@ SAY: done
 }
 
 fn drill(model: &Model) -> Drill {
-    let mut text = String::from("[workspace.main]\npath = \"project\"\n\n[policy.shared]\nfile = \"shared.toml\"\n");
+    let mut text = String::from(
+        "[workspace.main]\npath = \"project\"\n\n[policy.shared]\nfile = \"shared.toml\"\n",
+    );
     for route in ["anthropic", "openai"] {
         text.push_str(&format!(
             "\n[route.{route}]\nupstream = \"{}\"\nsecret = \"file:key\"\n",
@@ -174,7 +176,9 @@ fn three_agents_share_a_workspace_and_lose_nothing_of_each_other() {
         assert!(since.elapsed() < PATIENCE, "{}", drill.log("stderr.log"));
         for member in &mut members {
             member.look();
-            if member.is_free && let Some(part) = parts.next() {
+            if member.is_free
+                && let Some(part) = parts.next()
+            {
                 member.is_free = false;
                 daemon.say(&member.path, &about(part));
                 whose.insert(part, member.role);
@@ -215,8 +219,16 @@ fn conflict_was_resolved(
     let versions = history(daemon, "notes.txt");
     let by: Vec<(&str, &str)> = versions.iter().map(author).collect();
     assert_eq!(by.len(), 3, "{versions:#?}");
-    assert_eq!(by[0], ("agent", names[AGENTS[0].0].as_str()), "{versions:#?}");
-    assert_eq!(by[1], ("agent", names[AGENTS[1].0].as_str()), "{versions:#?}");
+    assert_eq!(
+        by[0],
+        ("agent", names[AGENTS[0].0].as_str()),
+        "{versions:#?}"
+    );
+    assert_eq!(
+        by[1],
+        ("agent", names[AGENTS[1].0].as_str()),
+        "{versions:#?}"
+    );
     let refused = |told: &&Told| {
         told.name == "observation"
             && told.data["success"] == false

@@ -66,6 +66,7 @@ mod policies;
 mod provider;
 mod reload;
 mod reload_writing;
+mod rounds;
 mod routes;
 mod secrets;
 mod session_pages;

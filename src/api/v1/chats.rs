@@ -10,13 +10,14 @@ use serde_json::{Value, json};
 use super::call::Call;
 use super::fault::Fault;
 use super::plans;
+use super::rounds::{self, Bounds};
 use super::views::{page, shown};
 use super::{Answer, Desk};
 use crate::api::chat_streams;
 use crate::chat::{Accepted, ChatError, ChatView, Chats, Created, Cursor, Shape, Wish, WorkWish};
 use crate::journal::StoredTurn;
 use crate::limits;
-use crate::model::{ChatBounds, ChatPhase, Foreign, SessionId, TurnId};
+use crate::model::{ChatPhase, Foreign, SessionId, TurnId};
 
 /// The body of a request that creates a chat.
 #[derive(Deserialize)]
@@ -38,16 +39,6 @@ struct Create {
     agent_items: Option<bool>,
     #[serde(default)]
     limits: Bounds,
-}
-
-/// Where work ends that goes on by itself.
-#[derive(Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Bounds {
-    turns: Option<u32>,
-    seconds: Option<u64>,
-    tokens: Option<u64>,
-    cost_usd: Option<f64>,
 }
 
 /// A message.
@@ -141,12 +132,7 @@ pub(super) async fn create(desk: Desk, call: Call) -> Answer {
             check: create.check,
             continue_prompt: create.continue_prompt,
             agent_items: create.agent_items,
-            bounds: ChatBounds {
-                turns: create.limits.turns,
-                seconds: create.limits.seconds,
-                tokens: create.limits.tokens,
-                cost: create.limits.cost_usd.map(billionths),
-            },
+            bounds: create.limits.read()?,
             instructions: None,
         },
     };
@@ -257,17 +243,6 @@ pub(super) async fn ping(desk: Desk, call: Call) -> Answer {
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
-/// Dollars in billionths; what is no amount is none.
-fn billionths(dollars: f64) -> u64 {
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "it saturates, which is what is meant"
-    )]
-    let billionths = (dollars * 1e9).round() as u64;
-    billionths
-}
-
 fn chat_view(of: &ChatView) -> Value {
     let chat = &of.chat;
     let state = match (&chat.running, chat.waiting) {
@@ -295,6 +270,7 @@ fn chat_view(of: &ChatView) -> Value {
         "created_ms": chat.created_ms,
         "used_ms": chat.used_ms,
         "closed_ms": chat.ended_ms,
+        "rounds": rounds::view(chat),
     })
 }
 

@@ -20,6 +20,7 @@ pub mod openapi;
 mod overlays;
 mod plans;
 mod reload;
+mod rounds;
 pub mod routes;
 mod sessions;
 mod shelf;

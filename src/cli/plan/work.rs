@@ -39,6 +39,9 @@ const SETTLES: usize = 20;
 /// Columns of an item's text in a sentence.
 const TOLD: usize = 160;
 
+/// What a run's stream gave, from a daemon with its line.
+type Got = Result<(Option<Item>, Option<String>), ClientError>;
+
 /// Who works the runs.
 #[derive(Debug)]
 enum Hands<F> {
@@ -164,7 +167,8 @@ pub(in crate::cli) enum Told {
 pub(in crate::cli) struct Step {
     v: u32,
     r#type: &'static str,
-    step: usize,
+    #[serde(rename = "step")]
+    place: usize,
     status: &'static str,
     content: String,
     task: String,
@@ -189,14 +193,14 @@ impl Step {
         let content = show(&self.content, TOLD);
         Some(format!(
             "plan: item {} {word} ({done} of {total}): {content}",
-            self.step
+            self.place
         ))
     }
 }
 
 /// What came.
 enum Came {
-    Of(Result<(Option<Item>, Option<String>), ClientError>),
+    Of(Got),
     /// The file changed.
     File,
 }
@@ -224,8 +228,8 @@ struct Work<F> {
     bounds: RunBounds,
     begun: Arc<Begun>,
     items: BTreeMap<ItemId, Stage>,
-    tell: mpsc::Sender<Result<(Option<Item>, Option<String>), ClientError>>,
-    came: mpsc::Receiver<Result<(Option<Item>, Option<String>), ClientError>>,
+    tell: mpsc::Sender<Got>,
+    came: mpsc::Receiver<Got>,
     streams: JoinSet<()>,
     /// Runs that are not complete.
     open: usize,
@@ -439,7 +443,7 @@ impl<F: Fleet> Work<F> {
         self.out.push_back(Told::Step(Step {
             v: 1,
             r#type: "plan_step",
-            step: place.map_or(0, |place| place + 1),
+            place: place.map_or(0, |place| place + 1),
             status,
             content: item.text.clone(),
             task: self.task(item.id),

@@ -15,10 +15,15 @@ pub(super) fn tables(
     workspaces: &BTreeMap<WorkspaceName, RegisteredWorkspace>,
     templates: &BTreeMap<TemplateName, Template>,
 ) -> Vec<Shown> {
-    let ChatConfig { idle, close_after } = chat;
+    let ChatConfig {
+        idle,
+        close_after,
+        rounds,
+    } = chat;
     let mut table = Shown::new(&["chat"]);
     table.put("idle", show_duration(idle));
     table.put("close_after", show_duration(close_after));
+    table.put("rounds", rounds);
     let mut tables = vec![table];
     for (name, role) in roles {
         let Role {

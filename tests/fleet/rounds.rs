@@ -1,0 +1,353 @@
+//! Chats that go on by themselves: until the goal is met, a limit is reached or a person stops them,
+//! over kills, and the same for whoever follows later.
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use serde_json::{Value, json};
+
+use crate::chat_client::{Daemon, LONG, Told};
+use crate::drill::{Drill, count, eventually};
+
+const POLICY: &str =
+    "schema = 1\nname = \"open\"\nextends = [\"builtin:guard\"]\ndefault = \"allow\"\n";
+
+fn drill_of(dialect: &str, more: &str) -> Drill {
+    let (mode, resume) = match dialect {
+        "scaiflux" => (
+            r#", "--permission-mode", "workspace-write""#,
+            r#"resume_args = ["--resume", "{session}"]"#,
+        ),
+        _ => ("", ""),
+    };
+    let drill = Drill::new(&format!(
+        r#"
+[role.dev]
+pool = "demo"
+
+[workspace.main]
+path = "project"
+
+[pool.demo]
+size      = 2
+command   = ["marshal", "script-agent", "--dialect", "{dialect}", "--model", "m1"{mode}]
+dialect   = "{dialect}"
+{resume}
+policy    = "open"
+workspace = {{ path = "project", mode = "copy" }}
+restart   = {{ base = "20ms", max = "100ms" }}
+env       = {{ set = {{ DRILL = "MARK" }} }}
+
+[policy.open]
+file = "open.toml"
+{more}
+"#
+    ));
+    fs::write(drill.path("open.toml"), POLICY).expect("open.toml");
+    drill
+}
+
+fn drill() -> Drill {
+    drill_of("acp", "")
+}
+
+/// One more line each time it is run.
+const COUNT: &str = "run echo x >> count.txt";
+
+fn begin(daemon: &Daemon, body: &Value) -> String {
+    let mut all =
+        json!({"mode": "autonomous", "role": "dev", "goal": COUNT, "continue_prompt": COUNT});
+    for (key, value) in body.as_object().expect("an object") {
+        all[key] = value.clone();
+    }
+    let made = daemon.post("/api/v1/workspaces/main/chats", &all);
+    assert_eq!(made.status, 201, "{made:?}");
+    let id = made.body["chat_id"].as_str().expect("an id");
+    format!("/api/v1/workspaces/main/chats/{id}")
+}
+
+/// Ends of turns and of the whole carry an outcome or a reason; that of the whole no turn.
+fn is_over(told: &Told) -> bool {
+    matches!(told.name.as_str(), "done" | "stopped" | "error")
+        && told.data["turn_id"].is_null()
+        && !told.data["reason"].is_null()
+}
+
+/// Everything to the end of the whole.
+fn whole(daemon: &Daemon, chat: &str) -> Vec<Told> {
+    let mut stream = daemon.follow(chat, None);
+    stream.until("the end of the whole", is_over)
+}
+
+fn ends(events: &[Told]) -> Vec<&Told> {
+    let is_end = |told: &&Told| {
+        matches!(told.name.as_str(), "done" | "stopped" | "error")
+            && !told.data["turn_id"].is_null()
+    };
+    events.iter().filter(is_end).collect()
+}
+
+fn turns(daemon: &Daemon, chat: &str) -> Vec<Value> {
+    let found = daemon.get(&format!("{chat}/turns?limit=100")).body;
+    found["items"].as_array().expect("turns").clone()
+}
+
+fn last(events: &[Told]) -> (&str, &str) {
+    let last = events.last().expect("an event");
+    (
+        last.name.as_str(),
+        last.data["reason"].as_str().expect("a word"),
+    )
+}
+
+#[test]
+fn it_goes_on_until_its_check_passes() {
+    for dialect in ["acp", "scaiflux"] {
+        let drill = drill_of(dialect, "");
+        let daemon = Daemon::start(&drill);
+        let check = "test \"$(wc -l < count.txt)\" -ge 3";
+        let chat = begin(&daemon, &json!({"check": check}));
+        let events = whole(&daemon, &chat);
+        assert_eq!(
+            last(&events),
+            ("done", "goal_met"),
+            "{dialect}: {events:#?}"
+        );
+        assert_eq!(ends(&events).len(), 3, "{events:#?}");
+        let turns = turns(&daemon, &chat);
+        assert_eq!(turns.len(), 3, "{turns:#?}");
+        assert!(
+            turns.iter().all(|turn| turn["outcome"] == "completed"),
+            "{turns:#?}"
+        );
+        let view = daemon.get(&chat).body;
+        assert_eq!(view["mode"], "autonomous", "{view}");
+        assert_eq!(view["rounds"]["over"], true, "{view}");
+        assert_eq!(view["rounds"]["reason"], "goal_met", "{view}");
+        assert_eq!(view["rounds"]["limits"]["turns"], 20, "{view}");
+        // One child did it all, and what is over is an ordinary chat.
+        let children = "SELECT count(*) FROM events WHERE kind = 'child_started'";
+        let children = drill.database().query_row(children, [], |row| row.get(0));
+        assert_eq!(children, Ok(1));
+        let turn = daemon.say(&chat, "say more");
+        let mut stream = daemon.follow(&chat, Some(&events.last().expect("one").id));
+        let more = stream.turn(&turn);
+        assert_eq!(more.last().expect("one").name, "done", "{more:#?}");
+        drill.assert_dense();
+    }
+}
+
+#[test]
+fn without_a_check_it_goes_on_until_no_item_of_its_plan_is_open() {
+    let drill = drill();
+    let daemon = Daemon::start(&drill);
+    // The first open item is ticked each time; that the plan is not there yet is no end.
+    let next = "run f=notes/plan.md; if [ -e \"$f\" ]; then sed -i '0,/\\[ \\]/s//[x]/' \"$f\"; else mkdir -p notes; printf '%s\\n' '- [ ] a' '- [ ] b' > \"$f\"; fi";
+    let body = json!({"goal": "say later", "continue_prompt": next, "plan_id": "notes/plan.md"});
+    let chat = begin(&daemon, &body);
+    let events = whole(&daemon, &chat);
+    assert_eq!(last(&events), ("done", "goal_met"), "{events:#?}");
+    assert_eq!(ends(&events).len(), 4, "{events:#?}");
+    // Its agent was told where the plan is.
+    let prompt = "SELECT body FROM events WHERE kind = 'prompt_accepted' ORDER BY seq LIMIT 1";
+    let prompt = drill
+        .database()
+        .query_row(prompt, [], |row| row.get::<_, String>(0));
+    assert!(
+        prompt
+            .expect("a prompt")
+            .contains("plan in the file notes/plan.md")
+    );
+}
+
+#[test]
+fn each_limit_ends_it() {
+    let drill = drill_of("scaiflux", "[price.\"m*\"]\ninput = 1000\noutput = 1000");
+    let daemon = Daemon::start(&drill);
+    for (limits, word) in [
+        (json!({"turns": 2}), "turns"),
+        (json!({"tokens": 1}), "tokens"),
+        (json!({"cost_usd": 0.000_001}), "cost_usd"),
+        // It ends a running turn, too.
+        (json!({"seconds": 2}), "seconds"),
+    ] {
+        let goal = if word == "seconds" {
+            "say one\nhang"
+        } else {
+            "say one"
+        };
+        let body = json!({"goal": goal, "continue_prompt": "say more", "check": "false", "limits": limits});
+        let chat = begin(&daemon, &body);
+        let events = whole(&daemon, &chat);
+        assert_eq!(last(&events), ("stopped", word), "{events:#?}");
+        let view = daemon.get(&chat).body;
+        assert_eq!(view["rounds"]["outcome"], "limited", "{view}");
+        let turns = turns(&daemon, &chat).len();
+        assert_eq!(
+            turns,
+            if word == "turns" { 2 } else { 1 },
+            "{word}: {events:#?}"
+        );
+    }
+}
+
+#[test]
+fn turns_that_fail_in_a_row_end_it() {
+    let drill = drill();
+    let daemon = Daemon::start(&drill);
+    let body = json!({"goal": "crash", "continue_prompt": "crash", "check": "true"});
+    let chat = begin(&daemon, &body);
+    let events = whole(&daemon, &chat);
+    let (name, word) = last(&events);
+    assert!(
+        (name, word) == ("error", "failures") || (name, word) == ("stopped", "turns"),
+        "{events:#?}"
+    );
+    // A check does not make a turn good that did not end well.
+    assert!(!events.iter().any(|told| told.data["reason"] == "goal_met"));
+}
+
+#[test]
+fn a_person_stops_the_whole_and_is_heard_first() {
+    let drill = drill();
+    let daemon = Daemon::start(&drill);
+    let body = json!({"goal": "say one\nsleep 1s", "continue_prompt": "say more\nsleep 200ms", "check": "false", "limits": {"turns": 500}});
+    let chat = begin(&daemon, &body);
+    let said = daemon.say(&chat, "say mine");
+    let mut stream = daemon.follow(&chat, None);
+    stream.turn(&said);
+    let of = turns(&daemon, &chat);
+    assert_eq!(of[1]["content"], "say mine", "{of:#?}");
+    stream.any_turn();
+    let stopped = daemon.post(&format!("{chat}/stop"), &json!({}));
+    assert_eq!(stopped.status, 200, "{stopped:?}");
+    let rest = stream.until("the end of the whole", is_over);
+    assert_eq!(last(&rest), ("stopped", "user_cancelled"), "{rest:#?}");
+    let before = turns(&daemon, &chat).len();
+    assert_eq!(daemon.post(&format!("{chat}/stop"), &json!({})).status, 200);
+    let turn = daemon.say(&chat, "say still here");
+    stream.turn(&turn);
+    assert_eq!(turns(&daemon, &chat).len(), before + 1);
+    let view = daemon.get(&chat).body;
+    assert_eq!(view["rounds"]["reason"], "user_cancelled", "{view}");
+}
+
+#[test]
+fn kills_neither_lose_nor_repeat_a_round_and_the_past_is_told_as_it_was() {
+    let drill = drill();
+    let kills = if count(1) == 1 { 5 } else { 50 };
+    let most = kills + 12;
+    let mut daemon = Daemon::start(&drill);
+    let body = json!({
+        "goal": "say begun\nsleep 30ms",
+        "continue_prompt": "say more\nsleep 30ms",
+        "check": "false",
+        "limits": {"turns": most},
+    });
+    let chat = begin(&daemon, &body);
+    let mut live: Vec<Told> = Vec::new();
+    for kill in 0..kills {
+        let after = live.last().map(|told| told.id.clone());
+        let mut stream = daemon.follow(&chat, after.as_deref());
+        // Somewhere in a round: after its first event, or its end.
+        let wanted = 1 + kill % 4;
+        let mut seen = 0;
+        while seen < wanted {
+            let Some(told) = stream.next(LONG) else {
+                panic!("nothing comes: {live:#?}");
+            };
+            seen += usize::from(!is_over(&told));
+            let ended = is_over(&told);
+            live.push(told);
+            if ended {
+                break;
+            }
+        }
+        daemon.running.child.kill().expect("kill -9");
+        let _ = daemon.running.child.wait();
+        eventually(LONG, "no agent is left", || drill.agents().is_empty());
+        daemon = Daemon::start(&drill);
+    }
+    let after = live.last().map(|told| told.id.clone());
+    if !live.last().is_some_and(is_over) {
+        let mut stream = daemon.follow(&chat, after.as_deref());
+        live.extend(stream.until("the end of the whole", is_over));
+    }
+    assert_eq!(last(&live), ("stopped", "turns"), "{live:#?}");
+    let turns = turns(&daemon, &chat);
+    assert_eq!(turns.len(), most, "{turns:#?}");
+    let numbers: Vec<u64> = turns
+        .iter()
+        .filter_map(|turn| turn["sequence"].as_u64())
+        .collect();
+    assert_eq!(numbers, (1..=most as u64).collect::<Vec<_>>());
+    assert!(
+        turns.iter().all(|turn| turn["state"] == "ended"),
+        "{turns:#?}"
+    );
+    // Each turn has one end in the stream, and whoever comes later is told the same.
+    let told: Vec<&str> = ends(&live)
+        .iter()
+        .filter_map(|told| told.data["turn_id"].as_str())
+        .collect();
+    let once: BTreeSet<&str> = told.iter().copied().collect();
+    assert_eq!(told.len(), once.len(), "{told:?}");
+    assert_eq!(once.len(), most, "{live:#?}");
+    assert_eq!(whole(&daemon, &chat), live);
+    drill.assert_dense();
+}
+
+#[test]
+fn what_is_not_right_is_refused() {
+    let drill = drill_of("acp", "");
+    let daemon = Daemon::start(&drill);
+    let create = |more: Value| {
+        let mut body = json!({"goal": "say one", "role": "dev"});
+        for (key, value) in more.as_object().expect("an object") {
+            body[key] = value.clone();
+        }
+        daemon.post("/api/v1/workspaces/main/chats", &body)
+    };
+    for (more, word) in [
+        (json!({"mode": "fast"}), "no mode"),
+        (json!({"check": "true"}), "\"check\" belongs"),
+        (
+            json!({"mode": "autonomous", "limits": {"turns": 0}}),
+            "limits.turns",
+        ),
+        (
+            json!({"mode": "autonomous", "limits": {"turns": 1001}}),
+            "limits.turns",
+        ),
+        (
+            json!({"mode": "autonomous", "limits": {"seconds": 0}}),
+            "limits.seconds",
+        ),
+        (
+            json!({"mode": "autonomous", "limits": {"hours": 1}}),
+            "unknown field",
+        ),
+        (
+            json!({"mode": "autonomous", "limits": {"cost_usd": 0}}),
+            "above 0",
+        ),
+        (json!({"mode": "autonomous", "check": "a\nb"}), "one line"),
+        (
+            json!({"mode": "autonomous", "plan_id": "../plan.md"}),
+            "plan_id",
+        ),
+        (
+            json!({"mode": "autonomous", "continue_prompt": " "}),
+            "continue_prompt",
+        ),
+    ] {
+        let made = create(more.clone());
+        assert_eq!(made.status, 422, "{more}: {made:?}");
+        let detail = made.body["detail"].as_str().unwrap_or_default();
+        assert!(detail.contains(word), "{more}: {made:?}");
+    }
+    let none = drill
+        .database()
+        .query_row("SELECT count(*) FROM chats", [], |row| row.get(0));
+    assert_eq!(none, Ok(0));
+}
