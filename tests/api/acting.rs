@@ -335,7 +335,9 @@ fn a_task_works_in_a_registered_workspace_and_its_check_decides() {
     let drill = crate::drill::Drill::new(PLACES);
     std::fs::create_dir(drill.path("other")).expect("made");
     std::fs::write(drill.path("other/only-here"), "x").expect("written");
+    std::fs::create_dir(drill.path("lost")).expect("made");
     let door = Door::open(drill);
+    std::fs::remove_dir(door.drill.path("lost")).expect("removed");
     let task = |check: &[&str]| json!({"prompt": "read only-here\nwrite made yes", "workspace": "other", "check": check});
     let good = give(&door, &task(&["grep", "-q", "yes", "made"]));
     until(&door, &good, "done");

@@ -130,10 +130,10 @@ fn the_file_is_read_again_and_what_needs_a_start_is_told() {
     fs::write(door.drill.path("late.token"), token).expect("written");
     let mode = fs::Permissions::from_mode(0o600);
     fs::set_permissions(door.drill.path("late.token"), mode).expect("mode");
-    fs::create_dir(door.drill.path("more")).expect("made");
+    fs::create_dir(door.drill.path("project/more")).expect("made");
     let after = before.replace("size = 2", "size = 1");
     let after = after.replace("guard = \"policy\"", "guard = \"policy\"\nattempts = 2");
-    let more = "[role.late]\npool = \"demo\"\n[workspace.more]\npath = \"more\"\n\
+    let more = "[role.late]\npool = \"demo\"\n[workspace.more]\npath = \"project/more\"\n\
                 [chat]\nidle = \"20m\"\n[token.late]\nfile = \"late.token\"\nrole = \"read\"\n\
                 [pool.other]\nsize = 1\nagent = \"script\"\nlauncher = \"none\"\n\
                 network = \"host\"\nguard = \"policy\"\nworkspace = { path = \"project\", mode = \"copy\" }\n";
