@@ -51,6 +51,7 @@ mod misbehaving;
 mod morning;
 mod night;
 mod orders;
+mod plan_ends;
 mod plans;
 mod policies;
 #[allow(dead_code, reason = "the tests of routes use more of it")]
