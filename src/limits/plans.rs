@@ -32,6 +32,9 @@ pub const PLAN_FORWARDED: u32 = 200;
 /// Writes of a tick that are tried again because somebody else wrote the file meanwhile.
 pub const PLAN_TICKS: u32 = 16;
 
+/// Looks, each some time after the last, at a file that is no plan any more before the work ends.
+pub const PLAN_MISSED: u32 = 5;
+
 /// Bytes of a person's reason against a plan.
 pub const PLAN_REASON_BYTES: usize = 16 << 10;
 

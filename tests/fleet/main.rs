@@ -58,6 +58,7 @@ mod misbehaving;
 mod morning;
 mod night;
 mod orders;
+mod plan_ends;
 mod plan_runs;
 mod plans;
 mod policies;

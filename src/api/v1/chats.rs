@@ -247,6 +247,8 @@ fn chat_view(of: &ChatView) -> Value {
     let chat = &of.chat;
     let state = match (&chat.running, chat.waiting) {
         _ if chat.ended_ms.is_some() => "closed",
+        _ if chat.phase == Some(ChatPhase::Approval) => "waiting",
+        _ if matches!(chat.phase, Some(ChatPhase::Planning | ChatPhase::Working)) => "running",
         (Some(_), _) => "running",
         (None, 1..) => "waiting",
         (None, 0) => "idle",

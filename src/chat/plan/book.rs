@@ -50,7 +50,10 @@ impl Coordinator {
             .map(|(item, _)| *item)
             .collect();
         let mut plan = match self.read(chat, &done).await {
-            Ok(plan) => plan,
+            Ok(plan) => {
+                self.missed = 0;
+                plan
+            }
             Err(NoPlan::Unread(why)) => return Err(Stuck::Again(why)),
             Err(NoPlan::Not(why)) => return self.without_plan(chat, &workers, why).await,
         };
@@ -117,7 +120,7 @@ impl Coordinator {
 
     /// The file is no plan any more: what runs may bring it back, nothing else is begun.
     async fn without_plan(
-        &self,
+        &mut self,
         chat: &StoredChat,
         workers: &[&StoredChat],
         why: String,
@@ -127,6 +130,11 @@ impl Coordinator {
             .any(|of| of.running.is_some() || of.waiting > 0)
         {
             return Ok(Then::Wait);
+        }
+        // Editors take a file away for a moment.
+        self.missed += 1;
+        if self.missed < limits::PLAN_MISSED {
+            return Ok(Then::Soon);
         }
         self.end(chat, TurnOutcome::Failed, "no_plan", why, Vec::new())
             .await
@@ -186,14 +194,15 @@ impl Coordinator {
             .and_then(|chat| chat.settings.plan.clone());
         let path = path.unwrap_or_default();
         let name = path.rsplit('/').next().unwrap_or_default().to_owned();
-        for member in members {
+        // A planner is done; of what an earlier start saw, nobody knows how far it looked.
+        for member in members.iter().filter(|of| of.settings.planner.is_none()) {
             let after = self.looked.get(&member.session).copied();
-            let (id, after) = (member.session.clone(), after.unwrap_or(member.forwarded));
+            let (id, after) = (member.session.clone(), after.unwrap_or(0));
             let name = name.clone();
             let read = self
                 .chats
                 .readers
-                .read(move |reader| reader.has_named(&id, after, &name));
+                .read(move |reader| reader.has_touched(&id, after, &name));
             if read.await? {
                 return Ok((wait, true));
             }

@@ -80,6 +80,8 @@ pub(super) struct Coordinator {
     pub(super) looked: HashMap<SessionId, u64>,
     /// New items, and the turns that ran when they were seen first.
     pub(super) fresh: HashMap<ItemId, HashSet<TurnId>>,
+    /// Looks at a file that was no plan, one after the other.
+    pub(super) missed: u32,
     watch: Option<Watch>,
     /// Wake it when members' events come.
     ears: JoinSet<()>,
@@ -102,6 +104,7 @@ impl Coordinator {
             is_first: true,
             looked: HashMap::new(),
             fresh: HashMap::new(),
+            missed: 0,
             watch: None,
             ears: JoinSet::new(),
             heard: HashSet::new(),
@@ -200,10 +203,9 @@ impl Coordinator {
                 };
                 let of = member.clone();
                 let read = readers.read(move |reader| reader.member_events(&of, seen, 1));
-                if read.await.is_ok_and(|found| found.is_empty()) {
-                    seen = end;
-                } else {
-                    seen = end;
+                let is_nothing = read.await.is_ok_and(|found| found.is_empty());
+                seen = end;
+                if !is_nothing {
                     poke.notify_one();
                 }
             }

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::{accepted_by, found, named, pool, refused_by};
-use crate::model::{RoleName, WorkspaceName};
+use crate::model::{ChatMode, RoleName, TemplateName, WorkspaceName};
 
 const TAKES: &str = "[pool.demo]\ncommand = [\"agent\", \"--model\", \"{model}\"]\nmodel = \"big\"\n";
 
@@ -74,4 +74,38 @@ fn a_file_that_was_found_registers_only_what_is_in_its_directory() {
     for outside in ["/srv", "..", "x/../../other", "/home/me/project2"] {
         refused_by(&found(), &of(outside), "workspace.w.path…may not use a workspace outside its own directory…--config");
     }
+}
+
+#[test]
+fn a_template_names_roles_and_a_plan_in_the_workspace() {
+    let roles = "[role.a]\npool = \"demo\"\n[role.b]\npool = \"demo\"\n";
+    let of = |keys: &str| format!("{}{roles}[template.t]\n{keys}\n", pool(""));
+    let config = accepted_by(&named(), &of("roles = [\"a\", \"b\", \"a\"]"));
+    let template = &config.templates[&TemplateName::new("t").expect("name")];
+    let names: Vec<&str> = template.roles.iter().map(RoleName::as_str).collect();
+    assert_eq!((names, template.mode), (vec!["a", "b", "a"], ChatMode::ParallelAgents));
+    assert_eq!((&template.plan, &template.planner, template.agent_items), (&None, &None, false));
+    let all = "roles = [\"a\"]\nmode = \"plan_then_execute\"\nplanner = \"b\"\nplan = \"content/p.md\"\ninstructions = \"Be brief.\"\ncheck = \"make test\"\nagent_items = true";
+    let config = accepted_by(&named(), &of(all));
+    let template = &config.templates[&TemplateName::new("t").expect("name")];
+    assert_eq!(template.mode, ChatMode::PlanThenExecute);
+    assert_eq!(template.planner.as_ref().map(RoleName::as_str), Some("b"));
+    assert_eq!(template.plan.as_deref(), Some("content/p.md"));
+    assert_eq!(template.check.as_deref(), Some("make test"));
+    assert!(template.agent_items);
+    let refused = |keys: &str, why: &str| refused_by(&named(), &of(keys), why);
+    refused("", "the template needs roles");
+    refused("roles = []", "the template needs roles");
+    refused(&format!("roles = [{}]", "\"a\", ".repeat(17)), "the template needs roles, 1 to 16");
+    refused("roles = [\"c\"]", "there is no role \"c\": expected \"a\" or \"b\"");
+    refused("roles = [\"a\"]\nplanner = \"c\"", "template.t.planner: there is no role \"c\"");
+    refused("roles = [\"a\"]\nmode = \"chat\"", "template.t.mode");
+    refused("roles = [\"a\"]\nplan = \"../p.md\"", "is no path in the workspace");
+    refused("roles = [\"a\"]\nplan = \"/p.md\"", "is no path in the workspace");
+    refused("roles = [\"a\"]\nplan = \"p.txt\"", "is no Markdown file");
+    refused("roles = [\"a\"]\nplan = \"x/.md\"", "is no Markdown file");
+    refused("roles = [\"a\"]\ncheck = \" \"", "the check is a command");
+    refused("roles = [\"a\"]\ngoal = \"x\"", "unknown key \"goal\"");
+    let bad = format!("{}{roles}[template.T]\nroles = [\"a\"]\n", pool(""));
+    refused_by(&named(), &bad, "the template name \"T\" must match");
 }

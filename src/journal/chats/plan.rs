@@ -257,12 +257,12 @@ impl Reader {
         self.rows(sql, given, |row| Ok(stored_event(row)?))
     }
 
-    /// Whether a tool call of a session after one of its events, or a file that it changed, has a
-    /// text in it, as JSON writes that.
+    /// Whether a session had, after one of its events, a tool call that is not only for reading, or
+    /// changed a file, whose record has a text in it, as JSON writes that.
     ///
     /// # Errors
     /// [`ReadError`]
-    pub fn has_named(
+    pub fn has_touched(
         &self,
         session: &SessionId,
         after: u64,
@@ -270,7 +270,9 @@ impl Reader {
     ) -> Result<bool, ReadError> {
         let text = serde_json::to_string(text).unwrap_or_default();
         let sql = "SELECT 1 FROM events WHERE session = ?1 AND seq > ?2 AND kind IN \
-                   ('tool_start', 'tool_update', 'file_updated') AND instr(body, ?3) > 0 LIMIT 1";
+                   ('tool_start', 'asked', 'file_updated') AND instr(body, ?3) > 0 \
+                   AND lower(coalesce(body ->> '$.name', body ->> '$.tool', '')) NOT GLOB 'read*' \
+                   LIMIT 1";
         let given = params![session.as_str(), signed(after), text.trim_matches('"')];
         Ok(!self.rows(sql, given, |_| Ok(()))?.is_empty())
     }
