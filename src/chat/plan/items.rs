@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn an_item_that_failed_goes_to_another_member() {
-        let member = |name| SessionId::new(name).expect("id");
+        let member = |name: &str| SessionId::new(name).expect("id");
         let mut items = Items::default();
         followed(&mut items, "- [ ] a\n- [ ] b\n", false, false);
         items.all[0].tries = 1;
