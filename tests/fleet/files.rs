@@ -310,7 +310,10 @@ fn people(drill: &Drill, daemon: &Daemon) {
 fn what_is_written_past_the_tools_is_observed_at_the_turns_end() {
     let drill = drill("");
     let daemon = Daemon::start(&drill);
-    let chat = daemon.create("run sh -c 'mkdir d; echo one > shell.txt'");
+    let chat = daemon.create("say begin");
+    let events = does(&daemon, &chat, "run cp README.md shell.txt");
+    let written = drill.workspace().join("shell.txt");
+    assert!(written.exists(), "{events:#?}");
     eventually(LONG, "it is observed", || {
         versions(&daemon, "shell.txt").len() == 1
     });
@@ -333,7 +336,7 @@ fn what_is_written_past_the_tools_is_observed_at_the_turns_end() {
     });
     assert_eq!(daemon.get(&format!("{FILES}/shell.txt")).status, 404);
     let old = daemon.get(&format!("{FILES}/shell.txt?version=1")).body;
-    assert_eq!(old["content"], "one\n");
+    assert_eq!(old["content"], "# A project\n");
     let listed = daemon.get(FILES).body;
     assert_eq!(listed["items"], json!([]), "{listed}");
 }

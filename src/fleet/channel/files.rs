@@ -151,7 +151,14 @@ async fn read(door: &Door, at: &FilePlace, line: u64, limit: Option<u64>) -> Cli
         None => None,
     };
     let text = door.read(at.lines(line, limit)).await;
-    let text = text.map_err(|error| described(&error, &at.path, false))?;
+    let text = text.map_err(|error| {
+        let error = described(&error, &at.path, false);
+        // That it is gone is seen, too: it may be made again.
+        if let (ClientFault::NotFound, Some(v), Some(file)) = (error.fault, v, &at.file) {
+            file.saw(v);
+        }
+        error
+    })?;
     match (v, &at.file) {
         (Some(v), Some(file)) => {
             file.saw(v);
@@ -217,7 +224,7 @@ fn not_written(at: FilePlace, error: &FileError) -> (ClientAnswer, Option<Wrote>
 fn refused(error: &FilesError, path: &str) -> ClientError {
     let why = match error {
         FilesError::Store(StoreError::Stale { current, .. }) => format!(
-            "stale: {path} is at version {} now, made by {} ({}): read it again, and write what it should be then",
+            "stale: {path} is at version {} now, made by {} ({}): read it again (read_file, or fs/read_text_file), and write what it should be then",
             current.v, current.origin.author.kind, current.cause
         ),
         FilesError::Store(StoreError::NoBase { v, .. }) => format!(
