@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::chat_client::{Daemon, LONG, Told};
 use crate::drill::{count, eventually};
-use crate::plans::{CHATS, all, begin, drill, has, is_end, plan_of, steps, until, write};
+use crate::plans::{CHATS, all, begin, drill, has, is_end, plan_of, steps, write};
 
 #[test]
 fn a_template_begins_all_of_it_with_one_request_and_bad_ones_begin_nothing() {
@@ -86,11 +86,7 @@ fn a_stop_ends_all_members_and_is_heard_once() {
     write(
         &drill,
         "plan.md",
-        &format!(
-            "- [ ] {}\n- [ ] {}\n- [ ] write a.txt x\n",
-            until("one"),
-            until("two")
-        ),
+        "- [ ] run touch one.begun\n  hang\n- [ ] run touch two.begun\n  hang\n- [ ] write a.txt x\n",
     );
     let daemon = Daemon::start(&drill);
     let body = json!({"goal": "g", "mode": "parallel_agents", "plan_id": "plan.md", "roles": ["coder", "tester"]});

@@ -3,11 +3,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::path::Path;
+use std::process::Command;
 
 use serde_json::{Value, json};
 
 use crate::chat_client::{Daemon, LONG, Told};
-use crate::drill::{Drill, eventually};
+use crate::drill::{Drill, NOBODY, eventually};
 
 pub(crate) const CHATS: &str = "/api/v1/workspaces/main/chats";
 
@@ -18,6 +20,10 @@ name         = "own"
 extends      = ["builtin:guard"]
 default      = "allow"
 unknown_tool = "allow"
+
+[shell]
+dynamic  = "allow"
+redirect = { write_inside = "allow" }
 
 [[rule]]
 id       = "plans"
@@ -54,7 +60,7 @@ command   = ["marshal", "script-agent", "--dialect", "acp"]
 dialect   = "acp"
 policy    = "own"
 workspace = {{ path = "project", mode = "rw" }}
-restart   = {{ base = "20ms", max = "100ms" }}
+restart   = {{ budget = 1000, base = "20ms", max = "100ms" }}
 stop      = {{ goodbye = "300ms", eof = "300ms", int = "300ms", term = "300ms" }}
 env       = {{ set = {{ DRILL = "MARK" }} }}
 engine_tools = "all"
@@ -64,7 +70,15 @@ file = "own.toml"
 "##
     ));
     fs::write(drill.path("own.toml"), POLICY.replace("VERDICT", verdict)).expect("own.toml");
+    given(&drill.workspace());
     drill
+}
+
+/// Gives it to an ordinary user, as whom agents work in it.
+pub(crate) fn given(path: &Path) {
+    let mut chown = Command::new("chown");
+    chown.args(["-R", &format!("{NOBODY}:{NOBODY}")]).arg(path);
+    assert!(chown.status().expect("chown").success());
 }
 
 pub(crate) fn begin(daemon: &Daemon, body: &Value) -> String {
@@ -88,7 +102,9 @@ pub(crate) fn plan_of(drill: &Drill, path: &str) -> String {
 }
 
 pub(crate) fn write(drill: &Drill, path: &str, text: &str) {
-    fs::write(drill.workspace().join(path), text).expect("written");
+    let path = drill.workspace().join(path);
+    fs::write(&path, text).expect("written");
+    given(&path);
 }
 
 pub(crate) fn has(drill: &Drill, path: &str) -> bool {
@@ -307,7 +323,7 @@ fn a_plan_that_is_there_is_approved_by_the_policy_or_not_worked() {
 }
 
 /// A step that waits until a file is there.
-pub(crate) fn until(name: &str) -> String {
+fn until(name: &str) -> String {
     format!("run touch {name}.begun; while [ ! -e {name} ]; do sleep 0.05; done")
 }
 
