@@ -206,7 +206,7 @@ impl Line {
         let step = loop {
             let step = tokio::select! {
                 () = kept.over() => Step::Close(close_code::AWAY, "stopping"),
-                came = self.socket.recv() => self.heard(came),
+                came = self.socket.recv() => self.heard(came.as_ref()),
                 piece = told.recv() => match piece {
                     Some(piece) => tokio::select! {
                         step = self.tell(&piece) => step,
@@ -240,7 +240,7 @@ impl Line {
         drop(kept);
     }
 
-    fn heard(&mut self, came: Option<Result<Message, axum::Error>>) -> Step {
+    fn heard(&mut self, came: Option<&Result<Message, axum::Error>>) -> Step {
         match came {
             None | Some(Err(_)) => Step::Gone,
             Some(Ok(Message::Close(_))) => Step::Goodbye,

@@ -5,6 +5,7 @@ use std::io::Write as _;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
@@ -15,7 +16,7 @@ use crate::drill::{Drill, eventually};
 
 /// What something has said so far.
 #[derive(Clone, Default)]
-struct Heard(Arc<Mutex<Vec<u8>>>);
+struct Heard(Arc<Mutex<Vec<u8>>>, Arc<AtomicBool>);
 
 impl Heard {
     /// Hears until the end, beside the test.
@@ -28,12 +29,18 @@ impl Heard {
             while let Ok(count @ 1..) = from.read(&mut piece) {
                 to.0.lock().expect("held").extend(&piece[..count]);
             }
+            to.1.store(true, Ordering::SeqCst);
         });
         heard
     }
 
     fn text(&self) -> String {
         String::from_utf8_lossy(&self.0.lock().expect("held")).into_owned()
+    }
+
+    /// Everything, once whoever says it is gone.
+    fn whole(&self) {
+        eventually(LONG, "all that was said", || self.1.load(Ordering::SeqCst));
     }
 
     fn until(&self, what: &str) {
@@ -84,7 +91,10 @@ impl Piped {
     /// Closes its input; gives how it ended.
     fn end(&mut self) -> Option<i32> {
         drop(self.stdin.take());
-        ended(&mut self.child, &self.err)
+        let code = ended(&mut self.child, &self.err);
+        self.out.whole();
+        self.err.whole();
+        code
     }
 }
 

@@ -44,7 +44,7 @@ struct Wish {
 /// The lines of standard input.
 pub(super) struct Lines {
     ask: mpsc::Sender<Wish>,
-    lines: mpsc::Receiver<Line>,
+    came: mpsc::Receiver<Line>,
     /// A line was asked for that has not come.
     is_awaited: bool,
     /// And for something that is over by now; the same of the line that came last.
@@ -59,7 +59,7 @@ impl Lines {
     /// Begins to read where there is an editor if `edits`, with its history below `state`.
     pub(super) fn open(state: &Path, edits: bool) -> Self {
         let (ask, wishes) = mpsc::channel(1);
-        let (tell, lines) = mpsc::channel(1);
+        let (tell, came) = mpsc::channel(1);
         let is_terminal = edits && io::stdin().is_terminal() && io::stdout().is_terminal();
         let before = is_terminal.then(|| rustix::termios::tcgetattr(io::stdin()).ok());
         let before = before.flatten();
@@ -74,7 +74,7 @@ impl Lines {
         });
         Self {
             ask,
-            lines,
+            came,
             is_awaited: false,
             is_stale: false,
             was_stale: false,
@@ -123,7 +123,7 @@ impl Lines {
         if !self.is_awaited {
             return std::future::pending().await;
         }
-        let line = self.lines.recv().await.unwrap_or(Line::End);
+        let line = self.came.recv().await.unwrap_or(Line::End);
         self.is_awaited = false;
         self.was_stale = std::mem::take(&mut self.is_stale);
         line
