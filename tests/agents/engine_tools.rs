@@ -59,6 +59,8 @@ struct Taker {
     kind: &'static Kind,
     /// Whether it asks for a permission before it calls one.
     asks: bool,
+    /// Whether it shows a call that was denied as one that was done.
+    hides: bool,
     /// What it needs beside its preset.
     needs: &'static str,
     more: &'static str,
@@ -127,7 +129,7 @@ fn uses_our_tools(taker: &Taker) {
     assert!(!in_copy(&result, "secret.txt").exists(), "{said}");
     let session = result["session"].as_str().expect("a session");
     in_their_order(&all(&drill, session));
-    denied_with_reasons(&drill, session);
+    denied_with_reasons(taker, &drill, session);
     asked_as_known(taker, &drill, session);
     check(taker);
 }
@@ -196,7 +198,7 @@ fn in_their_order(events: &[Value]) {
     }
 }
 
-fn denied_with_reasons(drill: &Drill, session: &str) {
+fn denied_with_reasons(taker: &Taker, drill: &Drill, session: &str) {
     let results = events(drill, session, "tool_result");
     assert_eq!(results.len(), 6, "{results:#?}");
     let reasons = ["secrets are kept elsewhere", "nothing is blocked here"];
@@ -204,9 +206,14 @@ fn denied_with_reasons(drill: &Drill, session: &str) {
         let with_it = |of: &&Value| of.to_string().contains(reason);
         assert!(results.iter().any(|of| with_it(&of)), "{results:#?}");
     }
-    // Each of them came here: none ran that nobody asked for.
+    // Each of them came here: none ran that nobody asked for. What was denied and is shown as done
+    // is not believed.
     let unasked = events(drill, session, "unasked");
-    assert!(unasked.is_empty(), "{unasked:#?}");
+    assert_eq!(
+        unasked.len(),
+        if taker.hides { 2 } else { 0 },
+        "{unasked:#?}"
+    );
     let written = events(drill, session, "file_updated");
     assert_eq!(written.len(), 2, "{written:#?}");
 }
@@ -237,8 +244,13 @@ fn check(taker: &Taker) {
     } else {
         "calls them at once"
     };
+    let denied = if taker.hides {
+        "the reason to the model; it shows them as done, so that they count as run without a request"
+    } else {
+        "the reason to the model"
+    };
     let row = format!(
-        "| {} | {} | {asks} | written, changed, read; denied, with the reason to the model | {} |",
+        "| {} | {} | {asks} | written, changed, read; denied ones: {denied} | {} |",
         taker.kind.name,
         told["version"].as_str().unwrap_or("?"),
         taker.needs,
@@ -252,6 +264,7 @@ fn codex_uses_the_supervisors_tools() {
     uses_our_tools(&Taker {
         kind: &CODEX,
         asks: true,
+        hides: false,
         needs: "nothing",
         more: "",
     });
@@ -262,6 +275,7 @@ fn claude_uses_the_supervisors_tools() {
     uses_our_tools(&Taker {
         kind: &CLAUDE,
         asks: true,
+        hides: false,
         needs: "nothing",
         more: "",
     });
@@ -272,6 +286,7 @@ fn gemini_uses_the_supervisors_tools() {
     uses_our_tools(&Taker {
         kind: &GEMINI,
         asks: true,
+        hides: false,
         needs: "`env.set.GEMINI_CLI_TRUST_WORKSPACE = \"true\"`: it starts tool servers only where it trusts the directory, and then obeys the settings that lie there, too",
         more: ", GEMINI_CLI_TRUST_WORKSPACE = \"true\"",
     });
@@ -282,6 +297,7 @@ fn opencode_uses_the_supervisors_tools() {
     uses_our_tools(&Taker {
         kind: &OPENCODE,
         asks: false,
+        hides: false,
         needs: "nothing",
         more: "",
     });
@@ -292,6 +308,7 @@ fn hermes_uses_the_supervisors_tools() {
     uses_our_tools(&Taker {
         kind: &HERMES,
         asks: false,
+        hides: true,
         needs: "to be installed with its extra `mcp`: `pip install 'hermes-agent[acp,mcp]'`",
         more: "",
     });

@@ -1,17 +1,17 @@
-//! Three agents that other people wrote work in one workspace at the same time, as chats of one daemon,
-//! each driven by the rehearsal model in its provider's form. Each file that they write has versions,
+//! Three agents that other people wrote work one plan at the same time, as members of one chat, each
+//! driven by the rehearsal model in its provider's form. Every item is ticked once. Each file that they write has versions,
 //! and two of them write the same file from the same text: the later one is refused, reads again, and
 //! writes what both wanted.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::bench::{Model, PATIENCE, alone, tools};
-use crate::chat_client::{Daemon, Sse, Told};
+use crate::bench::{self, Model, PATIENCE, alone, tools};
+use crate::chat_client::{Daemon, Told};
 use crate::drill::Drill;
 
 /// The agents, and the route of each.
@@ -105,46 +105,6 @@ env          = {{ set = {{ DRILL = "MARK" }} }}
     drill
 }
 
-fn about(part: usize) -> String {
-    format!("Write part-{part:02}.")
-}
-
-/// A chat of one agent, and its stream.
-struct Member {
-    role: &'static str,
-    path: String,
-    events: Sse,
-    told: Vec<Told>,
-    is_free: bool,
-}
-
-impl Member {
-    /// A chat whose first message is about this part.
-    fn of(daemon: &Daemon, role: &'static str, part: usize) -> Self {
-        let body = json!({"role": role, "goal": about(part)});
-        let made = daemon.post("/api/v1/workspaces/main/chats", &body);
-        assert_eq!(made.status, 201, "{made:?}");
-        let id = made.body["chat_id"].as_str().expect("an id");
-        let path = format!("/api/v1/workspaces/main/chats/{id}");
-        Self {
-            role,
-            events: daemon.follow(&path, None),
-            path,
-            told: Vec::new(),
-            is_free: false,
-        }
-    }
-
-    /// Reads what comes for a moment.
-    fn look(&mut self) {
-        while let Some(told) = self.events.next(Duration::from_millis(10)) {
-            self.is_free |= told.name == "done";
-            assert!(told.name != "error", "{}: {told:?}", self.role);
-            self.told.push(told);
-        }
-    }
-}
-
 /// The versions of a file, the newest first.
 fn history(daemon: &Daemon, path: &str) -> Vec<Value> {
     let answer = daemon.get(&format!("/api/v1/workspaces/main/history/{path}"));
@@ -158,84 +118,115 @@ fn author(version: &Value) -> (&str, &str) {
     (text("kind"), text("name"))
 }
 
+/// All that is told of the work, up to its end.
+fn told(drill: &Drill, daemon: &Daemon, chat: &str) -> Vec<Told> {
+    let mut stream = daemon.follow(chat, None);
+    let since = Instant::now();
+    let mut all: Vec<Told> = Vec::new();
+    loop {
+        let Some(told) = stream.next(Duration::from_secs(1)) else {
+            let log = drill.log("stderr.log");
+            assert!(since.elapsed() < PATIENCE, "no end: {all:#?}\n{log}");
+            continue;
+        };
+        let is_end = matches!(told.name.as_str(), "done" | "error" | "stopped")
+            && !told.data["reason"].is_null();
+        all.push(told);
+        if is_end {
+            return all;
+        }
+    }
+}
+
+/// Who had each item, by its text: every item was begun once, and done once.
+fn worked(events: &[Told]) -> BTreeMap<String, String> {
+    let mut worked = BTreeMap::new();
+    let mut done = BTreeSet::new();
+    for told in events.iter().filter(|told| told.name == "plan_step") {
+        let text = |key: &str| told.data[key].as_str().unwrap_or_default().to_owned();
+        match told.data["status"].as_str() {
+            Some("running") => {
+                let before = worked.insert(text("content"), text("chat_id"));
+                assert_eq!(before, None, "{told:?}");
+            }
+            Some("done") => assert!(done.insert(text("content")), "{told:?}"),
+            Some("blocked") => panic!("{told:?}"),
+            _ => {}
+        }
+    }
+    assert!(done.iter().eq(worked.keys()), "{done:?} {worked:?}");
+    worked
+}
+
 #[test]
-fn three_agents_share_a_workspace_and_lose_nothing_of_each_other() {
+fn three_agents_work_one_plan_and_lose_nothing_of_each_other() {
     let _alone = alone();
     let model = Model::with_scripts(&scripts());
     let drill = drill(&model);
+    let items: String = (1..=PARTS)
+        .map(|part| format!("- [ ] Write part-{part:02}\n"))
+        .collect();
+    fs::write(drill.workspace().join("plan.md"), &items).expect("a plan");
     let mut daemon = Daemon::start(&drill);
-    let mut parts = 1..=PARTS;
-    let mut whose = BTreeMap::new();
-    let mut members = Vec::new();
-    for ((name, _), part) in AGENTS.iter().zip(parts.by_ref()) {
-        members.push(Member::of(&daemon, name, part));
-        whose.insert(part, *name);
-    }
-    let since = Instant::now();
-    while whose.len() < PARTS || members.iter().any(|member| !member.is_free) {
-        assert!(since.elapsed() < PATIENCE, "{}", drill.log("stderr.log"));
-        for member in &mut members {
-            member.look();
-            if member.is_free
-                && let Some(part) = parts.next()
-            {
-                member.is_free = false;
-                daemon.say(&member.path, &about(part));
-                whose.insert(part, member.role);
-            }
-        }
-    }
-    // Every file has one version, of the agent that was asked for it.
-    let mut names = BTreeMap::new();
-    for (part, role) in &whose {
+    let made = daemon.post(
+        "/api/v1/workspaces/main/chats",
+        &json!({
+            "goal": "Write everything.",
+            "mode": "parallel_agents",
+            "plan_id": "plan.md",
+            "roles": AGENTS.map(|(name, _)| name),
+        }),
+    );
+    assert_eq!(made.status, 201, "{made:?}");
+    let id = made.body["chat_id"].as_str().expect("an id").to_owned();
+    let chat = format!("/api/v1/workspaces/main/chats/{id}");
+    let events = told(&drill, &daemon, &chat);
+    let last = events.last().expect("an end");
+    assert_eq!(last.name, "done", "{events:#?}");
+    let plan = fs::read_to_string(drill.workspace().join("plan.md")).expect("the plan");
+    assert_eq!(plan, items.replace("[ ]", "[x]"));
+    let worked = worked(&events);
+    assert_eq!(worked.len(), PARTS, "{worked:?}");
+    let members: BTreeSet<&String> = worked.values().collect();
+    assert_eq!(members.len(), AGENTS.len(), "{worked:?}");
+    // Every file has one version, of the agent that had its item.
+    for part in 1..=PARTS {
         let name = format!("part-{part:02}.txt");
         let text = fs::read_to_string(drill.workspace().join(&name)).expect("a part");
         assert_eq!(text, format!("{part:02}\n"));
         let versions = history(&daemon, &name);
-        assert_eq!(versions.len(), 1, "{versions:#?}");
-        let (kind, author) = author(&versions[0]);
-        assert_eq!(kind, "agent", "{versions:#?}");
-        let known = names.entry(*role).or_insert_with(|| author.to_owned());
-        assert_eq!(known, author, "{versions:#?}");
+        let whose = worked[&format!("Write part-{part:02}")].as_str();
+        let by: Vec<(&str, &str)> = versions.iter().map(author).collect();
+        assert_eq!(by, [("session", whose)], "{versions:#?}");
     }
-    let mut apart: Vec<&String> = names.values().collect();
-    apart.dedup();
-    assert_eq!(apart.len(), AGENTS.len(), "{names:?}");
-    conflict_was_resolved(&drill, &daemon, &members, &names);
+    // Each tick is a version of the plan, by the work itself.
+    let ticks = history(&daemon, "plan.md");
+    let by_work = ticks
+        .iter()
+        .filter(|of| author(of) == ("session", id.as_str()));
+    assert_eq!(by_work.count(), PARTS, "{ticks:#?}");
+    conflict_was_resolved(&drill, &daemon, &worked);
     daemon.running.signal("TERM");
     daemon.running.wait(PATIENCE).expect("the daemon ends");
     assert!(drill.agents().is_empty());
 }
 
 /// The second of two writes from the same text was refused, and then made from what stood there.
-fn conflict_was_resolved(
-    drill: &Drill,
-    daemon: &Daemon,
-    members: &[Member],
-    names: &BTreeMap<&str, String>,
-) {
+fn conflict_was_resolved(drill: &Drill, daemon: &Daemon, worked: &BTreeMap<String, String>) {
     let text = fs::read_to_string(drill.workspace().join("notes.txt")).expect("notes");
     assert_eq!(text, "start\nby two\nby one\n");
+    let (one, two) = (&worked["Write part-01"], &worked["Write part-02"]);
+    assert_ne!(one, two);
     let versions = history(daemon, "notes.txt");
     let by: Vec<(&str, &str)> = versions.iter().map(author).collect();
     assert_eq!(by.len(), 3, "{versions:#?}");
-    assert_eq!(
-        by[0],
-        ("agent", names[AGENTS[0].0].as_str()),
-        "{versions:#?}"
-    );
-    assert_eq!(
-        by[1],
-        ("agent", names[AGENTS[1].0].as_str()),
-        "{versions:#?}"
-    );
-    let refused = |told: &&Told| {
-        told.name == "observation"
-            && told.data["success"] == false
-            && told.data["output"].to_string().contains("stale:")
-    };
-    let refusals = members
-        .iter()
-        .map(|member| member.told.iter().filter(refused).count());
-    assert_eq!(refusals.collect::<Vec<_>>(), [1, 0, 0]);
+    assert_eq!(by[0], ("session", one.as_str()), "{versions:#?}");
+    assert_eq!(by[1], ("session", two.as_str()), "{versions:#?}");
+    let members: BTreeSet<&String> = worked.values().collect();
+    for member in members {
+        let results = bench::events(drill, member, "tool_result");
+        let stale = |of: &&Value| of.to_string().contains("stale:");
+        let refused = results.iter().filter(stale).count();
+        assert_eq!(refused, usize::from(member == one), "{results:#?}");
+    }
 }
