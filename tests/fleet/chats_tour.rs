@@ -10,7 +10,7 @@ fn every_line_of_the_tour_works() {
     let blocks = page.split("```bash\n").skip(1);
     let blocks = blocks.filter_map(|block| block.split("```").next());
     let script: String = blocks.collect();
-    assert_eq!(script.matches("curl ").count(), 13, "{script}");
+    assert_eq!(script.matches("curl ").count(), 16, "{script}");
     let drill = drill("acp", 1);
     let daemon = Daemon::start(&drill);
     let script = script
@@ -34,6 +34,8 @@ fn every_line_of_the_tour_works() {
         "working",
         "\"loaded\":true",
         "\"next\":2",
+        "\"reason\":\"goal_met\"",
+        "\"mode\":\"autonomous\"",
     ] {
         assert!(said.contains(part), "{part}: {said}\n{told}");
     }
