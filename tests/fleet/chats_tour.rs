@@ -39,7 +39,7 @@ fn every_line_of_the_tour_works() {
     let blocks = page.split("```bash\n").skip(1);
     let blocks = blocks.filter_map(|block| block.split("```").next());
     let script: String = blocks.collect();
-    assert_eq!(script.matches("curl ").count(), 26, "{script}");
+    assert_eq!(script.matches("curl ").count(), 29, "{script}");
     let drill = drill();
     let daemon = Daemon::start(&drill);
     let script = script
@@ -68,6 +68,8 @@ fn every_line_of_the_tour_works() {
         "\"agent\":\"dev\"",
         "\"reason\":\"plan_done\"",
         "\"plan_id\":\"content/campaign-plan.md\"",
+        "\"reason\":\"goal_met\"",
+        "\"mode\":\"autonomous\"",
     ] {
         assert!(said.contains(part), "{part}: {said}\n{told}");
     }

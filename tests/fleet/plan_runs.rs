@@ -10,8 +10,7 @@ use crate::drill::{Drill, Ran, eventually};
 
 const LONG: Duration = Duration::from_secs(60);
 
-const POLICY: &str =
-    "schema = 1\nname = \"open\"\nextends = [\"builtin:guard\"]\ndefault = \"allow\"\n";
+const POLICY: &str = "schema = 1\nname = \"open\"\ndefault = \"allow\"\n";
 
 fn drill_of(size: usize, workspace: &str, restart: &str) -> Drill {
     let drill = Drill::new(&format!(
@@ -21,6 +20,7 @@ size      = {size}
 command   = ["marshal", "script-agent", "--dialect", "acp"]
 dialect   = "acp"
 policy    = "open"
+guard_off = true
 attempts  = 5
 workspace = {workspace}
 restart   = {{ budget = 100, base = "20ms", max = "100ms", {restart} }}
@@ -49,6 +49,10 @@ fn shared(size: usize) -> Drill {
         r#"{ path = "project", mode = "rw" }"#,
         r#"on_crash = "report""#,
     );
+    let gate = "touch BEGUN; until [ -e GO ]; do sleep 0.05; done\n";
+    fs::write(drill.workspace().join("gate.sh"), gate).expect("gate.sh");
+    let add = "echo '- [ ] say sneaked in' >> plan.md\n";
+    fs::write(drill.workspace().join("add.sh"), add).expect("add.sh");
     let status = std::process::Command::new("chown")
         .args(["-R", "65534:65534"])
         .arg(drill.workspace())
@@ -177,7 +181,7 @@ fn edited(drill: &Drill, args: &[&str], edit: impl Fn()) -> (Option<i32>, String
     (code, log)
 }
 
-const GATE: &str = "run touch BEGUN; until [ -e GO ]; do sleep 0.05; done";
+const GATE: &str = "run sh gate.sh";
 
 fn a_person_edits(drill: &Drill) {
     write(
@@ -244,7 +248,7 @@ fn a_person_may_edit_the_plan_of_a_daemon_meanwhile() {
 
 #[test]
 fn what_agents_add_runs_only_where_that_is_said() {
-    let add = "run echo '- [ ] say sneaked in' >> plan.md";
+    let add = "run sh add.sh";
     let text = format!("- [ ] {add}\n- [ ] say two\n");
     for (flags, code) in [(&["run"][..], 1), (&["run", "--agent-items"], 0)] {
         let drill = shared(1);
