@@ -112,7 +112,7 @@ impl Started {
             Ok(Err(left)) => return Err(left.to_string()),
             Err(error) => return Err(error.to_string()),
         }
-        self.fleet.close_versions().await;
+        Box::pin(self.fleet.close_versions()).await;
         // The fleet has stopped, so nothing works any more; it may still answer that a session
         // does which could not be stopped.
         let working = Working::of(&self.journal, Some(self.fleet));
@@ -259,7 +259,7 @@ pub async fn start(
         extractors,
         state: Arc::clone(&state),
         journal: journal.clone(),
-        store: file_store::open(&config, &state, is_daemon).await?,
+        store: Box::pin(file_store::open(&config, &state, is_daemon)).await?,
         host: Arc::new(spawner),
         ambient: Ambient::default(),
         uids,

@@ -200,7 +200,13 @@ impl FleetHandle {
             pool.ledger.tell(&hooks);
         }
         let store = setup.store.take();
-        let files = Files::start(store, &setup.config, setup.state.path(), &setup.ambient).await?;
+        let files = Box::pin(Files::start(
+            store,
+            &setup.config,
+            setup.state.path(),
+            &setup.ambient,
+        ))
+        .await?;
         let shared = Arc::new(Shared::new(setup, in_force, slots, hooks, files));
         let mut pools = BTreeMap::new();
         let mut ended = Vec::new();

@@ -123,8 +123,9 @@ fn names(path: &str) -> impl Iterator<Item = &str> {
 
 fn in_path(name: &str) -> Value {
     let schema = match name {
-        "pool" => json!({"type": "string", "pattern": "^[a-z0-9][a-z0-9-]{0,31}$"}),
-        "workspace" => json!({"type": "string", "pattern": "^[a-z0-9][a-z0-9-]{0,31}$"}),
+        "pool" | "workspace" => {
+            json!({"type": "string", "pattern": "^[a-z0-9][a-z0-9-]{0,31}$"})
+        }
         "path" => json!({"type": "string", "minLength": 1, "maxLength": 1024}),
         "slot" => json!({"type": "integer", "minimum": 0, "maximum": u16::MAX}),
         "task" => json!({

@@ -133,13 +133,13 @@ impl FilePlace {
         }
     }
 
-    fn wrote(self, sha256: Option<String>, version: Option<FileVersion>) -> Option<Wrote> {
-        Some(Wrote {
+    fn wrote(self, sha256: Option<String>, version: Option<FileVersion>) -> Wrote {
+        Wrote {
             tool: self.tool,
             path: self.path,
             sha256,
             version,
-        })
+        }
     }
 }
 
@@ -181,7 +181,10 @@ async fn write(
         return (Err(ClientError::new(ClientFault::Invalid, why)), None);
     }
     match door.write(at.order(text, change.holds), text).await {
-        Ok(()) => (Ok(ClientDone::Nothing), at.wrote(Some(digest(text)), None)),
+        Ok(()) => (
+            Ok(ClientDone::Nothing),
+            Some(at.wrote(Some(digest(text)), None)),
+        ),
         Err(error) => not_written(at, &error),
     }
 }
@@ -207,7 +210,7 @@ async fn write_version(
     match written.await {
         Ok(version) => (
             Ok(ClientDone::Written(version.v)),
-            at.wrote(Some(digest(text)), Some(version)),
+            Some(at.wrote(Some(digest(text)), Some(version))),
         ),
         Err(NotWritten::Door(error)) => not_written(at, &error),
         Err(NotWritten::Files(error)) => (Err(refused(&error, &at.path)), None),
@@ -216,7 +219,7 @@ async fn write_version(
 
 fn not_written(at: FilePlace, error: &FileError) -> (ClientAnswer, Option<Wrote>) {
     let said = described(error, &at.path, true);
-    let wrote = error.is_unsure().then(|| at.wrote(None, None)).flatten();
+    let wrote = error.is_unsure().then(|| at.wrote(None, None));
     (Err(said), wrote)
 }
 

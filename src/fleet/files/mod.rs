@@ -325,14 +325,12 @@ impl Files {
         let exec = settled.found.as_ref().is_some_and(|found| found.exec);
         let given = Given { content, exec };
         let (store, origin) = (self.store()?, draft.origin.clone());
-        let put = match draft.restores {
-            Some(v) => store.restore(&spot.id, &spot.path, v, base, origin).await?,
-            None => {
-                let cause = draft.cause;
-                store
-                    .put(&spot.id, &spot.path, base, given, origin, cause)
-                    .await?
-            }
+        let (id, path) = (&spot.id, &spot.path);
+        let put = if let Some(v) = draft.restores {
+            store.restore(id, path, v, base, origin).await?
+        } else {
+            let cause = draft.cause;
+            store.put(id, path, base, given, origin, cause).await?
         };
         let stood = Stood {
             expected: now.map_or(Expected::Missing, |digest| Expected::Digest(digest.0)),

@@ -34,9 +34,10 @@ impl Prepared {
 
     /// A path as a tool names it, below the workspace.
     fn below(&self, path: &str) -> Option<String> {
-        let path = match path.starts_with('/') {
-            true => path.to_owned(),
-            false => format!("{}/{path}", self.directory_inside()),
+        let path = if path.starts_with('/') {
+            path.to_owned()
+        } else {
+            format!("{}/{path}", self.directory_inside())
         };
         let root = self.workspace_inside().trim_end_matches('/');
         let below = path.strip_prefix(root)?.strip_prefix('/')?;

@@ -307,8 +307,8 @@ pub(crate) fn survey(
             None => Vec::new(),
         };
         Survey {
-            returned,
             observed,
+            returned,
             ..survey
         }
     }

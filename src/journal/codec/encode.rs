@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 
 use super::body::{self, maybe, text};
 use crate::limits;
-use crate::model::{Ask, ChoiceInfo, Claimed, Event, TaskSpec, Usage};
+use crate::model::{Ask, ChoiceInfo, Claimed, Event, FileVersion, TaskSpec, Usage};
 
 /// Appends the event's body, one JSON object, to `out`.
 pub fn encode_into(event: &Event, out: &mut Vec<u8>) {
@@ -193,6 +193,15 @@ fn course(event: &Event, out: &mut Vec<u8>) {
     }
 }
 
+fn file_version(of: &FileVersion) -> body::FileVersion<'_> {
+    body::FileVersion {
+        workspace: text(&of.workspace),
+        path: text(&of.path),
+        v: of.v,
+        observed: of.observed,
+    }
+}
+
 /// Tools, asks and what they did.
 fn tools(event: &Event, out: &mut Vec<u8>) {
     match event {
@@ -270,12 +279,7 @@ fn tools(event: &Event, out: &mut Vec<u8>) {
                 tool: text(tool),
                 path: text(path),
                 sha256: sha256.as_deref().map(Into::into),
-                version: version.as_deref().map(|of| body::FileVersion {
-                    workspace: text(&of.workspace),
-                    path: text(&of.path),
-                    v: of.v,
-                    observed: of.observed,
-                }),
+                version: version.as_deref().map(file_version),
             },
         ),
         Event::PlanStep { step, status } => put(
