@@ -306,12 +306,7 @@ fn operation(line: RequestLine) -> Result<Request, Failure> {
         }
         "cancel_task" => {
             only(&["pool", "run", "task"])?;
-            let task = line.task.ok_or_else(|| missing("task"))?;
-            Ok(Request::CancelTask {
-                pool: pool(line.pool.as_deref())?,
-                run: run(line.run.as_deref())?,
-                task: TaskId::new(&task).map_err(|error| bad(show(&error.to_string(), 200)))?,
-            })
+            cancel_task(&line)
         }
         "logs" => {
             only(&["slot", "follow"])?;
@@ -350,6 +345,15 @@ fn operation(line: RequestLine) -> Result<Request, Failure> {
             show(other, 40)
         ))),
     }
+}
+
+fn cancel_task(line: &RequestLine) -> Result<Request, Failure> {
+    let task = line.task.as_ref().ok_or_else(|| missing("task"))?;
+    Ok(Request::CancelTask {
+        pool: pool(line.pool.as_deref())?,
+        run: run(line.run.as_deref())?,
+        task: TaskId::new(task).map_err(|error| bad(show(&error.to_string(), 200)))?,
+    })
 }
 
 fn bad(message: String) -> Failure {

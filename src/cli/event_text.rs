@@ -107,19 +107,7 @@ fn says(event: &Event) -> String {
             let how = if *is_error { "error" } else { "ok" };
             format!("{} {how}: {}", id.raw(), output.raw())
         }
-        Event::Asked { id, ask } => format!("{id} {} {}", ask.tool.raw(), ask.input.get()),
-        Event::Decided(verdict) => format!("{} {}", verdict.ask, decided(verdict)),
-        Event::Unasked {
-            id,
-            tool,
-            decision,
-            rules,
-        } => format!(
-            "{} {} {decision} {}",
-            id.raw(),
-            tool.raw(),
-            rules.join(", ")
-        ),
+        Event::Asked { .. } | Event::Decided(_) | Event::Unasked { .. } => of_ask(event),
         Event::Plan { entries } => {
             let steps = entries.iter().map(|entry| entry.content.raw());
             steps.collect::<Vec<_>>().join("; ")
@@ -159,6 +147,26 @@ fn says(event: &Event) -> String {
         Event::Egress { .. } => of_egress(event),
         Event::Work(work) => of_work(work),
         other => of_session(other),
+    }
+}
+
+/// What was asked for, and what was said to it.
+fn of_ask(event: &Event) -> String {
+    match event {
+        Event::Asked { id, ask } => format!("{id} {} {}", ask.tool.raw(), ask.input.get()),
+        Event::Decided(verdict) => format!("{} {}", verdict.ask, decided(verdict)),
+        Event::Unasked {
+            id,
+            tool,
+            decision,
+            rules,
+        } => format!(
+            "{} {} {decision} {}",
+            id.raw(),
+            tool.raw(),
+            rules.join(", ")
+        ),
+        _ => String::new(),
     }
 }
 

@@ -296,12 +296,7 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
         .iter()
         .filter_map(|(name, item)| pool::read(name, item, &context))
         .collect();
-    let is_table = root.item("pool").is_none_or(|item| item.is_table());
-    if is_table && table.named(sandbox::NAME_PATTERN).is_empty() {
-        let help = "write [pool.NAME] with a command: a pool's name is yours to choose";
-        let message = "the file has no pool";
-        ledger.fault(&table.place, message, Some(help.to_owned()));
-    }
+    has_pools(root, &table);
     let section = root.section("supervisor");
     let http = http::read(&root.section("http"), found, &origin.dir);
     let tokens = http::tokens(&root.section("token"), found, &origin.dir);
@@ -350,6 +345,16 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
     config.notes = describe::notes(&config);
     config.notes.extend(hook::notes(&config.hooks));
     config
+}
+
+fn has_pools(root: &Section<'_>, table: &Section<'_>) {
+    let is_table = root.item("pool").is_none_or(|item| item.is_table());
+    if is_table && table.named(sandbox::NAME_PATTERN).is_empty() {
+        let help = "write [pool.NAME] with a command: a pool's name is yours to choose";
+        let message = "the file has no pool";
+        let ledger = root.ledger;
+        ledger.fault(&table.place, message, Some(help.to_owned()));
+    }
 }
 
 /// Reads `[supervisor]`.

@@ -148,7 +148,7 @@ fn line(text: &str) -> Option<Line> {
     let rest = rest.strip_prefix(':').unwrap_or(rest).trim();
     let odd = || Some(Line::Say(format!("this line means nothing: {text}")));
     match verb {
-        "RUN" if rest.is_empty() => odd(),
+        "RUN" | "WAIT" | "TELL" if rest.is_empty() => odd(),
         "RUN" => Some(Line::Run(rest.to_owned())),
         "WRITE" => match rest.split_once(' ') {
             Some((path, text)) => Some(Line::Write {
@@ -163,7 +163,6 @@ fn line(text: &str) -> Option<Line> {
         },
         "TOOL" => named(rest).map(Line::Tool).or_else(odd),
         "SAY" => Some(Line::Say(rest.to_owned())),
-        "WAIT" | "TELL" if rest.is_empty() => odd(),
         "WAIT" => Some(Line::Sign(Sign::Wait(rest.to_owned()))),
         "TELL" => Some(Line::Sign(Sign::Tell(rest.to_owned()))),
         "SLEEP" => seconds(rest).map(Line::Sleep).or_else(odd),

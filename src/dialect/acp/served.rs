@@ -7,7 +7,7 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::model::Ask;
+use crate::model::{Ask, Foreign};
 
 /// The kind that a call of such a tool has with every agent.
 const KIND: &str = "other";
@@ -39,7 +39,7 @@ pub fn served(ask: &Ask, server: &str) -> Option<Served> {
     }
     let shown: Shown = serde_json::from_str(ask.input.get()).ok()?;
     let id = ask.tool_id.as_ref()?.raw();
-    let claimed = ask.claimed.title.as_ref().map(|title| title.raw());
+    let claimed = ask.claimed.title.as_ref().map(Foreign::raw);
     let title = shown.title.as_deref().or(claimed)?;
     match (shown.raw, shown.said.as_deref()) {
         (Some(raw), None) => {

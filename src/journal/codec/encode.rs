@@ -90,6 +90,45 @@ fn words<'a>(words: impl Iterator<Item = &'a str>) -> Vec<Cow<'a, str>> {
     words.map(Cow::Borrowed).collect()
 }
 
+/// How a turn begins and ends.
+fn turn_of(event: &Event, out: &mut Vec<u8>) {
+    match event {
+        Event::TurnStarted { turn } => put(
+            out,
+            &body::TurnStarted {
+                turn: maybe(turn.as_ref()),
+            },
+        ),
+        Event::TurnEnded {
+            outcome,
+            stop_reason,
+            usage: used,
+            detail,
+        } => put(
+            out,
+            &body::TurnEnded {
+                outcome: Cow::Borrowed(outcome.word()),
+                stop_reason: maybe(stop_reason.as_ref()),
+                usage: usage(*used),
+                detail: detail.as_deref().map(Cow::Borrowed),
+            },
+        ),
+        Event::TurnUnsent {
+            turn,
+            outcome,
+            detail,
+        } => put(
+            out,
+            &body::TurnUnsent {
+                turn: Cow::Borrowed(turn.as_str()),
+                outcome: Cow::Borrowed(outcome.word()),
+                detail: Cow::Borrowed(detail),
+            },
+        ),
+        _ => {}
+    }
+}
+
 /// The course of a session: prompts, children, turns.
 fn course(event: &Event, out: &mut Vec<u8>) {
     match event {
@@ -134,38 +173,9 @@ fn course(event: &Event, out: &mut Vec<u8>) {
                 context_window: info.context_window,
             },
         ),
-        Event::TurnStarted { turn } => put(
-            out,
-            &body::TurnStarted {
-                turn: maybe(turn.as_ref()),
-            },
-        ),
-        Event::TurnEnded {
-            outcome,
-            stop_reason,
-            usage: used,
-            detail,
-        } => put(
-            out,
-            &body::TurnEnded {
-                outcome: Cow::Borrowed(outcome.word()),
-                stop_reason: maybe(stop_reason.as_ref()),
-                usage: usage(*used),
-                detail: detail.as_deref().map(Cow::Borrowed),
-            },
-        ),
-        Event::TurnUnsent {
-            turn,
-            outcome,
-            detail,
-        } => put(
-            out,
-            &body::TurnUnsent {
-                turn: Cow::Borrowed(turn.as_str()),
-                outcome: Cow::Borrowed(outcome.word()),
-                detail: Cow::Borrowed(detail),
-            },
-        ),
+        Event::TurnStarted { .. } | Event::TurnEnded { .. } | Event::TurnUnsent { .. } => {
+            turn_of(event, out);
+        }
         Event::ChildExited {
             class,
             status,
