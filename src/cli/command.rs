@@ -142,7 +142,7 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
         },
         Command::Run(args) => Box::pin(run(&cli, args, loaded, &directory, streams)).await,
         Command::Up => Box::pin(daemon(&cli, loaded, streams)).await,
-        Command::Acp { pool } => editor::run(&cli, pool, loaded, streams).await,
+        Command::Acp { pool } => Box::pin(editor::run(&cli, pool, loaded, streams)).await,
         // Taken before the runtime, or before the configuration.
         Command::ScriptAgent(_)
         | Command::Mcp { .. }
@@ -351,14 +351,14 @@ async fn run(
             streams.err.line(&note);
         }
     }
-    run_here(
+    Box::pin(run_here(
         loaded.config,
         &state,
         (args.local, args.ask),
         order,
         streams,
         &mut signals,
-    )
+    ))
     .await
 }
 
