@@ -272,7 +272,7 @@ pub async fn start(
         asks_people,
         mask,
     };
-    let fleet = FleetHandle::start(setup).await?;
+    let fleet = Box::pin(FleetHandle::start(setup)).await?;
     fleet.end_old_conversations().await;
     tokio::spawn(watching::watch(fleet.clone()));
     let exporter = Arc::new(exporter);

@@ -137,7 +137,7 @@ pub(crate) struct Files {
     masks: Vec<Masks>,
     /// Files and directories that decide, open the door, or are the supervisor's own.
     kept: Vec<PathBuf>,
-    locks: [Mutex<()>; FILE_LOCKS],
+    locks: Vec<Mutex<()>>,
     ambient: Ambient,
 }
 
@@ -165,7 +165,7 @@ impl Files {
             kept: kept.collect(),
             masks: masks(config),
             seen: std::sync::Mutex::default(),
-            locks: std::array::from_fn(|_| Mutex::default()),
+            locks: (0..FILE_LOCKS).map(|_| Mutex::default()).collect(),
             ambient: ambient.clone(),
         })
     }
