@@ -1,7 +1,7 @@
 //! `marshal chat`: over a pipe, and on a real terminal.
 
 use std::fs;
-use std::io::{Read as _, Write as _};
+use std::io::Write as _;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Child, ChildStdin, Command, Stdio};
