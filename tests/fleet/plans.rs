@@ -324,7 +324,7 @@ fn a_plan_that_is_there_is_approved_by_the_policy_or_not_worked() {
 
 /// A step that waits until a file is there.
 fn until(name: &str) -> String {
-    format!("run touch {name}.begun; while [ ! -e {name} ]; do sleep 0.05; done")
+    format!("run touch {name}.begun; until test -e {name}; do sleep 0.05; done")
 }
 
 #[test]
