@@ -171,7 +171,7 @@ impl Coordinator {
             && let Some(directory) = self.chats.directory(&chat)
             && let Some(plan) = &chat.settings.plan
         {
-            self.watch = Some(Watch::of(directory.join(plan)));
+            self.watch = Some(Watch::of(&directory.join(plan)));
         }
         let members = self.members().await?;
         for member in &members {

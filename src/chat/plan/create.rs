@@ -140,7 +140,7 @@ impl Inner {
         for draft in &drafts {
             self.can_work(&name, &registered.path, draft).await?;
         }
-        let begun = self.written(&name, mode, &wish, (session, plan), drafts, is_there)?;
+        let begun = self.written(&name, mode, &wish, (session, plan), &drafts, is_there)?;
         let (begun, writes, planner) = begun;
         self.fleet.keep_rows(writes).await?;
         if let Some(planner) = planner {
@@ -229,14 +229,13 @@ impl Inner {
         })
     }
 
-    #[expect(clippy::type_complexity, reason = "used once, a few lines above")]
     fn written(
         &self,
         name: &WorkspaceName,
         mode: ChatMode,
         wish: &Wish,
         (session, plan): (SessionId, String),
-        drafts: Vec<Draft>,
+        drafts: &[Draft],
         is_there: bool,
     ) -> Result<(Begun, Vec<Write>, Option<SessionId>), ChatError> {
         let now = self.fleet.now_ms();
@@ -295,7 +294,7 @@ impl Inner {
         own.check().map_err(|fault| unfit(fault.to_string()))?;
         let mut writes = vec![Write::Chat(ChatWrite::Create(own))];
         let (mut members, mut to_plan) = (Vec::new(), None);
-        for draft in &drafts {
+        for draft in drafts {
             let (member, run) = self.fleet.chat_ids()?;
             writes.push(Write::Chat(ChatWrite::Create(ChatRow {
                 parent: Some(session.clone()),

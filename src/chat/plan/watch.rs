@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use tokio::io::unix::AsyncFd;
@@ -35,7 +35,7 @@ pub(super) struct Watch {
 impl Watch {
     /// Watches the file at a path; if its directory is not there yet, nothing is told before
     /// [`Watch::renew`].
-    pub(super) fn of(path: PathBuf) -> Self {
+    pub(super) fn of(path: &Path) -> Self {
         let name = path.file_name().map(ToOwned::to_owned).unwrap_or_default();
         let dir = path.parent().map(ToOwned::to_owned).unwrap_or_default();
         let mut watch = Self {
