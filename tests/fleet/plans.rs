@@ -124,9 +124,8 @@ pub(crate) fn steps(events: &[Told]) -> BTreeMap<String, Vec<String>> {
 #[test]
 fn four_members_work_forty_items_each_once() {
     let drill = drill(4, "deny");
-    let lines: String = (0..40)
-        .map(|at| format!("- [ ] write out/{at}.txt {at}\n"))
-        .collect();
+    let lines = (0..40).map(|at| format!("- [ ] write out/{at}.txt {at}\n"));
+    let lines = lines.collect::<Vec<_>>().concat();
     write(
         &drill,
         "plan.md",
