@@ -94,6 +94,7 @@ impl House {
             engines: std::collections::BTreeMap::new(),
             marshal,
             environment: std::env::vars().collect(),
+            store: None,
         })
         .await?;
         let subscribers = (0..manner.subscribers)

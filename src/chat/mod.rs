@@ -7,6 +7,7 @@ mod actor;
 mod aging;
 mod closing;
 mod directory;
+mod error;
 mod hub;
 mod lobby;
 mod plan;
@@ -23,14 +24,13 @@ use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
 pub use directory::Wish;
+pub use error::ChatError;
 pub use hub::{Cursor, Shape, Subscriber};
-pub use plan::{Begun, Said, WorkWish};
+pub use plan::{Begun, Created, PlanView, Said, WorkWish};
 
 use crate::config::Config;
-use crate::fleet::{FleetHandle, OpenError, SubmitError};
-use crate::journal::{
-    ChatRow, ChatWrite, PlanItem, PlanReview, StoredChat, StoredTurn, TurnRow, Write,
-};
+use crate::fleet::{FleetHandle, OpenError};
+use crate::journal::{ChatRow, ChatWrite, StoredChat, StoredTurn, TurnRow, Write};
 use crate::limits;
 use crate::model::{ChatMode, ChatPhase, Foreign, PoolName, SessionId, TurnId, TurnState};
 use actor::{Actor, Wants};
@@ -42,43 +42,6 @@ use standing::Standing;
 
 /// Places in which chats take messages, so that two of one chat never have the same number.
 const STRIPES: usize = 64;
-
-/// Why something was not done. Each says what, and what to do.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ChatError {
-    /// There is no such thing.
-    #[error("{0}")]
-    NotFound(String),
-    /// What was sent names something that is not there.
-    #[error("{0}")]
-    Unprocessable(String),
-    /// It does not go with how the chat stands.
-    #[error("{0}")]
-    Conflict(String),
-    /// Too much waits already.
-    #[error("{0}")]
-    Full(String),
-    /// The supervisor cannot take it now.
-    #[error("{0}")]
-    Unavailable(String),
-}
-
-impl From<OpenError> for ChatError {
-    fn from(error: OpenError) -> Self {
-        match error {
-            OpenError::Directory(_) | OpenError::NoPool { .. } => {
-                Self::Unprocessable(error.to_string())
-            }
-            _ => Self::Unavailable(error.to_string()),
-        }
-    }
-}
-
-impl From<SubmitError> for ChatError {
-    fn from(error: SubmitError) -> Self {
-        Self::Unavailable(error.to_string())
-    }
-}
 
 /// An accepted message.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -96,28 +59,6 @@ pub struct ChatView {
     pub chat: StoredChat,
     /// It has an actor now.
     pub is_loaded: bool,
-}
-
-/// A chat that has begun.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Created {
-    /// One with an agent of its own, and its first message.
-    Chat(SessionId, Accepted),
-    /// One whose plan others work.
-    Work(Begun),
-}
-
-/// A plan and how it stands.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PlanView {
-    /// The chat whose plan it is.
-    pub chat: StoredChat,
-    /// Its items.
-    pub items: Vec<PlanItem>,
-    /// What was said of it.
-    pub reviews: Vec<PlanReview>,
-    /// Who writes and works it.
-    pub members: Vec<StoredChat>,
 }
 
 /// The chats of a supervisor. Clones are the same.
@@ -201,36 +142,6 @@ impl Chats {
                 }
             }
             after = Some(last);
-        }
-    }
-
-    async fn go_on_with_plans(&self) {
-        let mut after: Option<SessionId> = None;
-        loop {
-            let from = after.clone();
-            let read = move |reader: &crate::journal::Reader| {
-                let mut page = Vec::new();
-                for id in reader.chats_going_on(from.as_ref(), limits::CHAT_PAGE)? {
-                    page.extend(reader.chat(&id)?);
-                }
-                Ok(page)
-            };
-            let page = match self.0.readers.read(read).await {
-                Ok(page) => page,
-                Err(why) => {
-                    tracing::error!(why, "the plans of earlier starts cannot be read");
-                    return;
-                }
-            };
-            let Some(last) = page.last() else { return };
-            after = Some(last.session.clone());
-            for chat in page {
-                if chat.mode.coordinates() {
-                    self.0.coordinate(&chat.session);
-                } else {
-                    self.0.wake(chat, |wants| wants.turns += 1);
-                }
-            }
         }
     }
 
@@ -386,49 +297,6 @@ impl Chats {
         inner.fleet.keep_rows(vec![accept]).await?;
         inner.wake(found, |wants| wants.turns += 1);
         Ok(accepted)
-    }
-
-    /// What a person says of a plan that waits for approval.
-    ///
-    /// # Errors
-    /// [`ChatError`]
-    pub async fn review(
-        &self,
-        workspace: &str,
-        chat: &str,
-        by: String,
-        said: Said,
-    ) -> Result<SessionId, ChatError> {
-        let found = self.0.find(workspace, chat).await?;
-        self.0.review(&found, by, said).await?;
-        Ok(found.session)
-    }
-
-    /// The plan of a chat as it stands on record: its items, what was said of it, and its members.
-    ///
-    /// # Errors
-    /// [`ChatError`]
-    pub async fn plan(&self, workspace: &str, chat: &str) -> Result<PlanView, ChatError> {
-        let found = self.0.find(workspace, chat).await?;
-        if !found.mode.coordinates() {
-            let why = "this chat has no plan: its mode is another one";
-            return Err(ChatError::NotFound(why.to_owned()));
-        }
-        let id = found.session.clone();
-        let read = self.0.readers.read(move |reader| {
-            let mut members = Vec::new();
-            for member in reader.members(&id)? {
-                members.extend(reader.chat(&member)?);
-            }
-            Ok((reader.plan_items(&id)?, reader.plan_reviews(&id)?, members))
-        });
-        let (items, reviews, members) = read.await.map_err(ChatError::Unavailable)?;
-        Ok(PlanView {
-            chat: found,
-            items,
-            reviews,
-            members,
-        })
     }
 
     /// Somebody is there: the chat is not idle from now on.

@@ -145,7 +145,6 @@ fn says(event: &Event) -> String {
         | Event::TerminalOutput { .. }
         | Event::TerminalEnded { .. } => of_terminal(event),
         Event::Egress { .. } => of_egress(event),
-        Event::Work(work) => of_work(work),
         other => of_session(other),
     }
 }
@@ -207,6 +206,7 @@ fn of_session(event: &Event) -> String {
         Event::SessionResumed { how, replayed } => {
             format!("by {how}, {replayed} messages of its past not told again")
         }
+        Event::Work(work) => of_work(work),
         Event::SessionFresh { instead_of, why } => format!("instead of {instead_of}: {why}"),
         _ => String::new(),
     }

@@ -126,9 +126,8 @@ fn a_stop_ends_all_members_and_is_heard_once() {
 fn after_kills_every_item_is_ticked_once_and_none_is_lost() {
     let drill = drill(3, "deny");
     let items = 24;
-    let lines: String = (0..items)
-        .map(|at| format!("- [ ] run sleep 0.2; echo {at} >> ran.log\n"))
-        .collect();
+    let lines = (0..items).map(|at| format!("- [ ] run sleep 0.2; echo {at} >> ran.log\n"));
+    let lines = lines.collect::<Vec<_>>().concat();
     write(&drill, "plan.md", &lines);
     let mut daemon = Daemon::start(&drill);
     let body = json!({

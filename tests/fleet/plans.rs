@@ -124,9 +124,8 @@ pub(crate) fn steps(events: &[Told]) -> BTreeMap<String, Vec<String>> {
 #[test]
 fn four_members_work_forty_items_each_once() {
     let drill = drill(4, "deny");
-    let lines: String = (0..40)
-        .map(|at| format!("- [ ] write out/{at}.txt {at}\n"))
-        .collect();
+    let lines = (0..40).map(|at| format!("- [ ] write out/{at}.txt {at}\n"));
+    let lines = lines.collect::<Vec<_>>().concat();
     write(
         &drill,
         "plan.md",
@@ -324,7 +323,7 @@ fn a_plan_that_is_there_is_approved_by_the_policy_or_not_worked() {
 
 /// A step that waits until a file is there.
 fn until(name: &str) -> String {
-    format!("run touch {name}.begun; while [ ! -e {name} ]; do sleep 0.05; done")
+    format!("run touch {name}.begun; until test -e {name}; do sleep 0.05; done")
 }
 
 #[test]

@@ -133,8 +133,10 @@ impl Coordinator {
             if then == Then::Next {
                 continue;
             }
-            if let Some(watch) = &mut self.watch {
-                watch.renew();
+            if let Some(watch) = &mut self.watch
+                && watch.renew()
+            {
+                continue;
             }
             let changed = async {
                 match &mut self.watch {

@@ -233,7 +233,8 @@ mod tests {
         );
         let mut items = Items::default();
         followed(&mut items, "- [ ] a\n", true, true);
-        let many: String = (0..150).map(|at| format!("- [ ] more {at}\n")).collect();
+        let many = (0..150).map(|at| format!("- [ ] more {at}\n"));
+        let many = many.collect::<Vec<_>>().concat();
         followed(&mut items, &format!("- [ ] a\n{many}"), true, true);
         assert_eq!((items.count(Open), items.count(Blocked)), (101, 50));
     }

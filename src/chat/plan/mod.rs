@@ -10,6 +10,7 @@ mod file;
 mod forward;
 mod items;
 mod prompts;
+mod requests;
 mod review;
 mod watch;
 
@@ -26,6 +27,7 @@ use coordinator::Coordinator;
 
 pub use create::{Begun, WorkWish};
 pub(super) use prompts::with_instructions;
+pub use requests::{Created, PlanView};
 
 /// What a person wants of a plan that is worked.
 #[derive(Debug)]

@@ -10,6 +10,7 @@ use super::file::NoPlan;
 use super::{not_waiting, prompts};
 use crate::chat::ChatError;
 use crate::journal::{ChatWrite, PlanReview, PlanWrite, StoredChat, Write};
+use crate::limits;
 use crate::model::foreign::show;
 use crate::model::{ChatPhase, ChatProgress, Decision, Foreign, ReviewState, TurnOutcome, Work};
 
@@ -28,10 +29,15 @@ impl Coordinator {
         let file = self.file(chat);
         let plan = match file.read().await {
             Ok(plan) => plan,
-            // Who removed it may bring it back.
-            Err(NoPlan::Not(_)) => return Ok(Then::Wait),
+            // Who removed it may bring it back; who writes it has it whole in a moment.
+            Err(NoPlan::Not(_)) => {
+                self.missed += 1;
+                let is_lasting = self.missed >= limits::PLAN_MISSED;
+                return Ok(if is_lasting { Then::Wait } else { Then::Soon });
+            }
             Err(NoPlan::Unread(why)) => return Err(Stuck::Again(why)),
         };
+        self.missed = 0;
         let id = self.id.clone();
         let read = self
             .chats
@@ -47,7 +53,8 @@ impl Coordinator {
             // Another text than the one that was told: people are told of it, the rules said ask.
             let waiting = self.waiting(chat, &plan.sha256, "the plan was changed");
             self.tell(vec![waiting.1], vec![waiting.0]).await?;
-            return Ok(Then::Wait);
+            // It is looked at once more: it may have changed while it was told.
+            return Ok(Then::Soon);
         }
         let arguments = json!({
             "plan": file.path,
@@ -79,7 +86,7 @@ impl Coordinator {
             Decision::Ask => {
                 let (row, event) = self.waiting(chat, &plan.sha256, &judgement.reason);
                 self.tell(vec![event], vec![row]).await?;
-                Ok(Then::Wait)
+                Ok(Then::Soon)
             }
             Decision::Deny => {
                 let why = judgement.reason.clone();

@@ -47,10 +47,11 @@ impl Watch {
         watch
     }
 
-    /// Tries again, if nothing is watched.
-    pub(super) fn renew(&mut self) {
+    /// Tries again, if nothing is watched. Whether something is from now on that was not before: what
+    /// happened until now was not seen.
+    pub(super) fn renew(&mut self) -> bool {
         if self.fd.is_some() {
-            return;
+            return false;
         }
         let open = || {
             let fd = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
@@ -68,6 +69,7 @@ impl Watch {
                 tracing::debug!(dir = %self.dir.display(), %error, "the directory of a plan is not watched");
             }
         }
+        self.fd.is_some()
     }
 
     /// Waits until the file may be another one. Cancel-safe.
