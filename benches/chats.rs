@@ -305,8 +305,10 @@ async fn run(line: &Line) -> Result<(), Failure> {
             all.push(figures);
         }
     }
+    // The first time: later ones find the memory of those before them.
     let each = |of: &str, from: &str| {
-        let grown = median(&many, of) - median(&many, from);
+        let first = |name: &str| many.first().and_then(|of| of[name].as_f64());
+        let grown = first(of).unwrap_or(f64::NAN) - first(from).unwrap_or(f64::NAN);
         grown / f64::from(u32::try_from(line.subscribers).unwrap_or(u32::MAX).max(1))
     };
     let ratio = json!({
