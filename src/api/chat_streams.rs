@@ -3,37 +3,29 @@
 //! Owns its beat, and its end: whoever is sent away is told when to come again, and comes back with
 //! the id of what it read last. Must not know what an event says.
 
-use axum::body::{Body, Bytes};
-use axum::http::{HeaderValue, header};
-use axum::response::{IntoResponse as _, Response};
-use std::time::Duration;
+use axum::body::Bytes;
+use axum::response::Response;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::ask_events::Stream;
+use super::web_socket::{self, Wanted};
 use crate::chat::Followed;
 use crate::limits;
 
-/// How long a stream that ends with the supervisor waits for one more event.
-const LAST: Duration = Duration::from_millis(300);
-
 /// Gives a subscriber its stream.
-pub(super) fn open(followed: Followed, stop: CancellationToken, until: Instant) -> Response {
+pub(super) fn open(
+    followed: Followed,
+    wanted: Option<Wanted>,
+    stop: CancellationToken,
+    until: Instant,
+) -> Response {
     let (tell, told) = mpsc::channel(limits::CHAT_STREAM_QUEUE);
+    let response = web_socket::answer(told, wanted, stop.clone(), until);
     let until = until
         .checked_sub(limits::CHAT_STREAM_MARGIN)
         .unwrap_or(until);
     tokio::spawn(follow(followed, tell, stop, until));
-    let mut response = Body::new(Stream(told)).into_response();
-    let headers = response.headers_mut();
-    for (name, value) in [
-        (header::CONTENT_TYPE, "text/event-stream"),
-        (header::CACHE_CONTROL, "no-store"),
-        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-    ] {
-        headers.insert(name, HeaderValue::from_static(value));
-    }
     response
 }
 
@@ -62,9 +54,16 @@ async fn follow(
             () = sleep_until(until) => break,
             () = stop.cancelled() => {
                 // What the end of its agent brought is durable by now.
-                while let Ok(Ok(pieces)) = timeout(LAST, followed.events.next()).await {
-                    if !send(&tell, pieces.concat().into()).await {
-                        return;
+                loop {
+                    match followed.events.rest().await {
+                        Ok(pieces) if pieces.is_empty() => break,
+                        Ok(pieces) => if !send(&tell, pieces.concat().into()).await {
+                            return;
+                        },
+                        Err(why) => {
+                            tracing::warn!(why, "a chat's last events are not told");
+                            break;
+                        }
                     }
                 }
                 break;

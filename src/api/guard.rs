@@ -16,6 +16,7 @@ use axum::response::Response;
 
 use super::http::{closing, problem};
 use super::tokens::{Caller, Tokens, digest};
+use super::web_socket;
 pub use crate::model::Role;
 
 pub(super) use rate::{Digest, Rates};
@@ -189,6 +190,9 @@ fn needed(routes: Routes, request: &Request) -> Result<Role, String> {
 
 /// What stands after the scheme, whose letters may be of either case.
 fn given(headers: &HeaderMap) -> Option<String> {
+    if !headers.contains_key(header::AUTHORIZATION) {
+        return web_socket::bearer(headers);
+    }
     let mut given = headers.get_all(header::AUTHORIZATION).iter();
     let (Some(one), None) = (given.next(), given.next()) else {
         return None;
@@ -233,24 +237,6 @@ fn wrong_method(allowed: &str) -> Response {
         response.headers_mut().insert(header::ALLOW, value);
     }
     closing(response)
-}
-
-/// As [`guarded`] for pages of asks of which every one is for whoever may answer: the owner and the
-/// approvers.
-#[allow(dead_code, reason = "for pages whose routes are in no table")]
-pub(super) async fn known(
-    State(tokens): State<Tokens>,
-    mut request: Request,
-    next: Next,
-) -> Response {
-    match identify(&tokens, Asker::of(&request)).await {
-        Ok(caller) if caller.role.may(Role::Approve) => {
-            request.extensions_mut().insert(caller.approver);
-            next.run(request).await
-        }
-        Ok(caller) => forbidden(&caller, Role::Approve),
-        Err(refused) => refused,
-    }
 }
 
 #[cfg(test)]

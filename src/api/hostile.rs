@@ -111,6 +111,12 @@ fn hostile_events(evil: &str, task: &TaskId) -> Vec<Event> {
             tool: text(),
             path: text(),
             sha256: Some("0".repeat(64)),
+            version: Some(Box::new(crate::model::FileVersion {
+                workspace: text(),
+                path: text(),
+                v: 1,
+                observed: false,
+            })),
         },
         Event::PlanStep {
             step: text(),
@@ -139,6 +145,11 @@ fn hostile_events(evil: &str, task: &TaskId) -> Vec<Event> {
             stop_reason: Some(text()),
             usage: Usage::default(),
             detail: Some(evil.to_owned()),
+        },
+        Event::TurnUnsent {
+            turn: crate::model::TurnId::new("turn").expect("an id"),
+            outcome: crate::model::TurnOutcome::Failed,
+            detail: evil.to_owned(),
         },
         Event::Unknown {
             tag: text(),

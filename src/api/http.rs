@@ -28,6 +28,8 @@ use tokio_util::task::TaskTracker;
 pub use self::listen::{BindError, Listener, SOCKET, bind, bind_socket};
 pub use self::tls::{Tls, TlsError};
 
+pub(super) use self::connection::Kept;
+
 use self::connection::Serving;
 use self::origin::{Names, meant_for_us};
 use self::places::Places;
@@ -147,6 +149,7 @@ pub async fn serve(listener: Listener, pages: Pages, bounds: Bounds, stop: Cance
             bounds,
             hold,
             stop: stop.clone(),
+            kept: (open.token(), kill.clone()),
         };
         let (tls, kill) = (tls.clone(), kill.clone());
         open.spawn(async move {
@@ -317,7 +320,10 @@ pub(super) fn problem(status: StatusCode, detail: &str) -> Response {
 
 /// The longest bodies of families of pages, by how their paths begin, the first that fits; others take
 /// [`limits::HTTP_BODY_BYTES`].
-const BODIES: &[(&str, u64)] = &[("/api/v1/workspaces/", limits::CHAT_BODY_BYTES as u64)];
+const BODIES: &[(&str, u64)] = &[
+    ("/api/v1/sessions/", limits::CHAT_BODY_BYTES as u64),
+    ("/api/v1/workspaces/", limits::CHAT_BODY_BYTES as u64),
+];
 
 /// No page takes a body larger than its bound: one, or one of unknown length, is refused unread.
 async fn bounded(request: Request, next: Next) -> Response {

@@ -9,8 +9,6 @@ mod ask_events;
 pub mod ask_pages;
 pub mod asks;
 mod catch_up;
-pub mod chat_pages;
-mod chat_rounds;
 mod chat_streams;
 pub mod control;
 mod conversation;
@@ -30,6 +28,7 @@ pub mod tokens;
 pub mod v1;
 pub mod view;
 pub mod watch;
+mod web_socket;
 
 pub use service::{Fleet, Refusal};
 

@@ -8,7 +8,7 @@ use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use sha2::{Digest as _, Sha256};
 
@@ -16,9 +16,6 @@ use super::guard::{Digest, Rates};
 use crate::config::{Approver, NamedToken};
 use crate::limits;
 use crate::model::Role;
-
-#[allow(unused_imports, reason = "for pages whose routes are in no table")]
-pub(super) use super::guard::known;
 
 /// The owner's token, in the state directory.
 pub const TOKEN_FILE: &str = "http.token";
@@ -36,7 +33,7 @@ pub type OpenTrusted = fn(&Path) -> Result<Option<File>, String>;
 pub struct Tokens {
     dir: Arc<Path>,
     open: OpenTrusted,
-    named: Arc<BTreeMap<String, NamedToken>>,
+    named: Arc<RwLock<Arc<BTreeMap<String, NamedToken>>>>,
     rates: Arc<Rates>,
     /// What was wrong when they were last looked at, so that each is said once.
     faults: Arc<Mutex<BTreeMap<PathBuf, Fault>>>,
@@ -119,10 +116,15 @@ impl Tokens {
         Ok(Self {
             dir: state_dir.into(),
             open,
-            named: Arc::new(named),
+            named: Arc::new(RwLock::new(Arc::new(named))),
             rates: Arc::default(),
             faults: Arc::default(),
         })
+    }
+
+    /// Has the configuration name these from now on.
+    pub(super) fn name(&self, named: BTreeMap<String, NamedToken>) {
+        *self.named.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(named);
     }
 
     /// How often who asked.
@@ -151,7 +153,8 @@ impl Tokens {
             std::hint::black_box(differ) == 0
         };
         let mut found = is_same(&self.dir.join(TOKEN_FILE)).then(Caller::owner);
-        for (name, token) in self.named.iter() {
+        let named = Arc::clone(&self.named.read().unwrap_or_else(PoisonError::into_inner));
+        for (name, token) in named.iter() {
             if let Some(approver) = Approver::new(name)
                 && is_same(&token.file)
             {

@@ -13,6 +13,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::Inner;
 use super::directory::first_prompt;
 use super::lobby::{Lobby, Waiting};
+use super::plan::with_instructions;
 use super::rounds::{self, Round};
 use super::seed;
 use crate::fleet::{
@@ -20,7 +21,7 @@ use crate::fleet::{
 };
 use crate::journal::{ChatWrite, LastTurn, StoredChat, StoredTurn, Write};
 use crate::limits;
-use crate::model::{Event, Foreign, SessionId, TaskId, TaskOutcome, TurnId, TurnOutcome, Usage};
+use crate::model::{Foreign, SessionId, TaskId, TaskOutcome, TurnId, TurnOutcome};
 
 /// What the agent is told at its next turn after a person stopped one.
 pub(super) const MARKER: &str = "[System: Response was interrupted by user (user_cancelled)]";
@@ -30,12 +31,12 @@ const NOBODY: &str = "the chat cannot be worked now";
 /// What an actor is told; it looks at the newest alone, so nothing queues.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Wants {
-    /// Turns were accepted so often.
+    /// Turns were accepted, or stopped while they waited, so often.
     pub(super) turns: u64,
     /// The turns up to this place in the chat are to be stopped.
     pub(super) stopped_to: u64,
-    /// Turns were ended so often that nobody had been sent.
-    pub(super) unsent: u64,
+    /// The chat is to be closed.
+    pub(super) is_closed: bool,
     /// Somebody is still there so often.
     pub(super) pings: u64,
 }
@@ -49,6 +50,8 @@ pub(super) struct Actor {
     /// What of these was seen to.
     pub(super) seen: Wants,
     pub(super) conversation: Option<Conversation>,
+    /// How often in a row something was to be tried again.
+    pub(super) tries: u32,
 }
 
 /// How a try to load a chat ended.
@@ -90,9 +93,7 @@ impl Actor {
             }
             let wants = *self.wants.borrow_and_update();
             self.seen.turns = wants.turns;
-            if std::mem::replace(&mut self.seen.unsent, wants.unsent) != wants.unsent {
-                self.tell_end(TurnOutcome::Cancelled, STOPPED_UNSENT).await;
-            }
+            self.seen.is_closed = wants.is_closed;
             let waiting = match self.waiting().await {
                 Ok(waiting) => waiting,
                 Err(why) => {
@@ -102,10 +103,22 @@ impl Actor {
                 }
             };
             if let Some(turn) = waiting {
-                if !self.work(turn).await {
+                let goes_on = if turn.is_stopped() {
+                    let why = STOPPED_UNSENT;
+                    self.unsent(&turn.turn, TurnOutcome::Cancelled, why).await;
+                    true
+                } else {
+                    self.work(turn).await
+                };
+                self.chats.turn_over(&self.chat);
+                if !goes_on {
                     return self.chats.forget(self.id());
                 }
                 continue;
+            }
+            if wants.is_closed {
+                self.close().await;
+                return self.chats.forget(self.id());
             }
             if rounds::goes_on(&self.chat) {
                 match self.round().await {
@@ -152,11 +165,25 @@ impl Actor {
             .await
     }
 
-    /// Before something is tried again.
-    async fn pause(&self) {
-        tokio::select! {
-            () = self.chats.stop.cancelled() => {}
-            () = sleep(limits::CHAT_AGAIN) => {}
+    /// Before something is tried again: longer each time, unless a person stops something.
+    async fn pause(&mut self) {
+        let wait = limits::CHAT_AGAIN.saturating_mul(1 << self.tries.min(16));
+        let until = Instant::now() + wait.min(limits::CHAT_AGAIN_MOST);
+        self.tries = self.tries.saturating_add(1);
+        let before = *self.wants.borrow();
+        loop {
+            tokio::select! {
+                () = self.chats.stop.cancelled() => return,
+                () = sleep_until(until) => return,
+                changed = self.wants.changed() => {
+                    let now = *self.wants.borrow_and_update();
+                    let same = (now.stopped_to, now.is_closed)
+                        == (before.stopped_to, before.is_closed);
+                    if changed.is_err() || !same {
+                        return;
+                    }
+                }
+            }
         }
     }
 
@@ -169,8 +196,11 @@ impl Actor {
     async fn work(&mut self, turn: StoredTurn) -> bool {
         if self.conversation.is_none() {
             match self.load(&turn).await {
-                Loaded::Yes(conversation) => self.conversation = Some(*conversation),
-                // Whoever stopped it has ended it.
+                Loaded::Yes(conversation) => {
+                    self.tries = 0;
+                    self.conversation = Some(*conversation);
+                }
+                // It says so itself.
                 Loaded::Stopped => return true,
                 Loaded::Late => {
                     let why = "the time of the chat is over";
@@ -185,7 +215,10 @@ impl Actor {
             }
         }
         match self.send(&turn).await {
-            Worked::Ended(report) => self.ended(&turn, &report).await,
+            Worked::Ended(report) => {
+                self.tries = 0;
+                self.ended(&turn, &report).await
+            }
             Worked::Not => {
                 self.pause().await;
                 true
@@ -209,6 +242,10 @@ impl Actor {
         let mut place: Option<Waiting> = is_crowded.then(|| self.lobby.enter());
         let due = self.due();
         loop {
+            if self.is_stopped(turn) {
+                return Loaded::Stopped;
+            }
+            let began = Instant::now();
             let loading = chats.fleet.load_chat(
                 &chat.pool,
                 &directory,
@@ -240,8 +277,13 @@ impl Actor {
                 OpenError::NoSlot(why) if chats.fleet.is_parked(&chat.pool) => {
                     return Loaded::Never(why);
                 }
-                // Somebody else took what was given up for it.
-                OpenError::NoSlot(_) => place = None,
+                // Somebody else took what was given up for it. The wait was long enough.
+                OpenError::NoSlot(_) => {
+                    place = None;
+                    if began.elapsed() >= limits::CHAT_AGAIN_MOST {
+                        self.tries = 0;
+                    }
+                }
                 OpenError::Taken(_) | OpenError::Journal(_) => {}
                 error => return Loaded::Never(format!("{NOBODY}: {error}")),
             }
@@ -251,11 +293,20 @@ impl Actor {
 
     /// The prompt that a turn becomes.
     async fn prompt(&self, turn: &StoredTurn) -> Result<Foreign, String> {
-        let last = self.last().await?;
+        let chat = self.chat.session.clone();
+        let read = self
+            .chats
+            .readers
+            .read(move |reader| Ok((reader.last_turn(&chat)?, reader.has_answered(&chat)?)));
+        let (last, has_answered) = read.await?;
         let content = turn.content.raw();
-        if last.prompted == 0 {
-            let role = self.chats.config.roles.get(&self.chat.role);
-            let mut text = first_prompt(role, &self.chat.files, content);
+        // One that was stopped at once may not have come as far as the agent.
+        if !has_answered {
+            let config = self.chats.config.now();
+            let role = config.roles.get(&self.chat.role);
+            let first = first_prompt(role, &self.chat.files, content);
+            let instructions = self.chat.settings.instructions.as_deref();
+            let mut text = with_instructions(instructions, first);
             if rounds::goes_on(&self.chat) {
                 text.push_str(&rounds::told(&self.chat));
             }
@@ -269,6 +320,16 @@ impl Actor {
         })
     }
 
+    /// What the next turn of a member is checked by; empty if by nothing.
+    async fn check(&self) -> Result<Vec<String>, super::ChatError> {
+        if self.chat.parent.is_none() {
+            return Ok(rounds::check(&self.chat));
+        }
+        let settings = self.chats.chat(self.id()).await?.settings;
+        let shell = |check| vec!["sh".to_owned(), "-c".to_owned(), check];
+        Ok(settings.check.map(shell).unwrap_or_default())
+    }
+
     /// Sends a turn and waits for its end, hearing stops all the while.
     async fn send(&mut self, turn: &StoredTurn) -> Worked {
         let text = match self.prompt(turn).await {
@@ -278,7 +339,10 @@ impl Actor {
                 return Worked::Not;
             }
         };
-        let (check, mut due) = (rounds::check(&self.chat), self.due());
+        let Ok(check) = self.check().await else {
+            return Worked::Not;
+        };
+        let mut due = self.due();
         let Some(conversation) = &mut self.conversation else {
             return Worked::Not;
         };
@@ -316,10 +380,7 @@ impl Actor {
                     if changed.is_err() {
                         return Worked::Gone;
                     }
-                    let wants = *self.wants.borrow_and_update();
-                    if turn.seq <= wants.stopped_to {
-                        // Its end is told by its session.
-                        self.seen.unsent = wants.unsent;
+                    if turn.seq <= self.wants.borrow_and_update().stopped_to {
                         conversation.interrupt();
                     }
                 }
@@ -329,17 +390,21 @@ impl Actor {
 
     /// A turn's report came; `false` when the supervisor stops.
     async fn ended(&mut self, turn: &StoredTurn, report: &TaskReport) -> bool {
-        let is_told = match self.last().await {
-            Ok(last) => {
-                let is_of_it = last.task.as_ref().map(seed::turn_of) == Some(turn.turn.as_str());
-                let detail = last.detail.as_deref();
-                is_of_it && last.ended > last.prompted && detail != Some(crate::fleet::UNWRITTEN)
+        let last = loop {
+            match self.last().await {
+                Ok(last) => break last,
+                Err(why) => {
+                    tracing::warn!(chat = %self.chat.session, why, "a turn's end is not looked up yet");
+                }
             }
-            Err(why) => {
-                tracing::warn!(chat = %self.chat.session, why, "a turn's end is not looked up");
-                true
+            if self.chats.stop.is_cancelled() {
+                return false;
             }
+            self.pause().await;
         };
+        let is_of_it = last.task.as_ref().map(seed::turn_of) == Some(turn.turn.as_str());
+        let is_written = last.detail.as_deref() != Some(crate::fleet::UNWRITTEN);
+        let is_told = is_of_it && last.ended > last.prompted && is_written;
         if !is_told {
             if self.chats.stop.is_cancelled() && report.outcome == TaskOutcome::Skipped {
                 // Nobody has had it: the next start sends it.
@@ -368,33 +433,58 @@ impl Actor {
         if self.chats.stop.is_cancelled() {
             return false;
         }
-        let is_over = self
-            .conversation
-            .as_ref()
-            .is_none_or(Conversation::has_left);
-        if !is_over && self.lobby.gives_way() {
+        let Some(conversation) = self.conversation.as_ref() else {
+            return true;
+        };
+        // Also one that has much to do leaves a slot that is to get nothing more.
+        let leaves = conversation.is_to_leave();
+        if !conversation.has_left() && (leaves || self.gives_way().await) {
             self.unload().await;
         }
         true
     }
 
-    /// A turn ends that no agent has had: its row, and an event that says so.
-    async fn unsent(&mut self, turn: &TurnId, outcome: TurnOutcome, why: &str) {
-        self.end(turn, outcome).await;
-        self.tell_end(outcome, why).await;
+    /// Whether the chat is to give up its slot for another: not while it has a command in the
+    /// background.
+    async fn gives_way(&self) -> bool {
+        if !self.lobby.gives_way() {
+            return false;
+        }
+        let is_busy = self.has_live_commands().await;
+        if is_busy {
+            self.lobby.takes_back();
+        }
+        !is_busy
     }
 
-    /// Puts a turn's end into the stream, which the chat's session must not write meanwhile.
-    async fn tell_end(&mut self, outcome: TurnOutcome, why: &str) {
+    /// A turn ends that no agent has had: its row, and with it an event that says so.
+    async fn unsent(&mut self, turn: &TurnId, outcome: TurnOutcome, why: &str) {
+        while !self.end_unsent(turn, outcome, why).await {
+            if self.chats.stop.is_cancelled() {
+                return;
+            }
+            self.pause().await;
+        }
+        self.tries = 0;
+    }
+
+    async fn end_unsent(&mut self, turn: &TurnId, outcome: TurnOutcome, why: &str) -> bool {
+        if let Some(conversation) = &self.conversation {
+            let (event, rows) = self.chats.unsent(turn, outcome, why);
+            if !conversation.has_left() && conversation.note(event, rows).await {
+                return true;
+            }
+            // It may be durable all the same; that is seen when nobody else writes the stream.
+            self.unload().await;
+        }
+        self.chats.end_unsent(self.id(), turn, outcome, why).await
+    }
+
+    /// Closes the chat, in which nothing waits.
+    async fn close(&mut self) {
         self.unload().await;
-        let event = Event::TurnEnded {
-            outcome,
-            stop_reason: None,
-            usage: Usage::default(),
-            detail: Some(why.to_owned()),
-        };
-        while let Err(error) = self.chats.fleet.append(self.id(), event.clone()).await {
-            tracing::warn!(chat = %self.chat.session, %error, "a turn's end is not told");
+        while let Err(error) = self.chats.fleet.close_chat(self.chat.session.clone()).await {
+            tracing::warn!(chat = %self.chat.session, %error, "a chat is not closed yet");
             if self.chats.stop.is_cancelled() || !matches!(error, SubmitError::Journal(_)) {
                 return;
             }
@@ -402,7 +492,7 @@ impl Actor {
         }
     }
 
-    async fn end(&self, turn: &TurnId, outcome: TurnOutcome) {
+    async fn end(&mut self, turn: &TurnId, outcome: TurnOutcome) {
         loop {
             let end = Write::Chat(ChatWrite::End {
                 turn: turn.clone(),
@@ -424,9 +514,12 @@ impl Actor {
 
     /// Nothing is to be done: waits for a turn, for as long as the chat may keep its slot.
     async fn idle(&mut self) -> Next {
-        let kept = self.chats.config.chat.idle;
+        let kept = self.chats.config.now().chat.idle;
         let mut until = Instant::now() + kept;
+        // While a command runs in the background the slot is not given up; the stream tells its end.
+        let mut busy: Option<watch::Receiver<u64>> = None;
         loop {
+            let lobby = Arc::clone(&self.lobby);
             let Some(conversation) = &mut self.conversation else {
                 return Next::Unload;
             };
@@ -439,7 +532,7 @@ impl Actor {
                     if std::mem::replace(&mut self.seen.pings, wants.pings) != wants.pings {
                         until = Instant::now() + kept;
                     }
-                    if wants.turns != self.seen.turns || wants.unsent != self.seen.unsent {
+                    if wants.turns != self.seen.turns || wants.is_closed {
                         return Next::Work;
                     }
                 }
@@ -452,7 +545,20 @@ impl Actor {
                     }
                     until = Instant::now() + kept.min(LOOK);
                 }
-                () = self.lobby.wanted() => return Next::Unload,
+                () = lobby.wanted(), if busy.is_none() => {
+                    // Before the look, so that no end is missed after it.
+                    let tap = self.chats.fleet.follow(&self.chat.session);
+                    if !self.has_live_commands().await {
+                        return Next::Unload;
+                    }
+                    lobby.takes_back();
+                    busy = Some(tap);
+                }
+                () = grown(busy.as_mut()), if busy.is_some() => {
+                    if !self.has_live_commands().await {
+                        busy = None;
+                    }
+                }
                 () = self.chats.stop.cancelled() => return Next::Stopping,
             }
         }
@@ -473,6 +579,15 @@ impl Actor {
         if let Some(mut conversation) = self.conversation.take() {
             conversation.leave().await;
         }
+    }
+}
+
+/// Returns when the stream has grown, not more often than now and then. Cancel-safe.
+async fn grown(tap: Option<&mut watch::Receiver<u64>>) {
+    sleep(limits::CHAT_AGAIN).await;
+    let Some(tap) = tap else { return };
+    if tap.changed().await.is_err() {
+        std::future::pending::<()>().await;
     }
 }
 

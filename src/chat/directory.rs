@@ -5,8 +5,7 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use super::ChatError;
-use super::rounds::GoingOn;
+use super::{ChatError, WorkWish};
 use crate::config::{Config, RegisteredWorkspace, Role};
 use crate::limits;
 use crate::model::foreign::show;
@@ -23,8 +22,8 @@ pub struct Wish {
     pub role: Option<String>,
     /// The model's name.
     pub model: Option<String>,
-    /// The supervisor goes on with it by itself.
-    pub going_on: Option<GoingOn>,
+    /// How it goes on.
+    pub work: WorkWish,
 }
 
 /// The workspace of that name.

@@ -134,6 +134,28 @@ impl Ring {
             self.after = gone.cursor.seq;
         }
     }
+
+    /// What comes next after a cursor: some bytes of it, one event at least.
+    fn after(&self, cursor: Cursor) -> Found {
+        if cursor.whole() < self.after {
+            return Found::Behind;
+        }
+        let at = self
+            .events
+            .partition_point(|event| !cursor.is_before(event.cursor));
+        let mut bytes = 0;
+        let fits = |event: &&Encoded| {
+            let is_first = bytes == 0;
+            bytes += event.named.len();
+            is_first || bytes <= limits::CHAT_PIECE_BYTES
+        };
+        let events: Vec<_> = self.events.range(at..).take_while(fits).cloned().collect();
+        if events.is_empty() {
+            Found::End
+        } else {
+            Found::Events(events)
+        }
+    }
 }
 
 /// The hub of one chat, as long as somebody subscribes.
@@ -210,10 +232,10 @@ impl Hub {
         look(&mut self.ring.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Events after a seq as they are told, and up to which seq these go.
-    async fn page(&self, after: u64) -> Result<(Vec<Encoded>, u64), String> {
+    /// Events after a seq as they are told, of some bytes, and up to which seq these go.
+    async fn page(&self, after: u64, bytes: usize) -> Result<(Vec<Encoded>, u64), String> {
         let session = self.session.clone();
-        let read = move |reader: &Reader| page(reader, &session, after);
+        let read = move |reader: &Reader| page(reader, &session, after, bytes);
         self.readers.read(read).await
     }
 }
@@ -222,14 +244,23 @@ fn page(
     reader: &Reader,
     session: &SessionId,
     after: u64,
+    bytes: usize,
 ) -> Result<(Vec<Encoded>, u64), ReadError> {
-    let (most, bytes) = (limits::CHAT_PAGE_EVENTS, limits::CHAT_PAGE_BYTES);
+    let most = limits::CHAT_PAGE_EVENTS;
     let rows = reader.page(session, after, most, bytes)?;
-    let to = rows.last().map_or(after, |row| row.id.seq);
-    let mut events = Vec::new();
+    let mut to = after;
+    let mut events: Vec<Encoded> = Vec::new();
+    let mut size = 0;
     for row in &rows {
         let told = seed::told(reader, session, row)?;
+        let from = events.len();
         events.extend(told.iter().map(Encoded::of));
+        to = row.id.seq;
+        // A turn's end says more than its row has: the rest comes with the next page.
+        size += events[from..].iter().map(Encoded::size).sum::<usize>();
+        if size > 2 * bytes {
+            break;
+        }
     }
     Ok((events, to))
 }
@@ -250,7 +281,7 @@ async fn pump(hub: Weak<Hub>, mut tap: watch::Receiver<u64>, gone: CancellationT
             if to >= end {
                 break;
             }
-            match hub.page(to).await {
+            match hub.page(to, limits::CHAT_PAGE_BYTES).await {
                 Ok((events, reached)) => {
                     // What was removed meanwhile leaves a gap that nothing fills.
                     let reached = if reached == to { end } else { reached };
@@ -313,42 +344,53 @@ impl Subscriber {
                     }
                 }
                 Found::Behind => {
-                    let (mut events, to) = self.hub.page(self.cursor.whole()).await?;
-                    events.retain(|event| self.cursor.is_before(event.cursor));
-                    if !events.is_empty() {
-                        let taken = self.take(&events);
-                        // Also past what is told to nobody.
-                        self.cursor = Cursor { seq: to, part: 0 };
+                    let before = self.cursor.whole();
+                    let taken = self.read_on().await?;
+                    if !taken.is_empty() {
                         return Ok(taken);
                     }
-                    let seq = if to > self.cursor.whole() {
-                        to
-                    } else {
+                    if self.cursor.whole() == before {
                         // What was there is removed: it goes on where the ring begins.
-                        self.hub.ring(|ring| ring.after)
-                    };
-                    self.cursor = Cursor { seq, part: 0 };
+                        let seq = self.hub.ring(|ring| ring.after);
+                        self.cursor = Cursor { seq, part: 0 };
+                    }
                 }
             }
         }
     }
 
+    /// What is durable by now and was not told, piece by piece; waits for nothing. None when that is
+    /// all.
+    ///
+    /// # Errors
+    /// The journal cannot be read.
+    pub async fn rest(&mut self) -> Result<Vec<Bytes>, String> {
+        if let Some(first) = self.first.take() {
+            return Ok(vec![first]);
+        }
+        loop {
+            let before = self.cursor.whole();
+            let taken = self.read_on().await?;
+            if !taken.is_empty() || self.cursor.whole() == before {
+                return Ok(taken);
+            }
+        }
+    }
+
+    /// Reads the journal from the cursor on, which goes also past what is told to nobody.
+    async fn read_on(&mut self) -> Result<Vec<Bytes>, String> {
+        let after = self.cursor.whole();
+        let (mut events, to) = self.hub.page(after, limits::CHAT_PIECE_BYTES).await?;
+        events.retain(|event| self.cursor.is_before(event.cursor));
+        let taken = self.take(&events);
+        if to > after {
+            self.cursor = Cursor { seq: to, part: 0 };
+        }
+        Ok(taken)
+    }
+
     fn in_ring(&self) -> Found {
-        self.hub.ring(|ring| {
-            if self.cursor.whole() < ring.after {
-                return Found::Behind;
-            }
-            let at = ring
-                .events
-                .partition_point(|event| !self.cursor.is_before(event.cursor));
-            let most = limits::CHAT_PAGE_EVENTS as usize;
-            let events: Vec<_> = ring.events.range(at..).take(most).cloned().collect();
-            if events.is_empty() {
-                Found::End
-            } else {
-                Found::Events(events)
-            }
-        })
+        self.hub.ring(|ring| ring.after(self.cursor))
     }
 
     fn take(&mut self, events: &[Encoded]) -> Vec<Bytes> {
@@ -422,5 +464,39 @@ mod tests {
         assert_eq!((ring.after, ring.to), (10, most + 10));
         let first = ring.events.front().expect("one");
         assert_eq!(first.cursor.seq, ring.after + 1);
+    }
+
+    #[test]
+    fn a_subscriber_takes_some_bytes_at_once_and_all_of_them_in_turn() {
+        let mut ring = Ring {
+            after: 0,
+            to: 0,
+            events: VecDeque::new(),
+            bytes: 0,
+        };
+        let long = |seq| Told {
+            data: format!("{:?}", "x".repeat(20 << 10)),
+            ..told(seq, 0)
+        };
+        let all: Vec<_> = (1..=20).map(|seq| Encoded::of(&long(seq))).collect();
+        ring.put(all, 20);
+        let (mut cursor, mut seen) = (Cursor::default(), 0);
+        while let Found::Events(events) = ring.after(cursor) {
+            let bytes: usize = events.iter().map(|event| event.named.len()).sum();
+            assert!(bytes <= limits::CHAT_PIECE_BYTES, "{bytes}");
+            seen += events.len();
+            cursor = events.last().expect("one").cursor;
+        }
+        assert_eq!((seen, cursor.seq), (20, 20));
+        // One that is longer goes alone.
+        let huge = Told {
+            data: format!("{:?}", "x".repeat(2 * limits::CHAT_PIECE_BYTES)),
+            ..told(21, 0)
+        };
+        ring.put(vec![Encoded::of(&huge), Encoded::of(&long(22))], 22);
+        let Found::Events(events) = ring.after(cursor) else {
+            panic!("there is one")
+        };
+        assert_eq!(events.len(), 1);
     }
 }

@@ -52,6 +52,12 @@ impl Lobby {
         })
     }
 
+    /// Whoever was to give up its slot cannot: another may.
+    pub(super) fn takes_back(&self) {
+        self.change(|counts| counts.given = counts.given.saturating_sub(1));
+        self.changed.send_replace(());
+    }
+
     /// Returns when a chat is to give up its slot. Cancel-safe.
     pub(super) async fn wanted(&self) {
         let mut changed = self.changed.subscribe();

@@ -4,12 +4,16 @@
 //! a client is reached, or how an agent is run.
 
 mod actor;
+mod aging;
+mod closing;
 mod directory;
 mod hub;
 mod lobby;
+mod plan;
 mod readers;
 mod rounds;
 mod seed;
+mod standing;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -20,24 +24,21 @@ use tokio_util::sync::CancellationToken;
 
 pub use directory::Wish;
 pub use hub::{Cursor, Shape, Subscriber};
-pub use rounds::GoingOn;
+pub use plan::{Begun, Said, WorkWish};
 
 use crate::config::Config;
 use crate::fleet::{FleetHandle, OpenError, SubmitError};
 use crate::journal::{
-    ChatRow, ChatWrite, ReadError, Reader, StoredChat, StoredTurn, TurnRow, Write,
+    ChatRow, ChatWrite, PlanItem, PlanReview, StoredChat, StoredTurn, TurnRow, Write,
 };
 use crate::limits;
-use crate::model::{
-    ChatMode, ChatPhase, Foreign, PoolName, SessionId, TurnId, TurnOutcome, TurnState,
-};
+use crate::model::{ChatMode, ChatPhase, Foreign, PoolName, SessionId, TurnId, TurnState};
 use actor::{Actor, Wants};
 use hub::Hub;
 use lobby::Lobby;
+use plan::Works;
 use readers::Readers;
-
-/// Reads a page of chats.
-type Pages = fn(&Reader, Option<&SessionId>, u32) -> Result<Vec<SessionId>, ReadError>;
+use standing::Standing;
 
 /// Places in which chats take messages, so that two of one chat never have the same number.
 const STRIPES: usize = 64;
@@ -97,18 +98,44 @@ pub struct ChatView {
     pub is_loaded: bool,
 }
 
+/// A chat that has begun.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Created {
+    /// One with an agent of its own, and its first message.
+    Chat(SessionId, Accepted),
+    /// One whose plan others work.
+    Work(Begun),
+}
+
+/// A plan and how it stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlanView {
+    /// The chat whose plan it is.
+    pub chat: StoredChat,
+    /// Its items.
+    pub items: Vec<PlanItem>,
+    /// What was said of it.
+    pub reviews: Vec<PlanReview>,
+    /// Who writes and works it.
+    pub members: Vec<StoredChat>,
+}
+
 /// The chats of a supervisor. Clones are the same.
 #[derive(Clone, Debug)]
 pub struct Chats(Arc<Inner>);
 
 pub(crate) struct Inner {
     fleet: FleetHandle,
-    config: Arc<Config>,
+    config: Standing,
     readers: Readers,
+    /// Those of streams, so that no crowd of them keeps a turn waiting.
+    stream_readers: Readers,
     loaded: Mutex<HashMap<SessionId, watch::Sender<Wants>>>,
     lobbies: BTreeMap<PoolName, Arc<Lobby>>,
-    hubs: tokio::sync::Mutex<HashMap<SessionId, Weak<Hub>>>,
+    hubs: Mutex<HashMap<SessionId, Weak<Hub>>>,
     places: Vec<tokio::sync::Mutex<()>>,
+    /// Plans that several agents work.
+    works: Works,
     subscribers: Arc<Semaphore>,
     /// The supervisor stops: no turn is begun any more.
     stop: CancellationToken,
@@ -124,36 +151,38 @@ impl Chats {
     /// The chats of a fleet. Nothing is loaded before [`Chats::go_on`].
     #[must_use]
     pub fn new(fleet: FleetHandle) -> Self {
-        let config = Arc::new(fleet.config().clone());
+        let config = fleet.config().clone();
         let pools = config.pools.iter().map(|pool| pool.name.clone());
         let lobbies = pools.map(|pool| (pool, Lobby::new())).collect();
         Self(Arc::new(Inner {
             readers: Readers::of(fleet.journal().clone()),
+            stream_readers: Readers::of(fleet.journal().clone()),
             fleet,
-            config,
+            config: Standing::of(config),
             loaded: Mutex::default(),
             lobbies,
-            hubs: tokio::sync::Mutex::default(),
+            hubs: Mutex::default(),
             places: (0..STRIPES)
                 .map(|_| tokio::sync::Mutex::default())
                 .collect(),
+            works: Works::default(),
             subscribers: Arc::new(Semaphore::new(limits::CHAT_SUBSCRIBERS)),
             stop: CancellationToken::new(),
         }))
     }
 
-    /// Goes on with every chat in which a message waits since an earlier start, or which goes on by
-    /// itself.
+    /// Goes on with every chat in which a message waits since an earlier start, and with the work of
+    /// those that coordinate others: these first, so that they see what the earlier start lost. From
+    /// now on closes those that nobody uses.
     pub async fn go_on(&self) {
-        self.take_up(Reader::waiting_chats).await;
-        self.take_up(Reader::chats_going_on).await;
-    }
-
-    async fn take_up(&self, pages: Pages) {
+        tokio::spawn(aging::run(Arc::clone(&self.0)));
+        self.go_on_with_plans().await;
         let mut after: Option<SessionId> = None;
         loop {
             let from = after.clone();
-            let read = move |reader: &Reader| pages(reader, from.as_ref(), limits::CHAT_PAGE);
+            let read = move |reader: &crate::journal::Reader| {
+                reader.waiting_chats(from.as_ref(), limits::CHAT_PAGE)
+            };
             let page = match self.0.readers.read(read).await {
                 Ok(page) => page,
                 Err(why) => {
@@ -165,6 +194,7 @@ impl Chats {
                 return;
             };
             for chat in page {
+                let _place = self.0.place(&chat).await;
                 match self.0.chat(&chat).await {
                     Ok(chat) => self.0.wake(chat, |wants| wants.turns += 1),
                     Err(error) => tracing::error!(%error, "a chat is not taken up"),
@@ -174,23 +204,68 @@ impl Chats {
         }
     }
 
+    async fn go_on_with_plans(&self) {
+        let mut after: Option<SessionId> = None;
+        loop {
+            let from = after.clone();
+            let read = move |reader: &crate::journal::Reader| {
+                let mut page = Vec::new();
+                for id in reader.chats_going_on(from.as_ref(), limits::CHAT_PAGE)? {
+                    page.extend(reader.chat(&id)?);
+                }
+                Ok(page)
+            };
+            let page = match self.0.readers.read(read).await {
+                Ok(page) => page,
+                Err(why) => {
+                    tracing::error!(why, "the plans of earlier starts cannot be read");
+                    return;
+                }
+            };
+            let Some(last) = page.last() else { return };
+            after = Some(last.session.clone());
+            for chat in page {
+                if chat.mode.coordinates() {
+                    self.0.coordinate(&chat.session);
+                } else {
+                    self.0.wake(chat, |wants| wants.turns += 1);
+                }
+            }
+        }
+    }
+
     /// No turn is begun from now on; those that wait stay for the next start.
     pub fn stop_working(&self) {
         self.0.stop.cancel();
+    }
+
+    /// Goes by this configuration from now on; what runs goes on as it began.
+    pub fn go_by(&self, config: Config) {
+        self.0.config.set(config);
     }
 
     /// Begins a chat, and with its goal the first turn; returns when both are durable.
     ///
     /// # Errors
     /// [`ChatError`]; nothing was begun then.
-    pub async fn create(
-        &self,
-        workspace: &str,
-        wish: Wish,
-    ) -> Result<(SessionId, Accepted), ChatError> {
+    pub async fn create(&self, workspace: &str, wish: Wish) -> Result<Created, ChatError> {
         let inner = &self.0;
-        let (name, registered) = directory::workspace(&inner.config, workspace)?;
-        let (role_name, role) = directory::role(&inner.config, &wish)?;
+        let (mode, wish) = inner.templated(wish)?;
+        match mode {
+            ChatMode::Chat | ChatMode::Autonomous => {}
+            ChatMode::PlanThenExecute | ChatMode::ParallelAgents => {
+                return Ok(Created::Work(
+                    inner.begin_work(workspace, mode, wish).await?,
+                ));
+            }
+        }
+        if wish.work != WorkWish::default() && wish.work.mode.is_none() {
+            let why = "\"mode\" is missing: a chat in which each message is a person's has none of the keys of the others";
+            return Err(ChatError::Unprocessable(why.to_owned()));
+        }
+        let config = inner.config.now();
+        let (name, registered) = directory::workspace(&config, workspace)?;
+        let (role_name, role) = directory::role(&config, &wish)?;
         if wish.goal.trim().is_empty() {
             let why = "\"goal\" is empty: say what the chat is for".to_owned();
             return Err(ChatError::Unprocessable(why));
@@ -209,8 +284,8 @@ impl Chats {
         })?;
         let (session, run) = inner.fleet.chat_ids()?;
         let now = inner.fleet.now_ms();
-        let going_on = wish.going_on;
-        let settings = going_on.map(|of| rounds::settings(&inner.config, &role.pool, &session, of));
+        let goes_on = mode == ChatMode::Autonomous;
+        let settings = goes_on.then(|| rounds::settings(&config, &role.pool, &session, wish.work));
         let settings = settings.transpose()?;
         let row = ChatRow {
             session: session.clone(),
@@ -221,10 +296,7 @@ impl Chats {
             goal: Foreign::from(wish.goal.as_str()),
             files: wish.files,
             pool: role.pool.clone(),
-            mode: match &settings {
-                Some(_) => ChatMode::Autonomous,
-                None => ChatMode::Chat,
-            },
+            mode,
             parent: None,
             phase: settings.as_ref().map(|_| ChatPhase::Working),
             settings,
@@ -245,7 +317,7 @@ impl Chats {
         inner.fleet.keep_rows(writes).await?;
         let chat = inner.chat(&session).await?;
         inner.wake(chat, |wants| wants.turns += 1);
-        Ok((session, accepted))
+        Ok(Created::Chat(session, accepted))
     }
 
     /// Takes a message in; returns when it is durable. One with the key of an earlier one is that
@@ -266,6 +338,9 @@ impl Chats {
         if content.trim().is_empty() {
             let why = "\"content\" is empty: there is nothing to send".to_owned();
             return Err(ChatError::Unprocessable(why));
+        }
+        if found.mode.coordinates() {
+            return inner.say_to_planner(&found, content, key).await;
         }
         let _place = inner.place(&id).await;
         if let Some(key) = key.clone() {
@@ -291,7 +366,7 @@ impl Chats {
         }
         // What was read before the place was had may be old.
         let found = inner.chat(&id).await?;
-        if found.ended_ms.is_some() {
+        if found.ended_ms.is_some() || inner.is_closing(&id) {
             let why = "the chat is closed and takes no messages: create a new one".to_owned();
             return Err(ChatError::Conflict(why));
         }
@@ -313,43 +388,47 @@ impl Chats {
         Ok(accepted)
     }
 
-    /// Stops what runs in a chat and ends what waits; nothing to stop is no error.
+    /// What a person says of a plan that waits for approval.
     ///
     /// # Errors
     /// [`ChatError`]
-    pub async fn stop(&self, workspace: &str, chat: &str) -> Result<SessionId, ChatError> {
-        let inner = &self.0;
-        let id = inner.find(workspace, chat).await?.session;
-        let _place = inner.place(&id).await;
-        let of = id.clone();
-        let waiting = inner.readers.read(move |reader| reader.waiting_turns(&of));
-        let waiting = waiting.await.map_err(ChatError::Unavailable)?;
-        let chat = inner.chat(&id).await?;
-        let has_waiting = !waiting.is_empty();
-        let over = rounds::stopped(&chat);
-        let goes_on = over.is_some();
-        let ends = waiting.into_iter().map(|turn| {
-            Write::Chat(ChatWrite::End {
-                turn: turn.turn,
-                outcome: TurnOutcome::Cancelled,
-                at_ms: inner.fleet.now_ms(),
-            })
+    pub async fn review(
+        &self,
+        workspace: &str,
+        chat: &str,
+        by: String,
+        said: Said,
+    ) -> Result<SessionId, ChatError> {
+        let found = self.0.find(workspace, chat).await?;
+        self.0.review(&found, by, said).await?;
+        Ok(found.session)
+    }
+
+    /// The plan of a chat as it stands on record: its items, what was said of it, and its members.
+    ///
+    /// # Errors
+    /// [`ChatError`]
+    pub async fn plan(&self, workspace: &str, chat: &str) -> Result<PlanView, ChatError> {
+        let found = self.0.find(workspace, chat).await?;
+        if !found.mode.coordinates() {
+            let why = "this chat has no plan: its mode is another one";
+            return Err(ChatError::NotFound(why.to_owned()));
+        }
+        let id = found.session.clone();
+        let read = self.0.readers.read(move |reader| {
+            let mut members = Vec::new();
+            for member in reader.members(&id)? {
+                members.extend(reader.chat(&member)?);
+            }
+            Ok((reader.plan_items(&id)?, reader.plan_reviews(&id)?, members))
         });
-        if has_waiting || goes_on {
-            inner.fleet.keep_rows(ends.chain(over).collect()).await?;
-        }
-        if has_waiting || chat.running.is_some() {
-            inner.tell(&id, |wants| {
-                wants.stopped_to = chat.turns;
-                // An actor that has begun one of them meanwhile tells its end.
-                wants.unsent += u64::from(has_waiting && chat.running.is_none());
-            });
-        }
-        if goes_on {
-            // Whoever works it ends it.
-            inner.wake(chat, |wants| wants.turns += 1);
-        }
-        Ok(id)
+        let (items, reviews, members) = read.await.map_err(ChatError::Unavailable)?;
+        Ok(PlanView {
+            chat: found,
+            items,
+            reviews,
+            members,
+        })
     }
 
     /// Somebody is there: the chat is not idle from now on.
@@ -381,7 +460,8 @@ impl Chats {
         after: Option<&str>,
         limit: u32,
     ) -> Result<(Vec<ChatView>, bool), ChatError> {
-        let (name, _) = directory::workspace(&self.0.config, workspace)?;
+        let config = self.0.config.now();
+        let (name, _) = directory::workspace(&config, workspace)?;
         let after = after.map(SessionId::new).transpose();
         let after = after.map_err(|_| {
             ChatError::Unprocessable(
@@ -502,7 +582,8 @@ impl Inner {
 
     /// The chat of a workspace: one of another is none.
     async fn find(&self, workspace: &str, chat: &str) -> Result<StoredChat, ChatError> {
-        let (name, _) = directory::workspace(&self.config, workspace)?;
+        let config = self.config.now();
+        let (name, _) = directory::workspace(&config, workspace)?;
         let id = SessionId::new(chat).map_err(|_| no_chat())?;
         let found = self.chat(&id).await?;
         if found.workspace == name {
@@ -521,7 +602,8 @@ impl Inner {
 
     /// Where a chat works.
     fn directory(&self, chat: &StoredChat) -> Option<PathBuf> {
-        let workspace = self.config.workspaces.get(&chat.workspace)?;
+        let config = self.config.now();
+        let workspace = config.workspaces.get(&chat.workspace)?;
         Some(workspace.path.clone())
     }
 
@@ -556,7 +638,9 @@ impl Inner {
             actor.send_modify(want);
             return;
         }
-        let (tell, wants) = watch::channel(Wants::default());
+        let mut first = Wants::default();
+        want(&mut first);
+        let (tell, wants) = watch::channel(first);
         loaded.insert(chat.session.clone(), tell);
         let actor = Actor {
             chats: Arc::clone(self),
@@ -565,6 +649,7 @@ impl Inner {
             wants,
             seen: Wants::default(),
             conversation: None,
+            tries: 0,
         };
         tokio::spawn(actor.run());
     }
@@ -581,7 +666,7 @@ impl Inner {
         let mut loaded = self.loaded();
         let is_done = loaded.get(chat).is_none_or(|actor| {
             let wants = actor.borrow();
-            wants.turns == seen.turns && wants.unsent == seen.unsent
+            wants.turns == seen.turns && wants.is_closed == seen.is_closed
         });
         if is_done {
             loaded.remove(chat);
@@ -595,15 +680,20 @@ impl Inner {
     }
 
     async fn hub(&self, chat: &SessionId) -> Result<Arc<Hub>, ChatError> {
-        let mut hubs = self.hubs.lock().await;
-        if let Some(hub) = hubs.get(chat).and_then(Weak::upgrade) {
+        let there = || self.hubs.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(hub) = there().get(chat).and_then(Weak::upgrade) {
             return Ok(hub);
         }
-        hubs.retain(|_, hub| hub.strong_count() > 0);
         let tap = self.fleet.follow(chat);
         let epoch = self.fleet.journal().epoch();
-        let hub = Hub::open(chat.clone(), epoch, self.readers.clone(), tap).await;
+        let hub = Hub::open(chat.clone(), epoch, self.stream_readers.clone(), tap).await;
         let hub = hub.map_err(ChatError::Unavailable)?;
+        let mut hubs = there();
+        // Of two that were opened at the same time the first one stays.
+        if let Some(first) = hubs.get(chat).and_then(Weak::upgrade) {
+            return Ok(first);
+        }
+        hubs.retain(|_, hub| hub.strong_count() > 0);
         hubs.insert(chat.clone(), Arc::downgrade(&hub));
         Ok(hub)
     }

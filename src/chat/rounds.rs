@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
 use super::actor::Actor;
-use super::{ChatError, Inner};
+use super::{ChatError, Inner, WorkWish};
 use crate::config::{Config, WorkspaceMode, may_know_cost};
 use crate::journal::{ChatWrite, LastCheck, PlanWrite, StoredChat, StoredTurn, Write};
 use crate::limits;
@@ -31,19 +31,6 @@ pub(super) const BY_PERSON: &str = "user_cancelled";
 /// What is sent when nothing else is given.
 const CONTINUE: &str = "[System: The goal is not met yet. Go on with what is open.]";
 
-/// What a chat of this mode is begun with.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct GoingOn {
-    /// The command that says whether the goal is met.
-    pub check: Option<String>,
-    /// The path of its plan in the workspace.
-    pub plan: Option<String>,
-    /// What is sent while it is not.
-    pub continue_prompt: Option<String>,
-    /// Where it ends.
-    pub bounds: ChatBounds,
-}
-
 fn refused(why: impl Into<String>) -> ChatError {
     ChatError::Unprocessable(why.into())
 }
@@ -53,8 +40,18 @@ pub(super) fn settings(
     config: &Config,
     pool: &PoolName,
     chat: &SessionId,
-    of: GoingOn,
+    of: WorkWish,
 ) -> Result<ChatSettings, ChatError> {
+    let stray = [
+        ("roles", !of.roles.is_empty()),
+        ("planner", of.planner.is_some()),
+        ("agent_items", of.agent_items.is_some()),
+    ];
+    if let Some((name, _)) = stray.iter().find(|(_, is)| *is) {
+        return Err(refused(format!(
+            "\"{name}\" belongs to a chat whose members work a plan, with the mode plan_then_execute or parallel_agents"
+        )));
+    }
     let pool = config.pools.iter().find(|found| found.name == *pool);
     if pool.is_some_and(|pool| pool.workspace.mode == WorkspaceMode::Overlay) {
         return Err(refused(
@@ -76,7 +73,7 @@ pub(super) fn settings(
     }
     if let Some(plan) = &of.plan {
         line("plan_id", plan)?;
-        let mut parts = Path::new(plan).components();
+        let mut parts = Path::new(plan.strip_prefix('/').unwrap_or(plan)).components();
         if !parts.all(|part| matches!(part, Component::Normal(_))) {
             return Err(refused(
                 "\"plan_id\" is no path in the workspace: give one from its top, without \"..\"",
@@ -117,7 +114,10 @@ pub(super) fn settings(
     }
     // Without a check the plan says it, which the agent keeps.
     let own = || format!("chats/{chat}/plan.md");
-    let plan = of.plan.or_else(|| of.check.is_none().then(own));
+    let plan = of
+        .plan
+        .map(|plan| plan.strip_prefix('/').unwrap_or(&plan).to_owned());
+    let plan = plan.or_else(|| of.check.is_none().then(own));
     Ok(ChatSettings {
         plan,
         check: of.check,
@@ -387,10 +387,7 @@ impl Actor {
             phase: ChatPhase::Over,
             progress,
         }));
-        let kept = self
-            .chats
-            .fleet
-            .append_with(&chat.session, event, vec![row]);
+        let kept = self.chats.fleet.append(&chat.session, event, vec![row]);
         kept.await.map_err(|error| error.to_string())?;
         self.chat.phase = Some(ChatPhase::Over);
         Ok(())

@@ -211,46 +211,46 @@ fn what_is_wrong_is_refused_by_its_name() {
     let config = Config::parse(text, &origin).expect("a configuration");
     let pool = PoolName::new("demo").expect("name");
     let id = SessionId::new("c").expect("id");
-    let with = |of: GoingOn| settings(&config, &pool, &id, of);
-    let none = GoingOn::default;
+    let with = |of: WorkWish| settings(&config, &pool, &id, of);
+    let none = WorkWish::default;
     for (of, word) in [
         (
-            GoingOn {
+            WorkWish {
                 check: Some(" ".to_owned()),
                 ..none()
             },
             "\"check\"",
         ),
         (
-            GoingOn {
+            WorkWish {
                 check: Some("a\nb".to_owned()),
                 ..none()
             },
             "\"check\"",
         ),
         (
-            GoingOn {
+            WorkWish {
                 plan: Some("../p.md".to_owned()),
                 ..none()
             },
             "\"plan_id\"",
         ),
         (
-            GoingOn {
-                plan: Some("/p.md".to_owned()),
+            WorkWish {
+                plan: Some("//p.md".to_owned()),
                 ..none()
             },
             "\"plan_id\"",
         ),
         (
-            GoingOn {
+            WorkWish {
                 continue_prompt: Some(String::new()),
                 ..none()
             },
             "\"continue_prompt\"",
         ),
         (
-            GoingOn {
+            WorkWish {
                 bounds: ChatBounds {
                     turns: Some(0),
                     ..ChatBounds::default()
@@ -260,7 +260,7 @@ fn what_is_wrong_is_refused_by_its_name() {
             "\"limits.turns\"",
         ),
         (
-            GoingOn {
+            WorkWish {
                 bounds: ChatBounds {
                     seconds: Some(0),
                     ..ChatBounds::default()
@@ -270,7 +270,7 @@ fn what_is_wrong_is_refused_by_its_name() {
             "\"limits.seconds\"",
         ),
         (
-            GoingOn {
+            WorkWish {
                 bounds: ChatBounds {
                     tokens: Some(0),
                     ..ChatBounds::default()
@@ -286,7 +286,7 @@ fn what_is_wrong_is_refused_by_its_name() {
     let kept = with(none()).expect("good");
     assert_eq!(kept.plan.as_deref(), Some("chats/c/plan.md"));
     assert_eq!(kept.bounds.turns, Some(config.chat.rounds));
-    let kept = with(GoingOn {
+    let kept = with(WorkWish {
         check: Some("true".to_owned()),
         ..none()
     })

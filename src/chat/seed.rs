@@ -7,10 +7,12 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use crate::fleet::{STOPPED, STOPPED_UNSENT, UNWRITTEN};
-use crate::journal::{ReadError, Reader, StoredEvent};
+use crate::journal::{ReadError, Reader, StoredEvent, StoredQuestion};
 use crate::limits;
 use crate::model::foreign::json_for_terminal;
-use crate::model::{Event, EventId, Foreign, SessionId, TaskId, TurnOutcome, Work};
+use crate::model::{
+    AskId, Event, EventId, Foreign, RoleName, SessionId, TaskId, TurnOutcome, Work,
+};
 
 /// Why a turn was stopped, when a person did it.
 const BY_PERSON: &str = "user_cancelled";
@@ -72,12 +74,24 @@ pub(super) fn told(
             });
             steps.collect()
         }
+        Event::Work(Work::Forwarded { chat, seq }) => forwarded(reader, &chat, seq)?,
+        Event::Work(work) => work_told(work).into_iter().collect(),
         Event::TurnEnded {
             outcome, detail, ..
         } => turn_ended(reader, session, stored.id.seq, outcome, detail)?
             .into_iter()
             .collect(),
-        Event::Asked { id, .. } => match reader.question(&id)? {
+        Event::TurnUnsent {
+            turn,
+            outcome,
+            detail,
+        } => vec![ended(
+            outcome,
+            Some(detail),
+            &Foreign::default(),
+            Some(turn.as_str()),
+        )],
+        Event::Asked { id, .. } => match question(reader, &id)? {
             // One that the policy decided is no question.
             None => Vec::new(),
             Some(question) => {
@@ -92,8 +106,7 @@ pub(super) fn told(
                 vec![("ask", data)]
             }
         },
-        Event::Work(work) => over(work).into_iter().collect(),
-        event => plain(event, stored.id.seq).into_iter().collect(),
+        event => plain(event).into_iter().collect(),
     };
     let count = u32::try_from(found.len()).unwrap_or(u32::MAX);
     let told = (1..).zip(found).map(|(part, (name, data))| Told {
@@ -104,6 +117,101 @@ pub(super) fn told(
         data: json_for_terminal(&data.to_string()),
     });
     Ok(told.collect())
+}
+
+/// What a member's stream tells of one of its events, with the member's id.
+fn forwarded(
+    reader: &Reader,
+    member: &SessionId,
+    seq: u64,
+) -> Result<Vec<(&'static str, Value)>, ReadError> {
+    let found = reader.page(member, seq.saturating_sub(1), 1, 0)?;
+    let Some(stored) = found.first().filter(|stored| stored.id.seq == seq) else {
+        return Ok(Vec::new()); // It was removed.
+    };
+    let told = told(reader, member, stored)?.into_iter().map(|told| {
+        let mut data: Value = serde_json::from_str(&told.data).unwrap_or_default();
+        if let Some(data) = data.as_object_mut() {
+            data.insert("chat_id".to_owned(), member.as_str().into());
+        }
+        (told.name, data)
+    });
+    Ok(told.collect())
+}
+
+/// The work of a chat whose members do it.
+fn work_told(work: Work) -> Option<(&'static str, Value)> {
+    Some(match work {
+        Work::Item {
+            step,
+            status,
+            content,
+            role,
+            chat,
+            done,
+            total,
+        } => {
+            let data = json!({
+                "step": step,
+                "status": status.word(),
+                "content": content.raw(),
+                "agent": role.as_ref().map(RoleName::as_str),
+                "chat_id": chat.as_ref().map(SessionId::as_str),
+                "done": done,
+                "total": total,
+            });
+            ("plan_step", data)
+        }
+        Work::Member {
+            chat,
+            role,
+            outcome,
+        } => {
+            let data = json!({
+                "chat_id": chat.as_str(),
+                "role": role.as_str(),
+                "status": outcome.word(),
+            });
+            ("member", data)
+        }
+        Work::Review {
+            state,
+            plan,
+            sha256,
+            by,
+            why,
+        } => {
+            let data = json!({
+                "status": state.word(),
+                "plan_id": plan,
+                "sha256": sha256,
+                "by": by,
+                "reason": why.as_ref().map(Foreign::raw),
+            });
+            ("plan", data)
+        }
+        Work::Round { round, why } => ("round", json!({"round": round, "reason": why})),
+        Work::Ended {
+            outcome,
+            reason,
+            message,
+        } => {
+            let (name, data) = match outcome {
+                TurnOutcome::Completed => ("done", json!({"message": message})),
+                TurnOutcome::Cancelled | TurnOutcome::Limited => (
+                    "stopped",
+                    json!({"message": message, "partial_response": ""}),
+                ),
+                _ => ("error", json!({"message": message})),
+            };
+            let mut data = data;
+            data["outcome"] = outcome.word().into();
+            data["reason"] = reason.into();
+            data["turn_id"] = Value::Null;
+            (name, data)
+        }
+        Work::Forwarded { .. } => return None,
+    })
 }
 
 /// The turn that a task carries: its name begins with the turn's.
@@ -122,7 +230,7 @@ pub(super) fn rewound(to: EventId) -> Told {
     }
 }
 
-fn plain(event: Event, seq: u64) -> Option<(&'static str, Value)> {
+fn plain(event: Event) -> Option<(&'static str, Value)> {
     Some(match event {
         Event::Text { delta } => ("chunk", json!({"text": delta.raw()})),
         Event::Thought { delta } => ("thought", json!({"text": delta.raw()})),
@@ -141,8 +249,19 @@ fn plain(event: Event, seq: u64) -> Option<(&'static str, Value)> {
             let data = json!({"id": id.raw(), "output": output.raw(), "success": !is_error});
             ("observation", data)
         }
-        // It grows with each update of the path.
-        Event::FileUpdated { path, .. } => ("file_updated", json!({"path": path.raw(), "v": seq})),
+        Event::FileUpdated { path, version, .. } => {
+            let data = match version {
+                Some(of) => json!({
+                    "path": format!("/{}", of.path.raw()),
+                    "v": of.v,
+                    "workspace": of.workspace.raw(),
+                    "observed": of.observed,
+                }),
+                // As the agent names it: of what has no versions.
+                None => json!({"path": path.raw(), "v": null}),
+            };
+            ("file_updated", data)
+        }
         Event::PlanStep { step, status } => (
             "plan_step",
             json!({"step": step.raw(), "status": status.word()}),
@@ -168,13 +287,33 @@ fn turn_ended(
     outcome: TurnOutcome,
     detail: Option<String>,
 ) -> Result<Option<(&'static str, Value)>, ReadError> {
-    use TurnOutcome::{Cancelled, Completed, Failed, Limited, Lost, Refused, TimedOut};
     if detail.as_deref() == Some(UNWRITTEN) {
         return Ok(None); // The agent never had it, and gets it again.
     }
     let (text, task) = reader.turn_before(session, seq, limits::CHAT_ANSWER_BYTES)?;
     let turn = task.as_ref().map(turn_of);
-    Ok(Some(match outcome {
+    Ok(Some(ended(outcome, detail, &text, turn)))
+}
+
+/// A request's question: its own, or one from before its agent went that waits again.
+fn question(reader: &Reader, id: &AskId) -> Result<Option<StoredQuestion>, ReadError> {
+    if let Some(own) = reader.question(id)? {
+        return Ok(Some(own));
+    }
+    match reader.asked_again(id)? {
+        Some(earlier) => reader.question(&earlier),
+        None => Ok(None),
+    }
+}
+
+fn ended(
+    outcome: TurnOutcome,
+    detail: Option<String>,
+    text: &Foreign,
+    turn: Option<&str>,
+) -> (&'static str, Value) {
+    use TurnOutcome::{Cancelled, Completed, Failed, Limited, Lost, Refused, TimedOut};
+    match outcome {
         Completed | Limited | Refused => {
             let data = json!({"message": text.raw(), "outcome": outcome.word(), "turn_id": turn});
             ("done", data)
@@ -193,34 +332,7 @@ fn turn_ended(
             let data = json!({"message": message, "outcome": outcome.word(), "turn_id": turn});
             ("error", data)
         }
-    }))
-}
-
-/// The end of all of a chat's turns, which is no turn's.
-fn over(work: Work) -> Option<(&'static str, Value)> {
-    let Work::Ended {
-        outcome,
-        reason,
-        message,
-    } = work
-    else {
-        return None;
-    };
-    let word = outcome.word();
-    Some(match outcome {
-        TurnOutcome::Completed => (
-            "done",
-            json!({"message": message, "outcome": word, "reason": reason, "turn_id": null}),
-        ),
-        TurnOutcome::Cancelled | TurnOutcome::Limited => (
-            "stopped",
-            json!({"message": message, "outcome": word, "reason": reason, "partial_response": "", "turn_id": null}),
-        ),
-        _ => (
-            "error",
-            json!({"message": message, "outcome": word, "reason": reason, "turn_id": null}),
-        ),
-    })
+    }
 }
 
 /// An input as it came.
@@ -254,7 +366,7 @@ mod tests {
             step: Foreign::new("tests \u{1b}[2J".to_owned()),
             status: StepStatus::Done,
         };
-        let (name, data) = plain(step, 4).expect("told");
+        let (name, data) = plain(step).expect("told");
         assert_eq!(name, "plan_step");
         assert_eq!(data, json!({"step": "tests \u{1b}[2J", "status": "done"}));
     }

@@ -11,6 +11,7 @@ use clap::{ArgAction, Parser, Subcommand};
 use super::asks::AsksCommand;
 use super::audit::AuditCommand;
 use super::board::Verbosity;
+use super::chat::ChatArgs;
 use super::config_file::{self, LoadError, Loaded};
 use super::events::EventsArgs;
 use super::exit::Exit;
@@ -112,12 +113,17 @@ pub enum Command {
         #[arg(long)]
         turn: bool,
     },
-    /// Have the daemon read its policies again
+    /// Have the daemon read its configuration and policies again, and say what needs a restart
     Reload,
     /// Send a message to a chat of the daemon, a new one or one that goes on, and show the answer
     ///
     /// The first Ctrl-C stops the turn, the second leaves.
     Prompt(PromptArgs),
+    /// Talk with an agent of the daemon, message by message
+    ///
+    /// On a terminal there is an editor with a history; from a pipe each line is a message. Ctrl-C ends
+    /// the turn, twice it leaves. What needs a person is asked in place.
+    Chat(ChatArgs),
     /// Show what happened, from an event or a time on; reads the journal, beside whatever runs
     Events(EventsArgs),
     /// Look at what waits for a person, and answer it
@@ -318,6 +324,7 @@ impl Command {
             | Self::Stop { .. }
             | Self::Reload
             | Self::Prompt(_)
+            | Self::Chat(_)
             | Self::Asks { .. }
             | Self::Policy { .. } => config_file::load_to_ask(named, cwd),
             _ => config_file::load(named, cwd),

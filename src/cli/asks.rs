@@ -65,6 +65,17 @@ fn remember(text: &str) -> Result<Remember, String> {
     Remember::from_word(text).ok_or_else(|| "expected never, turn or session".to_owned())
 }
 
+/// An ask as it is shown, and its digest; nothing if it is over.
+pub(super) async fn seen(
+    state: &Path,
+    ask: &AskId,
+) -> Result<Option<(Vec<String>, String)>, ClientError> {
+    let mut client = Client::connect(state).await?;
+    let found = fetch(&mut client, ask).await?;
+    let is_over = found.ended_at_us.is_some();
+    Ok((!is_over).then(|| (lines(&found, now_us()), found.digest)))
+}
+
 /// Does it.
 pub(super) async fn run(
     state: &Path,
@@ -294,7 +305,7 @@ fn words(part: &PartView) -> String {
     words.join(" ")
 }
 
-async fn answer(
+pub(super) async fn answer(
     state: &Path,
     args: &AnswerArgs,
     decision: Decision,

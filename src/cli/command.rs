@@ -36,7 +36,7 @@ use super::take;
 use super::tasks::{self, Surroundings};
 use super::trust;
 use super::{
-    agents, asks, config_command, editor, manual, mcp, orders, overlay, policy, prompt,
+    agents, asks, chat, config_command, editor, manual, mcp, orders, overlay, policy, prompt,
     script_agent, script_model, up, walls,
 };
 
@@ -194,6 +194,7 @@ async fn of_state(
         }
         Command::Reload => orders::reload(state, cli.json, streams).await,
         Command::Prompt(args) => prompt::run(state, args, cli.json, cli.quiet, streams).await,
+        Command::Chat(args) => chat::run(state, config, args, (cli.json, cli.quiet), streams).await,
         Command::Events(args) => events::events(state, args, cli.json, streams),
         Command::Asks { command } => asks::run(state, command, cli.json, streams).await,
         Command::Policy { command } => policy::live(command, state, cli.json, streams).await,

@@ -169,7 +169,7 @@ mod tests {
             let wanted = wanted.map(|run| RunId::new(run).expect("id"));
             match find(dir.path(), wanted.as_ref()).expect("found") {
                 Job::Continue { run, tasks } => (run.to_string(), tasks.len()),
-                Job::New(_) => panic!("new"),
+                Job::New(_) | Job::Plan(_) => panic!("new"),
             }
         };
         assert_eq!(found(None), ("newer".to_owned(), 1));

@@ -18,11 +18,12 @@ use super::agents;
 use super::exit::Exit;
 use super::streams::Output;
 use super::trust::{OpenError, open_trusted, shown, why};
+use super::{config_file, overlay, start};
 use crate::api::Fleet;
 use crate::api::http::{self, Pages, Render, Tls};
 use crate::api::reply::Role;
 use crate::api::tokens::{self, Tokens};
-use crate::api::{ask_pages, chat_pages, control, policy_pages, v1};
+use crate::api::{ask_pages, control, policy_pages, v1};
 use crate::chat::Chats;
 use crate::config::{Config, ConfigErrors, Http, NamedToken};
 use crate::fleet::FleetHandle;
@@ -143,7 +144,7 @@ pub fn within(state: &Path, plan: &Plan, fleet: &FleetHandle, err: &mut Output) 
         err.line(&format!("note: {error}; going on without it"));
     });
     Within {
-        tokens: tokens.ok().map(|tokens| (tokens, resources(fleet))),
+        tokens: tokens.ok().map(|tokens| (tokens, resources(state, fleet))),
         socket: socket.ok(),
         chats: None,
     }
@@ -160,18 +161,52 @@ fn open_token(path: &Path) -> Result<Option<File>, String> {
     }
 }
 
-/// Makes the routes below `/api/v1`, of runs, tokens, and what ends streams.
-pub type Resources =
-    Box<dyn FnOnce(&Arc<control::Runs>, &Tokens, CancellationToken) -> Router + Send>;
+/// Makes the routes below `/api/v1`, of tokens, and what ends streams.
+pub type Resources = Box<dyn FnOnce(Around<'_>, &Tokens, CancellationToken) -> Router + Send>;
+
+/// What the routes are made of beside a fleet.
+#[derive(Debug)]
+pub struct Around<'a> {
+    runs: &'a Arc<control::Runs>,
+    chats: Option<Chats>,
+    tls: Option<Tls>,
+}
 
 /// Those of a fleet. Packages of agents may be beside its configuration.
-fn resources(fleet: &FleetHandle) -> Resources {
+fn resources(state: &Path, fleet: &FleetHandle) -> Resources {
     let fleet = fleet.clone();
+    let (state, config) = (state.to_owned(), fleet.config().clone());
+    let overlays: v1::Overlays =
+        Arc::new(move |session, order| overlay::asked(&state, &config, session, order));
     let file = fleet.config().file.as_deref();
     let directory = file.and_then(Path::parent).unwrap_or(Path::new("/"));
     let directory = directory.to_owned();
     let agents: v1::Agents = Arc::new(move || agents::standings(&directory));
-    Box::new(move |runs, tokens, stop| v1::router(fleet, Arc::clone(runs), agents, tokens, stop))
+    let rereader = rereading(fleet.config());
+    Box::new(move |around, tokens, stop| {
+        let host = v1::Host {
+            agents,
+            overlays,
+            rereader,
+            tls: around.tls,
+        };
+        let (runs, chats) = (Arc::clone(around.runs), around.chats);
+        v1::router(fleet, runs, chats, host, tokens, stop)
+    })
+}
+
+/// Reads the file of a configuration again, as a start would.
+fn rereading(config: &Config) -> v1::Rereader {
+    let file = config.file.clone();
+    Arc::new(move || {
+        let Some(file) = &file else { return Ok(None) };
+        let directory = file.parent().unwrap_or(Path::new("/"));
+        let loaded = config_file::load(Some(file), directory);
+        let loaded = loaded.map_err(|error| error.to_string())?;
+        let checked = start::check(&loaded.config);
+        checked.map_err(|errors| errors.to_string())?;
+        Ok(Some(loaded.config))
+    })
 }
 
 /// Open doors. They close with [`Doors::close`].
@@ -204,6 +239,7 @@ impl Doors {
             socket,
             chats,
         } = within;
+        let tls = http.as_ref().and_then(http::Listener::tls);
         let asked = fleet.clone();
         let pages = Pages {
             metrics,
@@ -212,14 +248,15 @@ impl Doors {
             asks: tokens.map_or_else(Router::new, |(tokens, resources)| {
                 let policies = policy_pages::router(fleet.clone(), &tokens);
                 let asks = ask_pages::router(fleet.clone(), &tokens, stop.clone());
-                let chats = chats.clone().map_or_else(Router::new, |chats| {
-                    chat_pages::router(chats, &tokens, stop.clone())
-                });
-                let resources = resources(&runs, &tokens, stop.clone());
-                asks.merge(policies).merge(chats).merge(resources)
+                let around = Around {
+                    runs: &runs,
+                    chats: chats.clone(),
+                    tls: tls.clone(),
+                };
+                let resources = resources(around, &tokens, stop.clone());
+                asks.merge(policies).merge(resources)
             }),
         };
-        let tls = http.as_ref().and_then(http::Listener::tls);
         let bounds = http::Bounds::default();
         let http = http.map(|listener| (listener, bounds));
         let socket = socket.map(|listener| (listener, http::Bounds::of_the_socket()));

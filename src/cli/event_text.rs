@@ -143,6 +143,9 @@ fn says(event: &Event) -> String {
             Some(detail) => format!("{outcome}: {detail}"),
             None => outcome.to_string(),
         },
+        Event::TurnUnsent {
+            outcome, detail, ..
+        } => format!("{outcome}: {detail}"),
         Event::Unknown { tag, raw } => format!("{} {}", tag.raw(), raw.get()),
         Event::BadLine { reason, head } => format!("{reason}: {}", head.raw()),
         Event::ChildExited { class, detail, .. } => format!("{class}: {detail}"),

@@ -39,6 +39,17 @@ pub(super) enum HttpError {
 }
 
 impl HttpError {
+    /// Whether the same may be done if it is asked again a little later; what is sent under no key
+    /// (`is_keyed`) only if nobody heard it.
+    pub(super) fn may_come_again(&self, is_keyed: bool) -> bool {
+        match self {
+            Self::Client(ClientError::NobodyThere { .. }) => true,
+            Self::Client(ClientError::Lost(_)) => is_keyed,
+            Self::Client(_) => false,
+            Self::Refused { status, .. } => *status == StatusCode::SERVICE_UNAVAILABLE,
+        }
+    }
+
     /// Says it, and how the program ends.
     pub(super) fn complain(&self, streams: &mut Streams) -> Exit {
         match self {
@@ -72,6 +83,24 @@ pub(super) async fn ask(
     body: Option<&Value>,
 ) -> Result<Value, HttpError> {
     let answer = send(state, method, path, body, None).await?;
+    read(answer).await
+}
+
+/// Sends what is to be done once, under a key: sent again, it is the same.
+///
+/// # Errors
+/// [`HttpError`]
+pub(super) async fn ask_once(
+    state: &Path,
+    path: &str,
+    key: &str,
+    body: &Value,
+) -> Result<Value, HttpError> {
+    let head = Some(("idempotency-key", key));
+    read(send(state, Method::POST, path, Some(body), head).await?).await
+}
+
+async fn read(answer: Incoming) -> Result<Value, HttpError> {
     let bytes = body::to_bytes(Body::new(answer), limits::CONTROL_TOLD_BYTES);
     let bytes = bytes.await.map_err(lost)?;
     if bytes.is_empty() {
@@ -89,7 +118,8 @@ pub(super) async fn stream(
     path: &str,
     last: Option<&str>,
 ) -> Result<EventStream, HttpError> {
-    let body = send(state, Method::GET, path, None, last).await?;
+    let head = last.map(|last| ("last-event-id", last));
+    let body = send(state, Method::GET, path, None, head).await?;
     Ok(EventStream {
         body,
         held: Vec::new(),
@@ -101,7 +131,7 @@ async fn send(
     method: Method,
     path: &str,
     body: Option<&Value>,
-    last: Option<&str>,
+    head: Option<(&str, &str)>,
 ) -> Result<Incoming, HttpError> {
     let stream = connect_as(state, SOCKET).await.map_err(|source| {
         let path = state.to_owned();
@@ -119,8 +149,8 @@ async fn send(
         .method(method)
         .uri(path)
         .header(header::HOST, "localhost");
-    if let Some(last) = last {
-        request = request.header("last-event-id", last);
+    if let Some((name, value)) = head {
+        request = request.header(name, value);
     }
     if body.is_some() {
         request = request.header(header::CONTENT_TYPE, "application/json");

@@ -14,6 +14,9 @@ use super::streams::Streams;
 use crate::model::foreign::show;
 use crate::model::{PoolName, SessionId};
 
+/// Columns of what a reload tells.
+const DETAIL: usize = 600;
+
 /// What of a pool's tasks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Flow {
@@ -81,8 +84,14 @@ pub(super) async fn stop(
 /// `reload`.
 pub(super) async fn reload(state: &Path, json: bool, streams: &mut Streams) -> Exit {
     let answer = ask(state, Method::POST, "/api/v1/config/reload", None).await;
-    told(answer, json, streams, |_| {
-        "the policies were read again; the configuration file itself is read at a start".to_owned()
+    told(answer, json, streams, |answer| {
+        let mut lines = vec![show(answer["detail"].as_str().unwrap_or("?"), DETAIL)];
+        for (key, word) in [("taken", "taken over"), ("restart", "needs a restart")] {
+            let keys = answer[key].as_array().into_iter().flatten();
+            let keys = keys.filter_map(Value::as_str);
+            lines.extend(keys.map(|key| format!("{word}: {}", show(key, DETAIL))));
+        }
+        lines.join("\n")
     })
 }
 

@@ -149,12 +149,12 @@ async fn begin(state: &Path, args: &PromptArgs) -> Result<Turn, HttpError> {
     })
 }
 
-fn text<'a>(answer: &'a Value, key: &str) -> &'a str {
+pub(super) fn text<'a>(answer: &'a Value, key: &str) -> &'a str {
     answer.get(key).and_then(Value::as_str).unwrap_or_default()
 }
 
 /// Shows an event; the end of the turn is the end.
-fn show_event(
+pub(super) fn show_event(
     line: &str,
     turn: &str,
     json: bool,

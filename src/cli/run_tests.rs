@@ -421,7 +421,7 @@ fn nothing_that_acts_on_a_terminal_is_shown_from_any_field() {
         let (report, notices) = hostile(evil);
         let mut order = setting.order(vec![spec("t", "x")]);
         order.verbosity = Verbosity::Verbose;
-        let mut show = Show::new(order, streams, &report.run);
+        let mut show = Show::new(order, streams, Some(&report.run));
         for notice in notices {
             show.item(Some(&Item::Notice(notice)), None);
         }

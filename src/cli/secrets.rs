@@ -12,7 +12,8 @@ use std::path::Path;
 
 use super::trust::{OpenError, open_trusted, shown, why};
 use crate::config::{
-    Authorities, Config, ConfigErrors, HookTo, Route, Secret, SecretSource, is_secretive,
+    Authorities, Config, ConfigErrors, HookTo, Route, Secret, SecretSource, StoreConfig,
+    is_secretive,
 };
 use crate::limits;
 use crate::policy::Mask;
@@ -73,6 +74,7 @@ pub fn read(
             faults.push((ca_key, message, None));
         }
     }
+    faults.extend(of_store(&mut config.store, &env));
     let pools = &config.pools;
     let used = |name: &str| {
         pools
@@ -91,6 +93,25 @@ pub fn read(
     } else {
         Err(Box::new(config.places.refuse(faults)))
     }
+}
+
+/// Gives the store's connection string its value.
+fn of_store(
+    store: &mut StoreConfig,
+    env: &impl Fn(&str) -> Option<OsString>,
+) -> Vec<(String, String, Option<String>)> {
+    let mut faults = Vec::new();
+    if let Some(secret) = &mut store.postgres
+        && let Err(message) = give(secret, env)
+    {
+        faults.push(("store.postgres".to_owned(), message, None));
+    }
+    if let Some(ca) = &mut store.ca
+        && let Err(message) = read_authorities(ca)
+    {
+        faults.push(("store.ca".to_owned(), message, None));
+    }
+    faults
 }
 
 /// What finds the secrets of a configuration whose values were read, and the shapes of well-known
@@ -124,6 +145,8 @@ pub fn mask(config: &Config, env: impl Fn(&str) -> Option<OsString>) -> Mask {
         let value = delegate.token.as_ref().and_then(Secret::expose);
         values.extend(value.map(|value| (format!("delegate.{}", delegate.name), value)));
     }
+    let store = config.store.postgres.as_ref().and_then(Secret::expose);
+    values.extend(store.map(|value| ("store.postgres".to_owned(), value)));
     for hook in &config.hooks {
         let name = |of: &str| format!("hook.{}.{of}", hook.name);
         match &hook.to {

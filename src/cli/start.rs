@@ -13,7 +13,7 @@ use super::doctor::ready::{self, Unready};
 use super::engines::{self, EngineError};
 use super::exit::Exit;
 use super::policies::{self, extractors};
-use super::{doors, programs, secrets, watching};
+use super::{doors, file_store, programs, secrets, watching};
 use crate::api::http::Render;
 use crate::api::process_stats;
 use crate::config::{Config, ConfigErrors, HookTo};
@@ -26,7 +26,7 @@ use crate::relay::{Poster, Upstream, UpstreamError};
 use crate::sandbox::state_dir::{StateDir, StateError};
 use crate::sandbox::uids::{SlotUids, Sources, UidError};
 use crate::sandbox::workspace::sweep::{self, Sessions, When};
-use crate::store::{Store, StoreError};
+use crate::store::StoreError;
 use crate::telemetry::{Build, Exporter, InstallError, SlotSample, Usages};
 
 /// How often histograms are folded: until then the recorder keeps every observation, and a flood
@@ -112,6 +112,7 @@ impl Started {
             Ok(Err(left)) => return Err(left.to_string()),
             Err(error) => return Err(error.to_string()),
         }
+        Box::pin(self.fleet.close_versions()).await;
         // The fleet has stopped, so nothing works any more; it may still answer that a session
         // does which could not be stopped.
         let working = Working::of(&self.journal, Some(self.fleet));
@@ -162,6 +163,7 @@ pub fn check(config: &Config) -> Result<(), Box<ConfigErrors>> {
     let config = &config;
     routes(config)?;
     programs::check(config)?;
+    file_store::check(config)?;
     doors::check(config)?;
     policies::policies(config)?;
     extractors(config)?;
@@ -213,20 +215,6 @@ fn open_journal(config: &Config, state: &Path) -> Result<Journal, OpenError> {
     Journal::open_under(state, rules, Box::new(Space::of))
 }
 
-/// Opens the store of workspaces' files. Only a daemon keeps versions: what one run does is looked at
-/// where it is done.
-async fn open_store(state: &Arc<StateDir>, is_daemon: bool) -> Result<Option<Store>, Failure> {
-    if !is_daemon {
-        return Ok(None);
-    }
-    let state = Arc::clone(state);
-    let opened = tokio::task::spawn_blocking(move || Store::open(state.path())).await;
-    match opened {
-        Ok(opened) => Ok(Some(opened?)),
-        Err(_) => Err(StoreError::Closed.into()),
-    }
-}
-
 /// Starts the fleet.
 ///
 /// # Errors
@@ -240,6 +228,7 @@ pub async fn start(
     secrets::read(&mut config, |name| std::env::var_os(name))?;
     routes(&config)?;
     programs::check(&config)?;
+    file_store::check(&config)?;
     doors::check(&config)?;
     let policies = policies::policies(&config)?;
     let extractors = extractors(&config)?;
@@ -270,7 +259,7 @@ pub async fn start(
         extractors,
         state: Arc::clone(&state),
         journal: journal.clone(),
-        store: open_store(&state, is_daemon).await?,
+        store: Box::pin(file_store::open(&config, &state, is_daemon)).await?,
         host: Arc::new(spawner),
         ambient: Ambient::default(),
         uids,
@@ -384,6 +373,9 @@ async fn keep_house(
             _ = sweeping.tick() => {
                 fleet.end_old_conversations().await;
                 sweep_copies(&state, When::Hourly, Working::of(&journal, Some(fleet.clone()))).await;
+                // Beside the rest: a server may take its time.
+                let fleet = fleet.clone();
+                tokio::spawn(async move { fleet.sweep_versions().await });
             }
             changed = health.changed() => {
                 let now = health.borrow_and_update().clone();

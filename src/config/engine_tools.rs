@@ -6,7 +6,7 @@ use toml::de::DeValue;
 
 use super::form::Form;
 use super::table::{Ledger, Place, Section, word};
-use super::types::{DialectName, Launcher, Pool, WorkspaceMode};
+use super::types::{DialectName, Pool, WorkspaceMode};
 use crate::model::{ENGINE_SERVER, EngineTool};
 
 word!(EngineTool);
@@ -59,9 +59,9 @@ pub(super) fn agree(ledger: &Ledger, pool: &Pool, place: Option<&Place>) {
         );
         ledger.fault(place, message, None);
     }
-    if pool.launcher != Launcher::Unshare {
+    if !pool.launcher.has_walls() {
         let message = format!(
-            "engine_tools needs launcher = \"unshare\": \"{}\" does not carry their socket to the agent",
+            "engine_tools needs a sandbox of this host: with launcher = \"{}\" no socket is the agent's alone",
             pool.launcher
         );
         ledger.fault(place, message, None);

@@ -203,6 +203,7 @@ mod tests {
                 "route",
                 "sandbox",
                 "supervisor",
+                "template",
                 "token",
                 "workspace"
             ]

@@ -37,7 +37,9 @@ mod schema;
 mod show;
 mod site;
 mod ssh;
+mod store;
 mod table;
+mod template;
 mod trusted;
 pub mod types;
 mod units;
@@ -70,6 +72,8 @@ pub use presets::{Find, Preset, names as agent_names, preset as agent_preset};
 pub use role::{ChatConfig, RegisteredWorkspace, Role};
 pub use schema::schema;
 pub use show::Effective;
+pub use store::StoreConfig;
+pub use template::{Template, plan_path};
 pub use trusted::{Part, Trusted, writes_in_place};
 pub use types::*;
 pub use units::{duration as read_duration, show_duration, show_size};
@@ -102,6 +106,8 @@ const MEANT_TABLES: &[(&str, &str)] = &[
     ("chats", "chat"),
     ("roles", "role"),
     ("workspaces", "workspace"),
+    ("stores", "store"),
+    ("templates", "template"),
 ];
 
 /// Where a configuration comes from.
@@ -311,7 +317,9 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
     let hints = hint::read(root);
     let chat = role::chat(&root.section("chat"));
     let roles = role::roles(&root.section("role"), &drafts, &names("pool"));
+    let store = store::read(&root.section("store"), &origin.dir, found);
     let workspaces = role::workspaces(&root.section("workspace"), &origin.dir, found);
+    let templates = template::templates(&root.section("template"), &roles, &names("role"));
     root.close(LATER_TABLES, MEANT_TABLES);
     let mut config = Config {
         file: origin.file.clone(),
@@ -334,6 +342,8 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
         chat,
         roles,
         workspaces,
+        store,
+        templates,
         notes: Vec::new(),
         places: Places::new(ledger.text.clone(), BTreeMap::new()),
     };

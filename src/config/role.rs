@@ -25,6 +25,8 @@ use crate::model::{IdError, PoolName, RoleName, WorkspaceName};
 pub struct ChatConfig {
     /// How long a chat that nobody uses keeps its agent.
     pub idle: Duration,
+    /// How long a chat that nobody uses stays open.
+    pub close_after: Duration,
     /// Turns of a chat of the mode `autonomous` that names no limit.
     pub rounds: u32,
 }
@@ -33,6 +35,7 @@ impl Default for ChatConfig {
     fn default() -> Self {
         Self {
             idle: Duration::from_secs(600),
+            close_after: Duration::from_secs(90 * 24 * 3600),
             rounds: 20,
         }
     }
@@ -59,17 +62,23 @@ pub struct RegisteredWorkspace {
 /// How long a chat may be idle.
 const IDLE: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(24 * 3600);
 
+/// How long a chat that nobody uses may stay open.
+const CLOSE_AFTER: RangeInclusive<Duration> =
+    Duration::from_secs(1)..=Duration::from_secs(3650 * 24 * 3600);
+
 /// Bytes of a role's instructions: they go with every first prompt.
 const INSTRUCTIONS_BYTES: usize = 64 << 10;
 
 /// Reads the table `chat`.
 pub(super) fn chat(section: &Section<'_>) -> ChatConfig {
     let idle = section.duration("idle", IDLE);
+    let close_after = section.duration("close_after", CLOSE_AFTER);
     let rounds = section.integer("rounds", 1..=CHAT_ROUNDS);
     section.close(&[], &[("role", "role"), ("workspace", "workspace")]);
     let none = ChatConfig::default();
     ChatConfig {
         idle: idle.map_or(none.idle, |found| found.value),
+        close_after: close_after.map_or(none.close_after, |found| found.value),
         rounds: rounds.map_or(none.rounds, |found| found.value),
     }
 }

@@ -32,6 +32,7 @@ fn rules(key: &str) -> Value {
             "properties": {"memory": {"const": "none"}, "swap": {"not": {"const": "none"}}},
         }}),
         "policy.NAME" => json!({"required": ["file"]}),
+        "template.NAME" => json!({"required": ["roles"]}),
         "workspace.NAME" => json!({"required": ["path"]}),
         "delegate.NAME" => json!({"oneOf": [{"required": ["command"]}, {"required": ["url"]}]}),
         _ => json!({}),

@@ -19,6 +19,7 @@ mod limits;
 mod policies;
 mod routes;
 mod ssh;
+mod store;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -112,7 +113,9 @@ impl Config {
             hints: of_hints,
             chat,
             roles,
+            templates,
             workspaces,
+            store: of_store,
             notes: _,
             places: _,
         } = self;
@@ -145,7 +148,8 @@ impl Config {
         let site = site_policy.as_deref();
         tables.extend(policies::tables(policies, site, policy_uses));
         tables.extend(of_hooks.iter().map(hooks::hook));
-        tables.extend(chats::tables(*chat, roles, workspaces));
+        tables.extend(chats::tables(*chat, roles, workspaces, templates));
+        tables.push(store::table(of_store));
         Effective { tables }
     }
 

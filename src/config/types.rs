@@ -30,9 +30,13 @@ pub use super::route::{
     is_path_byte, is_plain_path, unknown_route,
 };
 pub use super::ssh::{FarMode, FarNetwork, FarWalls, Ssh};
+use super::store::StoreConfig;
+use super::template::Template;
 use crate::limits;
 pub use crate::model::OnTimeout;
-use crate::model::{ClientOffers, EngineTool, PoolName, RoleName, WorkspaceName, words};
+use crate::model::{
+    ClientOffers, EngineTool, PoolName, RoleName, TemplateName, WorkspaceName, words,
+};
 pub use container::{Container, ContainerEngine};
 
 /// The whole configuration.
@@ -78,6 +82,10 @@ pub struct Config {
     pub roles: BTreeMap<RoleName, Role>,
     /// `[workspace.NAME]`.
     pub workspaces: BTreeMap<WorkspaceName, RegisteredWorkspace>,
+    /// `[store]`.
+    pub store: StoreConfig,
+    /// `[template.NAME]`.
+    pub templates: BTreeMap<TemplateName, Template>,
     /// What its reader should know: promises that a choice narrows, keys without effect. Safe to show.
     pub notes: Vec<String>,
     /// Where each key stands in the file, for faults that are found later.

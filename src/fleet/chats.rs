@@ -6,15 +6,42 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use tokio::sync::oneshot;
+
 use super::clock::now_us;
 use super::conversation::OpenError;
-use super::session::OfChat;
+use super::pool::{PoolMsg, Talk};
+use super::session::{OfChat, farewell};
 use super::{Conversation, ConversationOrder, FleetHandle, SubmitError};
-use crate::journal::Write;
+use crate::journal::{ChatWrite, Write};
 use crate::model::{Event, EventId, PoolName, RunId, SessionId, SlotState, Stamped};
+use crate::sandbox::workspace::copy;
 
 /// Why a turn ended that a person stopped before its agent had it.
 pub const STOPPED_UNSENT: &str = "a person stopped it before it was sent";
+
+impl Conversation {
+    /// Puts an event of the supervisor's own into the stream, in one commit with what goes with it;
+    /// returns when it is durable. `false`: it may be so or not, and whoever has left the
+    /// conversation can see it.
+    pub async fn note(&self, event: Event, rows: Vec<Write>) -> bool {
+        let (done, noted) = oneshot::channel();
+        let note = PoolMsg::Talk(Talk::Note {
+            session: self.grant.session.clone(),
+            event: Box::new(event),
+            rows,
+            done,
+        });
+        self.grant.pool.send_message(note).is_ok() && noted.await.is_ok()
+    }
+
+    /// Whether its slot is to get nothing more, once its turn is over.
+    #[must_use]
+    pub fn is_to_leave(&self) -> bool {
+        let entry = self.fleet.entry(&self.pool);
+        entry.is_some_and(|entry| entry.shared.unloads(self.grant.slot.index))
+    }
+}
 
 impl FleetHandle {
     /// The time of the rows of chats: milliseconds since the Unix epoch.
@@ -85,6 +112,32 @@ impl FleetHandle {
         slots.any(|view| view.session.is_none() && view.state != SlotState::Parked)
     }
 
+    /// Ends a chat's session that is not loaded, for good: its run and what waited in it with it.
+    /// Its home goes, and the time of its copy runs. Whoever loads sessions must keep this one from
+    /// being loaded meanwhile.
+    ///
+    /// # Errors
+    /// [`SubmitError`]; it goes on then.
+    pub async fn close_chat(&self, session: SessionId) -> Result<(), SubmitError> {
+        // What an earlier slot of it was writing goes first.
+        self.make_durable(Vec::new()).await?;
+        let close = Write::Chat(ChatWrite::Close {
+            chat: session.clone(),
+            at_ms: self.now_ms(),
+        });
+        self.make_durable(vec![close]).await?;
+        let shared = Arc::clone(&self.0.shared);
+        shared.questions.session_over(&session);
+        let ambient = shared.ambient.clone();
+        // What cannot be removed now goes with the next sweep.
+        let work = move || {
+            let has_copy = copy::path(&shared.state, &session).exists();
+            farewell(&shared, &session, has_copy);
+        };
+        let _ = ambient.blocking(work).await;
+        Ok(())
+    }
+
     /// Whether the pool begins anything now: one that was paused or drained does not.
     #[must_use]
     pub fn gives_slots(&self, pool: &PoolName) -> bool {
@@ -99,24 +152,17 @@ impl FleetHandle {
         slots.iter().all(|view| view.state == SlotState::Parked)
     }
 
-    /// Puts an event of the supervisor's own at the end of a session that is not loaded; returns
-    /// when it is durable. Whoever loads sessions must keep this one from being loaded meanwhile.
+    /// Puts an event of the supervisor's own at the end of a session that is not loaded, in one
+    /// commit with what goes with it; returns when it is durable. Whoever loads sessions must keep
+    /// this one from being loaded meanwhile.
     ///
     /// # Errors
     /// [`SubmitError`]: of [`SubmitError::Journal`] it may be tried again.
-    pub async fn append(&self, session: &SessionId, event: Event) -> Result<(), SubmitError> {
-        self.append_with(session, event, Vec::new()).await
-    }
-
-    /// The same in one commit with what goes with it.
-    ///
-    /// # Errors
-    /// [`SubmitError`]; nothing was kept then.
-    pub async fn append_with(
+    pub async fn append(
         &self,
         session: &SessionId,
         event: Event,
-        with: Vec<Write>,
+        rows: Vec<Write>,
     ) -> Result<(), SubmitError> {
         // What an earlier slot of it was writing goes first.
         self.make_durable(Vec::new()).await?;
@@ -136,8 +182,8 @@ impl FleetHandle {
             session: session.clone(),
             events: Arc::new(vec![stamped]),
         };
-        let writes = std::iter::once(write).chain(with).collect();
-        self.make_durable(writes).await?;
+        self.make_durable(std::iter::once(write).chain(rows).collect())
+            .await?;
         self.0.shared.taps.durable(session, seq);
         Ok(())
     }

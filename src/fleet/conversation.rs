@@ -112,16 +112,16 @@ impl Drop for Grant {
 /// An open conversation. Dropping it leaves it.
 #[derive(Debug)]
 pub struct Conversation {
-    grant: Grant,
+    pub(super) grant: Grant,
     run: RunId,
-    pool: PoolName,
+    pub(super) pool: PoolName,
     directory: PathBuf,
     last_seq: u64,
     /// The number of the next prompt.
     next: u32,
     /// Prompts that were taken in and whose reports were not given.
     open: usize,
-    fleet: FleetHandle,
+    pub(super) fleet: FleetHandle,
     tasks: Arc<OpenTasks>,
     tell: mpsc::Sender<Arc<TaskReport>>,
     reports: mpsc::Receiver<Arc<TaskReport>>,
@@ -171,8 +171,8 @@ impl Conversation {
         Ok(id)
     }
 
-    /// The same under a name of the caller's, with a check of its own after it if that is not empty,
-    /// in one commit with what goes with it.
+    /// The same under a name of the caller's, in one commit with what goes with it. A check that is
+    /// not empty runs in the same walls after a turn that completed.
     ///
     /// # Errors
     /// [`PromptError`]; nothing was taken in then.
@@ -192,6 +192,7 @@ impl Conversation {
             pool: Some(self.pool.clone()),
             workspace: Some(self.directory.clone()),
             attempts: Some(1),
+            // The pool's is for tasks: nobody waits for one in a conversation.
             check: Some(check),
             files: Vec::new(),
             embed: Vec::new(),

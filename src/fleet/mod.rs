@@ -48,6 +48,7 @@ mod told;
 mod trusted;
 mod used;
 mod views;
+mod works;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -69,7 +70,7 @@ pub use clock::simulate_stamps;
 pub use continuing::{TakeUpError, TakenUp};
 pub use conversation::{Brought, Conversation, ConversationOrder, OpenError, PromptError};
 pub use conversations::ConversationView;
-pub use files::{FileRead, FileWrite, FilesError, Parents};
+pub use files::{FileRead, FileWrite, FilesError, HandError, Parents};
 pub use in_force::{LoadedPolicy, Policies};
 pub use memory::MemoryError;
 pub use notice::{ChangeKind, FileChange, Notice, SlotView, TaskReport};
@@ -199,7 +200,13 @@ impl FleetHandle {
             pool.ledger.tell(&hooks);
         }
         let store = setup.store.take();
-        let files = Files::start(store, &setup.config, setup.state.path(), &setup.ambient).await?;
+        let files = Box::pin(Files::start(
+            store,
+            &setup.config,
+            setup.state.path(),
+            &setup.ambient,
+        ))
+        .await?;
         let shared = Arc::new(Shared::new(setup, in_force, slots, hooks, files));
         let mut pools = BTreeMap::new();
         let mut ended = Vec::new();

@@ -291,14 +291,15 @@ impl FleetHandle {
         }
     }
 
-    /// Whether a task's own workspace, which its agent writes in place, holds none of the files that
-    /// the supervisor runs, and none that decide what agents may do.
+    /// Whether a task's own workspace holds none of the files by which people come in; and, where its
+    /// agent writes in place, none that the supervisor runs, and none that decide what agents may do.
     pub(super) async fn holds_nothing_trusted(
         &self,
         pool: &PoolShared,
         spec: &TaskSpec,
         workspace: &Path,
     ) -> Result<(), SubmitError> {
+        self.holds_no_keys(spec, workspace).await?;
         if pool.config.workspace.mode != WorkspaceMode::Rw || !pool.config.launcher.has_walls() {
             return Ok(());
         }
@@ -320,6 +321,29 @@ impl FleetHandle {
                 task: spec.id.to_string(),
                 why: format!(
                     "its agent could write {}, {why}: give the task another workspace",
+                    crate::model::foreign::show(&file.to_string_lossy(), 300)
+                ),
+            }),
+        }
+    }
+
+    /// Whatever the mode: a workspace that is shown or copied is read.
+    async fn holds_no_keys(&self, spec: &TaskSpec, workspace: &Path) -> Result<(), SubmitError> {
+        let config = &self.0.shared.config;
+        let files = config.secret_door_files().into_iter();
+        let files = files.map(|(_, path)| path.to_owned());
+        // The owner's token is in there.
+        let state = self.0.shared.state.path().to_owned();
+        let all: Vec<PathBuf> = files.chain(std::iter::once(state)).collect();
+        let root = workspace.to_owned();
+        let look = move || all.into_iter().find(|file| leads_into(file, &root));
+        let found = self.0.shared.ambient.blocking(look).await;
+        match found.map_err(|_| SubmitError::Stopping)? {
+            None => Ok(()),
+            Some(file) => Err(SubmitError::Pool {
+                task: spec.id.to_string(),
+                why: format!(
+                    "its agent could read {}, by which people come in: give the task another workspace",
                     crate::model::foreign::show(&file.to_string_lossy(), 300)
                 ),
             }),

@@ -44,8 +44,14 @@ pub enum ChatWrite {
         /// Which.
         turn: TurnId,
     },
-    /// A turn ended. One that is over stays as it is. Not needed for a running turn whose task
-    /// began: the end of that is the end of the turn.
+    /// A person stopped a waiting turn: no agent is sent it any more. It is over with its `End`,
+    /// which goes with the event that says so. One that does not wait stays as it is.
+    Stop {
+        /// Which.
+        turn: TurnId,
+    },
+    /// A turn ended. One that is over stays as it is. Not needed for a running turn whose session
+    /// said how it ended: the end of its task is the end of the turn.
     End {
         /// Which.
         turn: TurnId,
@@ -155,7 +161,7 @@ pub enum ChatFault {
     /// The key was used.
     #[error("turn {0} has this idempotency key")]
     KeyTaken(String),
-    /// A turn that was to begin is running or over.
+    /// A turn that was to begin is running, stopped or over.
     #[error("turn {0} does not wait")]
     NotWaiting(TurnId),
     /// A turn was to begin while another one runs.
@@ -215,6 +221,13 @@ impl Writer<'_> {
                     [turn.as_str()],
                 );
                 self.or_known(again?.0, turn)
+            }
+            ChatWrite::Stop { turn } => {
+                let stopped = self.execute(
+                    "UPDATE turns SET outcome = ?2 WHERE turn = ?1 AND state = 'waiting'",
+                    params![turn.as_str(), TurnOutcome::Cancelled.word()],
+                );
+                self.or_known(stopped?.0, turn)
             }
             ChatWrite::End {
                 turn,
@@ -325,21 +338,22 @@ impl Writer<'_> {
     }
 
     fn turn_begun(&self, turn: &TurnId, task: &TaskId, at_ms: i64) -> Result<(), Fault> {
-        let found: Option<(String, String, Option<String>)> = self
+        let found: Option<(String, bool, Option<String>)> = self
             .conn
             .prepare_cached(
-                "SELECT chat, state, (SELECT turn FROM turns of WHERE of.chat = turns.chat \
+                "SELECT chat, state = 'waiting' AND outcome IS NULL, \
+                 (SELECT turn FROM turns of WHERE of.chat = turns.chat \
                  AND of.state = 'running') FROM turns WHERE turn = ?1",
             )?
             .query_row([turn.as_str()], |row| {
                 Ok((row.get(0)?, row.get(1)?, row.get(2)?))
             })
             .optional()?;
-        let Some((chat, state, running)) = found else {
+        let Some((chat, waits, running)) = found else {
             return Err(Violation::NoTurn(turn.clone()).into());
         };
         let fault = match running {
-            _ if state != "waiting" => Some(ChatFault::NotWaiting(turn.clone())),
+            _ if !waits => Some(ChatFault::NotWaiting(turn.clone())),
             Some(running) => Some(ChatFault::Running(running)),
             None => None,
         };
@@ -404,8 +418,8 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// A task ended, and the turn that it carried with it: as its session said, or as the task
-    /// did. What never began is left to whoever sent it off.
+    /// A task ended, and the turn that it carried with it, as its session said. One of which the
+    /// session said nothing is left to whoever sent it off, who ends it with an event that says so.
     pub(super) fn chat_task_ended(
         &self,
         run: &RunId,
@@ -413,25 +427,14 @@ impl Writer<'_> {
         outcome: TaskOutcome,
         at_us: i64,
     ) -> Result<(), Fault> {
-        let outcome = match outcome {
-            TaskOutcome::Done | TaskOutcome::Denied => TurnOutcome::Completed,
-            TaskOutcome::Refused => TurnOutcome::Refused,
-            TaskOutcome::Failed => TurnOutcome::Failed,
-            TaskOutcome::Cancelled => TurnOutcome::Cancelled,
-            TaskOutcome::TimedOut => TurnOutcome::TimedOut,
-            TaskOutcome::Lost => TurnOutcome::Lost,
-            TaskOutcome::Skipped => return Ok(()),
-        };
+        if outcome == TaskOutcome::Skipped {
+            return Ok(());
+        }
         self.execute(
-            "UPDATE turns SET state = 'ended', outcome = coalesce(outcome, ?3), ended_ms = ?4 \
+            "UPDATE turns SET state = 'ended', ended_ms = ?3 \
              WHERE chat = (SELECT session FROM chats WHERE run = ?1) AND task = ?2 \
-             AND state = 'running'",
-            params![
-                run.as_str(),
-                task.as_str(),
-                outcome.word(),
-                at_us.div_euclid(1000)
-            ],
+             AND state = 'running' AND outcome IS NOT NULL",
+            params![run.as_str(), task.as_str(), at_us.div_euclid(1000)],
         )?;
         Ok(())
     }

@@ -267,6 +267,24 @@ impl Reader {
         found.transpose()
     }
 
+    /// The question from before its agent went that a request has put to people again; `None` if it
+    /// has not.
+    ///
+    /// # Errors
+    /// [`ReadError`]
+    pub fn asked_again(&self, id: &AskId) -> Result<Option<AskId>, ReadError> {
+        let found: Option<String> = self
+            .conn()
+            .prepare_cached(
+                "SELECT json_extract(facts, '$.question') FROM asks WHERE id = ?1 \
+                 AND json_valid(facts) AND json_extract(facts, '$.again') = 1",
+            )?
+            .query_row([id.as_str()], |row| row.get(0))
+            .optional()?
+            .flatten();
+        Ok(found.and_then(|question| AskId::new(&question).ok()))
+    }
+
     /// The questions of sessions that have not ended whose answers hold until they do; the newest
     /// so many, oldest first.
     ///

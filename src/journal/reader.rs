@@ -491,7 +491,7 @@ pub(super) fn stored_task(row: &Row<'_>) -> rusqlite::Result<StoredTask> {
     })
 }
 
-fn stored_event(row: &Row<'_>) -> rusqlite::Result<StoredEvent> {
+pub(super) fn stored_event(row: &Row<'_>) -> rusqlite::Result<StoredEvent> {
     Ok(StoredEvent {
         session: row.get(0)?,
         id: EventId {

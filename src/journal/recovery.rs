@@ -162,16 +162,15 @@ fn missing(
     at_us: i64,
     found: &mut Recovered,
 ) -> rusqlite::Result<Vec<Write>> {
-    let (mut seq, prompt, end): (u64, u64, u64) = conn
+    // From the end, as far as the newest turn goes: a chat is open for months.
+    let (mut seq, is_running): (u64, bool) = conn
         .prepare_cached(
-            "SELECT coalesce(max(seq), 0), \
-             coalesce(max(seq) FILTER (WHERE kind = 'prompt_accepted'), 0), \
-             coalesce(max(seq) FILTER (WHERE kind = 'turn_ended'), 0) \
-             FROM events WHERE session = ?1",
+            "SELECT coalesce((SELECT max(seq) FROM events WHERE session = ?1), 0), \
+             coalesce((SELECT kind = 'prompt_accepted' FROM events WHERE session = ?1 \
+             AND kind IN ('prompt_accepted', 'turn_ended') ORDER BY seq DESC LIMIT 1), 0)",
         )?
         .query_row([session.as_str()], |row| {
-            let number = |column| row.get::<_, i64>(column).map(i64::unsigned_abs);
-            Ok((number(0)?, number(1)?, number(2)?))
+            Ok((row.get::<_, i64>(0)?.unsigned_abs(), row.get(1)?))
         })?;
     let mut writes = Vec::new();
     let mut event = |event| {
@@ -201,7 +200,7 @@ fn missing(
             }));
         }
     }
-    if prompt > end {
+    if is_running {
         found.turns += 1;
         event(Event::TurnEnded {
             outcome: TurnOutcome::Lost,

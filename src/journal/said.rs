@@ -77,10 +77,11 @@ impl Reader {
     /// # Errors
     /// [`ReadError::Database`]
     pub fn forgot(&self, session: &SessionId) -> Result<bool, ReadError> {
+        // From the end: which of these came last.
         let mut statement = self.conn().prepare_cached(
-            "SELECT coalesce(max(seq) FILTER (WHERE kind = 'session_fresh'), 0) > \
-             coalesce(max(seq) FILTER (WHERE kind IN ('text', 'thought', 'tool_start')), 0) \
-             FROM events WHERE session = ?1",
+            "SELECT coalesce((SELECT kind = 'session_fresh' FROM events WHERE session = ?1 \
+             AND kind IN ('session_fresh', 'text', 'thought', 'tool_start') \
+             ORDER BY seq DESC LIMIT 1), 0)",
         )?;
         Ok(statement.query_row([session.as_str()], |row| row.get(0))?)
     }
@@ -96,37 +97,58 @@ impl Reader {
         seq: u64,
         bytes: usize,
     ) -> Result<(Foreign, Option<TaskId>), ReadError> {
-        let mut statement = self.conn().prepare_cached(
-            "SELECT kind, version, body FROM events WHERE session = ?1 AND seq < ?2 \
-             AND kind IN ('prompt_accepted', 'text', 'turn_ended') ORDER BY seq DESC",
-        )?;
         let seq = i64::try_from(seq).unwrap_or(i64::MAX);
+        // Where it begins: what ended before is no part of it.
+        let mut statement = self.conn().prepare_cached(
+            "SELECT kind, version, body, seq FROM events WHERE session = ?1 AND seq < ?2 \
+             AND kind IN ('prompt_accepted', 'turn_ended') ORDER BY seq DESC LIMIT 1",
+        )?;
         let mut rows = statement.query(params![session.as_str(), seq])?;
+        let (from, of) = match rows.next()? {
+            None => (0, None),
+            Some(row) => match event(row)? {
+                Some(Event::PromptAccepted { task, .. }) => (row.get(3)?, task),
+                _ => (row.get::<_, i64>(3)?, None),
+            },
+        };
+        let mut statement = self.conn().prepare_cached(
+            "SELECT kind, version, body FROM events WHERE session = ?1 AND seq > ?2 AND seq < ?3 \
+             AND kind = 'text' ORDER BY seq DESC",
+        )?;
+        let mut rows = statement.query(params![session.as_str(), from, seq])?;
         let mut pieces: Vec<String> = Vec::new();
         let mut room = bytes;
-        let mut of = None;
-        while let Some(row) = rows.next()? {
-            match event(row)? {
-                Some(Event::PromptAccepted { task, .. }) => {
-                    of = task;
-                    break;
-                }
-                // What ended is no part of it.
-                Some(Event::TurnEnded { .. }) => break,
-                Some(Event::Text { delta }) if room > 0 => {
-                    let text = delta.raw();
-                    let mut at = text.len().saturating_sub(room);
-                    while !text.is_char_boundary(at) {
-                        at += 1;
-                    }
-                    room = if at > 0 { 0 } else { room - text.len() };
-                    pieces.push(text[at..].to_owned());
-                }
-                _ => {}
+        // Nothing is read beyond what there is room for.
+        while room > 0
+            && let Some(row) = rows.next()?
+        {
+            let Some(Event::Text { delta }) = event(row)? else {
+                continue;
+            };
+            let text = delta.raw();
+            let mut at = text.len().saturating_sub(room);
+            while !text.is_char_boundary(at) {
+                at += 1;
             }
+            room = if at > 0 { 0 } else { room - text.len() };
+            pieces.push(text[at..].to_owned());
         }
         pieces.reverse();
         Ok((Foreign::new(pieces.concat()), of))
+    }
+
+    /// Whether the session's agent has answered anything: it has had a prompt whole.
+    ///
+    /// # Errors
+    /// [`ReadError::Database`]
+    pub fn has_answered(&self, session: &SessionId) -> Result<bool, ReadError> {
+        let mut statement = self.conn().prepare_cached(
+            "SELECT EXISTS (SELECT 1 FROM events WHERE session = ?1 \
+             AND kind IN ('text', 'thought', 'tool_start')) \
+             OR EXISTS (SELECT 1 FROM turns WHERE chat = ?1 AND state = 'ended' \
+             AND outcome IN ('completed', 'limited', 'refused'))",
+        )?;
+        Ok(statement.query_row([session.as_str()], |row| row.get(0))?)
     }
 
     /// The newest prompt that the session's agent was given, and the newest end of a turn.

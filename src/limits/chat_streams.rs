@@ -29,6 +29,9 @@ pub const CHAT_RING_BYTES: usize = 1 << 20;
 pub const CHAT_PAGE_EVENTS: u32 = 256;
 /// Bytes of their bodies.
 pub const CHAT_PAGE_BYTES: usize = 256 << 10;
+/// Bytes that are taken for one subscriber at once, one event at least: many that take nothing hold
+/// this much each.
+pub const CHAT_PIECE_BYTES: usize = 32 << 10;
 /// Pieces that wait to be written to a subscriber; while they do, nothing more is read for it.
 pub const CHAT_STREAM_QUEUE: usize = 4;
 /// How long a subscriber may take for a piece before its connection is given up.
@@ -48,3 +51,9 @@ pub const CHAT_ANSWER_BYTES: usize = 64 << 10;
 pub const CHAT_SLOT_PATIENCE: Duration = Duration::from_millis(250);
 /// How long it waits before it asks again for a slot, or for a journal that takes nothing now.
 pub const CHAT_AGAIN: Duration = Duration::from_millis(500);
+/// As long as that becomes at most: it doubles from one try to the next.
+pub const CHAT_AGAIN_MOST: Duration = Duration::from_secs(30);
+/// How long whoever closes a chat waits for the end of its turn and its agent; it goes on without.
+pub const CHAT_CLOSE_WAIT: Duration = Duration::from_secs(20);
+/// How often it is looked for chats that nobody has used for long, at most.
+pub const CHAT_AGING: Duration = Duration::from_secs(3600);

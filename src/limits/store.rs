@@ -75,3 +75,9 @@ pub const FILE_LOCKS: usize = 64;
 
 /// Files of which is known what version a session saw last; the oldest of them are forgotten.
 pub const FILES_SEEN: usize = 16_384;
+
+/// Sweeps of old versions one after the other; the next hour goes on.
+pub const STORE_SWEEPS: u32 = 100;
+
+/// How long what a turn wrote past the supervisor is looked at, at its end.
+pub const OBSERVE_WAIT: Duration = Duration::from_secs(30);

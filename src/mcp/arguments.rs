@@ -24,6 +24,7 @@ struct Params<'a> {
 struct Write {
     path: String,
     content: String,
+    base: Option<u64>,
 }
 
 #[derive(Deserialize)]
@@ -34,6 +35,7 @@ struct Edit {
     new_text: String,
     #[serde(default)]
     replace_all: bool,
+    base: Option<u64>,
 }
 
 #[derive(Deserialize)]
@@ -68,10 +70,18 @@ pub(super) fn read(params: Option<&RawValue>, tools: &[EngineTool]) -> Result<En
     let raw = params.arguments.map_or("{}", RawValue::get);
     match tool {
         EngineTool::WriteFile => {
-            let Write { path, content } = shaped(tool, raw)?;
+            let Write {
+                path,
+                content,
+                base,
+            } = shaped(tool, raw)?;
             path_fits(&path)?;
             fits("content", &content, CLIENT_FILE_BYTES)?;
-            Ok(EngineCall::Write { path, content })
+            Ok(EngineCall::Write {
+                path,
+                content,
+                base,
+            })
         }
         EngineTool::EditFile => {
             let of: Edit = shaped(tool, raw)?;
@@ -89,6 +99,7 @@ pub(super) fn read(params: Option<&RawValue>, tools: &[EngineTool]) -> Result<En
             Ok(EngineCall::Edit {
                 path: of.path,
                 edit,
+                base: of.base,
             })
         }
         EngineTool::ReadFile => {

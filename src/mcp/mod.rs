@@ -13,12 +13,22 @@ mod offered;
 mod write;
 
 use serde::Deserialize;
+use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::limits::{TOOL_BATCH, TOOL_CALLS};
-use crate::model::{ENGINE_SERVER, EngineAnswer, EngineCall, EngineTool};
+use crate::model::{ENGINE_SERVER, EngineAnswer, EngineCall, EngineTool, EngineWish};
 use message::{Id, Message};
 pub use write::{INTERNAL, failed};
+
+/// What would be judged of a call of this tool, if it is one of these and its arguments fit.
+#[must_use]
+pub fn fitting(name: &str, arguments: &Value, tools: &[EngineTool]) -> Option<EngineWish> {
+    let params = serde_json::json!({"name": name, "arguments": arguments});
+    let params = serde_json::value::to_raw_value(&params).ok()?;
+    let call = arguments::read(Some(&params), tools).ok()?;
+    Some(call.wish())
+}
 
 /// The versions of the protocol that are spoken, newest first.
 pub const VERSIONS: &[&str] = &["2025-11-25", "2025-06-18", BATCHED, "2024-11-05"];

@@ -32,6 +32,7 @@ fn tool(tool: EngineTool) -> Value {
             json!({
                 "path": path(),
                 "content": {"type": "string", "description": "The file's whole text from then on"},
+                "base": base(),
             }),
             json!(["path", "content"]),
         ),
@@ -42,6 +43,7 @@ fn tool(tool: EngineTool) -> Value {
                 "old_text": {"type": "string", "minLength": 1, "description": "The text as it stands in the file, white space included"},
                 "new_text": {"type": "string", "description": "The text that takes its place"},
                 "replace_all": {"type": "boolean", "description": "Change it wherever it stands", "default": false},
+                "base": base(),
             }),
             json!(["path", "old_text", "new_text"]),
         ),
@@ -86,6 +88,10 @@ fn tool(tool: EngineTool) -> Value {
             "additionalProperties": false,
         },
     })
+}
+
+fn base() -> Value {
+    json!({"type": "integer", "minimum": 0, "description": "Only where files have versions: the version that this was made from, 0 if the file must not be there yet. Without it what this session saw last. If the file is at another version by now, nothing is written: read it again"})
 }
 
 fn path() -> Value {

@@ -259,7 +259,7 @@ fn answers_go_to_their_calls_and_late_ones_nowhere() {
     assert_eq!(fed(&mut server, &cancel), [Effect::Cancelled(*first)]);
     assert_eq!(fed(&mut server, &cancel), []);
     let mut out = Vec::new();
-    server.answered(*first, &Ok("late".to_owned()), &mut out);
+    server.answered(*first, &Ok("late".to_owned().into()), &mut out);
     assert_eq!(out, []);
     assert_eq!(server.open(), 0);
 }
@@ -277,7 +277,7 @@ fn so_many_calls_are_under_way_and_no_more() {
         -32603
     );
     let mut out = Vec::new();
-    server.answered(1, &Ok(String::new()), &mut out);
+    server.answered(1, &Ok(String::new().into()), &mut out);
     let effects = fed(&mut server, &call(100, "plan_step", &step));
     assert!(matches!(&effects[..], [Effect::Call { .. }]));
 }
@@ -402,7 +402,7 @@ proptest! {
             }
             if answers && let Some(number) = waiting.pop() {
                 let mut out = Vec::new();
-                server.answered(number, &Ok("x".to_owned()), &mut out);
+                server.answered(number, &Ok("x".to_owned().into()), &mut out);
                 prop_assert_eq!(out.len(), 1);
             }
             prop_assert_eq!(server.open(), waiting.len());

@@ -21,6 +21,9 @@ pub(super) const INVALID_PARAMS: i32 = -32602;
 /// It cannot be carried out.
 pub const INTERNAL: i32 = -32603;
 
+/// Where a result says which version of a file it is about.
+const VERSION: &str = "marshal/version";
+
 /// An empty object.
 #[derive(Serialize)]
 pub(super) struct Nothing {}
@@ -61,8 +64,9 @@ pub fn failed(id: Option<&str>, code: i32, why: &str) -> Vec<u8> {
 
 /// What came of a call. A refusal is a result, too: the model is to read it.
 pub(super) fn called(id: &Id, answer: &EngineAnswer) -> Effect {
+    let version = answer.as_ref().ok().and_then(|done| done.version);
     let (text, is_error) = match answer {
-        Ok(text) => (text.clone(), false),
+        Ok(done) => (done.text.clone(), false),
         Err(error) => {
             let before = match error.fault {
                 ClientFault::Denied => "denied: ",
@@ -74,7 +78,11 @@ pub(super) fn called(id: &Id, answer: &EngineAnswer) -> Effect {
         }
     };
     let content = json!([{"type": "text", "text": text}]);
-    result(id, &json!({"content": content, "isError": is_error}))
+    let mut done = json!({"content": content, "isError": is_error});
+    if let Some(version) = version {
+        done["_meta"] = json!({VERSION: version});
+    }
+    result(id, &done)
 }
 
 fn line(message: &impl Serialize) -> Vec<u8> {

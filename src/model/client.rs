@@ -145,6 +145,15 @@ pub enum ClientDone {
     Nothing,
     /// A file's text.
     Text(String),
+    /// A file's text, of this version or a later one.
+    Read {
+        /// The text.
+        text: String,
+        /// The version.
+        v: u64,
+    },
+    /// A file was written, and is this version.
+    Written(u64),
     /// A command runs under this id.
     Terminal(String),
     /// What a command wrote.

@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use serde_json::value::RawValue;
 
+use super::tool::FileVersion;
 use super::{
     Ask, AskId, ChoiceInfo, EgressResult, ExitClass, ExitStatus, Foreign, StepStatus, TaskId,
-    TurnOutcome, Verdict, words,
+    TurnId, TurnOutcome, Verdict, words,
 };
 use super::{Decision, EventId, SessionId, Weakness, Work};
 
@@ -56,6 +57,8 @@ words!(
         AgentError = "agent_error",
         /// [`Event::TurnEnded`]
         TurnEnded = "turn_ended",
+        /// [`Event::TurnUnsent`]
+        TurnUnsent = "turn_unsent",
         /// [`Event::Unknown`]
         Unknown = "unknown",
         /// [`Event::BadLine`]
@@ -333,8 +336,10 @@ pub enum Event {
         tool: Foreign,
         /// The path, as the agent names it.
         path: Foreign,
-        /// SHA-256 of what it holds, where the supervisor wrote it for the agent.
+        /// SHA-256 of what it holds, where the supervisor wrote it for the agent, or looked.
         sha256: Option<String>,
+        /// The version that this is, where versions are kept.
+        version: Option<Box<FileVersion>>,
     },
     /// How a step of the plan stands, as the agent says by a tool.
     PlanStep {
@@ -386,6 +391,15 @@ pub enum Event {
         usage: Usage,
         /// Why, in our words, where the agent did not end it.
         detail: Option<String>,
+    },
+    /// A turn of a chat ended that no agent has had.
+    TurnUnsent {
+        /// Which.
+        turn: TurnId,
+        /// How.
+        outcome: TurnOutcome,
+        /// Why, in our words.
+        detail: String,
     },
     /// A message that the dialect does not know; kept and counted.
     Unknown {
@@ -558,6 +572,7 @@ impl Event {
             Self::SlashResult { .. } => EventKind::SlashResult,
             Self::AgentError { .. } => EventKind::AgentError,
             Self::TurnEnded { .. } => EventKind::TurnEnded,
+            Self::TurnUnsent { .. } => EventKind::TurnUnsent,
             Self::Unknown { .. } => EventKind::Unknown,
             Self::BadLine { .. } => EventKind::BadLine,
             Self::ChildExited { .. } => EventKind::ChildExited,

@@ -15,6 +15,9 @@ pub enum IdError {
     /// The text does not match the pattern of role names, which is that of pool names.
     #[error("role name {0:?} must match [a-z0-9][a-z0-9-]{{0,31}}")]
     Role(String),
+    /// The text does not match the pattern of template names, which is that of pool names.
+    #[error("template name {0:?} must match [a-z0-9][a-z0-9-]{{0,31}}")]
+    Template(String),
     /// The text does not match the pattern of workspace names, which is that of pool names.
     #[error("workspace name {0:?} must match [a-z0-9][a-z0-9-]{{0,31}}")]
     Workspace(String),
@@ -96,6 +99,11 @@ name!(
     /// The name of a role, what a chat's agent is for: `[a-z0-9][a-z0-9-]{0,31}`.
     RoleName,
     Role
+);
+name!(
+    /// The name of a template, by which work is begun: `[a-z0-9][a-z0-9-]{0,31}`.
+    TemplateName,
+    Template
 );
 name!(
     /// The name of a registered workspace: `[a-z0-9][a-z0-9-]{0,31}`.

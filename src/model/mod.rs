@@ -46,8 +46,8 @@ pub use exit::{ExitClass, ExitStatus, WallStage};
 pub use foreign::Foreign;
 pub use group::{GroupLimits, LimitBackend};
 pub use ids::{
-    AskId, EventId, IdError, PoolName, RoleName, RunId, SessionId, SlotId, TaskId, TurnId,
-    WorkspaceName,
+    AskId, EventId, IdError, PoolName, RoleName, RunId, SessionId, SlotId, TaskId, TemplateName,
+    TurnId, WorkspaceName,
 };
 pub use question::{QuestionState, Remember};
 pub use role::Role;
@@ -56,8 +56,8 @@ pub use slot::{PoolFlow, SlotState};
 pub use task::{TaskOutcome, TaskRef, TaskSpec};
 pub use told::ToldKind;
 pub use tool::{
-    ENGINE_SERVER, EditError, EngineAnswer, EngineCall, EngineTool, EngineWish, StepStatus,
-    TextEdit,
+    ENGINE_SERVER, EditError, EngineAnswer, EngineCall, EngineDone, EngineTool, EngineWish,
+    FileVersion, StepStatus, TextEdit,
 };
 pub use turn::{TurnOutcome, UNWRITTEN};
 pub use weakness::Weakness;

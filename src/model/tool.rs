@@ -5,7 +5,7 @@
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-use super::{ClientError, words};
+use super::{ClientError, Foreign, words};
 
 /// The name under which an agent gets the server of these tools; rules name it so.
 pub const ENGINE_SERVER: &str = "marshal";
@@ -63,6 +63,8 @@ pub enum EngineCall {
         path: String,
         /// Its whole text from then on.
         content: String,
+        /// The version that it was made from, 0 for none; `None`: what the session saw last.
+        base: Option<u64>,
     },
     /// [`EngineTool::EditFile`]
     Edit {
@@ -70,6 +72,8 @@ pub enum EngineCall {
         path: String,
         /// The change.
         edit: TextEdit,
+        /// As above.
+        base: Option<u64>,
     },
     /// [`EngineTool::ReadFile`]
     Read {
@@ -107,8 +111,39 @@ pub struct EngineWish {
     pub arguments: Value,
 }
 
-/// What goes back to the agent: the text of the result, or why there is none.
-pub type EngineAnswer = Result<String, ClientError>;
+/// What a call brought.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct EngineDone {
+    /// The text of the result.
+    pub text: String,
+    /// The version of the file that it is about, where versions are kept.
+    pub version: Option<u64>,
+}
+
+impl From<String> for EngineDone {
+    fn from(text: String) -> Self {
+        Self {
+            text,
+            version: None,
+        }
+    }
+}
+
+/// What goes back to the agent: the result, or why there is none.
+pub type EngineAnswer = Result<EngineDone, ClientError>;
+
+/// A version of a file of a registered workspace.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileVersion {
+    /// The workspace's name.
+    pub workspace: Foreign,
+    /// The file's path below it.
+    pub path: Foreign,
+    /// The version, from 1.
+    pub v: u64,
+    /// It was found so on the disk: nobody wrote it by the supervisor.
+    pub observed: bool,
+}
 
 impl EngineTool {
     /// The tool of a record that names it as [`EngineTool::recorded`] does.
@@ -195,7 +230,11 @@ impl EngineCall {
     #[must_use]
     pub fn wish(&self) -> EngineWish {
         let (path, arguments) = match self {
-            Self::Write { path, content } => {
+            Self::Write {
+                path,
+                content,
+                base,
+            } => {
                 let mut arguments = json!({
                     "path": path,
                     "bytes": content.len(),
@@ -204,9 +243,12 @@ impl EngineCall {
                 if content.len() <= RECORDED_TEXT_BYTES {
                     arguments["content"] = content.as_str().into();
                 }
+                if let Some(base) = base {
+                    arguments["base"] = (*base).into();
+                }
                 (Some(path), arguments)
             }
-            Self::Edit { path, edit } => {
+            Self::Edit { path, edit, base } => {
                 let mut arguments = json!({
                     "path": path,
                     "replace_all": edit.all,
@@ -217,6 +259,9 @@ impl EngineCall {
                 if edit.old.len() + edit.new.len() <= RECORDED_TEXT_BYTES {
                     arguments["old_text"] = edit.old.as_str().into();
                     arguments["new_text"] = edit.new.as_str().into();
+                }
+                if let Some(base) = base {
+                    arguments["base"] = (*base).into();
                 }
                 (Some(path), arguments)
             }
@@ -340,6 +385,7 @@ mod tests {
         let write = wish(EngineCall::Write {
             path: path(),
             content: long.clone(),
+            base: None,
         });
         assert!(write.is_shown_as(&json!({"path": "/w/a", "content": long})));
         assert!(!write.is_shown_as(&json!({"path": "/w/a", "content": "x"})));
@@ -348,6 +394,7 @@ mod tests {
         let edit = wish(EngineCall::Edit {
             path: path(),
             edit: edit("a", "b", false),
+            base: Some(3),
         });
         assert!(edit.is_shown_as(&json!({"path": "/w/a", "old_text": "a", "new_text": "b"})));
         assert!(!edit.is_shown_as(&json!({"path": "/w/a", "old_text": "a", "new_text": "c"})));
@@ -372,6 +419,7 @@ mod tests {
         let call = |content: String| EngineCall::Write {
             path: "/w/a".to_owned(),
             content,
+            base: None,
         };
         let short = call("x".to_owned()).wish();
         assert_eq!(short.arguments["content"], "x");

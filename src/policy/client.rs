@@ -8,6 +8,8 @@
 
 mod tools;
 
+pub use tools::announced;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::extract::argv;

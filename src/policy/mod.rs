@@ -63,6 +63,7 @@ mod url;
 mod wrap;
 
 pub use asking::Asking;
+pub use client::announced;
 pub use error::LoadError;
 pub use layers::{Find, LayerText};
 pub use leads::{Led, leads};

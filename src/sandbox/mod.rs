@@ -16,6 +16,7 @@
 
 use std::process::ExitCode;
 
+use crate::config::Launcher;
 use crate::wire::shim;
 
 mod control;
@@ -49,6 +50,17 @@ pub use plan::{
     Tree, WORKSPACE as WORKSPACE_INSIDE, WallsRequest, limits_of, plan, probe_request,
 };
 pub use shim::{Ids, ShimPlan};
+
+/// The words by which an agent starts this program inside walls of that launcher's.
+///
+/// # Errors
+/// The libraries of this program cannot be told.
+pub fn marshal_inside(launcher: Launcher) -> std::io::Result<Vec<String>> {
+    match launcher {
+        Launcher::Container => engine::own_inside(),
+        _ => Ok(vec![MARSHAL_INSIDE.to_owned()]),
+    }
+}
 
 /// Runs as a helper, if this process was started as one: the first statement of `main`, before any
 /// thread, argument or setting. `None` means that this is the program itself.

@@ -8,25 +8,7 @@
 //! What a change does is written once (`change`, `sweep`), and what is read too (`look`), over rows of either
 //! database (`rows`): a file of SQLite's (`sqlite`) or a PostgreSQL server (`postgres`).
 //!
-//! Nothing in the program uses it yet. How writes that go past it would be found cheaply, at the ends
-//! of tool calls and of turns:
-//!
-//! - `sandbox/workspace/manifest.rs` walks the workspace by metadata alone and compares two walks by
-//!   kind, mode, size, mtime and ctime. The kernel sets ctime at every change, so a file that is the
-//!   same in all of these is the same; only what [`Manifest::changes`] lists is opened at all.
-//! - At a turn's end that walk is made already, for the turn's changes; the list needs one more
-//!   user: each changed file is read (through `sandbox/open.rs`, no link followed, at most
-//!   [`limits::STORE_CONTENT_BYTES`], beyond that hashed in pieces) and handed to [`Store::observe`],
-//!   which makes no version where the digest is known: what was written through the store is found
-//!   again and costs one read.
-//! - At a tool call's end a whole walk would be too much for a large tree. The facts of the call say
-//!   which paths it names; those are looked at first, each by one `statx` against the manifest. Only
-//!   where a call may have written anywhere (a shell) a walk is due, at most one in a time that the
-//!   last walk's own length sets; what is missed is found at the turn's end.
-//! - A list that was cut, or a walk that was incomplete, claims no deletion: then [`Store::observe`]
-//!   is told of what is there and never that something is gone.
-//!
-//! [`Manifest::changes`]: crate::sandbox::workspace
+//! Who keeps it in agreement with the disk, and finds what was written past it: `fleet/files/`.
 
 mod change;
 mod diff;

@@ -81,7 +81,9 @@ async fn a_call_is_told_and_its_answer_goes_back() {
     let Some(Said::Call { reply, .. }) = served.heard.recv().await else {
         panic!("no call");
     };
-    reply.send(Ok("noted".to_owned())).expect("waited for");
+    reply
+        .send(Ok("noted".to_owned().into()))
+        .expect("waited for");
     let answer = hear(&mut client).await;
     assert!(
         answer.contains("noted") && answer.contains("\"isError\":false"),

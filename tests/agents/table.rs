@@ -57,17 +57,23 @@ pub(crate) fn check(kind: &Kind) {
 
 /// The same for an agent without a preset.
 pub(crate) fn compare(name: &str, row: &str) {
-    let text = fs::read_to_string(page()).expect("docs/agents.md");
+    compare_on(&page(), name, row);
+}
+
+/// The same for a table of another page.
+pub(crate) fn compare_on(page: &Path, name: &str, row: &str) {
+    let text = fs::read_to_string(page).expect("a page");
     let begins = format!("| {name} | ");
     let committed = text.lines().find(|line| line.starts_with(&begins));
     if std::env::var("MARSHAL_AGENTS_TABLE").is_ok_and(|value| value == "write") {
         let committed = committed.unwrap_or_else(|| panic!("no row of {name} to write over"));
-        fs::write(page(), text.replacen(committed, row, 1)).expect("docs/agents.md");
+        fs::write(page, text.replacen(committed, row, 1)).expect("a page");
         return;
     }
     assert_eq!(
         committed,
         Some(row),
-        "docs/agents.md is not what was seen: MARSHAL_AGENTS_TABLE=write tests/run agents"
+        "{} is not what was seen: MARSHAL_AGENTS_TABLE=write tests/run agents",
+        page.display()
     );
 }

@@ -66,8 +66,10 @@ fn a_task_is_taken_in_worked_and_watched() {
     late.assert_problem(409);
     for (task, status) in [
         (json!({"prompt": " "}), 400),
-        (json!({"prompt": "x", "workspace": "/etc"}), 400),
-        (json!({"prompt": "x", "check": ["true"]}), 400),
+        (json!({"prompt": "x", "workspace": "/etc"}), 422),
+        (json!({"prompt": "x", "workspace": "none"}), 422),
+        (json!({"prompt": "x", "check": []}), 400),
+        (json!({"prompt": "x", "check": "true"}), 400),
         (json!({"prompt": "x", "priority": 101}), 400),
         (json!({"prompt": "x", "attempts": 0}), 400),
         (json!({"prompt": "x", "files": ["../x"]}), 400),
@@ -308,4 +310,87 @@ fn a_task_comes_after_others_or_never_also_after_a_kill() {
     until(&door, &waits, "skipped");
     order(&door, &format!("/tasks/{long}/cancel"), "", 202);
     until(&door, &long, "cancelled");
+}
+
+/// Two registered workspaces beside the pool's own.
+const PLACES: &str = r#"
+[workspace.other]
+path = "other"
+
+[workspace.lost]
+path = "lost"
+
+[pool.demo]
+size = 1
+agent = "script"
+launcher = "none"
+network = "host"
+guard = "policy"
+workspace = { path = "project", mode = "copy" }
+env = { set = { DRILL = "MARK" } }
+"#;
+
+#[test]
+fn a_task_works_in_a_registered_workspace_and_its_check_decides() {
+    let drill = crate::drill::Drill::new(PLACES);
+    std::fs::create_dir(drill.path("other")).expect("made");
+    std::fs::write(drill.path("other/only-here"), "x").expect("written");
+    std::fs::create_dir(drill.path("lost")).expect("made");
+    let door = Door::open(drill);
+    std::fs::remove_dir(door.drill.path("lost")).expect("removed");
+    let task = |check: &[&str]| json!({"prompt": "read only-here\nwrite made yes", "workspace": "other", "check": check});
+    let good = give(&door, &task(&["grep", "-q", "yes", "made"]));
+    until(&door, &good, "done");
+    let bad = give(&door, &task(&["grep", "-q", "no", "made"]));
+    until(&door, &bad, "failed");
+    assert!(!door.drill.path("other/made").exists(), "it was a copy");
+    let lost = json!({"prompt": "x", "workspace": "lost"});
+    let said = door.post("/tasks", &lost.to_string());
+    said.assert_problem(422);
+    assert!(!said.text.contains("project"), "no path is told: {said:?}");
+    // The same once under a key, whose directory is told by its name.
+    let keyed = || {
+        let (bearer, key) = (
+            format!("Authorization: Bearer {}", door.token),
+            "Idempotency-Key: k",
+        );
+        let body = task(&["true"]).to_string();
+        let head = [bearer.as_str(), key, "Content-Type: application/json"];
+        door.plain("POST /api/v1/tasks", &head, &body)
+    };
+    let (first, second) = (keyed(), keyed());
+    assert_eq!((first.status, second.status), (202, 202), "{second:?}");
+    assert_eq!(first.json(), second.json());
+}
+
+#[test]
+fn a_chat_is_prompted_by_its_session_and_others_say_where_to_ask() {
+    let door = Door::of(POOL);
+    let begun = door
+        .post("/workspaces/main/chats", r#"{"goal": "say one"}"#)
+        .json();
+    let path = format!("/sessions/{}", begun["chat_id"].as_str().expect("an id"));
+    let said = door.post(&format!("{path}/prompt"), r#"{"content": "say two"}"#);
+    assert_eq!(said.status, 202, "{said:?}");
+    assert_eq!(said.json()["sequence"], 2);
+    let events = begun["events"].as_str().expect("a path").to_owned();
+    let events = events.strip_prefix("/api/v1").expect("below it").to_owned();
+    let turn = said.json()["turn_id"].clone();
+    let is_end = |event: &crate::door::Event| event.name == "done" && event.data["turn_id"] == turn;
+    let told = door.stream(&events, None, |events| events.iter().any(is_end));
+    assert_eq!(told.last().expect("one").data["message"], "two\n");
+    door.post(&format!("{path}/prompt"), r#"{"content": ""}"#)
+        .assert_problem(422);
+    let id = give(&door, &json!({"prompt": "say hello"}));
+    until(&door, &id, "done");
+    let session = door.see(&format!("/tasks/{id}"))["session"].clone();
+    let session = format!("/sessions/{}", session.as_str().expect("one"));
+    let refused = door.post(&format!("{session}/prompt"), r#"{"content": "x"}"#);
+    refused.assert_problem(409);
+    assert!(refused.text.contains("POST /api/v1/tasks"), "{refused:?}");
+    // It wrote over nothing.
+    door.get(&format!("{session}/diff")).assert_problem(404);
+    door.post(&format!("{session}/apply"), "{}")
+        .assert_problem(404);
+    door.post("/sessions/none/apply", "{}").assert_problem(404);
 }

@@ -13,6 +13,12 @@ use crate::drill::{Drill, Running};
 pub(crate) const LONG: Duration = Duration::from_secs(60);
 
 pub(crate) const POOL: &str = r#"
+[workspace.main]
+path = "project"
+
+[role.dev]
+pool = "demo"
+
 [pool.demo]
 size = 2
 agent = "script"

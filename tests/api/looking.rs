@@ -43,6 +43,7 @@ fn every_resource_is_there_in_the_form_that_the_document_says() {
         ("/agents", "AgentList"),
         ("/policies", "Policies"),
         ("/config", "Config"),
+        ("/workspaces", "WorkspaceList"),
     ] {
         assert_form(&document, schema, &door.see(path));
     }

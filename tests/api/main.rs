@@ -17,4 +17,5 @@ mod drill;
 mod looking;
 mod refusing;
 mod schemathesis;
+mod sockets;
 mod streams;

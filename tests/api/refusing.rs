@@ -3,6 +3,8 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 
+use serde_json::{Value, json};
+
 use crate::door::{Door, POOL};
 
 #[test]
@@ -95,11 +97,83 @@ fn what_is_not_there_or_not_right_is_told_as_a_problem() {
 }
 
 #[test]
-fn policies_are_read_again_and_the_configuration_is_not() {
+fn the_file_is_read_again_and_what_needs_a_start_is_told() {
+    let mut door = Door::of(POOL);
+    let reload = |door: &Door| {
+        let read = door.post("/config/reload", "");
+        assert_eq!(read.status, 200, "{read:?}");
+        read.json()
+    };
+    let keys = |read: &Value, key: &str| -> Vec<String> {
+        let keys = read[key].as_array().expect("keys").iter();
+        keys.map(|key| key.as_str().expect("text").to_owned())
+            .collect()
+    };
+    let read = reload(&door);
+    assert_eq!(read["config"], true, "{read}");
+    assert!(keys(&read, "taken").is_empty() && keys(&read, "restart").is_empty());
+    let config = door.drill.config();
+    let before = fs::read_to_string(&config).expect("read");
+    // What is wrong changes nothing, and is told.
+    fs::write(&config, format!("{before}\n[role.bad]\npool = \"none\"\n")).expect("written");
+    let refused = door.post("/config/reload", "");
+    refused.assert_problem(422);
+    assert!(refused.text.contains("role.bad"), "{refused:?}");
+    let chat = |door: &Door, place: &str, role: &str| {
+        let body = json!({"goal": "say x", "role": role}).to_string();
+        door.post(&format!("/workspaces/{place}/chats"), &body)
+            .status
+    };
+    assert_eq!(chat(&door, "main", "late"), 422);
+    assert_eq!(chat(&door, "more", "dev"), 404);
+    let token = "late-late-late-late-late-late-late-late";
+    fs::write(door.drill.path("late.token"), token).expect("written");
+    let mode = fs::Permissions::from_mode(0o600);
+    fs::set_permissions(door.drill.path("late.token"), mode).expect("mode");
+    fs::create_dir(door.drill.path("project/more")).expect("made");
+    let after = before.replace("size = 2", "size = 1");
+    let after = after.replace("guard = \"policy\"", "guard = \"policy\"\nattempts = 2");
+    let more = "[role.late]\npool = \"demo\"\n[workspace.more]\npath = \"project/more\"\n\
+                [chat]\nidle = \"20m\"\n[token.late]\nfile = \"late.token\"\nrole = \"read\"\n\
+                [pool.other]\nsize = 1\nagent = \"script\"\nlauncher = \"none\"\n\
+                network = \"host\"\nguard = \"policy\"\nworkspace = { path = \"project\", mode = \"copy\" }\n";
+    fs::write(&config, format!("{after}\n{more}")).expect("written");
+    let read = reload(&door);
+    assert_eq!(read["config"], false, "{read}");
+    assert_eq!(
+        keys(&read, "taken"),
+        [
+            "chat.idle",
+            "pool.demo.size",
+            "role.late",
+            "token",
+            "workspace.more"
+        ],
+        "{read}"
+    );
+    assert_eq!(keys(&read, "restart"), ["pool.demo.attempts", "pool.other"]);
+    assert_eq!(door.see("/pools/demo")["size"], 1);
+    assert_eq!(chat(&door, "more", "late"), 201);
+    let shown = door.see("/config");
+    assert_eq!(shown["chat"]["idle"], "20m", "{shown}");
+    assert_eq!(shown["pool"]["demo"]["attempts"], 1, "{shown}");
+    let owner = std::mem::replace(&mut door.token, token.to_owned());
+    assert_eq!(door.get("/fleet").status, 200);
+    door.token = owner;
+    // It was taken over: only the rest differs, until it is taken back.
+    assert_eq!(keys(&reload(&door), "taken"), [""; 0]);
+    fs::write(&config, &before).expect("written");
+    let read = reload(&door);
+    assert_eq!(read["config"], true, "{read}");
+    assert_eq!(chat(&door, "more", "late"), 404);
+    assert_eq!(door.see("/pools/demo")["size"], 2);
+    door.token = token.to_owned();
+    assert_eq!(door.get("/fleet").status, 401);
+}
+
+#[test]
+fn policies_alone_are_read_again() {
     let door = Door::of(POOL);
-    let read = door.post("/config/reload", "");
-    assert_eq!(read.status, 200, "{read:?}");
-    assert_eq!(read.json()["config"], false);
     let read = door.post("/policies/reload", "");
     assert_eq!(read.status, 200, "{read:?}");
     assert_eq!(read.json()["last_reload"]["cause"], "request");

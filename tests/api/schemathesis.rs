@@ -19,10 +19,16 @@ fn the_document_says_what_happens() {
         tool.display()
     );
     let door = Door::of(POOL);
+    let begun = door.post("/workspaces/main/chats", r#"{"goal": "say hello"}"#);
+    assert_eq!(begun.status, 201, "{begun:?}");
+    let chat = begun.json()["chat_id"].clone();
     let dir = tempfile::tempdir().expect("a directory");
     // A body that is too long is refused by its length, before it is read.
-    let config = "[checks]\nnegative_data_rejection.expected-statuses = \
-                  [\"400\", \"404\", \"409\", \"413\", \"415\", \"422\"]\n";
+    let statuses = "[\"400\", \"404\", \"409\", \"413\", \"415\", \"422\"]";
+    let config = format!(
+        "[parameters]\nworkspace = \"main\"\nchat = {chat}\n\
+         [checks]\nnegative_data_rejection.expected-statuses = {statuses}\n"
+    );
     std::fs::write(dir.path().join("schemathesis.toml"), config).expect("written");
     let ran = Command::new("timeout")
         .args(["--kill-after=10", "400"])

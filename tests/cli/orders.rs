@@ -49,7 +49,11 @@ fn a_pool_waits_and_shrinks_as_it_is_told() {
     assert_eq!(drill.results("r.jsonl")[0]["outcome"], "done");
     exits(&drill.run(&["pause", "none"]), 2, &["no such pool"]);
     exits(&drill.run(&["stop", "none"]), 2, &["session"]);
-    exits(&drill.run(&["reload"]), 0, &["policies were read again"]);
+    exits(
+        &drill.run(&["reload"]),
+        0,
+        &["the file and the policies are in force"],
+    );
     let ran = drill.run(&["--json", "resize", "demo", "2"]);
     let pool: Value = serde_json::from_str(&ran.stdout).expect("JSON");
     assert_eq!((&pool["size"], &pool["slots"]), (&2.into(), &2.into()));

@@ -211,3 +211,41 @@ fn a_follower_sees_what_a_daemon_adds_and_stops_at_its_limit() {
         running.child.try_wait().expect("wait").is_some()
     });
 }
+
+#[test]
+fn the_lines_of_a_child_and_the_events_since_a_time_are_followed() {
+    let drill = Drill::new(&POOL.replace("size = 2", "size = 1"));
+    let ran = drill.run(&["run", "say before"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.all());
+    let running = up(&drill);
+    let follow = |args: &[&str], file: &str| Running {
+        child: drill
+            .command(args)
+            .stdout(fs::File::create(drill.path(file)).expect("a file"))
+            .spawn()
+            .expect("marshal starts"),
+    };
+    let mut logs = follow(&["logs", "-f", "demo/0"], "logs.out");
+    let since = ["--json", "events", "--follow", "--since", "1h"];
+    let since = [&since[..], &["--kind", "text"]].concat();
+    let events = follow(&since, "events.out");
+    let long = Duration::from_secs(60);
+    eventually(long, "what was before", || {
+        drill.log("events.out").contains("before\\n")
+    });
+    let ran = drill.run(&["run", "say after"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.all());
+    eventually(long, "what came", || {
+        drill.log("events.out").contains("after\\n")
+    });
+    assert_eq!(drill.log("events.out").lines().count(), 2);
+    eventually(long, "a child's line", || {
+        drill.log("logs.out").contains("say after")
+    });
+    let listed = drill.run(&["ls"]);
+    assert!(listed.stdout.contains("demo/0"), "{}", listed.all());
+    running.signal("TERM");
+    // Nobody is left who could write a line.
+    assert!(logs.wait(long).is_some());
+    drop(events);
+}

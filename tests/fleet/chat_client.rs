@@ -14,7 +14,7 @@ pub(crate) const LONG: Duration = Duration::from_secs(60);
 /// Every protocol that the script agent speaks.
 pub(crate) const DIALECTS: [&str; 2] = ["scaiflux", "acp"];
 
-const POLICY: &str = r#"
+pub(crate) const POLICY: &str = r#"
 schema  = 1
 name    = "asking"
 extends = ["builtin:guard"]

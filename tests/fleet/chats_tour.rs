@@ -1,8 +1,37 @@
 //! The tour of docs/api.md, line by line.
 
+use std::fs;
 use std::process::Command;
 
-use crate::chat_client::{Daemon, drill};
+use crate::chat_client::{Daemon, POLICY};
+use crate::drill::Drill;
+use crate::plans::given;
+
+/// The configuration that the page shows, with a pool in which agents share the workspace.
+fn drill() -> Drill {
+    let page = include_str!("../../docs/api.md");
+    let shown = page.split("```toml\n").nth(1).expect("a configuration");
+    let shown = shown.split("```").next().expect("its end");
+    let drill = Drill::new(&format!(
+        r#"{}
+[pool.demo]
+size      = 2
+command   = ["marshal", "script-agent", "--dialect", "acp"]
+dialect   = "acp"
+policy    = "asking"
+workspace = {{ path = "project", mode = "rw" }}
+env       = {{ set = {{ DRILL = "MARK" }} }}
+engine_tools = "all"
+
+[policy.asking]
+file = "asking.toml"
+"#,
+        shown.replace("/srv/project", "project")
+    ));
+    fs::write(drill.path("asking.toml"), POLICY).expect("asking.toml");
+    given(&drill.workspace());
+    drill
+}
 
 #[test]
 fn every_line_of_the_tour_works() {
@@ -10,8 +39,8 @@ fn every_line_of_the_tour_works() {
     let blocks = page.split("```bash\n").skip(1);
     let blocks = blocks.filter_map(|block| block.split("```").next());
     let script: String = blocks.collect();
-    assert_eq!(script.matches("curl ").count(), 16, "{script}");
-    let drill = drill("acp", 1);
+    assert_eq!(script.matches("curl ").count(), 29, "{script}");
+    let drill = drill();
     let daemon = Daemon::start(&drill);
     let script = script
         .replace("/var/lib/marshal", &drill.state().display().to_string())
@@ -34,6 +63,11 @@ fn every_line_of_the_tour_works() {
         "working",
         "\"loaded\":true",
         "\"next\":2",
+        "event: plan\n",
+        "\"status\":\"approved\"",
+        "\"agent\":\"dev\"",
+        "\"reason\":\"plan_done\"",
+        "\"plan_id\":\"content/campaign-plan.md\"",
         "\"reason\":\"goal_met\"",
         "\"mode\":\"autonomous\"",
     ] {
@@ -45,4 +79,14 @@ fn every_line_of_the_tour_works() {
         2,
         "{said}"
     );
+    for (name, text) in [
+        ("notes.txt", "planned\n"),
+        ("a.txt", "one\n"),
+        ("b.txt", "two\n"),
+        ("content/post.md", "Hello\n"),
+        ("team.md", "- [x] write a.txt one\n- [x] write b.txt two\n"),
+    ] {
+        let found = fs::read_to_string(drill.workspace().join(name));
+        assert_eq!(found.ok().as_deref(), Some(text), "{name}: {said}\n{told}");
+    }
 }

@@ -10,7 +10,7 @@ use std::process::{Command, Output};
 use std::time::Duration;
 
 use marshal::api::guard::{Role, Routes};
-use marshal::api::{ask_pages, chat_pages, policy_pages, v1};
+use marshal::api::{ask_pages, policy_pages, v1};
 use rcgen::{CertificateParams, KeyPair};
 use rustix::process::{Resource, getrlimit, setrlimit};
 
@@ -19,13 +19,8 @@ use crate::asks_doors::http;
 use crate::drill::{Drill, NOBODY, count, eventually};
 
 /// Every table of pages that need a token.
-fn tables() -> [Routes; 4] {
-    [
-        ask_pages::ROUTES,
-        policy_pages::ROUTES,
-        chat_pages::ROUTES,
-        v1::needs(),
-    ]
+fn tables() -> [Routes; 3] {
+    [ask_pages::ROUTES, policy_pages::ROUTES, v1::needs()]
 }
 
 fn put(path: &Path, text: &str, mode: u32) {

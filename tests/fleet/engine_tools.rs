@@ -355,6 +355,102 @@ fn a_session_reaches_its_own_socket_and_no_other() {
     assert_eq!(mode & 0o7777, 0o700);
 }
 
+/// A pool of an agent that asks before it calls a tool.
+fn announcing() -> Drill {
+    let text = pool("")
+        .replace(
+            r#"["marshal", "script-agent", "--dialect", "acp"]"#,
+            r#"["python3", "agent.py"]"#,
+        )
+        .replace("asks      = \"all\"\n", "")
+        .replace("engine_tools = \"all\"", "engine_tools = [\"write_file\"]");
+    let drill = Drill::new(&text);
+    fs::write(drill.path("own.toml"), OWN).expect("own.toml");
+    let agent = include_str!("../support/announcing_agent.py");
+    fs::write(drill.workspace().join("agent.py"), agent).expect("agent.py");
+    drill
+}
+
+#[test]
+fn a_permission_for_a_tool_of_ours_is_given_and_is_good_for_nothing_else() {
+    let drill = announcing();
+    let told = tell(&drill, "lie");
+    told.has("mcp__marshal__write_file: yes");
+    let decided = told.of("decided");
+    assert_eq!(decided.len(), 1, "{}", told.ran.stdout);
+    assert_eq!(decided[0]["rules"][0], "engine_tools.announced");
+    // The call never came: that it was shown counts as one that nobody was asked about.
+    let unasked = told.of("unasked");
+    assert_eq!(unasked.len(), 1, "{}", told.ran.stdout);
+    assert_eq!(unasked[0]["id"], "call-1");
+    assert_eq!(unasked[0]["rules"][0], "unknown_tool");
+    assert_eq!(copied(&drill, "a.txt"), None);
+}
+
+#[test]
+fn what_only_looks_like_a_tool_of_ours_is_judged_as_ever() {
+    let told = tell(&announcing(), "look alike");
+    told.has("mcp__marshal__read_file: no")
+        .has("mcp__marshal__write_file: no")
+        .has("mcp__marshal__write_file: yes")
+        .has("mcp__other__write_file: no");
+    let decided = told.of("decided");
+    assert_eq!(decided.len(), 4, "{}", told.ran.stdout);
+    for (at, rule) in [
+        (0, "unknown_tool"),
+        (1, "unknown_tool"),
+        (3, "unknown_tool"),
+    ] {
+        assert_eq!(decided[at]["rules"][0], rule, "{}", told.ran.stdout);
+    }
+    // The command is judged as one, whatever it calls itself.
+    assert_eq!(decided[2]["by"], "default", "{}", told.ran.stdout);
+}
+
+#[test]
+fn walls_of_other_programs_carry_the_socket_too() {
+    for launcher in ["bwrap", "container"] {
+        let more = format!(
+            "launcher = {launcher:?}\n{}",
+            crate::engines::container(launcher)
+        );
+        let drill = drill(&more);
+        let script = "\
+            mcp write_file {\"path\":\"/workspace/a.txt\",\"content\":\"one two\\n\"}\n\
+            mcp edit_file {\"path\":\"/workspace/a.txt\",\"old_text\":\"two\",\"new_text\":\"three\"}\n\
+            mcp read_file {\"path\":\"/workspace/a.txt\"}\n\
+            mcp write_file {\"path\":\"/workspace/secret.txt\",\"content\":\"x\"}\n\
+            mcp plan_step {\"step\":\"all of it\",\"status\":\"done\"}\n\
+            run ls /run/marshal";
+        let told = tell(&drill, script);
+        told.has("mcp write_file ok /workspace/a.txt was written: 8 bytes")
+            .has("mcp edit_file ok /workspace/a.txt was changed")
+            .has("mcp read_file ok one three\n")
+            .has("mcp write_file error denied: denied by rule no-secrets")
+            .has("mcp plan_step ok noted as done");
+        let file = copied(&drill, "a.txt").expect("written");
+        assert_eq!(fs::read_to_string(file).expect("a.txt"), "one three\n");
+        assert_eq!(copied(&drill, "secret.txt"), None);
+        let asked = told.of("asked");
+        let ours = asked.iter().filter(|body| {
+            let tool = body["tool"].as_str().unwrap_or_default();
+            tool.starts_with("marshal/")
+        });
+        assert_eq!(ours.count(), 5, "{launcher}: {}", told.ran.stdout);
+        assert_eq!(told.of("file_updated").len(), 2, "{}", told.ran.stdout);
+        // One socket is seen inside: that of this session. The image has no shell of the agent's.
+        let shown = told.of("tool_result");
+        let shown = shown.iter().filter_map(|body| body["output"].as_str());
+        let shown: String = shown.collect();
+        let sockets = shown.matches("tools.sock").count();
+        assert_eq!(sockets, usize::from(launcher == "bwrap"), "{shown}");
+        eventually(LONG, "no socket is left", || {
+            let left = fs::read_dir(drill.state().join("tools")).expect("tools");
+            left.count() == 0 && drill.agents().is_empty()
+        });
+    }
+}
+
 #[test]
 fn tools_are_given_only_where_they_can_be_carried() {
     let off = pool("").replace("engine_tools = \"all\"\n", "");
@@ -380,7 +476,7 @@ fn tools_are_given_only_where_they_can_be_carried() {
         (
             "asks      = \"all\"",
             "launcher = \"none\"",
-            "does not carry their socket",
+            "needs a sandbox of this host",
         ),
         (
             "mode = \"copy\"",

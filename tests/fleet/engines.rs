@@ -41,7 +41,7 @@ fn drill(launcher: &str, size: usize) -> Drill {
 }
 
 /// The table of the container engine, where it is needed.
-fn container(launcher: &str) -> String {
+pub(crate) fn container(launcher: &str) -> String {
     if launcher != "container" {
         return String::new();
     }

@@ -12,10 +12,16 @@ mod asks_kept;
 mod budgets;
 mod caches;
 mod chat_client;
+mod chat_terminal;
 mod chats;
+mod chats_kept;
+mod chats_storms;
 mod chats_tour;
 mod client_attacks;
 mod client_methods;
+#[allow(dead_code, reason = "the tests of the store use more of it")]
+#[path = "../store/cluster.rs"]
+mod cluster;
 mod continuing;
 mod crashes;
 mod deadlines;
@@ -39,6 +45,7 @@ mod engine_tools;
 mod engines;
 mod escapes;
 mod fails_closed;
+mod files;
 mod first_run;
 mod full_disk;
 mod hooks;
@@ -51,7 +58,9 @@ mod misbehaving;
 mod morning;
 mod night;
 mod orders;
+mod plan_ends;
 mod plan_runs;
+mod plans;
 mod policies;
 #[allow(dead_code, reason = "the tests of routes use more of it")]
 #[path = "../support/provider.rs"]
@@ -61,6 +70,7 @@ mod reload_writing;
 mod rounds;
 mod routes;
 mod secrets;
+mod session_pages;
 mod sizes;
 mod slots;
 mod stall;

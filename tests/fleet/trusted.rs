@@ -155,3 +155,32 @@ fn no_task_brings_a_workspace_that_holds_a_program_of_the_supervisor() {
         assert!(!ran.all().contains(why), "{}", ran.all());
     }
 }
+
+#[test]
+fn no_task_brings_a_workspace_in_which_its_agent_could_read_a_token() {
+    for mode in ["ro", "copy", "overlay"] {
+        let table = "\n[token.ops]\nfile = \"DIR/keys/ops.token\"\nrole = \"read\"\n";
+        let own = drill("project", table);
+        let text = fs::read_to_string(own.config()).expect("read");
+        let text = text.replace("mode = \"rw\"", &format!("mode = {mode:?}"));
+        fs::write(own.config(), text).expect("written");
+        fs::create_dir_all(own.path("keys/below")).expect("made");
+        fs::write(own.path("keys/ops.token"), "0".repeat(64)).expect("written");
+        let mode = fs::Permissions::from_mode(0o600);
+        fs::set_permissions(own.path("keys/ops.token"), mode).expect("mode");
+        let run = |workspace: &str| {
+            let task = serde_json::json!({"prompt": "say hello", "workspace": own.path(workspace)});
+            fs::write(own.path("t.jsonl"), format!("{task}\n")).expect("written");
+            own.run(&["run", "t.jsonl"])
+        };
+        let why = "by which people come in";
+        for (workspace, file) in [("keys", "ops.token"), ("state", "state")] {
+            let ran = run(workspace);
+            assert_eq!(ran.code, Some(2), "{}", ran.all());
+            assert!(ran.stderr.contains(why), "{}", ran.all());
+            assert!(ran.stderr.contains(file), "{}", ran.all());
+        }
+        let ran = run("keys/below");
+        assert!(!ran.all().contains(why), "{}", ran.all());
+    }
+}

@@ -19,6 +19,7 @@ use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::listen::Came;
 use super::patient::Patient;
@@ -35,6 +36,24 @@ pub(super) struct Serving {
     pub(super) bounds: Bounds,
     pub(super) hold: Arc<Hold>,
     pub(super) stop: CancellationToken,
+    /// What a connection that becomes something else is counted by, and ended.
+    pub(super) kept: (TaskTrackerToken, CancellationToken),
+}
+
+/// The place of a connection, for what it becomes after its answer: as long as this is held, it is
+/// open, and the server does not end before it.
+#[derive(Clone)]
+pub(in crate::api) struct Kept {
+    _hold: Arc<Hold>,
+    _open: TaskTrackerToken,
+    kill: CancellationToken,
+}
+
+impl Kept {
+    /// Returns when nothing more is waited for.
+    pub(in crate::api) async fn over(&self) {
+        self.kill.cancelled().await;
+    }
 }
 
 impl Serving {
@@ -81,6 +100,7 @@ impl Serving {
             bounds,
             hold,
             stop,
+            kept: (open, kill),
         } = self;
         let pages = TowerToHyperService::new(pages);
         let own = Arc::clone(&hold);
@@ -92,6 +112,11 @@ impl Serving {
             extensions.insert(peer);
             // What goes on and on must know when to end.
             extensions.insert(Until(until));
+            extensions.insert(Kept {
+                _hold: Arc::clone(&hold),
+                _open: open.clone(),
+                kill: kill.clone(),
+            });
             async move {
                 let response = pages
                     .call(request)
@@ -106,7 +131,8 @@ impl Serving {
             .header_read_timeout(bounds.head)
             .max_buf_size(limits::HTTP_HEAD_BYTES)
             .max_headers(limits::HTTP_HEADERS)
-            .serve_connection(TokioIo::new(stream), service);
+            .serve_connection(TokioIo::new(stream), service)
+            .with_upgrades();
         let mut served = std::pin::pin!(served);
         let ended = loop {
             let until = hold.until();
@@ -137,6 +163,14 @@ impl Serving {
 
 /// The answer, with which the connection is idle again, or becomes a stream.
 fn answer(response: Response, hold: Arc<Hold>, until: Instant) -> Response {
+    if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+        // Whoever it becomes has the place, and is gone with an answer that says no.
+        return if hold.streams(until) {
+            response
+        } else {
+            full()
+        };
+    }
     let kind = response.headers().get(header::CONTENT_TYPE);
     let is_stream = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
     let response = if !is_stream {
@@ -145,13 +179,17 @@ fn answer(response: Response, hold: Arc<Hold>, until: Instant) -> Response {
         // Its place among the others is given back.
         closing(response)
     } else {
-        let detail = "too many streams are open: come again later";
-        let mut full = problem(StatusCode::SERVICE_UNAVAILABLE, detail);
-        let again = HeaderValue::from(limits::HTTP_STREAM_AGAIN.as_secs());
-        full.headers_mut().insert(header::RETRY_AFTER, again);
-        closing(full)
+        full()
     };
     response.map(|inner| Body::new(Tracked { inner, hold }))
+}
+
+fn full() -> Response {
+    let detail = "too many streams are open: come again later";
+    let mut full = problem(StatusCode::SERVICE_UNAVAILABLE, detail);
+    let again = HeaderValue::from(limits::HTTP_STREAM_AGAIN.as_secs());
+    full.headers_mut().insert(header::RETRY_AFTER, again);
+    closing(full)
 }
 
 /// A body; with its end the connection has no request under way.

@@ -4,16 +4,19 @@
 
 use std::collections::BTreeMap;
 
-use axum::body;
+use axum::body::{self, Body};
 use axum::extract::{RawPathParams, Request};
 use axum::http::{HeaderMap, StatusCode, header};
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
 use super::fault::Fault;
-use super::routes::{Given, Route};
+use super::routes::{Given, Route, STREAM};
+use crate::api::tokens::Caller;
+use crate::api::web_socket::Wanted;
 use crate::config::Approver;
 use crate::limits;
+use crate::model::Role;
 use crate::model::foreign::show;
 
 /// Items of a page where the request does not say.
@@ -24,9 +27,13 @@ pub(super) const LONGEST_PAGE: u32 = 500;
 /// See the head of this file.
 pub(super) struct Call {
     pub(super) who: Approver,
+    /// What who asks may.
+    pub(super) role: Role,
     pub(super) headers: HeaderMap,
     /// Until when its connection lives.
     pub(super) until: Instant,
+    /// It wants a stream as messages of a WebSocket.
+    pub(super) socket: Option<Wanted>,
     names: BTreeMap<String, String>,
     query: BTreeMap<String, String>,
     body: Vec<u8>,
@@ -35,7 +42,7 @@ pub(super) struct Call {
 impl Call {
     pub(super) async fn read(
         route: &Route,
-        who: Approver,
+        caller: Caller,
         until: Instant,
         names: &RawPathParams,
         request: Request,
@@ -45,14 +52,21 @@ impl Call {
         let names = names.collect();
         let query = query(route, request.uri().query().unwrap_or(""))?;
         let headers = request.headers().clone();
+        let (mut parts, body) = request.into_parts();
+        let socket = match route.gives.1 {
+            STREAM => Wanted::of(&mut parts).await.map_err(Fault::bad)?,
+            _ => None,
+        };
         let body = match route.body {
             None => Vec::new(),
-            Some(_) => json_body(&headers, request).await?,
+            Some(_) => json_body(&headers, body, route.body_bytes).await?,
         };
         Ok(Self {
-            who,
+            who: caller.approver,
+            role: caller.role,
             headers,
             until,
+            socket,
             names,
             query,
             body,
@@ -153,7 +167,7 @@ fn decoded(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-async fn json_body(headers: &HeaderMap, request: Request) -> Result<Vec<u8>, Fault> {
+async fn json_body(headers: &HeaderMap, body: Body, most: u64) -> Result<Vec<u8>, Fault> {
     let is_json = headers.get(header::CONTENT_TYPE).is_some_and(|of| {
         let of = of.as_bytes();
         of == b"application/json" || of.starts_with(b"application/json;")
@@ -162,8 +176,8 @@ async fn json_body(headers: &HeaderMap, request: Request) -> Result<Vec<u8>, Fau
         let detail = "the body must be application/json";
         return Err(Fault::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, detail).closing());
     }
-    let most = usize::try_from(limits::HTTP_BODY_BYTES).unwrap_or(usize::MAX);
-    let read = body::to_bytes(request.into_body(), most);
+    let most = usize::try_from(most).unwrap_or(usize::MAX);
+    let read = body::to_bytes(body, most);
     match tokio::time::timeout(limits::HTTP_BODY_WAIT, read).await {
         Ok(Ok(body)) => Ok(body.into()),
         Ok(Err(_)) => Err(Fault::bad("the body did not come whole").closing()),

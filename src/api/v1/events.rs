@@ -4,15 +4,9 @@
 //! waited for a bounded time and holds nobody else up. Must not know how events are stored.
 
 use std::collections::HashMap;
-use std::io;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
-use axum::body::{Body, Bytes};
-use axum::http::{HeaderValue, header};
-use axum::response::{IntoResponse as _, Response};
-use hyper::body::Frame;
+use axum::body::Bytes;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{OwnedSemaphorePermit, broadcast, mpsc};
 use tokio::time::Instant;
@@ -22,6 +16,7 @@ use super::fault::Fault;
 use super::{Answer, Desk, fleet, sessions};
 use crate::api::view;
 use crate::api::watch::Item;
+use crate::api::web_socket;
 use crate::fleet::Notice;
 use crate::journal::{Reader, StoredEvent};
 use crate::limits;
@@ -37,22 +32,6 @@ const PLACES: usize = 10_000;
 
 /// What the stream of the fleet tells beside events of sessions.
 const NOTICES: [&str; 5] = ["queued", "assigned", "slot", "paused", "ended"];
-
-/// What was told and not yet written.
-struct Stream(mpsc::Receiver<Bytes>);
-
-impl hyper::body::Body for Stream {
-    type Data = Bytes;
-    type Error = io::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        let next = self.0.poll_recv(cx);
-        next.map(|piece| piece.map(|bytes| Ok(Frame::data(bytes))))
-    }
-}
 
 /// Why a stream ends.
 enum End {
@@ -105,15 +84,17 @@ fn cursor(call: &Call) -> Result<Option<&str>, Fault> {
 }
 
 /// Opens a stream; `fill` does, until the connection is old.
-fn open<F, R>(desk: Desk, until: Instant, fill: F) -> Answer
+fn open<F, R>(desk: Desk, call: Call, fill: F) -> Answer
 where
     F: FnOnce(Watcher) -> R,
     R: Future<Output = End> + Send + 'static,
 {
+    let Call { until, socket, .. } = call;
     let place = Arc::clone(&desk.streams).try_acquire_owned();
     let place = place.map_err(|_| Fault::unavailable("too many streams are open already"))?;
     let (tell, told) = mpsc::channel(limits::ASK_STREAM_QUEUE);
     let last = tell.clone();
+    let response = web_socket::answer(told, socket, desk.stop.clone(), until);
     let filled = fill(Watcher {
         heard: desk.fleet.watch(),
         desk,
@@ -142,15 +123,6 @@ where
         )
         .await;
     });
-    let mut response: Response = Body::new(Stream(told)).into_response();
-    let headers = response.headers_mut();
-    for (name, value) in [
-        (header::CONTENT_TYPE, "text/event-stream"),
-        (header::CACHE_CONTROL, "no-store"),
-        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-    ] {
-        headers.insert(name, HeaderValue::from_static(value));
-    }
     Ok(response)
 }
 
@@ -216,7 +188,7 @@ pub(super) async fn of_session(desk: Desk, call: Call) -> Answer {
             desk.shelf.read(read).await?.seq
         }
     };
-    open(desk, call.until, |watcher| async move {
+    open(desk, call, |watcher| async move {
         let followed = watcher.session(session, at).await;
         followed.err().unwrap_or(End::Over)
     })
@@ -330,7 +302,7 @@ pub(super) async fn of_fleet(desk: Desk, call: Call) -> Answer {
         at.ok_or_else(|| Fault::bad("the cursor is none of this stream's"))
     });
     let cursor = cursor.transpose()?;
-    open(desk, call.until, move |watcher| async move {
+    open(desk, call, move |watcher| async move {
         let mut all = All {
             watcher,
             wanted,

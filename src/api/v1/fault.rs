@@ -18,6 +18,8 @@ pub(super) struct Fault {
     status: StatusCode,
     detail: String,
     allow: Option<String>,
+    /// In how many seconds it may be asked again.
+    again: Option<&'static str>,
     /// What is left of the request is not read.
     closes: bool,
 }
@@ -28,6 +30,7 @@ impl Fault {
             status,
             detail: detail.into(),
             allow: None,
+            again: None,
             closes: false,
         }
     }
@@ -62,6 +65,14 @@ impl Fault {
         }
     }
 
+    /// Says in how many seconds to come again.
+    pub(super) fn again(self, seconds: &'static str) -> Self {
+        Self {
+            again: Some(seconds),
+            ..self
+        }
+    }
+
     /// The connection ends with the answer.
     pub(super) fn closing(self) -> Self {
         Self {
@@ -77,6 +88,9 @@ impl Fault {
         let allow = self.allow.and_then(|allow| allow.parse().ok());
         if let Some(allow) = allow {
             headers.insert(header::ALLOW, allow);
+        }
+        if let Some(again) = self.again {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from_static(again));
         }
         if self.closes {
             return closing(response);

@@ -11,10 +11,16 @@
 
 mod asks;
 mod call;
+mod chats;
 mod events;
 mod fault;
+mod files;
 mod fleet;
 pub mod openapi;
+mod overlays;
+mod plans;
+mod reload;
+mod rounds;
 pub mod routes;
 mod sessions;
 mod shelf;
@@ -34,18 +40,23 @@ use axum::response::Response;
 use axum::routing::any;
 use axum::{Extension, Router};
 use serde_json::Value;
-use tokio::sync::Semaphore;
+use tokio::sync::{Mutex, Semaphore};
 use tokio_util::sync::CancellationToken;
+
+pub use self::overlays::{OverlayOrder, OverlayRefusal, Overlays};
+pub use self::reload::Rereader;
 
 use self::call::Call;
 use self::fault::Fault;
-use self::routes::{ROUTES, Route};
+use self::routes::Route;
 use self::shelf::Shelf;
 use super::ask_events::Until;
 use super::control::Runs;
 use super::guard::{About, Routes, guarded};
-use super::tokens::Tokens;
-use crate::config::Approver;
+use super::http::Tls;
+use super::tokens::{Caller, Tokens};
+use crate::chat::Chats;
+use crate::config::Config;
 use crate::fleet::FleetHandle;
 use crate::model::Role;
 
@@ -61,13 +72,38 @@ type Handler = fn(Desk, Call) -> Pin<Box<dyn Future<Output = Answer> + Send>>;
 /// Tells which agents this host has; it looks at the host when it is asked, and may block for that.
 pub type Agents = Arc<dyn Fn() -> Vec<Value> + Send + Sync>;
 
+/// What is done on this host for those who ask.
+pub struct Host {
+    /// Which agents there are.
+    pub agents: Agents,
+    /// What sessions wrote over their workspaces.
+    pub overlays: Overlays,
+    /// The configuration's file.
+    pub rereader: Rereader,
+    /// The certificate that is in use.
+    pub tls: Option<Tls>,
+}
+
+impl std::fmt::Debug for Host {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Host").finish_non_exhaustive()
+    }
+}
+
 /// What the routes need.
 #[derive(Clone)]
 struct Desk {
     fleet: FleetHandle,
     runs: Arc<Runs>,
+    /// In a daemon.
+    chats: Option<Chats>,
     shelf: Arc<Shelf>,
-    agents: Agents,
+    host: Arc<Host>,
+    tokens: Tokens,
+    /// The configuration, with what of it was taken over since the start.
+    in_force: Arc<Mutex<Config>>,
+    /// Places of those who look at overlays.
+    overlay_places: Arc<Semaphore>,
     /// Places of streams.
     streams: Arc<Semaphore>,
     /// Ends streams.
@@ -78,21 +114,25 @@ struct Desk {
 pub fn router(
     fleet: FleetHandle,
     runs: Arc<Runs>,
-    agents: Agents,
+    chats: Option<Chats>,
+    host: Host,
     tokens: &Tokens,
     stop: CancellationToken,
 ) -> Router {
     let desk = Desk {
+        in_force: Arc::new(Mutex::new(fleet.config().clone())),
         shelf: Arc::new(Shelf::of(fleet.journal().clone())),
         fleet,
         runs,
-        agents,
+        chats,
+        host: Arc::new(host),
+        tokens: tokens.clone(),
+        overlay_places: Arc::new(Semaphore::new(overlays::AT_ONCE)),
         streams: Arc::new(Semaphore::new(STREAMS)),
         stop,
     };
-    let (asks, others): (Vec<_>, Vec<_>) = ROUTES
-        .iter()
-        .partition(|route| route.path.starts_with("/api/v1/asks"));
+    let (asks, others): (Vec<_>, Vec<_>) =
+        routes::all().partition(|route| route.path.starts_with("/api/v1/asks"));
     let rest = Router::new().route("/api/v1/{*rest}", any(nothing));
     let needs = needs();
     guarded(paths(&asks), tokens, needs, About::Asks)
@@ -112,8 +152,7 @@ pub fn needs() -> Routes {
 }
 
 static NEEDS: LazyLock<Vec<(Method, &str, Role)>> = LazyLock::new(|| {
-    let needs = ROUTES.iter();
-    needs
+    routes::all()
         .map(|route| (route.method.clone(), route.path, route.role))
         .collect()
 });
@@ -126,7 +165,7 @@ fn paths(routes: &[&'static Route]) -> Router<Desk> {
     let mut router = Router::new();
     for (path, routes) in by_path {
         let serve = move |desk: State<Desk>,
-                          who: Extension<Approver>,
+                          who: Extension<Caller>,
                           until: Extension<Until>,
                           names: Result<RawPathParams, RawPathParamsRejection>,
                           request: Request| {
@@ -144,7 +183,7 @@ async fn nothing() -> Response {
 async fn dispatch(
     routes: Vec<&'static Route>,
     State(desk): State<Desk>,
-    Extension(who): Extension<Approver>,
+    Extension(caller): Extension<Caller>,
     Extension(Until(until)): Extension<Until>,
     names: Result<RawPathParams, RawPathParamsRejection>,
     request: Request,
@@ -160,7 +199,7 @@ async fn dispatch(
     let Some(route) = routes.iter().find(|route| route.method == asked) else {
         return Fault::wrong_method(&routes).response();
     };
-    let answer = match Call::read(route, who, until, &names, request).await {
+    let answer = match Call::read(route, caller, until, &names, request).await {
         Ok(call) => (route.handle)(desk, call).await,
         Err(fault) => Err(fault),
     };

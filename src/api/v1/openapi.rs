@@ -1,4 +1,4 @@
-//! The OpenAPI 3.1 document: made from [`ROUTES`] and `schemas.json`.
+//! The OpenAPI 3.1 document: made from [`all`] and `schemas.json`.
 //!
 //! Owns its form, which `docs/openapi.json` and `/api/v1/openapi.json` both show. Must not know what a
 //! route does.
@@ -6,7 +6,7 @@
 use serde_json::{Map, Value, json};
 
 use super::call::{Call, LONGEST_PAGE};
-use super::routes::{Given, Key, ROUTES, Route, STREAM};
+use super::routes::{Given, Key, NOTHING, Route, STREAM, all};
 use super::views::shown;
 use super::{Answer, Desk};
 
@@ -37,7 +37,7 @@ fn text() -> String {
 /// The routes as a table in Markdown: what `docs/rest.md` has.
 fn table() -> String {
     let mut out = "| route | least role | what it does |\n|---|---|---|\n".to_owned();
-    for route in ROUTES {
+    for route in all() {
         let line = format!(
             "| `{} {}` | {} | {} |\n",
             route.method,
@@ -52,8 +52,10 @@ fn table() -> String {
 
 fn document() -> Value {
     let mut paths = Map::new();
-    for route in ROUTES {
-        let of_path = paths.entry(route.path).or_insert_with(|| json!({}));
+    for route in all() {
+        // What takes the rest of a path is one name to a client, its slashes encoded or not.
+        let path = route.path.replace("{*", "{");
+        let of_path = paths.entry(path).or_insert_with(|| json!({}));
         if let Value::Object(of_path) = of_path {
             let method = route.method.as_str().to_ascii_lowercase();
             of_path.insert(method, operation(route));
@@ -91,10 +93,10 @@ fn named(schema: &str) -> Value {
 fn operation(route: &Route) -> Value {
     let mut parameters: Vec<Value> = names(route.path).map(in_path).collect();
     parameters.extend(route.query.iter().map(in_query));
-    parameters.extend(route.headers.iter().map(|(name, does)| {
+    parameters.extend(route.headers.iter().map(|(name, does, longest)| {
         json!({
             "name": name, "in": "header", "required": false, "description": does,
-            "schema": {"type": "string", "minLength": 1, "maxLength": 200},
+            "schema": {"type": "string", "minLength": 1, "maxLength": longest},
         })
     }));
     let mut operation = json!({
@@ -116,11 +118,15 @@ fn operation(route: &Route) -> Value {
 fn names(path: &str) -> impl Iterator<Item = &str> {
     path.split('/')
         .filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'))
+        .map(|name| name.trim_start_matches('*'))
 }
 
 fn in_path(name: &str) -> Value {
     let schema = match name {
-        "pool" => json!({"type": "string", "pattern": "^[a-z0-9][a-z0-9-]{0,31}$"}),
+        "pool" | "workspace" => {
+            json!({"type": "string", "pattern": "^[a-z0-9][a-z0-9-]{0,31}$"})
+        }
+        "path" => json!({"type": "string", "minLength": 1, "maxLength": 1024}),
         "slot" => json!({"type": "integer", "minimum": 0, "maximum": u16::MAX}),
         "task" => json!({
             "type": "string",
@@ -149,6 +155,7 @@ fn in_query(key: &Key) -> Value {
 fn responses(route: &Route) -> Value {
     let (status, schema) = route.gives;
     let done = match schema {
+        NOTHING => json!({}),
         STREAM => json!({STREAM: {"schema": {"type": "string"}}}),
         schema => json!({"application/json": {"schema": named(schema)}}),
     };
@@ -156,9 +163,16 @@ fn responses(route: &Route) -> Value {
     let mut put = |status: u16, content: Value| {
         let code = axum::http::StatusCode::from_u16(status).ok();
         let said = code.and_then(|code| code.canonical_reason());
-        let response = json!({"description": said.unwrap_or("An answer"), "content": content});
+        let mut response = json!({"description": said.unwrap_or("An answer")});
+        if content != json!({}) {
+            response["content"] = content;
+        }
         all.insert(status.to_string(), response);
     };
+    if schema == STREAM {
+        // The same over a WebSocket, where the request asks for one.
+        put(101, json!({}));
+    }
     put(status, done);
     let of_body: &[u16] = if route.body.is_some() {
         &WITH_BODY
@@ -189,15 +203,14 @@ mod tests {
             assert!(uses > 0, "nothing uses {name}");
         }
         let mut seen = BTreeSet::new();
-        for route in ROUTES {
+        for route in all() {
             assert!(seen.insert(route.name), "{} is there twice", route.name);
             for schema in route.body.iter().chain([&route.gives.1]) {
-                let known = *schema == STREAM || schemas.contains_key(*schema);
+                let known = [STREAM, NOTHING].contains(schema) || schemas.contains_key(*schema);
                 assert!(known, "{}: no schema {schema}", route.path);
             }
         }
-        let places: Vec<(&str, &str)> = ROUTES
-            .iter()
+        let places: Vec<(&str, &str)> = all()
             .map(|route| (route.path, route.method.as_str()))
             .collect();
         let mut sorted = places.clone();

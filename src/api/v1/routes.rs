@@ -4,9 +4,13 @@
 //! Owns what each takes, gives and refuses, and the least role that it needs. Must not know how a
 //! request is read.
 
+mod chats;
+mod files;
+
 use axum::http::Method;
 
-use super::{Handler, asks, events, fleet, openapi, sessions, supervisor, tasks};
+use super::{Handler, asks, events, fleet, openapi, overlays, reload, sessions, supervisor, tasks};
+use crate::limits;
 use crate::model::{PoolFlow, Role};
 
 /// What a key of a query may be.
@@ -64,10 +68,12 @@ pub struct Route {
     pub does: &'static str,
     /// The keys of its query.
     pub query: &'static [Key],
-    /// Headers that it looks at: name, what it is.
-    pub headers: &'static [(&'static str, &'static str)],
+    /// Headers that it looks at: name, what it is, the most characters of it.
+    pub headers: &'static [(&'static str, &'static str, usize)],
     /// The schema of its body, if it takes one.
     pub body: Option<&'static str>,
+    /// The most bytes of it.
+    pub body_bytes: u64,
     /// What it answers when it is done: status and schema.
     pub gives: (u16, &'static str),
     /// With which further statuses it refuses, beside those that every route has.
@@ -77,6 +83,8 @@ pub struct Route {
 
 /// The schema's name of what is a stream.
 pub const STREAM: &str = "text/event-stream";
+/// The schema's name of an answer without a body.
+pub const NOTHING: &str = "";
 
 const LIMIT: Key = Key {
     name: "limit",
@@ -93,9 +101,10 @@ const POOL: Key = Key {
     is: Given::Text { longest: 32 },
     does: "of this pool only",
 };
-const LAST_EVENT: &[(&str, &str)] = &[(
+const LAST_EVENT: &[(&str, &str, usize)] = &[(
     "Last-Event-ID",
     "the id of the last event that was read; it goes before `after`",
+    200,
 )];
 
 /// A route that only looks.
@@ -108,6 +117,7 @@ const LOOKS: Route = Route {
     query: &[],
     headers: &[],
     body: None,
+    body_bytes: limits::HTTP_BODY_BYTES,
     gives: (200, ""),
     refuses: &[],
     handle: |desk, call| Box::pin(fleet::summary(desk, call)),
@@ -121,7 +131,12 @@ const ACTS: Route = Route {
 };
 
 /// All of them, by their paths.
-pub static ROUTES: &[Route] = &[
+pub fn all() -> impl Iterator<Item = &'static Route> {
+    ROUTES.iter().chain(chats::ROUTES).chain(files::ROUTES)
+}
+
+/// Those of the fleet itself; their paths stand before those of workspaces.
+static ROUTES: &[Route] = &[
     Route {
         path: "/api/v1/agents",
         name: "listAgents",
@@ -178,10 +193,10 @@ pub static ROUTES: &[Route] = &[
         path: "/api/v1/config/reload",
         role: Role::Admin,
         name: "reloadConfig",
-        does: "Reads the policies again; the configuration file itself is read at a start only",
+        does: "Reads the file and the policies again; takes over what can be while running, and says what needs a start",
         gives: (200, "Reloaded"),
         refuses: &[422],
-        handle: |desk, call| Box::pin(supervisor::reload_config(desk, call)),
+        handle: |desk, call| Box::pin(reload::reload(desk, call)),
         ..ACTS
     },
     Route {
@@ -325,6 +340,24 @@ pub static ROUTES: &[Route] = &[
         ..LOOKS
     },
     Route {
+        path: "/api/v1/sessions/{session}/apply",
+        name: "applySession",
+        does: "Puts what a session wrote over its workspace there, as `marshal apply` does",
+        body: Some("Apply"),
+        gives: (200, "Overlay"),
+        handle: |desk, call| Box::pin(overlays::apply(desk, call)),
+        ..ACTS
+    },
+    Route {
+        path: "/api/v1/sessions/{session}/diff",
+        name: "diffSession",
+        does: "What a session wrote over its workspace, as `marshal diff` shows it",
+        gives: (200, "Overlay"),
+        refuses: &[404, 409],
+        handle: |desk, call| Box::pin(overlays::diff(desk, call)),
+        ..LOOKS
+    },
+    Route {
         path: "/api/v1/sessions/{session}/events",
         name: "streamSessionEvents",
         does: "A session's events from the journal and on, as server-sent events, each once",
@@ -345,6 +378,22 @@ pub static ROUTES: &[Route] = &[
         does: "Ends the turn of a session; the session goes on where it can",
         gives: (202, "Session"),
         handle: |desk, call| Box::pin(sessions::interrupt(desk, call)),
+        ..ACTS
+    },
+    Route {
+        path: "/api/v1/sessions/{session}/prompt",
+        name: "promptSession",
+        does: "Sends a message to a session that is a chat; returns when it is durable",
+        headers: &[(
+            "Idempotency-Key",
+            "the same message under the same key is taken once",
+            limits::TURN_KEY_BYTES,
+        )],
+        body: Some("Message"),
+        body_bytes: chats::BODY_BYTES,
+        gives: (202, "TurnTaken"),
+        refuses: &[404, 409, 422],
+        handle: |desk, call| Box::pin(sessions::prompt(desk, call)),
         ..ACTS
     },
     Route {
@@ -421,6 +470,7 @@ pub static ROUTES: &[Route] = &[
         headers: &[(
             "Idempotency-Key",
             "the same task under the same key is taken in once",
+            200,
         )],
         body: Some("NewTask"),
         refuses: &[422, 429],

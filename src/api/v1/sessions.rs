@@ -1,4 +1,5 @@
-//! The sessions: `GET /api/v1/sessions…`. Their events are in `events`.
+//! The sessions: `GET /api/v1/sessions…`, their prompts and ends. Their events are in `events`, what
+//! they wrote is in `overlays`.
 //!
 //! Must not know actors, or SQL.
 
@@ -8,7 +9,7 @@ use super::call::Call;
 use super::fault::Fault;
 use super::fleet::{named, refused};
 use super::views::{List, Session, page, shown};
-use super::{Answer, Desk};
+use super::{Answer, Desk, chats};
 use crate::journal::{SessionQuery, StoredSession};
 use crate::model::{PoolName, SessionId};
 
@@ -56,6 +57,20 @@ pub(super) async fn known(desk: &Desk, call: &Call) -> Result<(SessionId, Stored
         .read(move |reader| reader.session(&asked))
         .await?;
     Ok((id, found.ok_or_else(gone)?))
+}
+
+/// Sends a message to a session that is a chat's; others take their prompts elsewhere.
+pub(super) async fn prompt(desk: Desk, call: Call) -> Answer {
+    let (id, _) = known(&desk, &call).await?;
+    let asked = id.clone();
+    let chat = desk.shelf.read(move |reader| reader.chat(&asked)).await?;
+    let (Some(chat), Some(chats)) = (chat, desk.chats) else {
+        return Err(Fault::conflict(
+            "this session is no chat: it works tasks (POST /api/v1/tasks), or belongs to a client that \
+             is connected and prompts it; a chat begins with POST /api/v1/workspaces/{workspace}/chats",
+        ));
+    };
+    chats::message(&chats, chat.workspace.as_str(), id.as_str(), &call).await
 }
 
 /// Ends the turn of a session; it goes on where it can.

@@ -3,7 +3,6 @@
 //! Must not know how any of them is read.
 
 use axum::http::StatusCode;
-use serde::Serialize;
 
 use super::call::Call;
 use super::fault::Fault;
@@ -13,7 +12,7 @@ use crate::api::policies::PolicyStatusView;
 use crate::telemetry::sets::ReloadCause;
 
 pub(super) async fn agents(desk: Desk, _: Call) -> Answer {
-    let looked = tokio::task::spawn_blocking(move || (desk.agents)()).await;
+    let looked = tokio::task::spawn_blocking(move || (desk.host.agents)()).await;
     let items = looked.map_err(|_| Fault::unavailable("the host could not be looked at"))?;
     shown(&List { items, next: None })
 }
@@ -24,33 +23,16 @@ pub(super) async fn policies(desk: Desk, _: Call) -> Answer {
 }
 
 pub(super) async fn reload_policies(desk: Desk, call: Call) -> Answer {
-    reload(&desk).await?;
+    reload_all(&desk).await?;
     policies(desk, call).await
 }
 
-async fn reload(desk: &Desk) -> Result<usize, Fault> {
+/// Reads the policies again: all, or none.
+pub(super) async fn reload_all(desk: &Desk) -> Result<usize, Fault> {
     let read = desk.fleet.reload_policies(ReloadCause::Request).await;
     read.map_err(|why| Fault::new(StatusCode::UNPROCESSABLE_ENTITY, why))
 }
 
 pub(super) async fn config(desk: Desk, _: Call) -> Answer {
-    shown(&desk.fleet.config().effective().tree())
-}
-
-/// What was read again, and what was not.
-#[derive(Serialize)]
-struct Reloaded {
-    policies: usize,
-    /// The file needs a start.
-    config: bool,
-    detail: &'static str,
-}
-
-pub(super) async fn reload_config(desk: Desk, _: Call) -> Answer {
-    let policies = reload(&desk).await?;
-    shown(&Reloaded {
-        policies,
-        config: false,
-        detail: "the policies were read again; supervisor.toml itself is read when the supervisor starts",
-    })
+    shown(&desk.in_force.lock().await.effective().tree())
 }

@@ -3,6 +3,8 @@
 //! Owns what a key of idempotency means: the run of a task that comes with one has an id made of it, so
 //! that the journal itself takes it in once. Must not know actors, or SQL.
 
+use std::path::PathBuf;
+
 use axum::http::StatusCode;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
@@ -18,7 +20,7 @@ use crate::api::watch::{Ledger, new_run};
 use crate::fleet::SubmitError;
 use crate::journal::{Reader, StoredTask, TaskQuery, codec};
 use crate::model::foreign::show;
-use crate::model::{Foreign, PoolName, RunId, TaskId, TaskRef, TaskSpec};
+use crate::model::{Foreign, PoolName, RunId, TaskId, TaskRef, TaskSpec, WorkspaceName};
 
 /// The journal's word for who gave these tasks.
 const COMMAND: &str = "api";
@@ -85,13 +87,17 @@ pub(super) async fn known(desk: &Desk, call: &Call) -> Result<(RunId, TaskId, St
     Ok((run, task, found.ok_or_else(gone)?))
 }
 
-/// What a client may say of a task. Its workspace is the pool's.
+/// What a client may say of a task. A workspace is named as the configuration has it, never by a path.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct NewTask {
     prompt: String,
     #[serde(default)]
     pool: Option<String>,
+    #[serde(default)]
+    workspace: Option<String>,
+    #[serde(default)]
+    check: Option<Vec<String>>,
     #[serde(default)]
     attempts: Option<u64>,
     #[serde(default)]
@@ -124,6 +130,9 @@ impl NewTask {
         if let Some(name) = &self.policy_layer {
             task_rules::policy_layer(name).map_err(|e| ("policy_layer", e))?;
         }
+        if let Some(check) = &self.check {
+            task_rules::check(check).map_err(|e| ("check", e))?;
+        }
         let priority = task_rules::priority(Some(self.priority.unwrap_or(0)));
         if self.after.len() > TASK_AFTER {
             let why = format!("names {} tasks; at most {TASK_AFTER} fit", self.after.len());
@@ -143,7 +152,7 @@ impl NewTask {
             pool,
             workspace: None,
             attempts: attempts.map_err(|e| ("attempts", e))?,
-            check: None,
+            check: self.check,
             files: self.files,
             embed: self.embed,
             policy_layer: self.policy_layer,
@@ -177,9 +186,14 @@ fn keyed(call: &Call) -> Result<Option<RunId>, Fault> {
 
 pub(super) async fn submit(desk: Desk, call: Call) -> Answer {
     let run = keyed(&call)?;
-    let wanted: NewTask = call.body()?;
+    let mut wanted: NewTask = call.body()?;
+    let workspace = wanted.workspace.take();
     let bad = |(key, why): (&str, String)| Fault::bad(format!("key {key:?} {why}"));
-    let spec = wanted.spec().map_err(bad)?;
+    let mut spec = wanted.spec().map_err(bad)?;
+    spec.workspace = match workspace {
+        Some(name) => Some(registered(&desk, &name).await?),
+        None => None,
+    };
     let is_keyed = run.is_some();
     if let Some(run) = &run
         && let Some(taken) = earlier(&desk, run, &spec).await?
@@ -206,6 +220,24 @@ pub(super) async fn submit(desk: Desk, call: Call) -> Answer {
         }
         Err(error) => Err(not_taken(&error)),
     }
+}
+
+/// Where a workspace of the configuration is, all links followed, as the journal has it.
+async fn registered(desk: &Desk, name: &str) -> Result<PathBuf, Fault> {
+    let refused = |why: &str| {
+        let name = show(name, 60);
+        let detail = format!("key \"workspace\" names {name:?}, {why}");
+        Fault::new(StatusCode::UNPROCESSABLE_ENTITY, detail)
+    };
+    let none = || refused("which is no [workspace.NAME] of the configuration");
+    let known = WorkspaceName::new(name).map_err(|_| none())?;
+    let config = desk.in_force.lock().await;
+    let found = config.workspaces.get(&known).ok_or_else(none)?;
+    let path = found.path.clone();
+    drop(config);
+    let found = tokio::task::spawn_blocking(move || path.canonicalize()).await;
+    let gone = || refused("whose directory is not there: make it, or correct its path");
+    found.ok().and_then(Result::ok).ok_or_else(gone)
 }
 
 fn taken(run: &RunId) -> Answer {

@@ -2,12 +2,15 @@
 //! thrown away.
 //!
 //! Done in this process, with a daemon beside it or without: a session that is at work holds its
-//! overlay's lock, and so does whoever applies it. Owns what the policy is asked: the same that is
+//! overlay's lock, and so does whoever applies it. A daemon does the same for its clients (`asked`). Owns what the policy is asked: the same that is
 //! asked when an agent writes a file. Must not know in which forms an overlay keeps a change.
 
+mod asked;
 mod text;
 
 use std::path::{Path, PathBuf};
+
+pub(super) use asked::asked;
 
 use super::args::{Cli, Command};
 use super::command::{faulty, find_state};
@@ -15,7 +18,7 @@ use super::config_file;
 use super::exit::Exit;
 use super::policies;
 use super::streams::Streams;
-use crate::config::Config;
+use crate::config::{Config, ConfigErrors};
 use crate::model::foreign::show;
 use crate::model::{ClientWish, Decision, SessionId};
 use crate::policy::{NoLinks, Place, Policy};
@@ -74,6 +77,8 @@ enum Failed {
     Told(Exit),
     #[error("{0}")]
     Usage(String),
+    #[error("{0}")]
+    Faulty(Box<ConfigErrors>),
     #[error(transparent)]
     Overlay(#[from] OverlayError),
     #[error(transparent)]
@@ -86,7 +91,9 @@ impl Failed {
     const fn exit(&self) -> Exit {
         match self {
             Self::Told(exit) => *exit,
-            Self::Usage(_) | Self::Overlay(OverlayError::Missing(_)) => Exit::Usage,
+            Self::Usage(_) | Self::Faulty(_) | Self::Overlay(OverlayError::Missing(_)) => {
+                Exit::Usage
+            }
             Self::Overlay(_) | Self::Apply(_) | Self::System(_) => Exit::Failures,
         }
     }
@@ -102,9 +109,13 @@ pub(super) fn main(cli: Cli, streams: &mut dyn FnMut() -> Streams) -> Result<Exi
     }
     let mut streams = streams();
     Ok(run(&cli, &mut streams).unwrap_or_else(|failed| {
-        if !matches!(failed, Failed::Told(_)) {
-            let text = show(&failed.to_string(), ERROR);
-            streams.err.line(&format!("error: {text}"));
+        match &failed {
+            Failed::Told(_) => {}
+            Failed::Faulty(errors) => super::command::show(errors, false, &mut streams),
+            failed => {
+                let text = show(&failed.to_string(), ERROR);
+                streams.err.line(&format!("error: {text}"));
+            }
         }
         failed.exit()
     }))
@@ -120,13 +131,13 @@ fn run(cli: &Cli, streams: &mut Streams) -> Result<Exit, Failed> {
     match &cli.command {
         Command::Diff(args) => {
             let overlay = take(&state, &args.session, streams)?;
-            let plan = look(&overlay, &config, true, streams)?;
+            let plan = look(&overlay, &config, true)?;
             text::diff(&plan, &args.paths, cli.json, streams);
             Ok(Exit::Done)
         }
         Command::Apply(args) => {
             let overlay = take(&state, &args.session, streams)?;
-            let plan = look(&overlay, &config, false, streams)?;
+            let plan = look(&overlay, &config, false)?;
             put(&overlay, &plan, args, cli.json, streams)
         }
         Command::Discard(args) => {
@@ -169,12 +180,7 @@ fn hold(state: &Path, session: &SessionId) -> Result<Overlay, Failed> {
 }
 
 /// Looks at everything that the session wrote, by the policy of its pool.
-fn look(
-    overlay: &Overlay,
-    config: &Config,
-    texts: bool,
-    streams: &mut Streams,
-) -> Result<Plan, Failed> {
+fn look(overlay: &Overlay, config: &Config, texts: bool) -> Result<Plan, Failed> {
     let pool = overlay.record()?.pool;
     let Some(pool) = config.pool(&pool) else {
         return Err(Failed::Usage(format!(
@@ -183,10 +189,7 @@ fn look(
             show(&pool, 60)
         )));
     };
-    let loaded = policies::policies(config).map_err(|errors| {
-        super::command::show(&errors, false, streams);
-        Failed::Told(Exit::Usage)
-    })?;
+    let loaded = policies::policies(config).map_err(Failed::Faulty)?;
     let Some(policy) = loaded.by_name.get(&pool.policy) else {
         return Err(Failed::Usage(format!(
             "there is no policy {}",

@@ -134,6 +134,19 @@ fn object(item: &Item) -> Map<String, Value> {
     object
 }
 
+/// A change as JSON, with the lines that differ where they are few enough for `room`, whose bytes
+/// they take.
+pub(super) fn whole(item: &Item, room: &mut usize) -> Value {
+    let mut object = object(item);
+    if let Some(text) = lines(item)
+        && let Some(left) = room.checked_sub(text.len())
+    {
+        *room = left;
+        object.insert("diff".to_owned(), json!(text));
+    }
+    Value::Object(object)
+}
+
 /// The lines that differ, as a unified diff; `None` if they are no text, or too long to be kept.
 fn lines(item: &Item) -> Option<String> {
     let (before, after) = item.texts.as_ref()?;

@@ -8,7 +8,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::reply::{Reply, tokens};
-use super::script::{self, Failure};
+use super::script::{self, Failure, Sign};
+use super::scripts::Scripts;
 use super::talk::{Talk, smallest};
 use super::{anthropic, gemini, openai_chat, openai_responses, tools};
 
@@ -134,6 +135,8 @@ impl Ask {
 pub(super) struct Answer {
     /// How long to wait first.
     pub(super) sleep: Duration,
+    /// What is waited for and told before it.
+    pub(super) signs: Vec<Sign>,
     /// The failures that stand before it.
     pub(super) failures: Vec<Failure>,
     /// What the failures are counted by.
@@ -156,9 +159,10 @@ pub(super) enum Body {
 }
 
 /// The answer to a request. `body` is its JSON, `bytes` the length of that.
-pub(super) fn answer(ask: &Ask, body: &Value, bytes: usize) -> Answer {
+pub(super) fn answer(ask: &Ask, body: &Value, bytes: usize, scripts: &Scripts) -> Answer {
     let plain = |note: &str, value: Value| Answer {
         sleep: Duration::ZERO,
+        signs: Vec::new(),
         failures: Vec::new(),
         key: 0,
         hang: false,
@@ -197,14 +201,14 @@ pub(super) fn answer(ask: &Ask, body: &Value, bytes: usize) -> Answer {
                 json!({ "models": MODELS.iter().map(of).collect::<Vec<_>>() }),
             )
         }
-        _ => of_script(ask, body, bytes),
+        _ => of_script(ask, body, bytes, scripts),
     }
 }
 
-fn of_script(ask: &Ask, body: &Value, bytes: usize) -> Answer {
+fn of_script(ask: &Ask, body: &Value, bytes: usize, scripts: &Scripts) -> Answer {
     let mut talk = ask.read(body);
     talk.bytes = bytes;
-    let standing = talk.standing();
+    let standing = talk.standing(scripts);
     let mut turn = script::turn(&standing.lines, standing.results, standing.last.as_deref());
     let mut call = None;
     if let Some(want) = &turn.want {
@@ -233,6 +237,7 @@ fn of_script(ask: &Ask, body: &Value, bytes: usize) -> Answer {
     };
     Answer {
         sleep: turn.sleep,
+        signs: turn.signs,
         failures: turn.failures,
         key: standing.key,
         hang: turn.hang,

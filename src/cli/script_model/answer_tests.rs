@@ -27,7 +27,12 @@ fn events_of(answer: Answer) -> Vec<Value> {
 }
 
 fn given(path: &str, body: &Value) -> Answer {
-    answer(&ask(path), body, body.to_string().len())
+    answer(
+        &ask(path),
+        body,
+        body.to_string().len(),
+        &Scripts::default(),
+    )
 }
 
 #[test]

@@ -19,6 +19,7 @@ pub(super) fn read(body: &Value) -> Talk {
     let said = list("messages").filter(|message| message["role"] == "user");
     let tools = list("tools").filter_map(|tool| {
         Some(Tool {
+            group: None,
             name: tool.get("name")?.as_str()?.to_owned(),
             takes: Takes::Schema(tool.get("input_schema")?.clone()),
         })

@@ -24,6 +24,7 @@ pub(super) fn read(body: &Value, stream: bool) -> Talk {
     let tools = declared.filter_map(|tool| {
         let schema = tool.get("parametersJsonSchema").or(tool.get("parameters"));
         Some(Tool {
+            group: None,
             name: tool.get("name")?.as_str()?.to_owned(),
             takes: Takes::Schema(schema.cloned().unwrap_or_default()),
         })

@@ -12,11 +12,13 @@ mod openai_chat;
 mod openai_responses;
 mod reply;
 mod script;
+mod scripts;
 mod serve;
 mod talk;
 mod tools;
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use super::exit::Exit;
 use super::signals::{Signal, Signals};
@@ -34,6 +36,9 @@ pub struct Args {
     /// Answer only requests that carry this key, in any header that a provider takes it in
     #[arg(long, value_name = "KEY")]
     pub key: Option<String>,
+    /// Scripts for prompts that are none themselves
+    #[arg(long, value_name = "FILE")]
+    pub scripts: Option<PathBuf>,
 }
 
 /// Serves until a signal. The address is printed first.
@@ -46,6 +51,18 @@ pub(super) async fn run(args: Args, json: bool, quiet: bool, mut streams: Stream
         ));
         return Exit::Usage;
     }
+    let scripts = match args.scripts.as_deref().map(scripts::Scripts::open) {
+        None => scripts::Scripts::default(),
+        Some(Ok(scripts)) => scripts,
+        Some(Err(error)) => {
+            let path = args.scripts.unwrap_or_default();
+            let path = path.display();
+            streams.err.line(&format!(
+                "error: the scripts in {path} cannot be read: {error}"
+            ));
+            return Exit::Usage;
+        }
+    };
     let Ok(mut signals) = Signals::install() else {
         streams.err.line("error: signals cannot be handled");
         return Exit::CannotStart;
@@ -66,7 +83,7 @@ pub(super) async fn run(args: Args, json: bool, quiet: bool, mut streams: Stream
     } else {
         streams.out.line(&url);
     }
-    let server = serve::Server::new(args.key, !quiet);
+    let server = serve::Server::new(args.key, !quiet, scripts);
     let ended = async { while signals.next().await == Signal::Hangup {} };
     tokio::select! {
         () = serve::serve(listener, server) => Exit::Done,

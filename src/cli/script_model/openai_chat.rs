@@ -27,6 +27,7 @@ pub(super) fn read(body: &Value) -> Talk {
     let tools = list("tools").filter_map(|tool| {
         let function = tool.get("function")?;
         Some(Tool {
+            group: None,
             name: function.get("name")?.as_str()?.to_owned(),
             takes: Takes::Schema(function.get("parameters").cloned().unwrap_or_default()),
         })

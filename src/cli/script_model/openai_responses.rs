@@ -18,7 +18,7 @@ pub(super) fn read(body: &Value) -> Talk {
     let tools = body.get("tools").and_then(Value::as_array);
     Talk {
         said,
-        tools: tools.into_iter().flatten().filter_map(tool).collect(),
+        tools: tools.into_iter().flatten().flat_map(declared).collect(),
         stream: body["stream"] == true,
         schema: body.pointer("/text/format/schema").cloned(),
         ..Talk::default()
@@ -37,6 +37,20 @@ fn item(item: &Value) -> Option<Said> {
     is_user.then(|| Said::User(user_text(item.get("content").unwrap_or(&Value::Null))))
 }
 
+/// A tool, or those of a namespace.
+fn declared(value: &Value) -> Vec<Tool> {
+    if value["type"] != "namespace" {
+        return tool(value).into_iter().collect();
+    }
+    let group = value["name"].as_str().unwrap_or_default();
+    let inside = value["tools"].as_array().into_iter().flatten();
+    let inside = inside.filter_map(tool).map(|tool| Tool {
+        group: Some(group.to_owned()),
+        ..tool
+    });
+    inside.collect()
+}
+
 fn tool(tool: &Value) -> Option<Tool> {
     let kind = tool.get("type").and_then(Value::as_str)?;
     let takes = match kind {
@@ -47,6 +61,7 @@ fn tool(tool: &Value) -> Option<Tool> {
     };
     let name = tool.get("name").and_then(Value::as_str).unwrap_or(kind);
     Some(Tool {
+        group: None,
         name: name.to_owned(),
         takes,
     })
@@ -66,7 +81,7 @@ fn message(reply: &Reply, text: &str, status: &str) -> Value {
 fn call(reply: &Reply) -> Option<Value> {
     let call = reply.call.as_ref()?;
     let (id, call_id) = (format!("item_{}", reply.id), reply.call_id());
-    Some(match &call.input {
+    let mut written = match &call.input {
         Input::Arguments(_) => json!({
             "type": "function_call", "id": id, "call_id": call_id, "status": "completed",
             "name": call.name, "arguments": call.arguments(),
@@ -79,7 +94,11 @@ fn call(reply: &Reply) -> Option<Value> {
             "type": "local_shell_call", "id": id, "call_id": call_id, "status": "completed",
             "action": { "type": "exec", "command": argv, "env": {} },
         }),
-    })
+    };
+    if let Some(group) = &call.group {
+        written["namespace"] = json!(group);
+    }
+    Some(written)
 }
 
 fn output(reply: &Reply) -> Vec<Value> {

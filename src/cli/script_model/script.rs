@@ -5,8 +5,12 @@
 
 use std::time::Duration;
 
+use serde_json::{Map, Value};
+
 /// The words that begin a line of a script, as the documentation lists them.
-pub(super) const VERBS: &[&str] = &["RUN", "WRITE", "SAY", "SLEEP", "FAIL", "HANG", "BIG"];
+pub(super) const VERBS: &[&str] = &[
+    "RUN", "WRITE", "TOOL", "SAY", "SLEEP", "WAIT", "TELL", "FAIL", "HANG", "BIG",
+];
 
 /// The longest pause of one `SLEEP`, and of a `HANG`.
 pub(super) const LONGEST: Duration = Duration::from_secs(3600);
@@ -29,16 +33,31 @@ pub(super) enum Line {
         /// Its content.
         text: String,
     },
+    /// Calls a tool by its name.
+    Tool(Named),
     /// Answers this text.
     Say(String),
     /// Waits before it answers.
     Sleep(Duration),
+    /// Waits for another conversation, or tells another.
+    Sign(Sign),
     /// Answers with an HTTP error instead.
     Fail(Failure),
     /// Never answers.
     Hang,
     /// Answers a text of so many bytes.
     Big(usize),
+}
+
+/// `TOOL [SERVER/]NAME [ARGUMENTS]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Named {
+    /// The tool server that has it; `None`: a tool of the agent's own.
+    pub(super) server: Option<String>,
+    /// Its name there.
+    pub(super) name: String,
+    /// What it is called with.
+    pub(super) arguments: Map<String, Value>,
 }
 
 /// `FAIL STATUS [xTIMES] [after SECONDS]`.
@@ -50,6 +69,15 @@ pub(super) struct Failure {
     pub(super) times: Option<u32>,
     /// What `retry-after` says, in seconds.
     pub(super) retry_after: Option<u32>,
+}
+
+/// What conversations tell each other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Sign {
+    /// Goes on when this was told, at most [`LONGEST`] later.
+    Wait(String),
+    /// This is told from now on.
+    Tell(String),
 }
 
 /// What a tool is called for.
@@ -64,6 +92,8 @@ pub(super) enum Want {
         /// Its content.
         text: String,
     },
+    /// A tool by its name.
+    Tool(Named),
 }
 
 /// One answer of the model.
@@ -71,6 +101,8 @@ pub(super) enum Want {
 pub(super) struct Turn {
     /// How long to wait before anything else.
     pub(super) sleep: Duration,
+    /// What is waited for and told before the answer, in order.
+    pub(super) signs: Vec<Sign>,
     /// The failures that stand before the answer, in order.
     pub(super) failures: Vec<Failure>,
     /// Never answer.
@@ -129,7 +161,11 @@ fn line(text: &str) -> Option<Line> {
                 text: String::new(),
             }),
         },
+        "TOOL" => named(rest).map(Line::Tool).or_else(odd),
         "SAY" => Some(Line::Say(rest.to_owned())),
+        "WAIT" | "TELL" if rest.is_empty() => odd(),
+        "WAIT" => Some(Line::Sign(Sign::Wait(rest.to_owned()))),
+        "TELL" => Some(Line::Sign(Sign::Tell(rest.to_owned()))),
         "SLEEP" => seconds(rest).map(Line::Sleep).or_else(odd),
         "FAIL" => failure(rest).map(Line::Fail).or_else(odd),
         "HANG" => Some(Line::Hang),
@@ -138,6 +174,22 @@ fn line(text: &str) -> Option<Line> {
             Err(_) => odd(),
         },
     }
+}
+
+fn named(text: &str) -> Option<Named> {
+    let (tool, arguments) = text.split_once(' ').unwrap_or((text, "{}"));
+    let (server, name) = match tool.split_once('/') {
+        Some((server, name)) => (Some(server), name),
+        None => (None, tool),
+    };
+    if name.is_empty() || server.is_some_and(str::is_empty) {
+        return None;
+    }
+    Some(Named {
+        server: server.map(str::to_owned),
+        name: name.to_owned(),
+        arguments: serde_json::from_str(arguments).ok()?,
+    })
 }
 
 /// `2`, `2s`, `1.5s` or `200ms`, at most [`LONGEST`].
@@ -188,7 +240,7 @@ pub(super) fn turn(lines: &[Line], results: usize, last: Option<&str>) -> Turn {
         let cut = if end < last.len() { " (cut)" } else { "" };
         turn.text = format!("the tool said: {}{cut}\n", &last[..end]);
     }
-    let is_call = |line: &Line| matches!(line, Line::Run(_) | Line::Write { .. });
+    let is_call = |line: &Line| matches!(line, Line::Run(_) | Line::Write { .. } | Line::Tool(_));
     let mut calls = 0;
     for line in lines {
         if calls < results {
@@ -207,11 +259,16 @@ pub(super) fn turn(lines: &[Line], results: usize, last: Option<&str>) -> Turn {
                 });
                 break;
             }
+            Line::Tool(named) => {
+                turn.want = Some(Want::Tool(named.clone()));
+                break;
+            }
             Line::Say(text) => {
                 turn.text.push_str(text);
                 turn.text.push('\n');
             }
             Line::Sleep(wait) => turn.sleep = (turn.sleep + *wait).min(LONGEST),
+            Line::Sign(sign) => turn.signs.push(sign.clone()),
             Line::Fail(failure) => turn.failures.push(*failure),
             Line::Hang => {
                 turn.hang = true;
@@ -240,18 +297,27 @@ fn big(text: &mut String, bytes: usize) {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
     fn every_verb_is_read_with_and_without_a_colon() {
         let prompt = "Please do this:\nRUN: touch a && ls\n  WRITE: notes.txt two words\nSAY hello\n\
-                      SLEEP 200ms\nSLEEP: 1.5\nFAIL 429\nFAIL: 503 x2 after 7s\nHANG\nBIG 10\n\
+                      SLEEP 200ms\nSLEEP: 1.5\nTOOL: far/look {\"at\":1}\nTOOL look\nWAIT a b\nTELL: c\nFAIL 429\nFAIL: 503 x2 after 7s\nHANG\nBIG 10\n\
                       RUNNING is no verb\nrun neither\n";
         let failure = |status, times, retry_after| {
             Line::Fail(Failure {
                 status,
                 times,
                 retry_after,
+            })
+        };
+        let tool = |server: Option<&str>, name: &str, arguments: &Value| {
+            Line::Tool(Named {
+                server: server.map(str::to_owned),
+                name: name.to_owned(),
+                arguments: arguments.as_object().cloned().expect("an object"),
             })
         };
         assert_eq!(
@@ -265,6 +331,10 @@ mod tests {
                 Line::Say("hello".into()),
                 Line::Sleep(Duration::from_millis(200)),
                 Line::Sleep(Duration::from_millis(1500)),
+                tool(Some("far"), "look", &json!({ "at": 1 })),
+                tool(None, "look", &json!({})),
+                Line::Sign(Sign::Wait("a b".into())),
+                Line::Sign(Sign::Tell("c".into())),
                 failure(429, None, Some(1)),
                 failure(503, Some(2), Some(7)),
                 Line::Hang,
@@ -296,6 +366,12 @@ mod tests {
             "BIG x",
             "RUN:",
             "WRITE:",
+            "TOOL:",
+            "WAIT",
+            "TELL:",
+            "TOOL: /look {}",
+            "TOOL: look [1]",
+            "TOOL: look {",
             "FAIL 429 y",
         ] {
             let lines = read(odd);
@@ -334,10 +410,11 @@ mod tests {
 
     #[test]
     fn a_pause_a_failure_and_a_hang_belong_to_the_answer_that_they_precede() {
-        let lines = read("RUN a\nSLEEP 2\nFAIL 500 x1\nSAY x\nHANG\nSAY never");
+        let lines = read("RUN a\nSLEEP 2\nTELL b\nFAIL 500 x1\nSAY x\nHANG\nSAY never");
         assert_eq!(turn(&lines, 0, None).sleep, Duration::ZERO);
         let after = turn(&lines, 1, None);
         assert_eq!(after.sleep, Duration::from_secs(2));
+        assert_eq!(after.signs, [Sign::Tell("b".into())]);
         assert_eq!(after.failures.len(), 1);
         assert!(after.hang);
         assert_eq!(after.text, "x\n");

@@ -2,7 +2,7 @@
 //!
 //! Must not know scripts or providers: `answer` says what to write.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
@@ -21,10 +21,11 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use serde_json::Value;
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 
 use super::answer::{self, Answer, Ask};
-use super::script::{Failure, LONGEST};
+use super::script::{Failure, LONGEST, Sign};
+use super::scripts::Scripts;
 use crate::limits;
 use crate::model::foreign;
 
@@ -37,6 +38,9 @@ const BODY_BYTES: usize = 64 << 20;
 /// Prompts whose failures are counted; beyond them counting begins again.
 const COUNTED: usize = 4096;
 
+/// Words that scripts have told and that are remembered.
+const TOLD: usize = 4096;
+
 /// Headers in which a provider takes its key.
 const KEY_HEADERS: &[&str] = &["authorization", "x-api-key", "x-goog-api-key", "api-key"];
 
@@ -45,17 +49,22 @@ const KEY_HEADERS: &[&str] = &["authorization", "x-api-key", "x-goog-api-key", "
 pub(super) struct Server {
     key: Option<String>,
     told: bool,
+    scripts: Scripts,
     /// How often each prompt's failures were given, by the prompt and their place in it.
     failed: Mutex<HashMap<(u64, usize), u32>>,
+    /// What scripts have told.
+    signs: watch::Sender<BTreeSet<String>>,
 }
 
 impl Server {
     /// A server; `told`: each request is a line on standard error.
-    pub(super) fn new(key: Option<String>, told: bool) -> Arc<Self> {
+    pub(super) fn new(key: Option<String>, told: bool, scripts: Scripts) -> Arc<Self> {
         Arc::new(Self {
             key,
             told,
+            scripts,
             failed: Mutex::default(),
+            signs: watch::Sender::default(),
         })
     }
 
@@ -90,6 +99,24 @@ impl Server {
             *count <= times
         });
         found.map(|(_, failure)| *failure)
+    }
+
+    /// Waits for what other conversations tell, and tells them.
+    async fn sign(&self, sign: &Sign) {
+        match sign {
+            Sign::Wait(word) => {
+                let mut signs = self.signs.subscribe();
+                let told = signs.wait_for(|told| told.contains(word));
+                // Whoever waits in vain goes on in the end.
+                let _ = tokio::time::timeout(LONGEST, told).await;
+            }
+            Sign::Tell(word) => self.signs.send_modify(|told| {
+                if told.len() >= TOLD {
+                    told.pop_first();
+                }
+                told.insert(word.clone());
+            }),
+        }
     }
 
     fn tell(&self, method: &Method, path: &str, status: StatusCode, note: &str) {
@@ -169,9 +196,12 @@ async fn handle(State(server): State<Arc<Server>>, request: Request) -> Response
     } else {
         Value::Null
     };
-    let answer = answer::answer(&ask, &body, bytes.len());
+    let answer = answer::answer(&ask, &body, bytes.len(), &server.scripts);
     drop((body, bytes));
     tokio::time::sleep(answer.sleep).await;
+    for sign in &answer.signs {
+        server.sign(sign).await;
+    }
     if let Some(failure) = server.failure(&answer) {
         let status = StatusCode::from_u16(failure.status).unwrap_or(StatusCode::BAD_GATEWAY);
         let mut response = refuse(&ask, status, "the script says so");
@@ -216,5 +246,27 @@ impl hyper::body::Body for Pieces {
         _: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         Poll::Ready(self.0.pop_front().map(|event| Ok(Frame::data(event))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn who_waits_goes_on_when_it_is_told_and_not_before() {
+        let server = Server::new(None, false, Scripts::default());
+        let wait = Sign::Wait("b".to_owned());
+        let waits = server.sign(&wait);
+        tokio::pin!(waits);
+        let early = tokio::time::timeout(Duration::from_secs(1000), &mut waits).await;
+        assert!(early.is_err());
+        server.sign(&Sign::Tell("a".to_owned())).await;
+        let other = tokio::time::timeout(Duration::from_secs(1000), &mut waits).await;
+        assert!(other.is_err());
+        server.sign(&Sign::Tell("b".to_owned())).await;
+        waits.await;
+        // What was told once is told.
+        server.sign(&wait).await;
     }
 }

@@ -7,6 +7,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use serde_json::Value;
 
 use super::script::{self, Line};
+use super::scripts::Scripts;
 use super::tools::Tool;
 
 /// A message of the conversation, as far as the script goes by it.
@@ -53,7 +54,7 @@ pub(super) struct Standing {
 impl Talk {
     /// The last prompt of a person and what came of it. Texts that an agent puts in by itself
     /// (`<environment>…</environment>`) are no prompt.
-    pub(super) fn standing(&self) -> Standing {
+    pub(super) fn standing(&self, scripts: &Scripts) -> Standing {
         let is_prompt = |said: &Said| matches!(said, Said::User(text) if !is_machine_text(text));
         let at = self.said.iter().rposition(is_prompt);
         let (prompt, since) = match at.map(|at| (&self.said[at], &self.said[at + 1..])) {
@@ -68,6 +69,9 @@ impl Talk {
             })
             .collect();
         let mut lines = script::read(prompt);
+        if lines.is_empty() {
+            lines.extend(scripts.of(prompt).unwrap_or_default().iter().cloned());
+        }
         if lines.is_empty() {
             let heard: String = prompt.trim().chars().take(200).collect();
             lines.push(Line::Say(format!("I heard: {heard}")));
@@ -170,7 +174,7 @@ mod tests {
             ],
             ..Talk::default()
         };
-        let standing = talk.standing();
+        let standing = talk.standing(&Scripts::default());
         assert_eq!(standing.results, 1);
         assert_eq!(standing.last.as_deref(), Some("2"));
         assert_eq!(standing.lines.len(), 2);
@@ -183,11 +187,11 @@ mod tests {
             ..Talk::default()
         };
         assert_eq!(
-            talk.standing().lines,
+            talk.standing(&Scripts::default()).lines,
             [Line::Say("I heard: how are you?".into())]
         );
         assert_eq!(
-            Talk::default().standing().lines,
+            Talk::default().standing(&Scripts::default()).lines,
             [Line::Say("I heard: ".into())]
         );
     }
@@ -202,8 +206,14 @@ mod tests {
             said: vec![user("FAIL 429 x1"), user("FAIL 429 x1")],
             ..Talk::default()
         };
-        assert_ne!(one.standing().key, two.standing().key);
-        assert_eq!(one.standing().key, one.standing().key);
+        assert_ne!(
+            one.standing(&Scripts::default()).key,
+            two.standing(&Scripts::default()).key
+        );
+        assert_eq!(
+            one.standing(&Scripts::default()).key,
+            one.standing(&Scripts::default()).key
+        );
     }
 
     #[test]

@@ -6,12 +6,14 @@
 
 use serde_json::{Map, Value, json};
 
-use super::script::Want;
+use super::script::{Named, Want};
 use super::talk::smallest;
 
 /// A tool of the agent.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Tool {
+    /// The group in which it is declared, where there are groups (OpenAI's namespaces).
+    pub(super) group: Option<String>,
     /// Its name.
     pub(super) name: String,
     /// What it takes.
@@ -32,6 +34,8 @@ pub(super) enum Takes {
 /// A call of a tool.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Call {
+    /// The tool's group.
+    pub(super) group: Option<String>,
     /// The tool's name.
     pub(super) name: String,
     /// What it is called with.
@@ -89,7 +93,43 @@ pub(super) fn call(tools: &[Tool], want: &Want) -> Option<Call> {
             let command = format!("printf '%s\\n' {} > {}", quoted(text), quoted(path));
             shell(tools, &command)
         }),
+        Want::Tool(wanted) => named(tools, wanted),
     }
+}
+
+/// What agents put between a server's name and its tool's.
+const BETWEEN: [char; 4] = ['_', '-', '.', '/'];
+
+/// A tool by its name. Agents make one name of a server's and its tool's, each in its own way:
+/// `mcp__SERVER__NAME`, `mcp_SERVER_NAME`, `SERVER_NAME`.
+fn named(tools: &[Tool], wanted: &Named) -> Option<Call> {
+    let is_it = |tool: &&Tool| {
+        let Some(server) = &wanted.server else {
+            return tool.group.is_none() && tool.name == wanted.name;
+        };
+        let before = match &tool.group {
+            Some(group) => (tool.name == wanted.name).then_some(group.as_str()),
+            // Something stands between the two.
+            None => (tool.name.strip_suffix(wanted.name.as_str()))
+                .filter(|before| before.ends_with(BETWEEN)),
+        };
+        let alone = before.and_then(|before| {
+            before
+                .trim_end_matches(BETWEEN)
+                .strip_suffix(server.as_str())
+        });
+        alone.is_some_and(|start| start.is_empty() || start.trim_end_matches(BETWEEN) == "mcp")
+    };
+    let tool = tools.iter().find(is_it)?;
+    let input = match &tool.takes {
+        Takes::Schema(_) => Input::Arguments(Value::Object(wanted.arguments.clone())),
+        Takes::Text | Takes::LocalShell => return None,
+    };
+    Some(Call {
+        group: tool.group.clone(),
+        name: tool.name.clone(),
+        input,
+    })
 }
 
 fn by_name<'t>(tools: &'t [Tool], names: &[&str]) -> Option<&'t Tool> {
@@ -124,6 +164,7 @@ fn shell(tools: &[Tool], command: &str) -> Option<Call> {
         }
     };
     Some(Call {
+        group: None,
         name: tool.name.clone(),
         input,
     })
@@ -152,6 +193,7 @@ fn write(tools: &[Tool], path: &str, text: &str) -> Option<Call> {
         }
     };
     Some(Call {
+        group: None,
         name: tool.name.clone(),
         input,
     })
@@ -193,6 +235,7 @@ mod tests {
 
     fn tool(name: &str, properties: &Value, required: &[&str]) -> Tool {
         Tool {
+            group: None,
             name: name.to_owned(),
             takes: Takes::Schema(json!({
                 "type": "object", "properties": properties, "required": required
@@ -228,6 +271,7 @@ mod tests {
         // By its shape only.
         assert_eq!(run(&[read]).name, "Read");
         let local = Tool {
+            group: None,
             name: "local_shell".into(),
             takes: Takes::LocalShell,
         };
@@ -260,6 +304,7 @@ mod tests {
             Input::Arguments(json!({ "file_path": "a.txt", "content": "it's\n" }))
         );
         let patch = Tool {
+            group: None,
             name: "apply_patch".into(),
             takes: Takes::Text,
         };

@@ -1,21 +1,28 @@
-//! `[chat]`, `[role.NAME]` and `[workspace.NAME]`, as they are shown.
+//! `[chat]`, `[role.NAME]`, `[workspace.NAME]` and `[template.NAME]`, as they are shown.
 
 use std::collections::BTreeMap;
 
 use super::super::role::{ChatConfig, RegisteredWorkspace, Role};
+use super::super::template::Template;
 use super::super::units::show_duration;
 use super::{Shown, path};
-use crate::model::{RoleName, WorkspaceName};
+use crate::model::{RoleName, TemplateName, WorkspaceName};
 
 /// The tables of all of them.
 pub(super) fn tables(
     chat: ChatConfig,
     roles: &BTreeMap<RoleName, Role>,
     workspaces: &BTreeMap<WorkspaceName, RegisteredWorkspace>,
+    templates: &BTreeMap<TemplateName, Template>,
 ) -> Vec<Shown> {
-    let ChatConfig { idle, rounds } = chat;
+    let ChatConfig {
+        idle,
+        close_after,
+        rounds,
+    } = chat;
     let mut table = Shown::new(&["chat"]);
     table.put("idle", show_duration(idle));
+    table.put("close_after", show_duration(close_after));
     table.put("rounds", rounds);
     let mut tables = vec![table];
     for (name, role) in roles {
@@ -34,6 +41,27 @@ pub(super) fn tables(
         let RegisteredWorkspace { path: of } = workspace;
         let mut table = Shown::new(&["workspace", name.as_str()]);
         table.put("path", path(of));
+        tables.push(table);
+    }
+    for (name, template) in templates {
+        let Template {
+            mode,
+            roles,
+            planner,
+            plan,
+            instructions,
+            check,
+            agent_items,
+        } = template;
+        let mut table = Shown::new(&["template", name.as_str()]);
+        let roles: Vec<&str> = roles.iter().map(RoleName::as_str).collect();
+        table.put("roles", roles);
+        table.put("mode", mode.word());
+        table.put_some("planner", planner.as_ref().map(RoleName::as_str));
+        table.put_some("plan", plan.as_deref());
+        table.put_some("instructions", instructions.as_deref());
+        table.put_some("check", check.as_deref());
+        table.put("agent_items", *agent_items);
         tables.push(table);
     }
     tables

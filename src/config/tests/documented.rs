@@ -105,6 +105,7 @@ impl Row {
             "hook.NAME.ca" => format!("{BARE}{HOOK_URL}{HOOK_SECRET}{set}"),
             "hook.NAME.command" => format!("{BARE}{set}"),
             key if key.starts_with("hook.NAME.") => format!("{BARE_HOOK}{set}"),
+            "store.ca" => format!("{BARE}store.postgres = \"env:S\"\n{set}"),
             "role.NAME.model" => {
                 format!("pool.demo.dialect = \"acp\"\n{BARE}role.own.pool = \"demo\"\n{set}")
             }
@@ -198,6 +199,8 @@ const SAMPLES: &[(&str, &str)] = &[
     ("role.NAME.model", "\"lab/model-1\""),
     ("role.NAME.instructions", "\"Be brief.\""),
     ("workspace.NAME.path", "\"site\""),
+    ("store.postgres", "\"file:/etc/marshal/postgres\""),
+    ("store.ca", "\"ca.pem\""),
     ("price.NAME.input", "3"),
     ("price.NAME.output", "15.0"),
     ("price.NAME.cache_read", "0.3"),
@@ -230,8 +233,9 @@ const PRICED: &str = "price.own.input = 1\nprice.own.output = 2\n";
 /// Everything that the program sees of a configuration.
 fn seen(config: &Config) -> String {
     format!(
-        "{:#?}{:#?}{:#?}{:#?}{:#?}{:#?}{:#?}",
+        "{:#?}{:#?}{:#?}{:#?}{:#?}{:#?}{:#?}{:#?}",
         config.chat,
+        config.store,
         config.hooks,
         config.supervisor,
         config.pools,

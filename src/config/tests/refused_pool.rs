@@ -125,7 +125,8 @@ fn what_is_for_acp_is_refused_elsewhere_and_what_weakens_it_is_spelled_out() {
         acp(&format!("{key}\nlauncher = \"ssh\"\nssh = {{ host = \"h\", workspace = \"/w\" }}"), &expect);
     }
     check("engine_tools = \"all\"", "engine_tools needs dialect = \"acp\"");
-    acp("engine_tools = \"all\"\nlauncher = \"bwrap\"", "engine_tools needs launcher = \"unshare\"");
+    acp("engine_tools = \"all\"\nlauncher = \"none\"", "engine_tools needs a sandbox of this host");
+    acp("engine_tools = \"all\"\nlauncher = \"ssh\"\nssh = { host = \"h\", workspace = \"/w\" }", "engine_tools needs a sandbox of this host");
     acp("engine_tools = [\"ask_person\", \"ask_person\"]", "ask_person is there twice");
     acp("engine_tools = \"al\"", "expected \"all\" or an array of tools");
     acp("engine_tools = 1", "expected \"all\" or an array of tools");

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::{accepted_by, found, named, pool, refused_by};
-use crate::model::{RoleName, WorkspaceName};
+use crate::model::{ChatMode, RoleName, TemplateName, WorkspaceName};
 
 const TAKES: &str = "[pool.demo]\ncommand = [\"agent\", \"--model\", \"{model}\"]\nmodel = \"big\"\n";
 
@@ -12,10 +12,13 @@ const TAKES: &str = "[pool.demo]\ncommand = [\"agent\", \"--model\", \"{model}\"
 fn chats_roles_and_workspaces_are_read_with_their_defaults() {
     let config = accepted_by(&named(), &pool(""));
     assert_eq!(config.chat.idle, Duration::from_secs(600));
+    let day = Duration::from_secs(24 * 3600);
+    assert_eq!(config.chat.close_after, 90 * day);
     assert!(config.roles.is_empty() && config.workspaces.is_empty());
-    let text = TAKES.to_owned() + "[chat]\nidle = \"24h\"\n[role.writer]\npool = \"demo\"\nmodel = \"small\"\ninstructions = \"\"\"Be\nbrief.\"\"\"\n[role.plain]\npool = \"demo\"\n[workspace.site]\npath = \"../site\"\n[workspace.abs]\npath = \"/srv/x\"\n";
+    let text = TAKES.to_owned() + "[chat]\nidle = \"24h\"\nclose_after = \"1h\"\n[role.writer]\npool = \"demo\"\nmodel = \"small\"\ninstructions = \"\"\"Be\nbrief.\"\"\"\n[role.plain]\npool = \"demo\"\n[workspace.site]\npath = \"../site\"\n[workspace.abs]\npath = \"/srv/x\"\n";
     let config = accepted_by(&named(), &text);
     assert_eq!(config.chat.idle, Duration::from_secs(24 * 3600));
+    assert_eq!(config.chat.close_after, Duration::from_secs(3600));
     let role = |name| &config.roles[&RoleName::new(name).expect("name")];
     assert_eq!(role("writer").pool.as_str(), "demo");
     assert_eq!(role("writer").model.as_deref(), Some("small"));
@@ -41,8 +44,15 @@ fn a_role_has_a_model_only_where_its_pool_takes_one() {
 fn what_leads_nowhere_is_refused() {
     let refused = |text: &str, why: &str| refused_by(&named(), &(pool("") + text), why);
     refused("[chat]\nidle = \"0s\"", "chat.idle…a duration from 1s to 1d");
+    refused(
+        "[chat]\nclose_after = \"0s\"",
+        "chat.close_after…a duration from 1s to 3650d",
+    );
     refused("[chat]\nidle = \"25h\"", "chat.idle…a duration from 1s to 1d");
     refused("[chat]\nidel = \"1m\"", "unknown key \"idel\"");
+    refused("[store]\npostgres = \"postgres://u:p@h/d\"", "a connection string has a password, and never stands in the file");
+    refused("[store]\nca = \"ca.pem\"", "there is no postgres");
+    refused("[store]\nnewest = 0", "store.newest…an integer from 1 to 100000");
     refused("[role.r]", "the role needs a pool");
     refused("[role.r]\npool = \"other\"", "there is no pool \"other\": expected \"demo\"");
     refused("[role.R]\npool = \"demo\"", "the role name \"R\" must match");
@@ -64,4 +74,38 @@ fn a_file_that_was_found_registers_only_what_is_in_its_directory() {
     for outside in ["/srv", "..", "x/../../other", "/home/me/project2"] {
         refused_by(&found(), &of(outside), "workspace.w.path…may not use a workspace outside its own directory…--config");
     }
+}
+
+#[test]
+fn a_template_names_roles_and_a_plan_in_the_workspace() {
+    let roles = "[role.a]\npool = \"demo\"\n[role.b]\npool = \"demo\"\n";
+    let of = |keys: &str| format!("{}{roles}[template.t]\n{keys}\n", pool(""));
+    let config = accepted_by(&named(), &of("roles = [\"a\", \"b\", \"a\"]"));
+    let template = &config.templates[&TemplateName::new("t").expect("name")];
+    let names: Vec<&str> = template.roles.iter().map(RoleName::as_str).collect();
+    assert_eq!((names, template.mode), (vec!["a", "b", "a"], ChatMode::ParallelAgents));
+    assert_eq!((&template.plan, &template.planner, template.agent_items), (&None, &None, false));
+    let all = "roles = [\"a\"]\nmode = \"plan_then_execute\"\nplanner = \"b\"\nplan = \"content/p.md\"\ninstructions = \"Be brief.\"\ncheck = \"make test\"\nagent_items = true";
+    let config = accepted_by(&named(), &of(all));
+    let template = &config.templates[&TemplateName::new("t").expect("name")];
+    assert_eq!(template.mode, ChatMode::PlanThenExecute);
+    assert_eq!(template.planner.as_ref().map(RoleName::as_str), Some("b"));
+    assert_eq!(template.plan.as_deref(), Some("content/p.md"));
+    assert_eq!(template.check.as_deref(), Some("make test"));
+    assert!(template.agent_items);
+    let refused = |keys: &str, why: &str| refused_by(&named(), &of(keys), why);
+    refused("", "the template needs roles");
+    refused("roles = []", "the template needs roles");
+    refused(&format!("roles = [{}]", "\"a\", ".repeat(17)), "the template needs roles, 1 to 16");
+    refused("roles = [\"c\"]", "there is no role \"c\": expected \"a\" or \"b\"");
+    refused("roles = [\"a\"]\nplanner = \"c\"", "template.t.planner: there is no role \"c\"");
+    refused("roles = [\"a\"]\nmode = \"chat\"", "template.t.mode");
+    refused("roles = [\"a\"]\nplan = \"../p.md\"", "is no path in the workspace");
+    refused("roles = [\"a\"]\nplan = \"/p.md\"", "is no path in the workspace");
+    refused("roles = [\"a\"]\nplan = \"p.txt\"", "is no Markdown file");
+    refused("roles = [\"a\"]\nplan = \"x/.md\"", "is no Markdown file");
+    refused("roles = [\"a\"]\ncheck = \" \"", "the check is a command");
+    refused("roles = [\"a\"]\ngoal = \"x\"", "unknown key \"goal\"");
+    let bad = format!("{}{roles}[template.T]\nroles = [\"a\"]\n", pool(""));
+    refused_by(&named(), &bad, "the template name \"T\" must match");
 }

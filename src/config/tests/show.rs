@@ -29,11 +29,12 @@ pub(super) fn is_read_again(config: &Config, origin: &Origin) {
                 chat,
                 roles,
                 workspaces,
+                store,
                 http,
                 tokens,
                 ..
             } = config;
-            let chats = format!("{chat:#?}{roles:#?}{workspaces:#?}");
+            let chats = format!("{chat:#?}{roles:#?}{workspaces:#?}{store:#?}");
             let walls = format!("{sandboxes:#?}{egress:#?}{caches:#?}{http:#?}{tokens:#?}");
             format!(
                 "{supervisor:#?}{pools:#?}{policies:#?}{delegates:#?}{routes:#?}{walls}{hooks:#?}{chats}"
@@ -148,6 +149,10 @@ model = "lab/model-2"
 instructions = "Be \u001b brief."
 [workspace.site]
 path = "site"
+[store]
+postgres = "file:connection"
+ca = "ca.pem"
+newest = 3
 "#;
 
 /// Every path of the tree, with NAME for chosen names.
@@ -157,7 +162,7 @@ fn walk(path: &str, value: &toml::Value, shown: &mut BTreeSet<String>) {
         let generic = if path.contains('.') { name } else { "NAME" };
         let is_one = matches!(
             path,
-            "container" | "supervisor" | "http" | "egress" | "cache" | "chat"
+            "container" | "supervisor" | "http" | "egress" | "cache" | "chat" | "store"
         );
         let generic = if is_one { name } else { generic };
         walk(&format!("{path}.{generic}"), value, shown);

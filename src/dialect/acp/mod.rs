@@ -42,12 +42,14 @@ mod pins;
 mod prompt;
 mod requests;
 mod resume;
+mod served;
 mod settings;
 mod updates;
 mod write;
 
 pub(super) use calls::is_cut;
 pub use client::recorded_wish;
+pub use served::{Served, served};
 
 use std::time::Instant;
 

@@ -193,6 +193,7 @@ impl Scaiflux {
                 tool,
                 path,
                 sha256: None,
+                version: None,
             })
         }));
         if !current {

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::files::{Act, FileWork, Wrote, carry_out};
+use super::files::{Act, FilePlace, FileWork, Wrote, carry_out};
 use super::state::ChannelState;
 use super::stdin::Stdin;
 use super::terminal::{self, Terminal};
@@ -17,12 +17,13 @@ use super::tools::{self, ToolSetup, Tools};
 use super::{ChannelMsg, ChannelRef};
 use crate::dialect::Command;
 use crate::fleet::credit::Hold;
+use crate::fleet::files::Versioning;
 use crate::fleet::session::Item;
 use crate::launch::{Door, Errand, Limits};
 use crate::limits::{CLIENT_FILES, TERMINALS};
 use crate::model::{
     Ask, AskKey, ClientAnswer, ClientCall, ClientDone, ClientError, ClientFault, ClientMethod,
-    EngineCall, Event, Foreign, TerminalExit, TerminalSpec,
+    EngineCall, Event, Foreign, TaskId, TerminalExit, TerminalSpec,
 };
 
 /// What every command for the agent has, and where its files are.
@@ -34,6 +35,8 @@ pub(crate) struct ClientSetup {
     pub(crate) limits: Limits,
     /// The workspace, as seen inside.
     pub(crate) workspace: String,
+    /// The versions of its files, if they are kept.
+    pub(crate) versions: Option<Versioning>,
     /// The tools that it gets, if it gets any.
     pub(crate) tools: Option<ToolSetup>,
 }
@@ -47,6 +50,8 @@ pub(crate) enum ClientNews {
         key: AskKey,
         /// Go on, there.
         verdict: Result<String, ClientError>,
+        /// The task that it was asked in.
+        task: TaskId,
     },
     /// A file was read or written, or not.
     File {
@@ -177,26 +182,32 @@ impl Clients {
         (tool, path): (&'static str, String),
         place: &str,
         act: Act,
+        task: &TaskId,
     ) -> Option<FileWork> {
         let root = self.setup.workspace.trim_end_matches('/').to_owned();
         let below = place.strip_prefix(&root)?.strip_prefix('/')?.to_owned();
-        Some(FileWork {
+        let versions = self.setup.versions.as_ref();
+        let at = FilePlace {
             tool,
             path,
             root,
+            file: versions.and_then(|of| of.file(&below, task)),
             below,
-            act,
-        })
+        };
+        Some(FileWork { at, act })
     }
 
-    fn file_order(&self, call: ClientCall, place: &str) -> Option<FileWork> {
+    fn file_order(&self, call: ClientCall, place: &str, task: &TaskId) -> Option<FileWork> {
         let method = call.method().word();
         let (path, act) = match call {
             ClientCall::Read { path, line, limit } => (path, Act::Read { line, limit }),
-            ClientCall::Write { path, content } => (path, Act::Write(content)),
+            ClientCall::Write { path, content } => {
+                let (text, base) = (content, None);
+                (path, Act::Write { text, base })
+            }
             ClientCall::Run(_) | ClientCall::Terminal { .. } => return None,
         };
-        self.file_work((method, path), place, act)
+        self.file_work((method, path), place, act, task)
     }
 
     /// A file waits for its turn.
@@ -313,14 +324,23 @@ impl ChannelState {
     /// Something is heard of a request under way.
     pub(super) fn client_news(&mut self, news: ClientNews, myself: &ChannelRef, now: Instant) {
         match news {
-            ClientNews::Judged { key, verdict } => self.client_judged(&key, verdict, myself, now),
+            ClientNews::Judged { key, verdict, task } => {
+                self.client_judged(&key, verdict, (&task, myself), now);
+            }
             ClientNews::File { key, answer, wrote } => {
-                if let Some(Wrote { tool, path, sha256 }) = wrote {
+                if let Some(wrote) = wrote {
+                    let Wrote {
+                        tool,
+                        path,
+                        sha256,
+                        version,
+                    } = wrote;
                     self.client_event(
                         Event::FileUpdated {
                             tool: tool.into(),
                             path: path.into(),
                             sha256,
+                            version: version.map(Box::new),
                         },
                         None,
                     );
@@ -417,7 +437,7 @@ impl ChannelState {
         &mut self,
         key: &AskKey,
         verdict: Result<String, ClientError>,
-        myself: &ChannelRef,
+        (task, myself): (&TaskId, &ChannelRef),
         now: Instant,
     ) {
         let is_ending = self.ladder.has_begun() || self.ended.is_some();
@@ -443,7 +463,9 @@ impl ChannelState {
         };
         let call = match call {
             Wanted::Client(call) => call,
-            Wanted::Tool(call) => return self.tool_judged(key, *call, place, myself, now),
+            Wanted::Tool(call) => {
+                return self.tool_judged(key, *call, place, (task, myself), now);
+            }
         };
         if let ClientCall::Run(spec) = &call {
             clients.last_terminal += 1;
@@ -459,7 +481,7 @@ impl ChannelState {
                 to: myself.clone(),
             });
             clients.terminals.insert(id, begun);
-        } else if let Some(work) = clients.file_order(call, &place) {
+        } else if let Some(work) = clients.file_order(call, &place, task) {
             clients.file_waits(key, work);
             self.client_files(myself);
         }

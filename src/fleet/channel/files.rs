@@ -3,10 +3,13 @@
 //! Owns what is said of it, and what is known of it afterwards. Must not know who wanted it, nor when
 //! its turn is.
 
+use crate::fleet::files::{AgentFile, AgentWrite, FilesError, Stood};
 use crate::launch::{Door, FileError};
 use crate::limits::CLIENT_FILE_BYTES;
 use crate::model::tool::digest;
-use crate::model::{ClientAnswer, ClientDone, ClientError, ClientFault, TextEdit};
+use crate::model::{ClientAnswer, ClientDone, ClientError, ClientFault, FileVersion, TextEdit};
+use crate::sandbox::workspace::hand::Expected;
+use crate::store::{Cause, Digest, StoreError};
 use crate::wire::files::{FileFault, FileOrder};
 
 /// A file that was written, or may have been.
@@ -18,11 +21,21 @@ pub(crate) struct Wrote {
     pub(super) path: String,
     /// SHA-256 of what it holds, if that is known.
     pub(super) sha256: Option<String>,
+    /// What version it is, where versions are kept.
+    pub(super) version: Option<FileVersion>,
 }
 
 /// A file to be read or written.
 #[derive(Debug)]
 pub(super) struct FileWork {
+    /// Which, and by what.
+    pub(super) at: FilePlace,
+    pub(super) act: Act,
+}
+
+/// Where a file is, and what it is called.
+#[derive(Debug)]
+pub(super) struct FilePlace {
     /// By which tool or method.
     pub(super) tool: &'static str,
     /// As the agent names it.
@@ -31,7 +44,8 @@ pub(super) struct FileWork {
     pub(super) root: String,
     /// The file below it.
     pub(super) below: String,
-    pub(super) act: Act,
+    /// Its versions, where they are kept.
+    pub(super) file: Option<AgentFile>,
 }
 
 /// What is to be done to a file.
@@ -45,58 +59,191 @@ pub(super) enum Act {
         limit: Option<u64>,
     },
     /// It gets this text.
-    Write(String),
+    Write {
+        /// The text.
+        text: String,
+        /// From which version, if that is said.
+        base: Option<u64>,
+    },
     /// A text in it is changed.
-    Edit(TextEdit),
+    Edit {
+        /// The change.
+        edit: TextEdit,
+        /// As above.
+        base: Option<u64>,
+    },
+}
+
+/// Why a file with versions was not written.
+enum NotWritten {
+    Files(FilesError),
+    Door(FileError),
+}
+
+impl From<FilesError> for NotWritten {
+    fn from(error: FilesError) -> Self {
+        Self::Files(error)
+    }
 }
 
 /// Reads or writes a file; beside the answer what was written, or may have been.
 pub(super) async fn carry_out(door: &Door, work: FileWork) -> (ClientAnswer, Option<Wrote>) {
-    let FileWork {
-        tool,
-        path,
-        root,
-        below,
-        act,
-    } = work;
-    let lines = |line, limit| FileOrder::Read {
-        root: root.clone(),
-        path: below.clone(),
-        line,
-        limit,
-    };
-    let (text, expect) = match act {
-        Act::Read { line, limit } => {
-            let read = door.read(lines(line, limit)).await;
-            let read = read.map(ClientDone::Text);
-            return (read.map_err(|error| described(&error, &path, false)), None);
-        }
-        Act::Write(text) => (text, None),
-        Act::Edit(edit) => match edited(door, lines(1, None), &edit, &path).await {
-            Ok((text, before)) => (text, Some(before)),
+    let FileWork { at, act } = work;
+    let change = match act {
+        Act::Read { line, limit } => return (read(door, &at, line, limit).await, None),
+        Act::Write { text, base } => AgentWrite {
+            text,
+            base,
+            cause: Cause::Write,
+            holds: None,
+        },
+        Act::Edit { edit, base } => match edited(door, at.lines(1, None), &edit, &at.path).await {
+            Ok((text, before)) => AgentWrite {
+                text,
+                base,
+                cause: Cause::Edit,
+                holds: Some(before),
+            },
             Err(error) => return (Err(error), None),
         },
     };
-    let order = FileOrder::Write {
-        root: root.clone(),
-        path: below.clone(),
-        bytes: text.len() as u64,
-        expect,
-    };
-    let wrote = |sha256| {
-        Some(Wrote {
-            tool,
-            path: path.clone(),
-            sha256,
-        })
-    };
-    match door.write(order, &text).await {
-        Ok(()) => (Ok(ClientDone::Nothing), wrote(Some(digest(&text)))),
-        Err(error) => {
-            let said = described(&error, &path, true);
-            (Err(said), error.is_unsure().then(|| wrote(None)).flatten())
+    let text = change.text.clone();
+    match &at.file {
+        None => write(door, at, &text, &change).await,
+        Some(_) => write_version(door, at, &text, change).await,
+    }
+}
+
+impl FilePlace {
+    fn lines(&self, line: u64, limit: Option<u64>) -> FileOrder {
+        FileOrder::Read {
+            root: self.root.clone(),
+            path: self.below.clone(),
+            line,
+            limit,
         }
     }
+
+    fn order(&self, text: &str, expect: Option<Digest>) -> FileOrder {
+        FileOrder::Write {
+            root: self.root.clone(),
+            path: self.below.clone(),
+            bytes: text.len() as u64,
+            expect: expect.map(|digest| digest.to_string()),
+        }
+    }
+
+    fn wrote(self, sha256: Option<String>, version: Option<FileVersion>) -> Wrote {
+        Wrote {
+            tool: self.tool,
+            path: self.path,
+            sha256,
+            version,
+        }
+    }
+}
+
+/// The version is looked at first: what is read is that one, or a later one, and then a write that
+/// is made from it is stale.
+async fn read(door: &Door, at: &FilePlace, line: u64, limit: Option<u64>) -> ClientAnswer {
+    let v = match &at.file {
+        Some(file) => file.look().await,
+        None => None,
+    };
+    let text = door.read(at.lines(line, limit)).await;
+    let text = text.map_err(|error| {
+        let error = described(&error, &at.path, false);
+        // That it is gone is seen, too: it may be made again.
+        if let (ClientFault::NotFound, Some(v), Some(file)) = (error.fault, v, &at.file) {
+            file.saw(v);
+        }
+        error
+    })?;
+    match (v, &at.file) {
+        (Some(v), Some(file)) => {
+            file.saw(v);
+            Ok(ClientDone::Read { text, v })
+        }
+        _ => Ok(ClientDone::Text(text)),
+    }
+}
+
+/// Writes a file that has no versions.
+async fn write(
+    door: &Door,
+    at: FilePlace,
+    text: &str,
+    change: &AgentWrite,
+) -> (ClientAnswer, Option<Wrote>) {
+    if change.base.is_some() {
+        let path = &at.path;
+        let why = format!("{path}: no versions are kept of it, so it has no base: leave base out");
+        return (Err(ClientError::new(ClientFault::Invalid, why)), None);
+    }
+    match door.write(at.order(text, change.holds), text).await {
+        Ok(()) => (
+            Ok(ClientDone::Nothing),
+            Some(at.wrote(Some(digest(text)), None)),
+        ),
+        Err(error) => not_written(at, &error),
+    }
+}
+
+/// Writes a file that has versions: first its next one, then the file.
+async fn write_version(
+    door: &Door,
+    mut at: FilePlace,
+    text: &str,
+    change: AgentWrite,
+) -> (ClientAnswer, Option<Wrote>) {
+    let Some(file) = at.file.take() else {
+        return write(door, at, text, &change).await;
+    };
+    let order = |stood: Stood| match stood.expected {
+        Expected::Digest(digest) if stood.is_text => at.order(text, Some(Digest(digest))),
+        _ => at.order(text, None),
+    };
+    let written = file.write(change, |stood, _| {
+        let order = order(stood);
+        async move { door.write(order, text).await.map_err(NotWritten::Door) }
+    });
+    match written.await {
+        Ok(version) => (
+            Ok(ClientDone::Written(version.v)),
+            Some(at.wrote(Some(digest(text)), Some(version))),
+        ),
+        Err(NotWritten::Door(error)) => not_written(at, &error),
+        Err(NotWritten::Files(error)) => (Err(refused(&error, &at.path)), None),
+    }
+}
+
+fn not_written(at: FilePlace, error: &FileError) -> (ClientAnswer, Option<Wrote>) {
+    let said = described(error, &at.path, true);
+    let wrote = error.is_unsure().then(|| at.wrote(None, None));
+    (Err(said), wrote)
+}
+
+/// What an agent is told of a version that was not made.
+fn refused(error: &FilesError, path: &str) -> ClientError {
+    let why = match error {
+        FilesError::Store(StoreError::Stale { current, .. }) => format!(
+            "stale: {path} is at version {} now, made by {} ({}): read it again (read_file, or fs/read_text_file), and write what it should be then",
+            current.v, current.origin.author.kind, current.cause
+        ),
+        FilesError::Store(StoreError::NoBase { v, .. }) => format!(
+            "stale: {path} is not there, so version {v} cannot be what this was made from: use base 0 to make it"
+        ),
+        FilesError::Changed(_) => {
+            format!("{path}: it was changed by somebody else while this was done: read it again")
+        }
+        FilesError::Disk { source, .. } => format!("{path}: {source}"),
+        other => {
+            let why =
+                format!("{path}: nothing was written, because no version can be kept: {other}");
+            return ClientError::new(ClientFault::Failed, why);
+        }
+    };
+    ClientError::new(ClientFault::Invalid, why)
 }
 
 /// What a file is to hold, and the digest of what it holds now.
@@ -105,13 +252,13 @@ async fn edited(
     whole: FileOrder,
     edit: &TextEdit,
     path: &str,
-) -> Result<(String, String), ClientError> {
+) -> Result<(String, Digest), ClientError> {
     let text = door.read(whole).await;
     let text = text.map_err(|error| described(&error, path, false))?;
     let changed = edit.apply(&text, CLIENT_FILE_BYTES);
     let changed = changed
         .map_err(|error| ClientError::new(ClientFault::Invalid, format!("{path}: {error}")))?;
-    Ok((changed, digest(&text)))
+    Ok((changed, Digest::of(text.as_bytes())))
 }
 
 fn described(error: &FileError, path: &str, is_write: bool) -> ClientError {

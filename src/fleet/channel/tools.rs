@@ -19,7 +19,7 @@ use crate::fleet::session::Item;
 use crate::limits::CLIENT_OPEN_BYTES;
 use crate::model::{
     Ask, AskKey, Claimed, ClientDone, ClientError, ClientFault, ClientWish, EngineAnswer,
-    EngineCall, EngineTool, Event, EventKind,
+    EngineCall, EngineDone, EngineTool, Event, EventKind, TaskId,
 };
 use crate::toolserver::{Said, Socket, ToolServer};
 
@@ -182,13 +182,17 @@ impl ChannelState {
         key: AskKey,
         call: EngineCall,
         place: String,
-        myself: &ChannelRef,
+        (task, myself): (&TaskId, &ChannelRef),
         now: Instant,
     ) {
         let tool = call.tool().word();
         let (path, act) = match call {
-            EngineCall::Write { path, content } => (path, Act::Write(content)),
-            EngineCall::Edit { path, edit } => (path, Act::Edit(edit)),
+            EngineCall::Write {
+                path,
+                content: text,
+                base,
+            } => (path, Act::Write { text, base }),
+            EngineCall::Edit { path, edit, base } => (path, Act::Edit { edit, base }),
             EngineCall::Read { path, line, limit } => (path, Act::Read { line, limit }),
             EngineCall::Ask { .. } => {
                 let said = Reply::Ready(Ok(ClientDone::Text(place)));
@@ -203,7 +207,7 @@ impl ChannelState {
         let Some(clients) = &mut self.clients else {
             return;
         };
-        if let Some(work) = clients.file_work((tool, path), &place, act) {
+        if let Some(work) = clients.file_work((tool, path), &place, act, task) {
             clients.file_waits(key, work);
             return self.client_files(myself);
         }
@@ -230,8 +234,16 @@ impl ChannelState {
             return;
         };
         let answer = match answer {
-            Ok(ClientDone::Text(text)) => Ok(text),
-            Ok(_) => Ok(open.done),
+            Ok(ClientDone::Text(text)) => Ok(text.into()),
+            Ok(ClientDone::Read { text, v }) => Ok(EngineDone {
+                text,
+                version: Some(v),
+            }),
+            Ok(ClientDone::Written(v)) => Ok(EngineDone {
+                text: format!("{}; it is version {v} now", open.done),
+                version: Some(v),
+            }),
+            Ok(_) => Ok(open.done.into()),
             Err(error) => Err(error),
         };
         if open.reply.send(answer).is_err() {
@@ -243,7 +255,7 @@ impl ChannelState {
 /// What is said of a call that was carried out.
 fn done(call: &EngineCall) -> String {
     match call {
-        EngineCall::Write { path, content } => {
+        EngineCall::Write { path, content, .. } => {
             format!("{path} was written: {} bytes", content.len())
         }
         EngineCall::Edit { path, .. } => format!("{path} was changed"),

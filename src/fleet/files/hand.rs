@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{Draft, Files, FilesError, Spot, digest};
+use super::{Draft, Files, FilesError, Spot, Stood, digest};
 use crate::fleet::FleetHandle;
 use crate::limits::STORE_CONTENT_BYTES;
 use crate::model::WorkspaceName;
 use crate::sandbox::workspace::Root;
-use crate::sandbox::workspace::hand::{Expected, HandError, Held, Parents, write};
+use crate::sandbox::workspace::hand::{HandError, Held, Parents, write};
 use crate::store::{Base, Cause, Origin, Version};
 
 /// A file as it was read.
@@ -98,11 +98,13 @@ impl FleetHandle {
                 bytes: file.bytes,
                 origin: file.origin,
                 cause: Cause::Write,
+                holds: None,
+                restores: None,
             };
             let parents = file.parents;
             files
-                .write(&spot, draft, |expected, bytes| {
-                    files.place(&spot, parents, expected, bytes)
+                .write(&spot, draft, |stood, bytes| {
+                    files.place(&spot, parents, stood, bytes)
                 })
                 .await
         });
@@ -111,11 +113,11 @@ impl FleetHandle {
 }
 
 impl Files {
-    async fn place(
+    pub(super) async fn place(
         &self,
         spot: &Spot,
         parents: Parents,
-        expected: Expected,
+        Stood { expected, .. }: Stood,
         bytes: Bytes,
     ) -> Result<(), FilesError> {
         let (root, path) = (spot.root.clone(), spot.path.clone());

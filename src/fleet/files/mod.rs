@@ -6,7 +6,10 @@
 //! between left a version that never reached the disk: the next look at the file finds what stands
 //! there, and makes that the newest. Must not know agents, policies, or how a file is written.
 
+mod agent;
 mod hand;
+mod keeping;
+mod shown;
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -16,17 +19,20 @@ use bytes::Bytes;
 use tokio::sync::{Mutex, MutexGuard};
 
 use super::ambient::Ambient;
-use crate::config::Config;
-use crate::limits::{FILE_LOCKS, STORE_CONTENT_BYTES, STORE_MEASURED_BYTES};
+use crate::config::{Config, MASK};
+use crate::limits::{CLIENT_FILE_BYTES, FILE_LOCKS, STORE_CONTENT_BYTES, STORE_MEASURED_BYTES};
 use crate::model::WorkspaceName;
-use crate::sandbox::workspace::hand::{Expected, Found, HandError, Held, read};
-use crate::sandbox::workspace::{Root, TreeError};
+use crate::sandbox::workspace::hand::{Expected, Found, Held, read};
+use crate::sandbox::workspace::{Masks, Root, TreeError};
 use crate::store::{
     Author, Base, Cause, Content, Digest, FilePath, Given, NameError, Origin, Store, StoreError,
     Version, Which, WorkspaceId,
 };
 
-pub use crate::sandbox::workspace::hand::Parents;
+pub(crate) use agent::{AgentFile, AgentWrite, Observed, Versioning};
+
+#[doc(hidden)]
+pub use crate::sandbox::workspace::hand::{HandError, Parents};
 pub use hand::{FileRead, FileWrite};
 
 /// Why a file of a workspace was not read or written.
@@ -44,9 +50,14 @@ pub enum FilesError {
     /// It cannot be a file's path.
     #[error(transparent)]
     Name(#[from] NameError),
-    /// The file decides what may be done, or opens the door: nobody gets at it this way.
-    #[error("{0:?} is a file that the supervisor is run by: it is not read or written this way")]
+    /// The file decides what may be done, opens the door, or is hidden: nobody gets at it this way.
+    #[error(
+        "{0:?} is not read or written this way: it has a name that is hidden from agents, belongs to git, or to the supervisor"
+    )]
     Kept(FilePath),
+    /// Somebody else changed it meanwhile.
+    #[error("{0:?} was changed by somebody else while this was done: read it again")]
+    Changed(FilePath),
     /// Another registered workspace has it.
     #[error("{path:?} belongs to the workspace {inner}: name it there")]
     Inner {
@@ -99,6 +110,19 @@ pub(crate) struct Draft {
     pub(crate) bytes: Bytes,
     pub(crate) origin: Origin,
     pub(crate) cause: Cause,
+    /// What the file must hold, where only a part of that is changed.
+    pub(crate) holds: Option<Digest>,
+    /// It is what this earlier version held.
+    pub(crate) restores: Option<u64>,
+}
+
+/// What stood at a place before it is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Stood {
+    /// That, to be looked at again.
+    pub(crate) expected: Expected,
+    /// It is a text that an agent could read.
+    pub(crate) is_text: bool,
 }
 
 /// The files of all registered workspaces.
@@ -107,6 +131,10 @@ pub(crate) struct Files {
     store: Option<Store>,
     /// The workspaces' directories, their links resolved at the start.
     roots: BTreeMap<WorkspaceName, PathBuf>,
+    /// What sessions saw.
+    seen: std::sync::Mutex<agent::Seen>,
+    /// Names that are hidden from agents: no versions are kept of such files.
+    masks: Vec<Masks>,
     /// Files and directories that decide, open the door, or are the supervisor's own.
     kept: Vec<PathBuf>,
     locks: [Mutex<()>; FILE_LOCKS],
@@ -135,6 +163,8 @@ impl Files {
             store,
             roots,
             kept: kept.collect(),
+            masks: masks(config),
+            seen: std::sync::Mutex::default(),
             locks: std::array::from_fn(|_| Mutex::default()),
             ambient: ambient.clone(),
         })
@@ -156,7 +186,7 @@ impl Files {
             let inner = inner.clone();
             return Err(FilesError::Inner { path, inner });
         }
-        if self.is_kept(&place) {
+        if self.is_kept(&place) || self.is_hidden(&path) {
             return Err(FilesError::Kept(path));
         }
         Ok(Spot {
@@ -180,6 +210,20 @@ impl Files {
         self.kept.iter().any(|kept| place.starts_with(kept))
     }
 
+    /// Secrets, what git keeps for itself, and files of ours that have no place yet.
+    fn is_hidden(&self, path: &FilePath) -> bool {
+        let path = path.as_str();
+        let is_ours = |name: &str| name == ".git" || name.starts_with(".marshal-");
+        path.split('/').any(is_ours) || self.masks.iter().any(|of| of.hides(path.as_bytes()))
+    }
+
+    /// The file at a path of this host, if it is one of a registered workspace that has versions.
+    pub(crate) fn spot_at(&self, place: &Path) -> Option<Spot> {
+        let (name, root) = self.around(place)?;
+        let below = place.strip_prefix(root).ok()?;
+        self.spot(name, below.to_str()?).ok()
+    }
+
     async fn lock(&self, spot: &Spot) -> MutexGuard<'_, ()> {
         let mut hasher = DefaultHasher::new();
         (&spot.id, &spot.path).hash(&mut hasher);
@@ -189,8 +233,13 @@ impl Files {
 
     /// Looks at a file, and has the store know what stands there.
     pub(crate) async fn look(&self, spot: &Spot) -> Result<Settled, FilesError> {
+        self.look_as(spot, Origin::of(Author::observed())).await
+    }
+
+    /// The same for somebody who says in which work.
+    pub(crate) async fn look_as(&self, spot: &Spot, origin: Origin) -> Result<Settled, FilesError> {
         let _alone = self.lock(spot).await;
-        self.settle(spot, Origin::of(Author::observed())).await
+        self.settle(spot, origin).await
     }
 
     async fn settle(&self, spot: &Spot, origin: Origin) -> Result<Settled, FilesError> {
@@ -237,7 +286,7 @@ impl Files {
         &self,
         spot: &Spot,
         draft: Draft,
-        place: impl FnOnce(Expected, Bytes) -> F,
+        place: impl FnOnce(Stood, Bytes) -> F,
     ) -> Result<Version, E>
     where
         E: From<FilesError>,
@@ -246,8 +295,8 @@ impl Files {
         let _alone = self.lock(spot).await;
         let nobody = || Origin::of(Author::observed());
         let settled = self.settle(spot, nobody()).await?;
-        let (version, expected) = self.put(spot, &draft, &settled).await?;
-        let placed = place(expected, draft.bytes).await;
+        let (version, stood) = self.put(spot, &draft, &settled).await?;
+        let placed = place(stood, draft.bytes).await;
         if let Err(error) = placed {
             if let Err(why) = self.settle(spot, nobody()).await {
                 tracing::warn!(path = ?spot.path, %why, "what became of a write is looked at later");
@@ -262,7 +311,11 @@ impl Files {
         spot: &Spot,
         draft: &Draft,
         settled: &Settled,
-    ) -> Result<(Version, Expected), FilesError> {
+    ) -> Result<(Version, Stood), FilesError> {
+        let now = settled.found.as_ref().map(digest);
+        if draft.holds.is_some() && draft.holds != now {
+            return Err(FilesError::Changed(spot.path.clone()));
+        }
         let base = match (draft.base, &settled.current) {
             (Base::Any, Some(now)) => Base::At(now.v),
             (Base::Any, None) => Base::New,
@@ -271,16 +324,39 @@ impl Files {
         let content = Content::Whole(draft.bytes.clone());
         let exec = settled.found.as_ref().is_some_and(|found| found.exec);
         let given = Given { content, exec };
-        let (origin, cause) = (draft.origin.clone(), draft.cause);
-        let put = self
-            .store()?
-            .put(&spot.id, &spot.path, base, given, origin, cause)
-            .await?;
-        let expected = settled
-            .found
-            .as_ref()
-            .map_or(Expected::Missing, |found| Expected::Digest(digest(found).0));
-        Ok((put, expected))
+        let (store, origin) = (self.store()?, draft.origin.clone());
+        let (id, path) = (&spot.id, &spot.path);
+        let put = if let Some(v) = draft.restores {
+            store.restore(id, path, v, base, origin).await?
+        } else {
+            let cause = draft.cause;
+            store.put(id, path, base, given, origin, cause).await?
+        };
+        let stood = Stood {
+            expected: now.map_or(Expected::Missing, |digest| Expected::Digest(digest.0)),
+            is_text: settled.found.as_ref().is_some_and(is_text),
+        };
+        Ok((put, stood))
+    }
+}
+
+/// What agents must not see, by the pools' masks, and by the one that holds where nothing is said.
+fn masks(config: &Config) -> Vec<Masks> {
+    let usual = MASK.map(str::to_owned).to_vec();
+    let pools = config.pools.iter().map(|pool| pool.workspace.mask.clone());
+    let mut all: Vec<Vec<String>> = pools.chain([usual]).collect();
+    all.sort_unstable();
+    all.dedup();
+    // Patterns that are none are found where a pool is prepared.
+    all.iter().filter_map(|of| Masks::new(of).ok()).collect()
+}
+
+fn is_text(found: &Found) -> bool {
+    match &found.held {
+        Held::Whole(bytes) => {
+            bytes.len() <= CLIENT_FILE_BYTES && std::str::from_utf8(bytes).is_ok()
+        }
+        Held::Measured { .. } => false,
     }
 }
 

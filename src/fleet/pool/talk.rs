@@ -15,9 +15,10 @@ use crate::fleet::approver::{Approver, Said};
 use crate::fleet::conversation::{Grant, OpenError};
 use crate::fleet::session::{OfChat, SessionMsg, StoredSession, TalkArgs, Work};
 use crate::fleet::setting::SetReply;
+use crate::journal::Write;
 use crate::lifecycle::state::SlotEvent;
 use crate::limits;
-use crate::model::{AskId, RunId, SessionId, Setting, SlotState, TaskOutcome};
+use crate::model::{AskId, Event, RunId, SessionId, Setting, SlotState, TaskOutcome};
 use crate::telemetry::event::task::EndedFrom;
 
 /// What clients want of a pool.
@@ -58,6 +59,17 @@ pub(crate) enum Talk {
         setting: Setting,
         /// Who waits for the answer.
         reply: SetReply,
+    },
+    /// An event of the supervisor's own is to go into the stream, with what goes with it.
+    Note {
+        /// Of which conversation.
+        session: SessionId,
+        /// What is told.
+        event: Box<Event>,
+        /// What goes with it.
+        rows: Vec<Write>,
+        /// Told when it is durable; dropped when nobody knows whether it will be.
+        done: oneshot::Sender<()>,
     },
     /// A person stops the turn that runs; a tool call may end first.
     Interrupt {
@@ -157,6 +169,12 @@ impl PoolState {
                 setting,
                 reply,
             } => self.tell_session(&session, SessionMsg::Set { setting, reply }),
+            Talk::Note {
+                session,
+                event,
+                rows,
+                done,
+            } => self.tell_session(&session, SessionMsg::Note { event, rows, done }),
             Talk::Interrupt { session } => self.interrupted(&session),
             Talk::Leave { session, done } => self.leave(&session, done),
         }

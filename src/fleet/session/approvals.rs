@@ -198,6 +198,10 @@ impl SessionState {
             let question = question.as_str().into();
             member.decided.note("question", &question);
         }
+        if let Before::Known(Known::Orphaned(..)) = &before {
+            // People are asked by this request again: whoever follows the session is told.
+            member.decided.note("again", &true.into());
+        }
         member.decided.record_request(&member.ask, &mut self.outbox);
         let seq = self.outbox.last_seq();
         let known = match before {

@@ -17,6 +17,7 @@ use super::outbox::Outbox;
 use super::prepare::Prepared;
 use super::record;
 use super::ruling::{self, Ruling};
+use super::tools;
 use super::work::Work;
 use crate::config::ShellCwd;
 use crate::fleet::clock;
@@ -30,7 +31,7 @@ use crate::model::{
     Answer, Ask, AskBounds, AskId, ClientWish, DecidedBy, Decision, EngineTool, Event, Foreign,
     OnTimeout, Spent, Then, Verdict,
 };
-use crate::policy::{Facts, Judgement, Looking, Moved, Occasion, Part, Place, Policy};
+use crate::policy::{self, Facts, Judgement, Looking, Moved, Occasion, Part, Place, Policy};
 use crate::telemetry::event::permission::{PermissionRequested, PolicyEvaluated};
 use crate::telemetry::event::policy::PolicyTried;
 use crate::telemetry::event::turn::UnaskedJudged;
@@ -139,7 +140,12 @@ pub(crate) fn decide(
     let ruling = Ruling::now(pool, work, at.mode.map(str::to_owned));
     let crowded = asks.open.len().saturating_sub(at.waiting) >= ASKS_PER_SESSION;
     let twice = asks.open.values().any(|open| open.id == ask.key.id);
-    asks.note_request(came.as_deref().unwrap_or(ask));
+    let announced = tools::announced(pool, came.as_deref().unwrap_or(ask));
+    // Such a call was asked for when it comes, and not before.
+    if announced.is_none() {
+        asks.note_request(came.as_deref().unwrap_or(ask));
+    }
+    let announces = announced.as_ref().map(|wish| wish.tool);
     let keeps = pool.config.shell_cwd;
     // What runs unasked may have moved the shell already, and what it did is only seen at its end.
     let unseen = keeps != ShellCwd::Workspace
@@ -172,16 +178,21 @@ pub(crate) fn decide(
         judgement,
         moved,
         floor,
-    } = match (refused, ruling.loaded()) {
-        (Some((name, why)), _) => Looked::of(Judgement::refused(name, why), Moved::Not),
-        (None, Some(loaded)) => by(&loaded.policy),
-        (None, None) => Looked::of(no_layer(), Moved::Away),
+    } = match (refused, ruling.loaded(), announces) {
+        (Some((name, why)), ..) => Looked::of(Judgement::refused(name, why), Moved::Not),
+        (None, Some(_), Some(tool)) => Looked::of(policy::announced(tool), Moved::Not),
+        (None, Some(loaded), None) => by(&loaded.policy),
+        (None, None, _) => Looked::of(no_layer(), Moved::Away),
     };
     let took = clock::since(began);
-    if let Some(shadow) = ruling.version.shadow.as_ref().filter(|_| refused.is_none()) {
+    let is_judged = refused.is_none() && announces.is_none();
+    if let Some(shadow) = ruling.version.shadow.as_ref().filter(|_| is_judged) {
         shadow.judge(&judgement, |policy| by(policy).judgement);
     }
-    let class = class(pool, Some(&ask.tool));
+    let class = match announces {
+        Some(_) => ToolClass::Mcp,
+        None => class(pool, Some(&ask.tool)),
+    };
     let uses = judgement.uses.clone();
     let mut decided = decided(pool, &ruling, work, ask, (judgement, took), class, at);
     let occasion = ruling.occasion(pool, &asks.used);
@@ -192,6 +203,7 @@ pub(crate) fn decide(
     if decision == Decision::Allow {
         ruling::count(&mut asks.used, &uses);
         decided.uses = uses;
+        asks.note_announced(ask.tool_id.as_ref(), announced);
     }
     decided.moved = moved;
     decided.from = from;

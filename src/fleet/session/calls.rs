@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 use sha2::{Digest as _, Sha256};
 
 use super::directory::Directory;
-use crate::limits::{ASK_INPUT_BYTES, OPEN_CALLS};
+use crate::limits::{ASK_INPUT_BYTES, OPEN_ASKS, OPEN_CALLS};
 use crate::model::{self, Ask, AskId, AskKey, EngineWish, Event, Foreign};
 
 /// One tool call, as the agent announced it.
@@ -42,7 +42,29 @@ pub(crate) struct Asks {
     pub(super) used: BTreeMap<String, u32>,
     /// Calls of our own tools in this turn that the agent has not shown as calls; at most
     /// [`OPEN_CALLS`].
-    pub(super) own: VecDeque<EngineWish>,
+    pub(super) own: VecDeque<Own>,
+    /// Calls of our own tools that the agent may make, as it asked first, by their ids; at most
+    /// [`OPEN_ASKS`].
+    pub(super) announced: VecDeque<(Foreign, EngineWish)>,
+}
+
+/// A call of one of our own tools that came to us.
+#[derive(Debug)]
+pub(super) struct Own {
+    /// The request that it is.
+    pub(super) key: AskKey,
+    pub(super) wish: EngineWish,
+    /// It was allowed, and carried out: only then can what the agent shows as done be this one.
+    pub(super) is_allowed: bool,
+}
+
+/// What an agent shows of the end of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Shown {
+    /// It brought a result.
+    Done,
+    /// It failed, or nothing is shown.
+    NotDone,
 }
 
 /// A request whose call was not announced: the call's id where it has one, tool, canonical input.
@@ -123,6 +145,27 @@ impl Asks {
             call.input = (input.get().len() <= ASK_INPUT_BYTES).then(|| input.clone());
             call.digest = digest(input);
         }
+    }
+
+    /// Notes that the agent may make that call of a tool of ours.
+    pub(super) fn note_announced(&mut self, id: Option<&Foreign>, wish: Option<EngineWish>) {
+        if let (Some(id), Some(wish)) = (id, wish) {
+            if self.announced.len() >= OPEN_ASKS {
+                self.announced.pop_front();
+            }
+            self.announced.push_back((id.clone(), wish));
+        }
+    }
+
+    /// What the call of this id was to be, if it was announced.
+    pub(super) fn announced_as(&mut self, id: &Foreign) -> Option<EngineWish> {
+        let at = self.announced.iter().position(|(of, _)| of == id)?;
+        self.announced.remove(at).map(|(_, wish)| wish)
+    }
+
+    /// A call that runs.
+    pub(super) fn call(&self, id: &Foreign) -> Option<&Call> {
+        self.calls.iter().find(|call| call.id == *id)
     }
 
     /// A call's result came: gives the tool's name, and the call if it ran without a request.

@@ -3,6 +3,8 @@
 //!
 //! Must not carry anything out: its channel does that.
 
+use std::sync::Arc;
+
 use super::SessionState;
 use super::approvals::Member;
 use super::asks;
@@ -16,7 +18,11 @@ use crate::sandbox;
 impl Prepared {
     /// What is needed to do something for the agent, if its pool offers anything. What it runs has
     /// the agent's environment without its secrets.
-    pub(super) fn client_setup(&self, shared: &Shared, pool: &PoolShared) -> Option<ClientSetup> {
+    pub(super) fn client_setup(
+        &self,
+        shared: &Arc<Shared>,
+        pool: &PoolShared,
+    ) -> Option<ClientSetup> {
         if !pool.config.has_door() {
             return None;
         }
@@ -26,6 +32,7 @@ impl Prepared {
             env,
             limits: sandbox::limits_of(&pool.sandbox),
             workspace: self.place().workspace.to_owned(),
+            versions: self.versioning(shared, pool),
             tools: self.tool_setup(shared, pool),
         })
     }
@@ -34,7 +41,7 @@ impl Prepared {
 impl SessionState {
     /// Judges what the agent wants, and puts it on record.
     pub(super) fn client(&mut self, mut ask: Ask, wish: &ClientWish) {
-        self.tool_called(wish);
+        self.tool_called(&ask.key, wish);
         // Its tool's name is ours.
         let _ = ask.bound(asks::BOUNDS);
         let mode = self.mode();
@@ -73,11 +80,15 @@ impl SessionState {
                 ClientFault::Cancelled,
                 "the turn was over before this was begun",
             )),
-            (Decision::Allow, Some(place)) => Ok(place),
+            (Decision::Allow, Some(place)) => {
+                self.tool_allowed(&key);
+                Ok(place)
+            }
             _ => Err(ClientError::new(ClientFault::Denied, verdict.reason)),
         };
         if let Some(channel) = &self.channel {
-            let news = ClientNews::Judged { key, verdict };
+            let task = self.work.task.clone();
+            let news = ClientNews::Judged { key, verdict, task };
             let _ = channel.send_message(ChannelMsg::Client(Box::new(news)));
         }
         if let Some(denied) = denied {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::calls::Shown;
 use super::outbox::After;
 use super::state::{Phase, SessionState};
 use super::{Attempt, CheckResult, SessionMsg, StoredSession, Tally, work};
@@ -46,6 +47,7 @@ impl SessionState {
             SessionMsg::Rejected(why) => self.rejected(&why),
             SessionMsg::Flush => self.outbox.retried(),
             SessionMsg::Checked(check) => self.checked(*check),
+            SessionMsg::Observed(found) => self.observed(found),
             SessionMsg::Surveyed(survey) => return self.report(*survey),
             SessionMsg::Answered { ask, said } => self.answered(&ask, said),
             SessionMsg::Decide { ask, answer, reply } => self.decided_by(&ask, *answer, reply),
@@ -63,6 +65,7 @@ impl SessionState {
                 self.settled();
                 return true;
             }
+            SessionMsg::Note { event, rows, done } => self.note(*event, rows, done),
             SessionMsg::Cancel if !self.has_task => {}
             SessionMsg::Cancel => self.cancel("the run was cancelled"),
             SessionMsg::Interrupt => self.stopped_by_person(),
@@ -206,7 +209,7 @@ impl SessionState {
         self.of_turn.clear();
         if self.begun && self.turn.is_none() {
             for call in self.asks.turn_ended() {
-                self.unasked(&call);
+                self.unasked(&call, Shown::NotDone);
             }
             let (outcome, why) = self.ending.take().unwrap_or_else(|| {
                 let why = end.detail.clone();
@@ -315,7 +318,7 @@ impl SessionState {
         let over = !self.stays() && !self.gives_back;
         let survey = work::survey(
             self.prepared.as_mut(),
-            self.work.session.clone(),
+            (self.work.session.clone(), self.work.task.clone()),
             Arc::clone(&self.shared),
             &self.pool,
             over,
@@ -331,8 +334,9 @@ impl SessionState {
     }
 
     /// Tells what the attempt brought; `true` if the session is over with it.
-    pub(super) fn report(&mut self, survey: work::Survey) -> bool {
+    pub(super) fn report(&mut self, mut survey: work::Survey) -> bool {
         let stays = self.stays();
+        self.observed(std::mem::take(&mut survey.observed));
         if !stays {
             if !self.gives_back {
                 self.ended_rows(self.end.as_ref().map(|end| end.class));

@@ -141,9 +141,13 @@ pub(super) fn event(mask: &Mask, event: &mut Event) {
             tool,
             path,
             sha256: _,
+            version,
         } => {
             mask.foreign(tool);
             mask.foreign(path);
+            if let Some(of) = version {
+                mask.foreign(&mut of.path);
+            }
         }
         Event::Unknown { tag, raw: message } => {
             mask.foreign(tag);
@@ -165,6 +169,7 @@ pub(super) fn event(mask: &Mask, event: &mut Event) {
         | Event::Notice { .. }
         | Event::Compaction { .. } => said(mask, event),
         Event::SessionFresh { why, instead_of: _ } => own(mask, why),
+        Event::TurnUnsent { detail, .. } => own(mask, detail),
         Event::TerminalStarted {
             argv,
             cwd,
@@ -395,6 +400,12 @@ mod tests {
                 tool: text(),
                 path: text(),
                 sha256: None,
+                version: Some(Box::new(crate::model::FileVersion {
+                    workspace: "w".into(),
+                    path: text(),
+                    v: 1,
+                    observed: false,
+                })),
             },
         ];
         check(events);

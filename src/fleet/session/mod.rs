@@ -28,6 +28,7 @@ mod listing;
 mod masking;
 mod measure;
 mod next;
+mod observing;
 mod opening;
 mod outbox;
 pub(crate) mod outcome;
@@ -64,7 +65,7 @@ pub(crate) use prepare::{PrepareError, Prepared, WORKSPACE_INSIDE};
 pub(crate) use scales::Scales;
 pub(crate) use tally::Tally;
 pub(in crate::fleet) use weak::lacks_now;
-pub(crate) use work::{Attempt, CheckResult, Stays, Work};
+pub(crate) use work::{Attempt, CheckResult, Stays, Work, farewell};
 
 use calls::Asks;
 use outbox::{After, Outbox};
@@ -74,13 +75,14 @@ use super::answering::AnswerReply;
 use super::approver::{Approver, Said};
 use super::channel::ChannelEnd;
 use super::credit::Hold;
+use super::files::Observed;
 use super::mailbox::{Address, Mailbox, mailbox};
 use super::pool::PoolMsg;
 use super::setting::SetReply;
 use super::setup::{PoolShared, Shared};
 use crate::config::SessionScope;
 use crate::dialect::Attachment;
-use crate::journal::AnswerRow;
+use crate::journal::{AnswerRow, Write};
 use crate::lifecycle::watch::Expired;
 use crate::model::{
     AgentInfo, Ask, AskId, AskKey, ClientWish, DelegateError, Event, Foreign, RunId, SessionId,
@@ -156,6 +158,8 @@ pub(crate) enum SessionMsg {
     Flush,
     /// The check ended.
     Checked(Box<CheckResult>),
+    /// Files that a call named are versions now.
+    Observed(Vec<Observed>),
     /// What changed in the workspace is known.
     Surveyed(Box<work::Survey>),
     /// A person decided.
@@ -221,6 +225,15 @@ pub(crate) enum SessionMsg {
     },
     /// What is left of the session on the disk is settled.
     Settled,
+    /// An event of the supervisor's own, in one commit with what goes with it.
+    Note {
+        /// What is told.
+        event: Box<Event>,
+        /// What goes with it.
+        rows: Vec<Write>,
+        /// Told when it is durable; dropped when nobody knows whether it will be.
+        done: oneshot::Sender<()>,
+    },
     /// End the running turn, and with it the task.
     Cancel,
     /// The same for a person, who lets a running tool call end first.

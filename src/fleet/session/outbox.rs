@@ -66,6 +66,8 @@ pub(crate) enum After {
     Warm(oneshot::Sender<()>),
     /// What was to be set is.
     Set(SetReply),
+    /// What was to be noted is.
+    Noted(oneshot::Sender<()>),
     /// The turn's end is known for good.
     TurnEnded,
     /// The child's end is.

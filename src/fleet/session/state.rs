@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use super::approvals::{Member, Pending};
 use super::asks;
 use super::budget::Counters;
-use super::calls::{Asks, Call};
+use super::calls::{Asks, Call, Shown};
 use super::choosing::Choosing;
 use super::delegated::Delegated;
 use super::gentle::Grace;
@@ -255,7 +255,7 @@ impl SessionState {
                 let evicted = self.asks.tool_started(&event);
                 self.outbox.event(event);
                 if let Some(call) = evicted {
-                    self.unasked(&call);
+                    self.unasked(&call, Shown::NotDone);
                 }
             }
             Event::ToolUpdate { .. } => {
@@ -268,6 +268,7 @@ impl SessionState {
                 took,
                 ..
             } => {
+                self.observe_call(id);
                 let (name, unasked) = self.asks.tool_ended(id);
                 ToolCallEnded {
                     slot: &self.work.slot,
@@ -282,7 +283,12 @@ impl SessionState {
                 .emit();
                 self.outbox.event(event);
                 if let Some(call) = unasked {
-                    self.unasked(&call);
+                    let shown = if is_error {
+                        Shown::NotDone
+                    } else {
+                        Shown::Done
+                    };
+                    self.unasked(&call, shown);
                 }
                 self.tool_ended_in_grace();
             }
@@ -302,9 +308,10 @@ impl SessionState {
         self.of_turn.clear();
         self.turn_budget_ends();
         for call in self.asks.turn_ended() {
-            self.unasked(&call);
+            self.unasked(&call, Shown::NotDone);
         }
         self.asks.own.clear();
+        self.asks.announced.clear();
         // What we asked for decides: some agents say of a turn that was cancelled that it completed.
         let (outcome, detail, is_ours) = match self.ending.take() {
             None => (outcome, detail, false),
@@ -359,8 +366,8 @@ impl SessionState {
     }
 
     /// A tool call that ran without a request is judged by the same rules, afterwards.
-    pub(super) fn unasked(&mut self, call: &Call) {
-        if self.is_our_tools(call) {
+    pub(super) fn unasked(&mut self, call: &Call, shown: Shown) {
+        if self.is_our_tools(call, shown) {
             return;
         }
         let (mode, prepared) = (self.mode(), self.prepared.as_ref());
@@ -438,6 +445,9 @@ impl SessionState {
                 let _ = ready.send(());
             }
             After::Set(reply) => reply.done(Ok(())),
+            After::Noted(done) => {
+                let _ = done.send(());
+            }
             After::TurnEnded if self.scope == SessionScope::Slot && self.budget.parks.is_none() => {
                 self.after_turn();
             }

@@ -1,10 +1,14 @@
-//! What a session has people told of.
+//! What a session has people told of, and what its stream tells of the supervisor's own.
+
+use tokio::sync::oneshot;
 
 use super::approvals::Member;
+use super::outbox::After;
 use super::state::SessionState;
 use crate::fleet::told::Told;
+use crate::journal::Write;
 use crate::limits::HOOK_ABOUT_CHARS;
-use crate::model::{AskId, Foreign};
+use crate::model::{AskId, Event, Foreign};
 
 impl SessionState {
     /// An ask waits for a person, until that time in microseconds since the Unix epoch.
@@ -32,5 +36,17 @@ impl SessionState {
             deadline_us: until_us,
             in_editor: self.talk.is_some(),
         });
+    }
+}
+
+impl SessionState {
+    /// Puts an event of the supervisor's own into the stream, with what goes with it: both are
+    /// durable or neither is.
+    pub(super) fn note(&mut self, event: Event, rows: Vec<Write>, done: oneshot::Sender<()>) {
+        self.outbox.event(event);
+        for row in rows {
+            self.outbox.write(row);
+        }
+        self.outbox.after(After::Noted(done));
     }
 }

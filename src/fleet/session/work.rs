@@ -12,6 +12,7 @@ use super::{Files, Limited, StoredSession};
 use crate::fleet::budgets::RunLimits;
 use crate::fleet::channel::ChannelEnd;
 use crate::fleet::clock;
+use crate::fleet::files::Observed;
 use crate::fleet::notice::{ChangeKind, FileChange};
 use crate::fleet::setup::{PoolShared, Shared};
 use crate::launch::Finished;
@@ -251,6 +252,8 @@ pub(crate) struct Survey {
     pub(crate) changes: Vec<FileChange>,
     pub(crate) cut: bool,
     pub(crate) copy: Option<PathBuf>,
+    /// Versions of files that nobody had made.
+    pub(crate) observed: Vec<Observed>,
     /// The branch that came back, of a clone.
     pub(crate) returned: Returned,
 }
@@ -258,12 +261,15 @@ pub(crate) struct Survey {
 /// Looks at the workspace after the turn; if the session is over with it, lets it go.
 pub(crate) fn survey(
     prepared: Option<&mut Prepared>,
-    session: SessionId,
+    (session, task): (SessionId, TaskId),
     shared: Arc<Shared>,
     pool: &Arc<PoolShared>,
     over: bool,
 ) -> impl Future<Output = Survey> + Send + use<> {
     let returning = returning(prepared.as_deref(), &shared, pool);
+    let versions = prepared
+        .as_deref()
+        .and_then(|of| of.versioning(&shared, pool));
     let seen = prepared.map(|prepared| {
         (
             prepared.root(),
@@ -296,8 +302,23 @@ pub(crate) fn survey(
             None => Returned::default(),
         };
         let survey: Survey = ambient.blocking(work).await.unwrap_or_default();
-        Survey { returned, ..survey }
+        let observed = match versions {
+            Some(versions) => versions.observe(paths(&survey.changes), &task).await,
+            None => Vec::new(),
+        };
+        Survey {
+            observed,
+            returned,
+            ..survey
+        }
     }
+}
+
+/// The paths that are plain texts.
+fn paths(changes: &[FileChange]) -> Vec<String> {
+    let paths = changes.iter().map(|change| change.path.raw());
+    let plain = paths.filter(|path| !path.contains('\\'));
+    plain.map(str::to_owned).collect()
 }
 
 fn compare(root: Result<Root, TreeError>, before: Option<Manifest>) -> Survey {

@@ -9,7 +9,7 @@ use super::read::known;
 use super::{ChatFault, of};
 use crate::journal::codec;
 use crate::journal::error::{ReadError, Violation};
-use crate::journal::reader::Reader;
+use crate::journal::reader::{Reader, StoredEvent, stored_event};
 use crate::journal::rows::{Fault, Writer, signed};
 use crate::model::{ChatPhase, ChatProgress, Foreign, ItemState, ReviewState, SessionId, TurnId};
 use crate::plan::checklist::ItemId;
@@ -237,6 +237,44 @@ impl Reader {
                    losses, at_ms FROM plan_items WHERE chat = ?1 \
                    ORDER BY state = 'gone', ordinal, item";
         self.rows(sql, [chat.as_str()], plan_item)
+    }
+
+    /// The events of a member after one of them that its parent looks at: files that changed,
+    /// questions, steps of the plan, ends of turns. At most `limit` of them.
+    ///
+    /// # Errors
+    /// [`ReadError`]
+    pub fn member_events(
+        &self,
+        member: &SessionId,
+        after: u64,
+        limit: u32,
+    ) -> Result<Vec<StoredEvent>, ReadError> {
+        let sql = "SELECT session, epoch, seq, at_us, kind, version, body FROM events \
+                   WHERE session = ?1 AND seq > ?2 AND kind IN \
+                   ('file_updated', 'asked', 'plan_step', 'turn_ended') ORDER BY seq LIMIT ?3";
+        let given = params![member.as_str(), signed(after), limit];
+        self.rows(sql, given, |row| Ok(stored_event(row)?))
+    }
+
+    /// Whether a session had, after one of its events, a tool call that is not only for reading, or
+    /// changed a file, whose record has a text in it, as JSON writes that.
+    ///
+    /// # Errors
+    /// [`ReadError`]
+    pub fn has_touched(
+        &self,
+        session: &SessionId,
+        after: u64,
+        text: &str,
+    ) -> Result<bool, ReadError> {
+        let text = serde_json::to_string(text).unwrap_or_default();
+        let sql = "SELECT 1 FROM events WHERE session = ?1 AND seq > ?2 AND kind IN \
+                   ('tool_start', 'asked', 'file_updated') AND instr(body, ?3) > 0 \
+                   AND lower(coalesce(body ->> '$.name', body ->> '$.tool', '')) NOT GLOB 'read*' \
+                   LIMIT 1";
+        let given = params![session.as_str(), signed(after), text.trim_matches('"')];
+        Ok(!self.rows(sql, given, |_| Ok(()))?.is_empty())
     }
 
     /// What was said of a chat's plan, in order.

@@ -86,6 +86,14 @@ pub struct StoredTurn {
     pub key: Option<Foreign>,
 }
 
+impl StoredTurn {
+    /// A person stopped it while it waited: it is to be ended, and no agent gets it.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        self.state == TurnState::Waiting && self.outcome.is_some()
+    }
+}
+
 /// Who said something in a chat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Speaker {
@@ -168,6 +176,28 @@ impl Reader {
                    ORDER BY chat LIMIT ?2";
         let after = after.map_or("", SessionId::as_str);
         self.rows(sql, params![after, limit], |row| {
+            known("session", row.get(0)?, |text| SessionId::new(text).ok())
+        })
+    }
+
+    /// At most `limit` open chats that nobody has used since `before_ms` and in which nothing waits
+    /// or runs, by their ids, after one of them.
+    ///
+    /// # Errors
+    /// [`ReadError`]
+    pub fn unused_chats(
+        &self,
+        before_ms: i64,
+        after: Option<&SessionId>,
+        limit: u32,
+    ) -> Result<Vec<SessionId>, ReadError> {
+        let sql = "SELECT session FROM chats WHERE ended_ms IS NULL AND session > ?1 \
+                   AND coalesce((SELECT max(accepted_ms, coalesce(ended_ms, 0)) FROM turns \
+                   WHERE chat = session ORDER BY seq DESC LIMIT 1), created_ms) < ?2 \
+                   AND NOT EXISTS (SELECT 1 FROM turns WHERE chat = session \
+                   AND state <> 'ended') ORDER BY session LIMIT ?3";
+        let after = after.map_or("", SessionId::as_str);
+        self.rows(sql, params![after, before_ms, limit], |row| {
             known("session", row.get(0)?, |text| SessionId::new(text).ok())
         })
     }

@@ -203,6 +203,17 @@ pub(super) struct FileUpdated<'a> {
     pub(super) path: Text<'a>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) sha256: Option<Cow<'a, str>>,
+    #[serde(default, borrow, skip_serializing_if = "Option::is_none")]
+    pub(super) version: Option<FileVersion<'a>>,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct FileVersion<'a> {
+    pub(super) workspace: Text<'a>,
+    pub(super) path: Text<'a>,
+    pub(super) v: u64,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) observed: bool,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -251,6 +262,13 @@ pub(super) struct TurnEnded<'a> {
     pub(super) usage: Usage,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) detail: Maybe<'a>,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct TurnUnsent<'a> {
+    pub(super) turn: Text<'a>,
+    pub(super) outcome: Text<'a>,
+    pub(super) detail: Text<'a>,
 }
 
 #[derive(Serialize, Deserialize)]

@@ -8,8 +8,9 @@ use serde::Deserialize;
 use super::{CodecError, VERSION, body};
 use crate::model::{
     AgentInfo, Ask, AskId, AskKey, ChoiceInfo, Claimed, CommandInfo, Cost, DecidedBy, Decision,
-    EgressResult, Event, EventKind, ExitClass, Foreign, OptionState, Origin, PlanEntry, PoolName,
-    SessionId, StepStatus, TaskId, TaskRef, TaskSpec, TurnOutcome, Usage, Verdict, Weakness,
+    EgressResult, Event, EventKind, ExitClass, FileVersion, Foreign, OptionState, Origin,
+    PlanEntry, PoolName, SessionId, StepStatus, TaskId, TaskRef, TaskSpec, TurnId, TurnOutcome,
+    Usage, Verdict, Weakness,
 };
 
 /// The words that [`Event::ChildStarted`] and [`Event::BadLine`] carry as static texts. A word
@@ -60,6 +61,7 @@ pub fn decode(kind: &str, version: u32, body: &str) -> Result<Event, CodecError>
         | EventKind::Ready
         | EventKind::TurnStarted
         | EventKind::TurnEnded
+        | EventKind::TurnUnsent
         | EventKind::ChildExited
         | EventKind::CheckEnded => course(&reader),
         EventKind::ToolStart
@@ -242,6 +244,14 @@ fn course(reader: &Reader<'_>) -> Result<Event, CodecError> {
                 output: own(b.output),
             }
         }
+        EventKind::TurnUnsent => {
+            let b: body::TurnUnsent<'_> = reader.parse()?;
+            Event::TurnUnsent {
+                turn: reader.word("turn id", &b.turn, |text| TurnId::new(text).ok())?,
+                outcome: reader.word("turn outcome", &b.outcome, TurnOutcome::from_word)?,
+                detail: b.detail.into_owned(),
+            }
+        }
         _ => {
             let b: body::TurnEnded<'_> = reader.parse()?;
             Event::TurnEnded {
@@ -331,6 +341,14 @@ fn tools(reader: &Reader<'_>) -> Result<Event, CodecError> {
                 tool: own(b.tool),
                 path: own(b.path),
                 sha256: b.sha256.map(Cow::into_owned),
+                version: b.version.map(|of| {
+                    Box::new(FileVersion {
+                        workspace: own(of.workspace),
+                        path: own(of.path),
+                        v: of.v,
+                        observed: of.observed,
+                    })
+                }),
             }
         }
     })

@@ -1,8 +1,8 @@
-//! Events of connections to hosts outside, and of tools of our own, for the tests of the codec.
+//! Events of connections to hosts outside, of tools of our own, and of chats, for the tests of the codec.
 
 use std::time::Duration;
 
-use crate::model::{EgressResult, Event, StepStatus};
+use crate::model::{EgressResult, Event, StepStatus, TurnId, TurnOutcome};
 
 /// One of each form.
 pub(super) fn events() -> Vec<Event> {
@@ -33,8 +33,19 @@ pub(super) fn events() -> Vec<Event> {
             tool: "edit_file".into(),
             path: "/workspace/a".into(),
             sha256: Some("0".repeat(64)),
+            version: Some(Box::new(crate::model::FileVersion {
+                workspace: "site".into(),
+                path: "a".into(),
+                v: 7,
+                observed: true,
+            })),
         },
     ];
     events.extend(super::work::events());
+    events.push(Event::TurnUnsent {
+        turn: TurnId::new("turn-1").expect("an id"),
+        outcome: TurnOutcome::Cancelled,
+        detail: "nobody \u{1b} had it".to_owned(),
+    });
     events
 }

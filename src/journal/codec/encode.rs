@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 
 use super::body::{self, maybe, text};
 use crate::limits;
-use crate::model::{Ask, ChoiceInfo, Claimed, Event, TaskSpec, Usage};
+use crate::model::{Ask, ChoiceInfo, Claimed, Event, FileVersion, TaskSpec, Usage};
 
 /// Appends the event's body, one JSON object, to `out`.
 pub fn encode_into(event: &Event, out: &mut Vec<u8>) {
@@ -20,6 +20,7 @@ pub fn encode_into(event: &Event, out: &mut Vec<u8>) {
         | Event::Ready(_)
         | Event::TurnStarted { .. }
         | Event::TurnEnded { .. }
+        | Event::TurnUnsent { .. }
         | Event::ChildExited { .. }
         | Event::CheckEnded { .. } => course(event, out),
         Event::ToolStart { .. }
@@ -153,6 +154,18 @@ fn course(event: &Event, out: &mut Vec<u8>) {
                 detail: detail.as_deref().map(Cow::Borrowed),
             },
         ),
+        Event::TurnUnsent {
+            turn,
+            outcome,
+            detail,
+        } => put(
+            out,
+            &body::TurnUnsent {
+                turn: Cow::Borrowed(turn.as_str()),
+                outcome: Cow::Borrowed(outcome.word()),
+                detail: Cow::Borrowed(detail),
+            },
+        ),
         Event::ChildExited {
             class,
             status,
@@ -177,6 +190,15 @@ fn course(event: &Event, out: &mut Vec<u8>) {
             },
         ),
         _ => {}
+    }
+}
+
+fn file_version(of: &FileVersion) -> body::FileVersion<'_> {
+    body::FileVersion {
+        workspace: text(&of.workspace),
+        path: text(&of.path),
+        v: of.v,
+        observed: of.observed,
     }
 }
 
@@ -246,12 +268,18 @@ fn tools(event: &Event, out: &mut Vec<u8>) {
                 rules: rules.iter().map(Into::into).collect(),
             },
         ),
-        Event::FileUpdated { tool, path, sha256 } => put(
+        Event::FileUpdated {
+            tool,
+            path,
+            sha256,
+            version,
+        } => put(
             out,
             &body::FileUpdated {
                 tool: text(tool),
                 path: text(path),
                 sha256: sha256.as_deref().map(Into::into),
+                version: version.as_deref().map(file_version),
             },
         ),
         Event::PlanStep { step, status } => put(

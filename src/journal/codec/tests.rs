@@ -322,6 +322,7 @@ fn tools() -> Vec<Event> {
             tool: foreign("write_file"),
             path: foreign("notes.txt"),
             sha256: None,
+            version: None,
         },
         Event::TerminalStarted {
             terminal: "terminal-1".to_owned(),

@@ -1,6 +1,7 @@
 //! Chats: what was accepted is there, in order and once, whatever happens to who accepted it.
 
 mod crash;
+mod stopped;
 
 use super::*;
 use crate::model::{
@@ -317,10 +318,12 @@ fn a_turn_ends_with_its_task_as_its_session_said() {
         (stored.begun_ms, stored.ended_ms, stored.state),
         (Some(50), Some(70), ENDED)
     );
-    // One whose agent never came: its task says how.
+    // One whose agent never came, so that nobody was told: whoever sent it ends it.
     assert_durable(&commit(&journal, sent("c", 2, "p-2")));
     let failed = task_ended("c", "p-2", TaskOutcome::Failed);
     assert_durable(&commit(&journal, vec![failed]));
+    assert_eq!(states(&reader, "c")[1], (2, RUNNING, None));
+    assert_durable(&commit(&journal, vec![end("c", 2, TurnOutcome::Failed)]));
     // One that was never sent waits again, then is ended by hand; a second end changes nothing.
     assert_durable(&commit(&journal, sent("c", 3, "p-3")));
     let skipped = task_ended("c", "p-3", TaskOutcome::Skipped);
@@ -529,6 +532,7 @@ fn retention_takes_a_closed_chat_with_all_its_rows_and_no_open_one() {
             writes.push(accept(name, seq));
             writes.extend(sent(name, seq, &id));
             writes.push(task_ended(name, &id, TaskOutcome::Done));
+            writes.push(end(name, seq, TurnOutcome::Completed));
         }
         assert_durable(&commit(&journal, writes));
     }

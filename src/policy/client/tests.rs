@@ -306,3 +306,43 @@ fn who_decides_sees_directory_and_every_variable_with_its_value() {
     assert_eq!(with(&many).decision, Decision::Deny);
     assert_eq!(with(&many[1..]).decision, Decision::Ask);
 }
+
+#[test]
+fn an_edit_is_refused_where_only_reading_is() {
+    let text = "schema = 1\nname = \"own\"\ndefault = \"allow\"\n[paths]\nsealed = [\"@/sealed.txt\"]\n\
+        [[rule]]\nid = \"not-read\"\ndecision = \"deny\"\ntool = \"read\"\npath = \"sealed\"\nreason = \"it is sealed\"\n";
+    let policy = Policy::load(text, "own", &|_| Err("none".to_owned())).expect("a policy");
+    let at = Place {
+        workspace: "/workspace",
+        home: "/home/agent",
+        cwd: Some("/workspace"),
+        resolver: &Tree,
+    };
+    let decided = |path: &str, call: &dyn Fn(String) -> crate::model::EngineCall| {
+        let wish = ClientWish::Tool(Box::new(call(path.to_owned()).wish()));
+        policy.decide_client(&wish, &at)
+    };
+    let edit = |path| crate::model::EngineCall::Edit {
+        path,
+        edit: crate::model::TextEdit {
+            old: "a".to_owned(),
+            new: "b".to_owned(),
+            all: false,
+        },
+        base: None,
+    };
+    let write = |path| crate::model::EngineCall::Write {
+        path,
+        content: "b".to_owned(),
+        base: None,
+    };
+    let (judgement, place) = decided("/workspace/sealed.txt", &edit);
+    assert_eq!((judgement.decision, place), (Decision::Deny, None));
+    assert_eq!(judgement.rules, ["not-read"]);
+    // What tells nothing of it is judged by itself.
+    let (judgement, _) = decided("/workspace/sealed.txt", &write);
+    assert_eq!(judgement.decision, Decision::Allow);
+    let (judgement, place) = decided("/workspace/open.txt", &edit);
+    assert_eq!(judgement.decision, Decision::Allow);
+    assert_eq!(place.as_deref(), Some("/workspace/open.txt"));
+}

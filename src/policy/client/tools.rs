@@ -14,6 +14,9 @@ use crate::policy::{Policy, judge};
 /// What a question to a person is decided by.
 const ASKS: &str = "engine_tools.ask_person";
 
+/// What a permission to call a tool of ours is decided by.
+const ANNOUNCED: &str = "engine_tools.announced";
+
 /// Arguments that rules do not see.
 const TEXTS: [&str; 3] = ["content", "old_text", "new_text"];
 
@@ -28,14 +31,19 @@ pub(super) fn called(
         (EngineTool::WriteFile, Some(path)) => file(policy, path, (at, occasion), |paths| {
             Request::Write { paths }
         })?,
-        (EngineTool::EditFile, Some(path)) => file(policy, path, (at, occasion), |paths| {
-            Request::Edit { paths }
-        })?,
-        (EngineTool::ReadFile, Some(path)) => {
-            file(policy, path, (at, occasion), |paths| Request::Read {
-                targets: paths.into_iter().map(Target::Path).collect(),
-            })?
+        (EngineTool::EditFile, Some(path)) => {
+            let edited = file(policy, path, (at, occasion), |paths| Request::Edit {
+                paths,
+            })?;
+            // Whether a text is in a file is told by whether it could be changed.
+            let read = file(policy, path, (at, occasion), reading)?;
+            if read.0.decision > edited.0.decision {
+                read
+            } else {
+                edited
+            }
         }
+        (EngineTool::ReadFile, Some(path)) => file(policy, path, (at, occasion), reading)?,
         (EngineTool::AskPerson, None) => (question(wish), String::new()),
         (EngineTool::PlanStep, None) => (harmless(), String::new()),
         (tool, _) => {
@@ -59,6 +67,23 @@ pub(super) fn called(
         return Ok((judgement, place));
     }
     Ok((named, place))
+}
+
+/// What is said of a permission that an agent asks for before it calls a tool of ours: the call itself
+/// comes to us, and is judged then.
+#[must_use]
+pub fn announced(tool: EngineTool) -> Judgement {
+    Judgement {
+        rules: vec![ANNOUNCED.to_owned()],
+        reason: format!("the call of {} is judged when it comes", tool.recorded()),
+        ..harmless()
+    }
+}
+
+fn reading(paths: Vec<String>) -> Request {
+    Request::Read {
+        targets: paths.into_iter().map(Target::Path).collect(),
+    }
 }
 
 /// A person is asked, whatever the rules allow.

@@ -29,7 +29,7 @@ pub(super) struct Library {
 
 impl Library {
     /// Whether it is the one that loads the others.
-    fn is_loader(&self) -> bool {
+    pub(super) fn is_loader(&self) -> bool {
         self.name.starts_with("ld-") || self.name.starts_with("ld64")
     }
 }

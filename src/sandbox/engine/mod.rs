@@ -41,7 +41,7 @@ mod run;
 mod stage;
 
 pub(super) use entry::main as entry_main;
-pub(super) use own::command as own_command;
+pub(super) use own::{command as own_command, inside as own_inside};
 
 use container::Asked;
 use run::{News, Running, Signals};

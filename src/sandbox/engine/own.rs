@@ -12,7 +12,7 @@ use std::process::Command;
 use super::super::fail::{At, Step};
 use super::super::plan::MARSHAL;
 use super::container::{LIBRARIES, Library};
-use crate::wire::shim::Stage;
+use crate::wire::shim::{Failure, Stage};
 
 /// The libraries that this process runs with, its loader among them; none if it was linked with all
 /// that it needs.
@@ -76,6 +76,20 @@ pub(super) fn argv(mut argv: Vec<String>) -> Vec<String> {
         argv.splice(..0, before);
     }
     argv
+}
+
+/// The words by which a program inside starts this binary, where an engine's image need not have its
+/// libraries: as they are known outside.
+pub(in super::super) fn inside() -> std::io::Result<Vec<String>> {
+    let told = |failure: Failure| std::io::Error::other(failure.to_string());
+    let libraries = libraries().map_err(told)?;
+    let mut words = Vec::new();
+    if let Some(loader) = libraries.iter().find(|library| library.is_loader()) {
+        words.push(format!("{LIBRARIES}/{}", loader.name));
+        words.extend(["--library-path", LIBRARIES].map(str::to_owned));
+    }
+    words.push(MARSHAL.to_owned());
+    Ok(words)
 }
 
 /// The loader that was started with this binary as argument, if that is how this process runs.

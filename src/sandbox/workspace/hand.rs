@@ -367,12 +367,11 @@ impl<'d> Fresh<'d> {
         let mut file = &self.file;
         file.write_all(bytes)
             .map_err(|error| system(cannot, error))?;
-        let (mode, uid, gid) = match old {
-            Some(old) => (old.st_mode & 0o777, old.st_uid, old.st_gid),
-            None => {
-                let dir = examine(dir)?;
-                (FRESH_MODE, dir.st_uid, dir.st_gid)
-            }
+        let (mode, uid, gid) = if let Some(old) = old {
+            (old.st_mode & 0o777, old.st_uid, old.st_gid)
+        } else {
+            let dir = examine(dir)?;
+            (FRESH_MODE, dir.st_uid, dir.st_gid)
         };
         give(file, uid, gid)?;
         rustix::fs::fchmod(file, Mode::from_raw_mode(mode))

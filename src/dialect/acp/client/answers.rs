@@ -111,7 +111,9 @@ fn exit(of: TerminalExit) -> Exit {
 /// Answers a request of that method with what came of it.
 pub(super) fn done(id: &str, method: ClientMethod, done: &ClientDone) -> Vec<u8> {
     match (method, done) {
-        (_, ClientDone::Text(content)) => reply(id, Text { content }),
+        (_, ClientDone::Text(content) | ClientDone::Read { text: content, .. }) => {
+            reply(id, Text { content })
+        }
         (_, ClientDone::Terminal(terminal_id)) => reply(id, Created { terminal_id }),
         (
             _,
@@ -130,7 +132,9 @@ pub(super) fn done(id: &str, method: ClientMethod, done: &ClientDone) -> Vec<u8>
         ),
         (ClientMethod::TerminalWait, ClientDone::Exited(of)) => reply(id, exit(*of)),
         // Whoever ends a command is not told how it ended.
-        (_, ClientDone::Nothing | ClientDone::Exited(_)) => reply(id, Nothing {}),
+        (_, ClientDone::Nothing | ClientDone::Written(_) | ClientDone::Exited(_)) => {
+            reply(id, Nothing {})
+        }
     }
 }
 

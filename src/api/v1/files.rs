@@ -1,0 +1,290 @@
+//! Registered workspaces, and the versions of their files.
+//!
+//! Only what the store took is shown: nobody reads a directory of the host by these routes. Must not
+//! know how versions are kept.
+
+use axum::http::StatusCode;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde::{Deserialize, Serialize};
+
+use super::call::Call;
+use super::fault::Fault;
+use super::views::{List, shown, time};
+use super::{Answer, Desk};
+use crate::config::Approver;
+use crate::fleet::{FileWrite, FilesError, HandError, Parents};
+use crate::limits::STORE_PAGE;
+use crate::model::WorkspaceName;
+use crate::store::{Author, AuthorKind, Base, Diff, Held, Origin, StoreError, Version};
+
+#[derive(Serialize)]
+struct WorkspaceView {
+    name: String,
+}
+
+#[derive(Serialize)]
+struct AuthorView {
+    kind: &'static str,
+    name: String,
+}
+
+#[derive(Serialize)]
+struct VersionView {
+    path: String,
+    version: u64,
+    base: Option<u64>,
+    cause: &'static str,
+    author: AuthorView,
+    task: Option<String>,
+    at: String,
+    bytes: u64,
+    sha256: Option<String>,
+    held: &'static str,
+    executable: bool,
+}
+
+/// A version with what the file held.
+#[derive(Serialize)]
+struct FileView {
+    version: VersionView,
+    /// The whole of it, where it is a text.
+    content: Option<String>,
+    /// The whole of it, where it is none.
+    base64: Option<String>,
+}
+
+#[derive(Serialize)]
+struct DiffView {
+    from: u64,
+    to: u64,
+    kind: &'static str,
+    text: Option<String>,
+    cut: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Put {
+    content: String,
+    base: Option<u64>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Restore {
+    version: u64,
+    base: Option<u64>,
+}
+
+impl VersionView {
+    fn of(version: &Version) -> Self {
+        Self {
+            path: version.path.as_str().to_owned(),
+            version: version.v,
+            base: version.base,
+            cause: version.cause.word(),
+            author: AuthorView {
+                kind: version.origin.author.kind.word(),
+                name: version.origin.author.name.raw().to_owned(),
+            },
+            task: version.origin.task.clone(),
+            at: time(version.at_ms.saturating_mul(1000)),
+            bytes: version.bytes,
+            sha256: version.digest.map(|digest| digest.to_string()),
+            held: match version.held {
+                Held::Kept => "kept",
+                Held::Measured => "measured",
+                Held::Gone => "gone",
+            },
+            executable: version.exec,
+        }
+    }
+}
+
+/// What a person is in a version.
+fn by(who: &Approver) -> Origin {
+    Origin::of(Author::new(AuthorKind::Person, &who.to_string()))
+}
+
+fn base(given: Option<u64>) -> Base {
+    match given {
+        None => Base::Any,
+        Some(0) => Base::New,
+        Some(v) => Base::At(v),
+    }
+}
+
+fn fault(error: &FilesError) -> Fault {
+    let status = match error {
+        FilesError::NoWorkspace(_)
+        | FilesError::NoFile(_)
+        | FilesError::Inner { .. }
+        | FilesError::Store(
+            StoreError::NoFile(_) | StoreError::NoVersion { .. } | StoreError::NoWorkspace(_),
+        ) => StatusCode::NOT_FOUND,
+        FilesError::Name(_) | FilesError::Store(StoreError::Name(_) | StoreError::Request(_)) => {
+            StatusCode::BAD_REQUEST
+        }
+        FilesError::Kept(_) => StatusCode::FORBIDDEN,
+        FilesError::Disk {
+            source: HandError::TooLarge(_),
+            ..
+        } => StatusCode::PAYLOAD_TOO_LARGE,
+        FilesError::Disk { .. }
+        | FilesError::Changed(_)
+        | FilesError::Store(
+            StoreError::Stale { .. }
+            | StoreError::NoBase { .. }
+            | StoreError::NoContent { .. }
+            | StoreError::Exists(_),
+        ) => StatusCode::CONFLICT,
+        FilesError::NoStore
+        | FilesError::Workspace(_)
+        | FilesError::Store(_)
+        | FilesError::Stopping => StatusCode::SERVICE_UNAVAILABLE,
+    };
+    // The way to a workspace is the host's own matter.
+    let told = match error {
+        FilesError::Workspace(_) => "the workspace's directory cannot be opened".to_owned(),
+        error => error.to_string(),
+    };
+    Fault::new(status, told)
+}
+
+fn workspace(call: &Call) -> Result<WorkspaceName, Fault> {
+    let name = call.name("workspace");
+    WorkspaceName::new(name).map_err(|_| Fault::not_found("there is no such workspace"))
+}
+
+/// A number of a version in the query.
+fn number(call: &Call, key: &str) -> Result<Option<u64>, Fault> {
+    let Some(text) = call.given(key) else {
+        return Ok(None);
+    };
+    let is_plain = text.bytes().all(|byte| byte.is_ascii_digit());
+    let number = text.parse().ok().filter(|v| is_plain && *v > 0);
+    match number {
+        Some(v) => Ok(Some(v)),
+        None => Err(Fault::bad(format!(
+            "query key {key:?} must be a version, from 1"
+        ))),
+    }
+}
+
+fn limit(call: &Call) -> u32 {
+    u32::try_from(call.limit()).map_or(STORE_PAGE, |limit| limit.min(STORE_PAGE))
+}
+
+pub(super) async fn workspaces(desk: Desk, _: Call) -> Answer {
+    let names = desk.fleet.workspaces().into_iter();
+    let items = names.map(|name| WorkspaceView {
+        name: name.to_string(),
+    });
+    shown(&List {
+        items: items.collect(),
+        next: None,
+    })
+}
+
+pub(super) async fn list(desk: Desk, call: Call) -> Answer {
+    let workspace = workspace(&call)?;
+    let prefix = call.given("prefix").unwrap_or("");
+    let after = call.given("cursor");
+    let page = desk
+        .fleet
+        .list_files(&workspace, prefix, after, limit(&call));
+    let page = page.await.map_err(|error| fault(&error))?;
+    let rows = page.rows.iter();
+    shown(&List {
+        items: rows.map(|file| VersionView::of(&file.current)).collect(),
+        next: page.next,
+    })
+}
+
+pub(super) async fn one(desk: Desk, call: Call) -> Answer {
+    let (workspace, v) = (workspace(&call)?, number(&call, "version")?);
+    let fetched = desk.fleet.file_version(&workspace, call.name("path"), v);
+    let fetched = fetched.await.map_err(|error| fault(&error))?;
+    if v.is_none() && fetched.version.held == Held::Gone {
+        let detail = format!(
+            "the file is gone since version {}; ask for ?version= of an earlier one",
+            fetched.version.v
+        );
+        return Err(Fault::not_found(detail));
+    }
+    let (content, base64) = match fetched.content.map(Vec::from) {
+        None => (None, None),
+        Some(bytes) => match String::from_utf8(bytes) {
+            Ok(text) => (Some(text), None),
+            Err(error) => (None, Some(STANDARD.encode(error.as_bytes()))),
+        },
+    };
+    shown(&FileView {
+        version: VersionView::of(&fetched.version),
+        content,
+        base64,
+    })
+}
+
+pub(super) async fn put(desk: Desk, call: Call) -> Answer {
+    let workspace = workspace(&call)?;
+    let put: Put = call.body()?;
+    let file = FileWrite {
+        base: base(put.base),
+        bytes: put.content.into(),
+        origin: by(&call.who),
+        parents: Parents::Make,
+    };
+    let written = desk.fleet.write_file(&workspace, call.name("path"), file);
+    let version = written.await.map_err(|error| fault(&error))?;
+    shown(&VersionView::of(&version))
+}
+
+pub(super) async fn history(desk: Desk, call: Call) -> Answer {
+    let workspace = workspace(&call)?;
+    let before = number(&call, "cursor")?;
+    let page = desk
+        .fleet
+        .file_history(&workspace, call.name("path"), before, limit(&call));
+    let page = page.await.map_err(|error| fault(&error))?;
+    shown(&List {
+        items: page.rows.iter().map(VersionView::of).collect(),
+        next: page.next.map(|v| v.to_string()),
+    })
+}
+
+pub(super) async fn diff(desk: Desk, call: Call) -> Answer {
+    let workspace = workspace(&call)?;
+    let (Some(from), Some(to)) = (number(&call, "from")?, number(&call, "to")?) else {
+        return Err(Fault::bad("the query needs from and to, two versions"));
+    };
+    let diff = desk
+        .fleet
+        .file_diff(&workspace, call.name("path"), (from, to));
+    let (kind, text, cut) = match diff.await.map_err(|error| fault(&error))? {
+        Diff::Same => ("same", None, false),
+        Diff::Text { text, cut } => ("text", Some(text), cut),
+        Diff::Binary => ("binary", None, false),
+        Diff::TooLong => ("too_long", None, false),
+        Diff::NotHeld => ("not_held", None, false),
+    };
+    shown(&DiffView {
+        from,
+        to,
+        kind,
+        text,
+        cut,
+    })
+}
+
+pub(super) async fn restore(desk: Desk, call: Call) -> Answer {
+    let workspace = workspace(&call)?;
+    let wanted: Restore = call.body()?;
+    let of = (wanted.version, base(wanted.base));
+    let restored = desk
+        .fleet
+        .restore_file(&workspace, call.name("path"), of, by(&call.who));
+    let version = restored.await.map_err(|error| fault(&error))?;
+    shown(&VersionView::of(&version))
+}

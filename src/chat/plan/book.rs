@@ -1,0 +1,444 @@
+//! An approved plan is worked: what members brought, what the file says, who does what next, and when
+//! all of it is over.
+//!
+//! Owns the order that a kill cannot harm: the tick is in the file before the item is done on record,
+//! and an item is claimed in the commit that accepts its prompt. Must not know how files are written.
+
+use std::collections::HashSet;
+
+use super::coordinator::{Coordinator, Stuck, Then};
+use super::file::{NoPlan, PlanText};
+use super::items::{Items, Taking, status};
+use super::prompts;
+use crate::journal::{ChatWrite, PlanItem, PlanWrite, StoredChat, StoredTurn, Write};
+use crate::limits;
+use crate::model::{
+    ChatPhase, ChatProgress, ChatSettings, ItemState, TurnId, TurnOutcome, TurnState, Work,
+};
+use crate::plan::checklist::ItemId;
+
+/// What a finished turn means for its item.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Brought {
+    Done,
+    /// It went with the supervisor.
+    Lost,
+    Failed,
+}
+
+impl Coordinator {
+    /// One look at an approved plan.
+    pub(super) async fn working(
+        &mut self,
+        chat: &StoredChat,
+        members: &[StoredChat],
+    ) -> Result<Then, Stuck> {
+        let workers: Vec<&StoredChat> = members
+            .iter()
+            .filter(|of| of.settings.planner.is_none())
+            .collect();
+        let id = self.id.clone();
+        let read = self
+            .chats
+            .readers
+            .read(move |reader| reader.plan_items(&id));
+        let mut items = Items::of(read.await?);
+        let brought = self.brought(&items).await?;
+        let done: Vec<ItemId> = brought
+            .iter()
+            .filter(|(_, brought)| *brought == Brought::Done)
+            .map(|(item, _)| *item)
+            .collect();
+        let mut plan = match self.read(chat, &done).await {
+            Ok(plan) => {
+                self.missed = 0;
+                plan
+            }
+            Err(NoPlan::Unread(why)) => return Err(Stuck::Again(why)),
+            Err(NoPlan::Not(why)) => return self.without_plan(chat, &workers, why).await,
+        };
+        let now_ms = self.chats.fleet.now_ms();
+        for (item, brought) in &brought {
+            settle(&mut items, *item, *brought, &plan, now_ms);
+        }
+        let (wait, by_agent) = self.new_items(&items, &plan, members).await?;
+        let taking = Taking {
+            chat: &self.id,
+            by_agent,
+            agent_items: chat.settings.agent_items,
+            now_ms,
+        };
+        let lost = items.follow(&plan.list, &wait, taking);
+        if !lost.is_empty() {
+            plan = match self.file(chat).tick(&lost).await {
+                Ok(plan) => plan,
+                Err(NoPlan::Not(why) | NoPlan::Unread(why)) => return Err(Stuck::Again(why)),
+            };
+        }
+        self.keep(&items, members).await?;
+        if wait.is_empty() {
+            for member in members {
+                let id = member.session.clone();
+                let read = self.chats.readers.read(move |reader| reader.last_seq(&id));
+                // What was durable before the file was read, or a little more: calls come first.
+                let end = read.await?;
+                if member.running.is_none() {
+                    self.looked.insert(member.session.clone(), end);
+                }
+            }
+        }
+        let mut then = Then::Wait;
+        for worker in &workers {
+            if worker.running.is_some() || worker.waiting > 0 {
+                continue;
+            }
+            match self.claim(chat, worker, &workers, &mut items, &plan).await {
+                Ok(()) => {}
+                Err(Stuck::Again(why)) => {
+                    tracing::debug!(chat = %self.id, why, "an item waits for its member");
+                    then = Then::Soon;
+                }
+                Err(stopping) => return Err(stopping),
+            }
+        }
+        let is_open = items.count(ItemState::Open) + items.count(ItemState::Claimed) > 0;
+        if is_open || !wait.is_empty() {
+            return Ok(then);
+        }
+        self.finish(chat, &workers, &items).await
+    }
+
+    /// The plan, with these items ticked in it.
+    async fn read(&self, chat: &StoredChat, done: &[ItemId]) -> Result<PlanText, NoPlan> {
+        let file = self.file(chat);
+        if done.is_empty() {
+            file.read().await
+        } else {
+            file.tick(done).await
+        }
+    }
+
+    /// The file is no plan any more: what runs may bring it back, nothing else is begun.
+    async fn without_plan(
+        &mut self,
+        chat: &StoredChat,
+        workers: &[&StoredChat],
+        why: String,
+    ) -> Result<Then, Stuck> {
+        if workers
+            .iter()
+            .any(|of| of.running.is_some() || of.waiting > 0)
+        {
+            return Ok(Then::Wait);
+        }
+        // Editors take a file away for a moment.
+        self.missed += 1;
+        if self.missed < limits::PLAN_MISSED {
+            return Ok(Then::Soon);
+        }
+        self.end(chat, TurnOutcome::Failed, "no_plan", why, Vec::new())
+            .await
+    }
+
+    /// What became of the items whose turns are over.
+    async fn brought(&self, items: &Items) -> Result<Vec<(ItemId, Brought)>, Stuck> {
+        let mut brought = Vec::new();
+        let claimed = items.all.iter();
+        for row in claimed.filter(|row| row.state == ItemState::Claimed) {
+            let Some(turn) = row.turn.clone() else {
+                brought.push((row.item, Brought::Failed));
+                continue;
+            };
+            let read = self.chats.readers.read(move |reader| reader.turn(&turn));
+            let found: Option<StoredTurn> = read.await?;
+            let found = found.filter(|turn| turn.state == TurnState::Ended);
+            match found.map(|turn| turn.outcome) {
+                None => {}
+                Some(Some(TurnOutcome::Completed)) => brought.push((row.item, Brought::Done)),
+                Some(Some(TurnOutcome::Lost)) if self.is_first => {
+                    brought.push((row.item, Brought::Lost));
+                }
+                Some(_) => brought.push((row.item, Brought::Failed)),
+            }
+        }
+        Ok(brought)
+    }
+
+    /// New items that must wait because nobody can know yet who wrote them, and whether those that
+    /// need not are agents'.
+    async fn new_items(
+        &mut self,
+        items: &Items,
+        plan: &PlanText,
+        members: &[StoredChat],
+    ) -> Result<(HashSet<ItemId>, bool), Stuck> {
+        let unknown = items.unknown(&plan.list);
+        self.fresh.retain(|item, _| unknown.contains(item));
+        if items.all.is_empty() {
+            return Ok((HashSet::new(), false));
+        }
+        let running: HashSet<TurnId> = members.iter().filter_map(|of| of.running.clone()).collect();
+        for item in unknown {
+            self.fresh.entry(item).or_insert_with(|| running.clone());
+        }
+        // The calls of a turn are on record when it is over.
+        let wait: HashSet<ItemId> = self
+            .fresh
+            .iter()
+            .filter(|(_, turns)| !turns.is_disjoint(&running))
+            .map(|(item, _)| *item)
+            .collect();
+        let path = self
+            .chat
+            .as_ref()
+            .and_then(|chat| chat.settings.plan.clone());
+        let path = path.unwrap_or_default();
+        let name = path.rsplit('/').next().unwrap_or_default().to_owned();
+        // A planner is done; of what an earlier start saw, nobody knows how far it looked.
+        for member in members.iter().filter(|of| of.settings.planner.is_none()) {
+            let after = self.looked.get(&member.session).copied();
+            let (id, after) = (member.session.clone(), after.unwrap_or(0));
+            let name = name.clone();
+            let read = self
+                .chats
+                .readers
+                .read(move |reader| reader.has_touched(&id, after, &name));
+            if read.await? {
+                return Ok((wait, true));
+            }
+        }
+        Ok((wait, false))
+    }
+
+    /// Makes durable what changed, and tells it.
+    async fn keep(&self, items: &Items, members: &[StoredChat]) -> Result<(), Stuck> {
+        if items.changed.is_empty() {
+            return Ok(());
+        }
+        let rows = items.all.iter();
+        let rows = rows.filter(|row| items.changed.contains(&row.item));
+        let writes = rows.map(|row| Write::Chat(ChatWrite::Plan(PlanWrite::Item(row.clone()))));
+        let told = items.all.iter();
+        let told = told.filter(|row| items.told.contains(&row.item));
+        let told = told.map(|row| event(items, row, members, status(row.state)));
+        self.tell(told.collect(), writes.collect()).await
+    }
+
+    /// A member takes the next item, if there is one for it.
+    async fn claim(
+        &self,
+        chat: &StoredChat,
+        worker: &StoredChat,
+        workers: &[&StoredChat],
+        items: &mut Items,
+        plan: &PlanText,
+    ) -> Result<(), Stuck> {
+        let Some(row) = items.next_for(&worker.session, workers.len() == 1).cloned() else {
+            return Ok(());
+        };
+        let Some(item) = plan.list.item(row.item) else {
+            return Ok(());
+        };
+        let settings = &chat.settings;
+        let path = settings.plan.clone().unwrap_or_default();
+        let (goal, text) = (chat.goal.raw(), &plan.text);
+        let content = prompts::item(goal, &path, text, &plan.list, item, settings.agent_items);
+        let now_ms = self.chats.fleet.now_ms();
+        items.set(row.item, ItemState::Claimed, now_ms);
+        // With the last one the whole is checked.
+        let is_last = items.count(ItemState::Open) == 0;
+        let member = std::slice::from_ref(worker);
+        let claimed = PlanItem {
+            claimed_by: Some(worker.session.clone()),
+            ..row.clone()
+        };
+        let told = event(items, &claimed, member, status(ItemState::Claimed));
+        let sent = self
+            .send(&worker.session, content, vec![told], |turn| {
+                vec![
+                    Write::Chat(ChatWrite::Plan(PlanWrite::Claim {
+                        chat: self.id.clone(),
+                        item: row.item,
+                        by: worker.session.clone(),
+                        turn: turn.clone(),
+                        at_ms: now_ms,
+                    })),
+                    checks(worker, settings, is_last),
+                ]
+            })
+            .await;
+        if sent.is_err() {
+            items.set(row.item, ItemState::Open, now_ms);
+        }
+        sent
+    }
+
+    /// Nothing is open: it is over, or the check wants more.
+    async fn finish(
+        &self,
+        chat: &StoredChat,
+        workers: &[&StoredChat],
+        items: &Items,
+    ) -> Result<Then, Stuck> {
+        if workers
+            .iter()
+            .any(|of| of.running.is_some() || of.waiting > 0)
+        {
+            return Ok(Then::Wait);
+        }
+        let (done, total) = items.progress();
+        let failed = items
+            .all
+            .iter()
+            .filter(|row| row.state == ItemState::Blocked);
+        let failed = failed.filter(|row| row.tries > 0 || row.losses > 0).count();
+        let message = format!("{done} of {total} items are done");
+        let Some(_) = &chat.settings.check else {
+            return if failed == 0 {
+                self.end(
+                    chat,
+                    TurnOutcome::Completed,
+                    "plan_done",
+                    message,
+                    Vec::new(),
+                )
+                .await
+            } else {
+                let message = format!("{message}; {failed} could not be done");
+                self.end(chat, TurnOutcome::Failed, "blocked", message, Vec::new())
+                    .await
+            };
+        };
+        let checked = self.checked(workers).await?;
+        if checked == Some(true) {
+            let message = format!("{message}, and the check passed");
+            return self
+                .end(
+                    chat,
+                    TurnOutcome::Completed,
+                    "check_passed",
+                    message,
+                    Vec::new(),
+                )
+                .await;
+        }
+        let most = chat.settings.bounds.turns.unwrap_or(limits::PLAN_ROUNDS);
+        let why = match checked {
+            Some(_) => "the check did not pass",
+            None => "the check did not run yet",
+        };
+        let Some(worker) = workers.first().filter(|_| chat.progress.rounds < most) else {
+            let message = format!("{message}; {why}, and {most} rounds were made");
+            return self
+                .end(chat, TurnOutcome::Failed, "rounds", message, Vec::new())
+                .await;
+        };
+        let round = chat.progress.rounds + 1;
+        let progress = ChatProgress {
+            rounds: round,
+            ..chat.progress.clone()
+        };
+        let content = chat.settings.continue_prompt.as_deref();
+        let content = content.unwrap_or(prompts::CONTINUE).to_owned();
+        let told = Work::Round {
+            round,
+            why: why.to_owned(),
+        };
+        let working = self.progress(ChatPhase::Working, progress);
+        let checks = checks(worker, &chat.settings, true);
+        self.send(&worker.session, content, vec![told], |_| {
+            vec![working, checks]
+        })
+        .await?;
+        Ok(Then::Wait)
+    }
+
+    /// Whether the turn that ended last had the check pass; `None`: it had none.
+    async fn checked(&self, workers: &[&StoredChat]) -> Result<Option<bool>, Stuck> {
+        let mut last: Option<(i64, StoredTurn, &StoredChat)> = None;
+        for worker in workers {
+            if let Some(turn) = self.last_turn(worker).await? {
+                let ended = turn.ended_ms.unwrap_or(i64::MIN);
+                if last.as_ref().is_none_or(|(at, ..)| ended >= *at) {
+                    last = Some((ended, turn, worker));
+                }
+            }
+        }
+        let Some((_, turn, worker)) = last else {
+            return Ok(None);
+        };
+        let (Some(task), run) = (turn.task, worker.run.clone()) else {
+            return Ok(None);
+        };
+        let read = self
+            .chats
+            .readers
+            .read(move |reader| reader.task(&run, &task));
+        let Some(task) = read.await? else {
+            return Ok(None);
+        };
+        let spec: serde_json::Value = serde_json::from_str(&task.spec).unwrap_or_default();
+        let has_check = spec["check"]
+            .as_array()
+            .is_some_and(|argv| !argv.is_empty());
+        if !has_check || turn.outcome != Some(TurnOutcome::Completed) {
+            return Ok(None);
+        }
+        Ok(Some(task.outcome.as_deref() == Some("done")))
+    }
+}
+
+/// Whether the next turn of a member is checked.
+fn checks(worker: &StoredChat, settings: &ChatSettings, is_last: bool) -> Write {
+    Write::Chat(ChatWrite::Plan(PlanWrite::Settings {
+        chat: worker.session.clone(),
+        settings: ChatSettings {
+            check: settings.check.clone().filter(|_| is_last),
+            ..worker.settings.clone()
+        },
+    }))
+}
+
+fn settle(items: &mut Items, item: ItemId, brought: Brought, plan: &PlanText, now_ms: i64) {
+    // An agent that ticked its item has done it, however its turn ended.
+    let found = plan.list.item(item);
+    let is_ticked = found.is_some_and(|item| item.done);
+    let Some(row) = items.get_mut(item) else {
+        return;
+    };
+    match brought {
+        Brought::Done => {}
+        Brought::Lost => row.losses += 1,
+        Brought::Failed => row.tries += 1,
+    }
+    let is_spent = row.tries >= limits::PLAN_ITEM_TRIES || row.losses >= limits::PLAN_LOSSES;
+    let state = match brought {
+        _ if is_ticked => ItemState::Done,
+        _ if found.is_none() => ItemState::Gone,
+        Brought::Done => ItemState::Done,
+        _ if is_spent => ItemState::Blocked,
+        _ => ItemState::Open,
+    };
+    items.set(item, state, now_ms);
+}
+
+/// How an item stands, as it is told.
+pub(super) fn event(
+    items: &Items,
+    row: &PlanItem,
+    members: &[StoredChat],
+    status: crate::model::StepStatus,
+) -> Work {
+    let (done, total) = items.progress();
+    let by = row.claimed_by.as_ref();
+    let member = members.iter().find(|of| Some(&of.session) == by);
+    Work::Item {
+        step: row.ordinal,
+        status,
+        content: row.content.clone(),
+        role: member.map(|of| of.role.clone()),
+        chat: by.cloned(),
+        done,
+        total,
+    }
+}

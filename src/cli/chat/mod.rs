@@ -1,0 +1,401 @@
+//! `marshal chat`: a chat with an agent of the daemon, message by message, in a terminal or over a pipe.
+//!
+//! Owns the turns as a person has them: what is typed is sent once, the answer is shown as it comes,
+//! Ctrl-C ends the turn, questions are answered in place. Must not know how a chat is worked.
+
+mod feed;
+mod lines;
+
+use std::collections::VecDeque;
+use std::path::Path;
+
+use axum::http::Method;
+use serde_json::{Value, json};
+
+use self::feed::Feed;
+use self::lines::{Line, Lines};
+use super::asks::{self, AnswerArgs};
+use super::exit::Exit;
+use super::http_client::{HttpError, ask, ask_once};
+use super::prompt::{show_event, text};
+use super::signals::{Signal, Signals};
+use super::streams::Streams;
+use crate::api::watch::new_run;
+use crate::config::Config;
+use crate::limits;
+use crate::model::foreign::show;
+use crate::model::{AskId, Decision, Remember, RoleName, SessionId, WorkspaceName};
+
+/// How often a message is sent again to a daemon that is not there, under the same key.
+const TRIES: u32 = 60;
+/// Questions of one turn that wait here to be shown.
+const QUESTIONS: usize = 32;
+/// What a person is asked with.
+const PROMPT: &str = "> ";
+const MORE: &str = "… ";
+const ALLOW: &str = "allow? y, n, n REASON, or s to leave it: ";
+
+/// `chat …`
+#[derive(Debug, Clone, clap::Args)]
+pub struct ChatArgs {
+    /// The workspace, a [workspace.NAME]; may be left out where the configuration has one
+    #[arg(long, value_name = "NAME", value_parser = |text: &str| WorkspaceName::new(text))]
+    workspace: Option<WorkspaceName>,
+    /// The role of a new chat, a [role.NAME]; may be left out where there is one
+    #[arg(long, value_name = "NAME", conflicts_with = "resume", value_parser = |text: &str| RoleName::new(text))]
+    role: Option<RoleName>,
+    /// Go on with this chat, instead of a new one
+    #[arg(long, value_name = "CHAT", value_parser = |text: &str| SessionId::new(text))]
+    resume: Option<SessionId>,
+}
+
+/// A chat as it is held here.
+struct Talk<'a> {
+    state: &'a Path,
+    /// `/api/v1/workspaces/NAME/chats`
+    chats: String,
+    role: Option<RoleName>,
+    /// The chat and its stream, once there is one.
+    feed: Option<Feed<'a>>,
+    lines: Lines,
+    signals: Signals,
+    streams: &'a mut Streams,
+    json: bool,
+    quiet: bool,
+    /// Questions that nobody has answered here, the one that is asked first.
+    questions: VecDeque<Question>,
+    /// What ended the last turn.
+    last: Exit,
+}
+
+struct Question {
+    ask: AskId,
+    digest: Option<String>,
+}
+
+/// What becomes of the chat here.
+enum Next {
+    On,
+    Leave(Exit),
+}
+
+/// Holds a chat until its person leaves.
+pub(super) async fn run(
+    state: &Path,
+    config: &Config,
+    args: &ChatArgs,
+    (json, quiet): (bool, bool),
+    streams: &mut Streams,
+) -> Exit {
+    let workspace = match (&args.workspace, config.workspaces.len()) {
+        (Some(name), _) => name.clone(),
+        (None, 1) => match config.workspaces.keys().next() {
+            Some(name) => name.clone(),
+            None => return Exit::Usage,
+        },
+        (None, _) => {
+            let names = config.workspaces.keys().map(WorkspaceName::as_str);
+            let names = names.collect::<Vec<_>>().join(", ");
+            let text = format!("error: name a workspace with --workspace; there are: {names}");
+            streams.err.line(&text);
+            return Exit::Usage;
+        }
+    };
+    let Ok(signals) = Signals::install() else {
+        streams.err.line("error: signals cannot be handled");
+        return Exit::CannotStart;
+    };
+    let lines = Lines::open(state, !json);
+    let chats = format!("/api/v1/workspaces/{workspace}/chats");
+    let feed = args.resume.as_ref().map(|chat| {
+        let place = format!("{chats}/{chat}");
+        Feed::at_the_end(state, place)
+    });
+    let mut talk = Talk {
+        state,
+        chats,
+        role: args.role.clone(),
+        feed,
+        lines,
+        signals,
+        streams,
+        json,
+        quiet,
+        questions: VecDeque::new(),
+        last: Exit::Done,
+    };
+    let exit = talk.hold().await;
+    talk.lines.restore();
+    exit
+}
+
+impl Talk<'_> {
+    fn say(&mut self, text: &str) {
+        if !self.quiet {
+            self.streams.err.line(text);
+        }
+    }
+
+    async fn hold(&mut self) -> Exit {
+        if let Some(feed) = &mut self.feed {
+            // Whether there is such a chat is known before anything is typed.
+            if let Err(error) = feed.begin().await {
+                return error.complain(self.streams);
+            }
+        }
+        if self.lines.is_terminal() {
+            self.say("Ctrl-C ends a turn, Ctrl-D leaves; \\ at a line's end goes on in the next");
+        }
+        let mut message = String::new();
+        let mut interrupts = 0;
+        loop {
+            let prompt = if message.is_empty() { PROMPT } else { MORE };
+            self.lines.want(prompt, true);
+            let line = tokio::select! {
+                line = self.lines.next() => line,
+                signal = self.signals.next() => match signal {
+                    Signal::Hangup => continue,
+                    // The editor does not have the terminal yet.
+                    Signal::Interrupt if self.lines.is_terminal() => Line::Interrupt,
+                    ended => return ended.exit(),
+                },
+            };
+            match line {
+                Line::Text(_) if self.lines.is_late() => {
+                    self.say("the question was over before that: nothing was sent");
+                }
+                Line::Text(line) => {
+                    interrupts = 0;
+                    if let Some(line) = line.strip_suffix('\\') {
+                        message.push_str(line);
+                        message.push('\n');
+                        continue;
+                    }
+                    message.push_str(&line);
+                    let message = std::mem::take(&mut message);
+                    if message.trim().is_empty() {
+                        continue;
+                    }
+                    if let Next::Leave(exit) = self.turn(&message).await {
+                        return exit;
+                    }
+                    self.lines.nothing_is_asked();
+                }
+                Line::Interrupt if interrupts > 0 => return Exit::Interrupted,
+                Line::Interrupt => {
+                    interrupts += 1;
+                    message.clear();
+                    self.say("Ctrl-C again leaves");
+                }
+                Line::End => return self.last,
+                Line::Failed(why) => {
+                    let text = format!("error: standard input: {}", show(&why, 200));
+                    self.streams.err.line(&text);
+                    return Exit::Failures;
+                }
+            }
+        }
+    }
+
+    /// Sends a message and shows what comes of it, until its turn is over.
+    async fn turn(&mut self, message: &str) -> Next {
+        self.questions.clear();
+        let sent = match self.send(message).await {
+            Ok(Some(turn)) => turn,
+            Ok(None) => return Next::Leave(Exit::Interrupted),
+            Err(error) => {
+                self.last = error.complain(self.streams);
+                // What is wrong with a message is no reason to leave, if there is a chat.
+                let is_refused = matches!(error, HttpError::Refused { .. });
+                return if self.feed.is_some() && is_refused {
+                    Next::On
+                } else {
+                    Next::Leave(self.last)
+                };
+            }
+        };
+        let mut stops = 0;
+        loop {
+            let Some(feed) = &mut self.feed else {
+                return Next::On;
+            };
+            tokio::select! {
+                event = feed.next() => match event {
+                    Ok(data) => {
+                        let ended = show_event(&data, &sent, self.json, self.quiet, self.streams);
+                        if let Some(exit) = ended {
+                            self.last = exit;
+                            return Next::On;
+                        }
+                        self.note(&data).await;
+                    }
+                    Err(error) => return Next::Leave(error.complain(self.streams)),
+                },
+                line = self.lines.next() => match line {
+                    Line::Text(line) => self.answer(&line).await,
+                    Line::Interrupt => {
+                        stops += 1;
+                        if stops > 1 {
+                            return Next::Leave(Exit::Interrupted);
+                        }
+                        self.stop().await;
+                    }
+                    Line::End | Line::Failed(_) => {
+                        self.questions.clear();
+                        self.say("nobody is left to answer here: see marshal asks");
+                    }
+                },
+                signal = self.signals.next() => match signal {
+                    Signal::Hangup => {}
+                    Signal::Terminate => return Next::Leave(Exit::Terminated),
+                    Signal::Interrupt => {
+                        stops += 1;
+                        if stops > 1 {
+                            return Next::Leave(Exit::Interrupted);
+                        }
+                        self.stop().await;
+                    }
+                },
+            }
+        }
+    }
+
+    /// Has the daemon take the message, once; gives its turn, or nothing if the person left.
+    async fn send(&mut self, message: &str) -> Result<Option<String>, HttpError> {
+        let key = new_run().map_or_else(|_| String::new(), |id| id.to_string());
+        let mut tries = 0;
+        loop {
+            let sending = async {
+                match &mut self.feed {
+                    None => {
+                        let mut body = json!({"goal": message});
+                        if let Some(role) = &self.role {
+                            body["role"] = json!(role.as_str());
+                        }
+                        ask(self.state, Method::POST, &self.chats, Some(&body)).await
+                    }
+                    Some(feed) => {
+                        // What comes of it is in the stream, from before it was sent.
+                        feed.begin().await?;
+                        let body = json!({"content": message});
+                        ask_once(self.state, feed.place(), &key, &body).await
+                    }
+                }
+            };
+            let sent = tokio::select! {
+                sent = sending => sent,
+                signal = self.signals.next() => match signal {
+                    Signal::Hangup => continue,
+                    _ => return Ok(None),
+                },
+            };
+            match sent {
+                Ok(answer) => {
+                    if self.feed.is_none() {
+                        let chat = text(&answer, "chat_id");
+                        self.say(&format!("chat {}", show(chat, 80)));
+                        let place = format!("{}/{chat}", self.chats);
+                        self.feed = Some(Feed::from_the_start(self.state, place));
+                    }
+                    return Ok(Some(text(&answer, "turn_id").to_owned()));
+                }
+                // A chat that may have begun is not begun twice.
+                Err(error) if tries >= TRIES || !error.may_come_again(self.feed.is_some()) => {
+                    return Err(error);
+                }
+                Err(_) => {
+                    if tries == 0 {
+                        self.say("the daemon is not there; trying again");
+                    }
+                    tries += 1;
+                    tokio::time::sleep(limits::CHAT_STREAM_AGAIN).await;
+                }
+            }
+        }
+    }
+
+    async fn stop(&mut self) {
+        let Some(feed) = &self.feed else { return };
+        let path = format!("{}/stop", feed.place());
+        match ask(self.state, Method::POST, &path, None).await {
+            Ok(_) => self.say("stopping; Ctrl-C again leaves"),
+            Err(error) => drop(error.complain(self.streams)),
+        }
+    }
+
+    /// Takes a question note, if an event is one.
+    async fn note(&mut self, data: &str) {
+        let event: Value = serde_json::from_str(data).unwrap_or_default();
+        if text(&event, "type") != "ask" || self.questions.len() >= QUESTIONS {
+            return;
+        }
+        let Ok(ask) = AskId::new(text(&event["data"], "id")) else {
+            return;
+        };
+        self.questions.push_back(Question { ask, digest: None });
+        if self.questions.len() == 1 {
+            self.put().await;
+        }
+    }
+
+    /// Shows the first question that still waits, and asks for an answer.
+    async fn put(&mut self) {
+        while let Some(question) = self.questions.front_mut() {
+            match asks::seen(self.state, &question.ask).await {
+                Ok(Some((lines, digest))) => {
+                    question.digest = Some(digest);
+                    if !self.json {
+                        for line in lines {
+                            self.streams.err.line(&line);
+                        }
+                    }
+                    self.lines.want(ALLOW, false);
+                    return;
+                }
+                // It is over already.
+                Ok(None) => {}
+                Err(error) => drop(super::control_client::complain(&error, self.streams)),
+            }
+            self.questions.pop_front();
+        }
+    }
+
+    /// Takes a line as the answer to the first question.
+    async fn answer(&mut self, line: &str) {
+        let Some(question) = self.questions.front() else {
+            self.say("the question was over before that: nothing was sent");
+            return;
+        };
+        let (word, reason) = match line.trim().split_once(char::is_whitespace) {
+            Some((word, reason)) => (word, Some(reason.trim().to_owned())),
+            None => (line.trim(), None),
+        };
+        let decision = match word.to_ascii_lowercase().as_str() {
+            "y" | "yes" => Decision::Allow,
+            "n" | "no" => Decision::Deny,
+            "s" => {
+                let text = format!("left: marshal asks show {}", question.ask);
+                self.questions.pop_front();
+                self.say(&text);
+                return self.put().await;
+            }
+            _ => {
+                self.say("say y, n, n REASON or s");
+                self.lines.want(ALLOW, false);
+                return;
+            }
+        };
+        let args = AnswerArgs {
+            ask: question.ask.clone(),
+            reason,
+            remember: Remember::Never,
+            digest: question.digest.clone(),
+        };
+        self.questions.pop_front();
+        let answered = asks::answer(self.state, &args, decision, self.json, self.streams).await;
+        if let Err(error) = answered {
+            let _ = super::control_client::complain(&error, self.streams);
+        }
+        self.put().await;
+    }
+}

@@ -1,0 +1,50 @@
+//! The store of workspaces' files, from the configuration to an open one.
+//!
+//! Must not know what is kept in it.
+
+use std::sync::Arc;
+
+use crate::config::{Config, ConfigErrors, Secret};
+use crate::sandbox::state_dir::StateDir;
+use crate::store::{Server, Store, StoreError};
+
+/// The server that the configuration names, its secret read.
+fn server(config: &Config) -> Option<Result<Server, StoreError>> {
+    let text = config.store.postgres.as_ref().and_then(Secret::expose)?;
+    let ca = config.store.ca.as_ref().and_then(|ca| ca.pem.as_deref());
+    Some(Server::new(text.trim(), ca))
+}
+
+/// Checks that the connection string can be used.
+///
+/// # Errors
+/// What is wrong with it, which says nothing of its text.
+pub(super) fn check(config: &Config) -> Result<(), Box<ConfigErrors>> {
+    match server(config) {
+        Some(Err(error)) => {
+            let faults = vec![("store.postgres".to_owned(), error.to_string(), None)];
+            Err(Box::new(config.places.refuse(faults)))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Opens the store. Only a daemon keeps versions: what one run does is looked at where it is done.
+///
+/// # Errors
+/// [`StoreError`]; that of a server that is not there, too: what nobody can keep is not begun.
+pub(super) async fn open(
+    config: &Config,
+    state: &Arc<StateDir>,
+    is_daemon: bool,
+) -> Result<Option<Store>, StoreError> {
+    if !is_daemon {
+        return Ok(None);
+    }
+    if let Some(server) = server(config) {
+        return Ok(Some(Store::connect(&server?).await?));
+    }
+    let state = Arc::clone(state);
+    let opened = tokio::task::spawn_blocking(move || Store::open(state.path())).await;
+    opened.map_err(|_| StoreError::Closed)?.map(Some)
+}

@@ -1,0 +1,42 @@
+//! The bounds of plans that several agents work.
+
+use std::time::Duration;
+
+/// Agents that work one plan.
+pub const PLAN_MEMBERS: usize = 16;
+
+/// Bytes of the command that says whether a goal is met.
+pub const CHAT_CHECK_BYTES: usize = 4096;
+
+/// Bytes of what is sent while a goal is not met.
+pub const CHAT_CONTINUE_BYTES: usize = 16 << 10;
+
+/// Rounds that are sent where a check still fails, unless a chat says less or more.
+pub const PLAN_ROUNDS: u32 = 10;
+
+/// The most that a chat may say.
+pub const PLAN_ROUNDS_MOST: u32 = 1000;
+
+/// Turns that may fail for one item.
+pub const PLAN_ITEM_TRIES: u32 = 2;
+
+/// Turns for one item, or of one planner, that may go with the supervisor.
+pub const PLAN_LOSSES: u32 = 100;
+
+/// Orders of people that wait for one plan.
+pub const PLAN_ORDERS: usize = 16;
+
+/// Events of members that are told in one step.
+pub const PLAN_FORWARDED: u32 = 200;
+
+/// Writes of a tick that are tried again because somebody else wrote the file meanwhile.
+pub const PLAN_TICKS: u32 = 16;
+
+/// Looks, each some time after the last, at a file that is no plan any more before the work ends.
+pub const PLAN_MISSED: u32 = 5;
+
+/// Bytes of a person's reason against a plan.
+pub const PLAN_REASON_BYTES: usize = 16 << 10;
+
+/// How long a changed plan is left alone, so that several changes are one.
+pub const PLAN_SETTLE: Duration = Duration::from_millis(50);
