@@ -306,7 +306,11 @@ fn operation(line: RequestLine) -> Result<Request, Failure> {
         }
         "cancel_task" => {
             only(&["pool", "run", "task"])?;
-            cancel_task(&line)
+            Ok(Request::CancelTask {
+                pool: pool(line.pool.as_deref())?,
+                run: run(line.run.as_deref())?,
+                task: task(line.task.as_deref())?,
+            })
         }
         "logs" => {
             only(&["slot", "follow"])?;
@@ -347,15 +351,6 @@ fn operation(line: RequestLine) -> Result<Request, Failure> {
     }
 }
 
-fn cancel_task(line: &RequestLine) -> Result<Request, Failure> {
-    let task = line.task.as_ref().ok_or_else(|| missing("task"))?;
-    Ok(Request::CancelTask {
-        pool: pool(line.pool.as_deref())?,
-        run: run(line.run.as_deref())?,
-        task: TaskId::new(task).map_err(|error| bad(show(&error.to_string(), 200)))?,
-    })
-}
-
 fn bad(message: String) -> Failure {
     Failure::new(Code::BadRequest, message)
 }
@@ -367,6 +362,11 @@ fn missing(key: &str) -> Failure {
 fn run(text: Option<&str>) -> Result<RunId, Failure> {
     let text = text.ok_or_else(|| missing("run"))?;
     RunId::new(text).map_err(|error| bad(show(&error.to_string(), 200)))
+}
+
+fn task(text: Option<&str>) -> Result<TaskId, Failure> {
+    let text = text.ok_or_else(|| missing("task"))?;
+    TaskId::new(text).map_err(|error| bad(show(&error.to_string(), 200)))
 }
 
 fn pool(text: Option<&str>) -> Result<PoolName, Failure> {

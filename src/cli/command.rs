@@ -44,7 +44,7 @@ use crate::api::{control, reply::Role};
 use crate::chat::Chats;
 use crate::config::{Config, ConfigErrors, LogFormat};
 use crate::fleet::GoOn;
-use crate::model::{PoolName, RunId};
+use crate::model::PoolName;
 use crate::sandbox::state_dir::StateError;
 use crate::telemetry::log::{self, Form};
 
@@ -390,10 +390,10 @@ fn job(
         local: args.local,
     };
     if let Some(path) = named {
-        return plan_job(&path, wish);
+        return plan::job_of(&path, wish);
     }
     if let Some(wanted) = &args.goes_on {
-        return continued(wanted.as_ref(), wish);
+        return plan::continued(wanted.as_ref(), wish);
     }
     if args.agent_items || args.pool.is_some() {
         let text = "--agent-items and --pool are for a plan: name one, as FILE.md or with --plan";
@@ -411,33 +411,6 @@ fn job(
         spec.policy_layer = layer.or_else(|| args.policy_layer.clone());
     }
     Ok((Job::New(tasks.specs), tasks.notes))
-}
-
-fn plan_job(path: &Path, wish: plan::Wish<'_>) -> Result<(Job, Vec<String>), String> {
-    let plan = plan::PlanJob::read(path, wish)?;
-    let notes = plan.notes();
-    Ok((Job::Plan(Box::new(plan)), notes))
-}
-
-/// What `--continue` goes on with: a run, or the plan whose run it is.
-fn continued(wanted: Option<&RunId>, wish: plan::Wish<'_>) -> Result<(Job, Vec<String>), String> {
-    match continuing::find(wish.state, wanted) {
-        Ok(job) => {
-            let tasks = match &job {
-                Job::Continue { tasks, .. } => tasks.as_slice(),
-                _ => &[],
-            };
-            match plan::of_run(wish.state, tasks) {
-                Some(path) => plan_job(&path, wish),
-                None => Ok((job, Vec::new())),
-            }
-        }
-        // Its runs may be over while its file is behind.
-        Err(error) => match plan::unsettled(wish.state).filter(|_| wanted.is_none()) {
-            Some(path) => plan_job(&path, wish),
-            None => Err(error.to_string()),
-        },
-    }
 }
 
 async fn run_here(

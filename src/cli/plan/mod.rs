@@ -5,13 +5,18 @@
 
 mod book;
 mod file;
+mod hands;
+mod told;
 mod work;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-pub(super) use work::{Told, here, there};
+pub(super) use told::Told;
+pub(super) use work::{here, there};
 
+use super::continuing;
+use super::run::Job;
 use crate::config::{Config, Launcher, Pool, WorkspaceMode};
 use crate::model::foreign::show;
 use crate::model::{PoolName, RunId, TaskId};
@@ -150,6 +155,37 @@ impl PlanJob {
             ));
         }
         notes
+    }
+}
+
+/// A plan as what is to be worked, and what a person should know of it.
+pub(super) fn job_of(path: &Path, wish: Wish<'_>) -> Result<(Job, Vec<String>), String> {
+    let plan = PlanJob::read(path, wish)?;
+    let notes = plan.notes();
+    Ok((Job::Plan(Box::new(plan)), notes))
+}
+
+/// What `--continue` goes on with: a run, or the plan whose run it is.
+pub(super) fn continued(
+    wanted: Option<&RunId>,
+    wish: Wish<'_>,
+) -> Result<(Job, Vec<String>), String> {
+    match continuing::find(wish.state, wanted) {
+        Ok(job) => {
+            let tasks = match &job {
+                Job::Continue { tasks, .. } => tasks.as_slice(),
+                _ => &[],
+            };
+            match of_run(wish.state, tasks) {
+                Some(path) => job_of(&path, wish),
+                None => Ok((job, Vec::new())),
+            }
+        }
+        // Its runs may be over while its file is behind.
+        Err(error) => match unsettled(wish.state).filter(|_| wanted.is_none()) {
+            Some(path) => job_of(&path, wish),
+            None => Err(error.to_string()),
+        },
     }
 }
 

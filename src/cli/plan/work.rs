@@ -15,9 +15,11 @@ use tokio::time::timeout;
 use super::PlanJob;
 use super::book::{Book, item_of, prefix};
 use super::file::{FileError, Read};
+use super::hands::{Got, Hands, Refused};
+use super::told::{Step, TOLD, Told};
+use crate::api::Fleet;
 use crate::api::task_rules;
-use crate::api::watch::{Item, Ledger, RunStream, new_run};
-use crate::api::{Fleet, Refusal};
+use crate::api::watch::Item;
 use crate::cli::control_client::{Client, ClientError};
 use crate::cli::exit::Exit;
 use crate::cli::run::{Begun, Here, Order, Reins, Show, Source, There, obey};
@@ -36,106 +38,6 @@ const QUEUE: usize = 256;
 const SETTLE: Duration = Duration::from_millis(100);
 /// So often it is waited for that.
 const SETTLES: usize = 20;
-/// Columns of an item's text in a sentence.
-const TOLD: usize = 160;
-
-/// What a run's stream gave, from a daemon with its line.
-type Got = Result<(Option<Item>, Option<String>), ClientError>;
-
-/// Who works the runs.
-#[derive(Debug)]
-enum Hands<F> {
-    Here(F),
-    /// The daemon of this state directory.
-    There(PathBuf),
-}
-
-/// Why a run was not begun.
-enum Refused {
-    Client(ClientError),
-    Fleet(Refusal),
-}
-
-impl<F: Fleet> Hands<F> {
-    async fn submit(
-        &self,
-        tasks: Vec<TaskSpec>,
-        bounds: RunBounds,
-    ) -> Result<(RunId, Source), Refused> {
-        match self {
-            Self::Here(fleet) => {
-                let notices = fleet.watch();
-                let run = new_run();
-                let run = run.map_err(|error| Refused::Fleet(Refusal::Fleet(error.to_string())))?;
-                let total = tasks.len();
-                fleet.bound(&run, bounds);
-                let reports = fleet.submit(run.clone(), "run", tasks).await;
-                let reports = reports.map_err(Refused::Fleet)?;
-                let ledger = Ledger::collect(run.clone(), total, reports);
-                let stream = RunStream::new(notices, ledger, fleet.history());
-                Ok((run, Source::Here(Box::new(stream))))
-            }
-            Self::There(state) => {
-                let mut client = Client::connect(state).await.map_err(Refused::Client)?;
-                let run = client.submit_within(tasks, bounds).await;
-                Ok((
-                    run.map_err(Refused::Client)?,
-                    Source::There(Box::new(client)),
-                ))
-            }
-        }
-    }
-
-    async fn go_on(&self, run: &RunId, bounds: RunBounds) -> Result<Source, Refused> {
-        match self {
-            Self::Here(fleet) => {
-                let notices = fleet.watch();
-                fleet.bound(run, bounds);
-                let ledger = crate::cli::run::take_up(fleet, run.clone()).await;
-                let ledger: Arc<Ledger> = ledger.map_err(Refused::Fleet)?;
-                let stream = RunStream::new(notices, ledger, fleet.history());
-                Ok(Source::Here(Box::new(stream)))
-            }
-            Self::There(state) => {
-                let mut client = Client::connect(state).await.map_err(Refused::Client)?;
-                client.watch(run.clone()).await.map_err(Refused::Client)?;
-                Ok(Source::There(Box::new(client)))
-            }
-        }
-    }
-
-    /// The signal came while the run was begun.
-    fn cancel(&self, run: &RunId) {
-        match self {
-            Self::Here(fleet) => fleet.cancel(run),
-            Self::There(state) => {
-                let (state, run) = (state.clone(), run.clone());
-                tokio::spawn(async move {
-                    if let Err(error) = Client::cancel(&state, run).await {
-                        tracing::warn!(%error, "the daemon does not cancel");
-                    }
-                });
-            }
-        }
-    }
-
-    /// Ends a task that waits; that it could not be is no more than a task that is worked.
-    async fn withdraw(&self, plan: &PlanJob, run: &RunId, task: &TaskId) {
-        let withdrawn = match self {
-            Self::Here(fleet) => {
-                let done = fleet.cancel_task(&plan.pool, run, task).await;
-                done.map_err(|error| error.to_string())
-            }
-            Self::There(state) => {
-                let done = Client::cancel_task(state, &plan.pool, run, task).await;
-                done.map_err(|error| error.to_string())
-            }
-        };
-        if let Err(why) = withdrawn {
-            tracing::debug!(why, "an item is not withdrawn");
-        }
-    }
-}
 
 /// How an item stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -149,53 +51,6 @@ enum Stage {
     Held,
     /// It went from the plan, or was ticked, before it began.
     Withdrawn,
-}
-
-/// What is to be shown.
-pub(in crate::cli) enum Told {
-    Item(Option<Item>, Option<String>),
-    /// A run with these tasks.
-    Begun(RunId, Vec<TaskId>),
-    Step(Step),
-    Note(String),
-    /// This task needs no success.
-    Excused(TaskId),
-}
-
-/// An item's move.
-#[derive(Debug, Clone, serde::Serialize)]
-pub(in crate::cli) struct Step {
-    v: u32,
-    r#type: &'static str,
-    #[serde(rename = "step")]
-    place: usize,
-    status: &'static str,
-    content: String,
-    task: String,
-    done: usize,
-    total: usize,
-}
-
-impl Step {
-    /// One JSON object.
-    pub(in crate::cli) fn json(&self) -> String {
-        serde_json::to_string(self).unwrap_or_default()
-    }
-
-    /// A sentence that is safe to show; `None` for what needs none.
-    pub(in crate::cli) fn text(&self) -> Option<String> {
-        let word = match self.status {
-            "done" => "is done",
-            "blocked" => "is not done",
-            _ => return None,
-        };
-        let (done, total) = (self.done, self.total);
-        let content = show(&self.content, TOLD);
-        Some(format!(
-            "plan: item {} {word} ({done} of {total}): {content}",
-            self.place
-        ))
-    }
 }
 
 /// What came.
