@@ -162,11 +162,8 @@ impl Daemon {
     fn status(&self, name: &str) -> Result<u64, Failure> {
         let text = fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
         let line = text.lines().find_map(|line| line.strip_prefix(name));
-        let words = line.ok_or("no such line")?.split_whitespace();
-        Ok(words
-            .filter_map(|word| word.parse().ok())
-            .next()
-            .unwrap_or(0))
+        let mut words = line.ok_or("no such line")?.split_whitespace();
+        Ok(words.find_map(|word| word.parse().ok()).unwrap_or(0))
     }
 
     /// CPU time so far, in ticks.

@@ -62,11 +62,11 @@ fn facts(check: Option<&str>, bounds: ChatBounds) -> Facts {
     }
 }
 
-fn said(status: Option<ExitStatus>, output: &str) -> Option<LastCheck> {
-    Some(LastCheck {
+fn said(status: Option<ExitStatus>, output: &str) -> LastCheck {
+    LastCheck {
         status,
         output: Foreign::from(output),
-    })
+    }
 }
 
 fn reason(facts: &Facts) -> Option<&'static str> {
@@ -81,11 +81,11 @@ fn a_goal_is_met_by_its_check_and_after_a_completed_turn_alone() {
     let zero = Some(ExitStatus::Code(0));
     let mut of = facts(Some("make test"), ChatBounds::default());
     assert_eq!(reason(&of), None);
-    of.check = said(Some(ExitStatus::Code(1)), "");
+    of.check = Some(said(Some(ExitStatus::Code(1)), ""));
     assert_eq!(reason(&of), None);
-    of.check = said(None, "it did not run");
+    of.check = Some(said(None, "it did not run"));
     assert_eq!(reason(&of), None);
-    of.check = said(zero, "");
+    of.check = Some(said(zero, ""));
     assert_eq!(reason(&of), Some("goal_met"));
     of.last[0].outcome = Some(TurnOutcome::Failed);
     assert_eq!(reason(&of), None);
@@ -101,13 +101,13 @@ fn without_a_check_the_plan_says_it() {
         ("- [ ] a\n- [x] b\n", false),
         ("- [x] a\n- [x] b\n", true),
     ] {
-        of.check = said(zero, text);
+        of.check = Some(said(zero, text));
         assert_eq!(reason(&of).is_some(), is_met, "{text:?}");
     }
-    of.check = said(Some(ExitStatus::Code(1)), "- [x] a\n");
+    of.check = Some(said(Some(ExitStatus::Code(1)), "- [x] a\n"));
     assert_eq!(reason(&of), None);
     let long = "- [x] a\n".repeat(limits::CHECK_OUTPUT_BYTES / 8);
-    of.check = said(zero, &long);
+    of.check = Some(said(zero, &long));
     assert_eq!(reason(&of), None, "it may be cut");
 }
 
@@ -189,7 +189,7 @@ fn failures_in_a_row_end_it_and_losses_do_not() {
 #[test]
 fn a_person_ends_it_whatever_else_is() {
     let mut of = facts(Some("true"), ChatBounds::default());
-    of.check = said(Some(ExitStatus::Code(0)), "");
+    of.check = Some(said(Some(ExitStatus::Code(0)), ""));
     let Some(Write::Chat(ChatWrite::Plan(PlanWrite::Progress {
         phase, progress, ..
     }))) = stopped(&of.chat)

@@ -2,6 +2,11 @@
 //! all the time, a daemon that is killed again and again. Each is ten times, or twenty times, as long
 //! with `MARSHAL_TEST_LONG=1`.
 
+#![expect(
+    clippy::print_stdout,
+    reason = "figures and the seed of what was drawn"
+)]
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::sync::Arc;
@@ -57,7 +62,11 @@ fn say(daemon: &Daemon, chat: &str, content: &str) -> String {
 
 /// A connection to a chat's stream after an event, in one of the four ways that there are.
 fn connect(daemon: &Daemon, chat: &str, after: Option<&str>, way: usize) -> Sse {
-    let shape = if way % 2 == 0 { "named" } else { "enveloped" };
+    let shape = if way.is_multiple_of(2) {
+        "named"
+    } else {
+        "enveloped"
+    };
     let path = format!("{chat}/events?shape={shape}");
     match after {
         Some(id) if way < 2 => daemon.follow_with(&format!("{path}&after={id}"), None),

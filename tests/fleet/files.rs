@@ -24,7 +24,7 @@ default = "allow"
 /// Chats whose agents write the registered workspace itself.
 fn drill(before: &str) -> Drill {
     let drill = Drill::new(&format!(
-        r##"
+        r#"
 {before}
 
 [role.dev]
@@ -47,7 +47,7 @@ engine_tools = "all"
 
 [policy.open]
 file = "open.toml"
-"##
+"#
     ));
     fs::write(drill.path("open.toml"), POLICY).expect("open.toml");
     // No agent writes in a directory of root's.
@@ -106,6 +106,48 @@ fn versions(daemon: &Daemon, path: &str) -> Vec<Value> {
 fn write(path: &str, content: &str, more: &str) -> String {
     let content = json!(content);
     format!("mcp write_file {{\"path\":\"/workspace/{path}\",\"content\":{content}{more}}}")
+}
+
+/// All of that is on record, each version with its author, and the stream told of it.
+fn on_record(daemon: &Daemon, one: &str, other: &str) {
+    let kinds = |versions: &[Value]| -> Vec<(String, String)> {
+        let of = |version: &Value| {
+            let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+            // Who was first to see what somebody else wrote is chance.
+            let is_observed = version["cause"] == "observed";
+            let name = if is_observed {
+                String::new()
+            } else {
+                text(&version["author"]["name"])
+            };
+            (text(&version["cause"]), name)
+        };
+        versions.iter().map(of).collect()
+    };
+    let all = versions(daemon, "a.txt");
+    let (one_id, other_id) = (session(one).to_owned(), session(other).to_owned());
+    let expect = [
+        ("write".to_owned(), one_id.clone()),
+        ("edit".to_owned(), one_id.clone()),
+        ("write".to_owned(), other_id),
+        ("write".to_owned(), one_id),
+        ("observed".to_owned(), String::new()),
+    ];
+    assert_eq!(kinds(&all), expect, "{all:#?}");
+    assert!(
+        all[0]["task"].is_string() && all[0]["author"]["kind"] == "session",
+        "{all:#?}"
+    );
+    // The stream told the same, by the file's place in the workspace.
+    let turn = daemon.say(one, "say end");
+    let events = daemon.follow(one, None).turn(&turn);
+    let told: Vec<_> = events
+        .iter()
+        .filter(|told| told.name == "file_updated" && told.data["observed"] == false)
+        .map(|told| (told.data["path"].clone(), told.data["v"].clone()))
+        .collect();
+    let expect: Vec<_> = [1, 2, 4].map(|v| (json!("/a.txt"), json!(v))).into();
+    assert_eq!(told, expect, "{events:#?}");
 }
 
 #[test]
@@ -172,44 +214,7 @@ fn what_agents_and_people_write_are_versions_and_a_stale_one_is_refused() {
         "stale: /workspace/a.txt is at version 5 now, made by observed",
     );
     assert_eq!(on_disk(), "a person\n");
-    let kinds = |versions: &[Value]| -> Vec<(String, String)> {
-        let of = |version: &Value| {
-            let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-            // Who was first to see what somebody else wrote is chance.
-            let is_observed = version["cause"] == "observed";
-            let name = if is_observed {
-                String::new()
-            } else {
-                text(&version["author"]["name"])
-            };
-            (text(&version["cause"]), name)
-        };
-        versions.iter().map(of).collect()
-    };
-    let all = versions(&daemon, "a.txt");
-    let (one_id, other_id) = (session(&one).to_owned(), session(&other).to_owned());
-    let expect = [
-        ("write".to_owned(), one_id.clone()),
-        ("edit".to_owned(), one_id.clone()),
-        ("write".to_owned(), other_id),
-        ("write".to_owned(), one_id),
-        ("observed".to_owned(), String::new()),
-    ];
-    assert_eq!(kinds(&all), expect, "{all:#?}");
-    assert!(
-        all[0]["task"].is_string() && all[0]["author"]["kind"] == "session",
-        "{all:#?}"
-    );
-    // The stream told the same, by the file's place in the workspace.
-    let turn = daemon.say(&one, "say end");
-    let events = daemon.follow(&one, None).turn(&turn);
-    let told: Vec<_> = events
-        .iter()
-        .filter(|told| told.name == "file_updated" && told.data["observed"] == false)
-        .map(|told| (told.data["path"].clone(), told.data["v"].clone()))
-        .collect();
-    let expect: Vec<_> = [1, 2, 4].map(|v| (json!("/a.txt"), json!(v))).into();
-    assert_eq!(told, expect, "{events:#?}");
+    on_record(&daemon, &one, &other);
     people(&drill, &daemon);
     drill.assert_dense();
 }

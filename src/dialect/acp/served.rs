@@ -112,11 +112,11 @@ mod tests {
         }
     }
 
-    fn read_a() -> Option<Served> {
-        Some(Served {
+    fn read_a() -> Served {
+        Served {
             tool: "read_file".to_owned(),
             arguments: json!({"path": "/w/a"}),
-        })
+        }
     }
 
     fn form(server: &str, id: &str) -> Value {
@@ -138,20 +138,20 @@ mod tests {
     fn each_agents_way_of_asking_is_understood() {
         let raw = json!({"rawInput": {"path": "/w/a"}});
         let of_claude = ask("toolu_1", "mcp__marshal__read_file", &raw);
-        assert_eq!(served(&of_claude, "marshal"), read_a());
+        assert_eq!(served(&of_claude, "marshal"), Some(read_a()));
         let of_codex = ask(
             "call_1",
             "Approve MCP tool call",
             &form("marshal", "call_1"),
         );
-        assert_eq!(served(&of_codex, "marshal"), read_a());
+        assert_eq!(served(&of_codex, "marshal"), Some(read_a()));
         let title = "read_file (marshal MCP Server)";
         let of_gemini = ask(
             "mcp_marshal_read_file__1",
             title,
             &said("{\"path\":\"/w/a\"}"),
         );
-        assert_eq!(served(&of_gemini, "marshal"), read_a());
+        assert_eq!(served(&of_gemini, "marshal"), Some(read_a()));
     }
 
     #[test]

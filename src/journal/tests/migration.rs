@@ -94,6 +94,25 @@ fn is_ended_by_a_start(table: &str, row: &[Value]) -> bool {
     matches!(table, "asks" | "questions") && open("k-2")
 }
 
+fn talks_are_as_before(reader: &Reader, version: i64) {
+    // A conversation of before stays one, and is no chat.
+    let talked = session("talked");
+    let conversation = reader.conversation(&talked).expect("read");
+    assert_eq!(conversation.is_some(), version >= 5);
+    let chats = reader.chats(None, None, 9).expect("read");
+    assert_eq!(chats.len(), if version == 6 { 2 } else { 0 });
+    if let Some(chat) = chats.iter().find(|chat| chat.ended_ms.is_none()) {
+        assert_eq!(chat.goal.raw(), "a page about é");
+        assert_eq!((chat.turns, chat.waiting, chat.forwarded), (2, 1, 0));
+        let since = (&chat.parent, chat.phase, &chat.settings, &chat.progress);
+        let none = (ChatSettings::default(), ChatProgress::default());
+        assert_eq!(since, (&None, None, &none.0, &none.1));
+        let turn = reader.turn_by_key(&chat.session, "k 1").expect("read");
+        assert_eq!(turn.expect("there").content.raw(), "and another");
+    }
+    assert_eq!(reader.chats_going_on(None, 9).expect("read"), []);
+}
+
 #[test]
 fn a_file_of_an_earlier_version_loses_nothing_and_its_chain_goes_on() {
     for version in [3, 4, 5, 6] {
@@ -182,22 +201,7 @@ fn a_file_of_an_earlier_version_loses_nothing_and_its_chain_goes_on() {
             reader.approver("e-2").expect("read").as_deref(),
             Some("uid 0")
         );
-        // A conversation of before stays one, and is no chat.
-        let talked = session("talked");
-        let conversation = reader.conversation(&talked).expect("read");
-        assert_eq!(conversation.is_some(), version >= 5);
-        let chats = reader.chats(None, None, 9).expect("read");
-        assert_eq!(chats.len(), if version == 6 { 2 } else { 0 });
-        if let Some(chat) = chats.iter().find(|chat| chat.ended_ms.is_none()) {
-            assert_eq!(chat.goal.raw(), "a page about é");
-            assert_eq!((chat.turns, chat.waiting, chat.forwarded), (2, 1, 0));
-            let since = (&chat.parent, chat.phase, &chat.settings, &chat.progress);
-            let none = (ChatSettings::default(), ChatProgress::default());
-            assert_eq!(since, (&None, None, &none.0, &none.1));
-            let turn = reader.turn_by_key(&chat.session, "k 1").expect("read");
-            assert_eq!(turn.expect("there").content.raw(), "and another");
-        }
-        assert_eq!(reader.chats_going_on(None, 9).expect("read"), []);
+        talks_are_as_before(&reader, version);
         journal.close(LONG).expect("flushed");
 
         let new = tempdir();
