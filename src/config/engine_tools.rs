@@ -65,6 +65,7 @@ pub(super) fn agree(ledger: &Ledger, pool: &Pool, place: Option<&Place>) {
             pool.launcher
         );
         ledger.fault(place, message, None);
+        return;
     }
     let writes = pool.engine_tools.iter().find(|tool| tool.writes());
     if let Some(tool) = writes

@@ -202,6 +202,7 @@ mod tests {
                 "role",
                 "route",
                 "sandbox",
+                "store",
                 "supervisor",
                 "template",
                 "token",

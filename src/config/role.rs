@@ -35,7 +35,7 @@ impl Default for ChatConfig {
     fn default() -> Self {
         Self {
             idle: Duration::from_secs(600),
-            close_after: Duration::from_secs(90 * 24 * 3600),
+            close_after: Duration::from_secs(30 * 24 * 3600),
             rounds: 20,
         }
     }
@@ -64,7 +64,7 @@ const IDLE: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_s
 
 /// How long a chat that nobody uses may stay open.
 const CLOSE_AFTER: RangeInclusive<Duration> =
-    Duration::from_secs(1)..=Duration::from_secs(3650 * 24 * 3600);
+    Duration::from_secs(1)..=Duration::from_secs(30 * 24 * 3600);
 
 /// Bytes of a role's instructions: they go with every first prompt.
 const INSTRUCTIONS_BYTES: usize = 64 << 10;

@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 use super::error::quoted;
 use super::role::Role;
 use super::sandbox::NAME_PATTERN;
-use super::table::{Found, Section, one_of};
+use super::table::{Found, Section, one_of, word};
 use crate::limits;
-use crate::model::{ChatMode, RoleName, TemplateName};
+use crate::model::{ChatMode, RoleName, TemplateName, words};
 
 /// What a client begins by a name.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,6 +29,17 @@ pub struct Template {
     /// Items that agents add are worked, too.
     pub agent_items: bool,
 }
+
+words!(
+    /// The modes that have a plan and members who work it.
+    Way {
+        /// All of them at once.
+        ParallelAgents = "parallel_agents",
+        /// The first one alone, after an approval.
+        PlanThenExecute = "plan_then_execute",
+    }
+);
+word!(Way);
 
 /// Bytes of a template's instructions: they go with every first prompt.
 const INSTRUCTIONS_BYTES: usize = 64 << 10;
@@ -62,13 +73,7 @@ fn template(
     let planner = section.item("planner");
     let planner = planner.and_then(|item| item.text_like(NAME_PATTERN));
     let plan = section.item("plan").and_then(|item| item.text());
-    let words = [
-        ChatMode::ParallelAgents.word(),
-        ChatMode::PlanThenExecute.word(),
-    ];
-    let mode = section
-        .item("mode")
-        .and_then(|item| item.text_among(&words));
+    let mode = section.word::<Way>("mode", &[]);
     let instructions = section.item("instructions").and_then(|item| item.text());
     let check = section.item("check").and_then(|item| item.text());
     let agent_items = section.boolean("agent_items");
@@ -94,7 +99,8 @@ fn template(
         name
     };
     let listed = found.as_ref().map_or(&[][..], |found| &found.value);
-    if listed.is_empty() || listed.len() > limits::PLAN_MEMBERS {
+    let is_told = found.is_none() && section.item("roles").is_some();
+    if !is_told && (listed.is_empty() || listed.len() > limits::PLAN_MEMBERS) {
         let message = format!(
             "the template needs roles, 1 to {} of them, who work its plan",
             limits::PLAN_MEMBERS
@@ -127,9 +133,10 @@ fn template(
         );
     }
     Some(Template {
-        mode: mode
-            .and_then(|found| ChatMode::from_word(&found.value))
-            .unwrap_or(ChatMode::ParallelAgents),
+        mode: match mode.map(|found| found.value) {
+            None | Some(Way::ParallelAgents) => ChatMode::ParallelAgents,
+            Some(Way::PlanThenExecute) => ChatMode::PlanThenExecute,
+        },
         roles: all.into_iter().collect::<Option<_>>()?,
         planner: match planner {
             Some(name) => Some(name?),

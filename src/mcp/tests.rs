@@ -103,9 +103,9 @@ fn nothing_but_a_ping_comes_before_initialize_and_that_comes_once() {
 #[test]
 fn each_schema_takes_what_the_reader_takes_and_names_its_members() {
     let arguments = |tool| match tool {
-        EngineTool::WriteFile => json!({"path": "/w/a", "content": "x"}),
+        EngineTool::WriteFile => json!({"path": "/w/a", "content": "x", "base": 1}),
         EngineTool::EditFile => {
-            json!({"path": "/w/a", "old_text": "x", "new_text": "", "replace_all": true})
+            json!({"path": "/w/a", "old_text": "x", "new_text": "", "replace_all": true, "base": 1})
         }
         EngineTool::ReadFile => json!({"path": "/w/a", "line": 2, "limit": 3}),
         EngineTool::AskPerson => json!({"question": "?", "options": ["a", "b"]}),

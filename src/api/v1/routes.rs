@@ -9,7 +9,10 @@ mod files;
 
 use axum::http::Method;
 
-use super::{Handler, asks, events, fleet, openapi, overlays, reload, sessions, supervisor, tasks};
+use super::{
+    Handler, asks, events, files as pages, fleet, openapi, overlays, reload, sessions, supervisor,
+    tasks,
+};
 use crate::limits;
 use crate::model::{PoolFlow, Role};
 
@@ -494,5 +497,13 @@ static ROUTES: &[Route] = &[
         gives: (202, "Task"),
         handle: |desk, call| Box::pin(tasks::cancel(desk, call)),
         ..ACTS
+    },
+    Route {
+        path: "/api/v1/workspaces",
+        name: "listWorkspaces",
+        does: "The registered workspaces, by name",
+        gives: (200, "WorkspaceList"),
+        handle: |desk, call| Box::pin(pages::workspaces(desk, call)),
+        ..LOOKS
     },
 ];

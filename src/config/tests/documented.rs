@@ -52,6 +52,7 @@ impl Row {
             .replace("price.NAME", "price.own")
             .replace("hook.NAME", "hook.own")
             .replace("role.NAME", "role.own")
+            .replace("template.NAME", "template.own")
             .replace("workspace.NAME", "workspace.own")
             .replace("token.NAME", "token.own");
         let set = format!("{key} = {value}\n");
@@ -108,6 +109,10 @@ impl Row {
             "store.ca" => format!("{BARE}store.postgres = \"env:S\"\n{set}"),
             "role.NAME.model" => {
                 format!("pool.demo.dialect = \"acp\"\n{BARE}role.own.pool = \"demo\"\n{set}")
+            }
+            "template.NAME.roles" => format!("{BARE}role.own.pool = \"demo\"\n{set}"),
+            key if key.starts_with("template.NAME.") => {
+                format!("{BARE}role.own.pool = \"demo\"\ntemplate.own.roles = [\"own\"]\n{set}")
             }
             "role.NAME.instructions" => format!("{BARE}role.own.pool = \"demo\"\n{set}"),
             _ => format!("{BARE}{set}"),
@@ -195,6 +200,11 @@ const SAMPLES: &[(&str, &str)] = &[
     ("pool.NAME.budget.day_cost", "40"),
     ("pool.NAME.budget.pool_tokens", "1000000"),
     ("pool.NAME.budget.pool_cost", "0.000001"),
+    ("template.NAME.roles", "[\"own\"]"),
+    ("template.NAME.planner", "\"own\""),
+    ("template.NAME.plan", "\"content/plan.md\""),
+    ("template.NAME.instructions", "\"Be brief.\""),
+    ("template.NAME.check", "\"true\""),
     ("role.NAME.pool", "\"demo\""),
     ("role.NAME.model", "\"lab/model-1\""),
     ("role.NAME.instructions", "\"Be brief.\""),

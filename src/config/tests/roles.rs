@@ -13,7 +13,7 @@ fn chats_roles_and_workspaces_are_read_with_their_defaults() {
     let config = accepted_by(&named(), &pool(""));
     assert_eq!(config.chat.idle, Duration::from_secs(600));
     let day = Duration::from_secs(24 * 3600);
-    assert_eq!(config.chat.close_after, 90 * day);
+    assert_eq!(config.chat.close_after, 30 * day);
     assert!(config.roles.is_empty() && config.workspaces.is_empty());
     let text = TAKES.to_owned() + "[chat]\nidle = \"24h\"\nclose_after = \"1h\"\n[role.writer]\npool = \"demo\"\nmodel = \"small\"\ninstructions = \"\"\"Be\nbrief.\"\"\"\n[role.plain]\npool = \"demo\"\n[workspace.site]\npath = \"../site\"\n[workspace.abs]\npath = \"/srv/x\"\n";
     let config = accepted_by(&named(), &text);
@@ -46,7 +46,7 @@ fn what_leads_nowhere_is_refused() {
     refused("[chat]\nidle = \"0s\"", "chat.idle…a duration from 1s to 1d");
     refused(
         "[chat]\nclose_after = \"0s\"",
-        "chat.close_after…a duration from 1s to 3650d",
+        "chat.close_after…a duration from 1s to 30d",
     );
     refused("[chat]\nidle = \"25h\"", "chat.idle…a duration from 1s to 1d");
     refused("[chat]\nidel = \"1m\"", "unknown key \"idel\"");

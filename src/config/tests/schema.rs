@@ -12,6 +12,12 @@ use crate::config::{ConfigErrors, DEFAULT, schema};
 const BEYOND: &[&str] = &[
     "the site's policy is",
     "no model has a price",
+    "there is no postgres",
+    "the template needs roles",
+    "there is no role",
+    "is no path in the workspace",
+    "is no Markdown file",
+    "the check is a command",
     // How the file came here.
     "a supervisor.toml that was found may",
     "looks like a secret",

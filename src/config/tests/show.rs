@@ -143,6 +143,14 @@ env = { PATH = "/bin" }
 events = ["parked"]
 [chat]
 idle = "90s"
+[template.campaign]
+roles = ["writer"]
+mode = "plan_then_execute"
+planner = "writer"
+plan = "content/plan.md"
+instructions = "Be brief."
+check = "true"
+agent_items = true
 [role.writer]
 pool = "one"
 model = "lab/model-2"

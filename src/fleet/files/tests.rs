@@ -31,6 +31,8 @@ async fn world() -> World {
     };
     let config = Config::parse(&text, &origin).expect("a configuration");
     let state = base.join("state");
+    let private = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+    std::fs::set_permissions(&state, private).expect("private");
     let store = Store::open(&state).expect("a store");
     let files = Files::start(Some(store), &config, &state, &Ambient::default()).await;
     World {

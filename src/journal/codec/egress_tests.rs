@@ -33,12 +33,7 @@ pub(super) fn events() -> Vec<Event> {
             tool: "edit_file".into(),
             path: "/workspace/a".into(),
             sha256: Some("0".repeat(64)),
-            version: Some(Box::new(crate::model::FileVersion {
-                workspace: "site".into(),
-                path: "a".into(),
-                v: 7,
-                observed: true,
-            })),
+            version: None,
         },
     ];
     events.extend(super::work::events());
@@ -46,6 +41,17 @@ pub(super) fn events() -> Vec<Event> {
         turn: TurnId::new("turn-1").expect("an id"),
         outcome: TurnOutcome::Cancelled,
         detail: "nobody \u{1b} had it".to_owned(),
+    });
+    events.push(Event::FileUpdated {
+        tool: "write_file".into(),
+        path: "/workspace/b".into(),
+        sha256: None,
+        version: Some(Box::new(crate::model::FileVersion {
+            workspace: "site".into(),
+            path: "a".into(),
+            v: 7,
+            observed: true,
+        })),
     });
     events
 }

@@ -113,6 +113,13 @@ fn talks_are_as_before(reader: &Reader, version: i64) {
     assert_eq!(reader.chats_going_on(None, 9).expect("read"), []);
 }
 
+/// Its tables are those of a file of today.
+fn is_shaped_as_a_new_one(old: &tempfile::TempDir) {
+    let new = tempdir();
+    open(new.path()).close(LONG).expect("flushed");
+    assert_eq!(shape(&connection(old)), shape(&connection(&new)));
+}
+
 #[test]
 fn a_file_of_an_earlier_version_loses_nothing_and_its_chain_goes_on() {
     for version in [3, 4, 5, 6] {
@@ -204,9 +211,7 @@ fn a_file_of_an_earlier_version_loses_nothing_and_its_chain_goes_on() {
         talks_are_as_before(&reader, version);
         journal.close(LONG).expect("flushed");
 
-        let new = tempdir();
-        open(new.path()).close(LONG).expect("flushed");
-        assert_eq!(shape(&connection(&old)), shape(&connection(&new)));
+        is_shaped_as_a_new_one(&old);
         // A change of an old record is found in the new file as well.
         let change = "UPDATE asks SET reason = '' WHERE link = 6";
         assert_eq!(connection(&old).execute(change, []), Ok(1));

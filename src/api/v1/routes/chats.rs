@@ -46,6 +46,16 @@ pub(super) static ROUTES: &[Route] = &[
         ..ACTS
     },
     Route {
+        method: Method::DELETE,
+        path: "/api/v1/workspaces/{workspace}/chats/{chat}",
+        name: "closeChat",
+        does: "Closes a chat: what runs is stopped, and no message is taken any more",
+        gives: (200, "ChatClosed"),
+        refuses: &[404, 409],
+        handle: |desk, call| Box::pin(chats::close(desk, call)),
+        ..ACTS
+    },
+    Route {
         path: "/api/v1/workspaces/{workspace}/chats/{chat}",
         name: "getChat",
         does: "One chat and how it stands",
@@ -68,16 +78,6 @@ pub(super) static ROUTES: &[Route] = &[
         gives: (202, "TurnTaken"),
         refuses: &[404, 409, 422],
         handle: |desk, call| Box::pin(chats::say(desk, call)),
-        ..ACTS
-    },
-    Route {
-        method: Method::DELETE,
-        path: "/api/v1/workspaces/{workspace}/chats/{chat}",
-        name: "closeChat",
-        does: "Closes a chat: what runs is stopped, and no message is taken any more",
-        gives: (200, "ChatClosed"),
-        refuses: &[404, 409],
-        handle: |desk, call| Box::pin(chats::close(desk, call)),
         ..ACTS
     },
     Route {

@@ -13,14 +13,6 @@ const VERSION: Given = Given::Text { longest: 20 };
 /// See the head of this file.
 pub(super) static ROUTES: &[Route] = &[
     Route {
-        path: "/api/v1/workspaces",
-        name: "listWorkspaces",
-        does: "The registered workspaces, by name",
-        gives: (200, "WorkspaceList"),
-        handle: |desk, call| Box::pin(files::workspaces(desk, call)),
-        ..LOOKS
-    },
-    Route {
         path: "/api/v1/workspaces/{workspace}/diff/{*path}",
         name: "diffFile",
         does: "What differs between two versions of a file",

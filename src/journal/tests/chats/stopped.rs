@@ -11,7 +11,7 @@ fn stop(chat: &str, seq: u64) -> Write {
 
 #[test]
 fn a_message_that_was_stopped_is_never_sent_and_ends_with_what_says_so() {
-    let dir = tempfile::tempdir().expect("directory");
+    let dir = tempdir();
     let journal = open(dir.path());
     assert_durable(&commit(
         &journal,
@@ -46,6 +46,10 @@ fn a_message_that_was_stopped_is_never_sent_and_ends_with_what_says_so() {
         waiting(&journal)[1].is_stopped(),
         "the row did not end alone"
     );
+    // A session of which something is missing takes nothing more before the next start.
+    drop(journal);
+    let journal = open(dir.path());
+    let told = |seq| event(&session("c"), journal.epoch(), seq, unsent.clone());
     let both = vec![told(1), end("c", 2, TurnOutcome::Cancelled)];
     assert_durable(&commit(&journal, both));
     assert_eq!(waiting(&journal).len(), 1);
@@ -59,7 +63,7 @@ fn a_message_that_was_stopped_is_never_sent_and_ends_with_what_says_so() {
 
 #[test]
 fn an_agent_has_answered_when_it_said_something_or_a_turn_of_it_was_whole() {
-    let dir = tempfile::tempdir().expect("directory");
+    let dir = tempdir();
     let journal = open(dir.path());
     let answered = |chat: &str| {
         let reader = journal.reader().expect("reader");
@@ -88,7 +92,7 @@ fn an_agent_has_answered_when_it_said_something_or_a_turn_of_it_was_whole() {
 
 #[test]
 fn chats_that_nobody_uses_are_found_and_no_others() {
-    let dir = tempfile::tempdir().expect("directory");
+    let dir = tempdir();
     let journal = open(dir.path());
     for chat in ["closed", "ended", "never", "runs", "waits"] {
         assert_durable(&commit(&journal, vec![create(chat)]));
@@ -120,7 +124,7 @@ fn chats_that_nobody_uses_are_found_and_no_others() {
 
 #[test]
 fn the_text_of_a_turn_is_read_from_its_end_and_no_further_than_there_is_room() {
-    let dir = tempfile::tempdir().expect("directory");
+    let dir = tempdir();
     let journal = open(dir.path());
     let mut writes = vec![create("c"), accept("c", 1)];
     writes.extend(sent("c", 1, "t-1"));
