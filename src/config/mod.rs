@@ -73,7 +73,7 @@ pub use role::{ChatConfig, RegisteredWorkspace, Role};
 pub use schema::schema;
 pub use show::Effective;
 pub use store::StoreConfig;
-pub use template::{Template, plan_path};
+pub use template::{Template, TemplateMode, plan_path};
 pub use trusted::{Part, Trusted, writes_in_place};
 pub use types::*;
 pub use units::{duration as read_duration, show_duration, show_size};

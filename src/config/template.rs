@@ -9,13 +9,24 @@ use super::role::Role;
 use super::sandbox::NAME_PATTERN;
 use super::table::{Found, Section, one_of, word};
 use crate::limits;
-use crate::model::{ChatMode, RoleName, TemplateName, words};
+use crate::model::{RoleName, TemplateName, words};
+
+words!(
+    /// The modes that have a plan and members who work it.
+    TemplateMode {
+        /// All of them at once.
+        ParallelAgents = "parallel_agents",
+        /// The first one alone, after an approval.
+        PlanThenExecute = "plan_then_execute",
+    }
+);
+word!(TemplateMode);
 
 /// What a client begins by a name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Template {
-    /// How it goes on: [`ChatMode::PlanThenExecute`] or [`ChatMode::ParallelAgents`].
-    pub mode: ChatMode,
+    /// How it goes on.
+    pub mode: TemplateMode,
     /// Who works the plan.
     pub roles: Vec<RoleName>,
     /// Who writes it.
@@ -29,17 +40,6 @@ pub struct Template {
     /// Items that agents add are worked, too.
     pub agent_items: bool,
 }
-
-words!(
-    /// The modes that have a plan and members who work it.
-    Way {
-        /// All of them at once.
-        ParallelAgents = "parallel_agents",
-        /// The first one alone, after an approval.
-        PlanThenExecute = "plan_then_execute",
-    }
-);
-word!(Way);
 
 /// Bytes of a template's instructions: they go with every first prompt.
 const INSTRUCTIONS_BYTES: usize = 64 << 10;
@@ -73,7 +73,7 @@ fn template(
     let planner = section.item("planner");
     let planner = planner.and_then(|item| item.text_like(NAME_PATTERN));
     let plan = section.item("plan").and_then(|item| item.text());
-    let mode = section.word::<Way>("mode", &[]);
+    let mode = section.word("mode", &[]);
     let instructions = section.item("instructions").and_then(|item| item.text());
     let check = section.item("check").and_then(|item| item.text());
     let agent_items = section.boolean("agent_items");
@@ -133,10 +133,7 @@ fn template(
         );
     }
     Some(Template {
-        mode: match mode.map(|found| found.value) {
-            None | Some(Way::ParallelAgents) => ChatMode::ParallelAgents,
-            Some(Way::PlanThenExecute) => ChatMode::PlanThenExecute,
-        },
+        mode: mode.map_or(TemplateMode::ParallelAgents, |found| found.value),
         roles: all.into_iter().collect::<Option<_>>()?,
         planner: match planner {
             Some(name) => Some(name?),

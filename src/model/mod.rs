@@ -14,6 +14,7 @@ pub mod exit;
 pub mod foreign;
 pub mod group;
 pub mod ids;
+mod particulars;
 pub mod question;
 pub mod role;
 pub mod setting;
@@ -39,9 +40,7 @@ pub use client::{
     ClientWish, TerminalExit, TerminalSpec,
 };
 pub use egress::EgressResult;
-pub use event::{
-    AgentInfo, CommandInfo, Cost, Event, EventKind, OptionState, Origin, PlanEntry, Stamped, Usage,
-};
+pub use event::{AgentInfo, Event, EventKind, Origin, Stamped};
 pub use exit::{ExitClass, ExitStatus, WallStage};
 pub use foreign::Foreign;
 pub use group::{GroupLimits, LimitBackend};
@@ -49,6 +48,7 @@ pub use ids::{
     AskId, EventId, IdError, PoolName, RoleName, RunId, SessionId, SlotId, TaskId, TemplateName,
     TurnId, WorkspaceName,
 };
+pub use particulars::{CommandInfo, Cost, OptionState, PlanEntry, Usage};
 pub use question::{QuestionState, Remember};
 pub use role::Role;
 pub use setting::{ChoiceInfo, Setting, SettingValue};

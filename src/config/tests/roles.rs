@@ -4,7 +4,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::{accepted_by, found, named, pool, refused_by};
-use crate::model::{ChatMode, RoleName, TemplateName, WorkspaceName};
+use crate::config::TemplateMode;
+use crate::model::{RoleName, TemplateName, WorkspaceName};
 
 const TAKES: &str = "[pool.demo]\ncommand = [\"agent\", \"--model\", \"{model}\"]\nmodel = \"big\"\n";
 
@@ -83,12 +84,12 @@ fn a_template_names_roles_and_a_plan_in_the_workspace() {
     let config = accepted_by(&named(), &of("roles = [\"a\", \"b\", \"a\"]"));
     let template = &config.templates[&TemplateName::new("t").expect("name")];
     let names: Vec<&str> = template.roles.iter().map(RoleName::as_str).collect();
-    assert_eq!((names, template.mode), (vec!["a", "b", "a"], ChatMode::ParallelAgents));
+    assert_eq!((names, template.mode), (vec!["a", "b", "a"], TemplateMode::ParallelAgents));
     assert_eq!((&template.plan, &template.planner, template.agent_items), (&None, &None, false));
     let all = "roles = [\"a\"]\nmode = \"plan_then_execute\"\nplanner = \"b\"\nplan = \"content/p.md\"\ninstructions = \"Be brief.\"\ncheck = \"make test\"\nagent_items = true";
     let config = accepted_by(&named(), &of(all));
     let template = &config.templates[&TemplateName::new("t").expect("name")];
-    assert_eq!(template.mode, ChatMode::PlanThenExecute);
+    assert_eq!(template.mode, TemplateMode::PlanThenExecute);
     assert_eq!(template.planner.as_ref().map(RoleName::as_str), Some("b"));
     assert_eq!(template.plan.as_deref(), Some("content/p.md"));
     assert_eq!(template.check.as_deref(), Some("make test"));

@@ -120,6 +120,16 @@ fn is_shaped_as_a_new_one(old: &tempfile::TempDir) {
     assert_eq!(shape(&connection(old)), shape(&connection(&new)));
 }
 
+/// Its old records cannot be changed unseen.
+fn a_change_is_found(old: &tempfile::TempDir) {
+    // A change of an old record is found in the new file as well.
+    let change = "UPDATE asks SET reason = '' WHERE link = 6";
+    assert_eq!(connection(old).execute(change, []), Ok(1));
+    let error = Reader::open(old.path()).expect("reader").verify_audit();
+    let error = error.expect_err("changed").to_string();
+    assert!(error.contains("audit record 6"), "{error}");
+}
+
 #[test]
 fn a_file_of_an_earlier_version_loses_nothing_and_its_chain_goes_on() {
     for version in [3, 4, 5, 6] {
@@ -212,12 +222,7 @@ fn a_file_of_an_earlier_version_loses_nothing_and_its_chain_goes_on() {
         journal.close(LONG).expect("flushed");
 
         is_shaped_as_a_new_one(&old);
-        // A change of an old record is found in the new file as well.
-        let change = "UPDATE asks SET reason = '' WHERE link = 6";
-        assert_eq!(connection(&old).execute(change, []), Ok(1));
-        let error = Reader::open(old.path()).expect("reader").verify_audit();
-        let error = error.expect_err("changed").to_string();
-        assert!(error.contains("audit record 6"), "{error}");
+        a_change_is_found(&old);
     }
 }
 
