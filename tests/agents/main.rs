@@ -8,6 +8,9 @@
 #![allow(clippy::expect_used, reason = "a test ends with its first failure")]
 
 mod bench;
+#[path = "../fleet/chat_client.rs"]
+#[allow(dead_code, reason = "tests of chats use more of it")]
+mod chat_client;
 mod client;
 mod directories;
 #[path = "../fleet/drill.rs"]
@@ -21,3 +24,4 @@ mod proxies;
 mod sdk;
 mod shell_facts;
 mod table;
+mod together;

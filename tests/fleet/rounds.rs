@@ -318,7 +318,7 @@ fn what_is_not_right_is_refused() {
     };
     for (more, word) in [
         (json!({"mode": "fast"}), "no mode"),
-        (json!({"check": "true"}), "\"check\" belongs"),
+        (json!({"check": "true"}), "\"mode\" is missing"),
         (
             json!({"mode": "autonomous", "limits": {"turns": 0}}),
             "limits.turns",
