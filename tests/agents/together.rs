@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -105,6 +106,15 @@ env          = {{ set = {{ DRILL = "MARK" }} }}
     drill
 }
 
+/// No agent writes in a directory of root's.
+fn given(drill: &Drill) {
+    let status = Command::new("chown")
+        .args(["-R", "65534:65534"])
+        .arg(drill.workspace())
+        .status();
+    assert!(status.expect("chown").success());
+}
+
 /// The versions of a file, the newest first.
 fn history(daemon: &Daemon, path: &str) -> Vec<Value> {
     let answer = daemon.get(&format!("/api/v1/workspaces/main/history/{path}"));
@@ -167,6 +177,7 @@ fn three_agents_work_one_plan_and_lose_nothing_of_each_other() {
         .map(|part| format!("- [ ] Write part-{part:02}\n"))
         .collect();
     fs::write(drill.workspace().join("plan.md"), &items).expect("a plan");
+    given(&drill);
     let mut daemon = Daemon::start(&drill);
     let made = daemon.post(
         "/api/v1/workspaces/main/chats",
@@ -182,7 +193,12 @@ fn three_agents_work_one_plan_and_lose_nothing_of_each_other() {
     let chat = format!("/api/v1/workspaces/main/chats/{id}");
     let events = told(&drill, &daemon, &chat);
     let last = events.last().expect("an end");
-    assert_eq!(last.name, "done", "{events:#?}");
+    assert_eq!(
+        last.name,
+        "done",
+        "{events:#?}\n{}",
+        drill.log("stderr.log")
+    );
     let plan = fs::read_to_string(drill.workspace().join("plan.md")).expect("the plan");
     assert_eq!(plan, items.replace("[ ]", "[x]"));
     let worked = worked(&events);
