@@ -63,6 +63,9 @@ struct DiffView {
     cut: bool,
 }
 
+/// Characters of a file that a client puts, as the document says; its body has `HTTP_BODY_BYTES`.
+const CONTENT_CHARS: usize = 60_000;
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Put {
@@ -230,6 +233,10 @@ pub(super) async fn one(desk: Desk, call: Call) -> Answer {
 pub(super) async fn put(desk: Desk, call: Call) -> Answer {
     let workspace = workspace(&call)?;
     let put: Put = call.body()?;
+    if put.content.chars().nth(CONTENT_CHARS).is_some() {
+        let detail = format!("\"content\" has at most {CONTENT_CHARS} characters");
+        return Err(Fault::new(StatusCode::PAYLOAD_TOO_LARGE, detail));
+    }
     let file = FileWrite {
         base: base(put.base),
         bytes: put.content.into(),
