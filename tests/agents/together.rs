@@ -4,6 +4,7 @@
 //! writes what both wanted.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
@@ -62,9 +63,10 @@ SAY: done
 "#
     .to_owned();
     for part in 3..=PARTS {
-        text.push_str(&format!(
+        let _ = write!(
+            text,
             "WHEN: part-{part:02}\nTOOL: marshal/write_file {{\"path\":\"/workspace/part-{part:02}.txt\",\"content\":\"{part:02}\\n\"}}\nSAY: done\n"
-        ));
+        );
     }
     text
 }
@@ -74,14 +76,16 @@ fn drill(model: &Model) -> Drill {
         "[workspace.main]\npath = \"project\"\n\n[policy.shared]\nfile = \"shared.toml\"\n",
     );
     for route in ["anthropic", "openai"] {
-        text.push_str(&format!(
+        let _ = write!(
+            text,
             "\n[route.{route}]\nupstream = \"{}\"\nsecret = \"file:key\"\n",
             model.address
-        ));
+        );
     }
     for (name, _) in AGENTS {
         let dir = tools().join("five").join(name).display().to_string();
-        text.push_str(&format!(
+        let _ = write!(
+            text,
             r#"
 [role.{name}]
 pool = "{name}"
@@ -95,7 +99,7 @@ workspace    = {{ path = "project", mode = "rw" }}
 timeouts     = {{ handshake = "4m" }}
 env          = {{ set = {{ DRILL = "MARK" }} }}
 "#
-        ));
+        );
     }
     let drill = Drill::new(&text);
     fs::write(drill.path("shared.toml"), POLICY).expect("a policy");
@@ -173,9 +177,10 @@ fn three_agents_work_one_plan_and_lose_nothing_of_each_other() {
     let _alone = alone();
     let model = Model::with_scripts(&scripts());
     let drill = drill(&model);
-    let items: String = (1..=PARTS)
-        .map(|part| format!("- [ ] Write part-{part:02}\n"))
-        .collect();
+    let items = (1..=PARTS).fold(String::new(), |mut items, part| {
+        let _ = writeln!(items, "- [ ] Write part-{part:02}");
+        items
+    });
     fs::write(drill.workspace().join("plan.md"), &items).expect("a plan");
     given(&drill);
     let mut daemon = Daemon::start(&drill);
