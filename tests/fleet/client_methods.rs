@@ -296,28 +296,38 @@ fn a_directory_that_a_real_process_swaps_for_a_link_is_never_followed() {
         os.mkdir('dir'); open('dir/secret','w').write('inside')\n\
         os.symlink('/home/agent', 'trap')\n\
         open('/home/agent/secret','w').write('outside')\n\
-        end = time.time() + 20\n\
+        end = time.time() + 60\n\
         while time.time() < end:\n\
         \x20   os.rename('dir','x'); os.rename('trap','dir'); os.rename('dir','trap'); os.rename('x','dir')\n";
     fs::write(drill.workspace().join("racer.py"), racer).expect("racer.py");
-    let mut script = "run (setsid python3 racer.py >/dev/null 2>&1 &) ; sleep 0.5".to_owned();
+    // The first rename is waited for: a loaded machine starts an interpreter late.
+    let mut script = "run (setsid python3 racer.py >/dev/null 2>&1 &) ; until test -e /home/agent/secret; do sleep 0.05; done; sleep 0.2".to_owned();
     for _ in 0..40 {
         script.push_str("\nclient-read dir/secret\nclient-write dir/made mine");
     }
     script.push_str("\nrun cat /home/agent/secret; ls /home/agent");
-    let told = tell(&drill, &script);
-    let count = |part: &str| told.text.matches(part).count();
-    assert!(count("{\"content\":\"inside\"}") > 0, "{}", told.text);
-    assert_eq!(count("{\"content\":\"outside\"}"), 0, "{}", told.text);
-    // Only these were judged at one place and opened when a link was on the way.
-    let refused = count("a symbolic link is on the way, where none was when it was judged");
-    assert!(refused > 0, "the race was met: {}", told.text);
-    let results = told.of("tool_result");
-    let listed = results.last().expect("ls")["output"].to_string();
-    assert!(
-        listed.contains("outside") && !listed.contains("made"),
-        "{listed}"
-    );
+    // Who wins is chance, so a session may see one side of the race only; then there is another.
+    let (mut inside, mut refused) = (0, 0);
+    for _ in 0..12 {
+        let told = tell(&drill, &script);
+        let count = |part: &str| told.text.matches(part).count();
+        assert_eq!(count("{\"content\":\"outside\"}"), 0, "{}", told.text);
+        let results = told.of("tool_result");
+        let listed = results.last().expect("ls")["output"].to_string();
+        assert!(
+            listed.contains("outside") && !listed.contains("made"),
+            "{listed}\n{}",
+            told.ran.all()
+        );
+        inside += count("{\"content\":\"inside\"}");
+        // Only these were judged at one place and opened when a link was on the way.
+        refused += count("a symbolic link is on the way, where none was when it was judged");
+        if inside > 0 && refused > 0 {
+            break;
+        }
+    }
+    assert!(inside > 0, "nothing was read at its own place");
+    assert!(refused > 0, "the race was never met");
 }
 
 #[test]
