@@ -32,7 +32,7 @@ impl Config {
                 "children   {} in {} of at most {}",
                 self.pools
                     .iter()
-                    .map(|pool| u32::from(pool.size))
+                    .map(|pool| u32::from(pool.max_size))
                     .sum::<u32>(),
                 plural(self.pools.len(), "pool"),
                 supervisor.max_children
@@ -49,6 +49,16 @@ impl Config {
 }
 
 impl Pool {
+    /// How many slots it has; where it can be resized to more, how many.
+    fn slots(&self) -> String {
+        let slots = plural(usize::from(self.size), "slot");
+        if self.max_size == self.size {
+            slots
+        } else {
+            format!("{slots}, up to {}", self.max_size)
+        }
+    }
+
     /// Where this pool's walls are weak, one phrase each; empty: nowhere that the configuration
     /// knows of.
     #[must_use]
@@ -171,7 +181,7 @@ impl Pool {
             format!(
                 "pool {:<5} {}: {command}",
                 self.name,
-                plural(usize::from(self.size), "slot")
+                self.slots()
             ),
             format!(
                 "  agent    {}, speaks {}, asks for {}",

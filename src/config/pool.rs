@@ -154,6 +154,13 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
     let section = item.section()?;
     let pool_name = named(&section, name)?;
     let sized = section.integer("size", 1..=limits::POOL_SLOTS);
+    let size = sized.as_ref().map_or(1, |found| found.value);
+    let most = section.integer("max_size", 1..=limits::POOL_SLOTS);
+    if let Some(most) = most.as_ref().filter(|most| most.value < size) {
+        let message = format!("the most slots are fewer than its size, which is {size}");
+        let help = Some("leave max_size out, or make it at least the size".to_owned());
+        section.ledger.fault(&most.place, message, help);
+    }
     let (section, preset) = presets::beneath(section);
     let network: Option<Found<Network>> = section.word("network", &[]);
     let (is_routed, egress) = ways(&section, network.as_ref(), context);
@@ -192,7 +199,8 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
     let (workspace, env) = ssh::instead(&section, far.as_deref(), workspace, env);
     let pool = Pool {
         name: pool_name,
-        size: sized.as_ref().map_or(1, |found| found.value),
+        size,
+        max_size: most.as_ref().map_or(size, |found| found.value),
         acp: of_acp(&agent, &blame.acp.acp),
         agent: agent.name.clone(),
         is_preset: agent.is_preset,
@@ -240,7 +248,7 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
     };
     section.close(LATER_KEYS, ELSEWHERE);
     agree(&section, &pool, &blame, context);
-    Some(Draft::of(pool, place(sized.as_ref(), &section.place), path))
+    Some(Draft::of(pool, place(most.as_ref().or(sized.as_ref()), &section.place), path))
 }
 
 fn named(section: &Section<'_>, name: &str) -> Option<PoolName> {

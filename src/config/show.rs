@@ -256,6 +256,7 @@ fn pool(pool: &Pool) -> Shown {
     let Pool {
         name,
         size,
+        max_size,
         command,
         resume_args,
         session,
@@ -305,6 +306,7 @@ fn pool(pool: &Pool) -> Shown {
     } = pool;
     let mut table = Shown::new(&["pool", name.as_str()]);
     table.put("size", i64::from(*size));
+    table.put("max_size", i64::from(*max_size));
     let known = presets::preset(agent);
     let is_usual = known.is_some_and(|preset| preset.is_command(command, model.is_some()));
     if is_usual && !*own_command {

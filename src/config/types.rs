@@ -341,8 +341,10 @@ words!(
 pub struct Pool {
     /// Its name.
     pub name: PoolName,
-    /// Its number of slots, from 1.
+    /// In how many slots its tasks begin at the start, from 1.
     pub size: u16,
+    /// How many slots it has, `size` or more: the most that it can be resized to.
+    pub max_size: u16,
     /// The agent: program and arguments. `marshal` as first word is this very binary.
     /// Placeholders (`{session}`, `{workspace}`, `{model}`, `{mode}`) are still in it:
     /// [`Pool::argv`] fills them.

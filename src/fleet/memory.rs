@@ -47,8 +47,8 @@ pub(super) fn recall(
     let mut all = BTreeMap::new();
     for pool in pools {
         let window = i64::try_from(pool.restart.window.as_micros()).unwrap_or(i64::MAX);
-        let mut slots = Vec::with_capacity(usize::from(pool.size));
-        for index in 0..pool.size {
+        let mut slots = Vec::with_capacity(usize::from(pool.max_size));
+        for index in 0..pool.max_size {
             let slot = SlotId {
                 pool: pool.name.clone(),
                 index,

@@ -211,7 +211,7 @@ impl FleetHandle {
         let mut pools = BTreeMap::new();
         let mut ended = Vec::new();
         for pool in parts {
-            initialise_pool(&pool.config.name, pool.config.size);
+            initialise_pool(&pool.config.name, pool.config.max_size);
             let routes: Vec<&str> = pool
                 .config
                 .routes
@@ -508,7 +508,7 @@ impl FleetHandle {
     /// [`NoSuchSlot`].
     pub async fn restart(&self, slot: SlotId) -> Result<(), NoSuchSlot> {
         let known = self.0.pools.get(&slot.pool);
-        let Some(entry) = known.filter(|entry| slot.index < entry.shared.config.size) else {
+        let Some(entry) = known.filter(|entry| slot.index < entry.shared.config.max_size) else {
             return Err(NoSuchSlot(slot));
         };
         let (done, gone) = oneshot::channel();

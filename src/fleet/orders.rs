@@ -22,8 +22,8 @@ pub enum OrderError {
     /// The session belongs to a client.
     #[error("the session is a client's conversation: interrupt its turn, or have its client leave")]
     Clients,
-    /// A pool works with as many slots as the configuration says, or with fewer.
-    #[error("the pool has {0} slots in the configuration: give a number from 1 to that")]
+    /// Each slot has its uid, its groups and its share of memory from the start on.
+    #[error("the pool has {0} slots: give a number from 1 to that, or raise its max_size and start again")]
     Size(u16),
     /// The fleet is stopping.
     #[error("the fleet is stopping")]
@@ -90,7 +90,7 @@ impl FleetHandle {
     /// [`OrderError`]
     pub async fn resize(&self, pool: &PoolName, width: u16) -> Result<(), OrderError> {
         let entry = self.0.pools.get(pool).ok_or(OrderError::NotHere)?;
-        let size = entry.shared.config.size;
+        let size = entry.shared.config.max_size;
         if !(1..=size).contains(&width) {
             return Err(OrderError::Size(size));
         }

@@ -57,7 +57,7 @@ pub(super) fn pools(setup: &Setup, in_force: &InForce) -> Result<Vec<Arc<PoolSha
             flow: Mutex::new((PoolFlow::Running, config.size)),
             first_slot,
         };
-        first_slot += config.size;
+        first_slot += config.max_size;
         pools.push(Arc::new(shared));
     }
     Ok(pools)
@@ -116,5 +116,5 @@ pub(super) fn slot_views(pool: &PoolShared, memory: Option<&Vec<SlotMemory>>) ->
         up: false,
         last_exit_code: None,
     };
-    (0..pool.config.size).map(view).collect()
+    (0..pool.config.max_size).map(view).collect()
 }

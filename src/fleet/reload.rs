@@ -306,7 +306,8 @@ impl FleetHandle {
         let decide = Part::Decides.why();
         let files = self.0.shared.reloads.files.borrow().clone();
         let files = files.into_iter().map(|file| (file, decide));
-        let trusted = self.0.shared.config.trusted().into_iter();
+        let config = self.0.shared.files.config();
+        let trusted = config.trusted().into_iter();
         let trusted = trusted.map(|of| (of.path, of.part.why()));
         let all: Vec<_> = files.chain(trusted).collect();
         let root = workspace.to_owned();
@@ -329,7 +330,7 @@ impl FleetHandle {
 
     /// Whatever the mode: a workspace that is shown or copied is read.
     async fn holds_no_keys(&self, spec: &TaskSpec, workspace: &Path) -> Result<(), SubmitError> {
-        let config = &self.0.shared.config;
+        let config = self.0.shared.files.config();
         // The owner's token is in the state directory, which no workspace may hold anyway.
         let files = config.secret_door_files().into_iter();
         let all: Vec<PathBuf> = files.map(|(_, path)| path.to_owned()).collect();

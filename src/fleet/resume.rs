@@ -97,7 +97,7 @@ fn choose(
 fn loadable(pool: &Pool, session: &KeptSession) -> Option<StoredSession> {
     let resumes = pool.session == SessionScope::Slot
         && pool.restart.on_crash == OnCrash::Resume
-        && session.slot.index < pool.size;
+        && session.slot.index < pool.max_size;
     let by_argument = pool.dialect.resumes_by_argument();
     let id = session
         .agent_session

@@ -51,7 +51,7 @@ impl FleetHandle {
             policy: pool.config.policy.clone(),
             flow: pool.flow(),
             width: pool.width(),
-            size: pool.config.size,
+            size: pool.config.max_size,
             tasks: pool.tasks.load(std::sync::atomic::Ordering::Relaxed),
             asks: self.0.shared.questions.waiting(&pool.config.name),
             lacks: lacks_now(&self.0.shared, pool),

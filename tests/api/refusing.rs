@@ -127,14 +127,21 @@ fn the_file_is_read_again_and_what_needs_a_start_is_told() {
     assert_eq!(chat(&door, "main", "late"), 422);
     assert_eq!(chat(&door, "more", "dev"), 404);
     let token = "late-late-late-late-late-late-late-late";
-    fs::write(door.drill.path("late.token"), token).expect("written");
+    // The token stands in a directory that becomes a workspace with it.
+    fs::create_dir(door.drill.path("doors")).expect("made");
+    let file = door.drill.path("doors/late.token");
+    fs::write(&file, token).expect("written");
     let mode = fs::Permissions::from_mode(0o600);
-    fs::set_permissions(door.drill.path("late.token"), mode).expect("mode");
+    fs::set_permissions(&file, mode).expect("mode");
     fs::create_dir(door.drill.path("project/more")).expect("made");
+    fs::write(door.drill.path("project/more/plain.txt"), "plain").expect("written");
+    let file = |door: &Door, path: &str| door.get(&format!("/workspaces/{path}")).status;
+    assert_eq!(file(&door, "more/files/plain.txt"), 404);
     let after = before.replace("size = 2", "size = 1");
     let after = after.replace("guard = \"policy\"", "guard = \"policy\"\nattempts = 2");
     let more = "[role.late]\npool = \"demo\"\n[workspace.more]\npath = \"project/more\"\n\
-                [chat]\nidle = \"20m\"\n[token.late]\nfile = \"late.token\"\nrole = \"read\"\n\
+                [workspace.doors]\npath = \"doors\"\n\
+                [chat]\nidle = \"20m\"\n[token.late]\nfile = \"doors/late.token\"\nrole = \"read\"\n\
                 [pool.other]\nsize = 1\nagent = \"script\"\nlauncher = \"none\"\n\
                 network = \"host\"\nguard = \"policy\"\nworkspace = { path = \"project\", mode = \"copy\" }\n";
     fs::write(&config, format!("{after}\n{more}")).expect("written");
@@ -147,6 +154,7 @@ fn the_file_is_read_again_and_what_needs_a_start_is_told() {
             "pool.demo.size",
             "role.late",
             "token",
+            "workspace.doors",
             "workspace.more"
         ],
         "{read}"
@@ -154,6 +162,13 @@ fn the_file_is_read_again_and_what_needs_a_start_is_told() {
     assert_eq!(keys(&read, "restart"), ["pool.demo.attempts", "pool.other"]);
     assert_eq!(door.see("/pools/demo")["size"], 1);
     assert_eq!(chat(&door, "more", "late"), 201);
+    assert_eq!(file(&door, "more/files/plain.txt"), 200);
+    assert_eq!(file(&door, "doors/files/late.token"), 403);
+    let held = json!({"tasks": [{"prompt": "say x", "workspace": "doors"}]}).to_string();
+    let held = door.post("/tasks", &held);
+    assert!(held.text.contains("by which people come in"), "{held:?}");
+    let names = door.see("/workspaces").to_string();
+    assert!(names.contains("more") && names.contains("doors"), "{names}");
     let shown = door.see("/config");
     assert_eq!(shown["chat"]["idle"], "20m", "{shown}");
     assert_eq!(shown["pool"]["demo"]["attempts"], 1, "{shown}");
@@ -166,6 +181,7 @@ fn the_file_is_read_again_and_what_needs_a_start_is_told() {
     let read = reload(&door);
     assert_eq!(read["config"], true, "{read}");
     assert_eq!(chat(&door, "more", "late"), 404);
+    assert_eq!(file(&door, "more/files/plain.txt"), 404);
     assert_eq!(door.see("/pools/demo")["size"], 2);
     door.token = token.to_owned();
     assert_eq!(door.get("/fleet").status, 401);

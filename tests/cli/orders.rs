@@ -158,3 +158,22 @@ fn a_message_is_answered_and_the_chat_goes_on() {
         &["none"],
     );
 }
+
+#[test]
+fn a_pool_grows_to_as_many_slots_as_it_was_given_room_for() {
+    let grown = POOL.replace("size = 2", "size = 1\nmax_size = 3");
+    assert_ne!(grown, POOL);
+    let drill = Drill::new(&grown);
+    let _daemon = up(&drill);
+    let busy = |drill: &Drill| {
+        let ran = drill.run(&["--json", "ls"]);
+        let listing: Value = serde_json::from_str(&ran.stdout).expect("JSON");
+        let slots = listing["slots"].as_array().expect("slots");
+        slots.iter().filter(|slot| slot["state"] == "busy").count()
+    };
+    let _running = drill.start(&["run", "hang", "hang", "hang"]);
+    eventually(LONG, "one is worked", || busy(&drill) == 1);
+    exits(&drill.run(&["resize", "demo", "4"]), 2, &["max_size"]);
+    exits(&drill.run(&["resize", "demo", "3"]), 0, &["3 of 3 slots"]);
+    eventually(LONG, "three are worked", || busy(&drill) == 3);
+}

@@ -142,6 +142,20 @@ impl Daemon {
         self.request("POST", path, "", &body.to_string())
     }
 
+    /// All turns of a chat, page by page.
+    pub(crate) fn turns(&self, chat: &str) -> Vec<Value> {
+        let mut all = Vec::new();
+        let mut after = 0;
+        loop {
+            let page = self.get(&format!("{chat}/turns?after={after}")).body;
+            all.extend(page["items"].as_array().expect("turns").iter().cloned());
+            let Some(next) = page["next"].as_u64() else {
+                return all;
+            };
+            after = next;
+        }
+    }
+
     pub(crate) fn get(&self, path: &str) -> Answer {
         self.request("GET", path, "", "")
     }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::chat_client::{DIALECTS, Daemon, LONG, Sse, Told, drill, drill_of};
 use crate::drill::{Drill, count, descendants, eventually};
@@ -30,20 +30,6 @@ fn dice() -> StdRng {
     let seed = rand::random();
     println!("seed {seed}");
     StdRng::seed_from_u64(seed)
-}
-
-/// All turns of a chat, page by page.
-fn turns(daemon: &Daemon, chat: &str) -> Vec<Value> {
-    let mut all = Vec::new();
-    let mut after = 0;
-    loop {
-        let page = daemon.get(&format!("{chat}/turns?after={after}")).body;
-        all.extend(page["items"].as_array().expect("turns").iter().cloned());
-        let Some(next) = page["next"].as_u64() else {
-            return all;
-        };
-        after = next;
-    }
 }
 
 /// Sends a message as soon as there is room for it.
@@ -174,7 +160,7 @@ fn a_hundred_prompts_at_once_to_an_unloaded_chat_start_one_child() {
             .collect();
         assert_eq!(back.len(), 1, "{dialect}");
         assert_eq!(back[0].data["by"], "resume", "{dialect}");
-        assert_eq!(turns(&daemon, &chat).len(), accepted.len() + 1);
+        assert_eq!(daemon.turns(&chat).len(), accepted.len() + 1);
         println!("{dialect}: {} of 100 were accepted", accepted.len());
     }
 }
@@ -304,7 +290,7 @@ fn a_daemon_that_is_killed_at_random_loses_and_repeats_nothing() {
             told[at].extend(stream.turn(&turn));
             let whole = daemon.follow(chat, None).turn(&turn);
             assert!(told[at] == whole, "{dialect}: the stream is what it was");
-            let turns = turns(&daemon, chat);
+            let turns = daemon.turns(chat);
             let ids: Vec<&str> = turns[1..]
                 .iter()
                 .map(|turn| turn["turn_id"].as_str().expect("an id"))

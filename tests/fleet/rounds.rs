@@ -94,11 +94,6 @@ fn ends(events: &[Told]) -> Vec<&Told> {
     events.iter().filter(is_end).collect()
 }
 
-fn turns(daemon: &Daemon, chat: &str) -> Vec<Value> {
-    let found = daemon.get(&format!("{chat}/turns?limit=100")).body;
-    found["items"].as_array().expect("turns").clone()
-}
-
 fn last(events: &[Told]) -> (&str, &str) {
     let last = events.last().expect("an event");
     (
@@ -127,7 +122,7 @@ fn it_goes_on_until_its_check_passes() {
             "{dialect}: {events:#?}"
         );
         assert_eq!(ends(&events).len(), most, "{events:#?}");
-        let turns = turns(&daemon, &chat);
+        let turns = daemon.turns(&chat);
         assert_eq!(turns.len(), most, "{turns:#?}");
         assert!(
             turns.iter().all(|turn| turn["outcome"] == "completed"),
@@ -195,7 +190,7 @@ fn each_limit_ends_it() {
         assert_eq!(last(&events), ("stopped", word), "{events:#?}");
         let view = daemon.get(&chat).body;
         assert_eq!(view["rounds"]["outcome"], "limited", "{view}");
-        let turns = turns(&daemon, &chat).len();
+        let turns = daemon.turns(&chat).len();
         assert_eq!(
             turns,
             if word == "turns" { 2 } else { 1 },
@@ -212,7 +207,7 @@ fn a_turn_whose_agent_died_counts_and_meets_no_goal() {
     let chat = begin(&daemon, &body);
     let events = whole(&daemon, &chat);
     assert_eq!(last(&events), ("stopped", "turns"), "{events:#?}");
-    assert_eq!(turns(&daemon, &chat).len(), 2);
+    assert_eq!(daemon.turns(&chat).len(), 2);
 }
 
 #[test]
@@ -224,18 +219,18 @@ fn a_person_stops_the_whole_and_is_heard_first() {
     let said = daemon.say(&chat, "say mine");
     let mut stream = daemon.follow(&chat, None);
     stream.turn(&said);
-    let of = turns(&daemon, &chat);
+    let of = daemon.turns(&chat);
     assert_eq!(of[1]["content"], "say mine", "{of:#?}");
     stream.any_turn();
     let stopped = daemon.post(&format!("{chat}/stop"), &json!({}));
     assert_eq!(stopped.status, 200, "{stopped:?}");
     let rest = stream.until("the end of the whole", is_over);
     assert_eq!(last(&rest), ("stopped", "user_cancelled"), "{rest:#?}");
-    let before = turns(&daemon, &chat).len();
+    let before = daemon.turns(&chat).len();
     assert_eq!(daemon.post(&format!("{chat}/stop"), &json!({})).status, 200);
     let turn = daemon.say(&chat, "say still here");
     stream.turn(&turn);
-    assert_eq!(turns(&daemon, &chat).len(), before + 1);
+    assert_eq!(daemon.turns(&chat).len(), before + 1);
     let view = daemon.get(&chat).body;
     assert_eq!(view["rounds"]["reason"], "user_cancelled", "{view}");
 }
@@ -282,7 +277,7 @@ fn kills_neither_lose_nor_repeat_a_round_and_the_past_is_told_as_it_was() {
         live.extend(stream.until("the end of the whole", is_over));
     }
     assert_eq!(last(&live), ("stopped", "turns"), "{live:#?}");
-    let turns = turns(&daemon, &chat);
+    let turns = daemon.turns(&chat);
     assert_eq!(turns.len(), most, "{turns:#?}");
     let numbers: Vec<u64> = turns
         .iter()

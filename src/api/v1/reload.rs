@@ -58,17 +58,22 @@ pub(super) async fn reload(desk: Desk, _: Call) -> Answer {
     let mut taken = Vec::new();
     let mut restart = Vec::new();
     let before = now.clone();
+    let in_force = merged(&desk, before.clone(), fresh.clone());
+    // Before anybody comes in by a new file, nobody writes it.
+    let standing = desk.fleet.go_by(in_force.clone()).await;
+    standing.map_err(|error| Fault::unavailable(error.to_string()))?;
     for key in differences(&before, &fresh) {
         let is_taken = match *key.split('.').collect::<Vec<_>>() {
             ["chat" | "workspace" | "token", ..] => true,
             ["role", name, ..] => has_pool(&desk, &fresh, name),
             ["pool", name, "size"] => resized(&desk, &fresh, name).await,
+            // Where the file says nothing it goes with the size, which is told.
+            ["pool", name, "max_size"] if follows_size(&desk, &fresh, name) => continue,
             _ => false,
         };
         let keys = if is_taken { &mut taken } else { &mut restart };
         keys.push(key);
     }
-    let in_force = merged(&desk, before, fresh);
     desk.tokens.name(in_force.tokens.clone());
     if let Some(chats) = &desk.chats {
         chats.go_by(in_force.clone());
@@ -118,11 +123,18 @@ async fn resized(desk: &Desk, fresh: &Config, name: &str) -> bool {
     resized.is_ok()
 }
 
+/// The most slots of a pool are as many as its size, and it has that many.
+fn follows_size(desk: &Desk, fresh: &Config, name: &str) -> bool {
+    let started = desk.fleet.config().pool(name);
+    let pair = started.zip(fresh.pool(name));
+    pair.is_some_and(|(had, has)| has.max_size == has.size && has.size <= had.max_size)
+}
+
 /// What is in force now: of the fresh one what can be.
 fn merged(desk: &Desk, mut now: Config, fresh: Config) -> Config {
     let started = desk.fleet.config();
     for pool in &mut now.pools {
-        let size = started.pool(pool.name.as_str()).map(|pool| pool.size);
+        let size = started.pool(pool.name.as_str()).map(|pool| pool.max_size);
         if let (Some(most), Some(wanted)) = (size, fresh.pool(pool.name.as_str()))
             && wanted.size <= most
         {

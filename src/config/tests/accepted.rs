@@ -20,7 +20,7 @@ fn a_pool_of_two_lines_has_every_default() {
     let config = accepted_by(&named(), &script(""));
     let pool = only(&config);
     assert_eq!(pool.name.as_str(), "demo");
-    assert_eq!(pool.size, 1);
+    assert_eq!((pool.size, pool.max_size), (1, 1));
     assert_eq!(pool.launcher, Launcher::Unshare);
     assert_eq!(pool.network, Network::None);
     assert_eq!(pool.sandbox, "standard");
@@ -47,14 +47,14 @@ fn a_pool_of_two_lines_has_every_default() {
 #[test]
 fn values_are_read_as_they_are_written() {
     let pool = read(
-        "size = 0x10\nattempts = 2\n\
+        "size = 0x10\nmax_size = 20\nattempts = 2\n\
          restart = { kind = \"permanent\", budget = 100, base = \"20ms\", max = \"20ms\", on_crash = \"retry\", never_codes = [3, 2, 3] }\n\
          timeouts = { handshake = \"none\", turn = \"1h\", silence = \"none\", cancel = \"1ms\" }\n\
          stop = { goodbye = \"0s\", term = \"1h\" }\n\
          ask = { on_timeout = \"deny_turn\", agent_waits = \"6s\", remember = \"turn\", approvers = [\"ops\", \"owner\"] }\n\
          shell_cwd = \"sticky\"\n",
     );
-    assert_eq!(pool.size, 16);
+    assert_eq!((pool.size, pool.max_size), (16, 20));
     assert_eq!(pool.restart.kind, RestartKind::Permanent);
     assert_eq!(pool.restart.base, Duration::from_millis(20));
     assert_eq!(pool.restart.on_crash, OnCrash::Retry);

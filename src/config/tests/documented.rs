@@ -160,6 +160,7 @@ const HOOK_SECRET: &str = "hook.own.secret = \"env:S\"\n";
 /// Values for keys that have no default.
 const SAMPLES: &[(&str, &str)] = &[
     ("pool.NAME.agent", "\"scaiflux\""),
+    ("pool.NAME.max_size", "4"),
     ("http.tls.certificate", "\"cert.pem\""),
     ("http.tls.key", "\"/key.pem\""),
     ("token.NAME.file", "\"/etc/ops.token\""),

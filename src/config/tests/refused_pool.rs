@@ -34,6 +34,8 @@ fn a_pool_has_a_size() {
     check("size = \"4\"", "expected an integer from 1 to 2048, found \"4\"");
     check("size = 4.0", "found the float 4.0");
     check("size = [4]", "found an array");
+    check("size = 4\nmax_size = 3", "4:12: pool.demo.max_size: the most slots are fewer than its size, which is 4");
+    check("max_size = 65", "all pools together have 65 slots, and supervisor.max_children is 64");
     check("size = { x = 4 }", "found a table");
     check("size = 2026-01-01", "found a date or time");
     check("szie = 4", "3:1: pool.demo.szie: unknown key \"szie\"…did you mean size?");

@@ -23,6 +23,7 @@ const BEYOND: &[&str] = &[
     "looks like a secret",
     // What the rest of the file, or the program, says.
     "all pools together",
+    "fewer than its size",
     "image is for launcher",
     "is none of the options that are known to leave the walls",
     "launcher = \"container\" needs an image",

@@ -75,9 +75,9 @@ pub(crate) struct AgentWrite {
 impl Versioning {
     /// None where no versions are kept.
     pub(crate) fn of(shared: &Arc<Shared>, host: PathBuf, session: &SessionId) -> Option<Self> {
-        let roots = &shared.files.roots;
+        let roots = shared.files.roots.now();
         let touches = |root: &PathBuf| root.starts_with(&host) || host.starts_with(root);
-        let is_kept = shared.files.store.is_some() && roots.values().any(touches);
+        let is_kept = shared.files.store.is_some() && roots.all.values().any(touches);
         is_kept.then(|| Self {
             shared: Arc::clone(shared),
             host,

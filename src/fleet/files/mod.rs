@@ -9,11 +9,12 @@
 mod agent;
 mod hand;
 mod keeping;
+mod roots;
 mod shown;
 
-use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use tokio::sync::{Mutex, MutexGuard};
@@ -28,6 +29,8 @@ use crate::store::{
     Author, Base, Cause, Content, Digest, FilePath, Given, NameError, Origin, Store, StoreError,
     Version, Which, WorkspaceId,
 };
+
+use roots::{InForce, Roots};
 
 pub(crate) use agent::{AgentFile, AgentWrite, Observed, Versioning};
 
@@ -129,14 +132,14 @@ pub(crate) struct Stood {
 #[derive(Debug)]
 pub(crate) struct Files {
     store: Option<Store>,
-    /// The workspaces' directories, their links resolved at the start.
-    roots: BTreeMap<WorkspaceName, PathBuf>,
+    /// The workspaces' directories, and what of them nobody gets at.
+    roots: InForce,
+    /// Where the supervisor keeps what is its own.
+    state: PathBuf,
     /// What sessions saw.
     seen: std::sync::Mutex<agent::Seen>,
     /// Names that are hidden from agents: no versions are kept of such files.
     masks: Vec<Masks>,
-    /// Files and directories that decide, open the door, or are the supervisor's own.
-    kept: Vec<PathBuf>,
     locks: Vec<Mutex<()>>,
     ambient: Ambient,
 }
@@ -145,29 +148,34 @@ impl Files {
     /// Takes the workspaces of the configuration, and registers them in the store.
     pub(crate) async fn start(
         store: Option<Store>,
-        config: &Config,
+        config: &Arc<Config>,
         state: &Path,
         ambient: &Ambient,
     ) -> Result<Self, StoreError> {
-        let real = |path: &Path| std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-        let mut roots = BTreeMap::new();
-        for (name, workspace) in &config.workspaces {
-            if let Some(store) = &store {
-                store.register(&WorkspaceId::new(name.as_str())?).await?;
-            }
-            roots.insert(name.clone(), real(&workspace.path));
-        }
-        let kept = config.trusted().into_iter().map(|of| real(&of.path));
-        let kept = kept.chain([real(state)]);
+        register(store.as_ref(), config).await?;
         Ok(Self {
             store,
-            roots,
-            kept: kept.collect(),
+            roots: InForce::of(Roots::of(Arc::clone(config), state)),
+            state: state.to_owned(),
             masks: masks(config),
             seen: std::sync::Mutex::default(),
             locks: (0..FILE_LOCKS).map(|_| Mutex::default()).collect(),
             ambient: ambient.clone(),
         })
+    }
+
+    /// From now on the workspaces are those of this configuration, and nobody gets at its files.
+    pub(crate) async fn go_by(&self, config: Arc<Config>) -> Result<(), FilesError> {
+        register(self.store.as_ref(), &config).await?;
+        let state = self.state.clone();
+        let roots = self.ambient.blocking(move || Roots::of(config, &state));
+        self.roots.set(roots.await.map_err(|_| FilesError::Stopping)?);
+        Ok(())
+    }
+
+    /// The configuration by which they are what they are.
+    pub(crate) fn config(&self) -> Arc<Config> {
+        Arc::clone(&self.roots.now().config)
     }
 
     /// The store, if versions are kept.
@@ -177,16 +185,17 @@ impl Files {
 
     /// The file at a path of a registered workspace; a leading slash is the workspace's top.
     pub(crate) fn spot(&self, workspace: &WorkspaceName, path: &str) -> Result<Spot, FilesError> {
-        let root = self.roots.get(workspace);
+        let roots = self.roots.now();
+        let root = roots.all.get(workspace);
         let root = root.ok_or_else(|| FilesError::NoWorkspace(workspace.to_string()))?;
         let path = FilePath::new(path.strip_prefix('/').unwrap_or(path))?;
         let place = root.join(path.as_str());
-        let (inner, nearest) = self.around(&place).unwrap_or((workspace, root));
+        let (inner, nearest) = roots.around(&place).unwrap_or((workspace, root));
         if nearest != root {
             let inner = inner.clone();
             return Err(FilesError::Inner { path, inner });
         }
-        if self.is_kept(&place) || self.is_hidden(&path) {
+        if roots.is_kept(&place) || self.is_hidden(&path) {
             return Err(FilesError::Kept(path));
         }
         Ok(Spot {
@@ -194,20 +203,6 @@ impl Files {
             id: WorkspaceId::new(inner.as_str())?,
             path,
         })
-    }
-
-    /// The registered workspace whose directory is the nearest above a path of this host.
-    fn around(&self, place: &Path) -> Option<(&WorkspaceName, &PathBuf)> {
-        let around = self
-            .roots
-            .iter()
-            .filter(|(_, root)| place.starts_with(root));
-        // Two names of one directory have one history: the first one's.
-        around.rev().max_by_key(|(_, root)| root.as_os_str().len())
-    }
-
-    fn is_kept(&self, place: &Path) -> bool {
-        self.kept.iter().any(|kept| place.starts_with(kept))
     }
 
     /// Secrets, what git keeps for itself, and files of ours that have no place yet.
@@ -219,7 +214,8 @@ impl Files {
 
     /// The file at a path of this host, if it is one of a registered workspace that has versions.
     pub(crate) fn spot_at(&self, place: &Path) -> Option<Spot> {
-        let (name, root) = self.around(place)?;
+        let roots = self.roots.now();
+        let (name, root) = roots.around(place)?;
         let below = place.strip_prefix(root).ok()?;
         self.spot(name, below.to_str()?).ok()
     }
@@ -338,6 +334,16 @@ impl Files {
         };
         Ok((put, stood))
     }
+}
+
+/// Has the store know the workspaces of a configuration.
+async fn register(store: Option<&Store>, config: &Config) -> Result<(), StoreError> {
+    for name in config.workspaces.keys() {
+        if let Some(store) = store {
+            store.register(&WorkspaceId::new(name.as_str())?).await?;
+        }
+    }
+    Ok(())
 }
 
 /// What agents must not see, by the pools' masks, and by the one that holds where nothing is said.

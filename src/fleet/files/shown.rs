@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use super::{Draft, Files, FilesError, Parents, Spot};
+use crate::config::Config;
 use crate::fleet::FleetHandle;
 use crate::model::WorkspaceName;
 use crate::store::{
@@ -13,10 +14,19 @@ use crate::store::{
 };
 
 impl FleetHandle {
+    /// From now on registered workspaces, and the files that nobody gets at by them or by a task's own
+    /// workspace, are those of this configuration.
+    ///
+    /// # Errors
+    /// [`FilesError`]; nothing has changed then.
+    pub async fn go_by(&self, config: Config) -> Result<(), FilesError> {
+        self.0.shared.files.go_by(Arc::new(config)).await
+    }
+
     /// The registered workspaces, by their names.
     #[must_use]
     pub fn workspaces(&self) -> Vec<WorkspaceName> {
-        self.0.shared.files.roots.keys().cloned().collect()
+        self.0.shared.files.roots.now().all.keys().cloned().collect()
     }
 
     /// Files of a workspace by their paths: those that begin with `prefix`, behind `after`. What is

@@ -34,6 +34,7 @@ async fn world() -> World {
     let private = std::os::unix::fs::PermissionsExt::from_mode(0o700);
     std::fs::set_permissions(&state, private).expect("private");
     let store = Store::open(&state).expect("a store");
+    let config = Arc::new(config);
     let files = Files::start(Some(store), &config, &state, &Ambient::default()).await;
     World {
         files: files.expect("files"),

@@ -47,7 +47,7 @@ impl PoolState {
                 && slot.held.is_none()
                 && !has_actor
         };
-        for index in 0..self.pool.config.size {
+        for index in 0..self.pool.config.max_size {
             if is_free(&self.slots[usize::from(index)]) {
                 self.park_for_budget(index, &spent.to_string());
             }

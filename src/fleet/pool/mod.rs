@@ -171,7 +171,7 @@ impl Actor for Pool {
         } = args;
         let limits = pool.config.rate_limit;
         let mut memory = memory.into_iter();
-        let mut slots: Vec<Slot> = (0..pool.config.size)
+        let mut slots: Vec<Slot> = (0..pool.config.max_size)
             .map(|index| Slot::new(&pool.config, index, memory.next().unwrap_or_default()))
             .collect();
         for (index, session) in stored {

@@ -156,7 +156,7 @@ impl PoolState {
     /// first task.
     fn give_out(&mut self) {
         self.pause.look(clock::now());
-        for index in 0..self.pool.config.size {
+        for index in 0..self.pool.config.max_size {
             if self.queue.is_empty() && self.held == 0 {
                 break;
             }
@@ -313,7 +313,7 @@ impl PoolState {
         for work in self.slots.iter().filter_map(|slot| slot.work.as_ref()) {
             let _ = work.actor.send_message(SessionMsg::Stop { now });
         }
-        for index in 0..self.pool.config.size {
+        for index in 0..self.pool.config.max_size {
             self.close(index, now);
         }
     }
