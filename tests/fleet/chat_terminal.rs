@@ -160,7 +160,7 @@ fn each_line_is_a_message_and_a_chat_is_taken_up_again() {
 fn questions_are_answered_in_place() {
     let drill = drill("acp", 1);
     let _daemon = Daemon::start(&drill);
-    let mut talk = Piped::start(&drill, &["chat"]);
+    let mut talk = Piped::start(&drill, &["chat", "--answers"]);
     talk.say("run touch allowed\n");
     talk.err.until("touch");
     talk.say("what?\ny\n");
@@ -187,6 +187,25 @@ fn questions_are_answered_in_place() {
     let expected = [("allowed", ""), ("denied", "not on a Monday")];
     let expected = expected.map(|(state, why)| (state.to_owned(), why.to_owned()));
     assert_eq!(said, expected, "{}", ran.all());
+}
+
+#[test]
+fn lines_that_were_written_before_a_question_answer_none() {
+    let drill = drill("acp", 1);
+    let _daemon = Daemon::start(&drill);
+    let mut talk = Piped::start(&drill, &["chat"]);
+    talk.say("run touch asked\ny say it is allowed\nsay over\n");
+    talk.err.until("left: marshal asks show ");
+    let ran = drill.run(&["--json", "asks", "ls"]);
+    let ask: Value = serde_json::from_str(ran.stdout.trim()).expect("one that waits");
+    let id = ask["id"].as_str().expect("an id");
+    let ran = drill.run(&["asks", "deny", id, "no"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.all());
+    assert_eq!(talk.end(), Some(0), "{}", talk.err.text());
+    assert!(talk.out.text().contains("over\n"), "{}", talk.out.text());
+    let ran = drill.run(&["--json", "asks", "ls", "--over"]);
+    let ask: Value = serde_json::from_str(ran.stdout.trim()).expect("one that is over");
+    assert_eq!(ask["state"], "denied", "{ask}");
 }
 
 #[test]

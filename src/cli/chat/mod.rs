@@ -47,6 +47,10 @@ pub struct ChatArgs {
     /// Go on with this chat, instead of a new one
     #[arg(long, value_name = "CHAT", value_parser = |text: &str| SessionId::new(text))]
     resume: Option<SessionId>,
+    /// Without a terminal: a line that comes while a question waits is its answer, not the next
+    /// message. On a terminal that is always so
+    #[arg(long)]
+    answers: bool,
 }
 
 /// A chat as it is held here.
@@ -62,6 +66,8 @@ struct Talk<'a> {
     streams: &'a mut Streams,
     json: bool,
     quiet: bool,
+    /// A line may be the answer to a question: somebody has seen it.
+    answers: bool,
     /// Questions that nobody has answered here, the one that is asked first.
     questions: VecDeque<Question>,
     /// What ended the last turn.
@@ -106,6 +112,7 @@ pub(super) async fn run(
         return Exit::CannotStart;
     };
     let lines = Lines::open(state, !json);
+    let answers = args.answers || lines.is_terminal();
     let chats = format!("/api/v1/workspaces/{workspace}/chats");
     let feed = args.resume.as_ref().map(|chat| {
         let place = format!("{chats}/{chat}");
@@ -121,6 +128,7 @@ pub(super) async fn run(
         streams,
         json,
         quiet,
+        answers,
         questions: VecDeque::new(),
         last: Exit::Done,
     };
@@ -349,8 +357,13 @@ impl Talk<'_> {
                             self.streams.err.line(&line);
                         }
                     }
-                    self.lines.want(ALLOW, false);
-                    return;
+                    if self.answers {
+                        self.lines.want(ALLOW, false);
+                        return;
+                    }
+                    // Lines that were written before it cannot be meant for it.
+                    let text = format!("left: marshal asks show {}", question.ask);
+                    self.say(&text);
                 }
                 // It is over already.
                 Ok(None) => {}
