@@ -117,7 +117,7 @@ impl Files {
         &self,
         spot: &Spot,
         parents: Parents,
-        Stood { expected, .. }: Stood,
+        Stood { expected }: Stood,
         bytes: Bytes,
     ) -> Result<(), FilesError> {
         let (root, path) = (spot.root.clone(), spot.path.clone());

@@ -20,7 +20,7 @@ use tokio::sync::{Mutex, MutexGuard};
 
 use super::ambient::Ambient;
 use crate::config::{Config, MASK};
-use crate::limits::{CLIENT_FILE_BYTES, FILE_LOCKS, STORE_CONTENT_BYTES, STORE_MEASURED_BYTES};
+use crate::limits::{FILE_LOCKS, STORE_CONTENT_BYTES, STORE_MEASURED_BYTES};
 use crate::model::WorkspaceName;
 use crate::sandbox::workspace::hand::{Expected, Found, Held, read};
 use crate::sandbox::workspace::{Masks, Root, TreeError};
@@ -121,8 +121,6 @@ pub(crate) struct Draft {
 pub(crate) struct Stood {
     /// That, to be looked at again.
     pub(crate) expected: Expected,
-    /// It is a text that an agent could read.
-    pub(crate) is_text: bool,
 }
 
 /// The files of all registered workspaces.
@@ -334,7 +332,6 @@ impl Files {
         };
         let stood = Stood {
             expected: now.map_or(Expected::Missing, |digest| Expected::Digest(digest.0)),
-            is_text: settled.found.as_ref().is_some_and(is_text),
         };
         Ok((put, stood))
     }
@@ -349,15 +346,6 @@ fn masks(config: &Config) -> Vec<Masks> {
     all.dedup();
     // Patterns that are none are found where a pool is prepared.
     all.iter().filter_map(|of| Masks::new(of).ok()).collect()
-}
-
-fn is_text(found: &Found) -> bool {
-    match &found.held {
-        Held::Whole(bytes) => {
-            bytes.len() <= CLIENT_FILE_BYTES && std::str::from_utf8(bytes).is_ok()
-        }
-        Held::Measured { .. } => false,
-    }
 }
 
 fn digest(found: &Found) -> Digest {
