@@ -57,6 +57,15 @@ pub const STORE_BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Dura
 /// Versions that one sweep removes; the next goes on.
 pub const STORE_SWEEP: u32 = 500;
 
+/// Files that are gone, and of which one sweep removes everything.
+pub const STORE_SWEEP_FILES: u32 = 50;
+
+/// Rows of paths without a file that one sweep removes.
+pub const STORE_SWEEP_PATHS: u32 = 5000;
+
+/// Empty pages of an SQLite store that one sweep gives back to the file system: 64 MiB.
+pub const STORE_VACUUM_PAGES: u32 = 16_384;
+
 /// The longest text that is compared line by line, in bytes.
 pub const STORE_DIFF_BYTES: usize = 1 << 20;
 

@@ -8,7 +8,7 @@
 use bytes::Bytes;
 use uuid::Uuid;
 
-use super::error::{Fault, StoreError, Trouble};
+use super::error::{Fault, Kind, StoreError, Trouble};
 use super::look::{Which, file, registered, version_by_id, version_of};
 use super::name::{Digest, FileId, FilePath, WorkspaceId};
 use super::rows::{Rows, Value};
@@ -131,6 +131,11 @@ pub(super) async fn apply<R: Rows>(
         | What::Rename { at, .. }
         | What::Restore { at, .. } => {
             registered(rows, &at.workspace).await?;
+            // That nothing is where nothing was known makes no row, which would wait for nobody.
+            let is_nothing = matches!(change.what, What::Observe { given: None, .. });
+            if is_nothing && !again && current(rows, at).await?.is_none() {
+                return Ok(Done::Nothing);
+            }
             let current = hold(rows, change, at).await?;
             // Looked for behind the row's lock: an earlier try has ended, however it did.
             if again && let Some(made) = version_by_id(rows, change.id).await? {
@@ -162,7 +167,8 @@ async fn hold<R: Rows>(
             R::LOCK
         );
         if rows.query(&sql, &values).await?.is_empty() {
-            return Err(Trouble::corrupt("a path's row went while it was held").into());
+            // A sweep took it in between.
+            return Err(Trouble::new(Kind::Again, "a path's row went before it was held").into());
         }
     }
     current(rows, at).await

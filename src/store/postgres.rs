@@ -338,6 +338,7 @@ fn parameters(values: &[Value]) -> Vec<&(dyn ToSql + Sync)> {
 
 impl Rows for Transaction<'_> {
     const LOCK: &'static str = " FOR UPDATE";
+    const LOCK_FREE: &'static str = " FOR UPDATE SKIP LOCKED";
 
     async fn query(&mut self, sql: &str, values: &[Value]) -> Result<Vec<Row>, Trouble> {
         let statement = self.prepared(sql).await?;

@@ -32,6 +32,27 @@ async fn content_is_kept_once_and_swept() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_gone_is_forgotten() {
+    let schema = cluster::shared().schema();
+    let server = Server::new(&cluster::shared().socket(&schema), None).expect("a server");
+    let store = Store::connect(&server).await.expect("a store");
+    let count = |table: &str| {
+        let count = cluster::shared().sql(&format!("SELECT count(*) FROM {schema}.{table}"));
+        count.parse().expect("a count")
+    };
+    suite::what_is_gone_is_forgotten(store, count).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn writers_beside_sweeps() {
+    let schema = cluster::shared().schema();
+    let server = Server::new(&cluster::shared().socket(&schema), None).expect("a server");
+    let store = Store::connect(&server).await.expect("a store");
+    let second = Store::connect(&server).await.expect("a store");
+    suite::writers_beside_sweeps(store, second).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn writers_at_once() {
     let schema = cluster::shared().schema();
     let server = Server::new(&cluster::shared().socket(&schema), None).expect("a server");

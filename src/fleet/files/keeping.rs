@@ -25,9 +25,17 @@ impl FleetHandle {
                 Ok(swept) => {
                     tracing::debug!(
                         versions = swept.versions,
+                        files = swept.files,
                         freed = swept.freed,
                         "swept files"
                     );
+                    if swept.left > config.max_size {
+                        tracing::warn!(
+                            left = swept.left,
+                            max_size = config.max_size,
+                            "the versions of files have more content than store.max_size, and nothing of it may go: raise max_size, or lower store.newest"
+                        );
+                    }
                     return;
                 }
                 Err(error) => {
