@@ -69,6 +69,9 @@ pub const STORE_VACUUM_PAGES: u32 = 16_384;
 /// The longest text that is compared line by line, in bytes.
 pub const STORE_DIFF_BYTES: usize = 1 << 20;
 
+/// Content of so many bytes is compared and its digest taken at once; more in a thread of its own.
+pub const STORE_AT_ONCE_BYTES: u64 = 64 << 10;
+
 /// The longest difference that is given, in bytes.
 pub const STORE_DIFF_SHOWN: usize = 256 << 10;
 
@@ -84,6 +87,13 @@ pub const FILE_LOCKS: usize = 64;
 
 /// Files of which is known what version a session saw last; the oldest of them are forgotten.
 pub const FILES_SEEN: usize = 16_384;
+
+/// Those of one session: a busy one does not make the others forget.
+pub const FILES_SEEN_OF_SESSION: usize = 2048;
+
+/// Sessions of which it is remembered one by one that they forgot a file; older ones are taken to
+/// have.
+pub const FILES_FORGETFUL: usize = 4096;
 
 /// Sweeps of old versions one after the other; the next hour goes on.
 pub const STORE_SWEEPS: u32 = 100;

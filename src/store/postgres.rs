@@ -87,6 +87,10 @@ impl Postgres {
         Ok(postgres)
     }
 
+    pub(super) fn place(&self) -> &str {
+        &self.server.place
+    }
+
     pub(super) async fn change(&self, change: &Change) -> Result<Done, StoreError> {
         match self.persist(Work::Change(change)).await? {
             Answer::Changed(done) => Ok(done),

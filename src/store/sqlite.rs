@@ -84,6 +84,10 @@ impl Sqlite {
         })
     }
 
+    pub(super) fn place(&self) -> &str {
+        &self.place
+    }
+
     /// Hands a change to the writer and waits until it is durable or refused.
     pub(super) async fn change(&self, change: Change) -> Result<Done, StoreError> {
         let jobs = lock(&self.jobs).clone().ok_or(StoreError::Closed)?;

@@ -25,8 +25,8 @@ use crate::model::WorkspaceName;
 use crate::sandbox::workspace::hand::{Expected, Found, Held, read};
 use crate::sandbox::workspace::{Masks, Root, TreeError};
 use crate::store::{
-    Author, Base, Cause, Content, Digest, FilePath, Given, NameError, Origin, Store, StoreError,
-    Version, Which, WorkspaceId,
+    Author, Base, Cause, Claim, Content, Digest, FilePath, Given, NameError, Origin, Store,
+    StoreError, Version, Which, WorkspaceId, owner,
 };
 
 pub(crate) use agent::{AgentFile, AgentWrite, Observed, Versioning};
@@ -150,10 +150,11 @@ impl Files {
         let real = |path: &Path| std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         let mut roots = BTreeMap::new();
         for (name, workspace) in &config.workspaces {
+            let root = real(&workspace.path);
             if let Some(store) = &store {
-                store.register(&WorkspaceId::new(name.as_str())?).await?;
+                register(store, name, &root, (state, workspace.shared)).await?;
             }
-            roots.insert(name.clone(), real(&workspace.path));
+            roots.insert(name.clone(), root);
         }
         let kept = config.trusted().into_iter().map(|of| real(&of.path));
         let kept = kept.chain([real(state)]);
@@ -162,7 +163,7 @@ impl Files {
             roots,
             kept: kept.collect(),
             masks: masks(config),
-            seen: std::sync::Mutex::default(),
+            seen: std::sync::Mutex::new(agent::Seen::new()),
             locks: (0..FILE_LOCKS).map(|_| Mutex::default()).collect(),
             ambient: ambient.clone(),
         })
@@ -335,6 +336,27 @@ impl Files {
         };
         Ok((put, stood))
     }
+}
+
+/// Registers a workspace. In a store that other supervisors may have, too, its name is this one's.
+async fn register(
+    store: &Store,
+    name: &WorkspaceName,
+    root: &Path,
+    (state, shared): (&Path, bool),
+) -> Result<(), StoreError> {
+    let id = WorkspaceId::new(name.as_str())?;
+    if !store.is_served() {
+        return store.register(&id).await;
+    }
+    let system = rustix::system::uname();
+    let host = system.nodename().to_string_lossy();
+    let claim = Claim {
+        owner: owner(state)?,
+        place: format!("{host}:{}", root.display()),
+        shared,
+    };
+    store.claim(&id, claim).await
 }
 
 /// What agents must not see, by the pools' masks, and by the one that holds where nothing is said.

@@ -21,6 +21,8 @@ use crate::sandbox::open::open_within;
 
 /// The mode of a file that was not there.
 const FRESH_MODE: u32 = 0o644;
+/// Its owner may run it.
+const OWNER_RUNS: u32 = 0o100;
 /// Set-user-id, set-group-id, sticky.
 const SPECIAL: u32 = 0o7000;
 /// Bytes read at once.
@@ -168,7 +170,7 @@ pub fn read(root: &Root, path: &str, most: u64, measured: u64) -> Step<Option<Fo
     let stat = examine(&file)?;
     plain(&stat)?;
     let held = contents(File::from(file), most, measured)?;
-    let exec = stat.st_mode & 0o100 != 0;
+    let exec = stat.st_mode & OWNER_RUNS != 0;
     Ok(Some(Found { held, exec }))
 }
 
@@ -202,7 +204,8 @@ fn contents(mut file: File, most: u64, measured: u64) -> Step<Held> {
 }
 
 /// Replaces a file below a root, or makes one, if what stands there is what is `expected`. What is
-/// there keeps its mode and owner; what is new gets the owner of its directory.
+/// there keeps its mode and owner; what is new gets the owner of its directory. `exec` says whether
+/// it may be run; none: as before.
 ///
 /// # Errors
 /// [`HandError`]; nothing was changed but for directories that were made, unless it is
@@ -213,6 +216,7 @@ pub fn write(
     bytes: &[u8],
     expected: Expected,
     parents: Parents,
+    exec: Option<bool>,
 ) -> Step<()> {
     let (parent, name) = path.rsplit_once('/').unwrap_or((".", path));
     if name.is_empty() || matches!(name, "." | "..") {
@@ -220,6 +224,7 @@ pub fn write(
     }
     let dir = directory(root, parent, parents)?;
     let old = standing(&dir, name)?;
+    let looks = like(old.as_ref(), exec, &dir)?;
     let over = match expected {
         Expected::Missing => Over::Nothing,
         Expected::Digest(_) => Over::Anything,
@@ -228,7 +233,7 @@ pub fn write(
         Errno::EXIST => HandError::Refused("no new name could be found in its directory"),
         errno => system("no file can be made in its directory", errno),
     })?;
-    let placed = fill(fresh.file(), bytes, old.as_ref(), &dir)
+    let placed = fill(fresh.file(), bytes, looks)
         .and_then(|()| still(&dir, name, expected))
         .and_then(|()| match fresh.take_place(name) {
             Err(Errno::EXIST) => Err(HandError::Changed),
@@ -343,16 +348,27 @@ fn still(dir: &OwnedFd, name: &str, expected: Expected) -> Step<()> {
     }
 }
 
-fn fill(mut file: &File, bytes: &[u8], old: Option<&Stat>, dir: &OwnedFd) -> Step<()> {
-    let cannot = "it cannot be written";
-    file.write_all(bytes)
-        .map_err(|error| system(cannot, error))?;
+/// The mode, user and group of the new file.
+fn like(old: Option<&Stat>, exec: Option<bool>, dir: &OwnedFd) -> Step<(u32, u32, u32)> {
     let (mode, uid, gid) = if let Some(old) = old {
         (old.st_mode & 0o777, old.st_uid, old.st_gid)
     } else {
         let dir = examine(dir)?;
         (FRESH_MODE, dir.st_uid, dir.st_gid)
     };
+    let mode = match exec {
+        None => mode,
+        // Whoever may read it may run it, and its owner in any case: that is what is looked at.
+        Some(true) => mode | (mode & 0o444) >> 2 | OWNER_RUNS,
+        Some(false) => mode & !0o111,
+    };
+    Ok((mode, uid, gid))
+}
+
+fn fill(mut file: &File, bytes: &[u8], (mode, uid, gid): (u32, u32, u32)) -> Step<()> {
+    let cannot = "it cannot be written";
+    file.write_all(bytes)
+        .map_err(|error| system(cannot, error))?;
     give(file, uid, gid)?;
     rustix::fs::fchmod(file, Mode::from_raw_mode(mode))
         .map_err(|errno| system("its mode cannot be set", errno))?;
@@ -377,6 +393,16 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt as _, symlink};
 
     use super::*;
+
+    fn write(
+        root: &Root,
+        path: &str,
+        bytes: &[u8],
+        expected: Expected,
+        parents: Parents,
+    ) -> Step<()> {
+        super::write(root, path, bytes, expected, parents, None)
+    }
 
     fn digest(bytes: &[u8]) -> Expected {
         Expected::Digest(Sha256::digest(bytes).into())
