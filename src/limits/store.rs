@@ -95,6 +95,13 @@ pub const FILES_SEEN_OF_SESSION: usize = 2048;
 /// have.
 pub const FILES_FORGETFUL: usize = 4096;
 
+/// How old a file must be that was to take another one's place, before it is taken for one that a
+/// kill left there.
+pub const LEFTOVER_AGE: Duration = Duration::from_secs(60);
+
+/// Directories of one workspace that are looked through for such files.
+pub const LEFTOVER_DIRS: usize = 10_000;
+
 /// Sweeps of old versions one after the other; the next hour goes on.
 pub const STORE_SWEEPS: u32 = 100;
 

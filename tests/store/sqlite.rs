@@ -52,8 +52,7 @@ async fn the_file_shrinks() {
     store.register(&ws()).await.expect("registered");
     let long = "0123456789abcdef".repeat(1 << 19);
     put(&store, "f", Base::New, &long).await.expect("v1");
-    let gone = store.delete(&ws(), &suite::path("f"), Base::Any, suite::by("ann"));
-    gone.await.expect("gone");
+    suite::deleted(&store, "f").await;
     tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     let file = dir.path().join("state").join(FILE);
     let pages = || {

@@ -467,6 +467,17 @@ pub(crate) async fn append(store: &Store, line: &str) {
     panic!("{line} was never written");
 }
 
+pub(crate) async fn deleted(store: &Store, name: &str) -> Version {
+    let gone = store.delete(&ws(), &path(name), Base::Any, by("ann")).await;
+    gone.expect("gone")
+}
+
+async fn renamed(store: &Store, from: &str, to: &str) -> Version {
+    let (from, to) = (path(from), path(to));
+    let moved = store.rename(&ws(), &from, &to, Base::Any, by("ann")).await;
+    moved.expect("moved")
+}
+
 /// What is gone for long goes whole, also its name; what was never there leaves no trace. `count`:
 /// the rows of a table.
 pub(crate) async fn what_is_gone_is_forgotten(store: Store, count: impl Fn(&str) -> i64) {
@@ -487,18 +498,12 @@ pub(crate) async fn what_is_gone_is_forgotten(store: Store, count: impl Fn(&str)
     put(&store, "gone", Base::At(1), "two").await.expect("v2");
     put(&store, "stays", Base::New, "two").await.expect("v1");
     put(&store, "moved", Base::New, "m").await.expect("v1");
-    let moved = store.rename(&ws(), &path("moved"), &path("to"), Base::Any, by("ann"));
-    let moved = moved.await.expect("moved");
-    let gone = store.delete(&ws(), &path("gone"), Base::Any, by("ann"));
-    let gone = gone.await.expect("gone");
+    let moved = renamed(&store, "moved", "to").await;
+    let gone = deleted(&store, "gone").await;
     // A file that is gone, and another one in its place.
-    store
-        .delete(&ws(), &path("to"), Base::Any, by("ann"))
-        .await
-        .expect("gone");
+    deleted(&store, "to").await;
     put(&store, "other", Base::New, "o").await.expect("v1");
-    let over = store.rename(&ws(), &path("other"), &path("to"), Base::Any, by("ann"));
-    over.await.expect("moved");
+    renamed(&store, "other", "to").await;
     tokio::time::sleep(Duration::from_millis(5)).await;
 
     // Younger than it is kept, and below the bound: everything stays but the rows of no file.
@@ -563,8 +568,7 @@ pub(crate) async fn writers_beside_sweeps(store: Store, second: Store) {
         assert_eq!(text(&store, "f", None).await, format!("{n}"));
         let next = put(&store, "f", Base::At(made.v), "next").await;
         assert_eq!(next.expect("next").v, made.v + 1);
-        let gone = store.delete(&ws(), &path("f"), Base::At(made.v + 1), by("ann"));
-        gone.await.expect("gone");
+        deleted(&store, "f").await;
     }
     ended.store(true, std::sync::atomic::Ordering::SeqCst);
     let files = sweeps.await.expect("sweeps");
