@@ -61,7 +61,8 @@ pub fn router<F: Fleet>(fleet: F, tokens: &Tokens, stop: CancellationToken) -> R
 }
 
 pub(super) fn json(status: StatusCode, body: &impl serde::Serialize) -> Response {
-    let body = serde_json::to_string(body).unwrap_or_default();
+    let mut body = serde_json::to_vec(body).unwrap_or_default();
+    body.push(b'\n');
     (
         status,
         [
@@ -69,7 +70,7 @@ pub(super) fn json(status: StatusCode, body: &impl serde::Serialize) -> Response
             (header::CACHE_CONTROL, "no-store"),
             (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         ],
-        format!("{body}\n"),
+        body,
     )
         .into_response()
 }

@@ -367,6 +367,8 @@ async fn keep_house(
     let mut sweeping = tokio::time::interval(limits::SWEEP_EVERY);
     sweeping.reset();
     let mut health = journal.health();
+    let cleared = fleet.clone();
+    tokio::spawn(async move { cleared.clear_leftovers().await });
     loop {
         tokio::select! {
             _ = upkeep.tick() => exporter.upkeep(),
@@ -375,7 +377,10 @@ async fn keep_house(
                 sweep_copies(&state, When::Hourly, Working::of(&journal, Some(fleet.clone()))).await;
                 // Beside the rest: a server may take its time.
                 let fleet = fleet.clone();
-                tokio::spawn(async move { fleet.sweep_versions().await });
+                tokio::spawn(async move {
+                    fleet.sweep_versions().await;
+                    fleet.clear_leftovers().await;
+                });
             }
             changed = health.changed() => {
                 let now = health.borrow_and_update().clone();

@@ -57,6 +57,8 @@ pub struct Role {
 pub struct RegisteredWorkspace {
     /// Absolute, without `.` and `..`.
     pub path: PathBuf,
+    /// It is one directory on all hosts whose supervisors have one store.
+    pub shared: bool,
 }
 
 /// How long a chat may be idle.
@@ -212,6 +214,7 @@ pub(super) fn workspaces(
             section.ledger.fault(&table.place, message, None);
         }
         let path = path.and_then(|item| item.text_like(paths::PATTERN));
+        let shared = table.boolean("shared").is_some_and(|found| found.value);
         table.close(&[], &[("mode", "pool.NAME.workspace.mode")]);
         let Some(path) = path else { continue };
         let absolute = paths::absolute(dir, &path.value);
@@ -223,7 +226,8 @@ pub(super) fn workspaces(
                 .ledger
                 .fault(&path.place, message, Some(TRUST.to_owned()));
         }
-        workspaces.insert(name, RegisteredWorkspace { path: absolute });
+        let path = absolute;
+        workspaces.insert(name, RegisteredWorkspace { path, shared });
     }
     workspaces
 }

@@ -82,3 +82,11 @@ pub const HTTP_HEADERS: usize = 64;
 pub const HTTP_SOCKET_CONNECTIONS: usize = 64;
 /// Bytes of a certificate's chain, and of its key.
 pub const CERTIFICATE_BYTES: u64 = 1 << 20;
+
+/// Contents of files that are worked on at once for clients; each takes up to
+/// [`super::STORE_CONTENT_BYTES`] a few times over.
+pub const HTTP_FILES: usize = 4;
+
+/// Bytes of contents of files that clients asked for and have not taken yet: four of the largest in
+/// JSON.
+pub const HTTP_FILES_BYTES: usize = 8 * super::STORE_CONTENT_BYTES + (4 << 20);

@@ -57,8 +57,20 @@ pub const STORE_BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Dura
 /// Versions that one sweep removes; the next goes on.
 pub const STORE_SWEEP: u32 = 500;
 
+/// Files that are gone, and of which one sweep removes everything.
+pub const STORE_SWEEP_FILES: u32 = 50;
+
+/// Rows of paths without a file that one sweep removes.
+pub const STORE_SWEEP_PATHS: u32 = 5000;
+
+/// Empty pages of an SQLite store that one sweep gives back to the file system: 64 MiB.
+pub const STORE_VACUUM_PAGES: u32 = 16_384;
+
 /// The longest text that is compared line by line, in bytes.
 pub const STORE_DIFF_BYTES: usize = 1 << 20;
+
+/// Content of so many bytes is compared and its digest taken at once; more in a thread of its own.
+pub const STORE_AT_ONCE_BYTES: u64 = 64 << 10;
 
 /// The longest difference that is given, in bytes.
 pub const STORE_DIFF_SHOWN: usize = 256 << 10;
@@ -75,6 +87,20 @@ pub const FILE_LOCKS: usize = 64;
 
 /// Files of which is known what version a session saw last; the oldest of them are forgotten.
 pub const FILES_SEEN: usize = 16_384;
+
+/// Those of one session: a busy one does not make the others forget.
+pub const FILES_SEEN_OF_SESSION: usize = 2048;
+
+/// Sessions of which it is remembered one by one that they forgot a file; older ones are taken to
+/// have.
+pub const FILES_FORGETFUL: usize = 4096;
+
+/// How old a file must be that was to take another one's place, before it is taken for one that a
+/// kill left there.
+pub const LEFTOVER_AGE: Duration = Duration::from_secs(60);
+
+/// Directories of one workspace that are looked through for such files.
+pub const LEFTOVER_DIRS: usize = 10_000;
 
 /// Sweeps of old versions one after the other; the next hour goes on.
 pub const STORE_SWEEPS: u32 = 100;

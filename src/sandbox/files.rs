@@ -16,19 +16,20 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 use rustix::process::DumpableBehavior;
+use sha2::{Digest as _, Sha256};
 
+use super::fresh::{Fresh, Over};
 use super::open::open_within;
 use super::{control, door, privilege};
-use crate::limits::{CLIENT_FILE_BYTES, CLIENT_FILE_WAIT, CLIENT_SCAN_BYTES};
-use crate::model::tool;
-use crate::wire::files::{FileFailure, FileFault, FileOrder, FileReport};
+use crate::limits::{CLIENT_FILE_BYTES, CLIENT_FILE_WAIT, CLIENT_SCAN_BYTES, STORE_MEASURED_BYTES};
+use crate::wire::files::{FileExpect, FileFailure, FileFault, FileOrder, FileReport};
 
 /// The mode of a file that was not there.
 const FRESH_MODE: u32 = 0o644;
 /// Set-user-id, set-group-id.
 const SET_ID: u32 = 0o6000;
-/// Attempts at a name for the new text that nobody has.
-const NAMES: u32 = 16;
+/// Bytes read at once for a digest.
+const CHUNK_BYTES: usize = 64 << 10;
 
 /// What a step gives.
 type Step<T> = Result<T, FileFailure>;
@@ -72,7 +73,7 @@ fn serve(socket: &UnixStream, mut reports: &File) -> io::Result<()> {
             expect,
         } => {
             let text = door::text(socket, bytes)?;
-            let of = (&path[..], expect.as_deref());
+            let of = (&path[..], &expect);
             hold_root(&root)
                 .and_then(|root| write(root, of, &text, || is_wanted(socket)))
                 .map(|()| None)
@@ -236,12 +237,12 @@ fn skip_line(from: &mut impl BufRead) -> io::Result<bool> {
     }
 }
 
-/// Replaces a file, or makes one in a directory that is there: a new file under a name of its own
-/// takes the old one's place at once, if that is still `wanted`, and all of it is on the disk before
-/// this returns. What it must hold until then, if anything is `expected`, is looked at last.
+/// Replaces a file, or makes one in a directory that is there: a new file under a name of its own, or
+/// none, takes the old one's place at once, if that is still `wanted`, and all of it is on the disk
+/// before this returns. What must stand there until then is looked at last.
 fn write(
     root: impl AsFd,
-    (path, expected): (&str, Option<&str>),
+    (path, expect): (&str, &FileExpect),
     text: &[u8],
     wanted: impl FnOnce() -> bool,
 ) -> Step<()> {
@@ -252,36 +253,81 @@ fn write(
     let read_dir = OFlags::RDONLY | OFlags::DIRECTORY;
     let missing = "there is no such directory";
     let dir = open_below(&root, parent, read_dir, missing)?;
+    let over = match expect {
+        FileExpect::Missing => Over::Nothing,
+        FileExpect::Anything | FileExpect::Holds(_) => Over::Anything,
+    };
     let mode = mode_of(&dir, name)?;
-    let fresh = Fresh::make(&dir)?;
-    let filled = fresh.fill(text, mode).and_then(|()| {
+    let fresh = Fresh::make(&dir, over).map_err(|errno| match errno {
+        Errno::EXIST => refused("no new name could be found in its directory"),
+        errno => failed("no file can be made in its directory", errno),
+    })?;
+    if let Some(name) = fresh.name() {
+        *without_place() = dir.try_clone().ok().map(|dir| (dir, name.to_owned()));
+    }
+    let filled = fill(fresh.file(), text, mode).and_then(|()| {
         if wanted() {
             Ok(())
         } else {
             Err(refused("nobody waits for it any more"))
         }
     });
-    let same = filled.and_then(|()| match expected {
-        Some(digest) => holds_still(&root, path, digest),
-        None => Ok(()),
+    let same = filled.and_then(|()| match expect {
+        FileExpect::Holds(digest) => holds_still(&dir, name, digest),
+        // That nothing is there is seen to where the place is taken.
+        FileExpect::Anything | FileExpect::Missing => Ok(()),
     });
-    let written = same.and_then(|()| fresh.take_place(name));
+    let written = same.and_then(|()| {
+        fresh.take_place(name).map_err(|errno| match errno {
+            Errno::EXIST => changed(),
+            errno => failed("it cannot take the file's place", errno),
+        })
+    });
     if written.is_err() {
         fresh.discard();
     }
+    *without_place() = None;
     written?;
     let synced = rustix::fs::fsync(&dir);
     synced.map_err(|errno| unsure(&failed("the directory cannot be synced", errno)))
 }
 
-/// Whether a file still holds what was read of it.
-fn holds_still(root: impl AsFd, path: &str, digest: &str) -> Step<()> {
-    if tool::digest(&read(root, path, 1, None)?) == digest {
-        return Ok(());
+fn fill(mut file: &File, text: &[u8], mode: Mode) -> Step<()> {
+    let cannot = |error: &io::Error| system("it cannot be written", error);
+    file.write_all(text).map_err(|error| cannot(&error))?;
+    rustix::fs::fchmod(file, mode).map_err(|errno| failed("its mode cannot be set", errno))?;
+    file.sync_all().map_err(|error| cannot(&error))
+}
+
+fn changed() -> FileFailure {
+    FileFailure {
+        kind: FileFault::Changed,
+        what: "it was changed by somebody else while this was done".to_owned(),
     }
-    Err(refused(
-        "it was changed by somebody else while this was done: read it again",
-    ))
+}
+
+/// Whether a file still holds what was known of it, which need not be a text.
+fn holds_still(dir: &OwnedFd, name: &str, digest: &str) -> Step<()> {
+    let file = match open_below(dir, name, OFlags::RDONLY, "it cannot be opened") {
+        Err(failure) if failure.kind == FileFault::NotFound => return Err(changed()),
+        file => file?,
+    };
+    plain(&examine(&file)?)?;
+    let mut file = File::from(file).take(STORE_MEASURED_BYTES + 1);
+    let mut sum = Sha256::new();
+    let mut chunk = vec![0; CHUNK_BYTES];
+    loop {
+        match file.read(&mut chunk) {
+            Ok(0) => break,
+            Ok(length) => sum.update(&chunk[..length]),
+            Err(error) => return Err(system("it cannot be read", &error)),
+        }
+    }
+    if format!("{:x}", sum.finalize()) == digest {
+        Ok(())
+    } else {
+        Err(changed())
+    }
 }
 
 /// It has happened, but may not last.
@@ -321,54 +367,6 @@ fn mode_of(dir: &OwnedFd, name: &str) -> Step<Mode> {
         return Err(refused("its owner may not write it"));
     }
     Ok(Mode::from_raw_mode(stat.st_mode & 0o777))
-}
-
-/// A new file that has no place yet.
-struct Fresh<'d> {
-    dir: &'d OwnedFd,
-    name: String,
-    file: File,
-}
-
-impl<'d> Fresh<'d> {
-    fn make(dir: &'d OwnedFd) -> Step<Self> {
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
-        let mode = Mode::from_raw_mode(0o600);
-        for _ in 0..NAMES {
-            let name = format!(".marshal-{}", uuid::Uuid::new_v4().simple());
-            match rustix::fs::openat(dir, &name, flags | OFlags::CLOEXEC, mode) {
-                Ok(file) => {
-                    let file = File::from(file);
-                    *without_place() = dir.try_clone().ok().map(|dir| (dir, name.clone()));
-                    return Ok(Self { dir, name, file });
-                }
-                Err(Errno::EXIST) => {}
-                Err(errno) => return Err(failed("no file can be made in its directory", errno)),
-            }
-        }
-        Err(refused("no new name could be found in its directory"))
-    }
-
-    fn fill(&self, text: &[u8], mode: Mode) -> Step<()> {
-        let cannot = |error: &io::Error| system("it cannot be written", error);
-        let mut file = &self.file;
-        file.write_all(text).map_err(|error| cannot(&error))?;
-        rustix::fs::fchmod(file, mode).map_err(|errno| failed("its mode cannot be set", errno))?;
-        file.sync_all().map_err(|error| cannot(&error))
-    }
-
-    /// Takes the place of `name`, whatever stands there by now: a link is replaced, not followed.
-    fn take_place(&self, name: &str) -> Step<()> {
-        rustix::fs::renameat(self.dir, &self.name, self.dir, name)
-            .map_err(|errno| failed("it cannot take the file's place", errno))?;
-        *without_place() = None;
-        Ok(())
-    }
-
-    fn discard(&self) {
-        let _ = rustix::fs::unlinkat(self.dir, &self.name, AtFlags::empty());
-        *without_place() = None;
-    }
 }
 
 #[cfg(test)]

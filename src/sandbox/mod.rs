@@ -26,6 +26,7 @@ mod door;
 mod engine;
 mod fail;
 mod files;
+mod fresh;
 mod idmap;
 mod init;
 mod landlock;

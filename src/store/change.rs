@@ -8,9 +8,10 @@
 use bytes::Bytes;
 use uuid::Uuid;
 
-use super::error::{Fault, StoreError, Trouble};
+use super::error::{Fault, Kind, StoreError, Trouble};
 use super::look::{Which, file, registered, version_by_id, version_of};
 use super::name::{Digest, FileId, FilePath, WorkspaceId};
+use super::owner::{self, Claim};
 use super::rows::{Rows, Value};
 use super::sweep;
 use super::version::{Base, Cause, Given, Held, Origin, Retention, Swept, Version};
@@ -30,18 +31,18 @@ pub(super) struct Change {
 
 #[derive(Debug, Clone)]
 pub(super) enum What {
-    Register(WorkspaceId),
+    Register(WorkspaceId, Option<Claim>),
     Write {
         at: Place,
         base: Base,
-        given: Given,
+        given: Weighed,
         origin: Origin,
         cause: Cause,
     },
     /// What was found on disk; none if nothing was.
     Observe {
         at: Place,
-        given: Option<Given>,
+        given: Option<Weighed>,
         origin: Origin,
     },
     Delete {
@@ -64,6 +65,13 @@ pub(super) enum What {
     Sweep(Retention),
 }
 
+/// What is given, and its digest, which was taken where that may take its time.
+#[derive(Debug, Clone)]
+pub(super) struct Weighed {
+    pub(super) given: Given,
+    pub(super) digest: Digest,
+}
+
 /// A path of a workspace.
 #[derive(Debug, Clone)]
 pub(super) struct Place {
@@ -80,7 +88,7 @@ impl Change {
             _ => None,
         };
         given
-            .and_then(|given| given.content.kept())
+            .and_then(|of| of.given.content.kept())
             .map_or(0, Bytes::len)
     }
 }
@@ -113,11 +121,14 @@ pub(super) async fn apply<R: Rows>(
     again: bool,
 ) -> Result<Done, Fault> {
     match &change.what {
-        What::Register(id) => {
+        What::Register(id, claim) => {
             let sql =
                 "INSERT INTO marshal_workspaces (id, at_ms) VALUES ($1, $2) ON CONFLICT DO NOTHING";
             let values = [id.as_str().into(), change.at_ms.into()];
             rows.execute(sql, &values).await?;
+            if let Some(claim) = claim {
+                owner::take(rows, id, claim).await?;
+            }
             Ok(Done::Nothing)
         }
         What::Sweep(retention) => {
@@ -131,6 +142,11 @@ pub(super) async fn apply<R: Rows>(
         | What::Rename { at, .. }
         | What::Restore { at, .. } => {
             registered(rows, &at.workspace).await?;
+            // That nothing is where nothing was known makes no row, which would wait for nobody.
+            let is_nothing = matches!(change.what, What::Observe { given: None, .. });
+            if is_nothing && !again && current(rows, at).await?.is_none() {
+                return Ok(Done::Nothing);
+            }
             let current = hold(rows, change, at).await?;
             // Looked for behind the row's lock: an earlier try has ended, however it did.
             if again && let Some(made) = version_by_id(rows, change.id).await? {
@@ -162,7 +178,8 @@ async fn hold<R: Rows>(
             R::LOCK
         );
         if rows.query(&sql, &values).await?.is_empty() {
-            return Err(Trouble::corrupt("a path's row went while it was held").into());
+            // A sweep took it in between.
+            return Err(Trouble::new(Kind::Again, "a path's row went before it was held").into());
         }
     }
     current(rows, at).await
@@ -200,7 +217,7 @@ async fn at_path<R: Rows>(
                 (None, None) => return Ok(Done::Nothing),
                 (None, Some(_)) => gone(&at.path, origin, Cause::Observed),
                 (Some(given), Some(now))
-                    if now.digest == Some(given.content.digest()) && now.exec == given.exec =>
+                    if now.digest == Some(given.digest) && now.exec == given.given.exec =>
                 {
                     return Ok(Done::Nothing);
                 }
@@ -239,7 +256,7 @@ async fn at_path<R: Rows>(
             }
             same(rows, &at.path, &old, origin, Cause::Restore).await?
         }
-        What::Register(_) | What::Sweep(_) => return Ok(Done::Nothing),
+        What::Register(..) | What::Sweep(_) => return Ok(Done::Nothing),
     };
     add(rows, change, at, current.as_ref(), next).await
 }
@@ -286,19 +303,18 @@ fn gone<'a>(path: &'a FilePath, origin: &'a Origin, cause: Cause) -> Next<'a> {
 async fn written<'a, R: Rows>(
     rows: &mut R,
     path: &'a FilePath,
-    given: &Given,
+    Weighed { given, digest }: &Weighed,
     origin: &'a Origin,
     cause: Cause,
 ) -> Result<Next<'a>, Fault> {
-    let digest = given.content.digest();
     let mut held = Held::Measured;
     if let Some(content) = given.content.kept() {
         held = Held::Kept;
-        keep(rows, digest, content).await?;
+        keep(rows, *digest, content).await?;
     }
     Ok(Next {
         path,
-        digest: Some(digest),
+        digest: Some(*digest),
         bytes: given.content.bytes(),
         held,
         exec: given.exec,

@@ -15,6 +15,18 @@ pub enum StoreError {
     /// The workspace was never registered.
     #[error("workspace {0:?} is not registered")]
     NoWorkspace(String),
+    /// Another supervisor has the workspace, for a directory of its own.
+    #[error(
+        "workspace {workspace:?} belongs to another supervisor of this store, for {theirs}; here it is {ours}: give it another name here, or, if both are one directory (such as NFS) or that supervisor is no more, set `shared = true` in [workspace.{workspace}] wherever it is used"
+    )]
+    Taken {
+        /// The workspace.
+        workspace: String,
+        /// What it was registered for.
+        theirs: String,
+        /// What it is here.
+        ours: String,
+    },
     /// There is no such file.
     #[error("there is no file {0:?}")]
     NoFile(String),

@@ -1,13 +1,14 @@
 //! What is read of the store: files, versions, content, pages of them.
 //!
-//! Every read is one transaction that sees one state. Must not know which database it is.
+//! Every read is one transaction that sees one state. Contents are given as they are kept: whoever
+//! asked holds them against their digests, and compares them, where that may take its time. Must not
+//! know which database it is.
 
 use std::fmt::Write as _;
 
 use bytes::{Bytes, BytesMut};
 use uuid::Uuid;
 
-use super::diff::{self, Diff};
 use super::error::{Fault, StoreError, Trouble};
 use super::name::{Digest, FileId, FilePath, WorkspaceId};
 use super::rows::{Row, Rows, Value};
@@ -38,8 +39,20 @@ impl Which {
 pub struct Fetched {
     /// The version.
     pub version: Version,
-    /// Its content, held against its digest; none if [`Version::held`] says so.
+    /// Its content; none if [`Version::held`] says so.
     pub content: Option<Bytes>,
+}
+
+impl Fetched {
+    /// Whether its content is the one that was written, which takes its time.
+    pub(super) fn check(&self) -> Result<(), Trouble> {
+        match (&self.content, self.version.digest) {
+            (Some(content), Some(digest)) if Digest::of(content) != digest => Err(
+                Trouble::corrupt(format!("the content of {digest} has another digest")),
+            ),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// One page, and where the next one goes on.
@@ -75,7 +88,8 @@ pub(super) enum Found {
     Fetched(Fetched),
     History(Page<Version, u64>),
     List(Page<File, String>),
-    Diff(Diff),
+    /// Two versions, to be compared.
+    Sides(Box<(Fetched, Fetched)>),
 }
 
 /// The columns of a version, for [`version`].
@@ -111,17 +125,7 @@ pub(super) async fn look<R: Rows>(rows: &mut R, look: &Look) -> Result<Found, Fa
         Look::Diff(which, old, new) => {
             let old = fetch(rows, which, Some(*old)).await?;
             let new = fetch(rows, which, Some(*new)).await?;
-            if [&old, &new]
-                .iter()
-                .any(|side| side.version.held == Held::Measured)
-            {
-                return Ok(Found::Diff(Diff::NotHeld));
-            }
-            // What is gone is compared as what is empty.
-            Found::Diff(diff::compare(
-                &old.content.unwrap_or_default(),
-                &new.content.unwrap_or_default(),
-            ))
+            Found::Sides(Box::new((old, new)))
         }
     })
 }
@@ -213,11 +217,7 @@ async fn content<R: Rows>(rows: &mut R, digest: Digest, bytes: u64) -> Result<By
             whole.extend_from_slice(chunk);
         }
     }
-    let whole = whole.freeze();
-    if Digest::of(&whole) != digest {
-        return Err(Trouble::corrupt(format!("the content of {digest} has another digest")).into());
-    }
-    Ok(whole)
+    Ok(whole.freeze())
 }
 
 /// Versions of a file, the newest first.

@@ -15,6 +15,7 @@ mod diff;
 mod error;
 mod look;
 mod name;
+mod owner;
 mod postgres;
 mod rows;
 mod schema;
@@ -28,7 +29,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use uuid::Uuid;
 
-use self::change::{Change, Done, Place, What};
+use self::change::{Change, Done, Place, Weighed, What};
+use self::error::Trouble;
 use self::look::{Found, Look};
 use self::postgres::Postgres;
 use self::sqlite::Sqlite;
@@ -38,6 +40,7 @@ pub use self::diff::Diff;
 pub use self::error::StoreError;
 pub use self::look::{Fetched, Page, Which};
 pub use self::name::{Digest, FileId, FilePath, NameError, WorkspaceId};
+pub use self::owner::{Claim, owner};
 pub use self::server::Server;
 pub use self::sqlite::FILE;
 pub use self::version::{
@@ -80,8 +83,25 @@ impl Store {
     /// # Errors
     /// Whatever the database says.
     pub async fn register(&self, workspace: &WorkspaceId) -> Result<(), StoreError> {
-        self.change(What::Register(workspace.clone())).await?;
+        self.change(What::Register(workspace.clone(), None)).await?;
         Ok(())
+    }
+
+    /// Registers a workspace for one supervisor and its directory; the first who comes has it.
+    ///
+    /// # Errors
+    /// [`StoreError::Taken`] if it is another supervisor's and not said to be shared, and whatever
+    /// the database says.
+    pub async fn claim(&self, workspace: &WorkspaceId, claim: Claim) -> Result<(), StoreError> {
+        self.change(What::Register(workspace.clone(), Some(claim)))
+            .await?;
+        Ok(())
+    }
+
+    /// Whether other supervisors may have the same store.
+    #[must_use]
+    pub fn is_served(&self) -> bool {
+        matches!(self.0, Database::Postgres(_))
     }
 
     /// The registered workspaces, by their ids.
@@ -116,6 +136,7 @@ impl Store {
             ));
         }
         let at = place(workspace, path);
+        let given = weigh(given).await?;
         let what = What::Write {
             at,
             base,
@@ -140,6 +161,10 @@ impl Store {
     ) -> Result<Option<Version>, StoreError> {
         origin.check()?;
         let at = place(workspace, path);
+        let given = match given {
+            Some(given) => Some(weigh(given).await?),
+            None => None,
+        };
         match self.change(What::Observe { at, given, origin }).await? {
             Done::Made(version) => Ok(Some(version)),
             _ => Ok(None),
@@ -228,7 +253,13 @@ impl Store {
     /// not the one that was written, and whatever the database says.
     pub async fn get(&self, which: Which, v: Option<u64>) -> Result<Fetched, StoreError> {
         match self.look(Look::Fetch(which, v)).await? {
-            Found::Fetched(fetched) => Ok(fetched),
+            Found::Fetched(fetched) => {
+                self.apart(fetched.version.bytes, move || {
+                    fetched.check()?;
+                    Ok(fetched)
+                })
+                .await
+            }
             other => Err(mixed(&other)),
         }
     }
@@ -287,7 +318,10 @@ impl Store {
     /// [`StoreError::NoFile`], [`StoreError::NoVersion`], and whatever the database says.
     pub async fn diff(&self, which: Which, old: u64, new: u64) -> Result<Diff, StoreError> {
         match self.look(Look::Diff(which, old, new)).await? {
-            Found::Diff(diff) => Ok(diff),
+            Found::Sides(sides) => {
+                self.apart(u64::MAX, move || compared(&sides.0, &sides.1))
+                    .await
+            }
             other => Err(mixed(&other)),
         }
     }
@@ -308,6 +342,23 @@ impl Store {
         match &self.0 {
             Database::Sqlite(store) => store.close().await,
             Database::Postgres(store) => store.close(),
+        }
+    }
+
+    /// Does what takes its time with so many bytes where nothing waits for it.
+    async fn apart<T: Send + 'static>(
+        &self,
+        bytes: u64,
+        work: impl FnOnce() -> Result<T, Trouble> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let done = apart(bytes, work).await?;
+        done.map_err(|trouble| trouble.at(self.place(), false))
+    }
+
+    fn place(&self) -> &str {
+        match &self.0 {
+            Database::Sqlite(store) => store.place(),
+            Database::Postgres(store) => store.place(),
         }
     }
 
@@ -337,6 +388,44 @@ impl Store {
             Database::Postgres(store) => store.look(&question).await,
         }
     }
+}
+
+/// Runs work over so many bytes: in a thread that may take its time, unless that is not worth it.
+async fn apart<T: Send + 'static>(
+    bytes: u64,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, StoreError> {
+    if bytes <= limits::STORE_AT_ONCE_BYTES {
+        return Ok(work());
+    }
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|_| StoreError::Closed)
+}
+
+async fn weigh(given: Given) -> Result<Weighed, StoreError> {
+    let bytes = match &given.content {
+        Content::Whole(content) => content.len() as u64,
+        Content::Measured { .. } => 0,
+    };
+    apart(bytes, move || Weighed {
+        digest: given.content.digest(),
+        given,
+    })
+    .await
+}
+
+fn compared(old: &Fetched, new: &Fetched) -> Result<Diff, Trouble> {
+    if [old, new]
+        .iter()
+        .any(|of| of.version.held == Held::Measured)
+    {
+        return Ok(Diff::NotHeld);
+    }
+    old.check()?;
+    new.check()?;
+    // What is gone is compared as what is empty.
+    let content = |of: &Fetched| of.content.clone().unwrap_or_default();
+    Ok(diff::compare(&content(old), &content(new)))
 }
 
 fn place(workspace: &WorkspaceId, path: &FilePath) -> Place {

@@ -87,6 +87,10 @@ impl Postgres {
         Ok(postgres)
     }
 
+    pub(super) fn place(&self) -> &str {
+        &self.server.place
+    }
+
     pub(super) async fn change(&self, change: &Change) -> Result<Done, StoreError> {
         match self.persist(Work::Change(change)).await? {
             Answer::Changed(done) => Ok(done),
@@ -338,6 +342,7 @@ fn parameters(values: &[Value]) -> Vec<&(dyn ToSql + Sync)> {
 
 impl Rows for Transaction<'_> {
     const LOCK: &'static str = " FOR UPDATE";
+    const LOCK_FREE: &'static str = " FOR UPDATE SKIP LOCKED";
 
     async fn query(&mut self, sql: &str, values: &[Value]) -> Result<Vec<Row>, Trouble> {
         let statement = self.prepared(sql).await?;

@@ -119,6 +119,8 @@ fn strange(at: usize, what: &str) -> Trouble {
 pub(super) trait Rows: Send {
     /// What is put behind a `SELECT` so that its rows are ours until the transaction's end.
     const LOCK: &'static str;
+    /// The same, without the rows that somebody else has already.
+    const LOCK_FREE: &'static str;
 
     /// Gives the rows of a statement.
     fn query(

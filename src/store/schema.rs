@@ -3,13 +3,13 @@
 //! One text for both databases; `NAME` and `BYTES` stand for types that they spell differently.
 
 /// What each version of the form adds to the one before it.
-pub(super) const MIGRATIONS: &[&str] = &[VERSION_1];
+pub(super) const MIGRATIONS: &[&str] = &[VERSION_1, VERSION_2];
 
 /// Made before anything else: which versions of the form are in place.
 pub(super) const TABLE_OF_VERSIONS: &str =
     "CREATE TABLE IF NOT EXISTS marshal_store (version BIGINT PRIMARY KEY, at_ms BIGINT NOT NULL)";
 
-/// A path's row stays when its file goes: it is what writers of the path wait for each other at.
+/// A path's row is what writers of the path wait for each other at; a sweep takes it only from none.
 const VERSION_1: &str = "
 CREATE TABLE marshal_workspaces (id NAME PRIMARY KEY, at_ms BIGINT NOT NULL);
 CREATE TABLE marshal_files (
@@ -52,6 +52,14 @@ CREATE TABLE marshal_chunks (
     data BYTES NOT NULL,
     PRIMARY KEY (digest, n)
 );
+";
+
+/// Whose directory a workspace is, and what a sweep looks for.
+const VERSION_2: &str = "
+ALTER TABLE marshal_workspaces ADD COLUMN owner NAME;
+ALTER TABLE marshal_workspaces ADD COLUMN place NAME;
+CREATE INDEX marshal_files_gone ON marshal_files (id) WHERE deleted = 1;
+CREATE INDEX marshal_paths_empty ON marshal_paths (workspace, path) WHERE file IS NULL;
 ";
 
 /// The version of the form that this program writes.

@@ -84,6 +84,10 @@ impl Sqlite {
         })
     }
 
+    pub(super) fn place(&self) -> &str {
+        &self.place
+    }
+
     /// Hands a change to the writer and waits until it is durable or refused.
     pub(super) async fn change(&self, change: Change) -> Result<Done, StoreError> {
         let jobs = lock(&self.jobs).clone().ok_or(StoreError::Closed)?;
@@ -283,7 +287,8 @@ fn write(mut conn: Connection, mut queue: mpsc::Receiver<Job>, place: &str) {
 
 fn write_batch(conn: &mut Connection, batch: Vec<Job>, place: &str) {
     match transaction(conn, &batch) {
-        Ok(results) => {
+        Ok(mut results) => {
+            give_back(conn, &mut results, place);
             for (job, result) in batch.into_iter().zip(results) {
                 // Who asked may have gone meanwhile; it is durable all the same.
                 let _ = job.answer.send(result);
@@ -299,6 +304,25 @@ fn write_batch(conn: &mut Connection, batch: Vec<Job>, place: &str) {
             for job in batch {
                 let _ = job.answer.send(Err(trouble.clone().at(place, false)));
             }
+        }
+    }
+}
+
+/// Gives pages that sweeps emptied back to the file system, a bounded number for each; a sweep that
+/// left some has more to do.
+fn give_back(conn: &Connection, results: &mut [Result<Done, StoreError>], place: &str) {
+    for result in results {
+        let Ok(Done::Swept(swept)) = result else {
+            continue;
+        };
+        let pages = limits::STORE_VACUUM_PAGES;
+        let given = conn
+            .execute_batch(&format!("PRAGMA incremental_vacuum({pages})"))
+            .and_then(|()| conn.pragma_query_value(None, "freelist_count", |row| row.get(0)));
+        match given {
+            Ok(left) => swept.more |= 0_i64 < left,
+            // It is swept all the same, and what is written next takes these pages.
+            Err(error) => tracing::debug!(place, %error, "empty pages of the store stay"),
         }
     }
 }
@@ -391,6 +415,7 @@ impl Transaction<'_> {
 // A connection is used by one thread at a time, which `now` never leaves.
 impl Rows for Transaction<'_> {
     const LOCK: &'static str = "";
+    const LOCK_FREE: &'static str = "";
 
     fn query(
         &mut self,

@@ -227,12 +227,13 @@ pub struct File {
 /// How long versions are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Retention {
-    /// The newest versions of each file that are always kept; at least 1.
+    /// The newest versions of each file that are always kept; at least 1. Of a file that is gone
+    /// nothing is kept always.
     pub newest: u64,
-    /// Younger ones are kept too.
+    /// Younger ones are kept too, and files that are gone for less.
     pub younger: Duration,
-    /// Content in bytes beyond which older ones go although they are younger, oldest first; the
-    /// newest of each file never do.
+    /// Content in bytes beyond which older ones go although they are younger, oldest first, and then
+    /// files that are gone; the newest of a file that is there never do.
     pub bytes: u64,
 }
 
@@ -241,6 +242,8 @@ pub struct Retention {
 pub struct Swept {
     /// Versions that it removed.
     pub versions: u64,
+    /// Files that were gone, and of which it removed everything.
+    pub files: u64,
     /// Contents that no version has any more, and that it removed.
     pub blobs: u64,
     /// The bytes of these.

@@ -29,10 +29,21 @@ pub enum FileOrder {
         path: String,
         /// The length of the text.
         bytes: u64,
-        /// SHA-256 of what the file must hold until its text is replaced, in hexadecimal.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        expect: Option<String>,
+        /// What must stand there until the text takes its place.
+        expect: FileExpect,
     },
+}
+
+/// What must stand where a file is written.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "snake_case")]
+pub enum FileExpect {
+    /// Whatever does.
+    Anything,
+    /// No file.
+    Missing,
+    /// A file with this SHA-256, in hexadecimal.
+    Holds(String),
 }
 
 /// What came of it.
@@ -68,6 +79,8 @@ pub enum FileFault {
     NotFound,
     /// It is nothing that may be read or written so.
     Refused,
+    /// Something else stands there than was expected.
+    Changed,
     /// The system did not let us.
     System,
     /// The file has the text, but whether the disk has it nobody can say.

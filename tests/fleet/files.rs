@@ -4,10 +4,13 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
 use std::process::Command;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
+use marshal::store::Digest;
+use rusqlite::{Connection, Row};
 use serde_json::{Value, json};
 
 use crate::chat_client::{Daemon, LONG, Told, text};
@@ -366,6 +369,70 @@ fn told_of_files(drill: &Drill) -> Vec<(String, u64, String)> {
     .collect()
 }
 
+/// What a killed daemon left of a file, before anybody looks at it: its newest version stands on the
+/// disk, or did not get there and the one before it does; and whatever stood there was a version
+/// before that, because only tools write it.
+fn as_it_was_left(drill: &Drill, name: &str) {
+    let store = Connection::open(drill.state().join("store.db")).expect("the store");
+    let mut statement = store
+        .prepare("SELECT cause, digest FROM marshal_versions WHERE path = ?1 ORDER BY v")
+        .expect("a statement");
+    let row = |row: &Row<'_>| Ok((row.get::<_, String>(0)?, row.get::<_, Vec<u8>>(1)?));
+    let rows = statement.query_map([name], row).expect("rows");
+    let all: Vec<_> = rows.map(|row| row.expect("a version")).collect();
+    let written = fs::read(drill.workspace().join(name)).ok();
+    let disk = written.as_ref().map(|bytes| Digest::of(bytes).0.to_vec());
+    let newest: Vec<_> = all
+        .iter()
+        .rev()
+        .map(|(_, digest)| Some(digest))
+        .take(2)
+        .collect();
+    let may_be_missing = newest.len() < 2 && disk.is_none();
+    assert!(
+        may_be_missing || newest.contains(&disk.as_ref()),
+        "{name}: {:?} is on the disk, and no version of it is among the newest of {}",
+        written.as_deref().map(String::from_utf8_lossy),
+        all.len()
+    );
+    for (at, (cause, digest)) in all.iter().enumerate() {
+        let is_known = || all[..at].iter().any(|(_, earlier)| earlier == digest);
+        assert!(
+            cause != "observed" || is_known(),
+            "{name}: version {}",
+            at + 1
+        );
+    }
+}
+
+/// Files that a kill left beside their places go with the next start, if they are old enough that
+/// nobody can be at them.
+fn leftovers_go(drill: &Drill, mut daemon: Daemon) -> Daemon {
+    daemon.running.signal("KILL");
+    daemon.running.child.wait().expect("it ends");
+    let dirs = [drill.workspace(), drill.workspace().join("src")];
+    let left = || {
+        let entries = dirs
+            .iter()
+            .flat_map(|dir| fs::read_dir(dir).expect("listed"));
+        let paths = entries.map(|entry| entry.expect("an entry").path());
+        let is_left = |path: &PathBuf| path.to_string_lossy().contains("/.marshal-");
+        paths.filter(is_left).collect::<Vec<_>>()
+    };
+    for (dir, digits) in dirs.iter().zip(["a1", "b2"]) {
+        fs::write(dir.join(format!(".marshal-{}", digits.repeat(16))), "half").expect("written");
+    }
+    assert!(left().len() >= 2);
+    for file in left() {
+        let file = fs::File::options().write(true).open(file).expect("ours");
+        let old = SystemTime::now() - Duration::from_secs(600);
+        file.set_modified(old).expect("old");
+    }
+    let daemon = Daemon::start(drill);
+    eventually(LONG, "nothing of ours is left beside", || left().is_empty());
+    daemon
+}
+
 #[test]
 fn after_kills_disk_and_versions_agree_and_nothing_accepted_is_lost() {
     let drill = drill("");
@@ -391,6 +458,9 @@ fn after_kills_disk_and_versions_agree_and_nothing_accepted_is_lost() {
         thread::sleep(Duration::from_millis((dice >> 33) % 1500));
         daemon.running.signal("KILL");
         daemon.running.child.wait().expect("it ends");
+        for name in names {
+            as_it_was_left(&drill, name);
+        }
         daemon = Daemon::start(&drill);
     }
     // What waits is worked first, so that nobody writes beside the last.
@@ -405,6 +475,7 @@ fn after_kills_disk_and_versions_agree_and_nothing_accepted_is_lost() {
         );
         said(&daemon, chat, &script, "mcp write_file ok");
     }
+    let daemon = leftovers_go(&drill, daemon);
     let mut history: BTreeMap<&str, Vec<Value>> = BTreeMap::new();
     for name in names {
         let Ok(disk) = fs::read_to_string(drill.workspace().join(name)) else {
@@ -430,6 +501,46 @@ fn after_kills_disk_and_versions_agree_and_nothing_accepted_is_lost() {
         let at = usize::try_from(*v).expect("a number") - 1;
         assert_eq!(all[at]["sha256"], **sha256, "{path} {v}");
     }
+    drill.assert_dense();
+}
+
+/// After a restart a session does not know what it saw: what a person wrote is shown to it once
+/// before it is written over, and what it wrote itself is its own as ever.
+#[test]
+fn after_a_restart_nothing_of_others_is_written_over_unseen() {
+    let drill = drill("");
+    let mut daemon = Daemon::start(&drill);
+    let chat = daemon.create("say begin");
+    for name in ["theirs.txt", "own.txt"] {
+        said(
+            &daemon,
+            &chat,
+            &write(name, "one", ""),
+            "it is version 1 now",
+        );
+    }
+    let put = json!({"content": "a person's", "base": 1}).to_string();
+    let put = daemon.request("PUT", &format!("{FILES}/theirs.txt"), "", &put);
+    assert_eq!(put.status, 200, "{put:?}");
+    daemon.running.signal("KILL");
+    daemon.running.child.wait().expect("it ends");
+    let daemon = Daemon::start(&drill);
+    said(
+        &daemon,
+        &chat,
+        &write("own.txt", "two", ""),
+        "it is version 2 now",
+    );
+    let over = write("theirs.txt", "two", "");
+    said(
+        &daemon,
+        &chat,
+        &over,
+        "stale: /workspace/theirs.txt is at version 2 now, made by person",
+    );
+    let disk = fs::read_to_string(drill.workspace().join("theirs.txt"));
+    assert_eq!(disk.expect("there"), "a person's");
+    said(&daemon, &chat, &over, "it is version 3 now");
     drill.assert_dense();
 }
 

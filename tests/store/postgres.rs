@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use marshal::store::{Base, Server, Store, StoreError};
+use marshal::store::{Base, Claim, Server, Store, StoreError, WorkspaceId};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -29,6 +29,27 @@ async fn what_is_found_on_disk() {
 #[tokio::test]
 async fn content_is_kept_once_and_swept() {
     suite::content_is_kept_once_and_swept(cluster::store().await).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_gone_is_forgotten() {
+    let schema = cluster::shared().schema();
+    let server = Server::new(&cluster::shared().socket(&schema), None).expect("a server");
+    let store = Store::connect(&server).await.expect("a store");
+    let count = |table: &str| {
+        let count = cluster::shared().sql(&format!("SELECT count(*) FROM {schema}.{table}"));
+        count.parse().expect("a count")
+    };
+    suite::what_is_gone_is_forgotten(store, count).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn writers_beside_sweeps() {
+    let schema = cluster::shared().schema();
+    let server = Server::new(&cluster::shared().socket(&schema), None).expect("a server");
+    let store = Store::connect(&server).await.expect("a store");
+    let second = Store::connect(&server).await.expect("a store");
+    suite::writers_beside_sweeps(store, second).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -70,6 +91,101 @@ async fn a_password_is_used_and_never_told() {
     let tls = format!("{}?sslmode=require", cluster::shared().loopback("shared"));
     let refused = Store::connect(&Server::new(&tls, None).expect("a server")).await;
     assert!(refused.expect_err("no TLS").to_string().contains("TLS"));
+}
+
+fn claim(owner: &str, shared: bool) -> Claim {
+    Claim {
+        owner: owner.to_owned(),
+        place: format!("{owner}:/srv/project"),
+        shared,
+    }
+}
+
+#[tokio::test]
+async fn a_workspace_is_one_supervisors_unless_it_is_said_to_be_shared() {
+    let schema = cluster::shared().schema();
+    let server = Server::new(&cluster::shared().socket(&schema), None).expect("a server");
+    // As one of before there were owners left it.
+    let store = Store::connect(&server).await.expect("a store");
+    store.register(&ws()).await.expect("registered");
+    put(&store, "f", Base::New, "one").await.expect("v1");
+    for _ in 0..2 {
+        let taken = store.claim(&ws(), claim("one", false)).await;
+        taken.expect("the first's");
+    }
+    let refused = store.claim(&ws(), claim("two", false)).await;
+    let refused = refused.expect_err("refused").to_string();
+    for part in [
+        "\"shop\"",
+        "one:/srv/project",
+        "two:/srv/project",
+        "shared = true",
+    ] {
+        assert!(refused.contains(part), "{part}: {refused}");
+    }
+    assert_eq!(text(&store, "f", None).await, "one");
+    let other = WorkspaceId::new("other").expect("an id");
+    store
+        .claim(&other, claim("two", false))
+        .await
+        .expect("its own");
+    // One who says so has it, too; and then everybody has to.
+    store.claim(&ws(), claim("two", true)).await.expect("said");
+    store.claim(&ws(), claim("one", true)).await.expect("said");
+    for name in ["one", "two"] {
+        let refused = store.claim(&ws(), claim(name, false)).await;
+        assert!(matches!(refused, Err(StoreError::Taken { .. })), "{name}");
+    }
+    // Of two that come at once one has it.
+    let new = WorkspaceId::new("new").expect("an id");
+    let (one, two) = tokio::join!(
+        store.claim(&new, claim("one", false)),
+        store.claim(&new, claim("two", false)),
+    );
+    assert!(one.is_ok() != two.is_ok(), "{one:?} {two:?}");
+}
+
+/// The threads that some work with a store needed beside the one that serves everybody.
+fn threads(server: &Server, work: impl AsyncFnOnce(Store)) -> usize {
+    let threads = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&threads);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .on_thread_start(move || {
+            counted.fetch_add(1, Ordering::SeqCst);
+        })
+        .build()
+        .expect("a runtime");
+    runtime.block_on(async {
+        work(Store::connect(server).await.expect("a store")).await;
+    });
+    threads.load(Ordering::SeqCst)
+}
+
+/// Digests and differences are not worked out in the thread that serves everybody.
+#[test]
+fn what_takes_its_time_is_done_apart() {
+    let schema = cluster::shared().schema();
+    let server = Server::new(&cluster::shared().socket(&schema), None).expect("a server");
+    let long = "0123456789\n".repeat(20_000);
+    let short = threads(&server, async |store: Store| {
+        store.register(&ws()).await.expect("registered");
+        put(&store, "f", Base::New, "short\n").await.expect("v1");
+        assert_eq!(text(&store, "f", None).await, "short\n");
+    });
+    assert_eq!(short, 0, "what is short is not worth it");
+    let made = threads(&server, async |store: Store| {
+        put(&store, "f", Base::At(1), &long).await.expect("v2");
+    });
+    assert!(made > 0, "a digest is made");
+    let read = threads(&server, async |store: Store| {
+        assert_eq!(text(&store, "f", None).await, long);
+    });
+    assert!(read > 0, "a digest is compared");
+    let compared = threads(&server, async |store: Store| {
+        store.diff(suite::at("f"), 1, 1).await.expect("none");
+    });
+    assert!(compared > 0, "a difference is sought");
 }
 
 /// With TLS the certificate must be of an authority that is believed; there is no way around it.

@@ -3,7 +3,7 @@
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
 
-use marshal::store::{Base, FILE, Store, StoreError};
+use marshal::store::{Base, FILE, Retention, Store, StoreError};
 
 use crate::suite::{self, at, put, text, ws};
 
@@ -31,6 +31,55 @@ async fn what_is_found_on_disk() {
 #[tokio::test]
 async fn content_is_kept_once_and_swept() {
     suite::content_is_kept_once_and_swept(open().1).await;
+}
+
+#[tokio::test]
+async fn what_is_gone_is_forgotten() {
+    let (dir, store) = open();
+    let file = dir.path().join("state").join(FILE);
+    let count = |table: &str| {
+        let conn = rusqlite::Connection::open(&file).expect("a database");
+        let sql = format!("SELECT count(*) FROM {table}");
+        conn.query_row(&sql, [], |row| row.get(0)).expect("a count")
+    };
+    suite::what_is_gone_is_forgotten(store, count).await;
+}
+
+/// What a sweep empties is given back to the file system.
+#[tokio::test]
+async fn the_file_shrinks() {
+    let (dir, store) = open();
+    store.register(&ws()).await.expect("registered");
+    let long = "0123456789abcdef".repeat(1 << 19);
+    put(&store, "f", Base::New, &long).await.expect("v1");
+    suite::deleted(&store, "f").await;
+    tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    let file = dir.path().join("state").join(FILE);
+    let pages = || {
+        let conn = rusqlite::Connection::open(&file).expect("a database");
+        conn.pragma_query_value(None, "page_count", |row| row.get::<_, i64>(0))
+            .expect("a count")
+    };
+    let before = pages();
+    let all = Retention {
+        newest: 20,
+        younger: std::time::Duration::ZERO,
+        bytes: u64::MAX,
+    };
+    let swept = store.sweep(all).await.expect("swept");
+    assert_eq!((swept.files, swept.more), (1, false));
+    let after = pages();
+    assert!(after * 4 < before, "{before} pages, now {after}");
+    store.close().await;
+    let bytes = file.metadata().expect("a file").len();
+    assert!(bytes < 1 << 20, "{bytes}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn writers_beside_sweeps() {
+    let (dir, store) = open();
+    let second = Store::open(&dir.path().join("state")).expect("once more");
+    suite::writers_beside_sweeps(store, second).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -466,3 +466,116 @@ pub(crate) async fn append(store: &Store, line: &str) {
     }
     panic!("{line} was never written");
 }
+
+pub(crate) async fn deleted(store: &Store, name: &str) -> Version {
+    let gone = store.delete(&ws(), &path(name), Base::Any, by("ann")).await;
+    gone.expect("gone")
+}
+
+async fn renamed(store: &Store, from: &str, to: &str) -> Version {
+    let (from, to) = (path(from), path(to));
+    let moved = store.rename(&ws(), &from, &to, Base::Any, by("ann")).await;
+    moved.expect("moved")
+}
+
+/// What is gone for long goes whole, also its name; what was never there leaves no trace. `count`:
+/// the rows of a table.
+pub(crate) async fn what_is_gone_is_forgotten(store: Store, count: impl Fn(&str) -> i64) {
+    store.register(&ws()).await.expect("registered");
+    let observed = Origin::of(Author::observed());
+    for n in 0..20 {
+        let name = path(&format!("never/{n}"));
+        let seen = store.observe(&ws(), &name, None, observed.clone()).await;
+        assert_eq!(seen.expect("observed"), None);
+    }
+    assert_eq!(count("marshal_paths"), 0, "nothing is known of nothing");
+    let large = Given {
+        content: Content::Whole(Bytes::from(vec![7_u8; 3 * limits::STORE_CHUNK_BYTES])),
+        exec: false,
+    };
+    let size = 3 * limits::STORE_CHUNK_BYTES as u64;
+    put_whole(&store, "gone", Base::New, &large).await;
+    put(&store, "gone", Base::At(1), "two").await.expect("v2");
+    put(&store, "stays", Base::New, "two").await.expect("v1");
+    put(&store, "moved", Base::New, "m").await.expect("v1");
+    let moved = renamed(&store, "moved", "to").await;
+    let gone = deleted(&store, "gone").await;
+    // A file that is gone, and another one in its place.
+    deleted(&store, "to").await;
+    put(&store, "other", Base::New, "o").await.expect("v1");
+    renamed(&store, "other", "to").await;
+    tokio::time::sleep(Duration::from_millis(5)).await;
+
+    // Younger than it is kept, and below the bound: everything stays but the rows of no file.
+    let young = Retention {
+        newest: 20,
+        younger: Duration::from_secs(3600),
+        bytes: u64::MAX,
+    };
+    assert_eq!(count("marshal_paths"), 5);
+    let swept = store.sweep(young).await.expect("swept");
+    assert_eq!((swept.versions, swept.files, swept.more), (0, 0, false));
+    assert_eq!(count("marshal_paths"), 3, "gone, stays, to");
+    assert_eq!(text(&store, "gone", Some(2)).await, "two");
+    // Beyond the bound what is gone goes, as much as is needed, the longest gone first.
+    let tight = Retention {
+        bytes: size,
+        ..young
+    };
+    let swept = store.sweep(tight).await.expect("swept");
+    assert_eq!((swept.files, swept.versions, swept.freed), (1, 3, size));
+    assert_eq!((swept.left, swept.more), (3 + 1 + 1, false));
+    let refused = store.file(Which::Id(gone.file)).await.expect_err("gone");
+    assert!(matches!(refused, StoreError::NoFile(_)), "{refused}");
+    assert!(store.file(Which::Id(moved.file)).await.is_ok());
+    // What is gone for longer than it is kept goes by itself; what is there stays.
+    let old = Retention {
+        younger: Duration::ZERO,
+        ..young
+    };
+    let swept = store.sweep(old).await.expect("swept");
+    assert_eq!((swept.files, swept.versions, swept.left), (1, 3, 3 + 1));
+    assert_eq!(count("marshal_files"), 2);
+    assert_eq!(count("marshal_paths"), 2);
+    assert_eq!(count("marshal_versions"), 3);
+    assert_eq!(text(&store, "stays", None).await, "two");
+    assert_eq!(text(&store, "to", None).await, "o");
+    let again = put(&store, "gone", Base::New, "again").await.expect("v1");
+    assert!(again.v == 1 && again.file != gone.file);
+    store.close().await;
+}
+
+/// Files that come and go while sweeps forget them: nobody is refused, nothing is lost.
+pub(crate) async fn writers_beside_sweeps(store: Store, second: Store) {
+    store.register(&ws()).await.expect("registered");
+    let all = Retention {
+        newest: 1,
+        younger: Duration::ZERO,
+        bytes: 0,
+    };
+    let ended = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let over = Arc::clone(&ended);
+    let sweeps = tokio::spawn(async move {
+        let mut files = 0;
+        while !over.load(std::sync::atomic::Ordering::SeqCst) {
+            files += second.sweep(all).await.expect("swept").files;
+        }
+        files
+    });
+    for n in 0..100 {
+        let made = put(&store, "f", Base::New, &format!("{n}")).await;
+        let made = made.expect("made");
+        assert_eq!(text(&store, "f", None).await, format!("{n}"));
+        let next = put(&store, "f", Base::At(made.v), "next").await;
+        assert_eq!(next.expect("next").v, made.v + 1);
+        deleted(&store, "f").await;
+    }
+    ended.store(true, std::sync::atomic::Ordering::SeqCst);
+    let files = sweeps.await.expect("sweeps");
+    let left = store.sweep(all).await.expect("swept");
+    assert!(files + left.files > 0, "some were forgotten");
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    store.sweep(all).await.expect("swept");
+    let refused = store.file(at("f")).await.expect_err("gone");
+    assert!(matches!(refused, StoreError::NoFile(_)), "{refused}");
+}

@@ -48,10 +48,40 @@ struct VersionView {
 #[derive(Serialize)]
 struct FileView {
     version: VersionView,
-    /// The whole of it, where it is a text.
+    #[serde(flatten)]
+    holds: Holds,
+}
+
+/// The whole of a content.
+#[derive(Serialize, Default)]
+struct Holds {
+    /// Where it is a text.
     content: Option<String>,
-    /// The whole of it, where it is none.
+    /// Where it is none, or has control characters, which would be six times as long in JSON.
     base64: Option<String>,
+}
+
+impl Holds {
+    fn of(bytes: Vec<u8>) -> Self {
+        let is_plain =
+            |byte: &u8| !byte.is_ascii_control() || matches!(byte, b'\t' | b'\n' | b'\r');
+        let is_text = bytes.iter().all(is_plain);
+        let text = if is_text {
+            String::from_utf8(bytes).map_err(std::string::FromUtf8Error::into_bytes)
+        } else {
+            Err(bytes)
+        };
+        match text {
+            Ok(text) => Self {
+                content: Some(text),
+                base64: None,
+            },
+            Err(bytes) => Self {
+                content: None,
+                base64: Some(STANDARD.encode(bytes)),
+            },
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -207,6 +237,7 @@ pub(super) async fn list(desk: Desk, call: Call) -> Answer {
 
 pub(super) async fn one(desk: Desk, call: Call) -> Answer {
     let (workspace, v) = (workspace(&call)?, number(&call, "version")?);
+    let _place = desk.room.place().await?;
     let fetched = desk.fleet.file_version(&workspace, call.name("path"), v);
     let fetched = fetched.await.map_err(|error| fault(&error))?;
     if v.is_none() && fetched.version.held == Held::Gone {
@@ -216,18 +247,16 @@ pub(super) async fn one(desk: Desk, call: Call) -> Answer {
         );
         return Err(Fault::not_found(detail));
     }
-    let (content, base64) = match fetched.content.map(Vec::from) {
-        None => (None, None),
-        Some(bytes) => match String::from_utf8(bytes) {
-            Ok(text) => (Some(text), None),
-            Err(error) => (None, Some(STANDARD.encode(error.as_bytes()))),
-        },
+    let version = VersionView::of(&fetched.version);
+    let content = fetched.content;
+    let holds = move || {
+        content
+            .map(Vec::from)
+            .map_or_else(Holds::default, Holds::of)
     };
-    shown(&FileView {
-        version: VersionView::of(&fetched.version),
-        content,
-        base64,
-    })
+    let holds = tokio::task::spawn_blocking(holds).await;
+    let holds = holds.map_err(|_| Fault::unavailable("the content could not be written"))?;
+    desk.room.answer(FileView { version, holds }).await
 }
 
 pub(super) async fn put(desk: Desk, call: Call) -> Answer {
@@ -266,6 +295,7 @@ pub(super) async fn diff(desk: Desk, call: Call) -> Answer {
     let (Some(from), Some(to)) = (number(&call, "from")?, number(&call, "to")?) else {
         return Err(Fault::bad("the query needs from and to, two versions"));
     };
+    let _place = desk.room.place().await?;
     let diff = desk
         .fleet
         .file_diff(&workspace, call.name("path"), (from, to));
@@ -289,9 +319,35 @@ pub(super) async fn restore(desk: Desk, call: Call) -> Answer {
     let workspace = workspace(&call)?;
     let wanted: Restore = call.body()?;
     let of = (wanted.version, base(wanted.base));
+    let _place = desk.room.place().await?;
     let restored = desk
         .fleet
         .restore_file(&workspace, call.name("path"), of, by(&call.who));
     let version = restored.await.map_err(|error| fault(&error))?;
     shown(&VersionView::of(&version))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::STORE_CONTENT_BYTES;
+
+    #[test]
+    fn what_json_would_make_much_longer_is_base64() {
+        let holds = |bytes: &[u8]| {
+            let Holds { content, base64 } = Holds::of(bytes.to_vec());
+            (content, base64)
+        };
+        let text = "a\t\"é\"\r\n";
+        assert_eq!(holds(text.as_bytes()), (Some(text.to_owned()), None));
+        assert_eq!(holds(b""), (Some(String::new()), None));
+        for bytes in [b"a\0".as_slice(), b"\x1b[1m", b"\x7f", b"\xff"] {
+            assert_eq!(holds(bytes), (None, Some(STANDARD.encode(bytes))));
+        }
+        for byte in [0, b'"', b'x', 0xff] {
+            let longest = serde_json::to_vec(&Holds::of(vec![byte; STORE_CONTENT_BYTES]));
+            let longest = longest.expect("JSON").len();
+            assert!(longest < 2 * STORE_CONTENT_BYTES + 100, "{byte}: {longest}");
+        }
+    }
 }

@@ -20,6 +20,7 @@ pub mod openapi;
 mod overlays;
 mod plans;
 mod reload;
+mod room;
 mod rounds;
 pub mod routes;
 mod sessions;
@@ -104,6 +105,8 @@ struct Desk {
     in_force: Arc<Mutex<Config>>,
     /// Places of those who look at overlays.
     overlay_places: Arc<Semaphore>,
+    /// Room for contents of files.
+    room: room::Room,
     /// Places of streams.
     streams: Arc<Semaphore>,
     /// Ends streams.
@@ -128,6 +131,7 @@ pub fn router(
         host: Arc::new(host),
         tokens: tokens.clone(),
         overlay_places: Arc::new(Semaphore::new(overlays::AT_ONCE)),
+        room: room::Room::new(),
         streams: Arc::new(Semaphore::new(STREAMS)),
         stop,
     };

@@ -38,9 +38,10 @@ pub(super) fn tables(
         tables.push(table);
     }
     for (name, workspace) in workspaces {
-        let RegisteredWorkspace { path: of } = workspace;
+        let RegisteredWorkspace { path: of, shared } = workspace;
         let mut table = Shown::new(&["workspace", name.as_str()]);
         table.put("path", path(of));
+        table.put("shared", *shared);
         tables.push(table);
     }
     for (name, template) in templates {

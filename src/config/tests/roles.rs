@@ -16,7 +16,7 @@ fn chats_roles_and_workspaces_are_read_with_their_defaults() {
     let day = Duration::from_secs(24 * 3600);
     assert_eq!(config.chat.close_after, 30 * day);
     assert!(config.roles.is_empty() && config.workspaces.is_empty());
-    let text = TAKES.to_owned() + "[chat]\nidle = \"24h\"\nclose_after = \"1h\"\n[role.writer]\npool = \"demo\"\nmodel = \"small\"\ninstructions = \"\"\"Be\nbrief.\"\"\"\n[role.plain]\npool = \"demo\"\n[workspace.site]\npath = \"../site\"\n[workspace.abs]\npath = \"/srv/x\"\n";
+    let text = TAKES.to_owned() + "[chat]\nidle = \"24h\"\nclose_after = \"1h\"\n[role.writer]\npool = \"demo\"\nmodel = \"small\"\ninstructions = \"\"\"Be\nbrief.\"\"\"\n[role.plain]\npool = \"demo\"\n[workspace.site]\npath = \"../site\"\n[workspace.abs]\npath = \"/srv/x\"\nshared = true\n";
     let config = accepted_by(&named(), &text);
     assert_eq!(config.chat.idle, Duration::from_secs(24 * 3600));
     assert_eq!(config.chat.close_after, Duration::from_secs(3600));
@@ -28,6 +28,8 @@ fn chats_roles_and_workspaces_are_read_with_their_defaults() {
     let path = |name| config.workspaces[&WorkspaceName::new(name).expect("name")].path.as_path();
     assert_eq!(path("site"), Path::new("/etc/site"));
     assert_eq!(path("abs"), Path::new("/srv/x"));
+    let shared: Vec<_> = config.workspaces.values().map(|of| of.shared).collect();
+    assert_eq!(shared, [true, false], "abs and site");
 }
 
 #[test]

@@ -157,6 +157,7 @@ model = "lab/model-2"
 instructions = "Be \u001b brief."
 [workspace.site]
 path = "site"
+shared = true
 [store]
 postgres = "file:connection"
 ca = "ca.pem"

@@ -10,7 +10,7 @@ use crate::model::tool::digest;
 use crate::model::{ClientAnswer, ClientDone, ClientError, ClientFault, FileVersion, TextEdit};
 use crate::sandbox::workspace::hand::Expected;
 use crate::store::{Cause, Digest, StoreError};
-use crate::wire::files::{FileFault, FileOrder};
+use crate::wire::files::{FileExpect, FileFault, FileOrder};
 
 /// A file that was written, or may have been.
 #[derive(Debug)]
@@ -124,12 +124,12 @@ impl FilePlace {
         }
     }
 
-    fn order(&self, text: &str, expect: Option<Digest>) -> FileOrder {
+    fn order(&self, text: &str, expect: FileExpect) -> FileOrder {
         FileOrder::Write {
             root: self.root.clone(),
             path: self.below.clone(),
             bytes: text.len() as u64,
-            expect: expect.map(|digest| digest.to_string()),
+            expect,
         }
     }
 
@@ -180,7 +180,11 @@ async fn write(
         let why = format!("{path}: no versions are kept of it, so it has no base: leave base out");
         return (Err(ClientError::new(ClientFault::Invalid, why)), None);
     }
-    match door.write(at.order(text, change.holds), text).await {
+    let expect = match change.holds {
+        Some(digest) => FileExpect::Holds(digest.to_string()),
+        None => FileExpect::Anything,
+    };
+    match door.write(at.order(text, expect), text).await {
         Ok(()) => (
             Ok(ClientDone::Nothing),
             Some(at.wrote(Some(digest(text)), None)),
@@ -199,12 +203,8 @@ async fn write_version(
     let Some(file) = at.file.take() else {
         return write(door, at, text, &change).await;
     };
-    let order = |stood: Stood| match stood.expected {
-        Expected::Digest(digest) if stood.is_text => at.order(text, Some(Digest(digest))),
-        _ => at.order(text, None),
-    };
     let written = file.write(change, |stood, _| {
-        let order = order(stood);
+        let order = at.order(text, expect(stood));
         async move { door.write(order, text).await.map_err(NotWritten::Door) }
     });
     match written.await {
@@ -214,6 +214,14 @@ async fn write_version(
         ),
         Err(NotWritten::Door(error)) => not_written(at, &error),
         Err(NotWritten::Files(error)) => (Err(refused(&error, &at.path)), None),
+    }
+}
+
+/// What the supervisor saw there must be what its version replaces: nothing, too.
+fn expect(stood: Stood) -> FileExpect {
+    match stood.expected {
+        Expected::Missing => FileExpect::Missing,
+        Expected::Digest(digest) => FileExpect::Holds(Digest(digest).to_string()),
     }
 }
 
@@ -233,9 +241,7 @@ fn refused(error: &FilesError, path: &str) -> ClientError {
         FilesError::Store(StoreError::NoBase { v, .. }) => format!(
             "stale: {path} is not there, so version {v} cannot be what this was made from: use base 0 to make it"
         ),
-        FilesError::Changed(_) => {
-            format!("{path}: it was changed by somebody else while this was done: read it again")
-        }
+        FilesError::Changed(_) => raced(path),
         FilesError::Disk { source, .. } => format!("{path}: {source}"),
         other => {
             let why =
@@ -244,6 +250,12 @@ fn refused(error: &FilesError, path: &str) -> ClientError {
         }
     };
     ClientError::new(ClientFault::Invalid, why)
+}
+
+fn raced(path: &str) -> String {
+    format!(
+        "stale: {path} was changed by somebody else while this was done: read it again (read_file, or fs/read_text_file), and write what it should be then"
+    )
 }
 
 /// What a file is to hold, and the digest of what it holds now.
@@ -269,6 +281,7 @@ fn described(error: &FileError, path: &str, is_write: bool) -> ClientError {
                 return ClientError::new(ClientFault::NotFound, what);
             }
             FileFault::NotFound => return ClientError::new(ClientFault::NotFound, path),
+            FileFault::Changed => return ClientError::new(ClientFault::Invalid, raced(path)),
             FileFault::Refused => ClientFault::Invalid,
             FileFault::System | FileFault::Unsure => ClientFault::Failed,
         },
@@ -279,4 +292,20 @@ fn described(error: &FileError, path: &str, is_write: bool) -> ClientError {
         _ => "",
     };
     ClientError::new(fault, format!("{path}: {error}{may_be}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_takes_the_place_of_what_the_supervisor_did_not_see() {
+        let expect = |expected| expect(Stood { expected });
+        assert_eq!(expect(Expected::Missing), FileExpect::Missing);
+        let digest = Digest::of(b"\xff");
+        assert_eq!(
+            expect(Expected::Digest(digest.0)),
+            FileExpect::Holds(digest.to_string())
+        );
+    }
 }

@@ -3,7 +3,7 @@
 //! Owns what each session saw last of which file: that is what its next write was made from, unless
 //! it says otherwise. Must not know how a file is read or written behind an agent's walls.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError};
 
@@ -11,32 +11,93 @@ use bytes::Bytes;
 
 use super::{Draft, FilesError, Spot, Stood};
 use crate::fleet::setup::Shared;
-use crate::limits::{FILES_SEEN, OBSERVE_WAIT};
+use crate::limits::{FILES_FORGETFUL, FILES_SEEN, FILES_SEEN_OF_SESSION, OBSERVE_WAIT};
 use crate::model::{FileVersion, SessionId, TaskId};
 use crate::store::{
-    Author, AuthorKind, Base, Cause, Digest, FilePath, Origin, Version, WorkspaceId,
+    Author, AuthorKind, Base, Cause, Digest, FilePath, Held, Origin, StoreError, Version,
+    WorkspaceId,
 };
 
 /// A file that a session saw.
 type Key = (SessionId, WorkspaceId, FilePath);
 
-/// Which versions sessions saw last; the oldest are forgotten.
-#[derive(Debug, Default)]
+/// Which versions sessions saw last. What was not seen again for the longest is forgotten first, of
+/// a session with very many files its own. Whether a session may have forgotten a file is always
+/// known: then what somebody else wrote is shown to it before it writes over that.
+#[derive(Debug)]
 pub(super) struct Seen {
-    versions: HashMap<Key, u64>,
-    order: VecDeque<Key>,
+    versions: HashMap<Key, (u64, u64)>,
+    /// By when they were seen last.
+    order: BTreeMap<u64, Key>,
+    of_session: HashMap<SessionId, BTreeSet<u64>>,
+    now: u64,
+    forgetful: BTreeSet<SessionId>,
+    /// Sessions that began before this moment may have forgotten, too: their ids are in the order of
+    /// time. At first it is the start of this process.
+    before: String,
 }
 
 impl Seen {
-    fn note(&mut self, key: Key, v: u64) {
-        if self.versions.insert(key.clone(), v).is_some() {
-            return;
+    pub(super) fn new() -> Self {
+        Self {
+            versions: HashMap::new(),
+            order: BTreeMap::new(),
+            of_session: HashMap::new(),
+            now: 0,
+            forgetful: BTreeSet::new(),
+            before: uuid::Uuid::now_v7().to_string(),
         }
-        self.order.push_back(key);
-        if self.order.len() > FILES_SEEN
-            && let Some(oldest) = self.order.pop_front()
+    }
+
+    fn get(&self, key: &Key) -> Option<u64> {
+        self.versions.get(key).map(|(v, _)| *v)
+    }
+
+    fn may_have_forgotten(&self, session: &SessionId) -> bool {
+        session.as_str() <= self.before.as_str() || self.forgetful.contains(session)
+    }
+
+    fn note(&mut self, key: Key, v: u64) {
+        self.now += 1;
+        let session = key.0.clone();
+        if let Some((_, at)) = self.versions.insert(key.clone(), (v, self.now)) {
+            self.order.remove(&at);
+            if let Some(of) = self.of_session.get_mut(&session) {
+                of.remove(&at);
+            }
+        }
+        self.order.insert(self.now, key);
+        let of = self.of_session.entry(session).or_default();
+        of.insert(self.now);
+        if of.len() > FILES_SEEN_OF_SESSION
+            && let Some(oldest) = of.first().copied()
         {
-            self.versions.remove(&oldest);
+            self.forget(oldest);
+        }
+        if self.order.len() > FILES_SEEN
+            && let Some(oldest) = self.order.keys().next().copied()
+        {
+            self.forget(oldest);
+        }
+    }
+
+    fn forget(&mut self, at: u64) {
+        let Some(key) = self.order.remove(&at) else {
+            return;
+        };
+        self.versions.remove(&key);
+        if let Some(of) = self.of_session.get_mut(&key.0) {
+            of.remove(&at);
+            if of.is_empty() {
+                self.of_session.remove(&key.0);
+            }
+        }
+        self.forgetful.insert(key.0);
+        if self.forgetful.len() > FILES_FORGETFUL
+            && let Some(oldest) = self.forgetful.pop_first()
+            && oldest.as_str() > self.before.as_str()
+        {
+            self.before = oldest.as_str().to_owned();
         }
     }
 }
@@ -168,14 +229,33 @@ impl AgentFile {
         (self.session.clone(), id.clone(), path.clone())
     }
 
-    fn base(&self, given: Option<u64>) -> Base {
-        let seen = self.shared.files.seen.lock();
-        let seen = seen.unwrap_or_else(PoisonError::into_inner);
-        match given.or_else(|| seen.versions.get(&self.key()).copied()) {
-            Some(0) => Base::New,
-            Some(v) => Base::At(v),
-            None => Base::Any,
+    /// What a write is made from: what is said, or what the session saw. If it may have seen what
+    /// is not known any more, what somebody else wrote is refused to be lost, once: then it is seen.
+    async fn base(&self, change: &AgentWrite) -> Result<Base, FilesError> {
+        let known = {
+            let seen = self.shared.files.seen.lock();
+            let seen = seen.unwrap_or_else(PoisonError::into_inner);
+            let known = change.base.or_else(|| seen.get(&self.key()));
+            // A part that is changed is held against the whole of the file in any case.
+            let is_fresh = change.holds.is_some() || !seen.may_have_forgotten(&self.session);
+            known.or(is_fresh.then_some(u64::MAX))
+        };
+        match known {
+            Some(0) => return Ok(Base::New),
+            Some(u64::MAX) => return Ok(Base::Any),
+            Some(v) => return Ok(Base::At(v)),
+            None => {}
         }
+        let settled = self.shared.files.look(&self.spot).await?;
+        let Some(now) = settled.current.filter(|now| now.held != Held::Gone) else {
+            return Ok(Base::New);
+        };
+        if now.origin.author == self.origin().author {
+            return Ok(Base::At(now.v));
+        }
+        self.saw(now.v);
+        let (path, current) = (self.spot.path.clone(), Box::new(now));
+        Err(StoreError::Stale { path, current }.into())
     }
 
     /// Writes it: the version is durable before `place` puts it on the disk.
@@ -189,7 +269,7 @@ impl AgentFile {
         F: Future<Output = Result<(), E>>,
     {
         let draft = Draft {
-            base: self.base(change.base),
+            base: self.base(&change).await?,
             bytes: change.text.into(),
             origin: self.origin(),
             cause: change.cause,
@@ -216,5 +296,68 @@ fn told(spot: &Spot, version: &Version) -> FileVersion {
         path: spot.path.as_str().into(),
         v: version.v,
         observed: version.cause == Cause::Observed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn session(name: &str) -> SessionId {
+        SessionId::new(name).expect("an id")
+    }
+
+    fn key(of: &SessionId, n: usize) -> Key {
+        let id = WorkspaceId::new("w").expect("an id");
+        let path = FilePath::new(&format!("f{n}")).expect("a path");
+        (of.clone(), id, path)
+    }
+
+    #[test]
+    fn a_busy_session_forgets_its_own_files_and_what_is_used_is_kept() {
+        let mut seen = Seen::new();
+        let (quiet, busy) = (session("x-quiet"), session("y-busy"));
+        seen.note(key(&quiet, 0), 7);
+        for n in 0..10 * FILES_SEEN {
+            seen.note(key(&busy, n), 1);
+            // Its first file is one that it uses all the time.
+            seen.note(key(&busy, 0), n as u64);
+        }
+        assert_eq!(seen.get(&key(&quiet, 0)), Some(7));
+        assert!(!seen.may_have_forgotten(&quiet) && seen.may_have_forgotten(&busy));
+        assert!(seen.get(&key(&busy, 0)).is_some());
+        assert_eq!(seen.get(&key(&busy, 1)), None);
+        assert_eq!(seen.versions.len(), FILES_SEEN_OF_SESSION + 1);
+        assert_eq!(seen.order.len(), seen.versions.len());
+    }
+
+    #[test]
+    fn of_many_sessions_everything_is_bounded_and_who_forgot_is_known() {
+        let mut seen = Seen::new();
+        let of = |n: usize| session(&format!("z{n:08}"));
+        let all = 3 * FILES_SEEN;
+        for n in 0..all {
+            seen.note(key(&of(n), 0), 1);
+        }
+        assert_eq!(
+            (seen.versions.len(), seen.order.len()),
+            (FILES_SEEN, FILES_SEEN)
+        );
+        assert_eq!(seen.of_session.len(), FILES_SEEN);
+        assert_eq!(seen.forgetful.len(), FILES_FORGETFUL);
+        for n in [0, 1, FILES_SEEN, all - FILES_SEEN - 1] {
+            assert!(seen.may_have_forgotten(&of(n)), "{n}");
+        }
+        assert!(!seen.may_have_forgotten(&of(all - FILES_SEEN)));
+        assert!(!seen.may_have_forgotten(&of(all)));
+    }
+
+    #[test]
+    fn a_session_from_before_the_start_may_have_forgotten() {
+        let before = session(&uuid::Uuid::now_v7().to_string());
+        let seen = Seen::new();
+        let after = session(&uuid::Uuid::now_v7().to_string());
+        assert!(seen.may_have_forgotten(&before));
+        assert!(!seen.may_have_forgotten(&after));
     }
 }

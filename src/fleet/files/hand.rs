@@ -104,7 +104,7 @@ impl FleetHandle {
             let parents = file.parents;
             files
                 .write(&spot, draft, |stood, bytes| {
-                    files.place(&spot, parents, stood, bytes)
+                    files.place(&spot, parents, stood, (bytes, None))
                 })
                 .await
         });
@@ -117,13 +117,13 @@ impl Files {
         &self,
         spot: &Spot,
         parents: Parents,
-        Stood { expected, .. }: Stood,
-        bytes: Bytes,
+        Stood { expected }: Stood,
+        (bytes, exec): (Bytes, Option<bool>),
     ) -> Result<(), FilesError> {
         let (root, path) = (spot.root.clone(), spot.path.clone());
         let placed = move || {
             let root = Root::open_resolved(&root)?;
-            let done = write(&root, path.as_str(), &bytes, expected, parents);
+            let done = write(&root, path.as_str(), &bytes, expected, parents, exec);
             done.map_err(|source| FilesError::Disk { path, source })
         };
         let placed = self.ambient.blocking(placed).await;

@@ -21,13 +21,13 @@ use tokio::sync::{Mutex, MutexGuard};
 
 use super::ambient::Ambient;
 use crate::config::{Config, MASK};
-use crate::limits::{CLIENT_FILE_BYTES, FILE_LOCKS, STORE_CONTENT_BYTES, STORE_MEASURED_BYTES};
+use crate::limits::{FILE_LOCKS, STORE_CONTENT_BYTES, STORE_MEASURED_BYTES};
 use crate::model::WorkspaceName;
 use crate::sandbox::workspace::hand::{Expected, Found, Held, read};
 use crate::sandbox::workspace::{Masks, Root, TreeError};
 use crate::store::{
-    Author, Base, Cause, Content, Digest, FilePath, Given, NameError, Origin, Store, StoreError,
-    Version, Which, WorkspaceId,
+    Author, Base, Cause, Claim, Content, Digest, FilePath, Given, NameError, Origin, Store,
+    StoreError, Version, Which, WorkspaceId, owner,
 };
 
 use roots::{InForce, Roots};
@@ -124,8 +124,6 @@ pub(crate) struct Draft {
 pub(crate) struct Stood {
     /// That, to be looked at again.
     pub(crate) expected: Expected,
-    /// It is a text that an agent could read.
-    pub(crate) is_text: bool,
 }
 
 /// The files of all registered workspaces.
@@ -152,13 +150,14 @@ impl Files {
         state: &Path,
         ambient: &Ambient,
     ) -> Result<Self, StoreError> {
-        register(store.as_ref(), config).await?;
+        let roots = Roots::of(Arc::clone(config), state);
+        register(store.as_ref(), &roots, state).await?;
         Ok(Self {
             store,
-            roots: InForce::of(Roots::of(Arc::clone(config), state)),
+            roots: InForce::of(roots),
             state: state.to_owned(),
             masks: masks(config),
-            seen: std::sync::Mutex::default(),
+            seen: std::sync::Mutex::new(agent::Seen::new()),
             locks: (0..FILE_LOCKS).map(|_| Mutex::default()).collect(),
             ambient: ambient.clone(),
         })
@@ -166,10 +165,11 @@ impl Files {
 
     /// From now on the workspaces are those of this configuration, and nobody gets at its files.
     pub(crate) async fn go_by(&self, config: Arc<Config>) -> Result<(), FilesError> {
-        register(self.store.as_ref(), &config).await?;
         let state = self.state.clone();
         let roots = self.ambient.blocking(move || Roots::of(config, &state));
-        self.roots.set(roots.await.map_err(|_| FilesError::Stopping)?);
+        let roots = roots.await.map_err(|_| FilesError::Stopping)?;
+        register(self.store.as_ref(), &roots, &self.state).await?;
+        self.roots.set(roots);
         Ok(())
     }
 
@@ -330,20 +330,41 @@ impl Files {
         };
         let stood = Stood {
             expected: now.map_or(Expected::Missing, |digest| Expected::Digest(digest.0)),
-            is_text: settled.found.as_ref().is_some_and(is_text),
         };
         Ok((put, stood))
     }
 }
 
 /// Has the store know the workspaces of a configuration.
-async fn register(store: Option<&Store>, config: &Config) -> Result<(), StoreError> {
-    for name in config.workspaces.keys() {
-        if let Some(store) = store {
-            store.register(&WorkspaceId::new(name.as_str())?).await?;
-        }
+async fn register(store: Option<&Store>, roots: &Roots, state: &Path) -> Result<(), StoreError> {
+    let Some(store) = store else { return Ok(()) };
+    for (name, root) in &roots.all {
+        let shared = roots.config.workspaces.get(name);
+        let shared = shared.is_some_and(|workspace| workspace.shared);
+        claim(store, name, root, (state, shared)).await?;
     }
     Ok(())
+}
+
+/// Registers a workspace. In a store that other supervisors may have, too, its name is this one's.
+async fn claim(
+    store: &Store,
+    name: &WorkspaceName,
+    root: &Path,
+    (state, shared): (&Path, bool),
+) -> Result<(), StoreError> {
+    let id = WorkspaceId::new(name.as_str())?;
+    if !store.is_served() {
+        return store.register(&id).await;
+    }
+    let system = rustix::system::uname();
+    let host = system.nodename().to_string_lossy();
+    let claim = Claim {
+        owner: owner(state)?,
+        place: format!("{host}:{}", root.display()),
+        shared,
+    };
+    store.claim(&id, claim).await
 }
 
 /// What agents must not see, by the pools' masks, and by the one that holds where nothing is said.
@@ -355,15 +376,6 @@ fn masks(config: &Config) -> Vec<Masks> {
     all.dedup();
     // Patterns that are none are found where a pool is prepared.
     all.iter().filter_map(|of| Masks::new(of).ok()).collect()
-}
-
-fn is_text(found: &Found) -> bool {
-    match &found.held {
-        Held::Whole(bytes) => {
-            bytes.len() <= CLIENT_FILE_BYTES && std::str::from_utf8(bytes).is_ok()
-        }
-        Held::Measured { .. } => false,
-    }
 }
 
 fn digest(found: &Found) -> Digest {

@@ -115,33 +115,10 @@ impl FleetHandle {
         origin: Origin,
     ) -> Result<Version, FilesError> {
         let spot = self.0.shared.files.spot(workspace, path)?;
-        let fetched = self.0.shared.files.store()?.get(spot.which(), Some(v));
-        let fetched = fetched.await?;
-        let why = match fetched.version.held {
-            Held::Kept => "its content is not there",
-            Held::Measured => "it was too large to be kept",
-            Held::Gone => "the file is gone in it",
-        };
-        let Some(bytes) = fetched.content else {
-            let path = spot.path.as_str().to_owned();
-            return Err(StoreError::NoContent { path, v, why }.into());
-        };
         let shared = Arc::clone(&self.0.shared);
         let restored = tokio::spawn(async move {
             let files = &shared.files;
-            let draft = Draft {
-                base,
-                bytes,
-                origin,
-                cause: Cause::Restore,
-                holds: None,
-                restores: Some(v),
-            };
-            files
-                .write(&spot, draft, |stood, bytes| {
-                    files.place(&spot, Parents::Make, stood, bytes)
-                })
-                .await
+            files.restore(&spot, (v, base), origin).await
         });
         restored.await.map_err(|_| FilesError::Stopping)?
     }
@@ -154,6 +131,36 @@ impl Spot {
 }
 
 impl Files {
+    pub(super) async fn restore(
+        &self,
+        spot: &Spot,
+        (v, base): (u64, Base),
+        origin: Origin,
+    ) -> Result<Version, FilesError> {
+        let fetched = self.store()?.get(spot.which(), Some(v)).await?;
+        let why = match fetched.version.held {
+            Held::Kept => "its content is not there",
+            Held::Measured => "it was too large to be kept",
+            Held::Gone => "the file is gone in it",
+        };
+        let Some(bytes) = fetched.content else {
+            let path = spot.path.as_str().to_owned();
+            return Err(StoreError::NoContent { path, v, why }.into());
+        };
+        // Whether it may be run is of the version, too: a look afterwards finds nothing new.
+        let exec = Some(fetched.version.exec);
+        let draft = Draft {
+            base,
+            bytes,
+            origin,
+            cause: Cause::Restore,
+            holds: None,
+            restores: Some(v),
+        };
+        let place = |stood, bytes| self.place(spot, Parents::Make, stood, (bytes, exec));
+        self.write(spot, draft, place).await
+    }
+
     /// A file that the store took.
     async fn known(&self, workspace: &WorkspaceName, path: &str) -> Result<Spot, FilesError> {
         let spot = self.spot(workspace, path)?;

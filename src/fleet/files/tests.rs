@@ -57,7 +57,7 @@ fn draft(base: Base, text: &str) -> Draft {
 impl World {
     async fn write(&self, path: &str, base: Base, text: &str) -> Result<Version, FilesError> {
         let spot = self.files.spot(&self.work, path)?;
-        let place = |stood, bytes| self.files.place(&spot, Parents::Make, stood, bytes);
+        let place = |stood, bytes| self.files.place(&spot, Parents::Make, stood, (bytes, None));
         self.files.write(&spot, draft(base, text), place).await
     }
 
@@ -194,4 +194,38 @@ async fn of_many_writers_with_one_base_one_wins() {
     let won = [won.0, won.1, won.2, won.3];
     assert_eq!(won.iter().filter(|won| won.is_ok()).count(), 1);
     assert_eq!(world.history("a").await.len(), 2);
+}
+
+/// Both ways, and where the file is gone meanwhile: what is restored is what stands there.
+#[tokio::test]
+async fn what_is_restored_may_be_run_as_its_version_may() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let world = world().await;
+    world.write("run", Base::New, "one").await.expect("made");
+    let file = world.at("run");
+    let mode = || {
+        std::fs::metadata(&file)
+            .expect("there")
+            .permissions()
+            .mode()
+            & 0o777
+    };
+    assert_eq!(mode(), 0o644);
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o754)).expect("mode");
+    let spot = world.files.spot(&world.work, "run").expect("a file");
+    let settled = world.files.look(&spot).await.expect("looked");
+    assert_eq!(settled.observed.map(|of| (of.v, of.exec)), Some((2, true)));
+    let restore = async |v: u64| {
+        let by = Origin::of(Author::new(AuthorKind::Person, "ann"));
+        let made = world.files.restore(&spot, (v, Base::Any), by).await;
+        let made = made.expect("restored");
+        let settled = world.files.look(&spot).await.expect("looked");
+        assert_eq!(settled.observed, None, "disk and store agree");
+        made.v
+    };
+    assert_eq!((restore(1).await, mode()), (3, 0o644));
+    assert_eq!((restore(2).await, mode()), (4, 0o755));
+    std::fs::remove_file(&file).expect("removed");
+    // That it is gone is the fifth.
+    assert_eq!((restore(2).await, mode()), (6, 0o755));
 }

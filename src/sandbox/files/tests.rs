@@ -35,7 +35,8 @@ impl Place {
     }
 
     fn write(&self, path: &str, text: &str) -> Step<()> {
-        write(self.root(), (path, None), text.as_bytes(), || true)
+        let of = (path, &FileExpect::Anything);
+        write(self.root(), of, text.as_bytes(), || true)
     }
 
     /// The names in the workspace's top directory.
@@ -154,16 +155,58 @@ fn a_file_is_replaced_at_once_and_keeps_its_mode() {
 fn a_file_that_was_changed_meanwhile_is_not_replaced() {
     let place = Place::new();
     place.write("notes.txt", "read\n").unwrap();
-    let digest = tool::digest("read\n");
-    let write = |text: &str| {
-        let of = ("notes.txt", Some(digest.as_str()));
-        write(place.root(), of, text.as_bytes(), || true)
+    let write = |held: &[u8], text: &str| {
+        let digest = FileExpect::Holds(format!("{:x}", Sha256::digest(held)));
+        write(
+            place.root(),
+            ("notes.txt", &digest),
+            text.as_bytes(),
+            || true,
+        )
     };
-    write("changed\n").unwrap();
-    let failure = write("lost\n").unwrap_err();
-    assert_eq!(failure.kind, FileFault::Refused);
+    write(b"read\n", "changed\n").unwrap();
+    let failure = write(b"read\n", "lost\n").unwrap_err();
+    assert_eq!(failure.kind, FileFault::Changed);
     assert!(failure.what.contains("changed by somebody else"));
     assert_eq!(place.read("notes.txt").unwrap(), "changed\n");
+    // What is no text, or longer than an agent reads, is held against its digest, too.
+    let long = [b"\xff".as_slice(), &vec![0; CLIENT_FILE_BYTES]].concat();
+    fs::write(place.at("ws/notes.txt"), &long).unwrap();
+    let failure = write(b"changed\n", "lost\n").unwrap_err();
+    assert_eq!(failure.kind, FileFault::Changed);
+    assert_eq!(fs::read(place.at("ws/notes.txt")).unwrap(), long);
+    write(&long, "short\n").unwrap();
+    fs::remove_file(place.at("ws/notes.txt")).unwrap();
+    let failure = write(b"short\n", "lost\n").unwrap_err();
+    assert_eq!(failure.kind, FileFault::Changed);
+    assert_eq!(place.names(), ["src"]);
+}
+
+/// Up to the very last moment: somebody makes it while the new text is already on the disk.
+#[test]
+fn a_file_that_was_made_meanwhile_is_not_replaced() {
+    let place = Place::new();
+    let write = |theirs: bool| {
+        write(
+            place.root(),
+            ("new.txt", &FileExpect::Missing),
+            b"ours",
+            || {
+                if theirs {
+                    fs::write(place.at("ws/new.txt"), "theirs").unwrap();
+                }
+                true
+            },
+        )
+    };
+    let failure = write(true).unwrap_err();
+    assert_eq!(failure.kind, FileFault::Changed, "{failure:?}");
+    assert_eq!(place.read("new.txt").unwrap(), "theirs");
+    assert_eq!(place.names(), ["new.txt", "notes.txt", "src"]);
+    fs::remove_file(place.at("ws/new.txt")).unwrap();
+    write(false).unwrap();
+    assert_eq!(place.read("new.txt").unwrap(), "ours");
+    assert_eq!(mode(&place.at("ws/new.txt")), FRESH_MODE);
 }
 
 #[test]
@@ -172,9 +215,8 @@ fn what_nobody_waits_for_any_more_is_not_written() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     ours.shutdown(std::net::Shutdown::Read).unwrap();
     let write = || {
-        write(place.root(), ("notes.txt", None), b"late", || {
-            is_wanted(&theirs)
-        })
+        let of = ("notes.txt", &FileExpect::Anything);
+        write(place.root(), of, b"late", || is_wanted(&theirs))
     };
     write().unwrap();
     place.write("notes.txt", "new").unwrap();

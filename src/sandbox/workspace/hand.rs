@@ -10,20 +10,21 @@ use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, RenameFlags, ResolveFlags, Stat, Uid};
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, Stat, Uid};
 use rustix::io::Errno;
 use sha2::{Digest as _, Sha256};
 
 use super::tree::Root;
 use crate::limits::STORE_MEASURED_BYTES;
+use crate::sandbox::fresh::{Fresh, Over};
 use crate::sandbox::open::open_within;
 
 /// The mode of a file that was not there.
 const FRESH_MODE: u32 = 0o644;
+/// Its owner may run it.
+const OWNER_RUNS: u32 = 0o100;
 /// Set-user-id, set-group-id, sticky.
 const SPECIAL: u32 = 0o7000;
-/// Attempts at a name for the new file that nobody has.
-const NAMES: u32 = 16;
 /// Bytes read at once.
 const CHUNK_BYTES: usize = 64 << 10;
 
@@ -169,7 +170,7 @@ pub fn read(root: &Root, path: &str, most: u64, measured: u64) -> Step<Option<Fo
     let stat = examine(&file)?;
     plain(&stat)?;
     let held = contents(File::from(file), most, measured)?;
-    let exec = stat.st_mode & 0o100 != 0;
+    let exec = stat.st_mode & OWNER_RUNS != 0;
     Ok(Some(Found { held, exec }))
 }
 
@@ -203,7 +204,8 @@ fn contents(mut file: File, most: u64, measured: u64) -> Step<Held> {
 }
 
 /// Replaces a file below a root, or makes one, if what stands there is what is `expected`. What is
-/// there keeps its mode and owner; what is new gets the owner of its directory.
+/// there keeps its mode and owner; what is new gets the owner of its directory. `exec` says whether
+/// it may be run; none: as before.
 ///
 /// # Errors
 /// [`HandError`]; nothing was changed but for directories that were made, unless it is
@@ -214,6 +216,7 @@ pub fn write(
     bytes: &[u8],
     expected: Expected,
     parents: Parents,
+    exec: Option<bool>,
 ) -> Step<()> {
     let (parent, name) = path.rsplit_once('/').unwrap_or((".", path));
     if name.is_empty() || matches!(name, "." | "..") {
@@ -221,11 +224,21 @@ pub fn write(
     }
     let dir = directory(root, parent, parents)?;
     let old = standing(&dir, name)?;
-    let fresh = Fresh::make(&dir)?;
-    let placed = fresh
-        .fill(bytes, old.as_ref(), &dir)
+    let looks = like(old.as_ref(), exec, &dir)?;
+    let over = match expected {
+        Expected::Missing => Over::Nothing,
+        Expected::Digest(_) => Over::Anything,
+    };
+    let fresh = Fresh::make(&dir, over).map_err(|errno| match errno {
+        Errno::EXIST => HandError::Refused("no new name could be found in its directory"),
+        errno => system("no file can be made in its directory", errno),
+    })?;
+    let placed = fill(fresh.file(), bytes, looks)
         .and_then(|()| still(&dir, name, expected))
-        .and_then(|()| fresh.take_place(name, expected));
+        .and_then(|()| match fresh.take_place(name) {
+            Err(Errno::EXIST) => Err(HandError::Changed),
+            done => done.map_err(|errno| system("it cannot take the file's place", errno)),
+        });
     if placed.is_err() {
         fresh.discard();
     }
@@ -335,70 +348,31 @@ fn still(dir: &OwnedFd, name: &str, expected: Expected) -> Step<()> {
     }
 }
 
-/// A new file that has no place yet.
-struct Fresh<'d> {
-    dir: &'d OwnedFd,
-    name: String,
-    file: File,
+/// The mode, user and group of the new file.
+fn like(old: Option<&Stat>, exec: Option<bool>, dir: &OwnedFd) -> Step<(u32, u32, u32)> {
+    let (mode, uid, gid) = if let Some(old) = old {
+        (old.st_mode & 0o777, old.st_uid, old.st_gid)
+    } else {
+        let dir = examine(dir)?;
+        (FRESH_MODE, dir.st_uid, dir.st_gid)
+    };
+    let mode = match exec {
+        None => mode,
+        // Whoever may read it may run it, and its owner in any case: that is what is looked at.
+        Some(true) => mode | (mode & 0o444) >> 2 | OWNER_RUNS,
+        Some(false) => mode & !0o111,
+    };
+    Ok((mode, uid, gid))
 }
 
-impl<'d> Fresh<'d> {
-    fn make(dir: &'d OwnedFd) -> Step<Self> {
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
-        for _ in 0..NAMES {
-            let name = format!(".marshal-{}", uuid::Uuid::new_v4().simple());
-            let mode = Mode::from_raw_mode(0o600);
-            match rustix::fs::openat(dir, &name, flags | OFlags::CLOEXEC, mode) {
-                Ok(file) => {
-                    let file = File::from(file);
-                    return Ok(Self { dir, name, file });
-                }
-                Err(Errno::EXIST) => {}
-                Err(errno) => return Err(system("no file can be made in its directory", errno)),
-            }
-        }
-        Err(HandError::Refused(
-            "no new name could be found in its directory",
-        ))
-    }
-
-    fn fill(&self, bytes: &[u8], old: Option<&Stat>, dir: &OwnedFd) -> Step<()> {
-        let cannot = "it cannot be written";
-        let mut file = &self.file;
-        file.write_all(bytes)
-            .map_err(|error| system(cannot, error))?;
-        let (mode, uid, gid) = if let Some(old) = old {
-            (old.st_mode & 0o777, old.st_uid, old.st_gid)
-        } else {
-            let dir = examine(dir)?;
-            (FRESH_MODE, dir.st_uid, dir.st_gid)
-        };
-        give(file, uid, gid)?;
-        rustix::fs::fchmod(file, Mode::from_raw_mode(mode))
-            .map_err(|errno| system("its mode cannot be set", errno))?;
-        file.sync_all().map_err(|error| system(cannot, error))
-    }
-
-    fn take_place(&self, name: &str, expected: Expected) -> Step<()> {
-        let plainly = || rustix::fs::renameat(self.dir, &self.name, self.dir, name);
-        let placed = match expected {
-            Expected::Digest(_) => plainly(),
-            Expected::Missing => {
-                let flags = RenameFlags::NOREPLACE;
-                match rustix::fs::renameat_with(self.dir, &self.name, self.dir, name, flags) {
-                    Err(Errno::EXIST) => return Err(HandError::Changed),
-                    // A file system that does not know it.
-                    Err(Errno::INVAL | Errno::NOSYS) => plainly(),
-                    done => done,
-                }
-            }
-        };
-        placed.map_err(|errno| system("it cannot take the file's place", errno))
-    }
-
-    fn discard(&self) {
-        let _ = rustix::fs::unlinkat(self.dir, &self.name, AtFlags::empty());
-    }
+fn fill(mut file: &File, bytes: &[u8], (mode, uid, gid): (u32, u32, u32)) -> Step<()> {
+    let cannot = "it cannot be written";
+    file.write_all(bytes)
+        .map_err(|error| system(cannot, error))?;
+    give(file, uid, gid)?;
+    rustix::fs::fchmod(file, Mode::from_raw_mode(mode))
+        .map_err(|errno| system("its mode cannot be set", errno))?;
+    file.sync_all().map_err(|error| system(cannot, error))
 }
 
 /// Removes a file below a root, if what stands there is what is expected.
@@ -419,6 +393,16 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt as _, symlink};
 
     use super::*;
+
+    fn write(
+        root: &Root,
+        path: &str,
+        bytes: &[u8],
+        expected: Expected,
+        parents: Parents,
+    ) -> Step<()> {
+        super::write(root, path, bytes, expected, parents, None)
+    }
 
     fn digest(bytes: &[u8]) -> Expected {
         Expected::Digest(Sha256::digest(bytes).into())

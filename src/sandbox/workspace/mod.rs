@@ -12,6 +12,7 @@ pub mod copy;
 pub mod covers;
 pub mod hand;
 pub mod home;
+pub mod leftover;
 pub mod list;
 pub mod manifest;
 pub mod mask;
