@@ -6,7 +6,7 @@
 
 use std::collections::HashSet;
 
-use super::coordinator::{Coordinator, Stuck, Then};
+use super::coordinator::{Coordinator, Fresh, Stuck, Then};
 use super::file::{NoPlan, PlanText};
 use super::items::{Items, Taking, status};
 use super::prompts;
@@ -24,6 +24,22 @@ enum Brought {
     /// It went with the supervisor.
     Lost,
     Failed,
+}
+
+/// Items that came to the file, or came back.
+#[derive(Debug, Default)]
+struct New {
+    /// Nobody can know yet who wrote them.
+    wait: HashSet<ItemId>,
+    /// They count as agents'.
+    agents: HashSet<ItemId>,
+    /// An agent had its hands on the file since it was looked at last, as far as is on record.
+    by_agent: bool,
+}
+
+/// Whether a member has a turn, or is about to.
+fn is_busy(member: &StoredChat) -> bool {
+    member.running.is_some() || member.waiting > 0
 }
 
 impl Coordinator {
@@ -61,10 +77,15 @@ impl Coordinator {
         for (item, brought) in &brought {
             settle(&mut items, *item, *brought, &plan, now_ms);
         }
-        let (wait, by_agent) = self.new_items(&items, &plan, members).await?;
+        let New {
+            wait,
+            agents,
+            by_agent,
+        } = self.new_items(chat, &items, &plan).await?;
         let taking = Taking {
             chat: &self.id,
             by_agent,
+            agents: &agents,
             agent_items: chat.settings.agent_items,
             now_ms,
         };
@@ -76,6 +97,10 @@ impl Coordinator {
             };
         }
         self.keep(&items, members).await?;
+        for member in members {
+            let stood = (member.turns, is_busy(member));
+            self.stood.insert(member.session.clone(), stood);
+        }
         if wait.is_empty() {
             for member in members {
                 let id = member.session.clone();
@@ -164,50 +189,72 @@ impl Coordinator {
         Ok(brought)
     }
 
-    /// New items that must wait because nobody can know yet who wrote them, and whether those that
-    /// need not are agents'.
+    /// Who brought the items that are new, or were gone: an agent, if a turn ran when they came and no
+    /// version of the file says that a person wrote them.
     async fn new_items(
         &mut self,
+        chat: &StoredChat,
         items: &Items,
         plan: &PlanText,
-        members: &[StoredChat],
-    ) -> Result<(HashSet<ItemId>, bool), Stuck> {
-        let unknown = items.unknown(&plan.list);
+    ) -> Result<New, Stuck> {
+        let unknown: HashSet<ItemId> = items.unknown(&plan.list).into_iter().collect();
         self.fresh.retain(|item, _| unknown.contains(item));
         if items.all.is_empty() {
-            return Ok((HashSet::new(), false));
+            return Ok(New::default());
         }
+        // As they stand after the file was read: what they did before is in it.
+        let members = self.members().await?;
         let running: HashSet<TurnId> = members.iter().filter_map(|of| of.running.clone()).collect();
+        let in_turn = members.iter().any(|of| match self.stood.get(&of.session) {
+            Some((turns, was_busy)) => is_busy(of) || *was_busy || *turns != of.turns,
+            None => of.turns > 0,
+        });
         for item in unknown {
-            self.fresh.entry(item).or_insert_with(|| running.clone());
+            self.fresh.entry(item).or_insert_with(|| Fresh {
+                turns: running.clone(),
+                in_turn,
+                agents: None,
+            });
         }
-        // The calls of a turn are on record when it is over.
-        let wait: HashSet<ItemId> = self
-            .fresh
-            .iter()
-            .filter(|(_, turns)| !turns.is_disjoint(&running))
-            .map(|(item, _)| *item)
-            .collect();
-        let path = self
-            .chat
-            .as_ref()
-            .and_then(|chat| chat.settings.plan.clone());
-        let path = path.unwrap_or_default();
-        let name = path.rsplit('/').next().unwrap_or_default().to_owned();
-        // A planner is done; of what an earlier start saw, nobody knows how far it looked.
-        for member in members.iter().filter(|of| of.settings.planner.is_none()) {
+        let mut by_agent = false;
+        let path = chat.settings.plan.as_deref().unwrap_or_default();
+        let name = path.rsplit('/').next().unwrap_or_default();
+        // Of what an earlier start saw, nobody knows how far it looked.
+        for member in &members {
             let after = self.looked.get(&member.session).copied();
             let (id, after) = (member.session.clone(), after.unwrap_or(0));
-            let name = name.clone();
+            let name = name.to_owned();
             let read = self
                 .chats
                 .readers
                 .read(move |reader| reader.has_touched(&id, after, &name));
-            if read.await? {
-                return Ok((wait, true));
+            by_agent |= read.await?;
+        }
+        // The versions of a turn are on record when it is over.
+        let waits = |fresh: &Fresh| !fresh.turns.is_disjoint(&running);
+        let due = self.fresh.iter();
+        let due = due.filter(|(_, of)| !waits(of) && of.agents.is_none());
+        let due = due.filter(|(_, of)| of.in_turn || by_agent);
+        let due: HashSet<ItemId> = due.map(|(item, _)| *item).collect();
+        let people = if due.is_empty() {
+            HashSet::new()
+        } else {
+            self.file(chat).by_people(&due).await?
+        };
+        for (item, of) in &mut self.fresh {
+            if due.contains(item) {
+                of.agents = Some(!people.contains(item));
             }
         }
-        Ok((wait, false))
+        let of = |is: &dyn Fn(&Fresh) -> bool| {
+            let fresh = self.fresh.iter().filter(|(_, of)| is(of));
+            fresh.map(|(item, _)| *item).collect()
+        };
+        Ok(New {
+            wait: of(&waits),
+            agents: of(&|of| of.agents == Some(true)),
+            by_agent,
+        })
     }
 
     /// Makes durable what changed, and tells it.

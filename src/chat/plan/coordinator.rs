@@ -67,6 +67,17 @@ pub(super) enum Then {
     Over,
 }
 
+/// What is known of an item that came to the file.
+#[derive(Debug, Default)]
+pub(super) struct Fresh {
+    /// The turns that ran when it was seen first.
+    pub(super) turns: HashSet<TurnId>,
+    /// A turn ran between the look before and that one, or nobody knows.
+    pub(super) in_turn: bool,
+    /// It counts as an agent's; `None`: not yet known.
+    pub(super) agents: Option<bool>,
+}
+
 /// The actor.
 pub(super) struct Coordinator {
     pub(super) chats: Arc<Inner>,
@@ -78,8 +89,10 @@ pub(super) struct Coordinator {
     pub(super) is_first: bool,
     /// How far each member's events were looked at when the file was.
     pub(super) looked: HashMap<SessionId, u64>,
-    /// New items, and the turns that ran when they were seen first.
-    pub(super) fresh: HashMap<ItemId, HashSet<TurnId>>,
+    /// Items that are new, or were gone.
+    pub(super) fresh: HashMap<ItemId, Fresh>,
+    /// How many turns each member had when the file was looked at last, and whether it had one then.
+    pub(super) stood: HashMap<SessionId, (u64, bool)>,
     /// Looks at a file that was no plan, one after the other.
     pub(super) missed: u32,
     watch: Option<Watch>,
@@ -104,6 +117,7 @@ impl Coordinator {
             is_first: true,
             looked: HashMap::new(),
             fresh: HashMap::new(),
+            stood: HashMap::new(),
             missed: 0,
             watch: None,
             ears: JoinSet::new(),

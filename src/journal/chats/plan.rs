@@ -84,6 +84,8 @@ pub struct PlanItem {
     pub losses: u32,
     /// When it changed, in milliseconds since the Unix epoch.
     pub at_ms: i64,
+    /// Of one that is gone: how it stood before, where an agent took it away.
+    pub gone_as: Option<ItemState>,
 }
 
 /// What was said of a plan.
@@ -182,9 +184,11 @@ impl Writer<'_> {
     fn plan_item(&self, item: &PlanItem) -> Result<(), Fault> {
         self.execute(
             "INSERT INTO plan_items (chat, item, ordinal, content, state, by_agent, claimed_by, \
-             turn, tries, losses, at_ms) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11) \
+             turn, tries, losses, at_ms, gone_as) \
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12) \
              ON CONFLICT (chat, item) DO UPDATE SET ordinal = ?3, content = ?4, state = ?5, \
-             by_agent = ?6, claimed_by = ?7, turn = ?8, tries = ?9, losses = ?10, at_ms = ?11",
+             by_agent = ?6, claimed_by = ?7, turn = ?8, tries = ?9, losses = ?10, at_ms = ?11, \
+             gone_as = ?12",
             params![
                 item.chat.as_str(),
                 item.item.to_string(),
@@ -197,6 +201,7 @@ impl Writer<'_> {
                 item.tries,
                 item.losses,
                 item.at_ms,
+                item.gone_as.map(ItemState::word),
             ],
         )?;
         Ok(())
@@ -234,7 +239,7 @@ impl Reader {
     /// [`ReadError`]
     pub fn plan_items(&self, chat: &SessionId) -> Result<Vec<PlanItem>, ReadError> {
         let sql = "SELECT chat, item, ordinal, content, state, by_agent, claimed_by, turn, tries, \
-                   losses, at_ms FROM plan_items WHERE chat = ?1 \
+                   losses, at_ms, gone_as FROM plan_items WHERE chat = ?1 \
                    ORDER BY state = 'gone', ordinal, item";
         self.rows(sql, [chat.as_str()], plan_item)
     }
@@ -270,7 +275,7 @@ impl Reader {
     ) -> Result<bool, ReadError> {
         let text = serde_json::to_string(text).unwrap_or_default();
         let sql = "SELECT 1 FROM events WHERE session = ?1 AND seq > ?2 AND kind IN \
-                   ('tool_start', 'asked', 'file_updated') AND instr(body, ?3) > 0 \
+                   ('tool_start', 'tool_update', 'asked', 'file_updated') AND instr(body, ?3) > 0 \
                    AND lower(coalesce(body ->> '$.name', body ->> '$.tool', '')) NOT GLOB 'read*' \
                    LIMIT 1";
         let given = params![session.as_str(), signed(after), text.trim_matches('"')];
@@ -320,5 +325,9 @@ fn plan_item(row: &Row<'_>) -> Result<PlanItem, ReadError> {
         tries: row.get(8)?,
         losses: row.get(9)?,
         at_ms: row.get(10)?,
+        gone_as: row
+            .get::<_, Option<String>>(11)?
+            .map(|word| known("state of an item", word, ItemState::from_word))
+            .transpose()?,
     })
 }

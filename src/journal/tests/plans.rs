@@ -58,6 +58,7 @@ fn open_item(at: usize) -> PlanItem {
         tries: 0,
         losses: 0,
         at_ms: 2,
+        gone_as: None,
     }
 }
 
