@@ -13,7 +13,8 @@ use super::prompts;
 use crate::journal::{ChatWrite, PlanItem, PlanWrite, StoredChat, StoredTurn, Write};
 use crate::limits;
 use crate::model::{
-    ChatPhase, ChatProgress, ChatSettings, ItemState, TurnId, TurnOutcome, TurnState, Work,
+    ChatPhase, ChatProgress, ChatSettings, ItemState, TaskOutcome, TurnId, TurnOutcome, TurnState,
+    Work,
 };
 use crate::plan::checklist::ItemId;
 
@@ -73,6 +74,20 @@ impl Coordinator {
             Err(NoPlan::Unread(why)) => return Err(Stuck::Again(why)),
             Err(NoPlan::Not(why)) => return self.without_plan(chat, &workers, why).await,
         };
+        if items.all.is_empty()
+            && let Some(approved) = &chat.progress.approved
+            && *approved != plan.sha256
+        {
+            // It was changed between the approval and the first look: that is not what was approved.
+            let progress = ChatProgress {
+                approved: None,
+                started_ms: None,
+                ..chat.progress.clone()
+            };
+            let approval = self.progress(ChatPhase::Approval, progress);
+            self.tell(Vec::new(), vec![approval]).await?;
+            return Ok(Then::Next);
+        }
         let now_ms = self.chats.fleet.now_ms();
         for (item, brought) in &brought {
             settle(&mut items, *item, *brought, &plan, now_ms);
@@ -96,7 +111,7 @@ impl Coordinator {
                 Err(NoPlan::Not(why) | NoPlan::Unread(why)) => return Err(Stuck::Again(why)),
             };
         }
-        self.keep(&items, members).await?;
+        self.keep(&mut items, members).await?;
         for member in members {
             let stood = (member.turns, is_busy(member));
             self.stood.insert(member.session.clone(), stood);
@@ -177,10 +192,14 @@ impl Coordinator {
             let read = self.chats.readers.read(move |reader| reader.turn(&turn));
             let found: Option<StoredTurn> = read.await?;
             let found = found.filter(|turn| turn.state == TurnState::Ended);
-            match found.map(|turn| turn.outcome) {
+            match found {
                 None => {}
-                Some(Some(TurnOutcome::Completed)) => brought.push((row.item, Brought::Done)),
-                Some(Some(TurnOutcome::Lost)) if self.is_first => {
+                Some(turn) if turn.outcome == Some(TurnOutcome::Completed) => {
+                    brought.push((row.item, Brought::Done));
+                }
+                // What ends while the supervisor does is looked at by the next start.
+                Some(_) if self.chats.stop.is_cancelled() => return Err(Stuck::Stopping),
+                Some(turn) if self.is_first && went_with_us(&turn) => {
                     brought.push((row.item, Brought::Lost));
                 }
                 Some(_) => brought.push((row.item, Brought::Failed)),
@@ -258,17 +277,28 @@ impl Coordinator {
     }
 
     /// Makes durable what changed, and tells it.
-    async fn keep(&self, items: &Items, members: &[StoredChat]) -> Result<(), Stuck> {
+    async fn keep(&self, items: &mut Items, members: &[StoredChat]) -> Result<(), Stuck> {
         if items.changed.is_empty() {
             return Ok(());
         }
         let rows = items.all.iter();
         let rows = rows.filter(|row| items.changed.contains(&row.item));
         let writes = rows.map(|row| Write::Chat(ChatWrite::Plan(PlanWrite::Item(row.clone()))));
+        let gone = items.count(ItemState::Gone) > limits::PLAN_GONE;
+        let forget = gone.then(|| {
+            Write::Chat(ChatWrite::Plan(PlanWrite::Forget {
+                chat: self.id.clone(),
+                keep: limits::PLAN_GONE,
+            }))
+        });
+        let writes = writes.chain(forget);
         let told = items.all.iter();
         let told = told.filter(|row| items.told.contains(&row.item));
         let told = told.map(|row| event(items, row, members, status(row.state)));
-        self.tell(told.collect(), writes.collect()).await
+        self.tell(told.collect(), writes.collect()).await?;
+        items.changed.clear();
+        items.told.clear();
+        Ok(())
     }
 
     /// A member takes the next item, if there is one for it.
@@ -291,6 +321,17 @@ impl Coordinator {
         let (goal, text) = (chat.goal.raw(), &plan.text);
         let content = prompts::item(goal, &path, text, &plan.list, item, settings.agent_items);
         let now_ms = self.chats.fleet.now_ms();
+        if content.len() > limits::TURN_BYTES {
+            // No member could be given it; the others are worked.
+            let (item, bytes) = (row.item, content.len());
+            tracing::warn!(chat = %self.id, %item, bytes, "an item is too long to be sent");
+            if let Some(row) = items.get_mut(item) {
+                row.tries += 1;
+            }
+            items.set(item, ItemState::Blocked, now_ms);
+            self.keep(items, std::slice::from_ref(worker)).await?;
+            return Err(Stuck::Again("an item is too long to be sent".to_owned()));
+        }
         items.set(row.item, ItemState::Claimed, now_ms);
         // With the last one the whole is checked.
         let is_last = items.count(ItemState::Open) == 0;
@@ -369,10 +410,27 @@ impl Coordinator {
                 )
                 .await;
         }
+        if let (None, Some(worker)) = (checked, workers.first())
+            && chat.progress.checks < limits::PLAN_CHECKS
+        {
+            // Whoever had the last item was not the last to end, or the check went with something.
+            let progress = ChatProgress {
+                checks: chat.progress.checks + 1,
+                ..chat.progress.clone()
+            };
+            let rows = vec![
+                self.progress(ChatPhase::Working, progress),
+                checks(worker, &chat.settings, true),
+            ];
+            let content = prompts::CHECK.to_owned();
+            self.send(&worker.session, content, Vec::new(), |_| rows)
+                .await?;
+            return Ok(Then::Wait);
+        }
         let most = chat.settings.bounds.turns.unwrap_or(limits::PLAN_ROUNDS);
         let why = match checked {
             Some(_) => "the check did not pass",
-            None => "the check did not run yet",
+            None => "the check could not be run",
         };
         let Some(worker) = workers.first().filter(|_| chat.progress.rounds < most) else {
             let message = format!("{message}; {why}, and {most} rounds were made");
@@ -383,6 +441,7 @@ impl Coordinator {
         let round = chat.progress.rounds + 1;
         let progress = ChatProgress {
             rounds: round,
+            checks: 0,
             ..chat.progress.clone()
         };
         let content = chat.settings.continue_prompt.as_deref();
@@ -431,7 +490,12 @@ impl Coordinator {
         if !has_check || turn.outcome != Some(TurnOutcome::Completed) {
             return Ok(None);
         }
-        Ok(Some(task.outcome.as_deref() == Some("done")))
+        let outcome = task.outcome.as_deref().and_then(TaskOutcome::from_word);
+        Ok(match outcome {
+            Some(TaskOutcome::Done) => Some(true),
+            None | Some(TaskOutcome::Lost | TaskOutcome::Skipped | TaskOutcome::Cancelled) => None,
+            Some(_) => Some(false),
+        })
     }
 }
 
@@ -444,6 +508,16 @@ fn checks(worker: &StoredChat, settings: &ChatSettings, is_last: bool) -> Write 
             ..worker.settings.clone()
         },
     }))
+}
+
+/// Whether a turn went with an earlier start of the supervisor, as far as the first look of this one can
+/// know: nobody else cancels a turn that no person stopped.
+pub(super) fn went_with_us(turn: &StoredTurn) -> bool {
+    match turn.outcome {
+        Some(TurnOutcome::Lost) => true,
+        Some(TurnOutcome::Cancelled) => !turn.stopped,
+        _ => false,
+    }
 }
 
 fn settle(items: &mut Items, item: ItemId, brought: Brought, plan: &PlanText, now_ms: i64) {

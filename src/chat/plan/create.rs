@@ -8,12 +8,12 @@ use super::prompts;
 use crate::chat::directory;
 use crate::chat::{ChatError, Inner, Wish};
 use crate::config::{Role, WorkspaceMode, plan_path};
-use crate::journal::{ChatRow, ChatWrite, Write};
+use crate::journal::{ChatRow, ChatWrite, StoredChat, Write};
 use crate::limits;
 use crate::model::foreign::show;
 use crate::model::{
-    ChatBounds, ChatMode, ChatPhase, ChatSettings, Foreign, RoleName, SessionId, TemplateName,
-    WorkspaceName,
+    ChatBounds, ChatMode, ChatPhase, ChatSettings, Foreign, RoleName, RunId, SessionId,
+    TemplateName, WorkspaceName,
 };
 
 /// What a client wants beside a goal, where the work goes on by itself.
@@ -119,6 +119,7 @@ impl Inner {
         workspace: &str,
         mode: ChatMode,
         wish: Wish,
+        once: Option<RunId>,
     ) -> Result<Begun, ChatError> {
         let config = self.config.now();
         let (name, registered) = directory::workspace(&config, workspace)?;
@@ -138,12 +139,11 @@ impl Inner {
         for draft in &drafts {
             self.can_work(&name, &registered.path, draft).await?;
         }
-        let begun = self.written(&name, mode, &wish, (session, plan), &drafts, is_there)?;
+        let begun = self.written(&name, mode, &wish, (session, once, plan), &drafts, is_there)?;
         let (begun, writes, planner) = begun;
         self.fleet.keep_rows(writes).await?;
         if let Some(planner) = planner {
-            let chat = self.chat(&planner).await?;
-            self.wake(chat, |wants| wants.turns += 1);
+            self.wake(planner, |wants| wants.turns += 1);
         }
         self.coordinate(&begun.chat);
         Ok(begun)
@@ -234,10 +234,10 @@ impl Inner {
         name: &WorkspaceName,
         mode: ChatMode,
         wish: &Wish,
-        (session, plan): (SessionId, String),
+        (session, once, plan): (SessionId, Option<RunId>, String),
         drafts: &[Draft],
         is_there: bool,
-    ) -> Result<(Begun, Vec<Write>, Option<SessionId>), ChatError> {
+    ) -> Result<(Begun, Vec<Write>, Option<StoredChat>), ChatError> {
         let now = self.fleet.now_ms();
         let work = &wish.work;
         let workers: Vec<(&str, Option<&Role>)> = drafts
@@ -285,6 +285,7 @@ impl Inner {
             created_ms: now,
         };
         let (_, run) = self.fleet.chat_ids()?;
+        let run = once.unwrap_or(run);
         let own = ChatRow {
             mode,
             phase: Some(phase),
@@ -296,7 +297,7 @@ impl Inner {
         let (mut members, mut to_plan) = (Vec::new(), None);
         for draft in drafts {
             let (member, run) = self.fleet.chat_ids()?;
-            writes.push(Write::Chat(ChatWrite::Create(ChatRow {
+            let begins = ChatRow {
                 parent: Some(session.clone()),
                 settings: Some(ChatSettings {
                     planner: draft.planner.then(|| draft.role.clone()),
@@ -304,12 +305,13 @@ impl Inner {
                     ..ChatSettings::default()
                 }),
                 ..row(&member, run, draft)
-            })));
+            };
+            writes.push(Write::Chat(ChatWrite::Create(begins.clone())));
             if draft.planner && phase == ChatPhase::Planning {
                 self.room(&member, &draft.of.pool)?;
                 let turn = self.turn(&member, 1, planning.clone(), None)?;
                 writes.push(Write::Chat(ChatWrite::Accept(turn)));
-                to_plan = Some(member.clone());
+                to_plan = Some(StoredChat::begun(begins, 1));
             }
             members.push((member, draft.role.clone(), draft.planner));
         }

@@ -116,16 +116,23 @@ impl PlanFile {
 
     /// Which of these items a person brought: those whose line came with a version that a person wrote
     /// over HTTP. Of what no version tells, it is nobody.
-    pub(super) async fn by_people(&self, items: &HashSet<ItemId>) -> Result<HashSet<ItemId>, String> {
+    pub(super) async fn by_people(
+        &self,
+        items: &HashSet<ItemId>,
+    ) -> Result<HashSet<ItemId>, String> {
         let (workspace, path) = (&self.workspace, self.path.as_str());
         let mut left: HashSet<ItemId> = items.clone();
         let mut found = HashSet::new();
         // By whom the oldest version was that was looked at; those that are left are in it.
         let mut by_person = false;
-        let page = self.fleet.file_history(workspace, path, None, limits::PLAN_HISTORY);
+        let page = self
+            .fleet
+            .file_history(workspace, path, None, limits::PLAN_HISTORY);
         let page = match page.await {
             Ok(page) => page,
-            Err(FilesError::NoStore | FilesError::Store(StoreError::NoFile(_))) => return Ok(found),
+            Err(FilesError::NoStore | FilesError::Store(StoreError::NoFile(_))) => {
+                return Ok(found);
+            }
             Err(error) => return Err(error.to_string()),
         };
         for version in &page.rows {
@@ -134,7 +141,8 @@ impl PlanFile {
             let text = fetched.content.map(|bytes| bytes.to_vec());
             let text = text.and_then(|bytes| String::from_utf8(bytes).ok());
             let list = text.and_then(|text| Checklist::parse(&text).ok());
-            let is_in = |item: &ItemId| list.as_ref().is_some_and(|list| list.item(*item).is_some());
+            let is_in =
+                |item: &ItemId| list.as_ref().is_some_and(|list| list.item(*item).is_some());
             let came: HashSet<ItemId> = left.iter().copied().filter(|of| !is_in(of)).collect();
             left.retain(|item| !came.contains(item));
             found.extend(came.into_iter().filter(|_| by_person));

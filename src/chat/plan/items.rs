@@ -215,7 +215,8 @@ mod tests {
 
     fn followed(items: &mut Items, text: &str, by_agent: bool, agent_items: bool) -> usize {
         let chat = SessionId::new("c").expect("id");
-        let agents = HashSet::from_iter(items.unknown(&list(text)).into_iter().filter(|_| by_agent));
+        let agents =
+            HashSet::from_iter(items.unknown(&list(text)).into_iter().filter(|_| by_agent));
         let taking = Taking {
             chat: &chat,
             by_agent,
@@ -277,7 +278,12 @@ mod tests {
         use ItemState::{Blocked, Done, Gone, Open};
         let whole = "- [ ] own\n- [ ] added\n- [ ] failed\n- [x] ready\n- [ ] removed\n";
         let mut items = Items::default();
-        followed(&mut items, &whole.replace("- [ ] added\n", ""), false, false);
+        followed(
+            &mut items,
+            &whole.replace("- [ ] added\n", ""),
+            false,
+            false,
+        );
         followed(&mut items, whole, true, false);
         let failed = items.all.iter().find(|row| row.content.raw() == "failed");
         let failed = failed.expect("there").item;

@@ -55,8 +55,15 @@ pub enum PlanWrite {
         /// When.
         at_ms: i64,
     },
-    /// Something was said of a plan.
+    /// Something was said of a plan. What waits takes the place of what waited.
     Review(PlanReview),
+    /// Of the items of people that are gone, only so many of the newest stay known.
+    Forget {
+        /// The chat whose plan it is.
+        chat: SessionId,
+        /// How many.
+        keep: usize,
+    },
 }
 
 /// An item of a plan.
@@ -151,7 +158,23 @@ impl Writer<'_> {
                 )?;
                 claimed.one_or(|| of(chat, ChatFault::NotOpen(item.to_string())))
             }
+            PlanWrite::Forget { chat, keep } => {
+                self.execute(
+                    "DELETE FROM plan_items WHERE chat = ?1 AND item IN (SELECT item \
+                     FROM plan_items WHERE chat = ?1 AND state = 'gone' AND by_agent = 0 \
+                     ORDER BY at_ms DESC, item LIMIT -1 OFFSET ?2)",
+                    params![chat.as_str(), i64::try_from(*keep).unwrap_or(i64::MAX)],
+                )?;
+                Ok(())
+            }
             PlanWrite::Review(review) => {
+                if review.state == ReviewState::Waiting {
+                    self.execute(
+                        "DELETE FROM plan_reviews WHERE chat = ?1 AND state = 'waiting' \
+                         AND nth = (SELECT max(nth) FROM plan_reviews WHERE chat = ?1)",
+                        [review.chat.as_str()],
+                    )?;
+                }
                 self.execute(
                     "INSERT INTO plan_reviews (chat, nth, state, sha256, said_by, rules, why, at_ms) \
                      VALUES (?1, (SELECT coalesce(max(nth), 0) + 1 FROM plan_reviews WHERE chat = ?1), \
@@ -282,14 +305,14 @@ impl Reader {
         Ok(!self.rows(sql, given, |_| Ok(()))?.is_empty())
     }
 
-    /// What was said of a chat's plan, in order.
+    /// What was said of a chat's plan last, at most so much, in order.
     ///
     /// # Errors
     /// [`ReadError`]
-    pub fn plan_reviews(&self, chat: &SessionId) -> Result<Vec<PlanReview>, ReadError> {
+    pub fn plan_reviews(&self, chat: &SessionId, most: u32) -> Result<Vec<PlanReview>, ReadError> {
         let sql = "SELECT chat, state, sha256, said_by, rules, why, at_ms FROM plan_reviews \
-                   WHERE chat = ?1 ORDER BY nth";
-        self.rows(sql, [chat.as_str()], |row| {
+                   WHERE chat = ?1 ORDER BY nth DESC LIMIT ?2";
+        let found = self.rows(sql, params![chat.as_str(), most], |row| {
             let rules = known("list of rules", row.get(4)?, |text| {
                 serde_json::from_str(text).ok()
             });
@@ -302,7 +325,10 @@ impl Reader {
                 why: Foreign::new(row.get::<_, String>(5)?),
                 at_ms: row.get(6)?,
             })
-        })
+        });
+        let mut found = found?;
+        found.reverse();
+        Ok(found)
     }
 }
 

@@ -191,7 +191,10 @@ fn the_work_of_a_chat_is_found_by_the_next_start_until_it_is_over() {
     );
     let member = reader.chat(&session("m-1")).expect("read").expect("there");
     assert_eq!((member.forwarded, member.parent), (9, Some(session("c"))));
-    assert_eq!(reader.plan_reviews(&session("c")).expect("read"), [review]);
+    assert_eq!(
+        reader.plan_reviews(&session("c"), 9).expect("read"),
+        [review]
+    );
     // A closed one goes on no more.
     let close = ChatWrite::Close {
         chat: session("c"),
