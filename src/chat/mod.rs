@@ -158,33 +158,6 @@ impl Chats {
         self.0.config.set(config);
     }
 
-    /// Begins a chat, and with its goal the first turn; returns when both are durable. A caller that
-    /// does not wait for it leaves it to be finished. One with the key of an earlier one is that one.
-    ///
-    /// # Errors
-    /// [`ChatError`]; nothing was begun then.
-    pub async fn create(
-        &self,
-        workspace: &str,
-        wish: Wish,
-        once: Option<Once>,
-    ) -> Result<Created, ChatError> {
-        let (chats, workspace) = (self.clone(), workspace.to_owned());
-        let created = tokio::spawn(async move {
-            let Some(once) = once else {
-                return chats.begin(&workspace, wish, None).await;
-            };
-            let (key, run) = once.of(&workspace)?;
-            let _place = chats.0.place(&key).await;
-            match chats.begun(&workspace, &key, &run).await? {
-                Some(before) => Ok(before),
-                None => chats.begin(&workspace, wish, Some(run)).await,
-            }
-        });
-        let gone = |_| ChatError::Unavailable("the supervisor stops".to_owned());
-        created.await.map_err(gone)?
-    }
-
     async fn begin(
         &self,
         workspace: &str,

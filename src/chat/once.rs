@@ -5,7 +5,7 @@
 
 use sha2::{Digest as _, Sha256};
 
-use super::{Accepted, Begun, ChatError, Chats, Created};
+use super::{Accepted, Begun, ChatError, Chats, Created, Wish};
 use crate::model::{RoleName, RunId, SessionId, TurnState};
 
 /// By what a client may ask for a chat again.
@@ -30,8 +30,35 @@ impl Once {
 }
 
 impl Chats {
+    /// Begins a chat, and with its goal the first turn; returns when both are durable. A caller that
+    /// does not wait for it leaves it to be finished. One with the key of an earlier one is that one.
+    ///
+    /// # Errors
+    /// [`ChatError`]; nothing was begun then.
+    pub async fn create(
+        &self,
+        workspace: &str,
+        wish: Wish,
+        once: Option<Once>,
+    ) -> Result<Created, ChatError> {
+        let (chats, workspace) = (self.clone(), workspace.to_owned());
+        let created = tokio::spawn(async move {
+            let Some(once) = once else {
+                return chats.begin(&workspace, wish, None).await;
+            };
+            let (key, run) = once.of(&workspace)?;
+            let _place = chats.0.place(&key).await;
+            match chats.begun(&workspace, &key, &run).await? {
+                Some(before) => Ok(before),
+                None => chats.begin(&workspace, wish, Some(run)).await,
+            }
+        });
+        let gone = |_| ChatError::Unavailable("the supervisor stops".to_owned());
+        created.await.map_err(gone)?
+    }
+
     /// The chat that was begun under a key; whoever asked first may have gone before it was worked.
-    pub(super) async fn begun(
+    async fn begun(
         &self,
         workspace: &str,
         key: &SessionId,

@@ -74,18 +74,7 @@ impl Coordinator {
             Err(NoPlan::Unread(why)) => return Err(Stuck::Again(why)),
             Err(NoPlan::Not(why)) => return self.without_plan(chat, &workers, why).await,
         };
-        if items.all.is_empty()
-            && let Some(approved) = &chat.progress.approved
-            && *approved != plan.sha256
-        {
-            // It was changed between the approval and the first look: that is not what was approved.
-            let progress = ChatProgress {
-                approved: None,
-                started_ms: None,
-                ..chat.progress.clone()
-            };
-            let approval = self.progress(ChatPhase::Approval, progress);
-            self.tell(Vec::new(), vec![approval]).await?;
+        if items.all.is_empty() && self.is_other(chat, &plan).await? {
             return Ok(Then::Next);
         }
         let now_ms = self.chats.fleet.now_ms();
@@ -112,21 +101,7 @@ impl Coordinator {
             };
         }
         self.keep(&mut items, members).await?;
-        for member in members {
-            let stood = (member.turns, is_busy(member));
-            self.stood.insert(member.session.clone(), stood);
-        }
-        if wait.is_empty() {
-            for member in members {
-                let id = member.session.clone();
-                let read = self.chats.readers.read(move |reader| reader.last_seq(&id));
-                // What was durable before the file was read, or a little more: calls come first.
-                let end = read.await?;
-                if member.running.is_none() {
-                    self.looked.insert(member.session.clone(), end);
-                }
-            }
-        }
+        self.note_looks(members, wait.is_empty()).await?;
         let mut then = Then::Wait;
         for worker in &workers {
             if worker.running.is_some() || worker.waiting > 0 {
@@ -146,6 +121,41 @@ impl Coordinator {
             return Ok(then);
         }
         self.finish(chat, &workers, &items).await
+    }
+
+    /// Whether the plan was changed between its approval and the first look at it: that is not what was
+    /// approved, and is told again.
+    async fn is_other(&self, chat: &StoredChat, plan: &PlanText) -> Result<bool, Stuck> {
+        let approved = chat.progress.approved.as_ref();
+        if approved.is_none_or(|approved| *approved == plan.sha256) {
+            return Ok(false);
+        }
+        let progress = ChatProgress {
+            approved: None,
+            started_ms: None,
+            ..chat.progress.clone()
+        };
+        let approval = self.progress(ChatPhase::Approval, progress);
+        self.tell(Vec::new(), vec![approval]).await?;
+        Ok(true)
+    }
+
+    /// Notes how the members stood when the file was looked at, and, if nothing new waits, how far
+    /// their events were.
+    async fn note_looks(&mut self, members: &[StoredChat], is_whole: bool) -> Result<(), Stuck> {
+        for member in members {
+            let stood = (member.turns, is_busy(member));
+            self.stood.insert(member.session.clone(), stood);
+            if member.running.is_some() || !is_whole {
+                continue;
+            }
+            let id = member.session.clone();
+            let read = self.chats.readers.read(move |reader| reader.last_seq(&id));
+            // What was durable before the file was read, or a little more: calls come first.
+            let end = read.await?;
+            self.looked.insert(member.session.clone(), end);
+        }
+        Ok(())
     }
 
     /// The plan, with these items ticked in it.
@@ -413,19 +423,7 @@ impl Coordinator {
         if let (None, Some(worker)) = (checked, workers.first())
             && chat.progress.checks < limits::PLAN_CHECKS
         {
-            // Whoever had the last item was not the last to end, or the check went with something.
-            let progress = ChatProgress {
-                checks: chat.progress.checks + 1,
-                ..chat.progress.clone()
-            };
-            let rows = vec![
-                self.progress(ChatPhase::Working, progress),
-                checks(worker, &chat.settings, true),
-            ];
-            let content = prompts::CHECK.to_owned();
-            self.send(&worker.session, content, Vec::new(), |_| rows)
-                .await?;
-            return Ok(Then::Wait);
+            return self.check_alone(chat, worker).await;
         }
         let most = chat.settings.bounds.turns.unwrap_or(limits::PLAN_ROUNDS);
         let why = match checked {
@@ -456,6 +454,23 @@ impl Coordinator {
             vec![working, checks]
         })
         .await?;
+        Ok(Then::Wait)
+    }
+
+    /// A turn that is had only so that the check is run: whoever had the last item was not the last to
+    /// end, or the check went with something.
+    async fn check_alone(&self, chat: &StoredChat, worker: &StoredChat) -> Result<Then, Stuck> {
+        let progress = ChatProgress {
+            checks: chat.progress.checks + 1,
+            ..chat.progress.clone()
+        };
+        let rows = vec![
+            self.progress(ChatPhase::Working, progress),
+            checks(worker, &chat.settings, true),
+        ];
+        let content = prompts::CHECK.to_owned();
+        self.send(&worker.session, content, Vec::new(), |_| rows)
+            .await?;
         Ok(Then::Wait)
     }
 

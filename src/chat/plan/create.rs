@@ -127,7 +127,8 @@ impl Inner {
         let (root, files) = (registered.path.clone(), wish.files.clone());
         let looked = tokio::task::spawn_blocking(move || directory::files(&root, &files)).await;
         looked.map_err(|error| ChatError::Unavailable(error.to_string()))??;
-        let (session, _) = self.fleet.chat_ids()?;
+        let (session, run) = self.fleet.chat_ids()?;
+        let run = once.unwrap_or(run);
         let plan = match &wish.work.plan {
             Some(plan) => plan.strip_prefix('/').unwrap_or(plan).to_owned(),
             None => format!("chats/{session}/plan.md"),
@@ -139,7 +140,7 @@ impl Inner {
         for draft in &drafts {
             self.can_work(&name, &registered.path, draft).await?;
         }
-        let begun = self.written(&name, mode, &wish, (session, once, plan), &drafts, is_there)?;
+        let begun = self.written(&name, mode, &wish, (session, run, plan), &drafts, is_there)?;
         let (begun, writes, planner) = begun;
         self.fleet.keep_rows(writes).await?;
         if let Some(planner) = planner {
@@ -234,7 +235,7 @@ impl Inner {
         name: &WorkspaceName,
         mode: ChatMode,
         wish: &Wish,
-        (session, once, plan): (SessionId, Option<RunId>, String),
+        (session, run, plan): (SessionId, RunId, String),
         drafts: &[Draft],
         is_there: bool,
     ) -> Result<(Begun, Vec<Write>, Option<StoredChat>), ChatError> {
@@ -248,12 +249,7 @@ impl Inner {
         let planning = prompts::planning(&wish.goal, &plan, &workers);
         let first = drafts.iter().find(|draft| !draft.planner);
         let first = first.ok_or_else(|| unfit("\"roles\" is empty"))?;
-        let phase = match (is_there, mode) {
-            (false, _) => ChatPhase::Planning,
-            // Whoever begins it names a plan that they know.
-            (true, ChatMode::ParallelAgents) => ChatPhase::Working,
-            (true, _) => ChatPhase::Approval,
-        };
+        let phase = first_phase(is_there, mode);
         let planner = drafts.iter().find(|draft| draft.planner);
         let settings = ChatSettings {
             plan: Some(plan.clone()),
@@ -284,8 +280,6 @@ impl Inner {
             settings: None,
             created_ms: now,
         };
-        let (_, run) = self.fleet.chat_ids()?;
-        let run = once.unwrap_or(run);
         let own = ChatRow {
             mode,
             phase: Some(phase),
@@ -321,6 +315,15 @@ impl Inner {
             members,
         };
         Ok((begun, writes, to_plan))
+    }
+}
+
+const fn first_phase(is_there: bool, mode: ChatMode) -> ChatPhase {
+    match (is_there, mode) {
+        (false, _) => ChatPhase::Planning,
+        // Whoever begins it names a plan that they know.
+        (true, ChatMode::ParallelAgents) => ChatPhase::Working,
+        (true, _) => ChatPhase::Approval,
     }
 }
 

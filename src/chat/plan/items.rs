@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use crate::journal::PlanItem;
 use crate::model::{Foreign, ItemState, SessionId, StepStatus};
 use crate::plan::Checklist;
-use crate::plan::checklist::{AGENT_ITEMS, ItemId};
+use crate::plan::checklist::{AGENT_ITEMS, Item, ItemId};
 
 /// The items of one plan.
 #[derive(Debug, Clone, Default)]
@@ -103,25 +103,8 @@ impl Items {
                     continue;
                 }
                 agents += usize::from(by_agent);
-                let may_run = !by_agent || taking.agent_items;
-                self.all.push(PlanItem {
-                    chat: taking.chat.clone(),
-                    item: item.id,
-                    ordinal,
-                    content: Foreign::from(item.text.as_str()),
-                    state: match (item.done, may_run) {
-                        (true, _) => ItemState::Done,
-                        (false, true) => ItemState::Open,
-                        (false, false) => ItemState::Blocked,
-                    },
-                    by_agent,
-                    claimed_by: None,
-                    turn: None,
-                    tries: 0,
-                    losses: 0,
-                    at_ms: taking.now_ms,
-                    gone_as: None,
-                });
+                let row = new_row(item, ordinal, by_agent, taking);
+                self.all.push(row);
                 self.changed.insert(item.id);
                 self.told.insert(item.id);
                 continue;
@@ -180,6 +163,28 @@ impl Items {
     pub(super) fn next_for(&self, member: &SessionId, is_alone: bool) -> Option<&PlanItem> {
         let mut open = self.all.iter().filter(|row| row.state == ItemState::Open);
         open.find(|row| is_alone || row.tries == 0 || row.claimed_by.as_ref() != Some(member))
+    }
+}
+
+fn new_row(item: &Item, ordinal: u32, by_agent: bool, taking: Taking<'_>) -> PlanItem {
+    let may_run = !by_agent || taking.agent_items;
+    PlanItem {
+        chat: taking.chat.clone(),
+        item: item.id,
+        ordinal,
+        content: Foreign::from(item.text.as_str()),
+        state: match (item.done, may_run) {
+            (true, _) => ItemState::Done,
+            (false, true) => ItemState::Open,
+            (false, false) => ItemState::Blocked,
+        },
+        by_agent,
+        claimed_by: None,
+        turn: None,
+        tries: 0,
+        losses: 0,
+        at_ms: taking.now_ms,
+        gone_as: None,
     }
 }
 
