@@ -17,7 +17,7 @@ use super::plan::with_instructions;
 use super::rounds::{self, Round};
 use super::seed;
 use crate::fleet::{
-    Brought, Conversation, OpenError, PromptError, STOPPED, STOPPED_UNSENT, SubmitError, TaskReport,
+    Brought, Conversation, OpenError, PromptError, STOPPED_UNSENT, SubmitError, TaskReport,
 };
 use crate::journal::{ChatWrite, LastTurn, StoredChat, StoredTurn, Write};
 use crate::limits;
@@ -116,10 +116,6 @@ impl Actor {
                 }
                 continue;
             }
-            if wants.is_closed {
-                self.close().await;
-                return self.chats.forget(self.id());
-            }
             if rounds::goes_on(&self.chat) {
                 match self.round().await {
                     Round::Work => continue,
@@ -129,6 +125,10 @@ impl Actor {
                         continue;
                     }
                 }
+            }
+            if wants.is_closed {
+                self.close().await;
+                return self.chats.forget(self.id());
             }
             match self.idle().await {
                 Next::Work => {}
@@ -297,9 +297,11 @@ impl Actor {
         let read = self
             .chats
             .readers
-            .read(move |reader| Ok((reader.last_turn(&chat)?, reader.has_answered(&chat)?)));
-        let (last, has_answered) = read.await?;
+            .read(move |reader| Ok((reader.was_stopped(&chat)?, reader.has_answered(&chat)?)));
+        let (was_stopped, has_answered) = read.await?;
         let content = turn.content.raw();
+        let marker = if was_stopped { MARKER } else { "" };
+        let gap = if was_stopped { "\n\n" } else { "" };
         // One that was stopped at once may not have come as far as the agent.
         if !has_answered {
             let config = self.chats.config.now();
@@ -310,14 +312,9 @@ impl Actor {
             if rounds::goes_on(&self.chat) {
                 text.push_str(&rounds::told(&self.chat));
             }
-            return Ok(Foreign::new(text));
+            return Ok(Foreign::new(format!("{marker}{gap}{text}")));
         }
-        let was_stopped = last.detail.as_deref() == Some(STOPPED);
-        Ok(if was_stopped {
-            Foreign::new(format!("{MARKER}\n\n{content}"))
-        } else {
-            turn.content.clone()
-        })
+        Ok(Foreign::new(format!("{marker}{gap}{content}")))
     }
 
     /// What the next turn of a member is checked by; empty if by nothing.

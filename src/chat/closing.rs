@@ -33,7 +33,7 @@ impl Chats {
         if let Some(over) = over {
             inner.fleet.keep_rows(vec![over]).await?;
         }
-        inner.stop_waiting(&id).await?;
+        inner.stop_turns(&chat).await?;
         if chat.waiting > 0 || chat.running.is_some() || goes_on {
             // Each is ended, and told of, by the chat's actor.
             let to = chat.turns;
@@ -69,17 +69,48 @@ impl Chats {
         self.0.stop_work(&found).await?;
         let id = found.session.clone();
         let read = self.0.readers.read(move |reader| reader.members(&id));
+        let members = read.await.map_err(ChatError::Unavailable)?;
+        let all = members.iter().chain([&found.session]).cloned();
+        let marks = all.map(|chat| Write::Chat(ChatWrite::Closing { chat }));
+        self.0.fleet.keep_rows(marks.collect()).await?;
         let mut is_closed = true;
-        for member in read.await.map_err(ChatError::Unavailable)? {
+        for member in members {
             is_closed &= self.0.close(&member).await?;
         }
         // Its members go first: one that is left would have nobody to close it.
         Ok(is_closed && self.0.close(&found.session).await?)
     }
+
+    /// Goes on with the closing of chats that an earlier start was asked for.
+    pub(super) async fn go_on_with_closing(&self) {
+        let mut after: Option<SessionId> = None;
+        loop {
+            let from = after.clone();
+            let read = move |reader: &crate::journal::Reader| {
+                reader.closing_chats(from.as_ref(), limits::CHAT_PAGE)
+            };
+            let page = match self.0.readers.read(read).await {
+                Ok(page) => page,
+                Err(why) => {
+                    tracing::error!(why, "the chats that are to be closed cannot be read");
+                    return;
+                }
+            };
+            let Some(last) = page.last().cloned() else {
+                return;
+            };
+            for chat in page {
+                if let Err(error) = self.0.close(&chat).await {
+                    tracing::error!(%chat, %error, "a chat is not closed now");
+                }
+            }
+            after = Some(last);
+        }
+    }
 }
 
 impl Inner {
-    async fn close(self: &Arc<Self>, id: &SessionId) -> Result<bool, ChatError> {
+    pub(super) async fn close(self: &Arc<Self>, id: &SessionId) -> Result<bool, ChatError> {
         let place = self.place(id).await;
         let chat = self.chat(id).await?;
         if chat.ended_ms.is_some() {
@@ -89,7 +120,13 @@ impl Inner {
             let why = "the supervisor stops: close the chat when it runs again".to_owned();
             return Err(ChatError::Unavailable(why));
         }
-        self.stop_waiting(id).await?;
+        // Whoever asked may be told that it is under way: the next start goes on with it.
+        let mark = Write::Chat(ChatWrite::Closing { chat: id.clone() });
+        let over = rounds::stopped(&chat);
+        self.fleet
+            .keep_rows(std::iter::once(mark).chain(over).collect())
+            .await?;
+        self.stop_turns(&chat).await?;
         let actor = self.loaded().get(id).map(|actor| {
             actor.send_modify(|wants| {
                 wants.stopped_to = chat.turns;
@@ -119,6 +156,12 @@ impl Inner {
         let _place = self.place(id).await;
         let chat = self.chat(id).await?;
         let is_used = chat.used_ms >= before_ms || chat.waiting > 0 || chat.running.is_some();
+        let goes_on = |of: &StoredChat| of.phase.is_some_and(|phase| phase != ChatPhase::Over);
+        let is_worked = match &chat.parent {
+            Some(parent) => goes_on(&self.chat(parent).await?),
+            None => goes_on(&chat),
+        };
+        let is_used = is_used || is_worked;
         if is_used || chat.ended_ms.is_some() || self.loaded().contains_key(id) {
             return Ok(false);
         }
@@ -140,23 +183,23 @@ impl Inner {
                 return Err(ChatError::Unavailable(why));
             }
         }
+        if rounds::goes_on(chat) {
+            // Who reads its stream is told of the end.
+            let (event, row) = rounds::ended_by_person(chat);
+            self.fleet.append(id, event, vec![row]).await?;
+        }
         Ok(self.fleet.close_chat(id.clone()).await?)
     }
 
-    /// Whether the chat's actor is to close it.
-    pub(super) fn is_closing(&self, chat: &SessionId) -> bool {
-        let loaded = self.loaded();
-        loaded.get(chat).is_some_and(|of| of.borrow().is_closed)
-    }
-
-    /// No message that waits is sent any more; durable when this returns. The caller has the chat's
-    /// place.
-    pub(super) async fn stop_waiting(&self, chat: &SessionId) -> Result<(), ChatError> {
-        let of = chat.clone();
+    /// No message that waits is sent any more, and what runs is cancelled whoever ends it; durable when
+    /// this returns. The caller has the chat's place.
+    pub(super) async fn stop_turns(&self, chat: &StoredChat) -> Result<(), ChatError> {
+        let of = chat.session.clone();
         let waiting = self.readers.read(move |reader| reader.waiting_turns(&of));
         let waiting = waiting.await.map_err(ChatError::Unavailable)?;
         let waiting = waiting.into_iter().filter(|turn| !turn.is_stopped());
-        let stops = waiting.map(|turn| Write::Chat(ChatWrite::Stop { turn: turn.turn }));
+        let all = waiting.map(|turn| turn.turn).chain(chat.running.clone());
+        let stops = all.map(|turn| Write::Chat(ChatWrite::Stop { turn }));
         let stops: Vec<_> = stops.collect();
         if !stops.is_empty() {
             self.fleet.keep_rows(stops).await?;

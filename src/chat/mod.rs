@@ -10,6 +10,7 @@ mod directory;
 mod error;
 mod hub;
 mod lobby;
+mod once;
 mod plan;
 mod readers;
 mod rounds;
@@ -26,13 +27,14 @@ use tokio_util::sync::CancellationToken;
 pub use directory::Wish;
 pub use error::ChatError;
 pub use hub::{Cursor, Shape, Subscriber};
+pub use once::Once;
 pub use plan::{Begun, Created, PlanView, Said, WorkWish};
 
 use crate::config::Config;
 use crate::fleet::{FleetHandle, OpenError};
 use crate::journal::{ChatRow, ChatWrite, StoredChat, StoredTurn, TurnRow, Write};
 use crate::limits;
-use crate::model::{ChatMode, ChatPhase, Foreign, PoolName, SessionId, TurnId, TurnState};
+use crate::model::{ChatMode, ChatPhase, Foreign, PoolName, RunId, SessionId, TurnId, TurnState};
 use actor::{Actor, Wants};
 use hub::Hub;
 use lobby::Lobby;
@@ -117,6 +119,7 @@ impl Chats {
     /// now on closes those that nobody uses.
     pub async fn go_on(&self) {
         tokio::spawn(aging::run(Arc::clone(&self.0)));
+        self.go_on_with_closing().await;
         self.go_on_with_plans().await;
         let mut after: Option<SessionId> = None;
         loop {
@@ -155,18 +158,19 @@ impl Chats {
         self.0.config.set(config);
     }
 
-    /// Begins a chat, and with its goal the first turn; returns when both are durable.
-    ///
-    /// # Errors
-    /// [`ChatError`]; nothing was begun then.
-    pub async fn create(&self, workspace: &str, wish: Wish) -> Result<Created, ChatError> {
+    async fn begin(
+        &self,
+        workspace: &str,
+        wish: Wish,
+        once: Option<RunId>,
+    ) -> Result<Created, ChatError> {
         let inner = &self.0;
         let (mode, wish) = inner.templated(wish)?;
         match mode {
             ChatMode::Chat | ChatMode::Autonomous => {}
             ChatMode::PlanThenExecute | ChatMode::ParallelAgents => {
                 return Ok(Created::Work(
-                    inner.begin_work(workspace, mode, wish).await?,
+                    inner.begin_work(workspace, mode, wish, once).await?,
                 ));
             }
         }
@@ -194,6 +198,7 @@ impl Chats {
             error => error.into(),
         })?;
         let (session, run) = inner.fleet.chat_ids()?;
+        let run = once.unwrap_or(run);
         let now = inner.fleet.now_ms();
         let goes_on = mode == ChatMode::Autonomous;
         let settings = goes_on.then(|| rounds::settings(&config, &role.pool, &session, wish.work));
@@ -221,12 +226,12 @@ impl Chats {
             sequence: 1,
         };
         inner.room(&session, &role.pool)?;
+        let chat = StoredChat::begun(row.clone(), 1);
         let writes = vec![
             Write::Chat(ChatWrite::Create(row)),
             Write::Chat(ChatWrite::Accept(turn)),
         ];
         inner.fleet.keep_rows(writes).await?;
-        let chat = inner.chat(&session).await?;
         inner.wake(chat, |wants| wants.turns += 1);
         Ok(Created::Chat(session, accepted))
     }
@@ -277,7 +282,7 @@ impl Chats {
         }
         // What was read before the place was had may be old.
         let found = inner.chat(&id).await?;
-        if found.ended_ms.is_some() || inner.is_closing(&id) {
+        if found.ended_ms.is_some() || found.is_closing {
             let why = "the chat is closed and takes no messages: create a new one".to_owned();
             return Err(ChatError::Conflict(why));
         }

@@ -423,6 +423,27 @@ pub(super) fn stopped(chat: &StoredChat) -> Option<Write> {
     })))
 }
 
+/// The event and the row of the end of a chat that a person closed, and that nobody works.
+pub(super) fn ended_by_person(chat: &StoredChat) -> (Event, Write) {
+    let event = Event::Work(Work::Ended {
+        outcome: TurnOutcome::Cancelled,
+        reason: BY_PERSON.to_owned(),
+        message: "a person closed it".to_owned(),
+    });
+    let row = Write::Chat(ChatWrite::Plan(PlanWrite::Progress {
+        chat: chat.session.clone(),
+        phase: ChatPhase::Over,
+        progress: ChatProgress {
+            rounds: u32::try_from(chat.turns).unwrap_or(u32::MAX),
+            started_ms: Some(chat.created_ms),
+            outcome: Some(TurnOutcome::Cancelled),
+            reason: Some(BY_PERSON.to_owned()),
+            ..chat.progress.clone()
+        },
+    }));
+    (event, row)
+}
+
 /// Returns at that time; without one never. Cancel-safe.
 pub(super) async fn until(due: Option<Instant>) {
     match due {

@@ -25,6 +25,7 @@ fn chat(settings: ChatSettings, turns: u64) -> StoredChat {
         waiting: 0,
         running: None,
         used_ms: 1_000,
+        is_closing: false,
     }
 }
 
@@ -41,6 +42,7 @@ fn turn(outcome: TurnOutcome) -> StoredTurn {
         begun_ms: None,
         ended_ms: None,
         key: None,
+        stopped: false,
     }
 }
 

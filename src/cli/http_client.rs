@@ -39,12 +39,10 @@ pub(super) enum HttpError {
 }
 
 impl HttpError {
-    /// Whether the same may be done if it is asked again a little later; what is sent under no key
-    /// (`is_keyed`) only if nobody heard it.
-    pub(super) fn may_come_again(&self, is_keyed: bool) -> bool {
+    /// Whether what only reads, or is sent under a key, may be done if it is asked again a little later.
+    pub(super) fn may_come_again(&self) -> bool {
         match self {
-            Self::Client(ClientError::NobodyThere { .. }) => true,
-            Self::Client(ClientError::Lost(_)) => is_keyed,
+            Self::Client(ClientError::NobodyThere { .. } | ClientError::Lost(_)) => true,
             Self::Client(_) => false,
             Self::Refused { status, .. } => *status == StatusCode::SERVICE_UNAVAILABLE,
         }

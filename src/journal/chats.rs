@@ -44,8 +44,9 @@ pub enum ChatWrite {
         /// Which.
         turn: TurnId,
     },
-    /// A person stopped a waiting turn: no agent is sent it any more. It is over with its `End`,
-    /// which goes with the event that says so. One that does not wait stays as it is.
+    /// A person stopped a turn. One that waits is sent to no agent any more: it is over with its `End`,
+    /// which goes with the event that says so. One that runs is cancelled, whoever ends it. One that is
+    /// over stays as it is.
     Stop {
         /// Which.
         turn: TurnId,
@@ -59,6 +60,11 @@ pub enum ChatWrite {
         outcome: TurnOutcome,
         /// When.
         at_ms: i64,
+    },
+    /// A chat is to be closed for good, by the next start if not before.
+    Closing {
+        /// Which.
+        chat: SessionId,
     },
     /// A chat is closed: so are its turns (as cancelled), its session and its run. One that is
     /// closed stays as it is.
@@ -217,14 +223,15 @@ impl Writer<'_> {
             ChatWrite::Again { turn } => {
                 let again = self.execute(
                     "UPDATE turns SET state = 'waiting', task = NULL, begun_ms = NULL, \
-                     outcome = NULL WHERE turn = ?1 AND state = 'running'",
-                    [turn.as_str()],
+                     outcome = iif(stopped, ?2, NULL) WHERE turn = ?1 AND state = 'running'",
+                    params![turn.as_str(), TurnOutcome::Cancelled.word()],
                 );
                 self.or_known(again?.0, turn)
             }
             ChatWrite::Stop { turn } => {
                 let stopped = self.execute(
-                    "UPDATE turns SET outcome = ?2 WHERE turn = ?1 AND state = 'waiting'",
+                    "UPDATE turns SET stopped = 1, outcome = iif(state = 'waiting', ?2, outcome) \
+                     WHERE turn = ?1 AND state <> 'ended'",
                     params![turn.as_str(), TurnOutcome::Cancelled.word()],
                 );
                 self.or_known(stopped?.0, turn)
@@ -240,6 +247,11 @@ impl Writer<'_> {
                     params![turn.as_str(), outcome.word(), at_ms],
                 );
                 self.or_known(ended?.0, turn)
+            }
+            ChatWrite::Closing { chat } => {
+                let closing = "UPDATE chats SET closing = 1 WHERE session = ?1";
+                let unknown = || -> Violation { of(chat, ChatFault::Unknown) };
+                self.execute(closing, [chat.as_str()])?.one_or(unknown)
             }
             ChatWrite::Close { chat, at_ms } => self.closed(chat, *at_ms),
             ChatWrite::Plan(write) => self.plan(write),

@@ -15,8 +15,8 @@ use rusqlite::Connection;
 use super::chats::ChatWrite;
 use super::commit::{CONVERSATION, Commit, TaskChange, Write};
 use crate::model::{
-    AskId, DecidedBy, Decision, Event, EventId, RunId, SessionId, Stamped, TaskId, TaskOutcome,
-    TurnId, TurnOutcome, Usage, Verdict,
+    AskId, DecidedBy, Decision, Event, EventId, RunId, STOPPED, SessionId, Stamped, TaskId,
+    TaskOutcome, TurnId, TurnOutcome, Usage, Verdict,
 };
 
 const GONE: &str = "the supervisor ended before this was decided";
@@ -123,17 +123,24 @@ fn left_turns(conn: &Connection, at_us: i64) -> rusqlite::Result<Vec<Write>> {
         "SELECT turn, coalesce(tasks.attempts = 0 AND (tasks.state = 'queued' \
          OR tasks.outcome = 'skipped'), 0) OR turns.outcome IS NULL AND coalesce((SELECT kind \
          FROM events WHERE session = turns.chat AND kind IN ('prompt_accepted', 'turn_ended') \
-         ORDER BY seq DESC LIMIT 1), 'turn_ended') = 'turn_ended', turns.outcome FROM turns JOIN chats ON chats.session = turns.chat \
+         ORDER BY seq DESC LIMIT 1), 'turn_ended') = 'turn_ended', turns.outcome, turns.stopped \
+         FROM turns JOIN chats ON chats.session = turns.chat \
          LEFT JOIN tasks ON tasks.run = chats.run AND tasks.id = turns.task \
          WHERE turns.state = 'running'",
     )?;
     let rows = running.query_map([], |row| {
         let ended = row.get::<_, Option<String>>(2)?;
-        Ok((row.get::<_, String>(0)?, row.get::<_, bool>(1)?, ended))
+        let stopped = row.get::<_, bool>(3)?;
+        Ok((
+            row.get::<_, String>(0)?,
+            row.get::<_, bool>(1)?,
+            ended,
+            stopped,
+        ))
     })?;
     let mut writes = Vec::new();
     for row in rows {
-        let (turn, is_unsent, ended) = row?;
+        let (turn, is_unsent, ended, stopped) = row?;
         let Ok(turn) = TurnId::new(&turn) else {
             continue;
         };
@@ -142,7 +149,11 @@ fn left_turns(conn: &Connection, at_us: i64) -> rusqlite::Result<Vec<Write>> {
         } else {
             // How it ended may be durable while its task was not over.
             let ended = ended.as_deref().and_then(TurnOutcome::from_word);
-            let outcome = ended.unwrap_or(TurnOutcome::Lost);
+            let outcome = ended.unwrap_or(if stopped {
+                TurnOutcome::Cancelled
+            } else {
+                TurnOutcome::Lost
+            });
             let at_ms = at_us.div_euclid(1000);
             ChatWrite::End {
                 turn,
@@ -163,14 +174,16 @@ fn missing(
     found: &mut Recovered,
 ) -> rusqlite::Result<Vec<Write>> {
     // From the end, as far as the newest turn goes: a chat is open for months.
-    let (mut seq, is_running): (u64, bool) = conn
+    let (mut seq, is_running, stopped): (u64, bool, bool) = conn
         .prepare_cached(
             "SELECT coalesce((SELECT max(seq) FROM events WHERE session = ?1), 0), \
              coalesce((SELECT kind = 'prompt_accepted' FROM events WHERE session = ?1 \
-             AND kind IN ('prompt_accepted', 'turn_ended') ORDER BY seq DESC LIMIT 1), 0)",
+             AND kind IN ('prompt_accepted', 'turn_ended') ORDER BY seq DESC LIMIT 1), 0), \
+             EXISTS (SELECT 1 FROM turns WHERE chat = ?1 AND state = 'running' AND stopped = 1)",
         )?
         .query_row([session.as_str()], |row| {
-            Ok((row.get::<_, i64>(0)?.unsigned_abs(), row.get(1)?))
+            let seq = row.get::<_, i64>(0)?.unsigned_abs();
+            Ok((seq, row.get(1)?, row.get(2)?))
         })?;
     let mut writes = Vec::new();
     let mut event = |event| {
@@ -202,11 +215,17 @@ fn missing(
     }
     if is_running {
         found.turns += 1;
+        // Whoever stopped it was told so.
+        let (outcome, why) = if stopped {
+            (TurnOutcome::Cancelled, STOPPED)
+        } else {
+            (TurnOutcome::Lost, LOST)
+        };
         event(Event::TurnEnded {
-            outcome: TurnOutcome::Lost,
+            outcome,
             stop_reason: None,
             usage: Usage::default(),
-            detail: Some(LOST.to_owned()),
+            detail: Some(why.to_owned()),
         });
     }
     Ok(writes)

@@ -212,10 +212,15 @@ impl Pass {
         if turns > 0 {
             return Ok(());
         }
-        // A plan has a bounded number of items; what was said of it is said by people.
-        for table in ["plan_items", "plan_reviews"] {
-            conn.prepare_cached(&format!("DELETE FROM {table} WHERE chat = ?1"))?
-                .execute([&session])?;
+        for (table, of) in [("plan_items", "item"), ("plan_reviews", "nth")] {
+            let sql = format!(
+                "DELETE FROM {table} WHERE chat = ?1 AND {of} IN \
+                 (SELECT {of} FROM {table} WHERE chat = ?1 LIMIT ?2)"
+            );
+            let gone = conn.prepare_cached(&sql)?.execute(params![session, rows])?;
+            if gone > 0 {
+                return Ok(());
+            }
         }
         conn.prepare_cached("DELETE FROM chats WHERE session = ?1")?
             .execute([&session])?;

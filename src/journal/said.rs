@@ -7,7 +7,7 @@ use rusqlite::{Row, params};
 use super::codec;
 use super::error::ReadError;
 use super::reader::Reader;
-use crate::model::{Event, ExitStatus, Foreign, SessionId, TaskId};
+use crate::model::{Event, ExitStatus, Foreign, STOPPED, SessionId, TaskId, UNWRITTEN};
 
 /// The newest turn of a session.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -178,6 +178,20 @@ impl Reader {
             }
         }
         Ok(last)
+    }
+
+    /// Whether a person stopped the newest turn that the session's agent was given.
+    ///
+    /// # Errors
+    /// [`ReadError::Database`]
+    pub fn was_stopped(&self, session: &SessionId) -> Result<bool, ReadError> {
+        let mut statement = self.conn().prepare_cached(
+            "SELECT coalesce((SELECT body ->> '$.detail' = ?2 FROM events WHERE session = ?1 \
+             AND kind = 'turn_ended' AND coalesce(body ->> '$.detail', '') <> ?3 \
+             ORDER BY seq DESC LIMIT 1), 0)",
+        )?;
+        let given = [session.as_str(), STOPPED, UNWRITTEN];
+        Ok(statement.query_row(given, |row| row.get(0))?)
     }
 
     /// Whether commands that the session's client runs for its agent are running, as far as is

@@ -15,7 +15,7 @@ use super::error::OpenError;
 use crate::limits;
 
 /// The schema that this program writes.
-pub const VERSION: i64 = 7;
+pub const VERSION: i64 = 8;
 
 /// `mrsh` in ASCII.
 const APPLICATION_ID: i64 = 0x6d72_7368;
@@ -40,6 +40,9 @@ const SINCE_6: &str = "-- What version 6 added";
 
 /// The same for version 6.
 const SINCE_7: &str = "-- What version 7 added";
+
+/// The same for version 7.
+const SINCE_8: &str = "-- What version 8 added";
 
 /// The database's name in the state directory.
 pub const FILE: &str = "journal.db";
@@ -171,7 +174,8 @@ pub(super) fn open(file: &Path, at_us: i64) -> Result<(Connection, u64), OpenErr
             3 => SCHEMA.find(SINCE_4).unwrap_or(0),
             4 => SCHEMA.find(SINCE_5).unwrap_or(0),
             5 => SCHEMA.find(SINCE_6).unwrap_or(0),
-            _ => SCHEMA.find(SINCE_7).unwrap_or(0),
+            6 => SCHEMA.find(SINCE_7).unwrap_or(0),
+            _ => SCHEMA.find(SINCE_8).unwrap_or(0),
         };
         tx.execute_batch(&SCHEMA[from..]).map_err(named)?;
         tx.pragma_update(None, "application_id", APPLICATION_ID)

@@ -294,3 +294,12 @@ CREATE TABLE plan_reviews (
 
 -- In the order in which tasks are listed.
 CREATE INDEX tasks_listed ON tasks (queued_at_us, run, id);
+
+-- What version 8 added. gone_as: how an item that is gone stood before, where an agent took it away;
+-- NULL where a person did, or nobody knows. stopped: a person stopped the turn while it ran, so that
+-- it is cancelled whoever ends it. closing: a chat is to be closed for good, by the next start if need
+-- be.
+ALTER TABLE plan_items ADD COLUMN gone_as TEXT;
+ALTER TABLE turns ADD COLUMN stopped INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE chats ADD COLUMN closing INTEGER NOT NULL DEFAULT 0;
+CREATE INDEX chats_closing ON chats (session) WHERE closing = 1 AND ended_ms IS NULL;

@@ -40,3 +40,18 @@ pub const PLAN_REASON_BYTES: usize = 16 << 10;
 
 /// How long a changed plan is left alone, so that several changes are one.
 pub const PLAN_SETTLE: Duration = Duration::from_millis(50);
+
+/// Versions of a plan's file that are looked through for whoever wrote an item.
+pub const PLAN_HISTORY: u32 = 64;
+
+/// Turns in a row that are had only so that the check is run.
+pub const PLAN_CHECKS: u32 = 3;
+
+/// The shortest time between two changes of a plan that waits for approval and are told.
+pub const PLAN_REVIEW_EVERY: Duration = Duration::from_secs(2);
+
+/// What was said of a plan that is shown: the newest.
+pub const PLAN_REVIEWS: u32 = 200;
+
+/// Items of a plan, written by people, that are gone and are still known: the newest.
+pub const PLAN_GONE: usize = 1000;

@@ -135,6 +135,8 @@ pub struct ChatProgress {
     pub reminders: u32,
     /// The digest of the text that was approved.
     pub approved: Option<String>,
+    /// Turns in a row that were had only so that the check is run.
+    pub checks: u32,
 }
 
 /// What happens in the work of a chat that goes on by itself.

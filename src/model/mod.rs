@@ -59,7 +59,7 @@ pub use tool::{
     ENGINE_SERVER, EditError, EngineAnswer, EngineCall, EngineDone, EngineTool, EngineWish,
     FileVersion, StepStatus, TextEdit,
 };
-pub use turn::{TurnOutcome, UNWRITTEN};
+pub use turn::{STOPPED, TurnOutcome, UNWRITTEN};
 pub use weakness::Weakness;
 
 /// Declares a closed set of words: the enum, its words for machines and the list of all of them.

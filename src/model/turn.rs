@@ -5,6 +5,9 @@ use super::words;
 /// What the end of a turn says that no agent has seen: it is sent again.
 pub const UNWRITTEN: &str = "the child ended before the prompt was written";
 
+/// Why a turn ended that a person stopped.
+pub const STOPPED: &str = "a person stopped it";
+
 words!(
     /// The end of a turn: one prompt and everything until its end.
     TurnOutcome {

@@ -237,6 +237,39 @@ fn it_goes_on_over_a_daemon_that_is_killed() {
     }
 }
 
+#[test]
+fn a_hangup_while_a_chat_is_created_creates_no_second_one() {
+    let drill = drill("acp", 1);
+    let daemon = Daemon::start(&drill);
+    // It takes what is sent, and answers later.
+    daemon.running.signal("STOP");
+    let mut talk = Piped::start(&drill, &["chat"]);
+    let pid = talk.child.id();
+    eventually(LONG, "it hears signals", || {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+        let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+        mask.is_some_and(|mask| mask & 1 == 1)
+    });
+    talk.say("say first\n");
+    // Before it sends, or while it waits for the answer.
+    for _ in 0..20 {
+        let mut hangup = std::process::Command::new("kill");
+        hangup.args(["-HUP", &pid.to_string()]);
+        assert!(hangup.status().expect("kill").success());
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    daemon.running.signal("CONT");
+    talk.out.until("first\n\n");
+    assert_eq!(talk.end(), Some(0), "{}", talk.err.text());
+    let chats = daemon.get("/api/v1/workspaces/main/chats").body;
+    assert_eq!(
+        chats["items"].as_array().expect("chats").len(),
+        1,
+        "{chats}"
+    );
+}
+
 /// A chat on a terminal.
 struct Typed {
     child: Child,

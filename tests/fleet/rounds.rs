@@ -354,3 +354,32 @@ fn what_is_not_right_is_refused() {
         .query_row("SELECT count(*) FROM chats", [], |row| row.get(0));
     assert_eq!(none, Ok(0));
 }
+
+#[test]
+fn a_chat_that_is_closed_tells_its_end_also_where_nobody_works_it() {
+    for is_killed in [false, true] {
+        let drill = drill();
+        let mut daemon = Daemon::start(&drill);
+        let chat = begin(&daemon, &json!({"goal": "say one\nhang"}));
+        let mut stream = daemon.follow(&chat, None);
+        stream.until("it runs", |told| told.name == "chunk");
+        if is_killed {
+            daemon.running.signal("KILL");
+            daemon.running.child.wait().expect("it ends");
+            // As a kill leaves it, while a DELETE is under way.
+            let marked = drill.database().execute("UPDATE chats SET closing = 1", []);
+            assert_eq!(marked.expect("marked"), 1);
+            daemon = Daemon::start(&drill);
+        } else {
+            let closed = daemon.request("DELETE", &chat, "", "");
+            assert_eq!(closed.status, 200, "{closed:?}");
+        }
+        let events = whole(&daemon, &chat);
+        assert_eq!(last(&events), ("stopped", "user_cancelled"), "{events:#?}");
+        eventually(LONG, "it is closed", || {
+            daemon.get(&chat).body["state"] == "closed"
+        });
+        assert_eq!(daemon.get(&chat).body["phase"], "over");
+        assert_eq!(turns(&daemon, &chat).len(), 1);
+    }
+}

@@ -14,7 +14,9 @@ use super::rounds::{self, Bounds};
 use super::views::{page, shown};
 use super::{Answer, Desk};
 use crate::api::chat_streams;
-use crate::chat::{Accepted, ChatError, ChatView, Chats, Created, Cursor, Shape, Wish, WorkWish};
+use crate::chat::{
+    Accepted, ChatError, ChatView, Chats, Created, Cursor, Once, Shape, Wish, WorkWish,
+};
 use crate::journal::StoredTurn;
 use crate::limits;
 use crate::model::{ChatPhase, Foreign, SessionId, TurnId};
@@ -117,7 +119,14 @@ fn key(headers: &HeaderMap) -> Result<Option<String>, Fault> {
 
 pub(super) async fn create(desk: Desk, call: Call) -> Answer {
     let (chats, workspace, _) = asked(&desk, &call)?;
+    let key = key(&call.headers)?;
     let create: Create = read(&call)?;
+    // The same members in another order are the same.
+    let asked: Value = read(&call)?;
+    let once = key.map(|key| Once {
+        key,
+        asked: asked.to_string(),
+    });
     let wish = Wish {
         goal: create.goal,
         files: create.files,
@@ -137,7 +146,7 @@ pub(super) async fn create(desk: Desk, call: Call) -> Answer {
         },
     };
     let place = |chat| format!("/api/v1/workspaces/{workspace}/chats/{chat}");
-    let (place, body) = match chats.create(workspace, wish).await? {
+    let (place, body) = match chats.create(workspace, wish, once).await? {
         Created::Chat(chat, accepted) => {
             let place = place(&chat);
             let body = json!({

@@ -268,6 +268,7 @@ pub(super) async fn put(desk: Desk, call: Call) -> Answer {
     }
     let file = FileWrite {
         base: base(put.base),
+        holds: None,
         bytes: put.content.into(),
         origin: by(&call.who),
         parents: Parents::Make,

@@ -6,14 +6,15 @@
 
 use std::collections::HashSet;
 
-use super::coordinator::{Coordinator, Stuck, Then};
+use super::coordinator::{Coordinator, Fresh, Stuck, Then};
 use super::file::{NoPlan, PlanText};
 use super::items::{Items, Taking, status};
 use super::prompts;
 use crate::journal::{ChatWrite, PlanItem, PlanWrite, StoredChat, StoredTurn, Write};
 use crate::limits;
 use crate::model::{
-    ChatPhase, ChatProgress, ChatSettings, ItemState, TurnId, TurnOutcome, TurnState, Work,
+    ChatPhase, ChatProgress, ChatSettings, ItemState, TaskOutcome, TurnId, TurnOutcome, TurnState,
+    Work,
 };
 use crate::plan::checklist::ItemId;
 
@@ -24,6 +25,22 @@ enum Brought {
     /// It went with the supervisor.
     Lost,
     Failed,
+}
+
+/// Items that came to the file, or came back.
+#[derive(Debug, Default)]
+struct New {
+    /// Nobody can know yet who wrote them.
+    wait: HashSet<ItemId>,
+    /// They count as agents'.
+    agents: HashSet<ItemId>,
+    /// An agent had its hands on the file since it was looked at last, as far as is on record.
+    by_agent: bool,
+}
+
+/// Whether a member has a turn, or is about to.
+fn is_busy(member: &StoredChat) -> bool {
+    member.running.is_some() || member.waiting > 0
 }
 
 impl Coordinator {
@@ -57,14 +74,22 @@ impl Coordinator {
             Err(NoPlan::Unread(why)) => return Err(Stuck::Again(why)),
             Err(NoPlan::Not(why)) => return self.without_plan(chat, &workers, why).await,
         };
+        if items.all.is_empty() && self.is_other(chat, &plan).await? {
+            return Ok(Then::Next);
+        }
         let now_ms = self.chats.fleet.now_ms();
         for (item, brought) in &brought {
             settle(&mut items, *item, *brought, &plan, now_ms);
         }
-        let (wait, by_agent) = self.new_items(&items, &plan, members).await?;
+        let New {
+            wait,
+            agents,
+            by_agent,
+        } = self.new_items(chat, &items, &plan).await?;
         let taking = Taking {
             chat: &self.id,
             by_agent,
+            agents: &agents,
             agent_items: chat.settings.agent_items,
             now_ms,
         };
@@ -75,18 +100,8 @@ impl Coordinator {
                 Err(NoPlan::Not(why) | NoPlan::Unread(why)) => return Err(Stuck::Again(why)),
             };
         }
-        self.keep(&items, members).await?;
-        if wait.is_empty() {
-            for member in members {
-                let id = member.session.clone();
-                let read = self.chats.readers.read(move |reader| reader.last_seq(&id));
-                // What was durable before the file was read, or a little more: calls come first.
-                let end = read.await?;
-                if member.running.is_none() {
-                    self.looked.insert(member.session.clone(), end);
-                }
-            }
-        }
+        self.keep(&mut items, members).await?;
+        self.note_looks(members, wait.is_empty()).await?;
         let mut then = Then::Wait;
         for worker in &workers {
             if worker.running.is_some() || worker.waiting > 0 {
@@ -106,6 +121,41 @@ impl Coordinator {
             return Ok(then);
         }
         self.finish(chat, &workers, &items).await
+    }
+
+    /// Whether the plan was changed between its approval and the first look at it: that is not what was
+    /// approved, and is told again.
+    async fn is_other(&self, chat: &StoredChat, plan: &PlanText) -> Result<bool, Stuck> {
+        let approved = chat.progress.approved.as_ref();
+        if approved.is_none_or(|approved| *approved == plan.sha256) {
+            return Ok(false);
+        }
+        let progress = ChatProgress {
+            approved: None,
+            started_ms: None,
+            ..chat.progress.clone()
+        };
+        let approval = self.progress(ChatPhase::Approval, progress);
+        self.tell(Vec::new(), vec![approval]).await?;
+        Ok(true)
+    }
+
+    /// Notes how the members stood when the file was looked at, and, if nothing new waits, how far
+    /// their events were.
+    async fn note_looks(&mut self, members: &[StoredChat], is_whole: bool) -> Result<(), Stuck> {
+        for member in members {
+            let stood = (member.turns, is_busy(member));
+            self.stood.insert(member.session.clone(), stood);
+            if member.running.is_some() || !is_whole {
+                continue;
+            }
+            let id = member.session.clone();
+            let read = self.chats.readers.read(move |reader| reader.last_seq(&id));
+            // What was durable before the file was read, or a little more: calls come first.
+            let end = read.await?;
+            self.looked.insert(member.session.clone(), end);
+        }
+        Ok(())
     }
 
     /// The plan, with these items ticked in it.
@@ -152,10 +202,14 @@ impl Coordinator {
             let read = self.chats.readers.read(move |reader| reader.turn(&turn));
             let found: Option<StoredTurn> = read.await?;
             let found = found.filter(|turn| turn.state == TurnState::Ended);
-            match found.map(|turn| turn.outcome) {
+            match found {
                 None => {}
-                Some(Some(TurnOutcome::Completed)) => brought.push((row.item, Brought::Done)),
-                Some(Some(TurnOutcome::Lost)) if self.is_first => {
+                Some(turn) if turn.outcome == Some(TurnOutcome::Completed) => {
+                    brought.push((row.item, Brought::Done));
+                }
+                // What ends while the supervisor does is looked at by the next start.
+                Some(_) if self.chats.stop.is_cancelled() => return Err(Stuck::Stopping),
+                Some(turn) if self.is_first && went_with_us(&turn) => {
                     brought.push((row.item, Brought::Lost));
                 }
                 Some(_) => brought.push((row.item, Brought::Failed)),
@@ -164,64 +218,97 @@ impl Coordinator {
         Ok(brought)
     }
 
-    /// New items that must wait because nobody can know yet who wrote them, and whether those that
-    /// need not are agents'.
+    /// Who brought the items that are new, or were gone: an agent, if a turn ran when they came and no
+    /// version of the file says that a person wrote them.
     async fn new_items(
         &mut self,
+        chat: &StoredChat,
         items: &Items,
         plan: &PlanText,
-        members: &[StoredChat],
-    ) -> Result<(HashSet<ItemId>, bool), Stuck> {
-        let unknown = items.unknown(&plan.list);
+    ) -> Result<New, Stuck> {
+        let unknown: HashSet<ItemId> = items.unknown(&plan.list).into_iter().collect();
         self.fresh.retain(|item, _| unknown.contains(item));
         if items.all.is_empty() {
-            return Ok((HashSet::new(), false));
+            return Ok(New::default());
         }
+        // As they stand after the file was read: what they did before is in it.
+        let members = self.members().await?;
         let running: HashSet<TurnId> = members.iter().filter_map(|of| of.running.clone()).collect();
+        let in_turn = members.iter().any(|of| match self.stood.get(&of.session) {
+            Some((turns, was_busy)) => is_busy(of) || *was_busy || *turns != of.turns,
+            None => of.turns > 0,
+        });
         for item in unknown {
-            self.fresh.entry(item).or_insert_with(|| running.clone());
+            self.fresh.entry(item).or_insert_with(|| Fresh {
+                turns: running.clone(),
+                in_turn,
+                agents: None,
+            });
         }
-        // The calls of a turn are on record when it is over.
-        let wait: HashSet<ItemId> = self
-            .fresh
-            .iter()
-            .filter(|(_, turns)| !turns.is_disjoint(&running))
-            .map(|(item, _)| *item)
-            .collect();
-        let path = self
-            .chat
-            .as_ref()
-            .and_then(|chat| chat.settings.plan.clone());
-        let path = path.unwrap_or_default();
-        let name = path.rsplit('/').next().unwrap_or_default().to_owned();
-        // A planner is done; of what an earlier start saw, nobody knows how far it looked.
-        for member in members.iter().filter(|of| of.settings.planner.is_none()) {
+        let mut by_agent = false;
+        let path = chat.settings.plan.as_deref().unwrap_or_default();
+        let name = path.rsplit('/').next().unwrap_or_default();
+        // Of what an earlier start saw, nobody knows how far it looked.
+        for member in &members {
             let after = self.looked.get(&member.session).copied();
             let (id, after) = (member.session.clone(), after.unwrap_or(0));
-            let name = name.clone();
+            let name = name.to_owned();
             let read = self
                 .chats
                 .readers
                 .read(move |reader| reader.has_touched(&id, after, &name));
-            if read.await? {
-                return Ok((wait, true));
+            by_agent |= read.await?;
+        }
+        // The versions of a turn are on record when it is over.
+        let waits = |fresh: &Fresh| !fresh.turns.is_disjoint(&running);
+        let due = self.fresh.iter();
+        let due = due.filter(|(_, of)| !waits(of) && of.agents.is_none());
+        let due = due.filter(|(_, of)| of.in_turn || by_agent);
+        let due: HashSet<ItemId> = due.map(|(item, _)| *item).collect();
+        let people = if due.is_empty() {
+            HashSet::new()
+        } else {
+            self.file(chat).by_people(&due).await?
+        };
+        for (item, of) in &mut self.fresh {
+            if due.contains(item) {
+                of.agents = Some(!people.contains(item));
             }
         }
-        Ok((wait, false))
+        let of = |is: &dyn Fn(&Fresh) -> bool| {
+            let fresh = self.fresh.iter().filter(|(_, of)| is(of));
+            fresh.map(|(item, _)| *item).collect()
+        };
+        Ok(New {
+            wait: of(&waits),
+            agents: of(&|of| of.agents == Some(true)),
+            by_agent,
+        })
     }
 
     /// Makes durable what changed, and tells it.
-    async fn keep(&self, items: &Items, members: &[StoredChat]) -> Result<(), Stuck> {
+    async fn keep(&self, items: &mut Items, members: &[StoredChat]) -> Result<(), Stuck> {
         if items.changed.is_empty() {
             return Ok(());
         }
         let rows = items.all.iter();
         let rows = rows.filter(|row| items.changed.contains(&row.item));
         let writes = rows.map(|row| Write::Chat(ChatWrite::Plan(PlanWrite::Item(row.clone()))));
+        let gone = items.count(ItemState::Gone) > limits::PLAN_GONE;
+        let forget = gone.then(|| {
+            Write::Chat(ChatWrite::Plan(PlanWrite::Forget {
+                chat: self.id.clone(),
+                keep: limits::PLAN_GONE,
+            }))
+        });
+        let writes = writes.chain(forget);
         let told = items.all.iter();
         let told = told.filter(|row| items.told.contains(&row.item));
         let told = told.map(|row| event(items, row, members, status(row.state)));
-        self.tell(told.collect(), writes.collect()).await
+        self.tell(told.collect(), writes.collect()).await?;
+        items.changed.clear();
+        items.told.clear();
+        Ok(())
     }
 
     /// A member takes the next item, if there is one for it.
@@ -244,6 +331,17 @@ impl Coordinator {
         let (goal, text) = (chat.goal.raw(), &plan.text);
         let content = prompts::item(goal, &path, text, &plan.list, item, settings.agent_items);
         let now_ms = self.chats.fleet.now_ms();
+        if content.len() > limits::TURN_BYTES {
+            // No member could be given it; the others are worked.
+            let (item, bytes) = (row.item, content.len());
+            tracing::warn!(chat = %self.id, %item, bytes, "an item is too long to be sent");
+            if let Some(row) = items.get_mut(item) {
+                row.tries += 1;
+            }
+            items.set(item, ItemState::Blocked, now_ms);
+            self.keep(items, std::slice::from_ref(worker)).await?;
+            return Err(Stuck::Again("an item is too long to be sent".to_owned()));
+        }
         items.set(row.item, ItemState::Claimed, now_ms);
         // With the last one the whole is checked.
         let is_last = items.count(ItemState::Open) == 0;
@@ -322,10 +420,15 @@ impl Coordinator {
                 )
                 .await;
         }
+        if let (None, Some(worker)) = (checked, workers.first())
+            && chat.progress.checks < limits::PLAN_CHECKS
+        {
+            return self.check_alone(chat, worker).await;
+        }
         let most = chat.settings.bounds.turns.unwrap_or(limits::PLAN_ROUNDS);
         let why = match checked {
             Some(_) => "the check did not pass",
-            None => "the check did not run yet",
+            None => "the check could not be run",
         };
         let Some(worker) = workers.first().filter(|_| chat.progress.rounds < most) else {
             let message = format!("{message}; {why}, and {most} rounds were made");
@@ -336,6 +439,7 @@ impl Coordinator {
         let round = chat.progress.rounds + 1;
         let progress = ChatProgress {
             rounds: round,
+            checks: 0,
             ..chat.progress.clone()
         };
         let content = chat.settings.continue_prompt.as_deref();
@@ -350,6 +454,23 @@ impl Coordinator {
             vec![working, checks]
         })
         .await?;
+        Ok(Then::Wait)
+    }
+
+    /// A turn that is had only so that the check is run: whoever had the last item was not the last to
+    /// end, or the check went with something.
+    async fn check_alone(&self, chat: &StoredChat, worker: &StoredChat) -> Result<Then, Stuck> {
+        let progress = ChatProgress {
+            checks: chat.progress.checks + 1,
+            ..chat.progress.clone()
+        };
+        let rows = vec![
+            self.progress(ChatPhase::Working, progress),
+            checks(worker, &chat.settings, true),
+        ];
+        let content = prompts::CHECK.to_owned();
+        self.send(&worker.session, content, Vec::new(), |_| rows)
+            .await?;
         Ok(Then::Wait)
     }
 
@@ -384,7 +505,12 @@ impl Coordinator {
         if !has_check || turn.outcome != Some(TurnOutcome::Completed) {
             return Ok(None);
         }
-        Ok(Some(task.outcome.as_deref() == Some("done")))
+        let outcome = task.outcome.as_deref().and_then(TaskOutcome::from_word);
+        Ok(match outcome {
+            Some(TaskOutcome::Done) => Some(true),
+            None | Some(TaskOutcome::Lost | TaskOutcome::Skipped | TaskOutcome::Cancelled) => None,
+            Some(_) => Some(false),
+        })
     }
 }
 
@@ -397,6 +523,16 @@ fn checks(worker: &StoredChat, settings: &ChatSettings, is_last: bool) -> Write 
             ..worker.settings.clone()
         },
     }))
+}
+
+/// Whether a turn went with an earlier start of the supervisor, as far as the first look of this one can
+/// know: nobody else cancels a turn that no person stopped.
+pub(super) fn went_with_us(turn: &StoredTurn) -> bool {
+    match turn.outcome {
+        Some(TurnOutcome::Lost) => true,
+        Some(TurnOutcome::Cancelled) => !turn.stopped,
+        _ => false,
+    }
 }
 
 fn settle(items: &mut Items, item: ItemId, brought: Brought, plan: &PlanText, now_ms: i64) {

@@ -12,6 +12,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
+use super::book::went_with_us;
 use super::file::{NoPlan, PlanFile};
 use super::watch::Watch;
 use super::{Order, prompts, review};
@@ -67,6 +68,17 @@ pub(super) enum Then {
     Over,
 }
 
+/// What is known of an item that came to the file.
+#[derive(Debug, Default)]
+pub(super) struct Fresh {
+    /// The turns that ran when it was seen first.
+    pub(super) turns: HashSet<TurnId>,
+    /// A turn ran between the look before and that one, or nobody knows.
+    pub(super) in_turn: bool,
+    /// It counts as an agent's; `None`: not yet known.
+    pub(super) agents: Option<bool>,
+}
+
 /// The actor.
 pub(super) struct Coordinator {
     pub(super) chats: Arc<Inner>,
@@ -78,8 +90,10 @@ pub(super) struct Coordinator {
     pub(super) is_first: bool,
     /// How far each member's events were looked at when the file was.
     pub(super) looked: HashMap<SessionId, u64>,
-    /// New items, and the turns that ran when they were seen first.
-    pub(super) fresh: HashMap<ItemId, HashSet<TurnId>>,
+    /// Items that are new, or were gone.
+    pub(super) fresh: HashMap<ItemId, Fresh>,
+    /// How many turns each member had when the file was looked at last, and whether it had one then.
+    pub(super) stood: HashMap<SessionId, (u64, bool)>,
     /// Looks at a file that was no plan, one after the other.
     pub(super) missed: u32,
     watch: Option<Watch>,
@@ -104,6 +118,7 @@ impl Coordinator {
             is_first: true,
             looked: HashMap::new(),
             fresh: HashMap::new(),
+            stood: HashMap::new(),
             missed: 0,
             watch: None,
             ears: JoinSet::new(),
@@ -177,6 +192,19 @@ impl Coordinator {
         for member in &members {
             self.listen(&member.session);
             self.forward(member).await?;
+        }
+        let works = |of: &&StoredChat| of.settings.planner.is_none() || phase != ChatPhase::Working;
+        if let Some(closed) = members
+            .iter()
+            .filter(works)
+            .find(|of| of.ended_ms.is_some())
+        {
+            let message = format!("the member {} was closed", closed.session);
+            self.stop_members(&members).await?;
+            let outcome = TurnOutcome::Failed;
+            return self
+                .end(&chat, outcome, "member_closed", message, Vec::new())
+                .await;
         }
         match phase {
             ChatPhase::Planning => self.planning(&chat, &members).await,
@@ -323,11 +351,11 @@ impl Coordinator {
         if last.state != TurnState::Ended {
             return Ok(Then::Wait);
         }
+        if last.outcome != Some(TurnOutcome::Completed) && self.chats.stop.is_cancelled() {
+            return Err(Stuck::Stopping);
+        }
         let mut progress = chat.progress.clone();
-        if last.outcome == Some(TurnOutcome::Lost)
-            && self.is_first
-            && progress.rounds < limits::PLAN_LOSSES
-        {
+        if went_with_us(&last) && self.is_first && progress.rounds < limits::PLAN_LOSSES {
             progress.rounds += 1;
             let again = self.progress(ChatPhase::Planning, progress);
             let content = last.content.raw().to_owned();
@@ -397,15 +425,20 @@ impl Coordinator {
         if chat.phase.is_none_or(|phase| phase == ChatPhase::Over) {
             return Ok(());
         }
-        let chats = Chats(Arc::clone(&self.chats));
-        for member in self.members().await? {
-            let workspace = member.workspace.as_str();
-            chats.stop(workspace, member.session.as_str()).await?;
-        }
+        self.stop_members(&self.members().await?).await?;
         let message = "a person stopped it".to_owned();
         let outcome = TurnOutcome::Cancelled;
         self.end(&chat, outcome, "user_cancelled", message, Vec::new())
             .await?;
+        Ok(())
+    }
+
+    async fn stop_members(&self, members: &[StoredChat]) -> Result<(), Stuck> {
+        let chats = Chats(Arc::clone(&self.chats));
+        for member in members.iter().filter(|of| of.ended_ms.is_none()) {
+            let workspace = member.workspace.as_str();
+            chats.stop(workspace, member.session.as_str()).await?;
+        }
         Ok(())
     }
 

@@ -8,12 +8,12 @@ use super::prompts;
 use crate::chat::directory;
 use crate::chat::{ChatError, Inner, Wish};
 use crate::config::{Role, WorkspaceMode, plan_path};
-use crate::journal::{ChatRow, ChatWrite, Write};
+use crate::journal::{ChatRow, ChatWrite, StoredChat, Write};
 use crate::limits;
 use crate::model::foreign::show;
 use crate::model::{
-    ChatBounds, ChatMode, ChatPhase, ChatSettings, Foreign, RoleName, SessionId, TemplateName,
-    WorkspaceName,
+    ChatBounds, ChatMode, ChatPhase, ChatSettings, Foreign, RoleName, RunId, SessionId,
+    TemplateName, WorkspaceName,
 };
 
 /// What a client wants beside a goal, where the work goes on by itself.
@@ -119,6 +119,7 @@ impl Inner {
         workspace: &str,
         mode: ChatMode,
         wish: Wish,
+        once: Option<RunId>,
     ) -> Result<Begun, ChatError> {
         let config = self.config.now();
         let (name, registered) = directory::workspace(&config, workspace)?;
@@ -126,7 +127,8 @@ impl Inner {
         let (root, files) = (registered.path.clone(), wish.files.clone());
         let looked = tokio::task::spawn_blocking(move || directory::files(&root, &files)).await;
         looked.map_err(|error| ChatError::Unavailable(error.to_string()))??;
-        let (session, _) = self.fleet.chat_ids()?;
+        let (session, run) = self.fleet.chat_ids()?;
+        let run = once.unwrap_or(run);
         let plan = match &wish.work.plan {
             Some(plan) => plan.strip_prefix('/').unwrap_or(plan).to_owned(),
             None => format!("chats/{session}/plan.md"),
@@ -138,12 +140,11 @@ impl Inner {
         for draft in &drafts {
             self.can_work(&name, &registered.path, draft).await?;
         }
-        let begun = self.written(&name, mode, &wish, (session, plan), &drafts, is_there)?;
+        let begun = self.written(&name, mode, &wish, (session, run, plan), &drafts, is_there)?;
         let (begun, writes, planner) = begun;
         self.fleet.keep_rows(writes).await?;
         if let Some(planner) = planner {
-            let chat = self.chat(&planner).await?;
-            self.wake(chat, |wants| wants.turns += 1);
+            self.wake(planner, |wants| wants.turns += 1);
         }
         self.coordinate(&begun.chat);
         Ok(begun)
@@ -234,10 +235,10 @@ impl Inner {
         name: &WorkspaceName,
         mode: ChatMode,
         wish: &Wish,
-        (session, plan): (SessionId, String),
+        (session, run, plan): (SessionId, RunId, String),
         drafts: &[Draft],
         is_there: bool,
-    ) -> Result<(Begun, Vec<Write>, Option<SessionId>), ChatError> {
+    ) -> Result<(Begun, Vec<Write>, Option<StoredChat>), ChatError> {
         let now = self.fleet.now_ms();
         let work = &wish.work;
         let workers: Vec<(&str, Option<&Role>)> = drafts
@@ -248,12 +249,7 @@ impl Inner {
         let planning = prompts::planning(&wish.goal, &plan, &workers);
         let first = drafts.iter().find(|draft| !draft.planner);
         let first = first.ok_or_else(|| unfit("\"roles\" is empty"))?;
-        let phase = match (is_there, mode) {
-            (false, _) => ChatPhase::Planning,
-            // Whoever begins it names a plan that they know.
-            (true, ChatMode::ParallelAgents) => ChatPhase::Working,
-            (true, _) => ChatPhase::Approval,
-        };
+        let phase = first_phase(is_there, mode);
         let planner = drafts.iter().find(|draft| draft.planner);
         let settings = ChatSettings {
             plan: Some(plan.clone()),
@@ -284,7 +280,6 @@ impl Inner {
             settings: None,
             created_ms: now,
         };
-        let (_, run) = self.fleet.chat_ids()?;
         let own = ChatRow {
             mode,
             phase: Some(phase),
@@ -296,7 +291,7 @@ impl Inner {
         let (mut members, mut to_plan) = (Vec::new(), None);
         for draft in drafts {
             let (member, run) = self.fleet.chat_ids()?;
-            writes.push(Write::Chat(ChatWrite::Create(ChatRow {
+            let begins = ChatRow {
                 parent: Some(session.clone()),
                 settings: Some(ChatSettings {
                     planner: draft.planner.then(|| draft.role.clone()),
@@ -304,12 +299,13 @@ impl Inner {
                     ..ChatSettings::default()
                 }),
                 ..row(&member, run, draft)
-            })));
+            };
+            writes.push(Write::Chat(ChatWrite::Create(begins.clone())));
             if draft.planner && phase == ChatPhase::Planning {
                 self.room(&member, &draft.of.pool)?;
                 let turn = self.turn(&member, 1, planning.clone(), None)?;
                 writes.push(Write::Chat(ChatWrite::Accept(turn)));
-                to_plan = Some(member.clone());
+                to_plan = Some(StoredChat::begun(begins, 1));
             }
             members.push((member, draft.role.clone(), draft.planner));
         }
@@ -319,6 +315,15 @@ impl Inner {
             members,
         };
         Ok((begun, writes, to_plan))
+    }
+}
+
+const fn first_phase(is_there: bool, mode: ChatMode) -> ChatPhase {
+    match (is_there, mode) {
+        (false, _) => ChatPhase::Planning,
+        // Whoever begins it names a plan that they know.
+        (true, ChatMode::ParallelAgents) => ChatPhase::Working,
+        (true, _) => ChatPhase::Approval,
     }
 }
 

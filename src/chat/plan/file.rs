@@ -3,12 +3,14 @@
 //!
 //! Must not know members or items' states.
 
+use std::collections::HashSet;
+
 use crate::fleet::{FileWrite, FilesError, FleetHandle, Parents};
 use crate::limits;
 use crate::model::{SessionId, WorkspaceName};
 use crate::plan::checklist::{ItemId, TEXT_BYTES, tick};
 use crate::plan::{Checklist, ChecklistError};
-use crate::store::{Author, AuthorKind, Base, Origin, StoreError};
+use crate::store::{Author, AuthorKind, Base, Digest, Origin, StoreError};
 
 /// A plan as it stands on the disk.
 #[derive(Debug, Clone)]
@@ -17,7 +19,7 @@ pub(super) struct PlanText {
     pub(super) list: Checklist,
     /// The SHA-256 of the text, in hexadecimal.
     pub(super) sha256: String,
-    version: Option<u64>,
+    digest: Digest,
 }
 
 /// Why there is no plan.
@@ -64,8 +66,8 @@ impl PlanFile {
         Ok(PlanText {
             text,
             list,
-            sha256: file.sha256,
-            version: file.version,
+            sha256: file.digest.to_string(),
+            digest: file.digest,
         })
     }
 
@@ -85,7 +87,8 @@ impl PlanFile {
                 return Ok(found);
             }
             let write = FileWrite {
-                base: found.version.map_or(Base::Any, Base::At),
+                base: Base::Any,
+                holds: Some(found.digest),
                 bytes: text.into_bytes().into(),
                 origin: Origin::of(Author::new(AuthorKind::Session, self.chat.as_str())),
                 parents: Parents::Need,
@@ -94,8 +97,11 @@ impl PlanFile {
             match written.await {
                 // What stands there now is read, as everybody sees it.
                 Ok(_) => {}
-                Err(FilesError::Store(StoreError::Stale { .. }) | FilesError::Disk { .. })
-                    if again < limits::PLAN_TICKS => {}
+                Err(
+                    FilesError::Store(StoreError::Stale { .. })
+                    | FilesError::Changed(_)
+                    | FilesError::Disk { .. },
+                ) if again < limits::PLAN_TICKS => {}
                 Err(error) => return Err(NoPlan::Unread(error.to_string())),
             }
             again += 1;
@@ -106,5 +112,49 @@ impl PlanFile {
                 )));
             }
         }
+    }
+
+    /// Which of these items a person brought: those whose line came with a version that a person wrote
+    /// over HTTP. Of what no version tells, it is nobody.
+    pub(super) async fn by_people(
+        &self,
+        items: &HashSet<ItemId>,
+    ) -> Result<HashSet<ItemId>, String> {
+        let (workspace, path) = (&self.workspace, self.path.as_str());
+        let mut left: HashSet<ItemId> = items.clone();
+        let mut found = HashSet::new();
+        // By whom the oldest version was that was looked at; those that are left are in it.
+        let mut by_person = false;
+        let page = self
+            .fleet
+            .file_history(workspace, path, None, limits::PLAN_HISTORY);
+        let page = match page.await {
+            Ok(page) => page,
+            Err(FilesError::NoStore | FilesError::Store(StoreError::NoFile(_))) => {
+                return Ok(found);
+            }
+            Err(error) => return Err(error.to_string()),
+        };
+        for version in &page.rows {
+            let fetched = self.fleet.file_version(workspace, path, Some(version.v));
+            let fetched = fetched.await.map_err(|error| error.to_string())?;
+            let text = fetched.content.map(|bytes| bytes.to_vec());
+            let text = text.and_then(|bytes| String::from_utf8(bytes).ok());
+            let list = text.and_then(|text| Checklist::parse(&text).ok());
+            let is_in =
+                |item: &ItemId| list.as_ref().is_some_and(|list| list.item(*item).is_some());
+            let came: HashSet<ItemId> = left.iter().copied().filter(|of| !is_in(of)).collect();
+            left.retain(|item| !came.contains(item));
+            found.extend(came.into_iter().filter(|_| by_person));
+            if left.is_empty() {
+                return Ok(found);
+            }
+            by_person = version.origin.author.kind == AuthorKind::Person;
+        }
+        // They were in the first one; of a longer history it is not looked up.
+        if page.next.is_none() && by_person {
+            found.extend(left);
+        }
+        Ok(found)
     }
 }

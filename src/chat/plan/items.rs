@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use crate::journal::PlanItem;
 use crate::model::{Foreign, ItemState, SessionId, StepStatus};
 use crate::plan::Checklist;
-use crate::plan::checklist::{AGENT_ITEMS, ItemId};
+use crate::plan::checklist::{AGENT_ITEMS, Item, ItemId};
 
 /// The items of one plan.
 #[derive(Debug, Clone, Default)]
@@ -24,8 +24,10 @@ pub(super) struct Items {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Taking<'a> {
     pub(super) chat: &'a SessionId,
-    /// An agent wrote the file since it was looked at last.
+    /// An agent had its hands on the file since it was looked at last, as far as is on record.
     pub(super) by_agent: bool,
+    /// The items that came, or came back, and that nobody can say a person wrote.
+    pub(super) agents: &'a HashSet<ItemId>,
     /// Items of agents are worked.
     pub(super) agent_items: bool,
     pub(super) now_ms: i64,
@@ -70,9 +72,10 @@ impl Items {
         (number(self.count(ItemState::Done)), number(all))
     }
 
-    /// Items of the checklist that are not on record.
+    /// Items of the checklist that are not on record, or were gone.
     pub(super) fn unknown(&self, list: &Checklist) -> Vec<ItemId> {
-        let known: HashSet<ItemId> = self.all.iter().map(|row| row.item).collect();
+        let known = self.all.iter().filter(|row| row.state != ItemState::Gone);
+        let known: HashSet<ItemId> = known.map(|row| row.item).collect();
         let items = list.items().iter().map(|item| item.id);
         items.filter(|id| !known.contains(id)).collect()
     }
@@ -90,53 +93,50 @@ impl Items {
         let mut agents = self.all.iter().filter(|row| row.by_agent).count();
         let is_first = self.all.is_empty();
         for (ordinal, item) in (1..).zip(list.items()) {
+            let by_agent = taking.agents.contains(&item.id) && !is_first;
             let Some(row) = at.get(&item.id).and_then(|at| self.all.get_mut(*at)) else {
                 if wait.contains(&item.id) {
                     continue;
                 }
-                let by_agent = taking.by_agent && !is_first;
+                // What is more than agents may add is not even kept.
+                if by_agent && agents >= AGENT_ITEMS {
+                    continue;
+                }
                 agents += usize::from(by_agent);
-                let may_run = !by_agent || (taking.agent_items && agents <= AGENT_ITEMS);
-                self.all.push(PlanItem {
-                    chat: taking.chat.clone(),
-                    item: item.id,
-                    ordinal,
-                    content: Foreign::from(item.text.as_str()),
-                    state: match (item.done, may_run) {
-                        (true, _) => ItemState::Done,
-                        (false, true) => ItemState::Open,
-                        (false, false) => ItemState::Blocked,
-                    },
-                    by_agent,
-                    claimed_by: None,
-                    turn: None,
-                    tries: 0,
-                    losses: 0,
-                    at_ms: taking.now_ms,
-                });
+                let row = new_row(item, ordinal, by_agent, taking);
+                self.all.push(row);
                 self.changed.insert(item.id);
                 self.told.insert(item.id);
                 continue;
             };
-            let state = match (row.state, item.done) {
+            let was = row.state;
+            if was == ItemState::Gone && wait.contains(&item.id) {
+                continue;
+            }
+            let state = match (was, item.done) {
+                (ItemState::Gone, _) if by_agent => {
+                    let (state, is_lost) = back(row, item.done);
+                    lost.extend(is_lost.then_some(item.id));
+                    state
+                }
                 (ItemState::Open | ItemState::Blocked | ItemState::Gone, true) => ItemState::Done,
-                (ItemState::Gone, false) => ItemState::Open,
                 (ItemState::Done, false) if taking.by_agent => {
                     lost.push(item.id);
                     ItemState::Done
                 }
-                // A person wants it again.
-                (ItemState::Done, false) => {
-                    row.tries = 0;
+                // A person wants it, or wants it again.
+                (ItemState::Done | ItemState::Gone, false) => {
+                    (row.tries, row.losses, row.by_agent) = (0, 0, false);
                     ItemState::Open
                 }
                 (state, _) => state,
             };
-            let is_other = state != row.state;
+            let is_other = state != was;
             if is_other || row.ordinal != ordinal {
                 row.ordinal = ordinal;
                 row.state = state;
                 row.at_ms = taking.now_ms;
+                row.gone_as = None;
                 self.changed.insert(item.id);
             }
             if is_other {
@@ -148,6 +148,7 @@ impl Items {
             // Who has an item that went may bring it back until their turn ends.
             let stays = matches!(row.state, ItemState::Claimed | ItemState::Gone);
             if !stays && !there.contains(&row.item) {
+                row.gone_as = Some(row.state).filter(|_| taking.by_agent);
                 row.state = ItemState::Gone;
                 row.at_ms = taking.now_ms;
                 self.changed.insert(row.item);
@@ -162,6 +163,40 @@ impl Items {
     pub(super) fn next_for(&self, member: &SessionId, is_alone: bool) -> Option<&PlanItem> {
         let mut open = self.all.iter().filter(|row| row.state == ItemState::Open);
         open.find(|row| is_alone || row.tries == 0 || row.claimed_by.as_ref() != Some(member))
+    }
+}
+
+fn new_row(item: &Item, ordinal: u32, by_agent: bool, taking: Taking<'_>) -> PlanItem {
+    let may_run = !by_agent || taking.agent_items;
+    PlanItem {
+        chat: taking.chat.clone(),
+        item: item.id,
+        ordinal,
+        content: Foreign::from(item.text.as_str()),
+        state: match (item.done, may_run) {
+            (true, _) => ItemState::Done,
+            (false, true) => ItemState::Open,
+            (false, false) => ItemState::Blocked,
+        },
+        by_agent,
+        claimed_by: None,
+        turn: None,
+        tries: 0,
+        losses: 0,
+        at_ms: taking.now_ms,
+        gone_as: None,
+    }
+}
+
+/// How an item stands that was gone and that an agent wrote again, and whether it has lost its tick: as
+/// it did before an agent took it away, so that nothing is worked that was not to be.
+const fn back(row: &PlanItem, is_done: bool) -> (ItemState, bool) {
+    match row.gone_as {
+        Some(ItemState::Done) => (ItemState::Done, !is_done),
+        _ if is_done => (ItemState::Done, false),
+        Some(ItemState::Open) => (ItemState::Open, false),
+        // Nobody wanted it worked any more: a person took it away, or it could not be done.
+        _ => (ItemState::Blocked, false),
     }
 }
 
@@ -185,9 +220,12 @@ mod tests {
 
     fn followed(items: &mut Items, text: &str, by_agent: bool, agent_items: bool) -> usize {
         let chat = SessionId::new("c").expect("id");
+        let agents =
+            HashSet::from_iter(items.unknown(&list(text)).into_iter().filter(|_| by_agent));
         let taking = Taking {
             chat: &chat,
             by_agent,
+            agents: &agents,
             agent_items,
             now_ms: 1,
         };
@@ -236,7 +274,50 @@ mod tests {
         let many = (0..150).map(|at| format!("- [ ] more {at}\n"));
         let many = many.collect::<Vec<_>>().concat();
         followed(&mut items, &format!("- [ ] a\n{many}"), true, true);
-        assert_eq!((items.count(Open), items.count(Blocked)), (101, 50));
+        assert_eq!((items.count(Open), items.count(Blocked)), (101, 0));
+        assert_eq!(items.all.len(), 101, "what is too much is not kept");
+    }
+
+    #[test]
+    fn what_comes_back_by_an_agents_hand_stands_as_it_did() {
+        use ItemState::{Blocked, Done, Gone, Open};
+        let whole = "- [ ] own\n- [ ] added\n- [ ] failed\n- [x] ready\n- [ ] removed\n";
+        let mut items = Items::default();
+        followed(
+            &mut items,
+            &whole.replace("- [ ] added\n", ""),
+            false,
+            false,
+        );
+        followed(&mut items, whole, true, false);
+        let failed = items.all.iter().find(|row| row.content.raw() == "failed");
+        let failed = failed.expect("there").item;
+        items.get_mut(failed).expect("there").tries = 2;
+        items.set(failed, Blocked, 1);
+        // A person takes one away, an agent all the others.
+        let left = whole.replace("- [ ] removed\n", "");
+        followed(&mut items, &left, false, false);
+        followed(&mut items, "- [ ] other\n", true, false);
+        assert_eq!(items.count(Gone), 5);
+        let back = whole.replace("[x]", "[ ]");
+        let lost = followed(&mut items, &format!("- [ ] other\n{back}"), true, false);
+        let expected = [
+            ("other", Blocked),
+            ("own", Open),
+            ("added", Blocked),
+            ("failed", Blocked),
+            ("ready", Done),
+            ("removed", Blocked),
+        ];
+        assert_eq!((lost, states(&items)), (1, expected.to_vec()));
+        // Nor where items of agents are worked.
+        followed(&mut items, "- [ ] other\n", true, true);
+        followed(&mut items, &back, true, true);
+        assert_eq!(items.count(Open), 1);
+        // A person may have each of them worked.
+        followed(&mut items, "- [ ] other\n", false, false);
+        followed(&mut items, &back, false, false);
+        assert_eq!((items.count(Open), items.count(Blocked)), (5, 0));
     }
 
     #[test]

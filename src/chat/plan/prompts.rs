@@ -101,6 +101,9 @@ fn below(text: &str, list: &Checklist, item: &Item) -> String {
 /// Sent while the check fails, unless the chat has words of its own.
 pub(super) const CONTINUE: &str = "[System: All items of the plan are done, and the check of the whole has not passed yet. Find out why, and repair it.]";
 
+/// Sent where nothing is open and the check of the whole has not run since.
+pub(super) const CHECK: &str = "[System: No item of the plan is open. There is nothing to do in this turn: the check of the whole is run at its end.]";
+
 #[cfg(test)]
 mod tests {
     use super::*;

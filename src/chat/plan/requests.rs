@@ -95,7 +95,11 @@ impl Chats {
             for member in reader.members(&id)? {
                 members.extend(reader.chat(&member)?);
             }
-            Ok((reader.plan_items(&id)?, reader.plan_reviews(&id)?, members))
+            Ok((
+                reader.plan_items(&id)?,
+                reader.plan_reviews(&id, limits::PLAN_REVIEWS)?,
+                members,
+            ))
         });
         let (items, reviews, members) = read.await.map_err(ChatError::Unavailable)?;
         Ok(PlanView {

@@ -42,13 +42,18 @@ impl Coordinator {
         let read = self
             .chats
             .readers
-            .read(move |reader| reader.plan_reviews(&id));
+            .read(move |reader| reader.plan_reviews(&id, 1));
         let last = read.await?.pop();
         if let Some(last) = &last
             && last.state == ReviewState::Waiting
         {
             if last.sha256 == plan.sha256 {
                 return Ok(Then::Wait);
+            }
+            // Whoever writes it all the time is not told of all the time.
+            let every = i64::try_from(limits::PLAN_REVIEW_EVERY.as_millis()).unwrap_or(i64::MAX);
+            if self.chats.fleet.now_ms().saturating_sub(last.at_ms) < every {
+                return Ok(Then::Soon);
             }
             // Another text than the one that was told: people are told of it, the rules said ask.
             let waiting = self.waiting(chat, &plan.sha256, "the plan was changed");
@@ -153,7 +158,7 @@ impl Coordinator {
         let read = self
             .chats
             .readers
-            .read(move |reader| reader.plan_reviews(&id));
+            .read(move |reader| reader.plan_reviews(&id, 1));
         let last = read.await.map_err(ChatError::Unavailable)?.pop();
         let last = last.filter(|last| last.state == ReviewState::Waiting);
         let (Some(waiting), Some(ChatPhase::Approval)) = (last, chat.phase) else {

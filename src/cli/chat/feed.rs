@@ -86,7 +86,7 @@ impl<'a> Feed<'a> {
                 self.cuts += 1;
                 match opened {
                     Ok(events) => self.events = Some(events),
-                    Err(error) if self.cuts > CUTS || !error.may_come_again(true) => {
+                    Err(error) if self.cuts > CUTS || !error.may_come_again() => {
                         return Err(error);
                     }
                     Err(_) => {}

@@ -280,7 +280,7 @@ impl Talk<'_> {
                         if let Some(role) = &self.role {
                             body["role"] = json!(role.as_str());
                         }
-                        ask(self.state, Method::POST, &self.chats, Some(&body)).await
+                        ask_once(self.state, &self.chats, &key, &body).await
                     }
                     Some(feed) => {
                         // What comes of it is in the stream, from before it was sent.
@@ -290,12 +290,17 @@ impl Talk<'_> {
                     }
                 }
             };
-            let sent = tokio::select! {
-                sent = sending => sent,
-                signal = self.signals.next() => match signal {
-                    Signal::Hangup => continue,
-                    _ => return Ok(None),
-                },
+            let sent = {
+                let mut sending = std::pin::pin!(sending);
+                loop {
+                    tokio::select! {
+                        sent = &mut sending => break sent,
+                        signal = self.signals.next() => match signal {
+                            Signal::Hangup => {}
+                            _ => return Ok(None),
+                        },
+                    }
+                }
             };
             match sent {
                 Ok(answer) => {
@@ -307,8 +312,8 @@ impl Talk<'_> {
                     }
                     return Ok(Some(text(&answer, "turn_id").to_owned()));
                 }
-                // A chat that may have begun is not begun twice.
-                Err(error) if tries >= TRIES || !error.may_come_again(self.feed.is_some()) => {
+                // Under its key it is taken once, whatever came of the try before.
+                Err(error) if tries >= TRIES || !error.may_come_again() => {
                     return Err(error);
                 }
                 Err(_) => {

@@ -13,17 +13,15 @@ use crate::limits::STORE_CONTENT_BYTES;
 use crate::model::WorkspaceName;
 use crate::sandbox::workspace::Root;
 use crate::sandbox::workspace::hand::{HandError, Held, Parents, write};
-use crate::store::{Base, Cause, Origin, Version};
+use crate::store::{Base, Cause, Digest, Origin, Version};
 
 /// A file as it was read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileRead {
     /// What is in it.
     pub bytes: Bytes,
-    /// Its SHA-256, in hexadecimal.
-    pub sha256: String,
-    /// Its version; none where no versions are kept.
-    pub version: Option<u64>,
+    /// Its SHA-256.
+    pub digest: Digest,
 }
 
 /// A file to be written.
@@ -31,6 +29,8 @@ pub struct FileRead {
 pub struct FileWrite {
     /// From which version it was made.
     pub base: Base,
+    /// What the file must hold now, where it was made from what stood there.
+    pub holds: Option<Digest>,
     /// What is to be in it.
     pub bytes: Bytes,
     /// By whom, in which work.
@@ -40,8 +40,8 @@ pub struct FileWrite {
 }
 
 impl FleetHandle {
-    /// Reads a file of a registered workspace as it stands there; what of it the store did not know
-    /// is a version of it then.
+    /// Reads a file of a registered workspace as it stands there. What of it the store does not know
+    /// is left to those in whose work it was written: they say whose it is.
     ///
     /// # Errors
     /// [`FilesError`]
@@ -52,14 +52,9 @@ impl FleetHandle {
     ) -> Result<FileRead, FilesError> {
         let files = &self.0.shared.files;
         let spot = files.spot(workspace, path)?;
-        let (found, current) = if files.store.is_some() {
-            let settled = files.look(&spot).await?;
-            (settled.found, settled.current)
-        } else {
-            (files.read(&spot).await?, None)
-        };
+        let found = files.read(&spot).await?;
         let found = found.ok_or_else(|| FilesError::NoFile(spot.path.clone()))?;
-        let sha256 = digest(&found).to_string();
+        let digest = digest(&found);
         let Held::Whole(bytes) = found.held else {
             let source = HandError::TooLarge(STORE_CONTENT_BYTES as u64);
             let path = spot.path;
@@ -67,8 +62,7 @@ impl FleetHandle {
         };
         Ok(FileRead {
             bytes: bytes.into(),
-            sha256,
-            version: current.map(|version| version.v),
+            digest,
         })
     }
 
@@ -77,7 +71,7 @@ impl FleetHandle {
     ///
     /// # Errors
     /// [`FilesError`]; of a stale base it is [`crate::store::StoreError::Stale`], which has the newer
-    /// version.
+    /// version, and of a file that holds something else [`FilesError::Changed`].
     pub async fn write_file(
         &self,
         workspace: &WorkspaceName,
@@ -98,7 +92,7 @@ impl FleetHandle {
                 bytes: file.bytes,
                 origin: file.origin,
                 cause: Cause::Write,
-                holds: None,
+                holds: file.holds,
                 restores: None,
             };
             let parents = file.parents;

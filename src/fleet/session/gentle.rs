@@ -9,8 +9,7 @@ use super::SessionMsg;
 use super::state::{Phase, SessionState};
 use crate::limits;
 
-/// Why a turn ended that a person stopped.
-pub const STOPPED: &str = "a person stopped it";
+pub use crate::model::STOPPED;
 
 /// The wait for a tool call after a stop.
 #[derive(Debug, Default)]

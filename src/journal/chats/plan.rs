@@ -55,8 +55,15 @@ pub enum PlanWrite {
         /// When.
         at_ms: i64,
     },
-    /// Something was said of a plan.
+    /// Something was said of a plan. What waits takes the place of what waited.
     Review(PlanReview),
+    /// Of the items of people that are gone, only so many of the newest stay known.
+    Forget {
+        /// The chat whose plan it is.
+        chat: SessionId,
+        /// How many.
+        keep: usize,
+    },
 }
 
 /// An item of a plan.
@@ -84,6 +91,8 @@ pub struct PlanItem {
     pub losses: u32,
     /// When it changed, in milliseconds since the Unix epoch.
     pub at_ms: i64,
+    /// Of one that is gone: how it stood before, where an agent took it away.
+    pub gone_as: Option<ItemState>,
 }
 
 /// What was said of a plan.
@@ -149,7 +158,23 @@ impl Writer<'_> {
                 )?;
                 claimed.one_or(|| of(chat, ChatFault::NotOpen(item.to_string())))
             }
+            PlanWrite::Forget { chat, keep } => {
+                self.execute(
+                    "DELETE FROM plan_items WHERE chat = ?1 AND item IN (SELECT item \
+                     FROM plan_items WHERE chat = ?1 AND state = 'gone' AND by_agent = 0 \
+                     ORDER BY at_ms DESC, item LIMIT -1 OFFSET ?2)",
+                    params![chat.as_str(), i64::try_from(*keep).unwrap_or(i64::MAX)],
+                )?;
+                Ok(())
+            }
             PlanWrite::Review(review) => {
+                if review.state == ReviewState::Waiting {
+                    self.execute(
+                        "DELETE FROM plan_reviews WHERE chat = ?1 AND state = 'waiting' \
+                         AND nth = (SELECT max(nth) FROM plan_reviews WHERE chat = ?1)",
+                        [review.chat.as_str()],
+                    )?;
+                }
                 self.execute(
                     "INSERT INTO plan_reviews (chat, nth, state, sha256, said_by, rules, why, at_ms) \
                      VALUES (?1, (SELECT coalesce(max(nth), 0) + 1 FROM plan_reviews WHERE chat = ?1), \
@@ -182,9 +207,11 @@ impl Writer<'_> {
     fn plan_item(&self, item: &PlanItem) -> Result<(), Fault> {
         self.execute(
             "INSERT INTO plan_items (chat, item, ordinal, content, state, by_agent, claimed_by, \
-             turn, tries, losses, at_ms) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11) \
+             turn, tries, losses, at_ms, gone_as) \
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12) \
              ON CONFLICT (chat, item) DO UPDATE SET ordinal = ?3, content = ?4, state = ?5, \
-             by_agent = ?6, claimed_by = ?7, turn = ?8, tries = ?9, losses = ?10, at_ms = ?11",
+             by_agent = ?6, claimed_by = ?7, turn = ?8, tries = ?9, losses = ?10, at_ms = ?11, \
+             gone_as = ?12",
             params![
                 item.chat.as_str(),
                 item.item.to_string(),
@@ -197,6 +224,7 @@ impl Writer<'_> {
                 item.tries,
                 item.losses,
                 item.at_ms,
+                item.gone_as.map(ItemState::word),
             ],
         )?;
         Ok(())
@@ -234,7 +262,7 @@ impl Reader {
     /// [`ReadError`]
     pub fn plan_items(&self, chat: &SessionId) -> Result<Vec<PlanItem>, ReadError> {
         let sql = "SELECT chat, item, ordinal, content, state, by_agent, claimed_by, turn, tries, \
-                   losses, at_ms FROM plan_items WHERE chat = ?1 \
+                   losses, at_ms, gone_as FROM plan_items WHERE chat = ?1 \
                    ORDER BY state = 'gone', ordinal, item";
         self.rows(sql, [chat.as_str()], plan_item)
     }
@@ -270,21 +298,21 @@ impl Reader {
     ) -> Result<bool, ReadError> {
         let text = serde_json::to_string(text).unwrap_or_default();
         let sql = "SELECT 1 FROM events WHERE session = ?1 AND seq > ?2 AND kind IN \
-                   ('tool_start', 'asked', 'file_updated') AND instr(body, ?3) > 0 \
+                   ('tool_start', 'tool_update', 'asked', 'file_updated') AND instr(body, ?3) > 0 \
                    AND lower(coalesce(body ->> '$.name', body ->> '$.tool', '')) NOT GLOB 'read*' \
                    LIMIT 1";
         let given = params![session.as_str(), signed(after), text.trim_matches('"')];
         Ok(!self.rows(sql, given, |_| Ok(()))?.is_empty())
     }
 
-    /// What was said of a chat's plan, in order.
+    /// What was said of a chat's plan last, at most so much, in order.
     ///
     /// # Errors
     /// [`ReadError`]
-    pub fn plan_reviews(&self, chat: &SessionId) -> Result<Vec<PlanReview>, ReadError> {
+    pub fn plan_reviews(&self, chat: &SessionId, most: u32) -> Result<Vec<PlanReview>, ReadError> {
         let sql = "SELECT chat, state, sha256, said_by, rules, why, at_ms FROM plan_reviews \
-                   WHERE chat = ?1 ORDER BY nth";
-        self.rows(sql, [chat.as_str()], |row| {
+                   WHERE chat = ?1 ORDER BY nth DESC LIMIT ?2";
+        let found = self.rows(sql, params![chat.as_str(), most], |row| {
             let rules = known("list of rules", row.get(4)?, |text| {
                 serde_json::from_str(text).ok()
             });
@@ -297,7 +325,10 @@ impl Reader {
                 why: Foreign::new(row.get::<_, String>(5)?),
                 at_ms: row.get(6)?,
             })
-        })
+        });
+        let mut found = found?;
+        found.reverse();
+        Ok(found)
     }
 }
 
@@ -320,5 +351,9 @@ fn plan_item(row: &Row<'_>) -> Result<PlanItem, ReadError> {
         tries: row.get(8)?,
         losses: row.get(9)?,
         at_ms: row.get(10)?,
+        gone_as: row
+            .get::<_, Option<String>>(11)?
+            .map(|word| known("state of an item", word, ItemState::from_word))
+            .transpose()?,
     })
 }

@@ -4,6 +4,7 @@
 
 use rusqlite::{Params, Row, params};
 
+use super::ChatRow;
 use crate::journal::codec;
 use crate::journal::error::ReadError;
 use crate::journal::reader::Reader;
@@ -57,6 +58,38 @@ pub struct StoredChat {
     pub running: Option<TurnId>,
     /// When the last one was accepted; when it began if there is none.
     pub used_ms: i64,
+    /// It is to be closed for good.
+    pub is_closing: bool,
+}
+
+impl StoredChat {
+    /// A chat as it is when it has just begun, with so many turns that wait.
+    #[must_use]
+    pub fn begun(row: ChatRow, turns: u32) -> Self {
+        Self {
+            session: row.session,
+            run: row.run,
+            workspace: row.workspace,
+            role: row.role,
+            model: row.model,
+            goal: row.goal,
+            files: row.files,
+            pool: row.pool,
+            mode: row.mode,
+            parent: row.parent,
+            phase: row.phase,
+            settings: row.settings.unwrap_or_default(),
+            progress: ChatProgress::default(),
+            forwarded: 0,
+            created_ms: row.created_ms,
+            ended_ms: None,
+            turns: turns.into(),
+            waiting: turns,
+            running: None,
+            used_ms: row.created_ms,
+            is_closing: false,
+        }
+    }
 }
 
 /// A row of `turns`. Times are milliseconds since the Unix epoch.
@@ -84,6 +117,8 @@ pub struct StoredTurn {
     pub ended_ms: Option<i64>,
     /// By what its sender may send it again.
     pub key: Option<Foreign>,
+    /// A person stopped it.
+    pub stopped: bool,
 }
 
 impl StoredTurn {
@@ -117,10 +152,10 @@ const CHAT: &str = "SELECT session, run, workspace, role, model, goal, files, po
     (SELECT count(*) FROM turns WHERE chat = session AND state = 'waiting'), \
     (SELECT turn FROM turns WHERE chat = session AND state = 'running'), \
     coalesce((SELECT accepted_ms FROM turns WHERE chat = session ORDER BY seq DESC LIMIT 1), \
-        created_ms), parent, phase, settings, progress, forwarded FROM chats";
+        created_ms), parent, phase, settings, progress, forwarded, closing FROM chats";
 
 const TURN: &str = "SELECT turn, chat, seq, content, state, task, outcome, accepted_ms, begun_ms, \
-    ended_ms, key FROM turns";
+    ended_ms, key, stopped FROM turns";
 
 impl Reader {
     /// One chat; `None` if there is none of this id.
@@ -181,7 +216,7 @@ impl Reader {
     }
 
     /// At most `limit` open chats that nobody has used since `before_ms` and in which nothing waits
-    /// or runs, by their ids, after one of them.
+    /// or runs, by their ids, after one of them: none that goes on by itself, and no member of such.
     ///
     /// # Errors
     /// [`ReadError`]
@@ -192,6 +227,9 @@ impl Reader {
         limit: u32,
     ) -> Result<Vec<SessionId>, ReadError> {
         let sql = "SELECT session FROM chats WHERE ended_ms IS NULL AND session > ?1 \
+                   AND coalesce(phase, 'over') = 'over' \
+                   AND NOT EXISTS (SELECT 1 FROM chats AS of WHERE of.session = chats.parent \
+                   AND of.ended_ms IS NULL AND coalesce(of.phase, 'over') <> 'over') \
                    AND coalesce((SELECT max(accepted_ms, coalesce(ended_ms, 0)) FROM turns \
                    WHERE chat = session ORDER BY seq DESC LIMIT 1), created_ms) < ?2 \
                    AND NOT EXISTS (SELECT 1 FROM turns WHERE chat = session \
@@ -200,6 +238,32 @@ impl Reader {
         self.rows(sql, params![after, before_ms, limit], |row| {
             known("session", row.get(0)?, |text| SessionId::new(text).ok())
         })
+    }
+
+    /// At most `limit` open chats that are to be closed for good, by their ids, after one of them.
+    ///
+    /// # Errors
+    /// [`ReadError`]
+    pub fn closing_chats(
+        &self,
+        after: Option<&SessionId>,
+        limit: u32,
+    ) -> Result<Vec<SessionId>, ReadError> {
+        let sql = "SELECT session FROM chats WHERE closing = 1 AND ended_ms IS NULL \
+                   AND session > ?1 ORDER BY session LIMIT ?2";
+        let after = after.map_or("", SessionId::as_str);
+        self.rows(sql, params![after, limit], |row| {
+            known("session", row.get(0)?, |text| SessionId::new(text).ok())
+        })
+    }
+
+    /// The chat whose run's id begins so.
+    ///
+    /// # Errors
+    /// [`ReadError`]
+    pub fn chat_of_run(&self, begin: &str) -> Result<Option<StoredChat>, ReadError> {
+        let sql = format!("{CHAT} WHERE run >= ?1 AND run < ?1 || '~' LIMIT 1");
+        Ok(self.rows(&sql, [begin], stored_chat)?.pop())
     }
 
     /// At most `limit` turns of a chat after a number, in order.
@@ -422,6 +486,7 @@ fn stored_chat(row: &Row<'_>) -> Result<StoredChat, ReadError> {
             None => ChatProgress::default(),
         },
         forwarded: row.get::<_, Option<i64>>(19)?.unwrap_or(0).unsigned_abs(),
+        is_closing: row.get(20)?,
     })
 }
 
@@ -443,5 +508,6 @@ fn stored_turn(row: &Row<'_>) -> Result<StoredTurn, ReadError> {
         begun_ms: row.get(8)?,
         ended_ms: row.get(9)?,
         key: row.get::<_, Option<String>>(10)?.map(Foreign::new),
+        stopped: row.get(11)?,
     })
 }

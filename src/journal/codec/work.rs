@@ -291,6 +291,13 @@ struct Progress {
     reminders: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
     approved: Option<String>,
+    #[serde(skip_serializing_if = "is_zero")]
+    checks: u32,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
+const fn is_zero(of: &u32) -> bool {
+    *of == 0
 }
 
 /// The column `progress` of a chat.
@@ -304,6 +311,7 @@ pub(in crate::journal) fn progress_json(of: &ChatProgress) -> String {
         reason: of.reason.clone(),
         reminders: of.reminders,
         approved: of.approved.clone(),
+        checks: of.checks,
     };
     serde_json::to_string(&progress).unwrap_or_default()
 }
@@ -323,6 +331,7 @@ pub(in crate::journal) fn read_progress(text: &str) -> Option<ChatProgress> {
         reason: of.reason,
         reminders: of.reminders,
         approved: of.approved,
+        checks: of.checks,
     })
 }
 

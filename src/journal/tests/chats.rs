@@ -172,6 +172,7 @@ fn a_chat_is_a_conversation_with_its_run_and_session_and_reads_back_whole() {
         waiting: 2,
         running: None,
         used_ms: 12,
+        is_closing: false,
     };
     assert_eq!(
         reader.chat(&row.session).expect("read"),

@@ -35,6 +35,9 @@ const ADDED_BY_5: &str = include_str!("../golden/added_v5.sql");
 /// What version 6 added to that.
 const ADDED_BY_6: &str = include_str!("../golden/added_v6.sql");
 
+/// What version 7 added to that.
+const ADDED_BY_7: &str = include_str!("../golden/added_v7.sql");
+
 /// The tables of version 3 with their columns and rows.
 type Tables = Vec<(String, Vec<String>, Vec<Vec<Value>>)>;
 
@@ -54,6 +57,9 @@ fn file_of(version: i64) -> tempfile::TempDir {
     }
     if version >= 6 {
         conn.execute_batch(ADDED_BY_6).expect("version 6");
+    }
+    if version >= 7 {
+        conn.execute_batch(ADDED_BY_7).expect("version 7");
     }
     drop(conn);
     std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o600))
@@ -100,7 +106,7 @@ fn talks_are_as_before(reader: &Reader, version: i64) {
     let conversation = reader.conversation(&talked).expect("read");
     assert_eq!(conversation.is_some(), version >= 5);
     let chats = reader.chats(None, None, 9).expect("read");
-    assert_eq!(chats.len(), if version == 6 { 2 } else { 0 });
+    assert_eq!(chats.len(), if version >= 6 { 2 } else { 0 });
     if let Some(chat) = chats.iter().find(|chat| chat.ended_ms.is_none()) {
         assert_eq!(chat.goal.raw(), "a page about é");
         assert_eq!((chat.turns, chat.waiting, chat.forwarded), (2, 1, 0));
@@ -111,6 +117,11 @@ fn talks_are_as_before(reader: &Reader, version: i64) {
         assert_eq!(turn.expect("there").content.raw(), "and another");
     }
     assert_eq!(reader.chats_going_on(None, 9).expect("read"), []);
+    assert_eq!(reader.closing_chats(None, 9).expect("read"), []);
+    let items = reader.plan_items(&talked).expect("read");
+    let stand: Vec<_> = items.iter().map(|of| (of.tries, of.gone_as)).collect();
+    let expected: &[_] = if version >= 7 { &[(1, None)] } else { &[] };
+    assert_eq!(stand, expected);
 }
 
 /// Its tables are those of a file of today.
@@ -132,9 +143,9 @@ fn a_change_is_found(old: &tempfile::TempDir) {
 
 #[test]
 fn a_file_of_an_earlier_version_loses_nothing_and_its_chain_goes_on() {
-    for version in [3, 4, 5, 6] {
+    for version in [3, 4, 5, 6, 7] {
         let (more, talks) = match version {
-            6 => (1, 2),
+            6 | 7 => (1, 2),
             5 => (1, 1),
             _ => (0, 0),
         };
@@ -143,6 +154,7 @@ fn a_file_of_an_earlier_version_loses_nothing_and_its_chain_goes_on() {
         let expected = match version {
             3 => 11,
             6 => 14,
+            7 => 16,
             _ => 12,
         };
         assert_eq!(before.len(), expected);

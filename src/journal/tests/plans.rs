@@ -58,6 +58,7 @@ fn open_item(at: usize) -> PlanItem {
         tries: 0,
         losses: 0,
         at_ms: 2,
+        gone_as: None,
     }
 }
 
@@ -190,7 +191,10 @@ fn the_work_of_a_chat_is_found_by_the_next_start_until_it_is_over() {
     );
     let member = reader.chat(&session("m-1")).expect("read").expect("there");
     assert_eq!((member.forwarded, member.parent), (9, Some(session("c"))));
-    assert_eq!(reader.plan_reviews(&session("c")).expect("read"), [review]);
+    assert_eq!(
+        reader.plan_reviews(&session("c"), 9).expect("read"),
+        [review]
+    );
     // A closed one goes on no more.
     let close = ChatWrite::Close {
         chat: session("c"),
@@ -198,5 +202,89 @@ fn the_work_of_a_chat_is_found_by_the_next_start_until_it_is_over() {
     };
     assert_durable(&commit(&journal, vec![Write::Chat(close)]));
     assert_eq!(reader.chats_going_on(None, 9).expect("read"), []);
+    journal.close(LONG).expect("flushed");
+}
+
+#[test]
+fn a_plan_that_is_worked_is_not_unused_nor_are_its_members() {
+    let dir = tempdir();
+    let journal = open(dir.path());
+    let begin = vec![chat("c", None), chat("m-1", Some("c"))];
+    assert_durable(&commit(&journal, begin));
+    let reader = journal.reader().expect("reader");
+    let unused = || reader.unused_chats(i64::MAX, None, 9).expect("read");
+    assert_eq!(unused(), []);
+    let over = Write::Chat(ChatWrite::Plan(PlanWrite::Progress {
+        chat: session("c"),
+        phase: ChatPhase::Over,
+        progress: ChatProgress::default(),
+    }));
+    assert_durable(&commit(&journal, vec![over]));
+    assert_eq!(unused(), [session("c"), session("m-1")]);
+    journal.close(LONG).expect("flushed");
+}
+
+#[test]
+fn what_waits_is_one_row_and_old_items_of_people_are_forgotten() {
+    use ReviewState::{Rejected, Waiting};
+    let dir = tempdir();
+    let journal = open(dir.path());
+    assert_durable(&commit(&journal, vec![chat("c", None)]));
+    let plan = |write| Write::Chat(ChatWrite::Plan(write));
+    let review = |state, sha256: &str| {
+        plan(PlanWrite::Review(PlanReview {
+            chat: session("c"),
+            state,
+            sha256: sha256.to_owned(),
+            by: "policy".to_owned(),
+            rules: Vec::new(),
+            why: Foreign::new(""),
+            at_ms: 4,
+        }))
+    };
+    for (state, sha256) in [
+        (Waiting, "a"),
+        (Waiting, "b"),
+        (Rejected, "b"),
+        (Waiting, "c"),
+    ] {
+        assert_durable(&commit(&journal, vec![review(state, sha256)]));
+    }
+    assert_durable(&commit(&journal, vec![review(Waiting, "d")]));
+    let reader = journal.reader().expect("reader");
+    let found = |most| -> Vec<(ReviewState, String)> {
+        let found = reader.plan_reviews(&session("c"), most).expect("read");
+        found.into_iter().map(|of| (of.state, of.sha256)).collect()
+    };
+    let of = |state, sha256: &str| (state, sha256.to_owned());
+    assert_eq!(
+        found(9),
+        [of(Waiting, "b"), of(Rejected, "b"), of(Waiting, "d")]
+    );
+    assert_eq!(found(1), [of(Waiting, "d")]);
+    let gone = |at, by_agent, at_ms| {
+        put(PlanItem {
+            state: ItemState::Gone,
+            gone_as: Some(ItemState::Blocked),
+            by_agent,
+            at_ms,
+            ..open_item(at)
+        })
+    };
+    let forget = plan(PlanWrite::Forget {
+        chat: session("c"),
+        keep: 1,
+    });
+    let writes = vec![
+        gone(0, false, 1),
+        gone(1, false, 2),
+        gone(2, true, 0),
+        forget,
+    ];
+    assert_durable(&commit(&journal, writes));
+    let left = reader.plan_items(&session("c")).expect("read");
+    let left: Vec<_> = left.iter().map(|of| (of.item, of.gone_as)).collect();
+    let is = Some(ItemState::Blocked);
+    assert_eq!(left, [(items()[1], is), (items()[2], is)]);
     journal.close(LONG).expect("flushed");
 }

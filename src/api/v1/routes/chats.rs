@@ -38,6 +38,11 @@ pub(super) static ROUTES: &[Route] = &[
         path: "/api/v1/workspaces/{workspace}/chats",
         name: "createChat",
         does: "Begins a chat with its first message; returns when it is durable",
+        headers: &[(
+            "Idempotency-Key",
+            "the same chat under the same key is begun once",
+            limits::TURN_KEY_BYTES,
+        )],
         body: Some("NewChat"),
         body_bytes: BODY_BYTES,
         gives: (201, "ChatBegun"),
