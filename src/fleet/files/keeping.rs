@@ -60,7 +60,7 @@ impl FleetHandle {
         let Ok(store) = files.store() else {
             return;
         };
-        for (name, root) in &files.roots {
+        for (name, root) in &files.roots.now().all {
             if let Err(error) = files.clear(store, name, root).await {
                 tracing::warn!(workspace = %name, %error, "not all that a kill may have left is removed");
             }
