@@ -280,6 +280,8 @@ words!(
     DialectName {
         /// Agent Client Protocol, version 1.
         Acp = "acp",
+        /// loaf's RPC, protocol 1.
+        Loaf = "loaf",
         /// ScaiFlux serve mode, protocol 1.
         Scaiflux = "scaiflux",
     }
@@ -308,9 +310,30 @@ impl DialectName {
     #[must_use]
     pub const fn resumes_by_argument(self) -> bool {
         match self {
-            Self::Acp => false,
+            Self::Acp | Self::Loaf => false,
             Self::Scaiflux => true,
         }
+    }
+
+    /// Whether the protocol has a message that sets a session's model.
+    #[must_use]
+    pub const fn sets_model(self) -> bool {
+        matches!(self, Self::Acp | Self::Loaf)
+    }
+
+    /// The built-in table that reads its tool calls, of a pool that names none.
+    #[must_use]
+    pub const fn extractor(self) -> &'static str {
+        match self {
+            Self::Acp => "acp",
+            Self::Loaf | Self::Scaiflux => "scaiflux",
+        }
+    }
+
+    /// Whether an agent can ask for permission in it at all.
+    #[must_use]
+    pub const fn asks(self) -> bool {
+        !matches!(self, Self::Loaf)
     }
 }
 

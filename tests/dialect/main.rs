@@ -10,5 +10,6 @@ mod acp;
 mod corpus;
 mod fuzz;
 mod fuzz_acp;
+mod loaf;
 mod scaiflux;
 mod script;
