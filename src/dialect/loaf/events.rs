@@ -221,13 +221,20 @@ impl Loaf {
         self.end_turn(end, out);
     }
 
-    /// Of the agent's state only the model is told, when it is another one.
+    /// Of the agent's state only the model is told, when it is another one: while the session is
+    /// opened, or we select one, that is told with what follows.
     fn changed(&mut self, payload: &Payload<'_>, out: &mut Effects) {
         let model = payload.snapshot.and_then(message::model_of);
         let Some(model) = model.filter(|model| Some(model) != self.models.selected.as_ref()) else {
             return;
         };
+        if self.selecting.is_some() {
+            return;
+        }
         self.models.selected = Some(model.clone());
+        if self.phase != Phase::Ready {
+            return;
+        }
         out.push(Effect::Event(Event::StateChanged {
             model: Some(model),
             mode: None,
