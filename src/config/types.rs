@@ -4,6 +4,7 @@
 //! relative paths made absolute. Must not know TOML, spans or files.
 
 mod container;
+mod dialect;
 mod sandbox;
 mod secret;
 
@@ -302,38 +303,6 @@ impl Pool {
     #[must_use]
     pub fn has_door(&self) -> bool {
         self.client_offers().any() || !self.engine_tools.is_empty()
-    }
-}
-
-impl DialectName {
-    /// Whether a session is loaded again by an argument of the command, not by a message.
-    #[must_use]
-    pub const fn resumes_by_argument(self) -> bool {
-        match self {
-            Self::Acp | Self::Loaf => false,
-            Self::Scaiflux => true,
-        }
-    }
-
-    /// Whether the protocol has a message that sets a session's model.
-    #[must_use]
-    pub const fn sets_model(self) -> bool {
-        matches!(self, Self::Acp | Self::Loaf)
-    }
-
-    /// The built-in table that reads its tool calls, of a pool that names none.
-    #[must_use]
-    pub const fn extractor(self) -> &'static str {
-        match self {
-            Self::Acp => "acp",
-            Self::Loaf | Self::Scaiflux => "scaiflux",
-        }
-    }
-
-    /// Whether an agent can ask for permission in it at all.
-    #[must_use]
-    pub const fn asks(self) -> bool {
-        !matches!(self, Self::Loaf)
     }
 }
 
