@@ -19,7 +19,7 @@ use super::types::{AsksFor, DialectName, Extractor};
 word!(AsksFor, DialectName);
 
 /// Dialects of the format that this version has not.
-const LATER_DIALECTS: &[&str] = &["loaf", "skillpilot", "claude", "codex"];
+const LATER_DIALECTS: &[&str] = &["skillpilot", "claude", "codex"];
 
 /// The agent's name when no preset names it.
 const CUSTOM: &str = "custom";
@@ -86,7 +86,11 @@ pub(super) fn read(
         set_mode = filled(pool, &words, &place, "mode", mode.as_ref(), speaks);
     }
     let script = command::is_script_agent(&words);
-    let inferred = if script { AsksFor::All } else { AsksFor::Some };
+    let inferred = match speaks.asks() {
+        false => AsksFor::Never,
+        true if script => AsksFor::All,
+        true => AsksFor::Some,
+    };
     let model = model.map(|found| found.value);
     Agent {
         name: match (preset, script) {
@@ -107,8 +111,9 @@ pub(super) fn read(
         set_model,
         set_mode,
         dialect: speaks,
-        asks: pool.word("asks", &[]).map_or(inferred, |found| found.value),
-        extractor: extractor(pool).unwrap_or_else(|| Extractor::BuiltIn(speaks.word().to_owned())),
+        asks: asks(pool, speaks).unwrap_or(inferred),
+        extractor: extractor(pool)
+            .unwrap_or_else(|| Extractor::BuiltIn(speaks.extractor().to_owned())),
     }
 }
 
@@ -219,6 +224,7 @@ fn filled(
             .any(|piece| matches!(piece, Piece::Braced(name, _) if *name == key))
     });
     match value {
+        Some(_) if !used && key == "model" && speaks.sets_model() => return true,
         Some(_) if !used && speaks == DialectName::Acp => return true,
         Some(found) if !used => {
             let message = format!("{key} is set, but the command has no {{{key}}}");
@@ -233,11 +239,28 @@ fn filled(
     false
 }
 
+/// What the agent asks for: nothing, in a protocol that has no words for it.
+fn asks(pool: &Section<'_>, speaks: DialectName) -> Option<AsksFor> {
+    let found: Found<AsksFor> = pool.word("asks", &[])?;
+    let is_below = pool.item("asks").is_some_and(|item| item.is_below());
+    if !speaks.asks() && is_below {
+        return None;
+    }
+    if !speaks.asks() && found.value != AsksFor::Never {
+        let message = format!(
+            "an agent that speaks {speaks} asks for nothing: the protocol has no words for it"
+        );
+        let help = Some("leave asks out, or set asks = \"never\"".to_owned());
+        pool.ledger.fault(&found.place, message, help);
+        return None;
+    }
+    Some(found.value)
+}
+
 fn dialect(pool: &Section<'_>) -> Option<DialectName> {
     let item = pool.item("dialect")?;
     if matches!(item.value(), DeValue::Table(_)) {
-        let message =
-            "custom dialects are not supported by this version: expected \"acp\" or \"scaiflux\"";
+        let message = "custom dialects are not supported by this version: expected \"acp\", \"loaf\" or \"scaiflux\"";
         pool.ledger.fault(&item.place, message, None);
         return None;
     }

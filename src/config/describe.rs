@@ -103,6 +103,10 @@ impl Pool {
         match self.asks {
             AsksFor::All => {}
             AsksFor::Some => weak.push("the agent does not ask for every tool call".to_owned()),
+            AsksFor::Never if !self.dialect.asks() => weak.push(format!(
+                "{} has no words to ask for permission: only the walls hold the agent, the policy judges what it did",
+                self.dialect
+            )),
             AsksFor::Never => weak.push("the agent never asks".to_owned()),
         }
         if self.guard == Guard::Sandbox {

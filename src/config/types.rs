@@ -4,6 +4,7 @@
 //! relative paths made absolute. Must not know TOML, spans or files.
 
 mod container;
+mod dialect;
 mod sandbox;
 mod secret;
 
@@ -280,6 +281,8 @@ words!(
     DialectName {
         /// Agent Client Protocol, version 1.
         Acp = "acp",
+        /// loaf's RPC, protocol 1.
+        Loaf = "loaf",
         /// ScaiFlux serve mode, protocol 1.
         Scaiflux = "scaiflux",
     }
@@ -300,17 +303,6 @@ impl Pool {
     #[must_use]
     pub fn has_door(&self) -> bool {
         self.client_offers().any() || !self.engine_tools.is_empty()
-    }
-}
-
-impl DialectName {
-    /// Whether a session is loaded again by an argument of the command, not by a message.
-    #[must_use]
-    pub const fn resumes_by_argument(self) -> bool {
-        match self {
-            Self::Acp => false,
-            Self::Scaiflux => true,
-        }
     }
 }
 

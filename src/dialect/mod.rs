@@ -10,6 +10,7 @@ pub mod acp;
 mod asks;
 mod denials;
 mod lenient;
+pub mod loaf;
 pub mod scaiflux;
 
 use std::collections::BTreeMap;
@@ -34,7 +35,7 @@ pub struct Opening {
     /// The agent's own id of an earlier session, which this channel goes on with. What the agent
     /// replays of it is not reported again.
     pub resume: Option<Foreign>,
-    /// What the pool wants of an agent that speaks ACP.
+    /// What the pool wants of an agent that speaks ACP; of one that speaks loaf only the model.
     pub acp: Arc<config::Acp>,
     /// The base URL of each route of the pool, as the agent reaches it.
     pub routes: BTreeMap<String, String>,
@@ -250,6 +251,7 @@ pub const BAD_LINE_REASONS: &[&str] = &[
 pub fn build(name: DialectName) -> Box<dyn Dialect> {
     match name {
         DialectName::Acp => Box::new(acp::Acp::default()),
+        DialectName::Loaf => Box::new(loaf::Loaf::default()),
         DialectName::Scaiflux => Box::new(scaiflux::Scaiflux::default()),
     }
 }

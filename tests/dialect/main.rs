@@ -10,5 +10,7 @@ mod acp;
 mod corpus;
 mod fuzz;
 mod fuzz_acp;
+mod fuzz_loaf;
+mod loaf;
 mod scaiflux;
 mod script;

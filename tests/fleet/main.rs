@@ -54,6 +54,7 @@ mod kill;
 mod learning;
 mod limits;
 mod listing;
+mod loaf;
 mod mcp_rules;
 mod misbehaving;
 mod morning;

@@ -131,3 +131,15 @@ fn no_version_and_an_error_are_refused_in_acp() {
 fn an_agent_that_speaks_the_second_version_of_acp_is_refused_in_its_own_shapes() {
     check("acp", "v2", "2");
 }
+
+#[test]
+fn another_major_version_of_loaf_is_refused() {
+    for (claim, shown) in [
+        ("2", "2.0.0"),
+        ("0.9.0", "0.9.0"),
+        ("none", "none"),
+        ("error", "0.0.0"),
+    ] {
+        check("loaf", claim, shown);
+    }
+}

@@ -57,6 +57,12 @@ impl Agent {
         Self::launch("acp", flags, dir(), dir())
     }
 
+    /// The same for the third.
+    pub(crate) fn spawn_loaf(flags: &[&str]) -> Self {
+        let dir = || Rc::new(tempfile::tempdir().unwrap());
+        Self::launch("loaf", flags, dir(), dir())
+    }
+
     /// Another process in the same directory and the same home.
     pub(crate) fn again(&self, flags: &[&str]) -> Self {
         Self::launch(

@@ -14,6 +14,7 @@ mod controller;
 mod drills;
 mod ledgers;
 mod load;
+mod loaf;
 mod manners;
 mod memory;
 mod steps;

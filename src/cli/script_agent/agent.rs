@@ -17,7 +17,7 @@ use super::pipes::{Inbox, Outbox};
 use super::quirk::Quirk;
 use super::said::{Moment, Said, TextFrame};
 use super::step::Call;
-use super::{AgentDialect, acp, scaiflux};
+use super::{AgentDialect, acp, loaf, scaiflux};
 use crate::limits::AGENT_OUTPUT_BYTES;
 use crate::model::Foreign;
 
@@ -161,6 +161,8 @@ pub(super) struct Agent {
     pub(super) terminal: String,
     /// The tool servers that the client handed over.
     pub(super) tool_servers: acp::ToolServers,
+    /// What waits, in a protocol where prompts can.
+    pub(super) waiting: loaf::Waiting,
     turns: u64,
     calls: u64,
     asks: u64,
@@ -209,6 +211,7 @@ impl Agent {
             wanted: None,
             terminal: String::new(),
             tool_servers: acp::ToolServers::default(),
+            waiting: loaf::Waiting::default(),
             asks: 0,
         }
     }
@@ -223,6 +226,7 @@ impl Agent {
             scaiflux::ready(out, &moment, model, claim.as_ref())?;
         }
         while self.closing == Closing::No {
+            self.take_waiting()?;
             if let Some(prompt) = self.accepted.take() {
                 self.run_turn(prompt)?;
                 if self.settings.has(Quirk::Restless) {
@@ -260,6 +264,7 @@ impl Agent {
         match dialect {
             AgentDialect::Scaiflux => scaiflux::queue(out, &moment, said)?,
             AgentDialect::Acp => acp::queue(out, &moment, said)?,
+            AgentDialect::Loaf => loaf::queue(out, &moment, said)?,
         }
         Ok(())
     }
@@ -281,6 +286,7 @@ impl Agent {
         let frame = match dialect {
             AgentDialect::Scaiflux => yardstick,
             AgentDialect::Acp => acp::text_frame(&moment)?,
+            AgentDialect::Loaf => loaf::text_frame(&moment)?,
         };
         Ok((frame, text_bytes))
     }

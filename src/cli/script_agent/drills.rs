@@ -17,7 +17,7 @@ use super::agent::{Agent, Halt, Permission};
 use super::said::TextFrame;
 use super::step::{Call, Crash, Drill, Hang, Pipes};
 use super::tools::ToolEnd;
-use super::{AgentDialect, acp, scaiflux};
+use super::{AgentDialect, acp, loaf, scaiflux};
 use crate::limits::AGENT_WRITE_BYTES;
 
 /// What flooded lines say, over and over.
@@ -63,6 +63,9 @@ impl Agent {
                     Err(error) => format!("Could not leave a process behind: {error}.\n"),
                 };
                 self.text(&said)
+            }
+            Drill::Ask { .. } | Drill::Pending { .. } if !self.settings.dialect.asks() => {
+                self.text("This protocol has no words to ask for permission.\n")
             }
             Drill::Ask { count, path } => self.ask_load(*count, path),
             Drill::Raw(line) => {
@@ -136,6 +139,7 @@ impl Agent {
         let garbage = match self.settings.dialect {
             AgentDialect::Scaiflux => scaiflux::GARBAGE,
             AgentDialect::Acp => acp::GARBAGE,
+            AgentDialect::Loaf => loaf::GARBAGE,
         };
         for line in garbage.iter().cycle().zip(0..lines).map(|(line, _)| line) {
             self.out.write(line)?;
@@ -234,7 +238,7 @@ impl Agent {
             };
             latency.samples.push(took);
             // Leaves with the next request, as one write.
-            self.queue_tool_end(&tool_id, &end, Instant::now())?;
+            self.queue_tool_end(&tool_id, &call, &end, Instant::now())?;
         }
         self.out.flush()?;
         let report = latency.report();

@@ -16,6 +16,7 @@ impl Agent {
         match self.settings.dialect {
             AgentDialect::Scaiflux => self.hear_scaiflux(line),
             AgentDialect::Acp => self.hear_acp(line),
+            AgentDialect::Loaf => self.hear_loaf(line),
         }
     }
 
@@ -94,6 +95,11 @@ impl Agent {
         self.enter(word, || json!({}))?;
         self.mark_cancelled(word);
         Ok(())
+    }
+
+    /// Cancels the running turn without a word in the ledger.
+    pub(super) fn cancel_quietly(&mut self, why: &str) {
+        self.mark_cancelled(why);
     }
 
     fn mark_cancelled(&mut self, why: &str) {

@@ -1,9 +1,9 @@
-//! The script agent: a real, deterministic agent that speaks ScaiFlux's serve mode or the Agent
-//! Client Protocol on stdio.
+//! The script agent: a real, deterministic agent that speaks ScaiFlux's serve mode, the Agent
+//! Client Protocol or loaf's RPC on stdio.
 //!
 //! It is the embedded default, the load generator and the fault injector. One thread, blocking
 //! pipes, no runtime; it shares no code with the dialects that talk to it, so that each checks the
-//! other. Steps, turns and tools are the same for both protocols; what differs is in a folder
+//! other. Steps, turns and tools are the same for all protocols; what differs is in a folder
 //! each. `docs/script-agent.md` is its page. Must not know the supervisor.
 
 mod acp;
@@ -13,6 +13,7 @@ mod claim;
 mod drills;
 mod hearing;
 mod ledger;
+mod loaf;
 mod memory;
 mod operands;
 mod pipes;
@@ -47,6 +48,15 @@ pub enum AgentDialect {
     Scaiflux,
     /// The Agent Client Protocol, version 1.
     Acp,
+    /// loaf's RPC, protocol 1.
+    Loaf,
+}
+
+impl AgentDialect {
+    /// Whether the protocol has words to ask for permission.
+    const fn asks(self) -> bool {
+        !matches!(self, Self::Loaf)
+    }
 }
 
 /// What the agent is started with.
@@ -64,8 +74,8 @@ pub struct Args {
     /// Remembers nothing, so that no session can be taken up again
     #[arg(long)]
     pub forget: bool,
-    /// The protocol version to claim: a number, a text, or `none` to claim nothing; with ACP also
-    /// `echo` for what was asked, `error` to refuse, `v2` to speak as version 2 does
+    /// The protocol version to claim: a number, a text, or `none` to claim nothing; with ACP and
+    /// loaf also `echo` for what was asked, `error` to refuse, `v2` to speak as version 2 does
     #[arg(
         long,
         value_name = "N",
@@ -126,7 +136,9 @@ enum NoStart {
     Workspace(io::Error),
     #[error("stdin or stdout cannot be used: {0}")]
     Pipes(io::Error),
-    #[error("--resume is for scaiflux; an acp client sends session/load or session/resume")]
+    #[error(
+        "--resume is for scaiflux; other clients send session/load, session/resume or session.get"
+    )]
     ResumeByFlag,
     #[error("session `{id}` cannot be resumed: {why}")]
     Resume { id: String, why: NoSession },
@@ -172,15 +184,15 @@ fn prepare(args: Args) -> Result<Agent, NoStart> {
     }))
 }
 
-/// The session that the agent begins with: of an ACP client there is none yet.
+/// The session that the agent begins with: of a client that opens them there is none yet.
 fn first_session(
     memory: &Memory,
     dialect: AgentDialect,
     resume: Option<String>,
 ) -> Result<Session, NoStart> {
     match (dialect, resume) {
-        (AgentDialect::Acp, Some(_)) => Err(NoStart::ResumeByFlag),
-        (AgentDialect::Acp, None) => Ok(Session::none(String::new())),
+        (AgentDialect::Acp | AgentDialect::Loaf, Some(_)) => Err(NoStart::ResumeByFlag),
+        (AgentDialect::Acp | AgentDialect::Loaf, None) => Ok(Session::none(String::new())),
         (AgentDialect::Scaiflux, Some(id)) => {
             let mut session = memory.load(&id).map_err(|why| NoStart::Resume {
                 id: Foreign::new(id).show(60),

@@ -32,6 +32,7 @@ pub(super) enum Said<'a> {
     },
     ToolEnd {
         tool_id: &'a str,
+        call: &'a Call,
         end: &'a ToolEnd,
         took_s: f64,
     },
@@ -46,6 +47,8 @@ pub(super) enum Said<'a> {
         input_tokens: u64,
         output_tokens: u64,
         mutations: &'a [(&'static str, String)],
+        /// What was said, cut where a tool's output would be.
+        answer: &'a str,
         /// The request that the turn answers, in a protocol where a prompt is one.
         reply_to: Option<&'a Value>,
     },

@@ -4,8 +4,9 @@
 
 use std::time::Instant;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
+use super::AgentDialect;
 use super::agent::{Accepted, Agent, CONTEXT_WINDOW, Halt, Permission, Turn};
 use super::memory::Record;
 use super::said::Said;
@@ -23,7 +24,11 @@ enum Manners {
 impl Agent {
     /// Runs a prompt to its end.
     pub(super) fn run_turn(&mut self, prompt: Accepted) -> Result<(), Halt> {
-        let id = self.next_turn();
+        let id = match &prompt.reply_to {
+            // There the turn has its name from the moment at which its prompt was taken.
+            Some(Value::String(id)) if self.settings.dialect == AgentDialect::Loaf => id.clone(),
+            _ => self.next_turn(),
+        };
         self.log(format_args!("turn {id} begins"));
         self.turn = Some(Turn {
             id,
@@ -37,10 +42,11 @@ impl Agent {
             Ok(steps) => self.follow(&steps)?,
             Err(sentence) => self.text(&sentence.to_string())?,
         }
+        self.follow_steering()?;
         self.complete()
     }
 
-    fn follow(&mut self, steps: &[(&str, Step)]) -> Result<(), Halt> {
+    pub(super) fn follow(&mut self, steps: &[(&str, Step)]) -> Result<(), Halt> {
         for (at, (line, step)) in steps.iter().enumerate() {
             self.attend()?;
             self.pause(self.settings.think)?;
@@ -127,7 +133,8 @@ impl Agent {
         self.narrate(|| intention(call))?;
         let tool_id = self.next_call();
         self.queue_tool_start(&tool_id, call)?;
-        let asks = manners == Manners::Asks && !self.trusted.contains(call.tool());
+        let can_ask = self.settings.dialect.asks() && !self.trusted.contains(call.tool());
+        let asks = manners == Manners::Asks && can_ask;
         let permission = if asks {
             self.queue_ask(&tool_id, call)?;
             self.answer()?
@@ -143,7 +150,7 @@ impl Agent {
             Permission::Denied(reason) => ToolEnd::error(reason),
             Permission::Cancelled => ToolEnd::interrupted(),
         };
-        self.queue_tool_end(&tool_id, &end, began)?;
+        self.queue_tool_end(&tool_id, call, &end, began)?;
         self.out.flush()?;
         if self.session.is_kept() {
             self.keep(&Record::Tool {
@@ -187,6 +194,7 @@ impl Agent {
     pub(super) fn queue_tool_end(
         &mut self,
         tool_id: &str,
+        call: &Call,
         end: &ToolEnd,
         began: Instant,
     ) -> Result<(), Halt> {
@@ -196,6 +204,7 @@ impl Agent {
         let took_us = u32::try_from(began.elapsed().as_micros()).unwrap_or(u32::MAX);
         self.queue(&Said::ToolEnd {
             tool_id,
+            call,
             end,
             took_s: f64::from(took_us) / 1e6,
         })
@@ -227,7 +236,7 @@ impl Agent {
             self.tell(&Said::Context { tokens, pct })?;
         }
         self.keep(&Record::Answer {
-            text: said,
+            text: said.clone(),
             cancelled,
             context: tokens,
         });
@@ -237,6 +246,7 @@ impl Agent {
             input_tokens,
             output_tokens,
             mutations: &mutations,
+            answer: &said,
             reply_to: reply_to.as_ref(),
         })?;
         self.turn = None;

@@ -45,7 +45,14 @@ pub(super) fn agree(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Conte
         }
     }
     if let Some(place) = &blame.guard {
-        if pool.guard == Guard::Policy && pool.asks != AsksFor::All {
+        if pool.guard == Guard::Policy && !pool.dialect.asks() {
+            let message = format!(
+                "guard = \"policy\" needs an agent that asks for everything, and {} has no words to ask for anything: only walls hold such an agent",
+                pool.dialect
+            );
+            let help = Some("use \"policy+sandbox\"".to_owned());
+            ledger.fault(place, message, help);
+        } else if pool.guard == Guard::Policy && pool.asks != AsksFor::All {
             let message = format!(
                 "guard = \"policy\" needs an agent that asks for everything, and this one asks for {}",
                 pool.asks

@@ -458,6 +458,37 @@ fn an_agents_own_keys_hold_where_the_file_has_none() {
 }
 
 #[test]
+fn an_agent_that_cannot_ask_is_held_by_its_walls_and_that_is_said() {
+    let pool = |keys: &str| accepted_by(&named(), &format!("[pool.demo]\n{keys}\n"));
+    let config = pool("command = [\"loaf\", \"rpc\"]\ndialect = \"loaf\"\nmodel = \"m\"");
+    let loaf = only(&config);
+    assert_eq!(loaf.dialect, DialectName::Loaf);
+    assert_eq!(
+        (loaf.asks, loaf.guard),
+        (AsksFor::Never, Guard::PolicyAndSandbox)
+    );
+    assert_eq!(loaf.acp.model.as_deref(), Some("m"), "set by a message");
+    assert_eq!(loaf.extractor, Extractor::BuiltIn("scaiflux".to_owned()));
+    let told = config.describe().join("\n");
+    for part in [
+        "speaks loaf, asks for nothing",
+        "weak     loaf has no words to ask for permission: only the walls hold the agent",
+        "what the agent does without asking is judged afterwards, not before",
+    ] {
+        assert!(told.contains(part), "{told}");
+    }
+    // The script agent's preset says that it asks for everything, in the protocol that it has there.
+    let script = pool(
+        "agent = \"script\"\ncommand = [\"marshal\", \"script-agent\", \"--dialect\", \"loaf\"]\ndialect = \"loaf\"",
+    );
+    assert_eq!(only(&script).asks, AsksFor::Never);
+    let on_crash = pool(
+        "command = [\"x\"]\ndialect = \"loaf\"\nsession = \"slot\"\nrestart.on_crash = \"resume\"",
+    );
+    assert!(only(&on_crash).resume_args.is_empty(), "a message loads it");
+}
+
+#[test]
 fn a_far_end_has_its_own_workspace_and_an_enriched_path() {
     let text = pool(
         "launcher = \"ssh\"\nssh = { host = \"::1\", user = \"agent\", port = 2222, workspace = \"/srv/work/\", known_hosts = \"keys/hosts\" }",

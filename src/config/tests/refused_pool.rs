@@ -106,7 +106,7 @@ fn closed_sets_of_words_name_their_members() {
     set("shell_cwd", "\"workspace\", \"turn\" or \"sticky\"", ("stiky", "sticky"), &[]);
     set("client_fs", "\"none\", \"read\" or \"write\"", ("wirte", "write"), &[]);
     set("asks", "\"all\", \"some\" or \"never\"", ("nevr", "never"), &[]);
-    set("dialect", "\"acp\" or \"scaiflux\"", ("scaifluks", "scaiflux"), &["loaf", "skillpilot", "claude", "codex"]);
+    set("dialect", "\"acp\", \"loaf\" or \"scaiflux\"", ("scaifluks", "scaiflux"), &["skillpilot", "claude", "codex"]);
     check("dialect = { custom = \"d.toml\" }", "custom dialects are not supported by this version");
     set("session", "\"task\" or \"slot\"", ("tsk", "task"), &[]);
     check("extractor = \"codex\"", "expected \"acp\", \"gemini\", \"hermes\", \"opencode\" or \"scaiflux\" or a table of its own");
@@ -346,6 +346,11 @@ fn keys_must_agree_with_each_other() {
     check("attempts = 0\nrestart = { on_crash = \"retry\" }", "expected an integer from 1 to 100");
     check("guard = \"policy\"", "needs an agent that asks for everything, and this one asks for some");
     check("guard = \"policy\"\nasks = \"never\"", "asks for never");
+    check("dialect = \"loaf\"\nguard = \"policy\"", "pool.demo.guard: guard = \"policy\" needs an agent that asks for everything, and loaf has no words to ask for anything…use \"policy+sandbox\"");
+    check("dialect = \"loaf\"\nasks = \"all\"", "pool.demo.asks: an agent that speaks loaf asks for nothing: the protocol has no words for it…leave asks out");
+    check("dialect = \"loaf\"\nmode = \"m\"", "mode is set, but the command has no {mode}");
+    check("dialect = \"loaf\"\nauth = \"key\"", "this is for agents that speak acp");
+    check("dialect = \"loaf\"\nclient_terminal = true", "client_terminal needs dialect = \"acp\": loaf has no such methods");
     check("guard = \"sandbox\"\nlauncher = \"none\"", "no guard at all");
     check("guard_off = true", "the built-in policy \"developer\" has the guard");
     check("launcher = \"none\"\nsandbox = \"standard\"", "there is no sandbox: remove this key");

@@ -16,7 +16,7 @@ use crate::wire::json::{BadFrame, Text};
 
 /// A message of the agent.
 #[derive(Debug)]
-pub(super) enum Message<'a> {
+pub(in crate::dialect) enum Message<'a> {
     /// It wants an answer.
     Request {
         id: RequestId,
@@ -37,17 +37,17 @@ pub(super) enum Message<'a> {
 
 /// The id of an agent's request as canonical JSON: `1` and `"1"` are two ids.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct RequestId(String);
+pub(in crate::dialect) struct RequestId(String);
 
 impl RequestId {
     /// The id's JSON text.
-    pub(super) fn json(&self) -> &str {
+    pub(in crate::dialect) fn json(&self) -> &str {
         &self.0
     }
 
     /// The id that a JSON value is. A string is written anew, so that two spellings of one id are
     /// the same id. One longer than [`limits::FOREIGN_ID_BYTES`] is none: no answer repeats it.
-    pub(super) fn read(raw: &RawValue) -> Option<Self> {
+    pub(in crate::dialect) fn read(raw: &RawValue) -> Option<Self> {
         #[derive(Deserialize)]
         #[serde(untagged)]
         enum Id {
@@ -66,12 +66,12 @@ impl RequestId {
 
 /// An error that the agent answered with.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct ErrorReply {
+pub(in crate::dialect) struct ErrorReply {
     /// Its code as JSON text; empty if there is none.
-    pub(super) code: String,
-    pub(super) message: String,
+    pub(in crate::dialect) code: String,
+    pub(in crate::dialect) message: String,
     /// What `data` adds, as JSON text.
-    pub(super) data: Option<String>,
+    pub(in crate::dialect) data: Option<String>,
 }
 
 impl ErrorReply {
@@ -129,7 +129,7 @@ fn present<'de: 'a, 'a, D: Deserializer<'de>>(reader: D) -> Result<Option<&'a Ra
 ///
 /// # Errors
 /// [`BadFrame::Json`] or [`BadFrame::Shape`].
-pub(super) fn read(object: &str) -> Result<Message<'_>, BadFrame> {
+pub(in crate::dialect) fn read(object: &str) -> Result<Message<'_>, BadFrame> {
     let envelope: Envelope<'_> = serde_json::from_str(object)?;
     let Envelope {
         id,

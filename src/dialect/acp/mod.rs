@@ -31,7 +31,7 @@ mod auth;
 mod calls;
 mod chosen;
 mod client;
-mod envelope;
+pub(super) mod envelope;
 mod farewell;
 mod handshake;
 mod message;
@@ -436,7 +436,7 @@ impl Acp {
 }
 
 /// An error of the agent as a sentence of ours.
-fn reported(error: &ErrorReply) -> String {
+pub(super) fn reported(error: &ErrorReply) -> String {
     let code = Foreign::from(error.code.as_str()).show(40);
     let message = Foreign::from(error.message.as_str()).show(300);
     let data = error.data.as_deref().map(Foreign::from);
@@ -445,7 +445,7 @@ fn reported(error: &ErrorReply) -> String {
 }
 
 /// Texts of an agent as a list for a person: shown safely, the rest of a long list only counted.
-fn listed_for_people<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
+pub(super) fn listed_for_people<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
     const SHOWN: usize = 20;
     let mut texts = texts.into_iter();
     let shown = texts.by_ref().take(SHOWN);

@@ -33,6 +33,7 @@ const STATIC_WORDS: &[&str] = &[
     "version",
     "session/load",
     "session/resume",
+    "session.get",
     "resume_args",
 ];
 

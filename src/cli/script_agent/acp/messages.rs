@@ -195,14 +195,14 @@ pub(super) struct PermissionOption {
 
 /// The reply to a request of the client.
 #[derive(Debug, Serialize)]
-pub(super) struct Success<'a, R> {
+pub(in crate::cli::script_agent) struct Success<'a, R> {
     jsonrpc: &'static str,
     id: &'a Value,
     result: R,
 }
 
 impl<'a, R> Success<'a, R> {
-    pub(super) const fn to(id: &'a Value, result: R) -> Self {
+    pub(in crate::cli::script_agent) const fn to(id: &'a Value, result: R) -> Self {
         Self {
             jsonrpc: "2.0",
             id,
@@ -228,14 +228,14 @@ pub(super) enum StopReason {
 
 /// The reply that says why there is no other.
 #[derive(Debug, Serialize)]
-pub(super) struct Failure<'a> {
+pub(in crate::cli::script_agent) struct Failure<'a> {
     jsonrpc: &'static str,
     id: &'a Value,
     error: &'a Fault,
 }
 
 impl<'a> Failure<'a> {
-    pub(super) const fn to(id: &'a Value, error: &'a Fault) -> Self {
+    pub(in crate::cli::script_agent) const fn to(id: &'a Value, error: &'a Fault) -> Self {
         Self {
             jsonrpc: "2.0",
             id,
@@ -246,11 +246,11 @@ impl<'a> Failure<'a> {
 
 /// Why a request has no result.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub(super) struct Fault {
-    pub(super) code: i32,
-    pub(super) message: String,
+pub(in crate::cli::script_agent) struct Fault {
+    pub(in crate::cli::script_agent) code: i32,
+    pub(in crate::cli::script_agent) message: String,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) data: Option<Value>,
+    pub(in crate::cli::script_agent) data: Option<Value>,
 }
 
 impl Fault {
@@ -262,11 +262,11 @@ impl Fault {
         }
     }
 
-    pub(super) fn parse(message: impl Into<String>) -> Self {
+    pub(in crate::cli::script_agent) fn parse(message: impl Into<String>) -> Self {
         Self::new(-32700, message)
     }
 
-    pub(super) fn invalid_request(message: impl Into<String>) -> Self {
+    pub(in crate::cli::script_agent) fn invalid_request(message: impl Into<String>) -> Self {
         Self::new(-32600, message)
     }
 

@@ -6,8 +6,8 @@
 
 mod client;
 mod hearing;
-mod messages;
-mod requests;
+pub(super) mod messages;
+pub(super) mod requests;
 mod sessions;
 mod tools;
 

@@ -12,7 +12,7 @@ use super::{ALWAYS, ONCE, REJECT};
 
 /// One message of the client.
 #[derive(Debug, PartialEq)]
-pub(super) enum Frame {
+pub(in crate::cli::script_agent) enum Frame {
     Request {
         id: Value,
         method: String,
@@ -31,7 +31,7 @@ pub(super) enum Frame {
 }
 
 /// Reads a line, without its newline. An error is answered without an id.
-pub(super) fn read(line: &[u8]) -> Result<Frame, Fault> {
+pub(in crate::cli::script_agent) fn read(line: &[u8]) -> Result<Frame, Fault> {
     let value: Value =
         serde_json::from_slice(line).map_err(|error| Fault::parse(format!("no JSON: {error}")))?;
     let Value::Object(mut message) = value else {
@@ -64,7 +64,7 @@ pub(super) fn read(line: &[u8]) -> Result<Frame, Fault> {
 
 /// The parameters of a request or a notification.
 #[derive(Debug, PartialEq)]
-pub(super) struct Params(Map<String, Value>);
+pub(in crate::cli::script_agent) struct Params(Map<String, Value>);
 
 impl Params {
     fn of(value: Option<Value>) -> Result<Self, Fault> {
@@ -75,17 +75,20 @@ impl Params {
         }
     }
 
-    pub(super) fn text(&self, key: &str) -> Result<&str, Fault> {
+    pub(in crate::cli::script_agent) fn text(&self, key: &str) -> Result<&str, Fault> {
         self.optional_text(key)?
             .ok_or_else(|| Fault::invalid_params(format!("`{key}` is missing")))
     }
 
     /// A value of any type.
-    pub(super) fn value(&self, key: &str) -> &Value {
+    pub(in crate::cli::script_agent) fn value(&self, key: &str) -> &Value {
         self.0.get(key).unwrap_or(&Value::Null)
     }
 
-    pub(super) fn optional_text(&self, key: &str) -> Result<Option<&str>, Fault> {
+    pub(in crate::cli::script_agent) fn optional_text(
+        &self,
+        key: &str,
+    ) -> Result<Option<&str>, Fault> {
         match self.0.get(key) {
             None | Some(Value::Null) => Ok(None),
             Some(Value::String(text)) => Ok(Some(text)),
@@ -94,7 +97,7 @@ impl Params {
     }
 
     /// The version of `initialize`: a 16-bit number, as the schema has it.
-    pub(super) fn version(&self) -> Result<u16, Fault> {
+    pub(in crate::cli::script_agent) fn version(&self) -> Result<u16, Fault> {
         self.0
             .get("protocolVersion")
             .and_then(Value::as_u64)
@@ -103,7 +106,7 @@ impl Params {
     }
 
     /// The directory of a session.
-    pub(super) fn cwd(&self) -> Result<PathBuf, Fault> {
+    pub(in crate::cli::script_agent) fn cwd(&self) -> Result<PathBuf, Fault> {
         let cwd = PathBuf::from(self.text("cwd")?);
         if !cwd.is_absolute() {
             return Err(Fault::invalid_params("`cwd` is an absolute path"));
@@ -112,7 +115,7 @@ impl Params {
     }
 
     /// The tool servers that are listed, as every new or loaded session must.
-    pub(super) fn servers(&self) -> Result<&[Value], Fault> {
+    pub(in crate::cli::script_agent) fn servers(&self) -> Result<&[Value], Fault> {
         match self.0.get("mcpServers") {
             Some(Value::Array(servers)) => Ok(servers),
             _ => Err(Fault::invalid_params("`mcpServers` is a list")),
@@ -121,7 +124,7 @@ impl Params {
 
     /// The text of a prompt: its text blocks, one after the other. What a link leads to is not
     /// read.
-    pub(super) fn prompt(&self) -> Result<String, Fault> {
+    pub(in crate::cli::script_agent) fn prompt(&self) -> Result<String, Fault> {
         let Some(Value::Array(blocks)) = self.0.get("prompt") else {
             return Err(Fault::invalid_params("`prompt` is a list"));
         };
@@ -152,7 +155,7 @@ impl Params {
 
 /// What a client chose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Chosen {
+pub(in crate::cli::script_agent) enum Chosen {
     Once,
     Always,
     Reject,
@@ -163,7 +166,7 @@ pub(super) enum Chosen {
 }
 
 /// Reads the result of a permission request.
-pub(super) fn chosen(result: Option<&Value>) -> Chosen {
+pub(in crate::cli::script_agent) fn chosen(result: Option<&Value>) -> Chosen {
     let Some(outcome) = result.and_then(|result| result.get("outcome")) else {
         return Chosen::Unreadable;
     };

@@ -85,6 +85,7 @@ pub(super) fn queue(out: &mut Outbox, moment: &Moment<'_>, said: &Said<'_>) -> i
             tool_id,
             end,
             took_s,
+            ..
         } => out.queue(&Outbound::ToolResult {
             turn_id,
             tool_id,

@@ -1,0 +1,38 @@
+//! What follows from the protocol that an agent speaks, for the configuration and for whoever acts
+//! on it.
+//!
+//! Must not know messages.
+
+use super::DialectName;
+
+impl DialectName {
+    /// Whether a session is loaded again by an argument of the command, not by a message.
+    #[must_use]
+    pub const fn resumes_by_argument(self) -> bool {
+        match self {
+            Self::Acp | Self::Loaf => false,
+            Self::Scaiflux => true,
+        }
+    }
+
+    /// Whether the protocol has a message that sets a session's model.
+    #[must_use]
+    pub const fn sets_model(self) -> bool {
+        matches!(self, Self::Acp | Self::Loaf)
+    }
+
+    /// The built-in table that reads its tool calls, of a pool that names none.
+    #[must_use]
+    pub const fn extractor(self) -> &'static str {
+        match self {
+            Self::Acp => "acp",
+            Self::Loaf | Self::Scaiflux => "scaiflux",
+        }
+    }
+
+    /// Whether an agent can ask for permission in it at all.
+    #[must_use]
+    pub const fn asks(self) -> bool {
+        !matches!(self, Self::Loaf)
+    }
+}

@@ -1,0 +1,231 @@
+//! Any bytes from an agent that speaks loaf's RPC: no panic, and the promises that hold for all of
+//! them.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use marshal::config::{Acp, DialectName};
+use marshal::dialect::{Effect, Opening, merge_text};
+use marshal::model::Event;
+use proptest::prelude::*;
+
+use crate::fuzz::command_of;
+use crate::script::Conversation;
+
+#[derive(Debug, Clone)]
+enum Step {
+    Bytes(Vec<u8>),
+    Command(u8),
+    /// Milliseconds pass.
+    Wait(u64),
+    Eof,
+}
+
+fn pick(words: &'static [&'static str]) -> impl Strategy<Value = &'static str> {
+    prop::sample::select(words)
+}
+
+/// The members of an event's payload: left out, doubled, of another type.
+fn payload() -> impl Strategy<Value = String> {
+    let member = pick(&[
+        "\"session_id\":\"s\"",
+        "\"session_id\":\"other\"",
+        "\"session_id\":7",
+        "\"turn_id\":\"t\"",
+        "\"turn_id\":\"u\"",
+        "\"turn_id\":null",
+        "\"pending\":true",
+        "\"pending\":\"yes\"",
+        "\"chunk\":{\"thoughts\":[],\"answerText\":\"a\",\"segments\":[{\"kind\":\"answer\",\"text\":\"a\"}]}",
+        "\"chunk\":{\"thoughts\":[\"h\"],\"answerText\":\"ab\"}",
+        "\"chunk\":7",
+        "\"data\":{\"call\":{\"name\":\"a\",\"callId\":\"c\",\"input\":{}}}",
+        "\"data\":{\"executed\":{\"name\":\"a\",\"ok\":true,\"result\":\"x\"}}",
+        "\"data\":{\"executed\":[{\"name\":\"a\"},{\"name\":\"b\",\"error\":\"e\"},7]}",
+        "\"data\":[]",
+        "\"message\":\"m\"",
+        "\"message\":{\"kind\":\"assistant\",\"text\":\"x\"}",
+        "\"message\":{\"kind\":\"system\",\"text\":\"x\"}",
+        "\"answer_length\":2",
+        "\"answer_length\":-1.5",
+        "\"snapshot\":{\"model\":{\"selectedModel\":\"m\"}}",
+        "\"url\":\"https://x\"",
+    ]);
+    prop::collection::vec(member, 0..6).prop_map(|members| members.join(","))
+}
+
+fn event() -> impl Strategy<Value = String> {
+    let kind = pick(&[
+        "session.status",
+        "session.status",
+        "session.message.appended",
+        "session.stream.chunk",
+        "session.stream.chunk",
+        "session.tool.call.started",
+        "session.tool.call.completed",
+        "session.tool.results",
+        "session.completed",
+        "session.interrupted",
+        "session.error",
+        "state.changed",
+        "session.debug",
+    ]);
+    let rare = pick(&["auth.flow.started", "auth.flow.completed", "auth.flow.url"]);
+    let kind = prop_oneof![40 => kind, 1 => rare];
+    (kind, payload(), any::<bool>()).prop_map(|(kind, payload, plain)| {
+        let head = if plain { "\"jsonrpc\":\"2.0\"," } else { "" };
+        format!("{head}\"method\":\"event\",\"params\":{{\"type\":\"{kind}\",\"payload\":{{{payload}}}}}")
+    })
+}
+
+fn reply() -> impl Strategy<Value = String> {
+    let id = pick(&["1", "2", "3", "4", "5", "6", "\"3\"", "null", "-1"]);
+    let end = pick(&[
+        "\"result\":{\"protocol_version\":\"1.0.0\"}",
+        "\"result\":{\"protocol_version\":\"1.0.0\",\"methods\":[\"session.get\",\"session.create\"]}",
+        "\"result\":{\"protocol_version\":\"2.0.0\"}",
+        "\"result\":{\"session_id\":\"s\"}",
+        "\"result\":{\"id\":\"s\",\"queue\":[1]}",
+        "\"result\":{\"models\":[{\"id\":\"m\",\"provider\":\"p\"}],\"selected_model\":\"n\"}",
+        "\"result\":{\"turn_id\":\"t\",\"accepted\":true,\"queued\":false}",
+        "\"result\":{\"turn_id\":\"u\",\"accepted\":true,\"queued\":true}",
+        "\"result\":{\"accepted\":false}",
+        "\"result\":{\"interrupted\":false}",
+        "\"result\":{\"cleared_count\":1}",
+        "\"result\":{\"queue\":[1,2]}",
+        "\"result\":{\"handled\":true,\"output\":{\"shutting_down\":true}}",
+        "\"result\":null",
+        "\"error\":{\"code\":-32603,\"message\":\"session is busy\"}",
+        "\"error\":{\"code\":-32602,\"message\":\"m\",\"data\":{\"reason\":\"unsupported_protocol_version\",\"supported\":\"1.9.0\"}}",
+        "\"error\":null",
+    ]);
+    (id, end).prop_map(|(id, end)| format!("\"id\":{id},{end}"))
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let other = pick(&[
+        "\"id\":0,\"method\":\"session.approve\"",
+        "\"id\":{},\"method\":\"x\"",
+        "\"method\":\"x\"",
+        "\"method\":\"event\"",
+        "\"method\":\"event\",\"params\":{\"type\":\"session.completed\"}",
+    ])
+    .prop_map(str::to_owned);
+    let line = prop_oneof![5 => event(), 3 => reply(), 1 => other];
+    let wait = prop::sample::select(vec![1, 250, 1_000, 30_000]);
+    prop_oneof![
+        12 => line.prop_map(|fields| Step::Bytes(format!("{{{fields}}}\n").into_bytes())),
+        1 => prop::collection::vec(any::<u8>(), 0..40).prop_map(Step::Bytes),
+        5 => (0_u8..6).prop_map(Step::Command),
+        1 => wait.prop_map(Step::Wait),
+        1 => Just(Step::Eof),
+    ]
+}
+
+/// What must hold for every conversation.
+fn promises(effects: &[Effect]) {
+    let (mut ready, mut running, mut started) = (false, false, false);
+    let mut begun: HashSet<String> = HashSet::new();
+    let mut last_id = 0;
+    let mut interrupts = 0;
+    for (at, effect) in effects.iter().enumerate() {
+        match effect {
+            Effect::Ready(info) => {
+                assert!(!ready && info.protocol.starts_with('1') && info.session.is_some());
+                ready = true;
+            }
+            Effect::Ask(_) | Effect::Client { .. } | Effect::Withdrawn(_) => {
+                panic!("the protocol has no requests: {effect:?}");
+            }
+            Effect::Write(bytes) => {
+                let (newline, body) = bytes.split_last().unwrap();
+                assert!(*newline == b'\n' && !body.contains(&b'\n'));
+                let said: serde_json::Value = serde_json::from_slice(body).unwrap();
+                assert_eq!(said["jsonrpc"], "2.0");
+                let Some(method) = said["method"].as_str() else {
+                    assert_eq!(said["error"]["code"], -32601, "nothing else is answered");
+                    continue;
+                };
+                assert_eq!(said["id"], last_id + 1, "ids of ours are used once");
+                last_id += 1;
+                match method {
+                    "rpc.handshake" => assert!(last_id <= 2),
+                    "session.create" | "session.get" | "model.list" => assert!(!ready),
+                    "model.select" | "session.queue.clear" => {}
+                    "system.ping" => assert!(ready && !running),
+                    "session.send" => {
+                        assert!(ready && !running, "a prompt too early");
+                        (running, started, interrupts) = (true, false, 0);
+                    }
+                    "session.interrupt" => {
+                        interrupts += 1;
+                        assert!(running && interrupts <= 3);
+                    }
+                    "session.queue.list" | "command.execute" | "system.shutdown" => assert!(ready),
+                    other => panic!("{other:?} is not ours to say"),
+                }
+            }
+            Effect::Event(Event::TurnStarted { .. }) => {
+                assert!(running && !started);
+                started = true;
+            }
+            Effect::Event(Event::Text { .. } | Event::Thought { .. }) => assert!(started),
+            Effect::Event(Event::ToolStart { id, .. }) => drop(begun.insert(id.raw().to_owned())),
+            Effect::Event(Event::ToolResult { id, .. }) => {
+                assert!(begun.contains(id.raw()), "a result of nothing");
+            }
+            Effect::Event(Event::TurnEnded { .. }) => {
+                assert!(running, "a turn ended that did not run");
+                running = false;
+            }
+            Effect::Fault(_) => assert_eq!(at + 1, effects.len(), "something after a fault"),
+            _ => {}
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn the_promises_hold_for_any_conversation(
+        greeted in 0_u8..4,
+        resumed in any::<bool>(),
+        model in any::<bool>(),
+        steps in prop::collection::vec(step(), 0..40),
+    ) {
+        let acp = Acp {
+            model: (model && greeted == 0).then(|| "m".to_owned()),
+            ..Acp::default()
+        };
+        let opening = Opening {
+            workspace: "/workspace".to_owned(),
+            resume: (resumed && greeted == 0).then(|| "s".into()),
+            acp: Arc::new(acp),
+            control: Some(Duration::from_secs(60)),
+            keepalive: Some(Duration::from_secs(20)),
+            ..Opening::default()
+        };
+        let mut talk = Conversation::opened(DialectName::Loaf, &opening);
+        if greeted > 0 {
+            talk.chunk(b"{\"id\":1,\"result\":{\"protocol_version\":\"1.0.0\"}}\n");
+            talk.chunk(b"{\"id\":2,\"result\":{\"session_id\":\"s\"}}\n");
+            talk.chunk(b"{\"id\":3,\"result\":{}}\n");
+        }
+        if greeted > 1 {
+            drop(talk.command(command_of(0, "")));
+        }
+        for step in steps {
+            match step {
+                Step::Bytes(bytes) => talk.chunk(&bytes),
+                Step::Command(which) => drop(talk.command(command_of(which, "a"))),
+                Step::Wait(ms) => talk.after(Duration::from_millis(ms)),
+                Step::Eof => talk.eof(),
+            }
+        }
+        promises(&talk.effects);
+        merge_text(&mut talk.effects);
+        promises(&talk.effects);
+    }
+}

@@ -1,0 +1,128 @@
+//! Deadlines of requests, and the pings that a silent agent gets.
+
+use std::time::Duration;
+
+use marshal::config::DialectName;
+use marshal::dialect::Opening;
+
+use super::{OPEN, OPEN_SAYS, TURN, TURN_SAYS, check_talk, completed, event, lines};
+use crate::script::Conversation;
+
+#[track_caller]
+fn check(control: Option<u64>, keepalive: Option<u64>, script: &str, expect: &str) {
+    let opening = Opening {
+        workspace: "/workspace".to_owned(),
+        control: control.map(Duration::from_millis),
+        keepalive: keepalive.map(Duration::from_millis),
+        ..Opening::default()
+    };
+    check_talk(
+        Conversation::opened(DialectName::Loaf, &opening),
+        script,
+        expect,
+    );
+}
+
+#[track_caller]
+fn check_open(control: Option<u64>, keepalive: Option<u64>, script: &str, expect: &str) {
+    check(
+        control,
+        keepalive,
+        &format!("{OPEN}{script}"),
+        &format!("{OPEN_SAYS}{expect}"),
+    );
+}
+
+fn ping(id: u32) -> String {
+    format!(r#"write {{"jsonrpc":"2.0","id":{id},"method":"system.ping","params":{{}}}}"#)
+}
+
+#[test]
+fn a_request_without_a_reply_in_its_time_is_a_fault() {
+    check(
+        Some(100),
+        None,
+        "~ 99\n~ 1",
+        "fault the agent did not answer rpc.handshake within 100ms (timeouts.control)",
+    );
+    check_open(
+        Some(100),
+        None,
+        "~ 500\n> prompt p\n~ 99\n~ 1",
+        &format!(
+            "{TURN_SAYS}fault the agent did not answer session.send within 100ms (timeouts.control)"
+        ),
+    );
+    // A turn has no such time, whether it was acknowledged or something came of it.
+    check_open(Some(100), None, &format!("{TURN}~ 60000"), TURN_SAYS);
+    check_open(
+        Some(100),
+        None,
+        &lines(&["> prompt p", &super::began(), "~ 60000"]),
+        &format!("{TURN_SAYS}turn started 't-1'"),
+    );
+}
+
+#[test]
+fn a_goodbye_that_is_not_answered_closes_stdin() {
+    check_open(
+        Some(100),
+        None,
+        "> goodbye\n~ 99\n~ 1\n~ 1000",
+        r#"write {"jsonrpc":"2.0","id":3,"method":"system.shutdown","params":{"reason":"the supervisor is done with it"}}
+           close input"#,
+    );
+}
+
+#[test]
+fn a_login_that_says_no_more_is_told_without_an_address() {
+    check_open(
+        Some(100),
+        None,
+        &lines(&[
+            &event("auth.flow.started", r#""provider":"openai""#),
+            "~ 99",
+            "~ 1",
+        ]),
+        "fault the agent needs a login of openai, and does not say where it is made; make it once outside of the supervisor and hand its files over by home_files, or give the agent's key by env.set",
+    );
+}
+
+#[test]
+fn a_silent_agent_is_pinged_and_any_word_will_do() {
+    check_open(
+        None,
+        Some(100),
+        r#"~ 100
+           < {"id":3,"result":{"ok":true,"time":"now"}}
+           ~ 100
+           < {"id":4,"error":{"code":-32601,"message":"no"}}
+           ~ 99
+           < {"jsonrpc":"2.0","method":"_x"}
+           ~ 99
+           ~ 1"#,
+        &lines(&[&ping(3), &ping(4), &ping(5)]),
+    );
+    check_open(
+        None,
+        Some(100),
+        "~ 1000",
+        &lines(&[
+            &ping(3),
+            &ping(4),
+            &ping(5),
+            "fault the agent did not answer 3 pings, 100ms apart (timeouts.keepalive)",
+        ]),
+    );
+    // Not in a turn: it may think for long.
+    check_open(
+        None,
+        Some(100),
+        &lines(&[TURN, "~ 1000", &completed(0), "~ 100"]),
+        &lines(&[
+            TURN_SAYS,
+            "turn ended completed 'completed' tokens=0/0",
+            &ping(4),
+        ]),
+    );
+}
