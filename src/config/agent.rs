@@ -19,7 +19,7 @@ use super::types::{AsksFor, DialectName, Extractor};
 word!(AsksFor, DialectName);
 
 /// Dialects of the format that this version has not.
-const LATER_DIALECTS: &[&str] = &["loaf", "skillpilot", "claude", "codex"];
+const LATER_DIALECTS: &[&str] = &["loaf", "skillpilot", "claude"];
 
 /// The agent's name when no preset names it.
 const CUSTOM: &str = "custom";
@@ -219,7 +219,7 @@ fn filled(
             .any(|piece| matches!(piece, Piece::Braced(name, _) if *name == key))
     });
     match value {
-        Some(_) if !used && speaks == DialectName::Acp => return true,
+        Some(_) if !used && speaks.sets_model() => return true,
         Some(found) if !used => {
             let message = format!("{key} is set, but the command has no {{{key}}}");
             pool.ledger.fault(&found.place, message, None);
@@ -236,8 +236,7 @@ fn filled(
 fn dialect(pool: &Section<'_>) -> Option<DialectName> {
     let item = pool.item("dialect")?;
     if matches!(item.value(), DeValue::Table(_)) {
-        let message =
-            "custom dialects are not supported by this version: expected \"acp\" or \"scaiflux\"";
+        let message = "custom dialects are not supported by this version: expected \"acp\", \"codex\" or \"scaiflux\"";
         pool.ledger.fault(&item.place, message, None);
         return None;
     }

@@ -280,6 +280,8 @@ words!(
     DialectName {
         /// Agent Client Protocol, version 1.
         Acp = "acp",
+        /// `codex app-server`.
+        Codex = "codex",
         /// ScaiFlux serve mode, protocol 1.
         Scaiflux = "scaiflux",
     }
@@ -304,11 +306,20 @@ impl Pool {
 }
 
 impl DialectName {
+    /// Whether the protocol has words for a session's model and mode.
+    #[must_use]
+    pub const fn sets_model(self) -> bool {
+        match self {
+            Self::Acp | Self::Codex => true,
+            Self::Scaiflux => false,
+        }
+    }
+
     /// Whether a session is loaded again by an argument of the command, not by a message.
     #[must_use]
     pub const fn resumes_by_argument(self) -> bool {
         match self {
-            Self::Acp => false,
+            Self::Acp | Self::Codex => false,
             Self::Scaiflux => true,
         }
     }

@@ -8,7 +8,9 @@
 
 pub mod acp;
 mod asks;
+pub mod codex;
 mod denials;
+mod envelope;
 mod lenient;
 pub mod scaiflux;
 
@@ -36,6 +38,8 @@ pub struct Opening {
     pub resume: Option<Foreign>,
     /// What the pool wants of an agent that speaks ACP.
     pub acp: Arc<config::Acp>,
+    /// What it wants of Codex.
+    pub codex: config::Codex,
     /// The base URL of each route of the pool, as the agent reaches it.
     pub routes: BTreeMap<String, String>,
     /// How long the agent may take for a request of ours that is no prompt.
@@ -250,6 +254,7 @@ pub const BAD_LINE_REASONS: &[&str] = &[
 pub fn build(name: DialectName) -> Box<dyn Dialect> {
     match name {
         DialectName::Acp => Box::new(acp::Acp::default()),
+        DialectName::Codex => Box::new(codex::Codex::default()),
         DialectName::Scaiflux => Box::new(scaiflux::Scaiflux::default()),
     }
 }

@@ -53,9 +53,9 @@ fn a_pool_has_a_command_or_an_agent() {
     whole("[pool.demo]\ncommand = [\"/opt/agent/run\"]\n", "the program \"/opt/agent/run\" is not visible in the sandbox…add its directory to ro_bind of [sandbox.standard]");
     whole("[pool.demo]\ncommand = [\"./agent\"]\n", "the program \"/etc/marshal/agent\" is not visible");
     whole("[pool.demo]\ncommand = [\"/usr/../opt/agent\"]\n", "the program \"/opt/agent\" is not visible");
-    whole("[pool.demo]\nagent = \"scaiflx\"\n", "pool.demo.agent: expected \"claude\", \"codex\", \"gemini\", \"hermes\", \"opencode\", \"scaiflux\" or \"script\", found \"scaiflx\"…did you mean scaiflux?");
+    whole("[pool.demo]\nagent = \"scaiflx\"\n", "pool.demo.agent: expected \"claude\", \"codex\", \"codex-app-server\", \"gemini\", \"hermes\", \"opencode\", \"scaiflux\" or \"script\", found \"scaiflx\"…did you mean scaiflux?");
     whole("[pool.demo]\nagent = 4\n", "pool.demo.agent: expected a string");
-    whole("[pool.demo]\nagent = \"xyzzy\"\n", "expected \"claude\", \"codex\", \"gemini\", \"hermes\", \"opencode\", \"scaiflux\" or \"script\", found \"xyzzy\"");
+    whole("[pool.demo]\nagent = \"xyzzy\"\n", "expected \"claude\", \"codex\", \"codex-app-server\", \"gemini\", \"hermes\", \"opencode\", \"scaiflux\" or \"script\", found \"xyzzy\"");
     for later in ["cursor", "goose", "loaf", "skillpilot"] {
         whole(&format!("[pool.demo]\nagent = \"{later}\"\n"), "is not supported by this version");
     }
@@ -104,10 +104,10 @@ fn closed_sets_of_words_name_their_members() {
     set("shell_cwd", "\"workspace\", \"turn\" or \"sticky\"", ("stiky", "sticky"), &[]);
     set("client_fs", "\"none\", \"read\" or \"write\"", ("wirte", "write"), &[]);
     set("asks", "\"all\", \"some\" or \"never\"", ("nevr", "never"), &[]);
-    set("dialect", "\"acp\" or \"scaiflux\"", ("scaifluks", "scaiflux"), &["loaf", "skillpilot", "claude", "codex"]);
+    set("dialect", "\"acp\", \"codex\" or \"scaiflux\"", ("scaifluks", "scaiflux"), &["loaf", "skillpilot", "claude"]);
     check("dialect = { custom = \"d.toml\" }", "custom dialects are not supported by this version");
     set("session", "\"task\" or \"slot\"", ("tsk", "task"), &[]);
-    check("extractor = \"codex\"", "expected \"acp\", \"gemini\", \"hermes\", \"opencode\" or \"scaiflux\" or a table of its own");
+    check("extractor = \"xyzzy\"", "expected \"acp\", \"codex\", \"gemini\", \"hermes\", \"opencode\" or \"scaiflux\" or a table of its own");
     check("extractor = 4", "expected a string");
     check("guard_off = \"yes\"", "expected true or false, found \"yes\"");
     check("guard_off = 1", "expected true or false, found the integer 1");
