@@ -3,14 +3,14 @@
 //! A transcript is a list of JSON lines: `{"dir":"a2c","msg":…}` is a message of the agent, with
 //! `raw` instead of `msg` for a line that is none; `{"dir":"c2a","msg":…}` is what we must write
 //! then, byte for byte; `{"dir":"eof"}` is the end of the agent's stdout. `note` says what it is.
-//! In ACP's transcripts `as` says which command makes us write it (without one, what the agent said
+//! In ACP's and Codex' transcripts `as` says which command makes us write it (without one, what the agent said
 //! before must have), and `VERSION` stands for our own version.
 
 use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use marshal::config::{Acp, DialectName, TellDenials};
+use marshal::config::{Acp, Codex, DialectName, TellDenials};
 use marshal::dialect::{Command, Effect, Opening, merge_text};
 use marshal::model::foreign::is_unsafe;
 use marshal::model::{Answer, Event};
@@ -53,6 +53,7 @@ struct Transcript {
 fn transcripts() -> Vec<Transcript> {
     let mut all = of(DialectName::Scaiflux);
     all.extend(of(DialectName::Acp));
+    all.extend(of(DialectName::Codex));
     all
 }
 
@@ -82,7 +83,7 @@ fn read(dialect: DialectName, file: &std::path::Path) -> Transcript {
         let line: Line = serde_json::from_str(text).expect(text);
         let msg = line.msg.as_ref().map(|msg| ours(msg.get()));
         match (line.dir.as_str(), line.msg, line.raw) {
-            ("c2a", _, None) if dialect == DialectName::Acp => parts.push(match line.wanted {
+            ("c2a", _, None) if dialect != DialectName::Scaiflux => parts.push(match line.wanted {
                 Some(wanted) => Part::Wanted(acp_command(&wanted, msg.as_deref()), msg),
                 None => Part::ToAgent(msg.expect("a message")),
             }),
@@ -112,7 +113,7 @@ fn ours(msg: &str) -> String {
     )
 }
 
-/// The command that makes the dialect write this message of ACP.
+/// The command that makes the dialect write this message of ACP, or of Codex.
 fn acp_command(wanted: &str, msg: Option<&str>) -> Command {
     let said: serde_json::Value = serde_json::from_str(msg.unwrap_or("null")).unwrap();
     let answer = |answer| Command::Answer {
@@ -121,7 +122,11 @@ fn acp_command(wanted: &str, msg: Option<&str>) -> Command {
     };
     match wanted {
         "prompt" => Command::Prompt {
-            text: said["params"]["prompt"][0]["text"].as_str().unwrap().into(),
+            text: ["prompt", "input"]
+                .iter()
+                .find_map(|list| said["params"][list][0]["text"].as_str())
+                .unwrap()
+                .into(),
             attached: Arc::default(),
         },
         "cancel" => Command::Cancel,
@@ -167,6 +172,10 @@ fn play(transcript: &Transcript, mut cut: impl FnMut() -> usize) -> Conversation
     let opening = Opening {
         workspace: "/workspace".to_owned(),
         acp: Arc::new(acp),
+        codex: Codex {
+            tells_denials: false,
+            ..Codex::default()
+        },
         ..Opening::default()
     };
     let mut talk = Conversation::opened(transcript.dialect, &opening);
@@ -198,7 +207,7 @@ fn play(transcript: &Transcript, mut cut: impl FnMut() -> usize) -> Conversation
             Part::Eof => talk.eof(),
         }
     }
-    if transcript.dialect == DialectName::Acp {
+    if transcript.dialect != DialectName::Scaiflux {
         assert_eq!(talk.written().len(), written, "{}", transcript.name);
     }
     talk
@@ -210,7 +219,7 @@ fn the_corpus_gives_the_events_written_down() {
         let told = play(&transcript, || usize::MAX).told();
         let name = match transcript.dialect {
             DialectName::Scaiflux => transcript.name.clone(),
-            other @ DialectName::Acp => format!("{other}-{}", transcript.name),
+            other => format!("{other}-{}", transcript.name),
         };
         insta::assert_snapshot!(name, told);
     }

@@ -7,8 +7,10 @@
 )]
 
 mod acp;
+mod codex;
 mod corpus;
 mod fuzz;
 mod fuzz_acp;
+mod fuzz_codex;
 mod scaiflux;
 mod script;
