@@ -122,7 +122,7 @@ struct Params<'a> {
 /// What a piece of an item's text or output says.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Delta<'a> {
+struct Piece<'a> {
     #[serde(borrow)]
     thread_id: Text<'a>,
     #[serde(borrow)]
@@ -233,7 +233,7 @@ impl Codex {
         object: &str,
         out: &mut Effects,
     ) {
-        let Some(delta) = members::<Delta<'_>>(params) else {
+        let Some(delta) = members::<Piece<'_>>(params) else {
             return self.count_bad(BadFrame::Shape, object.as_bytes(), out);
         };
         let [thread, turn, item] = [&delta.thread_id, &delta.turn_id, &delta.item_id];
@@ -259,7 +259,7 @@ impl Codex {
 
     /// A call wrote something: its first output shows that it runs. All of it comes with its end.
     pub(super) fn output(&mut self, params: &RawValue, object: &str, out: &mut Effects) {
-        let Some(delta) = members::<Delta<'_>>(params) else {
+        let Some(delta) = members::<Piece<'_>>(params) else {
             return self.count_bad(BadFrame::Shape, object.as_bytes(), out);
         };
         let id = self.call_id(&delta.thread_id.0, &delta.item_id.0);

@@ -29,19 +29,21 @@ impl Said {
             model_context_window: Option<Count>,
         }
         #[derive(Deserialize)]
-        #[serde(rename_all = "camelCase")]
         struct Sum {
-            input_tokens: Count,
-            output_tokens: Count,
-            total_tokens: Option<Count>,
+            #[serde(rename = "inputTokens")]
+            input: Count,
+            #[serde(rename = "outputTokens")]
+            output: Count,
+            #[serde(rename = "totalTokens")]
+            all: Option<Count>,
         }
         let all: All<'_> = members(raw)?;
         let (total, last): (Sum, Sum) = (members(all.total)?, members(all.last)?);
         let usage = |sum: &Sum| Usage {
-            input: sum.input_tokens.0,
-            output: sum.output_tokens.0,
+            input: sum.input.0,
+            output: sum.output.0,
         };
-        let used = last.total_tokens.map(|count| count.0);
+        let used = last.all.map(|count| count.0);
         let size = all.model_context_window.map(|count| count.0);
         Some(Self {
             total: usage(&total),

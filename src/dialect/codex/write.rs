@@ -119,7 +119,7 @@ pub(super) fn ping(id: u64) -> Vec<u8> {
 /// What a thread is to be, new or resumed.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Thread<'a> {
+struct Opened<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     thread_id: Option<&'a str>,
     cwd: &'a str,
@@ -144,7 +144,7 @@ pub(super) const fn sandbox(has_walls: bool) -> &'static str {
     }
 }
 
-impl<'a> Thread<'a> {
+impl<'a> Opened<'a> {
     fn of(cwd: &'a str, wants: &'a Codex) -> Self {
         Self {
             thread_id: None,
@@ -160,15 +160,15 @@ impl<'a> Thread<'a> {
 
 /// Writes `thread/start`.
 pub(super) fn start(id: u64, cwd: &str, wants: &Codex) -> Vec<u8> {
-    request(id, "thread/start", Thread::of(cwd, wants))
+    request(id, "thread/start", Opened::of(cwd, wants))
 }
 
 /// Writes `thread/resume`. Its past is not told again.
 pub(super) fn resume(id: u64, thread: &Foreign, cwd: &str, wants: &Codex) -> Vec<u8> {
-    let params = Thread {
+    let params = Opened {
         thread_id: Some(thread.raw()),
         exclude_turns: Some(true),
-        ..Thread::of(cwd, wants)
+        ..Opened::of(cwd, wants)
     };
     request(id, "thread/resume", params)
 }

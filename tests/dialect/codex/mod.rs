@@ -6,6 +6,7 @@ mod alive;
 mod approvals;
 mod handshake;
 mod items;
+mod judged;
 mod turns;
 
 use std::time::Duration;
