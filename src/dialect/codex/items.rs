@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::calls::{self, Call, Item};
-use super::{Codex, OUT_OF_STATE};
+use super::{Codex, OUT_OF_STATE, Phase};
 use crate::dialect::lenient::{Front, members, parse, string};
 use crate::dialect::{Effect, Effects, bad_line};
 use crate::limits;
@@ -290,6 +290,9 @@ impl Codex {
         let call = calls::of_item(item, whole);
         if call.is_none() {
             self.count_bad(BadFrame::Shape, object.as_bytes(), out);
+            if self.phase == Phase::Closed {
+                return;
+            }
         }
         let known = self.items.find(id);
         let is_over = known.as_ref().is_some_and(|kept| kept.has_ended);

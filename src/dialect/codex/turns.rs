@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::alive::Again;
-use super::{Codex, OUT_OF_STATE, reported, write};
+use super::{Codex, OUT_OF_STATE, Phase, reported, write};
 use crate::dialect::envelope::ErrorReply;
 use crate::dialect::lenient::{members, string};
 use crate::dialect::{Effect, Effects, bad_line};
@@ -164,7 +164,9 @@ impl Codex {
         let result = match outcome {
             Ok(result) => result,
             Err(error) => {
-                if !self.cancelling && self.comes_again(&error, Again::Turn) {
+                // One that has begun was taken, whatever this says.
+                let is_new = turn.id.is_none() && !self.cancelling;
+                if is_new && self.comes_again(&error, Again::Turn) {
                     return;
                 }
                 let detail = reported(&error);
@@ -254,7 +256,8 @@ impl Codex {
             read.and_then(|params| members::<Told<'_>>(params.turn).map(|told| (params, told)))
         else {
             self.count_bad(crate::wire::json::BadFrame::Shape, object.as_bytes(), out);
-            if self.turn.as_ref().is_some_and(|turn| turn.has_begun) {
+            let has_begun = self.turn.as_ref().is_some_and(|turn| turn.has_begun);
+            if has_begun && self.phase != Phase::Closed {
                 let detail = "the end of the turn cannot be read".to_owned();
                 self.end_turn(End::failed(detail), out);
             }
@@ -346,7 +349,8 @@ impl Codex {
 
     /// Writes the interrupt of the turn that runs, by its name.
     pub(super) fn interrupt(&mut self, out: &mut Effects) {
-        if self.turn.as_ref().is_none_or(|turn| turn.id.is_none()) {
+        let is_named = self.turn.as_ref().is_some_and(|turn| turn.id.is_some());
+        if !is_named || self.leaving {
             return;
         }
         let id = self.fresh_id();
