@@ -19,7 +19,7 @@ use super::types::{AsksFor, DialectName, Extractor};
 word!(AsksFor, DialectName);
 
 /// Dialects of the format that this version has not.
-const LATER_DIALECTS: &[&str] = &["skillpilot", "claude", "codex"];
+const LATER_DIALECTS: &[&str] = &["skillpilot", "claude"];
 
 /// The agent's name when no preset names it.
 const CUSTOM: &str = "custom";
@@ -225,7 +225,7 @@ fn filled(
     });
     match value {
         Some(_) if !used && key == "model" && speaks.sets_model() => return true,
-        Some(_) if !used && speaks == DialectName::Acp => return true,
+        Some(_) if !used && speaks.sets_mode() => return true,
         Some(found) if !used => {
             let message = format!("{key} is set, but the command has no {{{key}}}");
             pool.ledger.fault(&found.place, message, None);
@@ -260,7 +260,7 @@ fn asks(pool: &Section<'_>, speaks: DialectName) -> Option<AsksFor> {
 fn dialect(pool: &Section<'_>) -> Option<DialectName> {
     let item = pool.item("dialect")?;
     if matches!(item.value(), DeValue::Table(_)) {
-        let message = "custom dialects are not supported by this version: expected \"acp\", \"loaf\" or \"scaiflux\"";
+        let message = "custom dialects are not supported by this version: expected \"acp\", \"codex\", \"loaf\" or \"scaiflux\"";
         pool.ledger.fault(&item.place, message, None);
         return None;
     }

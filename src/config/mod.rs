@@ -10,6 +10,7 @@ mod agent;
 mod asking;
 mod budget;
 mod cache;
+mod codex;
 mod command;
 mod container;
 mod delegate;
@@ -60,6 +61,7 @@ pub use acp::{
 };
 pub use asking::{Approver, AskConfig, WhenWaiting};
 pub use budget::{PoolBudget, Price, Prices, may_know_cost, may_report_no_cost, price};
+pub use codex::{Approvals, Codex};
 pub use command::{Fill, OWN_PROGRAM};
 pub use delegate::{Decider, Delegate};
 pub use demands::{Degradable, Demands, OnMissing, UidRange};

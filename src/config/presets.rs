@@ -18,6 +18,10 @@ use super::types::Launcher;
 const PRESETS: &[(&str, &str)] = &[
     ("claude", include_str!("presets/claude.toml")),
     ("codex", include_str!("presets/codex.toml")),
+    (
+        "codex-app-server",
+        include_str!("presets/codex-app-server.toml"),
+    ),
     ("gemini", include_str!("presets/gemini.toml")),
     ("hermes", include_str!("presets/hermes.toml")),
     ("opencode", include_str!("presets/opencode.toml")),
@@ -29,7 +33,8 @@ const PRESETS: &[(&str, &str)] = &[
 pub(super) const LATER: &[&str] = &["cursor", "goose", "loaf", "pi", "skillpilot"];
 
 /// The built-in extractors (`policy` owns their tables).
-pub(super) const EXTRACTORS: &[&str] = &["acp", "gemini", "hermes", "opencode", "scaiflux"];
+pub(super) const EXTRACTORS: &[&str] =
+    &["acp", "codex", "gemini", "hermes", "opencode", "scaiflux"];
 
 /// The words for a network of routes, and for one that may have some.
 const ROUTES: &str = "routes";

@@ -281,6 +281,8 @@ words!(
     DialectName {
         /// Agent Client Protocol, version 1.
         Acp = "acp",
+        /// `codex app-server`.
+        Codex = "codex",
         /// loaf's RPC, protocol 1.
         Loaf = "loaf",
         /// ScaiFlux serve mode, protocol 1.

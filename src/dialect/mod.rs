@@ -8,7 +8,9 @@
 
 pub mod acp;
 mod asks;
+pub mod codex;
 mod denials;
+mod envelope;
 mod lenient;
 pub mod loaf;
 pub mod scaiflux;
@@ -37,6 +39,8 @@ pub struct Opening {
     pub resume: Option<Foreign>,
     /// What the pool wants of an agent that speaks ACP; of one that speaks loaf only the model.
     pub acp: Arc<config::Acp>,
+    /// What it wants of Codex.
+    pub codex: config::Codex,
     /// The base URL of each route of the pool, as the agent reaches it.
     pub routes: BTreeMap<String, String>,
     /// How long the agent may take for a request of ours that is no prompt.
@@ -252,6 +256,7 @@ pub fn build(name: DialectName) -> Box<dyn Dialect> {
     match name {
         DialectName::Acp => Box::new(acp::Acp::default()),
         DialectName::Loaf => Box::new(loaf::Loaf::default()),
+        DialectName::Codex => Box::new(codex::Codex::default()),
         DialectName::Scaiflux => Box::new(scaiflux::Scaiflux::default()),
     }
 }

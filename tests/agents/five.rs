@@ -118,7 +118,7 @@ file = "rehearsal.toml"
     drill
 }
 
-fn works(kind: &Kind) {
+pub(crate) fn works(kind: &Kind) {
     let _alone = alone();
     let model = Model::start();
     let drill = drill(kind, &model);

@@ -12,6 +12,7 @@ mod bench;
 #[allow(dead_code, reason = "tests of chats use more of it")]
 mod chat_client;
 mod client;
+mod codex;
 mod directories;
 #[path = "../fleet/drill.rs"]
 #[allow(dead_code, reason = "drills of the fleet use more of it")]

@@ -3,14 +3,14 @@
 //! A transcript is a list of JSON lines: `{"dir":"a2c","msg":…}` is a message of the agent, with
 //! `raw` instead of `msg` for a line that is none; `{"dir":"c2a","msg":…}` is what we must write
 //! then, byte for byte; `{"dir":"eof"}` is the end of the agent's stdout. `note` says what it is.
-//! In the transcripts of ACP and loaf `as` says which command makes us write it (without one, what the agent said
+//! In the transcripts of ACP, Codex and loaf `as` says which command makes us write it (without one, what the agent said
 //! before must have), and `VERSION` stands for our own version.
 
 use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use marshal::config::{Acp, DialectName, TellDenials};
+use marshal::config::{Acp, Codex, DialectName, TellDenials};
 use marshal::dialect::{Command, Effect, Opening, merge_text};
 use marshal::model::foreign::is_unsafe;
 use marshal::model::{Answer, Event};
@@ -54,6 +54,7 @@ fn transcripts() -> Vec<Transcript> {
     let mut all = of(DialectName::Scaiflux);
     all.extend(of(DialectName::Acp));
     all.extend(of(DialectName::Loaf));
+    all.extend(of(DialectName::Codex));
     all
 }
 
@@ -113,7 +114,7 @@ fn ours(msg: &str) -> String {
     )
 }
 
-/// The command that makes the dialect write this message of ACP or loaf.
+/// The command that makes the dialect write this message of ACP, Codex or loaf.
 fn acp_command(wanted: &str, msg: Option<&str>) -> Command {
     let said: serde_json::Value = serde_json::from_str(msg.unwrap_or("null")).unwrap();
     let answer = |answer| Command::Answer {
@@ -122,8 +123,9 @@ fn acp_command(wanted: &str, msg: Option<&str>) -> Command {
     };
     match wanted {
         "prompt" => Command::Prompt {
-            text: said["params"]["prompt"][0]["text"]
-                .as_str()
+            text: ["prompt", "input"]
+                .iter()
+                .find_map(|list| said["params"][list][0]["text"].as_str())
                 .or_else(|| said["params"]["text"].as_str())
                 .unwrap()
                 .into(),
@@ -172,6 +174,10 @@ fn play(transcript: &Transcript, mut cut: impl FnMut() -> usize) -> Conversation
     let opening = Opening {
         workspace: "/workspace".to_owned(),
         acp: Arc::new(acp),
+        codex: Codex {
+            tells_denials: false,
+            ..Codex::default()
+        },
         ..Opening::default()
     };
     let mut talk = Conversation::opened(transcript.dialect, &opening);

@@ -7,10 +7,12 @@
 )]
 
 mod acp;
+mod codex;
 mod corpus;
 mod fuzz;
 mod fuzz_acp;
 mod fuzz_loaf;
 mod loaf;
+mod fuzz_codex;
 mod scaiflux;
 mod script;

@@ -406,6 +406,7 @@ fn describe_event(event: &Event) -> String {
             optional(status.as_ref()),
             optional(error.as_ref())
         ),
+        Event::Usage(usage) => format!("usage {}/{}", usage.input, usage.output),
         Event::CompactionText { id, delta } => format!("compacted {} {}", text(id), text(delta)),
         other => format!("{other:?}"),
     }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::{Blame, Context, POLICIES, TRUST, trees};
 use crate::config::acp;
+use crate::config::codex;
 use crate::config::command;
 use crate::config::error::quoted;
 use crate::config::table::{Ledger, Place};
@@ -98,6 +99,7 @@ pub(super) fn agree(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Conte
         let mode = pool.mode.as_deref().zip(blame.acp_mode.as_ref());
         acp::mode_asks(ledger, mode, &pool.acp);
     }
+    codex::agree(ledger, pool, blame.acp_mode.as_ref());
     client_methods_can_be_had(ledger, pool, blame);
     routes_lead_somewhere(ledger, pool, blame);
     egress_has_its_network(ledger, pool, blame);

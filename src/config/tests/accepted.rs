@@ -455,6 +455,20 @@ fn an_agents_own_keys_hold_where_the_file_has_none() {
     assert_eq!(gemini.command, ["gemini", "--acp", "-m", "{model}"]);
     let codex = pool("agent = \"codex\"\nmodel = \"m-1\"");
     assert!(codex.home_texts[".codex/config.toml"].contains("model = \"m-1\""));
+    let itself = pool("agent = \"codex-app-server\"\nmode = \"on-request\"");
+    assert_eq!(itself.command, ["codex", "app-server"]);
+    assert_eq!(itself.dialect, DialectName::Codex);
+    let wants = crate::config::Codex::of(&itself.acp, itself.launcher);
+    assert_eq!(wants.approvals, crate::config::Approvals::OnRequest);
+    // Its model stands in its file; a command of one's own is told it.
+    assert_eq!((wants.model, wants.has_walls), (None, true));
+    let bare = pool(
+        "command = [\"codex\", \"app-server\"]\ndialect = \"codex\"\nmodel = \"m-1\"\nlauncher = \"none\"\ntell_denials = \"never\"",
+    );
+    let wants = crate::config::Codex::of(&bare.acp, bare.launcher);
+    assert_eq!(wants.approvals, crate::config::Approvals::Untrusted);
+    assert_eq!(wants.model.as_deref(), Some("m-1"));
+    assert!(!wants.has_walls && !wants.tells_denials);
 }
 
 #[test]

@@ -55,9 +55,9 @@ fn a_pool_has_a_command_or_an_agent() {
     whole("[pool.demo]\ncommand = [\"/opt/agent/run\"]\n", "the program \"/opt/agent/run\" is not visible in the sandbox…add its directory to ro_bind of [sandbox.standard]");
     whole("[pool.demo]\ncommand = [\"./agent\"]\n", "the program \"/etc/marshal/agent\" is not visible");
     whole("[pool.demo]\ncommand = [\"/usr/../opt/agent\"]\n", "the program \"/opt/agent\" is not visible");
-    whole("[pool.demo]\nagent = \"scaiflx\"\n", "pool.demo.agent: expected \"claude\", \"codex\", \"gemini\", \"hermes\", \"opencode\", \"scaiflux\" or \"script\", found \"scaiflx\"…did you mean scaiflux?");
+    whole("[pool.demo]\nagent = \"scaiflx\"\n", "pool.demo.agent: expected \"claude\", \"codex\", \"codex-app-server\", \"gemini\", \"hermes\", \"opencode\", \"scaiflux\" or \"script\", found \"scaiflx\"…did you mean scaiflux?");
     whole("[pool.demo]\nagent = 4\n", "pool.demo.agent: expected a string");
-    whole("[pool.demo]\nagent = \"xyzzy\"\n", "expected \"claude\", \"codex\", \"gemini\", \"hermes\", \"opencode\", \"scaiflux\" or \"script\", found \"xyzzy\"");
+    whole("[pool.demo]\nagent = \"xyzzy\"\n", "expected \"claude\", \"codex\", \"codex-app-server\", \"gemini\", \"hermes\", \"opencode\", \"scaiflux\" or \"script\", found \"xyzzy\"");
     for later in ["cursor", "goose", "loaf", "skillpilot"] {
         whole(&format!("[pool.demo]\nagent = \"{later}\"\n"), "is not supported by this version");
     }
@@ -89,6 +89,16 @@ fn placeholders_and_their_values_belong_together() {
 }
 
 #[test]
+fn a_mode_of_codex_is_a_policy_that_asks() {
+    for mode in ["never", "on-failure", "default"] {
+        let text = format!("[pool.demo]\nagent = \"codex-app-server\"\nmode = \"{mode}\"\n");
+        whole(&text, &format!("pool.demo.mode: the mode of an agent that speaks codex is its approval policy: expected \"untrusted\" or \"on-request\", found \"{mode}\"…it asks for everything that it would run"));
+    }
+    whole("[pool.demo]\ncommand = [\"/usr/bin/codex\"]\ndialect = \"codex\"\nlogout = true\n", "this is for agents that speak acp");
+    whole("[pool.demo]\ncommand = [\"/usr/bin/codex\"]\ndialect = \"codex\"\nengine_tools = [\"read_file\"]\n", "engine_tools needs dialect = \"acp\"");
+}
+
+#[test]
 fn closed_sets_of_words_name_their_members() {
     let set = |key: &str, members: &str, slip: (&str, &str), later: &[&str]| {
         let (slip, meant) = slip;
@@ -106,10 +116,10 @@ fn closed_sets_of_words_name_their_members() {
     set("shell_cwd", "\"workspace\", \"turn\" or \"sticky\"", ("stiky", "sticky"), &[]);
     set("client_fs", "\"none\", \"read\" or \"write\"", ("wirte", "write"), &[]);
     set("asks", "\"all\", \"some\" or \"never\"", ("nevr", "never"), &[]);
-    set("dialect", "\"acp\", \"loaf\" or \"scaiflux\"", ("scaifluks", "scaiflux"), &["skillpilot", "claude", "codex"]);
+    set("dialect", "\"acp\", \"codex\", \"loaf\" or \"scaiflux\"", ("scaifluks", "scaiflux"), &["skillpilot", "claude"]);
     check("dialect = { custom = \"d.toml\" }", "custom dialects are not supported by this version");
     set("session", "\"task\" or \"slot\"", ("tsk", "task"), &[]);
-    check("extractor = \"codex\"", "expected \"acp\", \"gemini\", \"hermes\", \"opencode\" or \"scaiflux\" or a table of its own");
+    check("extractor = \"xyzzy\"", "expected \"acp\", \"codex\", \"gemini\", \"hermes\", \"opencode\" or \"scaiflux\" or a table of its own");
     check("extractor = 4", "expected a string");
     check("guard_off = \"yes\"", "expected true or false, found \"yes\"");
     check("guard_off = 1", "expected true or false, found the integer 1");

@@ -10,7 +10,7 @@ impl DialectName {
     #[must_use]
     pub const fn resumes_by_argument(self) -> bool {
         match self {
-            Self::Acp | Self::Loaf => false,
+            Self::Acp | Self::Codex | Self::Loaf => false,
             Self::Scaiflux => true,
         }
     }
@@ -18,7 +18,13 @@ impl DialectName {
     /// Whether the protocol has a message that sets a session's model.
     #[must_use]
     pub const fn sets_model(self) -> bool {
-        matches!(self, Self::Acp | Self::Loaf)
+        matches!(self, Self::Acp | Self::Codex | Self::Loaf)
+    }
+
+    /// Whether it has one that sets its mode.
+    #[must_use]
+    pub const fn sets_mode(self) -> bool {
+        matches!(self, Self::Acp | Self::Codex)
     }
 
     /// The built-in table that reads its tool calls, of a pool that names none.
@@ -26,6 +32,7 @@ impl DialectName {
     pub const fn extractor(self) -> &'static str {
         match self {
             Self::Acp => "acp",
+            Self::Codex => "codex",
             Self::Loaf | Self::Scaiflux => "scaiflux",
         }
     }

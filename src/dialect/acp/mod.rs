@@ -31,7 +31,6 @@ mod auth;
 mod calls;
 mod chosen;
 mod client;
-pub(super) mod envelope;
 mod farewell;
 mod handshake;
 mod message;
@@ -65,7 +64,9 @@ use self::pins::Pins;
 use self::resume::Replay;
 use super::asks::{Asks, Ids};
 use super::lenient::members;
-use super::{Command, Denials, Dialect, Effect, Effects, Fault, Input, Opening, Refused, bad_line};
+use super::{
+    Command, Denials, Dialect, Effect, Effects, Fault, Input, Opening, Refused, bad_line, envelope,
+};
 use crate::config::PermissionReply;
 use crate::limits;
 use crate::model::{AgentInfo, Event, Foreign, Origin, TurnOutcome, Usage};

@@ -42,7 +42,7 @@ use self::login::Login;
 use self::models::{Model, Models};
 use self::said::Said;
 use self::turn::Turn;
-use super::acp::envelope::{self, ErrorReply, Message, RequestId};
+use super::envelope::{self, ErrorReply, Message, RequestId};
 use super::{Command, Dialect, Effect, Effects, Fault, Input, Opening, Refused, bad_line};
 use crate::limits;
 use crate::model::{AgentInfo, Foreign};

@@ -9,7 +9,7 @@ use super::models::{self, Model, Models};
 use super::write::{self, VERSION};
 use super::{Loaf, Phase};
 use crate::config::OptionValue;
-use crate::dialect::acp::envelope::ErrorReply;
+use crate::dialect::envelope::ErrorReply;
 use crate::dialect::acp::reported;
 use crate::dialect::lenient::members;
 use crate::dialect::{Effect, Effects, Fault, Refused};

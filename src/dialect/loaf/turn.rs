@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 
 use super::message::{self, Executed, Sent, Word};
 use super::{Loaf, Wait, write};
-use crate::dialect::acp::envelope::ErrorReply;
+use crate::dialect::envelope::ErrorReply;
 use crate::dialect::acp::reported;
 use crate::dialect::lenient::members;
 use crate::dialect::{Effect, Effects, Refused, bad_line};

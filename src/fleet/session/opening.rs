@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::outbox::After;
 use super::state::{Phase, SessionState};
 use super::{PrepareError, Prepared, measure, prepare, tools};
+use crate::config::Codex;
 use crate::dialect::{Denials, Opening};
 use crate::fleet::channel::{self, ChannelArgs, ChannelEnd};
 use crate::fleet::clock::{self, now_us};
@@ -90,6 +91,8 @@ impl SessionState {
         self.measured = Some(self.shared.scales.add(measured));
         self.phase = Phase::Opening;
         self.loading = resume.is_some();
+        let acp = self.with_its_model(self.choosing.applied_to(&self.pool.config.acp));
+        let acp = tools::with_ours(acp, &self.pool);
         self.channel = Some(channel::start(ChannelArgs {
             session: self.myself.clone(),
             shared: Arc::clone(&self.shared),
@@ -100,10 +103,8 @@ impl SessionState {
             opening: Opening {
                 workspace: prepared.directory_inside().to_owned(),
                 resume,
-                acp: tools::with_ours(
-                    self.with_its_model(self.choosing.applied_to(&self.pool.config.acp)),
-                    &self.pool,
-                ),
+                codex: Codex::of(&acp, self.pool.config.launcher),
+                acp,
                 routes: self
                     .pool
                     .config

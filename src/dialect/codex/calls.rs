@@ -1,0 +1,369 @@
+//! What an item, or a request about one, says that will run: the tool's name and its input, as they
+//! are judged.
+//!
+//! Owns these two; a table of tools (`codex`) says what they mean. Must not know turns. The input is
+//! an object with the one member `call`, of which a table knows every member: what nobody here knows
+//! of a request stays in it, and makes it an unknown tool.
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::members::Members;
+use super::words;
+use crate::dialect::lenient::{Front, members, parse, string};
+use crate::limits;
+use crate::model::Foreign;
+
+/// The tool that runs a command.
+pub(super) const COMMAND: &str = "commandExecution";
+/// What is said to a command that runs.
+const STDIN: &str = "writeStdin";
+/// The tool that writes files; those that do nothing but delete or move them.
+const WRITES: &str = "fileChange";
+const DELETES: &str = "fileDelete";
+const MOVES: &str = "fileMove";
+/// Changes of several kinds in one: no tool of any table.
+const MIXED: &str = "fileChanges";
+
+/// A call as it is judged.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Call {
+    pub(super) name: Foreign,
+    /// JSON.
+    pub(super) input: String,
+    /// It in a few words, for the agent itself.
+    pub(super) about: Foreign,
+}
+
+/// An item, as far as it is read.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Item<'a> {
+    #[serde(rename = "type")]
+    pub(super) kind: String,
+    #[serde(borrow)]
+    pub(super) id: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pub(super) status: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pub(super) text: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pub(super) summary: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pub(super) content: Option<&'a RawValue>,
+    #[serde(borrow)]
+    command: Option<&'a RawValue>,
+    #[serde(borrow)]
+    cwd: Option<&'a RawValue>,
+    #[serde(borrow)]
+    source: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pub(super) aggregated_output: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pub(super) exit_code: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pub(super) duration_ms: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pub(super) changes: Option<&'a RawValue>,
+    #[serde(borrow)]
+    server: Option<&'a RawValue>,
+    #[serde(borrow)]
+    tool: Option<&'a RawValue>,
+    #[serde(borrow)]
+    arguments: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pub(super) result: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pub(super) error: Option<&'a RawValue>,
+    #[serde(borrow)]
+    path: Option<&'a RawValue>,
+}
+
+impl Item<'_> {
+    /// Its id, if it can be kept.
+    pub(super) fn name(&self) -> Option<String> {
+        let id = string(self.id)?.into_raw();
+        (id.len() <= limits::FOREIGN_ID_BYTES).then_some(id)
+    }
+}
+
+/// Whether items of that kind are calls of tools.
+pub(super) fn is_call(kind: &str) -> bool {
+    matches!(
+        kind,
+        COMMAND
+            | WRITES
+            | "mcpToolCall"
+            | "dynamicToolCall"
+            | "collabAgentToolCall"
+            | "webSearch"
+            | "imageView"
+            | "imageGeneration"
+    )
+}
+
+/// The call that an item is; `whole` is the item as it came.
+pub(super) fn of_item(item: &Item<'_>, whole: &RawValue) -> Option<Call> {
+    match item.kind.as_str() {
+        COMMAND => {
+            let (command, cwd) = (string(item.command)?, string(item.cwd)?);
+            let source = string(item.source);
+            let is_input = source.is_some_and(|of| of.raw() == "unifiedExecInteraction");
+            let mut call = command_of(&shown(&command), Some(&cwd), [].into_iter(), command);
+            if is_input {
+                call.name = Foreign::from(STDIN);
+            }
+            Some(call)
+        }
+        WRITES => changes(item.changes?),
+        "mcpToolCall" => {
+            let (server, tool) = (string(item.server)?, string(item.tool)?);
+            let input = object(&[
+                ("server", item.server.map(RawValue::get)),
+                ("tool", item.tool.map(RawValue::get)),
+                ("arguments", item.arguments.map(RawValue::get)),
+            ]);
+            let about = Foreign::new(format!("{}/{}", server.raw(), tool.raw()));
+            Some(Call {
+                name: Foreign::new(item.kind.clone()),
+                input: within(&input),
+                about,
+            })
+        }
+        "imageView" => {
+            let path = string(item.path)?;
+            let input = object(&[("path", item.path.map(RawValue::get))]);
+            Some(Call {
+                name: Foreign::new(item.kind.clone()),
+                input: within(&input),
+                about: path,
+            })
+        }
+        kind => Some(Call {
+            name: Foreign::from(kind),
+            input: within(whole.get()),
+            about: Foreign::from(kind),
+        }),
+    }
+}
+
+/// A command as it is judged: `command` is JSON.
+fn command_of<'a>(
+    command: &str,
+    cwd: Option<&Foreign>,
+    others: impl Iterator<Item = (&'a str, &'a RawValue)>,
+    about: Foreign,
+) -> Call {
+    let cwd = cwd.map(|cwd| quoted(cwd.raw()));
+    let mut list = vec![("command", Some(command)), ("cwd", cwd.as_deref())];
+    list.extend(others.map(|(name, raw)| (name, Some(raw.get()))));
+    Call {
+        name: Foreign::from(COMMAND),
+        input: within(&object(&list)),
+        about,
+    }
+}
+
+/// A command line as the words that run, where it can only be those.
+fn shown(line: &Foreign) -> String {
+    match words::split(line.raw()) {
+        Some(words) => serde_json::to_string(&words).unwrap_or_default(),
+        None => quoted(line.raw()),
+    }
+}
+
+/// What of a request for a command says nothing about what will run.
+const BESIDE: &[&str] = &[
+    "kind",
+    "threadId",
+    "turnId",
+    "itemId",
+    "approvalId",
+    "startedAtMs",
+    "reason",
+    "command",
+    "cwd",
+    "commandActions",
+    "proposedExecpolicyAmendment",
+    "proposedNetworkPolicyAmendments",
+    "availableDecisions",
+];
+
+/// The environment that is the agent's own.
+const LOCAL: &str = "local";
+
+/// What a request for a command says. `None`: nothing that could be named.
+pub(super) fn of_request(asked: &Members<'_>) -> Option<Call> {
+    let kind = asked.text("kind");
+    let is_here = asked
+        .text("environmentId")
+        .is_none_or(|of| of.raw() == LOCAL);
+    let others = asked
+        .others(BESIDE)
+        .filter(|(name, _)| !(*name == "environmentId" && is_here));
+    let line = asked.text("command");
+    let is_odd = asked.get("command").is_some() && line.is_none();
+    if is_odd || (asked.get("kind").is_some() && kind.is_none()) {
+        return None;
+    }
+    let command = line.as_ref().map_or_else(|| "null".to_owned(), shown);
+    let about = line.unwrap_or_else(|| Foreign::from("a command that is not named"));
+    let cwd = asked.text("cwd");
+    let mut call = command_of(&command, cwd.as_ref(), others, about);
+    if let Some(kind) = kind.filter(|kind| kind.raw() != "command") {
+        call.name = kind;
+    }
+    Some(call)
+}
+
+/// What of an older request for a command says nothing about what will run.
+const BESIDE_OLD: &[&str] = &[
+    "conversationId",
+    "callId",
+    "approvalId",
+    "command",
+    "cwd",
+    "reason",
+    "parsedCmd",
+];
+
+/// The same of an older request, which has the words themselves.
+pub(super) fn of_old_request(asked: &Members<'_>) -> Option<Call> {
+    let words: Vec<String> = parse(asked.get("command")?)?;
+    let cwd = asked.text("cwd");
+    let about = Foreign::new(words.join(" "));
+    let command = serde_json::to_string(&words).ok()?;
+    Some(command_of(
+        &command,
+        cwd.as_ref(),
+        asked.others(BESIDE_OLD),
+        about,
+    ))
+}
+
+/// The changes of an older request: an object by path.
+pub(super) fn of_old_patch(asked: &Members<'_>) -> Option<Call> {
+    #[derive(Deserialize)]
+    struct Old<'a> {
+        #[serde(borrow, rename = "type")]
+        kind: &'a RawValue,
+        #[serde(borrow)]
+        move_path: Option<&'a RawValue>,
+        #[serde(borrow)]
+        unified_diff: Option<&'a RawValue>,
+        #[serde(borrow)]
+        content: Option<&'a RawValue>,
+    }
+    let by_path = Members::read(asked.get("fileChanges")?)?;
+    let mut list = Vec::new();
+    for (path, raw) in by_path.others(&[]) {
+        let old: Old<'_> = members(raw)?;
+        let kind = object(&[
+            ("type", Some(old.kind.get())),
+            ("move_path", old.move_path.map(RawValue::get)),
+        ]);
+        let diff = old.unified_diff.or(old.content).map(RawValue::get);
+        list.push(object(&[
+            ("path", Some(&quoted(path))),
+            ("kind", Some(&kind)),
+            ("diff", diff),
+        ]));
+    }
+    let list = RawValue::from_string(format!("[{}]", list.join(","))).ok()?;
+    changes(&list)
+}
+
+/// One changed file.
+#[derive(Deserialize)]
+pub(super) struct Change<'a> {
+    #[serde(borrow)]
+    pub(super) path: &'a RawValue,
+    #[serde(borrow)]
+    kind: &'a RawValue,
+    #[serde(borrow)]
+    diff: Option<&'a RawValue>,
+}
+
+/// How a file is changed.
+#[derive(Deserialize)]
+struct Kind<'a> {
+    #[serde(rename = "type")]
+    word: String,
+    #[serde(borrow)]
+    move_path: Option<&'a RawValue>,
+}
+
+/// All the changes of an item as one call: of one kind, or of several, which no table knows.
+fn changes(list: &RawValue) -> Option<Call> {
+    let list: Front<'_, { limits::CALL_PATHS }> = parse(list)?;
+    if list.beyond > 0 || list.items.is_empty() {
+        return None;
+    }
+    let mut names = Vec::new();
+    let mut kept = Vec::new();
+    let mut about = Vec::new();
+    for raw in list.items {
+        let change: Change<'_> = members(raw)?;
+        let kind: Kind<'_> = members(change.kind)?;
+        let goes = kind.move_path.filter(|path| path.get() != "null");
+        let name = match (kind.word.as_str(), goes) {
+            ("add" | "update", None) => WRITES,
+            ("delete", None) => DELETES,
+            ("update", Some(_)) => MOVES,
+            _ => MIXED,
+        };
+        names.push(name);
+        about.push(string(Some(change.path))?.into_raw());
+        // A long difference is left out, so that a large edit can still be judged by its paths.
+        let diff = change.diff.map(RawValue::get);
+        let diff = diff.filter(|diff| diff.len() <= limits::DIFF_BYTES);
+        kept.push(object(&[
+            ("path", Some(change.path.get())),
+            ("kind", Some(change.kind.get())),
+            ("diff", diff),
+        ]));
+    }
+    let first = names.first().copied().unwrap_or(MIXED);
+    let name = if names.iter().all(|name| *name == first) {
+        first
+    } else {
+        MIXED
+    };
+    let list = format!("[{}]", kept.join(","));
+    Some(Call {
+        name: Foreign::from(name),
+        input: within(&object(&[("changes", Some(&list))])),
+        about: Foreign::new(about.join(", ")),
+    })
+}
+
+/// The paths of an item's changes, for people.
+pub(super) fn changed_paths(list: &RawValue) -> Vec<Foreign> {
+    let list: Front<'_, { limits::CALL_PATHS }> = parse(list).unwrap_or_default();
+    let path = |raw: &RawValue| string(Some(members::<Change<'_>>(raw)?.path));
+    list.items.into_iter().filter_map(path).collect()
+}
+
+fn quoted(text: &str) -> String {
+    serde_json::to_string(text).unwrap_or_default()
+}
+
+/// An object of the members that are there.
+fn object(list: &[(&str, Option<&str>)]) -> String {
+    let mut text = String::from("{");
+    for (name, value) in list {
+        let Some(value) = value else { continue };
+        if text.len() > 1 {
+            text.push(',');
+        }
+        text.push_str(&quoted(name));
+        text.push(':');
+        text.push_str(value);
+    }
+    text.push('}');
+    text
+}
+
+fn within(call: &str) -> String {
+    format!("{{\"call\":{call}}}")
+}

@@ -1,0 +1,388 @@
+//! One turn: its prompt, its name, its end, and how it is cancelled.
+//!
+//! Must not know what happens within one.
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::alive::Again;
+use super::{Codex, OUT_OF_STATE, Phase, reported, write};
+use crate::dialect::envelope::ErrorReply;
+use crate::dialect::lenient::{members, string};
+use crate::dialect::{Effect, Effects, bad_line};
+use crate::limits;
+use crate::model::{Event, Foreign, Origin, TurnOutcome};
+use crate::wire::json::Text;
+
+/// The turn that runs.
+#[derive(Debug)]
+pub(super) struct Turn {
+    /// The request that starts it, until its reply.
+    pub(super) request: Option<u64>,
+    /// The agent's name for it.
+    pub(super) id: Option<String>,
+    /// `turn/started` came.
+    has_begun: bool,
+    /// That it began was told.
+    is_told: bool,
+    /// Its prompt, until the agent has taken it.
+    prompt: Option<Prompt>,
+    /// An interrupt was written, and the agent did not know the turn yet.
+    again: bool,
+    /// The error that the agent reported last.
+    error: Option<Foreign>,
+}
+
+#[derive(Debug)]
+struct Prompt {
+    denials: Option<String>,
+    text: Foreign,
+}
+
+/// How a turn ended.
+struct End {
+    outcome: TurnOutcome,
+    stop_reason: Option<Foreign>,
+    detail: Option<String>,
+}
+
+/// A turn, as the agent tells of it.
+#[derive(Deserialize)]
+struct Told<'a> {
+    #[serde(borrow)]
+    id: Option<&'a RawValue>,
+    #[serde(borrow)]
+    status: Option<&'a RawValue>,
+    #[serde(borrow)]
+    error: Option<&'a RawValue>,
+}
+
+impl Told<'_> {
+    /// Its name, if it can be kept.
+    fn name(&self) -> Option<String> {
+        let id = string(self.id)?.into_raw();
+        (!id.is_empty() && id.len() <= limits::FOREIGN_ID_BYTES).then_some(id)
+    }
+}
+
+/// What `turn/started` and `turn/completed` say.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Params<'a> {
+    #[serde(borrow)]
+    thread_id: Text<'a>,
+    #[serde(borrow)]
+    turn: &'a RawValue,
+}
+
+/// An error of a turn.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct TurnError {
+    /// The agent's word for its kind.
+    pub(super) code: Foreign,
+    pub(super) message: Foreign,
+}
+
+impl TurnError {
+    pub(super) fn read(raw: &RawValue) -> Option<Self> {
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Shape<'a> {
+            #[serde(borrow)]
+            message: Option<&'a RawValue>,
+            #[serde(borrow)]
+            codex_error_info: Option<&'a RawValue>,
+        }
+        let shape: Shape<'_> = members(raw)?;
+        let code = shape.codex_error_info.map(|info| {
+            // A word, or an object of one member: its kind, with what is known of it.
+            string(Some(info)).unwrap_or_else(|| Foreign::new(info.get()))
+        });
+        Some(Self {
+            code: code.unwrap_or_default(),
+            message: string(shape.message).unwrap_or_default(),
+        })
+    }
+
+    fn event(self) -> Event {
+        Event::AgentError {
+            code: self.code,
+            message: self.message,
+            origin: Origin::Unknown,
+        }
+    }
+}
+
+impl Codex {
+    /// Takes a prompt: the turn has begun for us.
+    pub(super) fn prompt(&mut self, text: Foreign, out: &mut Effects) {
+        let denials = self.denials.take();
+        self.tokens.turn_begins();
+        self.turn = Some(Turn {
+            request: None,
+            id: None,
+            has_begun: false,
+            is_told: false,
+            prompt: Some(Prompt { denials, text }),
+            again: false,
+            error: None,
+        });
+        self.start_turn(out);
+    }
+
+    /// Writes the request that starts the turn.
+    pub(super) fn start_turn(&mut self, out: &mut Effects) {
+        let id = self.fresh_id();
+        let (Some(thread), Some(turn)) = (&self.thread, &mut self.turn) else {
+            return;
+        };
+        let Some(prompt) = &turn.prompt else { return };
+        turn.request = Some(id);
+        let mut texts: Vec<&str> = prompt.denials.as_deref().into_iter().collect();
+        texts.push(prompt.text.raw());
+        out.push(Effect::Write(write::turn(
+            id,
+            thread,
+            &texts,
+            &self.opening.codex,
+        )));
+    }
+
+    /// The reply to that: the turn's name, or why there is none.
+    pub(super) fn turn_replied(
+        &mut self,
+        outcome: Result<&RawValue, ErrorReply>,
+        out: &mut Effects,
+    ) {
+        #[derive(Deserialize)]
+        struct Started<'a> {
+            #[serde(borrow)]
+            turn: &'a RawValue,
+        }
+        let Some(turn) = &mut self.turn else { return };
+        turn.request = None;
+        let result = match outcome {
+            Ok(result) => result,
+            Err(error) => {
+                // One that has begun was taken, whatever this says.
+                let is_new = turn.id.is_none() && !self.cancelling;
+                if is_new && self.comes_again(&error, Again::Turn) {
+                    return;
+                }
+                let detail = reported(&error);
+                out.push(Effect::Event(Event::AgentError {
+                    code: error.code.into(),
+                    message: error.message.into(),
+                    origin: Origin::Unknown,
+                }));
+                return self.end_turn(End::failed(detail), out);
+            }
+        };
+        turn.prompt = None;
+        let named = members::<Started<'_>>(result)
+            .and_then(|started| members::<Told<'_>>(started.turn))
+            .and_then(|told| told.name());
+        let Some(named) = named else {
+            let said = "the agent began a turn without an id that can be used";
+            return self.fault(said.to_owned(), out);
+        };
+        if turn.id.as_ref().is_some_and(|known| *known != named) {
+            let said = "the agent gave one turn two ids";
+            return self.fault(said.to_owned(), out);
+        }
+        let is_new = turn.id.is_none();
+        turn.id = Some(named);
+        self.overload.taken();
+        if self.cancelling && is_new {
+            self.interrupt(out);
+        }
+    }
+
+    /// The turn begins for the agent.
+    pub(super) fn turn_started(&mut self, params: &RawValue, object: &str, out: &mut Effects) {
+        let read = members::<Params<'_>>(params);
+        let Some((params, name)) = read.and_then(|params| {
+            let name = members::<Told<'_>>(params.turn)?.name()?;
+            Some((params, name))
+        }) else {
+            return self.count_bad(crate::wire::json::BadFrame::Shape, object.as_bytes(), out);
+        };
+        let is_ours = self.is_ours(&params.thread_id.0);
+        let Some(turn) = self.turn.as_mut().filter(|turn| {
+            is_ours && turn.id.as_ref().is_none_or(|id| *id == name) && !turn.has_begun
+        }) else {
+            return bad_line(OUT_OF_STATE, object.as_bytes(), out);
+        };
+        // Before the reply it is a turn of ours only if its prompt is under way.
+        if turn.id.is_none() && turn.request.is_none() {
+            return bad_line(OUT_OF_STATE, object.as_bytes(), out);
+        }
+        turn.has_begun = true;
+        let is_new = turn.id.is_none();
+        turn.id = Some(name);
+        let again = std::mem::take(&mut turn.again);
+        self.turn_goes_on(out);
+        if self.cancelling && (is_new || again) && !self.leaving {
+            self.interrupt(out);
+        }
+    }
+
+    /// Notes that something of the running turn came; `false` if none runs.
+    pub(super) fn turn_goes_on(&mut self, out: &mut Effects) -> bool {
+        let Some(turn) = &mut self.turn else {
+            return false;
+        };
+        if !std::mem::replace(&mut turn.is_told, true) {
+            let turn = turn.id.clone().map(Foreign::new);
+            out.push(Effect::Event(Event::TurnStarted { turn }));
+        }
+        true
+    }
+
+    /// Whether a message that names this thread and turn is of the turn that runs.
+    pub(super) fn is_current(&self, thread: &str, turn: &str) -> bool {
+        let running = self.turn.as_ref();
+        let is_it = |running: &Turn| match &running.id {
+            Some(id) => id == turn,
+            None => false,
+        };
+        self.is_ours(thread) && running.is_some_and(is_it)
+    }
+
+    /// The turn's end.
+    pub(super) fn turn_completed(&mut self, params: &RawValue, object: &str, out: &mut Effects) {
+        let read = members::<Params<'_>>(params);
+        let Some((params, told)) =
+            read.and_then(|params| members::<Told<'_>>(params.turn).map(|told| (params, told)))
+        else {
+            self.count_bad(crate::wire::json::BadFrame::Shape, object.as_bytes(), out);
+            let has_begun = self.turn.as_ref().is_some_and(|turn| turn.has_begun);
+            if has_begun && self.phase != Phase::Closed {
+                let detail = "the end of the turn cannot be read".to_owned();
+                self.end_turn(End::failed(detail), out);
+            }
+            return;
+        };
+        let name = told.name().unwrap_or_default();
+        if !self.is_current(&params.thread_id.0, &name) {
+            return bad_line(OUT_OF_STATE, object.as_bytes(), out);
+        }
+        let status = string(told.status);
+        let error = told.error.and_then(TurnError::read);
+        let word = status.as_ref().map(Foreign::raw);
+        let outcome = match word {
+            Some("completed") => TurnOutcome::Completed,
+            Some("interrupted") => TurnOutcome::Cancelled,
+            _ => TurnOutcome::Failed,
+        };
+        let detail = match &error {
+            Some(error) => Some(format!(
+                "the agent reported error {}: {}",
+                error.code.show(80),
+                error.message.show(300)
+            )),
+            None if outcome != TurnOutcome::Failed => None,
+            None if word == Some("failed") => Some("the turn failed".to_owned()),
+            None => Some("the end of the turn cannot be read".to_owned()),
+        };
+        if let Some(error) = error {
+            self.report(error, out);
+        }
+        let end = End {
+            outcome,
+            stop_reason: status,
+            detail,
+        };
+        self.end_turn(end, out);
+    }
+
+    /// Reports an error of the turn, once: it comes by itself and with the turn's end.
+    pub(super) fn report(&mut self, error: TurnError, out: &mut Effects) {
+        let last = self.turn.as_mut().map(|turn| &mut turn.error);
+        if let Some(last) = last {
+            if last.as_ref() == Some(&error.message) {
+                return;
+            }
+            *last = Some(error.message.clone());
+        }
+        out.push(Effect::Event(error.event()));
+    }
+
+    fn end_turn(&mut self, end: End, out: &mut Effects) {
+        self.cancel_asks(out);
+        let asked = std::mem::take(&mut self.cancelling);
+        self.turn = None;
+        self.interrupt = None;
+        self.overload.drop(Again::Turn);
+        self.overload.drop(Again::Interrupt);
+        self.items.clear();
+        let outcome = match end.outcome {
+            TurnOutcome::Failed if asked => TurnOutcome::Cancelled,
+            outcome => outcome,
+        };
+        out.push(Effect::Event(Event::TurnEnded {
+            outcome,
+            stop_reason: end.stop_reason,
+            usage: self.tokens.turn(),
+            detail: end.detail,
+        }));
+    }
+
+    /// Ends the running turn from our side. Nothing to do if none runs, or if that was said.
+    pub(super) fn cancel(&mut self, out: &mut Effects) {
+        let Some(turn) = &self.turn else { return };
+        if self.cancelling {
+            return;
+        }
+        self.cancelling = true;
+        let has_name = turn.id.is_some();
+        self.cancel_asks(out);
+        if self.overload.drop(Again::Turn) {
+            // The agent never took it.
+            let detail = "the agent had no room for the turn yet".to_owned();
+            return self.end_turn(End::failed(detail), out);
+        }
+        if has_name {
+            self.interrupt(out);
+        }
+    }
+
+    /// Writes the interrupt of the turn that runs, by its name.
+    pub(super) fn interrupt(&mut self, out: &mut Effects) {
+        let is_named = self.turn.as_ref().is_some_and(|turn| turn.id.is_some());
+        if !is_named || self.leaving {
+            return;
+        }
+        let id = self.fresh_id();
+        let named = self.turn.as_ref().and_then(|turn| turn.id.as_deref());
+        let (Some(thread), Some(turn)) = (&self.thread, named) else {
+            return;
+        };
+        self.interrupt = Some(id);
+        out.push(Effect::Write(write::interrupt(id, thread, turn)));
+    }
+
+    /// The reply to an interrupt. What ends the turn is its own message.
+    pub(super) fn interrupt_replied(&mut self, error: Option<&ErrorReply>) {
+        let Some(error) = error else {
+            return self.overload.taken();
+        };
+        if self.comes_again(error, Again::Interrupt) {
+            return;
+        }
+        if let Some(turn) = &mut self.turn {
+            // Said before the turn began for the agent.
+            turn.again = !turn.has_begun;
+        }
+    }
+}
+
+impl End {
+    const fn failed(detail: String) -> Self {
+        Self {
+            outcome: TurnOutcome::Failed,
+            stop_reason: None,
+            detail: Some(detail),
+        }
+    }
+}
