@@ -19,7 +19,7 @@ use super::types::{AsksFor, DialectName, Extractor};
 word!(AsksFor, DialectName);
 
 /// Dialects of the format that this version has not.
-const LATER_DIALECTS: &[&str] = &["loaf", "skillpilot", "claude", "codex"];
+const LATER_DIALECTS: &[&str] = &["loaf", "skillpilot", "codex"];
 
 /// The agent's name when no preset names it.
 const CUSTOM: &str = "custom";
@@ -219,7 +219,7 @@ fn filled(
             .any(|piece| matches!(piece, Piece::Braced(name, _) if *name == key))
     });
     match value {
-        Some(_) if !used && speaks == DialectName::Acp => return true,
+        Some(_) if !used && speaks.sets_by_message() => return true,
         Some(found) if !used => {
             let message = format!("{key} is set, but the command has no {{{key}}}");
             pool.ledger.fault(&found.place, message, None);

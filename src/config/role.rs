@@ -16,7 +16,7 @@ use super::pool::{Draft, TRUST};
 use super::presets;
 use super::sandbox::NAME_PATTERN;
 use super::table::{Found, Section, one_of};
-use super::types::{DialectName, Network, Pool};
+use super::types::{Network, Pool};
 use crate::limits::CHAT_ROUNDS;
 use crate::model::{IdError, PoolName, RoleName, WorkspaceName};
 
@@ -191,7 +191,7 @@ fn takes_model(pool: &Pool) -> bool {
     }
     let preset = presets::preset(&pool.agent).filter(|_| pool.is_preset);
     let is_routed = pool.network == Network::Routes;
-    pool.dialect == DialectName::Acp && !preset.is_some_and(|of| of.writes_model(is_routed))
+    pool.dialect.sets_by_message() && !preset.is_some_and(|of| of.writes_model(is_routed))
 }
 
 /// Reads the table `workspace`. `found`: the file was found, not named.

@@ -280,6 +280,8 @@ words!(
     DialectName {
         /// Agent Client Protocol, version 1.
         Acp = "acp",
+        /// Claude Code's stream-json.
+        Claude = "claude",
         /// ScaiFlux serve mode, protocol 1.
         Scaiflux = "scaiflux",
     }
@@ -308,9 +310,33 @@ impl DialectName {
     #[must_use]
     pub const fn resumes_by_argument(self) -> bool {
         match self {
-            Self::Acp => false,
+            Self::Acp | Self::Claude => false,
             Self::Scaiflux => true,
         }
+    }
+
+    /// Whether its child is given a fresh id with its command.
+    #[must_use]
+    pub const fn wants_fresh_id(self) -> bool {
+        matches!(self, Self::Claude)
+    }
+
+    /// Whether mode and model of a session are set by messages.
+    #[must_use]
+    pub const fn sets_by_message(self) -> bool {
+        matches!(self, Self::Acp | Self::Claude)
+    }
+
+    /// Whether an agent may say what its work costs.
+    #[must_use]
+    pub const fn reports_cost(self) -> bool {
+        matches!(self, Self::Acp | Self::Claude)
+    }
+
+    /// Whether an agent takes tool servers that it is handed.
+    #[must_use]
+    pub const fn takes_servers(self) -> bool {
+        matches!(self, Self::Acp | Self::Claude)
     }
 }
 

@@ -8,6 +8,7 @@
 
 pub mod acp;
 mod asks;
+pub mod claude;
 mod denials;
 mod lenient;
 pub mod scaiflux;
@@ -46,6 +47,9 @@ pub struct Opening {
     pub offers: ClientOffers,
     /// What an earlier channel of the session did not come to tell.
     pub denials: Denials,
+    /// An id that nothing else has: what a session is called whose agent is told that, and what ids of
+    /// ours in its conversation are made of. Empty where the dialect needs none.
+    pub fresh: String,
 }
 
 /// A file of the workspace that belongs to a prompt.
@@ -250,7 +254,27 @@ pub const BAD_LINE_REASONS: &[&str] = &[
 pub fn build(name: DialectName) -> Box<dyn Dialect> {
     match name {
         DialectName::Acp => Box::new(acp::Acp::default()),
+        DialectName::Claude => Box::new(claude::Claude::default()),
         DialectName::Scaiflux => Box::new(scaiflux::Scaiflux::default()),
+    }
+}
+
+/// What the command of a child gets behind the pool's own words, where its dialect begins there.
+#[must_use]
+pub fn arguments(name: DialectName, opening: &Opening) -> Vec<String> {
+    match name {
+        DialectName::Claude => claude::arguments(opening),
+        DialectName::Acp | DialectName::Scaiflux => Vec::new(),
+    }
+}
+
+/// The tool of that server for which a permission is asked, as agents that speak it ask.
+#[must_use]
+pub fn served(name: DialectName, ask: &Ask, server: &str) -> Option<acp::Served> {
+    match name {
+        DialectName::Claude => claude::served(ask, server),
+        DialectName::Acp => acp::served(ask, server),
+        DialectName::Scaiflux => None,
     }
 }
 

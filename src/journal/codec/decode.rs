@@ -34,6 +34,7 @@ const STATIC_WORDS: &[&str] = &[
     "session/load",
     "session/resume",
     "resume_args",
+    "--resume",
 ];
 
 /// Reads an event back.
