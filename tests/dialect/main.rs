@@ -7,8 +7,10 @@
 )]
 
 mod acp;
+mod claude;
 mod corpus;
 mod fuzz;
 mod fuzz_acp;
+mod fuzz_claude;
 mod scaiflux;
 mod script;

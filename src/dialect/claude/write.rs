@@ -20,7 +20,7 @@ pub(super) const HOOK: &str = "marshal";
 pub(super) const HOOK_REASON: &str = "every call is asked for";
 
 /// What makes the program speak this protocol, and ask us.
-const WORDS: [&str; 10] = [
+const WORDS: [&str; 9] = [
     "--print",
     "--input-format",
     "stream-json",
@@ -28,7 +28,6 @@ const WORDS: [&str; 10] = [
     "stream-json",
     "--verbose",
     "--include-partial-messages",
-    "--replay-user-messages",
     "--permission-prompt-tool",
     "stdio",
 ];
