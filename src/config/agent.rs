@@ -236,8 +236,7 @@ fn filled(
 fn dialect(pool: &Section<'_>) -> Option<DialectName> {
     let item = pool.item("dialect")?;
     if matches!(item.value(), DeValue::Table(_)) {
-        let message =
-            "custom dialects are not supported by this version: expected \"acp\" or \"scaiflux\"";
+        let message = "custom dialects are not supported by this version: expected \"acp\", \"claude\" or \"scaiflux\"";
         pool.ledger.fault(&item.place, message, None);
         return None;
     }

@@ -268,16 +268,6 @@ pub fn arguments(name: DialectName, opening: &Opening) -> Vec<String> {
     }
 }
 
-/// The tool of that server for which a permission is asked, as agents that speak it ask.
-#[must_use]
-pub fn served(name: DialectName, ask: &Ask, server: &str) -> Option<acp::Served> {
-    match name {
-        DialectName::Claude => claude::served(ask, server),
-        DialectName::Acp => acp::served(ask, server),
-        DialectName::Scaiflux => None,
-    }
-}
-
 /// Reports a line that is no message, or none that is expected, by its first bytes.
 fn bad_line(reason: &'static str, line: &[u8], out: &mut Effects) {
     let head = line.get(..limits::BAD_LINE_HEAD_BYTES).unwrap_or(line);

@@ -104,10 +104,10 @@ fn closed_sets_of_words_name_their_members() {
     set("shell_cwd", "\"workspace\", \"turn\" or \"sticky\"", ("stiky", "sticky"), &[]);
     set("client_fs", "\"none\", \"read\" or \"write\"", ("wirte", "write"), &[]);
     set("asks", "\"all\", \"some\" or \"never\"", ("nevr", "never"), &[]);
-    set("dialect", "\"acp\" or \"scaiflux\"", ("scaifluks", "scaiflux"), &["loaf", "skillpilot", "claude", "codex"]);
+    set("dialect", "\"acp\", \"claude\" or \"scaiflux\"", ("scaifluks", "scaiflux"), &["loaf", "skillpilot", "codex"]);
     check("dialect = { custom = \"d.toml\" }", "custom dialects are not supported by this version");
     set("session", "\"task\" or \"slot\"", ("tsk", "task"), &[]);
-    check("extractor = \"codex\"", "expected \"acp\", \"gemini\", \"hermes\", \"opencode\" or \"scaiflux\" or a table of its own");
+    check("extractor = \"codex\"", "expected \"acp\", \"claude\", \"gemini\", \"hermes\", \"opencode\" or \"scaiflux\" or a table of its own");
     check("extractor = 4", "expected a string");
     check("guard_off = \"yes\"", "expected true or false, found \"yes\"");
     check("guard_off = 1", "expected true or false, found the integer 1");

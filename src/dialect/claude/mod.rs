@@ -33,7 +33,6 @@ use std::time::Instant;
 
 use serde_json::value::RawValue;
 
-pub(super) use self::requests::served;
 pub(super) use self::write::arguments;
 
 use self::control::{Control, Settings};
@@ -333,6 +332,7 @@ impl Claude {
 
     fn refuse(&mut self, fault: Fault, out: &mut Effects) {
         self.withdraw(out);
+        self.control = None;
         self.phase = Phase::Closed;
         out.push(Effect::Fault(fault));
     }

@@ -4,7 +4,6 @@
 
 use super::message::{CanUse, Hook};
 use super::{Claude, Phase, Turn, write};
-use crate::dialect::acp::Served;
 use crate::dialect::asks::Clash;
 use crate::dialect::{Effect, Effects, bad_line};
 use crate::limits;
@@ -23,17 +22,6 @@ const OWN_TOOLS: [&str; 9] = [
     "TodoWrite",
     "ToolSearch",
 ];
-
-/// The tool of that server for which a permission is asked: its name says both.
-pub(in crate::dialect) fn served(ask: &Ask, server: &str) -> Option<Served> {
-    let tool = ask.tool.raw().strip_prefix("mcp__")?;
-    let tool = tool.strip_prefix(server)?.strip_prefix("__")?;
-    let arguments: serde_json::Value = serde_json::from_str(ask.input.get()).ok()?;
-    arguments.is_object().then(|| Served {
-        tool: tool.to_owned(),
-        arguments,
-    })
-}
 
 impl Claude {
     /// Whether a request of a turn may come now.

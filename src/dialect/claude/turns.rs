@@ -275,8 +275,13 @@ impl Claude {
             .as_ref()
             .map(|said| format!("the agent ended the turn with an error: {}", said.show(300)));
         if let (Some(message), TurnOutcome::Failed, false) = (said, outcome, self.cancelling) {
+            // Where its provider failed, the turn was a success all the same.
+            let code = match subtype.raw() {
+                "success" => "api_error".into(),
+                _ => subtype,
+            };
             out.push(Effect::Event(Event::AgentError {
-                code: subtype,
+                code,
                 message,
                 origin: Origin::Unknown,
             }));

@@ -228,9 +228,14 @@ fn an_earlier_session_is_gone_on_with_only_if_it_is_that_one() {
 
 #[test]
 fn an_end_before_the_first_reply_is_a_fault() {
+    let opening_in_time = Opening {
+        control: Some(Duration::from_secs(60)),
+        ..opening()
+    };
     check(
-        &opening(),
-        r#"< {"type":"result","subtype":"error_during_execution","is_error":true,"result":"broken settings"}"#,
+        &opening_in_time,
+        r#"< {"type":"result","subtype":"error_during_execution","is_error":true,"result":"broken settings"}
+           ~ 70000"#,
         &format!("{HELLO}\nfault the agent ended before it was ready: broken settings"),
     );
     check(

@@ -86,7 +86,7 @@ fn the_word_of_a_result_decides_how_the_turn_ended() {
         (
             r#""subtype":"success","is_error":true,"result":"API Error: 401","stop_reason":"stop_sequence""#,
             format!(
-                "error 'success' 'API Error: 401' unknown\nturn ended failed 'stop_sequence' tokens=0/0 ({error}: API Error: 401)"
+                "error 'api_error' 'API Error: 401' unknown\nturn ended failed 'stop_sequence' tokens=0/0 ({error}: API Error: 401)"
             ),
         ),
         (
