@@ -274,7 +274,7 @@ impl Draft {
         goodbye: Duration,
     ) {
         let only_acp = (speaks != DialectName::Acp).then_some(&self.own);
-        let not_here = (!speaks.takes_servers()).then_some(&self.shared);
+        let not_here = (!speaks.sets_sessions()).then_some(&self.shared);
         let is_for = [
             (only_acp, "this is for agents that speak acp"),
             (not_here, "this is for agents that speak acp or claude"),

@@ -219,7 +219,7 @@ fn filled(
             .any(|piece| matches!(piece, Piece::Braced(name, _) if *name == key))
     });
     match value {
-        Some(_) if !used && speaks.sets_by_message() => return true,
+        Some(_) if !used && speaks.sets_sessions() => return true,
         Some(found) if !used => {
             let message = format!("{key} is set, but the command has no {{{key}}}");
             pool.ledger.fault(&found.place, message, None);

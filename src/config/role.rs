@@ -191,7 +191,7 @@ fn takes_model(pool: &Pool) -> bool {
     }
     let preset = presets::preset(&pool.agent).filter(|_| pool.is_preset);
     let is_routed = pool.network == Network::Routes;
-    pool.dialect.sets_by_message() && !preset.is_some_and(|of| of.writes_model(is_routed))
+    pool.dialect.sets_sessions() && !preset.is_some_and(|of| of.writes_model(is_routed))
 }
 
 /// Reads the table `workspace`. `found`: the file was found, not named.

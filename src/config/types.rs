@@ -321,21 +321,15 @@ impl DialectName {
         matches!(self, Self::Claude)
     }
 
-    /// Whether mode and model of a session are set by messages.
+    /// Whether mode and model of a session are set by messages, and its tool servers handed over.
     #[must_use]
-    pub const fn sets_by_message(self) -> bool {
+    pub const fn sets_sessions(self) -> bool {
         matches!(self, Self::Acp | Self::Claude)
     }
 
     /// Whether an agent may say what its work costs.
     #[must_use]
     pub const fn reports_cost(self) -> bool {
-        matches!(self, Self::Acp | Self::Claude)
-    }
-
-    /// Whether an agent takes tool servers that it is handed.
-    #[must_use]
-    pub const fn takes_servers(self) -> bool {
         matches!(self, Self::Acp | Self::Claude)
     }
 }

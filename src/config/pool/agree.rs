@@ -86,7 +86,7 @@ pub(super) fn agree(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Conte
     blame
         .acp
         .agree(ledger, pool.dialect, routes, pool.stop.goodbye);
-    if pool.dialect.sets_by_message() {
+    if pool.dialect.sets_sessions() {
         let mode = pool.mode.as_deref().zip(blame.acp_mode.as_ref());
         acp::mode_asks(ledger, mode, &pool.acp);
     }

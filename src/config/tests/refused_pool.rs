@@ -118,6 +118,11 @@ fn what_is_for_acp_is_refused_elsewhere_and_what_weakens_it_is_spelled_out() {
     for key in ["auth = \"x\"", "options = { a = \"b\" }", "permission_reply = \"scarf\"", "mode_skips_asks = true"] {
         check(key, "this is for agents that speak acp");
     }
+    let claude = |keys: &str, expect: &str| check(&format!("dialect = \"claude\"\n{keys}"), expect);
+    claude("auth = \"x\"", "this is for agents that speak acp");
+    claude("options = { a = \"b\" }", "this is for agents that speak acp");
+    claude("mode = \"acceptEdits\"", "the mode \"acceptEdits\" skips permission requests");
+    claude("engine_tools = \"all\"", "engine_tools needs dialect = \"acp\"");
     let acp = |keys: &str, expect: &str| check(&format!("dialect = \"acp\"\n{keys}"), expect);
     for key in ["client_fs = \"read\"", "client_terminal = true"] {
         let name = key.split(' ').next().unwrap_or_default();

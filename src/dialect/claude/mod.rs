@@ -22,6 +22,7 @@
 //!   comes later is denied.
 //! - What an agent that the agent started says is told as thought.
 
+mod blocks;
 mod control;
 mod message;
 mod requests;

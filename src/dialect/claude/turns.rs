@@ -4,7 +4,8 @@
 
 use serde_json::value::RawValue;
 
-use super::message::{Block, Lifecycle, Piece, Spoken, Streamed, System, TurnResult};
+use super::blocks::Block;
+use super::message::{Lifecycle, Piece, Spoken, Streamed, System, TurnResult};
 use super::streamed::Kind;
 use super::{Claude, End, Named, Phase, Turn};
 use crate::dialect::{Effect, Effects, Fault, bad_line, lenient};
