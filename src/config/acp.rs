@@ -14,6 +14,7 @@ use toml::de::DeValue;
 use super::environment::{self, is_secretive};
 use super::error::quoted;
 use super::table::{Item, Ledger, Place, Section, one_of, word};
+use super::types::DialectName;
 use crate::limits;
 use crate::model::{SettingValue, words};
 
@@ -211,6 +212,8 @@ pub(super) struct Draft {
     pub(super) acp: Acp,
     /// Keys that do something only in ACP.
     own: Vec<Place>,
+    /// Keys that do something where modes are set and tool servers handed over by the protocol.
+    shared: Vec<Place>,
     /// Tool servers that are reached through a route.
     routed: Vec<(Place, String)>,
     logout: Option<Place>,
@@ -219,7 +222,7 @@ pub(super) struct Draft {
 /// Reads the keys of a pool.
 pub(super) fn read(pool: &Section<'_>, found: bool) -> Draft {
     let usual = Acp::default();
-    let mut own = Vec::new();
+    let (mut own, mut shared) = (Vec::new(), Vec::new());
     let auth = pool.item("auth").and_then(|item| id(&item));
     own.extend(auth.iter().map(|found| found.1.clone()));
     let logout = pool.boolean("logout");
@@ -227,7 +230,7 @@ pub(super) fn read(pool: &Section<'_>, found: bool) -> Draft {
     own.extend(logout.clone());
     let options = options(pool, &mut own);
     let skips = pool.boolean("mode_skips_asks").filter(|skips| skips.value);
-    own.extend(skips.iter().map(|skips| skips.place.clone()));
+    shared.extend(skips.iter().map(|skips| skips.place.clone()));
     if found && let Some(skips) = &skips {
         let message = "a supervisor.toml that was found may not use a mode that skips questions";
         let help = Some("name the file with --config if you trust it".to_owned());
@@ -239,7 +242,7 @@ pub(super) fn read(pool: &Section<'_>, found: bool) -> Draft {
     let mut routed = Vec::new();
     let mcp_servers = servers(pool, &mut routed);
     if !mcp_servers.is_empty() {
-        own.extend(pool.item("mcp_servers").map(|item| item.place));
+        shared.extend(pool.item("mcp_servers").map(|item| item.place));
     }
     let tell_denials = pool.word("tell_denials", &[]);
     Draft {
@@ -254,6 +257,7 @@ pub(super) fn read(pool: &Section<'_>, found: bool) -> Draft {
             ..usual
         },
         own,
+        shared,
         routed,
         logout,
     }
@@ -265,13 +269,18 @@ impl Draft {
     pub(super) fn agree(
         &self,
         ledger: &Ledger,
-        speaks_acp: bool,
+        speaks: DialectName,
         routes: Option<&[String]>,
         goodbye: Duration,
     ) {
-        if !speaks_acp {
-            for place in &self.own {
-                let message = "this is for agents that speak acp";
+        let only_acp = (speaks != DialectName::Acp).then_some(&self.own);
+        let not_here = (!speaks.sets_sessions()).then_some(&self.shared);
+        let is_for = [
+            (only_acp, "this is for agents that speak acp"),
+            (not_here, "this is for agents that speak acp or claude"),
+        ];
+        for (places, message) in is_for {
+            for place in places.into_iter().flatten() {
                 ledger.fault(place, message, Some("set dialect = \"acp\"".to_owned()));
             }
         }

@@ -19,7 +19,7 @@ use super::types::{AsksFor, DialectName, Extractor};
 word!(AsksFor, DialectName);
 
 /// Dialects of the format that this version has not.
-const LATER_DIALECTS: &[&str] = &["skillpilot", "claude"];
+const LATER_DIALECTS: &[&str] = &["skillpilot"];
 
 /// The agent's name when no preset names it.
 const CUSTOM: &str = "custom";
@@ -260,7 +260,7 @@ fn asks(pool: &Section<'_>, speaks: DialectName) -> Option<AsksFor> {
 fn dialect(pool: &Section<'_>) -> Option<DialectName> {
     let item = pool.item("dialect")?;
     if matches!(item.value(), DeValue::Table(_)) {
-        let message = "custom dialects are not supported by this version: expected \"acp\", \"codex\", \"loaf\" or \"scaiflux\"";
+        let message = "custom dialects are not supported by this version: expected \"acp\", \"claude\", \"codex\", \"loaf\" or \"scaiflux\"";
         pool.ledger.fault(&item.place, message, None);
         return None;
     }

@@ -10,7 +10,7 @@ use super::error::quoted;
 use super::form::Form;
 use super::pool::Draft;
 use super::table::{Item, Section, word};
-use super::types::{DialectName, Pool};
+use super::types::Pool;
 use crate::limits::{BUDGET_TOKENS, PRICES};
 use crate::model::budget::{NANO, dollars};
 use crate::model::{Amount, Most, Then};
@@ -234,14 +234,14 @@ pub(super) fn prices(section: &Section<'_>) -> Prices {
 /// prices, or its agent may say what it costs, or how many tokens it used of a model with a price.
 #[must_use]
 pub fn may_know_cost(pool: &Pool, prices: &Prices) -> bool {
-    !prices.is_empty() || pool.dialect == DialectName::Acp
+    !prices.is_empty() || pool.dialect.reports_cost()
 }
 
 /// Whether what a pool costs is only what its agent reports, and an agent of its dialect need not
 /// report any: one that does not costs nothing for us.
 #[must_use]
 pub fn may_report_no_cost(pool: &Pool) -> bool {
-    pool.routes.is_empty() && pool.dialect == DialectName::Acp
+    pool.routes.is_empty() && pool.dialect.reports_cost()
 }
 
 /// A cost that nobody could count bounds nothing: that is a fault, not a budget without an end.

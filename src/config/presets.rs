@@ -17,6 +17,7 @@ use super::types::Launcher;
 /// The built-in presets: name and text.
 const PRESETS: &[(&str, &str)] = &[
     ("claude", include_str!("presets/claude.toml")),
+    ("claude-code", include_str!("presets/claude-code.toml")),
     ("codex", include_str!("presets/codex.toml")),
     (
         "codex-app-server",
@@ -34,7 +35,7 @@ pub(super) const LATER: &[&str] = &["cursor", "goose", "loaf", "pi", "skillpilot
 
 /// The built-in extractors (`policy` owns their tables).
 pub(super) const EXTRACTORS: &[&str] =
-    &["acp", "codex", "gemini", "hermes", "opencode", "scaiflux"];
+    &["acp", "claude", "codex", "gemini", "hermes", "opencode", "scaiflux"];
 
 /// The words for a network of routes, and for one that may have some.
 const ROUTES: &str = "routes";

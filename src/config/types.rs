@@ -281,6 +281,8 @@ words!(
     DialectName {
         /// Agent Client Protocol, version 1.
         Acp = "acp",
+        /// Claude Code's stream-json.
+        Claude = "claude",
         /// `codex app-server`.
         Codex = "codex",
         /// loaf's RPC, protocol 1.

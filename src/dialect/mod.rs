@@ -8,6 +8,7 @@
 
 pub mod acp;
 mod asks;
+pub mod claude;
 pub mod codex;
 mod denials;
 mod envelope;
@@ -51,6 +52,9 @@ pub struct Opening {
     pub offers: ClientOffers,
     /// What an earlier channel of the session did not come to tell.
     pub denials: Denials,
+    /// An id that nothing else has: what a session is called whose agent is told that, and what ids of
+    /// ours in its conversation are made of. Empty where the dialect needs none.
+    pub fresh: String,
 }
 
 /// A file of the workspace that belongs to a prompt.
@@ -257,7 +261,19 @@ pub fn build(name: DialectName) -> Box<dyn Dialect> {
         DialectName::Acp => Box::new(acp::Acp::default()),
         DialectName::Loaf => Box::new(loaf::Loaf::default()),
         DialectName::Codex => Box::new(codex::Codex::default()),
+        DialectName::Claude => Box::new(claude::Claude::default()),
         DialectName::Scaiflux => Box::new(scaiflux::Scaiflux::default()),
+    }
+}
+
+/// What the command of a child gets behind the pool's own words, where its dialect begins there.
+#[must_use]
+pub fn arguments(name: DialectName, opening: &Opening) -> Vec<String> {
+    match name {
+        DialectName::Claude => claude::arguments(opening),
+        DialectName::Acp | DialectName::Codex | DialectName::Loaf | DialectName::Scaiflux => {
+            Vec::new()
+        }
     }
 }
 

@@ -35,6 +35,7 @@ const BUILTIN: &[(&str, &str)] = &[
             include_str!("builtin/extract-acp-edit.toml")
         ),
     ),
+    ("claude", include_str!("builtin/extract-claude.toml")),
     ("codex", include_str!("builtin/extract-codex.toml")),
     ("gemini", include_str!("builtin/extract-gemini.toml")),
     (

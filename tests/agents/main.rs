@@ -11,6 +11,7 @@ mod bench;
 #[path = "../fleet/chat_client.rs"]
 #[allow(dead_code, reason = "tests of chats use more of it")]
 mod chat_client;
+mod claude_code;
 mod client;
 mod codex;
 mod directories;

@@ -3,7 +3,7 @@
 //! A transcript is a list of JSON lines: `{"dir":"a2c","msg":…}` is a message of the agent, with
 //! `raw` instead of `msg` for a line that is none; `{"dir":"c2a","msg":…}` is what we must write
 //! then, byte for byte; `{"dir":"eof"}` is the end of the agent's stdout. `note` says what it is.
-//! In the transcripts of ACP, Codex and loaf `as` says which command makes us write it (without one, what the agent said
+//! But for ScaiFlux `as` says which command makes us write it (without one, what the agent said
 //! before must have), and `VERSION` stands for our own version.
 
 use std::fs;
@@ -55,6 +55,7 @@ fn transcripts() -> Vec<Transcript> {
     all.extend(of(DialectName::Acp));
     all.extend(of(DialectName::Loaf));
     all.extend(of(DialectName::Codex));
+    all.extend(of(DialectName::Claude));
     all
 }
 
@@ -85,6 +86,9 @@ fn read(dialect: DialectName, file: &std::path::Path) -> Transcript {
         let msg = line.msg.as_ref().map(|msg| ours(msg.get()));
         match (line.dir.as_str(), line.msg, line.raw) {
             ("c2a", _, None) if dialect != DialectName::Scaiflux => parts.push(match line.wanted {
+                Some(wanted) if dialect == DialectName::Claude => {
+                    Part::Wanted(claude_command(&wanted, msg.as_deref()), msg)
+                }
                 Some(wanted) => Part::Wanted(acp_command(&wanted, msg.as_deref()), msg),
                 None => Part::ToAgent(msg.expect("a message")),
             }),
@@ -139,6 +143,29 @@ fn acp_command(wanted: &str, msg: Option<&str>) -> Command {
     }
 }
 
+/// The command that makes the dialect write this message of Claude Code's.
+fn claude_command(wanted: &str, msg: Option<&str>) -> Command {
+    let said: serde_json::Value = serde_json::from_str(msg.unwrap_or("null")).unwrap();
+    let answer = |answer| Command::Answer {
+        key: named(said["response"]["request_id"].as_str().unwrap()),
+        answer,
+    };
+    match wanted {
+        "prompt" => Command::Prompt {
+            text: said["message"]["content"][0]["text"]
+                .as_str()
+                .unwrap()
+                .into(),
+            attached: Arc::default(),
+        },
+        "cancel" => Command::Cancel,
+        "allow" => answer(Answer::Allow),
+        "deny" => answer(Answer::Deny("no".to_owned())),
+        "goodbye" => Command::Goodbye,
+        other => panic!("{other:?} is no command"),
+    }
+}
+
 /// The command that makes the dialect write this message.
 fn command(msg: &str) -> Command {
     let said: serde_json::Value = serde_json::from_str(msg).unwrap();
@@ -178,6 +205,7 @@ fn play(transcript: &Transcript, mut cut: impl FnMut() -> usize) -> Conversation
             tells_denials: false,
             ..Codex::default()
         },
+        fresh: "00000000-0000-7000-8000-000000000000".to_owned(),
         ..Opening::default()
     };
     let mut talk = Conversation::opened(transcript.dialect, &opening);

@@ -7,12 +7,14 @@
 )]
 
 mod acp;
+mod claude;
 mod codex;
 mod corpus;
 mod fuzz;
 mod fuzz_acp;
+mod fuzz_claude;
+mod fuzz_codex;
 mod fuzz_loaf;
 mod loaf;
-mod fuzz_codex;
 mod scaiflux;
 mod script;

@@ -91,11 +91,10 @@ pub(super) fn agree(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Conte
     waits::idle_comes_back(ledger, pool, blame.idle.as_ref());
     let routes: Vec<_> = pool.routes.iter().map(|route| route.name.clone()).collect();
     let routes = pool.network.has_ports().then_some(&routes[..]);
-    let speaks_acp = pool.dialect == DialectName::Acp;
     blame
         .acp
-        .agree(ledger, speaks_acp, routes, pool.stop.goodbye);
-    if speaks_acp {
+        .agree(ledger, pool.dialect, routes, pool.stop.goodbye);
+    if pool.dialect.sets_sessions() {
         let mode = pool.mode.as_deref().zip(blame.acp_mode.as_ref());
         acp::mode_asks(ledger, mode, &pool.acp);
     }

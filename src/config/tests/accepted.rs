@@ -503,6 +503,34 @@ fn an_agent_that_cannot_ask_is_held_by_its_walls_and_that_is_said() {
 }
 
 #[test]
+fn claude_code_has_a_dialect_of_its_own_that_sets_modes_and_models() {
+    let pool = |keys: &str| only(&accepted_by(&named(), &format!("[pool.demo]\n{keys}\n"))).clone();
+    let usual = pool("agent = \"claude-code\"\nmodel = \"m-1\"");
+    assert_eq!(
+        (usual.dialect, usual.asks),
+        (DialectName::Claude, AsksFor::All)
+    );
+    assert_eq!(usual.command, ["claude"]);
+    assert_eq!(usual.extractor, Extractor::BuiltIn("claude".to_owned()));
+    // Set by messages, for which the command has no place.
+    assert_eq!(usual.acp.mode.as_deref(), Some("default"));
+    assert_eq!(usual.acp.model.as_deref(), Some("m-1"));
+    let own = "command = [\"claude\"]\ndialect = \"claude\"\n";
+    let session = pool(&format!(
+        "{own}session = \"slot\"\nrestart = {{ on_crash = \"resume\" }}"
+    ));
+    assert!(session.resume_args.is_empty());
+    let meant = pool(&format!(
+        "{own}mode = \"acceptEdits\"\nmode_skips_asks = true"
+    ));
+    assert!(meant.acp.mode_skips_asks);
+    let served = pool(&format!(
+        "{own}mcp_servers = [{{ name = \"notes\", command = \"/usr/bin/notes\" }}]"
+    ));
+    assert_eq!(served.acp.mcp_servers.len(), 1);
+}
+
+#[test]
 fn a_far_end_has_its_own_workspace_and_an_enriched_path() {
     let text = pool(
         "launcher = \"ssh\"\nssh = { host = \"::1\", user = \"agent\", port = 2222, workspace = \"/srv/work/\", known_hosts = \"keys/hosts\" }",

@@ -116,10 +116,10 @@ fn closed_sets_of_words_name_their_members() {
     set("shell_cwd", "\"workspace\", \"turn\" or \"sticky\"", ("stiky", "sticky"), &[]);
     set("client_fs", "\"none\", \"read\" or \"write\"", ("wirte", "write"), &[]);
     set("asks", "\"all\", \"some\" or \"never\"", ("nevr", "never"), &[]);
-    set("dialect", "\"acp\", \"codex\", \"loaf\" or \"scaiflux\"", ("scaifluks", "scaiflux"), &["skillpilot", "claude"]);
+    set("dialect", "\"acp\", \"claude\", \"codex\", \"loaf\" or \"scaiflux\"", ("scaifluks", "scaiflux"), &["skillpilot"]);
     check("dialect = { custom = \"d.toml\" }", "custom dialects are not supported by this version");
     set("session", "\"task\" or \"slot\"", ("tsk", "task"), &[]);
-    check("extractor = \"xyzzy\"", "expected \"acp\", \"codex\", \"gemini\", \"hermes\", \"opencode\" or \"scaiflux\" or a table of its own");
+    check("extractor = \"xyzzy\"", "expected \"acp\", \"claude\", \"codex\", \"gemini\", \"hermes\", \"opencode\" or \"scaiflux\" or a table of its own");
     check("extractor = 4", "expected a string");
     check("guard_off = \"yes\"", "expected true or false, found \"yes\"");
     check("guard_off = 1", "expected true or false, found the integer 1");
@@ -130,6 +130,11 @@ fn what_is_for_acp_is_refused_elsewhere_and_what_weakens_it_is_spelled_out() {
     for key in ["auth = \"x\"", "options = { a = \"b\" }", "permission_reply = \"scarf\"", "mode_skips_asks = true"] {
         check(key, "this is for agents that speak acp");
     }
+    let claude = |keys: &str, expect: &str| check(&format!("dialect = \"claude\"\n{keys}"), expect);
+    claude("auth = \"x\"", "this is for agents that speak acp");
+    claude("options = { a = \"b\" }", "this is for agents that speak acp");
+    claude("mode = \"acceptEdits\"", "the mode \"acceptEdits\" skips permission requests");
+    claude("engine_tools = \"all\"", "engine_tools needs dialect = \"acp\"");
     let acp = |keys: &str, expect: &str| check(&format!("dialect = \"acp\"\n{keys}"), expect);
     for key in ["client_fs = \"read\"", "client_terminal = true"] {
         let name = key.split(' ').next().unwrap_or_default();

@@ -10,7 +10,7 @@ impl DialectName {
     #[must_use]
     pub const fn resumes_by_argument(self) -> bool {
         match self {
-            Self::Acp | Self::Codex | Self::Loaf => false,
+            Self::Acp | Self::Claude | Self::Codex | Self::Loaf => false,
             Self::Scaiflux => true,
         }
     }
@@ -18,13 +18,31 @@ impl DialectName {
     /// Whether the protocol has a message that sets a session's model.
     #[must_use]
     pub const fn sets_model(self) -> bool {
-        matches!(self, Self::Acp | Self::Codex | Self::Loaf)
+        matches!(self, Self::Acp | Self::Claude | Self::Codex | Self::Loaf)
     }
 
     /// Whether it has one that sets its mode.
     #[must_use]
     pub const fn sets_mode(self) -> bool {
-        matches!(self, Self::Acp | Self::Codex)
+        matches!(self, Self::Acp | Self::Claude | Self::Codex)
+    }
+
+    /// Whether tool servers are handed to its sessions, and what skips questions is known of them.
+    #[must_use]
+    pub const fn sets_sessions(self) -> bool {
+        matches!(self, Self::Acp | Self::Claude)
+    }
+
+    /// Whether its child is given a fresh id with its command.
+    #[must_use]
+    pub const fn wants_fresh_id(self) -> bool {
+        matches!(self, Self::Claude)
+    }
+
+    /// Whether an agent may say what its work costs.
+    #[must_use]
+    pub const fn reports_cost(self) -> bool {
+        matches!(self, Self::Acp | Self::Claude)
     }
 
     /// The built-in table that reads its tool calls, of a pool that names none.
@@ -32,6 +50,7 @@ impl DialectName {
     pub const fn extractor(self) -> &'static str {
         match self {
             Self::Acp => "acp",
+            Self::Claude => "claude",
             Self::Codex => "codex",
             Self::Loaf | Self::Scaiflux => "scaiflux",
         }

@@ -13,7 +13,7 @@ use crate::fleet::channel::{self, ChannelArgs, ChannelEnd};
 use crate::fleet::clock::{self, now_us};
 use crate::journal::{TaskChange, Write};
 use crate::lifecycle::state::SlotEvent;
-use crate::model::{AgentInfo, Event};
+use crate::model::{AgentInfo, Event, Foreign};
 use crate::telemetry::event::child::ChildReady;
 
 impl SessionState {
@@ -70,8 +70,9 @@ impl SessionState {
         let Some(prepared) = &self.prepared else {
             return self.survey();
         };
+        let mut opening = self.opening(prepared, resume);
         let model = self.chat().and_then(|chat| chat.model.as_deref());
-        let plan = prepared.agent_plan(&self.shared, &self.pool, resume.as_ref(), model);
+        let plan = prepared.agent_plan(&self.shared, &self.pool, &opening, model);
         let plan = match plan {
             Ok(plan) => plan,
             // No task suffers from it; the session cannot be loaded.
@@ -90,9 +91,10 @@ impl SessionState {
         let measured = measure::Measured::of(prepared, &self.pool, self.myself.clone());
         self.measured = Some(self.shared.scales.add(measured));
         self.phase = Phase::Opening;
-        self.loading = resume.is_some();
-        let acp = self.with_its_model(self.choosing.applied_to(&self.pool.config.acp));
-        let acp = tools::with_ours(acp, &self.pool);
+        self.loading = opening.resume.is_some();
+        if self.loading {
+            opening.denials = std::mem::take(&mut self.denials);
+        }
         self.channel = Some(channel::start(ChannelArgs {
             session: self.myself.clone(),
             shared: Arc::clone(&self.shared),
@@ -100,31 +102,35 @@ impl SessionState {
             slot: self.work.slot.clone(),
             session_id: self.work.session.clone(),
             plan,
-            opening: Opening {
-                workspace: prepared.directory_inside().to_owned(),
-                resume,
-                codex: Codex::of(&acp, self.pool.config.launcher),
-                acp,
-                routes: self
-                    .pool
-                    .config
-                    .routes
-                    .iter()
-                    .map(|route| (route.name.clone(), route.base_url()))
-                    .collect(),
-                control: self.pool.config.timeouts.control,
-                keepalive: self.pool.config.timeouts.keepalive,
-                offers: self.pool.config.client_offers(),
-                denials: if self.loading {
-                    std::mem::take(&mut self.denials)
-                } else {
-                    Denials::default()
-                },
-            },
+            opening,
             watch: Arc::clone(&self.limits),
             purse: Arc::clone(&self.budget.purse) as Arc<dyn crate::relay::Purse>,
             client: prepared.client_setup(&self.shared, &self.pool),
         }));
+    }
+
+    /// How the session begins in its next child; what was not told yet is left out.
+    fn opening(&self, prepared: &Prepared, resume: Option<Foreign>) -> Opening {
+        let config = &self.pool.config;
+        let routes = config.routes.iter();
+        let fresh = config.dialect.wants_fresh_id();
+        let fresh = fresh.then(|| self.shared.ambient.id().to_string());
+        let acp = self.with_its_model(self.choosing.applied_to(&config.acp));
+        let acp = tools::with_ours(acp, &self.pool);
+        Opening {
+            workspace: prepared.directory_inside().to_owned(),
+            resume,
+            codex: Codex::of(&acp, config.launcher),
+            acp,
+            routes: routes
+                .map(|route| (route.name.clone(), route.base_url()))
+                .collect(),
+            control: config.timeouts.control,
+            keepalive: config.timeouts.keepalive,
+            offers: config.client_offers(),
+            denials: Denials::default(),
+            fresh: fresh.unwrap_or_default(),
+        }
     }
 
     pub(super) fn ready(&mut self, info: AgentInfo) {

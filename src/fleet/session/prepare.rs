@@ -21,7 +21,7 @@ pub(crate) use super::unprepared::PrepareError;
 use super::walls;
 use super::work::Work;
 use crate::config::{Fill, Launcher, Network, OWN_PROGRAM, WorkspaceMode, fill_routes};
-use crate::dialect::Attachment;
+use crate::dialect::{self, Attachment, Opening};
 use crate::fleet::ambient::Ambient;
 use crate::fleet::setup::{PoolShared, Shared};
 use crate::launch::{LaunchPlan, Walls};
@@ -240,12 +240,12 @@ impl Prepared {
     }
 
     /// The plan that starts the agent: for a new session, or to go on with one of its own by its
-    /// id, where its command says which.
+    /// id, where its command says which; and with what its dialect adds to that.
     pub(crate) fn agent_plan(
         &self,
         shared: &Shared,
         pool: &PoolShared,
-        resume: Option<&Foreign>,
+        opening: &Opening,
         model: Option<&str>,
     ) -> Result<LaunchPlan, PrepareError> {
         let fill = Fill {
@@ -253,12 +253,13 @@ impl Prepared {
             workspace: &self.space.workspace_inside,
             model,
         };
-        let argv = match resume {
+        let mut argv = match &opening.resume {
             Some(id) if pool.config.dialect.resumes_by_argument() => {
                 pool.config.resume_argv(fill, id.raw())
             }
             _ => pool.config.argv(fill),
         };
+        argv.extend(dialect::arguments(pool.config.dialect, opening));
         self.plan(shared, pool, argv, true)
     }
 

@@ -35,6 +35,7 @@ const STATIC_WORDS: &[&str] = &[
     "session/resume",
     "session.get",
     "resume_args",
+    "--resume",
 ];
 
 /// Reads an event back.

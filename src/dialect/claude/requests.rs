@@ -1,0 +1,141 @@
+//! What the agent asks of us: leave to use a tool, what our hook says, and what we do not serve.
+//!
+//! Must not know what a turn is made of.
+
+use super::message::{CanUse, Hook};
+use super::{Claude, Phase, Turn, write};
+use crate::dialect::asks::Clash;
+use crate::dialect::{Effect, Effects, bad_line};
+use crate::limits;
+use crate::model::{Ask, Claimed, Event, Foreign};
+
+/// Tools that change nothing but the agent's own lists, modes and choice of tools, or that ask a person by
+/// themselves: the program's own rules decide whether these are asked for.
+const OWN_TOOLS: [&str; 9] = [
+    "AskUserQuestion",
+    "EnterPlanMode",
+    "ExitPlanMode",
+    "TaskCreate",
+    "TaskGet",
+    "TaskList",
+    "TaskUpdate",
+    "TodoWrite",
+    "ToolSearch",
+];
+
+impl Claude {
+    /// Whether a request of a turn may come now.
+    fn is_in_turn(&self) -> bool {
+        matches!(self.turn, Turn::Sent | Turn::Running)
+    }
+
+    /// The agent asks whether it may use a tool.
+    pub(super) fn permission(
+        &mut self,
+        id: &str,
+        wanted: &CanUse<'_>,
+        line: &[u8],
+        out: &mut Effects,
+    ) {
+        if self.cancelling || self.leaving {
+            return self.deny_at_once(id, "the turn was cancelled", out);
+        }
+        if self.phase != Phase::Ready || !self.is_in_turn() {
+            bad_line("out_of_state", line, out);
+            return self.deny_at_once(id, "no turn is running", out);
+        }
+        self.turn_goes_on(out);
+        let raw = wanted.input;
+        // What is larger than any ask may be is judged so, and never allowed.
+        let kept = (raw.get().len() <= limits::ASK_INPUT_BYTES).then(|| raw.to_owned());
+        let no_allow = kept.is_none();
+        let key = match self.asks.open(&mut self.ids, id, kept) {
+            Ok(key) => key,
+            Err(clash) => return self.clashed(id, clash, line, out),
+        };
+        let reason = wanted.reason();
+        out.push(Effect::Ask(Ask {
+            key,
+            tool_id: wanted.call(),
+            tool: Foreign::from(wanted.tool_name.as_str()),
+            input: raw.to_owned(),
+            claimed: Claimed {
+                active_mode: self.settings.mode.clone(),
+                reason: reason.filter(|reason| reason.raw() != write::HOOK_REASON),
+                title: wanted.title(),
+                no_allow,
+                ..Claimed::default()
+            },
+        }));
+    }
+
+    fn clashed(&mut self, id: &str, clash: Clash, line: &[u8], out: &mut Effects) {
+        let (reason, said) = match clash {
+            Clash::Duplicate => ("duplicate_id", "this request id was used before"),
+            Clash::TooMany => ("too_many_asks", "too many permission requests are open"),
+            Clash::LongId => ("bad_shape", "the request id is too long"),
+        };
+        bad_line(reason, line, out);
+        self.deny_at_once(id, said, out);
+        if clash != Clash::TooMany {
+            return;
+        }
+        self.asks_beyond = self.asks_beyond.saturating_add(1);
+        if self.asks_beyond > limits::ASKS_BEYOND {
+            let most = limits::OPEN_ASKS;
+            let said = format!(
+                "the agent asks on and on while {most} of its requests wait for their answers"
+            );
+            self.fault(said, out);
+        }
+    }
+
+    /// Denies a request that nobody is asked about.
+    fn deny_at_once(&mut self, id: &str, reason: &str, out: &mut Effects) {
+        let open = self.asks.close(id);
+        out.extend(open.map(|(key, _)| Effect::Withdrawn(key)));
+        out.push(Effect::Write(write::deny(id, reason)));
+    }
+
+    /// What our hook says before a tool is used: ask. Any other hook is none of ours.
+    pub(super) fn hook(&self, id: &str, hook: &Hook<'_>, out: &mut Effects) {
+        let tool = hook.tool().filter(|_| hook.callback_id.0 == write::HOOK);
+        let line = match tool {
+            Some(tool) if OWN_TOOLS.contains(&tool.0.as_ref()) => write::hook_says_nothing(id),
+            Some(_) => write::hook_asks(id),
+            None => write::error(id, "the host has no such hook"),
+        };
+        out.push(Effect::Write(line));
+    }
+
+    /// A request that is not served is on record, and answered with an error.
+    pub(super) fn refuse_request(&self, id: &str, word: &Foreign, line: &[u8], out: &mut Effects) {
+        if let Ok(raw) = serde_json::from_slice(line) {
+            let raw: &serde_json::value::RawValue = raw;
+            let tag = format!("control_request/{}", word.raw());
+            out.push(Effect::Event(Event::Unknown {
+                tag: tag.into(),
+                raw: raw.to_owned(),
+            }));
+        }
+        out.push(Effect::Write(write::error(
+            id,
+            "the host does not serve this request",
+        )));
+    }
+
+    /// A request of a shape that we do not know is none.
+    pub(super) fn unreadable(&mut self, id: &str, line: &[u8], out: &mut Effects) {
+        bad_line("bad_shape", line, out);
+        self.cannot_read(id, out);
+    }
+
+    pub(super) fn cannot_read(&mut self, id: &str, out: &mut Effects) {
+        let open = self.asks.close(id);
+        out.extend(open.map(|(key, _)| Effect::Withdrawn(key)));
+        out.push(Effect::Write(write::error(
+            id,
+            "the request cannot be read",
+        )));
+    }
+}

@@ -1,0 +1,327 @@
+//! What each message of a turn brings about.
+//!
+//! Must not know what the agent asks of us.
+
+use serde_json::value::RawValue;
+
+use super::blocks::Block;
+use super::message::{Lifecycle, Piece, Spoken, Streamed, System, TurnResult};
+use super::streamed::Kind;
+use super::{Claude, End, Named, Phase, Turn};
+use crate::dialect::{Effect, Effects, Fault, bad_line, lenient};
+use crate::model::{Cost, Event, Foreign, Origin, TurnOutcome};
+
+/// The reason of a line that came when it could not.
+const OUT_OF_STATE: &str = "out_of_state";
+/// What the agent's costs are in.
+const CURRENCY: &str = "USD";
+
+/// Kinds of system messages that say nothing that is to be kept.
+const SYSTEM_IGNORED: [&str; 8] = [
+    "status",
+    "background_tasks_changed",
+    "files_persisted",
+    "hook_started",
+    "hook_progress",
+    "hook_response",
+    "session_state_changed",
+    "thinking_tokens",
+];
+
+impl Claude {
+    /// Notes that something of the running turn came; `false` if none runs.
+    pub(super) fn turn_goes_on(&mut self, out: &mut Effects) -> bool {
+        match self.turn {
+            Turn::Sent => {
+                self.turn = Turn::Running;
+                out.push(Effect::Event(Event::TurnStarted { turn: None }));
+                true
+            }
+            Turn::Running => true,
+            Turn::None | Turn::Queued => false,
+        }
+    }
+
+    /// The agent says how far a prompt of ours is.
+    pub(super) fn lifecycle(&mut self, prompt: &Lifecycle<'_>, out: &mut Effects) {
+        if self.prompt_id().as_deref() != Some(prompt.command_uuid.0.as_ref()) {
+            return;
+        }
+        match prompt.state.0.as_ref() {
+            "queued" if self.turn == Turn::Sent => self.turn = Turn::Queued,
+            "started" => self.taken(out),
+            _ => {}
+        }
+    }
+
+    /// The agent took our prompt.
+    fn taken(&mut self, out: &mut Effects) {
+        if self.turn != Turn::Queued {
+            self.turn_goes_on(out);
+            return;
+        }
+        self.turn = Turn::Sent;
+        self.turn_goes_on(out);
+        if self.cancelling && !self.leaving {
+            // The interrupt was for what ran before it.
+            self.write_interrupt(out);
+        }
+    }
+
+    pub(super) fn system(&mut self, system: &System<'_>, object: &str, out: &mut Effects) {
+        if let Some(mode) = system.mode() {
+            self.mode_is(mode, out);
+            if self.phase == Phase::Closed {
+                return;
+            }
+        }
+        match system.subtype() {
+            "init" => self.began(system, out),
+            "compact_boundary" => out.push(Effect::Event(Event::Compaction {
+                id: system.uuid().unwrap_or_default(),
+                status: Some("completed".into()),
+                error: None,
+            })),
+            known if SYSTEM_IGNORED.contains(&known) || known.starts_with("task_") => {}
+            other => {
+                let Ok(raw) = serde_json::from_str::<&RawValue>(object) else {
+                    return;
+                };
+                out.push(Effect::Event(Event::Unknown {
+                    tag: format!("system/{other}").into(),
+                    raw: raw.to_owned(),
+                }));
+            }
+        }
+    }
+
+    /// The message with which the agent begins each turn.
+    fn began(&mut self, system: &System<'_>, out: &mut Effects) {
+        if self.phase == Phase::Handshaking {
+            return;
+        }
+        if let Some(session) = system.session()
+            && !self.session_is(session, out)
+        {
+            return;
+        }
+        self.turn_goes_on(out);
+        if let Some(model) = system.model() {
+            self.model_is(model, out);
+        }
+    }
+
+    /// What the agent calls its session; `false` if the channel is over for it.
+    fn session_is(&mut self, theirs: Foreign, out: &mut Effects) -> bool {
+        let is_other = self.session.id.as_ref().is_some_and(|id| *id != theirs);
+        if is_other && self.opening.resume.is_some() && !self.session.is_confirmed {
+            let why = format!("it went on with another one, {}", theirs.show(80));
+            self.refuse(Fault::NotResumed(why), out);
+            return false;
+        }
+        if is_other {
+            out.push(Effect::SessionCleared);
+        }
+        self.session = Named {
+            id: Some(theirs),
+            is_confirmed: true,
+        };
+        true
+    }
+
+    /// A piece of a message that its model is writing.
+    pub(super) fn piece(&mut self, piece: &Piece<'_>, line: &[u8], out: &mut Effects) {
+        let Some(streamed) = piece.read() else {
+            return bad_line("bad_shape", line, out);
+        };
+        let (kind, delta) = match streamed {
+            Streamed::Message(id) => return self.told.begin(id),
+            Streamed::Block => return self.told.block(),
+            Streamed::Nothing => return,
+            Streamed::Text(delta) => (Kind::Text, delta),
+            Streamed::Thought(delta) => (Kind::Thought, delta),
+        };
+        if !self.turn_goes_on(out) {
+            return bad_line(OUT_OF_STATE, line, out);
+        }
+        self.told.piece(kind, &delta);
+        tell(kind, delta, out);
+    }
+
+    /// A message of its model, whole.
+    pub(super) fn assistant(&mut self, spoken: &Spoken<'_>, line: &[u8], out: &mut Effects) {
+        let Some(content) = spoken.content() else {
+            return bad_line("bad_shape", line, out);
+        };
+        let is_ours = self.turn_goes_on(out);
+        let is_of_helper = spoken.is_of_helper();
+        if let Some(context) = content.context().filter(|_| is_ours && !is_of_helper) {
+            self.context = context;
+        }
+        let id = content.id();
+        let (blocks, beyond) = content.blocks();
+        let mut is_told = is_ours;
+        let mut said = None;
+        for block in blocks {
+            let (kind, text) = match block {
+                Block::Text(text) => (Kind::Text, text),
+                Block::Thinking(text) => (Kind::Thought, text),
+                Block::Call { id, name, input } => {
+                    if !is_ours {
+                        bad_line(OUT_OF_STATE, line, out);
+                    }
+                    is_told = true;
+                    let input = lenient::owned(input);
+                    out.push(Effect::Event(Event::ToolStart { id, name, input }));
+                    continue;
+                }
+                Block::Result {
+                    id,
+                    output,
+                    is_error,
+                } => {
+                    out.push(Effect::Event(result_of(id, output, is_error)));
+                    continue;
+                }
+                Block::Other(tag, raw) => {
+                    let raw = raw.to_owned();
+                    out.push(Effect::Event(Event::Unknown { tag, raw }));
+                    continue;
+                }
+            };
+            if !is_ours {
+                continue;
+            }
+            if kind == Kind::Text {
+                said.get_or_insert_with(|| text.clone());
+            }
+            if is_of_helper {
+                tell(Kind::Thought, text, out);
+            } else {
+                tell(kind, self.told.rest(id.as_ref(), kind, text), out);
+            }
+        }
+        if !is_told {
+            bad_line(OUT_OF_STATE, line, out);
+        }
+        if beyond > 0 {
+            bad_line("bad_shape", line, out);
+        }
+        if let Some(code) = spoken.error() {
+            out.push(Effect::Event(Event::AgentError {
+                code,
+                message: said.unwrap_or_default(),
+                origin: Origin::Remote,
+            }));
+        }
+    }
+
+    /// What its model is told: the results of tools, and our prompts again.
+    pub(super) fn user(&mut self, spoken: &Spoken<'_>, line: &[u8], out: &mut Effects) {
+        if let Some(id) = spoken.repeats() {
+            if self.prompt_id().as_deref() == Some(id.raw()) {
+                self.taken(out);
+            }
+            return;
+        }
+        let Some(content) = spoken.content() else {
+            return bad_line("bad_shape", line, out);
+        };
+        let is_ours = self.turn_goes_on(out);
+        let (blocks, beyond) = content.blocks();
+        for block in blocks {
+            if let Block::Result {
+                id,
+                output,
+                is_error,
+            } = block
+            {
+                if !is_ours {
+                    bad_line(OUT_OF_STATE, line, out);
+                }
+                out.push(Effect::Event(result_of(id, output, is_error)));
+            }
+        }
+        if beyond > 0 {
+            bad_line("bad_shape", line, out);
+        }
+    }
+
+    /// The end of a turn.
+    pub(super) fn result(&mut self, result: &TurnResult<'_>, line: &[u8], out: &mut Effects) {
+        if !self.turn_goes_on(out) {
+            return bad_line(OUT_OF_STATE, line, out);
+        }
+        let cost = result.cost();
+        if let Some(size) = result.window() {
+            out.push(Effect::Event(Event::ContextUsed {
+                used: self.context,
+                size,
+                cost: cost.map(|amount| Cost {
+                    amount,
+                    currency: CURRENCY.into(),
+                }),
+            }));
+        }
+        let subtype = result.subtype().unwrap_or_default();
+        let is_error = result.is_error() || subtype.raw() != "success";
+        let stop_reason = if is_error && subtype.raw() != "success" {
+            Some(subtype.clone()).filter(|word| !word.is_empty())
+        } else {
+            result.stop_reason()
+        };
+        let outcome = outcome(subtype.raw(), is_error, stop_reason.as_ref());
+        let said = result.said().filter(|_| is_error);
+        let detail = said
+            .as_ref()
+            .map(|said| format!("the agent ended the turn with an error: {}", said.show(300)));
+        if let (Some(message), TurnOutcome::Failed, false) = (said, outcome, self.cancelling) {
+            // Where its provider failed, the turn was a success all the same.
+            let code = match subtype.raw() {
+                "success" => "api_error".into(),
+                _ => subtype,
+            };
+            out.push(Effect::Event(Event::AgentError {
+                code,
+                message,
+                origin: Origin::Unknown,
+            }));
+        }
+        let end = End {
+            outcome,
+            stop_reason,
+            usage: result.usage(),
+            detail,
+        };
+        self.end_turn(end, out);
+    }
+}
+
+fn outcome(subtype: &str, is_error: bool, stop_reason: Option<&Foreign>) -> TurnOutcome {
+    match (subtype, stop_reason.map(Foreign::raw)) {
+        ("error_max_turns" | "error_max_budget_usd", _) => TurnOutcome::Limited,
+        _ if is_error => TurnOutcome::Failed,
+        (_, Some("refusal")) => TurnOutcome::Refused,
+        (_, Some("max_tokens" | "model_context_window_exceeded")) => TurnOutcome::Limited,
+        _ => TurnOutcome::Completed,
+    }
+}
+
+fn result_of(id: Foreign, output: Foreign, is_error: bool) -> Event {
+    Event::ToolResult {
+        id,
+        output,
+        is_error,
+        took: None,
+    }
+}
+
+fn tell(kind: Kind, delta: Foreign, out: &mut Effects) {
+    if delta.is_empty() {
+        return;
+    }
+    out.push(Effect::Event(match kind {
+        Kind::Text => Event::Text { delta },
+        Kind::Thought => Event::Thought { delta },
+    }));
+}
