@@ -9,6 +9,8 @@ use std::path::Path;
 use toml::de::{DeTable, DeValue};
 
 use super::command::{self, PLACEHOLDERS, Piece};
+use super::dialect_table::CustomDialect;
+use super::dialect_use;
 use super::error::quoted;
 use super::nearest::nearest;
 use super::paths;
@@ -16,7 +18,7 @@ use super::presets::{self, Preset};
 use super::table::{Found, Place, Section, one_of, word};
 use super::types::{AsksFor, DialectName, Extractor};
 
-word!(AsksFor, DialectName);
+word!(AsksFor);
 
 /// Dialects of the format that this version has not.
 const LATER_DIALECTS: &[&str] = &["loaf", "skillpilot", "claude", "codex"];
@@ -44,6 +46,8 @@ pub(super) struct Agent {
     pub(super) set_model: bool,
     pub(super) set_mode: bool,
     pub(super) dialect: DialectName,
+    /// The file of its table, if it is a custom one.
+    pub(super) custom: Option<CustomDialect>,
     pub(super) asks: AsksFor,
     pub(super) extractor: Extractor,
 }
@@ -74,7 +78,8 @@ pub(super) fn read(
     if let Some(preset) = preset.filter(|_| !own_command && model.is_some()) {
         words.extend(preset.model_args.iter().cloned());
     }
-    let speaks = dialect(pool).unwrap_or(DialectName::Scaiflux);
+    let dialect = dialect_use::read(pool, LATER_DIALECTS, dir);
+    let (speaks, custom) = dialect.unwrap_or((DialectName::Scaiflux, None));
     let (mut set_model, mut set_mode) = (false, false);
     if !words.is_empty() {
         let place = item
@@ -86,7 +91,8 @@ pub(super) fn read(
         set_mode = filled(pool, &words, &place, "mode", mode.as_ref(), speaks);
     }
     let script = command::is_script_agent(&words);
-    let inferred = if script { AsksFor::All } else { AsksFor::Some };
+    // What a table knows of, nobody knows yet.
+    let inferred = if script && custom.is_none() { AsksFor::All } else { AsksFor::Some };
     let model = model.map(|found| found.value);
     Agent {
         name: match (preset, script) {
@@ -107,8 +113,9 @@ pub(super) fn read(
         set_model,
         set_mode,
         dialect: speaks,
+        custom,
         asks: pool.word("asks", &[]).map_or(inferred, |found| found.value),
-        extractor: extractor(pool).unwrap_or_else(|| Extractor::BuiltIn(speaks.word().to_owned())),
+        extractor: extractor(pool).unwrap_or_else(|| usual_extractor(speaks)),
     }
 }
 
@@ -233,15 +240,13 @@ fn filled(
     false
 }
 
-fn dialect(pool: &Section<'_>) -> Option<DialectName> {
-    let item = pool.item("dialect")?;
-    if matches!(item.value(), DeValue::Table(_)) {
-        let message =
-            "custom dialects are not supported by this version: expected \"acp\" or \"scaiflux\"";
-        pool.ledger.fault(&item.place, message, None);
-        return None;
-    }
-    item.word(LATER_DIALECTS).map(|found| found.value)
+/// How tool calls are read that nobody says more of.
+fn usual_extractor(speaks: DialectName) -> Extractor {
+    let name = match speaks {
+        DialectName::Custom => DialectName::Scaiflux.word(),
+        named => named.word(),
+    };
+    Extractor::BuiltIn(name.to_owned())
 }
 
 fn extractor(pool: &Section<'_>) -> Option<Extractor> {

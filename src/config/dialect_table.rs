@@ -61,8 +61,6 @@ pub struct CustomDialect {
     pub file: PathBuf,
     /// The table, once whoever looks for files has read it.
     pub table: Option<Arc<DialectTable>>,
-    /// The pool says by itself what the agent asks for.
-    pub says_asks: bool,
 }
 
 /// What the agent is answered when it asks for permission.

@@ -16,6 +16,7 @@ mod delegate;
 mod demands;
 mod describe;
 pub mod dialect_table;
+mod dialect_use;
 mod egress;
 mod engine_tools;
 mod environment;

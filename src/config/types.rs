@@ -280,6 +280,8 @@ words!(
     DialectName {
         /// Agent Client Protocol, version 1.
         Acp = "acp",
+        /// What a table of the configuration's says.
+        Custom = "custom",
         /// ScaiFlux serve mode, protocol 1.
         Scaiflux = "scaiflux",
     }
@@ -309,7 +311,7 @@ impl DialectName {
     pub const fn resumes_by_argument(self) -> bool {
         match self {
             Self::Acp => false,
-            Self::Scaiflux => true,
+            Self::Custom | Self::Scaiflux => true,
         }
     }
 }
@@ -354,6 +356,8 @@ pub struct Pool {
     pub session: SessionScope,
     /// The protocol it speaks.
     pub dialect: DialectName,
+    /// Its table, with [`DialectName::Custom`], and only then.
+    pub custom: Option<super::CustomDialect>,
     /// The preset's name, or `custom`.
     pub agent: String,
     /// The file names a preset; else the name above only says what the command is.

@@ -8,6 +8,7 @@
 
 pub mod acp;
 mod asks;
+pub mod custom;
 mod denials;
 mod lenient;
 pub mod scaiflux;
@@ -42,6 +43,8 @@ pub struct Opening {
     pub control: Option<Duration>,
     /// How long it may say nothing between turns before it is asked whether it is there.
     pub keepalive: Option<Duration>,
+    /// The table of a custom dialect.
+    pub table: Option<Arc<config::DialectTable>>,
     /// What we do for the agent, where the protocol has words for it.
     pub offers: ClientOffers,
     /// What an earlier channel of the session did not come to tell.
@@ -147,6 +150,14 @@ pub enum Fault {
         /// What we speak.
         ours: &'static str,
     },
+    /// The same, where a table says what we speak.
+    #[error("the agent speaks protocol version {theirs}, this supervisor speaks version {ours}")]
+    VersionOf {
+        /// What the agent said, shown safely; `none` if it said nothing.
+        theirs: String,
+        /// What we speak.
+        ours: String,
+    },
     /// The agent broke its protocol.
     #[error("{0}")]
     Protocol(String),
@@ -250,6 +261,7 @@ pub const BAD_LINE_REASONS: &[&str] = &[
 pub fn build(name: DialectName) -> Box<dyn Dialect> {
     match name {
         DialectName::Acp => Box::new(acp::Acp::default()),
+        DialectName::Custom => Box::new(custom::Custom::default()),
         DialectName::Scaiflux => Box::new(scaiflux::Scaiflux::default()),
     }
 }

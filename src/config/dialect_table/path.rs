@@ -109,6 +109,14 @@ fn place(text: &str) -> Result<(Step, &str), String> {
     Ok((Step::Item(at), rest))
 }
 
+impl TryFrom<&str> for DataPath {
+    type Error = String;
+
+    fn try_from(text: &str) -> Result<Self, String> {
+        Self::parse(text)
+    }
+}
+
 impl fmt::Display for DataPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (at, step) in self.0.iter().enumerate() {

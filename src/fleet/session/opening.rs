@@ -113,6 +113,7 @@ impl SessionState {
                     .collect(),
                 control: self.pool.config.timeouts.control,
                 keepalive: self.pool.config.timeouts.keepalive,
+                table: self.pool.config.dialect_table(),
                 offers: self.pool.config.client_offers(),
                 denials: if self.loading {
                     std::mem::take(&mut self.denials)
