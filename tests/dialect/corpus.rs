@@ -19,7 +19,7 @@ use rand::{Rng, SeedableRng};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::script::{Conversation, named};
+use crate::script::{Conversation, example, named};
 
 /// One line of a transcript.
 #[derive(Deserialize)]
@@ -167,6 +167,7 @@ fn play(transcript: &Transcript, mut cut: impl FnMut() -> usize) -> Conversation
     let opening = Opening {
         workspace: "/workspace".to_owned(),
         acp: Arc::new(acp),
+        table: (transcript.dialect == DialectName::Custom).then(|| example("scaiflux")),
         ..Opening::default()
     };
     let mut talk = Conversation::opened(transcript.dialect, &opening);
@@ -183,7 +184,7 @@ fn play(transcript: &Transcript, mut cut: impl FnMut() -> usize) -> Conversation
             }
             Part::Wanted(command, msg) => {
                 let said = talk.command(command.clone()).expect(&transcript.name);
-                if transcript.dialect == DialectName::Scaiflux {
+                if transcript.dialect != DialectName::Acp {
                     let msg = msg.as_ref().map(|msg| format!("{msg}\n"));
                     assert_eq!(Some(said), msg, "{}", transcript.name);
                 } else if let Some(msg) = msg {
@@ -210,9 +211,20 @@ fn the_corpus_gives_the_events_written_down() {
         let told = play(&transcript, || usize::MAX).told();
         let name = match transcript.dialect {
             DialectName::Scaiflux => transcript.name.clone(),
-            other @ DialectName::Acp => format!("{other}-{}", transcript.name),
+            other => format!("{other}-{}", transcript.name),
         };
         insta::assert_snapshot!(name, told);
+    }
+}
+
+#[test]
+fn the_table_that_says_the_same_gives_the_same_events() {
+    for mut transcript in of(DialectName::Scaiflux) {
+        let told = play(&transcript, || usize::MAX).told();
+        transcript.dialect = DialectName::Custom;
+        let by_table = play(&transcript, || usize::MAX).told();
+        assert_eq!(by_table, told, "{}", transcript.name);
+        assert_eq!(play(&transcript, || 7).told(), told, "{}", transcript.name);
     }
 }
 

@@ -8,7 +8,9 @@
 
 mod acp;
 mod corpus;
+mod custom;
 mod fuzz;
 mod fuzz_acp;
+mod fuzz_custom;
 mod scaiflux;
 mod script;
