@@ -51,6 +51,13 @@ impl Pool {
         }
     }
 
+    /// Whether files can belong to a prompt.
+    #[must_use]
+    pub fn takes_files(&self) -> bool {
+        let table = self.dialect_table();
+        self.dialect == DialectName::Acp || table.is_some_and(|table| table.attached.is_some())
+    }
+
     /// The table of its dialect, if that is a custom one.
     #[must_use]
     pub fn dialect_table(&self) -> Option<Arc<DialectTable>> {

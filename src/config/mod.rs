@@ -73,7 +73,7 @@ pub use http::{Certificate, Http, NamedToken};
 pub use policy_uses::PolicyUses;
 pub use presets::{Find, Preset, names as agent_names, preset as agent_preset};
 pub use role::{ChatConfig, RegisteredWorkspace, Role};
-pub use schema::schema;
+pub use schema::{dialect_schema, schema};
 pub use show::Effective;
 pub use store::StoreConfig;
 pub use template::{Template, TemplateMode, plan_path};

@@ -165,13 +165,16 @@ impl<'a> Visitor<'a> for Walk<'_, '_, 'a> {
                 map.next_value::<IgnoredAny>()?;
                 continue;
             };
+            let at = node.members[which].1;
+            let child = &self.places.nodes[at];
             if std::mem::replace(&mut seen[which], true) {
                 self.values.clash = true;
+                if let Some(slot) = child.slot {
+                    self.values.found[slot] = None; // Nobody knows which of them is meant.
+                }
                 map.next_value::<IgnoredAny>()?;
                 continue;
             }
-            let at = node.members[which].1;
-            let child = &self.places.nodes[at];
             if child.slot.is_none() && child.items.iter().all(|(place, _)| *place >= 0) {
                 let (places, values) = (self.places, &mut *self.values);
                 map.next_value_seed(Walk { places, at, values })?;
@@ -295,6 +298,7 @@ mod tests {
     fn a_member_that_counts_and_comes_twice_is_a_clash() {
         let (found, clash) = read(&["a.b"], r#"{"a":{"b":1},"x":1,"x":2,"a":{"b":2}}"#);
         assert_eq!((found[0].as_deref(), clash), (Some("1"), true));
+        assert_eq!(read(&["a"], r#"{"a":1,"a":2}"#), (vec![None], true));
         assert!(!read(&["a.b"], r#"{"a":{"b":1},"x":1,"x":2}"#).1);
         assert!(read(&["a.b", "a"], r#"{"a":{"b":1,"b":2}}"#).1);
     }
