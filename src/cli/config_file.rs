@@ -208,10 +208,7 @@ fn read_table(file: &Path) -> Result<Result<DialectTable, Box<ConfigErrors>>, St
     })?;
     let mut bytes = Vec::new();
     let most = TABLE_BYTES as u64 + 1;
-    opened
-        .take(most)
-        .read_to_end(&mut bytes)
-        .map_err(cannot)?;
+    opened.take(most).read_to_end(&mut bytes).map_err(cannot)?;
     Ok(DialectTable::parse(&bytes, file).map_err(Box::new))
 }
 

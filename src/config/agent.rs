@@ -92,7 +92,11 @@ pub(super) fn read(
     }
     let script = command::is_script_agent(&words);
     // What a table knows of, nobody knows yet.
-    let inferred = if script && custom.is_none() { AsksFor::All } else { AsksFor::Some };
+    let inferred = if script && custom.is_none() {
+        AsksFor::All
+    } else {
+        AsksFor::Some
+    };
     let model = model.map(|found| found.value);
     Agent {
         name: match (preset, script) {

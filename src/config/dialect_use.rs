@@ -46,7 +46,10 @@ impl Pool {
     #[must_use]
     pub fn resumes_by_argument(&self) -> bool {
         match &self.custom {
-            Some(own) => own.table.as_ref().is_none_or(|table| table.resume.is_empty()),
+            Some(own) => own
+                .table
+                .as_ref()
+                .is_none_or(|table| table.resume.is_empty()),
             None => self.dialect.resumes_by_argument(),
         }
     }

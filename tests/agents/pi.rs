@@ -88,7 +88,10 @@ fn pi_works_is_cancelled_and_comes_back_by_a_table_alone() {
     let session = touch["session"].as_str().expect("a session");
     let ready = events(&drill, session, "ready");
     let shown = format!("{ready:?}");
-    assert!(shown.contains("pi-rpc") && shown.contains("rehearsal-1"), "{shown}");
+    assert!(
+        shown.contains("pi-rpc") && shown.contains("rehearsal-1"),
+        "{shown}"
+    );
     let calls = events(&drill, session, "tool_start");
     assert_eq!(calls[0]["name"], "bash", "{calls:?}");
     assert_eq!(calls[0]["input"]["command"], "touch made.txt", "{calls:?}");
@@ -100,7 +103,11 @@ fn pi_works_is_cancelled_and_comes_back_by_a_table_alone() {
     assert_eq!(ended["stop_reason"], "stop", "{ended}");
     let used = |key: &str| ended["usage"][key].as_u64().unwrap_or(0);
     assert!(used("input") > 0 && used("output") > 0, "{ended}");
-    assert_eq!(result(&drill, "first", "cancel")["outcome"], "cancelled", "{all}");
+    assert_eq!(
+        result(&drill, "first", "cancel")["outcome"],
+        "cancelled",
+        "{all}"
+    );
 
     // Killed in the middle of a tool; the next child is told to switch to the session.
     let mut running = start(

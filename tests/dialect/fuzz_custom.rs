@@ -33,24 +33,60 @@ fn path() -> impl Strategy<Value = &'static str> {
 /// One rule; what it needs of its event it has most of the time.
 fn rule() -> impl Strategy<Value = String> {
     let event = pick(&[
-        "ready", "turn_started", "text", "thought", "tool_start", "tool_update", "tool_end",
-        "permission", "permission", "withdraw", "usage", "state", "end", "end", "error", "send",
-        "not_resumed", "fault",
+        "ready",
+        "turn_started",
+        "text",
+        "thought",
+        "tool_start",
+        "tool_update",
+        "tool_end",
+        "permission",
+        "permission",
+        "withdraw",
+        "usage",
+        "state",
+        "end",
+        "end",
+        "error",
+        "send",
+        "not_resumed",
+        "fault",
     ]);
-    let when = pick(&["", "", "when = { a = 1 }", "unless = { b = \"a\" }", "when = { \"a.b\" = [true, 2] }"]);
+    let when = pick(&[
+        "",
+        "",
+        "when = { a = 1 }",
+        "unless = { b = \"a\" }",
+        "when = { \"a.b\" = [true, 2] }",
+    ]);
     let kind = pick(&["x", "y", "z", "w", ""]);
     (event, kind, when, prop::collection::vec(path(), 4)).prop_map(|(event, kind, when, at)| {
         let fields = match event {
             "text" | "thought" => format!("delta = \"{}\"", at[0]),
-            "tool_start" => format!("id = \"{}\"\nname = \"{}\"\ninput = \"{}\"", at[0], at[1], at[2]),
+            "tool_start" => format!(
+                "id = \"{}\"\nname = \"{}\"\ninput = \"{}\"",
+                at[0], at[1], at[2]
+            ),
             "tool_update" | "withdraw" | "turn_started" => format!("id = \"{}\"", at[0]),
-            "tool_end" => format!("id = \"{}\"\noutput = \"{}\"\nseconds = \"{}\"", at[0], at[1], at[2]),
-            "permission" => format!("id = \"{}\"\ntool = \"{}\"\ninput = \"{}\"", at[0], at[1], at[2]),
+            "tool_end" => format!(
+                "id = \"{}\"\noutput = \"{}\"\nseconds = \"{}\"",
+                at[0], at[1], at[2]
+            ),
+            "permission" => format!(
+                "id = \"{}\"\ntool = \"{}\"\ninput = \"{}\"",
+                at[0], at[1], at[2]
+            ),
             "usage" => format!("input_tokens = \"{}\"", at[0]),
             "state" | "ready" => format!("model = \"{}\"", at[0]),
-            "end" => format!("reason = \"{}\"\nfiles = \"{}\"\notherwise = \"completed\"", at[0], at[1]),
+            "end" => format!(
+                "reason = \"{}\"\nfiles = \"{}\"\notherwise = \"completed\"",
+                at[0], at[1]
+            ),
             "error" => format!("code = \"{}\"\nends_turn = \"rejected\"", at[0]),
-            "send" => format!("id = \"{}\"\nsend = '{{\"say\": \"sent\", \"id\": \"{{id}}\"}}'", at[0]),
+            "send" => format!(
+                "id = \"{}\"\nsend = '{{\"say\": \"sent\", \"id\": \"{{id}}\"}}'",
+                at[0]
+            ),
             _ => format!("error = \"{}\"", at[0]),
         };
         format!("[[on]]\ntype = \"{kind}\"\nevent = \"{event}\"\n{when}\n{fields}\n")
@@ -90,8 +126,21 @@ fn text() -> impl Strategy<Value = String> {
 
 fn value() -> impl Strategy<Value = &'static str> {
     pick(&[
-        "1", "\"a\"", "\"b\"", "null", "true", "[]", "{}", "[1,\"x\"]", "{\"b\":\"a\"}",
-        "{\"b\":\"x\"}", "[{\"b\":2}]", "{\"a\":[1,\"y\"]}", "\"\\u001b\"", "-2e9", "{\"b\":1,\"b\":2}",
+        "1",
+        "\"a\"",
+        "\"b\"",
+        "null",
+        "true",
+        "[]",
+        "{}",
+        "[1,\"x\"]",
+        "{\"b\":\"a\"}",
+        "{\"b\":\"x\"}",
+        "[{\"b\":2}]",
+        "{\"a\":[1,\"y\"]}",
+        "\"\\u001b\"",
+        "-2e9",
+        "{\"b\":1,\"b\":2}",
     ])
 }
 
@@ -106,7 +155,11 @@ fn step() -> impl Strategy<Value = Step> {
         } else {
             all.push(format!("\"c\":\"{tag}\""));
         }
-        all.extend(members.iter().map(|(name, value)| format!("\"{name}\":{value}")));
+        all.extend(
+            members
+                .iter()
+                .map(|(name, value)| format!("\"{name}\":{value}")),
+        );
         format!("{{{}}}\n", all.join(",")).into_bytes()
     });
     prop_oneof![
@@ -181,7 +234,13 @@ fn talk(table: DialectTable, steps: Vec<Step>) -> Conversation {
             Step::Bytes(bytes) => talk.chunk(&bytes),
             Step::Command(which, id) => {
                 let command = command_of(which, IDS[usize::from(id)]);
-                let allows = matches!(&command, Command::Answer { answer: Answer::Allow, .. });
+                let allows = matches!(
+                    &command,
+                    Command::Answer {
+                        answer: Answer::Allow,
+                        ..
+                    }
+                );
                 let written = talk.command(command).unwrap_or_default();
                 assert!(
                     allows || !written.contains("\"say\":\"allow\""),

@@ -61,7 +61,15 @@ pub(super) fn table(root: &Section<'_>) -> Option<DialectTable> {
     goodbye.close(&[], &[]);
     let permission = permission(root);
     let rules = rules(root);
-    root.close(&[], &[("rule", "on"), ("rules", "on"), ("event", "on"), ("ready", "on")]);
+    root.close(
+        &[],
+        &[
+            ("rule", "on"),
+            ("rules", "on"),
+            ("event", "on"),
+            ("ready", "on"),
+        ],
+    );
     let table = DialectTable {
         name: name.unwrap_or_else(|| "custom".to_owned()),
         digest: String::new(),
@@ -98,7 +106,11 @@ fn agree(root: &Section<'_>, table: &DialectTable) {
     }
     if !table.has(RuleEvent::End) {
         let help = "add an [[on]] with event = \"end\"";
-        fault("on", "no rule ends a turn: it would run until its deadline", help);
+        fault(
+            "on",
+            "no rule ends a turn: it would run until its deadline",
+            help,
+        );
     }
     match (table.asks(), table.has(RuleEvent::Permission)) {
         (true, false) => fault(
@@ -117,7 +129,10 @@ fn agree(root: &Section<'_>, table: &DialectTable) {
         let help = "remove the rule with event = \"withdraw\"";
         fault("on", "nothing is asked that could be withdrawn", help);
     }
-    let mut greetings = table.rules.iter().filter(|rule| rule.event == RuleEvent::Ready);
+    let mut greetings = table
+        .rules
+        .iter()
+        .filter(|rule| rule.event == RuleEvent::Ready);
     let version = super::Field::Version;
     if !table.accepted.is_empty() && !greetings.any(|rule| rule.path(version).is_some()) {
         fault(
@@ -152,7 +167,10 @@ fn name(item: &Item<'_>) -> Option<String> {
         return Some(found);
     }
     item.fault(
-        format!("expected [a-z0-9][a-z0-9._-]{{0,31}}, found {}", quoted(&found)),
+        format!(
+            "expected [a-z0-9][a-z0-9._-]{{0,31}}, found {}",
+            quoted(&found)
+        ),
         None,
     );
     None
@@ -203,7 +221,10 @@ fn several<'a>(item: &Item<'a>) -> Option<Vec<Item<'a>>> {
     }
     let items = item.items("a list")?;
     if items.len() > LIST {
-        let message = format!("the list has {} elements, at most {LIST} can be", items.len());
+        let message = format!(
+            "the list has {} elements, at most {LIST} can be",
+            items.len()
+        );
         item.fault(message, None);
     }
     Some(items)
@@ -225,7 +246,10 @@ fn accepted(item: &Item<'_>) -> Vec<Accepted> {
         return Vec::new();
     };
     if items.is_empty() {
-        item.fault("the list is empty: no version at all would be accepted", None);
+        item.fault(
+            "the list is empty: no version at all would be accepted",
+            None,
+        );
     }
     let one = |item: &Item<'_>| match scalar(item)? {
         Expected::Integer(n) => Some(Accepted::Integer(n)),
@@ -264,18 +288,16 @@ fn scalar(item: &Item<'_>) -> Option<Expected> {
 }
 
 fn prompt(section: &Section<'_>) -> (Option<Template>, Option<Template>) {
-    let holes = [
-        Hole::Prompt,
-        Hole::Attached,
-        Hole::Session,
-        Hole::Workspace,
-    ];
+    let holes = [Hole::Prompt, Hole::Attached, Hole::Session, Hole::Workspace];
     let item = section.item("send");
     let send = item.as_ref().and_then(|item| template_of(item, &holes));
     if let (Some(item), Some(send)) = (&item, &send)
         && !send.has(Hole::Prompt)
     {
-        item.fault("the template has no {prompt}: the agent would hear nothing", None);
+        item.fault(
+            "the template has no {prompt}: the agent would hear nothing",
+            None,
+        );
     }
     if item.is_none() {
         let help = "for example: send = '{\"type\": \"prompt\", \"text\": \"{prompt}\"}'";
@@ -352,7 +374,10 @@ fn rules(root: &Section<'_>) -> Vec<Rule> {
         return Vec::new();
     };
     if items.len() > RULES {
-        let message = format!("the table has {} rules, at most {RULES} can be", items.len());
+        let message = format!(
+            "the table has {} rules, at most {RULES} can be",
+            items.len()
+        );
         item.fault(message, None);
         return Vec::new();
     }
@@ -453,7 +478,8 @@ fn told(section: &Section<'_>, event: RuleEvent, misses: bool) -> Option<Told> {
             let otherwise = section.item("otherwise").and_then(|item| outcome(&item));
             let is_said = !by_word.is_empty() || section.item("otherwise").is_some();
             if misses && !is_said && section.item("outcomes").is_none() {
-                let message = "a rule with event = \"end\" needs outcomes or otherwise: how the turn ended";
+                let message =
+                    "a rule with event = \"end\" needs outcomes or otherwise: how the turn ended";
                 let help = "for example: outcomes = { stop = \"completed\", length = \"limited\" }";
                 section
                     .ledger
@@ -466,7 +492,9 @@ fn told(section: &Section<'_>, event: RuleEvent, misses: bool) -> Option<Told> {
         }
         RuleEvent::Error => {
             let ends = section.word::<EndsTurn>("ends_turn", &[]);
-            Some(Told::Ends(ends.map_or(EndsTurn::Rejected, |found| found.value)))
+            Some(Told::Ends(
+                ends.map_or(EndsTurn::Rejected, |found| found.value),
+            ))
         }
         RuleEvent::Send => {
             let send = template(section, "send", event.holes());
@@ -483,9 +511,15 @@ fn told(section: &Section<'_>, event: RuleEvent, misses: bool) -> Option<Told> {
 fn outcome(item: &Item<'_>) -> Option<TurnOutcome> {
     let words: Vec<&'static str> = OUTCOMES.iter().map(|outcome| outcome.word()).collect();
     let found = item.text_among(&words)?;
-    let outcome = OUTCOMES.iter().find(|outcome| outcome.word() == found.value);
+    let outcome = OUTCOMES
+        .iter()
+        .find(|outcome| outcome.word() == found.value);
     if outcome.is_none() {
-        let message = format!("expected {}, found {}", one_of(&words), quoted(&found.value));
+        let message = format!(
+            "expected {}, found {}",
+            one_of(&words),
+            quoted(&found.value)
+        );
         let help = nearest(&found.value, words.iter().copied());
         item.fault(message, help.map(|near| format!("did you mean {near}?")));
     }

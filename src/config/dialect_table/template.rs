@@ -95,12 +95,18 @@ impl Template {
     /// what helps.
     pub(super) fn parse(text: &str, allowed: &[Hole]) -> Result<Self, (String, Option<String>)> {
         if text.len() > BYTES {
-            let message = format!("the template has {} bytes, at most {BYTES} can be", text.len());
+            let message = format!(
+                "the template has {} bytes, at most {BYTES} can be",
+                text.len()
+            );
             return Err((message, None));
         }
         let raw: Raw = serde_json::from_str(text).map_err(|error| {
             let help = "for example: '{\"type\": \"prompt\", \"text\": \"{prompt}\"}'";
-            (format!("the template is no JSON: {error}"), Some(help.to_owned()))
+            (
+                format!("the template is no JSON: {error}"),
+                Some(help.to_owned()),
+            )
         })?;
         if !matches!(raw, Raw::Object(_)) {
             return Err(("the template must be a JSON object".to_owned(), None));
@@ -334,11 +340,23 @@ mod tests {
         for (text, why, helps) in [
             ("{", "no JSON", "for example"),
             ("[]", "must be a JSON object", ""),
-            (r#"{"a": "{promt}"}"#, "unknown placeholder {promt}", "did you mean {prompt}?"),
-            (r#"{"a": "{reason}"}"#, "unknown placeholder", "here there are {prompt}, {id}, {input}"),
+            (
+                r#"{"a": "{promt}"}"#,
+                "unknown placeholder {promt}",
+                "did you mean {prompt}?",
+            ),
+            (
+                r#"{"a": "{reason}"}"#,
+                "unknown placeholder",
+                "here there are {prompt}, {id}, {input}",
+            ),
             (r#"{"a": "{prompt"}"#, "a brace stands alone", "{{ and }}"),
             (r#"{"a": "}"}"#, "a brace stands alone", "{{ and }}"),
-            (r#"{"a": "x{input}"}"#, "cannot be part of a text", "alone between the quotes"),
+            (
+                r#"{"a": "x{input}"}"#,
+                "cannot be part of a text",
+                "alone between the quotes",
+            ),
             (r#"{"a": 1, "a": 2}"#, "twice", ""),
             (r#"{"a": 1, "a?": "{id}"}"#, "twice", ""),
             (r#"{"a?": 1}"#, "never left out", "question mark"),

@@ -12,7 +12,7 @@ use super::{Custom, Ended, Open, Phase, Plan, Turn, reading};
 use crate::config::dialect_table::{Accepted, EndsTurn, Hole, Told, Unanswered};
 use crate::dialect::asks::Clash;
 use crate::dialect::custom::filling::{self, Filling};
-use crate::dialect::{Effect, Fault, Effects, bad_line, lenient};
+use crate::dialect::{Effect, Effects, Fault, bad_line, lenient};
 use crate::limits;
 use crate::model::{AgentInfo, Ask, Event, Foreign, Origin, TurnOutcome};
 
@@ -125,7 +125,9 @@ impl Custom {
             info.protocol.clone_from(&plan.table.name);
         }
         if self.resuming {
-            info.session = info.session.or_else(|| self.session.clone().map(Foreign::new));
+            info.session = info
+                .session
+                .or_else(|| self.session.clone().map(Foreign::new));
         }
         self.session = info.session.as_ref().map(|own| own.raw().to_owned());
         out.push(Effect::Ready(info));
@@ -288,9 +290,10 @@ impl Custom {
             format!("of the changed files the first {most} are listed, {beyond} are not")
         });
         let is_failed = outcome == TurnOutcome::Failed;
-        let error = end.error.filter(|_| is_failed).map(|error| {
-            format!("the agent reported: {}", error.show(300))
-        });
+        let error = end
+            .error
+            .filter(|_| is_failed)
+            .map(|error| format!("the agent reported: {}", error.show(300)));
         let ended = Ended {
             turn: at.turn.map(str::to_owned),
             outcome,

@@ -20,6 +20,7 @@ mod filling;
 mod reading;
 mod said;
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
@@ -258,7 +259,7 @@ impl Custom {
             Ok(found) => found,
             Err(bad) => return self.count_bad(bad, line, out),
         };
-        let Some(kind) = plan.kinds.get(&name) else {
+        let Some(kind) = plan.kinds.get(&*name) else {
             return self.unknown(&plan.table, &name, object, line, out);
         };
         let values = match kind.places.read(object) {
@@ -571,17 +572,16 @@ impl Ended {
 }
 
 /// The type of a message; empty where it has none and the table has a rule for that.
-fn kind(plan: &Plan, object: &str) -> Result<String, BadFrame> {
+fn kind<'a>(plan: &Plan, object: &'a str) -> Result<Cow<'a, str>, BadFrame> {
     let found = if plan.is_plain {
-        json::tag(object).map(std::borrow::Cow::into_owned)
+        json::tag(object)
     } else {
         let values = plan.kind.read(object)?;
         let name = values.get(0).and_then(reading::name_of);
-        name.map(std::borrow::Cow::into_owned)
-            .ok_or(BadFrame::NoType)
+        name.ok_or(BadFrame::NoType)
     };
     match found {
-        Err(BadFrame::NoType) if plan.kinds.contains_key("") => Ok(String::new()),
+        Err(BadFrame::NoType) if plan.kinds.contains_key("") => Ok(Cow::Borrowed("")),
         found => found,
     }
 }

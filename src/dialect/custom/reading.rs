@@ -249,7 +249,9 @@ impl<'a> Visitor<'a> for Walk<'_, '_, 'a> {
 pub(super) fn name_of(raw: &RawValue) -> Option<Cow<'_, str>> {
     let text = raw.get();
     if text.starts_with('"') {
-        return serde_json::from_str::<Text<'_>>(text).ok().map(|text| text.0);
+        return serde_json::from_str::<Text<'_>>(text)
+            .ok()
+            .map(|text| text.0);
     }
     let is_number = text.starts_with(|c: char| c == '-' || c.is_ascii_digit());
     is_number.then(|| Cow::Borrowed(text))
@@ -275,7 +277,9 @@ mod tests {
     #[test]
     fn values_are_found_wherever_they_stand() {
         let object = r#"{"a":{"b":[1,{"c":"x"},3]},"d":null,"more":[{}]}"#;
-        let paths = ["a.b[1].c", "a.b", "a.b[-1]", "a.b[-3]", "a.b[-4]", "d", "e.f", "a.b.c"];
+        let paths = [
+            "a.b[1].c", "a.b", "a.b[-1]", "a.b[-3]", "a.b[-4]", "d", "e.f", "a.b.c",
+        ];
         let (found, clash) = read(&paths, object);
         let found: Vec<_> = found.iter().map(Option::as_deref).collect();
         assert_eq!(

@@ -10,7 +10,9 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::reading::{Places, Values, name_of};
-use crate::config::dialect_table::{Condition, DataPath, DialectTable, Expected, Field, Rule, RuleEvent};
+use crate::config::dialect_table::{
+    Condition, DataPath, DialectTable, Expected, Field, Rule, RuleEvent,
+};
 use crate::dialect::lenient::{Count, Front, owned, parse, string};
 use crate::limits;
 use crate::model::{AgentInfo, Claimed, Event, Foreign, Origin, Usage};
@@ -323,14 +325,10 @@ impl Reading {
     fn state(&self, values: &Values<'_>) -> (bool, Event) {
         let model = string(self.raw(values, Field::Model));
         let mode = string(self.raw(values, Field::Mode));
-        let context_pct = self
-            .raw(values, Field::ContextPct)
-            .and_then(parse::<f64>);
+        let context_pct = self.raw(values, Field::ContextPct).and_then(parse::<f64>);
         let context_window = self.count(values, Field::ContextWindow);
-        let any = model.is_some()
-            || mode.is_some()
-            || context_pct.is_some()
-            || context_window.is_some();
+        let any =
+            model.is_some() || mode.is_some() || context_pct.is_some() || context_window.is_some();
         let event = Event::StateChanged {
             model,
             mode,

@@ -108,9 +108,7 @@ fn a_session_is_switched_to_before_the_state_is_asked_for() {
     talk.chunk(b"{\"type\":\"response\",\"command\":\"switch_session\",\"success\":true,\"data\":{\"cancelled\":false}}\n");
     assert_eq!(talk.written(), [FIRST[0], switch, FIRST[1]]);
     talk.chunk(b"{\"type\":\"response\",\"command\":\"get_state\",\"success\":true,\"data\":{\"sessionFile\":\"/home/agent/s.jsonl\"}}\n");
-    let resumed = |effect: &Effect| {
-        matches!(effect, Effect::Event(Event::SessionResumed { .. }))
-    };
+    let resumed = |effect: &Effect| matches!(effect, Effect::Event(Event::SessionResumed { .. }));
     assert!(talk.effects.iter().any(resumed), "{}", talk.told());
 
     for said in [
@@ -130,7 +128,9 @@ fn a_session_is_switched_to_before_the_state_is_asked_for() {
 fn a_dialog_of_an_extension_is_told_that_nobody_is_there() {
     let mut talk = pi();
     for method in ["confirm", "notify"] {
-        let ask = format!("{{\"type\":\"extension_ui_request\",\"id\":\"u-{method}\",\"method\":\"{method}\"}}\n");
+        let ask = format!(
+            "{{\"type\":\"extension_ui_request\",\"id\":\"u-{method}\",\"method\":\"{method}\"}}\n"
+        );
         talk.chunk(ask.as_bytes());
     }
     let answer = r#"{"type":"extension_ui_response","id":"u-confirm","cancelled":true}"#;

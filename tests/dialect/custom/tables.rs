@@ -135,9 +135,8 @@ fn an_input_too_large_to_be_kept_is_never_allowed() {
     };
     talk.command(prompt).unwrap();
     let large = "x".repeat(limits::ASK_INPUT_BYTES);
-    let ask = format!(
-        "{{\"type\":\"may\",\"n\":1,\"call\":{{\"name\":\"t\",\"args\":\"{large}\"}}}}\n"
-    );
+    let ask =
+        format!("{{\"type\":\"may\",\"n\":1,\"call\":{{\"name\":\"t\",\"args\":\"{large}\"}}}}\n");
     talk.chunk(ask.as_bytes());
     let allow = Command::Answer {
         key: named("1"),
@@ -351,7 +350,11 @@ otherwise = "completed"
         ready protocol=custom session='s9'
         write {"say":"p","in":"s9"}
         turn started -"#;
-    check_opened(&new, "< {\"type\":\"hi\",\"sid\":\"s9\"}\n> prompt p", expect);
+    check_opened(
+        &new,
+        "< {\"type\":\"hi\",\"sid\":\"s9\"}\n> prompt p",
+        expect,
+    );
     let again = Opening {
         resume: Some("s1".into()),
         ..new
@@ -359,11 +362,17 @@ otherwise = "completed"
     let mut talk = Conversation::opened(DialectName::Custom, &again);
     talk.chunk(b"{\"type\":\"hi\",\"sid\":\"s1\"}\n");
     let resumed = talk.effects.iter().any(|effect| {
-        matches!(effect, Effect::Event(marshal::model::Event::SessionResumed { .. }))
+        matches!(
+            effect,
+            Effect::Event(marshal::model::Event::SessionResumed { .. })
+        )
     });
     assert!(resumed && talk.written() == ["{\"load\":\"s1\"}"]);
     for (said, why) in [
-        (r#"{"type":"hi","sid":"s2"}"#, "it is in another session than the one that it was to go on with"),
+        (
+            r#"{"type":"hi","sid":"s2"}"#,
+            "it is in another session than the one that it was to go on with",
+        ),
         (r#"{"type":"gone","why":"no such file"}"#, "no such file"),
     ] {
         check_opened(

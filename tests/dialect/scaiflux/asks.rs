@@ -74,7 +74,10 @@ fn a_request_that_cannot_be_read_is_denied() {
     let told = run(&format!(
         r#"{TURN}< {{"type":"permission_request","request_id":7,"tool":"x"}}"#
     ));
-    assert!(told.contains("bad bad_shape") && !told.contains("decision"), "{told}");
+    assert!(
+        told.contains("bad bad_shape") && !told.contains("decision"),
+        "{told}"
+    );
 }
 
 #[test]
