@@ -11,20 +11,6 @@ use crate::drill::{Drill, Ran, eventually, processes};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-const POLICY: &str = r#"
-schema  = 1
-name    = "rehearsal"
-extends = ["builtin:guard"]
-default = "deny"
-
-[[rule]]
-id       = "harmless"
-decision = "allow"
-tool     = "shell"
-argv     = [["touch", "sleep"]]
-paths    = "inside"
-"#;
-
 fn example(name: &str) -> String {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/dialects");
     fs::read_to_string(dir.join(name)).expect("a table")
@@ -38,7 +24,7 @@ fn pool(name: &str, dialect: &str, flags: &str) -> String {
 command   = ["marshal", "script-agent", "--dialect", "scaiflux", "--ledger", "ledger.txt"{flags}]
 dialect   = {dialect}
 asks      = "all"
-policy    = "rehearsal"
+policy    = "developer"
 workspace = {{ path = "project", mode = "copy" }}
 restart   = {{ base = "10ms", max = "50ms" }}
 env       = {{ set = {{ DRILL = "MARK" }} }}
@@ -49,10 +35,7 @@ env       = {{ set = {{ DRILL = "MARK" }} }}
 const TABLE: &str = "{ custom = \"table.toml\" }";
 
 fn drill(pools: &str) -> Drill {
-    let drill = Drill::new(&format!(
-        "{pools}\n[policy.rehearsal]\nfile = \"rehearsal.toml\"\n"
-    ));
-    fs::write(drill.path("rehearsal.toml"), POLICY).expect("a policy");
+    let drill = Drill::new(pools);
     fs::write(drill.path("table.toml"), example("scaiflux.toml")).expect("a table");
     drill
 }
@@ -100,10 +83,10 @@ fn by_its_table_an_agent_is_allowed_denied_and_survived_as_by_the_dialect_that_i
     let both = pool("own", "\"scaiflux\"", "") + &pool("table", TABLE, "");
     let drill = drill(&both);
     let steps = [
-        ("allow", "run touch made.txt\nsay done"),
-        ("deny", "run mkdir denied\nsay went on"),
+        ("allow", "write made.txt hi\nsay done"),
+        ("deny", "run rm -rf /\nsay went on"),
         ("crash", "say before\ncrash kill"),
-        ("next", "run touch after.txt"),
+        ("next", "write after.txt hi"),
     ];
     let mut tasks = Vec::new();
     let ids: Vec<_> = steps
@@ -138,7 +121,7 @@ fn by_its_table_an_agent_is_allowed_denied_and_survived_as_by_the_dialect_that_i
     assert_eq!(deny["outcome"], "denied", "{}", ran.all());
     assert_eq!(deny["requests"]["denied"], 1, "{}", ran.all());
     let copy = Path::new(deny["workspace"].as_str().expect("a copy"));
-    assert!(!copy.join("denied").exists());
+    assert!(copy.join("README.md").exists());
     let reasons = |result: &Value| events(&drill, result, "tool_result")[0]["output"].clone();
     let reason = reasons(deny);
     assert_eq!(reason, reasons(of(&results, "own-deny")));
@@ -176,7 +159,7 @@ fn by_its_table_an_agent_is_cancelled_and_refused_for_its_version() {
         "{detail}"
     );
 
-    let line = serde_json::json!({"id": "cancel", "pool": "table", "prompt": "run sleep 300"});
+    let line = serde_json::json!({"id": "cancel", "pool": "table", "prompt": "unasked sleep 300"});
     fs::write(drill.path("tasks.jsonl"), line.to_string()).expect("tasks");
     let mut running = drill.start(&["run", "--results", "again.jsonl", "tasks.jsonl"]);
     eventually(PATIENCE, "the command runs", || {
