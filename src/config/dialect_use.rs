@@ -38,6 +38,9 @@ impl Word for DialectName {
     }
 }
 
+/// What the schema says of a file's name.
+const FILE: &str = ".";
+
 /// A fault found after the check: key, message, help.
 type Fault = (String, String, Option<String>);
 
@@ -163,7 +166,7 @@ fn custom(item: &Item<'_>, dir: &Path) -> Option<CustomDialect> {
         section.close(&[], &[]);
         return None;
     };
-    let found = file.text();
+    let found = file.text_like(FILE);
     section.close(&[], &[]);
     let found = found?;
     if found.value.is_empty() {

@@ -29,6 +29,11 @@ impl DataPath {
         &self.0
     }
 
+    /// Where most protocols have a message's type.
+    pub(super) fn of_type() -> Self {
+        Self(vec![Step::Member("type".to_owned())])
+    }
+
     /// Reads a path; else what is wrong with it.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         if text.len() > TEXT_BYTES {

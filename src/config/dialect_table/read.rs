@@ -36,7 +36,7 @@ const OUTCOMES: &[TurnOutcome] = &[
 pub(super) fn table(root: &Section<'_>) -> Option<DialectTable> {
     let session = &[Hole::Session, Hole::Workspace][..];
     let name = root.item("name").and_then(|item| name(&item));
-    let kind = path(root, "type").unwrap_or_else(type_path);
+    let kind = path(root, "type").unwrap_or_else(DataPath::of_type);
     let turn = path(root, "turn");
     let ignored = root.item("ignore").map(|item| texts(&item, TYPE));
     let others = root.word::<OtherTypes>("others", &[]);
@@ -153,10 +153,6 @@ fn agree(root: &Section<'_>, table: &DialectTable) {
         let help = "files stand in prompt.send as \"{attached}\", each by prompt.attached";
         fault("prompt", "{attached} and prompt.attached go together", help);
     }
-}
-
-fn type_path() -> DataPath {
-    DataPath::parse("type").unwrap_or_else(|_| unreachable!("a plain name is a path"))
 }
 
 fn name(item: &Item<'_>) -> Option<String> {

@@ -66,7 +66,7 @@ fn what_is_wrong_is_said_with_its_place() {
     }
     let error = parse(&rule("type = \"x\"\nevent = \"text\"\ndelta = \"a\"\ndelte = \"b\""));
     let error = error.expect_err("a fault");
-    assert!(error.contains("9:1: on[1].delte: unknown key \"delte\" (did you mean delta?)"), "{error}");
+    assert!(error.contains("11:1: on[1].delte: unknown key \"delte\" (did you mean delta?)"), "{error}");
 }
 
 #[test]

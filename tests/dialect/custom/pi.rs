@@ -31,11 +31,8 @@ fn a_recorded_run_is_a_turn_with_a_tool_call_its_text_and_its_usage() {
     talk.chunk(b"\n");
     let talk = {
         let script = "> prompt RUN: echo hi > out.txt";
-        let mut more = String::new();
-        for line in rest.lines() {
-            more += &format!("\n< {line}");
-        }
-        played(talk, &format!("{script}{more}"))
+        let more: Vec<String> = rest.lines().map(|line| format!("< {line}")).collect();
+        played(talk, &format!("{script}\n{}", more.join("\n")))
     };
     let lines: Vec<&str> = talk.lines().collect();
     assert_eq!(
