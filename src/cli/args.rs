@@ -238,7 +238,11 @@ pub enum ConfigCommand {
     /// Read the whole configuration and say what is wrong with it
     Check,
     /// Print the JSON Schema of the configuration, for editors
-    Schema,
+    Schema {
+        /// That of the table of a custom dialect
+        #[arg(long)]
+        dialect: bool,
+    },
     /// Print the configuration in use with all its defaults, and its secrets hidden
     Show,
 }

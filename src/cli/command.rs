@@ -111,10 +111,10 @@ pub fn main() -> ExitCode {
 
 async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
     if let Command::Config {
-        command: ConfigCommand::Schema,
+        command: ConfigCommand::Schema { dialect },
     } = cli.command
     {
-        return config_command::schema(cli.json, &mut streams);
+        return config_command::schema(dialect, cli.json, &mut streams);
     }
     if let Command::Api { command } = cli.command {
         return config_command::api(command, &mut streams);
@@ -139,7 +139,7 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
         Command::Config { command } => match command {
             ConfigCommand::Check => config_command::check(&loaded, cli.json, &mut streams),
             ConfigCommand::Show => config_command::effective(loaded, cli.json, &mut streams),
-            ConfigCommand::Schema => Exit::Usage, // taken before the configuration
+            ConfigCommand::Schema { .. } => Exit::Usage, // taken before the configuration
         },
         Command::Run(args) => Box::pin(run(&cli, args, loaded, &directory, streams)).await,
         Command::Up => Box::pin(daemon(&cli, loaded, streams)).await,

@@ -36,8 +36,12 @@ pub(super) fn check(loaded: &Loaded, json: bool, streams: &mut Streams) -> Exit 
 }
 
 /// `config schema`: needs no configuration. With `--json` it is one line.
-pub(super) fn schema(json: bool, streams: &mut Streams) -> Exit {
-    let text = config::schema();
+pub(super) fn schema(dialect: bool, json: bool, streams: &mut Streams) -> Exit {
+    let text = if dialect {
+        config::dialect_schema()
+    } else {
+        config::schema()
+    };
     let line = serde_json::from_str::<serde_json::Value>(&text);
     match line {
         Ok(document) if json => streams.out.json(&document.to_string()),

@@ -6,10 +6,12 @@ use std::fmt;
 use std::fs;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::agents::{self, find::Around};
 use super::trust::{OpenError, Untrusted, open_trusted, shown, why};
-use crate::config::{Config, ConfigErrors, DEFAULT, Origin, Pool, Ssh};
+use crate::config::dialect_table::TABLE_BYTES;
+use crate::config::{Config, ConfigErrors, DEFAULT, DialectTable, Origin, Pool, Ssh};
 use crate::limits;
 
 /// The file that is looked for in the current directory.
@@ -75,12 +77,14 @@ pub enum LoadError {
 /// No file, a file of somebody else, or its faults, those that only the file system shows
 /// included.
 pub fn load(named: Option<&Path>, cwd: &Path) -> Result<Loaded, LoadError> {
-    let loaded = load_to_ask(named, cwd)?;
+    let mut loaded = load_to_ask(named, cwd)?;
+    take_tables(&mut loaded.config)?;
     check_policies(&loaded.config).map_err(Box::new)?;
     Ok(loaded)
 }
 
-/// The same for whoever asks a supervisor that runs: the files of policies are not looked at.
+/// The same for whoever asks a supervisor that runs: the files of policies and of dialects are not
+/// looked at.
 ///
 /// # Errors
 /// [`LoadError`]
@@ -170,6 +174,42 @@ fn check_files(config: &Config, origin: &Origin) -> Result<(), ConfigErrors> {
     } else {
         Err(config.places.refuse(faults))
     }
+}
+
+/// Reads the tables of custom dialects: what decides what a question is, and what is answered, must be
+/// nobody else's file.
+fn take_tables(config: &mut Config) -> Result<(), LoadError> {
+    let mut faults = Vec::new();
+    for pool in &mut config.pools {
+        let Some(file) = pool.custom.as_ref().map(|own| own.file.clone()) else {
+            continue;
+        };
+        match read_table(&file) {
+            Ok(table) => faults.extend(pool.take_table(Arc::new(table?))),
+            Err(message) => {
+                let key = format!("pool.{}.dialect.custom", pool.name);
+                faults.push((key, message, None));
+            }
+        }
+    }
+    if faults.is_empty() {
+        Ok(())
+    } else {
+        Err(Box::new(config.places.refuse(faults)).into())
+    }
+}
+
+/// The table of a file, or its faults; else why there is none.
+fn read_table(file: &Path) -> Result<Result<DialectTable, Box<ConfigErrors>>, String> {
+    let cannot = |error| format!("cannot read {}: {}", shown(file), why(&error));
+    let opened = open_trusted(file).map_err(|error| match error {
+        OpenError::Read(error) => cannot(error),
+        OpenError::Untrusted(error) => error.to_string(),
+    })?;
+    let mut bytes = Vec::new();
+    let most = TABLE_BYTES as u64 + 1;
+    opened.take(most).read_to_end(&mut bytes).map_err(cannot)?;
+    Ok(DialectTable::parse(&bytes, file).map_err(Box::new))
 }
 
 /// The same of the files of policies. Whoever only asks a supervisor that runs needs none of them: it

@@ -9,6 +9,8 @@ use std::path::Path;
 use toml::de::{DeTable, DeValue};
 
 use super::command::{self, PLACEHOLDERS, Piece};
+use super::dialect_table::CustomDialect;
+use super::dialect_use;
 use super::error::quoted;
 use super::nearest::nearest;
 use super::paths;
@@ -16,7 +18,7 @@ use super::presets::{self, Preset};
 use super::table::{Found, Place, Section, one_of, word};
 use super::types::{AsksFor, DialectName, Extractor};
 
-word!(AsksFor, DialectName);
+word!(AsksFor);
 
 /// Dialects of the format that this version has not.
 const LATER_DIALECTS: &[&str] = &["skillpilot"];
@@ -44,6 +46,8 @@ pub(super) struct Agent {
     pub(super) set_model: bool,
     pub(super) set_mode: bool,
     pub(super) dialect: DialectName,
+    /// The file of its table, if it is a custom one.
+    pub(super) custom: Option<CustomDialect>,
     pub(super) asks: AsksFor,
     pub(super) extractor: Extractor,
 }
@@ -74,7 +78,8 @@ pub(super) fn read(
     if let Some(preset) = preset.filter(|_| !own_command && model.is_some()) {
         words.extend(preset.model_args.iter().cloned());
     }
-    let speaks = dialect(pool).unwrap_or(DialectName::Scaiflux);
+    let dialect = dialect_use::read(pool, LATER_DIALECTS, dir);
+    let (speaks, custom) = dialect.unwrap_or((DialectName::Scaiflux, None));
     let (mut set_model, mut set_mode) = (false, false);
     if !words.is_empty() {
         let place = item
@@ -86,9 +91,10 @@ pub(super) fn read(
         set_mode = filled(pool, &words, &place, "mode", mode.as_ref(), speaks);
     }
     let script = command::is_script_agent(&words);
+    // What a table knows of, nobody knows yet.
     let inferred = match speaks.asks() {
         false => AsksFor::Never,
-        true if script => AsksFor::All,
+        true if script && custom.is_none() => AsksFor::All,
         true => AsksFor::Some,
     };
     let model = model.map(|found| found.value);
@@ -111,6 +117,7 @@ pub(super) fn read(
         set_model,
         set_mode,
         dialect: speaks,
+        custom,
         asks: asks(pool, speaks).unwrap_or(inferred),
         extractor: extractor(pool)
             .unwrap_or_else(|| Extractor::BuiltIn(speaks.extractor().to_owned())),
@@ -255,16 +262,6 @@ fn asks(pool: &Section<'_>, speaks: DialectName) -> Option<AsksFor> {
         return None;
     }
     Some(found.value)
-}
-
-fn dialect(pool: &Section<'_>) -> Option<DialectName> {
-    let item = pool.item("dialect")?;
-    if matches!(item.value(), DeValue::Table(_)) {
-        let message = "custom dialects are not supported by this version: expected \"acp\", \"claude\", \"codex\", \"loaf\" or \"scaiflux\"";
-        pool.ledger.fault(&item.place, message, None);
-        return None;
-    }
-    item.word(LATER_DIALECTS).map(|found| found.value)
 }
 
 fn extractor(pool: &Section<'_>) -> Option<Extractor> {

@@ -190,7 +190,7 @@ impl Pool {
             format!(
                 "  agent    {}, speaks {}, asks for {}",
                 self.agent,
-                self.dialect,
+                self.speaks(),
                 match self.asks {
                     AsksFor::All => "everything",
                     AsksFor::Some => "some tool calls",

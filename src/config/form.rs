@@ -113,10 +113,15 @@ impl Forms {
     /// The whole format. The reader is given files in which every key that it asked for has a value
     /// of a type that no key takes, until it asks for nothing new.
     pub(super) fn learn() -> Self {
+        Self::learn_of(|root| drop(read(root, &Origin::built_in("/".into()))))
+    }
+
+    /// The same of another format, by its reader.
+    pub(super) fn learn_of(reader: impl Fn(&Section<'_>)) -> Self {
         let mut known = Self::default();
         // One round for each level of tables and arrays, and some to spare.
         for _ in 0..ROUNDS {
-            let next = known.probe();
+            let next = known.probe(&reader);
             if next == known {
                 break;
             }
@@ -125,7 +130,7 @@ impl Forms {
         known
     }
 
-    fn probe(&self) -> Self {
+    fn probe(&self, reader: impl Fn(&Section<'_>)) -> Self {
         let mut source = String::new();
         for name in self.below("") {
             source.push_str(name);
@@ -135,10 +140,7 @@ impl Forms {
         }
         let ledger = Ledger::new(Text::new("probe".to_owned(), Arc::from(source.as_str())));
         let (tree, _) = DeTable::parse_recoverable(&source);
-        read(
-            &Section::root(&ledger, tree.get_ref()),
-            &Origin::built_in("/".into()),
-        );
+        reader(&Section::root(&ledger, tree.get_ref()));
         ledger.forms()
     }
 

@@ -18,6 +18,7 @@ use super::budget;
 use super::cache;
 use super::container;
 use super::delegate::{self, Delegate};
+use super::dialect_use;
 use super::egress;
 use super::engine_tools;
 use super::environment;
@@ -211,6 +212,7 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         resume_args: agent.resume_args,
         session: value(section.word("session", &[]), SessionScope::Task),
         dialect: agent.dialect,
+        custom: agent.custom,
         model: agent.model,
         mode: agent.mode,
         asks: agent.asks,
@@ -260,6 +262,7 @@ fn named(section: &Section<'_>, name: &str) -> Option<PoolName> {
 fn agree(section: &Section<'_>, pool: &Pool, blame: &Blame, context: &Context<'_>) {
     agree::agree(section.ledger, pool, blame, context);
     ssh::agree(section, pool, context.found);
+    dialect_use::agree(section, pool, context.found);
     cache::agree(section, pool);
     engine_tools::agree(section.ledger, pool, blame.of_tools.as_ref());
     let place = section.section("ask").item("when_waiting");

@@ -11,8 +11,13 @@ use super::form::{ELEMENT, Form, Forms, NAME};
 use super::units;
 use crate::limits;
 
-/// The keys' meanings and defaults.
-const DOCUMENT: &str = include_str!("../../docs/configuration.md");
+/// The keys' meanings and defaults: of the configuration, and of tables of custom dialects, which share
+/// no key that has a row.
+const DOCUMENT: &str = concat!(
+    include_str!("../../docs/configuration.md"),
+    "\n",
+    include_str!("../../docs/dialects.md")
+);
 
 /// Rules between keys: the table, and what is said of it beside its keys.
 fn rules(key: &str) -> Value {
@@ -32,6 +37,9 @@ fn rules(key: &str) -> Value {
             "properties": {"memory": {"const": "none"}, "swap": {"not": {"const": "none"}}},
         }}),
         "policy.NAME" => json!({"required": ["file"]}),
+        "on[]" => json!({"required": ["type", "event"]}),
+        "permission" => json!({"required": ["allow", "deny"]}),
+        "cancel" | "slash" => json!({"required": ["send"]}),
         "template.NAME" => json!({"required": ["roles"]}),
         "workspace.NAME" => json!({"required": ["path"]}),
         "delegate.NAME" => json!({"oneOf": [{"required": ["command"]}, {"required": ["url"]}]}),
@@ -50,6 +58,22 @@ pub fn schema() -> String {
         "title": "supervisor.toml",
         "description": "The configuration of marshal. Durations and sizes are strings with a unit; \
             relative paths are relative to the directory of the file; unknown keys are errors.",
+    });
+    add(&mut root, head);
+    format!("{:#}\n", Value::Object(root))
+}
+
+/// The schema of the table of a custom dialect, in the same form.
+#[must_use]
+pub fn dialect_schema() -> String {
+    let forms = super::dialect_table::forms();
+    let mut root = table(&forms, "");
+    let head = json!({
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "The table of a custom dialect",
+        "description": "What the messages of an agent mean and what it is told. Templates are JSON \
+            objects in strings; paths are names of members with dots and places in brackets.",
+        "required": ["prompt", "on"],
     });
     add(&mut root, head);
     format!("{:#}\n", Value::Object(root))
@@ -279,6 +303,15 @@ mod tests {
     }
 
     #[test]
+    fn the_schema_of_dialects_is_the_one_that_is_printed() {
+        let committed = include_str!("../../docs/dialect.schema.json");
+        assert!(
+            committed == dialect_schema(),
+            "refresh it: marshal config schema --dialect > docs/dialect.schema.json"
+        );
+    }
+
+    #[test]
     fn every_value_has_a_type_and_a_meaning() {
         fn walk(path: &str, value: &Value, faults: &mut Vec<String>) {
             let Some(object) = value.as_object() else {
@@ -310,9 +343,11 @@ mod tests {
                 walk(&format!("{path}.NAME"), others, faults);
             }
         }
-        let schema: Value = serde_json::from_str(&schema()).expect("JSON");
         let mut faults = Vec::new();
-        walk("", &schema, &mut faults);
+        for schema in [schema(), dialect_schema()] {
+            let schema: Value = serde_json::from_str(&schema).expect("JSON");
+            walk("", &schema, &mut faults);
+        }
         assert_eq!(faults, Vec::<String>::new());
     }
 

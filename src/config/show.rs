@@ -260,7 +260,9 @@ fn pool(pool: &Pool) -> Shown {
         command,
         resume_args,
         session,
-        dialect,
+        // What is written of it is both.
+        dialect: _,
+        custom: _,
         agent,
         is_preset,
         own_command,
@@ -325,7 +327,7 @@ fn pool(pool: &Pool) -> Shown {
     table.put_some("model", model.as_deref());
     table.put_some("mode", mode.as_deref());
     table.put("resume_args", texts(resume_args));
-    table.put("dialect", dialect.word());
+    table.put("dialect", pool.written_dialect());
     acp::put(&mut table, of_acp);
     table.put("asks", asks.word());
     table.put("extractor", calls_table(extractor));

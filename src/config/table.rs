@@ -149,6 +149,11 @@ impl<'a> Section<'a> {
         self
     }
 
+    /// Whether the file has it at all.
+    pub(super) fn is_there(&self) -> bool {
+        self.table.is_some()
+    }
+
     /// The entry of that name in what is below.
     fn entry_below(&self, name: &str, generic: &str) -> Option<Item<'a>> {
         let below = self.below.as_ref()?;

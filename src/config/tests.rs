@@ -6,6 +6,8 @@ mod cache;
 mod container;
 #[rustfmt::skip]
 mod delegates;
+#[rustfmt::skip]
+mod dialect_table;
 mod documented;
 mod egress;
 mod hook;

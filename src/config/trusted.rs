@@ -110,8 +110,13 @@ fn of_hook(hook: &Hook) -> Vec<Trusted> {
 }
 
 fn of_pool(pool: &Pool) -> impl Iterator<Item = Trusted> {
+    let table = pool.custom.iter().map(|own| Trusted {
+        key: format!("pool.{}.dialect.custom", pool.name),
+        path: own.file.clone(),
+        part: Part::Decides,
+    });
     let ssh = pool.ssh.iter();
-    ssh.flat_map(|ssh| {
+    table.chain(ssh.flat_map(|ssh| {
         let files = [
             ("config_file", &ssh.config_file),
             ("known_hosts", &ssh.known_hosts),
@@ -123,7 +128,7 @@ fn of_pool(pool: &Pool) -> impl Iterator<Item = Trusted> {
                 part: Part::Decides,
             })
         })
-    })
+    }))
 }
 
 impl Config {

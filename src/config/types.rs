@@ -285,6 +285,8 @@ words!(
         Claude = "claude",
         /// `codex app-server`.
         Codex = "codex",
+        /// What a table of the configuration's says.
+        Custom = "custom",
         /// loaf's RPC, protocol 1.
         Loaf = "loaf",
         /// ScaiFlux serve mode, protocol 1.
@@ -352,6 +354,8 @@ pub struct Pool {
     pub session: SessionScope,
     /// The protocol it speaks.
     pub dialect: DialectName,
+    /// Its table, with [`DialectName::Custom`], and only then.
+    pub custom: Option<super::CustomDialect>,
     /// The preset's name, or `custom`.
     pub agent: String,
     /// The file names a preset; else the name above only says what the command is.

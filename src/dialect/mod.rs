@@ -10,6 +10,7 @@ pub mod acp;
 mod asks;
 pub mod claude;
 pub mod codex;
+pub mod custom;
 mod denials;
 mod envelope;
 mod lenient;
@@ -48,6 +49,8 @@ pub struct Opening {
     pub control: Option<Duration>,
     /// How long it may say nothing between turns before it is asked whether it is there.
     pub keepalive: Option<Duration>,
+    /// The table of a custom dialect.
+    pub table: Option<Arc<config::DialectTable>>,
     /// What we do for the agent, where the protocol has words for it.
     pub offers: ClientOffers,
     /// What an earlier channel of the session did not come to tell.
@@ -156,6 +159,14 @@ pub enum Fault {
         /// What we speak.
         ours: &'static str,
     },
+    /// The same, where a table says what we speak.
+    #[error("the agent speaks protocol version {theirs}, this supervisor speaks version {ours}")]
+    VersionOf {
+        /// What the agent said, shown safely; `none` if it said nothing.
+        theirs: String,
+        /// What we speak.
+        ours: String,
+    },
     /// The agent broke its protocol.
     #[error("{0}")]
     Protocol(String),
@@ -262,6 +273,7 @@ pub fn build(name: DialectName) -> Box<dyn Dialect> {
         DialectName::Loaf => Box::new(loaf::Loaf::default()),
         DialectName::Codex => Box::new(codex::Codex::default()),
         DialectName::Claude => Box::new(claude::Claude::default()),
+        DialectName::Custom => Box::new(custom::Custom::default()),
         DialectName::Scaiflux => Box::new(scaiflux::Scaiflux::default()),
     }
 }
@@ -271,9 +283,11 @@ pub fn build(name: DialectName) -> Box<dyn Dialect> {
 pub fn arguments(name: DialectName, opening: &Opening) -> Vec<String> {
     match name {
         DialectName::Claude => claude::arguments(opening),
-        DialectName::Acp | DialectName::Codex | DialectName::Loaf | DialectName::Scaiflux => {
-            Vec::new()
-        }
+        DialectName::Acp
+        | DialectName::Codex
+        | DialectName::Custom
+        | DialectName::Loaf
+        | DialectName::Scaiflux => Vec::new(),
     }
 }
 

@@ -98,7 +98,7 @@ fn loadable(pool: &Pool, session: &KeptSession) -> Option<StoredSession> {
     let resumes = pool.session == SessionScope::Slot
         && pool.restart.on_crash == OnCrash::Resume
         && session.slot.index < pool.max_size;
-    let by_argument = pool.dialect.resumes_by_argument();
+    let by_argument = pool.resumes_by_argument();
     let id = session
         .agent_session
         .as_ref()

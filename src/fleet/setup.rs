@@ -26,7 +26,7 @@ use super::reload::{PolicyReader, Reloads};
 use super::session::Scales;
 use super::taps::Taps;
 use super::used::Used;
-use crate::config::{Config, DialectName, Pool as PoolConfig, Sandbox, SessionScope};
+use crate::config::{Config, Pool as PoolConfig, Sandbox, SessionScope};
 use crate::journal::Journal;
 use crate::launch::{Engine, Host};
 use crate::limits::{BROADCAST_EVENTS, COPIES_AT_ONCE, POOL_QUEUE, SPAWNS_AT_ONCE};
@@ -220,8 +220,8 @@ impl PoolShared {
     /// Whether a task's files can belong to its prompt here.
     pub(crate) fn takes_files(&self, spec: &TaskSpec) -> Result<(), SubmitError> {
         let has_files = !(spec.files.is_empty() && spec.embed.is_empty());
-        let why = if self.config.dialect != DialectName::Acp {
-            "only a prompt to an agent that speaks acp can have files: name them in the prompt"
+        let why = if !self.config.takes_files() {
+            "only a prompt to an agent that speaks acp, or by a table with prompt.attached, can have files: name them in the prompt"
         } else if self.config.ssh.is_some() {
             "the workspace is at a far end, and its files are not looked up: name them in the prompt"
         } else {

@@ -169,38 +169,41 @@ impl Line {
         self.0
     }
 
-    /// Writes a JSON string. U+2028 and U+2029 are escaped too: JSON does not ask for it, but some
-    /// readers take them for the end of a line.
     fn string(&mut self, text: &str) {
-        let out = &mut self.0;
-        out.reserve(text.len() + 2);
-        out.push(b'"');
-        let mut clean = 0;
-        for (at, c) in text.char_indices() {
-            let escape: &[u8] = match c {
-                '"' => b"\\\"",
-                '\\' => b"\\\\",
-                '\n' => b"\\n",
-                '\r' => b"\\r",
-                '\t' => b"\\t",
-                '\u{8}' => b"\\b",
-                '\u{c}' => b"\\f",
-                '\u{2028}' => b"\\u2028",
-                '\u{2029}' => b"\\u2029",
-                '\0'..='\u{1f}' => b"",
-                _ => continue,
-            };
-            out.extend_from_slice(&text.as_bytes()[clean..at]);
-            clean = at + c.len_utf8();
-            if escape.is_empty() {
-                out.extend_from_slice(format!("\\u{:04x}", c as u32).as_bytes());
-            } else {
-                out.extend_from_slice(escape);
-            }
-        }
-        out.extend_from_slice(&text.as_bytes()[clean..]);
-        out.push(b'"');
+        write_string(&mut self.0, text);
     }
+}
+
+/// Writes a JSON string. U+2028 and U+2029 are escaped too: JSON does not ask for it, but some
+/// readers take them for the end of a line.
+pub fn write_string(out: &mut Vec<u8>, text: &str) {
+    out.reserve(text.len() + 2);
+    out.push(b'"');
+    let mut clean = 0;
+    for (at, c) in text.char_indices() {
+        let escape: &[u8] = match c {
+            '"' => b"\\\"",
+            '\\' => b"\\\\",
+            '\n' => b"\\n",
+            '\r' => b"\\r",
+            '\t' => b"\\t",
+            '\u{8}' => b"\\b",
+            '\u{c}' => b"\\f",
+            '\u{2028}' => b"\\u2028",
+            '\u{2029}' => b"\\u2029",
+            '\0'..='\u{1f}' => b"",
+            _ => continue,
+        };
+        out.extend_from_slice(&text.as_bytes()[clean..at]);
+        clean = at + c.len_utf8();
+        if escape.is_empty() {
+            out.extend_from_slice(format!("\\u{:04x}", c as u32).as_bytes());
+        } else {
+            out.extend_from_slice(escape);
+        }
+    }
+    out.extend_from_slice(&text.as_bytes()[clean..]);
+    out.push(b'"');
 }
 
 #[cfg(test)]

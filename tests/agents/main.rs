@@ -22,6 +22,7 @@ mod engine_tools;
 mod five;
 mod gemini;
 mod mcp;
+mod pi;
 mod proxies;
 mod sdk;
 mod shell_facts;

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use marshal::config::DialectName;
+use marshal::config::{DialectName, DialectTable};
 use marshal::dialect::{Command, Dialect, Effect, Effects, Input, Opening, build};
 use marshal::model::{
     Answer, AskKey, ClientAnswer, ClientDone, ClientError, ClientFault, Event, Foreign, Setting,
@@ -27,6 +27,16 @@ impl Conversation {
             ..Opening::default()
         };
         Self::opened(name, &opening)
+    }
+
+    /// The same, by a table of `examples/dialects`.
+    pub(crate) fn by_table(table: &str) -> Self {
+        let opening = Opening {
+            workspace: "/workspace".to_owned(),
+            table: Some(example(table)),
+            ..Opening::default()
+        };
+        Self::opened(DialectName::Custom, &opening)
     }
 
     pub(crate) fn opened(name: DialectName, opening: &Opening) -> Self {
@@ -128,6 +138,14 @@ pub(crate) fn keyed(command: &mut Command, effects: &[Effect]) {
     if let Some(last) = keys.into_iter().find(|last| last.id == key.id) {
         key.clone_from(last);
     }
+}
+
+/// A table of `examples/dialects`.
+pub(crate) fn example(name: &str) -> Arc<DialectTable> {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/dialects");
+    let file = std::path::Path::new(file).join(format!("{name}.toml"));
+    let bytes = std::fs::read(&file).unwrap();
+    Arc::new(DialectTable::parse(&bytes, &file).unwrap())
 }
 
 /// The lines of a script: `< LINE` is the agent's, `> WORD ARGS` is ours, `~ N` are milliseconds.

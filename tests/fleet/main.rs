@@ -25,6 +25,7 @@ mod client_methods;
 mod cluster;
 mod continuing;
 mod crashes;
+mod custom;
 mod deadlines;
 mod delegate;
 mod delegate_late;

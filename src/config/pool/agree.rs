@@ -36,7 +36,10 @@ pub(super) fn agree(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Conte
             let message = "on_crash = \"resume\" needs session = \"slot\": the session of a task ends with it";
             ledger.fault(place, message, Some("set session = \"slot\"".to_owned()));
         }
-        if pool.dialect.resumes_by_argument() && pool.resume_args.is_empty() {
+        if pool.custom.is_none()
+            && pool.dialect.resumes_by_argument()
+            && pool.resume_args.is_empty()
+        {
             let message = format!(
                 "on_crash = \"resume\" needs resume_args: {} has no message that loads a session",
                 pool.dialect

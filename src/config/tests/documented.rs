@@ -171,6 +171,7 @@ const SAMPLES: &[(&str, &str)] = &[
     ("pool.NAME.model", "\"lab/model-1\""),
     ("pool.NAME.mode", "\"plan\""),
     ("pool.NAME.auth", "\"api-key\""),
+    ("pool.NAME.dialect.custom", "\"agent.toml\""),
     ("pool.NAME.asks", "\"some\""),
     ("pool.NAME.routes", "[\"own\"]"),
     ("pool.NAME.egress.allow", "[\"api.example.com\"]"),

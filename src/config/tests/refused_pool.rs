@@ -117,7 +117,13 @@ fn closed_sets_of_words_name_their_members() {
     set("client_fs", "\"none\", \"read\" or \"write\"", ("wirte", "write"), &[]);
     set("asks", "\"all\", \"some\" or \"never\"", ("nevr", "never"), &[]);
     set("dialect", "\"acp\", \"claude\", \"codex\", \"loaf\" or \"scaiflux\"", ("scaifluks", "scaiflux"), &["skillpilot"]);
-    check("dialect = { custom = \"d.toml\" }", "custom dialects are not supported by this version");
+    check("dialect = { custom = 7 }", "expected a string, found the integer 7");
+    check("dialect = { custom = \"\" }", "expected the file of a table, found \"\"");
+    check("dialect = {}", "the table needs custom, a file");
+    check("dialect = { custom = \"d.toml\", custum = 1 }", "did you mean custom?");
+    check("dialect = \"custom\"", "dialect = { custom = \"agent.toml\" }");
+    refused_by(&found(), &pool("dialect = { custom = \"d.toml\" }"), "may not use a custom dialect");
+    check("dialect = { custom = \"d.toml\" }\nguard = \"policy\"", "this one asks for some");
     set("session", "\"task\" or \"slot\"", ("tsk", "task"), &[]);
     check("extractor = \"xyzzy\"", "expected \"acp\", \"claude\", \"codex\", \"gemini\", \"hermes\", \"opencode\" or \"scaiflux\" or a table of its own");
     check("extractor = 4", "expected a string");

@@ -11,7 +11,7 @@ impl DialectName {
     pub const fn resumes_by_argument(self) -> bool {
         match self {
             Self::Acp | Self::Claude | Self::Codex | Self::Loaf => false,
-            Self::Scaiflux => true,
+            Self::Custom | Self::Scaiflux => true,
         }
     }
 
@@ -52,7 +52,7 @@ impl DialectName {
             Self::Acp => "acp",
             Self::Claude => "claude",
             Self::Codex => "codex",
-            Self::Loaf | Self::Scaiflux => "scaiflux",
+            Self::Custom | Self::Loaf | Self::Scaiflux => "scaiflux",
         }
     }
 

@@ -22,7 +22,7 @@ pub(crate) enum Cause {
         /// What it said.
         theirs: String,
         /// What we speak.
-        ours: &'static str,
+        ours: std::borrow::Cow<'static, str>,
     },
     /// It broke its protocol.
     Protocol(String),

@@ -402,6 +402,12 @@ impl ChannelState {
                 }
                 Effect::SessionCleared => items.push(Item::Cleared),
                 Effect::Fault(Fault::Version { theirs, ours }) => {
+                    let ours = ours.into();
+                    self.fault(Cause::Version { theirs, ours }, now);
+                    break;
+                }
+                Effect::Fault(Fault::VersionOf { theirs, ours }) => {
+                    let ours = ours.into();
                     self.fault(Cause::Version { theirs, ours }, now);
                     break;
                 }

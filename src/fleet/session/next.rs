@@ -58,7 +58,7 @@ impl SessionState {
     /// By which id of its own the agent is to go on with the session, if it can. A conversation
     /// whose agent cannot goes on in its home and copy with one that remembers nothing.
     pub(super) fn resumes(&self) -> Option<Foreign> {
-        let by_argument = self.pool.config.dialect.resumes_by_argument();
+        let by_argument = self.pool.config.resumes_by_argument();
         let has_way = !by_argument || !self.pool.config.resume_args.is_empty();
         let is_given_up = self.talk.is_some() && (!self.loadable || self.loads_failed >= LOADS);
         // Many agents keep nothing of a session before its first prompt.
@@ -91,7 +91,7 @@ impl SessionState {
         self.loads_failed = 0;
         self.loadable = true;
         self.agent_session.clone_from(&info.session);
-        let by_argument = self.pool.config.dialect.resumes_by_argument();
+        let by_argument = self.pool.config.resumes_by_argument();
         let resumes = self.pool.config.restart.on_crash == OnCrash::Resume;
         let wanted = resumes || self.talk.is_some();
         let is_bad = |id: &Foreign| by_argument && !ids::is_safe_token(id.raw());

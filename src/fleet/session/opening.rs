@@ -127,6 +127,7 @@ impl SessionState {
                 .collect(),
             control: config.timeouts.control,
             keepalive: config.timeouts.keepalive,
+            table: config.dialect_table(),
             offers: config.client_offers(),
             denials: Denials::default(),
             fresh: fresh.unwrap_or_default(),

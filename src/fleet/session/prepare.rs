@@ -254,7 +254,7 @@ impl Prepared {
             model,
         };
         let mut argv = match &opening.resume {
-            Some(id) if pool.config.dialect.resumes_by_argument() => {
+            Some(id) if pool.config.resumes_by_argument() => {
                 pool.config.resume_argv(fill, id.raw())
             }
             _ => pool.config.argv(fill),

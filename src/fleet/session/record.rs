@@ -33,11 +33,14 @@ pub(super) fn at_place(
     let places = directory.places(prepared);
     let from: Vec<Value> = places.iter().map(|place| place.cwd.into()).collect();
     let place = prepared.place();
-    let at = serde_json::json!({
+    let mut at = serde_json::json!({
         "workspace": place.workspace, "home": place.home, "from": from,
         "agent": occasion.agent, "mode": occasion.mode,
         "protocol": pool.config.dialect.word(),
     });
+    if let Some(table) = pool.config.dialect_table() {
+        at["table"] = table.digest.as_str().into();
+    }
     facts.insert("at".to_owned(), at);
     if let Some(floor) = floor {
         facts.insert("with_secrets".to_owned(), floor.word().into());

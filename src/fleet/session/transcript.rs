@@ -81,7 +81,7 @@ impl SessionState {
     /// A child that was started with the id of a session has gone on with it: its dialect has no
     /// words for that.
     pub(super) fn tell_resumed(&mut self) {
-        let by_argument = self.pool.config.dialect.resumes_by_argument();
+        let by_argument = self.pool.config.resumes_by_argument();
         if self.chat().is_some() && self.loading && by_argument {
             self.outbox.event(Event::SessionResumed {
                 how: "resume_args",

@@ -32,6 +32,7 @@ const STATIC_WORDS: &[&str] = &[
     "out_of_state",
     "version",
     "session/load",
+    "resume",
     "session/resume",
     "session.get",
     "resume_args",

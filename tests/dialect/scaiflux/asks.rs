@@ -1,6 +1,6 @@
 //! Permission requests and their answers.
 
-use super::{TURN, check, check_in_turn};
+use super::{TURN, check, check_in_turn, run_both};
 use crate::script::run;
 use marshal::limits;
 
@@ -63,10 +63,20 @@ fn a_request_id_that_comes_twice_is_denied_and_takes_the_first_with_it() {
 fn a_request_that_cannot_be_read_is_denied() {
     check_in_turn(
         r#"< {"type":"permission_request","request_id":"r","tool":["x"]}
-           < {"type":"permission_request","request_id":7,"tool":"x"}"#,
+           < {"type":"permission_request","request_id":"r","request_id":"s","tool":"x"}
+           < {"type":"permission_request","request_id":[7],"tool":"x"}"#,
         r#"bad bad_shape {"type":"permission_request","request_id":"r","tool":["x"]}
            write {"type":"permission_response","request_id":"r","decision":"deny","reason":"the permission request cannot be read"}
-           bad bad_shape {"type":"permission_request","request_id":7,"tool":"x"}"#,
+           bad bad_shape {"type":"permission_request","request_id":"r","request_id":…
+           bad bad_shape {"type":"permission_request","request_id":[7],"tool":"x"}"#,
+    );
+    // Where a table says nothing else, numbers name requests too, and come back as numbers.
+    let told = run(&format!(
+        r#"{TURN}< {{"type":"permission_request","request_id":7,"tool":"x"}}"#
+    ));
+    assert!(
+        told.contains("bad bad_shape") && !told.contains("decision"),
+        "{told}"
     );
 }
 
@@ -123,7 +133,7 @@ fn an_open_request_ends_with_its_turn() {
 #[test]
 fn ids_without_end_are_not_kept() {
     let long = "i".repeat(limits::FOREIGN_ID_BYTES + 1);
-    let told = run(&format!(
+    let told = run_both(&format!(
         r#"{TURN}< {{"type":"permission_request","request_id":"{long}","tool":"x"}}"#
     ));
     assert!(!told.contains("ask "), "{told}");

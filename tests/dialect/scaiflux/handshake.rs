@@ -1,9 +1,6 @@
 //! The greeting, the version gate, and what comes before them.
 
-use super::check;
-use marshal::config::DialectName;
-
-use crate::script::Conversation;
+use super::{both, check};
 use marshal::dialect::{Effect, Fault};
 use marshal::limits;
 
@@ -119,31 +116,33 @@ fn a_second_ready_is_a_fault() {
 
 #[test]
 fn a_few_bad_lines_pass_and_a_hundred_and_one_are_a_fault() {
-    let mut talk = Conversation::new(DialectName::Scaiflux);
-    talk.chunk(b"{\"type\":\"ready\",\"protocol\":1}\n");
-    for n in 1..=200_u32 {
-        talk.chunk(b"garbage \xff\n");
-        let faulted = matches!(talk.effects.last(), Some(Effect::Fault(Fault::Protocol(_))));
-        assert_eq!(faulted, n > limits::BAD_LINES, "{n}");
+    for mut talk in both() {
+        talk.chunk(b"{\"type\":\"ready\",\"protocol\":1}\n");
+        for n in 1..=200_u32 {
+            talk.chunk(b"garbage \xff\n");
+            let faulted = matches!(talk.effects.last(), Some(Effect::Fault(Fault::Protocol(_))));
+            assert_eq!(faulted, n > limits::BAD_LINES, "{n}");
+        }
     }
 }
 
 #[test]
 fn a_line_without_end_is_a_fault() {
-    let mut talk = Conversation::new(DialectName::Scaiflux);
-    talk.chunk(b"{\"type\":\"ready\",\"protocol\":1}\n");
-    let chunk = vec![b'x'; 1 << 20];
-    for _ in 0..=limits::LINE_BYTES >> 20 {
-        talk.chunk(&chunk);
+    for mut talk in both() {
+        talk.chunk(b"{\"type\":\"ready\",\"protocol\":1}\n");
+        let chunk = vec![b'x'; 1 << 20];
+        for _ in 0..=limits::LINE_BYTES >> 20 {
+            talk.chunk(&chunk);
+        }
+        talk.chunk(b"\n{\"type\":\"state_changed\"}\n");
+        let told = talk.told();
+        let lines: Vec<_> = told.lines().skip(1).collect();
+        assert_eq!(
+            lines,
+            [
+                format!("bad too_long {}…", "x".repeat(59)),
+                "fault the agent wrote a line of more than 8388608 bytes".to_owned()
+            ]
+        );
     }
-    talk.chunk(b"\n{\"type\":\"state_changed\"}\n");
-    let told = talk.told();
-    let lines: Vec<_> = told.lines().skip(1).collect();
-    assert_eq!(
-        lines,
-        [
-            format!("bad too_long {}…", "x".repeat(59)),
-            "fault the agent wrote a line of more than 8388608 bytes".to_owned()
-        ]
-    );
 }

@@ -4,9 +4,10 @@ mod asks;
 mod handshake;
 mod turns;
 
-use crate::script::run;
+use crate::script::{Conversation, played, run};
 
-/// Plays the script and compares what came of it, effect by effect.
+/// Plays the script and compares what came of it, effect by effect: of the dialect, and of the table
+/// that says the same.
 #[track_caller]
 fn check(script: &str, expect: &str) {
     let clean = |text: &str| -> Vec<String> {
@@ -14,6 +15,8 @@ fn check(script: &str, expect: &str) {
         lines.filter(|line| !line.is_empty()).collect()
     };
     assert_eq!(clean(&run(script)), clean(expect), "{script}");
+    let by_table = played(Conversation::by_table("scaiflux"), script);
+    assert_eq!(clean(&by_table), clean(expect), "by table: {script}");
 }
 
 /// A turn `t` that runs, and what it says up to there.
@@ -27,6 +30,21 @@ const TURN_SAYS: &str = r#"
     write {"type":"prompt","text":"p"}
     turn started 't'
 "#;
+
+/// A conversation with the dialect, and one by the table that says the same.
+fn both() -> [Conversation; 2] {
+    let built_in = Conversation::new(marshal::config::DialectName::Scaiflux);
+    [built_in, Conversation::by_table("scaiflux")]
+}
+
+/// What came of a script, which is the same by both.
+#[track_caller]
+fn run_both(script: &str) -> String {
+    let told = run(script);
+    let by_table = played(Conversation::by_table("scaiflux"), script);
+    assert_eq!(told, by_table);
+    told
+}
 
 #[track_caller]
 fn check_in_turn(script: &str, expect: &str) {

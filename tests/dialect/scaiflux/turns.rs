@@ -1,39 +1,37 @@
 //! Turns, tools, slash commands, errors and goodbyes.
 
-use super::{TURN, check, check_in_turn};
-use marshal::config::DialectName;
-
-use crate::script::{Conversation, run};
+use super::{TURN, both, check, check_in_turn, run_both as run};
 use marshal::dialect::Command;
 use marshal::limits;
 
 #[test]
 fn the_three_lines_of_the_documented_example_are_written_byte_for_byte() {
-    let mut talk = Conversation::new(DialectName::Scaiflux);
-    talk.chunk(b"{\"type\":\"ready\",\"protocol\":1}\n");
-    let prompt = Command::Prompt {
-        text: "list the python files".into(),
-        attached: std::sync::Arc::default(),
-    };
-    assert_eq!(
-        talk.command(prompt).unwrap(),
-        "{\"type\":\"prompt\",\"text\":\"list the python files\"}\n"
-    );
-    talk.chunk(
-        b"{\"type\":\"permission_request\",\"request_id\":\"r-9\",\"tool\":\"glob_search\"}\n",
-    );
-    let allow = Command::Answer {
-        key: crate::script::named("r-9"),
-        answer: marshal::model::Answer::Allow,
-    };
-    assert_eq!(
-        talk.command(allow).unwrap(),
-        "{\"type\":\"permission_response\",\"request_id\":\"r-9\",\"decision\":\"allow\"}\n"
-    );
-    assert_eq!(
-        talk.command(Command::Goodbye).unwrap(),
-        "{\"type\":\"shutdown\"}\n"
-    );
+    for mut talk in both() {
+        talk.chunk(b"{\"type\":\"ready\",\"protocol\":1}\n");
+        let prompt = Command::Prompt {
+            text: "list the python files".into(),
+            attached: std::sync::Arc::default(),
+        };
+        assert_eq!(
+            talk.command(prompt).unwrap(),
+            "{\"type\":\"prompt\",\"text\":\"list the python files\"}\n"
+        );
+        talk.chunk(
+            b"{\"type\":\"permission_request\",\"request_id\":\"r-9\",\"tool\":\"glob_search\"}\n",
+        );
+        let allow = Command::Answer {
+            key: crate::script::named("r-9"),
+            answer: marshal::model::Answer::Allow,
+        };
+        assert_eq!(
+            talk.command(allow).unwrap(),
+            "{\"type\":\"permission_response\",\"request_id\":\"r-9\",\"decision\":\"allow\"}\n"
+        );
+        assert_eq!(
+            talk.command(Command::Goodbye).unwrap(),
+            "{\"type\":\"shutdown\"}\n"
+        );
+    }
 }
 
 #[test]
