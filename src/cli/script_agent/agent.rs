@@ -286,7 +286,7 @@ impl Agent {
         let frame = match dialect {
             AgentDialect::Scaiflux => yardstick,
             AgentDialect::Acp => acp::text_frame(&moment)?,
-            AgentDialect::Loaf => loaf::text_frame(&moment)?,
+            AgentDialect::Loaf => loaf::text_frame(&moment),
         };
         Ok((frame, text_bytes))
     }

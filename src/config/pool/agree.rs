@@ -48,27 +48,7 @@ pub(super) fn agree(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Conte
             ledger.fault(place, message, Some(help.to_owned()));
         }
     }
-    if let Some(place) = &blame.guard {
-        if pool.guard == Guard::Policy && !pool.dialect.asks() {
-            let message = format!(
-                "guard = \"policy\" needs an agent that asks for everything, and {} has no words to ask for anything: only walls hold such an agent",
-                pool.dialect
-            );
-            let help = Some("use \"policy+sandbox\"".to_owned());
-            ledger.fault(place, message, help);
-        } else if pool.guard == Guard::Policy && pool.asks != AsksFor::All {
-            let message = format!(
-                "guard = \"policy\" needs an agent that asks for everything, and this one asks for {}",
-                pool.asks
-            );
-            let help = Some("use \"policy+sandbox\"".to_owned());
-            ledger.fault(place, message, help);
-        }
-        if pool.guard == Guard::Sandbox && none {
-            let message = "guard = \"sandbox\" with launcher = \"none\" would be no guard at all";
-            ledger.fault(place, message, None);
-        }
-    }
+    guard_can_be_had(ledger, pool, blame, none);
     if let Some(place) = &blame.guard_off
         && pool.guard_off
         && POLICIES.contains(&pool.policy.as_str())
@@ -112,6 +92,31 @@ pub(super) fn agree(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Conte
     image_is_named(ledger, pool, blame, context);
     if pool.launcher.has_walls() && pool.launcher.has_own_programs() {
         program_is_inside(ledger, pool, blame, context);
+    }
+}
+
+/// What stands between agent and host must be there: an agent that asks, or walls.
+fn guard_can_be_had(ledger: &Ledger, pool: &Pool, blame: &Blame, none: bool) {
+    if let Some(place) = &blame.guard {
+        if pool.guard == Guard::Policy && !pool.dialect.asks() {
+            let message = format!(
+                "guard = \"policy\" needs an agent that asks for everything, and {} has no words to ask for anything: only walls hold such an agent",
+                pool.dialect
+            );
+            let help = Some("use \"policy+sandbox\"".to_owned());
+            ledger.fault(place, message, help);
+        } else if pool.guard == Guard::Policy && pool.asks != AsksFor::All {
+            let message = format!(
+                "guard = \"policy\" needs an agent that asks for everything, and this one asks for {}",
+                pool.asks
+            );
+            let help = Some("use \"policy+sandbox\"".to_owned());
+            ledger.fault(place, message, help);
+        }
+        if pool.guard == Guard::Sandbox && none {
+            let message = "guard = \"sandbox\" with launcher = \"none\" would be no guard at all";
+            ledger.fault(place, message, None);
+        }
     }
 }
 

@@ -70,7 +70,7 @@ impl Loaf {
             "session.tool.call.started" => {
                 self.called(&about, payload, line, out, |calls, data| {
                     calls.started(data).map(|event| vec![event])
-                })
+                });
             }
             "session.tool.call.completed" => {
                 self.called(&about, payload, line, out, Calls::completed);

@@ -311,7 +311,7 @@ impl Loaf {
             Wait::Interrupt => self.interrupted(outcome, out),
             Wait::Clear => self.cleared(outcome, out),
             Wait::Queue => self.told_queue(outcome, out),
-            Wait::Steer => self.steered(outcome, out),
+            Wait::Steer => turn::steered(outcome, out),
             Wait::Command(command) => self.executed(command, outcome, out),
             // Whatever it says, it lives.
             Wait::Ping => {}

@@ -53,7 +53,7 @@ impl Loaf {
                     }
                     Some(theirs) => self.foreign(theirs.show(VERSION_BYTES), out),
                     None => {
-                        self.foreign(format!("none; to rpc.handshake {}", reported(&error)), out)
+                        self.foreign(format!("none; to rpc.handshake {}", reported(&error)), out);
                     }
                 };
             }
@@ -62,7 +62,7 @@ impl Loaf {
         let theirs = crate::dialect::lenient::string(read.protocol_version);
         match theirs {
             Some(theirs) if is_ours(theirs.raw()) => {
-                theirs.raw().clone_into(&mut self.info.protocol)
+                theirs.raw().clone_into(&mut self.info.protocol);
             }
             Some(theirs) => return self.foreign(theirs.show(VERSION_BYTES), out),
             None => {
@@ -143,9 +143,7 @@ impl Loaf {
 
     /// The reply to `model.list`.
     pub(super) fn listed(&mut self, outcome: Result<&RawValue, ErrorReply>, out: &mut Effects) {
-        if let Ok(result) = outcome {
-            self.models = Models::read(result).unwrap_or_default();
-        }
+        self.models = outcome.ok().and_then(Models::read).unwrap_or_default();
         self.choose_wanted(out);
     }
 

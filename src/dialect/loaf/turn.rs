@@ -282,21 +282,6 @@ impl Loaf {
         Ok(())
     }
 
-    pub(super) fn steered(&self, outcome: Result<&RawValue, ErrorReply>, out: &mut Effects) {
-        let text = match outcome {
-            Ok(result) if Word::of(result).is_accepted() => "the agent took it",
-            Ok(_) => "the agent did not take it",
-            Err(error) => return out.push(told(error)),
-        };
-        out.push(Effect::Event(Event::SlashResult {
-            command: STEER.into(),
-            text: text.into(),
-            data: None,
-            clear_session: false,
-            exit: false,
-        }));
-    }
-
     pub(super) fn executed(
         &mut self,
         command: String,
@@ -322,6 +307,22 @@ impl Loaf {
             out.push(Effect::CloseInput);
         }
     }
+}
+
+/// Whether the running turn took a text.
+pub(super) fn steered(outcome: Result<&RawValue, ErrorReply>, out: &mut Effects) {
+    let text = match outcome {
+        Ok(result) if Word::of(result).is_accepted() => "the agent took it",
+        Ok(_) => "the agent did not take it",
+        Err(error) => return out.push(told(error)),
+    };
+    out.push(Effect::Event(Event::SlashResult {
+        command: STEER.into(),
+        text: text.into(),
+        data: None,
+        clear_session: false,
+        exit: false,
+    }));
 }
 
 /// An error of the agent as an event.

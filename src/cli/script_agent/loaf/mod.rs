@@ -124,7 +124,7 @@ fn executed(call: &Call, end: &ToolEnd) -> Value {
 }
 
 /// The line of one piece of text.
-pub(super) fn text_frame(moment: &Moment<'_>) -> io::Result<TextFrame> {
+pub(super) fn text_frame(moment: &Moment<'_>) -> TextFrame {
     // Written by hand: the text is to be the last empty string in it.
     let payload = json!({"session_id": moment.session, "turn_id": moment.turn});
     let payload = payload.to_string();
@@ -133,5 +133,5 @@ pub(super) fn text_frame(moment: &Moment<'_>) -> io::Result<TextFrame> {
     let line = format!(
         r#"{{"jsonrpc":"2.0","method":"event","params":{{"type":"session.stream.chunk","timestamp":"{timestamp}","payload":{open},"chunk":{{"thoughts":[],"answerText":""}}}}}}}}"#
     );
-    Ok(TextFrame::around(line.into_bytes()))
+    TextFrame::around(line.into_bytes())
 }
