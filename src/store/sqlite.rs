@@ -315,16 +315,24 @@ fn give_back(conn: &Connection, results: &mut [Result<Done, StoreError>], place:
         let Ok(Done::Swept(swept)) = result else {
             continue;
         };
-        let pages = limits::STORE_VACUUM_PAGES;
-        let given = conn
-            .execute_batch(&format!("PRAGMA incremental_vacuum({pages})"))
-            .and_then(|()| conn.pragma_query_value(None, "freelist_count", |row| row.get(0)));
-        match given {
-            Ok(left) => swept.more |= 0_i64 < left,
+        match vacuum(conn) {
+            Ok(more) => swept.more |= more,
             // It is swept all the same, and what is written next takes these pages.
             Err(error) => tracing::debug!(place, %error, "empty pages of the store stay"),
         }
     }
+}
+
+/// Each step of the statement gives back one page. Says whether another time would give back more.
+fn vacuum(conn: &Connection) -> rusqlite::Result<bool> {
+    let empty = || conn.pragma_query_value(None, "freelist_count", |row| row.get::<_, i64>(0));
+    let before = empty()?;
+    let pages = limits::STORE_VACUUM_PAGES;
+    let mut statement = conn.prepare(&format!("PRAGMA incremental_vacuum({pages})"))?;
+    let mut rows = statement.query([])?;
+    while rows.next()?.is_some() {}
+    let left = empty()?;
+    Ok(0 < left && left < before)
 }
 
 /// Carries changes out in one transaction. What is refused is undone by itself.

@@ -559,6 +559,8 @@ pub(crate) async fn writers_beside_sweeps(store: Store, second: Store) {
         let mut files = 0;
         while !over.load(std::sync::atomic::Ordering::SeqCst) {
             files += second.sweep(all).await.expect("swept").files;
+            // SQLite's lock has no queue.
+            tokio::time::sleep(Duration::from_millis(5)).await;
         }
         files
     });

@@ -318,7 +318,7 @@ mod tests {
         let mut seen = Seen::new();
         let (quiet, busy) = (session("x-quiet"), session("y-busy"));
         seen.note(key(&quiet, 0), 7);
-        for n in 0..10 * FILES_SEEN {
+        for n in 0..2 * FILES_SEEN {
             seen.note(key(&busy, n), 1);
             // Its first file is one that it uses all the time.
             seen.note(key(&busy, 0), n as u64);
