@@ -426,6 +426,7 @@ mod tests {
             outcome: Some(TurnOutcome::Limited),
             reason: Some("turns".to_owned()),
             reminders: 1,
+            checks: 2,
             approved: Some("0".repeat(64)),
         };
         for progress in [whole, ChatProgress::default()] {
