@@ -13,6 +13,7 @@ mod bench;
 mod chat_client;
 mod client;
 mod codex;
+mod codex_schema;
 mod directories;
 #[path = "../fleet/drill.rs"]
 #[allow(dead_code, reason = "drills of the fleet use more of it")]

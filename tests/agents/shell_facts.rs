@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use crate::bench::{Model, PATIENCE, alone, in_copy, result, said, start};
 use crate::drill::Drill;
+use crate::codex::SERVER;
 use crate::five::{CLAUDE, CODEX, GEMINI, HERMES, Kind, OPENCODE, drill};
 
 /// Allows the program, and what must stand before it where an agent asks for nothing else.
@@ -348,6 +349,11 @@ fn runs_what_was_judged(kind: &Kind) {
 #[test]
 fn codex_runs_what_was_judged() {
     runs_what_was_judged(&CODEX);
+}
+
+#[test]
+fn codex_app_server_runs_what_was_judged() {
+    runs_what_was_judged(&SERVER);
 }
 
 #[test]
