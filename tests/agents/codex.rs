@@ -227,7 +227,8 @@ fn changes_to_files_are_judged_whole_and_a_denial_is_explained_before_the_next_p
     assert_eq!(events(&drill, session, "unasked").len(), 0, "{all}");
     let heard = ear.since(0);
     assert!(
-        heard.contains("these requests of yours were denied") && heard.contains("closed.txt: "),
+        heard.contains("these requests of yours were denied")
+            && heard.contains("/workspace/closed.txt, /workspace/open/half.txt"),
         "the model was not told: {all}"
     );
     drill.assert_dense();

@@ -9,8 +9,8 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::bench::{Model, PATIENCE, alone, in_copy, result, said, start};
-use crate::drill::Drill;
 use crate::codex::SERVER;
+use crate::drill::Drill;
 use crate::five::{CLAUDE, CODEX, GEMINI, HERMES, Kind, OPENCODE, drill};
 
 /// Allows the program, and what must stand before it where an agent asks for nothing else.
