@@ -1,6 +1,7 @@
 //! Where an agent's shell begins its next command: as its preset says, and judged there.
 
 use crate::bench::{Model, PATIENCE, alone, events, in_copy, result, said, start};
+use crate::codex::SERVER;
 use crate::five::{CLAUDE, CODEX, GEMINI, HERMES, Kind, OPENCODE, drill};
 
 /// How long a shell keeps its directory.
@@ -50,6 +51,11 @@ fn hermes_goes_on_where_its_last_command_ended() {
 #[test]
 fn codex_begins_every_command_at_the_root() {
     keeps_its_directory(&CODEX, Keeps::Not);
+}
+
+#[test]
+fn codex_app_server_begins_every_command_at_the_root() {
+    keeps_its_directory(&SERVER, Keeps::Not);
 }
 
 #[test]

@@ -14,6 +14,7 @@ mod chat_client;
 mod claude_code;
 mod client;
 mod codex;
+mod codex_schema;
 mod directories;
 #[path = "../fleet/drill.rs"]
 #[allow(dead_code, reason = "drills of the fleet use more of it")]

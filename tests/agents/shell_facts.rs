@@ -9,6 +9,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::bench::{Model, PATIENCE, alone, in_copy, result, said, start};
+use crate::codex::SERVER;
 use crate::drill::Drill;
 use crate::five::{CLAUDE, CODEX, GEMINI, HERMES, Kind, OPENCODE, drill};
 
@@ -348,6 +349,11 @@ fn runs_what_was_judged(kind: &Kind) {
 #[test]
 fn codex_runs_what_was_judged() {
     runs_what_was_judged(&CODEX);
+}
+
+#[test]
+fn codex_app_server_runs_what_was_judged() {
+    runs_what_was_judged(&SERVER);
 }
 
 #[test]

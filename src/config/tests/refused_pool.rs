@@ -94,7 +94,7 @@ fn a_mode_of_codex_is_a_policy_that_asks() {
         let text = format!("[pool.demo]\nagent = \"codex-app-server\"\nmode = \"{mode}\"\n");
         whole(&text, &format!("pool.demo.mode: the mode of an agent that speaks codex is its approval policy: expected \"untrusted\" or \"on-request\", found \"{mode}\"…it asks for everything that it would run"));
     }
-    whole("[pool.demo]\ncommand = [\"/usr/bin/codex\"]\ndialect = \"codex\"\nlogout = true\n", "this is for agents that speak acp");
+    whole("[pool.demo]\ncommand = [\"/usr/bin/codex\"]\ndialect = \"codex\"\npermission_reply = \"scarf\"\n", "this is for agents that speak acp");
     whole("[pool.demo]\ncommand = [\"/usr/bin/codex\"]\ndialect = \"codex\"\nengine_tools = [\"read_file\"]\n", "engine_tools needs dialect = \"acp\"");
 }
 

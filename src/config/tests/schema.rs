@@ -100,6 +100,7 @@ const BEYOND: &[&str] = &[
     "logout = true needs a goodbye",
     "logout = true without auth",
     "skips permission requests",
+    "is its approval policy",
     "may not use a mode that skips questions",
     "a tool server needs",
     "is there twice",

@@ -1,5 +1,6 @@
 //! Deadlines, requests that it has no room for, and its silence.
 
+use std::fmt::Write as _;
 use std::time::Duration;
 
 use marshal::config::Codex;
@@ -59,7 +60,7 @@ fn a_turn_that_it_has_no_room_for_is_sent_again_with_growing_waits() {
     let mut script = "> prompt p\n".to_owned();
     let mut says = String::new();
     for id in 4..11 {
-        script += &format!("< {{\"id\":{id},{BUSY}}}\n~ 8000\n");
+        let _ = writeln!(script, "< {{\"id\":{id},{BUSY}}}\n~ 8000");
         says += &start(id);
     }
     says += "error '-32001' 'Server overloaded; retry later.' unknown

@@ -46,11 +46,11 @@ fn a_command_is_allowed_once() {
 #[test]
 fn a_denial_is_explained_before_the_next_prompt() {
     let script = format!(
-        r#"{OPEN}{TURN}{COMMAND}
+        r"{OPEN}{TURN}{COMMAND}
            {}
            > deny 0 not here
            {END}
-           > prompt q"#,
+           > prompt q",
         asks("")
     );
     let says = |input: &str| {

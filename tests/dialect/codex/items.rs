@@ -185,7 +185,7 @@ fn other_calls_are_told_too() {
             r#""type":"mcpToolCall","id":"x","server":"s","tool":"t","arguments":null"#,
             r#""status":"failed","error":{"message":"broken"}"#,
         ),
-        r#"tool 'x' 'mcpToolCall' {"call":{"server":"s","tool":"t","arguments":null}}
+        r#"tool 'x' 'mcpToolCall' {"call":{"server":"s","tool":"t"}}
            result 'x' 'broken' error=true took=None"#,
     );
     check_turn(

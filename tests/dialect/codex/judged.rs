@@ -77,7 +77,6 @@ fn what_nobody_knows_is_no_tool() {
         "commandExecution",
         r#"{"command":["ls"],"cwd":"/w","networkApprovalContext":{"host":"h"}}"#,
     );
-    is_unknown("commandExecution", r#"{"command":null,"cwd":"/w"}"#);
     is_unknown("writeStdin", r#"{"command":["cat"],"cwd":"/w"}"#);
     is_unknown(
         "fileChanges",
@@ -85,4 +84,7 @@ fn what_nobody_knows_is_no_tool() {
     );
     is_unknown("fileChange", r#"{"changes":[]}"#);
     is_unknown("webSearch", r#"{"query":"q"}"#);
+    // A command that is not named is denied, whatever the policy says of unknown tools.
+    let unnamed = read("commandExecution", r#"{"command":null,"cwd":"/w"}"#);
+    assert!(matches!(unnamed, Request::Malformed { .. }), "{unnamed:?}");
 }
