@@ -231,6 +231,9 @@ impl Claude {
             Message::Assistant(spoken) => self.assistant(&spoken, line, out),
             Message::User(spoken) => self.user(&spoken, line, out),
             Message::Piece(piece) => self.piece(&piece, line, out),
+            Message::Reset if self.phase == Phase::Handshaking => {
+                bad_line("out_of_state", line, out);
+            }
             Message::Reset => {
                 self.session = Named::default();
                 out.push(Effect::SessionCleared);
