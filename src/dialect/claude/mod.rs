@@ -214,8 +214,8 @@ impl Claude {
             Message::Reply(reply) => self.reply(&reply, line, out),
             Message::Request(request) => match request.read() {
                 Wanted::Permission(ask) => self.permission(&request.request_id.0, &ask, line, out),
-                Wanted::Hook(hook) => self.hook(&request.request_id.0, &hook, out),
-                Wanted::Other(word) => self.refuse_request(&request.request_id.0, &word, line, out),
+                Wanted::Hook(hook) => requests::hook(&request.request_id.0, &hook, out),
+                Wanted::Other(word) => requests::refused(&request.request_id.0, &word, line, out),
                 Wanted::Unreadable => self.unreadable(&request.request_id.0, line, out),
             },
             Message::Withdrawal(withdrawal) => {
