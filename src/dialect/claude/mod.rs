@@ -37,7 +37,7 @@ use serde_json::value::RawValue;
 pub(super) use self::write::arguments;
 
 use self::control::{Control, Settings};
-use self::message::{Message, Wanted};
+use self::message::{Message, Request, Wanted};
 use self::streamed::Told;
 use super::asks::{Asks, Ids};
 use super::{Command, Dialect, Effect, Effects, Fault, Input, Opening, Refused, bad_line};
@@ -212,12 +212,7 @@ impl Claude {
         let line = object.as_bytes();
         match message {
             Message::Reply(reply) => self.reply(&reply, line, out),
-            Message::Request(request) => match request.read() {
-                Wanted::Permission(ask) => self.permission(&request.request_id.0, &ask, line, out),
-                Wanted::Hook(hook) => self.hook(&request.request_id.0, &hook, out),
-                Wanted::Other(word) => self.refuse_request(&request.request_id.0, &word, line, out),
-                Wanted::Unreadable => self.unreadable(&request.request_id.0, line, out),
-            },
+            Message::Request(request) => self.request(&request, line, out),
             Message::Withdrawal(withdrawal) => {
                 let open = self.asks.close(&withdrawal.request_id.0);
                 out.extend(open.map(|(key, _)| Effect::Withdrawn(key)));
@@ -231,6 +226,9 @@ impl Claude {
             Message::Assistant(spoken) => self.assistant(&spoken, line, out),
             Message::User(spoken) => self.user(&spoken, line, out),
             Message::Piece(piece) => self.piece(&piece, line, out),
+            Message::Reset if self.phase == Phase::Handshaking => {
+                bad_line("out_of_state", line, out);
+            }
             Message::Reset => {
                 self.session = Named::default();
                 out.push(Effect::SessionCleared);
@@ -240,6 +238,22 @@ impl Claude {
                 tag,
                 raw: raw.to_owned(),
             })),
+        }
+    }
+
+    fn request(&mut self, request: &Request<'_>, line: &[u8], out: &mut Effects) {
+        let id = request.request_id.0.as_ref();
+        let wanted = request.read();
+        if let Wanted::Permission(ask) = &wanted {
+            return self.permission(id, ask, line, out);
+        }
+        // Its answer would be one to an open request of that id, too.
+        let open = self.asks.close(id);
+        out.extend(open.map(|(key, _)| Effect::Withdrawn(key)));
+        match wanted {
+            Wanted::Hook(hook) => requests::hook(id, &hook, out),
+            Wanted::Other(word) => requests::refused(id, &word, line, out),
+            Wanted::Permission(_) | Wanted::Unreadable => self.unreadable(id, line, out),
         }
     }
 

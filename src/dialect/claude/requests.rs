@@ -97,33 +97,6 @@ impl Claude {
         out.push(Effect::Write(write::deny(id, reason)));
     }
 
-    /// What our hook says before a tool is used: ask. Any other hook is none of ours.
-    pub(super) fn hook(&self, id: &str, hook: &Hook<'_>, out: &mut Effects) {
-        let tool = hook.tool().filter(|_| hook.callback_id.0 == write::HOOK);
-        let line = match tool {
-            Some(tool) if OWN_TOOLS.contains(&tool.0.as_ref()) => write::hook_says_nothing(id),
-            Some(_) => write::hook_asks(id),
-            None => write::error(id, "the host has no such hook"),
-        };
-        out.push(Effect::Write(line));
-    }
-
-    /// A request that is not served is on record, and answered with an error.
-    pub(super) fn refuse_request(&self, id: &str, word: &Foreign, line: &[u8], out: &mut Effects) {
-        if let Ok(raw) = serde_json::from_slice(line) {
-            let raw: &serde_json::value::RawValue = raw;
-            let tag = format!("control_request/{}", word.raw());
-            out.push(Effect::Event(Event::Unknown {
-                tag: tag.into(),
-                raw: raw.to_owned(),
-            }));
-        }
-        out.push(Effect::Write(write::error(
-            id,
-            "the host does not serve this request",
-        )));
-    }
-
     /// A request of a shape that we do not know is none.
     pub(super) fn unreadable(&mut self, id: &str, line: &[u8], out: &mut Effects) {
         bad_line("bad_shape", line, out);
@@ -138,4 +111,31 @@ impl Claude {
             "the request cannot be read",
         )));
     }
+}
+
+/// What our hook says before a tool is used: ask. Any other hook is none of ours.
+pub(super) fn hook(id: &str, hook: &Hook<'_>, out: &mut Effects) {
+    let tool = hook.tool().filter(|_| hook.callback_id.0 == write::HOOK);
+    let line = match tool {
+        Some(tool) if OWN_TOOLS.contains(&tool.0.as_ref()) => write::hook_says_nothing(id),
+        Some(_) => write::hook_asks(id),
+        None => write::error(id, "the host has no such hook"),
+    };
+    out.push(Effect::Write(line));
+}
+
+/// A request that is not served is on record, and answered with an error.
+pub(super) fn refused(id: &str, word: &Foreign, line: &[u8], out: &mut Effects) {
+    if let Ok(raw) = serde_json::from_slice(line) {
+        let raw: &serde_json::value::RawValue = raw;
+        let tag = format!("control_request/{}", word.raw());
+        out.push(Effect::Event(Event::Unknown {
+            tag: tag.into(),
+            raw: raw.to_owned(),
+        }));
+    }
+    out.push(Effect::Write(write::error(
+        id,
+        "the host does not serve this request",
+    )));
 }

@@ -93,6 +93,19 @@ fn an_id_that_comes_twice_is_denied_and_takes_the_first_with_it() {
 }
 
 #[test]
+fn another_kind_of_request_with_the_id_of_an_open_one_takes_it_with_it() {
+    let other =
+        r#"{"type":"control_request","request_id":"r-1","request":{"subtype":"elicitation"}}"#;
+    check_in_turn(
+        &format!("{}\n< {other}\n> allow r-1", ask("r-1", "{}")),
+        &format!(
+            "ask r-1 'Bash' {{}} active='default' call='c-1'\nwithdrawn r-1\nunknown 'control_request/elicitation' {other}\n{}\nrefused allow r-1: no open permission request has this id",
+            error("r-1", "the host does not serve this request")
+        ),
+    );
+}
+
+#[test]
 fn nothing_is_allowed_outside_of_a_turn() {
     let request = ask("r-1", "{}");
     let head = shown(&request);

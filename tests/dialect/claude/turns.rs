@@ -205,6 +205,19 @@ fn a_session_that_the_agent_clears_is_another() {
 }
 
 #[test]
+fn before_it_is_ready_there_is_no_session_to_clear() {
+    check(
+        &opening(),
+        &format!("< {{\"type\":\"conversation_reset\"}}\n{READY}"),
+        &format!(
+            "{}\nbad out_of_state {{\"type\":\"conversation_reset\"}}\n{}",
+            super::HELLO,
+            super::READY_SAYS
+        ),
+    );
+}
+
+#[test]
 fn goodbye_closes_the_input_and_nothing_is_written_after_it() {
     check_in_turn(
         r#"< {"type":"control_request","request_id":"r","request":{"subtype":"can_use_tool","tool_name":"Bash","input":{}}}
