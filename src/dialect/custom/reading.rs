@@ -264,7 +264,7 @@ pub(super) fn name_of(raw: &RawValue) -> Option<Cow<'_, str>> {
             .map(|text| text.0);
     }
     let is_number = text.starts_with(|c: char| c == '-' || c.is_ascii_digit());
-    is_number.then(|| Cow::Borrowed(text))
+    is_number.then_some(Cow::Borrowed(text))
 }
 
 #[cfg(test)]
