@@ -151,6 +151,7 @@ struct Blame {
 }
 
 /// Reads one pool. `None` if it has no name that could be used.
+#[expect(clippy::too_many_lines, reason = "one line a key")]
 pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option<Draft> {
     let section = item.section()?;
     let pool_name = named(&section, name)?;

@@ -151,7 +151,7 @@ impl RuleEvent {
                 (F::Tools, false),
                 (F::ContextWindow, false),
             ],
-            Self::TurnStarted => &[(F::Id, false)],
+            Self::TurnStarted | Self::Send => &[(F::Id, false)],
             Self::Text | Self::Thought => &[(F::Delta, true)],
             Self::ToolStart => &[(F::Id, false), (F::Name, true), (F::Input, false)],
             Self::ToolUpdate => &[
@@ -206,7 +206,6 @@ impl RuleEvent {
                 (F::ContextPct, false),
                 (F::ContextWindow, false),
             ],
-            Self::Send => &[(F::Id, false)],
             Self::NotResumed | Self::Fault => &[(F::Error, false)],
         }
     }

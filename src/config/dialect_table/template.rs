@@ -223,17 +223,16 @@ fn known(name: &str, allowed: &[Hole]) -> Result<Hole, Wrong> {
         return Ok(hole);
     }
     let words = || allowed.iter().map(|hole| hole.word());
-    let help = match nearest(name, words()) {
-        Some(near) => format!("did you mean {{{near}}}?"),
-        None => {
-            let all: Vec<String> = words().map(|word| format!("{{{word}}}")).collect();
-            let known = if all.is_empty() {
-                "nothing is filled in here".to_owned()
-            } else {
-                format!("here there are {}", all.join(", "))
-            };
-            format!("{known}; write {{{{ and }}}} for braces that stand for themselves")
-        }
+    let help = if let Some(near) = nearest(name, words()) {
+        format!("did you mean {{{near}}}?")
+    } else {
+        let all: Vec<String> = words().map(|word| format!("{{{word}}}")).collect();
+        let known = if all.is_empty() {
+            "nothing is filled in here".to_owned()
+        } else {
+            format!("here there are {}", all.join(", "))
+        };
+        format!("{known}; write {{{{ and }}}} for braces that stand for themselves")
     };
     Err((format!("unknown placeholder {{{name}}}"), Some(help)))
 }

@@ -44,7 +44,7 @@ impl Custom {
             Said::Ready(version, info) => self.greeted(version, *info, at, out),
             Said::Send(id) => self.reply(id, at, out),
             Said::NotResumed(why) => {
-                let why = why.show(300).to_string();
+                let why = why.show(300);
                 self.refuse(Fault::NotResumed(why), out);
             }
             Said::Fault(why) => {

@@ -33,6 +33,8 @@ pub(super) struct Values<'a> {
     found: Vec<Option<&'a RawValue>>,
     /// A member came twice.
     pub(super) clash: bool,
+    /// On the way to a value stood something else than the way needs.
+    pub(super) blocked: bool,
 }
 
 impl<'a> Values<'a> {
@@ -85,6 +87,7 @@ impl Places {
         let mut values = Values {
             found: vec![None; self.slots],
             clash: false,
+            blocked: false,
         };
         if self.nodes.is_empty() {
             let _: IgnoredAny = serde_json::from_str(object)?;
@@ -121,7 +124,7 @@ impl Places {
         if let Some(slot) = node.slot {
             values.found[slot] = Some(raw);
         }
-        if node.has_more() && raw.get().starts_with(['{', '[']) {
+        if node.has_more() {
             self.walk(at, raw.get(), values)?;
         }
         Ok(())
@@ -158,6 +161,7 @@ impl<'a> Visitor<'a> for Walk<'_, '_, 'a> {
 
     fn visit_map<A: MapAccess<'a>>(self, mut map: A) -> Result<(), A::Error> {
         let node = &self.places.nodes[self.at];
+        self.values.blocked |= !node.items.is_empty();
         let mut seen = vec![false; node.members.len()];
         while let Some(key) = map.next_key::<Text<'a>>()? {
             let mut members = node.members.iter();
@@ -190,6 +194,7 @@ impl<'a> Visitor<'a> for Walk<'_, '_, 'a> {
 
     fn visit_seq<A: SeqAccess<'a>>(self, mut list: A) -> Result<(), A::Error> {
         let node = &self.places.nodes[self.at];
+        self.values.blocked |= !node.members.is_empty();
         let back = node.items.iter().map(|(place, _)| -place).max();
         let back = usize::try_from(back.unwrap_or(0)).unwrap_or(0);
         let mut last: Vec<&'a RawValue> = Vec::with_capacity(back);
@@ -225,22 +230,27 @@ impl<'a> Visitor<'a> for Walk<'_, '_, 'a> {
     }
 
     fn visit_bool<E>(self, _: bool) -> Result<(), E> {
+        self.values.blocked = true;
         Ok(())
     }
 
     fn visit_i64<E>(self, _: i64) -> Result<(), E> {
+        self.values.blocked = true;
         Ok(())
     }
 
     fn visit_u64<E>(self, _: u64) -> Result<(), E> {
+        self.values.blocked = true;
         Ok(())
     }
 
     fn visit_f64<E>(self, _: f64) -> Result<(), E> {
+        self.values.blocked = true;
         Ok(())
     }
 
     fn visit_str<E>(self, _: &str) -> Result<(), E> {
+        self.values.blocked = true;
         Ok(())
     }
 }
@@ -254,7 +264,7 @@ pub(super) fn name_of(raw: &RawValue) -> Option<Cow<'_, str>> {
             .map(|text| text.0);
     }
     let is_number = text.starts_with(|c: char| c == '-' || c.is_ascii_digit());
-    is_number.then(|| Cow::Borrowed(text))
+    is_number.then_some(Cow::Borrowed(text))
 }
 
 #[cfg(test)]
@@ -305,6 +315,22 @@ mod tests {
         assert_eq!(read(&["a"], r#"{"a":1,"a":2}"#), (vec![None], true));
         assert!(!read(&["a.b"], r#"{"a":{"b":1},"x":1,"x":2}"#).1);
         assert!(read(&["a.b", "a"], r#"{"a":{"b":1,"b":2}}"#).1);
+    }
+
+    #[test]
+    fn what_stands_in_the_way_is_noticed() {
+        let blocked = |text: &str, object: &str| {
+            let mut places = Places::default();
+            places.add(&path(text));
+            places.read(object).expect("JSON").blocked
+        };
+        for object in ["{}", r#"{"a":null}"#, r#"{"a":{}}"#, r#"{"a":{"b":7}}"#] {
+            assert!(!blocked("a.b", object), "{object}");
+        }
+        for object in [r#"{"a":7}"#, r#"{"a":"x"}"#, r#"{"a":[]}"#, r#"{"a":true}"#] {
+            assert!(blocked("a.b", object), "{object}");
+        }
+        assert!(blocked("a[0]", r#"{"a":{"b":1}}"#) && !blocked("a[0]", r#"{"a":[]}"#));
     }
 
     #[test]

@@ -302,7 +302,11 @@ impl Reading {
         Duration::try_from_secs_f64(seconds?).ok()
     }
 
+    /// A request of which not all can be found is not asked about in part.
     fn request<'a>(&self, values: &Values<'a>) -> Result<Request<'a>, BadFrame> {
+        if values.blocked {
+            return Err(BadFrame::Shape);
+        }
         let id = self.raw(values, Field::Id).ok_or(BadFrame::Shape)?;
         Ok(Request {
             id,
