@@ -19,7 +19,7 @@ use super::types::{AsksFor, DialectName, Extractor};
 word!(AsksFor, DialectName);
 
 /// Dialects of the format that this version has not.
-const LATER_DIALECTS: &[&str] = &["loaf", "skillpilot", "claude", "codex"];
+const LATER_DIALECTS: &[&str] = &["loaf", "claude", "codex"];
 
 /// The agent's name when no preset names it.
 const CUSTOM: &str = "custom";
@@ -86,7 +86,12 @@ pub(super) fn read(
         set_mode = filled(pool, &words, &place, "mode", mode.as_ref(), speaks);
     }
     let script = command::is_script_agent(&words);
-    let inferred = if script { AsksFor::All } else { AsksFor::Some };
+    let inferred = match speaks {
+        // It has no words for it.
+        DialectName::Skillpilot => AsksFor::Never,
+        _ if script => AsksFor::All,
+        _ => AsksFor::Some,
+    };
     let model = model.map(|found| found.value);
     Agent {
         name: match (preset, script) {
@@ -108,7 +113,8 @@ pub(super) fn read(
         set_mode,
         dialect: speaks,
         asks: pool.word("asks", &[]).map_or(inferred, |found| found.value),
-        extractor: extractor(pool).unwrap_or_else(|| Extractor::BuiltIn(speaks.word().to_owned())),
+        extractor: extractor(pool)
+            .unwrap_or_else(|| Extractor::BuiltIn(calls_of(speaks).to_owned())),
     }
 }
 
@@ -236,12 +242,19 @@ fn filled(
 fn dialect(pool: &Section<'_>) -> Option<DialectName> {
     let item = pool.item("dialect")?;
     if matches!(item.value(), DeValue::Table(_)) {
-        let message =
-            "custom dialects are not supported by this version: expected \"acp\" or \"scaiflux\"";
+        let message = "custom dialects are not supported by this version: expected \"acp\", \"scaiflux\" or \"skillpilot\"";
         pool.ledger.fault(&item.place, message, None);
         return None;
     }
     item.word(LATER_DIALECTS).map(|found| found.value)
+}
+
+/// The table of a protocol's tool calls. Where it has none, none is ever looked up.
+const fn calls_of(speaks: DialectName) -> &'static str {
+    match speaks {
+        DialectName::Acp => "acp",
+        DialectName::Scaiflux | DialectName::Skillpilot => "scaiflux",
+    }
 }
 
 fn extractor(pool: &Section<'_>) -> Option<Extractor> {

@@ -18,6 +18,7 @@ mod http;
 mod limits;
 mod policies;
 mod routes;
+mod runner;
 mod ssh;
 mod store;
 
@@ -269,6 +270,7 @@ fn pool(pool: &Pool) -> Shown {
         model,
         mode,
         acp: of_acp,
+        runner: of_runner,
         asks,
         extractor,
         shell_cwd,
@@ -325,6 +327,9 @@ fn pool(pool: &Pool) -> Shown {
     table.put("resume_args", texts(resume_args));
     table.put("dialect", dialect.word());
     acp::put(&mut table, of_acp);
+    if *dialect == DialectName::Skillpilot {
+        runner::put(&mut table, of_runner);
+    }
     table.put("asks", asks.word());
     table.put("extractor", calls_table(extractor));
     table.put("shell_cwd", shell_cwd.word());
@@ -332,7 +337,7 @@ fn pool(pool: &Pool) -> Shown {
     if launcher.has_walls() {
         table.put("sandbox", sandbox.as_str());
     }
-    if *launcher == Launcher::Unshare {
+    if launcher.has_own_walls() {
         table.put("cache", cache::words(caches));
     }
     table.put_some("image", image.as_deref());

@@ -156,6 +156,8 @@ words!(
         Container = "container",
         /// As a plain process, with nothing around it.
         None = "none",
+        /// At a terminal, driven by files, in namespaces made by this binary.
+        Pty = "pty",
         /// At another host, by the system's ssh client.
         Ssh = "ssh",
     }
@@ -282,6 +284,8 @@ words!(
         Acp = "acp",
         /// ScaiFlux serve mode, protocol 1.
         Scaiflux = "scaiflux",
+        /// SkillPilot's file control plane, version 1.
+        Skillpilot = "skillpilot",
     }
 );
 
@@ -308,7 +312,7 @@ impl DialectName {
     #[must_use]
     pub const fn resumes_by_argument(self) -> bool {
         match self {
-            Self::Acp => false,
+            Self::Acp | Self::Skillpilot => false,
             Self::Scaiflux => true,
         }
     }
@@ -371,6 +375,8 @@ pub struct Pool {
     pub mode: Option<String>,
     /// What is wanted of an agent that speaks ACP.
     pub acp: Arc<super::acp::Acp>,
+    /// How its tool is driven, where that is done by files.
+    pub runner: Arc<super::runner::Runner>,
     /// What the agent asks for, by its preset or by the pool's own word.
     pub asks: AsksFor,
     /// Which fields of a tool call hold command, path and directory.

@@ -11,6 +11,7 @@ mod asks;
 mod denials;
 mod lenient;
 pub mod scaiflux;
+pub mod skillpilot;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -36,6 +37,8 @@ pub struct Opening {
     pub resume: Option<Foreign>,
     /// What the pool wants of an agent that speaks ACP.
     pub acp: Arc<config::Acp>,
+    /// How a command is to be run, where a Runner is driven by files.
+    pub runner: Arc<config::Runner>,
     /// The base URL of each route of the pool, as the agent reaches it.
     pub routes: BTreeMap<String, String>,
     /// How long the agent may take for a request of ours that is no prompt.
@@ -251,6 +254,7 @@ pub fn build(name: DialectName) -> Box<dyn Dialect> {
     match name {
         DialectName::Acp => Box::new(acp::Acp::default()),
         DialectName::Scaiflux => Box::new(scaiflux::Scaiflux::default()),
+        DialectName::Skillpilot => Box::new(skillpilot::Skillpilot::default()),
     }
 }
 

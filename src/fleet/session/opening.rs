@@ -104,6 +104,7 @@ impl SessionState {
                     self.with_its_model(self.choosing.applied_to(&self.pool.config.acp)),
                     &self.pool,
                 ),
+                runner: Arc::clone(&self.pool.config.runner),
                 routes: self
                     .pool
                     .config

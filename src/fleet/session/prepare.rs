@@ -5,6 +5,7 @@
 
 pub(super) mod branch;
 mod caches;
+mod driven;
 pub(super) mod own;
 
 use std::path::{Path, PathBuf};
@@ -259,6 +260,10 @@ impl Prepared {
             }
             _ => pool.config.argv(fill),
         };
+        let argv = match pool.config.launcher {
+            Launcher::Pty => pool.config.driven(argv, &self.space.home_inside),
+            _ => argv,
+        };
         self.plan(shared, pool, argv, true)
     }
 
@@ -349,6 +354,7 @@ pub(crate) async fn prepare(
     };
     own::settle(shared, pool, &order, &source, &mut space, owner).await?;
     caches::lay(shared, pool, &order.session, &mut space, owner).await?;
+    driven::show(shared, pool, &mut space).await?;
     if pool.config.launcher == Launcher::None {
         space.workspace_inside = space.workspace.to_string_lossy().into_owned();
         space.home_inside = space.home.to_string_lossy().into_owned();
@@ -513,6 +519,7 @@ fn launch_plan(
                 For::Git(git) => git.beside.clone(),
             },
             door: what.has_door(),
+            terminals: pool.config.launcher == Launcher::Pty && matches!(what, For::Agent { .. }),
         })?;
         walls::around(shared, &pool.config, plan, is_git)
     } else {
