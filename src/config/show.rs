@@ -33,8 +33,8 @@ use super::environment::{self, HIDDEN};
 use super::presets::{self, Preset};
 use super::route_table;
 use super::types::{
-    Config, Env, Extractor, JournalRules, Launcher, Pool, Restart, Route, Sandbox, Seccomp,
-    StopWaits, Supervisor, Timeouts,
+    Config, DialectName, Env, Extractor, JournalRules, Launcher, Pool, Restart, Route, Sandbox,
+    Seccomp, StopWaits, Supervisor, Timeouts,
 };
 use super::units::{show_duration, show_size};
 use crate::model::foreign;

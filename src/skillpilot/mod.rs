@@ -515,6 +515,3 @@ pub fn read_time(text: &str) -> Option<i64> {
         Some(time.as_millisecond())
     })
 }
-
-#[cfg(test)]
-mod tests;

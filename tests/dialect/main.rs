@@ -12,3 +12,4 @@ mod fuzz;
 mod fuzz_acp;
 mod scaiflux;
 mod script;
+mod skillpilot;

@@ -91,10 +91,6 @@ impl Record {
         }
     }
 
-    pub(super) const fn phase(&self) -> Phase {
-        self.phase
-    }
-
     /// Writes `state/state.json`, if that phase can follow.
     pub(super) fn phase_is(
         &mut self,

@@ -97,14 +97,14 @@ fn closed_sets_of_words_name_their_members() {
             check(&format!("{key} = \"{later}\""), &format!("\"{later}\" is not supported by this version: expected {members}"));
         }
     };
-    set("launcher", "\"unshare\", \"bwrap\", \"container\", \"none\" or \"ssh\"", ("unshre", "unshare"), &["pty"]);
+    set("launcher", "\"unshare\", \"bwrap\", \"container\", \"none\", \"pty\" or \"ssh\"", ("unshre", "unshare"), &[]);
     set("network", "\"none\", \"routes\", \"proxy\" or \"host\"", ("hots", "host"), &[]);
     set("guard", "\"policy\", \"policy+sandbox\" or \"sandbox\"", ("sandbx", "sandbox"), &[]);
     set("on_unasked_deny", "\"report\", \"interrupt\" or \"stop\"", ("interupt", "interrupt"), &[]);
     set("shell_cwd", "\"workspace\", \"turn\" or \"sticky\"", ("stiky", "sticky"), &[]);
     set("client_fs", "\"none\", \"read\" or \"write\"", ("wirte", "write"), &[]);
     set("asks", "\"all\", \"some\" or \"never\"", ("nevr", "never"), &[]);
-    set("dialect", "\"acp\" or \"scaiflux\"", ("scaifluks", "scaiflux"), &["loaf", "skillpilot", "claude", "codex"]);
+    set("dialect", "\"acp\", \"scaiflux\" or \"skillpilot\"", ("scaifluks", "scaiflux"), &["loaf", "claude", "codex"]);
     check("dialect = { custom = \"d.toml\" }", "custom dialects are not supported by this version");
     set("session", "\"task\" or \"slot\"", ("tsk", "task"), &[]);
     check("extractor = \"codex\"", "expected \"acp\", \"gemini\", \"hermes\", \"opencode\" or \"scaiflux\" or a table of its own");
