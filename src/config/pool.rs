@@ -206,7 +206,7 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         dialect: agent.dialect,
         model: agent.model,
         mode: agent.mode,
-        runner: Arc::new(runner::read(&section, context.dir).unwrap_or_default()),
+        runner: Arc::new(runner::read(&section, context.dir)),
         asks: agent.asks,
         extractor: agent.extractor,
         shell_cwd: value(section.word("shell_cwd", &[]), ShellCwd::Workspace),

@@ -62,9 +62,8 @@ impl Default for Runner {
     }
 }
 
-/// Reads the table; `None` if the pool has none.
-pub(super) fn read(pool: &Section<'_>, dir: &Path) -> Option<Runner> {
-    pool.item("runner")?;
+/// Reads the table, if the pool has one.
+pub(super) fn read(pool: &Section<'_>, dir: &Path) -> Runner {
     let table = pool.section("runner");
     let ledger = pool.ledger;
     let usual = Runner::default();
@@ -133,7 +132,7 @@ pub(super) fn read(pool: &Section<'_>, dir: &Path) -> Option<Runner> {
     let value = |found: Option<super::table::Found<Duration>>, usual| {
         found.map_or(usual, |found| found.value)
     };
-    Some(Runner {
+    Runner {
         kind: kind.map_or(usual.kind, |found| found.value),
         marker: marker.map(|found| found.value),
         init: init.map(|found| found.value),
@@ -143,7 +142,7 @@ pub(super) fn read(pool: &Section<'_>, dir: &Path) -> Option<Runner> {
         lease: lease.map(|found| found.value),
         heartbeat: value(heartbeat, usual.heartbeat),
         poll: value(poll, usual.poll),
-    })
+    }
 }
 
 /// What launcher, dialect and the table must agree on.

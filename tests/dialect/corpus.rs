@@ -210,7 +210,9 @@ fn the_corpus_gives_the_events_written_down() {
         let told = play(&transcript, || usize::MAX).told();
         let name = match transcript.dialect {
             DialectName::Scaiflux => transcript.name.clone(),
-            other @ (DialectName::Acp | DialectName::Skillpilot) => format!("{other}-{}", transcript.name),
+            other @ (DialectName::Acp | DialectName::Skillpilot) => {
+                format!("{other}-{}", transcript.name)
+            }
         };
         insta::assert_snapshot!(name, told);
     }

@@ -11,7 +11,8 @@ use serde_json::Value;
 use crate::script::Conversation;
 
 const HELLO: &str = r#"{"type":"hello","protocol":1,"version":"9","runs":true,"session_id":"s","word":"w","next_seq":4}"#;
-const THEIRS: &str = r#"{"type":"hello","protocol":1,"runs":false,"session_id":"s","word":"w","next_seq":4}"#;
+const THEIRS: &str =
+    r#"{"type":"hello","protocol":1,"runs":false,"session_id":"s","word":"w","next_seq":4}"#;
 const IDLE: &str = r#"{"type":"state","content":{"phase":"idle","session_id":"s"}}"#;
 
 fn talk() -> Conversation {
@@ -76,7 +77,10 @@ fn a_prompt_becomes_a_commands_file_and_its_result_the_end() {
         let end = told.lines().last().expect("an end");
         assert!(end.contains(outcome) && end.contains("why"), "{told}");
         assert!(told.contains("text 1"), "{told}");
-        assert!(!told.contains("passwd"), "their paths are not looked at: {told}");
+        assert!(
+            !told.contains("passwd"),
+            "their paths are not looked at: {told}"
+        );
         // The next one has another number.
         let line = talk.command(prompt()).expect("sent");
         assert!(line.contains("queue/cmd_5_w-5.json"), "{line}");
@@ -89,10 +93,16 @@ fn cancel_names_its_command_once_and_goodbye_stops_our_own_runner_only() {
     assert_eq!(talk.command(Command::Cancel), Ok(String::new()));
     talk.command(prompt()).expect("sent");
     let cancel = talk.command(Command::Cancel).expect("sent");
-    assert!(cancel.contains("ctl/cancel.json") && cancel.contains(r#""scope":"cmd_id","cmd_id":"w-4""#), "{cancel}");
+    assert!(
+        cancel.contains("ctl/cancel.json") && cancel.contains(r#""scope":"cmd_id","cmd_id":"w-4""#),
+        "{cancel}"
+    );
     assert_eq!(talk.command(Command::Cancel), Ok(String::new()));
     let stop = talk.command(Command::Goodbye).expect("sent");
-    assert!(stop.contains("ctl/stop.json") && stop.contains("graceful"), "{stop}");
+    assert!(
+        stop.contains("ctl/stop.json") && stop.contains("graceful"),
+        "{stop}"
+    );
     assert_eq!(talk.command(Command::Goodbye), Ok(String::new()));
     let mut theirs = self::talk();
     theirs.chunk(format!("{THEIRS}\n{IDLE}\n{{\"type\":\"heartbeat\"}}\n").as_bytes());
@@ -104,7 +114,10 @@ fn cancel_names_its_command_once_and_goodbye_stops_our_own_runner_only() {
 fn somebody_elses_runner_must_show_that_it_lives() {
     let mut talk = talk();
     talk.chunk(format!("{THEIRS}\n{IDLE}\n").as_bytes());
-    assert_eq!(talk.command(prompt()), Err("the agent is not ready".to_owned()));
+    assert_eq!(
+        talk.command(prompt()),
+        Err("the agent is not ready".to_owned())
+    );
     talk.chunk(b"{\"type\":\"heartbeat\"}\n");
     assert!(talk.command(prompt()).is_ok());
     // No lease for it that nobody wants.
@@ -131,7 +144,9 @@ fn a_lease_is_renewed_before_it_expires() {
     talk.chunk(format!("{HELLO}\n{IDLE}\n").as_bytes());
     let leases = |talk: &Conversation| {
         let lines = talk.written().into_iter();
-        lines.filter(|line| line.contains("state/lease.json") && line.contains("\"in_ms\":30000")).count()
+        lines
+            .filter(|line| line.contains("state/lease.json") && line.contains("\"in_ms\":30000"))
+            .count()
     };
     assert_eq!(leases(&talk), 1);
     for _ in 0..6 {

@@ -2,8 +2,8 @@
 
 use marshal::skillpilot::marker::{KINDS, Marker, Scanner, Template};
 use marshal::skillpilot::{
-    Cancel, CommandName, MarkerMode, MarkerSpec, Phase, Stop, read_cancel, read_command, read_lease,
-    read_stop, read_time,
+    Cancel, CommandName, MarkerMode, MarkerSpec, Phase, Stop, read_cancel, read_command,
+    read_lease, read_stop, read_time,
 };
 use proptest::prelude::*;
 
@@ -57,7 +57,13 @@ fn no_template_shows_the_marker_that_it_has_printed() {
         assert!(!line.contains(marker.text()), "{kind}: {line}");
         assert!(line.ends_with('\n') && line.matches('\n').count() == 1);
     }
-    for bad in ["", "{head}", "{head}{tail}", "{head} {tail} {tail}", "{head}\n{tail}"] {
+    for bad in [
+        "",
+        "{head}",
+        "{head}{tail}",
+        "{head} {tail} {tail}",
+        "{head}\n{tail}",
+    ] {
         assert!(Template::new(bad).is_err(), "{bad:?}");
     }
 }
@@ -65,24 +71,44 @@ fn no_template_shows_the_marker_that_it_has_printed() {
 #[test]
 fn names_are_ordered_as_numbers() {
     let name = |text: &str| CommandName::read(text);
-    let ordered = ["cmd_2_b.json", "cmd_10_a.json", "cmd_10_b.json", "cmd_100_a.json"];
+    let ordered = [
+        "cmd_2_b.json",
+        "cmd_10_a.json",
+        "cmd_10_b.json",
+        "cmd_100_a.json",
+    ];
     let mut names: Vec<_> = ordered.iter().rev().filter_map(|text| name(text)).collect();
     names.sort();
     let sorted: Vec<String> = names.iter().map(CommandName::file).collect();
     assert_eq!(sorted, ordered);
     for bad in [
-        "cmd_1_a", "cmd_1_.json", "cmd__a.json", "cmd_x_a.json", "cmd_1_../a.json", "cmd_1_a/b.json",
-        "cmd_-1_a.json", "cmd_99999999999999999999_a.json", "cmd_1_.a.json", "run_1_a.json", ".json",
+        "cmd_1_a",
+        "cmd_1_.json",
+        "cmd__a.json",
+        "cmd_x_a.json",
+        "cmd_1_../a.json",
+        "cmd_1_a/b.json",
+        "cmd_-1_a.json",
+        "cmd_99999999999999999999_a.json",
+        "cmd_1_.a.json",
+        "run_1_a.json",
+        ".json",
     ] {
         assert_eq!(name(bad), None, "{bad}");
     }
     // A name is given back as it was.
-    assert_eq!(name("cmd_007_a.json").map(|it| it.file()), Some("cmd_007_a.json".to_owned()));
+    assert_eq!(
+        name("cmd_007_a.json").map(|it| it.file()),
+        Some("cmd_007_a.json".to_owned())
+    );
 }
 
 #[test]
 fn control_files_say_what_they_can_say() {
-    assert_eq!(read_cancel(br#"{"scope":"current","cmd_id":null}"#), Ok(Cancel::Current));
+    assert_eq!(
+        read_cancel(br#"{"scope":"current","cmd_id":null}"#),
+        Ok(Cancel::Current)
+    );
     let named = read_cancel(br#"{"scope":"cmd_id","cmd_id":"x"}"#);
     assert_eq!(named, Ok(Cancel::Command("x".to_owned())));
     assert!(read_cancel(br#"{"scope":"cmd_id"}"#).is_err());
@@ -90,9 +116,18 @@ fn control_files_say_what_they_can_say() {
     assert_eq!(read_stop(br#"{"mode":"graceful"}"#), Ok(Stop::Graceful));
     assert_eq!(read_stop(br#"{"mode":"force"}"#), Ok(Stop::Force));
     assert!(read_stop(b"{}").is_err());
-    assert_eq!(read_lease(br#"{"lease_id":"l","expires_at":"1707221123456"}"#), Ok(1_707_221_123_456));
-    assert_eq!(read_lease(br#"{"expires_at":1707221123456}"#), Ok(1_707_221_123_456));
-    assert_eq!(read_time("2024-02-06T12:05:23.456Z"), Some(1_707_221_123_456));
+    assert_eq!(
+        read_lease(br#"{"lease_id":"l","expires_at":"1707221123456"}"#),
+        Ok(1_707_221_123_456)
+    );
+    assert_eq!(
+        read_lease(br#"{"expires_at":1707221123456}"#),
+        Ok(1_707_221_123_456)
+    );
+    assert_eq!(
+        read_time("2024-02-06T12:05:23.456Z"),
+        Some(1_707_221_123_456)
+    );
     assert!(read_lease(br#"{"expires_at":null}"#).is_err());
 }
 

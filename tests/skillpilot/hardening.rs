@@ -8,7 +8,10 @@ use serde_json::json;
 use crate::session::Session;
 
 fn refused(session: &Session, why: &str) {
-    let output = session.command(&[], &["tclsh"]).output().expect("it starts");
+    let output = session
+        .command(&[], &["tclsh"])
+        .output()
+        .expect("it starts");
     assert_eq!(output.status.code(), Some(1));
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains(why), "{said}");
@@ -31,7 +34,11 @@ fn a_directory_that_others_may_write_is_refused() {
 #[test]
 fn a_link_is_no_session_directory() {
     let session = Session::new();
-    symlink("/tmp", session.path("").parent().expect("above").join("session")).expect("a link");
+    symlink(
+        "/tmp",
+        session.path("").parent().expect("above").join("session"),
+    )
+    .expect("a link");
     refused(&session, "cannot be opened as a directory");
     let session = Session::new();
     session.lay();
@@ -44,8 +51,13 @@ fn a_link_is_no_session_directory() {
 fn its_own_directories_are_its_owners_alone() {
     let session = Session::new();
     let _runner = session.tcl();
-    for part in ["", "queue", "result", "output", "log", "ctl", "state", "inflight", "rejected"] {
-        let mode = fs::metadata(session.path(part)).expect("there").permissions().mode();
+    for part in [
+        "", "queue", "result", "output", "log", "ctl", "state", "inflight", "rejected",
+    ] {
+        let mode = fs::metadata(session.path(part))
+            .expect("there")
+            .permissions()
+            .mode();
         assert_eq!(mode & 0o777, 0o700, "{part}");
     }
 }
@@ -55,7 +67,11 @@ fn odd_files_are_put_aside_and_never_read() {
     let session = Session::new();
     session.lay();
     let secret = session.path("../secret");
-    fs::write(&secret, r#"{"cmd_id":"l","seq":1,"kind":"tcl","payload":"puts leaked"}"#).expect("written");
+    fs::write(
+        &secret,
+        r#"{"cmd_id":"l","seq":1,"kind":"tcl","payload":"puts leaked"}"#,
+    )
+    .expect("written");
     symlink(&secret, session.path("queue/cmd_1_l.json")).expect("a link");
     let fifo = session.path("queue/cmd_2_f.json");
     let made = std::process::Command::new("mkfifo").arg(fifo).status();
@@ -76,7 +92,9 @@ fn odd_files_are_put_aside_and_never_read() {
         assert_eq!(done.output, "");
     }
     assert_eq!(session.run(10, "puts on").output, "on\n");
-    session.until("all are put aside", |session| session.names("rejected").len() == 4);
+    session.until("all are put aside", |session| {
+        session.names("rejected").len() == 4
+    });
     assert_eq!(session.names("queue"), ["cmd_9_t.json.tmp.123"]);
     assert!(!session.text("log/session.out").contains("leaked"));
 }
@@ -86,19 +104,45 @@ fn a_command_that_cannot_be_run_gets_a_result_that_says_why() {
     let session = Session::new();
     let _runner = session.tcl();
     let bad = |seq, members: &serde_json::Value, why: &str| {
-        let end = session.result(&session.submit_with(seq, "puts x", members)).end();
-        assert!(end.starts_with("error refused: ") && end.contains(why), "{end}");
+        let end = session
+            .result(&session.submit_with(seq, "puts x", members))
+            .end();
+        assert!(
+            end.starts_with("error refused: ") && end.contains(why),
+            "{end}"
+        );
     };
     bad(1, &json!({ "kind": "python" }), "unknown kind \"python\"");
-    bad(2, &json!({ "cancel_policy": "explode" }), "unknown cancel_policy \"explode\"");
+    bad(
+        2,
+        &json!({ "cancel_policy": "explode" }),
+        "unknown cancel_policy \"explode\"",
+    );
     bad(3, &json!({ "timeout_s": 0 }), "timeout_s");
-    bad(4, &json!({ "marker": { "mode": "guess" } }), "unknown marker mode");
-    bad(5, &json!({ "marker": { "prefix": "]; exit; puts [" } }), "prefix and token");
-    bad(6, &json!({ "payload": "puts \u{3}" }), "control character 0x03");
+    bad(
+        4,
+        &json!({ "marker": { "mode": "guess" } }),
+        "unknown marker mode",
+    );
+    bad(
+        5,
+        &json!({ "marker": { "prefix": "]; exit; puts [" } }),
+        "prefix and token",
+    );
+    bad(
+        6,
+        &json!({ "payload": "puts \u{3}" }),
+        "control character 0x03",
+    );
     bad(7, &json!({ "payload": 7 }), "cannot be read");
     bad(8, &json!({ "seq": 9 }), "the file's name says");
     session.put("queue/cmd_10_nojson.json", "no JSON");
-    assert!(session.result("cmd_10_nojson").end().contains("cannot be read"));
+    assert!(
+        session
+            .result("cmd_10_nojson")
+            .end()
+            .contains("cannot be read")
+    );
     // Neither path nor id leads out of the directory.
     session.put("queue/cmd_11_..%2fx.json", "{}");
     assert_eq!(session.run(12, "puts on").output, "on\n");

@@ -23,7 +23,10 @@ fn a_killed_runners_command_is_never_run_again() {
     let session = Session::new();
     let runner = session.tcl();
     let mark = session.path("ran");
-    let payload = format!("set f [open {} a]; puts $f once; close $f; {ENDLESS}", mark.display());
+    let payload = format!(
+        "set f [open {} a]; puts $f once; close $f; {ENDLESS}",
+        mark.display()
+    );
     let stem = session.submit(1, &payload);
     let waits = session.submit(2, "puts waited");
     session.runs(&stem, "begun");
@@ -76,7 +79,9 @@ fn a_lease_that_is_renewed_does_not() {
     assert_eq!(session.run(1, "puts on").output, "on\n");
     // One that says nothing changes nothing of what was promised.
     session.put("state/lease.json", "{\"expires_at\":\"soon\"}");
-    session.until("it is put aside", |session| !session.names("rejected").is_empty());
+    session.until("it is put aside", |session| {
+        !session.names("rejected").is_empty()
+    });
     assert_eq!(session.run(2, "puts on").output, "on\n");
     session.put("state/lease.json", &lease(0));
     assert_eq!(runner.ends(), Some(0));
@@ -122,7 +127,10 @@ fn a_signal_ends_it_with_its_tool() {
 fn two_runners_never_work_in_one_directory() {
     let session = Session::new();
     let _runner = session.tcl();
-    let second = session.command(&[], &["tclsh"]).output().expect("it starts");
+    let second = session
+        .command(&[], &["tclsh"])
+        .output()
+        .expect("it starts");
     assert_eq!(second.status.code(), Some(1));
     let said = String::from_utf8_lossy(&second.stderr);
     assert!(said.contains("another Runner works in it"), "{said}");
@@ -147,12 +155,22 @@ fn a_master_that_has_no_files_is_carried_for() {
         serde_json::from_str(&line).expect("JSON")
     };
     let hello = line();
-    assert_eq!((&hello["type"], &hello["protocol"], &hello["runs"]), (&json!("hello"), &json!(1), &json!(false)));
+    assert_eq!(
+        (&hello["type"], &hello["protocol"], &hello["runs"]),
+        (&json!("hello"), &json!(1), &json!(false))
+    );
     assert_eq!(hello["session_id"], session.state()["session_id"]);
     let mut input = carrier.0.stdin.take().expect("stdin");
     let mut say = |value: &Value| writeln!(input, "{value}").expect("written");
     // What a Master has no business with is not written.
-    for path in ["result/cmd_1_x.json", "queue/../x", "queue/x", "ctl/other.json", "/etc/x", "state/state.json"] {
+    for path in [
+        "result/cmd_1_x.json",
+        "queue/../x",
+        "queue/x",
+        "ctl/other.json",
+        "/etc/x",
+        "state/state.json",
+    ] {
         say(&json!({ "type": "put", "path": path, "content": {} }));
     }
     let command = json!({

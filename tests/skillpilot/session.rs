@@ -157,7 +157,9 @@ impl Session {
     /// Makes the directories that a Runner would make.
     pub(crate) fn lay(&self) {
         let own = fs::Permissions::from_mode(0o700);
-        for part in ["queue", "result", "output", "log", "ctl", "state", "inflight"] {
+        for part in [
+            "queue", "result", "output", "log", "ctl", "state", "inflight",
+        ] {
             fs::create_dir_all(self.path(part)).expect("a directory");
             fs::set_permissions(self.path(part), own.clone()).expect("its mode");
         }
@@ -171,10 +173,9 @@ impl Session {
 
     /// The same, with members that take the usual ones' place.
     pub(crate) fn submit_with(&self, seq: u64, payload: &str, members: &Value) -> String {
-        let id = members["cmd_id"].as_str().map_or_else(
-            || uuid::Uuid::new_v4().to_string(),
-            str::to_owned,
-        );
+        let id = members["cmd_id"]
+            .as_str()
+            .map_or_else(|| uuid::Uuid::new_v4().to_string(), str::to_owned);
         let mut command = json!({
             "cmd_id": id,
             "seq": seq,
@@ -209,7 +210,9 @@ impl Session {
     /// Waits until a command runs and has written that.
     pub(crate) fn runs(&self, stem: &str, wrote: &str) {
         let file = format!("output/{stem}.out");
-        self.until("the command runs", |session| session.text(&file).contains(wrote));
+        self.until("the command runs", |session| {
+            session.text(&file).contains(wrote)
+        });
     }
 
     pub(crate) fn cancel(&self, cancel: &Value) {
@@ -219,7 +222,9 @@ impl Session {
     /// The events of the audit.
     pub(crate) fn events(&self) -> Vec<String> {
         let log = self.text("log/meta.log");
-        let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let lines = log
+            .lines()
+            .filter_map(|line| serde_json::from_str::<Value>(line).ok());
         lines
             .filter_map(|line| line["event"].as_str().map(str::to_owned))
             .collect()

@@ -32,7 +32,14 @@ fn a_command_becomes_output_and_a_result() {
     assert_eq!(runner.ends(), Some(0));
     assert_eq!(session.state()["phase"], "stopping");
     let events = session.events();
-    for event in ["tool_started", "command_started", "command_ended", "stop", "tool_ended", "runner_ended"] {
+    for event in [
+        "tool_started",
+        "command_started",
+        "command_ended",
+        "stop",
+        "tool_ended",
+        "runner_ended",
+    ] {
         assert!(events.iter().any(|it| it == event), "{event} in {events:?}");
     }
 }
@@ -42,7 +49,10 @@ fn output_far_larger_than_a_piece_comes_whole() {
     let session = Session::new();
     let _runner = session.tcl();
     // Lines whose lengths never fit the pieces that are read.
-    let done = session.run(1, "for {set i 0} {$i < 20000} {incr i} { puts [string repeat x 61]$i }");
+    let done = session.run(
+        1,
+        "for {set i 0} {$i < 20000} {incr i} { puts [string repeat x 61]$i }",
+    );
     assert_eq!(done.end(), "ok marker_seen");
     let lines: Vec<_> = done.output.lines().collect();
     assert_eq!(lines.len(), 20_000);
@@ -71,7 +81,10 @@ fn a_tool_that_echoes_its_input_is_not_done_by_that() {
     let echoing = "while {[gets stdin line] >= 0} { puts \"> $line\"; flush stdout; after 100; catch {eval $line} }";
     let script = session.path("../echo.tcl");
     std::fs::write(&script, echoing).expect("a script");
-    let _runner = session.start(&["--init", "set x 1"], &["tclsh", &script.to_string_lossy()]);
+    let _runner = session.start(
+        &["--init", "set x 1"],
+        &["tclsh", &script.to_string_lossy()],
+    );
     let done = session.run(1, "after 300; puts worked");
     assert_eq!(done.end(), "ok marker_seen");
     assert!(done.output.contains("\nworked\n"), "{done:?}");
@@ -111,7 +124,11 @@ fn ctrl_c_ends_a_command_and_a_tool_that_survives_it_goes_on() {
     assert_eq!(session.result(&stem).end(), "cancelled ctrl_c");
     let next = session.submit_with(3, "print('kept', kept)", &python);
     assert_eq!(session.result(&next).output.trim(), "kept 7");
-    let tools = session.events().iter().filter(|it| *it == "tool_started").count();
+    let tools = session
+        .events()
+        .iter()
+        .filter(|it| *it == "tool_started")
+        .count();
     assert_eq!(tools, 1, "the tool survived");
     assert_eq!(session.names("ctl"), [""; 0]);
 }
@@ -148,7 +165,9 @@ fn a_cancel_names_its_command_and_never_ends_another() {
     assert_eq!(session.result(&first).end(), "cancelled ctrl_c");
     // Where nothing runs, it is gone, and the next command is not ended by it.
     session.cancel(&current());
-    session.until("the cancel is taken", |session| session.names("ctl").is_empty());
+    session.until("the cancel is taken", |session| {
+        session.names("ctl").is_empty()
+    });
     assert_eq!(session.run(3, "puts on").end(), "ok marker_seen");
 }
 
@@ -157,7 +176,10 @@ fn a_tool_that_dies_is_told_and_the_next_command_gets_another() {
     let session = Session::new();
     let _runner = session.tcl();
     assert_eq!(session.run(1, "exit 0").end(), "error tool_exit");
-    assert_eq!(session.run(2, "exit 3").end(), "error tool_died: exit status 3");
+    assert_eq!(
+        session.run(2, "exit 3").end(),
+        "error tool_died: exit status 3"
+    );
     let done = session.run(3, "exec kill -KILL [pid]");
     assert_eq!(done.end(), "error tool_died: signal 9");
     assert_eq!(session.run(4, "puts again").output, "again\n");
@@ -166,15 +188,24 @@ fn a_tool_that_dies_is_told_and_the_next_command_gets_another() {
 #[test]
 fn a_tool_that_cannot_be_had_is_an_error_at_the_start() {
     let session = Session::new();
-    let output = session.command(&[], &["no-such-tool"]).output().expect("it starts");
+    let output = session
+        .command(&[], &["no-such-tool"])
+        .output()
+        .expect("it starts");
     assert_eq!(output.status.code(), Some(1));
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains("no-such-tool"), "{said}");
-    let output = session.command(&["--kind", "lisp"], &["x"]).output().expect("it starts");
+    let output = session
+        .command(&["--kind", "lisp"], &["x"])
+        .output()
+        .expect("it starts");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains("--marker"), "{said}");
     let marker = "print {head}{tail}";
-    let output = session.command(&["--marker", marker], &["x"]).output().expect("it starts");
+    let output = session
+        .command(&["--marker", marker], &["x"])
+        .output()
+        .expect("it starts");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains("{head} and {tail}"), "{said}");
 }
@@ -198,7 +229,9 @@ fn a_sign_of_life_is_given_while_a_command_runs() {
     for _ in 0..3 {
         let before = beat();
         session.until("another sign of life", |session| {
-            session.json("state/heartbeat.json").is_some_and(|it| it["timestamp"] != before)
+            session
+                .json("state/heartbeat.json")
+                .is_some_and(|it| it["timestamp"] != before)
         });
     }
     assert_eq!(session.state()["phase"], "busy");
@@ -246,12 +279,17 @@ fn many_sessions_work_at_once() {
         .enumerate()
         .map(|(number, session)| {
             session.until("its queue", |session| session.path("queue").exists());
-            (1..=20).map(|seq| session.submit(seq, &format!("puts {number}-{seq}"))).collect()
+            (1..=20)
+                .map(|seq| session.submit(seq, &format!("puts {number}-{seq}")))
+                .collect()
         })
         .collect();
     for (number, (session, stems)) in sessions.iter().zip(&stems).enumerate() {
         for (at, stem) in stems.iter().enumerate() {
-            assert_eq!(session.result(stem).output, format!("{number}-{}\n", at + 1));
+            assert_eq!(
+                session.result(stem).output,
+                format!("{number}-{}\n", at + 1)
+            );
         }
     }
     drop(runners);

@@ -345,7 +345,6 @@ impl Skillpilot {
             // Whose Runner is somebody else's: that goes on.
             out.push(Effect::CloseInput);
         }
-        out.push(Effect::ExitWanted);
     }
 
     /// Promises to be there, for a while.
