@@ -50,13 +50,19 @@ fn a_command_that_has_a_result_is_not_run() {
     session.lay();
     let stem = session.submit_with(1, "puts again", &json!({ "cmd_id": "done" }));
     session.put(&format!("result/{stem}.json"), "{}");
-    let _runner = session.tcl();
+    let runner = session.tcl();
     assert_eq!(session.run(2, "puts next").output, "next\n");
     assert_eq!(session.text(&format!("result/{stem}.json")), "{}");
     assert_eq!(session.names("queue"), [""; 0]);
     assert!(session.events().contains(&"skipped".to_owned()));
     // What was claimed and answered is only tidied up.
+    drop(runner);
     session.put("inflight/cmd_1_done.json", "{}");
+    let _runner = session.start_busy();
+    session.until("it is tidied up", |session| {
+        session.names("inflight").is_empty()
+    });
+    assert_eq!(session.text(&format!("result/{stem}.json")), "{}");
 }
 
 #[test]

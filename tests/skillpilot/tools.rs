@@ -113,7 +113,10 @@ fn a_command_over_its_time_is_ended_and_the_next_one_runs() {
 #[test]
 fn ctrl_c_ends_a_command_and_a_tool_that_survives_it_goes_on() {
     let session = Session::new();
-    let _runner = session.start(&["--kind", "python"], &["python3", "-i", "-q", "-c", ""]);
+    let _runner = session.start(
+        &["--kind", "python"],
+        &["/usr/bin/python3", "-I", "-S", "-i", "-q"],
+    );
     let python = json!({ "kind": "python" });
     let kept = session.submit_with(1, "kept = 7", &python);
     assert_eq!(session.result(&kept).end(), "ok marker_seen");

@@ -204,6 +204,7 @@ impl Skillpilot {
             let said = "the carrier sent something before its hello".to_owned();
             return self.fault(said, out);
         }
+        self.heard(now);
         match message {
             Message::Hello(_) => {}
             Message::Output { command, text } => {
@@ -222,12 +223,10 @@ impl Skillpilot {
             }
             Message::State(phase) => {
                 self.works = matches!(phase, RunnerPhase::Idle | RunnerPhase::Busy);
-                self.heard(now);
                 self.is_ready(out);
             }
             Message::Heartbeat => {
                 self.lives = true;
-                self.heard(now);
                 self.is_ready(out);
             }
             Message::Refused { path, why } => self.refused(&path, &why, out),
