@@ -64,7 +64,8 @@ pub const KINDS: [(&str, &str, &str); 3] = [
     (
         "tcl",
         r#"puts [join {"{head}" "{tail}"} ""]"#,
-        "set tcl_prompt1 {}; set tcl_prompt2 {}",
+        // At a terminal it writes lines that end as a printer wants them.
+        "set tcl_prompt1 {}; set tcl_prompt2 {}; foreach c {stdout stderr} {fconfigure $c -translation lf}",
     ),
     (
         "python",

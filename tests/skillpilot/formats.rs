@@ -174,11 +174,11 @@ proptest! {
         let _ = read_lease(&bytes);
         let _ = read_time(&text);
         if let Some(read) = CommandName::read(&text) {
-            prop_assert_eq!(read.file(), text);
+            prop_assert_eq!(read.file(), text.as_str());
         }
         let written = format!(r#"{{"cmd_id":"a","seq":1,"kind":"tcl","payload":{}}}"#, serde_json::json!(text));
         if let Ok(command) = read_command(&name, written.as_bytes(), "tcl", 300) {
-            prop_assert_eq!(command.payload, text);
+            prop_assert_eq!(command.payload, text.as_str());
             prop_assert_eq!(command.timeout_s, Some(300));
         }
     }

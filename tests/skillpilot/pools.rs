@@ -32,7 +32,7 @@ fn tasks(drill: &Drill, file: &str, prompts: &[String]) {
         let line = json!({ "id": format!("{file}-{number}"), "prompt": prompt });
         format!("{line}\n")
     });
-    fs::write(drill.path(file), lines.collect::<String>()).expect("tasks");
+    fs::write(drill.path(file), lines.collect::<Vec<_>>().concat()).expect("tasks");
 }
 
 fn run(drill: &Drill, prompts: &[&str]) -> Vec<Value> {

@@ -188,7 +188,7 @@ impl Work {
 
     /// A file is in the queue.
     fn queued(&mut self, file: &str) {
-        if file.contains(".tmp.") || file.ends_with(".tmp") {
+        if file.split('.').skip(1).any(|part| part == "tmp") {
             return;
         }
         if let Some(name) = CommandName::read(file) {
