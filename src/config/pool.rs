@@ -255,7 +255,7 @@ fn agree(section: &Section<'_>, pool: &Pool, blame: &Blame, context: &Context<'_
     agree::agree(section.ledger, pool, blame, context);
     ssh::agree(section, pool, context.found);
     cache::agree(section, pool);
-    runner::agree(section, pool);
+    runner::agree(section, pool, context.found.then_some(context.dir));
     engine_tools::agree(section.ledger, pool, blame.of_tools.as_ref());
     let place = section.section("ask").item("when_waiting");
     let place = place.map_or(section.place.clone(), |item| item.place);

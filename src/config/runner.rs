@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::error::quoted;
 use super::paths;
+use super::pool::TRUST;
 use super::table::{Place, Section};
 use super::types::{AsksFor, DialectName, Launcher, Pool};
 use crate::skillpilot::marker::{KINDS, Template};
@@ -146,7 +147,9 @@ pub(super) fn read(pool: &Section<'_>, dir: &Path) -> Runner {
 }
 
 /// What launcher, dialect and the table must agree on.
-pub(super) fn agree(section: &Section<'_>, pool: &Pool) {
+///
+/// `found`: the file was found, not named, in that directory.
+pub(super) fn agree(section: &Section<'_>, pool: &Pool, found: Option<&Path>) {
     let ledger = section.ledger;
     let place = |key: &'static str| -> Place {
         section
@@ -175,6 +178,13 @@ pub(super) fn agree(section: &Section<'_>, pool: &Pool) {
         let message =
             "runner.dir is for launcher = \"pty\"; a carrier's directory stands in its command";
         ledger.fault(&place("runner"), message, None);
+    }
+    if let (Some(dir), Some(own)) = (&pool.runner.dir, found)
+        && !dir.starts_with(own)
+    {
+        let message =
+            "a supervisor.toml that was found may not use a runner.dir outside its own directory";
+        ledger.fault(&place("runner"), message, Some(TRUST.to_owned()));
     }
     if pool.runner.dir.is_some() && pool.size > 1 {
         let message = "runner.dir is one directory, and one Runner works in it: size must be 1";
