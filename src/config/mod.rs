@@ -486,8 +486,13 @@ fn stay_outside(
         if let Some(state) = &supervisor.state_dir
             && holds(state)
         {
+            let holder = if state.starts_with(&workspace.path) {
+                "the workspace"
+            } else {
+                "runner.dir"
+            };
             let message = format!(
-                "the workspace, or runner.dir, holds the state directory {}",
+                "{holder} holds the state directory {}",
                 quoted(&state.to_string_lossy())
             );
             let help = Some("move supervisor.state_dir out of every workspace".to_owned());
