@@ -76,7 +76,7 @@ fn a_prompt_becomes_a_commands_file_and_its_result_the_end() {
         let told = talk.told();
         let end = told.lines().last().expect("an end");
         assert!(end.contains(outcome) && end.contains("why"), "{told}");
-        assert!(told.contains("text 1"), "{told}");
+        assert!(told.contains("text '1"), "{told}");
         assert!(
             !told.contains("passwd"),
             "their paths are not looked at: {told}"

@@ -7,7 +7,7 @@
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
@@ -85,6 +85,9 @@ const OPEN_DIR: OFlags = OFlags::RDONLY
 impl SessionDir {
     /// Opens it and makes what it lacks.
     pub(super) fn open(path: &Path, used: Use) -> Result<Self, String> {
+        // Without a slash at its end, behind which a link would be followed.
+        let plain: PathBuf = path.components().collect();
+        let path: &Path = &plain;
         let said = |what: &str| format!("the session directory {}: {what}", path.display());
         let own = Mode::RWXU;
         match rustix::fs::mkdirat(CWD, path, own) {
