@@ -77,7 +77,7 @@ fn a_prompt_is_worked_by_a_tool_at_a_terminal_in_walls() {
 
 #[test]
 fn one_tool_works_the_prompts_of_a_slot_and_ends_are_told_as_they_are() {
-    let more = "session = \"slot\"\nrunner = { timeout = \"2s\" }\n";
+    let more = "session = \"slot\"\nrunner = { timeout = \"10s\" }\n";
     let drill = Drill::new(&pool(more));
     let results = run(
         &drill,
@@ -111,7 +111,7 @@ fn a_turn_over_its_time_is_cancelled_by_a_file() {
     let drill = Drill::new("");
     let dir = plane(&drill);
     let more =
-        format!("timeouts = {{ turn = \"2s\", cancel = \"30s\" }}\nrunner = {{ dir = {dir:?} }}\n");
+        format!("timeouts = {{ turn = \"5s\", cancel = \"30s\" }}\nrunner = {{ dir = {dir:?} }}\n");
     let text = fs::read_to_string(drill.config()).expect("a file")
         + &pool(&more).replace("MARK", &drill.mark);
     fs::write(drill.config(), text).expect("written");

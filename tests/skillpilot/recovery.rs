@@ -97,11 +97,18 @@ fn a_lease_that_is_renewed_does_not() {
 fn a_graceful_stop_lets_the_command_end_and_a_forced_one_does_not() {
     let session = Session::new();
     let mut runner = session.tcl();
-    let stem = session.submit(1, "puts begun; flush stdout; after 1500; puts ended");
+    let go = session.path("go");
+    let payload = format!(
+        "puts begun; flush stdout; while {{![file exists {}]}} {{after 20}}; puts ended",
+        go.display()
+    );
+    let stem = session.submit(1, &payload);
     let waits = session.submit(2, "puts waits");
     session.runs(&stem, "begun");
     session.put("ctl/stop.json", r#"{"mode":"graceful","ts":"1"}"#);
     session.until("it stops", |session| session.state()["phase"] == "stopping");
+    assert!(session.json(&format!("result/{stem}.json")).is_none());
+    session.put("go", "");
     assert_eq!(session.result(&stem).output, "begun\nended\n");
     assert_eq!(runner.ends(), Some(0));
     assert!(session.json(&format!("result/{waits}.json")).is_none());
